@@ -1,0 +1,180 @@
+//! I/O buffers: page-aligned, owned by the operation that uses them, recycled through a pool.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::rc::{Rc, Weak};
+
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+/// Alignment of every buffer in memory, and the unit it is allocated in.
+pub const BUF_ALIGN: usize = 4096;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, align(4096))]
+struct Frame([u8; BUF_ALIGN]);
+
+/// A page-aligned byte buffer, fit for direct I/O.
+///
+/// A buffer from a [`BufPool`] goes back to it when it is dropped and keeps whatever it held:
+/// whoever takes one must fill all of it before showing it to anybody.
+pub struct Buf {
+    frames: Box<[Frame]>,
+    len: usize,
+    slot: Option<u16>,
+    home: Weak<BufPool>,
+}
+
+impl Buf {
+    /// A buffer of `len` zero bytes that belongs to no pool.
+    pub fn zeroed(len: usize) -> Buf {
+        let frames = zeroed_frames(len.div_ceil(BUF_ALIGN));
+        Buf { frames, len, slot: None, home: Weak::new() }
+    }
+
+    /// A buffer that holds a copy of `bytes`.
+    pub fn copy_of(bytes: &[u8]) -> Buf {
+        let mut buf = Buf::zeroed(bytes.len());
+        buf.copy_from_slice(bytes);
+        buf
+    }
+
+    /// How many bytes the buffer could hold without another allocation.
+    pub fn capacity(&self) -> usize {
+        self.frames.len() * BUF_ALIGN
+    }
+
+    /// Changes the length within the capacity; the bytes stay as they are.
+    ///
+    /// # Panics
+    /// If `len` is larger than [`capacity`](Self::capacity).
+    pub fn set_len(&mut self, len: usize) {
+        assert!(len <= self.capacity(), "a buffer of {} bytes cannot hold {len}", self.capacity());
+        self.len = len;
+    }
+
+    /// The number under which this buffer's memory is registered with the device, if it is.
+    pub fn slot(&self) -> Option<u16> {
+        self.slot
+    }
+}
+
+fn zeroed_frames(n: usize) -> Box<[Frame]> {
+    <[Frame]>::new_box_zeroed_with_elems(n).expect("memory for an I/O buffer")
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.frames.as_bytes()[..self.len]
+    }
+}
+
+impl DerefMut for Buf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.frames.as_mut_bytes()[..self.len]
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        if let (Some(slot), Some(pool)) = (self.slot, self.home.upgrade()) {
+            let frames = std::mem::replace(&mut self.frames, Box::new([]));
+            pool.give_back(slot, frames);
+        }
+    }
+}
+
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buf({} bytes, slot {:?})", self.len, self.slot)
+    }
+}
+
+/// A fixed set of buffers in a few sizes, each with a number (its *slot*) under which a device may
+/// register its memory once and for all. When a size runs out, [`take`](Self::take) falls back to
+/// fresh memory without a slot, so nobody waits for a buffer here.
+pub struct BufPool {
+    classes: Vec<Class>,
+}
+
+struct Class {
+    bytes: usize,
+    first_slot: u16,
+    free: RefCell<Vec<(u16, Box<[Frame]>)>>,
+}
+
+impl BufPool {
+    /// A pool of `count` buffers of `bytes` bytes for each `(bytes, count)`, smallest size first.
+    pub fn new(sizes: &[(usize, usize)]) -> Rc<BufPool> {
+        let mut slot = 0u16;
+        let mut classes = Vec::new();
+        for &(bytes, count) in sizes {
+            assert!(bytes.is_multiple_of(BUF_ALIGN), "a pooled buffer is whole pages");
+            let first_slot = slot;
+            let mut free = Vec::with_capacity(count);
+            for _ in 0..count {
+                free.push((slot, zeroed_frames(bytes / BUF_ALIGN)));
+                slot = slot.checked_add(1).expect("at most 65,535 pooled buffers");
+            }
+            free.reverse();
+            classes.push(Class { bytes, first_slot, free: RefCell::new(free) });
+        }
+        assert!(classes.is_sorted_by_key(|c| c.bytes), "sizes in rising order");
+        Rc::new(BufPool { classes })
+    }
+
+    /// A buffer of `len` bytes with unspecified contents.
+    pub fn take(self: &Rc<Self>, len: usize) -> Buf {
+        for class in self.classes.iter().filter(|c| c.bytes >= len) {
+            if let Some((slot, frames)) = class.free.borrow_mut().pop() {
+                return Buf { frames, len, slot: Some(slot), home: Rc::downgrade(self) };
+            }
+        }
+        Buf::zeroed(len)
+    }
+
+    /// Address and length of every pooled buffer that is at rest, ordered by slot: what a device
+    /// registers. Call it before the first [`take`](Self::take).
+    pub fn memory(&self) -> Vec<(*const u8, usize)> {
+        let mut all: Vec<(u16, *const u8, usize)> = Vec::new();
+        for class in &self.classes {
+            for (slot, frames) in class.free.borrow().iter() {
+                all.push((*slot, frames.as_bytes().as_ptr(), class.bytes));
+            }
+        }
+        all.sort_by_key(|&(slot, ..)| slot);
+        all.into_iter().map(|(_, p, n)| (p, n)).collect()
+    }
+
+    fn give_back(&self, slot: u16, frames: Box<[Frame]>) {
+        let class = self.classes.iter().rev().find(|c| c.first_slot <= slot).expect("a slot of this pool");
+        class.free.borrow_mut().push((slot, frames));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_aligned_and_zero() {
+        let b = Buf::zeroed(10_000);
+        assert_eq!(b.len(), 10_000);
+        assert_eq!(b.as_ptr() as usize % BUF_ALIGN, 0);
+        assert!(b.iter().all(|&x| x == 0));
+    }
+
+    #[test]
+    fn a_pooled_buffer_returns_to_its_slot() {
+        let pool = BufPool::new(&[(4096, 2), (65536, 1)]);
+        let a = pool.take(512);
+        let b = pool.take(4096);
+        assert_eq!((a.slot(), b.slot()), (Some(0), Some(1)));
+        let c = pool.take(4096);
+        assert_eq!(c.slot(), Some(2), "a larger one serves when the size is used up");
+        assert_eq!(pool.take(4096).slot(), None);
+        drop(a);
+        assert_eq!(pool.take(1).slot(), Some(0));
+    }
+}

@@ -1,0 +1,74 @@
+//! The seam below the engine: byte ranges that can be read, written, flushed, discarded and zeroed.
+//!
+//! A device orders nothing by itself. What one flush covers is every write that had *completed*
+//! when the flush was submitted; everything else may be lost, torn at sectors or reordered by a
+//! crash. Requests reach the device in the order of the calls: a call submits at once and
+//! returns a future for the completion only.
+
+mod buf;
+
+use std::future::Future;
+use std::io;
+
+use smallvec::SmallVec;
+
+pub use buf::{BUF_ALIGN, Buf, BufPool};
+
+/// One contiguous piece of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Where on the device, in bytes; a multiple of [`Device::block_size`].
+    pub offset: u64,
+    /// Where in the buffer, in bytes; a multiple of [`Device::block_size`].
+    pub at: usize,
+    /// How many bytes; a multiple of [`Device::block_size`], not 0.
+    pub len: usize,
+}
+
+/// The pieces of one request, in the order in which they are submitted.
+pub type Segments = SmallVec<[Segment; 2]>;
+
+/// A request's outcome together with the buffer it had borrowed.
+pub type IoResult = (io::Result<()>, Buf);
+
+/// A disk as the engine sees it.
+///
+/// Every method submits its requests when it is **called** (not when the future is first polled),
+/// one device request per segment in the order given. The future resolves when all of them have
+/// ended. Dropping the future does not cancel anything: the device keeps the buffer until the
+/// requests have ended.
+pub trait Device: 'static {
+    /// Length in bytes.
+    fn len(&self) -> u64;
+
+    /// Whether the device has no bytes at all.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Smallest unit of offsets and lengths that [`read`](Self::read) and [`write`](Self::write)
+    /// take, in bytes: a power of two from 512 to 4096. A write of one such unit is not torn.
+    fn block_size(&self) -> usize;
+
+    /// A buffer of `len` bytes, contents unspecified, best suited to this device.
+    fn buffer(&self, len: usize) -> Buf {
+        Buf::zeroed(len)
+    }
+
+    /// Reads every segment into `buf`. On error the buffer's contents are unspecified.
+    fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static;
+
+    /// Writes every segment from `buf`. With `fua` each is durable when the future resolves.
+    fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static;
+
+    /// Makes durable every write that completed before this call.
+    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static;
+
+    /// Tells the device that the range holds nothing of value; it may read as anything afterwards.
+    /// A device that cannot do it succeeds and does nothing.
+    fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static;
+
+    /// Lengthens the device to `len` bytes (a pool file that grows). The new length is durable
+    /// after the next flush. A device that cannot grow answers `Unsupported`.
+    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static;
+}
