@@ -5,9 +5,11 @@
 pub mod device;
 mod draft;
 mod error;
+pub mod format;
 mod runtime;
+pub mod types;
 
-pub use draft::*;
 pub use device::{Buf, Device};
+pub use draft::*;
 pub use error::{Error, ErrorKind, Result};
 pub use runtime::{LocalFuture, Runtime};

@@ -1,0 +1,218 @@
+//! One entry of a map table: 16 bytes that say what a range of a volume is.
+//!
+//! Bits, lowest first: page 40, device 8, kind 8, birth 40, checksum 32. Little-endian on disk.
+
+use std::fmt;
+
+use crate::types::{Block, Epoch, PageAddr};
+
+/// What an entry stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Never written, or discarded: reads as zeroes.
+    Absent,
+    /// One page of data (tables of level 0).
+    Page,
+    /// 256 pages in one piece, a whole block of the pool (tables of level 1).
+    Block,
+    /// A table one level further down.
+    Table,
+    /// A value this version does not know: damage, or a newer format.
+    Unknown(u8),
+}
+
+const PAGE_MASK: u128 = (1 << 40) - 1;
+const REF_MASK: u128 = (1 << 48) - 1;
+const BIRTH_SHIFT: u32 = 56;
+const SUM_SHIFT: u32 = 96;
+const KIND_PAGE: u8 = 2;
+const KIND_BLOCK: u8 = 3;
+const KIND_TABLE: u8 = 4;
+/// Device number that stands for "in memory, not yet placed". Never on disk.
+const MEMORY: u64 = 0xff;
+
+/// Where a table is: on the device, or only in memory until a checkpoint places it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TableRef(u64);
+
+impl TableRef {
+    /// A table at `page` on the device.
+    pub fn on_disk(page: PageAddr) -> TableRef {
+        debug_assert!(page.0 < 1 << 40);
+        TableRef(page.0)
+    }
+
+    /// The table in memory that has number `id`.
+    pub fn in_memory(id: u64) -> TableRef {
+        debug_assert!(id < 1 << 40);
+        TableRef(MEMORY << 40 | id)
+    }
+
+    /// The page it lies in, unless it is only in memory.
+    pub fn page(self) -> Option<PageAddr> {
+        (self.0 >> 40 == 0).then_some(PageAddr(self.0))
+    }
+}
+
+impl fmt::Debug for TableRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.page() {
+            Some(page) => write!(f, "table at {page:?}"),
+            None => write!(f, "unplaced table {}", self.0 & ((1 << 40) - 1)),
+        }
+    }
+}
+
+/// One entry.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct Entry(u128);
+
+impl Entry {
+    /// The entry of what was never written.
+    pub const ABSENT: Entry = Entry(0);
+
+    fn build(place: u64, kind: u8, birth: Epoch, checksum: u32) -> Entry {
+        debug_assert!(birth.0 < 1 << 40);
+        Entry(
+            u128::from(place)
+                | u128::from(kind) << 48
+                | u128::from(birth.0) << BIRTH_SHIFT
+                | u128::from(checksum) << SUM_SHIFT,
+        )
+    }
+
+    /// One page of data.
+    pub fn page(at: PageAddr, birth: Epoch) -> Entry {
+        Entry::build(at.0, KIND_PAGE, birth, 0)
+    }
+
+    /// One page of metadata (a directory page) with its checksum.
+    pub fn checked_page(at: PageAddr, birth: Epoch, checksum: u32) -> Entry {
+        Entry::build(at.0, KIND_PAGE, birth, checksum)
+    }
+
+    /// A whole block of data.
+    pub fn block(at: Block, birth: Epoch) -> Entry {
+        Entry::build(at.first_page().0, KIND_BLOCK, birth, 0)
+    }
+
+    /// A table; the checksum is 0 while it is only in memory.
+    pub fn table(at: TableRef, birth: Epoch, checksum: u32) -> Entry {
+        Entry::build(at.0, KIND_TABLE, birth, checksum)
+    }
+
+    /// What the entry stands for.
+    pub fn kind(self) -> Kind {
+        match (self.0 >> 48) as u8 {
+            0 => Kind::Absent,
+            KIND_PAGE => Kind::Page,
+            KIND_BLOCK => Kind::Block,
+            KIND_TABLE => Kind::Table,
+            other => Kind::Unknown(other),
+        }
+    }
+
+    /// Whether nothing is mapped here.
+    pub fn is_absent(self) -> bool {
+        self.0 == 0
+    }
+
+    /// First page of the data (kinds page and block).
+    pub fn addr(self) -> PageAddr {
+        PageAddr((self.0 & PAGE_MASK) as u64)
+    }
+
+    /// Where the table is (kind table).
+    pub fn table_ref(self) -> TableRef {
+        TableRef((self.0 & REF_MASK) as u64)
+    }
+
+    /// The epoch in which the entry came to be.
+    pub fn birth(self) -> Epoch {
+        Epoch(((self.0 >> BIRTH_SHIFT) & PAGE_MASK) as u64)
+    }
+
+    /// Checksum of the table or directory page it points to.
+    pub fn checksum(self) -> u32 {
+        (self.0 >> SUM_SHIFT) as u32
+    }
+
+    /// The bytes on disk.
+    pub fn to_bytes(self) -> [u8; 16] {
+        self.0.to_le_bytes()
+    }
+
+    /// The entry in 16 bytes from disk; [`Entry::flaw`] says whether it makes sense.
+    pub fn from_bytes(bytes: [u8; 16]) -> Entry {
+        Entry(u128::from_le_bytes(bytes))
+    }
+
+    /// What is wrong with an entry read from disk in a table of `level` of a pool of `pages` pages.
+    pub fn flaw(self, level: u8, pages: u64) -> Option<&'static str> {
+        let place = self.table_ref().0;
+        match (self.kind(), level) {
+            (Kind::Absent, _) => (self.0 != 0).then_some("an absent entry that is not all zero"),
+            (Kind::Page, 0) => (place >= pages).then_some("a page outside the pool"),
+            (Kind::Block, 1) if !place.is_multiple_of(256) => {
+                Some("a block that starts inside a block")
+            }
+            (Kind::Block, 1) => (place + 256 > pages).then_some("a block outside the pool"),
+            (Kind::Table, 1..) => (place >= pages).then_some("a table outside the pool"),
+            (Kind::Unknown(_), _) => Some("an entry of unknown kind"),
+            _ => Some("an entry of a kind that this level does not have"),
+        }
+    }
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind() {
+            Kind::Absent => f.write_str("absent"),
+            Kind::Table => write!(f, "{:?} born {}", self.table_ref(), self.birth().0),
+            kind => write!(f, "{kind:?} {:?} born {}", self.addr(), self.birth().0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_do_not_touch_each_other() {
+        let top = (1 << 40) - 1;
+        let e = Entry::table(TableRef::on_disk(PageAddr(top)), Epoch(0), u32::MAX);
+        assert_eq!(
+            (e.addr().0, e.birth().0, e.checksum(), e.kind()),
+            (top, 0, u32::MAX, Kind::Table)
+        );
+        let e = Entry::page(PageAddr(0), Epoch(top));
+        assert_eq!(
+            (e.addr().0, e.birth().0, e.checksum(), e.kind()),
+            (0, top, 0, Kind::Page)
+        );
+        assert_eq!(Entry::from_bytes(e.to_bytes()), e);
+    }
+
+    #[test]
+    fn a_table_in_memory_is_no_page() {
+        let r = TableRef::in_memory(7);
+        assert_eq!(r.page(), None);
+        assert_eq!(Entry::table(r, Epoch(1), 0).table_ref(), r);
+    }
+
+    #[test]
+    fn entries_that_make_no_sense_are_named() {
+        let page = Entry::page(PageAddr(99), Epoch(1));
+        assert_eq!(page.flaw(0, 100), None);
+        assert!(page.flaw(0, 99).is_some());
+        assert!(page.flaw(1, 100).is_some());
+        assert!(Entry::block(Block(0), Epoch(1)).flaw(1, 255).is_some());
+        assert!(
+            Entry::table(TableRef::on_disk(PageAddr(1)), Epoch(1), 0)
+                .flaw(0, 9)
+                .is_some()
+        );
+        assert!(Entry::from_bytes([9; 16]).flaw(0, 1 << 40).is_some());
+    }
+}

@@ -1,0 +1,26 @@
+//! Bytes on disk: encoding and decoding only, no I/O. docs/format.md describes every byte.
+//!
+//! Everything is little-endian. Whatever is decoded came from outside: every number is checked
+//! before it is used.
+
+mod checksum;
+mod counts;
+mod cursor;
+mod entry;
+mod layout;
+mod record;
+mod superblock;
+mod table;
+mod volume;
+
+pub use checksum::{Seed, page_checksum};
+pub use counts::{BlockCounts, CountEntry, CountPage, LEAF_BLOCKS, LEAVES_PER_REGION, Slot};
+pub use entry::{Entry, Kind, TableRef};
+pub use layout::{CountNode, Layout, SUPERBLOCK_PAGES};
+pub use record::{Decoded, GROUP_HEADER, Group, Record, decode_group, encode_group};
+pub use superblock::{FORMAT_VERSION, JournalStart, MAX_JOURNAL_EXTENTS, NotSuper, Superblock};
+pub use table::{decode_table, encode_table};
+pub use volume::{
+    DIRECTORY_SLOT, MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState,
+    decode_directory_page, encode_directory_page,
+};

@@ -1,0 +1,473 @@
+//! Journal records and the groups they are written in.
+//!
+//! A group starts at a page boundary and holds a header of 64 bytes and whole records. Its chain
+//! value covers the header, the records and the chain value of the group before it, so that a
+//! group is only ever taken for what it is where it was written.
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::types::{MAX_VOLUME_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
+
+use super::cursor::{Append, Reader};
+use super::volume::MAX_NAME;
+
+/// Bytes of a group's header.
+pub const GROUP_HEADER: usize = 64;
+const MAGIC: [u8; 8] = *b"fkdjrnl1";
+
+/// One change of the pool, told so that replaying it allocates nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// `len` pages of `volume` from `at` now lie in the pool from `to` on.
+    Map {
+        volume: VolumeId,
+        at: VirtualPage,
+        len: u32,
+        to: PageAddr,
+    },
+    /// `len` pages of `volume` from `at` hold nothing any more.
+    Unmap {
+        volume: VolumeId,
+        at: VirtualPage,
+        len: u64,
+    },
+    /// A new, empty volume.
+    Create {
+        id: VolumeId,
+        name: String,
+        size: u64,
+        chunk: u64,
+        now: u64,
+    },
+    /// Snapshots of several volumes at one instant: (source, new id, name behind `@`).
+    Snapshot {
+        of: Vec<(VolumeId, VolumeId, String)>,
+        now: u64,
+    },
+    /// A new volume with the contents of another.
+    Clone {
+        source: VolumeId,
+        id: VolumeId,
+        name: String,
+        now: u64,
+    },
+    /// `volume` gets the contents of `snapshot`; what it held goes on as the dead volume `dead`.
+    Rollback {
+        volume: VolumeId,
+        snapshot: VolumeId,
+        dead: VolumeId,
+    },
+    /// These volumes are gone.
+    Delete { ids: Vec<VolumeId> },
+    /// A new name.
+    Rename { id: VolumeId, name: String },
+    /// A new length in bytes.
+    Resize { id: VolumeId, size: u64 },
+    /// A new chunk size in bytes.
+    SetChunk { id: VolumeId, chunk: u64 },
+    /// `len` pages of `source` from `from` are shared into `target` at `to`.
+    CloneRange {
+        source: VolumeId,
+        from: VirtualPage,
+        target: VolumeId,
+        to: VirtualPage,
+        len: u64,
+    },
+    /// The pool has a new length in bytes.
+    Grow { size: u64 },
+}
+
+impl Record {
+    /// Appends the record's bytes.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Record::Map {
+                volume,
+                at,
+                len,
+                to,
+            } => {
+                Append::u8(out, 1);
+                Append::u64(out, volume.0);
+                Append::u64(out, at.0);
+                Append::u32(out, *len);
+                Append::u64(out, to.0);
+            }
+            Record::Unmap { volume, at, len } => {
+                Append::u8(out, 2);
+                [volume.0, at.0, *len].map(|v| Append::u64(out, v));
+            }
+            Record::Create {
+                id,
+                name,
+                size,
+                chunk,
+                now,
+            } => {
+                Append::u8(out, 3);
+                [id.0, *size, *chunk, *now].map(|v| Append::u64(out, v));
+                out.text(name);
+            }
+            Record::Snapshot { of, now } => {
+                Append::u8(out, 4);
+                Append::u64(out, *now);
+                Append::u32(out, of.len() as u32);
+                for (source, id, name) in of {
+                    Append::u64(out, source.0);
+                    Append::u64(out, id.0);
+                    out.text(name);
+                }
+            }
+            Record::Clone {
+                source,
+                id,
+                name,
+                now,
+            } => {
+                Append::u8(out, 5);
+                [source.0, id.0, *now].map(|v| Append::u64(out, v));
+                out.text(name);
+            }
+            Record::Rollback {
+                volume,
+                snapshot,
+                dead,
+            } => {
+                Append::u8(out, 6);
+                [volume.0, snapshot.0, dead.0].map(|v| Append::u64(out, v));
+            }
+            Record::Delete { ids } => {
+                Append::u8(out, 7);
+                Append::u32(out, ids.len() as u32);
+                for id in ids {
+                    Append::u64(out, id.0);
+                }
+            }
+            Record::Rename { id, name } => {
+                Append::u8(out, 8);
+                Append::u64(out, id.0);
+                out.text(name);
+            }
+            Record::Resize { id, size } => {
+                Append::u8(out, 9);
+                [id.0, *size].map(|v| Append::u64(out, v));
+            }
+            Record::SetChunk { id, chunk } => {
+                Append::u8(out, 10);
+                [id.0, *chunk].map(|v| Append::u64(out, v));
+            }
+            Record::CloneRange {
+                source,
+                from,
+                target,
+                to,
+                len,
+            } => {
+                Append::u8(out, 11);
+                [source.0, from.0, target.0, to.0, *len].map(|v| Append::u64(out, v));
+            }
+            Record::Grow { size } => {
+                Append::u8(out, 12);
+                Append::u64(out, *size);
+            }
+        }
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Option<Record> {
+        let volume = |r: &mut Reader<'_>| r.u64().map(VolumeId);
+        let page = |r: &mut Reader<'_>| {
+            r.u64()
+                .filter(|&p| p <= MAX_VOLUME_SIZE / PAGE_SIZE as u64)
+                .map(VirtualPage)
+        };
+        Some(match r.u8()? {
+            1 => Record::Map {
+                volume: volume(r)?,
+                at: page(r)?,
+                len: r.u32()?,
+                to: PageAddr(r.u64()?),
+            },
+            2 => Record::Unmap {
+                volume: volume(r)?,
+                at: page(r)?,
+                len: page(r)?.0,
+            },
+            3 => {
+                let (id, size, chunk, now) = (volume(r)?, r.u64()?, r.u64()?, r.u64()?);
+                Record::Create {
+                    id,
+                    size,
+                    chunk,
+                    now,
+                    name: r.text(MAX_NAME)?,
+                }
+            }
+            4 => {
+                let (now, n) = (r.u64()?, r.u32()?);
+                let of = (0..n)
+                    .map(|_| Some((volume(r)?, volume(r)?, r.text(MAX_NAME)?)))
+                    .collect::<Option<_>>()?;
+                Record::Snapshot { of, now }
+            }
+            5 => {
+                let (source, id, now) = (volume(r)?, volume(r)?, r.u64()?);
+                Record::Clone {
+                    source,
+                    id,
+                    now,
+                    name: r.text(MAX_NAME)?,
+                }
+            }
+            6 => Record::Rollback {
+                volume: volume(r)?,
+                snapshot: volume(r)?,
+                dead: volume(r)?,
+            },
+            7 => {
+                let n = r.u32()?;
+                Record::Delete {
+                    ids: (0..n).map(|_| volume(r)).collect::<Option<_>>()?,
+                }
+            }
+            8 => Record::Rename {
+                id: volume(r)?,
+                name: r.text(MAX_NAME)?,
+            },
+            9 => Record::Resize {
+                id: volume(r)?,
+                size: r.u64()?,
+            },
+            10 => Record::SetChunk {
+                id: volume(r)?,
+                chunk: r.u64()?,
+            },
+            11 => {
+                let (source, from, target, to) = (volume(r)?, page(r)?, volume(r)?, page(r)?);
+                Record::CloneRange {
+                    source,
+                    from,
+                    target,
+                    to,
+                    len: page(r)?.0,
+                }
+            }
+            12 => Record::Grow { size: r.u64()? },
+            _ => return None,
+        })
+    }
+}
+
+/// A group's header, decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Number of the open under which it was written.
+    pub incarnation: u64,
+    /// Sequence number of its first record.
+    pub first: u64,
+    /// How many records.
+    pub count: u32,
+    /// Bytes of the records (without the header).
+    pub bytes: u32,
+    /// Chain value over this group and everything before it.
+    pub chain: u64,
+    /// Highest sequence number known to be durable when it was written.
+    pub confirmed: u64,
+}
+
+impl Group {
+    /// Bytes the group takes in the journal: whole pages.
+    pub fn length(bytes: usize) -> u64 {
+        (GROUP_HEADER + bytes).next_multiple_of(PAGE_SIZE) as u64
+    }
+}
+
+fn chain_value(pool: &[u8; 16], before: u64, head: &[u8], body: &[u8]) -> u64 {
+    let mut all = Vec::with_capacity(16 + head.len() + body.len());
+    all.extend_from_slice(pool);
+    all.extend_from_slice(head);
+    all.extend_from_slice(body);
+    xxh3_64_with_seed(&all, before)
+}
+
+/// The bytes of a group and its chain value. `group.chain` is ignored.
+pub fn encode_group(pool: &[u8; 16], before: u64, group: &Group, records: &[u8]) -> (Vec<u8>, u64) {
+    let mut head = Vec::with_capacity(GROUP_HEADER);
+    head.extend_from_slice(&MAGIC);
+    [group.incarnation, group.first, group.confirmed].map(|v| Append::u64(&mut head, v));
+    Append::u32(&mut head, group.count);
+    Append::u32(&mut head, records.len() as u32);
+    let chain = chain_value(pool, before, &head, records);
+    Append::u64(&mut head, chain);
+    head.resize(GROUP_HEADER, 0);
+    head.extend_from_slice(records);
+    (head, chain)
+}
+
+/// The header at the start of `bytes` if it looks like one; nothing is verified yet.
+pub fn peek_group(bytes: &[u8]) -> Option<Group> {
+    let mut r = Reader(bytes);
+    if r.array::<8>()? != MAGIC {
+        return None;
+    }
+    let [incarnation, first, confirmed] = [r.u64()?, r.u64()?, r.u64()?];
+    Some(Group {
+        incarnation,
+        first,
+        confirmed,
+        count: r.u32()?,
+        bytes: r.u32()?,
+        chain: r.u64()?,
+    })
+}
+
+/// What [`decode_group`] made of some bytes.
+pub enum Decoded {
+    /// A group that belongs here, and its records.
+    Group(Group, Vec<Record>),
+    /// It may be one, but this many bytes are needed to tell.
+    Needs(usize),
+    /// Not a group that follows the one before.
+    End,
+}
+
+/// Decodes the group at the start of `bytes`, which must follow one with chain value `before`.
+/// At most `limit` bytes belong to it.
+pub fn decode_group(pool: &[u8; 16], before: u64, bytes: &[u8], limit: u64) -> Decoded {
+    let Some(group) = peek_group(bytes) else {
+        return Decoded::End;
+    };
+    let whole = GROUP_HEADER + group.bytes as usize;
+    if Group::length(group.bytes as usize) > limit {
+        return Decoded::End;
+    }
+    if bytes.len() < whole {
+        return Decoded::Needs(whole);
+    }
+    let records = &bytes[GROUP_HEADER..whole];
+    if chain_value(pool, before, &bytes[..40], records) != group.chain {
+        return Decoded::End;
+    }
+    let mut r = Reader(records);
+    let decoded: Option<Vec<Record>> = (0..group.count).map(|_| Record::decode(&mut r)).collect();
+    match decoded {
+        Some(decoded) if r.0.is_empty() => Decoded::Group(group, decoded),
+        _ => Decoded::End,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples() -> Vec<Record> {
+        let (v, w) = (VolumeId(7), VolumeId(9));
+        let name = "a/b".to_string();
+        vec![
+            Record::Map {
+                volume: v,
+                at: VirtualPage(1),
+                len: 256,
+                to: PageAddr(512),
+            },
+            Record::Unmap {
+                volume: v,
+                at: VirtualPage(3),
+                len: 1 << 38,
+            },
+            Record::Create {
+                id: v,
+                name: name.clone(),
+                size: 1 << 50,
+                chunk: 65536,
+                now: 5,
+            },
+            Record::Snapshot {
+                of: vec![(v, w, name.clone()), (w, v, "x".into())],
+                now: 6,
+            },
+            Record::Clone {
+                source: v,
+                id: w,
+                name: name.clone(),
+                now: 7,
+            },
+            Record::Rollback {
+                volume: v,
+                snapshot: w,
+                dead: VolumeId(10),
+            },
+            Record::Delete { ids: vec![v, w] },
+            Record::Rename { id: v, name },
+            Record::Resize { id: v, size: 12345 },
+            Record::SetChunk { id: v, chunk: 4096 },
+            Record::CloneRange {
+                source: v,
+                from: VirtualPage(1),
+                target: w,
+                to: VirtualPage(2),
+                len: 3,
+            },
+            Record::Grow { size: 1 << 40 },
+        ]
+    }
+
+    fn group_of(records: &[Record], before: u64) -> (Vec<u8>, u64) {
+        let mut body = Vec::new();
+        records.iter().for_each(|r| r.encode(&mut body));
+        let group = Group {
+            incarnation: 3,
+            first: 10,
+            count: records.len() as u32,
+            bytes: 0,
+            chain: 0,
+            confirmed: 9,
+        };
+        encode_group(&[5; 16], before, &group, &body)
+    }
+
+    #[test]
+    fn every_record_survives_the_trip() {
+        let (bytes, chain) = group_of(&samples(), 42);
+        let Decoded::Group(group, records) = decode_group(&[5; 16], 42, &bytes, 1 << 20) else {
+            panic!("a valid group")
+        };
+        assert_eq!(
+            (group.incarnation, group.first, group.chain),
+            (3, 10, chain)
+        );
+        assert_eq!(records, samples());
+    }
+
+    #[test]
+    fn a_group_out_of_place_is_not_taken() {
+        let (bytes, _) = group_of(&samples(), 42);
+        assert!(
+            matches!(decode_group(&[5; 16], 43, &bytes, 1 << 20), Decoded::End),
+            "another predecessor"
+        );
+        assert!(
+            matches!(decode_group(&[6; 16], 42, &bytes, 1 << 20), Decoded::End),
+            "another pool"
+        );
+        assert!(
+            matches!(decode_group(&[5; 16], 42, &bytes, 100), Decoded::End),
+            "longer than the journal"
+        );
+        assert!(matches!(
+            decode_group(&[5; 16], 42, &bytes[..70], 1 << 20),
+            Decoded::Needs(_)
+        ));
+    }
+
+    #[test]
+    fn no_bit_of_a_group_may_flip() {
+        let (bytes, _) = group_of(&samples()[..2], 1);
+        for bit in 0..bytes.len() * 8 {
+            let mut bad = bytes.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            let reserved = (48..GROUP_HEADER).contains(&(bit / 8));
+            let taken = matches!(decode_group(&[5; 16], 1, &bad, 1 << 20), Decoded::Group(..));
+            assert_eq!(taken, reserved, "bit {bit}");
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! The superblock: where everything begins. Two slots, each one page.
+
+use crate::types::{MAX_POOL_SIZE, PAGE_SIZE, PageAddr};
+
+use super::checksum::{Seed, page_checksum};
+use super::cursor::{Append, Reader};
+use super::{CountEntry, CountNode, Entry, Layout};
+
+const MAGIC: [u8; 8] = *b"forkdisk";
+/// Version of the format.
+pub const FORMAT_VERSION: u32 = 1;
+/// Most pieces a journal may consist of.
+pub const MAX_JOURNAL_EXTENTS: usize = 16;
+/// Most level-3 count pages a pool can have (4 PiB).
+const MAX_COUNT_ROOTS: u64 = 76;
+const SEED_LEVEL: u8 = 0xf0;
+const CHECKED: usize = PAGE_SIZE - 4;
+
+/// Where replay starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct JournalStart {
+    /// Byte position within the journal, a multiple of the page size.
+    pub position: u64,
+    /// Sequence number of the first record not in the checkpoint.
+    pub sequence: u64,
+    /// Chain value of the group before.
+    pub chain: u64,
+}
+
+/// The pool as of one checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// The pool's identity.
+    pub uuid: [u8; 16],
+    /// Rises with every superblock written.
+    pub generation: u64,
+    /// Rises with every open that writes.
+    pub incarnation: u64,
+    /// Whether the pool was closed cleanly: nothing to replay.
+    pub clean: bool,
+    /// Bytes of the pool.
+    pub size: u64,
+    /// When it was made, in seconds since 1970.
+    pub created: u64,
+    /// The pool's epoch.
+    pub epoch: u64,
+    /// Next number for a volume.
+    pub next_id: u64,
+    /// Level and root of the directory's map.
+    pub directory_level: u8,
+    /// See `directory_level`.
+    pub directory: Entry,
+    /// Directory pages in use.
+    pub directory_pages: u64,
+    /// The journal's pieces: first page and number of pages.
+    pub journal: Vec<(PageAddr, u32)>,
+    /// Where replay starts.
+    pub start: JournalStart,
+    /// Entries of the level-3 count pages.
+    pub counts: Vec<CountEntry>,
+}
+
+/// Why a page is no superblock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotSuper {
+    /// No forkdisk pool at all.
+    Foreign,
+    /// Made by a version with features this one does not know.
+    Newer(String),
+    /// Damaged.
+    Damaged(String),
+}
+
+impl Superblock {
+    /// Writes the superblock for slot `slot`'s page.
+    pub fn encode(&self, at: PageAddr, page: &mut [u8]) {
+        let mut out = Vec::with_capacity(PAGE_SIZE);
+        out.extend_from_slice(&MAGIC);
+        Append::u32(&mut out, FORMAT_VERSION);
+        Append::u32(&mut out, PAGE_SIZE as u32);
+        out.extend_from_slice(&self.uuid);
+        // Feature bits: compatible, incompatible.
+        [0, 0].map(|v: u64| Append::u64(&mut out, v));
+        for v in [
+            self.generation,
+            self.incarnation,
+            u64::from(self.clean),
+            self.size,
+            self.created,
+            self.epoch,
+            self.next_id,
+        ] {
+            Append::u64(&mut out, v);
+        }
+        [u64::from(self.directory_level), self.directory_pages].map(|v| Append::u64(&mut out, v));
+        out.extend_from_slice(&self.directory.to_bytes());
+        [self.start.position, self.start.sequence, self.start.chain]
+            .map(|v| Append::u64(&mut out, v));
+        Append::u32(&mut out, self.journal.len() as u32);
+        Append::u32(&mut out, self.counts.len() as u32);
+        for i in 0..MAX_JOURNAL_EXTENTS {
+            let (first, len) = self.journal.get(i).copied().unwrap_or((PageAddr(0), 0));
+            [first.0, u64::from(len)].map(|v| Append::u64(&mut out, v));
+        }
+        for entry in &self.counts {
+            out.extend_from_slice(&entry.to_bytes());
+        }
+        assert!(out.len() <= CHECKED, "the superblock fits its page");
+        page[..PAGE_SIZE].fill(0);
+        page[..out.len()].copy_from_slice(&out);
+        let sum = page_checksum(&seed(self.uuid, at), &page[..CHECKED]);
+        page[CHECKED..PAGE_SIZE].copy_from_slice(&sum.to_le_bytes());
+    }
+
+    /// Reads the superblock in the page `at`.
+    pub fn decode(at: PageAddr, page: &[u8]) -> Result<Superblock, NotSuper> {
+        let mut r = Reader(&page[..CHECKED]);
+        if r.array() != Some(MAGIC) {
+            return Err(NotSuper::Foreign);
+        }
+        let short = || NotSuper::Damaged("too short".into());
+        let version = r.u32().ok_or_else(short)?;
+        let page_size = r.u32().ok_or_else(short)?;
+        let uuid: [u8; 16] = r.array().ok_or_else(short)?;
+        let sum = u32::from_le_bytes(page[CHECKED..PAGE_SIZE].try_into().expect("four bytes"));
+        if page_checksum(&seed(uuid, at), &page[..CHECKED]) != sum {
+            return Err(NotSuper::Damaged("its checksum does not match".into()));
+        }
+        if version != FORMAT_VERSION || page_size != PAGE_SIZE as u32 {
+            return Err(NotSuper::Newer(format!(
+                "format version {version}, page size {page_size}"
+            )));
+        }
+        let _compatible = r.u64();
+        let incompatible = r.u64().ok_or_else(short)?;
+        if incompatible != 0 {
+            return Err(NotSuper::Newer(format!(
+                "incompatible feature bits {incompatible:#x}"
+            )));
+        }
+        Superblock::fields(uuid, &mut r)
+            .ok_or_else(|| NotSuper::Damaged("a field makes no sense".into()))
+    }
+
+    fn fields(uuid: [u8; 16], r: &mut Reader<'_>) -> Option<Superblock> {
+        let [generation, incarnation, clean, size] = [r.u64()?, r.u64()?, r.u64()?, r.u64()?];
+        let [created, epoch, next_id] = [r.u64()?, r.u64()?, r.u64()?];
+        let [directory_level, directory_pages] = [r.u64()?, r.u64()?];
+        let directory = Entry::from_bytes(r.array()?);
+        let start = JournalStart {
+            position: r.u64()?,
+            sequence: r.u64()?,
+            chain: r.u64()?,
+        };
+        let (extents, roots) = (r.u32()? as usize, r.u32()?);
+        let layout = Layout::new(size);
+        if size > MAX_POOL_SIZE
+            || layout.blocks() < 2
+            || extents > MAX_JOURNAL_EXTENTS
+            || epoch >= 1 << 40
+        {
+            return None;
+        }
+        let mut journal = Vec::new();
+        for i in 0..MAX_JOURNAL_EXTENTS {
+            let (first, len) = (r.u64()?, r.u64()?);
+            let inside = first.checked_add(len)? <= layout.pages();
+            if i < extents {
+                journal.push((
+                    PageAddr(first),
+                    u32::try_from(len).ok().filter(|&n| inside && n > 0)?,
+                ));
+            }
+        }
+        if u64::from(roots) != layout.count_nodes(3) || u64::from(roots) > MAX_COUNT_ROOTS {
+            return None;
+        }
+        let counts = (0..u64::from(roots))
+            .map(|index| {
+                CountEntry::from_bytes(
+                    r.array()?,
+                    layout.initially_free_under(CountNode { level: 3, index }),
+                )
+            })
+            .collect::<Option<_>>()?;
+        let directory_level = u8::try_from(directory_level)
+            .ok()
+            .filter(|l| (1..=4).contains(l))?;
+        directory
+            .flaw(directory_level + 1, layout.pages())
+            .is_none()
+            .then_some(())?;
+        let clean = clean != 0;
+        Some(Superblock {
+            uuid,
+            generation,
+            incarnation,
+            clean,
+            size,
+            created,
+            epoch,
+            next_id,
+            directory_level,
+            directory,
+            directory_pages,
+            journal,
+            start,
+            counts,
+        })
+    }
+}
+
+fn seed(uuid: [u8; 16], at: PageAddr) -> Seed {
+    Seed {
+        pool: uuid,
+        page: at,
+        level: SEED_LEVEL,
+        birth: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{SUPERBLOCK_PAGES, Slot};
+
+    fn sample() -> Superblock {
+        Superblock {
+            uuid: [3; 16],
+            generation: 9,
+            incarnation: 2,
+            clean: true,
+            size: 1 << 52,
+            created: 1,
+            epoch: 5,
+            next_id: 6,
+            directory_level: 1,
+            directory: Entry::ABSENT,
+            directory_pages: 0,
+            journal: vec![(PageAddr(512), 256); MAX_JOURNAL_EXTENTS],
+            start: JournalStart {
+                position: 4096,
+                sequence: 7,
+                chain: 8,
+            },
+            counts: vec![
+                CountEntry {
+                    slot: Some(Slot::B),
+                    checksum: 1,
+                    free: 2
+                };
+                Layout::new(1 << 52).count_nodes(3) as usize
+            ],
+        }
+    }
+
+    #[test]
+    fn the_largest_pool_fits() {
+        let mut page = vec![0; PAGE_SIZE];
+        sample().encode(SUPERBLOCK_PAGES[0], &mut page);
+        assert_eq!(Superblock::decode(SUPERBLOCK_PAGES[0], &page), Ok(sample()));
+    }
+
+    #[test]
+    fn any_flipped_bit_and_the_wrong_slot_are_noticed() {
+        let mut page = vec![0; PAGE_SIZE];
+        sample().encode(SUPERBLOCK_PAGES[0], &mut page);
+        assert!(Superblock::decode(SUPERBLOCK_PAGES[1], &page).is_err());
+        for bit in 0..PAGE_SIZE * 8 {
+            page[bit / 8] ^= 1 << (bit % 8);
+            assert!(
+                Superblock::decode(SUPERBLOCK_PAGES[0], &page).is_err(),
+                "bit {bit}"
+            );
+            page[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+}

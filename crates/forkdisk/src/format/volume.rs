@@ -1,0 +1,204 @@
+//! The directory: one slot of 512 bytes per volume or snapshot, eight to a page.
+
+use crate::types::{Epoch, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};
+
+use super::Entry;
+use super::cursor::{Append, Reader};
+
+/// Bytes of one slot.
+pub const DIRECTORY_SLOT: usize = 512;
+/// Slots in a directory page.
+pub const SLOTS_PER_PAGE: usize = PAGE_SIZE / DIRECTORY_SLOT;
+/// Longest name, in bytes.
+pub const MAX_NAME: usize = 255;
+/// Stands for "no volume".
+pub const NO_VOLUME: VolumeId = VolumeId(0);
+
+/// What a directory slot is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VolumeState {
+    /// Writable.
+    Volume,
+    /// Frozen; `parent` is the volume it was taken of.
+    Snapshot,
+    /// Deleted; its map is being given back, everything before `cursor` already is.
+    Dead,
+}
+
+/// Everything the pool keeps of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeRecord {
+    /// Its number.
+    pub id: VolumeId,
+    /// What it is.
+    pub state: VolumeState,
+    /// The volume a snapshot belongs to, else [`NO_VOLUME`].
+    pub parent: VolumeId,
+    /// Its name; of a snapshot the part behind `@`.
+    pub name: String,
+    /// Name of what it was cloned from, as it was then; empty if nothing.
+    pub origin: String,
+    /// Length in bytes.
+    pub size: u64,
+    /// End of a part beyond `size` that is still to be unmapped after shrinking (else ≤ `size`).
+    pub trim_end: u64,
+    /// How much room a first write reserves, in bytes.
+    pub chunk: u64,
+    /// Pages mapped.
+    pub referenced: u64,
+    /// Level of the root table, 1 to 4.
+    pub level: u8,
+    /// The root table's entry.
+    pub root: Entry,
+    /// Entries born later than this are this volume's alone.
+    pub shared_at: Epoch,
+    /// When it was made, in seconds since 1970.
+    pub created: u64,
+    /// For a dead volume: the first virtual page not yet given back.
+    pub cursor: u64,
+}
+
+/// Longest origin that is kept (a longer one is cut).
+const MAX_ORIGIN: usize = 127;
+
+impl VolumeRecord {
+    fn encode(&self, slot: &mut [u8]) {
+        let mut out = Vec::with_capacity(DIRECTORY_SLOT);
+        let state = match self.state {
+            VolumeState::Volume => 1,
+            VolumeState::Snapshot => 2,
+            VolumeState::Dead => 3,
+        };
+        Append::u8(&mut out, state);
+        Append::u8(&mut out, self.level);
+        Append::u16(&mut out, 0);
+        Append::u32(&mut out, 0);
+        for v in [
+            self.id.0,
+            self.parent.0,
+            self.size,
+            self.trim_end,
+            self.chunk,
+            self.referenced,
+        ] {
+            Append::u64(&mut out, v);
+        }
+        for v in [self.shared_at.0, self.created, self.cursor] {
+            Append::u64(&mut out, v);
+        }
+        out.extend_from_slice(&self.root.to_bytes());
+        out.text(&self.name);
+        let cut = (0..=MAX_ORIGIN.min(self.origin.len()))
+            .rev()
+            .find(|&n| self.origin.is_char_boundary(n));
+        out.text(&self.origin[..cut.unwrap_or(0)]);
+        slot[..out.len()].copy_from_slice(&out);
+    }
+
+    fn decode(slot: &[u8], pool_pages: u64) -> Option<VolumeRecord> {
+        let mut r = Reader(slot);
+        let state = match r.u8()? {
+            1 => VolumeState::Volume,
+            2 => VolumeState::Snapshot,
+            3 => VolumeState::Dead,
+            _ => return None,
+        };
+        let level = r.u8()?;
+        r.bytes(6)?;
+        let [id, parent, size, trim_end, chunk, referenced] =
+            [r.u64()?, r.u64()?, r.u64()?, r.u64()?, r.u64()?, r.u64()?];
+        let [shared_at, created, cursor] = [r.u64()?, r.u64()?, r.u64()?];
+        let root = Entry::from_bytes(r.array()?);
+        let sound = (1..=4).contains(&level)
+            && root.flaw(level + 1, pool_pages).is_none()
+            && size <= MAX_VOLUME_SIZE
+            && trim_end <= MAX_VOLUME_SIZE
+            && chunk.is_power_of_two()
+            && shared_at < 1 << 40
+            && id != 0;
+        if !sound {
+            return None;
+        }
+        Some(VolumeRecord {
+            id: VolumeId(id),
+            state,
+            parent: VolumeId(parent),
+            size,
+            trim_end,
+            chunk,
+            referenced,
+            level,
+            root,
+            shared_at: Epoch(shared_at),
+            created,
+            cursor,
+            name: r.text(MAX_NAME)?,
+            origin: r.text(MAX_ORIGIN)?,
+        })
+    }
+}
+
+/// Writes a directory page.
+pub fn encode_directory_page(slots: &[Option<&VolumeRecord>; SLOTS_PER_PAGE], page: &mut [u8]) {
+    page[..PAGE_SIZE].fill(0);
+    for (slot, out) in slots.iter().zip(page.chunks_exact_mut(DIRECTORY_SLOT)) {
+        if let Some(record) = slot {
+            record.encode(out);
+        }
+    }
+}
+
+/// Reads a directory page, or says which slot is damaged.
+pub fn decode_directory_page(
+    page: &[u8],
+    pool_pages: u64,
+) -> Result<Vec<Option<VolumeRecord>>, String> {
+    let slots = page[..PAGE_SIZE].chunks_exact(DIRECTORY_SLOT).enumerate();
+    slots
+        .map(|(i, slot)| match slot[0] {
+            0 => Ok(None),
+            _ => VolumeRecord::decode(slot, pool_pages)
+                .map(Some)
+                .ok_or_else(|| format!("slot {i} makes no sense")),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::PageAddr;
+
+    #[test]
+    fn a_record_with_the_longest_names_fits_its_slot() {
+        let record = VolumeRecord {
+            id: VolumeId(u64::MAX),
+            state: VolumeState::Snapshot,
+            parent: VolumeId(3),
+            name: "n".repeat(MAX_NAME),
+            origin: "o".repeat(MAX_ORIGIN),
+            size: MAX_VOLUME_SIZE,
+            trim_end: 1,
+            chunk: 65536,
+            referenced: 12,
+            level: 4,
+            root: Entry::table(
+                super::super::TableRef::on_disk(PageAddr(77)),
+                Epoch(5),
+                0xdead_beef,
+            ),
+            shared_at: Epoch(4),
+            created: 1_700_000_000,
+            cursor: 1 << 38,
+        };
+        let mut page = vec![1u8; PAGE_SIZE];
+        let mut slots = [None; SLOTS_PER_PAGE];
+        slots[7] = Some(&record);
+        encode_directory_page(&slots, &mut page);
+        let again = decode_directory_page(&page, 1000).expect("valid");
+        assert_eq!(again[7].as_ref(), Some(&record));
+        assert!(again[..7].iter().all(Option::is_none));
+        page[7 * DIRECTORY_SLOT + 1] = 9;
+        assert!(decode_directory_page(&page, 1000).is_err());
+    }
+}

@@ -1,0 +1,98 @@
+//! Identifiers and units, each with a type of its own.
+
+use std::fmt;
+
+/// Bytes in a page: the unit of mapping, of sharing and of metadata.
+pub const PAGE_SIZE: usize = 4096;
+/// Pages in a block.
+pub const BLOCK_PAGES: u64 = 256;
+/// Bytes in a block: the unit of free space.
+pub const BLOCK_SIZE: u64 = BLOCK_PAGES * PAGE_SIZE as u64;
+/// Entries in a map table.
+pub const FANOUT: usize = 256;
+/// Largest volume, in bytes (1 PiB).
+pub const MAX_VOLUME_SIZE: u64 = 1 << 50;
+/// Largest pool, in bytes (4 PiB).
+pub const MAX_POOL_SIZE: u64 = 1 << 52;
+
+/// A page of the pool's device, counted from its start.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageAddr(pub u64);
+
+impl PageAddr {
+    /// Where the page starts on the device, in bytes.
+    pub fn offset(self) -> u64 {
+        self.0 * PAGE_SIZE as u64
+    }
+
+    /// The block the page lies in.
+    pub fn block(self) -> Block {
+        Block(self.0 / BLOCK_PAGES)
+    }
+
+    /// The page's place within its block.
+    pub fn index(self) -> usize {
+        (self.0 % BLOCK_PAGES) as usize
+    }
+}
+
+impl fmt::Debug for PageAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "page {:#x}", self.0)
+    }
+}
+
+/// A block of the pool's device, counted from its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Block(pub u64);
+
+impl Block {
+    /// The block's first page.
+    pub fn first_page(self) -> PageAddr {
+        PageAddr(self.0 * BLOCK_PAGES)
+    }
+
+    /// The block's page number `index`.
+    pub fn page(self, index: usize) -> PageAddr {
+        PageAddr(self.0 * BLOCK_PAGES + index as u64)
+    }
+}
+
+/// A page of a volume, counted from its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VirtualPage(pub u64);
+
+impl VirtualPage {
+    /// The page's slot in the table of `level` that covers it.
+    pub fn slot(self, level: u8) -> usize {
+        ((self.0 >> (8 * u32::from(level))) & 0xff) as usize
+    }
+
+    /// The page's place within its virtual block.
+    pub fn index(self) -> usize {
+        (self.0 % BLOCK_PAGES) as usize
+    }
+
+    /// The virtual block the page lies in.
+    pub fn block(self) -> u64 {
+        self.0 / BLOCK_PAGES
+    }
+}
+
+/// Pages that one entry of a table of `level` covers.
+pub fn entry_span(level: u8) -> u64 {
+    1 << (8 * u32::from(level))
+}
+
+/// Pages that a whole table of `level` covers.
+pub fn table_span(level: u8) -> u64 {
+    1 << (8 * (u32::from(level) + 1))
+}
+
+/// The pool's logical time: rises with every verb that makes something shared, never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(pub u64);
+
+/// A volume's or snapshot's number, never reused within a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VolumeId(pub u64);
