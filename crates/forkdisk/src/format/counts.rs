@@ -38,8 +38,8 @@ pub struct CountEntry {
     pub slot: Option<Slot>,
     /// Checksum of the page in it.
     pub checksum: u32,
-    /// Free pages under it.
-    pub free: u64,
+    /// Pages in use under it, not counting what is reserved from the beginning.
+    pub used: u64,
 }
 
 impl CountEntry {
@@ -49,7 +49,7 @@ impl CountEntry {
         let Some(slot) = self.slot else { return out };
         out[0] = 1 + slot as u8;
         out[4..8].copy_from_slice(&self.checksum.to_le_bytes());
-        out[8..].copy_from_slice(&self.free.to_le_bytes());
+        out[8..].copy_from_slice(&self.used.to_le_bytes());
         out
     }
 
@@ -60,7 +60,7 @@ impl CountEntry {
                 return (bytes == [0; 16]).then_some(CountEntry {
                     slot: None,
                     checksum: 0,
-                    free: initially_free,
+                    used: 0,
                 });
             }
             1 => Slot::A,
@@ -68,11 +68,11 @@ impl CountEntry {
             _ => return None,
         };
         let checksum = u32::from_le_bytes(bytes[4..8].try_into().ok()?);
-        let free = u64::from_le_bytes(bytes[8..].try_into().ok()?);
-        (free <= initially_free).then_some(CountEntry {
+        let used = u64::from_le_bytes(bytes[8..].try_into().ok()?);
+        (used <= initially_free).then_some(CountEntry {
             slot: Some(slot),
             checksum,
-            free,
+            used,
         })
     }
 }
@@ -171,17 +171,17 @@ mod tests {
     #[test]
     fn an_entry_that_was_never_written_is_all_free() {
         let e = CountEntry::from_bytes([0; 16], 77).expect("valid");
-        assert_eq!((e.slot, e.free), (None, 77));
+        assert_eq!((e.slot, e.used), (None, 0));
         let e = CountEntry {
             slot: Some(Slot::B),
             checksum: 9,
-            free: 5,
+            used: 5,
         };
         assert_eq!(CountEntry::from_bytes(e.to_bytes(), 77), Some(e));
         assert_eq!(
             CountEntry::from_bytes(e.to_bytes(), 4),
             None,
-            "more free than there are"
+            "more used than there are"
         );
     }
 }

@@ -14,13 +14,13 @@ mod table;
 mod volume;
 
 pub use checksum::{Seed, page_checksum};
-pub use counts::{BlockCounts, CountEntry, CountPage, LEAF_BLOCKS, LEAVES_PER_REGION, Slot};
+pub use counts::{CountEntry, CountPage, LEAF_BLOCKS, Slot};
 pub use entry::{Entry, Kind, TableRef};
 pub use layout::{CountNode, Layout, SUPERBLOCK_PAGES};
-pub use record::{Decoded, GROUP_HEADER, Group, Record, decode_group, encode_group};
-pub use superblock::{FORMAT_VERSION, JournalStart, MAX_JOURNAL_EXTENTS, NotSuper, Superblock};
+pub use record::{Decoded, Group, Record, decode_group, encode_group};
+pub use superblock::{JournalStart, NotSuper, Superblock};
 pub use table::{decode_table, encode_table};
 pub use volume::{
-    DIRECTORY_SLOT, MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState,
+    MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState,
     decode_directory_page, encode_directory_page,
 };

@@ -173,6 +173,28 @@ impl Record {
         }
     }
 
+    /// The record at the start of `bytes`.
+    pub fn decode_one(bytes: &[u8]) -> Option<Record> {
+        Record::decode(&mut Reader(bytes))
+    }
+
+    /// Takes `next` into this record if both map and `next` goes on where this one ends, in the
+    /// volume and in the pool.
+    pub fn extend(&mut self, next: &Record) -> bool {
+        let (Record::Map { volume, at, len, to }, Record::Map { volume: v, at: a, len: n, to: t }) = (self, next) else {
+            return false;
+        };
+        let ends = u64::from(*len);
+        let follows = volume == v && a.0 == at.0 + ends && t.0 == to.0 + ends;
+        match len.checked_add(*n).filter(|_| follows) {
+            Some(sum) => {
+                *len = sum;
+                true
+            }
+            None => false,
+        }
+    }
+
     fn decode(r: &mut Reader<'_>) -> Option<Record> {
         let volume = |r: &mut Reader<'_>| r.u64().map(VolumeId);
         let page = |r: &mut Reader<'_>| {

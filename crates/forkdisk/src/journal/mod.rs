@@ -1,0 +1,257 @@
+//! The journal: records in the order in which they were published, written in groups, round and
+//! round through the journal's extents.
+//!
+//! This module keeps the bytes and positions; the pool does the I/O. Positions count bytes since
+//! the pool was made, so they never wrap; the place in the extents is the position modulo the
+//! journal's length.
+
+use crate::device::Segment;
+use crate::format::{Group, JournalStart, Record, encode_group};
+use crate::types::{PAGE_SIZE, PageAddr};
+
+/// Records of one group, at most about this many bytes.
+const GROUP_BYTES: usize = 128 << 10;
+
+#[derive(Default)]
+struct Batch {
+    bytes: Vec<u8>,
+    count: u32,
+    first: u64,
+}
+
+/// A group on its way to the device.
+pub struct Outgoing {
+    /// Whole pages.
+    pub bytes: Vec<u8>,
+    /// Position in the journal.
+    pub position: u64,
+}
+
+/// See the module.
+pub struct Journal {
+    uuid: [u8; 16],
+    extents: Vec<(PageAddr, u32)>,
+    length: u64,
+    pub incarnation: u64,
+    tail: u64,
+    head: u64,
+    chain: u64,
+    next: u64,
+    confirmed: u64,
+    pending: Vec<Batch>,
+    pending_bytes: usize,
+    last_map: Option<usize>,
+}
+
+impl Journal {
+    /// A journal in `extents` that goes on behind `start`.
+    pub fn new(uuid: [u8; 16], extents: Vec<(PageAddr, u32)>, incarnation: u64, start: JournalStart) -> Journal {
+        let length = extents.iter().map(|&(_, n)| u64::from(n) * PAGE_SIZE as u64).sum();
+        Journal {
+            uuid,
+            extents,
+            length,
+            incarnation,
+            tail: start.position,
+            head: start.position,
+            chain: start.chain,
+            next: start.sequence,
+            confirmed: start.sequence,
+            pending: Vec::new(),
+            pending_bytes: 0,
+            last_map: None,
+        }
+    }
+
+    /// Bytes of the journal.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Bytes between the start of replay and the end.
+    pub fn used(&self) -> u64 {
+        self.head - self.tail
+    }
+
+    /// Bytes of records not yet handed out for writing.
+    pub fn pending(&self) -> usize {
+        self.pending_bytes
+    }
+
+    /// Sequence number of the next record.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Chain value of the last group.
+    pub fn chain(&self) -> u64 {
+        self.chain
+    }
+
+    /// Adds a record behind all others.
+    pub fn append(&mut self, record: &Record) {
+        if let Record::Map { .. } = record
+            && self.extend_last(record)
+        {
+            return;
+        }
+        if self.pending.last().is_none_or(|b| b.bytes.len() > GROUP_BYTES) {
+            self.pending.push(Batch { first: self.next, ..Batch::default() });
+        }
+        let batch = self.pending.last_mut().expect("just added");
+        let before = batch.bytes.len();
+        record.encode(&mut batch.bytes);
+        batch.count += 1;
+        self.last_map = matches!(record, Record::Map { .. }).then_some(before);
+        self.pending_bytes += batch.bytes.len() - before;
+        self.next += 1;
+    }
+
+    /// Lengthens the last pending record if `record` goes on where it ends.
+    fn extend_last(&mut self, record: &Record) -> bool {
+        let (Some(at), Some(batch)) = (self.last_map, self.pending.last_mut()) else { return false };
+        let Some(mut last) = Record::decode_one(&batch.bytes[at..]) else { return false };
+        if !last.extend(record) {
+            return false;
+        }
+        batch.bytes.truncate(at);
+        last.encode(&mut batch.bytes);
+        true
+    }
+
+    /// Bytes in the journal that the pending records would take.
+    pub fn needed(&self) -> u64 {
+        self.pending.iter().map(|b| Group::length(b.bytes.len())).sum()
+    }
+
+    /// Whether the pending records fit before the journal is full.
+    pub fn fits(&self) -> bool {
+        self.used() + self.needed() <= self.length
+    }
+
+    /// Hands out the pending records as groups, in order.
+    pub fn take(&mut self) -> Vec<Outgoing> {
+        assert!(self.fits(), "the journal would overwrite what replay needs");
+        self.pending_bytes = 0;
+        self.last_map = None;
+        let mut out = Vec::new();
+        for batch in std::mem::take(&mut self.pending) {
+            let group = Group {
+                incarnation: self.incarnation,
+                first: batch.first,
+                count: batch.count,
+                bytes: batch.bytes.len() as u32,
+                chain: 0,
+                confirmed: self.confirmed,
+            };
+            let (mut bytes, chain) = encode_group(&self.uuid, self.chain, &group, &batch.bytes);
+            bytes.resize(bytes.len().next_multiple_of(PAGE_SIZE), 0);
+            let position = self.head;
+            self.head += bytes.len() as u64;
+            self.chain = chain;
+            out.push(Outgoing { bytes, position });
+        }
+        out
+    }
+
+    /// Everything before sequence number `next` is durable.
+    pub fn confirm(&mut self, next: u64) {
+        self.confirmed = self.confirmed.max(next);
+    }
+
+    /// Where replay would start if the state of now were durable.
+    pub fn here(&self) -> JournalStart {
+        JournalStart { position: self.head, sequence: self.next, chain: self.chain }
+    }
+
+    /// A checkpoint with this start is durable.
+    pub fn released(&mut self, start: JournalStart) {
+        self.tail = start.position;
+    }
+
+    /// Replay found a group here: go on behind it.
+    pub fn replayed(&mut self, group: &Group) {
+        self.head += Group::length(group.bytes as usize);
+        self.chain = group.chain;
+        self.next = group.first + u64::from(group.count);
+        self.confirmed = self.confirmed.max(group.confirmed);
+    }
+
+    /// Position behind the last group.
+    pub fn head(&self) -> u64 {
+        self.head
+    }
+
+    /// Where `len` bytes from `position` lie on the device, as segments of one buffer.
+    pub fn segments(&self, position: u64, len: usize) -> Vec<Segment> {
+        let (mut at, mut out) = (0, Vec::new());
+        while at < len {
+            let mut place = (position + at as u64) % self.length;
+            for &(first, pages) in &self.extents {
+                let bytes = u64::from(pages) * PAGE_SIZE as u64;
+                if place < bytes {
+                    let n = (bytes - place).min((len - at) as u64) as usize;
+                    out.push(Segment { offset: first.offset() + place, at, len: n });
+                    at += n;
+                    break;
+                }
+                place -= bytes;
+            }
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Decoded, decode_group};
+    use crate::types::{VirtualPage, VolumeId};
+
+    fn journal() -> Journal {
+        Journal::new([1; 16], vec![(PageAddr(256), 2), (PageAddr(1000), 1)], 1, JournalStart::default())
+    }
+
+    fn map(at: u64, to: u64) -> Record {
+        Record::Map { volume: VolumeId(1), at: VirtualPage(at), len: 1, to: PageAddr(to) }
+    }
+
+    #[test]
+    fn neighbouring_mappings_are_one_record() {
+        let mut j = journal();
+        (0..100).for_each(|i| j.append(&map(i, 5000 + i)));
+        j.append(&map(100, 7000));
+        let out = j.take();
+        let Decoded::Group(group, records) = decode_group(&[1; 16], 0, &out[0].bytes, 1 << 20) else { panic!() };
+        assert_eq!((group.count, records.len()), (2, 2));
+        assert_eq!(records[0], Record::Map { volume: VolumeId(1), at: VirtualPage(0), len: 100, to: PageAddr(5000) });
+    }
+
+    #[test]
+    fn it_goes_round_through_its_extents() {
+        let mut j = journal();
+        assert_eq!(j.length(), 3 * 4096);
+        j.append(&map(1, 1));
+        assert_eq!(j.take()[0].position, 0);
+        j.released(j.here());
+        assert_eq!(
+            j.segments(4096, 2 * 4096),
+            [Segment { offset: 257 * 4096, at: 0, len: 4096 }, Segment { offset: 1000 * 4096, at: 4096, len: 4096 }]
+        );
+        assert_eq!(j.segments(3 * 4096, 4096)[0].offset, 256 * 4096, "wrapped");
+    }
+
+    #[test]
+    fn a_full_journal_says_so() {
+        let mut j = journal();
+        for i in 0..3 {
+            j.append(&map(i * 2, i));
+            assert!(j.fits());
+            j.take();
+        }
+        j.append(&map(99, 99));
+        assert!(!j.fits());
+        j.released(j.here());
+        assert!(j.fits());
+    }
+}

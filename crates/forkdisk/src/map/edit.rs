@@ -1,0 +1,286 @@
+//! Changing a volume's map: which tables may be changed, mapping runs, demotion and promotion.
+
+use smallvec::SmallVec;
+
+use crate::format::{Entry, Kind, TableRef, VolumeRecord};
+use crate::planted::{Bug, planted};
+use crate::space::{self, Space};
+use crate::types::{BLOCK_PAGES, Epoch, FANOUT, PageAddr, VirtualPage, table_span};
+
+use super::store::{NodeId, TableMiss, Tables};
+
+/// Why a change of metadata could not go on at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// A table must be loaded first.
+    Table(TableMiss),
+    /// A count page must be loaded first.
+    Count(space::Miss),
+    /// There is no free space.
+    NoSpace,
+}
+
+impl From<TableMiss> for Stop {
+    fn from(miss: TableMiss) -> Stop {
+        Stop::Table(miss)
+    }
+}
+
+impl From<space::Miss> for Stop {
+    fn from(miss: space::Miss) -> Stop {
+        Stop::Count(miss)
+    }
+}
+
+impl From<space::Refusal> for Stop {
+    fn from(refusal: space::Refusal) -> Stop {
+        match refusal {
+            space::Refusal::Miss(miss) => Stop::Count(miss),
+            space::Refusal::NoSpace => Stop::NoSpace,
+        }
+    }
+}
+
+/// Tables from the root down to the one asked for, with the slot taken in each.
+pub type Path = SmallVec<[(NodeId, usize); 6]>;
+
+/// What a change of a map works on: tables, counts and the epoch in which it happens.
+pub struct Editor<'a> {
+    pub tables: &'a mut Tables,
+    pub space: &'a mut Space,
+    pub epoch: Epoch,
+}
+
+impl Editor<'_> {
+    /// References to a table.
+    pub fn table_count(&mut self, at: TableRef) -> Result<u32, Stop> {
+        match self.tables.refs(at) {
+            Some(refs) => Ok(refs),
+            None => {
+                let page = self.tables.resolve(at).page().expect("a table is dirty or has a place");
+                Ok(self.space.page_count(page)?)
+            }
+        }
+    }
+
+    /// One more reference to whatever `entry` stands for.
+    pub fn share(&mut self, entry: Entry) {
+        match entry.kind() {
+            Kind::Absent => {}
+            Kind::Page => self.space.incr_page(entry.addr()),
+            Kind::Block => self.space.incr_block(entry.addr().block()),
+            Kind::Table => {
+                if !self.tables.add_ref(entry.table_ref()) {
+                    let page = self.tables.resolve(entry.table_ref()).page().expect("placed");
+                    self.space.incr_page(page);
+                }
+            }
+            Kind::Unknown(_) => unreachable!("checked when the table was read"),
+        }
+    }
+
+    /// One reference less to a table that has more than one.
+    pub(super) fn unshare_table(&mut self, at: TableRef) {
+        if !self.tables.drop_ref(at) {
+            let page = self.tables.resolve(at).page().expect("placed");
+            self.space.decr_page(page);
+        }
+    }
+
+    /// Gives up a table that nothing points to any more; what its entries pointed to is the caller's.
+    pub(super) fn free_table(&mut self, id: NodeId, at: TableRef) {
+        if self.tables.is_dirty(id) {
+            self.tables.remove(id);
+        } else {
+            let page = self.tables.resolve(at).page().expect("placed");
+            self.space.decr_page(page);
+            self.tables.forget(id);
+        }
+    }
+
+    /// A table that may be changed in place of the one `entry` points to.
+    fn own(&mut self, entry: Entry, level: u8, exclusive: bool) -> Result<(NodeId, Entry), Stop> {
+        let id = self.tables.get(entry, level)?;
+        if exclusive && self.tables.is_dirty(id) {
+            return Ok((id, entry));
+        }
+        let mut entries = self.tables.node(id).entries.clone();
+        if level > 0 {
+            for e in entries.iter_mut() {
+                *e = self.tables.settle(*e);
+            }
+        }
+        if exclusive {
+            self.free_table(id, entry.table_ref());
+        } else {
+            for &e in entries.iter().filter(|e| !e.is_absent()) {
+                self.share(e);
+            }
+            self.unshare_table(entry.table_ref());
+        }
+        Ok(self.tables.create(level, self.epoch, entries))
+    }
+
+    fn is_exclusive(&mut self, volume: &VolumeRecord, entry: Entry) -> Result<bool, Stop> {
+        Ok(entry.birth() > volume.shared_at || self.table_count(entry.table_ref())? == 1)
+    }
+
+    /// Tables down to `level` over `at`, all of which may be changed. Tables that do not exist yet
+    /// are made.
+    pub fn writable(&mut self, volume: &mut VolumeRecord, at: VirtualPage, level: u8) -> Result<Path, Stop> {
+        debug_assert!(at.0 < table_span(volume.level) && level <= volume.level);
+        let mut path = Path::new();
+        let mut here = volume.level;
+        loop {
+            let entry = match path.last() {
+                None => volume.root,
+                Some(&(id, slot)) => self.tables.node(id).entries[slot],
+            };
+            let (id, new) = match entry.kind() {
+                Kind::Absent => self.tables.create(here, self.epoch, Box::new([Entry::ABSENT; FANOUT])),
+                Kind::Block => self.demote(entry),
+                _ => {
+                    let exclusive = self.is_exclusive(volume, entry)?;
+                    self.own(entry, here, exclusive)?
+                }
+            };
+            if new != entry {
+                match path.last() {
+                    None => volume.root = new,
+                    Some(&(parent, slot)) => self.tables.entries_mut(parent)[slot] = new,
+                }
+            }
+            path.push((id, at.slot(here)));
+            if here == level {
+                return Ok(path);
+            }
+            here -= 1;
+        }
+    }
+
+    /// Changed tables on the way down to `at`.
+    pub fn changed_on_path(&mut self, volume: &VolumeRecord, at: VirtualPage) -> Result<Vec<NodeId>, Stop> {
+        let (mut entry, mut level, mut out) = (volume.root, volume.level, Vec::new());
+        while entry.kind() == Kind::Table {
+            let id = self.tables.get(entry, level)?;
+            if self.tables.is_dirty(id) {
+                out.push(id);
+            }
+            if level == 0 {
+                break;
+            }
+            entry = self.tables.node(id).entries[at.slot(level)];
+            level -= 1;
+        }
+        Ok(out)
+    }
+
+    /// A leaf that says what a block entry said; its reference moves from the block to its pages.
+    fn demote(&mut self, entry: Entry) -> (NodeId, Entry) {
+        let block = entry.addr().block();
+        let mut entries = Box::new([Entry::ABSENT; FANOUT]);
+        for (i, e) in entries.iter_mut().enumerate() {
+            *e = Entry::page(block.page(i), entry.birth());
+        }
+        if planted(Bug::DemotionKeepsPageCounts) {
+            self.space.decr_block(block);
+        } else {
+            self.space.demote(block);
+        }
+        self.tables.create(0, self.epoch, entries)
+    }
+
+    /// Maps `len` pages from `at`, all in one virtual block, to the pool's pages from `to` on.
+    pub fn map_run(&mut self, volume: &mut VolumeRecord, at: VirtualPage, len: u64, to: PageAddr) -> Result<(), Stop> {
+        debug_assert!(len > 0 && at.index() as u64 + len <= BLOCK_PAGES);
+        let covers_block = len == BLOCK_PAGES && to.index() == 0;
+        if covers_block {
+            let path = self.writable(volume, at, 1)?;
+            let &(id, slot) = path.last().expect("a path has a table");
+            let old = self.tables.node(id).entries[slot];
+            let gone = self.drop_leaf_entry(old)?;
+            self.space.incr_block(to.block());
+            self.tables.entries_mut(id)[slot] = Entry::block(to.block(), self.epoch);
+            volume.referenced = volume.referenced + BLOCK_PAGES - gone;
+            return Ok(());
+        }
+        let path = self.writable(volume, at, 0)?;
+        let &(leaf, first) = path.last().expect("a path has a table");
+        let mut fresh = 0;
+        for i in 0..len {
+            let slot = first + i as usize;
+            let old = self.tables.node(leaf).entries[slot];
+            match old.is_absent() {
+                true => fresh += 1,
+                false => self.space.decr_page(old.addr()),
+            }
+            self.tables.entries_mut(leaf)[slot] = Entry::page(PageAddr(to.0 + i), self.epoch);
+        }
+        self.space.incr_pages(to, len);
+        volume.referenced += fresh;
+        self.promote(volume, &path);
+        Ok(())
+    }
+
+    /// Turns a leaf whose pages lie in one block, in place, and belong to this volume alone into
+    /// a block entry.
+    fn promote(&mut self, volume: &VolumeRecord, path: &Path) {
+        let &(leaf, _) = path.last().expect("a path has a table");
+        let entries = &self.tables.node(leaf).entries;
+        let (first, last) = (entries[0], entries[FANOUT - 1]);
+        if first.is_absent() || first.addr().index() != 0 {
+            return;
+        }
+        let base = first.addr().0;
+        let in_place = |(i, e): (usize, &Entry)| {
+            !e.is_absent() && e.addr().0 == base + i as u64 && e.birth() > volume.shared_at
+        };
+        let all = match planted(Bug::PromotesIncompleteRun) {
+            true => !last.is_absent() && last.addr().0 == base + 255,
+            false => last.addr().0 == base + 255 && entries.iter().enumerate().all(in_place),
+        };
+        if !all {
+            return;
+        }
+        let birth = entries.iter().map(|e| e.birth()).min().expect("256 entries");
+        let block = first.addr().block();
+        self.space.promote(block);
+        self.tables.remove(leaf);
+        let &(parent, slot) = &path[path.len() - 2];
+        self.tables.entries_mut(parent)[slot] = Entry::block(block, birth);
+    }
+
+    /// Whether the data at `at` belongs to this volume alone, by the counts (the slow way).
+    pub fn is_alone(&mut self, volume: &VolumeRecord, at: VirtualPage) -> Result<bool, Stop> {
+        let mut entry = volume.root;
+        let mut level = volume.level;
+        loop {
+            match entry.kind() {
+                Kind::Absent => return Ok(false),
+                Kind::Page => return Ok(self.space.data_is_exclusive(entry.addr())?),
+                Kind::Block => return Ok(self.space.data_is_exclusive(PageAddr(entry.addr().0 + at.index() as u64))?),
+                Kind::Table => {
+                    if !self.is_exclusive(volume, entry)? {
+                        return Ok(false);
+                    }
+                    let id = self.tables.get(entry, level)?;
+                    entry = self.tables.node(id).entries[at.slot(level)];
+                    level = level.saturating_sub(1);
+                }
+                Kind::Unknown(_) => unreachable!("checked when the table was read"),
+            }
+        }
+    }
+
+    /// Makes the map high enough for a volume of `pages` pages.
+    pub fn raise(&mut self, volume: &mut VolumeRecord, pages: u64) {
+        while table_span(volume.level) < pages {
+            volume.level += 1;
+            if !volume.root.is_absent() {
+                let mut entries = Box::new([Entry::ABSENT; FANOUT]);
+                entries[0] = volume.root;
+                volume.root = self.tables.create(volume.level, self.epoch, entries).1;
+            }
+        }
+    }
+}

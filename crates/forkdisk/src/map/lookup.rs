@@ -1,0 +1,73 @@
+//! Finding what a run of pages is mapped to.
+
+use crate::format::{Entry, Kind, VolumeRecord};
+use crate::types::{BLOCK_PAGES, Epoch, FANOUT, PageAddr, VirtualPage, entry_span, table_span};
+
+use super::store::{TableMiss, Tables};
+
+/// Pages of a volume that are alike: all holes, or contiguous in the pool and born in one epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Where the first page lies and the oldest birth among the run's entries; `None`: a hole.
+    pub data: Option<(PageAddr, Epoch)>,
+    /// How many pages.
+    pub len: u64,
+}
+
+/// The run that starts at `at`, at most `max` pages (`max` > 0).
+pub fn lookup(tables: &mut Tables, volume: &VolumeRecord, at: VirtualPage, max: u64) -> Result<Run, TableMiss> {
+    let hole = |len: u64| Ok(Run { data: None, len: len.min(max) });
+    let mut entry = volume.root;
+    let mut level = volume.level;
+    if at.0 >= table_span(level) {
+        return hole(u64::MAX);
+    }
+    // `span` is what `entry` covers; the table it may point to has level `level`.
+    let mut span = table_span(level);
+    loop {
+        let left = span - at.0 % span;
+        match entry.kind() {
+            Kind::Absent => return hole(left),
+            Kind::Block => {
+                let first = PageAddr(entry.addr().0 + at.0 % BLOCK_PAGES);
+                return Ok(Run { data: Some((first, entry.birth())), len: left.min(max) });
+            }
+            Kind::Table => {
+                let id = tables.get(entry, level)?;
+                if level == 0 {
+                    return Ok(leaf_run(&tables.node(id).entries, at.index(), max));
+                }
+                entry = tables.node(id).entries[at.slot(level)];
+                span = entry_span(level);
+                level -= 1;
+            }
+            Kind::Page | Kind::Unknown(_) => unreachable!("checked when the table was read"),
+        }
+    }
+}
+
+/// Same birth side of `shared_at` matters to the caller, so a run ends where the birth changes.
+fn leaf_run(entries: &[Entry; FANOUT], from: usize, max: u64) -> Run {
+    let first = entries[from];
+    let limit = (FANOUT - from).min(usize::try_from(max).unwrap_or(FANOUT));
+    let like = |i: usize| {
+        let e = entries[from + i];
+        match first.is_absent() {
+            true => e.is_absent(),
+            false => !e.is_absent() && e.addr().0 == first.addr().0 + i as u64 && e.birth() == first.birth(),
+        }
+    };
+    let len = (1..limit).find(|&i| !like(i)).unwrap_or(limit) as u64;
+    Run { data: (!first.is_absent()).then_some((first.addr(), first.birth())), len }
+}
+
+/// The entry of level 1 that covers `at`: absent, a block, or a leaf.
+pub fn leaf_entry(tables: &mut Tables, volume: &VolumeRecord, at: VirtualPage) -> Result<Entry, TableMiss> {
+    let (mut entry, mut level) = (volume.root, volume.level);
+    while !entry.is_absent() && level >= 1 {
+        let id = tables.get(entry, level)?;
+        entry = tables.node(id).entries[at.slot(level)];
+        level -= 1;
+    }
+    Ok(entry)
+}

@@ -1,0 +1,355 @@
+//! The tables in memory: a bounded cache of clean ones, and those that changed since the last
+//! checkpoint.
+//!
+//! A changed table has a number instead of an address until a checkpoint *places* it. While a
+//! checkpoint runs its tables are *frozen*: nobody changes them, a writer copies them first.
+
+use rustc_hash::FxHashMap;
+use slab::Slab;
+
+use crate::format::{Entry, Kind, TableRef};
+use crate::types::{Epoch, FANOUT, PageAddr};
+
+/// A table that is needed and not in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableMiss {
+    /// The entry that points to it.
+    pub entry: Entry,
+    /// Its level.
+    pub level: u8,
+}
+
+/// Handle of a table in memory; valid until the next eviction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(usize);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Clean,
+    /// Changed since the last freeze; `refs` entries point to it.
+    Dirty { refs: u32 },
+    /// Belongs to the running checkpoint, which placed it.
+    Frozen,
+}
+
+pub struct Node {
+    key: TableRef,
+    state: State,
+    pub level: u8,
+    birth: Epoch,
+    hot: bool,
+    /// Freed while a checkpoint was writing it.
+    doomed: bool,
+    pub entries: Box<[Entry; FANOUT]>,
+}
+
+/// A table on its way to the device.
+pub struct Placed {
+    pub node: NodeId,
+    pub level: u8,
+    pub birth: Epoch,
+    pub at: PageAddr,
+    /// References it had when it was frozen.
+    pub refs: u32,
+}
+
+/// Where a checkpoint put a table, and its checksum once its bytes are settled.
+type Place = (PageAddr, Option<u32>);
+
+pub struct Tables {
+    nodes: Slab<Node>,
+    by_ref: FxHashMap<TableRef, usize>,
+    /// Where tables with a number were placed, by the running checkpoint and the one before it.
+    placed: FxHashMap<TableRef, Place>,
+    before: FxHashMap<TableRef, Place>,
+    next: u64,
+    dirty: usize,
+    frozen: usize,
+    limit: usize,
+    hand: usize,
+}
+
+impl Tables {
+    /// A store that keeps at most `limit` clean tables.
+    pub fn new(limit: usize) -> Tables {
+        Tables {
+            nodes: Slab::new(),
+            by_ref: FxHashMap::default(),
+            placed: FxHashMap::default(),
+            before: FxHashMap::default(),
+            next: 1,
+            dirty: 0,
+            frozen: 0,
+            limit,
+            hand: 0,
+        }
+    }
+
+    /// Tables changed since the last freeze.
+    pub fn dirty(&self) -> usize {
+        self.dirty
+    }
+
+    /// Tables changed and not yet in a finished checkpoint.
+    pub fn unwritten(&self) -> usize {
+        self.dirty + self.frozen
+    }
+
+    /// Where a table lies by now: its own address, or the one a checkpoint gave it.
+    pub fn resolve(&self, at: TableRef) -> TableRef {
+        match at.page() {
+            Some(_) => at,
+            None => self.place_of(at).map_or(at, |(page, _)| TableRef::on_disk(page)),
+        }
+    }
+
+    fn place_of(&self, at: TableRef) -> Option<Place> {
+        self.placed.get(&at).or_else(|| self.before.get(&at)).copied()
+    }
+
+    /// The entry with its table's address and checksum filled in, once a checkpoint wrote it.
+    pub fn settle(&self, entry: Entry) -> Entry {
+        match (entry.kind(), self.place_of(entry.table_ref())) {
+            (Kind::Table, Some((page, Some(sum)))) if entry.table_ref().page().is_none() => {
+                Entry::table(TableRef::on_disk(page), entry.birth(), sum)
+            }
+            _ => entry,
+        }
+    }
+
+    /// The table an entry points to.
+    pub fn get(&mut self, entry: Entry, level: u8) -> Result<NodeId, TableMiss> {
+        debug_assert_eq!(entry.kind(), Kind::Table);
+        let at = entry.table_ref();
+        let found = self.by_ref.get(&at).or_else(|| self.by_ref.get(&self.resolve(at)));
+        match found {
+            Some(&i) => {
+                let node = &mut self.nodes[i];
+                debug_assert_eq!(node.level, level);
+                node.hot = true;
+                Ok(NodeId(i))
+            }
+            None => Err(TableMiss { entry: self.settle(entry), level }),
+        }
+    }
+
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.0]
+    }
+
+    /// Whether the table may be changed where it is.
+    pub fn is_dirty(&self, id: NodeId) -> bool {
+        matches!(self.nodes[id.0].state, State::Dirty { .. })
+    }
+
+    /// The entries of a table that may be changed.
+    pub fn entries_mut(&mut self, id: NodeId) -> &mut [Entry; FANOUT] {
+        let node = &mut self.nodes[id.0];
+        assert!(matches!(node.state, State::Dirty { .. }), "only changed tables are changed");
+        &mut node.entries
+    }
+
+    /// Adds a table read from the device.
+    pub fn insert_clean(&mut self, miss: &TableMiss, entries: Box<[Entry; FANOUT]>) {
+        let key = miss.entry.table_ref();
+        if self.by_ref.contains_key(&key) {
+            return;
+        }
+        let birth = miss.entry.birth();
+        let i = self.nodes.insert(Node { key, state: State::Clean, level: miss.level, birth, hot: true, doomed: false, entries });
+        self.by_ref.insert(key, i);
+    }
+
+    /// A new table with one reference, and the entry that points to it.
+    pub fn create(&mut self, level: u8, birth: Epoch, entries: Box<[Entry; FANOUT]>) -> (NodeId, Entry) {
+        let key = TableRef::in_memory(self.next);
+        self.next += 1;
+        self.dirty += 1;
+        let i = self.nodes.insert(Node { key, state: State::Dirty { refs: 1 }, level, birth, hot: true, doomed: false, entries });
+        self.by_ref.insert(key, i);
+        (NodeId(i), Entry::table(key, birth, 0))
+    }
+
+    /// References of a table that has no address yet; `None`: its count is in the space map.
+    pub fn refs(&self, at: TableRef) -> Option<u32> {
+        match self.nodes.get(*self.by_ref.get(&at)?)?.state {
+            State::Dirty { refs } => Some(refs),
+            _ => None,
+        }
+    }
+
+    /// One reference more to a table without an address; false if it has one.
+    pub fn add_ref(&mut self, at: TableRef) -> bool {
+        self.change_refs(at, 1)
+    }
+
+    /// One reference less (never the last; see [`remove`](Self::remove)); false if it has an address.
+    pub fn drop_ref(&mut self, at: TableRef) -> bool {
+        self.change_refs(at, -1)
+    }
+
+    fn change_refs(&mut self, at: TableRef, by: i32) -> bool {
+        let Some(&i) = self.by_ref.get(&at) else { return false };
+        let State::Dirty { refs } = &mut self.nodes[i].state else { return false };
+        *refs = refs.checked_add_signed(by).expect("a reference count below zero");
+        assert!(*refs > 0, "the last reference goes with the table");
+        true
+    }
+
+    /// Forgets a changed table that nothing points to any more.
+    pub fn remove(&mut self, id: NodeId) {
+        let node = self.nodes.remove(id.0);
+        assert!(matches!(node.state, State::Dirty { .. }), "only changed tables are forgotten at once");
+        self.by_ref.remove(&node.key);
+        self.dirty -= 1;
+    }
+
+    /// All changed tables become the checkpoint's, in the order in which they are to be written
+    /// (lower levels first); `places` yields an address for each.
+    pub fn freeze(&mut self, mut places: impl FnMut() -> PageAddr) -> Vec<Placed> {
+        assert_eq!(self.frozen, 0, "one checkpoint at a time");
+        let mut changed: Vec<(u8, TableRef, usize)> = Vec::with_capacity(self.dirty);
+        changed.extend(
+            self.nodes.iter().filter(|(_, n)| matches!(n.state, State::Dirty { .. })).map(|(i, n)| (n.level, n.key, i)),
+        );
+        changed.sort_unstable();
+        let mut out = Vec::with_capacity(changed.len());
+        for (level, key, i) in changed {
+            let node = &mut self.nodes[i];
+            let State::Dirty { refs } = node.state else { unreachable!("filtered above") };
+            node.state = State::Frozen;
+            let at = places();
+            self.placed.insert(key, (at, None));
+            out.push(Placed { node: NodeId(i), level, birth: node.birth, at, refs });
+        }
+        self.dirty = 0;
+        self.frozen = out.len();
+        out
+    }
+
+    /// Fills in where the tables below a frozen one lie now, and returns its entries for writing.
+    /// Tables of lower levels must have been [`written`](Self::written) before.
+    pub fn settle_frozen(&mut self, id: NodeId) -> &[Entry; FANOUT] {
+        let mut entries = std::mem::replace(&mut self.nodes[id.0].entries, Box::new([Entry::ABSENT; FANOUT]));
+        if self.nodes[id.0].level > 0 {
+            for entry in entries.iter_mut().filter(|e| e.kind() == Kind::Table) {
+                *entry = self.settle(*entry);
+                debug_assert!(entry.table_ref().page().is_some());
+            }
+        }
+        self.nodes[id.0].entries = entries;
+        &self.nodes[id.0].entries
+    }
+
+    /// Sets the checksum of directory pages in a frozen table of level 0.
+    pub fn set_frozen_checksum(&mut self, id: NodeId, slot: usize, checksum: u32) {
+        let node = &mut self.nodes[id.0];
+        assert!(matches!(node.state, State::Frozen));
+        let e = node.entries[slot];
+        node.entries[slot] = Entry::checked_page(e.addr(), e.birth(), checksum);
+    }
+
+    /// Notes the checksum of a frozen table's bytes.
+    pub fn written(&mut self, id: NodeId, checksum: u32) {
+        let key = self.nodes[id.0].key;
+        self.placed.get_mut(&key).expect("placed when it was frozen").1 = Some(checksum);
+    }
+
+    /// The checkpoint is durable: its tables are clean and known by their addresses.
+    pub fn finish(&mut self) {
+        let mut frozen: Vec<usize> =
+            self.nodes.iter().filter(|(_, n)| matches!(n.state, State::Frozen)).map(|(i, _)| i).collect();
+        for i in frozen.drain(..) {
+            let node = &mut self.nodes[i];
+            self.by_ref.remove(&node.key);
+            if node.doomed {
+                self.nodes.remove(i);
+                continue;
+            }
+            node.state = State::Clean;
+            node.key = TableRef::on_disk(self.placed[&node.key].0);
+            self.by_ref.insert(node.key, i);
+        }
+        self.frozen = 0;
+        self.before = std::mem::take(&mut self.placed);
+    }
+
+    /// Forgets clean tables beyond the limit, those not used lately first.
+    pub fn evict(&mut self) {
+        let mut over = (self.nodes.len() - self.unwritten()).saturating_sub(self.limit);
+        let mut steps = self.nodes.capacity() * 2;
+        while over > 0 && steps > 0 {
+            steps -= 1;
+            self.hand = (self.hand + 1) % self.nodes.capacity().max(1);
+            let Some(node) = self.nodes.get_mut(self.hand) else { continue };
+            if node.state != State::Clean {
+                continue;
+            }
+            if std::mem::take(&mut node.hot) {
+                continue;
+            }
+            let node = self.nodes.remove(self.hand);
+            self.by_ref.remove(&node.key);
+            over -= 1;
+        }
+    }
+
+    /// The table's last reference is gone and its page will be used again: forget what it held.
+    pub fn forget(&mut self, id: NodeId) {
+        let node = &mut self.nodes[id.0];
+        match node.state {
+            State::Clean => {
+                let key = node.key;
+                self.nodes.remove(id.0);
+                self.by_ref.remove(&key);
+            }
+            State::Frozen => node.doomed = true,
+            State::Dirty { .. } => unreachable!("a changed table is removed, not forgotten"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blank() -> Box<[Entry; FANOUT]> {
+        Box::new([Entry::ABSENT; FANOUT])
+    }
+
+    #[test]
+    fn a_table_is_found_by_number_and_by_address() {
+        let mut t = Tables::new(10);
+        let (_, leaf) = t.create(0, Epoch(1), blank());
+        let (root_id, root) = t.create(1, Epoch(1), blank());
+        t.entries_mut(root_id)[3] = leaf;
+        let mut next = 100;
+        let placed = t.freeze(|| {
+            next += 1;
+            PageAddr(next)
+        });
+        assert_eq!(placed.iter().map(|p| p.level).collect::<Vec<_>>(), [0, 1], "lower levels first");
+        for p in &placed {
+            t.settle_frozen(p.node);
+            t.written(p.node, 7);
+        }
+        t.finish();
+        let old = t.get(root, 1).expect("by its number");
+        assert_eq!(t.get(t.settle(root), 1), Ok(old), "by its address");
+        assert_eq!(t.node(old).entries[3], Entry::table(TableRef::on_disk(PageAddr(101)), Epoch(1), 7));
+        assert_eq!(t.unwritten(), 0);
+    }
+
+    #[test]
+    fn only_clean_tables_are_evicted() {
+        let mut t = Tables::new(2);
+        let (_, dirty) = t.create(0, Epoch(1), blank());
+        for page in 0..10 {
+            let entry = Entry::table(TableRef::on_disk(PageAddr(page)), Epoch(1), 0);
+            t.insert_clean(&TableMiss { entry, level: 0 }, blank());
+        }
+        t.evict();
+        assert!(t.get(dirty, 0).is_ok());
+        assert_eq!(t.nodes.len(), 3);
+    }
+}

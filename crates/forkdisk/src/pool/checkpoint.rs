@@ -1,0 +1,372 @@
+//! Checkpoints: the whole of the metadata, durable at new places, without stopping writers.
+//!
+//! 1. Freeze (synchronous): every changed table gets an address, changed directory pages get new
+//!    ones, the deltas of counts are set aside. From here on writers work on copies.
+//! 2. Write tables bottom-up, then directory pages and the directory's tables, then count pages to
+//!    their other slots. Flush.
+//! 3. Superblock to one slot, flush, to the other, flush.
+//! 4. What the old state alone held is free: plans made before the freeze end, then the space is
+//!    discarded, then it may be used again.
+//!
+//! A crash before 3 leaves the old superblock and all it points to; replay starts where it says.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use smallvec::{SmallVec, smallvec};
+
+use crate::device::{Device, Segment};
+use crate::error::{Error, Result};
+use crate::format::{
+    CountEntry, Entry, JournalStart, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord,
+    encode_directory_page, encode_table, page_checksum,
+};
+use crate::map::{Editor, NodeId, Placed, Stop};
+use crate::planted::{Bug, planted};
+use crate::space::Step;
+use crate::sync::Event;
+use crate::types::{BLOCK_SIZE, PAGE_SIZE, PageAddr, VirtualPage};
+
+use super::load::DIRECTORY_SEED;
+use super::{Failure, Inner, Meta};
+
+/// Most pages written by one request.
+const BATCH: usize = 256;
+
+/// Who writes a checkpoint, and who waits for it.
+#[derive(Default)]
+pub struct Checkpoints {
+    running: Cell<bool>,
+    done: Cell<u64>,
+    changed: Event,
+}
+
+/// A directory page to be written, and the slot of the leaf that points to it.
+struct DirectoryPage {
+    at: PageAddr,
+    leaf: NodeId,
+    slot: usize,
+    records: [Option<VolumeRecord>; SLOTS_PER_PAGE],
+}
+
+/// What a freeze sets aside.
+struct Frozen {
+    /// Tables of volumes, lower levels first.
+    tables: Vec<Placed>,
+    pages: Vec<DirectoryPage>,
+    /// Tables of the directory's own map, lower levels first.
+    directory_tables: Vec<Placed>,
+    directory: Entry,
+    directory_level: u8,
+    directory_pages: u64,
+    start: JournalStart,
+    epoch: u64,
+    next_id: u64,
+    size: u64,
+}
+
+impl<D: Device> Inner<D> {
+    /// Writes a checkpoint of everything published before this call.
+    pub async fn checkpoint(self: Rc<Self>) -> Result<()> {
+        self.check_alive()?;
+        // One that runs already may have been frozen before: wait for it and for one more.
+        while self.checkpoints.running.get() {
+            self.checkpoints.changed.wait().await;
+            self.check_alive()?;
+        }
+        self.start_checkpoint();
+        let wanted = self.checkpoints.done.get() + 1;
+        while self.checkpoints.done.get() < wanted {
+            self.checkpoints.changed.wait().await;
+        }
+        self.failed.borrow().as_ref().map_or(Ok(()), |e| Err(e.clone()))
+    }
+
+    /// Starts one in the background when enough has changed.
+    pub fn checkpoint_soon(self: &Rc<Self>) {
+        let due = {
+            let meta = self.meta.borrow();
+            let journal = meta.journal.used() + meta.journal.pending() as u64;
+            meta.dirty_bytes() > self.options.dirty / 2 || journal > meta.journal.length() / 2
+        };
+        if due && !self.checkpoints.running.get() {
+            self.start_checkpoint();
+        }
+    }
+
+    /// Waits while as much is dirty as may be.
+    pub async fn admit(self: &Rc<Self>) -> Result<()> {
+        while self.meta.borrow().dirty_bytes() > self.options.dirty {
+            self.check_writable()?;
+            self.clone().checkpoint().await?;
+        }
+        Ok(())
+    }
+
+    fn start_checkpoint(self: &Rc<Self>) {
+        if self.checkpoints.running.replace(true) {
+            return;
+        }
+        let inner = self.clone();
+        self.runtime.spawn(Box::pin(async move {
+            if let Err(error) = inner.checkpoint_once().await {
+                inner.fail(&error);
+            }
+            inner.checkpoints.running.set(false);
+            inner.checkpoints.done.set(inner.checkpoints.done.get() + 1);
+            inner.checkpoints.changed.notify();
+            inner.space_changed.notify();
+        }));
+    }
+
+    async fn checkpoint_once(self: &Rc<Self>) -> Result<()> {
+        self.failed.borrow().as_ref().map_or(Ok(()), |e| Err(e.clone()))?;
+        self.activate().await?;
+        let frozen = self.look(freeze).await?;
+        if planted(Bug::SuperblockBeforePages) {
+            let early = self.next_superblock(&frozen, self.superblock.borrow().counts.clone());
+            self.write_superblock_slot(&early, 0).await?;
+        }
+        self.write_tables(&frozen.tables).await?;
+        self.write_directory(&frozen.pages).await?;
+        self.write_tables(&frozen.directory_tables).await?;
+        let counts = self.write_counts().await?;
+        let superblock = self.next_superblock(&frozen, counts);
+        let flushed = self.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e));
+        if !planted(Bug::SuperblockAfterFailedFlush) {
+            flushed?;
+        }
+        self.write_superblock(&superblock).await?;
+        self.finish(frozen.start).await
+    }
+
+    fn next_superblock(&self, frozen: &Frozen, counts: Vec<crate::format::CountEntry>) -> Superblock {
+        let old = self.superblock.borrow();
+        Superblock {
+            generation: old.generation + 1,
+            clean: false,
+            epoch: frozen.epoch,
+            next_id: frozen.next_id,
+            size: frozen.size,
+            directory: self.meta.borrow().tables.settle(frozen.directory),
+            directory_level: frozen.directory_level,
+            directory_pages: frozen.directory_pages,
+            start: frozen.start,
+            counts,
+            ..old.clone()
+        }
+    }
+
+    /// Writes map tables in batches.
+    async fn write_tables(self: &Rc<Self>, tables: &[Placed]) -> Result<()> {
+        let uuid = self.superblock.borrow().uuid;
+        for batch in tables.chunks(BATCH) {
+            let mut pages = Vec::with_capacity(batch.len());
+            {
+                let mut meta = self.meta.borrow_mut();
+                for table in batch {
+                    let mut bytes = vec![0; PAGE_SIZE];
+                    encode_table(meta.tables.settle_frozen(table.node), &mut bytes);
+                    let seed = Seed { pool: uuid, page: table.at, level: table.level, birth: table.birth.0 };
+                    meta.tables.written(table.node, page_checksum(&seed, &bytes));
+                    pages.push((table.at, bytes));
+                }
+            }
+            self.write_pages(pages).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes directory pages and notes their checksums in the tables above them.
+    async fn write_directory(self: &Rc<Self>, pages: &[DirectoryPage]) -> Result<()> {
+        let uuid = self.superblock.borrow().uuid;
+        for batch in pages.chunks(BATCH) {
+            let mut out = Vec::with_capacity(batch.len());
+            {
+                let mut meta = self.meta.borrow_mut();
+                for page in batch {
+                    let settled: Vec<Option<VolumeRecord>> = page.records.iter().map(|r| settled(&meta, r)).collect();
+                    let mut bytes = vec![0; PAGE_SIZE];
+                    encode_directory_page(&std::array::from_fn(|i| settled[i].as_ref()), &mut bytes);
+                    let seed = Seed { pool: uuid, page: page.at, level: DIRECTORY_SEED, birth: 0 };
+                    let sum = page_checksum(&seed, &bytes);
+                    meta.tables.set_frozen_checksum(page.leaf, page.slot, sum);
+                    out.push((page.at, bytes));
+                }
+            }
+            self.write_pages(out).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes the count pages this checkpoint changes; returns the new entries of the superblock.
+    async fn write_counts(self: &Rc<Self>) -> Result<Vec<CountEntry>> {
+        loop {
+            let step = self.look(|meta| meta.space.checkpoint_step(BATCH).map_err(|m| Failure::Stop(Stop::Count(m)))).await?;
+            match step {
+                Step::Write(pages) => {
+                    self.write_pages(pages.into_iter().map(|(at, bytes)| (at, bytes.to_vec())).collect()).await?;
+                }
+                Step::Done(roots) => return Ok(roots),
+            }
+        }
+    }
+
+    /// Writes pages, neighbours in one request.
+    async fn write_pages(&self, mut pages: Vec<(PageAddr, Vec<u8>)>) -> Result<()> {
+        pages.sort_by_key(|&(at, _)| at);
+        let mut buf = self.device.buffer(pages.len() * PAGE_SIZE);
+        let mut segments: SmallVec<[Segment; 2]> = SmallVec::new();
+        for (i, (page, bytes)) in pages.iter().enumerate() {
+            let at = i * PAGE_SIZE;
+            buf[at..at + PAGE_SIZE].copy_from_slice(bytes);
+            match segments.last_mut() {
+                Some(s) if s.offset + s.len as u64 == page.offset() => s.len += PAGE_SIZE,
+                _ => segments.push(Segment { offset: page.offset(), at, len: PAGE_SIZE }),
+            }
+        }
+        if segments.is_empty() {
+            return Ok(());
+        }
+        let (result, _) = self.device.write(buf, segments, false).await;
+        result.map_err(|e| Error::io("writing metadata", e))
+    }
+
+    async fn write_superblock_slot(&self, superblock: &Superblock, slot: usize) -> Result<()> {
+        let at = SUPERBLOCK_PAGES[slot];
+        let mut buf = self.device.buffer(PAGE_SIZE);
+        superblock.encode(at, &mut buf);
+        let (result, _) = self.device.write(buf, smallvec![Segment { offset: at.offset(), at: 0, len: PAGE_SIZE }], false).await;
+        result.map_err(|e| Error::io("writing the superblock", e))
+    }
+
+    /// Writes both slots, one after the other, each durable before the next step.
+    pub async fn write_superblock(&self, superblock: &Superblock) -> Result<()> {
+        for slot in 0..SUPERBLOCK_PAGES.len() {
+            self.write_superblock_slot(superblock, slot).await?;
+            self.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e))?;
+        }
+        *self.superblock.borrow_mut() = superblock.clone();
+        Ok(())
+    }
+
+    /// The first write of this open: a superblock with a new incarnation, so that journal groups
+    /// of earlier opens are never taken for ours.
+    pub async fn activate(&self) -> Result<()> {
+        if self.active.get() {
+            return Ok(());
+        }
+        let next = {
+            let old = self.superblock.borrow();
+            Superblock { generation: old.generation + 1, incarnation: old.incarnation + 1, clean: false, ..old.clone() }
+        };
+        // What recovery read may still be in a cache only.
+        self.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e))?;
+        if self.active.get() {
+            return Ok(());
+        }
+        self.meta.borrow_mut().journal.incarnation = next.incarnation;
+        self.write_superblock(&next).await?;
+        self.active.set(true);
+        Ok(())
+    }
+
+    /// Step 4: the state before is given up.
+    async fn finish(self: &Rc<Self>, start: JournalStart) -> Result<()> {
+        let freed = {
+            let mut meta = self.meta.borrow_mut();
+            meta.tables.finish();
+            meta.tables.evict();
+            meta.journal.released(start);
+            meta.settle_roots();
+            meta.space.finish()
+        };
+        if !planted(Bug::FreedSpaceReusedAtOnce) {
+            self.generations.barrier().await;
+        }
+        if self.options.discard {
+            for &(first, pages) in freed.iter() {
+                // A discard that fails costs space on the host and nothing else.
+                let _ = self.device.discard(first.offset(), pages * PAGE_SIZE as u64).await;
+            }
+        }
+        self.meta.borrow_mut().space.release(freed);
+        self.full.set(false);
+        self.space_changed.notify();
+        Ok(())
+    }
+}
+
+/// The record with its root's address and checksum.
+fn settled(meta: &Meta, record: &Option<VolumeRecord>) -> Option<VolumeRecord> {
+    let mut record = record.clone()?;
+    record.root = meta.tables.settle(record.root);
+    Some(record)
+}
+
+/// Step 1. Everything that may have to be loaded comes first; the rest cannot fail.
+fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
+    let changed = meta.directory.peek_changed();
+    let mut leaves = Vec::with_capacity(changed.len());
+    let mut directory_nodes: BTreeSet<NodeId> = BTreeSet::new();
+    let mut editor = Editor { tables: &mut meta.tables, space: &mut meta.space, epoch: meta.epoch };
+    for (number, records) in &changed {
+        let at = VirtualPage(*number);
+        editor.raise(&mut meta.directory_map, number + 1);
+        if records.iter().all(Option::is_none) {
+            editor.unmap_step(&mut meta.directory_map, at, VirtualPage(number + 1))?;
+        } else {
+            editor.writable(&mut meta.directory_map, at, 0)?;
+        }
+    }
+    // Paths are taken again once all are writable: a later one may have replaced a table of an earlier.
+    for (number, records) in &changed {
+        if records.iter().any(Option::is_some) {
+            let path = editor.writable(&mut meta.directory_map, VirtualPage(*number), 0)?;
+            directory_nodes.extend(path.iter().map(|&(id, _)| id));
+            leaves.push((*number, *path.last().expect("a path has a table"), records.clone()));
+        } else {
+            directory_nodes.extend(editor.changed_on_path(&meta.directory_map, VirtualPage(*number))?);
+        }
+    }
+    let need = (meta.tables.dirty() + leaves.len()) as u64;
+    meta.space.ensure_known(need).map_err(|r| Failure::Stop(r.into()))?;
+    let runs = meta.space.alloc_meta(need).ok_or(Failure::Stop(Stop::NoSpace))?;
+    let mut places = runs.into_iter().flat_map(|(first, n)| (first.0..first.0 + n).map(PageAddr));
+    let mut next = || places.next().expect("as many pages as were asked for");
+
+    meta.directory.take_changed();
+    let mut pages = Vec::with_capacity(leaves.len());
+    let (tables, directory_tables): (Vec<Placed>, Vec<Placed>) = {
+        for (number, (leaf, slot), records) in leaves {
+            let at = next();
+            let old = std::mem::replace(&mut meta.tables.entries_mut(leaf)[slot], Entry::checked_page(at, meta.epoch, 0));
+            if !old.is_absent() {
+                meta.space.decr_page(old.addr());
+            }
+            meta.space.incr_page(at);
+            pages.push(DirectoryPage { at, leaf, slot, records });
+            let _ = number;
+        }
+        meta.tables.freeze(next).into_iter().partition(|t| !directory_nodes.contains(&t.node))
+    };
+    for table in tables.iter().chain(&directory_tables) {
+        for _ in 0..table.refs {
+            meta.space.incr_page(table.at);
+        }
+    }
+    meta.space.freeze();
+    Ok(Frozen {
+        tables,
+        pages,
+        directory_tables,
+        directory: meta.directory_map.root,
+        directory_level: meta.directory_map.level,
+        directory_pages: meta.directory.pages(),
+        start: meta.journal.here(),
+        epoch: meta.epoch.0,
+        next_id: meta.next_id,
+        size: meta.space.layout().blocks() * BLOCK_SIZE,
+    })
+}

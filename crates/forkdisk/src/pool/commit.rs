@@ -1,0 +1,113 @@
+//! Group commit: one flush of the device and one write to the journal for everybody who waits.
+//!
+//! Order: data durable → journal records written → durable → acknowledged. A commit covers whatever
+//! was published before it began; who comes later waits for the next.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use smallvec::SmallVec;
+
+use crate::device::{Buf, Device};
+use crate::error::{Error, Result};
+use crate::planted::{Bug, planted};
+use crate::sync::Event;
+
+use super::Inner;
+
+/// Pending records beyond this many bytes are committed without anybody asking.
+const UNASKED: usize = 1 << 20;
+
+/// Who commits, and who waits for it.
+#[derive(Default)]
+pub struct Commits {
+    running: Cell<bool>,
+    asked: Cell<u64>,
+    begun: Cell<u64>,
+    ended: Cell<u64>,
+    changed: Event,
+}
+
+impl<D: Device> Inner<D> {
+    /// Makes everything published and every write acknowledged so far durable.
+    pub async fn commit(self: Rc<Self>) -> Result<()> {
+        self.check_alive()?;
+        if self.options.read_only {
+            return Ok(());
+        }
+        let commits = &self.commits;
+        let ticket = commits.asked.get() + 1;
+        commits.asked.set(ticket);
+        self.start_commits();
+        while commits.ended.get() < ticket {
+            self.check_alive()?;
+            commits.changed.wait().await;
+        }
+        self.check_failed()
+    }
+
+    fn check_failed(&self) -> Result<()> {
+        self.failed.borrow().as_ref().map_or(Ok(()), |e| Err(e.clone()))
+    }
+
+    /// Commits in the background if much is pending.
+    pub fn commit_soon(self: &Rc<Self>) {
+        if self.meta.borrow().journal.pending() > UNASKED && !self.commits.running.get() {
+            self.commits.asked.set(self.commits.asked.get() + 1);
+            self.start_commits();
+        }
+    }
+
+    fn start_commits(self: &Rc<Self>) {
+        if self.commits.running.replace(true) {
+            return;
+        }
+        let inner = self.clone();
+        self.runtime.spawn(Box::pin(async move {
+            let commits = &inner.commits;
+            while commits.ended.get() < commits.asked.get() {
+                commits.begun.set(commits.asked.get());
+                let covered = commits.begun.get();
+                if let Err(error) = inner.commit_once().await {
+                    if !planted(Bug::FailedFlushForgotten) {
+                        inner.fail(&error);
+                    }
+                }
+                commits.ended.set(covered);
+                commits.changed.notify();
+            }
+            commits.running.set(false);
+        }));
+    }
+
+    async fn commit_once(self: &Rc<Self>) -> Result<()> {
+        self.check_failed()?;
+        while !self.meta.borrow().journal.fits() {
+            self.clone().checkpoint().await?;
+        }
+        self.activate().await?;
+        // Records taken now describe data that was written completely before they were published.
+        let (groups, next) = {
+            let mut meta = self.meta.borrow_mut();
+            (meta.journal.take(), meta.journal.next())
+        };
+        if !planted(Bug::DataFlushSkipped) || groups.is_empty() {
+            self.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e))?;
+        }
+        if groups.is_empty() {
+            return Ok(());
+        }
+        for group in groups {
+            let segments: SmallVec<_> = self.meta.borrow().journal.segments(group.position, group.bytes.len()).into();
+            let mut buf: Buf = self.device.buffer(group.bytes.len());
+            buf.copy_from_slice(&group.bytes);
+            let (result, _) = self.device.write(buf, segments, false).await;
+            result.map_err(|e| Error::io("writing the journal", e))?;
+        }
+        if !planted(Bug::JournalFlushSkipped) {
+            self.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e))?;
+        }
+        self.meta.borrow_mut().journal.confirm(next);
+        Ok(())
+    }
+}

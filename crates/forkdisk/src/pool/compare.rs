@@ -1,0 +1,192 @@
+//! Comparing volumes and telling what only they hold, by walking their maps.
+
+use rustc_hash::FxHashMap;
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::format::{Entry, Kind, TableRef, VolumeRecord};
+use crate::map::{Stop, Tables, lookup};
+use crate::types::{BLOCK_PAGES, Block, PAGE_SIZE, PageAddr, VirtualPage, table_span};
+
+use super::{Failure, Inner, Meta, Pool, Usage, pages_of};
+
+/// How a range of two volumes compares, as `thin_delta` says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiffClass {
+    /// The same data, shared, or nothing in both.
+    Same,
+    /// Data in both, not the same pages.
+    Different,
+    /// Data in the left one only.
+    LeftOnly,
+    /// Data in the right one only.
+    RightOnly,
+}
+
+/// A run of one class. In bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiffRun {
+    /// Where it starts.
+    pub offset: u64,
+    /// How long it is.
+    pub len: u64,
+    /// How the two compare.
+    pub class: DiffClass,
+}
+
+/// Pages from `at` on for which both maps have the same table or both have nothing, if any.
+fn same_tables(tables: &mut Tables, a: &VolumeRecord, b: &VolumeRecord, at: VirtualPage) -> std::result::Result<u64, Stop> {
+    let (mut x, mut xl, mut y, mut yl) = (a.root, a.level, b.root, b.level);
+    loop {
+        // Bring the higher one down first.
+        let level = xl.max(yl);
+        let span = table_span(level);
+        let same = x.is_absent() && y.is_absent()
+            || xl == yl && x.kind() == Kind::Table && y.kind() == Kind::Table && tables.resolve(x.table_ref()) == tables.resolve(y.table_ref());
+        if same {
+            return Ok(span - at.0 % span);
+        }
+        if level == 0 || x.kind() == Kind::Block || y.kind() == Kind::Block {
+            return Ok(0);
+        }
+        for (entry, own) in [(&mut x, &mut xl), (&mut y, &mut yl)] {
+            if *own < level {
+                continue;
+            }
+            if entry.kind() == Kind::Table {
+                let id = tables.get(*entry, level)?;
+                *entry = tables.node(id).entries[at.slot(level)];
+            }
+            *own -= 1;
+        }
+    }
+}
+
+fn next_run(meta: &mut Meta, a: &VolumeRecord, b: &VolumeRecord, at: VirtualPage, max: u64) -> std::result::Result<(u64, DiffClass), Failure> {
+    let same = same_tables(&mut meta.tables, a, b, at)?;
+    if same > 0 {
+        return Ok((same.min(max), DiffClass::Same));
+    }
+    let x = lookup(&mut meta.tables, a, at, max).map_err(Stop::from)?;
+    let y = lookup(&mut meta.tables, b, at, max).map_err(Stop::from)?;
+    let len = x.len.min(y.len);
+    let class = match (x.data, y.data) {
+        (None, None) => DiffClass::Same,
+        (Some(_), None) => DiffClass::LeftOnly,
+        (None, Some(_)) => DiffClass::RightOnly,
+        (Some((p, _)), Some((q, _))) if p == q => DiffClass::Same,
+        _ => DiffClass::Different,
+    };
+    Ok((len, class))
+}
+
+/// References that a walk has given up, where others remain.
+#[derive(Default)]
+struct Given {
+    tables: FxHashMap<TableRef, u32>,
+    pages: FxHashMap<PageAddr, u32>,
+    blocks: FxHashMap<Block, u32>,
+    freed: u64,
+}
+
+impl<D: Device> Pool<D> {
+    /// Compares two volumes or snapshots page by page, without looking at what they share as a
+    /// whole. Runs come in rising order; neighbours of one class are one run.
+    pub async fn diff(&self, left: &str, right: &str) -> Result<Vec<DiffRun>> {
+        let (a, b) = {
+            let meta = self.0.meta.borrow();
+            (meta.directory.find(left)?.record.clone(), meta.directory.find(right)?.record.clone())
+        };
+        let bytes = a.size.max(b.size);
+        let (mut at, end) = (0, pages_of(bytes));
+        let mut runs: Vec<DiffRun> = Vec::new();
+        while at < end {
+            let (n, class) = self.0.look(|meta| next_run(meta, &a, &b, VirtualPage(at), end - at)).await?;
+            let (offset, stop) = (at * PAGE_SIZE as u64, ((at + n) * PAGE_SIZE as u64).min(bytes));
+            match runs.last_mut() {
+                Some(last) if last.class == class => last.len = stop - last.offset,
+                _ => runs.push(DiffRun { offset, len: stop - offset, class }),
+            }
+            at += n;
+        }
+        Ok(runs)
+    }
+
+    /// How much a volume or snapshot refers to, and how much of it is its own.
+    pub async fn usage(&self, name: &str) -> Result<Usage> {
+        let referenced = self.find(name)?.referenced;
+        Ok(Usage { referenced, exclusive: self.freed_by(&[name]).await? })
+    }
+
+    /// Bytes that deleting all of `names` together would free, data and tables.
+    pub async fn freed_by(&self, names: &[&str]) -> Result<u64> {
+        let mut given = Given::default();
+        let mut todo: Vec<(Entry, u8)> = Vec::new();
+        {
+            let meta = self.0.meta.borrow();
+            let mut ids = std::collections::BTreeSet::new();
+            for name in names {
+                let record = &meta.directory.find(name)?.record;
+                if ids.insert(record.id) && !record.root.is_absent() {
+                    todo.push((record.root, record.level));
+                }
+            }
+        }
+        while let Some((entry, level)) = todo.pop() {
+            self.0.give_up(entry, level, &mut given, &mut todo).await?;
+        }
+        Ok(given.freed * PAGE_SIZE as u64)
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// One reference to a table less; if it was the last, its entries are given up, too.
+    async fn give_up(&self, entry: Entry, level: u8, given: &mut Given, todo: &mut Vec<(Entry, u8)>) -> Result<()> {
+        let at = self.meta.borrow().tables.resolve(entry.table_ref());
+        let count = self.look(|meta| Ok(meta.editor().table_count(at)?)).await?;
+        let gone = given.tables.entry(at).or_default();
+        *gone += 1;
+        if *gone < count {
+            return Ok(());
+        }
+        given.freed += 1;
+        let entries = self
+            .look(|meta| {
+                let id = meta.tables.get(entry, level).map_err(Stop::from)?;
+                Ok(meta.tables.node(id).entries.clone())
+            })
+            .await?;
+        for &child in entries.iter() {
+            match child.kind() {
+                Kind::Table => todo.push((child, level - 1)),
+                Kind::Page => {
+                    let page = child.addr();
+                    *given.pages.entry(page).or_default() += 1;
+                    given.freed += u64::from(self.all_given(page, given).await?);
+                }
+                Kind::Block => {
+                    let block = child.addr().block();
+                    *given.blocks.entry(block).or_default() += 1;
+                    for i in 0..BLOCK_PAGES as usize {
+                        given.freed += u64::from(self.all_given(block.page(i), given).await?);
+                    }
+                }
+                Kind::Absent | Kind::Unknown(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every reference to a page, its own and its block's, has been given up.
+    async fn all_given(&self, page: PageAddr, given: &Given) -> Result<bool> {
+        let (whole, single) = self
+            .look(|meta| {
+                let whole = meta.space.block_count(page.block()).map_err(Stop::from)?;
+                let single = meta.space.page_count(page).map_err(Stop::from)?;
+                Ok((whole, single))
+            })
+            .await?;
+        let get = |n: Option<&u32>| n.copied().unwrap_or(0);
+        Ok(get(given.blocks.get(&page.block())) == whole && get(given.pages.get(&page)) == single)
+    }
+}

@@ -1,0 +1,250 @@
+//! The directory of volumes: every volume's record, found by number and by name.
+//!
+//! It is in memory as a whole (about 400 bytes per volume). On the device each record has a slot
+//! of 512 bytes; a checkpoint writes the pages whose slots changed.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
+use crate::sync::RangeLocks;
+use crate::types::VolumeId;
+
+/// A volume in memory.
+pub struct Volume {
+    pub record: VolumeRecord,
+    slot: u64,
+    /// Open handles; shared with them.
+    pub open: Rc<Cell<usize>>,
+    /// Not shown yet: the snapshot that makes it has not been acknowledged.
+    pub pending: bool,
+    /// Ranges that requests hold at the moment.
+    pub locks: Rc<RangeLocks>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct Directory {
+    volumes: BTreeMap<VolumeId, Volume>,
+    names: BTreeMap<(VolumeId, String), VolumeId>,
+    free_slots: BTreeSet<u64>,
+    slots: u64,
+    by_slot: BTreeMap<u64, VolumeId>,
+    changed: BTreeSet<u64>,
+}
+
+impl Directory {
+    /// Adds a volume in the lowest free slot.
+    pub fn add(&mut self, record: VolumeRecord) {
+        let slot = self.free_slots.pop_first().unwrap_or_else(|| {
+            self.slots += 1;
+            self.slots - 1
+        });
+        self.place(record, slot);
+        self.changed.insert(slot / SLOTS_PER_PAGE as u64);
+    }
+
+    fn place(&mut self, record: VolumeRecord, slot: u64) {
+        if record.state != VolumeState::Dead {
+            self.names.insert((record.parent, record.name.clone()), record.id);
+        }
+        self.by_slot.insert(slot, record.id);
+        let id = record.id;
+        self.volumes.insert(id, Volume { record, slot, open: Rc::default(), pending: false, locks: Rc::default() });
+    }
+
+    /// Takes over a page read from the device.
+    pub fn load_page(&mut self, page: u64, records: Vec<Option<VolumeRecord>>) -> std::result::Result<(), String> {
+        for (i, record) in records.into_iter().enumerate() {
+            let slot = page * SLOTS_PER_PAGE as u64 + i as u64;
+            self.slots = self.slots.max(slot + 1);
+            match record {
+                None => {
+                    self.free_slots.insert(slot);
+                }
+                Some(record) => {
+                    if self.volumes.contains_key(&record.id) {
+                        return Err(format!("volume {} is there twice", record.id.0));
+                    }
+                    self.place(record, slot);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub fn get(&self, id: VolumeId) -> Option<&Volume> {
+        self.volumes.get(&id)
+    }
+
+    /// The volume, to be changed: its page goes into the next checkpoint.
+    pub fn change(&mut self, id: VolumeId) -> Option<&mut Volume> {
+        let volume = self.volumes.get_mut(&id)?;
+        self.changed.insert(volume.slot / SLOTS_PER_PAGE as u64);
+        Some(volume)
+    }
+
+    /// A volume in memory whose record on the device stays as it is.
+    pub fn get_mut(&mut self, id: VolumeId) -> Option<&mut Volume> {
+        self.volumes.get_mut(&id)
+    }
+
+    /// All volumes, by number.
+    pub fn iter(&self) -> impl Iterator<Item = &Volume> {
+        self.volumes.values()
+    }
+
+    pub fn ids(&self) -> Vec<VolumeId> {
+        self.volumes.keys().copied().collect()
+    }
+
+    /// A volume becomes dead: its name is free.
+    pub fn bury(&mut self, id: VolumeId) {
+        let volume = self.change(id).expect("an existing volume");
+        let key = (volume.record.parent, volume.record.name.clone());
+        volume.record.state = VolumeState::Dead;
+        volume.record.cursor = 0;
+        volume.record.name.clear();
+        volume.record.origin.clear();
+        self.names.remove(&key);
+    }
+
+    /// A dead volume is gone for good.
+    pub fn remove(&mut self, id: VolumeId) {
+        let volume = self.volumes.remove(&id).expect("an existing volume");
+        self.changed.insert(volume.slot / SLOTS_PER_PAGE as u64);
+        self.by_slot.remove(&volume.slot);
+        self.free_slots.insert(volume.slot);
+    }
+
+    pub fn rename(&mut self, id: VolumeId, name: &str) {
+        let volume = self.change(id).expect("an existing volume");
+        let old = std::mem::replace(&mut volume.record.name, name.to_string());
+        let parent = volume.record.parent;
+        self.names.remove(&(parent, old));
+        self.names.insert((parent, name.to_string()), id);
+    }
+
+    /// Snapshots of a volume.
+    pub fn snapshots_of(&self, id: VolumeId) -> Vec<VolumeId> {
+        let from = (id, String::new());
+        self.names.range(from..).take_while(|((parent, _), _)| *parent == id).map(|(_, &id)| id).collect()
+    }
+
+    /// `volume` or `volume@snapshot`, if it exists and is to be seen.
+    pub fn find(&self, name: &str) -> Result<&Volume> {
+        let missing = || Error::new(ErrorKind::NotFound, format!("there is no volume or snapshot {name:?}"));
+        let (volume, snapshot) = match name.split_once('@') {
+            Some((v, s)) => (v, Some(s)),
+            None => (name, None),
+        };
+        let mut id = *self.names.get(&(NO_VOLUME, volume.to_string())).ok_or_else(missing)?;
+        if let Some(snapshot) = snapshot {
+            id = *self.names.get(&(id, snapshot.to_string())).ok_or_else(missing)?;
+        }
+        self.get(id).filter(|v| !v.pending).ok_or_else(missing)
+    }
+
+    /// The name people use.
+    pub fn full_name(&self, volume: &VolumeRecord) -> String {
+        match self.get(volume.parent) {
+            Some(parent) if volume.state == VolumeState::Snapshot => format!("{}@{}", parent.record.name, volume.name),
+            _ => volume.name.clone(),
+        }
+    }
+
+    /// Whether `name` may be given to a new volume (`parent` none) or snapshot.
+    pub fn check_new(&self, parent: VolumeId, name: &str) -> Result<()> {
+        match parent {
+            NO_VOLUME => check_volume_name(name)?,
+            _ => check_part(name, name)?,
+        }
+        let taken = |what: &str| Err(Error::new(ErrorKind::Exists, format!("{name:?} {what}; choose another name")));
+        if self.names.contains_key(&(parent, name.to_string())) {
+            return taken("exists already");
+        }
+        if parent != NO_VOLUME {
+            return Ok(());
+        }
+        let folder = format!("{name}/");
+        let inside = self.names.range((NO_VOLUME, folder.clone())..).next();
+        if inside.is_some_and(|((p, n), _)| *p == NO_VOLUME && n.starts_with(&folder)) {
+            return taken("is a folder with volumes in it");
+        }
+        for (i, _) in name.match_indices('/') {
+            if self.names.contains_key(&(NO_VOLUME, name[..i].to_string())) {
+                return taken(&format!("would lie in {:?}, which is a volume and not a folder", &name[..i]));
+            }
+        }
+        Ok(())
+    }
+
+    /// Pages whose slots changed since the last checkpoint, with their records.
+    pub fn peek_changed(&self) -> Vec<(u64, [Option<VolumeRecord>; SLOTS_PER_PAGE])> {
+        let page_of = |&page: &u64| {
+            let slot = |i: usize| self.by_slot.get(&(page * SLOTS_PER_PAGE as u64 + i as u64));
+            (page, std::array::from_fn(|i| slot(i).map(|id| self.volumes[id].record.clone())))
+        };
+        self.changed.iter().map(page_of).collect()
+    }
+
+    /// All pages count as unchanged from now on.
+    pub fn take_changed(&mut self) {
+        self.changed.clear();
+    }
+
+    /// Whether anything changed since the last checkpoint.
+    pub fn is_changed(&self) -> bool {
+        !self.changed.is_empty()
+    }
+
+    /// Pages that changed since the last checkpoint.
+    pub fn changed_pages(&self) -> usize {
+        self.changed.len()
+    }
+
+    /// Pages the directory takes.
+    pub fn pages(&self) -> u64 {
+        self.slots.div_ceil(SLOTS_PER_PAGE as u64)
+    }
+}
+
+fn check_part(part: &str, whole: &str) -> Result<()> {
+    let bad = |why: &str| Err(Error::new(ErrorKind::Invalid, format!("bad name {whole:?}: {why}")));
+    if part.is_empty() {
+        return bad("a part of it is empty");
+    }
+    if part == "." || part == ".." || part == ".snapshots" {
+        return bad("'.', '..' and '.snapshots' are reserved");
+    }
+    if whole.len() > MAX_NAME {
+        return bad("it is longer than 255 bytes");
+    }
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    match part.chars().find(|&c| !allowed(c)) {
+        Some(c) => bad(&format!("{c:?} is not allowed; use letters, digits, '.', '_' and '-', with '/' between folders")),
+        None => Ok(()),
+    }
+}
+
+/// Whether `name` may be a volume's name.
+pub fn check_volume_name(name: &str) -> Result<()> {
+    name.split('/').try_for_each(|part| check_part(part, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_follow_the_rules() {
+        for good in ["a", "a/b/c", "A-1_x.raw", &"x".repeat(255)] {
+            assert!(check_volume_name(good).is_ok(), "{good}");
+        }
+        for bad in ["", "/", "a/", "/a", "a//b", ".", "a/..", "a b", "a@b", "ä", ".snapshots", &"x".repeat(256)] {
+            assert!(check_volume_name(bad).is_err(), "{bad}");
+        }
+    }
+}

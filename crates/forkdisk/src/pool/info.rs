@@ -1,0 +1,159 @@
+//! What can be asked of a pool without changing it.
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::format::{VolumeRecord, VolumeState};
+use crate::types::{PAGE_SIZE, VolumeId};
+
+use super::{Inner, Meta, Pool};
+
+/// What a pool will do at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Everything.
+    ReadWrite,
+    /// Reading only: it was opened so.
+    ReadOnly,
+    /// Everything that needs no new space.
+    OutOfDataSpace,
+    /// Reading only, until it is opened again: a flush or a write of metadata failed.
+    Failed,
+}
+
+/// The pool as a whole. All amounts in bytes.
+#[derive(Clone, Debug)]
+pub struct PoolInfo {
+    /// Its identity.
+    pub uuid: [u8; 16],
+    /// When it was made, in seconds since 1970.
+    pub created: u64,
+    /// What it will do at the moment.
+    pub mode: Mode,
+    /// Its length.
+    pub size: u64,
+    /// What is in use.
+    pub used: u64,
+    /// What new writes can use.
+    pub free: u64,
+    /// What was given up and can be used after the next checkpoint (estimate).
+    pub freeing: u64,
+    /// Of `used`: superblock, counts and journal.
+    pub metadata: u64,
+    /// Number of volumes.
+    pub volumes: u64,
+    /// Number of snapshots.
+    pub snapshots: u64,
+    /// Metadata changed and not yet in a checkpoint.
+    pub dirty: u64,
+    /// Length of the journal.
+    pub journal_size: u64,
+    /// Of it, what replay would read.
+    pub journal_used: u64,
+    /// Rises with every superblock.
+    pub generation: u64,
+    /// Whether it was closed cleanly before it was opened.
+    pub clean: bool,
+}
+
+/// One volume or snapshot.
+#[derive(Clone, Debug)]
+pub struct VolumeInfo {
+    /// Its number.
+    pub id: VolumeId,
+    /// `volume` or `volume@snapshot`.
+    pub name: String,
+    /// Whether it is a snapshot.
+    pub snapshot: bool,
+    /// Its length in bytes.
+    pub size: u64,
+    /// How much room a first write reserves, in bytes.
+    pub chunk: u64,
+    /// Bytes mapped.
+    pub referenced: u64,
+    /// Name of what it was cloned from, as it was then; empty if nothing.
+    pub origin: String,
+    /// When it was made, in seconds since 1970.
+    pub created: u64,
+    /// Open handles.
+    pub in_use: usize,
+}
+
+/// How much of what a volume refers to is its own. In bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Mapped.
+    pub referenced: u64,
+    /// What deleting this one alone would free, tables included.
+    pub exclusive: u64,
+}
+
+impl Meta {
+    pub(super) fn info_of(&self, record: &VolumeRecord) -> VolumeInfo {
+        VolumeInfo {
+            id: record.id,
+            name: self.directory.full_name(record),
+            snapshot: record.state == VolumeState::Snapshot,
+            size: record.size,
+            chunk: record.chunk,
+            referenced: record.referenced * PAGE_SIZE as u64,
+            origin: record.origin.clone(),
+            created: record.created,
+            in_use: self.directory.get(record.id).map_or(0, |v| v.open.get()),
+        }
+    }
+}
+
+impl<D: Device> Inner<D> {
+    fn mode(&self) -> Mode {
+        match () {
+            () if self.failed.borrow().is_some() => Mode::Failed,
+            () if self.options.read_only => Mode::ReadOnly,
+            () if self.full.get() => Mode::OutOfDataSpace,
+            () => Mode::ReadWrite,
+        }
+    }
+}
+
+impl<D: Device> Pool<D> {
+    /// The pool as a whole.
+    pub fn info(&self) -> PoolInfo {
+        let inner = &self.0;
+        let (meta, superblock) = (inner.meta.borrow(), inner.superblock.borrow());
+        let page = PAGE_SIZE as u64;
+        let layout = meta.space.layout();
+        let seen = |state| meta.directory.iter().filter(|v| v.record.state == state && !v.pending).count() as u64;
+        let (free, freeing) = (meta.space.available() * page, meta.space.pending() * page);
+        PoolInfo {
+            uuid: superblock.uuid,
+            created: superblock.created,
+            mode: inner.mode(),
+            size: superblock.size,
+            used: superblock.size.saturating_sub(free + freeing),
+            free,
+            freeing,
+            metadata: layout.reserved_pages() * page + meta.journal.length(),
+            volumes: seen(VolumeState::Volume),
+            snapshots: seen(VolumeState::Snapshot),
+            dirty: meta.dirty_bytes() as u64,
+            journal_size: meta.journal.length(),
+            journal_used: meta.journal.used(),
+            generation: superblock.generation,
+            clean: superblock.clean,
+        }
+    }
+
+    /// All volumes and snapshots, by name.
+    pub fn list(&self) -> Vec<VolumeInfo> {
+        let meta = self.0.meta.borrow();
+        let seen = meta.directory.iter().filter(|v| v.record.state != VolumeState::Dead && !v.pending);
+        let mut all: Vec<VolumeInfo> = seen.map(|v| meta.info_of(&v.record)).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    /// One volume or snapshot, by its name.
+    pub fn find(&self, name: &str) -> Result<VolumeInfo> {
+        let meta = self.0.meta.borrow();
+        Ok(meta.info_of(&meta.directory.find(name)?.record))
+    }
+}

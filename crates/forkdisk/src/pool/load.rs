@@ -1,0 +1,134 @@
+//! Loading what a metadata change missed, and repeating the change.
+
+use smallvec::smallvec;
+
+use crate::device::{Buf, Device, Segment};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{CountPage, Seed, decode_table, page_checksum};
+use crate::map::{Stop, TableMiss};
+use crate::space;
+use crate::types::{PAGE_SIZE, PageAddr};
+
+use super::{Failure, Inner, Meta};
+
+/// Level in the checksum seed of count pages: this plus their level.
+pub const COUNT_SEED: u8 = 0xe0;
+/// Level in the checksum seed of directory pages.
+pub const DIRECTORY_SEED: u8 = 0xd0;
+
+/// Why an attempt at a change of metadata ended without success.
+pub enum Ended {
+    /// There is no space for it.
+    NoSpace,
+    /// Anything else.
+    Error(Error),
+}
+
+impl<D: Device> Inner<D> {
+    /// Reads one page of metadata.
+    pub async fn read_page(&self, page: PageAddr) -> Result<Buf> {
+        let segment = Segment { offset: page.offset(), at: 0, len: PAGE_SIZE };
+        let (result, buf) = self.device.read(self.device.buffer(PAGE_SIZE), smallvec![segment]).await;
+        result.map_err(|e| Error::io(format!("reading metadata at {page:?}"), e))?;
+        Ok(buf)
+    }
+
+    async fn load_table(&self, miss: TableMiss) -> Result<()> {
+        let page = miss.entry.table_ref().page().expect("what is not in memory has an address");
+        let bytes = self.read_page(page).await?;
+        let (uuid, pages) = {
+            let superblock = self.superblock.borrow();
+            (superblock.uuid, self.meta.borrow().space.layout().pages())
+        };
+        let seed = Seed { pool: uuid, page, level: miss.level, birth: miss.entry.birth().0 };
+        let damaged = |what: &str| {
+            Error::new(ErrorKind::Corrupt, format!("map table of level {} at {page:?} is damaged: {what}", miss.level))
+        };
+        if page_checksum(&seed, &bytes) != miss.entry.checksum() {
+            return Err(damaged("its checksum does not match"));
+        }
+        let entries = decode_table(&bytes, miss.level, pages).map_err(|e| damaged(&e))?;
+        let mut meta = self.meta.borrow_mut();
+        meta.tables.insert_clean(&miss, entries);
+        meta.tables.evict();
+        Ok(())
+    }
+
+    async fn load_counts(&self, miss: space::Miss) -> Result<()> {
+        let space::Miss::Count { node, page, checksum } = miss;
+        let bytes = self.read_page(page).await?;
+        let pool = self.superblock.borrow().uuid;
+        let damaged =
+            |what: &str| Error::new(ErrorKind::Corrupt, format!("count page {node:?} at {page:?} is damaged: {what}"));
+        let seed = Seed { pool, page, level: COUNT_SEED + node.level, birth: 0 };
+        if page_checksum(&seed, &bytes) != checksum {
+            return Err(damaged("its checksum does not match"));
+        }
+        let counts = CountPage::from_bytes(&bytes);
+        self.meta.borrow_mut().space.loaded(node, counts).map_err(|e| damaged(&e))
+    }
+
+    /// Brings into memory what `stop` asks for.
+    pub async fn load(&self, stop: Stop) -> std::result::Result<(), Ended> {
+        match stop {
+            Stop::Table(miss) => self.load_table(miss).await.map_err(Ended::Error),
+            Stop::Count(miss) => self.load_counts(miss).await.map_err(Ended::Error),
+            Stop::NoSpace => Err(Ended::NoSpace),
+        }
+    }
+
+    /// Repeats `attempt` until it misses nothing.
+    pub async fn edit<T>(
+        &self,
+        mut attempt: impl FnMut(&mut Meta) -> std::result::Result<T, Failure>,
+    ) -> std::result::Result<T, Ended> {
+        loop {
+            let outcome = attempt(&mut self.meta.borrow_mut());
+            match outcome {
+                Ok(value) => return Ok(value),
+                Err(Failure::Stop(stop)) => self.load(stop).await?,
+                Err(Failure::Nonsense(what)) => return Err(Ended::Error(Error::new(ErrorKind::Corrupt, what))),
+            }
+        }
+    }
+
+    /// As [`edit`](Self::edit) for what needs no space.
+    pub async fn look<T>(
+        &self,
+        attempt: impl FnMut(&mut Meta) -> std::result::Result<T, Failure>,
+    ) -> Result<T> {
+        self.edit(attempt).await.map_err(|ended| match ended {
+            Ended::NoSpace => no_space(),
+            Ended::Error(error) => error,
+        })
+    }
+}
+
+/// The error of a write that found no space.
+pub fn no_space() -> Error {
+    Error::new(ErrorKind::NoSpace, "the pool is full; delete volumes or snapshots, discard, or grow the pool")
+}
+
+impl<D: Device> Inner<D> {
+    /// Whether more is dirty than may be.
+    pub fn is_overdue(&self) -> bool {
+        self.meta.borrow().dirty_bytes() > self.options.dirty
+    }
+
+    /// Whether a checkpoint would give space back.
+    pub fn has_pending_space(&self) -> bool {
+        self.meta.borrow().space.pending() > 0 || self.reaping.get()
+    }
+
+    /// Waits for space to come back, at most `time`.
+    pub async fn wait_for_space(&self, time: std::time::Duration) {
+        let mut sleep = self.runtime.sleep(time);
+        let mut changed = std::pin::pin!(self.space_changed.wait());
+        std::future::poll_fn(|cx| {
+            use std::future::Future;
+            let ready = sleep.as_mut().poll(cx).is_ready() || changed.as_mut().poll(cx).is_ready();
+            if ready { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        })
+        .await;
+    }
+}

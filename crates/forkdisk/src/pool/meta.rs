@@ -1,0 +1,264 @@
+//! All metadata of a pool in one place, and what each journal record does to it.
+
+use crate::format::{Kind, Layout, NO_VOLUME, Record, VolumeRecord, VolumeState};
+use crate::journal::Journal;
+use crate::map::{Editor, Stop, Tables};
+use crate::planted::{Bug, planted};
+use crate::space::Space;
+use crate::types::{BLOCK_PAGES, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
+
+use super::directory::Directory;
+
+/// The state that one thread owns and that a checkpoint makes durable.
+pub struct Meta {
+    pub tables: Tables,
+    pub space: Space,
+    pub directory: Directory,
+    pub journal: Journal,
+    pub epoch: Epoch,
+    pub next_id: u64,
+    /// The directory's own map; its pages hold records.
+    pub directory_map: VolumeRecord,
+}
+
+/// Pages of a volume of `bytes` bytes.
+pub fn pages_of(bytes: u64) -> u64 {
+    bytes.div_ceil(PAGE_SIZE as u64)
+}
+
+/// Lowest level whose table covers `bytes` bytes.
+pub fn level_for(bytes: u64) -> u8 {
+    (1..4).find(|&level| table_span(level) >= pages_of(bytes)).unwrap_or(4)
+}
+
+impl Meta {
+    /// Tables and counts together with the record of `id`, which is marked as changed.
+    pub fn edit(&mut self, id: VolumeId) -> Option<(Editor<'_>, &mut VolumeRecord)> {
+        let volume = self.directory.change(id)?;
+        let editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch };
+        Some((editor, &mut volume.record))
+    }
+
+    /// Tables and counts.
+    pub fn editor(&mut self) -> Editor<'_> {
+        Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch }
+    }
+
+    /// Bytes of metadata that are not in a finished checkpoint.
+    pub fn dirty_bytes(&self) -> usize {
+        (self.tables.unwritten() + self.directory.changed_pages()) * PAGE_SIZE + self.space.dirty_bytes()
+    }
+
+    /// What the next checkpoint needs in pages.
+    pub fn checkpoint_pages(&self) -> u64 {
+        // Directory pages need tables of their own map: at most one path per page.
+        (self.tables.dirty() + self.directory.changed_pages() * 2 + 8) as u64
+    }
+
+    /// Volumes point to their roots' addresses once those are durable.
+    pub fn settle_roots(&mut self) {
+        for id in self.directory.ids() {
+            let volume = self.directory.get_mut(id).expect("listed");
+            volume.record.root = self.tables.settle(volume.record.root);
+        }
+        self.directory_map.root = self.tables.settle(self.directory_map.root);
+    }
+
+    fn advance(&mut self) {
+        self.epoch = Epoch(self.epoch.0 + 1);
+    }
+
+    /// Whatever is mapped in `id` now may be shared from now on.
+    fn raise_shared(&mut self, id: VolumeId) {
+        let epoch = self.epoch;
+        if let Some(volume) = self.directory.change(id) {
+            volume.record.shared_at = epoch;
+        }
+    }
+
+    fn unknown(id: VolumeId) -> String {
+        format!("a journal record names volume {}, which does not exist", id.0)
+    }
+
+    fn record_of(&self, id: VolumeId) -> Result<VolumeRecord, Failure> {
+        self.directory.get(id).map(|v| v.record.clone()).ok_or_else(|| Failure::Nonsense(Meta::unknown(id)))
+    }
+
+    /// Does to the metadata what `record` says, from page `done` of it on (`Map`, `Unmap`,
+    /// `CloneRange`). May be called again after a [`Stop`].
+    pub fn apply(&mut self, record: &Record, done: &mut u64) -> Result<(), Failure> {
+        match record {
+            Record::Map { volume, at, len, to } => {
+                while *done < u64::from(*len) {
+                    let from = VirtualPage(at.0 + *done);
+                    let n = (u64::from(*len) - *done).min(BLOCK_PAGES - from.index() as u64);
+                    self.map(*volume, from, n, PageAddr(to.0 + *done))?;
+                    *done += n;
+                }
+            }
+            Record::Unmap { volume, at, len } => {
+                while *done < *len {
+                    let (mut editor, record) = self.edit(*volume).ok_or_else(|| Failure::Nonsense(Meta::unknown(*volume)))?;
+                    let next = editor.unmap_step(record, VirtualPage(at.0 + *done), VirtualPage(at.0 + len))?;
+                    *done = next.0 - at.0;
+                }
+            }
+            Record::CloneRange { source, from, target, to, len } => {
+                if *done == 0 {
+                    self.raise_shared(*source);
+                    self.raise_shared(*target);
+                    self.advance();
+                }
+                while *done < *len {
+                    let source = self.record_of(*source)?;
+                    let (mut editor, record) = self.edit(*target).ok_or_else(|| Failure::Nonsense(Meta::unknown(*target)))?;
+                    let (f, t) = (VirtualPage(from.0 + *done), VirtualPage(to.0 + *done));
+                    *done += editor.share_step(&source, f, record, t, *len - *done)?;
+                }
+            }
+            Record::Create { id, name, size, chunk, now } => self.add(VolumeRecord {
+                id: *id,
+                state: VolumeState::Volume,
+                parent: NO_VOLUME,
+                name: name.clone(),
+                origin: String::new(),
+                size: *size,
+                trim_end: 0,
+                chunk: *chunk,
+                referenced: 0,
+                level: level_for(*size),
+                root: Default::default(),
+                shared_at: Epoch(0),
+                created: *now,
+                cursor: 0,
+            }),
+            Record::Snapshot { of, now } => {
+                for (source, id, name) in of {
+                    let origin = self.record_of(*source)?;
+                    let snapshot = VolumeRecord {
+                        id: *id,
+                        state: VolumeState::Snapshot,
+                        parent: *source,
+                        name: name.clone(),
+                        created: *now,
+                        origin: String::new(),
+                        ..origin
+                    };
+                    self.add_shared(snapshot, !planted(Bug::SnapshotWithoutCount));
+                    self.raise_shared(*source);
+                }
+                self.advance();
+            }
+            Record::Clone { source, id, name, now } => {
+                let origin = self.record_of(*source)?;
+                let origin_name = self.directory.full_name(&origin);
+                let copy = VolumeRecord {
+                    id: *id,
+                    state: VolumeState::Volume,
+                    parent: NO_VOLUME,
+                    name: name.clone(),
+                    created: *now,
+                    origin: origin_name,
+                    ..origin
+                };
+                self.add_shared(copy, true);
+                self.raise_shared(*source);
+                if !planted(Bug::CloneKeepsSharedAt) {
+                    self.raise_shared(*id);
+                }
+                self.advance();
+            }
+            Record::Rollback { volume, snapshot, dead } => {
+                let to = self.record_of(*snapshot)?;
+                let old = self.record_of(*volume)?;
+                let gone = VolumeRecord {
+                    id: *dead,
+                    state: VolumeState::Dead,
+                    parent: NO_VOLUME,
+                    name: String::new(),
+                    origin: String::new(),
+                    cursor: 0,
+                    ..old
+                };
+                self.add(gone);
+                self.share_root(&to);
+                let epoch = self.epoch;
+                let record = &mut self.directory.change(*volume).expect("read above").record;
+                (record.root, record.level, record.referenced) = (to.root, to.level, to.referenced);
+                (record.size, record.trim_end, record.shared_at) = (to.size, to.trim_end, epoch);
+                self.advance();
+            }
+            Record::Delete { ids } => {
+                for &id in ids {
+                    self.record_of(id)?;
+                    self.directory.bury(id);
+                    self.space.forget_reservations_of(id);
+                }
+            }
+            Record::Rename { id, name } => {
+                self.record_of(*id)?;
+                self.directory.rename(*id, name);
+            }
+            Record::Resize { id, size } => {
+                let (mut editor, record) = self.edit(*id).ok_or_else(|| Failure::Nonsense(Meta::unknown(*id)))?;
+                if *size < record.size {
+                    record.trim_end = record.trim_end.max(record.size);
+                }
+                record.size = *size;
+                editor.raise(record, pages_of(*size));
+            }
+            Record::SetChunk { id, chunk } => {
+                self.record_of(*id)?;
+                self.directory.change(*id).expect("read above").record.chunk = *chunk;
+            }
+            Record::Grow { size } => {
+                let layout = Layout::new(*size);
+                if layout.blocks() < self.space.layout().blocks() || *size > MAX_POOL_SIZE {
+                    return Err(Failure::Nonsense(format!("a journal record makes the pool {size} bytes long")));
+                }
+                self.space.grow(layout);
+            }
+        }
+        Ok(())
+    }
+
+    /// Maps pages within one virtual block.
+    pub fn map(&mut self, volume: VolumeId, at: VirtualPage, len: u64, to: PageAddr) -> Result<(), Failure> {
+        let (mut editor, record) = self.edit(volume).ok_or_else(|| Failure::Nonsense(Meta::unknown(volume)))?;
+        Ok(editor.map_run(record, at, len, to)?)
+    }
+
+    fn add(&mut self, record: VolumeRecord) {
+        self.next_id = self.next_id.max(record.id.0 + 1);
+        self.directory.add(record);
+    }
+
+    fn add_shared(&mut self, record: VolumeRecord, counted: bool) {
+        if counted {
+            self.share_root(&record);
+        }
+        self.add(record);
+    }
+
+    fn share_root(&mut self, record: &VolumeRecord) {
+        if record.root.kind() == Kind::Table {
+            let mut editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch };
+            editor.share(record.root);
+        }
+    }
+}
+
+/// Why a record could not be applied.
+#[derive(Debug)]
+pub enum Failure {
+    /// Something must be loaded first, or there is no space.
+    Stop(Stop),
+    /// It contradicts what is there: damage.
+    Nonsense(String),
+}
+
+impl From<Stop> for Failure {
+    fn from(stop: Stop) -> Failure {
+        Failure::Stop(stop)
+    }
+}

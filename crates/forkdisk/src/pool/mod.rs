@@ -1,0 +1,155 @@
+//! An open pool: the single owner of all metadata.
+//!
+//! Metadata changes happen in short synchronous sections (`Inner::edit`); what they miss is loaded
+//! between two attempts. Device I/O happens outside of them.
+
+mod check;
+mod checkpoint;
+mod commit;
+mod compare;
+mod directory;
+mod info;
+mod load;
+mod meta;
+mod open;
+mod reap;
+mod verbs;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::device::{Buf, Device};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::Superblock;
+use crate::runtime::Runtime;
+use crate::sync::{Event, Generations};
+
+pub use check::CheckReport;
+pub use compare::{DiffClass, DiffRun};
+pub use info::{Mode, PoolInfo, Usage, VolumeInfo};
+pub use open::FormatOptions;
+pub use verbs::CreateOptions;
+
+pub(crate) use load::{Ended, no_space};
+pub(crate) use meta::{Failure, Meta, pages_of};
+
+/// What happens to a write that needs space when there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenFull {
+    /// It waits this long for space, then fails with ENOSPC.
+    Wait(Duration),
+    /// It fails with ENOSPC at once.
+    Error,
+}
+
+/// How a pool is opened.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Nothing is written, not even by recovery.
+    pub read_only: bool,
+    /// Bytes of clean metadata kept in memory (default 32 MiB).
+    pub cache: usize,
+    /// Most bytes of metadata changed and not yet in a checkpoint (default 64 MiB).
+    pub dirty: usize,
+    /// What happens to a write that needs space when there is none (default: `Error`).
+    pub when_full: WhenFull,
+    /// Whether freed space is discarded on the device: holes in a pool file (default true).
+    pub discard: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        let (cache, dirty) = (32 << 20, 64 << 20);
+        OpenOptions { read_only: false, cache, dirty, when_full: WhenFull::Error, discard: true }
+    }
+}
+
+/// An open pool. Cheap to clone; all clones are the same pool. Lives on one thread.
+///
+/// The futures of its methods must be run to their end (spawn a task for each request).
+pub struct Pool<D: Device>(pub(crate) Rc<Inner<D>>);
+
+impl<D: Device> Clone for Pool<D> {
+    fn clone(&self) -> Self {
+        Pool(self.0.clone())
+    }
+}
+
+pub(crate) struct Inner<D> {
+    pub device: D,
+    pub runtime: Rc<dyn Runtime>,
+    pub options: OpenOptions,
+    pub meta: RefCell<Meta>,
+    /// The superblock on the device.
+    pub superblock: RefCell<Superblock>,
+    pub generations: Generations,
+    pub commits: commit::Commits,
+    pub checkpoints: checkpoint::Checkpoints,
+    /// Why nothing is acknowledged any more.
+    pub failed: RefCell<Option<Error>>,
+    /// Space came back, or the pool failed: whoever waits for space looks again.
+    pub space_changed: Event,
+    /// Whether the reaper runs.
+    pub reaping: Cell<bool>,
+    pub reaped: Event,
+    /// Whether the superblock carries this open's incarnation.
+    pub active: Cell<bool>,
+    pub full: Cell<bool>,
+    pub closed: Cell<bool>,
+}
+
+impl<D: Device> Inner<D> {
+    /// Refuses when the pool cannot be written.
+    pub fn check_writable(&self) -> Result<()> {
+        self.check_alive()?;
+        if self.options.read_only {
+            return Err(Error::new(ErrorKind::ReadOnly, "the pool was opened for reading only"));
+        }
+        Ok(())
+    }
+
+    /// Refuses when nothing may be acknowledged any more.
+    pub fn check_alive(&self) -> Result<()> {
+        if let Some(error) = &*self.failed.borrow() {
+            return Err(error.clone());
+        }
+        if self.closed.get() {
+            return Err(Error::new(ErrorKind::Failed, "the pool has been closed"));
+        }
+        Ok(())
+    }
+
+    /// From now on nothing is acknowledged.
+    pub fn fail(&self, cause: &Error) -> Error {
+        let message = format!("{cause}; the pool refuses writes until it is opened again");
+        let error = Error::new(ErrorKind::Failed, message);
+        self.failed.borrow_mut().get_or_insert(error.clone());
+        self.space_changed.notify();
+        self.reaped.notify();
+        error
+    }
+}
+
+impl<D: Device> Pool<D> {
+    /// A buffer of `len` bytes fit for the device; its contents are unspecified.
+    pub fn buffer(&self, len: usize) -> Buf {
+        self.0.device.buffer(len)
+    }
+
+    /// The device below.
+    pub fn device(&self) -> &D {
+        &self.0.device
+    }
+
+    /// Makes everything acknowledged so far durable.
+    pub async fn flush(&self) -> Result<()> {
+        self.0.clone().commit().await
+    }
+
+    /// Writes a checkpoint: afterwards there is nothing to replay.
+    pub async fn checkpoint(&self) -> Result<()> {
+        self.0.check_writable()?;
+        self.0.clone().checkpoint().await
+    }
+}

@@ -1,0 +1,373 @@
+//! Making a pool, opening it, recovering it, closing it.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use smallvec::smallvec;
+
+use crate::device::{Device, Segment};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{
+    CountEntry, Decoded, Entry, JournalStart, Kind, Layout, NO_VOLUME, NotSuper, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed,
+    Superblock, VolumeRecord, VolumeState, decode_directory_page, decode_group, page_checksum,
+};
+use crate::journal::Journal;
+use crate::map::{Tables, lookup};
+use crate::planted::{Bug, planted};
+use crate::runtime::Runtime;
+use crate::space::{Space, Step};
+use crate::types::{BLOCK_SIZE, Block, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr, VirtualPage};
+
+use super::load::DIRECTORY_SEED;
+use super::{Failure, Inner, Meta, OpenOptions, Pool};
+
+/// Smallest pool, in bytes.
+const MIN_POOL: u64 = 8 * BLOCK_SIZE;
+/// Bytes read at once during replay.
+const REPLAY_WINDOW: u64 = 1 << 20;
+
+/// How a new pool is laid out.
+#[derive(Clone, Debug)]
+pub struct FormatOptions {
+    /// Bytes of the pool (8 MiB to 4 PiB; a rest of less than 1 MiB is left unused). The device
+    /// must be at least this long.
+    pub size: u64,
+    /// The pool's identity; must be new.
+    pub uuid: [u8; 16],
+    /// Seconds since 1970.
+    pub now: u64,
+    /// Journal length in bytes, rounded up to whole MiB; `None`: 1/128 of the pool, 1 to 64 MiB.
+    pub journal: Option<u64>,
+}
+
+impl<D: Device> Pool<D> {
+    /// Makes an empty pool of the device. Whatever was there is lost.
+    pub async fn format(device: &D, options: &FormatOptions) -> Result<()> {
+        if options.size < MIN_POOL || options.size > MAX_POOL_SIZE {
+            let why = format!("a pool of {} bytes cannot be made; its size must be 8 MiB to 4 PiB", options.size);
+            return Err(Error::new(ErrorKind::Invalid, why));
+        }
+        if device.len() < options.size {
+            let why = format!("the device has {} bytes, fewer than the {} asked for", device.len(), options.size);
+            return Err(Error::new(ErrorKind::Invalid, why));
+        }
+        let layout = Layout::new(options.size);
+        let blocks = options.journal.unwrap_or((options.size / 128).clamp(1 << 20, 64 << 20)).div_ceil(BLOCK_SIZE);
+        if blocks == 0 || blocks + 6 > layout.blocks() || blocks > 800 {
+            let why = format!("a journal of {blocks} MiB does not fit; choose 1 MiB to 800 MiB, well below the pool's size");
+            return Err(Error::new(ErrorKind::Invalid, why));
+        }
+        let none = CountEntry { slot: None, checksum: 0, used: 0 };
+        let mut space = Space::new(layout, options.uuid, vec![none; layout.count_nodes(3) as usize]);
+        let first = Block(2);
+        (0..blocks).for_each(|i| space.incr_block(Block(first.0 + i)));
+        space.freeze();
+        let io = |e| Error::io("writing a new pool", e);
+        let counts = loop {
+            let step = space.checkpoint_step(64).map_err(|_| Error::new(ErrorKind::Corrupt, "a new pool has counts"))?;
+            match step {
+                Step::Done(counts) => break counts,
+                Step::Write(pages) => {
+                    for (at, bytes) in pages {
+                        let mut buf = device.buffer(PAGE_SIZE);
+                        buf.copy_from_slice(&bytes[..]);
+                        let segment = Segment { offset: at.offset(), at: 0, len: PAGE_SIZE };
+                        device.write(buf, smallvec![segment], false).await.0.map_err(io)?;
+                    }
+                }
+            }
+        };
+        let superblock = Superblock {
+            uuid: options.uuid,
+            generation: 1,
+            incarnation: 0,
+            clean: true,
+            size: layout.blocks() * BLOCK_SIZE,
+            created: options.now,
+            epoch: 1,
+            next_id: 1,
+            directory_level: 1,
+            directory: Entry::ABSENT,
+            directory_pages: 0,
+            journal: vec![(first.first_page(), (blocks * 256) as u32)],
+            start: JournalStart::default(),
+            counts,
+        };
+        device.flush().await.map_err(io)?;
+        for at in SUPERBLOCK_PAGES {
+            let mut buf = device.buffer(PAGE_SIZE);
+            superblock.encode(at, &mut buf);
+            let segment = Segment { offset: at.offset(), at: 0, len: PAGE_SIZE };
+            device.write(buf, smallvec![segment], false).await.0.map_err(io)?;
+            device.flush().await.map_err(io)?;
+        }
+        Ok(())
+    }
+
+    /// Opens a pool. If it was not closed cleanly, what its journal holds is taken up again, in
+    /// memory; deletions that were under way go on.
+    pub async fn open(device: D, runtime: Rc<dyn Runtime>, options: OpenOptions) -> Result<Pool<D>> {
+        let superblock = read_superblock(&device).await?;
+        if device.len() < superblock.size {
+            let why = format!(
+                "the pool is {} bytes long, but its device or file only {}: it was truncated; restore it to its full length",
+                superblock.size,
+                device.len()
+            );
+            return Err(Error::new(ErrorKind::Corrupt, why));
+        }
+        let meta = Meta {
+            tables: Tables::new((options.cache * 3 / 4 / (PAGE_SIZE + 64)).max(16)),
+            space: Space::with_cache(
+                Layout::new(superblock.size),
+                superblock.uuid,
+                superblock.counts.clone(),
+                options.cache / 4,
+            ),
+            directory: Default::default(),
+            journal: Journal::new(
+                superblock.uuid,
+                superblock.journal.clone(),
+                superblock.incarnation,
+                superblock.start,
+            ),
+            epoch: Epoch(superblock.epoch),
+            next_id: superblock.next_id,
+            directory_map: directory_map(&superblock),
+        };
+        let clean = superblock.clean;
+        let pool = Pool(Rc::new(Inner {
+            device,
+            runtime,
+            options,
+            meta: RefCell::new(meta),
+            superblock: RefCell::new(superblock),
+            generations: Default::default(),
+            commits: Default::default(),
+            checkpoints: Default::default(),
+            failed: RefCell::new(None),
+            space_changed: Default::default(),
+            reaping: Cell::new(false),
+            reaped: Default::default(),
+            active: Cell::new(false),
+            full: Cell::new(false),
+            closed: Cell::new(false),
+        }));
+        pool.0.load_directory().await?;
+        if !clean {
+            pool.0.replay().await?;
+        }
+        pool.0.reap_soon();
+        Ok(pool)
+    }
+
+    /// Waits for requests in flight, writes a checkpoint and marks the pool clean. Afterwards
+    /// every request is refused.
+    pub async fn close(&self) -> Result<()> {
+        let inner = &self.0;
+        if inner.options.read_only {
+            inner.closed.set(true);
+            return Ok(());
+        }
+        inner.check_alive()?;
+        inner.generations.barrier().await;
+        let nothing_to_do = !inner.active.get() && inner.superblock.borrow().clean && !inner.meta.borrow().has_changes();
+        if !nothing_to_do {
+            inner.clone().checkpoint().await?;
+            inner.closed.set(true);
+            inner.generations.barrier().await;
+            let old = inner.superblock.borrow().clone();
+            let clean = Superblock { generation: old.generation + 1, clean: !inner.meta.borrow().has_changes(), ..old };
+            inner.write_superblock(&clean).await?;
+        }
+        inner.closed.set(true);
+        Ok(())
+    }
+}
+
+fn directory_map(superblock: &Superblock) -> VolumeRecord {
+    VolumeRecord {
+        id: NO_VOLUME,
+        state: VolumeState::Volume,
+        parent: NO_VOLUME,
+        name: String::new(),
+        origin: String::new(),
+        size: 0,
+        trim_end: 0,
+        chunk: PAGE_SIZE as u64,
+        referenced: superblock.directory_pages,
+        level: superblock.directory_level,
+        root: superblock.directory,
+        shared_at: Epoch(0),
+        created: 0,
+        cursor: 0,
+    }
+}
+
+/// The newer of the two superblocks that are whole.
+async fn read_superblock<D: Device>(device: &D) -> Result<Superblock> {
+    if device.len() < MIN_POOL {
+        let why = format!("not a forkdisk pool: it has only {} bytes", device.len());
+        return Err(Error::new(ErrorKind::NotAPool, why));
+    }
+    let mut found: Vec<Superblock> = Vec::new();
+    let mut flaws = Vec::new();
+    for at in SUPERBLOCK_PAGES {
+        let segment = Segment { offset: at.offset(), at: 0, len: PAGE_SIZE };
+        let (result, buf) = device.read(device.buffer(PAGE_SIZE), smallvec![segment]).await;
+        match result {
+            Err(e) => flaws.push(NotSuper::Damaged(format!("at {at:?} it cannot be read: {e}"))),
+            Ok(()) => match Superblock::decode(at, &buf) {
+                Ok(superblock) => found.push(superblock),
+                Err(flaw) => flaws.push(flaw),
+            },
+        }
+    }
+    found.sort_by_key(|s| s.generation);
+    if planted(Bug::OlderSuperblockChosen) {
+        found.reverse();
+    }
+    if let Some(newest) = found.pop() {
+        return Ok(newest);
+    }
+    let newer = flaws.iter().find_map(|f| if let NotSuper::Newer(what) = f { Some(what) } else { None });
+    let damaged = flaws.iter().find_map(|f| if let NotSuper::Damaged(what) = f { Some(what) } else { None });
+    Err(match (newer, damaged) {
+        (Some(what), _) => Error::new(
+            ErrorKind::Unsupported,
+            format!("this pool was made by a newer forkdisk ({what}); open it with that version"),
+        ),
+        (None, Some(what)) => {
+            Error::new(ErrorKind::Corrupt, format!("both superblocks of this pool are damaged: {what}; restore it from a copy"))
+        }
+        (None, None) => Error::new(ErrorKind::NotAPool, "not a forkdisk pool: it has no superblock"),
+    })
+}
+
+impl Meta {
+    /// Whether memory holds anything the last checkpoint does not.
+    pub fn has_changes(&self) -> bool {
+        self.tables.unwritten() > 0 || self.directory.is_changed() || self.space.dirty_bytes() > 0
+    }
+}
+
+impl<D: Device> Inner<D> {
+    async fn load_directory(&self) -> Result<()> {
+        let pages = self.superblock.borrow().directory_pages;
+        let uuid = self.superblock.borrow().uuid;
+        let pool_pages = self.meta.borrow().space.layout().pages();
+        for number in 0..pages {
+            let entry = self
+                .look(|meta| {
+                    let at = VirtualPage(number);
+                    let run = lookup(&mut meta.tables, &meta.directory_map, at, 1).map_err(|m| Failure::Stop(m.into()))?;
+                    let slot = at.index();
+                    let Some((page, _)) = run.data else { return Ok(None) };
+                    let leaf = meta.leaf_checksum(at, slot)?;
+                    Ok(Some((page, leaf)))
+                })
+                .await?;
+            let records = match entry {
+                None => vec![None; SLOTS_PER_PAGE],
+                Some((page, sum)) => self.read_directory_page(uuid, page, sum, pool_pages).await?,
+            };
+            let loaded = self.meta.borrow_mut().directory.load_page(number, records);
+            loaded.map_err(|e| Error::new(ErrorKind::Corrupt, format!("the directory of volumes is damaged: {e}")))?;
+        }
+        self.meta.borrow_mut().directory.take_changed();
+        Ok(())
+    }
+
+    async fn read_directory_page(
+        &self,
+        uuid: [u8; 16],
+        page: PageAddr,
+        sum: u32,
+        pool_pages: u64,
+    ) -> Result<Vec<Option<VolumeRecord>>> {
+        let damaged = |what: &str| Error::new(ErrorKind::Corrupt, format!("directory page at {page:?} is damaged: {what}"));
+        let bytes = self.read_page(page).await?;
+        if page_checksum(&Seed { pool: uuid, page, level: DIRECTORY_SEED, birth: 0 }, &bytes) != sum {
+            return Err(damaged("its checksum does not match"));
+        }
+        decode_directory_page(&bytes, pool_pages).map_err(|e| damaged(&e))
+    }
+
+    /// Takes up what was committed after the checkpoint.
+    async fn replay(&self) -> Result<()> {
+        let (uuid, newest, start) = {
+            let superblock = self.superblock.borrow();
+            (superblock.uuid, superblock.incarnation, superblock.start)
+        };
+        let mut incarnation = 0;
+        let mut window: Vec<u8> = Vec::new();
+        let mut window_at = start.position;
+        loop {
+            let (head, chain, limit) = {
+                let journal = &self.meta.borrow().journal;
+                (journal.head(), journal.chain(), journal.length() - journal.used())
+            };
+            let have = window.get((head - window_at) as usize..).unwrap_or(&[]);
+            let (group, records) = match decode_group(&uuid, chain, have, limit) {
+                Decoded::Group(group, records) => (group, records),
+                Decoded::Needs(_) | Decoded::End if (have.len() as u64) < limit.min(REPLAY_WINDOW) => {
+                    (window, window_at) = (self.read_journal(head, limit.min(REPLAY_WINDOW)).await?, head);
+                    if window.is_empty() {
+                        return Ok(());
+                    }
+                    continue;
+                }
+                _ => return Ok(()),
+            };
+            let stale = group.incarnation < incarnation || group.incarnation > newest;
+            if stale && !planted(Bug::StaleIncarnationReplayed) {
+                return Ok(());
+            }
+            incarnation = group.incarnation;
+            for (i, record) in records.iter().enumerate() {
+                if group.first + i as u64 >= start.sequence {
+                    self.replay_record(record).await?;
+                }
+            }
+            self.meta.borrow_mut().journal.replayed(&group);
+        }
+    }
+
+    async fn replay_record(&self, record: &crate::format::Record) -> Result<()> {
+        use crate::format::Record;
+        if let Record::Map { to, len, .. } = record {
+            let inside = to.0.checked_add(u64::from(*len)).is_some_and(|e| e <= self.meta.borrow().space.layout().pages());
+            if !inside {
+                return Err(Error::new(ErrorKind::Corrupt, "a journal record maps pages outside the pool"));
+            }
+            self.look(|meta| {
+                meta.space.mark_allocated(*to, u64::from(*len)).map_err(|m| Failure::Stop(m.into()))
+            })
+            .await?;
+        }
+        let mut done = 0;
+        self.look(|meta| meta.apply(record, &mut done)).await
+    }
+
+    async fn read_journal(&self, position: u64, len: u64) -> Result<Vec<u8>> {
+        let segments = self.meta.borrow().journal.segments(position, len as usize);
+        let (result, buf) = self.device.read(self.device.buffer(len as usize), segments.into()).await;
+        result.map_err(|e| Error::io("reading the journal", e))?;
+        Ok(buf.to_vec())
+    }
+}
+
+impl Meta {
+    fn leaf_checksum(&mut self, at: VirtualPage, slot: usize) -> std::result::Result<u32, Failure> {
+        let (mut entry, mut level) = (self.directory_map.root, self.directory_map.level);
+        loop {
+            debug_assert_eq!(entry.kind(), Kind::Table);
+            let id = self.tables.get(entry, level).map_err(|m| Failure::Stop(m.into()))?;
+            if level == 0 {
+                return Ok(self.tables.node(id).entries[slot].checksum());
+            }
+            entry = self.tables.node(id).entries[at.slot(level)];
+            level -= 1;
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Giving space back in the background: the maps of dead volumes, and what lies beyond the end of
+//! volumes that were shortened. Works in small steps; after each others have their turn.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::format::{Record, VolumeState};
+use crate::map::Editor;
+use crate::planted::{Bug, planted};
+use crate::types::{PAGE_SIZE, VirtualPage, VolumeId};
+
+use super::{Inner, Meta, pages_of};
+
+/// Pieces (of at most 256 pages) given back before others have their turn.
+const TURN: usize = 16;
+
+/// What the reaper does next.
+enum Work {
+    Dead(VolumeId),
+    Tail(VolumeId),
+}
+
+impl<D: Device> Inner<D> {
+    /// Starts the reaper if there is something to do and it does not run.
+    pub fn reap_soon(self: &Rc<Self>) {
+        if self.options.read_only || next_work(&self.meta.borrow()).is_none() || self.reaping.replace(true) {
+            return;
+        }
+        let inner = self.clone();
+        self.runtime.spawn(Box::pin(async move {
+            if let Err(error) = inner.reap().await {
+                inner.fail(&error);
+            }
+            inner.reaping.set(false);
+            inner.reaped.notify();
+        }));
+    }
+
+    async fn reap(self: &Rc<Self>) -> Result<()> {
+        loop {
+            if self.closed.get() || self.failed.borrow().is_some() {
+                return Ok(());
+            }
+            self.admit().await?;
+            let work = next_work(&self.meta.borrow());
+            match work {
+                None => return Ok(()),
+                Some(Work::Dead(id)) => self.reap_dead(id).await?,
+                Some(Work::Tail(id)) => self.reap_tail(id).await?,
+            }
+            yield_now().await;
+        }
+    }
+
+    async fn reap_dead(&self, id: VolumeId) -> Result<()> {
+        for _ in 0..TURN {
+            let done = self
+                .look(|meta| {
+                    let Some(volume) = meta.directory.change(id) else { return Ok(true) };
+                    if planted(Bug::DeleteKeepsCounts) {
+                        return Ok(true);
+                    }
+                    let mut editor = Editor { tables: &mut meta.tables, space: &mut meta.space, epoch: meta.epoch };
+                    Ok(editor.reap_step(&mut volume.record)?)
+                })
+                .await?;
+            if done {
+                let mut meta = self.meta.borrow_mut();
+                if meta.directory.get(id).is_some() {
+                    meta.directory.remove(id);
+                }
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    async fn reap_tail(self: &Rc<Self>, id: VolumeId) -> Result<()> {
+        for _ in 0..TURN {
+            let step = self
+                .edit(|meta| {
+                    let Some((mut editor, record)) = meta.edit(id) else { return Ok(true) };
+                    let (from, end) = (pages_of(record.size), pages_of(record.trim_end));
+                    if from >= end {
+                        record.trim_end = 0;
+                        return Ok(true);
+                    }
+                    // From the end towards the new size, so that `trim_end` is the cursor.
+                    let at = from.max((end - 1) / 256 * 256);
+                    let mut next = VirtualPage(at);
+                    while next.0 < end {
+                        next = editor.unmap_step(record, next, VirtualPage(end))?;
+                    }
+                    record.trim_end = at * PAGE_SIZE as u64;
+                    let unmap = Record::Unmap { volume: id, at: VirtualPage(at), len: end - at };
+                    meta.journal.append(&unmap);
+                    Ok(false)
+                })
+                .await;
+            match step {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(super::load::Ended::NoSpace) => self.clone().checkpoint().await?,
+                Err(super::load::Ended::Error(e)) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until there is nothing left to give back and all of it may be used again.
+    pub async fn settle(self: Rc<Self>) -> Result<()> {
+        self.reap_soon();
+        while self.reaping.get() {
+            self.reaped.wait().await;
+        }
+        self.check_writable()?;
+        self.clone().checkpoint().await?;
+        // The first may have been frozen before the last piece; tables it replaced come with the next.
+        self.checkpoint().await
+    }
+}
+
+fn next_work(meta: &Meta) -> Option<Work> {
+    let dead = meta.directory.iter().find(|v| v.record.state == VolumeState::Dead).map(|v| Work::Dead(v.record.id));
+    dead.or_else(|| {
+        let tail = |r: &crate::format::VolumeRecord| r.state == VolumeState::Volume && r.trim_end > r.size;
+        meta.directory.iter().find(|v| tail(&v.record)).map(|v| Work::Tail(v.record.id))
+    })
+}
+
+/// Lets others have their turn.
+async fn yield_now() {
+    struct Yield(bool);
+    impl Future for Yield {
+        type Output = ();
+        fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+            if std::mem::replace(&mut self.0, true) {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+    }
+    Yield(false).await;
+}
+

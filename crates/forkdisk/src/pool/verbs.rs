@@ -1,0 +1,320 @@
+//! Verbs on volumes. Each is one journal record: checked, applied and appended in one synchronous
+//! section, acknowledged when it is durable.
+
+use std::rc::Rc;
+
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{NO_VOLUME, Record, VolumeState};
+use crate::types::{BLOCK_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};
+
+use super::directory::Volume;
+use super::info::VolumeInfo;
+use super::{Failure, Inner, Meta, Pool};
+
+/// Largest chunk, in bytes.
+const MAX_CHUNK: u64 = 64 << 20;
+/// Chunk of a volume when nothing else is said, in bytes.
+const DEFAULT_CHUNK: u64 = 64 << 10;
+
+/// How a new volume is made.
+#[derive(Clone, Debug)]
+pub struct CreateOptions {
+    /// Length in bytes, up to 1 PiB.
+    pub size: u64,
+    /// How much room a first write reserves: bytes, a power of two from 4 KiB to 64 MiB.
+    pub chunk: u64,
+    /// Seconds since 1970.
+    pub now: u64,
+}
+
+impl CreateOptions {
+    /// A volume of `size` bytes with the default chunk (64 KiB).
+    pub fn new(size: u64, now: u64) -> CreateOptions {
+        CreateOptions { size, chunk: DEFAULT_CHUNK, now }
+    }
+}
+
+fn check_size(size: u64) -> Result<()> {
+    match size <= MAX_VOLUME_SIZE {
+        true => Ok(()),
+        false => Err(Error::new(ErrorKind::Invalid, format!("{size} bytes is too large; a volume has at most 1 PiB"))),
+    }
+}
+
+fn check_chunk(chunk: u64) -> Result<()> {
+    match chunk.is_power_of_two() && (PAGE_SIZE as u64..=MAX_CHUNK).contains(&chunk) {
+        true => Ok(()),
+        false => {
+            Err(Error::new(ErrorKind::Invalid, format!("bad chunk of {chunk} bytes: a power of two from 4 KiB to 64 MiB")))
+        }
+    }
+}
+
+fn writable_volume(volume: &Volume, name: &str) -> Result<VolumeId> {
+    match volume.record.state {
+        VolumeState::Volume => Ok(volume.record.id),
+        _ => Err(Error::new(ErrorKind::ReadOnly, format!("{name:?} is a snapshot and cannot be changed"))),
+    }
+}
+
+fn refuse_in_use(volume: &Volume, name: &str) -> Result<()> {
+    match volume.open.get() {
+        0 => Ok(()),
+        n => Err(Error::new(ErrorKind::Busy, format!("{name:?} is in use ({n} open); close it first"))),
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// Applies `record` and appends it; the caller commits.
+    fn publish(&self, meta: &mut Meta, record: &Record) -> Result<()> {
+        let mut done = 0;
+        match meta.apply(record, &mut done) {
+            Ok(()) => {
+                meta.journal.append(record);
+                Ok(())
+            }
+            Err(Failure::Nonsense(what)) => Err(Error::new(ErrorKind::Corrupt, what)),
+            Err(Failure::Stop(stop)) => unreachable!("verbs on volumes touch no tables: {stop:?}"),
+        }
+    }
+
+    /// One verb: `decide` checks and says what to do, then it is done and made durable.
+    async fn verb<T>(self: &Rc<Self>, decide: impl FnOnce(&mut Meta) -> Result<(Record, T)>) -> Result<T> {
+        self.check_writable()?;
+        let value = {
+            let mut meta = self.meta.borrow_mut();
+            let (record, value) = decide(&mut meta)?;
+            self.publish(&mut meta, &record)?;
+            value
+        };
+        self.clone().commit().await?;
+        Ok(value)
+    }
+
+    fn info(&self, id: VolumeId) -> Result<VolumeInfo> {
+        let meta = self.meta.borrow();
+        let volume = meta.directory.get(id).ok_or_else(|| Error::new(ErrorKind::NotFound, "it has been deleted meanwhile"))?;
+        Ok(meta.info_of(&volume.record))
+    }
+}
+
+impl<D: Device> Pool<D> {
+    /// A new, empty volume.
+    pub async fn create(&self, name: &str, options: &CreateOptions) -> Result<VolumeInfo> {
+        check_size(options.size)?;
+        check_chunk(options.chunk)?;
+        let id = self
+            .0
+            .verb(|meta| {
+                meta.directory.check_new(NO_VOLUME, name)?;
+                let id = VolumeId(meta.next_id);
+                let CreateOptions { size, chunk, now } = *options;
+                Ok((Record::Create { id, name: name.to_string(), size, chunk, now }, id))
+            })
+            .await?;
+        self.0.info(id)
+    }
+
+    /// Snapshots of several volumes at one instant, or none of them: `("a", "x")` makes `a@x`.
+    ///
+    /// Each shows what was acknowledged before this call; of writes in flight, either.
+    pub async fn snapshot(&self, sources: &[(&str, &str)], now: u64) -> Result<Vec<VolumeInfo>> {
+        let inner = &self.0;
+        inner.check_writable()?;
+        let ids: Vec<VolumeId> = {
+            let mut meta = inner.meta.borrow_mut();
+            let mut of = Vec::new();
+            for &(source, name) in sources {
+                let volume = meta.directory.find(source)?;
+                let id = writable_volume(volume, source)?;
+                meta.directory.check_new(id, name)?;
+                if of.iter().any(|(v, _, n)| *v == id && n == name) {
+                    return Err(Error::new(ErrorKind::Exists, format!("{source}@{name} is named twice")));
+                }
+                of.push((id, VolumeId(meta.next_id + of.len() as u64), name.to_string()));
+            }
+            let ids: Vec<VolumeId> = of.iter().map(|&(_, id, _)| id).collect();
+            inner.publish(&mut meta, &Record::Snapshot { of, now })?;
+            for &id in &ids {
+                meta.directory.get_mut(id).expect("just made").pending = true;
+            }
+            ids
+        };
+        // Writes in place that were planned before end first; newer ones break already.
+        inner.generations.barrier().await;
+        let committed = inner.clone().commit().await;
+        for &id in &ids {
+            if let Some(volume) = inner.meta.borrow_mut().directory.get_mut(id) {
+                volume.pending = false;
+            }
+        }
+        committed?;
+        ids.into_iter().map(|id| inner.info(id)).collect()
+    }
+
+    /// A new writable volume with the contents of a volume or snapshot. Takes no longer for a
+    /// large one than for a small one.
+    pub async fn clone_volume(&self, source: &str, name: &str, now: u64) -> Result<VolumeInfo> {
+        let inner = &self.0;
+        inner.check_writable()?;
+        let id = {
+            let mut meta = inner.meta.borrow_mut();
+            let from = meta.directory.find(source)?.record.id;
+            meta.directory.check_new(NO_VOLUME, name)?;
+            let id = VolumeId(meta.next_id);
+            inner.publish(&mut meta, &Record::Clone { source: from, id, name: name.to_string(), now })?;
+            meta.directory.get_mut(id).expect("just made").pending = true;
+            id
+        };
+        inner.generations.barrier().await;
+        let committed = inner.clone().commit().await;
+        if let Some(volume) = inner.meta.borrow_mut().directory.get_mut(id) {
+            volume.pending = false;
+        }
+        committed?;
+        inner.info(id)
+    }
+
+    /// `volume` gets the contents and the size of its snapshot `snapshot` (the part behind `@`).
+    /// All snapshots stay. Refused while the volume is in use.
+    pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
+        let inner = &self.0;
+        inner
+            .verb(|meta| {
+                let target = meta.directory.find(volume)?;
+                let id = writable_volume(target, volume)?;
+                refuse_in_use(target, volume)?;
+                let from = meta.directory.find(&format!("{volume}@{snapshot}"))?.record.id;
+                meta.space.forget_reservations_of(id);
+                Ok((Record::Rollback { volume: id, snapshot: from, dead: VolumeId(meta.next_id) }, ()))
+            })
+            .await?;
+        inner.reap_soon();
+        Ok(())
+    }
+
+    /// A new name, for a volume (`a` to `b`) or a snapshot (`a@x` to `a@y`). Snapshots of a volume
+    /// go with it.
+    pub async fn rename(&self, from: &str, to: &str) -> Result<()> {
+        self.0
+            .verb(|meta| {
+                let record = &meta.directory.find(from)?.record;
+                let (id, parent) = (record.id, record.parent);
+                let name = match (from.split_once('@'), to.split_once('@')) {
+                    (None, None) => to,
+                    (Some((a, _)), Some((b, name))) if a == b => name,
+                    _ => {
+                        let why = format!("cannot rename {from:?} to {to:?}: a snapshot stays with its volume");
+                        return Err(Error::new(ErrorKind::Invalid, why));
+                    }
+                };
+                meta.directory.check_new(parent, name)?;
+                Ok((Record::Rename { id, name: name.to_string() }, ()))
+            })
+            .await
+    }
+
+    /// A new length in bytes. What lies beyond it is gone; what is added reads as zeroes.
+    pub async fn resize(&self, name: &str, size: u64) -> Result<()> {
+        check_size(size)?;
+        let inner = &self.0;
+        let id = writable_volume(inner.meta.borrow().directory.find(name)?, name)?;
+        // Growing over a tail that is still being unmapped would bring it back.
+        let tail = |inner: &Inner<D>| {
+            inner.meta.borrow().directory.get(id).is_some_and(|v| v.record.trim_end > v.record.size && size > v.record.size)
+        };
+        while tail(inner) {
+            inner.check_writable()?;
+            inner.reap_soon();
+            inner.reaped.wait().await;
+        }
+        let old = inner.meta.borrow().directory.find(name)?.record.size;
+        if size < old {
+            // The rest of the last page is zeroed before the end moves, so that growing again shows none of it.
+            let handle = self.volume(name)?;
+            let edge = size.next_multiple_of(PAGE_SIZE as u64).min(old);
+            handle.write_zeroes(size, edge - size, false).await?;
+        }
+        inner
+            .verb(|meta| {
+                let id = writable_volume(meta.directory.find(name)?, name)?;
+                Ok((Record::Resize { id, size }, ()))
+            })
+            .await?;
+        inner.reap_soon();
+        Ok(())
+    }
+
+    /// How much room a first write reserves from now on: bytes, a power of two, 4 KiB to 64 MiB.
+    pub async fn set_chunk(&self, name: &str, chunk: u64) -> Result<()> {
+        check_chunk(chunk)?;
+        self.0
+            .verb(|meta| {
+                let id = writable_volume(meta.directory.find(name)?, name)?;
+                Ok((Record::SetChunk { id, chunk }, ()))
+            })
+            .await
+    }
+
+    /// Deletes volumes and snapshots, all or none. A volume with snapshots that are not in the
+    /// list is refused, and so is whatever is in use. When this returns the names are durably
+    /// gone; their space comes back in the background ([`settle`](Self::settle) waits for it).
+    pub async fn delete(&self, names: &[&str]) -> Result<()> {
+        let inner = &self.0;
+        inner
+            .verb(|meta| {
+                let mut ids = Vec::new();
+                for &name in names {
+                    let volume = meta.directory.find(name)?;
+                    refuse_in_use(volume, name)?;
+                    if !ids.contains(&volume.record.id) {
+                        ids.push(volume.record.id);
+                    }
+                }
+                for &id in &ids {
+                    let left = meta.directory.snapshots_of(id).into_iter().find(|s| !ids.contains(s));
+                    if let Some(left) = left.and_then(|s| meta.directory.get(s)) {
+                        let snapshot = meta.directory.full_name(&left.record);
+                        let why = format!("it has snapshots, such as {snapshot:?}; delete them first or with it (-r)");
+                        return Err(Error::new(ErrorKind::Busy, why));
+                    }
+                }
+                // Snapshots first: a record must never name the snapshot of a volume that is gone.
+                ids.sort_by_key(|id| meta.directory.get(*id).map(|v| v.record.state != VolumeState::Snapshot));
+                Ok((Record::Delete { ids }, ()))
+            })
+            .await?;
+        inner.reap_soon();
+        Ok(())
+    }
+
+    /// Waits until every deletion has given its space back.
+    pub async fn settle(&self) -> Result<()> {
+        self.0.clone().settle().await
+    }
+
+    /// Makes the pool `size` bytes (rounded down to whole MiB); a pool file is lengthened.
+    pub async fn grow(&self, size: u64) -> Result<()> {
+        let inner = &self.0;
+        inner.check_writable()?;
+        let now = inner.superblock.borrow().size;
+        let size = size / BLOCK_SIZE * BLOCK_SIZE;
+        if size < now {
+            let why = format!("the pool has {now} bytes and cannot be made smaller ({size})");
+            return Err(Error::new(ErrorKind::Invalid, why));
+        }
+        if size > crate::types::MAX_POOL_SIZE {
+            return Err(Error::new(ErrorKind::Invalid, "a pool has at most 4 PiB"));
+        }
+        if inner.device.len() < size {
+            let io = |e| Error::io("lengthening the pool", e);
+            inner.device.set_len(size).await.map_err(io)?;
+            inner.device.flush().await.map_err(io)?;
+        }
+        inner.verb(|_| Ok((Record::Grow { size }, ()))).await?;
+        inner.full.set(false);
+        inner.space_changed.notify();
+        inner.clone().checkpoint().await
+    }
+}

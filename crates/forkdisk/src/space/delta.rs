@@ -1,0 +1,105 @@
+//! Changes of counts that are not in a count page yet.
+
+use std::collections::BTreeMap;
+
+use crate::types::{Block, PageAddr};
+
+use super::{ALL, Bitmap, bit};
+
+/// Changes of one block's counts.
+#[derive(Default)]
+pub struct Delta {
+    pub whole: i32,
+    /// Applies to all 256 pages.
+    all: i32,
+    pages: Vec<(u8, i32)>,
+    pub touched: Bitmap,
+}
+
+impl Delta {
+    /// Change of one page's count.
+    pub fn of(&self, index: usize) -> i32 {
+        let own = self.pages.binary_search_by_key(&(index as u8), |&(i, _)| i).map_or(0, |at| self.pages[at].1);
+        self.all + own
+    }
+}
+
+/// Changes of many blocks.
+#[derive(Default)]
+pub struct Deltas {
+    blocks: BTreeMap<Block, Delta>,
+    entries: usize,
+    lost: u64,
+}
+
+impl Deltas {
+    pub fn page(&mut self, page: PageAddr, by: i32) {
+        let delta = self.blocks.entry(page.block()).or_default();
+        let index = page.index() as u8;
+        match delta.pages.binary_search_by_key(&index, |&(i, _)| i) {
+            Ok(at) => delta.pages[at].1 += by,
+            Err(at) => {
+                delta.pages.insert(at, (index, by));
+                self.entries += 1;
+            }
+        }
+        delta.touched[page.index() / 64] |= 1 << (page.index() % 64);
+        self.lost += u64::from(by < 0);
+    }
+
+    pub fn whole(&mut self, block: Block, whole: i32, all: i32) {
+        let delta = self.blocks.entry(block).or_default();
+        delta.whole += whole;
+        delta.all += all;
+        delta.touched = ALL;
+        if delta.all == -1 && delta.pages.len() == 256 && delta.pages.iter().all(|&(_, n)| n == 1) {
+            // A block that was filled page by page and promoted.
+            self.entries -= delta.pages.len();
+            (delta.all, delta.pages) = (0, Vec::new());
+        }
+        self.lost += u64::from(whole < 0 && all == 0) * 256;
+    }
+
+    /// The page was handed out.
+    pub fn touch(&mut self, page: PageAddr) {
+        self.blocks.entry(page.block()).or_default().touched[page.index() / 64] |= 1 << (page.index() % 64);
+    }
+
+    pub fn of_page(&self, page: PageAddr) -> i32 {
+        self.blocks.get(&page.block()).map_or(0, |d| d.of(page.index()))
+    }
+
+    pub fn of_whole(&self, block: Block) -> i32 {
+        self.blocks.get(&block).map_or(0, |d| d.whole)
+    }
+
+    pub fn is_touched(&self, page: PageAddr) -> bool {
+        bit(&self.touched(page.block()), page.index())
+    }
+
+    pub fn touched(&self, block: Block) -> Bitmap {
+        self.blocks.get(&block).map_or([0; 4], |d| d.touched)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (Block, &Delta)> {
+        self.blocks.iter().map(|(&b, d)| (b, d))
+    }
+
+    pub fn get(&self, block: Block) -> Option<&Delta> {
+        self.blocks.get(&block)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Page references given up.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Memory, roughly.
+    pub fn bytes(&self) -> usize {
+        self.blocks.len() * 112 + self.entries * 8
+    }
+}

@@ -1,0 +1,246 @@
+//! Free space: how often every page is referred to, and where the next write goes.
+//!
+//! Counts change in memory as *deltas* and are applied to the count pages by checkpoints; until
+//! then the pages on the device and their copies here say what the last checkpoint said. A page
+//! that was *touched* since (handed out, or referred to once more or less) is never handed out
+//! before the checkpoint that contains it is durable and its space has been released: freed space
+//! is not used again as long as a crash could bring its old owner back.
+
+mod affinity;
+mod alloc;
+mod checkpoint;
+mod delta;
+mod tree;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::format::{CountEntry, CountNode, CountPage, Layout};
+use crate::types::{BLOCK_PAGES, Block, PageAddr, VirtualPage, VolumeId};
+
+use affinity::Affinity;
+use delta::Deltas;
+
+pub use checkpoint::Step;
+
+/// A count page that is needed and not in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Miss {
+    /// Load `page`, verify it, hand it to [`Space::loaded`].
+    Count { node: CountNode, page: PageAddr, checksum: u32 },
+}
+
+/// Why there is no answer or no space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// A count page must be loaded first.
+    Miss(Miss),
+    /// No page is free.
+    NoSpace,
+}
+
+impl From<Miss> for Refusal {
+    fn from(miss: Miss) -> Refusal {
+        Refusal::Miss(miss)
+    }
+}
+
+/// Who wants space, for what.
+#[derive(Clone, Copy, Debug)]
+pub struct Want {
+    /// The writer.
+    pub volume: VolumeId,
+    /// The first page to be mapped.
+    pub at: VirtualPage,
+    /// How many, within one virtual block.
+    pub pages: u64,
+    /// Pages of the volume's chunk.
+    pub chunk_pages: u64,
+}
+
+type Bitmap = [u64; 4];
+
+/// See the module.
+pub struct Space {
+    layout: Layout,
+    uuid: [u8; 16],
+    roots: Vec<CountEntry>,
+    cache: BTreeMap<CountNode, CountPage>,
+    cache_limit: usize,
+    current: Deltas,
+    frozen: Deltas,
+    work: Option<checkpoint::Work>,
+    /// Pages known to be free and not touched, by block, and the blocks of which that is all.
+    free: BTreeMap<Block, Bitmap>,
+    empty: BTreeSet<Block>,
+    known: u64,
+    /// The next leaf to be searched for free pages.
+    scan: u64,
+    available: u64,
+    handed_out: u64,
+    affinity: Affinity,
+}
+
+impl Space {
+    /// The space of a pool whose superblock holds `roots`.
+    pub fn new(layout: Layout, uuid: [u8; 16], roots: Vec<CountEntry>) -> Space {
+        Space::with_cache(layout, uuid, roots, 8 << 20)
+    }
+
+    /// As [`new`](Self::new), keeping at most about `bytes` bytes of count pages in memory.
+    pub fn with_cache(layout: Layout, uuid: [u8; 16], roots: Vec<CountEntry>, bytes: usize) -> Space {
+        let mut space = Space {
+            layout,
+            uuid,
+            roots,
+            cache: BTreeMap::new(),
+            cache_limit: (bytes / 4200).max(64),
+            current: Deltas::default(),
+            frozen: Deltas::default(),
+            work: None,
+            free: BTreeMap::new(),
+            empty: BTreeSet::new(),
+            known: 0,
+            scan: 0,
+            available: 0,
+            handed_out: 0,
+            affinity: Affinity::default(),
+        };
+        space.available = space.free_by_roots();
+        space
+    }
+
+    /// The pool's layout.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Pages that can be handed out now.
+    pub fn available(&self) -> u64 {
+        self.available
+    }
+
+    /// Pages that lost references since the last freeze, or in the running checkpoint: what it and
+    /// the next one may bring back.
+    pub fn pending(&self) -> u64 {
+        self.current.lost() + self.frozen.lost()
+    }
+
+    /// Memory of changes not yet in a finished checkpoint, in bytes.
+    pub fn dirty_bytes(&self) -> usize {
+        self.current.bytes() + self.frozen.bytes()
+    }
+
+    /// One more reference to a page.
+    pub fn incr_page(&mut self, page: PageAddr) {
+        self.current.page(page, 1);
+    }
+
+    /// One reference less.
+    pub fn decr_page(&mut self, page: PageAddr) {
+        self.current.page(page, -1);
+    }
+
+    /// One more reference to each of `n` pages.
+    pub fn incr_pages(&mut self, first: PageAddr, n: u64) {
+        (0..n).for_each(|i| self.current.page(PageAddr(first.0 + i), 1));
+    }
+
+    /// One more reference to a block as a whole.
+    pub fn incr_block(&mut self, block: Block) {
+        self.current.whole(block, 1, 0);
+    }
+
+    /// One reference less to a block as a whole.
+    pub fn decr_block(&mut self, block: Block) {
+        self.current.whole(block, -1, 0);
+    }
+
+    /// A reference moves from the block to each of its pages.
+    pub fn demote(&mut self, block: Block) {
+        self.current.whole(block, -1, 1);
+    }
+
+    /// A reference moves from each of its pages to the block.
+    pub fn promote(&mut self, block: Block) {
+        self.current.whole(block, 1, -1);
+    }
+
+    /// References to a page by itself.
+    pub fn page_count(&mut self, page: PageAddr) -> Result<u32, Miss> {
+        let (node, i) = CountNode::leaf_of(page.block());
+        let base = self.page(node)?.map_or(0, |p| i32::from(p.block(i).page(page.index())));
+        let n = base + self.current.of_page(page) + self.frozen.of_page(page);
+        Ok(u32::try_from(n).unwrap_or(0))
+    }
+
+    /// References to a block as a whole.
+    pub fn block_count(&mut self, block: Block) -> Result<u32, Miss> {
+        let (node, i) = CountNode::leaf_of(block);
+        let base = self.page(node)?.map_or(0, |p| p.block(i).whole() as i32);
+        Ok(u32::try_from(base + self.current.of_whole(block) + self.frozen.of_whole(block)).unwrap_or(0))
+    }
+
+    /// All counts of a block: as a whole, and of its pages unless they are all 0.
+    pub fn block_counts(&mut self, block: Block) -> Result<(u32, Option<Box<[u32; 256]>>), Miss> {
+        let whole = self.block_count(block)?;
+        let mut pages = Box::new([0; 256]);
+        for (i, n) in pages.iter_mut().enumerate() {
+            *n = self.page_count(block.page(i))?;
+        }
+        let some = pages.iter().any(|&n| n > 0);
+        Ok((whole, some.then_some(pages)))
+    }
+
+    /// Whether a page of data has exactly one reference, its own or its block's.
+    pub fn data_is_exclusive(&mut self, page: PageAddr) -> Result<bool, Miss> {
+        Ok(self.block_count(page.block())? + self.page_count(page)? == 1)
+    }
+
+    /// The volume is gone: nothing is kept for it any more.
+    pub fn forget_reservations_of(&mut self, volume: VolumeId) {
+        self.affinity.forget(volume);
+    }
+
+    /// The pool has become larger.
+    pub fn grow(&mut self, layout: Layout) {
+        let before: u64 = self.initially_free();
+        let last_leaf = self.layout.count_nodes(0).saturating_sub(1);
+        self.layout = layout;
+        let none = CountEntry { slot: None, checksum: 0, used: 0 };
+        self.roots.resize(layout.count_nodes(3) as usize, none);
+        self.scan = self.scan.min(last_leaf);
+        self.available += self.initially_free() - before;
+    }
+
+    fn initially_free(&self) -> u64 {
+        self.layout.pages() - self.layout.reserved_pages()
+    }
+
+    fn free_by_roots(&self) -> u64 {
+        self.initially_free() - self.roots.iter().map(|r| r.used).sum::<u64>()
+    }
+
+    /// Whether a page has been touched since the state on the device.
+    fn is_touched(&self, page: PageAddr) -> bool {
+        self.current.is_touched(page) || self.frozen.is_touched(page)
+    }
+
+    fn untouched(&self, block: Block, bits: Bitmap) -> Bitmap {
+        let (a, b) = (self.current.touched(block), self.frozen.touched(block));
+        std::array::from_fn(|i| bits[i] & !a[i] & !b[i])
+    }
+}
+
+fn pages_in(bits: &Bitmap) -> u64 {
+    bits.iter().map(|w| u64::from(w.count_ones())).sum()
+}
+
+fn bit(bits: &Bitmap, i: usize) -> bool {
+    bits[i / 64] >> (i % 64) & 1 == 1
+}
+
+const ALL: Bitmap = [u64::MAX; 4];
+const _: () = assert!(BLOCK_PAGES == 256);

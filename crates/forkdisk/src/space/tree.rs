@@ -1,0 +1,116 @@
+//! Count pages in memory: found, missed, cached.
+
+use crate::format::{CountEntry, CountNode, CountPage, LEAF_BLOCKS};
+use crate::types::{BLOCK_PAGES, Block};
+
+use super::{Bitmap, Miss, Space};
+
+const NEVER_WRITTEN: CountEntry = CountEntry { slot: None, checksum: 0, used: 0 };
+
+impl Space {
+    /// Takes over a count page that was loaded and verified.
+    pub fn loaded(&mut self, node: CountNode, page: CountPage) -> Result<(), String> {
+        if node.level > 0 {
+            for i in 0..node.entries() {
+                let free = self.layout.initially_free_under(node.child(i));
+                page.entry(i, free).ok_or_else(|| format!("entry {i} makes no sense"))?;
+            }
+        }
+        if self.cache.len() >= self.cache_limit {
+            self.cache.clear();
+        }
+        self.cache.insert(node, page);
+        Ok(())
+    }
+
+    /// What is known of a count page by the page above it.
+    pub(super) fn entry(&mut self, node: CountNode) -> Result<CountEntry, Miss> {
+        let Some((parent, i)) = node.parent() else {
+            return Ok(self.roots[node.index as usize]);
+        };
+        let free = self.layout.initially_free_under(node);
+        match self.page(parent)? {
+            None => Ok(NEVER_WRITTEN),
+            Some(page) => Ok(page.entry(i, free).expect("checked when it was loaded")),
+        }
+    }
+
+    /// A count page; `None`: it was never written.
+    pub(super) fn page(&mut self, node: CountNode) -> Result<Option<&CountPage>, Miss> {
+        if self.cache.contains_key(&node) {
+            return Ok(self.cache.get(&node));
+        }
+        let entry = self.entry(node)?;
+        match entry.slot {
+            None => Ok(None),
+            Some(slot) => Err(Miss::Count { node, page: node.page(slot), checksum: entry.checksum }),
+        }
+    }
+
+    /// Which pages of a block are free by its leaf.
+    pub(super) fn free_by_leaf(&mut self, block: Block) -> Result<Bitmap, Miss> {
+        if self.layout.is_reserved(block) {
+            return Ok([0; 4]);
+        }
+        let (node, i) = CountNode::leaf_of(block);
+        Ok(self.page(node)?.map_or(super::ALL, |page| free_in(page, i)))
+    }
+
+    /// Searches the next leaf for free pages; false when all have been searched.
+    pub(super) fn scan_leaf(&mut self) -> Result<bool, Miss> {
+        if self.scan >= self.layout.count_nodes(0) {
+            return Ok(false);
+        }
+        let node = CountNode { level: 0, index: self.scan };
+        let (parent, first) = node.parent().expect("a leaf has a parent");
+        if first == 0 {
+            let above = self.entry(parent)?;
+            if above.used == self.layout.initially_free_under(parent) {
+                self.scan += parent.entries() as u64;
+                return Ok(true);
+            }
+        }
+        if self.entry(node)?.used < self.layout.initially_free_under(node) {
+            for i in 0..LEAF_BLOCKS as u64 {
+                let block = Block(node.first_block().0 + i);
+                let bits = self.free_by_leaf(block)?;
+                if !self.free.contains_key(&block) {
+                    let bits = self.untouched(block, bits);
+                    self.add_free(block, bits);
+                }
+            }
+        }
+        self.scan += 1;
+        Ok(true)
+    }
+
+    /// Pages of a block become known as free.
+    pub(super) fn add_free(&mut self, block: Block, bits: Bitmap) {
+        if bits == [0; 4] {
+            return;
+        }
+        let known = self.free.entry(block).or_default();
+        let before = super::pages_in(known);
+        (0..4).for_each(|i| known[i] |= bits[i]);
+        let after = super::pages_in(known);
+        self.known += after - before;
+        if after == BLOCK_PAGES {
+            self.empty.insert(block);
+        }
+    }
+
+    /// Whether the scan has passed a block.
+    pub(super) fn is_scanned(&self, block: Block) -> bool {
+        CountNode::leaf_of(block).0.index < self.scan
+    }
+}
+
+/// Which pages of the leaf's block number `i` are free.
+pub(super) fn free_in(page: &CountPage, i: usize) -> Bitmap {
+    let counts = page.block(i);
+    let mut bits = [0; 4];
+    if counts.whole() == 0 {
+        (0..BLOCK_PAGES as usize).filter(|&p| counts.page(p) == 0).for_each(|p| bits[p / 64] |= 1 << (p % 64));
+    }
+    bits
+}

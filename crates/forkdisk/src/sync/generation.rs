@@ -1,0 +1,57 @@
+//! Generations of plans: who decided before a moment can be waited for, without holding up those
+//! who decide after it.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use super::Event;
+
+#[derive(Default)]
+struct Generation {
+    live: Cell<usize>,
+    ended: Event,
+}
+
+/// The current generation and those before it that still have plans under way.
+#[derive(Default)]
+pub struct Generations {
+    current: RefCell<Rc<Generation>>,
+    older: RefCell<Vec<Rc<Generation>>>,
+}
+
+/// A plan under way.
+pub struct PlanGuard(Rc<Generation>);
+
+impl Drop for PlanGuard {
+    fn drop(&mut self) {
+        self.0.live.set(self.0.live.get() - 1);
+        if self.0.live.get() == 0 {
+            self.0.ended.notify();
+        }
+    }
+}
+
+impl Generations {
+    /// Begins a plan.
+    pub fn enter(&self) -> PlanGuard {
+        let current = self.current.borrow().clone();
+        current.live.set(current.live.get() + 1);
+        PlanGuard(current)
+    }
+
+    /// Waits until every plan begun before this call has ended.
+    pub async fn barrier(&self) {
+        let old = self.current.replace(Rc::default());
+        let mut waiting = {
+            let mut older = self.older.borrow_mut();
+            older.push(old);
+            older.retain(|g| g.live.get() > 0);
+            older.clone()
+        };
+        while let Some(generation) = waiting.pop() {
+            while generation.live.get() > 0 {
+                generation.ended.wait().await;
+            }
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Making holes: TRIM and WRITE ZEROES.
+
+use crate::device::{Buf, Device};
+use crate::error::Result;
+use crate::format::Record;
+use crate::map::Stop;
+use crate::pool::{Ended, Failure, no_space};
+use crate::sync::Hold;
+use crate::types::{PAGE_SIZE, VirtualPage};
+
+use super::Volume;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Pages that a step may need for tables.
+const STEP_PAGES: u64 = 12;
+
+impl<D: Device> Volume<D> {
+    /// The whole pages within the range read as zeroes afterwards and give their space back; its
+    /// ragged edges stay as they are. On a full pool parts may be left alone.
+    pub async fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.check_write(offset, len)?;
+        let (first, end) = (offset.div_ceil(PAGE), self.whole_end(offset + len));
+        match self.unmap(first, end).await {
+            Err(Ended::NoSpace) | Ok(()) => Ok(()),
+            Err(Ended::Error(e)) => Err(e),
+        }
+    }
+
+    /// The range reads as zeroes afterwards; whole pages give their space back. With `fua` that is
+    /// durable when this returns.
+    pub async fn write_zeroes(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
+        self.check_write(offset, len)?;
+        let stop = offset + len;
+        let (first, end) = (offset.div_ceil(PAGE), self.whole_end(stop));
+        if first >= end {
+            self.zero_edge(offset, stop).await?;
+        } else {
+            self.zero_edge(offset, first * PAGE).await?;
+            self.zero_edge((end * PAGE).min(stop), stop).await?;
+            self.unmap(first, end).await.map_err(|ended| match ended {
+                Ended::NoSpace => no_space(),
+                Ended::Error(e) => e,
+            })?;
+        }
+        if fua { self.flush().await } else { Ok(()) }
+    }
+
+    /// First page not wholly before `stop`; the last page of a volume counts as whole.
+    fn whole_end(&self, stop: u64) -> u64 {
+        if stop == self.size() { stop.div_ceil(PAGE) } else { stop / PAGE }
+    }
+
+    async fn zero_edge(&self, from: u64, to: u64) -> Result<()> {
+        if from >= to {
+            return Ok(());
+        }
+        let extents = self.extents(from, to - from).await?;
+        if extents.iter().all(|e| !e.data) {
+            return Ok(());
+        }
+        self.write(from, Buf::zeroed((to - from) as usize), false).await.0
+    }
+
+    /// Unmaps pages `first..end` in steps of at most a virtual block.
+    async fn unmap(&self, first: u64, end: u64) -> std::result::Result<(), Ended> {
+        if first >= end {
+            return Ok(());
+        }
+        let _lock = self.locks.lock(first..end, Hold::Alone).await;
+        let mut at = first;
+        let mut retried = false;
+        while at < end {
+            self.inner.admit().await.map_err(Ended::Error)?;
+            self.inner.check_writable().map_err(Ended::Error)?;
+            let step = self.inner.edit(|meta| {
+                if meta.space.available() < meta.checkpoint_pages() + STEP_PAGES {
+                    return Err(Failure::Stop(Stop::NoSpace));
+                }
+                let (mut editor, record) = meta.edit(self.id).expect("a volume with a handle is not removed");
+                let next = editor.unmap_step(record, VirtualPage(at), VirtualPage(end))?;
+                meta.journal.append(&Record::Unmap { volume: self.id, at: VirtualPage(at), len: next.0 - at });
+                Ok(next.0)
+            });
+            match step.await {
+                Ok(next) => (at, retried) = (next, false),
+                Err(Ended::NoSpace) if !retried => {
+                    retried = true;
+                    self.inner.clone().checkpoint().await.map_err(Ended::Error)?;
+                }
+                Err(ended) => return Err(ended),
+            }
+        }
+        self.inner.commit_soon();
+        self.inner.checkpoint_soon();
+        Ok(())
+    }
+}

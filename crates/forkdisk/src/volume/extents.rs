@@ -1,0 +1,59 @@
+//! What of a volume is data and what is holes.
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::map::{Stop, lookup};
+use crate::types::{PAGE_SIZE, VirtualPage};
+
+use super::Volume;
+
+/// A run of a volume that is alike. In bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Where it starts.
+    pub offset: u64,
+    /// How long it is.
+    pub len: u64,
+    /// Whether it holds data; a hole reads as zeroes and holds no space.
+    pub data: bool,
+    /// Where the data lies in the pool (0 for a hole).
+    pub physical: u64,
+    /// Whether others refer to it, too, as far as its age tells.
+    pub shared: bool,
+}
+
+impl<D: Device> Volume<D> {
+    /// The extents of a range, in order, without gaps.
+    pub async fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>> {
+        self.check_range(offset, len)?;
+        let page = PAGE_SIZE as u64;
+        let (mut at, end) = (offset, offset + len);
+        let mut out: Vec<Extent> = Vec::new();
+        while at < end {
+            let first = VirtualPage(at / page);
+            let max = end.div_ceil(page) - first.0;
+            let (run, shared_at) = self
+                .inner
+                .look(|meta| {
+                    let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
+                    Ok((lookup(&mut meta.tables, record, first, max).map_err(Stop::from)?, record.shared_at))
+                })
+                .await?;
+            let stop = ((first.0 + run.len) * page).min(end);
+            let physical = run.data.map_or(0, |(addr, _)| addr.offset() + at % page);
+            let shared = run.data.is_some_and(|(_, birth)| self.read_only || birth <= shared_at);
+            let extent = Extent { offset: at, len: stop - at, data: run.data.is_some(), physical, shared };
+            match out.last_mut() {
+                Some(last) if follows(last, &extent) => last.len += extent.len,
+                _ => out.push(extent),
+            }
+            at = stop;
+        }
+        Ok(out)
+    }
+}
+
+fn follows(last: &Extent, next: &Extent) -> bool {
+    let place = !last.data || last.physical + last.len == next.physical;
+    last.data == next.data && last.shared == next.shared && place
+}

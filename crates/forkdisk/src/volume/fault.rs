@@ -1,0 +1,139 @@
+//! Planning a write: where each piece goes, decided before anything is done.
+//!
+//! - In place: the page is this volume's alone.
+//! - Provision or break: a new page; the mapping is published once the data is there.
+//! - A piece smaller than what can be written at once: its page is completed, from the old page
+//!   or with zeroes.
+
+use crate::device::Segments;
+use crate::map::lookup;
+use crate::map::Stop;
+use crate::planted::{Bug, planted};
+use crate::pool::{Failure, Meta};
+use crate::space::Want;
+use crate::types::{BLOCK_PAGES, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
+
+use super::read::push;
+
+/// Pages kept back for tables and for verbs that free space.
+const RESERVE: u64 = 48;
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// A page that is completed before it is written.
+pub(super) struct Partial {
+    /// Where the new bytes are in the client's buffer, and how many.
+    pub at: usize,
+    pub len: usize,
+    /// Where they go in the page.
+    pub within: usize,
+    /// The page the rest comes from; `None`: zeroes.
+    pub from: Option<PageAddr>,
+    pub to: PageAddr,
+}
+
+/// Pages to be mapped once they are written.
+pub(super) struct Fault {
+    pub at: VirtualPage,
+    pub len: u64,
+    pub to: PageAddr,
+}
+
+/// Where every piece of a write goes.
+pub(super) struct WritePlan {
+    next: u64,
+    start: u64,
+    end: u64,
+    unit: u64,
+    pub segments: Segments,
+    pub partials: Vec<Partial>,
+    pub faults: Vec<Fault>,
+}
+
+impl WritePlan {
+    pub fn new(start: u64, len: u64, unit: usize) -> WritePlan {
+        let (segments, partials, faults) = (Segments::new(), Vec::new(), Vec::new());
+        WritePlan { next: start, start, end: start + len, unit: unit as u64, segments, partials, faults }
+    }
+
+    /// Whether every piece goes to a page that is mapped and this volume's alone, in units the
+    /// device can write, judged by what is in memory.
+    pub fn is_in_place(&self, meta: &mut Meta, id: VolumeId) -> bool {
+        if !self.start.is_multiple_of(self.unit) || !self.end.is_multiple_of(self.unit) {
+            return false;
+        }
+        let record = &meta.directory.get(id).expect("a volume with a handle is not removed").record;
+        let (mut page, end) = (self.start / PAGE, self.end.div_ceil(PAGE));
+        while page < end {
+            match lookup(&mut meta.tables, record, VirtualPage(page), end - page) {
+                Ok(run) if run.data.is_some_and(|(_, birth)| birth > record.shared_at) => page += run.len,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// Plans on from where the last attempt stopped.
+    pub fn advance(&mut self, meta: &mut Meta, id: VolumeId) -> Result<(), Failure> {
+        while self.next < self.end {
+            let page = VirtualPage(self.next / PAGE);
+            let whole = self.next.is_multiple_of(PAGE) && self.end - self.next >= PAGE;
+            let max = if whole { ((self.end - self.next) / PAGE).min(BLOCK_PAGES - page.index() as u64) } else { 1 };
+            let record = meta.directory.get(id).expect("a volume with a handle is not removed").record.clone();
+            let run = lookup(&mut meta.tables, &record, page, max).map_err(Stop::from)?;
+            let mut len = run.len;
+            let mut alone = run.data.is_some_and(|(_, birth)| birth > record.shared_at) || planted(Bug::WritesSharedInPlace) && run.data.is_some();
+            if !alone && run.data.is_some() && meta.editor().is_alone(&record, page)? {
+                // Known by the counts only, page by page.
+                (alone, len) = (true, 1);
+            }
+            match run.data {
+                Some((addr, _)) if alone => self.in_place(addr, len),
+                old => {
+                    let need = meta.checkpoint_pages() + RESERVE + len;
+                    if meta.space.available() < need {
+                        return Err(Failure::Stop(Stop::NoSpace));
+                    }
+                    meta.space.ensure_known(need).map_err(Stop::from)?;
+                    let want = Want { volume: id, at: page, pages: len, chunk_pages: record.chunk / PAGE };
+                    let (to, n) = meta.space.alloc_data(want).map_err(Stop::from)?;
+                    self.fault(page, n, to, old.map(|(addr, _)| addr), whole);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn in_place(&mut self, addr: PageAddr, pages: u64) {
+        let within = self.next % PAGE;
+        let stop = (self.next / PAGE * PAGE + pages * PAGE).min(self.end);
+        let (at, len) = ((self.next - self.start) as usize, (stop - self.next) as usize);
+        if within.is_multiple_of(self.unit) && (len as u64).is_multiple_of(self.unit) {
+            push(&mut self.segments, addr.offset() + within, at, len);
+        } else {
+            // At most the last page of a run can be ragged.
+            let full = len as u64 / PAGE * PAGE;
+            if full > 0 && within == 0 {
+                push(&mut self.segments, addr.offset(), at, full as usize);
+                self.next += full;
+                return;
+            }
+            self.partials.push(Partial { at, len, within: within as usize, from: Some(addr), to: addr });
+        }
+        self.next = stop;
+    }
+
+    fn fault(&mut self, page: VirtualPage, n: u64, to: PageAddr, old: Option<PageAddr>, whole: bool) {
+        let at = (self.next - self.start) as usize;
+        self.faults.push(Fault { at: page, len: n, to });
+        if whole {
+            push(&mut self.segments, to.offset(), at, (n * PAGE) as usize);
+            self.next += n * PAGE;
+            return;
+        }
+        let stop = ((page.0 + 1) * PAGE).min(self.end);
+        let within = (self.next % PAGE) as usize;
+        let from = old.filter(|_| !planted(Bug::NeighboursLostInBreak));
+        self.partials.push(Partial { at, len: (stop - self.next) as usize, within, from, to });
+        self.next = stop;
+    }
+}

@@ -1,0 +1,113 @@
+//! A volume open for I/O: one file per verb.
+
+mod discard;
+mod extents;
+mod fault;
+mod range;
+mod read;
+mod write;
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{VolumeRecord, VolumeState};
+use crate::pool::{Inner, Meta, Pool};
+use crate::sync::RangeLocks;
+use crate::types::VolumeId;
+
+pub use extents::Extent;
+
+/// A volume or snapshot open for I/O. While a handle exists the volume is not deleted.
+///
+/// Offsets and lengths are bytes and may be of any alignment; multiples of 4 KiB are fastest. A
+/// range past the end is refused as a whole.
+pub struct Volume<D: Device> {
+    inner: Rc<Inner<D>>,
+    id: VolumeId,
+    read_only: bool,
+    open: Rc<Cell<usize>>,
+    locks: Rc<RangeLocks>,
+}
+
+impl<D: Device> Clone for Volume<D> {
+    fn clone(&self) -> Self {
+        self.open.set(self.open.get() + 1);
+        let (open, locks) = (self.open.clone(), self.locks.clone());
+        Volume { inner: self.inner.clone(), id: self.id, read_only: self.read_only, open, locks }
+    }
+}
+
+impl<D: Device> Drop for Volume<D> {
+    fn drop(&mut self) {
+        self.open.set(self.open.get() - 1);
+    }
+}
+
+impl<D: Device> Pool<D> {
+    /// Opens `volume` or `volume@snapshot` for I/O.
+    pub fn volume(&self, name: &str) -> Result<Volume<D>> {
+        let meta = self.0.meta.borrow();
+        let volume = meta.directory.find(name)?;
+        volume.open.set(volume.open.get() + 1);
+        Ok(Volume {
+            inner: self.0.clone(),
+            id: volume.record.id,
+            read_only: volume.record.state == VolumeState::Snapshot || self.0.options.read_only,
+            open: volume.open.clone(),
+            locks: volume.locks.clone(),
+        })
+    }
+}
+
+impl<D: Device> Volume<D> {
+    /// Its number.
+    pub fn id(&self) -> VolumeId {
+        self.id
+    }
+
+    /// Its name: `volume` or `volume@snapshot`.
+    pub fn name(&self) -> String {
+        let meta = self.inner.meta.borrow();
+        meta.directory.full_name(self.record(&meta))
+    }
+
+    /// Its length in bytes.
+    pub fn size(&self) -> u64 {
+        self.record(&self.inner.meta.borrow()).size
+    }
+
+    /// Whether writes are refused (a snapshot, or a pool opened for reading).
+    pub fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Makes every write acknowledged so far durable, of all volumes of the pool.
+    pub async fn flush(&self) -> Result<()> {
+        self.inner.clone().commit().await
+    }
+
+    fn record<'a>(&self, meta: &'a Meta) -> &'a VolumeRecord {
+        &meta.directory.get(self.id).expect("a volume with a handle is not removed").record
+    }
+
+    fn check_range(&self, offset: u64, len: u64) -> Result<()> {
+        let size = self.size();
+        match offset.checked_add(len) {
+            Some(end) if end <= size => Ok(()),
+            _ => {
+                let why = format!("{len} bytes at {offset} reach past the end of {} ({size} bytes)", self.name());
+                Err(Error::new(ErrorKind::Invalid, why))
+            }
+        }
+    }
+
+    fn check_write(&self, offset: u64, len: u64) -> Result<()> {
+        self.inner.check_writable()?;
+        if self.read_only {
+            return Err(Error::new(ErrorKind::ReadOnly, format!("{} is a snapshot and cannot be written", self.name())));
+        }
+        self.check_range(offset, len)
+    }
+}

@@ -1,0 +1,87 @@
+//! Reading: what is mapped comes from the device, the rest is zeroes.
+
+use crate::device::{Buf, Device, Segment, Segments};
+use crate::error::{Error, Result};
+use crate::map::{Stop, lookup};
+use crate::pool::Failure;
+use crate::types::{PAGE_SIZE, VirtualPage};
+
+use super::Volume;
+
+/// What a read consists of: device requests, and parts of the buffer to be zeroed.
+struct ReadPlan {
+    segments: Segments,
+    holes: Vec<(usize, usize)>,
+}
+
+impl<D: Device> Volume<D> {
+    /// Fills all of `buf` from `offset`.
+    pub async fn read(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
+        if let Err(e) = self.check_range(offset, buf.len() as u64) {
+            return (Err(e), buf);
+        }
+        if buf.is_empty() {
+            return (Ok(()), buf);
+        }
+        let unit = self.inner.device.block_size();
+        if offset.is_multiple_of(unit as u64) && buf.len().is_multiple_of(unit) {
+            return self.read_aligned(offset, buf).await;
+        }
+        self.read_around(offset, buf).await
+    }
+
+    /// Reads whole pages around the range and copies the part asked for.
+    async fn read_around(&self, offset: u64, mut buf: Buf) -> (Result<()>, Buf) {
+        let page = PAGE_SIZE as u64;
+        let (start, end) = (offset / page * page, (offset + buf.len() as u64).next_multiple_of(page));
+        let wide = self.inner.device.buffer((end - start) as usize);
+        let (result, wide) = self.read_aligned(start, wide).await;
+        if result.is_ok() {
+            let at = (offset - start) as usize;
+            let len = buf.len();
+            buf.copy_from_slice(&wide[at..at + len]);
+        }
+        (result, buf)
+    }
+
+    async fn read_aligned(&self, offset: u64, mut buf: Buf) -> (Result<()>, Buf) {
+        let plan = self.inner.generations.enter();
+        let planned = self.inner.look(|meta| {
+            let record = meta.directory.get(self.id).expect("a volume with a handle is not removed").record.clone();
+            let (mut at, end) = (offset, offset + buf.len() as u64);
+            let mut plan = ReadPlan { segments: Segments::new(), holes: Vec::new() };
+            while at < end {
+                let page = VirtualPage(at / PAGE_SIZE as u64);
+                let pages = (end.div_ceil(PAGE_SIZE as u64)) - page.0;
+                let run = lookup(&mut meta.tables, &record, page, pages).map_err(|m| Failure::Stop(Stop::Table(m)))?;
+                let stop = ((page.0 + run.len) * PAGE_SIZE as u64).min(end);
+                let (place, len) = ((at - offset) as usize, (stop - at) as usize);
+                match run.data {
+                    None => plan.holes.push((place, len)),
+                    Some((addr, _)) => push(&mut plan.segments, addr.offset() + at % PAGE_SIZE as u64, place, len),
+                }
+                at = stop;
+            }
+            Ok(plan)
+        });
+        let ReadPlan { segments, holes } = match planned.await {
+            Ok(plan) => plan,
+            Err(e) => return (Err(e), buf),
+        };
+        holes.iter().for_each(|&(at, len)| buf[at..at + len].fill(0));
+        if segments.is_empty() {
+            return (Ok(()), buf);
+        }
+        let (result, buf) = self.inner.device.read(buf, segments).await;
+        drop(plan);
+        (result.map_err(|e| Error::io(format!("reading {} at {offset}", self.name()), e)), buf)
+    }
+}
+
+/// Adds a piece, as part of the last one where it goes on.
+pub(super) fn push(segments: &mut Segments, offset: u64, at: usize, len: usize) {
+    match segments.last_mut() {
+        Some(s) if s.offset + s.len as u64 == offset && s.at + s.len == at => s.len += len,
+        _ => segments.push(Segment { offset, at, len }),
+    }
+}
