@@ -8,4 +8,6 @@
 
 pub mod disk;
 pub mod executor;
+pub mod model;
+pub mod pattern;
 pub mod rng;

@@ -106,6 +106,12 @@ impl Frozen {
         masks::survivors(&self.owner, mask)
     }
 
+    /// How much of what is pending survives under `mask`, in words.
+    pub fn describe(&self, mask: u64) -> String {
+        let what = if self.crash == Crash::Power { "pending" } else { "in flight" };
+        format!("{} of {} sector versions {what} survive", self.survivors(mask).count(), self.pending())
+    }
+
     /// The disk after the crash under `mask`.
     pub fn crash(&self, mask: u64) -> Medium {
         let kept = self.survivors(mask);
