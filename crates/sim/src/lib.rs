@@ -8,6 +8,7 @@
 
 pub mod disk;
 pub mod executor;
+pub mod history;
 pub mod model;
 pub mod pattern;
 pub mod rng;

@@ -377,6 +377,16 @@ impl Model {
         self.volumes.iter().map(|(&key, v)| (self.name(key), v.size)).collect()
     }
 
+    /// Whether the page from this sector on certainly has space of its own: all of it was written,
+    /// none of it was zeroed or is in doubt.
+    pub fn is_mapped(&self, key: Key, sector: u64) -> bool {
+        let Some(volume) = self.volumes.get(&key) else { return false };
+        (sector..sector + SECTORS).all(|s| {
+            let only = volume.content.cell(s).filter(|cell| cell.len() == 1);
+            only.is_some_and(|cell| cell[0].value != Value::ZERO && self.recs[cell[0].rec as usize].ok)
+        })
+    }
+
     /// Volumes with data that a crash now could change.
     pub fn unsettled(&self) -> BTreeSet<Key> {
         self.volumes.iter().filter(|(_, v)| !v.content.unsettled().is_empty()).map(|(&k, _)| k).collect()
