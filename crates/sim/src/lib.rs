@@ -8,7 +8,9 @@
 
 pub mod disk;
 pub mod executor;
+pub mod explore;
 pub mod history;
 pub mod model;
 pub mod pattern;
+pub mod planted;
 pub mod rng;

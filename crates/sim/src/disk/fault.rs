@@ -46,7 +46,10 @@ impl Harm {
             Harm::Eio => Some(io::Error::from_raw_os_error(5)),
             Harm::Enospc => Some(io::Error::from_raw_os_error(28)),
             Harm::Eintr => Some(io::Error::from_raw_os_error(4)),
-            Harm::Short => Some(io::Error::new(io::ErrorKind::UnexpectedEof, "the request ended early")),
+            Harm::Short => Some(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the request ended early",
+            )),
             _ => None,
         }
     }
@@ -109,7 +112,10 @@ impl Faults {
     pub fn strike(&mut self, on: Request, offset: u64, len: u64) -> Option<Harm> {
         let mut harm = None;
         for (fault, seen) in &mut self.armed {
-            let touches = fault.within.as_ref().is_none_or(|r| offset < r.end && r.start < offset + len.max(1));
+            let touches = fault
+                .within
+                .as_ref()
+                .is_none_or(|r| offset < r.end && r.start < offset + len.max(1));
             if fault.on != on || !touches {
                 continue;
             }
@@ -137,13 +143,19 @@ mod tests {
 
     fn hits(when: When) -> Vec<u64> {
         let mut faults = Faults::default();
-        faults.arm(Fault { on: Request::Read, harm: Harm::Eio, when, within: Some(100..200) });
-        (1..=6).filter(|_| {
-            assert_eq!(faults.strike(Request::Write, 100, 8), None);
-            assert_eq!(faults.strike(Request::Read, 200, 8), None);
-            faults.strike(Request::Read, 96, 8).is_some()
-        })
-        .collect()
+        faults.arm(Fault {
+            on: Request::Read,
+            harm: Harm::Eio,
+            when,
+            within: Some(100..200),
+        });
+        (1..=6)
+            .filter(|_| {
+                assert_eq!(faults.strike(Request::Write, 100, 8), None);
+                assert_eq!(faults.strike(Request::Read, 200, 8), None);
+                faults.strike(Request::Read, 96, 8).is_some()
+            })
+            .collect()
     }
 
     #[test]

@@ -7,12 +7,14 @@ mod op;
 mod place;
 mod recover;
 mod run;
+mod small;
 
 use std::fmt;
 
 pub use op::{Kind, Op, Profile, Setup};
 pub use recover::{Entrance, Recovered, Session, recover};
 pub use run::{Aim, Run, run_history};
+pub use small::{Small, run_small};
 
 /// A promise that was broken, and where.
 #[derive(Clone, Debug)]
@@ -29,7 +31,11 @@ pub struct Violation {
 impl Violation {
     /// A violation in the run itself.
     pub fn new(promise: &'static str, what: impl Into<String>) -> Violation {
-        Violation { promise, what: what.into(), cut: None }
+        Violation {
+            promise,
+            what: what.into(),
+            cut: None,
+        }
     }
 
     pub(crate) fn at(mut self, step: u64, mask: u64) -> Violation {

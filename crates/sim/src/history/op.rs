@@ -22,6 +22,7 @@ pub enum Kind {
     FlushPool,
     Discard,
     Zero,
+    ZeroFua,
     Create,
     Snapshot,
     Group,
@@ -93,6 +94,25 @@ impl Profile {
         Profile::Blocks,
         Profile::Calm,
     ];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Profile::Mixed => "mixed",
+            Profile::Forks => "forks",
+            Profile::Full => "full",
+            Profile::Faults => "faults",
+            Profile::Races => "races",
+            Profile::Cuts => "cuts",
+            Profile::Blocks => "blocks",
+            Profile::Calm => "calm",
+        }
+    }
+
+    /// The profile of this name.
+    pub fn from_name(name: &str) -> Option<Profile> {
+        Profile::ALL.into_iter().find(|p| p.name() == name)
+    }
 
     #[rustfmt::skip]
     fn weights(self) -> &'static [(Kind, u64)] {
@@ -182,9 +202,17 @@ impl Setup {
             profile,
             disk: Config {
                 sector: *rng.pick(&[512, 512, 4096]),
-                cache: if rng.one_in(8) { Volatile::No } else { Volatile::Yes },
+                cache: if rng.one_in(8) {
+                    Volatile::No
+                } else {
+                    Volatile::Yes
+                },
             },
-            pool: if small { 10 + rng.below(8) } else { 24 + rng.below(40) } * mib,
+            pool: if small {
+                10 + rng.below(8)
+            } else {
+                24 + rng.below(40)
+            } * mib,
             journal: *rng.pick(&[1, 1, 2]) * mib,
             dirty: *rng.pick(&[256, 1024, 4096]) << 10,
             cache: *rng.pick(&[64, 256, 4096]) << 10,
@@ -208,6 +236,27 @@ impl Setup {
         }
     }
 
+    /// The run of a short history in full: two small volumes, nothing left to chance.
+    pub fn small(large_sectors: bool) -> Setup {
+        Setup {
+            seed: 1,
+            profile: Profile::Calm,
+            disk: Config {
+                sector: if large_sectors { 4096 } else { 512 },
+                cache: Volatile::Yes,
+            },
+            pool: 12 << 20,
+            journal: 1 << 20,
+            dirty: 1 << 20,
+            cache: 1 << 20,
+            discard: true,
+            depth: 1,
+            cut_every: 0,
+            masks: 0,
+            pages: 4,
+        }
+    }
+
     /// The first `n` operations of the seed's history.
     pub fn operations(&self, n: usize) -> Vec<Op> {
         let mut rng = Rng::new(mix(&[self.seed, 2]));
@@ -224,7 +273,12 @@ impl Setup {
                 };
                 let kind = weights.iter().find(heavier).map_or(Kind::Read, |w| w.0);
                 let gap = if busy { rng.below(12) as u32 } else { 0 };
-                Op { kind, number, gap, draws: std::array::from_fn(|_| rng.next()) }
+                Op {
+                    kind,
+                    number,
+                    gap,
+                    draws: std::array::from_fn(|_| rng.next()),
+                }
             })
             .collect()
     }
@@ -239,9 +293,17 @@ mod tests {
         for profile in Profile::ALL {
             let setup = Setup::new(5, Some(profile));
             let (short, long) = (setup.operations(50), setup.operations(3000));
-            assert!(short.iter().zip(&long).all(|(a, b)| a.kind == b.kind && a.draws == b.draws));
+            assert!(
+                short
+                    .iter()
+                    .zip(&long)
+                    .all(|(a, b)| a.kind == b.kind && a.draws == b.draws)
+            );
             for (kind, _) in profile.weights() {
-                assert!(long.iter().any(|op| op.kind == *kind), "{profile:?} never does {kind:?}");
+                assert!(
+                    long.iter().any(|op| op.kind == *kind),
+                    "{profile:?} never does {kind:?}"
+                );
             }
         }
     }

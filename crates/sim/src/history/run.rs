@@ -13,6 +13,7 @@ use rustc_hash::FxHashSet;
 
 use super::fault::Trouble;
 use super::recover::{self, Entrance, PATIENCE, Session, recover};
+use super::small::Watch;
 use super::{Op, Setup, Stats, Violation};
 use crate::disk::{Crash, Medium, SimDisk};
 use crate::executor::{Executor, Step};
@@ -72,7 +73,10 @@ pub(super) struct Outcome {
 
 impl From<Result<(), Error>> for Outcome {
     fn from(result: Result<(), Error>) -> Outcome {
-        Outcome { error: result.err(), ..Outcome::default() }
+        Outcome {
+            error: result.err(),
+            ..Outcome::default()
+        }
     }
 }
 
@@ -89,31 +93,51 @@ pub struct Run<'a> {
     pub(super) rng: Rng,
     done: Rc<RefCell<Vec<(u64, Outcome)>>>,
     next: u64,
-    step: u64,
+    pub(super) step: u64,
+    pub(super) watch: Option<Watch>,
+    pub(super) seen: FxHashSet<u64>,
     aim: Option<Aim>,
-    seen: FxHashSet<u64>,
     log: Option<Vec<String>>,
 }
 
 /// Runs a history. With an aim only that one side crash is tried. Returns the numbers, the
 /// violation if there was one, and the account of what happened if it was asked for.
-pub fn run_history(setup: &Setup, ops: &[Op], aim: Option<Aim>, account: bool) -> (Stats, Option<Violation>, Vec<String>) {
-    let mut run = match Run::new(setup, aim, account) {
-        Ok(run) => run,
-        Err(violation) => return (Stats::default(), Some(violation), Vec::new()),
-    };
-    let result = run.all(ops);
-    run.stats.faults += run.session.disk.faults_hit();
-    run.stats.steps = run.step;
-    let mut log = run.log.take().unwrap_or_default();
-    if let Err(violation) = &result {
-        log.push(format!("step {}: {violation}", run.step));
-        log.extend(run.inflight.values().map(|i| format!("  in flight since step {}: {}", i.since, i.text)));
-    }
-    (run.stats, result.err(), log)
+pub fn run_history(
+    setup: &Setup,
+    ops: &[Op],
+    aim: Option<Aim>,
+    account: bool,
+) -> (Stats, Option<Violation>, Vec<String>) {
+    Run::conduct(setup, aim, account, |run| run.all(ops))
 }
 
 impl<'a> Run<'a> {
+    /// Makes a pool, does what `f` says, and reports.
+    pub(super) fn conduct(
+        setup: &Setup,
+        aim: Option<Aim>,
+        account: bool,
+        f: impl FnOnce(&mut Run<'_>) -> Result<(), Violation>,
+    ) -> (Stats, Option<Violation>, Vec<String>) {
+        let mut run = match Run::new(setup, aim, account) {
+            Ok(run) => run,
+            Err(violation) => return (Stats::default(), Some(violation), Vec::new()),
+        };
+        let result = f(&mut run);
+        run.stats.faults += run.session.disk.faults_hit();
+        run.stats.steps = run.step;
+        let mut log = run.log.take().unwrap_or_default();
+        if let Err(violation) = &result {
+            log.push(format!("step {}: {violation}", run.step));
+            log.extend(
+                run.inflight
+                    .values()
+                    .map(|i| format!("  in flight since step {}: {}", i.since, i.text)),
+            );
+        }
+        (run.stats, result.err(), log)
+    }
+
     fn new(setup: &'a Setup, aim: Option<Aim>, account: bool) -> Result<Run<'a>, Violation> {
         let medium = format(setup, setup.pool)?;
         let exec = Executor::new(mix(&[setup.seed, 4]));
@@ -132,6 +156,7 @@ impl<'a> Run<'a> {
             done: Rc::default(),
             next: 0,
             step: 0,
+            watch: None,
             aim,
             seen: FxHashSet::default(),
             log: account.then(Vec::new),
@@ -170,7 +195,16 @@ impl<'a> Run<'a> {
         let id = self.next;
         self.next += 1;
         self.say(|| format!("{id} starts: {text}"));
-        self.inflight.insert(id, Inflight { doing, start, since: self.step, keys, text });
+        self.inflight.insert(
+            id,
+            Inflight {
+                doing,
+                start,
+                since: self.step,
+                keys,
+                text,
+            },
+        );
         let done = Rc::clone(&self.done);
         self.session.exec.spawn(Box::pin(async move {
             let outcome = future.await;
@@ -184,9 +218,10 @@ impl<'a> Run<'a> {
         if ran == Step::Idle {
             return match self.inflight.values().next() {
                 None => Ok(ran),
-                Some(op) => {
-                    Err(Violation::new("hang", format!("{}: {} never ends", self.session.exec.deadlock(), op.text)))
-                }
+                Some(op) => Err(Violation::new(
+                    "hang",
+                    format!("{}: {} never ends", self.session.exec.deadlock(), op.text),
+                )),
             };
         }
         self.step += 1;
@@ -195,9 +230,17 @@ impl<'a> Run<'a> {
         for (id, outcome) in done {
             self.take_up(id, outcome)?;
         }
-        if let Some(op) = self.inflight.values().find(|op| self.step - op.since > PATIENCE) {
-            return Err(Violation::new("hang", format!("{} has not ended after {PATIENCE} steps", op.text)));
+        if let Some(op) = self
+            .inflight
+            .values()
+            .find(|op| self.step - op.since > PATIENCE)
+        {
+            return Err(Violation::new(
+                "hang",
+                format!("{} has not ended after {PATIENCE} steps", op.text),
+            ));
         }
+        self.watch_step()?;
         self.side_crash()?;
         Ok(ran)
     }
@@ -216,7 +259,9 @@ impl<'a> Run<'a> {
     }
 
     fn take_up(&mut self, id: u64, outcome: Outcome) -> Result<(), Violation> {
-        let Some(op) = self.inflight.remove(&id) else { return Ok(()) };
+        let Some(op) = self.inflight.remove(&id) else {
+            return Ok(());
+        };
         self.stats.operations += 1;
         self.say(|| match &outcome.error {
             None => format!("{id} ends"),
@@ -227,7 +272,8 @@ impl<'a> Run<'a> {
         match &op.doing {
             Doing::Read { key, offset, vague } => {
                 if let (true, false, Some(buf)) = (ok, *vague, &outcome.buf) {
-                    self.model.check(*key, *offset, buf, Rule::Since(op.start))?;
+                    self.model
+                        .check(*key, *offset, buf, Rule::Since(op.start))?;
                 }
             }
             Doing::Change { rec, fua, spare } => {
@@ -241,7 +287,12 @@ impl<'a> Run<'a> {
             Doing::Upkeep(_) => outcome.report.iter().try_for_each(recover::judge)?,
         }
         let now = self.model.now();
-        let oldest = self.inflight.values().map(|op| op.start).min().unwrap_or(now);
+        let oldest = self
+            .inflight
+            .values()
+            .map(|op| op.start)
+            .min()
+            .unwrap_or(now);
         self.model.set_horizon(oldest);
         Ok(())
     }
@@ -254,7 +305,7 @@ impl<'a> Run<'a> {
     }
 
     /// Control operations that may or may not have happened.
-    fn pending(&self) -> Vec<Pending> {
+    pub(super) fn pending(&self) -> Vec<Pending> {
         let flying = self.inflight.values().filter_map(|op| match &op.doing {
             Doing::Control(pending) => Some(pending.clone()),
             _ => None,
@@ -268,27 +319,46 @@ impl<'a> Run<'a> {
     fn side_crash(&mut self) -> Result<(), Violation> {
         let draw = mix(&[self.setup.seed, 7, self.step]);
         let masks = match self.aim {
-            Some(aim) if aim.step == self.step => aim.mask.map_or(self.masks(draw), |mask| vec![mask]),
-            None if self.setup.cut_every > 0 && draw.is_multiple_of(self.setup.cut_every) => self.masks(draw),
+            Some(aim) if aim.step == self.step => {
+                aim.mask.map_or(self.masks(draw), |mask| vec![mask])
+            }
+            None if self.setup.cut_every > 0 && draw.is_multiple_of(self.setup.cut_every) => {
+                self.masks(draw)
+            }
             _ => return Ok(()),
         };
-        let kind = if mix(&[draw]).is_multiple_of(8) { Crash::Kill } else { Crash::Power };
+        let kind = if mix(&[draw]).is_multiple_of(8) {
+            Crash::Kill
+        } else {
+            Crash::Power
+        };
         let frozen = self.session.disk.freeze(kind);
         self.model.spread();
         let pending = self.pending();
         self.stats.cuts += 1;
         for mask in masks {
             self.stats.crash_states += 1;
-            let key = mix(&[frozen.fingerprint(mask), self.model.now()]);
+            let key = mix(&[frozen.fingerprint(mask), self.model.acks()]);
             if !self.seen.insert(key) && self.aim.is_none() {
                 continue;
             }
             self.stats.distinct += 1;
             let text = frozen.describe(mask);
             self.say(|| format!("side crash ({kind:?}, mask {mask}): {text}"));
-            let entrance = Entrance { seed: mix(&[draw, mask]), cuts: (draw >> 8) as u32 % 3, again: draw >> 16 & 3 == 0 };
-            recover(self.setup, &frozen.crash(mask), &self.model, &pending, entrance, &mut self.stats)
-                .map_err(|v| v.at(self.step, mask))?;
+            let entrance = Entrance {
+                seed: mix(&[draw, mask]),
+                cuts: (draw >> 8) as u32 % 3,
+                again: draw >> 16 & 3 == 0,
+            };
+            recover(
+                self.setup,
+                &frozen.crash(mask),
+                &self.model,
+                &pending,
+                entrance,
+                &mut self.stats,
+            )
+            .map_err(|v| v.at(self.step, mask))?;
         }
         Ok(())
     }
@@ -318,8 +388,19 @@ impl<'a> Run<'a> {
         self.stats.crash_states += 1;
         self.stats.distinct += 1;
         self.session.exec.halt();
-        let entrance = Entrance { seed: self.rng.next(), cuts: 1, again: false };
-        let recovered = recover(self.setup, &frozen.crash(mask), &self.model, &pending, entrance, &mut self.stats)?;
+        let entrance = Entrance {
+            seed: self.rng.next(),
+            cuts: 1,
+            again: false,
+        };
+        let recovered = recover(
+            self.setup,
+            &frozen.crash(mask),
+            &self.model,
+            &pending,
+            entrance,
+            &mut self.stats,
+        )?;
         self.forget_session();
         self.session = recovered.session;
         self.model = recovered.model;
@@ -336,17 +417,25 @@ impl<'a> Run<'a> {
 
     /// What every acknowledgement and refusal has to obey.
     fn judge_outcome(&mut self, op: &Inflight, outcome: &Outcome) -> Result<(), Violation> {
-        let Some(error) = &outcome.error else { return self.judge_success(op) };
+        let Some(error) = &outcome.error else {
+            return self.judge_success(op);
+        };
         let message = || format!("{}: {error:?}", op.text);
         match error.kind() {
             ErrorKind::NoSpace => self.judge_full(op, message()),
-            ErrorKind::Io | ErrorKind::Failed | ErrorKind::Corrupt if self.session.disk.faults_hit() > 0 => {
+            ErrorKind::Io | ErrorKind::Failed | ErrorKind::Corrupt
+                if self.session.disk.faults_hit() > 0 =>
+            {
                 self.note_failure(op, message())
             }
-            ErrorKind::Io | ErrorKind::Failed | ErrorKind::Corrupt => {
-                Err(Violation::new("P6", format!("an error although no request failed: {}", message())))
-            }
-            _ => Err(Violation::new("P4", format!("refused without a reason: {}", message()))),
+            ErrorKind::Io | ErrorKind::Failed | ErrorKind::Corrupt => Err(Violation::new(
+                "P6",
+                format!("an error although no request failed: {}", message()),
+            )),
+            _ => Err(Violation::new(
+                "P4",
+                format!("refused without a reason: {}", message()),
+            )),
         }
     }
 }
@@ -357,10 +446,22 @@ impl<'a> Run<'a> {
 /// P6 if that fails.
 pub(super) fn format(setup: &Setup, size: u64) -> Result<Medium, Violation> {
     let exec = Executor::new(mix(&[setup.seed, 8]));
-    let disk = SimDisk::new(Medium::blank(setup.disk, size), &exec, mix(&[setup.seed, 9]));
-    let options = FormatOptions { size, uuid: [7; 16], now: 1, journal: Some(setup.journal) };
+    let disk = SimDisk::new(
+        Medium::blank(setup.disk, size),
+        &exec,
+        mix(&[setup.seed, 9]),
+    );
+    let options = FormatOptions {
+        size,
+        uuid: [7; 16],
+        now: 1,
+        journal: Some(setup.journal),
+    };
     let device = disk.clone();
-    let made = exec.run(PATIENCE, async move { Pool::format(&device, &options).await })?;
+    let made = exec.run(
+        PATIENCE,
+        async move { Pool::format(&device, &options).await },
+    )?;
     let mask = mix(&[setup.seed, 10]);
     let medium = disk.freeze(Crash::Power).crash(mask);
     exec.halt();
