@@ -4,6 +4,7 @@
 //! in a wrong place can be traced to the operation it came from. Writes smaller than a sector make
 //! *blends*, whose bytes are kept in a side table.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::rc::Rc;
 
@@ -139,6 +140,18 @@ impl Blends {
         Found::Foreign(bytes[..16].try_into().expect("a whole sector"))
     }
 
+    /// Whether the value comes from one of these volumes, and from no other.
+    pub fn comes_from(&self, value: Value, volumes: &BTreeSet<u32>) -> bool {
+        if value == Value::ZERO {
+            return true;
+        }
+        if value.0 & BLEND == 0 {
+            return volumes.contains(&value.volume());
+        }
+        let blend = &self.0[(value.0 & !BLEND) as usize];
+        self.comes_from(blend.base, volumes) && self.comes_from(blend.over, volumes)
+    }
+
     /// Says how a blend came about.
     pub fn explain(&self, value: Value) -> String {
         match value.0 & BLEND != 0 {
@@ -208,6 +221,10 @@ mod tests {
         blends.fill(blend, &mut sector);
         assert_eq!(blends.trace(&sector), Found::Value(blend));
         assert!(blends.explain(blend).starts_with("op 8"));
+        let volumes = |list: &[u32]| list.iter().copied().collect();
+        assert!(
+            blends.comes_from(blend, &volumes(&[3])) && !blends.comes_from(blend, &volumes(&[4]))
+        );
 
         blends.fill(a, &mut sector);
         let mut other = [0; SECTOR];

@@ -1,13 +1,13 @@
 //! Resolves operations and starts them.
 
-use forkdisk::{CreateOptions, Volume};
+use forkdisk::CreateOptions;
 
 use super::op::{Kind, Op};
 use super::place::{self, Place};
 use super::run::{Doing, Inflight, Outcome, Run, Spare};
 use super::{Violation, recover};
 use crate::disk::{Crash, SimDisk};
-use crate::model::{Control, Key, Pending, What};
+use crate::model::{Control, Key, Pending, Volume, What};
 use crate::pattern::SECTOR;
 use crate::rng::Rng;
 
@@ -116,7 +116,7 @@ impl Run<'_> {
             .any(|p| self.touched(&p.control).contains(&family))
     }
 
-    pub(super) fn handle(&self, key: Key) -> Result<Volume<SimDisk>, Violation> {
+    pub(super) fn handle(&self, key: Key) -> Result<forkdisk::Volume<SimDisk>, Violation> {
         let name = self.model.name(key);
         self.session
             .pool
@@ -582,6 +582,15 @@ impl Run<'_> {
         let exists = |key: &Key| self.model.get(*key).is_some();
         if !keys.iter().all(exists) || keys.iter().any(|&key| self.is_unsure(key)) {
             return Ok(());
+        }
+        if let Control::Delete(victims) = &control {
+            // A snapshot may have been taken while this had to wait.
+            let left = |(key, v): (Key, &Volume)| {
+                v.of.is_some_and(|of| victims.contains(&of)) && !victims.contains(&key)
+            };
+            if self.model.volumes().any(left) {
+                return Ok(());
+            }
         }
         if let Control::Rollback(volume, _) = control {
             for o in self

@@ -83,7 +83,7 @@ impl Model {
         } = pending;
         match control {
             Control::Create(name, size) => {
-                self.insert(keys[0], name, None, *size, Content::default())
+                self.insert(keys[0], name, None, *size, Content::default(), None)
             }
             Control::Snapshot(sources) => {
                 let mut instant = Instant {
@@ -94,7 +94,7 @@ impl Model {
                 for ((source, name), &key) in sources.iter().zip(keys) {
                     let content = self.capture(*source, *start, key, &mut instant);
                     let size = self.share(*source);
-                    self.insert(key, name, Some(*source), size, content);
+                    self.insert(key, name, Some(*source), size, content, Some(*source));
                     self.volumes.get_mut(&key).expect("just made").instant =
                         Some(self.instants.len());
                 }
@@ -108,7 +108,7 @@ impl Model {
                 };
                 let content = self.capture(*source, *start, keys[0], &mut unused);
                 let size = self.share(*source);
-                self.insert(keys[0], name, None, size, content);
+                self.insert(keys[0], name, None, size, content, Some(*source));
                 self.share(keys[0]);
             }
             Control::Rollback(volume, snapshot) => self.roll_back(*volume, *snapshot, *start),
@@ -127,8 +127,19 @@ impl Model {
         }
     }
 
-    fn insert(&mut self, key: Key, name: &str, of: Option<Key>, size: u64, content: Content) {
+    fn insert(
+        &mut self,
+        key: Key,
+        name: &str,
+        of: Option<Key>,
+        size: u64,
+        content: Content,
+        source: Option<Key>,
+    ) {
         let (name, flushed) = (name.to_owned(), self.now());
+        let mut kin =
+            source.map_or_else(Default::default, |source| self.volumes[&source].kin.clone());
+        kin.insert(key);
         self.volumes.insert(
             key,
             Volume {
@@ -136,6 +147,7 @@ impl Model {
                 of,
                 size,
                 shared: false,
+                kin,
                 content,
                 flushed,
                 instant: None,

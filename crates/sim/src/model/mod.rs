@@ -34,6 +34,8 @@ pub struct Volume {
     pub size: u64,
     /// Whether any of it may ever have been shared with another volume or snapshot.
     pub shared: bool,
+    /// Itself and all volumes that it ever got contents from.
+    kin: BTreeSet<Key>,
     content: Content,
     flushed: Time,
     instant: Option<usize>,
@@ -229,6 +231,12 @@ impl Model {
         for key in [source.0, target.0] {
             self.volumes.get_mut(&key).expect("a volume").shared = true;
         }
+        let kin = self.volumes[&source.0].kin.clone();
+        self.volumes
+            .get_mut(&target.0)
+            .expect("a volume")
+            .kin
+            .extend(kin);
         self.ranges.push(range);
         self.spread();
         rec
@@ -365,13 +373,11 @@ impl Model {
         } else {
             None
         };
-        let (own, snapshot) = (format!("#{key},"), self.volumes[&key].of.is_some());
+        let volume = &self.volumes[&key];
         let promise = match found {
             Some(Found::Torn(..)) => "P3",
-            _ if snapshot => "P5",
-            Some(Found::Value(v)) if v == Value::ZERO || self.blends.explain(v).contains(&own) => {
-                "P1"
-            }
+            _ if volume.of.is_some() => "P5",
+            Some(Found::Value(v)) if self.blends.comes_from(v, &volume.kin) => "P1",
             None => "P1",
             Some(Found::Value(_) | Found::Foreign(_)) => "P2",
         };
