@@ -1,0 +1,380 @@
+//! A simulated disk behind the engine's `Device` trait, after crash model M.
+//!
+//! Requests start in the order of the calls and end in the order that the executor draws. What a
+//! crash leaves is told by [`Frozen`], which is a cheap copy of the disk at one instant: any number
+//! of crashes can be tried from it while the run goes on. Faults are armed with [`SimDisk::arm`].
+//!
+//! A request that breaks the device's contract (misaligned, out of range) fails with EINVAL and is
+//! remembered, see [`SimDisk::misuse`].
+
+mod cache;
+mod crash;
+mod fault;
+mod image;
+mod masks;
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use forkdisk::Device;
+use forkdisk::device::{Buf, IoResult, Segment, Segments};
+
+pub use crash::{Crash, Frozen, Medium};
+pub use fault::{Fault, Harm, Request, When};
+pub use image::{Fill, Image, PAGE};
+pub use masks::{ALL_PAIRS, ALL_SUBSETS, enumerated};
+
+use self::cache::{Cache, Change, Entry};
+use self::fault::Faults;
+use crate::executor::Executor;
+use crate::rng::Rng;
+
+/// Whether completed writes may be lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Volatile {
+    /// Until a flush covers them.
+    Yes,
+    /// Never: the device has no volatile cache.
+    No,
+}
+
+/// What kind of disk it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// 512 or 4096: the unit that is never torn, and the device's block size.
+    pub sector: usize,
+    /// Whether it has a volatile cache.
+    pub cache: Volatile,
+}
+
+/// Requests and bytes since the disk was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Counts {
+    pub reads: u64,
+    pub writes: u64,
+    pub fua_writes: u64,
+    pub flushes: u64,
+    pub discards: u64,
+    pub set_lens: u64,
+    pub bytes_read: u64,
+    pub bytes_written: u64,
+}
+
+struct State {
+    config: Config,
+    cache: Cache,
+    faults: Faults,
+    counts: Counts,
+    rng: Rng,
+    misuse: Option<String>,
+}
+
+/// A simulated disk; clones are handles to the same one.
+#[derive(Clone)]
+pub struct SimDisk {
+    state: Rc<RefCell<State>>,
+    exec: Executor,
+}
+
+impl SimDisk {
+    /// A disk that starts with the contents of `medium`; its requests end on `exec`.
+    pub fn new(medium: Medium, exec: &Executor, seed: u64) -> SimDisk {
+        let state = State {
+            config: medium.config,
+            cache: medium.cache,
+            faults: Faults::default(),
+            counts: Counts::default(),
+            rng: Rng::new(seed),
+            misuse: None,
+        };
+        SimDisk {
+            state: Rc::new(RefCell::new(state)),
+            exec: exec.clone(),
+        }
+    }
+
+    /// The disk at this instant, to try crashes from.
+    pub fn freeze(&self, crash: Crash) -> Frozen {
+        let state = self.state.borrow();
+        Frozen::new(state.config, state.cache.clone(), crash)
+    }
+
+    /// Changes whenever a crash could leave something new.
+    pub fn version(&self) -> u64 {
+        self.state.borrow().cache.version
+    }
+
+    /// Requests and bytes so far.
+    pub fn counts(&self) -> Counts {
+        self.state.borrow().counts
+    }
+
+    /// Arms a fault.
+    pub fn arm(&self, fault: Fault) {
+        self.state.borrow_mut().faults.arm(fault);
+    }
+
+    /// Disarms all faults.
+    pub fn disarm(&self) {
+        self.state.borrow_mut().faults.clear();
+    }
+
+    /// Requests that a fault has hit so far.
+    pub fn faults_hit(&self) -> u64 {
+        self.state.borrow().faults.hits()
+    }
+
+    /// Flushes that a fault has hit so far.
+    pub fn flush_faults_hit(&self) -> u64 {
+        self.state.borrow().faults.flush_hits()
+    }
+
+    /// The first request that broke the device's contract.
+    pub fn misuse(&self) -> Option<String> {
+        self.state.borrow().misuse.clone()
+    }
+
+    /// One request as a future: `end` runs when the executor lets it end.
+    fn request<T: 'static>(&self, end: impl FnOnce(&mut State) -> T + 'static) -> Answer<T> {
+        let slot = Rc::new(RefCell::new(Slot {
+            value: None,
+            waker: None,
+        }));
+        let (state, out) = (Rc::clone(&self.state), Rc::clone(&slot));
+        self.exec.request(move || {
+            let value = end(&mut state.borrow_mut());
+            let mut slot = out.borrow_mut();
+            slot.value = Some(value);
+            if let Some(waker) = slot.waker.take() {
+                waker.wake();
+            }
+        });
+        Answer(slot)
+    }
+}
+
+impl State {
+    fn admit(&mut self, what: Request, offset: u64, len: u64) -> io::Result<()> {
+        let sector = self.config.sector as u64;
+        let aligned = offset.is_multiple_of(sector) && len.is_multiple_of(sector) && len > 0;
+        let inside = offset
+            .checked_add(len)
+            .is_some_and(|end| end <= self.cache.len);
+        if aligned && inside {
+            return Ok(());
+        }
+        let device = self.cache.len;
+        let why = format!(
+            "{what:?} of {len} bytes at {offset} on a device of {device} bytes with {sector}-byte sectors"
+        );
+        self.misuse.get_or_insert(why.clone());
+        Err(io::Error::new(io::ErrorKind::InvalidInput, why))
+    }
+
+    fn end_read(&mut self, harm: Option<Harm>, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let (rng, cache) = (&mut self.rng, &self.cache);
+        cache.read(offset, out, || rng.one_in(2));
+        match harm {
+            None => {}
+            Some(Harm::BitFlip) => {
+                let bit = rng.index(out.len() * 8);
+                out[bit / 8] ^= 1 << (bit % 8);
+            }
+            Some(Harm::Zeroed) => out.fill(0),
+            Some(Harm::Stale) => cache.durable.read(offset, out),
+            Some(Harm::Misdirected) => {
+                let sectors = cache.len.saturating_sub(out.len() as u64) / cache.sector as u64;
+                cache
+                    .current
+                    .read(rng.below(sectors + 1) * cache.sector as u64, out);
+            }
+            Some(error) => {
+                out.fill(0xdb);
+                return Err(error
+                    .error()
+                    .unwrap_or_else(|| io::Error::from_raw_os_error(5)));
+            }
+        }
+        Ok(())
+    }
+
+    /// A write or discard ends: it lands, or as much of it as the harm lets through.
+    fn end_change(&mut self, order: u64, harm: Option<Harm>, fua: bool) -> io::Result<()> {
+        let mut entry = self.cache.take(order);
+        let Some(error) = harm.and_then(Harm::error) else {
+            let durable = fua || self.config.cache == Volatile::No;
+            self.cache.land(entry, durable);
+            return Ok(());
+        };
+        let (sector, rng) = (self.config.sector, &mut self.rng);
+        match harm {
+            Some(Harm::Eio) => {
+                let density = rng.below(9);
+                entry.thin(sector, || rng.below(8) < density);
+            }
+            Some(Harm::Short) => {
+                let mut left = rng.index(entry.units(sector).len());
+                entry.thin(sector, || {
+                    left = left.saturating_sub(1);
+                    left > 0
+                });
+            }
+            _ => entry.pieces.clear(),
+        }
+        self.land_failed(entry);
+        Err(error)
+    }
+
+    fn land_failed(&mut self, entry: Entry) {
+        if !entry.pieces.is_empty() && !matches!(entry.change, Change::Len(_)) {
+            self.cache.land(entry, false);
+        }
+    }
+
+    fn end_flush(&mut self, point: u64, harm: Option<Harm>) -> io::Result<()> {
+        match harm.and_then(Harm::error) {
+            None => {
+                self.cache.flushed(point);
+                Ok(())
+            }
+            Some(error) => {
+                self.cache.flush_failed(point);
+                Err(error)
+            }
+        }
+    }
+}
+
+struct Slot<T> {
+    value: Option<T>,
+    waker: Option<Waker>,
+}
+
+/// The future of one request.
+struct Answer<T>(Rc<RefCell<Slot<T>>>);
+
+impl<T> Future for Answer<T> {
+    type Output = T;
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let mut slot = self.0.borrow_mut();
+        match slot.value.take() {
+            Some(value) => Poll::Ready(value),
+            None => {
+                slot.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Device for SimDisk {
+    fn len(&self) -> u64 {
+        self.state.borrow().cache.len
+    }
+
+    fn block_size(&self) -> usize {
+        self.state.borrow().config.sector
+    }
+
+    fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
+        let buf = Rc::new(RefCell::new(buf));
+        let mut answers = Vec::new();
+        for Segment { offset, at, len } in segments {
+            let mut state = self.state.borrow_mut();
+            state.counts.reads += 1;
+            state.counts.bytes_read += len as u64;
+            let admitted = state.admit(Request::Read, offset, len as u64);
+            let harm = state.faults.strike(Request::Read, offset, len as u64);
+            drop(state);
+            let buf = Rc::clone(&buf);
+            answers.push(self.request(move |state| {
+                admitted?;
+                state.end_read(harm, offset, &mut buf.borrow_mut()[at..at + len])
+            }));
+        }
+        finish(buf, answers)
+    }
+
+    fn write(
+        &self,
+        buf: Buf,
+        segments: Segments,
+        fua: bool,
+    ) -> impl Future<Output = IoResult> + 'static {
+        let mut answers = Vec::new();
+        for Segment { offset, at, len } in segments {
+            let mut state = self.state.borrow_mut();
+            state.counts.writes += 1;
+            state.counts.fua_writes += u64::from(fua);
+            state.counts.bytes_written += len as u64;
+            let admitted = state.admit(Request::Write, offset, len as u64);
+            let harm = state.faults.strike(Request::Write, offset, len as u64);
+            let order = admitted.map(|()| {
+                let bytes = Change::Write(crash::copy(&buf[at..at + len]));
+                state.cache.submit(bytes, offset, len)
+            });
+            drop(state);
+            answers.push(self.request(move |state| state.end_change(order?, harm, fua)));
+        }
+        finish(Rc::new(RefCell::new(buf)), answers)
+    }
+
+    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
+        let mut state = self.state.borrow_mut();
+        state.counts.flushes += 1;
+        let harm = state.faults.strike(Request::Flush, 0, 0);
+        let point = state.cache.flush_point();
+        drop(state);
+        self.request(move |state| state.end_flush(point, harm))
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        let mut state = self.state.borrow_mut();
+        state.counts.discards += 1;
+        let admitted = state.admit(Request::Discard, offset, len);
+        let harm = state.faults.strike(Request::Discard, offset, len);
+        let fill = if state.rng.one_in(2) {
+            Fill::Zero
+        } else {
+            Fill::Garbage(state.rng.next())
+        };
+        let order = admitted.map(|()| {
+            state
+                .cache
+                .submit(Change::Discard(fill), offset, len as usize)
+        });
+        drop(state);
+        self.request(move |state| state.end_change(order?, harm, false))
+    }
+
+    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        let mut state = self.state.borrow_mut();
+        state.counts.set_lens += 1;
+        let harm = state.faults.strike(Request::SetLen, 0, 0);
+        let order = state.cache.submit(Change::Len(len), 0, 0);
+        drop(state);
+        self.request(move |state| state.end_change(order, harm, false))
+    }
+}
+
+/// Waits for all requests of one call; the first error in the order of submission is the outcome.
+async fn finish(buf: Rc<RefCell<Buf>>, answers: Vec<Answer<io::Result<()>>>) -> IoResult {
+    let mut outcome = Ok(());
+    for answer in answers {
+        let result = answer.await;
+        if outcome.is_ok() {
+            outcome = result;
+        }
+    }
+    // Every request has ended and let go of the buffer.
+    let buf = Rc::into_inner(buf).map_or_else(|| Buf::zeroed(0), RefCell::into_inner);
+    (outcome, buf)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+//! Drives histories in number: random campaigns, small histories in full, planted mistakes, and
+//! the shrinking of what fails.
+
+mod campaign;
+mod exhaustive;
+mod guard;
+mod hunt;
+mod kept;
+mod shrink;
+
+use std::fmt::Write as _;
+
+pub use campaign::{Campaign, Failure};
+pub use exhaustive::{Case, Exhaustive};
+pub use guard::silence_panics;
+pub use hunt::{Found, Hunt};
+pub use kept::{Kept, kept};
+pub use shrink::{Shrunk, shrink};
+
+use crate::history::{Aim, Op, Profile, Setup, Stats, Violation, run_history};
+
+/// One run by its numbers: all that a replay needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recipe {
+    /// The seed.
+    pub seed: u64,
+    /// Operations in the history.
+    pub steps: usize,
+    /// What the history dwells on; `None`: what the seed draws.
+    pub profile: Option<Profile>,
+    /// Numbers of the operations that are carried out; `None`: all.
+    pub keep: Option<Vec<u32>>,
+    /// The one side crash to try; `None`: those that the seed draws.
+    pub aim: Option<Aim>,
+    /// Side crashes are this dense instead of what the seed draws (steps, masks).
+    pub dense: Option<(u64, u64)>,
+}
+
+/// How a run went.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// What was done.
+    pub stats: Stats,
+    /// What was broken.
+    pub violation: Option<Violation>,
+    /// What happened, line by line, if it was asked for.
+    pub account: Vec<String>,
+}
+
+impl Recipe {
+    /// The plain run of a seed.
+    pub fn new(seed: u64, steps: usize) -> Recipe {
+        Recipe {
+            seed,
+            steps,
+            profile: None,
+            keep: None,
+            aim: None,
+            dense: None,
+        }
+    }
+
+    fn setup(&self) -> Setup {
+        let mut setup = Setup::new(self.seed, self.profile);
+        if let Some((every, masks)) = self.dense {
+            (setup.cut_every, setup.masks) = (every, masks);
+        }
+        setup
+    }
+
+    fn operations(&self, setup: &Setup) -> Vec<Op> {
+        let mut ops = setup.operations(self.steps);
+        if let Some(keep) = &self.keep {
+            ops.retain(|op| keep.contains(&op.number));
+        }
+        ops
+    }
+
+    /// Runs it. A panic of the engine is a violation like any other.
+    pub fn run(&self, account: bool) -> Report {
+        let setup = self.setup();
+        let ops = self.operations(&setup);
+        let ran = guard::catch(|| run_history(&setup, &ops, self.aim, account));
+        let (stats, violation, account) =
+            ran.unwrap_or_else(|v| (Stats::default(), Some(v), Vec::new()));
+        Report {
+            stats,
+            violation,
+            account,
+        }
+    }
+
+    /// The flags that replay it.
+    pub fn flags(&self) -> String {
+        let mut line = format!("--seed {} --steps {}", self.seed, self.steps);
+        if let Some(profile) = self.profile {
+            let _ = write!(line, " --profile {}", profile.name());
+        }
+        if let Some(keep) = &self.keep {
+            let _ = write!(line, " --keep {}", ranges(keep));
+        }
+        if let Some(aim) = self.aim {
+            let _ = write!(line, " --crash {}", aim.step);
+            if let Some(mask) = aim.mask {
+                let _ = write!(line, " --mask {mask}");
+            }
+        }
+        line
+    }
+
+    /// The same run, aimed at the side crash in which `violation` showed.
+    pub fn aimed(&self, violation: &Violation) -> Recipe {
+        let aim = violation.cut.map(|(step, mask)| Aim {
+            step,
+            mask: Some(mask),
+        });
+        Recipe {
+            aim: aim.or(self.aim),
+            ..self.clone()
+        }
+    }
+}
+
+/// Writes rising numbers as `1-4,7,9-10`.
+pub fn ranges(numbers: &[u32]) -> String {
+    let mut out = String::new();
+    let mut i = 0;
+    while i < numbers.len() {
+        let first = numbers[i];
+        while i + 1 < numbers.len() && numbers[i + 1] == numbers[i] + 1 {
+            i += 1;
+        }
+        let comma = if out.is_empty() { "" } else { "," };
+        let last = numbers[i];
+        let _ = if first == last {
+            write!(out, "{comma}{first}")
+        } else {
+            write!(out, "{comma}{first}-{last}")
+        };
+        i += 1;
+    }
+    out
+}
+
+/// Reads what [`ranges`] writes.
+///
+/// # Errors
+/// A sentence that says what is wrong with it.
+pub fn parse_ranges(text: &str) -> Result<Vec<u32>, String> {
+    let number = |s: &str| {
+        s.parse::<u32>()
+            .map_err(|_| format!("'{s}' is not the number of an operation"))
+    };
+    let mut out = Vec::new();
+    for part in text.split(',').filter(|p| !p.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (number(first)?, number(last)?);
+        if last < first || last - first > 1_000_000 {
+            return Err(format!("'{part}' is not a range of operations"));
+        }
+        out.extend(first..=last);
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_read_back_as_written() {
+        let numbers = [1, 2, 3, 7, 9, 10];
+        assert_eq!(ranges(&numbers), "1-3,7,9-10");
+        assert_eq!(parse_ranges("1-3,7,9-10").unwrap(), numbers);
+        assert!(parse_ranges("3-1").is_err() && parse_ranges("x").is_err());
+    }
+
+    #[test]
+    fn flags_tell_all_of_a_recipe() {
+        let recipe = Recipe {
+            profile: Some(Profile::Forks),
+            keep: Some(vec![1, 2, 5]),
+            aim: Some(Aim {
+                step: 70,
+                mask: Some(9),
+            }),
+            ..Recipe::new(4, 20)
+        };
+        assert_eq!(
+            recipe.flags(),
+            "--seed 4 --steps 20 --profile forks --keep 1-2,5 --crash 70 --mask 9"
+        );
+    }
+}

@@ -1,0 +1,175 @@
+//! What a run expects while requests fail or the pool is full: promises P8 and P9.
+
+use forkdisk::Mode;
+
+use super::launch::changes;
+use super::run::{Doing, Inflight, Run, Spare};
+use super::{Op, Violation};
+use crate::disk::{Crash, Fault, Harm, Request, When};
+use crate::model::{Pending, Time};
+use crate::rng::Rng;
+
+/// Steps after a failed flush in which every task of the engine has had its turn.
+const GRACE: u64 = 400;
+
+/// What is wrong in this life of the engine.
+#[derive(Default)]
+pub(super) struct Trouble {
+    /// The pool has run full at least once.
+    pub full: bool,
+    /// Control operations that failed together with the pool.
+    pub unsure: Vec<Pending>,
+    /// Operations until the pool is reopened.
+    pub patience: Option<u32>,
+    /// Operations until the faults are disarmed.
+    pub armed: Option<u32>,
+    /// From when on nothing may be acknowledged.
+    failed: Option<Time>,
+    /// The step at which a flush was made to fail.
+    struck: Option<u64>,
+}
+
+impl Run<'_> {
+    /// Arms the fault that an operation stands for.
+    pub(super) fn arm(&mut self, op: &Op) {
+        let mut rng = Rng::new(op.draws[0]);
+        let on = *rng.pick(&[
+            Request::Read,
+            Request::Read,
+            Request::Write,
+            Request::Write,
+            Request::Write,
+            Request::Flush,
+            Request::Flush,
+            Request::Discard,
+            Request::SetLen,
+        ]);
+        let harm = match on {
+            Request::Flush | Request::Discard | Request::SetLen => Harm::Eio,
+            Request::Read => *rng.pick(&[Harm::Eio, Harm::Eio, Harm::Short]),
+            Request::Write => {
+                *rng.pick(&[Harm::Eio, Harm::Eio, Harm::Eio, Harm::Short, Harm::Enospc])
+            }
+        };
+        let reach = *rng.pick(&[1, 8, 40]);
+        let n = 1 + rng.below(reach);
+        let when = *rng.pick(&[
+            When::Once(n),
+            When::Once(n),
+            When::From(n),
+            When::Every(n + 1),
+        ]);
+        self.say(|| format!("from now on {on:?} requests fail: {harm:?}, {when:?}"));
+        self.session.disk.arm(Fault {
+            on,
+            harm,
+            when,
+            within: None,
+        });
+        self.trouble.armed = Some(4 + rng.below(20) as u32);
+    }
+
+    /// Disarms faults and reopens failed pools when it is time.
+    pub(super) fn watch_trouble(&mut self) -> Result<(), Violation> {
+        if let Some(left) = &mut self.trouble.armed {
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                self.trouble.armed = None;
+                self.session.disk.disarm();
+                self.say(|| "faults disarmed".into());
+            }
+        }
+        if self.trouble.patience.is_none() && self.session.pool.info().mode == Mode::Failed {
+            self.trouble.patience = Some(4);
+        }
+        match &mut self.trouble.patience {
+            Some(0) => {
+                let kind = if self.rng.one_in(4) {
+                    Crash::Kill
+                } else {
+                    Crash::Power
+                };
+                let mask = self.rng.next();
+                self.cut(kind, mask)
+            }
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Called at every step: from when on must the pool have failed?
+    pub(super) fn watch_faults(&mut self) {
+        if self.trouble.failed.is_some() || self.session.disk.faults_hit() == 0 {
+            return;
+        }
+        let now = self.now();
+        if self.trouble.struck.is_none() && self.session.disk.flush_faults_hit() > 0 {
+            self.trouble.struck = Some(now);
+        }
+        let overdue = self.trouble.struck.is_some_and(|at| now > at + GRACE);
+        if overdue || self.session.pool.info().mode == Mode::Failed {
+            self.trouble.failed = Some(self.model.tick());
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.session.exec.steps()
+    }
+
+    /// P8: nothing that began after the failure is acknowledged.
+    pub(super) fn judge_success(&self, op: &Inflight) -> Result<(), Violation> {
+        let acknowledges =
+            changes(&op.doing) || matches!(op.doing, Doing::Flush(_) | Doing::Control(_));
+        match self.trouble.failed {
+            Some(failed) if acknowledges && op.start > failed => Err(Violation::new(
+                "P8",
+                format!("acknowledged after the pool had failed: {}", op.text),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// P9: ENOSPC only from what needs space, and only when there is none.
+    pub(super) fn judge_full(&mut self, op: &Inflight, message: String) -> Result<(), Violation> {
+        if self.session.disk.faults_hit() > 0 {
+            return self.note_failure(op, message);
+        }
+        self.trouble.full = true;
+        let free = match &op.doing {
+            Doing::Read { .. } | Doing::Flush(_) => true,
+            Doing::Change { spare, .. } => *spare != Spare::Nothing,
+            Doing::Control(pending) => matches!(pending.control, crate::model::Control::Delete(_)),
+            Doing::Upkeep(_) => true,
+        };
+        if free {
+            return Err(Violation::new(
+                "P9",
+                format!("needs no space, but was refused for want of it: {message}"),
+            ));
+        }
+        let info = self.session.pool.info();
+        if info.free > info.size / 2 {
+            let what = format!(
+                "{} of {} bytes are free, but: {message}",
+                info.free, info.size
+            );
+            return Err(Violation::new("P9", what));
+        }
+        Ok(())
+    }
+
+    /// A request failed and its operation with it, as it should.
+    pub(super) fn note_failure(&mut self, op: &Inflight, message: String) -> Result<(), Violation> {
+        let failed = self.session.pool.info().mode == Mode::Failed;
+        if matches!(op.doing, Doing::Flush(_)) && !failed {
+            return Err(Violation::new(
+                "P8",
+                format!("a flush failed and the pool goes on: {message}"),
+            ));
+        }
+        Ok(())
+    }
+}

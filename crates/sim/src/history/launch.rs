@@ -1,0 +1,697 @@
+//! Resolves operations and starts them.
+
+use forkdisk::CreateOptions;
+
+use super::op::{Kind, Op};
+use super::place::{self, Place};
+use super::run::{Doing, Inflight, Outcome, Run, Spare};
+use super::{Violation, recover};
+use crate::disk::{Crash, SimDisk};
+use crate::model::{Control, Key, Pending, Volume, What};
+use crate::pattern::SECTOR;
+use crate::rng::Rng;
+
+/// Most volumes and snapshots a history keeps at once.
+const CROWD: usize = 14;
+const PAGE: u64 = 4096;
+
+/// Whether it changes contents.
+pub(super) fn changes(doing: &Doing) -> bool {
+    matches!(doing, Doing::Change { .. })
+}
+
+fn is_control(op: &Inflight, key: Key) -> bool {
+    matches!(op.doing, Doing::Control(_)) && op.keys.contains(&key)
+}
+
+/// Controls that data operations may run beside.
+fn is_gentle(pending: &Pending) -> bool {
+    matches!(
+        pending.control,
+        Control::Snapshot(_) | Control::Clone(..) | Control::Rollback(..)
+    )
+}
+
+impl Run<'_> {
+    /// Starts an operation, or does nothing if there is nothing for it to be done to.
+    pub(super) fn launch(&mut self, op: &Op) -> Result<(), Violation> {
+        match op.kind {
+            Kind::Read => self.with(op, |run, key| run.read(op, key)),
+            Kind::Write => self.with(op, |run, key| {
+                let place = place::range(op, run.size(key));
+                run.write(op, key, place, Spare::Nothing)
+            }),
+            Kind::Append => self.with(op, |run, key| run.append(op, key)),
+            Kind::Ragged => self.with(op, |run, key| run.ragged(op, key)),
+            Kind::InPlace => self.in_place(op),
+            Kind::Flush => self.with(op, |run, key| run.flush(Some(key))),
+            Kind::FlushPool => self.flush(None),
+            Kind::Discard | Kind::Zero => self.with(op, |run, key| run.zero(op, key)),
+            Kind::CloneRange => self.with(op, |run, key| run.clone_range(op, key)),
+            Kind::Fill => self.with(op, |run, key| run.fill(op, key)),
+            Kind::Grow => self.grow(op),
+            Kind::Checkpoint | Kind::Check | Kind::Settle => {
+                self.upkeep(op.kind);
+                Ok(())
+            }
+            Kind::Reopen => self.reopen(),
+            Kind::Cut => self.cut(Crash::Power, op.draws[0]),
+            Kind::Kill => self.cut(Crash::Kill, op.draws[0]),
+            Kind::Fault => {
+                self.arm(op);
+                Ok(())
+            }
+            _ => match self.choose_control(op) {
+                Some(control) => self.control(control),
+                None => Ok(()),
+            },
+        }
+    }
+
+    pub(super) fn size(&self, key: Key) -> u64 {
+        self.model.get(key).map_or(0, |v| v.size)
+    }
+
+    /// Does something to a volume of the operation's choosing, when no control operation stands in
+    /// the way. Makes a volume if there is none.
+    fn with(
+        &mut self,
+        op: &Op,
+        f: impl FnOnce(&mut Self, Key) -> Result<(), Violation>,
+    ) -> Result<(), Violation> {
+        let mut keys = place::volumes(&self.model);
+        if op.kind == Kind::Read && op.draws[0].is_multiple_of(3) {
+            keys.extend(place::snapshots(&self.model, None));
+        }
+        let Some(key) = place::choose(&keys, op.draws[0]) else {
+            return match self.choose_control(&Op {
+                kind: Kind::Create,
+                ..*op
+            }) {
+                Some(create) => self.control(create),
+                None => Ok(()),
+            };
+        };
+        let family = self.family(key);
+        self.wait(|o| match &o.doing {
+            Doing::Control(p) => !is_gentle(p) && o.keys.contains(&family),
+            _ => false,
+        })?;
+        if self.model.get(key).is_none() || self.is_unsure(family) {
+            return Ok(());
+        }
+        f(self, key)
+    }
+
+    /// The volume itself, or the one a snapshot belongs to.
+    fn family(&self, key: Key) -> Key {
+        self.model.get(key).and_then(|v| v.of).unwrap_or(key)
+    }
+
+    /// Whether a failed control operation leaves it open what this volume is.
+    fn is_unsure(&self, family: Key) -> bool {
+        self.trouble
+            .unsure
+            .iter()
+            .any(|p| self.touched(&p.control).contains(&family))
+    }
+
+    pub(super) fn handle(&self, key: Key) -> Result<forkdisk::Volume<SimDisk>, Violation> {
+        let name = self.model.name(key);
+        self.session
+            .pool
+            .volume(&name)
+            .map_err(|e| Violation::new("P4", format!("{name} cannot be opened: {e}")))
+    }
+
+    fn read(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
+        let draw = op.draws[4].is_multiple_of(8);
+        let size = self.size(key);
+        let place = if draw {
+            place::ragged(op, size)
+        } else {
+            place::range(op, size)
+        };
+        let Some(Place { offset, len }) = place else {
+            return Ok(());
+        };
+        let volume = self.handle(key)?;
+        let buf = self.session.pool.buffer(len as usize);
+        let vague = self
+            .inflight
+            .values()
+            .any(|o| is_control(o, key) && is_rollback(o));
+        let text = format!("read {} {offset}+{len}", self.model.name(key));
+        let start = self.model.tick();
+        self.submit(
+            Doing::Read { key, offset, vague },
+            start,
+            vec![key],
+            text,
+            async move {
+                let (result, buf) = volume.read(offset, buf).await;
+                Outcome {
+                    buf: Some(buf),
+                    ..result.into()
+                }
+            },
+        );
+        Ok(())
+    }
+
+    pub(super) fn write(
+        &mut self,
+        op: &Op,
+        key: Key,
+        place: Option<Place>,
+        spare: Spare,
+    ) -> Result<(), Violation> {
+        let Some(Place { offset, len }) = place else {
+            return Ok(());
+        };
+        let fua = op.draws[3].is_multiple_of(6);
+        let volume = self.handle(key)?;
+        let mut buf = self.session.pool.buffer(len as usize);
+        self.model.bytes(key, offset, op.number, &mut buf);
+        let text = format!(
+            "write op {} {} {offset}+{len}{} (sectors {}..{})",
+            op.number,
+            self.model.name(key),
+            if fua { " fua" } else { "" },
+            offset / SECTOR as u64,
+            (offset + len).div_ceil(SECTOR as u64)
+        );
+        let rec = self.model.write(key, offset, len, What::Mark(op.number));
+        self.model.spread();
+        let start = self.model.now();
+        self.submit(
+            Doing::Change { rec, fua, spare },
+            start,
+            vec![key],
+            text,
+            async move {
+                let (result, _) = volume.write(offset, buf, fua).await;
+                result.into()
+            },
+        );
+        self.cursors.insert(key, offset + len);
+        Ok(())
+    }
+
+    fn append(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
+        let from = self.cursors.get(&key).copied().unwrap_or(0);
+        let place = place::stretch(op, from, self.size(key));
+        self.write(op, key, place, Spare::Nothing)
+    }
+
+    /// The model keeps track of parts of sectors only while nothing else changes the volume.
+    fn ragged(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
+        let quiet = |o: &Inflight| {
+            !matches!(o.doing, Doing::Read { .. } | Doing::Flush(_)) && o.keys.contains(&key)
+        };
+        self.wait(quiet)?;
+        let place = place::ragged(op, self.size(key));
+        self.write(op, key, place, Spare::Nothing)?;
+        self.wait(quiet)
+    }
+
+    /// Overwrites a page that nothing shares, which needs no space.
+    fn in_place(&mut self, op: &Op) -> Result<(), Violation> {
+        let fits = |run: &Self, key: Key| {
+            let pages = run.size(key) / PAGE;
+            let from = op.draws[1] % pages.max(1);
+            let owned = |page: &u64| run.model.is_mapped(key, page * PAGE / SECTOR as u64);
+            (from..pages)
+                .chain(0..from)
+                .take(64)
+                .find(owned)
+                .map(|page| (key, page * PAGE))
+        };
+        let keys: Vec<Key> = self
+            .model
+            .volumes()
+            .filter(|(_, v)| v.of.is_none() && !v.shared)
+            .map(|(k, _)| k)
+            .collect();
+        let Some((key, offset)) = keys.into_iter().find_map(|key| fits(self, key)) else {
+            return Ok(());
+        };
+        if self.is_unsure(key) || self.inflight.values().any(|o| o.keys.contains(&key)) {
+            return Ok(());
+        }
+        self.write(op, key, Some(Place { offset, len: PAGE }), Spare::Space)
+    }
+
+    fn fill(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
+        let len = (1 << 20).min(self.size(key));
+        for i in 0..8 {
+            let offset = (i << 20) % self.size(key).max(1);
+            let len = len.min(self.size(key) - offset);
+            self.write(op, key, Some(Place { offset, len }), Spare::Nothing)?;
+            self.wait(|o| o.keys.contains(&key))?;
+            if self.model.get(key).is_none() || self.is_unsure(key) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn flush(&mut self, key: Option<Key>) -> Result<(), Violation> {
+        let start = self.model.tick();
+        let pool = self.session.pool.clone();
+        let text = key.map_or("flush the pool".into(), |key| {
+            format!("flush {}", self.model.name(key))
+        });
+        match key {
+            None => self.submit(Doing::Flush(None), start, Vec::new(), text, async move {
+                pool.flush().await.into()
+            }),
+            Some(key) => {
+                let volume = self.handle(key)?;
+                self.submit(
+                    Doing::Flush(Some(key)),
+                    start,
+                    vec![key],
+                    text,
+                    async move { volume.flush().await.into() },
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn zero(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
+        match place::range(op, self.size(key)) {
+            Some(Place { offset, len }) => {
+                let kind = if op.kind == Kind::Zero && op.draws[3].is_multiple_of(6) {
+                    Kind::ZeroFua
+                } else {
+                    op.kind
+                };
+                self.clear(key, kind, offset, len)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Discards or zeroes a range.
+    pub(super) fn clear(
+        &mut self,
+        key: Key,
+        kind: Kind,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Violation> {
+        let volume = self.handle(key)?;
+        let name = self.model.name(key);
+        if kind == Kind::Discard {
+            let (from, to) = (offset.next_multiple_of(PAGE), (offset + len) / PAGE * PAGE);
+            let rec = self
+                .model
+                .write(key, from, to.saturating_sub(from), What::Zero);
+            let (start, text) = (self.model.now(), format!("discard {name} {offset}+{len}"));
+            let doing = Doing::Change {
+                rec,
+                fua: false,
+                spare: Spare::Discard,
+            };
+            self.submit(doing, start, vec![key], text, async move {
+                volume.discard(offset, len).await.into()
+            });
+        } else {
+            let fua = kind == Kind::ZeroFua;
+            let rec = self.model.write(key, offset, len, What::Zero);
+            let (start, text) = (
+                self.model.now(),
+                format!(
+                    "zero {name} {offset}+{len}{}",
+                    if fua { " fua" } else { "" }
+                ),
+            );
+            let doing = Doing::Change {
+                rec,
+                fua,
+                spare: Spare::Nothing,
+            };
+            self.submit(doing, start, vec![key], text, async move {
+                volume.write_zeroes(offset, len, fua).await.into()
+            });
+        }
+        Ok(())
+    }
+
+    fn clone_range(&mut self, op: &Op, target: Key) -> Result<(), Violation> {
+        let mut keys = place::volumes(&self.model);
+        keys.extend(place::snapshots(&self.model, None));
+        let Some(source) = place::choose(&keys, op.draws[4]) else {
+            return Ok(());
+        };
+        let family = self.family(source);
+        let busy = |o: &Inflight| match &o.doing {
+            Doing::Control(_) => o.keys.contains(&family) || o.keys.contains(&target),
+            // Chains of copies in flight are more than the model follows.
+            Doing::Change { .. } => {
+                o.text.starts_with("share")
+                    && (o.keys.contains(&source) || o.keys.contains(&target))
+            }
+            _ => false,
+        };
+        self.wait(busy)?;
+        if self.model.get(source).is_none()
+            || self.model.get(target).is_none()
+            || self.is_unsure(family)
+        {
+            return Ok(());
+        }
+        let Some(from) = place::range(op, self.size(source)) else {
+            return Ok(());
+        };
+        let mut rng = Rng::new(op.draws[3]);
+        let unit = if rng.one_in(4) { SECTOR as u64 } else { PAGE };
+        let to = rng.below(self.size(target) / unit + 1) * unit + from.offset % unit;
+        let len = from.len.min(self.size(target).saturating_sub(to));
+        let apart = source != target || to + len <= from.offset || from.offset + len <= to;
+        if len == 0 || !apart {
+            return Ok(());
+        }
+        self.share((source, from.offset), (target, to), len)
+    }
+
+    /// Shares a range.
+    pub(super) fn share(
+        &mut self,
+        source: (Key, u64),
+        target: (Key, u64),
+        len: u64,
+    ) -> Result<(), Violation> {
+        let (s, t) = (self.handle(source.0)?, self.handle(target.0)?);
+        let (from, to) = (source.1, target.1);
+        let text = format!(
+            "share {} {from}+{len} into {} {to}",
+            self.model.name(source.0),
+            self.model.name(target.0)
+        );
+        let rec = self.model.clone_range(source, target, len);
+        let start = self.model.now();
+        let doing = Doing::Change {
+            rec,
+            fua: false,
+            spare: Spare::Nothing,
+        };
+        self.submit(doing, start, vec![target.0, source.0], text, async move {
+            t.clone_range(&s, from, to, len).await.into()
+        });
+        Ok(())
+    }
+
+    fn grow(&mut self, op: &Op) -> Result<(), Violation> {
+        if self
+            .inflight
+            .values()
+            .any(|o| matches!(o.doing, Doing::Upkeep("grow")))
+        {
+            return Ok(());
+        }
+        self.grow_to((1 + op.draws[0] % 6) << 20)
+    }
+
+    /// Lengthens the pool, unless it has grown enough.
+    pub(super) fn grow_to(&mut self, more: u64) -> Result<(), Violation> {
+        let size = self.session.pool.info().size + more;
+        if size > self.setup.pool * 3 {
+            return Ok(());
+        }
+        let (pool, start) = (self.session.pool.clone(), self.model.tick());
+        let text = format!("grow the pool to {size}");
+        self.submit(Doing::Upkeep("grow"), start, Vec::new(), text, async move {
+            pool.grow(size).await.into()
+        });
+        Ok(())
+    }
+
+    pub(super) fn upkeep(&mut self, kind: Kind) {
+        let (pool, start) = (self.session.pool.clone(), self.model.tick());
+        let (name, text) = match kind {
+            Kind::Checkpoint => ("checkpoint", "checkpoint"),
+            Kind::Check => ("check", "check"),
+            _ => ("settle", "settle"),
+        };
+        self.submit(
+            Doing::Upkeep(name),
+            start,
+            Vec::new(),
+            text.into(),
+            async move {
+                match kind {
+                    Kind::Checkpoint => pool.checkpoint().await.into(),
+                    Kind::Check => match pool.check().await {
+                        Ok(report) => Outcome {
+                            report: Some(report),
+                            ..Outcome::default()
+                        },
+                        Err(e) => Err(e).into(),
+                    },
+                    _ => pool.settle().await.into(),
+                }
+            },
+        );
+    }
+
+    /// Closes cleanly and opens again: everything is there, flushed or not.
+    pub(super) fn reopen(&mut self) -> Result<(), Violation> {
+        self.drain()?;
+        if self.trouble.armed.is_some()
+            || self.trouble.patience.is_some()
+            || self.session.disk.faults_hit() > 0
+        {
+            return Ok(());
+        }
+        self.say(|| "close and open again".into());
+        let pool = self.session.pool.clone();
+        let closed = self
+            .session
+            .exec
+            .run(recover::PATIENCE, async move { pool.close().await })?;
+        closed.map_err(|e| Violation::new("P6", format!("the pool cannot be closed: {e}")))?;
+        let start = self.model.tick();
+        self.model.flushed(None, start);
+        let mask = self.rng.next();
+        self.cut(Crash::Power, mask)
+    }
+}
+
+/// Whether it is a rollback.
+pub(super) fn is_rollback(op: &Inflight) -> bool {
+    matches!(&op.doing, Doing::Control(p) if matches!(p.control, Control::Rollback(..)))
+}
+
+impl Run<'_> {
+    /// The control operation that `op` stands for now, if it makes sense.
+    fn choose_control(&mut self, op: &Op) -> Option<Control> {
+        let volumes = place::volumes(&self.model);
+        let crowded = self.model.volumes().count() >= CROWD;
+        let volume = place::choose(&volumes, op.draws[0]);
+        let mut rng = Rng::new(op.draws[1]);
+        Some(match op.kind {
+            Kind::Create if !crowded => {
+                Control::Create(self.name("v"), place::size(self.setup, op.draws[2]))
+            }
+            Kind::Snapshot if !crowded => Control::Snapshot(vec![(volume?, self.name("s"))]),
+            Kind::Group if !crowded => {
+                let name = self.name("g");
+                let mut sources = volumes;
+                rng.shuffle(&mut sources);
+                sources.truncate(2 + rng.index(2));
+                Control::Snapshot(sources.into_iter().map(|key| (key, name.clone())).collect())
+            }
+            Kind::Clone if !crowded => {
+                let snapshots = place::snapshots(&self.model, None);
+                let from = if rng.one_in(3) || snapshots.is_empty() {
+                    volumes
+                } else {
+                    snapshots
+                };
+                Control::Clone(place::choose(&from, op.draws[0])?, self.name("c"))
+            }
+            Kind::Rollback => {
+                let snapshot = place::choose(&place::snapshots(&self.model, None), op.draws[0])?;
+                Control::Rollback(self.model.get(snapshot)?.of?, snapshot)
+            }
+            Kind::Rename => Control::Rename(volume?, self.name("r")),
+            Kind::Resize => Control::Resize(volume?, place::size(self.setup, op.draws[2])),
+            Kind::Delete => {
+                let snapshots = place::snapshots(&self.model, None);
+                if rng.one_in(2) && !snapshots.is_empty() {
+                    Control::Delete(vec![*rng.pick(&snapshots)])
+                } else {
+                    let mut victims = place::snapshots(&self.model, volume);
+                    if volumes.len() < 2 && victims.is_empty() {
+                        return None;
+                    }
+                    victims.push(volume?);
+                    Control::Delete(victims)
+                }
+            }
+            _ => return None,
+        })
+    }
+
+    fn name(&mut self, letter: &str) -> String {
+        self.names += 1;
+        let folder = if letter != "s" && letter != "g" && self.names.is_multiple_of(4) {
+            "f/"
+        } else {
+            ""
+        };
+        format!("{folder}{letter}{}", self.names)
+    }
+
+    /// Volumes whose family a control operation concerns.
+    fn touched(&self, control: &Control) -> Vec<Key> {
+        let keys = match control {
+            Control::Create(..) => Vec::new(),
+            Control::Snapshot(sources) => sources.iter().map(|s| s.0).collect(),
+            Control::Clone(key, _) | Control::Rename(key, _) | Control::Resize(key, _) => {
+                vec![*key]
+            }
+            Control::Rollback(volume, snapshot) => vec![*volume, *snapshot],
+            Control::Delete(keys) => keys.clone(),
+        };
+        let mut all: Vec<Key> = keys
+            .iter()
+            .flat_map(|&key| [key, self.family(key)])
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// Starts a control operation once nothing is in its way.
+    pub(super) fn control(&mut self, control: Control) -> Result<(), Violation> {
+        let keys = self.touched(&control);
+        let rough = !matches!(
+            control,
+            Control::Create(..) | Control::Snapshot(_) | Control::Clone(..) | Control::Rollback(..)
+        );
+        let rollback = matches!(control, Control::Rollback(..));
+        self.wait(|o| {
+            let near = o.keys.iter().any(|key| keys.contains(key));
+            let shares = o.text.starts_with("share");
+            near && (rough || matches!(o.doing, Doing::Control(_)) || (rollback && shares))
+        })?;
+        let exists = |key: &Key| self.model.get(*key).is_some();
+        if !keys.iter().all(exists) || keys.iter().any(|&key| self.is_unsure(key)) {
+            return Ok(());
+        }
+        if let Control::Delete(victims) = &control {
+            // A snapshot may have been taken while this had to wait.
+            let left = |(key, v): (Key, &Volume)| {
+                v.of.is_some_and(|of| victims.contains(&of)) && !victims.contains(&key)
+            };
+            if self.model.volumes().any(left) {
+                return Ok(());
+            }
+        }
+        if let Control::Rollback(volume, _) = control {
+            for o in self
+                .inflight
+                .values_mut()
+                .filter(|o| o.keys.contains(&volume))
+            {
+                if let Doing::Read { vague, .. } = &mut o.doing {
+                    *vague = true;
+                }
+            }
+        }
+        self.start_control(control, keys);
+        Ok(())
+    }
+
+    fn start_control(&mut self, control: Control, keys: Vec<Key>) {
+        let text = self.describe(&control);
+        let pool = self.session.pool.clone();
+        let verb = Names::of(&control, |key| self.model.name(*key));
+        let pending = self.model.begin(control);
+        let start = pending.start;
+        self.submit(Doing::Control(pending), start, keys, text, async move {
+            match verb {
+                Names::Create(name, size) => pool
+                    .create(&name, &CreateOptions::new(size, 1))
+                    .await
+                    .map(drop),
+                Names::Snapshot(sources) => {
+                    let sources: Vec<(&str, &str)> = sources
+                        .iter()
+                        .map(|(a, b)| (a.as_str(), b.as_str()))
+                        .collect();
+                    pool.snapshot(&sources, 1).await.map(drop)
+                }
+                Names::Clone(source, name) => pool.clone_volume(&source, &name, 1).await.map(drop),
+                Names::Rollback(volume, snapshot) => pool.rollback(&volume, &snapshot).await,
+                Names::Rename(from, to) => pool.rename(&from, &to).await,
+                Names::Resize(name, size) => pool.resize(&name, size).await,
+                Names::Delete(names) => {
+                    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                    pool.delete(&names).await
+                }
+            }
+            .into()
+        });
+    }
+
+    fn describe(&self, control: &Control) -> String {
+        let name = |key: &Key| self.model.name(*key);
+        match control {
+            Control::Create(new, size) => format!("create {new}, {size} bytes"),
+            Control::Snapshot(all) => {
+                let names: Vec<String> = all
+                    .iter()
+                    .map(|(key, s)| format!("{}@{s}", name(key)))
+                    .collect();
+                format!("snapshot {}", names.join(" "))
+            }
+            Control::Clone(source, new) => format!("clone {} to {new}", name(source)),
+            Control::Rollback(_, snapshot) => format!("roll back to {}", name(snapshot)),
+            Control::Rename(key, new) => format!("rename {} to {new}", name(key)),
+            Control::Resize(key, size) => format!("resize {} to {size} bytes", name(key)),
+            Control::Delete(keys) => format!(
+                "delete {}",
+                keys.iter().map(name).collect::<Vec<_>>().join(" ")
+            ),
+        }
+    }
+}
+
+/// A control operation in the engine's terms.
+enum Names {
+    Create(String, u64),
+    Snapshot(Vec<(String, String)>),
+    Clone(String, String),
+    Rollback(String, String),
+    Rename(String, String),
+    Resize(String, u64),
+    Delete(Vec<String>),
+}
+
+impl Names {
+    fn of(control: &Control, name: impl Fn(&Key) -> String) -> Names {
+        match control {
+            Control::Create(new, size) => Names::Create(new.clone(), *size),
+            Control::Snapshot(all) => {
+                Names::Snapshot(all.iter().map(|(key, s)| (name(key), s.clone())).collect())
+            }
+            Control::Clone(source, new) => Names::Clone(name(source), new.clone()),
+            Control::Rollback(volume, snapshot) => {
+                let short = name(snapshot)
+                    .rsplit('@')
+                    .next()
+                    .unwrap_or_default()
+                    .to_owned();
+                Names::Rollback(name(volume), short)
+            }
+            Control::Rename(key, new) => Names::Rename(name(key), new.clone()),
+            Control::Resize(key, size) => Names::Resize(name(key), *size),
+            Control::Delete(keys) => Names::Delete(keys.iter().map(name).collect()),
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Histories: sequences of operations with raw draws in place of names and offsets.
+//!
+//! An operation is resolved only when its turn comes ("volume 7 of those there are"), so that a
+//! history stays meaningful when the shrinker leaves operations out.
+
+use crate::disk::{Config, Volatile};
+use crate::rng::{Rng, mix};
+
+/// What an operation does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the names are those of the engine's verbs")]
+pub enum Kind {
+    Read,
+    Write,
+    /// The next stretch after the last write of this volume.
+    Append,
+    /// A write that starts or ends within a sector.
+    Ragged,
+    /// Overwrites a page that nothing shares: works on a full pool, too.
+    InPlace,
+    Flush,
+    FlushPool,
+    Discard,
+    Zero,
+    ZeroFua,
+    Create,
+    Snapshot,
+    Group,
+    Clone,
+    CloneRange,
+    Rollback,
+    Rename,
+    Resize,
+    Delete,
+    Grow,
+    Checkpoint,
+    Check,
+    Settle,
+    /// Closes cleanly and opens again.
+    Reopen,
+    /// Cuts the power and goes on with what is left.
+    Cut,
+    /// Kills the process and goes on.
+    Kill,
+    /// Arms an I/O error.
+    Fault,
+    /// Writes until the pool is full.
+    Fill,
+}
+
+/// One operation, not yet resolved.
+#[derive(Clone, Copy, Debug)]
+pub struct Op {
+    /// What it does.
+    pub kind: Kind,
+    /// Its number in the whole history, from 1; also the mark of what it writes.
+    pub number: u32,
+    /// Executor steps between the operation before it and this one.
+    pub gap: u32,
+    /// What is left to chance.
+    pub draws: [u64; 5],
+}
+
+/// What a history dwells on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Everything.
+    Mixed,
+    /// Snapshots, clones, rollbacks and deletions of small volumes.
+    Forks,
+    /// Small pools that run full and grow.
+    Full,
+    /// I/O errors.
+    Faults,
+    /// Many operations in flight at a few places.
+    Races,
+    /// One operation at a time, many power cuts.
+    Cuts,
+    /// Whole blocks: demotion and promotion.
+    Blocks,
+    /// Reads and writes after clean reopening, without cuts: the fastest.
+    Calm,
+}
+
+impl Profile {
+    /// All of them.
+    pub const ALL: [Profile; 8] = [
+        Profile::Mixed,
+        Profile::Forks,
+        Profile::Full,
+        Profile::Faults,
+        Profile::Races,
+        Profile::Cuts,
+        Profile::Blocks,
+        Profile::Calm,
+    ];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Profile::Mixed => "mixed",
+            Profile::Forks => "forks",
+            Profile::Full => "full",
+            Profile::Faults => "faults",
+            Profile::Races => "races",
+            Profile::Cuts => "cuts",
+            Profile::Blocks => "blocks",
+            Profile::Calm => "calm",
+        }
+    }
+
+    /// The profile of this name.
+    pub fn from_name(name: &str) -> Option<Profile> {
+        Profile::ALL.into_iter().find(|p| p.name() == name)
+    }
+
+    #[rustfmt::skip]
+    fn weights(self) -> &'static [(Kind, u64)] {
+        use Kind::*;
+        match self {
+            Profile::Mixed => &[
+                (Read, 20), (Write, 40), (Append, 10), (Ragged, 3), (InPlace, 4), (Flush, 10), (FlushPool, 1), (Discard, 6),
+                (Zero, 5), (Create, 3), (Snapshot, 6), (Group, 2), (Clone, 4), (CloneRange, 4), (Rollback, 3), (Rename, 2),
+                (Resize, 3), (Delete, 7), (Grow, 1), (Checkpoint, 2), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 1), (Kill, 1),
+            ],
+            Profile::Forks => &[
+                (Read, 10), (Write, 30), (Append, 4), (Ragged, 2), (Flush, 6), (Discard, 6), (Zero, 4), (Create, 2),
+                (Snapshot, 14), (Group, 4), (Clone, 10), (CloneRange, 10), (Rollback, 9), (Rename, 3), (Resize, 4), (Delete, 16),
+                (Checkpoint, 3), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 1),
+            ],
+            Profile::Full => &[
+                (Read, 8), (Write, 40), (Append, 10), (InPlace, 12), (Flush, 8), (Discard, 8), (Zero, 4), (Create, 2),
+                (Snapshot, 5), (Clone, 3), (CloneRange, 3), (Rollback, 2), (Delete, 8), (Grow, 2), (Fill, 4), (Checkpoint, 2),
+                (Settle, 2), (Reopen, 1), (Cut, 1),
+            ],
+            Profile::Faults => &[
+                (Read, 14), (Write, 36), (Append, 6), (Ragged, 2), (Flush, 12), (Discard, 5), (Zero, 4), (Create, 3), (Snapshot, 6),
+                (Group, 1), (Clone, 4), (CloneRange, 3), (Rollback, 3), (Rename, 1), (Resize, 2), (Delete, 5), (Grow, 1),
+                (Checkpoint, 4), (Fault, 6), (Settle, 1), (Cut, 1),
+            ],
+            Profile::Races => &[
+                (Read, 30), (Write, 50), (Append, 4), (Flush, 10), (Discard, 16), (Zero, 8), (Snapshot, 8), (Group, 2), (Clone, 3),
+                (CloneRange, 6), (Rollback, 6), (Delete, 8), (Create, 1), (Checkpoint, 4), (Cut, 1),
+            ],
+            Profile::Cuts => &[
+                (Read, 4), (Write, 24), (Append, 3), (Ragged, 1), (Flush, 8), (Discard, 4), (Zero, 2), (Create, 2), (Snapshot, 4),
+                (Group, 1), (Clone, 3), (CloneRange, 3), (Rollback, 3), (Rename, 1), (Resize, 2), (Delete, 5), (Grow, 1),
+                (Checkpoint, 3), (Reopen, 1), (Cut, 5), (Kill, 3),
+            ],
+            Profile::Blocks => &[
+                (Read, 8), (Write, 16), (Append, 40), (Flush, 6), (Discard, 5), (Zero, 4), (Create, 2), (Snapshot, 7), (Clone, 4),
+                (CloneRange, 5), (Rollback, 3), (Resize, 2), (Delete, 8), (Checkpoint, 3), (Cut, 1), (Reopen, 1), (Check, 1),
+            ],
+            Profile::Calm => &[
+                (Read, 30), (Write, 40), (Append, 8), (Ragged, 4), (InPlace, 2), (Flush, 4), (Discard, 6), (Zero, 5), (Create, 2),
+                (Snapshot, 5), (Clone, 3), (CloneRange, 4), (Rollback, 2), (Rename, 1), (Resize, 2), (Delete, 5), (Checkpoint, 1),
+                (Reopen, 1),
+            ],
+        }
+    }
+}
+
+/// Everything about a run that does not follow from the operations.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The seed all of it follows from.
+    pub seed: u64,
+    /// What the history dwells on.
+    pub profile: Profile,
+    /// The disk.
+    pub disk: Config,
+    /// Bytes of the pool.
+    pub pool: u64,
+    /// Bytes of the journal.
+    pub journal: u64,
+    /// Bytes of changed metadata that start a checkpoint.
+    pub dirty: usize,
+    /// Bytes of clean metadata kept in memory.
+    pub cache: usize,
+    /// Whether freed space is discarded.
+    pub discard: bool,
+    /// Most operations in flight.
+    pub depth: usize,
+    /// One side crash per this many steps on average; 0 for none.
+    pub cut_every: u64,
+    /// Masks tried at each of them.
+    pub masks: u64,
+    /// Usual size of a volume in pages.
+    pub pages: u64,
+}
+
+impl Setup {
+    /// The run that belongs to a seed; the profile is drawn when none is given.
+    pub fn new(seed: u64, profile: Option<Profile>) -> Setup {
+        let mut rng = Rng::new(mix(&[seed, 1]));
+        let drawn = *rng.pick(&Profile::ALL);
+        let profile = profile.unwrap_or(drawn);
+        let mib = 1 << 20;
+        let small = profile == Profile::Full;
+        Setup {
+            seed,
+            profile,
+            disk: Config {
+                sector: *rng.pick(&[512, 512, 4096]),
+                cache: if rng.one_in(8) {
+                    Volatile::No
+                } else {
+                    Volatile::Yes
+                },
+            },
+            pool: if small {
+                10 + rng.below(8)
+            } else {
+                24 + rng.below(40)
+            } * mib,
+            journal: *rng.pick(&[1, 1, 2]) * mib,
+            dirty: *rng.pick(&[256, 1024, 4096]) << 10,
+            cache: *rng.pick(&[64, 256, 4096]) << 10,
+            discard: !rng.one_in(4),
+            depth: match profile {
+                Profile::Cuts => 1 + rng.index(2),
+                Profile::Races => 8,
+                _ => *rng.pick(&[1, 3, 5, 8]),
+            },
+            cut_every: match profile {
+                Profile::Calm => 0,
+                Profile::Cuts => 300,
+                _ => 700,
+            },
+            masks: 2,
+            pages: match profile {
+                Profile::Blocks => 512 + rng.below(512),
+                Profile::Races => *rng.pick(&[16, 64]),
+                _ => *rng.pick(&[24, 96, 300]),
+            },
+        }
+    }
+
+    /// The run of a short history in full: two small volumes, nothing left to chance.
+    pub fn small(large_sectors: bool) -> Setup {
+        Setup {
+            seed: 1,
+            profile: Profile::Calm,
+            disk: Config {
+                sector: if large_sectors { 4096 } else { 512 },
+                cache: Volatile::Yes,
+            },
+            pool: 12 << 20,
+            journal: 1 << 20,
+            dirty: 1 << 20,
+            cache: 1 << 20,
+            discard: true,
+            depth: 1,
+            cut_every: 0,
+            masks: 0,
+            pages: 4,
+        }
+    }
+
+    /// The first `n` operations of the seed's history.
+    pub fn operations(&self, n: usize) -> Vec<Op> {
+        let mut rng = Rng::new(mix(&[self.seed, 2]));
+        let weights = self.profile.weights();
+        let total: u64 = weights.iter().map(|w| w.1).sum();
+        let busy = self.depth > 1;
+        (1..=n as u32)
+            .map(|number| {
+                let mut at = rng.below(total);
+                let heavier = |&&(_, weight): &&(Kind, u64)| {
+                    let here = at < weight;
+                    at = at.saturating_sub(weight);
+                    here
+                };
+                let kind = weights.iter().find(heavier).map_or(Kind::Read, |w| w.0);
+                let gap = if busy { rng.below(12) as u32 } else { 0 };
+                Op {
+                    kind,
+                    number,
+                    gap,
+                    draws: std::array::from_fn(|_| rng.next()),
+                }
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_history_follows_from_its_seed_and_a_longer_one_begins_alike() {
+        for profile in Profile::ALL {
+            let setup = Setup::new(5, Some(profile));
+            let (short, long) = (setup.operations(50), setup.operations(3000));
+            assert!(
+                short
+                    .iter()
+                    .zip(&long)
+                    .all(|(a, b)| a.kind == b.kind && a.draws == b.draws)
+            );
+            for (kind, _) in profile.weights() {
+                assert!(
+                    long.iter().any(|op| op.kind == *kind),
+                    "{profile:?} never does {kind:?}"
+                );
+            }
+        }
+    }
+}

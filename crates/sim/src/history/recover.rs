@@ -1,0 +1,312 @@
+//! Opening what a crash has left, and comparing all of it with the model.
+//!
+//! Recovery itself is cut now and then and started over. Whatever was in flight is resolved by
+//! what is found; from then on the model knows only that.
+
+use std::rc::Rc;
+
+use forkdisk::{CheckReport, OpenOptions, Pool, WhenFull};
+
+use super::{Setup, Stats, Violation};
+use crate::disk::{Crash, Medium, SimDisk};
+use crate::executor::Executor;
+use crate::model::{Applied, Control, Key, Listing, Model, Pending, Rule};
+use crate::rng::{Rng, mix};
+
+/// Steps after which a single call is given up on.
+pub const PATIENCE: u64 = 3_000_000;
+/// Bytes read at once when a volume is verified.
+const STRIDE: u64 = 256 << 10;
+
+/// One life of the engine: an executor, a disk and the open pool.
+pub struct Session {
+    /// Runs the tasks.
+    pub exec: Executor,
+    /// The disk.
+    pub disk: SimDisk,
+    /// The pool.
+    pub pool: Pool<SimDisk>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Tasks hold the pool and the pool holds the executor: somebody has to cut the knot. Not
+        // after a panic, though: the tasks may be in no state to be dropped, and leak instead.
+        if !std::thread::panicking() {
+            self.exec.halt();
+        }
+    }
+}
+
+/// How a recovery is to be carried out.
+#[derive(Clone, Copy, Debug)]
+pub struct Entrance {
+    /// What its choices follow from.
+    pub seed: u64,
+    /// How often it may be cut and started over.
+    pub cuts: u32,
+    /// Whether to cut the power again afterwards and see that a second recovery finds the same.
+    pub again: bool,
+}
+
+/// A pool that was recovered and agrees with the model.
+pub struct Recovered {
+    /// The running pool.
+    pub session: Session,
+    /// What it holds.
+    pub model: Model,
+}
+
+/// The options a run opens its pool with.
+pub fn open_options(setup: &Setup) -> OpenOptions {
+    OpenOptions {
+        cache: setup.cache,
+        dirty: setup.dirty,
+        when_full: WhenFull::Error,
+        discard: setup.discard,
+        ..OpenOptions::default()
+    }
+}
+
+/// Opens `medium`, verifies everything against `model` and the control operations that were in
+/// flight, and adopts what is found.
+///
+/// # Errors
+/// The promise that is broken.
+pub fn recover(
+    setup: &Setup,
+    medium: &Medium,
+    model: &Model,
+    pending: &[Pending],
+    entrance: Entrance,
+    stats: &mut Stats,
+) -> Result<Recovered, Violation> {
+    let mut rng = Rng::new(mix(&[entrance.seed, 3]));
+    let session = open(setup, medium, &mut rng, entrance.cuts, stats)?;
+    let model = verify(&session, model, pending)?;
+    if !entrance.again {
+        return Ok(Recovered { session, model });
+    }
+    let frozen = session.disk.freeze(Crash::Power);
+    let mask = if rng.one_in(3) { 0 } else { rng.next() };
+    stats.cuts += 1;
+    stats.crash_states += 1;
+    stats.distinct += 1;
+    let medium = frozen.crash(mask);
+    drop(session);
+    let second = Entrance {
+        seed: rng.next(),
+        cuts: 0,
+        again: false,
+    };
+    recover(setup, &medium, &model, &[], second, stats).map_err(|mut v| {
+        v.what = format!("a second recovery differs from the first: {}", v.what);
+        v
+    })
+}
+
+/// Opens the pool, now and then cutting the power on the way.
+fn open(
+    setup: &Setup,
+    medium: &Medium,
+    rng: &mut Rng,
+    cuts: u32,
+    stats: &mut Stats,
+) -> Result<Session, Violation> {
+    let mut medium = medium.clone();
+    for left in (0..=cuts).rev() {
+        let exec = Executor::new(rng.next());
+        let disk = SimDisk::new(medium, &exec, rng.next());
+        if left > 0 && rng.one_in(2) {
+            let reach = *rng.pick(&[8, 40, 200]);
+            let steps = 1 + rng.below(reach);
+            let (device, runtime, options) =
+                (disk.clone(), Rc::new(exec.clone()), open_options(setup));
+            exec.spawn(Box::pin(async move {
+                // Keeps the pool open, so that its background work goes on until the cut.
+                let pool = Pool::open(device, runtime, options).await;
+                std::future::pending::<()>().await;
+                drop(pool);
+            }));
+            for _ in 0..steps {
+                exec.step();
+            }
+            let mask = if rng.one_in(4) {
+                rng.below(2)
+            } else {
+                rng.next()
+            };
+            medium = disk.freeze(Crash::Power).crash(mask);
+            exec.halt();
+            stats.cuts += 1;
+            stats.crash_states += 1;
+            stats.distinct += 1;
+            continue;
+        }
+        return start(setup, exec, disk);
+    }
+    let exec = Executor::new(rng.next());
+    let disk = SimDisk::new(medium, &exec, rng.next());
+    start(setup, exec, disk)
+}
+
+/// Opens the pool on a disk.
+///
+/// # Errors
+/// P6 if it does not open.
+pub fn start(setup: &Setup, exec: Executor, disk: SimDisk) -> Result<Session, Violation> {
+    let (device, runtime, options) = (disk.clone(), Rc::new(exec.clone()), open_options(setup));
+    let opened = exec.run(PATIENCE, Pool::open(device, runtime, options));
+    let outcome = match opened {
+        Ok(Ok(pool)) => return Ok(Session { exec, disk, pool }),
+        Ok(Err(e)) => Violation::new("P6", format!("the pool does not open: {e}")),
+        Err(stuck) => Violation::new("P6", format!("the pool does not open: {stuck}")),
+    };
+    exec.halt();
+    Err(outcome)
+}
+
+impl Session {
+    /// What the pool lists.
+    pub fn listing(&self) -> Listing {
+        self.pool
+            .list()
+            .into_iter()
+            .map(|v| (v.name, v.size))
+            .collect()
+    }
+
+    /// Runs the engine's own verification.
+    ///
+    /// # Errors
+    /// P6 if it finds fault.
+    pub fn check(&self) -> Result<(), Violation> {
+        let pool = self.pool.clone();
+        let report = self.exec.run(PATIENCE, async move { pool.check().await })?;
+        match report {
+            Ok(report) => judge(&report),
+            Err(e) => Err(Violation::new(
+                "P6",
+                format!("check could not complete: {e}"),
+            )),
+        }?;
+        self.contract()
+    }
+
+    /// That every device request was well-formed.
+    ///
+    /// # Errors
+    /// The first that was not.
+    pub fn contract(&self) -> Result<(), Violation> {
+        self.disk
+            .misuse()
+            .map_or(Ok(()), |what| Err(Violation::new("contract", what)))
+    }
+
+    /// Reads part of a volume.
+    ///
+    /// # Errors
+    /// P6 if it cannot be read.
+    pub fn read(&self, name: &str, offset: u64, len: u64) -> Result<forkdisk::Buf, Violation> {
+        let unreadable =
+            |e| Violation::new("P6", format!("{name} cannot be read at {offset}: {e}"));
+        let volume = self.pool.volume(name).map_err(unreadable)?;
+        let buf = self.pool.buffer(len as usize);
+        let (result, buf) = self
+            .exec
+            .run(PATIENCE, async move { volume.read(offset, buf).await })?;
+        result.map_err(unreadable)?;
+        Ok(buf)
+    }
+
+    /// Compares a whole volume with the model, and lets the model adopt it if told to.
+    ///
+    /// # Errors
+    /// The first sector that is wrong.
+    pub fn compare(
+        &self,
+        model: &mut Model,
+        key: Key,
+        rule: Rule,
+        adopt: bool,
+    ) -> Result<(), Violation> {
+        let (name, size) = (model.name(key), model.get(key).map_or(0, |v| v.size));
+        for offset in (0..size).step_by(STRIDE as usize) {
+            let buf = self.read(&name, offset, STRIDE.min(size - offset))?;
+            model.check(key, offset, &buf, rule)?;
+            if adopt {
+                model.adopt(key, offset, &buf);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Turns damage and leaks into a violation.
+pub fn judge(report: &CheckReport) -> Result<(), Violation> {
+    if report.damage.is_empty() && report.leaked == 0 {
+        return Ok(());
+    }
+    let damage: Vec<&str> = report.damage.iter().take(4).map(String::as_str).collect();
+    let what = format!(
+        "check found {} faults ({}) and {} leaked pages",
+        report.damage.len(),
+        damage.join("; "),
+        report.leaked
+    );
+    Err(Violation::new("P6", what))
+}
+
+/// Compares everything, resolving what was in flight by what is found.
+fn verify(session: &Session, model: &Model, pending: &[Pending]) -> Result<Model, Violation> {
+    let found = session.listing();
+    let mut model = model.clone();
+    let mut undecided = Vec::new();
+    for p in pending {
+        match model.applied(p, &found)? {
+            Applied::Yes => model.apply(p),
+            Applied::No => {}
+            Applied::Unknown => undecided.push(p),
+        }
+    }
+    let expected = model.listing();
+    if expected != found {
+        return Err(Violation::new("P4", listing_fault(&expected, &found)));
+    }
+    for p in undecided {
+        if let Control::Rollback(key, _) = p.control {
+            let mut rolled = model.clone();
+            rolled.apply(p);
+            let before = session.compare(&mut model.clone(), key, Rule::Crash, false);
+            if before.is_err() {
+                // Neither the one nor the other: the second comparison below says so.
+                model = rolled;
+            }
+        }
+    }
+    let keys: Vec<Key> = model.volumes().map(|(key, _)| key).collect();
+    for key in keys {
+        session.compare(&mut model, key, Rule::Crash, true)?;
+    }
+    session.check()?;
+    model.adopted();
+    Ok(model)
+}
+
+fn listing_fault(expected: &Listing, found: &Listing) -> String {
+    let names = expected
+        .keys()
+        .chain(found.keys().filter(|n| !expected.contains_key(*n)));
+    let wrong: Vec<String> = names
+        .filter(|n| expected.get(*n) != found.get(*n))
+        .map(|n| match (expected.get(n), found.get(n)) {
+            (Some(size), None) => format!("{n} ({size} bytes) is missing"),
+            (None, Some(_)) => format!("{n} should not exist"),
+            (expected, found) => format!("{n} has {found:?} bytes instead of {expected:?}"),
+        })
+        .collect();
+    format!(
+        "the names are not what was acknowledged: {}",
+        wrong.join("; ")
+    )
+}

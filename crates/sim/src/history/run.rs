@@ -1,0 +1,470 @@
+//! One run: operations go in, acknowledgements come back, the model judges them, and at some steps
+//! the power is cut beside the run to see what a crash would leave.
+//!
+//! Side crashes never disturb the run itself: what they do follows from the seed and the step.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::rc::Rc;
+
+use forkdisk::{Buf, CheckReport, Error, ErrorKind, FormatOptions, Mode, Pool};
+use rustc_hash::FxHashSet;
+
+use super::fault::Trouble;
+use super::recover::{self, Entrance, PATIENCE, Session, recover};
+use super::small::Watch;
+use super::{Op, Setup, Stats, Violation};
+use crate::disk::{Crash, Medium, SimDisk};
+use crate::executor::{Executor, Step};
+use crate::model::{Key, Model, Pending, RecId, Rule, Time};
+use crate::rng::{Rng, mix};
+
+/// A single side crash, for replay: at this step, under this mask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aim {
+    /// Executor step of the run.
+    pub step: u64,
+    /// Number of the mask; `None`: the masks that the run would try itself.
+    pub mask: Option<u64>,
+}
+
+/// What an operation in flight is about.
+pub(super) enum Doing {
+    /// Reads this range; unchecked if the volume was rolled back meanwhile.
+    Read { key: Key, offset: u64, vague: bool },
+    /// Changes contents.
+    Change { rec: RecId, fua: bool, spare: Spare },
+    /// Flushes one volume or all.
+    Flush(Option<Key>),
+    /// Changes names, sizes or snapshots.
+    Control(Pending),
+    /// Everything else: checkpoint, settle, check, grow.
+    Upkeep(&'static str),
+}
+
+/// What an operation may not fail with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spare {
+    /// ENOSPC is fine when the pool is full.
+    Nothing,
+    /// It needs no space: ENOSPC breaks P9.
+    Space,
+    /// It needs no space, and may leave things as they are when the pool is full.
+    Discard,
+}
+
+pub(super) struct Inflight {
+    pub doing: Doing,
+    pub start: Time,
+    pub since: u64,
+    /// Volumes whose contents it reads or changes.
+    pub keys: Vec<Key>,
+    pub text: String,
+}
+
+/// What an operation came back with.
+#[derive(Default)]
+pub(super) struct Outcome {
+    pub error: Option<Error>,
+    pub buf: Option<Buf>,
+    pub report: Option<CheckReport>,
+}
+
+impl From<Result<(), Error>> for Outcome {
+    fn from(result: Result<(), Error>) -> Outcome {
+        Outcome {
+            error: result.err(),
+            ..Outcome::default()
+        }
+    }
+}
+
+/// A run in progress.
+pub struct Run<'a> {
+    pub(super) setup: &'a Setup,
+    pub(super) session: Session,
+    pub(super) model: Model,
+    pub(super) inflight: BTreeMap<u64, Inflight>,
+    pub(super) trouble: Trouble,
+    pub(super) cursors: BTreeMap<Key, u64>,
+    pub(super) names: u32,
+    pub(super) stats: Stats,
+    pub(super) rng: Rng,
+    done: Rc<RefCell<Vec<(u64, Outcome)>>>,
+    next: u64,
+    pub(super) step: u64,
+    pub(super) watch: Option<Watch>,
+    pub(super) seen: FxHashSet<u64>,
+    aim: Option<Aim>,
+    log: Option<Vec<String>>,
+}
+
+/// Runs a history. With an aim only that one side crash is tried. Returns the numbers, the
+/// violation if there was one, and the account of what happened if it was asked for.
+pub fn run_history(
+    setup: &Setup,
+    ops: &[Op],
+    aim: Option<Aim>,
+    account: bool,
+) -> (Stats, Option<Violation>, Vec<String>) {
+    Run::conduct(setup, aim, account, |run| run.all(ops))
+}
+
+impl<'a> Run<'a> {
+    /// Makes a pool, does what `f` says, and reports.
+    pub(super) fn conduct(
+        setup: &Setup,
+        aim: Option<Aim>,
+        account: bool,
+        f: impl FnOnce(&mut Run<'_>) -> Result<(), Violation>,
+    ) -> (Stats, Option<Violation>, Vec<String>) {
+        let mut run = match Run::new(setup, aim, account) {
+            Ok(run) => run,
+            Err(violation) => return (Stats::default(), Some(violation), Vec::new()),
+        };
+        let result = f(&mut run);
+        run.stats.faults += run.session.disk.faults_hit();
+        run.stats.steps = run.step;
+        let mut log = run.log.take().unwrap_or_default();
+        if let Err(violation) = &result {
+            log.push(format!("step {}: {violation}", run.step));
+            log.extend(
+                run.inflight
+                    .values()
+                    .map(|i| format!("  in flight since step {}: {}", i.since, i.text)),
+            );
+        }
+        (run.stats, result.err(), log)
+    }
+
+    fn new(setup: &'a Setup, aim: Option<Aim>, account: bool) -> Result<Run<'a>, Violation> {
+        let medium = format(setup, setup.pool)?;
+        let exec = Executor::new(mix(&[setup.seed, 4]));
+        let disk = SimDisk::new(medium, &exec, mix(&[setup.seed, 5]));
+        let session = recover::start(setup, exec, disk)?;
+        Ok(Run {
+            setup,
+            session,
+            model: Model::new(),
+            inflight: BTreeMap::new(),
+            trouble: Trouble::default(),
+            cursors: BTreeMap::new(),
+            names: 0,
+            stats: Stats::default(),
+            rng: Rng::new(mix(&[setup.seed, 6])),
+            done: Rc::default(),
+            next: 0,
+            step: 0,
+            watch: None,
+            aim,
+            seen: FxHashSet::default(),
+            log: account.then(Vec::new),
+        })
+    }
+
+    fn all(&mut self, ops: &[Op]) -> Result<(), Violation> {
+        for op in ops {
+            for _ in 0..op.gap {
+                self.step()?;
+            }
+            while self.inflight.len() >= self.setup.depth {
+                self.step()?;
+            }
+            self.launch(op)?;
+            self.watch_trouble()?;
+        }
+        self.finish()
+    }
+
+    pub(super) fn say(&mut self, text: impl FnOnce() -> String) {
+        if let Some(log) = &mut self.log {
+            log.push(format!("step {}: {}", self.step, text()));
+        }
+    }
+
+    /// Starts an operation; its outcome is taken up at the step in which it ends.
+    pub(super) fn submit(
+        &mut self,
+        doing: Doing,
+        start: Time,
+        keys: Vec<Key>,
+        text: String,
+        future: impl Future<Output = Outcome> + 'static,
+    ) {
+        let id = self.next;
+        self.next += 1;
+        self.say(|| format!("{id} starts: {text}"));
+        self.inflight.insert(
+            id,
+            Inflight {
+                doing,
+                start,
+                since: self.step,
+                keys,
+                text,
+            },
+        );
+        let done = Rc::clone(&self.done);
+        self.session.exec.spawn(Box::pin(async move {
+            let outcome = future.await;
+            done.borrow_mut().push((id, outcome));
+        }));
+    }
+
+    /// Runs one executor step and takes up what has ended.
+    pub(super) fn step(&mut self) -> Result<Step, Violation> {
+        let ran = self.session.exec.step();
+        if ran == Step::Idle {
+            return match self.inflight.values().next() {
+                None => Ok(ran),
+                Some(op) => Err(Violation::new(
+                    "hang",
+                    format!("{}: {} never ends", self.session.exec.deadlock(), op.text),
+                )),
+            };
+        }
+        self.step += 1;
+        self.watch_faults();
+        let done = std::mem::take(&mut *self.done.borrow_mut());
+        for (id, outcome) in done {
+            self.take_up(id, outcome)?;
+        }
+        if let Some(op) = self
+            .inflight
+            .values()
+            .find(|op| self.step - op.since > PATIENCE)
+        {
+            return Err(Violation::new(
+                "hang",
+                format!("{} has not ended after {PATIENCE} steps", op.text),
+            ));
+        }
+        self.watch_step()?;
+        self.side_crash()?;
+        Ok(ran)
+    }
+
+    /// Steps until nothing in flight matches.
+    pub(super) fn wait(&mut self, matches: impl Fn(&Inflight) -> bool) -> Result<(), Violation> {
+        while self.inflight.values().any(&matches) {
+            self.step()?;
+        }
+        Ok(())
+    }
+
+    /// Steps until nothing is in flight.
+    pub(super) fn drain(&mut self) -> Result<(), Violation> {
+        self.wait(|_| true)
+    }
+
+    fn take_up(&mut self, id: u64, outcome: Outcome) -> Result<(), Violation> {
+        let Some(op) = self.inflight.remove(&id) else {
+            return Ok(());
+        };
+        self.stats.operations += 1;
+        self.say(|| match &outcome.error {
+            None => format!("{id} ends"),
+            Some(e) => format!("{id} fails: {e:?}"),
+        });
+        self.judge_outcome(&op, &outcome)?;
+        let ok = outcome.error.is_none();
+        match &op.doing {
+            Doing::Read { key, offset, vague } => {
+                if let (true, false, Some(buf)) = (ok, *vague, &outcome.buf) {
+                    self.model
+                        .check(*key, *offset, buf, Rule::Since(op.start))?;
+                }
+            }
+            Doing::Change { rec, fua, spare } => {
+                let skipped = *spare == Spare::Discard && self.trouble.full;
+                self.model.end(*rec, ok && !skipped, *fua);
+            }
+            Doing::Flush(key) if ok => self.model.flushed(*key, op.start),
+            Doing::Control(pending) if ok => self.model.apply(pending),
+            Doing::Control(pending) => self.not_done(pending),
+            Doing::Flush(_) => {}
+            Doing::Upkeep(_) => outcome.report.iter().try_for_each(recover::judge)?,
+        }
+        let now = self.model.now();
+        let oldest = self
+            .inflight
+            .values()
+            .map(|op| op.start)
+            .min()
+            .unwrap_or(now);
+        self.model.set_horizon(oldest);
+        Ok(())
+    }
+
+    /// A control operation was refused. In a failed pool only the next opening tells.
+    fn not_done(&mut self, pending: &Pending) {
+        if self.session.pool.info().mode == Mode::Failed {
+            self.trouble.unsure.push(pending.clone());
+        }
+    }
+
+    /// Control operations that may or may not have happened.
+    pub(super) fn pending(&self) -> Vec<Pending> {
+        let flying = self.inflight.values().filter_map(|op| match &op.doing {
+            Doing::Control(pending) => Some(pending.clone()),
+            _ => None,
+        });
+        let mut all: Vec<Pending> = self.trouble.unsure.iter().cloned().chain(flying).collect();
+        all.sort_by_key(|p| p.start);
+        all
+    }
+
+    /// Cuts the power beside the run if this is a step for it.
+    fn side_crash(&mut self) -> Result<(), Violation> {
+        let draw = mix(&[self.setup.seed, 7, self.step]);
+        let masks = match self.aim {
+            Some(aim) if aim.step == self.step => {
+                aim.mask.map_or(self.masks(draw), |mask| vec![mask])
+            }
+            None if self.setup.cut_every > 0 && draw.is_multiple_of(self.setup.cut_every) => {
+                self.masks(draw)
+            }
+            _ => return Ok(()),
+        };
+        let kind = if mix(&[draw]).is_multiple_of(8) {
+            Crash::Kill
+        } else {
+            Crash::Power
+        };
+        let frozen = self.session.disk.freeze(kind);
+        self.model.spread();
+        let pending = self.pending();
+        self.stats.cuts += 1;
+        for mask in masks {
+            self.stats.crash_states += 1;
+            let key = mix(&[frozen.fingerprint(mask), self.model.acks()]);
+            if !self.seen.insert(key) && self.aim.is_none() {
+                continue;
+            }
+            self.stats.distinct += 1;
+            let text = frozen.describe(mask);
+            self.say(|| format!("side crash ({kind:?}, mask {mask}): {text}"));
+            let entrance = Entrance {
+                seed: mix(&[draw, mask]),
+                cuts: (draw >> 8) as u32 % 3,
+                again: draw >> 16 & 3 == 0,
+            };
+            recover(
+                self.setup,
+                &frozen.crash(mask),
+                &self.model,
+                &pending,
+                entrance,
+                &mut self.stats,
+            )
+            .map_err(|v| v.at(self.step, mask))?;
+        }
+        Ok(())
+    }
+
+    /// The masks that a run tries at one of its own side crashes.
+    fn masks(&self, draw: u64) -> Vec<u64> {
+        let mut rng = Rng::new(draw);
+        (0..self.setup.masks)
+            .map(|i| match rng.below(8) {
+                0 if i == 0 => 0,
+                1 if i == 0 => 1,
+                2..=4 => 4 + rng.below(1 << 12),
+                _ => rng.next() >> 16,
+            })
+            .collect()
+    }
+
+    /// Cuts the power (or kills the process) of the run itself, recovers and goes on.
+    pub(super) fn cut(&mut self, kind: Crash, mask: u64) -> Result<(), Violation> {
+        let frozen = self.session.disk.freeze(kind);
+        let text = frozen.describe(mask);
+        self.say(|| format!("cut ({kind:?}, mask {mask}): {text}"));
+        self.model.spread();
+        let pending = self.pending();
+        self.stats.faults += self.session.disk.faults_hit();
+        self.stats.cuts += 1;
+        self.stats.crash_states += 1;
+        self.stats.distinct += 1;
+        self.session.exec.halt();
+        let entrance = Entrance {
+            seed: self.rng.next(),
+            cuts: 1,
+            again: false,
+        };
+        let recovered = recover(
+            self.setup,
+            &frozen.crash(mask),
+            &self.model,
+            &pending,
+            entrance,
+            &mut self.stats,
+        )?;
+        self.forget_session();
+        self.session = recovered.session;
+        self.model = recovered.model;
+        Ok(())
+    }
+
+    /// Forgets all that belonged to the last life of the engine.
+    pub(super) fn forget_session(&mut self) {
+        self.done = Rc::default();
+        self.inflight.clear();
+        self.seen.clear();
+        self.trouble = Trouble::default();
+    }
+
+    /// What every acknowledgement and refusal has to obey.
+    fn judge_outcome(&mut self, op: &Inflight, outcome: &Outcome) -> Result<(), Violation> {
+        let Some(error) = &outcome.error else {
+            return self.judge_success(op);
+        };
+        let message = || format!("{}: {error:?}", op.text);
+        match error.kind() {
+            ErrorKind::NoSpace => self.judge_full(op, message()),
+            ErrorKind::Io | ErrorKind::Failed | ErrorKind::Corrupt
+                if self.session.disk.faults_hit() > 0 =>
+            {
+                self.note_failure(op, message())
+            }
+            ErrorKind::Io | ErrorKind::Failed | ErrorKind::Corrupt => Err(Violation::new(
+                "P6",
+                format!("an error although no request failed: {}", message()),
+            )),
+            _ => Err(Violation::new(
+                "P4",
+                format!("refused without a reason: {}", message()),
+            )),
+        }
+    }
+}
+
+/// Makes an empty pool of `size` bytes.
+///
+/// # Errors
+/// P6 if that fails.
+pub(super) fn format(setup: &Setup, size: u64) -> Result<Medium, Violation> {
+    let exec = Executor::new(mix(&[setup.seed, 8]));
+    let disk = SimDisk::new(
+        Medium::blank(setup.disk, size),
+        &exec,
+        mix(&[setup.seed, 9]),
+    );
+    let options = FormatOptions {
+        size,
+        uuid: [7; 16],
+        now: 1,
+        journal: Some(setup.journal),
+    };
+    let device = disk.clone();
+    let made = exec.run(
+        PATIENCE,
+        async move { Pool::format(&device, &options).await },
+    )?;
+    let mask = mix(&[setup.seed, 10]);
+    let medium = disk.freeze(Crash::Power).crash(mask);
+    exec.halt();
+    made.map_err(|e| Violation::new("P6", format!("format failed: {e}")))?;
+    Ok(medium)
+}

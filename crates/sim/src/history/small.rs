@@ -1,0 +1,306 @@
+//! Short histories explored in full: a crash at every step, under every mask of the rule.
+//!
+//! Volume `a` has four pages, three of them written, and a snapshot `a@0` that shares them; `b` has
+//! four pages, one of them written. Operations run one after the other.
+
+use super::place::Place;
+use super::recover::{Entrance, recover};
+use super::run::{Run, Spare};
+use super::{Aim, Kind, Op, Setup, Stats, Violation};
+use crate::disk::Crash;
+use crate::model::{Control, Key};
+use crate::rng::mix;
+
+const PAGE: u64 = 4096;
+/// Most masks tried at one crash point; where the rule has more, they are spread over it.
+const MOST_MASKS: u64 = 600;
+
+/// One operation with a fixed meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the names, and the table below, say it")]
+pub enum Small {
+    Write,
+    WriteFua,
+    WritePart,
+    WriteNew,
+    WriteB,
+    Flush,
+    Discard,
+    Zero,
+    Create,
+    Snapshot,
+    DeleteSnapshot,
+    Group,
+    Clone,
+    CloneRange,
+    Rollback,
+    Rename,
+    Shrink,
+    Extend,
+    DeleteB,
+    Grow,
+    Checkpoint,
+    Reopen,
+}
+
+impl Small {
+    /// All of them.
+    pub const ALL: &'static [Small] = &[
+        Small::Write,
+        Small::WriteFua,
+        Small::WritePart,
+        Small::WriteNew,
+        Small::WriteB,
+        Small::Flush,
+        Small::Discard,
+        Small::Zero,
+        Small::Create,
+        Small::Snapshot,
+        Small::DeleteSnapshot,
+        Small::Group,
+        Small::Clone,
+        Small::CloneRange,
+        Small::Rollback,
+        Small::Rename,
+        Small::Shrink,
+        Small::Extend,
+        Small::DeleteB,
+        Small::Grow,
+        Small::Checkpoint,
+        Small::Reopen,
+    ];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Small::Write => "write",
+            Small::WriteFua => "fua",
+            Small::WritePart => "part",
+            Small::WriteNew => "new",
+            Small::WriteB => "write-b",
+            Small::Flush => "flush",
+            Small::Discard => "discard",
+            Small::Zero => "zero",
+            Small::Create => "create",
+            Small::Snapshot => "snapshot",
+            Small::DeleteSnapshot => "delete-snapshot",
+            Small::Group => "group",
+            Small::Clone => "clone",
+            Small::CloneRange => "clone-range",
+            Small::Rollback => "rollback",
+            Small::Rename => "rename",
+            Small::Shrink => "shrink",
+            Small::Extend => "extend",
+            Small::DeleteB => "delete-b",
+            Small::Grow => "grow",
+            Small::Checkpoint => "checkpoint",
+            Small::Reopen => "reopen",
+        }
+    }
+
+    /// The operation of this name.
+    pub fn from_name(name: &str) -> Option<Small> {
+        Small::ALL.iter().copied().find(|op| op.name() == name)
+    }
+
+    /// Whether every operation of the history has something to work on.
+    pub fn makes_sense(history: &[Small]) -> bool {
+        let (mut b, mut snapshots, mut created, mut cloned) = (true, 1u32, false, false);
+        history.iter().all(|op| match op {
+            Small::WriteB | Small::CloneRange | Small::Group => b,
+            Small::DeleteB => std::mem::replace(&mut b, false),
+            Small::Snapshot => {
+                snapshots += 1;
+                true
+            }
+            Small::DeleteSnapshot => {
+                let any = snapshots > 0;
+                snapshots = snapshots.saturating_sub(1);
+                any
+            }
+            Small::Rollback => snapshots > 0,
+            Small::Create => !std::mem::replace(&mut created, true),
+            Small::Clone => !std::mem::replace(&mut cloned, true),
+            _ => true,
+        })
+    }
+}
+
+/// Runs a short history. Crashes are tried at every step of the last operation and at the end, or
+/// only at the aim.
+pub fn run_small(
+    setup: &Setup,
+    ops: &[Small],
+    aim: Option<Aim>,
+    account: bool,
+) -> (Stats, Option<Violation>, Vec<String>) {
+    Run::conduct(setup, None, account, |run| {
+        run.prepare()?;
+        for (i, &op) in ops.iter().enumerate() {
+            if i + 1 == ops.len() {
+                run.watch = Some(Watch {
+                    aim,
+                    disk: 0,
+                    acks: 0,
+                });
+            }
+            run.small(op, i as u32 + 10)?;
+            run.drain()?;
+        }
+        for _ in 0..40 {
+            // Background work goes on after the acknowledgement.
+            run.step()?;
+        }
+        run.watch = None;
+        run.finish()
+    })
+}
+
+/// The watch over every step of an operation.
+pub(super) struct Watch {
+    aim: Option<Aim>,
+    disk: u64,
+    acks: u64,
+}
+
+impl Run<'_> {
+    /// The volume that began as `a`, whatever it is called now.
+    const A: Key = 1;
+    /// The volume that began as `b`.
+    const B: Key = 2;
+
+    fn prepare(&mut self) -> Result<(), Violation> {
+        for name in ["a", "b"] {
+            self.control(Control::Create(name.into(), 4 * PAGE))?;
+            self.drain()?;
+        }
+        self.put(1, Self::A, 0, 3 * PAGE, false)?;
+        self.put(2, Self::B, 0, PAGE, true)?;
+        self.control(Control::Snapshot(vec![(Self::A, "0".into())]))?;
+        self.drain()?;
+        self.put(3, Self::A, PAGE, PAGE, true)
+    }
+
+    fn put(
+        &mut self,
+        number: u32,
+        key: Key,
+        offset: u64,
+        len: u64,
+        fua: bool,
+    ) -> Result<(), Violation> {
+        let draws = [0, 0, 0, u64::from(!fua), 0];
+        let op = Op {
+            kind: Kind::Write,
+            number,
+            gap: 0,
+            draws,
+        };
+        self.write(&op, key, Some(Place { offset, len }), Spare::Nothing)?;
+        self.drain()
+    }
+
+    fn small(&mut self, op: Small, number: u32) -> Result<(), Violation> {
+        let (a, b) = (Self::A, Self::B);
+        let last = || {
+            self.model
+                .volumes()
+                .filter(|(_, v)| v.of == Some(a))
+                .map(|(key, _)| key)
+                .last()
+        };
+        match op {
+            Small::Write => self.put(number, a, 0, PAGE, false),
+            Small::WriteFua => self.put(number, a, PAGE, PAGE, true),
+            Small::WritePart => self.put(number, a, 512, 1024, false),
+            Small::WriteNew => self.put(number, a, 3 * PAGE, 512, false),
+            Small::WriteB => self.put(number, b, 0, 2 * PAGE, false),
+            Small::Flush => self.flush(Some(a)),
+            Small::Discard => self.clear(a, Kind::Discard, 0, PAGE),
+            Small::Zero => self.clear(a, Kind::Zero, PAGE + 512, PAGE),
+            Small::Create => self.control(Control::Create("n".into(), 2 * PAGE)),
+            Small::Snapshot => self.control(Control::Snapshot(vec![(a, format!("s{number}"))])),
+            Small::DeleteSnapshot => {
+                last().map_or(Ok(()), |key| self.control(Control::Delete(vec![key])))
+            }
+            Small::Group => {
+                let name = format!("g{number}");
+                self.control(Control::Snapshot(vec![(a, name.clone()), (b, name)]))
+            }
+            Small::Clone => self.control(Control::Clone(a, "c".into())),
+            Small::CloneRange => self.share((a, 0), (b, PAGE), 2 * PAGE),
+            Small::Rollback => last().map_or(Ok(()), |key| self.control(Control::Rollback(a, key))),
+            Small::Rename => self.control(Control::Rename(a, format!("r{number}"))),
+            Small::Shrink => self.control(Control::Resize(a, PAGE + 1024)),
+            Small::Extend => self.control(Control::Resize(a, 6 * PAGE)),
+            Small::DeleteB => {
+                let mut all: Vec<Key> = self
+                    .model
+                    .volumes()
+                    .filter(|(_, v)| v.of == Some(b))
+                    .map(|(k, _)| k)
+                    .collect();
+                all.push(b);
+                self.control(Control::Delete(all))
+            }
+            Small::Grow => self.grow_to(1 << 20),
+            Small::Checkpoint => {
+                self.upkeep(Kind::Checkpoint);
+                Ok(())
+            }
+            Small::Reopen => self.reopen(),
+        }
+    }
+
+    /// Tries every crash at this step if something has changed since the last one.
+    pub(super) fn watch_step(&mut self) -> Result<(), Violation> {
+        let (disk, acks) = (self.session.disk.version(), self.model.acks());
+        let Some(watch) = &mut self.watch else {
+            return Ok(());
+        };
+        match watch.aim {
+            Some(aim) if aim.step != self.step => return Ok(()),
+            None if (watch.disk, watch.acks) == (disk, acks) => return Ok(()),
+            _ => {}
+        }
+        (watch.disk, watch.acks) = (disk, acks);
+        let aimed = watch.aim.and_then(|aim| aim.mask);
+        let frozen = self.session.disk.freeze(Crash::Power);
+        let pending = self.pending();
+        self.stats.cuts += 1;
+        let all = frozen.masks();
+        let masks: Vec<u64> = match aimed {
+            Some(mask) => vec![mask],
+            None if all <= MOST_MASKS => (0..all).collect(),
+            None => (0..MOST_MASKS)
+                .map(|i| i * all / MOST_MASKS)
+                .chain((0..16).map(|i| mix(&[i, self.step])))
+                .collect(),
+        };
+        for mask in masks {
+            self.stats.crash_states += 1;
+            if !self.seen.insert(mix(&[frozen.fingerprint(mask), acks])) && aimed.is_none() {
+                continue;
+            }
+            self.stats.distinct += 1;
+            let text = frozen.describe(mask);
+            self.say(|| format!("crash (mask {mask}): {text}"));
+            let draw = mix(&[self.step, mask]);
+            let entrance = Entrance {
+                seed: draw,
+                cuts: u32::from(draw.is_multiple_of(16)),
+                again: draw >> 8 & 15 == 0,
+            };
+            recover(
+                self.setup,
+                &frozen.crash(mask),
+                &self.model,
+                &pending,
+                entrance,
+                &mut self.stats,
+            )
+            .map_err(|v| v.at(self.step, mask))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,337 @@
+//! `forkdisk-sim`: runs histories, prints one summary line, replays what failed.
+#![forbid(unsafe_code)]
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::Parser;
+use forkdisk_sim::explore::{
+    Campaign, Case, Exhaustive, Failure, Found, Hunt, Recipe, kept, parse_ranges, shrink,
+    silence_panics,
+};
+use forkdisk_sim::history::{Aim, Profile, Stats, Violation};
+use forkdisk_sim::planted::{self, Bug};
+use forkdisk_sim::rng::mix;
+
+/// Runs forkdisk on a simulated disk, cuts the power everywhere, and compares every byte with a
+/// reference model.
+#[derive(Parser)]
+#[command(version, about)]
+struct Args {
+    /// Random histories to run, besides the kept ones.
+    #[arg(long, default_value_t = 100)]
+    seeds: usize,
+    /// Operations in each of them.
+    #[arg(long, default_value_t = 2000)]
+    steps: usize,
+    /// First seed; the others follow from it. Drawn from the clock if not given.
+    #[arg(long)]
+    base: Option<u64>,
+    /// Replay this one seed, with a full account if it fails.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Replay only the crash at this step of the run.
+    #[arg(long)]
+    crash: Option<u64>,
+    /// Replay only this mask of the crash.
+    #[arg(long, requires = "crash")]
+    mask: Option<u64>,
+    /// Carry out only these operations of the history: 1-40,57
+    #[arg(long, requires = "seed", value_parser = parse_ranges)]
+    keep: Option<std::vec::Vec<u32>>,
+    /// What the histories dwell on (mixed, forks, full, faults, races, cuts, blocks, calm).
+    #[arg(long, value_parser = parse_profile)]
+    profile: Option<Profile>,
+    /// Explore all histories of up to three operations until this many crash states.
+    #[arg(long)]
+    exhaustive: Option<u64>,
+    /// Replay one short history, as in `write+snapshot:512`.
+    #[arg(long, value_parser = Case::parse)]
+    case: Option<Case>,
+    /// Switch on a planted mistake (`all`: each in turn) and see that it is found.
+    #[arg(long)]
+    planted: Option<String>,
+    /// Histories to run per planted mistake before giving up.
+    #[arg(long, default_value_t = 400)]
+    budget: u32,
+    /// Threads.
+    #[arg(long, short, default_value_t = threads())]
+    jobs: usize,
+    /// Do not shorten failing histories.
+    #[arg(long)]
+    no_shrink: bool,
+}
+
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn parse_profile(name: &str) -> Result<Profile, String> {
+    Profile::from_name(name).ok_or_else(|| format!("no profile is called '{name}'"))
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    silence_panics();
+    match run(&args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(message) => {
+            eprintln!("forkdisk-sim: {message}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Whether all promises were kept (or all planted mistakes found).
+fn run(args: &Args) -> Result<bool, String> {
+    let single = args.seed.is_some() || args.case.is_some();
+    match args.planted.as_deref() {
+        Some(name) if single => planted::set(Some(bug(name)?)),
+        Some(name) => return hunt(args, name),
+        None => {}
+    }
+    let aim = args.crash.map(|step| Aim {
+        step,
+        mask: args.mask,
+    });
+    if let Some(case) = &args.case {
+        let (stats, violation, account) = case.run(aim, true);
+        return Ok(tell(&stats, 1, violation.as_ref(), &account));
+    }
+    if let Some(seed) = args.seed {
+        let recipe = Recipe {
+            profile: args.profile,
+            keep: args.keep.clone(),
+            aim,
+            ..Recipe::new(seed, args.steps)
+        };
+        let report = recipe.run(true);
+        return Ok(tell(
+            &report.stats,
+            1,
+            report.violation.as_ref(),
+            &report.account,
+        ));
+    }
+    if let Some(budget) = args.exhaustive {
+        return Ok(exhaustive(args, budget));
+    }
+    Ok(campaign(args))
+}
+
+fn bug(name: &str) -> Result<Bug, String> {
+    Bug::ALL
+        .iter()
+        .copied()
+        .find(|b| b.name() == name)
+        .ok_or_else(|| {
+            let names: Vec<&str> = Bug::ALL.iter().map(|b| b.name()).collect();
+            format!(
+                "no planted mistake is called '{name}'; there are: {}",
+                names.join(", ")
+            )
+        })
+}
+
+fn base_seed(args: &Args) -> u64 {
+    let clock = || {
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(1, |d| d.as_nanos() as u64)
+    };
+    args.base.unwrap_or_else(|| mix(&[clock()]) >> 24)
+}
+
+fn campaign(args: &Args) -> bool {
+    let base = base_seed(args);
+    println!("base seed {base}");
+    let mut recipes: Vec<Recipe> = kept().into_iter().map(|k| k.recipe).collect();
+    let fresh = (0..args.seeds as u64).map(|i| Recipe {
+        profile: args.profile,
+        ..Recipe::new(base + i, args.steps)
+    });
+    recipes.extend(fresh);
+    let n = recipes.len();
+    let mut meter = Meter::new();
+    let campaign = Campaign {
+        recipes,
+        jobs: args.jobs,
+        enough: 8,
+    };
+    let (stats, failures) = campaign.run(|ended, stats, failures| {
+        meter.show(|| {
+            format!(
+                "{ended}/{n} seeds, {} cuts, {failures} failures",
+                stats.cuts
+            )
+        });
+    });
+    meter.clear();
+    for failure in failures.iter().take(3) {
+        explain(args, failure);
+    }
+    summary(&stats, n, failures.len());
+    failures.is_empty()
+}
+
+/// Prints a failure: what, how to replay it, and the shortest history that still shows it.
+fn explain(args: &Args, failure: &Failure) {
+    println!("\nseed {}: {}", failure.recipe.seed, failure.violation);
+    println!(
+        "  replay: forkdisk-sim {}",
+        failure.recipe.aimed(&failure.violation).flags()
+    );
+    if args.no_shrink {
+        return;
+    }
+    let shrunk = shrink(&failure.recipe, &failure.violation, 300);
+    println!("  shortened: forkdisk-sim {}", shrunk.recipe.flags());
+    for line in shrunk.recipe.run(true).account {
+        println!("    {line}");
+    }
+}
+
+fn exhaustive(args: &Args, budget: u64) -> bool {
+    let exhaustive = Exhaustive {
+        budget,
+        depth: 3,
+        seed: base_seed(args),
+        jobs: args.jobs,
+    };
+    println!("base seed {}", exhaustive.seed);
+    let mut meter = Meter::new();
+    let (stats, ended, failures) = exhaustive.run(|ended, all, stats| {
+        meter.show(|| {
+            format!(
+                "{ended}/{all} histories, {} crash states, {} distinct",
+                stats.crash_states, stats.distinct
+            )
+        });
+    });
+    meter.clear();
+    for (case, violation) in failures.iter().take(3) {
+        let aim = violation.cut.map_or(String::new(), |(step, mask)| {
+            format!(" --crash {step} --mask {mask}")
+        });
+        println!(
+            "\n{}: {violation}\n  replay: forkdisk-sim --case {}{aim}",
+            case.name(),
+            case.name()
+        );
+        let aim = violation.cut.map(|(step, mask)| Aim {
+            step,
+            mask: Some(mask),
+        });
+        for line in case.run(aim, true).2 {
+            println!("    {line}");
+        }
+    }
+    summary(&stats, ended, failures.len());
+    failures.is_empty()
+}
+
+fn hunt(args: &Args, name: &str) -> Result<bool, String> {
+    let bugs = if name == "all" {
+        Bug::ALL.to_vec()
+    } else {
+        vec![bug(name)?]
+    };
+    let hunt = Hunt {
+        bugs,
+        budget: args.budget,
+        seed: args.base.unwrap_or(1),
+        jobs: args.jobs,
+    };
+    let mut meter = Meter::new();
+    let mut ended = 0;
+    let all = hunt.run(|found| {
+        ended += 1;
+        meter.show(|| {
+            format!(
+                "{ended} of {} searches have ended, the last: {}",
+                hunt.bugs.len(),
+                found.bug.name()
+            )
+        });
+    });
+    meter.clear();
+    let width = all
+        .iter()
+        .map(|f| f.bug.name().len())
+        .max()
+        .unwrap_or(0)
+        .max(8);
+    println!(
+        "{:width$}  {:>9}  {:8}  replay",
+        "mistake", "histories", "broken"
+    );
+    for Found {
+        bug,
+        histories,
+        how,
+    } in &all
+    {
+        let (promise, what, flags) =
+            how.clone()
+                .unwrap_or(("-".into(), String::new(), "NOT FOUND".into()));
+        println!(
+            "{:width$}  {histories:>9}  {promise:8}  {flags}",
+            bug.name()
+        );
+        if name != "all" {
+            println!("  {what}");
+        }
+    }
+    let missed = all.iter().filter(|f| f.how.is_none()).count();
+    println!(
+        "planted={} found={} missed={missed}",
+        all.len(),
+        all.len() - missed
+    );
+    Ok(missed == 0)
+}
+
+/// Prints one run's account and summary; whether it kept all promises.
+fn tell(stats: &Stats, seeds: usize, violation: Option<&Violation>, account: &[String]) -> bool {
+    if let Some(violation) = violation {
+        account.iter().for_each(|line| println!("{line}"));
+        println!("{violation}");
+    }
+    summary(stats, seeds, usize::from(violation.is_some()));
+    violation.is_none()
+}
+
+fn summary(stats: &Stats, seeds: usize, violations: usize) {
+    println!(
+        "crash_states={} distinct={} cuts={} faults={} seeds={seeds} operations={} violations={violations}",
+        stats.crash_states, stats.distinct, stats.cuts, stats.faults, stats.operations
+    );
+}
+
+/// One line of progress on a terminal, nothing elsewhere.
+struct Meter {
+    terminal: bool,
+}
+
+impl Meter {
+    fn new() -> Meter {
+        Meter {
+            terminal: std::io::stderr().is_terminal(),
+        }
+    }
+
+    fn show(&mut self, text: impl FnOnce() -> String) {
+        if self.terminal {
+            eprint!("\r\x1b[K{}", text());
+            let _ = std::io::stderr().flush();
+        }
+    }
+
+    fn clear(&mut self) {
+        if self.terminal {
+            eprint!("\r\x1b[K");
+        }
+    }
+}

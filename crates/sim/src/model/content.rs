@@ -1,0 +1,143 @@
+//! A volume's contents as sets of candidates: what each sector may hold, and since when.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use smallvec::{SmallVec, smallvec};
+
+use crate::pattern::Value;
+
+/// Logical time: every event has its own.
+pub type Time = u64;
+
+/// Sectors in a page of the model.
+pub const SECTORS: u64 = 8;
+
+/// The number of an operation that changes contents.
+pub type RecId = u32;
+
+/// When an operation ran and how it ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Rec {
+    /// When it was submitted.
+    pub start: Time,
+    /// When it ended; `Time::MAX` while it is in flight.
+    pub end: Time,
+    /// Whether it was acknowledged.
+    pub ok: bool,
+    /// Whether it is durable by itself: FUA, acknowledged.
+    pub durable: bool,
+}
+
+/// The operation before all others, from which all settled values come.
+pub const SETTLED: RecId = 0;
+
+/// A value that a sector may hold, and the operation that put it there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Version {
+    /// What it holds.
+    pub value: Value,
+    /// By which operation.
+    pub rec: RecId,
+}
+
+/// All versions that one sector may hold, in the order of submission.
+pub type Cell = SmallVec<[Version; 1]>;
+type Page = [Cell; SECTORS as usize];
+
+/// A sector that holds exactly `value`.
+pub fn settled(value: Value) -> Cell {
+    smallvec![Version {
+        value,
+        rec: SETTLED
+    }]
+}
+
+/// Contents of a volume or snapshot; a clone shares all pages.
+#[derive(Clone, Default)]
+pub struct Content {
+    pages: Vec<Option<Rc<Page>>>,
+    unsettled: BTreeSet<u64>,
+}
+
+impl Content {
+    /// The sector's versions; `None` means zeroes, settled.
+    pub fn cell(&self, sector: u64) -> Option<&Cell> {
+        let page = self.pages.get((sector / SECTORS) as usize)?.as_ref()?;
+        Some(&page[(sector % SECTORS) as usize])
+    }
+
+    /// The sector's versions, written out.
+    pub fn versions(&self, sector: u64) -> Cell {
+        self.cell(sector)
+            .cloned()
+            .unwrap_or_else(|| settled(Value::ZERO))
+    }
+
+    /// The sector's versions, to be changed. [`settle`](Self::settle) or [`mark`](Self::mark) its
+    /// page afterwards.
+    pub fn cell_mut(&mut self, sector: u64) -> &mut Cell {
+        let at = (sector / SECTORS) as usize;
+        if self.pages.len() <= at {
+            self.pages.resize(at + 1, None);
+        }
+        let page = self.pages[at]
+            .get_or_insert_with(|| Rc::new(std::array::from_fn(|_| settled(Value::ZERO))));
+        &mut Rc::make_mut(page)[(sector % SECTORS) as usize]
+    }
+
+    /// Replaces a sector's versions.
+    pub fn set(&mut self, sector: u64, cell: Cell) {
+        *self.cell_mut(sector) = cell;
+        self.mark(sector);
+    }
+
+    /// Notes that the sector's page has versions to settle.
+    pub fn mark(&mut self, sector: u64) {
+        self.unsettled.insert(sector / SECTORS);
+    }
+
+    /// First sectors of the pages that may hold more than one settled version.
+    pub fn unsettled(&self) -> Vec<u64> {
+        self.unsettled.iter().map(|p| p * SECTORS).collect()
+    }
+
+    /// Whether the page of this sector was never written.
+    pub fn is_hole(&self, sector: u64) -> bool {
+        self.pages
+            .get((sector / SECTORS) as usize)
+            .is_none_or(Option::is_none)
+    }
+
+    /// Whether nothing in the page of this sector is in doubt.
+    pub fn is_settled(&self, sector: u64) -> bool {
+        !self.unsettled.contains(&(sector / SECTORS))
+    }
+
+    /// Drops versions that can never show again, in every unsettled page.
+    pub fn settle(&mut self, mut prune: impl FnMut(&mut Cell)) {
+        for page in std::mem::take(&mut self.unsettled) {
+            let mut open = false;
+            for sector in page * SECTORS..(page + 1) * SECTORS {
+                let cell = self.cell_mut(sector);
+                prune(cell);
+                open |= cell.len() > 1 || cell[0].rec != SETTLED;
+            }
+            if open {
+                self.unsettled.insert(page);
+            }
+        }
+    }
+
+    /// Forgets everything from `sector` on.
+    pub fn truncate(&mut self, sector: u64) {
+        for rest in sector..sector.next_multiple_of(SECTORS) {
+            if !self.is_hole(rest) {
+                *self.cell_mut(rest) = settled(Value::ZERO);
+            }
+        }
+        let page = sector.div_ceil(SECTORS);
+        self.pages.truncate(page as usize);
+        self.unsettled.split_off(&page);
+    }
+}

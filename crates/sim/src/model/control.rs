@@ -1,0 +1,296 @@
+//! Control operations in the model: each happens as a whole.
+
+use super::content::{Cell, Content, SETTLED, Time, Version, settled};
+use super::{Bad, Key, Listing, Model, Rule, SECTORS, Volume};
+use crate::pattern::{SECTOR, Value};
+
+/// A control operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// A new volume of this name and size.
+    Create(String, u64),
+    /// Snapshots of several volumes at one instant, each with its short name.
+    Snapshot(Vec<(Key, String)>),
+    /// A new volume with the contents of another or of a snapshot.
+    Clone(Key, String),
+    /// A volume gets the contents of its snapshot.
+    Rollback(Key, Key),
+    /// A volume gets a new name.
+    Rename(Key, String),
+    /// A volume gets a new size.
+    Resize(Key, u64),
+    /// All of them go.
+    Delete(Vec<Key>),
+}
+
+/// A control operation that has started.
+#[derive(Clone, Debug)]
+pub struct Pending {
+    /// What it does.
+    pub control: Control,
+    /// When it started.
+    pub start: Time,
+    /// The numbers that what it makes will have.
+    keys: Vec<Key>,
+}
+
+/// Whether an interrupted control operation took place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Applied {
+    /// It did.
+    Yes,
+    /// It did not.
+    No,
+    /// The names and sizes do not tell; the contents must.
+    Unknown,
+}
+
+/// When a group of snapshots was taken: after the start of every write that it shows and before
+/// the end of every write that it does not show. Both bounds tighten as contents are seen.
+#[derive(Clone)]
+pub(super) struct Instant {
+    after: Time,
+    before: Time,
+    open: Vec<(Key, u64, Cell)>,
+}
+
+impl Model {
+    /// A control operation starts.
+    pub fn begin(&mut self, control: Control) -> Pending {
+        let news = match &control {
+            Control::Create(..) | Control::Clone(..) => 1,
+            Control::Snapshot(sources) => sources.len() as Key,
+            _ => 0,
+        };
+        let keys = (self.next_key..self.next_key + news).collect();
+        self.next_key += news;
+        Pending {
+            start: self.tick(),
+            control,
+            keys,
+        }
+    }
+
+    /// A control operation took place some time between its start and now.
+    pub fn apply(&mut self, pending: &Pending) {
+        self.spread();
+        self.tick();
+        self.acks += 1;
+        let Pending {
+            control,
+            start,
+            keys,
+        } = pending;
+        match control {
+            Control::Create(name, size) => {
+                self.insert(keys[0], name, None, *size, Content::default(), None)
+            }
+            Control::Snapshot(sources) => {
+                let mut instant = Instant {
+                    after: 0,
+                    before: Time::MAX,
+                    open: Vec::new(),
+                };
+                for ((source, name), &key) in sources.iter().zip(keys) {
+                    let content = self.capture(*source, *start, key, &mut instant);
+                    let size = self.share(*source);
+                    self.insert(key, name, Some(*source), size, content, Some(*source));
+                    self.volumes.get_mut(&key).expect("just made").instant =
+                        Some(self.instants.len());
+                }
+                self.instants.push(instant);
+            }
+            Control::Clone(source, name) => {
+                let mut unused = Instant {
+                    after: 0,
+                    before: Time::MAX,
+                    open: Vec::new(),
+                };
+                let content = self.capture(*source, *start, keys[0], &mut unused);
+                let size = self.share(*source);
+                self.insert(keys[0], name, None, size, content, Some(*source));
+                self.share(keys[0]);
+            }
+            Control::Rollback(volume, snapshot) => self.roll_back(*volume, *snapshot, *start),
+            Control::Rename(key, name) => self
+                .volumes
+                .get_mut(key)
+                .expect("a volume")
+                .name
+                .clone_from(name),
+            Control::Resize(key, size) => {
+                let volume = self.volumes.get_mut(key).expect("a volume");
+                volume.size = *size;
+                volume.content.truncate(size / SECTOR as u64);
+            }
+            Control::Delete(keys) => self.volumes.retain(|key, _| !keys.contains(key)),
+        }
+    }
+
+    fn insert(
+        &mut self,
+        key: Key,
+        name: &str,
+        of: Option<Key>,
+        size: u64,
+        content: Content,
+        source: Option<Key>,
+    ) {
+        let (name, flushed) = (name.to_owned(), self.now());
+        let mut kin =
+            source.map_or_else(Default::default, |source| self.volumes[&source].kin.clone());
+        kin.insert(key);
+        self.volumes.insert(
+            key,
+            Volume {
+                name,
+                of,
+                size,
+                shared: false,
+                kin,
+                content,
+                flushed,
+                instant: None,
+            },
+        );
+    }
+
+    /// Notes that others refer to its contents; returns its size.
+    fn share(&mut self, key: Key) -> u64 {
+        let volume = self.volumes.get_mut(&key).expect("a volume");
+        volume.shared = true;
+        volume.size
+    }
+
+    /// The contents at some instant between `start` and now.
+    fn capture(&self, source: Key, start: Time, target: Key, instant: &mut Instant) -> Content {
+        let volume = &self.volumes[&source];
+        let mut content = volume.content.clone();
+        for first in volume.content.unsettled() {
+            for sector in first..first + SECTORS {
+                let seen =
+                    self.candidates(volume, &volume.content.versions(sector), Rule::Since(start));
+                if seen.len() > 1 {
+                    instant.open.push((target, sector, seen.clone()));
+                }
+                content.set(
+                    sector,
+                    seen.into_iter()
+                        .map(|v| Version { rec: SETTLED, ..v })
+                        .collect(),
+                );
+            }
+        }
+        content.settle(|_| {});
+        content
+    }
+
+    /// A snapshot's sector that could have held several values was seen to hold this one.
+    pub(super) fn observe(&mut self, key: Key, sector: u64, value: Value) -> Result<(), Bad> {
+        let volume = self.volumes.get_mut(&key).expect("a snapshot");
+        *volume.content.cell_mut(sector) = settled(value);
+        let Some(number) = volume.instant else {
+            return Ok(());
+        };
+        let instant = &mut self.instants[number];
+        let Some(at) = instant
+            .open
+            .iter()
+            .position(|o| (o.0, o.1) == (key, sector))
+        else {
+            return Ok(());
+        };
+        let (.., cell) = instant.open.swap_remove(at);
+        let same: Vec<_> = cell.iter().filter(|v| v.value == value).collect();
+        let [shown] = same[..] else { return Ok(()) };
+        let shown = self.recs[shown.rec as usize];
+        instant.after = instant.after.max(shown.start);
+        for hidden in cell
+            .iter()
+            .map(|v| &self.recs[v.rec as usize])
+            .filter(|w| w.start > shown.end && w.ok)
+        {
+            instant.before = instant.before.min(hidden.end);
+        }
+        let (after, before) = (instant.after, instant.before);
+        if after <= before {
+            return Ok(());
+        }
+        let what = format!(
+            "{} is no point in time: it shows a write that began at {after}, but one acknowledged at {before} is missing (sector {sector})",
+            self.name(key)
+        );
+        Err(Bad {
+            promise: "P5",
+            what,
+        })
+    }
+
+    /// Writes in flight together with the rollback may come before or after it.
+    fn roll_back(&mut self, key: Key, snapshot: Key, start: Time) {
+        let rec = self.start();
+        self.recs[rec as usize].start = start;
+        self.end(rec, true, true);
+        self.share(snapshot);
+        let (mut content, size) = (
+            self.volumes[&snapshot].content.clone(),
+            self.volumes[&snapshot].size,
+        );
+        let old = &self.volumes[&key].content;
+        for first in old.unsettled() {
+            for sector in (first..first + SECTORS).filter(|s| s * (SECTOR as u64) < size) {
+                let beside = |v: &&Version| self.recs[v.rec as usize].end >= start;
+                let cell = old.versions(sector);
+                let mut beside: Cell = cell.iter().filter(beside).copied().collect();
+                if !beside.is_empty() {
+                    let rolled = content
+                        .versions(sector)
+                        .into_iter()
+                        .map(|v| Version { rec, ..v });
+                    beside.extend(rolled);
+                    content.set(sector, beside);
+                }
+            }
+        }
+        let volume = self.volumes.get_mut(&key).expect("a volume");
+        (volume.content, volume.size, volume.shared) = (content, size, true);
+    }
+
+    /// Whether an interrupted control operation took place, as far as names and sizes tell.
+    ///
+    /// # Errors
+    /// If it took place by half.
+    pub fn applied(&self, pending: &Pending, found: &Listing) -> Result<Applied, Bad> {
+        let (before, mut model) = (self.listing(), self.clone());
+        model.apply(pending);
+        let after = model.listing();
+        let touched: Vec<&String> = before
+            .keys()
+            .chain(after.keys())
+            .filter(|n| before.get(*n) != after.get(*n))
+            .collect();
+        if touched.is_empty() {
+            return Ok(Applied::Unknown);
+        }
+        let like = |listing: &Listing| touched.iter().all(|n| listing.get(*n) == found.get(*n));
+        match (like(&before), like(&after)) {
+            (true, _) => Ok(Applied::No),
+            (_, true) => Ok(Applied::Yes),
+            _ => {
+                let seen: Vec<String> = touched
+                    .iter()
+                    .map(|n| format!("{n}: {:?}", found.get(*n)))
+                    .collect();
+                let what = format!(
+                    "{:?} took place by half; sizes found: {}",
+                    pending.control,
+                    seen.join(", ")
+                );
+                Err(Bad {
+                    promise: "P4",
+                    what,
+                })
+            }
+        }
+    }
+}
