@@ -60,27 +60,14 @@ pub struct Error {
 impl Error {
     /// A failure of `kind`, told by `message`.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
-        Error {
-            kind,
-            message: message.into().into(),
-            source: None,
-        }
+        Error { kind, message: message.into().into(), source: None }
     }
 
     /// A device request that failed while doing `what`. A full host file system is `NoSpace`.
     pub fn io(what: impl Into<String>, source: std::io::Error) -> Error {
-        let full = matches!(source.raw_os_error(), Some(28 | 122))
-            || source.kind() == std::io::ErrorKind::StorageFull;
-        let kind = if full {
-            ErrorKind::NoSpace
-        } else {
-            ErrorKind::Io
-        };
-        Error {
-            kind,
-            message: what.into().into(),
-            source: Some(Arc::new(source)),
-        }
+        let full = matches!(source.raw_os_error(), Some(28 | 122)) || source.kind() == std::io::ErrorKind::StorageFull;
+        let kind = if full { ErrorKind::NoSpace } else { ErrorKind::Io };
+        Error { kind, message: what.into().into(), source: Some(Arc::new(source)) }
     }
 
     /// What kind of failure it is.

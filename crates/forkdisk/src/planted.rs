@@ -76,15 +76,30 @@ mod switch {
         ];
 
         /// Its name on the command line.
-        pub fn name(self) -> String {
-            let mut out = String::new();
-            for c in format!("{self:?}").chars() {
-                if c.is_ascii_uppercase() && !out.is_empty() {
-                    out.push('-');
-                }
-                out.push(c.to_ascii_lowercase());
+        pub fn name(self) -> &'static str {
+            match self {
+                Bug::DemotionKeepsPageCounts => "demotion-keeps-page-counts",
+                Bug::PromotesIncompleteRun => "promotes-incomplete-run",
+                Bug::WritesSharedInPlace => "writes-shared-in-place",
+                Bug::CloneKeepsSharedAt => "clone-keeps-shared-at",
+                Bug::SnapshotWithoutCount => "snapshot-without-count",
+                Bug::DataFlushSkipped => "data-flush-skipped",
+                Bug::JournalFlushSkipped => "journal-flush-skipped",
+                Bug::FuaWithoutCommit => "fua-without-commit",
+                Bug::SuperblockBeforePages => "superblock-before-pages",
+                Bug::SuperblockAfterFailedFlush => "superblock-after-failed-flush",
+                Bug::FreedSpaceReusedAtOnce => "freed-space-reused-at-once",
+                Bug::ZeroFillSkipped => "zero-fill-skipped",
+                Bug::NeighboursLostInBreak => "neighbours-lost-in-break",
+                Bug::OlderSuperblockChosen => "older-superblock-chosen",
+                Bug::StaleIncarnationReplayed => "stale-incarnation-replayed",
+                Bug::RecoveryReplaysTwice => "recovery-replays-twice",
+                Bug::MappedBeforeWritten => "mapped-before-written",
+                Bug::FailedFlushForgotten => "failed-flush-forgotten",
+                Bug::DiscardAfterReuse => "discard-after-reuse",
+                Bug::DeleteKeepsCounts => "delete-keeps-counts",
+                Bug::GrowLengthNotDurable => "grow-length-not-durable",
             }
-            out
         }
     }
 }

@@ -53,10 +53,9 @@ impl fmt::Display for Stuck {
                 f,
                 "deadlock at step {step}: no task is ready, no request is pending, no timer is set, and {tasks} tasks wait"
             ),
-            Stuck::Endless { step } => write!(
-                f,
-                "no end in sight at step {step}: tasks keep running without finishing"
-            ),
+            Stuck::Endless { step } => {
+                write!(f, "no end in sight at step {step}: tasks keep running without finishing")
+            }
         }
     }
 }
@@ -81,10 +80,7 @@ impl Wake for TaskWaker {
     }
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.queued.swap(true, Ordering::Relaxed) {
-            self.woken
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(self.id);
+            self.woken.lock().unwrap_or_else(PoisonError::into_inner).push(self.id);
         }
     }
 }
@@ -175,16 +171,8 @@ impl Executor {
         }
         let mut state = self.0.state.borrow_mut();
         let id = state.free.pop().unwrap_or(state.tasks.len());
-        let handle = Arc::new(TaskWaker {
-            id,
-            queued: AtomicBool::new(true),
-            woken: Arc::clone(&self.0.woken),
-        });
-        let task = Task {
-            future: Some(future),
-            waker: Waker::from(Arc::clone(&handle)),
-            handle,
-        };
+        let handle = Arc::new(TaskWaker { id, queued: AtomicBool::new(true), woken: Arc::clone(&self.0.woken) });
+        let task = Task { future: Some(future), waker: Waker::from(Arc::clone(&handle)), handle };
         if id == state.tasks.len() {
             state.tasks.push(Some(task));
         } else {
@@ -215,9 +203,7 @@ impl Executor {
     fn choose(&self) -> Choice {
         let mut guard = self.0.state.borrow_mut();
         let state = &mut *guard;
-        state
-            .ready
-            .append(&mut self.0.woken.lock().unwrap_or_else(PoisonError::into_inner));
+        state.ready.append(&mut self.0.woken.lock().unwrap_or_else(PoisonError::into_inner));
         let (tasks, requests) = (state.ready.len(), state.requests.len());
         let early = requests > 0 && !state.timers.is_empty() && state.rng.one_in(64);
         if tasks + requests == 0 || early {
@@ -229,18 +215,10 @@ impl Executor {
         }
         let temper = state.temper;
         if requests == 0 || (tasks > 0 && state.rng.below(16) < temper.tasks) {
-            let at = if temper.fifo_tasks {
-                0
-            } else {
-                state.rng.index(tasks)
-            };
+            let at = if temper.fifo_tasks { 0 } else { state.rng.index(tasks) };
             return Choice::Poll(state.ready.remove(at));
         }
-        let at = if state.rng.below(16) < temper.oldest {
-            0
-        } else {
-            state.rng.index(requests)
-        };
+        let at = if state.rng.below(16) < temper.oldest { 0 } else { state.rng.index(requests) };
         Choice::End(state.requests.remove(at))
     }
 
@@ -250,18 +228,13 @@ impl Executor {
             let mut state = self.0.state.borrow_mut();
             state.tasks[id].as_mut().and_then(|task| {
                 task.handle.queued.store(false, Ordering::Relaxed);
-                task.future
-                    .take()
-                    .map(|future| (future, task.waker.clone()))
+                task.future.take().map(|future| (future, task.waker.clone()))
             })
         };
         let Some((mut future, waker)) = taken else {
             return;
         };
-        let done = future
-            .as_mut()
-            .poll(&mut Context::from_waker(&waker))
-            .is_ready();
+        let done = future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready();
         let mut state = self.0.state.borrow_mut();
         let Some(slot) = state.tasks.get_mut(id) else {
             return;
@@ -283,11 +256,7 @@ impl Executor {
     ///
     /// # Errors
     /// [`Stuck`] if it never will, or did not within the limit.
-    pub fn run<T: 'static>(
-        &self,
-        limit: u64,
-        future: impl Future<Output = T> + 'static,
-    ) -> Result<T, Stuck> {
+    pub fn run<T: 'static>(&self, limit: u64, future: impl Future<Output = T> + 'static) -> Result<T, Stuck> {
         let slot = Rc::new(RefCell::new(None));
         let out = Rc::clone(&slot);
         self.spawn(Box::pin(async move {
@@ -310,10 +279,7 @@ impl Executor {
 
     /// The report for when a step was idle although somebody still waits.
     pub fn deadlock(&self) -> Stuck {
-        Stuck::Deadlock {
-            step: self.steps(),
-            tasks: self.tasks(),
-        }
+        Stuck::Deadlock { step: self.steps(), tasks: self.tasks() }
     }
 
     /// Stops dead: every task, request and timer is dropped and nothing new is accepted.
@@ -323,18 +289,10 @@ impl Executor {
             let mut state = self.0.state.borrow_mut();
             state.ready.clear();
             state.free.clear();
-            (
-                std::mem::take(&mut state.tasks),
-                std::mem::take(&mut state.requests),
-                std::mem::take(&mut state.timers),
-            )
+            (std::mem::take(&mut state.tasks), std::mem::take(&mut state.requests), std::mem::take(&mut state.timers))
         };
         drop((tasks, requests, timers));
-        self.0
-            .woken
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+        self.0.woken.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
@@ -422,11 +380,7 @@ mod tests {
     fn one_seed_is_one_interleaving() {
         assert_eq!(trace(3), trace(3));
         let different: std::collections::BTreeSet<_> = (0..20).map(trace).collect();
-        assert!(
-            different.len() > 10,
-            "only {} interleavings from 20 seeds",
-            different.len()
-        );
+        assert!(different.len() > 10, "only {} interleavings from 20 seeds", different.len());
     }
 
     #[test]
@@ -459,10 +413,7 @@ mod tests {
                 io(&handle).await;
             }
         };
-        assert!(matches!(
-            exec.run::<()>(100, forever).unwrap_err(),
-            Stuck::Endless { .. }
-        ));
+        assert!(matches!(exec.run::<()>(100, forever).unwrap_err(), Stuck::Endless { .. }));
     }
 
     #[test]

@@ -7,8 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use forkdisk_sim::explore::{
-    Campaign, Case, Exhaustive, Failure, Found, Hunt, Recipe, kept, parse_ranges, shrink,
-    silence_panics,
+    Campaign, Case, Exhaustive, Failure, Found, Hunt, Recipe, kept, parse_ranges, shrink, silence_panics,
 };
 use forkdisk_sim::history::{Aim, Profile, Stats, Violation};
 use forkdisk_sim::planted::{self, Bug};
@@ -92,28 +91,15 @@ fn run(args: &Args) -> Result<bool, String> {
         Some(name) => return hunt(args, name),
         None => {}
     }
-    let aim = args.crash.map(|step| Aim {
-        step,
-        mask: args.mask,
-    });
+    let aim = args.crash.map(|step| Aim { step, mask: args.mask });
     if let Some(case) = &args.case {
         let (stats, violation, account) = case.run(aim, true);
         return Ok(tell(&stats, 1, violation.as_ref(), &account));
     }
     if let Some(seed) = args.seed {
-        let recipe = Recipe {
-            profile: args.profile,
-            keep: args.keep.clone(),
-            aim,
-            ..Recipe::new(seed, args.steps)
-        };
+        let recipe = Recipe { profile: args.profile, keep: args.keep.clone(), aim, ..Recipe::new(seed, args.steps) };
         let report = recipe.run(true);
-        return Ok(tell(
-            &report.stats,
-            1,
-            report.violation.as_ref(),
-            &report.account,
-        ));
+        return Ok(tell(&report.stats, 1, report.violation.as_ref(), &report.account));
     }
     if let Some(budget) = args.exhaustive {
         return Ok(exhaustive(args, budget));
@@ -122,25 +108,14 @@ fn run(args: &Args) -> Result<bool, String> {
 }
 
 fn bug(name: &str) -> Result<Bug, String> {
-    Bug::ALL
-        .iter()
-        .copied()
-        .find(|b| b.name() == name)
-        .ok_or_else(|| {
-            let names: Vec<&str> = Bug::ALL.iter().map(|b| b.name()).collect();
-            format!(
-                "no planted mistake is called '{name}'; there are: {}",
-                names.join(", ")
-            )
-        })
+    Bug::ALL.iter().copied().find(|b| b.name() == name).ok_or_else(|| {
+        let names: Vec<&str> = Bug::ALL.iter().map(|b| b.name()).collect();
+        format!("no planted mistake is called '{name}'; there are: {}", names.join(", "))
+    })
 }
 
 fn base_seed(args: &Args) -> u64 {
-    let clock = || {
-        SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(1, |d| d.as_nanos() as u64)
-    };
+    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| d.as_nanos() as u64);
     args.base.unwrap_or_else(|| mix(&[clock()]) >> 24)
 }
 
@@ -148,25 +123,13 @@ fn campaign(args: &Args) -> bool {
     let base = base_seed(args);
     println!("base seed {base}");
     let mut recipes: Vec<Recipe> = kept().into_iter().map(|k| k.recipe).collect();
-    let fresh = (0..args.seeds as u64).map(|i| Recipe {
-        profile: args.profile,
-        ..Recipe::new(base + i, args.steps)
-    });
+    let fresh = (0..args.seeds as u64).map(|i| Recipe { profile: args.profile, ..Recipe::new(base + i, args.steps) });
     recipes.extend(fresh);
     let n = recipes.len();
     let mut meter = Meter::new();
-    let campaign = Campaign {
-        recipes,
-        jobs: args.jobs,
-        enough: 8,
-    };
+    let campaign = Campaign { recipes, jobs: args.jobs, enough: 8 };
     let (stats, failures) = campaign.run(|ended, stats, failures| {
-        meter.show(|| {
-            format!(
-                "{ended}/{n} seeds, {} cuts, {failures} failures",
-                stats.cuts
-            )
-        });
+        meter.show(|| format!("{ended}/{n} seeds, {} cuts, {failures} failures", stats.cuts));
     });
     meter.clear();
     for failure in failures.iter().take(3) {
@@ -179,10 +142,7 @@ fn campaign(args: &Args) -> bool {
 /// Prints a failure: what, how to replay it, and the shortest history that still shows it.
 fn explain(args: &Args, failure: &Failure) {
     println!("\nseed {}: {}", failure.recipe.seed, failure.violation);
-    println!(
-        "  replay: forkdisk-sim {}",
-        failure.recipe.aimed(&failure.violation).flags()
-    );
+    println!("  replay: forkdisk-sim {}", failure.recipe.aimed(&failure.violation).flags());
     if args.no_shrink {
         return;
     }
@@ -194,36 +154,19 @@ fn explain(args: &Args, failure: &Failure) {
 }
 
 fn exhaustive(args: &Args, budget: u64) -> bool {
-    let exhaustive = Exhaustive {
-        budget,
-        depth: 3,
-        seed: base_seed(args),
-        jobs: args.jobs,
-    };
+    let exhaustive = Exhaustive { budget, depth: 3, seed: base_seed(args), jobs: args.jobs };
     println!("base seed {}", exhaustive.seed);
     let mut meter = Meter::new();
     let (stats, ended, failures) = exhaustive.run(|ended, all, stats| {
         meter.show(|| {
-            format!(
-                "{ended}/{all} histories, {} crash states, {} distinct",
-                stats.crash_states, stats.distinct
-            )
+            format!("{ended}/{all} histories, {} crash states, {} distinct", stats.crash_states, stats.distinct)
         });
     });
     meter.clear();
     for (case, violation) in failures.iter().take(3) {
-        let aim = violation.cut.map_or(String::new(), |(step, mask)| {
-            format!(" --crash {step} --mask {mask}")
-        });
-        println!(
-            "\n{}: {violation}\n  replay: forkdisk-sim --case {}{aim}",
-            case.name(),
-            case.name()
-        );
-        let aim = violation.cut.map(|(step, mask)| Aim {
-            step,
-            mask: Some(mask),
-        });
+        let aim = violation.cut.map_or(String::new(), |(step, mask)| format!(" --crash {step} --mask {mask}"));
+        println!("\n{}: {violation}\n  replay: forkdisk-sim --case {}{aim}", case.name(), case.name());
+        let aim = violation.cut.map(|(step, mask)| Aim { step, mask: Some(mask) });
         for line in case.run(aim, true).2 {
             println!("    {line}");
         }
@@ -233,63 +176,26 @@ fn exhaustive(args: &Args, budget: u64) -> bool {
 }
 
 fn hunt(args: &Args, name: &str) -> Result<bool, String> {
-    let bugs = if name == "all" {
-        Bug::ALL.to_vec()
-    } else {
-        vec![bug(name)?]
-    };
-    let hunt = Hunt {
-        bugs,
-        budget: args.budget,
-        seed: args.base.unwrap_or(1),
-        jobs: args.jobs,
-    };
+    let bugs = if name == "all" { Bug::ALL.to_vec() } else { vec![bug(name)?] };
+    let hunt = Hunt { bugs, budget: args.budget, seed: args.base.unwrap_or(1), jobs: args.jobs };
     let mut meter = Meter::new();
     let mut ended = 0;
     let all = hunt.run(|found| {
         ended += 1;
-        meter.show(|| {
-            format!(
-                "{ended} of {} searches have ended, the last: {}",
-                hunt.bugs.len(),
-                found.bug.name()
-            )
-        });
+        meter.show(|| format!("{ended} of {} searches have ended, the last: {}", hunt.bugs.len(), found.bug.name()));
     });
     meter.clear();
-    let width = all
-        .iter()
-        .map(|f| f.bug.name().len())
-        .max()
-        .unwrap_or(0)
-        .max(8);
-    println!(
-        "{:width$}  {:>9}  {:8}  replay",
-        "mistake", "histories", "broken"
-    );
-    for Found {
-        bug,
-        histories,
-        how,
-    } in &all
-    {
-        let (promise, what, flags) =
-            how.clone()
-                .unwrap_or(("-".into(), String::new(), "NOT FOUND".into()));
-        println!(
-            "{:width$}  {histories:>9}  {promise:8}  {flags}",
-            bug.name()
-        );
+    let width = all.iter().map(|f| f.bug.name().len()).max().unwrap_or(0).max(8);
+    println!("{:width$}  {:>9}  {:8}  replay", "mistake", "histories", "broken");
+    for Found { bug, histories, how } in &all {
+        let (promise, what, flags) = how.clone().unwrap_or(("-".into(), String::new(), "NOT FOUND".into()));
+        println!("{:width$}  {histories:>9}  {promise:8}  {flags}", bug.name());
         if name != "all" {
             println!("  {what}");
         }
     }
     let missed = all.iter().filter(|f| f.how.is_none()).count();
-    println!(
-        "planted={} found={} missed={missed}",
-        all.len(),
-        all.len() - missed
-    );
+    println!("planted={} found={} missed={missed}", all.len(), all.len() - missed);
     Ok(missed == 0)
 }
 
@@ -317,9 +223,7 @@ struct Meter {
 
 impl Meter {
     fn new() -> Meter {
-        Meter {
-            terminal: std::io::stderr().is_terminal(),
-        }
+        Meter { terminal: std::io::stderr().is_terminal() }
     }
 
     fn show(&mut self, text: impl FnOnce() -> String) {

@@ -27,9 +27,7 @@ impl Value {
 
     /// What operation `op` (not 0) puts into sector `place` of the volume numbered `volume`.
     pub fn mark(op: u32, volume: u32, place: u64) -> Value {
-        debug_assert!(
-            op > 0 && op < 1 << OP_BITS && volume < 1 << VOLUME_BITS && place < 1 << PLACE_BITS
-        );
+        debug_assert!(op > 0 && op < 1 << OP_BITS && volume < 1 << VOLUME_BITS && place < 1 << PLACE_BITS);
         Value(u64::from(op) << (VOLUME_BITS + PLACE_BITS) | u64::from(volume) << PLACE_BITS | place)
     }
 
@@ -55,13 +53,7 @@ impl fmt::Debug for Value {
         } else if self.0 & BLEND != 0 {
             write!(f, "blend {}", self.0 & !BLEND)
         } else {
-            write!(
-                f,
-                "op {} (volume #{}, sector {})",
-                self.op(),
-                self.volume(),
-                self.place()
-            )
+            write!(f, "op {} (volume #{}, sector {})", self.op(), self.volume(), self.place())
         }
     }
 }
@@ -128,11 +120,8 @@ impl Blends {
             return Found::Value(Value(BLEND | i as u64));
         }
         for (i, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
-            let value =
-                Value((u64::from_le_bytes(*word).wrapping_mul(inverse(2 * i as u64 + 1))) ^ KEY);
-            let hits = (0..SECTOR / 8)
-                .filter(|&j| bytes[8 * j..8 * j + 8] == value.word(j))
-                .count();
+            let value = Value((u64::from_le_bytes(*word).wrapping_mul(inverse(2 * i as u64 + 1))) ^ KEY);
+            let hits = (0..SECTOR / 8).filter(|&j| bytes[8 * j..8 * j + 8] == value.word(j)).count();
             if hits >= 4 && value.0 & BLEND == 0 {
                 return Found::Torn(value, 8 * hits);
             }
@@ -185,12 +174,7 @@ fn inverse(n: u64) -> u64 {
 }
 
 fn is_mark(value: Value, bytes: &[u8]) -> bool {
-    bytes
-        .as_chunks::<8>()
-        .0
-        .iter()
-        .enumerate()
-        .all(|(i, word)| *word == value.word(i))
+    bytes.as_chunks::<8>().0.iter().enumerate().all(|(i, word)| *word == value.word(i))
 }
 
 /// The mark that fills the whole sector, if one does.
@@ -212,9 +196,7 @@ mod tests {
         let (a, b) = (Value::mark(7, 3, 99), Value::mark(8, 3, 99));
         blends.fill(a, &mut sector);
         assert_eq!(blends.trace(&sector), Found::Value(a));
-        assert!(
-            blends.matches(a, 100, &sector[100..200]) && !blends.matches(b, 100, &sector[100..200])
-        );
+        assert!(blends.matches(a, 100, &sector[100..200]) && !blends.matches(b, 100, &sector[100..200]));
         assert_eq!(format!("{a:?}"), "op 7 (volume #3, sector 99)");
 
         let blend = blends.blend(a, b, 10, 20);
@@ -222,9 +204,7 @@ mod tests {
         assert_eq!(blends.trace(&sector), Found::Value(blend));
         assert!(blends.explain(blend).starts_with("op 8"));
         let volumes = |list: &[u32]| list.iter().copied().collect();
-        assert!(
-            blends.comes_from(blend, &volumes(&[3])) && !blends.comes_from(blend, &volumes(&[4]))
-        );
+        assert!(blends.comes_from(blend, &volumes(&[3])) && !blends.comes_from(blend, &volumes(&[4])));
 
         blends.fill(a, &mut sector);
         let mut other = [0; SECTOR];

@@ -24,10 +24,7 @@ impl Rng {
     }
 
     /// 64 random bits.
-    #[expect(
-        clippy::should_implement_trait,
-        reason = "a generator is no iterator: it never ends"
-    )]
+    #[expect(clippy::should_implement_trait, reason = "a generator is no iterator: it never ends")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -74,11 +71,7 @@ mod tests {
     #[test]
     fn the_sequence_is_fixed() {
         let mut rng = Rng::new(0);
-        assert_eq!(
-            rng.next(),
-            0xe220_a839_7b1d_cdaf,
-            "SplitMix64's published first value for seed 0"
-        );
+        assert_eq!(rng.next(), 0xe220_a839_7b1d_cdaf, "SplitMix64's published first value for seed 0");
         assert_ne!(mix(&[1, 2]), mix(&[2, 1]));
     }
 

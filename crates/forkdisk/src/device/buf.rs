@@ -29,12 +29,7 @@ impl Buf {
     /// A buffer of `len` zero bytes that belongs to no pool.
     pub fn zeroed(len: usize) -> Buf {
         let frames = zeroed_frames(len.div_ceil(BUF_ALIGN));
-        Buf {
-            frames,
-            len,
-            slot: None,
-            home: Weak::new(),
-        }
+        Buf { frames, len, slot: None, home: Weak::new() }
     }
 
     /// A buffer that holds a copy of `bytes`.
@@ -54,11 +49,7 @@ impl Buf {
     /// # Panics
     /// If `len` is larger than [`capacity`](Self::capacity).
     pub fn set_len(&mut self, len: usize) {
-        assert!(
-            len <= self.capacity(),
-            "a buffer of {} bytes cannot hold {len}",
-            self.capacity()
-        );
+        assert!(len <= self.capacity(), "a buffer of {} bytes cannot hold {len}", self.capacity());
         self.len = len;
     }
 
@@ -119,10 +110,7 @@ impl BufPool {
         let mut slot = 0u16;
         let mut classes = Vec::new();
         for &(bytes, count) in sizes {
-            assert!(
-                bytes.is_multiple_of(BUF_ALIGN),
-                "a pooled buffer is whole pages"
-            );
+            assert!(bytes.is_multiple_of(BUF_ALIGN), "a pooled buffer is whole pages");
             let first_slot = slot;
             let mut free = Vec::with_capacity(count);
             for _ in 0..count {
@@ -130,16 +118,9 @@ impl BufPool {
                 slot = slot.checked_add(1).expect("at most 65,535 pooled buffers");
             }
             free.reverse();
-            classes.push(Class {
-                bytes,
-                first_slot,
-                free: RefCell::new(free),
-            });
+            classes.push(Class { bytes, first_slot, free: RefCell::new(free) });
         }
-        assert!(
-            classes.is_sorted_by_key(|c| c.bytes),
-            "sizes in rising order"
-        );
+        assert!(classes.is_sorted_by_key(|c| c.bytes), "sizes in rising order");
         Rc::new(BufPool { classes })
     }
 
@@ -147,12 +128,7 @@ impl BufPool {
     pub fn take(self: &Rc<Self>, len: usize) -> Buf {
         for class in self.classes.iter().filter(|c| c.bytes >= len) {
             if let Some((slot, frames)) = class.free.borrow_mut().pop() {
-                return Buf {
-                    frames,
-                    len,
-                    slot: Some(slot),
-                    home: Rc::downgrade(self),
-                };
+                return Buf { frames, len, slot: Some(slot), home: Rc::downgrade(self) };
             }
         }
         Buf::zeroed(len)
@@ -172,12 +148,7 @@ impl BufPool {
     }
 
     fn give_back(&self, slot: u16, frames: Box<[Frame]>) {
-        let class = self
-            .classes
-            .iter()
-            .rev()
-            .find(|c| c.first_slot <= slot)
-            .expect("a slot of this pool");
+        let class = self.classes.iter().rev().find(|c| c.first_slot <= slot).expect("a slot of this pool");
         class.free.borrow_mut().push((slot, frames));
     }
 }
@@ -201,11 +172,7 @@ mod tests {
         let b = pool.take(4096);
         assert_eq!((a.slot(), b.slot()), (Some(0), Some(1)));
         let c = pool.take(4096);
-        assert_eq!(
-            c.slot(),
-            Some(2),
-            "a larger one serves when the size is used up"
-        );
+        assert_eq!(c.slot(), Some(2), "a larger one serves when the size is used up");
         assert_eq!(pool.take(4096).slot(), None);
         drop(a);
         assert_eq!(pool.take(1).slot(), Some(0));

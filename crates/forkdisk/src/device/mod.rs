@@ -59,12 +59,7 @@ pub trait Device: 'static {
     fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static;
 
     /// Writes every segment from `buf`. With `fua` each is durable when the future resolves.
-    fn write(
-        &self,
-        buf: Buf,
-        segments: Segments,
-        fua: bool,
-    ) -> impl Future<Output = IoResult> + 'static;
+    fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static;
 
     /// Makes durable every write that completed before this call.
     fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static;

@@ -31,23 +31,12 @@ mod tests {
 
     #[test]
     fn identity_counts() {
-        let seed = Seed {
-            pool: [1; 16],
-            page: PageAddr(9),
-            level: 1,
-            birth: 3,
-        };
+        let seed = Seed { pool: [1; 16], page: PageAddr(9), level: 1, birth: 3 };
         let bytes = [7u8; 4096];
         let sum = page_checksum(&seed, &bytes);
         for other in [
-            Seed {
-                pool: [2; 16],
-                ..seed
-            },
-            Seed {
-                page: PageAddr(10),
-                ..seed
-            },
+            Seed { pool: [2; 16], ..seed },
+            Seed { page: PageAddr(10), ..seed },
             Seed { level: 2, ..seed },
             Seed { birth: 4, ..seed },
         ] {

@@ -57,11 +57,7 @@ impl CountEntry {
     pub fn from_bytes(bytes: [u8; 16], initially_free: u64) -> Option<CountEntry> {
         let slot = match bytes[0] {
             0 => {
-                return (bytes == [0; 16]).then_some(CountEntry {
-                    slot: None,
-                    checksum: 0,
-                    used: 0,
-                });
+                return (bytes == [0; 16]).then_some(CountEntry { slot: None, checksum: 0, used: 0 });
             }
             1 => Slot::A,
             2 => Slot::B,
@@ -69,11 +65,7 @@ impl CountEntry {
         };
         let checksum = u32::from_le_bytes(bytes[4..8].try_into().ok()?);
         let used = u64::from_le_bytes(bytes[8..].try_into().ok()?);
-        (used <= initially_free).then_some(CountEntry {
-            slot: Some(slot),
-            checksum,
-            used,
-        })
+        (used <= initially_free).then_some(CountEntry { slot: Some(slot), checksum, used })
     }
 }
 
@@ -112,11 +104,7 @@ impl CountPage {
 
     /// The counts of the leaf's block number `i`.
     pub fn block(&self, i: usize) -> BlockCounts<'_> {
-        BlockCounts(
-            self.0[i * BLOCK_BYTES..][..BLOCK_BYTES]
-                .try_into()
-                .expect("seven blocks fit a leaf"),
-        )
+        BlockCounts(self.0[i * BLOCK_BYTES..][..BLOCK_BYTES].try_into().expect("seven blocks fit a leaf"))
     }
 
     /// Replaces the whole-block count of block `i`.
@@ -157,14 +145,7 @@ mod tests {
         page.set_page(6, 255, 0x1234);
         page.set_page(5, 255, 7);
         let again = CountPage::from_bytes(page.bytes());
-        assert_eq!(
-            (
-                again.block(6).whole(),
-                again.block(6).page(255),
-                again.block(6).page(0)
-            ),
-            (u32::MAX, 0x1234, 0)
-        );
+        assert_eq!((again.block(6).whole(), again.block(6).page(255), again.block(6).page(0)), (u32::MAX, 0x1234, 0));
         assert_eq!((again.block(5).whole(), again.block(5).page(255)), (0, 7));
     }
 
@@ -172,16 +153,8 @@ mod tests {
     fn an_entry_that_was_never_written_is_all_free() {
         let e = CountEntry::from_bytes([0; 16], 77).expect("valid");
         assert_eq!((e.slot, e.used), (None, 0));
-        let e = CountEntry {
-            slot: Some(Slot::B),
-            checksum: 9,
-            used: 5,
-        };
+        let e = CountEntry { slot: Some(Slot::B), checksum: 9, used: 5 };
         assert_eq!(CountEntry::from_bytes(e.to_bytes(), 77), Some(e));
-        assert_eq!(
-            CountEntry::from_bytes(e.to_bytes(), 4),
-            None,
-            "more used than there are"
-        );
+        assert_eq!(CountEntry::from_bytes(e.to_bytes(), 4), None, "more used than there are");
     }
 }

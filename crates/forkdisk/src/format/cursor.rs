@@ -51,6 +51,7 @@ pub trait Append {
     fn u32(&mut self, v: u32);
     fn u64(&mut self, v: u64);
     fn u128(&mut self, v: u128);
+    fn u64s(&mut self, all: &[u64]);
     fn text(&mut self, v: &str);
 }
 
@@ -73,6 +74,10 @@ impl Append for Vec<u8> {
 
     fn u128(&mut self, v: u128) {
         self.extend_from_slice(&v.to_le_bytes());
+    }
+
+    fn u64s(&mut self, all: &[u64]) {
+        all.iter().for_each(|&v| Append::u64(self, v));
     }
 
     fn text(&mut self, v: &str) {

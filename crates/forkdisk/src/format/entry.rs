@@ -153,9 +153,7 @@ impl Entry {
         match (self.kind(), level) {
             (Kind::Absent, _) => (self.0 != 0).then_some("an absent entry that is not all zero"),
             (Kind::Page, 0) => (place >= pages).then_some("a page outside the pool"),
-            (Kind::Block, 1) if !place.is_multiple_of(256) => {
-                Some("a block that starts inside a block")
-            }
+            (Kind::Block, 1) if !place.is_multiple_of(256) => Some("a block that starts inside a block"),
             (Kind::Block, 1) => (place + 256 > pages).then_some("a block outside the pool"),
             (Kind::Table, 1..) => (place >= pages).then_some("a table outside the pool"),
             (Kind::Unknown(_), _) => Some("an entry of unknown kind"),
@@ -182,15 +180,9 @@ mod tests {
     fn fields_do_not_touch_each_other() {
         let top = (1 << 40) - 1;
         let e = Entry::table(TableRef::on_disk(PageAddr(top)), Epoch(0), u32::MAX);
-        assert_eq!(
-            (e.addr().0, e.birth().0, e.checksum(), e.kind()),
-            (top, 0, u32::MAX, Kind::Table)
-        );
+        assert_eq!((e.addr().0, e.birth().0, e.checksum(), e.kind()), (top, 0, u32::MAX, Kind::Table));
         let e = Entry::page(PageAddr(0), Epoch(top));
-        assert_eq!(
-            (e.addr().0, e.birth().0, e.checksum(), e.kind()),
-            (0, top, 0, Kind::Page)
-        );
+        assert_eq!((e.addr().0, e.birth().0, e.checksum(), e.kind()), (0, top, 0, Kind::Page));
         assert_eq!(Entry::from_bytes(e.to_bytes()), e);
     }
 
@@ -208,11 +200,7 @@ mod tests {
         assert!(page.flaw(0, 99).is_some());
         assert!(page.flaw(1, 100).is_some());
         assert!(Entry::block(Block(0), Epoch(1)).flaw(1, 255).is_some());
-        assert!(
-            Entry::table(TableRef::on_disk(PageAddr(1)), Epoch(1), 0)
-                .flaw(0, 9)
-                .is_some()
-        );
+        assert!(Entry::table(TableRef::on_disk(PageAddr(1)), Epoch(1), 0).flaw(0, 9).is_some());
         assert!(Entry::from_bytes([9; 16]).flaw(0, 1 << 40).is_some());
     }
 }

@@ -32,13 +32,7 @@ impl CountNode {
     pub fn leaf_of(block: Block) -> (CountNode, usize) {
         debug_assert!(block.0 > 0, "the superblock's block has no counts");
         let n = block.0 - 1;
-        (
-            CountNode {
-                level: 0,
-                index: n / LEAF_BLOCKS as u64,
-            },
-            (n % LEAF_BLOCKS as u64) as usize,
-        )
+        (CountNode { level: 0, index: n / LEAF_BLOCKS as u64 }, (n % LEAF_BLOCKS as u64) as usize)
     }
 
     /// First block of a leaf.
@@ -48,30 +42,20 @@ impl CountNode {
     }
 
     fn fanout(child_level: u8) -> u64 {
-        if child_level == 0 {
-            LEAVES_PER_REGION as u64
-        } else {
-            UPPER_FANOUT
-        }
+        if child_level == 0 { LEAVES_PER_REGION as u64 } else { UPPER_FANOUT }
     }
 
     /// The page above and this page's entry in it; `None` for level 3, whose entry is in the superblock.
     pub fn parent(self) -> Option<(CountNode, usize)> {
         let fanout = CountNode::fanout(self.level);
-        let parent = CountNode {
-            level: self.level + 1,
-            index: self.index / fanout,
-        };
+        let parent = CountNode { level: self.level + 1, index: self.index / fanout };
         (self.level < 3).then_some((parent, (self.index % fanout) as usize))
     }
 
     /// Child number `entry` of an upper page.
     pub fn child(self, entry: usize) -> CountNode {
         let level = self.level - 1;
-        CountNode {
-            level,
-            index: self.index * CountNode::fanout(level) + entry as u64,
-        }
+        CountNode { level, index: self.index * CountNode::fanout(level) + entry as u64 }
     }
 
     /// Number of entries of an upper page.
@@ -109,9 +93,7 @@ pub struct Layout {
 impl Layout {
     /// The layout of a pool of `bytes` bytes; a rest of less than a block is left alone.
     pub fn new(bytes: u64) -> Layout {
-        Layout {
-            blocks: bytes / (BLOCK_PAGES * 4096),
-        }
+        Layout { blocks: bytes / (BLOCK_PAGES * 4096) }
     }
 
     /// Blocks of the pool, the superblock's included.
@@ -147,17 +129,12 @@ impl Layout {
 
     /// Pages of `block` free in a pool where nothing was ever allocated.
     pub fn initially_free(self, block: Block) -> u64 {
-        if self.is_reserved(block) {
-            0
-        } else {
-            BLOCK_PAGES
-        }
+        if self.is_reserved(block) { 0 } else { BLOCK_PAGES }
     }
 
     /// Pages free under `node` in a pool where nothing was ever allocated.
     pub fn initially_free_under(self, node: CountNode) -> u64 {
-        let span =
-            (0..node.level).fold(LEAF_BLOCKS as u64, |n, child| n * CountNode::fanout(child));
+        let span = (0..node.level).fold(LEAF_BLOCKS as u64, |n, child| n * CountNode::fanout(child));
         let first = 1 + node.index * span;
         let end = (first + span).min(self.blocks);
         if first >= end {
@@ -191,16 +168,7 @@ mod tests {
 
     #[test]
     fn parent_and_child_agree() {
-        for block in [
-            1,
-            7,
-            8,
-            868,
-            869,
-            868 * 256,
-            868 * 256 + 1,
-            868 * 65_536 * 3 + 5,
-        ] {
+        for block in [1, 7, 8, 868, 869, 868 * 256, 868 * 256 + 1, 868 * 65_536 * 3 + 5] {
             let (mut node, _) = CountNode::leaf_of(Block(block));
             while let Some((parent, entry)) = node.parent() {
                 assert_eq!(parent.child(entry), node);

@@ -21,6 +21,5 @@ pub use record::{Decoded, Group, Record, decode_group, encode_group};
 pub use superblock::{JournalStart, NotSuper, Superblock};
 pub use table::{decode_table, encode_table};
 pub use volume::{
-    MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState,
-    decode_directory_page, encode_directory_page,
+    MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState, decode_directory_page, encode_directory_page,
 };

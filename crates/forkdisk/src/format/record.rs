@@ -19,44 +19,17 @@ const MAGIC: [u8; 8] = *b"fkdjrnl1";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     /// `len` pages of `volume` from `at` now lie in the pool from `to` on.
-    Map {
-        volume: VolumeId,
-        at: VirtualPage,
-        len: u32,
-        to: PageAddr,
-    },
+    Map { volume: VolumeId, at: VirtualPage, len: u32, to: PageAddr },
     /// `len` pages of `volume` from `at` hold nothing any more.
-    Unmap {
-        volume: VolumeId,
-        at: VirtualPage,
-        len: u64,
-    },
+    Unmap { volume: VolumeId, at: VirtualPage, len: u64 },
     /// A new, empty volume.
-    Create {
-        id: VolumeId,
-        name: String,
-        size: u64,
-        chunk: u64,
-        now: u64,
-    },
+    Create { id: VolumeId, name: String, size: u64, chunk: u64, now: u64 },
     /// Snapshots of several volumes at one instant: (source, new id, name behind `@`).
-    Snapshot {
-        of: Vec<(VolumeId, VolumeId, String)>,
-        now: u64,
-    },
+    Snapshot { of: Vec<(VolumeId, VolumeId, String)>, now: u64 },
     /// A new volume with the contents of another.
-    Clone {
-        source: VolumeId,
-        id: VolumeId,
-        name: String,
-        now: u64,
-    },
+    Clone { source: VolumeId, id: VolumeId, name: String, now: u64 },
     /// `volume` gets the contents of `snapshot`; what it held goes on as the dead volume `dead`.
-    Rollback {
-        volume: VolumeId,
-        snapshot: VolumeId,
-        dead: VolumeId,
-    },
+    Rollback { volume: VolumeId, snapshot: VolumeId, dead: VolumeId },
     /// These volumes are gone.
     Delete { ids: Vec<VolumeId> },
     /// A new name.
@@ -66,13 +39,7 @@ pub enum Record {
     /// A new chunk size in bytes.
     SetChunk { id: VolumeId, chunk: u64 },
     /// `len` pages of `source` from `from` are shared into `target` at `to`.
-    CloneRange {
-        source: VolumeId,
-        from: VirtualPage,
-        target: VolumeId,
-        to: VirtualPage,
-        len: u64,
-    },
+    CloneRange { source: VolumeId, from: VirtualPage, target: VolumeId, to: VirtualPage, len: u64 },
     /// The pool has a new length in bytes.
     Grow { size: u64 },
 }
@@ -81,12 +48,7 @@ impl Record {
     /// Appends the record's bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Record::Map {
-                volume,
-                at,
-                len,
-                to,
-            } => {
+            Record::Map { volume, at, len, to } => {
                 Append::u8(out, 1);
                 Append::u64(out, volume.0);
                 Append::u64(out, at.0);
@@ -95,17 +57,11 @@ impl Record {
             }
             Record::Unmap { volume, at, len } => {
                 Append::u8(out, 2);
-                [volume.0, at.0, *len].map(|v| Append::u64(out, v));
+                out.u64s(&[volume.0, at.0, *len]);
             }
-            Record::Create {
-                id,
-                name,
-                size,
-                chunk,
-                now,
-            } => {
+            Record::Create { id, name, size, chunk, now } => {
                 Append::u8(out, 3);
-                [id.0, *size, *chunk, *now].map(|v| Append::u64(out, v));
+                out.u64s(&[id.0, *size, *chunk, *now]);
                 out.text(name);
             }
             Record::Snapshot { of, now } => {
@@ -118,23 +74,14 @@ impl Record {
                     out.text(name);
                 }
             }
-            Record::Clone {
-                source,
-                id,
-                name,
-                now,
-            } => {
+            Record::Clone { source, id, name, now } => {
                 Append::u8(out, 5);
-                [source.0, id.0, *now].map(|v| Append::u64(out, v));
+                out.u64s(&[source.0, id.0, *now]);
                 out.text(name);
             }
-            Record::Rollback {
-                volume,
-                snapshot,
-                dead,
-            } => {
+            Record::Rollback { volume, snapshot, dead } => {
                 Append::u8(out, 6);
-                [volume.0, snapshot.0, dead.0].map(|v| Append::u64(out, v));
+                out.u64s(&[volume.0, snapshot.0, dead.0]);
             }
             Record::Delete { ids } => {
                 Append::u8(out, 7);
@@ -150,21 +97,15 @@ impl Record {
             }
             Record::Resize { id, size } => {
                 Append::u8(out, 9);
-                [id.0, *size].map(|v| Append::u64(out, v));
+                out.u64s(&[id.0, *size]);
             }
             Record::SetChunk { id, chunk } => {
                 Append::u8(out, 10);
-                [id.0, *chunk].map(|v| Append::u64(out, v));
+                out.u64s(&[id.0, *chunk]);
             }
-            Record::CloneRange {
-                source,
-                from,
-                target,
-                to,
-                len,
-            } => {
+            Record::CloneRange { source, from, target, to, len } => {
                 Append::u8(out, 11);
-                [source.0, from.0, target.0, to.0, *len].map(|v| Append::u64(out, v));
+                out.u64s(&[source.0, from.0, target.0, to.0, *len]);
             }
             Record::Grow { size } => {
                 Append::u8(out, 12);
@@ -181,7 +122,8 @@ impl Record {
     /// Takes `next` into this record if both map and `next` goes on where this one ends, in the
     /// volume and in the pool.
     pub fn extend(&mut self, next: &Record) -> bool {
-        let (Record::Map { volume, at, len, to }, Record::Map { volume: v, at: a, len: n, to: t }) = (self, next) else {
+        let (Record::Map { volume, at, len, to }, Record::Map { volume: v, at: a, len: n, to: t }) = (self, next)
+        else {
             return false;
         };
         let ends = u64::from(*len);
@@ -197,81 +139,34 @@ impl Record {
 
     fn decode(r: &mut Reader<'_>) -> Option<Record> {
         let volume = |r: &mut Reader<'_>| r.u64().map(VolumeId);
-        let page = |r: &mut Reader<'_>| {
-            r.u64()
-                .filter(|&p| p <= MAX_VOLUME_SIZE / PAGE_SIZE as u64)
-                .map(VirtualPage)
-        };
+        let page = |r: &mut Reader<'_>| r.u64().filter(|&p| p <= MAX_VOLUME_SIZE / PAGE_SIZE as u64).map(VirtualPage);
         Some(match r.u8()? {
-            1 => Record::Map {
-                volume: volume(r)?,
-                at: page(r)?,
-                len: r.u32()?,
-                to: PageAddr(r.u64()?),
-            },
-            2 => Record::Unmap {
-                volume: volume(r)?,
-                at: page(r)?,
-                len: page(r)?.0,
-            },
+            1 => Record::Map { volume: volume(r)?, at: page(r)?, len: r.u32()?, to: PageAddr(r.u64()?) },
+            2 => Record::Unmap { volume: volume(r)?, at: page(r)?, len: page(r)?.0 },
             3 => {
                 let (id, size, chunk, now) = (volume(r)?, r.u64()?, r.u64()?, r.u64()?);
-                Record::Create {
-                    id,
-                    size,
-                    chunk,
-                    now,
-                    name: r.text(MAX_NAME)?,
-                }
+                Record::Create { id, size, chunk, now, name: r.text(MAX_NAME)? }
             }
             4 => {
                 let (now, n) = (r.u64()?, r.u32()?);
-                let of = (0..n)
-                    .map(|_| Some((volume(r)?, volume(r)?, r.text(MAX_NAME)?)))
-                    .collect::<Option<_>>()?;
+                let of = (0..n).map(|_| Some((volume(r)?, volume(r)?, r.text(MAX_NAME)?))).collect::<Option<_>>()?;
                 Record::Snapshot { of, now }
             }
             5 => {
                 let (source, id, now) = (volume(r)?, volume(r)?, r.u64()?);
-                Record::Clone {
-                    source,
-                    id,
-                    now,
-                    name: r.text(MAX_NAME)?,
-                }
+                Record::Clone { source, id, now, name: r.text(MAX_NAME)? }
             }
-            6 => Record::Rollback {
-                volume: volume(r)?,
-                snapshot: volume(r)?,
-                dead: volume(r)?,
-            },
+            6 => Record::Rollback { volume: volume(r)?, snapshot: volume(r)?, dead: volume(r)? },
             7 => {
                 let n = r.u32()?;
-                Record::Delete {
-                    ids: (0..n).map(|_| volume(r)).collect::<Option<_>>()?,
-                }
+                Record::Delete { ids: (0..n).map(|_| volume(r)).collect::<Option<_>>()? }
             }
-            8 => Record::Rename {
-                id: volume(r)?,
-                name: r.text(MAX_NAME)?,
-            },
-            9 => Record::Resize {
-                id: volume(r)?,
-                size: r.u64()?,
-            },
-            10 => Record::SetChunk {
-                id: volume(r)?,
-                chunk: r.u64()?,
-            },
+            8 => Record::Rename { id: volume(r)?, name: r.text(MAX_NAME)? },
+            9 => Record::Resize { id: volume(r)?, size: r.u64()? },
+            10 => Record::SetChunk { id: volume(r)?, chunk: r.u64()? },
             11 => {
                 let (source, from, target, to) = (volume(r)?, page(r)?, volume(r)?, page(r)?);
-                Record::CloneRange {
-                    source,
-                    from,
-                    target,
-                    to,
-                    len: page(r)?.0,
-                }
+                Record::CloneRange { source, from, target, to, len: page(r)?.0 }
             }
             12 => Record::Grow { size: r.u64()? },
             _ => return None,
@@ -315,7 +210,7 @@ fn chain_value(pool: &[u8; 16], before: u64, head: &[u8], body: &[u8]) -> u64 {
 pub fn encode_group(pool: &[u8; 16], before: u64, group: &Group, records: &[u8]) -> (Vec<u8>, u64) {
     let mut head = Vec::with_capacity(GROUP_HEADER);
     head.extend_from_slice(&MAGIC);
-    [group.incarnation, group.first, group.confirmed].map(|v| Append::u64(&mut head, v));
+    head.u64s(&[group.incarnation, group.first, group.confirmed]);
     Append::u32(&mut head, group.count);
     Append::u32(&mut head, records.len() as u32);
     let chain = chain_value(pool, before, &head, records);
@@ -332,14 +227,7 @@ pub fn peek_group(bytes: &[u8]) -> Option<Group> {
         return None;
     }
     let [incarnation, first, confirmed] = [r.u64()?, r.u64()?, r.u64()?];
-    Some(Group {
-        incarnation,
-        first,
-        confirmed,
-        count: r.u32()?,
-        bytes: r.u32()?,
-        chain: r.u64()?,
-    })
+    Some(Group { incarnation, first, confirmed, count: r.u32()?, bytes: r.u32()?, chain: r.u64()? })
 }
 
 /// What [`decode_group`] made of some bytes.
@@ -385,50 +273,17 @@ mod tests {
         let (v, w) = (VolumeId(7), VolumeId(9));
         let name = "a/b".to_string();
         vec![
-            Record::Map {
-                volume: v,
-                at: VirtualPage(1),
-                len: 256,
-                to: PageAddr(512),
-            },
-            Record::Unmap {
-                volume: v,
-                at: VirtualPage(3),
-                len: 1 << 38,
-            },
-            Record::Create {
-                id: v,
-                name: name.clone(),
-                size: 1 << 50,
-                chunk: 65536,
-                now: 5,
-            },
-            Record::Snapshot {
-                of: vec![(v, w, name.clone()), (w, v, "x".into())],
-                now: 6,
-            },
-            Record::Clone {
-                source: v,
-                id: w,
-                name: name.clone(),
-                now: 7,
-            },
-            Record::Rollback {
-                volume: v,
-                snapshot: w,
-                dead: VolumeId(10),
-            },
+            Record::Map { volume: v, at: VirtualPage(1), len: 256, to: PageAddr(512) },
+            Record::Unmap { volume: v, at: VirtualPage(3), len: 1 << 38 },
+            Record::Create { id: v, name: name.clone(), size: 1 << 50, chunk: 65536, now: 5 },
+            Record::Snapshot { of: vec![(v, w, name.clone()), (w, v, "x".into())], now: 6 },
+            Record::Clone { source: v, id: w, name: name.clone(), now: 7 },
+            Record::Rollback { volume: v, snapshot: w, dead: VolumeId(10) },
             Record::Delete { ids: vec![v, w] },
             Record::Rename { id: v, name },
             Record::Resize { id: v, size: 12345 },
             Record::SetChunk { id: v, chunk: 4096 },
-            Record::CloneRange {
-                source: v,
-                from: VirtualPage(1),
-                target: w,
-                to: VirtualPage(2),
-                len: 3,
-            },
+            Record::CloneRange { source: v, from: VirtualPage(1), target: w, to: VirtualPage(2), len: 3 },
             Record::Grow { size: 1 << 40 },
         ]
     }
@@ -436,14 +291,7 @@ mod tests {
     fn group_of(records: &[Record], before: u64) -> (Vec<u8>, u64) {
         let mut body = Vec::new();
         records.iter().for_each(|r| r.encode(&mut body));
-        let group = Group {
-            incarnation: 3,
-            first: 10,
-            count: records.len() as u32,
-            bytes: 0,
-            chain: 0,
-            confirmed: 9,
-        };
+        let group = Group { incarnation: 3, first: 10, count: records.len() as u32, bytes: 0, chain: 0, confirmed: 9 };
         encode_group(&[5; 16], before, &group, &body)
     }
 
@@ -453,32 +301,17 @@ mod tests {
         let Decoded::Group(group, records) = decode_group(&[5; 16], 42, &bytes, 1 << 20) else {
             panic!("a valid group")
         };
-        assert_eq!(
-            (group.incarnation, group.first, group.chain),
-            (3, 10, chain)
-        );
+        assert_eq!((group.incarnation, group.first, group.chain), (3, 10, chain));
         assert_eq!(records, samples());
     }
 
     #[test]
     fn a_group_out_of_place_is_not_taken() {
         let (bytes, _) = group_of(&samples(), 42);
-        assert!(
-            matches!(decode_group(&[5; 16], 43, &bytes, 1 << 20), Decoded::End),
-            "another predecessor"
-        );
-        assert!(
-            matches!(decode_group(&[6; 16], 42, &bytes, 1 << 20), Decoded::End),
-            "another pool"
-        );
-        assert!(
-            matches!(decode_group(&[5; 16], 42, &bytes, 100), Decoded::End),
-            "longer than the journal"
-        );
-        assert!(matches!(
-            decode_group(&[5; 16], 42, &bytes[..70], 1 << 20),
-            Decoded::Needs(_)
-        ));
+        assert!(matches!(decode_group(&[5; 16], 43, &bytes, 1 << 20), Decoded::End), "another predecessor");
+        assert!(matches!(decode_group(&[6; 16], 42, &bytes, 1 << 20), Decoded::End), "another pool");
+        assert!(matches!(decode_group(&[5; 16], 42, &bytes, 100), Decoded::End), "longer than the journal");
+        assert!(matches!(decode_group(&[5; 16], 42, &bytes[..70], 1 << 20), Decoded::Needs(_)));
     }
 
     #[test]

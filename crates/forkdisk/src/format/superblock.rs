@@ -80,7 +80,7 @@ impl Superblock {
         Append::u32(&mut out, PAGE_SIZE as u32);
         out.extend_from_slice(&self.uuid);
         // Feature bits: compatible, incompatible.
-        [0, 0].map(|v: u64| Append::u64(&mut out, v));
+        out.u64s(&[0, 0]);
         for v in [
             self.generation,
             self.incarnation,
@@ -92,15 +92,14 @@ impl Superblock {
         ] {
             Append::u64(&mut out, v);
         }
-        [u64::from(self.directory_level), self.directory_pages].map(|v| Append::u64(&mut out, v));
+        out.u64s(&[u64::from(self.directory_level), self.directory_pages]);
         out.extend_from_slice(&self.directory.to_bytes());
-        [self.start.position, self.start.sequence, self.start.chain]
-            .map(|v| Append::u64(&mut out, v));
+        out.u64s(&[self.start.position, self.start.sequence, self.start.chain]);
         Append::u32(&mut out, self.journal.len() as u32);
         Append::u32(&mut out, self.counts.len() as u32);
         for i in 0..MAX_JOURNAL_EXTENTS {
             let (first, len) = self.journal.get(i).copied().unwrap_or((PageAddr(0), 0));
-            [first.0, u64::from(len)].map(|v| Append::u64(&mut out, v));
+            out.u64s(&[first.0, u64::from(len)]);
         }
         for entry in &self.counts {
             out.extend_from_slice(&entry.to_bytes());
@@ -127,19 +126,14 @@ impl Superblock {
             return Err(NotSuper::Damaged("its checksum does not match".into()));
         }
         if version != FORMAT_VERSION || page_size != PAGE_SIZE as u32 {
-            return Err(NotSuper::Newer(format!(
-                "format version {version}, page size {page_size}"
-            )));
+            return Err(NotSuper::Newer(format!("format version {version}, page size {page_size}")));
         }
         let _compatible = r.u64();
         let incompatible = r.u64().ok_or_else(short)?;
         if incompatible != 0 {
-            return Err(NotSuper::Newer(format!(
-                "incompatible feature bits {incompatible:#x}"
-            )));
+            return Err(NotSuper::Newer(format!("incompatible feature bits {incompatible:#x}")));
         }
-        Superblock::fields(uuid, &mut r)
-            .ok_or_else(|| NotSuper::Damaged("a field makes no sense".into()))
+        Superblock::fields(uuid, &mut r).ok_or_else(|| NotSuper::Damaged("a field makes no sense".into()))
     }
 
     fn fields(uuid: [u8; 16], r: &mut Reader<'_>) -> Option<Superblock> {
@@ -147,18 +141,10 @@ impl Superblock {
         let [created, epoch, next_id] = [r.u64()?, r.u64()?, r.u64()?];
         let [directory_level, directory_pages] = [r.u64()?, r.u64()?];
         let directory = Entry::from_bytes(r.array()?);
-        let start = JournalStart {
-            position: r.u64()?,
-            sequence: r.u64()?,
-            chain: r.u64()?,
-        };
+        let start = JournalStart { position: r.u64()?, sequence: r.u64()?, chain: r.u64()? };
         let (extents, roots) = (r.u32()? as usize, r.u32()?);
         let layout = Layout::new(size);
-        if size > MAX_POOL_SIZE
-            || layout.blocks() < 2
-            || extents > MAX_JOURNAL_EXTENTS
-            || epoch >= 1 << 40
-        {
+        if size > MAX_POOL_SIZE || layout.blocks() < 2 || extents > MAX_JOURNAL_EXTENTS || epoch >= 1 << 40 {
             return None;
         }
         let mut journal = Vec::new();
@@ -166,30 +152,17 @@ impl Superblock {
             let (first, len) = (r.u64()?, r.u64()?);
             let inside = first.checked_add(len)? <= layout.pages();
             if i < extents {
-                journal.push((
-                    PageAddr(first),
-                    u32::try_from(len).ok().filter(|&n| inside && n > 0)?,
-                ));
+                journal.push((PageAddr(first), u32::try_from(len).ok().filter(|&n| inside && n > 0)?));
             }
         }
         if u64::from(roots) != layout.count_nodes(3) || u64::from(roots) > MAX_COUNT_ROOTS {
             return None;
         }
         let counts = (0..u64::from(roots))
-            .map(|index| {
-                CountEntry::from_bytes(
-                    r.array()?,
-                    layout.initially_free_under(CountNode { level: 3, index }),
-                )
-            })
+            .map(|index| CountEntry::from_bytes(r.array()?, layout.initially_free_under(CountNode { level: 3, index })))
             .collect::<Option<_>>()?;
-        let directory_level = u8::try_from(directory_level)
-            .ok()
-            .filter(|l| (1..=4).contains(l))?;
-        directory
-            .flaw(directory_level + 1, layout.pages())
-            .is_none()
-            .then_some(())?;
+        let directory_level = u8::try_from(directory_level).ok().filter(|l| (1..=4).contains(l))?;
+        directory.flaw(directory_level + 1, layout.pages()).is_none().then_some(())?;
         let clean = clean != 0;
         Some(Superblock {
             uuid,
@@ -211,12 +184,7 @@ impl Superblock {
 }
 
 fn seed(uuid: [u8; 16], at: PageAddr) -> Seed {
-    Seed {
-        pool: uuid,
-        page: at,
-        level: SEED_LEVEL,
-        birth: 0,
-    }
+    Seed { pool: uuid, page: at, level: SEED_LEVEL, birth: 0 }
 }
 
 #[cfg(test)]
@@ -238,17 +206,9 @@ mod tests {
             directory: Entry::ABSENT,
             directory_pages: 0,
             journal: vec![(PageAddr(512), 256); MAX_JOURNAL_EXTENTS],
-            start: JournalStart {
-                position: 4096,
-                sequence: 7,
-                chain: 8,
-            },
+            start: JournalStart { position: 4096, sequence: 7, chain: 8 },
             counts: vec![
-                CountEntry {
-                    slot: Some(Slot::B),
-                    checksum: 1,
-                    free: 2
-                };
+                CountEntry { slot: Some(Slot::B), checksum: 1, used: 2 };
                 Layout::new(1 << 52).count_nodes(3) as usize
             ],
         }
@@ -268,10 +228,7 @@ mod tests {
         assert!(Superblock::decode(SUPERBLOCK_PAGES[1], &page).is_err());
         for bit in 0..PAGE_SIZE * 8 {
             page[bit / 8] ^= 1 << (bit % 8);
-            assert!(
-                Superblock::decode(SUPERBLOCK_PAGES[0], &page).is_err(),
-                "bit {bit}"
-            );
+            assert!(Superblock::decode(SUPERBLOCK_PAGES[0], &page).is_err(), "bit {bit}");
             page[bit / 8] ^= 1 << (bit % 8);
         }
     }

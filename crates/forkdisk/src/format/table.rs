@@ -12,17 +12,9 @@ pub fn encode_table(entries: &[Entry; FANOUT], page: &mut [u8]) {
 }
 
 /// Reads 256 entries from a page of `level`, or says which one is damaged and how.
-pub fn decode_table(
-    page: &[u8],
-    level: u8,
-    pool_pages: u64,
-) -> Result<Box<[Entry; FANOUT]>, String> {
+pub fn decode_table(page: &[u8], level: u8, pool_pages: u64) -> Result<Box<[Entry; FANOUT]>, String> {
     let mut entries = Box::new([Entry::ABSENT; FANOUT]);
-    for (i, (entry, bytes)) in entries
-        .iter_mut()
-        .zip(page[..PAGE_SIZE].chunks_exact(16))
-        .enumerate()
-    {
+    for (i, (entry, bytes)) in entries.iter_mut().zip(page[..PAGE_SIZE].chunks_exact(16)).enumerate() {
         *entry = Entry::from_bytes(bytes.try_into().expect("16 bytes"));
         if let Some(flaw) = entry.flaw(level, pool_pages) {
             return Err(format!("entry {i}: {flaw}"));

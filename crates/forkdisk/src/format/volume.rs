@@ -73,14 +73,7 @@ impl VolumeRecord {
         Append::u8(&mut out, self.level);
         Append::u16(&mut out, 0);
         Append::u32(&mut out, 0);
-        for v in [
-            self.id.0,
-            self.parent.0,
-            self.size,
-            self.trim_end,
-            self.chunk,
-            self.referenced,
-        ] {
+        for v in [self.id.0, self.parent.0, self.size, self.trim_end, self.chunk, self.referenced] {
             Append::u64(&mut out, v);
         }
         for v in [self.shared_at.0, self.created, self.cursor] {
@@ -88,9 +81,7 @@ impl VolumeRecord {
         }
         out.extend_from_slice(&self.root.to_bytes());
         out.text(&self.name);
-        let cut = (0..=MAX_ORIGIN.min(self.origin.len()))
-            .rev()
-            .find(|&n| self.origin.is_char_boundary(n));
+        let cut = (0..=MAX_ORIGIN.min(self.origin.len())).rev().find(|&n| self.origin.is_char_boundary(n));
         out.text(&self.origin[..cut.unwrap_or(0)]);
         slot[..out.len()].copy_from_slice(&out);
     }
@@ -149,17 +140,12 @@ pub fn encode_directory_page(slots: &[Option<&VolumeRecord>; SLOTS_PER_PAGE], pa
 }
 
 /// Reads a directory page, or says which slot is damaged.
-pub fn decode_directory_page(
-    page: &[u8],
-    pool_pages: u64,
-) -> Result<Vec<Option<VolumeRecord>>, String> {
+pub fn decode_directory_page(page: &[u8], pool_pages: u64) -> Result<Vec<Option<VolumeRecord>>, String> {
     let slots = page[..PAGE_SIZE].chunks_exact(DIRECTORY_SLOT).enumerate();
     slots
         .map(|(i, slot)| match slot[0] {
             0 => Ok(None),
-            _ => VolumeRecord::decode(slot, pool_pages)
-                .map(Some)
-                .ok_or_else(|| format!("slot {i} makes no sense")),
+            _ => VolumeRecord::decode(slot, pool_pages).map(Some).ok_or_else(|| format!("slot {i} makes no sense")),
         })
         .collect()
 }
@@ -182,11 +168,7 @@ mod tests {
             chunk: 65536,
             referenced: 12,
             level: 4,
-            root: Entry::table(
-                super::super::TableRef::on_disk(PageAddr(77)),
-                Epoch(5),
-                0xdead_beef,
-            ),
+            root: Entry::table(super::super::TableRef::on_disk(PageAddr(77)), Epoch(5), 0xdead_beef),
             shared_at: Epoch(4),
             created: 1_700_000_000,
             cursor: 1 << 38,

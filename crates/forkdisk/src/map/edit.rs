@@ -107,7 +107,7 @@ impl Editor<'_> {
         let mut entries = self.tables.node(id).entries.clone();
         if level > 0 {
             for e in entries.iter_mut() {
-                *e = self.tables.settle(*e);
+                *e = self.tables.settle_finished(*e);
             }
         }
         if exclusive {
@@ -232,9 +232,8 @@ impl Editor<'_> {
             return;
         }
         let base = first.addr().0;
-        let in_place = |(i, e): (usize, &Entry)| {
-            !e.is_absent() && e.addr().0 == base + i as u64 && e.birth() > volume.shared_at
-        };
+        let in_place =
+            |(i, e): (usize, &Entry)| !e.is_absent() && e.addr().0 == base + i as u64 && e.birth() > volume.shared_at;
         let all = match planted(Bug::PromotesIncompleteRun) {
             true => !last.is_absent() && last.addr().0 == base + 255,
             false => last.addr().0 == base + 255 && entries.iter().enumerate().all(in_place),
@@ -258,7 +257,9 @@ impl Editor<'_> {
             match entry.kind() {
                 Kind::Absent => return Ok(false),
                 Kind::Page => return Ok(self.space.data_is_exclusive(entry.addr())?),
-                Kind::Block => return Ok(self.space.data_is_exclusive(PageAddr(entry.addr().0 + at.index() as u64))?),
+                Kind::Block => {
+                    return Ok(self.space.data_is_exclusive(PageAddr(entry.addr().0 + at.index() as u64))?);
+                }
                 Kind::Table => {
                     if !self.is_exclusive(volume, entry)? {
                         return Ok(false);

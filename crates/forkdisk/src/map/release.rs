@@ -34,7 +34,12 @@ impl Editor<'_> {
 
     /// Makes a hole of the pages from `at` to `end`, at most up to the end of a virtual block, and
     /// returns the first page not yet done.
-    pub fn unmap_step(&mut self, volume: &mut VolumeRecord, at: VirtualPage, end: VirtualPage) -> Result<VirtualPage, Stop> {
+    pub fn unmap_step(
+        &mut self,
+        volume: &mut VolumeRecord,
+        at: VirtualPage,
+        end: VirtualPage,
+    ) -> Result<VirtualPage, Stop> {
         let hole = super::lookup(self.tables, volume, at, end.0 - at.0)?;
         if hole.data.is_none() {
             return Ok(VirtualPage(at.0 + hole.len));

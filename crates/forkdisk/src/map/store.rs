@@ -27,7 +27,9 @@ pub struct NodeId(usize);
 enum State {
     Clean,
     /// Changed since the last freeze; `refs` entries point to it.
-    Dirty { refs: u32 },
+    Dirty {
+        refs: u32,
+    },
     /// Belongs to the running checkpoint, which placed it.
     Frozen,
 }
@@ -117,6 +119,15 @@ impl Tables {
         }
     }
 
+    /// As [`settle`](Self::settle), but only for what a finished checkpoint wrote: tables of a
+    /// running one are not known by their addresses yet.
+    pub fn settle_finished(&self, entry: Entry) -> Entry {
+        match self.placed.contains_key(&entry.table_ref()) {
+            true => entry,
+            false => self.settle(entry),
+        }
+    }
+
     /// The table an entry points to.
     pub fn get(&mut self, entry: Entry, level: u8) -> Result<NodeId, TableMiss> {
         debug_assert_eq!(entry.kind(), Kind::Table);
@@ -156,7 +167,15 @@ impl Tables {
             return;
         }
         let birth = miss.entry.birth();
-        let i = self.nodes.insert(Node { key, state: State::Clean, level: miss.level, birth, hot: true, doomed: false, entries });
+        let i = self.nodes.insert(Node {
+            key,
+            state: State::Clean,
+            level: miss.level,
+            birth,
+            hot: true,
+            doomed: false,
+            entries,
+        });
         self.by_ref.insert(key, i);
     }
 
@@ -165,7 +184,15 @@ impl Tables {
         let key = TableRef::in_memory(self.next);
         self.next += 1;
         self.dirty += 1;
-        let i = self.nodes.insert(Node { key, state: State::Dirty { refs: 1 }, level, birth, hot: true, doomed: false, entries });
+        let i = self.nodes.insert(Node {
+            key,
+            state: State::Dirty { refs: 1 },
+            level,
+            birth,
+            hot: true,
+            doomed: false,
+            entries,
+        });
         self.by_ref.insert(key, i);
         (NodeId(i), Entry::table(key, birth, 0))
     }
@@ -234,7 +261,11 @@ impl Tables {
         if self.nodes[id.0].level > 0 {
             for entry in entries.iter_mut().filter(|e| e.kind() == Kind::Table) {
                 *entry = self.settle(*entry);
-                debug_assert!(entry.table_ref().page().is_some());
+                if entry.table_ref().page().is_none() {
+                    // A dead volume's table that has been given back already; its cursor is past it.
+                    debug_assert!(!self.by_ref.contains_key(&entry.table_ref()));
+                    *entry = Entry::ABSENT;
+                }
             }
         }
         self.nodes[id.0].entries = entries;

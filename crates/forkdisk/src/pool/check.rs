@@ -5,6 +5,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::device::Device;
 use crate::error::{ErrorKind, Result};
 use crate::format::{Entry, Kind, TableRef, VolumeState};
+use crate::sync::Hold;
 use crate::types::{BLOCK_PAGES, Block, PageAddr, table_span};
 
 use super::{Failure, Inner, Pool};
@@ -45,6 +46,7 @@ impl<D: Device> Pool<D> {
     /// Counts every reference again and compares. Nothing may change meanwhile.
     pub async fn check(&self) -> Result<CheckReport> {
         let inner = &self.0;
+        let _still = inner.reap_lock.lock(0..1, Hold::Alone).await;
         let mut tally = Tally::default();
         let mut todo = Vec::new();
         {
@@ -126,9 +128,7 @@ impl<D: Device> Inner<D> {
         let layout = self.meta.borrow().space.layout();
         let mut free = 0;
         for block in (1..layout.blocks()).map(Block).filter(|&b| !layout.is_reserved(b)) {
-            let counts = self
-                .look(|meta| meta.space.block_counts(block).map_err(|m| Failure::Stop(m.into())))
-                .await;
+            let counts = self.look(|meta| meta.space.block_counts(block).map_err(|m| Failure::Stop(m.into()))).await;
             let (whole, pages) = match counts {
                 Ok(counts) => counts,
                 Err(e) if e.kind() == ErrorKind::Corrupt || e.kind() == ErrorKind::Io => {
@@ -139,7 +139,8 @@ impl<D: Device> Inner<D> {
             };
             let expected_whole = tally.whole.remove(&block).unwrap_or(0);
             if whole < expected_whole {
-                let what = format!("block {} is referred to {expected_whole} times as a whole but counted {whole}", block.0);
+                let what =
+                    format!("block {} is referred to {expected_whole} times as a whole but counted {whole}", block.0);
                 tally.report.damage.push(what);
             }
             for i in 0..BLOCK_PAGES as usize {
@@ -157,7 +158,8 @@ impl<D: Device> Inner<D> {
                 free += u64::from(!used);
             }
         }
-        let stray = tally.pages.keys().next().map(|p| format!("{p:?}")).or(tally.whole.keys().next().map(|b| format!("{b:?}")));
+        let stray =
+            tally.pages.keys().next().map(|p| format!("{p:?}")).or(tally.whole.keys().next().map(|b| format!("{b:?}")));
         if let Some(stray) = stray {
             tally.report.damage.push(format!("a map refers to {stray}, which cannot hold data"));
         }

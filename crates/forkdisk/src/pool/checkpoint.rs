@@ -203,7 +203,8 @@ impl<D: Device> Inner<D> {
     /// Writes the count pages this checkpoint changes; returns the new entries of the superblock.
     async fn write_counts(self: &Rc<Self>) -> Result<Vec<CountEntry>> {
         loop {
-            let step = self.look(|meta| meta.space.checkpoint_step(BATCH).map_err(|m| Failure::Stop(Stop::Count(m)))).await?;
+            let step =
+                self.look(|meta| meta.space.checkpoint_step(BATCH).map_err(|m| Failure::Stop(Stop::Count(m)))).await?;
             match step {
                 Step::Write(pages) => {
                     self.write_pages(pages.into_iter().map(|(at, bytes)| (at, bytes.to_vec())).collect()).await?;
@@ -237,7 +238,8 @@ impl<D: Device> Inner<D> {
         let at = SUPERBLOCK_PAGES[slot];
         let mut buf = self.device.buffer(PAGE_SIZE);
         superblock.encode(at, &mut buf);
-        let (result, _) = self.device.write(buf, smallvec![Segment { offset: at.offset(), at: 0, len: PAGE_SIZE }], false).await;
+        let (result, _) =
+            self.device.write(buf, smallvec![Segment { offset: at.offset(), at: 0, len: PAGE_SIZE }], false).await;
         result.map_err(|e| Error::io("writing the superblock", e))
     }
 
@@ -341,7 +343,8 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
     let (tables, directory_tables): (Vec<Placed>, Vec<Placed>) = {
         for (number, (leaf, slot), records) in leaves {
             let at = next();
-            let old = std::mem::replace(&mut meta.tables.entries_mut(leaf)[slot], Entry::checked_page(at, meta.epoch, 0));
+            let old =
+                std::mem::replace(&mut meta.tables.entries_mut(leaf)[slot], Entry::checked_page(at, meta.epoch, 0));
             if !old.is_absent() {
                 meta.space.decr_page(old.addr());
             }

@@ -35,14 +35,22 @@ pub struct DiffRun {
 }
 
 /// Pages from `at` on for which both maps have the same table or both have nothing, if any.
-fn same_tables(tables: &mut Tables, a: &VolumeRecord, b: &VolumeRecord, at: VirtualPage) -> std::result::Result<u64, Stop> {
+fn same_tables(
+    tables: &mut Tables,
+    a: &VolumeRecord,
+    b: &VolumeRecord,
+    at: VirtualPage,
+) -> std::result::Result<u64, Stop> {
     let (mut x, mut xl, mut y, mut yl) = (a.root, a.level, b.root, b.level);
     loop {
         // Bring the higher one down first.
         let level = xl.max(yl);
         let span = table_span(level);
         let same = x.is_absent() && y.is_absent()
-            || xl == yl && x.kind() == Kind::Table && y.kind() == Kind::Table && tables.resolve(x.table_ref()) == tables.resolve(y.table_ref());
+            || xl == yl
+                && x.kind() == Kind::Table
+                && y.kind() == Kind::Table
+                && tables.resolve(x.table_ref()) == tables.resolve(y.table_ref());
         if same {
             return Ok(span - at.0 % span);
         }
@@ -62,7 +70,13 @@ fn same_tables(tables: &mut Tables, a: &VolumeRecord, b: &VolumeRecord, at: Virt
     }
 }
 
-fn next_run(meta: &mut Meta, a: &VolumeRecord, b: &VolumeRecord, at: VirtualPage, max: u64) -> std::result::Result<(u64, DiffClass), Failure> {
+fn next_run(
+    meta: &mut Meta,
+    a: &VolumeRecord,
+    b: &VolumeRecord,
+    at: VirtualPage,
+    max: u64,
+) -> std::result::Result<(u64, DiffClass), Failure> {
     let same = same_tables(&mut meta.tables, a, b, at)?;
     if same > 0 {
         return Ok((same.min(max), DiffClass::Same));

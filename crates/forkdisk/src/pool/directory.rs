@@ -224,7 +224,9 @@ fn check_part(part: &str, whole: &str) -> Result<()> {
     }
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     match part.chars().find(|&c| !allowed(c)) {
-        Some(c) => bad(&format!("{c:?} is not allowed; use letters, digits, '.', '_' and '-', with '/' between folders")),
+        Some(c) => {
+            bad(&format!("{c:?} is not allowed; use letters, digits, '.', '_' and '-', with '/' between folders"))
+        }
         None => Ok(()),
     }
 }

@@ -93,10 +93,7 @@ impl<D: Device> Inner<D> {
     }
 
     /// As [`edit`](Self::edit) for what needs no space.
-    pub async fn look<T>(
-        &self,
-        attempt: impl FnMut(&mut Meta) -> std::result::Result<T, Failure>,
-    ) -> Result<T> {
+    pub async fn look<T>(&self, attempt: impl FnMut(&mut Meta) -> std::result::Result<T, Failure>) -> Result<T> {
         self.edit(attempt).await.map_err(|ended| match ended {
             Ended::NoSpace => no_space(),
             Ended::Error(error) => error,

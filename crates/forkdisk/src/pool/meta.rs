@@ -98,7 +98,8 @@ impl Meta {
             }
             Record::Unmap { volume, at, len } => {
                 while *done < *len {
-                    let (mut editor, record) = self.edit(*volume).ok_or_else(|| Failure::Nonsense(Meta::unknown(*volume)))?;
+                    let (mut editor, record) =
+                        self.edit(*volume).ok_or_else(|| Failure::Nonsense(Meta::unknown(*volume)))?;
                     let next = editor.unmap_step(record, VirtualPage(at.0 + *done), VirtualPage(at.0 + len))?;
                     *done = next.0 - at.0;
                 }
@@ -111,7 +112,8 @@ impl Meta {
                 }
                 while *done < *len {
                     let source = self.record_of(*source)?;
-                    let (mut editor, record) = self.edit(*target).ok_or_else(|| Failure::Nonsense(Meta::unknown(*target)))?;
+                    let (mut editor, record) =
+                        self.edit(*target).ok_or_else(|| Failure::Nonsense(Meta::unknown(*target)))?;
                     let (f, t) = (VirtualPage(from.0 + *done), VirtualPage(to.0 + *done));
                     *done += editor.share_step(&source, f, record, t, *len - *done)?;
                 }

@@ -23,7 +23,7 @@ use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
 use crate::runtime::Runtime;
-use crate::sync::{Event, Generations};
+use crate::sync::{Event, Generations, RangeLocks};
 
 pub use check::CheckReport;
 pub use compare::{DiffClass, DiffRun};
@@ -93,6 +93,8 @@ pub(crate) struct Inner<D> {
     /// Whether the reaper runs.
     pub reaping: Cell<bool>,
     pub reaped: Event,
+    /// Held by the reaper during a turn, and by a check so that nothing is reaped meanwhile.
+    pub reap_lock: Rc<RangeLocks>,
     /// Whether the superblock carries this open's incarnation.
     pub active: Cell<bool>,
     pub full: Cell<bool>,

@@ -8,8 +8,8 @@ use smallvec::smallvec;
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    CountEntry, Decoded, Entry, JournalStart, Kind, Layout, NO_VOLUME, NotSuper, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed,
-    Superblock, VolumeRecord, VolumeState, decode_directory_page, decode_group, page_checksum,
+    CountEntry, Decoded, Entry, JournalStart, Kind, Layout, NO_VOLUME, NotSuper, SLOTS_PER_PAGE, SUPERBLOCK_PAGES,
+    Seed, Superblock, VolumeRecord, VolumeState, decode_directory_page, decode_group, page_checksum,
 };
 use crate::journal::Journal;
 use crate::map::{Tables, lookup};
@@ -54,7 +54,8 @@ impl<D: Device> Pool<D> {
         let layout = Layout::new(options.size);
         let blocks = options.journal.unwrap_or((options.size / 128).clamp(1 << 20, 64 << 20)).div_ceil(BLOCK_SIZE);
         if blocks == 0 || blocks + 6 > layout.blocks() || blocks > 800 {
-            let why = format!("a journal of {blocks} MiB does not fit; choose 1 MiB to 800 MiB, well below the pool's size");
+            let why =
+                format!("a journal of {blocks} MiB does not fit; choose 1 MiB to 800 MiB, well below the pool's size");
             return Err(Error::new(ErrorKind::Invalid, why));
         }
         let none = CountEntry { slot: None, checksum: 0, used: 0 };
@@ -64,7 +65,8 @@ impl<D: Device> Pool<D> {
         space.freeze();
         let io = |e| Error::io("writing a new pool", e);
         let counts = loop {
-            let step = space.checkpoint_step(64).map_err(|_| Error::new(ErrorKind::Corrupt, "a new pool has counts"))?;
+            let step =
+                space.checkpoint_step(64).map_err(|_| Error::new(ErrorKind::Corrupt, "a new pool has counts"))?;
             match step {
                 Step::Done(counts) => break counts,
                 Step::Write(pages) => {
@@ -149,6 +151,7 @@ impl<D: Device> Pool<D> {
             space_changed: Default::default(),
             reaping: Cell::new(false),
             reaped: Default::default(),
+            reap_lock: Default::default(),
             active: Cell::new(false),
             full: Cell::new(false),
             closed: Cell::new(false),
@@ -171,7 +174,8 @@ impl<D: Device> Pool<D> {
         }
         inner.check_alive()?;
         inner.generations.barrier().await;
-        let nothing_to_do = !inner.active.get() && inner.superblock.borrow().clean && !inner.meta.borrow().has_changes();
+        let nothing_to_do =
+            !inner.active.get() && inner.superblock.borrow().clean && !inner.meta.borrow().has_changes();
         if !nothing_to_do {
             inner.clone().checkpoint().await?;
             inner.closed.set(true);
@@ -237,9 +241,10 @@ async fn read_superblock<D: Device>(device: &D) -> Result<Superblock> {
             ErrorKind::Unsupported,
             format!("this pool was made by a newer forkdisk ({what}); open it with that version"),
         ),
-        (None, Some(what)) => {
-            Error::new(ErrorKind::Corrupt, format!("both superblocks of this pool are damaged: {what}; restore it from a copy"))
-        }
+        (None, Some(what)) => Error::new(
+            ErrorKind::Corrupt,
+            format!("both superblocks of this pool are damaged: {what}; restore it from a copy"),
+        ),
         (None, None) => Error::new(ErrorKind::NotAPool, "not a forkdisk pool: it has no superblock"),
     })
 }
@@ -260,7 +265,8 @@ impl<D: Device> Inner<D> {
             let entry = self
                 .look(|meta| {
                     let at = VirtualPage(number);
-                    let run = lookup(&mut meta.tables, &meta.directory_map, at, 1).map_err(|m| Failure::Stop(m.into()))?;
+                    let run =
+                        lookup(&mut meta.tables, &meta.directory_map, at, 1).map_err(|m| Failure::Stop(m.into()))?;
                     let slot = at.index();
                     let Some((page, _)) = run.data else { return Ok(None) };
                     let leaf = meta.leaf_checksum(at, slot)?;
@@ -285,7 +291,8 @@ impl<D: Device> Inner<D> {
         sum: u32,
         pool_pages: u64,
     ) -> Result<Vec<Option<VolumeRecord>>> {
-        let damaged = |what: &str| Error::new(ErrorKind::Corrupt, format!("directory page at {page:?} is damaged: {what}"));
+        let damaged =
+            |what: &str| Error::new(ErrorKind::Corrupt, format!("directory page at {page:?} is damaged: {what}"));
         let bytes = self.read_page(page).await?;
         if page_checksum(&Seed { pool: uuid, page, level: DIRECTORY_SEED, birth: 0 }, &bytes) != sum {
             return Err(damaged("its checksum does not match"));
@@ -336,14 +343,13 @@ impl<D: Device> Inner<D> {
     async fn replay_record(&self, record: &crate::format::Record) -> Result<()> {
         use crate::format::Record;
         if let Record::Map { to, len, .. } = record {
-            let inside = to.0.checked_add(u64::from(*len)).is_some_and(|e| e <= self.meta.borrow().space.layout().pages());
+            let inside =
+                to.0.checked_add(u64::from(*len)).is_some_and(|e| e <= self.meta.borrow().space.layout().pages());
             if !inside {
                 return Err(Error::new(ErrorKind::Corrupt, "a journal record maps pages outside the pool"));
             }
-            self.look(|meta| {
-                meta.space.mark_allocated(*to, u64::from(*len)).map_err(|m| Failure::Stop(m.into()))
-            })
-            .await?;
+            self.look(|meta| meta.space.mark_allocated(*to, u64::from(*len)).map_err(|m| Failure::Stop(m.into())))
+                .await?;
         }
         let mut done = 0;
         self.look(|meta| meta.apply(record, &mut done)).await

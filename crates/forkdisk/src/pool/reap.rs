@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::format::{Record, VolumeState};
 use crate::map::Editor;
 use crate::planted::{Bug, planted};
+use crate::sync::Hold;
 use crate::types::{PAGE_SIZE, VirtualPage, VolumeId};
 
 use super::{Inner, Meta, pages_of};
@@ -46,12 +47,14 @@ impl<D: Device> Inner<D> {
                 return Ok(());
             }
             self.admit().await?;
+            let turn = self.reap_lock.lock(0..1, Hold::Alone).await;
             let work = next_work(&self.meta.borrow());
             match work {
                 None => return Ok(()),
                 Some(Work::Dead(id)) => self.reap_dead(id).await?,
                 Some(Work::Tail(id)) => self.reap_tail(id).await?,
             }
+            drop(turn);
             yield_now().await;
         }
     }
@@ -147,4 +150,3 @@ async fn yield_now() {
     }
     Yield(false).await;
 }
-

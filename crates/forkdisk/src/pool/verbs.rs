@@ -45,9 +45,10 @@ fn check_size(size: u64) -> Result<()> {
 fn check_chunk(chunk: u64) -> Result<()> {
     match chunk.is_power_of_two() && (PAGE_SIZE as u64..=MAX_CHUNK).contains(&chunk) {
         true => Ok(()),
-        false => {
-            Err(Error::new(ErrorKind::Invalid, format!("bad chunk of {chunk} bytes: a power of two from 4 KiB to 64 MiB")))
-        }
+        false => Err(Error::new(
+            ErrorKind::Invalid,
+            format!("bad chunk of {chunk} bytes: a power of two from 4 KiB to 64 MiB"),
+        )),
     }
 }
 
@@ -94,7 +95,8 @@ impl<D: Device> Inner<D> {
 
     fn info(&self, id: VolumeId) -> Result<VolumeInfo> {
         let meta = self.meta.borrow();
-        let volume = meta.directory.get(id).ok_or_else(|| Error::new(ErrorKind::NotFound, "it has been deleted meanwhile"))?;
+        let volume =
+            meta.directory.get(id).ok_or_else(|| Error::new(ErrorKind::NotFound, "it has been deleted meanwhile"))?;
         Ok(meta.info_of(&volume.record))
     }
 }
@@ -222,7 +224,12 @@ impl<D: Device> Pool<D> {
         let id = writable_volume(inner.meta.borrow().directory.find(name)?, name)?;
         // Growing over a tail that is still being unmapped would bring it back.
         let tail = |inner: &Inner<D>| {
-            inner.meta.borrow().directory.get(id).is_some_and(|v| v.record.trim_end > v.record.size && size > v.record.size)
+            inner
+                .meta
+                .borrow()
+                .directory
+                .get(id)
+                .is_some_and(|v| v.record.trim_end > v.record.size && size > v.record.size)
         };
         while tail(inner) {
             inner.check_writable()?;

@@ -51,7 +51,9 @@ impl Space {
             }
         }
         let (block, next) = match self.affinity.chunk_block {
-            Some((block, next)) if next + want.chunk_pages <= BLOCK_PAGES => (block, next.next_multiple_of(want.chunk_pages)),
+            Some((block, next)) if next + want.chunk_pages <= BLOCK_PAGES => {
+                (block, next.next_multiple_of(want.chunk_pages))
+            }
             _ => match self.empty_block(None)? {
                 Some(block) => (block, 0),
                 None => return Ok(None),

@@ -145,6 +145,7 @@ impl Space {
                 }
             }
         }
+        self.frozen.applied();
         self.roots = work.roots;
         if self.cache.len() + work.new.len() > self.cache_limit {
             self.cache.clear();

@@ -65,6 +65,14 @@ impl Deltas {
         self.blocks.entry(page.block()).or_default().touched[page.index() / 64] |= 1 << (page.index() % 64);
     }
 
+    /// The changes are in the count pages; which pages were touched stays known.
+    pub fn applied(&mut self) {
+        for delta in self.blocks.values_mut() {
+            (delta.whole, delta.all, delta.pages) = (0, 0, Vec::new());
+        }
+        (self.entries, self.lost) = (0, 0);
+    }
+
     pub fn of_page(&self, page: PageAddr) -> i32 {
         self.blocks.get(&page.block()).map_or(0, |d| d.of(page.index()))
     }

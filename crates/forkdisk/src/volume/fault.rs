@@ -6,8 +6,8 @@
 //!   or with zeroes.
 
 use crate::device::Segments;
-use crate::map::lookup;
 use crate::map::Stop;
+use crate::map::lookup;
 use crate::planted::{Bug, planted};
 use crate::pool::{Failure, Meta};
 use crate::space::Want;
@@ -81,7 +81,8 @@ impl WritePlan {
             let record = meta.directory.get(id).expect("a volume with a handle is not removed").record.clone();
             let run = lookup(&mut meta.tables, &record, page, max).map_err(Stop::from)?;
             let mut len = run.len;
-            let mut alone = run.data.is_some_and(|(_, birth)| birth > record.shared_at) || planted(Bug::WritesSharedInPlace) && run.data.is_some();
+            let mut alone = run.data.is_some_and(|(_, birth)| birth > record.shared_at)
+                || planted(Bug::WritesSharedInPlace) && run.data.is_some();
             if !alone && run.data.is_some() && meta.editor().is_alone(&record, page)? {
                 // Known by the counts only, page by page.
                 (alone, len) = (true, 1);

@@ -106,7 +106,10 @@ impl<D: Device> Volume<D> {
     fn check_write(&self, offset: u64, len: u64) -> Result<()> {
         self.inner.check_writable()?;
         if self.read_only {
-            return Err(Error::new(ErrorKind::ReadOnly, format!("{} is a snapshot and cannot be written", self.name())));
+            return Err(Error::new(
+                ErrorKind::ReadOnly,
+                format!("{} is a snapshot and cannot be written", self.name()),
+            ));
         }
         self.check_range(offset, len)
     }

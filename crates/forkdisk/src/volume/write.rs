@@ -36,7 +36,8 @@ impl<D: Device> Volume<D> {
         // Judged twice: whoever held the range meanwhile may have changed it.
         let mut hold = Hold::Shared;
         let (lock, guard, mut plan) = loop {
-            let in_place = |hold| hold == Hold::Shared && fresh().is_in_place(&mut self.inner.meta.borrow_mut(), self.id);
+            let in_place =
+                |hold| hold == Hold::Shared && fresh().is_in_place(&mut self.inner.meta.borrow_mut(), self.id);
             if !in_place(hold) {
                 hold = Hold::Alone;
             }
@@ -120,7 +121,9 @@ impl<D: Device> Volume<D> {
         let whole = (!plan.segments.is_empty()).then(|| plan.segments.clone());
         let ragged: Vec<_> = pages
             .into_iter()
-            .map(|(p, page)| device.write(page, smallvec![Segment { offset: p.to.offset(), at: 0, len: PAGE_SIZE }], false))
+            .map(|(p, page)| {
+                device.write(page, smallvec![Segment { offset: p.to.offset(), at: 0, len: PAGE_SIZE }], false)
+            })
             .collect();
         let (mut result, buf) = match whole {
             Some(segments) => device.write(buf, segments, false).await,

@@ -42,19 +42,13 @@ pub(super) struct Entry {
 
 impl Entry {
     pub fn new(order: u64, change: Change, offset: u64, len: usize) -> Entry {
-        Entry {
-            order,
-            change,
-            pieces: smallvec![Piece { offset, len, at: 0 }],
-        }
+        Entry { order, change, pieces: smallvec![Piece { offset, len, at: 0 }] }
     }
 
     /// Puts one part into an image.
     pub fn apply_piece(&self, image: &mut Image, piece: Piece) {
         match &self.change {
-            Change::Write(bytes) => {
-                image.write(piece.offset, &bytes[piece.at..piece.at + piece.len])
-            }
+            Change::Write(bytes) => image.write(piece.offset, &bytes[piece.at..piece.at + piece.len]),
             Change::Discard(fill) => image.fill(piece.offset, piece.len, *fill),
             Change::Len(_) => {}
         }
@@ -76,9 +70,7 @@ impl Entry {
     }
 
     pub fn touches(&self, offset: u64, len: usize) -> bool {
-        self.pieces
-            .iter()
-            .any(|p| p.offset < offset + len as u64 && offset < p.offset + p.len as u64)
+        self.pieces.iter().any(|p| p.offset < offset + len as u64 && offset < p.offset + p.len as u64)
     }
 
     /// Takes a range out of what is pending.
@@ -91,18 +83,11 @@ impl Entry {
         for p in &self.pieces {
             let p_end = p.offset + p.len as u64;
             if p.offset < offset {
-                kept.push(Piece {
-                    len: (p_end.min(offset) - p.offset) as usize,
-                    ..*p
-                });
+                kept.push(Piece { len: (p_end.min(offset) - p.offset) as usize, ..*p });
             }
             if p_end > end {
                 let from = p.offset.max(end);
-                kept.push(Piece {
-                    offset: from,
-                    len: (p_end - from) as usize,
-                    at: p.at + (from - p.offset) as usize,
-                });
+                kept.push(Piece { offset: from, len: (p_end - from) as usize, at: p.at + (from - p.offset) as usize });
             }
         }
         self.pieces = kept;
@@ -133,11 +118,7 @@ impl Entry {
         let mut units = Vec::new();
         for p in &self.pieces {
             for done in (0..p.len).step_by(step) {
-                units.push(Piece {
-                    offset: p.offset + done as u64,
-                    len: step.min(p.len - done),
-                    at: p.at + done,
-                });
+                units.push(Piece { offset: p.offset + done as u64, len: step.min(p.len - done), at: p.at + done });
             }
         }
         units
@@ -198,11 +179,7 @@ impl Cache {
 
     /// Takes a request out of the air.
     pub fn take(&mut self, order: u64) -> Entry {
-        let at = self
-            .flying
-            .iter()
-            .position(|e| e.order == order)
-            .expect("a request in flight");
+        let at = self.flying.iter().position(|e| e.order == order).expect("a request in flight");
         self.version += 1;
         self.flying.remove(at)
     }
@@ -271,20 +248,11 @@ impl Cache {
         let end = offset + len as u64;
         for entry in self.flying.iter().filter(|e| e.touches(offset, len)) {
             for unit in entry.units(self.sector) {
-                let (from, to) = (
-                    unit.offset.max(offset),
-                    (unit.offset + unit.len as u64).min(end),
-                );
+                let (from, to) = (unit.offset.max(offset), (unit.offset + unit.len as u64).min(end));
                 if from < to && either() {
-                    let part = Piece {
-                        offset: from,
-                        len: (to - from) as usize,
-                        at: unit.at + (from - unit.offset) as usize,
-                    };
-                    entry.bytes(
-                        part,
-                        &mut out[(from - offset) as usize..(to - offset) as usize],
-                    );
+                    let part =
+                        Piece { offset: from, len: (to - from) as usize, at: unit.at + (from - unit.offset) as usize };
+                    entry.bytes(part, &mut out[(from - offset) as usize..(to - offset) as usize]);
                 }
             }
         }

@@ -31,10 +31,7 @@ pub struct Medium {
 impl Medium {
     /// A disk of `len` zero bytes.
     pub fn blank(config: Config, len: u64) -> Medium {
-        Medium {
-            cache: Cache::new(config.sector, Image::default(), len),
-            config,
-        }
+        Medium { cache: Cache::new(config.sector, Image::default(), len), config }
     }
 
     /// What reads find: the contents of a disk at rest.
@@ -79,20 +76,10 @@ struct Unit {
 
 impl Frozen {
     pub(super) fn new(config: Config, cache: Cache, crash: Crash) -> Frozen {
-        let mut frozen = Frozen {
-            config,
-            cache,
-            crash,
-            units: Vec::new(),
-            owner: Vec::new(),
-        };
+        let mut frozen = Frozen { config, cache, crash, units: Vec::new(), owner: Vec::new() };
         let mut units = Vec::new();
         for (entry, e) in frozen.entries().enumerate() {
-            units.extend(
-                e.units(config.sector)
-                    .into_iter()
-                    .map(|piece| Unit { entry, piece }),
-            );
+            units.extend(e.units(config.sector).into_iter().map(|piece| Unit { entry, piece }));
         }
         frozen.owner = units.iter().map(|u| u.entry as u32).collect();
         frozen.units = units;
@@ -101,16 +88,8 @@ impl Frozen {
 
     /// Entries whose fate the mask decides, oldest first.
     fn entries(&self) -> impl Iterator<Item = &Entry> {
-        let landed: &[Entry] = if self.crash == Crash::Power {
-            &self.cache.landed
-        } else {
-            &[]
-        };
-        self.cache
-            .poisoned
-            .iter()
-            .chain(landed)
-            .chain(&self.cache.flying)
+        let landed: &[Entry] = if self.crash == Crash::Power { &self.cache.landed } else { &[] };
+        self.cache.poisoned.iter().chain(landed).chain(&self.cache.flying)
     }
 
     /// How many sector versions are pending.
@@ -129,27 +108,15 @@ impl Frozen {
 
     /// How much of what is pending survives under `mask`, in words.
     pub fn describe(&self, mask: u64) -> String {
-        let what = if self.crash == Crash::Power {
-            "pending"
-        } else {
-            "in flight"
-        };
-        format!(
-            "{} of {} sector versions {what} survive",
-            self.survivors(mask).count(),
-            self.pending()
-        )
+        let what = if self.crash == Crash::Power { "pending" } else { "in flight" };
+        format!("{} of {} sector versions {what} survive", self.survivors(mask).count(), self.pending())
     }
 
     /// The disk after the crash under `mask`.
     pub fn crash(&self, mask: u64) -> Medium {
         let kept = self.survivors(mask);
         let entries: Vec<&Entry> = self.entries().collect();
-        let mut cache = Cache::new(
-            self.config.sector,
-            self.cache.durable.clone(),
-            self.cache.durable_len,
-        );
+        let mut cache = Cache::new(self.config.sector, self.cache.durable.clone(), self.cache.durable_len);
         let mut survivors: Vec<Vec<Piece>> = vec![Vec::new(); entries.len()];
         for (i, unit) in self.units.iter().enumerate() {
             if kept.has(i) {
@@ -158,41 +125,22 @@ impl Frozen {
         }
         let poisoned = self.cache.poisoned.len();
         if self.crash == Crash::Kill {
-            self.settle(
-                &mut cache,
-                &entries[..poisoned],
-                &survivors[..poisoned],
-                true,
-            );
+            self.settle(&mut cache, &entries[..poisoned], &survivors[..poisoned], true);
             for entry in &self.cache.landed {
                 cache.land(entry.clone(), self.config.cache == Volatile::No);
             }
             let durable = self.config.cache == Volatile::No;
-            self.settle(
-                &mut cache,
-                &entries[poisoned..],
-                &survivors[poisoned..],
-                durable,
-            );
+            self.settle(&mut cache, &entries[poisoned..], &survivors[poisoned..], durable);
         } else {
             self.settle(&mut cache, &entries, &survivors, true);
             let len = cache.durable_len;
             cache.durable.truncate(len);
             cache.current = cache.durable.clone();
         }
-        Medium {
-            config: self.config,
-            cache,
-        }
+        Medium { config: self.config, cache }
     }
 
-    fn settle(
-        &self,
-        cache: &mut Cache,
-        entries: &[&Entry],
-        survivors: &[Vec<Piece>],
-        durable: bool,
-    ) {
+    fn settle(&self, cache: &mut Cache, entries: &[&Entry], survivors: &[Vec<Piece>], durable: bool) {
         let power = self.crash == Crash::Power;
         for (entry, pieces) in entries.iter().zip(survivors) {
             if pieces.is_empty() {
@@ -200,17 +148,12 @@ impl Frozen {
             }
             if power {
                 // Straight into the image: nothing is running that could see the steps between.
-                pieces
-                    .iter()
-                    .for_each(|&p| entry.apply_piece(&mut cache.durable, p));
+                pieces.iter().for_each(|&p| entry.apply_piece(&mut cache.durable, p));
                 if let Change::Len(len) = entry.change {
                     (cache.len, cache.durable_len) = (len, len);
                 }
             } else {
-                let entry = Entry {
-                    pieces: pieces.iter().copied().collect(),
-                    ..(*entry).clone()
-                };
+                let entry = Entry { pieces: pieces.iter().copied().collect(), ..(*entry).clone() };
                 cache.land(entry, durable);
             }
         }

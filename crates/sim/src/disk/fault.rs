@@ -46,10 +46,7 @@ impl Harm {
             Harm::Eio => Some(io::Error::from_raw_os_error(5)),
             Harm::Enospc => Some(io::Error::from_raw_os_error(28)),
             Harm::Eintr => Some(io::Error::from_raw_os_error(4)),
-            Harm::Short => Some(io::Error::new(
-                io::ErrorKind::UnexpectedEof,
-                "the request ended early",
-            )),
+            Harm::Short => Some(io::Error::new(io::ErrorKind::UnexpectedEof, "the request ended early")),
             _ => None,
         }
     }
@@ -112,10 +109,7 @@ impl Faults {
     pub fn strike(&mut self, on: Request, offset: u64, len: u64) -> Option<Harm> {
         let mut harm = None;
         for (fault, seen) in &mut self.armed {
-            let touches = fault
-                .within
-                .as_ref()
-                .is_none_or(|r| offset < r.end && r.start < offset + len.max(1));
+            let touches = fault.within.as_ref().is_none_or(|r| offset < r.end && r.start < offset + len.max(1));
             if fault.on != on || !touches {
                 continue;
             }
@@ -143,12 +137,7 @@ mod tests {
 
     fn hits(when: When) -> Vec<u64> {
         let mut faults = Faults::default();
-        faults.arm(Fault {
-            on: Request::Read,
-            harm: Harm::Eio,
-            when,
-            within: Some(100..200),
-        });
+        faults.arm(Fault { on: Request::Read, harm: Harm::Eio, when, within: Some(100..200) });
         (1..=6)
             .filter(|_| {
                 assert_eq!(faults.strike(Request::Write, 100, 8), None);

@@ -106,10 +106,7 @@ impl Image {
         }
         let first = len.div_ceil(PAGE as u64) as usize;
         self.groups.truncate(first.div_ceil(FAN));
-        if !first.is_multiple_of(FAN)
-            && first / FAN < self.groups.len()
-            && self.groups[first / FAN].is_some()
-        {
+        if !first.is_multiple_of(FAN) && first / FAN < self.groups.len() && self.groups[first / FAN].is_some() {
             for at in first..first.next_multiple_of(FAN) {
                 *self.slot(at as u64) = None;
             }
@@ -121,11 +118,7 @@ impl Image {
         let mut found = Vec::new();
         for (g, group) in self.groups.iter().enumerate() {
             let Some(group) = group else { continue };
-            found.extend(
-                (0..FAN)
-                    .filter(|&i| group[i].is_some())
-                    .map(|i| (g * FAN + i) as u64),
-            );
+            found.extend((0..FAN).filter(|&i| group[i].is_some()).map(|i| (g * FAN + i) as u64));
         }
         found
     }
@@ -137,8 +130,7 @@ pub fn fill_bytes(fill: Fill, offset: u64, out: &mut [u8]) {
         Fill::Zero => out.fill(0),
         Fill::Garbage(number) => {
             for (i, chunk) in out.chunks_mut(512).enumerate() {
-                let mut rng =
-                    crate::rng::Rng::new(crate::rng::mix(&[number, offset / 512 + i as u64]));
+                let mut rng = crate::rng::Rng::new(crate::rng::mix(&[number, offset / 512 + i as u64]));
                 for word in chunk.chunks_mut(8) {
                     let bytes = rng.next().to_le_bytes();
                     word.copy_from_slice(&bytes[..word.len()]);
@@ -180,10 +172,7 @@ mod tests {
         a.write(4090, &[7; 10]);
         let b = a.clone();
         a.write(4094, &[9; 4]);
-        assert_eq!(
-            read(&b, 4088, 14),
-            [0, 0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0, 0]
-        );
+        assert_eq!(read(&b, 4088, 14), [0, 0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0, 0]);
         assert_eq!(read(&a, 4092, 8), [7, 7, 9, 9, 9, 9, 7, 7]);
         assert_eq!(a.pages(), [0, 1, (1 << 34) / PAGE as u64]);
         assert!(b.holds(1 << 34, b"far away\0") && !b.holds(1 << 34, b"far way"));

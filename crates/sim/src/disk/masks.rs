@@ -35,11 +35,7 @@ pub fn enumerated(k: usize) -> u64 {
         return 1 << k;
     }
     let k = k as u64;
-    let pairs = if k <= ALL_PAIRS as u64 {
-        k * (k - 1)
-    } else {
-        0
-    };
+    let pairs = if k <= ALL_PAIRS as u64 { k * (k - 1) } else { 0 };
     2 + 2 * k + 2 * (k - 1) + pairs
 }
 
@@ -116,9 +112,7 @@ mod tests {
 
     fn all(k: usize) -> BTreeSet<Vec<bool>> {
         let owner = vec![0; k];
-        (0..enumerated(k))
-            .map(|mask| survivors(&owner, mask).0)
-            .collect()
+        (0..enumerated(k)).map(|mask| survivors(&owner, mask).0).collect()
     }
 
     #[test]
@@ -131,28 +125,14 @@ mod tests {
     fn beyond_that_the_rule_is_complete() {
         let k = 13;
         let sets = all(k);
-        let with = |n: usize| {
-            sets.iter()
-                .filter(|s| s.iter().filter(|&&b| b).count() == n)
-                .count()
-        };
+        let with = |n: usize| sets.iter().filter(|s| s.iter().filter(|&&b| b).count() == n).count();
         assert_eq!((with(0), with(k)), (1, 1));
         assert_eq!((with(1), with(k - 1)), (k, k));
-        assert_eq!(
-            with(2),
-            k * (k - 1) / 2,
-            "a prefix and a suffix of two are pairs, too"
-        );
+        assert_eq!(with(2), k * (k - 1) / 2, "a prefix and a suffix of two are pairs, too");
         assert_eq!(with(k - 2), k * (k - 1) / 2);
         for n in 1..k {
-            assert!(
-                sets.contains(&(0..k).map(|i| i < n).collect::<Vec<_>>()),
-                "prefix {n}"
-            );
-            assert!(
-                sets.contains(&(0..k).map(|i| i >= n).collect::<Vec<_>>()),
-                "suffix {n}"
-            );
+            assert!(sets.contains(&(0..k).map(|i| i < n).collect::<Vec<_>>()), "prefix {n}");
+            assert!(sets.contains(&(0..k).map(|i| i >= n).collect::<Vec<_>>()), "suffix {n}");
         }
         assert_eq!(enumerated(65), 2 + 130 + 128);
     }
@@ -161,9 +141,7 @@ mod tests {
     fn random_subsets_follow_from_their_number_and_differ() {
         let owner: Vec<u32> = (0..100).map(|i| i / 10).collect();
         let first = enumerated(100);
-        let drawn: BTreeSet<Vec<bool>> = (first..first + 50)
-            .map(|m| survivors(&owner, m).0)
-            .collect();
+        let drawn: BTreeSet<Vec<bool>> = (first..first + 50).map(|m| survivors(&owner, m).0).collect();
         assert!(drawn.len() > 40);
         assert_eq!(survivors(&owner, first + 3), survivors(&owner, first + 3));
     }

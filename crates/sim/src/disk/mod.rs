@@ -92,10 +92,7 @@ impl SimDisk {
             rng: Rng::new(seed),
             misuse: None,
         };
-        SimDisk {
-            state: Rc::new(RefCell::new(state)),
-            exec: exec.clone(),
-        }
+        SimDisk { state: Rc::new(RefCell::new(state)), exec: exec.clone() }
     }
 
     /// The disk at this instant, to try crashes from.
@@ -141,10 +138,7 @@ impl SimDisk {
 
     /// One request as a future: `end` runs when the executor lets it end.
     fn request<T: 'static>(&self, end: impl FnOnce(&mut State) -> T + 'static) -> Answer<T> {
-        let slot = Rc::new(RefCell::new(Slot {
-            value: None,
-            waker: None,
-        }));
+        let slot = Rc::new(RefCell::new(Slot { value: None, waker: None }));
         let (state, out) = (Rc::clone(&self.state), Rc::clone(&slot));
         self.exec.request(move || {
             let value = end(&mut state.borrow_mut());
@@ -162,16 +156,13 @@ impl State {
     fn admit(&mut self, what: Request, offset: u64, len: u64) -> io::Result<()> {
         let sector = self.config.sector as u64;
         let aligned = offset.is_multiple_of(sector) && len.is_multiple_of(sector) && len > 0;
-        let inside = offset
-            .checked_add(len)
-            .is_some_and(|end| end <= self.cache.len);
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.cache.len);
         if aligned && inside {
             return Ok(());
         }
         let device = self.cache.len;
-        let why = format!(
-            "{what:?} of {len} bytes at {offset} on a device of {device} bytes with {sector}-byte sectors"
-        );
+        let why =
+            format!("{what:?} of {len} bytes at {offset} on a device of {device} bytes with {sector}-byte sectors");
         self.misuse.get_or_insert(why.clone());
         Err(io::Error::new(io::ErrorKind::InvalidInput, why))
     }
@@ -189,15 +180,11 @@ impl State {
             Some(Harm::Stale) => cache.durable.read(offset, out),
             Some(Harm::Misdirected) => {
                 let sectors = cache.len.saturating_sub(out.len() as u64) / cache.sector as u64;
-                cache
-                    .current
-                    .read(rng.below(sectors + 1) * cache.sector as u64, out);
+                cache.current.read(rng.below(sectors + 1) * cache.sector as u64, out);
             }
             Some(error) => {
                 out.fill(0xdb);
-                return Err(error
-                    .error()
-                    .unwrap_or_else(|| io::Error::from_raw_os_error(5)));
+                return Err(error.error().unwrap_or_else(|| io::Error::from_raw_os_error(5)));
             }
         }
         Ok(())
@@ -300,12 +287,7 @@ impl Device for SimDisk {
         finish(buf, answers)
     }
 
-    fn write(
-        &self,
-        buf: Buf,
-        segments: Segments,
-        fua: bool,
-    ) -> impl Future<Output = IoResult> + 'static {
+    fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
         let mut answers = Vec::new();
         for Segment { offset, at, len } in segments {
             let mut state = self.state.borrow_mut();
@@ -338,16 +320,8 @@ impl Device for SimDisk {
         state.counts.discards += 1;
         let admitted = state.admit(Request::Discard, offset, len);
         let harm = state.faults.strike(Request::Discard, offset, len);
-        let fill = if state.rng.one_in(2) {
-            Fill::Zero
-        } else {
-            Fill::Garbage(state.rng.next())
-        };
-        let order = admitted.map(|()| {
-            state
-                .cache
-                .submit(Change::Discard(fill), offset, len as usize)
-        });
+        let fill = if state.rng.one_in(2) { Fill::Zero } else { Fill::Garbage(state.rng.next()) };
+        let order = admitted.map(|()| state.cache.submit(Change::Discard(fill), offset, len as usize));
         drop(state);
         self.request(move |state| state.end_change(order?, harm, false))
     }

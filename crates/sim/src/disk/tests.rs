@@ -5,10 +5,7 @@ use smallvec::smallvec;
 use super::*;
 use crate::executor::Step;
 
-const DISK: Config = Config {
-    sector: 512,
-    cache: Volatile::Yes,
-};
+const DISK: Config = Config { sector: 512, cache: Volatile::Yes };
 
 fn disk(config: Config, seed: u64) -> (Executor, SimDisk) {
     let exec = Executor::new(seed);
@@ -21,13 +18,7 @@ fn segs(offset: u64, len: usize) -> Segments {
 }
 
 async fn put(disk: &SimDisk, offset: u64, byte: u8, sectors: usize, fua: bool) -> io::Result<()> {
-    disk.write(
-        Buf::copy_of(&vec![byte; 512 * sectors]),
-        segs(offset, 512 * sectors),
-        fua,
-    )
-    .await
-    .0
+    disk.write(Buf::copy_of(&vec![byte; 512 * sectors]), segs(offset, 512 * sectors), fua).await.0
 }
 
 /// First byte of each of the first `n` sectors.
@@ -42,9 +33,7 @@ fn heads(medium: &Medium, n: u64) -> Vec<u8> {
 }
 
 fn outcomes(frozen: &Frozen, n: u64) -> BTreeSet<Vec<u8>> {
-    (0..frozen.masks())
-        .map(|mask| heads(&frozen.crash(mask), n))
-        .collect()
+    (0..frozen.masks()).map(|mask| heads(&frozen.crash(mask), n)).collect()
 }
 
 #[test]
@@ -64,11 +53,7 @@ fn between_flushes_every_sector_keeps_any_of_its_values() {
     assert_eq!(outcomes(&frozen, 2), BTreeSet::from(expected));
     let prints: BTreeSet<u64> = (0..frozen.masks()).map(|m| frozen.fingerprint(m)).collect();
     assert_eq!(prints.len(), 6, "one fingerprint per distinct image");
-    assert_eq!(
-        heads(&disk.freeze(Crash::Kill).crash(0), 2),
-        [3, 2],
-        "a kill loses nothing that completed"
-    );
+    assert_eq!(heads(&disk.freeze(Crash::Kill).crash(0), 2), [3, 2], "a kill loses nothing that completed");
 }
 
 #[test]
@@ -101,70 +86,38 @@ fn fua_is_durable_alone_and_supersedes_what_the_cache_holds() {
     })
     .unwrap();
     let all = outcomes(&disk.freeze(Crash::Power), 3);
-    assert_eq!(
-        all,
-        BTreeSet::from([[0, 2, 0], [0, 2, 1], [1, 2, 0], [1, 2, 1]].map(|v| v.to_vec()))
-    );
+    assert_eq!(all, BTreeSet::from([[0, 2, 0], [0, 2, 1], [1, 2, 0], [1, 2, 1]].map(|v| v.to_vec())));
     let d = disk.clone();
-    exec.run(1000, async move { d.flush().await.unwrap() })
-        .unwrap();
-    assert_eq!(
-        outcomes(&disk.freeze(Crash::Power), 3),
-        BTreeSet::from([vec![1, 2, 1]])
-    );
+    exec.run(1000, async move { d.flush().await.unwrap() }).unwrap();
+    assert_eq!(outcomes(&disk.freeze(Crash::Power), 3), BTreeSet::from([vec![1, 2, 1]]));
 }
 
 #[test]
 fn without_a_volatile_cache_only_requests_in_flight_are_in_doubt() {
-    let (exec, disk) = disk(
-        Config {
-            cache: Volatile::No,
-            ..DISK
-        },
-        1,
-    );
+    let (exec, disk) = disk(Config { cache: Volatile::No, ..DISK }, 1);
     let d = disk.clone();
-    exec.run(1000, async move { put(&d, 0, 1, 2, false).await.unwrap() })
-        .unwrap();
-    assert_eq!(
-        outcomes(&disk.freeze(Crash::Power), 2),
-        BTreeSet::from([vec![1, 1]])
-    );
+    exec.run(1000, async move { put(&d, 0, 1, 2, false).await.unwrap() }).unwrap();
+    assert_eq!(outcomes(&disk.freeze(Crash::Power), 2), BTreeSet::from([vec![1, 1]]));
     let flying = disk.write(Buf::copy_of(&[2; 1024]), segs(0, 1024), false);
-    assert_eq!(
-        outcomes(&disk.freeze(Crash::Power), 2).len(),
-        4,
-        "a write in flight is torn at sectors"
-    );
+    assert_eq!(outcomes(&disk.freeze(Crash::Power), 2).len(), 4, "a write in flight is torn at sectors");
     drop(flying);
     while exec.step() == Step::Ran {}
-    assert_eq!(
-        outcomes(&disk.freeze(Crash::Power), 2),
-        BTreeSet::from([vec![2, 2]])
-    );
+    assert_eq!(outcomes(&disk.freeze(Crash::Power), 2), BTreeSet::from([vec![2, 2]]));
 }
 
 #[test]
 fn what_a_kill_leaves_in_the_cache_a_power_cut_may_still_take() {
     let (exec, disk) = disk(DISK, 1);
     let d = disk.clone();
-    exec.run(1000, async move { put(&d, 0, 1, 1, false).await.unwrap() })
-        .unwrap();
+    exec.run(1000, async move { put(&d, 0, 1, 1, false).await.unwrap() }).unwrap();
     let medium = disk.freeze(Crash::Kill).crash(0);
     assert_eq!(heads(&medium, 1), [1]);
     let exec = Executor::new(2);
     let disk = SimDisk::new(medium, &exec, 2);
-    assert_eq!(
-        outcomes(&disk.freeze(Crash::Power), 1),
-        BTreeSet::from([vec![0], vec![1]])
-    );
+    assert_eq!(outcomes(&disk.freeze(Crash::Power), 1), BTreeSet::from([vec![0], vec![1]]));
     let d = disk.clone();
-    exec.run(1000, async move { d.flush().await.unwrap() })
-        .unwrap();
-    assert_eq!(
-        outcomes(&disk.freeze(Crash::Power), 1),
-        BTreeSet::from([vec![1]])
-    );
+    exec.run(1000, async move { d.flush().await.unwrap() }).unwrap();
+    assert_eq!(outcomes(&disk.freeze(Crash::Power), 1), BTreeSet::from([vec![1]]));
 }
 
 #[test]
@@ -179,28 +132,13 @@ fn discarded_bytes_are_old_zero_or_garbage_and_old_no_more_after_a_flush() {
         })
         .unwrap();
         let class = |h: Vec<u8>| {
-            if h.iter().all(|&b| b == 1) {
-                1
-            } else {
-                u8::from(h.iter().any(|&b| b > 1)) * 2
-            }
+            if h.iter().all(|&b| b == 1) { 1 } else { u8::from(h.iter().any(|&b| b > 1)) * 2 }
         };
-        let before: BTreeSet<u8> = outcomes(&disk.freeze(Crash::Power), 8)
-            .into_iter()
-            .map(class)
-            .collect();
-        assert!(
-            before.contains(&1) && before.len() == 2,
-            "old or new: {before:?}"
-        );
+        let before: BTreeSet<u8> = outcomes(&disk.freeze(Crash::Power), 8).into_iter().map(class).collect();
+        assert!(before.contains(&1) && before.len() == 2, "old or new: {before:?}");
         let d = disk.clone();
-        exec.run(1000, async move { d.flush().await.unwrap() })
-            .unwrap();
-        seen.extend(
-            outcomes(&disk.freeze(Crash::Power), 8)
-                .into_iter()
-                .map(class),
-        );
+        exec.run(1000, async move { d.flush().await.unwrap() }).unwrap();
+        seen.extend(outcomes(&disk.freeze(Crash::Power), 8).into_iter().map(class));
     }
     assert_eq!(seen, BTreeSet::from([0, 2]), "zero or garbage");
 }
@@ -215,30 +153,19 @@ fn the_length_is_an_item_of_its_own() {
     })
     .unwrap();
     assert_eq!(disk.len(), 2 << 20);
-    let lens: BTreeSet<u64> = (0..2)
-        .map(|m| disk.freeze(Crash::Power).crash(m).len())
-        .collect();
+    let lens: BTreeSet<u64> = (0..2).map(|m| disk.freeze(Crash::Power).crash(m).len()).collect();
     assert_eq!(lens, BTreeSet::from([1 << 20, 2 << 20]));
     let short = disk.freeze(Crash::Power).crash(0);
-    assert!(
-        short.image().pages().is_empty(),
-        "what lay beyond the old end is gone, FUA or not"
-    );
+    assert!(short.image().pages().is_empty(), "what lay beyond the old end is gone, FUA or not");
     let d = disk.clone();
-    exec.run(1000, async move { d.flush().await.unwrap() })
-        .unwrap();
+    exec.run(1000, async move { d.flush().await.unwrap() }).unwrap();
     assert_eq!(disk.freeze(Crash::Power).crash(0).len(), 2 << 20);
 }
 
 #[test]
 fn a_failed_flush_is_not_mended_by_a_later_one() {
     let (exec, disk) = disk(DISK, 1);
-    disk.arm(Fault {
-        on: Request::Flush,
-        harm: Harm::Eio,
-        when: When::Once(1),
-        within: None,
-    });
+    disk.arm(Fault { on: Request::Flush, harm: Harm::Eio, when: When::Once(1), within: None });
     let d = disk.clone();
     exec.run(1000, async move {
         put(&d, 0, 1, 1, false).await.unwrap();
@@ -246,18 +173,11 @@ fn a_failed_flush_is_not_mended_by_a_later_one() {
         d.flush().await.unwrap();
     })
     .unwrap();
-    assert_eq!(
-        outcomes(&disk.freeze(Crash::Power), 1),
-        BTreeSet::from([vec![0], vec![1]])
-    );
+    assert_eq!(outcomes(&disk.freeze(Crash::Power), 1), BTreeSet::from([vec![0], vec![1]]));
     assert_eq!((disk.faults_hit(), disk.flush_faults_hit()), (1, 1));
     let d = disk.clone();
-    exec.run(1000, async move { put(&d, 0, 2, 1, true).await.unwrap() })
-        .unwrap();
-    assert_eq!(
-        outcomes(&disk.freeze(Crash::Power), 1),
-        BTreeSet::from([vec![2]])
-    );
+    exec.run(1000, async move { put(&d, 0, 2, 1, true).await.unwrap() }).unwrap();
+    assert_eq!(outcomes(&disk.freeze(Crash::Power), 1), BTreeSet::from([vec![2]]));
 }
 
 #[test]
@@ -269,59 +189,27 @@ fn damaged_reads_succeed_and_failed_writes_land_in_part() {
         let flips = exec
             .run(1000, async move {
                 put(&d, 0, 0xff, 4, true).await.unwrap();
-                d.arm(Fault {
-                    on: Request::Read,
-                    harm: Harm::BitFlip,
-                    when: When::Once(1),
-                    within: None,
-                });
-                d.arm(Fault {
-                    on: Request::Write,
-                    harm: Harm::Eio,
-                    when: When::Once(1),
-                    within: None,
-                });
+                d.arm(Fault { on: Request::Read, harm: Harm::BitFlip, when: When::Once(1), within: None });
+                d.arm(Fault { on: Request::Write, harm: Harm::Eio, when: When::Once(1), within: None });
                 let (result, buf) = d.read(Buf::zeroed(2048), segs(0, 2048)).await;
                 result.unwrap();
-                assert_eq!(
-                    put(&d, 0, 1, 4, false).await.unwrap_err().raw_os_error(),
-                    Some(5)
-                );
+                assert_eq!(put(&d, 0, 1, 4, false).await.unwrap_err().raw_os_error(), Some(5));
                 buf.iter().map(|b| b.count_zeros()).sum::<u32>()
             })
             .unwrap();
         assert_eq!(flips, 1);
-        landed.insert(
-            heads(&disk.freeze(Crash::Kill).crash(0), 4)
-                .iter()
-                .filter(|&&b| b == 1)
-                .count(),
-        );
+        landed.insert(heads(&disk.freeze(Crash::Kill).crash(0), 4).iter().filter(|&&b| b == 1).count());
     }
     assert!(landed.len() > 3, "{landed:?}");
 }
 
 #[test]
 fn a_request_outside_the_contract_is_refused_and_remembered() {
-    let (exec, disk) = disk(
-        Config {
-            sector: 4096,
-            ..DISK
-        },
-        1,
-    );
+    let (exec, disk) = disk(Config { sector: 4096, ..DISK }, 1);
     let d = disk.clone();
     exec.run(1000, async move {
-        assert!(
-            put(&d, 0, 1, 1, false).await.is_err(),
-            "512 bytes on 4096-byte sectors"
-        );
-        assert!(
-            d.read(Buf::zeroed(4096), segs(1 << 20, 4096))
-                .await
-                .0
-                .is_err()
-        );
+        assert!(put(&d, 0, 1, 1, false).await.is_err(), "512 bytes on 4096-byte sectors");
+        assert!(d.read(Buf::zeroed(4096), segs(1 << 20, 4096)).await.0.is_err());
     })
     .unwrap();
     assert!(disk.misuse().unwrap().contains("Write of 512 bytes"));

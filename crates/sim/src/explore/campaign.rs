@@ -38,10 +38,7 @@ impl Campaign {
                 stats.add(&report.stats);
                 ended += 1;
                 if let Some(violation) = report.violation {
-                    failures.push(Failure {
-                        recipe: self.recipes[i].clone(),
-                        violation,
-                    });
+                    failures.push(Failure { recipe: self.recipes[i].clone(), violation });
                 }
                 progress(ended, &stats, failures.len());
                 failures.len() < self.enough
@@ -67,8 +64,7 @@ pub(super) fn spread<T: Send>(
             scope.spawn(move || {
                 loop {
                     let i = next.fetch_add(1, Ordering::Relaxed);
-                    if i >= n || stop.load(Ordering::Relaxed) || sender.send((i, work(i))).is_err()
-                    {
+                    if i >= n || stop.load(Ordering::Relaxed) || sender.send((i, work(i))).is_err() {
                         return;
                     }
                 }

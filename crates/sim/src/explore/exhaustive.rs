@@ -24,11 +24,7 @@ impl Case {
     /// As it is written on the command line.
     pub fn name(&self) -> String {
         let names: Vec<&str> = self.ops.iter().map(|op| op.name()).collect();
-        format!(
-            "{}{}",
-            names.join("+"),
-            if self.large_sectors { ":4096" } else { ":512" }
-        )
+        format!("{}{}", names.join("+"), if self.large_sectors { ":4096" } else { ":512" })
     }
 
     /// Reads what [`name`](Self::name) writes.
@@ -37,13 +33,9 @@ impl Case {
     /// A sentence that says what is wrong with it.
     pub fn parse(text: &str) -> Result<Case, String> {
         let (ops, sector) = text.split_once(':').unwrap_or((text, "512"));
-        let ops = ops.split('+').map(|name| {
-            Small::from_name(name).ok_or(format!("no small operation is called '{name}'"))
-        });
-        Ok(Case {
-            ops: ops.collect::<Result<_, _>>()?,
-            large_sectors: sector == "4096",
-        })
+        let ops =
+            ops.split('+').map(|name| Small::from_name(name).ok_or(format!("no small operation is called '{name}'")));
+        Ok(Case { ops: ops.collect::<Result<_, _>>()?, large_sectors: sector == "4096" })
     }
 
     /// Runs it, with every crash or with one.
@@ -72,19 +64,11 @@ impl Exhaustive {
         let mut all = Vec::new();
         let mut layer: Vec<Vec<Small>> = vec![Vec::new()];
         for length in 1..=self.depth {
-            layer = layer
-                .iter()
-                .flat_map(|h| Small::ALL.iter().map(move |&op| [&h[..], &[op]].concat()))
-                .collect();
+            layer = layer.iter().flat_map(|h| Small::ALL.iter().map(move |&op| [&h[..], &[op]].concat())).collect();
             layer.retain(|h| Small::makes_sense(h));
             let mut cases: Vec<Case> = layer
                 .iter()
-                .flat_map(|ops| {
-                    [true, false].map(|large_sectors| Case {
-                        ops: ops.clone(),
-                        large_sectors,
-                    })
-                })
+                .flat_map(|ops| [true, false].map(|large_sectors| Case { ops: ops.clone(), large_sectors }))
                 .collect();
             if length == self.depth {
                 Rng::new(mix(&[self.seed])).shuffle(&mut cases);
@@ -96,10 +80,7 @@ impl Exhaustive {
 
     /// Runs until the budget is used up. Returns the sums, how many histories were run, and what
     /// failed.
-    pub fn run(
-        &self,
-        mut progress: impl FnMut(usize, usize, &Stats),
-    ) -> (Stats, usize, Vec<(Case, Violation)>) {
+    pub fn run(&self, mut progress: impl FnMut(usize, usize, &Stats)) -> (Stats, usize, Vec<(Case, Violation)>) {
         let cases = self.cases();
         let spent = AtomicU64::new(0);
         let (mut stats, mut ended, mut failures) = (Stats::default(), 0, Vec::new());
@@ -125,13 +106,7 @@ mod tests {
 
     #[test]
     fn cases_cover_all_short_histories_once() {
-        let all = Exhaustive {
-            budget: 1,
-            depth: 2,
-            seed: 1,
-            jobs: 1,
-        }
-        .cases();
+        let all = Exhaustive { budget: 1, depth: 2, seed: 1, jobs: 1 }.cases();
         let names: std::collections::BTreeSet<String> = all.iter().map(Case::name).collect();
         assert_eq!(names.len(), all.len());
         assert!(Small::ALL.len() >= 14 && all.len() > 2 * 14 * 10);

@@ -31,10 +31,7 @@ pub(super) fn catch<T>(f: impl FnOnce() -> T) -> Result<T, Violation> {
     result.map_err(|payload| {
         let text = payload.downcast_ref::<String>().cloned();
         let text = text.or_else(|| payload.downcast_ref::<&str>().map(|s| (*s).to_owned()));
-        let what = LAST
-            .take()
-            .or(text)
-            .unwrap_or_else(|| "a panic without a message".into());
+        let what = LAST.take().or(text).unwrap_or_else(|| "a panic without a message".into());
         Violation::new("panic", what)
     })
 }

@@ -52,16 +52,8 @@ impl Hunt {
         let how = (0..self.budget).find_map(|i| self.attempt(bug, i).map(|how| (i + 1, how)));
         planted::set(None);
         match how {
-            Some((histories, how)) => Found {
-                bug,
-                histories,
-                how: Some(how),
-            },
-            None => Found {
-                bug,
-                histories: self.budget,
-                how: None,
-            },
+            Some((histories, how)) => Found { bug, histories, how: Some(how) },
+            None => Found { bug, histories: self.budget, how: None },
         }
     }
 
@@ -73,29 +65,15 @@ impl Hunt {
             let case = random_case(seed);
             let (_, violation, _) = case.run(None, false);
             let v = violation?;
-            let aim = v.cut.map_or(String::new(), |(step, mask)| {
-                format!(" --crash {step} --mask {mask}")
-            });
-            return Some((
-                v.promise.into(),
-                v.what,
-                format!("--planted {name} --case {}{aim}", case.name()),
-            ));
+            let aim = v.cut.map_or(String::new(), |(step, mask)| format!(" --crash {step} --mask {mask}"));
+            return Some((v.promise.into(), v.what, format!("--planted {name} --case {}{aim}", case.name())));
         }
         let profile = Profile::ALL[(i - i / 4) as usize % Profile::ALL.len()];
         let dense = (profile != Profile::Calm).then_some((60, 3));
-        let recipe = Recipe {
-            profile: Some(profile),
-            dense,
-            ..Recipe::new(seed, 300)
-        };
+        let recipe = Recipe { profile: Some(profile), dense, ..Recipe::new(seed, 300) };
         let v = recipe.run(false).violation?;
         let flags = recipe.aimed(&v).flags();
-        Some((
-            v.promise.into(),
-            v.what,
-            format!("--planted {name} {flags}"),
-        ))
+        Some((v.promise.into(), v.what, format!("--planted {name} {flags}")))
     }
 }
 
@@ -104,10 +82,7 @@ fn random_case(seed: u64) -> Case {
     loop {
         let ops: Vec<Small> = (0..4).map(|_| *rng.pick(Small::ALL)).collect();
         if Small::makes_sense(&ops) {
-            return Case {
-                ops,
-                large_sectors: true,
-            };
+            return Case { ops, large_sectors: true };
         }
     }
 }

@@ -21,10 +21,7 @@ pub fn kept() -> Vec<Kept> {
 
 /// One run per line: seed, steps, profile (`-`: the seed's own), then why it is there.
 fn parse(text: &str) -> Vec<Kept> {
-    let lines = text
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines
         .filter_map(|line| {
             let mut words = line.split_whitespace();
@@ -32,13 +29,7 @@ fn parse(text: &str) -> Vec<Kept> {
             let steps = words.next()?.parse().ok()?;
             let profile = words.next().and_then(Profile::from_name);
             let why = words.collect::<Vec<_>>().join(" ");
-            Some(Kept {
-                recipe: Recipe {
-                    profile,
-                    ..Recipe::new(seed, steps)
-                },
-                why,
-            })
+            Some(Kept { recipe: Recipe { profile, ..Recipe::new(seed, steps) }, why })
         })
         .collect()
 }
@@ -49,20 +40,11 @@ mod tests {
 
     #[test]
     fn every_line_of_the_file_is_understood() {
-        let lines = FILE
-            .lines()
-            .filter(|l| !l.trim().is_empty() && !l.starts_with('#'))
-            .count();
+        let lines = FILE.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#')).count();
         assert_eq!(kept().len(), lines);
         let parsed = parse("# no\n\n7 300 forks lost a snapshot\n8 20 -\n");
         assert_eq!(parsed[0].recipe.profile, Some(Profile::Forks));
-        assert_eq!(
-            (parsed[0].recipe.seed, parsed[0].why.as_str()),
-            (7, "lost a snapshot")
-        );
-        assert_eq!(
-            (parsed[1].recipe.steps, parsed[1].recipe.profile),
-            (20, None)
-        );
+        assert_eq!((parsed[0].recipe.seed, parsed[0].why.as_str()), (7, "lost a snapshot"));
+        assert_eq!((parsed[1].recipe.steps, parsed[1].recipe.profile), (20, None));
     }
 }

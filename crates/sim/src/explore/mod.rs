@@ -50,14 +50,7 @@ pub struct Report {
 impl Recipe {
     /// The plain run of a seed.
     pub fn new(seed: u64, steps: usize) -> Recipe {
-        Recipe {
-            seed,
-            steps,
-            profile: None,
-            keep: None,
-            aim: None,
-            dense: None,
-        }
+        Recipe { seed, steps, profile: None, keep: None, aim: None, dense: None }
     }
 
     fn setup(&self) -> Setup {
@@ -81,13 +74,8 @@ impl Recipe {
         let setup = self.setup();
         let ops = self.operations(&setup);
         let ran = guard::catch(|| run_history(&setup, &ops, self.aim, account));
-        let (stats, violation, account) =
-            ran.unwrap_or_else(|v| (Stats::default(), Some(v), Vec::new()));
-        Report {
-            stats,
-            violation,
-            account,
-        }
+        let (stats, violation, account) = ran.unwrap_or_else(|v| (Stats::default(), Some(v), Vec::new()));
+        Report { stats, violation, account }
     }
 
     /// The flags that replay it.
@@ -110,14 +98,8 @@ impl Recipe {
 
     /// The same run, aimed at the side crash in which `violation` showed.
     pub fn aimed(&self, violation: &Violation) -> Recipe {
-        let aim = violation.cut.map(|(step, mask)| Aim {
-            step,
-            mask: Some(mask),
-        });
-        Recipe {
-            aim: aim.or(self.aim),
-            ..self.clone()
-        }
+        let aim = violation.cut.map(|(step, mask)| Aim { step, mask: Some(mask) });
+        Recipe { aim: aim.or(self.aim), ..self.clone() }
     }
 }
 
@@ -132,11 +114,7 @@ pub fn ranges(numbers: &[u32]) -> String {
         }
         let comma = if out.is_empty() { "" } else { "," };
         let last = numbers[i];
-        let _ = if first == last {
-            write!(out, "{comma}{first}")
-        } else {
-            write!(out, "{comma}{first}-{last}")
-        };
+        let _ = if first == last { write!(out, "{comma}{first}") } else { write!(out, "{comma}{first}-{last}") };
         i += 1;
     }
     out
@@ -147,10 +125,7 @@ pub fn ranges(numbers: &[u32]) -> String {
 /// # Errors
 /// A sentence that says what is wrong with it.
 pub fn parse_ranges(text: &str) -> Result<Vec<u32>, String> {
-    let number = |s: &str| {
-        s.parse::<u32>()
-            .map_err(|_| format!("'{s}' is not the number of an operation"))
-    };
+    let number = |s: &str| s.parse::<u32>().map_err(|_| format!("'{s}' is not the number of an operation"));
     let mut out = Vec::new();
     for part in text.split(',').filter(|p| !p.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -180,15 +155,9 @@ mod tests {
         let recipe = Recipe {
             profile: Some(Profile::Forks),
             keep: Some(vec![1, 2, 5]),
-            aim: Some(Aim {
-                step: 70,
-                mask: Some(9),
-            }),
+            aim: Some(Aim { step: 70, mask: Some(9) }),
             ..Recipe::new(4, 20)
         };
-        assert_eq!(
-            recipe.flags(),
-            "--seed 4 --steps 20 --profile forks --keep 1-2,5 --crash 70 --mask 9"
-        );
+        assert_eq!(recipe.flags(), "--seed 4 --steps 20 --profile forks --keep 1-2,5 --crash 70 --mask 9");
     }
 }

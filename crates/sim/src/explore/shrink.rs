@@ -18,29 +18,13 @@ pub struct Shrunk {
 /// within `budget` runs.
 pub fn shrink(recipe: &Recipe, violation: &Violation, budget: u32) -> Shrunk {
     // Without operations the steps move, so the crash has to be looked for again: many of them.
-    let dense = if violation.cut.is_some() {
-        Some((16, 6))
-    } else {
-        recipe.dense
-    };
+    let dense = if violation.cut.is_some() { Some((16, 6)) } else { recipe.dense };
     let fails = |keep: &[u32]| {
-        let candidate = Recipe {
-            keep: Some(keep.to_vec()),
-            aim: None,
-            dense,
-            ..recipe.clone()
-        };
-        let Report {
-            violation: found, ..
-        } = candidate.run(false);
-        found
-            .filter(|v| v.promise == violation.promise)
-            .map(|v| (candidate, v))
+        let candidate = Recipe { keep: Some(keep.to_vec()), aim: None, dense, ..recipe.clone() };
+        let Report { violation: found, .. } = candidate.run(false);
+        found.filter(|v| v.promise == violation.promise).map(|v| (candidate, v))
     };
-    let all: Vec<u32> = recipe
-        .keep
-        .clone()
-        .unwrap_or_else(|| (1..=recipe.steps as u32).collect());
+    let all: Vec<u32> = recipe.keep.clone().unwrap_or_else(|| (1..=recipe.steps as u32).collect());
     let mut best = (all, recipe.aimed(violation), violation.clone());
     let mut runs = 0;
     let mut chunk = best.0.len().div_ceil(2);
@@ -65,9 +49,5 @@ pub fn shrink(recipe: &Recipe, violation: &Violation, budget: u32) -> Shrunk {
         chunk = if chunk == 1 { 1 } else { chunk.div_ceil(2) };
     }
     let (_, recipe, violation) = best;
-    Shrunk {
-        recipe,
-        violation,
-        runs,
-    }
+    Shrunk { recipe, violation, runs }
 }

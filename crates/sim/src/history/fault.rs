@@ -47,25 +47,13 @@ impl Run<'_> {
         let harm = match on {
             Request::Flush | Request::Discard | Request::SetLen => Harm::Eio,
             Request::Read => *rng.pick(&[Harm::Eio, Harm::Eio, Harm::Short]),
-            Request::Write => {
-                *rng.pick(&[Harm::Eio, Harm::Eio, Harm::Eio, Harm::Short, Harm::Enospc])
-            }
+            Request::Write => *rng.pick(&[Harm::Eio, Harm::Eio, Harm::Eio, Harm::Short, Harm::Enospc]),
         };
         let reach = *rng.pick(&[1, 8, 40]);
         let n = 1 + rng.below(reach);
-        let when = *rng.pick(&[
-            When::Once(n),
-            When::Once(n),
-            When::From(n),
-            When::Every(n + 1),
-        ]);
+        let when = *rng.pick(&[When::Once(n), When::Once(n), When::From(n), When::Every(n + 1)]);
         self.say(|| format!("from now on {on:?} requests fail: {harm:?}, {when:?}"));
-        self.session.disk.arm(Fault {
-            on,
-            harm,
-            when,
-            within: None,
-        });
+        self.session.disk.arm(Fault { on, harm, when, within: None });
         self.trouble.armed = Some(4 + rng.below(20) as u32);
     }
 
@@ -84,11 +72,7 @@ impl Run<'_> {
         }
         match &mut self.trouble.patience {
             Some(0) => {
-                let kind = if self.rng.one_in(4) {
-                    Crash::Kill
-                } else {
-                    Crash::Power
-                };
+                let kind = if self.rng.one_in(4) { Crash::Kill } else { Crash::Power };
                 let mask = self.rng.next();
                 self.cut(kind, mask)
             }
@@ -121,13 +105,11 @@ impl Run<'_> {
 
     /// P8: nothing that began after the failure is acknowledged.
     pub(super) fn judge_success(&self, op: &Inflight) -> Result<(), Violation> {
-        let acknowledges =
-            changes(&op.doing) || matches!(op.doing, Doing::Flush(_) | Doing::Control(_));
+        let acknowledges = changes(&op.doing) || matches!(op.doing, Doing::Flush(_) | Doing::Control(_));
         match self.trouble.failed {
-            Some(failed) if acknowledges && op.start > failed => Err(Violation::new(
-                "P8",
-                format!("acknowledged after the pool had failed: {}", op.text),
-            )),
+            Some(failed) if acknowledges && op.start > failed => {
+                Err(Violation::new("P8", format!("acknowledged after the pool had failed: {}", op.text)))
+            }
             _ => Ok(()),
         }
     }
@@ -145,17 +127,11 @@ impl Run<'_> {
             Doing::Upkeep(_) => true,
         };
         if free {
-            return Err(Violation::new(
-                "P9",
-                format!("needs no space, but was refused for want of it: {message}"),
-            ));
+            return Err(Violation::new("P9", format!("needs no space, but was refused for want of it: {message}")));
         }
         let info = self.session.pool.info();
         if info.free > info.size / 2 {
-            let what = format!(
-                "{} of {} bytes are free, but: {message}",
-                info.free, info.size
-            );
+            let what = format!("{} of {} bytes are free, but: {message}", info.free, info.size);
             return Err(Violation::new("P9", what));
         }
         Ok(())
@@ -165,10 +141,7 @@ impl Run<'_> {
     pub(super) fn note_failure(&mut self, op: &Inflight, message: String) -> Result<(), Violation> {
         let failed = self.session.pool.info().mode == Mode::Failed;
         if matches!(op.doing, Doing::Flush(_)) && !failed {
-            return Err(Violation::new(
-                "P8",
-                format!("a flush failed and the pool goes on: {message}"),
-            ));
+            return Err(Violation::new("P8", format!("a flush failed and the pool goes on: {message}")));
         }
         Ok(())
     }

@@ -28,15 +28,11 @@ impl Run<'_> {
         let now = self.model.tick();
         let keys: Vec<Key> = self.model.volumes().map(|(key, _)| key).collect();
         for key in keys {
-            self.session
-                .compare(&mut self.model, key, Rule::Since(now), false)?;
+            self.session.compare(&mut self.model, key, Rule::Since(now), false)?;
         }
         let (expected, found) = (self.model.listing(), self.session.listing());
         if expected != found {
-            return Err(Violation::new(
-                "P4",
-                format!("the pool lists {found:?} instead of {expected:?}"),
-            ));
+            return Err(Violation::new("P4", format!("the pool lists {found:?} instead of {expected:?}")));
         }
         Ok(())
     }
@@ -63,20 +59,11 @@ impl Run<'_> {
 
     /// I7: an empty pool uses what a new one uses.
     fn settle_and_count(&mut self) -> Result<(), Violation> {
-        for (name, checkpoint) in [
-            ("settle", false),
-            ("checkpoint", true),
-            ("settle", false),
-            ("checkpoint", true),
-        ] {
+        for (name, checkpoint) in [("settle", false), ("checkpoint", true), ("settle", false), ("checkpoint", true)] {
             let pool = self.session.pool.clone();
             let (start, text) = (self.model.tick(), name.to_owned());
             self.submit(Doing::Upkeep(name), start, Vec::new(), text, async move {
-                Outcome::from(if checkpoint {
-                    pool.checkpoint().await
-                } else {
-                    pool.settle().await
-                })
+                Outcome::from(if checkpoint { pool.checkpoint().await } else { pool.settle().await })
             });
             self.drain()?;
         }
@@ -88,12 +75,7 @@ impl Run<'_> {
                 "P6",
                 format!(
                     "everything is deleted, but {} bytes are used ({} of metadata) and {} are being freed; a new pool of {} bytes uses {} ({} of metadata)",
-                    found.used,
-                    found.metadata,
-                    found.freeing,
-                    found.size,
-                    fresh.used,
-                    fresh.metadata
+                    found.used, found.metadata, found.freeing, found.size, fresh.used, fresh.metadata
                 ),
             ));
         }
@@ -107,9 +89,7 @@ fn fresh(setup: &Setup, size: u64) -> Result<PoolInfo, Violation> {
     let disk = SimDisk::new(format(setup, size)?, &exec, 1);
     let session = recover::start(setup, exec, disk)?;
     let pool = session.pool.clone();
-    let done = session
-        .exec
-        .run(PATIENCE, async move { pool.checkpoint().await })?;
+    let done = session.exec.run(PATIENCE, async move { pool.checkpoint().await })?;
     done.map_err(|e| Violation::new("P6", format!("a new pool cannot write a checkpoint: {e}")))?;
     Ok(session.pool.info())
 }

@@ -26,10 +26,7 @@ fn is_control(op: &Inflight, key: Key) -> bool {
 
 /// Controls that data operations may run beside.
 fn is_gentle(pending: &Pending) -> bool {
-    matches!(
-        pending.control,
-        Control::Snapshot(_) | Control::Clone(..) | Control::Rollback(..)
-    )
+    matches!(pending.control, Control::Snapshot(_) | Control::Clone(..) | Control::Rollback(..))
 }
 
 impl Run<'_> {
@@ -74,20 +71,13 @@ impl Run<'_> {
 
     /// Does something to a volume of the operation's choosing, when no control operation stands in
     /// the way. Makes a volume if there is none.
-    fn with(
-        &mut self,
-        op: &Op,
-        f: impl FnOnce(&mut Self, Key) -> Result<(), Violation>,
-    ) -> Result<(), Violation> {
+    fn with(&mut self, op: &Op, f: impl FnOnce(&mut Self, Key) -> Result<(), Violation>) -> Result<(), Violation> {
         let mut keys = place::volumes(&self.model);
         if op.kind == Kind::Read && op.draws[0].is_multiple_of(3) {
             keys.extend(place::snapshots(&self.model, None));
         }
         let Some(key) = place::choose(&keys, op.draws[0]) else {
-            return match self.choose_control(&Op {
-                kind: Kind::Create,
-                ..*op
-            }) {
+            return match self.choose_control(&Op { kind: Kind::Create, ..*op }) {
                 Some(create) => self.control(create),
                 None => Ok(()),
             };
@@ -110,62 +100,34 @@ impl Run<'_> {
 
     /// Whether a failed control operation leaves it open what this volume is.
     fn is_unsure(&self, family: Key) -> bool {
-        self.trouble
-            .unsure
-            .iter()
-            .any(|p| self.touched(&p.control).contains(&family))
+        self.trouble.unsure.iter().any(|p| self.touched(&p.control).contains(&family))
     }
 
     pub(super) fn handle(&self, key: Key) -> Result<forkdisk::Volume<SimDisk>, Violation> {
         let name = self.model.name(key);
-        self.session
-            .pool
-            .volume(&name)
-            .map_err(|e| Violation::new("P4", format!("{name} cannot be opened: {e}")))
+        self.session.pool.volume(&name).map_err(|e| Violation::new("P4", format!("{name} cannot be opened: {e}")))
     }
 
     fn read(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
         let draw = op.draws[4].is_multiple_of(8);
         let size = self.size(key);
-        let place = if draw {
-            place::ragged(op, size)
-        } else {
-            place::range(op, size)
-        };
+        let place = if draw { place::ragged(op, size) } else { place::range(op, size) };
         let Some(Place { offset, len }) = place else {
             return Ok(());
         };
         let volume = self.handle(key)?;
         let buf = self.session.pool.buffer(len as usize);
-        let vague = self
-            .inflight
-            .values()
-            .any(|o| is_control(o, key) && is_rollback(o));
+        let vague = self.inflight.values().any(|o| is_control(o, key) && is_rollback(o));
         let text = format!("read {} {offset}+{len}", self.model.name(key));
         let start = self.model.tick();
-        self.submit(
-            Doing::Read { key, offset, vague },
-            start,
-            vec![key],
-            text,
-            async move {
-                let (result, buf) = volume.read(offset, buf).await;
-                Outcome {
-                    buf: Some(buf),
-                    ..result.into()
-                }
-            },
-        );
+        self.submit(Doing::Read { key, offset, vague }, start, vec![key], text, async move {
+            let (result, buf) = volume.read(offset, buf).await;
+            Outcome { buf: Some(buf), ..result.into() }
+        });
         Ok(())
     }
 
-    pub(super) fn write(
-        &mut self,
-        op: &Op,
-        key: Key,
-        place: Option<Place>,
-        spare: Spare,
-    ) -> Result<(), Violation> {
+    pub(super) fn write(&mut self, op: &Op, key: Key, place: Option<Place>, spare: Spare) -> Result<(), Violation> {
         let Some(Place { offset, len }) = place else {
             return Ok(());
         };
@@ -184,16 +146,10 @@ impl Run<'_> {
         let rec = self.model.write(key, offset, len, What::Mark(op.number));
         self.model.spread();
         let start = self.model.now();
-        self.submit(
-            Doing::Change { rec, fua, spare },
-            start,
-            vec![key],
-            text,
-            async move {
-                let (result, _) = volume.write(offset, buf, fua).await;
-                result.into()
-            },
-        );
+        self.submit(Doing::Change { rec, fua, spare }, start, vec![key], text, async move {
+            let (result, _) = volume.write(offset, buf, fua).await;
+            result.into()
+        });
         self.cursors.insert(key, offset + len);
         Ok(())
     }
@@ -206,9 +162,7 @@ impl Run<'_> {
 
     /// The model keeps track of parts of sectors only while nothing else changes the volume.
     fn ragged(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
-        let quiet = |o: &Inflight| {
-            !matches!(o.doing, Doing::Read { .. } | Doing::Flush(_)) && o.keys.contains(&key)
-        };
+        let quiet = |o: &Inflight| !matches!(o.doing, Doing::Read { .. } | Doing::Flush(_)) && o.keys.contains(&key);
         self.wait(quiet)?;
         let place = place::ragged(op, self.size(key));
         self.write(op, key, place, Spare::Nothing)?;
@@ -221,18 +175,10 @@ impl Run<'_> {
             let pages = run.size(key) / PAGE;
             let from = op.draws[1] % pages.max(1);
             let owned = |page: &u64| run.model.is_mapped(key, page * PAGE / SECTOR as u64);
-            (from..pages)
-                .chain(0..from)
-                .take(64)
-                .find(owned)
-                .map(|page| (key, page * PAGE))
+            (from..pages).chain(0..from).take(64).find(owned).map(|page| (key, page * PAGE))
         };
-        let keys: Vec<Key> = self
-            .model
-            .volumes()
-            .filter(|(_, v)| v.of.is_none() && !v.shared)
-            .map(|(k, _)| k)
-            .collect();
+        let keys: Vec<Key> =
+            self.model.volumes().filter(|(_, v)| v.of.is_none() && !v.shared).map(|(k, _)| k).collect();
         let Some((key, offset)) = keys.into_iter().find_map(|key| fits(self, key)) else {
             return Ok(());
         };
@@ -259,13 +205,9 @@ impl Run<'_> {
     pub(super) fn flush(&mut self, key: Option<Key>) -> Result<(), Violation> {
         let start = self.model.tick();
         let pool = self.session.pool.clone();
-        let text = key.map_or("flush the pool".into(), |key| {
-            format!("flush {}", self.model.name(key))
-        });
+        let text = key.map_or("flush the pool".into(), |key| format!("flush {}", self.model.name(key)));
         match key {
-            None => self.submit(Doing::Flush(None), start, Vec::new(), text, async move {
-                pool.flush().await.into()
-            }),
+            None => self.submit(Doing::Flush(None), start, Vec::new(), text, async move { pool.flush().await.into() }),
             Some(key) => {
                 let volume = self.handle(key)?;
                 self.submit(
@@ -283,11 +225,7 @@ impl Run<'_> {
     fn zero(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
         match place::range(op, self.size(key)) {
             Some(Place { offset, len }) => {
-                let kind = if op.kind == Kind::Zero && op.draws[3].is_multiple_of(6) {
-                    Kind::ZeroFua
-                } else {
-                    op.kind
-                };
+                let kind = if op.kind == Kind::Zero && op.draws[3].is_multiple_of(6) { Kind::ZeroFua } else { op.kind };
                 self.clear(key, kind, offset, len)
             }
             None => Ok(()),
@@ -295,47 +233,28 @@ impl Run<'_> {
     }
 
     /// Discards or zeroes a range.
-    pub(super) fn clear(
-        &mut self,
-        key: Key,
-        kind: Kind,
-        offset: u64,
-        len: u64,
-    ) -> Result<(), Violation> {
+    pub(super) fn clear(&mut self, key: Key, kind: Kind, offset: u64, len: u64) -> Result<(), Violation> {
         let volume = self.handle(key)?;
         let name = self.model.name(key);
         if kind == Kind::Discard {
             let (from, to) = (offset.next_multiple_of(PAGE), (offset + len) / PAGE * PAGE);
-            let rec = self
-                .model
-                .write(key, from, to.saturating_sub(from), What::Zero);
+            let rec = self.model.write(key, from, to.saturating_sub(from), What::Zero);
             let (start, text) = (self.model.now(), format!("discard {name} {offset}+{len}"));
-            let doing = Doing::Change {
-                rec,
-                fua: false,
-                spare: Spare::Discard,
-            };
-            self.submit(doing, start, vec![key], text, async move {
-                volume.discard(offset, len).await.into()
-            });
+            let doing = Doing::Change { rec, fua: false, spare: Spare::Discard };
+            self.submit(doing, start, vec![key], text, async move { volume.discard(offset, len).await.into() });
         } else {
             let fua = kind == Kind::ZeroFua;
             let rec = self.model.write(key, offset, len, What::Zero);
-            let (start, text) = (
-                self.model.now(),
-                format!(
-                    "zero {name} {offset}+{len}{}",
-                    if fua { " fua" } else { "" }
-                ),
+            let (start, text) =
+                (self.model.now(), format!("zero {name} {offset}+{len}{}", if fua { " fua" } else { "" }));
+            let doing = Doing::Change { rec, fua, spare: Spare::Nothing };
+            self.submit(
+                doing,
+                start,
+                vec![key],
+                text,
+                async move { volume.write_zeroes(offset, len, fua).await.into() },
             );
-            let doing = Doing::Change {
-                rec,
-                fua,
-                spare: Spare::Nothing,
-            };
-            self.submit(doing, start, vec![key], text, async move {
-                volume.write_zeroes(offset, len, fua).await.into()
-            });
         }
         Ok(())
     }
@@ -351,16 +270,12 @@ impl Run<'_> {
             Doing::Control(_) => o.keys.contains(&family) || o.keys.contains(&target),
             // Chains of copies in flight are more than the model follows.
             Doing::Change { .. } => {
-                o.text.starts_with("share")
-                    && (o.keys.contains(&source) || o.keys.contains(&target))
+                o.text.starts_with("share") && (o.keys.contains(&source) || o.keys.contains(&target))
             }
             _ => false,
         };
         self.wait(busy)?;
-        if self.model.get(source).is_none()
-            || self.model.get(target).is_none()
-            || self.is_unsure(family)
-        {
+        if self.model.get(source).is_none() || self.model.get(target).is_none() || self.is_unsure(family) {
             return Ok(());
         }
         let Some(from) = place::range(op, self.size(source)) else {
@@ -378,26 +293,13 @@ impl Run<'_> {
     }
 
     /// Shares a range.
-    pub(super) fn share(
-        &mut self,
-        source: (Key, u64),
-        target: (Key, u64),
-        len: u64,
-    ) -> Result<(), Violation> {
+    pub(super) fn share(&mut self, source: (Key, u64), target: (Key, u64), len: u64) -> Result<(), Violation> {
         let (s, t) = (self.handle(source.0)?, self.handle(target.0)?);
         let (from, to) = (source.1, target.1);
-        let text = format!(
-            "share {} {from}+{len} into {} {to}",
-            self.model.name(source.0),
-            self.model.name(target.0)
-        );
+        let text = format!("share {} {from}+{len} into {} {to}", self.model.name(source.0), self.model.name(target.0));
         let rec = self.model.clone_range(source, target, len);
         let start = self.model.now();
-        let doing = Doing::Change {
-            rec,
-            fua: false,
-            spare: Spare::Nothing,
-        };
+        let doing = Doing::Change { rec, fua: false, spare: Spare::Nothing };
         self.submit(doing, start, vec![target.0, source.0], text, async move {
             t.clone_range(&s, from, to, len).await.into()
         });
@@ -405,11 +307,7 @@ impl Run<'_> {
     }
 
     fn grow(&mut self, op: &Op) -> Result<(), Violation> {
-        if self
-            .inflight
-            .values()
-            .any(|o| matches!(o.doing, Doing::Upkeep("grow")))
-        {
+        if self.inflight.values().any(|o| matches!(o.doing, Doing::Upkeep("grow"))) {
             return Ok(());
         }
         self.grow_to((1 + op.draws[0] % 6) << 20)
@@ -423,9 +321,7 @@ impl Run<'_> {
         }
         let (pool, start) = (self.session.pool.clone(), self.model.tick());
         let text = format!("grow the pool to {size}");
-        self.submit(Doing::Upkeep("grow"), start, Vec::new(), text, async move {
-            pool.grow(size).await.into()
-        });
+        self.submit(Doing::Upkeep("grow"), start, Vec::new(), text, async move { pool.grow(size).await.into() });
         Ok(())
     }
 
@@ -436,42 +332,27 @@ impl Run<'_> {
             Kind::Check => ("check", "check"),
             _ => ("settle", "settle"),
         };
-        self.submit(
-            Doing::Upkeep(name),
-            start,
-            Vec::new(),
-            text.into(),
-            async move {
-                match kind {
-                    Kind::Checkpoint => pool.checkpoint().await.into(),
-                    Kind::Check => match pool.check().await {
-                        Ok(report) => Outcome {
-                            report: Some(report),
-                            ..Outcome::default()
-                        },
-                        Err(e) => Err(e).into(),
-                    },
-                    _ => pool.settle().await.into(),
-                }
-            },
-        );
+        self.submit(Doing::Upkeep(name), start, Vec::new(), text.into(), async move {
+            match kind {
+                Kind::Checkpoint => pool.checkpoint().await.into(),
+                Kind::Check => match pool.check().await {
+                    Ok(report) => Outcome { report: Some(report), ..Outcome::default() },
+                    Err(e) => Err(e).into(),
+                },
+                _ => pool.settle().await.into(),
+            }
+        });
     }
 
     /// Closes cleanly and opens again: everything is there, flushed or not.
     pub(super) fn reopen(&mut self) -> Result<(), Violation> {
         self.drain()?;
-        if self.trouble.armed.is_some()
-            || self.trouble.patience.is_some()
-            || self.session.disk.faults_hit() > 0
-        {
+        if self.trouble.armed.is_some() || self.trouble.patience.is_some() || self.session.disk.faults_hit() > 0 {
             return Ok(());
         }
         self.say(|| "close and open again".into());
         let pool = self.session.pool.clone();
-        let closed = self
-            .session
-            .exec
-            .run(recover::PATIENCE, async move { pool.close().await })?;
+        let closed = self.session.exec.run(recover::PATIENCE, async move { pool.close().await })?;
         closed.map_err(|e| Violation::new("P6", format!("the pool cannot be closed: {e}")))?;
         let start = self.model.tick();
         self.model.flushed(None, start);
@@ -493,9 +374,7 @@ impl Run<'_> {
         let volume = place::choose(&volumes, op.draws[0]);
         let mut rng = Rng::new(op.draws[1]);
         Some(match op.kind {
-            Kind::Create if !crowded => {
-                Control::Create(self.name("v"), place::size(self.setup, op.draws[2]))
-            }
+            Kind::Create if !crowded => Control::Create(self.name("v"), place::size(self.setup, op.draws[2])),
             Kind::Snapshot if !crowded => Control::Snapshot(vec![(volume?, self.name("s"))]),
             Kind::Group if !crowded => {
                 let name = self.name("g");
@@ -506,11 +385,7 @@ impl Run<'_> {
             }
             Kind::Clone if !crowded => {
                 let snapshots = place::snapshots(&self.model, None);
-                let from = if rng.one_in(3) || snapshots.is_empty() {
-                    volumes
-                } else {
-                    snapshots
-                };
+                let from = if rng.one_in(3) || snapshots.is_empty() { volumes } else { snapshots };
                 Control::Clone(place::choose(&from, op.draws[0])?, self.name("c"))
             }
             Kind::Rollback => {
@@ -538,11 +413,7 @@ impl Run<'_> {
 
     fn name(&mut self, letter: &str) -> String {
         self.names += 1;
-        let folder = if letter != "s" && letter != "g" && self.names.is_multiple_of(4) {
-            "f/"
-        } else {
-            ""
-        };
+        let folder = if letter != "s" && letter != "g" && self.names.is_multiple_of(4) { "f/" } else { "" };
         format!("{folder}{letter}{}", self.names)
     }
 
@@ -557,10 +428,7 @@ impl Run<'_> {
             Control::Rollback(volume, snapshot) => vec![*volume, *snapshot],
             Control::Delete(keys) => keys.clone(),
         };
-        let mut all: Vec<Key> = keys
-            .iter()
-            .flat_map(|&key| [key, self.family(key)])
-            .collect();
+        let mut all: Vec<Key> = keys.iter().flat_map(|&key| [key, self.family(key)]).collect();
         all.sort_unstable();
         all.dedup();
         all
@@ -569,10 +437,8 @@ impl Run<'_> {
     /// Starts a control operation once nothing is in its way.
     pub(super) fn control(&mut self, control: Control) -> Result<(), Violation> {
         let keys = self.touched(&control);
-        let rough = !matches!(
-            control,
-            Control::Create(..) | Control::Snapshot(_) | Control::Clone(..) | Control::Rollback(..)
-        );
+        let rough =
+            !matches!(control, Control::Create(..) | Control::Snapshot(_) | Control::Clone(..) | Control::Rollback(..));
         let rollback = matches!(control, Control::Rollback(..));
         self.wait(|o| {
             let near = o.keys.iter().any(|key| keys.contains(key));
@@ -585,19 +451,14 @@ impl Run<'_> {
         }
         if let Control::Delete(victims) = &control {
             // A snapshot may have been taken while this had to wait.
-            let left = |(key, v): (Key, &Volume)| {
-                v.of.is_some_and(|of| victims.contains(&of)) && !victims.contains(&key)
-            };
+            let left =
+                |(key, v): (Key, &Volume)| v.of.is_some_and(|of| victims.contains(&of)) && !victims.contains(&key);
             if self.model.volumes().any(left) {
                 return Ok(());
             }
         }
         if let Control::Rollback(volume, _) = control {
-            for o in self
-                .inflight
-                .values_mut()
-                .filter(|o| o.keys.contains(&volume))
-            {
+            for o in self.inflight.values_mut().filter(|o| o.keys.contains(&volume)) {
                 if let Doing::Read { vague, .. } = &mut o.doing {
                     *vague = true;
                 }
@@ -615,15 +476,9 @@ impl Run<'_> {
         let start = pending.start;
         self.submit(Doing::Control(pending), start, keys, text, async move {
             match verb {
-                Names::Create(name, size) => pool
-                    .create(&name, &CreateOptions::new(size, 1))
-                    .await
-                    .map(drop),
+                Names::Create(name, size) => pool.create(&name, &CreateOptions::new(size, 1)).await.map(drop),
                 Names::Snapshot(sources) => {
-                    let sources: Vec<(&str, &str)> = sources
-                        .iter()
-                        .map(|(a, b)| (a.as_str(), b.as_str()))
-                        .collect();
+                    let sources: Vec<(&str, &str)> = sources.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
                     pool.snapshot(&sources, 1).await.map(drop)
                 }
                 Names::Clone(source, name) => pool.clone_volume(&source, &name, 1).await.map(drop),
@@ -644,20 +499,14 @@ impl Run<'_> {
         match control {
             Control::Create(new, size) => format!("create {new}, {size} bytes"),
             Control::Snapshot(all) => {
-                let names: Vec<String> = all
-                    .iter()
-                    .map(|(key, s)| format!("{}@{s}", name(key)))
-                    .collect();
+                let names: Vec<String> = all.iter().map(|(key, s)| format!("{}@{s}", name(key))).collect();
                 format!("snapshot {}", names.join(" "))
             }
             Control::Clone(source, new) => format!("clone {} to {new}", name(source)),
             Control::Rollback(_, snapshot) => format!("roll back to {}", name(snapshot)),
             Control::Rename(key, new) => format!("rename {} to {new}", name(key)),
             Control::Resize(key, size) => format!("resize {} to {size} bytes", name(key)),
-            Control::Delete(keys) => format!(
-                "delete {}",
-                keys.iter().map(name).collect::<Vec<_>>().join(" ")
-            ),
+            Control::Delete(keys) => format!("delete {}", keys.iter().map(name).collect::<Vec<_>>().join(" ")),
         }
     }
 }
@@ -677,16 +526,10 @@ impl Names {
     fn of(control: &Control, name: impl Fn(&Key) -> String) -> Names {
         match control {
             Control::Create(new, size) => Names::Create(new.clone(), *size),
-            Control::Snapshot(all) => {
-                Names::Snapshot(all.iter().map(|(key, s)| (name(key), s.clone())).collect())
-            }
+            Control::Snapshot(all) => Names::Snapshot(all.iter().map(|(key, s)| (name(key), s.clone())).collect()),
             Control::Clone(source, new) => Names::Clone(name(source), new.clone()),
             Control::Rollback(volume, snapshot) => {
-                let short = name(snapshot)
-                    .rsplit('@')
-                    .next()
-                    .unwrap_or_default()
-                    .to_owned();
+                let short = name(snapshot).rsplit('@').next().unwrap_or_default().to_owned();
                 Names::Rollback(name(volume), short)
             }
             Control::Rename(key, new) => Names::Rename(name(key), new.clone()),

@@ -31,11 +31,7 @@ pub struct Violation {
 impl Violation {
     /// A violation in the run itself.
     pub fn new(promise: &'static str, what: impl Into<String>) -> Violation {
-        Violation {
-            promise,
-            what: what.into(),
-            cut: None,
-        }
+        Violation { promise, what: what.into(), cut: None }
     }
 
     pub(crate) fn at(mut self, step: u64, mask: u64) -> Violation {

@@ -202,17 +202,9 @@ impl Setup {
             profile,
             disk: Config {
                 sector: *rng.pick(&[512, 512, 4096]),
-                cache: if rng.one_in(8) {
-                    Volatile::No
-                } else {
-                    Volatile::Yes
-                },
+                cache: if rng.one_in(8) { Volatile::No } else { Volatile::Yes },
             },
-            pool: if small {
-                10 + rng.below(8)
-            } else {
-                24 + rng.below(40)
-            } * mib,
+            pool: if small { 10 + rng.below(8) } else { 24 + rng.below(40) } * mib,
             journal: *rng.pick(&[1, 1, 2]) * mib,
             dirty: *rng.pick(&[256, 1024, 4096]) << 10,
             cache: *rng.pick(&[64, 256, 4096]) << 10,
@@ -241,10 +233,7 @@ impl Setup {
         Setup {
             seed: 1,
             profile: Profile::Calm,
-            disk: Config {
-                sector: if large_sectors { 4096 } else { 512 },
-                cache: Volatile::Yes,
-            },
+            disk: Config { sector: if large_sectors { 4096 } else { 512 }, cache: Volatile::Yes },
             pool: 12 << 20,
             journal: 1 << 20,
             dirty: 1 << 20,
@@ -273,12 +262,7 @@ impl Setup {
                 };
                 let kind = weights.iter().find(heavier).map_or(Kind::Read, |w| w.0);
                 let gap = if busy { rng.below(12) as u32 } else { 0 };
-                Op {
-                    kind,
-                    number,
-                    gap,
-                    draws: std::array::from_fn(|_| rng.next()),
-                }
+                Op { kind, number, gap, draws: std::array::from_fn(|_| rng.next()) }
             })
             .collect()
     }
@@ -293,17 +277,9 @@ mod tests {
         for profile in Profile::ALL {
             let setup = Setup::new(5, Some(profile));
             let (short, long) = (setup.operations(50), setup.operations(3000));
-            assert!(
-                short
-                    .iter()
-                    .zip(&long)
-                    .all(|(a, b)| a.kind == b.kind && a.draws == b.draws)
-            );
+            assert!(short.iter().zip(&long).all(|(a, b)| a.kind == b.kind && a.draws == b.draws));
             for (kind, _) in profile.weights() {
-                assert!(
-                    long.iter().any(|op| op.kind == *kind),
-                    "{profile:?} never does {kind:?}"
-                );
+                assert!(long.iter().any(|op| op.kind == *kind), "{profile:?} never does {kind:?}");
             }
         }
     }

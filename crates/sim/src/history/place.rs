@@ -20,41 +20,26 @@ pub struct Place {
 impl Place {
     /// Cuts the range off at `size`; `None` if nothing is left.
     fn within(self, size: u64) -> Option<Place> {
-        (self.offset < size).then(|| Place {
-            len: self.len.min(size - self.offset),
-            ..self
-        })
+        (self.offset < size).then(|| Place { len: self.len.min(size - self.offset), ..self })
     }
 }
 
 /// Names kept apart by kind.
 pub fn volumes(model: &Model) -> Vec<Key> {
-    model
-        .volumes()
-        .filter(|(_, v)| v.of.is_none())
-        .map(|(key, _)| key)
-        .collect()
+    model.volumes().filter(|(_, v)| v.of.is_none()).map(|(key, _)| key).collect()
 }
 
 /// All snapshots, or those of one volume.
 pub fn snapshots(model: &Model, of: Option<Key>) -> Vec<Key> {
     let wanted = |v: &crate::model::Volume| v.of.is_some() && (of.is_none() || v.of == of);
-    model
-        .volumes()
-        .filter(|(_, v)| wanted(v))
-        .map(|(key, _)| key)
-        .collect()
+    model.volumes().filter(|(_, v)| wanted(v)).map(|(key, _)| key).collect()
 }
 
 /// One of `keys` by a draw; the first ones are drawn more often, so that histories have hot
 /// volumes.
 pub fn choose(keys: &[Key], draw: u64) -> Option<Key> {
     let mut rng = Rng::new(draw);
-    let reach = if rng.one_in(2) {
-        keys.len().min(2)
-    } else {
-        keys.len()
-    };
+    let reach = if rng.one_in(2) { keys.len().min(2) } else { keys.len() };
     keys.get(rng.index(reach)).copied()
 }
 
@@ -66,38 +51,17 @@ pub fn range(op: &Op, size: u64) -> Option<Place> {
     let pages = hot.div_ceil(PAGE).max(1);
     let page = rng.below(pages) * PAGE;
     let place = match rng.below(16) {
-        0..=5 => Place {
-            offset: page,
-            len: PAGE,
-        },
-        6..=8 => Place {
-            offset: page,
-            len: PAGE * (1 + rng.below(8)),
-        },
-        9 => Place {
-            offset: page,
-            len: PAGE * (8 + rng.below(56)),
-        },
+        0..=5 => Place { offset: page, len: PAGE },
+        6..=8 => Place { offset: page, len: PAGE * (1 + rng.below(8)) },
+        9 => Place { offset: page, len: PAGE * (8 + rng.below(56)) },
         10..=13 => {
             let within = rng.below(8);
             let reach = if rng.one_in(3) { 40 } else { 8 - within };
-            Place {
-                offset: page + within * sector,
-                len: sector * (1 + rng.below(reach)),
-            }
+            Place { offset: page + within * sector, len: sector * (1 + rng.below(reach)) }
         }
-        14 => Place {
-            offset: page,
-            len: PAGE * 16,
-        },
-        _ if rng.one_in(3) => Place {
-            offset: page / BLOCK * BLOCK,
-            len: BLOCK,
-        },
-        _ => Place {
-            offset: page,
-            len: PAGE * 2,
-        },
+        14 => Place { offset: page, len: PAGE * 16 },
+        _ if rng.one_in(3) => Place { offset: page / BLOCK * BLOCK, len: BLOCK },
+        _ => Place { offset: page, len: PAGE * 2 },
     };
     place.within(size)
 }
@@ -107,32 +71,20 @@ pub fn ragged(op: &Op, size: u64) -> Option<Place> {
     let mut rng = Rng::new(mix(&[op.draws[1], op.draws[3]]));
     let hot = size.min(16 * PAGE);
     let len = *rng.pick(&[1, 7, 100, 511, 513, 700, 5000]);
-    Place {
-        offset: rng.below(hot),
-        len,
-    }
-    .within(size)
+    Place { offset: rng.below(hot), len }.within(size)
 }
 
 /// How much a sequential writer adds.
 pub fn stretch(op: &Op, from: u64, size: u64) -> Option<Place> {
     let mut rng = Rng::new(op.draws[1]);
     let from = if from >= size { 0 } else { from / PAGE * PAGE };
-    Place {
-        offset: from,
-        len: PAGE * *rng.pick(&[1, 4, 16, 32, 64]),
-    }
-    .within(size)
+    Place { offset: from, len: PAGE * *rng.pick(&[1, 4, 16, 32, 64]) }.within(size)
 }
 
 /// A size for a volume, in whole sectors.
 pub fn size(setup: &Setup, draw: u64) -> u64 {
     let mut rng = Rng::new(draw);
     let pages = 1 + rng.below(setup.pages * 2);
-    let ragged = if rng.one_in(8) {
-        rng.below(8) * SECTOR as u64
-    } else {
-        0
-    };
+    let ragged = if rng.one_in(8) { rng.below(8) * SECTOR as u64 } else { 0 };
     pages * PAGE + ragged
 }

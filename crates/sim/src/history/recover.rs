@@ -94,11 +94,7 @@ pub fn recover(
     stats.distinct += 1;
     let medium = frozen.crash(mask);
     drop(session);
-    let second = Entrance {
-        seed: rng.next(),
-        cuts: 0,
-        again: false,
-    };
+    let second = Entrance { seed: rng.next(), cuts: 0, again: false };
     recover(setup, &medium, &model, &[], second, stats).map_err(|mut v| {
         v.what = format!("a second recovery differs from the first: {}", v.what);
         v
@@ -106,13 +102,7 @@ pub fn recover(
 }
 
 /// Opens the pool, now and then cutting the power on the way.
-fn open(
-    setup: &Setup,
-    medium: &Medium,
-    rng: &mut Rng,
-    cuts: u32,
-    stats: &mut Stats,
-) -> Result<Session, Violation> {
+fn open(setup: &Setup, medium: &Medium, rng: &mut Rng, cuts: u32, stats: &mut Stats) -> Result<Session, Violation> {
     let mut medium = medium.clone();
     for left in (0..=cuts).rev() {
         let exec = Executor::new(rng.next());
@@ -120,8 +110,7 @@ fn open(
         if left > 0 && rng.one_in(2) {
             let reach = *rng.pick(&[8, 40, 200]);
             let steps = 1 + rng.below(reach);
-            let (device, runtime, options) =
-                (disk.clone(), Rc::new(exec.clone()), open_options(setup));
+            let (device, runtime, options) = (disk.clone(), Rc::new(exec.clone()), open_options(setup));
             exec.spawn(Box::pin(async move {
                 // Keeps the pool open, so that its background work goes on until the cut.
                 let pool = Pool::open(device, runtime, options).await;
@@ -131,11 +120,7 @@ fn open(
             for _ in 0..steps {
                 exec.step();
             }
-            let mask = if rng.one_in(4) {
-                rng.below(2)
-            } else {
-                rng.next()
-            };
+            let mask = if rng.one_in(4) { rng.below(2) } else { rng.next() };
             medium = disk.freeze(Crash::Power).crash(mask);
             exec.halt();
             stats.cuts += 1;
@@ -169,11 +154,7 @@ pub fn start(setup: &Setup, exec: Executor, disk: SimDisk) -> Result<Session, Vi
 impl Session {
     /// What the pool lists.
     pub fn listing(&self) -> Listing {
-        self.pool
-            .list()
-            .into_iter()
-            .map(|v| (v.name, v.size))
-            .collect()
+        self.pool.list().into_iter().map(|v| (v.name, v.size)).collect()
     }
 
     /// Runs the engine's own verification.
@@ -185,10 +166,7 @@ impl Session {
         let report = self.exec.run(PATIENCE, async move { pool.check().await })?;
         match report {
             Ok(report) => judge(&report),
-            Err(e) => Err(Violation::new(
-                "P6",
-                format!("check could not complete: {e}"),
-            )),
+            Err(e) => Err(Violation::new("P6", format!("check could not complete: {e}"))),
         }?;
         self.contract()
     }
@@ -198,9 +176,7 @@ impl Session {
     /// # Errors
     /// The first that was not.
     pub fn contract(&self) -> Result<(), Violation> {
-        self.disk
-            .misuse()
-            .map_or(Ok(()), |what| Err(Violation::new("contract", what)))
+        self.disk.misuse().map_or(Ok(()), |what| Err(Violation::new("contract", what)))
     }
 
     /// Reads part of a volume.
@@ -208,13 +184,10 @@ impl Session {
     /// # Errors
     /// P6 if it cannot be read.
     pub fn read(&self, name: &str, offset: u64, len: u64) -> Result<forkdisk::Buf, Violation> {
-        let unreadable =
-            |e| Violation::new("P6", format!("{name} cannot be read at {offset}: {e}"));
+        let unreadable = |e| Violation::new("P6", format!("{name} cannot be read at {offset}: {e}"));
         let volume = self.pool.volume(name).map_err(unreadable)?;
         let buf = self.pool.buffer(len as usize);
-        let (result, buf) = self
-            .exec
-            .run(PATIENCE, async move { volume.read(offset, buf).await })?;
+        let (result, buf) = self.exec.run(PATIENCE, async move { volume.read(offset, buf).await })?;
         result.map_err(unreadable)?;
         Ok(buf)
     }
@@ -223,13 +196,7 @@ impl Session {
     ///
     /// # Errors
     /// The first sector that is wrong.
-    pub fn compare(
-        &self,
-        model: &mut Model,
-        key: Key,
-        rule: Rule,
-        adopt: bool,
-    ) -> Result<(), Violation> {
+    pub fn compare(&self, model: &mut Model, key: Key, rule: Rule, adopt: bool) -> Result<(), Violation> {
         let (name, size) = (model.name(key), model.get(key).map_or(0, |v| v.size));
         for offset in (0..size).step_by(STRIDE as usize) {
             let buf = self.read(&name, offset, STRIDE.min(size - offset))?;
@@ -294,9 +261,7 @@ fn verify(session: &Session, model: &Model, pending: &[Pending]) -> Result<Model
 }
 
 fn listing_fault(expected: &Listing, found: &Listing) -> String {
-    let names = expected
-        .keys()
-        .chain(found.keys().filter(|n| !expected.contains_key(*n)));
+    let names = expected.keys().chain(found.keys().filter(|n| !expected.contains_key(*n)));
     let wrong: Vec<String> = names
         .filter(|n| expected.get(*n) != found.get(*n))
         .map(|n| match (expected.get(n), found.get(n)) {
@@ -305,8 +270,5 @@ fn listing_fault(expected: &Listing, found: &Listing) -> String {
             (expected, found) => format!("{n} has {found:?} bytes instead of {expected:?}"),
         })
         .collect();
-    format!(
-        "the names are not what was acknowledged: {}",
-        wrong.join("; ")
-    )
+    format!("the names are not what was acknowledged: {}", wrong.join("; "))
 }

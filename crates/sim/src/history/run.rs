@@ -73,10 +73,7 @@ pub(super) struct Outcome {
 
 impl From<Result<(), Error>> for Outcome {
     fn from(result: Result<(), Error>) -> Outcome {
-        Outcome {
-            error: result.err(),
-            ..Outcome::default()
-        }
+        Outcome { error: result.err(), ..Outcome::default() }
     }
 }
 
@@ -129,11 +126,7 @@ impl<'a> Run<'a> {
         let mut log = run.log.take().unwrap_or_default();
         if let Err(violation) = &result {
             log.push(format!("step {}: {violation}", run.step));
-            log.extend(
-                run.inflight
-                    .values()
-                    .map(|i| format!("  in flight since step {}: {}", i.since, i.text)),
-            );
+            log.extend(run.inflight.values().map(|i| format!("  in flight since step {}: {}", i.since, i.text)));
         }
         (run.stats, result.err(), log)
     }
@@ -195,16 +188,7 @@ impl<'a> Run<'a> {
         let id = self.next;
         self.next += 1;
         self.say(|| format!("{id} starts: {text}"));
-        self.inflight.insert(
-            id,
-            Inflight {
-                doing,
-                start,
-                since: self.step,
-                keys,
-                text,
-            },
-        );
+        self.inflight.insert(id, Inflight { doing, start, since: self.step, keys, text });
         let done = Rc::clone(&self.done);
         self.session.exec.spawn(Box::pin(async move {
             let outcome = future.await;
@@ -218,10 +202,9 @@ impl<'a> Run<'a> {
         if ran == Step::Idle {
             return match self.inflight.values().next() {
                 None => Ok(ran),
-                Some(op) => Err(Violation::new(
-                    "hang",
-                    format!("{}: {} never ends", self.session.exec.deadlock(), op.text),
-                )),
+                Some(op) => {
+                    Err(Violation::new("hang", format!("{}: {} never ends", self.session.exec.deadlock(), op.text)))
+                }
             };
         }
         self.step += 1;
@@ -230,15 +213,8 @@ impl<'a> Run<'a> {
         for (id, outcome) in done {
             self.take_up(id, outcome)?;
         }
-        if let Some(op) = self
-            .inflight
-            .values()
-            .find(|op| self.step - op.since > PATIENCE)
-        {
-            return Err(Violation::new(
-                "hang",
-                format!("{} has not ended after {PATIENCE} steps", op.text),
-            ));
+        if let Some(op) = self.inflight.values().find(|op| self.step - op.since > PATIENCE) {
+            return Err(Violation::new("hang", format!("{} has not ended after {PATIENCE} steps", op.text)));
         }
         self.watch_step()?;
         self.side_crash()?;
@@ -272,8 +248,7 @@ impl<'a> Run<'a> {
         match &op.doing {
             Doing::Read { key, offset, vague } => {
                 if let (true, false, Some(buf)) = (ok, *vague, &outcome.buf) {
-                    self.model
-                        .check(*key, *offset, buf, Rule::Since(op.start))?;
+                    self.model.check(*key, *offset, buf, Rule::Since(op.start))?;
                 }
             }
             Doing::Change { rec, fua, spare } => {
@@ -287,12 +262,7 @@ impl<'a> Run<'a> {
             Doing::Upkeep(_) => outcome.report.iter().try_for_each(recover::judge)?,
         }
         let now = self.model.now();
-        let oldest = self
-            .inflight
-            .values()
-            .map(|op| op.start)
-            .min()
-            .unwrap_or(now);
+        let oldest = self.inflight.values().map(|op| op.start).min().unwrap_or(now);
         self.model.set_horizon(oldest);
         Ok(())
     }
@@ -319,19 +289,11 @@ impl<'a> Run<'a> {
     fn side_crash(&mut self) -> Result<(), Violation> {
         let draw = mix(&[self.setup.seed, 7, self.step]);
         let masks = match self.aim {
-            Some(aim) if aim.step == self.step => {
-                aim.mask.map_or(self.masks(draw), |mask| vec![mask])
-            }
-            None if self.setup.cut_every > 0 && draw.is_multiple_of(self.setup.cut_every) => {
-                self.masks(draw)
-            }
+            Some(aim) if aim.step == self.step => aim.mask.map_or(self.masks(draw), |mask| vec![mask]),
+            None if self.setup.cut_every > 0 && draw.is_multiple_of(self.setup.cut_every) => self.masks(draw),
             _ => return Ok(()),
         };
-        let kind = if mix(&[draw]).is_multiple_of(8) {
-            Crash::Kill
-        } else {
-            Crash::Power
-        };
+        let kind = if mix(&[draw]).is_multiple_of(8) { Crash::Kill } else { Crash::Power };
         let frozen = self.session.disk.freeze(kind);
         self.model.spread();
         let pending = self.pending();
@@ -345,20 +307,10 @@ impl<'a> Run<'a> {
             self.stats.distinct += 1;
             let text = frozen.describe(mask);
             self.say(|| format!("side crash ({kind:?}, mask {mask}): {text}"));
-            let entrance = Entrance {
-                seed: mix(&[draw, mask]),
-                cuts: (draw >> 8) as u32 % 3,
-                again: draw >> 16 & 3 == 0,
-            };
-            recover(
-                self.setup,
-                &frozen.crash(mask),
-                &self.model,
-                &pending,
-                entrance,
-                &mut self.stats,
-            )
-            .map_err(|v| v.at(self.step, mask))?;
+            let entrance =
+                Entrance { seed: mix(&[draw, mask]), cuts: (draw >> 8) as u32 % 3, again: draw >> 16 & 3 == 0 };
+            recover(self.setup, &frozen.crash(mask), &self.model, &pending, entrance, &mut self.stats)
+                .map_err(|v| v.at(self.step, mask))?;
         }
         Ok(())
     }
@@ -388,19 +340,8 @@ impl<'a> Run<'a> {
         self.stats.crash_states += 1;
         self.stats.distinct += 1;
         self.session.exec.halt();
-        let entrance = Entrance {
-            seed: self.rng.next(),
-            cuts: 1,
-            again: false,
-        };
-        let recovered = recover(
-            self.setup,
-            &frozen.crash(mask),
-            &self.model,
-            &pending,
-            entrance,
-            &mut self.stats,
-        )?;
+        let entrance = Entrance { seed: self.rng.next(), cuts: 1, again: false };
+        let recovered = recover(self.setup, &frozen.crash(mask), &self.model, &pending, entrance, &mut self.stats)?;
         self.forget_session();
         self.session = recovered.session;
         self.model = recovered.model;
@@ -423,19 +364,13 @@ impl<'a> Run<'a> {
         let message = || format!("{}: {error:?}", op.text);
         match error.kind() {
             ErrorKind::NoSpace => self.judge_full(op, message()),
-            ErrorKind::Io | ErrorKind::Failed | ErrorKind::Corrupt
-                if self.session.disk.faults_hit() > 0 =>
-            {
+            ErrorKind::Io | ErrorKind::Failed | ErrorKind::Corrupt if self.session.disk.faults_hit() > 0 => {
                 self.note_failure(op, message())
             }
-            ErrorKind::Io | ErrorKind::Failed | ErrorKind::Corrupt => Err(Violation::new(
-                "P6",
-                format!("an error although no request failed: {}", message()),
-            )),
-            _ => Err(Violation::new(
-                "P4",
-                format!("refused without a reason: {}", message()),
-            )),
+            ErrorKind::Io | ErrorKind::Failed | ErrorKind::Corrupt => {
+                Err(Violation::new("P6", format!("an error although no request failed: {}", message())))
+            }
+            _ => Err(Violation::new("P4", format!("refused without a reason: {}", message()))),
         }
     }
 }
@@ -446,22 +381,10 @@ impl<'a> Run<'a> {
 /// P6 if that fails.
 pub(super) fn format(setup: &Setup, size: u64) -> Result<Medium, Violation> {
     let exec = Executor::new(mix(&[setup.seed, 8]));
-    let disk = SimDisk::new(
-        Medium::blank(setup.disk, size),
-        &exec,
-        mix(&[setup.seed, 9]),
-    );
-    let options = FormatOptions {
-        size,
-        uuid: [7; 16],
-        now: 1,
-        journal: Some(setup.journal),
-    };
+    let disk = SimDisk::new(Medium::blank(setup.disk, size), &exec, mix(&[setup.seed, 9]));
+    let options = FormatOptions { size, uuid: [7; 16], now: 1, journal: Some(setup.journal) };
     let device = disk.clone();
-    let made = exec.run(
-        PATIENCE,
-        async move { Pool::format(&device, &options).await },
-    )?;
+    let made = exec.run(PATIENCE, async move { Pool::format(&device, &options).await })?;
     let mask = mix(&[setup.seed, 10]);
     let medium = disk.freeze(Crash::Power).crash(mask);
     exec.halt();

@@ -138,11 +138,7 @@ pub fn run_small(
         run.prepare()?;
         for (i, &op) in ops.iter().enumerate() {
             if i + 1 == ops.len() {
-                run.watch = Some(Watch {
-                    aim,
-                    disk: 0,
-                    acks: 0,
-                });
+                run.watch = Some(Watch { aim, disk: 0, acks: 0 });
             }
             run.small(op, i as u32 + 10)?;
             run.drain()?;
@@ -181,34 +177,16 @@ impl Run<'_> {
         self.put(3, Self::A, PAGE, PAGE, true)
     }
 
-    fn put(
-        &mut self,
-        number: u32,
-        key: Key,
-        offset: u64,
-        len: u64,
-        fua: bool,
-    ) -> Result<(), Violation> {
+    fn put(&mut self, number: u32, key: Key, offset: u64, len: u64, fua: bool) -> Result<(), Violation> {
         let draws = [0, 0, 0, u64::from(!fua), 0];
-        let op = Op {
-            kind: Kind::Write,
-            number,
-            gap: 0,
-            draws,
-        };
+        let op = Op { kind: Kind::Write, number, gap: 0, draws };
         self.write(&op, key, Some(Place { offset, len }), Spare::Nothing)?;
         self.drain()
     }
 
     fn small(&mut self, op: Small, number: u32) -> Result<(), Violation> {
         let (a, b) = (Self::A, Self::B);
-        let last = || {
-            self.model
-                .volumes()
-                .filter(|(_, v)| v.of == Some(a))
-                .map(|(key, _)| key)
-                .last()
-        };
+        let last = || self.model.volumes().filter(|(_, v)| v.of == Some(a)).map(|(key, _)| key).last();
         match op {
             Small::Write => self.put(number, a, 0, PAGE, false),
             Small::WriteFua => self.put(number, a, PAGE, PAGE, true),
@@ -220,9 +198,7 @@ impl Run<'_> {
             Small::Zero => self.clear(a, Kind::Zero, PAGE + 512, PAGE),
             Small::Create => self.control(Control::Create("n".into(), 2 * PAGE)),
             Small::Snapshot => self.control(Control::Snapshot(vec![(a, format!("s{number}"))])),
-            Small::DeleteSnapshot => {
-                last().map_or(Ok(()), |key| self.control(Control::Delete(vec![key])))
-            }
+            Small::DeleteSnapshot => last().map_or(Ok(()), |key| self.control(Control::Delete(vec![key]))),
             Small::Group => {
                 let name = format!("g{number}");
                 self.control(Control::Snapshot(vec![(a, name.clone()), (b, name)]))
@@ -234,12 +210,7 @@ impl Run<'_> {
             Small::Shrink => self.control(Control::Resize(a, PAGE + 1024)),
             Small::Extend => self.control(Control::Resize(a, 6 * PAGE)),
             Small::DeleteB => {
-                let mut all: Vec<Key> = self
-                    .model
-                    .volumes()
-                    .filter(|(_, v)| v.of == Some(b))
-                    .map(|(k, _)| k)
-                    .collect();
+                let mut all: Vec<Key> = self.model.volumes().filter(|(_, v)| v.of == Some(b)).map(|(k, _)| k).collect();
                 all.push(b);
                 self.control(Control::Delete(all))
             }
@@ -272,10 +243,9 @@ impl Run<'_> {
         let masks: Vec<u64> = match aimed {
             Some(mask) => vec![mask],
             None if all <= MOST_MASKS => (0..all).collect(),
-            None => (0..MOST_MASKS)
-                .map(|i| i * all / MOST_MASKS)
-                .chain((0..16).map(|i| mix(&[i, self.step])))
-                .collect(),
+            None => {
+                (0..MOST_MASKS).map(|i| i * all / MOST_MASKS).chain((0..16).map(|i| mix(&[i, self.step]))).collect()
+            }
         };
         for mask in masks {
             self.stats.crash_states += 1;
@@ -286,20 +256,10 @@ impl Run<'_> {
             let text = frozen.describe(mask);
             self.say(|| format!("crash (mask {mask}): {text}"));
             let draw = mix(&[self.step, mask]);
-            let entrance = Entrance {
-                seed: draw,
-                cuts: u32::from(draw.is_multiple_of(16)),
-                again: draw >> 8 & 15 == 0,
-            };
-            recover(
-                self.setup,
-                &frozen.crash(mask),
-                &self.model,
-                &pending,
-                entrance,
-                &mut self.stats,
-            )
-            .map_err(|v| v.at(self.step, mask))?;
+            let entrance =
+                Entrance { seed: draw, cuts: u32::from(draw.is_multiple_of(16)), again: draw >> 8 & 15 == 0 };
+            recover(self.setup, &frozen.crash(mask), &self.model, &pending, entrance, &mut self.stats)
+                .map_err(|v| v.at(self.step, mask))?;
         }
         Ok(())
     }

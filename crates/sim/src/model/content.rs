@@ -47,10 +47,7 @@ type Page = [Cell; SECTORS as usize];
 
 /// A sector that holds exactly `value`.
 pub fn settled(value: Value) -> Cell {
-    smallvec![Version {
-        value,
-        rec: SETTLED
-    }]
+    smallvec![Version { value, rec: SETTLED }]
 }
 
 /// Contents of a volume or snapshot; a clone shares all pages.
@@ -69,9 +66,7 @@ impl Content {
 
     /// The sector's versions, written out.
     pub fn versions(&self, sector: u64) -> Cell {
-        self.cell(sector)
-            .cloned()
-            .unwrap_or_else(|| settled(Value::ZERO))
+        self.cell(sector).cloned().unwrap_or_else(|| settled(Value::ZERO))
     }
 
     /// The sector's versions, to be changed. [`settle`](Self::settle) or [`mark`](Self::mark) its
@@ -81,8 +76,7 @@ impl Content {
         if self.pages.len() <= at {
             self.pages.resize(at + 1, None);
         }
-        let page = self.pages[at]
-            .get_or_insert_with(|| Rc::new(std::array::from_fn(|_| settled(Value::ZERO))));
+        let page = self.pages[at].get_or_insert_with(|| Rc::new(std::array::from_fn(|_| settled(Value::ZERO))));
         &mut Rc::make_mut(page)[(sector % SECTORS) as usize]
     }
 
@@ -104,9 +98,7 @@ impl Content {
 
     /// Whether the page of this sector was never written.
     pub fn is_hole(&self, sector: u64) -> bool {
-        self.pages
-            .get((sector / SECTORS) as usize)
-            .is_none_or(Option::is_none)
+        self.pages.get((sector / SECTORS) as usize).is_none_or(Option::is_none)
     }
 
     /// Whether nothing in the page of this sector is in doubt.

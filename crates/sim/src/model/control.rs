@@ -64,11 +64,7 @@ impl Model {
         };
         let keys = (self.next_key..self.next_key + news).collect();
         self.next_key += news;
-        Pending {
-            start: self.tick(),
-            control,
-            keys,
-        }
+        Pending { start: self.tick(), control, keys }
     }
 
     /// A control operation took place some time between its start and now.
@@ -76,48 +72,28 @@ impl Model {
         self.spread();
         self.tick();
         self.acks += 1;
-        let Pending {
-            control,
-            start,
-            keys,
-        } = pending;
+        let Pending { control, start, keys } = pending;
         match control {
-            Control::Create(name, size) => {
-                self.insert(keys[0], name, None, *size, Content::default(), None)
-            }
+            Control::Create(name, size) => self.insert(keys[0], name, None, *size, Content::default(), None),
             Control::Snapshot(sources) => {
-                let mut instant = Instant {
-                    after: 0,
-                    before: Time::MAX,
-                    open: Vec::new(),
-                };
+                let mut instant = Instant { after: 0, before: Time::MAX, open: Vec::new() };
                 for ((source, name), &key) in sources.iter().zip(keys) {
                     let content = self.capture(*source, *start, key, &mut instant);
                     let size = self.share(*source);
                     self.insert(key, name, Some(*source), size, content, Some(*source));
-                    self.volumes.get_mut(&key).expect("just made").instant =
-                        Some(self.instants.len());
+                    self.volumes.get_mut(&key).expect("just made").instant = Some(self.instants.len());
                 }
                 self.instants.push(instant);
             }
             Control::Clone(source, name) => {
-                let mut unused = Instant {
-                    after: 0,
-                    before: Time::MAX,
-                    open: Vec::new(),
-                };
+                let mut unused = Instant { after: 0, before: Time::MAX, open: Vec::new() };
                 let content = self.capture(*source, *start, keys[0], &mut unused);
                 let size = self.share(*source);
                 self.insert(keys[0], name, None, size, content, Some(*source));
                 self.share(keys[0]);
             }
             Control::Rollback(volume, snapshot) => self.roll_back(*volume, *snapshot, *start),
-            Control::Rename(key, name) => self
-                .volumes
-                .get_mut(key)
-                .expect("a volume")
-                .name
-                .clone_from(name),
+            Control::Rename(key, name) => self.volumes.get_mut(key).expect("a volume").name.clone_from(name),
             Control::Resize(key, size) => {
                 let volume = self.volumes.get_mut(key).expect("a volume");
                 volume.size = *size;
@@ -127,32 +103,11 @@ impl Model {
         }
     }
 
-    fn insert(
-        &mut self,
-        key: Key,
-        name: &str,
-        of: Option<Key>,
-        size: u64,
-        content: Content,
-        source: Option<Key>,
-    ) {
+    fn insert(&mut self, key: Key, name: &str, of: Option<Key>, size: u64, content: Content, source: Option<Key>) {
         let (name, flushed) = (name.to_owned(), self.now());
-        let mut kin =
-            source.map_or_else(Default::default, |source| self.volumes[&source].kin.clone());
+        let mut kin = source.map_or_else(Default::default, |source| self.volumes[&source].kin.clone());
         kin.insert(key);
-        self.volumes.insert(
-            key,
-            Volume {
-                name,
-                of,
-                size,
-                shared: false,
-                kin,
-                content,
-                flushed,
-                instant: None,
-            },
-        );
+        self.volumes.insert(key, Volume { name, of, size, shared: false, kin, content, flushed, instant: None });
     }
 
     /// Notes that others refer to its contents; returns its size.
@@ -168,17 +123,11 @@ impl Model {
         let mut content = volume.content.clone();
         for first in volume.content.unsettled() {
             for sector in first..first + SECTORS {
-                let seen =
-                    self.candidates(volume, &volume.content.versions(sector), Rule::Since(start));
+                let seen = self.candidates(volume, &volume.content.versions(sector), Rule::Since(start));
                 if seen.len() > 1 {
                     instant.open.push((target, sector, seen.clone()));
                 }
-                content.set(
-                    sector,
-                    seen.into_iter()
-                        .map(|v| Version { rec: SETTLED, ..v })
-                        .collect(),
-                );
+                content.set(sector, seen.into_iter().map(|v| Version { rec: SETTLED, ..v }).collect());
             }
         }
         content.settle(|_| {});
@@ -193,11 +142,7 @@ impl Model {
             return Ok(());
         };
         let instant = &mut self.instants[number];
-        let Some(at) = instant
-            .open
-            .iter()
-            .position(|o| (o.0, o.1) == (key, sector))
-        else {
+        let Some(at) = instant.open.iter().position(|o| (o.0, o.1) == (key, sector)) else {
             return Ok(());
         };
         let (.., cell) = instant.open.swap_remove(at);
@@ -205,11 +150,7 @@ impl Model {
         let [shown] = same[..] else { return Ok(()) };
         let shown = self.recs[shown.rec as usize];
         instant.after = instant.after.max(shown.start);
-        for hidden in cell
-            .iter()
-            .map(|v| &self.recs[v.rec as usize])
-            .filter(|w| w.start > shown.end && w.ok)
-        {
+        for hidden in cell.iter().map(|v| &self.recs[v.rec as usize]).filter(|w| w.start > shown.end && w.ok) {
             instant.before = instant.before.min(hidden.end);
         }
         let (after, before) = (instant.after, instant.before);
@@ -220,10 +161,7 @@ impl Model {
             "{} is no point in time: it shows a write that began at {after}, but one acknowledged at {before} is missing (sector {sector})",
             self.name(key)
         );
-        Err(Bad {
-            promise: "P5",
-            what,
-        })
+        Err(Bad { promise: "P5", what })
     }
 
     /// Writes in flight together with the rollback may come before or after it.
@@ -232,10 +170,7 @@ impl Model {
         self.recs[rec as usize].start = start;
         self.end(rec, true, true);
         self.share(snapshot);
-        let (mut content, size) = (
-            self.volumes[&snapshot].content.clone(),
-            self.volumes[&snapshot].size,
-        );
+        let (mut content, size) = (self.volumes[&snapshot].content.clone(), self.volumes[&snapshot].size);
         let old = &self.volumes[&key].content;
         for first in old.unsettled() {
             for sector in (first..first + SECTORS).filter(|s| s * (SECTOR as u64) < size) {
@@ -243,10 +178,7 @@ impl Model {
                 let cell = old.versions(sector);
                 let mut beside: Cell = cell.iter().filter(beside).copied().collect();
                 if !beside.is_empty() {
-                    let rolled = content
-                        .versions(sector)
-                        .into_iter()
-                        .map(|v| Version { rec, ..v });
+                    let rolled = content.versions(sector).into_iter().map(|v| Version { rec, ..v });
                     beside.extend(rolled);
                     content.set(sector, beside);
                 }
@@ -264,11 +196,8 @@ impl Model {
         let (before, mut model) = (self.listing(), self.clone());
         model.apply(pending);
         let after = model.listing();
-        let touched: Vec<&String> = before
-            .keys()
-            .chain(after.keys())
-            .filter(|n| before.get(*n) != after.get(*n))
-            .collect();
+        let touched: Vec<&String> =
+            before.keys().chain(after.keys()).filter(|n| before.get(*n) != after.get(*n)).collect();
         if touched.is_empty() {
             return Ok(Applied::Unknown);
         }
@@ -277,19 +206,9 @@ impl Model {
             (true, _) => Ok(Applied::No),
             (_, true) => Ok(Applied::Yes),
             _ => {
-                let seen: Vec<String> = touched
-                    .iter()
-                    .map(|n| format!("{n}: {:?}", found.get(*n)))
-                    .collect();
-                let what = format!(
-                    "{:?} took place by half; sizes found: {}",
-                    pending.control,
-                    seen.join(", ")
-                );
-                Err(Bad {
-                    promise: "P4",
-                    what,
-                })
+                let seen: Vec<String> = touched.iter().map(|n| format!("{n}: {:?}", found.get(*n))).collect();
+                let what = format!("{:?} took place by half; sizes found: {}", pending.control, seen.join(", "));
+                Err(Bad { promise: "P4", what })
             }
         }
     }

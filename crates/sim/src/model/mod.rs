@@ -93,17 +93,8 @@ pub struct Model {
 impl Model {
     /// A pool without volumes.
     pub fn new() -> Model {
-        let first = Rec {
-            start: 0,
-            end: 0,
-            ok: true,
-            durable: true,
-        };
-        Model {
-            recs: vec![first],
-            next_key: 1,
-            ..Model::default()
-        }
+        let first = Rec { start: 0, end: 0, ok: true, durable: true };
+        Model { recs: vec![first], next_key: 1, ..Model::default() }
     }
 
     /// The time of a new event.
@@ -143,10 +134,7 @@ impl Model {
         let Some(v) = self.volumes.get(&key) else {
             return format!("#{key}");
         };
-        v.of.map_or_else(
-            || v.name.clone(),
-            |of| format!("{}@{}", self.name(of), v.name),
-        )
+        v.of.map_or_else(|| v.name.clone(), |of| format!("{}@{}", self.name(of), v.name))
     }
 
     /// Table of the bytes that values stand for.
@@ -156,12 +144,7 @@ impl Model {
 
     fn start(&mut self) -> RecId {
         let start = self.tick();
-        self.recs.push(Rec {
-            start,
-            end: Time::MAX,
-            ok: false,
-            durable: false,
-        });
+        self.recs.push(Rec { start, end: Time::MAX, ok: false, durable: false });
         self.recs.len() as RecId - 1
     }
 
@@ -173,24 +156,15 @@ impl Model {
                 What::Mark(op) => Value::mark(op, key, sector),
                 What::Zero => Value::ZERO,
             };
-            let values = if within.len() == SECTOR {
-                vec![over]
-            } else {
-                self.blend(key, sector, over, within)
-            };
-            values
-                .into_iter()
-                .for_each(|value| self.push(key, sector, Version { value, rec }));
+            let values = if within.len() == SECTOR { vec![over] } else { self.blend(key, sector, over, within) };
+            values.into_iter().for_each(|value| self.push(key, sector, Version { value, rec }));
         }
         rec
     }
 
     fn blend(&mut self, key: Key, sector: u64, over: Value, within: Range<usize>) -> Vec<Value> {
         let bases = self.values(key, sector, Rule::Since(self.clock));
-        bases
-            .into_iter()
-            .map(|base| self.blends.blend(base, over, within.start, within.end))
-            .collect()
+        bases.into_iter().map(|base| self.blends.blend(base, over, within.start, within.end)).collect()
     }
 
     fn push(&mut self, key: Key, sector: u64, version: Version) {
@@ -211,8 +185,7 @@ impl Model {
         let mut at = 0;
         for (sector, within) in sectors(offset, out.len() as u64) {
             let n = within.len();
-            self.blends
-                .fill(Value::mark(op, key, sector), &mut sector_bytes);
+            self.blends.fill(Value::mark(op, key, sector), &mut sector_bytes);
             out[at..at + n].copy_from_slice(&sector_bytes[within]);
             at += n;
         }
@@ -222,21 +195,13 @@ impl Model {
     pub fn clone_range(&mut self, source: (Key, u64), target: (Key, u64), len: u64) -> RecId {
         let rec = self.start();
         let s = SECTOR as u64;
-        let range = RangeClone {
-            rec,
-            source: (source.0, source.1 / s),
-            target: (target.0, target.1 / s),
-            sectors: len / s,
-        };
+        let range =
+            RangeClone { rec, source: (source.0, source.1 / s), target: (target.0, target.1 / s), sectors: len / s };
         for key in [source.0, target.0] {
             self.volumes.get_mut(&key).expect("a volume").shared = true;
         }
         let kin = self.volumes[&source.0].kin.clone();
-        self.volumes
-            .get_mut(&target.0)
-            .expect("a volume")
-            .kin
-            .extend(kin);
+        self.volumes.get_mut(&target.0).expect("a volume").kin.extend(kin);
         self.ranges.push(range);
         self.spread();
         rec
@@ -268,27 +233,16 @@ impl Model {
         self.acks += 1;
         let end = self.tick();
         let r = &mut self.recs[rec as usize];
-        *r = Rec {
-            start: r.start,
-            end,
-            ok,
-            durable: ok && fua,
-        };
+        *r = Rec { start: r.start, end, ok, durable: ok && fua };
     }
 
     /// A flush that was submitted at `start` was acknowledged, for one volume or for all.
     pub fn flushed(&mut self, key: Option<Key>, start: Time) {
         self.acks += 1;
-        for (_, volume) in self
-            .volumes
-            .iter_mut()
-            .filter(|(k, _)| key.is_none_or(|key| key == **k))
-        {
+        for (_, volume) in self.volumes.iter_mut().filter(|(k, _)| key.is_none_or(|key| key == **k)) {
             volume.flushed = volume.flushed.max(start);
             let (flushed, recs, horizon) = (volume.flushed, &self.recs, self.horizon);
-            volume
-                .content
-                .settle(|cell| prune(cell, recs, flushed, horizon));
+            volume.content.settle(|cell| prune(cell, recs, flushed, horizon));
         }
     }
 
@@ -300,10 +254,7 @@ impl Model {
         let Some(cell) = volume.content.cell(sector) else {
             return vec![Value::ZERO];
         };
-        self.candidates(volume, cell, rule)
-            .into_iter()
-            .map(|v| v.value)
-            .collect()
+        self.candidates(volume, cell, rule).into_iter().map(|v| v.value).collect()
     }
 
     fn candidates(&self, volume: &Volume, cell: &Cell, rule: Rule) -> Cell {
@@ -312,14 +263,7 @@ impl Model {
             Rule::Since(begin) => w.ok && w.end < begin,
             Rule::Crash => is_durable(w, volume.flushed),
         };
-        cell.iter()
-            .filter(|v| {
-                !cell
-                    .iter()
-                    .any(|w| rec(w).start > rec(v).end && ends(rec(w)))
-            })
-            .copied()
-            .collect()
+        cell.iter().filter(|v| !cell.iter().any(|w| rec(w).start > rec(v).end && ends(rec(w)))).copied().collect()
     }
 
     /// Checks bytes that were read from `offset` on.
@@ -337,8 +281,7 @@ impl Model {
                 continue;
             }
             let volume = &self.volumes[&key];
-            let whole =
-                sector.is_multiple_of(SECTORS) && bytes.len() - at >= (page as usize - SECTOR);
+            let whole = sector.is_multiple_of(SECTORS) && bytes.len() - at >= (page as usize - SECTOR);
             if whole
                 && volume.content.is_hole(sector)
                 && is_zero(&bytes[at - part.len()..at - part.len() + page as usize])
@@ -353,10 +296,7 @@ impl Model {
             }
             let cell = volume.content.versions(sector);
             let legal = self.candidates(volume, &cell, rule);
-            match legal
-                .iter()
-                .find(|v| self.blends.matches(v.value, within.start, part))
-            {
+            match legal.iter().find(|v| self.blends.matches(v.value, within.start, part)) {
                 None => return Err(self.accuse(key, sector, part, &legal, rule)),
                 Some(v) if legal.len() > 1 && volume.of.is_some() && part.len() == SECTOR => {
                     self.observe(key, sector, v.value)?;
@@ -368,11 +308,7 @@ impl Model {
     }
 
     fn accuse(&self, key: Key, sector: u64, part: &[u8], legal: &Cell, rule: Rule) -> Bad {
-        let found = if part.len() == SECTOR {
-            Some(self.blends.trace(part))
-        } else {
-            None
-        };
+        let found = if part.len() == SECTOR { Some(self.blends.trace(part)) } else { None };
         let volume = &self.volumes[&key];
         let promise = match found {
             Some(Found::Torn(..)) => "P3",
@@ -388,11 +324,7 @@ impl Model {
             None => format!("{} bytes that fit none of them", part.len()),
         };
         let legal: Vec<String> = legal.iter().map(|v| self.blends.explain(v.value)).collect();
-        let when = if rule == Rule::Crash {
-            "after the crash"
-        } else {
-            "in a read"
-        };
+        let when = if rule == Rule::Crash { "after the crash" } else { "in a read" };
         let what = format!(
             "{} (volume #{key}) sector {sector} holds {found} {when}; legal: {}",
             self.name(key),
@@ -422,14 +354,9 @@ impl Model {
     pub fn adopted(&mut self) {
         self.ranges.clear();
         let end = self.tick();
-        self.recs
-            .iter_mut()
-            .filter(|r| r.end == Time::MAX)
-            .for_each(|r| r.end = end);
+        self.recs.iter_mut().filter(|r| r.end == Time::MAX).for_each(|r| r.end = end);
         self.horizon = end;
-        self.volumes
-            .values_mut()
-            .for_each(|v| v.content.settle(|_| {}));
+        self.volumes.values_mut().for_each(|v| v.content.settle(|_| {}));
     }
 }
 
@@ -444,11 +371,7 @@ fn prune(cell: &mut Cell, recs: &[Rec], flushed: Time, horizon: Time) {
         is_durable(rec, flushed) && rec.end < horizon
     };
     if cell.len() > 1 {
-        let last = cell
-            .iter()
-            .filter(|v| over(v))
-            .map(|v| recs[v.rec as usize].start)
-            .max();
+        let last = cell.iter().filter(|v| over(v)).map(|v| recs[v.rec as usize].start).max();
         cell.retain(|v| last.is_none_or(|last| recs[v.rec as usize].end >= last));
     }
     if cell.len() == 1 && over(&cell[0]) {
@@ -476,10 +399,7 @@ pub type Listing = BTreeMap<String, u64>;
 impl Model {
     /// What the pool should list.
     pub fn listing(&self) -> Listing {
-        self.volumes
-            .iter()
-            .map(|(&key, v)| (self.name(key), v.size))
-            .collect()
+        self.volumes.iter().map(|(&key, v)| (self.name(key), v.size)).collect()
     }
 
     /// Whether the page from this sector on certainly has space of its own: all of it was written,
@@ -490,19 +410,13 @@ impl Model {
         };
         (sector..sector + SECTORS).all(|s| {
             let only = volume.content.cell(s).filter(|cell| cell.len() == 1);
-            only.is_some_and(|cell| {
-                cell[0].value != Value::ZERO && self.recs[cell[0].rec as usize].ok
-            })
+            only.is_some_and(|cell| cell[0].value != Value::ZERO && self.recs[cell[0].rec as usize].ok)
         })
     }
 
     /// Volumes with data that a crash now could change.
     pub fn unsettled(&self) -> BTreeSet<Key> {
-        self.volumes
-            .iter()
-            .filter(|(_, v)| !v.content.unsettled().is_empty())
-            .map(|(&k, _)| k)
-            .collect()
+        self.volumes.iter().filter(|(_, v)| !v.content.unsettled().is_empty()).map(|(&k, _)| k).collect()
     }
 }
 

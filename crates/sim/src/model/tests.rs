@@ -22,15 +22,8 @@ fn flush(model: &mut Model) {
 /// The operations whose marks sector 0 may show; 0 stands for zeroes.
 fn shows(model: &Model, key: Key, rule: Rule) -> Vec<u32> {
     let values = model.values(key, 0, rule);
-    let mut ops: Vec<u32> = (0..20)
-        .filter(|&op| {
-            values.contains(&if op == 0 {
-                Value::ZERO
-            } else {
-                Value::mark(op, 1, 0)
-            })
-        })
-        .collect();
+    let mut ops: Vec<u32> =
+        (0..20).filter(|&op| values.contains(&if op == 0 { Value::ZERO } else { Value::mark(op, 1, 0) })).collect();
     ops.sort_unstable();
     ops
 }
@@ -61,11 +54,7 @@ fn a_crash_may_take_back_what_no_flush_covers() {
     let rule = now(&mut m);
     assert_eq!(shows(&m, v, rule), [2]);
     m.flushed(Some(v), early);
-    assert_eq!(
-        shows(&m, v, Rule::Crash),
-        [1, 2],
-        "the flush began before the second write"
-    );
+    assert_eq!(shows(&m, v, Rule::Crash), [1, 2], "the flush began before the second write");
     flush(&mut m);
     assert_eq!(shows(&m, v, Rule::Crash), [2]);
 }
@@ -80,10 +69,7 @@ fn fua_is_durable_by_itself_and_a_failed_write_for_ever_in_doubt() {
     m.end(b, false, true);
     flush(&mut m);
     let rule = now(&mut m);
-    assert_eq!(
-        (shows(&m, v, rule), shows(&m, v, Rule::Crash)),
-        (vec![1, 2], vec![1, 2])
-    );
+    assert_eq!((shows(&m, v, rule), shows(&m, v, Rule::Crash)), (vec![1, 2], vec![1, 2]));
     let c = write(&mut m, v, 3, 4096);
     m.end(c, true, true);
     assert_eq!(shows(&m, v, Rule::Crash), [3]);
@@ -100,11 +86,7 @@ fn a_snapshot_is_frozen_and_durable_though_its_volume_is_not() {
     m.end(b, true, false);
     assert_eq!(m.name(2), "v@s");
     assert_eq!(shows(&m, 2, Rule::Crash), [1, 2]);
-    assert_eq!(
-        shows(&m, v, Rule::Crash),
-        [0, 1, 2],
-        "nobody has flushed the volume"
-    );
+    assert_eq!(shows(&m, v, Rule::Crash), [0, 1, 2], "nobody has flushed the volume");
     m.check(2, 0, &page(&m, 1, 2), Rule::Crash).unwrap();
     assert_eq!(shows(&m, 2, Rule::Crash), [2], "seen once, it stays");
     let bad = m.check(2, 0, &page(&m, 1, 1), Rule::Crash).unwrap_err();
@@ -160,10 +142,7 @@ fn a_range_clone_shows_its_source_at_some_time_between() {
     let mut seen = m.values(v, 8, Rule::Since(at));
     seen.sort();
     assert_eq!(seen, [Value::mark(1, v, 0), Value::mark(2, v, 0)]);
-    assert!(
-        m.values(v, 8, Rule::Crash).contains(&Value::ZERO),
-        "not flushed"
-    );
+    assert!(m.values(v, 8, Rule::Crash).contains(&Value::ZERO), "not flushed");
 }
 
 #[test]
@@ -196,11 +175,7 @@ fn accusations_name_the_promise_and_the_source() {
     let (stale, foreign) = (page(&m, v, 1), page(&m, 2, 3));
     let stale = bad(&mut m, &stale);
     assert_eq!(stale.promise, "P1");
-    assert!(
-        stale.what.contains("op 1 (volume #1, sector 0)") && stale.what.contains("legal: op 2"),
-        "{}",
-        stale.what
-    );
+    assert!(stale.what.contains("op 1 (volume #1, sector 0)") && stale.what.contains("legal: op 2"), "{}", stale.what);
     assert_eq!(bad(&mut m, &foreign).promise, "P2");
     assert_eq!(bad(&mut m, &[0x77; PAGE]).promise, "P2");
     let mut torn = page(&m, v, 2);
