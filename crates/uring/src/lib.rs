@@ -1,1 +1,39 @@
-//! See the crate description.
+//! The io_uring runtime of forkdisk: a single-threaded executor, files and block devices as a
+//! [`forkdisk::Device`], and stream sockets, all on one ring per thread.
+//!
+//! ```no_run
+//! use forkdisk::device::{Device, Segment};
+//! use forkdisk_uring::{Config, DeviceOptions, UringDevice, block_on};
+//!
+//! let first_page = block_on(Config::default(), |rt| async move {
+//!     let device = UringDevice::open(&rt, "pool.img", &DeviceOptions::default())?;
+//!     let page = Segment { offset: 0, at: 0, len: 4096 };
+//!     let (result, buf) = device.read(device.buffer(4096), [page].into_iter().collect()).await;
+//!     result.map_err(|e| forkdisk::Error::io("cannot read the first page", e))?;
+//!     Ok::<_, forkdisk::Error>(buf.to_vec())
+//! });
+//! ```
+//!
+//! This is the only crate of the project with `unsafe` code. What it rests on: memory that the
+//! kernel may touch belongs to the request (`op`) and stays there until the last completion.
+#![warn(missing_docs)]
+
+mod config;
+mod device;
+mod driver;
+mod executor;
+mod handle;
+mod net;
+mod op;
+mod setup;
+mod signal;
+mod sys;
+mod timer;
+
+pub use config::Config;
+pub use device::{DeviceOptions, UringDevice};
+pub use executor::{JoinHandle, Rt, block_on};
+pub use net::{Piece, Stream, TcpListener, UnixListener};
+pub use signal::Signals;
+pub use sys::PeerCred;
+pub use timer::{Elapsed, Sleep};

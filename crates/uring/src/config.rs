@@ -1,0 +1,20 @@
+//! What a ring is made of: sizes only, all with defaults that suit one pool and its clients.
+
+/// Sizes of a ring and of what is registered with it.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Submission queue entries; the kernel rounds up to a power of two. More requests than that
+    /// may be in flight: those that find the queue full wait in order.
+    pub entries: u32,
+    /// `(bytes, count)` for each size of registered buffer, in rising order of bytes, each a
+    /// multiple of 4096. Empty for none.
+    pub buffers: Vec<(usize, usize)>,
+    /// How many files and sockets can be registered at a time; the others work without.
+    pub files: u32,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config { entries: 256, buffers: vec![(4 << 10, 1024), (64 << 10, 64), (1 << 20, 8)], files: 1024 }
+    }
+}

@@ -1,0 +1,64 @@
+//! What kind of thing a path leads to, how long it is and which alignment it needs.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::FileTypeExt;
+
+use crate::sys;
+
+/// The largest block size the engine can work with, in bytes.
+const MAX_BLOCK: usize = 4096;
+const MIN_BLOCK: usize = 512;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    File,
+    Block,
+}
+
+/// `None` for what cannot be a device: a folder, a pipe, a terminal.
+pub(super) fn kind(meta: &Metadata) -> Option<Kind> {
+    let kind = meta.file_type();
+    if kind.is_file() {
+        Some(Kind::File)
+    } else if kind.is_block_device() {
+        Some(Kind::Block)
+    } else {
+        None
+    }
+}
+
+pub(super) fn len(file: &File, kind: Kind) -> io::Result<u64> {
+    use std::os::fd::AsFd;
+    match kind {
+        Kind::File => Ok(file.metadata()?.len()),
+        Kind::Block => sys::block_device_len(file.as_fd()),
+    }
+}
+
+/// The block size for requests that go through the page cache.
+pub(super) fn buffered_block(fd: BorrowedFd<'_>, kind: Kind) -> io::Result<usize> {
+    match kind {
+        Kind::File => Ok(MIN_BLOCK),
+        Kind::Block => Ok(sys::sector_size(fd)?.clamp(MIN_BLOCK, MAX_BLOCK)),
+    }
+}
+
+/// The block size for direct I/O; `None` when the file cannot do it, or only in larger units than
+/// the engine uses.
+pub(super) fn direct_block(fd: BorrowedFd<'_>, kind: Kind) -> io::Result<Option<usize>> {
+    let said = match (sys::direct_align(fd), kind) {
+        (Some(align), _) if align.offset == 0 => return Ok(None),
+        (Some(align), _) => align.offset.max(align.memory) as usize,
+        (None, Kind::Block) => sys::sector_size(fd)?,
+        // An older kernel does not say: whole pages suit every file system.
+        (None, Kind::File) => MAX_BLOCK,
+    };
+    let block = said.max(MIN_BLOCK);
+    Ok((block <= MAX_BLOCK && block.is_power_of_two()).then_some(block))
+}
+
+pub(super) fn set_file_len(fd: BorrowedFd<'_>, len: u64) -> io::Result<()> {
+    File::from(fd.try_clone_to_owned()?).set_len(len)
+}

@@ -1,0 +1,234 @@
+//! Files and block devices as a [`Device`].
+//!
+//! Requests are checked against alignment and length when they are made, queued at once and in
+//! order, one ring entry per segment. A write is complete when all of its bytes are; a short one
+//! is continued, an interrupted one repeated. A device owns its file exclusively (see `lock`).
+
+mod geometry;
+mod lock;
+mod open;
+
+use std::cell::Cell;
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use forkdisk::device::{IoResult, Segments};
+use forkdisk::{Buf, Device};
+
+pub use open::DeviceOptions;
+
+use crate::driver::Ticket;
+use crate::executor::Rt;
+use crate::handle::Handle;
+use crate::op::{Op, Transfer, Work, outcome};
+
+/// A file or block device driven through the ring of an [`Rt`]. Clones are the same device.
+#[derive(Clone)]
+pub struct UringDevice {
+    rt: Rt,
+    state: Rc<State>,
+}
+
+struct State {
+    handle: Rc<Handle>,
+    path: PathBuf,
+    kind: geometry::Kind,
+    direct: bool,
+    read_only: bool,
+    block: usize,
+    len: Cell<u64>,
+    /// Raised whenever the length changes, and what a full flush has made durable of that.
+    resized: Cell<u64>,
+    resize_flushed: Cell<u64>,
+    /// Discard is not to be had here.
+    no_discard: Cell<bool>,
+}
+
+impl UringDevice {
+    /// Opens an existing file or block device and locks it. `NotFound`, `Invalid` (not a file or
+    /// block device, no permission), `ReadOnly` (the file system is), `Busy` (the message says
+    /// who has it).
+    ///
+    /// A process that was killed keeps its lock until the kernel has finished its last request;
+    /// opening waits for that, blocking the thread for at most
+    /// [`patience`](DeviceOptions::patience).
+    pub fn open(rt: &Rt, path: impl AsRef<Path>, options: &DeviceOptions) -> forkdisk::Result<UringDevice> {
+        open::open(rt, path.as_ref(), options)
+    }
+
+    /// Makes a sparse file of `size` bytes, or takes a block device of at least that length, and
+    /// opens it locked. A target that is not empty (a file with a length, a block device that
+    /// does not begin with zeroes) is `Exists` unless `force`; then a file is emptied first. One
+    /// that is in use stays untouched in any case.
+    pub fn create(
+        rt: &Rt,
+        path: impl AsRef<Path>,
+        size: u64,
+        force: bool,
+        options: &DeviceOptions,
+    ) -> forkdisk::Result<UringDevice> {
+        open::create(rt, path.as_ref(), size, force, options)
+    }
+
+    /// Where it was opened.
+    pub fn path(&self) -> &Path {
+        &self.state.path
+    }
+
+    /// Whether requests go past the page cache. False when the file system refused it.
+    pub fn is_direct(&self) -> bool {
+        self.state.direct
+    }
+
+    /// Whether it is a block device rather than a file.
+    pub fn is_block_device(&self) -> bool {
+        self.state.kind == geometry::Kind::Block
+    }
+
+    /// Whether the file is in the ring's table of registered files.
+    pub fn is_registered(&self) -> bool {
+        self.state.handle.is_registered()
+    }
+
+    fn start(&self, work: Work) -> Ticket {
+        self.rt.driver().start(&self.state.handle, work)
+    }
+
+    fn transfer(&self, mut buf: Buf, segments: Segments, write: bool, fua: bool) -> Request {
+        if let Err(error) = self.check(&buf, &segments, write) {
+            return Request::Refused(error, buf);
+        }
+        let base = buf.as_mut_ptr();
+        let slot = self.rt.driver().registered_slot(buf.slot(), base);
+        let rw_flags = if fua { libc::RWF_DSYNC } else { 0 };
+        let block = self.state.block;
+        Request::Started(self.start(Work::Transfer(Transfer { buf, base, segments, write, slot, block, rw_flags })))
+    }
+
+    fn check(&self, buf: &Buf, segments: &Segments, write: bool) -> io::Result<()> {
+        let (block, len) = (self.state.block, self.len());
+        if write && self.state.read_only {
+            return Err(io::Error::from_raw_os_error(libc::EROFS));
+        }
+        for s in segments {
+            let aligned = (s.offset | s.at as u64 | s.len as u64) & (block as u64 - 1) == 0;
+            if !aligned || s.len == 0 || s.at.checked_add(s.len).is_none_or(|end| end > buf.len()) {
+                return Err(invalid(format!("{s:?} does not suit blocks of {block} and a buffer of {}", buf.len())));
+            }
+            if s.offset.checked_add(s.len as u64).is_none_or(|end| end > len) {
+                return Err(past_end(s.offset, s.len as u64, len, write));
+            }
+        }
+        Ok(())
+    }
+
+    async fn flushed(self, ticket: Ticket, resized: u64) -> io::Result<()> {
+        outcome(ticket.await.result)?;
+        let done = &self.state.resize_flushed;
+        done.set(done.get().max(resized));
+        Ok(())
+    }
+}
+
+fn invalid(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, text)
+}
+
+fn past_end(offset: u64, len: u64, end: u64, write: bool) -> io::Error {
+    let kind = if write { io::ErrorKind::InvalidInput } else { io::ErrorKind::UnexpectedEof };
+    io::Error::new(kind, format!("{len} bytes at {offset} lie beyond the device's end at {end}"))
+}
+
+enum Request {
+    Started(Ticket),
+    Refused(io::Error, Buf),
+}
+
+impl Request {
+    async fn outcome(self) -> IoResult {
+        match self {
+            Request::Refused(error, buf) => (Err(error), buf),
+            Request::Started(ticket) => match ticket.await {
+                Op { work: Work::Transfer(t), result, .. } => (outcome(result).map(drop), t.buf),
+                _ => unreachable!("a transfer stays a transfer"),
+            },
+        }
+    }
+}
+
+impl Device for UringDevice {
+    fn len(&self) -> u64 {
+        self.state.len.get()
+    }
+
+    fn block_size(&self) -> usize {
+        self.state.block
+    }
+
+    fn buffer(&self, len: usize) -> Buf {
+        self.rt.buffer(len)
+    }
+
+    fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
+        self.transfer(buf, segments, false, false).outcome()
+    }
+
+    fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
+        self.transfer(buf, segments, true, fua).outcome()
+    }
+
+    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
+        let resized = self.state.resized.get();
+        let datasync = self.state.resize_flushed.get() == resized;
+        let ticket = self.start(Work::Flush { datasync });
+        self.clone().flushed(ticket, resized)
+    }
+
+    /// Punches a hole into a file, which then reads as zeroes; asks a block device to do the same.
+    fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        let end = self.len();
+        let wanted = len > 0 && !self.state.no_discard.get();
+        let checked = if self.state.read_only {
+            Err(io::Error::from_raw_os_error(libc::EROFS))
+        } else if offset.checked_add(len).is_none_or(|last| last > end) {
+            Err(past_end(offset, len, end, true))
+        } else {
+            Ok(wanted.then(|| self.start(Work::Punch { offset, len })))
+        };
+        let state = self.state.clone();
+        async move {
+            let Some(ticket) = checked? else { return Ok(()) };
+            match outcome(ticket.await.result) {
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => {
+                    state.no_discard.set(true);
+                    Ok(())
+                }
+                result => result.map(drop),
+            }
+        }
+    }
+
+    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        std::future::ready(self.lengthen(len))
+    }
+}
+
+impl UringDevice {
+    fn lengthen(&self, len: u64) -> io::Result<()> {
+        if self.is_block_device() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        if self.state.read_only {
+            return Err(io::Error::from_raw_os_error(libc::EROFS));
+        }
+        if len < self.len() {
+            return Err(invalid(format!("a device of {} bytes is never shortened (to {len})", self.len())));
+        }
+        geometry::set_file_len(self.state.handle.fd(), len)?;
+        self.state.len.set(len);
+        self.state.resized.set(self.state.resized.get() + 1);
+        Ok(())
+    }
+}

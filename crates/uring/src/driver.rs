@@ -1,0 +1,334 @@
+//! The ring and everything in flight on it: submits entries in the order in which they were
+//! queued, hands completions to their operations, keeps the tables of registered files and
+//! buffers. Knows nothing of tasks except their wakers.
+//!
+//! Invariants: entries reach the kernel in the order of [`start`](Driver::start), also when the
+//! queue is full; an operation stays in the slab until its last completion; no borrow of the
+//! driver's cells is held while foreign code (a waker, a destructor) runs.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use forkdisk::device::BufPool;
+use io_uring::squeue::Entry;
+use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::{IoUring, opcode};
+use slab::Slab;
+
+use crate::config::Config;
+use crate::handle::Handle;
+use crate::op::{Op, Step, Work};
+use crate::setup;
+use crate::sys;
+use crate::timer::Timers;
+
+/// `user_data` of the poll on the eventfd.
+const WAKE: u64 = u64::MAX;
+/// `user_data` of entries whose completion says nothing.
+const IGNORE: u64 = u64::MAX - 1;
+
+pub(crate) struct Driver {
+    queue: RefCell<Queue>,
+    ops: RefCell<Slab<Op>>,
+    free_slots: RefCell<Vec<u32>>,
+    pub(crate) pool: Rc<BufPool>,
+    /// Where each registered buffer lies, by slot; empty when registration failed.
+    registered: Vec<*const u8>,
+    pub(crate) timers: RefCell<Timers>,
+    wake: Arc<OwnedFd>,
+    closed: Cell<bool>,
+}
+
+struct Queue {
+    ring: IoUring,
+    /// Entries that found the ring full, oldest first.
+    overflow: VecDeque<Entry>,
+    completed: Vec<(u64, i32)>,
+}
+
+impl Driver {
+    /// A ring that also wakes up when `wake`, an eventfd, is raised.
+    pub(crate) fn new(config: &Config, wake: Arc<OwnedFd>) -> forkdisk::Result<Rc<Driver>> {
+        let ring = setup::ring(config.entries)?;
+        let files = setup::register_files(&ring, config.files);
+        let pool = BufPool::new(&config.buffers);
+        let registered = setup::register_buffers(&ring, &pool);
+        let driver = Driver {
+            queue: RefCell::new(Queue { ring, overflow: VecDeque::new(), completed: Vec::new() }),
+            ops: RefCell::new(Slab::new()),
+            free_slots: RefCell::new((0..files).rev().collect()),
+            pool,
+            registered,
+            timers: RefCell::new(Timers::default()),
+            wake,
+            closed: Cell::new(false),
+        };
+        driver.listen_for_wakes();
+        Ok(Rc::new(driver))
+    }
+
+    /// Queues all entries of `work`; they reach the kernel at the end of this turn of the loop.
+    pub(crate) fn start(self: &Rc<Self>, file: &Rc<Handle>, work: Work) -> Ticket {
+        let parts = work.parts();
+        let mut op = Op { work, file: file.clone(), waker: None, pending: 0, result: 0, abandoned: false };
+        if self.closed.get() {
+            op.result = -libc::ESHUTDOWN;
+            return Ticket { driver: self.clone(), key: Some(self.ops.borrow_mut().insert(op)) };
+        }
+        op.pending = parts as u32;
+        let mut ops = self.ops.borrow_mut();
+        let key = ops.insert(op);
+        assert!(key < u32::MAX as usize, "fewer than 2^32 requests in flight");
+        let op = &mut ops[key];
+        let mut queue = self.queue.borrow_mut();
+        for part in 0..parts {
+            queue.push(op.work.entry(part, &op.file).user_data((part as u64) << 32 | key as u64));
+        }
+        Ticket { driver: self.clone(), key: Some(key) }
+    }
+
+    /// Submits what is queued and takes in what has completed. With `wait` it sleeps until there
+    /// is a completion or a timer is due, unless entries are left that found the ring full.
+    pub(crate) fn turn(&self, wait: bool) -> io::Result<()> {
+        let timeout = if wait { self.timers.borrow().next().map(until) } else { None };
+        let completed = {
+            let mut queue = self.queue.borrow_mut();
+            queue.enter(wait, timeout)?;
+            queue.reap()
+        };
+        for &(user_data, result) in &completed {
+            match user_data {
+                WAKE => {
+                    sys::eventfd_clear(self.wake.as_fd());
+                    self.listen_for_wakes();
+                }
+                IGNORE => {}
+                _ => self.complete(user_data as u32 as usize, (user_data >> 32) as usize, result),
+            }
+        }
+        self.queue.borrow_mut().completed = completed;
+        self.fire_timers();
+        Ok(())
+    }
+
+    fn complete(&self, key: usize, part: usize, result: i32) {
+        let mut ops = self.ops.borrow_mut();
+        let op = &mut ops[key];
+        match op.work.step(part, result, &op.file, op.abandoned) {
+            Step::Again(entry) => {
+                let entry = entry.user_data((part as u64) << 32 | key as u64);
+                return self.queue.borrow_mut().push(entry);
+            }
+            Step::Done(result) if op.result >= 0 => op.result = result,
+            Step::Done(_) => {}
+        }
+        op.pending -= 1;
+        if op.pending > 0 {
+            return;
+        }
+        if op.abandoned {
+            let op = ops.remove(key);
+            drop(ops);
+            discard(op);
+        } else if let Some(waker) = op.waker.take() {
+            drop(ops);
+            waker.wake();
+        }
+    }
+
+    fn fire_timers(&self) {
+        if self.timers.borrow().next().is_none() {
+            return;
+        }
+        let now = Instant::now();
+        loop {
+            let due = self.timers.borrow_mut().pop_due(now);
+            match due {
+                Some(waker) => waker.wake(),
+                None => return,
+            }
+        }
+    }
+
+    fn listen_for_wakes(&self) {
+        let poll = opcode::PollAdd::new(Fd(self.wake.as_raw_fd()), libc::POLLIN as u32);
+        self.queue.borrow_mut().push(poll.build().user_data(WAKE));
+    }
+
+    fn cancel(&self, key: usize) {
+        let entry = opcode::AsyncCancel::new(key as u64).build();
+        self.queue.borrow_mut().push(entry.user_data(IGNORE));
+    }
+
+    /// Ends everything: waits for requests to disks, cancels all others. Nothing can be started
+    /// afterwards.
+    pub(crate) fn shut_down(&self) {
+        self.closed.set(true);
+        let cancellable = |op: &Op| op.pending > 0 && op.work.is_cancellable();
+        let keys: Vec<usize> =
+            self.ops.borrow().iter().filter(|(_, op)| cancellable(op)).map(|(key, _)| key).collect();
+        for key in keys {
+            // Whoever still waits sees an interrupted operation end instead of starting over.
+            self.ops.borrow_mut()[key].abandoned |= false;
+            self.cancel(key);
+        }
+        while self.ops.borrow().iter().any(|(_, op)| op.pending > 0) {
+            self.turn(true).expect("a ring that has taken requests completes them");
+        }
+    }
+
+    /// The registered slot of the memory at `base`, if the buffer is one of this ring's pool.
+    pub(crate) fn registered_slot(&self, slot: Option<u16>, base: *const u8) -> Option<u16> {
+        slot.filter(|&slot| self.registered.get(slot as usize) == Some(&base))
+    }
+
+    pub(crate) fn has_registered_buffers(&self) -> bool {
+        !self.registered.is_empty()
+    }
+
+    pub(crate) fn register_file(&self, fd: RawFd) -> Option<u32> {
+        let slot = self.free_slots.borrow_mut().pop()?;
+        match self.queue.borrow().ring.submitter().register_files_update(slot, &[fd]) {
+            Ok(1) => Some(slot),
+            _ => {
+                self.free_slots.borrow_mut().push(slot);
+                None
+            }
+        }
+    }
+
+    pub(crate) fn unregister_file(&self, slot: u32) {
+        // A place that could not be emptied is not used again.
+        if self.queue.borrow().ring.submitter().register_files_update(slot, &[-1]).is_ok() {
+            self.free_slots.borrow_mut().push(slot);
+        }
+    }
+}
+
+fn until(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
+
+/// Drops an operation nobody waited for, and what it brought.
+fn discard(op: Op) {
+    if matches!(op.work, Work::Accept) && op.result >= 0 {
+        drop(sys::own(op.result));
+    }
+}
+
+impl Queue {
+    fn push(&mut self, entry: Entry) {
+        if !self.overflow.is_empty() {
+            return self.overflow.push_back(entry);
+        }
+        // SAFETY: all memory an entry points to belongs to its operation, which stays in the slab
+        // until the entry's completion (see `op`); poll and cancel entries point to none.
+        if unsafe { self.ring.submission().push(&entry) }.is_err() {
+            self.overflow.push_back(entry);
+        }
+    }
+
+    fn refill(&mut self) {
+        let mut submission = self.ring.submission();
+        while let Some(entry) = self.overflow.front() {
+            // SAFETY: as in `push`.
+            if unsafe { submission.push(entry) }.is_err() {
+                return;
+            }
+            self.overflow.pop_front();
+        }
+    }
+
+    fn enter(&mut self, wait: bool, timeout: Option<Duration>) -> io::Result<()> {
+        if !self.overflow.is_empty() {
+            self.refill();
+        }
+        let want = usize::from(wait && self.overflow.is_empty());
+        let submission = self.ring.submission();
+        let idle = submission.is_empty() && !submission.taskrun() && !submission.cq_overflow();
+        drop(submission);
+        if want == 0 && idle {
+            return Ok(());
+        }
+        let submitter = self.ring.submitter();
+        let result = match timeout {
+            Some(time) => {
+                let time = Timespec::from(time);
+                submitter.submit_with_args(want, &SubmitArgs::new().timespec(&time))
+            }
+            None => submitter.submit_and_wait(want),
+        };
+        match result {
+            Ok(_) => Ok(()),
+            // Interrupted, timed out, or short of memory until completions have been taken in.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN)) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn reap(&mut self) -> Vec<(u64, i32)> {
+        let mut completed = std::mem::take(&mut self.completed);
+        completed.clear();
+        completed.extend(self.ring.completion().map(|c| (c.user_data(), c.result())));
+        completed
+    }
+}
+
+/// The right to an operation's outcome. Dropping it leaves a request to a disk running and
+/// cancels any other.
+pub(crate) struct Ticket {
+    driver: Rc<Driver>,
+    key: Option<usize>,
+}
+
+impl Future for Ticket {
+    type Output = Op;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Op> {
+        let key = self.key.expect("not polled again after it was ready");
+        let mut ops = self.driver.ops.borrow_mut();
+        let op = &mut ops[key];
+        if op.pending == 0 {
+            let op = ops.remove(key);
+            drop(ops);
+            self.key = None;
+            return Poll::Ready(op);
+        }
+        let stale = match &mut op.waker {
+            Some(waker) if waker.will_wake(cx.waker()) => None,
+            waker => waker.replace(cx.waker().clone()),
+        };
+        drop(ops);
+        drop(stale);
+        Poll::Pending
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let Some(key) = self.key else { return };
+        let mut ops = self.driver.ops.borrow_mut();
+        let op = &mut ops[key];
+        if op.pending == 0 {
+            let op = ops.remove(key);
+            drop(ops);
+            return discard(op);
+        }
+        op.abandoned = true;
+        let waker = op.waker.take();
+        let cancel = op.work.is_cancellable() && !self.driver.closed.get();
+        drop(ops);
+        drop(waker);
+        if cancel {
+            self.driver.cancel(key);
+        }
+    }
+}

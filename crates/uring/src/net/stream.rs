@@ -1,0 +1,175 @@
+//! One connection. At most one receive and one send may be in flight at a time: the kernel keeps
+//! no order between two of the same direction.
+
+use std::future::Future;
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::rc::Rc;
+
+use forkdisk::Buf;
+
+use super::message::{Message, Piece};
+use crate::driver::{Driver, Ticket};
+use crate::executor::Rt;
+use crate::handle::Handle;
+use crate::op::{Op, Work, outcome};
+use crate::sys::{self, PeerCred, SockAddr};
+
+/// A connected stream socket, unix or TCP. Clones are the same connection; it is closed when the
+/// last clone and the last operation on it are gone.
+///
+/// Operations are submitted when the method is called and do not borrow the stream. One receive
+/// and one send at a time.
+#[derive(Clone)]
+pub struct Stream {
+    handle: Rc<Handle>,
+}
+
+impl Stream {
+    pub(super) fn of(driver: &Rc<Driver>, fd: OwnedFd) -> Stream {
+        Stream { handle: Handle::new(driver, fd) }
+    }
+
+    /// Takes over a connected stream socket.
+    pub fn from_fd(rt: &Rt, fd: OwnedFd) -> Stream {
+        Stream::of(rt.driver(), fd)
+    }
+
+    /// Two unix sockets connected to each other.
+    pub fn pair(rt: &Rt) -> io::Result<(Stream, Stream)> {
+        let (a, b) = std::os::unix::net::UnixStream::pair()?;
+        Ok((Stream::from_fd(rt, a.into()), Stream::from_fd(rt, b.into())))
+    }
+
+    /// Connects to a unix socket.
+    pub async fn connect_unix(rt: &Rt, path: &Path) -> io::Result<Stream> {
+        connect(rt, sys::stream_socket(libc::AF_UNIX)?, SockAddr::unix(path)?).await
+    }
+
+    /// Connects over TCP; small messages are not delayed (TCP_NODELAY).
+    pub async fn connect_tcp(rt: &Rt, addr: SocketAddr) -> io::Result<Stream> {
+        let domain = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+        let socket = sys::stream_socket(domain)?;
+        sys::set_option(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
+        connect(rt, socket, SockAddr::inet(addr)).await
+    }
+
+    /// Receives up to `max` bytes to `buf[at..]`; 0 means that the peer has finished.
+    ///
+    /// # Panics
+    /// If `at + max` lies beyond the buffer.
+    pub fn recv(&self, buf: Buf, at: usize, max: usize) -> impl Future<Output = (io::Result<usize>, Buf)> + 'static {
+        let ticket = self.start_recv(buf, at, max, 0);
+        async move {
+            let (result, buf) = received(ticket.await);
+            (outcome(result), buf)
+        }
+    }
+
+    /// Receives exactly `len` bytes to `buf[at..]`. `UnexpectedEof` when the peer finishes before;
+    /// whether it had sent nothing at all of them is the number of bytes in the first field.
+    ///
+    /// # Panics
+    /// If `at + len` lies beyond the buffer.
+    pub fn recv_exact(&self, buf: Buf, at: usize, len: usize) -> impl Future<Output = (io::Result<()>, Buf)> + 'static {
+        let stream = self.clone();
+        let mut ticket = stream.start_recv(buf, at, len, libc::MSG_WAITALL);
+        async move {
+            let mut done = 0;
+            loop {
+                let (result, buf) = received(ticket.await);
+                match outcome(result) {
+                    Err(e) => return (Err(e), buf),
+                    Ok(n) if done + n == len => return (Ok(()), buf),
+                    Ok(0) => return (Err(io::ErrorKind::UnexpectedEof.into()), buf),
+                    Ok(n) => done += n,
+                }
+                ticket = stream.start_recv(buf, at + done, len - done, libc::MSG_WAITALL);
+            }
+        }
+    }
+
+    /// Sends all of `buf[at..at + len]`.
+    ///
+    /// # Panics
+    /// If `at + len` lies beyond the buffer.
+    pub fn send(&self, buf: Buf, at: usize, len: usize) -> impl Future<Output = (io::Result<()>, Buf)> + 'static {
+        let sent = self.send_vectored(vec![Piece::Buf(buf, at..at + len)]);
+        async move {
+            let (result, mut pieces) = sent.await;
+            match pieces.pop() {
+                Some(Piece::Buf(buf, _)) => (result, buf),
+                _ => unreachable!("the piece that was sent comes back"),
+            }
+        }
+    }
+
+    /// Sends all bytes of all pieces, in order, in as few system calls as the kernel allows, and
+    /// gives the pieces back. A peer that has gone is `BrokenPipe`, never a signal.
+    ///
+    /// # Panics
+    /// If a piece's range lies outside its buffer.
+    pub fn send_vectored(&self, pieces: Vec<Piece>) -> impl Future<Output = (io::Result<()>, Vec<Piece>)> + 'static {
+        let message = Message::new(pieces);
+        let state = if message.is_sent() {
+            Err(message)
+        } else {
+            Ok(self.handle.driver().start(&self.handle, Work::Send(message)))
+        };
+        async move {
+            let ticket = match state {
+                Ok(ticket) => ticket,
+                Err(message) => return (Ok(()), message.into_pieces()),
+            };
+            let op = ticket.await;
+            match op.work {
+                Work::Send(message) => (outcome(op.result).map(drop), message.into_pieces()),
+                _ => unreachable!("a send stays a send"),
+            }
+        }
+    }
+
+    /// Ends one or both directions; a receive in flight ends with what had arrived.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        sys::shutdown(self.handle.fd(), how)
+    }
+
+    /// Who connected. Unix sockets only.
+    pub fn peer_cred(&self) -> io::Result<PeerCred> {
+        sys::peer_cred(self.handle.fd())
+    }
+
+    fn start_recv(&self, mut buf: Buf, at: usize, len: usize, flags: i32) -> Ticket {
+        let base = buf[at..at + len].as_mut_ptr();
+        let len = u32::try_from(len).expect("a receive of less than 4 GiB");
+        self.handle.driver().start(&self.handle, Work::Recv { buf, base, len, flags })
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.handle.fd()
+    }
+}
+
+fn received(op: Op) -> (i32, Buf) {
+    match op.work {
+        Work::Recv { buf, .. } => (op.result, buf),
+        _ => unreachable!("a receive stays a receive"),
+    }
+}
+
+async fn connect(rt: &Rt, socket: OwnedFd, addr: SockAddr) -> io::Result<Stream> {
+    let stream = Stream::from_fd(rt, socket);
+    let op = rt.driver().start(&stream.handle, Work::Connect(Box::new(addr))).await;
+    outcome(op.result)?;
+    Ok(stream)
+}
+
+pub(super) async fn accept(listener: &Rc<Handle>) -> io::Result<Stream> {
+    let op = listener.driver().start(listener, Work::Accept).await;
+    let fd = sys::own(outcome(op.result)? as i32);
+    Ok(Stream::of(listener.driver(), fd))
+}

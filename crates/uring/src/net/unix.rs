@@ -1,0 +1,118 @@
+//! Listening on a unix socket that only its owner can reach.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use forkdisk::{Error, ErrorKind};
+
+use super::stream::{self, Stream};
+use crate::executor::Rt;
+use crate::handle::Handle;
+use crate::sys::{self, SockAddr};
+
+/// Connections the kernel keeps until they are accepted.
+const BACKLOG: i32 = 128;
+
+/// A unix socket that accepts connections. Its file is removed when this is dropped, unless
+/// another socket has taken its place.
+pub struct UnixListener {
+    handle: Rc<Handle>,
+    file: Option<SocketFile>,
+}
+
+struct SocketFile {
+    path: PathBuf,
+    /// Device and inode: what was bound, whatever the path leads to later.
+    identity: (u64, u64),
+}
+
+impl UnixListener {
+    /// Listens on `path`, which only this user may connect to (mode 0600 from the beginning).
+    /// Folders that are missing are made with mode 0700. A socket nobody listens on any more is
+    /// replaced; one that somebody listens on is `Busy`, any other file `Exists`.
+    pub fn bind(rt: &Rt, path: impl AsRef<Path>) -> forkdisk::Result<UnixListener> {
+        let path = path.as_ref();
+        let failed = |e: io::Error| Error::io(format!("cannot listen on {}", path.display()), e);
+        let addr = SockAddr::unix(path).map_err(|e| {
+            Error::new(ErrorKind::Invalid, format!("cannot listen on {}: {e}", path.display()))
+        })?;
+        make_parent(path)?;
+        remove_stale(path)?;
+        let socket = sys::stream_socket(libc::AF_UNIX).map_err(failed)?;
+        // The socket's own mode is what its file is created with.
+        sys::set_mode(socket.as_fd(), 0o600).map_err(failed)?;
+        sys::bind(socket.as_fd(), &addr).map_err(failed)?;
+        let file = SocketFile::at(path).map_err(failed)?;
+        let listener = UnixListener { handle: Handle::new(rt.driver(), socket), file: Some(file) };
+        sys::listen(listener.handle.fd(), BACKLOG).map_err(failed)?;
+        Ok(listener)
+    }
+
+    /// Takes over a listening socket (socket activation); its file is left alone.
+    pub fn from_fd(rt: &Rt, fd: OwnedFd) -> UnixListener {
+        UnixListener { handle: Handle::new(rt.driver(), fd), file: None }
+    }
+
+    /// The next connection.
+    pub async fn accept(&self) -> io::Result<Stream> {
+        stream::accept(&self.handle).await
+    }
+}
+
+impl SocketFile {
+    fn at(path: &Path) -> io::Result<SocketFile> {
+        let meta = fs::symlink_metadata(path)?;
+        Ok(SocketFile { path: path.to_path_buf(), identity: (meta.dev(), meta.ino()) })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if SocketFile::identity_of(&self.path) == Some(self.identity) {
+            // Nobody to tell if it fails; the next bind replaces a stale socket.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl SocketFile {
+    fn identity_of(path: &Path) -> Option<(u64, u64)> {
+        fs::symlink_metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
+    }
+}
+
+fn make_parent(path: &Path) -> forkdisk::Result<()> {
+    let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty() && !p.exists()) else {
+        return Ok(());
+    };
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(parent)
+        .map_err(|e| Error::io(format!("cannot make the folder {} for a socket", parent.display()), e))
+}
+
+fn remove_stale(path: &Path) -> forkdisk::Result<()> {
+    let failed = |e: io::Error| Error::io(format!("cannot replace {}", path.display()), e);
+    let meta = match fs::symlink_metadata(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        meta => meta.map_err(failed)?,
+    };
+    if !meta.file_type().is_socket() {
+        let text = format!("cannot listen on {}: a file that is not a socket is in the way", path.display());
+        return Err(Error::new(ErrorKind::Exists, text));
+    }
+    match std::os::unix::net::UnixStream::connect(path) {
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(failed),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(failed(e)),
+        Ok(_) => {
+            let text = format!("another process listens on {} already", path.display());
+            Err(Error::new(ErrorKind::Busy, text))
+        }
+    }
+}

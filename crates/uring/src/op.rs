@@ -1,0 +1,179 @@
+//! One request from its submission to its last completion: what it does, the memory it lends to
+//! the kernel, and what a completion means for it (done, or a remainder to submit again).
+//!
+//! Invariant: all memory that an entry points to belongs to the operation (on the heap, at an
+//! address that does not change when the operation is moved) and is neither touched nor freed
+//! before the last completion.
+
+use std::io;
+use std::rc::Rc;
+use std::task::Waker;
+
+use forkdisk::Buf;
+use forkdisk::device::Segments;
+use io_uring::opcode;
+use io_uring::squeue::{Entry, Flags};
+use io_uring::types::FsyncFlags;
+
+use crate::handle::Handle;
+use crate::net::Message;
+use crate::sys::SockAddr;
+
+/// The most bytes that one entry asks for: a multiple of every block size below the kernel's
+/// limit of 2 GiB less a page.
+const MAX_ENTRY: usize = 1 << 30;
+
+pub(crate) struct Op {
+    pub(crate) work: Work,
+    pub(crate) file: Rc<Handle>,
+    pub(crate) waker: Option<Waker>,
+    /// Completions still to come.
+    pub(crate) pending: u32,
+    /// What the operation returned: a negative errno or a count. The first error stays.
+    pub(crate) result: i32,
+    /// Nobody waits any more.
+    pub(crate) abandoned: bool,
+}
+
+pub(crate) enum Work {
+    Transfer(Transfer),
+    Flush { datasync: bool },
+    Punch { offset: u64, len: u64 },
+    Recv { buf: Buf, base: *mut u8, len: u32, flags: i32 },
+    Send(Box<Message>),
+    Connect(Box<SockAddr>),
+    Accept,
+    Readable,
+}
+
+/// Reads or writes between a buffer and the segments of a file.
+pub(crate) struct Transfer {
+    pub(crate) buf: Buf,
+    pub(crate) base: *mut u8,
+    /// What is left of each segment.
+    pub(crate) segments: Segments,
+    pub(crate) write: bool,
+    /// The registered buffer, if it is one.
+    pub(crate) slot: Option<u16>,
+    /// Unit that a continued request must keep to, in bytes.
+    pub(crate) block: usize,
+    pub(crate) rw_flags: i32,
+}
+
+/// What a completion means.
+pub(crate) enum Step {
+    Done(i32),
+    Again(Entry),
+}
+
+impl Work {
+    /// How many entries it is submitted as.
+    pub(crate) fn parts(&self) -> usize {
+        match self {
+            Work::Transfer(t) => t.segments.len(),
+            _ => 1,
+        }
+    }
+
+    /// Whether it may wait for something that never happens, so that it is cancelled when nobody
+    /// waits for it. Requests to disks always end by themselves and are never cancelled.
+    pub(crate) fn is_cancellable(&self) -> bool {
+        !matches!(self, Work::Transfer(_) | Work::Flush { .. } | Work::Punch { .. })
+    }
+
+    pub(crate) fn entry(&mut self, part: usize, file: &Handle) -> Entry {
+        let fd = file.target();
+        let entry = match self {
+            Work::Transfer(t) => t.entry(part, file),
+            Work::Flush { datasync } => {
+                let flags = if *datasync { FsyncFlags::DATASYNC } else { FsyncFlags::empty() };
+                opcode::Fsync::new(fd).flags(flags).build()
+            }
+            Work::Punch { offset, len } => {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                opcode::Fallocate::new(fd, *len).offset(*offset).mode(mode).build()
+            }
+            Work::Recv { base, len, flags, .. } => opcode::Recv::new(fd, *base, *len).flags(*flags).build(),
+            Work::Send(message) => {
+                opcode::SendMsg::new(fd, message.header()).flags((libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32).build()
+            }
+            Work::Connect(addr) => opcode::Connect::new(fd, addr.as_ptr(), addr.len).build(),
+            Work::Accept => {
+                let none = std::ptr::null_mut();
+                opcode::Accept::new(fd, none, none.cast()).flags(libc::SOCK_CLOEXEC).build()
+            }
+            Work::Readable => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
+        };
+        file.aim(entry)
+    }
+
+    /// Takes in the result of entry `part`.
+    pub(crate) fn step(&mut self, part: usize, result: i32, file: &Handle, abandoned: bool) -> Step {
+        match self {
+            Work::Transfer(t) => t.step(part, result, file),
+            _ if result == -libc::EINTR && !(abandoned && self.is_cancellable()) => Step::Again(self.entry(part, file)),
+            Work::Send(message) if result >= 0 => match message.advance(result as usize) {
+                0 => Step::Done(0),
+                _ if result == 0 => Step::Done(-libc::EPIPE),
+                _ if abandoned => Step::Done(-libc::ECANCELED),
+                _ => Step::Again(self.entry(part, file)),
+            },
+            _ => Step::Done(result),
+        }
+    }
+}
+
+impl Transfer {
+    fn entry(&self, part: usize, file: &Handle) -> Entry {
+        let fd = file.target();
+        let s = self.segments[part];
+        let at = self.base.wrapping_add(s.at);
+        let len = s.len.min(MAX_ENTRY) as u32;
+        match (self.write, self.slot) {
+            (false, Some(slot)) => opcode::ReadFixed::new(fd, at, len, slot).offset(s.offset).build(),
+            (false, None) => opcode::Read::new(fd, at, len).offset(s.offset).build(),
+            (true, Some(slot)) => {
+                opcode::WriteFixed::new(fd, at, len, slot).offset(s.offset).rw_flags(self.rw_flags).build()
+            }
+            (true, None) => opcode::Write::new(fd, at, len).offset(s.offset).rw_flags(self.rw_flags).build(),
+        }
+    }
+
+    fn step(&mut self, part: usize, result: i32, file: &Handle) -> Step {
+        let left = &mut self.segments[part];
+        if result == left.len as i32 {
+            return Step::Done(0);
+        }
+        if result == -libc::EINTR || result == -libc::EAGAIN {
+            // Off to a worker thread, which may block: otherwise EAGAIN could go round and round.
+            return Step::Again(file.aim(self.entry(part, file)).flags(Flags::ASYNC));
+        }
+        if result < 0 {
+            return Step::Done(result);
+        }
+        // What a continued request starts at must be aligned again; repeating a part is harmless.
+        let whole = result as usize / self.block * self.block;
+        if whole == 0 {
+            return Step::Done(if self.write { -libc::ENOSPC } else { SHORT });
+        }
+        left.offset += whole as u64;
+        left.at += whole;
+        left.len -= whole;
+        Step::Again(file.aim(self.entry(part, file)))
+    }
+}
+
+/// A read met the end of the file. No errno has this number.
+const SHORT: i32 = -100_000;
+
+/// The error that a negative result stands for.
+pub(crate) fn error(result: i32) -> io::Error {
+    match result {
+        SHORT => io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the range that was read"),
+        _ => io::Error::from_raw_os_error(-result),
+    }
+}
+
+pub(crate) fn outcome(result: i32) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| error(result))
+}

@@ -1,0 +1,95 @@
+//! Makes a ring with the best flags that the running kernel takes, and registers what it can.
+
+use std::io;
+use std::rc::Rc;
+
+use forkdisk::device::BufPool;
+use forkdisk::{Error, ErrorKind};
+use io_uring::{Builder, IoUring};
+
+/// Completions that fit before the kernel has to queue them on the side, per submission entry.
+const COMPLETIONS_PER_ENTRY: u32 = 4;
+
+/// From best to plainest: the first that the kernel accepts is used.
+const FLAVOURS: [fn(&mut Builder); 4] = [
+    |b| {
+        b.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all().setup_no_sqarray();
+    },
+    |b| {
+        b.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all();
+    },
+    |b| {
+        b.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
+    },
+    |_| {},
+];
+
+pub(crate) fn ring(entries: u32) -> forkdisk::Result<IoUring> {
+    let mut refused = io::Error::from_raw_os_error(libc::EINVAL);
+    for flavour in FLAVOURS {
+        let mut builder = IoUring::builder();
+        builder.setup_clamp().setup_cqsize(entries.saturating_mul(COMPLETIONS_PER_ENTRY));
+        flavour(&mut builder);
+        match builder.build(entries) {
+            Ok(ring) if ring.params().is_feature_ext_arg() && ring.params().is_feature_nodrop() => return Ok(ring),
+            Ok(_) => return Err(Error::new(ErrorKind::Unsupported, "forkdisk needs Linux 5.11 or later for io_uring")),
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => refused = e,
+            Err(e) => return Err(why_refused(e)),
+        }
+    }
+    Err(why_refused(refused))
+}
+
+fn why_refused(error: io::Error) -> Error {
+    let text = match error.raw_os_error() {
+        Some(libc::ENOSYS) => "this kernel has no io_uring, which forkdisk needs (Linux 5.11 or later)".to_string(),
+        Some(libc::EPERM | libc::EACCES) => {
+            let sysctl = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
+            match sysctl.trim() {
+                "1" | "2" => format!(
+                    "io_uring is disabled on this machine (kernel.io_uring_disabled = {}); \
+                     `sysctl kernel.io_uring_disabled=0` as root enables it",
+                    sysctl.trim()
+                ),
+                _ => "io_uring is forbidden to this process, probably by a container's seccomp profile; \
+                      allow io_uring_setup, io_uring_enter and io_uring_register"
+                    .to_string(),
+            }
+        }
+        Some(libc::ENOMEM) => {
+            return Error::io("no memory may be locked for an io_uring ring (raise `ulimit -l`)", error);
+        }
+        _ => return Error::io("cannot set up an io_uring ring", error),
+    };
+    Error::new(ErrorKind::Unsupported, text)
+}
+
+/// Makes a table of `count` empty places for files; returns how many there are.
+pub(crate) fn register_files(ring: &IoUring, count: u32) -> u32 {
+    if count == 0 {
+        return 0;
+    }
+    let submitter = ring.submitter();
+    let made = submitter
+        .register_files_sparse(count)
+        .or_else(|_| submitter.register_files(&vec![-1; count as usize]));
+    if made.is_ok() { count } else { 0 }
+}
+
+/// Registers the pool's memory; returns where each slot lies, or nothing when the kernel refuses
+/// (a low `ulimit -l`, for one), which only costs a little time per request.
+pub(crate) fn register_buffers(ring: &IoUring, pool: &Rc<BufPool>) -> Vec<*const u8> {
+    let memory = pool.memory();
+    let iovecs: Vec<libc::iovec> =
+        memory.iter().map(|&(base, len)| libc::iovec { iov_base: base.cast_mut().cast(), iov_len: len }).collect();
+    if iovecs.is_empty() {
+        return Vec::new();
+    }
+    // SAFETY: the memory belongs to the pool or to a buffer taken from it. The driver keeps the
+    // pool, and uses a slot only for a buffer that lies where the slot does. The kernel pins the
+    // pages, so even memory that is freed early is never written to under another owner.
+    match unsafe { ring.submitter().register_buffers(&iovecs) } {
+        Ok(()) => memory.into_iter().map(|(base, _)| base).collect(),
+        Err(_) => Vec::new(),
+    }
+}

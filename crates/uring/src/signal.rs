@@ -1,0 +1,43 @@
+//! Signals as something to await, through a signalfd.
+
+use std::io;
+use std::rc::Rc;
+
+use forkdisk::Error;
+
+use crate::driver::Driver;
+use crate::handle::Handle;
+use crate::op::{Work, outcome};
+use crate::sys;
+
+/// Signals that are delivered here instead of to the process. The thread's signal mask is put back
+/// when this is dropped.
+pub struct Signals {
+    handle: Rc<Handle>,
+    old_mask: libc::sigset_t,
+}
+
+impl Signals {
+    pub(crate) fn new(driver: &Rc<Driver>, signals: &[i32]) -> forkdisk::Result<Signals> {
+        let failed = |e: io::Error| Error::io("cannot take over signals", e);
+        let fd = sys::signalfd(signals).map_err(failed)?;
+        let old_mask = sys::block_signals(signals).map_err(failed)?;
+        Ok(Signals { handle: Handle::new(driver, fd), old_mask })
+    }
+
+    /// The next signal to arrive. Signals of one number that arrive together count once.
+    pub async fn recv(&self) -> io::Result<i32> {
+        loop {
+            if let Some(signal) = sys::signalfd_next(self.handle.fd())? {
+                return Ok(signal);
+            }
+            outcome(self.handle.driver().start(&self.handle, Work::Readable).await.result)?;
+        }
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        sys::restore_signals(&self.old_mask);
+    }
+}

@@ -1,0 +1,295 @@
+//! Thin safe wrappers around the system calls that neither `std` nor `io-uring` offers. Every
+//! wrapper owns or borrows its file descriptors and turns -1 into an `io::Error`.
+
+use std::ffi::CString;
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use libc::{c_int, c_ulong};
+
+pub(crate) fn check(result: c_int) -> io::Result<c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+pub(crate) fn c_path(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// Takes ownership of a descriptor that a system call or a completion has just returned.
+pub(crate) fn own(fd: RawFd) -> OwnedFd {
+    // SAFETY: the callers pass a descriptor the kernel handed out in this very call or completion,
+    // so nobody else owns it.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+pub(crate) fn open(path: &Path, flags: c_int, mode: libc::mode_t) -> io::Result<OwnedFd> {
+    let path = c_path(path)?;
+    loop {
+        // SAFETY: `path` is a NUL-terminated string that lives across the call.
+        match check(unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC, libc::c_uint::from(mode)) }) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            result => return result.map(own),
+        }
+    }
+}
+
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }).map(own)
+}
+
+/// Adds one to an eventfd. Only a full counter can refuse, and that one wakes as well.
+pub(crate) fn eventfd_raise(fd: BorrowedFd<'_>) {
+    let one = 1u64.to_ne_bytes();
+    // SAFETY: `one` holds the eight bytes that are written.
+    unsafe { libc::write(fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+}
+
+/// Sets an eventfd back to zero.
+pub(crate) fn eventfd_clear(fd: BorrowedFd<'_>) {
+    let mut count = [0u8; 8];
+    // SAFETY: `count` has room for the eight bytes that are read; the descriptor does not block.
+    unsafe { libc::read(fd.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+}
+
+fn signal_set(signals: &[c_int]) -> io::Result<libc::sigset_t> {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset initialises the set it is given a valid pointer to.
+    unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+    for &signal in signals {
+        // SAFETY: the set was initialised above.
+        check(unsafe { libc::sigaddset(set.as_mut_ptr(), signal) })?;
+    }
+    // SAFETY: initialised above.
+    Ok(unsafe { set.assume_init() })
+}
+
+/// Blocks `signals` in this thread; returns the mask from before.
+pub(crate) fn block_signals(signals: &[c_int]) -> io::Result<libc::sigset_t> {
+    let set = signal_set(signals)?;
+    let mut old = set;
+    // SAFETY: both sets are initialised and live across the call.
+    match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut old) } {
+        0 => Ok(old),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
+pub(crate) fn restore_signals(old: &libc::sigset_t) {
+    // SAFETY: `old` came from `block_signals`.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old, std::ptr::null_mut()) };
+}
+
+pub(crate) fn signalfd(signals: &[c_int]) -> io::Result<OwnedFd> {
+    let set = signal_set(signals)?;
+    // SAFETY: `set` is initialised and lives across the call.
+    check(unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) }).map(own)
+}
+
+/// The next signal that arrived, if there is one.
+pub(crate) fn signalfd_next(fd: BorrowedFd<'_>) -> io::Result<Option<c_int>> {
+    let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
+    let size = size_of::<libc::signalfd_siginfo>();
+    // SAFETY: `info` has room for `size` bytes.
+    let n = unsafe { libc::read(fd.as_raw_fd(), info.as_mut_ptr().cast(), size) };
+    if n == size as isize {
+        // SAFETY: the kernel filled all of it, and any bytes are valid for this struct of integers.
+        return Ok(Some(unsafe { info.assume_init() }.ssi_signo as c_int));
+    }
+    match io::Error::last_os_error() {
+        e if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        e => Err(e),
+    }
+}
+
+/// Tries to lock a whole file for its open file description. `Ok(false)`: somebody else has it.
+pub(crate) fn lock_file(fd: BorrowedFd<'_>, exclusive: bool) -> io::Result<bool> {
+    let kind = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
+    // SAFETY: all zeroes is a valid flock; length 0 means up to the end, whatever it becomes.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    // SAFETY: `lock` lives across the call.
+    match check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }) {
+        Ok(_) => Ok(true),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// Alignment that direct I/O on a file needs.
+pub(crate) struct DirectAlign {
+    /// Of addresses in memory, in bytes.
+    pub(crate) memory: u32,
+    /// Of offsets and lengths, in bytes; 0 when the file cannot do direct I/O.
+    pub(crate) offset: u32,
+}
+
+/// What the kernel says about direct I/O on this file; `None` when it does not say.
+pub(crate) fn direct_align(fd: BorrowedFd<'_>) -> Option<DirectAlign> {
+    let mut st = MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: the path is an empty NUL-terminated string and `st` has room for one statx.
+    let done = check(unsafe {
+        libc::statx(fd.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN, st.as_mut_ptr())
+    });
+    // SAFETY: zeroed before, and any bytes are valid for this struct of integers.
+    let st = unsafe { st.assume_init() };
+    (done.is_ok() && st.stx_mask & libc::STATX_DIOALIGN != 0)
+        .then_some(DirectAlign { memory: st.stx_dio_mem_align, offset: st.stx_dio_offset_align })
+}
+
+const BLKSSZGET: c_ulong = 0x1268;
+const BLKGETSIZE64: c_ulong = 0x8008_1272;
+
+/// Logical sector size of a block device, in bytes.
+pub(crate) fn sector_size(fd: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut size: c_int = 0;
+    // SAFETY: BLKSSZGET writes one int.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), BLKSSZGET as _, &raw mut size) })?;
+    usize::try_from(size).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// Length of a block device, in bytes.
+pub(crate) fn block_device_len(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut len: u64 = 0;
+    // SAFETY: BLKGETSIZE64 writes one u64.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), BLKGETSIZE64 as _, &raw mut len) })?;
+    Ok(len)
+}
+
+/// Who is at the other end of a unix socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerCred {
+    /// Process id at the time of the connect.
+    pub pid: i32,
+    /// Effective user id at the time of the connect.
+    pub uid: u32,
+    /// Effective group id at the time of the connect.
+    pub gid: u32,
+}
+
+pub(crate) fn peer_cred(fd: BorrowedFd<'_>) -> io::Result<PeerCred> {
+    let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `cred` has room for `len` bytes and both live across the call.
+    check(unsafe {
+        let cred = (&raw mut cred).cast();
+        libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, cred, &mut len)
+    })?;
+    Ok(PeerCred { pid: cred.pid, uid: cred.uid, gid: cred.gid })
+}
+
+pub(crate) fn shutdown(fd: BorrowedFd<'_>, how: std::net::Shutdown) -> io::Result<()> {
+    let how = match how {
+        std::net::Shutdown::Read => libc::SHUT_RD,
+        std::net::Shutdown::Write => libc::SHUT_WR,
+        std::net::Shutdown::Both => libc::SHUT_RDWR,
+    };
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::shutdown(fd.as_raw_fd(), how) }).map(drop)
+}
+
+/// A stream socket of `domain`.
+pub(crate) fn stream_socket(domain: c_int) -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::socket(domain, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) }).map(own)
+}
+
+/// Sets an integer socket option.
+pub(crate) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    // SAFETY: `value` is an int that lives across the call.
+    check(unsafe {
+        let value = (&raw const value).cast();
+        libc::setsockopt(fd.as_raw_fd(), level, name, value, size_of::<c_int>() as libc::socklen_t)
+    })
+    .map(drop)
+}
+
+pub(crate) fn bind(fd: BorrowedFd<'_>, addr: &SockAddr) -> io::Result<()> {
+    // SAFETY: `addr` holds an address of `addr.len` bytes.
+    check(unsafe { libc::bind(fd.as_raw_fd(), addr.as_ptr(), addr.len) }).map(drop)
+}
+
+pub(crate) fn listen(fd: BorrowedFd<'_>, backlog: c_int) -> io::Result<()> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::listen(fd.as_raw_fd(), backlog) }).map(drop)
+}
+
+/// Sets the permissions that a unix socket's file gets when it is bound.
+pub(crate) fn set_mode(fd: BorrowedFd<'_>, mode: libc::mode_t) -> io::Result<()> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::fchmod(fd.as_raw_fd(), mode) }).map(drop)
+}
+
+/// A socket address in the kernel's form.
+pub(crate) struct SockAddr {
+    storage: libc::sockaddr_storage,
+    pub(crate) len: libc::socklen_t,
+}
+
+impl SockAddr {
+    pub(crate) fn as_ptr(&self) -> *const libc::sockaddr {
+        (&raw const self.storage).cast()
+    }
+
+    /// A unix socket's path; refused when it does not fit the 107 bytes the kernel has for it.
+    pub(crate) fn unix(path: &Path) -> io::Result<SockAddr> {
+        let bytes = path.as_os_str().as_bytes();
+        // SAFETY: all zeroes is a valid sockaddr_un.
+        let mut addr: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+        if bytes.is_empty() || bytes.contains(&0) || bytes.len() >= addr.sun_path.len() {
+            let text = format!("a socket's path has 1 to {} bytes, this one {}", addr.sun_path.len() - 1, bytes.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        addr.sun_family = libc::AF_UNIX as libc::sa_family_t;
+        for (to, from) in addr.sun_path.iter_mut().zip(bytes) {
+            *to = *from as libc::c_char;
+        }
+        Ok(SockAddr::of(&addr))
+    }
+
+    pub(crate) fn inet(addr: std::net::SocketAddr) -> SockAddr {
+        match addr {
+            std::net::SocketAddr::V4(a) => {
+                // SAFETY: all zeroes is a valid sockaddr_in.
+                let mut sin: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+                sin.sin_family = libc::AF_INET as libc::sa_family_t;
+                sin.sin_port = a.port().to_be();
+                sin.sin_addr.s_addr = u32::from_ne_bytes(a.ip().octets());
+                SockAddr::of(&sin)
+            }
+            std::net::SocketAddr::V6(a) => {
+                // SAFETY: all zeroes is a valid sockaddr_in6.
+                let mut sin: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
+                sin.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+                sin.sin6_port = a.port().to_be();
+                sin.sin6_flowinfo = a.flowinfo();
+                sin.sin6_addr.s6_addr = a.ip().octets();
+                sin.sin6_scope_id = a.scope_id();
+                SockAddr::of(&sin)
+            }
+        }
+    }
+
+    fn of<T: Copy>(addr: &T) -> SockAddr {
+        const { assert!(size_of::<T>() <= size_of::<libc::sockaddr_storage>()) };
+        // SAFETY: all zeroes is a valid sockaddr_storage.
+        let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+        // SAFETY: the storage is large enough (asserted), suitably aligned for every address, and
+        // `T` is one of the kernel's address structs.
+        unsafe { (&raw mut storage).cast::<T>().write(*addr) };
+        SockAddr { storage, len: size_of::<T>() as libc::socklen_t }
+    }
+}
+
+/// Switches direct I/O on or off for an open file.
+pub(crate) fn set_direct(fd: BorrowedFd<'_>, direct: bool) -> io::Result<()> {
+    // SAFETY: takes no pointers.
+    let flags = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })?;
+    let flags = if direct { flags | libc::O_DIRECT } else { flags & !libc::O_DIRECT };
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags) }).map(drop)
+}
