@@ -1,0 +1,64 @@
+//! Warnings that clients can provoke, at a bounded rate.
+
+use std::cell::Cell;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// Warnings per [`WINDOW`].
+const MOST: u32 = 10;
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// Lets a few warnings through in each window of time and counts the others.
+#[derive(Default)]
+pub(super) struct LogLimit {
+    window: Cell<Option<Instant>>,
+    seen: Cell<u32>,
+}
+
+impl LogLimit {
+    pub(super) fn warn(&self, text: fmt::Arguments<'_>) {
+        let (write, swallowed) = self.count(Instant::now());
+        if swallowed > 0 {
+            tracing::warn!("{swallowed} more warnings like the last ones were not written");
+        }
+        if write {
+            tracing::warn!("{text}");
+        } else {
+            tracing::debug!("{text}");
+        }
+    }
+
+    /// Counts a warning: whether it may be written, and how many were not in the last window.
+    fn count(&self, now: Instant) -> (bool, u32) {
+        let fresh = self
+            .window
+            .get()
+            .is_none_or(|start| now.duration_since(start) >= WINDOW);
+        let swallowed = if fresh {
+            self.seen.get().saturating_sub(MOST)
+        } else {
+            0
+        };
+        if fresh {
+            self.window.set(Some(now));
+            self.seen.set(0);
+        }
+        self.seen.set(self.seen.get().saturating_add(1));
+        (self.seen.get() <= MOST, swallowed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_warnings_is_cut_and_counted() {
+        let log = LogLimit::default();
+        let start = Instant::now();
+        let written = (0..1000).filter(|_| log.count(start).0).count();
+        assert_eq!(written, MOST as usize);
+        assert_eq!(log.count(start + WINDOW), (true, 1000 - MOST));
+        assert_eq!(log.count(start + WINDOW), (true, 0));
+    }
+}

@@ -1,0 +1,223 @@
+//! The server: accepts connections, keeps count of them, and stops them.
+//!
+//! All of it runs on the thread that owns the exports. Invariants: what clients can make it hold is
+//! bounded by [`ServerOptions`]; a client that stops reading or writing holds up nobody else for
+//! longer than `stall_timeout`; a request that was started runs to its end.
+
+mod budget;
+mod connection;
+mod export;
+mod inbox;
+mod log;
+mod negotiate;
+mod options;
+mod outbox;
+mod pool;
+mod sync;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forkdisk_uring::{Rt, Stream, UnixListener};
+
+pub use export::{Export, Exports};
+pub use options::ServerOptions;
+
+use budget::SharedMemory;
+use connection::Control;
+use log::LogLimit;
+use sync::{Event, WakeCell, unless};
+
+/// How long to wait after a failed accept, such as for want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How often stalled clients are looked for while somebody waits for memory.
+const STALL_CHECK: Duration = Duration::from_millis(250);
+
+/// An NBD server for a set of exports. Cheap to clone; all clones are the same server.
+pub struct Server<X> {
+    state: Rc<State<X>>,
+}
+
+struct State<X> {
+    rt: Rt,
+    exports: Rc<X>,
+    options: ServerOptions,
+    memory: Rc<SharedMemory>,
+    clients: Rc<Clients>,
+    log: LogLimit,
+}
+
+#[derive(Default)]
+struct Clients {
+    stop: Event,
+    connected: RefCell<Vec<Rc<Control>>>,
+    changed: WakeCell,
+}
+
+/// Stops a server, from anywhere on its thread.
+#[derive(Clone)]
+pub struct ServerHandle {
+    clients: Rc<Clients>,
+}
+
+impl ServerHandle {
+    /// No further connection is accepted and no further request read; requests in flight end and
+    /// are answered, within the server's `drain_timeout`. [`Server::serve`] returns after that.
+    pub fn stop(&self) {
+        self.clients.stop.raise();
+    }
+
+    /// How many clients are connected.
+    pub fn connections(&self) -> usize {
+        self.clients.connected.borrow().len()
+    }
+}
+
+impl<X> Clone for Server<X> {
+    fn clone(&self) -> Server<X> {
+        Server {
+            state: self.state.clone(),
+        }
+    }
+}
+
+impl<X: Exports> Server<X> {
+    /// A server of `exports` that runs on `rt`.
+    pub fn new(rt: &Rt, exports: X, options: ServerOptions) -> Server<X> {
+        let options = options.effective();
+        let memory = SharedMemory::new(options.shared_memory);
+        let (clients, log) = Default::default();
+        let (rt, exports) = (rt.clone(), Rc::new(exports));
+        Server {
+            state: Rc::new(State {
+                rt,
+                exports,
+                options,
+                memory,
+                clients,
+                log,
+            }),
+        }
+    }
+
+    /// What stops the server.
+    pub fn handle(&self) -> ServerHandle {
+        ServerHandle {
+            clients: self.state.clients.clone(),
+        }
+    }
+
+    /// Serves whoever connects to `listener`, until [`ServerHandle::stop`]; then waits for the
+    /// clients to end, and disconnects those that have not within `drain_timeout`. A request that
+    /// hangs in its export is not waited for any longer than that.
+    pub async fn serve(&self, listener: UnixListener) {
+        let state = &self.state;
+        let stop = &state.clients.stop;
+        let watch = state.rt.spawn(watch_memory(state.clone()));
+        while !stop.has_happened() {
+            match unless(stop, listener.accept()).await {
+                None => break,
+                Some(Ok(stream)) => self.welcome(stream),
+                Some(Err(error)) => {
+                    state
+                        .log
+                        .warn(format_args!("cannot accept a connection: {error}"));
+                    unless(stop, state.rt.sleep_for(ACCEPT_PAUSE)).await;
+                }
+            }
+        }
+        drop(listener);
+        state.end_connections().await;
+        watch.cancel().await;
+    }
+
+    /// Serves a connection that was made elsewhere, unless there are too many.
+    pub fn welcome(&self, stream: Stream) {
+        let state = &self.state;
+        let most = state.options.max_connections;
+        if state.clients.connected.borrow().len() >= most {
+            state.log.warn(format_args!(
+                "refused a connection: there are {most} already"
+            ));
+            return;
+        }
+        let control = Control::new(stream);
+        state.clients.connected.borrow_mut().push(control.clone());
+        let place = Place {
+            clients: state.clients.clone(),
+            control,
+        };
+        let state = state.clone();
+        let rt = state.rt.clone();
+        rt.spawn(async move {
+            let State {
+                rt,
+                exports,
+                options,
+                memory,
+                log,
+                ..
+            } = &*state;
+            if let Err(e) = connection::serve(rt, exports, options, memory, &place.control).await {
+                log.warn(format_args!("closed a connection: {e}"));
+            }
+        });
+    }
+}
+
+impl<X> State<X> {
+    async fn end_connections(&self) {
+        let all = || self.clients.connected.borrow().clone();
+        all().iter().for_each(|control| control.stop());
+        let limit = self.options.drain_timeout;
+        if self.rt.timeout(limit, self.clients.gone()).await.is_err() {
+            let rest = all();
+            self.log.warn(format_args!(
+                "{} clients did not end within {limit:?}",
+                rest.len()
+            ));
+            rest.iter().for_each(|control| control.disconnect());
+        }
+    }
+}
+
+impl Clients {
+    async fn gone(&self) {
+        self.changed
+            .until(|| self.connected.borrow().is_empty().then_some(()))
+            .await
+    }
+}
+
+/// A connection's place among the clients.
+struct Place {
+    clients: Rc<Clients>,
+    control: Rc<Control>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.clients
+            .connected
+            .borrow_mut()
+            .retain(|c| !Rc::ptr_eq(c, &self.control));
+        self.clients.changed.wake();
+    }
+}
+
+/// Disconnects clients that hold memory and do not move, as long as others wait for memory.
+async fn watch_memory<X: Exports>(state: Rc<State<X>>) {
+    let limit = state.options.stall_timeout;
+    loop {
+        state.memory.short().await;
+        let all = state.clients.connected.borrow().clone();
+        for control in all.iter().filter(|control| control.has_stalled(limit)) {
+            state.log.warn(format_args!(
+                "disconnected a client that held memory others wait for and did not move for {limit:?}"
+            ));
+            control.disconnect();
+        }
+        state.rt.sleep_for(STALL_CHECK.min(limit)).await;
+    }
+}

@@ -1,0 +1,57 @@
+//! Limits that keep one client from harming the others.
+
+use std::time::Duration;
+
+use crate::codec::MAX_PAYLOAD;
+
+/// Limits of a server. The memory that clients can make it use is bounded by
+/// `shared_memory + max_connections × (connection_reserve + 128 KiB)` plus some bookkeeping per
+/// request.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Connections at a time; more are closed as soon as they are accepted.
+    pub max_connections: usize,
+    /// From accepting a connection to the end of its negotiation.
+    pub handshake_timeout: Duration,
+    /// Requests of one connection that have not been answered entirely.
+    pub max_requests: usize,
+    /// Bytes of data of such requests, of one connection. At least [`MAX_PAYLOAD`].
+    pub max_request_bytes: usize,
+    /// Bytes of data that a connection may have in flight without asking the others.
+    pub connection_reserve: usize,
+    /// Bytes of data beyond the reserves, for all connections together. At least [`MAX_PAYLOAD`].
+    pub shared_memory: usize,
+    /// A client that takes longer than this to accept replies, or to deliver the data of a write,
+    /// is disconnected when another connection waits for the memory it holds.
+    pub stall_timeout: Duration,
+    /// How long requests in flight are waited for when the server stops, and how long a client that
+    /// has said goodbye may take to fetch its replies.
+    pub drain_timeout: Duration,
+}
+
+impl Default for ServerOptions {
+    fn default() -> ServerOptions {
+        ServerOptions {
+            max_connections: 128,
+            handshake_timeout: Duration::from_secs(10),
+            max_requests: 128,
+            max_request_bytes: 64 << 20,
+            connection_reserve: 1 << 20,
+            shared_memory: 256 << 20,
+            stall_timeout: Duration::from_secs(10),
+            drain_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+impl ServerOptions {
+    /// Raises limits below which some request could never be admitted.
+    pub(super) fn effective(mut self) -> ServerOptions {
+        let one = MAX_PAYLOAD as usize;
+        self.max_connections = self.max_connections.max(1);
+        self.max_requests = self.max_requests.max(1);
+        self.max_request_bytes = self.max_request_bytes.max(one);
+        self.shared_memory = self.shared_memory.max(one);
+        self
+    }
+}

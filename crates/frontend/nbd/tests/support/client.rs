@@ -1,0 +1,183 @@
+//! A blocking client that hides nothing.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use forkdisk_nbd::codec::*;
+
+/// Long enough for a server under valgrind; only a hanging one ever waits for it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub struct Client {
+    stream: UnixStream,
+}
+
+/// A simple reply without its data.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Reply {
+    pub error: u32,
+    pub cookie: u64,
+}
+
+pub fn connect(path: &Path) -> Client {
+    let stream = UnixStream::connect(path).expect("the server listens");
+    stream
+        .set_read_timeout(Some(PATIENCE))
+        .expect("a socket option");
+    stream
+        .set_write_timeout(Some(PATIENCE))
+        .expect("a socket option");
+    Client { stream }
+}
+
+impl Client {
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).expect("the server takes it");
+    }
+
+    /// Sends as much as the server takes; whether that was everything.
+    pub fn try_send(&mut self, bytes: &[u8]) -> bool {
+        self.stream.write_all(bytes).is_ok()
+    }
+
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.stream
+            .read_exact(&mut bytes)
+            .expect("the server answers");
+        bytes
+    }
+
+    pub fn u32(&mut self) -> u32 {
+        u32::from_be_bytes(self.bytes(4).try_into().expect("4 bytes"))
+    }
+
+    pub fn u64(&mut self) -> u64 {
+        u64::from_be_bytes(self.bytes(8).try_into().expect("8 bytes"))
+    }
+
+    /// Sends an option.
+    pub fn option(&mut self, option: u32, data: &[u8]) {
+        self.option_header(option, data.len() as u32);
+        self.send(data);
+    }
+
+    pub fn option_header(&mut self, option: u32, len: u32) {
+        self.send(&IHAVEOPT.to_be_bytes());
+        self.send(&option.to_be_bytes());
+        self.send(&len.to_be_bytes());
+    }
+
+    /// Receives a reply to `option`: its type and data.
+    pub fn option_reply(&mut self, option: u32) -> (u32, Vec<u8>) {
+        assert_eq!(self.u64(), OPTION_REPLY_MAGIC);
+        assert_eq!(self.u32(), option);
+        let kind = self.u32();
+        let len = self.u32();
+        (kind, self.bytes(len as usize))
+    }
+
+    /// Sends INFO or GO for `name`, asking for `items`.
+    pub fn ask(&mut self, option: u32, name: &str, items: &[u16]) {
+        let mut data = (name.len() as u32).to_be_bytes().to_vec();
+        data.extend_from_slice(name.as_bytes());
+        data.extend_from_slice(&(items.len() as u16).to_be_bytes());
+        items
+            .iter()
+            .for_each(|item| data.extend_from_slice(&item.to_be_bytes()));
+        self.option(option, &data);
+    }
+
+    /// Enters transmission; size and transmission flags.
+    pub fn go(&mut self, name: &str) -> (u64, u16) {
+        self.ask(OPT_GO, name, &[]);
+        let (kind, info) = self.option_reply(OPT_GO);
+        assert_eq!(
+            (kind, &info[..2]),
+            (REP_INFO, &[0, 0][..]),
+            "{}",
+            String::from_utf8_lossy(&info)
+        );
+        assert_eq!(self.option_reply(OPT_GO), (REP_ACK, vec![]));
+        let size = u64::from_be_bytes(info[2..10].try_into().expect("8 bytes"));
+        (
+            size,
+            u16::from_be_bytes(info[10..].try_into().expect("2 bytes")),
+        )
+    }
+
+    pub fn request(&mut self, command: u16, flags: u16, cookie: u64, offset: u64, length: u32) {
+        let request = Request {
+            flags,
+            command,
+            cookie,
+            offset,
+            length: length.into(),
+        };
+        self.send(&request.encode());
+    }
+
+    pub fn reply(&mut self) -> Reply {
+        assert_eq!(self.u32(), SIMPLE_REPLY_MAGIC);
+        Reply {
+            error: self.u32(),
+            cookie: self.u64(),
+        }
+    }
+
+    /// Sends a request without data and returns the error of its reply.
+    pub fn call(&mut self, command: u16, flags: u16, offset: u64, length: u32) -> u32 {
+        let cookie = offset ^ 0x5a5a;
+        self.request(command, flags, cookie, offset, length);
+        self.answer(cookie)
+    }
+
+    pub fn read(&mut self, offset: u64, length: u32) -> Result<Vec<u8>, u32> {
+        match self.call(CMD_READ, 0, offset, length) {
+            0 => Ok(self.bytes(length as usize)),
+            error => Err(error),
+        }
+    }
+
+    pub fn write(&mut self, flags: u16, offset: u64, data: &[u8]) -> u32 {
+        self.request(CMD_WRITE, flags, 9, offset, data.len() as u32);
+        self.send(data);
+        self.answer(9)
+    }
+
+    pub fn flush(&mut self) -> u32 {
+        self.call(CMD_FLUSH, 0, 0, 0)
+    }
+
+    /// The server has closed the connection and sends nothing before.
+    pub fn expect_end(&mut self) {
+        assert!(self.ends_with(&[]), "more came");
+    }
+
+    /// Reads to the end of the connection; whether `bytes` is all that came.
+    pub fn ends_with(&mut self, bytes: &[u8]) -> bool {
+        let mut rest = Vec::new();
+        match self.stream.read_to_end(&mut rest) {
+            Ok(_) => {}
+            Err(e) if e.kind() == ErrorKind::ConnectionReset => {}
+            Err(e) => panic!("the connection does not end: {e}"),
+        }
+        rest == bytes
+    }
+
+    /// Sends nothing more, and goes on reading.
+    pub fn finish(&mut self) {
+        self.stream
+            .shutdown(Shutdown::Write)
+            .expect("a connected socket");
+    }
+
+    fn answer(&mut self, cookie: u64) -> u32 {
+        let reply = self.reply();
+        assert_eq!(reply.cookie, cookie);
+        reply.error
+    }
+}
