@@ -94,12 +94,18 @@ impl Global {
 
     /// The pool that a verb on whole pools is for.
     pub fn pool(&self, named: Option<&Path>) -> Result<PathBuf> {
-        let path = named.or(self.default_pool()).context("no pool: name its path, or set FORKDISK_POOL")?;
+        let path = self.new_pool(named)?;
         let found = std::fs::metadata(path)
             .with_context(|| format!("{}: there is no pool here that can be opened", path.display()))?;
         if found.is_dir() {
             anyhow::bail!("{} is a directory, not a pool: name the pool's file or block device", path.display());
         }
+        Ok(path)
+    }
+
+    /// As [`pool`](Self::pool), for one that need not exist.
+    pub fn new_pool(&self, named: Option<&Path>) -> Result<PathBuf> {
+        let path = named.or(self.default_pool()).context("no pool: name its path, or set FORKDISK_POOL")?;
         Ok(path.to_path_buf())
     }
 

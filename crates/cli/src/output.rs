@@ -59,6 +59,11 @@ impl TableArgs {
         if self.exact { seconds.to_string() } else { utc(seconds) }
     }
 
+    /// Whether there is room for headers and remarks.
+    pub fn is_for_people(&self) -> bool {
+        !self.scripted
+    }
+
     /// Writes `rows`, one cell per column, below `header`.
     pub fn print(&self, header: &[Column], rows: &[Vec<String>]) -> Result<()> {
         let mut out = std::io::stdout().lock();
