@@ -95,7 +95,7 @@ impl Global {
     /// The pool that a verb on whole pools is for.
     pub fn pool(&self, named: Option<&Path>) -> Result<PathBuf> {
         let path = self.new_pool(named)?;
-        let found = std::fs::metadata(path)
+        let found = std::fs::metadata(&path)
             .with_context(|| format!("{}: there is no pool here that can be opened", path.display()))?;
         if found.is_dir() {
             anyhow::bail!("{} is a directory, not a pool: name the pool's file or block device", path.display());

@@ -11,8 +11,9 @@ mod record;
 mod session;
 mod size;
 mod sparse;
-mod tasks;
+
 mod verbs;
+mod window;
 
 use std::io;
 use std::process::ExitCode;
@@ -56,6 +57,8 @@ fn reader_is_gone(error: &anyhow::Error) -> bool {
     let broken = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
     error.chain().any(|cause| {
         cause.downcast_ref::<io::Error>().is_some_and(broken)
-            || cause.downcast_ref::<serde_json::Error>().is_some_and(|e| e.io_error_kind() == Some(io::ErrorKind::BrokenPipe))
+            || cause
+                .downcast_ref::<serde_json::Error>()
+                .is_some_and(|e| e.io_error_kind() == Some(io::ErrorKind::BrokenPipe))
     })
 }

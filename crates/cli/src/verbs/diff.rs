@@ -60,7 +60,8 @@ pub fn run(args: DiffArgs, global: &Global) -> Result<()> {
         return print_json(&runs.iter().map(Change::from).collect::<Vec<_>>());
     }
     let header = [Column::Right("OFFSET"), Column::Right("LENGTH"), Column::Left("CLASS")];
-    let cells = |run: &DiffRun| vec![run.offset.to_string(), args.table.size(run.len), class_name(run.class).to_string()];
+    let cells =
+        |run: &DiffRun| vec![run.offset.to_string(), args.table.size(run.len), class_name(run.class).to_string()];
     args.table.print(&header, &runs.iter().map(cells).collect::<Vec<_>>())
 }
 

@@ -14,7 +14,7 @@ use crate::cli::Global;
 use crate::progress::Progress;
 use crate::session::{Access, Session, with_pool};
 use crate::sparse::nonzero_pages;
-use crate::tasks::Window;
+use crate::window::Window;
 
 /// Bytes read at a time.
 const STEP: u64 = 1 << 20;

@@ -22,8 +22,8 @@ use crate::progress::Progress;
 use crate::record::VolumeRecord;
 use crate::session::{Access, Session, settle, with_pool};
 use crate::sparse::{DataRuns, nonzero_pages};
-use crate::tasks::Window;
 use crate::verbs::create::ChunkArg;
+use crate::window::Window;
 
 /// Bytes read at a time.
 const STEP: usize = 1 << 20;
