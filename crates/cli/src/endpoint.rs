@@ -1,4 +1,4 @@
-//! Where a server's sockets lie and how clients are told.
+//! Where a server's sockets lie when nobody says otherwise.
 
 use std::fs;
 use std::io;
@@ -62,34 +62,9 @@ fn own(path: &Path) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o700))
 }
 
-/// The URI of an export, after the NBD project's uri.md. Only characters that may stand in names
-/// and paths unescaped stay as they are.
-pub fn uri(export: &str, socket: &Path) -> String {
-    format!("nbd+unix:///{}?socket={}", escape(export), escape(&socket.to_string_lossy()))
-}
-
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' | b'@' => {
-                escaped.push(char::from(byte));
-            }
-            _ => escaped.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    escaped
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn uris_are_escaped() {
-        let socket = Path::new("/run/user/1000/a b&c.sock");
-        assert_eq!(uri("vm/root@x-1", socket), "nbd+unix:///vm/root@x-1?socket=/run/user/1000/a%20b%26c.sock");
-    }
 
     #[test]
     fn a_folder_that_was_open_to_others_is_closed() {

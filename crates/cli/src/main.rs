@@ -4,6 +4,7 @@
 
 mod address;
 mod cli;
+mod endpoint;
 mod output;
 mod owner;
 mod progress;

@@ -8,12 +8,10 @@ use serde::Serialize;
 
 use crate::size::human;
 
-/// How results are written.
+/// How results are written: tables for people, JSON for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// Tables for people
     Text,
-    /// JSON for programs
     Json,
 }
 
@@ -123,6 +121,11 @@ pub fn print_json(value: &impl Serialize) -> Result<()> {
     writeln!(out)?;
     out.flush()?;
     Ok(())
+}
+
+/// Writes `value` as JSON on one line.
+pub fn print_json_line(value: &impl Serialize) -> Result<()> {
+    print_line(&serde_json::to_string(value)?)
 }
 
 /// Writes one line.
