@@ -1,0 +1,57 @@
+# The two commands to begin with, on a Debian machine with Rust: `make demo` and `make test`.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+.PHONY: build packages tools demo test sim check fmt clippy deny man clean
+
+TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
+TOOLS := $(TARGET)/tools
+export PATH := $(TOOLS)/bin:$(PATH)
+export CARGO_TARGET_DIR := $(TARGET)
+FSX_VERSION := 0.3.0
+
+# The product is built by itself: the simulator's planted bugs must not be unified into it.
+build:
+	cargo build --locked --release -p forkdisk-cli
+
+packages:
+	scripts/packages
+
+$(TOOLS)/bin/fsx:
+	cargo install --quiet --locked --root $(TOOLS) --version $(FSX_VERSION) fsx
+
+tools: $(TOOLS)/bin/fsx
+
+demo: packages build
+	scripts/demo $(TARGET)/release/forkdisk
+
+test: packages tools
+	scripts/test $(TARGET)
+
+# A shorter way to the crash simulator: make sim ARGS="--seeds 50 --steps 2000"
+sim:
+	cargo build --locked --release -p forkdisk-sim
+	$(TARGET)/release/forkdisk-sim $(or $(ARGS),--seeds 500 --steps 2000)
+
+check: fmt clippy deny
+
+fmt:
+	cargo fmt --all --check
+
+clippy:
+	cargo clippy --locked --workspace --exclude forkdisk-sim --all-targets -- -D warnings
+	cargo clippy --locked -p forkdisk-sim --all-targets -- -D warnings
+
+deny:
+	scripts/deny $(TOOLS)
+
+# Manual pages and completions, from the same definitions as the parser.
+man: build
+	$(TARGET)/release/forkdisk man $(TARGET)/man1
+	for shell in bash zsh fish; do \
+	    $(TARGET)/release/forkdisk completions $$shell > $(TARGET)/forkdisk.$$shell; \
+	done
+
+clean:
+	cargo clean

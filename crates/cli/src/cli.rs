@@ -1,0 +1,183 @@
+//! The command line: verbs and the options that all of them have.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use tracing::level_filters::LevelFilter;
+
+use crate::address::{self, Address};
+use crate::output::OutputArgs;
+use crate::verbs;
+
+/// fork() for disks: snapshots, clones and thin provisioning in user space.
+#[derive(Parser)]
+#[command(
+    name = "forkdisk",
+    version,
+    after_help = "An ADDRESS is POOL, POOL/volume or POOL/volume@snapshot. POOL is the shortest leading part \
+                  of the path that exists and is not a directory. With --pool or FORKDISK_POOL an address is \
+                  only volume@snapshot.\nSizes take the units K M G T P, 1024 each."
+)]
+pub struct Cli {
+    #[command(flatten)]
+    global: Global,
+
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+/// Options of every verb.
+#[derive(Args, Clone)]
+pub struct Global {
+    /// How results are written.
+    #[command(flatten)]
+    pub output: OutputArgs,
+
+    /// The pool that addresses without a path are in
+    #[arg(long, global = true, env = "FORKDISK_POOL", value_name = "PATH")]
+    pool: Option<PathBuf>,
+
+    /// How much is logged on stderr
+    #[arg(long, global = true, env = "FORKDISK_LOG", value_enum, value_name = "LEVEL")]
+    log: Option<LogLevel>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+impl From<LogLevel> for LevelFilter {
+    fn from(level: LogLevel) -> LevelFilter {
+        match level {
+            LogLevel::Off => LevelFilter::OFF,
+            LogLevel::Error => LevelFilter::ERROR,
+            LogLevel::Warn => LevelFilter::WARN,
+            LogLevel::Info => LevelFilter::INFO,
+            LogLevel::Debug => LevelFilter::DEBUG,
+            LogLevel::Trace => LevelFilter::TRACE,
+        }
+    }
+}
+
+impl Global {
+    fn default_pool(&self) -> Option<&Path> {
+        self.pool.as_deref().filter(|path| !path.as_os_str().is_empty())
+    }
+
+    /// Any address: a pool or what is in one.
+    pub fn address(&self, text: &str) -> Result<Address> {
+        address::parse(text, self.default_pool())
+    }
+
+    /// The address of a volume or snapshot.
+    pub fn object(&self, text: &str) -> Result<Address> {
+        address::parse_object(text, self.default_pool())
+    }
+
+    /// The address of a volume.
+    pub fn volume(&self, text: &str) -> Result<Address> {
+        address::parse_volume(text, self.default_pool())
+    }
+
+    /// The address of a snapshot.
+    pub fn snapshot(&self, text: &str) -> Result<Address> {
+        address::parse_snapshot(text, self.default_pool())
+    }
+
+    /// The pool that a verb on whole pools is for.
+    pub fn pool(&self, named: Option<&Path>) -> Result<PathBuf> {
+        let path = self.new_pool(named)?;
+        let found = std::fs::metadata(&path)
+            .with_context(|| format!("{}: there is no pool here that can be opened", path.display()))?;
+        if found.is_dir() {
+            anyhow::bail!("{} is a directory, not a pool: name the pool's file or block device", path.display());
+        }
+        Ok(path)
+    }
+
+    /// As [`pool`](Self::pool), for one that need not exist.
+    pub fn new_pool(&self, named: Option<&Path>) -> Result<PathBuf> {
+        let path = named.or(self.default_pool()).context("no pool: name its path, or set FORKDISK_POOL")?;
+        Ok(path.to_path_buf())
+    }
+
+    /// What a verb that lists works on: the addresses given, or the whole default pool.
+    pub fn addresses(&self, given: &[String]) -> Result<Vec<Address>> {
+        if given.is_empty() {
+            return Ok(vec![Address { pool: self.pool(None)?, name: String::new() }]);
+        }
+        given.iter().map(|text| self.address(text)).collect()
+    }
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    Init(verbs::init::InitArgs),
+    Create(verbs::create::CreateArgs),
+    Import(verbs::import::ImportArgs),
+    Export(verbs::export::ExportArgs),
+    Snapshot(verbs::snapshot::SnapshotArgs),
+    Clone(verbs::clone::CloneArgs),
+    Rollback(verbs::rollback::RollbackArgs),
+    List(verbs::list::ListArgs),
+    Du(verbs::du::DuArgs),
+    Diff(verbs::diff::DiffArgs),
+    Map(verbs::map::MapArgs),
+    Rename(verbs::rename::RenameArgs),
+    Resize(verbs::resize::ResizeArgs),
+    Set(verbs::set::SetArgs),
+    Delete(verbs::delete::DeleteArgs),
+    Grow(verbs::grow::GrowArgs),
+    Check(verbs::check::CheckArgs),
+    Stats(verbs::stats::StatsArgs),
+    Serve(verbs::serve::ServeArgs),
+    #[command(hide = true)]
+    Completions(verbs::completions::CompletionsArgs),
+    #[command(hide = true)]
+    Man(verbs::man::ManArgs),
+}
+
+impl Cli {
+    /// How much to log: what the user said, else what suits the verb.
+    pub fn log_level(&self) -> LevelFilter {
+        let suits = if matches!(self.verb, Verb::Serve(_)) { LogLevel::Info } else { LogLevel::Warn };
+        self.global.log.unwrap_or(suits).into()
+    }
+
+    /// Carries out the verb.
+    pub fn run(self) -> Result<ExitCode> {
+        let global = &self.global;
+        match self.verb {
+            Verb::Check(args) => return verbs::check::run(args, global),
+            Verb::Init(args) => verbs::init::run(args, global),
+            Verb::Create(args) => verbs::create::run(args, global),
+            Verb::Import(args) => verbs::import::run(args, global),
+            Verb::Export(args) => verbs::export::run(args, global),
+            Verb::Snapshot(args) => verbs::snapshot::run(args, global),
+            Verb::Clone(args) => verbs::clone::run(args, global),
+            Verb::Rollback(args) => verbs::rollback::run(args, global),
+            Verb::List(args) => verbs::list::run(args, global),
+            Verb::Du(args) => verbs::du::run(args, global),
+            Verb::Diff(args) => verbs::diff::run(args, global),
+            Verb::Map(args) => verbs::map::run(args, global),
+            Verb::Rename(args) => verbs::rename::run(args, global),
+            Verb::Resize(args) => verbs::resize::run(args, global),
+            Verb::Set(args) => verbs::set::run(args, global),
+            Verb::Delete(args) => verbs::delete::run(args, global),
+            Verb::Grow(args) => verbs::grow::run(args, global),
+            Verb::Stats(args) => verbs::stats::run(args, global),
+            Verb::Serve(args) => verbs::serve::run(args, global),
+            Verb::Completions(args) => verbs::completions::run(args),
+            Verb::Man(args) => verbs::man::run(args),
+        }?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,182 @@
+//! What goes to stdout: tables for people, tab-separated lines for scripts, JSON for programs.
+
+use std::io::Write;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::size::human;
+
+/// How results are written: tables for people, JSON for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    Text,
+    Json,
+}
+
+/// Options of every verb.
+#[derive(Args, Clone, Debug)]
+pub struct OutputArgs {
+    /// Write JSON, sizes in bytes and times in seconds since 1970
+    #[arg(long, global = true)]
+    json: bool,
+
+    /// Write results as text or JSON
+    #[arg(long, global = true, value_enum, default_value = "text", hide_default_value = true, value_name = "FORMAT")]
+    output: Format,
+}
+
+impl OutputArgs {
+    /// Whether the user wants JSON.
+    pub fn json(&self) -> bool {
+        self.json || self.output == Format::Json
+    }
+}
+
+/// Options of the verbs that print tables.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct TableArgs {
+    /// No header, columns separated by one tab
+    #[arg(short = 'H', long = "no-header")]
+    scripted: bool,
+
+    /// Exact figures: bytes, seconds since 1970
+    #[arg(short = 'p', long = "exact")]
+    exact: bool,
+}
+
+impl TableArgs {
+    /// `bytes` as this user wants to see them.
+    pub fn size(&self, bytes: u64) -> String {
+        if self.exact { bytes.to_string() } else { human(bytes) }
+    }
+
+    /// `seconds` since 1970 as this user wants to see them.
+    pub fn time(&self, seconds: u64) -> String {
+        if self.exact { seconds.to_string() } else { utc(seconds) }
+    }
+
+    /// Whether there is room for headers and remarks.
+    pub fn is_for_people(&self) -> bool {
+        !self.scripted
+    }
+
+    /// Writes `rows`, one cell per column, below `header`.
+    pub fn print(&self, header: &[Column], rows: &[Vec<String>]) -> Result<()> {
+        let mut out = std::io::stdout().lock();
+        if self.scripted {
+            for row in rows {
+                writeln!(out, "{}", row.join("\t"))?;
+            }
+        } else {
+            write!(out, "{}", layout(header, rows))?;
+        }
+        out.flush()?;
+        Ok(())
+    }
+}
+
+/// A column's heading and how its cells line up.
+#[derive(Clone, Copy, Debug)]
+pub enum Column {
+    /// Text, on the left.
+    Left(&'static str),
+    /// Figures, on the right.
+    Right(&'static str),
+}
+
+impl Column {
+    fn title(&self) -> &'static str {
+        match self {
+            Column::Left(title) | Column::Right(title) => title,
+        }
+    }
+}
+
+fn layout(header: &[Column], rows: &[Vec<String>]) -> String {
+    let width = |i: usize| rows.iter().map(|r| r[i].len()).max().unwrap_or(0).max(header[i].title().len());
+    let widths: Vec<usize> = (0..header.len()).map(width).collect();
+    let titles: Vec<String> = header.iter().map(|c| c.title().to_string()).collect();
+    let mut text = String::new();
+    for row in std::iter::once(&titles).chain(rows) {
+        let cells: Vec<String> = row
+            .iter()
+            .enumerate()
+            .map(|(i, cell)| match header[i] {
+                Column::Left(_) => format!("{cell:<width$}", width = widths[i]),
+                Column::Right(_) => format!("{cell:>width$}", width = widths[i]),
+            })
+            .collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Writes `value` as JSON, indented.
+pub fn print_json(value: &impl Serialize) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer_pretty(&mut out, value)?;
+    writeln!(out)?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Writes `value` as JSON on one line.
+pub fn print_json_line(value: &impl Serialize) -> Result<()> {
+    print_line(&serde_json::to_string(value)?)
+}
+
+/// Writes one line.
+pub fn print_line(line: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}")?;
+    out.flush()?;
+    Ok(())
+}
+
+/// `seconds` since 1970 as `2026-11-21T02:31:40Z`.
+pub fn utc(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    let (year, month, day) = civil(days);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+/// The Gregorian date `days` after 1970-01-01, counted in years that begin in March so that the
+/// leap day comes last.
+fn civil(days: u64) -> (u64, u64, u64) {
+    let since_0000 = days + 719_468;
+    let (era, in_era) = (since_0000 / 146_097, since_0000 % 146_097);
+    let year = (in_era - in_era / 1460 + in_era / 36_524 - in_era / 146_096) / 365;
+    let in_year = in_era - (365 * year + year / 4 - year / 100);
+    let shifted = (5 * in_year + 2) / 153;
+    let day = in_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    (era * 400 + year + u64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_utc_dates() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_199, "2024-02-29T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(utc(seconds), text);
+        }
+    }
+
+    #[test]
+    fn figures_line_up_on_the_right() {
+        let rows = vec![vec!["a".into(), "1K".into()], vec!["longer".into(), "20.5G".into()]];
+        let text = layout(&[Column::Left("NAME"), Column::Right("SIZE")], &rows);
+        assert_eq!(text, "NAME     SIZE\na          1K\nlonger  20.5G\n");
+    }
+}

@@ -1,0 +1,117 @@
+//! `serve`: every volume and snapshot of a pool as an NBD export, in the foreground, until a signal
+//! says that it is enough.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use forkdisk::WhenFull;
+use forkdisk_nbd::{Server, ServerOptions, nbd_uri};
+use forkdisk_uring::{Signals, UnixListener};
+use rustix::process::Signal;
+use serde::Serialize;
+
+use crate::cli::Global;
+use crate::endpoint::PrivateDir;
+use crate::output::{print_json_line, print_line};
+use crate::progress::Progress;
+use crate::session::{Access, Session, with_pool_when_full};
+
+/// How long a write waits for space in a full pool.
+const WAIT_FOR_SPACE: Duration = Duration::from_secs(60);
+/// Exports that are announced to people by name; programs are told all of them.
+const ANNOUNCED: usize = 100;
+
+/// Serve every volume and snapshot as an NBD export on a unix socket
+///
+/// Runs in the foreground. SIGTERM and SIGINT let requests in flight end, flush, and leave the pool
+/// clean.
+#[derive(Args)]
+pub struct ServeArgs {
+    /// The pool
+    pool: Option<PathBuf>,
+
+    /// Where the socket goes [default: /run/forkdisk/UUID/nbd.sock for root, else
+    /// $XDG_RUNTIME_DIR/forkdisk/UUID/nbd.sock]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+}
+
+/// Said once, when clients may connect.
+#[derive(Serialize)]
+struct Announcement {
+    socket: String,
+    exports: Vec<Export>,
+}
+
+#[derive(Serialize)]
+struct Export {
+    name: String,
+    uri: String,
+    size: u64,
+    read_only: bool,
+}
+
+/// Serves until a signal, then closes the pool cleanly.
+pub fn run(args: ServeArgs, global: &Global) -> Result<()> {
+    let path = global.pool(args.pool.as_deref())?;
+    let json = global.output.json();
+    with_pool_when_full(&path, Access::Write, WhenFull::Wait(WAIT_FOR_SPACE), |session| serve(session, args, json))
+}
+
+async fn serve(session: Session, args: ServeArgs, json: bool) -> Result<()> {
+    let signals = session.runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw()])?;
+    let private = match args.socket {
+        Some(_) => None,
+        None => Some(PrivateDir::make(&session.pool.info().uuid)?),
+    };
+    let socket = args.socket.or_else(|| private.as_ref().map(PrivateDir::socket)).context("no place for the socket")?;
+    let socket = std::path::absolute(&socket).with_context(|| format!("{}: no such place", socket.display()))?;
+    let listener = UnixListener::bind(&session.runtime, &socket)?;
+    announce(&session, &socket, json)?;
+    let server = Server::new(&session.runtime, session.pool.clone(), ServerOptions::default());
+    let handle = server.handle();
+    tracing::info!(socket = %socket.display(), "serving");
+    let waiting = session.runtime.spawn(async move {
+        let ended = until_signal(&signals).await;
+        handle.stop();
+        // The signals stay taken over while the pool is closed: a second one does not tear it.
+        (ended, signals)
+    });
+    server.serve(listener).await;
+    let (ended, _signals) = waiting.await;
+    ended?;
+    let _progress = Progress::spinner("closing the pool");
+    session.pool.flush().await?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+async fn until_signal(signals: &Signals) -> Result<()> {
+    let signal = signals.recv().await.context("waiting for signals")?;
+    let name = if signal == Signal::TERM.as_raw() { "SIGTERM" } else { "SIGINT" };
+    tracing::info!("{name}: letting clients finish");
+    Ok(())
+}
+
+fn announce(session: &Session, socket: &Path, json: bool) -> Result<()> {
+    let export = |info: &forkdisk::VolumeInfo| Export {
+        name: info.name.clone(),
+        uri: nbd_uri(socket, &info.name),
+        size: info.size,
+        read_only: info.snapshot,
+    };
+    let exports: Vec<Export> = session.pool.list().iter().map(export).collect();
+    if json {
+        return print_json_line(&Announcement { socket: socket.display().to_string(), exports });
+    }
+    print_line(&format!("socket {}", socket.display()))?;
+    for export in exports.iter().take(ANNOUNCED) {
+        print_line(&export.uri)?;
+    }
+    match exports.len().saturating_sub(ANNOUNCED) {
+        0 => Ok(()),
+        more => print_line(&format!("and {more} more")),
+    }
+}

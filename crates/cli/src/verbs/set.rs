@@ -1,0 +1,50 @@
+//! `set`: changes a volume's properties.
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::cli::Global;
+use crate::output::print_json;
+use crate::record::VolumeRecord;
+use crate::session::{Access, with_pool};
+use crate::size;
+
+/// Change a property of a volume
+///
+/// Properties: chunk (how much room a first write reserves: 4K to 64M, a power of two).
+#[derive(Args)]
+pub struct SetArgs {
+    /// What to change
+    #[arg(value_name = "PROPERTY=VALUE", value_parser = parse_property)]
+    property: Property,
+
+    /// The volume
+    #[arg(value_name = "POOL/VOLUME")]
+    address: String,
+}
+
+#[derive(Clone, Copy)]
+enum Property {
+    Chunk(u64),
+}
+
+fn parse_property(text: &str) -> Result<Property> {
+    let (name, value) = text.split_once('=').context("write PROPERTY=VALUE, as in chunk=128K")?;
+    match name {
+        "chunk" => Ok(Property::Chunk(size::parse(value)?)),
+        _ => bail!("there is no property '{name}' that can be set: chunk is"),
+    }
+}
+
+/// Changes the property; what is stored already stays where it is.
+pub fn run(args: SetArgs, global: &Global) -> Result<()> {
+    let address = global.volume(&args.address)?;
+    let pool = address.pool.clone();
+    let info = with_pool(&pool, Access::Write, |session| async move {
+        match args.property {
+            Property::Chunk(chunk) => session.pool.set_chunk(&address.name, chunk).await?,
+        }
+        Ok(session.pool.find(&address.name)?)
+    })?;
+    if global.output.json() { print_json(&VolumeRecord::from(&info)) } else { Ok(()) }
+}

@@ -1,0 +1,334 @@
+//! Bad input: each a clear message, an exit status that is not 0, and nothing changed.
+
+use std::fs::{self, OpenOptions, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
+use std::process::Command;
+
+use crate::harness::{Lab, POOL, Run, Server, fingerprint, missing, noise};
+
+const MIB: usize = 1 << 20;
+
+/// A pool with one volume `a`, which has a snapshot `a@x`.
+fn lab_with_a_volume() -> Lab {
+    let lab = Lab::with_pool("64M");
+    lab.import("a", &noise(1, MIB));
+    lab.ok(&["snapshot", "pool.img/a@x"]);
+    lab
+}
+
+/// Runs every kind of verb on something that is no sound pool: all are refused, and the file stays
+/// as it is. Gives the first message.
+#[track_caller]
+fn assert_nothing_opens(lab: &Lab, pool: &str) -> String {
+    let before = fingerprint(&lab.path(pool));
+    let volume = format!("{pool}/a");
+    let first = lab.run(&["list", pool]).refused();
+    for args in [
+        &["create", &volume, "--size", "1M"] as &[&str],
+        &["delete", &volume],
+        &["export", &volume, "-"],
+        &["grow", pool, "--size", "1G"],
+        &["stats", pool],
+        &["serve", pool],
+    ] {
+        lab.run(args).refused();
+    }
+    assert_eq!(fingerprint(&lab.path(pool)), before, "the file was changed");
+    first
+}
+
+#[test]
+fn a_foreign_file_is_no_pool() {
+    let lab = Lab::empty();
+    lab.write_file("foreign.img", &noise(2, 4 * MIB));
+    let message = assert_nothing_opens(&lab, "foreign.img");
+    assert!(message.contains("foreign.img") && message.contains("not a forkdisk pool"), "{message}");
+}
+
+#[test]
+fn an_empty_file_is_no_pool() {
+    let lab = Lab::empty();
+    lab.write_file("empty.img", b"");
+    let message = assert_nothing_opens(&lab, "empty.img");
+    assert!(message.contains("not a forkdisk pool"), "{message}");
+}
+
+#[test]
+fn a_pool_whose_metadata_is_overwritten_is_refused() {
+    let lab = lab_with_a_volume();
+    let file = OpenOptions::new().write(true).open(lab.path(POOL)).unwrap();
+    for page in 0..64 * MIB as u64 / 4096 {
+        file.write_all_at(&noise(page, 64), page * 4096 + 16).unwrap();
+    }
+    drop(file);
+    let message = assert_nothing_opens(&lab, POOL);
+    assert!(message.contains(POOL), "{message}");
+}
+
+#[test]
+fn check_of_an_overwritten_pool_says_corrupt() {
+    let lab = lab_with_a_volume();
+    let file = OpenOptions::new().write(true).open(lab.path(POOL)).unwrap();
+    // Everything behind the first MiB, where the superblock and nothing else of value lies.
+    for page in MIB as u64 / 4096..64 * MIB as u64 / 4096 {
+        file.write_all_at(&noise(page, 64), page * 4096 + 16).unwrap();
+    }
+    drop(file);
+    let run = lab.run(&["check", POOL]);
+    assert_eq!(run.status.code(), Some(2), "{run:?}");
+    assert!(run.stderr.starts_with("forkdisk: "), "{run:?}");
+}
+
+#[test]
+fn a_truncated_pool_is_refused() {
+    let lab = lab_with_a_volume();
+    OpenOptions::new().write(true).open(lab.path(POOL)).unwrap().set_len(40 << 20).unwrap();
+    let message = assert_nothing_opens(&lab, POOL);
+    assert!(message.contains(POOL), "{message}");
+}
+
+#[test]
+fn a_pool_that_does_not_exist_is_named() {
+    let lab = Lab::empty();
+    let message = lab.run(&["list", "none.img"]).refused();
+    assert!(message.contains("none.img"), "{message}");
+    let message = lab.run(&["create", "none.img/a", "--size", "1M"]).refused();
+    assert!(message.contains("forkdisk init"), "{message}");
+    assert!(!lab.path("none.img").exists());
+}
+
+#[test]
+fn a_folder_is_no_pool() {
+    let lab = Lab::empty();
+    let message = lab.run(&["list", "."]).refused();
+    assert!(message.contains("directory"), "{message}");
+}
+
+#[test]
+fn a_pool_in_use_says_who_has_it() {
+    let lab = lab_with_a_volume();
+    let server = Server::start(&lab);
+    for args in [
+        &["list", POOL] as &[&str],
+        &["create", "pool.img/b", "--size", "1M"],
+        &["serve", POOL],
+        &["init", POOL, "--size", "64M", "--force"],
+    ] {
+        let message = lab.run(args).refused();
+        assert!(message.contains(&format!("in use by forkdisk serve (pid {})", server.pid())), "{message}");
+    }
+    server.stop();
+    assert_eq!(lab.names(), ["a", "a@x"]);
+}
+
+#[test]
+fn a_name_in_use_is_refused() {
+    let lab = lab_with_a_volume();
+    lab.write_file("image.raw", b"image");
+    for args in [
+        &["create", "pool.img/a", "--size", "1M"] as &[&str],
+        &["import", "image.raw", "pool.img/a"],
+        &["clone", "pool.img/a@x", "pool.img/a"],
+        &["snapshot", "pool.img/a@x"],
+        &["create", "pool.img/a/b", "--size", "1M"],
+        &["import", "image.raw", "pool.img/a/b"],
+    ] {
+        let message = lab.run(args).refused();
+        assert!(message.contains("exist") || message.contains("folder"), "{args:?}: {message}");
+        assert_eq!(lab.names(), ["a", "a@x"]);
+    }
+    assert!(lab.contents("a") == noise(1, MIB));
+}
+
+#[test]
+fn a_bad_name_is_refused() {
+    let lab = lab_with_a_volume();
+    let long = "n".repeat(256);
+    for name in ["a b", "ü", "x//y", "../x", ".", "..", ".snapshots", "x/.snapshots/y", "x@", "@x", "x@y@z", &long] {
+        let message = lab.run(&["create", &format!("{POOL}/{name}"), "--size", "1M"]).refused();
+        assert!(message.contains("name") || message.contains("snapshot"), "{name}: {message}");
+    }
+    assert_eq!(lab.names(), ["a", "a@x"]);
+}
+
+#[test]
+fn an_unknown_volume_is_named() {
+    let lab = lab_with_a_volume();
+    lab.write_file("out.raw", b"");
+    for args in [
+        &["export", "pool.img/none", "out.raw"] as &[&str],
+        &["snapshot", "pool.img/none@x"],
+        &["clone", "pool.img/a@none", "pool.img/b"],
+        &["rollback", "pool.img/a@none"],
+        &["rename", "pool.img/none", "pool.img/b"],
+        &["resize", "pool.img/none", "--size", "1M"],
+        &["delete", "pool.img/none"],
+        &["delete", "pool.img/a@x", "pool.img/none"],
+        &["map", "pool.img/none"],
+        &["diff", "pool.img/a", "pool.img/none"],
+        &["du", "pool.img/none"],
+        &["list", "pool.img/none"],
+    ] {
+        let message = lab.run(args).refused();
+        assert!(message.contains("none"), "{args:?}: {message}");
+    }
+    assert_eq!(lab.names(), ["a", "a@x"]);
+}
+
+#[test]
+fn a_bad_size_is_wrong_usage() {
+    let lab = lab_with_a_volume();
+    for size in ["12Q", "", "-1", "1.5", "99999999999999999999", "1G G"] {
+        let run = lab.run(&["create", "pool.img/b", &format!("--size={size}")]);
+        assert_eq!(run.status.code(), Some(2), "{size}: {run:?}");
+        assert!(run.stderr.starts_with("forkdisk: "), "{run:?}");
+    }
+    assert_eq!(lab.names(), ["a", "a@x"]);
+}
+
+#[test]
+fn a_size_out_of_range_is_refused() {
+    let lab = lab_with_a_volume();
+    lab.run(&["create", "pool.img/b", "--size", "2P"]).refused();
+    lab.run(&["resize", "pool.img/a", "--size", "2P"]).refused();
+    lab.run(&["create", "pool.img/b", "--size", "1M", "--chunk", "128M"]).refused();
+    lab.run(&["init", "tiny.img", "--size", "4K"]).refused();
+    assert!(!lab.path("tiny.img").exists(), "half a pool is not left behind");
+    assert_eq!(lab.names(), ["a", "a@x"]);
+}
+
+#[test]
+fn an_import_into_a_full_pool_leaves_nothing_behind() {
+    let lab = lab_with_a_volume();
+    let used = lab.stat("used");
+    let message = lab.run_with_input(&["import", "-", "pool.img/big"], &noise(3, 80 * MIB)).refused();
+    assert!(message.contains("space") || message.contains("full"), "{message}");
+    assert_eq!(lab.names(), ["a", "a@x"]);
+    assert_eq!(lab.stat("used"), used);
+    assert!(lab.contents("a") == noise(1, MIB));
+    lab.assert_clean();
+}
+
+/// A small file system of memory at `place`. `None` (after saying why) without the right to mount.
+struct SmallFileSystem<'a>(&'a Path);
+
+impl SmallFileSystem<'_> {
+    fn mount<'a>(place: &'a Path, size: &str) -> Option<SmallFileSystem<'a>> {
+        fs::create_dir_all(place).unwrap();
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(place).output();
+        if !mounted.is_ok_and(|output| output.status.success()) {
+            missing("a small file system cannot be mounted: that needs root");
+            return None;
+        }
+        Some(SmallFileSystem(place))
+    }
+}
+
+impl Drop for SmallFileSystem<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0).status();
+    }
+}
+
+#[test]
+fn a_full_host_file_system_is_like_a_full_pool() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "48M") else { return };
+    lab.ok(&["init", "small/pool.img", "--size", "1G"]);
+    lab.run_with_input(&["import", "-", "small/pool.img/a"], &noise(4, MIB)).ok();
+    let message = lab.run_with_input(&["import", "-", "small/pool.img/big"], &noise(5, 64 * MIB)).refused();
+    assert!(message.contains("space"), "{message}");
+    let list = lab.json(&["list", "small/pool.img"]);
+    assert!(list.as_array().unwrap().iter().any(|volume| volume["name"] == "a"), "{list}");
+    assert!(!list.to_string().contains("big"), "{list}");
+    let out = lab.command(&["export", "small/pool.img/a", "-"]).output().unwrap();
+    assert!(out.stdout == noise(4, MIB));
+}
+
+#[test]
+fn an_export_to_a_full_file_system_leaves_nothing_behind() {
+    let lab = Lab::with_pool("64M");
+    lab.import("a", &noise(6, 16 * MIB));
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "4M") else { return };
+    let message = lab.run(&["export", "pool.img/a", "small/out.raw"]).refused();
+    assert!(message.contains("pace"), "{message}");
+    assert!(!place.join("out.raw").exists());
+}
+
+/// The program as a user without rights would run it: as nobody when the tests run as root.
+fn run_without_rights(lab: &Lab, args: &[&str]) -> Run {
+    let program = lab.command(args);
+    if !rustix::process::geteuid().is_root() {
+        return lab.run(args);
+    }
+    let copy = lab.path("forkdisk");
+    if !copy.exists() {
+        fs::copy(program.get_program(), &copy).unwrap();
+        fs::set_permissions(lab.path("."), Permissions::from_mode(0o755)).unwrap();
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&copy).args(args);
+    command.current_dir(lab.path(".")).env_remove("FORKDISK_POOL").output().unwrap().into()
+}
+
+#[test]
+fn a_read_only_file_can_be_looked_at_but_not_changed() {
+    let lab = lab_with_a_volume();
+    fs::set_permissions(lab.path(POOL), Permissions::from_mode(0o444)).unwrap();
+    let before = fingerprint(&lab.path(POOL));
+    let message = run_without_rights(&lab, &["create", "pool.img/b", "--size", "1M"]).refused();
+    assert!(message.contains("permission") && message.contains(POOL), "{message}");
+    let list = run_without_rights(&lab, &["list", "-H", POOL]).ok();
+    assert!(list.starts_with("a\t"), "{list}");
+    assert_eq!(fingerprint(&lab.path(POOL)), before);
+}
+
+#[test]
+fn a_file_without_permission_is_refused() {
+    let lab = lab_with_a_volume();
+    fs::set_permissions(lab.path(POOL), Permissions::from_mode(0o000)).unwrap();
+    for args in [&["list", POOL] as &[&str], &["create", "pool.img/b", "--size", "1M"]] {
+        let message = run_without_rights(&lab, args).refused();
+        assert!(message.contains("permission") && message.contains(POOL), "{message}");
+    }
+}
+
+#[test]
+fn an_image_that_cannot_be_read_is_named() {
+    let lab = lab_with_a_volume();
+    let message = lab.run(&["import", "none.raw", "pool.img/b"]).refused();
+    assert!(message.contains("none.raw"), "{message}");
+    let message = lab.run(&["import", ".", "pool.img/b"]).refused();
+    assert!(message.contains("directory"), "{message}");
+    assert_eq!(lab.names(), ["a", "a@x"]);
+}
+
+#[test]
+fn addresses_of_the_wrong_kind_are_refused() {
+    let lab = lab_with_a_volume();
+    for args in [
+        &["create", POOL, "--size", "1M"] as &[&str],
+        &["create", "pool.img/b@x", "--size", "1M"],
+        &["snapshot", "pool.img/a"],
+        &["rollback", "pool.img/a"],
+        &["resize", "pool.img/a@x", "--size", "1M"],
+        &["rename", "pool.img/a", "pool.img/b@x"],
+        &["rename", "pool.img/a@x", "pool.img/b@x"],
+        &["delete", POOL],
+    ] {
+        lab.run(args).refused();
+        assert_eq!(lab.names(), ["a", "a@x"], "{args:?}");
+    }
+}
+
+#[test]
+fn two_pools_in_one_command_are_refused() {
+    let lab = lab_with_a_volume();
+    lab.ok(&["init", "other.img", "--size", "64M"]);
+    let message = lab.run(&["clone", "pool.img/a", "other.img/a"]).refused();
+    assert!(message.contains("two pools"), "{message}");
+}

@@ -1,0 +1,11 @@
+//! The real program under real clients: one behaviour per test, named for it.
+
+mod bad_input;
+mod clients;
+mod file_systems;
+mod harness;
+mod kill_loop;
+mod nbd;
+mod output;
+mod serving;
+mod verbs;

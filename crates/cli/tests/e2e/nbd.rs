@@ -1,0 +1,121 @@
+//! A small NBD client: one request at a time, and a crash of the server is just an error.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+const REQUEST_MAGIC: u32 = 0x2560_9513;
+const REPLY_MAGIC: u32 = 0x6744_6698;
+const OPTION_GO: u32 = 7;
+const REPLY_ACK: u32 = 1;
+const REPLY_INFO: u32 = 3;
+const FLAG_FUA: u16 = 1;
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+const DISCONNECT: u16 = 2;
+const FLUSH: u16 = 3;
+
+/// What the server says a client may do with an export.
+pub const HAS_FLUSH: u16 = 1 << 2;
+
+/// A connection to one export.
+pub struct Client {
+    stream: UnixStream,
+    cookie: u64,
+    /// Transmission flags.
+    pub flags: u16,
+    /// Length of the export in bytes.
+    pub size: u64,
+}
+
+impl Client {
+    pub fn connect(socket: &Path, export: &str) -> io::Result<Client> {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        let mut greeting = [0; 18];
+        stream.read_exact(&mut greeting)?;
+        if &greeting[..8] != b"NBDMAGIC" || greeting[8..16] != OPTION_MAGIC.to_be_bytes() {
+            return Err(io::Error::other("not a newstyle NBD server"));
+        }
+        // Fixed newstyle, and no zeroes after the handshake.
+        stream.write_all(&3u32.to_be_bytes())?;
+        let mut option = Vec::new();
+        option.extend(OPTION_MAGIC.to_be_bytes());
+        option.extend(OPTION_GO.to_be_bytes());
+        option.extend((export.len() as u32 + 6).to_be_bytes());
+        option.extend((export.len() as u32).to_be_bytes());
+        option.extend(export.as_bytes());
+        option.extend(0u16.to_be_bytes());
+        stream.write_all(&option)?;
+        let mut client = Client { stream, cookie: 0, flags: 0, size: 0 };
+        while !client.option_reply()? {}
+        Ok(client)
+    }
+
+    /// Reads one reply; true when it was the last.
+    fn option_reply(&mut self) -> io::Result<bool> {
+        let mut head = [0; 20];
+        self.stream.read_exact(&mut head)?;
+        let kind = u32::from_be_bytes(head[12..16].try_into().unwrap());
+        let mut data = vec![0; u32::from_be_bytes(head[16..20].try_into().unwrap()) as usize];
+        self.stream.read_exact(&mut data)?;
+        if head[..8] != OPTION_REPLY_MAGIC.to_be_bytes() || (kind != REPLY_ACK && kind != REPLY_INFO) {
+            return Err(io::Error::other(format!("refused with {kind:#x}: {}", String::from_utf8_lossy(&data))));
+        }
+        if kind == REPLY_INFO && data[..2] == [0, 0] {
+            self.size = u64::from_be_bytes(data[2..10].try_into().unwrap());
+            self.flags = u16::from_be_bytes(data[10..12].try_into().unwrap());
+        }
+        Ok(kind == REPLY_ACK)
+    }
+
+    pub fn read(&mut self, offset: u64, len: usize) -> io::Result<Vec<u8>> {
+        self.request(READ, 0, offset, len as u32, &[])?;
+        let mut data = vec![0; len];
+        self.stream.read_exact(&mut data)?;
+        Ok(data)
+    }
+
+    /// Writes; with `fua` it is durable when this returns.
+    pub fn write(&mut self, offset: u64, data: &[u8], fua: bool) -> io::Result<()> {
+        self.request(WRITE, if fua { FLAG_FUA } else { 0 }, offset, data.len() as u32, data)
+    }
+
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.request(FLUSH, 0, 0, 0, &[])
+    }
+
+    fn send(&mut self, kind: u16, flags: u16, offset: u64, len: u32, data: &[u8]) -> io::Result<()> {
+        self.cookie += 1;
+        let mut head = Vec::with_capacity(28 + data.len());
+        head.extend(REQUEST_MAGIC.to_be_bytes());
+        head.extend(flags.to_be_bytes());
+        head.extend(kind.to_be_bytes());
+        head.extend(self.cookie.to_be_bytes());
+        head.extend(offset.to_be_bytes());
+        head.extend(len.to_be_bytes());
+        head.extend(data);
+        self.stream.write_all(&head)
+    }
+
+    fn request(&mut self, kind: u16, flags: u16, offset: u64, len: u32, data: &[u8]) -> io::Result<()> {
+        self.send(kind, flags, offset, len, data)?;
+        let mut reply = [0; 16];
+        self.stream.read_exact(&mut reply)?;
+        let error = u32::from_be_bytes(reply[4..8].try_into().unwrap());
+        if reply[..4] != REPLY_MAGIC.to_be_bytes() || reply[8..] != self.cookie.to_be_bytes() {
+            return Err(io::Error::other(format!("not the reply to our request: {reply:x?}")));
+        }
+        if error != 0 { Err(io::Error::from_raw_os_error(error as i32)) } else { Ok(()) }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // The server may be gone.
+        let _ = self.send(DISCONNECT, 0, 0, 0, &[]);
+    }
+}

@@ -1,0 +1,134 @@
+//! `serve`: what it announces, how it ends, and what it leaves.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::harness::{Lab, POOL, Server, noise, wait_until};
+use crate::nbd::{Client, HAS_FLUSH};
+
+#[test]
+fn every_volume_and_snapshot_is_announced() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "pool.img/dir/b", "--size", "1M"]);
+    lab.ok(&["snapshot", "pool.img/a@x"]);
+    let server = Server::start(&lab);
+    let announced = server.announced();
+    assert_eq!(announced["socket"], server.socket().to_str().unwrap());
+    let exports: Vec<(&str, &str)> = announced["exports"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|export| (export["name"].as_str().unwrap(), export["uri"].as_str().unwrap()))
+        .collect();
+    let uri = |name: &str| format!("nbd+unix:///{name}?socket={}", server.socket().display());
+    let expected = ["a", "a@x", "dir/b"].map(|name| (name, uri(name)));
+    assert_eq!(exports, expected.each_ref().map(|(name, uri)| (*name, uri.as_str())));
+}
+
+#[test]
+fn flush_is_offered() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "--size", "1M"]);
+    let server = Server::start(&lab);
+    let client = Client::connect(server.socket(), "a").unwrap();
+    assert_eq!((client.size, client.flags & HAS_FLUSH), (1 << 20, HAS_FLUSH));
+}
+
+#[test]
+fn only_its_owner_reaches_the_socket() {
+    let lab = Lab::with_pool("64M");
+    let server = Server::start(&lab);
+    let socket = fs::metadata(server.socket()).unwrap();
+    assert!(socket.file_type().is_socket());
+    assert_eq!(socket.permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn the_usual_place_of_the_socket_is_private() {
+    let lab = Lab::with_pool("64M");
+    let uuid = lab.json(&["stats", POOL])["uuid"].as_str().unwrap().to_string();
+    let is_root = rustix::process::geteuid().is_root();
+    let run_dir = lab.path("run");
+    fs::create_dir(&run_dir).unwrap();
+    let mut command = lab.command(&["serve", POOL]);
+    let child = command.env("XDG_RUNTIME_DIR", &run_dir).stdout(Stdio::null()).spawn().unwrap();
+    let dir = if is_root { "/run/forkdisk".into() } else { run_dir.join("forkdisk") }.join(uuid);
+    wait_until("the socket is there", || dir.join("nbd.sock").exists());
+    assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
+    let output = end(child);
+    assert!(output.success());
+    assert!(!dir.exists(), "nothing is left behind");
+}
+
+fn end(mut child: std::process::Child) -> std::process::ExitStatus {
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    child.wait().unwrap()
+}
+
+#[test]
+fn sigterm_leaves_the_pool_clean_and_everything_durable() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "--size", "1M"]);
+    let server = Server::start(&lab);
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    client.write(0, &noise(1, 65536), false).unwrap();
+    let socket = server.socket().to_path_buf();
+    server.stop();
+    assert!(!socket.exists(), "the socket goes with its server");
+    assert_eq!(lab.json(&["stats", POOL])["clean"], true);
+    assert!(lab.contents("a")[..65536] == noise(1, 65536));
+    lab.assert_clean();
+}
+
+#[test]
+fn sigint_ends_it_as_well() {
+    let lab = Lab::with_pool("64M");
+    let socket = lab.path("s");
+    let mut command = lab.command(&["serve", POOL, "--socket", socket.to_str().unwrap()]);
+    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+    wait_until("the socket is there", || socket.exists());
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(lab.json(&["stats", POOL])["clean"], true);
+}
+
+#[test]
+fn a_killed_server_leaves_a_pool_that_opens() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "--size", "1M"]);
+    let server = Server::start(&lab);
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    client.write(4096, &noise(2, 4096), true).unwrap();
+    server.kill();
+    assert!(lab.contents("a")[4096..8192] == noise(2, 4096), "acknowledged with FUA");
+    lab.assert_clean();
+    let server = Server::start(&lab);
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    assert!(client.read(4096, 4096).unwrap() == noise(2, 4096));
+}
+
+#[test]
+fn a_socket_path_that_is_taken_is_refused() {
+    let lab = Lab::with_pool("64M");
+    lab.write_file("taken", b"precious");
+    let message = lab.run(&["serve", POOL, "--socket", "taken"]).refused();
+    assert!(message.contains("taken"), "{message}");
+    assert_eq!(fs::read(lab.path("taken")).unwrap(), b"precious");
+}
+
+#[test]
+fn the_log_goes_to_stderr() {
+    let lab = Lab::with_pool("64M");
+    let socket = lab.path("s");
+    let mut command: Command = lab.command(&["serve", POOL, "--socket", socket.to_str().unwrap()]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_until("the socket is there", || socket.exists());
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let (out, log) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(out.contains(socket.to_str().unwrap()) && !out.contains("INFO"), "{out}");
+    assert!(log.contains("INFO"), "{log}");
+}
