@@ -173,8 +173,7 @@ impl Driver {
     pub(crate) fn shut_down(&self) {
         self.closed.set(true);
         let cancellable = |op: &Op| op.pending > 0 && op.work.is_cancellable();
-        let keys: Vec<usize> =
-            self.ops.borrow().iter().filter(|(_, op)| cancellable(op)).map(|(key, _)| key).collect();
+        let keys: Vec<usize> = self.ops.borrow().iter().filter(|(_, op)| cancellable(op)).map(|(key, _)| key).collect();
         for key in keys {
             // Whoever still waits sees an interrupted operation end instead of starting over.
             self.ops.borrow_mut()[key].abandoned |= false;
@@ -269,7 +268,9 @@ impl Queue {
         match result {
             Ok(_) => Ok(()),
             // Interrupted, timed out, or short of memory until completions have been taken in.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN)) => Ok(()),
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN)) => {
+                Ok(())
+            }
             Err(e) => Err(e),
         }
     }

@@ -189,8 +189,7 @@ impl Inner {
     fn drop_tasks(&self) {
         self.tasks.closed.set(true);
         loop {
-            let wakers: Vec<Waker> =
-                self.tasks.wakers.borrow().iter().filter_map(|(_, waker)| waker.clone()).collect();
+            let wakers: Vec<Waker> = self.tasks.wakers.borrow().iter().filter_map(|(_, waker)| waker.clone()).collect();
             wakers.into_iter().for_each(Waker::wake);
             self.shared.take_remote();
             while let Some(task) = READY.with_borrow_mut(VecDeque::pop_front) {

@@ -94,9 +94,9 @@ impl Work {
                 opcode::Fallocate::new(fd, *len).offset(*offset).mode(mode).build()
             }
             Work::Recv { base, len, flags, .. } => opcode::Recv::new(fd, *base, *len).flags(*flags).build(),
-            Work::Send(message) => {
-                opcode::SendMsg::new(fd, message.header()).flags((libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32).build()
-            }
+            Work::Send(message) => opcode::SendMsg::new(fd, message.header())
+                .flags((libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32)
+                .build(),
             Work::Connect(addr) => opcode::Connect::new(fd, addr.as_ptr(), addr.len).build(),
             Work::Accept => {
                 let none = std::ptr::null_mut();

@@ -70,9 +70,7 @@ pub(crate) fn register_files(ring: &IoUring, count: u32) -> u32 {
         return 0;
     }
     let submitter = ring.submitter();
-    let made = submitter
-        .register_files_sparse(count)
-        .or_else(|_| submitter.register_files(&vec![-1; count as usize]));
+    let made = submitter.register_files_sparse(count).or_else(|_| submitter.register_files(&vec![-1; count as usize]));
     if made.is_ok() { count } else { 0 }
 }
 

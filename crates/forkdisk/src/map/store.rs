@@ -254,22 +254,28 @@ impl Tables {
         out
     }
 
-    /// Fills in where the tables below a frozen one lie now, and returns its entries for writing.
-    /// Tables of lower levels must have been [`written`](Self::written) before.
-    pub fn settle_frozen(&mut self, id: NodeId) -> &[Entry; FANOUT] {
-        let mut entries = std::mem::replace(&mut self.nodes[id.0].entries, Box::new([Entry::ABSENT; FANOUT]));
-        if self.nodes[id.0].level > 0 {
-            for entry in entries.iter_mut().filter(|e| e.kind() == Kind::Table) {
-                *entry = self.settle(*entry);
-                if entry.table_ref().page().is_none() {
-                    // A dead volume's table that has been given back already; its cursor is past it.
-                    debug_assert!(!self.by_ref.contains_key(&entry.table_ref()));
-                    *entry = Entry::ABSENT;
-                }
-            }
+    /// The entries of a frozen table as they are to be written, with the places of the tables
+    /// below. Tables of lower levels must have been [`written`](Self::written) before.
+    ///
+    /// In memory they stay as they are until [`finish`](Self::finish): until then the tables below
+    /// are known by their numbers only, and a second copy of one must not be loaded.
+    pub fn settled_entries(&self, id: NodeId) -> Box<[Entry; FANOUT]> {
+        let node = &self.nodes[id.0];
+        let mut entries = node.entries.clone();
+        if node.level > 0 {
+            entries.iter_mut().for_each(|e| *e = self.settle_for_disk(*e));
         }
-        self.nodes[id.0].entries = entries;
-        &self.nodes[id.0].entries
+        entries
+    }
+
+    fn settle_for_disk(&self, entry: Entry) -> Entry {
+        let settled = self.settle(entry);
+        if settled.kind() == Kind::Table && settled.table_ref().page().is_none() {
+            // A dead volume's table that has been given back already; its cursor is past it.
+            debug_assert!(!self.by_ref.contains_key(&entry.table_ref()));
+            return Entry::ABSENT;
+        }
+        settled
     }
 
     /// Sets the checksum of directory pages in a frozen table of level 0.
@@ -288,9 +294,9 @@ impl Tables {
 
     /// The checkpoint is durable: its tables are clean and known by their addresses.
     pub fn finish(&mut self) {
-        let mut frozen: Vec<usize> =
+        let frozen: Vec<usize> =
             self.nodes.iter().filter(|(_, n)| matches!(n.state, State::Frozen)).map(|(i, _)| i).collect();
-        for i in frozen.drain(..) {
+        for &i in &frozen {
             let node = &mut self.nodes[i];
             self.by_ref.remove(&node.key);
             if node.doomed {
@@ -300,6 +306,11 @@ impl Tables {
             node.state = State::Clean;
             node.key = TableRef::on_disk(self.placed[&node.key].0);
             self.by_ref.insert(node.key, i);
+        }
+        for &i in &frozen {
+            if self.nodes.contains(i) && self.nodes[i].level > 0 {
+                self.nodes[i].entries = self.settled_entries(NodeId(i));
+            }
         }
         self.frozen = 0;
         self.before = std::mem::take(&mut self.placed);
@@ -361,7 +372,7 @@ mod tests {
         });
         assert_eq!(placed.iter().map(|p| p.level).collect::<Vec<_>>(), [0, 1], "lower levels first");
         for p in &placed {
-            t.settle_frozen(p.node);
+            t.settled_entries(p.node);
             t.written(p.node, 7);
         }
         t.finish();

@@ -167,7 +167,7 @@ impl<D: Device> Inner<D> {
                 let mut meta = self.meta.borrow_mut();
                 for table in batch {
                     let mut bytes = vec![0; PAGE_SIZE];
-                    encode_table(meta.tables.settle_frozen(table.node), &mut bytes);
+                    encode_table(&meta.tables.settled_entries(table.node), &mut bytes);
                     let seed = Seed { pool: uuid, page: table.at, level: table.level, birth: table.birth.0 };
                     meta.tables.written(table.node, page_checksum(&seed, &bytes));
                     pages.push((table.at, bytes));

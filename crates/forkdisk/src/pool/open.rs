@@ -159,6 +159,10 @@ impl<D: Device> Pool<D> {
         pool.0.load_directory().await?;
         if !clean {
             pool.0.replay().await?;
+            if !pool.0.options.read_only {
+                // After a kill the journal may be in a cache only: what reads show from now on stays.
+                pool.0.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e))?;
+            }
         }
         pool.0.reap_soon();
         Ok(pool)

@@ -18,7 +18,7 @@ pub struct Extent {
     pub data: bool,
     /// Where the data lies in the pool (0 for a hole).
     pub physical: u64,
-    /// Whether others refer to it, too, as far as its age tells.
+    /// Whether others refer to it, too (judged by the first page of the run).
     pub shared: bool,
 }
 
@@ -32,16 +32,19 @@ impl<D: Device> Volume<D> {
         while at < end {
             let first = VirtualPage(at / page);
             let max = end.div_ceil(page) - first.0;
-            let (run, shared_at) = self
+            let (run, shared) = self
                 .inner
                 .look(|meta| {
-                    let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
-                    Ok((lookup(&mut meta.tables, record, first, max).map_err(Stop::from)?, record.shared_at))
+                    let record =
+                        meta.directory.get(self.id).expect("a volume with a handle is not removed").record.clone();
+                    let run = lookup(&mut meta.tables, &record, first, max).map_err(Stop::from)?;
+                    let young = !self.read_only && run.data.is_some_and(|(_, birth)| birth > record.shared_at);
+                    let shared = run.data.is_some() && !young && !meta.editor().is_alone(&record, first)?;
+                    Ok((run, shared))
                 })
                 .await?;
             let stop = ((first.0 + run.len) * page).min(end);
             let physical = run.data.map_or(0, |(addr, _)| addr.offset() + at % page);
-            let shared = run.data.is_some_and(|(_, birth)| self.read_only || birth <= shared_at);
             let extent = Extent { offset: at, len: stop - at, data: run.data.is_some(), physical, shared };
             match out.last_mut() {
                 Some(last) if follows(last, &extent) => last.len += extent.len,

@@ -12,10 +12,7 @@ use forkdisk_uring::{Config, UnixListener, block_on};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args_os().skip(1);
-    let socket = PathBuf::from(
-        args.next()
-            .ok_or("usage: null_server SOCKET [SIZE_MIB [SECONDS]]")?,
-    );
+    let socket = PathBuf::from(args.next().ok_or("usage: null_server SOCKET [SIZE_MIB [SECONDS]]")?);
     let mut number = |default: u64| match args.next() {
         Some(arg) => arg.to_string_lossy().parse(),
         None => Ok(default),

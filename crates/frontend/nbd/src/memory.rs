@@ -30,20 +30,9 @@ impl MemoryExports {
 
     /// Adds a disk of `size` zero bytes, replacing one of that name.
     pub fn with(mut self, name: &str, size: usize, read_only: bool) -> MemoryExports {
-        let info = ExportInfo {
-            name: name.to_owned(),
-            description: "memory".to_owned(),
-            size: size as u64,
-            read_only,
-        };
+        let info = ExportInfo { name: name.to_owned(), description: "memory".to_owned(), size: size as u64, read_only };
         let bytes = Rc::new(RefCell::new(vec![0; size]));
-        self.disks.insert(
-            name.to_owned(),
-            MemoryExport {
-                info: Rc::new(info),
-                bytes,
-            },
-        );
+        self.disks.insert(name.to_owned(), MemoryExport { info: Rc::new(info), bytes });
         self
     }
 }
@@ -52,10 +41,7 @@ impl Exports for MemoryExports {
     type Export = MemoryExport;
 
     fn list(&self) -> Vec<(String, String)> {
-        self.disks
-            .values()
-            .map(|d| (d.info.name.clone(), d.info.description.clone()))
-            .collect()
+        self.disks.values().map(|d| (d.info.name.clone(), d.info.description.clone())).collect()
     }
 
     fn open(&self, name: &str) -> Result<MemoryExport> {
@@ -63,8 +49,7 @@ impl Exports for MemoryExports {
             "" if self.disks.len() == 1 => self.disks.values().next(),
             name => self.disks.get(name),
         };
-        disk.cloned()
-            .ok_or_else(|| Error::new(ErrorKind::NotFound, format!("no disk {name:?}")))
+        disk.cloned().ok_or_else(|| Error::new(ErrorKind::NotFound, format!("no disk {name:?}")))
     }
 
     fn buffer(&self, len: usize) -> Buf {
@@ -77,9 +62,7 @@ impl MemoryExport {
         let mut bytes = self.bytes.borrow_mut();
         let range = usize::try_from(offset).ok().zip(usize::try_from(len).ok());
         let range = range.and_then(|(at, len)| bytes.get_mut(at..at.checked_add(len)?));
-        range
-            .map(f)
-            .ok_or_else(|| Error::new(ErrorKind::Invalid, "a range past the end"))
+        range.map(f).ok_or_else(|| Error::new(ErrorKind::Invalid, "a range past the end"))
     }
 }
 

@@ -33,22 +33,13 @@ mod tests {
     #[test]
     fn names_and_paths_stay_readable() {
         let uri = nbd_uri(Path::new("/run/forkdisk/a.sock"), "vms/web@monday");
-        assert_eq!(
-            uri,
-            "nbd+unix:///vms/web@monday?socket=/run/forkdisk/a.sock"
-        );
+        assert_eq!(uri, "nbd+unix:///vms/web@monday?socket=/run/forkdisk/a.sock");
         assert_eq!(nbd_uri(Path::new("s"), ""), "nbd+unix:///?socket=s");
     }
 
     #[test]
     fn syntax_and_foreign_bytes_are_encoded() {
-        let uri = nbd_uri(
-            Path::new(OsStr::from_bytes(b"/a b&c=d+\xff")),
-            "x?y#z%\u{e9}",
-        );
-        assert_eq!(
-            uri,
-            "nbd+unix:///x%3Fy%23z%25%C3%A9?socket=/a%20b%26c%3Dd%2B%FF"
-        );
+        let uri = nbd_uri(Path::new(OsStr::from_bytes(b"/a b&c=d+\xff")), "x?y#z%\u{e9}");
+        assert_eq!(uri, "nbd+unix:///x%3Fy%23z%25%C3%A9?socket=/a%20b%26c%3Dd%2B%FF");
     }
 }

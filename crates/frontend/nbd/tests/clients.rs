@@ -26,16 +26,10 @@ fn uri(server: &TestServer) -> String {
 
 /// Whether `program` can be used; a reason on the test's output if not.
 fn installed(program: &str, probe: &[&str]) -> bool {
-    let works = Command::new(program)
-        .args(probe)
-        .output()
-        .is_ok_and(|o| o.status.success());
+    let works = Command::new(program).args(probe).output().is_ok_and(|o| o.status.success());
     if !works {
         let required = std::env::var("FORKDISK_TEST_REQUIRE_CLIENTS").is_ok_and(|v| v == "1");
-        assert!(
-            !required,
-            "{program} is not installed and FORKDISK_TEST_REQUIRE_CLIENTS=1"
-        );
+        assert!(!required, "{program} is not installed and FORKDISK_TEST_REQUIRE_CLIENTS=1");
         eprintln!("skipped: {program} is not installed");
     }
     works
@@ -43,11 +37,7 @@ fn installed(program: &str, probe: &[&str]) -> bool {
 
 /// Runs a client that must succeed; its standard output.
 fn run(command: &mut Command) -> String {
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = command.output().expect("the client starts");
+    let Output { status, stdout, stderr } = command.output().expect("the client starts");
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let (stdout, stderr) = (text(stdout), text(stderr));
     assert!(status.success(), "{command:?}: {status}\n{stdout}{stderr}");
@@ -82,11 +72,7 @@ fn qemu_io_writes_zeroes_discards_and_reads_back() {
     });
     let output = run(command.arg(uri(&server)));
     assert!(!output.contains("failed"), "{output}");
-    assert_eq!(
-        output.matches("Pattern verification").count(),
-        0,
-        "{output}"
-    );
+    assert_eq!(output.matches("Pattern verification").count(), 0, "{output}");
 }
 
 #[test]
@@ -97,20 +83,11 @@ fn qemu_img_sees_size_and_refuses_to_write_to_a_snapshot() {
     let server = start();
     let snapshot = nbd_uri(&server.socket(), "vms/web one@monday");
     let info = run(Command::new("qemu-img").args(["info", "--output=json", &snapshot]));
-    assert!(
-        info.contains(&format!("\"virtual-size\": {SIZE}")),
-        "{info}"
-    );
+    assert!(info.contains(&format!("\"virtual-size\": {SIZE}")), "{info}");
     let write = ["-f", "raw", "-c", "write 0 512", &snapshot];
-    let output = Command::new("qemu-io")
-        .args(write)
-        .output()
-        .expect("it starts");
+    let output = Command::new("qemu-io").args(write).output().expect("it starts");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(
-        !output.status.success() || text.contains("read-only"),
-        "{text}"
-    );
+    assert!(!output.status.success() || text.contains("read-only"), "{text}");
 }
 
 #[test]
@@ -146,18 +123,11 @@ fn nbdcopy_copies_in_and_out_over_several_connections() {
     }
     let server = start();
     let (source, copy) = (server.path().join("source"), server.path().join("copy"));
-    let data: Vec<u8> = (0..SIZE as u32)
-        .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
-        .collect();
+    let data: Vec<u8> = (0..SIZE as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     std::fs::write(&source, &data).expect("room for a file");
     let nbdcopy = || {
         let mut command = Command::new("nbdcopy");
-        command.args([
-            "--connections=4",
-            "--requests=32",
-            "--request-size=65536",
-            "--flush",
-        ]);
+        command.args(["--connections=4", "--requests=32", "--request-size=65536", "--flush"]);
         command
     };
     run(nbdcopy().arg(&source).arg(uri(&server)));
@@ -209,9 +179,7 @@ fn fio_verifies_what_it_wrote_at_depth() {
     if !installed("fio", &["--enghelp=nbd"]) {
         return;
     }
-    let server = TestServer::start(ServerOptions::default(), |_| {
-        MemoryExports::new().with("fio", SIZE, false)
-    });
+    let server = TestServer::start(ServerOptions::default(), |_| MemoryExports::new().with("fio", SIZE, false));
     let job = [
         "--name=verify".to_owned(),
         "--ioengine=nbd".to_owned(),

@@ -17,9 +17,7 @@ fn info_data(name: &str, items: &[u16]) -> Vec<u8> {
     let mut data = (name.len() as u32).to_be_bytes().to_vec();
     data.extend_from_slice(name.as_bytes());
     data.extend_from_slice(&(items.len() as u16).to_be_bytes());
-    items
-        .iter()
-        .for_each(|item| data.extend_from_slice(&item.to_be_bytes()));
+    items.iter().for_each(|item| data.extend_from_slice(&item.to_be_bytes()));
     data
 }
 
@@ -35,39 +33,22 @@ fn encode(message: &Message) -> Vec<u8> {
                 (requests.description, INFO_DESCRIPTION),
                 (requests.block_size, INFO_BLOCK_SIZE),
             ];
-            let items: Vec<u16> = asked
-                .iter()
-                .filter(|(on, _)| *on)
-                .map(|(_, i)| *i)
-                .collect();
-            option(
-                if *go { OPT_GO } else { OPT_INFO },
-                &info_data(name, &items),
-            )
+            let items: Vec<u16> = asked.iter().filter(|(on, _)| *on).map(|(_, i)| *i).collect();
+            option(if *go { OPT_GO } else { OPT_INFO }, &info_data(name, &items))
         }
     }
 }
 
 fn message() -> impl Strategy<Value = Message> {
     let name = "[^\\x00]{0,40}";
-    let requests = any::<[bool; 3]>().prop_map(|[name, description, block_size]| InfoRequests {
-        name,
-        description,
-        block_size,
-    });
+    let requests =
+        any::<[bool; 3]>().prop_map(|[name, description, block_size]| InfoRequests { name, description, block_size });
     prop_oneof![
         name.prop_map(Message::ExportName),
         Just(Message::List),
         Just(Message::Abort),
-        (any::<bool>(), name, requests).prop_map(|(go, name, requests)| Message::Info {
-            go,
-            name,
-            requests
-        }),
-        (8u32..).prop_map(|option| Message::Refused {
-            option,
-            why: Refusal::Unsupported
-        }),
+        (any::<bool>(), name, requests).prop_map(|(go, name, requests)| Message::Info { go, name, requests }),
+        (8u32..).prop_map(|option| Message::Refused { option, why: Refusal::Unsupported }),
     ]
 }
 
@@ -93,13 +74,8 @@ fn run(bytes: &[u8], step: usize) -> (Vec<Message>, Result<(), Violation>) {
             return (messages, Ok(()));
         }
         let window_is_full = end - start >= MAX_HANDSHAKE_MESSAGE;
-        assert!(
-            !window_is_full || start > before,
-            "stuck with all it may look at"
-        );
-        end = (end + step)
-            .min(start + MAX_HANDSHAKE_MESSAGE)
-            .min(bytes.len());
+        assert!(!window_is_full || start > before, "stuck with all it may look at");
+        end = (end + step).min(start + MAX_HANDSHAKE_MESSAGE).min(bytes.len());
     }
 }
 
@@ -111,31 +87,18 @@ fn the_greeting_is_fixed_newstyle_with_no_zeroes() {
 #[test]
 fn golden_client_options() {
     let go = b"\0\0\0\x03IHAVEOPT\0\0\0\x07\0\0\0\x0a\0\0\0\x02vm\0\x01\0\x03";
-    let requests = InfoRequests {
-        block_size: true,
-        ..InfoRequests::default()
-    };
-    let expected = Message::Info {
-        go: true,
-        name: "vm".to_owned(),
-        requests,
-    };
+    let requests = InfoRequests { block_size: true, ..InfoRequests::default() };
+    let expected = Message::Info { go: true, name: "vm".to_owned(), requests };
     assert_eq!(run(go, 1), (vec![expected], Ok(())));
     let name = b"\0\0\0\x01IHAVEOPT\0\0\0\x01\0\0\0\x02vm";
-    assert_eq!(
-        run(name, 99),
-        (vec![Message::ExportName("vm".to_owned())], Ok(()))
-    );
+    assert_eq!(run(name, 99), (vec![Message::ExportName("vm".to_owned())], Ok(())));
 }
 
 #[test]
 fn client_flags_that_were_not_offered_are_a_violation() {
     for bit in 2..32 {
         let flags = 1u32 << bit;
-        assert_eq!(
-            run(&flags.to_be_bytes(), 4),
-            (vec![], Err(Violation::ClientFlags(flags)))
-        );
+        assert_eq!(run(&flags.to_be_bytes(), 4), (vec![], Err(Violation::ClientFlags(flags))));
     }
 }
 
@@ -151,31 +114,13 @@ fn names_are_capped_and_must_be_text() {
     let with = |option: Vec<u8>| run(&[&flags[..], &option].concat(), 512);
     let long = "n".repeat(MAX_NAME + 1);
     let most = &long[1..];
-    assert_eq!(
-        with(option(OPT_EXPORT_NAME, long.as_bytes())).1,
-        Err(Violation::ExportName)
-    );
-    assert_eq!(
-        with(option(OPT_EXPORT_NAME, b"a\xff")).1,
-        Err(Violation::ExportName)
-    );
-    assert_eq!(
-        with(option(OPT_EXPORT_NAME, b"a\0")).1,
-        Err(Violation::ExportName)
-    );
+    assert_eq!(with(option(OPT_EXPORT_NAME, long.as_bytes())).1, Err(Violation::ExportName));
+    assert_eq!(with(option(OPT_EXPORT_NAME, b"a\xff")).1, Err(Violation::ExportName));
+    assert_eq!(with(option(OPT_EXPORT_NAME, b"a\0")).1, Err(Violation::ExportName));
     let (messages, end) = with(option(OPT_EXPORT_NAME, most.as_bytes()));
-    assert_eq!(
-        (messages, end),
-        (vec![Message::ExportName(most.to_owned())], Ok(()))
-    );
+    assert_eq!((messages, end), (vec![Message::ExportName(most.to_owned())], Ok(())));
     let (messages, _) = with(option(OPT_INFO, &info_data(&long, &[])));
-    assert_eq!(
-        messages,
-        [Message::Refused {
-            option: OPT_INFO,
-            why: Refusal::TooBig
-        }]
-    );
+    assert_eq!(messages, [Message::Refused { option: OPT_INFO, why: Refusal::TooBig }]);
 }
 
 proptest! {

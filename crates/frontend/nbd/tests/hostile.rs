@@ -27,9 +27,7 @@ fn start_big(options: ServerOptions) -> (Probe, TestServer) {
     let probe = Probe::new();
     let of = probe.clone();
     let server = TestServer::start(options, move |rt| {
-        ProbeExports::new(rt, &of)
-            .with("big", 64 << 20, false)
-            .with_vast(1 << 40)
+        ProbeExports::new(rt, &of).with("big", 64 << 20, false).with_vast(1 << 40)
     });
     (probe, server)
 }
@@ -204,11 +202,7 @@ fn trim_and_zeroes_of_all_but_one_byte_of_4_gib_are_one_call_each() {
     assert_eq!(small.call(CMD_TRIM, 0, 0, u32::MAX), EINVAL);
     assert_eq!(small.call(CMD_WRITE_ZEROES, 0, 0, u32::MAX), ENOSPC);
     let req_one = 1 << 3;
-    assert_eq!(
-        c.call(7, req_one, 0, u32::MAX),
-        EINVAL,
-        "BLOCK_STATUS was not negotiated"
-    );
+    assert_eq!(c.call(7, req_one, 0, u32::MAX), EINVAL, "BLOCK_STATUS was not negotiated");
     assert_eq!(c.call(CMD_TRIM, req_one, 0, u32::MAX), EINVAL);
 }
 
@@ -223,13 +217,7 @@ fn duplicate_cookies_get_a_reply_each() {
     probe.wait_for(3);
     probe.hold(false);
     for _ in 0..3 {
-        assert_eq!(
-            c.reply(),
-            Reply {
-                error: 0,
-                cookie: 42
-            }
-        );
+        assert_eq!(c.reply(), Reply { error: 0, cookie: 42 });
         c.bytes(8);
     }
 }
@@ -237,12 +225,7 @@ fn duplicate_cookies_get_a_reply_each() {
 #[test]
 fn disconnect_in_mid_payload_writes_nothing() {
     let (probe, server) = start();
-    for (len, sent) in [
-        (4096, 0),
-        (4096, 4095),
-        (500_000, 20_000),
-        (500_000, 499_999),
-    ] {
+    for (len, sent) in [(4096, 0), (4096, 4095), (500_000, 20_000), (500_000, 499_999)] {
         let mut c = server.client("a");
         c.request(CMD_WRITE, 0, 1, 0, len);
         c.send(&vec![1; sent]);
@@ -270,10 +253,7 @@ fn a_client_that_vanishes_with_requests_in_flight_harms_nobody() {
 #[test]
 fn a_handshake_that_does_not_end_is_ended() {
     let handshake_timeout = Duration::from_millis(100);
-    let options = ServerOptions {
-        handshake_timeout,
-        ..ServerOptions::default()
-    };
+    let options = ServerOptions { handshake_timeout, ..ServerOptions::default() };
     let server = TestServer::of_probe(&Probe::new(), options);
     let mut silent = support::connect(&server.socket());
     assert!(silent.ends_with(&GREETING));
@@ -295,11 +275,7 @@ fn at_most_128_requests_of_a_connection_are_in_flight() {
     }
     probe.wait_for(128);
     assert_alive(&mut server.client("b"));
-    assert_eq!(
-        probe.flight().most.0,
-        129,
-        "128 held ones and that of the other client"
-    );
+    assert_eq!(probe.flight().most.0, 129, "128 held ones and that of the other client");
     probe.hold(false);
     for _ in 0..300 {
         assert_eq!(c.reply().error, 0);
@@ -330,38 +306,22 @@ fn a_client_that_never_reads_its_replies_blocks_nobody_and_is_not_served_without
     let (probe, server) = start_big(ServerOptions::default());
     let mut deaf = server.client("big");
     let (offset, length) = (1, 1 << 20);
-    let read = Request {
-        flags: 0,
-        command: CMD_READ,
-        cookie: 0,
-        offset,
-        length,
-    };
+    let read = Request { flags: 0, command: CMD_READ, cookie: 0, offset, length };
     deaf.send(&read.encode().repeat(1000));
     probe.wait_for(64);
     let mut other = server.client("big");
     for _ in 0..100 {
         assert_alive(&mut other);
     }
-    let reads = probe
-        .calls()
-        .iter()
-        .filter(|call| call.ends_with(" 1048576"))
-        .count();
+    let reads = probe.calls().iter().filter(|call| call.ends_with(" 1048576")).count();
     // What fits into the socket is sent and makes room; that is far less than one more read.
-    assert!(
-        reads <= 66,
-        "{reads} reads were started for a client that takes nothing"
-    );
+    assert!(reads <= 66, "{reads} reads were started for a client that takes nothing");
 }
 
 #[test]
 fn memory_that_others_wait_for_is_taken_from_a_client_that_does_not_move() {
-    let options = ServerOptions {
-        shared_memory: 40 << 20,
-        stall_timeout: Duration::from_millis(50),
-        ..ServerOptions::default()
-    };
+    let options =
+        ServerOptions { shared_memory: 40 << 20, stall_timeout: Duration::from_millis(50), ..ServerOptions::default() };
     let (probe, server) = start_big(options);
     let mut deaf = server.client("big");
     deaf.request(CMD_READ, 0, 1, 0, MAX_PAYLOAD);
@@ -371,19 +331,13 @@ fn memory_that_others_wait_for_is_taken_from_a_client_that_does_not_move() {
     probe.wait_for(1);
     let mut other = server.client("big");
     assert_alive(&mut other);
-    assert_eq!(
-        other.read(0, MAX_PAYLOAD).map(|data| data.len()),
-        Ok(MAX_PAYLOAD as usize)
-    );
+    assert_eq!(other.read(0, MAX_PAYLOAD).map(|data| data.len()), Ok(MAX_PAYLOAD as usize));
     assert!(!half.try_send(&vec![1; 8 << 20]), "disconnected");
 }
 
 #[test]
 fn connections_beyond_the_cap_are_refused_until_one_ends() {
-    let options = ServerOptions {
-        max_connections: 2,
-        ..ServerOptions::default()
-    };
+    let options = ServerOptions { max_connections: 2, ..ServerOptions::default() };
     let server = TestServer::of_probe(&Probe::new(), options);
     let (mut one, mut two) = (server.client("a"), server.client("b"));
     support::connect(&server.socket()).expect_end();
@@ -414,14 +368,8 @@ fn flush_with_a_range_is_invalid() {
 
 #[test]
 fn random_bytes_at_any_stage_leave_the_server_alive() {
-    let server = TestServer::start(ServerOptions::default(), |_| {
-        MemoryExports::new().with("a", 1 << 20, false)
-    });
-    let config = ProptestConfig {
-        cases: 200,
-        failure_persistence: None,
-        ..Default::default()
-    };
+    let server = TestServer::start(ServerOptions::default(), |_| MemoryExports::new().with("a", 1 << 20, false));
+    let config = ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() };
     let request = (0u16..9, 0u16..4, 0u64..(1 << 21), 0u32..300_000);
     let stages = (0usize..3, vec(request, 0..10), vec(any::<u8>(), 0..2000));
     proptest!(config, |((stage, requests, tail) in stages)| {

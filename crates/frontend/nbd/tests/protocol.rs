@@ -52,12 +52,7 @@ fn list_names_every_export() {
     for name in ["a", "b", "frozen"] {
         let (kind, data) = c.option_reply(OPT_LIST);
         assert_eq!(kind, REP_SERVER);
-        let expected = [
-            &(name.len() as u32).to_be_bytes()[..],
-            name.as_bytes(),
-            b"memory",
-        ]
-        .concat();
+        let expected = [&(name.len() as u32).to_be_bytes()[..], name.as_bytes(), b"memory"].concat();
         assert_eq!(data, expected);
     }
     assert_eq!(c.option_reply(OPT_LIST), (REP_ACK, vec![]));
@@ -67,15 +62,11 @@ fn list_names_every_export() {
 #[test]
 fn a_list_longer_than_one_send_arrives_whole() {
     let server = TestServer::start(ServerOptions::default(), |_| {
-        (0..3000).fold(MemoryExports::new(), |e, i| {
-            e.with(&format!("{i:060}"), 0, false)
-        })
+        (0..3000).fold(MemoryExports::new(), |e, i| e.with(&format!("{i:060}"), 0, false))
     });
     let mut c = server.raw();
     c.option(OPT_LIST, &[]);
-    let names = (0..)
-        .take_while(|_| c.option_reply(OPT_LIST).0 == REP_SERVER)
-        .count();
+    let names = (0..).take_while(|_| c.option_reply(OPT_LIST).0 == REP_SERVER).count();
     assert_eq!(names, 3000);
 }
 
@@ -83,11 +74,7 @@ fn a_list_longer_than_one_send_arrives_whole() {
 fn info_describes_and_the_negotiation_goes_on() {
     let (_, server) = start();
     let mut c = server.raw();
-    c.ask(
-        OPT_INFO,
-        "frozen",
-        &[INFO_NAME, INFO_DESCRIPTION, INFO_BLOCK_SIZE, 77],
-    );
+    c.ask(OPT_INFO, "frozen", &[INFO_NAME, INFO_DESCRIPTION, INFO_BLOCK_SIZE, 77]);
     let mut items = Vec::new();
     loop {
         match c.option_reply(OPT_INFO) {
@@ -120,9 +107,7 @@ fn the_default_export_is_the_only_one_or_refused() {
     let mut c = several.raw();
     c.ask(OPT_INFO, "", &[]);
     assert_eq!(c.option_reply(OPT_INFO).0, REP_ERROR + 6);
-    let one = TestServer::start(ServerOptions::default(), |_| {
-        MemoryExports::new().with("x", 4096, false)
-    });
+    let one = TestServer::start(ServerOptions::default(), |_| MemoryExports::new().with("x", 4096, false));
     assert_eq!(one.raw().go("").0, 4096);
 }
 
@@ -167,11 +152,7 @@ fn what_was_written_is_read_by_another_connection() {
     assert_eq!(one.write(0, 777, &data), 0);
     assert_eq!(two.read(777, 5000), Ok(data));
     assert_eq!(two.read(0, 777), Ok(vec![0; 777]));
-    assert_eq!(
-        server.client("b").read(777, 10),
-        Ok(vec![0; 10]),
-        "another disk"
-    );
+    assert_eq!(server.client("b").read(777, 10), Ok(vec![0; 10]), "another disk");
 }
 
 #[test]
@@ -182,12 +163,7 @@ fn trim_and_zeroes_reach_the_export_with_their_flags() {
     assert_eq!(c.call(CMD_WRITE_ZEROES, CMD_FLAG_NO_HOLE, 100, 50), 0);
     assert_eq!(c.call(CMD_WRITE_ZEROES, 0, 4096, 4096), 0);
     assert_eq!(c.call(CMD_TRIM, 0, 0, 100), 0);
-    let calls = [
-        "write 0 8192",
-        "zero 100 50 no-hole",
-        "zero 4096 4096",
-        "trim 0 100",
-    ];
+    let calls = ["write 0 8192", "zero 100 50 no-hole", "zero 4096 4096", "trim 0 100"];
     assert_eq!(probe.calls(), calls);
     let expected = [&[0; 150][..], &[7; 3946], &[0; 4096]].concat();
     assert_eq!(c.read(0, 8192), Ok(expected));
@@ -203,13 +179,7 @@ fn fua_is_taken_on_every_command_and_reaches_those_that_write() {
     assert_eq!(c.call(CMD_FLUSH, CMD_FLAG_FUA, 0, 0), 0);
     assert_eq!(c.call(CMD_READ, CMD_FLAG_FUA, 5, 1), 0);
     assert_eq!(c.bytes(1), [0]);
-    let calls = [
-        "write 0 512 fua",
-        "trim 1 2 fua",
-        "zero 3 4 fua",
-        "flush",
-        "read 5 1",
-    ];
+    let calls = ["write 0 512 fua", "trim 1 2 fua", "zero 3 4 fua", "flush", "read 5 1"];
     assert_eq!(probe.calls(), calls);
 }
 
@@ -220,22 +190,10 @@ fn a_slow_request_does_not_hold_up_a_later_one() {
     probe.hold(true);
     c.request(CMD_READ, 0, 1, 0, 4);
     c.request(CMD_READ, 0, 2, 4096, 4);
-    assert_eq!(
-        c.reply(),
-        Reply {
-            error: 0,
-            cookie: 2
-        }
-    );
+    assert_eq!(c.reply(), Reply { error: 0, cookie: 2 });
     c.bytes(4);
     probe.hold(false);
-    assert_eq!(
-        c.reply(),
-        Reply {
-            error: 0,
-            cookie: 1
-        }
-    );
+    assert_eq!(c.reply(), Reply { error: 0, cookie: 1 });
     c.bytes(4);
 }
 
@@ -249,13 +207,7 @@ fn disconnect_lets_outstanding_requests_end() {
     c.request(CMD_DISC, 0, 2, 0, 0);
     probe.wait_for(1);
     probe.hold(false);
-    assert_eq!(
-        c.reply(),
-        Reply {
-            error: 0,
-            cookie: 1
-        }
-    );
+    assert_eq!(c.reply(), Reply { error: 0, cookie: 1 });
     c.expect_end();
     assert_eq!(server.client("a").read(0, 3), Ok(b"end".to_vec()));
 }
@@ -296,11 +248,7 @@ fn failures_are_answered_with_the_errors_of_the_protocol() {
         assert_eq!(c.call(CMD_WRITE_ZEROES, 0, 0, 1), number);
     }
     probe.fail(None);
-    assert_eq!(
-        c.read(0, 4),
-        Ok(vec![0; 4]),
-        "nothing was written, and the stream is in step"
-    );
+    assert_eq!(c.read(0, 4), Ok(vec![0; 4]), "nothing was written, and the stream is in step");
 }
 
 #[test]
@@ -317,23 +265,10 @@ fn requests_of_no_length_are_answered_and_do_nothing() {
 #[test]
 fn payloads_up_to_32_mib_of_any_length_pass() {
     let size = 40 << 20;
-    let server = TestServer::start(ServerOptions::default(), move |_| {
-        MemoryExports::new().with("big", size, false)
-    });
+    let server = TestServer::start(ServerOptions::default(), move |_| MemoryExports::new().with("big", size, false));
     let mut c = server.client("big");
     let most = MAX_PAYLOAD as usize;
-    for len in [
-        1,
-        4096,
-        16_383,
-        16_384,
-        131_043,
-        131_044,
-        131_072,
-        1 << 20,
-        most - 1,
-        most,
-    ] {
+    for len in [1, 4096, 16_383, 16_384, 131_043, 131_044, 131_072, 1 << 20, most - 1, most] {
         let data: Vec<u8> = (0..len).map(|i| (i * 31 + len) as u8).collect();
         assert_eq!(c.write(0, 12_345, &data), 0);
         assert!(c.read(12_345, len as u32) == Ok(data), "{len} bytes");
@@ -349,13 +284,7 @@ fn pipelined_requests_survive_any_fragmentation() {
         let count = if step == 1 { 4 } else { 100 };
         for i in 0..count {
             let (offset, length) = (i * 5000, 4096);
-            let write = Request {
-                flags: 0,
-                command: CMD_WRITE,
-                cookie: i,
-                offset,
-                length,
-            };
+            let write = Request { flags: 0, command: CMD_WRITE, cookie: i, offset, length };
             bytes.extend_from_slice(&write.encode());
             bytes.extend_from_slice(&[i as u8 + 1; 4096]);
         }
@@ -402,13 +331,7 @@ fn stopping_answers_requests_in_flight_and_closes() {
         std::thread::yield_now();
     }
     probe.hold(false);
-    assert_eq!(
-        c.reply(),
-        Reply {
-            error: 0,
-            cookie: 1
-        }
-    );
+    assert_eq!(c.reply(), Reply { error: 0, cookie: 1 });
     c.expect_end();
     drop(idle_in_handshake);
     server.join();
@@ -418,10 +341,7 @@ fn stopping_answers_requests_in_flight_and_closes() {
 fn stopping_does_not_wait_for_ever_for_a_request_that_hangs() {
     let probe = Probe::new();
     let drain_timeout = std::time::Duration::from_millis(50);
-    let options = ServerOptions {
-        drain_timeout,
-        ..ServerOptions::default()
-    };
+    let options = ServerOptions { drain_timeout, ..ServerOptions::default() };
     let mut server = TestServer::of_probe(&probe, options);
     let mut c = server.client("a");
     probe.hold(true);

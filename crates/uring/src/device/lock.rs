@@ -36,7 +36,8 @@ pub(super) fn acquire(file: &File, path: &Path, exclusive: bool, patience: Durat
     }
 }
 
-pub(super) const UNSEEN: &str = "a process that cannot be seen from here (another user's, another container's or an ending one)";
+pub(super) const UNSEEN: &str =
+    "a process that cannot be seen from here (another user's, another container's or an ending one)";
 
 pub(super) fn busy(path: &Path, holder: &str) -> Error {
     Error::new(ErrorKind::Busy, format!("{} is in use by {holder}", path.display()))

@@ -37,9 +37,8 @@ impl UnixListener {
     pub fn bind(rt: &Rt, path: impl AsRef<Path>) -> forkdisk::Result<UnixListener> {
         let path = path.as_ref();
         let failed = |e: io::Error| Error::io(format!("cannot listen on {}", path.display()), e);
-        let addr = SockAddr::unix(path).map_err(|e| {
-            Error::new(ErrorKind::Invalid, format!("cannot listen on {}: {e}", path.display()))
-        })?;
+        let addr = SockAddr::unix(path)
+            .map_err(|e| Error::new(ErrorKind::Invalid, format!("cannot listen on {}: {e}", path.display())))?;
         make_parent(path)?;
         remove_stale(path)?;
         let socket = sys::stream_socket(libc::AF_UNIX).map_err(failed)?;

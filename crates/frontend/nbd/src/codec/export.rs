@@ -28,11 +28,7 @@ pub struct BlockSizes {
 
 impl BlockSizes {
     /// What this server works with: the protocol's defaults.
-    pub const SERVER: BlockSizes = BlockSizes {
-        minimum: 1,
-        preferred: 4096,
-        maximum: MAX_PAYLOAD,
-    };
+    pub const SERVER: BlockSizes = BlockSizes { minimum: 1, preferred: 4096, maximum: MAX_PAYLOAD };
 }
 
 impl ExportInfo {
@@ -40,11 +36,7 @@ impl ExportInfo {
     /// none of their commands.
     pub fn transmission_flags(&self) -> u16 {
         let always = FLAG_HAS_FLAGS | FLAG_SEND_FLUSH | FLAG_SEND_FUA | FLAG_CAN_MULTI_CONN;
-        let kind = if self.read_only {
-            FLAG_READ_ONLY
-        } else {
-            FLAG_SEND_TRIM | FLAG_SEND_WRITE_ZEROES
-        };
+        let kind = if self.read_only { FLAG_READ_ONLY } else { FLAG_SEND_TRIM | FLAG_SEND_WRITE_ZEROES };
         always | kind
     }
 }
@@ -55,12 +47,7 @@ mod tests {
 
     #[test]
     fn a_writable_export_announces_flush_fua_trim_and_zeroes() {
-        let mut info = ExportInfo {
-            name: "a".into(),
-            description: "".into(),
-            size: 1,
-            read_only: false,
-        };
+        let mut info = ExportInfo { name: "a".into(), description: "".into(), size: 1, read_only: false };
         assert_eq!(info.transmission_flags(), 0b1_0110_1101);
         info.read_only = true;
         assert_eq!(info.transmission_flags(), 0b1_0000_1111);

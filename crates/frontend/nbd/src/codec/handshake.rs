@@ -114,24 +114,15 @@ impl Handshake {
                     let n = usize::try_from(*left).map_or(rest.len(), |left| left.min(rest.len()));
                     *left -= n as u64;
                     if *left > 0 {
-                        return Ok(Step {
-                            consumed: consumed + n,
-                            message: None,
-                        });
+                        return Ok(Step { consumed: consumed + n, message: None });
                     }
                     let message = Some(then.clone());
                     self.state = State::Option;
-                    return Ok(Step {
-                        consumed: consumed + n,
-                        message,
-                    });
+                    return Ok(Step { consumed: consumed + n, message });
                 }
                 State::Option => match self.option(rest)? {
                     Some((n, Some(message))) => {
-                        return Ok(Step {
-                            consumed: consumed + n,
-                            message: Some(message),
-                        });
+                        return Ok(Step { consumed: consumed + n, message: Some(message) });
                     }
                     Some((n, None)) => Some(n),
                     None => None,
@@ -140,10 +131,7 @@ impl Handshake {
             match taken {
                 Some(n) => consumed += n,
                 None => {
-                    return Ok(Step {
-                        consumed,
-                        message: None,
-                    });
+                    return Ok(Step { consumed, message: None });
                 }
             }
         }
@@ -179,25 +167,16 @@ impl Handshake {
         };
         let (option, len) = (u32::from_be_bytes(*option), u32::from_be_bytes(*len));
         if let Some(then) = skipped(option, len)? {
-            self.state = State::Skip {
-                left: len.into(),
-                then,
-            };
+            self.state = State::Skip { left: len.into(), then };
             return Ok(Some((OPTION_HEADER, None)));
         }
         let Some(data) = rest.get(..len as usize) else {
             return Ok(None);
         };
         let message = match option {
-            OPT_EXPORT_NAME => {
-                Message::ExportName(decode_name(data).map_err(|_| Violation::ExportName)?)
-            }
+            OPT_EXPORT_NAME => Message::ExportName(decode_name(data).map_err(|_| Violation::ExportName)?),
             _ => match decode_info(data) {
-                Ok((name, requests)) => Message::Info {
-                    go: option == OPT_GO,
-                    name,
-                    requests,
-                },
+                Ok((name, requests)) => Message::Info { go: option == OPT_GO, name, requests },
                 Err(why) => Message::Refused { option, why },
             },
         };

@@ -51,11 +51,7 @@ pub(super) fn decode_name(bytes: &[u8]) -> Result<String, Refusal> {
         return Err(Refusal::TooBig);
     }
     let text = std::str::from_utf8(bytes).map_err(|_| Refusal::Invalid)?;
-    if text.contains('\0') {
-        Err(Refusal::Invalid)
-    } else {
-        Ok(text.to_owned())
-    }
+    if text.contains('\0') { Err(Refusal::Invalid) } else { Ok(text.to_owned()) }
 }
 
 /// Decodes the data of INFO and GO: length of the name, name, number of requests, requests.
@@ -121,11 +117,7 @@ impl<'a> OptionReplies<'a> {
             self.info_item(INFO_DESCRIPTION, &[export.description.as_bytes()]);
         }
         if requests.block_size {
-            let BlockSizes {
-                minimum,
-                preferred,
-                maximum,
-            } = BlockSizes::SERVER;
+            let BlockSizes { minimum, preferred, maximum } = BlockSizes::SERVER;
             let sizes = [minimum, preferred, maximum].map(u32::to_be_bytes);
             self.info_item(INFO_BLOCK_SIZE, &[sizes.as_flattened()]);
         }
@@ -141,13 +133,11 @@ impl<'a> OptionReplies<'a> {
 
     fn reply(&mut self, kind: u32, data: &[&[u8]]) {
         let len: usize = data.iter().map(|part| part.len()).sum();
-        self.out
-            .extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
+        self.out.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
         self.out.extend_from_slice(&self.option.to_be_bytes());
         self.out.extend_from_slice(&kind.to_be_bytes());
         self.out.extend_from_slice(&(len as u32).to_be_bytes());
-        data.iter()
-            .for_each(|part| self.out.extend_from_slice(part));
+        data.iter().for_each(|part| self.out.extend_from_slice(part));
     }
 }
 
@@ -165,12 +155,7 @@ mod tests {
     use super::*;
 
     fn export() -> ExportInfo {
-        ExportInfo {
-            name: "vm".into(),
-            description: "d".into(),
-            size: 0x0102_0304,
-            read_only: false,
-        }
+        ExportInfo { name: "vm".into(), description: "d".into(), size: 0x0102_0304, read_only: false }
     }
 
     fn golden(encode: impl FnOnce(&mut OptionReplies<'_>)) -> Vec<u8> {
@@ -199,31 +184,19 @@ mod tests {
         ];
         for (why, number) in numbers {
             let tail = [0, 0, 0, 7, 0x80, 0, 0, number, 0, 0, 0, 2, b'n', b'o'];
-            assert_eq!(
-                golden(|r| r.refuse(why, "no")),
-                [&MAGIC[..], &tail].concat()
-            );
+            assert_eq!(golden(|r| r.refuse(why, "no")), [&MAGIC[..], &tail].concat());
         }
     }
 
     #[test]
     fn golden_list_entry() {
-        let tail = [
-            0, 0, 0, 7, 0, 0, 0, 2, 0, 0, 0, 7, 0, 0, 0, 2, b'v', b'm', b'd',
-        ];
-        assert_eq!(
-            golden(|r| r.server("vm", "d")),
-            [&MAGIC[..], &tail].concat()
-        );
+        let tail = [0, 0, 0, 7, 0, 0, 0, 2, 0, 0, 0, 7, 0, 0, 0, 2, b'v', b'm', b'd'];
+        assert_eq!(golden(|r| r.server("vm", "d")), [&MAGIC[..], &tail].concat());
     }
 
     #[test]
     fn golden_info() {
-        let all = InfoRequests {
-            name: true,
-            description: true,
-            block_size: true,
-        };
+        let all = InfoRequests { name: true, description: true, block_size: true };
         let head = |len: u8| [&MAGIC[..], &[0, 0, 0, 7, 0, 0, 0, 3, 0, 0, 0, len]].concat();
         let expected = [
             &head(12)[..],
@@ -254,10 +227,7 @@ mod tests {
     #[test]
     fn info_data_is_decoded() {
         let data = [0, 0, 0, 2, b'v', b'm', 0, 3, 0, 3, 0, 0, 0x12, 0x34];
-        let requests = InfoRequests {
-            block_size: true,
-            ..InfoRequests::default()
-        };
+        let requests = InfoRequests { block_size: true, ..InfoRequests::default() };
         assert_eq!(decode_info(&data), Ok(("vm".to_owned(), requests)));
     }
 
@@ -274,14 +244,7 @@ mod tests {
         for data in cases {
             assert_eq!(decode_info(data), Err(Refusal::Invalid), "{data:?}");
         }
-        assert_eq!(
-            decode_info(&[0xff, 0xff, 0xff, 0xff, 0, 0]),
-            Err(Refusal::TooBig)
-        );
-        assert_eq!(
-            decode_info(&[0, 0, 0, 1, 0xff, 0, 0]),
-            Err(Refusal::Invalid),
-            "not UTF-8"
-        );
+        assert_eq!(decode_info(&[0xff, 0xff, 0xff, 0xff, 0, 0]), Err(Refusal::TooBig));
+        assert_eq!(decode_info(&[0, 0, 0, 1, 0xff, 0, 0]), Err(Refusal::Invalid), "not UTF-8");
     }
 }

@@ -73,43 +73,20 @@ mod tests {
     fn golden_replies() {
         let mut out = Vec::new();
         ReplyEncoder.done(0x0102_0304_0506_0708, &mut out);
-        assert_eq!(
-            out,
-            [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]
-        );
+        assert_eq!(out, [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
         out.clear();
         ReplyEncoder.error(9, ErrorCode::NoSpace, &mut out);
-        assert_eq!(
-            out,
-            [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 28, 0, 0, 0, 0, 0, 0, 0, 9]
-        );
+        assert_eq!(out, [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 28, 0, 0, 0, 0, 0, 0, 0, 9]);
         out.clear();
         ReplyEncoder.data(9, 4096, 512, &mut out);
-        assert_eq!(
-            out,
-            [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9]
-        );
+        assert_eq!(out, [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9]);
     }
 
     #[test]
     fn errnos_become_the_codes_of_the_protocol() {
-        let pairs = [
-            (1, 1),
-            (30, 1),
-            (5, 5),
-            (12, 5),
-            (16, 5),
-            (22, 22),
-            (27, 28),
-            (28, 28),
-            (122, 28),
-        ];
+        let pairs = [(1, 1), (30, 1), (5, 5), (12, 5), (16, 5), (22, 22), (27, 28), (28, 28), (122, 28)];
         for (errno, number) in pairs {
-            assert_eq!(
-                ErrorCode::from_errno(errno).number(),
-                number,
-                "errno {errno}"
-            );
+            assert_eq!(ErrorCode::from_errno(errno).number(), number, "errno {errno}");
         }
     }
 }

@@ -83,16 +83,7 @@ impl Request {
             return Ok(None);
         };
         let long = |at: usize| {
-            u64::from_be_bytes([
-                b[at],
-                b[at + 1],
-                b[at + 2],
-                b[at + 3],
-                b[at + 4],
-                b[at + 5],
-                b[at + 6],
-                b[at + 7],
-            ])
+            u64::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3], b[at + 4], b[at + 5], b[at + 6], b[at + 7]])
         };
         Ok(Some(Request {
             flags: u16::from_be_bytes([b[4], b[5]]),
@@ -117,20 +108,12 @@ impl Request {
 
     /// How many bytes of data follow the request, whether it is valid or not.
     pub fn payload(&self) -> u64 {
-        if self.command == CMD_WRITE {
-            self.length
-        } else {
-            0
-        }
+        if self.command == CMD_WRITE { self.length } else { 0 }
     }
 
     /// What to do for this request on an export of `size` bytes, or the error to answer.
     pub fn check(&self, size: u64, read_only: bool) -> Result<Action, ErrorCode> {
-        let Request {
-            offset,
-            length: len,
-            ..
-        } = *self;
+        let Request { offset, length: len, .. } = *self;
         let fua = self.flags & CMD_FLAG_FUA != 0;
         let allowed = match self.command {
             CMD_WRITE_ZEROES => CMD_FLAG_FUA | CMD_FLAG_NO_HOLE,
@@ -145,45 +128,26 @@ impl Request {
         }
         if self.command == CMD_FLUSH {
             let reserved = offset != 0 || len != 0;
-            return if reserved {
-                Err(ErrorCode::Invalid)
-            } else {
-                Ok(Action::Flush)
-            };
+            return if reserved { Err(ErrorCode::Invalid) } else { Ok(Action::Flush) };
         }
         if read_only && self.command != CMD_READ {
             return Err(ErrorCode::NotPermitted);
         }
         self.check_range(size)?;
         Ok(match self.command {
-            CMD_READ => Action::Read {
-                offset,
-                len: data_len(len)?,
-            },
-            CMD_WRITE => Action::Write {
-                offset,
-                len: data_len(len)?,
-                fua,
-            },
+            CMD_READ => Action::Read { offset, len: data_len(len)? },
+            CMD_WRITE => Action::Write { offset, len: data_len(len)?, fua },
             CMD_TRIM => Action::Trim { offset, len, fua },
             _ => {
                 let no_hole = self.flags & CMD_FLAG_NO_HOLE != 0;
-                Action::WriteZeroes {
-                    offset,
-                    len,
-                    fua,
-                    no_hole,
-                }
+                Action::WriteZeroes { offset, len, fua, no_hole }
             }
         })
     }
 
     /// The range must end inside the export. What goes past it is a lack of space for writes.
     fn check_range(&self, size: u64) -> Result<(), ErrorCode> {
-        let end = self
-            .offset
-            .checked_add(self.length)
-            .ok_or(ErrorCode::Invalid)?;
+        let end = self.offset.checked_add(self.length).ok_or(ErrorCode::Invalid)?;
         match self.command {
             _ if end <= size => Ok(()),
             CMD_WRITE | CMD_WRITE_ZEROES => Err(ErrorCode::NoSpace),
@@ -193,10 +157,7 @@ impl Request {
 }
 
 fn data_len(len: u64) -> Result<u32, ErrorCode> {
-    u32::try_from(len)
-        .ok()
-        .filter(|&len| len <= MAX_PAYLOAD)
-        .ok_or(ErrorCode::Invalid)
+    u32::try_from(len).ok().filter(|&len| len <= MAX_PAYLOAD).ok_or(ErrorCode::Invalid)
 }
 
 #[cfg(test)]
@@ -204,13 +165,7 @@ mod tests {
     use super::*;
 
     fn request(command: u16, flags: u16, offset: u64, length: u64) -> Request {
-        Request {
-            flags,
-            command,
-            cookie: 7,
-            offset,
-            length,
-        }
+        Request { flags, command, cookie: 7, offset, length }
     }
 
     #[test]
@@ -223,8 +178,8 @@ mod tests {
             length: 0x3132_3334,
         };
         let expected = [
-            0x25, 0x60, 0x95, 0x13, 1, 2, 3, 4, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18,
-            0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27, 0x28, 0x31, 0x32, 0x33, 0x34,
+            0x25, 0x60, 0x95, 0x13, 1, 2, 3, 4, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x21, 0x22, 0x23, 0x24,
+            0x25, 0x26, 0x27, 0x28, 0x31, 0x32, 0x33, 0x34,
         ];
         assert_eq!(r.encode(), expected);
         assert_eq!(Request::decode(&expected), Ok(Some(r)));
@@ -234,45 +189,20 @@ mod tests {
     #[test]
     fn a_wrong_magic_number_is_seen_before_the_rest_arrives() {
         assert_eq!(Request::decode(&[0x25, 0x60, 0x95]), Ok(None));
-        assert_eq!(
-            Request::decode(&[0x25, 0x60, 0x95, 0x14]),
-            Err(RequestError(0x2560_9514))
-        );
+        assert_eq!(Request::decode(&[0x25, 0x60, 0x95, 0x14]), Err(RequestError(0x2560_9514)));
     }
 
     #[test]
     fn every_command_takes_fua() {
         let fua = CMD_FLAG_FUA;
         let check = |r: Request| r.check(100, false);
-        assert_eq!(
-            check(request(CMD_READ, fua, 1, 2)),
-            Ok(Action::Read { offset: 1, len: 2 })
-        );
-        assert_eq!(
-            check(request(CMD_WRITE, fua, 1, 2)),
-            Ok(Action::Write {
-                offset: 1,
-                len: 2,
-                fua: true
-            })
-        );
+        assert_eq!(check(request(CMD_READ, fua, 1, 2)), Ok(Action::Read { offset: 1, len: 2 }));
+        assert_eq!(check(request(CMD_WRITE, fua, 1, 2)), Ok(Action::Write { offset: 1, len: 2, fua: true }));
         assert_eq!(check(request(CMD_FLUSH, fua, 0, 0)), Ok(Action::Flush));
-        assert_eq!(
-            check(request(CMD_TRIM, fua, 1, 2)),
-            Ok(Action::Trim {
-                offset: 1,
-                len: 2,
-                fua: true
-            })
-        );
+        assert_eq!(check(request(CMD_TRIM, fua, 1, 2)), Ok(Action::Trim { offset: 1, len: 2, fua: true }));
         assert_eq!(
             check(request(CMD_WRITE_ZEROES, fua | CMD_FLAG_NO_HOLE, 1, 2)),
-            Ok(Action::WriteZeroes {
-                offset: 1,
-                len: 2,
-                fua: true,
-                no_hole: true
-            })
+            Ok(Action::WriteZeroes { offset: 1, len: 2, fua: true, no_hole: true })
         );
         assert_eq!(check(request(CMD_DISC, fua, 0, 0)), Ok(Action::Disconnect));
     }
@@ -280,10 +210,7 @@ mod tests {
     #[test]
     fn unknown_commands_and_flags_are_invalid() {
         for command in [5, 7, 8, 9, 0xffff] {
-            assert_eq!(
-                request(command, 0, 0, 1).check(100, false),
-                Err(ErrorCode::Invalid)
-            );
+            assert_eq!(request(command, 0, 0, 1).check(100, false), Err(ErrorCode::Invalid));
         }
         for command in [CMD_READ, CMD_WRITE, CMD_FLUSH, CMD_TRIM] {
             for bit in 1..16 {
@@ -307,18 +234,11 @@ mod tests {
         assert_eq!(past(CMD_WRITE_ZEROES), Err(ErrorCode::NoSpace));
         for command in [CMD_READ, CMD_WRITE, CMD_TRIM, CMD_WRITE_ZEROES] {
             let r = request(command, 0, u64::MAX, 2);
-            assert_eq!(
-                r.check(u64::MAX, false),
-                Err(ErrorCode::Invalid),
-                "overflow"
-            );
+            assert_eq!(r.check(u64::MAX, false), Err(ErrorCode::Invalid), "overflow");
             assert!(request(command, 0, 98, 2).check(100, false).is_ok());
             assert!(request(command, 0, 100, 0).check(100, false).is_ok());
         }
-        assert_eq!(
-            request(CMD_FLUSH, 0, 1, 0).check(100, false),
-            Err(ErrorCode::Invalid)
-        );
+        assert_eq!(request(CMD_FLUSH, 0, 1, 0).check(100, false), Err(ErrorCode::Invalid));
     }
 
     #[test]
@@ -330,11 +250,7 @@ mod tests {
             assert_eq!(r.check(1 << 40, false), Err(ErrorCode::Invalid));
         }
         for command in [CMD_TRIM, CMD_WRITE_ZEROES] {
-            assert!(
-                request(command, 0, 0, u32::MAX.into())
-                    .check(1 << 40, false)
-                    .is_ok()
-            );
+            assert!(request(command, 0, 0, u32::MAX.into()).check(1 << 40, false).is_ok());
         }
     }
 

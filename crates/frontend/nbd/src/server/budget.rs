@@ -28,11 +28,8 @@ struct Waiter {
 
 impl SharedMemory {
     pub(super) fn new(bytes: usize) -> Rc<SharedMemory> {
-        let memory = SharedMemory {
-            free: Cell::new(bytes),
-            waiting: RefCell::default(),
-            pressure: WakeCell::default(),
-        };
+        let memory =
+            SharedMemory { free: Cell::new(bytes), waiting: RefCell::default(), pressure: WakeCell::default() };
         Rc::new(memory)
     }
 
@@ -59,22 +56,11 @@ impl SharedMemory {
         if self.try_take(bytes) {
             return;
         }
-        let waiter = Rc::new(Waiter {
-            bytes,
-            granted: Cell::new(false),
-            wake: WakeCell::default(),
-        });
+        let waiter = Rc::new(Waiter { bytes, granted: Cell::new(false), wake: WakeCell::default() });
         self.waiting.borrow_mut().push_back(waiter.clone());
         self.pressure.wake();
-        let place = Place {
-            memory: self,
-            waiter: &waiter,
-            taken: false,
-        };
-        waiter
-            .wake
-            .until(|| waiter.granted.get().then_some(()))
-            .await;
+        let place = Place { memory: self, waiter: &waiter, taken: false };
+        waiter.wake.until(|| waiter.granted.get().then_some(())).await;
         place.leave();
     }
 
@@ -123,10 +109,7 @@ impl Drop for Place<'_> {
         if self.waiter.granted.get() {
             return self.memory.give_back(self.waiter.bytes);
         }
-        self.memory
-            .waiting
-            .borrow_mut()
-            .retain(|w| !Rc::ptr_eq(w, self.waiter));
+        self.memory.waiting.borrow_mut().retain(|w| !Rc::ptr_eq(w, self.waiter));
         self.memory.serve();
     }
 }
@@ -158,9 +141,7 @@ impl Quota {
     /// Waits until a request with `bytes` bytes of data may begin. One caller at a time.
     pub(super) async fn admit(self: &Rc<Self>, bytes: usize) -> Permit {
         if !self.has_room(bytes) {
-            self.changed
-                .until(|| self.has_room(bytes).then_some(()))
-                .await;
+            self.changed.until(|| self.has_room(bytes).then_some(())).await;
         }
         let reserved = bytes <= self.reserve.get();
         if reserved {
@@ -170,18 +151,12 @@ impl Quota {
         }
         self.requests.set(self.requests.get() + 1);
         self.bytes.set(self.bytes.get() + bytes);
-        Permit {
-            quota: self.clone(),
-            bytes,
-            reserved,
-        }
+        Permit { quota: self.clone(), bytes, reserved }
     }
 
     /// Resolves when nothing is in flight.
     pub(super) async fn idle(&self) {
-        self.changed
-            .until(|| (self.requests.get() == 0).then_some(()))
-            .await
+        self.changed.until(|| (self.requests.get() == 0).then_some(())).await
     }
 
     fn has_room(&self, bytes: usize) -> bool {
@@ -273,13 +248,8 @@ mod tests {
         assert!(large.as_mut().poll(&mut cx).is_pending());
         assert!(small.as_mut().poll(&mut cx).is_pending());
         drop(held);
-        assert!(
-            small.as_mut().poll(&mut cx).is_pending(),
-            "10 bytes are left for it"
-        );
-        let Poll::Ready(large) = large.as_mut().poll(&mut cx) else {
-            panic!("its turn")
-        };
+        assert!(small.as_mut().poll(&mut cx).is_pending(), "10 bytes are left for it");
+        let Poll::Ready(large) = large.as_mut().poll(&mut cx) else { panic!("its turn") };
         drop(large);
         assert!(small.as_mut().poll(&mut cx).is_ready());
     }

@@ -18,9 +18,7 @@ use super::inbox::Inbox;
 use super::negotiate::{Chosen, Ended, negotiate};
 use super::options::ServerOptions;
 use super::outbox::{Done, Outbox, Reply};
-use crate::codec::{
-    Action, ErrorCode, ExportInfo, MAX_DRAIN, REQUEST_HEADER, ReplyEncoder, Request, RequestError,
-};
+use crate::codec::{Action, ErrorCode, ExportInfo, MAX_DRAIN, REQUEST_HEADER, ReplyEncoder, Request, RequestError};
 
 /// What the server knows of a connection, to stop it or to take its memory away.
 pub(super) struct Control {
@@ -67,10 +65,7 @@ impl Control {
     /// Whether the client has been taking longer than `time` for a transfer; see
     /// [`Outbox::has_stalled`].
     pub(super) fn has_stalled(&self, time: Duration) -> bool {
-        let payload = self
-            .payload_since
-            .get()
-            .is_some_and(|since| since.elapsed() >= time);
+        let payload = self.payload_since.get().is_some_and(|since| since.elapsed() >= time);
         self.outbox.has_stalled(time) || payload
     }
 
@@ -106,10 +101,7 @@ pub(super) async fn serve<X: Exports>(
 ) -> Result<(), Broken> {
     let mut inbox = Inbox::new(control.stream.clone());
     let limit = options.handshake_timeout;
-    let chosen = match rt
-        .timeout(limit, negotiate(&**exports, &control.stream, &mut inbox))
-        .await
-    {
+    let chosen = match rt.timeout(limit, negotiate(&**exports, &control.stream, &mut inbox)).await {
         Err(_) => return Err(Broken::HandshakeTimeout(limit)),
         Ok(Err(Ended::Left)) => return Ok(()),
         Ok(Err(ended)) => return Err(Broken::Negotiation(ended)),
@@ -126,18 +118,8 @@ pub(super) async fn serve<X: Exports>(
     };
     let quota = Quota::new(options, memory.clone());
     let Chosen { export, info } = chosen;
-    let session = Rc::new(Session {
-        export,
-        outbox: outbox.clone(),
-    });
-    let reader = Reader {
-        rt,
-        exports: &**exports,
-        control,
-        info,
-        session,
-        quota: quota.clone(),
-    };
+    let session = Rc::new(Session { export, outbox: outbox.clone() });
+    let reader = Reader { rt, exports: &**exports, control, info, session, quota: quota.clone() };
     let result = reader.run(inbox).await;
     control.phase.set(Phase::Draining);
     drain(rt, control, &quota, options.drain_timeout).await;
@@ -191,12 +173,7 @@ impl<X: Exports> Reader<'_, X> {
         Ok(())
     }
 
-    async fn refuse(
-        &self,
-        inbox: &mut Inbox,
-        request: &Request,
-        code: ErrorCode,
-    ) -> Result<(), Broken> {
+    async fn refuse(&self, inbox: &mut Inbox, request: &Request, code: ErrorCode) -> Result<(), Broken> {
         let payload = request.payload();
         if payload > MAX_DRAIN {
             return Err(Broken::Oversized(payload));
@@ -205,11 +182,7 @@ impl<X: Exports> Reader<'_, X> {
         if payload > 0 && !inbox.skip(payload).await? {
             return Err(Broken::MidPayload);
         }
-        self.session.outbox.push(Reply {
-            cookie: request.cookie,
-            outcome: Err(code),
-            permit,
-        });
+        self.session.outbox.push(Reply { cookie: request.cookie, outcome: Err(code), permit });
         Ok(())
     }
 
@@ -227,8 +200,7 @@ impl<X: Exports> Reader<'_, X> {
             }
             Action::Write { offset, fua, .. } => {
                 let buf = self.payload(inbox, self.exports.buffer(len)).await?;
-                self.rt
-                    .spawn(session.write(cookie, permit, offset, buf, fua));
+                self.rt.spawn(session.write(cookie, permit, offset, buf, fua));
             }
             action => drop(self.rt.spawn(session.other(cookie, permit, action))),
         }
@@ -252,11 +224,7 @@ impl<E: Export> Session<E> {
             false => self.export.read(offset, buf).await,
         };
         let outcome = outcome(result).map(|()| Done::Data { offset, buf });
-        self.outbox.push(Reply {
-            cookie,
-            outcome,
-            permit,
-        });
+        self.outbox.push(Reply { cookie, outcome, permit });
     }
 
     async fn write(self: Rc<Self>, cookie: u64, permit: Permit, offset: u64, buf: Buf, fua: bool) {
@@ -266,11 +234,7 @@ impl<E: Export> Session<E> {
         };
         drop(buf);
         let outcome = outcome(result).map(|()| Done::Plain);
-        self.outbox.push(Reply {
-            cookie,
-            outcome,
-            permit,
-        });
+        self.outbox.push(Reply { cookie, outcome, permit });
     }
 
     async fn other(self: Rc<Self>, cookie: u64, permit: Permit, action: Action) {
@@ -278,20 +242,13 @@ impl<E: Export> Session<E> {
             Action::Flush => self.export.flush().await,
             Action::Trim { len: 0, .. } | Action::WriteZeroes { len: 0, .. } => Ok(()),
             Action::Trim { offset, len, fua } => self.export.trim(offset, len, fua).await,
-            Action::WriteZeroes {
-                offset,
-                len,
-                fua,
-                no_hole,
-            } => self.export.write_zeroes(offset, len, fua, no_hole).await,
+            Action::WriteZeroes { offset, len, fua, no_hole } => {
+                self.export.write_zeroes(offset, len, fua, no_hole).await
+            }
             Action::Read { .. } | Action::Write { .. } | Action::Disconnect => Ok(()),
         };
         let outcome = outcome(result).map(|()| Done::Plain);
-        self.outbox.push(Reply {
-            cookie,
-            outcome,
-            permit,
-        });
+        self.outbox.push(Reply { cookie, outcome, permit });
     }
 }
 

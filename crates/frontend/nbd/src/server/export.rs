@@ -37,13 +37,7 @@ pub trait Export: 'static {
 
     /// The range reads as zeroes afterwards. `no_hole`: the client would like it to stay
     /// provisioned.
-    fn write_zeroes(
-        &self,
-        offset: u64,
-        len: u64,
-        fua: bool,
-        no_hole: bool,
-    ) -> impl Future<Output = Result<()>>;
+    fn write_zeroes(&self, offset: u64, len: u64, fua: bool, no_hole: bool) -> impl Future<Output = Result<()>>;
 
     /// The range is not needed any more.
     fn trim(&self, offset: u64, len: u64, fua: bool) -> impl Future<Output = Result<()>>;

@@ -27,12 +27,7 @@ pub(super) struct Inbox {
 
 impl Inbox {
     pub(super) fn new(stream: Stream) -> Inbox {
-        Inbox {
-            stream,
-            staging: Buf::zeroed(STAGING),
-            filled: 0..0,
-            ask: STAGING,
-        }
+        Inbox { stream, staging: Buf::zeroed(STAGING), filled: 0..0, ask: STAGING }
     }
 
     /// What has arrived and was not consumed.

@@ -30,15 +30,8 @@ impl LogLimit {
 
     /// Counts a warning: whether it may be written, and how many were not in the last window.
     fn count(&self, now: Instant) -> (bool, u32) {
-        let fresh = self
-            .window
-            .get()
-            .is_none_or(|start| now.duration_since(start) >= WINDOW);
-        let swallowed = if fresh {
-            self.seen.get().saturating_sub(MOST)
-        } else {
-            0
-        };
+        let fresh = self.window.get().is_none_or(|start| now.duration_since(start) >= WINDOW);
+        let swallowed = if fresh { self.seen.get().saturating_sub(MOST) } else { 0 };
         if fresh {
             self.window.set(Some(now));
             self.seen.set(0);

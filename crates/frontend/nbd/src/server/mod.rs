@@ -76,9 +76,7 @@ impl ServerHandle {
 
 impl<X> Clone for Server<X> {
     fn clone(&self) -> Server<X> {
-        Server {
-            state: self.state.clone(),
-        }
+        Server { state: self.state.clone() }
     }
 }
 
@@ -89,23 +87,12 @@ impl<X: Exports> Server<X> {
         let memory = SharedMemory::new(options.shared_memory);
         let (clients, log) = Default::default();
         let (rt, exports) = (rt.clone(), Rc::new(exports));
-        Server {
-            state: Rc::new(State {
-                rt,
-                exports,
-                options,
-                memory,
-                clients,
-                log,
-            }),
-        }
+        Server { state: Rc::new(State { rt, exports, options, memory, clients, log }) }
     }
 
     /// What stops the server.
     pub fn handle(&self) -> ServerHandle {
-        ServerHandle {
-            clients: self.state.clients.clone(),
-        }
+        ServerHandle { clients: self.state.clients.clone() }
     }
 
     /// Serves whoever connects to `listener`, until [`ServerHandle::stop`]; then waits for the
@@ -120,9 +107,7 @@ impl<X: Exports> Server<X> {
                 None => break,
                 Some(Ok(stream)) => self.welcome(stream),
                 Some(Err(error)) => {
-                    state
-                        .log
-                        .warn(format_args!("cannot accept a connection: {error}"));
+                    state.log.warn(format_args!("cannot accept a connection: {error}"));
                     unless(stop, state.rt.sleep_for(ACCEPT_PAUSE)).await;
                 }
             }
@@ -137,28 +122,16 @@ impl<X: Exports> Server<X> {
         let state = &self.state;
         let most = state.options.max_connections;
         if state.clients.connected.borrow().len() >= most {
-            state.log.warn(format_args!(
-                "refused a connection: there are {most} already"
-            ));
+            state.log.warn(format_args!("refused a connection: there are {most} already"));
             return;
         }
         let control = Control::new(stream);
         state.clients.connected.borrow_mut().push(control.clone());
-        let place = Place {
-            clients: state.clients.clone(),
-            control,
-        };
+        let place = Place { clients: state.clients.clone(), control };
         let state = state.clone();
         let rt = state.rt.clone();
         rt.spawn(async move {
-            let State {
-                rt,
-                exports,
-                options,
-                memory,
-                log,
-                ..
-            } = &*state;
+            let State { rt, exports, options, memory, log, .. } = &*state;
             if let Err(e) = connection::serve(rt, exports, options, memory, &place.control).await {
                 log.warn(format_args!("closed a connection: {e}"));
             }
@@ -173,10 +146,7 @@ impl<X> State<X> {
         let limit = self.options.drain_timeout;
         if self.rt.timeout(limit, self.clients.gone()).await.is_err() {
             let rest = all();
-            self.log.warn(format_args!(
-                "{} clients did not end within {limit:?}",
-                rest.len()
-            ));
+            self.log.warn(format_args!("{} clients did not end within {limit:?}", rest.len()));
             rest.iter().for_each(|control| control.disconnect());
         }
     }
@@ -184,9 +154,7 @@ impl<X> State<X> {
 
 impl Clients {
     async fn gone(&self) {
-        self.changed
-            .until(|| self.connected.borrow().is_empty().then_some(()))
-            .await
+        self.changed.until(|| self.connected.borrow().is_empty().then_some(())).await
     }
 }
 
@@ -198,10 +166,7 @@ struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.clients
-            .connected
-            .borrow_mut()
-            .retain(|c| !Rc::ptr_eq(c, &self.control));
+        self.clients.connected.borrow_mut().retain(|c| !Rc::ptr_eq(c, &self.control));
         self.clients.changed.wake();
     }
 }

@@ -8,8 +8,8 @@ use forkdisk_uring::Stream;
 use super::export::{Export, Exports};
 use super::inbox::Inbox;
 use crate::codec::{
-    ExportInfo, GREETING, Handshake, InfoRequests, Message, OPT_ABORT, OPT_GO, OPT_INFO, OPT_LIST,
-    OptionReplies, Refusal, Violation, encode_export_name_reply,
+    ExportInfo, GREETING, Handshake, InfoRequests, Message, OPT_ABORT, OPT_GO, OPT_INFO, OPT_LIST, OptionReplies,
+    Refusal, Violation, encode_export_name_reply,
 };
 
 /// Replies to a list are sent off in parts of about this size.
@@ -78,10 +78,7 @@ async fn send(stream: &Stream, out: &mut Vec<u8>) -> io::Result<()> {
     if out.is_empty() {
         return Ok(());
     }
-    stream
-        .send_vectored(vec![std::mem::take(out).into()])
-        .await
-        .0
+    stream.send_vectored(vec![std::mem::take(out).into()]).await.0
 }
 
 async fn list<X: Exports>(exports: &X, stream: &Stream, out: &mut Vec<u8>) -> io::Result<()> {

@@ -66,8 +66,7 @@ impl Outbox {
             Some((since, pushed)) if sent < pushed => since.elapsed() >= time,
             _ => {
                 let pushed = self.pushed.get();
-                self.mark
-                    .set((sent < pushed).then(|| (Instant::now(), pushed)));
+                self.mark.set((sent < pushed).then(|| (Instant::now(), pushed)));
                 false
             }
         }
@@ -80,9 +79,7 @@ impl Outbox {
         let mut broken = false;
         while self.next(&mut batch, encoder).await {
             if !broken {
-                let (result, pieces) = stream
-                    .send_vectored(std::mem::take(&mut batch.pieces))
-                    .await;
+                let (result, pieces) = stream.send_vectored(std::mem::take(&mut batch.pieces)).await;
                 batch.pieces = pieces;
                 if let Err(error) = result {
                     tracing::debug!(%error, "a client has gone with replies on their way");
@@ -129,11 +126,7 @@ struct Batch {
 
 impl Batch {
     fn add(&mut self, reply: Reply, encoder: ReplyEncoder) {
-        let Reply {
-            cookie,
-            outcome,
-            permit,
-        } = reply;
+        let Reply { cookie, outcome, permit } = reply;
         self.permits.push(permit);
         match outcome {
             Ok(Done::Plain) => encoder.done(cookie, &mut self.encoded),

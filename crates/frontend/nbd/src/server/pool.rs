@@ -14,11 +14,7 @@ impl<D: Device> Exports for Pool<D> {
     }
 
     fn open(&self, name: &str) -> Result<Volume<D>> {
-        if name.is_empty() {
-            self.volume(&only_volume(self)?)
-        } else {
-            self.volume(name)
-        }
+        if name.is_empty() { self.volume(&only_volume(self)?) } else { self.volume(name) }
     }
 
     fn buffer(&self, len: usize) -> Buf {
@@ -31,10 +27,7 @@ fn only_volume<D: Device>(pool: &Pool<D>) -> Result<String> {
     let mut volumes = Pool::list(pool).into_iter().filter(|v| !v.snapshot);
     match (volumes.next(), volumes.next()) {
         (Some(only), None) => Ok(only.name),
-        (None, _) => Err(Error::new(
-            ErrorKind::NotFound,
-            "the pool has no volume yet",
-        )),
+        (None, _) => Err(Error::new(ErrorKind::NotFound, "the pool has no volume yet")),
         (Some(_), Some(_)) => {
             let text = "the pool has several volumes: name the export";
             Err(Error::new(ErrorKind::NotFound, text))
@@ -43,12 +36,7 @@ fn only_volume<D: Device>(pool: &Pool<D>) -> Result<String> {
 }
 
 fn description(snapshot: bool) -> String {
-    if snapshot {
-        "forkdisk snapshot"
-    } else {
-        "forkdisk volume"
-    }
-    .to_owned()
+    if snapshot { "forkdisk snapshot" } else { "forkdisk volume" }.to_owned()
 }
 
 impl<D: Device> Export for Volume<D> {
@@ -79,11 +67,7 @@ impl<D: Device> Export for Volume<D> {
 
     async fn trim(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.discard(offset, len).await?;
-        if fua {
-            Volume::flush(self).await
-        } else {
-            Ok(())
-        }
+        if fua { Volume::flush(self).await } else { Ok(()) }
     }
 
     async fn flush(&self) -> Result<()> {

@@ -24,12 +24,8 @@ pub struct Reply {
 
 pub fn connect(path: &Path) -> Client {
     let stream = UnixStream::connect(path).expect("the server listens");
-    stream
-        .set_read_timeout(Some(PATIENCE))
-        .expect("a socket option");
-    stream
-        .set_write_timeout(Some(PATIENCE))
-        .expect("a socket option");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a socket option");
+    stream.set_write_timeout(Some(PATIENCE)).expect("a socket option");
     Client { stream }
 }
 
@@ -45,9 +41,7 @@ impl Client {
 
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        self.stream
-            .read_exact(&mut bytes)
-            .expect("the server answers");
+        self.stream.read_exact(&mut bytes).expect("the server answers");
         bytes
     }
 
@@ -85,9 +79,7 @@ impl Client {
         let mut data = (name.len() as u32).to_be_bytes().to_vec();
         data.extend_from_slice(name.as_bytes());
         data.extend_from_slice(&(items.len() as u16).to_be_bytes());
-        items
-            .iter()
-            .for_each(|item| data.extend_from_slice(&item.to_be_bytes()));
+        items.iter().for_each(|item| data.extend_from_slice(&item.to_be_bytes()));
         self.option(option, &data);
     }
 
@@ -95,37 +87,20 @@ impl Client {
     pub fn go(&mut self, name: &str) -> (u64, u16) {
         self.ask(OPT_GO, name, &[]);
         let (kind, info) = self.option_reply(OPT_GO);
-        assert_eq!(
-            (kind, &info[..2]),
-            (REP_INFO, &[0, 0][..]),
-            "{}",
-            String::from_utf8_lossy(&info)
-        );
+        assert_eq!((kind, &info[..2]), (REP_INFO, &[0, 0][..]), "{}", String::from_utf8_lossy(&info));
         assert_eq!(self.option_reply(OPT_GO), (REP_ACK, vec![]));
         let size = u64::from_be_bytes(info[2..10].try_into().expect("8 bytes"));
-        (
-            size,
-            u16::from_be_bytes(info[10..].try_into().expect("2 bytes")),
-        )
+        (size, u16::from_be_bytes(info[10..].try_into().expect("2 bytes")))
     }
 
     pub fn request(&mut self, command: u16, flags: u16, cookie: u64, offset: u64, length: u32) {
-        let request = Request {
-            flags,
-            command,
-            cookie,
-            offset,
-            length: length.into(),
-        };
+        let request = Request { flags, command, cookie, offset, length: length.into() };
         self.send(&request.encode());
     }
 
     pub fn reply(&mut self) -> Reply {
         assert_eq!(self.u32(), SIMPLE_REPLY_MAGIC);
-        Reply {
-            error: self.u32(),
-            cookie: self.u64(),
-        }
+        Reply { error: self.u32(), cookie: self.u64() }
     }
 
     /// Sends a request without data and returns the error of its reply.
@@ -170,9 +145,7 @@ impl Client {
 
     /// Sends nothing more, and goes on reading.
     pub fn finish(&mut self) {
-        self.stream
-            .shutdown(Shutdown::Write)
-            .expect("a connected socket");
+        self.stream.shutdown(Shutdown::Write).expect("a connected socket");
     }
 
     fn answer(&mut self, cookie: u64) -> u32 {

@@ -28,10 +28,7 @@ pub struct TestServer {
 
 impl TestServer {
     /// Serves what `exports` makes.
-    pub fn start<X: Exports>(
-        options: ServerOptions,
-        exports: impl FnOnce(&Rt) -> X + Send + 'static,
-    ) -> TestServer {
+    pub fn start<X: Exports>(options: ServerOptions, exports: impl FnOnce(&Rt) -> X + Send + 'static) -> TestServer {
         let dir = tempfile::tempdir().expect("a folder for the socket");
         let path = dir.path().join("nbd.sock");
         let (stop, stopped) = UnixStream::pair().expect("a pair of sockets");
@@ -40,10 +37,7 @@ impl TestServer {
             let main = |rt: Rt| async move {
                 let listener = UnixListener::bind(&rt, &path).expect("a socket to listen on");
                 let server = Server::new(&rt, exports(&rt), options);
-                let (handle, stopped) = (
-                    server.handle(),
-                    Stream::from_fd(&rt, OwnedFd::from(stopped)),
-                );
+                let (handle, stopped) = (server.handle(), Stream::from_fd(&rt, OwnedFd::from(stopped)));
                 rt.spawn(async move {
                     let _ = stopped.recv(Buf::zeroed(1), 0, 1).await;
                     handle.stop();
@@ -54,21 +48,18 @@ impl TestServer {
             block_on(Config::default(), main).expect("a ring");
         });
         is_ready.recv().expect("the server starts");
-        TestServer {
-            dir,
-            stop: Some(stop),
-            thread: Some(thread),
-        }
+        TestServer { dir, stop: Some(stop), thread: Some(thread) }
     }
 
     /// Two writable disks of 1 MiB, `a` and `b`, and a read-only one, `frozen`.
     pub fn of_probe(probe: &Probe, options: ServerOptions) -> TestServer {
         let probe = probe.clone();
         TestServer::start(options, move |rt| {
-            ProbeExports::new(rt, &probe)
-                .with("a", 1 << 20, false)
-                .with("b", 1 << 20, false)
-                .with("frozen", 1 << 20, true)
+            ProbeExports::new(rt, &probe).with("a", 1 << 20, false).with("b", 1 << 20, false).with(
+                "frozen",
+                1 << 20,
+                true,
+            )
         })
     }
 
@@ -114,9 +105,7 @@ impl Drop for TestServer {
         self.begin_stop();
         let result = self.thread.take().map(JoinHandle::join);
         if !std::thread::panicking() {
-            result
-                .unwrap_or(Ok(()))
-                .expect("the server ends without a panic");
+            result.unwrap_or(Ok(())).expect("the server ends without a panic");
         }
     }
 }

@@ -47,11 +47,7 @@ impl Probe {
         let calls = self.shared.calls.lock().unwrap();
         let short = |calls: &mut Vec<String>| calls.len() < count;
         let patience = Duration::from_secs(60);
-        let (calls, waited) = self
-            .shared
-            .called
-            .wait_timeout_while(calls, patience, short)
-            .unwrap();
+        let (calls, waited) = self.shared.called.wait_timeout_while(calls, patience, short).unwrap();
         assert!(!waited.timed_out(), "{} of {count} calls came", calls.len());
     }
 
@@ -88,12 +84,7 @@ pub struct ProbeExport {
 impl ProbeExports {
     pub fn new(rt: &Rt, probe: &Probe) -> ProbeExports {
         let shared = probe.shared.clone();
-        ProbeExports {
-            rt: rt.clone(),
-            shared,
-            disks: MemoryExports::new(),
-            vast: 0,
-        }
+        ProbeExports { rt: rt.clone(), shared, disks: MemoryExports::new(), vast: 0 }
     }
 
     pub fn with(mut self, name: &str, size: usize, read_only: bool) -> ProbeExports {
@@ -117,18 +108,9 @@ impl Exports for ProbeExports {
 
     fn open(&self, name: &str) -> Result<ProbeExport> {
         let vast = name == "vast" && self.vast > 0;
-        let disk = if vast {
-            None
-        } else {
-            Some(self.disks.open(name)?)
-        };
+        let disk = if vast { None } else { Some(self.disks.open(name)?) };
         let (rt, shared) = (self.rt.clone(), self.shared.clone());
-        Ok(ProbeExport {
-            rt,
-            shared,
-            disk,
-            vast: self.vast,
-        })
+        Ok(ProbeExport { rt, shared, disk, vast: self.vast })
     }
 
     fn buffer(&self, len: usize) -> Buf {
@@ -155,10 +137,7 @@ impl ProbeExport {
     fn count(&self, f: impl Fn((usize, usize)) -> (usize, usize)) {
         let mut flight = self.shared.flight.lock().unwrap();
         flight.now = f(flight.now);
-        flight.most = (
-            flight.most.0.max(flight.now.0),
-            flight.most.1.max(flight.now.1),
-        );
+        flight.most = (flight.most.0.max(flight.now.0), flight.most.1.max(flight.now.1));
     }
 }
 
@@ -168,22 +147,14 @@ fn fua_word(fua: bool) -> &'static str {
 
 impl Export for ProbeExport {
     fn info(&self) -> ExportInfo {
-        let vast = || ExportInfo {
-            name: "vast".to_owned(),
-            description: String::new(),
-            size: self.vast,
-            read_only: false,
-        };
+        let vast =
+            || ExportInfo { name: "vast".to_owned(), description: String::new(), size: self.vast, read_only: false };
         self.disk.as_ref().map_or_else(vast, Export::info)
     }
 
     async fn read(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
         let len = buf.len();
-        match (
-            self.enter(format!("read {offset} {len}"), offset, len)
-                .await,
-            &self.disk,
-        ) {
+        match (self.enter(format!("read {offset} {len}"), offset, len).await, &self.disk) {
             (Ok(()), Some(disk)) => disk.read(offset, buf).await,
             (result, _) => (result, buf),
         }
@@ -200,12 +171,7 @@ impl Export for ProbeExport {
 
     async fn write_zeroes(&self, offset: u64, len: u64, fua: bool, no_hole: bool) -> Result<()> {
         let hole = if no_hole { " no-hole" } else { "" };
-        self.enter(
-            format!("zero {offset} {len}{}{hole}", fua_word(fua)),
-            offset,
-            0,
-        )
-        .await?;
+        self.enter(format!("zero {offset} {len}{}{hole}", fua_word(fua)), offset, 0).await?;
         match &self.disk {
             Some(disk) => disk.write_zeroes(offset, len, fua, no_hole).await,
             None => Ok(()),
@@ -213,8 +179,7 @@ impl Export for ProbeExport {
     }
 
     async fn trim(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
-        self.enter(format!("trim {offset} {len}{}", fua_word(fua)), offset, 0)
-            .await?;
+        self.enter(format!("trim {offset} {len}{}", fua_word(fua)), offset, 0).await?;
         match &self.disk {
             Some(disk) => disk.trim(offset, len, fua).await,
             None => Ok(()),
