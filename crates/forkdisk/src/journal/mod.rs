@@ -41,6 +41,7 @@ pub struct Journal {
     pending: Vec<Batch>,
     pending_bytes: usize,
     last_map: Option<usize>,
+    appended: u64,
 }
 
 impl Journal {
@@ -60,6 +61,7 @@ impl Journal {
             pending: Vec::new(),
             pending_bytes: 0,
             last_map: None,
+            appended: 0,
         }
     }
 
@@ -78,6 +80,11 @@ impl Journal {
         self.pending_bytes
     }
 
+    /// How many records were appended since it was opened, merged ones included.
+    pub fn appended(&self) -> u64 {
+        self.appended
+    }
+
     /// Sequence number of the next record.
     pub fn next(&self) -> u64 {
         self.next
@@ -90,6 +97,7 @@ impl Journal {
 
     /// Adds a record behind all others.
     pub fn append(&mut self, record: &Record) {
+        self.appended += 1;
         if let Record::Map { .. } = record
             && self.extend_last(record)
         {

@@ -3,12 +3,15 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::device::Device;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Entry, Kind, TableRef, VolumeState};
 use crate::sync::Hold;
 use crate::types::{BLOCK_PAGES, Block, PageAddr, table_span};
 
 use super::{Failure, Inner, Pool};
+
+/// How often a check begins again when something changed.
+const ATTEMPTS: usize = 50;
 
 /// What a check found.
 #[derive(Clone, Debug, Default)]
@@ -43,8 +46,23 @@ struct Visit {
 }
 
 impl<D: Device> Pool<D> {
-    /// Counts every reference again and compares. Nothing may change meanwhile.
+    /// Counts every reference again and compares. If the map changes meanwhile the count begins
+    /// again, a few times; after that nothing is said about it (`Busy`).
     pub async fn check(&self) -> Result<CheckReport> {
+        for _ in 0..ATTEMPTS {
+            let before = self.0.changes();
+            let report = self.check_once().await?;
+            if self.0.changes() == before {
+                return Ok(report);
+            }
+        }
+        Err(Error::new(
+            ErrorKind::Busy,
+            "the pool changes too fast to be checked; check it again when there is less to do",
+        ))
+    }
+
+    async fn check_once(&self) -> Result<CheckReport> {
         let inner = &self.0;
         let _still = inner.reap_lock.lock(0..1, Hold::Alone).await;
         let mut tally = Tally::default();
@@ -76,6 +94,12 @@ impl<D: Device> Pool<D> {
 }
 
 impl<D: Device> Inner<D> {
+    /// Changes whenever a reference does.
+    fn changes(&self) -> (u64, u64, usize, usize) {
+        let meta = self.meta.borrow();
+        (meta.journal.appended(), self.superblock.borrow().generation, meta.tables.unwritten(), meta.tables.dirty())
+    }
+
     async fn visit(&self, visit: Visit, tally: &mut Tally, todo: &mut Vec<Visit>) -> Result<()> {
         let Visit { entry, level, base, from, directory } = visit;
         if entry.is_absent() {

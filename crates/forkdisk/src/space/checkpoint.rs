@@ -162,6 +162,20 @@ impl Space {
         freed
     }
 
+    /// Of pages that a checkpoint made free, those that have not come into use since: ask once every
+    /// plan made before the freeze has ended.
+    pub fn still_free(&self, freed: Vec<(PageAddr, u64)>) -> Vec<(PageAddr, u64)> {
+        let mut out: Vec<(PageAddr, u64)> = Vec::with_capacity(freed.len());
+        for page in freed.into_iter().flat_map(|(first, n)| (first.0..first.0 + n).map(PageAddr)) {
+            match out.last_mut() {
+                _ if self.current.is_touched(page) => {}
+                Some((first, n)) if first.0 + *n == page.0 => *n += 1,
+                _ => out.push((page, 1)),
+            }
+        }
+        out
+    }
+
     /// Nobody uses these pages any more: they may be handed out, unless they came into use after all.
     pub fn release(&mut self, freed: Vec<(PageAddr, u64)>) {
         self.frozen = Default::default();

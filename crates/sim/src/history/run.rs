@@ -370,6 +370,10 @@ impl<'a> Run<'a> {
             ErrorKind::Io | ErrorKind::Failed | ErrorKind::Corrupt => {
                 Err(Violation::new("P6", format!("an error although no request failed: {}", message())))
             }
+            // A volume with requests in flight is not rolled back under them.
+            // A rollback under way may have made the volume smaller.
+            ErrorKind::Invalid if self.inflight.values().any(super::launch::is_rollback) => Ok(()),
+            ErrorKind::Busy if super::launch::is_rollback(op) || op.text.starts_with("check") => Ok(()),
             _ => Err(Violation::new("P4", format!("refused without a reason: {}", message()))),
         }
     }
