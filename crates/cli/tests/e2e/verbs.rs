@@ -254,9 +254,10 @@ fn the_chunk_can_be_changed() {
 #[test]
 fn du_tells_what_is_held_alone_and_what_deleting_frees() {
     let lab = Lab::with_pool("256M");
+    lab.ok(&["create", &at("c"), "--size", "1M"]);
     lab.import("a", &noise(9, 4 * MIB));
     lab.ok(&["clone", &at("a"), &at("b")]);
-    let both = lab.json(&["du", POOL]);
+    let both = lab.json(&["du", &at("a"), &at("b")]);
     assert_eq!(both["volumes"][0]["referenced"], 4 << 20);
     assert!(both["volumes"][0]["exclusive"].as_u64().unwrap() < 64 << 10, "shared with b: {both}");
     let frees = both["frees"].as_u64().unwrap();

@@ -30,10 +30,6 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    pub fn u128(&mut self) -> Option<u128> {
-        self.array().map(u128::from_le_bytes)
-    }
-
     /// A string of at most `max` bytes behind its 16-bit length.
     pub fn text(&mut self, max: usize) -> Option<String> {
         let n = usize::from(self.u16()?);
@@ -50,7 +46,6 @@ pub trait Append {
     fn u16(&mut self, v: u16);
     fn u32(&mut self, v: u32);
     fn u64(&mut self, v: u64);
-    fn u128(&mut self, v: u128);
     fn u64s(&mut self, all: &[u64]);
     fn text(&mut self, v: &str);
 }
@@ -69,10 +64,6 @@ impl Append for Vec<u8> {
     }
 
     fn u64(&mut self, v: u64) {
-        self.extend_from_slice(&v.to_le_bytes());
-    }
-
-    fn u128(&mut self, v: u128) {
         self.extend_from_slice(&v.to_le_bytes());
     }
 

@@ -128,7 +128,8 @@ impl Layout {
     }
 
     /// Pages of `block` free in a pool where nothing was ever allocated.
-    pub fn initially_free(self, block: Block) -> u64 {
+    #[cfg(test)]
+    fn initially_free(self, block: Block) -> u64 {
         if self.is_reserved(block) { 0 } else { BLOCK_PAGES }
     }
 

@@ -234,8 +234,8 @@ pub fn peek_group(bytes: &[u8]) -> Option<Group> {
 pub enum Decoded {
     /// A group that belongs here, and its records.
     Group(Group, Vec<Record>),
-    /// It may be one, but this many bytes are needed to tell.
-    Needs(usize),
+    /// It may be one, but more bytes are needed to tell.
+    Needs,
     /// Not a group that follows the one before.
     End,
 }
@@ -251,7 +251,7 @@ pub fn decode_group(pool: &[u8; 16], before: u64, bytes: &[u8], limit: u64) -> D
         return Decoded::End;
     }
     if bytes.len() < whole {
-        return Decoded::Needs(whole);
+        return Decoded::Needs;
     }
     let records = &bytes[GROUP_HEADER..whole];
     if chain_value(pool, before, &bytes[..40], records) != group.chain {
@@ -311,7 +311,7 @@ mod tests {
         assert!(matches!(decode_group(&[5; 16], 43, &bytes, 1 << 20), Decoded::End), "another predecessor");
         assert!(matches!(decode_group(&[6; 16], 42, &bytes, 1 << 20), Decoded::End), "another pool");
         assert!(matches!(decode_group(&[5; 16], 42, &bytes, 100), Decoded::End), "longer than the journal");
-        assert!(matches!(decode_group(&[5; 16], 42, &bytes[..70], 1 << 20), Decoded::Needs(_)));
+        assert!(matches!(decode_group(&[5; 16], 42, &bytes[..70], 1 << 20), Decoded::Needs));
     }
 
     #[test]

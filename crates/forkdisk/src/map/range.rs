@@ -43,6 +43,7 @@ impl Editor<'_> {
         to: VirtualPage,
     ) -> Result<u64, Stop> {
         let entry = leaf_entry(self.tables, source, from)?;
+        let entry = self.tables.settle_finished(entry);
         let pages = match entry.kind() {
             Kind::Table => {
                 let leaf = self.tables.get(entry, 0)?;

@@ -114,7 +114,7 @@ impl Editor<'_> {
         };
         dead.cursor = (dead.cursor / done + 1) * done;
         while let Some((id, entry, level)) = above.pop() {
-            if dead.cursor % table_span(level) != 0 {
+            if !dead.cursor.is_multiple_of(table_span(level)) {
                 break;
             }
             self.free_table(id, entry.table_ref());

@@ -68,10 +68,10 @@ impl<D: Device> Inner<D> {
             while commits.ended.get() < commits.asked.get() {
                 commits.begun.set(commits.asked.get());
                 let covered = commits.begun.get();
-                if let Err(error) = inner.commit_once().await {
-                    if !planted(Bug::FailedFlushForgotten) {
-                        inner.fail(&error);
-                    }
+                if let Err(error) = inner.commit_once().await
+                    && !planted(Bug::FailedFlushForgotten)
+                {
+                    inner.fail(&error);
                 }
                 commits.ended.set(covered);
                 commits.changed.notify();

@@ -321,7 +321,7 @@ impl<D: Device> Inner<D> {
             let have = window.get((head - window_at) as usize..).unwrap_or(&[]);
             let (group, records) = match decode_group(&uuid, chain, have, limit) {
                 Decoded::Group(group, records) => (group, records),
-                Decoded::Needs(_) | Decoded::End if (have.len() as u64) < limit.min(REPLAY_WINDOW) => {
+                Decoded::Needs | Decoded::End if (have.len() as u64) < limit.min(REPLAY_WINDOW) => {
                     (window, window_at) = (self.read_journal(head, limit.min(REPLAY_WINDOW)).await?, head);
                     if window.is_empty() {
                         return Ok(());

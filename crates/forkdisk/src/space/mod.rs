@@ -61,6 +61,8 @@ pub struct Want {
 }
 
 type Bitmap = [u64; 4];
+/// References to each page of a block.
+pub type PageCounts = Box<[u32; 256]>;
 
 /// See the module.
 pub struct Space {
@@ -184,7 +186,7 @@ impl Space {
     }
 
     /// All counts of a block: as a whole, and of its pages unless they are all 0.
-    pub fn block_counts(&mut self, block: Block) -> Result<(u32, Option<Box<[u32; 256]>>), Miss> {
+    pub fn block_counts(&mut self, block: Block) -> Result<(u32, Option<PageCounts>), Miss> {
         let whole = self.block_count(block)?;
         let mut pages = Box::new([0; 256]);
         for (i, n) in pages.iter_mut().enumerate() {

@@ -1,1 +1,75 @@
-//! See the tests below.
+//! The life of a page: handed out, counted, given up, and free again only after a checkpoint.
+
+use super::*;
+
+const NEVER: CountEntry = CountEntry { slot: None, checksum: 0, used: 0 };
+
+fn space() -> Space {
+    let layout = Layout::new(16 << 20);
+    Space::new(layout, [1; 16], vec![NEVER])
+}
+
+fn checkpoint(space: &mut Space) {
+    space.freeze();
+    while let Step::Write(_) = space.checkpoint_step(8).expect("all count pages are new") {}
+    let freed = space.finish();
+    space.release(freed);
+}
+
+fn want(at: u64, pages: u64) -> Want {
+    Want { volume: VolumeId(1), at: VirtualPage(at), pages, chunk_pages: 16 }
+}
+
+#[test]
+fn every_page_is_handed_out_once() {
+    let mut space = space();
+    let mut seen = BTreeSet::new();
+    let all = space.available();
+    let mut at = 1;
+    while space.available() > 0 {
+        let (first, n) = space.alloc_data(want(at, 3)).expect("there is space");
+        at += 37;
+        assert!((first.0..first.0 + n).all(|p| seen.insert(p)), "{first:?} twice");
+    }
+    assert_eq!(seen.len() as u64, all);
+    assert_eq!(space.alloc_data(want(0, 1)), Err(Refusal::NoSpace));
+}
+
+#[test]
+fn a_page_given_up_is_free_after_the_checkpoint_only() {
+    let mut space = space();
+    let all = space.available();
+    let (page, _) = space.alloc_data(want(0, 1)).expect("space");
+    space.incr_page(page);
+    checkpoint(&mut space);
+    assert_eq!((space.page_count(page), space.available()), (Ok(1), all - 1));
+    space.decr_page(page);
+    assert_eq!((space.page_count(page), space.available()), (Ok(0), all - 1), "not yet");
+    checkpoint(&mut space);
+    assert_eq!(space.available(), all);
+}
+
+#[test]
+fn counts_are_right_while_freed_space_is_being_released() {
+    let mut space = space();
+    let (page, _) = space.alloc_data(want(0, 1)).expect("space");
+    space.incr_page(page);
+    space.freeze();
+    while let Step::Write(_) = space.checkpoint_step(8).expect("all count pages are new") {}
+    assert_eq!(space.page_count(page), Ok(1));
+    let freed = space.finish();
+    assert_eq!(space.page_count(page), Ok(1), "counted once, not in the page and again as a change");
+    space.release(freed);
+    assert_eq!(space.page_count(page), Ok(1));
+}
+
+#[test]
+fn a_stream_lies_in_one_piece_and_in_place() {
+    let mut space = space();
+    let (first, _) = space.alloc_data(want(0, 4)).expect("space");
+    assert_eq!(first.index(), 0);
+    for at in (4..256).step_by(4) {
+        assert_eq!(space.alloc_data(want(at, 4)), Ok((PageAddr(first.0 + at), 4)));
+    }
+    assert_eq!(space.alloc_data(want(256, 4)), Ok((PageAddr(first.0 + 256), 4)), "the next block follows");
+}

@@ -19,7 +19,7 @@ impl<D: Device> Volume<D> {
     /// ragged edges stay as they are. On a full pool parts may be left alone.
     pub async fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.check_write(offset, len)?;
-        let (first, end) = (offset.div_ceil(PAGE), self.whole_end(offset + len));
+        let (first, end) = (offset.div_ceil(PAGE), (offset + len) / PAGE);
         match self.unmap(first, end).await {
             Err(Ended::NoSpace) | Ok(()) => Ok(()),
             Err(Ended::Error(e)) => Err(e),

@@ -21,7 +21,7 @@ const BACKLOG: i32 = 128;
 /// another socket has taken its place.
 pub struct UnixListener {
     handle: Rc<Handle>,
-    file: Option<SocketFile>,
+    _file: Option<SocketFile>,
 }
 
 struct SocketFile {
@@ -46,14 +46,14 @@ impl UnixListener {
         sys::set_mode(socket.as_fd(), 0o600).map_err(failed)?;
         sys::bind(socket.as_fd(), &addr).map_err(failed)?;
         let file = SocketFile::at(path).map_err(failed)?;
-        let listener = UnixListener { handle: Handle::new(rt.driver(), socket), file: Some(file) };
+        let listener = UnixListener { handle: Handle::new(rt.driver(), socket), _file: Some(file) };
         sys::listen(listener.handle.fd(), BACKLOG).map_err(failed)?;
         Ok(listener)
     }
 
     /// Takes over a listening socket (socket activation); its file is left alone.
     pub fn from_fd(rt: &Rt, fd: OwnedFd) -> UnixListener {
-        UnixListener { handle: Handle::new(rt.driver(), fd), file: None }
+        UnixListener { handle: Handle::new(rt.driver(), fd), _file: None }
     }
 
     /// The next connection.
