@@ -179,33 +179,3 @@ fn fio_verifies_what_it_wrote() {
     server.stop();
     lab.assert_clean();
 }
-
-#[test]
-fn fsx_finds_every_byte_where_it_wrote_it() {
-    let Some(mut fsx) = client("fsx", "`cargo install fsx --version 0.3.0`: no package") else { return };
-    let (lab, server) = served("8M");
-    let Some(mount) = Mount::new(&lab, &server, "a") else { return };
-    let config = "
-blockmode = true
-flen = 8388608
-[opsize]
-min = 1
-max = 131072
-align = 1
-[weights]
-read = 10
-write = 10
-punch_hole = 3
-fsync = 1
-fdatasync = 1
-mapread = 0
-mapwrite = 0
-truncate = 0
-";
-    let config = lab.write_file("fsx.toml", config.as_bytes());
-    fsx.args(["-N", "4000", "-S", "7", "-f"]).arg(config).arg("-P").arg(lab.path(".")).arg(mount.file());
-    succeed(&mut fsx);
-    mount.unmount();
-    server.stop();
-    lab.assert_clean();
-}
