@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::harness::{Lab, Mount, Server, client, noise, succeed};
+use crate::harness::{Lab, Server, client, noise, succeed};
 
 const MIB: usize = 1 << 20;
 
