@@ -167,8 +167,10 @@ impl Journal {
         self.confirmed = self.confirmed.max(next);
     }
 
-    /// Where replay would start if the state of now were durable.
-    pub fn here(&self) -> JournalStart {
+    /// Where replay starts once the state of now is durable. What is appended from here on goes
+    /// into records of its own, since replay skips those before.
+    pub fn mark(&mut self) -> JournalStart {
+        self.last_map = None;
         JournalStart { position: self.head, sequence: self.next, chain: self.chain }
     }
 
@@ -236,12 +238,25 @@ mod tests {
     }
 
     #[test]
+    fn a_record_behind_a_mark_is_not_merged_with_one_before() {
+        let mut j = journal();
+        j.append(&map(0, 5000));
+        let start = j.mark();
+        j.append(&map(1, 5001));
+        let out = j.take();
+        let Decoded::Group(group, records) = decode_group(&[1; 16], 0, &out[0].bytes, 1 << 20) else { panic!() };
+        assert_eq!(records.len(), 2);
+        assert_eq!(group.first + 1, start.sequence, "the second is replayed, the first is not");
+    }
+
+    #[test]
     fn it_goes_round_through_its_extents() {
         let mut j = journal();
         assert_eq!(j.length(), 3 * 4096);
         j.append(&map(1, 1));
         assert_eq!(j.take()[0].position, 0);
-        j.released(j.here());
+        let here = j.mark();
+        j.released(here);
         assert_eq!(
             j.segments(4096, 2 * 4096),
             [Segment { offset: 257 * 4096, at: 0, len: 4096 }, Segment { offset: 1000 * 4096, at: 4096, len: 4096 }]
@@ -259,7 +274,8 @@ mod tests {
         }
         j.append(&map(99, 99));
         assert!(!j.fits());
-        j.released(j.here());
+        let here = j.mark();
+        j.released(here);
         assert!(j.fits());
     }
 }

@@ -80,7 +80,7 @@ impl<D: Device> Inner<D> {
         while self.checkpoints.done.get() < wanted {
             self.checkpoints.changed.wait().await;
         }
-        self.failed.borrow().as_ref().map_or(Ok(()), |e| Err(e.clone()))
+        self.check_failed()
     }
 
     /// Starts one in the background when enough has changed.
@@ -121,7 +121,7 @@ impl<D: Device> Inner<D> {
     }
 
     async fn checkpoint_once(self: &Rc<Self>) -> Result<()> {
-        self.failed.borrow().as_ref().map_or(Ok(()), |e| Err(e.clone()))?;
+        self.check_failed()?;
         self.activate().await?;
         let frozen = self.look(freeze).await?;
         if planted(Bug::SuperblockBeforePages) {
@@ -133,7 +133,7 @@ impl<D: Device> Inner<D> {
         self.write_tables(&frozen.directory_tables).await?;
         let counts = self.write_counts().await?;
         let superblock = self.next_superblock(&frozen, counts);
-        let flushed = self.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e));
+        let flushed = self.flush_device().await;
         if !planted(Bug::SuperblockAfterFailedFlush) {
             flushed?;
         }
@@ -247,7 +247,7 @@ impl<D: Device> Inner<D> {
     pub async fn write_superblock(&self, superblock: &Superblock) -> Result<()> {
         for slot in 0..SUPERBLOCK_PAGES.len() {
             self.write_superblock_slot(superblock, slot).await?;
-            self.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e))?;
+            self.flush_device().await?;
         }
         *self.superblock.borrow_mut() = superblock.clone();
         Ok(())
@@ -264,7 +264,7 @@ impl<D: Device> Inner<D> {
             Superblock { generation: old.generation + 1, incarnation: old.incarnation + 1, clean: false, ..old.clone() }
         };
         // What recovery read may still be in a cache only.
-        self.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e))?;
+        self.flush_device().await?;
         if self.active.get() {
             return Ok(());
         }
@@ -369,7 +369,7 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
         directory: meta.directory_map.root,
         directory_level: meta.directory_map.level,
         directory_pages: meta.directory.pages(),
-        start: meta.journal.here(),
+        start: meta.journal.mark(),
         epoch: meta.epoch.0,
         next_id: meta.next_id,
         size: meta.space.layout().blocks() * BLOCK_SIZE,

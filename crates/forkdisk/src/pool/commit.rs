@@ -46,10 +46,6 @@ impl<D: Device> Inner<D> {
         self.check_failed()
     }
 
-    fn check_failed(&self) -> Result<()> {
-        self.failed.borrow().as_ref().map_or(Ok(()), |e| Err(e.clone()))
-    }
-
     /// Commits in the background if much is pending.
     pub fn commit_soon(self: &Rc<Self>) {
         if self.meta.borrow().journal.pending() > UNASKED && !self.commits.running.get() {
@@ -92,7 +88,7 @@ impl<D: Device> Inner<D> {
             (meta.journal.take(), meta.journal.next())
         };
         if !planted(Bug::DataFlushSkipped) || groups.is_empty() {
-            self.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e))?;
+            self.flush_device().await?;
         }
         if groups.is_empty() {
             return Ok(());
@@ -105,7 +101,7 @@ impl<D: Device> Inner<D> {
             result.map_err(|e| Error::io("writing the journal", e))?;
         }
         if !planted(Bug::JournalFlushSkipped) {
-            self.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e))?;
+            self.flush_device().await?;
         }
         self.meta.borrow_mut().journal.confirm(next);
         Ok(())

@@ -8,6 +8,7 @@ mod checkpoint;
 mod commit;
 mod compare;
 mod directory;
+mod flush;
 mod info;
 mod load;
 mod meta;
@@ -85,6 +86,7 @@ pub(crate) struct Inner<D> {
     pub superblock: RefCell<Superblock>,
     pub generations: Generations,
     pub commits: commit::Commits,
+    pub flushes: flush::Flushes,
     pub checkpoints: checkpoint::Checkpoints,
     /// Why nothing is acknowledged any more.
     pub failed: RefCell<Option<Error>>,

@@ -146,6 +146,7 @@ impl<D: Device> Pool<D> {
             superblock: RefCell::new(superblock),
             generations: Default::default(),
             commits: Default::default(),
+            flushes: Default::default(),
             checkpoints: Default::default(),
             failed: RefCell::new(None),
             space_changed: Default::default(),
@@ -161,7 +162,7 @@ impl<D: Device> Pool<D> {
             pool.0.replay().await?;
             if !pool.0.options.read_only {
                 // After a kill the journal may be in a cache only: what reads show from now on stays.
-                pool.0.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e))?;
+                pool.0.flush_device().await?;
             }
         }
         pool.0.reap_soon();

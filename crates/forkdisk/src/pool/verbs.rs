@@ -317,7 +317,7 @@ impl<D: Device> Pool<D> {
         if inner.device.len() < size {
             let io = |e| Error::io("lengthening the pool", e);
             inner.device.set_len(size).await.map_err(io)?;
-            inner.device.flush().await.map_err(io)?;
+            inner.flush_device().await?;
         }
         inner.verb(|_| Ok((Record::Grow { size }, ()))).await?;
         inner.full.set(false);
