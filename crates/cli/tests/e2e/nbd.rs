@@ -17,6 +17,7 @@ const READ: u16 = 0;
 const WRITE: u16 = 1;
 const DISCONNECT: u16 = 2;
 const FLUSH: u16 = 3;
+const TRIM: u16 = 4;
 
 /// What the server says a client may do with an export.
 pub const HAS_FLUSH: u16 = 1 << 2;
@@ -86,6 +87,10 @@ impl Client {
 
     pub fn flush(&mut self) -> io::Result<()> {
         self.request(FLUSH, 0, 0, 0, &[])
+    }
+
+    pub fn trim(&mut self, offset: u64, len: u32) -> io::Result<()> {
+        self.request(TRIM, 0, offset, len, &[])
     }
 
     fn send(&mut self, kind: u16, flags: u16, offset: u64, len: u32, data: &[u8]) -> io::Result<()> {

@@ -69,6 +69,26 @@ fn end(mut child: std::process::Child) -> std::process::ExitStatus {
 }
 
 #[test]
+fn a_trimmed_range_reads_as_zeroes_to_its_last_byte() {
+    let lab = Lab::with_pool("64M");
+    let mut contents = noise(1, 100_001);
+    lab.import("a", &contents);
+    lab.ok(&["snapshot", "pool.img/a@x"]);
+    let server = Server::start(&lab);
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    for (offset, len) in [(10_000, 30_000), (50_000, 100), (61_000, 1000), (90_001, 10_000)] {
+        client.trim(offset as u64, len as u32).unwrap();
+        contents[offset..offset + len].fill(0);
+    }
+    let read = client.read(0, contents.len()).unwrap();
+    assert_eq!(read.iter().zip(&contents).position(|(a, b)| a != b), None);
+    drop(client);
+    server.stop();
+    assert!(lab.contents("a@x") == noise(1, 100_001));
+    lab.assert_clean();
+}
+
+#[test]
 fn sigterm_leaves_the_pool_clean_and_everything_durable() {
     let lab = Lab::with_pool("64M");
     lab.ok(&["create", "pool.img/a", "--size", "1M"]);
