@@ -25,6 +25,12 @@ fn init_takes_an_empty_file_but_no_other() {
 }
 
 #[test]
+fn an_idle_pool_is_not_read_only() {
+    let lab = Lab::with_pool("64M");
+    assert_eq!(lab.json(&["stats", POOL])["mode"], "rw");
+}
+
+#[test]
 fn init_makes_a_sparse_file() {
     let lab = Lab::with_pool("20G");
     let meta = fs::metadata(lab.path(POOL)).unwrap();
