@@ -50,7 +50,7 @@ pub fn run(args: ExportArgs, global: &Global) -> Result<()> {
         let is_new = args.target != Path::new("-") && !args.target.exists();
         let exported = match Target::open(&args, volume.size()) {
             Ok(mut target) => copy(&session, &volume, &mut target).await,
-            Err(error) => return Err(error),
+            Err(error) => Err(error),
         };
         if exported.is_err() && is_new {
             // Half an image is worth less than none; the first error is the one to report.

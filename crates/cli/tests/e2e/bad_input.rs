@@ -243,6 +243,15 @@ fn export_never_overwrites_a_pool_in_use() {
 }
 
 #[test]
+fn an_export_longer_than_a_file_can_be_leaves_nothing_behind() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "--size", "200M"]);
+    let message = run_with_short_files(&lab, &["export", "pool.img/a", "out.raw"]).refused();
+    assert!(message.contains("out.raw"), "{message}");
+    assert!(!lab.path("out.raw").exists());
+}
+
+#[test]
 fn a_failure_of_the_system_is_told_once() {
     let lab = lab_with_a_volume();
     let message = run_with_short_files(&lab, &["grow", POOL, "--size", "512M"]).refused();
