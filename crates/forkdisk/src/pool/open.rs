@@ -163,6 +163,8 @@ impl<D: Device> Pool<D> {
             if !pool.0.options.read_only {
                 // After a kill the journal may be in a cache only: what reads show from now on stays.
                 pool.0.flush_device().await?;
+                let journal = &mut pool.0.meta.borrow_mut().journal;
+                journal.confirm(journal.next());
             }
         }
         pool.0.reap_soon();

@@ -29,7 +29,7 @@ impl<D: Device> Volume<D> {
         (result, buf)
     }
 
-    async fn write_locked(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
+    pub(super) async fn write_locked(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
         let page = PAGE_SIZE as u64;
         let range = offset / page..(offset + buf.len() as u64).div_ceil(page);
         let fresh = || WritePlan::new(offset, buf.len() as u64, self.inner.device.block_size());
