@@ -1,6 +1,7 @@
 //! Sharing a range of one volume with another.
 
 use crate::format::{Entry, Kind, VolumeRecord};
+use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, PageAddr, VirtualPage};
 
 use super::edit::{Editor, Stop};
@@ -20,6 +21,7 @@ impl Editor<'_> {
     ) -> Result<u64, Stop> {
         let run = lookup(self.tables, source, from, len)?;
         let Some((addr, birth)) = run.data else { return Ok(run.len) };
+        let birth = if planted(Bug::RangeCloneRejuvenates) { self.epoch } else { birth };
         if from.index() == 0 && to.index() == 0 && len >= BLOCK_PAGES {
             return self.share_block(source, from, target, to);
         }

@@ -152,7 +152,7 @@ impl<D: Device> Inner<D> {
             directory: self.meta.borrow().tables.settle(frozen.directory),
             directory_level: frozen.directory_level,
             directory_pages: frozen.directory_pages,
-            start: frozen.start,
+            start: if planted(Bug::ReplayStartsTooLate) { self.meta.borrow_mut().journal.mark() } else { frozen.start },
             counts,
             ..old.clone()
         }
@@ -284,7 +284,7 @@ impl<D: Device> Inner<D> {
             meta.settle_roots();
             meta.space.finish()
         };
-        if !planted(Bug::FreedSpaceReusedAtOnce) {
+        if !planted(Bug::PlanOutlivesPage) {
             self.generations.barrier().await;
         }
         // A plan made before the freeze may have published one of these pages since.

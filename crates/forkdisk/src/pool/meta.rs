@@ -106,7 +106,9 @@ impl Meta {
             }
             Record::CloneRange { source, from, target, to, len } => {
                 if *done == 0 {
-                    self.raise_shared(*source);
+                    if !planted(Bug::RangeCloneKeepsSharedAt) {
+                        self.raise_shared(*source);
+                    }
                     self.raise_shared(*target);
                     self.advance();
                 }
@@ -184,7 +186,10 @@ impl Meta {
                 };
                 self.add(gone);
                 self.share_root(&to);
-                let epoch = self.epoch;
+                if planted(Bug::RollbackCountsTwice) {
+                    self.share_root(&to);
+                }
+                let epoch = if planted(Bug::RollbackLowersSharedAt) { to.shared_at } else { self.epoch };
                 let record = &mut self.directory.change(*volume).expect("read above").record;
                 (record.root, record.level, record.referenced) = (to.root, to.level, to.referenced);
                 (record.size, record.trim_end, record.shared_at) = (to.size, to.trim_end, epoch);
@@ -203,7 +208,7 @@ impl Meta {
             }
             Record::Resize { id, size } => {
                 let (mut editor, record) = self.edit(*id).ok_or_else(|| Failure::Nonsense(Meta::unknown(*id)))?;
-                if *size < record.size {
+                if *size < record.size && !planted(Bug::ShrinkKeepsTail) {
                     record.trim_end = record.trim_end.max(record.size);
                 }
                 record.size = *size;

@@ -337,7 +337,7 @@ impl<D: Device> Inner<D> {
             }
             incarnation = group.incarnation;
             for (i, record) in records.iter().enumerate() {
-                if group.first + i as u64 >= start.sequence {
+                if group.first + i as u64 >= start.sequence || planted(Bug::RecoveryReplaysTwice) {
                     self.replay_record(record).await?;
                 }
             }

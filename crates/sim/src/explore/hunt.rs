@@ -2,7 +2,7 @@
 
 use super::campaign::spread;
 use super::{Case, Recipe};
-use crate::history::{Profile, Small};
+use crate::history::{Profile, Small, Violation};
 use crate::planted::{self, Bug};
 use crate::rng::{Rng, mix};
 
@@ -48,33 +48,40 @@ impl Hunt {
     }
 
     fn search(&self, bug: Bug) -> Found {
-        planted::set(Some(bug));
         let how = (0..self.budget).find_map(|i| self.attempt(bug, i).map(|how| (i + 1, how)));
-        planted::set(None);
         match how {
             Some((histories, how)) => Found { bug, histories, how: Some(how) },
             None => Found { bug, histories: self.budget, how: None },
         }
     }
 
-    /// One history; the profiles take turns, and every fourth one is a short one in full.
+    /// One history; the profiles take turns, and every fourth one is a short one in full. What the
+    /// engine breaks without the mistake, too, does not count.
     fn attempt(&self, bug: Bug, i: u32) -> Option<(String, String, String)> {
         let seed = mix(&[self.seed, u64::from(i)]) >> 32;
         let name = bug.name();
         if i % 4 == 3 {
             let case = random_case(seed);
-            let (_, violation, _) = case.run(None, false);
-            let v = violation?;
+            let run = || case.run(None, false).1;
+            let v = provoked(bug, run)?;
             let aim = v.cut.map_or(String::new(), |(step, mask)| format!(" --crash {step} --mask {mask}"));
             return Some((v.promise.into(), v.what, format!("--planted {name} --case {}{aim}", case.name())));
         }
         let profile = Profile::ALL[(i - i / 4) as usize % Profile::ALL.len()];
         let dense = (profile != Profile::Calm).then_some((60, 3));
         let recipe = Recipe { profile: Some(profile), dense, ..Recipe::new(seed, 300) };
-        let v = recipe.run(false).violation?;
+        let v = provoked(bug, || recipe.run(false).violation)?;
         let flags = recipe.aimed(&v).flags();
         Some((v.promise.into(), v.what, format!("--planted {name} {flags}")))
     }
+}
+
+/// What `run` breaks with the mistake and does not break without it.
+fn provoked(bug: Bug, run: impl Fn() -> Option<Violation>) -> Option<Violation> {
+    planted::set(Some(bug));
+    let broken = run();
+    planted::set(None);
+    broken.filter(|_| run().is_none())
 }
 
 fn random_case(seed: u64) -> Case {
