@@ -169,6 +169,8 @@ pub struct Setup {
     pub profile: Profile,
     /// The disk.
     pub disk: Config,
+    /// The pool's identity.
+    pub uuid: [u8; 16],
     /// Bytes of the pool.
     pub pool: u64,
     /// Bytes of the journal.
@@ -200,6 +202,7 @@ impl Setup {
         Setup {
             seed,
             profile,
+            uuid: [7; 16],
             disk: Config {
                 sector: *rng.pick(&[512, 512, 4096]),
                 cache: if rng.one_in(8) { Volatile::No } else { Volatile::Yes },
@@ -233,6 +236,7 @@ impl Setup {
         Setup {
             seed: 1,
             profile: Profile::Calm,
+            uuid: [7; 16],
             disk: Config { sector: if large_sectors { 4096 } else { 512 }, cache: Volatile::Yes },
             pool: 12 << 20,
             journal: 1 << 20,

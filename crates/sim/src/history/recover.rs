@@ -152,6 +152,16 @@ pub fn start(setup: &Setup, exec: Executor, disk: SimDisk) -> Result<Session, Vi
 }
 
 impl Session {
+    /// Opens the pool on a medium, undisturbed.
+    ///
+    /// # Errors
+    /// P6 if it does not open.
+    pub fn open(setup: &Setup, medium: &Medium, seed: u64) -> Result<Session, Violation> {
+        let exec = Executor::new(mix(&[seed, 15]));
+        let disk = SimDisk::new(medium.clone(), &exec, mix(&[seed, 16]));
+        start(setup, exec, disk)
+    }
+
     /// What the pool lists.
     pub fn listing(&self) -> Listing {
         self.pool.list().into_iter().map(|v| (v.name, v.size)).collect()
