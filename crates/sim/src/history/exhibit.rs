@@ -10,7 +10,7 @@ use super::recover::{self, Entrance, PATIENCE, Session, recover};
 use super::run::Run;
 use super::{Kind, Op, Profile, Setup, Stats, Violation};
 use crate::disk::{Crash, Medium, PAGE};
-use crate::model::Key;
+use crate::model::{Control, Key};
 use crate::pattern::{Blends, Found, SECTOR, is_zero};
 use crate::rng::{Rng, mix};
 
@@ -113,9 +113,11 @@ impl Run<'_> {
         Ok(self.session.disk.freeze(Crash::Power).crash(0))
     }
 
-    /// One more commit, of a write to every volume.
+    /// Commits for certain (not every write is worth a record): a new volume, a write to every one.
     fn touch_all(&mut self) -> Result<(), Violation> {
         let keys: Vec<Key> = super::place::volumes(&self.model);
+        self.control(Control::Create("last".into(), PAGE as u64))?;
+        self.drain()?;
         for (i, key) in keys.into_iter().enumerate() {
             let op = Op { kind: Kind::Write, number: 1_000_000 + i as u32, gap: 0, draws: [1; 5] };
             let place = super::place::Place { offset: 0, len: self.size(key).min(PAGE as u64) };
