@@ -26,7 +26,7 @@ use crate::map::{Editor, NodeId, Placed, Stop};
 use crate::planted::{Bug, planted};
 use crate::space::Step;
 use crate::sync::Event;
-use crate::types::{BLOCK_SIZE, PAGE_SIZE, PageAddr, VirtualPage};
+use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
 
 use super::load::DIRECTORY_SEED;
 use super::{Failure, Inner, Meta};
@@ -372,6 +372,6 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
         start: meta.journal.mark(),
         epoch: meta.epoch.0,
         next_id: meta.next_id,
-        size: meta.space.layout().blocks() * BLOCK_SIZE,
+        size: meta.size(),
     })
 }

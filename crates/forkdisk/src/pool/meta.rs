@@ -5,7 +5,9 @@ use crate::journal::Journal;
 use crate::map::{Editor, Stop, Tables};
 use crate::planted::{Bug, planted};
 use crate::space::Space;
-use crate::types::{BLOCK_PAGES, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
+use crate::types::{
+    BLOCK_PAGES, BLOCK_SIZE, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span,
+};
 
 use super::directory::Directory;
 
@@ -42,6 +44,11 @@ impl Meta {
     /// Tables and counts.
     pub fn editor(&mut self) -> Editor<'_> {
         Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch }
+    }
+
+    /// Bytes of the pool.
+    pub fn size(&self) -> u64 {
+        self.space.layout().blocks() * BLOCK_SIZE
     }
 
     /// Bytes of metadata that are not in a finished checkpoint.

@@ -317,7 +317,8 @@ impl<D: Device> Pool<D> {
     pub async fn grow(&self, size: u64) -> Result<()> {
         let inner = &self.0;
         inner.check_writable()?;
-        let now = inner.superblock.borrow().size;
+        // The superblock's may be older: it changes with the next checkpoint only.
+        let now = inner.meta.borrow().size();
         let size = size / BLOCK_SIZE * BLOCK_SIZE;
         if size < now {
             let why = format!("the pool has {now} bytes and cannot be made smaller ({size})");

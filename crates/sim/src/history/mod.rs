@@ -1,5 +1,6 @@
 //! Random histories of client operations, run against the engine and the model at once.
 
+mod audit;
 mod exhibit;
 mod fault;
 mod finish;

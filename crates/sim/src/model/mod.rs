@@ -41,6 +41,13 @@ pub struct Volume {
     instant: Option<usize>,
 }
 
+impl Volume {
+    /// First sectors of the pages that were written, in rising order.
+    pub fn written(&self) -> Vec<u64> {
+        self.content.written()
+    }
+}
+
 /// What is put into a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
