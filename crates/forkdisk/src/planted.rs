@@ -117,8 +117,6 @@ bugs! {
     StaleCountsCached = "stale-counts-cached",
     /// A map table whose checksum is wrong is believed.
     TableChecksumIgnored = "table-checksum-ignored",
-    /// A checksum does not say which page of which pool it belongs to.
-    PageIdentityIgnored = "page-identity-ignored",
 }
 
 #[cfg(feature = "planted")]

@@ -223,8 +223,9 @@ fn hunt(args: &Args, name: &str) -> Result<bool, String> {
             println!("  {what}");
         }
     }
+    let histories: u64 = all.iter().map(|f| u64::from(f.histories)).sum();
     let missed = all.iter().filter(|f| f.how.is_none()).count();
-    println!("planted={} found={} missed={missed}", all.len(), all.len() - missed);
+    println!("planted={} found={} missed={missed} histories={histories}", all.len(), all.len() - missed);
     Ok(missed == 0)
 }
 

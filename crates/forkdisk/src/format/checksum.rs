@@ -1,6 +1,5 @@
 //! Checksums that tell not only damage but also a page in the wrong place.
 
-use crate::planted::{Bug, planted};
 use crate::types::PageAddr;
 
 /// What a metadata page is, besides its bytes: all of it goes into the checksum.
@@ -19,9 +18,6 @@ pub struct Seed {
 /// CRC-32C of the page's identity followed by its bytes.
 pub fn page_checksum(seed: &Seed, bytes: &[u8]) -> u32 {
     let mut id = [0u8; 33];
-    if planted(Bug::PageIdentityIgnored) {
-        return crc32c::crc32c(bytes);
-    }
     id[..16].copy_from_slice(&seed.pool);
     id[16..24].copy_from_slice(&seed.page.0.to_le_bytes());
     id[24..32].copy_from_slice(&seed.birth.to_le_bytes());
