@@ -195,7 +195,8 @@ impl Executor {
         let mut state = self.0.state.borrow_mut();
         let park = state.temper.park;
         if state.rng.one_in(park) {
-            let reach = *state.rng.pick(&[100, 1000, 5000]);
+            // At the latest until nothing else can go on.
+            let reach = *state.rng.pick(&[100, 2000, 1 << 40]);
             let until = self.steps() + state.rng.below(reach);
             let number = state.next_timer;
             state.next_timer += 1;

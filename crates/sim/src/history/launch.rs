@@ -283,7 +283,7 @@ impl Run<'_> {
             return Ok(());
         };
         let mut rng = Rng::new(op.draws[3]);
-        let unit = if rng.one_in(4) { SECTOR as u64 } else { PAGE };
+        let unit = if rng.one_in(3) { SECTOR as u64 } else { PAGE };
         let to = rng.below(self.size(target) / unit + 1) * unit + from.offset % unit;
         let len = from.len.min(self.size(target).saturating_sub(to));
         let apart = source != target || to + len <= from.offset || from.offset + len <= to;

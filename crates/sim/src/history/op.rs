@@ -158,8 +158,8 @@ impl Profile {
             ],
             Profile::Faults => &[
                 (Read, 14), (Write, 36), (Append, 6), (Ragged, 2), (Flush, 12), (Discard, 5), (Zero, 4), (Create, 3), (Snapshot, 6),
-                (Group, 1), (Clone, 4), (CloneRange, 3), (Rollback, 3), (Rename, 1), (Resize, 2), (Delete, 5), (Grow, 1),
-                (Checkpoint, 4), (Fault, 6), (Settle, 1), (Cut, 1),
+                (Group, 1), (Clone, 4), (CloneRange, 10), (Rollback, 3), (Rename, 1), (Resize, 2), (Delete, 5), (Grow, 2),
+                (Checkpoint, 4), (Fault, 7), (Settle, 1), (Cut, 1),
             ],
             Profile::Races => &[
                 (Read, 30), (Write, 50), (Append, 4), (Flush, 10), (Discard, 16), (Zero, 8), (Snapshot, 8), (Group, 2), (Clone, 3),
@@ -247,7 +247,7 @@ impl Setup {
                 sector: *rng.pick(&[512, 512, 4096]),
                 cache: if rng.one_in(8) { Volatile::No } else { Volatile::Yes },
             },
-            pool: if small { 10 + rng.below(8) } else { 24 + rng.below(40) } * mib,
+            pool: if small { 9 + rng.below(4) } else { 24 + rng.below(40) } * mib,
             journal: *rng.pick(&[1, 1, 2]) * mib,
             dirty: *rng.pick(&[64, 256, 1024, 4096]) << 10,
             cache: *rng.pick(&[64, 256, 4096]) << 10,
@@ -269,9 +269,14 @@ impl Setup {
                 Profile::Races | Profile::Journal => *rng.pick(&[16, 64]),
                 Profile::Crowd => *rng.pick(&[2, 8]),
                 Profile::Large => 1 << 17,
+                Profile::Full => *rng.pick(&[300, 800, 1600]),
                 _ => *rng.pick(&[24, 96, 300]),
             },
-            crowd: if profile == Profile::Crowd { *rng.pick(&[130, 300]) } else { 14 },
+            crowd: match profile {
+                Profile::Crowd => *rng.pick(&[130, 300]),
+                Profile::Full => 7,
+                _ => 14,
+            },
             when_full: match rng.one_in(3) {
                 true => WhenFull::Wait(Duration::from_secs(60)),
                 false => WhenFull::Error,

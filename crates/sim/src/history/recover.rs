@@ -20,7 +20,7 @@ pub const PATIENCE: u64 = 3_000_000;
 /// Bytes read at once when a volume is verified.
 const STRIDE: u64 = 256 << 10;
 /// Volumes up to this size are read whole.
-const WHOLE: u64 = 8 << 20;
+const WHOLE: u64 = 2 << 20;
 
 /// One life of the engine: an executor, a disk and the open pool.
 pub struct Session {
