@@ -1,6 +1,7 @@
 //! Sharing a range of one volume with another.
 
 use crate::format::{Entry, Kind, VolumeRecord};
+use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, PageAddr, VirtualPage};
 
 use super::edit::{Editor, Stop};
@@ -28,6 +29,7 @@ impl Editor<'_> {
         let Some((addr, birth)) = run.data else {
             return Ok(self.unmap_step(target, to, VirtualPage(to.0 + n))?.0 - to.0);
         };
+        let birth = if planted(Bug::RangeCloneRejuvenates) { self.epoch } else { birth };
         let path = self.writable(target, to, 0)?;
         let &(leaf, first) = path.last().expect("a path has a table");
         for i in 0..n {

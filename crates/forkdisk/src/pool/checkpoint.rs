@@ -26,7 +26,7 @@ use crate::map::{Editor, NodeId, Placed, Stop};
 use crate::planted::{Bug, planted};
 use crate::space::Step;
 use crate::sync::Event;
-use crate::types::{BLOCK_SIZE, PAGE_SIZE, PageAddr, VirtualPage};
+use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
 
 use super::load::DIRECTORY_SEED;
 use super::{Failure, Inner, Meta};
@@ -152,7 +152,7 @@ impl<D: Device> Inner<D> {
             directory: self.meta.borrow().tables.settle(frozen.directory),
             directory_level: frozen.directory_level,
             directory_pages: frozen.directory_pages,
-            start: frozen.start,
+            start: if planted(Bug::ReplayStartsTooLate) { self.meta.borrow_mut().journal.mark() } else { frozen.start },
             counts,
             ..old.clone()
         }
@@ -285,7 +285,7 @@ impl<D: Device> Inner<D> {
             meta.settle_roots();
             meta.space.finish()
         };
-        if !planted(Bug::FreedSpaceReusedAtOnce) {
+        if !planted(Bug::PlanOutlivesPage) {
             self.generations.barrier().await;
         }
         // A plan made before the freeze may have published one of these pages since.
@@ -375,6 +375,6 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
         start: meta.journal.mark(),
         epoch: meta.epoch.0,
         next_id: meta.next_id,
-        size: meta.space.layout().blocks() * BLOCK_SIZE,
+        size: meta.size(),
     })
 }

@@ -5,7 +5,9 @@ use crate::journal::Journal;
 use crate::map::{Editor, Stop, Tables};
 use crate::planted::{Bug, planted};
 use crate::space::Space;
-use crate::types::{BLOCK_PAGES, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
+use crate::types::{
+    BLOCK_PAGES, BLOCK_SIZE, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span,
+};
 
 use super::directory::Directory;
 
@@ -45,6 +47,11 @@ impl Meta {
     pub fn editor(&mut self) -> Editor<'_> {
         let (until, confirmed) = (self.journal.next() + 1, self.journal.confirmed());
         Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch, until, confirmed }
+    }
+
+    /// Bytes of the pool.
+    pub fn size(&self) -> u64 {
+        self.space.layout().blocks() * BLOCK_SIZE
     }
 
     /// Bytes of metadata that are not in a finished checkpoint.
@@ -179,7 +186,10 @@ impl Meta {
                 };
                 self.add(gone);
                 self.share_root(&to);
-                let epoch = self.epoch;
+                if planted(Bug::RollbackCountsTwice) {
+                    self.share_root(&to);
+                }
+                let epoch = if planted(Bug::RollbackLowersSharedAt) { to.shared_at } else { self.epoch };
                 let record = &mut self.directory.change(*volume).expect("read above").record;
                 (record.root, record.level, record.referenced) = (to.root, to.level, to.referenced);
                 (record.size, record.trim_end, record.shared_at) = (to.size, to.trim_end, epoch);
@@ -198,7 +208,7 @@ impl Meta {
             }
             Record::Resize { id, size } => {
                 let (mut editor, record) = self.edit(*id).ok_or_else(|| Failure::Nonsense(Meta::unknown(*id)))?;
-                if *size < record.size {
+                if *size < record.size && !planted(Bug::ShrinkKeepsTail) {
                     record.trim_end = record.trim_end.max(record.size);
                 }
                 record.size = *size;
@@ -235,7 +245,9 @@ impl Meta {
         max: u64,
     ) -> Result<u64, Failure> {
         self.record_of(source)?;
-        self.raise_shared(source);
+        if !planted(Bug::RangeCloneKeepsSharedAt) {
+            self.raise_shared(source);
+        }
         self.raise_shared(target);
         self.advance();
         let source = self.record_of(source)?;

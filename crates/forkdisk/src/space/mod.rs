@@ -18,6 +18,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::format::{CountEntry, CountNode, CountPage, Layout};
+use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, Block, PageAddr, VirtualPage, VolumeId};
 
 use affinity::Affinity;
@@ -143,6 +144,9 @@ impl Space {
     /// One reference less, by a change that is durable once the journal is up to `until`.
     pub fn decr_page(&mut self, page: PageAddr, until: u64) {
         self.current.lose(page, until);
+        if planted(Bug::FreedSpaceReusedAtOnce) && self.page_count(page) == Ok(0) {
+            self.give_back(page);
+        }
     }
 
     /// One more reference to each of `n` pages.
