@@ -17,10 +17,11 @@ const STEP_PAGES: u64 = 12;
 
 impl<D: Device> Volume<D> {
     /// The whole pages within the range read as zeroes afterwards and give their space back; its
-    /// ragged edges stay as they are. On a full pool parts may be left alone.
+    /// ragged edges stay as they are (the end of the volume is none). On a full pool parts may be
+    /// left alone.
     pub async fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.check_write(offset, len)?;
-        let (first, end) = (offset.div_ceil(PAGE), (offset + len) / PAGE);
+        let (first, end) = (offset.div_ceil(PAGE), self.whole_end(offset + len));
         match self.unmap(first, end).await {
             Err(Ended::NoSpace) | Ok(()) => Ok(()),
             Err(Ended::Error(e)) => Err(e),
