@@ -1,32 +1,122 @@
 //! Known mistakes, for the simulator: it switches one on and must find it.
 //!
-//! Without the cargo feature `planted` every question is answered by a constant `false`.
+//! Each is one line of the engine that asks [`planted`]. Without the cargo feature `planted` the
+//! answer is the constant `false` and the line is gone.
 
-/// One mistake.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
-pub enum Bug {
-    DemotionKeepsPageCounts,
-    PromotesIncompleteRun,
-    WritesSharedInPlace,
-    CloneKeepsSharedAt,
-    SnapshotWithoutCount,
-    DataFlushSkipped,
-    JournalFlushSkipped,
-    FuaWithoutCommit,
-    SuperblockBeforePages,
-    SuperblockAfterFailedFlush,
-    FreedSpaceReusedAtOnce,
-    ZeroFillSkipped,
-    NeighboursLostInBreak,
-    OlderSuperblockChosen,
-    StaleIncarnationReplayed,
-    RecoveryReplaysTwice,
-    MappedBeforeWritten,
-    FailedFlushForgotten,
-    DiscardAfterReuse,
-    DeleteKeepsCounts,
-    GrowLengthNotDurable,
+macro_rules! bugs {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
+        /// One mistake.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Bug {
+            $($(#[$doc])* $variant,)*
+        }
+
+        #[cfg(feature = "planted")]
+        impl Bug {
+            /// All of them.
+            pub const ALL: &[Bug] = &[$(Bug::$variant,)*];
+
+            /// Its name on the command line.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Bug::$variant => $name,)*
+                }
+            }
+        }
+    };
+}
+
+bugs! {
+    /// A block that is demoted loses its count, and its pages do not get it.
+    DemotionKeepsPageCounts = "demotion-keeps-page-counts",
+    /// A leaf is promoted as soon as its first and last page are in place.
+    PromotesIncompleteRun = "promotes-incomplete-run",
+    /// Every mapped page is overwritten in place.
+    WritesSharedInPlace = "writes-shared-in-place",
+    /// A clone takes what it shares with its source for its own.
+    CloneKeepsSharedAt = "clone-keeps-shared-at",
+    /// A range clone's source takes what it now shares for its own.
+    RangeCloneKeepsSharedAt = "range-clone-keeps-shared-at",
+    /// A range clone's target takes what it got for newly written.
+    RangeCloneRejuvenates = "range-clone-rejuvenates",
+    /// A volume that was rolled back takes what it shares with its snapshot for its own.
+    RollbackLowersSharedAt = "rollback-lowers-shared-at",
+    /// A snapshot's root is not counted.
+    SnapshotWithoutCount = "snapshot-without-count",
+    /// A rollback counts the snapshot's root once too often.
+    RollbackCountsTwice = "rollback-counts-twice",
+    /// A deleted volume is forgotten before its space is given back.
+    DeleteKeepsCounts = "delete-keeps-counts",
+    /// The journal is written before the data it speaks of is durable.
+    DataFlushSkipped = "data-flush-skipped",
+    /// A commit ends before its journal records are durable.
+    JournalFlushSkipped = "journal-flush-skipped",
+    /// FUA is acknowledged without a commit.
+    FuaWithoutCommit = "fua-without-commit",
+    /// A flush does nothing for a volume that has mapped nothing new.
+    FlushCoversOneVolume = "flush-covers-one-volume",
+    /// Who asks while a commit runs is content with that one.
+    FlushJoinsRunningCommit = "flush-joins-running-commit",
+    /// A flush that failed is tried once more, and that is believed.
+    FailedFlushRetried = "failed-flush-retried",
+    /// A flush that failed fails its callers, but not the pool.
+    FailedFlushForgotten = "failed-flush-forgotten",
+    /// The superblock is turned over before what it points to is written.
+    SuperblockBeforePages = "superblock-before-pages",
+    /// The superblock is turned over although the flush before it failed.
+    SuperblockAfterFailedFlush = "superblock-after-failed-flush",
+    /// A superblock whose checksum is wrong is believed.
+    TornSuperblockAccepted = "torn-superblock-accepted",
+    /// Of two superblocks the older one counts.
+    OlderSuperblockChosen = "older-superblock-chosen",
+    /// A page of which nothing is left is handed out again before the checkpoint.
+    FreedSpaceReusedAtOnce = "freed-space-reused-at-once",
+    /// Space is handed out again while plans made before may still read or write it.
+    PlanOutlivesPage = "plan-outlives-page",
+    /// Pages that came into use again are discarded.
+    DiscardAfterReuse = "discard-after-reuse",
+    /// The rest of a new page is whatever lay there.
+    ZeroFillSkipped = "zero-fill-skipped",
+    /// The rest of a broken page is zeroes.
+    NeighboursLostInBreak = "neighbours-lost-in-break",
+    /// A page is mapped before it is written.
+    MappedBeforeWritten = "mapped-before-written",
+    /// A page is mapped although its write failed.
+    FailedWritePublished = "failed-write-published",
+    /// What could not be read is copied all the same.
+    CopyErrorSwallowed = "copy-error-swallowed",
+    /// A write that finds no space maps the pages it had found before.
+    FullLeavesHalf = "full-leaves-half",
+    /// A write gives up its range before it is on the device.
+    LockReleasedEarly = "lock-released-early",
+    /// A discard does not wait for writes to its range.
+    DiscardIgnoresWriters = "discard-ignores-writers",
+    /// A snapshot does not wait for writes in place that were planned before it.
+    SnapshotIgnoresWriters = "snapshot-ignores-writers",
+    /// A shrunk volume keeps its tail mapped.
+    ShrinkKeepsTail = "shrink-keeps-tail",
+    /// A new name is in the journal, but not in the checkpoint.
+    RenameNotCheckpointed = "rename-not-checkpointed",
+    /// The pool counts on its new length before the device has it.
+    GrowLengthNotDurable = "grow-length-not-durable",
+    /// The journal goes round over records that recovery still needs.
+    JournalOverwritesTail = "journal-overwrites-tail",
+    /// A checkpoint leaves out what was published while it was written.
+    ReplayStartsTooLate = "replay-starts-too-late",
+    /// Records that the checkpoint contains are replayed once more.
+    RecoveryReplaysTwice = "recovery-replays-twice",
+    /// Records of an earlier open are replayed.
+    StaleIncarnationReplayed = "stale-incarnation-replayed",
+    /// Records of an earlier round of the journal are replayed.
+    EarlierRoundReplayed = "earlier-round-replayed",
+    /// A checkpoint writes count pages where the current ones are.
+    CountSlotOverwritten = "count-slot-overwritten",
+    /// A count page is read from the slot that an unfinished checkpoint wrote.
+    OrphanedCountSlotTaken = "orphaned-count-slot-taken",
+    /// Count pages in memory stay as they were before the checkpoint.
+    StaleCountsCached = "stale-counts-cached",
+    /// A map table whose checksum is wrong is believed.
+    TableChecksumIgnored = "table-checksum-ignored",
 }
 
 #[cfg(feature = "planted")]
@@ -47,60 +137,6 @@ mod switch {
     /// Whether `bug` is switched on.
     pub(crate) fn planted(bug: Bug) -> bool {
         CURRENT.get() == Some(bug)
-    }
-
-    impl Bug {
-        /// All of them.
-        pub const ALL: &[Bug] = &[
-            Bug::DemotionKeepsPageCounts,
-            Bug::PromotesIncompleteRun,
-            Bug::WritesSharedInPlace,
-            Bug::CloneKeepsSharedAt,
-            Bug::SnapshotWithoutCount,
-            Bug::DataFlushSkipped,
-            Bug::JournalFlushSkipped,
-            Bug::FuaWithoutCommit,
-            Bug::SuperblockBeforePages,
-            Bug::SuperblockAfterFailedFlush,
-            Bug::FreedSpaceReusedAtOnce,
-            Bug::ZeroFillSkipped,
-            Bug::NeighboursLostInBreak,
-            Bug::OlderSuperblockChosen,
-            Bug::StaleIncarnationReplayed,
-            Bug::RecoveryReplaysTwice,
-            Bug::MappedBeforeWritten,
-            Bug::FailedFlushForgotten,
-            Bug::DiscardAfterReuse,
-            Bug::DeleteKeepsCounts,
-            Bug::GrowLengthNotDurable,
-        ];
-
-        /// Its name on the command line.
-        pub fn name(self) -> &'static str {
-            match self {
-                Bug::DemotionKeepsPageCounts => "demotion-keeps-page-counts",
-                Bug::PromotesIncompleteRun => "promotes-incomplete-run",
-                Bug::WritesSharedInPlace => "writes-shared-in-place",
-                Bug::CloneKeepsSharedAt => "clone-keeps-shared-at",
-                Bug::SnapshotWithoutCount => "snapshot-without-count",
-                Bug::DataFlushSkipped => "data-flush-skipped",
-                Bug::JournalFlushSkipped => "journal-flush-skipped",
-                Bug::FuaWithoutCommit => "fua-without-commit",
-                Bug::SuperblockBeforePages => "superblock-before-pages",
-                Bug::SuperblockAfterFailedFlush => "superblock-after-failed-flush",
-                Bug::FreedSpaceReusedAtOnce => "freed-space-reused-at-once",
-                Bug::ZeroFillSkipped => "zero-fill-skipped",
-                Bug::NeighboursLostInBreak => "neighbours-lost-in-break",
-                Bug::OlderSuperblockChosen => "older-superblock-chosen",
-                Bug::StaleIncarnationReplayed => "stale-incarnation-replayed",
-                Bug::RecoveryReplaysTwice => "recovery-replays-twice",
-                Bug::MappedBeforeWritten => "mapped-before-written",
-                Bug::FailedFlushForgotten => "failed-flush-forgotten",
-                Bug::DiscardAfterReuse => "discard-after-reuse",
-                Bug::DeleteKeepsCounts => "delete-keeps-counts",
-                Bug::GrowLengthNotDurable => "grow-length-not-durable",
-            }
-        }
     }
 }
 

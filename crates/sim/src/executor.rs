@@ -3,7 +3,7 @@
 //! At each step it either polls one ready task, or lets one pending device request end, or - when
 //! there is nothing else to do, and now and then before - lets the earliest timer expire. Which one
 //! is drawn from the seed, so that one seed is one interleaving. No clock, no thread, no hash order
-//! has a say. It can be stopped dead between any two steps, which is what a crash is to software.
+//! has a say. Now and then a request is *parked*: it ends long after those that came later. It can be stopped dead between any two steps, which is what a crash is to software.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -95,6 +95,8 @@ struct Temper {
     fifo_tasks: bool,
     /// Of 16 completions, how many take the oldest request.
     oldest: u64,
+    /// Of so many requests one is parked; 0: none.
+    park: u64,
 }
 
 struct State {
@@ -104,6 +106,8 @@ struct State {
     free: Vec<usize>,
     ready: Vec<usize>,
     requests: Vec<Completion>,
+    /// Parked requests, by the step at which they join the others.
+    parked: BTreeMap<(u64, u64), Completion>,
     timers: BTreeMap<(Duration, u64), Rc<Alarm>>,
     next_timer: u64,
     now: Duration,
@@ -128,6 +132,7 @@ impl Executor {
             tasks: *rng.pick(&[8, 8, 12, 15, 4]),
             fifo_tasks: rng.one_in(2),
             oldest: *rng.pick(&[0, 0, 4, 12, 16]),
+            park: *rng.pick(&[0, 0, 300, 30]),
         };
         let state = State {
             rng,
@@ -136,6 +141,7 @@ impl Executor {
             free: Vec::new(),
             ready: Vec::new(),
             requests: Vec::new(),
+            parked: BTreeMap::new(),
             timers: BTreeMap::new(),
             next_timer: 0,
             now: Duration::ZERO,
@@ -183,8 +189,20 @@ impl Executor {
 
     /// Adds a device request: `end` runs at a step of the executor's choosing.
     pub fn request(&self, end: impl FnOnce() + 'static) {
-        if !self.0.halted.get() {
-            self.0.state.borrow_mut().requests.push(Box::new(end));
+        if self.0.halted.get() {
+            return;
+        }
+        let mut state = self.0.state.borrow_mut();
+        let park = state.temper.park;
+        if state.rng.one_in(park) {
+            // At the latest until nothing else can go on.
+            let reach = *state.rng.pick(&[100, 2000, 1 << 40]);
+            let until = self.steps() + state.rng.below(reach);
+            let number = state.next_timer;
+            state.next_timer += 1;
+            state.parked.insert((until, number), Box::new(end));
+        } else {
+            state.requests.push(Box::new(end));
         }
     }
 
@@ -204,6 +222,13 @@ impl Executor {
         let mut guard = self.0.state.borrow_mut();
         let state = &mut *guard;
         state.ready.append(&mut self.0.woken.lock().unwrap_or_else(PoisonError::into_inner));
+        let idle = state.ready.is_empty() && state.requests.is_empty();
+        while let Some(parked) = state.parked.first_entry() {
+            if parked.key().0 > self.steps() && !(idle && state.requests.is_empty()) {
+                break;
+            }
+            state.requests.push(parked.remove());
+        }
         let (tasks, requests) = (state.ready.len(), state.requests.len());
         let early = requests > 0 && !state.timers.is_empty() && state.rng.one_in(64);
         if tasks + requests == 0 || early {
@@ -285,13 +310,14 @@ impl Executor {
     /// Stops dead: every task, request and timer is dropped and nothing new is accepted.
     pub fn halt(&self) {
         self.0.halted.set(true);
-        let (tasks, requests, timers) = {
+        let dropped = {
             let mut state = self.0.state.borrow_mut();
             state.ready.clear();
             state.free.clear();
-            (std::mem::take(&mut state.tasks), std::mem::take(&mut state.requests), std::mem::take(&mut state.timers))
+            let requests = (std::mem::take(&mut state.requests), std::mem::take(&mut state.parked));
+            (std::mem::take(&mut state.tasks), requests, std::mem::take(&mut state.timers))
         };
-        drop((tasks, requests, timers));
+        drop(dropped);
         self.0.woken.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }

@@ -7,7 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use forkdisk_sim::explore::{
-    Campaign, Case, Exhaustive, Failure, Found, Hunt, Recipe, kept, parse_ranges, shrink, silence_panics,
+    Campaign, Case, Damage, Damages, Exhaustive, Failure, Found, Hunt, Recipe, kept, parse_ranges, shrink,
+    silence_panics,
 };
 use forkdisk_sim::history::{Aim, Profile, Stats, Violation};
 use forkdisk_sim::planted::{self, Bug};
@@ -45,6 +46,12 @@ struct Args {
     /// Explore all histories of up to three operations until this many crash states.
     #[arg(long)]
     exhaustive: Option<u64>,
+    /// Damage the metadata of small pools in so many ways: bits flipped, pages lost, stale or strayed.
+    #[arg(long)]
+    flips: Option<u64>,
+    /// Replay this one damage of the pool that belongs to the seed.
+    #[arg(long, requires = "seed")]
+    damage: Option<u64>,
     /// Replay one short history, as in `write+snapshot:512`.
     #[arg(long, value_parser = Case::parse)]
     case: Option<Case>,
@@ -96,6 +103,11 @@ fn run(args: &Args) -> Result<bool, String> {
         let (stats, violation, account) = case.run(aim, true);
         return Ok(tell(&stats, 1, violation.as_ref(), &account));
     }
+    if let (Some(seed), Some(number)) = (args.seed, args.damage) {
+        let (stats, violation, account) = Damage { seed, number }.run();
+        account.iter().filter(|_| violation.is_none()).for_each(|line| println!("{line}"));
+        return Ok(tell(&stats, 1, violation.as_ref(), &account));
+    }
     if let Some(seed) = args.seed {
         let recipe = Recipe { profile: args.profile, keep: args.keep.clone(), aim, ..Recipe::new(seed, args.steps) };
         let report = recipe.run(true);
@@ -104,7 +116,24 @@ fn run(args: &Args) -> Result<bool, String> {
     if let Some(budget) = args.exhaustive {
         return Ok(exhaustive(args, budget));
     }
+    if let Some(count) = args.flips {
+        return Ok(flips(args, count));
+    }
     Ok(campaign(args))
+}
+
+fn flips(args: &Args, count: u64) -> bool {
+    let damages = Damages { count, seed: base_seed(args), jobs: args.jobs };
+    println!("base seed {}", damages.seed);
+    let mut meter = Meter::new();
+    let outcome = damages.run(|tried| meter.show(|| format!("{tried}/{count} damages")));
+    meter.clear();
+    for (damage, violation) in outcome.failures.iter().take(8) {
+        println!("\n{violation}\n  replay: forkdisk-sim {}", damage.flags());
+    }
+    println!("reported={} harmless={}", outcome.reported, outcome.stats.flips - outcome.reported);
+    summary(&outcome.stats, 0, outcome.failures.len());
+    outcome.failures.is_empty()
 }
 
 fn bug(name: &str) -> Result<Bug, String> {
@@ -194,8 +223,9 @@ fn hunt(args: &Args, name: &str) -> Result<bool, String> {
             println!("  {what}");
         }
     }
+    let histories: u64 = all.iter().map(|f| u64::from(f.histories)).sum();
     let missed = all.iter().filter(|f| f.how.is_none()).count();
-    println!("planted={} found={} missed={missed}", all.len(), all.len() - missed);
+    println!("planted={} found={} missed={missed} histories={histories}", all.len(), all.len() - missed);
     Ok(missed == 0)
 }
 
@@ -211,8 +241,8 @@ fn tell(stats: &Stats, seeds: usize, violation: Option<&Violation>, account: &[S
 
 fn summary(stats: &Stats, seeds: usize, violations: usize) {
     println!(
-        "crash_states={} distinct={} cuts={} faults={} seeds={seeds} operations={} violations={violations}",
-        stats.crash_states, stats.distinct, stats.cuts, stats.faults, stats.operations
+        "crash_states={} distinct={} cuts={} faults={} flips={} seeds={seeds} operations={} violations={violations}",
+        stats.crash_states, stats.distinct, stats.cuts, stats.faults, stats.flips, stats.operations
     );
 }
 

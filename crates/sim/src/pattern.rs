@@ -95,7 +95,7 @@ impl Blends {
     /// Whether `bytes` are those of `value` from byte `from` of the sector on.
     pub fn matches(&self, value: Value, from: usize, bytes: &[u8]) -> bool {
         if value == Value::ZERO {
-            return bytes.iter().all(|&b| b == 0);
+            return is_zero(bytes);
         }
         if bytes.len() == SECTOR && value.0 & BLEND == 0 {
             return is_mark(value, bytes);
@@ -173,8 +173,22 @@ fn inverse(n: u64) -> u64 {
     x
 }
 
+/// Compares the whole sector without stopping at the first difference, so that it is done by vectors.
 fn is_mark(value: Value, bytes: &[u8]) -> bool {
-    bytes.as_chunks::<8>().0.iter().enumerate().all(|(i, word)| *word == value.word(i))
+    let first = value.0 ^ KEY;
+    let (mut word, mut differs) = (first, 0);
+    for found in bytes.as_chunks::<8>().0 {
+        differs |= u64::from_le_bytes(*found) ^ word;
+        word = word.wrapping_add(first << 1);
+    }
+    differs == 0
+}
+
+/// Whether all bytes are 0.
+pub fn is_zero(bytes: &[u8]) -> bool {
+    let (words, rest) = bytes.as_chunks::<64>();
+    let any = |chunk: &[u8; 64]| chunk.as_chunks::<8>().0.iter().fold(0, |sum, w| sum | u64::from_le_bytes(*w));
+    words.iter().all(|chunk| any(chunk) == 0) && rest.iter().all(|&b| b == 0)
 }
 
 /// The mark that fills the whole sector, if one does.

@@ -2,10 +2,12 @@
 //!
 //! A group starts at a page boundary and holds a header of 64 bytes and whole records. Its chain
 //! value covers the header, the records and the chain value of the group before it, so that a
-//! group is only ever taken for what it is where it was written.
+//! group is only ever taken for what it is where it was written. The value before is in the header,
+//! too: a group can be told from anything else even where the one before it is damaged.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::planted::{Bug, planted};
 use crate::types::{MAX_VOLUME_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 
 use super::cursor::{Append, Reader};
@@ -214,20 +216,28 @@ pub fn encode_group(pool: &[u8; 16], before: u64, group: &Group, records: &[u8])
     Append::u32(&mut head, group.count);
     Append::u32(&mut head, records.len() as u32);
     let chain = chain_value(pool, before, &head, records);
-    Append::u64(&mut head, chain);
+    head.u64s(&[chain, before]);
     head.resize(GROUP_HEADER, 0);
     head.extend_from_slice(records);
     (head, chain)
 }
 
-/// The header at the start of `bytes` if it looks like one; nothing is verified yet.
-pub fn peek_group(bytes: &[u8]) -> Option<Group> {
+/// The header at the start of `bytes` and the chain value before it, if it looks like one; nothing
+/// is verified yet.
+fn peek_group(bytes: &[u8]) -> Option<(Group, u64)> {
     let mut r = Reader(bytes);
     if r.array::<8>()? != MAGIC {
         return None;
     }
     let [incarnation, first, confirmed] = [r.u64()?, r.u64()?, r.u64()?];
-    Some(Group { incarnation, first, confirmed, count: r.u32()?, bytes: r.u32()?, chain: r.u64()? })
+    Some((Group { incarnation, first, confirmed, count: r.u32()?, bytes: r.u32()?, chain: r.u64()? }, r.u64()?))
+}
+
+/// The group of this pool at the start of `bytes`, whatever comes before it.
+pub fn find_group(pool: &[u8; 16], bytes: &[u8]) -> Option<Group> {
+    let (group, before) = peek_group(bytes)?;
+    let records = bytes.get(GROUP_HEADER..GROUP_HEADER + group.bytes as usize)?;
+    (chain_value(pool, before, &bytes[..40], records) == group.chain).then_some(group)
 }
 
 /// What [`decode_group`] made of some bytes.
@@ -243,18 +253,19 @@ pub enum Decoded {
 /// Decodes the group at the start of `bytes`, which must follow one with chain value `before`.
 /// At most `limit` bytes belong to it.
 pub fn decode_group(pool: &[u8; 16], before: u64, bytes: &[u8], limit: u64) -> Decoded {
-    let Some(group) = peek_group(bytes) else {
+    let Some((group, said)) = peek_group(bytes) else {
         return Decoded::End;
     };
     let whole = GROUP_HEADER + group.bytes as usize;
-    if Group::length(group.bytes as usize) > limit {
+    let follows = said == before || planted(Bug::EarlierRoundReplayed) || planted(Bug::StaleIncarnationReplayed);
+    if !follows || Group::length(group.bytes as usize) > limit {
         return Decoded::End;
     }
     if bytes.len() < whole {
         return Decoded::Needs;
     }
     let records = &bytes[GROUP_HEADER..whole];
-    if chain_value(pool, before, &bytes[..40], records) != group.chain {
+    if chain_value(pool, said, &bytes[..40], records) != group.chain {
         return Decoded::End;
     }
     let mut r = Reader(records);
@@ -320,9 +331,18 @@ mod tests {
         for bit in 0..bytes.len() * 8 {
             let mut bad = bytes.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            let reserved = (48..GROUP_HEADER).contains(&(bit / 8));
+            let reserved = (56..GROUP_HEADER).contains(&(bit / 8));
             let taken = matches!(decode_group(&[5; 16], 1, &bad, 1 << 20), Decoded::Group(..));
             assert_eq!(taken, reserved, "bit {bit}");
+            assert_eq!(find_group(&[5; 16], &bad).is_some(), reserved, "bit {bit}");
         }
+    }
+
+    #[test]
+    fn a_group_is_known_without_the_one_before() {
+        let (bytes, _) = group_of(&samples(), 42);
+        assert_eq!(find_group(&[5; 16], &bytes).map(|g| (g.first, g.confirmed)), Some((10, 9)));
+        assert_eq!(find_group(&[6; 16], &bytes), None, "another pool's");
+        assert_eq!(find_group(&[5; 16], &bytes[..70]), None, "cut off");
     }
 }

@@ -26,7 +26,7 @@ use crate::map::{Editor, NodeId, Placed, Stop};
 use crate::planted::{Bug, planted};
 use crate::space::Step;
 use crate::sync::Event;
-use crate::types::{BLOCK_SIZE, PAGE_SIZE, PageAddr, VirtualPage};
+use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
 
 use super::load::DIRECTORY_SEED;
 use super::{Failure, Inner, Meta};
@@ -152,7 +152,7 @@ impl<D: Device> Inner<D> {
             directory: self.meta.borrow().tables.settle(frozen.directory),
             directory_level: frozen.directory_level,
             directory_pages: frozen.directory_pages,
-            start: frozen.start,
+            start: if planted(Bug::ReplayStartsTooLate) { self.meta.borrow_mut().journal.mark() } else { frozen.start },
             counts,
             ..old.clone()
         }
@@ -281,10 +281,11 @@ impl<D: Device> Inner<D> {
             meta.tables.finish();
             meta.tables.evict();
             meta.journal.released(start);
+            meta.journal.confirm(start.sequence);
             meta.settle_roots();
             meta.space.finish()
         };
-        if !planted(Bug::FreedSpaceReusedAtOnce) {
+        if !planted(Bug::PlanOutlivesPage) {
             self.generations.barrier().await;
         }
         // A plan made before the freeze may have published one of these pages since.
@@ -314,7 +315,9 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
     let changed = meta.directory.peek_changed();
     let mut leaves = Vec::with_capacity(changed.len());
     let mut directory_nodes: BTreeSet<NodeId> = BTreeSet::new();
-    let mut editor = Editor { tables: &mut meta.tables, space: &mut meta.space, epoch: meta.epoch };
+    // These losses are the checkpoint's own.
+    let (until, confirmed) = (0, 0);
+    let mut editor = Editor { tables: &mut meta.tables, space: &mut meta.space, epoch: meta.epoch, until, confirmed };
     for (number, records) in &changed {
         let at = VirtualPage(*number);
         editor.raise(&mut meta.directory_map, number + 1);
@@ -348,7 +351,7 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
             let old =
                 std::mem::replace(&mut meta.tables.entries_mut(leaf)[slot], Entry::checked_page(at, meta.epoch, 0));
             if !old.is_absent() {
-                meta.space.decr_page(old.addr());
+                meta.space.decr_page(old.addr(), until);
             }
             meta.space.incr_page(at);
             pages.push(DirectoryPage { at, leaf, slot, records });
@@ -372,6 +375,6 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
         start: meta.journal.mark(),
         epoch: meta.epoch.0,
         next_id: meta.next_id,
-        size: meta.space.layout().blocks() * BLOCK_SIZE,
+        size: meta.size(),
     })
 }

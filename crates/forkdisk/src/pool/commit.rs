@@ -36,8 +36,9 @@ impl<D: Device> Inner<D> {
             return Ok(());
         }
         let commits = &self.commits;
-        let ticket = commits.asked.get() + 1;
-        commits.asked.set(ticket);
+        let join = planted(Bug::FlushJoinsRunningCommit) && commits.running.get();
+        let ticket = if join { commits.begun.get() } else { commits.asked.get() + 1 };
+        commits.asked.set(commits.asked.get().max(ticket));
         self.start_commits();
         while commits.ended.get() < ticket {
             self.check_alive()?;

@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
+use crate::planted::{Bug, planted};
 use crate::sync::RangeLocks;
 use crate::types::VolumeId;
 
@@ -120,7 +121,8 @@ impl Directory {
     }
 
     pub fn rename(&mut self, id: VolumeId, name: &str) {
-        let volume = self.change(id).expect("an existing volume");
+        let kept = planted(Bug::RenameNotCheckpointed);
+        let volume = if kept { self.get_mut(id) } else { self.change(id) }.expect("an existing volume");
         let old = std::mem::replace(&mut volume.record.name, name.to_string());
         let parent = volume.record.parent;
         self.names.remove(&(parent, old));
@@ -198,6 +200,11 @@ impl Directory {
     /// Whether anything changed since the last checkpoint.
     pub fn is_changed(&self) -> bool {
         !self.changed.is_empty()
+    }
+
+    /// Whether this volume's page changed since the last checkpoint.
+    pub fn has_changed(&self, id: VolumeId) -> bool {
+        self.get(id).is_some_and(|v| self.changed.contains(&(v.slot / SLOTS_PER_PAGE as u64)))
     }
 
     /// Pages that changed since the last checkpoint.

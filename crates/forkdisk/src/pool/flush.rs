@@ -38,7 +38,10 @@ impl<D: Device> Inner<D> {
             }
             flushes.running.set(true);
             let covered = flushes.asked.get();
-            let outcome = self.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e));
+            let mut outcome = self.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e));
+            if planted(Bug::FailedFlushRetried) && outcome.is_err() {
+                outcome = self.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e));
+            }
             flushes.running.set(false);
             if let Err(error) = &outcome
                 && !planted(Bug::FailedFlushForgotten)

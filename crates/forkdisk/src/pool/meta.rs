@@ -5,7 +5,9 @@ use crate::journal::Journal;
 use crate::map::{Editor, Stop, Tables};
 use crate::planted::{Bug, planted};
 use crate::space::Space;
-use crate::types::{BLOCK_PAGES, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
+use crate::types::{
+    BLOCK_PAGES, BLOCK_SIZE, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span,
+};
 
 use super::directory::Directory;
 
@@ -35,13 +37,21 @@ impl Meta {
     /// Tables and counts together with the record of `id`, which is marked as changed.
     pub fn edit(&mut self, id: VolumeId) -> Option<(Editor<'_>, &mut VolumeRecord)> {
         let volume = self.directory.change(id)?;
-        let editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch };
+        // The record of what is done comes behind all others.
+        let (until, confirmed) = (self.journal.next() + 1, self.journal.confirmed());
+        let editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch, until, confirmed };
         Some((editor, &mut volume.record))
     }
 
     /// Tables and counts.
     pub fn editor(&mut self) -> Editor<'_> {
-        Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch }
+        let (until, confirmed) = (self.journal.next() + 1, self.journal.confirmed());
+        Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch, until, confirmed }
+    }
+
+    /// Bytes of the pool.
+    pub fn size(&self) -> u64 {
+        self.space.layout().blocks() * BLOCK_SIZE
     }
 
     /// Bytes of metadata that are not in a finished checkpoint.
@@ -105,17 +115,9 @@ impl Meta {
                 }
             }
             Record::CloneRange { source, from, target, to, len } => {
-                if *done == 0 {
-                    self.raise_shared(*source);
-                    self.raise_shared(*target);
-                    self.advance();
-                }
                 while *done < *len {
-                    let source = self.record_of(*source)?;
-                    let (mut editor, record) =
-                        self.edit(*target).ok_or_else(|| Failure::Nonsense(Meta::unknown(*target)))?;
                     let (f, t) = (VirtualPage(from.0 + *done), VirtualPage(to.0 + *done));
-                    *done += editor.share_step(&source, f, record, t, *len - *done)?;
+                    *done += self.share_step(*source, f, *target, t, *len - *done)?;
                 }
             }
             Record::Create { id, name, size, chunk, now } => self.add(VolumeRecord {
@@ -184,7 +186,10 @@ impl Meta {
                 };
                 self.add(gone);
                 self.share_root(&to);
-                let epoch = self.epoch;
+                if planted(Bug::RollbackCountsTwice) {
+                    self.share_root(&to);
+                }
+                let epoch = if planted(Bug::RollbackLowersSharedAt) { to.shared_at } else { self.epoch };
                 let record = &mut self.directory.change(*volume).expect("read above").record;
                 (record.root, record.level, record.referenced) = (to.root, to.level, to.referenced);
                 (record.size, record.trim_end, record.shared_at) = (to.size, to.trim_end, epoch);
@@ -203,7 +208,7 @@ impl Meta {
             }
             Record::Resize { id, size } => {
                 let (mut editor, record) = self.edit(*id).ok_or_else(|| Failure::Nonsense(Meta::unknown(*id)))?;
-                if *size < record.size {
+                if *size < record.size && !planted(Bug::ShrinkKeepsTail) {
                     record.trim_end = record.trim_end.max(record.size);
                 }
                 record.size = *size;
@@ -230,6 +235,26 @@ impl Meta {
         Ok(editor.map_run(record, at, len, to)?)
     }
 
+    /// Shares pages of one volume with another; see [`Editor::share_step`].
+    pub fn share_step(
+        &mut self,
+        source: VolumeId,
+        from: VirtualPage,
+        target: VolumeId,
+        to: VirtualPage,
+        max: u64,
+    ) -> Result<u64, Failure> {
+        self.record_of(source)?;
+        if !planted(Bug::RangeCloneKeepsSharedAt) {
+            self.raise_shared(source);
+        }
+        self.raise_shared(target);
+        self.advance();
+        let source = self.record_of(source)?;
+        let (mut editor, record) = self.edit(target).ok_or_else(|| Failure::Nonsense(Meta::unknown(target)))?;
+        Ok(editor.share_step(&source, from, record, to, max)?)
+    }
+
     fn add(&mut self, record: VolumeRecord) {
         self.next_id = self.next_id.max(record.id.0 + 1);
         self.directory.add(record);
@@ -244,8 +269,7 @@ impl Meta {
 
     fn share_root(&mut self, record: &VolumeRecord) {
         if record.root.kind() == Kind::Table {
-            let mut editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch };
-            editor.share(record.root);
+            self.editor().share(record.root);
         }
     }
 }

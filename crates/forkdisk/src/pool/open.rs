@@ -9,7 +9,7 @@ use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     CountEntry, Decoded, Entry, JournalStart, Kind, Layout, NO_VOLUME, NotSuper, SLOTS_PER_PAGE, SUPERBLOCK_PAGES,
-    Seed, Superblock, VolumeRecord, VolumeState, decode_directory_page, decode_group, page_checksum,
+    Seed, Superblock, VolumeRecord, VolumeState, decode_directory_page, decode_group, find_group, page_checksum,
 };
 use crate::journal::Journal;
 use crate::map::{Tables, lookup};
@@ -175,6 +175,8 @@ impl<D: Device> Pool<D> {
             if !pool.0.options.read_only {
                 // After a kill the journal may be in a cache only: what reads show from now on stays.
                 pool.0.flush_device().await?;
+                let journal = &mut pool.0.meta.borrow_mut().journal;
+                journal.confirm(journal.next());
             }
         }
         pool.0.reap_soon();
@@ -341,20 +343,43 @@ impl<D: Device> Inner<D> {
                     }
                     continue;
                 }
-                _ => return Ok(()),
+                _ => return self.refuse_damaged_journal(head, limit).await,
             };
             let stale = group.incarnation < incarnation || group.incarnation > newest;
             if stale && !planted(Bug::StaleIncarnationReplayed) {
-                return Ok(());
+                return self.refuse_damaged_journal(head, limit).await;
             }
             incarnation = group.incarnation;
             for (i, record) in records.iter().enumerate() {
-                if group.first + i as u64 >= start.sequence {
+                if group.first + i as u64 >= start.sequence || planted(Bug::RecoveryReplaysTwice) {
                     self.replay_record(record).await?;
                 }
             }
             self.meta.borrow_mut().journal.replayed(&group);
         }
+    }
+
+    /// Replay has ended at `head`. Is that where the journal ends, or is a group damaged? It is if any
+    /// group behind it says that records were durable which have not been found.
+    async fn refuse_damaged_journal(&self, head: u64, limit: u64) -> Result<()> {
+        let (uuid, next) = (self.superblock.borrow().uuid, self.meta.borrow().journal.next());
+        let mut at = head;
+        while at < head + limit {
+            let window = self.read_journal(at, (head + limit - at).min(REPLAY_WINDOW)).await?;
+            let groups = window.chunks(PAGE_SIZE).enumerate().map(|(i, _)| &window[i * PAGE_SIZE..]);
+            if let Some(group) = groups.filter_map(|bytes| find_group(&uuid, bytes)).find(|g| g.confirmed > next) {
+                let place = self.meta.borrow().journal.segments(head, PAGE_SIZE)[0].offset;
+                let why = format!(
+                    "the journal is damaged at {:?}: {} of its records are missing, and a later one says that they were durable; restore the pool from a copy",
+                    PageAddr(place / PAGE_SIZE as u64),
+                    group.confirmed - next
+                );
+                return Err(Error::new(ErrorKind::Corrupt, why));
+            }
+            // Windows overlap, so that most groups lie in one of them as a whole.
+            at += REPLAY_WINDOW - REPLAY_WINDOW / 4;
+        }
+        Ok(())
     }
 
     async fn replay_record(&self, record: &crate::format::Record) -> Result<()> {

@@ -67,7 +67,15 @@ impl<D: Device> Inner<D> {
                     if planted(Bug::DeleteKeepsCounts) {
                         return Ok(true);
                     }
-                    let mut editor = Editor { tables: &mut meta.tables, space: &mut meta.space, epoch: meta.epoch };
+                    // The record that killed it has been published already.
+                    let (until, confirmed) = (meta.journal.next(), meta.journal.confirmed());
+                    let mut editor = Editor {
+                        tables: &mut meta.tables,
+                        space: &mut meta.space,
+                        epoch: meta.epoch,
+                        until,
+                        confirmed,
+                    };
                     Ok(editor.reap_step(&mut volume.record)?)
                 })
                 .await?;

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{NO_VOLUME, Record, VolumeState};
+use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};
 
 use super::directory::Volume;
@@ -93,6 +94,15 @@ impl<D: Device> Inner<D> {
         Ok(value)
     }
 
+    /// Makes the device at least `size` bytes long, durably.
+    async fn lengthen(&self, size: u64) -> Result<()> {
+        if self.device.len() >= size {
+            return Ok(());
+        }
+        self.device.set_len(size).await.map_err(|e| Error::io("lengthening the pool", e))?;
+        self.flush_device().await
+    }
+
     fn info(&self, id: VolumeId) -> Result<VolumeInfo> {
         let meta = self.meta.borrow();
         let volume =
@@ -144,7 +154,9 @@ impl<D: Device> Pool<D> {
             ids
         };
         // Writes in place that were planned before end first; newer ones break already.
-        inner.generations.barrier().await;
+        if !planted(Bug::SnapshotIgnoresWriters) {
+            inner.generations.barrier().await;
+        }
         let committed = inner.clone().commit().await;
         for &id in &ids {
             if let Some(volume) = inner.meta.borrow_mut().directory.get_mut(id) {
@@ -236,12 +248,9 @@ impl<D: Device> Pool<D> {
             inner.reap_soon();
             inner.reaped.wait().await;
         }
-        let old = inner.meta.borrow().directory.find(name)?.record.size;
-        if size < old {
-            // The rest of the last page is zeroed before the end moves, so that growing again shows none of it.
-            let handle = self.volume(name)?;
-            let edge = size.next_multiple_of(PAGE_SIZE as u64).min(old);
-            handle.write_zeroes(size, edge - size, false).await?;
+        if size > inner.meta.borrow().directory.find(name)?.record.size {
+            // What the last page still holds from when the volume was longer; nobody sees it before the end moves.
+            self.volume(name)?.zero_beyond_end().await?;
         }
         inner
             .verb(|meta| {
@@ -305,7 +314,8 @@ impl<D: Device> Pool<D> {
     pub async fn grow(&self, size: u64) -> Result<()> {
         let inner = &self.0;
         inner.check_writable()?;
-        let now = inner.superblock.borrow().size;
+        // The superblock's may be older: it changes with the next checkpoint only.
+        let now = inner.meta.borrow().size();
         let size = size / BLOCK_SIZE * BLOCK_SIZE;
         if size < now {
             let why = format!("the pool has {now} bytes and cannot be made smaller ({size})");
@@ -314,12 +324,13 @@ impl<D: Device> Pool<D> {
         if size > crate::types::MAX_POOL_SIZE {
             return Err(Error::new(ErrorKind::Invalid, "a pool has at most 4 PiB"));
         }
-        if inner.device.len() < size {
-            let io = |e| Error::io("lengthening the pool", e);
-            inner.device.set_len(size).await.map_err(io)?;
-            inner.flush_device().await?;
+        if !planted(Bug::GrowLengthNotDurable) {
+            inner.lengthen(size).await?;
         }
         inner.verb(|_| Ok((Record::Grow { size }, ()))).await?;
+        if planted(Bug::GrowLengthNotDurable) {
+            inner.lengthen(size).await?;
+        }
         inner.full.set(false);
         inner.space_changed.notify();
         inner.clone().checkpoint().await

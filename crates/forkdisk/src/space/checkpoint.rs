@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::format::{CountEntry, CountNode, CountPage, LEAF_BLOCKS, Seed, Slot, page_checksum};
+use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, Block, PAGE_SIZE, PageAddr};
 
 use super::tree::free_in;
@@ -77,7 +78,8 @@ impl Space {
         let old = self.entry(node)?;
         let mut page = self.page(node)?.cloned().unwrap_or_default();
         let used = if node.level == 0 { self.apply(node, &mut page) } else { self.point(node, &mut page, old.used)? };
-        let slot = old.slot.map_or(Slot::A, Slot::other);
+        let other = if planted(Bug::CountSlotOverwritten) { |slot| slot } else { Slot::other };
+        let slot = old.slot.map_or(Slot::A, other);
         let at = node.page(slot);
         let seed = Seed { pool: self.uuid, page: at, level: COUNT_SEED + node.level, birth: 0 };
         let entry = CountEntry { slot: Some(slot), checksum: page_checksum(&seed, page.bytes()), used };
@@ -151,6 +153,9 @@ impl Space {
             self.cache.clear();
         }
         for (node, (page, _)) in work.new {
+            if planted(Bug::StaleCountsCached) {
+                continue;
+            }
             if self.cache.len() < self.cache_limit {
                 self.cache.insert(node, page);
             } else {
@@ -183,12 +188,7 @@ impl Space {
             if self.current.is_touched(page) {
                 continue;
             }
-            self.available += 1;
-            if self.is_scanned(page.block()) {
-                let mut bits = [0; 4];
-                bits[page.index() / 64] |= 1 << (page.index() % 64);
-                self.add_free(page.block(), bits);
-            }
+            self.give_back(page);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Count pages in memory: found, missed, cached.
 
 use crate::format::{CountEntry, CountNode, CountPage, LEAF_BLOCKS};
-use crate::types::{BLOCK_PAGES, Block};
+use crate::planted::{Bug, planted};
+use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
 use super::{Bitmap, Miss, Space};
 
@@ -43,6 +44,9 @@ impl Space {
         let entry = self.entry(node)?;
         match entry.slot {
             None => Ok(None),
+            Some(slot) if planted(Bug::OrphanedCountSlotTaken) => {
+                Err(Miss::Count { node, page: node.page(slot.other()), checksum: entry.checksum })
+            }
             Some(slot) => Err(Miss::Count { node, page: node.page(slot), checksum: entry.checksum }),
         }
     }
@@ -96,6 +100,16 @@ impl Space {
         self.known += after - before;
         if after == BLOCK_PAGES {
             self.empty.insert(block);
+        }
+    }
+
+    /// A page may be handed out.
+    pub(super) fn give_back(&mut self, page: PageAddr) {
+        self.available += 1;
+        if self.is_scanned(page.block()) {
+            let mut bits = [0; 4];
+            bits[page.index() / 64] |= 1 << (page.index() % 64);
+            self.add_free(page.block(), bits);
         }
     }
 

@@ -29,7 +29,7 @@ impl<D: Device> Volume<D> {
         (result, buf)
     }
 
-    async fn write_locked(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
+    pub(super) async fn write_locked(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
         let page = PAGE_SIZE as u64;
         let range = offset / page..(offset + buf.len() as u64).div_ceil(page);
         let fresh = || WritePlan::new(offset, buf.len() as u64, self.inner.device.block_size());
@@ -42,6 +42,7 @@ impl<D: Device> Volume<D> {
                 hold = Hold::Alone;
             }
             let lock = self.locks.lock(range.clone(), hold).await;
+            let lock = (!planted(Bug::LockReleasedEarly)).then_some(lock);
             let guard = self.inner.generations.enter();
             if hold == Hold::Alone || in_place(hold) {
                 break (lock, guard, fresh());
@@ -59,6 +60,7 @@ impl<D: Device> Volume<D> {
         let (written, buf) = self.put(offset, &plan, buf).await;
         let result = match written {
             Ok(()) if !early => self.publish(&plan).await,
+            Err(e) if planted(Bug::FailedWritePublished) => self.publish(&plan).await.and(Err(e)),
             other => other,
         };
         drop((guard, lock));
@@ -85,6 +87,7 @@ impl<D: Device> Volume<D> {
             match self.inner.edit(|meta| plan.advance(meta, self.id)).await {
                 Ok(()) => return Ok(guard.take().expect("entered above")),
                 Err(Ended::Error(e)) => return Err(e),
+                Err(Ended::NoSpace) if planted(Bug::FullLeavesHalf) => self.publish(plan).await?,
                 Err(Ended::NoSpace) => {}
             }
             guard = None;

@@ -47,6 +47,12 @@ impl Medium {
         self.cache.poisoned.clear();
     }
 
+    /// Makes it `len` bytes long; what lay beyond is gone.
+    pub fn truncate(&mut self, len: u64) {
+        self.damage(|image| image.truncate(len));
+        (self.cache.len, self.cache.durable_len) = (len, len);
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.cache.len

@@ -25,7 +25,7 @@ use forkdisk::device::{Buf, IoResult, Segment, Segments};
 
 pub use crash::{Crash, Frozen, Medium};
 pub use fault::{Fault, Harm, Request, When};
-pub use image::{Fill, Image, PAGE};
+pub use image::{Fill, Image, PAGE, fill_bytes};
 pub use masks::{ALL_PAIRS, ALL_SUBSETS, enumerated};
 
 use self::cache::{Cache, Change, Entry};

@@ -1,8 +1,13 @@
 //! The test of the test: known mistakes are switched on one by one, and each has to be found.
+//!
+//! All mistakes face the same histories. A mistake counts as found by a history that breaks a
+//! promise with it and breaks none without it.
+
+use std::sync::OnceLock;
 
 use super::campaign::spread;
-use super::{Case, Recipe};
-use crate::history::{Profile, Small};
+use super::{Case, Recipe, damage};
+use crate::history::{Profile, Small, Violation};
 use crate::planted::{self, Bug};
 use crate::rng::{Rng, mix};
 
@@ -13,7 +18,7 @@ pub struct Found {
     pub bug: Bug,
     /// Histories that were run.
     pub histories: u32,
-    /// The promise it broke and the flags that replay it; `None` if it was not found.
+    /// The promise it broke, what happened, and the flags that replay it; `None` if it was not found.
     pub how: Option<(String, String, String)>,
 }
 
@@ -29,14 +34,70 @@ pub struct Hunt {
     pub jobs: usize,
 }
 
+/// One of the histories that all mistakes face.
+enum Attempt {
+    /// A random history.
+    Random(Recipe),
+    /// A short one, with every crash.
+    Short(Case),
+    /// Damaged metadata.
+    Damaged(u64),
+}
+
+/// Damages tried in one attempt.
+const DAMAGES: u64 = 400;
+
+impl Attempt {
+    /// The profiles take turns; between them come short histories and damage.
+    fn new(hunt: u64, i: u32) -> Attempt {
+        let seed = mix(&[hunt, u64::from(i)]) >> 32;
+        match i % 8 {
+            3 | 7 => return Attempt::Short(random_case(seed)),
+            5 => return Attempt::Damaged(seed),
+            _ => {}
+        }
+        let turn = (i - i / 4 - i / 8) as usize;
+        let profile = Profile::ALL[turn % Profile::ALL.len()];
+        let (steps, every) = match profile {
+            Profile::Journal => (1200, 400),
+            Profile::Crowd => (300, 400),
+            _ => (300, 60),
+        };
+        let dense = (profile != Profile::Calm).then_some((every, 3));
+        Attempt::Random(Recipe { profile: Some(profile), dense, ..Recipe::new(seed, steps) })
+    }
+
+    /// What it breaks, and the flags that replay that.
+    fn run(&self) -> Option<(Violation, String)> {
+        match self {
+            Attempt::Random(recipe) => {
+                let v = recipe.run(false).violation?;
+                let flags = recipe.aimed(&v).flags();
+                Some((v, flags))
+            }
+            Attempt::Short(case) => {
+                let v = case.run(None, false).1?;
+                let aim = v.cut.map_or(String::new(), |(step, mask)| format!(" --crash {step} --mask {mask}"));
+                Some((v, format!("--case {}{aim}", case.name())))
+            }
+            Attempt::Damaged(seed) => {
+                let (damage, v) = damage::sample(*seed, DAMAGES, 1).failures.pop()?;
+                Some((v, damage.flags()))
+            }
+        }
+    }
+}
+
 impl Hunt {
     /// Looks for all of them, telling `progress` as each search ends.
     pub fn run(&self, mut progress: impl FnMut(&Found)) -> Vec<Found> {
         let mut all = Vec::new();
+        // Whether an attempt is clean without any mistake: the same for all of them.
+        let clean: Vec<OnceLock<bool>> = (0..self.budget).map(|_| OnceLock::new()).collect();
         spread(
             self.jobs,
             self.bugs.len(),
-            |i| self.search(self.bugs[i]),
+            |i| self.search(self.bugs[i], &clean),
             |_, found| {
                 progress(&found);
                 all.push(found);
@@ -47,33 +108,22 @@ impl Hunt {
         all
     }
 
-    fn search(&self, bug: Bug) -> Found {
-        planted::set(Some(bug));
-        let how = (0..self.budget).find_map(|i| self.attempt(bug, i).map(|how| (i + 1, how)));
-        planted::set(None);
-        match how {
-            Some((histories, how)) => Found { bug, histories, how: Some(how) },
-            None => Found { bug, histories: self.budget, how: None },
+    fn search(&self, bug: Bug, clean: &[OnceLock<bool>]) -> Found {
+        for (i, clean) in (0..self.budget).zip(clean) {
+            if clean.get() == Some(&false) {
+                continue;
+            }
+            let attempt = Attempt::new(self.seed, i);
+            planted::set(Some(bug));
+            let broken = attempt.run();
+            planted::set(None);
+            let Some((v, flags)) = broken else { continue };
+            if *clean.get_or_init(|| attempt.run().is_none()) {
+                let how = (v.promise.into(), v.what, format!("--planted {} {flags}", bug.name()));
+                return Found { bug, histories: i + 1, how: Some(how) };
+            }
         }
-    }
-
-    /// One history; the profiles take turns, and every fourth one is a short one in full.
-    fn attempt(&self, bug: Bug, i: u32) -> Option<(String, String, String)> {
-        let seed = mix(&[self.seed, u64::from(i)]) >> 32;
-        let name = bug.name();
-        if i % 4 == 3 {
-            let case = random_case(seed);
-            let (_, violation, _) = case.run(None, false);
-            let v = violation?;
-            let aim = v.cut.map_or(String::new(), |(step, mask)| format!(" --crash {step} --mask {mask}"));
-            return Some((v.promise.into(), v.what, format!("--planted {name} --case {}{aim}", case.name())));
-        }
-        let profile = Profile::ALL[(i - i / 4) as usize % Profile::ALL.len()];
-        let dense = (profile != Profile::Calm).then_some((60, 3));
-        let recipe = Recipe { profile: Some(profile), dense, ..Recipe::new(seed, 300) };
-        let v = recipe.run(false).violation?;
-        let flags = recipe.aimed(&v).flags();
-        Some((v.promise.into(), v.what, format!("--planted {name} {flags}")))
+        Found { bug, histories: self.budget, how: None }
     }
 }
 
@@ -82,7 +132,7 @@ fn random_case(seed: u64) -> Case {
     loop {
         let ops: Vec<Small> = (0..4).map(|_| *rng.pick(Small::ALL)).collect();
         if Small::makes_sense(&ops) {
-            return Case { ops, large_sectors: true };
+            return Case { ops, large_sectors: rng.one_in(2) };
         }
     }
 }

@@ -2,6 +2,7 @@
 //! the shrinking of what fails.
 
 mod campaign;
+mod damage;
 mod exhaustive;
 mod guard;
 mod hunt;
@@ -11,6 +12,7 @@ mod shrink;
 use std::fmt::Write as _;
 
 pub use campaign::{Campaign, Failure};
+pub use damage::{Damage, Damages};
 pub use exhaustive::{Case, Exhaustive};
 pub use guard::silence_panics;
 pub use hunt::{Found, Hunt};

@@ -1,8 +1,8 @@
 //! Resolves operations and starts them.
 
-use forkdisk::CreateOptions;
+use forkdisk::{CreateOptions, Error, ErrorKind};
 
-use super::op::{Kind, Op};
+use super::op::{Kind, Op, Profile};
 use super::place::{self, Place};
 use super::run::{Doing, Inflight, Outcome, Run, Spare};
 use super::{Violation, recover};
@@ -11,8 +11,6 @@ use crate::model::{Control, Key, Pending, Volume, What};
 use crate::pattern::SECTOR;
 use crate::rng::Rng;
 
-/// Most volumes and snapshots a history keeps at once.
-const CROWD: usize = 14;
 const PAGE: u64 = 4096;
 
 /// Whether it changes contents.
@@ -46,6 +44,9 @@ impl Run<'_> {
             Kind::Discard | Kind::Zero => self.with(op, |run, key| run.zero(op, key)),
             Kind::CloneRange => self.with(op, |run, key| run.clone_range(op, key)),
             Kind::Fill => self.with(op, |run, key| run.fill(op, key)),
+            Kind::SetChunk => self.with(op, |run, key| run.set_chunk(op, key)),
+            Kind::Overlap => self.with(op, |run, key| run.overlap(op, key)),
+            Kind::Audit => self.audit(op),
             Kind::Grow => self.grow(op),
             Kind::Checkpoint | Kind::Check | Kind::Settle => {
                 self.upkeep(op.kind);
@@ -131,7 +132,7 @@ impl Run<'_> {
         let Some(Place { offset, len }) = place else {
             return Ok(());
         };
-        let fua = op.draws[3].is_multiple_of(6);
+        let fua = op.draws[3].is_multiple_of(6) != (self.setup.profile == Profile::Journal);
         let volume = self.handle(key)?;
         let mut buf = self.session.pool.buffer(len as usize);
         self.model.bytes(key, offset, op.number, &mut buf);
@@ -285,7 +286,7 @@ impl Run<'_> {
             return Ok(());
         };
         let mut rng = Rng::new(op.draws[3]);
-        let unit = if rng.one_in(4) { SECTOR as u64 } else { PAGE };
+        let unit = if rng.one_in(3) { SECTOR as u64 } else { PAGE };
         let to = rng.below(self.size(target) / unit + 1) * unit + from.offset % unit;
         let len = from.len.min(self.size(target).saturating_sub(to));
         let apart = source != target || to + len <= from.offset || from.offset + len <= to;
@@ -305,6 +306,38 @@ impl Run<'_> {
         let doing = Doing::Change { rec, fua: false, spare: Spare::Nothing };
         self.submit(doing, start, vec![target.0, source.0], text, async move {
             t.clone_range(&s, from, to, len).await.into()
+        });
+        Ok(())
+    }
+
+    fn set_chunk(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
+        let (pool, name, start) = (self.session.pool.clone(), self.model.name(key), self.model.tick());
+        let chunk = chunk(op.draws[1]);
+        let text = format!("set the chunk of {name} to {chunk} bytes");
+        self.submit(Doing::Upkeep("set chunk"), start, vec![key], text, async move {
+            pool.set_chunk(&name, chunk).await.into()
+        });
+        Ok(())
+    }
+
+    /// A range clone within one volume whose ranges overlap is refused and changes nothing.
+    fn overlap(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
+        let Some(Place { offset, len }) = place::range(op, self.size(key)).filter(|p| p.len > 1) else {
+            return Ok(());
+        };
+        let (volume, start) = (self.handle(key)?, self.model.tick());
+        let to = offset + op.draws[3] % len;
+        let len = len.min(self.size(key) - to);
+        if to >= offset + len {
+            return Ok(());
+        }
+        let text = format!("share {offset}+{len} of {} into itself at {to}", self.model.name(key));
+        self.submit(Doing::Upkeep("overlap"), start, vec![key], text, async move {
+            match volume.clone_range(&volume, offset, to, len).await {
+                Err(e) if e.kind() == ErrorKind::Invalid => Outcome::default(),
+                Err(e) => Err(e).into(),
+                Ok(()) => Err(Error::new(ErrorKind::Unsupported, "it was not refused")).into(),
+            }
         });
         Ok(())
     }
@@ -373,7 +406,7 @@ impl Run<'_> {
     /// The control operation that `op` stands for now, if it makes sense.
     fn choose_control(&mut self, op: &Op) -> Option<Control> {
         let volumes = place::volumes(&self.model);
-        let crowded = self.model.volumes().count() >= CROWD;
+        let crowded = self.model.volumes().count() >= self.setup.crowd;
         let volume = place::choose(&volumes, op.draws[0]);
         let mut rng = Rng::new(op.draws[1]);
         Some(match op.kind {
@@ -396,7 +429,7 @@ impl Run<'_> {
                 Control::Rollback(self.model.get(snapshot)?.of?, snapshot)
             }
             Kind::Rename => Control::Rename(volume?, self.name("r")),
-            Kind::Resize => Control::Resize(volume?, place::size(self.setup, op.draws[2])),
+            Kind::Resize => Control::Resize(volume?, place::resized(self.setup, self.size(volume?), op.draws[2])),
             Kind::Delete => {
                 let snapshots = place::snapshots(&self.model, None);
                 if rng.one_in(2) && !snapshots.is_empty() {
@@ -479,7 +512,11 @@ impl Run<'_> {
         let start = pending.start;
         self.submit(Doing::Control(pending), start, keys, text, async move {
             match verb {
-                Names::Create(name, size) => pool.create(&name, &CreateOptions::new(size, 1)).await.map(drop),
+                Names::Create(name, size) => {
+                    let options =
+                        CreateOptions { chunk: chunk(size ^ name.len() as u64), ..CreateOptions::new(size, 1) };
+                    pool.create(&name, &options).await.map(drop)
+                }
                 Names::Snapshot(sources) => {
                     let sources: Vec<(&str, &str)> = sources.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
                     pool.snapshot(&sources, 1).await.map(drop)
@@ -512,6 +549,12 @@ impl Run<'_> {
             Control::Delete(keys) => format!("delete {}", keys.iter().map(name).collect::<Vec<_>>().join(" ")),
         }
     }
+}
+
+/// A chunk size: any that is allowed, the usual one most often.
+fn chunk(draw: u64) -> u64 {
+    let mut rng = Rng::new(draw);
+    if rng.one_in(2) { 64 << 10 } else { 4096 << rng.below(15) }
 }
 
 /// A control operation in the engine's terms.

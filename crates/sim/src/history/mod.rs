@@ -1,5 +1,7 @@
 //! Random histories of client operations, run against the engine and the model at once.
 
+mod audit;
+mod exhibit;
 mod fault;
 mod finish;
 mod launch;
@@ -11,8 +13,9 @@ mod small;
 
 use std::fmt;
 
+pub use exhibit::{Contents, Exhibit, page_of, read_all};
 pub use op::{Kind, Op, Profile, Setup};
-pub use recover::{Entrance, Recovered, Session, recover};
+pub use recover::{Entrance, Recovered, Session, open_options, recover};
 pub use run::{Aim, Run, run_history};
 pub use small::{Small, run_small};
 
@@ -73,6 +76,8 @@ pub struct Stats {
     pub cuts: u64,
     /// Device requests that were made to fail.
     pub faults: u64,
+    /// Damaged images that were opened.
+    pub flips: u64,
     /// Operations that were acknowledged or refused.
     pub operations: u64,
     /// Executor steps.
@@ -86,6 +91,7 @@ impl Stats {
         self.distinct += other.distinct;
         self.cuts += other.cuts;
         self.faults += other.faults;
+        self.flips += other.flips;
         self.operations += other.operations;
         self.steps += other.steps;
     }

@@ -3,6 +3,10 @@
 //! An operation is resolved only when its turn comes ("volume 7 of those there are"), so that a
 //! history stays meaningful when the shrinker leaves operations out.
 
+use std::time::Duration;
+
+use forkdisk::WhenFull;
+
 use crate::disk::{Config, Volatile};
 use crate::rng::{Rng, mix};
 
@@ -46,6 +50,12 @@ pub enum Kind {
     Fault,
     /// Writes until the pool is full.
     Fill,
+    /// Changes how much room first writes reserve.
+    SetChunk,
+    /// Compares two volumes, and what deleting something frees with what was foretold.
+    Audit,
+    /// A range clone onto itself, which has to be refused.
+    Overlap,
 }
 
 /// One operation, not yet resolved.
@@ -80,11 +90,17 @@ pub enum Profile {
     Blocks,
     /// Reads and writes after clean reopening, without cuts: the fastest.
     Calm,
+    /// Small commits in number: the journal goes round.
+    Journal,
+    /// Hundreds of volumes and snapshots.
+    Crowd,
+    /// Volumes of many blocks, nearly empty: maps of several levels.
+    Large,
 }
 
 impl Profile {
     /// All of them.
-    pub const ALL: [Profile; 8] = [
+    pub const ALL: [Profile; 11] = [
         Profile::Mixed,
         Profile::Forks,
         Profile::Full,
@@ -93,6 +109,9 @@ impl Profile {
         Profile::Cuts,
         Profile::Blocks,
         Profile::Calm,
+        Profile::Journal,
+        Profile::Crowd,
+        Profile::Large,
     ];
 
     /// Its name on the command line.
@@ -106,6 +125,9 @@ impl Profile {
             Profile::Cuts => "cuts",
             Profile::Blocks => "blocks",
             Profile::Calm => "calm",
+            Profile::Journal => "journal",
+            Profile::Crowd => "crowd",
+            Profile::Large => "large",
         }
     }
 
@@ -122,11 +144,12 @@ impl Profile {
                 (Read, 20), (Write, 40), (Append, 10), (Ragged, 3), (InPlace, 4), (Flush, 10), (FlushPool, 1), (Discard, 6),
                 (Zero, 5), (Create, 3), (Snapshot, 6), (Group, 2), (Clone, 4), (CloneRange, 4), (Rollback, 3), (Rename, 2),
                 (Resize, 3), (Delete, 7), (Grow, 1), (Checkpoint, 2), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 1), (Kill, 1),
+                (SetChunk, 2), (Audit, 1), (Overlap, 1),
             ],
             Profile::Forks => &[
                 (Read, 10), (Write, 30), (Append, 4), (Ragged, 2), (Flush, 6), (Discard, 6), (Zero, 4), (Create, 2),
                 (Snapshot, 14), (Group, 4), (Clone, 10), (CloneRange, 10), (Rollback, 9), (Rename, 3), (Resize, 4), (Delete, 16),
-                (Checkpoint, 3), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 1),
+                (Checkpoint, 3), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 1), (Audit, 3),
             ],
             Profile::Full => &[
                 (Read, 8), (Write, 40), (Append, 10), (InPlace, 12), (Flush, 8), (Discard, 8), (Zero, 4), (Create, 2),
@@ -135,8 +158,8 @@ impl Profile {
             ],
             Profile::Faults => &[
                 (Read, 14), (Write, 36), (Append, 6), (Ragged, 2), (Flush, 12), (Discard, 5), (Zero, 4), (Create, 3), (Snapshot, 6),
-                (Group, 1), (Clone, 4), (CloneRange, 3), (Rollback, 3), (Rename, 1), (Resize, 2), (Delete, 5), (Grow, 1),
-                (Checkpoint, 4), (Fault, 6), (Settle, 1), (Cut, 1),
+                (Group, 1), (Clone, 4), (CloneRange, 10), (Rollback, 3), (Rename, 1), (Resize, 2), (Delete, 5), (Grow, 2),
+                (Checkpoint, 4), (Fault, 7), (Settle, 1), (Cut, 1),
             ],
             Profile::Races => &[
                 (Read, 30), (Write, 50), (Append, 4), (Flush, 10), (Discard, 16), (Zero, 8), (Snapshot, 8), (Group, 2), (Clone, 3),
@@ -154,7 +177,20 @@ impl Profile {
             Profile::Calm => &[
                 (Read, 30), (Write, 40), (Append, 8), (Ragged, 4), (InPlace, 2), (Flush, 4), (Discard, 6), (Zero, 5), (Create, 2),
                 (Snapshot, 5), (Clone, 3), (CloneRange, 4), (Rollback, 2), (Rename, 1), (Resize, 2), (Delete, 5), (Checkpoint, 1),
-                (Reopen, 1),
+                (Reopen, 1), (SetChunk, 2), (Audit, 1),
+            ],
+            Profile::Journal => &[
+                (Read, 10), (Write, 120), (InPlace, 10), (Flush, 20), (Discard, 60), (Zero, 10), (Create, 1), (Snapshot, 10),
+                (Clone, 4), (CloneRange, 10), (Rename, 2), (Delete, 14), (Checkpoint, 1), (Cut, 1), (Kill, 1), (Reopen, 1),
+            ],
+            Profile::Crowd => &[
+                (Read, 6), (Write, 20), (Flush, 3), (Discard, 2), (Create, 8), (Snapshot, 40), (Group, 4), (Clone, 14),
+                (CloneRange, 3), (Rollback, 4), (Rename, 2), (Delete, 12), (Checkpoint, 1), (Audit, 1), (Cut, 1), (Reopen, 1),
+            ],
+            Profile::Large => &[
+                (Read, 12), (Write, 40), (Append, 10), (Ragged, 3), (Flush, 8), (Discard, 8), (Zero, 6), (Create, 3),
+                (Snapshot, 6), (Group, 2), (Clone, 5), (CloneRange, 8), (Rollback, 4), (Rename, 1), (Resize, 10), (Delete, 8),
+                (Checkpoint, 3), (Audit, 2), (Overlap, 1), (Settle, 1), (Reopen, 1), (Cut, 1), (SetChunk, 3),
             ],
         }
     }
@@ -169,6 +205,8 @@ pub struct Setup {
     pub profile: Profile,
     /// The disk.
     pub disk: Config,
+    /// The pool's identity.
+    pub uuid: [u8; 16],
     /// Bytes of the pool.
     pub pool: u64,
     /// Bytes of the journal.
@@ -187,6 +225,10 @@ pub struct Setup {
     pub masks: u64,
     /// Usual size of a volume in pages.
     pub pages: u64,
+    /// Most volumes and snapshots at once.
+    pub crowd: usize,
+    /// What a write does that finds no space.
+    pub when_full: WhenFull,
 }
 
 impl Setup {
@@ -200,30 +242,44 @@ impl Setup {
         Setup {
             seed,
             profile,
+            uuid: [7; 16],
             disk: Config {
                 sector: *rng.pick(&[512, 512, 4096]),
                 cache: if rng.one_in(8) { Volatile::No } else { Volatile::Yes },
             },
-            pool: if small { 10 + rng.below(8) } else { 24 + rng.below(40) } * mib,
+            pool: if small { 9 + rng.below(4) } else { 24 + rng.below(40) } * mib,
             journal: *rng.pick(&[1, 1, 2]) * mib,
-            dirty: *rng.pick(&[256, 1024, 4096]) << 10,
+            dirty: *rng.pick(&[64, 256, 1024, 4096]) << 10,
             cache: *rng.pick(&[64, 256, 4096]) << 10,
             discard: !rng.one_in(4),
             depth: match profile {
-                Profile::Cuts => 1 + rng.index(2),
+                Profile::Cuts | Profile::Journal => 1 + rng.index(2),
                 Profile::Races => 8,
                 _ => *rng.pick(&[1, 3, 5, 8]),
             },
             cut_every: match profile {
                 Profile::Calm => 0,
                 Profile::Cuts => 300,
+                Profile::Crowd => 2500,
                 _ => 700,
             },
             masks: 2,
             pages: match profile {
                 Profile::Blocks => 512 + rng.below(512),
-                Profile::Races => *rng.pick(&[16, 64]),
+                Profile::Races | Profile::Journal => *rng.pick(&[16, 64]),
+                Profile::Crowd => *rng.pick(&[2, 8]),
+                Profile::Large => 1 << 17,
+                Profile::Full => *rng.pick(&[300, 800, 1600]),
                 _ => *rng.pick(&[24, 96, 300]),
+            },
+            crowd: match profile {
+                Profile::Crowd => *rng.pick(&[130, 300]),
+                Profile::Full => 7,
+                _ => 14,
+            },
+            when_full: match rng.one_in(3) {
+                true => WhenFull::Wait(Duration::from_secs(60)),
+                false => WhenFull::Error,
             },
         }
     }
@@ -233,6 +289,7 @@ impl Setup {
         Setup {
             seed: 1,
             profile: Profile::Calm,
+            uuid: [7; 16],
             disk: Config { sector: if large_sectors { 4096 } else { 512 }, cache: Volatile::Yes },
             pool: 12 << 20,
             journal: 1 << 20,
@@ -243,6 +300,8 @@ impl Setup {
             cut_every: 0,
             masks: 0,
             pages: 4,
+            crowd: 14,
+            when_full: WhenFull::Error,
         }
     }
 

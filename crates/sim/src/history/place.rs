@@ -1,12 +1,16 @@
 //! Where operations go: turns raw draws into volumes, offsets and lengths.
 
-use super::op::{Op, Setup};
+use super::op::{Op, Profile, Setup};
 use crate::model::{Key, Model};
 use crate::pattern::SECTOR;
 use crate::rng::{Rng, mix};
 
 const PAGE: u64 = 4096;
 const BLOCK: u64 = 1 << 20;
+/// What a table of level 1 covers.
+const TABLE: u64 = 256 * BLOCK;
+/// Volumes beyond this size are used around some places only.
+const LARGE: u64 = 8 << 20;
 
 /// A range of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,9 +51,10 @@ pub fn choose(keys: &[Key], draw: u64) -> Option<Key> {
 pub fn range(op: &Op, size: u64) -> Option<Place> {
     let mut rng = Rng::new(mix(&[op.draws[1], op.draws[2]]));
     let sector = SECTOR as u64;
-    let hot = size.min(*rng.pick(&[4, 16, 64, u64::MAX / PAGE]) * PAGE);
+    let base = base(&mut rng, size);
+    let hot = (size - base).min(*rng.pick(&[4, 16, 64, u64::MAX / PAGE]) * PAGE);
     let pages = hot.div_ceil(PAGE).max(1);
-    let page = rng.below(pages) * PAGE;
+    let page = base + rng.below(pages) * PAGE;
     let place = match rng.below(16) {
         0..=5 => Place { offset: page, len: PAGE },
         6..=8 => Place { offset: page, len: PAGE * (1 + rng.below(8)) },
@@ -64,6 +69,16 @@ pub fn range(op: &Op, size: u64) -> Option<Place> {
         _ => Place { offset: page, len: PAGE * 2 },
     };
     place.within(size)
+}
+
+/// Where in a large volume things happen: mostly where its blocks and tables meet.
+fn base(rng: &mut Rng, size: u64) -> u64 {
+    if size <= LARGE {
+        return 0;
+    }
+    let edge = *rng.pick(&[0, BLOCK, 2 * BLOCK, TABLE, 2 * TABLE, size]);
+    let near = edge.saturating_sub(8 * PAGE);
+    if near < size { near / PAGE * PAGE } else { 0 }
 }
 
 /// A range whose ends lie within sectors.
@@ -81,9 +96,29 @@ pub fn stretch(op: &Op, from: u64, size: u64) -> Option<Place> {
     Place { offset: from, len: PAGE * *rng.pick(&[1, 4, 16, 32, 64]) }.within(size)
 }
 
+/// A new size for a volume of `now` bytes, in whole sectors: often just a little different, or at
+/// the edge of a block.
+pub fn resized(setup: &Setup, now: u64, draw: u64) -> u64 {
+    let mut rng = Rng::new(mix(&[draw, 1]));
+    let little = (1 + rng.below(12)) * SECTOR as u64;
+    let size = match rng.below(8) {
+        0 => now + little,
+        1 | 2 => now.saturating_sub(little),
+        3 => now / PAGE * PAGE,
+        4 => now.next_multiple_of(BLOCK),
+        5 => now / BLOCK * BLOCK + little,
+        _ => size(setup, draw),
+    };
+    size.clamp(SECTOR as u64, setup.pages.max(1024) * 4 * PAGE)
+}
+
 /// A size for a volume, in whole sectors.
 pub fn size(setup: &Setup, draw: u64) -> u64 {
     let mut rng = Rng::new(draw);
+    if setup.profile == Profile::Large {
+        let around = *rng.pick(&[BLOCK, 3 * BLOCK, TABLE, TABLE, TABLE + BLOCK, 2 * TABLE]);
+        return around - 4 * SECTOR as u64 * rng.below(8) + PAGE * rng.below(4);
+    }
     let pages = 1 + rng.below(setup.pages * 2);
     let ragged = if rng.one_in(8) { rng.below(8) * SECTOR as u64 } else { 0 };
     pages * PAGE + ragged

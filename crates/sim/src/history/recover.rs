@@ -3,20 +3,24 @@
 //! Recovery itself is cut now and then and started over. Whatever was in flight is resolved by
 //! what is found; from then on the model knows only that.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use forkdisk::{CheckReport, OpenOptions, Pool, WhenFull};
+use forkdisk::{CheckReport, OpenOptions, Pool};
 
 use super::{Setup, Stats, Violation};
-use crate::disk::{Crash, Medium, SimDisk};
+use crate::disk::{Crash, Medium, PAGE, SimDisk};
 use crate::executor::Executor;
 use crate::model::{Applied, Control, Key, Listing, Model, Pending, Rule};
+use crate::pattern::SECTOR;
 use crate::rng::{Rng, mix};
 
 /// Steps after which a single call is given up on.
 pub const PATIENCE: u64 = 3_000_000;
 /// Bytes read at once when a volume is verified.
 const STRIDE: u64 = 256 << 10;
+/// Volumes up to this size are read whole.
+const WHOLE: u64 = 2 << 20;
 
 /// One life of the engine: an executor, a disk and the open pool.
 pub struct Session {
@@ -62,7 +66,7 @@ pub fn open_options(setup: &Setup) -> OpenOptions {
     OpenOptions {
         cache: setup.cache,
         dirty: setup.dirty,
-        when_full: WhenFull::Error,
+        when_full: setup.when_full,
         discard: setup.discard,
         ..OpenOptions::default()
     }
@@ -152,6 +156,16 @@ pub fn start(setup: &Setup, exec: Executor, disk: SimDisk) -> Result<Session, Vi
 }
 
 impl Session {
+    /// Opens the pool on a medium, undisturbed.
+    ///
+    /// # Errors
+    /// P6 if it does not open.
+    pub fn open(setup: &Setup, medium: &Medium, seed: u64) -> Result<Session, Violation> {
+        let exec = Executor::new(mix(&[seed, 15]));
+        let disk = SimDisk::new(medium.clone(), &exec, mix(&[seed, 16]));
+        start(setup, exec, disk)
+    }
+
     /// What the pool lists.
     pub fn listing(&self) -> Listing {
         self.pool.list().into_iter().map(|v| (v.name, v.size)).collect()
@@ -198,14 +212,40 @@ impl Session {
     /// The first sector that is wrong.
     pub fn compare(&self, model: &mut Model, key: Key, rule: Rule, adopt: bool) -> Result<(), Violation> {
         let (name, size) = (model.name(key), model.get(key).map_or(0, |v| v.size));
-        for offset in (0..size).step_by(STRIDE as usize) {
-            let buf = self.read(&name, offset, STRIDE.min(size - offset))?;
+        for (offset, len) in self.stretches(model, key, &name, size)? {
+            let buf = self.read(&name, offset, len)?;
             model.check(key, offset, &buf, rule)?;
             if adopt {
                 model.adopt(key, offset, &buf);
             }
         }
         Ok(())
+    }
+
+    /// What of a volume has to be read: all of it, but of a large one only what either side says is
+    /// not a hole.
+    fn stretches(&self, model: &Model, key: Key, name: &str, size: u64) -> Result<Vec<(u64, u64)>, Violation> {
+        if size <= WHOLE {
+            return Ok((0..size).step_by(STRIDE as usize).map(|at| (at, STRIDE.min(size - at))).collect());
+        }
+        let unreadable = |e| Violation::new("P6", format!("the extents of {name} cannot be told: {e}"));
+        let volume = self.pool.volume(name).map_err(unreadable)?;
+        let found = self.exec.run(PATIENCE, async move { volume.extents(0, size).await })?.map_err(unreadable)?;
+        let page = PAGE as u64;
+        let written = model.get(key).map_or_else(Vec::new, |v| v.written());
+        let mut pages: BTreeSet<u64> = written.into_iter().map(|sector| sector * SECTOR as u64).collect();
+        for extent in found.iter().filter(|e| e.data) {
+            pages.extend((extent.offset / page * page..extent.offset + extent.len).step_by(PAGE));
+        }
+        let mut out: Vec<(u64, u64)> = Vec::new();
+        for at in pages.into_iter().filter(|&at| at < size) {
+            let len = page.min(size - at);
+            match out.last_mut() {
+                Some((from, n)) if *from + *n == at && *n < STRIDE => *n += len,
+                _ => out.push((at, len)),
+            }
+        }
+        Ok(out)
     }
 }
 

@@ -58,6 +58,8 @@ pub(super) struct Inflight {
     pub doing: Doing,
     pub start: Time,
     pub since: u64,
+    /// Whether a rollback was in flight at the same time: that may make a volume smaller.
+    pub beside_rollback: bool,
     /// Volumes whose contents it reads or changes.
     pub keys: Vec<Key>,
     pub text: String,
@@ -188,7 +190,12 @@ impl<'a> Run<'a> {
         let id = self.next;
         self.next += 1;
         self.say(|| format!("{id} starts: {text}"));
-        self.inflight.insert(id, Inflight { doing, start, since: self.step, keys, text });
+        let beside_rollback = self.inflight.values().any(super::launch::is_rollback);
+        let op = Inflight { doing, start, since: self.step, beside_rollback, keys, text };
+        if super::launch::is_rollback(&op) {
+            self.inflight.values_mut().for_each(|other| other.beside_rollback = true);
+        }
+        self.inflight.insert(id, op);
         let done = Rc::clone(&self.done);
         self.session.exec.spawn(Box::pin(async move {
             let outcome = future.await;
@@ -371,8 +378,7 @@ impl<'a> Run<'a> {
                 Err(Violation::new("P6", format!("an error although no request failed: {}", message())))
             }
             // A volume with requests in flight is not rolled back under them.
-            // A rollback under way may have made the volume smaller.
-            ErrorKind::Invalid if self.inflight.values().any(super::launch::is_rollback) => Ok(()),
+            ErrorKind::Invalid if op.beside_rollback => Ok(()),
             ErrorKind::Busy if super::launch::is_rollback(op) || op.text.starts_with("check") => Ok(()),
             _ => Err(Violation::new("P4", format!("refused without a reason: {}", message()))),
         }
@@ -386,7 +392,7 @@ impl<'a> Run<'a> {
 pub(super) fn format(setup: &Setup, size: u64) -> Result<Medium, Violation> {
     let exec = Executor::new(mix(&[setup.seed, 8]));
     let disk = SimDisk::new(Medium::blank(setup.disk, size), &exec, mix(&[setup.seed, 9]));
-    let options = FormatOptions { size, uuid: [7; 16], now: 1, journal: Some(setup.journal) };
+    let options = FormatOptions { size, uuid: setup.uuid, now: 1, journal: Some(setup.journal) };
     let device = disk.clone();
     let made = exec.run(PATIENCE, async move { Pool::format(&device, &options).await })?;
     let mask = mix(&[setup.seed, 10]);

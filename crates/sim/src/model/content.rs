@@ -44,24 +44,32 @@ pub struct Version {
 /// All versions that one sector may hold, in the order of submission.
 pub type Cell = SmallVec<[Version; 1]>;
 type Page = [Cell; SECTORS as usize];
+/// Pages of a group.
+const FAN: usize = 64;
+type Group = [Option<Rc<Page>>; FAN];
 
 /// A sector that holds exactly `value`.
 pub fn settled(value: Value) -> Cell {
     smallvec![Version { value, rec: SETTLED }]
 }
 
-/// Contents of a volume or snapshot; a clone shares all pages.
+/// Contents of a volume or snapshot; a clone shares all pages, so that even one of a huge volume
+/// costs little.
 #[derive(Clone, Default)]
 pub struct Content {
-    pages: Vec<Option<Rc<Page>>>,
+    groups: Vec<Option<Rc<Group>>>,
     unsettled: BTreeSet<u64>,
 }
 
 impl Content {
     /// The sector's versions; `None` means zeroes, settled.
     pub fn cell(&self, sector: u64) -> Option<&Cell> {
-        let page = self.pages.get((sector / SECTORS) as usize)?.as_ref()?;
-        Some(&page[(sector % SECTORS) as usize])
+        Some(&self.page(sector)?[(sector % SECTORS) as usize])
+    }
+
+    fn page(&self, sector: u64) -> Option<&Page> {
+        let at = (sector / SECTORS) as usize;
+        self.groups.get(at / FAN)?.as_ref()?[at % FAN].as_deref()
     }
 
     /// The sector's versions, written out.
@@ -73,10 +81,12 @@ impl Content {
     /// page afterwards.
     pub fn cell_mut(&mut self, sector: u64) -> &mut Cell {
         let at = (sector / SECTORS) as usize;
-        if self.pages.len() <= at {
-            self.pages.resize(at + 1, None);
+        if self.groups.len() <= at / FAN {
+            self.groups.resize(at / FAN + 1, None);
         }
-        let page = self.pages[at].get_or_insert_with(|| Rc::new(std::array::from_fn(|_| settled(Value::ZERO))));
+        let group = self.groups[at / FAN].get_or_insert_with(|| Rc::new([const { None }; FAN]));
+        let page =
+            Rc::make_mut(group)[at % FAN].get_or_insert_with(|| Rc::new(std::array::from_fn(|_| settled(Value::ZERO))));
         &mut Rc::make_mut(page)[(sector % SECTORS) as usize]
     }
 
@@ -98,7 +108,14 @@ impl Content {
 
     /// Whether the page of this sector was never written.
     pub fn is_hole(&self, sector: u64) -> bool {
-        self.pages.get((sector / SECTORS) as usize).is_none_or(Option::is_none)
+        self.page(sector).is_none()
+    }
+
+    /// First sectors of the pages that were written, in rising order.
+    pub fn written(&self) -> Vec<u64> {
+        let groups = self.groups.iter().enumerate().filter_map(|(g, group)| Some((g, group.as_ref()?)));
+        let pages = groups.flat_map(|(g, group)| (0..FAN).filter(|&i| group[i].is_some()).map(move |i| g * FAN + i));
+        pages.map(|page| page as u64 * SECTORS).collect()
     }
 
     /// Whether nothing in the page of this sector is in doubt.
@@ -129,7 +146,11 @@ impl Content {
             }
         }
         let page = sector.div_ceil(SECTORS);
-        self.pages.truncate(page as usize);
+        let (group, within) = (page as usize / FAN, page as usize % FAN);
+        if let Some(Some(group)) = self.groups.get_mut(group) {
+            Rc::make_mut(group)[within..].fill(None);
+        }
+        self.groups.truncate(group + usize::from(within > 0));
         self.unsettled.split_off(&page);
     }
 }

@@ -18,7 +18,7 @@ pub use control::{Applied, Control, Pending};
 
 use self::content::{SETTLED, settled};
 use self::control::Instant;
-use crate::pattern::{Blends, Found, SECTOR, Value};
+use crate::pattern::{Blends, Found, SECTOR, Value, is_zero};
 
 /// A volume's or snapshot's number in the model, never reused.
 pub type Key = u32;
@@ -39,6 +39,13 @@ pub struct Volume {
     content: Content,
     flushed: Time,
     instant: Option<usize>,
+}
+
+impl Volume {
+    /// First sectors of the pages that were written, in rising order.
+    pub fn written(&self) -> Vec<u64> {
+        self.content.written()
+    }
 }
 
 /// What is put into a range.
@@ -377,10 +384,6 @@ fn prune(cell: &mut Cell, recs: &[Rec], flushed: Time, horizon: Time) {
     if cell.len() == 1 && over(&cell[0]) {
         cell[0].rec = SETTLED;
     }
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    bytes.iter().all(|&b| b == 0)
 }
 
 /// The sectors of a byte range, each with the part of it that is covered.

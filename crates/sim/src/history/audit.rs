@@ -1,0 +1,122 @@
+//! What the pool says of itself, compared with what is so: differences and what deleting frees.
+
+use forkdisk::{DiffClass, ErrorKind, Mode};
+
+use super::place;
+use super::recover::PATIENCE;
+use super::run::Run;
+use super::{Op, Violation};
+use crate::disk::PAGE;
+use crate::model::{Control, Key};
+use crate::rng::Rng;
+
+/// Volumes up to this size are compared with others.
+const MOST: u64 = 4 << 20;
+
+impl Run<'_> {
+    /// Nothing else runs meanwhile, and nothing fails.
+    pub(super) fn audit(&mut self, op: &Op) -> Result<(), Violation> {
+        self.drain()?;
+        let sound = self.session.disk.faults_hit() == 0 && self.trouble.armed.is_none();
+        if !sound || self.session.pool.info().mode != Mode::ReadWrite {
+            return Ok(());
+        }
+        let mut rng = Rng::new(op.draws[0]);
+        self.compare_two(&mut rng)?;
+        self.foretell(&mut rng)
+    }
+
+    /// `diff` never calls two ranges the same that differ, nor data what is none.
+    fn compare_two(&mut self, rng: &mut Rng) -> Result<(), Violation> {
+        let small = self.model.volumes().filter(|(_, v)| v.size <= MOST);
+        let keys: Vec<Key> = small.map(|(key, _)| key).collect();
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let names = [*rng.pick(&keys), *rng.pick(&keys)].map(|key| self.model.name(key));
+        let [left, right] = [&names[0], &names[1]].map(|name| self.whole(name));
+        let (left, right) = (left?, right?);
+        let (pool, [a, b]) = (self.session.pool.clone(), names.clone());
+        let runs = self.session.exec.run(PATIENCE, async move { pool.diff(&a, &b).await })?;
+        let runs = runs.map_err(|e| Violation::new("P6", format!("diff of {names:?} failed: {e}")))?;
+        let mut at = 0;
+        for run in &runs {
+            let part = |all: &[u8]| {
+                let range = (run.offset as usize).min(all.len())..((run.offset + run.len) as usize).min(all.len());
+                all[range].to_vec()
+            };
+            let (l, r) = (part(&left), part(&right));
+            let zero = |bytes: &[u8]| bytes.iter().all(|&b| b == 0);
+            let longer = l.len().max(r.len());
+            let padded = |bytes: &[u8]| [bytes, &vec![0; longer - bytes.len()]].concat();
+            let right_class = match run.class {
+                DiffClass::Same => padded(&l) == padded(&r),
+                DiffClass::LeftOnly => zero(&r),
+                DiffClass::RightOnly => zero(&l),
+                DiffClass::Different => true,
+            };
+            if !right_class || run.offset != at || run.len == 0 {
+                return Err(Violation::new("P5", format!("diff of {names:?} says {run:?}, and that is wrong")));
+            }
+            at = run.offset + run.len;
+        }
+        if at != left.len().max(right.len()) as u64 {
+            return Err(Violation::new("P5", format!("diff of {names:?} ends at {at}")));
+        }
+        Ok(())
+    }
+
+    fn whole(&self, name: &str) -> Result<Vec<u8>, Violation> {
+        let size = self.session.pool.find(name).map_err(|e| Violation::new("P4", e.to_string()))?.size;
+        Ok(self.session.read(name, 0, size)?.to_vec())
+    }
+
+    /// Deleting frees exactly what was foretold.
+    fn foretell(&mut self, rng: &mut Rng) -> Result<(), Violation> {
+        let mut victims = place::snapshots(&self.model, None);
+        rng.shuffle(&mut victims);
+        victims.truncate(rng.index(4));
+        let volumes = place::volumes(&self.model);
+        if volumes.len() > 1 && (victims.is_empty() || rng.one_in(3)) {
+            let volume = *rng.pick(&volumes);
+            victims.retain(|&key| self.model.get(key).is_some_and(|v| v.of != Some(volume)));
+            victims.extend(place::snapshots(&self.model, Some(volume)));
+            victims.push(volume);
+        }
+        if victims.is_empty() || !self.settled()? {
+            return Ok(());
+        }
+        let names: Vec<String> = victims.iter().map(|&key| self.model.name(key)).collect();
+        let (pool, list) = (self.session.pool.clone(), names.clone());
+        let foretold = self.session.exec.run(PATIENCE, async move {
+            let list: Vec<&str> = list.iter().map(String::as_str).collect();
+            pool.freed_by(&list).await
+        })?;
+        let foretold = foretold.map_err(|e| Violation::new("P6", format!("du of {names:?} failed: {e}")))?;
+        let before = self.session.pool.info();
+        self.control(Control::Delete(victims))?;
+        self.drain()?;
+        if !self.settled()? {
+            return Ok(());
+        }
+        let after = self.session.pool.info();
+        let freed = before.used as i64 - after.used as i64;
+        // Pages of the directory come and go with what they list.
+        let slack = (2 + names.len() as i64 / 4) * PAGE as i64;
+        if (freed - foretold as i64).abs() > slack {
+            let what = format!("deleting {names:?} freed {freed} bytes, but {foretold} were foretold");
+            return Err(Violation::new("P6", what));
+        }
+        Ok(())
+    }
+
+    /// Waits until all space is accounted for; false if the pool is too full for that.
+    fn settled(&mut self) -> Result<bool, Violation> {
+        let pool = self.session.pool.clone();
+        match self.session.exec.run(PATIENCE, async move { pool.settle().await })? {
+            Ok(()) => Ok(true),
+            Err(e) if e.kind() == ErrorKind::NoSpace => Ok(false),
+            Err(e) => Err(Violation::new("P6", format!("the pool does not settle: {e}"))),
+        }
+    }
+}
