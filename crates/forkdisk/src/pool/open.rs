@@ -165,6 +165,7 @@ impl<D: Device> Pool<D> {
             reaping: Cell::new(false),
             reaped: Default::default(),
             reap_lock: Default::default(),
+            superblock_lock: Default::default(),
             active: Cell::new(false),
             full: Cell::new(false),
             closed: Cell::new(false),
