@@ -58,7 +58,8 @@ pub fn parse(text: &str, default: Option<&Path>) -> Result<Address> {
 pub fn parse_object(text: &str, default: Option<&Path>) -> Result<Address> {
     let address = parse(text, default)?;
     if address.name.is_empty() {
-        bail!("{text} is a pool: name a volume in it, as in {text}/volume or {text}/volume@snapshot");
+        let pool = text.trim_end_matches('/');
+        bail!("{text} is a pool: name a volume in it, as in {pool}/volume or {pool}/volume@snapshot");
     }
     Ok(address)
 }

@@ -98,7 +98,8 @@ impl fmt::Debug for Error {
 }
 
 impl std::error::Error for Error {
+    /// What lies below the device's error, which is part of the message already.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_deref().map(|e| e as _)
+        self.source.as_deref().and_then(|e| e.source())
     }
 }

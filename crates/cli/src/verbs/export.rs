@@ -9,6 +9,8 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use forkdisk::{Buf, Volume};
 use forkdisk_uring::UringDevice;
+use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::io::Errno;
 
 use crate::cli::Global;
 use crate::progress::Progress;
@@ -48,7 +50,7 @@ pub fn run(args: ExportArgs, global: &Global) -> Result<()> {
         let is_new = args.target != Path::new("-") && !args.target.exists();
         let exported = match Target::open(&args, volume.size()) {
             Ok(mut target) => copy(&session, &volume, &mut target).await,
-            Err(error) => return Err(error),
+            Err(error) => Err(error),
         };
         if exported.is_err() && is_new {
             // Half an image is worth less than none; the first error is the one to report.
@@ -79,9 +81,11 @@ impl Target {
         if !args.force && kind.is_some_and(|found| found.len() > 0) {
             bail!("{shown} exists and is not empty: name another file, or --force overwrites it");
         }
-        let file = OpenOptions::new().write(true).create(true).truncate(true).open(path);
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
         let file = file.with_context(|| format!("{shown}: cannot be written"))?;
-        file.set_len(size).with_context(|| format!("{shown}: cannot be made {size} bytes long"))?;
+        refuse_in_use(&file, path)?;
+        let made = file.set_len(0).and_then(|()| file.set_len(size));
+        made.with_context(|| format!("{shown}: cannot be made {size} bytes long"))?;
         Ok(Target::Sparse(file))
     }
 
@@ -95,6 +99,7 @@ impl Target {
         if !args.force {
             bail!("{shown} is a block device: --force overwrites it");
         }
+        refuse_in_use(&file, &args.target)?;
         let room = file.seek(SeekFrom::End(0)).with_context(failed)?;
         if room < size {
             bail!("{shown} has {room} bytes, too few for {size}");
@@ -131,6 +136,17 @@ impl Target {
 }
 
 type ReadTask = (u64, forkdisk::Result<()>, Buf);
+
+/// Refuses what is locked: the pool that is exported from, or any other in use.
+fn refuse_in_use(target: &File, path: &Path) -> Result<()> {
+    match fcntl_lock(target, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::ACCESS | Errno::AGAIN) => {
+            bail!("{} is in use, by this command or another: name another target", path.display())
+        }
+        // A file system without locks has no pool in use either.
+        _ => Ok(()),
+    }
+}
 
 async fn copy(session: &Session, volume: &Volume<UringDevice>, target: &mut Target) -> Result<()> {
     let size = volume.size();

@@ -43,7 +43,12 @@ pub fn run(args: InitArgs, global: &Global) -> Result<()> {
     if size == 0 && !is_block_device(&path) {
         bail!("{}: a pool in a file needs a size above 0, as in --size 20G", path.display());
     }
-    let made = forkdisk_uring::block_on(Config::default(), |runtime| make(&runtime, &path, size, &args))?;
+    let options = FormatOptions { size, uuid: random_uuid()?, now: session::now(), journal: args.journal };
+    if size > 0 {
+        // Before anything that the target holds is lost.
+        options.check().with_context(|| path.display().to_string())?;
+    }
+    let made = forkdisk_uring::block_on(Config::default(), |runtime| make(&runtime, &path, options, args.force))?;
     if made.is_err() && is_new {
         // The reason why the pool could not be made is what the user needs to hear.
         let _ = fs::remove_file(&path);
@@ -56,13 +61,19 @@ fn is_block_device(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }
 
-fn make(runtime: &Rt, path: &Path, size: u64, args: &InitArgs) -> impl Future<Output = Result<PoolInfo>> + use<> {
-    let (runtime, path, journal, force) = (runtime.clone(), path.to_path_buf(), args.journal, args.force);
+fn make(
+    runtime: &Rt,
+    path: &Path,
+    mut options: FormatOptions,
+    force: bool,
+) -> impl Future<Output = Result<PoolInfo>> + use<> {
+    let (runtime, path) = (runtime.clone(), path.to_path_buf());
     async move {
-        let device = UringDevice::create(&runtime, &path, size, force, &DeviceOptions::default())
+        let device = UringDevice::create(&runtime, &path, options.size, force, &DeviceOptions::default())
             .map_err(|e| owner::explain(&path, e))?;
-        let size = if size == 0 { device.len() } else { size };
-        let options = FormatOptions { size, uuid: random_uuid()?, now: session::now(), journal };
+        if options.size == 0 {
+            options.size = device.len();
+        }
         Pool::format(&device, &options).await.with_context(|| format!("{}: making the pool", path.display()))?;
         let pool = Pool::open(device, Rc::new(runtime), OpenOptions::default()).await?;
         let info = pool.info();

@@ -20,6 +20,8 @@ use crate::session::{Access, Session, with_pool_when_full};
 
 /// How long a write waits for space in a full pool.
 const WAIT_FOR_SPACE: Duration = Duration::from_secs(60);
+/// How often space that was given up is brought back, to the pool and to the file system under it.
+const GIVE_BACK: Duration = Duration::from_secs(5);
 /// Exports that are announced to people by name; programs are told all of them.
 const ANNOUNCED: usize = 100;
 
@@ -79,13 +81,28 @@ async fn serve(session: Session, args: ServeArgs, json: bool) -> Result<()> {
         // The signals stay taken over while the pool is closed: a second one does not tear it.
         (ended, signals)
     });
+    let giving_back = session.runtime.spawn(give_back(session.clone()));
     server.serve(listener).await;
+    giving_back.cancel().await;
     let (ended, _signals) = waiting.await;
     ended?;
     let _progress = Progress::spinner("closing the pool");
     session.pool.flush().await?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// What was trimmed or deleted is free, and a hole in the pool's file, only after a checkpoint. One
+/// comes by itself when much has changed; here it comes for little, too.
+async fn give_back(session: Session) {
+    loop {
+        session.runtime.sleep_for(GIVE_BACK).await;
+        if session.pool.info().freeing > 0
+            && let Err(error) = session.pool.checkpoint().await
+        {
+            return tracing::error!(%error, "space cannot be given back");
+        }
+    }
 }
 
 async fn until_signal(signals: &Signals) -> Result<()> {

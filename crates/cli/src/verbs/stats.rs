@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use forkdisk::{Mode, PoolInfo};
+use rustix::fs::access;
 use serde::Serialize;
 
 use crate::cli::Global;
@@ -76,7 +77,11 @@ fn mode_name(mode: Mode) -> &'static str {
 /// Shows the pool.
 pub fn run(args: StatsArgs, global: &Global) -> Result<()> {
     let path = global.pool(args.pool.as_deref())?;
-    let info = with_pool(&path, Access::Read, |session| async move { Ok(session.pool.info()) })?;
+    let mut info = with_pool(&path, Access::Read, |session| async move { Ok(session.pool.info()) })?;
+    if info.mode == Mode::ReadOnly && access(&path, rustix::fs::Access::WRITE_OK).is_ok() {
+        // Only this look at it was read-only.
+        info.mode = Mode::ReadWrite;
+    }
     let record = PoolRecord::from(&info);
     if global.output.json() {
         return print_json(&record);

@@ -3,9 +3,11 @@
 use std::fs::{self, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use crate::harness::{Lab, POOL, Run, Server, fingerprint, missing, noise};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::harness::{Lab, POOL, Run, Server, fingerprint, missing, noise, wait_until};
 
 const MIB: usize = 1 << 20;
 
@@ -198,6 +200,64 @@ fn a_size_out_of_range_is_refused() {
     assert_eq!(lab.names(), ["a", "a@x"]);
 }
 
+/// Runs the program where no file may be longer than 100 MiB.
+fn run_with_short_files(lab: &Lab, args: &[&str]) -> Run {
+    let program = lab.command(args);
+    let mut shell = Command::new("bash");
+    shell.args(["-c", "trap '' XFSZ; ulimit -f 102400; exec \"$0\" \"$@\""]).current_dir(lab.path("."));
+    shell.arg(program.get_program()).args(program.get_args()).env_remove("FORKDISK_POOL");
+    shell.stdin(Stdio::null()).output().expect("bash").into()
+}
+
+#[test]
+fn a_pool_survives_an_init_that_cannot_succeed() {
+    let lab = lab_with_a_volume();
+    let before = fingerprint(&lab.path(POOL));
+    for size in ["1M", "5P"] {
+        lab.run(&["init", POOL, "--force", "--size", size]).refused();
+    }
+    run_with_short_files(&lab, &["init", POOL, "--force", "--size", "512M"]).refused();
+    lab.run(&["init", POOL, "--force", "--size", "64M", "--journal", "64M"]).refused();
+    lab.run(&["init", POOL, "--force", "--size", "64M", "--journal", "0"]).refused();
+    assert_eq!(fingerprint(&lab.path(POOL)), before, "the pool was changed");
+    assert_eq!(lab.names(), ["a", "a@x"]);
+}
+
+#[test]
+fn export_never_overwrites_a_pool_in_use() {
+    let lab = lab_with_a_volume();
+    lab.ok(&["init", "other.img", "--size", "8M"]);
+    let socket = lab.path("s");
+    let before = fingerprint(&lab.path(POOL));
+    let message = lab.run(&["export", "pool.img/a", POOL, "--force"]).refused();
+    assert!(message.contains("in use"), "{message}");
+    assert_eq!(fingerprint(&lab.path(POOL)), before, "the pool was changed");
+    let mut command = lab.command(&["serve", "other.img", "--socket", socket.to_str().unwrap()]);
+    let mut other = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    wait_until("it is served", || socket.exists());
+    let message = lab.run(&["export", "pool.img/a", "other.img", "--force"]).refused();
+    assert!(message.contains("in use"), "{message}");
+    kill_process(Pid::from_child(&other), Signal::TERM).unwrap();
+    assert!(other.wait().unwrap().success());
+    lab.ok(&["list", "other.img"]);
+}
+
+#[test]
+fn an_export_longer_than_a_file_can_be_leaves_nothing_behind() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "--size", "200M"]);
+    let message = run_with_short_files(&lab, &["export", "pool.img/a", "out.raw"]).refused();
+    assert!(message.contains("out.raw"), "{message}");
+    assert!(!lab.path("out.raw").exists());
+}
+
+#[test]
+fn a_failure_of_the_system_is_told_once() {
+    let lab = lab_with_a_volume();
+    let message = run_with_short_files(&lab, &["grow", POOL, "--size", "512M"]).refused();
+    assert_eq!(message.matches("os error").count(), 1, "{message}");
+}
+
 #[test]
 fn an_import_into_a_full_pool_leaves_nothing_behind() {
     let lab = lab_with_a_volume();
@@ -284,6 +344,8 @@ fn a_read_only_file_can_be_looked_at_but_not_changed() {
     assert!(message.contains("permission") && message.contains(POOL), "{message}");
     let list = run_without_rights(&lab, &["list", "-H", POOL]).ok();
     assert!(list.starts_with("a\t"), "{list}");
+    let stats = run_without_rights(&lab, &["stats", "-H", POOL]).ok();
+    assert!(stats.contains("mode\tro\n"), "{stats}");
     assert_eq!(fingerprint(&lab.path(POOL)), before);
 }
 

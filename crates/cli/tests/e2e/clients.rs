@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::harness::{Lab, Server, client, noise, succeed};
+use crate::harness::{Lab, Mount, Server, client, noise, succeed};
 
 const MIB: usize = 1 << 20;
 
@@ -176,6 +176,36 @@ fn fio_verifies_what_it_wrote() {
         "--output-format=terse",
     ];
     succeed(fio.args(job).current_dir(lab.path(".")));
+    server.stop();
+    lab.assert_clean();
+}
+
+#[test]
+fn fsx_finds_every_byte_where_it_wrote_it() {
+    let Some(mut fsx) = client("fsx", "`cargo install fsx --version 0.3.0`: no package") else { return };
+    let (lab, server) = served("8M");
+    let Some(mount) = Mount::new(&lab, &server, "a") else { return };
+    let config = "
+blockmode = true
+flen = 8388608
+[opsize]
+min = 1
+max = 131072
+align = 1
+[weights]
+read = 10
+write = 10
+punch_hole = 3
+fsync = 1
+fdatasync = 1
+mapread = 0
+mapwrite = 0
+truncate = 0
+";
+    let config = lab.write_file("fsx.toml", config.as_bytes());
+    fsx.args(["-N", "30000", "-S", "7", "-f"]).arg(config).arg("-P").arg(lab.path(".")).arg(mount.file());
+    succeed(&mut fsx);
+    mount.unmount();
     server.stop();
     lab.assert_clean();
 }

@@ -8,4 +8,5 @@ mod kill_loop;
 mod nbd;
 mod output;
 mod serving;
+mod vanishing;
 mod verbs;

@@ -17,6 +17,7 @@ const READ: u16 = 0;
 const WRITE: u16 = 1;
 const DISCONNECT: u16 = 2;
 const FLUSH: u16 = 3;
+const TRIM: u16 = 4;
 
 /// What the server says a client may do with an export.
 pub const HAS_FLUSH: u16 = 1 << 2;
@@ -29,6 +30,8 @@ pub struct Client {
     pub flags: u16,
     /// Length of the export in bytes.
     pub size: u64,
+    /// Whether it takes its leave.
+    polite: bool,
 }
 
 impl Client {
@@ -50,7 +53,7 @@ impl Client {
         option.extend(export.as_bytes());
         option.extend(0u16.to_be_bytes());
         stream.write_all(&option)?;
-        let mut client = Client { stream, cookie: 0, flags: 0, size: 0 };
+        let mut client = Client { stream, cookie: 0, flags: 0, size: 0, polite: true };
         while !client.option_reply()? {}
         Ok(client)
     }
@@ -88,6 +91,21 @@ impl Client {
         self.request(FLUSH, 0, 0, 0, &[])
     }
 
+    pub fn trim(&mut self, offset: u64, len: u32) -> io::Result<()> {
+        self.request(TRIM, 0, offset, len, &[])
+    }
+
+    /// Sends a write and does not wait for its reply. Ends in the middle of it when `data` is
+    /// shorter than `len`.
+    pub fn start_write(&mut self, offset: u64, len: u32, data: &[u8]) -> io::Result<()> {
+        self.send(WRITE, 0, offset, len, data)
+    }
+
+    /// Closes the connection without a word, whatever is still on its way.
+    pub fn vanish(mut self) {
+        self.polite = false;
+    }
+
     fn send(&mut self, kind: u16, flags: u16, offset: u64, len: u32, data: &[u8]) -> io::Result<()> {
         self.cookie += 1;
         let mut head = Vec::with_capacity(28 + data.len());
@@ -115,7 +133,9 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // The server may be gone.
-        let _ = self.send(DISCONNECT, 0, 0, 0, &[]);
+        if self.polite {
+            // The server may be gone.
+            let _ = self.send(DISCONNECT, 0, 0, 0, &[]);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! `serve`: what it announces, how it ends, and what it leaves.
 
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -66,6 +66,67 @@ fn the_usual_place_of_the_socket_is_private() {
 fn end(mut child: std::process::Child) -> std::process::ExitStatus {
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     child.wait().unwrap()
+}
+
+#[test]
+fn a_trimmed_range_reads_as_zeroes_to_its_last_byte() {
+    let lab = Lab::with_pool("64M");
+    let mut contents = noise(1, 100_001);
+    lab.import("a", &contents);
+    lab.ok(&["snapshot", "pool.img/a@x"]);
+    let server = Server::start(&lab);
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    for (offset, len) in [(10_000, 30_000), (50_000, 100), (61_000, 1000), (90_001, 10_000)] {
+        client.trim(offset as u64, len as u32).unwrap();
+        contents[offset..offset + len].fill(0);
+    }
+    let read = client.read(0, contents.len()).unwrap();
+    assert_eq!(read.iter().zip(&contents).position(|(a, b)| a != b), None);
+    drop(client);
+    server.stop();
+    assert!(lab.contents("a@x") == noise(1, 100_001));
+    lab.assert_clean();
+}
+
+/// Bytes that the pool's file takes of its file system.
+fn taken(lab: &Lab) -> u64 {
+    fs::metadata(lab.path(POOL)).unwrap().blocks() * 512
+}
+
+#[test]
+fn what_is_trimmed_becomes_a_hole_in_the_file_while_it_is_served() {
+    let lab = Lab::with_pool("256M");
+    lab.ok(&["create", "pool.img/a", "--size", "64M"]);
+    let server = Server::start(&lab);
+    let before = taken(&lab);
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    for piece in 0..32 {
+        client.write(piece << 20, &noise(piece, 1 << 20), false).unwrap();
+    }
+    client.flush().unwrap();
+    assert!(taken(&lab) >= before + (32 << 20));
+    client.trim(0, 16 << 20).unwrap();
+    client.trim(16 << 20, 16 << 20).unwrap();
+    wait_until("the file is short again", || taken(&lab) < before + (2 << 20));
+    drop(client);
+    server.stop();
+    lab.assert_clean();
+}
+
+#[test]
+fn deleting_gives_holes_back_and_keeps_them_over_a_reopening() {
+    let lab = Lab::with_pool("256M");
+    let before = (taken(&lab), lab.stat("used"));
+    lab.import("a", &noise(1, 32 << 20));
+    lab.ok(&["snapshot", "pool.img/a@x"]);
+    lab.ok(&["clone", "pool.img/a@x", "pool.img/b"]);
+    lab.ok(&["delete", "-r", "pool.img/a"]);
+    assert!(taken(&lab) >= before.0 + (32 << 20), "the clone holds it");
+    lab.ok(&["delete", "pool.img/b"]);
+    assert!(taken(&lab) < before.0 + (2 << 20));
+    Server::start(&lab).stop();
+    assert!(taken(&lab) < before.0 + (2 << 20));
+    assert_eq!(lab.stat("used"), before.1);
 }
 
 #[test]

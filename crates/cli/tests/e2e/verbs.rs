@@ -5,7 +5,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use serde_json::json;
 
-use crate::harness::{Lab, POOL, noise};
+use crate::harness::{Lab, POOL, Server, noise};
+use crate::nbd::Client;
 
 const MIB: usize = 1 << 20;
 
@@ -22,6 +23,12 @@ fn init_takes_an_empty_file_but_no_other() {
     assert!(message.contains("not empty") && message.contains("--force"), "{message}");
     lab.ok(&["init", "empty.img", "--size", "128M", "--force"]);
     assert_eq!(lab.json(&["stats", "empty.img"])["size"], 128 << 20);
+}
+
+#[test]
+fn an_idle_pool_is_not_read_only() {
+    let lab = Lab::with_pool("64M");
+    assert_eq!(lab.json(&["stats", POOL])["mode"], "rw");
 }
 
 #[test]
@@ -228,6 +235,41 @@ fn resize_grows_with_zeroes_and_shrinks_only_when_told() {
     let mut expected = noise(7, 10_000)[..5000].to_vec();
     expected.resize(20_000, 0);
     assert_eq!(lab.contents("a"), expected, "nothing comes back from beyond the old end");
+}
+
+/// Writes through the server, since no image is as long as this volume.
+#[test]
+fn a_volume_of_1_pib_is_written_at_its_ends_copied_compared_and_cut_down() {
+    const END: u64 = 1 << 50;
+    let lab = Lab::with_pool("64M");
+    let empty = lab.stat("used");
+    lab.ok(&["create", &at("a"), "--size", "1P"]);
+    let put = |name: &str, writes: &[(u64, usize)]| {
+        let server = Server::start(&lab);
+        let mut client = Client::connect(server.socket(), name).unwrap();
+        for &(offset, len) in writes {
+            client.write(offset, &noise(offset, len), false).unwrap();
+            assert!(client.read(offset, len).unwrap() == noise(offset, len));
+        }
+        drop(client);
+        server.stop();
+    };
+    put("a", &[(0, 100), (END / 2 - 100, 200), (END - 5000, 5000)]);
+    lab.ok(&["snapshot", &at("a@x")]);
+    lab.ok(&["clone", &at("a@x"), &at("b")]);
+    put("b", &[(END - 1, 1), (END / 4, 4096)]);
+    let data = |offset: u64, length: u64| json!({"offset": offset, "length": length, "exists": true});
+    let diff = lab.json(&["diff", &at("a@x"), &at("b")]);
+    assert_eq!(diff, json!([data(END / 4, 4096), data(END - 4096, 4096)]));
+    let map = lab.json(&["map", &at("b")]);
+    let present = map.as_array().unwrap().iter().filter(|run| run["present"] == true);
+    assert_eq!(present.map(|run| run["length"].as_u64().unwrap()).sum::<u64>(), 6 * 4096);
+    lab.ok(&["resize", &at("b"), "--size", "1K", "--allow-shrink"]);
+    lab.ok(&["resize", &at("b"), "--size", "1P"]);
+    assert_eq!(lab.json(&["list", &at("b")])[0]["referenced"], 4096);
+    lab.assert_clean();
+    lab.ok(&["delete", "-r", &at("a"), &at("b")]);
+    assert_eq!(lab.stat("used"), empty);
 }
 
 #[test]

@@ -163,6 +163,11 @@ impl Journal {
         out
     }
 
+    /// Everything before this sequence number is durable.
+    pub fn confirmed(&self) -> u64 {
+        self.confirmed
+    }
+
     /// Everything before sequence number `next` is durable.
     pub fn confirm(&mut self, next: u64) {
         self.confirmed = self.confirmed.max(next);

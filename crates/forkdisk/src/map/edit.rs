@@ -49,6 +49,10 @@ pub struct Editor<'a> {
     pub tables: &'a mut Tables,
     pub space: &'a mut Space,
     pub epoch: Epoch,
+    /// What is done here is durable once the journal is up to this sequence number.
+    pub until: u64,
+    /// Up to where the journal is durable.
+    pub confirmed: u64,
 }
 
 impl Editor<'_> {
@@ -79,11 +83,22 @@ impl Editor<'_> {
         }
     }
 
+    /// Takes back [`share`](Self::share).
+    pub(super) fn unshare(&mut self, entry: Entry) {
+        match entry.kind() {
+            Kind::Absent => {}
+            Kind::Page => self.space.decr_page(entry.addr(), self.until),
+            Kind::Block => self.space.decr_block(entry.addr().block(), self.until),
+            Kind::Table => self.unshare_table(entry.table_ref()),
+            Kind::Unknown(_) => unreachable!("checked when the table was read"),
+        }
+    }
+
     /// One reference less to a table that has more than one.
     pub(super) fn unshare_table(&mut self, at: TableRef) {
-        if !self.tables.drop_ref(at) {
+        if !self.tables.drop_ref(at, self.until) {
             let page = self.tables.resolve(at).page().expect("placed");
-            self.space.decr_page(page);
+            self.space.decr_page(page, self.until);
         }
     }
 
@@ -93,7 +108,7 @@ impl Editor<'_> {
             self.tables.remove(id);
         } else {
             let page = self.tables.resolve(at).page().expect("placed");
-            self.space.decr_page(page);
+            self.space.decr_page(page, self.until);
             self.tables.forget(id);
         }
     }
@@ -183,7 +198,7 @@ impl Editor<'_> {
             *e = Entry::page(block.page(i), entry.birth());
         }
         if planted(Bug::DemotionKeepsPageCounts) {
-            self.space.decr_block(block);
+            self.space.decr_block(block, self.until);
         } else {
             self.space.demote(block);
         }
@@ -212,7 +227,7 @@ impl Editor<'_> {
             let old = self.tables.node(leaf).entries[slot];
             match old.is_absent() {
                 true => fresh += 1,
-                false => self.space.decr_page(old.addr()),
+                false => self.space.decr_page(old.addr(), self.until),
             }
             self.tables.entries_mut(leaf)[slot] = Entry::page(PageAddr(to.0 + i), self.epoch);
         }
@@ -251,19 +266,36 @@ impl Editor<'_> {
 
     /// Whether the data at `at` belongs to this volume alone, by the counts (the slow way).
     pub fn is_alone(&mut self, volume: &VolumeRecord, at: VirtualPage) -> Result<bool, Stop> {
-        let mut entry = volume.root;
-        let mut level = volume.level;
+        Ok(self.alone_after(volume, at)?.is_some())
+    }
+
+    /// As [`is_alone`](Self::is_alone), and no crash can give it back to another: what made it so
+    /// is durable. Until then the data must not be written in place.
+    pub fn is_alone_for_good(&mut self, volume: &VolumeRecord, at: VirtualPage) -> Result<bool, Stop> {
+        Ok(self.alone_after(volume, at)?.is_some_and(|until| until <= self.confirmed))
+    }
+
+    /// If the data at `at` belongs to this volume alone: up to where the journal must be durable
+    /// for that to last.
+    fn alone_after(&mut self, volume: &VolumeRecord, at: VirtualPage) -> Result<Option<u64>, Stop> {
+        let (mut entry, mut level, mut until) = (volume.root, volume.level, 0);
         loop {
             match entry.kind() {
-                Kind::Absent => return Ok(false),
-                Kind::Page => return Ok(self.space.data_is_exclusive(entry.addr())?),
-                Kind::Block => {
-                    return Ok(self.space.data_is_exclusive(PageAddr(entry.addr().0 + at.index() as u64))?);
+                Kind::Absent => return Ok(None),
+                Kind::Page | Kind::Block => {
+                    let within = if entry.kind() == Kind::Block { at.index() as u64 } else { 0 };
+                    let page = PageAddr(entry.addr().0 + within);
+                    let exclusive = self.space.data_is_exclusive(page)?;
+                    return Ok(exclusive.then(|| until.max(self.space.lost_until(page.block()))));
                 }
                 Kind::Table => {
                     if !self.is_exclusive(volume, entry)? {
-                        return Ok(false);
+                        return Ok(None);
                     }
+                    let table = entry.table_ref();
+                    let place = self.tables.resolve(table).page();
+                    let lost = place.map_or(0, |page| self.space.lost_until(page.block()));
+                    until = until.max(lost).max(self.tables.lost_until(table));
                     let id = self.tables.get(entry, level)?;
                     entry = self.tables.node(id).entries[at.slot(level)];
                     level = level.saturating_sub(1);

@@ -8,9 +8,11 @@ use super::edit::{Editor, Stop};
 use super::lookup::{leaf_entry, lookup};
 
 impl Editor<'_> {
-    /// Shares pages of `source` from `from` with `target` at `to`, at most `len` and at most up to
-    /// the end of a virtual block of either; returns how many it were. The target's pages there
-    /// must be holes, and `shared_at` of both volumes must have been raised before.
+    /// Makes `target` at `to` show what `source` shows at `from`: pages are shared, holes become
+    /// holes. Takes at most `len` pages and at most up to the end of a virtual block of either;
+    /// returns how many it were. All of them change at once or, on a [`Stop`], none.
+    ///
+    /// `shared_at` of both volumes must have been raised before.
     pub fn share_step(
         &mut self,
         source: &VolumeRecord,
@@ -19,20 +21,26 @@ impl Editor<'_> {
         to: VirtualPage,
         len: u64,
     ) -> Result<u64, Stop> {
-        let run = lookup(self.tables, source, from, len)?;
-        let Some((addr, birth)) = run.data else { return Ok(run.len) };
-        let birth = if planted(Bug::RangeCloneRejuvenates) { self.epoch } else { birth };
         if from.index() == 0 && to.index() == 0 && len >= BLOCK_PAGES {
             return self.share_block(source, from, target, to);
         }
+        let run = lookup(self.tables, source, from, len)?;
         let n = run.len.min(BLOCK_PAGES - from.index() as u64).min(BLOCK_PAGES - to.index() as u64);
+        let Some((addr, birth)) = run.data else {
+            return Ok(self.unmap_step(target, to, VirtualPage(to.0 + n))?.0 - to.0);
+        };
+        let birth = if planted(Bug::RangeCloneRejuvenates) { self.epoch } else { birth };
         let path = self.writable(target, to, 0)?;
         let &(leaf, first) = path.last().expect("a path has a table");
         for i in 0..n {
-            self.tables.entries_mut(leaf)[first + i as usize] = Entry::page(PageAddr(addr.0 + i), birth);
+            let new = Entry::page(PageAddr(addr.0 + i), birth);
+            let old = std::mem::replace(&mut self.tables.entries_mut(leaf)[first + i as usize], new);
+            match old.is_absent() {
+                true => target.referenced += 1,
+                false => self.space.decr_page(old.addr(), self.until),
+            }
         }
         self.space.incr_pages(addr, n);
-        target.referenced += n;
         Ok(n)
     }
 
@@ -47,6 +55,10 @@ impl Editor<'_> {
         let entry = leaf_entry(self.tables, source, from)?;
         let entry = self.tables.settle_finished(entry);
         let pages = match entry.kind() {
+            Kind::Absent => {
+                self.unmap_step(target, to, VirtualPage(to.0 + BLOCK_PAGES))?;
+                return Ok(BLOCK_PAGES);
+            }
             Kind::Table => {
                 let leaf = self.tables.get(entry, 0)?;
                 self.tables.node(leaf).entries.iter().filter(|e| !e.is_absent()).count() as u64
@@ -55,9 +67,18 @@ impl Editor<'_> {
         };
         let path = self.writable(target, to, 1)?;
         let &(id, slot) = path.last().expect("a path has a table");
+        let old = self.tables.node(id).entries[slot];
+        // The new reference first: the old one may be to the same table.
         self.share(entry);
+        let gone = match self.drop_leaf_entry(old) {
+            Ok(gone) => gone,
+            Err(stop) => {
+                self.unshare(entry);
+                return Err(stop);
+            }
+        };
         self.tables.entries_mut(id)[slot] = entry;
-        target.referenced += pages;
+        target.referenced = target.referenced + pages - gone;
         Ok(BLOCK_PAGES)
     }
 }

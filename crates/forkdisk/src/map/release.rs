@@ -12,7 +12,7 @@ impl Editor<'_> {
         match entry.kind() {
             Kind::Absent => Ok(0),
             Kind::Block => {
-                self.space.decr_block(entry.addr().block());
+                self.space.decr_block(entry.addr().block(), self.until);
                 Ok(BLOCK_PAGES)
             }
             Kind::Table => {
@@ -23,7 +23,7 @@ impl Editor<'_> {
                 if count > 1 {
                     self.unshare_table(entry.table_ref());
                 } else {
-                    pages.iter().for_each(|e| self.space.decr_page(e.addr()));
+                    pages.iter().for_each(|e| self.space.decr_page(e.addr(), self.until));
                     self.free_table(leaf, entry.table_ref());
                 }
                 Ok(pages.len() as u64)
@@ -59,7 +59,7 @@ impl Editor<'_> {
         for slot in first..first + (stop - at.0) as usize {
             let old = std::mem::take(&mut self.tables.entries_mut(leaf)[slot]);
             if !old.is_absent() {
-                self.space.decr_page(old.addr());
+                self.space.decr_page(old.addr(), self.until);
                 volume.referenced -= 1;
             }
         }

@@ -42,6 +42,8 @@ pub struct Node {
     hot: bool,
     /// Freed while a checkpoint was writing it.
     doomed: bool,
+    /// The references it lost stay lost once the journal is durable up to here.
+    lost_until: u64,
     pub entries: Box<[Entry; FANOUT]>,
 }
 
@@ -174,6 +176,7 @@ impl Tables {
             birth,
             hot: true,
             doomed: false,
+            lost_until: 0,
             entries,
         });
         self.by_ref.insert(key, i);
@@ -191,6 +194,7 @@ impl Tables {
             birth,
             hot: true,
             doomed: false,
+            lost_until: 0,
             entries,
         });
         self.by_ref.insert(key, i);
@@ -207,20 +211,28 @@ impl Tables {
 
     /// One reference more to a table without an address; false if it has one.
     pub fn add_ref(&mut self, at: TableRef) -> bool {
-        self.change_refs(at, 1)
-    }
-
-    /// One reference less (never the last; see [`remove`](Self::remove)); false if it has an address.
-    pub fn drop_ref(&mut self, at: TableRef) -> bool {
-        self.change_refs(at, -1)
-    }
-
-    fn change_refs(&mut self, at: TableRef, by: i32) -> bool {
         let Some(&i) = self.by_ref.get(&at) else { return false };
         let State::Dirty { refs } = &mut self.nodes[i].state else { return false };
-        *refs = refs.checked_add_signed(by).expect("a reference count below zero");
-        assert!(*refs > 0, "the last reference goes with the table");
+        *refs += 1;
         true
+    }
+
+    /// One reference less (never the last; see [`remove`](Self::remove)), by a change that is
+    /// durable once the journal is up to `until`; false if it has an address.
+    pub fn drop_ref(&mut self, at: TableRef, until: u64) -> bool {
+        let Some(&i) = self.by_ref.get(&at) else { return false };
+        let node = &mut self.nodes[i];
+        let State::Dirty { refs } = &mut node.state else { return false };
+        assert!(*refs > 1, "the last reference goes with the table");
+        *refs -= 1;
+        node.lost_until = node.lost_until.max(until);
+        true
+    }
+
+    /// Up to where the journal must be durable for references that a table lost while it had no
+    /// address to stay lost whatever happens (0: they do).
+    pub fn lost_until(&self, at: TableRef) -> u64 {
+        self.by_ref.get(&at).map_or(0, |&i| self.nodes[i].lost_until)
     }
 
     /// Forgets a changed table that nothing points to any more.
@@ -304,6 +316,7 @@ impl Tables {
                 continue;
             }
             node.state = State::Clean;
+            node.lost_until = 0;
             node.key = TableRef::on_disk(self.placed[&node.key].0);
             self.by_ref.insert(node.key, i);
         }

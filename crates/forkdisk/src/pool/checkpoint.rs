@@ -281,6 +281,7 @@ impl<D: Device> Inner<D> {
             meta.tables.finish();
             meta.tables.evict();
             meta.journal.released(start);
+            meta.journal.confirm(start.sequence);
             meta.settle_roots();
             meta.space.finish()
         };
@@ -314,7 +315,9 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
     let changed = meta.directory.peek_changed();
     let mut leaves = Vec::with_capacity(changed.len());
     let mut directory_nodes: BTreeSet<NodeId> = BTreeSet::new();
-    let mut editor = Editor { tables: &mut meta.tables, space: &mut meta.space, epoch: meta.epoch };
+    // These losses are the checkpoint's own.
+    let (until, confirmed) = (0, 0);
+    let mut editor = Editor { tables: &mut meta.tables, space: &mut meta.space, epoch: meta.epoch, until, confirmed };
     for (number, records) in &changed {
         let at = VirtualPage(*number);
         editor.raise(&mut meta.directory_map, number + 1);
@@ -348,7 +351,7 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
             let old =
                 std::mem::replace(&mut meta.tables.entries_mut(leaf)[slot], Entry::checked_page(at, meta.epoch, 0));
             if !old.is_absent() {
-                meta.space.decr_page(old.addr());
+                meta.space.decr_page(old.addr(), until);
             }
             meta.space.incr_page(at);
             pages.push(DirectoryPage { at, leaf, slot, records });

@@ -37,13 +37,16 @@ impl Meta {
     /// Tables and counts together with the record of `id`, which is marked as changed.
     pub fn edit(&mut self, id: VolumeId) -> Option<(Editor<'_>, &mut VolumeRecord)> {
         let volume = self.directory.change(id)?;
-        let editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch };
+        // The record of what is done comes behind all others.
+        let (until, confirmed) = (self.journal.next() + 1, self.journal.confirmed());
+        let editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch, until, confirmed };
         Some((editor, &mut volume.record))
     }
 
     /// Tables and counts.
     pub fn editor(&mut self) -> Editor<'_> {
-        Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch }
+        let (until, confirmed) = (self.journal.next() + 1, self.journal.confirmed());
+        Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch, until, confirmed }
     }
 
     /// Bytes of the pool.
@@ -112,19 +115,9 @@ impl Meta {
                 }
             }
             Record::CloneRange { source, from, target, to, len } => {
-                if *done == 0 {
-                    if !planted(Bug::RangeCloneKeepsSharedAt) {
-                        self.raise_shared(*source);
-                    }
-                    self.raise_shared(*target);
-                    self.advance();
-                }
                 while *done < *len {
-                    let source = self.record_of(*source)?;
-                    let (mut editor, record) =
-                        self.edit(*target).ok_or_else(|| Failure::Nonsense(Meta::unknown(*target)))?;
                     let (f, t) = (VirtualPage(from.0 + *done), VirtualPage(to.0 + *done));
-                    *done += editor.share_step(&source, f, record, t, *len - *done)?;
+                    *done += self.share_step(*source, f, *target, t, *len - *done)?;
                 }
             }
             Record::Create { id, name, size, chunk, now } => self.add(VolumeRecord {
@@ -242,6 +235,26 @@ impl Meta {
         Ok(editor.map_run(record, at, len, to)?)
     }
 
+    /// Shares pages of one volume with another; see [`Editor::share_step`].
+    pub fn share_step(
+        &mut self,
+        source: VolumeId,
+        from: VirtualPage,
+        target: VolumeId,
+        to: VirtualPage,
+        max: u64,
+    ) -> Result<u64, Failure> {
+        self.record_of(source)?;
+        if !planted(Bug::RangeCloneKeepsSharedAt) {
+            self.raise_shared(source);
+        }
+        self.raise_shared(target);
+        self.advance();
+        let source = self.record_of(source)?;
+        let (mut editor, record) = self.edit(target).ok_or_else(|| Failure::Nonsense(Meta::unknown(target)))?;
+        Ok(editor.share_step(&source, from, record, to, max)?)
+    }
+
     fn add(&mut self, record: VolumeRecord) {
         self.next_id = self.next_id.max(record.id.0 + 1);
         self.directory.add(record);
@@ -256,8 +269,7 @@ impl Meta {
 
     fn share_root(&mut self, record: &VolumeRecord) {
         if record.root.kind() == Kind::Table {
-            let mut editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch };
-            editor.share(record.root);
+            self.editor().share(record.root);
         }
     }
 }

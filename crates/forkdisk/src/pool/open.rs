@@ -40,24 +40,36 @@ pub struct FormatOptions {
     pub journal: Option<u64>,
 }
 
-impl<D: Device> Pool<D> {
-    /// Makes an empty pool of the device. Whatever was there is lost.
-    pub async fn format(device: &D, options: &FormatOptions) -> Result<()> {
-        if options.size < MIN_POOL || options.size > MAX_POOL_SIZE {
-            let why = format!("a pool of {} bytes cannot be made; its size must be 8 MiB to 4 PiB", options.size);
+impl FormatOptions {
+    /// Says what is wrong with the options, if anything, before any device is touched (`Invalid`).
+    pub fn check(&self) -> Result<()> {
+        if self.size < MIN_POOL || self.size > MAX_POOL_SIZE {
+            let why = format!("a pool of {} bytes cannot be made; its size must be 8 MiB to 4 PiB", self.size);
             return Err(Error::new(ErrorKind::Invalid, why));
         }
-        if device.len() < options.size {
-            let why = format!("the device has {} bytes, fewer than the {} asked for", device.len(), options.size);
-            return Err(Error::new(ErrorKind::Invalid, why));
-        }
-        let layout = Layout::new(options.size);
-        let blocks = options.journal.unwrap_or((options.size / 128).clamp(1 << 20, 64 << 20)).div_ceil(BLOCK_SIZE);
-        if blocks == 0 || blocks + 6 > layout.blocks() || blocks > 800 {
+        let blocks = self.journal_blocks();
+        if blocks == 0 || blocks + 6 > Layout::new(self.size).blocks() || blocks > 800 {
             let why =
                 format!("a journal of {blocks} MiB does not fit; choose 1 MiB to 800 MiB, well below the pool's size");
             return Err(Error::new(ErrorKind::Invalid, why));
         }
+        Ok(())
+    }
+
+    fn journal_blocks(&self) -> u64 {
+        self.journal.unwrap_or((self.size / 128).clamp(1 << 20, 64 << 20)).div_ceil(BLOCK_SIZE)
+    }
+}
+
+impl<D: Device> Pool<D> {
+    /// Makes an empty pool of the device. Whatever was there is lost.
+    pub async fn format(device: &D, options: &FormatOptions) -> Result<()> {
+        options.check()?;
+        if device.len() < options.size {
+            let why = format!("the device has {} bytes, fewer than the {} asked for", device.len(), options.size);
+            return Err(Error::new(ErrorKind::Invalid, why));
+        }
+        let (layout, blocks) = (Layout::new(options.size), options.journal_blocks());
         let none = CountEntry { slot: None, checksum: 0, used: 0 };
         let mut space = Space::new(layout, options.uuid, vec![none; layout.count_nodes(3) as usize]);
         let first = Block(2);
@@ -163,6 +175,8 @@ impl<D: Device> Pool<D> {
             if !pool.0.options.read_only {
                 // After a kill the journal may be in a cache only: what reads show from now on stays.
                 pool.0.flush_device().await?;
+                let journal = &mut pool.0.meta.borrow_mut().journal;
+                journal.confirm(journal.next());
             }
         }
         pool.0.reap_soon();

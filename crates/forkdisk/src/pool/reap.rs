@@ -12,7 +12,7 @@ use crate::format::{Record, VolumeState};
 use crate::map::Editor;
 use crate::planted::{Bug, planted};
 use crate::sync::Hold;
-use crate::types::{PAGE_SIZE, VirtualPage, VolumeId};
+use crate::types::{VirtualPage, VolumeId};
 
 use super::{Inner, Meta, pages_of};
 
@@ -67,7 +67,15 @@ impl<D: Device> Inner<D> {
                     if planted(Bug::DeleteKeepsCounts) {
                         return Ok(true);
                     }
-                    let mut editor = Editor { tables: &mut meta.tables, space: &mut meta.space, epoch: meta.epoch };
+                    // The record that killed it has been published already.
+                    let (until, confirmed) = (meta.journal.next(), meta.journal.confirmed());
+                    let mut editor = Editor {
+                        tables: &mut meta.tables,
+                        space: &mut meta.space,
+                        epoch: meta.epoch,
+                        until,
+                        confirmed,
+                    };
                     Ok(editor.reap_step(&mut volume.record)?)
                 })
                 .await?;
@@ -82,25 +90,32 @@ impl<D: Device> Inner<D> {
         Ok(())
     }
 
+    /// Goes from the new end to the old one. Holes are skipped as a whole and journal nothing, so a
+    /// turn can begin from the new end again: there is no cursor to be kept.
     async fn reap_tail(self: &Rc<Self>, id: VolumeId) -> Result<()> {
+        let (mut size, mut at) = (u64::MAX, 0);
         for _ in 0..TURN {
             let step = self
                 .edit(|meta| {
                     let Some((mut editor, record)) = meta.edit(id) else { return Ok(true) };
-                    let (from, end) = (pages_of(record.size), pages_of(record.trim_end));
-                    if from >= end {
+                    if record.state != VolumeState::Volume {
+                        return Ok(true);
+                    }
+                    if record.size != size {
+                        // Shortened again meanwhile: the tail begins earlier.
+                        (size, at) = (record.size, pages_of(record.size));
+                    }
+                    let (end, mapped) = (pages_of(record.trim_end), record.referenced);
+                    let mut from = at;
+                    while at < end && record.referenced == mapped {
+                        from = at;
+                        at = editor.unmap_step(record, VirtualPage(at), VirtualPage(end))?.0;
+                    }
+                    if record.referenced == mapped {
                         record.trim_end = 0;
                         return Ok(true);
                     }
-                    // From the end towards the new size, so that `trim_end` is the cursor.
-                    let at = from.max((end - 1) / 256 * 256);
-                    let mut next = VirtualPage(at);
-                    while next.0 < end {
-                        next = editor.unmap_step(record, next, VirtualPage(end))?;
-                    }
-                    record.trim_end = at * PAGE_SIZE as u64;
-                    let unmap = Record::Unmap { volume: id, at: VirtualPage(at), len: end - at };
-                    meta.journal.append(&unmap);
+                    meta.journal.append(&Record::Unmap { volume: id, at: VirtualPage(from), len: at - from });
                     Ok(false)
                 })
                 .await;

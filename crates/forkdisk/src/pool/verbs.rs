@@ -248,12 +248,9 @@ impl<D: Device> Pool<D> {
             inner.reap_soon();
             inner.reaped.wait().await;
         }
-        let old = inner.meta.borrow().directory.find(name)?.record.size;
-        if size < old {
-            // The rest of the last page is zeroed before the end moves, so that growing again shows none of it.
-            let handle = self.volume(name)?;
-            let edge = size.next_multiple_of(PAGE_SIZE as u64).min(old);
-            handle.write_zeroes(size, edge - size, false).await?;
+        if size > inner.meta.borrow().directory.find(name)?.record.size {
+            // What the last page still holds from when the volume was longer; nobody sees it before the end moves.
+            self.volume(name)?.zero_beyond_end().await?;
         }
         inner
             .verb(|meta| {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::types::{Block, PageAddr};
+use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
 use super::{ALL, Bitmap, bit};
 
@@ -14,6 +14,8 @@ pub struct Delta {
     all: i32,
     pages: Vec<(u8, i32)>,
     pub touched: Bitmap,
+    /// The losses are durable once the journal is up to this sequence number.
+    pub lost_until: u64,
 }
 
 impl Delta {
@@ -33,7 +35,31 @@ pub struct Deltas {
 }
 
 impl Deltas {
-    pub fn page(&mut self, page: PageAddr, by: i32) {
+    /// One reference more to a page.
+    pub fn gain(&mut self, page: PageAddr) {
+        self.page(page, 1);
+    }
+
+    /// One reference less, which is durable once the journal is up to `until`.
+    pub fn lose(&mut self, page: PageAddr, until: u64) {
+        self.page(page, -1);
+        self.lost += 1;
+        self.unsure(page.block(), until);
+    }
+
+    /// One reference less to a block as a whole.
+    pub fn lose_whole(&mut self, block: Block, until: u64) {
+        self.whole(block, -1, 0);
+        self.lost += BLOCK_PAGES;
+        self.unsure(block, until);
+    }
+
+    fn unsure(&mut self, block: Block, until: u64) {
+        let delta = self.blocks.entry(block).or_default();
+        delta.lost_until = delta.lost_until.max(until);
+    }
+
+    fn page(&mut self, page: PageAddr, by: i32) {
         let delta = self.blocks.entry(page.block()).or_default();
         let index = page.index() as u8;
         match delta.pages.binary_search_by_key(&index, |&(i, _)| i) {
@@ -44,7 +70,6 @@ impl Deltas {
             }
         }
         delta.touched[page.index() / 64] |= 1 << (page.index() % 64);
-        self.lost += u64::from(by < 0);
     }
 
     pub fn whole(&mut self, block: Block, whole: i32, all: i32) {
@@ -57,7 +82,6 @@ impl Deltas {
             self.entries -= delta.pages.len();
             (delta.all, delta.pages) = (0, Vec::new());
         }
-        self.lost += u64::from(whole < 0 && all == 0) * 256;
     }
 
     /// The page was handed out.
@@ -68,7 +92,7 @@ impl Deltas {
     /// The changes are in the count pages; which pages were touched stays known.
     pub fn applied(&mut self) {
         for delta in self.blocks.values_mut() {
-            (delta.whole, delta.all, delta.pages) = (0, 0, Vec::new());
+            (delta.whole, delta.all, delta.pages, delta.lost_until) = (0, 0, Vec::new(), 0);
         }
         (self.entries, self.lost) = (0, 0);
     }
@@ -79,6 +103,10 @@ impl Deltas {
 
     pub fn of_whole(&self, block: Block) -> i32 {
         self.blocks.get(&block).map_or(0, |d| d.whole)
+    }
+
+    pub fn lost_until(&self, block: Block) -> u64 {
+        self.blocks.get(&block).map_or(0, |d| d.lost_until)
     }
 
     pub fn is_touched(&self, page: PageAddr) -> bool {

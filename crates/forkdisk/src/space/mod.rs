@@ -138,12 +138,12 @@ impl Space {
 
     /// One more reference to a page.
     pub fn incr_page(&mut self, page: PageAddr) {
-        self.current.page(page, 1);
+        self.current.gain(page);
     }
 
-    /// One reference less.
-    pub fn decr_page(&mut self, page: PageAddr) {
-        self.current.page(page, -1);
+    /// One reference less, by a change that is durable once the journal is up to `until`.
+    pub fn decr_page(&mut self, page: PageAddr, until: u64) {
+        self.current.lose(page, until);
         if planted(Bug::FreedSpaceReusedAtOnce) && self.page_count(page) == Ok(0) {
             self.give_back(page);
         }
@@ -151,7 +151,7 @@ impl Space {
 
     /// One more reference to each of `n` pages.
     pub fn incr_pages(&mut self, first: PageAddr, n: u64) {
-        (0..n).for_each(|i| self.current.page(PageAddr(first.0 + i), 1));
+        (0..n).for_each(|i| self.current.gain(PageAddr(first.0 + i)));
     }
 
     /// One more reference to a block as a whole.
@@ -159,9 +159,15 @@ impl Space {
         self.current.whole(block, 1, 0);
     }
 
-    /// One reference less to a block as a whole.
-    pub fn decr_block(&mut self, block: Block) {
-        self.current.whole(block, -1, 0);
+    /// One reference less to a block as a whole; `until` as for pages.
+    pub fn decr_block(&mut self, block: Block, until: u64) {
+        self.current.lose_whole(block, until);
+    }
+
+    /// Up to where the journal must be durable for the references lost in a block to stay lost
+    /// whatever happens (0: they do).
+    pub fn lost_until(&self, block: Block) -> u64 {
+        self.current.lost_until(block).max(self.frozen.lost_until(block))
     }
 
     /// A reference moves from the block to each of its pages.

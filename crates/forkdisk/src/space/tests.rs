@@ -43,7 +43,7 @@ fn a_page_given_up_is_free_after_the_checkpoint_only() {
     space.incr_page(page);
     checkpoint(&mut space);
     assert_eq!((space.page_count(page), space.available()), (Ok(1), all - 1));
-    space.decr_page(page);
+    space.decr_page(page, 0);
     assert_eq!((space.page_count(page), space.available()), (Ok(0), all - 1), "not yet");
     checkpoint(&mut space);
     assert_eq!(space.available(), all);

@@ -3,7 +3,7 @@
 use crate::device::{Buf, Device};
 use crate::error::Result;
 use crate::format::Record;
-use crate::map::Stop;
+use crate::map::{Stop, lookup};
 use crate::planted::{Bug, planted};
 use crate::pool::{Ended, Failure, no_space};
 use crate::sync::Hold;
@@ -17,10 +17,11 @@ const STEP_PAGES: u64 = 12;
 
 impl<D: Device> Volume<D> {
     /// The whole pages within the range read as zeroes afterwards and give their space back; its
-    /// ragged edges stay as they are. On a full pool parts may be left alone.
+    /// ragged edges stay as they are (the end of the volume is none). On a full pool parts may be
+    /// left alone.
     pub async fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.check_write(offset, len)?;
-        let (first, end) = (offset.div_ceil(PAGE), (offset + len) / PAGE);
+        let (first, end) = (offset.div_ceil(PAGE), self.whole_end(offset + len));
         match self.unmap(first, end).await {
             Err(Ended::NoSpace) | Ok(()) => Ok(()),
             Err(Ended::Error(e)) => Err(e),
@@ -60,6 +61,21 @@ impl<D: Device> Volume<D> {
             return Ok(());
         }
         self.write(from, Buf::zeroed((to - from) as usize), false).await.0
+    }
+
+    /// Zeroes what the volume's last page holds beyond its end.
+    pub(crate) async fn zero_beyond_end(&self) -> Result<()> {
+        let size = self.size();
+        let rest = (size.next_multiple_of(PAGE) - size) as usize;
+        let last = VirtualPage(size / PAGE);
+        let mapped = self.inner.look(|meta| {
+            let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
+            Ok(lookup(&mut meta.tables, record, last, 1).map_err(Stop::from)?.data.is_some())
+        });
+        if rest == 0 || !mapped.await? {
+            return Ok(());
+        }
+        self.write_locked(size, Buf::zeroed(rest)).await.0
     }
 
     /// Unmaps pages `first..end` in steps of at most a virtual block.

@@ -83,7 +83,7 @@ impl WritePlan {
             let mut len = run.len;
             let mut alone = run.data.is_some_and(|(_, birth)| birth > record.shared_at)
                 || planted(Bug::WritesSharedInPlace) && run.data.is_some();
-            if !alone && run.data.is_some() && meta.editor().is_alone(&record, page)? {
+            if !alone && run.data.is_some() && meta.editor().is_alone_for_good(&record, page)? {
                 // Known by the counts only, page by page.
                 (alone, len) = (true, 1);
             }

@@ -3,8 +3,9 @@
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
+use crate::map::Stop;
 use crate::planted::{Bug, planted};
-use crate::pool::Ended;
+use crate::pool::{Ended, Failure};
 use crate::sync::Hold;
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, VirtualPage};
 
@@ -13,11 +14,14 @@ use super::Volume;
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Bytes copied at once where nothing can be shared.
 const COPY: u64 = 1 << 20;
+/// Pages that a step may need for tables.
+const STEP_PAGES: u64 = 12;
 
 impl<D: Device> Volume<D> {
     /// Shares `len` bytes of `source` from `from` with this volume at `to`. Where both lie alike
     /// within their pages, whole pages are shared and only ragged edges copied; otherwise all is
-    /// copied. Done in steps: a crash in the middle leaves a part of it done.
+    /// copied. Done in steps of at most a block: a crash in the middle leaves a part of it done, and
+    /// every page shows what it did before or what it shall.
     pub async fn clone_range(&self, source: &Volume<D>, from: u64, to: u64, len: u64) -> Result<()> {
         source.check_range(from, len)?;
         self.check_write(to, len)?;
@@ -49,23 +53,23 @@ impl<D: Device> Volume<D> {
     }
 
     async fn share_range(&self, source: &Volume<D>, from: u64, to: u64, pages: u64) -> Result<()> {
-        self.write_zeroes(to * PAGE, pages * PAGE, false).await?;
         let mut done = 0;
         while done < pages {
             self.inner.admit().await?;
             let (f, t) = (VirtualPage(from + done), VirtualPage(to + done));
             let room = |p: VirtualPage| BLOCK_PAGES - p.index() as u64;
-            let len = (pages - done).min(room(f)).min(room(t));
-            let record = Record::CloneRange { source: source.id, from: f, target: self.id, to: t, len };
-            let _alone = self.locks.lock(t.0..t.0 + len, Hold::Alone).await;
-            let mut progress = 0;
+            let max = (pages - done).min(room(f)).min(room(t));
+            let _alone = self.locks.lock(t.0..t.0 + max, Hold::Alone).await;
             let step = self.inner.edit(|meta| {
-                meta.apply(&record, &mut progress)?;
-                meta.journal.append(&record);
-                Ok(())
+                if meta.space.available() < meta.checkpoint_pages() + STEP_PAGES {
+                    return Err(Failure::Stop(Stop::NoSpace));
+                }
+                let len = meta.share_step(source.id, f, self.id, t, max)?;
+                meta.journal.append(&Record::CloneRange { source: source.id, from: f, target: self.id, to: t, len });
+                Ok(len)
             });
             match step.await {
-                Ok(()) => done += len,
+                Ok(len) => done += len,
                 Err(Ended::NoSpace) => return Err(crate::pool::no_space()),
                 Err(Ended::Error(e)) => return Err(e),
             }

@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use crate::device::{Buf, Device, Segment};
+use crate::device::{Buf, Device, Segment, Segments};
 use crate::error::{Error, Result};
 use crate::format::Record;
 use crate::planted::{Bug, planted};
@@ -29,7 +29,7 @@ impl<D: Device> Volume<D> {
         (result, buf)
     }
 
-    async fn write_locked(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
+    pub(super) async fn write_locked(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
         let page = PAGE_SIZE as u64;
         let range = offset / page..(offset + buf.len() as u64).div_ceil(page);
         let fresh = || WritePlan::new(offset, buf.len() as u64, self.inner.device.block_size());
@@ -121,22 +121,37 @@ impl<D: Device> Volume<D> {
         }
         let device = &self.inner.device;
         // All are submitted before the first is waited for.
-        let whole = (!plan.segments.is_empty()).then(|| plan.segments.clone());
+        let copy = self.realigned(&plan.segments, &buf);
         let ragged: Vec<_> = pages
             .into_iter()
             .map(|(p, page)| {
                 device.write(page, smallvec![Segment { offset: p.to.offset(), at: 0, len: PAGE_SIZE }], false)
             })
             .collect();
-        let (mut result, buf) = match whole {
-            Some(segments) => device.write(buf, segments, false).await,
-            None => (Ok(()), buf),
+        let (mut result, buf) = match copy {
+            Some((copy, segments)) => (device.write(copy, segments, false).await.0, buf),
+            None if plan.segments.is_empty() => (Ok(()), buf),
+            None => device.write(buf, plan.segments.clone(), false).await,
         };
         for page in ragged {
             let (outcome, _) = page.await;
             result = result.and(outcome);
         }
         (result.map_err(|e| Error::io(format!("writing {} at {offset}", self.name()), e)), buf)
+    }
+
+    /// A copy of what `segments` take from `buf`, at places that suit the device; `None` if those in
+    /// `buf` do. A write that begins within a device block has its whole pages at odd places.
+    fn realigned(&self, segments: &Segments, buf: &Buf) -> Option<(Buf, Segments)> {
+        let block = self.inner.device.block_size();
+        let (first, last) = (segments.first()?, segments.last()?);
+        if first.at.is_multiple_of(block) {
+            return None;
+        }
+        let (from, to) = (first.at, last.at + last.len);
+        let mut copy = self.inner.device.buffer(to - from);
+        copy.copy_from_slice(&buf[from..to]);
+        Some((copy, segments.iter().map(|s| Segment { at: s.at - from, ..*s }).collect()))
     }
 
     /// The whole page of which a piece is written.

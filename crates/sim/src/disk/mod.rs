@@ -162,16 +162,18 @@ impl SimDisk {
 }
 
 impl State {
-    fn admit(&mut self, what: Request, offset: u64, len: u64) -> io::Result<()> {
+    /// Refuses what no disk with direct I/O would take. `at` is the place in the buffer.
+    fn admit(&mut self, what: Request, offset: u64, at: usize, len: u64) -> io::Result<()> {
         let sector = self.config.sector as u64;
-        let aligned = offset.is_multiple_of(sector) && len.is_multiple_of(sector) && len > 0;
+        let aligned = [offset, at as u64, len].iter().all(|n| n.is_multiple_of(sector)) && len > 0;
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.cache.len);
         if aligned && inside {
             return Ok(());
         }
         let device = self.cache.len;
-        let why =
-            format!("{what:?} of {len} bytes at {offset} on a device of {device} bytes with {sector}-byte sectors");
+        let why = format!(
+            "{what:?} of {len} bytes at {offset}, {at} bytes into its buffer, on a device of {device} bytes with {sector}-byte sectors"
+        );
         self.misuse.get_or_insert(why.clone());
         Err(io::Error::new(io::ErrorKind::InvalidInput, why))
     }
@@ -284,7 +286,7 @@ impl Device for SimDisk {
             let mut state = self.state.borrow_mut();
             state.counts.reads += 1;
             state.counts.bytes_read += len as u64;
-            let admitted = state.admit(Request::Read, offset, len as u64);
+            let admitted = state.admit(Request::Read, offset, at, len as u64);
             let harm = state.faults.strike(Request::Read, offset, len as u64);
             drop(state);
             let buf = Rc::clone(&buf);
@@ -303,7 +305,7 @@ impl Device for SimDisk {
             state.counts.writes += 1;
             state.counts.fua_writes += u64::from(fua);
             state.counts.bytes_written += len as u64;
-            let admitted = state.admit(Request::Write, offset, len as u64);
+            let admitted = state.admit(Request::Write, offset, at, len as u64);
             let harm = state.faults.strike(Request::Write, offset, len as u64);
             let order = admitted.map(|()| {
                 let bytes = Change::Write(crash::copy(&buf[at..at + len]));
@@ -327,7 +329,7 @@ impl Device for SimDisk {
     fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
         let mut state = self.state.borrow_mut();
         state.counts.discards += 1;
-        let admitted = state.admit(Request::Discard, offset, len);
+        let admitted = state.admit(Request::Discard, offset, 0, len);
         let harm = state.faults.strike(Request::Discard, offset, len);
         let fill = if state.rng.one_in(2) { Fill::Zero } else { Fill::Garbage(state.rng.next()) };
         let order = admitted.map(|()| state.cache.submit(Change::Discard(fill), offset, len as usize));

@@ -215,6 +215,18 @@ fn a_request_outside_the_contract_is_refused_and_remembered() {
     assert!(disk.misuse().unwrap().contains("Write of 512 bytes"));
 }
 
+#[test]
+fn a_place_in_the_buffer_that_direct_io_cannot_use_is_outside_the_contract() {
+    let (exec, disk) = disk(DISK, 1);
+    let d = disk.clone();
+    exec.run(1000, async move {
+        let ragged = smallvec![Segment { offset: 512, at: 100, len: 512 }];
+        assert!(d.write(Buf::zeroed(1024), ragged, false).await.0.is_err());
+    })
+    .unwrap();
+    assert!(disk.misuse().unwrap().contains("100 bytes into its buffer"));
+}
+
 /// A toy engine that keeps a number in two slots, to show that the crashes find what they must:
 /// data, then a pointer to it. Returns whether every crash at every step found one whole record.
 fn toy_survives(flush_between: bool) -> bool {

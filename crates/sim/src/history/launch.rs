@@ -238,7 +238,10 @@ impl Run<'_> {
         let volume = self.handle(key)?;
         let name = self.model.name(key);
         if kind == Kind::Discard {
-            let (from, to) = (offset.next_multiple_of(PAGE), (offset + len) / PAGE * PAGE);
+            let end = offset + len;
+            // The last page of a volume counts as whole.
+            let to = if end == self.size(key) { end } else { end / PAGE * PAGE };
+            let from = offset.next_multiple_of(PAGE);
             let rec = self.model.write(key, from, to.saturating_sub(from), What::Zero);
             let (start, text) = (self.model.now(), format!("discard {name} {offset}+{len}"));
             let doing = Doing::Change { rec, fua: false, spare: Spare::Discard };

@@ -142,6 +142,10 @@ fn prepare_file(file: &File, path: &Path, size: u64, force: bool, is_new: bool) 
     if old > 0 && !force {
         return Err(not_empty(path, &format!("has {old} bytes")));
     }
+    if size > old {
+        // A length that the file system refuses is found out while the old contents are still there.
+        file.set_len(size).map_err(failed)?;
+    }
     file.set_len(0).and_then(|()| file.set_len(size)).and_then(|()| file.sync_all()).map_err(failed)?;
     if is_new { sync_parent(path).map_err(failed) } else { Ok(()) }
 }

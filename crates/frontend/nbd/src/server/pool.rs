@@ -1,6 +1,6 @@
 //! A pool as a set of exports: every volume is `volume`, every snapshot `volume@snapshot`.
 
-use forkdisk::{Buf, Device, Error, ErrorKind, Pool, Result, Volume};
+use forkdisk::{Buf, Device, Error, ErrorKind, PAGE_SIZE, Pool, Result, Volume};
 
 use super::export::{Export, Exports};
 use crate::codec::ExportInfo;
@@ -39,6 +39,13 @@ fn description(snapshot: bool) -> String {
     if snapshot { "forkdisk snapshot" } else { "forkdisk volume" }.to_owned()
 }
 
+/// The parts of a range that do not cover their page, each from where to where; either may be empty.
+fn ragged_ends(offset: u64, len: u64) -> [(u64, u64); 2] {
+    let (page, end) = (PAGE_SIZE as u64, offset + len);
+    let head = offset.next_multiple_of(page).min(end);
+    [(offset, head), ((end / page * page).max(head), end)]
+}
+
 impl<D: Device> Export for Volume<D> {
     fn info(&self) -> ExportInfo {
         let name = self.name();
@@ -65,12 +72,34 @@ impl<D: Device> Export for Volume<D> {
         Volume::write_zeroes(self, offset, len, fua).await
     }
 
+    /// NBD lets a trimmed range hold anything. Clients that pass on a hole punched into a file
+    /// (nbdfuse) promise zeroes to the byte, so its ragged ends are zeroed where there is space.
     async fn trim(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.discard(offset, len).await?;
+        for (from, to) in ragged_ends(offset, len) {
+            match self.write_zeroes(from, to - from, false).await {
+                Err(error) if error.kind() != ErrorKind::NoSpace => return Err(error),
+                _ => {}
+            }
+        }
         if fua { Volume::flush(self).await } else { Ok(()) }
     }
 
     async fn flush(&self) -> Result<()> {
         Volume::flush(self).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ragged_ends_of_a_range_are_what_whole_pages_leave() {
+        assert_eq!(ragged_ends(4096, 8192), [(4096, 4096), (12288, 12288)]);
+        assert_eq!(ragged_ends(100, 9000), [(100, 4096), (8192, 9100)]);
+        assert_eq!(ragged_ends(100, 200), [(100, 300), (300, 300)], "within a page");
+        assert_eq!(ragged_ends(4000, 200), [(4000, 4096), (4096, 4200)], "no whole page");
+        assert_eq!(ragged_ends(4096, 10), [(4096, 4096), (4096, 4106)]);
     }
 }
