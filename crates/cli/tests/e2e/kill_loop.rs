@@ -14,10 +14,10 @@ use rand::{Rng, SeedableRng};
 use crate::harness::{Lab, Server};
 use crate::nbd::Client;
 
-const SECTOR: usize = 512;
+pub const SECTOR: usize = 512;
 /// Each client writes to a part of the volume of its own, of this many sectors.
-const PART: u64 = 4096;
-const CLIENTS: u64 = 3;
+pub const PART: u64 = 4096;
+pub const CLIENTS: u64 = 3;
 /// Largest write, in sectors.
 const MOST: u64 = 64;
 
@@ -29,7 +29,7 @@ struct Sector {
 }
 
 /// A client's knowledge of its part.
-struct Part {
+pub struct Part {
     first: u64,
     sectors: HashMap<u64, Sector>,
     versions: Arc<AtomicU64>,
@@ -55,13 +55,13 @@ fn stamp(sector: u64, version: u64) -> [u8; SECTOR] {
 }
 
 impl Part {
-    fn new(client: u64, versions: &Arc<AtomicU64>) -> Part {
+    pub fn new(client: u64, versions: &Arc<AtomicU64>) -> Part {
         let versions = versions.clone();
         Part { first: client * PART, sectors: HashMap::new(), versions, acknowledged: Vec::new() }
     }
 
     /// Works until the server is gone.
-    fn work(&mut self, socket: &Path, rng: &mut SmallRng) {
+    pub fn work(&mut self, socket: &Path, rng: &mut SmallRng) {
         let Ok(mut client) = Client::connect(socket, "a") else { return };
         while self.step(&mut client, rng).is_ok() {}
     }
@@ -94,8 +94,18 @@ impl Part {
         Ok(())
     }
 
+    /// Takes `contents`, which are known to be whole, for what the server has now.
+    pub fn adopt(&mut self, contents: &[u8]) {
+        self.acknowledged.clear();
+        for sector in self.first..self.first + PART {
+            let at = sector as usize * SECTOR;
+            let durable = u64::from_le_bytes(contents[at..at + 8].try_into().unwrap());
+            self.sectors.insert(sector, Sector { durable, since: Vec::new() });
+        }
+    }
+
     /// Holds what the server has now against what it may have; that becomes durable.
-    fn verify(&mut self, contents: &[u8]) {
+    pub fn verify(&mut self, contents: &[u8]) {
         self.acknowledged.clear();
         for sector in self.first..self.first + PART {
             let known = self.sectors.entry(sector).or_default();
@@ -122,7 +132,7 @@ fn settle(sector: &mut Sector) {
     }
 }
 
-fn number_from_env(name: &str, otherwise: u64) -> u64 {
+pub fn number_from_env(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: a number")))
 }
 

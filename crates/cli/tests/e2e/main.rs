@@ -5,6 +5,7 @@ mod clients;
 mod file_systems;
 mod harness;
 mod kill_loop;
+mod kill_verbs;
 mod nbd;
 mod output;
 mod serving;
