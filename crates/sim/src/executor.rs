@@ -187,17 +187,18 @@ impl Executor {
         state.ready.push(id);
     }
 
-    /// Adds a device request: `end` runs at a step of the executor's choosing.
-    pub fn request(&self, end: impl FnOnce() + 'static) {
+    /// Adds a device request: `end` runs at a step of the executor's choosing; if it is `slow`, when
+    /// nothing else can go on.
+    pub fn request(&self, slow: bool, end: impl FnOnce() + 'static) {
         if self.0.halted.get() {
             return;
         }
         let mut state = self.0.state.borrow_mut();
         let park = state.temper.park;
-        if state.rng.one_in(park) {
+        if slow || state.rng.one_in(park) {
             // At the latest until nothing else can go on.
             let reach = *state.rng.pick(&[100, 2000, 1 << 40]);
-            let until = self.steps() + state.rng.below(reach);
+            let until = if slow { u64::MAX } else { self.steps() + state.rng.below(reach) };
             let number = state.next_timer;
             state.next_timer += 1;
             state.parked.insert((until, number), Box::new(end));
@@ -382,7 +383,7 @@ mod tests {
     fn io(exec: &Executor) -> LocalFuture<()> {
         let alarm = Rc::new(Alarm::default());
         let ring = Rc::clone(&alarm);
-        exec.request(move || ring.ring());
+        exec.request(false, move || ring.ring());
         Box::pin(Sleep(alarm))
     }
 

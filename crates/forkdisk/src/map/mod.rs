@@ -11,5 +11,5 @@ mod release;
 mod store;
 
 pub use edit::{Editor, Stop};
-pub use lookup::lookup;
+pub use lookup::{Run, lookup};
 pub use store::{NodeId, Placed, TableMiss, Tables};

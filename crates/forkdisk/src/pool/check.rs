@@ -3,15 +3,12 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::format::{Entry, Kind, TableRef, VolumeState};
-use crate::sync::Hold;
 use crate::types::{BLOCK_PAGES, Block, PageAddr, table_span};
 
+use super::walk::Walk;
 use super::{Failure, Inner, Pool};
-
-/// How often a check begins again when something changed.
-const ATTEMPTS: usize = 50;
 
 /// What a check found.
 #[derive(Clone, Debug, Default)]
@@ -49,22 +46,11 @@ impl<D: Device> Pool<D> {
     /// Counts every reference again and compares. If the map changes meanwhile the count begins
     /// again, a few times; after that nothing is said about it (`Busy`).
     pub async fn check(&self) -> Result<CheckReport> {
-        for _ in 0..ATTEMPTS {
-            let before = self.0.changes();
-            let report = self.check_once().await?;
-            if self.0.changes() == before {
-                return Ok(report);
-            }
-        }
-        Err(Error::new(
-            ErrorKind::Busy,
-            "the pool changes too fast to be checked; check it again when there is less to do",
-        ))
+        self.0.walk(async |walk| self.check_once(walk).await).await
     }
 
-    async fn check_once(&self) -> Result<CheckReport> {
+    async fn check_once(&self, walk: Walk) -> Result<CheckReport> {
         let inner = &self.0;
-        let _still = inner.reap_lock.lock(0..1, Hold::Alone).await;
         let mut tally = Tally::default();
         let mut todo = Vec::new();
         {
@@ -81,26 +67,20 @@ impl<D: Device> Pool<D> {
             todo.push(Visit { entry: map.root, level: map.level, base: 0, from: 0, directory: true });
         }
         while let Some(visit) = todo.pop() {
-            inner.visit(visit, &mut tally, &mut todo).await?;
+            inner.visit(walk, visit, &mut tally, &mut todo).await?;
         }
         for &(first, pages) in &inner.superblock.borrow().journal {
             for block in first.block().0..first.block().0 + u64::from(pages) / BLOCK_PAGES {
                 *tally.whole.entry(Block(block)).or_default() += 1;
             }
         }
-        inner.compare_counts(&mut tally).await?;
+        inner.compare_counts(walk, &mut tally).await?;
         Ok(tally.report)
     }
 }
 
 impl<D: Device> Inner<D> {
-    /// Changes whenever a reference does.
-    fn changes(&self) -> (u64, u64, usize, usize) {
-        let meta = self.meta.borrow();
-        (meta.journal.appended(), self.superblock.borrow().generation, meta.tables.unwritten(), meta.tables.dirty())
-    }
-
-    async fn visit(&self, visit: Visit, tally: &mut Tally, todo: &mut Vec<Visit>) -> Result<()> {
+    async fn visit(&self, walk: Walk, visit: Visit, tally: &mut Tally, todo: &mut Vec<Visit>) -> Result<()> {
         let Visit { entry, level, base, from, directory } = visit;
         if entry.is_absent() {
             return Ok(());
@@ -120,6 +100,7 @@ impl<D: Device> Inner<D> {
         }
         let table = self
             .look(|meta| {
+                self.still(meta, walk)?;
                 let id = meta.tables.get(entry, level).map_err(|m| Failure::Stop(m.into()))?;
                 Ok(meta.tables.node(id).entries.clone())
             })
@@ -148,11 +129,16 @@ impl<D: Device> Inner<D> {
         Ok(())
     }
 
-    async fn compare_counts(&self, tally: &mut Tally) -> Result<()> {
+    async fn compare_counts(&self, walk: Walk, tally: &mut Tally) -> Result<()> {
         let layout = self.meta.borrow().space.layout();
         let mut free = 0;
         for block in (1..layout.blocks()).map(Block).filter(|&b| !layout.is_reserved(b)) {
-            let counts = self.look(|meta| meta.space.block_counts(block).map_err(|m| Failure::Stop(m.into()))).await;
+            let counts = self
+                .look(|meta| {
+                    self.still(meta, walk)?;
+                    meta.space.block_counts(block).map_err(|m| Failure::Stop(m.into()))
+                })
+                .await;
             let (whole, pages) = match counts {
                 Ok(counts) => counts,
                 Err(e) if e.kind() == ErrorKind::Corrupt || e.kind() == ErrorKind::Io => {

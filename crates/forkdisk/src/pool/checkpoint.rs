@@ -26,7 +26,7 @@ use crate::format::{
 use crate::map::{Editor, NodeId, Placed, Stop};
 use crate::planted::{Bug, planted};
 use crate::space::Step;
-use crate::sync::Event;
+use crate::sync::{Event, Hold};
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
 
 use super::load::DIRECTORY_SEED;
@@ -276,15 +276,16 @@ impl<D: Device> Inner<D> {
         if self.active.get() {
             return Ok(());
         }
+        let _alone = self.superblock_lock.lock(0..1, Hold::Alone).await;
+        if self.active.get() {
+            return Ok(());
+        }
         let next = {
             let old = self.superblock.borrow();
             Superblock { generation: old.generation + 1, incarnation: old.incarnation + 1, clean: false, ..old.clone() }
         };
         // What recovery read may still be in a cache only.
         self.flush_device().await?;
-        if self.active.get() {
-            return Ok(());
-        }
         self.meta.borrow_mut().journal.incarnation = next.incarnation;
         self.write_superblock(&next).await?;
         self.active.set(true);

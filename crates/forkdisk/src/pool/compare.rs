@@ -5,10 +5,11 @@ use rustc_hash::FxHashMap;
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::{Entry, Kind, TableRef, VolumeRecord};
-use crate::map::{Stop, Tables, lookup};
-use crate::types::{BLOCK_PAGES, Block, PAGE_SIZE, PageAddr, VirtualPage, table_span};
+use crate::map::{Run, Stop, Tables, lookup};
+use crate::types::{BLOCK_PAGES, Block, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
 
-use super::{Failure, Inner, Meta, Pool, Usage, pages_of};
+use super::walk::Walk;
+use super::{Failure, Inner, Meta, Pool, Usage};
 
 /// How a range of two volumes compares, as `thin_delta` says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,19 +71,25 @@ fn same_tables(
     }
 }
 
+/// The next run of the volumes `ids`, of which only those in `sides` count.
 fn next_run(
     meta: &mut Meta,
-    a: &VolumeRecord,
-    b: &VolumeRecord,
+    ids: (VolumeId, VolumeId),
+    sides: (bool, bool),
     at: VirtualPage,
     max: u64,
 ) -> std::result::Result<(u64, DiffClass), Failure> {
-    let same = same_tables(&mut meta.tables, a, b, at)?;
-    if same > 0 {
-        return Ok((same.min(max), DiffClass::Same));
+    let record = |id| meta.directory.get(id).map(|v| v.record.clone()).ok_or(Failure::Gone);
+    let (a, b) = (record(ids.0)?, record(ids.1)?);
+    let none = Run { len: max, data: None };
+    if sides == (true, true) {
+        let same = same_tables(&mut meta.tables, &a, &b, at)?;
+        if same > 0 {
+            return Ok((same.min(max), DiffClass::Same));
+        }
     }
-    let x = lookup(&mut meta.tables, a, at, max).map_err(Stop::from)?;
-    let y = lookup(&mut meta.tables, b, at, max).map_err(Stop::from)?;
+    let x = if sides.0 { lookup(&mut meta.tables, &a, at, max).map_err(Stop::from)? } else { none };
+    let y = if sides.1 { lookup(&mut meta.tables, &b, at, max).map_err(Stop::from)? } else { none };
     let len = x.len.min(y.len);
     let class = match (x.data, y.data) {
         (None, None) => DiffClass::Same,
@@ -105,23 +112,28 @@ struct Given {
 
 impl<D: Device> Pool<D> {
     /// Compares two volumes or snapshots page by page, without looking at what they share as a
-    /// whole. Runs come in rising order; neighbours of one class are one run.
+    /// whole. Runs come in rising order; neighbours of one class are one run. Writes that happen
+    /// meanwhile may or may not be seen.
     pub async fn diff(&self, left: &str, right: &str) -> Result<Vec<DiffRun>> {
-        let (a, b) = {
-            let meta = self.0.meta.borrow();
-            (meta.directory.find(left)?.record.clone(), meta.directory.find(right)?.record.clone())
-        };
+        let page = PAGE_SIZE as u64;
+        let (a, b) = (self.find(left)?, self.find(right)?);
+        let both = a.size.min(b.size);
         let bytes = a.size.max(b.size);
-        let (mut at, end) = (0, pages_of(bytes));
+        let mut at = 0;
         let mut runs: Vec<DiffRun> = Vec::new();
-        while at < end {
-            let (n, class) = self.0.look(|meta| next_run(meta, &a, &b, VirtualPage(at), end - at)).await?;
-            let (offset, stop) = (at * PAGE_SIZE as u64, ((at + n) * PAGE_SIZE as u64).min(bytes));
+        while at < bytes {
+            // What a volume's last page and its map hold beyond its end is none of its contents.
+            let end = if at < both { both } else { bytes };
+            let (sides, first) = ((at < a.size, at < b.size), VirtualPage(at / page));
+            let max = end.div_ceil(page) - first.0;
+            let step = |meta: &mut Meta| next_run(meta, (a.id, b.id), sides, first, max);
+            let (n, class) = self.0.look(step).await?;
+            let stop = ((first.0 + n) * page).min(end);
             match runs.last_mut() {
                 Some(last) if last.class == class => last.len = stop - last.offset,
-                _ => runs.push(DiffRun { offset, len: stop - offset, class }),
+                _ => runs.push(DiffRun { offset: at, len: stop - at, class }),
             }
-            at += n;
+            at = stop;
         }
         Ok(runs)
     }
@@ -134,10 +146,16 @@ impl<D: Device> Pool<D> {
 
     /// Bytes that deleting all of `names` together would free, data and tables.
     pub async fn freed_by(&self, names: &[&str]) -> Result<u64> {
+        self.0.walk(async |walk| self.0.give_up_all(walk, names).await).await
+    }
+}
+
+impl<D: Device> Inner<D> {
+    async fn give_up_all(&self, walk: Walk, names: &[&str]) -> Result<u64> {
         let mut given = Given::default();
         let mut todo: Vec<(Entry, u8)> = Vec::new();
         {
-            let meta = self.0.meta.borrow();
+            let meta = self.meta.borrow();
             let mut ids = std::collections::BTreeSet::new();
             for name in names {
                 let record = &meta.directory.find(name)?.record;
@@ -147,17 +165,27 @@ impl<D: Device> Pool<D> {
             }
         }
         while let Some((entry, level)) = todo.pop() {
-            self.0.give_up(entry, level, &mut given, &mut todo).await?;
+            self.give_up(walk, entry, level, &mut given, &mut todo).await?;
         }
         Ok(given.freed * PAGE_SIZE as u64)
     }
-}
 
-impl<D: Device> Inner<D> {
     /// One reference to a table less; if it was the last, its entries are given up, too.
-    async fn give_up(&self, entry: Entry, level: u8, given: &mut Given, todo: &mut Vec<(Entry, u8)>) -> Result<()> {
+    async fn give_up(
+        &self,
+        walk: Walk,
+        entry: Entry,
+        level: u8,
+        given: &mut Given,
+        todo: &mut Vec<(Entry, u8)>,
+    ) -> Result<()> {
         let at = self.meta.borrow().tables.resolve(entry.table_ref());
-        let count = self.look(|meta| Ok(meta.editor().table_count(at)?)).await?;
+        let count = self
+            .look(|meta| {
+                self.still(meta, walk)?;
+                Ok(meta.editor().table_count(at)?)
+            })
+            .await?;
         let gone = given.tables.entry(at).or_default();
         *gone += 1;
         if *gone < count {
@@ -166,6 +194,7 @@ impl<D: Device> Inner<D> {
         given.freed += 1;
         let entries = self
             .look(|meta| {
+                self.still(meta, walk)?;
                 let id = meta.tables.get(entry, level).map_err(Stop::from)?;
                 Ok(meta.tables.node(id).entries.clone())
             })
@@ -176,13 +205,13 @@ impl<D: Device> Inner<D> {
                 Kind::Page => {
                     let page = child.addr();
                     *given.pages.entry(page).or_default() += 1;
-                    given.freed += u64::from(self.all_given(page, given).await?);
+                    given.freed += u64::from(self.all_given(walk, page, given).await?);
                 }
                 Kind::Block => {
                     let block = child.addr().block();
                     *given.blocks.entry(block).or_default() += 1;
                     for i in 0..BLOCK_PAGES as usize {
-                        given.freed += u64::from(self.all_given(block.page(i), given).await?);
+                        given.freed += u64::from(self.all_given(walk, block.page(i), given).await?);
                     }
                 }
                 Kind::Absent | Kind::Unknown(_) => {}
@@ -192,9 +221,10 @@ impl<D: Device> Inner<D> {
     }
 
     /// Whether every reference to a page, its own and its block's, has been given up.
-    async fn all_given(&self, page: PageAddr, given: &Given) -> Result<bool> {
+    async fn all_given(&self, walk: Walk, page: PageAddr, given: &Given) -> Result<bool> {
         let (whole, single) = self
             .look(|meta| {
+                self.still(meta, walk)?;
                 let whole = meta.space.block_count(page.block()).map_err(Stop::from)?;
                 let single = meta.space.page_count(page).map_err(Stop::from)?;
                 Ok((whole, single))

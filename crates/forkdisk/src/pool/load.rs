@@ -89,6 +89,8 @@ impl<D: Device> Inner<D> {
                 Ok(value) => return Ok(value),
                 Err(Failure::Stop(stop)) => self.load(stop).await?,
                 Err(Failure::Nonsense(what)) => return Err(Ended::Error(Error::new(ErrorKind::Corrupt, what))),
+                Err(Failure::Gone) => return Err(Ended::Error(gone())),
+                Err(Failure::Changed) => return Err(Ended::Error(changed())),
             }
         }
     }
@@ -100,6 +102,16 @@ impl<D: Device> Inner<D> {
             Ended::Error(error) => error,
         })
     }
+}
+
+/// The error of whoever comes too late.
+pub fn gone() -> Error {
+    Error::new(ErrorKind::NotFound, "it has been deleted meanwhile")
+}
+
+/// The error of a walk under which the maps changed.
+pub fn changed() -> Error {
+    Error::new(ErrorKind::Busy, "the pool changes too fast for this; try again when there is less to do")
 }
 
 /// The error of a write that found no space.

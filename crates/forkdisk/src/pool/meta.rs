@@ -274,13 +274,17 @@ impl Meta {
     }
 }
 
-/// Why a record could not be applied.
+/// Why a step on the metadata could not be done.
 #[derive(Debug)]
 pub enum Failure {
     /// Something must be loaded first, or there is no space.
     Stop(Stop),
     /// It contradicts what is there: damage.
     Nonsense(String),
+    /// The volume has been deleted.
+    Gone,
+    /// The maps are no longer those that a walk began with.
+    Changed,
 }
 
 impl From<Stop> for Failure {

@@ -15,6 +15,7 @@ mod meta;
 mod open;
 mod reap;
 mod verbs;
+mod walk;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -97,6 +98,8 @@ pub(crate) struct Inner<D> {
     pub reaped: Event,
     /// Held by the reaper during a turn, and by a check so that nothing is reaped meanwhile.
     pub reap_lock: Rc<RangeLocks>,
+    /// Held while the superblock is written: an older one must never follow a newer one.
+    pub superblock_lock: Rc<RangeLocks>,
     /// Whether the superblock carries this open's incarnation.
     pub active: Cell<bool>,
     pub full: Cell<bool>,

@@ -167,6 +167,7 @@ impl<D: Device> Pool<D> {
             reaping: Cell::new(false),
             reaped: Default::default(),
             reap_lock: Default::default(),
+            superblock_lock: Default::default(),
             active: Cell::new(false),
             full: Cell::new(false),
             closing: Cell::new(false),
@@ -175,12 +176,13 @@ impl<D: Device> Pool<D> {
         pool.0.load_directory().await?;
         if !clean {
             pool.0.replay().await?;
-            if !pool.0.options.read_only {
-                // After a kill the journal may be in a cache only: what reads show from now on stays.
-                pool.0.flush_device().await?;
-                let journal = &mut pool.0.meta.borrow_mut().journal;
-                journal.confirm(journal.next());
-            }
+        }
+        if !pool.0.options.read_only {
+            // After a kill of the last owner all of it, data too, may be in a cache only: what reads
+            // show from now on stays.
+            pool.0.flush_device().await?;
+            let journal = &mut pool.0.meta.borrow_mut().journal;
+            journal.confirm(journal.next());
         }
         pool.0.reap_soon();
         Ok(pool)

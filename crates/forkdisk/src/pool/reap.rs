@@ -33,7 +33,10 @@ impl<D: Device> Inner<D> {
         }
         let inner = self.clone();
         self.runtime.spawn(Box::pin(async move {
-            if let Err(error) = inner.reap().await {
+            // A pool that is being closed refuses what the reaper asks of it: it goes on at the next open.
+            if let Err(error) = inner.reap().await
+                && !inner.closed.get()
+            {
                 inner.fail(&error);
             }
             inner.reaping.set(false);

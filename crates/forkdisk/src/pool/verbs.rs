@@ -11,6 +11,7 @@ use crate::types::{BLOCK_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};
 
 use super::directory::Volume;
 use super::info::VolumeInfo;
+use super::load::{changed, gone};
 use super::{Failure, Inner, Meta, Pool};
 
 /// Largest chunk, in bytes.
@@ -77,6 +78,8 @@ impl<D: Device> Inner<D> {
                 Ok(())
             }
             Err(Failure::Nonsense(what)) => Err(Error::new(ErrorKind::Corrupt, what)),
+            Err(Failure::Gone) => Err(gone()),
+            Err(Failure::Changed) => Err(changed()),
             Err(Failure::Stop(stop)) => unreachable!("verbs on volumes touch no tables: {stop:?}"),
         }
     }
@@ -105,8 +108,7 @@ impl<D: Device> Inner<D> {
 
     fn info(&self, id: VolumeId) -> Result<VolumeInfo> {
         let meta = self.meta.borrow();
-        let volume =
-            meta.directory.get(id).ok_or_else(|| Error::new(ErrorKind::NotFound, "it has been deleted meanwhile"))?;
+        let volume = meta.directory.get(id).ok_or_else(gone)?;
         Ok(meta.info_of(&volume.record))
     }
 }

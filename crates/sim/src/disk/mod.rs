@@ -16,6 +16,7 @@ mod masks;
 use std::cell::RefCell;
 use std::future::Future;
 use std::io;
+use std::ops::Range;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
@@ -72,6 +73,7 @@ struct State {
     counts: Counts,
     rng: Rng,
     misuse: Option<String>,
+    slow: Option<Range<u64>>,
 }
 
 /// A simulated disk; clones are handles to the same one.
@@ -91,6 +93,7 @@ impl SimDisk {
             counts: Counts::default(),
             rng: Rng::new(seed),
             misuse: None,
+            slow: None,
         };
         SimDisk { state: Rc::new(RefCell::new(state)), exec: exec.clone() }
     }
@@ -121,6 +124,11 @@ impl SimDisk {
         self.state.borrow_mut().faults.clear();
     }
 
+    /// Requests that begin in this range of bytes end late from now on.
+    pub fn slow_down(&self, range: Range<u64>) {
+        self.state.borrow_mut().slow = Some(range);
+    }
+
     /// Requests that a fault has hit so far.
     pub fn faults_hit(&self) -> u64 {
         self.state.borrow().faults.hits()
@@ -137,10 +145,11 @@ impl SimDisk {
     }
 
     /// One request as a future: `end` runs when the executor lets it end.
-    fn request<T: 'static>(&self, end: impl FnOnce(&mut State) -> T + 'static) -> Answer<T> {
+    fn request<T: 'static>(&self, offset: u64, end: impl FnOnce(&mut State) -> T + 'static) -> Answer<T> {
         let slot = Rc::new(RefCell::new(Slot { value: None, waker: None }));
         let (state, out) = (Rc::clone(&self.state), Rc::clone(&slot));
-        self.exec.request(move || {
+        let slow = self.state.borrow().slow.as_ref().is_some_and(|slow| slow.contains(&offset));
+        self.exec.request(slow, move || {
             let value = end(&mut state.borrow_mut());
             let mut slot = out.borrow_mut();
             slot.value = Some(value);
@@ -281,7 +290,7 @@ impl Device for SimDisk {
             let harm = state.faults.strike(Request::Read, offset, len as u64);
             drop(state);
             let buf = Rc::clone(&buf);
-            answers.push(self.request(move |state| {
+            answers.push(self.request(offset, move |state| {
                 admitted?;
                 state.end_read(harm, offset, &mut buf.borrow_mut()[at..at + len])
             }));
@@ -303,7 +312,7 @@ impl Device for SimDisk {
                 state.cache.submit(bytes, offset, len)
             });
             drop(state);
-            answers.push(self.request(move |state| state.end_change(order?, harm, fua)));
+            answers.push(self.request(offset, move |state| state.end_change(order?, harm, fua)));
         }
         finish(Rc::new(RefCell::new(buf)), answers)
     }
@@ -314,7 +323,7 @@ impl Device for SimDisk {
         let harm = state.faults.strike(Request::Flush, 0, 0);
         let point = state.cache.flush_point();
         drop(state);
-        self.request(move |state| state.end_flush(point, harm))
+        self.request(u64::MAX, move |state| state.end_flush(point, harm))
     }
 
     fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
@@ -325,7 +334,7 @@ impl Device for SimDisk {
         let fill = if state.rng.one_in(2) { Fill::Zero } else { Fill::Garbage(state.rng.next()) };
         let order = admitted.map(|()| state.cache.submit(Change::Discard(fill), offset, len as usize));
         drop(state);
-        self.request(move |state| state.end_change(order?, harm, false))
+        self.request(offset, move |state| state.end_change(order?, harm, false))
     }
 
     fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
@@ -334,7 +343,7 @@ impl Device for SimDisk {
         let harm = state.faults.strike(Request::SetLen, 0, 0);
         let order = state.cache.submit(Change::Len(len), 0, 0);
         drop(state);
-        self.request(move |state| state.end_change(order, harm, false))
+        self.request(u64::MAX, move |state| state.end_change(order, harm, false))
     }
 }
 

@@ -16,6 +16,8 @@ use crate::history::{Contents, Exhibit, Session, Stats, Violation, page_of};
 use crate::rng::{Rng, mix};
 
 const BITS: u64 = PAGE as u64 * 8;
+/// Where the superblocks lie.
+const SUPERBLOCKS: [u64; 2] = [0, 128];
 /// Kinds of damage to a page as a whole.
 const KINDS: u64 = 9;
 /// Kinds of damage to the pool as a whole.
@@ -116,6 +118,8 @@ pub fn sample(seed: u64, count: u64, enough: usize) -> Outcome {
         let number = match i {
             _ if everything => i,
             i if i < all - bits && i < count / 2 => bits + (i * (all - bits)) / (all - bits).min(count / 2),
+            // Most pages say most at their beginning.
+            _ if rng.one_in(2) => rng.below(bits) / BITS * BITS + rng.below(512 * 8),
             _ => rng.below(bits),
         };
         outcome.stats.flips += 1;
@@ -233,10 +237,10 @@ impl Subject {
         let len = medium.len();
         let what = match number {
             0 => {
-                let (a, b) = (page_of(&medium, 0), page_of(&medium, 1));
+                let [a, b] = SUPERBLOCKS.map(|page| page_of(&medium, page));
                 medium.damage(|image| {
-                    image.write(0, &b);
-                    image.write(PAGE as u64, &a);
+                    image.write(SUPERBLOCKS[0] * PAGE as u64, &b);
+                    image.write(SUPERBLOCKS[1] * PAGE as u64, &a);
                 });
                 "the superblocks exchanged".into()
             }
@@ -246,7 +250,7 @@ impl Subject {
                 format!("the device shortened to {shorter} bytes")
             }
         };
-        Harmed { medium, read: None, pages: vec![0, 1], what }
+        Harmed { medium, read: None, pages: SUPERBLOCKS.to_vec(), what }
     }
 }
 

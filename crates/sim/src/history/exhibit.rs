@@ -52,6 +52,7 @@ impl Exhibit {
             uuid,
             pages: if profile == Profile::Blocks { 300 } else { *rng.pick(&[8, 24, 64]) },
             discard: false,
+            slow: None,
             cut_every: 0,
             ..Setup::new(seed, Some(profile))
         };

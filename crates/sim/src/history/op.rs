@@ -3,6 +3,7 @@
 //! An operation is resolved only when its turn comes ("volume 7 of those there are"), so that a
 //! history stays meaningful when the shrinker leaves operations out.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use forkdisk::WhenFull;
@@ -180,8 +181,8 @@ impl Profile {
                 (Reopen, 1), (SetChunk, 2), (Audit, 1),
             ],
             Profile::Journal => &[
-                (Read, 10), (Write, 120), (InPlace, 10), (Flush, 20), (Discard, 60), (Zero, 10), (Create, 1), (Snapshot, 10),
-                (Clone, 4), (CloneRange, 10), (Rename, 2), (Delete, 14), (Checkpoint, 1), (Cut, 1), (Kill, 1), (Reopen, 1),
+                (Read, 20), (Write, 480), (InPlace, 20), (Flush, 80), (Discard, 200), (Zero, 40), (Create, 4), (Snapshot, 40),
+                (Clone, 16), (CloneRange, 40), (Rename, 8), (Delete, 56), (Checkpoint, 1), (Cut, 1), (Kill, 1), (Reopen, 1),
             ],
             Profile::Crowd => &[
                 (Read, 6), (Write, 20), (Flush, 3), (Discard, 2), (Create, 8), (Snapshot, 40), (Group, 4), (Clone, 14),
@@ -229,6 +230,8 @@ pub struct Setup {
     pub crowd: usize,
     /// What a write does that finds no space.
     pub when_full: WhenFull,
+    /// Bytes of the disk where requests are slow.
+    pub slow: Option<Range<u64>>,
 }
 
 impl Setup {
@@ -249,7 +252,7 @@ impl Setup {
             },
             pool: if small { 9 + rng.below(4) } else { 24 + rng.below(40) } * mib,
             journal: *rng.pick(&[1, 1, 2]) * mib,
-            dirty: *rng.pick(&[64, 256, 1024, 4096]) << 10,
+            dirty: if profile == Profile::Journal { 4096 } else { *rng.pick(&[64, 256, 1024, 4096]) } << 10,
             cache: *rng.pick(&[64, 256, 4096]) << 10,
             discard: !rng.one_in(4),
             depth: match profile {
@@ -281,6 +284,12 @@ impl Setup {
                 true => WhenFull::Wait(Duration::from_secs(60)),
                 false => WhenFull::Error,
             },
+            slow: match profile {
+                // Checkpoints end late, commits do not.
+                Profile::Journal if rng.one_in(2) => Some(0..2 * mib),
+                _ if rng.one_in(8) => Some(rng.below(4) * mib..8 * mib),
+                _ => None,
+            },
         }
     }
 
@@ -302,6 +311,7 @@ impl Setup {
             pages: 4,
             crowd: 14,
             when_full: WhenFull::Error,
+            slow: None,
         }
     }
 

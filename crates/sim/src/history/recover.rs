@@ -144,6 +144,9 @@ fn open(setup: &Setup, medium: &Medium, rng: &mut Rng, cuts: u32, stats: &mut St
 /// # Errors
 /// P6 if it does not open.
 pub fn start(setup: &Setup, exec: Executor, disk: SimDisk) -> Result<Session, Violation> {
+    if let Some(range) = &setup.slow {
+        disk.slow_down(range.clone());
+    }
     let (device, runtime, options) = (disk.clone(), Rc::new(exec.clone()), open_options(setup));
     let opened = exec.run(PATIENCE, Pool::open(device, runtime, options));
     let outcome = match opened {
