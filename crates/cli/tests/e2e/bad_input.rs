@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{Lab, POOL, Run, Server, fingerprint, missing, noise, wait_until};
+use crate::harness::{Lab, POOL, Run, Server, fingerprint, missing, noise, succeed, wait_until};
 use crate::nbd::Client;
 
 const MIB: usize = 1 << 20;
@@ -360,7 +360,9 @@ fn run_without_rights(lab: &Lab, args: &[&str]) -> Run {
     }
     let copy = lab.path("forkdisk");
     if !copy.exists() {
-        fs::copy(program.get_program(), &copy).unwrap();
+        // Not by this process: another thread's child would inherit the file while it is open for
+        // writing, and then nobody can execute it.
+        succeed(Command::new("cp").arg(program.get_program()).arg(&copy));
         fs::set_permissions(lab.path("."), Permissions::from_mode(0o755)).unwrap();
     }
     let mut command = Command::new("setpriv");
