@@ -260,9 +260,11 @@ impl<D: Device> Inner<D> {
         result.map_err(|e| Error::io("writing the superblock", e))
     }
 
-    /// Writes both slots, one after the other, each durable before the next step.
+    /// Writes both slots, one after the other, each durable before the next step. The first is
+    /// the one that the last open did not choose: the other may be the only one that is whole.
     pub async fn write_superblock(&self, superblock: &Superblock) -> Result<()> {
-        for slot in 0..SUPERBLOCK_PAGES.len() {
+        let chosen = self.superblock_slot.get();
+        for slot in [1 - chosen, chosen] {
             self.write_superblock_slot(superblock, slot).await?;
             self.flush_device().await?;
         }

@@ -123,7 +123,7 @@ impl<D: Device> Pool<D> {
     /// Opens a pool. If it was not closed cleanly, what its journal holds is taken up again, in
     /// memory; deletions that were under way go on.
     pub async fn open(device: D, runtime: Rc<dyn Runtime>, options: OpenOptions) -> Result<Pool<D>> {
-        let superblock = read_superblock(&device).await?;
+        let (superblock, slot) = read_superblock(&device).await?;
         if device.len() < superblock.size {
             let why = format!(
                 "the pool is {} bytes long, but its device or file only {}: it was truncated; restore it to its full length",
@@ -167,6 +167,7 @@ impl<D: Device> Pool<D> {
             reaping: Cell::new(false),
             reaped: Default::default(),
             reap_lock: Default::default(),
+            superblock_slot: Cell::new(slot),
             superblock_lock: Default::default(),
             active: Cell::new(false),
             full: Cell::new(false),
@@ -208,6 +209,9 @@ impl<D: Device> Pool<D> {
             let old = inner.superblock.borrow().clone();
             let clean = Superblock { generation: old.generation + 1, clean: !inner.meta.borrow().has_changes(), ..old };
             inner.write_superblock(&clean).await?;
+        } else {
+            // Data written in place changes no metadata.
+            inner.flush_device().await?;
         }
         inner.closed.set(true);
         Ok(())
@@ -233,26 +237,26 @@ fn directory_map(superblock: &Superblock) -> VolumeRecord {
     }
 }
 
-/// The newer of the two superblocks that are whole.
-async fn read_superblock<D: Device>(device: &D) -> Result<Superblock> {
+/// The newer of the two superblocks that are whole, and its slot.
+async fn read_superblock<D: Device>(device: &D) -> Result<(Superblock, usize)> {
     if device.len() < MIN_POOL {
         let why = format!("not a forkdisk pool: it has only {} bytes", device.len());
         return Err(Error::new(ErrorKind::NotAPool, why));
     }
-    let mut found: Vec<Superblock> = Vec::new();
+    let mut found: Vec<(Superblock, usize)> = Vec::new();
     let mut flaws = Vec::new();
-    for at in SUPERBLOCK_PAGES {
+    for (slot, at) in SUPERBLOCK_PAGES.into_iter().enumerate() {
         let segment = Segment { offset: at.offset(), at: 0, len: PAGE_SIZE };
         let (result, buf) = device.read(device.buffer(PAGE_SIZE), smallvec![segment]).await;
         match result {
             Err(e) => flaws.push(NotSuper::Damaged(format!("at {at:?} it cannot be read: {e}"))),
             Ok(()) => match Superblock::decode(at, &buf) {
-                Ok(superblock) => found.push(superblock),
+                Ok(superblock) => found.push((superblock, slot)),
                 Err(flaw) => flaws.push(flaw),
             },
         }
     }
-    found.sort_by_key(|s| s.generation);
+    found.sort_by_key(|(s, _)| s.generation);
     if planted(Bug::OlderSuperblockChosen) {
         found.reverse();
     }

@@ -288,7 +288,8 @@ impl Model {
                 continue;
             }
             let volume = &self.volumes[&key];
-            let whole = sector.is_multiple_of(SECTORS) && bytes.len() - at >= (page as usize - SECTOR);
+            let whole =
+                sector.is_multiple_of(SECTORS) && part.len() == SECTOR && bytes.len() - at >= (page as usize - SECTOR);
             if whole
                 && volume.content.is_hole(sector)
                 && is_zero(&bytes[at - part.len()..at - part.len() + page as usize])
