@@ -105,6 +105,8 @@ pub(crate) struct Inner<D> {
     /// Whether the superblock carries this open's incarnation.
     pub active: Cell<bool>,
     pub full: Cell<bool>,
+    /// Nobody waits for the host any more.
+    pub closing: Cell<bool>,
     pub closed: Cell<bool>,
 }
 

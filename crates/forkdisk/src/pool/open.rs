@@ -76,6 +76,8 @@ impl<D: Device> Pool<D> {
         (0..blocks).for_each(|i| space.incr_block(Block(first.0 + i)));
         space.freeze();
         let io = |e| Error::io("writing a new pool", e);
+        // Flushes go on when the file system under the pool is full.
+        device.allocate(first.first_page().offset(), blocks * BLOCK_SIZE).await.map_err(io)?;
         let counts = loop {
             let step =
                 space.checkpoint_step(64).map_err(|_| Error::new(ErrorKind::Corrupt, "a new pool has counts"))?;
@@ -169,6 +171,7 @@ impl<D: Device> Pool<D> {
             superblock_lock: Default::default(),
             active: Cell::new(false),
             full: Cell::new(false),
+            closing: Cell::new(false),
             closed: Cell::new(false),
         }));
         pool.0.load_directory().await?;
@@ -196,6 +199,7 @@ impl<D: Device> Pool<D> {
         }
         inner.check_alive()?;
         inner.generations.barrier().await;
+        inner.closing.set(true);
         let nothing_to_do =
             !inner.active.get() && inner.superblock.borrow().clean && !inner.meta.borrow().has_changes();
         if !nothing_to_do {
