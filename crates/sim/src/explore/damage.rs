@@ -114,10 +114,12 @@ pub fn sample(seed: u64, count: u64, enough: usize) -> Outcome {
     let mut rng = Rng::new(mix(&[seed, 21]));
     let (bits, all) = (subject.bits(), subject.count());
     let everything = count >= all;
+    let mut pages: Vec<u64> = (bits..all).collect();
+    rng.shuffle(&mut pages);
     for i in 0..count.min(all) {
         let number = match i {
             _ if everything => i,
-            i if i < all - bits && i < count / 2 => bits + (i * (all - bits)) / (all - bits).min(count / 2),
+            i if i < all - bits && i < count / 2 => pages[i as usize],
             // Most pages say most at their beginning.
             _ if rng.one_in(2) => rng.below(bits) / BITS * BITS + rng.below(512 * 8),
             _ => rng.below(bits),

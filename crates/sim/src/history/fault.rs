@@ -105,7 +105,7 @@ impl Run<'_> {
 
     /// P8: nothing that began after the failure is acknowledged.
     pub(super) fn judge_success(&self, op: &Inflight) -> Result<(), Violation> {
-        let acknowledges = changes(&op.doing) || matches!(op.doing, Doing::Flush(_) | Doing::Control(_));
+        let acknowledges = changes(&op.doing) || matches!(op.doing, Doing::Flush | Doing::Control(_));
         match self.trouble.failed {
             Some(failed) if acknowledges && op.start > failed => {
                 Err(Violation::new("P8", format!("acknowledged after the pool had failed: {}", op.text)))
@@ -121,7 +121,7 @@ impl Run<'_> {
         }
         self.trouble.full = true;
         let free = match &op.doing {
-            Doing::Read { .. } | Doing::Flush(_) => true,
+            Doing::Read { .. } | Doing::Flush => true,
             Doing::Change { spare, .. } => *spare != Spare::Nothing,
             Doing::Control(pending) => matches!(pending.control, crate::model::Control::Delete(_)),
             Doing::Upkeep(_) => true,
@@ -140,7 +140,7 @@ impl Run<'_> {
     /// A request failed and its operation with it, as it should.
     pub(super) fn note_failure(&mut self, op: &Inflight, message: String) -> Result<(), Violation> {
         let failed = self.session.pool.info().mode == Mode::Failed;
-        if matches!(op.doing, Doing::Flush(_)) && !failed {
+        if matches!(op.doing, Doing::Flush) && !failed {
             return Err(Violation::new("P8", format!("a flush failed and the pool goes on: {message}")));
         }
         Ok(())

@@ -113,9 +113,21 @@ impl Run<'_> {
         let draw = op.draws[4].is_multiple_of(8);
         let size = self.size(key);
         let place = if draw { place::ragged(op, size) } else { place::range(op, size) };
-        let Some(Place { offset, len }) = place else {
-            return Ok(());
-        };
+        place.map_or(Ok(()), |place| self.look_at(key, place))
+    }
+
+    /// Reads a range unless a control operation stands in the way or it is gone.
+    pub(super) fn probe(&mut self, key: Key, place: Place) -> Result<(), Violation> {
+        let family = self.family(key);
+        let busy = self.inflight.values().any(|o| is_control(o, key) || is_control(o, family));
+        match place.within(self.size(key)) {
+            Some(place) if !busy && !self.is_unsure(family) => self.look_at(key, place),
+            _ => Ok(()),
+        }
+    }
+
+    fn look_at(&mut self, key: Key, place: Place) -> Result<(), Violation> {
+        let Place { offset, len } = place;
         let volume = self.handle(key)?;
         let buf = self.session.pool.buffer(len as usize);
         let vague = self.inflight.values().any(|o| is_control(o, key) && is_rollback(o));
@@ -151,6 +163,7 @@ impl Run<'_> {
             let (result, _) = volume.write(offset, buf, fua).await;
             result.into()
         });
+        self.places.insert(self.last(), Place { offset, len });
         self.cursors.insert(key, offset + len);
         Ok(())
     }
@@ -163,7 +176,7 @@ impl Run<'_> {
 
     /// The model keeps track of parts of sectors only while nothing else changes the volume.
     fn ragged(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
-        let quiet = |o: &Inflight| !matches!(o.doing, Doing::Read { .. } | Doing::Flush(_)) && o.keys.contains(&key);
+        let quiet = |o: &Inflight| !matches!(o.doing, Doing::Read { .. } | Doing::Flush) && o.keys.contains(&key);
         self.wait(quiet)?;
         let place = place::ragged(op, self.size(key));
         self.write(op, key, place, Spare::Nothing)?;
@@ -208,16 +221,10 @@ impl Run<'_> {
         let pool = self.session.pool.clone();
         let text = key.map_or("flush the pool".into(), |key| format!("flush {}", self.model.name(key)));
         match key {
-            None => self.submit(Doing::Flush(None), start, Vec::new(), text, async move { pool.flush().await.into() }),
+            None => self.submit(Doing::Flush, start, Vec::new(), text, async move { pool.flush().await.into() }),
             Some(key) => {
                 let volume = self.handle(key)?;
-                self.submit(
-                    Doing::Flush(Some(key)),
-                    start,
-                    vec![key],
-                    text,
-                    async move { volume.flush().await.into() },
-                );
+                self.submit(Doing::Flush, start, vec![key], text, async move { volume.flush().await.into() });
             }
         }
         Ok(())

@@ -23,7 +23,7 @@ pub struct Place {
 
 impl Place {
     /// Cuts the range off at `size`; `None` if nothing is left.
-    fn within(self, size: u64) -> Option<Place> {
+    pub fn within(self, size: u64) -> Option<Place> {
         (self.offset < size).then(|| Place { len: self.len.min(size - self.offset), ..self })
     }
 }

@@ -12,6 +12,7 @@ use forkdisk::{Buf, CheckReport, Error, ErrorKind, FormatOptions, Mode, Pool};
 use rustc_hash::FxHashSet;
 
 use super::fault::Trouble;
+use super::place::Place;
 use super::recover::{self, Entrance, PATIENCE, Session, recover};
 use super::small::Watch;
 use super::{Op, Setup, Stats, Violation};
@@ -35,8 +36,8 @@ pub(super) enum Doing {
     Read { key: Key, offset: u64, vague: bool },
     /// Changes contents.
     Change { rec: RecId, fua: bool, spare: Spare },
-    /// Flushes one volume or all.
-    Flush(Option<Key>),
+    /// Makes everything durable.
+    Flush,
     /// Changes names, sizes or snapshots.
     Control(Pending),
     /// Everything else: checkpoint, settle, check, grow.
@@ -87,6 +88,10 @@ pub struct Run<'a> {
     pub(super) inflight: BTreeMap<u64, Inflight>,
     pub(super) trouble: Trouble,
     pub(super) cursors: BTreeMap<Key, u64>,
+    /// Where the writes in flight go.
+    pub(super) places: BTreeMap<u64, Place>,
+    /// What is to be read once more when a write has ended: it must not change any more.
+    suspects: Vec<(u64, Key, Place)>,
     pub(super) names: u32,
     pub(super) stats: Stats,
     pub(super) rng: Rng,
@@ -145,6 +150,8 @@ impl<'a> Run<'a> {
             inflight: BTreeMap::new(),
             trouble: Trouble::default(),
             cursors: BTreeMap::new(),
+            places: BTreeMap::new(),
+            suspects: Vec::new(),
             names: 0,
             stats: Stats::default(),
             rng: Rng::new(mix(&[setup.seed, 6])),
@@ -228,6 +235,32 @@ impl<'a> Run<'a> {
         Ok(ran)
     }
 
+    /// The number of the operation submitted last.
+    pub(super) fn last(&self) -> u64 {
+        self.next - 1
+    }
+
+    /// Something was frozen while writes to it were in flight: what it shows of them now is what it
+    /// has to show when they have ended.
+    fn suspect(&mut self, pending: &Pending) -> Result<(), Violation> {
+        let news = pending.news();
+        let beside = |o: &Inflight| news.iter().any(|(source, _)| o.keys.first() == Some(source));
+        let writes: Vec<(u64, Place)> = self
+            .places
+            .iter()
+            .filter(|(id, _)| self.inflight.get(id).is_some_and(beside))
+            .map(|(&i, &p)| (i, p))
+            .collect();
+        for (id, place) in writes {
+            let source = self.inflight[&id].keys[0];
+            for &(_, key) in news.iter().filter(|(from, _)| *from == source) {
+                self.suspects.push((id, key, place));
+                self.probe(key, place)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Steps until nothing in flight matches.
     pub(super) fn wait(&mut self, matches: impl Fn(&Inflight) -> bool) -> Result<(), Violation> {
         while self.inflight.values().any(&matches) {
@@ -262,11 +295,19 @@ impl<'a> Run<'a> {
                 let skipped = *spare == Spare::Discard && self.trouble.full;
                 self.model.end(*rec, ok && !skipped, *fua);
             }
-            Doing::Flush(key) if ok => self.model.flushed(*key, op.start),
-            Doing::Control(pending) if ok => self.model.apply(pending),
+            // A flush of one volume covers all.
+            Doing::Flush if ok => self.model.flushed(None, op.start),
+            Doing::Control(pending) if ok => {
+                self.model.apply(pending);
+                self.suspect(pending)?;
+            }
             Doing::Control(pending) => self.not_done(pending),
-            Doing::Flush(_) => {}
+            Doing::Flush => {}
             Doing::Upkeep(_) => outcome.report.iter().try_for_each(recover::judge)?,
+        }
+        if self.places.remove(&id).is_some() {
+            let ended = self.suspects.extract_if(.., |s| s.0 == id).collect::<Vec<_>>();
+            ended.into_iter().try_for_each(|(_, key, place)| self.probe(key, place))?;
         }
         let now = self.model.now();
         let oldest = self.inflight.values().map(|op| op.start).min().unwrap_or(now);
@@ -359,6 +400,8 @@ impl<'a> Run<'a> {
     pub(super) fn forget_session(&mut self) {
         self.done = Rc::default();
         self.inflight.clear();
+        self.places.clear();
+        self.suspects.clear();
         self.seen.clear();
         self.trouble = Trouble::default();
     }

@@ -34,6 +34,17 @@ pub struct Pending {
     keys: Vec<Key>,
 }
 
+impl Pending {
+    /// What it makes of what: (source, copy).
+    pub fn news(&self) -> Vec<(Key, Key)> {
+        match &self.control {
+            Control::Snapshot(sources) => sources.iter().map(|s| s.0).zip(self.keys.iter().copied()).collect(),
+            Control::Clone(source, _) => vec![(*source, self.keys[0])],
+            _ => Vec::new(),
+        }
+    }
+}
+
 /// Whether an interrupted control operation took place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Applied {

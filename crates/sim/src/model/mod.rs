@@ -289,7 +289,7 @@ impl Model {
             }
             let volume = &self.volumes[&key];
             let whole =
-                sector.is_multiple_of(SECTORS) && part.len() == SECTOR && bytes.len() - at >= (page as usize - SECTOR);
+                sector.is_multiple_of(SECTORS) && part.len() == SECTOR && bytes.len() - at >= page as usize - SECTOR;
             if whole
                 && volume.content.is_hole(sector)
                 && is_zero(&bytes[at - part.len()..at - part.len() + page as usize])
@@ -306,7 +306,8 @@ impl Model {
             let legal = self.candidates(volume, &cell, rule);
             match legal.iter().find(|v| self.blends.matches(v.value, within.start, part)) {
                 None => return Err(self.accuse(key, sector, part, &legal, rule)),
-                Some(v) if legal.len() > 1 && volume.of.is_some() && part.len() == SECTOR => {
+                // A snapshot, or a clone that nobody has written to here: seen once, it stays.
+                Some(v) if legal.len() > 1 && part.len() == SECTOR && cell.iter().all(|v| v.rec == SETTLED) => {
                     self.observe(key, sector, v.value)?;
                 }
                 Some(_) => {}
