@@ -246,6 +246,12 @@ impl<D: Device> Inner<D> {
     /// Writes both slots, one after the other, each durable before the next step.
     pub async fn write_superblock(&self, superblock: &Superblock) -> Result<()> {
         for slot in 0..SUPERBLOCK_PAGES.len() {
+            if slot == 1 && planted(Bug::SecondSuperblockSkipped) {
+                continue;
+            }
+            if slot as u64 == superblock.generation % 2 && planted(Bug::OlderSuperblockChosen) {
+                continue;
+            }
             self.write_superblock_slot(superblock, slot).await?;
             self.flush_device().await?;
         }
