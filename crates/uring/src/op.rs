@@ -39,6 +39,7 @@ pub(crate) enum Work {
     Transfer(Transfer),
     Flush { datasync: bool },
     Punch { offset: u64, len: u64 },
+    Allocate { offset: u64, len: u64 },
     Recv { buf: Buf, base: *mut u8, len: u32, flags: i32 },
     Send(Box<Message>),
     Connect(Box<SockAddr>),
@@ -78,7 +79,7 @@ impl Work {
     /// Whether it may wait for something that never happens, so that it is cancelled when nobody
     /// waits for it. Requests to disks always end by themselves and are never cancelled.
     pub(crate) fn is_cancellable(&self) -> bool {
-        !matches!(self, Work::Transfer(_) | Work::Flush { .. } | Work::Punch { .. })
+        !matches!(self, Work::Transfer(_) | Work::Flush { .. } | Work::Punch { .. } | Work::Allocate { .. })
     }
 
     pub(crate) fn entry(&mut self, part: usize, file: &Handle) -> Entry {
@@ -92,6 +93,9 @@ impl Work {
             Work::Punch { offset, len } => {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
                 opcode::Fallocate::new(fd, *len).offset(*offset).mode(mode).build()
+            }
+            Work::Allocate { offset, len } => {
+                opcode::Fallocate::new(fd, *len).offset(*offset).mode(libc::FALLOC_FL_KEEP_SIZE).build()
             }
             Work::Recv { base, len, flags, .. } => opcode::Recv::new(fd, *base, *len).flags(*flags).build(),
             Work::Send(message) => opcode::SendMsg::new(fd, message.header())

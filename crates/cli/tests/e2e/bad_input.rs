@@ -4,10 +4,12 @@ use std::fs::{self, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{Lab, POOL, Run, Server, fingerprint, missing, noise, wait_until};
+use crate::harness::{Lab, POOL, Run, Server, fingerprint, missing, noise, succeed, wait_until};
+use crate::nbd::Client;
 
 const MIB: usize = 1 << 20;
 
@@ -309,6 +311,37 @@ fn a_full_host_file_system_is_like_a_full_pool() {
 }
 
 #[test]
+fn a_served_pool_outlasts_a_full_host_file_system() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "64M") else { return };
+    lab.ok(&["init", "small/pool.img", "--size", "1G"]);
+    lab.ok(&["create", "small/pool.img/a", "--size", "512M"]);
+    let server = Server::start_on(&lab, "small/pool.img");
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    for piece in 0..8 {
+        client.write(piece << 20, &noise(piece, MIB), false).unwrap();
+    }
+    client.flush().unwrap();
+    fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
+    // In place, trims and flushes go on; what needs new space does not, and breaks nothing.
+    client.write(0, &noise(100, MIB), false).unwrap();
+    assert_eq!(client.write(20 << 20, &noise(101, MIB), false).unwrap_err().raw_os_error(), Some(28));
+    client.trim(4 << 20, 2 << 20).unwrap();
+    client.flush().unwrap();
+    // Longer than the server waits before it gives space back, which needs some itself.
+    std::thread::sleep(Duration::from_secs(7));
+    client.write(4096, &noise(102, 4096), true).unwrap();
+    assert!(client.read(1 << 20, MIB).unwrap() == noise(1, MIB));
+    fs::remove_file(place.join("filler")).unwrap();
+    client.write(20 << 20, &noise(103, MIB), true).unwrap();
+    drop(client);
+    server.stop();
+    assert_eq!(lab.run(&["check", "small/pool.img"]).status.code(), Some(0));
+    assert_eq!(lab.json(&["list", "small/pool.img/a"])[0]["referenced"], 7 * MIB);
+}
+
+#[test]
 fn an_export_to_a_full_file_system_leaves_nothing_behind() {
     let lab = Lab::with_pool("64M");
     lab.import("a", &noise(6, 16 * MIB));
@@ -327,7 +360,9 @@ fn run_without_rights(lab: &Lab, args: &[&str]) -> Run {
     }
     let copy = lab.path("forkdisk");
     if !copy.exists() {
-        fs::copy(program.get_program(), &copy).unwrap();
+        // Not by this process: another thread's child would inherit the file while it is open for
+        // writing, and then nobody can execute it.
+        succeed(Command::new("cp").arg(program.get_program()).arg(&copy));
         fs::set_permissions(lab.path("."), Permissions::from_mode(0o755)).unwrap();
     }
     let mut command = Command::new("setpriv");

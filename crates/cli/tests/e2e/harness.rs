@@ -172,8 +172,14 @@ impl Server {
     /// Starts it and waits until it says that it is ready.
     #[track_caller]
     pub fn start(lab: &Lab) -> Server {
+        Server::start_on(lab, POOL)
+    }
+
+    /// As [`start`](Self::start), on a pool of another name.
+    #[track_caller]
+    pub fn start_on(lab: &Lab, pool: &str) -> Server {
         let socket = lab.path("nbd.sock");
-        let program = lab.command(&["serve", POOL, "--json", "--socket", socket.to_str().unwrap()]);
+        let program = lab.command(&["serve", pool, "--json", "--socket", socket.to_str().unwrap()]);
         // Whatever happens to the test, the kernel ends its server.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(program.get_program()).args(program.get_args());

@@ -68,6 +68,12 @@ pub trait Device: 'static {
     /// A device that cannot do it succeeds and does nothing.
     fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static;
 
+    /// Sets storage aside for the range, so that writing to it cannot fail for lack of space; what
+    /// it holds stays. A device that cannot do it, or need not, succeeds and does nothing.
+    fn allocate(&self, _offset: u64, _len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        std::future::ready(Ok(()))
+    }
+
     /// Lengthens the device to `len` bytes (a pool file that grows). The new length is durable
     /// after the next flush. A device that cannot grow answers `Unsupported`.
     fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static;

@@ -13,11 +13,12 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
+use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
 
 use crate::device::{Device, Segment};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     CountEntry, Entry, JournalStart, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord,
     encode_directory_page, encode_table, page_checksum,
@@ -29,10 +30,13 @@ use crate::sync::{Event, Hold};
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
 
 use super::load::DIRECTORY_SEED;
-use super::{Failure, Inner, Meta};
+use super::{Failure, Inner, Meta, WhenFull};
 
 /// Most pages written by one request.
 const BATCH: usize = 256;
+
+/// Pause before metadata is written again to a file system that was full.
+const HOST_RETRY: Duration = Duration::from_secs(1);
 
 /// Who writes a checkpoint, and who waits for it.
 #[derive(Default)]
@@ -230,8 +234,21 @@ impl<D: Device> Inner<D> {
         if segments.is_empty() {
             return Ok(());
         }
-        let (result, _) = self.device.write(buf, segments, false).await;
-        result.map_err(|e| Error::io("writing metadata", e))
+        loop {
+            let (result, again) = self.device.write(buf, segments.clone(), false).await;
+            match result.map_err(|e| Error::io("writing metadata", e)) {
+                Err(e) if e.kind() == ErrorKind::NoSpace && self.outlasts_a_full_host() => buf = again,
+                outcome => return outcome,
+            }
+            self.full.set(true);
+            self.runtime.sleep(HOST_RETRY).await;
+        }
+    }
+
+    /// Whether a checkpoint waits when the file system under the pool is full. It writes to places
+    /// that nothing refers to yet, so it can try again; the journal has its storage set aside.
+    fn outlasts_a_full_host(&self) -> bool {
+        matches!(self.options.when_full, WhenFull::Wait(_)) && !self.closing.get() && self.failed.borrow().is_none()
     }
 
     async fn write_superblock_slot(&self, superblock: &Superblock, slot: usize) -> Result<()> {
@@ -243,9 +260,11 @@ impl<D: Device> Inner<D> {
         result.map_err(|e| Error::io("writing the superblock", e))
     }
 
-    /// Writes both slots, one after the other, each durable before the next step.
+    /// Writes both slots, one after the other, each durable before the next step. The first is
+    /// the one that the last open did not choose: the other may be the only one that is whole.
     pub async fn write_superblock(&self, superblock: &Superblock) -> Result<()> {
-        for slot in 0..SUPERBLOCK_PAGES.len() {
+        let chosen = self.superblock_slot.get();
+        for slot in [1 - chosen, chosen] {
             if slot == 1 && planted(Bug::SecondSuperblockSkipped) {
                 continue;
             }

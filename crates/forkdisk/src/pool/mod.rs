@@ -98,11 +98,15 @@ pub(crate) struct Inner<D> {
     pub reaped: Event,
     /// Held by the reaper during a turn, and by a check so that nothing is reaped meanwhile.
     pub reap_lock: Rc<RangeLocks>,
+    /// The slot that held it when the pool was opened.
+    pub superblock_slot: Cell<usize>,
     /// Held while the superblock is written: an older one must never follow a newer one.
     pub superblock_lock: Rc<RangeLocks>,
     /// Whether the superblock carries this open's incarnation.
     pub active: Cell<bool>,
     pub full: Cell<bool>,
+    /// Nobody waits for the host any more.
+    pub closing: Cell<bool>,
     pub closed: Cell<bool>,
 }
 

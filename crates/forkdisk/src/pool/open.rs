@@ -76,6 +76,8 @@ impl<D: Device> Pool<D> {
         (0..blocks).for_each(|i| space.incr_block(Block(first.0 + i)));
         space.freeze();
         let io = |e| Error::io("writing a new pool", e);
+        // Flushes go on when the file system under the pool is full.
+        device.allocate(first.first_page().offset(), blocks * BLOCK_SIZE).await.map_err(io)?;
         let counts = loop {
             let step =
                 space.checkpoint_step(64).map_err(|_| Error::new(ErrorKind::Corrupt, "a new pool has counts"))?;
@@ -121,7 +123,7 @@ impl<D: Device> Pool<D> {
     /// Opens a pool. If it was not closed cleanly, what its journal holds is taken up again, in
     /// memory; deletions that were under way go on.
     pub async fn open(device: D, runtime: Rc<dyn Runtime>, options: OpenOptions) -> Result<Pool<D>> {
-        let superblock = read_superblock(&device).await?;
+        let (superblock, slot) = read_superblock(&device).await?;
         if device.len() < superblock.size {
             let why = format!(
                 "the pool is {} bytes long, but its device or file only {}: it was truncated; restore it to its full length",
@@ -165,9 +167,11 @@ impl<D: Device> Pool<D> {
             reaping: Cell::new(false),
             reaped: Default::default(),
             reap_lock: Default::default(),
+            superblock_slot: Cell::new(slot),
             superblock_lock: Default::default(),
             active: Cell::new(false),
             full: Cell::new(false),
+            closing: Cell::new(false),
             closed: Cell::new(false),
         }));
         pool.0.load_directory().await?;
@@ -194,19 +198,21 @@ impl<D: Device> Pool<D> {
             return Ok(());
         }
         inner.check_alive()?;
+        // Ends the waiting for a full host, of which requests in flight may be part.
+        inner.closing.set(true);
         inner.generations.barrier().await;
         let nothing_to_do =
             !inner.active.get() && inner.superblock.borrow().clean && !inner.meta.borrow().has_changes();
-        if nothing_to_do {
-            // Writes in place leave no trace in the metadata.
-            inner.flush_device().await?;
-        } else {
+        if !nothing_to_do {
             inner.clone().checkpoint().await?;
             inner.closed.set(true);
             inner.generations.barrier().await;
             let old = inner.superblock.borrow().clone();
             let clean = Superblock { generation: old.generation + 1, clean: !inner.meta.borrow().has_changes(), ..old };
             inner.write_superblock(&clean).await?;
+        } else {
+            // Data written in place changes no metadata.
+            inner.flush_device().await?;
         }
         inner.closed.set(true);
         Ok(())
@@ -232,26 +238,26 @@ fn directory_map(superblock: &Superblock) -> VolumeRecord {
     }
 }
 
-/// The newer of the two superblocks that are whole.
-async fn read_superblock<D: Device>(device: &D) -> Result<Superblock> {
+/// The newer of the two superblocks that are whole, and its slot.
+async fn read_superblock<D: Device>(device: &D) -> Result<(Superblock, usize)> {
     if device.len() < MIN_POOL {
         let why = format!("not a forkdisk pool: it has only {} bytes", device.len());
         return Err(Error::new(ErrorKind::NotAPool, why));
     }
-    let mut found: Vec<Superblock> = Vec::new();
+    let mut found: Vec<(Superblock, usize)> = Vec::new();
     let mut flaws = Vec::new();
-    for at in SUPERBLOCK_PAGES {
+    for (slot, at) in SUPERBLOCK_PAGES.into_iter().enumerate() {
         let segment = Segment { offset: at.offset(), at: 0, len: PAGE_SIZE };
         let (result, buf) = device.read(device.buffer(PAGE_SIZE), smallvec![segment]).await;
         match result {
             Err(e) => flaws.push(NotSuper::Damaged(format!("at {at:?} it cannot be read: {e}"))),
             Ok(()) => match Superblock::decode(at, &buf) {
-                Ok(superblock) => found.push(superblock),
+                Ok(superblock) => found.push((superblock, slot)),
                 Err(flaw) => flaws.push(flaw),
             },
         }
     }
-    found.sort_by_key(|s| s.generation);
+    found.sort_by_key(|(s, _)| s.generation);
     if planted(Bug::OlderSuperblockChosen) {
         found.reverse();
     }

@@ -210,6 +210,19 @@ impl Device for UringDevice {
         }
     }
 
+    fn allocate(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        // A block device has its storage.
+        let wanted = len > 0 && !self.is_block_device();
+        let ticket = wanted.then(|| self.start(Work::Allocate { offset, len }));
+        async move {
+            let Some(ticket) = ticket else { return Ok(()) };
+            match outcome(ticket.await.result) {
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => Ok(()),
+                result => result.map(drop),
+            }
+        }
+    }
+
     fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
         std::future::ready(self.lengthen(len))
     }
