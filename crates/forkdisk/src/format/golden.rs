@@ -32,10 +32,9 @@ fn example(name: &str) -> Vec<u8> {
     for line in lines.take_while(|l| *l != "```") {
         let mut fields = line.split('|').next().unwrap_or("").split_whitespace();
         let at = fields.next().map(|f| usize::from_str_radix(f, 16).unwrap_or_else(|_| panic!("bad offset: {line}")));
-        let mut at = at.unwrap_or_else(|| panic!("an empty line in the example {name:?}"));
-        for field in fields {
-            bytes[at] = u8::from_str_radix(field, 16).unwrap_or_else(|_| panic!("bad byte {field:?}: {line}"));
-            at += 1;
+        let at = at.unwrap_or_else(|| panic!("an empty line in the example {name:?}"));
+        for (i, field) in fields.enumerate() {
+            bytes[at + i] = u8::from_str_radix(field, 16).unwrap_or_else(|_| panic!("bad byte {field:?}: {line}"));
         }
     }
     bytes
