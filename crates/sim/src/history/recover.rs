@@ -115,9 +115,14 @@ fn open(setup: &Setup, medium: &Medium, rng: &mut Rng, cuts: u32, stats: &mut St
             let reach = *rng.pick(&[8, 40, 200]);
             let steps = 1 + rng.below(reach);
             let (device, runtime, options) = (disk.clone(), Rc::new(exec.clone()), open_options(setup));
+            let writes = rng.one_in(2);
             exec.spawn(Box::pin(async move {
                 // Keeps the pool open, so that its background work goes on until the cut.
                 let pool = Pool::open(device, runtime, options).await;
+                if writes && let Ok(pool) = &pool {
+                    // The first superblocks of this life, and no change of what the pool shows.
+                    let _ = pool.checkpoint().await;
+                }
                 std::future::pending::<()>().await;
                 drop(pool);
             }));
