@@ -1,6 +1,6 @@
 //! Known mistakes, for the simulator: it switches one on and must find it.
 //!
-//! Each is one line of the engine that asks [`planted`]. Without the cargo feature `planted` the
+//! Each is one line of the engine that asks `planted`. Without the cargo feature `planted` the
 //! answer is the constant `false` and the line is gone.
 
 macro_rules! bugs {
