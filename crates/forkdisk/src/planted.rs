@@ -67,7 +67,9 @@ bugs! {
     SuperblockAfterFailedFlush = "superblock-after-failed-flush",
     /// A superblock whose checksum is wrong is believed.
     TornSuperblockAccepted = "torn-superblock-accepted",
-    /// Of two superblocks the older one counts.
+    /// The second superblock is never written again.
+    SecondSuperblockSkipped = "second-superblock-skipped",
+    /// A checkpoint writes one superblock only, in turns, and of the two the older one counts.
     OlderSuperblockChosen = "older-superblock-chosen",
     /// A page of which nothing is left is handed out again before the checkpoint.
     FreedSpaceReusedAtOnce = "freed-space-reused-at-once",

@@ -265,6 +265,12 @@ impl<D: Device> Inner<D> {
     pub async fn write_superblock(&self, superblock: &Superblock) -> Result<()> {
         let chosen = self.superblock_slot.get();
         for slot in [1 - chosen, chosen] {
+            if slot == 1 && planted(Bug::SecondSuperblockSkipped) {
+                continue;
+            }
+            if slot as u64 == superblock.generation % 2 && planted(Bug::OlderSuperblockChosen) {
+                continue;
+            }
             self.write_superblock_slot(superblock, slot).await?;
             self.flush_device().await?;
         }
