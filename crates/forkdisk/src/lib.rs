@@ -10,52 +10,17 @@
 //! The engine has no threads, no clock and no executor of its own. Whoever embeds it brings two
 //! things: a [`Device`] (reads, writes, flushes of byte ranges) and a [`Runtime`] (spawns tasks, lets
 //! time pass). The crate `forkdisk-uring` has both for Linux, on io_uring; its example `branch`
-//! shows every verb on a pool file. Here are the smallest ones that work, in memory:
+//! shows every verb on a pool file. Here is the smallest runtime that works, on a
+//! [device in memory](device::MemoryDevice):
 //!
 //! ```
 //! use std::cell::RefCell;
 //! use std::future::{Future, ready};
-//! use std::io;
 //! use std::rc::Rc;
 //! use std::time::Duration;
 //!
-//! use forkdisk::device::{Buf, Device, IoResult, Segments};
+//! use forkdisk::device::{Buf, MemoryDevice};
 //! use forkdisk::{CreateOptions, FormatOptions, LocalFuture, OpenOptions, Pool, Runtime};
-//!
-//! /// A disk in memory. What is written is durable at once, as far as that goes.
-//! #[derive(Clone)]
-//! struct Memory(Rc<RefCell<Vec<u8>>>);
-//!
-//! impl Device for Memory {
-//!     fn len(&self) -> u64 {
-//!         self.0.borrow().len() as u64
-//!     }
-//!     fn block_size(&self) -> usize {
-//!         512
-//!     }
-//!     fn read(&self, mut buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
-//!         for s in segments {
-//!             buf[s.at..s.at + s.len].copy_from_slice(&self.0.borrow()[s.offset as usize..][..s.len]);
-//!         }
-//!         ready((Ok(()), buf))
-//!     }
-//!     fn write(&self, buf: Buf, segments: Segments, _fua: bool) -> impl Future<Output = IoResult> + 'static {
-//!         for s in segments {
-//!             self.0.borrow_mut()[s.offset as usize..][..s.len].copy_from_slice(&buf[s.at..s.at + s.len]);
-//!         }
-//!         ready((Ok(()), buf))
-//!     }
-//!     fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
-//!         ready(Ok(()))
-//!     }
-//!     fn discard(&self, _offset: u64, _len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-//!         ready(Ok(()))
-//!     }
-//!     fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-//!         self.0.borrow_mut().resize(len as usize, 0);
-//!         ready(Ok(()))
-//!     }
-//! }
 //!
 //! /// An executor that polls all its tasks until the first one has ended.
 //! #[derive(Clone, Default)]
@@ -87,7 +52,7 @@
 //!
 //! # fn main() -> forkdisk::Result<()> {
 //! let tasks = Tasks::default();
-//! let disk = Memory(Rc::new(RefCell::new(vec![0; 16 << 20])));
+//! let disk = MemoryDevice::new(16 << 20);
 //! tasks.run(async {
 //!     let now = 1_700_000_000;
 //!     let options = FormatOptions { size: 16 << 20, uuid: [7; 16], now, journal: None };
