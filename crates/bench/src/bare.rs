@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use forkdisk::Buf;
 use io_uring::{IoUring, opcode, types::Fixed};
 
+use crate::clock::{Stopwatch, Took};
 use crate::load::Job;
 
 /// A file with a ring of its own. Between two calls of [`run`](Self::run) nothing is in flight.
@@ -21,6 +22,8 @@ pub struct Bare {
     memory: Option<Buf>,
     depth: usize,
     len: usize,
+    /// How many must have ended before it looks.
+    batch: usize,
 }
 
 impl Bare {
@@ -40,7 +43,27 @@ impl Bare {
         // keeps its bytes on the heap.
         unsafe { ring.submitter().register_buffers(&pieces) }.context("registering buffers")?;
         ring.submitter().register_files(&[file.as_raw_fd()]).context("registering a file")?;
-        Ok(Bare { ring, _file: file, memory: Some(memory), depth, len })
+        Ok(Bare { ring, _file: file, memory: Some(memory), depth, len, batch: 1 })
+    }
+
+    /// From now on waits for as many requests at a time as makes `job` cheapest by `cost`: looking at
+    /// each one as it ends takes the least time, looking seldom the least CPU.
+    pub fn tune(&mut self, job: &Job, cost: impl Fn(&Took) -> f64) -> Result<()> {
+        let mut best = (f64::INFINITY, 1);
+        for batch in [1, self.depth / 4, self.depth / 2] {
+            self.batch = batch.max(1);
+            let mut least = f64::INFINITY;
+            for _ in 0..3 {
+                let watch = Stopwatch::start();
+                self.run(job)?;
+                least = least.min(cost(&watch.stop()));
+            }
+            if least < best.0 {
+                best = (least, self.batch);
+            }
+        }
+        self.batch = best.1;
+        Ok(())
     }
 
     /// Does the job: the next request when one has ended.
@@ -55,7 +78,7 @@ impl Bare {
         let mut failed = Ok(());
         let mut ended = Vec::with_capacity(self.depth);
         while in_flight > 0 {
-            self.wait()?;
+            self.wait(self.batch.min(in_flight))?;
             ended.extend(self.ring.completion().map(|c| (c.user_data() as usize, c.result())));
             for (slot, result) in ended.drain(..) {
                 in_flight -= 1;
@@ -85,9 +108,9 @@ impl Bare {
         Ok(unsafe { self.ring.submission().push(&entry) }?)
     }
 
-    fn wait(&mut self) -> Result<()> {
+    fn wait(&mut self, count: usize) -> Result<()> {
         loop {
-            match self.ring.submit_and_wait(1) {
+            match self.ring.submit_and_wait(count) {
                 Ok(_) => return Ok(()),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => {

@@ -1,7 +1,9 @@
 //! What reaches the device per client request and per client byte.
 
+use std::collections::HashSet;
+
 use anyhow::{Result, ensure};
-use forkdisk::device::RequestKind;
+use forkdisk::device::{Recording, Request, RequestKind};
 
 use crate::rows::{Row, Samples};
 use crate::runner::Context;
@@ -38,6 +40,7 @@ fn count(work: &Work, span: u64) -> Result<Vec<Row>> {
         figures.push(("inversions", seen.inversions() as f64));
     }
     if work.first {
+        figures.push(("data_read_bytes_per_byte", data_read(&seen) as f64 / bytes));
         figures.push(("metadata_requests_per_op", seen.count(metadata) as f64 / ops));
     }
     let row = |(metric, value): (&str, f64)| {
@@ -45,4 +48,13 @@ fn count(work: &Work, span: u64) -> Result<Vec<Row>> {
         Row::engine(&format!("counts/{}", work.name), metric, unit, &Samples::one(value))
     };
     Ok(figures.into_iter().map(row).collect())
+}
+
+/// Bytes read at places where clients' data was written: the rest of a page that was completed, or of
+/// a chunk that was copied. Pages of the engine's own lie elsewhere.
+fn data_read(seen: &Recording) -> u64 {
+    let pages = |r: &Request| r.offset / 4096..(r.offset + r.len).div_ceil(4096);
+    let of_kind = |kind| seen.requests.iter().filter(move |r| r.kind == kind);
+    let data: HashSet<u64> = of_kind(RequestKind::WriteData).flat_map(pages).collect();
+    of_kind(RequestKind::Read).flat_map(pages).filter(|page| data.contains(page)).count() as u64 * 4096
 }

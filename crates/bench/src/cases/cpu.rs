@@ -6,7 +6,7 @@ use crate::load::{Job, random, sequential};
 use crate::rows::{Row, Samples};
 use crate::runner::Context;
 
-use super::file::compare;
+use super::file::{Comparison, compare};
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     let span = context.scale.pick(128 << 20, 512 << 20, 1 << 30);
@@ -20,7 +20,8 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
         ("cpu/write-1m-seq", large(true)),
     ];
     let work: Vec<Job> = jobs.iter().map(|(_, job)| job.clone()).collect();
-    let results = compare(&context.ram("pool"), &context.ram("plain"), span, &work, times)?;
+    let (pool, plain) = (&context.ram("pool"), &context.ram("plain"));
+    let results = compare(&Comparison { pool, plain, span, times, cost: |took| took.cpu }, &work)?;
     let mut rows = Vec::new();
     for ((case, job), pairs) in jobs.iter().zip(&results) {
         let per_op = |cpu: f64| cpu * 1e6 / job.offsets.len() as f64;

@@ -1,7 +1,6 @@
 //! A pool in a file and, beside it, the same bytes in a plain file: what is timed, in turns.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -41,10 +40,9 @@ pub async fn filled(rt: &Rt, path: &Path, span: u64) -> Result<(FilePool, Volume
 /// Makes a plain file of `span` bytes, all of it written.
 pub fn plain(path: &Path, span: u64) -> Result<()> {
     let file = File::create_new(path).with_context(|| path.display().to_string())?;
-    let zeroes = vec![0; PIECE];
-    for offset in sequential(span, PIECE).iter() {
-        file.write_all_at(&zeroes, *offset).with_context(|| path.display().to_string())?;
-    }
+    file.set_len(span)?;
+    // As a pool's file is: what lies in the page cache would slow direct I/O down.
+    Bare::open(path, 8, PIECE)?.run(&Job { write: true, len: PIECE, depth: 8, offsets: sequential(span, PIECE) })?;
     Ok(file.sync_all()?)
 }
 
@@ -57,16 +55,31 @@ pub struct Pair {
     pub ours: Took,
 }
 
-/// Does each of `jobs` in turns, `times` times after one that does not count.
-pub fn compare(pool: &Path, plain_file: &Path, span: u64, jobs: &[Job], times: usize) -> Result<Vec<Vec<Pair>>> {
-    plain(plain_file, span)?;
+/// What is compared.
+pub struct Comparison<'a> {
+    /// Where the pool is made.
+    pub pool: &'a Path,
+    /// Where the plain file is made.
+    pub plain: &'a Path,
+    /// Bytes of the volume and of the plain file.
+    pub span: u64,
+    /// How often each job is done; once more at first does not count.
+    pub times: usize,
+    /// What the bare loop is tuned for.
+    pub cost: fn(&Took) -> f64,
+}
+
+/// Does each of `jobs` in turns.
+pub fn compare(what: &Comparison<'_>, jobs: &[Job]) -> Result<Vec<Vec<Pair>>> {
+    plain(what.plain, what.span)?;
     block_on(Config::default(), |rt| async move {
-        let (pool, volume) = filled(&rt, pool, span).await?;
+        let (pool, volume) = filled(&rt, what.pool, what.span).await?;
         let mut results = Vec::new();
         for job in jobs {
-            let mut bare = Bare::open(plain_file, job.depth, job.len)?;
+            let mut bare = Bare::open(what.plain, job.depth, job.len)?;
+            bare.tune(job, what.cost)?;
             let mut pairs = Vec::new();
-            for round in 0..=times {
+            for round in 0..=what.times {
                 let raw_first = round % 2 == 0;
                 let before = if raw_first { Some(timed_bare(&mut bare, job)?) } else { None };
                 let watch = Stopwatch::start();

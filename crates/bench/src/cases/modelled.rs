@@ -9,7 +9,7 @@ use crate::runner::Context;
 use super::ram::WORKS;
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
-    let span = context.scale.pick(256 << 20, 1 << 30, 4 << 30);
+    let span = context.scale.pick(1 << 30, 4 << 30, 16 << 30);
     let mut rows = Vec::new();
     for work in &WORKS {
         let (ours, raw) = (work.record(span)?, work.raw(span));

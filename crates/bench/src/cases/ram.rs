@@ -77,7 +77,9 @@ impl Work {
             if !work.first {
                 let fill = Job { write: true, len: 1 << 20, depth: 8, offsets: sequential(span, 1 << 20) };
                 load::run(&rt, &pool, &volume, &fill).await?;
+                pool.flush().await?;
                 pool.checkpoint().await?;
+                pool.flush().await?;
             }
             pool.device().take();
             load::run(&rt, &pool, &volume, &job).await?;

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use forkdisk::device::{Recording, RequestKind};
 use forkdisk::{CreateOptions, OpenOptions};
-use forkdisk_uring::{Config, block_on};
+use forkdisk_uring::{Config, Rt, block_on};
 
 use crate::clock::Stopwatch;
 use crate::load::{self, Job};
@@ -36,51 +36,59 @@ impl Cost {
 }
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
-    let times = context.scale.pick(200, 1000, 4000);
+    let times = context.scale.pick(300, 1000, 3000);
+    let costs = block_on(Config::default(), |rt| async move {
+        let mut pools = Vec::new();
+        for (_, size) in SIZES {
+            pools.push(prepare(&rt, size).await?);
+        }
+        measure(&pools, times).await
+    })??;
+    let cpu = |of: &[Cost; 2], verb: usize| of[verb].cpu.median().unwrap_or_default();
     let mut rows = Vec::new();
-    let mut smallest: [f64; 2] = [0.0; 2];
-    for (label, size) in SIZES {
-        let costs = block_on(Config::default(), |rt| async move {
-            let pool = ram::fresh(&rt, ram::POOL, OpenOptions::default()).await?;
-            pool.create("v", &CreateOptions::new(size, 0)).await?;
-            let offsets = (0..SCATTERED).map(|i| size / SCATTERED * i).collect();
-            let scattered = Job { write: true, len: 4096, depth: 32, offsets };
-            load::run(&rt, &pool, &pool.volume("v")?, &scattered).await?;
-            pool.checkpoint().await?;
-            measure(&pool, times).await
-        })??;
-        for ((verb, cost), first) in VERBS.iter().zip(&costs).zip(&mut smallest) {
-            let cpu = cost.cpu.median().unwrap_or_default();
-            if *first == 0.0 {
-                *first = cpu;
-            }
-            let case = format!("snapshots/{verb}-{label}");
+    for ((label, _), of) in SIZES.iter().zip(&costs) {
+        for (verb, cost) in of.iter().enumerate() {
+            let case = format!("snapshots/{}-{label}", VERBS[verb]);
+            let growth = Samples::one(cpu(of, verb) / cpu(&costs[0], verb));
             rows.push(Row::engine(&case, "flushes", "count", &cost.flushes));
             rows.push(Row::engine(&case, "page_reads", "count", &cost.reads));
             rows.push(Row::engine(&case, "written", "bytes", &cost.written));
             rows.push(Row::engine(&case, "cpu", "us", &cost.cpu));
-            rows.push(Row::engine(&case, "cpu_ratio_to_1g", "ratio", &Samples::one(cpu / *first)));
+            rows.push(Row::engine(&case, "cpu_ratio_to_1g", "ratio", &growth));
         }
     }
     Ok(rows)
 }
 
-/// Each snapshot and each clone finds one write that has not been flushed.
-async fn measure(pool: &RamPool, times: usize) -> Result<[Cost; 2]> {
-    let mut costs = [Cost::default(), Cost::default()];
-    let volume = pool.volume("v")?;
+/// A pool with a volume of `size` bytes, written here and there.
+async fn prepare(rt: &Rt, size: u64) -> Result<RamPool> {
+    let pool = ram::fresh(rt, ram::POOL, OpenOptions::default()).await?;
+    pool.create("v", &CreateOptions::new(size, 0)).await?;
+    let offsets = (0..SCATTERED).map(|i| size / SCATTERED * i).collect();
+    let scattered = Job { write: true, len: 4096, depth: 32, offsets };
+    load::run(rt, &pool, &pool.volume("v")?, &scattered).await?;
+    pool.checkpoint().await?;
+    Ok(pool)
+}
+
+/// Per pool and verb. The pools take turns. Each snapshot and each clone finds one write that has not
+/// been flushed.
+async fn measure(pools: &[RamPool], times: usize) -> Result<Vec<[Cost; 2]>> {
+    let mut costs: Vec<[Cost; 2]> = pools.iter().map(|_| Default::default()).collect();
     for i in 0..times {
-        for (verb, cost) in costs.iter_mut().enumerate() {
-            let mut buf = pool.buffer(4096);
-            buf.fill(0);
-            volume.write(i as u64 % 256 * 4096, buf, false).await.0?;
-            pool.device().take();
-            let watch = Stopwatch::start();
-            match verb {
-                0 => drop(pool.snapshot(&[("v", &format!("s{i}"))], 0).await?),
-                _ => drop(pool.clone_volume(&format!("v@s{i}"), &format!("c{i}"), 0).await?),
+        for (pool, of) in pools.iter().zip(&mut costs) {
+            for (verb, cost) in of.iter_mut().enumerate() {
+                let mut buf = pool.buffer(4096);
+                buf.fill(0);
+                pool.volume("v")?.write(i as u64 % 256 * 4096, buf, false).await.0?;
+                pool.device().take();
+                let watch = Stopwatch::start();
+                match verb {
+                    0 => drop(pool.snapshot(&[("v", &format!("s{i}"))], 0).await?),
+                    _ => drop(pool.clone_volume(&format!("v@s{i}"), &format!("c{i}"), 0).await?),
+                }
+                cost.add(watch.stop().cpu, &pool.device().take());
             }
-            cost.add(watch.stop().cpu, &pool.device().take());
         }
     }
     Ok(costs)

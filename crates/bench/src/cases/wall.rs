@@ -6,7 +6,7 @@ use crate::load::{Job, random, sequential};
 use crate::rows::{Row, Samples};
 use crate::runner::Context;
 
-use super::file::compare;
+use super::file::{Comparison, compare};
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     let span = context.scale.pick(256 << 20, 1 << 30, 4 << 30);
@@ -20,7 +20,8 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
         ("wall/write-1m-seq", large(true)),
     ];
     let work: Vec<Job> = jobs.iter().map(|(_, job)| job.clone()).collect();
-    let results = compare(&context.disk("pool"), &context.disk("plain"), span, &work, times)?;
+    let (pool, plain) = (&context.disk("pool"), &context.disk("plain"));
+    let results = compare(&Comparison { pool, plain, span, times, cost: |took| took.wall }, &work)?;
     let mut rows = Vec::new();
     for ((case, job), pairs) in jobs.iter().zip(&results) {
         let rate = |seconds: f64| job.bytes() as f64 / seconds / 1e6;
