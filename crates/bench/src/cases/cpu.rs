@@ -21,7 +21,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     ];
     let work: Vec<Job> = jobs.iter().map(|(_, job)| job.clone()).collect();
     let (pool, plain) = (&context.ram("pool"), &context.ram("plain"));
-    let results = compare(&Comparison { pool, plain, span, times, cost: |took| took.cpu }, &work)?;
+    let results = compare(&Comparison { pool, plain, span, times, cost: Some(|took| took.cpu) }, &work)?;
     let mut rows = Vec::new();
     for ((case, job), pairs) in jobs.iter().zip(&results) {
         let per_op = |cpu: f64| cpu * 1e6 / job.offsets.len() as f64;
