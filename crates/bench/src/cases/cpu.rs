@@ -10,7 +10,7 @@ use super::file::{Comparison, compare};
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     let span = context.scale.pick(128 << 20, 512 << 20, 1 << 30);
-    let times = context.scale.pick(5, 9, 25);
+    let times = context.scale.pick(15, 31, 51);
     let small = |write| Job { write, len: 4096, depth: 32, offsets: random(span, 4096, 131_072, 3) };
     let large = |write| Job { write, len: 1 << 20, depth: 8, offsets: sequential(span, 1 << 20) };
     let jobs = [

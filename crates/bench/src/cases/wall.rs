@@ -31,6 +31,11 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
         rows.push(Row::engine(case, "wall_ratio", "ratio", &ratio));
         rows.push(Row::engine(case, "throughput", "MB/s", &ours));
         rows.push(Row::new("engine", case, "raw", "throughput", "MB/s", &raw));
+        let per_op = |cpu: f64| cpu * 1e6 / job.offsets.len() as f64;
+        let ours: Samples = pairs.iter().map(|p| per_op(p.ours.cpu)).collect();
+        let raw: Samples = pairs.iter().map(|p| per_op(p.raw.cpu)).collect();
+        rows.push(Row::engine(case, "cpu_per_op", "us", &ours));
+        rows.push(Row::new("engine", case, "raw", "cpu_per_op", "us", &raw));
     }
     Ok(rows)
 }
