@@ -9,6 +9,7 @@ mod kill_loop;
 mod kill_verbs;
 mod nbd;
 mod output;
+mod readme;
 mod serving;
 mod vanishing;
 mod verbs;

@@ -198,8 +198,9 @@ impl<D: Device> Pool<D> {
             return Ok(());
         }
         inner.check_alive()?;
-        inner.generations.barrier().await;
+        // Ends the waiting for a full host, of which requests in flight may be part.
         inner.closing.set(true);
+        inner.generations.barrier().await;
         let nothing_to_do =
             !inner.active.get() && inner.superblock.borrow().clean && !inner.meta.borrow().has_changes();
         if !nothing_to_do {
