@@ -56,8 +56,8 @@ impl Editor<'_> {
         let entry = self.tables.settle_finished(entry);
         let pages = match entry.kind() {
             Kind::Absent => {
-                self.unmap_step(target, to, VirtualPage(to.0 + BLOCK_PAGES))?;
-                return Ok(BLOCK_PAGES);
+                // That may be a part of the block only: what is a hole already is passed over first.
+                return Ok(self.unmap_step(target, to, VirtualPage(to.0 + BLOCK_PAGES))?.0 - to.0);
             }
             Kind::Table => {
                 let leaf = self.tables.get(entry, 0)?;
