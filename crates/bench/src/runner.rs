@@ -45,7 +45,7 @@ pub struct Options {
     pub program: PathBuf,
 }
 
-/// What a case gets: the options, and folders that are removed at the end.
+/// What a case gets: the options, and folders of its own that are removed when it has ended.
 pub(crate) struct Context<'a> {
     pub options: &'a Options,
     pub scale: Scale,
@@ -107,13 +107,14 @@ pub fn engine(options: &Options, progress: &dyn Fn(&str)) -> Result<Vec<Row>> {
         Some(only) if case(only).is_some() => vec![only.as_str()],
         Some(only) => bail!("there is no case {only:?}; there are {}", ENGINE_CASES.join(", ")),
     };
-    let context = Context::new(options)?;
+    // Says before anything else when a folder cannot be had.
+    Context::new(options)?;
     let mut rows = Vec::new();
     for (i, name) in names.iter().enumerate() {
         let start = Instant::now();
         progress(&format!("[{}/{}] {name} ...", i + 1, names.len()));
         let run = case(name).context("a case that is listed")?;
-        match run(&context) {
+        match Context::new(options).and_then(|context| run(&context)) {
             Ok(more) => rows.extend(more),
             Err(error) => progress(&format!("{name} failed: {error:#}")),
         }

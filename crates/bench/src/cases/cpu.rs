@@ -10,7 +10,7 @@ use super::file::{Comparison, compare};
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     let span = context.scale.pick(128 << 20, 512 << 20, 1 << 30);
-    let times = context.scale.pick(5, 9, 25);
+    let times = context.scale.pick(15, 31, 51);
     let small = |write| Job { write, len: 4096, depth: 32, offsets: random(span, 4096, 131_072, 3) };
     let large = |write| Job { write, len: 1 << 20, depth: 8, offsets: sequential(span, 1 << 20) };
     let jobs = [
@@ -21,7 +21,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     ];
     let work: Vec<Job> = jobs.iter().map(|(_, job)| job.clone()).collect();
     let (pool, plain) = (&context.ram("pool"), &context.ram("plain"));
-    let results = compare(&Comparison { pool, plain, span, times, cost: |took| took.cpu }, &work)?;
+    let results = compare(&Comparison { pool, plain, span, times, cost: Some(|took| took.cpu) }, &work)?;
     let mut rows = Vec::new();
     for ((case, job), pairs) in jobs.iter().zip(&results) {
         let per_op = |cpu: f64| cpu * 1e6 / job.offsets.len() as f64;

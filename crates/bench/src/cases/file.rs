@@ -65,8 +65,8 @@ pub struct Comparison<'a> {
     pub span: u64,
     /// How often each job is done; once more at first does not count.
     pub times: usize,
-    /// What the bare loop is tuned for.
-    pub cost: fn(&Took) -> f64,
+    /// What the bare loop is tuned for; if nothing, it looks at each request as it ends.
+    pub cost: Option<fn(&Took) -> f64>,
 }
 
 /// Does each of `jobs` in turns.
@@ -77,7 +77,9 @@ pub fn compare(what: &Comparison<'_>, jobs: &[Job]) -> Result<Vec<Vec<Pair>>> {
         let mut results = Vec::new();
         for job in jobs {
             let mut bare = Bare::open(what.plain, job.depth, job.len)?;
-            bare.tune(job, what.cost)?;
+            if let Some(cost) = what.cost {
+                bare.tune(job, cost)?;
+            }
             let mut pairs = Vec::new();
             for round in 0..=what.times {
                 let raw_first = round % 2 == 0;

@@ -10,7 +10,7 @@ use super::file::{Comparison, compare};
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     let span = context.scale.pick(256 << 20, 1 << 30, 4 << 30);
-    let (times, count) = (context.scale.pick(5, 9, 25), context.scale.pick(8192, 32_768, 131_072));
+    let (times, count) = (context.scale.pick(15, 31, 51), context.scale.pick(8192, 32_768, 131_072));
     let small = |write| Job { write, len: 4096, depth: 32, offsets: random(span, 4096, count, 4) };
     let large = |write| Job { write, len: 1 << 20, depth: 8, offsets: sequential(span, 1 << 20) };
     let jobs = [
@@ -21,7 +21,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     ];
     let work: Vec<Job> = jobs.iter().map(|(_, job)| job.clone()).collect();
     let (pool, plain) = (&context.disk("pool"), &context.disk("plain"));
-    let results = compare(&Comparison { pool, plain, span, times, cost: |took| took.wall }, &work)?;
+    let results = compare(&Comparison { pool, plain, span, times, cost: None }, &work)?;
     let mut rows = Vec::new();
     for ((case, job), pairs) in jobs.iter().zip(&results) {
         let rate = |seconds: f64| job.bytes() as f64 / seconds / 1e6;
@@ -31,6 +31,11 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
         rows.push(Row::engine(case, "wall_ratio", "ratio", &ratio));
         rows.push(Row::engine(case, "throughput", "MB/s", &ours));
         rows.push(Row::new("engine", case, "raw", "throughput", "MB/s", &raw));
+        let per_op = |cpu: f64| cpu * 1e6 / job.offsets.len() as f64;
+        let ours: Samples = pairs.iter().map(|p| per_op(p.ours.cpu)).collect();
+        let raw: Samples = pairs.iter().map(|p| per_op(p.raw.cpu)).collect();
+        rows.push(Row::engine(case, "cpu_per_op", "us", &ours));
+        rows.push(Row::new("engine", case, "raw", "cpu_per_op", "us", &raw));
     }
     Ok(rows)
 }

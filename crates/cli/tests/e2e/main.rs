@@ -1,6 +1,7 @@
 //! The real program under real clients: one behaviour per test, named for it.
 
 mod bad_input;
+mod bench;
 mod clients;
 mod file_systems;
 mod harness;

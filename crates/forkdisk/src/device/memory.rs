@@ -162,22 +162,10 @@ impl Device for MemoryDevice {
 
 #[cfg(test)]
 mod tests {
-    use std::pin::pin;
-    use std::task::Waker;
-
     use smallvec::smallvec;
 
+    use super::super::testing::run;
     use super::*;
-
-    fn run<T>(future: impl Future<Output = T>) -> T {
-        let mut future = pin!(future);
-        let mut context = Context::from_waker(Waker::noop());
-        loop {
-            if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
-                return value;
-            }
-        }
-    }
 
     fn segment(offset: u64, len: usize) -> Segments {
         smallvec![Segment { offset, at: 0, len }]
