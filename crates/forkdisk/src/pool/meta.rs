@@ -43,6 +43,14 @@ impl Meta {
         Some((editor, &mut volume.record))
     }
 
+    /// As [`edit`](Self::edit) for what only looks: the record stays as it is.
+    pub fn view(&mut self, id: VolumeId) -> Option<(Editor<'_>, &VolumeRecord)> {
+        let volume = self.directory.get(id)?;
+        let (until, confirmed) = (self.journal.next() + 1, self.journal.confirmed());
+        let editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch, until, confirmed };
+        Some((editor, &volume.record))
+    }
+
     /// Tables and counts.
     pub fn editor(&mut self) -> Editor<'_> {
         let (until, confirmed) = (self.journal.next() + 1, self.journal.confirmed());

@@ -33,10 +33,55 @@ impl Claim {
     }
 }
 
+/// Numbers rise along the queue.
 #[derive(Default)]
 struct Claims {
     next: u64,
     queue: VecDeque<Claim>,
+    /// How many of them are to be alone, and how many are not granted yet.
+    alone: usize,
+    waiting: usize,
+}
+
+impl Claims {
+    /// Adds a claim that nobody has granted yet.
+    fn add(&mut self, range: Range<u64>, hold: Hold) -> u64 {
+        self.next += 1;
+        self.alone += usize::from(hold == Hold::Alone);
+        self.waiting += 1;
+        self.queue.push_back(Claim { id: self.next, range, hold, granted: false });
+        self.next
+    }
+
+    fn place(&self, id: u64) -> usize {
+        self.queue.binary_search_by_key(&id, |c| c.id).expect("a claim lives as long as its guard")
+    }
+
+    /// Whether none of the first `n` claims is in the way of `claim`.
+    fn is_free(&self, claim: &Claim, n: usize) -> bool {
+        let all_share = self.alone == 0;
+        all_share || !self.queue.iter().take(n).any(|c| c.conflicts(claim))
+    }
+
+    fn try_grant(&mut self, id: u64) -> bool {
+        let at = self.place(id);
+        if !self.is_free(&self.queue[at], at) {
+            return false;
+        }
+        let claim = &mut self.queue[at];
+        self.waiting -= usize::from(!claim.granted);
+        claim.granted = true;
+        true
+    }
+
+    /// Whether somebody waits now that it is gone.
+    fn remove(&mut self, id: u64) -> bool {
+        let at = self.place(id);
+        let claim = self.queue.remove(at).expect("found there");
+        self.alone -= usize::from(claim.hold == Hold::Alone);
+        self.waiting -= usize::from(!claim.granted);
+        self.waiting > 0
+    }
 }
 
 /// All claims on one volume, oldest first.
@@ -55,37 +100,88 @@ pub struct RangeGuard {
 impl RangeLocks {
     /// Holds `range`; waits for every earlier claim that conflicts with it.
     pub async fn lock(self: &Rc<Self>, range: Range<u64>, hold: Hold) -> RangeGuard {
-        let id = {
-            let mut claims = self.claims.borrow_mut();
-            claims.next += 1;
-            let id = claims.next;
-            claims.queue.push_back(Claim { id, range, hold, granted: false });
-            id
-        };
+        let id = self.claims.borrow_mut().add(range, hold);
         let guard = RangeGuard { locks: self.clone(), id };
-        while !self.try_grant(id) {
+        while !self.claims.borrow_mut().try_grant(id) {
             self.changed.wait().await;
         }
         guard
     }
 
-    fn try_grant(&self, id: u64) -> bool {
+    /// Holds `range` if no claim conflicts with it; never waits.
+    pub fn try_lock(self: &Rc<Self>, range: Range<u64>, hold: Hold) -> Option<RangeGuard> {
         let mut claims = self.claims.borrow_mut();
-        let at = claims.queue.iter().position(|c| c.id == id).expect("a claim lives as long as its guard");
-        let free = !claims.queue.iter().take(at).any(|c| c.conflicts(&claims.queue[at]));
-        claims.queue[at].granted = free;
-        free
+        let id = claims.add(range, hold);
+        if claims.try_grant(id) {
+            return Some(RangeGuard { locks: self.clone(), id });
+        }
+        claims.remove(id);
+        None
     }
 }
 
 impl Drop for RangeGuard {
     fn drop(&mut self) {
-        let mut claims = self.locks.claims.borrow_mut();
-        claims.queue.retain(|c| c.id != self.id);
-        let waiting = claims.queue.iter().any(|c| !c.granted);
-        drop(claims);
-        if waiting {
+        let somebody_waits = self.locks.claims.borrow_mut().remove(self.id);
+        if somebody_waits {
             self.locks.changed.notify();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Option<F::Output> {
+        match future.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        }
+    }
+
+    #[test]
+    fn those_who_share_do_not_wait_for_one_another() {
+        let locks = Rc::new(RangeLocks::default());
+        let a = locks.try_lock(0..4, Hold::Shared).expect("the first");
+        let b = locks.try_lock(2..6, Hold::Shared).expect("shared as well");
+        assert!(locks.try_lock(3..4, Hold::Alone).is_none());
+        let c = locks.try_lock(6..8, Hold::Alone).expect("it overlaps nothing");
+        assert!(locks.try_lock(7..9, Hold::Shared).is_none());
+        drop((a, b, c));
+        assert!(locks.try_lock(0..9, Hold::Alone).is_some());
+    }
+
+    #[test]
+    fn a_claim_waits_for_all_earlier_ones_in_its_way() {
+        let locks = Rc::new(RangeLocks::default());
+        let first = locks.try_lock(0..4, Hold::Shared).expect("the first");
+        let mut alone = pin!(locks.lock(0..2, Hold::Alone));
+        assert!(poll(alone.as_mut()).is_none());
+        assert!(locks.try_lock(1..2, Hold::Shared).is_none(), "behind the one that waits to be alone");
+        let mut later = pin!(locks.lock(1..2, Hold::Shared));
+        assert!(poll(later.as_mut()).is_none());
+        drop(first);
+        let held = poll(alone.as_mut()).expect("its turn");
+        assert!(poll(later.as_mut()).is_none());
+        drop(held);
+        assert!(poll(later.as_mut()).is_some());
+    }
+
+    #[test]
+    fn a_claim_given_up_is_in_nobodys_way() {
+        let locks = Rc::new(RangeLocks::default());
+        let first = locks.try_lock(0..4, Hold::Shared).expect("the first");
+        let mut alone = Box::pin(locks.lock(0..2, Hold::Alone));
+        assert!(poll(alone.as_mut()).is_none());
+        drop(alone);
+        assert!(locks.try_lock(0..1, Hold::Shared).is_some());
+        drop(first);
+        let claims = locks.claims.borrow();
+        assert_eq!((claims.queue.len(), claims.alone, claims.waiting), (0, 0, 0));
     }
 }

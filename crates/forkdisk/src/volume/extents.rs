@@ -35,11 +35,10 @@ impl<D: Device> Volume<D> {
             let (run, shared) = self
                 .inner
                 .look(|meta| {
-                    let record =
-                        meta.directory.get(self.id).expect("a volume with a handle is not removed").record.clone();
-                    let run = lookup(&mut meta.tables, &record, first, max).map_err(Stop::from)?;
+                    let (mut editor, record) = meta.view(self.id).expect("a volume with a handle is not removed");
+                    let run = lookup(editor.tables, record, first, max).map_err(Stop::from)?;
                     let young = !self.read_only && run.data.is_some_and(|(_, birth)| birth > record.shared_at);
-                    let shared = run.data.is_some() && !young && !meta.editor().is_alone(&record, first)?;
+                    let shared = run.data.is_some() && !young && !editor.is_alone(record, first)?;
                     Ok((run, shared))
                 })
                 .await?;

@@ -6,8 +6,7 @@
 //!   or with zeroes.
 
 use crate::device::Segments;
-use crate::map::Stop;
-use crate::map::lookup;
+use crate::map::{Run, Stop, lookup};
 use crate::planted::{Bug, planted};
 use crate::pool::{Failure, Meta};
 use crate::space::Want;
@@ -55,20 +54,25 @@ impl WritePlan {
         WritePlan { next: start, start, end: start + len, unit: unit as u64, segments, partials, faults }
     }
 
-    /// Whether every piece goes to a page that is mapped and this volume's alone, in units the
-    /// device can write, judged by what is in memory.
-    pub fn is_in_place(&self, meta: &mut Meta, id: VolumeId) -> bool {
+    /// Plans the whole write if every piece goes to a page that is mapped and this volume's alone,
+    /// in units the device can write, judged by what is in memory. Otherwise it is as if fresh.
+    pub fn is_in_place(&mut self, meta: &mut Meta, id: VolumeId) -> bool {
         if !self.start.is_multiple_of(self.unit) || !self.end.is_multiple_of(self.unit) {
             return false;
         }
         let record = &meta.directory.get(id).expect("a volume with a handle is not removed").record;
-        let (mut page, end) = (self.start / PAGE, self.end.div_ceil(PAGE));
-        while page < end {
-            match lookup(&mut meta.tables, record, VirtualPage(page), end - page) {
-                Ok(run) if run.data.is_some_and(|(_, birth)| birth > record.shared_at) => page += run.len,
-                _ => return false,
+        while self.next < self.end {
+            let page = self.next / PAGE;
+            match lookup(&mut meta.tables, record, VirtualPage(page), self.end.div_ceil(PAGE) - page) {
+                Ok(Run { data: Some((addr, birth)), len }) if birth > record.shared_at => self.in_place(addr, len),
+                _ => {
+                    self.next = self.start;
+                    self.segments.clear();
+                    return false;
+                }
             }
         }
+        debug_assert!(self.partials.is_empty(), "whole units need no completion");
         true
     }
 
@@ -78,12 +82,13 @@ impl WritePlan {
             let page = VirtualPage(self.next / PAGE);
             let whole = self.next.is_multiple_of(PAGE) && self.end - self.next >= PAGE;
             let max = if whole { ((self.end - self.next) / PAGE).min(BLOCK_PAGES - page.index() as u64) } else { 1 };
-            let record = meta.directory.get(id).expect("a volume with a handle is not removed").record.clone();
-            let run = lookup(&mut meta.tables, &record, page, max).map_err(Stop::from)?;
+            let (mut editor, record) = meta.view(id).expect("a volume with a handle is not removed");
+            let chunk_pages = record.chunk / PAGE;
+            let run = lookup(editor.tables, record, page, max).map_err(Stop::from)?;
             let mut len = run.len;
             let mut alone = run.data.is_some_and(|(_, birth)| birth > record.shared_at)
                 || planted(Bug::WritesSharedInPlace) && run.data.is_some();
-            if !alone && run.data.is_some() && meta.editor().is_alone_for_good(&record, page)? {
+            if !alone && run.data.is_some() && editor.is_alone_for_good(record, page)? {
                 // Known by the counts only, page by page.
                 (alone, len) = (true, 1);
             }
@@ -95,7 +100,7 @@ impl WritePlan {
                         return Err(Failure::Stop(Stop::NoSpace));
                     }
                     meta.space.ensure_known(need).map_err(Stop::from)?;
-                    let want = Want { volume: id, at: page, pages: len, chunk_pages: record.chunk / PAGE };
+                    let want = Want { volume: id, at: page, pages: len, chunk_pages };
                     let (to, n) = meta.space.alloc_data(want).map_err(Stop::from)?;
                     self.fault(page, n, to, old.map(|(addr, _)| addr), whole);
                 }

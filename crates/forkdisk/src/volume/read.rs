@@ -47,13 +47,13 @@ impl<D: Device> Volume<D> {
     async fn read_aligned(&self, offset: u64, mut buf: Buf) -> (Result<()>, Buf) {
         let plan = self.inner.generations.enter();
         let planned = self.inner.look(|meta| {
-            let record = meta.directory.get(self.id).expect("a volume with a handle is not removed").record.clone();
+            let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
             let (mut at, end) = (offset, offset + buf.len() as u64);
             let mut plan = ReadPlan { segments: Segments::new(), holes: Vec::new() };
             while at < end {
                 let page = VirtualPage(at / PAGE_SIZE as u64);
                 let pages = (end.div_ceil(PAGE_SIZE as u64)) - page.0;
-                let run = lookup(&mut meta.tables, &record, page, pages).map_err(|m| Failure::Stop(Stop::Table(m)))?;
+                let run = lookup(&mut meta.tables, record, page, pages).map_err(|m| Failure::Stop(Stop::Table(m)))?;
                 let stop = ((page.0 + run.len) * PAGE_SIZE as u64).min(end);
                 let (place, len) = ((at - offset) as usize, (stop - at) as usize);
                 match run.data {

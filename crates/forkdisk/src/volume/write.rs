@@ -33,19 +33,25 @@ impl<D: Device> Volume<D> {
         let page = PAGE_SIZE as u64;
         let range = offset / page..(offset + buf.len() as u64).div_ceil(page);
         let fresh = || WritePlan::new(offset, buf.len() as u64, self.inner.device.block_size());
-        // Judged twice: whoever held the range meanwhile may have changed it.
+        let mut plan = fresh();
         let mut hold = Hold::Shared;
-        let (lock, guard, mut plan) = loop {
-            let in_place =
-                |hold| hold == Hold::Shared && fresh().is_in_place(&mut self.inner.meta.borrow_mut(), self.id);
-            if !in_place(hold) {
+        let (lock, guard) = loop {
+            let in_place = |plan: &mut WritePlan| plan.is_in_place(&mut self.inner.meta.borrow_mut(), self.id);
+            if hold == Hold::Shared && !in_place(&mut plan) {
                 hold = Hold::Alone;
             }
-            let lock = self.locks.lock(range.clone(), hold).await;
+            let (lock, waited) = match self.locks.try_lock(range.clone(), hold) {
+                Some(lock) => (lock, false),
+                None => (self.locks.lock(range.clone(), hold).await, true),
+            };
             let lock = (!planted(Bug::LockReleasedEarly)).then_some(lock);
             let guard = self.inner.generations.enter();
-            if hold == Hold::Alone || in_place(hold) {
-                break (lock, guard, fresh());
+            // Judged again after a wait: whoever held the range meanwhile may have changed it.
+            if waited {
+                plan = fresh();
+            }
+            if hold == Hold::Alone || !waited || in_place(&mut plan) {
+                break (lock, guard);
             }
         };
         let planned = self.plan(&mut plan, guard, &fresh).await;
