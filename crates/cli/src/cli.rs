@@ -139,6 +139,7 @@ enum Verb {
     Check(verbs::check::CheckArgs),
     Stats(verbs::stats::StatsArgs),
     Serve(verbs::serve::ServeArgs),
+    Bench(verbs::bench::BenchArgs),
     #[command(hide = true)]
     Completions(verbs::completions::CompletionsArgs),
     #[command(hide = true)]
@@ -175,6 +176,7 @@ impl Cli {
             Verb::Grow(args) => verbs::grow::run(args, global),
             Verb::Stats(args) => verbs::stats::run(args, global),
             Verb::Serve(args) => verbs::serve::run(args, global),
+            Verb::Bench(args) => verbs::bench::run(args, global),
             Verb::Completions(args) => verbs::completions::run(args),
             Verb::Man(args) => verbs::man::run(args),
         }?;

@@ -1,8 +1,119 @@
 //! `fork()` for disks: snapshots, clones and thin provisioning for block storage, in user space.
 //!
-//! A [`Pool`] lies on a [`Device`] and holds volumes. [`Pool::volume`] opens one for I/O. The
-//! engine has no threads, no clock and no executor of its own: whoever embeds it brings a device
-//! and a [`Runtime`].
+//! A [`Pool`] lies on a [`Device`], one file or disk, and holds *volumes*: disks of any length up to
+//! 1 PiB that take space only for what was written to them. A snapshot or clone of a volume is
+//! one journal record, whatever its size; afterwards neither depends on the other, and the first
+//! write to a page that both share goes to a new page.
+//!
+//! # What you bring
+//!
+//! The engine has no threads, no clock and no executor of its own. Whoever embeds it brings two
+//! things: a [`Device`] (reads, writes, flushes of byte ranges) and a [`Runtime`] (spawns tasks, lets
+//! time pass). The crate `forkdisk-uring` has both for Linux, on io_uring; its example `branch`
+//! shows every verb on a pool file. Here is the smallest runtime that works, on a
+//! [device in memory](device::MemoryDevice):
+//!
+//! ```
+//! use std::cell::RefCell;
+//! use std::future::{Future, ready};
+//! use std::rc::Rc;
+//! use std::time::Duration;
+//!
+//! use forkdisk::device::{Buf, MemoryDevice};
+//! use forkdisk::{CreateOptions, FormatOptions, LocalFuture, OpenOptions, Pool, Runtime};
+//!
+//! /// An executor that polls all its tasks until the first one has ended.
+//! #[derive(Clone, Default)]
+//! struct Tasks(Rc<RefCell<Vec<LocalFuture<()>>>>);
+//!
+//! impl Runtime for Tasks {
+//!     fn spawn(&self, task: LocalFuture<()>) {
+//!         self.0.borrow_mut().push(task);
+//!     }
+//!     fn sleep(&self, _time: Duration) -> LocalFuture<()> {
+//!         Box::pin(ready(()))
+//!     }
+//! }
+//!
+//! impl Tasks {
+//!     fn run<T>(&self, first: impl Future<Output = T>) -> T {
+//!         let mut first = std::pin::pin!(first);
+//!         let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+//!         loop {
+//!             if let std::task::Poll::Ready(value) = first.as_mut().poll(&mut cx) {
+//!                 return value;
+//!             }
+//!             let mut tasks = self.0.take();
+//!             tasks.retain_mut(|task| task.as_mut().poll(&mut cx).is_pending());
+//!             self.0.borrow_mut().append(&mut tasks);
+//!         }
+//!     }
+//! }
+//!
+//! # fn main() -> forkdisk::Result<()> {
+//! let tasks = Tasks::default();
+//! let disk = MemoryDevice::new(16 << 20);
+//! tasks.run(async {
+//!     let now = 1_700_000_000;
+//!     let options = FormatOptions { size: 16 << 20, uuid: [7; 16], now, journal: None };
+//!     Pool::format(&disk, &options).await?;
+//!     let pool = Pool::open(disk.clone(), Rc::new(tasks.clone()), OpenOptions::default()).await?;
+//!
+//!     // A volume may be larger than its pool: only what is written takes space.
+//!     pool.create("base", &CreateOptions::new(1 << 40, now)).await?;
+//!     let base = pool.volume("base")?;
+//!     base.write(4096, Buf::copy_of(b"hello"), false).await.0?;
+//!     base.flush().await?;
+//!
+//!     pool.snapshot(&[("base", "then")], now).await?;
+//!     pool.clone_volume("base@then", "branch", now).await?;
+//!     pool.volume("branch")?.write(4096, Buf::copy_of(b"adieu"), false).await.0?;
+//!
+//!     let (result, buf) = base.read(4096, pool.buffer(5)).await;
+//!     result?;
+//!     assert_eq!(&buf[..], b"hello");
+//!     pool.close().await
+//! })
+//! # }
+//! ```
+//!
+//! # Units
+//!
+//! Offsets, lengths and sizes are bytes; times are seconds since 1970, given by the caller. Reads and
+//! writes may have any offset and length; multiples of 4 KiB ([`PAGE_SIZE`]) are best, others cost
+//! the reading of the page they touch in part. Space is shared and freed in pages, and lies in blocks of
+//! 1 MiB ([`BLOCK_SIZE`]) where it can. Names are `volume` or `volume@snapshot`, with `/` between
+//! folders.
+//!
+//! # What is durable when
+//!
+//! - A **write** that has returned is visible to every later read; it survives a crash once a
+//!   [`flush`](Volume::flush) called after that has returned, or at once with `fua`. One flush covers
+//!   all volumes of the pool.
+//! - Until then a sector holds, after a crash, its old contents or what was written to it since;
+//!   never anything of another volume, nor of what was deleted.
+//! - **Verbs** ([`create`](Pool::create), [`snapshot`](Pool::snapshot),
+//!   [`clone_volume`](Pool::clone_volume), [`delete`](Pool::delete), …) are durable when they return,
+//!   and happen as a whole or not at all. [`clone_range`](Volume::clone_range),
+//!   [`discard`](Volume::discard) and [`write_zeroes`](Volume::write_zeroes) are writes in this sense.
+//! - [`Pool::open`] after a crash recovers by itself. [`Pool::close`] is only needed to make the next open quick.
+//!
+//! All of this rests on the device: what it says is durable after a flush has to be.
+//!
+//! # Errors
+//!
+//! An [`Error`] has a [kind](ErrorKind) with the errno that a client of a disk would see, and a
+//! message that says what, where and what to do. A failed read or data write concerns its caller
+//! only. After a failed flush, journal write or checkpoint the pool acknowledges nothing any more
+//! ([`ErrorKind::Failed`]) until it is opened again: nobody can know what of the data before it is
+//! durable. A full pool goes on reading, overwriting and deleting; writes that need space get
+//! [`ErrorKind::NoSpace`], at once or after waiting ([`WhenFull`]).
+//!
+//! # Rules for callers
+//!
+//! A pool lives on one thread. Futures must be run to their end, not dropped half-way: spawn a task
+//! per request. Any number of requests may be under way; writes to the same pages reach the device in
+//! the order of the calls. Whoever reads what is being written sees either.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

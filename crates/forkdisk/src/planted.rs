@@ -1,6 +1,6 @@
 //! Known mistakes, for the simulator: it switches one on and must find it.
 //!
-//! Each is one line of the engine that asks [`planted`]. Without the cargo feature `planted` the
+//! Each is one line of the engine that asks `planted`. Without the cargo feature `planted` the
 //! answer is the constant `false` and the line is gone.
 
 macro_rules! bugs {
@@ -33,6 +33,8 @@ bugs! {
     PromotesIncompleteRun = "promotes-incomplete-run",
     /// Every mapped page is overwritten in place.
     WritesSharedInPlace = "writes-shared-in-place",
+    /// What nobody else refers to any more is overwritten in place before that is durable.
+    WritesInPlaceTooEarly = "writes-in-place-too-early",
     /// A clone takes what it shares with its source for its own.
     CloneKeepsSharedAt = "clone-keeps-shared-at",
     /// A range clone's source takes what it now shares for its own.
@@ -67,7 +69,13 @@ bugs! {
     SuperblockAfterFailedFlush = "superblock-after-failed-flush",
     /// A superblock whose checksum is wrong is believed.
     TornSuperblockAccepted = "torn-superblock-accepted",
-    /// Of two superblocks the older one counts.
+    /// A record that a checkpoint covers is made longer afterwards.
+    RecordsGrowOverMarks = "records-grow-over-marks",
+    /// The superblock is written over the only whole one first.
+    ChosenSuperblockFirst = "chosen-superblock-first",
+    /// The second superblock is never written again.
+    SecondSuperblockSkipped = "second-superblock-skipped",
+    /// A checkpoint writes one superblock only, in turns, and of the two the older one counts.
     OlderSuperblockChosen = "older-superblock-chosen",
     /// A page of which nothing is left is handed out again before the checkpoint.
     FreedSpaceReusedAtOnce = "freed-space-reused-at-once",

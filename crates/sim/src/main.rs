@@ -161,7 +161,7 @@ fn campaign(args: &Args) -> bool {
         meter.show(|| format!("{ended}/{n} seeds, {} cuts, {failures} failures", stats.cuts));
     });
     meter.clear();
-    for failure in failures.iter().take(3) {
+    for failure in failures.iter().take(8) {
         explain(args, failure);
     }
     summary(&stats, n, failures.len());

@@ -14,7 +14,8 @@
 //! });
 //! ```
 //!
-//! This is the only crate of the project with `unsafe` code. What it rests on: memory that the
+//! This is the only crate of the product with `unsafe` code (the benchmarks have one loop with some, to be
+//! compared with). What it rests on: memory that the
 //! kernel may touch belongs to the request (`op`) and stays there until the last completion.
 #![warn(missing_docs)]
 

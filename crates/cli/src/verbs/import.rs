@@ -91,6 +91,7 @@ async fn import(session: Session, source: Source, address: Address, chunk: Chunk
     if size > MAX_VOLUME_SIZE {
         bail!("the image is {size} bytes long: a volume has at most {MAX_VOLUME_SIZE}");
     }
+    clear_away(&session).await?;
     let partial = format!("import-{}.partial", std::process::id());
     session.pool.create(&partial, &chunk.options(size)).await.context("making the volume")?;
     let filled = fill(&session, &partial, source).await;
@@ -102,6 +103,25 @@ async fn import(session: Session, source: Source, address: Address, chunk: Chunk
         return Err(undo(&session, &partial, error).await);
     }
     Ok(session.pool.find(&address.name)?)
+}
+
+/// Deletes what imports that were killed have left: the pool is ours alone, so no other runs.
+async fn clear_away(session: &Session) -> Result<()> {
+    let all = session.pool.list();
+    let has_snapshots = |name: &str| all.iter().any(|info| info.name.split_once('@').is_some_and(|(of, _)| of == name));
+    let left: Vec<&str> = all.iter().map(|info| info.name.as_str()).filter(|name| is_partial(name)).collect();
+    let left: Vec<&str> = left.into_iter().filter(|name| !has_snapshots(name)).collect();
+    if left.is_empty() {
+        return Ok(());
+    }
+    tracing::warn!("deleting {}: left by an import that was killed", left.join(", "));
+    Ok(session.pool.delete(&left).await?)
+}
+
+/// Whether a volume has a provisional name.
+fn is_partial(name: &str) -> bool {
+    let pid = name.strip_prefix("import-").and_then(|rest| rest.strip_suffix(".partial"));
+    pid.is_some_and(|pid| !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Refuses a name that is taken, before the long work rather than after it.
@@ -279,6 +299,14 @@ mod tests {
         assert_eq!(read_full(&mut Dribble(25), &mut buf).unwrap(), 10);
         assert_eq!(read_full(&mut Dribble(4), &mut buf).unwrap(), 4);
         assert_eq!(read_full(&mut Dribble(0), &mut buf).unwrap(), 0);
+    }
+
+    #[test]
+    fn only_provisional_names_are_cleared_away() {
+        assert!(is_partial("import-123.partial"));
+        for name in ["import-.partial", "import-1x.partial", "import-1", "a/import-1.partial", "import-1.partial@x"] {
+            assert!(!is_partial(name), "{name}");
+        }
     }
 
     #[test]

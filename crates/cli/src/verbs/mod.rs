@@ -1,5 +1,6 @@
 //! One file per verb: its options, and what it does.
 
+pub mod bench;
 pub mod check;
 pub mod clone;
 pub mod completions;

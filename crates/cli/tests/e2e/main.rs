@@ -1,6 +1,7 @@
 //! The real program under real clients: one behaviour per test, named for it.
 
 mod bad_input;
+mod bench;
 mod clients;
 mod file_systems;
 mod harness;
@@ -8,6 +9,7 @@ mod kill_loop;
 mod kill_verbs;
 mod nbd;
 mod output;
+mod readme;
 mod serving;
 mod vanishing;
 mod verbs;

@@ -1,7 +1,9 @@
 //! What the verbs do to an idle pool.
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::process::Stdio;
 
 use serde_json::json;
 
@@ -78,6 +80,21 @@ fn an_image_from_a_pipe_comes_back_to_the_byte() {
         lab.import(name, &image);
         assert!(lab.contents(name) == image, "{name} differs");
     }
+    lab.assert_clean();
+}
+
+#[test]
+fn an_import_clears_away_what_a_killed_one_left() {
+    let lab = Lab::with_pool("64M");
+    let mut killed = lab.command(&["import", "-", &at("a")]).stdin(Stdio::piped()).spawn().unwrap();
+    killed.stdin.as_mut().unwrap().write_all(&noise(1, 8 * MIB)).unwrap();
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    lab.import("a", b"whole");
+    assert_eq!(lab.names(), ["a"]);
+    assert_eq!(lab.contents("a"), b"whole");
+    lab.ok(&["delete", &at("a")]);
+    assert_eq!(lab.stat("used"), Lab::with_pool("64M").stat("used"));
     lab.assert_clean();
 }
 

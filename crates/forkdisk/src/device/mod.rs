@@ -6,6 +6,13 @@
 //! returns a future for the completion only.
 
 mod buf;
+mod delaying;
+mod failing;
+mod memory;
+mod models;
+mod recording;
+#[cfg(test)]
+mod testing;
 
 use std::future::Future;
 use std::io;
@@ -13,6 +20,11 @@ use std::io;
 use smallvec::SmallVec;
 
 pub use buf::{BUF_ALIGN, Buf, BufPool};
+pub use delaying::DelayingDevice;
+pub use failing::FailingDevice;
+pub use memory::MemoryDevice;
+pub use models::DeviceModel;
+pub use recording::{Recording, RecordingDevice, Request, RequestKind, Rule, zeroes_are_data};
 
 /// One contiguous piece of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

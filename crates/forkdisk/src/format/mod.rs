@@ -7,6 +7,8 @@ mod checksum;
 mod counts;
 mod cursor;
 mod entry;
+#[cfg(test)]
+mod golden;
 mod layout;
 mod record;
 mod superblock;

@@ -189,7 +189,7 @@ pub struct Group {
     pub bytes: u32,
     /// Chain value over this group and everything before it.
     pub chain: u64,
-    /// Highest sequence number known to be durable when it was written.
+    /// Everything before this sequence number was durable when it was written.
     pub confirmed: u64,
 }
 
@@ -244,8 +244,8 @@ pub fn find_group(pool: &[u8; 16], bytes: &[u8]) -> Option<Group> {
 pub enum Decoded {
     /// A group that belongs here, and its records.
     Group(Group, Vec<Record>),
-    /// It may be one, but more bytes are needed to tell.
-    Needs,
+    /// It may be one, but that takes this many bytes to tell, at most `limit`.
+    Needs(u64),
     /// Not a group that follows the one before.
     End,
 }
@@ -262,7 +262,7 @@ pub fn decode_group(pool: &[u8; 16], before: u64, bytes: &[u8], limit: u64) -> D
         return Decoded::End;
     }
     if bytes.len() < whole {
-        return Decoded::Needs;
+        return Decoded::Needs(Group::length(group.bytes as usize));
     }
     let records = &bytes[GROUP_HEADER..whole];
     if chain_value(pool, said, &bytes[..40], records) != group.chain {
@@ -322,7 +322,7 @@ mod tests {
         assert!(matches!(decode_group(&[5; 16], 43, &bytes, 1 << 20), Decoded::End), "another predecessor");
         assert!(matches!(decode_group(&[6; 16], 42, &bytes, 1 << 20), Decoded::End), "another pool");
         assert!(matches!(decode_group(&[5; 16], 42, &bytes, 100), Decoded::End), "longer than the journal");
-        assert!(matches!(decode_group(&[5; 16], 42, &bytes[..70], 1 << 20), Decoded::Needs));
+        assert!(matches!(decode_group(&[5; 16], 42, &bytes[..70], 1 << 20), Decoded::Needs(4096)));
     }
 
     #[test]

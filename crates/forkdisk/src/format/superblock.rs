@@ -148,6 +148,7 @@ impl Superblock {
         if size > MAX_POOL_SIZE || layout.blocks() < 2 || extents > MAX_JOURNAL_EXTENTS || epoch >= 1 << 40 {
             return None;
         }
+        (directory_pages <= layout.pages()).then_some(())?;
         let mut journal = Vec::new();
         for i in 0..MAX_JOURNAL_EXTENTS {
             let (first, len) = (r.u64()?, r.u64()?);

@@ -42,6 +42,8 @@ pub struct Journal {
     pending: Vec<Batch>,
     pending_bytes: usize,
     last_map: Option<usize>,
+    /// The next record begins a batch: a mark lies before it.
+    marked: bool,
     appended: u64,
 }
 
@@ -62,6 +64,7 @@ impl Journal {
             pending: Vec::new(),
             pending_bytes: 0,
             last_map: None,
+            marked: false,
             appended: 0,
         }
     }
@@ -104,7 +107,7 @@ impl Journal {
         {
             return;
         }
-        if self.pending.last().is_none_or(|b| b.bytes.len() > GROUP_BYTES) {
+        if std::mem::take(&mut self.marked) || self.pending.last().is_none_or(|b| b.bytes.len() > GROUP_BYTES) {
             self.pending.push(Batch { first: self.next, ..Batch::default() });
         }
         let batch = self.pending.last_mut().expect("just added");
@@ -174,15 +177,23 @@ impl Journal {
     }
 
     /// Where replay starts once the state of now is durable. What is appended from here on goes
-    /// into records of its own, since replay skips those before.
+    /// into records and batches of its own, since replay skips those before.
     pub fn mark(&mut self) -> JournalStart {
-        self.last_map = None;
+        if !planted(Bug::RecordsGrowOverMarks) {
+            (self.last_map, self.marked) = (None, true);
+        }
         JournalStart { position: self.head, sequence: self.next, chain: self.chain }
     }
 
-    /// A checkpoint with this start is durable.
+    /// A checkpoint with this start is durable, and so are the records before it: those still pending
+    /// need not be written any more. Otherwise more of them than the journal is long would never be.
     pub fn released(&mut self, start: JournalStart) {
         self.tail = start.position;
+        self.pending.retain(|batch| batch.first >= start.sequence);
+        self.pending_bytes = self.pending.iter().map(|batch| batch.bytes.len()).sum();
+        if self.pending.is_empty() {
+            self.last_map = None;
+        }
     }
 
     /// Replay found a group here: go on behind it.
@@ -250,9 +261,27 @@ mod tests {
         let start = j.mark();
         j.append(&map(1, 5001));
         let out = j.take();
+        let Decoded::Group(first, _) = decode_group(&[1; 16], 0, &out[0].bytes, 1 << 20) else { panic!() };
+        let Decoded::Group(second, records) = decode_group(&[1; 16], first.chain, &out[1].bytes, 1 << 20) else {
+            panic!()
+        };
+        assert_eq!((second.first, second.count), (start.sequence, 1), "it is replayed, the first is not");
+        assert_eq!(records, [map(1, 5001)]);
+    }
+
+    #[test]
+    fn a_finished_checkpoint_takes_the_records_before_its_mark() {
+        let mut j = journal();
+        (0..1000).for_each(|i| j.append(&map(i * 2, i)));
+        assert!(!j.fits());
+        let start = j.mark();
+        j.append(&map(7, 7000));
+        j.released(start);
+        assert!(j.fits());
+        let out = j.take();
         let Decoded::Group(group, records) = decode_group(&[1; 16], 0, &out[0].bytes, 1 << 20) else { panic!() };
-        assert_eq!(records.len(), 2);
-        assert_eq!(group.first + 1, start.sequence, "the second is replayed, the first is not");
+        assert_eq!((out.len(), group.first, records.len()), (1, start.sequence, 1));
+        assert_eq!(j.pending(), 0);
     }
 
     #[test]

@@ -272,7 +272,9 @@ impl Editor<'_> {
     /// As [`is_alone`](Self::is_alone), and no crash can give it back to another: what made it so
     /// is durable. Until then the data must not be written in place.
     pub fn is_alone_for_good(&mut self, volume: &VolumeRecord, at: VirtualPage) -> Result<bool, Stop> {
-        Ok(self.alone_after(volume, at)?.is_some_and(|until| until <= self.confirmed))
+        Ok(self
+            .alone_after(volume, at)?
+            .is_some_and(|until| until <= self.confirmed || planted(Bug::WritesInPlaceTooEarly)))
     }
 
     /// If the data at `at` belongs to this volume alone: up to where the journal must be durable

@@ -263,8 +263,14 @@ impl<D: Device> Inner<D> {
     /// Writes both slots, one after the other, each durable before the next step. The first is
     /// the one that the last open did not choose: the other may be the only one that is whole.
     pub async fn write_superblock(&self, superblock: &Superblock) -> Result<()> {
-        let chosen = self.superblock_slot.get();
+        let chosen = self.superblock_slot.get() ^ usize::from(planted(Bug::ChosenSuperblockFirst));
         for slot in [1 - chosen, chosen] {
+            if slot == 1 && planted(Bug::SecondSuperblockSkipped) {
+                continue;
+            }
+            if slot as u64 == superblock.generation % 2 && planted(Bug::OlderSuperblockChosen) {
+                continue;
+            }
             self.write_superblock_slot(superblock, slot).await?;
             self.flush_device().await?;
         }

@@ -79,10 +79,11 @@ impl<D: Device> Inner<D> {
 
     async fn commit_once(self: &Rc<Self>) -> Result<()> {
         self.check_failed()?;
+        self.activate().await?;
+        // Nothing is waited for between the last look and the taking.
         while !self.meta.borrow().journal.fits() {
             self.clone().checkpoint().await?;
         }
-        self.activate().await?;
         // Records taken now describe data that was written completely before they were published.
         let (groups, next) = {
             let mut meta = self.meta.borrow_mut();

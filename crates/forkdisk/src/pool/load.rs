@@ -66,7 +66,7 @@ impl<D: Device> Inner<D> {
             return Err(damaged("its checksum does not match"));
         }
         let counts = CountPage::from_bytes(&bytes);
-        self.meta.borrow_mut().space.loaded(node, counts).map_err(|e| damaged(&e))
+        self.meta.borrow_mut().space.loaded(miss, counts).map_err(|e| damaged(&e))
     }
 
     /// Brings into memory what `stop` asks for.
@@ -87,7 +87,11 @@ impl<D: Device> Inner<D> {
             let outcome = attempt(&mut self.meta.borrow_mut());
             match outcome {
                 Ok(value) => return Ok(value),
-                Err(Failure::Stop(stop)) => self.load(stop).await?,
+                Err(Failure::Stop(stop)) => {
+                    // What is to be loaded is not given to others before it has been.
+                    let _plan = self.generations.enter();
+                    self.load(stop).await?;
+                }
                 Err(Failure::Nonsense(what)) => return Err(Ended::Error(Error::new(ErrorKind::Corrupt, what))),
                 Err(Failure::Gone) => return Err(Ended::Error(gone())),
                 Err(Failure::Changed) => return Err(Ended::Error(changed())),

@@ -198,8 +198,9 @@ impl<D: Device> Pool<D> {
             return Ok(());
         }
         inner.check_alive()?;
-        inner.generations.barrier().await;
+        // Ends the waiting for a full host, of which requests in flight may be part.
         inner.closing.set(true);
+        inner.generations.barrier().await;
         let nothing_to_do =
             !inner.active.get() && inner.superblock.borrow().clean && !inner.meta.borrow().has_changes();
         if !nothing_to_do {
@@ -346,14 +347,16 @@ impl<D: Device> Inner<D> {
             let have = window.get((head - window_at) as usize..).unwrap_or(&[]);
             let (group, records) = match decode_group(&uuid, chain, have, limit) {
                 Decoded::Group(group, records) => (group, records),
-                Decoded::Needs | Decoded::End if (have.len() as u64) < limit.min(REPLAY_WINDOW) => {
-                    (window, window_at) = (self.read_journal(head, limit.min(REPLAY_WINDOW)).await?, head);
-                    if window.is_empty() {
-                        return Ok(());
+                other => {
+                    // A group may be longer than the window.
+                    let least = if let Decoded::Needs(length) = other { length } else { 0 };
+                    let enough = limit.min(REPLAY_WINDOW).max(least);
+                    if (have.len() as u64) < enough {
+                        (window, window_at) = (self.read_journal(head, enough).await?, head);
+                        continue;
                     }
-                    continue;
+                    return self.refuse_damaged_journal(head, limit).await;
                 }
-                _ => return self.refuse_damaged_journal(head, limit).await,
             };
             let stale = group.incarnation < incarnation || group.incarnation > newest;
             if stale && !planted(Bug::StaleIncarnationReplayed) {

@@ -9,8 +9,13 @@ use super::{Bitmap, Miss, Space};
 const NEVER_WRITTEN: CountEntry = CountEntry { slot: None, checksum: 0, used: 0 };
 
 impl Space {
-    /// Takes over a count page that was loaded and verified.
-    pub fn loaded(&mut self, node: CountNode, page: CountPage) -> Result<(), String> {
+    /// Takes over the count page that was missed, once it is loaded and verified. A checkpoint may
+    /// have put another in its place meanwhile: then it is left alone.
+    pub fn loaded(&mut self, miss: Miss, page: CountPage) -> Result<(), String> {
+        let Miss::Count { node, .. } = miss;
+        if !matches!(self.page(node), Err(still) if still == miss) {
+            return Ok(());
+        }
         if node.level > 0 {
             for i in 0..node.entries() {
                 let free = self.layout.initially_free_under(node.child(i));

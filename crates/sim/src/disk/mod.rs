@@ -109,6 +109,12 @@ impl SimDisk {
         self.state.borrow().cache.version
     }
 
+    /// Whether a write to this range of bytes is under way.
+    pub fn is_writing(&self, range: &Range<u64>) -> bool {
+        let state = self.state.borrow();
+        state.cache.flying.iter().any(|e| e.touches(range.start, (range.end - range.start) as usize))
+    }
+
     /// Requests and bytes so far.
     pub fn counts(&self) -> Counts {
         self.state.borrow().counts

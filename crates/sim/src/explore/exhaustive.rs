@@ -105,6 +105,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_clean_close_loses_no_write_in_place() {
+        let case = Case::parse("write-b+reopen+write-b+reopen").expect("a case");
+        let (_, violation, account) = case.run(None, true);
+        assert!(violation.is_none(), "{}", account.join("\n"));
+    }
+
+    #[test]
     fn cases_cover_all_short_histories_once() {
         let all = Exhaustive { budget: 1, depth: 2, seed: 1, jobs: 1 }.cases();
         let names: std::collections::BTreeSet<String> = all.iter().map(Case::name).collect();

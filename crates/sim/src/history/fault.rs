@@ -11,6 +11,8 @@ use crate::rng::Rng;
 
 /// Steps after a failed flush in which every task of the engine has had its turn.
 const GRACE: u64 = 400;
+/// Steps for which faults stay armed at most.
+const LONGEST: u64 = 20_000;
 
 /// What is wrong in this life of the engine.
 #[derive(Default)]
@@ -23,6 +25,9 @@ pub(super) struct Trouble {
     pub patience: Option<u32>,
     /// Operations until the faults are disarmed.
     pub armed: Option<u32>,
+    /// The step from which on they are disarmed in any case: whoever waits for the host to have
+    /// space again waits until then.
+    armed_until: u64,
     /// From when on nothing may be acknowledged.
     failed: Option<Time>,
     /// The step at which a flush was made to fail.
@@ -55,6 +60,7 @@ impl Run<'_> {
         self.say(|| format!("from now on {on:?} requests fail: {harm:?}, {when:?}"));
         self.session.disk.arm(Fault { on, harm, when, within: None });
         self.trouble.armed = Some(4 + rng.below(20) as u32);
+        self.trouble.armed_until = self.now() + LONGEST;
     }
 
     /// Disarms faults and reopens failed pools when it is time.
@@ -62,9 +68,7 @@ impl Run<'_> {
         if let Some(left) = &mut self.trouble.armed {
             *left = left.saturating_sub(1);
             if *left == 0 {
-                self.trouble.armed = None;
-                self.session.disk.disarm();
-                self.say(|| "faults disarmed".into());
+                self.disarm();
             }
         }
         if self.trouble.patience.is_none() && self.session.pool.info().mode == Mode::Failed {
@@ -84,8 +88,17 @@ impl Run<'_> {
         }
     }
 
+    fn disarm(&mut self) {
+        self.trouble.armed = None;
+        self.session.disk.disarm();
+        self.say(|| "faults disarmed".into());
+    }
+
     /// Called at every step: from when on must the pool have failed?
     pub(super) fn watch_faults(&mut self) {
+        if self.trouble.armed.is_some() && self.now() > self.trouble.armed_until {
+            self.disarm();
+        }
         if self.trouble.failed.is_some() || self.session.disk.faults_hit() == 0 {
             return;
         }

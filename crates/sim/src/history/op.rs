@@ -263,10 +263,10 @@ impl Setup {
             cut_every: match profile {
                 Profile::Calm => 0,
                 Profile::Cuts => 300,
-                Profile::Crowd => 2500,
-                _ => 700,
+                Profile::Crowd => 2000,
+                _ => 400,
             },
-            masks: 2,
+            masks: 3,
             pages: match profile {
                 Profile::Blocks => 512 + rng.below(512),
                 Profile::Races | Profile::Journal => *rng.pick(&[16, 64]),

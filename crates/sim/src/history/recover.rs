@@ -9,7 +9,7 @@ use std::rc::Rc;
 use forkdisk::{CheckReport, OpenOptions, Pool};
 
 use super::{Setup, Stats, Violation};
-use crate::disk::{Crash, Medium, PAGE, SimDisk};
+use crate::disk::{Crash, Fault, Harm, Medium, PAGE, Request, SimDisk, When};
 use crate::executor::Executor;
 use crate::model::{Applied, Control, Key, Listing, Model, Pending, Rule};
 use crate::pattern::SECTOR;
@@ -114,10 +114,20 @@ fn open(setup: &Setup, medium: &Medium, rng: &mut Rng, cuts: u32, stats: &mut St
         if left > 0 && rng.one_in(2) {
             let reach = *rng.pick(&[8, 40, 200]);
             let steps = 1 + rng.below(reach);
+            if rng.one_in(3) {
+                // What fails while it is being opened must do no more harm than the cut that follows.
+                let on = *rng.pick(&[Request::Read, Request::Write, Request::Flush]);
+                disk.arm(Fault { on, harm: Harm::Eio, when: When::Once(1 + rng.below(12)), within: None });
+            }
             let (device, runtime, options) = (disk.clone(), Rc::new(exec.clone()), open_options(setup));
+            let writes = rng.one_in(2);
             exec.spawn(Box::pin(async move {
                 // Keeps the pool open, so that its background work goes on until the cut.
                 let pool = Pool::open(device, runtime, options).await;
+                if writes && let Ok(pool) = &pool {
+                    // The first superblocks of this life, and no change of what the pool shows.
+                    let _ = pool.checkpoint().await;
+                }
                 std::future::pending::<()>().await;
                 drop(pool);
             }));
@@ -127,6 +137,7 @@ fn open(setup: &Setup, medium: &Medium, rng: &mut Rng, cuts: u32, stats: &mut St
             let mask = if rng.one_in(4) { rng.below(2) } else { rng.next() };
             medium = disk.freeze(Crash::Power).crash(mask);
             exec.halt();
+            stats.faults += disk.faults_hit();
             stats.cuts += 1;
             stats.crash_states += 1;
             stats.distinct += 1;

@@ -21,6 +21,9 @@ use crate::executor::{Executor, Step};
 use crate::model::{Key, Model, Pending, RecId, Rule, Time};
 use crate::rng::{Rng, mix};
 
+/// Where the superblocks lie.
+const SUPERBLOCKS: std::ops::Range<u64> = 0..1 << 20;
+
 /// A single side crash, for replay: at this step, under this mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aim {
@@ -338,7 +341,7 @@ impl<'a> Run<'a> {
         let draw = mix(&[self.setup.seed, 7, self.step]);
         let masks = match self.aim {
             Some(aim) if aim.step == self.step => aim.mask.map_or(self.masks(draw), |mask| vec![mask]),
-            None if self.setup.cut_every > 0 && draw.is_multiple_of(self.setup.cut_every) => self.masks(draw),
+            None if self.setup.cut_every > 0 && draw.is_multiple_of(self.cut_every()) => self.masks(draw),
             _ => return Ok(()),
         };
         let kind = if mix(&[draw]).is_multiple_of(8) { Crash::Kill } else { Crash::Power };
@@ -361,6 +364,12 @@ impl<'a> Run<'a> {
                 .map_err(|v| v.at(self.step, mask))?;
         }
         Ok(())
+    }
+
+    /// One side crash in so many steps: more while the superblocks change.
+    fn cut_every(&self) -> u64 {
+        let turning = self.session.disk.is_writing(&SUPERBLOCKS);
+        if turning { self.setup.cut_every.min(40) } else { self.setup.cut_every }
     }
 
     /// The masks that a run tries at one of its own side crashes.

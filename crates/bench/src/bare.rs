@@ -1,0 +1,160 @@
+//! The least that reading and writing a file through io_uring costs: one ring, registered buffers, a
+//! registered file, and a loop. What the engine is compared with.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use forkdisk::Buf;
+use io_uring::{IoUring, opcode, types::Fixed};
+
+use crate::clock::{Stopwatch, Took};
+use crate::load::Job;
+
+/// A file with a ring of its own. Between two calls of [`run`](Self::run) nothing is in flight.
+pub struct Bare {
+    ring: IoUring,
+    _file: File,
+    /// One piece per request in flight. Declared behind the ring, so that it is dropped after it.
+    memory: Option<Buf>,
+    depth: usize,
+    len: usize,
+    /// How many must have ended before it looks.
+    batch: usize,
+}
+
+impl Bare {
+    /// Opens `path` past the page cache where the file system allows it, for jobs of this shape.
+    pub fn open(path: &Path, depth: usize, len: usize) -> Result<Bare> {
+        let open = |flags| OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
+        let file = open(libc::O_DIRECT).or_else(|_| open(0)).with_context(|| path.display().to_string())?;
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .build(depth as u32)
+            .context("setting up a ring")?;
+        let mut memory = Buf::zeroed(depth * len);
+        let piece = |chunk: &mut [u8]| libc::iovec { iov_base: chunk.as_mut_ptr().cast(), iov_len: chunk.len() };
+        let pieces: Vec<libc::iovec> = memory.chunks_mut(len).map(piece).collect();
+        // SAFETY: the pieces lie in `memory`, which lives as long as the ring and never moves: a `Buf`
+        // keeps its bytes on the heap.
+        unsafe { ring.submitter().register_buffers(&pieces) }.context("registering buffers")?;
+        ring.submitter().register_files(&[file.as_raw_fd()]).context("registering a file")?;
+        Ok(Bare { ring, _file: file, memory: Some(memory), depth, len, batch: 1 })
+    }
+
+    /// From now on waits for as many requests at a time as makes `job` cheapest by `cost`: looking at
+    /// each one as it ends takes the least time, looking seldom the least CPU.
+    pub fn tune(&mut self, job: &Job, cost: impl Fn(&Took) -> f64) -> Result<()> {
+        let mut best = (f64::INFINITY, 1);
+        for batch in [1, self.depth / 4, self.depth / 2] {
+            self.batch = batch.max(1);
+            let mut least = f64::INFINITY;
+            for _ in 0..3 {
+                let watch = Stopwatch::start();
+                self.run(job)?;
+                least = least.min(cost(&watch.stop()));
+            }
+            if least < best.0 {
+                best = (least, self.batch);
+            }
+        }
+        self.batch = best.1;
+        Ok(())
+    }
+
+    /// Does the job: the next request when one has ended.
+    pub fn run(&mut self, job: &Job) -> Result<()> {
+        ensure!((job.depth, job.len) == (self.depth, self.len), "this ring is for jobs of another shape");
+        let mut offsets = job.offsets.iter();
+        let mut in_flight = 0;
+        for (slot, &offset) in (0..self.depth).zip(offsets.by_ref()) {
+            self.push(job.write, slot, offset)?;
+            in_flight += 1;
+        }
+        let mut failed = Ok(());
+        let mut ended = Vec::with_capacity(self.depth);
+        while in_flight > 0 {
+            self.wait(self.batch.min(in_flight))?;
+            ended.extend(self.ring.completion().map(|c| (c.user_data() as usize, c.result())));
+            for (slot, result) in ended.drain(..) {
+                in_flight -= 1;
+                if result != self.len as i32 {
+                    failed = Err(short(result));
+                }
+                if let (Ok(()), Some(&offset)) = (&failed, offsets.next()) {
+                    self.push(job.write, slot, offset)?;
+                    in_flight += 1;
+                }
+            }
+        }
+        Ok(failed?)
+    }
+
+    fn push(&mut self, write: bool, slot: usize, offset: u64) -> Result<()> {
+        let (len, index) = (self.len as u32, slot as u16);
+        let memory = self.memory.as_mut().context("this ring has failed")?;
+        let piece = memory[slot * self.len..(slot + 1) * self.len].as_mut_ptr();
+        let entry = match write {
+            true => opcode::WriteFixed::new(Fixed(0), piece, len, index).offset(offset).build(),
+            false => opcode::ReadFixed::new(Fixed(0), piece, len, index).offset(offset).build(),
+        };
+        let entry = entry.user_data(slot as u64);
+        // SAFETY: the piece lies in `memory`, nobody else uses it while its slot is in flight, and
+        // `run` does not return before it has ended (or gives the memory up for good, in `wait`).
+        Ok(unsafe { self.ring.submission().push(&entry) }?)
+    }
+
+    fn wait(&mut self, count: usize) -> Result<()> {
+        loop {
+            match self.ring.submit_and_wait(count) {
+                Ok(_) => return Ok(()),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => {
+                    // What is in flight may still be written to.
+                    std::mem::forget(self.memory.take());
+                    return Err(e).context("waiting for the ring");
+                }
+            }
+        }
+    }
+}
+
+fn short(result: i32) -> io::Error {
+    match result {
+        error if error < 0 => io::Error::from_raw_os_error(-error),
+        _ => io::ErrorKind::UnexpectedEof.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::{random, sequential};
+
+    #[test]
+    fn every_piece_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, vec![1u8; 1 << 20]).unwrap();
+        let offsets = random(1 << 20, 4096, 200, 1);
+        let mut bare = Bare::open(&path, 32, 4096).unwrap();
+        bare.run(&Job { write: true, len: 4096, depth: 32, offsets }).unwrap();
+        let zeroes = std::fs::read(&path).unwrap().iter().filter(|&&b| b == 0).count();
+        assert_eq!(zeroes, 200 * 4096);
+    }
+
+    #[test]
+    fn an_error_ends_the_job_and_the_ring_can_be_used_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, vec![1u8; 1 << 20]).unwrap();
+        let mut bare = Bare::open(&path, 4, 4096).unwrap();
+        let job = |span| Job { write: false, len: 4096, depth: 4, offsets: sequential(span, 4096) };
+        assert!(bare.run(&job(2 << 20)).is_err(), "reads past the end");
+        bare.run(&job(1 << 20)).unwrap();
+    }
+}

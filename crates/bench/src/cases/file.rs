@@ -1,0 +1,110 @@
+//! A pool in a file and, beside it, the same bytes in a plain file: what is timed, in turns.
+
+use std::fs::File;
+use std::path::Path;
+use std::rc::Rc;
+
+use anyhow::{Context as _, Result};
+use forkdisk::{CreateOptions, FormatOptions, OpenOptions, Pool, Volume};
+use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice, block_on};
+
+use crate::bare::Bare;
+use crate::clock::{Stopwatch, Took};
+use crate::load::{self, Job, sequential};
+
+/// The volume's name.
+pub const VOLUME: &str = "v";
+const PIECE: usize = 1 << 20;
+
+/// A pool in a file, open.
+pub type FilePool = Pool<UringDevice>;
+
+/// Makes a pool of `size` bytes in a new file and opens it.
+pub async fn make(rt: &Rt, path: &Path, size: u64) -> Result<FilePool> {
+    let device = UringDevice::create(rt, path, size, false, &DeviceOptions::default())?;
+    Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-2", now: 0, journal: None }).await?;
+    Ok(Pool::open(device, Rc::new(rt.clone()), OpenOptions::default()).await?)
+}
+
+/// Makes a pool with one volume of `span` bytes, all of it written.
+pub async fn filled(rt: &Rt, path: &Path, span: u64) -> Result<(FilePool, Volume<UringDevice>)> {
+    let pool = make(rt, path, span + span / 4 + (256 << 20)).await?;
+    pool.create(VOLUME, &CreateOptions::new(span, 0)).await?;
+    let volume = pool.volume(VOLUME)?;
+    let fill = Job { write: true, len: PIECE, depth: 8, offsets: sequential(span, PIECE) };
+    load::run(rt, &pool, &volume, &fill).await?;
+    pool.checkpoint().await?;
+    Ok((pool, volume))
+}
+
+/// Makes a plain file of `span` bytes, all of it written.
+pub fn plain(path: &Path, span: u64) -> Result<()> {
+    let file = File::create_new(path).with_context(|| path.display().to_string())?;
+    file.set_len(span)?;
+    // As a pool's file is: what lies in the page cache would slow direct I/O down.
+    Bare::open(path, 8, PIECE)?.run(&Job { write: true, len: PIECE, depth: 8, offsets: sequential(span, PIECE) })?;
+    Ok(file.sync_all()?)
+}
+
+/// One job done by a bare loop on the plain file and by the engine on the pool, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Pair {
+    /// The bare loop.
+    pub raw: Took,
+    /// The engine.
+    pub ours: Took,
+}
+
+/// What is compared.
+pub struct Comparison<'a> {
+    /// Where the pool is made.
+    pub pool: &'a Path,
+    /// Where the plain file is made.
+    pub plain: &'a Path,
+    /// Bytes of the volume and of the plain file.
+    pub span: u64,
+    /// How often each job is done; once more at first does not count.
+    pub times: usize,
+    /// What the bare loop is tuned for; if nothing, it looks at each request as it ends.
+    pub cost: Option<fn(&Took) -> f64>,
+}
+
+/// Does each of `jobs` in turns.
+pub fn compare(what: &Comparison<'_>, jobs: &[Job]) -> Result<Vec<Vec<Pair>>> {
+    plain(what.plain, what.span)?;
+    block_on(Config::default(), |rt| async move {
+        let (pool, volume) = filled(&rt, what.pool, what.span).await?;
+        let mut results = Vec::new();
+        for job in jobs {
+            let mut bare = Bare::open(what.plain, job.depth, job.len)?;
+            if let Some(cost) = what.cost {
+                bare.tune(job, cost)?;
+            }
+            let mut pairs = Vec::new();
+            for round in 0..=what.times {
+                let raw_first = round % 2 == 0;
+                let before = if raw_first { Some(timed_bare(&mut bare, job)?) } else { None };
+                let watch = Stopwatch::start();
+                load::run(&rt, &pool, &volume, job).await?;
+                let ours = watch.stop();
+                let raw = match before {
+                    Some(raw) => raw,
+                    None => timed_bare(&mut bare, job)?,
+                };
+                if round > 0 {
+                    pairs.push(Pair { raw, ours });
+                }
+            }
+            results.push(pairs);
+        }
+        drop(volume);
+        pool.close().await?;
+        Ok(results)
+    })?
+}
+
+fn timed_bare(bare: &mut Bare, job: &Job) -> Result<Took> {
+    let watch = Stopwatch::start();
+    bare.run(job)?;
+    Ok(watch.stop())
+}

@@ -1,0 +1,12 @@
+//! One file per case; `ram` and `file` hold what several of them begin with.
+
+pub mod counts;
+pub mod cpu;
+pub mod file;
+pub mod memory;
+pub mod modelled;
+pub mod nbd;
+pub mod ram;
+pub mod reopen;
+pub mod snapshots;
+pub mod wall;

@@ -1,0 +1,141 @@
+//! What figures have to reach. They stand in `goals.toml`, which is part of the program.
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::rows::{Row, Samples, Sense};
+
+const GOALS: &str = include_str!("goals.toml");
+
+/// What one figure of forkdisk has to reach.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Goal {
+    /// The benchmark it belongs to.
+    pub workload: String,
+    /// The case.
+    pub case: String,
+    /// The metric.
+    pub metric: String,
+    /// What it is held against.
+    pub goal: f64,
+    /// On which side it has to lie.
+    pub sense: Sense,
+}
+
+/// All goals of all benchmarks.
+#[derive(Clone, Debug)]
+pub struct Goals(Vec<Goal>);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tables {
+    goal: Vec<Table>,
+}
+
+/// Every case with every metric.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    workload: String,
+    cases: Vec<String>,
+    metrics: Vec<String>,
+    sense: Sense,
+    goal: f64,
+}
+
+impl Goals {
+    /// Those that the project has set itself.
+    pub fn built_in() -> Result<Goals> {
+        Goals::parse(GOALS).context("goals.toml")
+    }
+
+    /// Goals from the text of a `goals.toml`.
+    pub fn parse(text: &str) -> Result<Goals> {
+        let tables: Tables = toml::from_str(text)?;
+        let expand = |table: Table| {
+            let pairs = table.cases.iter().flat_map(|c| table.metrics.iter().map(move |m| (c.clone(), m.clone())));
+            let (workload, goal, sense) = (table.workload.clone(), table.goal, table.sense);
+            let goals = pairs.map(|(case, metric)| Goal { workload: workload.clone(), case, metric, goal, sense });
+            goals.collect::<Vec<_>>()
+        };
+        Ok(Goals(tables.goal.into_iter().flat_map(expand).collect()))
+    }
+
+    /// The goals themselves.
+    pub fn all(&self) -> &[Goal] {
+        &self.0
+    }
+
+    /// Holds `rows` against the goals of `workload`, and adds a row that is not met for every goal
+    /// whose case `wanted` and whose figure is missing.
+    pub fn judge(&self, rows: &mut Vec<Row>, workload: &str, wanted: impl Fn(&str) -> bool) {
+        for goal in self.0.iter().filter(|g| g.workload == workload) {
+            let fits = |row: &&mut Row| {
+                row.workload == workload
+                    && row.case == goal.case
+                    && row.metric == goal.metric
+                    && row.target == "forkdisk"
+            };
+            if let Some(row) = rows.iter_mut().find(fits) {
+                (row.goal, row.sense) = (Some(goal.goal), Some(goal.sense));
+                row.met = Some(row.median.is_some_and(|value| goal.sense.met(value, goal.goal)));
+            } else if wanted(&goal.case) {
+                let missing = Row::new(workload, &goal.case, "forkdisk", &goal.metric, "", &Samples::default());
+                let (goal, sense) = (Some(goal.goal), Some(goal.sense));
+                rows.push(Row { goal, sense, met: Some(false), ..missing });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TWO: &str = r#"
+        [[goal]]
+        workload = "engine"
+        cases = ["a/x", "b/x"]
+        metrics = ["m"]
+        sense = "<="
+        goal = 2.0
+    "#;
+
+    #[test]
+    fn the_built_in_goals_can_be_read_and_none_is_set_twice() {
+        let goals = Goals::built_in().unwrap();
+        let mut names: Vec<_> = goals.all().iter().map(|g| (&g.workload, &g.case, &g.metric)).collect();
+        let all = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), all);
+        for workload in ["engine", "serve", "w1", "w2", "w3", "w4", "w5"] {
+            assert!(goals.all().iter().any(|g| g.workload == workload), "{workload} has no goals");
+        }
+    }
+
+    #[test]
+    fn a_required_row_that_is_missing_is_not_met() {
+        let mut rows = vec![Row::engine("a/x", "m", "ratio", &Samples::one(2.0))];
+        Goals::parse(TWO).unwrap().judge(&mut rows, "engine", |_| true);
+        assert_eq!((rows[0].goal, rows[0].met), (Some(2.0), Some(true)));
+        assert_eq!((rows[1].case.as_str(), rows[1].median, rows[1].met), ("b/x", None, Some(false)));
+        Goals::parse(TWO).unwrap().judge(&mut rows, "w2", |_| true);
+        assert_eq!(rows.len(), 2, "other benchmarks have goals of their own");
+    }
+
+    #[test]
+    fn what_was_not_asked_for_is_not_missing() {
+        let mut rows = vec![Row::engine("a/x", "m", "ratio", &Samples::one(2.5))];
+        Goals::parse(TWO).unwrap().judge(&mut rows, "engine", |case| case.starts_with("a/"));
+        assert_eq!(rows.len(), 1);
+        assert_eq!(rows[0].met, Some(false));
+    }
+
+    #[test]
+    fn a_peer_is_not_held_against_our_goals() {
+        let mut rows = vec![Row::new("engine", "a/x", "qemu-nbd", "m", "ratio", &Samples::one(9.0))];
+        Goals::parse(TWO).unwrap().judge(&mut rows, "engine", |case| case == "a/x");
+        assert_eq!((rows[0].met, rows[1].met), (None, Some(false)));
+    }
+}

@@ -1,0 +1,158 @@
+//! What a benchmark answers with.
+
+use serde::{Deserialize, Serialize};
+
+/// On which side of the goal a figure has to lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Sense {
+    /// At least the goal.
+    #[serde(rename = ">=")]
+    AtLeast,
+    /// At most the goal.
+    #[serde(rename = "<=")]
+    AtMost,
+}
+
+impl Sense {
+    /// Whether `value` lies on the right side of `goal`.
+    pub fn met(self, value: f64, goal: f64) -> bool {
+        match self {
+            Sense::AtLeast => value >= goal,
+            Sense::AtMost => value <= goal,
+        }
+    }
+
+    /// As it is written.
+    pub fn sign(self) -> &'static str {
+        match self {
+            Sense::AtLeast => ">=",
+            Sense::AtMost => "<=",
+        }
+    }
+}
+
+/// One figure of one case. A row that is required and was not measured has no figures and is not met.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The benchmark: `engine`, `w2`, …
+    pub workload: String,
+    /// What was done.
+    pub case: String,
+    /// Whom it was done with: `forkdisk`, or a peer.
+    pub target: String,
+    /// What was measured.
+    pub metric: String,
+    /// Its unit; `ratio` for a quotient.
+    pub unit: String,
+    /// Median of all samples.
+    pub median: Option<f64>,
+    /// Smallest sample.
+    pub min: Option<f64>,
+    /// Largest sample.
+    pub max: Option<f64>,
+    /// How many samples.
+    pub n: usize,
+    /// What the median is held against.
+    pub goal: Option<f64>,
+    /// On which side of it the median has to lie.
+    pub sense: Option<Sense>,
+    /// Whether it does.
+    pub met: Option<bool>,
+}
+
+impl Row {
+    /// A figure without a goal.
+    pub fn new(workload: &str, case: &str, target: &str, metric: &str, unit: &str, samples: &Samples) -> Row {
+        Row {
+            workload: workload.into(),
+            case: case.into(),
+            target: target.into(),
+            metric: metric.into(),
+            unit: unit.into(),
+            median: samples.median(),
+            min: samples.min(),
+            max: samples.max(),
+            n: samples.len(),
+            goal: None,
+            sense: None,
+            met: None,
+        }
+    }
+
+    /// A figure of forkdisk in the workload `engine`.
+    pub fn engine(case: &str, metric: &str, unit: &str, samples: &Samples) -> Row {
+        Row::new("engine", case, "forkdisk", metric, unit, samples)
+    }
+}
+
+/// Repeated measurements of one thing.
+#[derive(Clone, Debug, Default)]
+pub struct Samples(Vec<f64>);
+
+impl Samples {
+    /// One measurement, or an exact count.
+    pub fn one(value: f64) -> Samples {
+        Samples(vec![value])
+    }
+
+    /// Adds a measurement.
+    pub fn push(&mut self, value: f64) {
+        self.0.push(value);
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The middle one, or the mean of the two in the middle.
+    pub fn median(&self) -> Option<f64> {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        let (low, high) = (sorted.get(sorted.len().wrapping_sub(1) / 2)?, sorted.get(sorted.len() / 2)?);
+        Some((low + high) / 2.0)
+    }
+
+    fn min(&self) -> Option<f64> {
+        self.0.iter().copied().min_by(f64::total_cmp)
+    }
+
+    fn max(&self) -> Option<f64> {
+        self.0.iter().copied().max_by(f64::total_cmp)
+    }
+}
+
+impl FromIterator<f64> for Samples {
+    fn from_iter<I: IntoIterator<Item = f64>>(values: I) -> Samples {
+        Samples(values.into_iter().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle() {
+        assert_eq!(Samples::default().median(), None);
+        assert_eq!(Samples::one(3.0).median(), Some(3.0));
+        assert_eq!([5.0, 1.0, 3.0].into_iter().collect::<Samples>().median(), Some(3.0));
+        assert_eq!([5.0, 1.0, 3.0, 4.0].into_iter().collect::<Samples>().median(), Some(3.5));
+    }
+
+    #[test]
+    fn a_row_is_written_with_every_field() {
+        let row = Row::engine("a", "b", "ratio", &Samples::one(0.5));
+        let json =
+            serde_json::to_string(&Row { goal: Some(0.9), sense: Some(Sense::AtLeast), met: Some(false), ..row });
+        assert_eq!(
+            json.unwrap(),
+            r#"{"workload":"engine","case":"a","target":"forkdisk","metric":"b","unit":"ratio","median":0.5,"min":0.5,"max":0.5,"n":1,"goal":0.9,"sense":">=","met":false}"#
+        );
+    }
+}

@@ -1,0 +1,83 @@
+//! `bench`: the workloads forkdisk is measured by, on this machine.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, Subcommand};
+use forkdisk_bench::{Options, Row, Scale, engine, table};
+
+use crate::cli::Global;
+use crate::output::{print_json, print_line};
+
+/// Measure forkdisk on this machine
+#[derive(Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    workload: Workload,
+}
+
+#[derive(Subcommand)]
+enum Workload {
+    Engine(EngineArgs),
+}
+
+/// The engine by itself: device counts, modelled time, CPU and wall-clock time beside raw I/O
+///
+/// Every figure is printed with its goal, if it has one. The exit status is 0 when the run came to its
+/// end, whether goals were met or not. docs/benchmarks.md says what each figure means.
+#[derive(Args)]
+struct EngineArgs {
+    /// Where --json writes the rows [default: stdout]
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+
+    /// Where files are made for what is timed; they are removed afterwards [default: the folder for
+    /// temporary files]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+
+    /// A minute or two instead of up to fifteen
+    #[arg(long, conflicts_with = "full")]
+    quick: bool,
+
+    /// More and longer rounds, for a narrow spread
+    #[arg(long)]
+    full: bool,
+
+    /// One case only
+    #[arg(long, value_name = "CASE", hide = true)]
+    only: Option<String>,
+}
+
+/// Runs a benchmark.
+pub fn run(args: BenchArgs, global: &Global) -> Result<()> {
+    let Workload::Engine(args) = args.workload;
+    let json = global.output.json();
+    ensure!(json || args.file.is_none(), "a FILE is for --json: without it the figures are printed as a table");
+    let scale = match (args.quick, args.full) {
+        (true, _) => Scale::Quick,
+        (_, true) => Scale::Full,
+        _ => Scale::Default,
+    };
+    let dir = args.dir.unwrap_or_else(std::env::temp_dir);
+    let program = std::env::current_exe().context("finding this program")?;
+    let options = Options { dir, scale, only: args.only, program };
+    let rows = engine(&options, &|text| eprintln!("{text}"))?;
+    match args.file {
+        Some(path) => {
+            let text = serde_json::to_string_pretty(&rows)?;
+            fs::write(&path, text + "\n").with_context(|| path.display().to_string())?;
+            report(&rows)
+        }
+        None if json => print_json(&rows),
+        None => report(&rows),
+    }
+}
+
+fn report(rows: &[Row]) -> Result<()> {
+    print_line(table(rows).trim_end())?;
+    let required = rows.iter().filter(|row| row.met.is_some()).count();
+    let met = rows.iter().filter(|row| row.met == Some(true)).count();
+    print_line(&format!("{met} of {required} goals met"))
+}

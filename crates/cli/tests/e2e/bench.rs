@@ -1,0 +1,39 @@
+//! `bench`: that it runs to its end and says what it measured. What it measures is no test's business,
+//! but for exact counts.
+
+use serde_json::Value;
+
+use crate::harness::Lab;
+
+#[test]
+fn the_counts_of_the_engine_are_written_as_rows_and_meet_their_goals() {
+    let lab = Lab::empty();
+    let text = lab.ok(&["bench", "engine", "--quick", "--only", "counts", "--dir", ".", "--json", "rows.json"]);
+    assert!(text.starts_with("case "), "a table besides: {text}");
+    let rows: Value = serde_json::from_slice(&std::fs::read(lab.path("rows.json")).unwrap()).unwrap();
+    let rows = rows.as_array().unwrap();
+    let keys = ["case", "goal", "max", "median", "met", "metric", "min", "n", "sense", "target", "unit", "workload"];
+    for row in rows {
+        let mut names: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, keys);
+        assert_eq!(row["workload"], "engine");
+        assert_ne!(row["met"], false, "{row}");
+    }
+    let first = rows.iter().find(|r| r["case"] == "counts/first-4k-seq" && r["metric"] == "data_bytes_per_byte");
+    let first = first.expect("first writes are counted");
+    assert_eq!((&first["median"], &first["sense"], &first["met"]), (&1.0.into(), &"<=".into(), &true.into()));
+    let left: Vec<_> = std::fs::read_dir(lab.path(".")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["rows.json"], "what it made is removed");
+}
+
+#[test]
+fn a_case_or_a_folder_that_is_not_there_is_refused() {
+    let lab = Lab::empty();
+    let message = lab.run(&["bench", "engine", "--only", "nothing"]).refused();
+    assert!(message.contains("\"nothing\"") && message.contains("counts"), "{message}");
+    let message = lab.run(&["bench", "engine", "--only", "counts", "--dir", "nowhere"]).refused();
+    assert!(message.contains("nowhere"), "{message}");
+    let message = lab.run(&["bench", "engine", "rows.json"]).refused();
+    assert!(message.contains("--json"), "{message}");
+}

@@ -1,0 +1,140 @@
+//! A decorator that answers chosen requests with an error instead of passing them on.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::io;
+use std::rc::Rc;
+
+use super::recording::{Request, RequestKind};
+use super::{Buf, Device, IoResult, Segments};
+
+type Verdict = dyn FnMut(&Request) -> Option<io::Error>;
+
+/// A device that fails when it is told to. Clones share what tells them.
+pub struct FailingDevice<D> {
+    inner: D,
+    verdict: Rc<RefCell<Box<Verdict>>>,
+}
+
+impl<D: Clone> Clone for FailingDevice<D> {
+    fn clone(&self) -> Self {
+        FailingDevice { inner: self.inner.clone(), verdict: self.verdict.clone() }
+    }
+}
+
+impl<D: Device> FailingDevice<D> {
+    /// Asks `verdict` about each piece of each request before it reaches `inner`; a request of which
+    /// one piece fails does not reach it at all. Writes are all [`RequestKind::WriteData`].
+    pub fn new(inner: D, verdict: impl FnMut(&Request) -> Option<io::Error> + 'static) -> FailingDevice<D> {
+        FailingDevice { inner, verdict: Rc::new(RefCell::new(Box::new(verdict))) }
+    }
+
+    /// The device below.
+    pub fn inner(&self) -> &D {
+        &self.inner
+    }
+
+    fn judge(&self, kind: RequestKind, offset: u64, len: u64) -> io::Result<()> {
+        match (self.verdict.borrow_mut())(&Request { kind, offset, len }) {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    fn judge_all(&self, kind: RequestKind, segments: &Segments) -> io::Result<()> {
+        segments.iter().try_for_each(|s| self.judge(kind, s.offset, s.len as u64))
+    }
+}
+
+/// What was judged, then what was submitted.
+async fn outcome<F: Future<Output = io::Result<()>>>(submitted: io::Result<F>) -> io::Result<()> {
+    submitted?.await
+}
+
+/// As [`outcome`], with the buffer that a refused request gives back.
+async fn transfer<F: Future<Output = IoResult>>(submitted: Result<F, (io::Error, Buf)>) -> IoResult {
+    match submitted {
+        Ok(request) => request.await,
+        Err((error, buf)) => (Err(error), buf),
+    }
+}
+
+impl<D: Device> Device for FailingDevice<D> {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn block_size(&self) -> usize {
+        self.inner.block_size()
+    }
+
+    fn buffer(&self, len: usize) -> Buf {
+        self.inner.buffer(len)
+    }
+
+    fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
+        transfer(match self.judge_all(RequestKind::Read, &segments) {
+            Ok(()) => Ok(self.inner.read(buf, segments)),
+            Err(error) => Err((error, buf)),
+        })
+    }
+
+    fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
+        transfer(match self.judge_all(RequestKind::WriteData, &segments) {
+            Ok(()) => Ok(self.inner.write(buf, segments, fua)),
+            Err(error) => Err((error, buf)),
+        })
+    }
+
+    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
+        outcome(self.judge(RequestKind::Flush, 0, 0).map(|()| self.inner.flush()))
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        outcome(self.judge(RequestKind::Discard, offset, len).map(|()| self.inner.discard(offset, len)))
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.inner.allocate(offset, len)
+    }
+
+    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.inner.set_len(len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::super::testing::run;
+    use super::super::{MemoryDevice, Segment};
+    use super::*;
+
+    #[test]
+    fn a_request_that_is_refused_reaches_nothing_and_the_next_one_does() {
+        let memory = MemoryDevice::new(1 << 20);
+        let device = FailingDevice::new(memory.clone(), |r| {
+            (r.kind == RequestKind::WriteData && r.offset == 8192).then(|| io::Error::other("bad place"))
+        });
+        let write = |segments| run(device.write(Buf::copy_of(&[7; 8192]), segments, false)).0;
+        let at = |offset, at| Segment { offset, at, len: 4096 };
+        assert_eq!(write(smallvec![at(0, 0), at(8192, 4096)]).unwrap_err().to_string(), "bad place");
+        assert_eq!(memory.resident(), 0, "its other piece did not reach the device either");
+        write(smallvec![at(0, 0), at(4096, 4096)]).unwrap();
+        let (result, buf) = run(device.read(Buf::zeroed(4096), smallvec![at(4096, 0)]));
+        result.unwrap();
+        assert!(buf.iter().all(|&b| b == 7));
+    }
+
+    #[test]
+    fn a_flush_can_fail_once() {
+        let mut left = 1;
+        let device = FailingDevice::new(MemoryDevice::new(1 << 20), move |r| {
+            (r.kind == RequestKind::Flush && std::mem::take(&mut left) == 1).then(|| io::ErrorKind::Other.into())
+        });
+        assert!(run(device.flush()).is_err());
+        run(device.flush()).unwrap();
+        run(device.discard(0, 4096)).unwrap();
+    }
+}

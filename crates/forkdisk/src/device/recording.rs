@@ -1,0 +1,232 @@
+//! A decorator that writes down every request that reaches the device below, in the order of arrival.
+//!
+//! Counts are exact: one entry per segment, as the device gets them. It changes nothing and delays
+//! nothing. Data is told from metadata by a rule that whoever measures supplies, because only they
+//! know what their clients write.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::io;
+use std::rc::Rc;
+
+use super::memory::is_zero;
+use super::{Buf, Device, IoResult, Segments};
+
+/// How many requests back a neighbour is looked for.
+const NEIGHBOURS: usize = 256;
+
+/// What a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestKind {
+    /// A read.
+    Read,
+    /// A write that the rule calls a client's.
+    WriteData,
+    /// Any other write.
+    WriteMetadata,
+    /// A flush; it has no place and no length.
+    Flush,
+    /// A discard.
+    Discard,
+}
+
+/// One request as the device got it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What it is.
+    pub kind: RequestKind,
+    /// Where it begins, in bytes.
+    pub offset: u64,
+    /// How long it is, in bytes.
+    pub len: u64,
+}
+
+/// Everything that reached a device during a time, in order.
+#[derive(Clone, Debug, Default)]
+pub struct Recording {
+    /// The requests in the order of their arrival.
+    pub requests: Vec<Request>,
+}
+
+impl Recording {
+    /// How many requests are of this kind.
+    pub fn count(&self, kind: RequestKind) -> u64 {
+        self.requests.iter().filter(|r| r.kind == kind).count() as u64
+    }
+
+    /// Bytes of all requests of this kind.
+    pub fn bytes(&self, kind: RequestKind) -> u64 {
+        self.requests.iter().filter(|r| r.kind == kind).map(|r| r.len).sum()
+    }
+
+    /// Reads and writes, data and metadata.
+    pub fn transfers(&self) -> u64 {
+        self.requests.iter().filter(|r| !matches!(r.kind, RequestKind::Flush | RequestKind::Discard)).count() as u64
+    }
+
+    /// Data writes that end where one of the 256 data writes before them begins: a sequential writer
+    /// has overtaken itself. Work that is itself in random or falling order has them by nature.
+    pub fn inversions(&self) -> u64 {
+        let writes: Vec<&Request> = self.requests.iter().filter(|r| r.kind == RequestKind::WriteData).collect();
+        let overtook = |(i, write): (usize, &&Request)| {
+            writes[i.saturating_sub(NEIGHBOURS)..i].iter().any(|earlier| earlier.offset == write.offset + write.len)
+        };
+        writes.iter().enumerate().filter(|&w| overtook(w)).count() as u64
+    }
+}
+
+/// Says of a segment's bytes whether a client wrote them.
+pub type Rule = fn(&[u8]) -> bool;
+
+/// A rule for work whose clients write nothing but zeroes: a page of the engine's own never is.
+/// It looks at the first 4 KiB.
+pub fn zeroes_are_data(bytes: &[u8]) -> bool {
+    is_zero(&bytes[..bytes.len().min(4096)])
+}
+
+/// A device together with a record of what was asked of it. Clones share both.
+pub struct RecordingDevice<D> {
+    inner: D,
+    is_data: Rule,
+    state: Rc<State>,
+}
+
+#[derive(Default)]
+struct State {
+    log: RefCell<Vec<Request>>,
+    paused: Cell<bool>,
+}
+
+impl<D: Clone> Clone for RecordingDevice<D> {
+    fn clone(&self) -> Self {
+        RecordingDevice { inner: self.inner.clone(), is_data: self.is_data, state: self.state.clone() }
+    }
+}
+
+impl<D: Device> RecordingDevice<D> {
+    /// Records what reaches `inner` from now on.
+    pub fn new(inner: D, is_data: Rule) -> RecordingDevice<D> {
+        RecordingDevice { inner, is_data, state: Rc::default() }
+    }
+
+    /// The device below.
+    pub fn inner(&self) -> &D {
+        &self.inner
+    }
+
+    /// Hands out what was recorded and starts with an empty record.
+    pub fn take(&self) -> Recording {
+        Recording { requests: self.state.log.take() }
+    }
+
+    /// While it is paused nothing is recorded (preparations that are not measured).
+    pub fn pause(&self, paused: bool) {
+        self.state.paused.set(paused);
+    }
+
+    fn note(&self, kind: RequestKind, offset: u64, len: u64) {
+        if !self.state.paused.get() {
+            self.state.log.borrow_mut().push(Request { kind, offset, len });
+        }
+    }
+}
+
+impl<D: Device> Device for RecordingDevice<D> {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn block_size(&self) -> usize {
+        self.inner.block_size()
+    }
+
+    fn buffer(&self, len: usize) -> Buf {
+        self.inner.buffer(len)
+    }
+
+    fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
+        segments.iter().for_each(|s| self.note(RequestKind::Read, s.offset, s.len as u64));
+        self.inner.read(buf, segments)
+    }
+
+    fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
+        for s in &segments {
+            let bytes = buf.get(s.at..s.at.saturating_add(s.len)).unwrap_or_default();
+            let kind = if (self.is_data)(bytes) { RequestKind::WriteData } else { RequestKind::WriteMetadata };
+            self.note(kind, s.offset, s.len as u64);
+        }
+        self.inner.write(buf, segments, fua)
+    }
+
+    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
+        self.note(RequestKind::Flush, 0, 0);
+        self.inner.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.note(RequestKind::Discard, offset, len);
+        self.inner.discard(offset, len)
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.inner.allocate(offset, len)
+    }
+
+    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.inner.set_len(len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::super::{MemoryDevice, Segment};
+    use super::*;
+
+    fn device() -> RecordingDevice<MemoryDevice> {
+        RecordingDevice::new(MemoryDevice::new(1 << 30), zeroes_are_data)
+    }
+
+    fn write(device: &RecordingDevice<MemoryDevice>, offset: u64, fill: u8) {
+        drop(device.write(Buf::copy_of(&[fill; 4096]), smallvec![Segment { offset, at: 0, len: 4096 }], false));
+    }
+
+    #[test]
+    fn every_segment_is_a_request_and_data_is_told_from_metadata() {
+        let device = device();
+        let two = smallvec![Segment { offset: 0, at: 0, len: 4096 }, Segment { offset: 65536, at: 4096, len: 8192 }];
+        drop(device.write(Buf::zeroed(12288), two, false));
+        write(&device, 4096, 9);
+        drop(device.flush());
+        drop(device.read(Buf::zeroed(512), smallvec![Segment { offset: 512, at: 0, len: 512 }]));
+        drop(device.discard(0, 1 << 20));
+        let seen = device.take();
+        assert_eq!((seen.count(RequestKind::WriteData), seen.bytes(RequestKind::WriteData)), (2, 12288));
+        assert_eq!((seen.count(RequestKind::WriteMetadata), seen.count(RequestKind::Flush)), (1, 1));
+        assert_eq!((seen.bytes(RequestKind::Read), seen.bytes(RequestKind::Discard)), (512, 1 << 20));
+        assert_eq!(seen.transfers(), 4);
+        assert!(device.take().requests.is_empty());
+    }
+
+    #[test]
+    fn a_writer_that_overtook_itself_is_an_inversion() {
+        let device = device();
+        [0, 8192, 4096, 12288].iter().for_each(|&at| write(&device, at, 0));
+        assert_eq!(device.take().inversions(), 1);
+        [0, 4096, 8192, 1 << 20, 12288].iter().for_each(|&at| write(&device, at, 0));
+        assert_eq!(device.take().inversions(), 0, "two writers, each in order");
+        [8192, 4096].iter().for_each(|&at| write(&device, at, 1));
+        assert_eq!(device.take().inversions(), 0, "metadata has an order of its own");
+    }
+
+    #[test]
+    fn a_pause_records_nothing() {
+        let device = device();
+        device.pause(true);
+        write(&device, 0, 0);
+        device.pause(false);
+        write(&device, 4096, 0);
+        assert_eq!(device.take().requests.len(), 1);
+    }
+}

@@ -1,0 +1,65 @@
+//! Journals that get more than fits: more records than they are long, a record longer than what replay
+//! reads at once.
+
+use std::rc::Rc;
+
+use forkdisk::device::{Buf, MemoryDevice};
+use forkdisk::{CreateOptions, FormatOptions, OpenOptions, Pool, PoolInfo};
+use forkdisk_sim::executor::Executor;
+
+const MIB: u64 = 1 << 20;
+/// Turns after which something that should have ended has not.
+const PATIENCE: u64 = 3_000_000;
+
+async fn pool(device: &MemoryDevice, exec: &Executor, journal: u64) -> Pool<MemoryDevice> {
+    let options = FormatOptions { size: 64 * MIB, uuid: [7; 16], now: 1, journal: Some(journal) };
+    Pool::format(device, &options).await.unwrap();
+    open(device, exec).await
+}
+
+async fn open(device: &MemoryDevice, exec: &Executor) -> Pool<MemoryDevice> {
+    Pool::open(device.clone(), Rc::new(exec.clone()), OpenOptions::default()).await.unwrap()
+}
+
+#[test]
+fn more_records_than_the_journal_is_long_are_taken_by_a_checkpoint() {
+    let exec = Executor::new(1);
+    let (device, runtime) = (MemoryDevice::new(64 * MIB), exec.clone());
+    let ran = exec.run(PATIENCE, async move {
+        let pool = pool(&device, &runtime, MIB).await;
+        pool.create("a", &CreateOptions::new(1 << 30, 1)).await.unwrap();
+        let volume = pool.volume("a").unwrap();
+        volume.write(0, Buf::copy_of(b"kept"), false).await.0.unwrap();
+        // 25 bytes of journal each; nobody flushes.
+        for i in 0..50_000 {
+            volume.discard((1 + i % 1000) * 8192, 4096).await.unwrap();
+        }
+        volume.flush().await.unwrap();
+        let PoolInfo { journal_size, journal_used, generation, .. } = pool.info();
+        assert!(journal_used <= journal_size, "{journal_used} of {journal_size}");
+        assert!(generation < 1000, "{generation} checkpoints");
+        // A crash: nothing is closed.
+        let again = open(&device, &runtime).await;
+        let (read, buf) = again.volume("a").unwrap().read(0, Buf::zeroed(4)).await;
+        read.unwrap();
+        assert_eq!(&buf[..], b"kept");
+    });
+    ran.unwrap();
+}
+
+#[test]
+fn a_record_longer_than_what_replay_reads_at_once_is_replayed() {
+    let exec = Executor::new(2);
+    let (device, runtime) = (MemoryDevice::new(64 * MIB), exec.clone());
+    let ran = exec.run(PATIENCE, async move {
+        let pool = pool(&device, &runtime, 8 * MIB).await;
+        pool.create("a", &CreateOptions::new(1 << 30, 1)).await.unwrap();
+        let names: Vec<String> = (0..5000).map(|i| format!("{i:0250}")).collect();
+        let all: Vec<(&str, &str)> = names.iter().map(|name| ("a", name.as_str())).collect();
+        pool.snapshot(&all, 1).await.unwrap();
+        pool.create("b", &CreateOptions::new(1 << 30, 1)).await.unwrap();
+        // A crash: nothing is closed.
+        assert_eq!(open(&device, &runtime).await.list().len(), 5002);
+    });
+    ran.unwrap();
+}
