@@ -34,6 +34,11 @@ pub struct Directory {
     slots: u64,
     by_slot: BTreeMap<u64, VolumeId>,
     changed: BTreeSet<u64>,
+    /// Pages that the last freeze took: with those changed since, all whose roots may have moved.
+    frozen: BTreeSet<u64>,
+    /// Dead volumes, and volumes with something mapped beyond their end: what the reaper looks for.
+    dead: BTreeSet<VolumeId>,
+    tails: BTreeSet<VolumeId>,
 }
 
 impl Directory {
@@ -53,7 +58,30 @@ impl Directory {
         }
         self.by_slot.insert(slot, record.id);
         let id = record.id;
+        if record.state == VolumeState::Dead {
+            self.dead.insert(id);
+        }
         self.volumes.insert(id, Volume { record, slot, open: Rc::default(), pending: false, locks: Rc::default() });
+        self.judge_tail(id);
+    }
+
+    /// To be called when a volume's length or the end of its tail has changed.
+    pub fn judge_tail(&mut self, id: VolumeId) {
+        let has_tail = |v: &Volume| v.record.state == VolumeState::Volume && v.record.trim_end > v.record.size;
+        match self.get(id).is_some_and(has_tail) {
+            true => self.tails.insert(id),
+            false => self.tails.remove(&id),
+        };
+    }
+
+    /// The dead volume with the lowest number.
+    pub fn first_dead(&self) -> Option<VolumeId> {
+        self.dead.first().copied()
+    }
+
+    /// The volume with the lowest number that was shortened and still has its tail.
+    pub fn first_tail(&self) -> Option<VolumeId> {
+        self.tails.first().copied()
     }
 
     /// Takes over a page read from the device.
@@ -97,10 +125,6 @@ impl Directory {
         self.volumes.values()
     }
 
-    pub fn ids(&self) -> Vec<VolumeId> {
-        self.volumes.keys().copied().collect()
-    }
-
     /// A volume becomes dead: its name is free.
     pub fn bury(&mut self, id: VolumeId) {
         let volume = self.change(id).expect("an existing volume");
@@ -110,6 +134,8 @@ impl Directory {
         volume.record.name.clear();
         volume.record.origin.clear();
         self.names.remove(&key);
+        self.dead.insert(id);
+        self.tails.remove(&id);
     }
 
     /// A dead volume is gone for good.
@@ -118,6 +144,8 @@ impl Directory {
         self.changed.insert(volume.slot / SLOTS_PER_PAGE as u64);
         self.by_slot.remove(&volume.slot);
         self.free_slots.insert(volume.slot);
+        self.dead.remove(&id);
+        self.tails.remove(&id);
     }
 
     pub fn rename(&mut self, id: VolumeId, name: &str) {
@@ -194,7 +222,14 @@ impl Directory {
 
     /// All pages count as unchanged from now on.
     pub fn take_changed(&mut self) {
-        self.changed.clear();
+        self.frozen = std::mem::take(&mut self.changed);
+    }
+
+    /// Volumes whose roots may have no address yet, or got one from the checkpoint that is ending:
+    /// those on pages that it wrote or that changed since.
+    pub fn unsettled(&self) -> Vec<VolumeId> {
+        let slots = |&page: &u64| page * SLOTS_PER_PAGE as u64..(page + 1) * SLOTS_PER_PAGE as u64;
+        self.frozen.union(&self.changed).flat_map(|page| self.by_slot.range(slots(page)).map(|(_, &id)| id)).collect()
     }
 
     /// Whether anything changed since the last checkpoint.
@@ -246,6 +281,8 @@ pub fn check_volume_name(name: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::Entry;
+    use crate::types::Epoch;
 
     #[test]
     fn names_follow_the_rules() {
@@ -255,5 +292,53 @@ mod tests {
         for bad in ["", "/", "a/", "/a", "a//b", ".", "a/..", "a b", "a@b", "ä", ".snapshots", &"x".repeat(256)] {
             assert!(check_volume_name(bad).is_err(), "{bad}");
         }
+    }
+
+    fn record(id: u64, size: u64, trim_end: u64) -> VolumeRecord {
+        VolumeRecord {
+            id: VolumeId(id),
+            state: VolumeState::Volume,
+            parent: NO_VOLUME,
+            name: format!("v{id}"),
+            origin: String::new(),
+            size,
+            trim_end,
+            chunk: 65536,
+            referenced: 0,
+            level: 1,
+            root: Entry::ABSENT,
+            shared_at: Epoch(0),
+            created: 0,
+            cursor: 0,
+        }
+    }
+
+    #[test]
+    fn the_reaper_finds_the_dead_and_the_shortened() {
+        let mut d = Directory::default();
+        (1..=3).for_each(|id| d.add(record(id, 10, if id == 2 { 20 } else { 0 })));
+        assert_eq!((d.first_dead(), d.first_tail()), (None, Some(VolumeId(2))));
+        d.change(VolumeId(3)).expect("there").record.trim_end = 11;
+        d.judge_tail(VolumeId(3));
+        d.bury(VolumeId(2));
+        assert_eq!((d.first_dead(), d.first_tail()), (Some(VolumeId(2)), Some(VolumeId(3))));
+        d.change(VolumeId(3)).expect("there").record.trim_end = 0;
+        d.judge_tail(VolumeId(3));
+        d.remove(VolumeId(2));
+        assert_eq!((d.first_dead(), d.first_tail()), (None, None));
+    }
+
+    #[test]
+    fn roots_are_unsettled_on_pages_that_changed_before_and_since_the_freeze() {
+        let mut d = Directory::default();
+        (1..=24).for_each(|id| d.add(record(id, 10, 0)));
+        d.take_changed();
+        d.take_changed();
+        assert!(d.unsettled().is_empty());
+        d.change(VolumeId(9));
+        d.take_changed();
+        d.change(VolumeId(24));
+        let ids: Vec<u64> = d.unsettled().iter().map(|id| id.0).collect();
+        assert_eq!(ids, (9..=24).collect::<Vec<_>>());
     }
 }

@@ -75,10 +75,14 @@ impl Meta {
 
     /// Volumes point to their roots' addresses once those are durable.
     pub fn settle_roots(&mut self) {
-        for id in self.directory.ids() {
+        for id in self.directory.unsettled() {
             let volume = self.directory.get_mut(id).expect("listed");
             volume.record.root = self.tables.settle(volume.record.root);
         }
+        debug_assert!(
+            self.directory.iter().all(|v| self.tables.settle(v.record.root) == v.record.root),
+            "a root can only have moved on a page that changed"
+        );
         self.directory_map.root = self.tables.settle(self.directory_map.root);
     }
 
@@ -201,6 +205,7 @@ impl Meta {
                 let record = &mut self.directory.change(*volume).expect("read above").record;
                 (record.root, record.level, record.referenced) = (to.root, to.level, to.referenced);
                 (record.size, record.trim_end, record.shared_at) = (to.size, to.trim_end, epoch);
+                self.directory.judge_tail(*volume);
                 self.advance();
             }
             Record::Delete { ids } => {
@@ -221,6 +226,7 @@ impl Meta {
                 }
                 record.size = *size;
                 editor.raise(record, pages_of(*size));
+                self.directory.judge_tail(*id);
             }
             Record::SetChunk { id, chunk } => {
                 self.record_of(*id)?;

@@ -116,6 +116,7 @@ impl<D: Device> Inner<D> {
                     }
                     if record.referenced == mapped {
                         record.trim_end = 0;
+                        meta.directory.judge_tail(id);
                         return Ok(true);
                     }
                     meta.journal.append(&Record::Unmap { volume: id, at: VirtualPage(from), len: at - from });
@@ -146,11 +147,8 @@ impl<D: Device> Inner<D> {
 }
 
 fn next_work(meta: &Meta) -> Option<Work> {
-    let dead = meta.directory.iter().find(|v| v.record.state == VolumeState::Dead).map(|v| Work::Dead(v.record.id));
-    dead.or_else(|| {
-        let tail = |r: &crate::format::VolumeRecord| r.state == VolumeState::Volume && r.trim_end > r.size;
-        meta.directory.iter().find(|v| tail(&v.record)).map(|v| Work::Tail(v.record.id))
-    })
+    let directory = &meta.directory;
+    directory.first_dead().map(Work::Dead).or_else(|| directory.first_tail().map(Work::Tail))
 }
 
 /// Lets others have their turn.
