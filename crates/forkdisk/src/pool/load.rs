@@ -34,8 +34,7 @@ impl<D: Device> Inner<D> {
         Ok(buf)
     }
 
-    async fn load_table(&self, miss: TableMiss) -> Result<()> {
-        let page = miss.entry.table_ref().page().expect("what is not in memory has an address");
+    async fn load_table(&self, page: PageAddr, miss: TableMiss) -> Result<()> {
         let bytes = self.read_page(page).await?;
         let (uuid, pages) = {
             let superblock = self.superblock.borrow();
@@ -69,13 +68,25 @@ impl<D: Device> Inner<D> {
         self.meta.borrow_mut().space.loaded(miss, counts).map_err(|e| damaged(&e))
     }
 
-    /// Brings into memory what `stop` asks for.
+    /// Brings into memory what `stop` asks for. What another loads already is waited for.
     pub async fn load(&self, stop: Stop) -> std::result::Result<(), Ended> {
-        match stop {
-            Stop::Table(miss) => self.load_table(miss).await.map_err(Ended::Error),
-            Stop::Count(miss) => self.load_counts(miss).await.map_err(Ended::Error),
-            Stop::NoSpace => Err(Ended::NoSpace),
+        let page = match stop {
+            Stop::Table(miss) => miss.entry.table_ref().page().expect("what is not in memory has an address"),
+            Stop::Count(space::Miss::Count { page, .. }) => page,
+            Stop::NoSpace => return Err(Ended::NoSpace),
+        };
+        if !self.loading.borrow_mut().insert(page) {
+            self.loaded.wait().await;
+            return Ok(());
         }
+        let outcome = match stop {
+            Stop::Table(miss) => self.load_table(page, miss).await,
+            Stop::Count(miss) => self.load_counts(miss).await,
+            Stop::NoSpace => unreachable!("nothing to load"),
+        };
+        self.loading.borrow_mut().remove(&page);
+        self.loaded.notify();
+        outcome.map_err(Ended::Error)
     }
 
     /// Repeats `attempt` until it misses nothing.

@@ -18,6 +18,7 @@ mod verbs;
 mod walk;
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -26,6 +27,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
 use crate::runtime::Runtime;
 use crate::sync::{Event, Generations, RangeLocks};
+use crate::types::PageAddr;
 
 pub use check::CheckReport;
 pub use compare::{DiffClass, DiffRun};
@@ -35,6 +37,10 @@ pub use verbs::CreateOptions;
 
 pub(crate) use load::{Ended, no_space};
 pub(crate) use meta::{Failure, Meta, pages_of};
+
+/// Pages that one step of a verb or of the reaper may need for tables: it is taken only while there
+/// is room for them beside what the next checkpoint needs.
+pub(crate) const STEP_PAGES: u64 = 12;
 
 /// What happens to a write that needs space when there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +104,9 @@ pub(crate) struct Inner<D> {
     pub reaped: Event,
     /// Held by the reaper during a turn, and by a check so that nothing is reaped meanwhile.
     pub reap_lock: Rc<RangeLocks>,
+    /// Pages of metadata that are being loaded.
+    pub loading: RefCell<HashSet<PageAddr>>,
+    pub loaded: Event,
     /// The slot that held it when the pool was opened.
     pub superblock_slot: Cell<usize>,
     /// Held while the superblock is written: an older one must never follow a newer one.

@@ -167,6 +167,8 @@ impl<D: Device> Pool<D> {
             reaping: Cell::new(false),
             reaped: Default::default(),
             reap_lock: Default::default(),
+            loading: Default::default(),
+            loaded: Default::default(),
             superblock_slot: Cell::new(slot),
             superblock_lock: Default::default(),
             active: Cell::new(false),

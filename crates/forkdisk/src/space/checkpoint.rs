@@ -7,12 +7,10 @@ use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, Block, PAGE_SIZE, PageAddr};
 
 use super::tree::free_in;
-use super::{Miss, Space, bit, pages_in};
+use super::{Miss, PINNED, Space, bit, pages_in};
 
 /// Level in the checksum seed of count pages: this plus their level.
 pub const COUNT_SEED: u8 = 0xe0;
-/// Highest count of a page.
-const MAX_COUNT: i32 = u16::MAX as i32;
 
 /// A step of a checkpoint.
 pub enum Step {
@@ -105,9 +103,13 @@ impl Space {
                 let whole = page.block(i).whole() as i32 + delta.whole;
                 page.set_whole(i, u32::try_from(whole).expect("a block's count does not fall below zero"));
                 for p in (0..BLOCK_PAGES as usize).filter(|&p| bit(&delta.touched, p)) {
-                    let count = i32::from(page.block(i).page(p)) + delta.of(p);
-                    assert!((0..=MAX_COUNT).contains(&count), "count {count} of {:?} is out of range", block.page(p));
-                    page.set_page(i, p, count as u16);
+                    let before = u32::from(page.block(i).page(p));
+                    if before == PINNED {
+                        continue;
+                    }
+                    let count = before as i32 + delta.of(p);
+                    assert!(count >= 0, "count {count} of {:?} is below zero", block.page(p));
+                    page.set_page(i, p, count.min(PINNED as i32) as u16);
                 }
             }
             used += BLOCK_PAGES - pages_in(&free_in(page, i));

@@ -62,6 +62,10 @@ pub struct Want {
 }
 
 type Bitmap = [u64; 4];
+/// The highest count a page can have on the device. One that has reached it keeps it: how many
+/// references there really are is no longer known, so the page is never free again and never
+/// written in place.
+pub const PINNED: u32 = u16::MAX as u32;
 /// References to each page of a block.
 pub type PageCounts = Box<[u32; 256]>;
 
@@ -183,8 +187,11 @@ impl Space {
     /// References to a page by itself.
     pub fn page_count(&mut self, page: PageAddr) -> Result<u32, Miss> {
         let (node, i) = CountNode::leaf_of(page.block());
-        let base = self.page(node)?.map_or(0, |p| i32::from(p.block(i).page(page.index())));
-        let n = base + self.current.of_page(page) + self.frozen.of_page(page);
+        let base = self.page(node)?.map_or(0, |p| u32::from(p.block(i).page(page.index())));
+        if base == PINNED {
+            return Ok(PINNED);
+        }
+        let n = base as i32 + self.current.of_page(page) + self.frozen.of_page(page);
         Ok(u32::try_from(n).unwrap_or(0))
     }
 

@@ -50,6 +50,20 @@ fn a_page_given_up_is_free_after_the_checkpoint_only() {
 }
 
 #[test]
+fn a_count_beyond_the_largest_stays_and_the_page_is_never_free_again() {
+    let mut space = space();
+    let (page, _) = space.alloc_data(want(0, 1)).expect("space");
+    (0..70_000).for_each(|_| space.incr_page(page));
+    checkpoint(&mut space);
+    assert_eq!(space.page_count(page), Ok(PINNED));
+    (0..70_000).for_each(|_| space.decr_page(page, 0));
+    assert_eq!(space.page_count(page), Ok(PINNED), "before the checkpoint");
+    let available = space.available();
+    checkpoint(&mut space);
+    assert_eq!((space.page_count(page), space.available()), (Ok(PINNED), available));
+}
+
+#[test]
 fn counts_are_right_while_freed_space_is_being_released() {
     let mut space = space();
     let (page, _) = space.alloc_data(want(0, 1)).expect("space");

@@ -54,10 +54,14 @@ impl<D: Device> Volume<D> {
                 break (lock, guard);
             }
         };
-        let planned = self.plan(&mut plan, guard, &fresh).await;
-        let guard = match planned {
-            Ok(guard) => guard,
-            Err(e) => return (Err(e), buf),
+        let guard = match hold {
+            // Planned as a whole, and it needs nothing. A new plan could need pages, which the shared
+            // lock does not allow.
+            Hold::Shared => guard,
+            Hold::Alone => match self.plan(&mut plan, guard, &fresh).await {
+                Ok(guard) => guard,
+                Err(e) => return (Err(e), buf),
+            },
         };
         let early = planted(Bug::MappedBeforeWritten);
         if early && let Err(e) = self.publish(&plan).await {
