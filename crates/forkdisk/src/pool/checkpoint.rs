@@ -325,6 +325,7 @@ impl<D: Device> Inner<D> {
         self.meta.borrow_mut().space.release(freed);
         self.full.set(false);
         self.space_changed.notify();
+        self.reap_soon();
         Ok(())
     }
 }

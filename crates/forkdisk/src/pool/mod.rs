@@ -38,6 +38,10 @@ pub use verbs::CreateOptions;
 pub(crate) use load::{Ended, no_space};
 pub(crate) use meta::{Failure, Meta, pages_of};
 
+/// Pages that one step of a verb or of the reaper may need for tables: it is taken only while there
+/// is room for them beside what the next checkpoint needs.
+pub(crate) const STEP_PAGES: u64 = 12;
+
 /// What happens to a write that needs space when there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenFull {

@@ -9,12 +9,12 @@ use std::task::{Context, Poll};
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::{Record, VolumeState};
-use crate::map::Editor;
+use crate::map::{Editor, Stop};
 use crate::planted::{Bug, planted};
 use crate::sync::Hold;
 use crate::types::{VirtualPage, VolumeId};
 
-use super::{Inner, Meta, pages_of};
+use super::{Ended, Failure, Inner, Meta, STEP_PAGES, pages_of};
 
 /// Pieces (of at most 256 pages) given back before others have their turn.
 const TURN: usize = 16;
@@ -55,7 +55,9 @@ impl<D: Device> Inner<D> {
             match work {
                 None => return Ok(()),
                 Some(Work::Dead(id)) => self.reap_dead(id).await?,
-                Some(Work::Tail(id)) => self.reap_tail(id).await?,
+                // On a full pool it goes on when a checkpoint has brought space back.
+                Some(Work::Tail(id)) if !self.reap_tail(id).await? => return Ok(()),
+                Some(Work::Tail(_)) => {}
             }
             drop(turn);
             yield_now().await;
@@ -94,12 +96,16 @@ impl<D: Device> Inner<D> {
     }
 
     /// Goes from the new end to the old one. Holes are skipped as a whole and journal nothing, so a
-    /// turn can begin from the new end again: there is no cursor to be kept.
-    async fn reap_tail(self: &Rc<Self>, id: VolumeId) -> Result<()> {
-        let (mut size, mut at) = (u64::MAX, 0);
+    /// turn can begin from the new end again: there is no cursor to be kept. False if there is no
+    /// space for the tables that have to be changed.
+    async fn reap_tail(self: &Rc<Self>, id: VolumeId) -> Result<bool> {
+        let (mut size, mut at, mut tried) = (u64::MAX, 0, false);
         for _ in 0..TURN {
             let step = self
                 .edit(|meta| {
+                    if meta.space.available() < meta.checkpoint_pages() + STEP_PAGES {
+                        return Err(Failure::Stop(Stop::NoSpace));
+                    }
                     let Some((mut editor, record)) = meta.edit(id) else { return Ok(true) };
                     if record.state != VolumeState::Volume {
                         return Ok(true);
@@ -124,13 +130,17 @@ impl<D: Device> Inner<D> {
                 })
                 .await;
             match step {
-                Ok(true) => return Ok(()),
-                Ok(false) => {}
-                Err(super::load::Ended::NoSpace) => self.clone().checkpoint().await?,
-                Err(super::load::Ended::Error(e)) => return Err(e),
+                Ok(true) => return Ok(true),
+                Ok(false) => tried = false,
+                Err(Ended::NoSpace) if tried => return Ok(false),
+                Err(Ended::NoSpace) => {
+                    tried = true;
+                    self.clone().checkpoint().await?;
+                }
+                Err(Ended::Error(e)) => return Err(e),
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Waits until there is nothing left to give back and all of it may be used again.

@@ -5,15 +5,13 @@ use crate::error::Result;
 use crate::format::Record;
 use crate::map::{Stop, lookup};
 use crate::planted::{Bug, planted};
-use crate::pool::{Ended, Failure, no_space};
+use crate::pool::{Ended, Failure, STEP_PAGES, no_space};
 use crate::sync::Hold;
 use crate::types::{PAGE_SIZE, VirtualPage};
 
 use super::Volume;
 
 const PAGE: u64 = PAGE_SIZE as u64;
-/// Pages that a step may need for tables.
-const STEP_PAGES: u64 = 12;
 
 impl<D: Device> Volume<D> {
     /// The whole pages within the range read as zeroes afterwards and give their space back; its

@@ -5,7 +5,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
 use crate::map::Stop;
 use crate::planted::{Bug, planted};
-use crate::pool::{Ended, Failure};
+use crate::pool::{Ended, Failure, STEP_PAGES};
 use crate::sync::Hold;
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, VirtualPage};
 
@@ -14,8 +14,6 @@ use super::Volume;
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Bytes copied at once where nothing can be shared.
 const COPY: u64 = 1 << 20;
-/// Pages that a step may need for tables.
-const STEP_PAGES: u64 = 12;
 
 impl<D: Device> Volume<D> {
     /// Shares `len` bytes of `source` from `from` with this volume at `to`. Where both lie alike
