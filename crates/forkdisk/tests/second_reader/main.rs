@@ -223,3 +223,20 @@ fn a_reader_written_from_the_document_finds_what_the_engine_shows() {
     }
     assert!(seen.replayed > 100 && seen.rounds > 0 && seen.second_region, "there was little to be seen");
 }
+
+#[test]
+fn a_directory_page_that_empties_in_the_life_that_made_it_is_given_back() {
+    let mut lab = Lab::new(1, MIB);
+    let names: Vec<String> = (0..20).map(|i| format!("v{i}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    for name in &names {
+        lab.tasks.run(lab.pool.create(name, &CreateOptions::new(MIB, 2))).expect("created");
+    }
+    let before = lab.pool.info().free;
+    lab.tasks.run(lab.pool.checkpoint()).expect("a checkpoint");
+    lab.tasks.run(lab.pool.delete(&names)).expect("deleted");
+    lab.tasks.run(lab.pool.settle()).expect("settled");
+    lab.tasks.run(lab.pool.close()).expect("closed");
+    assert_eq!(lab.pool.info().free, before);
+    lab.compare(&mut Seen::default());
+}
