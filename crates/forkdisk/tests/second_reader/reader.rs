@@ -235,9 +235,10 @@ impl<'a> Pool<'a> {
                 volumes.insert(id, Volume { state, parent, name, ..source });
             }
         };
-        let change = |volumes: &mut BTreeMap<u64, Volume>, id, f: &mut dyn FnMut(&mut Volume)| match apply {
-            true => f(volumes.get_mut(&id).expect("a record names a volume there is")),
-            false => {}
+        let change = |volumes: &mut BTreeMap<u64, Volume>, id, f: &mut dyn FnMut(&mut Volume)| {
+            if apply {
+                f(volumes.get_mut(&id).expect("a record names a volume there is"));
+            }
         };
         match fields.u8() {
             1 => {
