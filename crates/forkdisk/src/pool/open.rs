@@ -25,6 +25,8 @@ use super::{Failure, Inner, Meta, OpenOptions, Pool};
 const MIN_POOL: u64 = 8 * BLOCK_SIZE;
 /// Bytes read at once during replay.
 const REPLAY_WINDOW: u64 = 1 << 20;
+/// Bytes of a window that are looked at again together with the next one: more than most groups have.
+const REPLAY_OVERLAP: usize = 256 << 10;
 
 /// How a new pool is laid out.
 #[derive(Clone, Debug)]
@@ -378,9 +380,13 @@ impl<D: Device> Inner<D> {
     /// group behind it says that records were durable which have not been found.
     async fn refuse_damaged_journal(&self, head: u64, limit: u64) -> Result<()> {
         let (uuid, next) = (self.superblock.borrow().uuid, self.meta.borrow().journal.next());
-        let mut at = head;
-        while at < head + limit {
-            let window = self.read_journal(at, (head + limit - at).min(REPLAY_WINDOW)).await?;
+        let (mut window, mut window_at) = (Vec::new(), head);
+        loop {
+            let at = window_at + window.len() as u64;
+            if at == head + limit {
+                return Ok(());
+            }
+            window.extend(self.read_journal(at, (head + limit - at).min(REPLAY_WINDOW)).await?);
             let groups = window.chunks(PAGE_SIZE).enumerate().map(|(i, _)| &window[i * PAGE_SIZE..]);
             if let Some(group) = groups.filter_map(|bytes| find_group(&uuid, bytes)).find(|g| g.confirmed > next) {
                 let place = self.meta.borrow().journal.segments(head, PAGE_SIZE)[0].offset;
@@ -391,10 +397,11 @@ impl<D: Device> Inner<D> {
                 );
                 return Err(Error::new(ErrorKind::Corrupt, why));
             }
-            // Windows overlap, so that most groups lie in one of them as a whole.
-            at += REPLAY_WINDOW - REPLAY_WINDOW / 4;
+            // What may be the beginning of a group stays, so that it is seen whole and nothing is read twice.
+            let seen = window.len().saturating_sub(REPLAY_OVERLAP);
+            window.drain(..seen);
+            window_at += seen as u64;
         }
-        Ok(())
     }
 
     async fn replay_record(&self, record: &crate::format::Record) -> Result<()> {
