@@ -81,12 +81,14 @@ impl Context<'_> {
 type Case = fn(&Context<'_>) -> Result<Vec<Row>>;
 
 /// The cases of `bench engine`, in order of trust: exact counts first, wall-clock time last.
-pub const ENGINE_CASES: [&str; 8] = ["counts", "modelled", "snapshots", "reopen", "memory", "cpu", "nbd", "wall"];
+pub const ENGINE_CASES: [&str; 9] =
+    ["counts", "modelled", "chunks", "snapshots", "reopen", "memory", "cpu", "nbd", "wall"];
 
 fn case(name: &str) -> Option<Case> {
     Some(match name {
         "counts" => cases::counts::run,
         "modelled" => cases::modelled::run,
+        "chunks" => cases::chunks::run,
         "snapshots" => cases::snapshots::run,
         "reopen" => cases::reopen::run,
         "memory" => cases::memory::run,

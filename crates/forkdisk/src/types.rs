@@ -12,6 +12,8 @@ pub const BLOCK_SIZE: u64 = BLOCK_PAGES * PAGE_SIZE as u64;
 pub const FANOUT: usize = 256;
 /// Largest volume, in bytes (1 PiB).
 pub const MAX_VOLUME_SIZE: u64 = 1 << 50;
+/// Largest chunk of a volume, in bytes.
+pub const MAX_CHUNK: u64 = 64 << 20;
 /// Largest pool, in bytes (4 PiB).
 pub const MAX_POOL_SIZE: u64 = 1 << 52;
 
@@ -87,6 +89,11 @@ pub fn entry_span(level: u8) -> u64 {
 /// Pages that a whole table of `level` covers.
 pub fn table_span(level: u8) -> u64 {
     1 << (8 * (u32::from(level) + 1))
+}
+
+/// Whether a volume may have a chunk of `bytes` bytes: a power of two from a page to 64 MiB.
+pub fn is_chunk(bytes: u64) -> bool {
+    bytes.is_power_of_two() && (PAGE_SIZE as u64..=MAX_CHUNK).contains(&bytes)
 }
 
 /// The pool's logical time: rises with every verb that makes something shared, never reused.

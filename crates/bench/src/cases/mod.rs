@@ -1,5 +1,6 @@
 //! One file per case; `ram` and `file` hold what several of them begin with.
 
+pub mod chunks;
 pub mod counts;
 pub mod cpu;
 pub mod file;

@@ -8,7 +8,7 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::planted::{Bug, planted};
-use crate::types::{MAX_VOLUME_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
+use crate::types::{MAX_VOLUME_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, is_chunk};
 
 use super::cursor::{Append, Reader};
 use super::volume::MAX_NAME;
@@ -142,11 +142,13 @@ impl Record {
     fn decode(r: &mut Reader<'_>) -> Option<Record> {
         let volume = |r: &mut Reader<'_>| r.u64().map(VolumeId);
         let page = |r: &mut Reader<'_>| r.u64().filter(|&p| p <= MAX_VOLUME_SIZE / PAGE_SIZE as u64).map(VirtualPage);
+        let size = |r: &mut Reader<'_>| r.u64().filter(|&bytes| bytes <= MAX_VOLUME_SIZE);
+        let chunk = |r: &mut Reader<'_>| r.u64().filter(|&bytes| is_chunk(bytes));
         Some(match r.u8()? {
             1 => Record::Map { volume: volume(r)?, at: page(r)?, len: r.u32()?, to: PageAddr(r.u64()?) },
             2 => Record::Unmap { volume: volume(r)?, at: page(r)?, len: page(r)?.0 },
             3 => {
-                let (id, size, chunk, now) = (volume(r)?, r.u64()?, r.u64()?, r.u64()?);
+                let (id, size, chunk, now) = (volume(r)?, size(r)?, chunk(r)?, r.u64()?);
                 Record::Create { id, size, chunk, now, name: r.text(MAX_NAME)? }
             }
             4 => {
@@ -164,8 +166,8 @@ impl Record {
                 Record::Delete { ids: (0..n).map(|_| volume(r)).collect::<Option<_>>()? }
             }
             8 => Record::Rename { id: volume(r)?, name: r.text(MAX_NAME)? },
-            9 => Record::Resize { id: volume(r)?, size: r.u64()? },
-            10 => Record::SetChunk { id: volume(r)?, chunk: r.u64()? },
+            9 => Record::Resize { id: volume(r)?, size: size(r)? },
+            10 => Record::SetChunk { id: volume(r)?, chunk: chunk(r)? },
             11 => {
                 let (source, from, target, to) = (volume(r)?, page(r)?, volume(r)?, page(r)?);
                 Record::CloneRange { source, from, target, to, len: page(r)?.0 }
@@ -314,6 +316,21 @@ mod tests {
         };
         assert_eq!((group.incarnation, group.first, group.chain), (3, 10, chain));
         assert_eq!(records, samples());
+    }
+
+    #[test]
+    fn a_record_out_of_range_is_not_taken() {
+        let id = VolumeId(7);
+        for bad in [
+            Record::Create { id, name: "a".into(), size: MAX_VOLUME_SIZE + 1, chunk: 65536, now: 5 },
+            Record::Create { id, name: "a".into(), size: 1, chunk: 0, now: 5 },
+            Record::Resize { id, size: u64::MAX },
+            Record::SetChunk { id, chunk: 2048 },
+            Record::Unmap { volume: id, at: VirtualPage(u64::MAX), len: 1 },
+        ] {
+            let (bytes, _) = group_of(std::slice::from_ref(&bad), 42);
+            assert!(matches!(decode_group(&[5; 16], 42, &bytes, 1 << 20), Decoded::End), "{bad:?}");
+        }
     }
 
     #[test]

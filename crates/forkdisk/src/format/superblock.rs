@@ -149,6 +149,7 @@ impl Superblock {
             return None;
         }
         (directory_pages <= layout.pages()).then_some(())?;
+        (extents > 0 && start.position.is_multiple_of(PAGE_SIZE as u64)).then_some(())?;
         let mut journal = Vec::new();
         for i in 0..MAX_JOURNAL_EXTENTS {
             let (first, len) = (r.u64()?, r.u64()?);
@@ -221,6 +222,17 @@ mod tests {
         let mut page = vec![0; PAGE_SIZE];
         sample().encode(SUPERBLOCK_PAGES[0], &mut page);
         assert_eq!(Superblock::decode(SUPERBLOCK_PAGES[0], &page), Ok(sample()));
+    }
+
+    #[test]
+    fn a_superblock_without_a_journal_or_with_a_crooked_start_is_damaged() {
+        let crooked = JournalStart { position: 4095, ..sample().start };
+        for bad in [Superblock { journal: vec![], ..sample() }, Superblock { start: crooked, ..sample() }] {
+            let mut page = vec![0; PAGE_SIZE];
+            bad.encode(SUPERBLOCK_PAGES[0], &mut page);
+            let decoded = Superblock::decode(SUPERBLOCK_PAGES[0], &page);
+            assert!(matches!(decoded, Err(NotSuper::Damaged(_))), "{decoded:?}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The directory: one slot of 512 bytes per volume or snapshot, eight to a page.
 
-use crate::types::{Epoch, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};
+use crate::types::{Epoch, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId, is_chunk};
 
 use super::Entry;
 use super::cursor::{Append, Reader};
@@ -104,7 +104,7 @@ impl VolumeRecord {
             && root.flaw(level + 1, pool_pages).is_none()
             && size <= MAX_VOLUME_SIZE
             && trim_end <= MAX_VOLUME_SIZE
-            && chunk.is_power_of_two()
+            && is_chunk(chunk)
             && shared_at < 1 << 40
             && id != 0;
         if !sound {
@@ -155,9 +155,8 @@ mod tests {
     use super::*;
     use crate::types::PageAddr;
 
-    #[test]
-    fn a_record_with_the_longest_names_fits_its_slot() {
-        let record = VolumeRecord {
+    fn sample() -> VolumeRecord {
+        VolumeRecord {
             id: VolumeId(u64::MAX),
             state: VolumeState::Snapshot,
             parent: VolumeId(3),
@@ -172,7 +171,25 @@ mod tests {
             shared_at: Epoch(4),
             created: 1_700_000_000,
             cursor: 1 << 38,
-        };
+        }
+    }
+
+    #[test]
+    fn a_chunk_that_no_volume_can_have_is_damage() {
+        for (chunk, sound) in
+            [(4096, true), (64 << 20, true), (1, false), (2048, false), (12288, false), (1 << 27, false)]
+        {
+            let record = VolumeRecord { chunk, ..sample() };
+            let (mut page, mut slots) = (vec![0; PAGE_SIZE], [None; SLOTS_PER_PAGE]);
+            slots[0] = Some(&record);
+            encode_directory_page(&slots, &mut page);
+            assert_eq!(decode_directory_page(&page, 1000).is_ok(), sound, "{chunk}");
+        }
+    }
+
+    #[test]
+    fn a_record_with_the_longest_names_fits_its_slot() {
+        let record = sample();
         let mut page = vec![1u8; PAGE_SIZE];
         let mut slots = [None; SLOTS_PER_PAGE];
         slots[7] = Some(&record);

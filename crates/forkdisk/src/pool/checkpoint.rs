@@ -377,8 +377,9 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
             let at = next();
             let old =
                 std::mem::replace(&mut meta.tables.entries_mut(leaf)[slot], Entry::checked_page(at, meta.epoch, 0));
-            if !old.is_absent() {
-                meta.space.decr_page(old.addr(), until);
+            match old.is_absent() {
+                true => meta.directory_map.referenced += 1,
+                false => meta.space.decr_page(old.addr(), until),
             }
             meta.space.incr_page(at);
             pages.push(DirectoryPage { at, leaf, slot, records });

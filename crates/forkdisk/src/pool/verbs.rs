@@ -7,15 +7,13 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{NO_VOLUME, Record, VolumeState};
 use crate::planted::{Bug, planted};
-use crate::types::{BLOCK_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};
+use crate::types::{BLOCK_SIZE, MAX_VOLUME_SIZE, VolumeId, is_chunk};
 
 use super::directory::Volume;
 use super::info::VolumeInfo;
 use super::load::{changed, gone};
 use super::{Failure, Inner, Meta, Pool};
 
-/// Largest chunk, in bytes.
-const MAX_CHUNK: u64 = 64 << 20;
 /// Chunk of a volume when nothing else is said, in bytes.
 const DEFAULT_CHUNK: u64 = 64 << 10;
 
@@ -45,7 +43,7 @@ fn check_size(size: u64) -> Result<()> {
 }
 
 fn check_chunk(chunk: u64) -> Result<()> {
-    match chunk.is_power_of_two() && (PAGE_SIZE as u64..=MAX_CHUNK).contains(&chunk) {
+    match is_chunk(chunk) {
         true => Ok(()),
         false => Err(Error::new(
             ErrorKind::Invalid,

@@ -29,6 +29,14 @@ pub struct TestServer {
 impl TestServer {
     /// Serves what `exports` makes.
     pub fn start<X: Exports>(options: ServerOptions, exports: impl FnOnce(&Rt) -> X + Send + 'static) -> TestServer {
+        TestServer::start_with(options, move |rt| std::future::ready(exports(&rt)))
+    }
+
+    /// Serves what the future that `exports` makes resolves with.
+    pub fn start_with<X: Exports, F: Future<Output = X>>(
+        options: ServerOptions,
+        exports: impl FnOnce(Rt) -> F + Send + 'static,
+    ) -> TestServer {
         let dir = tempfile::tempdir().expect("a folder for the socket");
         let path = dir.path().join("nbd.sock");
         let (stop, stopped) = UnixStream::pair().expect("a pair of sockets");
@@ -36,7 +44,7 @@ impl TestServer {
         let thread = std::thread::spawn(move || {
             let main = |rt: Rt| async move {
                 let listener = UnixListener::bind(&rt, &path).expect("a socket to listen on");
-                let server = Server::new(&rt, exports(&rt), options);
+                let server = Server::new(&rt, exports(rt.clone()).await, options);
                 let (handle, stopped) = (server.handle(), Stream::from_fd(&rt, OwnedFd::from(stopped)));
                 rt.spawn(async move {
                     let _ = stopped.recv(Buf::zeroed(1), 0, 1).await;

@@ -1,0 +1,242 @@
+//! docs/format.md is enough to read a pool: a reader written from it finds in the pages of the
+//! device what the engine says is in the volumes, after closing in order and after a kill, and the
+//! counts on the device are the references there are.
+
+mod reader;
+
+use std::cell::RefCell;
+use std::future::{Future, ready};
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use forkdisk::device::{Buf, MemoryDevice, Segment};
+use forkdisk::{CreateOptions, Device, FormatOptions, LocalFuture, OpenOptions, Pool, Runtime};
+
+use reader::PAGE;
+
+/// Two regions of count pages; the second begins at block 869.
+const POOL: u64 = 900 << 20;
+const MIB: u64 = 1 << 20;
+
+#[derive(Clone, Default)]
+struct Tasks(Rc<RefCell<Vec<LocalFuture<()>>>>);
+
+impl Runtime for Tasks {
+    fn spawn(&self, task: LocalFuture<()>) {
+        self.0.borrow_mut().push(task);
+    }
+
+    fn sleep(&self, _time: Duration) -> LocalFuture<()> {
+        Box::pin(ready(()))
+    }
+}
+
+impl Tasks {
+    fn run<T>(&self, first: impl Future<Output = T>) -> T {
+        let mut first = pin!(first);
+        let mut context = Context::from_waker(Waker::noop());
+        loop {
+            if let Poll::Ready(value) = first.as_mut().poll(&mut context) {
+                return value;
+            }
+            let mut tasks = self.0.take();
+            tasks.retain_mut(|task| task.as_mut().poll(&mut context).is_pending());
+            self.0.borrow_mut().append(&mut tasks);
+        }
+    }
+}
+
+/// A pool in memory, and what is done to it.
+struct Lab {
+    disk: MemoryDevice,
+    tasks: Tasks,
+    pool: Pool<MemoryDevice>,
+    random: u64,
+    made: u64,
+}
+
+impl Lab {
+    fn new(seed: u64, journal: u64) -> Lab {
+        let (disk, tasks) = (MemoryDevice::new(POOL), Tasks::default());
+        let options = FormatOptions { size: POOL, uuid: *b"a second reader!", now: 1, journal: Some(journal) };
+        tasks.run(Pool::format(&disk, &options)).expect("a pool");
+        let pool = open(&disk, &tasks);
+        Lab { disk, tasks, pool, random: seed, made: 0 }
+    }
+
+    /// Writes a volume of `size` bytes, a MiB at a time.
+    fn fill(&mut self, size: u64) {
+        self.tasks.run(self.pool.create("filled", &CreateOptions::new(size, 2))).expect("created");
+        let volume = self.pool.volume("filled").expect("created");
+        for at in (0..size).step_by(MIB as usize) {
+            let buf = Buf::copy_of(&vec![at.trailing_zeros() as u8; MIB as usize]);
+            self.tasks.run(volume.write(at, buf, false)).0.expect("written");
+        }
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) % n
+    }
+
+    /// The name of a volume, or of a snapshot, of those there are.
+    fn any(&mut self, snapshot: bool) -> Option<String> {
+        let names: Vec<_> = self.pool.list().into_iter().filter(|v| v.snapshot == snapshot).map(|v| v.name).collect();
+        (!names.is_empty()).then(|| names[self.below(names.len() as u64) as usize].clone())
+    }
+
+    fn new_name(&mut self) -> String {
+        self.made += 1;
+        format!("folder/{}", self.made)
+    }
+
+    /// Some bytes that begin and end anywhere in a volume of `size` bytes.
+    fn range(&mut self, size: u64) -> (u64, u64) {
+        let unit = [1, 512, 4096, MIB][self.below(4) as usize].min(size);
+        let from = self.below(size / unit) * unit;
+        let len = (1 + self.below(8)) * unit;
+        (from, len.min(size - from))
+    }
+
+    /// One operation, any; those that do not fit what there is are refused and change nothing.
+    fn step(&mut self) {
+        let (pool, tasks) = (self.pool.clone(), self.tasks.clone());
+        let Some(name) = self.any(false).filter(|_| self.below(20) > 0) else {
+            let (name, size) = (self.new_name(), 1 + self.below(6 * MIB));
+            tasks.run(pool.create(&name, &CreateOptions::new(size, 2))).expect("created");
+            return;
+        };
+        let volume = pool.volume(&name).expect("listed");
+        let (at, len) = self.range(volume.size());
+        match self.below(24) {
+            0 => drop(tasks.run(pool.snapshot(&[(&name, &format!("s{}", self.made + self.random % 3))], 3))),
+            1 => {
+                let (source, copy) = (self.any(true).unwrap_or(name), self.new_name());
+                tasks.run(pool.clone_volume(&source, &copy, 4)).expect("cloned");
+            }
+            2 | 3 => {
+                let source = pool.volume(&self.any(true).unwrap_or(name)).expect("listed");
+                let (from, n) = self.range(source.size());
+                let n = n.min(volume.size() - at);
+                // Ranges that overlap within one volume are refused.
+                let _ = tasks.run(volume.clone_range(&source, from.min(source.size() - n), at, n));
+            }
+            4 | 5 => tasks.run(volume.discard(at, len)).expect("discarded"),
+            6 => tasks.run(pool.resize(&name, 1 + self.below(6 * MIB))).expect("resized"),
+            7 => tasks.run(pool.set_chunk(&name, 4096 << self.below(8))).expect("set"),
+            8 => {
+                let new = self.new_name();
+                tasks.run(pool.rename(&name, &new)).expect("renamed");
+            }
+            9 => {
+                drop(volume);
+                if let Some(snapshot) = self.any(true) {
+                    let (of, short) = snapshot.split_once('@').expect("a snapshot");
+                    tasks.run(pool.rollback(of, short)).expect("rolled back");
+                }
+            }
+            10 => {
+                drop(volume);
+                let victims = pool.list().into_iter().map(|v| v.name);
+                let victims: Vec<_> = victims.filter(|v| *v == name || v.starts_with(&format!("{name}@"))).collect();
+                tasks.run(pool.delete(&victims.iter().map(String::as_str).collect::<Vec<_>>())).expect("deleted");
+            }
+            11 => tasks.run(pool.checkpoint()).expect("a checkpoint"),
+            _ => {
+                let byte = self.below(255) as u8 + 1;
+                tasks.run(volume.write(at, Buf::copy_of(&vec![byte; len as usize]), false)).0.expect("written");
+            }
+        }
+    }
+
+    /// Reads all volumes through the engine and through the second reader, and notes what there was to
+    /// be seen.
+    fn compare(&mut self, seen: &mut Seen) {
+        let page = |number: u64| {
+            let segment = Segment { offset: number * PAGE as u64, at: 0, len: PAGE };
+            let (result, buf) = self.tasks.run(self.disk.read(Buf::zeroed(PAGE), [segment].into_iter().collect()));
+            result.expect("the device reads");
+            buf.to_vec()
+        };
+        let found = reader::Pool::read(&page);
+        let (listed, volumes) = (self.pool.list(), found.by_name());
+        assert_eq!(listed.iter().map(|v| (&v.name, v.size)).collect::<Vec<_>>(), {
+            volumes.iter().map(|(name, v)| (name, v.size)).collect::<Vec<_>>()
+        });
+        for (name, found_volume) in volumes {
+            let volume = self.pool.volume(&name).expect("listed");
+            for number in 0..found_volume.size.div_ceil(PAGE as u64) {
+                let len = (found_volume.size - number * PAGE as u64).min(PAGE as u64) as usize;
+                let (result, buf) = self.tasks.run(volume.read(number * PAGE as u64, Buf::zeroed(len)));
+                result.expect("the engine reads");
+                assert_eq!(buf[..], found.contents(found_volume, number)[..len], "page {number} of {name}");
+            }
+        }
+        if found.is_clean() {
+            let counts = found.counts();
+            assert_eq!(counts, found.references());
+            seen.second_region |= counts.blocks.keys().any(|&block| block > 869);
+            assert_eq!(found.replayed, 0, "nothing to replay");
+        }
+        seen.replayed += found.replayed;
+        seen.rounds = seen.rounds.max(found.journal_rounds());
+    }
+}
+
+/// What the comparisons came across.
+#[derive(Default)]
+struct Seen {
+    /// Records in the journal.
+    replayed: usize,
+    /// How often the journal has gone round.
+    rounds: u64,
+    /// Whether there were counts in the second region.
+    second_region: bool,
+}
+
+fn open(disk: &MemoryDevice, tasks: &Tasks) -> Pool<MemoryDevice> {
+    tasks.run(Pool::open(disk.clone(), Rc::new(tasks.clone()), OpenOptions::default())).expect("opened")
+}
+
+#[test]
+fn a_reader_written_from_the_document_finds_what_the_engine_shows() {
+    let mut seen = Seen::default();
+    for (seed, journal) in [(1, MIB), (2, MIB), (3, 800 * MIB)] {
+        let mut lab = Lab::new(seed, journal);
+        if journal > MIB {
+            // With the journal it fills the first region.
+            lab.fill(68 * MIB);
+        }
+        for _ in 0..12 {
+            (0..100).for_each(|_| lab.step());
+            // As a kill would leave it: nothing runs on, all that was acknowledged is there.
+            lab.tasks.run(lab.pool.flush()).expect("flushed");
+            lab.compare(&mut seen);
+            if lab.below(3) == 0 {
+                lab.tasks.run(lab.pool.close()).expect("closed");
+                lab.pool = open(&lab.disk, &lab.tasks);
+                lab.compare(&mut seen);
+            }
+        }
+    }
+    assert!(seen.replayed > 100 && seen.rounds > 0 && seen.second_region, "there was little to be seen");
+}
+
+#[test]
+fn a_directory_page_that_empties_in_the_life_that_made_it_is_given_back() {
+    let mut lab = Lab::new(1, MIB);
+    let names: Vec<String> = (0..20).map(|i| format!("v{i}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    for name in &names {
+        lab.tasks.run(lab.pool.create(name, &CreateOptions::new(MIB, 2))).expect("created");
+    }
+    let before = lab.pool.info().free;
+    lab.tasks.run(lab.pool.checkpoint()).expect("a checkpoint");
+    lab.tasks.run(lab.pool.delete(&names)).expect("deleted");
+    lab.tasks.run(lab.pool.settle()).expect("settled");
+    lab.tasks.run(lab.pool.close()).expect("closed");
+    assert_eq!(lab.pool.info().free, before);
+    lab.compare(&mut Seen::default());
+}

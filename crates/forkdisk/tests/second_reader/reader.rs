@@ -1,0 +1,412 @@
+//! A reader of pools, written from docs/format.md. It shares nothing with the engine but two
+//! checksum crates, and it believes nothing: every page is checked as the document says.
+
+use std::collections::BTreeMap;
+
+use crc32c::{crc32c, crc32c_append};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+pub const PAGE: usize = 4096;
+
+/// Number of a volume's page → number of the pool's page.
+pub type Map = BTreeMap<u64, u64>;
+
+/// An entry of a map table.
+#[derive(Clone, Copy)]
+struct Entry {
+    page: u64,
+    kind: u8,
+    birth: u64,
+    checksum: u32,
+}
+
+impl Entry {
+    fn new(bytes: &[u8]) -> Entry {
+        let (low, high) = (u64_at(bytes, 0), u64_at(bytes, 8));
+        assert_eq!(low >> 40 & 0xff, 0, "the device is always 0");
+        let birth = low >> 56 | (high & 0xffff_ffff) << 8;
+        Entry { page: low & ((1 << 40) - 1), kind: (low >> 48) as u8, birth, checksum: (high >> 32) as u32 }
+    }
+}
+
+/// A volume or snapshot, or a dead volume (state 3).
+#[derive(Clone)]
+pub struct Volume {
+    pub state: u8,
+    pub parent: u64,
+    pub size: u64,
+    pub name: String,
+    pub map: Map,
+    level: u8,
+    root: Entry,
+    cursor: u64,
+}
+
+/// A pool as it is on its device.
+pub struct Pool<'a> {
+    page: &'a dyn Fn(u64) -> Vec<u8>,
+    sb: Vec<u8>,
+    pub volumes: BTreeMap<u64, Volume>,
+    /// Records of the journal that were applied.
+    pub replayed: usize,
+}
+
+pub fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(bytes[at..at + 2].try_into().unwrap())
+}
+
+pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+}
+
+pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+fn page_sum(uuid: &[u8], page: u64, birth: u64, kind: u8, bytes: &[u8]) -> u32 {
+    let identity = [uuid, &page.to_le_bytes(), &birth.to_le_bytes(), &[kind]].concat();
+    crc32c_append(crc32c(&identity), bytes)
+}
+
+fn superblock(page: &dyn Fn(u64) -> Vec<u8>) -> Vec<u8> {
+    let whole = |&(at, ref b): &(u64, Vec<u8>)| {
+        &b[..8] == b"forkdisk" && page_sum(&b[16..32], at, 0, 0xf0, &b[..4092]) == u32_at(b, 4092)
+    };
+    let slots = [0, 128].map(|at| (at, page(at)));
+    let newest = slots.into_iter().filter(whole).max_by_key(|(_, b)| u64_at(b, 48)).expect("a superblock").1;
+    assert_eq!((u32_at(&newest, 8), u32_at(&newest, 12), u64_at(&newest, 40)), (1, 4096, 0), "what this one knows");
+    newest
+}
+
+impl<'a> Pool<'a> {
+    /// Reads the pool of which `page` gives the pages.
+    pub fn read(page: &'a dyn Fn(u64) -> Vec<u8>) -> Pool<'a> {
+        let mut pool = Pool { page, sb: superblock(page), volumes: BTreeMap::new(), replayed: 0 };
+        pool.directory();
+        let alive = pool.volumes.iter().filter(|(_, v)| v.state != 3);
+        let maps: Vec<_> = alive.map(|(&id, v)| (id, pool.map_of(v))).collect();
+        for (id, map) in maps {
+            pool.volumes.get_mut(&id).unwrap().map = map;
+        }
+        if !pool.is_clean() {
+            pool.replay();
+        }
+        pool
+    }
+
+    /// Whether it was closed in order.
+    pub fn is_clean(&self) -> bool {
+        u64_at(&self.sb, 64) == 1
+    }
+
+    /// Volumes and snapshots by their whole names.
+    pub fn by_name(&self) -> BTreeMap<String, &Volume> {
+        let name = |v: &Volume| match v.state {
+            1 => v.name.clone(),
+            _ => format!("{}@{}", self.volumes[&v.parent].name, v.name),
+        };
+        self.volumes.values().filter(|v| v.state != 3).map(|v| (name(v), v)).collect()
+    }
+
+    /// Page `number` of a volume, zeroes where it has a hole.
+    pub fn contents(&self, volume: &Volume, number: u64) -> Vec<u8> {
+        volume.map.get(&number).map_or_else(|| vec![0; PAGE], |&page| (self.page)(page))
+    }
+
+    fn checked(&self, page: u64, birth: u64, kind: u8, sum: u32) -> Vec<u8> {
+        let bytes = (self.page)(page);
+        assert_eq!(page_sum(&self.sb[16..32], page, birth, kind, &bytes), sum, "kind {kind:x} in page {page:#x}");
+        bytes
+    }
+
+    fn table(&self, entry: Entry, level: u8) -> Vec<Entry> {
+        assert_eq!(entry.kind, 4);
+        self.checked(entry.page, entry.birth, level, entry.checksum).chunks(16).map(Entry::new).collect()
+    }
+
+    fn directory(&mut self) {
+        let (level, root) = (self.sb[104], Entry::new(&self.sb[120..136]));
+        for number in 0..u64_at(&self.sb, 112) {
+            let (mut entry, mut level) = (root, level);
+            while entry.kind == 4 {
+                entry = self.table(entry, level)[(number >> (8 * level) & 255) as usize];
+                level = level.wrapping_sub(1);
+            }
+            if entry.kind == 0 {
+                continue;
+            }
+            let page = self.checked(entry.page, 0, 0xd0, entry.checksum);
+            for slot in page.chunks(512).filter(|slot| slot[0] != 0) {
+                let n = usize::from(u16_at(slot, 96));
+                let volume = Volume {
+                    state: slot[0],
+                    level: slot[1],
+                    parent: u64_at(slot, 16),
+                    size: u64_at(slot, 24),
+                    root: Entry::new(&slot[80..96]),
+                    cursor: u64_at(slot, 72),
+                    name: String::from_utf8(slot[98..98 + n].to_vec()).unwrap(),
+                    map: Map::new(),
+                };
+                assert!(self.volumes.insert(u64_at(slot, 8), volume).is_none(), "a number is used once");
+            }
+        }
+    }
+
+    fn map_of(&self, volume: &Volume) -> Map {
+        let mut map = Map::new();
+        let mut todo = vec![(volume.root, volume.level, 0)];
+        while let Some((entry, level, base)) = todo.pop() {
+            if entry.kind == 0 {
+                continue;
+            }
+            for (i, child) in (0..).zip(self.table(entry, level)) {
+                let first: u64 = base + (i << (8 * level));
+                match (child.kind, level) {
+                    (0, _) => {}
+                    (2, 0) => drop(map.insert(first, child.page)),
+                    (3, 1) => map.extend((0..256).map(|n| (first + n, child.page + n))),
+                    (4, 1..) => todo.push((child, level - 1, first)),
+                    (kind, level) => panic!("kind {kind} at level {level}"),
+                }
+            }
+        }
+        map
+    }
+
+    fn extents(&self) -> Vec<(u64, u64)> {
+        let count = u32_at(&self.sb, 160) as usize;
+        (0..count).map(|i| (u64_at(&self.sb, 168 + 16 * i), u64_at(&self.sb, 176 + 16 * i))).collect()
+    }
+
+    /// The journal's page that `position` lies in.
+    fn ring(&self, position: u64) -> Vec<u8> {
+        let total: u64 = self.extents().iter().map(|e| e.1).sum();
+        let mut at = position / PAGE as u64 % total;
+        for (first, pages) in self.extents() {
+            if at < pages {
+                return (self.page)(first + at);
+            }
+            at -= pages;
+        }
+        unreachable!("within the ring")
+    }
+
+    /// How often the journal has gone round, as of the superblock.
+    pub fn journal_rounds(&self) -> u64 {
+        u64_at(&self.sb, 136) / (self.extents().iter().map(|e| e.1).sum::<u64>() * PAGE as u64)
+    }
+
+    fn replay(&mut self) {
+        let (start, fresh, mut chain) = (u64_at(&self.sb, 136), u64_at(&self.sb, 144), u64_at(&self.sb, 152));
+        let total: u64 = self.extents().iter().map(|e| e.1).sum::<u64>() * PAGE as u64;
+        let (mut position, mut incarnation) = (start, 0);
+        while position < start + total {
+            let mut group = self.ring(position);
+            if &group[..8] != b"fkdjrnl1" || u64_at(&group, 48) != chain {
+                return;
+            }
+            let length = 64 + u32_at(&group, 36) as usize;
+            let pages = length.div_ceil(PAGE) as u64;
+            if position + pages * PAGE as u64 > start + total {
+                return;
+            }
+            (1..pages).for_each(|i| group.extend(self.ring(position + i * PAGE as u64)));
+            let covered = [&self.sb[16..32], &group[..40], &group[64..length]].concat();
+            let (value, born) = (u64_at(&group, 40), u64_at(&group, 8));
+            if xxh3_64_with_seed(&covered, chain) != value || born < incarnation || born > u64_at(&self.sb, 56) {
+                return;
+            }
+            let mut records = Fields(&group[64..length]);
+            for sequence in (u64_at(&group, 16)..).take(u32_at(&group, 32) as usize) {
+                self.record(&mut records, sequence >= fresh);
+            }
+            assert!(records.0.is_empty(), "records end where the group ends");
+            (chain, incarnation, position) = (value, born, position + pages * PAGE as u64);
+        }
+    }
+
+    fn record(&mut self, fields: &mut Fields, apply: bool) {
+        let mut ignored = BTreeMap::new();
+        let volumes = if apply { &mut self.volumes } else { &mut ignored };
+        self.replayed += usize::from(apply);
+        let copy = |volumes: &mut BTreeMap<u64, Volume>, source: u64, id, state, parent, name| {
+            if let Some(source) = volumes.get(&source).cloned() {
+                volumes.insert(id, Volume { state, parent, name, ..source });
+            }
+        };
+        let change = |volumes: &mut BTreeMap<u64, Volume>, id, f: &mut dyn FnMut(&mut Volume)| match apply {
+            true => f(volumes.get_mut(&id).expect("a record names a volume there is")),
+            false => {}
+        };
+        match fields.u8() {
+            1 => {
+                let (id, at, len, to) = (fields.u64(), fields.u64(), u64::from(fields.u32()), fields.u64());
+                change(volumes, id, &mut |v| v.map.extend((0..len).map(|i| (at + i, to + i))));
+            }
+            2 => {
+                let (id, at, len) = (fields.u64(), fields.u64(), fields.u64());
+                change(volumes, id, &mut |v| v.map.retain(|page, _| !(at..at + len).contains(page)));
+            }
+            3 => {
+                let (id, size, _chunk, _made, name) =
+                    (fields.u64(), fields.u64(), fields.u64(), fields.u64(), fields.name());
+                let root = Entry { page: 0, kind: 0, birth: 0, checksum: 0 };
+                volumes
+                    .insert(id, Volume { state: 1, parent: 0, size, name, map: Map::new(), level: 1, root, cursor: 0 });
+            }
+            4 => {
+                let (_made, count) = (fields.u64(), fields.u32());
+                for _ in 0..count {
+                    let (source, id, name) = (fields.u64(), fields.u64(), fields.name());
+                    copy(volumes, source, id, 2, source, name);
+                }
+            }
+            5 => {
+                let (source, id, _made, name) = (fields.u64(), fields.u64(), fields.u64(), fields.name());
+                copy(volumes, source, id, 1, 0, name);
+            }
+            6 => {
+                let (id, snapshot, _dead) = (fields.u64(), fields.u64(), fields.u64());
+                let to = volumes.get(&snapshot).cloned();
+                change(volumes, id, &mut |v| (v.map, v.size) = to.clone().map(|s| (s.map, s.size)).unwrap());
+            }
+            7 => (0..fields.u32()).for_each(|_| change(volumes, fields.u64(), &mut |v| v.state = 3)),
+            8 => {
+                let (id, name) = (fields.u64(), fields.name());
+                change(volumes, id, &mut |v| v.name.clone_from(&name));
+            }
+            9 => {
+                let (id, size) = (fields.u64(), fields.u64());
+                change(volumes, id, &mut |v| v.size = size);
+            }
+            10 => drop((fields.u64(), fields.u64())),
+            11 => {
+                let (source, from, target, to, len) =
+                    (fields.u64(), fields.u64(), fields.u64(), fields.u64(), fields.u64());
+                let found = volumes.get(&source).map(|v| v.map.clone()).unwrap_or_default();
+                change(volumes, target, &mut |v| {
+                    v.map.retain(|page, _| !(to..to + len).contains(page));
+                    v.map.extend(found.range(from..from + len).map(|(page, &at)| (page - from + to, at)));
+                });
+            }
+            12 => drop(fields.u64()),
+            kind => panic!("a record of kind {kind}"),
+        }
+    }
+}
+
+/// What the counts of a pool say, or what they should say.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub blocks: BTreeMap<u64, u32>,
+    pub pages: BTreeMap<u64, u32>,
+}
+
+impl Pool<'_> {
+    /// The counts as they are on the device.
+    pub fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        for i in 0..u32_at(&self.sb, 164) as usize {
+            self.count_page(3, i as u64, &self.sb[424 + 16 * i..440 + 16 * i], &mut counts);
+        }
+        counts
+    }
+
+    /// Adds what lies below an entry of the count tree; returns the pages in use there.
+    fn count_page(&self, level: u8, index: u64, entry: &[u8], counts: &mut Counts) -> u64 {
+        let (slot, sum, said) = (u64::from(entry[0]), u32_at(entry, 4), u64_at(entry, 8));
+        if slot == 0 {
+            assert_eq!(entry, [0; 16]);
+            return 0;
+        }
+        let (region, within) = match level {
+            0 => (index / 124, 8 + index % 124 * 2),
+            _ => (index << (8 * (level - 1)), (u64::from(level) - 1) * 2),
+        };
+        let bytes = self.checked((1 + 868 * region) * 256 + within + slot - 1, 0, 0xe0 + level, sum);
+        let used = match level {
+            0 => bytes.chunks_exact(528).zip(1 + 7 * index..).map(|(b, block)| block_counts(b, block, counts)).sum(),
+            _ => {
+                let children = if level == 1 { 124 } else { 256 };
+                let below = |(i, e)| self.count_page(level - 1, index * children + i, e, counts);
+                (0..children).zip(bytes.chunks(16)).map(below).sum::<u64>()
+            }
+        };
+        assert_eq!(used, said, "pages in use under count page {index} of level {level}");
+        used
+    }
+
+    /// Every reference there is, counted by walking all maps.
+    pub fn references(&self) -> Counts {
+        let mut counts = Counts::default();
+        let mut seen = std::collections::BTreeSet::new();
+        let span = |level: u8| 1u64 << (8 * (u32::from(level) + 1));
+        let mut todo: Vec<_> = self.volumes.values().map(|v| (v.root, v.level, 0, v.cursor)).collect();
+        todo.push((Entry::new(&self.sb[120..136]), self.sb[104], 0, 0));
+        while let Some((entry, level, first, cursor)) = todo.pop() {
+            match entry.kind {
+                // What lies before the cursor of a dead volume is no reference any more.
+                _ if first + span(level) <= cursor => continue,
+                0 => continue,
+                _ => *counts.pages.entry(entry.page).or_default() += 1,
+            }
+            // What a shared table points to is counted once: its entries are.
+            if !seen.insert(entry.page) {
+                continue;
+            }
+            let step = span(level) / 256;
+            for (child, first) in self.table(entry, level).into_iter().zip((0..).map(|i| first + i * step)) {
+                match child.kind {
+                    4 => todo.push((child, level - 1, first, cursor)),
+                    _ if first + step <= cursor => {}
+                    2 => *counts.pages.entry(child.page).or_default() += 1,
+                    3 => *counts.blocks.entry(child.page / 256).or_default() += 1,
+                    _ => {}
+                }
+            }
+        }
+        for (first, pages) in self.extents() {
+            (first / 256..(first + pages) / 256).for_each(|b| *counts.blocks.entry(b).or_default() += 1);
+        }
+        counts
+    }
+}
+
+fn block_counts(bytes: &[u8], block: u64, counts: &mut Counts) -> u64 {
+    let whole = u32_at(bytes, 0);
+    let pages: Vec<u32> = (0..256).map(|i| u32::from(u16_at(bytes, 16 + 2 * i))).collect();
+    if whole > 0 {
+        counts.blocks.insert(block, whole);
+    }
+    counts.pages.extend((block * 256..).zip(pages.iter().copied()).filter(|&(_, n)| n > 0));
+    if whole > 0 { 256 } else { pages.iter().filter(|&&n| n > 0).count() as u64 }
+}
+
+/// Fields one after the other.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn take(&mut self, n: usize) -> &[u8] {
+        let (head, tail) = self.0.split_at(n);
+        self.0 = tail;
+        head
+    }
+
+    fn u8(&mut self) -> u8 {
+        self.take(1)[0]
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32_at(self.take(4), 0)
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64_at(self.take(8), 0)
+    }
+
+    fn name(&mut self) -> String {
+        let n = usize::from(u16_at(self.take(2), 0));
+        String::from_utf8(self.take(n).to_vec()).unwrap()
+    }
+}
