@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use forkdisk::device::{Buf, MemoryDevice};
+use forkdisk::device::{Buf, MemoryDevice, RecordingDevice, RequestKind, zeroes_are_data};
 use forkdisk::{CreateOptions, FormatOptions, OpenOptions, Pool, PoolInfo};
 use forkdisk_sim::executor::Executor;
 
@@ -60,6 +60,22 @@ fn a_record_longer_than_what_replay_reads_at_once_is_replayed() {
         pool.create("b", &CreateOptions::new(1 << 30, 1)).await.unwrap();
         // A crash: nothing is closed.
         assert_eq!(open(&device, &runtime).await.list().len(), 5002);
+    });
+    ran.unwrap();
+}
+
+#[test]
+fn opening_reads_the_journal_once() {
+    let exec = Executor::new(3);
+    let (device, runtime) = (MemoryDevice::new(64 * MIB), exec.clone());
+    let ran = exec.run(PATIENCE, async move {
+        pool(&device, &runtime, 16 * MIB).await.create("a", &CreateOptions::new(1 << 30, 1)).await.unwrap();
+        // A crash: nothing is closed.
+        let seen = RecordingDevice::new(device, zeroes_are_data);
+        Pool::open(seen.clone(), Rc::new(runtime), OpenOptions::default()).await.unwrap();
+        let read = seen.take().bytes(RequestKind::Read);
+        // And the superblocks, counts and the directory.
+        assert!((16 * MIB..16 * MIB + 65536).contains(&read), "{read} bytes");
     });
     ran.unwrap();
 }

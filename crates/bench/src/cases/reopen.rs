@@ -1,26 +1,34 @@
-//! What opening a pool reads after a crash, with many volumes and as much metadata changed since the
-//! last checkpoint as there ever is.
+//! What opening a pool reads after the worst crash: many volumes, and as much metadata changed since
+//! the last checkpoint as there may be, all of it in tables that lie on the device.
 
+use std::cell::Cell;
+use std::future::{Future, pending};
+use std::io;
 use std::rc::Rc;
+use std::time::Duration;
 
-use anyhow::Result;
-use forkdisk::device::{MemoryDevice, RecordingDevice, RequestKind, zeroes_are_data};
-use forkdisk::{CreateOptions, OpenOptions, Pool};
-use forkdisk_uring::{Config, block_on};
+use anyhow::{Result, ensure};
+use forkdisk::device::{Buf, Device, IoResult, MemoryDevice, RecordingDevice, RequestKind, Segments, zeroes_are_data};
+use forkdisk::{CreateOptions, FormatOptions, OpenOptions, Pool, Volume};
+use forkdisk_uring::{Config, Rt, block_on};
 
 use crate::clock::Stopwatch;
-use crate::load::{self, Job, random};
+use crate::load::{self, Job};
 use crate::rows::{Row, Samples};
 use crate::runner::Context;
 
 use super::ram;
 
 const VOLUMES: usize = 10_000;
-/// Written in random order until enough is dirty.
-const SPAN: u64 = 16 << 30;
-const BATCH: usize = 256;
-/// Of the budget or the journal, before a checkpoint starts by itself.
-const ENOUGH: f64 = 0.45;
+/// Each table of the lowest level maps so much, and so many of them are changed unless the budget
+/// ends it: more than it has room for.
+const TABLE_SPAN: u64 = 1 << 20;
+const TABLES: u64 = 40_000;
+const BATCH: u64 = 256;
+/// Writers that have not come any further for so long wait for the checkpoint.
+const STALL: Duration = Duration::from_secs(2);
+/// Where the superblock lies; see docs/format.md.
+const SUPERBLOCKS: [u64; 2] = [0, 128 * 4096];
 
 /// What lay on the device at the crash.
 struct Crashed {
@@ -30,18 +38,52 @@ struct Crashed {
     dirty: u64,
 }
 
+/// A device on which, once it is held, no superblock is ever written: a checkpoint that runs does not end.
+#[derive(Clone)]
+struct Held {
+    memory: MemoryDevice,
+    held: Rc<Cell<bool>>,
+}
+
+impl Device for Held {
+    fn len(&self) -> u64 {
+        self.memory.len()
+    }
+
+    fn block_size(&self) -> usize {
+        self.memory.block_size()
+    }
+
+    fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
+        self.memory.read(buf, segments)
+    }
+
+    fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
+        let held = self.held.get() && segments.iter().any(|s| SUPERBLOCKS.contains(&s.offset));
+        let request = (!held).then(|| self.memory.write(buf, segments, fua));
+        async move {
+            match request {
+                Some(request) => request.await,
+                None => pending().await,
+            }
+        }
+    }
+
+    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
+        self.memory.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.memory.discard(offset, len)
+    }
+
+    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.memory.set_len(len)
+    }
+}
+
 pub fn run(_: &Context<'_>) -> Result<Vec<Row>> {
-    let crashed = block_on(Config::default(), |rt| async move {
-        let pool = ram::fresh(&rt, ram::POOL, OpenOptions::default()).await?;
-        fill(&rt, &pool).await?;
-        pool.flush().await?;
-        let info = pool.info();
-        Ok::<_, anyhow::Error>(Crashed {
-            device: pool.device().inner().clone(),
-            journal: info.journal_used,
-            dirty: info.dirty,
-        })
-    })??;
+    let crashed = block_on(Config::default(), crash)??;
     let options = OpenOptions::default();
     let budget = options.dirty as u64;
     let (seen, took, info) = block_on(Config::default(), |rt| async move {
@@ -65,24 +107,45 @@ pub fn run(_: &Context<'_>) -> Result<Vec<Row>> {
     ])
 }
 
-async fn fill(rt: &forkdisk_uring::Rt, pool: &ram::RamPool) -> Result<()> {
+async fn crash(rt: Rt) -> Result<Crashed> {
+    let size = ram::POOL;
+    let device = Held { memory: MemoryDevice::new(size), held: Rc::default() };
+    Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-1", now: 0, journal: None }).await?;
+    let pool = Pool::open(device.clone(), Rc::new(rt.clone()), OpenOptions::default()).await?;
     for i in 0..VOLUMES {
         pool.create(&format!("v{i}"), &CreateOptions::new(1 << 30, 0)).await?;
-        let mut buf = pool.buffer(4096);
-        buf.fill(0);
-        pool.volume(&format!("v{i}"))?.write(0, buf, false).await.0?;
+        touch(&rt, &pool, pool.volume(&format!("v{i}"))?, 0..1, 0).await?;
     }
-    pool.create("big", &CreateOptions::new(SPAN, 0)).await?;
+    pool.create("big", &CreateOptions::new(TABLES * TABLE_SPAN, 0)).await?;
+    let big = pool.volume("big")?;
+    touch(&rt, &pool, big.clone(), 0..TABLES, 0).await?;
     pool.checkpoint().await?;
-    let (big, offsets) = (pool.volume("big")?, random(SPAN, 4096, usize::MAX, 2));
-    for batch in offsets.chunks(BATCH) {
-        let info = pool.info();
-        let dirty = info.dirty as f64 / OpenOptions::default().dirty as f64;
-        if dirty.max(info.journal_used as f64 / info.journal_size as f64) > ENOUGH {
-            break;
+    let before = pool.info().generation;
+    device.held.set(true);
+    for first in (0..TABLES).step_by(BATCH as usize) {
+        let (runtime, pool, big) = (rt.clone(), pool.clone(), big.clone());
+        let batch = rt.spawn(async move {
+            touch(&runtime, &pool, big, first..TABLES.min(first + BATCH), 4096).await?;
+            anyhow::Ok(pool.flush().await?)
+        });
+        match rt.timeout(STALL, batch).await {
+            Ok(done) => done?,
+            Err(_) => break,
         }
-        load::run(rt, pool, &big, &Job { write: true, len: 4096, depth: 32, offsets: batch.into() }).await?;
-        pool.flush().await?;
     }
-    Ok(())
+    let info = pool.info();
+    ensure!(info.generation == before, "a checkpoint ended although no superblock could be written");
+    Ok(Crashed { device: device.memory, journal: info.journal_used, dirty: info.dirty })
+}
+
+/// Writes one page, `within` each of these tables' spans.
+async fn touch(
+    rt: &Rt,
+    pool: &Pool<Held>,
+    volume: Volume<Held>,
+    tables: std::ops::Range<u64>,
+    within: u64,
+) -> Result<()> {
+    let offsets = tables.map(|i| i * TABLE_SPAN + within).collect();
+    load::run(rt, pool, &volume, &Job { write: true, len: 4096, depth: 32, offsets }).await
 }

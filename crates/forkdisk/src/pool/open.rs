@@ -25,6 +25,8 @@ use super::{Failure, Inner, Meta, OpenOptions, Pool};
 const MIN_POOL: u64 = 8 * BLOCK_SIZE;
 /// Bytes read at once during replay.
 const REPLAY_WINDOW: u64 = 1 << 20;
+/// Bytes of a window that are looked at again together with the next one: more than most groups have.
+const REPLAY_OVERLAP: usize = 256 << 10;
 
 /// How a new pool is laid out.
 #[derive(Clone, Debug)]
@@ -353,16 +355,20 @@ impl<D: Device> Inner<D> {
                     // A group may be longer than the window.
                     let least = if let Decoded::Needs(length) = other { length } else { 0 };
                     let enough = limit.min(REPLAY_WINDOW).max(least);
-                    if (have.len() as u64) < enough {
-                        (window, window_at) = (self.read_journal(head, enough).await?, head);
-                        continue;
+                    let missing = enough.saturating_sub(have.len() as u64);
+                    window.drain(..(head - window_at) as usize);
+                    window_at = head;
+                    if missing == 0 {
+                        return self.refuse_damaged_journal(window, head, limit).await;
                     }
-                    return self.refuse_damaged_journal(head, limit).await;
+                    window.extend(self.read_journal(head + window.len() as u64, missing).await?);
+                    continue;
                 }
             };
             let stale = group.incarnation < incarnation || group.incarnation > newest;
             if stale && !planted(Bug::StaleIncarnationReplayed) {
-                return self.refuse_damaged_journal(head, limit).await;
+                window.drain(..(head - window_at) as usize);
+                return self.refuse_damaged_journal(window, head, limit).await;
             }
             incarnation = group.incarnation;
             for (i, record) in records.iter().enumerate() {
@@ -374,13 +380,13 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Replay has ended at `head`. Is that where the journal ends, or is a group damaged? It is if any
-    /// group behind it says that records were durable which have not been found.
-    async fn refuse_damaged_journal(&self, head: u64, limit: u64) -> Result<()> {
+    /// Replay has ended at `head`; `window` is what has been read from there on. Is that where the
+    /// journal ends, or is a group damaged? It is if any group behind it says that records were durable
+    /// which have not been found.
+    async fn refuse_damaged_journal(&self, mut window: Vec<u8>, head: u64, limit: u64) -> Result<()> {
         let (uuid, next) = (self.superblock.borrow().uuid, self.meta.borrow().journal.next());
-        let mut at = head;
-        while at < head + limit {
-            let window = self.read_journal(at, (head + limit - at).min(REPLAY_WINDOW)).await?;
+        let mut window_at = head;
+        loop {
             let groups = window.chunks(PAGE_SIZE).enumerate().map(|(i, _)| &window[i * PAGE_SIZE..]);
             if let Some(group) = groups.filter_map(|bytes| find_group(&uuid, bytes)).find(|g| g.confirmed > next) {
                 let place = self.meta.borrow().journal.segments(head, PAGE_SIZE)[0].offset;
@@ -391,10 +397,16 @@ impl<D: Device> Inner<D> {
                 );
                 return Err(Error::new(ErrorKind::Corrupt, why));
             }
-            // Windows overlap, so that most groups lie in one of them as a whole.
-            at += REPLAY_WINDOW - REPLAY_WINDOW / 4;
+            let at = window_at + window.len() as u64;
+            if at == head + limit {
+                return Ok(());
+            }
+            // What may be the beginning of a group stays, so that it is seen whole and nothing is read twice.
+            let seen = window.len().saturating_sub(REPLAY_OVERLAP);
+            window.drain(..seen);
+            window_at += seen as u64;
+            window.extend(self.read_journal(at, (head + limit - at).min(REPLAY_WINDOW)).await?);
         }
-        Ok(())
     }
 
     async fn replay_record(&self, record: &crate::format::Record) -> Result<()> {
