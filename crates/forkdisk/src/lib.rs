@@ -117,6 +117,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod counters;
 pub mod device;
 mod error;
 mod format;
@@ -130,6 +131,10 @@ mod sync;
 mod types;
 mod volume;
 
+pub use counters::{
+    Faults, HISTOGRAM_BUCKETS, Histogram, Operation, OperationStatistics, PoolStatistics, Requests, Traffic,
+    VolumeStatistics,
+};
 pub use device::{Buf, Device};
 pub use error::{Error, ErrorKind, Result};
 pub use pool::{

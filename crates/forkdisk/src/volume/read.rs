@@ -15,8 +15,7 @@ struct ReadPlan {
 }
 
 impl<D: Device> Volume<D> {
-    /// Fills all of `buf` from `offset`.
-    pub async fn read(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
+    pub(super) async fn read_range(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
         if let Err(e) = self.check_range(offset, buf.len() as u64) {
             return (Err(e), buf);
         }
@@ -72,6 +71,7 @@ impl<D: Device> Volume<D> {
         if segments.is_empty() {
             return (Ok(()), buf);
         }
+        self.inner.counters.data_reads.add(&segments);
         let (result, buf) = self.inner.device.read(buf, segments).await;
         drop(plan);
         (result.map_err(|e| Error::io(format!("reading {} at {offset}", self.name()), e)), buf)

@@ -14,8 +14,7 @@ use super::Volume;
 use super::fault::{Partial, WritePlan};
 
 impl<D: Device> Volume<D> {
-    /// Writes all of `buf` at `offset`. With `fua` it is durable when this returns.
-    pub async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
+    pub(super) async fn write_range(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
         if let Err(e) = self.check_write(offset, buf.len() as u64) {
             return (Err(e), buf);
         }
@@ -129,12 +128,14 @@ impl<D: Device> Volume<D> {
                 Err(e) => return (Err(e), buf),
             }
         }
-        let device = &self.inner.device;
+        let (device, counters) = (&self.inner.device, &self.inner.counters);
+        counters.data_writes.add(&plan.segments);
         // All are submitted before the first is waited for.
         let copy = self.realigned(&plan.segments, &buf);
         let ragged: Vec<_> = pages
             .into_iter()
             .map(|(p, page)| {
+                counters.data_writes.add_one(PAGE_SIZE as u64);
                 device.write(page, smallvec![Segment { offset: p.to.offset(), at: 0, len: PAGE_SIZE }], false)
             })
             .collect();
@@ -170,6 +171,7 @@ impl<D: Device> Volume<D> {
         match partial.from {
             Some(from) => {
                 let segment = Segment { offset: from.offset(), at: 0, len: PAGE_SIZE };
+                self.inner.counters.data_reads.add_one(PAGE_SIZE as u64);
                 let (result, read) = self.inner.device.read(page, smallvec![segment]).await;
                 result.map_err(|e| Error::io(format!("reading {} to complete a page", self.name()), e))?;
                 page = read;
@@ -196,6 +198,7 @@ impl<D: Device> Volume<D> {
                     Ok(())
                 })
                 .await?;
+            self.counters.fault(fault.shared, fault.len * PAGE_SIZE as u64);
         }
         Ok(())
     }
