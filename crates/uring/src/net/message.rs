@@ -17,7 +17,8 @@ pub enum Piece {
 }
 
 impl Piece {
-    fn bytes(&self) -> &[u8] {
+    /// What is sent.
+    pub fn bytes(&self) -> &[u8] {
         match self {
             Piece::Bytes(bytes) => bytes,
             Piece::Buf(buf, range) => &buf[range.clone()],

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use forkdisk::Buf;
-use forkdisk_uring::{Rt, Stream};
+use forkdisk_uring::{ByteStream, Rt};
 
 use super::budget::{Permit, Quota, SharedMemory};
 use super::export::{Export, Exports};
@@ -22,7 +22,8 @@ use crate::codec::{Action, ErrorCode, ExportInfo, MAX_DRAIN, REQUEST_HEADER, Rep
 
 /// What the server knows of a connection, to stop it or to take its memory away.
 pub(super) struct Control {
-    stream: Stream,
+    /// Ends directions of the stream, whatever its type.
+    shutdown: Box<dyn Fn(Shutdown)>,
     phase: Cell<Phase>,
     outbox: Rc<Outbox>,
     /// When the payload that is being received began.
@@ -38,9 +39,12 @@ enum Phase {
 }
 
 impl Control {
-    pub(super) fn new(stream: Stream) -> Rc<Control> {
+    pub(super) fn new(stream: &impl ByteStream) -> Rc<Control> {
+        let stream = stream.clone();
+        // It fails when the client was faster.
+        let shutdown = Box::new(move |how| drop(stream.shutdown(how)));
         Rc::new(Control {
-            stream,
+            shutdown,
             phase: Cell::new(Phase::Handshake),
             outbox: Rc::default(),
             payload_since: Cell::new(None),
@@ -51,15 +55,14 @@ impl Control {
     pub(super) fn stop(&self) {
         match self.phase.replace(Phase::Draining) {
             Phase::Handshake => self.disconnect(),
-            _ => drop(self.stream.shutdown(Shutdown::Read)),
+            _ => (self.shutdown)(Shutdown::Read),
         }
     }
 
     /// Ends the connection without waiting for anything.
     pub(super) fn disconnect(&self) {
         self.phase.set(Phase::Draining);
-        // It fails when the client was faster.
-        let _ = self.stream.shutdown(Shutdown::Both);
+        (self.shutdown)(Shutdown::Both);
     }
 
     /// Whether the client has been taking longer than `time` for a transfer; see
@@ -92,16 +95,17 @@ pub(super) enum Broken {
 }
 
 /// Serves one client until it has gone.
-pub(super) async fn serve<X: Exports>(
+pub(super) async fn serve<X: Exports, S: ByteStream>(
     rt: &Rt,
+    stream: S,
     exports: &Rc<X>,
     options: &ServerOptions,
     memory: &Rc<SharedMemory>,
     control: &Rc<Control>,
 ) -> Result<(), Broken> {
-    let mut inbox = Inbox::new(control.stream.clone());
+    let mut inbox = Inbox::new(stream.clone());
     let limit = options.handshake_timeout;
-    let chosen = match rt.timeout(limit, negotiate(&**exports, &control.stream, &mut inbox)).await {
+    let chosen = match rt.timeout(limit, negotiate(&**exports, &stream, &mut inbox)).await {
         Err(_) => return Err(Broken::HandshakeTimeout(limit)),
         Ok(Err(Ended::Left)) => return Ok(()),
         Ok(Err(ended)) => return Err(Broken::Negotiation(ended)),
@@ -113,7 +117,7 @@ pub(super) async fn serve<X: Exports>(
     control.phase.set(Phase::Transmission);
     let outbox = control.outbox.clone();
     let sender = {
-        let (outbox, stream) = (outbox.clone(), control.stream.clone());
+        let outbox = outbox.clone();
         rt.spawn(async move { outbox.run(stream, ReplyEncoder).await })
     };
     let quota = Quota::new(options, memory.clone());
@@ -155,7 +159,7 @@ struct Reader<'a, X: Exports> {
 }
 
 impl<X: Exports> Reader<'_, X> {
-    async fn run(self, mut inbox: Inbox) -> Result<(), Broken> {
+    async fn run<S: ByteStream>(self, mut inbox: Inbox<S>) -> Result<(), Broken> {
         while !self.control.is_draining() {
             let Some(request) = Request::decode(inbox.bytes())? else {
                 if !inbox.fill().await? {
@@ -173,7 +177,12 @@ impl<X: Exports> Reader<'_, X> {
         Ok(())
     }
 
-    async fn refuse(&self, inbox: &mut Inbox, request: &Request, code: ErrorCode) -> Result<(), Broken> {
+    async fn refuse(
+        &self,
+        inbox: &mut Inbox<impl ByteStream>,
+        request: &Request,
+        code: ErrorCode,
+    ) -> Result<(), Broken> {
         let payload = request.payload();
         if payload > MAX_DRAIN {
             return Err(Broken::Oversized(payload));
@@ -186,7 +195,7 @@ impl<X: Exports> Reader<'_, X> {
         Ok(())
     }
 
-    async fn start(&self, inbox: &mut Inbox, cookie: u64, action: Action) -> Result<(), Broken> {
+    async fn start(&self, inbox: &mut Inbox<impl ByteStream>, cookie: u64, action: Action) -> Result<(), Broken> {
         let len = match action {
             Action::Read { len, .. } | Action::Write { len, .. } => len as usize,
             _ => 0,
@@ -207,7 +216,7 @@ impl<X: Exports> Reader<'_, X> {
         Ok(())
     }
 
-    async fn payload(&self, inbox: &mut Inbox, buf: Buf) -> Result<Buf, Broken> {
+    async fn payload(&self, inbox: &mut Inbox<impl ByteStream>, buf: Buf) -> Result<Buf, Broken> {
         if inbox.bytes().len() < buf.len() {
             self.control.payload_since.set(Some(Instant::now()));
         }

@@ -19,7 +19,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forkdisk_uring::{Rt, Stream, UnixListener};
+use forkdisk_uring::{Accept, ByteStream, Rt};
 
 pub use export::{Export, Exports};
 pub use options::ServerOptions;
@@ -98,7 +98,7 @@ impl<X: Exports> Server<X> {
     /// Serves whoever connects to `listener`, until [`ServerHandle::stop`]; then waits for the
     /// clients to end, and disconnects those that have not within `drain_timeout`. A request that
     /// hangs in its export is not waited for any longer than that.
-    pub async fn serve(&self, listener: UnixListener) {
+    pub async fn serve(&self, listener: impl Accept) {
         let state = &self.state;
         let stop = &state.clients.stop;
         let watch = state.rt.spawn(watch_memory(state.clone()));
@@ -118,21 +118,21 @@ impl<X: Exports> Server<X> {
     }
 
     /// Serves a connection that was made elsewhere, unless there are too many.
-    pub fn welcome(&self, stream: Stream) {
+    pub fn welcome(&self, stream: impl ByteStream) {
         let state = &self.state;
         let most = state.options.max_connections;
         if state.clients.connected.borrow().len() >= most {
             state.log.warn(format_args!("refused a connection: there are {most} already"));
             return;
         }
-        let control = Control::new(stream);
+        let control = Control::new(&stream);
         state.clients.connected.borrow_mut().push(control.clone());
         let place = Place { clients: state.clients.clone(), control };
         let state = state.clone();
         let rt = state.rt.clone();
         rt.spawn(async move {
             let State { rt, exports, options, memory, log, .. } = &*state;
-            if let Err(e) = connection::serve(rt, exports, options, memory, &place.control).await {
+            if let Err(e) = connection::serve(rt, stream, exports, options, memory, &place.control).await {
                 log.warn(format_args!("closed a connection: {e}"));
             }
         });

@@ -3,7 +3,7 @@
 use std::io;
 
 use forkdisk::ErrorKind;
-use forkdisk_uring::Stream;
+use forkdisk_uring::ByteStream;
 
 use super::export::{Export, Exports};
 use super::inbox::Inbox;
@@ -41,10 +41,10 @@ enum Next<E> {
 }
 
 /// Negotiates to the point where the next byte from the client belongs to a request.
-pub(super) async fn negotiate<X: Exports>(
+pub(super) async fn negotiate<X: Exports, S: ByteStream>(
     exports: &X,
-    stream: &Stream,
-    inbox: &mut Inbox,
+    stream: &S,
+    inbox: &mut Inbox<S>,
 ) -> Result<Chosen<X::Export>, Ended> {
     let mut out = GREETING.to_vec();
     send(stream, &mut out).await?;
@@ -74,14 +74,14 @@ pub(super) async fn negotiate<X: Exports>(
     }
 }
 
-async fn send(stream: &Stream, out: &mut Vec<u8>) -> io::Result<()> {
+async fn send(stream: &impl ByteStream, out: &mut Vec<u8>) -> io::Result<()> {
     if out.is_empty() {
         return Ok(());
     }
     stream.send_vectored(vec![std::mem::take(out).into()]).await.0
 }
 
-async fn list<X: Exports>(exports: &X, stream: &Stream, out: &mut Vec<u8>) -> io::Result<()> {
+async fn list<X: Exports>(exports: &X, stream: &impl ByteStream, out: &mut Vec<u8>) -> io::Result<()> {
     for (name, description) in exports.list() {
         OptionReplies::new(OPT_LIST, out).server(&name, &description);
         if out.len() >= LIST_PART {

@@ -9,7 +9,7 @@ use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 use forkdisk::Buf;
-use forkdisk_uring::{Piece, Stream};
+use forkdisk_uring::{ByteStream, Piece};
 
 use super::budget::Permit;
 use super::sync::WakeCell;
@@ -74,7 +74,7 @@ impl Outbox {
 
     /// Sends replies until the outbox is closed. When a send fails the connection is shut down and
     /// further replies are thrown away.
-    pub(super) async fn run(&self, stream: Stream, encoder: ReplyEncoder) {
+    pub(super) async fn run(&self, stream: impl ByteStream, encoder: ReplyEncoder) {
         let mut batch = Batch::default();
         let mut broken = false;
         while self.next(&mut batch, encoder).await {
