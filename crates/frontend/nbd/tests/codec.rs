@@ -25,6 +25,7 @@ fn encode(message: &Message) -> Vec<u8> {
     match message {
         Message::ExportName(name) => option(OPT_EXPORT_NAME, name.as_bytes()),
         Message::List => option(OPT_LIST, &[]),
+        Message::StartTls => option(OPT_STARTTLS, &[]),
         Message::Abort => option(OPT_ABORT, b"bye"),
         Message::Refused { option: number, .. } => option(*number, b"whatever"),
         Message::Info { go, name, requests } => {
@@ -46,6 +47,7 @@ fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         name.prop_map(Message::ExportName),
         Just(Message::List),
+        Just(Message::StartTls),
         Just(Message::Abort),
         (any::<bool>(), name, requests).prop_map(|(go, name, requests)| Message::Info { go, name, requests }),
         (8u32..).prop_map(|option| Message::Refused { option, why: Refusal::Unsupported }),

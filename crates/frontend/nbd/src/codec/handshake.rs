@@ -39,6 +39,8 @@ pub enum Message {
         /// What the client wants to know.
         requests: InfoRequests,
     },
+    /// STARTTLS: go on under TLS, if the answer is a success.
+    StartTls,
     /// ABORT: acknowledge and disconnect.
     Abort,
     /// An option that is answered with an error; the handshake goes on.
@@ -195,6 +197,8 @@ fn skipped(option: u32, len: u32) -> Result<Option<Message>, Violation> {
         OPT_ABORT => Some(Message::Abort),
         OPT_LIST if len == 0 => Some(Message::List),
         OPT_LIST => refused(Refusal::Invalid),
+        OPT_STARTTLS if len == 0 => Some(Message::StartTls),
+        OPT_STARTTLS => refused(Refusal::Invalid),
         _ => refused(Refusal::Unsupported),
     })
 }

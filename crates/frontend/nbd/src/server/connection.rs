@@ -15,7 +15,7 @@ use forkdisk_uring::{ByteStream, Rt};
 use super::budget::{Permit, Quota, SharedMemory};
 use super::export::{Export, Exports};
 use super::inbox::Inbox;
-use super::negotiate::{Chosen, Ended, negotiate};
+use super::negotiate::{Chosen, Ended, Entered, Security, enter};
 use super::options::ServerOptions;
 use super::outbox::{Done, Outbox, Reply};
 use crate::codec::{Action, ErrorCode, ExportInfo, MAX_DRAIN, REQUEST_HEADER, ReplyEncoder, Request, RequestError};
@@ -94,41 +94,59 @@ pub(super) enum Broken {
     Io(#[from] io::Error),
 }
 
+/// What the connections of a server share.
+pub(super) struct Shared<'a, X> {
+    pub(super) rt: &'a Rt,
+    pub(super) exports: &'a X,
+    pub(super) options: &'a ServerOptions,
+    pub(super) memory: &'a Rc<SharedMemory>,
+}
+
 /// Serves one client until it has gone.
 pub(super) async fn serve<X: Exports, S: ByteStream>(
-    rt: &Rt,
+    shared: &Shared<'_, X>,
     stream: S,
-    exports: &Rc<X>,
-    options: &ServerOptions,
-    memory: &Rc<SharedMemory>,
+    security: &Security,
     control: &Rc<Control>,
 ) -> Result<(), Broken> {
-    let mut inbox = Inbox::new(stream.clone());
-    let limit = options.handshake_timeout;
-    let chosen = match rt.timeout(limit, negotiate(&**exports, &stream, &mut inbox)).await {
-        Err(_) => return Err(Broken::HandshakeTimeout(limit)),
-        Ok(Err(Ended::Left)) => return Ok(()),
-        Ok(Err(ended)) => return Err(Broken::Negotiation(ended)),
-        Ok(Ok(chosen)) => chosen,
-    };
+    let limit = shared.options.handshake_timeout;
+    match shared.rt.timeout(limit, enter(shared.exports, stream, security)).await {
+        Err(_) => Err(Broken::HandshakeTimeout(limit)),
+        Ok(Err(Ended::Left)) => Ok(()),
+        Ok(Err(ended)) => Err(Broken::Negotiation(ended)),
+        Ok(Ok(Entered::Clear(inbox, chosen))) => transmit(shared, inbox, chosen, control).await,
+        Ok(Ok(Entered::Encrypted(inbox, chosen))) => transmit(shared, inbox, chosen, control).await,
+    }
+}
+
+/// The transmission phase.
+async fn transmit<X: Exports, S: ByteStream>(
+    shared: &Shared<'_, X>,
+    inbox: Inbox<S>,
+    chosen: Chosen<X::Export>,
+    control: &Rc<Control>,
+) -> Result<(), Broken> {
     if control.is_draining() {
         return Ok(());
     }
+    let Shared { rt, exports, options, memory } = shared;
     control.phase.set(Phase::Transmission);
-    let outbox = control.outbox.clone();
+    let (outbox, stream) = (control.outbox.clone(), inbox.stream().clone());
     let sender = {
-        let outbox = outbox.clone();
+        let (outbox, stream) = (outbox.clone(), stream.clone());
         rt.spawn(async move { outbox.run(stream, ReplyEncoder).await })
     };
-    let quota = Quota::new(options, memory.clone());
+    let quota = Quota::new(options, (*memory).clone());
     let Chosen { export, info } = chosen;
     let session = Rc::new(Session { export, outbox: outbox.clone() });
-    let reader = Reader { rt, exports: &**exports, control, info, session, quota: quota.clone() };
+    let reader = Reader { rt, exports: *exports, control, info, session, quota: quota.clone() };
     let result = reader.run(inbox).await;
     control.phase.set(Phase::Draining);
     drain(rt, control, &quota, options.drain_timeout).await;
     outbox.close();
     sender.await;
+    // The client has what it asked for; whether it hears the goodbye is its business.
+    let _ = rt.timeout(options.drain_timeout, stream.finish()).await;
     result
 }
 

@@ -22,10 +22,11 @@ use std::time::Duration;
 use forkdisk_uring::{Accept, ByteStream, Rt};
 
 pub use export::{Export, Exports};
+pub use negotiate::Security;
 pub use options::ServerOptions;
 
 use budget::SharedMemory;
-use connection::Control;
+use connection::{Control, Shared};
 use log::LogLimit;
 use sync::{Event, WakeCell, unless};
 
@@ -95,17 +96,22 @@ impl<X: Exports> Server<X> {
         ServerHandle { clients: self.state.clients.clone() }
     }
 
-    /// Serves whoever connects to `listener`, until [`ServerHandle::stop`]; then waits for the
+    /// Serves whoever connects to `listener`, in the clear; see [`serve_as`](Self::serve_as).
+    pub async fn serve(&self, listener: impl Accept) {
+        self.serve_as(listener, Security::Clear).await;
+    }
+
+    /// Serves whoever connects to `listener`, protected as `security` says, until [`ServerHandle::stop`]; then waits for the
     /// clients to end, and disconnects those that have not within `drain_timeout`. A request that
     /// hangs in its export is not waited for any longer than that.
-    pub async fn serve(&self, listener: impl Accept) {
+    pub async fn serve_as(&self, listener: impl Accept, security: Security) {
         let state = &self.state;
         let stop = &state.clients.stop;
         let watch = state.rt.spawn(watch_memory(state.clone()));
         while !stop.has_happened() {
             match unless(stop, listener.accept()).await {
                 None => break,
-                Some(Ok(stream)) => self.welcome(stream),
+                Some(Ok(stream)) => self.welcome_as(stream, security.clone()),
                 Some(Err(error)) => {
                     state.log.warn(format_args!("cannot accept a connection: {error}"));
                     unless(stop, state.rt.sleep_for(ACCEPT_PAUSE)).await;
@@ -119,6 +125,11 @@ impl<X: Exports> Server<X> {
 
     /// Serves a connection that was made elsewhere, unless there are too many.
     pub fn welcome(&self, stream: impl ByteStream) {
+        self.welcome_as(stream, Security::Clear);
+    }
+
+    /// As [`welcome`](Self::welcome), protected as `security` says.
+    pub fn welcome_as(&self, stream: impl ByteStream, security: Security) {
         let state = &self.state;
         let most = state.options.max_connections;
         if state.clients.connected.borrow().len() >= most {
@@ -132,7 +143,8 @@ impl<X: Exports> Server<X> {
         let rt = state.rt.clone();
         rt.spawn(async move {
             let State { rt, exports, options, memory, log, .. } = &*state;
-            if let Err(e) = connection::serve(rt, stream, exports, options, memory, &place.control).await {
+            let shared = Shared { rt, exports: &**exports, options, memory };
+            if let Err(e) = connection::serve(&shared, stream, &security, &place.control).await {
                 log.warn(format_args!("closed a connection: {e}"));
             }
         });
