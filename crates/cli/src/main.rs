@@ -5,6 +5,7 @@
 mod address;
 mod cli;
 mod endpoint;
+mod network;
 mod output;
 mod owner;
 mod progress;

@@ -2,14 +2,19 @@
 
 mod bad_input;
 mod bench;
+#[allow(dead_code, reason = "shared with the tests of the NBD server")]
+#[path = "../../../frontend/nbd/tests/support/tls.rs"]
+mod certificates;
 mod clients;
 mod file_systems;
 mod harness;
 mod kill_loop;
 mod kill_verbs;
+mod metrics;
 mod nbd;
 mod output;
 mod readme;
 mod serving;
+mod tls;
 mod vanishing;
 mod verbs;

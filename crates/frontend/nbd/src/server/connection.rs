@@ -9,7 +9,7 @@ use std::net::Shutdown;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use forkdisk::Buf;
+use forkdisk::{Buf, Operation};
 use forkdisk_uring::{ByteStream, Rt};
 
 use super::budget::{Permit, Quota, SharedMemory};
@@ -18,6 +18,7 @@ use super::inbox::Inbox;
 use super::negotiate::{Chosen, Ended, Entered, Security, enter};
 use super::options::ServerOptions;
 use super::outbox::{Done, Outbox, Reply};
+use super::statistics::{Counters, count};
 use crate::codec::{Action, ErrorCode, ExportInfo, MAX_DRAIN, REQUEST_HEADER, ReplyEncoder, Request, RequestError};
 
 /// What the server knows of a connection, to stop it or to take its memory away.
@@ -100,6 +101,7 @@ pub(super) struct Shared<'a, X> {
     pub(super) exports: &'a X,
     pub(super) options: &'a ServerOptions,
     pub(super) memory: &'a Rc<SharedMemory>,
+    pub(super) counters: &'a Counters,
 }
 
 /// Serves one client until it has gone.
@@ -115,7 +117,10 @@ pub(super) async fn serve<X: Exports, S: ByteStream>(
         Ok(Err(Ended::Left)) => Ok(()),
         Ok(Err(ended)) => Err(Broken::Negotiation(ended)),
         Ok(Ok(Entered::Clear(inbox, chosen))) => transmit(shared, inbox, chosen, control).await,
-        Ok(Ok(Entered::Encrypted(inbox, chosen))) => transmit(shared, inbox, chosen, control).await,
+        Ok(Ok(Entered::Encrypted(inbox, chosen))) => {
+            count(&shared.counters.encrypted);
+            transmit(shared, inbox, chosen, control).await
+        }
     }
 }
 
@@ -129,7 +134,7 @@ async fn transmit<X: Exports, S: ByteStream>(
     if control.is_draining() {
         return Ok(());
     }
-    let Shared { rt, exports, options, memory } = shared;
+    let Shared { rt, exports, options, memory, counters } = shared;
     control.phase.set(Phase::Transmission);
     let (outbox, stream) = (control.outbox.clone(), inbox.stream().clone());
     let sender = {
@@ -139,7 +144,7 @@ async fn transmit<X: Exports, S: ByteStream>(
     let quota = Quota::new(options, (*memory).clone());
     let Chosen { export, info } = chosen;
     let session = Rc::new(Session { export, outbox: outbox.clone() });
-    let reader = Reader { rt, exports: *exports, control, info, session, quota: quota.clone() };
+    let reader = Reader { rt, exports: *exports, control, info, session, quota: quota.clone(), counters };
     let result = reader.run(inbox).await;
     control.phase.set(Phase::Draining);
     drain(rt, control, &quota, options.drain_timeout).await;
@@ -174,6 +179,7 @@ struct Reader<'a, X: Exports> {
     info: ExportInfo,
     session: Rc<Session<X::Export>>,
     quota: Rc<Quota>,
+    counters: &'a Counters,
 }
 
 impl<X: Exports> Reader<'_, X> {
@@ -205,6 +211,7 @@ impl<X: Exports> Reader<'_, X> {
         if payload > MAX_DRAIN {
             return Err(Broken::Oversized(payload));
         }
+        count(&self.counters.refused_requests);
         let permit = self.quota.admit(0).await;
         if payload > 0 && !inbox.skip(payload).await? {
             return Err(Broken::MidPayload);
@@ -218,7 +225,7 @@ impl<X: Exports> Reader<'_, X> {
             Action::Read { len, .. } | Action::Write { len, .. } => len as usize,
             _ => 0,
         };
-        let permit = self.quota.admit(len).await;
+        let mut permit = self.quota.admit(len).await;
         let session = self.session.clone();
         match action {
             Action::Read { offset, .. } => {
@@ -227,6 +234,7 @@ impl<X: Exports> Reader<'_, X> {
             }
             Action::Write { offset, fua, .. } => {
                 let buf = self.payload(inbox, self.exports.buffer(len)).await?;
+                permit.restart();
                 self.rt.spawn(session.write(cookie, permit, offset, buf, fua));
             }
             action => drop(self.rt.spawn(session.other(cookie, permit, action))),
@@ -251,7 +259,7 @@ impl<E: Export> Session<E> {
             false => self.export.read(offset, buf).await,
         };
         let outcome = outcome(result).map(|()| Done::Data { offset, buf });
-        self.outbox.push(Reply { cookie, outcome, permit });
+        self.answer(Operation::Read, Reply { cookie, outcome, permit });
     }
 
     async fn write(self: Rc<Self>, cookie: u64, permit: Permit, offset: u64, buf: Buf, fua: bool) {
@@ -261,7 +269,7 @@ impl<E: Export> Session<E> {
         };
         drop(buf);
         let outcome = outcome(result).map(|()| Done::Plain);
-        self.outbox.push(Reply { cookie, outcome, permit });
+        self.answer(Operation::Write, Reply { cookie, outcome, permit });
     }
 
     async fn other(self: Rc<Self>, cookie: u64, permit: Permit, action: Action) {
@@ -274,8 +282,18 @@ impl<E: Export> Session<E> {
             }
             Action::Read { .. } | Action::Write { .. } | Action::Disconnect => Ok(()),
         };
+        let operation = match action {
+            Action::Trim { .. } => Operation::Discard,
+            Action::WriteZeroes { .. } => Operation::Zero,
+            _ => Operation::Flush,
+        };
         let outcome = outcome(result).map(|()| Done::Plain);
-        self.outbox.push(Reply { cookie, outcome, permit });
+        self.answer(operation, Reply { cookie, outcome, permit });
+    }
+
+    fn answer(&self, operation: Operation, reply: Reply) {
+        self.export.took(operation, reply.permit.age());
+        self.outbox.push(reply);
     }
 }
 

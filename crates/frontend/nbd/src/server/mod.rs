@@ -13,6 +13,7 @@ mod negotiate;
 mod options;
 mod outbox;
 mod pool;
+mod statistics;
 mod sync;
 
 use std::cell::RefCell;
@@ -24,10 +25,12 @@ use forkdisk_uring::{Accept, ByteStream, Rt};
 pub use export::{Export, Exports};
 pub use negotiate::Security;
 pub use options::ServerOptions;
+pub use statistics::ServerStatistics;
 
 use budget::SharedMemory;
-use connection::{Control, Shared};
+use connection::{Broken, Control, Shared};
 use log::LogLimit;
+use statistics::{Counters, count};
 use sync::{Event, WakeCell, unless};
 
 /// How long to wait after a failed accept, such as for want of file descriptors.
@@ -54,12 +57,14 @@ struct Clients {
     stop: Event,
     connected: RefCell<Vec<Rc<Control>>>,
     changed: WakeCell,
+    counters: Counters,
 }
 
 /// Stops a server, from anywhere on its thread.
 #[derive(Clone)]
 pub struct ServerHandle {
     clients: Rc<Clients>,
+    memory: Rc<SharedMemory>,
 }
 
 impl ServerHandle {
@@ -72,6 +77,17 @@ impl ServerHandle {
     /// How many clients are connected.
     pub fn connections(&self) -> usize {
         self.clients.connected.borrow().len()
+    }
+
+    /// What the server did with its connections.
+    pub fn statistics(&self) -> ServerStatistics {
+        let (size, used) = self.memory.usage();
+        ServerStatistics {
+            connections: self.connections() as u64,
+            shared_memory: size as u64,
+            shared_memory_used: used as u64,
+            ..self.clients.counters.read()
+        }
     }
 }
 
@@ -93,7 +109,7 @@ impl<X: Exports> Server<X> {
 
     /// What stops the server.
     pub fn handle(&self) -> ServerHandle {
-        ServerHandle { clients: self.state.clients.clone() }
+        ServerHandle { clients: self.state.clients.clone(), memory: self.state.memory.clone() }
     }
 
     /// Serves whoever connects to `listener`, in the clear; see [`serve_as`](Self::serve_as).
@@ -131,8 +147,11 @@ impl<X: Exports> Server<X> {
     /// As [`welcome`](Self::welcome), protected as `security` says.
     pub fn welcome_as(&self, stream: impl ByteStream, security: Security) {
         let state = &self.state;
+        let counters = &state.clients.counters;
+        count(&counters.accepted);
         let most = state.options.max_connections;
         if state.clients.connected.borrow().len() >= most {
+            count(&counters.refused);
             state.log.warn(format_args!("refused a connection: there are {most} already"));
             return;
         }
@@ -142,9 +161,12 @@ impl<X: Exports> Server<X> {
         let state = state.clone();
         let rt = state.rt.clone();
         rt.spawn(async move {
-            let State { rt, exports, options, memory, log, .. } = &*state;
-            let shared = Shared { rt, exports: &**exports, options, memory };
+            let State { rt, exports, options, memory, log, clients } = &*state;
+            let counters = &clients.counters;
+            let shared = Shared { rt, exports: &**exports, options, memory, counters };
             if let Err(e) = connection::serve(&shared, stream, &security, &place.control).await {
+                let is_handshake = matches!(e, Broken::HandshakeTimeout(_) | Broken::Negotiation(_));
+                count(if is_handshake { &counters.failed_handshakes } else { &counters.broken });
                 log.warn(format_args!("closed a connection: {e}"));
             }
         });
@@ -193,6 +215,7 @@ async fn watch_memory<X: Exports>(state: Rc<State<X>>) {
             state.log.warn(format_args!(
                 "disconnected a client that held memory others wait for and did not move for {limit:?}"
             ));
+            count(&state.clients.counters.stalled);
             control.disconnect();
         }
         state.rt.sleep_for(STALL_CHECK.min(limit)).await;

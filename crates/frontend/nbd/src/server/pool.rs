@@ -1,6 +1,8 @@
 //! A pool as a set of exports: every volume is `volume`, every snapshot `volume@snapshot`.
 
-use forkdisk::{Buf, Device, Error, ErrorKind, PAGE_SIZE, Pool, Result, Volume};
+use std::time::Duration;
+
+use forkdisk::{Buf, Device, Error, ErrorKind, Operation, PAGE_SIZE, Pool, Result, Volume};
 
 use super::export::{Export, Exports};
 use crate::codec::ExportInfo;
@@ -76,7 +78,7 @@ impl<D: Device> Export for Volume<D> {
     /// (nbdfuse) promise zeroes to the byte, so its ragged ends are zeroed where there is space.
     async fn trim(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.discard(offset, len).await?;
-        for (from, to) in ragged_ends(offset, len) {
+        for (from, to) in ragged_ends(offset, len).into_iter().filter(|(from, to)| from < to) {
             match self.write_zeroes(from, to - from, false).await {
                 Err(error) if error.kind() != ErrorKind::NoSpace => return Err(error),
                 _ => {}
@@ -87,6 +89,10 @@ impl<D: Device> Export for Volume<D> {
 
     async fn flush(&self) -> Result<()> {
         Volume::flush(self).await
+    }
+
+    fn took(&self, operation: Operation, time: Duration) {
+        Volume::took(self, operation, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 }
 
