@@ -6,13 +6,16 @@
 
 mod budget;
 mod connection;
+mod contexts;
 mod export;
+mod fair;
 mod inbox;
 mod log;
 mod negotiate;
 mod options;
 mod outbox;
 mod pool;
+mod session;
 mod statistics;
 mod sync;
 
@@ -22,13 +25,16 @@ use std::time::Duration;
 
 use forkdisk_uring::{Accept, ByteStream, Rt};
 
+pub use contexts::{ALLOCATION, CHANGED, DEPTH, DEPTH_HOLE, DEPTH_OWN, DEPTH_SHARED};
 pub use export::{Export, Exports};
 pub use negotiate::Security;
 pub use options::ServerOptions;
+pub use pool::{PoolContext, PoolExport};
 pub use statistics::ServerStatistics;
 
 use budget::SharedMemory;
-use connection::{Broken, Control, Shared};
+use connection::{Broken, Common, Control};
+use fair::Fair;
 use log::LogLimit;
 use statistics::{Counters, count};
 use sync::{Event, WakeCell, unless};
@@ -44,10 +50,7 @@ pub struct Server<X> {
 }
 
 struct State<X> {
-    rt: Rt,
-    exports: Rc<X>,
-    options: ServerOptions,
-    memory: Rc<SharedMemory>,
+    common: Common<X>,
     clients: Rc<Clients>,
     log: LogLimit,
 }
@@ -57,7 +60,6 @@ struct Clients {
     stop: Event,
     connected: RefCell<Vec<Rc<Control>>>,
     changed: WakeCell,
-    counters: Counters,
 }
 
 /// Stops a server, from anywhere on its thread.
@@ -65,6 +67,7 @@ struct Clients {
 pub struct ServerHandle {
     clients: Rc<Clients>,
     memory: Rc<SharedMemory>,
+    counters: Rc<Counters>,
 }
 
 impl ServerHandle {
@@ -86,7 +89,7 @@ impl ServerHandle {
             connections: self.connections() as u64,
             shared_memory: size as u64,
             shared_memory_used: used as u64,
-            ..self.clients.counters.read()
+            ..self.counters.read()
         }
     }
 }
@@ -102,14 +105,17 @@ impl<X: Exports> Server<X> {
     pub fn new(rt: &Rt, exports: X, options: ServerOptions) -> Server<X> {
         let options = options.effective();
         let memory = SharedMemory::new(options.shared_memory);
-        let (clients, log) = Default::default();
-        let (rt, exports) = (rt.clone(), Rc::new(exports));
-        Server { state: Rc::new(State { rt, exports, options, memory, clients, log }) }
+        let fair = Fair::new(&options);
+        let (clients, log, counters) = Default::default();
+        let common = Common { rt: rt.clone(), exports: Rc::new(exports), options, memory, fair, counters };
+        Server { state: Rc::new(State { common, clients, log }) }
     }
 
     /// What stops the server.
     pub fn handle(&self) -> ServerHandle {
-        ServerHandle { clients: self.state.clients.clone(), memory: self.state.memory.clone() }
+        let State { clients, common, .. } = &*self.state;
+        let (memory, counters) = (common.memory.clone(), common.counters.clone());
+        ServerHandle { clients: clients.clone(), memory, counters }
     }
 
     /// Serves whoever connects to `listener`, in the clear; see [`serve_as`](Self::serve_as).
@@ -123,14 +129,14 @@ impl<X: Exports> Server<X> {
     pub async fn serve_as(&self, listener: impl Accept, security: Security) {
         let state = &self.state;
         let stop = &state.clients.stop;
-        let watch = state.rt.spawn(watch_memory(state.clone()));
+        let watch = state.common.rt.spawn(watch_memory(state.clone()));
         while !stop.has_happened() {
             match unless(stop, listener.accept()).await {
                 None => break,
                 Some(Ok(stream)) => self.welcome_as(stream, security.clone()),
                 Some(Err(error)) => {
                     state.log.warn(format_args!("cannot accept a connection: {error}"));
-                    unless(stop, state.rt.sleep_for(ACCEPT_PAUSE)).await;
+                    unless(stop, state.common.rt.sleep_for(ACCEPT_PAUSE)).await;
                 }
             }
         }
@@ -147,9 +153,9 @@ impl<X: Exports> Server<X> {
     /// As [`welcome`](Self::welcome), protected as `security` says.
     pub fn welcome_as(&self, stream: impl ByteStream, security: Security) {
         let state = &self.state;
-        let counters = &state.clients.counters;
+        let counters = &state.common.counters;
         count(&counters.accepted);
-        let most = state.options.max_connections;
+        let most = state.common.options.max_connections;
         if state.clients.connected.borrow().len() >= most {
             count(&counters.refused);
             state.log.warn(format_args!("refused a connection: there are {most} already"));
@@ -159,15 +165,13 @@ impl<X: Exports> Server<X> {
         state.clients.connected.borrow_mut().push(control.clone());
         let place = Place { clients: state.clients.clone(), control };
         let state = state.clone();
-        let rt = state.rt.clone();
+        let rt = state.common.rt.clone();
         rt.spawn(async move {
-            let State { rt, exports, options, memory, log, clients } = &*state;
-            let counters = &clients.counters;
-            let shared = Shared { rt, exports: &**exports, options, memory, counters };
-            if let Err(e) = connection::serve(&shared, stream, &security, &place.control).await {
+            if let Err(e) = connection::serve(&state.common, stream, &security, &place.control).await {
+                let counters = &state.common.counters;
                 let is_handshake = matches!(e, Broken::HandshakeTimeout(_) | Broken::Negotiation(_));
                 count(if is_handshake { &counters.failed_handshakes } else { &counters.broken });
-                log.warn(format_args!("closed a connection: {e}"));
+                state.log.warn(format_args!("closed a connection: {e}"));
             }
         });
     }
@@ -177,8 +181,8 @@ impl<X> State<X> {
     async fn end_connections(&self) {
         let all = || self.clients.connected.borrow().clone();
         all().iter().for_each(|control| control.stop());
-        let limit = self.options.drain_timeout;
-        if self.rt.timeout(limit, self.clients.gone()).await.is_err() {
+        let limit = self.common.options.drain_timeout;
+        if self.common.rt.timeout(limit, self.clients.gone()).await.is_err() {
             let rest = all();
             self.log.warn(format_args!("{} clients did not end within {limit:?}", rest.len()));
             rest.iter().for_each(|control| control.disconnect());
@@ -207,17 +211,17 @@ impl Drop for Place {
 
 /// Disconnects clients that hold memory and do not move, as long as others wait for memory.
 async fn watch_memory<X: Exports>(state: Rc<State<X>>) {
-    let limit = state.options.stall_timeout;
+    let limit = state.common.options.stall_timeout;
     loop {
-        state.memory.short().await;
+        state.common.memory.short().await;
         let all = state.clients.connected.borrow().clone();
         for control in all.iter().filter(|control| control.has_stalled(limit)) {
             state.log.warn(format_args!(
                 "disconnected a client that held memory others wait for and did not move for {limit:?}"
             ));
-            count(&state.clients.counters.stalled);
+            count(&state.common.counters.stalled);
             control.disconnect();
         }
-        state.rt.sleep_for(STALL_CHECK.min(limit)).await;
+        state.common.rt.sleep_for(STALL_CHECK.min(limit)).await;
     }
 }
