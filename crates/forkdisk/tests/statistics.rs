@@ -76,6 +76,8 @@ fn operations_are_counted_per_volume_as_clients_asked_for_them() {
         let v = pool.volume("v").expect("there");
         v.write(0, data(8 * PAGE), true).await.0.expect("written");
         v.read(100, pool.buffer(1000)).await.0.expect("read");
+        v.read_sparse(0, pool.buffer(4096)).await.0.expect("read");
+        v.read_sparse(7, pool.buffer(5)).await.0.expect("read around");
         assert!(v.read(1 << 20, pool.buffer(1)).await.0.is_err(), "past the end");
         v.write_zeroes(100, 200, true).await.expect("zeroed");
         v.discard(4 * PAGE, 2 * PAGE).await.expect("discarded");
@@ -83,7 +85,7 @@ fn operations_are_counted_per_volume_as_clients_asked_for_them() {
         v.took(Operation::Read, 5_000);
         let s = of(&pool, "v");
         let seen = Operation::ALL.map(|o| (s.of(o).operations, s.of(o).bytes, s.of(o).errors, s.of(o).in_flight));
-        let expected = [(2, 1000, 1, 0), (1, 8 * PAGE, 0, 0), (1, 0, 0, 0), (1, 2 * PAGE, 0, 0), (1, 200, 0, 0)];
+        let expected = [(4, 5101, 1, 0), (1, 8 * PAGE, 0, 0), (1, 0, 0, 0), (1, 2 * PAGE, 0, 0), (1, 200, 0, 0)];
         assert_eq!(seen, expected, "zeroing an edge and FUA are no operations of their own");
         assert_eq!((s.of(Operation::Read).latency.count(), s.of(Operation::Read).latency.sum), (1, 5_000));
     });

@@ -15,6 +15,15 @@ impl<D: Device> Volume<D> {
         (result, buf)
     }
 
+    /// As [`read`](Self::read), but parts that are holes may be left as they are in `buf` and
+    /// reported instead: where they begin in it and how long they are, in rising order.
+    pub async fn read_sparse(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
+        let running = self.counters.begin(Operation::Read, buf.len() as u64);
+        let (result, buf) = self.read_range_sparse(offset, buf).await;
+        running.end(result.is_ok());
+        (result, buf)
+    }
+
     /// Writes all of `buf` at `offset`. With `fua` it is durable when this returns.
     pub async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
         let running = self.counters.begin(Operation::Write, buf.len() as u64);

@@ -29,12 +29,10 @@ impl<D: Device> Volume<D> {
         self.read_around(offset, buf).await
     }
 
-    /// As [`read`](Self::read), but parts that are holes may be left as they are in `buf` and
-    /// reported instead: where they begin in it and how long they are, in rising order.
-    pub async fn read_sparse(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
+    pub(super) async fn read_range_sparse(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
         let unit = self.inner.device.block_size() as u64;
         if buf.is_empty() || !offset.is_multiple_of(unit) || !(buf.len() as u64).is_multiple_of(unit) {
-            let (result, buf) = self.read(offset, buf).await;
+            let (result, buf) = self.read_range(offset, buf).await;
             return (result.map(|()| Vec::new()), buf);
         }
         match self.check_range(offset, buf.len() as u64) {

@@ -2,13 +2,16 @@
 
 mod support;
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use forkdisk::{CreateOptions, Device, FormatOptions, OpenOptions, Pool};
 use forkdisk_nbd::codec::*;
 use forkdisk_nbd::memory::MemoryExports;
 use forkdisk_nbd::tls::{AccessEntry, AccessTable, Tls};
 use forkdisk_nbd::{Security, ServerOptions};
+use forkdisk_uring::{DeviceOptions, Rt, UringDevice};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
@@ -218,6 +221,61 @@ fn a_client_sees_and_opens_what_its_certificate_may() {
     let mut nobody = lab.encrypted(Some("nobody"));
     nobody.option(OPT_EXPORT_NAME, b"vm/a");
     nobody.expect_end();
+}
+
+/// A pool in a file that is deleted at once.
+async fn pool(rt: &Rt) -> Pool<UringDevice> {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("pool");
+    let device = UringDevice::create(rt, &path, 64 << 20, false, &DeviceOptions::default()).expect("a file");
+    let options = FormatOptions { size: device.len(), uuid: [7; 16], now: 0, journal: None };
+    Pool::format(&device, &options).await.expect("a pool");
+    Pool::open(device, Rc::new(rt.clone()), OpenOptions::default()).await.expect("it opens")
+}
+
+/// The contexts of `export` that SET or LIST tells when all of `names` are asked for.
+fn contexts(client: &mut Client, option: u32, export: &str, names: &[&str]) -> Vec<String> {
+    let text = |s: &str| [&(s.len() as u32).to_be_bytes()[..], s.as_bytes()].concat();
+    let mut data = [text(export), (names.len() as u32).to_be_bytes().to_vec()].concat();
+    names.iter().for_each(|name| data.extend(text(name)));
+    client.option(option, &data);
+    let mut told = Vec::new();
+    loop {
+        let (kind, data) = client.option_reply(option);
+        if kind == REP_ACK {
+            return told;
+        }
+        told.push(String::from_utf8(data[4..].to_vec()).expect("text"));
+    }
+}
+
+#[test]
+fn what_changed_since_a_snapshot_is_told_to_those_who_may_open_it() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let authority = Authority::make(&dir.path().join("pki"));
+    let table = vec![entry("web", &["vm", "vm@mine"], false), entry("all", &["*"], false)];
+    let table = AccessTable::new(table).expect("a sound table");
+    let tls = Tls::load(&authority.server(true), table).expect("sound certificates");
+    let server = TestServer::start_as(ServerOptions::default(), Security::Required(tls), |rt| async move {
+        let pool = pool(&rt).await;
+        pool.create("vm", &CreateOptions::new(1 << 20, 1)).await.expect("created");
+        pool.snapshot(&[("vm", "mine")], 1).await.expect("taken");
+        pool.snapshot(&[("vm", "secret")], 1).await.expect("taken");
+        pool
+    });
+    let lab = Lab { authority, server, _dir: dir };
+    let bitmap = |name: &str| format!("qemu:dirty-bitmap:{name}");
+    let asked = [bitmap("mine"), bitmap("secret"), bitmap("vm@secret")];
+    let asked: Vec<&str> = asked.iter().map(String::as_str).collect();
+    let told = |name: &str| {
+        let mut client = lab.encrypted(Some(name));
+        client.option(OPT_STRUCTURED_REPLY, &[]);
+        assert_eq!(client.option_reply(OPT_STRUCTURED_REPLY).0, REP_ACK);
+        let chosen = contexts(&mut client, OPT_SET_META_CONTEXT, "vm", &asked);
+        (chosen, contexts(&mut client, OPT_LIST_META_CONTEXT, "vm", &["qemu:dirty-bitmap:"]))
+    };
+    assert_eq!(told("web"), (vec![bitmap("mine")], vec![bitmap("mine")]));
+    assert_eq!(told("all").0.len(), 3);
 }
 
 #[test]
