@@ -167,3 +167,26 @@ fn a_table_that_makes_no_sense_is_refused_with_its_place() {
     assert!(refused("[[client]]\nname = \"a\"\nexport = [\"*\"]\n").contains("clients.toml"));
     assert!(refused("not TOML").contains("clients.toml"));
 }
+
+#[test]
+fn certificates_made_as_the_document_says_work() {
+    let (lab, _) = lab();
+    let Some(mut openssl) = client("openssl", "openssl") else { return };
+    let version = succeed(openssl.arg("version"));
+    if !version.starts_with("OpenSSL 3") {
+        return crate::harness::missing(&format!("{version} is older than the document demands"));
+    }
+    let document = include_str!("../../../../docs/tls.md");
+    let commands = document.split("```sh\n").nth(1).expect("commands").split("```").next().expect("their end");
+    let folder = lab.path("made");
+    fs::create_dir(&folder).expect("a folder");
+    succeed(client("sh", "dash").expect("a shell").args(["-e", "-c", commands]).current_dir(&folder));
+    let table = "[[client]]\nname = \"backup\"\nexports = [\"vm/*\"]\n";
+    lab.write_file("clients.toml", table.as_bytes());
+    let made = ["--tls-cert", "made/server-cert.pem", "--tls-key", "made/server-key.pem"];
+    let clients = ["--tls-client-ca", "made/ca-cert.pem", "--tls-clients", "clients.toml", "--tcp", "127.0.0.1:0"];
+    let server = Server::start_with(&lab, POOL, &[&made[..], &clients].concat());
+    let Some(mut nbdinfo) = client("nbdinfo", "libnbd-bin") else { return };
+    assert!(succeed(nbdinfo.arg(nbds(&server, "vm/b", &folder))).contains("with TLS"));
+    server.stop();
+}
