@@ -3,6 +3,7 @@
 mod bad_input;
 mod bench;
 mod clients;
+mod daemon;
 mod file_systems;
 mod harness;
 mod kill_loop;
@@ -10,6 +11,7 @@ mod kill_verbs;
 mod nbd;
 mod output;
 mod readme;
+mod served;
 mod serving;
 mod vanishing;
 mod verbs;

@@ -3,14 +3,14 @@
 //! One task reads requests and starts a task for each; another sends what is ready. A request runs
 //! to its end whatever becomes of the client, and replies leave in the order in which requests end.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::Shutdown;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use forkdisk::Buf;
-use forkdisk_uring::{Rt, Stream};
+use forkdisk_uring::{PeerCred, Rt, Stream};
 
 use super::budget::{Permit, Quota, SharedMemory};
 use super::export::{Export, Exports};
@@ -27,6 +27,8 @@ pub(super) struct Control {
     outbox: Rc<Outbox>,
     /// When the payload that is being received began.
     payload_since: Cell<Option<Instant>>,
+    /// What the export that was chosen is called at the moment.
+    export: RefCell<Option<Box<dyn Fn() -> String>>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,7 +46,18 @@ impl Control {
             phase: Cell::new(Phase::Handshake),
             outbox: Rc::default(),
             payload_since: Cell::new(None),
+            export: RefCell::new(None),
         })
+    }
+
+    /// The present name of the export that the client uses; `None` before it has chosen one.
+    pub(super) fn export(&self) -> Option<String> {
+        self.export.borrow().as_ref().map(|name| name())
+    }
+
+    /// Who connected, as far as the socket tells.
+    pub(super) fn peer(&self) -> Option<PeerCred> {
+        self.stream.peer_cred().ok()
     }
 
     /// Reads no further request; those in flight end. A handshake ends at once.
@@ -119,12 +132,16 @@ pub(super) async fn serve<X: Exports>(
     let quota = Quota::new(options, memory.clone());
     let Chosen { export, info } = chosen;
     let session = Rc::new(Session { export, outbox: outbox.clone() });
+    let named = session.clone();
+    *control.export.borrow_mut() = Some(Box::new(move || named.export.info().name));
     let reader = Reader { rt, exports: &**exports, control, info, session, quota: quota.clone() };
     let result = reader.run(inbox).await;
     control.phase.set(Phase::Draining);
     drain(rt, control, &quota, options.drain_timeout).await;
     outbox.close();
     sender.await;
+    // The export is let go of with the last request.
+    control.export.take();
     result
 }
 
