@@ -59,8 +59,18 @@ pub struct Ready<'a> {
 
 /// Serves the pool at `path` until somebody wants the end, then closes it. `announce` is called when clients
 /// may connect.
-pub fn run(path: &Path, settings: Settings, global: &Global, announce: impl Fn(Ready<'_>) -> Result<()>) -> Result<()> {
-    let path = std::path::absolute(path).with_context(|| path.display().to_string())?;
+pub fn run(
+    path: &Path,
+    mut settings: Settings,
+    global: &Global,
+    announce: impl Fn(Ready<'_>) -> Result<()>,
+) -> Result<()> {
+    // A daemon leaves the folder it was started in.
+    let absolute = |path: &Path| std::path::absolute(path).with_context(|| path.display().to_string());
+    let path = absolute(path)?;
+    for path in [&mut settings.pid_file, &mut settings.log_file].into_iter().flatten() {
+        *path = absolute(path)?;
+    }
     forkdisk_uring::block_on(Config::default(), |runtime| async move {
         // Before anything starts a thread.
         let signals = runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::HUP.as_raw()])?;
