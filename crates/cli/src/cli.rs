@@ -39,6 +39,10 @@ pub struct Global {
     #[arg(long, global = true, env = "FORKDISK_POOL", value_name = "PATH")]
     pool: Option<PathBuf>,
 
+    /// The control socket of the daemon that serves the pool [default: found by the pool's identity]
+    #[arg(long, global = true, env = "FORKDISK_CONTROL", value_name = "PATH")]
+    control: Option<PathBuf>,
+
     /// How much is logged on stderr
     #[arg(long, global = true, env = "FORKDISK_LOG", value_enum, value_name = "LEVEL")]
     log: Option<LogLevel>,
@@ -70,6 +74,11 @@ impl From<LogLevel> for LevelFilter {
 impl Global {
     fn default_pool(&self) -> Option<&Path> {
         self.pool.as_deref().filter(|path| !path.as_os_str().is_empty())
+    }
+
+    /// Where the daemon's control socket lies, if the user said so.
+    pub fn control(&self) -> Option<PathBuf> {
+        self.control.clone().filter(|path| !path.as_os_str().is_empty())
     }
 
     /// Any address: a pool or what is in one.
@@ -139,6 +148,7 @@ enum Verb {
     Check(verbs::check::CheckArgs),
     Stats(verbs::stats::StatsArgs),
     Serve(verbs::serve::ServeArgs),
+    Stop(verbs::stop::StopArgs),
     Bench(verbs::bench::BenchArgs),
     #[command(hide = true)]
     Completions(verbs::completions::CompletionsArgs),
@@ -158,6 +168,7 @@ impl Cli {
         let global = &self.global;
         match self.verb {
             Verb::Check(args) => return verbs::check::run(args, global),
+            Verb::Serve(args) => return verbs::serve::run(args, global),
             Verb::Init(args) => verbs::init::run(args, global),
             Verb::Create(args) => verbs::create::run(args, global),
             Verb::Import(args) => verbs::import::run(args, global),
@@ -175,7 +186,7 @@ impl Cli {
             Verb::Delete(args) => verbs::delete::run(args, global),
             Verb::Grow(args) => verbs::grow::run(args, global),
             Verb::Stats(args) => verbs::stats::run(args, global),
-            Verb::Serve(args) => verbs::serve::run(args, global),
+            Verb::Stop(args) => verbs::stop::run(args, global),
             Verb::Bench(args) => verbs::bench::run(args, global),
             Verb::Completions(args) => verbs::completions::run(args),
             Verb::Man(args) => verbs::man::run(args),

@@ -4,24 +4,22 @@
 
 mod address;
 mod cli;
-mod endpoint;
+mod daemon;
 mod network;
 mod output;
 mod owner;
 mod progress;
-mod record;
 mod session;
-mod size;
-mod sparse;
-
 mod verbs;
-mod window;
 
 use std::io;
 use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+
+use forkdisk_control::size;
+use forkdisk_control::{Failure, FailureKind};
 
 use crate::cli::Cli;
 
@@ -59,6 +57,7 @@ fn reader_is_gone(error: &anyhow::Error) -> bool {
     let broken = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
     error.chain().any(|cause| {
         cause.downcast_ref::<io::Error>().is_some_and(broken)
+            || cause.downcast_ref::<Failure>().is_some_and(|failure| failure.kind == FailureKind::BrokenPipe)
             || cause
                 .downcast_ref::<serde_json::Error>()
                 .is_some_and(|e| e.io_error_kind() == Some(io::ErrorKind::BrokenPipe))

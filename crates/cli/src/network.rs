@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
-use forkdisk_monitor::MetricsListener;
-use forkdisk_nbd::Security;
+use forkdisk_monitor::{MetricsListener, MetricsServer, Source};
 use forkdisk_nbd::tls::{AccessEntry, AccessTable, Tls, TlsFiles};
-use forkdisk_uring::{Rt, TcpListener};
+use forkdisk_nbd::{Exports, Security, Server};
+use forkdisk_uring::{JoinHandle, Rt, TcpListener};
 use serde::Deserialize;
 
 /// The port that NBD has.
@@ -158,6 +158,23 @@ impl NetworkArgs {
 }
 
 impl Doors {
+    /// Serves whoever comes: the tasks that serve disks, which end with `server`, and those that
+    /// answer scrapers of `source`, which have to be cancelled.
+    pub fn serve<X: Exports>(
+        self,
+        rt: &Rt,
+        server: &Server<X>,
+        source: impl Source,
+    ) -> (Vec<JoinHandle<()>>, Vec<JoinHandle<()>>) {
+        let serve = |listener| {
+            let (server, security) = (server.clone(), self.security.clone());
+            rt.spawn(async move { server.serve_as(listener, security).await })
+        };
+        let metrics = MetricsServer::new(rt, source);
+        let answer = |listener| rt.spawn(metrics.clone().serve(listener));
+        (self.tcp.into_iter().map(serve).collect(), self.metrics.into_iter().map(answer).collect())
+    }
+
     /// The URI prefix for each TCP address; an export's name follows.
     pub fn uris(&self) -> Vec<String> {
         let scheme = if matches!(self.security, Security::Required(_)) { "nbds" } else { "nbd" };
@@ -169,7 +186,8 @@ impl MetricsPlace {
     fn open(&self, rt: &Rt) -> Result<MetricsListener> {
         Ok(match self {
             MetricsPlace::Tcp(addr) => MetricsListener::tcp(rt, *addr)?,
-            MetricsPlace::Unix(path) => MetricsListener::unix(rt, path)?,
+            // A daemon leaves its folder, and removes the socket when it ends.
+            MetricsPlace::Unix(path) => MetricsListener::unix(rt, &std::path::absolute(path)?)?,
         })
     }
 }

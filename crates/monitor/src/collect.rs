@@ -4,7 +4,7 @@ use forkdisk::{Device, Mode, Pool, PoolStatistics};
 use forkdisk_nbd::ServerHandle;
 
 use crate::process::ProcessRecord;
-use crate::record::{ActivityRecord, PoolFigures, Statistics, VolumeFigures};
+use crate::record::{ActivityRecord, PoolFigures, ServerRecord, Statistics, VolumeFigures};
 
 /// Where statistics come from.
 pub trait Source: 'static {
@@ -22,13 +22,13 @@ pub struct PoolSource<D: Device> {
 
 impl<D: Device> Source for PoolSource<D> {
     fn statistics(&self) -> Statistics {
-        statistics(&self.pool, self.server.as_ref())
+        statistics(&self.pool, self.server.as_ref().map(|server| (&server.statistics()).into()))
     }
 }
 
-/// Everything about `pool` and the server on it, as it is now. It takes time in proportion to the
+/// Everything about `pool`, as it is now, beside what its `server` says of itself. It takes time in proportion to the
 /// number of volumes.
-pub fn statistics<D: Device>(pool: &Pool<D>, server: Option<&ServerHandle>) -> Statistics {
+pub fn statistics<D: Device>(pool: &Pool<D>, server: Option<ServerRecord>) -> Statistics {
     let volumes = pool.volume_statistics().into_iter().map(|(info, activity)| VolumeFigures {
         name: info.name,
         snapshot: info.snapshot,
@@ -40,7 +40,7 @@ pub fn statistics<D: Device>(pool: &Pool<D>, server: Option<&ServerHandle>) -> S
     Statistics {
         pool: figures(pool),
         activity: activity(&pool.statistics()),
-        server: server.map(|server| (&server.statistics()).into()),
+        server,
         process: ProcessRecord::of_self(),
         volumes: volumes.collect(),
     }

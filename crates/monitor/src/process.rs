@@ -6,17 +6,17 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 /// Kernel clock ticks per second, the same on every Linux.
-const TICKS: f64 = 100.0;
+const TICKS: u64 = 100;
 
 /// What a process uses. A figure that /proc does not tell is 0.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessRecord {
     /// Its number.
     pub pid: u32,
-    /// When it was started, in seconds since 1970.
-    pub started_seconds: f64,
-    /// Processor time, in seconds.
-    pub cpu_seconds: f64,
+    /// When it was started, in milliseconds since 1970.
+    pub started_ms: u64,
+    /// Processor time, in milliseconds.
+    pub cpu_ms: u64,
     /// Memory, in bytes.
     pub resident_bytes: u64,
     /// Open file descriptors.
@@ -29,7 +29,7 @@ impl ProcessRecord {
         let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
         let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
         let open_files = fs::read_dir("/proc/self/fd").map_or(0, |files| files.count() as u64);
         let record = parse(&stat, &uptime, now).unwrap_or_default();
         let resident_bytes = resident(&status).unwrap_or(0);
@@ -38,14 +38,14 @@ impl ProcessRecord {
 }
 
 /// Fields are counted behind the program's name, which may hold anything.
-fn parse(stat: &str, uptime: &str, now: f64) -> Option<ProcessRecord> {
+fn parse(stat: &str, uptime: &str, now: u64) -> Option<ProcessRecord> {
     let (_, rest) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
     let up: f64 = uptime.split_ascii_whitespace().next()?.parse().ok()?;
     Some(ProcessRecord {
-        started_seconds: now - up + field(22)? as f64 / TICKS,
-        cpu_seconds: (field(14)? + field(15)?) as f64 / TICKS,
+        started_ms: (now + field(22)? * 1000 / TICKS).saturating_sub((up * 1000.0) as u64),
+        cpu_ms: (field(14)? + field(15)?) * 1000 / TICKS,
         ..ProcessRecord::default()
     })
 }
@@ -62,16 +62,19 @@ mod tests {
     #[test]
     fn fields_are_found_whatever_the_program_is_called() {
         let stat = "7 (a) b) S 1 7 7 0 -1 4194560 9 0 0 0 150 50 0 0 20 0 1 0 1000 99 300 18446744073709551615";
-        let record = parse(stat, "110.00 1.0\n", 1_000_000.0).expect("sound");
-        assert_eq!(record.cpu_seconds, 2.0);
+        let record = parse(stat, "110.00 1.0\n", 1_000_000).expect("sound");
+        assert_eq!(record.cpu_ms, 2000);
         assert_eq!(resident("VmPeak:\t 9 kB\nVmRSS:\t  300 kB\n"), Some(300 << 10));
-        assert_eq!(record.started_seconds, 1_000_000.0 - 110.0 + 10.0);
-        assert_eq!(parse("nonsense", "1", 0.0), None);
+        assert_eq!(record.started_ms, 1_000_000 - 110_000 + 10_000);
+        assert_eq!(parse("nonsense", "1", 0), None);
     }
 
     #[test]
     fn this_process_uses_something() {
         let record = ProcessRecord::of_self();
-        assert!(record.resident_bytes > 0 && record.open_files > 0 && record.started_seconds > 1e9, "{record:?}");
+        assert!(
+            record.resident_bytes > 0 && record.open_files > 0 && record.started_ms > 1_000_000_000_000,
+            "{record:?}"
+        );
     }
 }

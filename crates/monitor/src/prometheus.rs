@@ -248,10 +248,10 @@ fn process(all: &mut Vec<Family>) {
             head(out, name, kind, help);
             sample(out, name, "", value);
         };
-        one("process_cpu_seconds_total", "counter", "Processor time used.", p.cpu_seconds);
+        one("process_cpu_seconds_total", "counter", "Processor time used.", p.cpu_ms as f64 / 1000.0);
         one("process_resident_memory_bytes", "gauge", "Memory in use.", p.resident_bytes as f64);
         one("process_open_fds", "gauge", "Open file descriptors.", p.open_files as f64);
-        one("process_start_time_seconds", "gauge", "When it was started, since 1970.", p.started_seconds);
+        one("process_start_time_seconds", "gauge", "When it was started, since 1970.", p.started_ms as f64 / 1000.0);
     }));
 }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::process::ProcessRecord;
 
 /// Everything there is to know about a pool and who serves it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statistics {
     /// State and space.
     pub pool: PoolFigures,
@@ -23,7 +23,7 @@ pub struct Statistics {
 }
 
 /// State and space of a pool.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolFigures {
     /// Identity.
     pub uuid: String,
@@ -54,7 +54,7 @@ pub struct PoolFigures {
 }
 
 /// Requests and their bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestsRecord {
     /// How many.
     pub count: u64,
@@ -63,7 +63,7 @@ pub struct RequestsRecord {
 }
 
 /// A distribution over powers of two.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Distribution {
     /// How many values.
     pub count: u64,
@@ -83,7 +83,7 @@ pub struct Distribution {
 }
 
 /// Operations of one kind.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperationRecord {
     /// Ended, well or not.
     pub operations: u64,
@@ -98,7 +98,7 @@ pub struct OperationRecord {
 }
 
 /// Operations by kind.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operations {
     /// Reads.
     pub read: OperationRecord,
@@ -126,7 +126,7 @@ impl Operations {
 }
 
 /// What was done to a volume, or to all of them.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeActivity {
     /// Operations by kind.
     pub operations: Operations,
@@ -138,7 +138,7 @@ pub struct VolumeActivity {
 }
 
 /// What a pool did.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActivityRecord {
     /// All volumes together, those deleted meanwhile included.
     pub volumes: VolumeActivity,
@@ -177,7 +177,7 @@ pub struct ActivityRecord {
 }
 
 /// What the NBD server did; see [`ServerStatistics`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "every field is explained where it is counted")]
 pub struct ServerRecord {
     pub connections: u64,
@@ -193,7 +193,7 @@ pub struct ServerRecord {
 }
 
 /// One volume or snapshot.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeFigures {
     /// `volume` or `volume@snapshot`.
     pub name: String,

@@ -22,3 +22,4 @@ pub mod serve;
 pub mod set;
 pub mod snapshot;
 pub mod stats;
+pub mod stop;

@@ -6,6 +6,7 @@ mod bench;
 #[path = "../../../frontend/nbd/tests/support/tls.rs"]
 mod certificates;
 mod clients;
+mod daemon;
 mod file_systems;
 mod harness;
 mod kill_loop;
@@ -14,6 +15,7 @@ mod metrics;
 mod nbd;
 mod output;
 mod readme;
+mod served;
 mod serving;
 mod tls;
 mod vanishing;

@@ -13,5 +13,5 @@ pub mod tls;
 mod uri;
 
 pub use codec::ExportInfo;
-pub use server::{Export, Exports, Security, Server, ServerHandle, ServerOptions, ServerStatistics};
+pub use server::{ClientInfo, Export, Exports, Security, Server, ServerHandle, ServerOptions, ServerStatistics};
 pub use uri::nbd_uri;

@@ -7,6 +7,7 @@ use std::net::Shutdown;
 use forkdisk::Buf;
 
 use super::{Piece, Stream, TcpListener, UnixListener};
+use crate::sys::PeerCred;
 
 /// One connection: bytes in order, in both directions. Clones are the same connection.
 ///
@@ -43,6 +44,11 @@ pub trait ByteStream: Clone + 'static {
     /// `BrokenPipe`.
     fn send_vectored(&self, pieces: Vec<Piece>) -> impl Future<Output = (io::Result<()>, Vec<Piece>)> + 'static;
 
+    /// Who connected, as far as that is known.
+    fn peer(&self) -> Option<PeerCred> {
+        None
+    }
+
     /// Tells the peer that nothing more will be sent, if there is a way to say so before the end.
     fn finish(&self) -> impl Future<Output = io::Result<()>> + 'static {
         std::future::ready(Ok(()))
@@ -63,6 +69,11 @@ impl ByteStream for Stream {
 
     fn send_vectored(&self, pieces: Vec<Piece>) -> impl Future<Output = (io::Result<()>, Vec<Piece>)> + 'static {
         Stream::send_vectored(self, pieces)
+    }
+
+    fn peer(&self) -> Option<PeerCred> {
+        // Only unix sockets tell: over TCP there is nobody (process 0).
+        self.peer_cred().ok().filter(|peer| peer.pid != 0)
     }
 
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
