@@ -10,6 +10,7 @@ mod output;
 mod owner;
 mod progress;
 mod session;
+mod top;
 mod verbs;
 
 use std::io;

@@ -131,3 +131,48 @@ fn metrics_beyond_this_machine_are_refused() {
     assert!(said.contains("--insecure"), "{said}");
     assert!(lab.run(&["serve", POOL, "--metrics", "nonsense"]).stderr.contains("ADDR:PORT"));
 }
+
+#[test]
+fn stats_of_a_served_pool_has_live_counters() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "--size", "1M"]);
+    assert!(lab.json(&["stats", POOL])["live"].is_null(), "nobody serves it");
+    let server = Server::start(&lab);
+    let mut nbd = Client::connect(server.socket(), "a").expect("connected");
+    nbd.write(0, &[7; 8192], false).expect("written");
+    let stats = lab.json(&["stats", POOL]);
+    let write = &stats["live"]["activity"]["volumes"]["operations"]["write"];
+    assert_eq!([&write["operations"], &write["bytes"], &write["latency"]["count"]], [1, 8192, 1]);
+    assert_eq!(stats["live"]["server"]["connections"], 1);
+    assert_eq!(stats["live"]["volumes"][0]["activity"]["provision"]["bytes"], 8192);
+    let text = lab.ok(&["stats", POOL, "-H", "-p"]);
+    assert!(text.contains("write_bytes\t8192\n"), "{text}");
+    server.stop();
+}
+
+#[test]
+fn top_shows_who_is_busy() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/busy", "pool.img/idle", "--size", "1M"]);
+    assert!(lab.run(&["top", POOL, "--once"]).refused().contains("not being served"));
+    let server = Server::start(&lab);
+    let mut nbd = Client::connect(server.socket(), "busy").expect("connected");
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    let said = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                nbd.write(4096, &[9; 4096], false).expect("written");
+            }
+        });
+        let said = lab.ok(&["top", POOL, "--once", "--interval", "0.5"]);
+        ended.store(true, std::sync::atomic::Ordering::Relaxed);
+        said
+    });
+    let row = |name: &str| said.lines().find(|line| line.split_whitespace().next() == Some(name));
+    let writes = |name: &str| row(name).and_then(|row| row.split_whitespace().nth(4)?.parse::<f64>().ok());
+    assert!(said.starts_with("pool     rw  used "), "{said}");
+    assert!(writes("busy").is_some_and(|rate| rate > 0.0), "{said}");
+    assert_eq!(writes("busy"), writes("all"), "{said}");
+    assert_eq!(row("idle"), None, "nobody uses it: {said}");
+    server.stop();
+}
