@@ -115,7 +115,7 @@ pub(super) async fn serve<X: Exports, S: ByteStream>(
     let limit = options.handshake_timeout;
     let chosen = match rt.timeout(limit, negotiate(&**exports, &stream, &mut inbox)).await {
         Err(_) => return Err(Broken::HandshakeTimeout(limit)),
-        Ok(Err(Ended::Left)) => return Ok(()),
+        Ok(Err(ended)) if ended.is_a_farewell() => return Ok(()),
         Ok(Err(ended)) => return Err(Broken::Negotiation(ended)),
         Ok(Ok(chosen)) => chosen,
     };

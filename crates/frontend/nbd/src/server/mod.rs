@@ -28,12 +28,13 @@ pub use contexts::{ALLOCATION, CHANGED, DEPTH, DEPTH_HOLE, DEPTH_OWN, DEPTH_SHAR
 pub use export::{Export, Exports};
 pub use options::ServerOptions;
 pub use pool::{PoolContext, PoolExport};
+pub(crate) use sync::WakeCell;
 
 use budget::SharedMemory;
 use connection::{Common, Control};
 use fair::Fair;
 use log::LogLimit;
-use sync::{Event, WakeCell, unless};
+use sync::{Event, unless};
 
 /// How long to wait after a failed accept, such as for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
