@@ -13,6 +13,7 @@ mod kill_loop;
 mod kill_verbs;
 mod metrics;
 mod nbd;
+mod nbd_clients;
 mod output;
 mod readme;
 mod served;

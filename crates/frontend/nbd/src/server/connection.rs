@@ -132,7 +132,7 @@ pub(super) async fn serve<X: Exports, S: ByteStream>(
     let limit = common.options.handshake_timeout;
     match common.rt.timeout(limit, enter(&*common.exports, stream, security)).await {
         Err(_) => Err(Broken::HandshakeTimeout(limit)),
-        Ok(Err(Ended::Left)) => Ok(()),
+        Ok(Err(ended)) if ended.is_a_farewell() => Ok(()),
         Ok(Err(ended)) => Err(Broken::Negotiation(ended)),
         Ok(Ok(Entered::Clear(inbox, chosen))) => transmit(common, inbox, chosen, control).await,
         Ok(Ok(Entered::Encrypted(inbox, chosen))) => {

@@ -19,7 +19,7 @@ use super::options::ServerOptions;
 use super::sync::WakeCell;
 
 /// Requests that a connection may always have under way.
-const LEAST_REQUESTS: usize = 2;
+const LEAST_REQUESTS: usize = 1;
 /// Bytes of data that a connection may always have under way. A single request may have more.
 const LEAST_BYTES: usize = 1 << 20;
 /// Requests, of all connections, after which it is counted anew who is active.

@@ -31,13 +31,14 @@ pub use negotiate::Security;
 pub use options::ServerOptions;
 pub use pool::{PoolContext, PoolExport};
 pub use statistics::ServerStatistics;
+pub(crate) use sync::WakeCell;
 
 use budget::SharedMemory;
 use connection::{Broken, Common, Control};
 use fair::Fair;
 use log::LogLimit;
 use statistics::{Counters, count};
-use sync::{Event, WakeCell, unless};
+use sync::{Event, unless};
 
 /// How long to wait after a failed accept, such as for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

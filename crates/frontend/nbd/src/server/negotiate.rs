@@ -38,6 +38,18 @@ pub(super) enum Ended {
     Io(#[from] io::Error),
 }
 
+impl Ended {
+    /// Whether the client just went away. Many do so without waiting for the answer to their last
+    /// option.
+    pub(super) fn is_a_farewell(&self) -> bool {
+        match self {
+            Ended::Left => true,
+            Ended::Io(e) => matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset),
+            Ended::Refused(..) | Ended::Violation(_) | Ended::NotEncrypted | Ended::Tls(_) => false,
+        }
+    }
+}
+
 /// An export that a client has chosen, with what it was told about it.
 pub(super) struct Chosen<E: Export> {
     pub(super) export: E,

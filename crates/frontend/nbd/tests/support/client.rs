@@ -17,6 +17,9 @@ pub struct Client {
     style: ReplyStyle,
 }
 
+/// The number of a context, and length and flags of its extents.
+pub type Status = (u32, Vec<(u64, u64)>);
+
 /// What carries the bytes.
 enum Transport {
     Clear(UnixStream),
@@ -219,7 +222,7 @@ impl Client {
     }
 
     /// The extents of every context, or the error.
-    pub fn status(&mut self, flags: u16, offset: u64, len: u32) -> Result<Vec<(u32, Vec<(u64, u64)>)>, u32> {
+    pub fn status(&mut self, flags: u16, offset: u64, len: u32) -> Result<Vec<Status>, u32> {
         self.request(CMD_BLOCK_STATUS, flags, 77, offset, len);
         self.chunks().into_iter().map(|chunk| chunk.extents()).collect()
     }
@@ -293,7 +296,7 @@ impl Client {
 
 impl Chunk {
     /// The number of the context, and length and flags of its extents.
-    fn extents(&self) -> Result<(u32, Vec<(u64, u64)>), u32> {
+    fn extents(&self) -> Result<Status, u32> {
         let short = |at: usize| u32::from_be_bytes(self.data[at..at + 4].try_into().expect("4 bytes"));
         let long = |b: &[u8]| u64::from_be_bytes(b.try_into().expect("8 bytes"));
         match self.kind {

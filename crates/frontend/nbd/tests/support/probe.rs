@@ -7,6 +7,7 @@ use std::time::Duration;
 use forkdisk::{Buf, Error, ErrorKind, Result};
 use forkdisk_nbd::codec::StatusExtent;
 use forkdisk_nbd::memory::{MemoryExport, MemoryExports};
+use forkdisk_nbd::server::ALLOCATION;
 use forkdisk_nbd::{Export, ExportInfo, Exports};
 use forkdisk_uring::Rt;
 
@@ -187,11 +188,11 @@ impl Export for ProbeExport {
     }
 
     fn contexts(&self) -> Vec<String> {
-        self.disk.as_ref().map_or_else(Vec::new, Export::contexts)
+        self.disk.as_ref().map_or_else(|| vec![ALLOCATION.to_owned()], Export::contexts)
     }
 
     fn context(&self, name: &str) -> Option<()> {
-        self.disk.as_ref()?.context(name)
+        (name == ALLOCATION).then_some(())
     }
 
     async fn status(&self, context: &(), offset: u64, len: u64, looks: usize) -> Result<Vec<StatusExtent>> {

@@ -1,4 +1,4 @@
-//! Disks in memory: exports without a pool, for measurements and tests of the server alone.
+//! Disks in memory: exports without a pool.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
