@@ -3,6 +3,7 @@
 mod bad_input;
 mod bench;
 mod clients;
+mod config;
 mod daemon;
 mod file_systems;
 mod harness;
