@@ -4,6 +4,7 @@ mod bad_input;
 mod bench;
 mod clients;
 mod config;
+mod control;
 mod daemon;
 mod file_systems;
 mod harness;
