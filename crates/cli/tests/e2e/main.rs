@@ -14,6 +14,7 @@ mod nbd;
 mod output;
 mod readme;
 mod served;
+mod service_manager;
 mod serving;
 mod vanishing;
 mod verbs;
