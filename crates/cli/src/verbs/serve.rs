@@ -91,6 +91,8 @@ fn settings(config: &Configuration) -> Result<Settings> {
             max_request_bytes: config.size(&key::MAX_REQUEST_BYTES)?,
             connection_reserve: config.size(&key::CONNECTION_RESERVE)?,
             shared_memory: config.size(&key::SHARED_MEMORY)?,
+            started_requests: config.count(&key::STARTED_REQUESTS)?,
+            started_bytes: config.size(&key::STARTED_BYTES)?,
             handshake_timeout: config.time(&key::HANDSHAKE_TIMEOUT)?,
             stall_timeout: config.time(&key::STALL_TIMEOUT)?,
             drain_timeout: config.time(&key::DRAIN_TIMEOUT)?,

@@ -11,6 +11,7 @@ mod harness;
 mod kill_loop;
 mod kill_verbs;
 mod nbd;
+mod nbd_clients;
 mod output;
 mod readme;
 mod served;
