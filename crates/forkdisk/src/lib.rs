@@ -133,8 +133,8 @@ mod volume;
 pub use device::{Buf, Device};
 pub use error::{Error, ErrorKind, Result};
 pub use pool::{
-    CheckReport, CreateOptions, DiffClass, DiffRun, FormatOptions, Mode, OpenOptions, Pool, PoolInfo, Usage,
-    VolumeInfo, WhenFull,
+    CheckReport, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, Mode, OpenOptions, Pool, PoolInfo,
+    SUPERBLOCK_AT, Usage, VolumeInfo, WhenFull, identify,
 };
 pub use runtime::{LocalFuture, Runtime};
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};
