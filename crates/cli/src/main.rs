@@ -4,7 +4,9 @@
 
 mod address;
 mod cli;
+mod config;
 mod daemon;
+mod logging;
 mod network;
 mod output;
 mod owner;
@@ -23,16 +25,17 @@ use forkdisk_control::size;
 use forkdisk_control::{Failure, FailureKind};
 
 use crate::cli::Cli;
+use crate::logging::Logging;
 
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let mut cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage(error),
     };
-    tracing_subscriber::fmt().with_max_level(cli.log_level()).with_writer(io::stderr).with_target(false).init();
-    match cli.run() {
+    let configured = cli.configure().and_then(|()| cli.logging());
+    match configured.map(Logging::begin).and_then(|()| cli.run()) {
         Ok(status) => status,
         Err(error) if reader_is_gone(&error) => ExitCode::SUCCESS,
         Err(error) => {

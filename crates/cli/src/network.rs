@@ -5,71 +5,28 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
-use clap::{Args, ValueEnum};
+use anyhow::{Context, Result, bail};
 use forkdisk_monitor::{MetricsListener, MetricsServer, Source};
 use forkdisk_nbd::tls::{AccessEntry, AccessTable, Tls, TlsFiles};
 use forkdisk_nbd::{Exports, Security, Server};
 use forkdisk_uring::{JoinHandle, Rt, TcpListener};
 use serde::Deserialize;
 
+use crate::config::{Settings, key};
+
 /// The port that NBD has.
 const NBD_PORT: u16 = 10809;
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), NBD_PORT);
 
-/// Options for serving beyond the unix socket.
-#[derive(Args)]
-pub struct NetworkArgs {
-    /// Serve over TCP, too; again for several addresses. Beyond this machine only with TLS
-    /// or --insecure [default address: 127.0.0.1:10809]
-    #[arg(long, value_name = "ADDR:PORT", num_args = 0..=1, default_missing_value = "127.0.0.1:10809",
-          env = "FORKDISK_TCP", value_delimiter = ',', value_parser = parse_tcp)]
-    tcp: Vec<SocketAddr>,
-
-    /// The server's certificate for TLS over TCP: a PEM file, with those between it and the root behind it
-    #[arg(long, value_name = "FILE", env = "FORKDISK_TLS_CERT", requires = "tls_key")]
-    tls_cert: Option<PathBuf>,
-
-    /// The private key of the certificate: a PEM file
-    #[arg(long, value_name = "FILE", env = "FORKDISK_TLS_KEY", requires = "tls_cert")]
-    tls_key: Option<PathBuf>,
-
-    /// Clients must show a certificate of one of the authorities in this PEM file
-    #[arg(long, value_name = "FILE", env = "FORKDISK_TLS_CLIENT_CA", requires = "tls_cert")]
-    tls_client_ca: Option<PathBuf>,
-
-    /// Which certificate may open which export: a TOML file (docs/tls.md)
-    #[arg(long, value_name = "FILE", env = "FORKDISK_TLS_CLIENTS", requires = "tls_client_ca")]
-    tls_clients: Option<PathBuf>,
-
-    /// Whether TCP clients use TLS [default: required with --tls-cert, else off]
-    #[arg(long, value_enum, value_name = "MODE", env = "FORKDISK_TLS")]
-    tls: Option<TlsMode>,
-
-    /// Answer HTTP requests for /metrics in the format of Prometheus; again for several places
-    #[arg(long, value_name = "ADDR:PORT|unix:PATH", env = "FORKDISK_METRICS", value_delimiter = ',',
-          value_parser = parse_metrics)]
-    metrics: Vec<MetricsPlace>,
-
-    /// Let others beyond this machine connect without TLS
-    #[arg(long, env = "FORKDISK_INSECURE")]
-    insecure: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum TlsMode {
-    /// Nobody can use it
-    Off,
-    /// Clients may use it
-    Allowed,
-    /// Clients must use it
-    Required,
-}
+/// Where `--tcp` listens when it has no address.
+pub const USUAL: &str = "127.0.0.1:10809";
 
 /// Where metrics are to be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum MetricsPlace {
+pub enum MetricsPlace {
+    /// An HTTP server.
     Tcp(SocketAddr),
+    /// The same on a unix socket.
     Unix(PathBuf),
 }
 
@@ -92,69 +49,81 @@ pub struct Doors {
     pub metrics_places: Vec<String>,
 }
 
-impl NetworkArgs {
-    /// Refuses what contradicts itself or is not safe; reads certificates. Nothing is opened yet.
-    pub fn security(&self) -> Result<Security> {
-        let mode = self.mode()?;
-        let beyond: Vec<SocketAddr> = self.tcp.iter().copied().filter(|addr| !addr.ip().is_loopback()).collect();
-        if let Some(addr) = beyond.first()
-            && !self.insecure
-        {
-            let without = "others could reach the disks without TLS";
-            match mode {
-                TlsMode::Required => {}
-                TlsMode::Off => bail!("--tcp {addr}: {without}; give --tls-cert and --tls-key, or --insecure"),
-                TlsMode::Allowed => bail!("--tcp {addr}: {without}; leave out --tls allowed, or give --insecure"),
-            }
-        }
-        for place in &self.metrics {
-            if let MetricsPlace::Tcp(addr) = place {
-                let is_safe = addr.ip().is_loopback() || self.insecure;
-                ensure!(
-                    is_safe,
-                    "--metrics {addr}: others could read the names and use of all volumes; use a \
-                                  loopback address or unix:PATH, or give --insecure"
-                );
-            }
-        }
-        Ok(match (mode, self.load_tls()?) {
-            (TlsMode::Allowed, Some(tls)) => Security::Offered(tls),
-            (TlsMode::Required, Some(tls)) => Security::Required(tls),
-            _ => Security::Clear,
-        })
-    }
+/// Doors that are to be opened, all of them found safe.
+pub struct Network {
+    tcp: Vec<SocketAddr>,
+    metrics: Vec<MetricsPlace>,
+    security: Security,
+}
 
-    fn mode(&self) -> Result<TlsMode> {
-        match (self.tls, &self.tls_cert) {
-            (None, Some(_)) => Ok(TlsMode::Required),
-            (None, None) => Ok(TlsMode::Off),
-            (Some(TlsMode::Allowed | TlsMode::Required), None) => bail!("--tls needs --tls-cert and --tls-key"),
-            (Some(mode), _) => Ok(mode),
+impl Network {
+    /// What the configuration says. Refuses what contradicts itself or is not safe, and reads
+    /// certificates; nothing is opened yet.
+    pub fn from_settings(config: &Settings) -> Result<Network> {
+        let tcp = parse_addresses(config.word(&key::TCP).unwrap_or_default())?;
+        let metrics = parse_places(config.word(&key::METRICS).unwrap_or_default())?;
+        let tls = load_tls(config)?;
+        let mode = config.word(&key::TLS).unwrap_or(if tls.is_some() { "required" } else { "off" });
+        let security = match (mode, tls) {
+            ("off", _) => Security::Clear,
+            (_, None) => bail!("--tls {mode} needs --tls-cert and --tls-key"),
+            ("allowed", Some(tls)) => Security::Offered(tls),
+            (_, Some(tls)) => Security::Required(tls),
+        };
+        if !config.switch(&key::INSECURE)? {
+            refuse_unsafe(&tcp, &metrics, &security)?;
         }
-    }
-
-    fn load_tls(&self) -> Result<Option<Tls>> {
-        let (Some(certificate), Some(key)) = (self.tls_cert.clone(), self.tls_key.clone()) else {
-            return Ok(None);
-        };
-        let access = match &self.tls_clients {
-            None => AccessTable::open(),
-            Some(path) => read_clients(path)?,
-        };
-        let files = TlsFiles { certificate, key, client_ca: self.tls_client_ca.clone() };
-        Ok(Some(Tls::load(&files, access)?))
+        Ok(Network { tcp, metrics, security })
     }
 
     /// Opens all doors.
-    pub fn open(&self, rt: &Rt, security: Security) -> Result<Doors> {
+    pub fn open(&self, rt: &Rt) -> Result<Doors> {
         let tcp = self.tcp.iter().map(|&addr| Ok(TcpListener::bind(rt, addr)?)).collect::<Result<_>>()?;
         let metrics = self.metrics.iter().map(|place| place.open(rt)).collect::<Result<Vec<_>>>()?;
         let metrics_places = self.metrics.iter().zip(&metrics).map(|(place, listener)| match place {
             MetricsPlace::Unix(path) => format!("unix:{}", path.display()),
             MetricsPlace::Tcp(addr) => format!("http://{}/metrics", listener.local_addr().unwrap_or(*addr)),
         });
-        Ok(Doors { tcp, security, metrics_places: metrics_places.collect(), metrics })
+        let (security, metrics_places) = (self.security.clone(), metrics_places.collect());
+        Ok(Doors { tcp, security, metrics_places, metrics })
     }
+}
+
+fn refuse_unsafe(tcp: &[SocketAddr], metrics: &[MetricsPlace], security: &Security) -> Result<()> {
+    if let Some(addr) = tcp.iter().find(|addr| !addr.ip().is_loopback()) {
+        let without = "others could reach the disks without TLS";
+        match security {
+            Security::Required(_) => {}
+            Security::Clear => bail!("--tcp {addr}: {without}; give --tls-cert and --tls-key, or --insecure"),
+            Security::Offered(_) => bail!("--tcp {addr}: {without}; leave out --tls allowed, or give --insecure"),
+        }
+    }
+    for place in metrics {
+        if let MetricsPlace::Tcp(addr) = place
+            && !addr.ip().is_loopback()
+        {
+            bail!(
+                "--metrics {addr}: others could read the names and use of all volumes; use a loopback address or \
+                 unix:PATH, or give --insecure"
+            );
+        }
+    }
+    Ok(())
+}
+
+fn load_tls(config: &Settings) -> Result<Option<Tls>> {
+    let [certificate, key, client_ca, clients] =
+        [&key::TLS_CERT, &key::TLS_KEY, &key::TLS_CLIENT_CA, &key::TLS_CLIENTS].map(|key| config.path(key));
+    let (certificate, key) = match (certificate, key) {
+        (Some(certificate), Some(key)) => (certificate, key),
+        (None, None) if client_ca.is_none() && clients.is_none() => return Ok(None),
+        _ => bail!("TLS needs both --tls-cert and --tls-key"),
+    };
+    let access = match &clients {
+        None => AccessTable::open(),
+        Some(path) => read_clients(path)?,
+    };
+    Ok(Some(Tls::load(&TlsFiles { certificate, key, client_ca }, access)?))
 }
 
 impl Doors {
@@ -199,6 +168,16 @@ fn read_clients(path: &Path) -> Result<AccessTable> {
     AccessTable::new(file.client).with_context(|| path.display().to_string())
 }
 
+/// TCP addresses, with commas between them.
+pub fn parse_addresses(text: &str) -> Result<Vec<SocketAddr>> {
+    text.split(',').filter(|word| !word.is_empty()).map(parse_tcp).collect()
+}
+
+/// Where metrics are to be had, with commas between the places.
+pub fn parse_places(text: &str) -> Result<Vec<MetricsPlace>> {
+    text.split(',').filter(|word| !word.is_empty()).map(parse_metrics).collect()
+}
+
 /// `ADDR:PORT`, or one of them alone: an address, `localhost`, or `:PORT`.
 fn parse_tcp(text: &str) -> Result<SocketAddr> {
     if let Ok(ip) = text.trim_matches(['[', ']']).parse::<IpAddr>() {
@@ -237,16 +216,14 @@ fn resolve(text: &str) -> Option<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
+    use clap::{Args, Command, FromArgMatches};
 
-    #[derive(Parser)]
-    struct Command {
-        #[command(flatten)]
-        network: NetworkArgs,
-    }
+    use crate::config::Given;
 
-    fn security(line: &str) -> Result<Security> {
-        Command::try_parse_from(line.split(' '))?.network.security()
+    fn network(line: &str) -> Result<Network> {
+        let command = Given::<true>::augment_args(Command::new("serve"));
+        let given = Given::from_arg_matches(&command.try_get_matches_from(line.split(' '))?)?;
+        Network::from_settings(&Settings::load(Given::default(), given, None)?)
     }
 
     #[test]
@@ -268,13 +245,13 @@ mod tests {
 
     #[test]
     fn beyond_this_machine_nothing_is_served_without_tls_unless_it_is_asked_for() {
-        let refused = |line| security(line).err().expect(line).to_string();
+        let refused = |line| network(line).err().expect(line).to_string();
         assert!(refused("serve --tcp 0.0.0.0").contains("--tls-cert"));
         assert!(refused("serve --tcp 127.0.0.1 --tcp [::]:1").contains("--insecure"));
         assert!(refused("serve --metrics 192.0.2.1:9").contains("--insecure"));
         assert!(refused("serve --tls required --tcp").contains("--tls-cert"));
         for allowed in ["serve --tcp", "serve --tcp 0.0.0.0 --insecure", "serve --metrics 127.0.0.1:9 --tcp ::1"] {
-            assert!(matches!(security(allowed), Ok(Security::Clear)), "{allowed}");
+            assert!(network(allowed).is_ok(), "{allowed}");
         }
     }
 }

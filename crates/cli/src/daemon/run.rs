@@ -11,7 +11,7 @@ use forkdisk_control::{
     Session, Status, params, place, uuid_text,
 };
 use forkdisk_monitor::PoolSource;
-use forkdisk_nbd::{Security, Server, ServerHandle, ServerOptions};
+use forkdisk_nbd::{Server, ServerHandle, ServerOptions};
 use forkdisk_uring::{Config, Rt, Signals, UnixListener, UringDevice};
 use rustix::process::Signal;
 
@@ -22,7 +22,7 @@ use super::host::{Daemon, End};
 use super::notify::Notifier;
 use super::pid_file::PidFile;
 use crate::cli::Global;
-use crate::network::{Doors, NetworkArgs};
+use crate::network::{Doors, Network};
 use crate::progress::Progress;
 use crate::session::{Access, daemon, open_device, open_pool};
 
@@ -44,9 +44,7 @@ pub struct Settings {
     /// How the pool is opened.
     pub pool: OpenOptions,
     /// Doors beside the sockets.
-    pub network: NetworkArgs,
-    /// How clients that come by TCP are protected.
-    pub security: Security,
+    pub network: Network,
     /// Limits of the data server.
     pub data: ServerOptions,
     /// Limits of the control server.
@@ -139,7 +137,7 @@ async fn serve(
 ) -> Result<Serving> {
     let activated = activation::take()?;
     let sockets = Sockets::open(runtime, pool, settings, activated)?;
-    let doors = settings.network.open(runtime, settings.security.clone())?;
+    let doors = settings.network.open(runtime)?;
     let fences = Fences::default();
     let data = Server::new(runtime, Served { pool: pool.clone(), fences: fences.clone() }, settings.data.clone());
     let identity = Status {

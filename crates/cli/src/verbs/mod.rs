@@ -4,6 +4,7 @@ pub mod bench;
 pub mod check;
 pub mod clone;
 pub mod completions;
+pub mod config;
 pub mod create;
 pub mod delete;
 pub mod diff;

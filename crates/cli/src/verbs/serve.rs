@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
@@ -12,12 +11,11 @@ use forkdisk_nbd::{ServerOptions, nbd_uri};
 use serde::Serialize;
 
 use crate::cli::Global;
+use crate::config::{Given, Settings as Configuration, key};
 use crate::daemon::{self, Ready, Settings, detach};
-use crate::network::NetworkArgs;
+use crate::network::Network;
 use crate::output::{print_json_line, print_line};
 
-/// How long a write waits for space in a full pool.
-const WAIT_FOR_SPACE: Duration = Duration::from_secs(60);
 /// Exports that are announced to people by name; programs are told all of them.
 const ANNOUNCED: usize = 100;
 
@@ -34,21 +32,8 @@ pub struct ServeArgs {
     #[arg(long)]
     daemon: bool,
 
-    /// Where the socket goes [default: /run/forkdisk/UUID/nbd.sock for root, else
-    /// $XDG_RUNTIME_DIR/forkdisk/UUID/nbd.sock]
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
-
-    /// Where the process's number is written
-    #[arg(long, value_name = "PATH")]
-    pid_file: Option<PathBuf>,
-
-    /// Where the log goes instead of stderr; SIGHUP opens it again
-    #[arg(long, value_name = "PATH")]
-    log_file: Option<PathBuf>,
-
     #[command(flatten)]
-    network: NetworkArgs,
+    pub given: Given<true>,
 }
 
 /// Said once, when clients may connect.
@@ -82,20 +67,47 @@ pub fn run(args: ServeArgs, global: &Global) -> Result<ExitCode> {
         }
     }
     let json = global.output.json();
-    let security = args.network.security()?;
-    let settings = Settings {
-        socket: args.socket,
-        control: global.control(),
-        pid_file: args.pid_file,
-        log_file: args.log_file,
-        network: args.network,
-        security,
-        pool: OpenOptions { when_full: WhenFull::Wait(WAIT_FOR_SPACE), ..OpenOptions::default() },
-        data: ServerOptions::default(),
-        control_limits: ControlOptions::default(),
-    };
+    let settings = settings(&global.settings)?;
     daemon::run(&path, settings, global, |ready| announce(&ready, json))?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn settings(config: &Configuration) -> Result<Settings> {
+    let when_full = match config.word(&key::WHEN_FULL) {
+        Some("error") => WhenFull::Error,
+        _ => WhenFull::Wait(config.time(&key::WAIT_FOR_SPACE)?),
+    };
+    Ok(Settings {
+        network: Network::from_settings(config)?,
+        socket: config.path(&key::SOCKET),
+        control: config.path(&key::CONTROL),
+        pid_file: config.path(&key::PID_FILE),
+        log_file: config.path(&key::LOG_FILE),
+        pool: OpenOptions {
+            cache: config.size(&key::CACHE)?,
+            dirty: config.size(&key::DIRTY)?,
+            discard: config.switch(&key::DISCARD)?,
+            when_full,
+            ..OpenOptions::default()
+        },
+        data: ServerOptions {
+            max_connections: config.count(&key::MAX_CONNECTIONS)?,
+            max_requests: config.count(&key::MAX_REQUESTS)?,
+            max_request_bytes: config.size(&key::MAX_REQUEST_BYTES)?,
+            connection_reserve: config.size(&key::CONNECTION_RESERVE)?,
+            shared_memory: config.size(&key::SHARED_MEMORY)?,
+            started_requests: config.count(&key::STARTED_REQUESTS)?,
+            started_bytes: config.size(&key::STARTED_BYTES)?,
+            handshake_timeout: config.time(&key::HANDSHAKE_TIMEOUT)?,
+            stall_timeout: config.time(&key::STALL_TIMEOUT)?,
+            drain_timeout: config.time(&key::DRAIN_TIMEOUT)?,
+        },
+        control_limits: ControlOptions {
+            max_connections: config.count(&key::CONTROL_CONNECTIONS)?,
+            max_message: config.size(&key::CONTROL_MESSAGE)?,
+            ..ControlOptions::default()
+        },
+    })
 }
 
 fn announce(ready: &Ready<'_>, json: bool) -> Result<()> {
@@ -121,5 +133,20 @@ fn announce(ready: &Ready<'_>, json: bool) -> Result<()> {
     match exports.len().saturating_sub(ANNOUNCED) {
         0 => Ok(()),
         more => print_line(&format!("and {more} more")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_those_of_the_servers_and_of_the_engine() {
+        let settings = settings(&Configuration::default()).unwrap();
+        let shown = |options: &ServerOptions| format!("{options:?}");
+        assert_eq!(shown(&settings.data), shown(&ServerOptions::default()));
+        assert_eq!(format!("{:?}", settings.control_limits), format!("{:?}", ControlOptions::default()));
+        let pool = OpenOptions { when_full: settings.pool.when_full, ..OpenOptions::default() };
+        assert_eq!(format!("{:?}", settings.pool), format!("{pool:?}"));
     }
 }

@@ -6,6 +6,8 @@ mod bench;
 #[path = "../../../frontend/nbd/tests/support/tls.rs"]
 mod certificates;
 mod clients;
+mod config;
+mod control;
 mod daemon;
 mod file_systems;
 mod harness;
@@ -17,6 +19,7 @@ mod nbd_clients;
 mod output;
 mod readme;
 mod served;
+mod service_manager;
 mod serving;
 mod tls;
 mod vanishing;

@@ -44,11 +44,6 @@ pub trait ByteStream: Clone + 'static {
     /// `BrokenPipe`.
     fn send_vectored(&self, pieces: Vec<Piece>) -> impl Future<Output = (io::Result<()>, Vec<Piece>)> + 'static;
 
-    /// Who connected, as far as that is known.
-    fn peer(&self) -> Option<PeerCred> {
-        None
-    }
-
     /// Tells the peer that nothing more will be sent, if there is a way to say so before the end.
     fn finish(&self) -> impl Future<Output = io::Result<()>> + 'static {
         std::future::ready(Ok(()))
@@ -56,6 +51,11 @@ pub trait ByteStream: Clone + 'static {
 
     /// Ends one or both directions; a receive in flight ends with what had arrived.
     fn shutdown(&self, how: Shutdown) -> io::Result<()>;
+
+    /// Which process of this machine connected, if the stream tells.
+    fn peer(&self) -> Option<PeerCred> {
+        None
+    }
 }
 
 impl ByteStream for Stream {
@@ -71,13 +71,13 @@ impl ByteStream for Stream {
         Stream::send_vectored(self, pieces)
     }
 
-    fn peer(&self) -> Option<PeerCred> {
-        // Only unix sockets tell: over TCP there is nobody (process 0).
-        self.peer_cred().ok().filter(|peer| peer.pid != 0)
-    }
-
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         Stream::shutdown(self, how)
+    }
+
+    fn peer(&self) -> Option<PeerCred> {
+        // Of a TCP connection the kernel knows no process.
+        self.peer_cred().ok().filter(|peer| peer.pid > 0)
     }
 }
 

@@ -26,12 +26,11 @@ use crate::codec::{Action, CMD_READ, ErrorCode, MAX_DRAIN, ReplyEncoder, ReplyTo
 pub(super) struct Control {
     /// Ends directions of the stream, whatever its type.
     shutdown: Box<dyn Fn(Shutdown)>,
+    peer: Option<PeerCred>,
     phase: Cell<Phase>,
     outbox: Rc<Outbox>,
     /// When the payload that is being received began.
     payload_since: Cell<Option<Instant>>,
-    /// Who connected, as far as the socket tells.
-    peer: Option<PeerCred>,
     /// What the export that was chosen is called at the moment.
     export: RefCell<Option<Box<dyn Fn() -> String>>>,
 }
@@ -51,10 +50,10 @@ impl Control {
         let shutdown = Box::new(move |how| drop(stream.shutdown(how)));
         Rc::new(Control {
             shutdown,
+            peer,
             phase: Cell::new(Phase::Handshake),
             outbox: Rc::default(),
             payload_since: Cell::new(None),
-            peer,
             export: RefCell::new(None),
         })
     }
