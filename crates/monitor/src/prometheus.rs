@@ -185,7 +185,8 @@ fn operations(all: &mut Vec<Family>, of: &'static str, rows: Rows) {
 }
 
 fn faults(all: &mut Vec<Family>, of: &'static str, rows: Rows) {
-    let list: [(&str, &str, fn(&VolumeActivity) -> u64); 4] = [
+    type Figure = fn(&VolumeActivity) -> u64;
+    let list: [(&str, &str, Figure); 4] = [
         ("provisions_total", "First writes where nothing was mapped.", |a| a.provision.count),
         ("provisioned_bytes_total", "Bytes of new pages where nothing was mapped.", |a| a.provision.bytes),
         ("breaks_total", "First writes to pages that were shared.", |a| a.breaks.count),
@@ -202,7 +203,8 @@ fn faults(all: &mut Vec<Family>, of: &'static str, rows: Rows) {
 
 /// Volumes, and snapshots that were opened; all snapshots could be thousands.
 fn volume_gauges(all: &mut Vec<Family>) {
-    let list: [(&str, &str, fn(&VolumeFigures) -> u64); 3] = [
+    type Figure = fn(&VolumeFigures) -> u64;
+    let list: [(&str, &str, Figure); 3] = [
         ("forkdisk_volume_size_bytes", "Length of the volume.", |v| v.size),
         ("forkdisk_volume_referenced_bytes", "What the volume has mapped, shared or not.", |v| v.referenced),
         ("forkdisk_volume_open_handles", "How often the volume is open.", |v| v.in_use),

@@ -30,7 +30,9 @@ fn show(terminal: &mut DefaultTerminal, interval: Duration, next: &mut impl FnMu
             }
             match event::read()? {
                 Event::Key(key) if key.kind == KeyEventKind::Press && ends(key.code, key.modifiers) => return Ok(()),
-                Event::Resize(..) => drop(terminal.draw(|frame| draw(frame, &view))?),
+                Event::Resize(..) => {
+                    terminal.draw(|frame| draw(frame, &view))?;
+                }
                 _ => {}
             }
         }
