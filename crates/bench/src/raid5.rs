@@ -4,7 +4,8 @@
 //! stripe cache; a row whose data pages have all come is written with its parity, nothing is read.
 //! A row that has to go before it is complete, because the cache is full or a flush came, needs
 //! reads first: the old pages and the old parity, or the pages that are missing, whichever is less.
-//! That is a *read-modify-write*.
+//! That is a *read-modify-write*. Rows that go at the same time are read together, then written
+//! together.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -130,29 +131,39 @@ impl Array {
         }
         self.order.insert((self.now, number));
         if self.rows.len() > self.of.cache {
-            self.evict();
+            self.evict((self.of.cache / 4).max(1));
         }
     }
 
-    /// Lets the row go that was touched longest ago.
-    fn evict(&mut self) {
-        let Some((_, number)) = self.order.pop_first() else { return };
-        let row = self.rows.remove(&number).expect("a row that is listed");
-        let (have, all) = (u64::from(row.pages.count_ones()), (1 << self.of.data_disks()) - 1);
-        let missing = self.of.data_disks() - have;
-        let pages = if missing < have + 1 { all & !row.pages } else { row.pages | 1 << self.of.data_disks() };
-        for at in (0..self.of.disks).filter(|at| pages >> at & 1 == 1) {
-            self.request(RequestKind::Read, number, at);
-            self.out.read += PAGE;
+    /// Lets the rows go that were touched longest ago.
+    fn evict(&mut self, count: usize) {
+        let mut oldest: Vec<u64> = self.order.iter().take(count).map(|&(_, number)| number).collect();
+        oldest.sort_unstable();
+        let rows: Vec<(u64, Row)> = oldest.iter().map(|&number| (number, self.forget(number))).collect();
+        let parity = self.of.data_disks();
+        let all = (1 << parity) - 1;
+        for &(number, row) in &rows {
+            let have = u64::from(row.pages.count_ones());
+            let pages = if parity - have < have + 1 { all & !row.pages } else { row.pages | 1 << parity };
+            for at in (0..self.of.disks).filter(|at| pages >> at & 1 == 1) {
+                self.request(RequestKind::Read, number, at);
+                self.out.read += PAGE;
+            }
         }
-        self.put(number, row.pages);
-        self.incomplete.push((number, row));
+        for &(number, row) in &rows {
+            self.put(number, row.pages);
+        }
+        self.incomplete.extend(rows);
+    }
+
+    fn forget(&mut self, number: u64) -> Row {
+        let row = self.rows.remove(&number).expect("a row that is listed");
+        self.order.remove(&(row.touched, number));
+        row
     }
 
     fn flush(&mut self) {
-        while !self.rows.is_empty() {
-            self.evict();
-        }
+        self.evict(self.order.len());
         let flush = Request { kind: RequestKind::Flush, offset: 0, len: 0 };
         self.out.members.iter_mut().for_each(|m| m.requests.push(flush));
     }

@@ -20,14 +20,14 @@ const PIECE: usize = 1 << 20;
 const VOLUME: &str = "v";
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
-    let (span, times) = (context.scale.pick(32 << 20, 128 << 20, 1 << 30), context.scale.pick(3, 7, 11));
+    let (span, times) = (context.scale.pick(64 << 20, 512 << 20, 1 << 30), context.scale.pick(3, 7, 15));
     let mut rows = Vec::new();
     let path = context.disk("pool");
     // Written once, so that no first write waits for the file system under the pool to find room.
     let size = 4 * span + (256 << 20);
     file::plain(&path, size)?;
     for cell in &CELLS {
-        let span = if cell.len == PAGE { span / 4 } else { span };
+        let span = if cell.len == PAGE { span / 16 } else { span };
         let rounds = measure(cell, &path, span, size, times)?;
         let case = format!("wall/{}", cell.name);
         let label = label(&case);
