@@ -1,13 +1,14 @@
 //! Which cases a benchmark consists of, and how they are run.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use tempfile::TempDir;
 
 use crate::cases;
 use crate::goals::{Goal, Goals};
+use crate::peers::{Guest, Lab, Measured};
 use crate::rows::Row;
 
 /// How long a benchmark may take.
@@ -80,6 +81,25 @@ impl<'a> Context<'a> {
         self.disk.path().join(name)
     }
 
+    /// The laboratory for guests, unpacked. An error says what this machine lacks for it.
+    pub fn lab(&self) -> Result<Lab> {
+        Lab::unpack(&self.disk("lab")).context("the kernel's own targets cannot be measured here")
+    }
+
+    /// Runs a scenario in a guest with so many disks.
+    pub fn guest(
+        &self,
+        lab: &Lab,
+        scenario: &str,
+        variables: Vec<(&'static str, String)>,
+        disks: usize,
+        limit: Duration,
+    ) -> Result<Vec<Measured>> {
+        let guest = Guest { lab, program: &self.options.program, scenario, variables, disks, limit };
+        // Not in memory: a guest has a `/dev` of its own, which hides `/dev/shm`.
+        guest.run(self.disk.path(), self.progress)
+    }
+
     /// A path in memory.
     pub fn ram(&self, name: &str) -> PathBuf {
         self.ram.path().join(name)
@@ -92,6 +112,8 @@ type Case = fn(&Context<'_>) -> Result<Vec<Row>>;
 pub struct Benchmark {
     name: &'static str,
     cases: &'static [(&'static str, Case)],
+    /// Cases that are about peers only.
+    peers: &'static [(&'static str, Case)],
     /// Parts of cases that have a process to themselves.
     inside: &'static [(&'static str, Case)],
 }
@@ -111,6 +133,7 @@ impl Benchmark {
             ("nbd", cases::nbd::run),
             ("wall", cases::wall::run),
         ],
+        peers: &[],
         inside: &[(cases::memory::INSIDE, cases::memory::run_inside)],
     };
 
@@ -119,10 +142,12 @@ impl Benchmark {
         name: "w2",
         cases: &[
             ("split", cases::w2::split::run),
+            ("copy", cases::w2::copy::run),
             ("random", cases::w2::random::run),
             ("snapshots", cases::w2::snapshots::run),
             ("wall", cases::w2::wall::run),
         ],
+        peers: &[("dm-thin-random", cases::w2::thin::random)],
         inside: &[],
     };
 
@@ -130,24 +155,26 @@ impl Benchmark {
     pub const W3: Benchmark = Benchmark {
         name: "w3",
         cases: &[("thin", cases::w3::thin::run), ("raid5", cases::w3::raid5::run)],
+        peers: &[],
         inside: &[],
     };
 
-    fn names(&self) -> Vec<&'static str> {
-        self.cases.iter().map(|&(name, _)| name).collect()
+    fn names(&self, peers: bool) -> Vec<&'static str> {
+        let of_peers = self.peers.iter().filter(|_| peers);
+        self.cases.iter().chain(of_peers).map(|&(name, _)| name).collect()
     }
 
     fn case(&self, name: &str) -> Option<Case> {
-        self.cases.iter().chain(self.inside).find(|(of, _)| *of == name).map(|&(_, case)| case)
+        self.cases.iter().chain(self.peers).chain(self.inside).find(|(of, _)| *of == name).map(|&(_, case)| case)
     }
 
     /// Runs it; `progress` is told what is being done. A case that fails says so there, and its
     /// required rows are missing in the result.
     pub fn run(&self, options: &Options, progress: &dyn Fn(&str)) -> Result<Vec<Row>> {
         let names = match &options.only {
-            None => self.names(),
+            None => self.names(options.peers),
             Some(only) if self.case(only).is_some() => vec![only.as_str()],
-            Some(only) => bail!("there is no case {only:?}; there are {}", self.names().join(", ")),
+            Some(only) => bail!("there is no case {only:?}; there are {}", self.names(true).join(", ")),
         };
         // Says before anything else when a folder cannot be had.
         Context::new(options, progress)?;
@@ -182,9 +209,9 @@ mod tests {
         let goals = Goals::built_in().unwrap();
         for benchmark in [Benchmark::ENGINE, Benchmark::W2, Benchmark::W3] {
             for goal in goals.all().iter().filter(|g| g.workload == benchmark.name) {
-                assert!(benchmark.names().iter().any(|name| belongs(&goal.case, name)), "{}", goal.case);
+                assert!(benchmark.names(true).iter().any(|name| belongs(&goal.case, name)), "{}", goal.case);
             }
-            assert!(benchmark.names().iter().all(|name| benchmark.case(name).is_some()));
+            assert!(benchmark.names(true).iter().all(|name| benchmark.case(name).is_some()));
         }
     }
 }

@@ -1,11 +1,12 @@
 //! `bench`: the workloads forkdisk is measured by, on this machine.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
-use forkdisk_bench::{Benchmark, Options, Row, Scale, table};
+use forkdisk_bench::{Benchmark, Options, Row, Scale, inside, table};
 
 use crate::cli::Global;
 use crate::output::{print_json, print_line};
@@ -25,6 +26,15 @@ enum Workload {
     W2(PeerArgs),
     /// First writes to a thin volume in order, on one device and on RAID5; beside dm-thin
     W3(PeerArgs),
+    /// A part of a benchmark that has a process to itself
+    #[command(hide = true)]
+    Inside(InsideArgs),
+}
+
+#[derive(Args)]
+struct InsideArgs {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
 }
 
 /// A benchmark that has peers.
@@ -71,6 +81,7 @@ pub fn run(args: BenchArgs, global: &Global) -> Result<()> {
         Workload::Engine(args) => (Benchmark::ENGINE, args, true),
         Workload::W2(args) => (Benchmark::W2, args.run, !args.no_peers),
         Workload::W3(args) => (Benchmark::W3, args.run, !args.no_peers),
+        Workload::Inside(args) => return inside(&args.arguments),
     };
     let json = global.output.json();
     ensure!(json || args.file.is_none(), "a FILE is for --json: without it the figures are printed as a table");

@@ -1,8 +1,10 @@
 //! Breaking sharing (W2): large blocks in order, random pages, many snapshots.
 
+pub mod copy;
 pub mod random;
 pub mod snapshots;
 pub mod split;
+pub mod thin;
 pub mod wall;
 
 use crate::load::{Job, random, sequential};
