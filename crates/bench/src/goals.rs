@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use crate::rows::{Row, Samples, Sense};
+use crate::runner::Scale;
 
 const GOALS: &str = include_str!("goals.toml");
 
@@ -24,6 +25,8 @@ pub struct Goal {
     pub peers: bool,
     /// It is judged only where (max - min) / median is at most this: a wider spread proves nothing.
     pub spread: Option<f64>,
+    /// The smallest run that has the figure.
+    pub from: Scale,
 }
 
 /// All goals of all benchmarks.
@@ -48,6 +51,8 @@ struct Table {
     #[serde(default)]
     peers: bool,
     spread: Option<f64>,
+    #[serde(default)]
+    from: Scale,
 }
 
 impl Goals {
@@ -61,9 +66,17 @@ impl Goals {
         let tables: Tables = toml::from_str(text)?;
         let expand = |table: Table| {
             let pairs = table.cases.iter().flat_map(|c| table.metrics.iter().map(move |m| (c.clone(), m.clone())));
-            let Table { goal, sense, peers, spread, .. } = table;
-            let goal =
-                |(case, metric)| Goal { workload: table.workload.clone(), case, metric, goal, sense, peers, spread };
+            let Table { goal, sense, peers, spread, from, .. } = table;
+            let goal = |(case, metric)| Goal {
+                workload: table.workload.clone(),
+                case,
+                metric,
+                goal,
+                sense,
+                peers,
+                spread,
+                from,
+            };
             pairs.map(goal).collect::<Vec<_>>()
         };
         Ok(Goals(tables.goal.into_iter().flat_map(expand).collect()))

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use serde::Deserialize;
 use tempfile::TempDir;
 
 use crate::cases;
@@ -12,9 +13,11 @@ use crate::peers::{Guest, Lab, Measured};
 use crate::rows::Row;
 
 /// How long a benchmark may take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Scale {
     /// A minute or two: enough to see whether something is badly off.
+    #[default]
     Quick,
     /// Below a quarter of an hour.
     Default,
@@ -137,6 +140,10 @@ impl Benchmark {
         inside: &[(cases::memory::INSIDE, cases::memory::run_inside)],
     };
 
+    /// Sequential writes under a snapshot, through a file system in a guest.
+    pub const W1: Benchmark =
+        Benchmark { name: "w1", cases: &[], peers: &[("pool", cases::w1::ext4::run)], inside: &[] };
+
     /// Breaking sharing: large blocks, random pages, many snapshots.
     pub const W2: Benchmark = Benchmark {
         name: "w2",
@@ -155,7 +162,7 @@ impl Benchmark {
     pub const W3: Benchmark = Benchmark {
         name: "w3",
         cases: &[("thin", cases::w3::thin::run), ("raid5", cases::w3::raid5::run)],
-        peers: &[],
+        peers: &[("dd", cases::w3::peers::first), ("md-raid5", cases::w3::peers::md)],
         inside: &[],
     };
 
@@ -207,7 +214,7 @@ mod tests {
     #[test]
     fn every_goal_belongs_to_a_case() {
         let goals = Goals::built_in().unwrap();
-        for benchmark in [Benchmark::ENGINE, Benchmark::W2, Benchmark::W3] {
+        for benchmark in [Benchmark::ENGINE, Benchmark::W1, Benchmark::W2, Benchmark::W3] {
             for goal in goals.all().iter().filter(|g| g.workload == benchmark.name) {
                 assert!(benchmark.names(true).iter().any(|name| belongs(&goal.case, name)), "{}", goal.case);
             }

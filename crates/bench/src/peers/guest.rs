@@ -74,7 +74,7 @@ impl Guest<'_> {
         let text = fs::read_to_string(work.join("trace")).context("the guest left no trace")?;
         let traces = trace::parse(&text, self.disks)?;
         ensure!(traces.len() == found.len(), "{} measurements, {} traces", found.len(), traces.len());
-        Ok(found.into_iter().zip(traces).map(|(measured, disks)| Measured { disks, ..measured }).collect())
+        Ok(found.into_iter().zip(traces).map(|(measured, seen)| Measured { seen, ..measured }).collect())
     }
 
     fn command(&self, work: &Path) -> Command {

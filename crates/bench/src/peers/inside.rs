@@ -14,7 +14,7 @@ use std::rc::Rc;
 use anyhow::{Context as _, Result, bail};
 use forkdisk::device::{MemoryDevice, RecordingDevice, Segment};
 use forkdisk::{
-    Buf, CreateOptions, Device, Error, ErrorKind, FormatOptions, OpenOptions, Pool, Volume, Result as Answer,
+    Buf, CreateOptions, Device, Error, ErrorKind, FormatOptions, OpenOptions, Pool, Result as Answer, Volume,
 };
 use forkdisk_nbd::{Export, ExportInfo, Exports, Server, ServerOptions};
 use forkdisk_uring::{Config, Rt, UnixListener, block_on};
@@ -33,7 +33,7 @@ const SNAPSHOT: &str = "v@s";
 enum Action {
     /// What is written down from here on belongs to a measurement.
     Begin,
-    /// A checkpoint of the pool, if there is one, and the end of the measurement.
+    /// The client's work is done; a checkpoint of the pool, if there is one; the end of the measurement.
     End,
     /// The pool's volume is snapshotted.
     Snapshot,
@@ -94,6 +94,7 @@ impl State {
         match (action, &self.pool) {
             (Action::Begin, _) => self.mark(trace::BEGIN)?,
             (Action::End, pool) => {
+                self.mark(trace::ANSWERED)?;
                 if let Some(pool) = pool {
                     pool.flush().await?;
                     pool.checkpoint().await?;

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result};
 use forkdisk::device::Recording;
 
+use super::trace::Seen;
+
 /// One measurement of a scenario.
 #[derive(Clone, Debug)]
 pub struct Measured {
@@ -16,8 +18,8 @@ pub struct Measured {
     pub seconds: f64,
     /// Seconds of the host's CPU for all of the guest, its disks included.
     pub cpu: f64,
-    /// What each disk got.
-    pub disks: Vec<Recording>,
+    /// What the disks got.
+    pub seen: Seen,
 }
 
 impl Measured {
@@ -28,7 +30,7 @@ impl Measured {
             told.split_whitespace().filter_map(|w| w.split_once('=')).map(|(k, v)| (k.into(), v.into())).collect();
         let get = |key: &str| keys.get(key).with_context(|| format!("no {key} in the guest's line {line:?}"));
         let (bytes, seconds) = (get("bytes")?.parse()?, get("sec")?.parse()?);
-        Ok(Measured { keys, bytes, seconds, cpu, disks: Vec::new() })
+        Ok(Measured { keys, bytes, seconds, cpu, seen: Seen::default() })
     }
 
     /// Whether it was measured with these.
@@ -36,9 +38,15 @@ impl Measured {
         keys.iter().all(|&(key, value)| self.keys.get(key).is_some_and(|v| v == value))
     }
 
-    /// What the one disk got.
+    /// What the first disk got until the client's work was done.
     pub fn disk(&self) -> Recording {
-        self.disks.first().cloned().unwrap_or_default()
+        self.seen.disks.first().cloned().unwrap_or_default()
+    }
+
+    /// The same, and what came after that.
+    pub fn disk_in_all(&self) -> Recording {
+        let all = self.seen.disks.iter().take(1).chain(self.seen.later.iter().take(1));
+        Recording { requests: all.flat_map(|r| r.requests.iter().copied()).collect() }
     }
 }
 

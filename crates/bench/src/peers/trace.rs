@@ -2,7 +2,8 @@
 //! reads it when the guest has ended.
 //!
 //! A line is `disk kind offset len`, kind one of `r d m f t` (read, data, metadata, flush, trim), or
-//! `begin`, `end`: what lies between belongs to one measurement.
+//! `begin`, `answered`, `end`: what lies between belongs to one measurement. What comes behind
+//! `answered` is work that nobody waited for and that was put off until then.
 
 use std::io::{self, Write};
 
@@ -19,6 +20,8 @@ const KINDS: [(char, RequestKind); 5] = [
 
 /// The line before a measurement.
 pub const BEGIN: &str = "begin";
+/// The line where the client's work is done.
+pub const ANSWERED: &str = "answered";
 /// The line behind it.
 pub const END: &str = "end";
 
@@ -31,19 +34,34 @@ pub fn write(out: &mut impl Write, disk: usize, recording: &Recording) -> io::Re
     Ok(())
 }
 
-/// What each measurement's disks got.
-pub fn parse(text: &str, disks: usize) -> Result<Vec<Vec<Recording>>> {
+/// What the disks got during one measurement.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// Until the client's work was done, for each disk.
+    pub disks: Vec<Recording>,
+    /// After that.
+    pub later: Vec<Recording>,
+}
+
+/// All measurements of a guest with so many disks.
+pub fn parse(text: &str, disks: usize) -> Result<Vec<Seen>> {
     let mut all = Vec::new();
-    let mut current: Option<Vec<Recording>> = None;
+    let mut current: Option<Seen> = None;
+    let mut answered = false;
     for (i, line) in text.lines().enumerate() {
         let place = || format!("line {} of the trace: {line:?}", i + 1);
         match line {
-            BEGIN => current = Some(vec![Recording::default(); disks]),
+            BEGIN => {
+                let none = vec![Recording::default(); disks];
+                (current, answered) = (Some(Seen { disks: none.clone(), later: none }), false);
+            }
+            ANSWERED => answered = true,
             END => all.push(current.take().with_context(place)?),
             _ => {
                 let (disk, request) = parse_line(line).with_context(place)?;
                 ensure!(disk < disks, "{}: there is no such disk", place());
-                if let Some(recordings) = &mut current {
+                if let Some(seen) = &mut current {
+                    let recordings = if answered { &mut seen.later } else { &mut seen.disks };
                     recordings[disk].requests.push(request);
                 }
             }
@@ -72,10 +90,13 @@ mod tests {
         let mut text = Vec::new();
         write(&mut text, 1, &recording).unwrap();
         let text = String::from_utf8(text).unwrap();
-        let all = parse(&format!("{text}{BEGIN}\n{text}{END}\n{text}{BEGIN}\n{END}\n"), 2).unwrap();
-        assert_eq!(all.len(), 2);
-        assert_eq!(all[0][1].requests, recording.requests);
-        assert!(all[0][0].requests.is_empty() && all[1][1].requests.is_empty(), "between measurements nothing counts");
+        let marked = format!("{text}{BEGIN}\n{text}{ANSWERED}\n{END}\n{text}{BEGIN}\n{ANSWERED}\n{text}{END}\n");
+        let all = parse(&marked, 2).unwrap();
+        let got = |of: &[Recording]| of.iter().map(|r| r.requests.len()).collect::<Vec<_>>();
+        let n = recording.requests.len();
+        assert_eq!((got(&all[0].disks), got(&all[0].later)), (vec![0, n], vec![0, 0]), "nothing between counts");
+        assert_eq!((got(&all[1].disks), got(&all[1].later)), (vec![0, 0], vec![0, n]));
+        assert_eq!(all[0].disks[1].requests, recording.requests);
     }
 
     #[test]

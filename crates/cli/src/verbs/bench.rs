@@ -22,6 +22,8 @@ pub struct BenchArgs {
 enum Workload {
     /// The engine by itself: device counts, modelled time, CPU and wall-clock time beside raw I/O
     Engine(RunArgs),
+    /// Sequential writes to a file on a volume with a snapshot; beside dm-snapshot
+    W1(PeerArgs),
     /// Breaking sharing after a snapshot: large blocks, random pages, many snapshots; beside dm-thin
     W2(PeerArgs),
     /// First writes to a thin volume in order, on one device and on RAID5; beside dm-thin
@@ -79,6 +81,7 @@ struct RunArgs {
 pub fn run(args: BenchArgs, global: &Global) -> Result<()> {
     let (benchmark, args, peers) = match args.workload {
         Workload::Engine(args) => (Benchmark::ENGINE, args, true),
+        Workload::W1(args) => (Benchmark::W1, args.run, !args.no_peers),
         Workload::W2(args) => (Benchmark::W2, args.run, !args.no_peers),
         Workload::W3(args) => (Benchmark::W3, args.run, !args.no_peers),
         Workload::Inside(args) => return inside(&args.arguments),

@@ -1,5 +1,6 @@
 //! First writes to a thin volume in order (W3): on a plain device and on RAID5.
 
+pub mod peers;
 pub mod raid5;
 pub mod thin;
 
