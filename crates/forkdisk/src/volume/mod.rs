@@ -5,6 +5,7 @@ mod extents;
 mod fault;
 mod range;
 mod read;
+mod status;
 mod write;
 
 use std::cell::Cell;
@@ -19,6 +20,7 @@ use crate::sync::RangeLocks;
 use crate::types::VolumeId;
 
 pub use extents::Extent;
+pub use status::{Sharing, StatusRun};
 
 /// A volume or snapshot open for I/O. While a handle exists the volume is not deleted.
 ///
