@@ -196,7 +196,10 @@ impl Benchmark {
             }
             progress(&format!("[{}/{}] {name}: {:.1} s", i + 1, names.len(), start.elapsed().as_secs_f64()));
         }
-        let wanted = |goal: &Goal| (options.peers || !goal.peers) && names.iter().any(|name| belongs(&goal.case, name));
+        let wanted = |goal: &Goal| {
+            let here = (options.peers || !goal.peers) && goal.from <= options.scale;
+            here && names.iter().any(|name| belongs(&goal.case, name))
+        };
         Goals::built_in()?.judge(&mut rows, self.name, wanted);
         Ok(rows)
     }

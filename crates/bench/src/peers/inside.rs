@@ -13,9 +13,8 @@ use std::rc::Rc;
 
 use anyhow::{Context as _, Result, bail};
 use forkdisk::device::{MemoryDevice, RecordingDevice, Segment};
-use forkdisk::{
-    Buf, CreateOptions, Device, Error, ErrorKind, FormatOptions, OpenOptions, Pool, Result as Answer, Volume,
-};
+use forkdisk::{Buf, CreateOptions, Device, Error, ErrorKind, FormatOptions, OpenOptions, Pool, Result as Answer};
+use forkdisk_nbd::codec::StatusExtent;
 use forkdisk_nbd::{Export, ExportInfo, Exports, Server, ServerOptions};
 use forkdisk_uring::{Config, Rt, UnixListener, block_on};
 
@@ -140,7 +139,7 @@ impl Exports for World {
         let none = || Error::new(ErrorKind::NotFound, format!("no disk {name:?}"));
         match name {
             "control" => Ok(Served::Control(self.clone())),
-            VOLUME => Ok(Served::Volume(self.0.pool.as_ref().ok_or_else(none)?.volume(VOLUME)?)),
+            VOLUME => Ok(Served::Volume(Exports::open(self.0.pool.as_ref().ok_or_else(none)?, VOLUME)?)),
             number => {
                 let disk = number.parse().ok().and_then(|i: usize| self.0.disks.get(i)).ok_or_else(none)?;
                 Ok(Served::Disk(disk.clone(), name.to_string()))
@@ -153,10 +152,11 @@ impl Exports for World {
     }
 }
 
+/// An open export of one of three kinds.
 enum Served {
     Control(World),
     Disk(Disk, String),
-    Volume(Volume<Disk>),
+    Volume(<Pool<Disk> as Exports>::Export),
 }
 
 fn whole(offset: u64, len: usize) -> forkdisk::device::Segments {
@@ -168,6 +168,28 @@ fn refused() -> Error {
 }
 
 impl Export for Served {
+    type Context = ();
+
+    fn size(&self) -> u64 {
+        self.info().size
+    }
+
+    fn zeroing_is_fast(&self, offset: u64, len: u64) -> bool {
+        matches!(self, Served::Volume(volume) if volume.zeroing_is_fast(offset, len))
+    }
+
+    fn contexts(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn context(&self, _name: &str) -> Option<()> {
+        None
+    }
+
+    async fn status(&self, _context: &(), _offset: u64, len: u64, _looks: usize) -> Answer<Vec<StatusExtent>> {
+        Ok(vec![StatusExtent { len, flags: 0 }])
+    }
+
     fn info(&self) -> ExportInfo {
         let size_of_control = ACTIONS.len() as u64 * PAGE;
         match self {
@@ -218,7 +240,7 @@ impl Export for Served {
 
     async fn write_zeroes(&self, offset: u64, len: u64, fua: bool, no_hole: bool) -> Answer<()> {
         match self {
-            Served::Volume(volume) => Export::write_zeroes(volume, offset, len, fua, no_hole).await,
+            Served::Volume(volume) => volume.write_zeroes(offset, len, fua, no_hole).await,
             Served::Disk(..) => self.write(offset, Buf::zeroed(len as usize), fua).await.0,
             Served::Control(_) => Err(refused()),
         }
@@ -226,7 +248,7 @@ impl Export for Served {
 
     async fn trim(&self, offset: u64, len: u64, fua: bool) -> Answer<()> {
         match self {
-            Served::Volume(volume) => Export::trim(volume, offset, len, fua).await,
+            Served::Volume(volume) => volume.trim(offset, len, fua).await,
             Served::Disk(disk, _) => disk.discard(offset, len).await.map_err(|e| Error::io("discard", e)),
             Served::Control(_) => Err(refused()),
         }
@@ -234,7 +256,7 @@ impl Export for Served {
 
     async fn flush(&self) -> Answer<()> {
         match self {
-            Served::Volume(volume) => Export::flush(volume).await,
+            Served::Volume(volume) => volume.flush().await,
             Served::Disk(disk, _) => disk.flush().await.map_err(|e| Error::io("flush", e)),
             Served::Control(_) => Ok(()),
         }

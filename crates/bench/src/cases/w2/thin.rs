@@ -30,7 +30,7 @@ pub fn table(context: &Context<'_>, lab: &Lab) -> Result<Vec<Row>> {
     let variables = vec![
         ("SIZES", sizes.join(",")),
         ("SUBS", SUBJOBS.map(|(sub, _)| sub.to_string()).join(",")),
-        ("BYTES", (3 * mib.max(64) << 20).to_string()),
+        ("BYTES", ((3 * mib.max(64)) << 20).to_string()),
         // Metadata lies behind the data, on the same device.
         ("D1MB", "32".to_string()),
     ];
