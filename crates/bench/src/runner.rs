@@ -218,7 +218,9 @@ mod tests {
     fn every_goal_belongs_to_a_case() {
         let goals = Goals::built_in().unwrap();
         for benchmark in [Benchmark::ENGINE, Benchmark::W1, Benchmark::W2, Benchmark::W3] {
-            for goal in goals.all().iter().filter(|g| g.workload == benchmark.name) {
+            // What an origin in place has to reach is no part of it yet.
+            let has = |g: &&Goal| g.workload == benchmark.name && !g.case.starts_with("origin-");
+            for goal in goals.all().iter().filter(has) {
                 assert!(benchmark.names(true).iter().any(|name| belongs(&goal.case, name)), "{}", goal.case);
             }
             assert!(benchmark.names(true).iter().all(|name| benchmark.case(name).is_some()));
