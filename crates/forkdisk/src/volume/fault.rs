@@ -111,7 +111,8 @@ impl WritePlan {
                         return Err(Failure::Stop(Stop::NoSpace));
                     }
                     meta.space.ensure_known(need).map_err(Stop::from)?;
-                    let want = Want { volume: id, at: page, pages: len, chunk_pages };
+                    let write = self.start / PAGE..self.end();
+                    let want = Want { volume: id, at: page, pages: len, chunk_pages, write };
                     let (to, n) = meta.space.alloc_data(want).map_err(Stop::from)?;
                     self.fault(page, n, to, old.map(|(addr, _)| addr), whole);
                 }
