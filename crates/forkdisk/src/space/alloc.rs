@@ -55,7 +55,8 @@ impl Space {
                 return Ok(Some(run));
             }
         }
-        let Some((block, next)) = self.room_for_chunk(want.chunk_pages, (chunk * want.chunk_pages) % BLOCK_PAGES == 0)?
+        let Some((block, next)) =
+            self.room_for_chunk(want.chunk_pages, (chunk * want.chunk_pages) % BLOCK_PAGES == 0)?
         else {
             return Ok(None);
         };

@@ -51,9 +51,8 @@ impl Work {
         }
         let (end, had) = (self.plan.end(), self.along.len());
         let limit = end.next_multiple_of(BLOCK_PAGES);
-        let fit = |buf: &Buf, pages: &Range<u64>| {
-            buf.len() <= SMALL && buf.len() as u64 == (pages.end - pages.start) * page
-        };
+        let fit =
+            |buf: &Buf, pages: &Range<u64>| buf.len() <= SMALL && buf.len() as u64 == (pages.end - pages.start) * page;
         let until = turn.take_along(&mut self.along, end, limit, fit);
         if until == end {
             return;

@@ -273,16 +273,38 @@ impl Lab {
         self.pool.volume(name).expect("just made")
     }
 
-    /// Writes `pages` pages at page `at`, stamped from `stamp` on.
-    pub fn write(
+    /// Writes `pages` pages at page `at`, stamped from `first` on.
+    pub fn write(&self, volume: &Disk, at: u64, pages: usize, first: u64) -> LocalFuture<Result<()>> {
+        self.write_bytes(volume, at, pages * PAGE_SIZE, first)
+    }
+
+    /// As [`write`](Self::write), `len` bytes.
+    pub fn write_bytes(&self, volume: &Disk, at: u64, len: usize, first: u64) -> LocalFuture<Result<()>> {
+        let (volume, mut buf) = (volume.clone(), stamp(first, len.div_ceil(PAGE_SIZE)));
+        buf.set_len(len);
+        self.tasks.start(async move { volume.write(at * PAGE, buf, false).await.0 })
+    }
+
+    /// Makes `count` requests in order, of which `depth` are in flight.
+    pub async fn at_depth(
         &self,
-        volume: &Disk,
-        at: u64,
-        pages: usize,
-        first: u64,
-    ) -> LocalFuture<Result<()>> {
-        let volume = volume.clone();
-        self.tasks.start(async move { volume.write(at * PAGE, stamp(first, pages), false).await.0 })
+        depth: usize,
+        count: u64,
+        make: impl Fn(&Lab, u64) -> LocalFuture<Result<()>> + 'static,
+    ) {
+        let (next, make) = (Rc::new(Cell::new(0)), Rc::new(make));
+        let client = |_| {
+            let (lab, next, make) = (self.clone(), next.clone(), make.clone());
+            self.tasks.start(async move {
+                while next.get() < count {
+                    make(&lab, next.replace(next.get() + 1)).await.expect("it is written");
+                }
+            })
+        };
+        let clients: Vec<_> = (0..depth).map(client).collect();
+        for client in clients {
+            client.await;
+        }
     }
 
     /// Everything of a volume in whole MiB, and a checkpoint.

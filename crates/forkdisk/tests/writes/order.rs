@@ -53,11 +53,15 @@ async fn scattered(lab: &Lab, name: &str, mib: u64) -> Disk {
 fn nobody_overtakes_a_neighbour_that_waits_for_a_table() {
     Lab::run(256, forgetful(), |lab| async move {
         let volume = scattered(&lab, "v", 8).await;
+        // Every other block's table is in memory.
+        for at in (256..2048).step_by(512) {
+            lab.stamps(&volume, at, 1).await;
+        }
         let reads = lab.tape.reads();
         let writes = (0..2048).map(|i| lab.write(&volume, i, 1, i)).collect();
         all(writes).await;
         let (pages, _) = lab.tape.take();
-        assert!(lab.tape.reads() > reads + 4, "tables were read");
+        assert!(lab.tape.reads() >= reads + 4, "tables were read");
         assert_eq!(inversions(&pages), 0);
         assert_once_each(&pages, 2048);
         for at in (0..2048).step_by(256) {
@@ -82,61 +86,38 @@ fn what_waits_directly_behind_goes_along_in_one_request() {
 }
 
 #[test]
-fn writes_in_place_stay_behind_a_neighbour_that_has_to_break() {
-    Lab::run(256, forgetful(), |lab| async move {
-        let volume = scattered(&lab, "v", 8).await;
-        lab.pool.snapshot(&[("v", "s")], 0).await.expect("a snapshot");
-        all((0..1024).step_by(3).map(|i| lab.write(&volume, i, 1, 1 << 40)).collect()).await;
-        lab.tape.take();
-        all((0..1024).map(|i| lab.write(&volume, i, 1, i)).collect()).await;
-        let (pages, _) = lab.tape.take();
-        assert_eq!(inversions(&pages), 0);
-        assert_once_each(&pages, 1024);
-    });
-}
-
-#[test]
-fn a_write_that_completes_its_page_is_not_overtaken() {
+fn writes_in_place_stay_behind_a_neighbour_that_completes_its_page() {
     Lab::run(64, OpenOptions::default(), |lab| async move {
         let volume = lab.volume("v", 8).await;
         lab.fill(&volume).await;
+        lab.pool.snapshot(&[("v", "s")], 0).await.expect("a snapshot");
+        all((0..512).step_by(2).map(|i| lab.write(&volume, i, 1, 1 << 40)).collect()).await;
         lab.tape.take();
-        // Half a page, which reads the other half first; then its neighbours.
-        let disk = volume.clone();
-        let half = lab.tasks.start(async move {
-            let mut buf = stamp(0, 1);
-            buf.set_len(1000);
-            disk.write(300 * 4096, buf, false).await.0
-        });
-        let mut writes: Vec<Write> = vec![half];
-        writes.extend((1..32).map(|i| lab.write(&volume, 300 + i, 1, i)));
-        all(writes).await;
+        // Odd pages are broken by half a page, of which the rest is read first.
+        all((0..512).map(|i| lab.write_bytes(&volume, i, if i % 2 == 0 { 4096 } else { 1000 }, i)).collect()).await;
         let (pages, _) = lab.tape.take();
-        assert_eq!(pages.iter().map(|p| p.stamp).collect::<Vec<_>>(), (0..32).collect::<Vec<_>>());
+        assert_eq!(inversions(&pages), 0);
+        assert_once_each(&pages, 512);
     });
 }
 
 #[test]
 fn order_holds_while_checkpoints_run_and_writers_wait_for_them() {
-    let options = OpenOptions { cache: 0, dirty: 64 << 10, ..OpenOptions::default() };
+    let options = OpenOptions { dirty: 64 << 10, ..OpenOptions::default() };
     Lab::run(512, options, |lab| async move {
-        let volume = lab.volume("v", 32).await;
+        let volume = lab.volume("v", 64).await;
         lab.fill(&volume).await;
         lab.pool.snapshot(&[("v", "s")], 0).await.expect("a snapshot");
+        for i in 0..512 {
+            lab.write(&volume, i * 32, 1, 1 << 40).await.expect("it is written");
+        }
+        lab.pool.checkpoint().await.expect("it succeeds");
         lab.tape.take();
-        // Two writers, each from block to block, so that much is dirty soon.
-        let mut writes = Vec::new();
-        for i in 0..1024 {
-            writes.push(lab.write(&volume, i * 4, 1, i));
-            writes.push(lab.write(&volume, 4096 + i * 4, 1, 100_000 + i));
-        }
-        all(writes).await;
+        // In place and beside it a break, eight of each in every block: tables are soon dirty.
+        lab.at_depth(32, 1024, move |lab, i| lab.write(&volume, i / 2 * 32 + i % 2, 1, i)).await;
         let (pages, _) = lab.tape.take();
-        for writer in [0, 100_000] {
-            let own: Vec<Page> =
-                pages.iter().copied().filter(|p| (writer..writer + 1024).contains(&p.stamp)).collect();
-            assert_eq!((inversions(&own), own.len()), (0, 1024));
-        }
+        assert_eq!(inversions(&pages), 0);
+        assert_once_each(&pages, 1024);
     });
 }
 
@@ -241,9 +222,14 @@ fn all_who_find_no_space_give_up_after_the_same_time() {
 #[test]
 fn order_holds_while_the_pool_runs_low() {
     Lab::run(16, OpenOptions::default(), |lab| async move {
-        let volume = lab.volume("v", 64).await;
-        // More than there is room for: the first ones fit, the rest fail.
-        let writes: Vec<Write> = (0..4096).map(|i| lab.write(&volume, i, 1, i)).collect();
+        // Some of the space comes back with a checkpoint only.
+        let (gone, volume) = (lab.volume("gone", 4).await, lab.volume("v", 64).await);
+        lab.fill(&gone).await;
+        gone.discard(0, 4 << 20).await.expect("it is discarded");
+        // More than there is room for, large and small: a small one may fit where a large one does not.
+        let sizes = (0..2048).map(|i| if i % 2 == 0 { 8 } else { 1 });
+        let places = sizes.scan(0, |at, pages| Some((std::mem::replace(at, *at + pages as u64), pages)));
+        let writes: Vec<Write> = places.map(|(at, pages)| lab.write(&volume, at, pages, at)).collect();
         let mut written = 0;
         for write in writes {
             match write.await {
@@ -253,6 +239,6 @@ fn order_holds_while_the_pool_runs_low() {
         }
         let (pages, requests) = lab.tape.take();
         assert_eq!(inversions(&pages), 0);
-        assert!(written > 2048 && requests <= written, "{requests} requests for {written} writes");
+        assert!(written > 500, "{written} were written");
     });
 }
