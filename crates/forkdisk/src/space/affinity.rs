@@ -18,6 +18,9 @@ const MAX_WRITERS: usize = 16;
 const MAX_OPEN: usize = 64;
 /// Pages from which on a write is a stream by itself.
 const STREAM_PAGES: u64 = 64;
+/// Pages that smaller writes must have filled one behind the other, to be one. A random writer that
+/// happens to hit the place behind another write does so once, not again and again.
+const STREAM_RUN: u64 = 33;
 /// Pages that a stream's next write may begin behind the end of the last one: requests side by side
 /// do not always arrive in order.
 const SLACK: u64 = 16;
@@ -52,9 +55,10 @@ impl<V: Copy> Bounded<V> {
     }
 }
 
-/// The last write of somebody who writes to a volume.
+/// The last write of somebody who writes to a volume, and where he began.
 #[derive(Clone, Copy)]
 struct Writer {
+    run: u64,
     start: u64,
     end: u64,
     stream: bool,
@@ -80,8 +84,8 @@ impl Default for Affinity {
 }
 
 impl Affinity {
-    /// Whether this write is part of a stream: it is large, or goes on where another has ended. Asked
-    /// again for the same write the answer is the same.
+    /// Whether this write is part of a stream: it is large, or others lead up to it. Asked again for the
+    /// same write the answer is the same.
     pub fn is_stream(&mut self, volume: VolumeId, write: &Range<u64>) -> bool {
         let writers = self.writers.entry(volume).or_default();
         let same = |w: &Writer| (w.start, w.end) == (write.start, write.end);
@@ -89,14 +93,15 @@ impl Affinity {
             return writer.stream;
         }
         let goes_on = |w: &Writer| (w.end..=w.end + SLACK).contains(&write.start);
-        let before = writers.iter().rposition(goes_on);
-        let stream = before.is_some() || write.end - write.start >= STREAM_PAGES;
-        match before {
-            Some(at) => drop(writers.remove(at)),
-            None if writers.len() >= MAX_WRITERS => drop(writers.pop_front()),
-            None => {}
+        let run = match writers.iter().rposition(goes_on) {
+            Some(at) => writers.remove(at).map_or(write.start, |w| w.run),
+            None => write.start,
+        };
+        if writers.len() >= MAX_WRITERS {
+            writers.pop_front();
         }
-        writers.push_back(Writer { start: write.start, end: write.end, stream });
+        let stream = write.end - write.start >= STREAM_PAGES || write.end - run >= STREAM_RUN;
+        writers.push_back(Writer { run, start: write.start, end: write.end, stream });
         stream
     }
 
@@ -112,6 +117,13 @@ impl Affinity {
             self.open.pop_front();
         }
         None
+    }
+
+    /// As [`open_chunk`](Self::open_chunk), at this place and no other.
+    pub fn open_chunk_at(&mut self, first: PageAddr, pages: u64) -> bool {
+        let (block, index) = (first.block(), first.index() as u64);
+        let open = self.open.iter_mut().find(|(b, next)| *b == block && *next == index && index + pages <= BLOCK_PAGES);
+        open.map(|(_, next)| *next += pages).is_some()
     }
 
     /// From page `next` on the block has room for chunks.

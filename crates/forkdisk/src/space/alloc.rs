@@ -1,6 +1,6 @@
 //! Where the next write goes.
 //!
-//! A stream (a write that is large or goes on where another has ended) gets a block of its own in which
+//! A stream (a write that is large, or small ones one behind the other) gets a block of its own in which
 //! every page lies where it lies in the virtual block, so that a filled block can be mapped as one. A
 //! random writer gets a chunk: its pages lie in the chunk as they lie in the virtual chunk, chunks one
 //! behind the other. A chunk that begins a virtual block is laid at the beginning of a block: should it
@@ -55,18 +55,23 @@ impl Space {
                 return Ok(Some(run));
             }
         }
-        let Some((block, next)) =
-            self.room_for_chunk(want.chunk_pages, (chunk * want.chunk_pages) % BLOCK_PAGES == 0)?
-        else {
-            return Ok(None);
-        };
+        let Some((block, next)) = self.room_for_chunk(want, chunk)? else { return Ok(None) };
         self.affinity.keep_chunk(want.volume, chunk, block.page(next as usize));
         // Somebody else may have taken the page under pressure.
         Ok(self.take(block, (next + within) as usize, max))
     }
 
-    /// Where a chunk may lie; one that begins a virtual block in an empty block if there is any.
-    fn room_for_chunk(&mut self, pages: u64, begins: bool) -> Result<Option<(Block, u64)>, Miss> {
+    /// Where a chunk may lie: behind the one before it; in an empty block if it begins a virtual block; in
+    /// a block that has room left.
+    fn room_for_chunk(&mut self, want: &Want, chunk: u64) -> Result<Option<(Block, u64)>, Miss> {
+        let pages = want.chunk_pages;
+        let begins = (chunk * pages).is_multiple_of(BLOCK_PAGES);
+        if !begins
+            && let Some(before) = self.affinity.chunk(want.volume, chunk - 1)
+            && self.affinity.open_chunk_at(PageAddr(before.0 + pages), pages)
+        {
+            return Ok(Some((before.block(), before.index() as u64 + pages)));
+        }
         if !begins && let Some(room) = self.affinity.open_chunk(pages) {
             return Ok(Some(room));
         }

@@ -237,7 +237,7 @@ fn order_holds_while_the_pool_runs_low() {
                 Err(e) => assert_eq!(e.kind(), ErrorKind::NoSpace),
             }
         }
-        let (pages, requests) = lab.tape.take();
+        let (pages, _) = lab.tape.take();
         assert_eq!(inversions(&pages), 0);
         assert!(written > 500, "{written} were written");
     });
