@@ -327,3 +327,79 @@ impl<P> Drop for Turn<P> {
         queue.wake();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::{Pin, pin};
+    use std::task::Context;
+
+    use super::*;
+    use crate::error::{Error, ErrorKind};
+
+    fn poll<F: Future>(future: Pin<&mut F>) -> Option<F::Output> {
+        match future.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        }
+    }
+
+    fn turns() -> Rc<Turns<u32>> {
+        Rc::default()
+    }
+
+    #[test]
+    fn only_neighbours_wait() {
+        let turns = turns();
+        let first = turns.enter(0..1);
+        let (same, next, far) = (turns.enter(9..10), turns.enter(256..257), turns.enter(600..601));
+        let (mut same, mut next, mut far) = (pin!(same.come(1)), pin!(next.come(2)), pin!(far.come(3)));
+        assert!(poll(same.as_mut()).is_none() && poll(next.as_mut()).is_none());
+        assert!(matches!(poll(far.as_mut()), Some(Came::Now(3))), "two blocks away");
+        assert!(!turns.lets_pass(&(300..301)) && turns.lets_pass(&(2000..2001)));
+        first.submitted(&[]);
+        assert!(matches!(poll(same.as_mut()), Some(Came::Now(1))));
+        assert!(poll(next.as_mut()).is_none(), "the one before it is still there");
+    }
+
+    #[test]
+    fn who_stepped_aside_is_passed_but_not_by_what_overlaps_it() {
+        let turns = turns();
+        let first = turns.enter(0..4);
+        first.step_aside();
+        let (beside, over) = (turns.enter(4..5), turns.enter(3..4));
+        assert!(matches!(poll(pin!(beside.come(1)).as_mut()), Some(Came::Now(1))));
+        assert!(!beside.is_first(), "it has to do without space");
+        beside.submitted(&[]);
+        let mut waiting = pin!(over.come(2));
+        assert!(poll(waiting.as_mut()).is_none());
+        let last = turns.enter(5..6);
+        assert!(matches!(poll(pin!(last.come(3)).as_mut()), Some(Came::Now(3))), "it has stepped aside as well");
+        first.step_back();
+        assert!(!turns.lets_pass(&(6..7)));
+        drop(first);
+        assert!(matches!(poll(waiting.as_mut()), Some(Came::Now(2))));
+    }
+
+    #[test]
+    fn only_who_follows_directly_is_taken_along_and_nobody_is_overtaken() {
+        let turns = turns();
+        let first = turns.enter(0..1);
+        let waiting: Vec<_> = [1..2, 2..4, 9..10, 4..5].into_iter().map(|pages| turns.enter(pages)).collect();
+        let mut coming: Vec<_> = waiting.iter().zip(0..).map(|(turn, i)| Box::pin(turn.come(i))).collect();
+        assert!(coming.iter_mut().all(|c| poll(c.as_mut()).is_none()));
+        let mut taken = Vec::new();
+        assert_eq!(first.take_along(&mut taken, 1, 256, |&parcel, _| parcel != 7), 4);
+        assert_eq!(first.take_along(&mut taken, 4, 256, |_, _| true), 4, "9..10 comes before 4..5");
+        assert_eq!(taken.iter().map(|t| t.look(|&parcel| parcel)).collect::<Vec<_>>(), [0, 1]);
+        first.submitted(&taken);
+        assert!(poll(coming[0].as_mut()).is_none(), "not before it is delivered");
+        assert!(matches!(poll(coming[2].as_mut()), Some(Came::Now(2))));
+        let error = Error::new(ErrorKind::Io, "lost");
+        taken.into_iter().for_each(|t| t.deliver(Err(error.clone())));
+        assert!(matches!(poll(coming[0].as_mut()), Some(Came::Done(Err(_), 0))));
+        assert!(matches!(poll(coming[1].as_mut()), Some(Came::Done(Err(_), 1))));
+        drop((coming, waiting));
+        assert!(turns.queue.borrow().claims.is_empty() && turns.queue.borrow().waiting == 0);
+    }
+}

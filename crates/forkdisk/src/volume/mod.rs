@@ -6,6 +6,7 @@ mod fault;
 mod put;
 mod range;
 mod read;
+mod status;
 mod turn;
 mod write;
 
@@ -21,6 +22,7 @@ use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
 
 pub use extents::Extent;
+pub use status::{Sharing, StatusRun};
 
 /// A volume or snapshot open for I/O. While a handle exists the volume is not deleted.
 ///

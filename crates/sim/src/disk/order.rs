@@ -59,9 +59,11 @@ impl Order {
             let Some(at) = open.iter().position(|o| o.op == op && !o.seen) else { continue };
             open[at].seen = true;
             let (late, new) = (&open[..at], &open[at]);
-            let near = |o: &&Open| !o.seen && o.volume == new.volume && o.first <= new.last + 1 && new.first <= o.last + 1;
+            let near =
+                |o: &&Open| !o.seen && o.volume == new.volume && o.first <= new.last + 1 && new.first <= o.last + 1;
             if let Some(o) = late.iter().find(near) {
-                let what = format!("the write of op {op} reached the disk before that of op {}, accepted earlier", o.op);
+                let what =
+                    format!("the write of op {op} reached the disk before that of op {}, accepted earlier", o.op);
                 self.broken.borrow_mut().get_or_insert(what);
             }
         }
