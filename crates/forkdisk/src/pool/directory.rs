@@ -8,10 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use crate::counters::{VolumeCounters, VolumeStatistics};
+use crate::device::Buf;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
 use crate::planted::{Bug, planted};
-use crate::sync::RangeLocks;
+use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
 
 /// A volume in memory.
@@ -26,6 +27,8 @@ pub struct Volume {
     pub locks: Rc<RangeLocks>,
     /// What was done to it; made when it is first opened for I/O.
     pub counters: OnceCell<Rc<VolumeCounters>>,
+    /// Writes accepted and not yet submitted.
+    pub turns: Rc<Turns<Buf>>,
 }
 
 /// See the module.
@@ -66,8 +69,8 @@ impl Directory {
         if record.state == VolumeState::Dead {
             self.dead.insert(id);
         }
-        let (open, locks, counters) = Default::default();
-        self.volumes.insert(id, Volume { record, slot, open, pending: false, locks, counters });
+        let (open, locks, turns, counters) = Default::default();
+        self.volumes.insert(id, Volume { record, slot, open, pending: false, locks, turns, counters });
         self.judge_tail(id);
     }
 

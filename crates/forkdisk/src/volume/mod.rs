@@ -4,21 +4,23 @@ mod counted;
 mod discard;
 mod extents;
 mod fault;
+mod put;
 mod range;
 mod read;
 mod status;
+mod turn;
 mod write;
 
 use std::cell::Cell;
 use std::rc::Rc;
 
 use crate::counters::VolumeCounters;
-use crate::device::Device;
+use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{VolumeRecord, VolumeState};
 use crate::planted::{Bug, planted};
 use crate::pool::{Inner, Meta, Pool};
-use crate::sync::RangeLocks;
+use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
 
 pub use extents::Extent;
@@ -35,13 +37,15 @@ pub struct Volume<D: Device> {
     open: Rc<Cell<usize>>,
     locks: Rc<RangeLocks>,
     counters: Rc<VolumeCounters>,
+    turns: Rc<Turns<Buf>>,
 }
 
 impl<D: Device> Clone for Volume<D> {
     fn clone(&self) -> Self {
         self.open.set(self.open.get() + 1);
-        let (open, locks, counters) = (self.open.clone(), self.locks.clone(), self.counters.clone());
-        Volume { inner: self.inner.clone(), id: self.id, read_only: self.read_only, open, locks, counters }
+        let (open, locks, turns) = (self.open.clone(), self.locks.clone(), self.turns.clone());
+        let (inner, counters) = (self.inner.clone(), self.counters.clone());
+        Volume { inner, id: self.id, read_only: self.read_only, open, locks, turns, counters }
     }
 }
 
@@ -64,6 +68,7 @@ impl<D: Device> Pool<D> {
             open: volume.open.clone(),
             locks: volume.locks.clone(),
             counters: volume.counters.get_or_init(Rc::default).clone(),
+            turns: volume.turns.clone(),
         })
     }
 }
