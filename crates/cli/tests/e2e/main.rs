@@ -2,6 +2,9 @@
 
 mod bad_input;
 mod bench;
+#[allow(dead_code, reason = "shared with the tests of the NBD server")]
+#[path = "../../../frontend/nbd/tests/support/tls.rs"]
+mod certificates;
 mod clients;
 mod config;
 mod control;
@@ -10,6 +13,7 @@ mod file_systems;
 mod harness;
 mod kill_loop;
 mod kill_verbs;
+mod metrics;
 mod nbd;
 mod nbd_clients;
 mod output;
@@ -17,5 +21,6 @@ mod readme;
 mod served;
 mod service_manager;
 mod serving;
+mod tls;
 mod vanishing;
 mod verbs;
