@@ -10,6 +10,7 @@ mod file_systems;
 mod harness;
 mod kill_loop;
 mod kill_verbs;
+mod linearizable;
 mod nbd;
 mod nbd_clients;
 mod output;
