@@ -8,6 +8,7 @@ mod control;
 mod daemon;
 mod file_systems;
 mod harness;
+mod kernel_nbd;
 mod kill_loop;
 mod kill_verbs;
 mod linearizable;

@@ -68,12 +68,7 @@ fn with_reads((value, mut done): State, pending: &[usize], history: &[Operation]
 }
 
 /// All states in which `returning` has taken effect; it is forgotten in them.
-fn after_return(
-    states: HashSet<State>,
-    returning: usize,
-    pending: &[usize],
-    history: &[Operation],
-) -> HashSet<State> {
+fn after_return(states: HashSet<State>, returning: usize, pending: &[usize], history: &[Operation]) -> HashSet<State> {
     let mut reached = HashSet::new();
     let mut seen = states.clone();
     let mut open: Vec<State> = states.into_iter().collect();
@@ -109,7 +104,8 @@ mod tests {
 
     #[test]
     fn one_after_the_other() {
-        let history = [op(1, 2, Read(7)), op(3, 4, Write(1)), op(5, 6, Read(1)), op(7, 8, Write(0)), op(9, 10, Read(0))];
+        let history =
+            [op(1, 2, Read(7)), op(3, 4, Write(1)), op(5, 6, Read(1)), op(7, 8, Write(0)), op(9, 10, Read(0))];
         assert_eq!(first_violation(7, &history), None);
         assert_eq!(first_violation(6, &history), Some(history[0]));
     }
@@ -151,7 +147,8 @@ mod tests {
 
     #[test]
     fn equal_values_of_different_writes_are_told_apart_by_time() {
-        let history = [op(1, 2, Write(0)), op(3, 4, Write(1)), op(5, 20, Write(0)), op(6, 7, Read(1)), op(8, 9, Read(0))];
+        let history =
+            [op(1, 2, Write(0)), op(3, 4, Write(1)), op(5, 20, Write(0)), op(6, 7, Read(1)), op(8, 9, Read(0))];
         assert_eq!(first_violation(5, &history), None);
         let again = [&history[..], &[op(10, 11, Read(1))]].concat();
         assert_eq!(first_violation(5, &again), Some(again[5]));

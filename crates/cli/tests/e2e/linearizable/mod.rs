@@ -154,7 +154,8 @@ fn sectors_are_linearizable_over_many_connections() {
             lab.ok(&["snapshot", &snapshot]);
             lab.ok(&["delete", &snapshot]);
             let parts: Vec<Histories> = all.into_iter().map(|thread| thread.join().unwrap()).collect();
-            (0..SECTORS).map(|i| parts.iter().flat_map(|part| part[i].iter().copied()).collect::<Vec<_>>())
+            (0..SECTORS)
+                .map(|i| parts.iter().flat_map(|part| part[i].iter().copied()).collect::<Vec<_>>())
                 .collect::<Histories>()
         });
         let counted: usize = histories.iter().map(Vec::len).sum();
