@@ -14,7 +14,7 @@ use crate::codec::{Action, ErrorCode, ReplyStyle, ReplyTo, StatusExtent};
 
 /// A read of at least so many bytes tells of holes, where the client can be told.
 const SPARSE_READ: usize = 4096;
-/// The unit in which a failed read is narrowed down.
+/// The unit, from the beginning of the export, to which a failed read is narrowed down.
 const FAULT: u64 = 4096;
 /// Most extents of one context in a reply.
 pub(super) const MAX_EXTENTS: usize = 1024;
@@ -85,8 +85,9 @@ impl<E: Export> Session<E> {
         };
         // Everything before `from` can be read; something before `to` cannot.
         let (mut from, mut to) = (offset, offset + len);
-        while to - from > FAULT {
-            let middle = (from + (to - from) / 2).next_multiple_of(FAULT).min(to - 1);
+        while from / FAULT != (to - 1) / FAULT {
+            let last = (to - 1) / FAULT * FAULT;
+            let middle = (from + (to - from) / 2).next_multiple_of(FAULT).min(last);
             if fails(from, middle).await { to = middle } else { from = middle }
         }
         fails(from, to).await.then_some(from)
