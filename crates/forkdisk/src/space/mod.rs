@@ -17,6 +17,7 @@ mod view;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use crate::format::{BlockCounts, CountEntry, CountNode, CountPage, Layout};
 use crate::planted::{Bug, planted};
@@ -51,7 +52,7 @@ impl From<Miss> for Refusal {
 }
 
 /// Who wants space, for what.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Want {
     /// The writer.
     pub volume: VolumeId,
@@ -61,6 +62,8 @@ pub struct Want {
     pub pages: u64,
     /// Pages of the volume's chunk.
     pub chunk_pages: u64,
+    /// All pages of the write that this is part of.
+    pub write: Range<u64>,
 }
 
 type Bitmap = [u64; 4];
