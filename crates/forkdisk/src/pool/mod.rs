@@ -16,6 +16,7 @@ mod open;
 mod reap;
 mod statistics;
 mod verbs;
+mod view;
 mod walk;
 
 use std::cell::{Cell, RefCell};
@@ -104,6 +105,8 @@ pub(crate) struct Inner<D> {
     /// Whether the reaper runs.
     pub reaping: Cell<bool>,
     pub reaped: Event,
+    /// The walks that nobody stands still for.
+    pub views: view::Views,
     /// Held by the reaper during a turn, and by a check so that nothing is reaped meanwhile.
     pub reap_lock: Rc<RangeLocks>,
     /// Pages of metadata that are being loaded.

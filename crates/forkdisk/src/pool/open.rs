@@ -170,6 +170,7 @@ impl<D: Device> Pool<D> {
             space_changed: Default::default(),
             reaping: Cell::new(false),
             reaped: Default::default(),
+            views: Default::default(),
             reap_lock: Default::default(),
             loading: Default::default(),
             loaded: Default::default(),
