@@ -33,6 +33,9 @@
 //!     fn sleep(&self, _time: Duration) -> LocalFuture<()> {
 //!         Box::pin(ready(()))
 //!     }
+//!     fn now(&self) -> Duration {
+//!         Duration::ZERO
+//!     }
 //! }
 //!
 //! impl Tasks {
@@ -117,6 +120,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod copier;
 pub mod device;
 mod error;
 mod format;
@@ -131,10 +135,12 @@ mod types;
 mod volume;
 
 pub use device::{Buf, Device};
+pub use copier::CopyStats;
 pub use error::{Error, ErrorKind, Result};
+pub use format::{BreakPolicy, CopierSettings, Throttle};
 pub use pool::{
-    CheckReport, CreateOptions, DiffClass, DiffRun, FormatOptions, Mode, OpenOptions, Pool, PoolInfo, Usage,
-    VolumeInfo, WhenFull,
+    CheckReport, CopierInfo, CreateOptions, DiffClass, DiffRun, FormatOptions, Mode, OpenOptions, Pool, PoolInfo, Usage,
+    VolumeCopying, VolumeInfo, WhenFull,
 };
 pub use runtime::{LocalFuture, Runtime};
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};

@@ -12,6 +12,7 @@ use crate::format::{MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeSta
 use crate::planted::{Bug, planted};
 use crate::sync::RangeLocks;
 use crate::types::VolumeId;
+use crate::volume::Copies;
 
 /// A volume in memory.
 pub struct Volume {
@@ -23,6 +24,8 @@ pub struct Volume {
     pub pending: bool,
     /// Ranges that requests hold at the moment.
     pub locks: Rc<RangeLocks>,
+    /// Chunks that are being copied at the moment, and on whose behalf.
+    pub copies: Rc<Copies>,
 }
 
 /// See the module.
@@ -61,7 +64,9 @@ impl Directory {
         if record.state == VolumeState::Dead {
             self.dead.insert(id);
         }
-        self.volumes.insert(id, Volume { record, slot, open: Rc::default(), pending: false, locks: Rc::default() });
+        let copies = Rc::new(Copies::new(record.throttle));
+        let (open, locks) = (Rc::default(), Rc::default());
+        self.volumes.insert(id, Volume { record, slot, open, pending: false, locks, copies });
         self.judge_tail(id);
     }
 
@@ -310,6 +315,8 @@ mod tests {
             shared_at: Epoch(0),
             created: 0,
             cursor: 0,
+            break_policy: Default::default(),
+            throttle: Default::default(),
         }
     }
 

@@ -12,10 +12,11 @@ use crate::pool::{Failure, Meta};
 use crate::space::Want;
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 
+use super::copy_break::ChunkCopy;
 use super::read::push;
 
 /// Pages kept back for tables and for verbs that free space.
-const RESERVE: u64 = 48;
+pub(super) const RESERVE: u64 = 48;
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// A page that is completed before it is written.
@@ -39,19 +40,24 @@ pub(super) struct Fault {
 
 /// Where every piece of a write goes.
 pub(super) struct WritePlan {
-    next: u64,
-    start: u64,
-    end: u64,
+    pub next: u64,
+    pub start: u64,
+    pub end: u64,
     unit: u64,
+    /// Pages of the chunks that are copied as wholes when they are broken; `None`: none are.
+    pub copying: Option<u64>,
     pub segments: Segments,
     pub partials: Vec<Partial>,
     pub faults: Vec<Fault>,
+    /// Pieces that are copied before they are written; each has its fault.
+    pub copies: Vec<ChunkCopy>,
 }
 
 impl WritePlan {
-    pub fn new(start: u64, len: u64, unit: usize) -> WritePlan {
-        let (segments, partials, faults) = (Segments::new(), Vec::new(), Vec::new());
-        WritePlan { next: start, start, end: start + len, unit: unit as u64, segments, partials, faults }
+    pub fn new(start: u64, len: u64, unit: usize, copying: Option<u64>) -> WritePlan {
+        let (segments, partials, faults, copies) = (Segments::new(), Vec::new(), Vec::new(), Vec::new());
+        let (end, unit) = (start + len, unit as u64);
+        WritePlan { next: start, start, end, unit, copying, segments, partials, faults, copies }
     }
 
     /// Plans the whole write if every piece goes to a page that is mapped and this volume's alone,
@@ -94,6 +100,7 @@ impl WritePlan {
             }
             match run.data {
                 Some((addr, _)) if alone => self.in_place(addr, len),
+                _ if self.copy_chunk(meta, id, page)? => {}
                 old => {
                     let need = meta.checkpoint_pages() + RESERVE + len;
                     if meta.space.available() < need {
@@ -107,6 +114,16 @@ impl WritePlan {
             }
         }
         Ok(())
+    }
+
+    /// Drops what is planned to be written from byte `from` of the volume on.
+    pub(super) fn forget_from(&mut self, from: u64) {
+        let keep = from.saturating_sub(self.start) as usize;
+        self.partials.retain(|p| p.at < keep);
+        self.segments.retain(|s| s.at < keep);
+        if let Some(last) = self.segments.last_mut() {
+            last.len = last.len.min(keep - last.at);
+        }
     }
 
     fn in_place(&mut self, addr: PageAddr, pages: u64) {

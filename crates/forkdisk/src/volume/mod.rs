@@ -1,8 +1,10 @@
 //! A volume open for I/O: one file per verb.
 
+mod copy_break;
 mod discard;
 mod extents;
 mod fault;
+mod join;
 mod range;
 mod read;
 mod write;
@@ -19,6 +21,7 @@ use crate::sync::RangeLocks;
 use crate::types::VolumeId;
 
 pub use extents::Extent;
+pub(crate) use join::Copies;
 
 /// A volume or snapshot open for I/O. While a handle exists the volume is not deleted.
 ///
@@ -30,13 +33,14 @@ pub struct Volume<D: Device> {
     read_only: bool,
     open: Rc<Cell<usize>>,
     locks: Rc<RangeLocks>,
+    copies: Rc<Copies>,
 }
 
 impl<D: Device> Clone for Volume<D> {
     fn clone(&self) -> Self {
         self.open.set(self.open.get() + 1);
-        let (open, locks) = (self.open.clone(), self.locks.clone());
-        Volume { inner: self.inner.clone(), id: self.id, read_only: self.read_only, open, locks }
+        let (open, locks, copies) = (self.open.clone(), self.locks.clone(), self.copies.clone());
+        Volume { inner: self.inner.clone(), id: self.id, read_only: self.read_only, open, locks, copies }
     }
 }
 
@@ -58,6 +62,7 @@ impl<D: Device> Pool<D> {
             read_only: volume.record.state == VolumeState::Snapshot || self.0.options.read_only,
             open: volume.open.clone(),
             locks: volume.locks.clone(),
+            copies: volume.copies.clone(),
         })
     }
 }

@@ -30,15 +30,23 @@ impl<D: Device> Volume<D> {
     }
 
     pub(super) async fn write_locked(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
+        let buf = match self.join_copy(offset, buf).await {
+            Ok(buf) => return (Ok(()), buf),
+            Err(buf) => buf,
+        };
         let page = PAGE_SIZE as u64;
-        let range = offset / page..(offset + buf.len() as u64).div_ceil(page);
-        let fresh = || WritePlan::new(offset, buf.len() as u64, self.inner.device.block_size());
-        let mut plan = fresh();
+        let mut range = offset / page..(offset + buf.len() as u64).div_ceil(page);
+        let mut copying = None;
+        let len = buf.len() as u64;
+        let fresh = |copying| WritePlan::new(offset, len, self.inner.device.block_size(), copying);
+        let mut plan = fresh(copying);
         let mut hold = Hold::Shared;
         let (lock, guard) = loop {
             let in_place = |plan: &mut WritePlan| plan.is_in_place(&mut self.inner.meta.borrow_mut(), self.id);
             if hold == Hold::Shared && !in_place(&mut plan) {
                 hold = Hold::Alone;
+                (copying, range) = self.break_range(range);
+                plan = fresh(copying);
             }
             let (lock, waited) = match self.locks.try_lock(range.clone(), hold) {
                 Some(lock) => (lock, false),
@@ -48,7 +56,7 @@ impl<D: Device> Volume<D> {
             let guard = self.inner.generations.enter();
             // Judged again after a wait: whoever held the range meanwhile may have changed it.
             if waited {
-                plan = fresh();
+                plan = fresh(copying);
             }
             if hold == Hold::Alone || !waited || in_place(&mut plan) {
                 break (lock, guard);
@@ -58,24 +66,33 @@ impl<D: Device> Volume<D> {
             // Planned as a whole, and it needs nothing. A new plan could need pages, which the shared
             // lock does not allow.
             Hold::Shared => guard,
-            Hold::Alone => match self.plan(&mut plan, guard, &fresh).await {
+            Hold::Alone => match self.plan(&mut plan, guard, &|| fresh(copying)).await {
                 Ok(guard) => guard,
                 Err(e) => return (Err(e), buf),
             },
         };
-        let early = planted(Bug::MappedBeforeWritten);
-        if early && let Err(e) = self.publish(&plan).await {
-            return (Err(e), buf);
-        }
-        let (written, buf) = self.put(offset, &plan, buf).await;
-        let result = match written {
-            Ok(()) if !early => self.publish(&plan).await,
-            Err(e) if planted(Bug::FailedWritePublished) => self.publish(&plan).await.and(Err(e)),
-            other => other,
+        let (result, buf) = match plan.copies.is_empty() {
+            true => self.write_planned(offset, &plan, buf).await,
+            false => self.write_copying(offset, &plan, buf).await,
         };
         drop((guard, lock));
         self.inner.commit_soon();
         self.inner.checkpoint_soon();
+        (result, buf)
+    }
+
+    /// Writes what is planned and maps it.
+    async fn write_planned(&self, offset: u64, plan: &WritePlan, buf: Buf) -> (Result<()>, Buf) {
+        let early = planted(Bug::MappedBeforeWritten);
+        if early && let Err(e) = self.publish(plan).await {
+            return (Err(e), buf);
+        }
+        let (written, buf) = self.put(offset, plan, buf).await;
+        let result = match written {
+            Ok(()) if !early => self.publish(plan).await,
+            Err(e) if planted(Bug::FailedWritePublished) => self.publish(plan).await.and(Err(e)),
+            other => other,
+        };
         (result, buf)
     }
 
@@ -121,7 +138,7 @@ impl<D: Device> Volume<D> {
     }
 
     /// Writes the data. Nothing of it is visible before it is published, except in place.
-    async fn put(&self, offset: u64, plan: &WritePlan, buf: Buf) -> (Result<()>, Buf) {
+    pub(super) async fn put(&self, offset: u64, plan: &WritePlan, buf: Buf) -> (Result<()>, Buf) {
         let mut pages = Vec::with_capacity(plan.partials.len());
         for partial in &plan.partials {
             match self.complete(partial, &buf).await {
@@ -186,7 +203,7 @@ impl<D: Device> Volume<D> {
     }
 
     /// Maps what was written to new pages.
-    async fn publish(&self, plan: &WritePlan) -> Result<()> {
+    pub(super) async fn publish(&self, plan: &WritePlan) -> Result<()> {
         for fault in &plan.faults {
             self.inner
                 .look(|meta| {

@@ -1,0 +1,309 @@
+//! Breaking by copying: a first write to a shared chunk moves the whole chunk to a new place, in
+//! one piece, and takes the client's bytes along.
+//!
+//! Each byte of the chunk is read at most once (what the write covers is not) and written once.
+//! Pages that were never written stay holes unless the write lies in them. Without room for the
+//! whole chunk it is split as if that were the policy.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use smallvec::smallvec;
+
+use crate::copier::{CopyError, Given, Job, Piece, Place, Source};
+use crate::device::{Buf, Device};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::BreakPolicy;
+use crate::map::{Run, Stop, lookup};
+use crate::planted::{Bug, planted};
+use crate::pool::{Failure, Meta, pages_of};
+use crate::space::{Refusal, Want};
+use crate::types::{BLOCK_PAGES, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
+
+use super::Volume;
+use super::fault::{Fault, RESERVE, WritePlan};
+use super::join::{Break, Running};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// What a write covers is read all the same where that saves a request, up to this many pages: a
+/// request costs the disks of docs/benchmarks.md as much as 80 to 120 KiB.
+const READ_THROUGH: u64 = 16;
+
+/// Where a page's old contents are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Old {
+    /// There; the rest of the run behind it.
+    At(PageAddr),
+    /// Nowhere: zeroes.
+    Hole,
+    /// It does not matter: all of it is written.
+    Covered,
+}
+
+/// Pages that are copied to one place, in one piece.
+pub(super) struct ChunkCopy {
+    pub at: VirtualPage,
+    pub to: PageAddr,
+    /// Runs of pages and where they come from.
+    pub from: Vec<(u64, Old)>,
+}
+
+impl ChunkCopy {
+    /// Bytes of the volume that it holds.
+    fn range(&self) -> Range<u64> {
+        let pages: u64 = self.from.iter().map(|&(len, _)| len).sum();
+        self.at.0 * PAGE..(self.at.0 + pages) * PAGE
+    }
+}
+
+/// A run of pages of a chunk: first page, how many, where they are.
+type ChunkRun = (u64, u64, Option<PageAddr>);
+
+impl WritePlan {
+    /// Plans to copy the chunk around `page`, which cannot be written in place. False: it is not to
+    /// be copied (by policy, because nothing of it is shared or would have to be copied, or for want
+    /// of room).
+    pub(super) fn copy_chunk(&mut self, meta: &mut Meta, id: VolumeId, page: VirtualPage) -> std::result::Result<bool, Failure> {
+        let Some(chunk) = self.copying else { return Ok(false) };
+        let first = page.0 / chunk * chunk;
+        let (mut editor, record) = meta.view(id).expect("a volume with a handle is not removed");
+        let end = (first + chunk).min(pages_of(record.size)).max(page.0 + 1);
+        let (mut runs, mut shared, mut at) = (Vec::new(), false, first);
+        while at < end {
+            let Run { data, len } = lookup(editor.tables, record, VirtualPage(at), end - at).map_err(Stop::from)?;
+            if let Some((_, birth)) = data
+                && birth <= record.shared_at
+                && !shared
+            {
+                // By the counts it may be this volume's alone all the same.
+                for p in at..at + len {
+                    if !editor.is_alone_for_good(record, VirtualPage(p))? {
+                        shared = true;
+                        break;
+                    }
+                }
+            }
+            runs.push((at, len, data.map(|(addr, _)| addr)));
+            at += len;
+        }
+        let covered = self.start.div_ceil(PAGE)..self.end / PAGE;
+        let left = |&(at, len, data): &ChunkRun| data.is_some() && (at < covered.start || at + len > covered.end);
+        if !shared || !runs.iter().any(left) {
+            return Ok(false);
+        }
+        let Some(copies) = self.place_chunk(meta, id, chunk, &runs)? else { return Ok(false) };
+        self.forget_from(first * PAGE);
+        for copy in copies {
+            let len = copy.from.iter().map(|&(len, _)| len).sum();
+            self.faults.push(Fault { at: copy.at, len, to: copy.to });
+            self.copies.push(copy);
+        }
+        self.next = self.end.min(end * PAGE);
+        Ok(true)
+    }
+
+    /// Finds room for what the runs and the write need of a chunk.
+    fn place_chunk(
+        &self,
+        meta: &mut Meta,
+        id: VolumeId,
+        chunk_pages: u64,
+        runs: &[ChunkRun],
+    ) -> std::result::Result<Option<Vec<ChunkCopy>>, Failure> {
+        let needed = self.needed(runs);
+        let pages: u64 = needed.iter().map(|r| r.end - r.start).sum();
+        let need = meta.checkpoint_pages() + RESERVE + pages;
+        if meta.space.available() < need {
+            return Ok(None);
+        }
+        meta.space.ensure_known(need).map_err(Stop::from)?;
+        let mut copies = Vec::new();
+        for extent in needed {
+            let mut at = extent.start;
+            while at < extent.end {
+                let pages = (extent.end - at).min(BLOCK_PAGES - at % BLOCK_PAGES);
+                let want = Want { volume: id, at: VirtualPage(at), pages, chunk_pages };
+                let (to, n) = match meta.space.alloc_data(want) {
+                    Ok(found) => found,
+                    Err(Refusal::NoSpace) => return Ok(None),
+                    Err(Refusal::Miss(miss)) => return Err(Failure::Stop(miss.into())),
+                };
+                copies.push(ChunkCopy { at: VirtualPage(at), to, from: self.sources(runs, at..at + n) });
+                at += n;
+            }
+        }
+        Ok(Some(copies))
+    }
+
+    /// Pages of the volume that the write touches.
+    fn touched(&self) -> Range<u64> {
+        self.start / PAGE..self.end.div_ceil(PAGE)
+    }
+
+    /// Pages that get a new place: those that are mapped, and those that are written.
+    fn needed(&self, runs: &[ChunkRun]) -> Vec<Range<u64>> {
+        let touched = self.touched();
+        let mut out: Vec<Range<u64>> = Vec::new();
+        for &(at, len, data) in runs {
+            let part = match data {
+                Some(_) => at..at + len,
+                None if planted(Bug::CopyFillsHoles) => at..at + len,
+                None => at.max(touched.start)..(at + len).min(touched.end),
+            };
+            match out.last_mut() {
+                Some(last) if last.end == part.start => last.end = part.end.max(part.start),
+                _ if part.start < part.end => out.push(part),
+                _ => {}
+            }
+        }
+        out
+    }
+
+    /// Where the pages of `range` come from.
+    fn sources(&self, runs: &[ChunkRun], range: Range<u64>) -> Vec<(u64, Old)> {
+        let covered = self.start.div_ceil(PAGE)..self.end / PAGE;
+        let mut out: Vec<(u64, Old)> = Vec::new();
+        for &(at, len, data) in runs {
+            let (from, to) = (at.max(range.start), (at + len).min(range.end));
+            let cuts = [from, covered.start.clamp(from, to.max(from)), covered.end.clamp(from, to.max(from)), to];
+            for pair in cuts.windows(2).filter(|pair| pair[0] < pair[1]) {
+                let old = match data {
+                    _ if covered.contains(&pair[0]) => Old::Covered,
+                    Some(addr) => Old::At(PageAddr(addr.0 + pair[0] - at)),
+                    None => Old::Hole,
+                };
+                out.push((pair[1] - pair[0], old));
+            }
+        }
+        read_through(out)
+    }
+}
+
+/// Joins reads that a short covered stretch parts, where what it covers lies between them.
+fn read_through(runs: Vec<(u64, Old)>) -> Vec<(u64, Old)> {
+    let mut out: Vec<(u64, Old)> = Vec::with_capacity(runs.len());
+    for (len, old) in runs {
+        if let (Old::At(next), [.., (before, Old::At(addr)), (gap, Old::Covered)]) = (old, &mut out[..])
+            && *gap <= READ_THROUGH
+            && next.0 == addr.0 + *before + *gap
+        {
+            *before += *gap + len;
+            out.pop();
+            continue;
+        }
+        out.push((len, old));
+    }
+    out
+}
+
+impl<D: Device> Volume<D> {
+    /// Pages of this volume's chunks if they are copied when they are broken, and the pages that a
+    /// write to `range` then has to hold.
+    pub(super) fn break_range(&self, range: Range<u64>) -> (Option<u64>, Range<u64>) {
+        let meta = self.inner.meta.borrow();
+        let record = self.record(&meta);
+        let chunk = record.chunk / PAGE;
+        match record.break_policy {
+            BreakPolicy::Copy => (Some(chunk), range.start / chunk * chunk..range.end.next_multiple_of(chunk)),
+            BreakPolicy::Split => (None, range),
+        }
+    }
+
+    /// Writes what is planned, of which something is copied, and maps it.
+    pub(super) async fn write_copying(&self, offset: u64, plan: &WritePlan, buf: Buf) -> (Result<()>, Buf) {
+        let buf = Rc::new(buf);
+        let copies = self.start_copies(offset, plan, &buf);
+        let early = planted(Bug::CopyMappedBeforeWritten);
+        let mut result = if early { self.publish(plan).await } else { Ok(()) };
+        if !plan.segments.is_empty() || !plan.partials.is_empty() {
+            // The copies hold the client's buffer until they end.
+            let mut rest = self.inner.device.buffer(buf.len());
+            rest.copy_from_slice(&buf);
+            result = result.and(self.put(offset, plan, rest).await.0);
+        }
+        let copied = self.await_copies(&copies).await;
+        result = match result.and(copied) {
+            Ok(()) if !early => self.publish(plan).await,
+            Err(e) if planted(Bug::CancelledCopyMapped) && plan.copies.len() > 1 => self.publish(plan).await.and(Err(e)),
+            other => other,
+        };
+        self.copies.end(&copies, result.clone());
+        let buf = Rc::try_unwrap(buf).unwrap_or_else(|shared| Buf::copy_of(&shared));
+        (result, buf)
+    }
+
+    /// Begins the copies of `plan`; `buf` is what the client writes at `offset`.
+    fn start_copies(&self, offset: u64, plan: &WritePlan, buf: &Rc<Buf>) -> Rc<Break> {
+        let mut parts = Vec::with_capacity(plan.copies.len());
+        for copy in &plan.copies {
+            let range = copy.range();
+            let (from, to) = (range.start.max(plan.start), range.end.min(plan.end));
+            let given = (from < to).then(|| Given {
+                at: from - range.start,
+                range: (from - offset) as usize..(to - offset) as usize,
+                bytes: buf.clone(),
+            });
+            let ticket = self.inner.copier.submit(self.copies.client(), self.job(copy), given.into_iter().collect());
+            parts.push(Running { range, ticket });
+        }
+        self.copies.begin(parts)
+    }
+
+    fn job(&self, copy: &ChunkCopy) -> Job<D> {
+        let place = |page: PageAddr| Place { device: self.inner.device.clone(), offset: page.offset() };
+        let source = |&(len, old): &(u64, Old)| {
+            let from = match old {
+                Old::At(page) => Source::Device(place(page)),
+                Old::Hole => Source::Zeroes,
+                Old::Covered => Source::Given,
+            };
+            Piece { len: len * PAGE, from }
+        };
+        let block = copy.at.block();
+        Job {
+            source: copy.from.iter().map(source).collect(),
+            destinations: smallvec![place(copy.to)],
+            near: block.saturating_sub(1)..block + 2,
+        }
+    }
+
+    /// Waits for all copies of a write. When one has failed the others are of no use.
+    async fn await_copies(&self, copies: &Break) -> Result<()> {
+        let mut result = Ok(());
+        for part in &copies.parts {
+            let Err(error) = part.ticket.done().await else { continue };
+            let at = part.range.start;
+            let what = |doing| format!("{doing} the chunk at {at} of {} to break it", self.name());
+            let error = match error {
+                CopyError::Read(e) => Error::io(what("reading"), e),
+                CopyError::Write(e) => Error::io(what("writing a copy of"), e),
+                CopyError::Cancelled => Error::new(ErrorKind::Io, what("giving up the copy of")),
+            };
+            if result.is_ok() {
+                result = Err(error);
+                copies.parts.iter().for_each(|other| other.ticket.cancel());
+            }
+        }
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_write_covers_is_read_only_where_that_saves_a_request() {
+        let at = |page| Old::At(PageAddr(page));
+        let short = vec![(4, at(100)), (2, Old::Covered), (10, at(106))];
+        assert_eq!(read_through(short), [(16, at(100))]);
+        let long = vec![(4, at(100)), (17, Old::Covered), (10, at(121))];
+        assert_eq!(read_through(long.clone()), long);
+        let elsewhere = vec![(4, at(100)), (2, Old::Covered), (10, at(500))];
+        assert_eq!(read_through(elsewhere.clone()), elsewhere);
+        let twice = vec![(1, at(10)), (1, Old::Covered), (1, at(12)), (1, Old::Covered), (1, at(14))];
+        assert_eq!(read_through(twice), [(5, at(10))]);
+        let edge = vec![(2, Old::Covered), (10, at(2)), (1, Old::Hole), (3, Old::Covered)];
+        assert_eq!(read_through(edge.clone()), edge);
+    }
+}
