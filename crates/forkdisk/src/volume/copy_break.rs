@@ -86,7 +86,7 @@ impl WritePlan {
             runs.push((at, len, data.map(|(addr, _)| addr)));
             at += len;
         }
-        let covered = self.start.div_ceil(PAGE)..self.end / PAGE;
+        let covered = self.covered();
         let left = |&(at, len, data): &ChunkRun| data.is_some() && (at < covered.start || at + len > covered.end);
         if !shared || !runs.iter().any(left) {
             return Ok(false);
@@ -135,6 +135,12 @@ impl WritePlan {
         Ok(Some(copies))
     }
 
+    /// Pages of the volume that the write replaces wholly.
+    fn covered(&self) -> Range<u64> {
+        let first = self.start.div_ceil(PAGE);
+        first..(self.end / PAGE).max(first)
+    }
+
     /// Pages of the volume that the write touches.
     fn touched(&self) -> Range<u64> {
         self.start / PAGE..self.end.div_ceil(PAGE)
@@ -161,7 +167,7 @@ impl WritePlan {
 
     /// Where the pages of `range` come from.
     fn sources(&self, runs: &[ChunkRun], range: Range<u64>) -> Vec<(u64, Old)> {
-        let covered = self.start.div_ceil(PAGE)..self.end / PAGE;
+        let covered = self.covered();
         let mut out: Vec<(u64, Old)> = Vec::new();
         for &(at, len, data) in runs {
             let (from, to) = (at.max(range.start), (at + len).min(range.end));
