@@ -135,8 +135,6 @@ bugs! {
     JoinedWriteLost = "joined-write-lost",
     /// A write joins a copy that has been written already.
     JoinedWriteTooLate = "joined-write-too-late",
-    /// A write joins a copy although another waits for the chunk.
-    JoinedWriteOvertakes = "joined-write-overtakes",
     /// A client's bytes are laid over the wrong place of a copy.
     GivenBytesMisplaced = "given-bytes-misplaced",
     /// A copy that was cancelled because another of the same write failed is mapped.

@@ -260,6 +260,7 @@ impl<D: Device> Volume<D> {
         let source = |&(len, old): &(u64, Old)| {
             let from = match old {
                 Old::At(page) => Source::Device(place(page)),
+                Old::Hole if planted(Bug::CopyFillsHoles) => Source::Given,
                 Old::Hole => Source::Zeroes,
                 Old::Covered => Source::Given,
             };
