@@ -225,7 +225,9 @@ impl<D> Queued<D> {
     /// Whether this job goes on where `before` ends, at the source and at every destination.
     pub fn continues(&self, before: &Queued<D>) -> bool {
         let source = match (before.source.last(), self.source.first()) {
-            (Some(Piece { len, from: Source::Device(a) }), Some(Piece { from: Source::Device(b), .. })) => b.follows(a, *len),
+            (Some(Piece { len, from: Source::Device(a) }), Some(Piece { from: Source::Device(b), .. })) => {
+                b.follows(a, *len)
+            }
             (Some(_), Some(_)) => true,
             _ => false,
         };

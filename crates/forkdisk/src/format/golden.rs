@@ -118,7 +118,10 @@ fn superblock() {
         journal: vec![(PageAddr(0x200), 256)],
         start: JournalStart { position: 0x3000, sequence: 9, chain: 0x1122_3344_5566_7788 },
         counts: vec![CountEntry { slot: Some(Slot::A), checksum: 0x0a0b_0c0d, used: 0x104 }],
-        copier: CopierSettings { throttle: Throttle { percent: 50, bytes_per_second: 1 << 30 }, ..CopierSettings::default() },
+        copier: CopierSettings {
+            throttle: Throttle { percent: 50, bytes_per_second: 1 << 30 },
+            ..CopierSettings::default()
+        },
     };
     let mut page = vec![0; PAGE_SIZE];
     superblock.encode(SUPERBLOCK_PAGES[1], &mut page);

@@ -148,8 +148,7 @@ mod tests {
     #[test]
     fn settings_survive_the_trip_and_zeroes_are_the_defaults() {
         let throttle = Throttle { percent: 7, bytes_per_second: 3 << 20 };
-        let odd =
-            CopierSettings { subjob_size: 192 << 10, split_count: 64, buffers: 1 << 30, throttle, offload: true };
+        let odd = CopierSettings { subjob_size: 192 << 10, split_count: 64, buffers: 1 << 30, throttle, offload: true };
         for settings in [odd, CopierSettings::default()] {
             assert_eq!(again(settings), Some(settings));
         }

@@ -41,7 +41,10 @@ impl<D: Device> Pool<D> {
     /// that need a copy wait with it.
     pub async fn set_throttle(&self, name: &str, throttle: Throttle) -> Result<()> {
         if !throttle.is_valid() {
-            return Err(Error::new(ErrorKind::Invalid, "bad throttle: 1% to 100%, and whole KiB per second up to 4 TiB"));
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                "bad throttle: 1% to 100%, and whole KiB per second up to 4 TiB",
+            ));
         }
         self.set_copying(name, |policy, _| (policy, throttle)).await
     }

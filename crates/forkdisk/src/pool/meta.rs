@@ -1,6 +1,8 @@
 //! All metadata of a pool in one place, and what each journal record does to it.
 
-use crate::format::{BreakPolicy, CopierSettings, Kind, Layout, NO_VOLUME, Record, Throttle, VolumeRecord, VolumeState};
+use crate::format::{
+    BreakPolicy, CopierSettings, Kind, Layout, NO_VOLUME, Record, Throttle, VolumeRecord, VolumeState,
+};
 use crate::journal::Journal;
 use crate::map::{Editor, Stop, Tables};
 use crate::planted::{Bug, planted};

@@ -9,8 +9,9 @@ use crate::copier::Copier;
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    BreakPolicy, CopierSettings, CountEntry, Decoded, Entry, JournalStart, Kind, Layout, NO_VOLUME, NotSuper, SLOTS_PER_PAGE, SUPERBLOCK_PAGES,
-    Seed, Superblock, Throttle, VolumeRecord, VolumeState, decode_directory_page, decode_group, find_group, page_checksum,
+    BreakPolicy, CopierSettings, CountEntry, Decoded, Entry, JournalStart, Kind, Layout, NO_VOLUME, NotSuper,
+    SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, Throttle, VolumeRecord, VolumeState, decode_directory_page,
+    decode_group, find_group, page_checksum,
 };
 use crate::journal::Journal;
 use crate::map::{Tables, lookup};
@@ -214,8 +215,7 @@ impl<D: Device> Pool<D> {
         // Ends the waiting for a full host, of which requests in flight may be part.
         inner.closing.set(true);
         inner.generations.barrier().await;
-        let nothing_to_do =
-            !inner.active.get() && inner.superblock.borrow().clean && !inner.has_changes();
+        let nothing_to_do = !inner.active.get() && inner.superblock.borrow().clean && !inner.has_changes();
         if !nothing_to_do {
             inner.clone().checkpoint().await?;
             inner.closed.set(true);

@@ -51,8 +51,11 @@ pub(super) struct ChunkCopy {
 impl ChunkCopy {
     /// Bytes of the volume that it holds.
     fn range(&self) -> Range<u64> {
-        let pages: u64 = self.from.iter().map(|&(len, _)| len).sum();
-        self.at.0 * PAGE..(self.at.0 + pages) * PAGE
+        self.at.0 * PAGE..(self.at.0 + self.pages()) * PAGE
+    }
+
+    fn pages(&self) -> u64 {
+        self.from.iter().map(|&(len, _)| len).sum()
     }
 }
 
@@ -63,7 +66,12 @@ impl WritePlan {
     /// Plans to copy the chunk around `page`, which cannot be written in place. False: it is not to
     /// be copied (by policy, because nothing of it is shared or would have to be copied, or for want
     /// of room).
-    pub(super) fn copy_chunk(&mut self, meta: &mut Meta, id: VolumeId, page: VirtualPage) -> std::result::Result<bool, Failure> {
+    pub(super) fn copy_chunk(
+        &mut self,
+        meta: &mut Meta,
+        id: VolumeId,
+        page: VirtualPage,
+    ) -> std::result::Result<bool, Failure> {
         let Some(chunk) = self.copying else { return Ok(false) };
         let first = page.0 / chunk * chunk;
         let (mut editor, record) = meta.view(id).expect("a volume with a handle is not removed");
@@ -91,12 +99,11 @@ impl WritePlan {
         if !shared || !runs.iter().any(left) {
             return Ok(false);
         }
-        let Some(copies) = self.place_chunk(meta, id, chunk, &runs)? else { return Ok(false) };
+        let Some(faults) = self.place_chunk(meta, id, chunk, &runs)? else { return Ok(false) };
         self.forget_from(first * PAGE);
-        for copy in copies {
-            let len = copy.from.iter().map(|&(len, _)| len).sum();
-            self.faults.push(Fault { at: copy.at, len, to: copy.to });
-            self.copies.push(copy);
+        for fault in faults {
+            self.copy_for(&runs, &fault);
+            self.faults.push(fault);
         }
         self.next = self.end.min(end * PAGE);
         Ok(true)
@@ -109,7 +116,7 @@ impl WritePlan {
         id: VolumeId,
         chunk_pages: u64,
         runs: &[ChunkRun],
-    ) -> std::result::Result<Option<Vec<ChunkCopy>>, Failure> {
+    ) -> std::result::Result<Option<Vec<Fault>>, Failure> {
         let needed = self.needed(runs);
         let pages: u64 = needed.iter().map(|r| r.end - r.start).sum();
         let need = meta.checkpoint_pages() + RESERVE + pages;
@@ -117,7 +124,7 @@ impl WritePlan {
             return Ok(None);
         }
         meta.space.ensure_known(need).map_err(Stop::from)?;
-        let mut copies = Vec::new();
+        let mut faults = Vec::new();
         for extent in needed {
             let mut at = extent.start;
             while at < extent.end {
@@ -128,11 +135,23 @@ impl WritePlan {
                     Err(Refusal::NoSpace) => return Ok(None),
                     Err(Refusal::Miss(miss)) => return Err(Failure::Stop(miss.into())),
                 };
-                copies.push(ChunkCopy { at: VirtualPage(at), to, from: self.sources(runs, at..at + n) });
+                faults.push(Fault { at: VirtualPage(at), len: n, to });
                 at += n;
             }
         }
-        Ok(Some(copies))
+        Ok(Some(faults))
+    }
+
+    /// Adds what `fault` maps to the last copy if it goes on where that ends, else as a copy of its own.
+    fn copy_for(&mut self, runs: &[ChunkRun], fault: &Fault) {
+        let from = self.sources(runs, fault.at.0..fault.at.0 + fault.len);
+        match self.copies.last_mut() {
+            Some(last) if last.at.0 + last.pages() == fault.at.0 && last.to.0 + last.pages() == fault.to.0 => {
+                let all = last.from.drain(..).chain(from).collect();
+                last.from = read_through(joined(all));
+            }
+            _ => self.copies.push(ChunkCopy { at: fault.at, to: fault.to, from: read_through(from) }),
+        }
     }
 
     /// Pages of the volume that the write replaces wholly.
@@ -181,8 +200,21 @@ impl WritePlan {
                 out.push((pair[1] - pair[0], old));
             }
         }
-        read_through(out)
+        out
     }
+}
+
+/// The same with runs that go on where the one before ends made one.
+fn joined(runs: Vec<(u64, Old)>) -> Vec<(u64, Old)> {
+    let mut out: Vec<(u64, Old)> = Vec::with_capacity(runs.len());
+    for (len, old) in runs {
+        match (out.last_mut(), old) {
+            (Some((before, Old::At(addr))), Old::At(next)) if next.0 == addr.0 + *before => *before += len,
+            (Some((before, Old::Hole)), Old::Hole) | (Some((before, Old::Covered)), Old::Covered) => *before += len,
+            _ => out.push((len, old)),
+        }
+    }
+    out
 }
 
 /// Joins reads that a short covered stretch parts, where what it covers lies between them.
@@ -230,7 +262,9 @@ impl<D: Device> Volume<D> {
         let copied = self.await_copies(&copies).await;
         result = match result.and(copied) {
             Ok(()) if !early => self.publish(plan).await,
-            Err(e) if planted(Bug::CancelledCopyMapped) && plan.copies.len() > 1 => self.publish(plan).await.and(Err(e)),
+            Err(e) if planted(Bug::CancelledCopyMapped) && plan.copies.len() > 1 => {
+                self.publish(plan).await.and(Err(e))
+            }
             other => other,
         };
         self.copies.end(&copies, result.clone());
@@ -266,11 +300,11 @@ impl<D: Device> Volume<D> {
             };
             Piece { len: len * PAGE, from }
         };
-        let block = copy.at.block();
+        let (first, pages) = (copy.at, copy.pages());
         Job {
             source: copy.from.iter().map(source).collect(),
             destinations: smallvec![place(copy.to)],
-            near: block.saturating_sub(1)..block + 2,
+            near: first.block().saturating_sub(1)..VirtualPage(first.0 + pages - 1).block() + 2,
         }
     }
 
@@ -298,6 +332,13 @@ impl<D: Device> Volume<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn runs_that_go_on_are_one() {
+        let at = |page| Old::At(PageAddr(page));
+        let runs = vec![(2, at(5)), (3, at(7)), (1, at(11)), (1, Old::Hole), (1, Old::Hole), (4, Old::Covered)];
+        assert_eq!(joined(runs), [(5, at(5)), (1, at(11)), (2, Old::Hole), (4, Old::Covered)]);
+    }
 
     #[test]
     fn what_a_write_covers_is_read_only_where_that_saves_a_request() {

@@ -87,7 +87,7 @@ impl WritePlan {
         while self.next < self.end {
             let page = VirtualPage(self.next / PAGE);
             let whole = self.next.is_multiple_of(PAGE) && self.end - self.next >= PAGE;
-            let max = if whole { ((self.end - self.next) / PAGE).min(BLOCK_PAGES - page.index() as u64) } else { 1 };
+            let max = if whole { self.whole_pages(page) } else { 1 };
             let (mut editor, record) = meta.view(id).expect("a volume with a handle is not removed");
             let chunk_pages = record.chunk / PAGE;
             let run = lookup(editor.tables, record, page, max).map_err(Stop::from)?;
@@ -114,6 +114,14 @@ impl WritePlan {
             }
         }
         Ok(())
+    }
+
+    /// How many whole pages from `page` on are planned at once: within a block, and up to the last
+    /// chunk if that is to be copied because the write ends within it.
+    fn whole_pages(&self, page: VirtualPage) -> u64 {
+        let end = self.end / PAGE;
+        let cut = self.copying.map(|chunk| end / chunk * chunk).filter(|&cut| cut > page.0);
+        (cut.unwrap_or(end) - page.0).min(BLOCK_PAGES - page.index() as u64)
     }
 
     /// Drops what is planned to be written from byte `from` of the volume on.

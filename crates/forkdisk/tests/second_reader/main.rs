@@ -12,7 +12,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use forkdisk::device::{Buf, MemoryDevice, Segment};
-use forkdisk::{BreakPolicy, CopierSettings, CreateOptions, Device, FormatOptions, LocalFuture, OpenOptions, Pool, Runtime};
+use forkdisk::{
+    BreakPolicy, CopierSettings, CreateOptions, Device, FormatOptions, LocalFuture, OpenOptions, Pool, Runtime,
+};
 
 use reader::PAGE;
 
@@ -149,7 +151,7 @@ impl Lab {
             }
             11 => tasks.run(pool.checkpoint()).expect("a checkpoint"),
             24 => {
-                let policy = if self.random % 2 == 0 { BreakPolicy::Copy } else { BreakPolicy::Split };
+                let policy = if self.random.is_multiple_of(2) { BreakPolicy::Copy } else { BreakPolicy::Split };
                 tasks.run(pool.set_break_policy(&name, policy)).expect("set");
             }
             25 => {

@@ -110,7 +110,10 @@ impl Run<'_> {
             let Some(place) = place else { continue };
             let over = |run: &Self, id: &u64, o: &Inflight| {
                 o.keys.first() == Some(&key)
-                    && run.places.get(id).is_some_and(|p| p.offset < place.offset + place.len && place.offset < p.offset + p.len)
+                    && run
+                        .places
+                        .get(id)
+                        .is_some_and(|p| p.offset < place.offset + place.len && place.offset < p.offset + p.len)
             };
             let busy = self.inflight.iter().any(|(id, o)| over(self, id, o));
             if busy && op.draws[2].is_multiple_of(2) {

@@ -54,10 +54,8 @@ fn in_a_merged_request_an_error_finds_the_job_it_belongs_to() {
         let at = (1 << 20) + bad * 16 * KIB + if read { 0 } else { HALF };
         lab.refuse(move |request| (request.offset..request.offset + request.len).contains(&at));
         let first = lab.submit(lab.job(0, HALF, 64 * KIB));
-        let tickets: Vec<Ticket> = (0..4)
-            .map(|i| (1 << 20) + i * 16 * KIB)
-            .map(|at| lab.submit(lab.job(at, HALF + at, 16 * KIB)))
-            .collect();
+        let tickets: Vec<Ticket> =
+            (0..4).map(|i| (1 << 20) + i * 16 * KIB).map(|at| lab.submit(lab.job(at, HALF + at, 16 * KIB))).collect();
         lab.clock.run(async {
             first.done().await.expect("copied");
             for (i, ticket) in tickets.iter().enumerate() {

@@ -201,7 +201,10 @@ impl Lab {
     fn fill(&self) {
         for offset in (0..HALF).step_by(1 << 20) {
             let buf = Buf::copy_of(&pattern(offset, 1 << 20));
-            self.clock.run(self.memory.write(buf, smallvec![Segment { offset, at: 0, len: 1 << 20 }], false)).0.unwrap();
+            self.clock
+                .run(self.memory.write(buf, smallvec![Segment { offset, at: 0, len: 1 << 20 }], false))
+                .0
+                .unwrap();
         }
     }
 

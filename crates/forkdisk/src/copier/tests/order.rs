@@ -87,8 +87,9 @@ fn neighbours_in_the_queue_become_one_request() {
     let lab = Lab::new(scarce(), 21);
     // The first holds the only buffer; those behind it go on where the one before ends.
     let first = lab.submit(lab.job(0, HALF, 64 * KIB));
-    let small: Vec<Ticket> =
-        (0..8).map(|i| lab.submit(lab.job((1 << 20) + i * 16 * KIB, HALF + (1 << 20) + i * 16 * KIB, 16 * KIB))).collect();
+    let small: Vec<Ticket> = (0..8)
+        .map(|i| lab.submit(lab.job((1 << 20) + i * 16 * KIB, HALF + (1 << 20) + i * 16 * KIB, 16 * KIB)))
+        .collect();
     let apart = lab.submit(lab.job((1 << 20) + 512 * KIB, HALF + (1 << 20) + 128 * KIB, 16 * KIB));
     lab.clock.run(async {
         first.done().await.expect("copied");

@@ -18,7 +18,8 @@ fn lab(throttle: Throttle) -> Lab {
 #[test]
 fn bytes_per_second_hold_for_the_pool_and_for_a_client() {
     let limit = Throttle { percent: 100, bytes_per_second: 4 << 20 };
-    let close = |took: Duration| assert!(took > 4 * SECOND - SECOND / 50 && took < 4 * SECOND + SECOND / 50, "{took:?}");
+    let close =
+        |took: Duration| assert!(took > 4 * SECOND - SECOND / 50 && took < 4 * SECOND + SECOND / 50, "{took:?}");
     close(time(&lab(limit)));
     let one = lab(Throttle::NONE);
     let free = time(&one);
@@ -59,9 +60,8 @@ fn a_new_limit_counts_at_once_for_what_is_under_way() {
 fn a_client_that_is_held_up_holds_up_no_other() {
     let lab = lab(Throttle::NONE);
     let slow = Rc::new(Client::new(User::Break, Throttle { percent: 1, bytes_per_second: 1024 }));
-    let jobs: Vec<Ticket> = (0..4)
-        .map(|i| lab.copier.submit(&slow, lab.job(i << 20, HALF + (i << 20), 64 * KIB), Vec::new()))
-        .collect();
+    let jobs: Vec<Ticket> =
+        (0..4).map(|i| lab.copier.submit(&slow, lab.job(i << 20, HALF + (i << 20), 64 * KIB), Vec::new())).collect();
     assert!(time(&lab) < SECOND);
     assert_eq!(slow.stats().queued, 3);
     slow.set_throttle(Throttle::NONE);
