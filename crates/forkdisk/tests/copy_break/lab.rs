@@ -84,6 +84,9 @@ impl Clock {
 pub type Disk = RecordingDevice<DelayingDevice<FailingDevice<MemoryDevice>>>;
 type Verdict = Rc<RefCell<Box<dyn FnMut(&Request) -> bool>>>;
 
+/// How writes have ended, in that order: which, and its result.
+pub type Ended = Rc<RefCell<Vec<(usize, Result<()>)>>>;
+
 /// A pool, and what is beneath it.
 pub struct Lab {
     pub clock: Clock,
@@ -145,8 +148,8 @@ impl Lab {
     }
 
     /// Starts writes without waiting for them; how each ends is in the list.
-    pub fn write_all(&self, volume: &Volume<Disk>, writes: &[(u64, u64, u8)]) -> Rc<RefCell<Vec<(usize, Result<()>)>>> {
-        let ended = Rc::<RefCell<Vec<_>>>::default();
+    pub fn write_all(&self, volume: &Volume<Disk>, writes: &[(u64, u64, u8)]) -> Ended {
+        let ended = Ended::default();
         for (i, &(at, len, fill)) in writes.iter().enumerate() {
             let (volume, list) = (volume.clone(), ended.clone());
             self.clock.spawn(Box::pin(async move {
@@ -159,7 +162,7 @@ impl Lab {
     }
 
     /// Waits until `n` of them have ended.
-    pub fn await_all(&self, ended: &RefCell<Vec<(usize, Result<()>)>>, n: usize) {
+    pub fn await_all(&self, ended: &Ended, n: usize) {
         while ended.borrow().len() < n {
             assert!(self.clock.tick(), "a write waits for ever");
             self.clock.settle();
