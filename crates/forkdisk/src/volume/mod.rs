@@ -7,6 +7,7 @@ mod fault;
 mod join;
 mod range;
 mod read;
+mod status;
 mod write;
 
 use std::cell::Cell;
@@ -22,6 +23,7 @@ use crate::types::VolumeId;
 
 pub use extents::Extent;
 pub(crate) use join::Copies;
+pub use status::{Sharing, StatusRun};
 
 /// A volume or snapshot open for I/O. While a handle exists the volume is not deleted.
 ///
