@@ -139,8 +139,8 @@ pub use device::{Buf, Device};
 pub use error::{Error, ErrorKind, Result};
 pub use format::{BreakPolicy, CopierSettings, Throttle};
 pub use pool::{
-    CheckReport, CopierInfo, CreateOptions, DiffClass, DiffRun, FormatOptions, Mode, OpenOptions, Pool, PoolInfo,
-    Usage, VolumeCopying, VolumeInfo, WhenFull,
+    CheckReport, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, Mode, OpenOptions, Pool,
+    PoolInfo, SUPERBLOCK_AT, Usage, VolumeCopying, VolumeInfo, WhenFull, identify,
 };
 pub use runtime::{LocalFuture, Runtime};
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};
