@@ -129,6 +129,15 @@ impl Progress {
     /// The first failure stays.
     pub fn fail(&self, error: CopyError) {
         self.failure.borrow_mut().get_or_insert(error);
+        self.changed.notify();
+    }
+
+    /// Everything before byte `end` has been submitted to be written.
+    pub fn seal(&self, end: u64) {
+        self.sealed.set(self.sealed.get().max(end));
+        if self.is_sealed() {
+            self.changed.notify();
+        }
     }
 
     /// Whether nothing of it will be submitted to a device any more.
@@ -274,6 +283,14 @@ impl Ticket {
                 engine.pump();
             }
         }
+    }
+
+    /// Resolves when everything has been submitted to the destinations (true), or nothing more will be.
+    pub async fn sealed(&self) -> bool {
+        while !self.progress.is_sealed() && !self.progress.ended.get() {
+            self.progress.changed.wait().await;
+        }
+        self.progress.sealed.get() == self.progress.len
     }
 
     /// Resolves when none of its requests is in flight any more: everything is written to all

@@ -209,7 +209,7 @@ impl<D: Device> SubJob<D> {
         for (start, part) in self.placed() {
             let job = &part.job.progress;
             job.overlay(part.at, &mut buf[start..start + part.len as usize]);
-            job.sealed.set(job.sealed.get().max(part.at + part.len));
+            job.seal(part.at + part.len);
         }
         let request = Box::pin(groups[0].device.write(buf, groups[0].segments.clone(), false));
         (groups, request)

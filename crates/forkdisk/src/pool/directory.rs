@@ -7,10 +7,11 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use crate::device::Buf;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
 use crate::planted::{Bug, planted};
-use crate::sync::RangeLocks;
+use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
 use crate::volume::Copies;
 
@@ -24,6 +25,8 @@ pub struct Volume {
     pub pending: bool,
     /// Ranges that requests hold at the moment.
     pub locks: Rc<RangeLocks>,
+    /// Writes accepted and not yet submitted.
+    pub turns: Rc<Turns<Buf>>,
     /// Chunks that are being copied at the moment, and on whose behalf.
     pub copies: Rc<Copies>,
 }
@@ -65,8 +68,8 @@ impl Directory {
             self.dead.insert(id);
         }
         let copies = Rc::new(Copies::new(record.throttle));
-        let (open, locks) = (Rc::default(), Rc::default());
-        self.volumes.insert(id, Volume { record, slot, open, pending: false, locks, copies });
+        let (open, locks, turns) = Default::default();
+        self.volumes.insert(id, Volume { record, slot, open, pending: false, locks, turns, copies });
         self.judge_tail(id);
     }
 

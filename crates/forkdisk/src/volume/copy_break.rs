@@ -11,18 +11,20 @@ use std::rc::Rc;
 use smallvec::smallvec;
 
 use crate::copier::{CopyError, Given, Job, Piece, Place, Source};
-use crate::device::{Buf, Device};
+use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::BreakPolicy;
 use crate::map::{Run, Stop, lookup};
 use crate::planted::{Bug, planted};
 use crate::pool::{Failure, Meta, pages_of};
 use crate::space::{Refusal, Want};
+use crate::sync::Turn;
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 
 use super::Volume;
 use super::fault::{Fault, RESERVE, WritePlan};
 use super::join::{Break, Running};
+use super::turn::{Work, fits};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// What a write covers is read all the same where that saves a request, up to this many pages: a
@@ -129,7 +131,7 @@ impl WritePlan {
             let mut at = extent.start;
             while at < extent.end {
                 let pages = (extent.end - at).min(BLOCK_PAGES - at % BLOCK_PAGES);
-                let want = Want { volume: id, at: VirtualPage(at), pages, chunk_pages };
+                let want = Want { volume: id, at: VirtualPage(at), pages, chunk_pages, write: extent.clone() };
                 let (to, n) = match meta.space.alloc_data(want) {
                     Ok(found) => found,
                     Err(Refusal::NoSpace) => return Ok(None),
@@ -247,46 +249,90 @@ impl<D: Device> Volume<D> {
         }
     }
 
-    /// Writes what is planned, of which something is copied, and maps it.
-    pub(super) async fn write_copying(&self, offset: u64, plan: &WritePlan, buf: Buf) -> (Result<()>, Buf) {
-        let buf = Rc::new(buf);
-        let copies = self.start_copies(offset, plan, &buf);
+    /// Writes what is planned, of which something is copied, and maps it. The turn ends when all of it
+    /// has been submitted.
+    pub(super) async fn write_copying(&self, turn: Turn<Buf>, work: &mut Work, buf: Buf) -> (Result<()>, Buf) {
+        let own = buf.len();
+        let bytes = Rc::new(self.with_those_along(work, buf));
+        let parts = self.start_copies(&work.plan, &bytes);
+        give_those_behind(&turn, work, &parts);
+        let copies = self.copies.begin(parts, &turn, work.plan.end() * PAGE);
         let early = planted(Bug::CopyMappedBeforeWritten);
-        let mut result = if early { self.publish(plan).await } else { Ok(()) };
-        if !plan.segments.is_empty() || !plan.partials.is_empty() {
-            // The copies hold the client's buffer until they end.
-            let mut rest = self.inner.device.buffer(buf.len());
-            rest.copy_from_slice(&buf);
-            result = result.and(self.put(offset, plan, rest).await.0);
+        let mut result = if early { self.publish(&work.plan).await } else { Ok(()) };
+        result = result.and(self.put_rest(work, &bytes).await);
+        for part in &copies.parts {
+            part.ticket.sealed().await;
         }
+        turn.submitted(&work.along);
         let copied = self.await_copies(&copies).await;
         result = match result.and(copied) {
-            Ok(()) if !early => self.publish(plan).await,
-            Err(e) if planted(Bug::CancelledCopyMapped) && plan.copies.len() > 1 => {
-                self.publish(plan).await.and(Err(e))
+            Ok(()) if !early => self.publish(&work.plan).await,
+            Err(e) if planted(Bug::CancelledCopyMapped) && work.plan.copies.len() > 1 => {
+                self.publish(&work.plan).await.and(Err(e))
             }
             other => other,
         };
         self.copies.end(&copies, result.clone());
-        let buf = Rc::try_unwrap(buf).unwrap_or_else(|shared| Buf::copy_of(&shared));
+        let mut buf = Rc::try_unwrap(bytes).unwrap_or_else(|shared| Buf::copy_of(&shared));
+        buf.set_len(own);
         (result, buf)
     }
 
-    /// Begins the copies of `plan`; `buf` is what the client writes at `offset`.
-    fn start_copies(&self, offset: u64, plan: &WritePlan, buf: &Rc<Buf>) -> Rc<Break> {
+    /// The client's bytes, followed by those of the writes that go along.
+    fn with_those_along(&self, work: &Work, buf: Buf) -> Buf {
+        if work.along.is_empty() {
+            return buf;
+        }
+        let more: usize = work.along.iter().map(|taken| taken.look(|b| b.len())).sum();
+        let mut all = self.inner.device.buffer(buf.len() + more);
+        let mut at = buf.len();
+        all[..at].copy_from_slice(&buf);
+        for taken in &work.along {
+            at += taken.look(|b| {
+                all[at..at + b.len()].copy_from_slice(b);
+                b.len()
+            });
+        }
+        all
+    }
+
+    /// Writes what is not copied: what goes in place, and chunks that are covered.
+    async fn put_rest(&self, work: &Work, bytes: &Buf) -> Result<()> {
+        let pages = self.completed(work, bytes).await?;
+        let mut writes = Vec::with_capacity(pages.len() + 1);
+        for (page, buf) in pages {
+            let segment = Segment { offset: page.offset(), at: 0, len: PAGE_SIZE };
+            writes.push(self.inner.device.write(buf, smallvec![segment], false));
+        }
+        if let Some(first) = work.plan.segments.first() {
+            // The copies hold the client's buffer until they end.
+            let mut rest = self.inner.device.buffer(bytes.len() - first.at);
+            rest.copy_from_slice(&bytes[first.at..]);
+            let segments = work.plan.segments.iter().map(|s| Segment { at: s.at - first.at, ..*s }).collect();
+            writes.push(self.inner.device.write(rest, segments, false));
+        }
+        let mut result = Ok(());
+        for write in writes {
+            result = result.and(write.await.0);
+        }
+        self.explain(work.offset, result)
+    }
+
+    /// Begins the copies of `plan`; `bytes` are what is written from its start on.
+    fn start_copies(&self, plan: &WritePlan, bytes: &Rc<Buf>) -> Vec<Running> {
         let mut parts = Vec::with_capacity(plan.copies.len());
         for copy in &plan.copies {
             let range = copy.range();
             let (from, to) = (range.start.max(plan.start), range.end.min(plan.end));
             let given = (from < to).then(|| Given {
                 at: from - range.start,
-                range: (from - offset) as usize..(to - offset) as usize,
-                bytes: buf.clone(),
+                range: (from - plan.start) as usize..(to - plan.start) as usize,
+                bytes: bytes.clone(),
             });
             let ticket = self.inner.copier.submit(self.copies.client(), self.job(copy), given.into_iter().collect());
             parts.push(Running { range, ticket });
         }
-        self.copies.begin(parts)
+        parts
     }
 
     fn job(&self, copy: &ChunkCopy) -> Job<D> {
@@ -326,6 +372,24 @@ impl<D: Device> Volume<D> {
             }
         }
         result
+    }
+}
+
+/// Takes along who waits directly behind, as far as the last copy reaches.
+fn give_those_behind(turn: &Turn<Buf>, work: &mut Work, parts: &[Running]) {
+    let plan = &work.plan;
+    let Some(last) = parts.last().filter(|last| plan.end.is_multiple_of(PAGE) && last.range.contains(&plan.end)) else {
+        return;
+    };
+    let (mut at, had) = (plan.end, work.along.len());
+    let limit = plan.end().next_multiple_of(BLOCK_PAGES).min(last.range.end / PAGE);
+    turn.take_along(&mut work.along, plan.end(), limit, fits);
+    for taken in &work.along[had..] {
+        let bytes = Rc::new(taken.look(|b| Buf::copy_of(b)));
+        let len = bytes.len();
+        let given = last.ticket.give(Given { at: at - last.range.start, range: 0..len, bytes });
+        debug_assert!(given, "nothing of a copy that has just begun is written");
+        at += len as u64;
     }
 }
 

@@ -5,20 +5,22 @@ mod discard;
 mod extents;
 mod fault;
 mod join;
+mod put;
 mod range;
 mod read;
 mod status;
+mod turn;
 mod write;
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-use crate::device::Device;
+use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{VolumeRecord, VolumeState};
 use crate::planted::{Bug, planted};
 use crate::pool::{Inner, Meta, Pool};
-use crate::sync::RangeLocks;
+use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
 
 pub use extents::Extent;
@@ -35,14 +37,16 @@ pub struct Volume<D: Device> {
     read_only: bool,
     open: Rc<Cell<usize>>,
     locks: Rc<RangeLocks>,
+    turns: Rc<Turns<Buf>>,
     copies: Rc<Copies>,
 }
 
 impl<D: Device> Clone for Volume<D> {
     fn clone(&self) -> Self {
         self.open.set(self.open.get() + 1);
-        let (open, locks, copies) = (self.open.clone(), self.locks.clone(), self.copies.clone());
-        Volume { inner: self.inner.clone(), id: self.id, read_only: self.read_only, open, locks, copies }
+        let (open, locks, turns) = (self.open.clone(), self.locks.clone(), self.turns.clone());
+        let (inner, copies) = (self.inner.clone(), self.copies.clone());
+        Volume { inner, id: self.id, read_only: self.read_only, open, locks, turns, copies }
     }
 }
 
@@ -64,6 +68,7 @@ impl<D: Device> Pool<D> {
             read_only: volume.record.state == VolumeState::Snapshot || self.0.options.read_only,
             open: volume.open.clone(),
             locks: volume.locks.clone(),
+            turns: volume.turns.clone(),
             copies: volume.copies.clone(),
         })
     }

@@ -88,13 +88,13 @@ fn what_was_never_written_stays_a_hole() {
 fn writes_that_find_the_chunk_being_copied_go_along() {
     let lab = Lab::new();
     let v = lab.shared(4 * MIB, MIB, BreakPolicy::Copy, 1);
-    // In order, over each other, within a page, over the edge of a sub-job.
+    // One behind the other, a gap, over the edge of a sub-job, less than a page, the end of the chunk.
     let writes = [
         (MIB, 4 * KIB, 2),
         (MIB + 4 * KIB, 4 * KIB, 3),
-        (MIB + 2 * KIB, 4 * KIB, 4),
+        (MIB + 9 * KIB, 4 * KIB, 4),
         (MIB + 510 * KIB, 4 * KIB, 5),
-        (MIB + 100, 50, 6),
+        (MIB + 600 * KIB + 100, 50, 6),
         (2 * MIB - 4 * KIB, 4 * KIB, 7),
     ];
     let ended = lab.write_all(&v, &writes);
@@ -110,6 +110,24 @@ fn writes_that_find_the_chunk_being_copied_go_along() {
     let stats = lab.pool.copying("v").expect("there").stats;
     assert_eq!((stats.jobs, stats.bytes_given), (1, writes.iter().map(|w| w.1).sum()));
     lab.assert_sound();
+}
+
+#[test]
+fn a_write_before_those_that_joined_waits_for_its_turn() {
+    let lab = Lab::new();
+    let v = lab.shared(4 * MIB, MIB, BreakPolicy::Copy, 1);
+    let writes = [(MIB + 8 * KIB, 4 * KIB, 2), (MIB + 4 * KIB, 4 * KIB, 3), (MIB + 16 * KIB, 4 * KIB, 4)];
+    let ended = lab.write_all(&v, &writes);
+    lab.await_all(&ended, 3);
+    let seen = lab.disk.take();
+    let written = places(&seen, RequestKind::WriteData);
+    let chunk = written[0].0;
+    assert_eq!(written[2..], [(chunk + 4 * KIB, 4 * KIB), (chunk + 16 * KIB, 4 * KIB)], "in order, in place");
+    let mut expected = vec![1; 1 << 20];
+    for (at, len, fill) in writes {
+        expected[(at - MIB) as usize..(at - MIB + len) as usize].fill(fill);
+    }
+    assert_eq!(lab.read(&v, MIB, MIB), expected);
 }
 
 #[test]

@@ -206,7 +206,7 @@ impl Profile {
             Profile::Copies => &[
                 (Read, 12), (Write, 30), (Append, 8), (Ragged, 4), (Burst, 14), (InPlace, 2), (Flush, 6), (Discard, 4), (Zero, 4),
                 (Create, 2), (Snapshot, 22), (Group, 2), (Clone, 6), (CloneRange, 6), (Rollback, 4), (Resize, 2), (Delete, 12),
-                (Checkpoint, 2), (Check, 1), (Reopen, 1), (Cut, 1), (Fault, 3), (SetChunk, 3), (SetCopying, 6), (SetCopier, 4),
+                (Checkpoint, 2), (Reopen, 1), (Cut, 1), (Fault, 3), (SetChunk, 3), (SetCopying, 6), (SetCopier, 4),
             ],
         }
     }
