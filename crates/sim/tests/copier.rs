@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use forkdisk::copier::{Client, Copier, Job, Piece, Place, Source, User};
+use forkdisk::copier::{Client, Copier, Group, Job, Piece, Place, Source, User};
 use forkdisk::device::{RecordingDevice, RequestKind};
 use forkdisk::{CopierSettings, Throttle};
 use forkdisk_sim::disk::{Config, Medium, SimDisk, Volatile};
@@ -52,6 +52,7 @@ fn copy(seed: u64, near: bool) -> Seen {
             source,
             destinations: [place((16 << 20) + at)].into_iter().collect(),
             near: i..i + if near { 2 } else { 1 },
+            group: Group::default(),
         };
         let (ticket, list) = (copier.submit(&client, job, Vec::new()), ended.clone());
         exec.spawn(Box::pin(async move {

@@ -11,7 +11,7 @@ use crate::runtime::Runtime;
 use crate::sync::Event;
 
 use super::buffers::Buffers;
-use super::job::{CopyError, Progress, Pump};
+use super::job::{Progress, Pump};
 use super::queue::{Choice, Limits, Queues};
 use super::subjob::SubJob;
 use super::throttle::Meter;
@@ -204,13 +204,12 @@ impl<D> State<D> {
         let took = now.saturating_sub(job.submitted);
         let never_started = job.started.get() == 0;
         let given: u64 = job.given.take().iter().map(|g| g.range.len() as u64).sum();
-        let failure = job.failure.borrow();
-        let cancelled = matches!(*failure, Some(CopyError::Cancelled));
+        let (failed, cancelled) = job.end();
         self.count(&job.client, |stats| {
             stats.queued -= u64::from(never_started);
             stats.jobs += 1;
             stats.cancelled += u64::from(cancelled);
-            stats.failed += u64::from(failure.is_some() && !cancelled);
+            stats.failed += u64::from(failed && !cancelled);
             stats.bytes_given += given;
             stats.latency += took;
             stats.longest = stats.longest.max(took);

@@ -75,7 +75,13 @@ pub struct Job<D> {
     pub destinations: SmallVec<[Place<D>; 1]>,
     /// Jobs of one client whose ranges overlap are written and ended in the order of submission.
     pub near: Range<u64>,
+    /// Jobs that stand and fall together: when one fails, nothing more of the others is written.
+    pub group: Group,
 }
+
+/// See [`Job::group`]. A job of its own has a new one.
+#[derive(Clone, Default)]
+pub struct Group(Rc<Cell<bool>>);
 
 /// Bytes that take the place of what a source holds.
 #[derive(Clone)]
@@ -111,7 +117,8 @@ pub(super) struct Progress {
     pub sealed: Cell<u64>,
     /// Sub-jobs in flight.
     pub flying: Cell<usize>,
-    pub failure: RefCell<Option<CopyError>>,
+    failure: RefCell<Option<CopyError>>,
+    group: Group,
     pub given: RefCell<Vec<Given>>,
     /// It is over, and everybody before it that lies near is, too.
     pub ended: Cell<bool>,
@@ -123,13 +130,31 @@ pub(super) struct Progress {
 
 impl Progress {
     pub fn has_failed(&self) -> bool {
-        self.failure.borrow().is_some()
+        self.failure.borrow().is_some() || self.group.0.get() && !self.is_written()
     }
 
     /// The first failure stays.
     pub fn fail(&self, error: CopyError) {
         self.failure.borrow_mut().get_or_insert(error);
+        self.group.0.set(true);
         self.changed.notify();
+    }
+
+    /// How it ended.
+    pub fn take_failure(&self) -> Option<CopyError> {
+        let failed = self.has_failed();
+        self.failure.borrow_mut().take().or_else(|| failed.then_some(CopyError::Cancelled))
+    }
+
+    /// Whether it failed, and whether that is because it or its group was given up.
+    pub fn end(&self) -> (bool, bool) {
+        let given_up = matches!(*self.failure.borrow(), None | Some(CopyError::Cancelled));
+        (self.has_failed(), self.has_failed() && given_up)
+    }
+
+    /// Whether all of it has been submitted to be written.
+    fn is_written(&self) -> bool {
+        self.sealed.get() == self.len
     }
 
     /// Everything before byte `end` has been submitted to be written.
@@ -142,7 +167,7 @@ impl Progress {
 
     /// Whether nothing of it will be submitted to a device any more.
     pub fn is_sealed(&self) -> bool {
-        self.sealed.get() == self.len || self.has_failed()
+        self.is_written() || self.has_failed()
     }
 
     /// Whether none of its requests is in flight and none will be.
@@ -203,6 +228,7 @@ impl<D> Job<D> {
             sealed: Cell::new(0),
             flying: Cell::new(0),
             failure: RefCell::new(None),
+            group: self.group.clone(),
             given: RefCell::default(),
             ended: Cell::new(false),
             changed: Event::default(),
@@ -290,7 +316,7 @@ impl Ticket {
         while !self.progress.is_sealed() && !self.progress.ended.get() {
             self.progress.changed.wait().await;
         }
-        self.progress.sealed.get() == self.progress.len
+        self.progress.is_written()
     }
 
     /// Resolves when none of its requests is in flight any more: everything is written to all
@@ -299,7 +325,7 @@ impl Ticket {
         while !self.progress.ended.get() {
             self.progress.changed.wait().await;
         }
-        match self.progress.failure.borrow_mut().take() {
+        match self.progress.take_failure() {
             None => Ok(()),
             Some(error) => Err(error),
         }

@@ -29,7 +29,7 @@ mod tests;
 
 pub use client::Client;
 pub use engine::Copier;
-pub use job::{CopyError, Given, Job, Piece, Place, Source, Ticket};
+pub use job::{CopyError, Given, Group, Job, Piece, Place, Source, Ticket};
 pub use stats::CopyStats;
 
 use crate::format::COPIER_USERS;

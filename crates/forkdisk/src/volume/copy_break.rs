@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use smallvec::smallvec;
 
-use crate::copier::{CopyError, Given, Job, Piece, Place, Source};
+use crate::copier::{CopyError, Given, Group, Job, Piece, Place, Source};
 use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::BreakPolicy;
@@ -320,7 +320,7 @@ impl<D: Device> Volume<D> {
 
     /// Begins the copies of `plan`; `bytes` are what is written from its start on.
     fn start_copies(&self, plan: &WritePlan, bytes: &Rc<Buf>) -> Vec<Running> {
-        let mut parts = Vec::with_capacity(plan.copies.len());
+        let (mut parts, group) = (Vec::with_capacity(plan.copies.len()), Group::default());
         for copy in &plan.copies {
             let range = copy.range();
             let (from, to) = (range.start.max(plan.start), range.end.min(plan.end));
@@ -329,13 +329,14 @@ impl<D: Device> Volume<D> {
                 range: (from - plan.start) as usize..(to - plan.start) as usize,
                 bytes: bytes.clone(),
             });
-            let ticket = self.inner.copier.submit(self.copies.client(), self.job(copy), given.into_iter().collect());
+            let ticket =
+                self.inner.copier.submit(self.copies.client(), self.job(copy, &group), given.into_iter().collect());
             parts.push(Running { range, ticket });
         }
         parts
     }
 
-    fn job(&self, copy: &ChunkCopy) -> Job<D> {
+    fn job(&self, copy: &ChunkCopy, group: &Group) -> Job<D> {
         let place = |page: PageAddr| Place { device: self.inner.device.clone(), offset: page.offset() };
         let source = |&(len, old): &(u64, Old)| {
             let from = match old {
@@ -351,6 +352,7 @@ impl<D: Device> Volume<D> {
             source: copy.from.iter().map(source).collect(),
             destinations: smallvec![place(copy.to)],
             near: first.block().saturating_sub(1)..VirtualPage(first.0 + pages - 1).block() + 2,
+            group: group.clone(),
         }
     }
 

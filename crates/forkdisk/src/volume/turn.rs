@@ -52,6 +52,18 @@ impl Work {
         *self = Work::new(self.offset, self.len, self.unit, self.copying, self.held.clone());
     }
 
+    /// There is no space: no chunk is copied any more, and of those that are held for that others get
+    /// what is not written. Who waits for space must be in the way of those only that write the same pages.
+    fn give_up_copying(&mut self, lock: Option<&RangeGuard>) {
+        if self.copying.take().is_some() {
+            let page = PAGE_SIZE as u64;
+            self.held = self.offset / page..(self.offset + self.len as u64).div_ceil(page);
+            if let Some(lock) = lock {
+                lock.narrow(self.held.clone());
+            }
+        }
+    }
+
     /// Takes along who waits directly behind, within the block.
     fn take_along(&mut self, turn: &Turn<Buf>, locks: &Rc<RangeLocks>) {
         let page = PAGE_SIZE as u64;
@@ -97,7 +109,7 @@ struct Shortage {
 
 impl<D: Device> Volume<D> {
     /// Completes the plan, waiting for space if need be. Never holds a plan while it waits for that.
-    pub(super) async fn plan(&self, turn: &Turn<Buf>, work: &mut Work) -> Result<PlanGuard> {
+    pub(super) async fn plan(&self, turn: &Turn<Buf>, work: &mut Work, lock: Option<&RangeGuard>) -> Result<PlanGuard> {
         let mut shortage = Shortage::default();
         loop {
             self.inner.admit().await?;
@@ -113,6 +125,7 @@ impl<D: Device> Volume<D> {
                 Err(Ended::NoSpace) => {}
             }
             drop(guard);
+            work.give_up_copying(lock);
             work.restart();
             turn.step_aside();
             self.make_room(turn, &mut shortage).await?;

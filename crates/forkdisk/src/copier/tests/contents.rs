@@ -116,7 +116,12 @@ fn submit(lab: &Lab, pieces: &[(u64, u8, u64)], to: u64) -> Expected {
         };
         source.push(Piece { len, from });
     }
-    let job = Job { source, destinations: smallvec![lab.place(to)], near: to / (1 << 20)..to / (1 << 20) + 2 };
+    let job = Job {
+        source,
+        destinations: smallvec![lab.place(to)],
+        near: to / (1 << 20)..to / (1 << 20) + 2,
+        group: Group::default(),
+    };
     Expected { ticket: lab.copier.submit(&lab.client, job, given), to, bytes, cancelled: false }
 }
 

@@ -23,7 +23,7 @@ use crate::device::{
 use crate::format::{CopierSettings, Throttle};
 use crate::runtime::{LocalFuture, Runtime};
 
-use super::{Client, Copier, Job, Piece, Place, Source, Ticket, User};
+use super::{Client, Copier, Group, Job, Piece, Place, Source, Ticket, User};
 
 const KIB: u64 = 1 << 10;
 
@@ -220,7 +220,7 @@ impl Lab {
     /// A copy of `len` bytes; everything is near everything.
     pub fn job(&self, from: u64, to: u64, len: u64) -> Job<Disk> {
         let source = vec![Piece { len, from: Source::Device(self.place(from)) }];
-        Job { source, destinations: smallvec![self.place(to)], near: 0..1 }
+        Job { source, destinations: smallvec![self.place(to)], near: 0..1, group: Group::default() }
     }
 
     pub fn submit(&self, job: Job<Disk>) -> Ticket {
