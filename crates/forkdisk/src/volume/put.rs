@@ -54,7 +54,7 @@ impl<D: Device> Volume<D> {
     /// The whole pages' data in a buffer of its own, and its segments there, if it cannot be written
     /// from `buf`: because others were taken along, or because a write that begins within a device
     /// block has its whole pages at odd places.
-    fn copied(&self, work: &Work, buf: &Buf) -> Option<(Buf, Segments)> {
+    pub(super) fn copied(&self, work: &Work, buf: &Buf) -> Option<(Buf, Segments)> {
         let segments = &work.plan.segments;
         let (first, last) = (segments.first()?, segments.last()?);
         if work.along.is_empty() && first.at.is_multiple_of(self.inner.device.block_size()) {
