@@ -122,6 +122,7 @@
 #![warn(missing_docs)]
 
 pub mod copier;
+mod counters;
 pub mod device;
 mod error;
 mod format;
@@ -136,6 +137,10 @@ mod types;
 mod volume;
 
 pub use copier::CopyStats;
+pub use counters::{
+    Faults, HISTOGRAM_BUCKETS, Histogram, Operation, OperationStatistics, PoolStatistics, Requests, Traffic,
+    VolumeStatistics,
+};
 pub use device::{Buf, Device};
 pub use error::{Error, ErrorKind, Result};
 pub use format::{BreakPolicy, CopierSettings, Throttle};

@@ -131,6 +131,10 @@ bugs! {
     OrphanedCountSlotTaken = "orphaned-count-slot-taken",
     /// Count pages in memory stay as they were before the checkpoint.
     StaleCountsCached = "stale-counts-cached",
+    /// What a view walks over is given to others.
+    ViewHoldsNothing = "view-holds-nothing",
+    /// A view takes counts from checkpoints after its own.
+    ViewTakesNewCounts = "view-takes-new-counts",
     /// A map table whose checksum is wrong is believed.
     TableChecksumIgnored = "table-checksum-ignored",
     /// The copier takes what it could not read or write for copied.

@@ -1,6 +1,7 @@
 //! A volume open for I/O: one file per verb.
 
 mod copy_break;
+mod counted;
 mod discard;
 mod extents;
 mod fault;
@@ -15,6 +16,7 @@ mod write;
 use std::cell::Cell;
 use std::rc::Rc;
 
+use crate::counters::VolumeCounters;
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{VolumeRecord, VolumeState};
@@ -37,6 +39,7 @@ pub struct Volume<D: Device> {
     read_only: bool,
     open: Rc<Cell<usize>>,
     locks: Rc<RangeLocks>,
+    counters: Rc<VolumeCounters>,
     turns: Rc<Turns<Buf>>,
     copies: Rc<Copies>,
 }
@@ -45,8 +48,8 @@ impl<D: Device> Clone for Volume<D> {
     fn clone(&self) -> Self {
         self.open.set(self.open.get() + 1);
         let (open, locks, turns) = (self.open.clone(), self.locks.clone(), self.turns.clone());
-        let (inner, copies) = (self.inner.clone(), self.copies.clone());
-        Volume { inner, id: self.id, read_only: self.read_only, open, locks, turns, copies }
+        let (inner, counters, copies) = (self.inner.clone(), self.counters.clone(), self.copies.clone());
+        Volume { inner, id: self.id, read_only: self.read_only, open, locks, turns, counters, copies }
     }
 }
 
@@ -68,6 +71,7 @@ impl<D: Device> Pool<D> {
             read_only: volume.record.state == VolumeState::Snapshot || self.0.options.read_only,
             open: volume.open.clone(),
             locks: volume.locks.clone(),
+            counters: volume.counters.get_or_init(Rc::default).clone(),
             turns: volume.turns.clone(),
             copies: volume.copies.clone(),
         })
@@ -96,8 +100,7 @@ impl<D: Device> Volume<D> {
         self.read_only
     }
 
-    /// Makes every write acknowledged so far durable, of all volumes of the pool.
-    pub async fn flush(&self) -> Result<()> {
+    async fn commit(&self) -> Result<()> {
         if planted(Bug::FlushCoversOneVolume) && !self.inner.meta.borrow().directory.has_changed(self.id) {
             return Ok(());
         }
