@@ -74,7 +74,7 @@ impl Directory {
         }
         let copies = Rc::new(Copies::new(record.throttle));
         let (open, locks, turns, counters) = Default::default();
-        self.volumes.insert(id, Volume { record, slot, open, pending: false, locks, turns, copies, counters });
+        self.volumes.insert(id, Volume { record, slot, open, pending: false, locks, turns, counters, copies });
         self.judge_tail(id);
     }
 

@@ -300,7 +300,10 @@ impl<D: Device> Volume<D> {
     async fn put_rest(&self, work: &Work, bytes: &Buf) -> Result<()> {
         let pages = self.completed(work, bytes).await?;
         let mut writes = Vec::with_capacity(pages.len() + 1);
+        let counters = &self.inner.counters;
+        counters.data_writes.add(&work.plan.segments);
         for (page, buf) in pages {
+            counters.data_writes.add_one(PAGE_SIZE as u64);
             let segment = Segment { offset: page.offset(), at: 0, len: PAGE_SIZE };
             writes.push(self.inner.device.write(buf, smallvec![segment], false));
         }
@@ -332,8 +335,20 @@ impl<D: Device> Volume<D> {
             let ticket =
                 self.inner.copier.submit(self.copies.client(), self.job(copy, &group), given.into_iter().collect());
             parts.push(Running { range, ticket });
+            self.count_copy(copy);
         }
         parts
+    }
+
+    /// Counts each run as a request: what sub-jobs cut apart is one piece of work.
+    fn count_copy(&self, copy: &ChunkCopy) {
+        let counters = &self.inner.counters;
+        counters.data_writes.add_one(copy.pages() * PAGE);
+        for &(len, old) in &copy.from {
+            if matches!(old, Old::At(_)) {
+                counters.data_reads.add_one(len * PAGE);
+            }
+        }
     }
 
     fn job(&self, copy: &ChunkCopy, group: &Group) -> Job<D> {
