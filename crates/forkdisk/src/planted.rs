@@ -131,6 +131,8 @@ bugs! {
     OrphanedCountSlotTaken = "orphaned-count-slot-taken",
     /// Count pages in memory stay as they were before the checkpoint.
     StaleCountsCached = "stale-counts-cached",
+    /// The search for free pages finds those that were handed out since the last checkpoint.
+    SearchFindsTaken = "search-finds-taken",
     /// A map table whose checksum is wrong is believed.
     TableChecksumIgnored = "table-checksum-ignored",
 }
