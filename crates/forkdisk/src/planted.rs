@@ -133,6 +133,10 @@ bugs! {
     StaleCountsCached = "stale-counts-cached",
     /// The search for free pages finds those that were handed out since the last checkpoint.
     SearchFindsTaken = "search-finds-taken",
+    /// What a view walks over is given to others.
+    ViewHoldsNothing = "view-holds-nothing",
+    /// A view takes counts from checkpoints after its own.
+    ViewTakesNewCounts = "view-takes-new-counts",
     /// A map table whose checksum is wrong is believed.
     TableChecksumIgnored = "table-checksum-ignored",
 }

@@ -16,7 +16,7 @@ mod table;
 mod volume;
 
 pub use checksum::{Seed, page_checksum};
-pub use counts::{CountEntry, CountPage, LEAF_BLOCKS, Slot};
+pub use counts::{BlockCounts, CountEntry, CountPage, LEAF_BLOCKS, Slot};
 pub use entry::{Entry, Kind, TableRef};
 pub use layout::{CountNode, Layout, SUPERBLOCK_PAGES};
 pub use record::{Decoded, Group, Record, decode_group, encode_group, find_group};

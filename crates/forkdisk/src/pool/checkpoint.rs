@@ -30,6 +30,7 @@ use crate::sync::{Event, Hold};
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
 
 use super::load::DIRECTORY_SEED;
+use super::walk::Root;
 use super::{Failure, Inner, Meta, WhenFull};
 
 /// Most pages written by one request.
@@ -109,6 +110,12 @@ impl<D: Device> Inner<D> {
         Ok(())
     }
 
+    /// Waits for the end of the one that runs, or of one that this starts; it may have failed.
+    pub async fn next_checkpoint(self: &Rc<Self>) {
+        self.start_checkpoint();
+        self.checkpoints.changed.wait().await;
+    }
+
     fn start_checkpoint(self: &Rc<Self>) {
         if self.checkpoints.running.replace(true) {
             return;
@@ -128,7 +135,12 @@ impl<D: Device> Inner<D> {
     async fn checkpoint_once(self: &Rc<Self>) -> Result<()> {
         self.check_failed()?;
         self.activate().await?;
-        let frozen = self.look(freeze).await?;
+        let (frozen, seen) = self
+            .look(|meta| {
+                let frozen = freeze(meta)?;
+                Ok((frozen, self.roots_for_view(meta)))
+            })
+            .await?;
         if planted(Bug::SuperblockBeforePages) {
             let early = self.next_superblock(&frozen, self.superblock.borrow().counts.clone());
             self.write_superblock_slot(&early, 0).await?;
@@ -143,7 +155,7 @@ impl<D: Device> Inner<D> {
             flushed?;
         }
         self.write_superblock(&superblock).await?;
-        self.finish(frozen.start).await
+        self.finish(frozen.start, seen).await
     }
 
     fn next_superblock(&self, frozen: &Frozen, counts: Vec<crate::format::CountEntry>) -> Superblock {
@@ -236,6 +248,7 @@ impl<D: Device> Inner<D> {
             return Ok(());
         }
         loop {
+            self.counters.metadata_writes.add(&segments);
             let (result, again) = self.device.write(buf, segments.clone(), false).await;
             match result.map_err(|e| Error::io("writing metadata", e)) {
                 Err(e) if e.kind() == ErrorKind::NoSpace && self.outlasts_a_full_host() => buf = again,
@@ -256,6 +269,7 @@ impl<D: Device> Inner<D> {
         let at = SUPERBLOCK_PAGES[slot];
         let mut buf = self.device.buffer(PAGE_SIZE);
         superblock.encode(at, &mut buf);
+        self.counters.metadata_writes.add_one(PAGE_SIZE as u64);
         let (result, _) =
             self.device.write(buf, smallvec![Segment { offset: at.offset(), at: 0, len: PAGE_SIZE }], false).await;
         result.map_err(|e| Error::io("writing the superblock", e))
@@ -302,28 +316,40 @@ impl<D: Device> Inner<D> {
     }
 
     /// Step 4: the state before is given up.
-    async fn finish(self: &Rc<Self>, start: JournalStart) -> Result<()> {
-        let freed = {
+    async fn finish(self: &Rc<Self>, start: JournalStart, seen: Option<Vec<Root>>) -> Result<()> {
+        let (freed, is_held) = {
             let mut meta = self.meta.borrow_mut();
             meta.tables.finish();
             meta.tables.evict();
             meta.journal.released(start);
             meta.journal.confirm(start.sequence);
             meta.settle_roots();
-            meta.space.finish()
+            let freed = meta.space.finish();
+            let is_held = meta.space.view().is_some();
+            if let Some(roots) = seen.filter(|_| !is_held) {
+                self.show(&mut meta, roots);
+            }
+            (freed, is_held)
         };
         if !planted(Bug::PlanOutlivesPage) {
             self.generations.barrier().await;
         }
         // A plan made before the freeze may have published one of these pages since.
         let freed = if planted(Bug::DiscardAfterReuse) { freed } else { self.meta.borrow().space.still_free(freed) };
-        if self.options.discard {
-            for &(first, pages) in freed.iter() {
-                // A discard that fails costs space on the host and nothing else.
-                let _ = self.device.discard(first.offset(), pages * PAGE_SIZE as u64).await;
-            }
+        let pages: u64 = freed.iter().map(|&(_, pages)| pages).sum();
+        self.counters.freed_bytes.add(pages * PAGE_SIZE as u64);
+        self.counters.checkpoints.add(1);
+        // A view of an older checkpoint may still read them.
+        let freed = if is_held { self.meta.borrow_mut().space.withhold(freed) } else { freed };
+        self.discard_freed(&freed).await;
+        let holds_too_much = {
+            let mut meta = self.meta.borrow_mut();
+            meta.space.release(freed);
+            meta.space.withheld() > meta.space.available()
+        };
+        if holds_too_much {
+            self.end_view().await;
         }
-        self.meta.borrow_mut().space.release(freed);
         self.full.set(false);
         self.space_changed.notify();
         self.reap_soon();

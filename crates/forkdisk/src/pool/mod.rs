@@ -14,7 +14,9 @@ mod load;
 mod meta;
 mod open;
 mod reap;
+mod statistics;
 mod verbs;
+mod view;
 mod walk;
 
 use std::cell::{Cell, RefCell};
@@ -22,6 +24,7 @@ use std::collections::HashSet;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::counters::PoolCounters;
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
@@ -102,6 +105,8 @@ pub(crate) struct Inner<D> {
     /// Whether the reaper runs.
     pub reaping: Cell<bool>,
     pub reaped: Event,
+    /// The walks that nobody stands still for.
+    pub views: view::Views,
     /// Held by the reaper during a turn, and by a check so that nothing is reaped meanwhile.
     pub reap_lock: Rc<RangeLocks>,
     /// Pages of metadata that are being loaded.
@@ -117,6 +122,7 @@ pub(crate) struct Inner<D> {
     /// Nobody waits for the host any more.
     pub closing: Cell<bool>,
     pub closed: Cell<bool>,
+    pub counters: PoolCounters,
 }
 
 impl<D: Device> Inner<D> {

@@ -170,6 +170,7 @@ impl<D: Device> Pool<D> {
             space_changed: Default::default(),
             reaping: Cell::new(false),
             reaped: Default::default(),
+            views: Default::default(),
             reap_lock: Default::default(),
             loading: Default::default(),
             loaded: Default::default(),
@@ -179,6 +180,7 @@ impl<D: Device> Pool<D> {
             full: Cell::new(false),
             closing: Cell::new(false),
             closed: Cell::new(false),
+            counters: Default::default(),
         }));
         pool.0.load_directory().await?;
         if !clean {

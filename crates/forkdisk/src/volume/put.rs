@@ -17,14 +17,16 @@ impl<D: Device> Volume<D> {
     /// Submits the data in rising order, the completed `pages` among it, gives up the turn, and waits for
     /// the end.
     pub(super) async fn put(&self, turn: Turn<Buf>, work: &Work, pages: Vec<Buf>, buf: Buf) -> (Result<()>, Buf) {
-        let device = &self.inner.device;
+        let (device, counters) = (&self.inner.device, &self.inner.counters);
         let (result, buf) = match self.assembled(work, &pages, &buf) {
             Some((whole, segments)) => {
+                counters.data_writes.add(&segments);
                 let write = device.write(whole, segments, false);
                 turn.submitted(&work.along);
                 (write.await.0, buf)
             }
             None => {
+                counters.data_writes.add(&work.plan.segments);
                 let write = device.write(buf, work.plan.segments.clone(), false);
                 turn.submitted(&work.along);
                 write.await
@@ -81,6 +83,7 @@ impl<D: Device> Volume<D> {
         match partial.from {
             Some(from) => {
                 let segment = Segment { offset: from.offset(), at: 0, len: PAGE_SIZE };
+                self.inner.counters.data_reads.add_one(PAGE_SIZE as u64);
                 let (result, read) = self.inner.device.read(page, smallvec![segment]).await;
                 result.map_err(|e| Error::io(format!("reading {} to complete a page", self.name()), e))?;
                 page = read;
