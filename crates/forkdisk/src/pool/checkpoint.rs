@@ -20,7 +20,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    CountEntry, Entry, JournalStart, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord,
+    CopierSettings, CountEntry, Entry, JournalStart, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord,
     encode_directory_page, encode_table, page_checksum,
 };
 use crate::map::{Editor, NodeId, Placed, Stop};
@@ -69,6 +69,7 @@ struct Frozen {
     epoch: u64,
     next_id: u64,
     size: u64,
+    copier: CopierSettings,
 }
 
 impl<D: Device> Inner<D> {
@@ -171,6 +172,7 @@ impl<D: Device> Inner<D> {
             directory_pages: frozen.directory_pages,
             start: if planted(Bug::ReplayStartsTooLate) { self.meta.borrow_mut().journal.mark() } else { frozen.start },
             counts,
+            copier: frozen.copier,
             ..old.clone()
         }
     }
@@ -432,5 +434,6 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
         epoch: meta.epoch.0,
         next_id: meta.next_id,
         size: meta.size(),
+        copier: meta.copier,
     })
 }

@@ -7,6 +7,7 @@ mod check;
 mod checkpoint;
 mod commit;
 mod compare;
+mod copying;
 mod directory;
 mod flush;
 mod info;
@@ -24,6 +25,7 @@ use std::collections::HashSet;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::copier::Copier;
 use crate::counters::PoolCounters;
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
@@ -34,6 +36,7 @@ use crate::types::PageAddr;
 
 pub use check::CheckReport;
 pub use compare::{DiffClass, DiffPart, DiffRun};
+pub use copying::{CopierInfo, VolumeCopying};
 pub use info::{Mode, PoolInfo, SUPERBLOCK_AT, Usage, VolumeInfo, identify};
 pub use open::FormatOptions;
 pub use verbs::CreateOptions;
@@ -88,12 +91,13 @@ impl<D: Device> Clone for Pool<D> {
 }
 
 pub(crate) struct Inner<D> {
-    pub device: D,
+    pub device: Rc<D>,
     pub runtime: Rc<dyn Runtime>,
     pub options: OpenOptions,
     pub meta: RefCell<Meta>,
     /// The superblock on the device.
     pub superblock: RefCell<Superblock>,
+    pub copier: Copier<D>,
     pub generations: Generations,
     pub commits: commit::Commits,
     pub flushes: flush::Flushes,

@@ -69,7 +69,10 @@ impl Space {
         if let Some(kept) = self.affinity.chunk(want.volume, chunk) {
             let page = PageAddr(kept.first.0 + within);
             if kept.shared_at != want.shared_at {
-                if let Some(run) = self.take_left(max) {
+                // What fills its chunk is to lie in one piece.
+                if 2 * max <= want.chunk_pages
+                    && let Some(run) = self.take_left(max)
+                {
                     return Ok(Some(run));
                 }
                 let free = self.free_in_chunk(kept.first, want.chunk_pages);

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use crate::device::{Buf, Device, Segment, Segments};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
-use crate::sync::Turn;
+use crate::sync::{Taken, Turn};
 use crate::types::PAGE_SIZE;
 
 use super::Volume;
@@ -35,21 +35,28 @@ impl<D: Device> Volume<D> {
         (self.explain(work.offset, result), buf)
     }
 
-    /// All of the data in a buffer of its own, from the beginning of the first page, and its segments
-    /// there, if it cannot be written from `buf`: because pages were completed, others were taken along,
-    /// or the whole pages lie at odd places in it.
+    /// All of the data in a buffer of its own, and its segments there, if it cannot be written from `buf`:
+    /// because pages were completed, others were taken along, or the whole pages lie at odd places in it.
     fn assembled(&self, work: &Work, pages: &[Buf], buf: &Buf) -> Option<(Buf, Segments)> {
         let WritePlan { segments, partials, .. } = &work.plan;
         let odd = segments.first().is_some_and(|s| !s.at.is_multiple_of(self.inner.device.block_size()));
         if partials.is_empty() && work.along.is_empty() && !odd {
             return None;
         }
+        Some(self.assemble(work, pages, buf, &work.along))
+    }
+
+    /// What is planned to be written of `own` and what the writes `along` hold behind it, with the
+    /// completed `pages`, in a buffer from the beginning of the first page, and its segments there in rising
+    /// order.
+    pub(super) fn assemble(&self, work: &Work, pages: &[Buf], own: &[u8], along: &[Taken<Buf>]) -> (Buf, Segments) {
+        let WritePlan { segments, partials, .. } = &work.plan;
         let lead = (work.offset % PAGE_SIZE as u64) as usize;
         let len = (work.plan.end() - work.offset / PAGE_SIZE as u64) as usize * PAGE_SIZE;
         let mut whole = self.inner.device.buffer(len);
-        let mut at = lead + buf.len();
-        whole[lead..at].copy_from_slice(buf);
-        for taken in &work.along {
+        let mut at = lead + own.len();
+        whole[lead..at].copy_from_slice(own);
+        for taken in along {
             at += taken.look(|more| {
                 if !planted(Bug::TakenAlongForgotten) {
                     whole[at..at + more.len()].copy_from_slice(more);
@@ -66,7 +73,7 @@ impl<D: Device> Volume<D> {
         pieces.sort_unstable_by_key(|s| s.at);
         let mut segments = Segments::new();
         pieces.iter().for_each(|s| push(&mut segments, s.offset, s.at, s.len));
-        Some((whole, segments))
+        (whole, segments)
     }
 
     /// The pages of which only pieces are written, as a whole.
