@@ -131,6 +131,8 @@ bugs! {
     OrphanedCountSlotTaken = "orphaned-count-slot-taken",
     /// Count pages in memory stay as they were before the checkpoint.
     StaleCountsCached = "stale-counts-cached",
+    /// The search for free pages finds those that were handed out since the last checkpoint.
+    SearchFindsTaken = "search-finds-taken",
     /// What a view walks over is given to others.
     ViewHoldsNothing = "view-holds-nothing",
     /// A view takes counts from checkpoints after its own.
