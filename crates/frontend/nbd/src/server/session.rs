@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use forkdisk::{Buf, Error};
+use forkdisk::{Buf, Error, Operation};
 use forkdisk_uring::Rt;
 
 use super::budget::Permit;
@@ -62,6 +62,7 @@ impl<E: Export> Session<E> {
                 (Err(error), buf) => self.read_failed(error, offset, buf).await,
             }
         };
+        self.export.took(Operation::Read, job.permit.age());
         self.reply(job, outcome);
     }
 
@@ -98,6 +99,7 @@ impl<E: Export> Session<E> {
             false => self.export.write(job.to.offset, buf, fua).await,
         };
         drop(buf);
+        self.export.took(Operation::Write, job.permit.age());
         self.reply(job, outcome(result));
     }
 
@@ -122,6 +124,15 @@ impl<E: Export> Session<E> {
             }
             Action::Read { .. } | Action::Write { .. } | Action::Disconnect => Ok(()),
         };
+        let operation = match action {
+            Action::Flush => Some(Operation::Flush),
+            Action::Trim { .. } => Some(Operation::Discard),
+            Action::WriteZeroes { .. } => Some(Operation::Zero),
+            _ => None,
+        };
+        if let Some(operation) = operation {
+            export.took(operation, job.permit.age());
+        }
         self.reply(job, outcome(result));
     }
 
