@@ -131,9 +131,10 @@ mod types;
 mod volume;
 
 pub use device::{Buf, Device};
+pub use format::Attributes;
 pub use error::{Error, ErrorKind, Result};
 pub use pool::{
-    CheckReport, CreateOptions, DiffClass, DiffRun, FormatOptions, Mode, OpenOptions, Pool, PoolInfo, Usage,
+    CheckReport, Child, CreateOptions, DiffClass, DiffRun, FormatOptions, Mode, OpenOptions, Pool, PoolInfo, Usage,
     VolumeInfo, WhenFull,
 };
 pub use runtime::{LocalFuture, Runtime};

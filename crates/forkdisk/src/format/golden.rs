@@ -10,7 +10,7 @@ use super::record::{Decoded, Group, Record, decode_group, encode_group};
 use super::superblock::{JournalStart, Superblock};
 use super::table::{decode_table, encode_table};
 use super::volume::{
-    NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState, decode_directory_page, encode_directory_page,
+    Attributes, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState, decode_directory_page, encode_directory_page,
 };
 use super::{CountNode, SUPERBLOCK_PAGES};
 use crate::types::{Block, Epoch, FANOUT, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
@@ -124,6 +124,11 @@ fn superblock() {
     assert_eq!(Superblock::decode(SUPERBLOCK_PAGES[1], &example("superblock")), Ok(superblock));
 }
 
+fn attributes() -> Attributes {
+    let (accessed, modified, changed) = (0x1000, 0x2000, -1);
+    Attributes { mode: 0o640, uid: 1000, gid: 100, accessed, modified, changed }
+}
+
 #[test]
 fn directory_page() {
     let volume = VolumeRecord {
@@ -141,6 +146,7 @@ fn directory_page() {
         shared_at: Epoch(4),
         created: 0x6553_f100,
         cursor: 0,
+        attributes: Some(attributes()),
     };
     let snapshot = VolumeRecord {
         id: VolumeId(2),
@@ -151,15 +157,17 @@ fn directory_page() {
         root: Entry::ABSENT,
         referenced: 0,
         trim_end: 0,
+        attributes: None,
         ..volume.clone()
     };
     let mut slots = [None; SLOTS_PER_PAGE];
-    (slots[0], slots[2]) = (Some(&volume), Some(&snapshot));
+    let folder = VolumeRecord { state: VolumeState::Folder, ..VolumeRecord::empty(VolumeId(3), "vm", 0x6553_f100) };
+    (slots[0], slots[2], slots[3]) = (Some(&volume), Some(&snapshot), Some(&folder));
     let mut page = vec![0; PAGE_SIZE];
     encode_directory_page(&slots, &mut page);
     assert_example("directory-page", &page);
     let again = decode_directory_page(&example("directory-page"), PAGES).expect("valid");
-    assert_eq!((&again[0], &again[2]), (&Some(volume), &Some(snapshot)));
+    assert_eq!((&again[0], &again[2], &again[3]), (&Some(volume), &Some(snapshot), &Some(folder)));
 }
 
 fn records() -> Vec<Record> {
@@ -180,17 +188,35 @@ fn records() -> Vec<Record> {
     ]
 }
 
+fn records_of_files() -> Vec<Record> {
+    let (v, w, now) = (VolumeId(1), VolumeId(2), 0x6553_f100);
+    vec![
+        Record::SetAttributes { id: v, attributes: Some(attributes()) },
+        Record::MakeFolder { id: VolumeId(5), name: "f".into(), attributes: None, now },
+        Record::Unlink { id: v },
+        Record::RenameOver { id: v, name: "w".into(), replaced: w, kept: true },
+        Record::RenameFolder { from: "f".into(), to: "g".into() },
+        Record::Replace { volume: v, source: w, dead: VolumeId(4) },
+    ]
+}
+
 #[test]
 fn journal_group() {
+    assert_group("journal-group", &records());
+    assert_group("journal-group-files", &records_of_files());
+}
+
+#[track_caller]
+fn assert_group(name: &str, records: &[Record]) {
     let mut body = Vec::new();
-    records().iter().for_each(|r| r.encode(&mut body));
-    let (first, count, confirmed) = (9, records().len() as u32, 9);
+    records.iter().for_each(|r| r.encode(&mut body));
+    let (first, count, confirmed) = (9, records.len() as u32, 9);
     let group = Group { incarnation: 2, first, count, bytes: 0, chain: 0, confirmed };
     let before = 0x1122_3344_5566_7788;
     let (bytes, _) = encode_group(&POOL, before, &group, &body);
-    assert_example("journal-group", &bytes);
-    let Decoded::Group(_, again) = decode_group(&POOL, before, &example("journal-group"), 1 << 20) else {
+    assert_example(name, &bytes);
+    let Decoded::Group(_, again) = decode_group(&POOL, before, &example(name), 1 << 20) else {
         panic!("the example is no group")
     };
-    assert_eq!(again, records());
+    assert_eq!(again, records);
 }

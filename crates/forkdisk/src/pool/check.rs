@@ -59,7 +59,7 @@ impl<D: Device> Pool<D> {
             for volume in meta.directory.iter() {
                 let r = &volume.record;
                 let from = if r.state == VolumeState::Dead { r.cursor } else { 0 };
-                tally.report.volumes += u64::from(r.state != VolumeState::Dead);
+                tally.report.volumes += u64::from(!matches!(r.state, VolumeState::Dead | VolumeState::Folder));
                 if from < table_span(r.level) {
                     todo.push(Visit { entry: r.root, level: r.level, base: 0, from, directory: false });
                 }

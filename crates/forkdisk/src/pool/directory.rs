@@ -53,7 +53,7 @@ impl Directory {
     }
 
     fn place(&mut self, record: VolumeRecord, slot: u64) {
-        if record.state != VolumeState::Dead {
+        if !matches!(record.state, VolumeState::Dead | VolumeState::Orphan) {
             self.names.insert((record.parent, record.name.clone()), record.id);
         }
         self.by_slot.insert(slot, record.id);
@@ -67,7 +67,8 @@ impl Directory {
 
     /// To be called when a volume's length or the end of its tail has changed.
     pub fn judge_tail(&mut self, id: VolumeId) {
-        let has_tail = |v: &Volume| v.record.state == VolumeState::Volume && v.record.trim_end > v.record.size;
+        let is_live = |v: &Volume| matches!(v.record.state, VolumeState::Volume | VolumeState::Orphan);
+        let has_tail = |v: &Volume| is_live(v) && v.record.trim_end > v.record.size;
         match self.get(id).is_some_and(has_tail) {
             true => self.tails.insert(id),
             false => self.tails.remove(&id),
@@ -127,15 +128,28 @@ impl Directory {
 
     /// A volume becomes dead: its name is free.
     pub fn bury(&mut self, id: VolumeId) {
+        self.unname(id);
         let volume = self.change(id).expect("an existing volume");
-        let key = (volume.record.parent, volume.record.name.clone());
         volume.record.state = VolumeState::Dead;
         volume.record.cursor = 0;
-        volume.record.name.clear();
         volume.record.origin.clear();
-        self.names.remove(&key);
+        volume.record.attributes = None;
         self.dead.insert(id);
         self.tails.remove(&id);
+    }
+
+    /// A volume loses its name and goes on without one.
+    pub fn orphan(&mut self, id: VolumeId) {
+        self.unname(id);
+        self.change(id).expect("an existing volume").record.state = VolumeState::Orphan;
+    }
+
+    fn unname(&mut self, id: VolumeId) {
+        let volume = self.change(id).expect("an existing volume");
+        let key = (volume.record.parent, std::mem::take(&mut volume.record.name));
+        if self.names.get(&key) == Some(&id) {
+            self.names.remove(&key);
+        }
     }
 
     /// A dead volume is gone for good.
@@ -157,6 +171,25 @@ impl Directory {
         self.names.insert((parent, name.to_string()), id);
     }
 
+    /// Renames a folder's own record and everything in the folder.
+    pub fn rename_folder(&mut self, from: &str, to: &str) {
+        let within = format!("{from}/");
+        let from_here = self.names.range((NO_VOLUME, from.to_string())..);
+        let all = from_here.take_while(|((parent, name), _)| *parent == NO_VOLUME && name.starts_with(from));
+        let all = all.filter(|((_, name), _)| name == from || name.starts_with(&within));
+        let moved: Vec<(VolumeId, String)> =
+            all.map(|((_, name), &id)| (id, format!("{to}{}", &name[from.len()..]))).collect();
+        moved.iter().for_each(|(id, name)| self.rename(*id, name));
+    }
+
+    /// Whether every name in the folder may begin with `to` in place of `from`.
+    pub fn check_renamed(&self, from: &str, to: &str) -> Result<()> {
+        let within = format!("{from}/");
+        let names = self.names.range((NO_VOLUME, within.clone())..).map(|((parent, name), _)| (parent, name));
+        let mut inside = names.take_while(|(parent, name)| **parent == NO_VOLUME && name.starts_with(&within));
+        inside.try_for_each(|(_, name)| check_volume_name(&format!("{to}{}", &name[from.len()..])))
+    }
+
     /// Snapshots of a volume.
     pub fn snapshots_of(&self, id: VolumeId) -> Vec<VolumeId> {
         let from = (id, String::new());
@@ -174,7 +207,55 @@ impl Directory {
         if let Some(snapshot) = snapshot {
             id = *self.names.get(&(id, snapshot.to_string())).ok_or_else(missing)?;
         }
-        self.get(id).filter(|v| !v.pending).ok_or_else(missing)
+        match self.get(id).filter(|v| !v.pending) {
+            Some(v) if v.record.state == VolumeState::Folder => {
+                Err(Error::new(ErrorKind::NotFound, format!("{name:?} is a folder, not a volume")))
+            }
+            found => found.ok_or_else(missing),
+        }
+    }
+
+    /// The record of a folder, if it has one of its own; the root's name is empty.
+    pub fn folder(&self, name: &str) -> Option<&VolumeRecord> {
+        let record = &self.get(*self.names.get(&(NO_VOLUME, name.to_string()))?)?.record;
+        (record.state == VolumeState::Folder).then_some(record)
+    }
+
+    /// Whether there is anything in the folder `name`.
+    pub fn has_children(&self, name: &str) -> bool {
+        self.next_child(name, "").is_some()
+    }
+
+    /// The first name directly in `folder` that is not before `from`, and whether it is a folder.
+    fn next_child(&self, folder: &str, from: &str) -> Option<(&str, bool)> {
+        let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+        let mut all = self.names.range((NO_VOLUME, format!("{prefix}{from}"))..);
+        all.find_map(|((parent, name), id)| {
+            if *parent != NO_VOLUME || !name.starts_with(&prefix) {
+                return Some(None);
+            }
+            let volume = self.get(*id).filter(|v| !v.pending && !name.is_empty())?;
+            let rest = &name[prefix.len()..];
+            Some(Some(match rest.split_once('/') {
+                Some((child, _)) => (child, true),
+                None => (rest, volume.record.state == VolumeState::Folder),
+            }))
+        })
+        .flatten()
+    }
+
+    /// Everything directly in `folder` (empty: the root), each with whether it is a folder.
+    pub fn children(&self, folder: &str) -> Vec<(String, bool)> {
+        let (mut out, mut from) = (Vec::new(), String::new());
+        while let Some((child, is_folder)) = self.next_child(folder, &from) {
+            // The smallest name behind the child and all that is in it.
+            from = format!("{child}{}", if is_folder { '0' } else { '\0' });
+            if is_folder && out.last().is_some_and(|(last, _): &(String, bool)| last == child) {
+                continue;
+            }
+            out.push((child.to_string(), is_folder));
+        }
+        out
     }
 
     /// The name people use.
@@ -192,6 +273,9 @@ impl Directory {
             _ => check_part(name, name)?,
         }
         let taken = |what: &str| Err(Error::new(ErrorKind::Exists, format!("{name:?} {what}; choose another name")));
+        if parent == NO_VOLUME && self.folder(name).is_some() {
+            return taken("is a folder");
+        }
         if self.names.contains_key(&(parent, name.to_string())) {
             return taken("exists already");
         }
@@ -204,7 +288,8 @@ impl Directory {
             return taken("is a folder with volumes in it");
         }
         for (i, _) in name.match_indices('/') {
-            if self.names.contains_key(&(NO_VOLUME, name[..i].to_string())) {
+            let above = &name[..i];
+            if self.names.contains_key(&(NO_VOLUME, above.to_string())) && self.folder(above).is_none() {
                 return taken(&format!("would lie in {:?}, which is a volume and not a folder", &name[..i]));
             }
         }
@@ -310,6 +395,7 @@ mod tests {
             shared_at: Epoch(0),
             created: 0,
             cursor: 0,
+            attributes: None,
         }
     }
 

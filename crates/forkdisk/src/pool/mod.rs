@@ -8,6 +8,7 @@ mod checkpoint;
 mod commit;
 mod compare;
 mod directory;
+mod files;
 mod flush;
 mod info;
 mod load;
@@ -31,11 +32,14 @@ use crate::types::PageAddr;
 
 pub use check::CheckReport;
 pub use compare::{DiffClass, DiffRun};
+pub use files::Child;
 pub use info::{Mode, PoolInfo, Usage, VolumeInfo};
 pub use open::FormatOptions;
 pub use verbs::CreateOptions;
 
+pub(crate) use directory::Volume as DirectoryEntry;
 pub(crate) use load::{Ended, no_space};
+pub(crate) use verbs::check_size;
 pub(crate) use meta::{Failure, Meta, pages_of};
 
 /// Pages that one step of a verb or of the reaper may need for tables: it is taken only while there

@@ -191,6 +191,7 @@ impl<D: Device> Pool<D> {
             let journal = &mut pool.0.meta.borrow_mut().journal;
             journal.confirm(journal.next());
         }
+        pool.0.delete_orphans()?;
         pool.0.reap_soon();
         Ok(pool)
     }
@@ -241,6 +242,7 @@ fn directory_map(superblock: &Superblock) -> VolumeRecord {
         shared_at: Epoch(0),
         created: 0,
         cursor: 0,
+        attributes: None,
     }
 }
 
