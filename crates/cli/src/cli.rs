@@ -139,6 +139,8 @@ enum Verb {
     Check(verbs::check::CheckArgs),
     Stats(verbs::stats::StatsArgs),
     Serve(verbs::serve::ServeArgs),
+    Mount(verbs::mount::MountArgs),
+    Umount(verbs::umount::UmountArgs),
     Bench(verbs::bench::BenchArgs),
     #[command(hide = true)]
     Completions(verbs::completions::CompletionsArgs),
@@ -149,7 +151,7 @@ enum Verb {
 impl Cli {
     /// How much to log: what the user said, else what suits the verb.
     pub fn log_level(&self) -> LevelFilter {
-        let suits = if matches!(self.verb, Verb::Serve(_)) { LogLevel::Info } else { LogLevel::Warn };
+        let suits = if matches!(self.verb, Verb::Serve(_) | Verb::Mount(_)) { LogLevel::Info } else { LogLevel::Warn };
         self.global.log.unwrap_or(suits).into()
     }
 
@@ -176,6 +178,8 @@ impl Cli {
             Verb::Grow(args) => verbs::grow::run(args, global),
             Verb::Stats(args) => verbs::stats::run(args, global),
             Verb::Serve(args) => verbs::serve::run(args, global),
+            Verb::Mount(args) => verbs::mount::run(args, global),
+            Verb::Umount(args) => verbs::umount::run(args),
             Verb::Bench(args) => verbs::bench::run(args, global),
             Verb::Completions(args) => verbs::completions::run(args),
             Verb::Man(args) => verbs::man::run(args),

@@ -30,6 +30,7 @@ mod setup;
 mod signal;
 mod sys;
 mod timer;
+mod watch;
 
 pub use config::Config;
 pub use device::{DeviceOptions, UringDevice};
@@ -38,3 +39,4 @@ pub use net::{Piece, Stream, TcpListener, UnixListener};
 pub use signal::Signals;
 pub use sys::PeerCred;
 pub use timer::{Elapsed, Sleep};
+pub use watch::Watched;

@@ -19,7 +19,7 @@ use crate::pool::{DirectoryEntry as Entry, Inner, Meta, Pool, VolumeInfo};
 use crate::sync::RangeLocks;
 use crate::types::VolumeId;
 
-pub use extents::Extent;
+pub use extents::{Extent, Run};
 
 /// A volume or snapshot open for I/O. While a handle exists the volume is not deleted.
 ///
