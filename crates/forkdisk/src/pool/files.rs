@@ -52,7 +52,7 @@ impl<D: Device> Inner<D> {
         let is_orphan = |meta: &Meta| meta.directory.get(id).is_some_and(|v| v.record.state == VolumeState::Orphan);
         // Else the next open of the pool deletes it.
         if self.check_writable().is_ok()
-            && self.meta.try_borrow().is_ok_and(|meta| is_orphan(&meta))
+            && self.meta.try_borrow_mut().is_ok_and(|meta| is_orphan(&meta))
             && self.note(|_| Ok((Record::Delete { ids: vec![id] }, ()))).is_ok()
         {
             self.reap_soon();
@@ -134,8 +134,9 @@ impl<D: Device> Pool<D> {
 
     /// Attributes of a folder (empty: the root), which gets a record of its own if it has none.
     pub fn set_folder_attributes(&self, name: &str, attributes: Attributes, now: u64) -> Result<()> {
-        if let Some(id) = self.0.meta.borrow().directory.folder(name).map(|record| record.id) {
-            return self.set_attributes_of_folder(id, attributes);
+        let known = self.0.meta.borrow().directory.folder(name).map(|record| record.id);
+        if let Some(id) = known {
+            return self.set_attributes(id, attributes);
         }
         self.0.note(|meta| {
             if !name.is_empty() && !meta.directory.has_children(name) {
@@ -144,10 +145,6 @@ impl<D: Device> Pool<D> {
             let id = VolumeId(meta.next_id);
             Ok((Record::MakeFolder { id, name: name.to_string(), attributes: Some(attributes), now }, ()))
         })
-    }
-
-    fn set_attributes_of_folder(&self, id: VolumeId, attributes: Attributes) -> Result<()> {
-        self.0.note(|_| Ok((Record::SetAttributes { id, attributes: Some(attributes) }, ())))
     }
 
     /// Removes a folder that is empty; any other is `Busy`.

@@ -5,7 +5,7 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use forkdisk::{Error, ErrorKind, Result};
@@ -180,25 +180,79 @@ fn unmount_by_helper(dir: &Path, lazily: bool) -> Result<()> {
     Err(Error::new(kind, said))
 }
 
-/// The device numbers of what is mounted at `dir`, `None` if that cannot be told.
-fn device(dir: &Path) -> Option<(u32, u32)> {
-    let dev = rustix::fs::stat(dir).ok()?.st_dev;
-    Some((rustix::fs::major(dev), rustix::fs::minor(dev)))
-}
-
-/// Lets the kernel read ahead as much as one request may carry, if we may say so. Looks the mount up, so
-/// never call it on the thread that serves it.
-pub fn raise_read_ahead(dir: PathBuf, bytes: usize) {
-    let Some((major, minor)) = device(&dir) else { return };
+/// Lets the kernel read ahead `bytes` on the mount at `dir`, if we may say so.
+pub fn raise_read_ahead(dir: &Path, bytes: usize) {
+    let Some(MountPoint { device: (major, minor), .. }) = mounted_at(dir) else { return };
     let setting = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
     if let Err(error) = std::fs::write(&setting, (bytes >> 10).to_string()) {
         tracing::debug!(%error, "{setting} stays as it is");
     }
 }
 
+/// What is mounted somewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountPoint {
+    /// Type of the file system; ours is `fuse.forkdisk`.
+    pub kind: String,
+    /// What `df` shows as the source: the pool.
+    pub source: String,
+    /// Numbers of its device.
+    pub device: (u32, u32),
+}
+
+impl MountPoint {
+    /// Whether it is a pool of ours.
+    pub fn is_pool(&self) -> bool {
+        self.kind == format!("fuse.{TYPE}")
+    }
+}
+
+/// What is mounted at `dir`, an absolute path without links. Asks the kernel's table, not the mount.
+pub fn mounted_at(dir: &Path) -> Option<MountPoint> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    table.lines().rev().find_map(|line| parse_mount(line, dir))
+}
+
+/// `36 35 0:44 / /mnt rw,… - fuse.forkdisk /pool.img rw,…`
+fn parse_mount(line: &str, dir: &Path) -> Option<MountPoint> {
+    let (place, rest) = line.split_once(" - ")?;
+    let mut place = place.split(' ').skip(2);
+    let (major, minor) = place.next()?.split_once(':')?;
+    if Path::new(&unescape(place.nth(1)?)) != dir {
+        return None;
+    }
+    let mut rest = rest.split(' ');
+    let (kind, source) = (unescape(rest.next()?), unescape(rest.next()?));
+    Some(MountPoint { kind, source, device: (major.parse().ok()?, minor.parse().ok()?) })
+}
+
+/// Blanks and the like are written as `\040`.
+fn unescape(text: &str) -> String {
+    let mut out = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((&byte, tail)) = rest.split_first() {
+        let code = (byte == b'\\').then(|| tail.get(..3)).flatten();
+        let code = code.and_then(|c| u8::from_str_radix(std::str::from_utf8(c).ok()?, 8).ok());
+        out.push(code.unwrap_or(byte));
+        rest = if code.is_some() { &tail[3..] } else { tail };
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mount_is_found_in_the_table() {
+        let line = r"36 35 0:44 / /mnt/a\040b rw,nosuid - fuse.forkdisk /pools/x\040y.img rw,user_id=0";
+        let found = parse_mount(line, Path::new("/mnt/a b")).expect("found");
+        assert!(found.is_pool());
+        assert_eq!((found.source.as_str(), found.device), ("/pools/x y.img", (0, 44)));
+        assert_eq!(parse_mount(line, Path::new("/mnt")), None);
+        let other = "36 35 0:44 / /mnt rw - fuse.sshfs host: rw";
+        assert!(!parse_mount(other, Path::new("/mnt")).expect("found").is_pool());
+    }
 
     #[test]
     fn commas_in_a_source_do_not_become_options() {

@@ -4,6 +4,7 @@
 //! memory of requests under way is bounded; every request that wants a reply gets exactly one.
 
 mod memory;
+mod notify;
 
 use std::cell::Cell;
 use std::future::Future;
@@ -21,6 +22,8 @@ use crate::mount::{MountOptions, mount, raise_read_ahead, unmount};
 use crate::off_thread::off_thread;
 use memory::Memory;
 
+pub use notify::Notifier;
+
 /// Requests that the kernel may have under way without anybody waiting for them.
 const BACKGROUND: u16 = 64;
 /// Most bytes of contents in requests under way; beyond it no further request is read.
@@ -32,6 +35,9 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// A file system, asked one request at a time. Any number of requests may be under way.
 pub trait Handler: 'static {
+    /// It is mounted now; `notifier` talks to the kernel about it.
+    fn mounted(&self, _notifier: Notifier) {}
+
     /// Does what is asked for. The future is run to its end.
     fn handle(self: Rc<Self>, header: Header, operation: Operation) -> impl Future<Output = Reply>;
 
@@ -69,7 +75,7 @@ impl SessionHandle {
         let dir = state.dir.clone();
         let ended = off_thread(move || {
             write_back(&dir);
-            unmount(&dir, false).or_else(|error| match error.kind() {
+            unmount_patiently(&dir).or_else(|error| match error.kind() {
                 ErrorKind::Busy => unmount(&dir, true).map(|()| tracing::warn!("{error}; it goes away lazily")),
                 _ => Err(error),
             })
@@ -82,6 +88,23 @@ impl SessionHandle {
     /// Where it is mounted.
     pub fn dir(&self) -> &Path {
         &self.0.dir
+    }
+}
+
+/// How long a mount that is in use is tried to be unmounted: programs that are just being started hold it for
+/// a moment.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// As [`unmount`], for a while if it is in use. Never call it on the thread that serves the mount.
+pub fn unmount_patiently(dir: &Path) -> Result<()> {
+    let start = std::time::Instant::now();
+    loop {
+        match unmount(dir, false) {
+            Err(error) if error.kind() == ErrorKind::Busy && start.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            outcome => return outcome,
+        }
     }
 }
 
@@ -111,6 +134,10 @@ impl<H: Handler> Session<H> {
         };
         let session = Session { state: Rc::new(state), handler };
         session.agree().await?;
+        raise_read_ahead(&session.state.dir, MAX_WRITE);
+        let connection = &session.state.connection;
+        let notifier = Notifier::new(connection).map_err(|e| Error::io("a second way to the kernel", e))?;
+        session.handler.mounted(notifier);
         Ok(session)
     }
 
@@ -140,10 +167,7 @@ impl<H: Handler> Session<H> {
 
     /// Serves until the mount is gone.
     pub async fn serve(self) -> Result<()> {
-        let dir = self.state.dir.clone();
-        let tuned = self.state.rt.spawn(off_thread(move || raise_read_ahead(dir, MAX_WRITE)));
         let outcome = self.receive_all().await;
-        tuned.await;
         while self.state.requests.get() > 0 {
             self.state.memory.changed().await;
         }

@@ -1,10 +1,13 @@
 //! Reading, writing and copying. A plain `cp` is a clone: the kernel passes it on as `copy_file_range`.
 
+use std::rc::Rc;
+
 use forkdisk::{Buf, Device, PAGE_SIZE, Volume};
 
 use super::nodes::Node;
 use super::{Failed, Open, Outcome, Volumes};
-use crate::codec::{Reply, open_flags, write_flags};
+use crate::codec::{Header, Reply, open_flags, write_flags};
+use crate::off_thread::off_thread;
 
 /// Most bytes shared for one request; the caller asks for the rest, and can be interrupted in between.
 const SHARED_AT_ONCE: u64 = 64 << 30;
@@ -14,21 +17,55 @@ const COPIED_AT_ONCE: u64 = 64 << 20;
 const NARROW: u64 = (u32::MAX as u64) & !((1 << 20) - 1);
 
 impl<D: Device> Volumes<D> {
-    pub(super) fn open(&self, number: u64, flags: u32) -> Outcome {
-        let Node::Volume(id) = self.node(number)? else { return Err(Failed(libc::EISDIR)) };
+    pub(super) fn open(&self, header: &Header, flags: u32) -> Outcome {
+        let Node::Volume(id) = self.node(header.node)? else { return Err(Failed(libc::EISDIR)) };
         let volume = self.pool.volume_by_id(id)?;
-        if volume.read_only() && flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32 {
+        let writes = flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32;
+        if volume.read_only() && writes {
             return Err(Failed(libc::EROFS));
         }
-        let (handle, flags) = self.opened(volume);
+        let info = volume.info();
+        if !writes
+            && info.referenced < info.size
+            && self.copiers.opened(header.pid, header.node)
+            && let Some(notifier) = self.notifier.get()
+        {
+            // It asks again, and so will everybody else.
+            notifier.forget_attributes(header.node).map_err(|e| Failed(e.raw_os_error().unwrap_or(libc::EIO)))?;
+        }
+        let (handle, flags) = self.opened(volume, writes);
         Ok(Reply::Opened(handle, flags))
     }
 
     /// A handle for `volume`, and how the kernel is to treat it.
-    pub(super) fn opened(&self, volume: Volume<D>) -> (u64, u32) {
+    pub(super) fn opened(&self, volume: Volume<D>, writes: bool) -> (u64, u32) {
+        if writes {
+            *self.writers.borrow_mut().entry(volume.id()).or_default() += 1;
+        }
         let keep = if self.options.alone || volume.read_only() { open_flags::KEEP_CACHE } else { 0 };
-        let handle = self.files.borrow_mut().insert(std::rc::Rc::new(Open { volume }));
+        let handle = self.files.borrow_mut().insert(Rc::new(Open { volume, writes }));
         (handle as u64, keep | open_flags::PARALLEL_DIRECT_WRITES)
+    }
+
+    pub(super) fn release(&self, handle: u64) {
+        let Some(file) = self.files.borrow_mut().try_remove(handle as usize) else { return };
+        let (id, mut writers) = (file.volume.id(), self.writers.borrow_mut());
+        let left = writers.get(&id).copied().unwrap_or(0).saturating_sub(usize::from(file.writes));
+        match left {
+            0 => drop(writers.remove(&id)),
+            n => drop(writers.insert(id, n)),
+        }
+    }
+
+    /// Lets the kernel write back what it has cached of a volume that is open for writing.
+    pub(super) async fn settle(&self, volume: &Volume<D>) -> Outcome<()> {
+        let id = volume.id();
+        let (true, Some(notifier)) = (self.writers.borrow().contains_key(&id), self.notifier.get().cloned()) else {
+            return Ok(());
+        };
+        let node = self.nodes.borrow().number(&Node::Volume(id));
+        let settled = off_thread(move || notifier.write_back(node)).await;
+        settled.map_err(|e| Failed(e.raw_os_error().unwrap_or(libc::EIO)))
     }
 
     pub(super) async fn read(&self, handle: u64, offset: u64, mut buf: Buf) -> Outcome {
@@ -36,6 +73,10 @@ impl<D: Device> Volumes<D> {
         let left = file.volume.size().saturating_sub(offset);
         if left < buf.len() as u64 {
             buf.set_len(left as usize);
+        }
+        if left == 0 {
+            // The kernel may know of a longer file, which it has not written back yet.
+            return Ok(Reply::Data(buf));
         }
         let (result, buf) = file.volume.read(offset, buf).await;
         result?;

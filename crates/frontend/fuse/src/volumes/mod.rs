@@ -10,6 +10,7 @@
 //! to. Everything that changes is visible at once and durable with the next `fsync` of anything.
 
 mod attributes;
+mod copiers;
 mod data;
 mod folders;
 mod names;
@@ -18,16 +19,17 @@ mod seek;
 mod snapshots;
 mod xattr;
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use forkdisk::{Buf, Device, ErrorKind, Pool, Volume};
+use forkdisk::{Buf, Device, ErrorKind, Pool, Volume, VolumeId};
 use slab::Slab;
 
 use crate::codec::{Entry, Header, Operation, Reply, Time};
-use crate::session::Handler;
+use crate::session::{Handler, Notifier};
 use nodes::{Node, Nodes};
 
 /// How a pool is shown.
@@ -47,6 +49,7 @@ pub struct VolumesOptions {
 /// An open file.
 struct Open<D: Device> {
     volume: Volume<D>,
+    writes: bool,
 }
 
 /// The file system. See the module.
@@ -56,6 +59,10 @@ pub struct Volumes<D: Device> {
     nodes: RefCell<Nodes>,
     files: RefCell<Slab<Rc<Open<D>>>>,
     folders: RefCell<Slab<Rc<folders::Listing>>>,
+    /// How often each volume is open for writing: only of these may the kernel have something to write back.
+    writers: RefCell<HashMap<VolumeId, usize>>,
+    copiers: copiers::Copiers,
+    notifier: OnceCell<Notifier>,
 }
 
 /// A reply or an errno.
@@ -85,8 +92,9 @@ fn now() -> Time {
 impl<D: Device> Volumes<D> {
     /// A file system that shows `pool`.
     pub fn new(pool: Pool<D>, options: VolumesOptions) -> Rc<Volumes<D>> {
-        let (nodes, files, folders) = Default::default();
-        Rc::new(Volumes { pool, options, nodes, files, folders })
+        let (nodes, files, folders, writers, notifier) = Default::default();
+        let copiers = Default::default();
+        Rc::new(Volumes { pool, options, nodes, files, folders, writers, copiers, notifier })
     }
 
     fn node(&self, number: u64) -> Outcome<Node> {
@@ -105,7 +113,7 @@ impl<D: Device> Volumes<D> {
                 all.iter().for_each(|&(node, n)| self.nodes.borrow_mut().forget(node, n));
                 Ok(Reply::Done)
             }
-            Operation::GetAttr { handle } => self.get_attr(node, handle),
+            Operation::GetAttr { handle } => self.get_attr(node, handle, header.pid),
             Operation::SetAttr(set) => self.set_attr(node, &set).await,
             Operation::MakeNode { name, mode } => self.make_node(&header, &name, mode),
             Operation::MakeFolder { name, mode } => self.make_folder(&header, &name, mode).await.map(Reply::Entry),
@@ -114,12 +122,12 @@ impl<D: Device> Volumes<D> {
             Operation::Rename { name, folder, new_name, flags } => {
                 self.rename((node, &name), (folder, &new_name), flags).await
             }
-            Operation::Open { flags } => self.open(node, flags),
+            Operation::Open { flags } => self.open(&header, flags),
             Operation::Create { name, mode, .. } => self.create(&header, &name, mode),
             Operation::Read { handle, offset, buf } => self.read(handle, offset, buf).await,
             Operation::Write { handle, offset, flags, data } => self.write(handle, offset, flags, data).await,
             Operation::Release { handle } => {
-                self.files.borrow_mut().try_remove(handle as usize);
+                self.release(handle);
                 Ok(Reply::Done)
             }
             Operation::Sync { .. } | Operation::SyncFolder => {
@@ -161,6 +169,11 @@ impl<D: Device> Handler for Volumes<D> {
             Ok(reply) => reply,
             Err(Failed(errno)) => Reply::Error(errno),
         }
+    }
+
+    fn mounted(&self, notifier: Notifier) {
+        // A file system is mounted once.
+        let _ = self.notifier.set(notifier);
     }
 
     fn buffer(&self, len: usize) -> Buf {

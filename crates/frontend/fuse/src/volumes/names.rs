@@ -60,7 +60,7 @@ impl<D: Device> Volumes<D> {
 
     pub(super) fn create(&self, header: &Header, name: &str, mode: u32) -> Outcome {
         let (entry, volume) = self.make_file(header, name, mode)?;
-        let (handle, flags) = self.opened(volume);
+        let (handle, flags) = self.opened(volume, true);
         Ok(Reply::Created(entry, handle, flags))
     }
 
