@@ -131,12 +131,12 @@ mod types;
 mod volume;
 
 pub use device::{Buf, Device};
-pub use format::Attributes;
 pub use error::{Error, ErrorKind, Result};
+pub use format::Attributes;
 pub use pool::{
     CheckReport, Child, CreateOptions, DiffClass, DiffRun, FormatOptions, Mode, OpenOptions, Pool, PoolInfo, Usage,
     VolumeInfo, WhenFull,
 };
 pub use runtime::{LocalFuture, Runtime};
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};
-pub use volume::{Extent, Run, Volume};
+pub use volume::{Extent, Sharing, StatusRun, Volume};

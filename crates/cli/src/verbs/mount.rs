@@ -54,7 +54,18 @@ struct Announcement {
 }
 
 const KNOWN: [&str; 12] = [
-    "ro", "rw", "allow_other", "noexec", "exec", "noatime", "atime", "nodiratime", "sync", "dirsync", "nosuid", "nodev",
+    "ro",
+    "rw",
+    "allow_other",
+    "noexec",
+    "exec",
+    "noatime",
+    "atime",
+    "nodiratime",
+    "sync",
+    "dirsync",
+    "nosuid",
+    "nodev",
 ];
 
 /// Mounts, serves and closes the pool cleanly.
@@ -93,7 +104,8 @@ pub fn run(args: MountArgs, global: &Global) -> Result<()> {
 }
 
 async fn serve(session: Session, dir: PathBuf, options: MountOptions, json: bool, detached: bool) -> Result<()> {
-    let signals = Rc::new(session.runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::HUP.as_raw()])?);
+    let signals =
+        Rc::new(session.runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::HUP.as_raw()])?);
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let shown = VolumesOptions { dir: dir.clone(), uid, gid, alone: true };
     let volumes = Volumes::new(session.pool.clone(), shown);
@@ -128,7 +140,10 @@ async fn stop_at_signal(signals: Rc<Signals>, mount: SessionHandle) {
 
 /// What was removed is free, and a hole in the pool's file, only after a checkpoint.
 async fn give_back(session: Session, read_only: bool) {
-    while !read_only {
+    if read_only {
+        return;
+    }
+    loop {
         session.runtime.sleep_for(GIVE_BACK).await;
         if session.pool.info().freeing > 0
             && let Err(error) = session.pool.checkpoint().await

@@ -12,6 +12,7 @@ mod mount_files;
 mod mount_kill;
 mod mount_programs;
 mod nbd;
+mod nbd_clients;
 mod output;
 mod readme;
 mod serving;

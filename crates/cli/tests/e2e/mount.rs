@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{Lab, POOL, client, missing, succeed, wait_at_most, PATIENCE};
+use crate::harness::{Lab, PATIENCE, POOL, client, missing, succeed, wait_at_most};
 
 /// `forkdisk mount` on a lab's pool. Gone when dropped.
 pub struct Mounted {

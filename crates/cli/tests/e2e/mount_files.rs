@@ -51,7 +51,10 @@ fn cp_makes_a_clone_whatever_the_size() {
     mount.unmount(&lab);
     let before = used(&lab);
     let Some(mount) = Mounted::new(&lab) else { return };
-    sh(&mount, "cp a b; cp a d; cp b c; cp large larger; cp -a a e; cmp a b; cmp a c; rm d; [ $(stat -c %s larger) = $((900 << 40)) ]");
+    sh(
+        &mount,
+        "cp a b; cp a d; cp b c; cp large larger; cp -a a e; cmp a b; cmp a c; rm d; [ $(stat -c %s larger) = $((900 << 40)) ]",
+    );
     fs::File::options().write(true).open(mount.path("b")).unwrap().write_all_at(&noise(4, 8192), 4096).unwrap();
     sh(&mount, "! cmp -s a b; cmp a c; cmp -n 4096 a b; cmp -i 12288 a b; du -k b | grep -q '^65536\\b'");
     mount.unmount(&lab);
@@ -92,7 +95,8 @@ fn ranges_are_shared_and_unaligned_edges_copied() {
     fs::write(mount.path("b"), &expected).unwrap();
     let (a, b) = (File::open(mount.path("a")).unwrap(), File::options().write(true).open(mount.path("b")).unwrap());
     // Whole blocks; pages; the same place within a page; another place; beyond the end.
-    let ranges = [(MIB, 2 * MIB, 3 * MIB), (4096, 8 * MIB, 40960), (100, 4196, 70_000), (7, 5000, 9999), (0, 12 * MIB, 5)];
+    let ranges =
+        [(MIB, 2 * MIB, 3 * MIB), (4096, 8 * MIB, 40960), (100, 4196, 70_000), (7, 5000, 9999), (0, 12 * MIB, 5)];
     for (from, to, len) in ranges {
         let (mut done, mut at, mut into) = (0, from as u64, to as u64);
         while done < len {

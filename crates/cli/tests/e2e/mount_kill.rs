@@ -170,12 +170,18 @@ fn a_database_is_whole_after_every_kill() {
         let count: u64 = lines[lines.len() - 1].parse().unwrap();
         assert!(count >= committed, "{count} rows are left of {committed}");
         let mut writer = sqlite(&mount, "");
-        writer.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null());
+        writer
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null());
         writer.args(["-batch"]);
         let insert = "pragma synchronous=full; insert into t(x) select randomblob(3000) from (select 1 union select 2); select count(*) from t;";
         let mut script = client("sqlite3", "sqlite3").unwrap();
         script.arg("-batch").arg(mount.path("db"));
-        script.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null());
+        script
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null());
         let mut child = script.spawn().unwrap();
         let (mut stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let feeder = std::thread::spawn(move || {

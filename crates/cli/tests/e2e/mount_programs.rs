@@ -44,8 +44,17 @@ fn qemu_works_on_files_of_a_mount() {
     succeed(qemu_img().args(["create", "-q", "-f", "raw"]).arg(&file).arg("64M"));
     for cache in ["none", "writeback"] {
         let commands = [
-            "aio_write -P 0xaa 0 1M", "aio_write -P 0xbb 1M 4M", "aio_flush", "write -P 0xcc 300k 3k", "write -z -u 2M 1M",
-            "discard 4M 512k", "flush", "read -P 0xaa 0 300k", "read -P 0xcc 300k 3k", "read -P 0xbb 1M 1M", "read -P 0 2M 1M",
+            "aio_write -P 0xaa 0 1M",
+            "aio_write -P 0xbb 1M 4M",
+            "aio_flush",
+            "write -P 0xcc 300k 3k",
+            "write -z -u 2M 1M",
+            "discard 4M 512k",
+            "flush",
+            "read -P 0xaa 0 300k",
+            "read -P 0xcc 300k 3k",
+            "read -P 0xbb 1M 1M",
+            "read -P 0 2M 1M",
         ];
         let commands = commands.iter().flat_map(|c| ["-c", c]);
         let mut qemu_io = client("qemu-io", "qemu-utils").unwrap();

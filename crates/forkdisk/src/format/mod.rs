@@ -23,5 +23,6 @@ pub use record::{Decoded, Group, Record, decode_group, encode_group, find_group}
 pub use superblock::{JournalStart, NotSuper, Superblock};
 pub use table::{decode_table, encode_table};
 pub use volume::{
-    Attributes, MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState, decode_directory_page, encode_directory_page,
+    Attributes, MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState, decode_directory_page,
+    encode_directory_page,
 };

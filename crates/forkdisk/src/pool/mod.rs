@@ -39,8 +39,8 @@ pub use verbs::CreateOptions;
 
 pub(crate) use directory::Volume as DirectoryEntry;
 pub(crate) use load::{Ended, no_space};
-pub(crate) use verbs::check_size;
 pub(crate) use meta::{Failure, Meta, pages_of};
+pub(crate) use verbs::check_size;
 
 /// Pages that one step of a verb or of the reaper may need for tables: it is taken only while there
 /// is room for them beside what the next checkpoint needs.

@@ -22,31 +22,7 @@ pub struct Extent {
     pub shared: bool,
 }
 
-/// What a volume is from some place on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
-    /// Whether it is data; else a hole.
-    pub data: bool,
-    /// Up to where it is known to be so, at most the volume's length; what follows may be alike.
-    pub end: u64,
-}
-
 impl<D: Device> Volume<D> {
-    /// What the volume is at `offset`, which must be before its end, and up to where that is found out in
-    /// one look at the map.
-    pub async fn run_at(&self, offset: u64) -> Result<Run> {
-        self.check_range(offset, 1)?;
-        let (page, size) = (PAGE_SIZE as u64, self.size());
-        let first = VirtualPage(offset / page);
-        let max = size.div_ceil(page).saturating_sub(first.0).max(1);
-        let run = self.inner.look(|meta| {
-            let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
-            Ok(lookup(&mut meta.tables, record, first, max).map_err(Stop::from)?)
-        });
-        let run = run.await?;
-        Ok(Run { data: run.data.is_some(), end: ((first.0 + run.len) * page).min(size.max(offset + 1)) })
-    }
-
     /// The extents of a range, in order, without gaps.
     pub async fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>> {
         self.check_range(offset, len)?;

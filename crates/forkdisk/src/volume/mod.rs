@@ -6,6 +6,7 @@ mod fault;
 mod range;
 mod read;
 mod resize;
+mod status;
 mod write;
 
 use std::cell::Cell;
@@ -19,7 +20,8 @@ use crate::pool::{DirectoryEntry as Entry, Inner, Meta, Pool, VolumeInfo};
 use crate::sync::RangeLocks;
 use crate::types::VolumeId;
 
-pub use extents::{Extent, Run};
+pub use extents::Extent;
+pub use status::{Sharing, StatusRun};
 
 /// A volume or snapshot open for I/O. While a handle exists the volume is not deleted.
 ///

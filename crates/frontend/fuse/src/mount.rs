@@ -76,10 +76,8 @@ fn mount_directly(dir: &Path, mode: u32, options: &MountOptions) -> rustix::io::
     let fd = open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let others = if options.allow_other { ",allow_other" } else { "" };
-    let data = format!(
-        "fd={},rootmode={mode:o},user_id={uid},group_id={gid},default_permissions{others}",
-        fd.as_raw_fd()
-    );
+    let data =
+        format!("fd={},rootmode={mode:o},user_id={uid},group_id={gid},default_permissions{others}", fd.as_raw_fd());
     let data = CString::new(data).map_err(|_| Errno::INVAL)?;
     let mut flags = MountFlags::NOSUID | MountFlags::NODEV;
     flags.set(MountFlags::RDONLY, options.read_only);

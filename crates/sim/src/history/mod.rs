@@ -10,6 +10,7 @@ mod place;
 mod recover;
 mod run;
 mod small;
+mod verb;
 
 use std::fmt;
 

@@ -34,6 +34,10 @@ pub enum Kind {
     Clone,
     CloneRange,
     Rollback,
+    /// A volume gets the contents of another.
+    Replace,
+    /// A volume takes another's name.
+    Usurp,
     Rename,
     Resize,
     Delete,
@@ -97,11 +101,13 @@ pub enum Profile {
     Crowd,
     /// Volumes of many blocks, nearly empty: maps of several levels.
     Large,
+    /// Volumes as files: replaced, renamed over each other, removed while open.
+    Files,
 }
 
 impl Profile {
     /// All of them.
-    pub const ALL: [Profile; 11] = [
+    pub const ALL: [Profile; 12] = [
         Profile::Mixed,
         Profile::Forks,
         Profile::Full,
@@ -113,6 +119,7 @@ impl Profile {
         Profile::Journal,
         Profile::Crowd,
         Profile::Large,
+        Profile::Files,
     ];
 
     /// Its name on the command line.
@@ -129,6 +136,7 @@ impl Profile {
             Profile::Journal => "journal",
             Profile::Crowd => "crowd",
             Profile::Large => "large",
+            Profile::Files => "files",
         }
     }
 
@@ -187,6 +195,11 @@ impl Profile {
             Profile::Crowd => &[
                 (Read, 6), (Write, 20), (Flush, 3), (Discard, 2), (Create, 8), (Snapshot, 40), (Group, 4), (Clone, 14),
                 (CloneRange, 3), (Rollback, 4), (Rename, 2), (Delete, 12), (Checkpoint, 1), (Audit, 1), (Cut, 1), (Reopen, 1),
+            ],
+            Profile::Files => &[
+                (Read, 8), (Write, 30), (Append, 8), (Ragged, 2), (Flush, 4), (Discard, 4), (Zero, 2), (Create, 6),
+                (Snapshot, 5), (Clone, 2), (CloneRange, 5), (Replace, 16), (Usurp, 8), (Rollback, 2), (Rename, 2), (Resize, 4),
+                (Delete, 12), (Checkpoint, 3), (Audit, 1), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 2), (Kill, 1),
             ],
             Profile::Large => &[
                 (Read, 12), (Write, 40), (Append, 10), (Ragged, 3), (Flush, 8), (Discard, 8), (Zero, 6), (Create, 3),

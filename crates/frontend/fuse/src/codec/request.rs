@@ -48,38 +48,111 @@ pub struct Request {
 #[expect(missing_docs, reason = "the names are those of the system calls")]
 pub enum Operation {
     Init(InitRequest),
-    Lookup { name: String },
+    Lookup {
+        name: String,
+    },
     /// The kernel gives up references to nodes: (node, how many). No reply.
     Forget(Vec<(u64, u64)>),
-    GetAttr { handle: Option<u64> },
+    GetAttr {
+        handle: Option<u64>,
+    },
     SetAttr(SetAttr),
     /// A new file or folder or something else, as the type bits of `mode` say.
-    MakeNode { name: String, mode: u32 },
-    MakeFolder { name: String, mode: u32 },
-    Unlink { name: String },
-    RemoveFolder { name: String },
-    Rename { name: String, folder: u64, new_name: String, flags: u32 },
-    Open { flags: u32 },
-    Create { name: String, mode: u32, flags: u32 },
+    MakeNode {
+        name: String,
+        mode: u32,
+    },
+    MakeFolder {
+        name: String,
+        mode: u32,
+    },
+    Unlink {
+        name: String,
+    },
+    RemoveFolder {
+        name: String,
+    },
+    Rename {
+        name: String,
+        folder: u64,
+        new_name: String,
+        flags: u32,
+    },
+    Open {
+        flags: u32,
+    },
+    Create {
+        name: String,
+        mode: u32,
+        flags: u32,
+    },
     /// As much as `buf` is long, or up to the end of the file.
-    Read { handle: u64, offset: u64, buf: Buf },
-    Write { handle: u64, offset: u64, flags: u32, data: Buf },
-    Release { handle: u64 },
-    Sync { handle: u64, data_only: bool },
+    Read {
+        handle: u64,
+        offset: u64,
+        buf: Buf,
+    },
+    Write {
+        handle: u64,
+        offset: u64,
+        flags: u32,
+        data: Buf,
+    },
+    Release {
+        handle: u64,
+    },
+    Sync {
+        handle: u64,
+        data_only: bool,
+    },
     OpenFolder,
     /// With `plus` every name is looked up, too.
-    ReadFolder { handle: u64, offset: u64, size: u32, plus: bool },
-    ReleaseFolder { handle: u64 },
+    ReadFolder {
+        handle: u64,
+        offset: u64,
+        size: u32,
+        plus: bool,
+    },
+    ReleaseFolder {
+        handle: u64,
+    },
     SyncFolder,
     StatFs,
-    SetXattr { name: String, value: Vec<u8>, flags: u32 },
-    GetXattr { name: String, size: u32 },
-    ListXattr { size: u32 },
-    RemoveXattr { name: String },
-    Allocate { handle: u64, offset: u64, len: u64, mode: u32 },
-    Seek { handle: u64, offset: u64, whence: u32 },
+    SetXattr {
+        name: String,
+        value: Vec<u8>,
+        flags: u32,
+    },
+    GetXattr {
+        name: String,
+        size: u32,
+    },
+    ListXattr {
+        size: u32,
+    },
+    RemoveXattr {
+        name: String,
+    },
+    Allocate {
+        handle: u64,
+        offset: u64,
+        len: u64,
+        mode: u32,
+    },
+    Seek {
+        handle: u64,
+        offset: u64,
+        whence: u32,
+    },
     /// `wide`: the reply has room for 64 bits.
-    CopyRange { handle: u64, offset: u64, to_handle: u64, to_offset: u64, len: u64, wide: bool },
+    CopyRange {
+        handle: u64,
+        offset: u64,
+        to_handle: u64,
+        to_offset: u64,
+        len: u64,
+        wide: bool,
+    },
     /// Somebody does not want to wait for another request any more. No reply.
     Interrupt,
     Destroy,
@@ -305,7 +378,9 @@ mod tests {
     #[test]
     fn a_large_write_takes_its_buffer_along_and_a_small_one_does_not() {
         for (len, takes) in [(1, false), (4096, false), (SMALL + 4096, true), (MAX_WRITE, true)] {
-            let Some(Decoded::Request(request, body)) = received(WRITE, &write_of(len, len)) else { panic!("no write") };
+            let Some(Decoded::Request(request, body)) = received(WRITE, &write_of(len, len)) else {
+                panic!("no write")
+            };
             assert_eq!(body.is_none(), takes, "{len}");
             let Operation::Write { handle: 3, offset: 4096, data, .. } = request.operation else { panic!("no write") };
             assert!(data.len() == len && data.iter().all(|&b| b == 0xaa), "{len}");

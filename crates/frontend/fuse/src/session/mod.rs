@@ -125,10 +125,13 @@ impl<H: Handler> Session<H> {
             rt: rt.clone(),
             connection,
             dir: dir.clone(),
-            memory: Memory::new(CONTENTS, Box::new({
-                let handler = handler.clone();
-                move |len| handler.buffer(len)
-            })),
+            memory: Memory::new(
+                CONTENTS,
+                Box::new({
+                    let handler = handler.clone();
+                    move |len| handler.buffer(len)
+                }),
+            ),
             requests: Cell::new(0),
             stopping: Cell::new(false),
         };
@@ -266,7 +269,8 @@ fn greet(init: &InitRequest) -> Result<InitReply> {
         .and(Capabilities::PARALLEL_DIROPS)
         .and(Capabilities::HANDLE_KILLPRIV_V2);
     if init.major != 7 || init.minor < 31 || !init.offered.has(NEEDED) {
-        let why = format!("the kernel speaks version {}.{} of FUSE; 7.31 (Linux 5.4) is needed", init.major, init.minor);
+        let why =
+            format!("the kernel speaks version {}.{} of FUSE; 7.31 (Linux 5.4) is needed", init.major, init.minor);
         return Err(Error::new(ErrorKind::Unsupported, why));
     }
     let wanted = Capabilities(WANTED.0 & init.offered.0);

@@ -159,7 +159,12 @@ impl<D: Device> Volumes<D> {
     fn entry(&self, node: Node, name_valid: u32) -> Outcome<Entry> {
         let attr = self.attr_of(&node)?;
         let number = self.nodes.borrow_mut().remember(node);
-        Ok(Entry { node: number, name_valid, attr_valid: attributes::VALID, attr: crate::codec::Attr { ino: number, ..attr } })
+        Ok(Entry {
+            node: number,
+            name_valid,
+            attr_valid: attributes::VALID,
+            attr: crate::codec::Attr { ino: number, ..attr },
+        })
     }
 }
 

@@ -205,6 +205,9 @@ mod tests {
             assert_eq!(nodes.get(number), Some(node));
         }
         assert_eq!(nodes.get(ROOT), Some(folder("")));
-        assert_eq!((join("", "a"), join("a/b", "c"), parent("a/b"), parent("a")), ("a".into(), "a/b/c".into(), "a", ""));
+        assert_eq!(
+            (join("", "a"), join("a/b", "c"), parent("a/b"), parent("a")),
+            ("a".into(), "a/b/c".into(), "a", "")
+        );
     }
 }

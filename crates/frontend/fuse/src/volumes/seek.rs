@@ -29,15 +29,22 @@ impl<D: Device> Volumes<D> {
     }
 }
 
+/// Runs of the map looked at in one go.
+const LOOKS: usize = 1024;
+
 /// The first place from `offset` on that is data or a hole, as wanted.
 async fn first<D: Device>(volume: &Volume<D>, offset: u64, data: bool) -> Outcome<Option<u64>> {
     let mut at = offset;
-    while at < volume.size() {
-        let run = volume.run_at(at).await?;
-        if run.data == data {
-            return Ok(Some(at));
+    loop {
+        let left = volume.size().saturating_sub(at);
+        if left == 0 {
+            return Ok(None);
         }
-        at = run.end;
+        for run in volume.allocation(at, left, LOOKS).await? {
+            if run.value == data {
+                return Ok(Some(at));
+            }
+            at += run.len;
+        }
     }
-    Ok(None)
 }

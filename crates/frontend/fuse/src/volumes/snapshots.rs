@@ -78,7 +78,8 @@ mod tests {
 
     #[test]
     fn only_calls_that_remove_folders_count() {
-        let call = |number: i64, flags: &str| format!("{number} 0xffffff9c 0x7ffd1 {flags} 0x0 0x0 0x0 0x7ffd2 0x7f3\n");
+        let call =
+            |number: i64, flags: &str| format!("{number} 0xffffff9c 0x7ffd1 {flags} 0x0 0x0 0x0 0x7ffd2 0x7f3\n");
         assert!(removes_a_folder(&call(libc::SYS_unlinkat, "0x200")));
         assert!(!removes_a_folder(&call(libc::SYS_unlinkat, "0x0")));
         assert!(!removes_a_folder(&call(libc::SYS_newfstatat, "0x200")));
