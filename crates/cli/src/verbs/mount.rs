@@ -1,23 +1,23 @@
 //! `mount`: a pool as a folder in which every volume is a file.
 
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use forkdisk::WhenFull;
+use forkdisk::{OpenOptions, Pool};
 use forkdisk_fuse::{MountOptions, Session as Mount, SessionHandle, Volumes, VolumesOptions};
-use forkdisk_uring::Signals;
+use forkdisk_uring::{Config, Rt, Signals, UringDevice};
 use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::cli::Global;
+use crate::daemon::detach;
 use crate::output::{print_json_line, print_line};
 use crate::progress::Progress;
-use crate::session::{Access, Session, with_pool_when_full};
+use crate::session::{Access, open_device, open_pool};
 
 /// How often space that was given up is brought back.
 const GIVE_BACK: Duration = Duration::from_secs(5);
@@ -40,10 +40,6 @@ pub struct MountArgs {
     /// Options: ro, allow_other, noexec, noatime, nodiratime, sync, dirsync
     #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
     options: Vec<String>,
-
-    /// Part of `--daemon`: the child that goes on
-    #[arg(long, hide = true)]
-    detached: bool,
 }
 
 /// Said once, when it is mounted.
@@ -69,7 +65,7 @@ const KNOWN: [&str; 12] = [
 ];
 
 /// Mounts, serves and closes the pool cleanly.
-pub fn run(args: MountArgs, global: &Global) -> Result<()> {
+pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
     let (pool, dir) = match &args.paths[..] {
         [pool, dir] => (global.pool(Some(pool))?, dir),
         [dir] => (global.pool(None).context("name the pool and the folder: forkdisk mount POOL DIR")?, dir),
@@ -81,14 +77,11 @@ pub fn run(args: MountArgs, global: &Global) -> Result<()> {
     }
     let absolute = |path: &Path| std::path::absolute(path).with_context(|| path.display().to_string());
     let (pool, dir) = (absolute(&pool)?, absolute(dir)?);
-    let json = global.output.json();
     if args.daemon {
-        return run_detached(&args, &pool, &dir, json);
-    }
-    if args.detached {
-        // A session of its own: what ends the terminal does not end it.
-        rustix::process::setsid().context("leaving the terminal")?;
-        std::env::set_current_dir("/").context("/")?;
+        match detach::is_detached() {
+            false => return detach::start(),
+            true => detach::leave_terminal()?,
+        }
     }
     let has = |name: &str| args.options.iter().any(|o| o == name);
     let flags = args.options.iter().filter(|o| !["ro", "rw", "allow_other", ""].contains(&o.as_str()));
@@ -98,37 +91,46 @@ pub fn run(args: MountArgs, global: &Global) -> Result<()> {
         allow_other: has("allow_other"),
         flags: flags.cloned().collect(),
     };
-    let access = if options.read_only { Access::Read } else { Access::Write };
-    let detached = args.detached;
-    with_pool_when_full(&pool, access, WhenFull::Error, |session| serve(session, dir, options, json, detached))
+    let json = global.output.json();
+    forkdisk_uring::block_on(Config::default(), |runtime| async move {
+        // Before anything starts a thread.
+        let signals = runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::HUP.as_raw()])?;
+        let access = if options.read_only { Access::Read } else { Access::Write };
+        let device = open_device(&runtime, &pool, access)?;
+        let engine = OpenOptions { read_only: options.read_only, ..OpenOptions::default() };
+        let open = open_pool(device, &runtime, &pool, engine).await?;
+        let outcome = serve(&runtime, &open, dir, options, json, Rc::new(signals)).await;
+        let _progress = Progress::spinner("closing the pool");
+        let closed = open.close().await.with_context(|| format!("{}: closing the pool", pool.display()));
+        outcome?;
+        closed?;
+        tracing::info!("unmounted");
+        Ok(ExitCode::SUCCESS)
+    })?
 }
 
-async fn serve(session: Session, dir: PathBuf, options: MountOptions, json: bool, detached: bool) -> Result<()> {
-    let signals =
-        Rc::new(session.runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::HUP.as_raw()])?);
+async fn serve(
+    runtime: &Rt,
+    pool: &Pool<UringDevice>,
+    dir: PathBuf,
+    options: MountOptions,
+    json: bool,
+    signals: Rc<Signals>,
+) -> Result<()> {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    let shown = VolumesOptions { dir: dir.clone(), uid, gid, alone: true };
-    let volumes = Volumes::new(session.pool.clone(), shown);
-    let mount = Mount::mount(&session.runtime, volumes, &dir, &options).await?;
+    let volumes = Volumes::new(pool.clone(), VolumesOptions { dir: dir.clone(), uid, gid, alone: true });
+    let mount = Mount::mount(runtime, volumes, &dir, &options).await?;
     announce(&options.source, &dir, json)?;
-    if detached {
-        // Nobody waits for anything more to be said.
-        let nowhere = std::fs::File::options().read(true).write(true).open("/dev/null").context("/dev/null")?;
-        rustix::stdio::dup2_stdin(&nowhere).context("stdin")?;
-        rustix::stdio::dup2_stdout(&nowhere).context("stdout")?;
-        rustix::stdio::dup2_stderr(&nowhere).context("stderr")?;
+    if detach::is_detached() {
+        detach::let_go(None)?;
     }
     tracing::info!(dir = %dir.display(), "mounted");
-    let waiting = session.runtime.spawn(stop_at_signal(signals.clone(), mount.handle()));
-    let giving_back = session.runtime.spawn(give_back(session.clone(), options.read_only));
+    let waiting = runtime.spawn(stop_at_signal(signals.clone(), mount.handle()));
+    let giving_back = runtime.spawn(give_back(runtime.clone(), pool.clone(), options.read_only));
     mount.serve().await?;
     giving_back.cancel().await;
-    // The signals stay taken over while the pool is closed: a second one does not tear it.
     waiting.cancel().await;
-    let _progress = Progress::spinner("closing the pool");
-    session.pool.flush().await?;
-    tracing::info!("unmounted");
-    Ok(())
+    Ok(pool.flush().await?)
 }
 
 async fn stop_at_signal(signals: Rc<Signals>, mount: SessionHandle) {
@@ -139,14 +141,14 @@ async fn stop_at_signal(signals: Rc<Signals>, mount: SessionHandle) {
 }
 
 /// What was removed is free, and a hole in the pool's file, only after a checkpoint.
-async fn give_back(session: Session, read_only: bool) {
+async fn give_back(runtime: Rt, pool: Pool<UringDevice>, read_only: bool) {
     if read_only {
         return;
     }
     loop {
-        session.runtime.sleep_for(GIVE_BACK).await;
-        if session.pool.info().freeing > 0
-            && let Err(error) = session.pool.checkpoint().await
+        runtime.sleep_for(GIVE_BACK).await;
+        if pool.info().freeing > 0
+            && let Err(error) = pool.checkpoint().await
         {
             return tracing::error!(%error, "space cannot be given back");
         }
@@ -159,23 +161,4 @@ fn announce(pool: &str, dir: &Path, json: bool) -> Result<()> {
         return print_json_line(&Announcement { pool: pool.to_string(), dir });
     }
     print_line(&format!("{pool} is mounted on {dir}"))
-}
-
-/// Starts the same program again in a session of its own, and waits until it says that it is mounted.
-fn run_detached(args: &MountArgs, pool: &Path, dir: &Path, json: bool) -> Result<()> {
-    let program = std::env::current_exe().context("finding this program")?;
-    let mut command = Command::new(program);
-    command.args(["mount", "--detached"]).args(json.then_some("--json")).arg(pool).arg(dir);
-    if !args.options.is_empty() {
-        command.arg("-o").arg(args.options.join(","));
-    }
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("going to the background")?;
-    let mut said = String::new();
-    let stdout = child.stdout.take().context("the child's output")?;
-    BufReader::new(stdout).read_line(&mut said).context("waiting for the child")?;
-    if said.is_empty() {
-        let status = child.wait().context("waiting for the child")?;
-        bail!("{} was not mounted ({status})", dir.display());
-    }
-    print_line(said.trim_end())
 }

@@ -7,10 +7,11 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use crate::device::Buf;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
 use crate::planted::{Bug, planted};
-use crate::sync::RangeLocks;
+use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
 
 /// A volume in memory.
@@ -23,6 +24,8 @@ pub struct Volume {
     pub pending: bool,
     /// Ranges that requests hold at the moment.
     pub locks: Rc<RangeLocks>,
+    /// Writes accepted and not yet submitted.
+    pub turns: Rc<Turns<Buf>>,
 }
 
 /// See the module.
@@ -61,7 +64,8 @@ impl Directory {
         if record.state == VolumeState::Dead {
             self.dead.insert(id);
         }
-        self.volumes.insert(id, Volume { record, slot, open: Rc::default(), pending: false, locks: Rc::default() });
+        let (open, locks, turns) = Default::default();
+        self.volumes.insert(id, Volume { record, slot, open, pending: false, locks, turns });
         self.judge_tail(id);
     }
 

@@ -31,9 +31,9 @@ use crate::sync::{Event, Generations, RangeLocks};
 use crate::types::PageAddr;
 
 pub use check::CheckReport;
-pub use compare::{DiffClass, DiffRun};
+pub use compare::{DiffClass, DiffPart, DiffRun};
 pub use files::Child;
-pub use info::{Mode, PoolInfo, Usage, VolumeInfo};
+pub use info::{Mode, PoolInfo, SUPERBLOCK_AT, Usage, VolumeInfo, identify};
 pub use open::FormatOptions;
 pub use verbs::CreateOptions;
 

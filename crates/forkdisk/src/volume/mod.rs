@@ -3,21 +3,23 @@
 mod discard;
 mod extents;
 mod fault;
+mod put;
 mod range;
 mod read;
 mod resize;
 mod status;
+mod turn;
 mod write;
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-use crate::device::Device;
+use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{VolumeRecord, VolumeState};
 use crate::planted::{Bug, planted};
 use crate::pool::{DirectoryEntry as Entry, Inner, Meta, Pool, VolumeInfo};
-use crate::sync::RangeLocks;
+use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
 
 pub use extents::Extent;
@@ -33,13 +35,14 @@ pub struct Volume<D: Device> {
     read_only: bool,
     open: Rc<Cell<usize>>,
     locks: Rc<RangeLocks>,
+    turns: Rc<Turns<Buf>>,
 }
 
 impl<D: Device> Clone for Volume<D> {
     fn clone(&self) -> Self {
         self.open.set(self.open.get() + 1);
-        let (open, locks) = (self.open.clone(), self.locks.clone());
-        Volume { inner: self.inner.clone(), id: self.id, read_only: self.read_only, open, locks }
+        let (open, locks, turns) = (self.open.clone(), self.locks.clone(), self.turns.clone());
+        Volume { inner: self.inner.clone(), id: self.id, read_only: self.read_only, open, locks, turns }
     }
 }
 
@@ -77,6 +80,7 @@ impl<D: Device> Pool<D> {
             read_only: volume.record.state == VolumeState::Snapshot || self.0.options.read_only,
             open: volume.open.clone(),
             locks: volume.locks.clone(),
+            turns: volume.turns.clone(),
         }
     }
 }

@@ -29,7 +29,20 @@ impl Passthrough {
         let time = Time::default();
         let (kind, size) = if ino == FILE { (Kind::File, self.device.len()) } else { (Kind::Folder, 0) };
         let (mode, nlink, uid, gid, blksize) = (0o777, 1, 0, 0, 65536);
-        Attr { ino, kind, mode, nlink, uid, gid, size, blocks: size / 512, blksize, atime: time, mtime: time, ctime: time }
+        Attr {
+            ino,
+            kind,
+            mode,
+            nlink,
+            uid,
+            gid,
+            size,
+            blocks: size / 512,
+            blksize,
+            atime: time,
+            mtime: time,
+            ctime: time,
+        }
     }
 
     async fn read(&self, offset: u64, mut buf: Buf) -> Reply {

@@ -86,7 +86,9 @@ impl Verb {
             Verb::Resize(name, size) => pool.resize(&name, size).await,
             Verb::Replace(volume, source) => replace(pool, &volume, &source).await,
             Verb::Usurp(from, to) => usurp(pool, &from, &to).await,
-            Verb::Delete(names) if names.len() == 1 && names[0].len().is_multiple_of(2) => remove(pool, &names[0]).await,
+            Verb::Delete(names) if names.len() == 1 && names[0].len().is_multiple_of(2) => {
+                remove(pool, &names[0]).await
+            }
             Verb::Delete(names) => {
                 let names: Vec<&str> = names.iter().map(String::as_str).collect();
                 pool.delete(&names).await
