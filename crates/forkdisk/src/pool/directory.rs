@@ -383,6 +383,61 @@ mod tests {
         }
     }
 
+    /// Volumes, and folders (names that end with `/`), numbered from 1 on.
+    fn directory(names: &[&str]) -> Directory {
+        let mut d = Directory::default();
+        for (i, name) in names.iter().enumerate() {
+            let state = if name.ends_with('/') { VolumeState::Folder } else { VolumeState::Volume };
+            let record = VolumeRecord::empty(VolumeId(i as u64 + 1), name.trim_end_matches('/'), 0);
+            d.add(VolumeRecord { state, ..record });
+        }
+        d
+    }
+
+    #[test]
+    fn a_folder_lists_what_is_directly_in_it_once() {
+        let d = directory(&["a/b/c", "a/b/d", "a/x", "a.b", "a0", "e/", "f/", "f/g"]);
+        let all = |folder: &str| -> Vec<String> {
+            let mark = |(name, is_folder)| if is_folder { format!("{name}/") } else { name };
+            d.children(folder).into_iter().map(mark).collect()
+        };
+        assert_eq!(all(""), ["a.b", "a/", "a0", "e/", "f/"]);
+        assert_eq!(
+            (all("a"), all("a/b"), all("f")),
+            (vec!["b/".into(), "x".into()], vec!["c".into(), "d".into()], vec!["g".into()])
+        );
+        assert!(all("e").is_empty() && all("none").is_empty() && !d.has_children("e") && d.has_children("a/b"));
+    }
+
+    #[test]
+    fn a_folder_takes_along_what_is_in_it_and_nothing_beside() {
+        let mut d = directory(&["a/", "a/b", "a/c/d", "ab", "a.b/c"]);
+        d.rename_folder("a", "x/y");
+        assert!(["x/y/b", "x/y/c/d", "ab", "a.b/c"].iter().all(|name| d.find(name).is_ok()));
+        assert!(d.folder("x/y").is_some() && d.folder("a").is_none() && d.find("a/b").is_err());
+        let long = "n".repeat(253);
+        assert!(d.check_renamed("x/y", "z").is_ok() && d.check_renamed("x/y", &long).is_err());
+    }
+
+    #[test]
+    fn folders_and_volumes_share_their_names() {
+        let d = directory(&["f/", "v", "g/v"]);
+        let refused = |name: &str| d.check_new(NO_VOLUME, name).is_err();
+        assert!(refused("f") && refused("g") && refused("v") && refused("v/x"));
+        assert!(!refused("f/x") && !refused("g/x") && d.find("f").is_err() && d.find("g").is_err());
+    }
+
+    #[test]
+    fn an_orphan_has_no_name_and_takes_none_from_others() {
+        let mut d = directory(&["/", "v"]);
+        assert!(d.folder("").is_some());
+        d.orphan(VolumeId(2));
+        assert!(d.find("v").is_err() && d.check_new(NO_VOLUME, "v").is_ok());
+        d.bury(VolumeId(2));
+        assert!(d.folder("").is_some(), "its empty name is the root's");
+        assert_eq!(d.first_dead(), Some(VolumeId(2)));
+    }
+
     fn record(id: u64, size: u64, trim_end: u64) -> VolumeRecord {
         VolumeRecord {
             id: VolumeId(id),
