@@ -75,12 +75,12 @@ impl Mounted {
         assert!(status.success(), "the server ended with {status}");
     }
 
-    /// Ends the server as a crash would.
-    pub fn kill(mut self) {
-        let mut child = self.child.take().unwrap();
+    /// Ends the server as a crash would. The mount stays, so that everything on it fails and nobody finds the folder
+    /// below it, until it is dropped.
+    pub fn kill(&mut self) {
+        let child = self.child.as_mut().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        self.detach();
     }
 
     fn detach(&self) {

@@ -25,11 +25,13 @@ struct Worker {
     /// What the step under way may leave instead.
     pending: Option<Files>,
     names: u32,
+    /// What was begun last.
+    last: String,
 }
 
 impl Worker {
     fn new(number: u32) -> Worker {
-        Worker { folder: format!("w{number}"), durable: Files::new(), pending: None, names: 0 }
+        Worker { folder: format!("w{number}"), durable: Files::new(), pending: None, names: 0, last: String::new() }
     }
 
     fn work(&mut self, dir: &Path, rng: &mut SmallRng) {
@@ -47,6 +49,7 @@ impl Worker {
         let fresh = format!("f{}", self.names);
         let choice = if names.len() < 3 { 0 } else { rng.random_range(0..10) };
         let (old, new) = (dir.join(some.as_deref().unwrap_or("none")), dir.join(&fresh));
+        self.last = format!("{choice} of {some:?}, {fresh}");
         // Said before it is done: from here on either may be found.
         match (choice, some) {
             (1..=4, Some(name)) => {
@@ -102,7 +105,18 @@ impl Worker {
         }
         for (name, contents) in &self.durable {
             if pending.get(name) == Some(contents) {
-                assert!(found.get(name) == Some(contents), "{}/{name} was fsynced and is not what it was", self.folder);
+                let now = found
+                    .get(name)
+                    .unwrap_or_else(|| panic!("{}/{name} was fsynced and is gone; last: {}", self.folder, self.last));
+                let differs = now.iter().zip(contents).position(|(a, b)| a != b);
+                assert!(
+                    now == contents,
+                    "{}/{name} was fsynced with {} bytes and has {}, different from {differs:?} on; last: {}",
+                    self.folder,
+                    contents.len(),
+                    now.len(),
+                    self.last
+                );
             }
         }
         for name in found.keys() {
@@ -124,7 +138,7 @@ fn what_was_fsynced_survives_every_kill_of_the_mount() {
     let mut workers: Vec<Worker> = (0..3).map(Worker::new).collect();
     let mut steps = 0;
     for _ in 0..kills {
-        let Some(mount) = Mounted::new(&lab) else { return };
+        let Some(mut mount) = Mounted::new(&lab) else { return };
         workers.iter_mut().for_each(|w| w.verify(mount.dir()));
         let dir = mount.dir().to_path_buf();
         std::thread::scope(|scope| {
@@ -135,6 +149,7 @@ fn what_was_fsynced_survives_every_kill_of_the_mount() {
             std::thread::sleep(Duration::from_millis(rng.random_range(50..1200)));
             mount.kill();
         });
+        drop(mount);
         steps += workers.iter().map(|w| w.names).sum::<u32>();
         lab.assert_clean();
     }
@@ -158,7 +173,7 @@ fn a_database_is_whole_after_every_kill() {
     };
     let mut committed = 0;
     for mode in ["delete", "wal", "wal"] {
-        let Some(mount) = Mounted::new(&lab) else { return };
+        let Some(mut mount) = Mounted::new(&lab) else { return };
         let text = succeed(&mut sqlite(
             &mount,
             &format!(
@@ -198,6 +213,7 @@ fn a_database_is_whole_after_every_kill() {
         let _ = child.kill();
         child.wait().unwrap();
         feeder.join().unwrap();
+        drop(mount);
         committed = committed.max(reader.join().unwrap());
         assert!(committed > 0, "nothing was committed");
         lab.assert_clean();

@@ -28,6 +28,16 @@ pub struct Volume {
     pub turns: Rc<Turns<Buf>>,
 }
 
+/// What a name in a folder was found by.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Volume,
+    /// The record of a folder.
+    Folder,
+    /// Something in a folder.
+    Inside,
+}
+
 /// See the module.
 #[derive(Default)]
 pub struct Directory {
@@ -230,8 +240,8 @@ impl Directory {
         self.next_child(name, "").is_some()
     }
 
-    /// The first name directly in `folder` that is not before `from`, and whether it is a folder.
-    fn next_child(&self, folder: &str, from: &str) -> Option<(&str, bool)> {
+    /// The first name directly in `folder` that does not lie before `from`, and what it is.
+    fn next_child(&self, folder: &str, from: &str) -> Option<(&str, Found)> {
         let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
         let mut all = self.names.range((NO_VOLUME, format!("{prefix}{from}"))..);
         all.find_map(|((parent, name), id)| {
@@ -241,8 +251,9 @@ impl Directory {
             let volume = self.get(*id).filter(|v| !v.pending && !name.is_empty())?;
             let rest = &name[prefix.len()..];
             Some(Some(match rest.split_once('/') {
-                Some((child, _)) => (child, true),
-                None => (rest, volume.record.state == VolumeState::Folder),
+                Some((child, _)) => (child, Found::Inside),
+                None if volume.record.state == VolumeState::Folder => (rest, Found::Folder),
+                None => (rest, Found::Volume),
             }))
         })
         .flatten()
@@ -251,13 +262,14 @@ impl Directory {
     /// Everything directly in `folder` (empty: the root), each with whether it is a folder.
     pub fn children(&self, folder: &str) -> Vec<(String, bool)> {
         let (mut out, mut from) = (Vec::new(), String::new());
-        while let Some((child, is_folder)) = self.next_child(folder, &from) {
-            // The smallest name behind the child and all that is in it.
-            from = format!("{child}{}", if is_folder { '0' } else { '\0' });
-            if is_folder && out.last().is_some_and(|(last, _): &(String, bool)| last == child) {
-                continue;
+        while let Some((child, found)) = self.next_child(folder, &from) {
+            // The smallest name behind this one, or behind all that is in the folder: `0` comes after `/`.
+            from = format!("{child}{}", if found == Found::Inside { '0' } else { '\0' });
+            let path = if folder.is_empty() { child.to_string() } else { format!("{folder}/{child}") };
+            // A folder with a record of its own comes before what is in it, with other names in between.
+            if found != Found::Inside || self.folder(&path).is_none() {
+                out.push((child.to_string(), found != Found::Volume));
             }
-            out.push((child.to_string(), is_folder));
         }
         out
     }
@@ -396,12 +408,12 @@ mod tests {
 
     #[test]
     fn a_folder_lists_what_is_directly_in_it_once() {
-        let d = directory(&["a/b/c", "a/b/d", "a/x", "a.b", "a0", "e/", "f/", "f/g"]);
+        let d = directory(&["a/b/c", "a/b/d", "a/x", "a.b", "a0", "e/", "f/", "f/g", "f.x", "f-y/z"]);
         let all = |folder: &str| -> Vec<String> {
             let mark = |(name, is_folder)| if is_folder { format!("{name}/") } else { name };
             d.children(folder).into_iter().map(mark).collect()
         };
-        assert_eq!(all(""), ["a.b", "a/", "a0", "e/", "f/"]);
+        assert_eq!(all(""), ["a.b", "a/", "a0", "e/", "f/", "f-y/", "f.x"]);
         assert_eq!(
             (all("a"), all("a/b"), all("f")),
             (vec!["b/".into(), "x".into()], vec!["c".into(), "d".into()], vec!["g".into()])

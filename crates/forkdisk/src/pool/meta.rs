@@ -266,6 +266,8 @@ impl Meta {
             source => self.record_of(source)?,
         };
         let origin = if source == NO_VOLUME { String::new() } else { self.directory.full_name(&new) };
+        // Used up in any case, so that numbers do not depend on what there was to give up.
+        self.next_id = self.next_id.max(dead.0 + 1);
         if !old.root.is_absent() {
             let (state, parent, cursor) = (VolumeState::Dead, NO_VOLUME, 0);
             let (name, origin, attributes) = (String::new(), String::new(), None);
