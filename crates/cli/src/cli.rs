@@ -124,6 +124,7 @@ enum Verb {
     Grow(verbs::grow::GrowArgs),
     Check(verbs::check::CheckArgs),
     Stats(verbs::stats::StatsArgs),
+    Top(verbs::top::TopArgs),
     Serve(verbs::serve::ServeArgs),
     Mount(verbs::mount::MountArgs),
     Umount(verbs::umount::UmountArgs),
@@ -183,6 +184,7 @@ impl Cli {
             Verb::Delete(args) => verbs::delete::run(args, global),
             Verb::Grow(args) => verbs::grow::run(args, global),
             Verb::Stats(args) => verbs::stats::run(args, global),
+            Verb::Top(args) => verbs::top::run(args, global),
             Verb::Stop(args) => verbs::stop::run(args, global),
             Verb::Config(_) => verbs::config::run(global),
 

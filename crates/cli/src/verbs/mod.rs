@@ -25,4 +25,5 @@ pub mod set;
 pub mod snapshot;
 pub mod stats;
 pub mod stop;
+pub mod top;
 pub mod umount;

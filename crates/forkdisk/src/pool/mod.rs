@@ -15,6 +15,7 @@ mod load;
 mod meta;
 mod open;
 mod reap;
+mod statistics;
 mod verbs;
 mod walk;
 
@@ -23,6 +24,7 @@ use std::collections::HashSet;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::counters::PoolCounters;
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
@@ -121,6 +123,7 @@ pub(crate) struct Inner<D> {
     /// Nobody waits for the host any more.
     pub closing: Cell<bool>,
     pub closed: Cell<bool>,
+    pub counters: PoolCounters,
 }
 
 impl<D: Device> Inner<D> {

@@ -35,6 +35,8 @@ pub(super) struct Fault {
     pub at: VirtualPage,
     pub len: u64,
     pub to: PageAddr,
+    /// Whether others have the old pages (a break), or there are none (a provision).
+    pub shared: bool,
 }
 
 /// Where every piece of a write goes.
@@ -142,7 +144,7 @@ impl WritePlan {
 
     fn fault(&mut self, page: VirtualPage, n: u64, to: PageAddr, old: Option<PageAddr>, whole: bool) {
         let at = (self.next - self.start) as usize;
-        self.faults.push(Fault { at: page, len: n, to });
+        self.faults.push(Fault { at: page, len: n, to, shared: old.is_some() });
         if whole {
             push(&mut self.segments, to.offset(), at, (n * PAGE) as usize);
             self.next += n * PAGE;
