@@ -14,6 +14,7 @@ use crate::format::{MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeSta
 use crate::planted::{Bug, planted};
 use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
+use crate::volume::Copies;
 
 /// A volume in memory.
 pub struct Volume {
@@ -29,6 +30,8 @@ pub struct Volume {
     pub counters: OnceCell<Rc<VolumeCounters>>,
     /// Writes accepted and not yet submitted.
     pub turns: Rc<Turns<Buf>>,
+    /// Chunks that are being copied at the moment, and on whose behalf.
+    pub copies: Rc<Copies>,
 }
 
 /// What a name in a folder was found by.
@@ -79,8 +82,9 @@ impl Directory {
         if record.state == VolumeState::Dead {
             self.dead.insert(id);
         }
+        let copies = Rc::new(Copies::new(record.throttle));
         let (open, locks, turns, counters) = Default::default();
-        self.volumes.insert(id, Volume { record, slot, open, pending: false, locks, turns, counters });
+        self.volumes.insert(id, Volume { record, slot, open, pending: false, locks, turns, counters, copies });
         self.judge_tail(id);
     }
 
@@ -482,6 +486,8 @@ mod tests {
             shared_at: Epoch(0),
             created: 0,
             cursor: 0,
+            break_policy: Default::default(),
+            throttle: Default::default(),
             attributes: None,
         }
     }

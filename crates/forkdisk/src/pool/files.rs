@@ -103,7 +103,7 @@ impl<D: Device> Pool<D> {
         let id = self.0.note(|meta| {
             meta.directory.check_new(NO_VOLUME, name)?;
             let id = VolumeId(meta.next_id);
-            let CreateOptions { size, chunk, now } = *options;
+            let CreateOptions { size, chunk, now, .. } = *options;
             Ok((Record::Create { id, name: name.to_string(), size, chunk, now }, id))
         })?;
         self.set_attributes(id, attributes)?;

@@ -1,6 +1,6 @@
 //! All metadata of a pool in one place, and what each journal record does to it.
 
-use crate::format::{Kind, Layout, NO_VOLUME, Record, VolumeRecord, VolumeState};
+use crate::format::{CopierSettings, Kind, Layout, NO_VOLUME, Record, VolumeRecord, VolumeState};
 use crate::journal::Journal;
 use crate::map::{Editor, Stop, Tables};
 use crate::planted::{Bug, planted};
@@ -21,6 +21,8 @@ pub struct Meta {
     pub next_id: u64,
     /// The directory's own map; its pages hold records.
     pub directory_map: VolumeRecord,
+    /// How the pool's copier works.
+    pub copier: CopierSettings,
 }
 
 /// Pages of a volume of `bytes` bytes.
@@ -223,6 +225,13 @@ impl Meta {
                 self.record_of(*id)?;
                 self.directory.change(*id).expect("read above").record.chunk = *chunk;
             }
+            Record::SetCopying { id, break_policy, throttle } => {
+                self.record_of(*id)?;
+                let volume = self.directory.change(*id).expect("read above");
+                (volume.record.break_policy, volume.record.throttle) = (*break_policy, *throttle);
+                volume.copies.client().set_throttle(*throttle);
+            }
+            Record::SetCopier { settings } => self.copier = *settings,
             Record::Grow { size } => {
                 let layout = Layout::new(*size);
                 if layout.blocks() < self.space.layout().blocks() || *size > MAX_POOL_SIZE {
@@ -282,6 +291,9 @@ impl Meta {
         (record.root, record.level, record.referenced) = (new.root, new.level, new.referenced);
         (record.size, record.trim_end) = (new.size, new.trim_end);
         (record.chunk, record.origin) = (new.chunk, origin);
+        if source != NO_VOLUME {
+            (record.break_policy, record.throttle) = (new.break_policy, new.throttle);
+        }
         self.directory.judge_tail(volume);
         self.space.forget_reservations_of(volume);
         self.advance();

@@ -2,10 +2,11 @@
 
 use forkdisk::{Error, ErrorKind};
 
+use super::copying;
 use super::op::{Kind, Op, Profile};
 use super::place::{self, Place};
 use super::run::{Doing, Inflight, Outcome, Run, Spare};
-use super::verb::{Verb, chunk};
+use super::verb::Verb;
 use super::{Violation, recover};
 use crate::disk::{Crash, SimDisk};
 use crate::model::{Control, Key, Pending, Volume, What};
@@ -46,6 +47,9 @@ impl Run<'_> {
             Kind::CloneRange => self.with(op, |run, key| run.clone_range(op, key)),
             Kind::Fill => self.with(op, |run, key| run.fill(op, key)),
             Kind::SetChunk => self.with(op, |run, key| run.set_chunk(op, key)),
+            Kind::SetCopying => self.with(op, |run, key| run.set_copying(op, key)),
+            Kind::SetCopier => self.set_copier(op),
+            Kind::Burst => self.with(op, |run, key| run.burst(op, key)),
             Kind::Overlap => self.with(op, |run, key| run.overlap(op, key)),
             Kind::Audit => self.audit(op),
             Kind::Grow => self.grow(op),
@@ -321,16 +325,6 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn set_chunk(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
-        let (pool, name, start) = (self.session.pool.clone(), self.model.name(key), self.model.tick());
-        let chunk = chunk(op.draws[1]);
-        let text = format!("set the chunk of {name} to {chunk} bytes");
-        self.submit(Doing::Upkeep("set chunk"), start, vec![key], text, async move {
-            pool.set_chunk(&name, chunk).await.into()
-        });
-        Ok(())
-    }
-
     /// A range clone within one volume whose ranges overlap is refused and changes nothing.
     fn overlap(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
         let Some(Place { offset, len }) = place::range(op, self.size(key)).filter(|p| p.len > 1) else {
@@ -538,7 +532,14 @@ impl Run<'_> {
         let verb = Verb::of(&control, |key| self.model.name(*key));
         let pending = self.model.begin(control);
         let start = pending.start;
-        self.submit(Doing::Control(pending), start, keys, text, async move { verb.carry_out(&pool).await.into() });
+        let copies = self.setup.profile == Profile::Copies;
+        self.submit(
+            Doing::Control(pending),
+            start,
+            keys,
+            text,
+            async move { verb.carry_out(&pool, copies).await.into() },
+        );
     }
 
     fn describe(&self, control: &Control) -> String {

@@ -1,16 +1,10 @@
 //! Control operations as calls of the engine.
 
-use forkdisk::{CreateOptions, Error, Pool};
+use forkdisk::{Error, Pool};
 
+use super::copying;
 use crate::disk::SimDisk;
 use crate::model::{Control, Key};
-use crate::rng::Rng;
-
-/// A chunk size: any that is allowed, the usual one most often.
-pub fn chunk(draw: u64) -> u64 {
-    let mut rng = Rng::new(draw);
-    if rng.one_in(2) { 64 << 10 } else { 4096 << rng.below(15) }
-}
 
 /// As a file system does it: while it is open, published at once, made durable by a flush.
 async fn replace(pool: &Pool<SimDisk>, volume: &str, source: &str) -> Result<(), Error> {
@@ -69,11 +63,11 @@ impl Verb {
         }
     }
 
-    /// Does it; it is durable when this returns.
-    pub async fn carry_out(self, pool: &Pool<SimDisk>) -> Result<(), Error> {
+    /// Does it; it is durable when this returns. `copies`: most new volumes break sharing by copying.
+    pub async fn carry_out(self, pool: &Pool<SimDisk>, copies: bool) -> Result<(), Error> {
         match self {
             Verb::Create(name, size) => {
-                let options = CreateOptions { chunk: chunk(size ^ name.len() as u64), ..CreateOptions::new(size, 1) };
+                let options = copying::options(size, &name, copies);
                 pool.create(&name, &options).await.map(drop)
             }
             Verb::Snapshot(sources) => {
