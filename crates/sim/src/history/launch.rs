@@ -2,7 +2,6 @@
 
 use forkdisk::{Error, ErrorKind};
 
-use super::copying;
 use super::op::{Kind, Op, Profile};
 use super::place::{self, Place};
 use super::run::{Doing, Inflight, Outcome, Run, Spare};
