@@ -122,6 +122,7 @@ mod error;
 mod format;
 mod journal;
 mod map;
+mod ordered;
 pub mod planted;
 mod pool;
 mod runtime;

@@ -14,6 +14,8 @@ pub const FANOUT: usize = 256;
 pub const MAX_VOLUME_SIZE: u64 = 1 << 50;
 /// Largest chunk of a volume, in bytes.
 pub const MAX_CHUNK: u64 = 64 << 20;
+/// Most that is kept ahead of a sequential writer of an origin, in bytes.
+pub const MAX_COPY_AHEAD: u64 = 1 << 30;
 /// Largest pool, in bytes (4 PiB).
 pub const MAX_POOL_SIZE: u64 = 1 << 52;
 

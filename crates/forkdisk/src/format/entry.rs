@@ -137,6 +137,16 @@ impl Entry {
         (self.0 >> SUM_SHIFT) as u32
     }
 
+    /// All its bits: what a slot of an ordered map holds may be any number.
+    pub fn bits(self) -> u128 {
+        self.0
+    }
+
+    /// A slot that holds these bits.
+    pub fn from_bits(bits: u128) -> Entry {
+        Entry(bits)
+    }
+
     /// The bytes on disk.
     pub fn to_bytes(self) -> [u8; 16] {
         self.0.to_le_bytes()

@@ -141,6 +141,9 @@ fn directory_page() {
         shared_at: Epoch(4),
         created: 0x6553_f100,
         cursor: 0,
+        flags: Default::default(),
+        base: NO_VOLUME,
+        protects: None,
     };
     let snapshot = VolumeRecord {
         id: VolumeId(2),
@@ -168,7 +171,7 @@ fn records() -> Vec<Record> {
         Record::Map { volume: v, at: VirtualPage(7), len: 2, to: PageAddr(0x1234) },
         Record::Unmap { volume: v, at: VirtualPage(0x100), len: 0x200 },
         Record::Create { id: v, name: "vm/1".into(), size: 1 << 30, chunk: 1 << 16, now },
-        Record::Snapshot { of: vec![(v, w, "x".into())], now },
+        Record::Snapshot { of: vec![(v, w, "x".into())], now, flags: Default::default() },
         Record::Clone { source: w, id: VolumeId(3), name: "c".into(), now },
         Record::Rollback { volume: v, snapshot: w, dead: VolumeId(4) },
         Record::Delete { ids: vec![w, VolumeId(3)] },

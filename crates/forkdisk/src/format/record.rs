@@ -8,10 +8,12 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::planted::{Bug, planted};
-use crate::types::{MAX_VOLUME_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, is_chunk};
+use crate::types::{
+    BLOCK_SIZE, MAX_COPY_AHEAD, MAX_VOLUME_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, is_chunk,
+};
 
 use super::cursor::{Append, Reader};
-use super::volume::MAX_NAME;
+use super::volume::{Identity, MAX_NAME, MAX_ORIGIN_TEXT, OriginFull, SnapshotFlags};
 
 /// Bytes of a group's header.
 pub const GROUP_HEADER: usize = 64;
@@ -27,7 +29,7 @@ pub enum Record {
     /// A new, empty volume.
     Create { id: VolumeId, name: String, size: u64, chunk: u64, now: u64 },
     /// Snapshots of several volumes at one instant: (source, new id, name behind `@`).
-    Snapshot { of: Vec<(VolumeId, VolumeId, String)>, now: u64 },
+    Snapshot { of: Vec<(VolumeId, VolumeId, String)>, now: u64, flags: SnapshotFlags },
     /// A new volume with the contents of another.
     Clone { source: VolumeId, id: VolumeId, name: String, now: u64 },
     /// `volume` gets the contents of `snapshot`; what it held goes on as the dead volume `dead`.
@@ -44,6 +46,14 @@ pub enum Record {
     CloneRange { source: VolumeId, from: VirtualPage, target: VolumeId, to: VirtualPage, len: u64 },
     /// The pool has a new length in bytes.
     Grow { size: u64 },
+    /// The device at `path` is protected in place from now on.
+    Protect { id: VolumeId, name: String, path: String, size: u64, chunk: u64, now: u64, identity: Identity },
+    /// How chunks of an origin are kept.
+    SetOrigin { id: VolumeId, copy_ahead: u64, when_full: OriginFull },
+    /// Where an origin's device is, how it was left, and whether it was stopped cleanly.
+    Identify { id: VolumeId, clean: bool, identity: Identity, path: String },
+    /// `len` pages of an origin from `at` are kept for snapshot `sequence`, in the pool from `to` on.
+    Keep { origin: VolumeId, sequence: VolumeId, at: VirtualPage, len: u32, to: PageAddr },
 }
 
 impl Record {
@@ -66,8 +76,12 @@ impl Record {
                 out.u64s(&[id.0, *size, *chunk, *now]);
                 out.text(name);
             }
-            Record::Snapshot { of, now } => {
-                Append::u8(out, 4);
+            Record::Snapshot { of, now, flags } => {
+                // Plain ones are as they always were.
+                match flags.to_bits() {
+                    0 => Append::u8(out, 4),
+                    bits => out.extend([13, bits]),
+                }
                 Append::u64(out, *now);
                 Append::u32(out, of.len() as u32);
                 for (source, id, name) in of {
@@ -113,6 +127,29 @@ impl Record {
                 Append::u8(out, 12);
                 Append::u64(out, *size);
             }
+            Record::Protect { id, name, path, size, chunk, now, identity } => {
+                Append::u8(out, 14);
+                out.u64s(&[id.0, *size, *chunk, *now, identity.modified, identity.fingerprint]);
+                out.text(name);
+                out.text(path);
+            }
+            Record::SetOrigin { id, copy_ahead, when_full } => {
+                let (policy, seconds) = when_full.to_parts();
+                out.extend([15, policy]);
+                Append::u32(out, seconds);
+                out.u64s(&[id.0, *copy_ahead]);
+            }
+            Record::Identify { id, clean, identity, path } => {
+                out.extend([16, u8::from(*clean)]);
+                out.u64s(&[id.0, identity.modified, identity.fingerprint]);
+                out.text(path);
+            }
+            Record::Keep { origin, sequence, at, len, to } => {
+                Append::u8(out, 17);
+                out.u64s(&[origin.0, sequence.0, at.0]);
+                Append::u32(out, *len);
+                Append::u64(out, to.0);
+            }
         }
     }
 
@@ -121,15 +158,26 @@ impl Record {
         Record::decode(&mut Reader(bytes))
     }
 
-    /// Takes `next` into this record if both map and `next` goes on where this one ends, in the
-    /// volume and in the pool.
+    /// Whether it may be taken together with the next one, see [`extend`](Self::extend).
+    pub fn is_run(&self) -> bool {
+        matches!(self, Record::Map { .. } | Record::Keep { .. })
+    }
+
+    /// Takes `next` into this record if both map (or keep) and `next` goes on where this one ends, in
+    /// the volume and in the pool.
     pub fn extend(&mut self, next: &Record) -> bool {
-        let (Record::Map { volume, at, len, to }, Record::Map { volume: v, at: a, len: n, to: t }) = (self, next)
-        else {
-            return false;
+        let (whose, at, len, to) = match self {
+            Record::Map { volume, at, len, to } => ((*volume, None), *at, len, *to),
+            Record::Keep { origin, sequence, at, len, to } => ((*origin, Some(*sequence)), *at, len, *to),
+            _ => return false,
+        };
+        let (w, a, n, t) = match next {
+            Record::Map { volume, at, len, to } => ((*volume, None), *at, len, *to),
+            Record::Keep { origin, sequence, at, len, to } => ((*origin, Some(*sequence)), *at, len, *to),
+            _ => return false,
         };
         let ends = u64::from(*len);
-        let follows = volume == v && a.0 == at.0 + ends && t.0 == to.0 + ends;
+        let follows = whose == w && a.0 == at.0 + ends && t.0 == to.0 + ends;
         match len.checked_add(*n).filter(|_| follows) {
             Some(sum) => {
                 *len = sum;
@@ -151,10 +199,12 @@ impl Record {
                 let (id, size, chunk, now) = (volume(r)?, size(r)?, chunk(r)?, r.u64()?);
                 Record::Create { id, size, chunk, now, name: r.text(MAX_NAME)? }
             }
-            4 => {
+            kind @ (4 | 13) => {
+                let bits = if kind == 13 { r.u8().filter(|&bits| bits != 0)? } else { 0 };
+                let flags = SnapshotFlags::from_bits(bits)?;
                 let (now, n) = (r.u64()?, r.u32()?);
                 let of = (0..n).map(|_| Some((volume(r)?, volume(r)?, r.text(MAX_NAME)?))).collect::<Option<_>>()?;
-                Record::Snapshot { of, now }
+                Record::Snapshot { of, now, flags }
             }
             5 => {
                 let (source, id, now) = (volume(r)?, volume(r)?, r.u64()?);
@@ -173,6 +223,29 @@ impl Record {
                 Record::CloneRange { source, from, target, to, len: page(r)?.0 }
             }
             12 => Record::Grow { size: r.u64()? },
+            14 => {
+                let (id, size, chunk, now) = (volume(r)?, size(r)?, chunk(r)?, r.u64()?);
+                let identity = Identity { modified: r.u64()?, fingerprint: r.u64()? };
+                let (name, path) = (r.text(MAX_NAME)?, r.text(MAX_ORIGIN_TEXT)?);
+                let fits = name.len() + path.len() <= MAX_ORIGIN_TEXT && chunk <= BLOCK_SIZE;
+                fits.then_some(Record::Protect { id, name, path, size, chunk, now, identity })?
+            }
+            15 => {
+                let when_full = OriginFull::from_parts(r.u8()?, r.u32()?)?;
+                Record::SetOrigin { id: volume(r)?, copy_ahead: r.u64().filter(|&n| n <= MAX_COPY_AHEAD)?, when_full }
+            }
+            16 => {
+                let clean = r.u8().filter(|&bit| bit < 2)? == 1;
+                let (id, identity) = (volume(r)?, Identity { modified: r.u64()?, fingerprint: r.u64()? });
+                Record::Identify { id, clean, identity, path: r.text(MAX_ORIGIN_TEXT)? }
+            }
+            17 => Record::Keep {
+                origin: volume(r)?,
+                sequence: volume(r)?,
+                at: page(r)?,
+                len: r.u32()?,
+                to: PageAddr(r.u64()?),
+            },
             _ => return None,
         })
     }
@@ -285,11 +358,18 @@ mod tests {
     fn samples() -> Vec<Record> {
         let (v, w) = (VolumeId(7), VolumeId(9));
         let name = "a/b".to_string();
+        let (plain, flags) = (SnapshotFlags::default(), SnapshotFlags { independent: true, droppable: true });
+        let identity = Identity { modified: 11, fingerprint: 12 };
         vec![
             Record::Map { volume: v, at: VirtualPage(1), len: 256, to: PageAddr(512) },
             Record::Unmap { volume: v, at: VirtualPage(3), len: 1 << 38 },
             Record::Create { id: v, name: name.clone(), size: 1 << 50, chunk: 65536, now: 5 },
-            Record::Snapshot { of: vec![(v, w, name.clone()), (w, v, "x".into())], now: 6 },
+            Record::Snapshot { of: vec![(v, w, name.clone()), (w, v, "x".into())], now: 6, flags: plain },
+            Record::Snapshot { of: vec![(v, w, name.clone())], now: 6, flags },
+            Record::Protect { id: v, name: name.clone(), path: "/dev/x".into(), size: 5, chunk: 4096, now: 7, identity },
+            Record::SetOrigin { id: v, copy_ahead: 1 << 20, when_full: OriginFull::Wait(60) },
+            Record::Identify { id: v, clean: true, identity, path: "/dev/y".into() },
+            Record::Keep { origin: v, sequence: w, at: VirtualPage(16), len: 32, to: PageAddr(512) },
             Record::Clone { source: v, id: w, name: name.clone(), now: 7 },
             Record::Rollback { volume: v, snapshot: w, dead: VolumeId(10) },
             Record::Delete { ids: vec![v, w] },

@@ -2,8 +2,8 @@
 
 use crate::types::{Epoch, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId, is_chunk};
 
-use super::Entry;
 use super::cursor::{Append, Reader};
+use super::{Entry, TreeRoot};
 
 /// Bytes of one slot.
 pub const DIRECTORY_SLOT: usize = 512;
@@ -23,6 +23,66 @@ pub enum VolumeState {
     Snapshot,
     /// Deleted; its map is being given back, everything before `cursor` already is.
     Dead,
+    /// A device that is protected in place; `protects` says how.
+    Origin,
+}
+
+/// What happens to a write of an origin whose old chunk cannot be kept because the pool is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OriginFull {
+    /// It waits for space, this many seconds at most, then fails with ENOSPC.
+    Wait(u32),
+    /// It fails with ENOSPC at once.
+    Error,
+    /// The oldest snapshot that may be dropped is deleted; it fails with ENOSPC when there is none.
+    DropOldest,
+}
+
+/// What told an origin from others when it was stopped cleanly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// When a file was last changed, in nanoseconds since 1970; 0 for a block device.
+    pub modified: u64,
+    /// Hash of a sample of its contents.
+    pub fingerprint: u64,
+}
+
+/// What the pool keeps of an origin beside its volume record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Protects {
+    /// The ordered map of its kept chunks.
+    pub kept: TreeRoot,
+    /// Most bytes that are kept ahead of a sequential writer; a multiple of 1 KiB.
+    pub copy_ahead: u64,
+    /// What happens when the pool is full.
+    pub when_full: OriginFull,
+    /// Whether it was stopped cleanly and must be found as it was left.
+    pub clean: bool,
+    /// How it was left.
+    pub identity: Identity,
+    /// The snapshot that a rollback under way brings back, else [`NO_VOLUME`].
+    pub rolling: VolumeId,
+}
+
+/// What is said of a snapshot when it is taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SnapshotFlags {
+    /// It has copies of its own instead of sharing the chain's (snapshots of origins).
+    pub independent: bool,
+    /// It may be deleted when the pool is full.
+    pub droppable: bool,
+}
+
+impl SnapshotFlags {
+    /// The bits on disk.
+    pub fn to_bits(self) -> u8 {
+        u8::from(self.independent) | u8::from(self.droppable) << 1
+    }
+
+    /// The flags of these bits; `None` if there are unknown ones.
+    pub fn from_bits(bits: u8) -> Option<SnapshotFlags> {
+        (bits < 4).then_some(SnapshotFlags { independent: bits & 1 != 0, droppable: bits & 2 != 0 })
+    }
 }
 
 /// Everything the pool keeps of a volume.
@@ -36,7 +96,8 @@ pub struct VolumeRecord {
     pub parent: VolumeId,
     /// Its name; of a snapshot the part behind `@`.
     pub name: String,
-    /// Name of what it was cloned from, as it was then; empty if nothing.
+    /// Name of what it was cloned from, as it was then; of an origin the path of its device; empty if
+    /// nothing.
     pub origin: String,
     /// Length in bytes.
     pub size: u64,
@@ -54,12 +115,25 @@ pub struct VolumeRecord {
     pub shared_at: Epoch,
     /// When it was made, in seconds since 1970.
     pub created: u64,
-    /// For a dead volume: the first virtual page not yet given back.
+    /// For a dead volume: the first virtual page not yet given back. For an origin that is being rolled
+    /// back: the first chunk not yet brought back.
     pub cursor: u64,
+    /// What was said of a snapshot when it was taken.
+    pub flags: SnapshotFlags,
+    /// The snapshot of an origin that shows through where this volume has nothing of its own, else
+    /// [`NO_VOLUME`].
+    pub base: VolumeId,
+    /// For an origin, also a dead one.
+    pub protects: Option<Protects>,
 }
 
 /// Longest origin that is kept (a longer one is cut).
 const MAX_ORIGIN: usize = 127;
+/// Longest name and path of an origin together.
+pub const MAX_ORIGIN_TEXT: usize = ORIGIN_TAIL - 96 - 4;
+/// Where an origin's own fields begin, and where every slot's `base` is.
+const ORIGIN_TAIL: usize = 464;
+const BASE: usize = 482;
 
 impl VolumeRecord {
     fn encode(&self, slot: &mut [u8]) {
@@ -68,11 +142,14 @@ impl VolumeRecord {
             VolumeState::Volume => 1,
             VolumeState::Snapshot => 2,
             VolumeState::Dead => 3,
+            VolumeState::Origin => 4,
         };
+        let bits = self.flags.to_bits() | u8::from(self.protects.is_some()) << 2;
         Append::u8(&mut out, state);
         Append::u8(&mut out, self.level);
-        Append::u16(&mut out, 0);
-        Append::u32(&mut out, 0);
+        Append::u8(&mut out, bits);
+        Append::u8(&mut out, self.protects.map_or(0, |p| p.kept.height));
+        Append::u32(&mut out, self.protects.map_or(0, |p| (p.copy_ahead >> 10) as u32));
         for v in [self.id.0, self.parent.0, self.size, self.trim_end, self.chunk, self.referenced] {
             Append::u64(&mut out, v);
         }
@@ -81,9 +158,14 @@ impl VolumeRecord {
         }
         out.extend_from_slice(&self.root.to_bytes());
         out.text(&self.name);
-        let cut = (0..=MAX_ORIGIN.min(self.origin.len())).rev().find(|&n| self.origin.is_char_boundary(n));
+        let most = if self.protects.is_some() { MAX_ORIGIN_TEXT } else { MAX_ORIGIN };
+        let cut = (0..=most.min(self.origin.len())).rev().find(|&n| self.origin.is_char_boundary(n));
         out.text(&self.origin[..cut.unwrap_or(0)]);
         slot[..out.len()].copy_from_slice(&out);
+        slot[BASE..BASE + 8].copy_from_slice(&self.base.0.to_le_bytes());
+        if let Some(protects) = &self.protects {
+            protects.encode(&mut slot[ORIGIN_TAIL..DIRECTORY_SLOT]);
+        }
     }
 
     fn decode(slot: &[u8], pool_pages: u64) -> Option<VolumeRecord> {
@@ -92,10 +174,18 @@ impl VolumeRecord {
             1 => VolumeState::Volume,
             2 => VolumeState::Snapshot,
             3 => VolumeState::Dead,
+            4 => VolumeState::Origin,
             _ => return None,
         };
         let level = r.u8()?;
-        r.bytes(6)?;
+        let (bits, height, ahead) = (r.u8()?, r.u8()?, r.u32()?);
+        let flags = SnapshotFlags::from_bits(bits & 3).filter(|_| bits < 8)?;
+        let protects = match bits & 4 {
+            0 => (state != VolumeState::Origin && height == 0 && ahead == 0).then_some(None)?,
+            _ => Some(Protects::decode(&slot[ORIGIN_TAIL..DIRECTORY_SLOT], height, ahead, pool_pages)?),
+        };
+        let base = VolumeId(u64::from_le_bytes(slot[BASE..BASE + 8].try_into().ok()?));
+        let longest = if protects.is_some() { MAX_ORIGIN_TEXT } else { MAX_ORIGIN };
         let [id, parent, size, trim_end, chunk, referenced] =
             [r.u64()?, r.u64()?, r.u64()?, r.u64()?, r.u64()?, r.u64()?];
         let [shared_at, created, cursor] = [r.u64()?, r.u64()?, r.u64()?];
@@ -124,8 +214,58 @@ impl VolumeRecord {
             created,
             cursor,
             name: r.text(MAX_NAME)?,
-            origin: r.text(MAX_ORIGIN)?,
+            origin: r.text(longest)?,
+            flags,
+            base,
+            protects,
         })
+    }
+}
+
+impl Protects {
+    /// Fills the tail of a slot; `base` lies between its fields.
+    fn encode(&self, tail: &mut [u8]) {
+        let (policy, wait) = self.when_full.to_parts();
+        let mut put = |at: usize, bytes: &[u8]| tail[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, &self.identity.modified.to_le_bytes());
+        put(8, &self.identity.fingerprint.to_le_bytes());
+        put(16, &[u8::from(self.clean), policy]);
+        put(BASE - ORIGIN_TAIL, &self.rolling.0.to_le_bytes());
+        put(26, &self.kept.entry.to_bytes());
+        put(42, &wait.to_le_bytes());
+    }
+
+    fn decode(tail: &[u8], height: u8, ahead: u32, pool_pages: u64) -> Option<Protects> {
+        let mut r = Reader(tail);
+        let identity = Identity { modified: r.u64()?, fingerprint: r.u64()? };
+        let (clean, policy) = (r.u8()?, r.u8()?);
+        let rolling = VolumeId(r.u64()?);
+        let kept = TreeRoot { entry: Entry::from_bytes(r.array()?), height };
+        let when_full = OriginFull::from_parts(policy, r.u32()?)?;
+        let sound = clean <= 1 && kept.flaw(pool_pages).is_none();
+        let copy_ahead = u64::from(ahead) << 10;
+        sound.then_some(Protects { kept, copy_ahead, when_full, clean: clean == 1, identity, rolling })
+    }
+}
+
+impl OriginFull {
+    /// The number of the policy and the seconds on disk.
+    pub fn to_parts(self) -> (u8, u32) {
+        match self {
+            OriginFull::Wait(seconds) => (0, seconds),
+            OriginFull::Error => (1, 0),
+            OriginFull::DropOldest => (2, 0),
+        }
+    }
+
+    /// The policy of these numbers.
+    pub fn from_parts(policy: u8, seconds: u32) -> Option<OriginFull> {
+        match policy {
+            0 => Some(OriginFull::Wait(seconds)),
+            1 => Some(OriginFull::Error),
+            2 => Some(OriginFull::DropOldest),
+            _ => None,
+        }
     }
 }
 
@@ -171,7 +311,34 @@ mod tests {
             shared_at: Epoch(4),
             created: 1_700_000_000,
             cursor: 1 << 38,
+            flags: SnapshotFlags { independent: true, droppable: true },
+            base: VolumeId(u64::MAX),
+            protects: None,
         }
+    }
+
+    #[test]
+    fn an_origin_with_the_longest_path_fits_its_slot() {
+        let kept = TreeRoot {
+            entry: Entry::table(super::super::TableRef::on_disk(PageAddr(78)), Epoch(6), 0xdead_beef),
+            height: 3,
+        };
+        let protects = Protects {
+            kept,
+            copy_ahead: 8 << 20,
+            when_full: OriginFull::Wait(u32::MAX),
+            clean: true,
+            identity: Identity { modified: u64::MAX, fingerprint: u64::MAX },
+            rolling: VolumeId(77),
+        };
+        let (state, base, flags) = (VolumeState::Origin, VolumeId(77), SnapshotFlags::default());
+        let origin = "/".repeat(MAX_ORIGIN_TEXT - MAX_NAME);
+        let record = VolumeRecord { state, base, flags, origin, protects: Some(protects), ..sample() };
+        let (mut page, mut slots) = (vec![0; PAGE_SIZE], [None; SLOTS_PER_PAGE]);
+        slots[0] = Some(&record);
+        encode_directory_page(&slots, &mut page);
+        assert_eq!(decode_directory_page(&page, 1000).expect("valid")[0].as_ref(), Some(&record));
+        assert!(decode_directory_page(&page, 78).is_err(), "kept chunks outside the pool");
     }
 
     #[test]

@@ -102,7 +102,7 @@ impl Journal {
     /// Adds a record behind all others.
     pub fn append(&mut self, record: &Record) {
         self.appended += 1;
-        if let Record::Map { .. } = record
+        if record.is_run()
             && self.extend_last(record)
         {
             return;
@@ -114,7 +114,7 @@ impl Journal {
         let before = batch.bytes.len();
         record.encode(&mut batch.bytes);
         batch.count += 1;
-        self.last_map = matches!(record, Record::Map { .. }).then_some(before);
+        self.last_map = record.is_run().then_some(before);
         self.pending_bytes += batch.bytes.len() - before;
         self.next += 1;
     }

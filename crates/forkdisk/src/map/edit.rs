@@ -103,7 +103,7 @@ impl Editor<'_> {
     }
 
     /// Gives up a table that nothing points to any more; what its entries pointed to is the caller's.
-    pub(super) fn free_table(&mut self, id: NodeId, at: TableRef) {
+    pub(crate) fn free_table(&mut self, id: NodeId, at: TableRef) {
         if self.tables.is_dirty(id) {
             self.tables.remove(id);
         } else {

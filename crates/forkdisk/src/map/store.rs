@@ -7,6 +7,7 @@
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
+use crate::format::ordered::child_slots;
 use crate::format::{Entry, Kind, TableRef};
 use crate::types::{Epoch, FANOUT, PageAddr};
 
@@ -274,8 +275,8 @@ impl Tables {
     pub fn settled_entries(&self, id: NodeId) -> Box<[Entry; FANOUT]> {
         let node = &self.nodes[id.0];
         let mut entries = node.entries.clone();
-        if node.level > 0 {
-            entries.iter_mut().for_each(|e| *e = self.settle_for_disk(*e));
+        for slot in child_slots(node.level) {
+            entries[slot] = self.settle_for_disk(entries[slot]);
         }
         entries
     }

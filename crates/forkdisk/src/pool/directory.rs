@@ -310,6 +310,9 @@ mod tests {
             shared_at: Epoch(0),
             created: 0,
             cursor: 0,
+            flags: Default::default(),
+            base: NO_VOLUME,
+            protects: None,
         }
     }
 

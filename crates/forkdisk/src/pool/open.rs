@@ -239,6 +239,9 @@ fn directory_map(superblock: &Superblock) -> VolumeRecord {
         shared_at: Epoch(0),
         created: 0,
         cursor: 0,
+        flags: Default::default(),
+        base: NO_VOLUME,
+        protects: None,
     }
 }
 
