@@ -123,6 +123,7 @@ mod format;
 mod journal;
 mod map;
 mod ordered;
+mod origin;
 pub mod planted;
 mod pool;
 mod runtime;
@@ -133,6 +134,8 @@ mod volume;
 
 pub use device::{Buf, Device};
 pub use error::{Error, ErrorKind, Result};
+pub use format::{OriginFull, SnapshotFlags};
+pub use origin::{OriginInfo, ProtectOptions};
 pub use pool::{
     CheckReport, CreateOptions, DiffClass, DiffRun, FormatOptions, Mode, OpenOptions, Pool, PoolInfo, Usage,
     VolumeInfo, WhenFull,

@@ -16,6 +16,11 @@ macro_rules! bugs {
             /// All of them.
             pub const ALL: &[Bug] = &[$(Bug::$variant,)*];
 
+            /// Whether it takes an origin to show.
+            pub fn is_of_origins(self) -> bool {
+                self as usize >= Bug::OriginBeforeRecord as usize && self as usize <= Bug::WrittenWithoutCopy as usize
+            }
+
             /// Its name on the command line.
             pub fn name(self) -> &'static str {
                 match self {
@@ -123,6 +128,28 @@ bugs! {
     OrphanedCountSlotTaken = "orphaned-count-slot-taken",
     /// Count pages in memory stay as they were before the checkpoint.
     StaleCountsCached = "stale-counts-cached",
+    /// An origin is written before the record of the copy is durable.
+    OriginBeforeRecord = "origin-before-record",
+    /// The record of a copy is published before the copy is written.
+    RecordBeforeCopy = "record-before-copy",
+    /// What was kept for a deleted snapshot of an origin is given up although an older one needs it.
+    KeptLostOnDelete = "kept-lost-on-delete",
+    /// What was kept for a deleted snapshot goes to the oldest instead of the next older one.
+    RelabelToOldest = "relabel-to-oldest",
+    /// A read of a snapshot that goes to the origin does not hold the chunk.
+    OriginReaderNotHeld = "origin-reader-not-held",
+    /// A snapshot of an origin is taken while writes are under way or not durable.
+    OriginNotFlushed = "origin-not-flushed",
+    /// Whatever is kept for any snapshot counts for the newest.
+    OldCopyTakenForNew = "old-copy-taken-for-new",
+    /// An independent snapshot takes the chain's copies for its own.
+    IndependentNotKept = "independent-not-kept",
+    /// A write that begins in a chunk that is kept does not look at the next.
+    SecondChunkForgotten = "second-chunk-forgotten",
+    /// A copy that could not be read from the origin is kept all the same.
+    OriginCopyErrorSwallowed = "origin-copy-error-swallowed",
+    /// A write of an origin goes on when its old contents could not be kept.
+    WrittenWithoutCopy = "written-without-copy",
     /// A map table whose checksum is wrong is believed.
     TableChecksumIgnored = "table-checksum-ignored",
 }

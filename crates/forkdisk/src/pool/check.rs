@@ -4,7 +4,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::device::Device;
 use crate::error::{ErrorKind, Result};
-use crate::format::{Entry, Kind, TableRef, VolumeState};
+use crate::format::kept::piece;
+use crate::format::ordered::{ORDERED_LEAF, Slots, is_ordered, key, pairs, value};
+use crate::format::{Entry, KeptKey, KeptKind, Kind, TableRef, VolumeState};
+use crate::ordered;
 use crate::space::PINNED;
 use crate::types::{BLOCK_PAGES, Block, PageAddr, table_span};
 
@@ -31,6 +34,18 @@ struct Tally {
     unplaced: FxHashMap<TableRef, u32>,
     seen: FxHashSet<TableRef>,
     report: CheckReport,
+}
+
+impl Tally {
+    /// Pieces in a leaf of an origin's ordered map.
+    fn kept(&mut self, leaf: &Slots) {
+        for i in 0..pairs(leaf) {
+            if let Some(KeptKind::Chained { .. } | KeptKind::Independent { .. }) = KeptKey(key(leaf, i)).kind() {
+                let piece = piece(value(leaf, i).bits());
+                (0..piece.pages).for_each(|p| *self.pages.entry(PageAddr(piece.to.0 + p)).or_default() += 1);
+            }
+        }
+    }
 }
 
 /// A table still to be visited.
@@ -63,6 +78,11 @@ impl<D: Device> Pool<D> {
                 if from < table_span(r.level) {
                     todo.push(Visit { entry: r.root, level: r.level, base: 0, from, directory: false });
                 }
+            }
+            let trees = meta.directory.iter().filter_map(|v| v.record.protects).map(|p| p.kept);
+            for kept in trees.filter(|kept| kept.height > 0) {
+                let level = ORDERED_LEAF + kept.height - 1;
+                todo.push(Visit { entry: kept.entry, level, base: 0, from: 0, directory: false });
             }
             let map = &meta.directory_map;
             todo.push(Visit { entry: map.root, level: map.level, base: 0, from: 0, directory: true });
@@ -114,6 +134,14 @@ impl<D: Device> Inner<D> {
             }
             Err(e) => return Err(e),
         };
+        if is_ordered(level) {
+            let below = ordered::children(&entries, level);
+            todo.extend(below.into_iter().map(|entry| Visit { entry, level: level - 1, base, from, directory }));
+            if level == ORDERED_LEAF {
+                tally.kept(&entries);
+            }
+            return Ok(());
+        }
         let span = table_span(level) / 256;
         for (i, &child) in entries.iter().enumerate() {
             let start = base + i as u64 * span;

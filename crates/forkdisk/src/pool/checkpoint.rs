@@ -334,6 +334,9 @@ impl<D: Device> Inner<D> {
 fn settled(meta: &Meta, record: &Option<VolumeRecord>) -> Option<VolumeRecord> {
     let mut record = record.clone()?;
     record.root = meta.tables.settle(record.root);
+    if let Some(protects) = &mut record.protects {
+        protects.kept.entry = meta.tables.settle(protects.kept.entry);
+    }
     Some(record)
 }
 

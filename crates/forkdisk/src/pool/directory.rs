@@ -23,11 +23,23 @@ pub struct Volume {
     pub pending: bool,
     /// Ranges that requests hold at the moment.
     pub locks: Rc<RangeLocks>,
+    /// Pages that are being completed with what shows through from an origin.
+    pub edges: Rc<RangeLocks>,
+}
+
+/// The snapshots of one volume that live, by age.
+#[derive(Default)]
+pub struct Chain {
+    /// Those that share what is kept.
+    pub chained: BTreeSet<VolumeId>,
+    /// Those that have copies of their own.
+    pub independent: BTreeSet<VolumeId>,
 }
 
 /// See the module.
 #[derive(Default)]
 pub struct Directory {
+    chains: BTreeMap<VolumeId, Chain>,
     volumes: BTreeMap<VolumeId, Volume>,
     names: BTreeMap<(VolumeId, String), VolumeId>,
     free_slots: BTreeSet<u64>,
@@ -58,10 +70,16 @@ impl Directory {
         }
         self.by_slot.insert(slot, record.id);
         let id = record.id;
+        if record.state == VolumeState::Snapshot {
+            let chain = self.chains.entry(record.parent).or_default();
+            let part = if record.flags.independent { &mut chain.independent } else { &mut chain.chained };
+            part.insert(id);
+        }
         if record.state == VolumeState::Dead {
             self.dead.insert(id);
         }
-        self.volumes.insert(id, Volume { record, slot, open: Rc::default(), pending: false, locks: Rc::default() });
+        let (open, locks, edges) = (Rc::default(), Rc::default(), Rc::default());
+        self.volumes.insert(id, Volume { record, slot, open, pending: false, locks, edges });
         self.judge_tail(id);
     }
 
@@ -72,6 +90,24 @@ impl Directory {
             true => self.tails.insert(id),
             false => self.tails.remove(&id),
         };
+    }
+
+    /// The living snapshots of a volume, if it ever had any.
+    pub fn chain(&self, of: VolumeId) -> Option<&Chain> {
+        self.chains.get(&of)
+    }
+
+    /// A volume that shows through to snapshot `id` of an origin, if there is one.
+    pub fn resting_on(&self, id: VolumeId) -> Option<&Volume> {
+        self.iter().find(|v| v.record.base == id && v.record.state != VolumeState::Dead)
+    }
+
+    /// Refuses if a volume shows through to snapshot `id` of an origin.
+    pub fn refuse_held(&self, id: VolumeId) -> Result<()> {
+        let (Some(held), Some(by)) = (self.get(id), self.resting_on(id)) else { return Ok(()) };
+        let (held, by) = (self.full_name(&held.record), self.full_name(&by.record));
+        let why = format!("{held:?} is held by {by:?}, which was cloned from it; flatten or delete that first");
+        Err(Error::new(ErrorKind::Busy, why))
     }
 
     /// The dead volume with the lowest number.
@@ -130,12 +166,18 @@ impl Directory {
         let volume = self.change(id).expect("an existing volume");
         let key = (volume.record.parent, volume.record.name.clone());
         volume.record.state = VolumeState::Dead;
+        volume.record.base = NO_VOLUME;
         volume.record.cursor = 0;
         volume.record.name.clear();
         volume.record.origin.clear();
         self.names.remove(&key);
         self.dead.insert(id);
         self.tails.remove(&id);
+        if let Some(chain) = self.chains.get_mut(&key.0) {
+            chain.chained.remove(&id);
+            chain.independent.remove(&id);
+        }
+        self.chains.remove(&id);
     }
 
     /// A dead volume is gone for good.

@@ -1,6 +1,6 @@
 //! All metadata of a pool in one place, and what each journal record does to it.
 
-use crate::format::{Kind, Layout, NO_VOLUME, Record, VolumeRecord, VolumeState};
+use crate::format::{Kind, Layout, NO_VOLUME, OriginFull, Protects, Record, VolumeRecord, VolumeState};
 use crate::journal::Journal;
 use crate::map::{Editor, Stop, Tables};
 use crate::planted::{Bug, planted};
@@ -10,6 +10,9 @@ use crate::types::{
 };
 
 use super::directory::Directory;
+
+/// What is kept ahead of a sequential writer of an origin when nothing else is said, in bytes.
+const DEFAULT_COPY_AHEAD: u64 = 8 << 20;
 
 /// The state that one thread owns and that a checkpoint makes durable.
 pub struct Meta {
@@ -78,6 +81,9 @@ impl Meta {
         for id in self.directory.unsettled() {
             let volume = self.directory.get_mut(id).expect("listed");
             volume.record.root = self.tables.settle(volume.record.root);
+            if let Some(protects) = &mut volume.record.protects {
+                protects.kept.entry = self.tables.settle(protects.kept.entry);
+            }
         }
         debug_assert!(
             self.directory.iter().all(|v| self.tables.settle(v.record.root) == v.record.root),
@@ -147,8 +153,11 @@ impl Meta {
                 shared_at: Epoch(0),
                 created: *now,
                 cursor: 0,
+                flags: Default::default(),
+                base: NO_VOLUME,
+                protects: None,
             }),
-            Record::Snapshot { of, now } => {
+            Record::Snapshot { of, now, flags } => {
                 for (source, id, name) in of {
                     let origin = self.record_of(*source)?;
                     let snapshot = VolumeRecord {
@@ -158,6 +167,9 @@ impl Meta {
                         name: name.clone(),
                         created: *now,
                         origin: String::new(),
+                        flags: *flags,
+                        protects: None,
+                        cursor: 0,
                         ..origin
                     };
                     self.add_shared(snapshot, !planted(Bug::SnapshotWithoutCount));
@@ -168,6 +180,9 @@ impl Meta {
             Record::Clone { source, id, name, now } => {
                 let origin = self.record_of(*source)?;
                 let origin_name = self.directory.full_name(&origin);
+                // What was cloned from an origin's snapshot holds it.
+                let base = if self.view_of(*source).is_none() || origin.base != NO_VOLUME { origin.base } else { *source };
+                let of_origin = origin.base == NO_VOLUME && base != NO_VOLUME;
                 let copy = VolumeRecord {
                     id: *id,
                     state: VolumeState::Volume,
@@ -175,6 +190,10 @@ impl Meta {
                     name: name.clone(),
                     created: *now,
                     origin: origin_name,
+                    flags: Default::default(),
+                    // There it counts what is kept.
+                    referenced: if of_origin { 0 } else { origin.referenced },
+                    base,
                     ..origin
                 };
                 self.add_shared(copy, true);
@@ -194,6 +213,7 @@ impl Meta {
                     name: String::new(),
                     origin: String::new(),
                     cursor: 0,
+                    base: NO_VOLUME,
                     ..old
                 };
                 self.add(gone);
@@ -232,6 +252,50 @@ impl Meta {
                 self.record_of(*id)?;
                 self.directory.change(*id).expect("read above").record.chunk = *chunk;
             }
+            Record::Protect { id, name, path, size, chunk, now, identity } => self.add(VolumeRecord {
+                id: *id,
+                state: VolumeState::Origin,
+                parent: NO_VOLUME,
+                name: name.clone(),
+                origin: path.clone(),
+                size: *size,
+                trim_end: 0,
+                chunk: *chunk,
+                referenced: 0,
+                level: level_for(*size),
+                root: Default::default(),
+                shared_at: Epoch(0),
+                created: *now,
+                cursor: 0,
+                flags: Default::default(),
+                base: NO_VOLUME,
+                protects: Some(Protects {
+                    kept: Default::default(),
+                    copy_ahead: DEFAULT_COPY_AHEAD,
+                    when_full: OriginFull::Wait(60),
+                    clean: true,
+                    identity: *identity,
+                    rolling: NO_VOLUME,
+                }),
+            }),
+            Record::SetOrigin { id, copy_ahead, when_full } => {
+                let protects = self.protects_mut(*id)?;
+                (protects.copy_ahead, protects.when_full) = (*copy_ahead, *when_full);
+            }
+            Record::Identify { id, clean, identity, path } => {
+                let protects = self.protects_mut(*id)?;
+                (protects.clean, protects.identity) = (*clean, *identity);
+                self.directory.change(*id).expect("changed above").record.origin = path.clone();
+            }
+            Record::Keep { origin, sequence, at, len, to } => {
+                let chunk_pages = self.protects(*origin).ok_or_else(|| Failure::Nonsense(Meta::unknown(*origin)))?.1;
+                while *done < u64::from(*len) {
+                    let from = VirtualPage(at.0 + *done);
+                    let n = (u64::from(*len) - *done).min(chunk_pages - from.0 % chunk_pages);
+                    self.keep(*origin, *sequence, from, n, PageAddr(to.0 + *done))?;
+                    *done += n;
+                }
+            }
             Record::Grow { size } => {
                 let layout = Layout::new(*size);
                 if layout.blocks() < self.space.layout().blocks() || *size > MAX_POOL_SIZE {
@@ -241,6 +305,11 @@ impl Meta {
             }
         }
         Ok(())
+    }
+
+    fn protects_mut(&mut self, id: VolumeId) -> Result<&mut Protects, Failure> {
+        let protects = self.directory.change(id).and_then(|v| v.record.protects.as_mut());
+        protects.ok_or_else(|| Failure::Nonsense(Meta::unknown(id)))
     }
 
     /// Maps pages within one virtual block.

@@ -18,16 +18,17 @@ mod verbs;
 mod walk;
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
+use crate::origin::Origin;
 use crate::runtime::Runtime;
 use crate::sync::{Event, Generations, RangeLocks};
-use crate::types::PageAddr;
+use crate::types::{PageAddr, VolumeId};
 
 pub use check::CheckReport;
 pub use compare::{DiffClass, DiffRun};
@@ -35,8 +36,10 @@ pub use info::{Mode, PoolInfo, Usage, VolumeInfo};
 pub use open::FormatOptions;
 pub use verbs::CreateOptions;
 
-pub(crate) use load::{Ended, no_space};
+pub(crate) use directory::Volume as DirectoryVolume;
+pub(crate) use load::{Ended, gone, no_space};
 pub(crate) use meta::{Failure, Meta, pages_of};
+pub(crate) use verbs::check_size as check_volume_size;
 
 /// Pages that one step of a verb or of the reaper may need for tables: it is taken only while there
 /// is room for them beside what the next checkpoint needs.
@@ -89,6 +92,8 @@ pub(crate) struct Inner<D> {
     pub runtime: Rc<dyn Runtime>,
     pub options: OpenOptions,
     pub meta: RefCell<Meta>,
+    /// Origins whose devices are open.
+    pub origins: RefCell<BTreeMap<VolumeId, Rc<Origin<D>>>>,
     /// The superblock on the device.
     pub superblock: RefCell<Superblock>,
     pub generations: Generations,

@@ -159,6 +159,7 @@ impl<D: Device> Pool<D> {
             runtime,
             options,
             meta: RefCell::new(meta),
+            origins: Default::default(),
             superblock: RefCell::new(superblock),
             generations: Default::default(),
             commits: Default::default(),
@@ -414,7 +415,7 @@ impl<D: Device> Inner<D> {
 
     async fn replay_record(&self, record: &crate::format::Record) -> Result<()> {
         use crate::format::Record;
-        if let Record::Map { to, len, .. } = record {
+        if let Record::Map { to, len, .. } | Record::Keep { to, len, .. } = record {
             let inside =
                 to.0.checked_add(u64::from(*len)).is_some_and(|e| e <= self.meta.borrow().space.layout().pages());
             if !inside {

@@ -81,7 +81,12 @@ impl<D: Device> Inner<D> {
                         until,
                         confirmed,
                     };
-                    Ok(editor.reap_step(&mut volume.record)?)
+                    let of_origin = volume.record.protects.is_some();
+                    match editor.reap_step(&mut volume.record)? {
+                        true if of_origin => meta.release_origin(id),
+                        true => meta.release_kept(id),
+                        false => Ok(false),
+                    }
                 })
                 .await?;
             if done {

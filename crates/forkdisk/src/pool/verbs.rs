@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{NO_VOLUME, Record, VolumeState};
+use crate::format::{NO_VOLUME, Record, SnapshotFlags, VolumeRecord, VolumeState};
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_SIZE, MAX_VOLUME_SIZE, VolumeId, is_chunk};
 
@@ -35,7 +35,7 @@ impl CreateOptions {
     }
 }
 
-fn check_size(size: u64) -> Result<()> {
+pub fn check_size(size: u64) -> Result<()> {
     match size <= MAX_VOLUME_SIZE {
         true => Ok(()),
         false => Err(Error::new(ErrorKind::Invalid, format!("{size} bytes is too large; a volume has at most 1 PiB"))),
@@ -54,9 +54,18 @@ fn check_chunk(chunk: u64) -> Result<()> {
 
 fn writable_volume(volume: &Volume, name: &str) -> Result<VolumeId> {
     match volume.record.state {
+        VolumeState::Origin => {
+            let why = format!("{name:?} is an origin: its data lies outside of the pool, so this cannot be done to it");
+            Err(Error::new(ErrorKind::Invalid, why))
+        }
         VolumeState::Volume => Ok(volume.record.id),
         _ => Err(Error::new(ErrorKind::ReadOnly, format!("{name:?} is a snapshot and cannot be changed"))),
     }
+}
+
+fn not_open(record: &VolumeRecord) -> Error {
+    let why = format!("the device of {:?} is not open; it was last at {:?}", record.name, record.origin);
+    Error::new(ErrorKind::Busy, why)
 }
 
 fn refuse_in_use(volume: &Volume, name: &str) -> Result<()> {
@@ -83,7 +92,7 @@ impl<D: Device> Inner<D> {
     }
 
     /// One verb: `decide` checks and says what to do, then it is done and made durable.
-    async fn verb<T>(self: &Rc<Self>, decide: impl FnOnce(&mut Meta) -> Result<(Record, T)>) -> Result<T> {
+    pub async fn verb<T>(self: &Rc<Self>, decide: impl FnOnce(&mut Meta) -> Result<(Record, T)>) -> Result<T> {
         self.check_writable()?;
         let value = {
             let mut meta = self.meta.borrow_mut();
@@ -104,7 +113,7 @@ impl<D: Device> Inner<D> {
         self.flush_device().await
     }
 
-    fn info(&self, id: VolumeId) -> Result<VolumeInfo> {
+    pub fn info(&self, id: VolumeId) -> Result<VolumeInfo> {
         let meta = self.meta.borrow();
         let volume = meta.directory.get(id).ok_or_else(gone)?;
         Ok(meta.info_of(&volume.record))
@@ -132,14 +141,35 @@ impl<D: Device> Pool<D> {
     ///
     /// Each shows what was acknowledged before this call; of writes in flight, either.
     pub async fn snapshot(&self, sources: &[(&str, &str)], now: u64) -> Result<Vec<VolumeInfo>> {
+        self.snapshot_with(sources, SnapshotFlags::default(), now).await
+    }
+
+    /// As [`snapshot`](Self::snapshot); `flags` hold for all of them. The devices of origins among the
+    /// sources must be open: what was written to them becomes durable first.
+    pub async fn snapshot_with(
+        &self,
+        sources: &[(&str, &str)],
+        flags: SnapshotFlags,
+        now: u64,
+    ) -> Result<Vec<VolumeInfo>> {
         let inner = &self.0;
         inner.check_writable()?;
+        let mut origins = Vec::new();
         let ids: Vec<VolumeId> = {
             let mut meta = inner.meta.borrow_mut();
             let mut of = Vec::new();
             for &(source, name) in sources {
                 let volume = meta.directory.find(source)?;
-                let id = writable_volume(volume, source)?;
+                let id = match volume.record.state {
+                    VolumeState::Origin => volume.record.id,
+                    _ => writable_volume(volume, source)?,
+                };
+                if volume.record.state == VolumeState::Origin {
+                    origins.push(inner.origins.borrow().get(&id).cloned().ok_or_else(|| not_open(&volume.record))?);
+                } else if flags.independent {
+                    let why = format!("snapshots of {source:?} are independent anyway; only an origin's form a chain");
+                    return Err(Error::new(ErrorKind::Invalid, why));
+                }
                 meta.directory.check_new(id, name)?;
                 if of.iter().any(|(v, _, n)| *v == id && n == name) {
                     return Err(Error::new(ErrorKind::Exists, format!("{source}@{name} is named twice")));
@@ -147,7 +177,7 @@ impl<D: Device> Pool<D> {
                 of.push((id, VolumeId(meta.next_id + of.len() as u64), name.to_string()));
             }
             let ids: Vec<VolumeId> = of.iter().map(|&(_, id, _)| id).collect();
-            inner.publish(&mut meta, &Record::Snapshot { of, now })?;
+            inner.publish(&mut meta, &Record::Snapshot { of, now, flags })?;
             for &id in &ids {
                 meta.directory.get_mut(id).expect("just made").pending = true;
             }
@@ -156,6 +186,16 @@ impl<D: Device> Pool<D> {
         // Writes in place that were planned before end first; newer ones break already.
         if !planted(Bug::SnapshotIgnoresWriters) {
             inner.generations.barrier().await;
+        }
+        // What an origin holds becomes the snapshot's contents: it must not be lost by a crash.
+        let mut flushed = Ok(());
+        for origin in origins.iter().filter(|_| !planted(Bug::OriginNotFlushed)) {
+            flushed = flushed.and(origin.flush().await);
+        }
+        if let Err(error) = flushed {
+            inner.verb(|_| Ok((Record::Delete { ids: ids.clone() }, ()))).await?;
+            inner.reap_soon();
+            return Err(error);
         }
         let committed = inner.clone().commit().await;
         for &id in &ids {
@@ -174,7 +214,12 @@ impl<D: Device> Pool<D> {
         inner.check_writable()?;
         let id = {
             let mut meta = inner.meta.borrow_mut();
-            let from = meta.directory.find(source)?.record.id;
+            let origin = &meta.directory.find(source)?.record;
+            let from = origin.id;
+            if origin.state == VolumeState::Origin {
+                let why = format!("{source:?} is an origin; take a snapshot of it and clone that");
+                return Err(Error::new(ErrorKind::Invalid, why));
+            }
             meta.directory.check_new(NO_VOLUME, name)?;
             let id = VolumeId(meta.next_id);
             inner.publish(&mut meta, &Record::Clone { source: from, id, name: name.to_string(), now })?;
@@ -283,6 +328,10 @@ impl<D: Device> Pool<D> {
                 let mut ids = Vec::new();
                 for &name in names {
                     let volume = meta.directory.find(name)?;
+                    if volume.record.state == VolumeState::Origin {
+                        let why = format!("{name:?} is an origin; unprotect it, and it is an ordinary disk again");
+                        return Err(Error::new(ErrorKind::Invalid, why));
+                    }
                     refuse_in_use(volume, name)?;
                     if !ids.contains(&volume.record.id) {
                         ids.push(volume.record.id);
@@ -294,6 +343,12 @@ impl<D: Device> Pool<D> {
                         let snapshot = meta.directory.full_name(&left.record);
                         let why = format!("it has snapshots, such as {snapshot:?}; delete them first or with it (-r)");
                         return Err(Error::new(ErrorKind::Busy, why));
+                    }
+                }
+                for &id in &ids {
+                    match meta.directory.resting_on(id).map(|v| v.record.id) {
+                        Some(by) if !ids.contains(&by) => meta.directory.refuse_held(id)?,
+                        _ => {}
                     }
                 }
                 // Snapshots first: a record must never name the snapshot of a volume that is gone.

@@ -6,4 +6,4 @@ mod range;
 
 pub use event::Event;
 pub use generation::{Generations, PlanGuard};
-pub use range::{Hold, RangeLocks};
+pub use range::{Hold, RangeGuard, RangeLocks};

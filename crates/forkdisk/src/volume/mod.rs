@@ -5,6 +5,7 @@ mod extents;
 mod fault;
 mod range;
 mod read;
+mod through;
 mod write;
 
 use std::cell::Cell;
@@ -19,6 +20,8 @@ use crate::sync::RangeLocks;
 use crate::types::VolumeId;
 
 pub use extents::Extent;
+pub(crate) use read::push;
+use through::Under;
 
 /// A volume or snapshot open for I/O. While a handle exists the volume is not deleted.
 ///
@@ -30,13 +33,17 @@ pub struct Volume<D: Device> {
     read_only: bool,
     open: Rc<Cell<usize>>,
     locks: Rc<RangeLocks>,
+    /// Pages that are completed with what shows through, see `through.rs`.
+    edges: Rc<RangeLocks>,
+    under: Under<D>,
 }
 
 impl<D: Device> Clone for Volume<D> {
     fn clone(&self) -> Self {
         self.open.set(self.open.get() + 1);
-        let (open, locks) = (self.open.clone(), self.locks.clone());
-        Volume { inner: self.inner.clone(), id: self.id, read_only: self.read_only, open, locks }
+        let (open, locks, edges) = (self.open.clone(), self.locks.clone(), self.edges.clone());
+        let under = self.under.clone();
+        Volume { inner: self.inner.clone(), id: self.id, read_only: self.read_only, open, locks, edges, under }
     }
 }
 
@@ -47,10 +54,12 @@ impl<D: Device> Drop for Volume<D> {
 }
 
 impl<D: Device> Pool<D> {
-    /// Opens `volume` or `volume@snapshot` for I/O.
+    /// Opens `volume` or `volume@snapshot` for I/O. For an origin, its snapshots and their clones the
+    /// origin's device must be open ([`attach_origin`](Self::attach_origin)).
     pub fn volume(&self, name: &str) -> Result<Volume<D>> {
         let meta = self.0.meta.borrow();
         let volume = meta.directory.find(name)?;
+        let under = Under::of(&self.0, &meta, volume.record.id)?;
         volume.open.set(volume.open.get() + 1);
         Ok(Volume {
             inner: self.0.clone(),
@@ -58,6 +67,8 @@ impl<D: Device> Pool<D> {
             read_only: volume.record.state == VolumeState::Snapshot || self.0.options.read_only,
             open: volume.open.clone(),
             locks: volume.locks.clone(),
+            edges: volume.edges.clone(),
+            under,
         })
     }
 }
@@ -84,8 +95,11 @@ impl<D: Device> Volume<D> {
         self.read_only
     }
 
-    /// Makes every write acknowledged so far durable, of all volumes of the pool.
+    /// Makes every write acknowledged so far durable, of all volumes of the pool; of an origin its own.
     pub async fn flush(&self) -> Result<()> {
+        if let Under::Itself(origin) = &self.under {
+            return origin.flush().await;
+        }
         if planted(Bug::FlushCoversOneVolume) && !self.inner.meta.borrow().directory.has_changed(self.id) {
             return Ok(());
         }

@@ -28,7 +28,8 @@ impl<D: Device> Volume<D> {
         }
         let first = to.next_multiple_of(PAGE);
         let end = (to + len) / PAGE * PAGE;
-        if from % PAGE != to % PAGE || first >= end {
+        let through = !self.under.is_nothing() || !source.under.is_nothing();
+        if from % PAGE != to % PAGE || first >= end || through {
             return self.copy_range(source, from, to, len).await;
         }
         self.copy_range(source, from, to, first - to).await?;

@@ -6,6 +6,7 @@ use crate::map::{Stop, lookup};
 use crate::pool::Failure;
 use crate::types::{PAGE_SIZE, VirtualPage};
 
+use super::through::Under;
 use super::Volume;
 
 /// What a read consists of: device requests, and parts of the buffer to be zeroed.
@@ -23,7 +24,7 @@ impl<D: Device> Volume<D> {
         if buf.is_empty() {
             return (Ok(()), buf);
         }
-        let unit = self.inner.device.block_size();
+        let unit = self.unit();
         if offset.is_multiple_of(unit as u64) && buf.len().is_multiple_of(unit) {
             return self.read_aligned(offset, buf).await;
         }
@@ -32,7 +33,8 @@ impl<D: Device> Volume<D> {
 
     /// Reads whole pages around the range and copies the part asked for.
     async fn read_around(&self, offset: u64, mut buf: Buf) -> (Result<()>, Buf) {
-        let page = PAGE_SIZE as u64;
+        // An origin has nothing beyond its end.
+        let page = if let Under::Itself(_) = &self.under { self.unit() } else { PAGE_SIZE } as u64;
         let (start, end) = (offset / page * page, (offset + buf.len() as u64).next_multiple_of(page));
         let wide = self.inner.device.buffer((end - start) as usize);
         let (result, wide) = self.read_aligned(start, wide).await;
@@ -45,6 +47,13 @@ impl<D: Device> Volume<D> {
     }
 
     async fn read_aligned(&self, offset: u64, mut buf: Buf) -> (Result<()>, Buf) {
+        match &self.under {
+            Under::Nothing => {}
+            Under::Itself(origin) => return origin.read(offset, buf).await,
+            Under::Snapshot(origin, view, size) => {
+                return origin.read_through(&self.inner, self.id, (*view, *size), offset, buf).await;
+            }
+        }
         let plan = self.inner.generations.enter();
         let planned = self.inner.look(|meta| {
             let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
@@ -79,7 +88,7 @@ impl<D: Device> Volume<D> {
 }
 
 /// Adds a piece, as part of the last one where it goes on.
-pub(super) fn push(segments: &mut Segments, offset: u64, at: usize, len: usize) {
+pub(crate) fn push(segments: &mut Segments, offset: u64, at: usize, len: usize) {
     match segments.last_mut() {
         Some(s) if s.offset + s.len as u64 == offset && s.at + s.len == at => s.len += len,
         _ => segments.push(Segment { offset, at, len }),

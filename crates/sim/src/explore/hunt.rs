@@ -49,8 +49,12 @@ const DAMAGES: u64 = 400;
 
 impl Attempt {
     /// The profiles take turns; between them come short histories and damage.
-    fn new(hunt: u64, i: u32) -> Attempt {
+    fn new(hunt: u64, i: u32, of_origins: bool) -> Attempt {
         let seed = mix(&[hunt, u64::from(i)]) >> 32;
+        if of_origins {
+            let (profile, dense) = (Some(Profile::Origins), Some((40, 3)));
+            return Attempt::Random(Recipe { profile, dense, ..Recipe::new(seed, 300) });
+        }
         match i % 8 {
             3 | 7 => return Attempt::Short(random_case(seed)),
             5 => return Attempt::Damaged(seed),
@@ -94,11 +98,11 @@ impl Hunt {
     pub fn run(&self, mut progress: impl FnMut(&Found)) -> Vec<Found> {
         let mut all = Vec::new();
         // Whether an attempt is clean without any mistake: the same for all of them.
-        let clean: Vec<OnceLock<bool>> = (0..self.budget).map(|_| OnceLock::new()).collect();
+        let clean = [false, true].map(|_| (0..self.budget).map(|_| OnceLock::new()).collect::<Vec<_>>());
         spread(
             self.jobs,
             self.bugs.len(),
-            |i| self.search(self.bugs[i], &clean),
+            |i| self.search(self.bugs[i], &clean[usize::from(self.bugs[i].is_of_origins())]),
             |_, found| {
                 progress(&found);
                 all.push(found);
@@ -114,7 +118,7 @@ impl Hunt {
             if clean.get() == Some(&false) {
                 continue;
             }
-            let attempt = Attempt::new(self.seed, i);
+            let attempt = Attempt::new(self.seed, i, bug.is_of_origins());
             planted::set(Some(bug));
             let broken = attempt.run();
             planted::set(None);

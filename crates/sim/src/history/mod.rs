@@ -15,7 +15,7 @@ use std::fmt;
 
 pub use exhibit::{Contents, Exhibit, page_of, read_all};
 pub use op::{Kind, Op, Profile, Setup};
-pub use recover::{Entrance, Recovered, Session, open_options, recover};
+pub use recover::{Entrance, PATIENCE, Recovered, Session, judge, open_options, recover};
 pub use run::{Aim, Run, run_history};
 pub use small::{Small, run_small};
 

@@ -97,10 +97,12 @@ pub enum Profile {
     Crowd,
     /// Volumes of many blocks, nearly empty: maps of several levels.
     Large,
+    /// An origin on a disk of its own, see `origins`; never drawn, only asked for.
+    Origins,
 }
 
 impl Profile {
-    /// All of them.
+    /// All that are drawn.
     pub const ALL: [Profile; 11] = [
         Profile::Mixed,
         Profile::Forks,
@@ -129,12 +131,13 @@ impl Profile {
             Profile::Journal => "journal",
             Profile::Crowd => "crowd",
             Profile::Large => "large",
+            Profile::Origins => "origins",
         }
     }
 
     /// The profile of this name.
     pub fn from_name(name: &str) -> Option<Profile> {
-        Profile::ALL.into_iter().find(|p| p.name() == name)
+        Profile::ALL.into_iter().chain([Profile::Origins]).find(|p| p.name() == name)
     }
 
     #[rustfmt::skip]
@@ -188,6 +191,7 @@ impl Profile {
                 (Read, 6), (Write, 20), (Flush, 3), (Discard, 2), (Create, 8), (Snapshot, 40), (Group, 4), (Clone, 14),
                 (CloneRange, 3), (Rollback, 4), (Rename, 2), (Delete, 12), (Checkpoint, 1), (Audit, 1), (Cut, 1), (Reopen, 1),
             ],
+            Profile::Origins => &[],
             Profile::Large => &[
                 (Read, 12), (Write, 40), (Append, 10), (Ragged, 3), (Flush, 8), (Discard, 8), (Zero, 6), (Create, 3),
                 (Snapshot, 6), (Group, 2), (Clone, 5), (CloneRange, 8), (Rollback, 4), (Rename, 1), (Resize, 10), (Delete, 8),

@@ -1,0 +1,65 @@
+//! A copy finds no space: what then is the origin's policy. Nothing is ever written without its copy.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::format::{OriginFull, Record};
+use crate::pool::{Inner, no_space};
+use crate::types::VolumeId;
+
+use super::Origin;
+
+/// Checkpoints that one write begins for space that was given up.
+const CHECKPOINTS: u32 = 2;
+
+/// What a write has tried already to get space.
+#[derive(Default)]
+pub struct Patience {
+    emptied: u32,
+    waited: bool,
+}
+
+impl<D: Device> Origin<D> {
+    /// Waits for space or makes some; fails when neither helps. Nothing is held meanwhile.
+    pub(super) async fn wait_for_space(&self, inner: &Rc<Inner<D>>, patience: &mut Patience) -> Result<()> {
+        inner.check_writable()?;
+        if patience.emptied < CHECKPOINTS && inner.has_pending_space() {
+            patience.emptied += 1;
+            return inner.clone().checkpoint().await;
+        }
+        inner.full.set(true);
+        let policy = inner.meta.borrow().protects(self.id).map_or(OriginFull::Error, |(p, _)| p.when_full);
+        match policy {
+            OriginFull::Wait(seconds) if !patience.waited => {
+                *patience = Patience { emptied: 0, waited: true };
+                inner.wait_for_space(Duration::from_secs(u64::from(seconds))).await;
+                Ok(())
+            }
+            OriginFull::DropOldest => {
+                let Some(id) = self.oldest_droppable(inner) else { return Err(no_space()) };
+                inner.verb(|meta| {
+                    // It may have been deleted or taken into use since.
+                    let ids = meta.directory.get(id).map_or(Vec::new(), |_| vec![id]);
+                    Ok((Record::Delete { ids }, ()))
+                })
+                .await?;
+                inner.reap_soon();
+                inner.clone().settle().await
+            }
+            _ => Err(no_space()),
+        }
+    }
+
+    fn oldest_droppable(&self, inner: &Inner<D>) -> Option<VolumeId> {
+        let meta = inner.meta.borrow();
+        let chain = meta.directory.chain(self.id)?;
+        let mut all: Vec<VolumeId> = chain.chained.iter().chain(&chain.independent).copied().collect();
+        all.sort_unstable();
+        all.into_iter().find(|&id| {
+            let idle = |v: &crate::pool::DirectoryVolume| v.record.flags.droppable && v.open.get() == 0 && !v.pending;
+            meta.directory.get(id).is_some_and(idle) && meta.directory.resting_on(id).is_none()
+        })
+    }
+}

@@ -1,0 +1,98 @@
+//! A device that is protected in place: an *origin*. Its data stays where it is; the pool keeps what
+//! was overwritten since its snapshots were taken.
+//!
+//! Before the first write to a chunk since the newest snapshot the old contents are copied into the
+//! pool and recorded, once however many snapshots there are. The order is: copy durable in the pool →
+//! record durable → write to the origin (`copy.rs`, `write.rs`). What is kept, and for whom, is the
+//! business of `kept.rs`; reading through it of `read.rs`.
+//!
+//! Invariants:
+//! - Whoever reads an origin's chunk for a snapshot holds it *shared*, and so does whoever writes a
+//!   chunk that is kept. Copying a chunk out holds it alone. So nothing is written under a reader,
+//!   and no copy is taken under a writer.
+//! - Nobody waits for a chunk while a plan is under way: whoever holds the chunk may wait for a
+//!   checkpoint, which waits for plans.
+//! - A failed or full pool fails writes of the origin that need a copy; it never lets them through.
+
+mod copy;
+mod flush;
+mod full;
+mod kept;
+mod read;
+mod stream;
+mod verbs;
+mod write;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::pool::Inner;
+use crate::sync::RangeLocks;
+use crate::types::VolumeId;
+
+pub use kept::View;
+pub use verbs::{OriginInfo, ProtectOptions};
+
+/// An origin whose device is at hand.
+pub struct Origin<D> {
+    pub id: VolumeId,
+    pub device: D,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of a chunk.
+    pub chunk: u64,
+    /// By chunk.
+    pub locks: Rc<RangeLocks>,
+    /// Blocks of the device that are written in part, by block.
+    pub edges: Rc<RangeLocks>,
+    streams: RefCell<stream::Streams>,
+    flushes: flush::Flushes,
+    /// Why nothing is acknowledged any more.
+    failed: RefCell<Option<Error>>,
+    /// Whether the pool knows, durably, that the origin is being written.
+    marked: Cell<bool>,
+}
+
+impl<D: Device> Origin<D> {
+    fn new(id: VolumeId, device: D, size: u64, chunk: u64) -> Origin<D> {
+        Origin {
+            id,
+            device,
+            size,
+            chunk,
+            locks: Rc::default(),
+            edges: Rc::default(),
+            streams: RefCell::default(),
+            flushes: flush::Flushes::default(),
+            failed: RefCell::new(None),
+            marked: Cell::new(false),
+        }
+    }
+
+    /// Chunks that hold the bytes from `offset` to `end`.
+    pub fn chunks(&self, offset: u64, end: u64) -> std::ops::Range<u64> {
+        offset / self.chunk..end.div_ceil(self.chunk)
+    }
+
+    /// Refuses once a flush has failed.
+    pub fn check_alive(&self) -> Result<()> {
+        self.failed.borrow().as_ref().map_or(Ok(()), |e| Err(e.clone()))
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// The origin's device, if it is at hand.
+    pub fn attached(&self, id: VolumeId) -> Result<Rc<Origin<D>>> {
+        self.origins.borrow().get(&id).cloned().ok_or_else(|| {
+            let meta = self.meta.borrow();
+            let (name, path) = meta
+                .directory
+                .get(id)
+                .map_or(Default::default(), |v| (v.record.name.clone(), v.record.origin.clone()));
+            let why = format!("the device of {name:?} is not open; it was last at {path:?}");
+            Error::new(ErrorKind::Busy, why)
+        })
+    }
+}

@@ -1,0 +1,118 @@
+//! Writing to an origin: in place, once what its snapshots need is kept.
+
+use std::rc::Rc;
+
+use smallvec::smallvec;
+
+use crate::device::{Buf, Device, Segment};
+use crate::error::{Error, Result};
+use crate::planted::{Bug, planted};
+use crate::pool::Inner;
+use crate::sync::{Hold, PlanGuard, RangeGuard};
+use crate::types::{PAGE_SIZE, VirtualPage};
+
+use super::Origin;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Bytes of zeroes written at once.
+const ZEROES: u64 = 1 << 20;
+
+impl<D: Device> Origin<D> {
+    /// Writes `buf`, the range of which has been checked.
+    pub async fn write(&self, inner: &Rc<Inner<D>>, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
+        let unit = self.device.block_size() as u64;
+        let end = offset + buf.len() as u64;
+        let blocks = offset / unit..end.div_ceil(unit);
+        if offset.is_multiple_of(unit) && end.is_multiple_of(unit) {
+            let _edges = self.edges.lock(blocks, Hold::Shared).await;
+            return self.write_blocks(inner, offset, buf, fua).await;
+        }
+        // Blocks that are written in part are completed first.
+        let _edges = self.edges.lock(blocks.clone(), Hold::Alone).await;
+        let start = blocks.start * unit;
+        let wide = self.device.buffer((blocks.end * unit - start) as usize);
+        let (read, mut wide) = self.read(start, wide).await;
+        if let Err(e) = read {
+            return (Err(e), buf);
+        }
+        let at = (offset - start) as usize;
+        wide[at..at + buf.len()].copy_from_slice(&buf);
+        (self.write_blocks(inner, start, wide, fua).await.0, buf)
+    }
+
+    /// The range reads as zeroes afterwards.
+    pub async fn write_zeroes(&self, inner: &Rc<Inner<D>>, offset: u64, len: u64, fua: bool) -> Result<()> {
+        let mut done = 0;
+        while done < len {
+            let n = ZEROES.min(len - done);
+            self.write(inner, offset + done, Buf::zeroed(n as usize), fua).await.0?;
+            done += n;
+        }
+        Ok(())
+    }
+
+    /// Writes whole blocks of the device.
+    async fn write_blocks(&self, inner: &Rc<Inner<D>>, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
+        self.streams.borrow_mut().note(offset, buf.len() as u64);
+        let held = match self.admit(inner, offset, offset + buf.len() as u64).await {
+            Ok(held) => held,
+            Err(e) => return (Err(e), buf),
+        };
+        let segment = Segment { offset, at: 0, len: buf.len() };
+        let (result, buf) = self.device.write(buf, smallvec![segment], fua).await;
+        drop(held);
+        inner.checkpoint_soon();
+        (result.map_err(|e| Error::io(format!("writing the origin at {offset}"), e)), buf)
+    }
+
+    /// Waits until the range may be written; it may as long as what is returned is held.
+    async fn admit(&self, inner: &Rc<Inner<D>>, offset: u64, end: u64) -> Result<(RangeGuard, PlanGuard)> {
+        inner.check_writable()?;
+        self.check_alive()?;
+        self.mark(inner).await?;
+        let chunks = self.chunks(offset, end);
+        let mut held = self.locks.lock(chunks.clone(), Hold::Shared).await;
+        let mut full = super::full::Patience::default();
+        loop {
+            let plan = inner.generations.enter();
+            if !self.lacks_copies(inner, offset, end).await? {
+                self.check_alive()?;
+                return Ok((held, plan));
+            }
+            drop((plan, held));
+            held = match self.copy_out(inner, offset, end, &mut full).await {
+                Ok(held) => held,
+                Err(_) if planted(Bug::WrittenWithoutCopy) => {
+                    let held = self.locks.lock(chunks.clone(), Hold::Shared).await;
+                    return Ok((held, inner.generations.enter()));
+                }
+                Err(e) => return Err(e),
+            };
+        }
+    }
+
+    /// Whether anybody would lose what the range holds.
+    async fn lacks_copies(&self, inner: &Inner<D>, offset: u64, end: u64) -> Result<bool> {
+        let (first, mut last) = (VirtualPage(offset / PAGE), VirtualPage(end.div_ceil(PAGE)));
+        if planted(Bug::SecondChunkForgotten) {
+            last = VirtualPage(last.0.min((offset / self.chunk + 1) * self.chunk / PAGE));
+        }
+        inner
+            .look(|meta| {
+                for view in meta.views_to_keep(self.id) {
+                    let view = match view {
+                        super::View::Chained { .. } if planted(Bug::OldCopyTakenForNew) => {
+                            super::View::chained(crate::types::VolumeId(0))
+                        }
+                        super::View::Independent(id) if planted(Bug::IndependentNotKept) => super::View::chained(id),
+                        view => view,
+                    };
+                    if meta.unkept(self.id, view, first, last)?.is_some() {
+                        return Ok(true);
+                    }
+                }
+                Ok(false)
+            })
+            .await
+    }
+}
