@@ -148,6 +148,10 @@ bugs! {
     SecondChunkForgotten = "second-chunk-forgotten",
     /// A copy that could not be read from the origin is kept all the same.
     OriginCopyErrorSwallowed = "origin-copy-error-swallowed",
+    /// A chunk that was kept when the pool failed is taken for kept.
+    OriginIgnoresFailedPool = "origin-ignores-failed-pool",
+    /// Nothing is kept any more for a snapshot whose deletion is not durable yet.
+    PendingDeletionBelieved = "pending-deletion-believed",
     /// A write of an origin goes on when its old contents could not be kept.
     WrittenWithoutCopy = "written-without-copy",
     /// A map table whose checksum is wrong is believed.

@@ -6,17 +6,14 @@
 
 use crate::types::{BLOCK_PAGES, PageAddr, VolumeId};
 
-/// Highest number a snapshot of an origin can have.
-pub const MAX_SEQUENCE: u64 = (1 << 48) - 1;
-/// Highest number of a chunk.
-const MAX_CHUNK_NUMBER: u64 = (1 << 48) - 1;
+/// Highest number of a chunk, and of a snapshot.
+const MAX_NUMBER: u64 = (1 << 48) - 1;
 /// Chunks that one entry of a list of chunks stands for.
 pub const LISTED: u64 = 128;
 
 const CHAINED: u8 = 1;
 const INDEPENDENT: u8 = 2;
 const LIST: u8 = 3;
-const MERGED: u8 = 4;
 
 /// A key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,8 +28,6 @@ pub enum KeptKind {
     Independent { sequence: VolumeId, chunk: u64, page: u64 },
     /// Which of the chunks from `first` on are kept for `sequence` in the chain.
     List { sequence: VolumeId, first: u64 },
-    /// Which of the chunks from `first` on a rollback under way has brought back already.
-    Merged { first: u64 },
 }
 
 impl KeptKey {
@@ -59,22 +54,16 @@ impl KeptKey {
         KeptKey::new(LIST, sequence.0, chunk / LISTED, 0)
     }
 
-    /// The entry that lists `chunk` as brought back.
-    pub fn merged(chunk: u64) -> KeptKey {
-        KeptKey::new(MERGED, 0, chunk / LISTED, 0)
-    }
-
     /// What it stands for; `None`: nothing that this version knows.
     pub fn kind(self) -> Option<KeptKind> {
         let a = (self.0 >> 64) as u64 & ((1 << 56) - 1);
         let (b, c) = ((self.0 >> 16) as u64 & ((1 << 48) - 1), self.0 as u64 & 0xffff);
         match (self.0 >> 120) as u8 {
-            CHAINED if a <= MAX_CHUNK_NUMBER => {
+            CHAINED if a <= MAX_NUMBER => {
                 Some(KeptKind::Chained { chunk: a, sequence: VolumeId(b), page: c })
             }
             INDEPENDENT => Some(KeptKind::Independent { sequence: VolumeId(a), chunk: b, page: c }),
             LIST if c == 0 => Some(KeptKind::List { sequence: VolumeId(a), first: b * LISTED }),
-            MERGED if a == 0 && c == 0 => Some(KeptKind::Merged { first: b * LISTED }),
             _ => None,
         }
     }
@@ -94,22 +83,11 @@ pub struct Piece {
     pub pages: u64,
 }
 
-/// A value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kept {
-    /// Where a piece lies: page in bits 0 to 39, pages in bits 40 to 55.
-    Piece(Piece),
-    /// One bit per listed chunk.
-    List(u128),
-}
-
-impl Kept {
-    /// The value's 128 bits.
+impl Piece {
+    /// The value that stands for it: its page in bits 0 to 39, how many in bits 40 to 55. (The value of
+    /// a list has one bit per chunk.)
     pub fn to_bits(self) -> u128 {
-        match self {
-            Kept::Piece(piece) => u128::from(piece.to.0 | piece.pages << 40),
-            Kept::List(bits) => bits,
-        }
+        u128::from(self.to.0 | self.pages << 40)
     }
 }
 
@@ -122,7 +100,7 @@ pub fn piece(bits: u128) -> Piece {
 pub fn flaw(key: u128, value: u128, pool_pages: u64) -> Option<&'static str> {
     match KeptKey(key).kind() {
         None => Some("a key of unknown kind"),
-        Some(KeptKind::List { .. } | KeptKind::Merged { .. }) => (value == 0).then_some("a list of no chunk"),
+        Some(KeptKind::List { .. }) => (value == 0).then_some("a list of no chunk"),
         Some(KeptKind::Chained { page, .. } | KeptKind::Independent { page, .. }) => {
             let Piece { to, pages } = piece(value);
             let sound = value >> 56 == 0 && pages > 0 && page + pages <= BLOCK_PAGES && to.0 + pages <= pool_pages;
@@ -140,18 +118,17 @@ mod tests {
         let at = |chunk, id| KeptKey::chained(chunk, VolumeId(id), 0);
         assert!(at(1, 9) < at(2, 3) && at(2, 3) < at(2, 4));
         assert!(KeptKey::chained(2, VolumeId(3), 255) < at(2, 4));
-        assert!(at(MAX_CHUNK_NUMBER, MAX_SEQUENCE) < KeptKey::independent(VolumeId(0), 0, 0));
+        assert!(at(MAX_NUMBER, MAX_NUMBER) < KeptKey::independent(VolumeId(0), 0, 0));
     }
 
     #[test]
     fn keys_tell_what_they_stand_for() {
-        let (chunk, sequence) = (MAX_CHUNK_NUMBER - 127, VolumeId(MAX_SEQUENCE));
+        let (chunk, sequence) = (MAX_NUMBER - 127, VolumeId(MAX_NUMBER));
         let first = chunk / LISTED * LISTED;
         for (key, kind) in [
             (KeptKey::chained(chunk, sequence, 255), KeptKind::Chained { chunk, sequence, page: 255 }),
             (KeptKey::independent(sequence, chunk, 1), KeptKind::Independent { sequence, chunk, page: 1 }),
             (KeptKey::list(sequence, chunk), KeptKind::List { sequence, first }),
-            (KeptKey::merged(chunk), KeptKind::Merged { first }),
         ] {
             assert_eq!(key.kind(), Some(kind));
         }
@@ -161,7 +138,7 @@ mod tests {
     #[test]
     fn a_piece_out_of_range_is_damage() {
         let key = KeptKey::chained(1, VolumeId(1), 8).0;
-        let bits = |to, pages| Kept::Piece(Piece { to: PageAddr(to), pages }).to_bits();
+        let bits = |to, pages| Piece { to: PageAddr(to), pages }.to_bits();
         assert_eq!(flaw(key, bits(100, 8), 108), None);
         for bad in [bits(100, 9), bits(100, 0), bits(0, 249), bits(100, 8) | 1 << 100] {
             assert!(flaw(key, bad, 108).is_some(), "{bad:#x}");

@@ -155,7 +155,7 @@ pub fn decode_ordered(bytes: &[u8], level: u8, pool_pages: u64) -> Result<Box<Sl
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::kept::{Kept, Piece};
+    use crate::format::kept::Piece;
     use crate::format::{KeptKey, encode_table};
     use crate::types::{PageAddr, VolumeId};
 
@@ -163,8 +163,8 @@ mod tests {
         let mut page = Box::new([Entry::ABSENT; FANOUT]);
         for i in 0..n {
             let piece = Piece { to: PageAddr(512 + i), pages: 1 };
-            let value = Kept::Piece(piece).to_bits();
-            insert(&mut page, i as usize, KeptKey::chained(i, VolumeId(3), 0).0, Entry::from_bits(value));
+            let (key, value) = (KeptKey::chained(i, VolumeId(3), 0).0, Entry::from_bits(piece.to_bits()));
+            insert(&mut page, i as usize, key, value);
         }
         page
     }

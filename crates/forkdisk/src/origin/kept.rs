@@ -188,7 +188,7 @@ impl Meta {
         debug_assert!(page + len <= chunk_pages);
         let until = self.journal.next() + 1;
         let (mut editor, protects) = self.edit_kept(origin, until).ok_or_else(nonsense)?;
-        let value = crate::format::kept::Kept::Piece(Piece { to, pages: len }).to_bits();
+        let value = Piece { to, pages: len }.to_bits();
         let (key, list) = match independent {
             true => (KeptKey::independent(sequence, chunk, page), None),
             false => (KeptKey::chained(chunk, sequence, page), Some(KeptKey::list(sequence, chunk))),
@@ -270,7 +270,7 @@ impl Meta {
         }
         for part in parts {
             gone += part.piece.pages;
-            let value = crate::format::kept::Kept::Piece(part.piece).to_bits();
+            let value = part.piece.to_bits();
             match heir.filter(|_| part.needed) {
                 Some(heir) => {
                     editor.tree_insert(kept, KeptKey::chained(chunk, heir, part.page).0, value)?;

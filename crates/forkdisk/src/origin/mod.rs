@@ -28,6 +28,7 @@ use std::rc::Rc;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::Record;
 use crate::pool::Inner;
 use crate::sync::RangeLocks;
 use crate::types::VolumeId;
@@ -51,6 +52,8 @@ pub struct Origin<D> {
     flushes: flush::Flushes,
     /// Why nothing is acknowledged any more.
     failed: RefCell<Option<Error>>,
+    /// Snapshots whose record must not be durable before what the origin holds is.
+    unsettled: RefCell<Vec<VolumeId>>,
     /// Whether the pool knows, durably, that the origin is being written.
     marked: Cell<bool>,
 }
@@ -67,6 +70,7 @@ impl<D: Device> Origin<D> {
             streams: RefCell::default(),
             flushes: flush::Flushes::default(),
             failed: RefCell::new(None),
+            unsettled: RefCell::default(),
             marked: Cell::new(false),
         }
     }
@@ -82,7 +86,41 @@ impl<D: Device> Origin<D> {
     }
 }
 
+impl<D: Device> Origin<D> {
+    /// A snapshot has been published.
+    pub fn published(&self, snapshot: VolumeId) {
+        self.unsettled.borrow_mut().push(snapshot);
+    }
+
+    /// Makes durable what snapshots that were published since the last call show; otherwise returns
+    /// those that must not be.
+    async fn settle_snapshots(&self) -> Vec<VolumeId> {
+        let snapshots = self.unsettled.take();
+        if snapshots.is_empty() || self.flush().await.is_ok() { Vec::new() } else { snapshots }
+    }
+}
+
 impl<D: Device> Inner<D> {
+    /// Whether there are new snapshots whose origins are to be flushed before their records are.
+    pub fn has_unsettled_origins(&self) -> bool {
+        self.origins.borrow().values().any(|origin| !origin.unsettled.borrow().is_empty())
+    }
+
+    /// Before records become durable: so does whatever new snapshots of origins show. Those of an
+    /// origin that fails to do so are gone with the same commit.
+    pub async fn settle_origins(&self) -> Result<()> {
+        let origins: Vec<Rc<Origin<D>>> = self.origins.borrow().values().cloned().collect();
+        for origin in origins {
+            let lost = origin.settle_snapshots().await;
+            let mut meta = self.meta.borrow_mut();
+            let ids: Vec<VolumeId> = lost.into_iter().filter(|&id| meta.directory.get(id).is_some()).collect();
+            if !ids.is_empty() {
+                self.publish(&mut meta, &Record::Delete { ids })?;
+            }
+        }
+        Ok(())
+    }
+
     /// The origin's device, if it is at hand.
     pub fn attached(&self, id: VolumeId) -> Result<Rc<Origin<D>>> {
         self.origins.borrow().get(&id).cloned().ok_or_else(|| {

@@ -77,7 +77,16 @@ impl<D: Device> Origin<D> {
             let plan = inner.generations.enter();
             if !self.lacks_copies(inner, offset, end).await? {
                 self.check_alive()?;
-                return Ok((held, plan));
+                // What is found kept may be so in memory only, for ever.
+                if !planted(Bug::OriginIgnoresFailedPool) {
+                    inner.check_alive()?;
+                }
+                if !self.is_deletion_pending(inner) || planted(Bug::PendingDeletionBelieved) {
+                    return Ok((held, plan));
+                }
+                drop(plan);
+                inner.clone().commit().await?;
+                continue;
             }
             drop((plan, held));
             held = match self.copy_out(inner, offset, end, &mut full).await {
@@ -89,6 +98,13 @@ impl<D: Device> Origin<D> {
                 Err(e) => return Err(e),
             };
         }
+    }
+
+    /// Whether a crash now could bring back a snapshot for which nothing has been kept since it was
+    /// deleted.
+    fn is_deletion_pending(&self, inner: &Inner<D>) -> bool {
+        let meta = inner.meta.borrow();
+        meta.directory.chain(self.id).is_some_and(|chain| chain.deleted_until > meta.journal.confirmed())
     }
 
     /// Whether anybody would lose what the range holds.

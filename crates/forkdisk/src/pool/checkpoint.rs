@@ -127,7 +127,16 @@ impl<D: Device> Inner<D> {
     async fn checkpoint_once(self: &Rc<Self>) -> Result<()> {
         self.check_failed()?;
         self.activate().await?;
-        let frozen = self.look(freeze).await?;
+        let frozen = loop {
+            self.settle_origins().await?;
+            let frozen = self.look(|meta| match self.has_unsettled_origins() {
+                true => Ok(None),
+                false => freeze(meta).map(Some),
+            });
+            if let Some(frozen) = frozen.await? {
+                break frozen;
+            }
+        };
         if planted(Bug::SuperblockBeforePages) {
             let early = self.next_superblock(&frozen, self.superblock.borrow().counts.clone());
             self.write_superblock_slot(&early, 0).await?;

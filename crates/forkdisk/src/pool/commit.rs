@@ -81,8 +81,14 @@ impl<D: Device> Inner<D> {
         self.check_failed()?;
         self.activate().await?;
         // Nothing is waited for between the last look and the taking.
-        while !self.meta.borrow().journal.fits() {
-            self.clone().checkpoint().await?;
+        loop {
+            if !self.meta.borrow().journal.fits() {
+                self.clone().checkpoint().await?;
+            } else if self.has_unsettled_origins() {
+                self.settle_origins().await?;
+            } else {
+                break;
+            }
         }
         // Records taken now describe data that was written completely before they were published.
         let (groups, next) = {

@@ -34,6 +34,8 @@ pub struct Chain {
     pub chained: BTreeSet<VolumeId>,
     /// Those that have copies of their own.
     pub independent: BTreeSet<VolumeId>,
+    /// The deletion of others is durable once the journal is up to this sequence number.
+    pub deleted_until: u64,
 }
 
 /// See the module.
@@ -161,8 +163,8 @@ impl Directory {
         self.volumes.values()
     }
 
-    /// A volume becomes dead: its name is free.
-    pub fn bury(&mut self, id: VolumeId) {
+    /// A volume becomes dead: its name is free. That is durable once the journal is up to `until`.
+    pub fn bury(&mut self, id: VolumeId, until: u64) {
         let volume = self.change(id).expect("an existing volume");
         let key = (volume.record.parent, volume.record.name.clone());
         volume.record.state = VolumeState::Dead;
@@ -176,6 +178,7 @@ impl Directory {
         if let Some(chain) = self.chains.get_mut(&key.0) {
             chain.chained.remove(&id);
             chain.independent.remove(&id);
+            chain.deleted_until = until;
         }
         self.chains.remove(&id);
     }
@@ -365,7 +368,7 @@ mod tests {
         assert_eq!((d.first_dead(), d.first_tail()), (None, Some(VolumeId(2))));
         d.change(VolumeId(3)).expect("there").record.trim_end = 11;
         d.judge_tail(VolumeId(3));
-        d.bury(VolumeId(2));
+        d.bury(VolumeId(2), 0);
         assert_eq!((d.first_dead(), d.first_tail()), (Some(VolumeId(2)), Some(VolumeId(3))));
         d.change(VolumeId(3)).expect("there").record.trim_end = 0;
         d.judge_tail(VolumeId(3));

@@ -229,9 +229,10 @@ impl Meta {
                 self.advance();
             }
             Record::Delete { ids } => {
+                let until = self.journal.next() + 1;
                 for &id in ids {
                     self.record_of(id)?;
-                    self.directory.bury(id);
+                    self.directory.bury(id, until);
                     self.space.forget_reservations_of(id);
                 }
             }

@@ -77,7 +77,7 @@ fn refuse_in_use(volume: &Volume, name: &str) -> Result<()> {
 
 impl<D: Device> Inner<D> {
     /// Applies `record` and appends it; the caller commits.
-    fn publish(&self, meta: &mut Meta, record: &Record) -> Result<()> {
+    pub fn publish(&self, meta: &mut Meta, record: &Record) -> Result<()> {
         let mut done = 0;
         match meta.apply(record, &mut done) {
             Ok(()) => {
@@ -176,10 +176,14 @@ impl<D: Device> Pool<D> {
                 }
                 of.push((id, VolumeId(meta.next_id + of.len() as u64), name.to_string()));
             }
+            let new: Vec<(VolumeId, VolumeId)> = of.iter().map(|&(source, id, _)| (source, id)).collect();
             let ids: Vec<VolumeId> = of.iter().map(|&(_, id, _)| id).collect();
             inner.publish(&mut meta, &Record::Snapshot { of, now, flags })?;
             for &id in &ids {
                 meta.directory.get_mut(id).expect("just made").pending = true;
+            }
+            for origin in origins.iter().filter(|_| !planted(Bug::OriginNotFlushed)) {
+                new.iter().filter(|(source, _)| *source == origin.id).for_each(|&(_, id)| origin.published(id));
             }
             ids
         };
@@ -193,7 +197,13 @@ impl<D: Device> Pool<D> {
             flushed = flushed.and(origin.flush().await);
         }
         if let Err(error) = flushed {
-            inner.verb(|_| Ok((Record::Delete { ids: ids.clone() }, ()))).await?;
+            inner
+                .verb(|meta| {
+                    let alive = |id: &VolumeId| meta.directory.get(*id).is_some_and(|v| v.pending);
+                    let ids = ids.iter().copied().filter(alive).collect();
+                    Ok((Record::Delete { ids }, ()))
+                })
+                .await?;
             inner.reap_soon();
             return Err(error);
         }

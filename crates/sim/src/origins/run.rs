@@ -210,7 +210,9 @@ impl Run<'_> {
 
     /// Takes note of snapshots that were dropped because the pool was full.
     fn sync(&mut self) -> Result<(), Violation> {
-        if !self.known.may_drop || self.inflight.values().any(|o| matches!(o.doing, Doing::Control(_))) {
+        // A failed pool may show what it never made durable, and so may one that is about to drop one.
+        let busy = |o: &Inflight| matches!(o.doing, Doing::Control(_) | Doing::Change { .. });
+        if !self.known.may_drop || self.pool_failed() || self.inflight.values().any(busy) {
             return Ok(());
         }
         let found = self.session.listing();
@@ -471,7 +473,8 @@ impl Run<'_> {
         let ragged = op.kind == Kind::Ragged;
         let (mut offset, mut len) = Run::place([op.draws[1], op.draws[2]], size, ragged);
         if op.kind == Kind::Append {
-            offset = if self.cursor < size { self.cursor } else { 0 };
+            let cursor = self.cursor.next_multiple_of(SECTOR as u64);
+            offset = if cursor < size { cursor } else { 0 };
             len = (4096 * (1 + op.draws[1] % 8)).min(size - offset);
         }
         // The model keeps track of parts of sectors only while nothing else changes the volume.
