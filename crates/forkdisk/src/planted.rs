@@ -60,6 +60,10 @@ bugs! {
     JournalFlushSkipped = "journal-flush-skipped",
     /// FUA is acknowledged without a commit.
     FuaWithoutCommit = "fua-without-commit",
+    /// What was discarded since a snapshot counts as unchanged.
+    ChangesLeaveOutHoles = "changes-leave-out-holes",
+    /// Where two maps have different tables of level 0, only the first page is compared.
+    ChangesTakeTheFirstPage = "changes-take-the-first-page",
     /// A flush does nothing for a volume that has mapped nothing new.
     FlushCoversOneVolume = "flush-covers-one-volume",
     /// Who asks while a commit runs is content with that one.

@@ -34,7 +34,7 @@ mod timer;
 pub use config::Config;
 pub use device::{DeviceOptions, UringDevice};
 pub use executor::{JoinHandle, Rt, block_on};
-pub use net::{Piece, Stream, TcpListener, UnixListener};
+pub use net::{Accept, ByteStream, Piece, Stream, TcpListener, UnixListener};
 pub use signal::Signals;
 pub use sys::PeerCred;
 pub use timer::{Elapsed, Sleep};

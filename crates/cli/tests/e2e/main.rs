@@ -8,6 +8,7 @@ mod harness;
 mod kill_loop;
 mod kill_verbs;
 mod nbd;
+mod nbd_clients;
 mod output;
 mod readme;
 mod serving;

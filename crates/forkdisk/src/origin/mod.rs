@@ -34,6 +34,7 @@ use crate::sync::RangeLocks;
 use crate::types::VolumeId;
 
 pub use kept::View;
+pub use read::Source;
 pub use verbs::{OriginInfo, ProtectOptions};
 
 /// An origin whose device is at hand.

@@ -27,6 +27,8 @@ const MIN_POOL: u64 = 8 * BLOCK_SIZE;
 const REPLAY_WINDOW: u64 = 1 << 20;
 /// Bytes of a window that are looked at again together with the next one: more than most groups have.
 const REPLAY_OVERLAP: usize = 256 << 10;
+/// How often replay goes on behind a place that read otherwise the second time.
+const REREADS: usize = 8;
 
 /// How a new pool is laid out.
 #[derive(Clone, Debug)]
@@ -347,6 +349,7 @@ impl<D: Device> Inner<D> {
         let mut incarnation = 0;
         let mut window: Vec<u8> = Vec::new();
         let mut window_at = start.position;
+        let mut rereads = 0;
         loop {
             let (head, chain, limit) = {
                 let journal = &self.meta.borrow().journal;
@@ -363,6 +366,11 @@ impl<D: Device> Inner<D> {
                     window.drain(..(head - window_at) as usize);
                     window_at = head;
                     if missing == 0 {
+                        if rereads < REREADS && self.reads_otherwise(&window, head).await? {
+                            rereads += 1;
+                            window.clear();
+                            continue;
+                        }
                         return self.refuse_damaged_journal(window, head, limit).await;
                     }
                     window.extend(self.read_journal(head + window.len() as u64, missing).await?);
@@ -382,6 +390,13 @@ impl<D: Device> Inner<D> {
             }
             self.meta.borrow_mut().journal.replayed(&group);
         }
+    }
+
+    /// Whether the beginning of `window`, read from `position`, reads otherwise now: the journal did not
+    /// end there, a read had gone wrong.
+    async fn reads_otherwise(&self, window: &[u8], position: u64) -> Result<bool> {
+        let seen = &window[..window.len().min(REPLAY_OVERLAP)];
+        Ok(!seen.is_empty() && self.read_journal(position, seen.len() as u64).await? != seen)
     }
 
     /// Replay has ended at `head`; `window` is what has been read from there on. Is that where the

@@ -5,6 +5,7 @@ mod extents;
 mod fault;
 mod range;
 mod read;
+mod status;
 mod through;
 mod write;
 
@@ -21,6 +22,7 @@ use crate::types::VolumeId;
 
 pub use extents::Extent;
 pub(crate) use read::push;
+pub use status::{Sharing, StatusRun};
 use through::Under;
 
 /// A volume or snapshot open for I/O. While a handle exists the volume is not deleted.

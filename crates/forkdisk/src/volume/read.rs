@@ -31,6 +31,20 @@ impl<D: Device> Volume<D> {
         self.read_around(offset, buf).await
     }
 
+    /// As [`read`](Self::read), but parts that are holes may be left as they are in `buf` and
+    /// reported instead: where they begin in it and how long they are, in rising order.
+    pub async fn read_sparse(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
+        let unit = self.unit() as u64;
+        if buf.is_empty() || !offset.is_multiple_of(unit) || !(buf.len() as u64).is_multiple_of(unit) {
+            let (result, buf) = self.read(offset, buf).await;
+            return (result.map(|()| Vec::new()), buf);
+        }
+        match self.check_range(offset, buf.len() as u64) {
+            Err(e) => (Err(e), buf),
+            Ok(()) => self.read_mapped(offset, buf).await,
+        }
+    }
+
     /// Reads whole pages around the range and copies the part asked for.
     async fn read_around(&self, offset: u64, mut buf: Buf) -> (Result<()>, Buf) {
         // An origin has nothing beyond its end.
@@ -46,14 +60,26 @@ impl<D: Device> Volume<D> {
         (result, buf)
     }
 
-    async fn read_aligned(&self, offset: u64, mut buf: Buf) -> (Result<()>, Buf) {
-        match &self.under {
-            Under::Nothing => {}
-            Under::Itself(origin) => return origin.read(offset, buf).await,
+    async fn read_aligned(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
+        let (result, mut buf) = self.read_mapped(offset, buf).await;
+        let zero = |holes: Vec<(usize, usize)>| holes.iter().for_each(|&(at, len)| buf[at..at + len].fill(0));
+        (result.map(zero), buf)
+    }
+
+    /// Reads what is mapped, and tells which parts of the buffer are holes.
+    async fn read_mapped(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
+        let (result, buf) = match &self.under {
+            Under::Nothing => return self.read_own(offset, buf).await,
+            Under::Itself(origin) => origin.read(offset, buf).await,
             Under::Snapshot(origin, view, size) => {
-                return origin.read_through(&self.inner, self.id, (*view, *size), offset, buf).await;
+                origin.read_through(&self.inner, self.id, (*view, *size), offset, buf).await
             }
-        }
+        };
+        (result.map(|()| Vec::new()), buf)
+    }
+
+    /// As [`read_mapped`](Self::read_mapped), where nothing shows through.
+    async fn read_own(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
         let plan = self.inner.generations.enter();
         let planned = self.inner.look(|meta| {
             let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
@@ -66,7 +92,10 @@ impl<D: Device> Volume<D> {
                 let stop = ((page.0 + run.len) * PAGE_SIZE as u64).min(end);
                 let (place, len) = ((at - offset) as usize, (stop - at) as usize);
                 match run.data {
-                    None => plan.holes.push((place, len)),
+                    None => match plan.holes.last_mut() {
+                        Some((at, before)) if *at + *before == place => *before += len,
+                        _ => plan.holes.push((place, len)),
+                    },
                     Some((addr, _)) => push(&mut plan.segments, addr.offset() + at % PAGE_SIZE as u64, place, len),
                 }
                 at = stop;
@@ -77,13 +106,15 @@ impl<D: Device> Volume<D> {
             Ok(plan) => plan,
             Err(e) => return (Err(e), buf),
         };
-        holes.iter().for_each(|&(at, len)| buf[at..at + len].fill(0));
         if segments.is_empty() {
-            return (Ok(()), buf);
+            return (Ok(holes), buf);
         }
         let (result, buf) = self.inner.device.read(buf, segments).await;
         drop(plan);
-        (result.map_err(|e| Error::io(format!("reading {} at {offset}", self.name()), e)), buf)
+        match result {
+            Ok(()) => (Ok(holes), buf),
+            Err(e) => (Err(Error::io(format!("reading {} at {offset}", self.name()), e)), buf),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Many pieces of memory that leave in one system call.
 
 use std::ops::Range;
+use std::rc::Rc;
 
 use forkdisk::Buf;
 
@@ -14,13 +15,17 @@ pub enum Piece {
     Bytes(Vec<u8>),
     /// A range of a buffer, in bytes.
     Buf(Buf, Range<usize>),
+    /// A range of a buffer of which other pieces have other ranges, in bytes.
+    Part(Rc<Buf>, Range<usize>),
 }
 
 impl Piece {
-    fn bytes(&self) -> &[u8] {
+    /// What is sent.
+    pub fn bytes(&self) -> &[u8] {
         match self {
             Piece::Bytes(bytes) => bytes,
             Piece::Buf(buf, range) => &buf[range.clone()],
+            Piece::Part(buf, range) => &buf[range.clone()],
         }
     }
 }

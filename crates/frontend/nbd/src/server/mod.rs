@@ -6,28 +6,35 @@
 
 mod budget;
 mod connection;
+mod contexts;
 mod export;
+mod fair;
 mod inbox;
 mod log;
 mod negotiate;
 mod options;
 mod outbox;
 mod pool;
+mod session;
 mod sync;
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forkdisk_uring::{Rt, Stream, UnixListener};
+use forkdisk_uring::{Accept, ByteStream, Rt};
 
+pub use contexts::{ALLOCATION, CHANGED, DEPTH, DEPTH_HOLE, DEPTH_OWN, DEPTH_SHARED};
 pub use export::{Export, Exports};
 pub use options::ServerOptions;
+pub use pool::{PoolContext, PoolExport};
+pub(crate) use sync::WakeCell;
 
 use budget::SharedMemory;
-use connection::Control;
+use connection::{Common, Control};
+use fair::Fair;
 use log::LogLimit;
-use sync::{Event, WakeCell, unless};
+use sync::{Event, unless};
 
 /// How long to wait after a failed accept, such as for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -40,10 +47,7 @@ pub struct Server<X> {
 }
 
 struct State<X> {
-    rt: Rt,
-    exports: Rc<X>,
-    options: ServerOptions,
-    memory: Rc<SharedMemory>,
+    common: Common<X>,
     clients: Rc<Clients>,
     log: LogLimit,
 }
@@ -85,9 +89,10 @@ impl<X: Exports> Server<X> {
     pub fn new(rt: &Rt, exports: X, options: ServerOptions) -> Server<X> {
         let options = options.effective();
         let memory = SharedMemory::new(options.shared_memory);
+        let fair = Fair::new(&options);
         let (clients, log) = Default::default();
-        let (rt, exports) = (rt.clone(), Rc::new(exports));
-        Server { state: Rc::new(State { rt, exports, options, memory, clients, log }) }
+        let common = Common { rt: rt.clone(), exports: Rc::new(exports), options, memory, fair };
+        Server { state: Rc::new(State { common, clients, log }) }
     }
 
     /// What stops the server.
@@ -98,17 +103,17 @@ impl<X: Exports> Server<X> {
     /// Serves whoever connects to `listener`, until [`ServerHandle::stop`]; then waits for the
     /// clients to end, and disconnects those that have not within `drain_timeout`. A request that
     /// hangs in its export is not waited for any longer than that.
-    pub async fn serve(&self, listener: UnixListener) {
+    pub async fn serve(&self, listener: impl Accept) {
         let state = &self.state;
         let stop = &state.clients.stop;
-        let watch = state.rt.spawn(watch_memory(state.clone()));
+        let watch = state.common.rt.spawn(watch_memory(state.clone()));
         while !stop.has_happened() {
             match unless(stop, listener.accept()).await {
                 None => break,
                 Some(Ok(stream)) => self.welcome(stream),
                 Some(Err(error)) => {
                     state.log.warn(format_args!("cannot accept a connection: {error}"));
-                    unless(stop, state.rt.sleep_for(ACCEPT_PAUSE)).await;
+                    unless(stop, state.common.rt.sleep_for(ACCEPT_PAUSE)).await;
                 }
             }
         }
@@ -118,22 +123,21 @@ impl<X: Exports> Server<X> {
     }
 
     /// Serves a connection that was made elsewhere, unless there are too many.
-    pub fn welcome(&self, stream: Stream) {
+    pub fn welcome(&self, stream: impl ByteStream) {
         let state = &self.state;
-        let most = state.options.max_connections;
+        let most = state.common.options.max_connections;
         if state.clients.connected.borrow().len() >= most {
             state.log.warn(format_args!("refused a connection: there are {most} already"));
             return;
         }
-        let control = Control::new(stream);
+        let control = Control::new(&stream);
         state.clients.connected.borrow_mut().push(control.clone());
         let place = Place { clients: state.clients.clone(), control };
         let state = state.clone();
-        let rt = state.rt.clone();
+        let rt = state.common.rt.clone();
         rt.spawn(async move {
-            let State { rt, exports, options, memory, log, .. } = &*state;
-            if let Err(e) = connection::serve(rt, exports, options, memory, &place.control).await {
-                log.warn(format_args!("closed a connection: {e}"));
+            if let Err(e) = connection::serve(&state.common, stream, &place.control).await {
+                state.log.warn(format_args!("closed a connection: {e}"));
             }
         });
     }
@@ -143,8 +147,8 @@ impl<X> State<X> {
     async fn end_connections(&self) {
         let all = || self.clients.connected.borrow().clone();
         all().iter().for_each(|control| control.stop());
-        let limit = self.options.drain_timeout;
-        if self.rt.timeout(limit, self.clients.gone()).await.is_err() {
+        let limit = self.common.options.drain_timeout;
+        if self.common.rt.timeout(limit, self.clients.gone()).await.is_err() {
             let rest = all();
             self.log.warn(format_args!("{} clients did not end within {limit:?}", rest.len()));
             rest.iter().for_each(|control| control.disconnect());
@@ -173,9 +177,9 @@ impl Drop for Place {
 
 /// Disconnects clients that hold memory and do not move, as long as others wait for memory.
 async fn watch_memory<X: Exports>(state: Rc<State<X>>) {
-    let limit = state.options.stall_timeout;
+    let limit = state.common.options.stall_timeout;
     loop {
-        state.memory.short().await;
+        state.common.memory.short().await;
         let all = state.clients.connected.borrow().clone();
         for control in all.iter().filter(|control| control.has_stalled(limit)) {
             state.log.warn(format_args!(
@@ -183,6 +187,6 @@ async fn watch_memory<X: Exports>(state: Rc<State<X>>) {
             ));
             control.disconnect();
         }
-        state.rt.sleep_for(STALL_CHECK.min(limit)).await;
+        state.common.rt.sleep_for(STALL_CHECK.min(limit)).await;
     }
 }

@@ -21,6 +21,11 @@ pub struct ServerOptions {
     pub connection_reserve: usize,
     /// Bytes of data beyond the reserves, for all connections together. At least [`MAX_PAYLOAD`].
     pub shared_memory: usize,
+    /// Requests that all connections together have under way in their exports, about; every
+    /// active connection has an equal share of them. What keeps the disks busy and no more.
+    pub started_requests: usize,
+    /// Bytes of data of such requests, shared likewise.
+    pub started_bytes: usize,
     /// A client that takes longer than this to accept replies, or to deliver the data of a write,
     /// is disconnected when another connection waits for the memory it holds.
     pub stall_timeout: Duration,
@@ -38,6 +43,8 @@ impl Default for ServerOptions {
             max_request_bytes: 64 << 20,
             connection_reserve: 1 << 20,
             shared_memory: 256 << 20,
+            started_requests: 128,
+            started_bytes: 64 << 20,
             stall_timeout: Duration::from_secs(10),
             drain_timeout: Duration::from_secs(10),
         }

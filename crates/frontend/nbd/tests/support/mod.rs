@@ -12,10 +12,11 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 use forkdisk::Buf;
+use forkdisk_nbd::codec::{OPT_SET_META_CONTEXT, ReplyStyle};
 use forkdisk_nbd::{Exports, Server, ServerOptions};
 use forkdisk_uring::{Config, Rt, Stream, UnixListener, block_on};
 
-pub use client::{Client, Reply, connect};
+pub use client::{Chunk, Client, Reply, connect};
 pub use probe::{Probe, ProbeExports};
 
 /// A server that runs until it is dropped.
@@ -82,6 +83,19 @@ impl TestServer {
     /// A client in transmission on `export`.
     pub fn client(&self, export: &str) -> Client {
         let mut client = self.raw();
+        client.go(export);
+        client
+    }
+
+    /// A client in transmission on `export` with replies of this style, and the contexts it asked
+    /// for.
+    pub fn styled(&self, style: ReplyStyle, export: &str, contexts: &[&str]) -> Client {
+        let mut client = self.raw();
+        client.negotiate(style);
+        if !contexts.is_empty() {
+            let chosen = client.contexts(OPT_SET_META_CONTEXT, export, contexts);
+            assert_eq!(chosen.map(|list| list.len()), Ok(contexts.len()));
+        }
         client.go(export);
         client
     }

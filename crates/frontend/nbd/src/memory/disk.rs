@@ -1,4 +1,4 @@
-//! Disks in memory: exports without a pool, for measurements and tests of the server alone.
+//! Disks in memory: exports without a pool.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -6,8 +6,11 @@ use std::rc::Rc;
 
 use forkdisk::{Buf, Error, ErrorKind, Result};
 
-use crate::codec::ExportInfo;
-use crate::server::{Export, Exports};
+use crate::codec::{ExportInfo, STATE_HOLE, STATE_ZERO, StatusExtent};
+use crate::server::{ALLOCATION, Export, Exports};
+
+/// Zeroes are holes in units of so many bytes, counted from where a request begins.
+const UNIT: usize = 4096;
 
 /// A set of disks in memory. The only disk is the default export.
 #[derive(Clone, Default)]
@@ -66,9 +69,65 @@ impl MemoryExport {
     }
 }
 
+/// Parts of `bytes` that are whole units of zeroes, as [`Export::read_sparse`] tells them.
+fn holes(bytes: &[u8]) -> Vec<(usize, usize)> {
+    let mut holes: Vec<(usize, usize)> = Vec::new();
+    for (i, unit) in bytes.chunks(UNIT).enumerate() {
+        match holes.last_mut() {
+            _ if unit.iter().any(|&b| b != 0) => {}
+            Some((at, len)) if *at + *len == i * UNIT => *len += unit.len(),
+            _ => holes.push((i * UNIT, unit.len())),
+        }
+    }
+    holes
+}
+
 impl Export for MemoryExport {
+    /// `base:allocation` is all there is.
+    type Context = ();
+
     fn info(&self) -> ExportInfo {
         (*self.info).clone()
+    }
+
+    fn size(&self) -> u64 {
+        self.info.size
+    }
+
+    async fn read_sparse(&self, offset: u64, mut buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
+        let len = buf.len() as u64;
+        let result = self.with_range(offset, len, |bytes| {
+            buf.copy_from_slice(bytes);
+            holes(bytes)
+        });
+        (result, buf)
+    }
+
+    fn zeroing_is_fast(&self, _offset: u64, _len: u64) -> bool {
+        true
+    }
+
+    fn contexts(&self) -> Vec<String> {
+        vec![ALLOCATION.to_owned()]
+    }
+
+    fn context(&self, name: &str) -> Option<()> {
+        (name == ALLOCATION).then_some(())
+    }
+
+    async fn status(&self, _context: &(), offset: u64, len: u64, looks: usize) -> Result<Vec<StatusExtent>> {
+        let len = len.min((looks.max(1) * UNIT) as u64);
+        self.with_range(offset, len, |bytes| {
+            let end = bytes.len();
+            let (mut extents, mut at) = (Vec::new(), 0);
+            for (hole, len) in holes(bytes).into_iter().chain([(end, 0)]) {
+                let parts = [(hole - at, 0), (len, STATE_HOLE | STATE_ZERO)];
+                extents.extend(parts.map(|(len, flags)| StatusExtent { len: len as u64, flags }));
+                at = hole + len;
+            }
+            extents.retain(|extent| extent.len > 0);
+            extents
+        })
     }
 
     async fn read(&self, offset: u64, mut buf: Buf) -> (Result<()>, Buf) {
