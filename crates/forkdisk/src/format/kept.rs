@@ -59,9 +59,7 @@ impl KeptKey {
         let a = (self.0 >> 64) as u64 & ((1 << 56) - 1);
         let (b, c) = ((self.0 >> 16) as u64 & ((1 << 48) - 1), self.0 as u64 & 0xffff);
         match (self.0 >> 120) as u8 {
-            CHAINED if a <= MAX_NUMBER => {
-                Some(KeptKind::Chained { chunk: a, sequence: VolumeId(b), page: c })
-            }
+            CHAINED if a <= MAX_NUMBER => Some(KeptKind::Chained { chunk: a, sequence: VolumeId(b), page: c }),
             INDEPENDENT => Some(KeptKind::Independent { sequence: VolumeId(a), chunk: b, page: c }),
             LIST if c == 0 => Some(KeptKind::List { sequence: VolumeId(a), first: b * LISTED }),
             _ => None,

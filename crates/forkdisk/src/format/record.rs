@@ -8,9 +8,7 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::planted::{Bug, planted};
-use crate::types::{
-    BLOCK_SIZE, MAX_COPY_AHEAD, MAX_VOLUME_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, is_chunk,
-};
+use crate::types::{BLOCK_SIZE, MAX_COPY_AHEAD, MAX_VOLUME_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, is_chunk};
 
 use super::cursor::{Append, Reader};
 use super::volume::{Identity, MAX_NAME, MAX_ORIGIN_TEXT, OriginFull, SnapshotFlags};
@@ -366,7 +364,15 @@ mod tests {
             Record::Create { id: v, name: name.clone(), size: 1 << 50, chunk: 65536, now: 5 },
             Record::Snapshot { of: vec![(v, w, name.clone()), (w, v, "x".into())], now: 6, flags: plain },
             Record::Snapshot { of: vec![(v, w, name.clone())], now: 6, flags },
-            Record::Protect { id: v, name: name.clone(), path: "/dev/x".into(), size: 5, chunk: 4096, now: 7, identity },
+            Record::Protect {
+                id: v,
+                name: name.clone(),
+                path: "/dev/x".into(),
+                size: 5,
+                chunk: 4096,
+                now: 7,
+                identity,
+            },
             Record::SetOrigin { id: v, copy_ahead: 1 << 20, when_full: OriginFull::Wait(60) },
             Record::Identify { id: v, clean: true, identity, path: "/dev/y".into() },
             Record::Keep { origin: v, sequence: w, at: VirtualPage(16), len: 32, to: PageAddr(512) },

@@ -102,9 +102,7 @@ impl Journal {
     /// Adds a record behind all others.
     pub fn append(&mut self, record: &Record) {
         self.appended += 1;
-        if record.is_run()
-            && self.extend_last(record)
-        {
+        if record.is_run() && self.extend_last(record) {
             return;
         }
         if std::mem::take(&mut self.marked) || self.pending.last().is_none_or(|b| b.bytes.len() > GROUP_BYTES) {

@@ -39,12 +39,13 @@ impl<D: Device> Origin<D> {
             }
             OriginFull::DropOldest => {
                 let Some(id) = self.oldest_droppable(inner) else { return Err(no_space()) };
-                inner.verb(|meta| {
-                    // It may have been deleted or taken into use since.
-                    let ids = meta.directory.get(id).map_or(Vec::new(), |_| vec![id]);
-                    Ok((Record::Delete { ids }, ()))
-                })
-                .await?;
+                inner
+                    .verb(|meta| {
+                        // It may have been deleted or taken into use since.
+                        let ids = meta.directory.get(id).map_or(Vec::new(), |_| vec![id]);
+                        Ok((Record::Delete { ids }, ()))
+                    })
+                    .await?;
                 inner.reap_soon();
                 inner.clone().settle().await
             }

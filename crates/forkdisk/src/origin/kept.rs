@@ -129,6 +129,25 @@ impl Meta {
         of_origin.then_some((parent.record.id, view))
     }
 
+    /// Whether it is a snapshot of an origin, not of what was cloned from one.
+    pub fn is_origins_snapshot(&self, id: VolumeId) -> bool {
+        let base = |id| self.directory.get(id).is_some_and(|v| v.record.base == NO_VOLUME);
+        self.view_of(id).is_some() && base(id)
+    }
+
+    /// Pages kept of `chunk` for `id` that `heir`, the next older snapshot that stays, does not need.
+    pub fn freed_of(
+        &mut self,
+        protects: &Protects,
+        chunk_pages: u64,
+        chunk: u64,
+        id: VolumeId,
+        heir: Option<VolumeId>,
+    ) -> Result<u64, Failure> {
+        let parts = self.parts_of(protects, chunk_pages, chunk, id, heir)?;
+        Ok(parts.iter().filter(|part| heir.is_none() || !part.needed).map(|part| part.piece.pages).sum())
+    }
+
     /// The views that need the old contents of whatever is written to an origin: of the chain only the
     /// newest snapshot, and every independent one.
     pub fn views_to_keep(&self, origin: VolumeId) -> Vec<View> {
@@ -180,7 +199,8 @@ impl Meta {
         len: u64,
         to: PageAddr,
     ) -> Result<(), Failure> {
-        let nonsense = || Failure::Nonsense(format!("chunks are kept for snapshot {}, which does not exist", sequence.0));
+        let nonsense =
+            || Failure::Nonsense(format!("chunks are kept for snapshot {}, which does not exist", sequence.0));
         let snapshot = &self.directory.get(sequence).ok_or_else(nonsense)?.record;
         let independent = snapshot.flags.independent;
         let (_, chunk_pages) = self.protects(origin).ok_or_else(nonsense)?;

@@ -14,6 +14,7 @@
 //!   checkpoint, which waits for plans.
 //! - A failed or full pool fails writes of the origin that need a copy; it never lets them through.
 
+mod account;
 mod copy;
 mod flush;
 mod full;
@@ -126,10 +127,8 @@ impl<D: Device> Inner<D> {
     pub fn attached(&self, id: VolumeId) -> Result<Rc<Origin<D>>> {
         self.origins.borrow().get(&id).cloned().ok_or_else(|| {
             let meta = self.meta.borrow();
-            let (name, path) = meta
-                .directory
-                .get(id)
-                .map_or(Default::default(), |v| (v.record.name.clone(), v.record.origin.clone()));
+            let (name, path) =
+                meta.directory.get(id).map_or(Default::default(), |v| (v.record.name.clone(), v.record.origin.clone()));
             let why = format!("the device of {name:?} is not open; it was last at {path:?}");
             Error::new(ErrorKind::Busy, why)
         })

@@ -12,8 +12,8 @@ use crate::sync::Hold;
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 use crate::volume::push;
 
-use super::kept::{View, kept_run};
 use super::Origin;
+use super::kept::{View, kept_run};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 

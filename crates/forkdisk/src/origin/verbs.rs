@@ -210,7 +210,10 @@ impl<D: Device> Pool<D> {
                 let mut ids = meta.directory.snapshots_of(id);
                 if let Some(&first) = ids.first().filter(|_| !snapshots) {
                     let first = meta.directory.get(first).map(|v| meta.directory.full_name(&v.record));
-                    let why = format!("it has snapshots, such as {:?}; delete them first or with it (-r)", first.unwrap_or_default());
+                    let why = format!(
+                        "it has snapshots, such as {:?}; delete them first or with it (-r)",
+                        first.unwrap_or_default()
+                    );
                     return Err(Error::new(ErrorKind::Busy, why));
                 }
                 for &snapshot in &ids {

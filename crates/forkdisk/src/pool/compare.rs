@@ -216,9 +216,9 @@ impl<D: Device> Inner<D> {
     async fn give_up_all(&self, walk: Walk, names: &[&str]) -> Result<u64> {
         let mut given = Given::default();
         let mut todo: Vec<(Entry, u8)> = Vec::new();
+        let mut ids = std::collections::BTreeSet::new();
         {
             let meta = self.meta.borrow();
-            let mut ids = std::collections::BTreeSet::new();
             for name in names {
                 let record = &meta.directory.find(name)?.record;
                 if ids.insert(record.id) && !record.root.is_absent() {
@@ -229,7 +229,7 @@ impl<D: Device> Inner<D> {
         while let Some((entry, level)) = todo.pop() {
             self.give_up(walk, entry, level, &mut given, &mut todo).await?;
         }
-        Ok(given.freed * PAGE_SIZE as u64)
+        Ok((given.freed + self.kept_freed_by(walk, &ids).await?) * PAGE_SIZE as u64)
     }
 
     /// One reference to a table less; if it was the last, its entries are given up, too.

@@ -181,7 +181,8 @@ impl Meta {
                 let origin = self.record_of(*source)?;
                 let origin_name = self.directory.full_name(&origin);
                 // What was cloned from an origin's snapshot holds it.
-                let base = if self.view_of(*source).is_none() || origin.base != NO_VOLUME { origin.base } else { *source };
+                let base =
+                    if self.view_of(*source).is_none() || origin.base != NO_VOLUME { origin.base } else { *source };
                 let of_origin = origin.base == NO_VOLUME && base != NO_VOLUME;
                 let copy = VolumeRecord {
                     id: *id,

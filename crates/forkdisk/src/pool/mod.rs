@@ -36,10 +36,11 @@ pub use info::{Mode, PoolInfo, Usage, VolumeInfo};
 pub use open::FormatOptions;
 pub use verbs::CreateOptions;
 
-pub(crate) use directory::Volume as DirectoryVolume;
+pub(crate) use directory::{Chain, Volume as DirectoryVolume};
 pub(crate) use load::{Ended, gone, no_space};
 pub(crate) use meta::{Failure, Meta, pages_of};
 pub(crate) use verbs::check_size as check_volume_size;
+pub(crate) use walk::Walk;
 
 /// Pages that one step of a verb or of the reaper may need for tables: it is taken only while there
 /// is room for them beside what the next checkpoint needs.

@@ -288,7 +288,15 @@ impl<D: Device> Pool<D> {
     pub async fn resize(&self, name: &str, size: u64) -> Result<()> {
         check_size(size)?;
         let inner = &self.0;
-        let id = writable_volume(inner.meta.borrow().directory.find(name)?, name)?;
+        let id = {
+            let meta = inner.meta.borrow();
+            let volume = meta.directory.find(name)?;
+            if volume.record.base != NO_VOLUME && size < volume.record.size {
+                let why = format!("{name:?} shows through to the origin it was cloned from; flatten it first");
+                return Err(Error::new(ErrorKind::Invalid, format!("{why}, then it can be made smaller")));
+            }
+            writable_volume(volume, name)?
+        };
         // Growing over a tail that is still being unmapped would bring it back.
         let tail = |inner: &Inner<D>| {
             inner

@@ -6,8 +6,8 @@ use crate::map::{Stop, lookup};
 use crate::pool::Failure;
 use crate::types::{PAGE_SIZE, VirtualPage};
 
-use super::through::Under;
 use super::Volume;
+use super::through::Under;
 
 /// What a read consists of: device requests, and parts of the buffer to be zeroed.
 struct ReadPlan {

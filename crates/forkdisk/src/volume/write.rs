@@ -11,8 +11,8 @@ use crate::sync::{Hold, PlanGuard};
 use crate::types::PAGE_SIZE;
 
 use super::Volume;
-use super::through::Under;
 use super::fault::{Partial, WritePlan};
+use super::through::Under;
 
 impl<D: Device> Volume<D> {
     /// Writes all of `buf` at `offset`. With `fua` it is durable when this returns.

@@ -478,7 +478,8 @@ impl Run<'_> {
             len = (4096 * (1 + op.draws[1] % 8)).min(size - offset);
         }
         // The model keeps track of parts of sectors only while nothing else changes the volume.
-        let quiet = move |o: &Inflight| matches!(o.doing, Doing::Change { .. } | Doing::Control(_)) && o.keys.contains(&key);
+        let quiet =
+            move |o: &Inflight| matches!(o.doing, Doing::Change { .. } | Doing::Control(_)) && o.keys.contains(&key);
         if ragged {
             self.wait(quiet)?;
         }
@@ -590,9 +591,12 @@ impl Run<'_> {
         let (source, name) = (self.known.model.name(key), format!("c{}", op.number));
         let text = format!("clone {source} {name}");
         let (pool, control) = (self.session.pool.clone(), Control::Clone(key, name.clone()));
-        self.control(control, vec![key], text, async move {
-            pool.clone_volume(&source, &name, 1).await.map(drop).into()
-        });
+        self.control(
+            control,
+            vec![key],
+            text,
+            async move { pool.clone_volume(&source, &name, 1).await.map(drop).into() },
+        );
         Ok(())
     }
 
