@@ -106,7 +106,7 @@ fn a_sequential_write_costs_one_read_and_two_writes_and_few_flushes() {
             .await;
         assert_eq!((origin.bytes_read, origin.bytes_written), (bytes, bytes));
         assert!(pool.bytes_written < bytes + bytes / 50, "{pool:?}: copies, and little beside");
-        assert_eq!(pool.bytes_read, 0);
+        assert!(pool.bytes_read < 64 << 10, "{pool:?}: counts only");
         // 8 MiB at a time once it runs: two flushes of the pool for each batch, none of the origin.
         assert!(pool.flushes <= 24 && origin.flushes == 0, "{pool:?} {origin:?}");
         assert_eq!(w.byte("org@s", 4096, MIB).await, 0);
@@ -119,7 +119,7 @@ fn a_thousand_chained_snapshots_cost_a_write_what_one_does() {
     let cost = |snapshots: u32| {
         let sum = Rc::new(std::cell::Cell::new((0, 0, 0)));
         let out = Rc::clone(&sum);
-        run(64 * MIB, 8 * MIB, options(0, OriginFull::Error), move |w| async move {
+        run(128 * MIB, 8 * MIB, options(0, OriginFull::Error), move |w| async move {
             for i in 0..snapshots {
                 w.snapshot(&format!("s{i}"), CHAINED).await;
                 w.write("org", u64::from(i % 64) * CHUNK, 512, 1).await;
