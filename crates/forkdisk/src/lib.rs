@@ -112,8 +112,9 @@
 //! # Rules for callers
 //!
 //! A pool lives on one thread. Futures must be run to their end, not dropped half-way: spawn a task
-//! per request. Any number of requests may be under way; writes to the same pages reach the device in
-//! the order of the calls. Whoever reads what is being written sees either.
+//! per request. Any number of requests may be under way; writes to the same pages and to neighbours of
+//! theirs (within 1 MiB and more) reach the device in the order in which their futures were first polled,
+//! but for those that wait for space. Whoever reads what is being written sees either.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -137,8 +138,8 @@ pub use error::{Error, ErrorKind, Result};
 pub use format::{OriginFull, SnapshotFlags};
 pub use origin::{OriginInfo, ProtectOptions};
 pub use pool::{
-    CheckReport, CreateOptions, DiffClass, DiffRun, FormatOptions, Mode, OpenOptions, Pool, PoolInfo, Usage,
-    VolumeInfo, WhenFull,
+    CheckReport, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, Mode, OpenOptions, Pool, PoolInfo,
+    SUPERBLOCK_AT, Usage, VolumeInfo, WhenFull, identify,
 };
 pub use runtime::{LocalFuture, Runtime};
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};

@@ -106,6 +106,10 @@ bugs! {
     FullLeavesHalf = "full-leaves-half",
     /// A write gives up its range before it is on the device.
     LockReleasedEarly = "lock-released-early",
+    /// A write goes before an earlier one next to it that has to wait.
+    NeighbourOvertakes = "neighbour-overtakes",
+    /// A write that another takes along is acknowledged, but not written.
+    TakenAlongForgotten = "taken-along-forgotten",
     /// A discard does not wait for writes to its range.
     DiscardIgnoresWriters = "discard-ignores-writers",
     /// A snapshot does not wait for writes in place that were planned before it.

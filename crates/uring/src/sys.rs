@@ -18,10 +18,12 @@ pub(crate) fn c_path(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// Takes ownership of a descriptor that a system call or a completion has just returned.
+/// Takes ownership of a descriptor that a system call or a completion has just returned, or that was
+/// handed over to this process when it began.
 pub(crate) fn own(fd: RawFd) -> OwnedFd {
-    // SAFETY: the callers pass a descriptor the kernel handed out in this very call or completion,
-    // so nobody else owns it.
+    // SAFETY: the callers pass a descriptor the kernel handed out in this very call or completion, or
+    // one that the process was started with and that is taken once (see `inherited`), so nobody else
+    // owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -34,6 +36,18 @@ pub(crate) fn open(path: &Path, flags: c_int, mode: libc::mode_t) -> io::Result<
             result => return result.map(own),
         }
     }
+}
+
+/// The flags of a descriptor; an error if it is not open.
+pub(crate) fn descriptor_flags(fd: BorrowedFd<'_>) -> io::Result<c_int> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) })
+}
+
+/// Has a descriptor closed when another program is started.
+pub(crate) fn close_at_exec(fd: &OwnedFd) -> io::Result<()> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) }).map(drop)
 }
 
 pub(crate) fn eventfd() -> io::Result<OwnedFd> {

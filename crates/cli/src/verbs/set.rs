@@ -2,11 +2,11 @@
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use forkdisk_control::params;
 
 use crate::cli::Global;
-use crate::output::print_json;
-use crate::record::VolumeRecord;
-use crate::session::{Access, with_pool};
+use crate::output::print_if_json;
+use crate::session::{Access, call};
 use crate::size;
 
 /// Change a property of a volume
@@ -39,12 +39,7 @@ fn parse_property(text: &str) -> Result<Property> {
 /// Changes the property; what is stored already stays where it is.
 pub fn run(args: SetArgs, global: &Global) -> Result<()> {
     let address = global.volume(&args.address)?;
-    let pool = address.pool.clone();
-    let info = with_pool(&pool, Access::Write, |session| async move {
-        match args.property {
-            Property::Chunk(chunk) => session.pool.set_chunk(&address.name, chunk).await?,
-        }
-        Ok(session.pool.find(&address.name)?)
-    })?;
-    if global.output.json() { print_json(&VolumeRecord::from(&info)) } else { Ok(()) }
+    let Property::Chunk(chunk) = args.property;
+    let method = params::Set { volume: address.name, chunk: Some(chunk) };
+    print_if_json(global, &call(global, &address.pool, Access::Write, method)?)
 }

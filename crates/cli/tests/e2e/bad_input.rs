@@ -113,16 +113,22 @@ fn a_folder_is_no_pool() {
 fn a_pool_in_use_says_who_has_it() {
     let lab = lab_with_a_volume();
     let server = Server::start(&lab);
-    for args in [
-        &["list", POOL] as &[&str],
-        &["create", "pool.img/b", "--size", "1M"],
-        &["serve", POOL],
-        &["init", POOL, "--size", "64M", "--force"],
-    ] {
+    for args in [&["serve", POOL] as &[&str], &["init", POOL, "--size", "64M", "--force"]] {
         let message = lab.run(args).refused();
         assert!(message.contains(&format!("in use by forkdisk serve (pid {})", server.pid())), "{message}");
     }
     server.stop();
+    let mut import = lab.command(&["import", "-", "pool.img/b"]).stdin(Stdio::piped()).spawn().unwrap();
+    let holder = format!("in use by forkdisk import (pid {})", import.id());
+    wait_until("the import has the pool", || !lab.run(&["list", POOL]).status.success());
+    for args in [&["list", POOL] as &[&str], &["create", "pool.img/c", "--size", "1M"], &["serve", POOL]] {
+        let message = lab.run(args).refused();
+        assert!(message.contains(&holder), "{message}");
+    }
+    import.kill().unwrap();
+    import.wait().unwrap();
+    lab.ok(&["import", "/dev/null", "pool.img/none"]);
+    lab.ok(&["delete", "pool.img/none"]);
     assert_eq!(lab.names(), ["a", "a@x"]);
 }
 

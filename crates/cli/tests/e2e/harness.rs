@@ -75,7 +75,12 @@ impl Lab {
     /// The program with these arguments, not yet started.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forkdisk"));
-        command.args(args).current_dir(self.dir.path()).env_remove("FORKDISK_POOL").env_remove("FORKDISK_LOG");
+        command
+            .args(args)
+            .current_dir(self.dir.path())
+            .env_remove("FORKDISK_POOL")
+            .env_remove("FORKDISK_LOG")
+            .env_remove("FORKDISK_CONFIG");
         command
     }
 
@@ -183,7 +188,11 @@ impl Server {
         // Whatever happens to the test, the kernel ends its server.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(program.get_program()).args(program.get_args());
-        command.current_dir(lab.dir.path()).env_remove("FORKDISK_POOL").env_remove("FORKDISK_LOG");
+        command
+            .current_dir(lab.dir.path())
+            .env_remove("FORKDISK_POOL")
+            .env_remove("FORKDISK_LOG")
+            .env_remove("FORKDISK_CONFIG");
         let log = File::options().create(true).append(true).open(lab.path("serve.log")).unwrap();
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().expect("setpriv");
         let mut ready = String::new();

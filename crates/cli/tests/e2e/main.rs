@@ -3,6 +3,9 @@
 mod bad_input;
 mod bench;
 mod clients;
+mod config;
+mod control;
+mod daemon;
 mod file_systems;
 mod harness;
 mod kill_loop;
@@ -11,6 +14,8 @@ mod nbd;
 mod nbd_clients;
 mod output;
 mod readme;
+mod served;
+mod service_manager;
 mod serving;
 mod vanishing;
 mod verbs;

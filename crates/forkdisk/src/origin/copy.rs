@@ -67,7 +67,7 @@ impl CopyPlan {
                     return Err(Failure::Stop(Stop::NoSpace));
                 }
                 meta.space.ensure_known(need).map_err(Stop::from)?;
-                let want = Want { volume: sequence, at, pages, chunk_pages };
+                let want = Want { volume: sequence, at, pages, chunk_pages, write: at.0..at.0 + len };
                 let (to, len) = meta.space.alloc_data(want).map_err(Stop::from)?;
                 self.copies.push(Copy { sequence, at, len, to });
                 self.next = VirtualPage(at.0 + len);

@@ -7,6 +7,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::format::{OriginFull, Record};
 use crate::pool::{Inner, no_space};
+use crate::runtime::LocalFuture;
 use crate::types::VolumeId;
 
 use super::Origin;
@@ -18,13 +19,20 @@ const CHECKPOINTS: u32 = 2;
 #[derive(Default)]
 pub struct Patience {
     emptied: u32,
-    waited: bool,
+    /// Pages that were free when it looked last.
+    free: u64,
+    /// What is left of it, once it waits.
+    left: Option<LocalFuture<()>>,
 }
 
 impl<D: Device> Origin<D> {
     /// Waits for space or makes some; fails when neither helps. Nothing is held meanwhile.
     pub(super) async fn wait_for_space(&self, inner: &Rc<Inner<D>>, patience: &mut Patience) -> Result<()> {
         inner.check_writable()?;
+        let free = inner.meta.borrow().space.available();
+        if free != patience.free {
+            (patience.free, patience.emptied) = (free, 0);
+        }
         if patience.emptied < CHECKPOINTS && inner.has_pending_space() {
             patience.emptied += 1;
             return inner.clone().checkpoint().await;
@@ -32,10 +40,10 @@ impl<D: Device> Origin<D> {
         inner.full.set(true);
         let policy = inner.meta.borrow().protects(self.id).map_or(OriginFull::Error, |(p, _)| p.when_full);
         match policy {
-            OriginFull::Wait(seconds) if !patience.waited => {
-                *patience = Patience { emptied: 0, waited: true };
-                inner.wait_for_space(Duration::from_secs(u64::from(seconds))).await;
-                Ok(())
+            OriginFull::Wait(seconds) => {
+                let sleep = || inner.runtime.sleep(Duration::from_secs(u64::from(seconds)));
+                let came = inner.wait_for_space(patience.left.get_or_insert_with(sleep)).await;
+                if came { Ok(()) } else { Err(no_space()) }
             }
             OriginFull::DropOldest => {
                 let Some(id) = self.oldest_droppable(inner) else { return Err(no_space()) };
@@ -49,7 +57,7 @@ impl<D: Device> Origin<D> {
                 inner.reap_soon();
                 inner.clone().settle().await
             }
-            _ => Err(no_space()),
+            OriginFull::Error => Err(no_space()),
         }
     }
 

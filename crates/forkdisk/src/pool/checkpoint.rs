@@ -87,12 +87,13 @@ impl<D: Device> Inner<D> {
         self.check_failed()
     }
 
-    /// Starts one in the background when enough has changed.
+    /// Starts one in the background when enough has changed, or somebody waits for the space it frees.
     pub fn checkpoint_soon(self: &Rc<Self>) {
         let due = {
             let meta = self.meta.borrow();
             let journal = meta.journal.used() + meta.journal.pending() as u64;
-            meta.dirty_bytes() > self.options.dirty / 2 || journal > meta.journal.length() / 2
+            let wanted = self.full.get() && meta.space.pending() > 0;
+            wanted || meta.dirty_bytes() > self.options.dirty / 2 || journal > meta.journal.length() / 2
         };
         if due && !self.checkpoints.running.get() {
             self.start_checkpoint();

@@ -10,6 +10,7 @@ use crate::origin::Source;
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, BLOCK_SIZE, Block, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
 
+use super::reap::yield_now;
 use super::walk::Walk;
 use super::{Failure, Inner, Meta, Pool, Usage, pages_of};
 
@@ -36,6 +37,18 @@ pub struct DiffRun {
     /// How the two compare.
     pub class: DiffClass,
 }
+
+/// A part of a comparison.
+#[derive(Clone, Debug)]
+pub struct DiffPart {
+    /// In rising order, without gaps.
+    pub runs: Vec<DiffRun>,
+    /// Where the next part begins; `None` after the last.
+    pub next: Option<u64>,
+}
+
+/// Steps of a comparison after which others have their turn.
+const STEPS_PER_TURN: usize = 256;
 
 /// Pages from `at` on for which both maps have the same table or both have nothing, if any.
 fn same_tables(
@@ -151,19 +164,33 @@ impl<D: Device> Pool<D> {
     /// whole. Runs come in rising order; neighbours of one class are one run. Writes that happen
     /// meanwhile may or may not be seen.
     pub async fn diff(&self, left: &str, right: &str) -> Result<Vec<DiffRun>> {
+        let part = self.diff_part(left, right, 0, usize::MAX).await?;
+        Ok(part.runs)
+    }
+
+    /// As [`diff`](Self::diff), from byte `from` on (0, or where the part before ended) and for at most
+    /// `max` runs, at least one. A run may go on in the next part.
+    pub async fn diff_part(&self, left: &str, right: &str, from: u64, max: usize) -> Result<DiffPart> {
         let (a, b) = (self.find(left)?, self.find(right)?);
         let bytes = a.size.max(b.size);
-        let mut at = 0;
+        let mut at = from;
         let mut runs: Vec<DiffRun> = Vec::new();
+        let mut steps = 0;
         while at < bytes {
             let (stop, class) = self.0.compare_step((a.id, a.size), (b.id, b.size), at, bytes).await?;
+            let room = runs.len() < max.max(1);
             match runs.last_mut() {
                 Some(last) if last.class == class => last.len = stop - last.offset,
+                _ if !room => return Ok(DiffPart { runs, next: Some(at) }),
                 _ => runs.push(DiffRun { offset: at, len: stop - at, class }),
             }
             at = stop;
+            steps += 1;
+            if steps % STEPS_PER_TURN == 0 {
+                yield_now().await;
+            }
         }
-        Ok(runs)
+        Ok(DiffPart { runs, next: None })
     }
 
     /// How much a volume or snapshot refers to, and how much of it is its own.

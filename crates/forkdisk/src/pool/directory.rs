@@ -7,10 +7,11 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use crate::device::Buf;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
 use crate::planted::{Bug, planted};
-use crate::sync::RangeLocks;
+use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
 
 /// A volume in memory.
@@ -23,6 +24,8 @@ pub struct Volume {
     pub pending: bool,
     /// Ranges that requests hold at the moment.
     pub locks: Rc<RangeLocks>,
+    /// Writes accepted and not yet submitted.
+    pub turns: Rc<Turns<Buf>>,
     /// Pages that are being completed with what shows through from an origin.
     pub edges: Rc<RangeLocks>,
 }
@@ -80,8 +83,8 @@ impl Directory {
         if record.state == VolumeState::Dead {
             self.dead.insert(id);
         }
-        let (open, locks, edges) = (Rc::default(), Rc::default(), Rc::default());
-        self.volumes.insert(id, Volume { record, slot, open, pending: false, locks, edges });
+        let (open, locks, turns, edges) = Default::default();
+        self.volumes.insert(id, Volume { record, slot, open, pending: false, locks, turns, edges });
         self.judge_tail(id);
     }
 

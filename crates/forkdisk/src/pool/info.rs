@@ -2,7 +2,7 @@
 
 use crate::device::Device;
 use crate::error::Result;
-use crate::format::{VolumeRecord, VolumeState};
+use crate::format::{SUPERBLOCK_PAGES, Superblock, VolumeRecord, VolumeState};
 use crate::types::{PAGE_SIZE, VolumeId};
 
 use super::{Inner, Meta, Pool};
@@ -85,6 +85,17 @@ pub struct Usage {
     pub referenced: u64,
     /// What deleting this one alone would free, tables included.
     pub exclusive: u64,
+}
+
+/// Where the two superblocks of a pool lie, in bytes; each is [`PAGE_SIZE`] long.
+pub const SUPERBLOCK_AT: [u64; 2] =
+    [SUPERBLOCK_PAGES[0].0 * PAGE_SIZE as u64, SUPERBLOCK_PAGES[1].0 * PAGE_SIZE as u64];
+
+/// The identity of the pool whose superblock in slot `slot` (0 or 1) was read as `page`: a look from
+/// outside, without opening the pool. `None` if that is no whole superblock.
+pub fn identify(slot: usize, page: &[u8]) -> Option<[u8; 16]> {
+    let whole = page.get(..PAGE_SIZE)?;
+    Superblock::decode(*SUPERBLOCK_PAGES.get(slot)?, whole).ok().map(|superblock| superblock.uuid)
 }
 
 impl Meta {

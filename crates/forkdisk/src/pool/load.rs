@@ -1,5 +1,8 @@
 //! Loading what a metadata change missed, and repeating the change.
 
+use std::future::Future;
+use std::task::Poll;
+
 use smallvec::smallvec;
 
 use crate::device::{Buf, Device, Segment};
@@ -7,6 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{CountPage, Seed, decode_table, page_checksum};
 use crate::map::{Stop, TableMiss};
 use crate::planted::{Bug, planted};
+use crate::runtime::LocalFuture;
 use crate::space;
 use crate::types::{PAGE_SIZE, PageAddr};
 
@@ -135,25 +139,20 @@ pub fn no_space() -> Error {
 }
 
 impl<D: Device> Inner<D> {
-    /// Whether more is dirty than may be.
-    pub fn is_overdue(&self) -> bool {
-        self.meta.borrow().dirty_bytes() > self.options.dirty
-    }
-
     /// Whether a checkpoint would give space back.
     pub fn has_pending_space(&self) -> bool {
         self.meta.borrow().space.pending() > 0 || self.reaping.get()
     }
 
-    /// Waits for space to come back, at most `time`.
-    pub async fn wait_for_space(&self, time: std::time::Duration) {
-        let mut sleep = self.runtime.sleep(time);
+    /// Waits for space to come back; false if `patience` ended first.
+    pub async fn wait_for_space(&self, patience: &mut LocalFuture<()>) -> bool {
         let mut changed = std::pin::pin!(self.space_changed.wait());
         std::future::poll_fn(|cx| {
-            use std::future::Future;
-            let ready = sleep.as_mut().poll(cx).is_ready() || changed.as_mut().poll(cx).is_ready();
-            if ready { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+            if changed.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(true);
+            }
+            patience.as_mut().poll(cx).map(|()| false)
         })
-        .await;
+        .await
     }
 }

@@ -31,8 +31,8 @@ use crate::sync::{Event, Generations, RangeLocks};
 use crate::types::{PageAddr, VolumeId};
 
 pub use check::CheckReport;
-pub use compare::{DiffClass, DiffRun};
-pub use info::{Mode, PoolInfo, Usage, VolumeInfo};
+pub use compare::{DiffClass, DiffPart, DiffRun};
+pub use info::{Mode, PoolInfo, SUPERBLOCK_AT, Usage, VolumeInfo, identify};
 pub use open::FormatOptions;
 pub use verbs::CreateOptions;
 

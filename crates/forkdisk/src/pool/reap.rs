@@ -167,7 +167,8 @@ fn next_work(meta: &Meta) -> Option<Work> {
 }
 
 /// Lets others have their turn.
-async fn yield_now() {
+/// Lets every other task that is ready run first.
+pub async fn yield_now() {
     struct Yield(bool);
     impl Future for Yield {
         type Output = ();

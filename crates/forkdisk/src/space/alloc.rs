@@ -1,32 +1,37 @@
 //! Where the next write goes.
 //!
-//! A stream (it starts a virtual block, follows one, or is large) gets a block of its own in which
-//! every page lies where it lies in the virtual block, so that a filled block can be mapped as
-//! one. A random writer gets a chunk: its pages lie in the chunk as they lie in the virtual chunk,
-//! chunks one behind the other. When neither is to be had, any free page.
+//! A stream (a write that is large, or small ones one behind the other) gets a block of its own in which
+//! every page lies where it lies in the virtual block, so that a filled block can be mapped as one. A
+//! random writer gets a chunk: its pages lie in the chunk as they lie in the virtual chunk, chunks one
+//! behind the other. A chunk that begins a virtual block is laid at the beginning of a block: should it
+//! turn out to begin a stream, the rest of the block is its own. When nothing of this is to be had, any
+//! free page.
 
 use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
 use super::{Bitmap, Miss, Refusal, Space, Want, bit};
 
-/// A write of at least this many pages counts as a stream.
-const STREAM_PAGES: u64 = 64;
-
 impl Space {
     /// One or more contiguous pages for a write, at most as many as wanted.
     pub fn alloc_data(&mut self, want: Want) -> Result<(PageAddr, u64), Refusal> {
-        let Want { volume, at, pages, chunk_pages } = want;
+        let Want { volume, at, pages, chunk_pages, .. } = want;
         let (index, virtual_block) = (at.index(), at.block());
+        let stream = self.affinity.is_stream(volume, &want.write) || chunk_pages >= BLOCK_PAGES;
         if let Some(block) = self.affinity.owned(volume, virtual_block)
             && let Some(run) = self.take(block, index, pages)
         {
             return Ok(run);
         }
-        let before = virtual_block.checked_sub(1).and_then(|b| self.affinity.owned(volume, b));
-        let stream = index == 0 || pages >= STREAM_PAGES || before.is_some() || chunk_pages >= BLOCK_PAGES;
         if !stream && let Some(run) = self.take_in_chunk(&want)? {
             return Ok(run);
         }
+        if let Some(block) = self.begun_by_a_chunk(&want)
+            && let Some(run) = self.take(block, index, pages)
+        {
+            self.affinity.own(volume, virtual_block, block);
+            return Ok(run);
+        }
+        let before = virtual_block.checked_sub(1).and_then(|b| self.affinity.owned(volume, b));
         if let Some(block) = self.empty_block(before)? {
             self.affinity.own(volume, virtual_block, block);
             return Ok(self.take(block, index, pages).expect("an empty block has every page"));
@@ -50,23 +55,37 @@ impl Space {
                 return Ok(Some(run));
             }
         }
-        let (block, next) = match self.affinity.chunk_block {
-            Some((block, next)) if next + want.chunk_pages <= BLOCK_PAGES => {
-                (block, next.next_multiple_of(want.chunk_pages))
-            }
-            _ => match self.empty_block(None)? {
-                Some(block) => (block, 0),
-                None => return Ok(None),
-            },
-        };
-        self.affinity.chunk_block = Some((block, next + want.chunk_pages));
-        if next + want.chunk_pages > BLOCK_PAGES {
-            return Ok(None);
-        }
-        let first = block.page(next as usize);
-        self.affinity.keep_chunk(want.volume, chunk, first);
+        let Some((block, next)) = self.room_for_chunk(want, chunk)? else { return Ok(None) };
+        self.affinity.keep_chunk(want.volume, chunk, block.page(next as usize));
         // Somebody else may have taken the page under pressure.
         Ok(self.take(block, (next + within) as usize, max))
+    }
+
+    /// Where a chunk may lie: behind the one before it; in an empty block if it begins a virtual block; in
+    /// a block that has room left.
+    fn room_for_chunk(&mut self, want: &Want, chunk: u64) -> Result<Option<(Block, u64)>, Miss> {
+        let pages = want.chunk_pages;
+        let begins = (chunk * pages).is_multiple_of(BLOCK_PAGES);
+        if !begins
+            && let Some(before) = self.affinity.chunk(want.volume, chunk - 1)
+            && self.affinity.open_chunk_at(PageAddr(before.0 + pages), pages)
+        {
+            return Ok(Some((before.block(), before.index() as u64 + pages)));
+        }
+        if !begins && let Some(room) = self.affinity.open_chunk(pages) {
+            return Ok(Some(room));
+        }
+        if let Some(block) = self.empty_block(None)? {
+            self.affinity.leave_open(block, pages);
+            return Ok(Some((block, 0)));
+        }
+        Ok(self.affinity.open_chunk(pages))
+    }
+
+    /// The block at whose beginning the first chunk of this virtual block lies.
+    fn begun_by_a_chunk(&self, want: &Want) -> Option<Block> {
+        let chunk = want.at.block() * BLOCK_PAGES / want.chunk_pages;
+        self.affinity.chunk(want.volume, chunk).filter(|first| first.index() == 0).map(PageAddr::block)
     }
 
     /// A block of which every page is free: the one behind `before` if possible.

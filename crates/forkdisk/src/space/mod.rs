@@ -16,6 +16,7 @@ mod tree;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use crate::format::{CountEntry, CountNode, CountPage, Layout};
 use crate::planted::{Bug, planted};
@@ -49,7 +50,7 @@ impl From<Miss> for Refusal {
 }
 
 /// Who wants space, for what.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Want {
     /// The writer.
     pub volume: VolumeId,
@@ -59,6 +60,8 @@ pub struct Want {
     pub pages: u64,
     /// Pages of the volume's chunk.
     pub chunk_pages: u64,
+    /// All pages of the write that this is part of.
+    pub write: Range<u64>,
 }
 
 type Bitmap = [u64; 4];

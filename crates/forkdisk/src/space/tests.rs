@@ -17,7 +17,7 @@ fn checkpoint(space: &mut Space) {
 }
 
 fn want(at: u64, pages: u64) -> Want {
-    Want { volume: VolumeId(1), at: VirtualPage(at), pages, chunk_pages: 16 }
+    Want { volume: VolumeId(1), at: VirtualPage(at), pages, chunk_pages: 16, write: at..at + pages }
 }
 
 #[test]

@@ -76,8 +76,19 @@ impl WritePlan {
         true
     }
 
-    /// Plans on from where the last attempt stopped.
-    pub fn advance(&mut self, meta: &mut Meta, id: VolumeId) -> Result<(), Failure> {
+    /// One page behind the last.
+    pub fn end(&self) -> u64 {
+        self.end.div_ceil(PAGE)
+    }
+
+    /// More is to be written, up to page `end`.
+    pub fn extend(&mut self, end: u64) {
+        debug_assert!(self.end.is_multiple_of(PAGE) && end * PAGE > self.end);
+        self.end = end * PAGE;
+    }
+
+    /// Plans on from where the last attempt stopped. Unless it `may_fault`, there is no space for it.
+    pub fn advance(&mut self, meta: &mut Meta, id: VolumeId, may_fault: bool) -> Result<(), Failure> {
         while self.next < self.end {
             let page = VirtualPage(self.next / PAGE);
             let whole = self.next.is_multiple_of(PAGE) && self.end - self.next >= PAGE;
@@ -96,11 +107,12 @@ impl WritePlan {
                 Some((addr, _)) if alone => self.in_place(addr, len),
                 old => {
                     let need = meta.checkpoint_pages() + RESERVE + len;
-                    if meta.space.available() < need {
+                    if !may_fault || meta.space.available() < need {
                         return Err(Failure::Stop(Stop::NoSpace));
                     }
                     meta.space.ensure_known(need).map_err(Stop::from)?;
-                    let want = Want { volume: id, at: page, pages: len, chunk_pages };
+                    let write = self.start / PAGE..self.end();
+                    let want = Want { volume: id, at: page, pages: len, chunk_pages, write };
                     let (to, n) = meta.space.alloc_data(want).map_err(Stop::from)?;
                     self.fault(page, n, to, old.map(|(addr, _)| addr), whole);
                 }

@@ -3,21 +3,23 @@
 mod discard;
 mod extents;
 mod fault;
+mod put;
 mod range;
 mod read;
 mod status;
 mod through;
+mod turn;
 mod write;
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-use crate::device::Device;
+use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{VolumeRecord, VolumeState};
 use crate::planted::{Bug, planted};
 use crate::pool::{Inner, Meta, Pool};
-use crate::sync::RangeLocks;
+use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
 
 pub use extents::Extent;
@@ -35,6 +37,7 @@ pub struct Volume<D: Device> {
     read_only: bool,
     open: Rc<Cell<usize>>,
     locks: Rc<RangeLocks>,
+    turns: Rc<Turns<Buf>>,
     /// Pages that are completed with what shows through, see `through.rs`.
     edges: Rc<RangeLocks>,
     under: Under<D>,
@@ -43,9 +46,10 @@ pub struct Volume<D: Device> {
 impl<D: Device> Clone for Volume<D> {
     fn clone(&self) -> Self {
         self.open.set(self.open.get() + 1);
-        let (open, locks, edges) = (self.open.clone(), self.locks.clone(), self.edges.clone());
-        let under = self.under.clone();
-        Volume { inner: self.inner.clone(), id: self.id, read_only: self.read_only, open, locks, edges, under }
+        let (inner, id, read_only) = (self.inner.clone(), self.id, self.read_only);
+        let (open, locks, turns) = (self.open.clone(), self.locks.clone(), self.turns.clone());
+        let (edges, under) = (self.edges.clone(), self.under.clone());
+        Volume { inner, id, read_only, open, locks, turns, edges, under }
     }
 }
 
@@ -69,6 +73,7 @@ impl<D: Device> Pool<D> {
             read_only: volume.record.state == VolumeState::Snapshot || self.0.options.read_only,
             open: volume.open.clone(),
             locks: volume.locks.clone(),
+            turns: volume.turns.clone(),
             edges: volume.edges.clone(),
             under,
         })

@@ -12,5 +12,5 @@ pub mod server;
 mod uri;
 
 pub use codec::ExportInfo;
-pub use server::{Export, Exports, Server, ServerHandle, ServerOptions};
+pub use server::{ClientInfo, Export, Exports, Server, ServerHandle, ServerOptions};
 pub use uri::nbd_uri;

@@ -12,6 +12,7 @@ mod crash;
 mod fault;
 mod image;
 mod masks;
+mod order;
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -28,6 +29,7 @@ pub use crash::{Crash, Frozen, Medium};
 pub use fault::{Fault, Harm, Request, When};
 pub use image::{Fill, Image, PAGE, fill_bytes};
 pub use masks::{ALL_PAIRS, ALL_SUBSETS, enumerated};
+pub use order::Order;
 
 use self::cache::{Cache, Change, Entry};
 use self::fault::Faults;
@@ -80,6 +82,7 @@ struct State {
 #[derive(Clone)]
 pub struct SimDisk {
     state: Rc<RefCell<State>>,
+    order: Rc<Order>,
     exec: Executor,
 }
 
@@ -95,7 +98,7 @@ impl SimDisk {
             misuse: None,
             slow: None,
         };
-        SimDisk { state: Rc::new(RefCell::new(state)), exec: exec.clone() }
+        SimDisk { state: Rc::new(RefCell::new(state)), order: Rc::default(), exec: exec.clone() }
     }
 
     /// The disk at this instant, to try crashes from.
@@ -113,6 +116,11 @@ impl SimDisk {
     pub fn is_writing(&self, range: &Range<u64>) -> bool {
         let state = self.state.borrow();
         state.cache.flying.iter().any(|e| e.touches(range.start, (range.end - range.start) as usize))
+    }
+
+    /// In which order writes reach it.
+    pub fn order(&self) -> &Order {
+        &self.order
     }
 
     /// Requests and bytes so far.
@@ -313,6 +321,7 @@ impl Device for SimDisk {
             state.counts.bytes_written += len as u64;
             let admitted = state.admit(Request::Write, offset, at, len as u64);
             let harm = state.faults.strike(Request::Write, offset, len as u64);
+            self.order.see(&buf[at..at + len]);
             let order = admitted.map(|()| {
                 let bytes = Change::Write(crash::copy(&buf[at..at + len]));
                 state.cache.submit(bytes, offset, len)

@@ -159,8 +159,11 @@ impl Run<'_> {
         let rec = self.model.write(key, offset, len, What::Mark(op.number));
         self.model.spread();
         let start = self.model.now();
+        let (disk, op) = (self.session.disk.clone(), op.number);
         self.submit(Doing::Change { rec, fua, spare }, start, vec![key], text, async move {
+            disk.order().accept(op, key, offset, len);
             let (result, _) = volume.write(offset, buf, fua).await;
+            disk.order().end(op);
             result.into()
         });
         self.places.insert(self.last(), Place { offset, len });

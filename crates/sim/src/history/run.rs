@@ -33,6 +33,9 @@ pub struct Aim {
     pub mask: Option<u64>,
 }
 
+/// With more bytes free than this nobody waits for space, nor has waited lately.
+const AMPLE: u64 = 8 << 20;
+
 /// What an operation in flight is about.
 pub(super) enum Doing {
     /// Reads this range; unchecked if the volume was rolled back meanwhile.
@@ -234,8 +237,17 @@ impl<'a> Run<'a> {
             return Err(Violation::new("hang", format!("{} has not ended after {PATIENCE} steps", op.text)));
         }
         self.watch_step()?;
+        self.judge_order()?;
         self.side_crash()?;
         Ok(ran)
+    }
+
+    /// Neighbouring writes reach the disk in the order of acceptance, but for those that find no space.
+    fn judge_order(&mut self) -> Result<(), Violation> {
+        match self.session.disk.order().broken() {
+            Some(what) if self.session.pool.info().free > AMPLE => Err(Violation::new("I5", what)),
+            _ => Ok(()),
+        }
     }
 
     /// The number of the operation submitted last.

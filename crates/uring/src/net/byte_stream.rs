@@ -7,6 +7,7 @@ use std::net::Shutdown;
 use forkdisk::Buf;
 
 use super::{Piece, Stream, TcpListener, UnixListener};
+use crate::sys::PeerCred;
 
 /// One connection: bytes in order, in both directions. Clones are the same connection.
 ///
@@ -45,6 +46,11 @@ pub trait ByteStream: Clone + 'static {
 
     /// Ends one or both directions; a receive in flight ends with what had arrived.
     fn shutdown(&self, how: Shutdown) -> io::Result<()>;
+
+    /// Which process of this machine connected, if the stream tells.
+    fn peer(&self) -> Option<PeerCred> {
+        None
+    }
 }
 
 impl ByteStream for Stream {
@@ -62,6 +68,11 @@ impl ByteStream for Stream {
 
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         Stream::shutdown(self, how)
+    }
+
+    fn peer(&self) -> Option<PeerCred> {
+        // Of a TCP connection the kernel knows no process.
+        self.peer_cred().ok().filter(|peer| peer.pid > 0)
     }
 }
 

@@ -2,14 +2,14 @@
 //!
 //! One task reads requests and starts a task for each; another sends what is ready.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::Shutdown;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use forkdisk::Buf;
-use forkdisk_uring::{ByteStream, Rt};
+use forkdisk_uring::{ByteStream, PeerCred, Rt};
 
 use super::budget::{Quota, SharedMemory};
 use super::export::{Export, Exports};
@@ -25,10 +25,13 @@ use crate::codec::{Action, CMD_READ, ErrorCode, MAX_DRAIN, ReplyEncoder, ReplyTo
 pub(super) struct Control {
     /// Ends directions of the stream, whatever its type.
     shutdown: Box<dyn Fn(Shutdown)>,
+    peer: Option<PeerCred>,
     phase: Cell<Phase>,
     outbox: Rc<Outbox>,
     /// When the payload that is being received began.
     payload_since: Cell<Option<Instant>>,
+    /// What the export that was chosen is called at the moment.
+    export: RefCell<Option<Box<dyn Fn() -> String>>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -41,15 +44,27 @@ enum Phase {
 
 impl Control {
     pub(super) fn new(stream: &impl ByteStream) -> Rc<Control> {
-        let stream = stream.clone();
+        let (peer, stream) = (stream.peer(), stream.clone());
         // It fails when the client was faster.
         let shutdown = Box::new(move |how| drop(stream.shutdown(how)));
         Rc::new(Control {
             shutdown,
+            peer,
             phase: Cell::new(Phase::Handshake),
             outbox: Rc::default(),
             payload_since: Cell::new(None),
+            export: RefCell::new(None),
         })
+    }
+
+    /// The present name of the export that the client uses; `None` before it has chosen one.
+    pub(super) fn export(&self) -> Option<String> {
+        self.export.borrow().as_ref().map(|name| name())
+    }
+
+    /// Who connected, as far as the socket tells.
+    pub(super) fn peer(&self) -> Option<PeerCred> {
+        self.peer
     }
 
     /// Reads no further request; those in flight end. A handshake ends at once.
@@ -131,6 +146,8 @@ pub(super) async fn serve<X: Exports, S: ByteStream>(
     };
     let quota = Quota::new(options, common.memory.clone());
     let session = Rc::new(Session { rt: rt.clone(), export, outbox: outbox.clone(), style, contexts });
+    let named = session.clone();
+    *control.export.borrow_mut() = Some(Box::new(move || named.export.info().name));
     let share = Share::new(&common.fair);
     let read_only = info.read_only;
     let reader = Reader { exports: &**exports, control, read_only, session, quota: quota.clone(), share };
@@ -139,6 +156,8 @@ pub(super) async fn serve<X: Exports, S: ByteStream>(
     drain(rt, control, &quota, options.drain_timeout).await;
     outbox.close();
     sender.await;
+    // The export is let go of with the last request.
+    control.export.take();
     result
 }
 

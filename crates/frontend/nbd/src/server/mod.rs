@@ -22,7 +22,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forkdisk_uring::{Accept, ByteStream, Rt};
+use forkdisk_uring::{Accept, ByteStream, PeerCred, Rt};
 
 pub use contexts::{ALLOCATION, CHANGED, DEPTH, DEPTH_HOLE, DEPTH_OWN, DEPTH_SHARED};
 pub use export::{Export, Exports};
@@ -72,10 +72,41 @@ impl ServerHandle {
         self.clients.stop.raise();
     }
 
+    /// As [`stop`](Self::stop), but no client is waited for: all are disconnected.
+    pub fn hurry(&self) {
+        self.clients.stop.raise();
+        self.clients.connected.borrow().iter().for_each(|control| control.disconnect());
+    }
+
+    /// The clients that have chosen an export.
+    pub fn clients(&self) -> Vec<ClientInfo> {
+        let connected = self.clients.connected.borrow();
+        let info = |control: &Rc<Control>| Some(ClientInfo { export: control.export()?, peer: control.peer() });
+        connected.iter().filter_map(info).collect()
+    }
+
+    /// Reads no further request of the clients of `export`, by its present name, and disconnects them when
+    /// their requests in flight have ended and been answered, within the server's `drain_timeout`. Returns
+    /// how many of them there still are.
+    pub fn disconnect(&self, export: &str) -> usize {
+        let connected = self.clients.connected.borrow();
+        let theirs = connected.iter().filter(|control| control.export().as_deref() == Some(export));
+        theirs.inspect(|control| control.stop()).count()
+    }
+
     /// How many clients are connected.
     pub fn connections(&self) -> usize {
         self.clients.connected.borrow().len()
     }
+}
+
+/// A client that has chosen an export.
+#[derive(Clone, Debug)]
+pub struct ClientInfo {
+    /// The export's present name.
+    pub export: String,
+    /// Who it is; `None` where the socket does not tell.
+    pub peer: Option<PeerCred>,
 }
 
 impl<X> Clone for Server<X> {

@@ -1,0 +1,287 @@
+//! Results as JSON objects. Sizes are bytes, times seconds since 1970.
+
+use forkdisk::{CheckReport, DiffClass, DiffRun, Extent, Mode, PAGE_SIZE, PoolInfo, VolumeInfo};
+use serde::{Deserialize, Serialize};
+
+/// A volume or snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeRecord {
+    /// `volume` or `volume@snapshot`.
+    pub name: String,
+    /// `volume` or `snapshot`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Its length.
+    pub size: u64,
+    /// Bytes mapped.
+    pub referenced: u64,
+    /// How much room a first write reserves.
+    pub chunk: u64,
+    /// `null` when it was not cloned from anything.
+    pub origin: Option<String>,
+    /// When it was made.
+    pub created: u64,
+}
+
+impl From<&VolumeInfo> for VolumeRecord {
+    fn from(info: &VolumeInfo) -> VolumeRecord {
+        VolumeRecord {
+            name: info.name.clone(),
+            kind: if info.snapshot { "snapshot" } else { "volume" }.to_string(),
+            size: info.size,
+            referenced: info.referenced,
+            chunk: info.chunk,
+            origin: (!info.origin.is_empty()).then(|| info.origin.clone()),
+            created: info.created,
+        }
+    }
+}
+
+/// Nothing to say but that it was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {}
+
+/// What volumes hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// One entry for each, by name.
+    pub volumes: Vec<DuRecord>,
+    /// Bytes that deleting all of them together would free.
+    pub frees: u64,
+}
+
+/// What one volume or snapshot holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DuRecord {
+    /// `volume` or `volume@snapshot`.
+    pub name: String,
+    /// Bytes mapped.
+    pub referenced: u64,
+    /// Bytes that deleting it alone would free.
+    pub exclusive: u64,
+}
+
+/// A part of the right side that is not as on the left.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// Where it starts.
+    pub offset: u64,
+    /// How long it is.
+    pub length: u64,
+    /// `different` (both have data), `left_only` or `right_only`.
+    pub class: String,
+}
+
+impl Change {
+    /// The change that a run shows, if any.
+    pub(crate) fn of(run: &DiffRun) -> Option<Change> {
+        let class = match run.class {
+            DiffClass::Same => return None,
+            DiffClass::Different => "different",
+            DiffClass::LeftOnly => "left_only",
+            DiffClass::RightOnly => "right_only",
+        };
+        Some(Change { offset: run.offset, length: run.len, class: class.to_string() })
+    }
+
+    /// Whether the right side has data there.
+    pub fn exists(&self) -> bool {
+        self.class != "left_only"
+    }
+}
+
+/// A part of a comparison.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Diff {
+    /// In rising order.
+    pub changes: Vec<Change>,
+    /// Where the next part begins; `null` after the last.
+    pub next: Option<u64>,
+}
+
+/// A run of a volume that is alike.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// Where it starts.
+    pub offset: u64,
+    /// How long it is.
+    pub length: u64,
+    /// Whether it holds data; a hole reads as zeroes.
+    pub data: bool,
+    /// Whether others refer to it, too.
+    pub shared: bool,
+    /// Where the data lies in the pool (0 for a hole).
+    pub physical: u64,
+}
+
+impl From<&Extent> for Piece {
+    fn from(extent: &Extent) -> Piece {
+        let Extent { offset, len, data, physical, shared } = *extent;
+        Piece { offset, length: len, data, shared, physical }
+    }
+}
+
+/// A part of a volume's map.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PieceMap {
+    /// In order, without gaps.
+    pub pieces: Vec<Piece>,
+    /// Where the next part begins; `null` after the last.
+    pub next: Option<u64>,
+}
+
+/// What was deleted, or would be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deletion {
+    /// Whether nothing was deleted.
+    pub dry_run: bool,
+    /// Every volume and snapshot, by name.
+    pub deleted: Vec<String>,
+    /// Bytes; `null` when nobody asked for them to be counted.
+    pub frees: Option<u64>,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Check {
+    /// `clean`, `leaks` or `corrupt`.
+    pub status: String,
+    /// What is damaged and where.
+    pub damage: Vec<String>,
+    /// Bytes that are counted as used and used by nothing.
+    pub leaked: u64,
+    /// Pages referred to.
+    pub pages: u64,
+    /// Volumes and snapshots looked at.
+    pub volumes: u64,
+}
+
+impl From<CheckReport> for Check {
+    fn from(found: CheckReport) -> Check {
+        let status = match (found.damage.is_empty(), found.leaked) {
+            (false, _) => "corrupt",
+            (true, 0) => "clean",
+            (true, _) => "leaks",
+        };
+        Check {
+            status: status.to_string(),
+            damage: found.damage,
+            leaked: found.leaked * PAGE_SIZE as u64,
+            pages: found.pages,
+            volumes: found.volumes,
+        }
+    }
+}
+
+impl Check {
+    /// The report of damage that kept the pool from being looked at.
+    pub fn of_damage(what: String) -> Check {
+        CheckReport { damage: vec![what], ..CheckReport::default() }.into()
+    }
+}
+
+/// The pool as a whole.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are those of `forkdisk::PoolInfo`, which says what they mean")]
+pub struct PoolRecord {
+    pub uuid: String,
+    pub created: u64,
+    /// `rw`, `ro`, `out-of-data-space` or `failed`.
+    pub mode: String,
+    pub size: u64,
+    pub used: u64,
+    pub free: u64,
+    pub freeing: u64,
+    pub metadata: u64,
+    pub volumes: u64,
+    pub snapshots: u64,
+    pub dirty: u64,
+    pub journal_size: u64,
+    pub journal_used: u64,
+    pub generation: u64,
+    pub clean: bool,
+}
+
+impl From<&PoolInfo> for PoolRecord {
+    fn from(info: &PoolInfo) -> PoolRecord {
+        let mode = match info.mode {
+            Mode::ReadWrite => "rw",
+            Mode::ReadOnly => "ro",
+            Mode::OutOfDataSpace => "out-of-data-space",
+            Mode::Failed => "failed",
+        };
+        PoolRecord {
+            uuid: uuid_text(&info.uuid),
+            created: info.created,
+            mode: mode.to_string(),
+            size: info.size,
+            used: info.used,
+            free: info.free,
+            freeing: info.freeing,
+            metadata: info.metadata,
+            volumes: info.volumes,
+            snapshots: info.snapshots,
+            dirty: info.dirty,
+            journal_size: info.journal_size,
+            journal_used: info.journal_used,
+            generation: info.generation,
+            clean: info.clean,
+        }
+    }
+}
+
+/// A daemon, and who uses it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Its process.
+    pub pid: u32,
+    /// Its version.
+    pub version: String,
+    /// The pool's path.
+    pub pool: String,
+    /// The pool's identity.
+    pub uuid: String,
+    /// The file or block device that is open: what tells it from a copy with the same identity.
+    pub file: String,
+    /// Where the data socket lies; `null` when it was handed over by a service manager.
+    pub socket: Option<String>,
+    /// Clients of the data socket that have chosen an export.
+    pub clients: Vec<ClientRecord>,
+}
+
+/// A client of an export.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientRecord {
+    /// The volume or snapshot.
+    pub export: String,
+    /// Who it is, as far as that is known.
+    pub peer: String,
+}
+
+/// A pool's identity as text, in the usual five groups.
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_written_in_five_groups() {
+        let uuid = std::array::from_fn(|i| i as u8 * 17);
+        assert_eq!(uuid_text(&uuid), "00112233-4455-6677-8899-aabbccddeeff");
+    }
+
+    #[test]
+    fn damage_outranks_leaks() {
+        let found = |damage: &[&str], leaked| {
+            let damage = damage.iter().map(|text| text.to_string()).collect();
+            Check::from(CheckReport { damage, leaked, ..CheckReport::default() }).status
+        };
+        assert_eq!(found(&[], 0), "clean");
+        assert_eq!(found(&[], 1), "leaks");
+        assert_eq!(found(&["page 5"], 1), "corrupt");
+    }
+}

@@ -1,0 +1,155 @@
+//! A write whose turn has come: planned until nothing is missing, with what waits directly behind it,
+//! and what it does while there is no space.
+
+use std::future::poll_fn;
+use std::ops::Range;
+use std::rc::Rc;
+use std::task::Poll;
+
+use crate::device::{Buf, Device};
+use crate::error::Result;
+use crate::planted::{Bug, planted};
+use crate::pool::{Ended, WhenFull, no_space};
+use crate::runtime::LocalFuture;
+use crate::sync::{Hold, PlanGuard, RangeGuard, RangeLocks, Taken, Turn};
+use crate::types::{BLOCK_PAGES, PAGE_SIZE};
+
+use super::Volume;
+use super::fault::WritePlan;
+
+/// Largest write that is taken along by another, or takes others along, in bytes: what is copied must
+/// cost less than the request it saves.
+const SMALL: usize = 64 << 10;
+
+/// A write under way.
+pub(super) struct Work {
+    pub offset: u64,
+    len: usize,
+    unit: usize,
+    pub plan: WritePlan,
+    /// Writes that go on where this one ends, and are done together with it.
+    pub along: Vec<Taken<Buf>>,
+    locks: Vec<RangeGuard>,
+}
+
+impl Work {
+    pub fn new(offset: u64, len: usize, unit: usize) -> Work {
+        let plan = WritePlan::new(offset, len as u64, unit);
+        Work { offset, len, unit, plan, along: Vec::new(), locks: Vec::new() }
+    }
+
+    /// Forgets the plan and whoever was taken along.
+    fn restart(&mut self) {
+        *self = Work::new(self.offset, self.len, self.unit);
+    }
+
+    /// Takes along who waits directly behind, within the block.
+    fn take_along(&mut self, turn: &Turn<Buf>, locks: &Rc<RangeLocks>) {
+        let page = PAGE_SIZE as u64;
+        if self.len > SMALL || !(self.offset + self.len as u64).is_multiple_of(page) {
+            return;
+        }
+        let (end, had) = (self.plan.end(), self.along.len());
+        let limit = end.next_multiple_of(BLOCK_PAGES);
+        let fit =
+            |buf: &Buf, pages: &Range<u64>| buf.len() <= SMALL && buf.len() as u64 == (pages.end - pages.start) * page;
+        let until = turn.take_along(&mut self.along, end, limit, fit);
+        if until == end {
+            return;
+        }
+        match locks.try_lock(end..until, Hold::Alone) {
+            Some(lock) => {
+                self.locks.push(lock);
+                self.plan.extend(until);
+            }
+            None => self.along.truncate(had),
+        }
+    }
+
+    /// Tells those who were taken along how it went.
+    pub fn deliver(self, result: &Result<()>) {
+        drop(self.locks);
+        self.along.into_iter().for_each(|taken| taken.deliver(result.clone()));
+    }
+}
+
+/// How long a write has been without space.
+#[derive(Default)]
+struct Shortage {
+    /// Checkpoints made for it since free space last changed.
+    emptied: u32,
+    free: u64,
+    /// Ends when it is to fail.
+    patience: Option<LocalFuture<()>>,
+}
+
+impl<D: Device> Volume<D> {
+    /// Completes the plan, waiting for space if need be. Never holds a plan while it waits for that.
+    pub(super) async fn plan(&self, turn: &Turn<Buf>, work: &mut Work) -> Result<PlanGuard> {
+        let mut shortage = Shortage::default();
+        loop {
+            self.inner.admit().await?;
+            let guard = self.inner.generations.enter();
+            let planned = self.inner.edit(|meta| {
+                work.take_along(turn, &self.locks);
+                work.plan.advance(meta, self.id, turn.is_first())
+            });
+            match planned.await {
+                Ok(()) => return Ok(guard),
+                Err(Ended::Error(e)) => return Err(e),
+                Err(Ended::NoSpace) if planted(Bug::FullLeavesHalf) => self.publish(&work.plan).await?,
+                Err(Ended::NoSpace) => {}
+            }
+            drop(guard);
+            work.restart();
+            turn.step_aside();
+            self.make_room(turn, &mut shortage).await?;
+            turn.step_back();
+        }
+    }
+
+    /// Waits until there may be space for it: for its turn among those who need some, for a checkpoint
+    /// that brings back what was given up, for others to free some.
+    async fn make_room(&self, turn: &Turn<Buf>, shortage: &mut Shortage) -> Result<()> {
+        self.inner.check_writable()?;
+        if shortage.patience.is_none()
+            && let WhenFull::Wait(time) = self.inner.options.when_full
+        {
+            shortage.patience = Some(self.inner.runtime.sleep(time));
+        }
+        if !turn.is_first() {
+            return shortage.until_first(turn).await;
+        }
+        let free = self.inner.meta.borrow().space.available();
+        if free != shortage.free {
+            (shortage.free, shortage.emptied) = (free, 0);
+        }
+        // What was given up comes back with a checkpoint; tables it replaces with one more.
+        if shortage.emptied < 2 && self.inner.has_pending_space() {
+            shortage.emptied += 1;
+            return self.inner.clone().checkpoint().await;
+        }
+        self.inner.full.set(true);
+        let Some(patience) = &mut shortage.patience else { return Err(no_space()) };
+        if self.inner.wait_for_space(patience).await { Ok(()) } else { Err(no_space()) }
+    }
+}
+
+impl Shortage {
+    /// Waits for those who were without space before it.
+    async fn until_first(&mut self, turn: &Turn<Buf>) -> Result<()> {
+        let outcome = poll_fn(|cx| {
+            turn.watch(cx.waker());
+            if turn.is_first() {
+                return Poll::Ready(Ok(()));
+            }
+            match self.patience.as_mut().map(|patience| patience.as_mut().poll(cx)) {
+                Some(Poll::Ready(())) => Poll::Ready(Err(no_space())),
+                _ => Poll::Pending,
+            }
+        })
+        .await;
+        turn.stop_waiting();
+        outcome
+    }
+}

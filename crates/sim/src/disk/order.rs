@@ -1,0 +1,101 @@
+//! Whether the writes of a volume reach the disk in the order in which the engine accepted them (I5).
+//!
+//! What a client writes carries its operation's number, so that the disk knows whose a request is.
+
+use std::cell::RefCell;
+
+use crate::pattern::{SECTOR, is_zero, mark_of};
+
+const BLOCK: u64 = 1 << 20;
+
+/// A write that has not ended.
+struct Open {
+    op: u32,
+    volume: u32,
+    first: u64,
+    last: u64,
+    seen: bool,
+}
+
+/// The writes in flight, in the order of acceptance.
+#[derive(Default)]
+pub struct Order {
+    open: RefCell<Vec<Open>>,
+    broken: RefCell<Option<String>>,
+}
+
+impl Order {
+    /// The engine is given a write now. Call it in the same step.
+    pub fn accept(&self, op: u32, volume: u32, offset: u64, len: u64) {
+        // Without a whole sector it cannot be told.
+        let whole = (offset + len) / SECTOR as u64 > offset.div_ceil(SECTOR as u64);
+        if whole {
+            let (first, last) = (offset / BLOCK, (offset + len - 1) / BLOCK);
+            self.open.borrow_mut().push(Open { op, volume, first, last, seen: false });
+        }
+    }
+
+    /// It has ended, well or not.
+    pub fn end(&self, op: u32) {
+        let mut open = self.open.borrow_mut();
+        if let Some(at) = open.iter().position(|o| o.op == op) {
+            open.remove(at);
+        }
+    }
+
+    /// The first inversion since this was asked last.
+    pub fn broken(&self) -> Option<String> {
+        self.broken.take()
+    }
+
+    /// A write request reaches the disk.
+    pub(super) fn see(&self, bytes: &[u8]) {
+        let mut open = self.open.borrow_mut();
+        if open.iter().all(|o| o.seen) {
+            return;
+        }
+        for sector in bytes.chunks_exact(SECTOR).filter(|sector| !is_zero(&sector[..8])) {
+            let Some(op) = mark_of(sector).map(|value| value.op()) else { continue };
+            let Some(at) = open.iter().position(|o| o.op == op && !o.seen) else { continue };
+            open[at].seen = true;
+            let (late, new) = (&open[..at], &open[at]);
+            let near =
+                |o: &&Open| !o.seen && o.volume == new.volume && o.first <= new.last + 1 && new.first <= o.last + 1;
+            if let Some(o) = late.iter().find(near) {
+                let what =
+                    format!("the write of op {op} reached the disk before that of op {}, accepted earlier", o.op);
+                self.broken.borrow_mut().get_or_insert(what);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pattern::{Blends, Value};
+
+    fn sector(op: u32) -> Vec<u8> {
+        let mut bytes = vec![0; SECTOR];
+        Blends::default().fill(Value::mark(op, 1, 0), &mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn a_neighbour_that_overtakes_is_noticed_and_others_may() {
+        let order = Order::default();
+        for (op, volume, block) in [(1, 1, 0), (2, 2, 0), (3, 1, 2), (4, 1, 1)] {
+            order.accept(op, volume, block * BLOCK, 4096);
+        }
+        order.see(&sector(2));
+        order.see(&sector(3));
+        assert_eq!(order.broken(), None, "another volume, another block");
+        order.see(&[sector(1), sector(4)].concat());
+        assert_eq!(order.broken(), None, "one request with both, in order");
+        order.end(1);
+        order.accept(5, 1, 0, 4096);
+        order.accept(6, 1, BLOCK, 4096);
+        order.see(&sector(6));
+        assert!(order.broken().is_some_and(|what| what.contains("op 6")));
+    }
+}
