@@ -67,9 +67,9 @@ fn options(copy_ahead: u64, when_full: OriginFull) -> ProtectOptions {
 }
 
 /// Runs `test` on a pool of `pool` bytes that protects an origin of `origin` bytes as "org".
-fn run<F: Future<Output = ()>>(pool: u64, origin: u64, protect: ProtectOptions, test: impl FnOnce(World) -> F)
+fn run<F>(pool: u64, origin: u64, protect: ProtectOptions, test: impl FnOnce(World) -> F)
 where
-    F: 'static,
+    F: Future<Output = ()> + 'static,
 {
     let exec = Executor::new(3);
     let config = Config { sector: 512, cache: Volatile::Yes };

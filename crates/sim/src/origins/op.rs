@@ -15,6 +15,8 @@ pub enum Kind {
     Write,
     /// The next stretch after the last write of the origin.
     Append,
+    /// Overwrites what a snapshot is being read from.
+    Chase,
     /// A write that starts or ends within a sector.
     Ragged,
     Zero,
@@ -133,7 +135,7 @@ impl Setup {
         use Kind::*;
         #[rustfmt::skip]
         let weights: &[(Kind, u64)] = &[
-            (Read, 30), (Write, 60), (Append, 16), (Ragged, 3), (Zero, 2), (Discard, 1), (Flush, 12), (Snapshot, 14), (Independent, 3),
+            (Read, 30), (Write, 60), (Append, 16), (Chase, 8), (Ragged, 3), (Zero, 2), (Discard, 1), (Flush, 12), (Snapshot, 14), (Independent, 3),
             (Group, 3), (Clone, 5), (Delete, 14), (Checkpoint, 4), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 2),
             (Kill, 1), (Fault, if self.faults { 8 } else { 0 }), (Set, 2), (Unprotect, 1),
         ];

@@ -223,6 +223,7 @@ impl Run<'_> {
         match op.kind {
             Kind::Read => self.read(op),
             Kind::Write | Kind::Append | Kind::Ragged | Kind::Zero => self.write(op),
+            Kind::Chase => self.chase(op),
             Kind::Discard => self.discard(op),
             Kind::Flush => self.flush(op),
             Kind::Snapshot | Kind::Independent | Kind::Group => self.snapshot(op),
@@ -440,11 +441,26 @@ impl Run<'_> {
 
     fn read(&mut self, op: &Op) -> Result<(), Violation> {
         let Some(key) = self.any(op.draws[0], |_, _| true) else { return Ok(()) };
+        self.look_at(op, key, op.draws[3].is_multiple_of(8))
+    }
+
+    /// Reads a snapshot and at once overwrites what it shows in the origin, so that one may overtake the
+    /// other.
+    fn chase(&mut self, op: &Op) -> Result<(), Violation> {
+        let origin = self.known.origin;
+        let Some(key) = self.any(op.draws[0], |_, v| v.of == Some(origin)) else { return Ok(()) };
+        for _ in 0..1 + op.draws[3] % 3 {
+            self.look_at(op, key, false)?;
+        }
+        self.write(&Op { draws: [1, op.draws[1], op.draws[2], op.draws[3]], ..*op })
+    }
+
+    fn look_at(&mut self, op: &Op, key: Key, ragged: bool) -> Result<(), Violation> {
         if !self.is_there(key)? {
             return Ok(());
         }
         let size = self.known.model.get(key).map_or(0, |v| v.size);
-        let (offset, len) = Run::place([op.draws[1], op.draws[2]], size, op.draws[3].is_multiple_of(8));
+        let (offset, len) = Run::place([op.draws[1], op.draws[2]], size, ragged);
         let Some(volume) = self.handle(key)? else { return Ok(()) };
         let buf = self.session.pool.buffer(len as usize);
         let text = format!("read {} {offset}+{len}", self.known.model.name(key));
