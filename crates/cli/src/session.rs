@@ -12,7 +12,10 @@ use std::task::{Context as TaskContext, Poll, Waker};
 
 use anyhow::{Context, Result};
 use forkdisk::{OpenOptions, Pool};
-use forkdisk_control::{Call, Client, Failure, FailureKind, Method, NoHost, Observer, Session, params, perform, place};
+use forkdisk_control::{
+    Call, Client, Failure, FailureKind, Method, NoHost, Observer, Session, attach_origins, detach_origins, params,
+    perform, place,
+};
 use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice};
 
 use crate::cli::Global;
@@ -83,7 +86,7 @@ pub fn with_pool<T>(
         let pool = open_pool(device, &runtime, path, options).await?;
         let session = Session::new(pool.clone(), runtime, Rc::new(NoHost));
         let outcome = work(&Caller::Idle(session)).await;
-        let closed = pool.close().await.with_context(|| format!("{}: closing the pool", path.display()));
+        let closed = close_pool(&pool).await.with_context(|| format!("{}: closing the pool", path.display()));
         let value = outcome?;
         closed?;
         Ok(value)
@@ -96,14 +99,25 @@ pub fn open_device(runtime: &Rt, path: &Path, access: Access) -> Result<UringDev
     UringDevice::open(runtime, path, &options).map_err(|e| owner::explain(path, e))
 }
 
-/// Opens the pool on `device`.
+/// Opens the pool on `device`, and the devices of its origins as far as that can be.
 pub async fn open_pool(
     device: UringDevice,
     runtime: &Rt,
     path: &Path,
     options: OpenOptions,
 ) -> Result<Pool<UringDevice>> {
-    Pool::open(device, Rc::new(runtime.clone()), options).await.context(path.display().to_string())
+    let read_only = options.read_only;
+    let pool = Pool::open(device, Rc::new(runtime.clone()), options).await.context(path.display().to_string())?;
+    for (name, error) in attach_origins(&pool, runtime, read_only).await {
+        tracing::warn!("the origin {name:?} is not open, nor are its snapshots and their clones: {error}");
+    }
+    Ok(pool)
+}
+
+/// Closes the pool and the devices of its origins.
+pub async fn close_pool(pool: &Pool<UringDevice>) -> forkdisk::Result<()> {
+    let detached = detach_origins(pool).await;
+    detached.and(pool.close().await)
 }
 
 /// The daemon that serves the pool at `path`, if one answers.

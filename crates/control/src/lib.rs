@@ -20,6 +20,7 @@ mod files;
 mod message;
 mod method;
 mod observer;
+mod origins;
 mod perform;
 pub mod place;
 mod reply;
@@ -35,6 +36,7 @@ pub use failure::{Failure, FailureKind};
 pub use message::ErrorCode;
 pub use method::{Method, Reply, Request, params};
 pub use observer::{Observer, Silent, Step};
+pub use origins::{attach_origins, detach_origins};
 pub use perform::{Call, perform};
 pub use reply::{
     Change, Check, ClientRecord, Deletion, Diff, Done, DuRecord, Piece, PieceMap, PoolRecord, Status, Usage,

@@ -53,6 +53,12 @@ pub mod params {
         Snapshot {
             /// `volume@snapshot` each.
             snapshots: Vec<String>,
+            /// With copies of their own instead of sharing the chain's (origins only).
+            #[serde(default)]
+            independent: bool,
+            /// They may be deleted when the pool is full.
+            #[serde(default)]
+            droppable: bool,
         }
         /// Makes writable volumes that share everything with `source`, all of them or none.
         Clone {
@@ -126,6 +132,42 @@ pub mod params {
             /// How much room a first write reserves; `null` leaves it.
             #[serde(default)]
             chunk: Option<u64>,
+            /// Of an origin: most that is kept ahead of a sequential writer; `null` leaves it.
+            #[serde(default)]
+            copy_ahead: Option<u64>,
+            /// Of an origin: `wait`, `wait:SECONDS`, `error` or `drop-oldest`; `null` leaves it.
+            #[serde(default)]
+            when_full: Option<String>,
+            /// Of an origin that could not be opened: where its device is now; `null` leaves it.
+            #[serde(default)]
+            path: Option<String>,
+        }
+        /// Protects a device or file in place.
+        Protect {
+            /// The name it gets.
+            volume: String,
+            /// The device or file, an absolute path.
+            path: String,
+            /// The unit in which old contents are kept; `null` for the default.
+            #[serde(default)]
+            chunk: Option<u64>,
+            /// Most that is kept ahead of a sequential writer; `null` for the default.
+            #[serde(default)]
+            copy_ahead: Option<u64>,
+            /// `wait`, `wait:SECONDS`, `error` or `drop-oldest`; `null` for the default.
+            #[serde(default)]
+            when_full: Option<String>,
+        }
+        /// Leaves an origin an ordinary disk.
+        Unprotect {
+            /// The origin.
+            volume: String,
+            /// Delete its snapshots, too.
+            #[serde(default)]
+            recursive: bool,
+            /// Change nothing.
+            #[serde(default)]
+            dry_run: bool,
         }
         /// Deletes volumes and snapshots, all of them or none.
         Delete {
@@ -248,6 +290,8 @@ methods! {
     "resize" Resize => VolumeRecord,
     "set" Set => VolumeRecord,
     "delete" Delete => Deletion,
+    "protect" Protect => VolumeRecord,
+    "unprotect" Unprotect => Deletion,
     "grow" Grow => PoolRecord,
     "check" Check => Check,
     "stats" Stats => PoolRecord,

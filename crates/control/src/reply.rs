@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct VolumeRecord {
     /// `volume` or `volume@snapshot`.
     pub name: String,
-    /// `volume` or `snapshot`.
+    /// `volume`, `snapshot` or `origin`.
     #[serde(rename = "type")]
     pub kind: String,
     /// Its length.
@@ -17,7 +17,7 @@ pub struct VolumeRecord {
     pub referenced: u64,
     /// How much room a first write reserves.
     pub chunk: u64,
-    /// `null` when it was not cloned from anything.
+    /// What it was cloned from, `null` if nothing; of an origin where its device is.
     pub origin: Option<String>,
     /// When it was made.
     pub created: u64,
@@ -27,7 +27,12 @@ impl From<&VolumeInfo> for VolumeRecord {
     fn from(info: &VolumeInfo) -> VolumeRecord {
         VolumeRecord {
             name: info.name.clone(),
-            kind: if info.snapshot { "snapshot" } else { "volume" }.to_string(),
+            kind: match () {
+                () if info.protected => "origin",
+                () if info.snapshot => "snapshot",
+                () => "volume",
+            }
+            .to_string(),
             size: info.size,
             referenced: info.referenced,
             chunk: info.chunk,

@@ -22,7 +22,7 @@ use super::notify::Notifier;
 use super::pid_file::PidFile;
 use crate::cli::Global;
 use crate::progress::Progress;
-use crate::session::{Access, daemon, open_device, open_pool};
+use crate::session::{Access, close_pool, daemon, open_device, open_pool};
 
 /// How often space that was given up is brought back, to the pool and to the file system under it.
 const GIVE_BACK: Duration = Duration::from_secs(5);
@@ -85,7 +85,7 @@ pub fn run(
             Ok(served) => served.close(&runtime, &pool, &path, &end).await,
             Err(error) => {
                 // Why it could not be served is what the user needs to hear.
-                let _ = pool.close().await;
+                let _ = close_pool(&pool).await;
                 Err(error)
             }
         };
@@ -201,7 +201,7 @@ impl Serving {
         notifier.stopping("closing the pool");
         let _progress = Progress::spinner("closing the pool");
         let flushed = pool.flush().await;
-        let closed = flushed.and(pool.close().await);
+        let closed = flushed.and(close_pool(pool).await);
         let told =
             closed.clone().map_err(|e| Failure::new(FailureKind::from(e.kind()), format!("closing the pool: {e}")));
         end.reach(told);

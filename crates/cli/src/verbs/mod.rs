@@ -16,6 +16,7 @@ pub mod init;
 pub mod list;
 pub mod man;
 pub mod map;
+pub mod protect;
 pub mod rename;
 pub mod resize;
 pub mod rollback;

@@ -11,7 +11,9 @@ use crate::size;
 
 /// Change a property of a volume
 ///
-/// Properties: chunk (how much room a first write reserves: 4K to 64M, a power of two).
+/// Properties: chunk (how much room a first write reserves: 4K to 64M, a power of two); of an origin: copy-ahead (most
+/// that is kept ahead of a sequential writer), when-full (wait, wait:SECONDS, error, drop-oldest), path (where the device
+/// of one that could not be opened is now).
 #[derive(Args)]
 pub struct SetArgs {
     /// What to change
@@ -23,23 +25,37 @@ pub struct SetArgs {
     address: String,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 enum Property {
     Chunk(u64),
+    CopyAhead(u64),
+    WhenFull(String),
+    Path(String),
 }
 
 fn parse_property(text: &str) -> Result<Property> {
     let (name, value) = text.split_once('=').context("write PROPERTY=VALUE, as in chunk=128K")?;
     match name {
         "chunk" => Ok(Property::Chunk(size::parse(value)?)),
-        _ => bail!("there is no property '{name}' that can be set: chunk is"),
+        "copy-ahead" => Ok(Property::CopyAhead(size::parse(value)?)),
+        "when-full" => Ok(Property::WhenFull(value.to_string())),
+        "path" => Ok(Property::Path(value.to_string())),
+        _ => bail!("there is no property '{name}' that can be set: chunk, copy-ahead, when-full and path are"),
     }
 }
 
 /// Changes the property; what is stored already stays where it is.
 pub fn run(args: SetArgs, global: &Global) -> Result<()> {
     let address = global.volume(&args.address)?;
-    let Property::Chunk(chunk) = args.property;
-    let method = params::Set { volume: address.name, chunk: Some(chunk) };
+    let nothing = params::Set { volume: address.name, chunk: None, copy_ahead: None, when_full: None, path: None };
+    let method = match args.property {
+        Property::Chunk(chunk) => params::Set { chunk: Some(chunk), ..nothing },
+        Property::CopyAhead(bytes) => params::Set { copy_ahead: Some(bytes), ..nothing },
+        Property::WhenFull(policy) => params::Set { when_full: Some(policy), ..nothing },
+        Property::Path(path) => {
+            let absolute = std::path::absolute(&path).with_context(|| path.clone())?;
+            params::Set { path: Some(absolute.to_string_lossy().into_owned()), ..nothing }
+        }
+    };
     print_if_json(global, &call(global, &address.pool, Access::Write, method)?)
 }

@@ -17,6 +17,7 @@ use forkdisk::VolumeInfo;
 use crate::failure::{Failure, FailureKind};
 use crate::method::{Reply, Request};
 use crate::observer::{Observer, Silent, Step};
+use crate::origins;
 use crate::session::Session;
 
 /// What comes with a request beside its parameters.
@@ -69,6 +70,8 @@ pub async fn perform(session: &Session, request: Request, call: &Call) -> Result
         Request::Rename(p) => Reply::Rename(volumes::rename(session, p).await?),
         Request::Resize(p) => Reply::Resize(volumes::resize(session, p, call).await?),
         Request::Set(p) => Reply::Set(volumes::set(session, p).await?),
+        Request::Protect(p) => Reply::Protect(origins::protect(session, p).await?),
+        Request::Unprotect(p) => Reply::Unprotect(origins::unprotect(session, p, call).await?),
         Request::Delete(p) => Reply::Delete(delete::delete(session, p, call).await?),
         Request::Grow(p) => Reply::Grow(pool::grow(session, p).await?),
         Request::Check(_) => Reply::Check(pool::check(session, call).await?),
@@ -82,7 +85,7 @@ pub async fn perform(session: &Session, request: Request, call: &Call) -> Result
 }
 
 /// Waits until deletions have given their space back, so that the next verb finds it free.
-async fn settle(session: &Session, call: &Call) -> Result<(), Failure> {
+pub(crate) async fn settle(session: &Session, call: &Call) -> Result<(), Failure> {
     call.say("giving space back");
     Ok(session.pool.settle().await?)
 }

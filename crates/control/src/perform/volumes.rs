@@ -1,6 +1,6 @@
 //! Making and changing volumes.
 
-use forkdisk::{CreateOptions, VolumeInfo};
+use forkdisk::{CreateOptions, SnapshotFlags, VolumeInfo};
 
 use super::{Call, refuse_in_use, settle};
 use crate::failure::{Failure, FailureKind};
@@ -66,7 +66,8 @@ pub async fn clone(session: &Session, p: params::Clone) -> Result<Vec<VolumeReco
 
 pub async fn snapshot(session: &Session, p: params::Snapshot) -> Result<Vec<VolumeRecord>, Failure> {
     let sources = p.snapshots.iter().map(|name| split_snapshot(name)).collect::<Result<Vec<_>, _>>()?;
-    Ok(records(&session.pool.snapshot(&sources, session.now()).await?))
+    let flags = SnapshotFlags { independent: p.independent, droppable: p.droppable };
+    Ok(records(&session.pool.snapshot_with(&sources, flags, session.now()).await?))
 }
 
 pub async fn rollback(session: &Session, p: params::Rollback, call: &Call) -> Result<VolumeRecord, Failure> {
@@ -119,6 +120,7 @@ pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result
 }
 
 pub async fn set(session: &Session, p: params::Set) -> Result<VolumeRecord, Failure> {
+    crate::origins::set(session, &p).await?;
     if let Some(chunk) = p.chunk {
         session.pool.set_chunk(&p.volume, chunk).await?;
     }

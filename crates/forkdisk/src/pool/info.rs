@@ -64,13 +64,16 @@ pub struct VolumeInfo {
     pub name: String,
     /// Whether it is a snapshot.
     pub snapshot: bool,
+    /// Whether it is an origin: a device that is protected in place.
+    pub protected: bool,
     /// Its length in bytes.
     pub size: u64,
     /// How much room a first write reserves, in bytes.
     pub chunk: u64,
     /// Bytes mapped.
     pub referenced: u64,
-    /// Name of what it was cloned from, as it was then; empty if nothing.
+    /// Name of what it was cloned from, as it was then; of an origin the path of its device; empty if
+    /// nothing.
     pub origin: String,
     /// When it was made, in seconds since 1970.
     pub created: u64,
@@ -104,6 +107,7 @@ impl Meta {
             id: record.id,
             name: self.directory.full_name(record),
             snapshot: record.state == VolumeState::Snapshot,
+            protected: record.state == VolumeState::Origin,
             size: record.size,
             chunk: record.chunk,
             referenced: record.referenced * PAGE_SIZE as u64,
@@ -143,7 +147,7 @@ impl<D: Device> Pool<D> {
             free,
             freeing,
             metadata: layout.reserved_pages() * page + meta.journal.length(),
-            volumes: seen(VolumeState::Volume),
+            volumes: seen(VolumeState::Volume) + seen(VolumeState::Origin),
             snapshots: seen(VolumeState::Snapshot),
             dirty: meta.dirty_bytes() as u64,
             journal_size: meta.journal.length(),
