@@ -68,6 +68,11 @@ pub fn value(page: &Slots, i: usize) -> Entry {
     page[3 + 2 * i]
 }
 
+/// Replaces the key of pair `i`.
+pub fn set_key(page: &mut Slots, i: usize, key: u128) {
+    page[2 + 2 * i] = Entry::from_bits(key);
+}
+
 /// Replaces the value of pair `i`.
 pub fn set_value(page: &mut Slots, i: usize, value: Entry) {
     page[3 + 2 * i] = value;

@@ -38,6 +38,13 @@ impl Editor<'_> {
         }
         let path = descend(self.tables, root, key)?;
         let path = self.own_path(root, &path);
+        // Once its neighbour on the left is gone a page gets keys below its first bound.
+        for &(id, at) in path.iter().take(path.len() - 1) {
+            let page = self.tables.entries_mut(id);
+            if at == 0 && key < ordered::key(page, 0) {
+                ordered::set_key(page, 0, key);
+            }
+        }
         let &(leaf, at) = path.last().expect("the map is not empty");
         let page = self.tables.entries_mut(leaf);
         if at < ordered::pairs(page) && ordered::key(page, at) == key {

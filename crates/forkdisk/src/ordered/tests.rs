@@ -102,6 +102,8 @@ impl World {
             let level = root_level(height);
             let below = self.run(|e, _| {
                 let id = e.tables.get(entry, level)?;
+                let page = &e.tables.node(id).entries;
+                assert!((1..ordered::pairs(page)).all(|i| ordered::key(page, i - 1) < ordered::key(page, i)));
                 Ok(children(&e.tables.node(id).entries, level))
             });
             todo.extend(below.into_iter().map(|e| (e, height - 1)));
@@ -191,6 +193,19 @@ proptest! {
         // Nothing is lost and nothing is held twice.
         prop_assert_eq!(empty - world.space.available(), world.pages());
     }
+}
+
+#[test]
+fn bounds_rise_when_keys_come_below_those_of_what_was_removed() {
+    let mut world = World::new(1000);
+    (0..60_000u128).for_each(|k| assert_eq!(world.insert(k * 4, 0), None));
+    assert!(world.root.height >= 3);
+    // Whole pages go in the middle; then their range fills again, from above.
+    (20_000..40_000u128).for_each(|k| assert!(world.remove(k * 4).is_some()));
+    (20_000..40_000u128).rev().for_each(|k| assert_eq!(world.insert(k * 4 + 1, 1), None));
+    (20_000..40_000u128).for_each(|k| assert_eq!(world.insert(k * 4 + 2, 2), None));
+    assert_eq!(world.all().len(), 80_000);
+    world.pages();
 }
 
 #[test]

@@ -51,6 +51,25 @@ impl CopyPlan {
         CopyPlan { views, view: 0, next: start, start, end, copies: Vec::new() }
     }
 
+    /// Refuses unless there is room for all of it: what is handed out in vain comes back with the next
+    /// checkpoint only.
+    fn admit(&self, meta: &mut Meta, origin: VolumeId, chunk_pages: u64) -> std::result::Result<(), Failure> {
+        let mut pages = 0;
+        for &view in &self.views {
+            let mut next = self.start;
+            while let Some((at, len)) = meta.unkept(origin, view, next, self.end)? {
+                pages += len;
+                next = VirtualPage(at.0 + len);
+            }
+        }
+        // Besides the data: pages of the ordered map, at worst a path per chunk and view.
+        let tables = (12 + pages / chunk_pages) * self.views.len() as u64;
+        match meta.space.available() < meta.checkpoint_pages() + RESERVE + tables + pages {
+            true => Err(Failure::Stop(Stop::NoSpace)),
+            false => Ok(()),
+        }
+    }
+
     /// Plans on from where the last attempt stopped.
     fn advance(&mut self, meta: &mut Meta, origin: VolumeId, chunk_pages: u64) -> std::result::Result<(), Failure> {
         while let Some(&view) = self.views.get(self.view) {
@@ -60,12 +79,7 @@ impl CopyPlan {
             };
             while let Some((at, len)) = meta.unkept(origin, view, self.next, self.end)? {
                 let pages = len.min(BLOCK_PAGES - at.index() as u64);
-                // Besides the data: pages of the ordered map, at worst a path per chunk.
-                let tables = 12 + pages / chunk_pages;
-                let need = meta.checkpoint_pages() + RESERVE + tables + pages;
-                if meta.space.available() < need {
-                    return Err(Failure::Stop(Stop::NoSpace));
-                }
+                let need = meta.checkpoint_pages() + RESERVE + pages;
                 meta.space.ensure_known(need).map_err(Stop::from)?;
                 let want = Want { volume: sequence, at, pages, chunk_pages, write: at.0..at.0 + len };
                 let (to, len) = meta.space.alloc_data(want).map_err(Stop::from)?;
@@ -117,6 +131,7 @@ impl<D: Device> Origin<D> {
         let end = VirtualPage(end.div_ceil(self.chunk) * chunk_pages).min(VirtualPage(self.size.div_ceil(PAGE)));
         let guard = inner.generations.enter();
         let mut plan = CopyPlan::new(inner.meta.borrow().views_to_keep(self.id), start, end);
+        inner.edit(|meta| plan.admit(meta, self.id, chunk_pages)).await?;
         inner.edit(|meta| plan.advance(meta, self.id, chunk_pages)).await?;
         if plan.copies.is_empty() {
             return Ok(());

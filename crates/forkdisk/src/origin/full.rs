@@ -19,7 +19,7 @@ const CHECKPOINTS: u32 = 2;
 #[derive(Default)]
 pub struct Patience {
     emptied: u32,
-    /// Pages that were free when it looked last.
+    /// Most pages that were free when it looked: it tries again when there are more.
     free: u64,
     /// What is left of it, once it waits.
     left: Option<LocalFuture<()>>,
@@ -30,7 +30,7 @@ impl<D: Device> Origin<D> {
     pub(super) async fn wait_for_space(&self, inner: &Rc<Inner<D>>, patience: &mut Patience) -> Result<()> {
         inner.check_writable()?;
         let free = inner.meta.borrow().space.available();
-        if free != patience.free {
+        if free > patience.free {
             (patience.free, patience.emptied) = (free, 0);
         }
         if patience.emptied < CHECKPOINTS && inner.has_pending_space() {
@@ -42,8 +42,15 @@ impl<D: Device> Origin<D> {
         match policy {
             OriginFull::Wait(seconds) => {
                 let sleep = || inner.runtime.sleep(Duration::from_secs(u64::from(seconds)));
-                let came = inner.wait_for_space(patience.left.get_or_insert_with(sleep)).await;
-                if came { Ok(()) } else { Err(no_space()) }
+                let left = patience.left.get_or_insert_with(sleep);
+                // Others that wait begin checkpoints, too: those alone bring nothing.
+                while inner.meta.borrow().space.available() <= patience.free {
+                    if !inner.wait_for_space(left).await {
+                        return Err(no_space());
+                    }
+                    inner.check_writable()?;
+                }
+                Ok(())
             }
             OriginFull::DropOldest => {
                 let Some(id) = self.oldest_droppable(inner) else { return Err(no_space()) };

@@ -29,7 +29,7 @@ use std::rc::Rc;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::Record;
+use crate::format::{Record, VolumeState};
 use crate::pool::Inner;
 use crate::sync::RangeLocks;
 use crate::types::VolumeId;
@@ -54,7 +54,7 @@ pub struct Origin<D> {
     flushes: flush::Flushes,
     /// Why nothing is acknowledged any more.
     failed: RefCell<Option<Error>>,
-    /// Snapshots whose record must not be durable before what the origin holds is.
+    /// Snapshots, with their groups, whose record must not be durable before what the origin holds is.
     unsettled: RefCell<Vec<VolumeId>>,
     /// Whether the pool knows, durably, that the origin is being written.
     marked: Cell<bool>,
@@ -89,9 +89,9 @@ impl<D: Device> Origin<D> {
 }
 
 impl<D: Device> Origin<D> {
-    /// A snapshot has been published.
-    pub fn published(&self, snapshot: VolumeId) {
-        self.unsettled.borrow_mut().push(snapshot);
+    /// A group of snapshots has been published, one of them of this origin.
+    pub fn published(&self, group: &[VolumeId]) {
+        self.unsettled.borrow_mut().extend(group);
     }
 
     /// Makes durable what snapshots that were published since the last call show; otherwise returns
@@ -115,7 +115,9 @@ impl<D: Device> Inner<D> {
         for origin in origins {
             let lost = origin.settle_snapshots().await;
             let mut meta = self.meta.borrow_mut();
-            let ids: Vec<VolumeId> = lost.into_iter().filter(|&id| meta.directory.get(id).is_some()).collect();
+            let alive =
+                |id: &VolumeId| meta.directory.get(*id).is_some_and(|v| v.record.state == VolumeState::Snapshot);
+            let ids: Vec<VolumeId> = lost.into_iter().filter(alive).collect();
             if !ids.is_empty() {
                 self.publish(&mut meta, &Record::Delete { ids })?;
             }

@@ -97,6 +97,11 @@ impl Directory {
         };
     }
 
+    /// Whether `id` is a snapshot that lives.
+    pub fn is_snapshot(&self, id: VolumeId) -> bool {
+        self.get(id).is_some_and(|v| v.record.state == VolumeState::Snapshot)
+    }
+
     /// The living snapshots of a volume, if it ever had any.
     pub fn chain(&self, of: VolumeId) -> Option<&Chain> {
         self.chains.get(&of)

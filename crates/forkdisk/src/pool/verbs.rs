@@ -176,14 +176,13 @@ impl<D: Device> Pool<D> {
                 }
                 of.push((id, VolumeId(meta.next_id + of.len() as u64), name.to_string()));
             }
-            let new: Vec<(VolumeId, VolumeId)> = of.iter().map(|&(source, id, _)| (source, id)).collect();
             let ids: Vec<VolumeId> = of.iter().map(|&(_, id, _)| id).collect();
             inner.publish(&mut meta, &Record::Snapshot { of, now, flags })?;
             for &id in &ids {
                 meta.directory.get_mut(id).expect("just made").pending = true;
             }
             for origin in origins.iter().filter(|_| !planted(Bug::OriginNotFlushed)) {
-                new.iter().filter(|(source, _)| *source == origin.id).for_each(|&(_, id)| origin.published(id));
+                origin.published(&ids);
             }
             ids
         };
@@ -199,8 +198,7 @@ impl<D: Device> Pool<D> {
         if let Err(error) = flushed {
             inner
                 .verb(|meta| {
-                    let alive = |id: &VolumeId| meta.directory.get(*id).is_some_and(|v| v.pending);
-                    let ids = ids.iter().copied().filter(alive).collect();
+                    let ids = ids.iter().copied().filter(|&id| meta.directory.is_snapshot(id)).collect();
                     Ok((Record::Delete { ids }, ()))
                 })
                 .await?;
@@ -214,6 +212,11 @@ impl<D: Device> Pool<D> {
             }
         }
         committed?;
+        if !ids.iter().all(|&id| inner.meta.borrow().directory.is_snapshot(id)) {
+            // The commit left them out: an origin could not be flushed for it.
+            origins.iter().try_for_each(|origin| origin.check_alive())?;
+            return Err(gone());
+        }
         ids.into_iter().map(|id| inner.info(id)).collect()
     }
 
