@@ -12,6 +12,7 @@ mod kill_loop;
 mod kill_verbs;
 mod nbd;
 mod nbd_clients;
+mod origins;
 mod output;
 mod readme;
 mod served;

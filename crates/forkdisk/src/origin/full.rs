@@ -57,7 +57,7 @@ impl<D: Device> Origin<D> {
                 inner
                     .verb(|meta| {
                         // It may have been deleted or taken into use since.
-                        let ids = meta.directory.get(id).map_or(Vec::new(), |_| vec![id]);
+                        let ids = if meta.directory.is_snapshot(id) { vec![id] } else { Vec::new() };
                         Ok((Record::Delete { ids }, ()))
                     })
                     .await?;

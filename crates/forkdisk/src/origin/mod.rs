@@ -29,7 +29,7 @@ use std::rc::Rc;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Record, VolumeState};
+use crate::format::Record;
 use crate::pool::Inner;
 use crate::sync::RangeLocks;
 use crate::types::VolumeId;
@@ -115,9 +115,7 @@ impl<D: Device> Inner<D> {
         for origin in origins {
             let lost = origin.settle_snapshots().await;
             let mut meta = self.meta.borrow_mut();
-            let alive =
-                |id: &VolumeId| meta.directory.get(*id).is_some_and(|v| v.record.state == VolumeState::Snapshot);
-            let ids: Vec<VolumeId> = lost.into_iter().filter(alive).collect();
+            let ids: Vec<VolumeId> = lost.into_iter().filter(|&id| meta.directory.is_snapshot(id)).collect();
             if !ids.is_empty() {
                 self.publish(&mut meta, &Record::Delete { ids })?;
             }
