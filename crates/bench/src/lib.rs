@@ -19,7 +19,7 @@ mod rows;
 mod runner;
 
 pub use goals::{Goal, Goals};
-pub use peers::inside;
+pub use peers::{Lab, inside};
 pub use report::table;
 pub use rows::{Row, Samples, Sense};
 pub use runner::{Benchmark, Options, Scale};

@@ -2,21 +2,31 @@
 
 mod bad_input;
 mod bench;
+#[allow(dead_code, reason = "shared with the tests of the NBD server")]
+#[path = "../../../frontend/nbd/tests/support/tls.rs"]
+mod certificates;
 mod clients;
 mod config;
 mod control;
 mod daemon;
 mod file_systems;
 mod harness;
+mod kernel_nbd;
 mod kill_loop;
 mod kill_verbs;
+mod linearizable;
+mod metrics;
 mod nbd;
 mod nbd_clients;
 mod origins;
 mod output;
 mod readme;
+mod scenarios;
 mod served;
 mod service_manager;
 mod serving;
+mod stomper;
+mod tls;
+mod under_load;
 mod vanishing;
 mod verbs;

@@ -9,6 +9,7 @@ use super::entry::{Entry, TableRef};
 use super::kept::{KeptKey, Piece};
 use super::ordered::{self, ORDERED_LEAF, TreeRoot};
 use super::record::{Decoded, Group, Record, decode_group, encode_group};
+use super::settings::{BreakPolicy, CopierSettings, Throttle};
 use super::superblock::{JournalStart, Superblock};
 use super::table::{decode_table, encode_table};
 use super::volume::{
@@ -142,6 +143,8 @@ fn origin_slot() {
             identity: Identity { modified: 0x1122_3344, fingerprint: 0x5566_7788 },
             rolling: NO_VOLUME,
         }),
+        break_policy: BreakPolicy::Split,
+        throttle: Throttle::NONE,
     };
     let snapshot = VolumeRecord {
         id: VolumeId(2),
@@ -213,6 +216,10 @@ fn superblock() {
         journal: vec![(PageAddr(0x200), 256)],
         start: JournalStart { position: 0x3000, sequence: 9, chain: 0x1122_3344_5566_7788 },
         counts: vec![CountEntry { slot: Some(Slot::A), checksum: 0x0a0b_0c0d, used: 0x104 }],
+        copier: CopierSettings {
+            throttle: Throttle { percent: 50, bytes_per_second: 1 << 30 },
+            ..CopierSettings::default()
+        },
     };
     let mut page = vec![0; PAGE_SIZE];
     superblock.encode(SUPERBLOCK_PAGES[1], &mut page);
@@ -240,6 +247,8 @@ fn directory_page() {
         flags: Default::default(),
         base: NO_VOLUME,
         protects: None,
+        break_policy: BreakPolicy::Copy,
+        throttle: Throttle { percent: 50, bytes_per_second: 100 << 20 },
     };
     let snapshot = VolumeRecord {
         id: VolumeId(2),
@@ -250,6 +259,8 @@ fn directory_page() {
         root: Entry::ABSENT,
         referenced: 0,
         trim_end: 0,
+        break_policy: BreakPolicy::Split,
+        throttle: Throttle::NONE,
         ..volume.clone()
     };
     let mut slots = [None; SLOTS_PER_PAGE];
@@ -291,6 +302,12 @@ fn records() -> Vec<Record> {
         Record::SetOrigin { id: v, copy_ahead: 8 << 20, when_full: OriginFull::Wait(60) },
         Record::Identify { id: v, clean: true, identity, path: "/dev/sdb".into() },
         Record::Keep { origin: v, sequence: w, at: VirtualPage(0x50), len: 16, to: PageAddr(0x1240) },
+        Record::SetCopying {
+            id: v,
+            break_policy: BreakPolicy::Copy,
+            throttle: Throttle { percent: 50, bytes_per_second: 100 << 20 },
+        },
+        Record::SetCopier { settings: CopierSettings { offload: true, ..CopierSettings::default() } },
     ]
 }
 

@@ -11,7 +11,8 @@ use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_SIZE, MAX_COPY_AHEAD, MAX_VOLUME_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, is_chunk};
 
 use super::cursor::{Append, Reader};
-use super::volume::{Identity, MAX_NAME, MAX_ORIGIN_TEXT, OriginFull, SnapshotFlags};
+use super::volume::{Identity, MAX_NAME, MAX_ORIGIN_TEXT, OriginFull, SnapshotFlags, policy_byte, policy_of};
+use super::{BreakPolicy, CopierSettings, Throttle};
 
 /// Bytes of a group's header.
 pub const GROUP_HEADER: usize = 64;
@@ -52,6 +53,10 @@ pub enum Record {
     Identify { id: VolumeId, clean: bool, identity: Identity, path: String },
     /// `len` pages of an origin from `at` are kept for snapshot `sequence`, in the pool from `to` on.
     Keep { origin: VolumeId, sequence: VolumeId, at: VirtualPage, len: u32, to: PageAddr },
+    /// A new break policy and throttle.
+    SetCopying { id: VolumeId, break_policy: BreakPolicy, throttle: Throttle },
+    /// New settings of the pool's copier.
+    SetCopier { settings: CopierSettings },
 }
 
 impl Record {
@@ -147,6 +152,18 @@ impl Record {
                 out.u64s(&[origin.0, sequence.0, at.0]);
                 Append::u32(out, *len);
                 Append::u64(out, to.0);
+            }
+            Record::SetCopying { id, break_policy, throttle } => {
+                let (percent, kib) = throttle.encoded();
+                Append::u8(out, 20);
+                Append::u64(out, id.0);
+                Append::u8(out, policy_byte(*break_policy));
+                Append::u8(out, percent);
+                Append::u32(out, kib);
+            }
+            Record::SetCopier { settings } => {
+                Append::u8(out, 21);
+                settings.encode(out);
             }
         }
     }
@@ -244,6 +261,11 @@ impl Record {
                 len: r.u32()?,
                 to: PageAddr(r.u64()?),
             },
+            20 => {
+                let (id, break_policy) = (volume(r)?, policy_of(r.u8()?)?);
+                Record::SetCopying { id, break_policy, throttle: Throttle::decoded(r.u8()?, r.u32()?)? }
+            }
+            21 => Record::SetCopier { settings: CopierSettings::decode(r)? },
             _ => return None,
         })
     }
@@ -384,6 +406,12 @@ mod tests {
             Record::SetChunk { id: v, chunk: 4096 },
             Record::CloneRange { source: v, from: VirtualPage(1), target: w, to: VirtualPage(2), len: 3 },
             Record::Grow { size: 1 << 40 },
+            Record::SetCopying {
+                id: v,
+                break_policy: BreakPolicy::Copy,
+                throttle: Throttle { percent: 50, bytes_per_second: 1 << 20 },
+            },
+            Record::SetCopier { settings: CopierSettings { offload: true, ..CopierSettings::default() } },
         ]
     }
 

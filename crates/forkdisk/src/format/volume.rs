@@ -3,7 +3,7 @@
 use crate::types::{Epoch, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId, is_chunk};
 
 use super::cursor::{Append, Reader};
-use super::{Entry, TreeRoot};
+use super::{BreakPolicy, Entry, Throttle, TreeRoot};
 
 /// Bytes of one slot.
 pub const DIRECTORY_SLOT: usize = 512;
@@ -125,6 +125,10 @@ pub struct VolumeRecord {
     pub base: VolumeId,
     /// For an origin, also a dead one.
     pub protects: Option<Protects>,
+    /// What a first write to a shared chunk does.
+    pub break_policy: BreakPolicy,
+    /// What copies for this volume are held to.
+    pub throttle: Throttle,
 }
 
 /// Longest origin that is kept (a longer one is cut).
@@ -132,8 +136,10 @@ const MAX_ORIGIN: usize = 127;
 /// Longest name and path of an origin together.
 pub const MAX_ORIGIN_TEXT: usize = ORIGIN_TAIL - 96 - 4;
 /// Where an origin's own fields begin, and where every slot's `base` is.
-const ORIGIN_TAIL: usize = 464;
+const ORIGIN_TAIL: usize = 460;
 const BASE: usize = 482;
+/// The last byte: flags.
+const FLAGS: usize = DIRECTORY_SLOT - 1;
 
 impl VolumeRecord {
     fn encode(&self, slot: &mut [u8]) {
@@ -147,9 +153,10 @@ impl VolumeRecord {
         let bits = self.flags.to_bits() | u8::from(self.protects.is_some()) << 2;
         Append::u8(&mut out, state);
         Append::u8(&mut out, self.level);
-        Append::u8(&mut out, bits);
-        Append::u8(&mut out, self.protects.map_or(0, |p| p.kept.height));
-        Append::u32(&mut out, self.protects.map_or(0, |p| (p.copy_ahead >> 10) as u32));
+        let (percent, kib) = self.throttle.encoded();
+        Append::u8(&mut out, policy_byte(self.break_policy));
+        Append::u8(&mut out, percent);
+        Append::u32(&mut out, kib);
         for v in [self.id.0, self.parent.0, self.size, self.trim_end, self.chunk, self.referenced] {
             Append::u64(&mut out, v);
         }
@@ -163,8 +170,9 @@ impl VolumeRecord {
         out.text(&self.origin[..cut.unwrap_or(0)]);
         slot[..out.len()].copy_from_slice(&out);
         slot[BASE..BASE + 8].copy_from_slice(&self.base.0.to_le_bytes());
+        slot[FLAGS] = bits;
         if let Some(protects) = &self.protects {
-            protects.encode(&mut slot[ORIGIN_TAIL..DIRECTORY_SLOT]);
+            protects.encode(&mut slot[ORIGIN_TAIL..FLAGS]);
         }
     }
 
@@ -178,11 +186,13 @@ impl VolumeRecord {
             _ => return None,
         };
         let level = r.u8()?;
-        let (bits, height, ahead) = (r.u8()?, r.u8()?, r.u32()?);
+        let break_policy = policy_of(r.u8()?)?;
+        let throttle = Throttle::decoded(r.u8()?, r.u32()?)?;
+        let bits = slot[FLAGS];
         let flags = SnapshotFlags::from_bits(bits & 3).filter(|_| bits < 8)?;
         let protects = match bits & 4 {
-            0 => (state != VolumeState::Origin && height == 0 && ahead == 0).then_some(None)?,
-            _ => Some(Protects::decode(&slot[ORIGIN_TAIL..DIRECTORY_SLOT], height, ahead, pool_pages)?),
+            0 => (state != VolumeState::Origin).then_some(None)?,
+            _ => Some(Protects::decode(&slot[ORIGIN_TAIL..FLAGS], pool_pages)?),
         };
         let base = VolumeId(u64::from_le_bytes(slot[BASE..BASE + 8].try_into().ok()?));
         let longest = if protects.is_some() { MAX_ORIGIN_TEXT } else { MAX_ORIGIN };
@@ -213,6 +223,8 @@ impl VolumeRecord {
             shared_at: Epoch(shared_at),
             created,
             cursor,
+            break_policy,
+            throttle,
             name: r.text(MAX_NAME)?,
             origin: r.text(longest)?,
             flags,
@@ -227,23 +239,26 @@ impl Protects {
     fn encode(&self, tail: &mut [u8]) {
         let (policy, wait) = self.when_full.to_parts();
         let mut put = |at: usize, bytes: &[u8]| tail[at..at + bytes.len()].copy_from_slice(bytes);
-        put(0, &self.identity.modified.to_le_bytes());
-        put(8, &self.identity.fingerprint.to_le_bytes());
-        put(16, &[u8::from(self.clean), policy]);
+        put(0, &((self.copy_ahead >> 10) as u32).to_le_bytes());
+        put(4, &self.identity.modified.to_le_bytes());
+        put(12, &self.identity.fingerprint.to_le_bytes());
+        put(20, &[u8::from(self.clean), policy]);
         put(BASE - ORIGIN_TAIL, &self.rolling.0.to_le_bytes());
-        put(26, &self.kept.entry.to_bytes());
-        put(42, &wait.to_le_bytes());
+        put(30, &self.kept.entry.to_bytes());
+        put(46, &wait.to_le_bytes());
+        put(50, &[self.kept.height]);
     }
 
-    fn decode(tail: &[u8], height: u8, ahead: u32, pool_pages: u64) -> Option<Protects> {
+    fn decode(tail: &[u8], pool_pages: u64) -> Option<Protects> {
         let mut r = Reader(tail);
+        let copy_ahead = u64::from(r.u32()?) << 10;
         let identity = Identity { modified: r.u64()?, fingerprint: r.u64()? };
         let (clean, policy) = (r.u8()?, r.u8()?);
         let rolling = VolumeId(r.u64()?);
-        let kept = TreeRoot { entry: Entry::from_bytes(r.array()?), height };
+        let entry = Entry::from_bytes(r.array()?);
         let when_full = OriginFull::from_parts(policy, r.u32()?)?;
+        let kept = TreeRoot { entry, height: r.u8()? };
         let sound = clean <= 1 && kept.flaw(pool_pages).is_none();
-        let copy_ahead = u64::from(ahead) << 10;
         sound.then_some(Protects { kept, copy_ahead, when_full, clean: clean == 1, identity, rolling })
     }
 }
@@ -266,6 +281,23 @@ impl OriginFull {
             2 => Some(OriginFull::DropOldest),
             _ => None,
         }
+    }
+}
+
+/// The byte that stands for a policy.
+pub(super) fn policy_byte(policy: BreakPolicy) -> u8 {
+    match policy {
+        BreakPolicy::Split => 0,
+        BreakPolicy::Copy => 1,
+    }
+}
+
+/// The policy that a byte stands for.
+pub(super) fn policy_of(byte: u8) -> Option<BreakPolicy> {
+    match byte {
+        0 => Some(BreakPolicy::Split),
+        1 => Some(BreakPolicy::Copy),
+        _ => None,
     }
 }
 
@@ -314,6 +346,8 @@ mod tests {
             flags: SnapshotFlags { independent: true, droppable: true },
             base: VolumeId(u64::MAX),
             protects: None,
+            break_policy: BreakPolicy::Copy,
+            throttle: Throttle { percent: 1, bytes_per_second: u64::from(u32::MAX) * 1024 },
         }
     }
 

@@ -72,6 +72,7 @@ pub struct Tables {
     frozen: usize,
     limit: usize,
     hand: usize,
+    hits: u64,
 }
 
 impl Tables {
@@ -87,7 +88,18 @@ impl Tables {
             frozen: 0,
             limit,
             hand: 0,
+            hits: 0,
         }
+    }
+
+    /// How often a table was asked for that was in memory.
+    pub fn hits(&self) -> u64 {
+        self.hits
+    }
+
+    /// Tables in memory.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
     }
 
     /// Tables changed since the last freeze.
@@ -141,6 +153,7 @@ impl Tables {
                 let node = &mut self.nodes[i];
                 debug_assert_eq!(node.level, level);
                 node.hot = true;
+                self.hits += 1;
                 Ok(NodeId(i))
             }
             None => Err(TableMiss { entry: self.settle(entry), level }),

@@ -9,7 +9,7 @@ use crate::format::kept::piece;
 use crate::format::{KeptKey, KeptKind, VolumeState};
 use crate::map::Stop;
 use crate::ordered;
-use crate::pool::{Failure, Inner, Meta, Walk};
+use crate::pool::{Failure, Inner, Meta};
 use crate::types::VolumeId;
 
 /// Pairs looked at in one step.
@@ -62,19 +62,12 @@ impl Meta {
 
 impl<D: Device> Inner<D> {
     /// Pages kept that deleting all of `doomed` together would free.
-    pub async fn kept_freed_by(&self, walk: Walk, doomed: &BTreeSet<VolumeId>) -> Result<u64> {
+    pub async fn kept_freed_by(&self, doomed: &BTreeSet<VolumeId>) -> Result<u64> {
         let mut pages = 0;
         for &id in doomed {
             let mut counted = Counted { next: KeptKey(0), pages: 0 };
             let of_origin = self.meta.borrow().is_origins_snapshot(id);
-            while of_origin
-                && !self
-                    .look(|meta| {
-                        self.still(meta, walk)?;
-                        meta.count_freed(id, doomed, &mut counted)
-                    })
-                    .await?
-            {}
+            while of_origin && !self.look(|meta| meta.count_freed(id, doomed, &mut counted)).await? {}
             pages += counted.pages;
         }
         Ok(pages)

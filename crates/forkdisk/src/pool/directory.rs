@@ -3,16 +3,18 @@
 //! It is in memory as a whole (about 400 bytes per volume). On the device each record has a slot
 //! of 512 bytes; a checkpoint writes the pages whose slots changed.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use crate::counters::{VolumeCounters, VolumeStatistics};
 use crate::device::Buf;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
 use crate::planted::{Bug, planted};
 use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
+use crate::volume::Copies;
 
 /// A volume in memory.
 pub struct Volume {
@@ -24,8 +26,12 @@ pub struct Volume {
     pub pending: bool,
     /// Ranges that requests hold at the moment.
     pub locks: Rc<RangeLocks>,
+    /// What was done to it; made when it is first opened for I/O.
+    pub counters: OnceCell<Rc<VolumeCounters>>,
     /// Writes accepted and not yet submitted.
     pub turns: Rc<Turns<Buf>>,
+    /// Chunks that are being copied at the moment, and on whose behalf.
+    pub copies: Rc<Copies>,
     /// Pages that are being completed with what shows through from an origin.
     pub edges: Rc<RangeLocks>,
 }
@@ -56,6 +62,8 @@ pub struct Directory {
     /// Dead volumes, and volumes with something mapped beyond their end: what the reaper looks for.
     dead: BTreeSet<VolumeId>,
     tails: BTreeSet<VolumeId>,
+    /// What was done to volumes that were deleted since.
+    gone: VolumeStatistics,
 }
 
 impl Directory {
@@ -83,8 +91,9 @@ impl Directory {
         if record.state == VolumeState::Dead {
             self.dead.insert(id);
         }
-        let (open, locks, turns, edges) = Default::default();
-        self.volumes.insert(id, Volume { record, slot, open, pending: false, locks, turns, edges });
+        let copies = Rc::new(Copies::new(record.throttle));
+        let (open, locks, turns, counters, edges) = Default::default();
+        self.volumes.insert(id, Volume { record, slot, open, pending: false, locks, turns, copies, counters, edges });
         self.judge_tail(id);
     }
 
@@ -180,7 +189,11 @@ impl Directory {
         volume.record.cursor = 0;
         volume.record.name.clear();
         volume.record.origin.clear();
+        let counters = volume.counters.take();
         self.names.remove(&key);
+        if let Some(counters) = counters {
+            self.gone.merge(&counters.read());
+        }
         self.dead.insert(id);
         self.tails.remove(&id);
         if let Some(chain) = self.chains.get_mut(&key.0) {
@@ -189,6 +202,13 @@ impl Directory {
             chain.deleted_until = until;
         }
         self.chains.remove(&id);
+    }
+
+    /// What was done to all volumes, those deleted meanwhile included.
+    pub fn statistics(&self) -> VolumeStatistics {
+        let mut sum = self.gone;
+        self.volumes.values().filter_map(|v| v.counters.get()).for_each(|c| sum.merge(&c.read()));
+        sum
     }
 
     /// A dead volume is gone for good.
@@ -366,6 +386,8 @@ mod tests {
             flags: Default::default(),
             base: NO_VOLUME,
             protects: None,
+            break_policy: Default::default(),
+            throttle: Default::default(),
         }
     }
 

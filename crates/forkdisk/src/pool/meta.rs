@@ -1,6 +1,9 @@
 //! All metadata of a pool in one place, and what each journal record does to it.
 
-use crate::format::{Kind, Layout, NO_VOLUME, OriginFull, Protects, Record, VolumeRecord, VolumeState};
+use crate::format::{
+    BreakPolicy, CopierSettings, Kind, Layout, NO_VOLUME, OriginFull, Protects, Record, Throttle, VolumeRecord,
+    VolumeState,
+};
 use crate::journal::Journal;
 use crate::map::{Editor, Stop, Tables};
 use crate::planted::{Bug, planted};
@@ -24,6 +27,8 @@ pub struct Meta {
     pub next_id: u64,
     /// The directory's own map; its pages hold records.
     pub directory_map: VolumeRecord,
+    /// How the pool's copier works.
+    pub copier: CopierSettings,
 }
 
 /// Pages of a volume of `bytes` bytes.
@@ -156,6 +161,8 @@ impl Meta {
                 flags: Default::default(),
                 base: NO_VOLUME,
                 protects: None,
+                break_policy: BreakPolicy::default(),
+                throttle: Throttle::NONE,
             }),
             Record::Snapshot { of, now, flags } => {
                 for (source, id, name) in of {
@@ -279,6 +286,8 @@ impl Meta {
                     identity: *identity,
                     rolling: NO_VOLUME,
                 }),
+                break_policy: BreakPolicy::default(),
+                throttle: Throttle::NONE,
             }),
             Record::SetOrigin { id, copy_ahead, when_full } => {
                 let protects = self.protects_mut(*id)?;
@@ -298,6 +307,13 @@ impl Meta {
                     *done += n;
                 }
             }
+            Record::SetCopying { id, break_policy, throttle } => {
+                self.record_of(*id)?;
+                let volume = self.directory.change(*id).expect("read above");
+                (volume.record.break_policy, volume.record.throttle) = (*break_policy, *throttle);
+                volume.copies.client().set_throttle(*throttle);
+            }
+            Record::SetCopier { settings } => self.copier = *settings,
             Record::Grow { size } => {
                 let layout = Layout::new(*size);
                 if layout.blocks() < self.space.layout().blocks() || *size > MAX_POOL_SIZE {

@@ -7,6 +7,7 @@ mod check;
 mod checkpoint;
 mod commit;
 mod compare;
+mod copying;
 mod directory;
 mod flush;
 mod info;
@@ -14,7 +15,9 @@ mod load;
 mod meta;
 mod open;
 mod reap;
+mod statistics;
 mod verbs;
+mod view;
 mod walk;
 
 use std::cell::{Cell, RefCell};
@@ -22,6 +25,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::copier::Copier;
+use crate::counters::PoolCounters;
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
@@ -32,6 +37,7 @@ use crate::types::{PageAddr, VolumeId};
 
 pub use check::CheckReport;
 pub use compare::{DiffClass, DiffPart, DiffRun};
+pub use copying::{CopierInfo, VolumeCopying};
 pub use info::{Mode, PoolInfo, SUPERBLOCK_AT, Usage, VolumeInfo, identify};
 pub use open::FormatOptions;
 pub use verbs::CreateOptions;
@@ -40,7 +46,6 @@ pub(crate) use directory::{Chain, Volume as DirectoryVolume};
 pub(crate) use load::{Ended, gone, no_space};
 pub(crate) use meta::{Failure, Meta, pages_of};
 pub(crate) use verbs::check_size as check_volume_size;
-pub(crate) use walk::Walk;
 
 /// Pages that one step of a verb or of the reaper may need for tables: it is taken only while there
 /// is room for them beside what the next checkpoint needs.
@@ -89,7 +94,7 @@ impl<D: Device> Clone for Pool<D> {
 }
 
 pub(crate) struct Inner<D> {
-    pub device: D,
+    pub device: Rc<D>,
     pub runtime: Rc<dyn Runtime>,
     pub options: OpenOptions,
     pub meta: RefCell<Meta>,
@@ -97,6 +102,7 @@ pub(crate) struct Inner<D> {
     pub origins: RefCell<BTreeMap<VolumeId, Rc<Origin<D>>>>,
     /// The superblock on the device.
     pub superblock: RefCell<Superblock>,
+    pub copier: Copier<D>,
     pub generations: Generations,
     pub commits: commit::Commits,
     pub flushes: flush::Flushes,
@@ -108,6 +114,8 @@ pub(crate) struct Inner<D> {
     /// Whether the reaper runs.
     pub reaping: Cell<bool>,
     pub reaped: Event,
+    /// The walks that nobody stands still for.
+    pub views: view::Views,
     /// Held by the reaper during a turn, and by a check so that nothing is reaped meanwhile.
     pub reap_lock: Rc<RangeLocks>,
     /// Pages of metadata that are being loaded.
@@ -123,6 +131,7 @@ pub(crate) struct Inner<D> {
     /// Nobody waits for the host any more.
     pub closing: Cell<bool>,
     pub closed: Cell<bool>,
+    pub counters: PoolCounters,
 }
 
 impl<D: Device> Inner<D> {

@@ -74,7 +74,11 @@ impl Space {
 
     fn next_image(&mut self, node: CountNode) -> Result<(PageAddr, Box<[u8; PAGE_SIZE]>), Miss> {
         let old = self.entry(node)?;
-        let mut page = self.page(node)?.cloned().unwrap_or_default();
+        let page = self.page(node)?.cloned();
+        if node.level == 0 {
+            self.keep_image(node, page.as_ref());
+        }
+        let mut page = page.unwrap_or_default();
         let used = if node.level == 0 { self.apply(node, &mut page) } else { self.point(node, &mut page, old.used)? };
         let other = if planted(Bug::CountSlotOverwritten) { |slot| slot } else { Slot::other };
         let slot = old.slot.map_or(Slot::A, other);
@@ -165,7 +169,7 @@ impl Space {
             }
         }
         let waiting: u64 = freed.iter().map(|&(_, n)| n).sum();
-        self.available = self.free_by_roots() - self.handed_out - waiting;
+        self.available = self.free_by_roots() - self.handed_out - waiting - self.kept.pages();
         freed
     }
 

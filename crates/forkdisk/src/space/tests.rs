@@ -87,3 +87,70 @@ fn a_stream_lies_in_one_piece_and_in_place() {
     }
     assert_eq!(space.alloc_data(want(256, 4)), Ok((PageAddr(first.0 + 256), 4)), "the next block follows");
 }
+
+/// Three volumes' worth of pages in use, as the last checkpoint left them.
+fn with_pages(n: u64) -> (Space, Vec<PageAddr>) {
+    let mut space = space();
+    let pages: Vec<PageAddr> = (0..n).map(|at| space.alloc_data(want(at, 1)).expect("space").0).collect();
+    pages.iter().for_each(|&page| space.incr_page(page));
+    checkpoint(&mut space);
+    (space, pages)
+}
+
+/// A checkpoint after that of a view.
+fn checkpoint_beside_view(space: &mut Space) {
+    space.freeze();
+    while let Step::Write(_) = space.checkpoint_step(8).expect("all count pages are in memory") {}
+    let freed = space.finish();
+    let freed = space.still_free(freed);
+    let freed = space.withhold(freed);
+    space.release(freed);
+}
+
+#[test]
+fn a_view_shows_the_counts_it_began_with_whatever_checkpoints_follow() {
+    let (mut space, pages) = with_pages(10);
+    let block = pages[0].block();
+    let before = space.block_counts(block).expect("in memory");
+    let number = space.begin_view();
+    for &page in &pages[..5] {
+        space.decr_page(page, 0);
+        space.incr_page(pages[9]);
+        checkpoint_beside_view(&mut space);
+        assert_eq!((space.view(), space.view_counts(block)), (Some(number), Ok(before.clone())));
+    }
+    assert_eq!(space.page_count(pages[9]), Ok(6), "those who ask for no view see what is");
+}
+
+#[test]
+fn what_is_freed_beside_a_view_is_handed_out_after_its_end_only() {
+    let (mut space, pages) = with_pages(10);
+    let available = space.available();
+    space.begin_view();
+    space.decr_page(pages[3], 0);
+    checkpoint_beside_view(&mut space);
+    checkpoint_beside_view(&mut space);
+    assert_eq!((space.available(), space.withheld(), space.pending()), (available, 1, 1));
+    let mut seen = BTreeSet::new();
+    while space.available() > 0 {
+        let (first, n) = space.alloc_data(want(1 << 20, 3)).expect("there is space");
+        seen.extend(first.0..first.0 + n);
+    }
+    assert!(!seen.contains(&pages[3].0), "withheld");
+    let withheld = space.end_view();
+    assert_eq!((space.view(), &withheld[..]), (None, &[(pages[3], 1)][..]));
+    assert_eq!(space.available(), 0, "it is not discarded yet");
+    space.release_withheld(withheld);
+    assert_eq!(space.alloc_data(want(1 << 21, 1)), Ok((pages[3], 1)));
+}
+
+#[test]
+fn what_is_freed_once_a_view_has_ended_is_free_at_once() {
+    let (mut space, pages) = with_pages(2);
+    let available = space.available();
+    space.begin_view();
+    assert_eq!(space.end_view(), []);
+    space.decr_page(pages[0], 0);
+    checkpoint_beside_view(&mut space);
+    assert_eq!((space.available(), space.withheld()), (available + 1, 0));
+}

@@ -12,10 +12,11 @@ use crate::pool::{Failure, Meta};
 use crate::space::Want;
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 
+use super::copy_break::ChunkCopy;
 use super::read::push;
 
 /// Pages kept back for tables and for verbs that free space.
-const RESERVE: u64 = 48;
+pub(super) const RESERVE: u64 = 48;
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// A page that is completed before it is written.
@@ -35,23 +36,30 @@ pub(super) struct Fault {
     pub at: VirtualPage,
     pub len: u64,
     pub to: PageAddr,
+    /// Whether others have the old pages (a break), or there are none (a provision).
+    pub shared: bool,
 }
 
 /// Where every piece of a write goes.
 pub(super) struct WritePlan {
-    next: u64,
-    start: u64,
-    end: u64,
+    pub next: u64,
+    pub start: u64,
+    pub end: u64,
     unit: u64,
+    /// Pages of the chunks that are copied as wholes when they are broken; `None`: none are.
+    pub copying: Option<u64>,
     pub segments: Segments,
     pub partials: Vec<Partial>,
     pub faults: Vec<Fault>,
+    /// Pieces that are copied before they are written; each has its fault.
+    pub copies: Vec<ChunkCopy>,
 }
 
 impl WritePlan {
-    pub fn new(start: u64, len: u64, unit: usize) -> WritePlan {
-        let (segments, partials, faults) = (Segments::new(), Vec::new(), Vec::new());
-        WritePlan { next: start, start, end: start + len, unit: unit as u64, segments, partials, faults }
+    pub fn new(start: u64, len: u64, unit: usize, copying: Option<u64>) -> WritePlan {
+        let (segments, partials, faults, copies) = (Segments::new(), Vec::new(), Vec::new(), Vec::new());
+        let (end, unit) = (start + len, unit as u64);
+        WritePlan { next: start, start, end, unit, copying, segments, partials, faults, copies }
     }
 
     /// Plans the whole write if every piece goes to a page that is mapped and this volume's alone,
@@ -92,7 +100,7 @@ impl WritePlan {
         while self.next < self.end {
             let page = VirtualPage(self.next / PAGE);
             let whole = self.next.is_multiple_of(PAGE) && self.end - self.next >= PAGE;
-            let max = if whole { ((self.end - self.next) / PAGE).min(BLOCK_PAGES - page.index() as u64) } else { 1 };
+            let max = if whole { self.whole_pages(page) } else { 1 };
             let (mut editor, record) = meta.view(id).expect("a volume with a handle is not removed");
             let chunk_pages = record.chunk / PAGE;
             let run = lookup(editor.tables, record, page, max).map_err(Stop::from)?;
@@ -105,9 +113,11 @@ impl WritePlan {
             }
             match run.data {
                 Some((addr, _)) if alone => self.in_place(addr, len),
+                _ if !may_fault => return Err(Failure::Stop(Stop::NoSpace)),
+                _ if self.copy_chunk(meta, id, page)? => {}
                 old => {
                     let need = meta.checkpoint_pages() + RESERVE + len;
-                    if !may_fault || meta.space.available() < need {
+                    if meta.space.available() < need {
                         return Err(Failure::Stop(Stop::NoSpace));
                     }
                     meta.space.ensure_known(need).map_err(Stop::from)?;
@@ -119,6 +129,24 @@ impl WritePlan {
             }
         }
         Ok(())
+    }
+
+    /// How many whole pages from `page` on are planned at once: within a block, and up to the last
+    /// chunk if that is to be copied because the write ends within it.
+    fn whole_pages(&self, page: VirtualPage) -> u64 {
+        let end = self.end / PAGE;
+        let cut = self.copying.map(|chunk| end / chunk * chunk).filter(|&cut| cut > page.0);
+        (cut.unwrap_or(end) - page.0).min(BLOCK_PAGES - page.index() as u64)
+    }
+
+    /// Drops what is planned to be written from byte `from` of the volume on.
+    pub(super) fn forget_from(&mut self, from: u64) {
+        let keep = from.saturating_sub(self.start) as usize;
+        self.partials.retain(|p| p.at < keep);
+        self.segments.retain(|s| s.at < keep);
+        if let Some(last) = self.segments.last_mut() {
+            last.len = last.len.min(keep - last.at);
+        }
     }
 
     fn in_place(&mut self, addr: PageAddr, pages: u64) {
@@ -142,7 +170,7 @@ impl WritePlan {
 
     fn fault(&mut self, page: VirtualPage, n: u64, to: PageAddr, old: Option<PageAddr>, whole: bool) {
         let at = (self.next - self.start) as usize;
-        self.faults.push(Fault { at: page, len: n, to });
+        self.faults.push(Fault { at: page, len: n, to, shared: old.is_some() });
         if whole {
             push(&mut self.segments, to.offset(), at, (n * PAGE) as usize);
             self.next += n * PAGE;

@@ -1,8 +1,11 @@
 //! A volume open for I/O: one file per verb.
 
+mod copy_break;
+mod counted;
 mod discard;
 mod extents;
 mod fault;
+mod join;
 mod put;
 mod range;
 mod read;
@@ -14,6 +17,7 @@ mod write;
 use std::cell::Cell;
 use std::rc::Rc;
 
+use crate::counters::VolumeCounters;
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{VolumeRecord, VolumeState};
@@ -23,6 +27,7 @@ use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
 
 pub use extents::Extent;
+pub(crate) use join::Copies;
 pub(crate) use read::push;
 pub use status::{Sharing, StatusRun};
 use through::Under;
@@ -37,10 +42,12 @@ pub struct Volume<D: Device> {
     read_only: bool,
     open: Rc<Cell<usize>>,
     locks: Rc<RangeLocks>,
+    counters: Rc<VolumeCounters>,
     turns: Rc<Turns<Buf>>,
     /// Pages that are completed with what shows through, see `through.rs`.
     edges: Rc<RangeLocks>,
     under: Under<D>,
+    copies: Rc<Copies>,
 }
 
 impl<D: Device> Clone for Volume<D> {
@@ -48,8 +55,9 @@ impl<D: Device> Clone for Volume<D> {
         self.open.set(self.open.get() + 1);
         let (inner, id, read_only) = (self.inner.clone(), self.id, self.read_only);
         let (open, locks, turns) = (self.open.clone(), self.locks.clone(), self.turns.clone());
+        let (counters, copies) = (self.counters.clone(), self.copies.clone());
         let (edges, under) = (self.edges.clone(), self.under.clone());
-        Volume { inner, id, read_only, open, locks, turns, edges, under }
+        Volume { inner, id, read_only, open, locks, counters, turns, edges, under, copies }
     }
 }
 
@@ -73,9 +81,11 @@ impl<D: Device> Pool<D> {
             read_only: volume.record.state == VolumeState::Snapshot || self.0.options.read_only,
             open: volume.open.clone(),
             locks: volume.locks.clone(),
+            counters: volume.counters.get_or_init(Rc::default).clone(),
             turns: volume.turns.clone(),
             edges: volume.edges.clone(),
             under,
+            copies: volume.copies.clone(),
         })
     }
 }
@@ -102,8 +112,7 @@ impl<D: Device> Volume<D> {
         self.read_only
     }
 
-    /// Makes every write acknowledged so far durable, of all volumes of the pool; of an origin its own.
-    pub async fn flush(&self) -> Result<()> {
+    async fn commit(&self) -> Result<()> {
         if let Under::Itself(origin) = &self.under {
             return origin.flush().await;
         }

@@ -292,6 +292,8 @@ impl<'a> Pool<'a> {
                 });
             }
             12 => drop(fields.u64()),
+            20 => drop(fields.take(14).len()),
+            21 => drop(fields.take(28).len()),
             kind => panic!("a record of kind {kind}"),
         }
     }

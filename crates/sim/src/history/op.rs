@@ -53,6 +53,12 @@ pub enum Kind {
     Fill,
     /// Changes how much room first writes reserve.
     SetChunk,
+    /// Changes what a first write to a shared chunk does, or what copies of the volume are held to.
+    SetCopying,
+    /// Changes the settings of the pool's copier.
+    SetCopier,
+    /// Several writes at once to neighbouring places of one chunk.
+    Burst,
     /// Compares two volumes, and what deleting something frees with what was foretold.
     Audit,
     /// A range clone onto itself, which has to be refused.
@@ -97,13 +103,15 @@ pub enum Profile {
     Crowd,
     /// Volumes of many blocks, nearly empty: maps of several levels.
     Large,
+    /// Chunks that are copied when they are broken: few buffers, throttles, errors in the middle.
+    Copies,
     /// An origin on a disk of its own, see `origins`; never drawn, only asked for.
     Origins,
 }
 
 impl Profile {
     /// All that are drawn.
-    pub const ALL: [Profile; 11] = [
+    pub const ALL: [Profile; 12] = [
         Profile::Mixed,
         Profile::Forks,
         Profile::Full,
@@ -115,6 +123,7 @@ impl Profile {
         Profile::Journal,
         Profile::Crowd,
         Profile::Large,
+        Profile::Copies,
     ];
 
     /// Its name on the command line.
@@ -132,6 +141,7 @@ impl Profile {
             Profile::Crowd => "crowd",
             Profile::Large => "large",
             Profile::Origins => "origins",
+            Profile::Copies => "copies",
         }
     }
 
@@ -197,6 +207,11 @@ impl Profile {
                 (Snapshot, 6), (Group, 2), (Clone, 5), (CloneRange, 8), (Rollback, 4), (Rename, 1), (Resize, 10), (Delete, 8),
                 (Checkpoint, 3), (Audit, 2), (Overlap, 1), (Settle, 1), (Reopen, 1), (Cut, 1), (SetChunk, 3),
             ],
+            Profile::Copies => &[
+                (Read, 12), (Write, 30), (Append, 8), (Ragged, 4), (Burst, 14), (InPlace, 2), (Flush, 6), (Discard, 4), (Zero, 4),
+                (Create, 2), (Snapshot, 22), (Group, 2), (Clone, 6), (CloneRange, 6), (Rollback, 4), (Resize, 2), (Delete, 12),
+                (Checkpoint, 2), (Reopen, 1), (Cut, 1), (Fault, 3), (SetChunk, 3), (SetCopying, 6), (SetCopier, 4),
+            ],
         }
     }
 }
@@ -242,10 +257,13 @@ impl Setup {
     /// The run that belongs to a seed; the profile is drawn when none is given.
     pub fn new(seed: u64, profile: Option<Profile>) -> Setup {
         let mut rng = Rng::new(mix(&[seed, 1]));
-        let drawn = *rng.pick(&Profile::ALL);
+        // Those that came later are drawn apart: seeds of the first ones keep their histories.
+        let first = *rng.pick(&Profile::ALL[..11]);
+        let drawn = if mix(&[seed, 12]).is_multiple_of(10) { Profile::Copies } else { first };
         let profile = profile.unwrap_or(drawn);
         let mib = 1 << 20;
         let small = profile == Profile::Full;
+        let copies = profile == Profile::Copies;
         Setup {
             seed,
             profile,
@@ -254,7 +272,10 @@ impl Setup {
                 sector: *rng.pick(&[512, 512, 4096]),
                 cache: if rng.one_in(8) { Volatile::No } else { Volatile::Yes },
             },
-            pool: if small { 9 + rng.below(4) } else { 24 + rng.below(40) } * mib,
+            pool: match small || copies && mix(&[seed, 11]).is_multiple_of(5) {
+                true => 9 + rng.below(4),
+                false => 24 + rng.below(40),
+            } * mib,
             journal: *rng.pick(&[1, 1, 2]) * mib,
             dirty: if profile == Profile::Journal { 4096 } else { *rng.pick(&[64, 256, 1024, 4096]) } << 10,
             cache: *rng.pick(&[64, 256, 4096]) << 10,
@@ -262,6 +283,7 @@ impl Setup {
             depth: match profile {
                 Profile::Cuts | Profile::Journal => 1 + rng.index(2),
                 Profile::Races => 8,
+                Profile::Copies => *rng.pick(&[1, 4, 8, 8]),
                 _ => *rng.pick(&[1, 3, 5, 8]),
             },
             cut_every: match profile {
@@ -277,6 +299,7 @@ impl Setup {
                 Profile::Crowd => *rng.pick(&[2, 8]),
                 Profile::Large => 1 << 17,
                 Profile::Full => *rng.pick(&[300, 800, 1600]),
+                Profile::Copies => *rng.pick(&[24, 96, 300, 900]),
                 _ => *rng.pick(&[24, 96, 300]),
             },
             crowd: match profile {
