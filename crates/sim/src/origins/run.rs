@@ -334,7 +334,9 @@ impl Run<'_> {
                 }
             }
             Doing::Flush(_) => {}
-            Doing::Upkeep => outcome.report.iter().try_for_each(judge)?,
+            // What could not be read is damage and leaks to a check.
+            Doing::Upkeep if self.session.faults_hit() == 0 => outcome.report.iter().try_for_each(judge)?,
+            Doing::Upkeep => {}
         }
         let now = self.known.model.now();
         let oldest = self.inflight.values().map(|op| op.start).min().unwrap_or(now);
