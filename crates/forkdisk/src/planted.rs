@@ -162,6 +162,8 @@ bugs! {
     PendingDeletionBelieved = "pending-deletion-believed",
     /// A write of an origin goes on when its old contents could not be kept.
     WrittenWithoutCopy = "written-without-copy",
+    /// The search for free pages finds those that were handed out since the last checkpoint.
+    SearchFindsTaken = "search-finds-taken",
     /// What a view walks over is given to others.
     ViewHoldsNothing = "view-holds-nothing",
     /// A view takes counts from checkpoints after its own.

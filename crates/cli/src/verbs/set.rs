@@ -11,9 +11,9 @@ use crate::size;
 
 /// Change a property of a volume
 ///
-/// Properties: chunk (how much room a first write reserves: 4K to 64M, a power of two); of an origin: copy-ahead (most
-/// that is kept ahead of a sequential writer), when-full (wait, wait:SECONDS, error, drop-oldest), path (where the device
-/// of one that could not be opened is now).
+/// Properties: chunk (how much room a first write reserves: 4K to 64M, a power of two); break (what a first write to a
+/// shared chunk does: split or copy); of an origin: copy-ahead (most that is kept ahead of a sequential writer), when-full
+/// (wait, wait:SECONDS, error, drop-oldest), path (where the device of one that could not be opened is now).
 #[derive(Args)]
 pub struct SetArgs {
     /// What to change
@@ -31,31 +31,42 @@ enum Property {
     CopyAhead(u64),
     WhenFull(String),
     Path(String),
+    Break(String),
 }
 
 fn parse_property(text: &str) -> Result<Property> {
     let (name, value) = text.split_once('=').context("write PROPERTY=VALUE, as in chunk=128K")?;
     match name {
         "chunk" => Ok(Property::Chunk(size::parse(value)?)),
+        "break" if matches!(value, "split" | "copy") => Ok(Property::Break(value.to_string())),
+        "break" => bail!("there is no break policy '{value}': split and copy are"),
         "copy-ahead" => Ok(Property::CopyAhead(size::parse(value)?)),
         "when-full" => Ok(Property::WhenFull(value.to_string())),
         "path" => Ok(Property::Path(value.to_string())),
-        _ => bail!("there is no property '{name}' that can be set: chunk, copy-ahead, when-full and path are"),
+        _ => bail!("there is no property '{name}' that can be set: chunk, break, copy-ahead, when-full and path are"),
     }
 }
 
 /// Changes the property; what is stored already stays where it is.
 pub fn run(args: SetArgs, global: &Global) -> Result<()> {
     let address = global.volume(&args.address)?;
-    let nothing = params::Set { volume: address.name, chunk: None, copy_ahead: None, when_full: None, path: None };
-    let method = match args.property {
-        Property::Chunk(chunk) => params::Set { chunk: Some(chunk), ..nothing },
-        Property::CopyAhead(bytes) => params::Set { copy_ahead: Some(bytes), ..nothing },
-        Property::WhenFull(policy) => params::Set { when_full: Some(policy), ..nothing },
+    let mut method = params::Set {
+        volume: address.name,
+        chunk: None,
+        break_policy: None,
+        copy_ahead: None,
+        when_full: None,
+        path: None,
+    };
+    match args.property {
+        Property::Chunk(chunk) => method.chunk = Some(chunk),
+        Property::Break(policy) => method.break_policy = Some(policy),
+        Property::CopyAhead(bytes) => method.copy_ahead = Some(bytes),
+        Property::WhenFull(policy) => method.when_full = Some(policy),
         Property::Path(path) => {
             let absolute = std::path::absolute(&path).with_context(|| path.clone())?;
-            params::Set { path: Some(absolute.to_string_lossy().into_owned()), ..nothing }
+            method.path = Some(absolute.to_string_lossy().into_owned());
         }
-    };
+    }
     print_if_json(global, &call(global, &address.pool, Access::Write, method)?)
 }

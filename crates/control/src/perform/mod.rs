@@ -1,5 +1,6 @@
 //! Carrying verbs out on an open pool: one function per verb, the same for an idle and a served pool.
 
+mod copier;
 mod delete;
 mod export;
 mod import;
@@ -72,6 +73,7 @@ pub async fn perform(session: &Session, request: Request, call: &Call) -> Result
         Request::Set(p) => Reply::Set(volumes::set(session, p).await?),
         Request::Protect(p) => Reply::Protect(origins::protect(session, p).await?),
         Request::Unprotect(p) => Reply::Unprotect(origins::unprotect(session, p, call).await?),
+        Request::Copier(p) => Reply::Copier(copier::copier(session, p).await?),
         Request::Delete(p) => Reply::Delete(delete::delete(session, p, call).await?),
         Request::Grow(p) => Reply::Grow(pool::grow(session, p).await?),
         Request::Check(_) => Reply::Check(pool::check(session, call).await?),

@@ -15,7 +15,7 @@ use crate::planted::{Bug, planted};
 use crate::pool::{Ended, Failure, Inner, Meta};
 use crate::space::Want;
 use crate::sync::{Hold, PlanGuard, RangeGuard};
-use crate::types::{BLOCK_PAGES, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
+use crate::types::{BLOCK_PAGES, Epoch, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 use crate::volume::push;
 
 use super::full::Patience;
@@ -81,7 +81,9 @@ impl CopyPlan {
                 let pages = len.min(BLOCK_PAGES - at.index() as u64);
                 let need = meta.checkpoint_pages() + RESERVE + pages;
                 meta.space.ensure_known(need).map_err(Stop::from)?;
-                let want = Want { volume: sequence, at, pages, chunk_pages, write: at.0..at.0 + len };
+                // Nothing kept is ever shared.
+                let (shared_at, write) = (Epoch(0), at.0..at.0 + len);
+                let want = Want { volume: sequence, at, pages, chunk_pages, shared_at, write };
                 let (to, len) = meta.space.alloc_data(want).map_err(Stop::from)?;
                 self.copies.push(Copy { sequence, at, len, to });
                 self.next = VirtualPage(at.0 + len);

@@ -36,7 +36,7 @@ use crate::types::VolumeId;
 
 pub use kept::View;
 pub use read::Source;
-pub use verbs::{OriginInfo, ProtectOptions};
+pub use verbs::{OriginInfo, ProtectOptions, check_origin_text};
 
 /// An origin whose device is at hand.
 pub struct Origin<D> {

@@ -63,12 +63,17 @@ fn check_options(options: &ProtectOptions, name: &str) -> Result<()> {
     if options.copy_ahead > MAX_COPY_AHEAD {
         return invalid(format!("bad copy_ahead of {} bytes: at most 1 GiB", options.copy_ahead));
     }
-    let most = MAX_ORIGIN_TEXT - name.len().min(MAX_ORIGIN_TEXT);
-    if options.path.len() > most {
-        let why = "the path of the origin is longer than can be kept";
-        return invalid(format!("{why} ({} of {most} bytes); use a shorter one", options.path.len()));
+    check_origin_text(name, &options.path)
+}
+
+/// Refuses what does not fit into the slot of an origin.
+pub fn check_origin_text(name: &str, path: &str) -> Result<()> {
+    if name.len() + path.len() <= MAX_ORIGIN_TEXT {
+        return Ok(());
     }
-    Ok(())
+    let why =
+        format!("the origin's name and the path of its device ({path:?}) are longer than {MAX_ORIGIN_TEXT} bytes");
+    Err(Error::new(ErrorKind::Invalid, format!("{why} together; use shorter ones")))
 }
 
 fn check_device<D: Device>(device: &D) -> Result<()> {
@@ -142,6 +147,7 @@ impl<D: Device> Pool<D> {
         if inner.origins.borrow().contains_key(&id) {
             return Err(Error::new(ErrorKind::Busy, format!("the device of {name:?} is open already")));
         }
+        check_origin_text(&record.name, path)?;
         if device.len() != record.size {
             return other(format!("it has {} bytes instead of {}", device.len(), record.size));
         }

@@ -25,7 +25,7 @@ use crate::format::{
 };
 use crate::map::{Editor, NodeId, Placed, Stop};
 use crate::planted::{Bug, planted};
-use crate::space::Step;
+use crate::space::{Refusal, Step};
 use crate::sync::{Event, Hold};
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
 
@@ -404,6 +404,7 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
         }
     }
     let need = (meta.tables.dirty() + leaves.len()) as u64;
+    meta.space.prepare_meta(need).map_err(|m| Failure::Stop(Refusal::from(m).into()))?;
     meta.space.ensure_known(need).map_err(|r| Failure::Stop(r.into()))?;
     let runs = meta.space.alloc_meta(need).ok_or(Failure::Stop(Stop::NoSpace))?;
     let mut places = runs.into_iter().flat_map(|(first, n)| (first.0..first.0 + n).map(PageAddr));

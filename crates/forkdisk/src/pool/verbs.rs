@@ -6,6 +6,7 @@ use std::rc::Rc;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BreakPolicy, NO_VOLUME, Record, SnapshotFlags, Throttle, VolumeRecord, VolumeState};
+use crate::origin::check_origin_text;
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_SIZE, MAX_VOLUME_SIZE, VolumeId, is_chunk};
 
@@ -280,6 +281,7 @@ impl<D: Device> Pool<D> {
             .verb(|meta| {
                 let record = &meta.directory.find(from)?.record;
                 let (id, parent) = (record.id, record.parent);
+                let path = record.protects.map(|_| record.origin.clone());
                 let name = match (from.split_once('@'), to.split_once('@')) {
                     (None, None) => to,
                     (Some((a, _)), Some((b, name))) if a == b => name,
@@ -289,6 +291,7 @@ impl<D: Device> Pool<D> {
                     }
                 };
                 meta.directory.check_new(parent, name)?;
+                path.map_or(Ok(()), |path| check_origin_text(name, &path))?;
                 Ok((Record::Rename { id, name: name.to_string() }, ()))
             })
             .await

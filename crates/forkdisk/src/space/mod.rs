@@ -21,7 +21,7 @@ use std::ops::Range;
 
 use crate::format::{BlockCounts, CountEntry, CountNode, CountPage, Layout};
 use crate::planted::{Bug, planted};
-use crate::types::{BLOCK_PAGES, Block, PageAddr, VirtualPage, VolumeId};
+use crate::types::{BLOCK_PAGES, Block, Epoch, PageAddr, VirtualPage, VolumeId};
 
 use affinity::Affinity;
 use delta::Deltas;
@@ -62,6 +62,8 @@ pub struct Want {
     pub pages: u64,
     /// Pages of the volume's chunk.
     pub chunk_pages: u64,
+    /// When the volume was last shared.
+    pub shared_at: Epoch,
     /// All pages of the write that this is part of.
     pub write: Range<u64>,
 }
@@ -115,8 +117,9 @@ pub struct Space {
     free: BTreeMap<Block, Bitmap>,
     empty: BTreeSet<Block>,
     known: u64,
-    /// The next leaf to be searched for free pages.
+    /// The leaves not yet searched for free pages: from `scan` up to, not including, `scan_end`.
     scan: u64,
+    scan_end: u64,
     available: u64,
     handed_out: u64,
     affinity: Affinity,
@@ -144,6 +147,7 @@ impl Space {
             empty: BTreeSet::new(),
             known: 0,
             scan: 0,
+            scan_end: layout.count_nodes(0),
             available: 0,
             handed_out: 0,
             affinity: Affinity::default(),
@@ -268,7 +272,8 @@ impl Space {
         self.layout = layout;
         let none = CountEntry { slot: None, checksum: 0, used: 0 };
         self.roots.resize(layout.count_nodes(3) as usize, none);
-        self.scan = self.scan.min(last_leaf);
+        // What was searched from the end is searched again: that finds nothing twice.
+        (self.scan, self.scan_end) = (self.scan.min(last_leaf), layout.count_nodes(0));
         self.available += self.initially_free() - before;
     }
 

@@ -1,5 +1,6 @@
 //! The life of a page: handed out, counted, given up, and free again only after a checkpoint.
 
+use super::alloc::LEFT_PART;
 use super::*;
 
 const NEVER: CountEntry = CountEntry { slot: None, checksum: 0, used: 0 };
@@ -17,7 +18,12 @@ fn checkpoint(space: &mut Space) {
 }
 
 fn want(at: u64, pages: u64) -> Want {
-    Want { volume: VolumeId(1), at: VirtualPage(at), pages, chunk_pages: 16, write: at..at + pages }
+    shared(at, pages, 0)
+}
+
+fn shared(at: u64, pages: u64, shared_at: u64) -> Want {
+    let (volume, at, write) = (VolumeId(1), VirtualPage(at), at..at + pages);
+    Want { volume, at, pages, chunk_pages: 16, shared_at: Epoch(shared_at), write }
 }
 
 #[test]
@@ -86,6 +92,61 @@ fn a_stream_lies_in_one_piece_and_in_place() {
         assert_eq!(space.alloc_data(want(at, 4)), Ok((PageAddr(first.0 + at), 4)));
     }
     assert_eq!(space.alloc_data(want(256, 4)), Ok((PageAddr(first.0 + 256), 4)), "the next block follows");
+}
+
+#[test]
+fn tables_lie_where_no_stream_grows() {
+    let mut space = Space::new(Layout::new(256 << 20), [1; 16], vec![NEVER]);
+    let mut next = None;
+    for block in 0..64 {
+        for at in (block * 256..(block + 1) * 256).step_by(64) {
+            let (first, n) = space.alloc_data(want(at, 64)).expect("space");
+            assert!(n == 64 && next.is_none_or(|next| next == first), "{first:?} does not go on at {next:?}");
+            next = Some(PageAddr(first.0 + n));
+        }
+        space.prepare_meta(100).expect("no count page has been written");
+        space.alloc_meta(100).expect("space");
+    }
+}
+
+#[test]
+fn tables_take_what_is_left_of_a_full_pool() {
+    let mut space = space();
+    let mut taken = 0;
+    while space.available() > 100 {
+        taken += space.alloc_data(want(taken, 64.min(space.available() - 100))).expect("space").1;
+    }
+    space.prepare_meta(100).expect("no count page has been written");
+    space.ensure_known(100).expect("there are as many");
+    let runs = space.alloc_meta(100).expect("they are known");
+    assert_eq!((runs.iter().map(|r| r.1).sum::<u64>(), space.available()), (100, 0));
+}
+
+#[test]
+fn who_is_shared_again_begins_new_chunks_one_behind_the_other() {
+    let mut space = space();
+    let mut place = |chunk: u64, epoch| space.alloc_data(shared(chunk * 16 + epoch, 1, epoch)).expect("space").0;
+    let first: Vec<PageAddr> = [9, 3, 6].map(|chunk| place(chunk, 0)).to_vec();
+    let again: Vec<PageAddr> = [3, 9, 6].map(|chunk| place(chunk, 1)).to_vec();
+    let chunks = |pages: &[PageAddr]| pages.iter().map(|p| p.0 / 16).collect::<Vec<_>>();
+    let (first, again) = (chunks(&first), chunks(&again));
+    assert_eq!(first, (first[0]..first[0] + 3).collect::<Vec<_>>());
+    assert_eq!(again, (first[0] + 3..first[0] + 6).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_is_left_of_chunks_is_used_before_it_is_an_eighth_of_the_free_space() {
+    let mut space = Space::new(Layout::new(256 << 20), [1; 16], vec![NEVER]);
+    let mut blocks = BTreeSet::new();
+    // One page of every chunk of 64 MiB, shared again and again: 16 times as much if no chunk's rest were used.
+    for epoch in 0..8 {
+        for chunk in 0..1024 {
+            let (page, _) = space.alloc_data(shared(chunk * 16 + epoch, 1, epoch)).expect("space");
+            blocks.insert(page.block());
+        }
+    }
+    let bound = 64 + 256 / LEFT_PART as usize + 1;
+    assert!((64..=bound).contains(&blocks.len()), "{} blocks are in use", blocks.len());
 }
 
 /// Three volumes' worth of pages in use, as the last checkpoint left them.

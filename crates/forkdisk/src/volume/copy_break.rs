@@ -11,7 +11,7 @@ use std::rc::Rc;
 use smallvec::smallvec;
 
 use crate::copier::{CopyError, Given, Group, Job, Piece, Place, Source};
-use crate::device::{Buf, Device, Segment};
+use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::BreakPolicy;
 use crate::map::{Run, Stop, lookup};
@@ -19,7 +19,7 @@ use crate::planted::{Bug, planted};
 use crate::pool::{Failure, Meta, pages_of};
 use crate::space::{Refusal, Want};
 use crate::sync::Turn;
-use crate::types::{BLOCK_PAGES, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
+use crate::types::{BLOCK_PAGES, Epoch, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 
 use super::Volume;
 use super::fault::{Fault, RESERVE, WritePlan};
@@ -96,12 +96,12 @@ impl WritePlan {
             runs.push((at, len, data.map(|(addr, _)| addr)));
             at += len;
         }
-        let covered = self.covered();
+        let (covered, shared_at) = (self.covered(), record.shared_at);
         let left = |&(at, len, data): &ChunkRun| data.is_some() && (at < covered.start || at + len > covered.end);
         if !shared || !runs.iter().any(left) {
             return Ok(false);
         }
-        let Some(faults) = self.place_chunk(meta, id, chunk, &runs)? else { return Ok(false) };
+        let Some(faults) = self.place_chunk(meta, id, (chunk, shared_at), &runs)? else { return Ok(false) };
         self.forget_from(first * PAGE);
         for fault in faults {
             self.copy_for(&runs, &fault);
@@ -116,7 +116,7 @@ impl WritePlan {
         &self,
         meta: &mut Meta,
         id: VolumeId,
-        chunk_pages: u64,
+        (chunk_pages, shared_at): (u64, Epoch),
         runs: &[ChunkRun],
     ) -> std::result::Result<Option<Vec<Fault>>, Failure> {
         let needed = self.needed(runs);
@@ -131,7 +131,8 @@ impl WritePlan {
             let mut at = extent.start;
             while at < extent.end {
                 let pages = (extent.end - at).min(BLOCK_PAGES - at % BLOCK_PAGES);
-                let want = Want { volume: id, at: VirtualPage(at), pages, chunk_pages, write: extent.clone() };
+                let write = extent.clone();
+                let want = Want { volume: id, at: VirtualPage(at), pages, chunk_pages, shared_at, write };
                 let (to, n) = match meta.space.alloc_data(want) {
                     Ok(found) => found,
                     Err(Refusal::NoSpace) => return Ok(None),
@@ -298,23 +299,14 @@ impl<D: Device> Volume<D> {
 
     /// Writes what is not copied: what goes in place, and chunks that are covered.
     async fn put_rest(&self, work: &Work, bytes: &Buf) -> Result<()> {
+        if work.plan.segments.is_empty() && work.plan.partials.is_empty() {
+            return Ok(());
+        }
         let pages = self.completed(work, bytes).await?;
-        let mut writes = Vec::with_capacity(pages.len() + 1);
-        for (page, buf) in pages {
-            let segment = Segment { offset: page.offset(), at: 0, len: PAGE_SIZE };
-            writes.push(self.inner.device.write(buf, smallvec![segment], false));
-        }
-        if let Some(first) = work.plan.segments.first() {
-            // The copies hold the client's buffer until they end.
-            let mut rest = self.inner.device.buffer(bytes.len() - first.at);
-            rest.copy_from_slice(&bytes[first.at..]);
-            let segments = work.plan.segments.iter().map(|s| Segment { at: s.at - first.at, ..*s }).collect();
-            writes.push(self.inner.device.write(rest, segments, false));
-        }
-        let mut result = Ok(());
-        for write in writes {
-            result = result.and(write.await.0);
-        }
+        // The copies hold the client's buffer until they end.
+        let (rest, segments) = self.assemble(work, &pages, bytes, &[]);
+        self.inner.counters.data_writes.add(&segments);
+        let (result, _) = self.inner.device.write(rest, segments, false).await;
         self.explain(work.offset, result)
     }
 
@@ -332,8 +324,20 @@ impl<D: Device> Volume<D> {
             let ticket =
                 self.inner.copier.submit(self.copies.client(), self.job(copy, &group), given.into_iter().collect());
             parts.push(Running { range, ticket });
+            self.count_copy(copy);
         }
         parts
+    }
+
+    /// Counts each run as a request: what sub-jobs cut apart is one piece of work.
+    fn count_copy(&self, copy: &ChunkCopy) {
+        let counters = &self.inner.counters;
+        counters.data_writes.add_one(copy.pages() * PAGE);
+        for &(len, old) in &copy.from {
+            if matches!(old, Old::At(_)) {
+                counters.data_reads.add_one(len * PAGE);
+            }
+        }
     }
 
     fn job(&self, copy: &ChunkCopy, group: &Group) -> Job<D> {

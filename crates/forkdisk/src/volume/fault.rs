@@ -102,7 +102,7 @@ impl WritePlan {
             let whole = self.next.is_multiple_of(PAGE) && self.end - self.next >= PAGE;
             let max = if whole { self.whole_pages(page) } else { 1 };
             let (mut editor, record) = meta.view(id).expect("a volume with a handle is not removed");
-            let chunk_pages = record.chunk / PAGE;
+            let (chunk_pages, shared_at) = (record.chunk / PAGE, record.shared_at);
             let run = lookup(editor.tables, record, page, max).map_err(Stop::from)?;
             let mut len = run.len;
             let mut alone = run.data.is_some_and(|(_, birth)| birth > record.shared_at)
@@ -122,7 +122,7 @@ impl WritePlan {
                     }
                     meta.space.ensure_known(need).map_err(Stop::from)?;
                     let write = self.start / PAGE..self.end();
-                    let want = Want { volume: id, at: page, pages: len, chunk_pages, write };
+                    let want = Want { volume: id, at: page, pages: len, chunk_pages, shared_at, write };
                     let (to, n) = meta.space.alloc_data(want).map_err(Stop::from)?;
                     self.fault(page, n, to, old.map(|(addr, _)| addr), whole);
                 }

@@ -324,10 +324,10 @@ impl Pool<'_> {
             return 0;
         }
         let (region, within) = match level {
-            0 => (index / 124, 8 + index % 124 * 2),
-            _ => (index << (8 * (level - 1)), (u64::from(level) - 1) * 2),
+            0 => (index / 124, 8 + index % 124 + 124 * (slot - 1)),
+            _ => (index << (8 * (level - 1)), (u64::from(level) - 1) * 2 + slot - 1),
         };
-        let bytes = self.checked((1 + 868 * region) * 256 + within + slot - 1, 0, 0xe0 + level, sum);
+        let bytes = self.checked((1 + 868 * region) * 256 + within, 0, 0xe0 + level, sum);
         let used = match level {
             0 => bytes.chunks_exact(528).zip(1 + 7 * index..).map(|(b, block)| block_counts(b, block, counts)).sum(),
             _ => {
