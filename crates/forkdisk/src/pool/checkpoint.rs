@@ -104,7 +104,11 @@ impl<D: Device> Inner<D> {
     pub async fn admit(self: &Rc<Self>) -> Result<()> {
         while self.meta.borrow().dirty_bytes() > self.options.dirty {
             self.check_writable()?;
-            self.clone().checkpoint().await?;
+            // One that runs already makes room; who asks for another writes more than needs be.
+            match self.checkpoints.running.get() {
+                true => self.checkpoints.changed.wait().await,
+                false => self.clone().checkpoint().await?,
+            }
         }
         Ok(())
     }
@@ -172,7 +176,7 @@ impl<D: Device> Inner<D> {
                 let mut meta = self.meta.borrow_mut();
                 for table in batch {
                     let mut bytes = vec![0; PAGE_SIZE];
-                    encode_table(&meta.tables.settled_entries(table.node), &mut bytes);
+                    encode_table(&meta.tables.settled_entries(table.node).to_array(), &mut bytes);
                     let seed = Seed { pool: uuid, page: table.at, level: table.level, birth: table.birth.0 };
                     meta.tables.written(table.node, page_checksum(&seed, &bytes));
                     pages.push((table.at, bytes));
@@ -211,6 +215,7 @@ impl<D: Device> Inner<D> {
             let step =
                 self.look(|meta| meta.space.checkpoint_step(BATCH).map_err(|m| Failure::Stop(Stop::Count(m)))).await?;
             match step {
+                Step::Write(pages) if pages.is_empty() => self.runtime.sleep(Duration::ZERO).await,
                 Step::Write(pages) => {
                     self.write_pages(pages.into_iter().map(|(at, bytes)| (at, bytes.to_vec())).collect()).await?;
                 }
@@ -376,8 +381,7 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
     let (tables, directory_tables): (Vec<Placed>, Vec<Placed>) = {
         for (number, (leaf, slot), records) in leaves {
             let at = next();
-            let old =
-                std::mem::replace(&mut meta.tables.entries_mut(leaf)[slot], Entry::checked_page(at, meta.epoch, 0));
+            let old = meta.tables.set(leaf, slot, Entry::checked_page(at, meta.epoch, 0));
             match old.is_absent() {
                 true => meta.directory_map.referenced += 1,
                 false => meta.space.decr_page(old.addr(), until),

@@ -78,7 +78,7 @@ fn same_tables(
             }
             if entry.kind() == Kind::Table {
                 let id = tables.get(*entry, level)?;
-                *entry = tables.node(id).entries[at.slot(level)];
+                *entry = tables.node(id).entry(at.slot(level));
             }
             *own -= 1;
         }
@@ -250,7 +250,7 @@ impl<D: Device> Inner<D> {
             .look(|meta| {
                 self.still(meta, walk)?;
                 let id = meta.tables.get(entry, level).map_err(Stop::from)?;
-                Ok(meta.tables.node(id).entries.clone())
+                Ok(meta.tables.node(id).entries().to_array())
             })
             .await?;
         for &child in entries.iter() {

@@ -53,7 +53,7 @@ impl<D: Device> Inner<D> {
         }
         let entries = decode_table(&bytes, miss.level, pages).map_err(|e| damaged(&e))?;
         let mut meta = self.meta.borrow_mut();
-        meta.tables.insert_clean(&miss, entries);
+        meta.tables.insert_clean(&miss, entries.into());
         meta.tables.evict();
         Ok(())
     }

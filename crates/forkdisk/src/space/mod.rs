@@ -202,7 +202,8 @@ impl Space {
     pub fn block_count(&mut self, block: Block) -> Result<u32, Miss> {
         let (node, i) = CountNode::leaf_of(block);
         let base = self.page(node)?.map_or(0, |p| p.block(i).whole() as i32);
-        Ok(u32::try_from(base + self.current.of_whole(block) + self.frozen.of_whole(block)).unwrap_or(0))
+        let common = i32::from(self.entry(node)?.common);
+        Ok(u32::try_from(base + common + self.current.of_whole(block) + self.frozen.of_whole(block)).unwrap_or(0))
     }
 
     /// All counts of a block: as a whole, and of its pages unless they are all 0.
@@ -231,7 +232,7 @@ impl Space {
         let before: u64 = self.initially_free();
         let last_leaf = self.layout.count_nodes(0).saturating_sub(1);
         self.layout = layout;
-        let none = CountEntry { slot: None, checksum: 0, used: 0 };
+        let none = CountEntry::default();
         self.roots.resize(layout.count_nodes(3) as usize, none);
         self.scan = self.scan.min(last_leaf);
         self.available += self.initially_free() - before;

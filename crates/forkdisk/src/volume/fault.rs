@@ -93,21 +93,26 @@ impl WritePlan {
             let page = VirtualPage(self.next / PAGE);
             let whole = self.next.is_multiple_of(PAGE) && self.end - self.next >= PAGE;
             let max = if whole { ((self.end - self.next) / PAGE).min(BLOCK_PAGES - page.index() as u64) } else { 1 };
+            let held = meta.directory.held_until(id);
+            let (may_need, available) = (meta.checkpoint_pages() + RESERVE, meta.space.available());
             let (mut editor, record) = meta.view(id).expect("a volume with a handle is not removed");
             let chunk_pages = record.chunk / PAGE;
             let run = lookup(editor.tables, record, page, max).map_err(Stop::from)?;
             let mut len = run.len;
             let mut alone = run.data.is_some_and(|(_, birth)| birth > record.shared_at)
                 || planted(Bug::WritesSharedInPlace) && run.data.is_some();
-            if !alone && run.data.is_some() && editor.is_alone_for_good(record, page)? {
+            let need = may_need + len;
+            let has_room = may_fault && available >= need;
+            // While there is room, what a snapshot holds most likely is not asked about.
+            let asks = run.data.is_some_and(|(_, birth)| !has_room || held.is_none_or(|until| birth > until));
+            if !alone && asks && editor.is_alone_for_good(record, page)? {
                 // Known by the counts only, page by page.
                 (alone, len) = (true, 1);
             }
             match run.data {
                 Some((addr, _)) if alone => self.in_place(addr, len),
                 old => {
-                    let need = meta.checkpoint_pages() + RESERVE + len;
-                    if !may_fault || meta.space.available() < need {
+                    if !has_room {
                         return Err(Failure::Stop(Stop::NoSpace));
                     }
                     meta.space.ensure_known(need).map_err(Stop::from)?;
