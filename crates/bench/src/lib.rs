@@ -11,11 +11,15 @@ mod cases;
 mod clock;
 mod goals;
 mod load;
+mod model;
+mod peers;
+mod raid5;
 mod report;
 mod rows;
 mod runner;
 
 pub use goals::{Goal, Goals};
+pub use peers::{Lab, inside};
 pub use report::table;
 pub use rows::{Row, Samples, Sense};
-pub use runner::{ENGINE_CASES, Options, Scale, engine};
+pub use runner::{Benchmark, Options, Scale};

@@ -27,6 +27,7 @@ fn cells(row: &Row) -> [String; 8] {
     let unit = if row.unit == "ratio" || row.unit.is_empty() { String::new() } else { format!(" [{}]", row.unit) };
     let goal = row.goal.zip(row.sense).map(|(goal, sense)| format!("{} {}", sense.sign(), figure(Some(goal))));
     let met = match (row.met, row.n) {
+        (None, _) if row.goal.is_some() => "spread",
         (Some(true), _) => "yes",
         (Some(false), 0) => "MISSING",
         (Some(false), _) => "NO",

@@ -7,10 +7,12 @@ mod cli;
 mod config;
 mod daemon;
 mod logging;
+mod network;
 mod output;
 mod owner;
 mod progress;
 mod session;
+mod top;
 mod verbs;
 
 use std::io;

@@ -1,5 +1,6 @@
 //! The methods of the protocol: one table, from which the requests, the replies and their names come.
 
+use forkdisk_monitor::Statistics;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -150,6 +151,8 @@ pub mod params {
         Check {}
         /// Shows the state of the pool.
         Stats {}
+        /// Shows everything that is counted: the pool, its volumes, the server, the process.
+        Statistics {}
         /// Shows the daemon and its clients.
         Status {}
         /// Ends the daemon; answered when the pool is closed.
@@ -251,6 +254,7 @@ methods! {
     "grow" Grow => PoolRecord,
     "check" Check => Check,
     "stats" Stats => PoolRecord,
+    "statistics" Statistics => Box<Statistics>,
     "status" Status => Status,
     "stop" Stop => Done,
 }

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forkdisk::{LocalFuture, Pool};
+use forkdisk_monitor::ServerRecord;
 use forkdisk_uring::{Rt, UringDevice};
 
 use crate::failure::{Failure, FailureKind};
@@ -24,6 +25,11 @@ pub trait Host {
 
     /// What is being served.
     fn status(&self) -> Result<Status, Failure>;
+
+    /// What the server did with its connections; `None` if there is none.
+    fn server(&self) -> Option<ServerRecord> {
+        None
+    }
 
     /// Begins to end the daemon; resolves when the pool is closed.
     fn stop(&self) -> LocalFuture<Result<(), Failure>>;

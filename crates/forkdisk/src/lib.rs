@@ -118,6 +118,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod counters;
 pub mod device;
 mod error;
 mod format;
@@ -131,6 +132,10 @@ mod sync;
 mod types;
 mod volume;
 
+pub use counters::{
+    Faults, HISTOGRAM_BUCKETS, Histogram, Operation, OperationStatistics, PoolStatistics, Requests, Traffic,
+    VolumeStatistics,
+};
 pub use device::{Buf, Device};
 pub use error::{Error, ErrorKind, Result};
 pub use pool::{

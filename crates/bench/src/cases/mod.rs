@@ -10,4 +10,8 @@ pub mod nbd;
 pub mod ram;
 pub mod reopen;
 pub mod snapshots;
+pub mod sparse;
+pub mod w1;
+pub mod w2;
+pub mod w3;
 pub mod wall;

@@ -54,6 +54,11 @@ fn value_of(key: &Key, value: &Spanned<DeValue<'_>>) -> Result<String> {
         (Kind::Switch, DeValue::Boolean(false)) => "no".to_string(),
         (Kind::Path | Kind::Choice(_) | Kind::Size | Kind::Time, DeValue::String(text)) => text.to_string(),
         (Kind::Count | Kind::Size | Kind::Time, DeValue::Integer(number)) => number.to_string(),
+        (Kind::Addresses | Kind::Places, DeValue::String(text)) => text.to_string(),
+        (Kind::Addresses | Kind::Places, DeValue::Array(list)) => {
+            let words = list.iter().map(|word| word.get_ref().as_str().context("this takes addresses, in quotes"));
+            words.collect::<Result<Vec<_>>>()?.join(",")
+        }
         (kind, _) => bail!("this takes {}", wanted(kind)),
     };
     key.check(&text)?;
@@ -67,6 +72,7 @@ fn wanted(kind: Kind) -> &'static str {
         Kind::Count => "a whole number above 0",
         Kind::Time => "a time, such as \"10s\" or a number of seconds",
         Kind::Switch => "true or false",
+        Kind::Addresses | Kind::Places => "an address in quotes, or several in brackets",
         Kind::Choice(_) => "a word, in quotes",
     }
 }

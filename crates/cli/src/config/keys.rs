@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use clap::Arg;
+use clap::{Arg, ArgAction};
 
-use crate::size;
+use crate::{network, size};
 
 /// What a value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,10 @@ pub enum Kind {
     Time,
     /// `yes` or `no`.
     Switch,
+    /// TCP addresses, one or several.
+    Addresses,
+    /// TCP addresses and unix sockets, one or several.
+    Places,
     /// One of these words.
     Choice(&'static [&'static str]),
 }
@@ -69,6 +73,16 @@ keys! {
     LOG_FORMAT "log_format" Kind::Choice(&["text", "json"]), Every, "text", "How log lines are written";
     SOCKET "socket" Kind::Path, Serve, "",
         "Where the data socket goes: /run/forkdisk/UUID/nbd.sock for root, else $XDG_RUNTIME_DIR/forkdisk/UUID/nbd.sock without it";
+    TCP "tcp" Kind::Addresses, Serve, "",
+        "Serve over TCP, too, beyond this machine only with TLS or --insecure; 127.0.0.1:10809 where no address is given";
+    TLS_CERT "tls_cert" Kind::Path, Serve, "", "The server's certificate for TLS over TCP (PEM), those between it and the root behind it";
+    TLS_KEY "tls_key" Kind::Path, Serve, "", "The private key of the certificate (PEM)";
+    TLS_CLIENT_CA "tls_client_ca" Kind::Path, Serve, "", "Authorities (PEM) of which clients over TCP must show a certificate";
+    TLS_CLIENTS "tls_clients" Kind::Path, Serve, "", "The table of which certificate may open which export (TOML, docs/tls.md)";
+    TLS "tls" Kind::Choice(&["off", "allowed", "required"]), Serve, "",
+        "Whether clients over TCP use TLS: required where there is a certificate, else off without it";
+    METRICS "metrics" Kind::Places, Serve, "", "Answer HTTP requests for /metrics in the format of Prometheus";
+    INSECURE "insecure" Kind::Switch, Serve, "no", "Let others beyond this machine connect without TLS";
     PID_FILE "pid_file" Kind::Path, Serve, "", "Where the process's number is written";
     LOG_FILE "log_file" Kind::Path, Serve, "", "Where the log goes instead of stderr; SIGHUP opens it again";
     LOG_BURST "log_burst" Kind::Count, Serve, "20", "Log lines of one kind within ten seconds; more are counted and left out";
@@ -114,6 +128,8 @@ impl Key {
             .global(self.scope == Scope::Every)
             .value_parser(move |text: &str| self.check(text).map(|()| text.to_string()).map_err(|e| e.to_string()));
         match self.kind {
+            Kind::Addresses => arg.num_args(0..=1).default_missing_value(network::USUAL).action(ArgAction::Append),
+            Kind::Places => arg.action(ArgAction::Append),
             Kind::Switch => arg.num_args(0..=1).require_equals(true).default_missing_value("yes"),
             _ => arg,
         }
@@ -129,6 +145,8 @@ impl Key {
             Kind::Size => size::parse(text).map(drop),
             Kind::Count => count(text).map(drop),
             Kind::Time => time(text).map(drop),
+            Kind::Addresses => network::parse_addresses(text).map(drop),
+            Kind::Places => network::parse_places(text).map(drop),
             Kind::Switch => switch(text).map(drop),
             Kind::Choice(words) if words.contains(&text) => Ok(()),
             Kind::Choice(words) => bail!("'{text}' is none of {}", words.join(", ")),
@@ -144,6 +162,8 @@ impl Kind {
             Kind::Size => "SIZE".to_string(),
             Kind::Count => "NUMBER".to_string(),
             Kind::Time => "TIME".to_string(),
+            Kind::Addresses => "ADDR:PORT".to_string(),
+            Kind::Places => "ADDR:PORT|unix:PATH".to_string(),
             Kind::Switch => "yes|no".to_string(),
             Kind::Choice(words) => words.join("|"),
         }

@@ -59,12 +59,13 @@ impl<const SERVE: bool> Args for Given<SERVE> {
 impl<const SERVE: bool> FromArgMatches for Given<SERVE> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Given<SERVE>, clap::Error> {
         let given = |key: &'static Key| {
-            let text = matches.get_one::<String>(key.id).filter(|text| !text.is_empty())?;
+            let words: Vec<&str> = matches.get_many::<String>(key.id)?.map(String::as_str).collect();
+            let text = Some(words.join(",")).filter(|text| !text.is_empty())?;
             let origin = match matches.value_source(key.id)? {
                 ValueSource::EnvVariable => Origin::Environment,
                 _ => Origin::Flag,
             };
-            Some((key.name, text.clone(), origin))
+            Some((key.name, text, origin))
         };
         Ok(Given { values: Given::<SERVE>::keys().filter_map(given).collect() })
     }
@@ -150,6 +151,8 @@ mod tests {
             keys::Kind::Count => "17",
             keys::Kind::Time => "33s",
             keys::Kind::Switch => "no",
+            keys::Kind::Addresses => "127.0.0.1:7,[::1]:8",
+            keys::Kind::Places => "127.0.0.1:7,unix:/some/where",
             keys::Kind::Choice(words) => words[words.len() - 1],
         }
     }

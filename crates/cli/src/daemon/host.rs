@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use forkdisk::LocalFuture;
 use forkdisk_control::{ClientRecord, Event, Failure, Guard, Host, Status};
+use forkdisk_monitor::ServerRecord;
 use forkdisk_nbd::{ClientInfo, ServerHandle};
 use forkdisk_uring::Rt;
 
@@ -63,6 +64,10 @@ impl Host for Daemon {
         let record = |client: ClientInfo| ClientRecord { peer: peer_name(&client), export: client.export };
         let clients = self.data.clients().into_iter().map(record).collect();
         Ok(Status { clients, ..self.identity.clone() })
+    }
+
+    fn server(&self) -> Option<ServerRecord> {
+        Some((&self.data.statistics()).into())
     }
 
     fn stop(&self) -> LocalFuture<Result<(), Failure>> {

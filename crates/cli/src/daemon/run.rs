@@ -10,6 +10,7 @@ use forkdisk_control::{
     Failure, FailureKind, Server as ControlServer, ServerHandle as ControlHandle, ServerOptions as ControlOptions,
     Session, Status, params, place, uuid_text,
 };
+use forkdisk_monitor::PoolSource;
 use forkdisk_nbd::{Server, ServerHandle, ServerOptions};
 use forkdisk_uring::{Config, Rt, Signals, UnixListener, UringDevice};
 use rustix::process::Signal;
@@ -21,6 +22,7 @@ use super::host::{Daemon, End};
 use super::notify::Notifier;
 use super::pid_file::PidFile;
 use crate::cli::Global;
+use crate::network::{Doors, Network};
 use crate::progress::Progress;
 use crate::session::{Access, daemon, open_device, open_pool};
 
@@ -41,6 +43,8 @@ pub struct Settings {
     pub log_file: Option<PathBuf>,
     /// How the pool is opened.
     pub pool: OpenOptions,
+    /// Doors beside the sockets.
+    pub network: Network,
     /// Limits of the data server.
     pub data: ServerOptions,
     /// Limits of the control server.
@@ -53,6 +57,8 @@ pub struct Ready<'a> {
     pub socket: Option<&'a Path>,
     /// Where the control socket lies.
     pub control: Option<&'a Path>,
+    /// TCP and metrics.
+    pub doors: &'a Doors,
     /// The pool.
     pub pool: &'a Pool<UringDevice>,
 }
@@ -131,6 +137,7 @@ async fn serve(
 ) -> Result<Serving> {
     let activated = activation::take()?;
     let sockets = Sockets::open(runtime, pool, settings, activated)?;
+    let doors = settings.network.open(runtime)?;
     let fences = Fences::default();
     let data = Server::new(runtime, Served { pool: pool.clone(), fences: fences.clone() }, settings.data.clone());
     let identity = Status {
@@ -148,7 +155,8 @@ async fn serve(
     let notifier = Rc::new(Notifier::from_environment());
     let pid_file = settings.pid_file.as_deref().map(PidFile::write).transpose()?;
 
-    announce(Ready { socket: sockets.data_path.as_deref(), control: sockets.control_path.as_deref(), pool })?;
+    let (socket, control_socket) = (sockets.data_path.as_deref(), sockets.control_path.as_deref());
+    announce(Ready { socket, control: control_socket, doors: &doors, pool })?;
     if let Some(log_file) = &settings.log_file {
         detach::log_to(log_file)?;
     }
@@ -167,6 +175,8 @@ async fn serve(
     let handle = control.handle();
     let (server, listener) = (control.clone(), sockets.control);
     let controlling = runtime.spawn(async move { server.serve(listener).await });
+    let source = PoolSource { pool: pool.clone(), server: Some(data.handle()) };
+    let (by_tcp, measuring) = doors.serve(runtime, &data, source);
     let serving: Vec<_> = sockets
         .data
         .into_iter()
@@ -174,6 +184,7 @@ async fn serve(
             let data = data.clone();
             runtime.spawn(async move { data.serve(listener).await })
         })
+        .chain(by_tcp)
         .collect();
 
     end.wanted.wait().await;
@@ -186,6 +197,9 @@ async fn serve(
     }
     controlling.await;
     handle.idle().await;
+    for door in measuring {
+        door.cancel().await;
+    }
     giving_back.cancel().await;
     watchdog.cancel().await;
     listening.cancel().await;

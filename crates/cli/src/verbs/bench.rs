@@ -1,11 +1,12 @@
 //! `bench`: the workloads forkdisk is measured by, on this machine.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
-use forkdisk_bench::{Options, Row, Scale, engine, table};
+use forkdisk_bench::{Benchmark, Options, Row, Scale, inside, table};
 
 use crate::cli::Global;
 use crate::output::{print_json, print_line};
@@ -19,15 +20,41 @@ pub struct BenchArgs {
 
 #[derive(Subcommand)]
 enum Workload {
-    Engine(EngineArgs),
+    /// The engine by itself: device counts, modelled time, CPU and wall-clock time beside raw I/O
+    Engine(RunArgs),
+    /// Sequential writes to a file on a volume with a snapshot; beside dm-snapshot
+    W1(PeerArgs),
+    /// Breaking sharing after a snapshot: large blocks, random pages, many snapshots; beside dm-thin
+    W2(PeerArgs),
+    /// First writes to a thin volume in order, on one device and on RAID5; beside dm-thin
+    W3(PeerArgs),
+    /// A part of a benchmark that has a process to itself
+    #[command(hide = true)]
+    Inside(InsideArgs),
 }
 
-/// The engine by itself: device counts, modelled time, CPU and wall-clock time beside raw I/O
-///
-/// Every figure is printed with its goal, if it has one. The exit status is 0 when the run came to its
-/// end, whether goals were met or not. docs/benchmarks.md says what each figure means.
 #[derive(Args)]
-struct EngineArgs {
+struct InsideArgs {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+/// A benchmark that has peers.
+#[derive(Args)]
+struct PeerArgs {
+    #[command(flatten)]
+    run: RunArgs,
+
+    /// Measure forkdisk only, not the kernel's own targets beside it
+    #[arg(long)]
+    no_peers: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "Every figure is printed with its goal, if it has one. The exit status is 0 when the run \
+                        came to its end, whether goals were met or not. docs/benchmarks.md says what each \
+                        figure means.")]
+struct RunArgs {
     /// Where --json writes the rows [default: stdout]
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
@@ -52,7 +79,13 @@ struct EngineArgs {
 
 /// Runs a benchmark.
 pub fn run(args: BenchArgs, global: &Global) -> Result<()> {
-    let Workload::Engine(args) = args.workload;
+    let (benchmark, args, peers) = match args.workload {
+        Workload::Engine(args) => (Benchmark::ENGINE, args, true),
+        Workload::W1(args) => (Benchmark::W1, args.run, !args.no_peers),
+        Workload::W2(args) => (Benchmark::W2, args.run, !args.no_peers),
+        Workload::W3(args) => (Benchmark::W3, args.run, !args.no_peers),
+        Workload::Inside(args) => return inside(&args.arguments),
+    };
     let json = global.output.json();
     ensure!(json || args.file.is_none(), "a FILE is for --json: without it the figures are printed as a table");
     let scale = match (args.quick, args.full) {
@@ -62,8 +95,8 @@ pub fn run(args: BenchArgs, global: &Global) -> Result<()> {
     };
     let dir = args.dir.unwrap_or_else(std::env::temp_dir);
     let program = std::env::current_exe().context("finding this program")?;
-    let options = Options { dir, scale, only: args.only, program };
-    let rows = engine(&options, &|text| eprintln!("{text}"))?;
+    let options = Options { dir, scale, only: args.only, peers, program };
+    let rows = benchmark.run(&options, &|text| eprintln!("{text}"))?;
     match args.file {
         Some(path) => {
             let text = serde_json::to_string_pretty(&rows)?;

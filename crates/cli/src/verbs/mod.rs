@@ -24,3 +24,4 @@ pub mod set;
 pub mod snapshot;
 pub mod stats;
 pub mod stop;
+pub mod top;

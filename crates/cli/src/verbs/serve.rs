@@ -13,12 +13,13 @@ use serde::Serialize;
 use crate::cli::Global;
 use crate::config::{Given, Settings as Configuration, key};
 use crate::daemon::{self, Ready, Settings, detach};
+use crate::network::Network;
 use crate::output::{print_json_line, print_line};
 
 /// Exports that are announced to people by name; programs are told all of them.
 const ANNOUNCED: usize = 100;
 
-/// Serve every volume and snapshot as an NBD export on a unix socket
+/// Serve every volume and snapshot as an NBD export
 ///
 /// SIGTERM, SIGINT and `forkdisk stop` let requests in flight end, flush, and leave the pool clean. Every other verb
 /// works meanwhile.
@@ -41,6 +42,9 @@ struct Announcement {
     socket: Option<String>,
     control: Option<String>,
     pid: u32,
+    /// Beginnings of URIs over TCP; an export's name follows.
+    tcp: Vec<String>,
+    metrics: Vec<String>,
     exports: Vec<Export>,
 }
 
@@ -74,6 +78,7 @@ fn settings(config: &Configuration) -> Result<Settings> {
         _ => WhenFull::Wait(config.time(&key::WAIT_FOR_SPACE)?),
     };
     Ok(Settings {
+        network: Network::from_settings(config)?,
         socket: config.path(&key::SOCKET),
         control: config.path(&key::CONTROL),
         pid_file: config.path(&key::PID_FILE),
@@ -116,9 +121,12 @@ fn announce(ready: &Ready<'_>, json: bool) -> Result<()> {
     let shown = |path: Option<&Path>| path.map(|path| path.display().to_string());
     if json {
         let (socket, control, pid) = (shown(ready.socket), shown(ready.control), std::process::id());
-        return print_json_line(&Announcement { socket, control, pid, exports });
+        let (tcp, metrics) = (ready.doors.uris(), ready.doors.metrics_places.clone());
+        return print_json_line(&Announcement { socket, control, pid, tcp, metrics, exports });
     }
     print_line(&format!("socket {}", shown(ready.socket).unwrap_or_else(|| "-".to_string())))?;
+    ready.doors.uris().iter().try_for_each(|uri| print_line(&format!("tcp {uri}")))?;
+    ready.doors.metrics_places.iter().try_for_each(|place| print_line(&format!("metrics {place}")))?;
     for uri in exports.iter().take(ANNOUNCED).filter_map(|export| export.uri.as_deref()) {
         print_line(uri)?;
     }

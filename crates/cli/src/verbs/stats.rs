@@ -5,11 +5,13 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use forkdisk_control::{PoolRecord, params};
+use forkdisk_monitor::Statistics;
 use rustix::fs::access;
+use serde::Serialize;
 
 use crate::cli::Global;
 use crate::output::{Column, TableArgs, print_json};
-use crate::session::{Access, call};
+use crate::session::{Access, Caller, with_pool};
 
 /// Show the state of a pool and where its space is
 #[derive(Args)]
@@ -21,19 +23,74 @@ pub struct StatsArgs {
     table: TableArgs,
 }
 
-/// Shows the pool.
+/// A pool as a JSON object; what a served pool does stands under `live`.
+#[derive(Serialize)]
+struct Record {
+    #[serde(flatten)]
+    pool: PoolRecord,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    live: Option<Box<Statistics>>,
+}
+
+/// Shows the pool, and what has been done since it is served.
 pub fn run(args: StatsArgs, global: &Global) -> Result<()> {
     let path = global.pool(args.pool.as_deref())?;
-    let mut record = call(global, &path, Access::Read, params::Stats {})?;
-    if record.mode == "ro" && access(&path, rustix::fs::Access::WRITE_OK).is_ok() {
+    let mut record = with_pool(global, &path, Access::Read, async |caller| {
+        let pool = caller.call(params::Stats {}, None).await?;
+        let live = match caller {
+            Caller::Served(_) => Some(caller.call(params::Statistics {}, None).await?),
+            Caller::Idle(_) => None,
+        };
+        Ok(Record { pool, live })
+    })?;
+    if record.pool.mode == "ro" && access(&path, rustix::fs::Access::WRITE_OK).is_ok() {
         // Only this look at it was read-only.
-        record.mode = "rw".to_string();
+        record.pool.mode = "rw".to_string();
     }
     if global.output.json() {
         return print_json(&record);
     }
-    let rows = rows(&record, &args.table);
+    let mut rows = rows(&record.pool, &args.table);
+    if let Some(live) = &record.live {
+        rows.extend(live_rows(live, &args.table));
+    }
     args.table.print(&[Column::Left("PROPERTY"), Column::Left("VALUE")], &rows)
+}
+
+/// Counters since the pool was opened by whoever serves it.
+fn live_rows(s: &Statistics, table: &TableArgs) -> Vec<Vec<String>> {
+    let (a, mut rows) = (&s.activity, Vec::new());
+    let mut add = |name: &str, value: String| rows.push(vec![name.to_string(), value]);
+    for (kind, o) in a.volumes.operations.all() {
+        add(&format!("{kind}s"), o.operations.to_string());
+        if kind != "flush" {
+            add(&format!("{kind}_bytes"), table.size(o.bytes));
+        }
+        add(&format!("{kind}_errors"), o.errors.to_string());
+    }
+    add("provisioned", table.size(a.volumes.provision.bytes));
+    add("broken", table.size(a.volumes.breaks.bytes));
+    let requests = [
+        ("device_data_read", a.data_read),
+        ("device_data_written", a.data_write),
+        ("device_metadata_read", a.metadata_read),
+        ("device_metadata_written", a.metadata_write),
+        ("device_journal_written", a.journal_write),
+        ("device_discarded", a.discard),
+    ];
+    for (name, r) in requests {
+        add(name, format!("{} in {} requests", table.size(r.bytes), r.count));
+    }
+    add("device_flushes", a.flushes.to_string());
+    add("commits", a.commit_group.count.to_string());
+    add("checkpoints", a.checkpoints.to_string());
+    add("cache_hits", a.cache_hits.to_string());
+    add("cache_misses", a.cache_misses.to_string());
+    add("reaped_volumes", a.reaped.to_string());
+    if let Some(server) = &s.server {
+        add("connections", server.connections.to_string());
+    }
+    rows
 }
 
 fn rows(pool: &PoolRecord, table: &TableArgs) -> Vec<Vec<String>> {

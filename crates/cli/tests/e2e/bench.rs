@@ -37,3 +37,26 @@ fn a_case_or_a_folder_that_is_not_there_is_refused() {
     let message = lab.run(&["bench", "engine", "rows.json"]).refused();
     assert!(message.contains("--json"), "{message}");
 }
+
+#[test]
+fn breaks_copy_nothing_and_first_writes_keep_their_order() {
+    let lab = Lab::empty();
+    let met = |arguments: &[&str], metric: &str| {
+        let text = lab.ok(&[&["bench"], arguments, &["--quick", "--no-peers", "--dir", ".", "--json"]].concat());
+        let rows: Value = serde_json::from_str(&text).unwrap();
+        let of_metric: Vec<Value> =
+            rows.as_array().unwrap().iter().filter(|row| row["metric"] == metric).cloned().collect();
+        assert!(!of_metric.is_empty(), "{metric} is measured");
+        of_metric.iter().for_each(|row| assert_eq!(row["met"], true, "{row}"));
+    };
+    met(&["w2", "--only", "split"], "data_bytes_per_byte");
+    met(&["w2", "--only", "split"], "read_bytes_per_byte");
+    met(&["w3", "--only", "thin"], "inversions");
+}
+
+#[test]
+fn without_peers_nothing_of_theirs_is_missing() {
+    let lab = Lab::empty();
+    let text = lab.ok(&["bench", "w1", "--quick", "--no-peers", "--json", "--dir", "."]);
+    assert_eq!(text.trim(), "[]");
+}

@@ -183,8 +183,15 @@ impl Server {
     /// As [`start`](Self::start), on a pool of another name.
     #[track_caller]
     pub fn start_on(lab: &Lab, pool: &str) -> Server {
+        Server::start_with(lab, pool, &[])
+    }
+
+    /// As [`start_on`](Self::start_on), with more options.
+    #[track_caller]
+    pub fn start_with(lab: &Lab, pool: &str, options: &[&str]) -> Server {
         let socket = lab.path("nbd.sock");
-        let program = lab.command(&["serve", pool, "--json", "--socket", socket.to_str().unwrap()]);
+        let program =
+            lab.command(&[&["serve", pool, "--json", "--socket", socket.to_str().unwrap()], options].concat());
         // Whatever happens to the test, the kernel ends its server.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(program.get_program()).args(program.get_args());

@@ -2,14 +2,20 @@
 
 mod bad_input;
 mod bench;
+#[allow(dead_code, reason = "shared with the tests of the NBD server")]
+#[path = "../../../frontend/nbd/tests/support/tls.rs"]
+mod certificates;
 mod clients;
 mod config;
 mod control;
 mod daemon;
 mod file_systems;
 mod harness;
+mod kernel_nbd;
 mod kill_loop;
 mod kill_verbs;
+mod linearizable;
+mod metrics;
 mod nbd;
 mod nbd_clients;
 mod output;
@@ -17,5 +23,6 @@ mod readme;
 mod served;
 mod service_manager;
 mod serving;
+mod tls;
 mod vanishing;
 mod verbs;

@@ -73,6 +73,9 @@ pub async fn perform(session: &Session, request: Request, call: &Call) -> Result
         Request::Grow(p) => Reply::Grow(pool::grow(session, p).await?),
         Request::Check(_) => Reply::Check(pool::check(session, call).await?),
         Request::Stats(_) => Reply::Stats((&session.pool.info()).into()),
+        Request::Statistics(_) => {
+            Reply::Statistics(forkdisk_monitor::statistics(&session.pool, session.host().server()).into())
+        }
         Request::Status(_) => Reply::Status(session.host().status()?),
         Request::Stop(_) => {
             session.host().stop().await?;

@@ -95,6 +95,7 @@ pub struct Tables {
     clean_bytes: usize,
     limit: usize,
     hand: usize,
+    hits: u64,
 }
 
 impl Tables {
@@ -113,7 +114,18 @@ impl Tables {
             clean_bytes: 0,
             limit,
             hand: 0,
+            hits: 0,
         }
+    }
+
+    /// How often a table was asked for that was in memory.
+    pub fn hits(&self) -> u64 {
+        self.hits
+    }
+
+    /// Tables in memory.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
     }
 
     /// Tables changed since the last freeze.
@@ -172,6 +184,7 @@ impl Tables {
                 let node = &mut self.nodes[i];
                 debug_assert_eq!(node.level, level);
                 node.hot = true;
+                self.hits += 1;
                 Ok(NodeId(i))
             }
             None => Err(TableMiss { entry: self.settle(entry), level }),

@@ -106,11 +106,18 @@ impl<D: Device> Inner<D> {
             self.check_writable()?;
             // One that runs already makes room; who asks for another writes more than needs be.
             match self.checkpoints.running.get() {
-                true => self.checkpoints.changed.wait().await,
+                true => self.checkpoint_ends().await,
                 false => self.clone().checkpoint().await?,
             }
         }
         Ok(())
+    }
+
+    /// Waits for the end of the checkpoint that runs, if one does.
+    pub async fn checkpoint_ends(&self) {
+        if self.checkpoints.running.get() {
+            self.checkpoints.changed.wait().await;
+        }
     }
 
     fn start_checkpoint(self: &Rc<Self>) {
@@ -241,6 +248,7 @@ impl<D: Device> Inner<D> {
             return Ok(());
         }
         loop {
+            self.counters.metadata_writes.add(&segments);
             let (result, again) = self.device.write(buf, segments.clone(), false).await;
             match result.map_err(|e| Error::io("writing metadata", e)) {
                 Err(e) if e.kind() == ErrorKind::NoSpace && self.outlasts_a_full_host() => buf = again,
@@ -261,6 +269,7 @@ impl<D: Device> Inner<D> {
         let at = SUPERBLOCK_PAGES[slot];
         let mut buf = self.device.buffer(PAGE_SIZE);
         superblock.encode(at, &mut buf);
+        self.counters.metadata_writes.add_one(PAGE_SIZE as u64);
         let (result, _) =
             self.device.write(buf, smallvec![Segment { offset: at.offset(), at: 0, len: PAGE_SIZE }], false).await;
         result.map_err(|e| Error::io("writing the superblock", e))
@@ -325,9 +334,13 @@ impl<D: Device> Inner<D> {
         if self.options.discard {
             for &(first, pages) in freed.iter() {
                 // A discard that fails costs space on the host and nothing else.
+                self.counters.discards.add_one(pages * PAGE_SIZE as u64);
                 let _ = self.device.discard(first.offset(), pages * PAGE_SIZE as u64).await;
             }
         }
+        let pages: u64 = freed.iter().map(|&(_, pages)| pages).sum();
+        self.counters.freed_bytes.add(pages * PAGE_SIZE as u64);
+        self.counters.checkpoints.add(1);
         self.meta.borrow_mut().space.release(freed);
         self.full.set(false);
         self.space_changed.notify();

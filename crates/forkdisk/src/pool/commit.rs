@@ -65,6 +65,7 @@ impl<D: Device> Inner<D> {
             while commits.ended.get() < commits.asked.get() {
                 commits.begun.set(commits.asked.get());
                 let covered = commits.begun.get();
+                inner.counters.commit_group.observe(covered - commits.ended.get());
                 if let Err(error) = inner.commit_once().await
                     && !planted(Bug::FailedFlushForgotten)
                 {
@@ -99,6 +100,7 @@ impl<D: Device> Inner<D> {
             let segments: SmallVec<_> = self.meta.borrow().journal.segments(group.position, group.bytes.len()).into();
             let mut buf: Buf = self.device.buffer(group.bytes.len());
             buf.copy_from_slice(&group.bytes);
+            self.counters.journal_writes.add(&segments);
             let (result, _) = self.device.write(buf, segments, false).await;
             result.map_err(|e| Error::io("writing the journal", e))?;
         }

@@ -3,10 +3,11 @@
 //! It is in memory as a whole (about 400 bytes per volume). On the device each record has a slot
 //! of 512 bytes; a checkpoint writes the pages whose slots changed.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use crate::counters::{VolumeCounters, VolumeStatistics};
 use crate::device::Buf;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
@@ -24,6 +25,8 @@ pub struct Volume {
     pub pending: bool,
     /// Ranges that requests hold at the moment.
     pub locks: Rc<RangeLocks>,
+    /// What was done to it; made when it is first opened for I/O.
+    pub counters: OnceCell<Rc<VolumeCounters>>,
     /// Writes accepted and not yet submitted.
     pub turns: Rc<Turns<Buf>>,
     /// See [`Directory::held_until`].
@@ -60,6 +63,8 @@ pub struct Directory {
     /// Dead volumes, and volumes with something mapped beyond their end: what the reaper looks for.
     dead: BTreeSet<VolumeId>,
     tails: BTreeSet<VolumeId>,
+    /// What was done to volumes that were deleted since.
+    gone: VolumeStatistics,
 }
 
 impl Directory {
@@ -82,8 +87,9 @@ impl Directory {
         if record.state == VolumeState::Dead {
             self.dead.insert(id);
         }
-        let (open, locks, turns, holder) = Default::default();
-        self.volumes.insert(id, Volume { record, slot, open, pending: false, locks, turns, holder });
+        let (open, locks, turns, counters, holder) = Default::default();
+        let volume = Volume { record, slot, open, pending: false, locks, turns, counters, holder };
+        self.volumes.insert(id, volume);
         self.judge_tail(id);
     }
 
@@ -155,9 +161,20 @@ impl Directory {
         volume.record.cursor = 0;
         volume.record.name.clear();
         volume.record.origin.clear();
+        let counters = volume.counters.take();
         self.names.remove(&key);
+        if let Some(counters) = counters {
+            self.gone.merge(&counters.read());
+        }
         self.dead.insert(id);
         self.tails.remove(&id);
+    }
+
+    /// What was done to all volumes, those deleted meanwhile included.
+    pub fn statistics(&self) -> VolumeStatistics {
+        let mut sum = self.gone;
+        self.volumes.values().filter_map(|v| v.counters.get()).for_each(|c| sum.merge(&c.read()));
+        sum
     }
 
     /// A dead volume is gone for good.

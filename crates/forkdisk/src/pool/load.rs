@@ -32,6 +32,7 @@ pub enum Ended {
 impl<D: Device> Inner<D> {
     /// Reads one page of metadata.
     pub async fn read_page(&self, page: PageAddr) -> Result<Buf> {
+        self.counters.metadata_reads.add_one(PAGE_SIZE as u64);
         let segment = Segment { offset: page.offset(), at: 0, len: PAGE_SIZE };
         let (result, buf) = self.device.read(self.device.buffer(PAGE_SIZE), smallvec![segment]).await;
         result.map_err(|e| Error::io(format!("reading metadata at {page:?}"), e))?;
@@ -83,6 +84,7 @@ impl<D: Device> Inner<D> {
             self.loaded.wait().await;
             return Ok(());
         }
+        self.counters.cache_misses.add(1);
         let outcome = match stop {
             Stop::Table(miss) => self.load_table(page, miss).await,
             Stop::Count(miss) => self.load_counts(miss).await,

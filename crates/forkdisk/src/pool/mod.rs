@@ -14,6 +14,7 @@ mod load;
 mod meta;
 mod open;
 mod reap;
+mod statistics;
 mod verbs;
 mod walk;
 
@@ -22,6 +23,7 @@ use std::collections::HashSet;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::counters::PoolCounters;
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
@@ -117,6 +119,7 @@ pub(crate) struct Inner<D> {
     /// Nobody waits for the host any more.
     pub closing: Cell<bool>,
     pub closed: Cell<bool>,
+    pub counters: PoolCounters,
 }
 
 impl<D: Device> Inner<D> {

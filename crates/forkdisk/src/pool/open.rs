@@ -179,6 +179,7 @@ impl<D: Device> Pool<D> {
             full: Cell::new(false),
             closing: Cell::new(false),
             closed: Cell::new(false),
+            counters: Default::default(),
         }));
         pool.0.load_directory().await?;
         if !clean {

@@ -88,6 +88,7 @@ impl<D: Device> Inner<D> {
                 let mut meta = self.meta.borrow_mut();
                 if meta.directory.get(id).is_some() {
                     meta.directory.remove(id);
+                    self.counters.reaped.add(1);
                 }
                 return Ok(());
             }

@@ -35,6 +35,8 @@ pub(super) struct Fault {
     pub at: VirtualPage,
     pub len: u64,
     pub to: PageAddr,
+    /// Whether others have the old pages (a break), or there are none (a provision).
+    pub shared: bool,
 }
 
 /// Where every piece of a write goes.
@@ -85,6 +87,11 @@ impl WritePlan {
     pub fn extend(&mut self, end: u64) {
         debug_assert!(self.end.is_multiple_of(PAGE) && end * PAGE > self.end);
         self.end = end * PAGE;
+    }
+
+    /// Whether all of it can have new pages.
+    pub fn has_room(&self, meta: &Meta) -> bool {
+        meta.space.available() >= meta.checkpoint_pages() + RESERVE + self.end() - self.start / PAGE
     }
 
     /// Plans on from where the last attempt stopped. Unless it `may_fault`, there is no space for it.
@@ -147,7 +154,7 @@ impl WritePlan {
 
     fn fault(&mut self, page: VirtualPage, n: u64, to: PageAddr, old: Option<PageAddr>, whole: bool) {
         let at = (self.next - self.start) as usize;
-        self.faults.push(Fault { at: page, len: n, to });
+        self.faults.push(Fault { at: page, len: n, to, shared: old.is_some() });
         if whole {
             push(&mut self.segments, to.offset(), at, (n * PAGE) as usize);
             self.next += n * PAGE;

@@ -1,5 +1,6 @@
 //! A volume open for I/O: one file per verb.
 
+mod counted;
 mod discard;
 mod extents;
 mod fault;
@@ -13,6 +14,7 @@ mod write;
 use std::cell::Cell;
 use std::rc::Rc;
 
+use crate::counters::VolumeCounters;
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{VolumeRecord, VolumeState};
@@ -34,6 +36,7 @@ pub struct Volume<D: Device> {
     read_only: bool,
     open: Rc<Cell<usize>>,
     locks: Rc<RangeLocks>,
+    counters: Rc<VolumeCounters>,
     turns: Rc<Turns<Buf>>,
 }
 
@@ -41,7 +44,8 @@ impl<D: Device> Clone for Volume<D> {
     fn clone(&self) -> Self {
         self.open.set(self.open.get() + 1);
         let (open, locks, turns) = (self.open.clone(), self.locks.clone(), self.turns.clone());
-        Volume { inner: self.inner.clone(), id: self.id, read_only: self.read_only, open, locks, turns }
+        let (inner, counters) = (self.inner.clone(), self.counters.clone());
+        Volume { inner, id: self.id, read_only: self.read_only, open, locks, turns, counters }
     }
 }
 
@@ -63,6 +67,7 @@ impl<D: Device> Pool<D> {
             read_only: volume.record.state == VolumeState::Snapshot || self.0.options.read_only,
             open: volume.open.clone(),
             locks: volume.locks.clone(),
+            counters: volume.counters.get_or_init(Rc::default).clone(),
             turns: volume.turns.clone(),
         })
     }
@@ -90,8 +95,7 @@ impl<D: Device> Volume<D> {
         self.read_only
     }
 
-    /// Makes every write acknowledged so far durable, of all volumes of the pool.
-    pub async fn flush(&self) -> Result<()> {
+    async fn commit(&self) -> Result<()> {
         if planted(Bug::FlushCoversOneVolume) && !self.inner.meta.borrow().directory.has_changed(self.id) {
             return Ok(());
         }

@@ -21,7 +21,9 @@ impl<D: Device> Volume<D> {
         pages: Vec<(PageAddr, Buf)>,
         buf: Buf,
     ) -> (Result<()>, Buf) {
-        let device = &self.inner.device;
+        let (device, counters) = (&self.inner.device, &self.inner.counters);
+        counters.data_writes.add(&work.plan.segments);
+        pages.iter().for_each(|_| counters.data_writes.add_one(PAGE_SIZE as u64));
         let copy = self.copied(work, &buf);
         let one = |at: PageAddr| smallvec![Segment { offset: at.offset(), at: 0, len: PAGE_SIZE }];
         let ragged: Vec<_> = pages.into_iter().map(|(at, page)| device.write(page, one(at), false)).collect();
@@ -88,6 +90,7 @@ impl<D: Device> Volume<D> {
         match partial.from {
             Some(from) => {
                 let segment = Segment { offset: from.offset(), at: 0, len: PAGE_SIZE };
+                self.inner.counters.data_reads.add_one(PAGE_SIZE as u64);
                 let (result, read) = self.inner.device.read(page, smallvec![segment]).await;
                 result.map_err(|e| Error::io(format!("reading {} to complete a page", self.name()), e))?;
                 page = read;

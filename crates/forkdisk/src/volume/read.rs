@@ -15,8 +15,7 @@ struct ReadPlan {
 }
 
 impl<D: Device> Volume<D> {
-    /// Fills all of `buf` from `offset`.
-    pub async fn read(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
+    pub(super) async fn read_range(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
         if let Err(e) = self.check_range(offset, buf.len() as u64) {
             return (Err(e), buf);
         }
@@ -30,12 +29,10 @@ impl<D: Device> Volume<D> {
         self.read_around(offset, buf).await
     }
 
-    /// As [`read`](Self::read), but parts that are holes may be left as they are in `buf` and
-    /// reported instead: where they begin in it and how long they are, in rising order.
-    pub async fn read_sparse(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
+    pub(super) async fn read_range_sparse(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
         let unit = self.inner.device.block_size() as u64;
         if buf.is_empty() || !offset.is_multiple_of(unit) || !(buf.len() as u64).is_multiple_of(unit) {
-            let (result, buf) = self.read(offset, buf).await;
+            let (result, buf) = self.read_range(offset, buf).await;
             return (result.map(|()| Vec::new()), buf);
         }
         match self.check_range(offset, buf.len() as u64) {
@@ -95,6 +92,7 @@ impl<D: Device> Volume<D> {
         if segments.is_empty() {
             return (Ok(holes), buf);
         }
+        self.inner.counters.data_reads.add(&segments);
         let (result, buf) = self.inner.device.read(buf, segments).await;
         drop(plan);
         match result {

@@ -24,8 +24,7 @@ struct InPlace {
 }
 
 impl<D: Device> Volume<D> {
-    /// Writes all of `buf` at `offset`. With `fua` it is durable when this returns.
-    pub async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
+    pub(super) async fn write_range(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
         if let Err(e) = self.check_write(offset, buf.len() as u64) {
             return (Err(e), buf);
         }
@@ -45,6 +44,7 @@ impl<D: Device> Volume<D> {
         if self.turns.lets_pass(&pages)
             && let Some(InPlace { segments, held }) = self.in_place(offset, buf.len(), &pages)
         {
+            self.inner.counters.data_writes.add(&segments);
             let (result, buf) = self.inner.device.write(buf, segments, false).await;
             drop(held);
             return (self.explain(offset, result), buf);
@@ -75,6 +75,7 @@ impl<D: Device> Volume<D> {
         };
         // Whoever was before it may have made its pages this volume's own.
         if let Some(InPlace { segments, held }) = self.in_place(offset, buf.len(), &pages) {
+            self.inner.counters.data_writes.add(&segments);
             let write = self.inner.device.write(buf, segments, false);
             turn.submitted(&[]);
             let (result, buf) = write.await;
@@ -123,6 +124,7 @@ impl<D: Device> Volume<D> {
                     Ok(())
                 })
                 .await?;
+            self.counters.fault(fault.shared, fault.len * PAGE_SIZE as u64);
         }
         Ok(())
     }

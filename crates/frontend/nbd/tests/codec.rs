@@ -25,6 +25,7 @@ fn encode(message: &Message) -> Vec<u8> {
     match message {
         Message::ExportName(name) => option(OPT_EXPORT_NAME, name.as_bytes()),
         Message::List => option(OPT_LIST, &[]),
+        Message::StartTls => option(OPT_STARTTLS, &[]),
         Message::StructuredReply => option(OPT_STRUCTURED_REPLY, &[]),
         Message::ExtendedHeaders => option(OPT_EXTENDED_HEADERS, &[]),
         Message::MetaContext { set, export, queries } => {
@@ -58,6 +59,7 @@ fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         name.prop_map(Message::ExportName),
         Just(Message::List),
+        Just(Message::StartTls),
         Just(Message::Abort),
         Just(Message::StructuredReply),
         Just(Message::ExtendedHeaders),

@@ -81,7 +81,7 @@ fn with_df_or_below_a_page_a_read_is_one_piece() {
         let bytes = [vec![0; PAGE], vec![1; PAGE]].concat();
         assert_eq!(read(&mut c, CMD_FLAG_DF, 0, 2 * PAGE), [data(0, &bytes)]);
         assert_eq!(read(&mut c, 0, 100, 512), [data(100, &[0; 512])]);
-        assert_eq!(read(&mut c, 0, 100, 0), [data(100, &[])]);
+        assert_eq!(read(&mut c, 0, 100, 0), [(CHUNK_NONE, vec![])], "a chunk of data has data");
     }
 }
 
@@ -108,6 +108,11 @@ fn an_error_says_why_and_where() {
             let io = failure(read(&mut c, 0, 0, 262_144));
             assert_eq!(io, (CHUNK_ERROR_OFFSET, EIO, Some(fault / 4096 * 4096)));
         }
+        probe.fault(Some(8200));
+        let second_page = failure(read(&mut c, 0, 8000, 300));
+        assert_eq!(second_page, (CHUNK_ERROR_OFFSET, EIO, Some(8192)), "a short read that ends in the bad page");
+        let inside = failure(read(&mut c, 0, 8198, 4));
+        assert_eq!(inside, (CHUNK_ERROR_OFFSET, EIO, Some(8198)), "not before the request");
         probe.fault(None);
     }
 }

@@ -44,6 +44,11 @@ pub trait ByteStream: Clone + 'static {
     /// `BrokenPipe`.
     fn send_vectored(&self, pieces: Vec<Piece>) -> impl Future<Output = (io::Result<()>, Vec<Piece>)> + 'static;
 
+    /// Tells the peer that nothing more will be sent, if there is a way to say so before the end.
+    fn finish(&self) -> impl Future<Output = io::Result<()>> + 'static {
+        std::future::ready(Ok(()))
+    }
+
     /// Ends one or both directions; a receive in flight ends with what had arrived.
     fn shutdown(&self, how: Shutdown) -> io::Result<()>;
 

@@ -39,6 +39,8 @@ pub enum Message {
         /// What the client wants to know.
         requests: InfoRequests,
     },
+    /// STARTTLS: go on under TLS, if the answer is a success.
+    StartTls,
     /// STRUCTURED_REPLY: answer reads in chunks.
     StructuredReply,
     /// EXTENDED_HEADERS: 64-bit lengths in requests and replies.
@@ -215,7 +217,8 @@ fn skipped(option: u32, len: u32) -> Result<Option<Message>, Violation> {
             }
         }
         OPT_ABORT => Some(Message::Abort),
-        OPT_LIST | OPT_STRUCTURED_REPLY | OPT_EXTENDED_HEADERS if len > 0 => refused(Refusal::Invalid),
+        OPT_LIST | OPT_STARTTLS | OPT_STRUCTURED_REPLY | OPT_EXTENDED_HEADERS if len > 0 => refused(Refusal::Invalid),
+        OPT_STARTTLS => Some(Message::StartTls),
         OPT_LIST => Some(Message::List),
         OPT_STRUCTURED_REPLY => Some(Message::StructuredReply),
         OPT_EXTENDED_HEADERS => Some(Message::ExtendedHeaders),

@@ -13,6 +13,8 @@ pub enum Refusal {
     Policy,
     /// Data that does not fit the option.
     Invalid,
+    /// Not before TLS has been started.
+    TlsRequired,
     /// No such export.
     Unknown,
     /// The server is shutting down.
@@ -30,6 +32,7 @@ impl Refusal {
                 Refusal::Unsupported => 1,
                 Refusal::Policy => 2,
                 Refusal::Invalid => 3,
+                Refusal::TlsRequired => 5,
                 Refusal::Unknown => 6,
                 Refusal::Shutdown => 7,
                 Refusal::TooBig => 9,
@@ -216,6 +219,7 @@ mod tests {
             (Refusal::Unsupported, 1),
             (Refusal::Policy, 2),
             (Refusal::Invalid, 3),
+            (Refusal::TlsRequired, 5),
             (Refusal::Unknown, 6),
             (Refusal::Shutdown, 7),
             (Refusal::TooBig, 9),

@@ -100,10 +100,12 @@ impl ReplyEncoder {
         }
     }
 
-    /// What goes before the `len` bytes of data from `offset`; `last`: nothing follows them.
+    /// What goes before the `len` bytes of data from `offset`; `last`: nothing follows them. Without
+    /// data there is no chunk of data, but an empty one.
     pub fn data(&self, to: ReplyTo, offset: u64, len: u32, last: bool, out: &mut Vec<u8>) {
         match self.style {
             ReplyStyle::Simple => simple(0, to.cookie, out),
+            _ if len == 0 => self.chunk(to, CHUNK_NONE, 0, last, out),
             _ => {
                 self.chunk(to, CHUNK_OFFSET_DATA, u64::from(len) + 8, last, out);
                 out.extend_from_slice(&offset.to_be_bytes());
@@ -227,6 +229,8 @@ mod tests {
         let of = |f: &dyn Fn(&ReplyEncoder, &mut Vec<u8>)| golden(ReplyStyle::Structured, f);
         let data = of(&|e, out| e.data(TO, 8192, 4, false, out));
         assert_eq!(data, [structured(0, [0, 1], 12), vec![0, 0, 0, 0, 0, 0, 32, 0]].concat());
+        let nothing = of(&|e, out| e.data(TO, 8192, 0, true, out));
+        assert_eq!(nothing, structured(1, [0, 0], 0), "a chunk of data has at least one byte of it");
         let hole = of(&|e, out| e.hole(TO, 8192, 512, true, out));
         assert_eq!(hole, [structured(1, [0, 2], 12), vec![0, 0, 0, 0, 0, 0, 32, 0, 0, 0, 2, 0]].concat());
         let error = of(&|e, out| e.error(TO, ErrorCode::Io, "no", None, out));

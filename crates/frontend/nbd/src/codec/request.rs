@@ -191,10 +191,11 @@ impl Request {
         if is_known && has_data { Ok(()) } else { Err(ErrorCode::Invalid) }
     }
 
-    /// Where the range leaves an export of `size` bytes, if that is within the range.
+    /// Where the range leaves an export of `size` bytes, if that is within the range; an empty range
+    /// has no place within it.
     pub fn past_end(&self, size: u64) -> Option<u64> {
         let end = self.offset.checked_add(self.length)?;
-        (end > size).then_some(size.max(self.offset))
+        (end > size && self.length > 0).then_some(size.max(self.offset))
     }
 
     /// The range must end inside the export. What goes past it is a lack of space for writes.
@@ -276,6 +277,7 @@ mod tests {
         assert_eq!(request(CMD_READ, 0, 90, 20).past_end(100), Some(100));
         assert_eq!(request(CMD_READ, 0, 120, 20).past_end(100), Some(120));
         assert_eq!(request(CMD_READ, 0, 90, 10).past_end(100), None);
+        assert_eq!(request(CMD_READ, 0, 120, 0).past_end(100), None, "nothing, and not inside");
         assert_eq!(request(CMD_READ, 0, u64::MAX, 10).past_end(100), None, "there is no such range");
     }
 

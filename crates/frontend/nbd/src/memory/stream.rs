@@ -78,9 +78,11 @@ impl Direction {
             let is_over = to.is_empty() || self.is_finished.get() || self.is_broken.get();
             return is_over.then_some(0);
         }
-        for (to, from) in to.iter_mut().zip(bytes.drain(..n)) {
-            *to = from;
-        }
+        let (front, back) = bytes.as_slices();
+        let cut = n.min(front.len());
+        to[..cut].copy_from_slice(&front[..cut]);
+        to[cut..n].copy_from_slice(&back[..n - cut]);
+        bytes.drain(..n);
         self.writable.wake();
         Some(n)
     }

@@ -15,10 +15,11 @@ use super::budget::{Quota, SharedMemory};
 use super::export::{Export, Exports};
 use super::fair::{Fair, Share};
 use super::inbox::Inbox;
-use super::negotiate::{Chosen, Ended, negotiate};
+use super::negotiate::{Chosen, Ended, Entered, Security, enter};
 use super::options::ServerOptions;
 use super::outbox::{Failure, Outbox, Outcome, Reply};
 use super::session::{Job, Session};
+use super::statistics::{Counters, count};
 use crate::codec::{Action, CMD_READ, ErrorCode, MAX_DRAIN, ReplyEncoder, ReplyTo, Request, RequestError};
 
 /// What the server knows of a connection, to stop it or to take its memory away.
@@ -44,7 +45,7 @@ enum Phase {
 
 impl Control {
     pub(super) fn new(stream: &impl ByteStream) -> Rc<Control> {
-        let (peer, stream) = (stream.peer(), stream.clone());
+        let (stream, peer) = (stream.clone(), stream.peer());
         // It fails when the client was faster.
         let shutdown = Box::new(move |how| drop(stream.shutdown(how)));
         Rc::new(Control {
@@ -117,31 +118,45 @@ pub(super) struct Common<X> {
     pub(super) options: ServerOptions,
     pub(super) memory: Rc<SharedMemory>,
     pub(super) fair: Rc<Fair>,
+    pub(super) counters: Rc<Counters>,
 }
 
 /// Serves one client until it has gone.
 pub(super) async fn serve<X: Exports, S: ByteStream>(
     common: &Common<X>,
     stream: S,
+    security: &Security,
     control: &Rc<Control>,
 ) -> Result<(), Broken> {
-    let Common { rt, exports, options, .. } = common;
-    let mut inbox = Inbox::new(stream.clone());
-    let limit = options.handshake_timeout;
-    let chosen = match rt.timeout(limit, negotiate(&**exports, &stream, &mut inbox)).await {
-        Err(_) => return Err(Broken::HandshakeTimeout(limit)),
-        Ok(Err(ended)) if ended.is_a_farewell() => return Ok(()),
-        Ok(Err(ended)) => return Err(Broken::Negotiation(ended)),
-        Ok(Ok(chosen)) => chosen,
-    };
+    let limit = common.options.handshake_timeout;
+    match common.rt.timeout(limit, enter(&*common.exports, stream, security)).await {
+        Err(_) => Err(Broken::HandshakeTimeout(limit)),
+        Ok(Err(ended)) if ended.is_a_farewell() => Ok(()),
+        Ok(Err(ended)) => Err(Broken::Negotiation(ended)),
+        Ok(Ok(Entered::Clear(inbox, chosen))) => transmit(common, inbox, chosen, control).await,
+        Ok(Ok(Entered::Encrypted(inbox, chosen))) => {
+            count(&common.counters.encrypted);
+            transmit(common, inbox, chosen, control).await
+        }
+    }
+}
+
+/// The transmission phase.
+async fn transmit<X: Exports, S: ByteStream>(
+    common: &Common<X>,
+    inbox: Inbox<S>,
+    chosen: Chosen<X::Export>,
+    control: &Rc<Control>,
+) -> Result<(), Broken> {
     if control.is_draining() {
         return Ok(());
     }
+    let Common { rt, exports, options, counters, .. } = common;
     control.phase.set(Phase::Transmission);
-    let outbox = control.outbox.clone();
+    let (outbox, stream) = (control.outbox.clone(), inbox.stream().clone());
     let Chosen { export, info, style, contexts } = chosen;
     let sender = {
-        let outbox = outbox.clone();
+        let (outbox, stream) = (outbox.clone(), stream.clone());
         rt.spawn(async move { outbox.run(stream, ReplyEncoder::new(style)).await })
     };
     let quota = Quota::new(options, common.memory.clone());
@@ -150,7 +165,7 @@ pub(super) async fn serve<X: Exports, S: ByteStream>(
     *control.export.borrow_mut() = Some(Box::new(move || named.export.info().name));
     let share = Share::new(&common.fair);
     let read_only = info.read_only;
-    let reader = Reader { exports: &**exports, control, read_only, session, quota: quota.clone(), share };
+    let reader = Reader { exports: &**exports, control, read_only, session, quota: quota.clone(), share, counters };
     let result = reader.run(inbox).await;
     control.phase.set(Phase::Draining);
     drain(rt, control, &quota, options.drain_timeout).await;
@@ -158,6 +173,8 @@ pub(super) async fn serve<X: Exports, S: ByteStream>(
     sender.await;
     // The export is let go of with the last request.
     control.export.take();
+    // The client has what it asked for; whether it hears the goodbye is its business.
+    let _ = rt.timeout(options.drain_timeout, stream.finish()).await;
     result
 }
 
@@ -179,6 +196,7 @@ struct Reader<'a, X: Exports> {
     session: Rc<Session<X::Export>>,
     quota: Rc<Quota>,
     share: Rc<Share>,
+    counters: &'a Counters,
 }
 
 impl<X: Exports> Reader<'_, X> {
@@ -214,6 +232,7 @@ impl<X: Exports> Reader<'_, X> {
         if payload > MAX_DRAIN {
             return Err(Broken::Oversized(payload));
         }
+        count(&self.counters.refused_requests);
         let permit = self.quota.admit(0).await;
         if payload > 0 && !inbox.skip(payload).await? {
             return Err(Broken::MidPayload);
@@ -234,11 +253,13 @@ impl<X: Exports> Reader<'_, X> {
             Action::BlockStatus { one, .. } => session.status_bytes(one),
             _ => 0,
         };
-        let permit = self.quota.admit(len).await;
+        let mut permit = self.quota.admit(len).await;
         let payload = match action {
             Action::Write { .. } => Some(self.payload(inbox, self.exports.buffer(len)).await?),
             _ => None,
         };
+        // The time that a client takes to deliver its data is not the server's.
+        permit.restart();
         let job = Job { to: address(request), permit, started: self.share.begin(len).await };
         let (rt, session) = (&session.rt, session.clone());
         match (action, payload) {

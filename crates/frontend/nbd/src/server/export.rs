@@ -1,8 +1,9 @@
 //! What the server serves: a set of exports, and one export that is open for I/O.
 
 use std::future::{Future, ready};
+use std::time::Duration;
 
-use forkdisk::{Buf, Result};
+use forkdisk::{Buf, Operation, Result};
 
 use crate::codec::{ExportInfo, StatusExtent};
 
@@ -68,6 +69,10 @@ pub trait Export: 'static {
 
     /// Makes durable every write to this disk that has returned, through whatever handle.
     fn flush(&self) -> impl Future<Output = Result<()>>;
+
+    /// Told of every request, whether it went well or not: how long it took from admission, with its
+    /// data received, until its reply was ready.
+    fn took(&self, _operation: Operation, _time: Duration) {}
 
     /// The names of all its metadata contexts.
     fn contexts(&self) -> Vec<String>;

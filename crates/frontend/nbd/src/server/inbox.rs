@@ -30,6 +30,11 @@ impl<S: ByteStream> Inbox<S> {
         Inbox { stream, staging: Buf::zeroed(STAGING), filled: 0..0, ask: STAGING }
     }
 
+    /// Where the bytes come from.
+    pub(super) fn stream(&self) -> &S {
+        &self.stream
+    }
+
     /// What has arrived and was not consumed.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.staging[self.filled.clone()]

@@ -16,6 +16,7 @@ mod options;
 mod outbox;
 mod pool;
 mod session;
+mod statistics;
 mod sync;
 
 use std::cell::RefCell;
@@ -26,14 +27,17 @@ use forkdisk_uring::{Accept, ByteStream, PeerCred, Rt};
 
 pub use contexts::{ALLOCATION, CHANGED, DEPTH, DEPTH_HOLE, DEPTH_OWN, DEPTH_SHARED};
 pub use export::{Export, Exports};
+pub use negotiate::Security;
 pub use options::ServerOptions;
 pub use pool::{PoolContext, PoolExport};
+pub use statistics::ServerStatistics;
 pub(crate) use sync::WakeCell;
 
 use budget::SharedMemory;
-use connection::{Common, Control};
+use connection::{Broken, Common, Control};
 use fair::Fair;
 use log::LogLimit;
+use statistics::{Counters, count};
 use sync::{Event, unless};
 
 /// How long to wait after a failed accept, such as for want of file descriptors.
@@ -63,6 +67,8 @@ struct Clients {
 #[derive(Clone)]
 pub struct ServerHandle {
     clients: Rc<Clients>,
+    memory: Rc<SharedMemory>,
+    counters: Rc<Counters>,
 }
 
 impl ServerHandle {
@@ -98,6 +104,17 @@ impl ServerHandle {
     pub fn connections(&self) -> usize {
         self.clients.connected.borrow().len()
     }
+
+    /// What the server did with its connections.
+    pub fn statistics(&self) -> ServerStatistics {
+        let (size, used) = self.memory.usage();
+        ServerStatistics {
+            connections: self.connections() as u64,
+            shared_memory: size as u64,
+            shared_memory_used: used as u64,
+            ..self.counters.read()
+        }
+    }
 }
 
 /// A client that has chosen an export.
@@ -121,27 +138,34 @@ impl<X: Exports> Server<X> {
         let options = options.effective();
         let memory = SharedMemory::new(options.shared_memory);
         let fair = Fair::new(&options);
-        let (clients, log) = Default::default();
-        let common = Common { rt: rt.clone(), exports: Rc::new(exports), options, memory, fair };
+        let (clients, log, counters) = Default::default();
+        let common = Common { rt: rt.clone(), exports: Rc::new(exports), options, memory, fair, counters };
         Server { state: Rc::new(State { common, clients, log }) }
     }
 
     /// What stops the server.
     pub fn handle(&self) -> ServerHandle {
-        ServerHandle { clients: self.state.clients.clone() }
+        let State { clients, common, .. } = &*self.state;
+        let (memory, counters) = (common.memory.clone(), common.counters.clone());
+        ServerHandle { clients: clients.clone(), memory, counters }
     }
 
-    /// Serves whoever connects to `listener`, until [`ServerHandle::stop`]; then waits for the
+    /// Serves whoever connects to `listener`, in the clear; see [`serve_as`](Self::serve_as).
+    pub async fn serve(&self, listener: impl Accept) {
+        self.serve_as(listener, Security::Clear).await;
+    }
+
+    /// Serves whoever connects to `listener`, protected as `security` says, until [`ServerHandle::stop`]; then waits for the
     /// clients to end, and disconnects those that have not within `drain_timeout`. A request that
     /// hangs in its export is not waited for any longer than that.
-    pub async fn serve(&self, listener: impl Accept) {
+    pub async fn serve_as(&self, listener: impl Accept, security: Security) {
         let state = &self.state;
         let stop = &state.clients.stop;
         let watch = state.common.rt.spawn(watch_memory(state.clone()));
         while !stop.has_happened() {
             match unless(stop, listener.accept()).await {
                 None => break,
-                Some(Ok(stream)) => self.welcome(stream),
+                Some(Ok(stream)) => self.welcome_as(stream, security.clone()),
                 Some(Err(error)) => {
                     state.log.warn(format_args!("cannot accept a connection: {error}"));
                     unless(stop, state.common.rt.sleep_for(ACCEPT_PAUSE)).await;
@@ -155,9 +179,17 @@ impl<X: Exports> Server<X> {
 
     /// Serves a connection that was made elsewhere, unless there are too many.
     pub fn welcome(&self, stream: impl ByteStream) {
+        self.welcome_as(stream, Security::Clear);
+    }
+
+    /// As [`welcome`](Self::welcome), protected as `security` says.
+    pub fn welcome_as(&self, stream: impl ByteStream, security: Security) {
         let state = &self.state;
+        let counters = &state.common.counters;
+        count(&counters.accepted);
         let most = state.common.options.max_connections;
         if state.clients.connected.borrow().len() >= most {
+            count(&counters.refused);
             state.log.warn(format_args!("refused a connection: there are {most} already"));
             return;
         }
@@ -167,7 +199,10 @@ impl<X: Exports> Server<X> {
         let state = state.clone();
         let rt = state.common.rt.clone();
         rt.spawn(async move {
-            if let Err(e) = connection::serve(&state.common, stream, &place.control).await {
+            if let Err(e) = connection::serve(&state.common, stream, &security, &place.control).await {
+                let counters = &state.common.counters;
+                let is_handshake = matches!(e, Broken::HandshakeTimeout(_) | Broken::Negotiation(_));
+                count(if is_handshake { &counters.failed_handshakes } else { &counters.broken });
                 state.log.warn(format_args!("closed a connection: {e}"));
             }
         });
@@ -216,6 +251,7 @@ async fn watch_memory<X: Exports>(state: Rc<State<X>>) {
             state.log.warn(format_args!(
                 "disconnected a client that held memory others wait for and did not move for {limit:?}"
             ));
+            count(&state.common.counters.stalled);
             control.disconnect();
         }
         state.common.rt.sleep_for(STALL_CHECK.min(limit)).await;

@@ -1,17 +1,22 @@
 //! The handshake of one connection: answers options until the client has chosen an export.
+//!
+//! It begins in the clear. STARTTLS ends that part: whatever the client has sent behind it is thrown
+//! away, nothing that was negotiated before counts any more, and options are answered anew under TLS.
 
 use std::io;
 
-use forkdisk::ErrorKind;
+use forkdisk::{Error, ErrorKind};
 use forkdisk_uring::ByteStream;
 
+use super::contexts::CHANGED;
 use super::export::{Export, Exports};
 use super::inbox::Inbox;
 use crate::codec::{
     ExportInfo, GREETING, Handshake, InfoRequests, MAX_CONTEXTS, Message, OPT_ABORT, OPT_EXTENDED_HEADERS, OPT_GO,
-    OPT_INFO, OPT_LIST, OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT, OPT_STRUCTURED_REPLY, OptionReplies, Refusal,
-    ReplyStyle, Violation, encode_export_name_reply,
+    OPT_INFO, OPT_LIST, OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT, OPT_STARTTLS, OPT_STRUCTURED_REPLY, OptionReplies,
+    Refusal, ReplyStyle, Violation, encode_export_name_reply,
 };
+use crate::tls::{Grants, Permission, Tls, TlsStream};
 
 /// Replies to a list are sent off in parts of about this size.
 const LIST_PART: usize = 64 << 10;
@@ -23,6 +28,10 @@ pub(super) enum Ended {
     Left,
     #[error("the client asked for the export {0:?}: {1}")]
     Refused(String, forkdisk::Error),
+    #[error("the client chose an export without TLS, which is required here")]
+    NotEncrypted,
+    #[error("TLS could not be agreed upon: {0}")]
+    Tls(io::Error),
     #[error(transparent)]
     Violation(#[from] Violation),
     #[error(transparent)]
@@ -36,7 +45,7 @@ impl Ended {
         match self {
             Ended::Left => true,
             Ended::Io(e) => matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset),
-            Ended::Refused(..) | Ended::Violation(_) => false,
+            Ended::Refused(..) | Ended::Violation(_) | Ended::NotEncrypted | Ended::Tls(_) => false,
         }
     }
 }
@@ -50,43 +59,101 @@ pub(super) struct Chosen<E: Export> {
     pub(super) contexts: Vec<E::Context>,
 }
 
-/// Negotiates to the point where the next byte from the client belongs to a request.
-pub(super) async fn negotiate<X: Exports, S: ByteStream>(
+/// How the clients of a listener are protected.
+#[derive(Clone, Default)]
+pub enum Security {
+    /// Everything goes in the clear, and everybody may open everything.
+    #[default]
+    Clear,
+    /// Clients may start TLS. Those that do not may open everything.
+    Offered(Tls),
+    /// Nothing is listed or opened before TLS has been started.
+    Required(Tls),
+}
+
+/// A client that has chosen an export, and the stream it goes on with.
+pub(super) enum Entered<S, E: Export> {
+    Clear(Inbox<S>, Chosen<E>),
+    Encrypted(Inbox<TlsStream<S>>, Chosen<E>),
+}
+
+/// Greets a client and negotiates to the point where its next byte belongs to a request.
+pub(super) async fn enter<X: Exports, S: ByteStream>(
     exports: &X,
-    stream: &S,
-    inbox: &mut Inbox<S>,
-) -> Result<Chosen<X::Export>, Ended> {
-    let style = ReplyStyle::Simple;
-    let mut session = Negotiation { exports, stream, out: GREETING.to_vec(), style, contexts: None };
-    session.send().await?;
+    stream: S,
+    security: &Security,
+) -> Result<Entered<S, X::Export>, Ended> {
+    let mut inbox = Inbox::new(stream.clone());
     let mut handshake = Handshake::new();
-    loop {
-        let step = handshake.advance(inbox.bytes())?;
-        inbox.consume(step.consumed);
-        let Some(message) = step.message else {
-            if !inbox.fill().await? {
-                return Err(Ended::Left);
-            }
-            continue;
-        };
-        let chosen = session.answer(message, handshake.no_zeroes()).await;
-        session.send().await?;
-        if let Some(chosen) = chosen? {
-            return Ok(chosen);
-        }
+    let mut clear = Negotiation::new(exports, &stream, Policy::Clear(security));
+    clear.out.extend_from_slice(&GREETING);
+    clear.send().await?;
+    let tls = match clear.run(&mut handshake, &mut inbox).await? {
+        Next::Transmission(chosen) => return Ok(Entered::Clear(inbox, chosen)),
+        Next::StartTls(tls) => tls,
+    };
+    // The inbox goes, and with it whatever came behind STARTTLS; so does all that was negotiated.
+    drop((clear, inbox));
+    let stream = TlsStream::accept(stream, tls.config()).await.map_err(Ended::Tls)?;
+    let identity = stream.identity();
+    if let Some(identity) = &identity {
+        tracing::debug!(client = %identity, "a client has shown its certificate");
     }
+    let mut inbox = Inbox::new(stream.clone());
+    let policy = Policy::Encrypted(tls.grants(identity.as_ref()));
+    match Negotiation::new(exports, &stream, policy).run(&mut handshake, &mut inbox).await? {
+        Next::Transmission(chosen) => Ok(Entered::Encrypted(inbox, chosen)),
+        Next::StartTls(_) => unreachable!("STARTTLS is refused under TLS"),
+    }
+}
+
+/// What a client may do at this point.
+enum Policy<'a> {
+    Clear(&'a Security),
+    Encrypted(Grants),
+}
+
+/// How a part of the negotiation ends.
+enum Next<E: Export> {
+    StartTls(Tls),
+    Transmission(Chosen<E>),
 }
 
 struct Negotiation<'a, X: Exports, S> {
     exports: &'a X,
     stream: &'a S,
+    policy: Policy<'a>,
     out: Vec<u8>,
     style: ReplyStyle,
     /// Chosen contexts, and the name of the export they belong to.
     contexts: Option<(String, Vec<<X::Export as Export>::Context>)>,
 }
 
-impl<X: Exports, S: ByteStream> Negotiation<'_, X, S> {
+impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
+    fn new(exports: &'a X, stream: &'a S, policy: Policy<'a>) -> Self {
+        let (out, style) = (Vec::new(), ReplyStyle::Simple);
+        Negotiation { exports, stream, policy, out, style, contexts: None }
+    }
+
+    /// Answers options until an export is chosen or TLS is to be started.
+    async fn run(&mut self, handshake: &mut Handshake, inbox: &mut Inbox<S>) -> Result<Next<X::Export>, Ended> {
+        loop {
+            let step = handshake.advance(inbox.bytes())?;
+            inbox.consume(step.consumed);
+            let Some(message) = step.message else {
+                if !inbox.fill().await? {
+                    return Err(Ended::Left);
+                }
+                continue;
+            };
+            let next = self.answer(message, handshake.no_zeroes()).await;
+            self.send().await?;
+            if let Some(next) = next? {
+                return Ok(next);
+            }
+        }
+    }
+
     async fn send(&mut self) -> io::Result<()> {
         if self.out.is_empty() {
             return Ok(());
@@ -106,9 +173,16 @@ impl<X: Exports, S: ByteStream> Negotiation<'_, X, S> {
         self.replies(option).refuse(why, refusal_text(why));
     }
 
-    /// Answers a message; the export when that was the end of the negotiation.
-    async fn answer(&mut self, message: Message, no_zeroes: bool) -> Result<Option<Chosen<X::Export>>, Ended> {
+    /// Answers a message; what follows when that was the end of this part.
+    async fn answer(&mut self, message: Message, no_zeroes: bool) -> Result<Option<Next<X::Export>>, Ended> {
+        if let Policy::Clear(Security::Required(_)) = self.policy
+            && let Some(option) = tells_something(&message)?
+        {
+            self.refuse(option, Refusal::TlsRequired);
+            return Ok(None);
+        }
         match message {
+            Message::StartTls => return Ok(self.start_tls().map(Next::StartTls)),
             Message::List => self.list().await?,
             Message::Abort => {
                 self.replies(OPT_ABORT).ack();
@@ -134,15 +208,20 @@ impl<X: Exports, S: ByteStream> Negotiation<'_, X, S> {
             Message::ExportName(name) => {
                 let (export, info) = self.open(&name).map_err(|e| Ended::Refused(name, e))?;
                 encode_export_name_reply(&info, self.style, no_zeroes, &mut self.out);
-                return Ok(Some(self.enter(export, info)));
+                return Ok(Some(Next::Transmission(self.enter(export, info))));
             }
-            Message::Info { go, name, requests } => return Ok(self.describe(go, &name, requests)),
+            Message::Info { go, name, requests } => {
+                return Ok(self.describe(go, &name, requests).map(Next::Transmission));
+            }
         }
         Ok(None)
     }
 
     async fn list(&mut self) -> io::Result<()> {
         for (name, description) in self.exports.list() {
+            if self.permission(&name) == Permission::None {
+                continue;
+            }
             self.replies(OPT_LIST).server(&name, &description);
             self.send_part().await?;
         }
@@ -160,10 +239,59 @@ impl<X: Exports, S: ByteStream> Negotiation<'_, X, S> {
         go.then(|| self.enter(export, info))
     }
 
+    /// Opens an export, as the client may. What it may not open looks to it as if it did not exist.
     fn open(&self, name: &str) -> forkdisk::Result<(X::Export, ExportInfo)> {
-        let export = self.exports.open(name)?;
-        let info = export.info();
+        let missing = || Error::new(ErrorKind::NotFound, format!("there is no export {name:?} for you"));
+        let export = match self.exports.open(name) {
+            Err(error) if self.is_restricted() => {
+                tracing::debug!(%error, "an export that could not be opened");
+                return Err(missing());
+            }
+            opened => opened?,
+        };
+        let mut info = export.info();
+        match self.permission(&info.name) {
+            Permission::None => return Err(missing()),
+            Permission::ReadOnly => info.read_only = true,
+            Permission::Full => {}
+        }
         Ok((export, info))
+    }
+
+    fn permission(&self, export: &str) -> Permission {
+        match &self.policy {
+            Policy::Clear(_) => Permission::Full,
+            Policy::Encrypted(grants) => grants.on(export),
+        }
+    }
+
+    fn is_restricted(&self) -> bool {
+        matches!(&self.policy, Policy::Encrypted(grants) if grants.is_restricted())
+    }
+
+    /// Whether the client may hear of this context of `export`: what has changed since a snapshot
+    /// it could not open is not its business.
+    fn may_ask(&self, export: &str, context: &str) -> bool {
+        let Some(snapshot) = context.strip_prefix(CHANGED) else {
+            return true;
+        };
+        let volume = export.split_once('@').map_or(export, |(volume, _)| volume);
+        let is_full = snapshot.contains('@');
+        let full = if is_full { snapshot.to_owned() } else { format!("{volume}@{snapshot}") };
+        self.permission(&full) != Permission::None
+    }
+
+    fn start_tls(&mut self) -> Option<Tls> {
+        let why = match self.policy {
+            Policy::Clear(Security::Offered(tls) | Security::Required(tls)) => {
+                self.replies(OPT_STARTTLS).ack();
+                return Some(tls.clone());
+            }
+            Policy::Clear(Security::Clear) => Refusal::Policy,
+            Policy::Encrypted(_) => Refusal::Invalid,
+        };
+        self.refuse(OPT_STARTTLS, why);
+        None
     }
 
     /// Opens an export, or refuses the option.
@@ -203,7 +331,7 @@ impl<X: Exports, S: ByteStream> Negotiation<'_, X, S> {
         if set {
             self.choose(&export, info.name, queries)
         } else {
-            self.list_contexts(&export, &queries).await?
+            self.list_contexts(&export, &info.name, &queries).await?
         }
         Ok(())
     }
@@ -211,7 +339,10 @@ impl<X: Exports, S: ByteStream> Negotiation<'_, X, S> {
     fn choose(&mut self, export: &X::Export, name: String, mut queries: Vec<String>) {
         queries.sort();
         queries.dedup();
-        let found = queries.into_iter().filter_map(|query| export.context(&query).map(|context| (query, context)));
+        let found = queries
+            .into_iter()
+            .filter(|query| self.may_ask(&name, query))
+            .filter_map(|query| export.context(&query).map(|context| (query, context)));
         let (names, contexts): (Vec<String>, Vec<_>) = found.take(MAX_CONTEXTS + 1).unzip();
         if contexts.len() > MAX_CONTEXTS {
             return self.refuse(OPT_SET_META_CONTEXT, Refusal::TooBig);
@@ -222,12 +353,15 @@ impl<X: Exports, S: ByteStream> Negotiation<'_, X, S> {
         self.contexts = Some((name, contexts));
     }
 
-    async fn list_contexts(&mut self, export: &X::Export, queries: &[String]) -> io::Result<()> {
+    async fn list_contexts(&mut self, export: &X::Export, of: &str, queries: &[String]) -> io::Result<()> {
         let asked = |name: &str| {
             let matches = |q: &String| if q.ends_with(':') { name.starts_with(q.as_str()) } else { name == q };
             queries.is_empty() || queries.iter().any(matches)
         };
         for name in export.contexts().iter().filter(|name| asked(name)) {
+            if !self.may_ask(of, name) {
+                continue;
+            }
             self.replies(OPT_LIST_META_CONTEXT).context(0, name);
             self.send_part().await?;
         }
@@ -236,11 +370,29 @@ impl<X: Exports, S: ByteStream> Negotiation<'_, X, S> {
     }
 }
 
+/// The option of a message that tells something about exports or chooses one; `EXPORT_NAME` cannot
+/// be refused otherwise than by ending the session.
+fn tells_something(message: &Message) -> Result<Option<u32>, Ended> {
+    Ok(match message {
+        Message::ExportName(_) => return Err(Ended::NotEncrypted),
+        Message::List => Some(OPT_LIST),
+        Message::Info { go: true, .. } => Some(OPT_GO),
+        Message::Info { go: false, .. } => Some(OPT_INFO),
+        Message::MetaContext { set: true, .. } => Some(OPT_SET_META_CONTEXT),
+        Message::MetaContext { set: false, .. } => Some(OPT_LIST_META_CONTEXT),
+        Message::StructuredReply => Some(OPT_STRUCTURED_REPLY),
+        Message::ExtendedHeaders => Some(OPT_EXTENDED_HEADERS),
+        Message::StartTls | Message::Abort | Message::Refused { .. } => None,
+    })
+}
+
 fn refusal_text(why: Refusal) -> &'static str {
     match why {
         Refusal::Unsupported => "this server does not know the option",
         Refusal::TooBig => "too much for the option: a name has at most 4096 bytes, a session 32 contexts",
         Refusal::Extended => "extended headers were chosen already",
+        Refusal::TlsRequired => "start TLS first: it is required here",
+        Refusal::Policy => "this server has no certificate for TLS",
         _ => "the option is malformed, or not allowed in this session",
     }
 }

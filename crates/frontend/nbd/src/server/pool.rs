@@ -1,7 +1,9 @@
 //! A pool as a set of exports: every volume is `volume`, every snapshot `volume@snapshot`. What
 //! BLOCK_STATUS tells comes from the maps, so it is right after any crash.
 
-use forkdisk::{Buf, Device, Error, ErrorKind, PAGE_SIZE, Pool, Result, Sharing, StatusRun, Volume};
+use std::time::Duration;
+
+use forkdisk::{Buf, Device, Error, ErrorKind, Operation, PAGE_SIZE, Pool, Result, Sharing, StatusRun, Volume};
 
 use super::contexts::{ALLOCATION, CHANGED, DEPTH, DEPTH_HOLE, DEPTH_OWN, DEPTH_SHARED};
 use super::export::{Export, Exports};
@@ -150,7 +152,7 @@ impl<D: Device> Export for PoolExport<D> {
     /// (nbdfuse) promise zeroes to the byte, so its ragged ends are zeroed where there is space.
     async fn trim(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.volume.discard(offset, len).await?;
-        for (from, to) in ragged_ends(offset, len) {
+        for (from, to) in ragged_ends(offset, len).into_iter().filter(|(from, to)| from < to) {
             match self.volume.write_zeroes(from, to - from, false).await {
                 Err(error) if error.kind() != ErrorKind::NoSpace => return Err(error),
                 _ => {}
@@ -166,6 +168,10 @@ impl<D: Device> Export for PoolExport<D> {
 
     async fn flush(&self) -> Result<()> {
         self.volume.flush().await
+    }
+
+    fn took(&self, operation: Operation, time: Duration) {
+        self.volume.took(operation, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 
     fn contexts(&self) -> Vec<String> {

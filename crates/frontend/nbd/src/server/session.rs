@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use forkdisk::{Buf, Error};
+use forkdisk::{Buf, Error, Operation};
 use forkdisk_uring::Rt;
 
 use super::budget::Permit;
@@ -14,7 +14,7 @@ use crate::codec::{Action, ErrorCode, ReplyStyle, ReplyTo, StatusExtent};
 
 /// A read of at least so many bytes tells of holes, where the client can be told.
 const SPARSE_READ: usize = 4096;
-/// The unit in which a failed read is narrowed down.
+/// The unit, from the beginning of the export, to which a failed read is narrowed down.
 const FAULT: u64 = 4096;
 /// Most extents of one context in a reply.
 pub(super) const MAX_EXTENTS: usize = 1024;
@@ -62,6 +62,7 @@ impl<E: Export> Session<E> {
                 (Err(error), buf) => self.read_failed(error, offset, buf).await,
             }
         };
+        self.export.took(Operation::Read, job.permit.age());
         self.reply(job, outcome);
     }
 
@@ -84,8 +85,9 @@ impl<E: Export> Session<E> {
         };
         // Everything before `from` can be read; something before `to` cannot.
         let (mut from, mut to) = (offset, offset + len);
-        while to - from > FAULT {
-            let middle = (from + (to - from) / 2).next_multiple_of(FAULT).min(to - 1);
+        while from / FAULT != (to - 1) / FAULT {
+            let last = (to - 1) / FAULT * FAULT;
+            let middle = (from + (to - from) / 2).next_multiple_of(FAULT).min(last);
             if fails(from, middle).await { to = middle } else { from = middle }
         }
         fails(from, to).await.then_some(from)
@@ -97,6 +99,7 @@ impl<E: Export> Session<E> {
             false => self.export.write(job.to.offset, buf, fua).await,
         };
         drop(buf);
+        self.export.took(Operation::Write, job.permit.age());
         self.reply(job, outcome(result));
     }
 
@@ -121,6 +124,15 @@ impl<E: Export> Session<E> {
             }
             Action::Read { .. } | Action::Write { .. } | Action::Disconnect => Ok(()),
         };
+        let operation = match action {
+            Action::Flush => Some(Operation::Flush),
+            Action::Trim { .. } => Some(Operation::Discard),
+            Action::WriteZeroes { .. } => Some(Operation::Zero),
+            _ => None,
+        };
+        if let Some(operation) = operation {
+            export.took(operation, job.permit.age());
+        }
         self.reply(job, outcome(result));
     }
 

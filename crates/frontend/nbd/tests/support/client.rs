@@ -7,17 +7,58 @@ use std::path::Path;
 use std::time::Duration;
 
 use forkdisk_nbd::codec::*;
+use rustls::{ClientConnection, StreamOwned};
 
 /// Long enough for a server under valgrind; only a hanging one ever waits for it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Client {
-    stream: UnixStream,
+    stream: Transport,
     style: ReplyStyle,
 }
 
 /// The number of a context, and length and flags of its extents.
 pub type Status = (u32, Vec<(u64, u64)>);
+
+/// What carries the bytes.
+enum Transport {
+    Clear(UnixStream),
+    Encrypted(Box<StreamOwned<ClientConnection, UnixStream>>),
+}
+
+impl Transport {
+    fn socket(&self) -> &UnixStream {
+        match self {
+            Transport::Clear(stream) => stream,
+            Transport::Encrypted(stream) => stream.get_ref(),
+        }
+    }
+}
+
+impl Read for Transport {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        match self {
+            Transport::Clear(stream) => stream.read(buf),
+            Transport::Encrypted(stream) => stream.read(buf),
+        }
+    }
+}
+
+impl Write for Transport {
+    fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
+        match self {
+            Transport::Clear(stream) => stream.write(buf),
+            Transport::Encrypted(stream) => stream.write(buf),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        match self {
+            Transport::Clear(stream) => stream.flush(),
+            Transport::Encrypted(stream) => stream.flush(),
+        }
+    }
+}
 
 /// A chunk of a structured reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,10 +80,20 @@ pub fn connect(path: &Path) -> Client {
     let stream = UnixStream::connect(path).expect("the server listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket option");
     stream.set_write_timeout(Some(PATIENCE)).expect("a socket option");
-    Client { stream, style: ReplyStyle::Simple }
+    Client { stream: Transport::Clear(stream), style: ReplyStyle::Simple }
 }
 
 impl Client {
+    /// Agrees on TLS now, whatever was said before; the error if that fails.
+    pub fn encrypt(self, session: ClientConnection) -> std::io::Result<Client> {
+        let Transport::Clear(stream) = self.stream else { panic!("TLS runs already") };
+        let mut tls = StreamOwned::new(session, stream);
+        while tls.conn.is_handshaking() {
+            tls.conn.complete_io(&mut tls.sock)?;
+        }
+        Ok(Client { stream: Transport::Encrypted(Box::new(tls)), style: ReplyStyle::Simple })
+    }
+
     pub fn send(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).expect("the server takes it");
     }
@@ -215,15 +266,25 @@ impl Client {
         let mut rest = Vec::new();
         match self.stream.read_to_end(&mut rest) {
             Ok(_) => {}
-            Err(e) if e.kind() == ErrorKind::ConnectionReset => {}
+            Err(e) if matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof) => {}
             Err(e) => panic!("the connection does not end: {e}"),
         }
         rest == bytes
     }
 
+    /// Reads to the end of the connection, whatever comes and however it ends.
+    pub fn drain(&mut self) {
+        let _ = self.stream.read_to_end(&mut Vec::new());
+    }
+
+    /// Whether the next thing to come is the end, or an alert of TLS.
+    pub fn is_turned_away(&mut self) -> bool {
+        !matches!(self.stream.read(&mut [0; 1]), Ok(1))
+    }
+
     /// Sends nothing more, and goes on reading.
     pub fn finish(&mut self) {
-        self.stream.shutdown(Shutdown::Write).expect("a connected socket");
+        self.stream.socket().shutdown(Shutdown::Write).expect("a connected socket");
     }
 
     fn answer(&mut self, cookie: u64) -> u32 {
