@@ -98,7 +98,8 @@ fn cost(gib: u64, dirty: usize, count: u64) -> Cost {
         pool.checkpoint().await.expect("it succeeds");
         pool.snapshot(&[("v", "s")], 0).await.expect("a snapshot");
         pool.checkpoint().await.expect("it succeeds");
-        (device.data.take(), device.metadata.take());
+        device.data.take();
+        device.metadata.take();
         let mut buf = Buf::zeroed(PAGE_SIZE);
         for at in (0..count).map(|i| scattered(i, span)) {
             let (result, again) = volume.write(at * PAGE, buf, false).await;
