@@ -164,7 +164,7 @@ fn hello(traits: u8) -> Vec<u8> {
         1 => out.extend(option(OPT_STRUCTURED_REPLY, &[])),
         _ => out.extend(option(OPT_EXTENDED_HEADERS, &[])),
     }
-    if traits % 3 != 0 && traits & 4 != 0 {
+    if !traits.is_multiple_of(3) && traits & 4 != 0 {
         out.extend(option(OPT_SET_META_CONTEXT, &queries(name.as_bytes(), &[disk::STRIPES, ALLOCATION])));
     }
     out.extend(option(OPT_GO, &info(name.as_bytes(), &[])));

@@ -10,6 +10,7 @@ mod bare;
 mod cases;
 mod clock;
 mod goals;
+mod html;
 mod load;
 mod model;
 mod peers;
@@ -19,6 +20,7 @@ mod rows;
 mod runner;
 
 pub use goals::{Goal, Goals};
+pub use html::page;
 pub use peers::{Lab, inside};
 pub use report::table;
 pub use rows::{Row, Samples, Sense};

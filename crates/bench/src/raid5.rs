@@ -34,11 +34,11 @@ pub const ARRAY: Raid5 = Raid5 { disks: 4, chunk: 512 << 10, cache: 4096 };
 #[derive(Debug)]
 pub struct Outcome {
     members: Vec<Recording>,
-    /// Rows with clients' data that could not be written without reading, though all of the row's
-    /// pages were written at some time.
+    /// Rows with clients' data that could not be written without reading, though clients wrote all of
+    /// the row's pages at some time.
     pub of_data: u64,
     /// Rows with clients' data at the ends of what was written in one piece: what lies beside it in
-    /// the row was never written.
+    /// the row was never written, or is metadata.
     pub at_ends: u64,
     /// Rows with nothing but metadata.
     pub of_metadata: u64,
@@ -69,6 +69,7 @@ struct Array {
     /// Rows by when they were touched last.
     order: BTreeSet<(u64, u64)>,
     now: u64,
+    /// Pages of each row that clients have written.
     ever: HashMap<u64, u64>,
     incomplete: Vec<(u64, Row)>,
     out: Outcome,
@@ -124,7 +125,7 @@ impl Array {
         row.pages |= 1 << at;
         row.data |= u64::from(data) << at;
         row.touched = self.now;
-        *self.ever.entry(number).or_default() |= 1 << at;
+        *self.ever.entry(number).or_default() |= u64::from(data) << at;
         if row.pages == all {
             self.rows.remove(&number);
             return self.put(number, all);
@@ -239,6 +240,13 @@ mod tests {
         let metadata = Request { kind: RequestKind::WriteMetadata, offset: 10 * STRIPE, len: PAGE };
         let out = replay(vec![write(0, STRIPE + 8192), metadata, FLUSH]);
         assert_eq!((out.of_data, out.at_ends, out.of_metadata), (0, 2, 1));
+    }
+
+    #[test]
+    fn metadata_behind_the_end_leaves_it_an_end() {
+        let metadata = Request { kind: RequestKind::WriteMetadata, offset: STRIPE + 8192, len: 2 * 8192 };
+        let out = replay(vec![write(0, STRIPE + 8192), FLUSH, metadata, FLUSH]);
+        assert_eq!((out.of_data, out.at_ends, out.of_metadata), (0, 2, 2));
     }
 
     #[test]

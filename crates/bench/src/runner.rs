@@ -166,6 +166,11 @@ impl Benchmark {
         inside: &[],
     };
 
+    /// What it is called.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
     fn names(&self, peers: bool) -> Vec<&'static str> {
         let of_peers = self.peers.iter().filter(|_| peers);
         self.cases.iter().chain(of_peers).map(|&(name, _)| name).collect()

@@ -37,8 +37,8 @@ pub use method::{Method, Reply, Request, params};
 pub use observer::{Observer, Silent, Step};
 pub use perform::{Call, perform};
 pub use reply::{
-    Change, Check, ClientRecord, Deletion, Diff, Done, DuRecord, Piece, PieceMap, PoolRecord, Status, Usage,
-    VolumeRecord, uuid_text,
+    Change, Check, ClientRecord, CopierRecord, Deletion, Diff, Done, DuRecord, Piece, PieceMap, PoolRecord, Status,
+    Usage, VolumeRecord, uuid_text,
 };
 pub use server::{Server, ServerHandle, ServerOptions};
 pub use session::{Guard, Host, NoHost, Session};

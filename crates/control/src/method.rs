@@ -4,7 +4,7 @@ use forkdisk_monitor::Statistics;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::reply::{Check, Deletion, Diff, Done, PieceMap, PoolRecord, Status, Usage, VolumeRecord};
+use crate::reply::{Check, CopierRecord, Deletion, Diff, Done, PieceMap, PoolRecord, Status, Usage, VolumeRecord};
 
 /// Parameters of every method. Names are those of volumes (`a`) and snapshots (`a@x`) of the pool, without
 /// the pool's path; sizes are bytes.
@@ -30,6 +30,9 @@ pub mod params {
             /// How much room a first write reserves; `null` for the default.
             #[serde(default)]
             chunk: Option<u64>,
+            /// What a first write to a shared chunk does: `split` or `copy`; `null` for the default.
+            #[serde(default, rename = "break")]
+            break_policy: Option<String>,
         }
         /// Makes a volume out of the image whose descriptor comes with the request.
         Import {
@@ -127,6 +130,30 @@ pub mod params {
             /// How much room a first write reserves; `null` leaves it.
             #[serde(default)]
             chunk: Option<u64>,
+            /// What a first write to a shared chunk does: `split` or `copy`; `null` leaves it.
+            #[serde(default, rename = "break")]
+            break_policy: Option<String>,
+        }
+        /// Shows, and first changes, how the pool's copier works, or how a volume is copied.
+        Copier {
+            /// The volume; `null` for the pool.
+            #[serde(default)]
+            volume: Option<String>,
+            /// Most bytes copied by one pair of requests; as all that follow, `null` leaves it. The pool's alone.
+            #[serde(default)]
+            subjob_size: Option<u32>,
+            /// Most sub-jobs of one job in flight. The pool's alone.
+            #[serde(default)]
+            split_count: Option<u32>,
+            /// Bytes of buffers. The pool's alone.
+            #[serde(default)]
+            buffers: Option<u64>,
+            /// Percent of the time in which anything may be in flight; 100 for no limit.
+            #[serde(default)]
+            percent: Option<u8>,
+            /// Bytes copied per second; 0 for no limit.
+            #[serde(default)]
+            bytes_per_second: Option<u64>,
         }
         /// Deletes volumes and snapshots, all of them or none.
         Delete {
@@ -250,6 +277,7 @@ methods! {
     "rename" Rename => VolumeRecord,
     "resize" Resize => VolumeRecord,
     "set" Set => VolumeRecord,
+    "copier" Copier => CopierRecord,
     "delete" Delete => Deletion,
     "grow" Grow => PoolRecord,
     "check" Check => Check,
@@ -267,7 +295,8 @@ mod tests {
 
     #[test]
     fn a_request_survives_its_way_through_json() {
-        let request = Request::from(params::Create { volumes: vec!["a".into()], size: 1 << 50, chunk: None });
+        let request =
+            Request::from(params::Create { volumes: vec!["a".into()], size: 1 << 50, chunk: None, break_policy: None });
         let again = Request::from_parts(request.method(), request.params().unwrap()).unwrap();
         assert_eq!(again, request);
     }

@@ -1,6 +1,9 @@
 //! Results as JSON objects. Sizes are bytes, times seconds since 1970.
 
-use forkdisk::{CheckReport, DiffClass, DiffRun, Extent, Mode, PAGE_SIZE, PoolInfo, VolumeInfo};
+use forkdisk::{
+    BreakPolicy, CheckReport, CopierInfo, DiffClass, DiffRun, Extent, Mode, PAGE_SIZE, PoolInfo, VolumeCopying,
+    VolumeInfo,
+};
 use serde::{Deserialize, Serialize};
 
 /// A volume or snapshot.
@@ -17,6 +20,9 @@ pub struct VolumeRecord {
     pub referenced: u64,
     /// How much room a first write reserves.
     pub chunk: u64,
+    /// What a first write to a shared chunk does: `split` or `copy`.
+    #[serde(rename = "break")]
+    pub break_policy: String,
     /// `null` when it was not cloned from anything.
     pub origin: Option<String>,
     /// When it was made.
@@ -31,8 +37,104 @@ impl From<&VolumeInfo> for VolumeRecord {
             size: info.size,
             referenced: info.referenced,
             chunk: info.chunk,
+            break_policy: policy_name(info.break_policy).to_string(),
             origin: (!info.origin.is_empty()).then(|| info.origin.clone()),
             created: info.created,
+        }
+    }
+}
+
+/// The name of a break policy.
+pub fn policy_name(policy: BreakPolicy) -> &'static str {
+    match policy {
+        BreakPolicy::Split => "split",
+        BreakPolicy::Copy => "copy",
+    }
+}
+
+/// A pool's copier, or how one volume is copied. Figures are since the pool was opened, times in microseconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopierRecord {
+    /// The volume; `null` for the pool.
+    pub volume: Option<String>,
+    /// Of a volume: its break policy.
+    #[serde(rename = "break")]
+    pub break_policy: Option<String>,
+    /// Most bytes copied by one pair of requests.
+    pub subjob_size: u32,
+    /// Most sub-jobs of one job in flight.
+    pub split_count: u32,
+    /// Bytes of buffers.
+    pub buffers: u64,
+    /// Of them, those in use.
+    pub buffers_in_use: u64,
+    /// Percent of the time in which anything may be in flight; 100: no limit.
+    pub percent: u8,
+    /// Bytes copied per second; 0: no limit.
+    pub bytes_per_second: u64,
+    /// Jobs that have not started yet.
+    pub queued: u64,
+    /// Sub-jobs in flight.
+    pub in_flight: u64,
+    /// Jobs that ended, however.
+    pub jobs: u64,
+    /// Of them, those that could not read or write.
+    pub failed: u64,
+    /// Of them, those that were given up.
+    pub cancelled: u64,
+    /// Jobs that shared a request with the one before.
+    pub merged: u64,
+    /// Bytes read.
+    pub bytes_read: u64,
+    /// Bytes written.
+    pub bytes_written: u64,
+    /// Bytes of clients' writes that copies took along.
+    pub bytes_given: u64,
+    /// How often a job waited for a buffer.
+    pub buffer_waits: u64,
+    /// How long, altogether.
+    pub buffer_wait: u64,
+    /// How often a throttle held a job up.
+    pub throttle_waits: u64,
+    /// How long jobs waited for their first sub-job, altogether.
+    pub wait: u64,
+    /// How long jobs took, altogether.
+    pub latency: u64,
+    /// The longest that one took.
+    pub longest: u64,
+}
+
+impl CopierRecord {
+    /// What is to be told of a copier, or of one volume that it copies.
+    pub(crate) fn of(copier: &CopierInfo, volume: Option<(String, VolumeCopying)>) -> CopierRecord {
+        let (settings, of) = (&copier.settings, volume.as_ref().map(|(_, copying)| copying));
+        let throttle = of.map_or(settings.throttle, |copying| copying.throttle);
+        let stats = of.map_or(copier.stats, |copying| copying.stats);
+        let micros = |time: std::time::Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        CopierRecord {
+            break_policy: of.map(|copying| policy_name(copying.break_policy).to_string()),
+            volume: volume.map(|(name, _)| name),
+            subjob_size: settings.subjob_size,
+            split_count: settings.split_count,
+            buffers: settings.buffers,
+            buffers_in_use: copier.buffers_in_use,
+            percent: throttle.percent,
+            bytes_per_second: throttle.bytes_per_second,
+            queued: stats.queued,
+            in_flight: stats.in_flight,
+            jobs: stats.jobs,
+            failed: stats.failed,
+            cancelled: stats.cancelled,
+            merged: stats.merged,
+            bytes_read: stats.bytes_read,
+            bytes_written: stats.bytes_written,
+            bytes_given: stats.bytes_given,
+            buffer_waits: stats.buffer_waits,
+            buffer_wait: micros(stats.buffer_wait),
+            throttle_waits: stats.throttle_waits,
+            wait: micros(stats.wait),
+            latency: micros(stats.latency),
+            longest: micros(stats.longest),
         }
     }
 }

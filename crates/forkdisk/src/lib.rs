@@ -33,6 +33,9 @@
 //!     fn sleep(&self, _time: Duration) -> LocalFuture<()> {
 //!         Box::pin(ready(()))
 //!     }
+//!     fn now(&self) -> Duration {
+//!         Duration::ZERO
+//!     }
 //! }
 //!
 //! impl Tasks {
@@ -118,6 +121,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod copier;
 mod counters;
 pub mod device;
 mod error;
@@ -132,15 +136,17 @@ mod sync;
 mod types;
 mod volume;
 
+pub use copier::CopyStats;
 pub use counters::{
     Faults, HISTOGRAM_BUCKETS, Histogram, Operation, OperationStatistics, PoolStatistics, Requests, Traffic,
     VolumeStatistics,
 };
 pub use device::{Buf, Device};
 pub use error::{Error, ErrorKind, Result};
+pub use format::{BreakPolicy, CopierSettings, Throttle};
 pub use pool::{
-    CheckReport, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, Mode, OpenOptions, Pool, PoolInfo,
-    SUPERBLOCK_AT, Usage, VolumeInfo, WhenFull, identify,
+    CheckReport, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, Mode, OpenOptions, Pool,
+    PoolInfo, SUPERBLOCK_AT, Usage, VolumeCopying, VolumeInfo, WhenFull, identify,
 };
 pub use runtime::{LocalFuture, Runtime};
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};

@@ -133,8 +133,30 @@ bugs! {
     CommonCountsLost = "common-counts-lost",
     /// Count pages in memory stay as they were before the checkpoint.
     StaleCountsCached = "stale-counts-cached",
+    /// The search for free pages finds those that were handed out since the last checkpoint.
+    SearchFindsTaken = "search-finds-taken",
+    /// What a view walks over is given to others.
+    ViewHoldsNothing = "view-holds-nothing",
+    /// A view takes counts from checkpoints after its own.
+    ViewTakesNewCounts = "view-takes-new-counts",
     /// A map table whose checksum is wrong is believed.
     TableChecksumIgnored = "table-checksum-ignored",
+    /// The copier takes what it could not read or write for copied.
+    CopierErrorSwallowed = "copier-error-swallowed",
+    /// A job that gets no buffer goes to the end of the queue.
+    StarvedJobGoesLast = "starved-job-goes-last",
+    /// A chunk is mapped to its copy before that is written.
+    CopyMappedBeforeWritten = "copy-mapped-before-written",
+    /// A write that joins a copy under way is forgotten.
+    JoinedWriteLost = "joined-write-lost",
+    /// A write joins a copy that has been written already.
+    JoinedWriteTooLate = "joined-write-too-late",
+    /// A client's bytes are laid over the wrong place of a copy.
+    GivenBytesMisplaced = "given-bytes-misplaced",
+    /// A copy that was cancelled because another of the same write failed is mapped.
+    CancelledCopyMapped = "cancelled-copy-mapped",
+    /// Holes of a chunk that is copied get whatever lies in the new place.
+    CopyFillsHoles = "copy-fills-holes",
 }
 
 #[cfg(feature = "planted")]

@@ -23,6 +23,13 @@ pub type SparsePool = Pool<RecordingDevice<Sparse>>;
 /// One of its volumes.
 pub type SparseVolume = Volume<RecordingDevice<Sparse>>;
 
+impl Sparse {
+    /// One of `size` bytes, nothing but zeroes.
+    pub fn new(size: u64) -> Sparse {
+        Sparse(MemoryDevice::new(size))
+    }
+}
+
 impl Device for Sparse {
     fn len(&self) -> u64 {
         self.0.len()
@@ -75,7 +82,7 @@ pub struct Bed {
 impl Bed {
     /// A new pool of `size` bytes with an empty volume.
     pub async fn new(rt: &Rt, size: u64, volume: CreateOptions, options: OpenOptions) -> Result<Bed> {
-        let device = RecordingDevice::new(Sparse(MemoryDevice::new(size)), zeroes_are_data);
+        let device = RecordingDevice::new(Sparse::new(size), zeroes_are_data);
         Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-3", now: 0, journal: None }).await?;
         let pool = Pool::open(device, Rc::new(rt.clone()), options).await?;
         pool.create("v", &volume).await?;

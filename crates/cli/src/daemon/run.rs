@@ -210,8 +210,9 @@ async fn serve(
 impl Serving {
     /// Closes the pool and tells whoever asked for it.
     async fn close(self, runtime: &Rt, pool: &Pool<UringDevice>, path: &Path, end: &End) -> Result<()> {
-        // The signals stay taken over while the pool is closed: a second one does not tear it.
-        let Serving { control, signals: _signals, notifier, _places } = self;
+        // A further signal neither tears the pool while it is closed nor changes how this process ends.
+        let Serving { control, signals, notifier, _places } = self;
+        signals.ignore_from_now_on();
         notifier.stopping("closing the pool");
         let _progress = Progress::spinner("closing the pool");
         let flushed = pool.flush().await;

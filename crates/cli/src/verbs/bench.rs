@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
-use forkdisk_bench::{Benchmark, Options, Row, Scale, inside, table};
+use forkdisk_bench::{Benchmark, Options, Row, Scale, inside, page, table};
 
 use crate::cli::Global;
 use crate::output::{print_json, print_line};
@@ -64,6 +64,10 @@ struct RunArgs {
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 
+    /// Also write a page with charts of all ratios, forkdisk's beside its peers', to FILE
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+
     /// A minute or two instead of up to fifteen
     #[arg(long, conflicts_with = "full")]
     quick: bool,
@@ -97,6 +101,10 @@ pub fn run(args: BenchArgs, global: &Global) -> Result<()> {
     let program = std::env::current_exe().context("finding this program")?;
     let options = Options { dir, scale, only: args.only, peers, program };
     let rows = benchmark.run(&options, &|text| eprintln!("{text}"))?;
+    if let Some(path) = &args.report {
+        let title = format!("forkdisk bench {}", benchmark.name());
+        fs::write(path, page(&title, &rows)).with_context(|| path.display().to_string())?;
+    }
     match args.file {
         Some(path) => {
             let text = serde_json::to_string_pretty(&rows)?;

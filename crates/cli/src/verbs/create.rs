@@ -23,6 +23,11 @@ pub struct CreateArgs {
 
     #[command(flatten)]
     chunk: ChunkArg,
+
+    /// What a first write to a shared chunk does: split (only what is written gets new pages) or copy (the whole
+    /// chunk moves to a new place in one piece) [default: split]
+    #[arg(long = "break", value_name = "POLICY", value_parser = ["split", "copy"])]
+    break_policy: Option<String>,
 }
 
 /// How much room a first write reserves.
@@ -37,6 +42,11 @@ pub struct ChunkArg {
 pub fn run(args: CreateArgs, global: &Global) -> Result<()> {
     let addresses = args.addresses.iter().map(|text| global.volume(text)).collect::<Result<Vec<_>>>()?;
     let pool = same_pool(&addresses)?;
-    let method = params::Create { volumes: names(addresses), size: args.size, chunk: args.chunk.chunk };
+    let method = params::Create {
+        volumes: names(addresses),
+        size: args.size,
+        chunk: args.chunk.chunk,
+        break_policy: args.break_policy,
+    };
     print_if_json(global, &call(global, &pool, Access::Write, method)?)
 }

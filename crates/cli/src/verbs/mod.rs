@@ -5,6 +5,7 @@ pub mod check;
 pub mod clone;
 pub mod completions;
 pub mod config;
+pub mod copier;
 pub mod create;
 pub mod delete;
 pub mod diff;

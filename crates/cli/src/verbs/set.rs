@@ -11,7 +11,8 @@ use crate::size;
 
 /// Change a property of a volume
 ///
-/// Properties: chunk (how much room a first write reserves: 4K to 64M, a power of two).
+/// Properties: chunk (how much room a first write reserves: 4K to 64M, a power of two); break (what a first write to a
+/// shared chunk does: split or copy).
 #[derive(Args)]
 pub struct SetArgs {
     /// What to change
@@ -23,23 +24,29 @@ pub struct SetArgs {
     address: String,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 enum Property {
     Chunk(u64),
+    Break(String),
 }
 
 fn parse_property(text: &str) -> Result<Property> {
     let (name, value) = text.split_once('=').context("write PROPERTY=VALUE, as in chunk=128K")?;
     match name {
         "chunk" => Ok(Property::Chunk(size::parse(value)?)),
-        _ => bail!("there is no property '{name}' that can be set: chunk is"),
+        "break" if matches!(value, "split" | "copy") => Ok(Property::Break(value.to_string())),
+        "break" => bail!("there is no break policy '{value}': split and copy are"),
+        _ => bail!("there is no property '{name}' that can be set: chunk and break are"),
     }
 }
 
 /// Changes the property; what is stored already stays where it is.
 pub fn run(args: SetArgs, global: &Global) -> Result<()> {
     let address = global.volume(&args.address)?;
-    let Property::Chunk(chunk) = args.property;
-    let method = params::Set { volume: address.name, chunk: Some(chunk) };
+    let mut method = params::Set { volume: address.name, chunk: None, break_policy: None };
+    match args.property {
+        Property::Chunk(chunk) => method.chunk = Some(chunk),
+        Property::Break(policy) => method.break_policy = Some(policy),
+    }
     print_if_json(global, &call(global, &address.pool, Access::Write, method)?)
 }

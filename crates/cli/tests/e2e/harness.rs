@@ -235,6 +235,18 @@ impl Server {
         assert!(status.success(), "the server ended with {status}");
     }
 
+    /// Asks it to end again and again until it has: cleanly.
+    #[track_caller]
+    pub fn stop_impatiently(mut self) {
+        let mut status = None;
+        wait_until("the server ends", || {
+            kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        assert!(status.is_some_and(|status| status.success()), "the server ended with {status:?}");
+    }
+
     /// Ends it as a crash would.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
@@ -268,7 +280,7 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
         assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -125,6 +125,11 @@ impl Client {
         Ok((cookie, data))
     }
 
+    /// Asks for data and does not take it.
+    pub fn start_read(&mut self, offset: u64, len: u32) -> io::Result<()> {
+        self.send(READ, 0, offset, len, &[])
+    }
+
     /// Closes the connection without a word, whatever is still on its way.
     pub fn vanish(mut self) {
         self.polite = false;

@@ -22,14 +22,17 @@ pub fn list(session: &Session, p: params::List) -> Result<Vec<VolumeRecord>, Fai
 pub async fn du(session: &Session, p: params::Du, call: &Call) -> Result<Usage, Failure> {
     let found = select(session, &p.objects)?;
     call.say("counting");
-    let mut volumes = Vec::new();
-    for info in &found {
-        let usage = session.pool.usage(&info.name).await?;
-        volumes.push(DuRecord { name: info.name.clone(), referenced: usage.referenced, exclusive: usage.exclusive });
-    }
     let names: Vec<&str> = found.iter().map(|info| info.name.as_str()).collect();
-    let frees = session.pool.freed_by(&names).await?;
-    Ok(Usage { volumes, frees })
+    // All of one moment: each by itself, then all together.
+    let mut lists: Vec<Vec<&str>> = names.iter().map(|name| vec![*name]).collect();
+    lists.push(names);
+    let mut freed = session.pool.freed_by_each(&lists).await?;
+    let frees = freed.pop().unwrap_or_default();
+    let record = |(info, exclusive): (&VolumeInfo, u64)| {
+        let (name, referenced) = (info.name.clone(), info.referenced);
+        DuRecord { name, referenced, exclusive }
+    };
+    Ok(Usage { volumes: found.iter().zip(freed).map(record).collect(), frees })
 }
 
 pub async fn diff(session: &Session, p: params::Diff, call: &Call) -> Result<Diff, Failure> {

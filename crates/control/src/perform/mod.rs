@@ -1,5 +1,6 @@
 //! Carrying verbs out on an open pool: one function per verb, the same for an idle and a served pool.
 
+mod copier;
 mod delete;
 mod export;
 mod import;
@@ -69,6 +70,7 @@ pub async fn perform(session: &Session, request: Request, call: &Call) -> Result
         Request::Rename(p) => Reply::Rename(volumes::rename(session, p).await?),
         Request::Resize(p) => Reply::Resize(volumes::resize(session, p, call).await?),
         Request::Set(p) => Reply::Set(volumes::set(session, p).await?),
+        Request::Copier(p) => Reply::Copier(copier::copier(session, p).await?),
         Request::Delete(p) => Reply::Delete(delete::delete(session, p, call).await?),
         Request::Grow(p) => Reply::Grow(pool::grow(session, p).await?),
         Request::Check(_) => Reply::Check(pool::check(session, call).await?),

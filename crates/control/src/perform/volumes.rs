@@ -2,6 +2,7 @@
 
 use forkdisk::{CreateOptions, VolumeInfo};
 
+use super::copier::policy;
 use super::{Call, refuse_in_use, settle};
 use crate::failure::{Failure, FailureKind};
 use crate::method::params;
@@ -55,7 +56,10 @@ async fn make_all(
 }
 
 pub async fn create(session: &Session, p: params::Create) -> Result<Vec<VolumeRecord>, Failure> {
-    let options = create_options(session, p.size, p.chunk);
+    let mut options = create_options(session, p.size, p.chunk);
+    if let Some(name) = &p.break_policy {
+        options.break_policy = policy(name)?;
+    }
     make_all(session, &p.volumes, async |name| session.pool.create(name, &options).await).await
 }
 
@@ -121,6 +125,9 @@ pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result
 pub async fn set(session: &Session, p: params::Set) -> Result<VolumeRecord, Failure> {
     if let Some(chunk) = p.chunk {
         session.pool.set_chunk(&p.volume, chunk).await?;
+    }
+    if let Some(name) = &p.break_policy {
+        session.pool.set_break_policy(&p.volume, policy(name)?).await?;
     }
     Ok((&session.pool.find(&p.volume)?).into())
 }

@@ -108,6 +108,10 @@ mod tests {
             let (now, end) = (self.0.clone(), self.0.get() + time);
             Box::pin(poll_fn(move |_| if now.get() >= end { Poll::Ready(()) } else { Poll::Pending }))
         }
+
+        fn now(&self) -> Duration {
+            self.0.get()
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use super::checksum::{Seed, page_checksum};
 use super::counts::{CountEntry, CountPage, Slot};
 use super::entry::{Entry, TableRef};
 use super::record::{Decoded, Group, Record, decode_group, encode_group};
+use super::settings::{BreakPolicy, CopierSettings, Throttle};
 use super::superblock::{JournalStart, Superblock};
 use super::table::{decode_table, encode_table};
 use super::volume::{
@@ -118,6 +119,10 @@ fn superblock() {
         journal: vec![(PageAddr(0x200), 256)],
         start: JournalStart { position: 0x3000, sequence: 9, chain: 0x1122_3344_5566_7788 },
         counts: vec![CountEntry { slot: Some(Slot::A), checksum: 0x0a0b_0c0d, used: 0x104, common: 0 }],
+        copier: CopierSettings {
+            throttle: Throttle { percent: 50, bytes_per_second: 1 << 30 },
+            ..CopierSettings::default()
+        },
     };
     let mut page = vec![0; PAGE_SIZE];
     superblock.encode(SUPERBLOCK_PAGES[1], &mut page);
@@ -142,6 +147,8 @@ fn directory_page() {
         shared_at: Epoch(4),
         created: 0x6553_f100,
         cursor: 0,
+        break_policy: BreakPolicy::Copy,
+        throttle: Throttle { percent: 50, bytes_per_second: 100 << 20 },
     };
     let snapshot = VolumeRecord {
         id: VolumeId(2),
@@ -152,6 +159,8 @@ fn directory_page() {
         root: Entry::ABSENT,
         referenced: 0,
         trim_end: 0,
+        break_policy: BreakPolicy::Split,
+        throttle: Throttle::NONE,
         ..volume.clone()
     };
     let mut slots = [None; SLOTS_PER_PAGE];
@@ -178,6 +187,12 @@ fn records() -> Vec<Record> {
         Record::SetChunk { id: v, chunk: 4096 },
         Record::CloneRange { source: v, from: VirtualPage(1), target: w, to: VirtualPage(2), len: 3 },
         Record::Grow { size: 128 << 20 },
+        Record::SetCopying {
+            id: v,
+            break_policy: BreakPolicy::Copy,
+            throttle: Throttle { percent: 50, bytes_per_second: 100 << 20 },
+        },
+        Record::SetCopier { settings: CopierSettings { offload: true, ..CopierSettings::default() } },
     ]
 }
 

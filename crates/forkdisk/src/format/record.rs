@@ -11,7 +11,8 @@ use crate::planted::{Bug, planted};
 use crate::types::{MAX_VOLUME_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, is_chunk};
 
 use super::cursor::{Append, Reader};
-use super::volume::MAX_NAME;
+use super::volume::{MAX_NAME, policy_byte, policy_of};
+use super::{BreakPolicy, CopierSettings, Throttle};
 
 /// Bytes of a group's header.
 pub const GROUP_HEADER: usize = 64;
@@ -44,6 +45,10 @@ pub enum Record {
     CloneRange { source: VolumeId, from: VirtualPage, target: VolumeId, to: VirtualPage, len: u64 },
     /// The pool has a new length in bytes.
     Grow { size: u64 },
+    /// A new break policy and throttle.
+    SetCopying { id: VolumeId, break_policy: BreakPolicy, throttle: Throttle },
+    /// New settings of the pool's copier.
+    SetCopier { settings: CopierSettings },
 }
 
 impl Record {
@@ -113,6 +118,18 @@ impl Record {
                 Append::u8(out, 12);
                 Append::u64(out, *size);
             }
+            Record::SetCopying { id, break_policy, throttle } => {
+                let (percent, kib) = throttle.encoded();
+                Append::u8(out, 20);
+                Append::u64(out, id.0);
+                Append::u8(out, policy_byte(*break_policy));
+                Append::u8(out, percent);
+                Append::u32(out, kib);
+            }
+            Record::SetCopier { settings } => {
+                Append::u8(out, 21);
+                settings.encode(out);
+            }
         }
     }
 
@@ -173,6 +190,11 @@ impl Record {
                 Record::CloneRange { source, from, target, to, len: page(r)?.0 }
             }
             12 => Record::Grow { size: r.u64()? },
+            20 => {
+                let (id, break_policy) = (volume(r)?, policy_of(r.u8()?)?);
+                Record::SetCopying { id, break_policy, throttle: Throttle::decoded(r.u8()?, r.u32()?)? }
+            }
+            21 => Record::SetCopier { settings: CopierSettings::decode(r)? },
             _ => return None,
         })
     }
@@ -298,6 +320,12 @@ mod tests {
             Record::SetChunk { id: v, chunk: 4096 },
             Record::CloneRange { source: v, from: VirtualPage(1), target: w, to: VirtualPage(2), len: 3 },
             Record::Grow { size: 1 << 40 },
+            Record::SetCopying {
+                id: v,
+                break_policy: BreakPolicy::Copy,
+                throttle: Throttle { percent: 50, bytes_per_second: 1 << 20 },
+            },
+            Record::SetCopier { settings: CopierSettings { offload: true, ..CopierSettings::default() } },
         ]
     }
 

@@ -2,8 +2,8 @@
 
 use crate::types::{Epoch, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId, is_chunk};
 
-use super::Entry;
 use super::cursor::{Append, Reader};
+use super::{BreakPolicy, Entry, Throttle};
 
 /// Bytes of one slot.
 pub const DIRECTORY_SLOT: usize = 512;
@@ -56,6 +56,10 @@ pub struct VolumeRecord {
     pub created: u64,
     /// For a dead volume: the first virtual page not yet given back.
     pub cursor: u64,
+    /// What a first write to a shared chunk does.
+    pub break_policy: BreakPolicy,
+    /// What copies for this volume are held to.
+    pub throttle: Throttle,
 }
 
 /// Longest origin that is kept (a longer one is cut).
@@ -71,8 +75,10 @@ impl VolumeRecord {
         };
         Append::u8(&mut out, state);
         Append::u8(&mut out, self.level);
-        Append::u16(&mut out, 0);
-        Append::u32(&mut out, 0);
+        let (percent, kib) = self.throttle.encoded();
+        Append::u8(&mut out, policy_byte(self.break_policy));
+        Append::u8(&mut out, percent);
+        Append::u32(&mut out, kib);
         for v in [self.id.0, self.parent.0, self.size, self.trim_end, self.chunk, self.referenced] {
             Append::u64(&mut out, v);
         }
@@ -95,7 +101,8 @@ impl VolumeRecord {
             _ => return None,
         };
         let level = r.u8()?;
-        r.bytes(6)?;
+        let break_policy = policy_of(r.u8()?)?;
+        let throttle = Throttle::decoded(r.u8()?, r.u32()?)?;
         let [id, parent, size, trim_end, chunk, referenced] =
             [r.u64()?, r.u64()?, r.u64()?, r.u64()?, r.u64()?, r.u64()?];
         let [shared_at, created, cursor] = [r.u64()?, r.u64()?, r.u64()?];
@@ -123,9 +130,28 @@ impl VolumeRecord {
             shared_at: Epoch(shared_at),
             created,
             cursor,
+            break_policy,
+            throttle,
             name: r.text(MAX_NAME)?,
             origin: r.text(MAX_ORIGIN)?,
         })
+    }
+}
+
+/// The byte that stands for a policy.
+pub(super) fn policy_byte(policy: BreakPolicy) -> u8 {
+    match policy {
+        BreakPolicy::Split => 0,
+        BreakPolicy::Copy => 1,
+    }
+}
+
+/// The policy that a byte stands for.
+pub(super) fn policy_of(byte: u8) -> Option<BreakPolicy> {
+    match byte {
+        0 => Some(BreakPolicy::Split),
+        1 => Some(BreakPolicy::Copy),
+        _ => None,
     }
 }
 
@@ -171,6 +197,8 @@ mod tests {
             shared_at: Epoch(4),
             created: 1_700_000_000,
             cursor: 1 << 38,
+            break_policy: BreakPolicy::Copy,
+            throttle: Throttle { percent: 1, bytes_per_second: u64::from(u32::MAX) * 1024 },
         }
     }
 

@@ -20,16 +20,17 @@ use smallvec::{SmallVec, smallvec};
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    CountEntry, Entry, JournalStart, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord,
+    CopierSettings, CountEntry, Entry, JournalStart, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord,
     encode_directory_page, encode_table, page_checksum,
 };
 use crate::map::{Editor, NodeId, Placed, Stop};
 use crate::planted::{Bug, planted};
-use crate::space::Step;
+use crate::space::{Refusal, Step};
 use crate::sync::{Event, Hold};
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
 
 use super::load::DIRECTORY_SEED;
+use super::walk::Root;
 use super::{Failure, Inner, Meta, WhenFull};
 
 /// Most pages written by one request.
@@ -68,6 +69,7 @@ struct Frozen {
     epoch: u64,
     next_id: u64,
     size: u64,
+    copier: CopierSettings,
 }
 
 impl<D: Device> Inner<D> {
@@ -120,6 +122,12 @@ impl<D: Device> Inner<D> {
         }
     }
 
+    /// Waits for the end of the one that runs, or of one that this starts; it may have failed.
+    pub async fn next_checkpoint(self: &Rc<Self>) {
+        self.start_checkpoint();
+        self.checkpoint_ends().await;
+    }
+
     fn start_checkpoint(self: &Rc<Self>) {
         if self.checkpoints.running.replace(true) {
             return;
@@ -139,7 +147,12 @@ impl<D: Device> Inner<D> {
     async fn checkpoint_once(self: &Rc<Self>) -> Result<()> {
         self.check_failed()?;
         self.activate().await?;
-        let frozen = self.look(freeze).await?;
+        let (frozen, seen) = self
+            .look(|meta| {
+                let frozen = freeze(meta)?;
+                Ok((frozen, self.roots_for_view(meta)))
+            })
+            .await?;
         if planted(Bug::SuperblockBeforePages) {
             let early = self.next_superblock(&frozen, self.superblock.borrow().counts.clone());
             self.write_superblock_slot(&early, 0).await?;
@@ -154,7 +167,7 @@ impl<D: Device> Inner<D> {
             flushed?;
         }
         self.write_superblock(&superblock).await?;
-        self.finish(frozen.start).await
+        self.finish(frozen.start, seen).await
     }
 
     fn next_superblock(&self, frozen: &Frozen, counts: Vec<crate::format::CountEntry>) -> Superblock {
@@ -170,6 +183,7 @@ impl<D: Device> Inner<D> {
             directory_pages: frozen.directory_pages,
             start: if planted(Bug::ReplayStartsTooLate) { self.meta.borrow_mut().journal.mark() } else { frozen.start },
             counts,
+            copier: frozen.copier,
             ..old.clone()
         }
     }
@@ -316,32 +330,40 @@ impl<D: Device> Inner<D> {
     }
 
     /// Step 4: the state before is given up.
-    async fn finish(self: &Rc<Self>, start: JournalStart) -> Result<()> {
-        let freed = {
+    async fn finish(self: &Rc<Self>, start: JournalStart, seen: Option<Vec<Root>>) -> Result<()> {
+        let (freed, is_held) = {
             let mut meta = self.meta.borrow_mut();
             meta.tables.finish();
             meta.tables.evict();
             meta.journal.released(start);
             meta.journal.confirm(start.sequence);
             meta.settle_roots();
-            meta.space.finish()
+            let freed = meta.space.finish();
+            let is_held = meta.space.view().is_some();
+            if let Some(roots) = seen.filter(|_| !is_held) {
+                self.show(&mut meta, roots);
+            }
+            (freed, is_held)
         };
         if !planted(Bug::PlanOutlivesPage) {
             self.generations.barrier().await;
         }
         // A plan made before the freeze may have published one of these pages since.
         let freed = if planted(Bug::DiscardAfterReuse) { freed } else { self.meta.borrow().space.still_free(freed) };
-        if self.options.discard {
-            for &(first, pages) in freed.iter() {
-                // A discard that fails costs space on the host and nothing else.
-                self.counters.discards.add_one(pages * PAGE_SIZE as u64);
-                let _ = self.device.discard(first.offset(), pages * PAGE_SIZE as u64).await;
-            }
-        }
         let pages: u64 = freed.iter().map(|&(_, pages)| pages).sum();
         self.counters.freed_bytes.add(pages * PAGE_SIZE as u64);
         self.counters.checkpoints.add(1);
-        self.meta.borrow_mut().space.release(freed);
+        // A view of an older checkpoint may still read them.
+        let freed = if is_held { self.meta.borrow_mut().space.withhold(freed) } else { freed };
+        self.discard_freed(&freed).await;
+        let holds_too_much = {
+            let mut meta = self.meta.borrow_mut();
+            meta.space.release(freed);
+            meta.space.withheld() > meta.space.available()
+        };
+        if holds_too_much {
+            self.end_view().await;
+        }
         self.full.set(false);
         self.space_changed.notify();
         self.reap_soon();
@@ -384,6 +406,7 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
         }
     }
     let need = (meta.tables.dirty() + leaves.len()) as u64;
+    meta.space.prepare_meta(need).map_err(|m| Failure::Stop(Refusal::from(m).into()))?;
     meta.space.ensure_known(need).map_err(|r| Failure::Stop(r.into()))?;
     let runs = meta.space.alloc_meta(need).ok_or(Failure::Stop(Stop::NoSpace))?;
     let mut places = runs.into_iter().flat_map(|(first, n)| (first.0..first.0 + n).map(PageAddr));
@@ -422,5 +445,6 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
         epoch: meta.epoch.0,
         next_id: meta.next_id,
         size: meta.size(),
+        copier: meta.copier,
     })
 }

@@ -14,6 +14,7 @@ use crate::format::{MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeSta
 use crate::planted::{Bug, planted};
 use crate::sync::{RangeLocks, Turns};
 use crate::types::{Epoch, VolumeId};
+use crate::volume::Copies;
 
 /// A volume in memory.
 pub struct Volume {
@@ -29,6 +30,8 @@ pub struct Volume {
     pub counters: OnceCell<Rc<VolumeCounters>>,
     /// Writes accepted and not yet submitted.
     pub turns: Rc<Turns<Buf>>,
+    /// Chunks that are being copied at the moment, and on whose behalf.
+    pub copies: Rc<Copies>,
     /// See [`Directory::held_until`].
     holder: Cell<Holder>,
 }
@@ -87,8 +90,9 @@ impl Directory {
         if record.state == VolumeState::Dead {
             self.dead.insert(id);
         }
+        let copies = Rc::new(Copies::new(record.throttle));
         let (open, locks, turns, counters, holder) = Default::default();
-        let volume = Volume { record, slot, open, pending: false, locks, turns, counters, holder };
+        let volume = Volume { record, slot, open, pending: false, locks, turns, counters, copies, holder };
         self.volumes.insert(id, volume);
         self.judge_tail(id);
     }
@@ -382,6 +386,8 @@ mod tests {
             shared_at: Epoch(0),
             created: 0,
             cursor: 0,
+            break_policy: Default::default(),
+            throttle: Default::default(),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::device::Device;
 use crate::error::Result;
-use crate::format::{SUPERBLOCK_PAGES, Superblock, VolumeRecord, VolumeState};
+use crate::format::{BreakPolicy, SUPERBLOCK_PAGES, Superblock, VolumeRecord, VolumeState};
 use crate::types::{PAGE_SIZE, VolumeId};
 
 use super::{Inner, Meta, Pool};
@@ -68,6 +68,8 @@ pub struct VolumeInfo {
     pub size: u64,
     /// How much room a first write reserves, in bytes.
     pub chunk: u64,
+    /// What a first write to a shared chunk does.
+    pub break_policy: BreakPolicy,
     /// Bytes mapped.
     pub referenced: u64,
     /// Name of what it was cloned from, as it was then; empty if nothing.
@@ -106,6 +108,7 @@ impl Meta {
             snapshot: record.state == VolumeState::Snapshot,
             size: record.size,
             chunk: record.chunk,
+            break_policy: record.break_policy,
             referenced: record.referenced * PAGE_SIZE as u64,
             origin: record.origin.clone(),
             created: record.created,

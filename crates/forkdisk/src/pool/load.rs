@@ -7,12 +7,12 @@ use smallvec::smallvec;
 
 use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{CountPage, Seed, decode_table, page_checksum};
+use crate::format::{CountPage, Entry, Seed, decode_table, page_checksum};
 use crate::map::{Stop, TableMiss};
 use crate::planted::{Bug, planted};
 use crate::runtime::LocalFuture;
 use crate::space;
-use crate::types::{PAGE_SIZE, PageAddr};
+use crate::types::{FANOUT, PAGE_SIZE, PageAddr};
 
 use super::{Failure, Inner, Meta};
 
@@ -39,20 +39,26 @@ impl<D: Device> Inner<D> {
         Ok(buf)
     }
 
-    async fn load_table(&self, page: PageAddr, miss: TableMiss) -> Result<()> {
+    /// Reads a map table and verifies it.
+    pub async fn read_table(
+        &self,
+        pool: [u8; 16],
+        page: PageAddr,
+        entry: Entry,
+        level: u8,
+    ) -> Result<Box<[Entry; FANOUT]>> {
         let bytes = self.read_page(page).await?;
-        let (uuid, pages) = {
-            let superblock = self.superblock.borrow();
-            (superblock.uuid, self.meta.borrow().space.layout().pages())
-        };
-        let seed = Seed { pool: uuid, page, level: miss.level, birth: miss.entry.birth().0 };
-        let damaged = |what: &str| {
-            Error::new(ErrorKind::Corrupt, format!("map table of level {} at {page:?} is damaged: {what}", miss.level))
-        };
-        if page_checksum(&seed, &bytes) != miss.entry.checksum() && !planted(Bug::TableChecksumIgnored) {
-            return Err(damaged("its checksum does not match"));
+        let seed = Seed { pool, page, level, birth: entry.birth().0 };
+        if page_checksum(&seed, &bytes) != entry.checksum() && !planted(Bug::TableChecksumIgnored) {
+            return Err(damaged_table(level, page, "its checksum does not match"));
         }
-        let entries = decode_table(&bytes, miss.level, pages).map_err(|e| damaged(&e))?;
+        let pages = self.meta.borrow().space.layout().pages();
+        decode_table(&bytes, level, pages).map_err(|e| damaged_table(level, page, &e))
+    }
+
+    async fn load_table(&self, page: PageAddr, miss: TableMiss) -> Result<()> {
+        let pool = self.superblock.borrow().uuid;
+        let entries = self.read_table(pool, page, miss.entry, miss.level).await?;
         let mut meta = self.meta.borrow_mut();
         meta.tables.insert_clean(&miss, entries.into());
         meta.tables.evict();
@@ -78,6 +84,8 @@ impl<D: Device> Inner<D> {
         let page = match stop {
             Stop::Table(miss) => miss.entry.table_ref().page().expect("what is not in memory has an address"),
             Stop::Count(space::Miss::Count { page, .. }) => page,
+            // What is kept for a view comes back before anybody goes without.
+            Stop::NoSpace if self.take_space_of_view().await => return Ok(()),
             Stop::NoSpace => return Err(Ended::NoSpace),
         };
         if !self.loading.borrow_mut().insert(page) {
@@ -132,7 +140,14 @@ pub fn gone() -> Error {
 
 /// The error of a walk under which the maps changed.
 pub fn changed() -> Error {
-    Error::new(ErrorKind::Busy, "the pool changes too fast for this; try again when there is less to do")
+    let text = "the pool changes too fast for this and has too little free space to hold on to what it was; try again \
+                when there is less to do, or delete something";
+    Error::new(ErrorKind::Busy, text)
+}
+
+/// The error of whoever meets a table that is not what its entry says.
+pub fn damaged_table(level: u8, page: PageAddr, what: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("map table of level {level} at {page:?} is damaged: {what}"))
 }
 
 /// The error of a write that found no space.

@@ -1,6 +1,8 @@
 //! All metadata of a pool in one place, and what each journal record does to it.
 
-use crate::format::{Kind, Layout, NO_VOLUME, Record, VolumeRecord, VolumeState};
+use crate::format::{
+    BreakPolicy, CopierSettings, Kind, Layout, NO_VOLUME, Record, Throttle, VolumeRecord, VolumeState,
+};
 use crate::journal::Journal;
 use crate::map::{Editor, Stop, Tables};
 use crate::planted::{Bug, planted};
@@ -21,6 +23,8 @@ pub struct Meta {
     pub next_id: u64,
     /// The directory's own map; its pages hold records.
     pub directory_map: VolumeRecord,
+    /// How the pool's copier works.
+    pub copier: CopierSettings,
 }
 
 /// Pages of a volume of `bytes` bytes.
@@ -149,6 +153,8 @@ impl Meta {
                 shared_at: Epoch(0),
                 created: *now,
                 cursor: 0,
+                break_policy: BreakPolicy::default(),
+                throttle: Throttle::NONE,
             }),
             Record::Snapshot { of, now } => {
                 for (source, id, name) in of {
@@ -234,6 +240,13 @@ impl Meta {
                 self.record_of(*id)?;
                 self.directory.change(*id).expect("read above").record.chunk = *chunk;
             }
+            Record::SetCopying { id, break_policy, throttle } => {
+                self.record_of(*id)?;
+                let volume = self.directory.change(*id).expect("read above");
+                (volume.record.break_policy, volume.record.throttle) = (*break_policy, *throttle);
+                volume.copies.client().set_throttle(*throttle);
+            }
+            Record::SetCopier { settings } => self.copier = *settings,
             Record::Grow { size } => {
                 let layout = Layout::new(*size);
                 if layout.blocks() < self.space.layout().blocks() || *size > MAX_POOL_SIZE {

@@ -7,6 +7,7 @@ mod check;
 mod checkpoint;
 mod commit;
 mod compare;
+mod copying;
 mod directory;
 mod flush;
 mod info;
@@ -16,6 +17,7 @@ mod open;
 mod reap;
 mod statistics;
 mod verbs;
+mod view;
 mod walk;
 
 use std::cell::{Cell, RefCell};
@@ -23,6 +25,7 @@ use std::collections::HashSet;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::copier::Copier;
 use crate::counters::PoolCounters;
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
@@ -33,6 +36,7 @@ use crate::types::PageAddr;
 
 pub use check::CheckReport;
 pub use compare::{DiffClass, DiffPart, DiffRun};
+pub use copying::{CopierInfo, VolumeCopying};
 pub use info::{Mode, PoolInfo, SUPERBLOCK_AT, Usage, VolumeInfo, identify};
 pub use open::FormatOptions;
 pub use verbs::CreateOptions;
@@ -87,12 +91,13 @@ impl<D: Device> Clone for Pool<D> {
 }
 
 pub(crate) struct Inner<D> {
-    pub device: D,
+    pub device: Rc<D>,
     pub runtime: Rc<dyn Runtime>,
     pub options: OpenOptions,
     pub meta: RefCell<Meta>,
     /// The superblock on the device.
     pub superblock: RefCell<Superblock>,
+    pub copier: Copier<D>,
     pub generations: Generations,
     pub commits: commit::Commits,
     pub flushes: flush::Flushes,
@@ -104,6 +109,8 @@ pub(crate) struct Inner<D> {
     /// Whether the reaper runs.
     pub reaping: Cell<bool>,
     pub reaped: Event,
+    /// The walks that nobody stands still for.
+    pub views: view::Views,
     /// Held by the reaper during a turn, and by a check so that nothing is reaped meanwhile.
     pub reap_lock: Rc<RangeLocks>,
     /// Pages of metadata that are being loaded.

@@ -5,11 +5,13 @@ use std::rc::Rc;
 
 use smallvec::smallvec;
 
+use crate::copier::Copier;
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    CountEntry, Decoded, Entry, JournalStart, Kind, Layout, NO_VOLUME, NotSuper, SLOTS_PER_PAGE, SUPERBLOCK_PAGES,
-    Seed, Superblock, VolumeRecord, VolumeState, decode_directory_page, decode_group, find_group, page_checksum,
+    BreakPolicy, CopierSettings, CountEntry, Decoded, Entry, JournalStart, Kind, Layout, NO_VOLUME, NotSuper,
+    SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, Throttle, VolumeRecord, VolumeState, decode_directory_page,
+    decode_group, find_group, page_checksum,
 };
 use crate::journal::Journal;
 use crate::map::{Tables, lookup};
@@ -112,6 +114,7 @@ impl<D: Device> Pool<D> {
             journal: vec![(first.first_page(), (blocks * 256) as u32)],
             start: JournalStart::default(),
             counts,
+            copier: CopierSettings::default(),
         };
         device.flush().await.map_err(io)?;
         for at in SUPERBLOCK_PAGES {
@@ -154,14 +157,18 @@ impl<D: Device> Pool<D> {
             epoch: Epoch(superblock.epoch),
             next_id: superblock.next_id,
             directory_map: directory_map(&superblock),
+            copier: superblock.copier,
         };
         let clean = superblock.clean;
+        let device = Rc::new(device);
+        let copier = Copier::new(device.clone(), runtime.clone(), superblock.copier);
         let pool = Pool(Rc::new(Inner {
             device,
             runtime,
             options,
             meta: RefCell::new(meta),
             superblock: RefCell::new(superblock),
+            copier,
             generations: Default::default(),
             commits: Default::default(),
             flushes: Default::default(),
@@ -170,6 +177,7 @@ impl<D: Device> Pool<D> {
             space_changed: Default::default(),
             reaping: Cell::new(false),
             reaped: Default::default(),
+            views: Default::default(),
             reap_lock: Default::default(),
             loading: Default::default(),
             loaded: Default::default(),
@@ -184,6 +192,7 @@ impl<D: Device> Pool<D> {
         pool.0.load_directory().await?;
         if !clean {
             pool.0.replay().await?;
+            pool.0.copier.set(pool.0.meta.borrow().copier);
         }
         if !pool.0.options.read_only {
             // After a kill of the last owner all of it, data too, may be in a cache only: what reads
@@ -208,14 +217,13 @@ impl<D: Device> Pool<D> {
         // Ends the waiting for a full host, of which requests in flight may be part.
         inner.closing.set(true);
         inner.generations.barrier().await;
-        let nothing_to_do =
-            !inner.active.get() && inner.superblock.borrow().clean && !inner.meta.borrow().has_changes();
+        let nothing_to_do = !inner.active.get() && inner.superblock.borrow().clean && !inner.has_changes();
         if !nothing_to_do {
             inner.clone().checkpoint().await?;
             inner.closed.set(true);
             inner.generations.barrier().await;
             let old = inner.superblock.borrow().clone();
-            let clean = Superblock { generation: old.generation + 1, clean: !inner.meta.borrow().has_changes(), ..old };
+            let clean = Superblock { generation: old.generation + 1, clean: !inner.has_changes(), ..old };
             inner.write_superblock(&clean).await?;
         } else {
             // Data written in place changes no metadata.
@@ -242,6 +250,8 @@ fn directory_map(superblock: &Superblock) -> VolumeRecord {
         shared_at: Epoch(0),
         created: 0,
         cursor: 0,
+        break_policy: BreakPolicy::default(),
+        throttle: Throttle::NONE,
     }
 }
 
@@ -294,6 +304,12 @@ impl Meta {
 }
 
 impl<D: Device> Inner<D> {
+    /// Whether memory holds anything the last superblock does not lead to.
+    fn has_changes(&self) -> bool {
+        let meta = self.meta.borrow();
+        meta.has_changes() || meta.copier != self.superblock.borrow().copier
+    }
+
     async fn load_directory(&self) -> Result<()> {
         let pages = self.superblock.borrow().directory_pages;
         let uuid = self.superblock.borrow().uuid;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{NO_VOLUME, Record, VolumeState};
+use crate::format::{BreakPolicy, NO_VOLUME, Record, Throttle, VolumeState};
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_SIZE, MAX_VOLUME_SIZE, VolumeId, is_chunk};
 
@@ -24,14 +24,16 @@ pub struct CreateOptions {
     pub size: u64,
     /// How much room a first write reserves: bytes, a power of two from 4 KiB to 64 MiB.
     pub chunk: u64,
+    /// What a first write to a shared chunk does.
+    pub break_policy: BreakPolicy,
     /// Seconds since 1970.
     pub now: u64,
 }
 
 impl CreateOptions {
-    /// A volume of `size` bytes with the default chunk (64 KiB).
+    /// A volume of `size` bytes with the default chunk (64 KiB), whose chunks are split.
     pub fn new(size: u64, now: u64) -> CreateOptions {
-        CreateOptions { size, chunk: DEFAULT_CHUNK, now }
+        CreateOptions { size, chunk: DEFAULT_CHUNK, break_policy: BreakPolicy::Split, now }
     }
 }
 
@@ -52,7 +54,7 @@ fn check_chunk(chunk: u64) -> Result<()> {
     }
 }
 
-fn writable_volume(volume: &Volume, name: &str) -> Result<VolumeId> {
+pub(super) fn writable_volume(volume: &Volume, name: &str) -> Result<VolumeId> {
     match volume.record.state {
         VolumeState::Volume => Ok(volume.record.id),
         _ => Err(Error::new(ErrorKind::ReadOnly, format!("{name:?} is a snapshot and cannot be changed"))),
@@ -83,7 +85,7 @@ impl<D: Device> Inner<D> {
     }
 
     /// One verb: `decide` checks and says what to do, then it is done and made durable.
-    async fn verb<T>(self: &Rc<Self>, decide: impl FnOnce(&mut Meta) -> Result<(Record, T)>) -> Result<T> {
+    pub(super) async fn verb<T>(self: &Rc<Self>, decide: impl FnOnce(&mut Meta) -> Result<(Record, T)>) -> Result<T> {
         self.check_writable()?;
         let value = {
             let mut meta = self.meta.borrow_mut();
@@ -116,13 +118,18 @@ impl<D: Device> Pool<D> {
     pub async fn create(&self, name: &str, options: &CreateOptions) -> Result<VolumeInfo> {
         check_size(options.size)?;
         check_chunk(options.chunk)?;
-        let id = self
-            .0
+        let inner = &self.0;
+        let id = inner
             .verb(|meta| {
                 meta.directory.check_new(NO_VOLUME, name)?;
                 let id = VolumeId(meta.next_id);
-                let CreateOptions { size, chunk, now } = *options;
-                Ok((Record::Create { id, name: name.to_string(), size, chunk, now }, id))
+                let CreateOptions { size, chunk, now, break_policy } = *options;
+                let create = Record::Create { id, name: name.to_string(), size, chunk, now };
+                if break_policy == BreakPolicy::Split {
+                    return Ok((create, id));
+                }
+                inner.publish(meta, &create)?;
+                Ok((Record::SetCopying { id, break_policy, throttle: Throttle::NONE }, id))
             })
             .await?;
         self.0.info(id)

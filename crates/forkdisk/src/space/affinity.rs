@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
-use crate::types::{BLOCK_PAGES, Block, PageAddr, VolumeId};
+use crate::types::{BLOCK_PAGES, Block, Epoch, PageAddr, VolumeId};
 
 /// Most blocks kept for streams.
 const MAX_OWNED: usize = 4096;
@@ -16,6 +16,8 @@ const MAX_CHUNKS: usize = 16_384;
 const MAX_WRITERS: usize = 16;
 /// Most blocks in which room for chunks is left.
 const MAX_OPEN: usize = 64;
+/// Most chunks remembered whose rest nobody is kept for.
+const MAX_LEFT: usize = 16_384;
 /// Pages from which on a write is a stream by itself.
 const STREAM_PAGES: u64 = 64;
 /// Pages that smaller writes must have filled one behind the other, to be one. A random writer that
@@ -64,10 +66,32 @@ struct Writer {
     stream: bool,
 }
 
+/// Pages kept for a virtual chunk.
+#[derive(Clone, Copy)]
+pub struct Chunk {
+    /// Where the chunk's first page lies.
+    pub first: PageAddr,
+    /// When the volume had last been shared.
+    pub shared_at: Epoch,
+}
+
+/// A chunk that its volume has left: the pages that were free then are kept for nobody.
+#[derive(Clone, Copy)]
+pub struct Left {
+    /// The chunk.
+    pub first: PageAddr,
+    /// Pages of the chunk, and how many of them were free.
+    pub pages: u64,
+    pub free: u64,
+}
+
 /// See the module.
 pub struct Affinity {
     owned: Bounded<Block>,
-    chunks: Bounded<PageAddr>,
+    chunks: Bounded<Chunk>,
+    /// Chunks that were left, the first one first, and the pages free in them.
+    left: VecDeque<Left>,
+    left_pages: u64,
     /// Who has written to each volume lately, the latest last.
     writers: FxHashMap<VolumeId, VecDeque<Writer>>,
     /// Blocks that chunks are laid out in, and the next page in each.
@@ -79,7 +103,8 @@ pub struct Affinity {
 impl Default for Affinity {
     fn default() -> Self {
         let (owned, chunks) = (Bounded::new(MAX_OWNED), Bounded::new(MAX_CHUNKS));
-        Affinity { owned, chunks, writers: FxHashMap::default(), open: VecDeque::new(), meta_block: None }
+        let (left, open) = (VecDeque::new(), VecDeque::new());
+        Affinity { owned, chunks, left, left_pages: 0, writers: FxHashMap::default(), open, meta_block: None }
     }
 }
 
@@ -146,13 +171,50 @@ impl Affinity {
     }
 
     /// Where a virtual chunk's pages are kept.
-    pub fn chunk(&self, volume: VolumeId, chunk: u64) -> Option<PageAddr> {
+    pub fn chunk(&self, volume: VolumeId, chunk: u64) -> Option<Chunk> {
         self.chunks.map.get(&(volume, chunk)).copied()
     }
 
     /// Keeps pages for a virtual chunk.
-    pub fn keep_chunk(&mut self, volume: VolumeId, chunk: u64, first: PageAddr) {
-        self.chunks.insert((volume, chunk), first);
+    pub fn keep_chunk(&mut self, volume: VolumeId, chunk: u64, pages: Chunk) {
+        self.chunks.insert((volume, chunk), pages);
+    }
+
+    /// Nobody is kept for any more in a chunk.
+    pub fn leave(&mut self, left: Left) {
+        if left.free == 0 {
+            return;
+        }
+        if self.left.len() >= MAX_LEFT {
+            self.take_left();
+        }
+        self.left_pages += left.free;
+        self.left.push_back(left);
+    }
+
+    /// Pages in chunks that were left.
+    pub fn left_pages(&self) -> u64 {
+        self.left_pages
+    }
+
+    /// The chunk that was left first.
+    pub fn first_left(&self) -> Option<Left> {
+        self.left.front().copied()
+    }
+
+    /// So many pages of the chunk that was left first are in use.
+    pub fn use_left(&mut self, pages: u64) {
+        if let Some(left) = self.left.front_mut() {
+            left.free -= pages;
+            self.left_pages -= pages;
+        }
+    }
+
+    /// Forgets the chunk that was left first.
+    pub fn take_left(&mut self) {
+        if let Some(left) = self.left.pop_front() {
+            self.left_pages -= left.free;
+        }
     }
 
     /// Nothing is kept for a volume any more.

@@ -6,10 +6,27 @@
 //! behind the other. A chunk that begins a virtual block is laid at the beginning of a block: should it
 //! turn out to begin a stream, the rest of the block is its own. When nothing of this is to be had, any
 //! free page.
+//!
+//! A chunk is kept until its volume is shared again: what is written then begins chunks of its own, so
+//! that a volume with many snapshots is written as fast as one with few. What is unused in the old chunks
+//! is bounded: beyond an eighth of the free space it is filled first, page behind page.
+//!
+//! Metadata comes from the end of the pool, where no stream grows.
 
+use crate::format::CountNode;
 use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
-use super::{Bitmap, Miss, Refusal, Space, Want, bit};
+use super::affinity::{Chunk, Left};
+use super::{Bitmap, Miss, Refusal, Space, Want, bit, pages_in};
+
+/// Part of the free space that may lie unused in chunks that were left.
+pub(super) const LEFT_PART: u64 = 8;
+/// Part of the pool's leaves, from the end, that is searched for places for metadata, and how many
+/// there are at least.
+const META_PART: u64 = 64;
+const META_LEAVES: u64 = 16;
+/// Pages that must be free in a block that is in use, for more metadata to go there.
+const META_PAGES: u64 = 64;
 
 impl Space {
     /// One or more contiguous pages for a write, at most as many as wanted.
@@ -37,8 +54,8 @@ impl Space {
             return Ok(self.take(block, index, pages).expect("an empty block has every page"));
         }
         loop {
-            let found = self.free.iter().next().map(|(&block, bits)| (block, first_free(bits)));
-            match found {
+            let first = self.free.iter().next().map(|(&block, bits)| (block, first_free(bits)));
+            match first.filter(|&(block, _)| self.is_for_data(block)) {
                 Some((block, index)) => return Ok(self.take(block, index, pages).expect("it is free")),
                 None if self.scan_leaf()? => {}
                 None => return Err(Refusal::NoSpace),
@@ -49,14 +66,24 @@ impl Space {
     fn take_in_chunk(&mut self, want: &Want) -> Result<Option<(PageAddr, u64)>, Miss> {
         let (chunk, within) = (want.at.0 / want.chunk_pages, want.at.0 % want.chunk_pages);
         let max = want.pages.min(want.chunk_pages - within);
-        if let Some(first) = self.affinity.chunk(want.volume, chunk) {
-            let page = PageAddr(first.0 + within);
-            if let Some(run) = self.take(page.block(), page.index(), max) {
+        if let Some(kept) = self.affinity.chunk(want.volume, chunk) {
+            let page = PageAddr(kept.first.0 + within);
+            if kept.shared_at != want.shared_at {
+                // What fills its chunk is to lie in one piece.
+                if 2 * max <= want.chunk_pages
+                    && let Some(run) = self.take_left(max)
+                {
+                    return Ok(Some(run));
+                }
+                let free = self.free_in_chunk(kept.first, want.chunk_pages);
+                self.affinity.leave(Left { first: kept.first, pages: want.chunk_pages, free });
+            } else if let Some(run) = self.take(page.block(), page.index(), max) {
                 return Ok(Some(run));
             }
         }
         let Some((block, next)) = self.room_for_chunk(want, chunk)? else { return Ok(None) };
-        self.affinity.keep_chunk(want.volume, chunk, block.page(next as usize));
+        let kept = Chunk { first: block.page(next as usize), shared_at: want.shared_at };
+        self.affinity.keep_chunk(want.volume, chunk, kept);
         // Somebody else may have taken the page under pressure.
         Ok(self.take(block, (next + within) as usize, max))
     }
@@ -68,9 +95,9 @@ impl Space {
         let begins = (chunk * pages).is_multiple_of(BLOCK_PAGES);
         if !begins
             && let Some(before) = self.affinity.chunk(want.volume, chunk - 1)
-            && self.affinity.open_chunk_at(PageAddr(before.0 + pages), pages)
+            && self.affinity.open_chunk_at(PageAddr(before.first.0 + pages), pages)
         {
-            return Ok(Some((before.block(), before.index() as u64 + pages)));
+            return Ok(Some((before.first.block(), before.first.index() as u64 + pages)));
         }
         if !begins && let Some(room) = self.affinity.open_chunk(pages) {
             return Ok(Some(room));
@@ -85,7 +112,36 @@ impl Space {
     /// The block at whose beginning the first chunk of this virtual block lies.
     fn begun_by_a_chunk(&self, want: &Want) -> Option<Block> {
         let chunk = want.at.block() * BLOCK_PAGES / want.chunk_pages;
-        self.affinity.chunk(want.volume, chunk).filter(|first| first.index() == 0).map(PageAddr::block)
+        let first = self.affinity.chunk(want.volume, chunk)?.first;
+        (first.index() == 0).then_some(first.block())
+    }
+
+    /// Pages of the chunk that was left first, if too much is left.
+    fn take_left(&mut self, max: u64) -> Option<(PageAddr, u64)> {
+        while self.affinity.left_pages() > self.available / LEFT_PART {
+            let left = self.affinity.first_left()?;
+            let (block, from) = (left.first.block(), left.first.index());
+            let free = self.free_in_chunk(left.first, left.pages);
+            // One in which space was freed since is no longer what was left.
+            if free == 0 || free > left.free {
+                self.affinity.take_left();
+                continue;
+            }
+            let bits = &self.free[&block];
+            let end = from + left.pages as usize;
+            let index = (from..end).find(|&i| bit(bits, i)).expect("one is free");
+            let run = self.take(block, index, max.min((end - index) as u64))?;
+            self.affinity.use_left(left.free - free + run.1);
+            return Some(run);
+        }
+        None
+    }
+
+    fn free_in_chunk(&self, first: PageAddr, pages: u64) -> u64 {
+        let from = first.index();
+        self.free
+            .get(&first.block())
+            .map_or(0, |bits| (from..from + pages as usize).filter(|&i| bit(bits, i)).count() as u64)
     }
 
     /// A block of which every page is free: the one behind `before` if possible.
@@ -96,13 +152,18 @@ impl Space {
             return Ok(Some(next));
         }
         loop {
-            if let Some(&block) = self.empty.first() {
+            if let Some(&block) = self.empty.first().filter(|&&block| self.is_for_data(block)) {
                 return Ok(Some(block));
             }
             if !self.scan_leaf()? {
                 return Ok(None);
             }
         }
+    }
+
+    /// Whether nothing nearer to the beginning remains to be searched.
+    fn is_for_data(&self, block: Block) -> bool {
+        self.scan >= self.scan_end || CountNode::leaf_of(block).0.index < self.scan
     }
 
     /// Hands out free pages of a block from `index` on, as many as lie in a row, at most `max`.
@@ -133,10 +194,7 @@ impl Space {
         }
         let (mut out, mut left) = (Vec::new(), n);
         while left > 0 {
-            let block = match self.affinity.meta_block.filter(|b| self.free.contains_key(b)) {
-                Some(block) => block,
-                None => *self.empty.first().or_else(|| self.free.keys().next())?,
-            };
+            let block = self.block_for_meta()?;
             self.affinity.meta_block = Some(block);
             let index = first_free(&self.free[&block]);
             let run = self.take(block, index, left)?;
@@ -144,6 +202,41 @@ impl Space {
             out.push(run);
         }
         Some(out)
+    }
+
+    /// The block used last, an empty one from the end, one that is not much used, any.
+    fn block_for_meta(&self) -> Option<Block> {
+        let from = self.first_for_meta();
+        let roomy = || self.free.range(from..).rev().find(|(_, bits)| pages_in(bits) >= META_PAGES);
+        self.affinity
+            .meta_block
+            .filter(|b| self.free.contains_key(b))
+            .or_else(|| self.empty.range(from..).next_back().copied())
+            .or_else(|| roomy().map(|(&block, _)| block))
+            .or_else(|| self.empty.last().copied())
+            .or_else(|| self.free.keys().next_back().copied())
+    }
+
+    fn first_for_meta(&self) -> Block {
+        CountNode { level: 0, index: self.leaves_for_meta() }.first_block()
+    }
+
+    /// From this leaf on metadata is preferred.
+    fn leaves_for_meta(&self) -> u64 {
+        let leaves = self.layout.count_nodes(0);
+        leaves - (leaves / META_PART).max(META_LEAVES).min(leaves / 2)
+    }
+
+    /// Searches from the end until room for so many pages of metadata is known there, or there is none.
+    pub fn prepare_meta(&mut self, pages: u64) -> Result<(), Miss> {
+        let limit = self.leaves_for_meta();
+        loop {
+            let begun = self.affinity.meta_block.and_then(|b| self.free.get(&b)).map_or(0, pages_in);
+            let empty = self.empty.range(self.first_for_meta()..).count() as u64 * BLOCK_PAGES;
+            if begun + empty >= pages || !self.scan_leaf_from_the_end(limit)? {
+                return Ok(());
+            }
+        }
     }
 
     /// Searches until at least `pages` free pages are known.

@@ -100,6 +100,7 @@ impl Space {
 
     fn next_image(&mut self, node: CountNode) -> Result<Option<Image>, Miss> {
         let old = self.entry(node)?;
+        self.keep_common(node, &old);
         if let Some(common) = self.notes_above(node, &old) {
             let used = self.layout.initially_free_under(node);
             let work = self.work.as_mut().expect("between freeze and finish");
@@ -107,8 +108,11 @@ impl Space {
             work.new.insert(node, CountEntry { common, used, ..old });
             return Ok(None);
         }
-        let mut page = self.page(node)?.cloned().unwrap_or_default();
-        let mut freed = Runs::new();
+        let page = self.page(node)?.cloned();
+        if node.level == 0 {
+            self.keep_image(node, page.as_ref());
+        }
+        let (mut page, mut freed) = (page.unwrap_or_default(), Runs::new());
         let used = match node.level {
             0 => self.apply(node, old.common, &mut page, &mut freed),
             _ => self.point(node, &mut page, old.used),
@@ -214,7 +218,7 @@ impl Space {
             self.cache.extend(work.images);
         }
         let waiting: u64 = work.freed.iter().map(|&(_, n)| n).sum();
-        self.available = self.free_by_roots() - self.handed_out - waiting;
+        self.available = self.free_by_roots() - self.handed_out - waiting - self.kept.pages();
         work.freed
     }
 

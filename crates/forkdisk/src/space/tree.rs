@@ -68,30 +68,45 @@ impl Space {
 
     /// Searches the next leaf for free pages; false when all have been searched.
     pub(super) fn scan_leaf(&mut self) -> Result<bool, Miss> {
-        if self.scan >= self.layout.count_nodes(0) {
+        if self.scan >= self.scan_end {
             return Ok(false);
         }
         let node = CountNode { level: 0, index: self.scan };
         let (parent, first) = node.parent().expect("a leaf has a parent");
-        if first == 0 {
-            let above = self.entry(parent)?;
-            if above.used == self.layout.initially_free_under(parent) {
-                self.scan += parent.entries() as u64;
-                return Ok(true);
-            }
+        if first == 0 && self.is_full(parent)? {
+            self.scan += parent.entries() as u64;
+            return Ok(true);
         }
-        if self.entry(node)?.used < self.layout.initially_free_under(node) {
-            for i in 0..LEAF_BLOCKS as u64 {
-                let block = Block(node.first_block().0 + i);
-                let bits = self.free_by_leaf(block)?;
-                if !self.free.contains_key(&block) {
-                    let bits = self.untouched(block, bits);
-                    self.add_free(block, bits);
-                }
-            }
-        }
+        self.search(node)?;
         self.scan += 1;
         Ok(true)
+    }
+
+    /// As [`scan_leaf`](Self::scan_leaf), from the other end, no further than to leaf `limit`.
+    pub(super) fn scan_leaf_from_the_end(&mut self, limit: u64) -> Result<bool, Miss> {
+        if self.scan_end <= self.scan.max(limit) {
+            return Ok(false);
+        }
+        self.search(CountNode { level: 0, index: self.scan_end - 1 })?;
+        self.scan_end -= 1;
+        Ok(true)
+    }
+
+    fn is_full(&mut self, node: CountNode) -> Result<bool, Miss> {
+        Ok(self.entry(node)?.used >= self.layout.initially_free_under(node))
+    }
+
+    fn search(&mut self, leaf: CountNode) -> Result<(), Miss> {
+        if self.is_full(leaf)? {
+            return Ok(());
+        }
+        for i in 0..LEAF_BLOCKS as u64 {
+            let block = Block(leaf.first_block().0 + i);
+            let bits = self.free_by_leaf(block)?;
+            let bits = if planted(Bug::SearchFindsTaken) { bits } else { self.untouched(block, bits) };
+            self.add_free(block, bits);
+        }
+        Ok(())
     }
 
     /// Pages of a block become known as free.
@@ -119,9 +134,9 @@ impl Space {
         }
     }
 
-    /// Whether the scan has passed a block.
+    /// Whether the search has passed a block.
     pub(super) fn is_scanned(&self, block: Block) -> bool {
-        CountNode::leaf_of(block).0.index < self.scan
+        !(self.scan..self.scan_end).contains(&CountNode::leaf_of(block).0.index)
     }
 }
 

@@ -108,6 +108,13 @@ impl RangeLocks {
         guard
     }
 
+    /// Whether somebody waits for a part of `range`.
+    pub fn is_awaited(&self, range: &Range<u64>) -> bool {
+        let claims = self.claims.borrow();
+        let waits = |c: &Claim| !c.granted && c.range.start < range.end && range.start < c.range.end;
+        claims.waiting > 0 && claims.queue.iter().any(waits)
+    }
+
     /// Holds `range` if no claim conflicts with it; never waits.
     pub fn try_lock(self: &Rc<Self>, range: Range<u64>, hold: Hold) -> Option<RangeGuard> {
         let mut claims = self.claims.borrow_mut();
@@ -117,6 +124,20 @@ impl RangeLocks {
         }
         claims.remove(id);
         None
+    }
+}
+
+impl RangeGuard {
+    /// Holds `range` only from now on, which must be a part of what is held.
+    pub fn narrow(&self, range: Range<u64>) {
+        {
+            let mut claims = self.locks.claims.borrow_mut();
+            let at = claims.place(self.id);
+            let claim = &mut claims.queue[at];
+            debug_assert!(claim.range.start <= range.start && range.end <= claim.range.end);
+            claim.range = range;
+        }
+        self.locks.changed.notify();
     }
 }
 
@@ -162,6 +183,7 @@ mod tests {
         let first = locks.try_lock(0..4, Hold::Shared).expect("the first");
         let mut alone = pin!(locks.lock(0..2, Hold::Alone));
         assert!(poll(alone.as_mut()).is_none());
+        assert!(locks.is_awaited(&(1..9)) && !locks.is_awaited(&(2..9)), "what is held is not awaited");
         assert!(locks.try_lock(1..2, Hold::Shared).is_none(), "behind the one that waits to be alone");
         let mut later = pin!(locks.lock(1..2, Hold::Shared));
         assert!(poll(later.as_mut()).is_none());
@@ -170,6 +192,17 @@ mod tests {
         assert!(poll(later.as_mut()).is_none());
         drop(held);
         assert!(poll(later.as_mut()).is_some());
+    }
+
+    #[test]
+    fn what_is_held_no_longer_is_for_others() {
+        let locks = Rc::new(RangeLocks::default());
+        let first = locks.try_lock(0..8, Hold::Alone).expect("the first");
+        let mut second = pin!(locks.lock(4..6, Hold::Alone));
+        assert!(poll(second.as_mut()).is_none());
+        first.narrow(0..4);
+        assert!(poll(second.as_mut()).is_some());
+        assert!(locks.try_lock(3..4, Hold::Shared).is_none());
     }
 
     #[test]

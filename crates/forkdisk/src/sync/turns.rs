@@ -175,6 +175,11 @@ impl<P> Turns<P> {
             || matches!(queue.standing(pages, queue.claims.len()), Standing::Free | Standing::Thrifty)
     }
 
+    /// Whether nobody but these turns is before a write of `pages`.
+    pub fn has_only(&self, pages: &Range<u64>, turns: &[u64]) -> bool {
+        self.queue.borrow().claims.iter().all(|c| turns.contains(&c.id) || !c.is_near(pages))
+    }
+
     /// Takes a turn behind all others.
     pub fn enter(self: &Rc<Self>, pages: Range<u64>) -> Turn<P> {
         let mut queue = self.queue.borrow_mut();
@@ -186,6 +191,11 @@ impl<P> Turns<P> {
 }
 
 impl<P> Turn<P> {
+    /// Its number.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
     /// Waits until no earlier neighbour is before it, or only such as stepped aside; the parcel lies
     /// open to them meanwhile.
     pub async fn come(&self, parcel: P) -> Came<P> {

@@ -12,10 +12,11 @@ use crate::pool::{Failure, Meta};
 use crate::space::Want;
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 
+use super::copy_break::ChunkCopy;
 use super::read::push;
 
 /// Pages kept back for tables and for verbs that free space.
-const RESERVE: u64 = 48;
+pub(super) const RESERVE: u64 = 48;
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// A page that is completed before it is written.
@@ -41,19 +42,24 @@ pub(super) struct Fault {
 
 /// Where every piece of a write goes.
 pub(super) struct WritePlan {
-    next: u64,
-    start: u64,
-    end: u64,
+    pub next: u64,
+    pub start: u64,
+    pub end: u64,
     unit: u64,
+    /// Pages of the chunks that are copied as wholes when they are broken; `None`: none are.
+    pub copying: Option<u64>,
     pub segments: Segments,
     pub partials: Vec<Partial>,
     pub faults: Vec<Fault>,
+    /// Pieces that are copied before they are written; each has its fault.
+    pub copies: Vec<ChunkCopy>,
 }
 
 impl WritePlan {
-    pub fn new(start: u64, len: u64, unit: usize) -> WritePlan {
-        let (segments, partials, faults) = (Segments::new(), Vec::new(), Vec::new());
-        WritePlan { next: start, start, end: start + len, unit: unit as u64, segments, partials, faults }
+    pub fn new(start: u64, len: u64, unit: usize, copying: Option<u64>) -> WritePlan {
+        let (segments, partials, faults, copies) = (Segments::new(), Vec::new(), Vec::new(), Vec::new());
+        let (end, unit) = (start + len, unit as u64);
+        WritePlan { next: start, start, end, unit, copying, segments, partials, faults, copies }
     }
 
     /// Plans the whole write if every piece goes to a page that is mapped and this volume's alone,
@@ -99,17 +105,16 @@ impl WritePlan {
         while self.next < self.end {
             let page = VirtualPage(self.next / PAGE);
             let whole = self.next.is_multiple_of(PAGE) && self.end - self.next >= PAGE;
-            let max = if whole { ((self.end - self.next) / PAGE).min(BLOCK_PAGES - page.index() as u64) } else { 1 };
+            let max = if whole { self.whole_pages(page) } else { 1 };
             let held = meta.directory.held_until(id);
             let (may_need, available) = (meta.checkpoint_pages() + RESERVE, meta.space.available());
             let (mut editor, record) = meta.view(id).expect("a volume with a handle is not removed");
-            let chunk_pages = record.chunk / PAGE;
+            let (chunk_pages, shared_at) = (record.chunk / PAGE, record.shared_at);
             let run = lookup(editor.tables, record, page, max).map_err(Stop::from)?;
             let mut len = run.len;
             let mut alone = run.data.is_some_and(|(_, birth)| birth > record.shared_at)
                 || planted(Bug::WritesSharedInPlace) && run.data.is_some();
-            let need = may_need + len;
-            let has_room = may_fault && available >= need;
+            let has_room = may_fault && available >= may_need + len;
             // While there is room, what a snapshot holds most likely is not asked about.
             let asks = run.data.is_some_and(|(_, birth)| !has_room || held.is_none_or(|until| birth > until));
             if !alone && asks && editor.is_alone_for_good(record, page)? {
@@ -118,19 +123,40 @@ impl WritePlan {
             }
             match run.data {
                 Some((addr, _)) if alone => self.in_place(addr, len),
+                _ if !may_fault => return Err(Failure::Stop(Stop::NoSpace)),
+                _ if self.copy_chunk(meta, id, page)? => {}
                 old => {
-                    if !has_room {
+                    let need = meta.checkpoint_pages() + RESERVE + len;
+                    if meta.space.available() < need {
                         return Err(Failure::Stop(Stop::NoSpace));
                     }
                     meta.space.ensure_known(need).map_err(Stop::from)?;
                     let write = self.start / PAGE..self.end();
-                    let want = Want { volume: id, at: page, pages: len, chunk_pages, write };
+                    let want = Want { volume: id, at: page, pages: len, chunk_pages, shared_at, write };
                     let (to, n) = meta.space.alloc_data(want).map_err(Stop::from)?;
                     self.fault(page, n, to, old.map(|(addr, _)| addr), whole);
                 }
             }
         }
         Ok(())
+    }
+
+    /// How many whole pages from `page` on are planned at once: within a block, and up to the last
+    /// chunk if that is to be copied because the write ends within it.
+    fn whole_pages(&self, page: VirtualPage) -> u64 {
+        let end = self.end / PAGE;
+        let cut = self.copying.map(|chunk| end / chunk * chunk).filter(|&cut| cut > page.0);
+        (cut.unwrap_or(end) - page.0).min(BLOCK_PAGES - page.index() as u64)
+    }
+
+    /// Drops what is planned to be written from byte `from` of the volume on.
+    pub(super) fn forget_from(&mut self, from: u64) {
+        let keep = from.saturating_sub(self.start) as usize;
+        self.partials.retain(|p| p.at < keep);
+        self.segments.retain(|s| s.at < keep);
+        if let Some(last) = self.segments.last_mut() {
+            last.len = last.len.min(keep - last.at);
+        }
     }
 
     fn in_place(&mut self, addr: PageAddr, pages: u64) {

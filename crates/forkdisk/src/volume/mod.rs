@@ -1,9 +1,11 @@
 //! A volume open for I/O: one file per verb.
 
+mod copy_break;
 mod counted;
 mod discard;
 mod extents;
 mod fault;
+mod join;
 mod put;
 mod range;
 mod read;
@@ -24,6 +26,7 @@ use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
 
 pub use extents::Extent;
+pub(crate) use join::Copies;
 pub use status::{Sharing, StatusRun};
 
 /// A volume or snapshot open for I/O. While a handle exists the volume is not deleted.
@@ -38,14 +41,15 @@ pub struct Volume<D: Device> {
     locks: Rc<RangeLocks>,
     counters: Rc<VolumeCounters>,
     turns: Rc<Turns<Buf>>,
+    copies: Rc<Copies>,
 }
 
 impl<D: Device> Clone for Volume<D> {
     fn clone(&self) -> Self {
         self.open.set(self.open.get() + 1);
         let (open, locks, turns) = (self.open.clone(), self.locks.clone(), self.turns.clone());
-        let (inner, counters) = (self.inner.clone(), self.counters.clone());
-        Volume { inner, id: self.id, read_only: self.read_only, open, locks, turns, counters }
+        let (inner, counters, copies) = (self.inner.clone(), self.counters.clone(), self.copies.clone());
+        Volume { inner, id: self.id, read_only: self.read_only, open, locks, turns, counters, copies }
     }
 }
 
@@ -69,6 +73,7 @@ impl<D: Device> Pool<D> {
             locks: volume.locks.clone(),
             counters: volume.counters.get_or_init(Rc::default).clone(),
             turns: volume.turns.clone(),
+            copies: volume.copies.clone(),
         })
     }
 }

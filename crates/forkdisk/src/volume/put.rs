@@ -5,82 +5,82 @@ use smallvec::smallvec;
 use crate::device::{Buf, Device, Segment, Segments};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
-use crate::sync::Turn;
-use crate::types::{PAGE_SIZE, PageAddr};
+use crate::sync::{Taken, Turn};
+use crate::types::PAGE_SIZE;
 
 use super::Volume;
-use super::fault::Partial;
+use super::fault::{Partial, WritePlan};
+use super::read::push;
 use super::turn::Work;
 
 impl<D: Device> Volume<D> {
-    /// Submits the data, which includes the completed `pages`, gives up the turn, and waits for the end.
-    pub(super) async fn put(
-        &self,
-        turn: Turn<Buf>,
-        work: &Work,
-        pages: Vec<(PageAddr, Buf)>,
-        buf: Buf,
-    ) -> (Result<()>, Buf) {
+    /// Submits the data in rising order, the completed `pages` among it, gives up the turn, and waits for
+    /// the end.
+    pub(super) async fn put(&self, turn: Turn<Buf>, work: &Work, pages: Vec<Buf>, buf: Buf) -> (Result<()>, Buf) {
         let (device, counters) = (&self.inner.device, &self.inner.counters);
-        counters.data_writes.add(&work.plan.segments);
-        pages.iter().for_each(|_| counters.data_writes.add_one(PAGE_SIZE as u64));
-        let copy = self.copied(work, &buf);
-        let one = |at: PageAddr| smallvec![Segment { offset: at.offset(), at: 0, len: PAGE_SIZE }];
-        let ragged: Vec<_> = pages.into_iter().map(|(at, page)| device.write(page, one(at), false)).collect();
-        // All are submitted before the first is waited for.
-        let (mut result, buf) = match copy {
-            Some((copy, segments)) => {
-                let whole = device.write(copy, segments, false);
+        let (result, buf) = match self.assembled(work, &pages, &buf) {
+            Some((whole, segments)) => {
+                counters.data_writes.add(&segments);
+                let write = device.write(whole, segments, false);
                 turn.submitted(&work.along);
-                (whole.await.0, buf)
-            }
-            None if work.plan.segments.is_empty() => {
-                turn.submitted(&work.along);
-                (Ok(()), buf)
+                (write.await.0, buf)
             }
             None => {
-                let whole = device.write(buf, work.plan.segments.clone(), false);
+                counters.data_writes.add(&work.plan.segments);
+                let write = device.write(buf, work.plan.segments.clone(), false);
                 turn.submitted(&work.along);
-                whole.await
+                write.await
             }
         };
-        for page in ragged {
-            let (outcome, _) = page.await;
-            result = result.and(outcome);
-        }
         (self.explain(work.offset, result), buf)
     }
 
-    /// The whole pages' data in a buffer of its own, and its segments there, if it cannot be written
-    /// from `buf`: because others were taken along, or because a write that begins within a device
-    /// block has its whole pages at odd places.
-    fn copied(&self, work: &Work, buf: &Buf) -> Option<(Buf, Segments)> {
-        let segments = &work.plan.segments;
-        let (first, last) = (segments.first()?, segments.last()?);
-        if work.along.is_empty() && first.at.is_multiple_of(self.inner.device.block_size()) {
+    /// All of the data in a buffer of its own, and its segments there, if it cannot be written from `buf`:
+    /// because pages were completed, others were taken along, or the whole pages lie at odd places in it.
+    fn assembled(&self, work: &Work, pages: &[Buf], buf: &Buf) -> Option<(Buf, Segments)> {
+        let WritePlan { segments, partials, .. } = &work.plan;
+        let odd = segments.first().is_some_and(|s| !s.at.is_multiple_of(self.inner.device.block_size()));
+        if partials.is_empty() && work.along.is_empty() && !odd {
             return None;
         }
-        let from = first.at;
-        let mut copy = self.inner.device.buffer(last.at + last.len - from);
-        let own = buf.len().min(last.at + last.len);
-        copy[..own - from].copy_from_slice(&buf[from..own]);
-        let mut at = buf.len() - from;
-        for taken in &work.along {
+        Some(self.assemble(work, pages, buf, &work.along))
+    }
+
+    /// What is planned to be written of `own` and what the writes `along` hold behind it, with the
+    /// completed `pages`, in a buffer from the beginning of the first page, and its segments there in rising
+    /// order.
+    pub(super) fn assemble(&self, work: &Work, pages: &[Buf], own: &[u8], along: &[Taken<Buf>]) -> (Buf, Segments) {
+        let WritePlan { segments, partials, .. } = &work.plan;
+        let lead = (work.offset % PAGE_SIZE as u64) as usize;
+        let len = (work.plan.end() - work.offset / PAGE_SIZE as u64) as usize * PAGE_SIZE;
+        let mut whole = self.inner.device.buffer(len);
+        let mut at = lead + own.len();
+        whole[lead..at].copy_from_slice(own);
+        for taken in along {
             at += taken.look(|more| {
                 if !planted(Bug::TakenAlongForgotten) {
-                    copy[at..at + more.len()].copy_from_slice(more);
+                    whole[at..at + more.len()].copy_from_slice(more);
                 }
                 more.len()
             });
         }
-        Some((copy, segments.iter().map(|s| Segment { at: s.at - from, ..*s }).collect()))
+        let mut pieces: Vec<Segment> = segments.iter().map(|s| Segment { at: s.at + lead, ..*s }).collect();
+        for (partial, page) in partials.iter().zip(pages) {
+            let at = (lead + partial.at) / PAGE_SIZE * PAGE_SIZE;
+            whole[at..at + PAGE_SIZE].copy_from_slice(page);
+            pieces.push(Segment { offset: partial.to.offset(), at, len: PAGE_SIZE });
+        }
+        pieces.sort_unstable_by_key(|s| s.at);
+        let mut segments = Segments::new();
+        pieces.iter().for_each(|s| push(&mut segments, s.offset, s.at, s.len));
+        (whole, segments)
     }
 
     /// The pages of which only pieces are written, as a whole.
-    pub(super) async fn completed(&self, work: &Work, data: &[u8]) -> Result<Vec<(PageAddr, Buf)>> {
+    pub(super) async fn completed(&self, work: &Work, data: &[u8]) -> Result<Vec<Buf>> {
         let mut pages = Vec::with_capacity(work.plan.partials.len());
         for partial in &work.plan.partials {
-            pages.push((partial.to, self.complete(partial, data).await?));
+            pages.push(self.complete(partial, data).await?);
         }
         Ok(pages)
     }

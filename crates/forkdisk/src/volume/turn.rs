@@ -21,11 +21,20 @@ use super::fault::WritePlan;
 /// cost less than the request it saves.
 const SMALL: usize = 64 << 10;
 
+/// Whether a write is one that is taken along: small, and whole pages.
+pub(super) fn fits(buf: &Buf, pages: &Range<u64>) -> bool {
+    buf.len() <= SMALL && buf.len() as u64 == (pages.end - pages.start) * PAGE_SIZE as u64
+}
+
 /// A write under way.
 pub(super) struct Work {
     pub offset: u64,
     len: usize,
     unit: usize,
+    /// Pages of the chunks that are copied as wholes when they are broken; `None`: none are.
+    copying: Option<u64>,
+    /// Pages that are held for it.
+    held: Range<u64>,
     pub plan: WritePlan,
     /// Writes that go on where this one ends, and are done together with it.
     pub along: Vec<Taken<Buf>>,
@@ -33,14 +42,26 @@ pub(super) struct Work {
 }
 
 impl Work {
-    pub fn new(offset: u64, len: usize, unit: usize) -> Work {
-        let plan = WritePlan::new(offset, len as u64, unit);
-        Work { offset, len, unit, plan, along: Vec::new(), locks: Vec::new() }
+    pub fn new(offset: u64, len: usize, unit: usize, copying: Option<u64>, held: Range<u64>) -> Work {
+        let plan = WritePlan::new(offset, len as u64, unit, copying);
+        Work { offset, len, unit, copying, held, plan, along: Vec::new(), locks: Vec::new() }
     }
 
     /// Forgets the plan and whoever was taken along.
     fn restart(&mut self) {
-        *self = Work::new(self.offset, self.len, self.unit);
+        *self = Work::new(self.offset, self.len, self.unit, self.copying, self.held.clone());
+    }
+
+    /// There is no space: no chunk is copied any more, and of those that are held for that others get
+    /// what is not written. Who waits for space must be in the way of those only that write the same pages.
+    fn give_up_copying(&mut self, lock: Option<&RangeGuard>) {
+        if self.copying.take().is_some() {
+            let page = PAGE_SIZE as u64;
+            self.held = self.offset / page..(self.offset + self.len as u64).div_ceil(page);
+            if let Some(lock) = lock {
+                lock.narrow(self.held.clone());
+            }
+        }
     }
 
     /// Takes along who waits directly behind, within the block.
@@ -50,20 +71,23 @@ impl Work {
             return;
         }
         let (end, had) = (self.plan.end(), self.along.len());
-        let limit = end.next_multiple_of(BLOCK_PAGES);
-        let fit =
-            |buf: &Buf, pages: &Range<u64>| buf.len() <= SMALL && buf.len() as u64 == (pages.end - pages.start) * page;
-        let until = turn.take_along(&mut self.along, end, limit, fit);
+        let mut limit = end.next_multiple_of(BLOCK_PAGES);
+        if self.copying.is_some() {
+            // Of a further chunk more would have to be held than those who come along write.
+            limit = limit.min(self.held.end);
+        }
+        let until = turn.take_along(&mut self.along, end, limit, fits);
         if until == end {
             return;
         }
-        match locks.try_lock(end..until, Hold::Alone) {
-            Some(lock) => {
-                self.locks.push(lock);
-                self.plan.extend(until);
-            }
-            None => self.along.truncate(had),
+        if until > self.held.end {
+            let Some(lock) = locks.try_lock(end..until, Hold::Alone) else {
+                self.along.truncate(had);
+                return;
+            };
+            self.locks.push(lock);
         }
+        self.plan.extend(until);
     }
 
     /// Tells those who were taken along how it went.
@@ -87,7 +111,7 @@ struct Shortage {
 
 impl<D: Device> Volume<D> {
     /// Completes the plan, waiting for space if need be. Never holds a plan while it waits for that.
-    pub(super) async fn plan(&self, turn: &Turn<Buf>, work: &mut Work) -> Result<PlanGuard> {
+    pub(super) async fn plan(&self, turn: &Turn<Buf>, work: &mut Work, lock: Option<&RangeGuard>) -> Result<PlanGuard> {
         let mut shortage = Shortage::default();
         loop {
             self.inner.admit().await?;
@@ -103,6 +127,7 @@ impl<D: Device> Volume<D> {
                 Err(Ended::NoSpace) => {}
             }
             drop(guard);
+            work.give_up_copying(lock);
             work.restart();
             turn.step_aside();
             self.make_room(turn, work, &mut shortage).await?;

@@ -10,7 +10,7 @@ use crate::device::{Buf, Device, Segments};
 use crate::error::{Error, Result};
 use crate::format::Record;
 use crate::planted::{Bug, planted};
-use crate::sync::{Came, Hold, PlanGuard, RangeGuard};
+use crate::sync::{Came, Hold, PlanGuard, RangeGuard, Turn};
 use crate::types::PAGE_SIZE;
 
 use super::Volume;
@@ -49,7 +49,11 @@ impl<D: Device> Volume<D> {
             drop(held);
             return (self.explain(offset, result), buf);
         }
-        let outcome = self.write_in_turn(offset, buf, pages).await;
+        let (buf, turn) = match self.join_copy(offset, buf, &pages).await {
+            Ok(buf) => return (Ok(()), buf),
+            Err(not) => not,
+        };
+        let outcome = self.write_in_turn(offset, buf, pages, turn).await;
         self.inner.commit_soon();
         self.inner.checkpoint_soon();
         outcome
@@ -58,7 +62,7 @@ impl<D: Device> Volume<D> {
     /// Plans the write if it goes in place as a whole, judged by what is in memory, and nobody is in
     /// the way.
     fn in_place(&self, offset: u64, len: usize, pages: &Range<u64>) -> Option<InPlace> {
-        let mut plan = WritePlan::new(offset, len as u64, self.inner.device.block_size());
+        let mut plan = WritePlan::new(offset, len as u64, self.inner.device.block_size(), None);
         if !plan.is_in_place(&mut self.inner.meta.borrow_mut(), self.id) {
             return None;
         }
@@ -67,8 +71,7 @@ impl<D: Device> Volume<D> {
         Some(InPlace { segments: plan.segments, held: (lock, self.inner.generations.enter()) })
     }
 
-    async fn write_in_turn(&self, offset: u64, buf: Buf, pages: Range<u64>) -> (Result<()>, Buf) {
-        let turn = self.turns.enter(pages.clone());
+    async fn write_in_turn(&self, offset: u64, buf: Buf, pages: Range<u64>, turn: Turn<Buf>) -> (Result<()>, Buf) {
         let buf = match turn.come(buf).await {
             Came::Now(buf) => buf,
             Came::Done(result, buf) => return (result, buf),
@@ -82,29 +85,39 @@ impl<D: Device> Volume<D> {
             drop(held);
             return (self.explain(offset, result), buf);
         }
-        let lock = self.locks.lock(pages, Hold::Alone).await;
+        let (copying, held) = self.break_range(pages);
+        let lock = self.locks.lock(held.clone(), Hold::Alone).await;
         let lock = (!planted(Bug::LockReleasedEarly)).then_some(lock);
-        let mut work = Work::new(offset, buf.len(), self.inner.device.block_size());
-        let guard = match self.plan(&turn, &mut work).await {
+        let mut work = Work::new(offset, buf.len(), self.inner.device.block_size(), copying, held);
+        let guard = match self.plan(&turn, &mut work, lock.as_ref()).await {
             Ok(guard) => guard,
             Err(e) => return (Err(e), buf),
         };
+        let (result, buf) = match work.plan.copies.is_empty() {
+            true => self.write_planned(turn, &work, buf).await,
+            false => self.write_copying(turn, &mut work, buf).await,
+        };
+        drop((guard, lock));
+        work.deliver(&result);
+        (result, buf)
+    }
+
+    /// Writes what is planned and maps it.
+    async fn write_planned(&self, turn: Turn<Buf>, work: &Work, buf: Buf) -> (Result<()>, Buf) {
         let early = planted(Bug::MappedBeforeWritten);
         if early && let Err(e) = self.publish(&work.plan).await {
             return (Err(e), buf);
         }
-        let pages = match self.completed(&work, &buf).await {
+        let pages = match self.completed(work, &buf).await {
             Ok(pages) => pages,
             Err(e) => return (Err(e), buf),
         };
-        let (written, buf) = self.put(turn, &work, pages, buf).await;
+        let (written, buf) = self.put(turn, work, pages, buf).await;
         let result = match written {
             Ok(()) if !early => self.publish(&work.plan).await,
             Err(e) if planted(Bug::FailedWritePublished) => self.publish(&work.plan).await.and(Err(e)),
             other => other,
         };
-        drop((guard, lock));
-        work.deliver(&result);
         (result, buf)
     }
 

@@ -12,7 +12,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use forkdisk::device::{Buf, MemoryDevice, Segment};
-use forkdisk::{CreateOptions, Device, FormatOptions, LocalFuture, OpenOptions, Pool, Runtime};
+use forkdisk::{
+    BreakPolicy, CopierSettings, CreateOptions, Device, FormatOptions, LocalFuture, OpenOptions, Pool, Runtime,
+};
 
 use reader::PAGE;
 
@@ -30,6 +32,10 @@ impl Runtime for Tasks {
 
     fn sleep(&self, _time: Duration) -> LocalFuture<()> {
         Box::pin(ready(()))
+    }
+
+    fn now(&self) -> Duration {
+        Duration::ZERO
     }
 }
 
@@ -110,7 +116,7 @@ impl Lab {
         };
         let volume = pool.volume(&name).expect("listed");
         let (at, len) = self.range(volume.size());
-        match self.below(24) {
+        match self.below(26) {
             0 => drop(tasks.run(pool.snapshot(&[(&name, &format!("s{}", self.made + self.random % 3))], 3))),
             1 => {
                 let (source, copy) = (self.any(true).unwrap_or(name), self.new_name());
@@ -144,6 +150,14 @@ impl Lab {
                 tasks.run(pool.delete(&victims.iter().map(String::as_str).collect::<Vec<_>>())).expect("deleted");
             }
             11 => tasks.run(pool.checkpoint()).expect("a checkpoint"),
+            24 => {
+                let policy = if self.random.is_multiple_of(2) { BreakPolicy::Copy } else { BreakPolicy::Split };
+                tasks.run(pool.set_break_policy(&name, policy)).expect("set");
+            }
+            25 => {
+                let settings = CopierSettings { split_count: 1 + self.below(8) as u32, ..pool.copier().settings };
+                tasks.run(pool.set_copier(settings)).expect("set");
+            }
             _ => {
                 let byte = self.below(255) as u8 + 1;
                 tasks.run(volume.write(at, Buf::copy_of(&vec![byte; len as usize]), false)).0.expect("written");

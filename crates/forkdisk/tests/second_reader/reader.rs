@@ -292,6 +292,8 @@ impl<'a> Pool<'a> {
                 });
             }
             12 => drop(fields.u64()),
+            20 => drop(fields.take(14).len()),
+            21 => drop(fields.take(28).len()),
             kind => panic!("a record of kind {kind}"),
         }
     }
@@ -324,12 +326,12 @@ impl Pool<'_> {
             return 0;
         }
         let (region, within) = match level {
-            0 => (index / 124, 8 + index % 124 * 2),
-            _ => (index << (8 * (level - 1)), (u64::from(level) - 1) * 2),
+            0 => (index / 124, 8 + index % 124 + 124 * slot.saturating_sub(1)),
+            _ => (index << (8 * (level - 1)), (u64::from(level) - 1) * 2 + slot.saturating_sub(1)),
         };
         let bytes = match slot {
             0 => vec![0; 4096],
-            _ => self.checked((1 + 868 * region) * 256 + within + slot - 1, 0, 0xe0 + level, sum),
+            _ => self.checked((1 + 868 * region) * 256 + within, 0, 0xe0 + level, sum),
         };
         let mut leaf = |(bytes, block): (&[u8], u64)| match (block - 1) % 868 {
             0 => 0,

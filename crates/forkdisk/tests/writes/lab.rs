@@ -61,6 +61,10 @@ impl Runtime for Tasks {
             Poll::Pending
         }))
     }
+
+    fn now(&self) -> Duration {
+        self.0.now.get()
+    }
 }
 
 impl Tasks {

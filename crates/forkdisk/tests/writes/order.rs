@@ -242,3 +242,22 @@ fn order_holds_while_the_pool_runs_low() {
         assert!(written > 500, "{written} were written");
     });
 }
+
+#[test]
+fn a_write_with_ragged_ends_is_one_request_in_order() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        let volume = lab.volume("v", 4).await;
+        volume.write(0, stamp(5000, 1024), false).await.0.expect("there is space");
+        lab.pool.snapshot(&[("v", "s")], 0).await.expect("a snapshot");
+        lab.tape.take();
+        let reads = lab.tape.reads();
+        // From the fourth sector of page 300 to the third of page 428.
+        volume.write(300 * 4096 + 1536, stamp(0, 128), false).await.0.expect("there is space");
+        let (pages, requests) = lab.tape.take();
+        assert_eq!((pages.len(), requests, lab.tape.reads() - reads), (129, 1, 2));
+        assert!(pages.windows(2).all(|w| w[1].at == w[0].at + 1), "one behind the other");
+        let first: Vec<_> = lab.stamps(&volume, 299, 131).await.into_iter().flatten().collect();
+        let expected: Vec<u64> = [5299, 5300].into_iter().chain(0..128).chain([5429]).collect();
+        assert_eq!(first, expected);
+    });
+}

@@ -1,7 +1,8 @@
 //! Resolves operations and starts them.
 
-use forkdisk::{CreateOptions, Error, ErrorKind};
+use forkdisk::{Error, ErrorKind};
 
+use super::copying;
 use super::op::{Kind, Op, Profile};
 use super::place::{self, Place};
 use super::run::{Doing, Inflight, Outcome, Run, Spare};
@@ -45,6 +46,9 @@ impl Run<'_> {
             Kind::CloneRange => self.with(op, |run, key| run.clone_range(op, key)),
             Kind::Fill => self.with(op, |run, key| run.fill(op, key)),
             Kind::SetChunk => self.with(op, |run, key| run.set_chunk(op, key)),
+            Kind::SetCopying => self.with(op, |run, key| run.set_copying(op, key)),
+            Kind::SetCopier => self.set_copier(op),
+            Kind::Burst => self.with(op, |run, key| run.burst(op, key)),
             Kind::Overlap => self.with(op, |run, key| run.overlap(op, key)),
             Kind::Audit => self.audit(op),
             Kind::Grow => self.grow(op),
@@ -207,7 +211,7 @@ impl Run<'_> {
 
     fn fill(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
         let len = (1 << 20).min(self.size(key));
-        for i in 0..8 {
+        for i in 0..8.max(self.size(key) >> 20).min(16) {
             let offset = (i << 20) % self.size(key).max(1);
             let len = len.min(self.size(key) - offset);
             self.write(op, key, Some(Place { offset, len }), Spare::Nothing)?;
@@ -316,16 +320,6 @@ impl Run<'_> {
         let doing = Doing::Change { rec, fua: false, spare: Spare::Nothing };
         self.submit(doing, start, vec![target.0, source.0], text, async move {
             t.clone_range(&s, from, to, len).await.into()
-        });
-        Ok(())
-    }
-
-    fn set_chunk(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
-        let (pool, name, start) = (self.session.pool.clone(), self.model.name(key), self.model.tick());
-        let chunk = chunk(op.draws[1]);
-        let text = format!("set the chunk of {name} to {chunk} bytes");
-        self.submit(Doing::Upkeep("set chunk"), start, vec![key], text, async move {
-            pool.set_chunk(&name, chunk).await.into()
         });
         Ok(())
     }
@@ -520,11 +514,11 @@ impl Run<'_> {
         let verb = Names::of(&control, |key| self.model.name(*key));
         let pending = self.model.begin(control);
         let start = pending.start;
+        let copies = self.setup.profile == Profile::Copies;
         self.submit(Doing::Control(pending), start, keys, text, async move {
             match verb {
                 Names::Create(name, size) => {
-                    let options =
-                        CreateOptions { chunk: chunk(size ^ name.len() as u64), ..CreateOptions::new(size, 1) };
+                    let options = copying::options(size, &name, copies);
                     pool.create(&name, &options).await.map(drop)
                 }
                 Names::Snapshot(sources) => {
@@ -559,12 +553,6 @@ impl Run<'_> {
             Control::Delete(keys) => format!("delete {}", keys.iter().map(name).collect::<Vec<_>>().join(" ")),
         }
     }
-}
-
-/// A chunk size: any that is allowed, the usual one most often.
-fn chunk(draw: u64) -> u64 {
-    let mut rng = Rng::new(draw);
-    if rng.one_in(2) { 64 << 10 } else { 4096 << rng.below(15) }
 }
 
 /// A control operation in the engine's terms.

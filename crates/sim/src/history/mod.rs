@@ -1,6 +1,7 @@
 //! Random histories of client operations, run against the engine and the model at once.
 
 mod audit;
+mod copying;
 mod exhibit;
 mod fault;
 mod finish;

@@ -53,6 +53,12 @@ pub enum Kind {
     Fill,
     /// Changes how much room first writes reserve.
     SetChunk,
+    /// Changes what a first write to a shared chunk does, or what copies of the volume are held to.
+    SetCopying,
+    /// Changes the settings of the pool's copier.
+    SetCopier,
+    /// Several writes at once to neighbouring places of one chunk.
+    Burst,
     /// Compares two volumes, and what deleting something frees with what was foretold.
     Audit,
     /// A range clone onto itself, which has to be refused.
@@ -97,11 +103,13 @@ pub enum Profile {
     Crowd,
     /// Volumes of many blocks, nearly empty: maps of several levels.
     Large,
+    /// Chunks that are copied when they are broken: few buffers, throttles, errors in the middle.
+    Copies,
 }
 
 impl Profile {
     /// All of them.
-    pub const ALL: [Profile; 11] = [
+    pub const ALL: [Profile; 12] = [
         Profile::Mixed,
         Profile::Forks,
         Profile::Full,
@@ -113,6 +121,7 @@ impl Profile {
         Profile::Journal,
         Profile::Crowd,
         Profile::Large,
+        Profile::Copies,
     ];
 
     /// Its name on the command line.
@@ -129,6 +138,7 @@ impl Profile {
             Profile::Journal => "journal",
             Profile::Crowd => "crowd",
             Profile::Large => "large",
+            Profile::Copies => "copies",
         }
     }
 
@@ -174,6 +184,7 @@ impl Profile {
             Profile::Blocks => &[
                 (Read, 8), (Write, 16), (Append, 40), (Flush, 6), (Discard, 5), (Zero, 4), (Create, 2), (Snapshot, 7), (Clone, 4),
                 (CloneRange, 5), (Rollback, 3), (Resize, 2), (Delete, 8), (Checkpoint, 3), (Cut, 1), (Reopen, 1), (Check, 1),
+                (Fill, 3),
             ],
             Profile::Calm => &[
                 (Read, 30), (Write, 40), (Append, 8), (Ragged, 4), (InPlace, 2), (Flush, 4), (Discard, 6), (Zero, 5), (Create, 2),
@@ -192,6 +203,11 @@ impl Profile {
                 (Read, 12), (Write, 40), (Append, 10), (Ragged, 3), (Flush, 8), (Discard, 8), (Zero, 6), (Create, 3),
                 (Snapshot, 6), (Group, 2), (Clone, 5), (CloneRange, 8), (Rollback, 4), (Rename, 1), (Resize, 10), (Delete, 8),
                 (Checkpoint, 3), (Audit, 2), (Overlap, 1), (Settle, 1), (Reopen, 1), (Cut, 1), (SetChunk, 3),
+            ],
+            Profile::Copies => &[
+                (Read, 12), (Write, 30), (Append, 8), (Ragged, 4), (Burst, 14), (InPlace, 2), (Flush, 6), (Discard, 4), (Zero, 4),
+                (Create, 2), (Snapshot, 22), (Group, 2), (Clone, 6), (CloneRange, 6), (Rollback, 4), (Resize, 2), (Delete, 12),
+                (Checkpoint, 2), (Reopen, 1), (Cut, 1), (Fault, 3), (SetChunk, 3), (SetCopying, 6), (SetCopier, 4),
             ],
         }
     }
@@ -238,10 +254,15 @@ impl Setup {
     /// The run that belongs to a seed; the profile is drawn when none is given.
     pub fn new(seed: u64, profile: Option<Profile>) -> Setup {
         let mut rng = Rng::new(mix(&[seed, 1]));
-        let drawn = *rng.pick(&Profile::ALL);
+        // Those that came later are drawn apart: seeds of the first ones keep their histories.
+        let first = *rng.pick(&Profile::ALL[..11]);
+        let drawn = if mix(&[seed, 12]).is_multiple_of(10) { Profile::Copies } else { first };
         let profile = profile.unwrap_or(drawn);
         let mib = 1 << 20;
         let small = profile == Profile::Full;
+        let copies = profile == Profile::Copies;
+        // Volumes that take all blocks of a leaf of counts.
+        let tall = profile == Profile::Blocks && mix(&[seed, 13]).is_multiple_of(3);
         Setup {
             seed,
             profile,
@@ -250,7 +271,10 @@ impl Setup {
                 sector: *rng.pick(&[512, 512, 4096]),
                 cache: if rng.one_in(8) { Volatile::No } else { Volatile::Yes },
             },
-            pool: if small { 9 + rng.below(4) } else { 24 + rng.below(40) } * mib,
+            pool: match small || copies && mix(&[seed, 11]).is_multiple_of(5) {
+                true => 9 + rng.below(4),
+                false => 24 + rng.below(40) + if tall { 40 } else { 0 },
+            } * mib,
             journal: *rng.pick(&[1, 1, 2]) * mib,
             dirty: if profile == Profile::Journal { 4096 } else { *rng.pick(&[64, 256, 1024, 4096]) } << 10,
             cache: *rng.pick(&[64, 256, 4096]) << 10,
@@ -258,6 +282,7 @@ impl Setup {
             depth: match profile {
                 Profile::Cuts | Profile::Journal => 1 + rng.index(2),
                 Profile::Races => 8,
+                Profile::Copies => *rng.pick(&[1, 4, 8, 8]),
                 _ => *rng.pick(&[1, 3, 5, 8]),
             },
             cut_every: match profile {
@@ -268,11 +293,12 @@ impl Setup {
             },
             masks: 3,
             pages: match profile {
-                Profile::Blocks => 512 + rng.below(512),
+                Profile::Blocks => 512 + rng.below(512) + if tall { 10 * 256 } else { 0 },
                 Profile::Races | Profile::Journal => *rng.pick(&[16, 64]),
                 Profile::Crowd => *rng.pick(&[2, 8]),
                 Profile::Large => 1 << 17,
                 Profile::Full => *rng.pick(&[300, 800, 1600]),
+                Profile::Copies => *rng.pick(&[24, 96, 300, 900]),
                 _ => *rng.pick(&[24, 96, 300]),
             },
             crowd: match profile {

@@ -101,6 +101,7 @@ fn compare(label: &Label<'_>, alone: &Measured, shared: &Measured) -> Vec<Row> {
     let trace = |recording| Trace { recording, depth: WRITEBACK };
     let (base, ours) = (trace(alone.disk()), trace(shared.disk()));
     let mut rows = label.ratios(&base, &ours);
+    rows.push(label.flush_free(&base, &ours));
     // A checkpoint that would have come later, when much more had been written, is charged to this.
     let in_all = label.ratios(&trace(alone.disk_in_all()), &trace(shared.disk_in_all()));
     rows.extend(in_all.into_iter().map(|row| Row { metric: format!("{}_with_checkpoint", row.metric), ..row }));

@@ -45,6 +45,11 @@ pub const CELLS: [Cell; 16] = [
 ];
 
 impl Cell {
+    /// Whether a break that copies has anything to copy: a write does not cover its chunk.
+    pub fn copies(&self) -> bool {
+        (self.len as u64) < self.chunk
+    }
+
     /// `dd oflag=direct` over `span` bytes: one request at a time, in order.
     pub fn dd(&self, span: u64) -> Job {
         Job { write: true, len: self.len, depth: 1, offsets: sequential(span, self.len) }
