@@ -30,6 +30,7 @@ use crate::sync::{Event, Hold};
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
 
 use super::load::DIRECTORY_SEED;
+use super::reap::yield_now;
 use super::walk::Root;
 use super::{Failure, Inner, Meta, WhenFull};
 
@@ -236,7 +237,7 @@ impl<D: Device> Inner<D> {
             let step =
                 self.look(|meta| meta.space.checkpoint_step(BATCH).map_err(|m| Failure::Stop(Stop::Count(m)))).await?;
             match step {
-                Step::Write(pages) if pages.is_empty() => self.runtime.sleep(Duration::ZERO).await,
+                Step::Write(pages) if pages.is_empty() => yield_now().await,
                 Step::Write(pages) => {
                     self.write_pages(pages.into_iter().map(|(at, bytes)| (at, bytes.to_vec())).collect()).await?;
                 }
