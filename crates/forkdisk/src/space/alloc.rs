@@ -75,8 +75,10 @@ impl Space {
                 {
                     return Ok(Some(run));
                 }
-                let free = self.free_in_chunk(kept.first, want.chunk_pages);
-                self.affinity.leave(Left { first: kept.first, pages: want.chunk_pages, free });
+                // Kept under a smaller size it may end where its block does.
+                let pages = want.chunk_pages.min(BLOCK_PAGES - kept.first.index() as u64);
+                let free = self.free_in_chunk(kept.first, pages);
+                self.affinity.leave(Left { first: kept.first, pages, free });
             } else if let Some(run) = self.take(page.block(), page.index(), max) {
                 return Ok(Some(run));
             }

@@ -266,3 +266,14 @@ fn what_is_freed_once_a_view_has_ended_is_free_at_once() {
     checkpoint_beside_view(&mut space);
     assert_eq!((space.available(), space.withheld()), (available + 1, 0));
 }
+
+#[test]
+fn a_chunk_kept_under_a_smaller_size_is_left_within_its_block() {
+    let mut space = space();
+    let mut place = |chunk: u64| space.alloc_data(shared(chunk * 16, 1, 0)).expect("space").0;
+    // None of these begins a virtual block or goes on behind another: they lie one behind the other.
+    let mut chunks = (1..60).rev().filter(|chunk| chunk % 16 != 0);
+    let chunk = chunks.find(|&chunk| place(chunk).index() / 16 == 15).expect("the last of a block");
+    let want = Want { chunk_pages: 128, ..shared(chunk * 128, 1, 1) };
+    assert!(space.alloc_data(want).is_ok());
+}
