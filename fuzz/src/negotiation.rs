@@ -9,6 +9,7 @@ use super::session::Session;
 use super::wire::{Wire, number};
 
 const UNSUPPORTED: u32 = REP_ERROR + 1;
+const BY_POLICY: u32 = REP_ERROR + 2;
 const INVALID: u32 = REP_ERROR + 3;
 const UNKNOWN: u32 = REP_ERROR + 6;
 const TOO_BIG: u32 = REP_ERROR + 9;
@@ -100,9 +101,11 @@ impl Negotiation<'_> {
         let takes_data = matches!(option, OPT_INFO | OPT_GO | OPT_LIST_META_CONTEXT | OPT_SET_META_CONTEXT);
         let replies = match option {
             OPT_ABORT => self.replies(option, Outcome::Success).await,
-            OPT_LIST | OPT_STRUCTURED_REPLY | OPT_EXTENDED_HEADERS if !data.is_empty() => {
+            OPT_LIST | OPT_STARTTLS | OPT_STRUCTURED_REPLY | OPT_EXTENDED_HEADERS if !data.is_empty() => {
                 self.replies(option, Outcome::Refused(&[INVALID])).await
             }
+            // This server has no certificate.
+            OPT_STARTTLS => self.replies(option, Outcome::Refused(&[BY_POLICY])).await,
             OPT_LIST => {
                 let replies = self.replies(option, Outcome::Success).await;
                 let mut names: Vec<String> = replies.iter().map(|(kind, data)| server_name(*kind, data)).collect();

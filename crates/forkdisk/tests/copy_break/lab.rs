@@ -70,8 +70,8 @@ impl Clock {
         let mut future = pin!(future);
         let mut context = Context::from_waker(Waker::noop());
         let mut quiet = 0;
-        // A check lets others have their turn now and then, and need not wait for anything between.
-        while quiet < 1000 {
+        // A long walk gives way again and again without asking for the time.
+        while quiet < 1024 {
             self.settle();
             if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
                 return value;
