@@ -2,7 +2,7 @@
 //!
 //! What a client writes carries its operation's number, so that the disk knows whose a request is.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use crate::pattern::{SECTOR, is_zero, mark_of};
 
@@ -17,14 +17,22 @@ struct Open {
     seen: bool,
     /// A later one that reached the disk first. That is an inversion once this one reaches it, too: one
     /// that fails before (its chunk cannot be read, say) holds up nobody.
-    passed_by: Option<u32>,
+    passed_by: Option<Passing>,
+}
+
+#[derive(Clone, Copy)]
+struct Passing {
+    by: u32,
+    /// Number of the judgement it comes before.
+    round: u64,
 }
 
 /// The writes in flight, in the order of acceptance.
 #[derive(Default)]
 pub struct Order {
     open: RefCell<Vec<Open>>,
-    broken: RefCell<Option<String>>,
+    broken: RefCell<Option<(String, Passing)>>,
+    round: Cell<u64>,
 }
 
 impl Order {
@@ -46,9 +54,15 @@ impl Order {
         }
     }
 
-    /// The first inversion since this was asked last.
-    pub fn broken(&self) -> Option<String> {
-        self.broken.take()
+    /// The first inversion that has come to light since this was asked last. Unless there is `ample` space now,
+    /// whoever was passed since then may have waited for some, which is allowed.
+    pub fn broken(&self, ample: bool) -> Option<String> {
+        let round = self.round.replace(self.round.get() + 1);
+        let counts = |passing: &Passing| ample || passing.round < round;
+        for open in self.open.borrow_mut().iter_mut() {
+            open.passed_by = open.passed_by.filter(counts);
+        }
+        self.broken.take().filter(|(_, passing)| counts(passing)).map(|(what, _)| what)
     }
 
     /// A write request reaches the disk.
@@ -63,15 +77,15 @@ impl Order {
             let (late, new) = open.split_at_mut(at);
             let new = &mut new[0];
             new.seen = true;
-            if let Some(other) = new.passed_by {
-                let what = format!("the write of op {other} reached the disk before that of op {op}, accepted earlier");
-                self.broken.borrow_mut().get_or_insert(what);
+            if let Some(passing) = new.passed_by {
+                let by = passing.by;
+                let what = format!("the write of op {by} reached the disk before that of op {op}, accepted earlier");
+                self.broken.borrow_mut().get_or_insert((what, passing));
             }
-            let near = |o: &&mut Open| {
-                !o.seen && o.volume == new.volume && o.first <= new.last + 1 && new.first <= o.last + 1
-            };
+            let near =
+                |o: &&mut Open| !o.seen && o.volume == new.volume && o.first <= new.last + 1 && new.first <= o.last + 1;
             for passed in late.iter_mut().filter(near) {
-                passed.passed_by.get_or_insert(op);
+                passed.passed_by.get_or_insert(Passing { by: op, round: self.round.get() });
             }
         }
     }
@@ -96,16 +110,16 @@ mod tests {
         }
         order.see(&sector(2));
         order.see(&sector(3));
-        assert_eq!(order.broken(), None, "another volume, another block");
+        assert_eq!(order.broken(true), None, "another volume, another block");
         order.see(&[sector(1), sector(4)].concat());
-        assert_eq!(order.broken(), None, "one request with both, in order");
+        assert_eq!(order.broken(true), None, "one request with both, in order");
         order.end(1);
         order.accept(5, 1, 0, 4096);
         order.accept(6, 1, BLOCK, 4096);
         order.see(&sector(6));
-        assert_eq!(order.broken(), None, "5 may still fail");
+        assert_eq!(order.broken(true), None, "5 may still fail");
         order.see(&sector(5));
-        assert!(order.broken().is_some_and(|what| what.contains("op 6")));
+        assert!(order.broken(true).is_some_and(|what| what.contains("op 6")));
     }
 
     #[test]
@@ -116,6 +130,21 @@ mod tests {
         order.see(&sector(2));
         order.end(1);
         order.see(&sector(1));
-        assert_eq!(order.broken(), None);
+        assert_eq!(order.broken(true), None);
+    }
+
+    #[test]
+    fn who_waits_for_space_may_be_passed() {
+        let order = Order::default();
+        (1..=3).for_each(|op| order.accept(op, 1, 0, 4096));
+        order.see(&sector(2));
+        assert_eq!(order.broken(false), None, "full");
+        order.see(&sector(1));
+        assert_eq!(order.broken(true), None, "it was passed while the pool was full");
+        order.accept(4, 1, 0, 4096);
+        order.see(&sector(4));
+        assert_eq!(order.broken(true), None);
+        order.see(&sector(3));
+        assert!(order.broken(false).is_some(), "it was passed while there was room");
     }
 }
