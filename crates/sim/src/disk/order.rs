@@ -2,7 +2,7 @@
 //!
 //! What a client writes carries its operation's number, so that the disk knows whose a request is.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 
 use crate::pattern::{SECTOR, is_zero, mark_of};
 
@@ -17,22 +17,16 @@ struct Open {
     seen: bool,
     /// A later one that reached the disk first. That is an inversion once this one reaches it, too: one
     /// that fails before (its chunk cannot be read, say) holds up nobody.
-    passed_by: Option<Passing>,
-}
-
-#[derive(Clone, Copy)]
-struct Passing {
-    by: u32,
-    /// Number of the judgement it comes before.
-    round: u64,
+    passed_by: Option<u32>,
+    /// There was little space in its time: it may have stepped aside for want of it.
+    short: bool,
 }
 
 /// The writes in flight, in the order of acceptance.
 #[derive(Default)]
 pub struct Order {
     open: RefCell<Vec<Open>>,
-    broken: RefCell<Option<(String, Passing)>>,
-    round: Cell<u64>,
+    broken: RefCell<Option<String>>,
 }
 
 impl Order {
@@ -42,7 +36,7 @@ impl Order {
         let whole = (offset + len) / SECTOR as u64 > offset.div_ceil(SECTOR as u64);
         if whole {
             let (first, last) = (offset / BLOCK, (offset + len - 1) / BLOCK);
-            self.open.borrow_mut().push(Open { op, volume, first, last, seen: false, passed_by: None });
+            self.open.borrow_mut().push(Open { op, volume, first, last, seen: false, passed_by: None, short: false });
         }
     }
 
@@ -55,14 +49,16 @@ impl Order {
     }
 
     /// The first inversion that has come to light since this was asked last. Unless there is `ample` space now,
-    /// whoever was passed since then may have waited for some, which is allowed.
+    /// who is in flight may wait for some, and be passed.
     pub fn broken(&self, ample: bool) -> Option<String> {
-        let round = self.round.replace(self.round.get() + 1);
-        let counts = |passing: &Passing| ample || passing.round < round;
-        for open in self.open.borrow_mut().iter_mut() {
-            open.passed_by = open.passed_by.filter(counts);
+        let broken = self.broken.take();
+        if ample {
+            return broken;
         }
-        self.broken.take().filter(|(_, passing)| counts(passing)).map(|(what, _)| what)
+        for open in self.open.borrow_mut().iter_mut() {
+            (open.short, open.passed_by) = (true, None);
+        }
+        None
     }
 
     /// A write request reaches the disk.
@@ -77,15 +73,14 @@ impl Order {
             let (late, new) = open.split_at_mut(at);
             let new = &mut new[0];
             new.seen = true;
-            if let Some(passing) = new.passed_by {
-                let by = passing.by;
+            if let Some(by) = new.passed_by {
                 let what = format!("the write of op {by} reached the disk before that of op {op}, accepted earlier");
-                self.broken.borrow_mut().get_or_insert((what, passing));
+                self.broken.borrow_mut().get_or_insert(what);
             }
             let near =
                 |o: &&mut Open| !o.seen && o.volume == new.volume && o.first <= new.last + 1 && new.first <= o.last + 1;
             for passed in late.iter_mut().filter(near) {
-                passed.passed_by.get_or_insert(Passing { by: op, round: self.round.get() });
+                passed.passed_by.get_or_insert(op);
             }
         }
     }
@@ -141,10 +136,10 @@ mod tests {
         assert_eq!(order.broken(false), None, "full");
         order.see(&sector(1));
         assert_eq!(order.broken(true), None, "it was passed while the pool was full");
-        order.accept(4, 1, 0, 4096);
-        order.see(&sector(4));
+        (4..=5).for_each(|op| order.accept(op, 1, 0, 4096));
+        order.see(&sector(5));
         assert_eq!(order.broken(true), None);
-        order.see(&sector(3));
-        assert!(order.broken(false).is_some(), "it was passed while there was room");
+        order.see(&sector(4));
+        assert!(order.broken(true).is_some(), "there was room all its time");
     }
 }
