@@ -277,3 +277,22 @@ fn a_chunk_kept_under_a_smaller_size_is_left_within_its_block() {
     let want = Want { chunk_pages: 128, ..shared(chunk * 128, 1, 1) };
     assert!(space.alloc_data(want).is_ok());
 }
+
+#[test]
+fn a_volume_whose_chunk_has_changed_begins_new_chunks() {
+    let mut space = space();
+    let mut take = |chunk: u64, chunk_pages: u64, shared_at: u64| {
+        let at = chunk * chunk_pages;
+        // Far from each other: no stream.
+        let write = at << 20..(at << 20) + 1;
+        space.alloc_data(Want { chunk_pages, write, ..shared(at, 1, shared_at) })
+    };
+    // Chunks of four pages fill a block; then the same numbers stand for larger ones.
+    let mut seen: BTreeSet<u64> = (0..64).map(|i| take(2 * i + 1, 4, 0).expect("space").0.0).collect();
+    for (shared_at, pages) in [(1, 64), (1, 128), (1, 4)] {
+        for i in 0..16 {
+            let (first, n) = take(2 * i + 97, pages, shared_at).expect("space");
+            assert!((first.0..first.0 + n).all(|p| seen.insert(p)), "{first:?} twice");
+        }
+    }
+}
