@@ -15,6 +15,7 @@ mod load;
 mod meta;
 mod open;
 mod reap;
+mod replay;
 mod statistics;
 mod verbs;
 mod view;
