@@ -97,7 +97,7 @@ fn sorted(recording: &Recording) -> Recording {
     };
     for request in &recording.requests {
         match request.kind {
-            RequestKind::Flush | RequestKind::Discard => {
+            kind if !kind.is_transfer() => {
                 while !waiting.is_empty() {
                     pop(&mut waiting, &mut out);
                 }

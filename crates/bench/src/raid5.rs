@@ -104,7 +104,7 @@ impl Raid5 {
             let pages = request.offset / PAGE..(request.offset + request.len).div_ceil(PAGE);
             match request.kind {
                 RequestKind::Flush => array.flush(),
-                RequestKind::Discard => {}
+                kind if !kind.is_transfer() => {}
                 RequestKind::Read => pages.for_each(|page| array.read(page)),
                 kind => pages.for_each(|page| array.write(page, kind == RequestKind::WriteData)),
             }

@@ -148,6 +148,9 @@ pub mod params {
             /// Bytes of buffers. The pool's alone.
             #[serde(default)]
             buffers: Option<u64>,
+            /// Whether the host's file system is asked to clone what is copied. The pool's alone.
+            #[serde(default)]
+            offload: Option<bool>,
             /// Percent of the time in which anything may be in flight; 100 for no limit.
             #[serde(default)]
             percent: Option<u8>,

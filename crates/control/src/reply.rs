@@ -68,6 +68,8 @@ pub struct CopierRecord {
     pub buffers: u64,
     /// Of them, those in use.
     pub buffers_in_use: u64,
+    /// Whether the host's file system is asked to clone what is copied.
+    pub offload: bool,
     /// Percent of the time in which anything may be in flight; 100: no limit.
     pub percent: u8,
     /// Bytes copied per second; 0: no limit.
@@ -88,6 +90,8 @@ pub struct CopierRecord {
     pub bytes_read: u64,
     /// Bytes written.
     pub bytes_written: u64,
+    /// Bytes that the host's file system cloned or made zero, neither read nor written.
+    pub bytes_offloaded: u64,
     /// Bytes of clients' writes that copies took along.
     pub bytes_given: u64,
     /// How often a job waited for a buffer.
@@ -118,6 +122,7 @@ impl CopierRecord {
             split_count: settings.split_count,
             buffers: settings.buffers,
             buffers_in_use: copier.buffers_in_use,
+            offload: settings.offload,
             percent: throttle.percent,
             bytes_per_second: throttle.bytes_per_second,
             queued: stats.queued,
@@ -128,6 +133,7 @@ impl CopierRecord {
             merged: stats.merged,
             bytes_read: stats.bytes_read,
             bytes_written: stats.bytes_written,
+            bytes_offloaded: stats.bytes_offloaded,
             bytes_given: stats.bytes_given,
             buffer_waits: stats.buffer_waits,
             buffer_wait: micros(stats.buffer_wait),

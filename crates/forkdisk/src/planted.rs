@@ -167,6 +167,12 @@ bugs! {
     CancelledCopyMapped = "cancelled-copy-mapped",
     /// Holes of a chunk that is copied get whatever lies in the new place.
     CopyFillsHoles = "copy-fills-holes",
+    /// A chunk is cloned over the client's bytes, after they were written.
+    CloneOverGiven = "clone-over-given",
+    /// Of the writes that go along with a chunk that is cloned only the first is written.
+    JoinedBesideClone = "joined-beside-clone",
+    /// The rest of a page that was given in part is not what the source holds when the chunk is cloned.
+    TornPageNotCompleted = "torn-page-not-completed",
 }
 
 #[cfg(feature = "planted")]

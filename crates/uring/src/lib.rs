@@ -24,6 +24,7 @@ mod device;
 mod driver;
 mod executor;
 mod handle;
+mod helper;
 mod inherited;
 mod net;
 mod op;

@@ -40,6 +40,7 @@ pub(crate) enum Work {
     Flush { datasync: bool },
     Punch { offset: u64, len: u64 },
     Allocate { offset: u64, len: u64 },
+    Zero { offset: u64, len: u64 },
     Recv { buf: Buf, base: *mut u8, len: u32, flags: i32 },
     Send(Box<Message>),
     Connect(Box<SockAddr>),
@@ -79,7 +80,8 @@ impl Work {
     /// Whether it may wait for something that never happens, so that it is cancelled when nobody
     /// waits for it. Requests to disks always end by themselves and are never cancelled.
     pub(crate) fn is_cancellable(&self) -> bool {
-        !matches!(self, Work::Transfer(_) | Work::Flush { .. } | Work::Punch { .. } | Work::Allocate { .. })
+        let of_disk = matches!(self, Work::Punch { .. } | Work::Allocate { .. } | Work::Zero { .. });
+        !of_disk && !matches!(self, Work::Transfer(_) | Work::Flush { .. })
     }
 
     pub(crate) fn entry(&mut self, part: usize, file: &Handle) -> Entry {
@@ -96,6 +98,10 @@ impl Work {
             }
             Work::Allocate { offset, len } => {
                 opcode::Fallocate::new(fd, *len).offset(*offset).mode(libc::FALLOC_FL_KEEP_SIZE).build()
+            }
+            Work::Zero { offset, len } => {
+                let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+                opcode::Fallocate::new(fd, *len).offset(*offset).mode(mode).build()
             }
             Work::Recv { base, len, flags, .. } => opcode::Recv::new(fd, *base, *len).flags(*flags).build(),
             Work::Send(message) => opcode::SendMsg::new(fd, message.header())

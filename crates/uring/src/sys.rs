@@ -155,6 +155,35 @@ pub(crate) fn direct_align(fd: BorrowedFd<'_>) -> Option<DirectAlign> {
         .then_some(DirectAlign { memory: st.stx_dio_mem_align, offset: st.stx_dio_offset_align })
 }
 
+/// `struct file_clone_range` of linux/fs.h.
+#[repr(C)]
+struct FileCloneRange {
+    source: i64,
+    from: u64,
+    len: u64,
+    to: u64,
+}
+
+const FICLONERANGE: c_ulong = 0x4020_940d;
+
+/// Has the file system share a range of `source` with `target`. It may block.
+pub(crate) fn clone_range(
+    source: BorrowedFd<'_>,
+    from: u64,
+    target: BorrowedFd<'_>,
+    to: u64,
+    len: u64,
+) -> io::Result<()> {
+    let range = FileCloneRange { source: i64::from(source.as_raw_fd()), from, len, to };
+    loop {
+        // SAFETY: FICLONERANGE reads one file_clone_range, which lives across the call.
+        match check(unsafe { libc::ioctl(target.as_raw_fd(), FICLONERANGE as _, &raw const range) }) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            result => return result.map(drop),
+        }
+    }
+}
+
 const BLKSSZGET: c_ulong = 0x1268;
 const BLKGETSIZE64: c_ulong = 0x8008_1272;
 

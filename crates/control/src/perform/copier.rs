@@ -31,6 +31,7 @@ pub async fn copier(session: &Session, p: params::Copier) -> Result<CopierRecord
         let mut new = old;
         new.subjob_size = p.subjob_size.unwrap_or(old.subjob_size);
         new.split_count = p.split_count.unwrap_or(old.split_count);
+        new.offload = p.offload.unwrap_or(old.offload);
         new.throttle = changed(old.throttle, &p);
         // Larger sub-jobs need larger buffers, unless somebody says how large.
         new.buffers = p.buffers.unwrap_or(old.buffers.max(new.least_buffers()));
@@ -39,8 +40,8 @@ pub async fn copier(session: &Session, p: params::Copier) -> Result<CopierRecord
         }
         return Ok(CopierRecord::of(&pool.copier(), None));
     };
-    if p.subjob_size.is_some() || p.split_count.is_some() || p.buffers.is_some() {
-        let text = "subjob_size, split_count and buffers are the whole pool's: set them without a volume";
+    if p.subjob_size.is_some() || p.split_count.is_some() || p.buffers.is_some() || p.offload.is_some() {
+        let text = "subjob_size, split_count, buffers and offload are the whole pool's: set them without a volume";
         return Err(Failure::new(FailureKind::Invalid, text));
     }
     let old = pool.copying(name)?.throttle;

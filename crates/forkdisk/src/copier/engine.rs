@@ -244,6 +244,7 @@ impl<D: Device> Pump for Engine<D> {
 impl<D: Device> Engine<D> {
     fn start(self: &Rc<Self>, mut sub: SubJob<D>, now: Duration) {
         self.state.borrow_mut().note_start(&sub, now);
+        sub.offloads = self.state.borrow().settings.offload && sub.can_offload();
         // Submitted now, in order; only its end is waited for in a task of its own.
         let reading = sub.start_reading();
         let engine = self.clone();

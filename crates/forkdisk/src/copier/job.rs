@@ -12,7 +12,7 @@ use crate::device::Buf;
 use crate::planted::{Bug, planted};
 use crate::sync::Event;
 
-use super::{Client, MAX_DESTINATIONS};
+use super::{Client, MAX_DESTINATIONS, Moved};
 
 /// A place on a device.
 pub struct Place<D> {
@@ -120,6 +120,8 @@ pub(super) struct Progress {
     failure: RefCell<Option<CopyError>>,
     group: Group,
     pub given: RefCell<Vec<Given>>,
+    /// What its sub-jobs have done.
+    pub moved: Cell<Moved>,
     /// It is over, and everybody before it that lies near is, too.
     pub ended: Cell<bool>,
     pub changed: Event,
@@ -180,6 +182,23 @@ impl Progress {
         overlap && Rc::ptr_eq(&self.client, &other.client)
     }
 
+    /// What was given within `range` of the job: ranges in rising order that do not touch.
+    pub fn given_in(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let all = self.given.borrow();
+        let counted = if planted(Bug::JoinedBesideClone) { all.len().min(1) } else { all.len() };
+        let clip = |g: &Given| g.at.max(range.start)..(g.at + g.range.len() as u64).min(range.end);
+        let mut parts: Vec<Range<u64>> = all[..counted].iter().map(clip).filter(|part| !part.is_empty()).collect();
+        parts.sort_by_key(|part| part.start);
+        let mut out: Vec<Range<u64>> = Vec::with_capacity(parts.len());
+        for part in parts {
+            match out.last_mut() {
+                Some(last) if part.start <= last.end => last.end = last.end.max(part.end),
+                _ => out.push(part),
+            }
+        }
+        out
+    }
+
     /// Lays what was given over `buf`, which holds the job's bytes from `at` on.
     pub fn overlay(&self, at: u64, buf: &mut [u8]) {
         let end = at + buf.len() as u64;
@@ -230,6 +249,7 @@ impl<D> Job<D> {
             failure: RefCell::new(None),
             group: self.group.clone(),
             given: RefCell::default(),
+            moved: Cell::default(),
             ended: Cell::new(false),
             changed: Event::default(),
             submitted: now,
@@ -309,6 +329,11 @@ impl Ticket {
                 engine.pump();
             }
         }
+    }
+
+    /// What has been done for it so far.
+    pub fn moved(&self) -> Moved {
+        self.progress.moved.get()
     }
 
     /// Resolves when everything has been submitted to the destinations (true), or nothing more will be.

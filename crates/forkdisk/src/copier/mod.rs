@@ -2,7 +2,8 @@
 //! than it is allowed to. It knows devices, never volumes.
 //!
 //! A [`Job`] has a source, up to [`MAX_DESTINATIONS`] destinations, and the [`Client`] it is done
-//! for. It is cut into *sub-jobs*: one buffer, one read, one write each. What always holds:
+//! for. It is cut into *sub-jobs*: one buffer, one read, one write each; with `offload` on, where devices can
+//! clone, only what was given is written. What always holds:
 //!
 //! - **Order.** Sub-jobs of one client start in the order in which its jobs were submitted. One that
 //!   gets no buffer keeps its place, and everybody behind it waits. Writes of jobs that lie *near*
@@ -19,6 +20,7 @@ mod buffers;
 mod client;
 mod engine;
 mod job;
+mod offload;
 mod queue;
 mod stats;
 mod subjob;
@@ -30,7 +32,7 @@ mod tests;
 pub use client::Client;
 pub use engine::Copier;
 pub use job::{CopyError, Given, Group, Job, Piece, Place, Source, Ticket};
-pub use stats::CopyStats;
+pub use stats::{CopyStats, Moved};
 
 use crate::format::COPIER_USERS;
 

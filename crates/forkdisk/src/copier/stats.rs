@@ -2,6 +2,17 @@
 
 use std::time::Duration;
 
+/// What has been done for one job, in bytes; what goes to several destinations counts for each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Read.
+    pub read: u64,
+    /// Written.
+    pub written: u64,
+    /// Cloned or made zero by the device.
+    pub offloaded: u64,
+}
+
 /// Figures of one client, or of a whole copier. Counted since the pool was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CopyStats {
@@ -21,7 +32,7 @@ pub struct CopyStats {
     pub bytes_read: u64,
     /// Bytes written to devices.
     pub bytes_written: u64,
-    /// Bytes that the host's file system copied by itself.
+    /// Bytes that devices cloned or made zero, neither read nor written.
     pub bytes_offloaded: u64,
     /// Bytes of clients' writes that copies took along.
     pub bytes_given: u64,

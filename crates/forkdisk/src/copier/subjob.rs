@@ -1,6 +1,8 @@
-//! One buffer's worth of copying: read, wait for one's turn, write.
+//! One buffer's worth of copying: read, wait for one's turn, write. What the device can clone is neither
+//! read nor written (see `offload`).
 
 use std::io;
+use std::ops::Range;
 use std::pin::Pin;
 use std::rc::Rc;
 
@@ -12,19 +14,12 @@ use crate::planted::{Bug, planted};
 use super::engine::Engine;
 use super::job::{CopyError, Place, Source};
 use super::queue::Part;
+use super::stats::Moved;
 
 /// A request that has been submitted.
 type Request = Pin<Box<dyn Future<Output = IoResult>>>;
 /// All that belongs together, of which the first request has been submitted.
 pub type Begun<D> = (Vec<Group<D>>, Request);
-
-/// What a sub-job has moved, in bytes.
-#[derive(Clone, Copy, Default)]
-pub struct Moved {
-    pub read: u64,
-    pub written: u64,
-    pub offloaded: u64,
-}
 
 /// See the module. All parts belong to one client and follow each other at every destination.
 pub struct SubJob<D> {
@@ -32,6 +27,12 @@ pub struct SubJob<D> {
     pub done: Moved,
     buf: Option<Buf>,
     len: usize,
+    /// The device clones what it can; only what was given is written.
+    pub(super) offloads: bool,
+    /// What is being filled from the source: places in the buffer.
+    pub(super) fill: Vec<Range<usize>>,
+    /// What of it is as the source has it, as far as that was asked for.
+    pub(super) filled: Vec<Range<usize>>,
 }
 
 /// Segments of one request, all on one device.
@@ -40,7 +41,7 @@ pub struct Group<D> {
     segments: Segments,
 }
 
-impl<D: Device> Group<D> {
+impl<D> Group<D> {
     fn bytes(&self) -> u64 {
         self.segments.iter().map(|s| s.len as u64).sum()
     }
@@ -48,7 +49,8 @@ impl<D: Device> Group<D> {
 
 impl<D> SubJob<D> {
     pub fn new(buf: Buf, parts: SmallVec<[Part<D>; 1]>) -> SubJob<D> {
-        SubJob { parts, done: Moved::default(), len: buf.len(), buf: Some(buf) }
+        let (fill, filled) = Default::default();
+        SubJob { parts, done: Moved::default(), len: buf.len(), buf: Some(buf), offloads: false, fill, filled }
     }
 
     pub fn buf_len(&self) -> usize {
@@ -61,7 +63,7 @@ impl<D> SubJob<D> {
     }
 
     /// Each part with its place in the buffer.
-    fn placed(&self) -> impl Iterator<Item = (usize, &Part<D>)> {
+    pub(super) fn placed(&self) -> impl Iterator<Item = (usize, &Part<D>)> {
         self.parts.iter().scan(0, |at, part| {
             let start = *at;
             *at += part.len as usize;
@@ -69,26 +71,25 @@ impl<D> SubJob<D> {
         })
     }
 
-    fn all_failed(&self) -> bool {
+    pub(super) fn all_failed(&self) -> bool {
         self.parts.iter().all(|part| part.job.progress.has_failed())
     }
 }
 
 impl<D: Device> SubJob<D> {
-    /// Fills in what comes from nowhere and submits the first read.
+    /// Fills in what comes from nowhere and submits the first read of what is missing, if anything is.
     pub fn start_reading(&mut self) -> Option<Begun<D>> {
+        self.fill = self.missing();
         let mut zeroes = Vec::new();
-        for (start, part) in self.placed() {
-            let mut at = start;
-            for piece in part.job.pieces(part.at, part.len) {
-                if matches!(piece.from, Source::Zeroes) {
-                    zeroes.push(at..at + piece.len as usize);
-                }
-                at += piece.len as usize;
+        let all: Vec<usize> = (0..self.parts.len()).collect();
+        self.each_source(&all, |from, place| {
+            if matches!(from, Source::Zeroes) {
+                zeroes.push(place);
             }
-        }
+        });
         let buf = self.buf.as_mut().expect("at rest");
         zeroes.into_iter().for_each(|range| buf[range].fill(0));
+        self.filled.extend(self.fill.iter().cloned());
         let groups = self.reads(&self.alive());
         let (device, segments) = groups.first().map(|g| (g.device.clone(), g.segments.clone()))?;
         let request = Box::pin(device.read(self.take_buf(), segments));
@@ -98,35 +99,57 @@ impl<D: Device> SubJob<D> {
     /// Reads, waits for its turn, writes. Failures end up with the jobs they belong to.
     pub async fn run(&mut self, engine: &Rc<Engine<D>>, reading: Option<Begun<D>>) {
         if let Some(reading) = reading {
-            self.done.read += self.finish(reading, false).await;
+            self.finish(reading, false).await;
         }
         if !self.all_failed() {
             self.await_turn(engine).await;
         }
-        let writing = (!self.all_failed()).then(|| self.start_writing());
+        let late = planted(Bug::CloneOverGiven);
+        if self.offloads && !late {
+            self.offload().await;
+        }
+        let writing = if self.all_failed() { None } else { self.start_writing() };
         engine.turned.notify();
         if let Some(writing) = writing {
-            self.done.written += self.finish(writing, true).await;
+            self.finish(writing, true).await;
+        }
+        if self.offloads && late {
+            self.offload().await;
         }
     }
 
     /// The parts whose jobs have not failed.
-    fn alive(&self) -> Vec<usize> {
+    pub(super) fn alive(&self) -> Vec<usize> {
         (0..self.parts.len()).filter(|&i| !self.parts[i].job.progress.has_failed()).collect()
+    }
+
+    /// Where everything that is to be filled of some of the parts comes from, and its place in the buffer.
+    fn each_source(&self, parts: &[usize], mut see: impl FnMut(Source<D>, Range<usize>)) {
+        for (_, (start, part)) in self.placed().enumerate().filter(|(i, _)| parts.contains(i)) {
+            let end = start + part.len as usize;
+            for range in &self.fill {
+                let (from, to) = (range.start.max(start), range.end.min(end));
+                if from >= to {
+                    continue;
+                }
+                let mut at = from;
+                for piece in part.job.pieces(part.at + (from - start) as u64, (to - from) as u64) {
+                    let place = at..at + piece.len as usize;
+                    at = place.end;
+                    see(piece.from, place);
+                }
+            }
+        }
     }
 
     /// What is read for some of the parts, by device, in order.
     fn reads(&self, parts: &[usize]) -> Vec<Group<D>> {
         let mut groups: Vec<Group<D>> = Vec::new();
-        for (_, (start, part)) in self.placed().enumerate().filter(|(i, _)| parts.contains(i)) {
-            let mut at = start;
-            for piece in part.job.pieces(part.at, part.len) {
-                if let Source::Device(place) = piece.from {
-                    push(&mut groups, &place, at, piece.len as usize);
-                }
-                at += piece.len as usize;
+        self.each_source(parts, |from, place| {
+            if let Source::Device(source) = from {
+                push(&mut groups, &source, place.start, place.len());
             }
-        }
+        });
         groups
     }
 
@@ -134,16 +157,20 @@ impl<D: Device> SubJob<D> {
     fn writes(&self, parts: &[usize]) -> Vec<Group<D>> {
         let mut groups: Vec<Group<D>> = Vec::new();
         for d in 0..self.parts[0].job.destinations.len() {
-            for (_, (start, part)) in self.placed().enumerate().filter(|(i, _)| parts.contains(i)) {
-                push(&mut groups, &part.job.destinations[d].after(part.at), start, part.len as usize);
+            for (i, (start, part)) in self.placed().enumerate().filter(|(i, _)| parts.contains(i)) {
+                for range in self.written(i) {
+                    let place = part.job.destinations[d].after(part.at + (range.start - start) as u64);
+                    push(&mut groups, &place, range.start, range.len());
+                }
             }
         }
         groups
     }
 
     /// The rest of what has begun. If something failed, each part is tried by itself to see whose
-    /// failure it is. Returns the bytes moved.
-    async fn finish(&mut self, (groups, first): Begun<D>, write: bool) -> u64 {
+    /// failure it is.
+    pub(super) async fn finish(&mut self, (groups, first): Begun<D>, write: bool) {
+        let parts = self.alive();
         let (mut result, buf) = first.await;
         self.buf = Some(buf);
         for group in groups.iter().skip(1) {
@@ -151,36 +178,48 @@ impl<D: Device> SubJob<D> {
                 result = self.transfer(group, write).await;
             }
         }
-        let parts = self.alive();
         match result {
-            Ok(()) => groups.iter().map(Group::bytes).sum(),
-            Err(error) if self.parts.len() == 1 => {
-                self.fail(0, error, write);
-                0
-            }
-            Err(_) => {
-                let mut moved = 0;
+            Ok(()) if self.parts.len() == 1 => self.note_transfer(0, &groups, write),
+            Ok(()) => {
                 for part in parts {
-                    moved += self.alone(part, write).await;
+                    let groups = if write { self.writes(&[part]) } else { self.reads(&[part]) };
+                    self.note_transfer(part, &groups, write);
                 }
-                moved
+            }
+            Err(error) if self.parts.len() == 1 => self.fail(0, error, write),
+            Err(_) => {
+                for part in self.alive() {
+                    self.alone(part, write).await;
+                }
             }
         }
     }
 
     /// Reads or writes one part by itself.
-    async fn alone(&mut self, part: usize, write: bool) -> u64 {
-        let mut moved = 0;
+    async fn alone(&mut self, part: usize, write: bool) {
         for group in if write { self.writes(&[part]) } else { self.reads(&[part]) } {
             match self.transfer(&group, write).await {
-                Ok(()) => moved += group.bytes(),
+                Ok(()) => self.note_transfer(part, &[group], write),
                 Err(error) => self.fail(part, error, write),
             }
         }
-        moved
     }
 
-    fn fail(&self, part: usize, error: io::Error, write: bool) {
+    fn note_transfer(&mut self, part: usize, groups: &[Group<D>], write: bool) {
+        let bytes: u64 = groups.iter().map(Group::bytes).sum();
+        self.note(part, |moved| *if write { &mut moved.written } else { &mut moved.read } += bytes);
+    }
+
+    /// Counts for a part's job, and for the sub-job.
+    pub(super) fn note(&mut self, part: usize, count: impl Fn(&mut Moved)) {
+        let of_job = &self.parts[part].job.progress.moved;
+        let mut moved = of_job.get();
+        count(&mut moved);
+        of_job.set(moved);
+        count(&mut self.done);
+    }
+
+    pub(super) fn fail(&self, part: usize, error: io::Error, write: bool) {
         if !planted(Bug::CopierErrorSwallowed) {
             let error = if write { CopyError::Write(error) } else { CopyError::Read(error) };
             self.parts[part].job.progress.fail(error);
@@ -202,8 +241,8 @@ impl<D: Device> SubJob<D> {
         }
     }
 
-    /// Lays what was given over what was read and submits the first write.
-    fn start_writing(&mut self) -> Begun<D> {
+    /// Lays what was given over what was read and submits the first write, if there is one.
+    fn start_writing(&mut self) -> Option<Begun<D>> {
         let groups = self.writes(&self.alive());
         let mut buf = self.take_buf();
         for (start, part) in self.placed() {
@@ -211,8 +250,12 @@ impl<D: Device> SubJob<D> {
             job.overlay(part.at, &mut buf[start..start + part.len as usize]);
             job.seal(part.at + part.len);
         }
-        let request = Box::pin(groups[0].device.write(buf, groups[0].segments.clone(), false));
-        (groups, request)
+        let Some(first) = groups.first() else {
+            self.buf = Some(buf);
+            return None;
+        };
+        let request = Box::pin(first.device.write(buf, first.segments.clone(), false));
+        Some((groups, request))
     }
 
     async fn transfer(&mut self, group: &Group<D>, write: bool) -> io::Result<()> {

@@ -69,7 +69,7 @@ pub struct CopierSettings {
     pub buffers: u64,
     /// What all copies of the pool together are held to.
     pub throttle: Throttle,
-    /// Whether the host's file system is asked to copy ranges that carry none of a client's bytes.
+    /// Whether the device is asked to clone ranges instead of having them read and written.
     pub offload: bool,
 }
 

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use smallvec::smallvec;
 
-use crate::copier::{CopyError, Given, Group, Job, Piece, Place, Source};
+use crate::copier::{CopyError, Given, Group, Job, Moved, Piece, Place, Source};
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::BreakPolicy;
@@ -265,7 +265,7 @@ impl<D: Device> Volume<D> {
             part.ticket.sealed().await;
         }
         turn.submitted(&work.along);
-        let copied = self.await_copies(&copies).await;
+        let copied = self.await_copies(work, &copies).await;
         result = match result.and(copied) {
             Ok(()) if !early => self.publish(&work.plan).await,
             Err(e) if planted(Bug::CancelledCopyMapped) && work.plan.copies.len() > 1 => {
@@ -324,14 +324,19 @@ impl<D: Device> Volume<D> {
             let ticket =
                 self.inner.copier.submit(self.copies.client(), self.job(copy, &group), given.into_iter().collect());
             parts.push(Running { range, ticket });
-            self.count_copy(copy);
         }
         parts
     }
 
-    /// Counts each run as a request: what sub-jobs cut apart is one piece of work.
-    fn count_copy(&self, copy: &ChunkCopy) {
+    /// Counts each run as a request: what sub-jobs cut apart is one piece of work. Where the device cloned,
+    /// that is what was read and written beside it.
+    fn count_copy(&self, copy: &ChunkCopy, moved: Moved) {
         let counters = &self.inner.counters;
+        if moved.offloaded > 0 {
+            let both = [(&counters.data_reads, moved.read), (&counters.data_writes, moved.written)];
+            both.iter().filter(|(_, bytes)| *bytes > 0).for_each(|(count, bytes)| count.add_one(*bytes));
+            return;
+        }
         counters.data_writes.add_one(copy.pages() * PAGE);
         for &(len, old) in &copy.from {
             if matches!(old, Old::At(_)) {
@@ -361,10 +366,12 @@ impl<D: Device> Volume<D> {
     }
 
     /// Waits for all copies of a write. When one has failed the others are of no use.
-    async fn await_copies(&self, copies: &Break) -> Result<()> {
+    async fn await_copies(&self, work: &Work, copies: &Break) -> Result<()> {
         let mut result = Ok(());
-        for part in &copies.parts {
-            let Err(error) = part.ticket.done().await else { continue };
+        for (part, copy) in copies.parts.iter().zip(&work.plan.copies) {
+            let done = part.ticket.done().await;
+            self.count_copy(copy, part.ticket.moved());
+            let Err(error) = done else { continue };
             let at = part.range.start;
             let what = |doing| format!("{doing} the chunk at {at} of {} to break it", self.name());
             let error = match error {

@@ -32,6 +32,33 @@ fn a_break_reads_and_writes_every_byte_of_the_chunk_at_most_once() {
 }
 
 #[test]
+fn where_the_device_clones_nothing_is_read_and_only_the_write_is_written() {
+    for (at, len, read, written) in [(512 * KIB, 4 * KIB, 0, 4 * KIB), (100, 1000, 4 * KIB, 4 * KIB)] {
+        let lab = Lab::new();
+        let v = lab.shared(8 * MIB, MIB, BreakPolicy::Copy, 1);
+        let settings = CopierSettings { offload: true, ..CopierSettings::default() };
+        lab.clock.run(lab.pool.set_copier(settings)).expect("set");
+        lab.disk.take();
+        let before = lab.pool.statistics();
+        lab.write(&v, MIB + at, len, 0).expect("written");
+        let (seen, after) = (lab.disk.take(), lab.pool.statistics());
+        assert_eq!((seen.bytes(RequestKind::Read), seen.bytes(RequestKind::WriteData)), (read, written), "{len} at {at}");
+        assert_eq!((seen.bytes(RequestKind::Clone), seen.count(RequestKind::Clone)), (MIB, 2), "one per sub-job");
+        let data = (after.data, before.data);
+        assert_eq!((data.0.read.bytes - data.1.read.bytes, data.0.write.bytes - data.1.write.bytes), (read, written));
+        assert_eq!(lab.pool.copying("v").expect("there").stats.bytes_offloaded, MIB);
+        let mut expected = vec![1; 8 << 20];
+        expected[(MIB + at) as usize..(MIB + at + len) as usize].fill(0);
+        assert_eq!(lab.read(&v, 0, 8 * MIB), expected);
+        assert_eq!(lab.read(&lab.pool.volume("v@s").expect("there"), 0, 8 * MIB), vec![1; 8 << 20]);
+        // The clone is the volume's own: what is written to it reaches nobody else.
+        lab.write(&v, MIB, 64 * KIB, 2).expect("written");
+        assert_eq!(lab.read(&lab.pool.volume("v@s").expect("there"), 0, 8 * MIB), vec![1; 8 << 20]);
+        lab.assert_sound();
+    }
+}
+
+#[test]
 fn what_a_write_covers_is_not_read() {
     for (at, len, read) in [
         (0, MIB, 0),

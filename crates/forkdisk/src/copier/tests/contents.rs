@@ -67,8 +67,10 @@ enum Step {
     Give(usize, u64, usize),
     /// A while passes.
     Wait(u8),
-    /// Other settings: sub-job in 64 KiB, split count.
-    Set(u32, u32),
+    /// Other settings: sub-job in 64 KiB, split count, whether the device clones.
+    Set(u32, u32, bool),
+    /// The device cannot clone from now on.
+    Refuse,
     /// One of the jobs is cancelled.
     Cancel(usize),
 }
@@ -79,7 +81,8 @@ fn step() -> impl Strategy<Value = Step> {
         4 => prop::collection::vec(piece, 1..6).prop_map(Step::Job),
         4 => (any::<usize>(), any::<u64>(), 1usize..200_000).prop_map(|(a, b, c)| Step::Give(a, b, c)),
         4 => (1u8..20).prop_map(Step::Wait),
-        1 => (1u32..=16, 1u32..=8).prop_map(|(a, b)| Step::Set(a, b)),
+        1 => (1u32..=16, 1u32..=8, any::<bool>()).prop_map(|(a, b, c)| Step::Set(a, b, c)),
+        1 => Just(Step::Refuse),
         1 => any::<usize>().prop_map(Step::Cancel),
     ]
 }
@@ -130,7 +133,7 @@ proptest! {
 
     #[test]
     fn whatever_is_copied_arrives(steps in prop::collection::vec(step(), 1..40), seed in any::<u64>()) {
-        let lab = Lab::new(scarce(), seed);
+        let lab = Lab::new(CopierSettings { offload: seed % 2 == 0, ..scarce() }, seed);
         let (mut jobs, mut next): (Vec<Expected>, u64) = (Vec::new(), HALF);
         for (i, step) in steps.into_iter().enumerate() {
             match step {
@@ -156,10 +159,11 @@ proptest! {
                     lab.clock.settle();
                     lab.clock.tick();
                 }),
-                Step::Set(size, split_count) => {
-                    let settings = CopierSettings { subjob_size: size << 16, split_count, buffers: 5 << 20, ..scarce() };
-                    lab.copier.set(settings);
+                Step::Set(size, split_count, offload) => {
+                    let buffers = 5 << 20;
+                    lab.copier.set(CopierSettings { subjob_size: size << 16, split_count, buffers, offload, ..scarce() });
                 }
+                Step::Refuse => lab.refuse_to_clone(),
                 Step::Cancel(which) if !jobs.is_empty() => {
                     let n = jobs.len();
                     jobs[which % n].ticket.cancel();

@@ -2,6 +2,7 @@
 
 mod contents;
 mod errors;
+mod offload;
 mod order;
 mod pace;
 
@@ -144,6 +145,32 @@ impl<D: Device> Device for Jittery<D> {
         self.inner.discard(offset, len)
     }
 
+    fn can_clone(&self, source: &Self) -> bool {
+        self.inner.can_clone(&source.inner)
+    }
+
+    fn clone_range(
+        &self,
+        source: &Self,
+        from: u64,
+        to: u64,
+        len: u64,
+    ) -> impl Future<Output = io::Result<()>> + 'static {
+        let (request, pause) = (self.inner.clone_range(&source.inner, from, to, len), self.pause());
+        async move {
+            pause.await;
+            request.await
+        }
+    }
+
+    fn zero_range(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        let (request, pause) = (self.inner.zero_range(offset, len), self.pause());
+        async move {
+            pause.await;
+            request.await
+        }
+    }
+
     fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
         self.inner.set_len(len)
     }
@@ -160,6 +187,8 @@ pub struct Lab {
     pub copier: Copier<Disk>,
     pub client: Rc<Client>,
     refuse: Verdict,
+    /// What is refused is refused with this.
+    with: Rc<Cell<io::ErrorKind>>,
     memory: MemoryDevice,
 }
 
@@ -184,16 +213,17 @@ impl Lab {
     pub fn with_pace(settings: CopierSettings, seed: u64, reach: u64) -> Lab {
         let (clock, memory) = (Clock::default(), MemoryDevice::new(2 * HALF));
         let refuse: Verdict = Rc::new(RefCell::new(Box::new(|_: &Request| false)));
-        let verdict = refuse.clone();
+        let (verdict, with) = (refuse.clone(), Rc::new(Cell::new(io::ErrorKind::Other)));
+        let error = with.clone();
         let failing = FailingDevice::new(memory.clone(), move |request| {
-            verdict.borrow_mut()(request).then(|| io::Error::other("refused"))
+            verdict.borrow_mut()(request).then(|| io::Error::new(error.get(), "refused"))
         });
         let random = Cell::new(seed | 1);
         let jittery = Jittery { inner: failing, clock: clock.clone(), random, reach };
         let disk = Rc::new(RecordingDevice::new(jittery, |_| true));
         let copier = Copier::new(disk.clone(), Rc::new(clock.clone()), settings);
         let client = Rc::new(Client::new(User::Break, Throttle::NONE));
-        let lab = Lab { clock, disk, copier, client, refuse, memory };
+        let lab = Lab { clock, disk, copier, client, refuse, with, memory };
         lab.fill();
         lab
     }
@@ -211,6 +241,12 @@ impl Lab {
     /// Fails every request of which this is true.
     pub fn refuse(&self, verdict: impl FnMut(&Request) -> bool + 'static) {
         *self.refuse.borrow_mut() = Box::new(verdict);
+    }
+
+    /// Nothing can be cloned although the device thought so.
+    pub fn refuse_to_clone(&self) {
+        self.with.set(io::ErrorKind::Unsupported);
+        self.refuse(|request| matches!(request.kind, RequestKind::Clone | RequestKind::Zero));
     }
 
     pub fn place(&self, offset: u64) -> Place<Disk> {
