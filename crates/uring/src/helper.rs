@@ -101,3 +101,60 @@ impl Running {
 fn lock(answer: &Mutex<Answer>) -> std::sync::MutexGuard<'_, Answer> {
     answer.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::{Config, block_on};
+
+    fn config() -> Config {
+        Config { entries: 8, buffers: Vec::new(), files: 8 }
+    }
+
+    #[test]
+    fn a_call_that_blocks_holds_up_no_task_and_its_result_arrives() {
+        let answers = block_on(config(), |rt| async move {
+            let (open, gate) = channel::<()>();
+            let first = rt.driver().helper.run(move || gate.recv().map_err(io::Error::other));
+            let second = rt.driver().helper.run(|| Err(io::Error::from_raw_os_error(libc::EXDEV)));
+            let waiting = rt.spawn(first);
+            rt.yield_now().await;
+            assert!(!waiting.is_finished());
+            // Only because this task goes on while the call blocks can that end.
+            open.send(()).unwrap();
+            (waiting.await.is_ok(), second.await.unwrap_err().raw_os_error())
+        });
+        assert_eq!(answers.unwrap(), (true, Some(libc::EXDEV)));
+    }
+
+    #[test]
+    fn calls_that_nobody_waits_for_end_before_the_executor_does_and_in_order() {
+        let (done, seen) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
+        let (count, list) = (done.clone(), seen.clone());
+        block_on(config(), |rt| async move {
+            for i in 0..20 {
+                let (count, list) = (count.clone(), list.clone());
+                drop(rt.driver().helper.run(move || {
+                    std::thread::yield_now();
+                    list.lock().unwrap().push(i);
+                    count.fetch_add(1, Ordering::SeqCst);
+                    Ok(())
+                }));
+            }
+        })
+        .unwrap();
+        assert_eq!(done.load(Ordering::SeqCst), 20);
+        assert!(seen.lock().unwrap().is_sorted());
+    }
+
+    #[test]
+    fn none_is_taken_after_the_end() {
+        let helper = Helper::default();
+        helper.shut_down();
+        let result = block_on(config(), |_| helper.run(|| Ok(()))).unwrap();
+        assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ESHUTDOWN));
+    }
+}

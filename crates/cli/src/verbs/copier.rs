@@ -179,7 +179,9 @@ mod tests {
         ] {
             assert_eq!(parse_setting(text).expect(text), setting);
         }
-        for bad in ["throttle", "throttle=0%", "throttle=101%", "throttle=5", "colour=red", "subjob_size=8G", "offload=1"] {
+        for bad in
+            ["throttle", "throttle=0%", "throttle=101%", "throttle=5", "colour=red", "subjob_size=8G", "offload=1"]
+        {
             assert!(parse_setting(bad).is_err(), "{bad}");
         }
     }

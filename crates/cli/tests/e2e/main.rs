@@ -18,6 +18,7 @@ mod linearizable;
 mod metrics;
 mod nbd;
 mod nbd_clients;
+mod offload;
 mod output;
 mod readme;
 mod scenarios;

@@ -127,6 +127,8 @@ impl<D: Device> SubJob<D> {
     /// Submits all requests for some of the parts and waits for all of them, also when one has failed: none
     /// may reach a place that is somebody else's by then.
     async fn shift(&mut self, parts: &[usize]) -> Result<io::Result<()>, Unsupported> {
+        let bytes = |&part: &usize| self.shifts(&[part]).iter().map(|shift| shift.len).sum();
+        let moved: Vec<u64> = parts.iter().map(bytes).collect();
         let requests: Vec<_> = self.shifts(parts).iter().map(Shift::submit).collect();
         let (mut result, mut supported) = (Ok(()), true);
         for request in requests {
@@ -137,23 +139,26 @@ impl<D: Device> SubJob<D> {
             }
         }
         if result.is_ok() && supported {
-            for &part in parts {
-                let bytes: u64 = self.shifts(&[part]).iter().map(|shift| shift.len).sum();
+            for (&part, bytes) in parts.iter().zip(moved) {
                 self.note(part, |moved| moved.offloaded += bytes);
             }
         }
         if supported || result.is_err() { Ok(result) } else { Err(Unsupported) }
     }
 
-    /// What is cloned or made zero for some of the parts, by destination, in order.
+    /// What is cloned or made zero for some of the parts, by destination, in order: all but pieces of which
+    /// every page is written anyway.
     fn shifts(&self, parts: &[usize]) -> Vec<Shift<D>> {
         let mut out: Vec<Shift<D>> = Vec::new();
         for d in 0..self.parts[0].job.destinations.len() {
             for part in parts.iter().map(|&i| &self.parts[i]) {
-                let mut at = part.at;
+                let (mut at, given) = (part.at, given_pages(part));
                 for piece in part.job.pieces(part.at, part.len) {
-                    let to = part.job.destinations[d].after(at);
-                    at += piece.len;
+                    let (to, range) = (part.job.destinations[d].after(at), at..at + piece.len);
+                    at = range.end;
+                    if given.iter().any(|pages| pages.start <= range.start && range.end <= pages.end) {
+                        continue;
+                    }
                     let shift = match piece.from {
                         Source::Device(from) => Shift { from: Some(from), to, len: piece.len },
                         Source::Zeroes => Shift { from: None, to, len: piece.len },

@@ -42,7 +42,11 @@ fn where_the_device_clones_nothing_is_read_and_only_the_write_is_written() {
         let before = lab.pool.statistics();
         lab.write(&v, MIB + at, len, 0).expect("written");
         let (seen, after) = (lab.disk.take(), lab.pool.statistics());
-        assert_eq!((seen.bytes(RequestKind::Read), seen.bytes(RequestKind::WriteData)), (read, written), "{len} at {at}");
+        assert_eq!(
+            (seen.bytes(RequestKind::Read), seen.bytes(RequestKind::WriteData)),
+            (read, written),
+            "{len} at {at}"
+        );
         assert_eq!((seen.bytes(RequestKind::Clone), seen.count(RequestKind::Clone)), (MIB, 2), "one per sub-job");
         let data = (after.data, before.data);
         assert_eq!((data.0.read.bytes - data.1.read.bytes, data.0.write.bytes - data.1.write.bytes), (read, written));

@@ -124,3 +124,60 @@ fn is_refusal(errno: i32) -> bool {
 fn unsupported(error: io::Error) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, error)
 }
+
+#[cfg(test)]
+mod tests {
+    use forkdisk::device::{Buf, Device, Segment};
+
+    use super::*;
+    use crate::{Config, DeviceOptions, block_on};
+
+    /// On whatever file system temporary files lie: it clones, or says once that it cannot.
+    #[test]
+    fn a_range_is_cloned_or_refused_for_good() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        block_on(Config::default(), |rt| async move {
+            let device = UringDevice::create(&rt, &path, 1 << 20, false, &DeviceOptions::default()).unwrap();
+            let at = |offset, len| [Segment { offset, at: 0, len }].into_iter().collect();
+            device.write(Buf::copy_of(&[7; 65536]), at(0, 65536), false).await.0.unwrap();
+            device.write(Buf::copy_of(&[9; 65536]), at(65536, 65536), false).await.0.unwrap();
+            assert!(device.can_clone(&device));
+            let cloned = device.clone_range(&device, 0, 1 << 19, 65536).await;
+            let zeroed = device.zero_range(65536, 4096).await;
+            let kinds = [&cloned, &zeroed].map(|result| result.as_ref().map_err(io::Error::kind).err());
+            assert!(kinds.iter().all(|kind| kind.is_none() || *kind == Some(io::ErrorKind::Unsupported)), "{kinds:?}");
+            assert_eq!(device.can_clone(&device), kinds == [None, None]);
+            for (place, result, there, before) in [(1 << 19, &cloned, 7, 0), (65536, &zeroed, 0, 9)] {
+                let (read, buf) = device.read(Buf::zeroed(4096), at(place, 4096)).await;
+                read.unwrap();
+                let expected = if result.is_ok() { there } else { before };
+                assert!(buf.iter().all(|&byte| byte == expected), "at {place}: {}", buf[0]);
+            }
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_right_is_refused_before_the_file_system_is_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        block_on(Config::default(), |rt| async move {
+            let device = UringDevice::create(&rt, &path, 1 << 20, false, &DeviceOptions::default()).unwrap();
+            let mut answers = Vec::new();
+            for (from, to, len) in [(0, 4096, 8192), (0, 1 << 20, 4096), (1 << 20, 0, 4096), (0, 8192, 0)] {
+                answers.push(device.clone_range(&device, from, to, len).await.unwrap_err().kind());
+            }
+            assert_eq!(answers, [io::ErrorKind::InvalidInput; 4]);
+            let odd = device.clone_range(&device, 512, 8192, 4096).await.unwrap_err();
+            assert_eq!(odd.kind(), io::ErrorKind::Unsupported);
+            assert!(device.zero_range(100, 4096).await.is_err());
+            assert!(device.can_clone(&device), "none of that says anything about the file system");
+            drop(device);
+            let options = DeviceOptions { read_only: true, ..DeviceOptions::default() };
+            let device = UringDevice::open(&rt, &path, &options).unwrap();
+            assert!(!device.can_clone(&device));
+        })
+        .unwrap();
+    }
+}
