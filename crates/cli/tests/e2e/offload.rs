@@ -92,7 +92,9 @@ fn break_chunks(kind: &str, package: &str, options: &[&str]) -> Option<serde_jso
 fn clones(kind: &str, package: &str, options: &[&str]) {
     let Some(shown) = break_chunks(kind, package, options) else { return };
     let figures = ["jobs", "failed", "bytes_read", "bytes_written", "bytes_offloaded"].map(|name| &shown[name]);
-    assert_eq!(figures, [&json!(3), &json!(0), &json!(0), &json!(3 * 4096), &json!(3 * MIB)], "{kind}: {shown}");
+    // At the ends of a chunk what is written is not cloned before.
+    let cloned = 3 * MIB - 2 * 4096;
+    assert_eq!(figures, [&json!(3), &json!(0), &json!(0), &json!(3 * 4096), &json!(cloned)], "{kind}: {shown}");
 }
 
 #[test]
