@@ -85,6 +85,8 @@ keys! {
     INSECURE "insecure" Kind::Switch, Serve, "no", "Let others beyond this machine connect without TLS";
     PID_FILE "pid_file" Kind::Path, Serve, "", "Where the process's number is written";
     LOG_FILE "log_file" Kind::Path, Serve, "", "Where the log goes instead of stderr; SIGHUP opens it again";
+    SYSLOG "syslog" Kind::Path, Serve, "/dev/log",
+        "Where the log goes with --daemon and without a log file: the socket of journald or syslogd, if it is there";
     LOG_BURST "log_burst" Kind::Count, Serve, "20", "Log lines of one kind within ten seconds; more are counted and left out";
     WHEN_FULL "when_full" Kind::Choice(&["wait", "error"]), Serve, "wait", "What happens to a write that finds the pool full";
     WAIT_FOR_SPACE "wait_for_space" Kind::Time, Serve, "60s", "How long such a write waits before it fails";
