@@ -15,6 +15,7 @@ mod kernel_nbd;
 mod kill_loop;
 mod kill_verbs;
 mod linearizable;
+mod live_backup;
 mod metrics;
 mod nbd;
 mod nbd_clients;
