@@ -20,6 +20,7 @@ mod metrics;
 mod nbd;
 mod nbd_clients;
 mod output;
+mod quota;
 mod readme;
 mod scenarios;
 mod served;

@@ -14,7 +14,7 @@ use crate::format::{MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeSta
 use crate::planted::{Bug, planted};
 use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
-use crate::volume::Copies;
+use crate::volume::{Claims, Copies};
 
 /// A volume in memory.
 pub struct Volume {
@@ -32,6 +32,8 @@ pub struct Volume {
     pub turns: Rc<Turns<Buf>>,
     /// Chunks that are being copied at the moment, and on whose behalf.
     pub copies: Rc<Copies>,
+    /// What writes under way will add to what it refers to.
+    pub claims: Rc<Claims>,
 }
 
 /// See the module.
@@ -73,8 +75,8 @@ impl Directory {
             self.dead.insert(id);
         }
         let copies = Rc::new(Copies::new(record.throttle));
-        let (open, locks, turns, counters) = Default::default();
-        self.volumes.insert(id, Volume { record, slot, open, pending: false, locks, turns, counters, copies });
+        let (open, locks, turns, counters, claims) = Default::default();
+        self.volumes.insert(id, Volume { record, slot, open, pending: false, locks, turns, counters, copies, claims });
         self.judge_tail(id);
     }
 
@@ -336,6 +338,7 @@ mod tests {
             cursor: 0,
             break_policy: Default::default(),
             throttle: Default::default(),
+            quota: 0,
         }
     }
 

@@ -153,6 +153,7 @@ impl Meta {
                 cursor: 0,
                 break_policy: BreakPolicy::default(),
                 throttle: Throttle::NONE,
+                quota: 0,
             }),
             Record::Snapshot { of, now } => {
                 for (source, id, name) in of {
@@ -164,6 +165,7 @@ impl Meta {
                         name: name.clone(),
                         created: *now,
                         origin: String::new(),
+                        quota: 0,
                         ..origin
                     };
                     self.add_shared(snapshot, !planted(Bug::SnapshotWithoutCount));
@@ -181,6 +183,7 @@ impl Meta {
                     name: name.clone(),
                     created: *now,
                     origin: origin_name,
+                    quota: 0,
                     ..origin
                 };
                 self.add_shared(copy, true);
@@ -237,6 +240,8 @@ impl Meta {
             Record::SetChunk { id, chunk } => {
                 self.record_of(*id)?;
                 self.directory.change(*id).expect("read above").record.chunk = *chunk;
+                // What is kept is kept for chunks of the old size.
+                self.space.forget_reservations_of(*id);
             }
             Record::SetCopying { id, break_policy, throttle } => {
                 self.record_of(*id)?;
@@ -245,6 +250,10 @@ impl Meta {
                 volume.copies.client().set_throttle(*throttle);
             }
             Record::SetCopier { settings } => self.copier = *settings,
+            Record::SetQuota { id, quota } => {
+                self.record_of(*id)?;
+                self.directory.change(*id).expect("read above").record.quota = *quota;
+            }
             Record::Grow { size } => {
                 let layout = Layout::new(*size);
                 if layout.blocks() < self.space.layout().blocks() || *size > MAX_POOL_SIZE {
@@ -312,6 +321,8 @@ pub enum Failure {
     Gone,
     /// The maps are no longer those that a walk began with.
     Changed,
+    /// The volume's quota is in the way.
+    OverQuota,
 }
 
 impl From<Stop> for Failure {

@@ -3,4 +3,5 @@
 
 mod lab;
 mod order;
+mod quota;
 mod space;
