@@ -94,6 +94,7 @@ keys! {
     DIRTY "dirty" Kind::Size, Serve, "64M", "Most metadata changed and not yet in a checkpoint";
     DISCARD "discard" Kind::Switch, Serve, "yes", "Whether freed space becomes holes in the pool's file or is discarded on its device";
     MAX_CONNECTIONS "max_connections" Kind::Count, Serve, "128", "Connections to the data socket at a time";
+    MAX_EXPORT_CONNECTIONS "max_export_connections" Kind::Count, Serve, "96", "Connections to one export at a time; further ones are refused when they ask for it";
     MAX_REQUESTS "max_requests" Kind::Count, Serve, "128", "Requests of one connection that are not answered yet";
     MAX_REQUEST_BYTES "max_request_bytes" Kind::Size, Serve, "64M", "Data of such requests";
     CONNECTION_RESERVE "connection_reserve" Kind::Size, Serve, "1M", "Data that a connection may have in flight without asking the others";

@@ -93,6 +93,7 @@ fn settings(config: &Configuration) -> Result<Settings> {
         },
         data: ServerOptions {
             max_connections: config.count(&key::MAX_CONNECTIONS)?,
+            max_export_connections: config.count(&key::MAX_EXPORT_CONNECTIONS)?,
             max_requests: config.count(&key::MAX_REQUESTS)?,
             max_request_bytes: config.size(&key::MAX_REQUEST_BYTES)?,
             connection_reserve: config.size(&key::CONNECTION_RESERVE)?,

@@ -211,6 +211,24 @@ fn no_more_clients_than_allowed_are_served_at_a_time() {
 }
 
 #[test]
+fn one_export_takes_no_more_clients_than_it_may_and_leaves_room_for_the_others() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "pool.img/b", "--size", "1M"]);
+    let server = Server::start_with(&lab, POOL, &["--max-export-connections", "2"]);
+    let connect = |export| Client::connect(server.socket(), export);
+    let (mut first, second) = (connect("a").unwrap(), connect("a").unwrap());
+    assert!(connect("a").is_err(), "a third one");
+    // By its new name it is the same export.
+    lab.ok(&["rename", "pool.img/a", "pool.img/c"]);
+    assert!(connect("c").is_err(), "a third one by another name");
+    let others = (connect("b").unwrap(), connect("b").unwrap());
+    first.write(0, &noise(1, 4096), false).unwrap();
+    drop((second, others));
+    wait_until("there is a place again", || connect("c").is_ok_and(|mut third| third.read(0, 4096).is_ok()));
+    assert!(first.read(0, 4096).unwrap() == noise(1, 4096));
+}
+
+#[test]
 fn a_flood_of_bad_clients_does_not_flood_the_log() {
     const CLIENTS: usize = 400;
     let lab = Lab::with_pool("64M");
