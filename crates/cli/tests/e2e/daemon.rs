@@ -146,7 +146,7 @@ fn a_daemon_without_a_log_file_logs_to_the_system() {
     lab.ok(&["stop", POOL]);
     assert!(std::iter::repeat_with(hear).any(|said| said.contains("stopped")));
     // None is there: it serves all the same.
-    Daemon::start(&lab, &["--syslog", "none.sock"]);
+    let _unheard = Daemon::start(&lab, &["--syslog", "none.sock"]);
     lab.ok(&["stop", POOL]);
 }
 
