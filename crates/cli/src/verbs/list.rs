@@ -33,10 +33,10 @@ pub fn run(args: ListArgs, global: &Global) -> Result<()> {
         Column::Left("TYPE"),
         Column::Right("SIZE"),
         Column::Right("REFERENCED"),
-        Column::Right("QUOTA"),
         Column::Right("CHUNK"),
         Column::Left("ORIGIN"),
         Column::Left("CREATED"),
+        Column::Right("QUOTA"),
     ];
     let rows: Vec<Vec<String>> = found.into_iter().map(|record| row(record, &args.table)).collect();
     args.table.print(&header, &rows)
@@ -48,9 +48,9 @@ fn row(record: VolumeRecord, table: &TableArgs) -> Vec<String> {
         record.kind,
         table.size(record.size),
         table.size(record.referenced),
-        record.quota.map_or_else(|| "-".to_string(), |quota| table.size(quota)),
         table.size(record.chunk),
         record.origin.unwrap_or_else(|| "-".to_string()),
         table.time(record.created),
+        record.quota.map_or_else(|| "-".to_string(), |quota| table.size(quota)),
     ]
 }

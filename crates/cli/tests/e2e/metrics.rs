@@ -62,7 +62,7 @@ fn what_was_copied_is_told_for_the_pool_and_for_the_volume() {
     let stats = lab.ok(&["stats", POOL]);
     let jobs = stats.lines().find(|line| line.starts_with("copier_jobs")).expect("the copier's jobs");
     assert!(jobs.contains("3 (0 failed, 0 queued, 0 sub-jobs in flight)"), "{jobs}");
-    let live = lab.json(&["stats", POOL, "--json"])["live"].clone();
+    let live = lab.json(&["stats", POOL])["live"].clone();
     assert_eq!([&live["copier"]["written"], &live["volumes"][0]["copier"]["jobs"]], [3 * 65536, 3]);
     let top = lab.ok(&["top", POOL, "--once"]);
     assert!(top.contains("copier   ") && top.contains("COPY B/S"), "{top}");

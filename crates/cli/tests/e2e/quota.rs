@@ -12,7 +12,7 @@ const MIB: usize = 1 << 20;
 const ENOSPC: i32 = 28;
 
 fn of(lab: &Lab, volume: &str) -> Value {
-    lab.json(&["list", volume, "--json"])[0].clone()
+    lab.json(&["list", volume])[0].clone()
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn a_quota_is_shown_lasts_and_can_be_taken_away() {
     let told = std::io::read_to_string(metrics).unwrap();
     let lines: Vec<&str> = told.lines().filter(|line| line.starts_with("forkdisk_volume_quota_bytes")).collect();
     assert_eq!(lines, ["forkdisk_volume_quota_bytes{volume=\"a\"} 5242880"]);
-    let live = lab.json(&["stats", POOL, "--json"])["live"]["volumes"].clone();
+    let live = lab.json(&["stats", POOL])["live"]["volumes"].clone();
     assert_eq!([&live[0]["quota"], &live[2]["quota"]], [&Value::from(5 * MIB), &Value::Null]);
     server.kill();
     assert_eq!(of(&lab, "pool.img/a")["quota"], 5 * MIB);
