@@ -77,6 +77,8 @@ impl Server {
     pub fn forkdisk(context: &Context<'_>, pool: &Path, socket: &Path, flags: &[&str]) -> Result<Server> {
         let mut command = Command::new(&context.options.program);
         command.arg("serve").arg(pool).arg("--socket").arg(socket).args(["--log", "error"]).args(flags);
+        // Pools of benchmarks have one identity, and the usual place goes by that.
+        command.arg("--control").arg(socket.with_extension("control"));
         Server::start(command, socket, file::VOLUME)
     }
 

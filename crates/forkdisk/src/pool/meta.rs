@@ -240,8 +240,6 @@ impl Meta {
             Record::SetChunk { id, chunk } => {
                 self.record_of(*id)?;
                 self.directory.change(*id).expect("read above").record.chunk = *chunk;
-                // What is kept is kept for chunks of the old size.
-                self.space.forget_reservations_of(*id);
             }
             Record::SetCopying { id, break_policy, throttle } => {
                 self.record_of(*id)?;
