@@ -166,6 +166,18 @@ impl Benchmark {
         inside: &[],
     };
 
+    /// The NBD server, beside those of others.
+    pub const SERVE: Benchmark = Benchmark {
+        name: "serve",
+        cases: &[
+            ("cpu", cases::serve::cpu::run),
+            ("idle", cases::serve::idle::run),
+            ("sequential", cases::serve::sequential::run),
+        ],
+        peers: &[],
+        inside: &[],
+    };
+
     /// What it is called.
     pub fn name(&self) -> &'static str {
         self.name
@@ -222,7 +234,7 @@ mod tests {
     #[test]
     fn every_goal_belongs_to_a_case() {
         let goals = Goals::built_in().unwrap();
-        for benchmark in [Benchmark::ENGINE, Benchmark::W1, Benchmark::W2, Benchmark::W3] {
+        for benchmark in [Benchmark::ENGINE, Benchmark::SERVE, Benchmark::W1, Benchmark::W2, Benchmark::W3] {
             // What an origin in place has to reach is no part of it yet.
             let has = |g: &&Goal| g.workload == benchmark.name && !g.case.starts_with("origin-");
             for goal in goals.all().iter().filter(has) {

@@ -12,6 +12,7 @@ mod output;
 mod owner;
 mod progress;
 mod session;
+mod syslog;
 mod top;
 mod verbs;
 

@@ -69,6 +69,8 @@ bugs! {
     ChangesLeaveOutHoles = "changes-leave-out-holes",
     /// Where two maps have different tables of level 0, only the first page is compared.
     ChangesTakeTheFirstPage = "changes-take-the-first-page",
+    /// What writes under way will map does not count towards a quota.
+    QuotaForgetsClaims = "quota-forgets-claims",
     /// A flush does nothing for a volume that has mapped nothing new.
     FlushCoversOneVolume = "flush-covers-one-volume",
     /// Who asks while a commit runs is content with that one.

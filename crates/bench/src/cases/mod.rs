@@ -9,6 +9,8 @@ pub mod modelled;
 pub mod nbd;
 pub mod ram;
 pub mod reopen;
+pub mod serve;
+pub mod server;
 pub mod snapshots;
 pub mod sparse;
 pub mod w1;

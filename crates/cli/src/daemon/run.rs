@@ -41,6 +41,8 @@ pub struct Settings {
     pub pid_file: Option<PathBuf>,
     /// Where the log goes instead of stderr.
     pub log_file: Option<PathBuf>,
+    /// The socket of the system's log, for a daemon in the background without a log file.
+    pub syslog: Option<PathBuf>,
     /// How the pool is opened.
     pub pool: OpenOptions,
     /// Doors beside the sockets.
@@ -74,7 +76,7 @@ pub fn run(
     // A daemon leaves the folder it was started in.
     let absolute = |path: &Path| std::path::absolute(path).with_context(|| path.display().to_string());
     let path = absolute(path)?;
-    for path in [&mut settings.pid_file, &mut settings.log_file].into_iter().flatten() {
+    for path in [&mut settings.pid_file, &mut settings.log_file, &mut settings.syslog].into_iter().flatten() {
         *path = absolute(path)?;
     }
     forkdisk_uring::block_on(Config::default(), |runtime| async move {
@@ -161,9 +163,11 @@ async fn serve(
         detach::log_to(log_file)?;
     }
     if detach::is_detached() {
-        detach::let_go(settings.log_file.as_deref())?;
+        detach::let_go(settings.log_file.as_deref(), settings.syslog.as_deref())?;
     }
-    tracing::info!(pool = %path.display(), socket = ?sockets.data_path, control = ?sockets.control_path, "serving");
+    let shown = |path: &Option<PathBuf>| path.as_ref().map_or("-".to_string(), |path| path.display().to_string());
+    let (data_path, control_path) = (shown(&sockets.data_path), shown(&sockets.control_path));
+    tracing::info!(pool = %path.display(), socket = %data_path, control = %control_path, "serving");
     notifier.ready(&format!("serving {}", path.display()));
 
     let signals = Rc::new(signals);

@@ -22,6 +22,8 @@ pub struct BenchArgs {
 enum Workload {
     /// The engine by itself: device counts, modelled time, CPU and wall-clock time beside raw I/O
     Engine(RunArgs),
+    /// The NBD server: CPU per request, large requests, idle exports; beside qemu-nbd and nbdkit
+    Serve(PeerArgs),
     /// Sequential writes to a file on a volume with a snapshot; beside dm-snapshot
     W1(PeerArgs),
     /// Breaking sharing after a snapshot: large blocks, random pages, many snapshots; beside dm-thin
@@ -45,7 +47,7 @@ struct PeerArgs {
     #[command(flatten)]
     run: RunArgs,
 
-    /// Measure forkdisk only, not the kernel's own targets beside it
+    /// Measure forkdisk only, nobody else beside it
     #[arg(long)]
     no_peers: bool,
 }
@@ -85,6 +87,7 @@ struct RunArgs {
 pub fn run(args: BenchArgs, global: &Global) -> Result<()> {
     let (benchmark, args, peers) = match args.workload {
         Workload::Engine(args) => (Benchmark::ENGINE, args, true),
+        Workload::Serve(args) => (Benchmark::SERVE, args.run, !args.no_peers),
         Workload::W1(args) => (Benchmark::W1, args.run, !args.no_peers),
         Workload::W2(args) => (Benchmark::W2, args.run, !args.no_peers),
         Workload::W3(args) => (Benchmark::W3, args.run, !args.no_peers),

@@ -28,7 +28,7 @@ pub struct ServeArgs {
     /// The pool
     pool: Option<PathBuf>,
 
-    /// Serve in the background; returns when clients can connect
+    /// Serve in the background; returns when clients can connect. The log goes to --log-file, else to --syslog
     #[arg(long)]
     daemon: bool,
 
@@ -83,6 +83,7 @@ fn settings(config: &Configuration) -> Result<Settings> {
         control: config.path(&key::CONTROL),
         pid_file: config.path(&key::PID_FILE),
         log_file: config.path(&key::LOG_FILE),
+        syslog: config.path(&key::SYSLOG),
         pool: OpenOptions {
             cache: config.size(&key::CACHE)?,
             dirty: config.size(&key::DIRTY)?,
@@ -92,6 +93,7 @@ fn settings(config: &Configuration) -> Result<Settings> {
         },
         data: ServerOptions {
             max_connections: config.count(&key::MAX_CONNECTIONS)?,
+            max_export_connections: config.count(&key::MAX_EXPORT_CONNECTIONS)?,
             max_requests: config.count(&key::MAX_REQUESTS)?,
             max_request_bytes: config.size(&key::MAX_REQUEST_BYTES)?,
             connection_reserve: config.size(&key::CONNECTION_RESERVE)?,

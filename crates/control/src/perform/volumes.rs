@@ -60,6 +60,7 @@ pub async fn create(session: &Session, p: params::Create) -> Result<Vec<VolumeRe
     if let Some(name) = &p.break_policy {
         options.break_policy = policy(name)?;
     }
+    options.quota = p.quota.unwrap_or(0);
     make_all(session, &p.volumes, async |name| session.pool.create(name, &options).await).await
 }
 
@@ -128,6 +129,9 @@ pub async fn set(session: &Session, p: params::Set) -> Result<VolumeRecord, Fail
     }
     if let Some(name) = &p.break_policy {
         session.pool.set_break_policy(&p.volume, policy(name)?).await?;
+    }
+    if let Some(quota) = p.quota {
+        session.pool.set_quota(&p.volume, quota).await?;
     }
     Ok((&session.pool.find(&p.volume)?).into())
 }

@@ -149,6 +149,7 @@ fn directory_page() {
         cursor: 0,
         break_policy: BreakPolicy::Copy,
         throttle: Throttle { percent: 50, bytes_per_second: 100 << 20 },
+        quota: 512 << 20,
     };
     let snapshot = VolumeRecord {
         id: VolumeId(2),
@@ -161,6 +162,7 @@ fn directory_page() {
         trim_end: 0,
         break_policy: BreakPolicy::Split,
         throttle: Throttle::NONE,
+        quota: 0,
         ..volume.clone()
     };
     let mut slots = [None; SLOTS_PER_PAGE];
@@ -193,6 +195,7 @@ fn records() -> Vec<Record> {
             throttle: Throttle { percent: 50, bytes_per_second: 100 << 20 },
         },
         Record::SetCopier { settings: CopierSettings { offload: true, ..CopierSettings::default() } },
+        Record::SetQuota { id: v, quota: 512 << 20 },
     ]
 }
 

@@ -49,6 +49,8 @@ pub enum Record {
     SetCopying { id: VolumeId, break_policy: BreakPolicy, throttle: Throttle },
     /// New settings of the pool's copier.
     SetCopier { settings: CopierSettings },
+    /// A new bound on what the volume may have mapped, in bytes; 0: none.
+    SetQuota { id: VolumeId, quota: u64 },
 }
 
 impl Record {
@@ -130,6 +132,10 @@ impl Record {
                 Append::u8(out, 21);
                 settings.encode(out);
             }
+            Record::SetQuota { id, quota } => {
+                Append::u8(out, 22);
+                out.u64s(&[id.0, *quota]);
+            }
         }
     }
 
@@ -195,6 +201,7 @@ impl Record {
                 Record::SetCopying { id, break_policy, throttle: Throttle::decoded(r.u8()?, r.u32()?)? }
             }
             21 => Record::SetCopier { settings: CopierSettings::decode(r)? },
+            22 => Record::SetQuota { id: volume(r)?, quota: size(r)? },
             _ => return None,
         })
     }
@@ -359,6 +366,7 @@ mod tests {
                 throttle: Throttle { percent: 50, bytes_per_second: 1 << 20 },
             },
             Record::SetCopier { settings: CopierSettings { offload: true, ..CopierSettings::default() } },
+            Record::SetQuota { id: v, quota: 1 << 30 },
         ]
     }
 
@@ -392,6 +400,7 @@ mod tests {
             Record::Create { id, name: "a".into(), size: 1, chunk: 0, now: 5 },
             Record::Resize { id, size: u64::MAX },
             Record::SetChunk { id, chunk: 2048 },
+            Record::SetQuota { id, quota: MAX_VOLUME_SIZE + 1 },
             Record::Unmap { volume: id, at: VirtualPage(u64::MAX), len: 1 },
         ] {
             let (bytes, _) = group_of(std::slice::from_ref(&bad), 42);

@@ -60,10 +60,14 @@ pub struct VolumeRecord {
     pub break_policy: BreakPolicy,
     /// What copies for this volume are held to.
     pub throttle: Throttle,
+    /// Most bytes it may have mapped; 0: no bound. A snapshot has none.
+    pub quota: u64,
 }
 
 /// Longest origin that is kept (a longer one is cut).
 const MAX_ORIGIN: usize = 127;
+/// Where the quota is in a slot, behind the longest names.
+const QUOTA_AT: usize = 496;
 
 impl VolumeRecord {
     fn encode(&self, slot: &mut [u8]) {
@@ -90,6 +94,7 @@ impl VolumeRecord {
         let cut = (0..=MAX_ORIGIN.min(self.origin.len())).rev().find(|&n| self.origin.is_char_boundary(n));
         out.text(&self.origin[..cut.unwrap_or(0)]);
         slot[..out.len()].copy_from_slice(&out);
+        slot[QUOTA_AT..QUOTA_AT + 8].copy_from_slice(&self.quota.to_le_bytes());
     }
 
     fn decode(slot: &[u8], pool_pages: u64) -> Option<VolumeRecord> {
@@ -107,10 +112,12 @@ impl VolumeRecord {
             [r.u64()?, r.u64()?, r.u64()?, r.u64()?, r.u64()?, r.u64()?];
         let [shared_at, created, cursor] = [r.u64()?, r.u64()?, r.u64()?];
         let root = Entry::from_bytes(r.array()?);
+        let quota = Reader(&slot[QUOTA_AT..]).u64()?;
         let sound = (1..=4).contains(&level)
             && root.flaw(level + 1, pool_pages).is_none()
             && size <= MAX_VOLUME_SIZE
             && trim_end <= MAX_VOLUME_SIZE
+            && quota <= MAX_VOLUME_SIZE
             && is_chunk(chunk)
             && shared_at < 1 << 40
             && id != 0;
@@ -132,6 +139,7 @@ impl VolumeRecord {
             cursor,
             break_policy,
             throttle,
+            quota,
             name: r.text(MAX_NAME)?,
             origin: r.text(MAX_ORIGIN)?,
         })
@@ -199,6 +207,7 @@ mod tests {
             cursor: 1 << 38,
             break_policy: BreakPolicy::Copy,
             throttle: Throttle { percent: 1, bytes_per_second: u64::from(u32::MAX) * 1024 },
+            quota: MAX_VOLUME_SIZE,
         }
     }
 
@@ -212,6 +221,17 @@ mod tests {
             slots[0] = Some(&record);
             encode_directory_page(&slots, &mut page);
             assert_eq!(decode_directory_page(&page, 1000).is_ok(), sound, "{chunk}");
+        }
+    }
+
+    #[test]
+    fn a_quota_that_no_volume_can_have_is_damage() {
+        for (quota, sound) in [(0, true), (4096, true), (MAX_VOLUME_SIZE, true), (MAX_VOLUME_SIZE + 1, false)] {
+            let record = VolumeRecord { quota, ..sample() };
+            let (mut page, mut slots) = (vec![0; PAGE_SIZE], [None; SLOTS_PER_PAGE]);
+            slots[3] = Some(&record);
+            encode_directory_page(&slots, &mut page);
+            assert_eq!(decode_directory_page(&page, 1000).is_ok(), sound, "{quota}");
         }
     }
 

@@ -14,7 +14,7 @@ use crate::format::{MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeSta
 use crate::planted::{Bug, planted};
 use crate::sync::{RangeLocks, Turns};
 use crate::types::{Epoch, VolumeId};
-use crate::volume::Copies;
+use crate::volume::{Claims, Copies};
 
 /// A volume in memory.
 pub struct Volume {
@@ -34,6 +34,8 @@ pub struct Volume {
     pub copies: Rc<Copies>,
     /// See [`Directory::held_until`].
     holder: Cell<Holder>,
+    /// What writes under way will add to what it refers to.
+    pub claims: Rc<Claims>,
 }
 
 /// The snapshot that is known to share what a volume has not changed since.
@@ -92,7 +94,8 @@ impl Directory {
         }
         let copies = Rc::new(Copies::new(record.throttle));
         let (open, locks, turns, counters, holder) = Default::default();
-        let volume = Volume { record, slot, open, pending: false, locks, turns, counters, copies, holder };
+        let claims = Default::default();
+        let volume = Volume { record, slot, open, pending: false, locks, turns, counters, copies, holder, claims };
         self.volumes.insert(id, volume);
         self.judge_tail(id);
     }
@@ -388,6 +391,7 @@ mod tests {
             cursor: 0,
             break_policy: Default::default(),
             throttle: Default::default(),
+            quota: 0,
         }
     }
 

@@ -72,6 +72,8 @@ pub struct VolumeInfo {
     pub break_policy: BreakPolicy,
     /// Bytes mapped.
     pub referenced: u64,
+    /// Most bytes it may have mapped; 0: no bound.
+    pub quota: u64,
     /// Name of what it was cloned from, as it was then; empty if nothing.
     pub origin: String,
     /// When it was made, in seconds since 1970.
@@ -110,6 +112,7 @@ impl Meta {
             chunk: record.chunk,
             break_policy: record.break_policy,
             referenced: record.referenced * PAGE_SIZE as u64,
+            quota: record.quota,
             origin: record.origin.clone(),
             created: record.created,
             in_use: self.directory.get(record.id).map_or(0, |v| v.open.get()),

@@ -155,6 +155,7 @@ impl Meta {
                 cursor: 0,
                 break_policy: BreakPolicy::default(),
                 throttle: Throttle::NONE,
+                quota: 0,
             }),
             Record::Snapshot { of, now } => {
                 for (source, id, name) in of {
@@ -167,6 +168,7 @@ impl Meta {
                         created: *now,
                         origin: String::new(),
                         shared_at: self.epoch,
+                        quota: 0,
                         ..origin
                     };
                     self.add_shared(snapshot, !planted(Bug::SnapshotWithoutCount));
@@ -186,6 +188,7 @@ impl Meta {
                     created: *now,
                     origin: origin_name,
                     shared_at: if planted(Bug::CloneKeepsSharedAt) { Epoch(0) } else { self.epoch },
+                    quota: 0,
                     ..origin
                 };
                 self.add_shared(copy, true);
@@ -247,6 +250,10 @@ impl Meta {
                 volume.copies.client().set_throttle(*throttle);
             }
             Record::SetCopier { settings } => self.copier = *settings,
+            Record::SetQuota { id, quota } => {
+                self.record_of(*id)?;
+                self.directory.change(*id).expect("read above").record.quota = *quota;
+            }
             Record::Grow { size } => {
                 let layout = Layout::new(*size);
                 if layout.blocks() < self.space.layout().blocks() || *size > MAX_POOL_SIZE {
@@ -314,6 +321,8 @@ pub enum Failure {
     Gone,
     /// The maps are no longer those that a walk began with.
     Changed,
+    /// The volume's quota is in the way.
+    OverQuota,
 }
 
 impl From<Stop> for Failure {

@@ -14,6 +14,7 @@ mod info;
 mod load;
 mod meta;
 mod open;
+mod quota;
 mod reap;
 mod replay;
 mod statistics;

@@ -253,6 +253,7 @@ fn directory_map(superblock: &Superblock) -> VolumeRecord {
         cursor: 0,
         break_policy: BreakPolicy::default(),
         throttle: Throttle::NONE,
+        quota: 0,
     }
 }
 

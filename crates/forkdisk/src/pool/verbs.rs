@@ -12,6 +12,7 @@ use crate::types::{BLOCK_SIZE, MAX_VOLUME_SIZE, VolumeId, is_chunk};
 use super::directory::Volume;
 use super::info::VolumeInfo;
 use super::load::{changed, gone};
+use super::quota::check_quota;
 use super::{Failure, Inner, Meta, Pool};
 
 /// Chunk of a volume when nothing else is said, in bytes.
@@ -26,14 +27,16 @@ pub struct CreateOptions {
     pub chunk: u64,
     /// What a first write to a shared chunk does.
     pub break_policy: BreakPolicy,
+    /// Most bytes it may have mapped, at most 1 PiB; 0: no bound.
+    pub quota: u64,
     /// Seconds since 1970.
     pub now: u64,
 }
 
 impl CreateOptions {
-    /// A volume of `size` bytes with the default chunk (64 KiB), whose chunks are split.
+    /// A volume of `size` bytes with the default chunk (64 KiB), whose chunks are split, without a quota.
     pub fn new(size: u64, now: u64) -> CreateOptions {
-        CreateOptions { size, chunk: DEFAULT_CHUNK, break_policy: BreakPolicy::Split, now }
+        CreateOptions { size, chunk: DEFAULT_CHUNK, break_policy: BreakPolicy::Split, quota: 0, now }
     }
 }
 
@@ -80,6 +83,7 @@ impl<D: Device> Inner<D> {
             Err(Failure::Nonsense(what)) => Err(Error::new(ErrorKind::Corrupt, what)),
             Err(Failure::Gone) => Err(gone()),
             Err(Failure::Changed) => Err(changed()),
+            Err(Failure::OverQuota) => unreachable!("verbs on volumes map nothing"),
             Err(Failure::Stop(stop)) => unreachable!("verbs on volumes touch no tables: {stop:?}"),
         }
     }
@@ -118,18 +122,23 @@ impl<D: Device> Pool<D> {
     pub async fn create(&self, name: &str, options: &CreateOptions) -> Result<VolumeInfo> {
         check_size(options.size)?;
         check_chunk(options.chunk)?;
+        check_quota(options.quota)?;
         let inner = &self.0;
         let id = inner
             .verb(|meta| {
                 meta.directory.check_new(NO_VOLUME, name)?;
                 let id = VolumeId(meta.next_id);
-                let CreateOptions { size, chunk, now, break_policy } = *options;
-                let create = Record::Create { id, name: name.to_string(), size, chunk, now };
-                if break_policy == BreakPolicy::Split {
-                    return Ok((create, id));
+                let CreateOptions { size, chunk, now, break_policy, quota } = *options;
+                let mut last = Record::Create { id, name: name.to_string(), size, chunk, now };
+                if break_policy != BreakPolicy::Split {
+                    inner.publish(meta, &last)?;
+                    last = Record::SetCopying { id, break_policy, throttle: Throttle::NONE };
                 }
-                inner.publish(meta, &create)?;
-                Ok((Record::SetCopying { id, break_policy, throttle: Throttle::NONE }, id))
+                if quota != 0 {
+                    inner.publish(meta, &last)?;
+                    last = Record::SetQuota { id, quota };
+                }
+                Ok((last, id))
             })
             .await?;
         self.0.info(id)

@@ -7,6 +7,7 @@ mod extents;
 mod fault;
 mod join;
 mod put;
+mod quota;
 mod range;
 mod read;
 mod status;
@@ -27,6 +28,7 @@ use crate::types::VolumeId;
 
 pub use extents::Extent;
 pub(crate) use join::Copies;
+pub(crate) use quota::Claims;
 pub use status::{Sharing, StatusRun};
 
 /// A volume or snapshot open for I/O. While a handle exists the volume is not deleted.

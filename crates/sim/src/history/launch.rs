@@ -48,6 +48,7 @@ impl Run<'_> {
             Kind::SetChunk => self.with(op, |run, key| run.set_chunk(op, key)),
             Kind::SetCopying => self.with(op, |run, key| run.set_copying(op, key)),
             Kind::SetCopier => self.set_copier(op),
+            Kind::SetQuota => self.with(op, |run, key| run.set_quota(op, key)),
             Kind::Burst => self.with(op, |run, key| run.burst(op, key)),
             Kind::Overlap => self.with(op, |run, key| run.overlap(op, key)),
             Kind::Audit => self.audit(op),
@@ -498,6 +499,7 @@ impl Run<'_> {
             }
         }
         if let Control::Rollback(volume, _) = control {
+            self.forgive_quota(volume);
             for o in self.inflight.values_mut().filter(|o| o.keys.contains(&volume)) {
                 if let Doing::Read { vague, .. } = &mut o.doing {
                     *vague = true;

@@ -8,6 +8,7 @@ mod finish;
 mod launch;
 mod op;
 mod place;
+mod quota;
 mod recover;
 mod run;
 mod small;

@@ -57,6 +57,8 @@ pub enum Kind {
     SetCopying,
     /// Changes the settings of the pool's copier.
     SetCopier,
+    /// Bounds what a volume may refer to, when nothing else is in flight.
+    SetQuota,
     /// Several writes at once to neighbouring places of one chunk.
     Burst,
     /// Compares two volumes, and what deleting something frees with what was foretold.
@@ -105,11 +107,13 @@ pub enum Profile {
     Large,
     /// Chunks that are copied when they are broken: few buffers, throttles, errors in the middle.
     Copies,
+    /// Volumes that are not to grow past a bound.
+    Quotas,
 }
 
 impl Profile {
     /// All of them.
-    pub const ALL: [Profile; 12] = [
+    pub const ALL: [Profile; 13] = [
         Profile::Mixed,
         Profile::Forks,
         Profile::Full,
@@ -122,6 +126,7 @@ impl Profile {
         Profile::Crowd,
         Profile::Large,
         Profile::Copies,
+        Profile::Quotas,
     ];
 
     /// Its name on the command line.
@@ -139,6 +144,7 @@ impl Profile {
             Profile::Crowd => "crowd",
             Profile::Large => "large",
             Profile::Copies => "copies",
+            Profile::Quotas => "quotas",
         }
     }
 
@@ -209,6 +215,11 @@ impl Profile {
                 (Create, 2), (Snapshot, 22), (Group, 2), (Clone, 6), (CloneRange, 6), (Rollback, 4), (Resize, 2), (Delete, 12),
                 (Checkpoint, 2), (Reopen, 1), (Cut, 1), (Fault, 3), (SetChunk, 3), (SetCopying, 6), (SetCopier, 4),
             ],
+            Profile::Quotas => &[
+                (Read, 6), (Write, 40), (Append, 12), (Ragged, 3), (Burst, 12), (InPlace, 6), (Flush, 5), (Discard, 10), (Zero, 4),
+                (Create, 3), (Snapshot, 5), (Clone, 3), (CloneRange, 5), (Rollback, 3), (Rename, 1), (Resize, 2), (Delete, 4),
+                (Checkpoint, 3), (SetQuota, 8), (SetCopying, 2), (Reopen, 2), (Cut, 2),
+            ],
         }
     }
 }
@@ -257,6 +268,7 @@ impl Setup {
         // Those that came later are drawn apart: seeds of the first ones keep their histories.
         let first = *rng.pick(&Profile::ALL[..11]);
         let drawn = if mix(&[seed, 12]).is_multiple_of(10) { Profile::Copies } else { first };
+        let drawn = if mix(&[seed, 13]).is_multiple_of(16) { Profile::Quotas } else { drawn };
         let profile = profile.unwrap_or(drawn);
         let mib = 1 << 20;
         let small = profile == Profile::Full;
