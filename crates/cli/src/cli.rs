@@ -190,7 +190,7 @@ impl Cli {
             Verb::Stop(args) => verbs::stop::run(args, global),
             Verb::Config(_) => verbs::config::run(global),
 
-            Verb::Umount(args) => verbs::umount::run(args),
+            Verb::Umount(args) => verbs::umount::run(args, global),
             Verb::Bench(args) => verbs::bench::run(args, global),
             Verb::Completions(args) => verbs::completions::run(args),
             Verb::Man(args) => verbs::man::run(args),

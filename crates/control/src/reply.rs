@@ -349,6 +349,9 @@ pub struct Status {
     pub socket: Option<String>,
     /// Clients of the data socket that have chosen an export.
     pub clients: Vec<ClientRecord>,
+    /// Where the pool is mounted.
+    #[serde(default)]
+    pub mounts: Vec<String>,
 }
 
 /// A client of an export.

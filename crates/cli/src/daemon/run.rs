@@ -19,6 +19,7 @@ use super::activation::{self, Activated};
 use super::detach;
 use super::exports::{Fences, Served};
 use super::host::{Daemon, End};
+use super::mounts::Mounts;
 use super::notify::Notifier;
 use super::pid_file::PidFile;
 use crate::cli::Global;
@@ -41,6 +42,8 @@ pub struct Settings {
     pub pid_file: Option<PathBuf>,
     /// Where the log goes instead of stderr.
     pub log_file: Option<PathBuf>,
+    /// Where the pool is mounted, too.
+    pub mount: Option<PathBuf>,
     /// How the pool is opened.
     pub pool: OpenOptions,
     /// Doors beside the sockets.
@@ -74,7 +77,7 @@ pub fn run(
     // A daemon leaves the folder it was started in.
     let absolute = |path: &Path| std::path::absolute(path).with_context(|| path.display().to_string());
     let path = absolute(path)?;
-    for path in [&mut settings.pid_file, &mut settings.log_file].into_iter().flatten() {
+    for path in [&mut settings.pid_file, &mut settings.log_file, &mut settings.mount].into_iter().flatten() {
         *path = absolute(path)?;
     }
     forkdisk_uring::block_on(Config::default(), |runtime| async move {
@@ -139,7 +142,9 @@ async fn serve(
     let sockets = Sockets::open(runtime, pool, settings, activated)?;
     let doors = settings.network.open(runtime)?;
     let fences = Fences::default();
-    let data = Server::new(runtime, Served { pool: pool.clone(), fences: fences.clone() }, settings.data.clone());
+    let mounts = Mounts::new(runtime, pool);
+    let exports = Served { pool: pool.clone(), fences: fences.clone(), mounts: mounts.clone() };
+    let data = Server::new(runtime, exports, settings.data.clone());
     let identity = Status {
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_string(),
@@ -148,12 +153,16 @@ async fn serve(
         file: place::file_identity(path)?,
         socket: sockets.data_path.as_ref().map(|path| path.display().to_string()),
         clients: Vec::new(),
+        mounts: Vec::new(),
     };
-    let host = Daemon { runtime: runtime.clone(), data: data.handle(), fences, end: end.clone(), identity };
+    let host = Daemon { runtime: runtime.clone(), data: data.handle(), fences, mounts: mounts.clone(), end: end.clone(), identity };
     let session = Session::new(pool.clone(), runtime.clone(), Rc::new(host));
     let control = ControlServer::new(session, settings.control_limits.clone());
     let notifier = Rc::new(Notifier::from_environment());
     let pid_file = settings.pid_file.as_deref().map(PidFile::write).transpose()?;
+    if let Some(dir) = &settings.mount {
+        mounts.mount_at(dir, path).await?;
+    }
 
     let (socket, control_socket) = (sockets.data_path.as_deref(), sockets.control_path.as_deref());
     announce(Ready { socket, control: control_socket, doors: &doors, pool })?;
@@ -197,6 +206,7 @@ async fn serve(
     }
     controlling.await;
     handle.idle().await;
+    mounts.stop().await;
     for door in measuring {
         door.cancel().await;
     }

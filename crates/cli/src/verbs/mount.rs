@@ -1,5 +1,6 @@
 //! `mount`: a pool as a folder in which every volume is a file.
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -8,7 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use forkdisk::{OpenOptions, Pool};
-use forkdisk_fuse::{MountOptions, Session as Mount, SessionHandle, Volumes, VolumesOptions};
+use forkdisk_control::{Client, params};
+use forkdisk_fuse::{MountOptions, Session as Mount, SessionHandle, Volumes, VolumesOptions, connect, unmount};
 use forkdisk_uring::{Config, Rt, Signals, UringDevice};
 use rustix::process::Signal;
 use serde::Serialize;
@@ -17,14 +19,15 @@ use crate::cli::Global;
 use crate::daemon::detach;
 use crate::output::{print_json_line, print_line};
 use crate::progress::Progress;
-use crate::session::{Access, open_device, open_pool};
+use crate::session::{Access, daemon, open_device, open_pool};
 
 /// How often space that was given up is brought back.
 const GIVE_BACK: Duration = Duration::from_secs(5);
 
 /// Mount a pool: every volume is a file, every snapshot a file under .snapshots/VOLUME/NAME
 ///
-/// Runs in the foreground until `forkdisk umount DIR`, SIGTERM or SIGINT, then flushes and leaves the pool
+/// If a daemon serves the pool, it also serves the mount, and this returns at once. Otherwise this
+/// runs in the foreground until `forkdisk umount DIR`, SIGTERM or SIGINT, then flushes and leaves the pool
 /// clean. Without root it needs fusermount3. `cp` within the mount makes clones; `mkdir
 /// DIR/.snapshots/VOLUME/NAME` takes a snapshot.
 #[derive(Args)]
@@ -77,12 +80,6 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
     }
     let absolute = |path: &Path| std::path::absolute(path).with_context(|| path.display().to_string());
     let (pool, dir) = (absolute(&pool)?, absolute(dir)?);
-    if args.daemon {
-        match detach::is_detached() {
-            false => return detach::start(),
-            true => detach::leave_terminal()?,
-        }
-    }
     let has = |name: &str| args.options.iter().any(|o| o == name);
     let flags = args.options.iter().filter(|o| !["ro", "rw", "allow_other", ""].contains(&o.as_str()));
     let options = MountOptions {
@@ -92,6 +89,17 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         flags: flags.cloned().collect(),
     };
     let json = global.output.json();
+    if let Some(mut client) = daemon(global, &pool)? {
+        let dir = mount_served(&mut client, &dir, &options)?;
+        announce(&options.source, &dir, json)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.daemon {
+        match detach::is_detached() {
+            false => return detach::start(),
+            true => detach::leave_terminal()?,
+        }
+    }
     forkdisk_uring::block_on(Config::default(), |runtime| async move {
         // Before anything starts a thread.
         let signals = runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::HUP.as_raw()])?;
@@ -107,6 +115,21 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         tracing::info!("unmounted");
         Ok(ExitCode::SUCCESS)
     })?
+}
+
+/// Mounts, and has the daemon that serves the pool show it there. Returns where, without links.
+pub fn mount_served(client: &mut Client, dir: &Path, options: &MountOptions) -> Result<PathBuf> {
+    let dir = dir.canonicalize().with_context(|| dir.display().to_string())?;
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let connection = connect(&dir, options)?;
+    let mount = params::Mount { dir: dir.display().to_string(), uid, gid };
+    if let Err(failure) = client.call(mount, Some(connection.as_fd()), |_| {}) {
+        // With the connection everybody who already waits for it is let go.
+        drop(connection);
+        let _ = unmount(&dir, true);
+        return Err(failure.into());
+    }
+    Ok(dir)
 }
 
 async fn serve(

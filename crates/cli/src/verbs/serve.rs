@@ -81,6 +81,7 @@ fn settings(config: &Configuration) -> Result<Settings> {
         network: Network::from_settings(config)?,
         socket: config.path(&key::SOCKET),
         control: config.path(&key::CONTROL),
+        mount: config.path(&key::MOUNT),
         pid_file: config.path(&key::PID_FILE),
         log_file: config.path(&key::LOG_FILE),
         pool: OpenOptions {

@@ -5,10 +5,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use forkdisk_control::params;
 use forkdisk_fuse::{MountPoint, mounted_at, unmount, unmount_patiently};
 use forkdisk_uring::{Config, DeviceOptions, UringDevice};
 
+use crate::cli::Global;
 use crate::progress::Progress;
+use crate::session::daemon;
 
 /// How long the pool may take to be closed.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -26,7 +29,7 @@ pub struct UmountArgs {
 }
 
 /// Unmounts, then waits.
-pub fn run(args: UmountArgs) -> Result<()> {
+pub fn run(args: UmountArgs, global: &Global) -> Result<()> {
     let dir = args.dir.canonicalize().with_context(|| args.dir.display().to_string())?;
     let Some(mount) = mounted_at(&dir).filter(MountPoint::is_pool) else {
         bail!("{}: no pool is mounted there", dir.display())
@@ -38,13 +41,25 @@ pub fn run(args: UmountArgs) -> Result<()> {
     let pool = PathBuf::from(mount.source);
     let _progress = Progress::spinner("waiting for the pool to be closed");
     let start = Instant::now();
-    while is_in_use(&pool)? {
+    while is_mounted_or_open(global, &pool, &dir)? {
         if start.elapsed() > PATIENCE {
             bail!("{} is unmounted, but {} is still in use", dir.display(), pool.display());
         }
         std::thread::sleep(PAUSE);
     }
     Ok(())
+}
+
+/// Whether somebody still writes what came from the mount. A daemon says so; a process that did nothing but mount has
+/// the pool open for as long.
+fn is_mounted_or_open(global: &Global, pool: &Path, dir: &Path) -> Result<bool> {
+    match daemon(global, pool)? {
+        Some(mut client) => {
+            let status = client.call(params::Status {}, None, |_| {})?;
+            Ok(status.mounts.iter().any(|mount| Path::new(mount) == dir))
+        }
+        None => is_in_use(pool),
+    }
 }
 
 fn is_in_use(pool: &Path) -> Result<bool> {

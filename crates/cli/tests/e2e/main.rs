@@ -20,6 +20,7 @@ mod mount;
 mod mount_files;
 mod mount_kill;
 mod mount_programs;
+mod mount_served;
 mod nbd;
 mod nbd_clients;
 mod output;

@@ -16,6 +16,6 @@ mod off_thread;
 mod session;
 mod volumes;
 
-pub use mount::{MountOptions, MountPoint, mounted_at, unmount};
+pub use mount::{MountOptions, MountPoint, mount as connect, mounted_at, mounts, unmount};
 pub use session::{Handler, Notifier, Session, SessionHandle, unmount_patiently};
 pub use volumes::{Volumes, VolumesOptions};

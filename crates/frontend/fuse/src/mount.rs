@@ -5,7 +5,7 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use forkdisk::{Error, ErrorKind, Result};
@@ -211,17 +211,25 @@ pub fn mounted_at(dir: &Path) -> Option<MountPoint> {
     table.lines().rev().find_map(|line| parse_mount(line, dir))
 }
 
+/// Every pool that is mounted, with where: absolute paths without links, in the order of the kernel's table.
+pub fn mounts() -> Vec<(PathBuf, MountPoint)> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    table.lines().filter_map(parse_line).filter(|(_, mount)| mount.is_pool()).collect()
+}
+
 /// `36 35 0:44 / /mnt rw,… - fuse.forkdisk /pool.img rw,…`
 fn parse_mount(line: &str, dir: &Path) -> Option<MountPoint> {
+    parse_line(line).filter(|(at, _)| at == dir).map(|(_, mount)| mount)
+}
+
+fn parse_line(line: &str) -> Option<(PathBuf, MountPoint)> {
     let (place, rest) = line.split_once(" - ")?;
     let mut place = place.split(' ').skip(2);
     let (major, minor) = place.next()?.split_once(':')?;
-    if Path::new(&unescape(place.nth(1)?)) != dir {
-        return None;
-    }
+    let dir = PathBuf::from(unescape(place.nth(1)?));
     let mut rest = rest.split(' ');
     let (kind, source) = (unescape(rest.next()?), unescape(rest.next()?));
-    Some(MountPoint { kind, source, device: (major.parse().ok()?, minor.parse().ok()?) })
+    Some((dir, MountPoint { kind, source, device: (major.parse().ok()?, minor.parse().ok()?) }))
 }
 
 /// Blanks and the like are written as `\040`.

@@ -9,6 +9,7 @@ mod notify;
 use std::cell::Cell;
 use std::future::Future;
 use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -37,6 +38,12 @@ const GRACE: Duration = Duration::from_secs(2);
 pub trait Handler: 'static {
     /// It is mounted now; `notifier` talks to the kernel about it.
     fn mounted(&self, _notifier: Notifier) {}
+
+    /// Whether the kernel may keep what programs write and hand it over later. Not where others read or write the
+    /// same files by another way.
+    fn caches_writes(&self) -> bool {
+        true
+    }
 
     /// Does what is asked for. The future is run to its end.
     fn handle(self: Rc<Self>, header: Header, operation: Operation) -> impl Future<Output = Reply>;
@@ -120,7 +127,14 @@ impl<H: Handler> Session<H> {
     /// Mounts `handler` at `dir` and agrees with the kernel on how to talk.
     pub async fn mount(rt: &Rt, handler: Rc<H>, dir: &Path, options: &MountOptions) -> Result<Session<H>> {
         let dir = dir.canonicalize().map_err(|e| Error::io(dir.display().to_string(), e))?;
-        let connection = Watched::new(rt, mount(&dir, options)?);
+        let connection = mount(&dir, options)?;
+        Session::adopt(rt, handler, &dir, connection).await
+    }
+
+    /// Serves what somebody else has mounted at `dir`, an absolute path without links: `connection` is what
+    /// [`connect`](crate::connect) returned there. Agrees with the kernel on how to talk.
+    pub async fn adopt(rt: &Rt, handler: Rc<H>, dir: &Path, connection: OwnedFd) -> Result<Session<H>> {
+        let (connection, dir) = (Watched::new(rt, connection), dir.to_path_buf());
         let state = State {
             rt: rt.clone(),
             connection,
@@ -162,7 +176,7 @@ impl<H: Handler> Session<H> {
             let Some(Decoded::Request(Request { header, operation: Operation::Init(init) }, _)) = decoded else {
                 return Err(Error::new(ErrorKind::Unsupported, "the kernel does not begin with a greeting"));
             };
-            let reply = greet(&init)?;
+            let reply = greet(&init, self.handler.caches_writes())?;
             self.state.send(header.unique, Reply::Init(reply));
             return Ok(());
         }
@@ -259,13 +273,12 @@ impl<H: Handler> Drop for Session<H> {
 }
 
 /// What is taken of what the kernel offers.
-fn greet(init: &InitRequest) -> Result<InitReply> {
+fn greet(init: &InitRequest, caches_writes: bool) -> Result<InitReply> {
     const NEEDED: Capabilities = Capabilities::BIG_WRITES.and(Capabilities::MAX_PAGES);
     const WANTED: Capabilities = NEEDED
         .and(Capabilities::ASYNC_READ)
         .and(Capabilities::READDIRPLUS)
         .and(Capabilities::ASYNC_DIO)
-        .and(Capabilities::WRITEBACK_CACHE)
         .and(Capabilities::PARALLEL_DIROPS)
         .and(Capabilities::HANDLE_KILLPRIV_V2);
     if init.major != 7 || init.minor < 31 || !init.offered.has(NEEDED) {
@@ -273,7 +286,8 @@ fn greet(init: &InitRequest) -> Result<InitReply> {
             format!("the kernel speaks version {}.{} of FUSE; 7.31 (Linux 5.4) is needed", init.major, init.minor);
         return Err(Error::new(ErrorKind::Unsupported, why));
     }
-    let wanted = Capabilities(WANTED.0 & init.offered.0);
+    let wanted = if caches_writes { WANTED.and(Capabilities::WRITEBACK_CACHE) } else { WANTED };
+    let wanted = Capabilities(wanted.0 & init.offered.0);
     let max_readahead = init.max_readahead.max(MAX_WRITE as u32);
     Ok(InitReply { max_readahead, wanted, max_background: BACKGROUND, max_write: MAX_WRITE as u32 })
 }

@@ -29,14 +29,25 @@ impl Notifier {
         self.invalidate(node, -1)
     }
 
+    /// The kernel forgets what it has cached of `len` bytes of a node from `from` on (0: to its end) and its attributes.
+    /// Waits for requests that are filling just these pages, so never call it on the thread that serves the mount.
+    pub fn forget(&self, node: u64, from: u64, len: u64) -> io::Result<()> {
+        let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        self.send(node, signed(from), signed(len))
+    }
+
     fn invalidate(&self, node: u64, from: i64) -> io::Result<()> {
+        self.send(node, from, 0)
+    }
+
+    fn send(&self, node: u64, from: i64, len: i64) -> io::Result<()> {
         let mut message = Vec::with_capacity(40);
         message.extend_from_slice(&40u32.to_ne_bytes());
         message.extend_from_slice(&INVALIDATE_INODE.to_ne_bytes());
         message.extend_from_slice(&0u64.to_ne_bytes());
         message.extend_from_slice(&node.to_ne_bytes());
         message.extend_from_slice(&from.to_ne_bytes());
-        message.extend_from_slice(&0u64.to_ne_bytes());
+        message.extend_from_slice(&len.to_ne_bytes());
         match rustix::io::write(&*self.0, &message) {
             // It has nothing of it.
             Ok(_) | Err(Errno::NOENT) => Ok(()),

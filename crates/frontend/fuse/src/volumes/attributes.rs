@@ -7,7 +7,7 @@ use super::{Failed, Outcome, Volumes, now};
 use crate::codec::{Attr, Kind, Reply, SetAttr, StatFs, Time};
 
 /// Milliseconds for which the kernel may believe names and attributes.
-pub const VALID: u32 = 1000;
+const VALID: u32 = 1000;
 /// What programs had better read or write at once, in bytes.
 const BEST_IO: u32 = 64 << 10;
 /// Permission to write, for anybody.
@@ -27,6 +27,11 @@ impl<D: Device> Volumes<D> {
         let time = i64::try_from(created).unwrap_or(0).saturating_mul(1_000_000_000);
         let (uid, gid) = (self.options.uid, self.options.gid);
         known.unwrap_or(Attributes { mode, uid, gid, accessed: time, modified: time, changed: time })
+    }
+
+    /// Milliseconds for which the kernel may believe names and attributes: not at all where others change them.
+    pub(super) fn valid(&self) -> u32 {
+        if self.options.alone { VALID } else { 0 }
     }
 
     pub(super) fn attr_of(&self, node: &Node) -> Outcome<Attr> {
@@ -67,7 +72,7 @@ impl<D: Device> Volumes<D> {
             // Believed by nobody else.
             return Ok(Reply::Attr(Attr { ino: number, blocks: attr.size.div_ceil(512), ..attr }, 0));
         }
-        Ok(Reply::Attr(Attr { ino: number, ..attr }, VALID))
+        Ok(Reply::Attr(Attr { ino: number, ..attr }, self.valid()))
     }
 
     pub(super) async fn set_attr(&self, number: u64, set: &SetAttr) -> Outcome {
@@ -78,7 +83,7 @@ impl<D: Device> Volumes<D> {
                     None => self.pool.volume_by_id(id)?,
                 };
                 self.set_volume(&volume, set).await?;
-                Ok(Reply::Attr(Attr { ino: number, ..self.volume_attr(&volume.info()) }, VALID))
+                Ok(Reply::Attr(Attr { ino: number, ..self.volume_attr(&volume.info()) }, self.valid()))
             }
             Node::Folder(path) => {
                 let Child::Folder(known, created) = self.pool.child(&path)? else { return Err(Failed(libc::ESTALE)) };

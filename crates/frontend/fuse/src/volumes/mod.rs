@@ -16,6 +16,7 @@ mod folders;
 mod names;
 mod nodes;
 mod seek;
+mod shared;
 mod snapshots;
 mod xattr;
 
@@ -41,8 +42,9 @@ pub struct VolumesOptions {
     pub uid: u32,
     /// And its group.
     pub gid: u32,
-    /// Nobody but this mount changes volumes, so that the kernel may keep what it has cached between an
-    /// open and the next.
+    /// Nobody but this mount reads or changes volumes, so that the kernel may keep what it has cached between an
+    /// open and the next, and what programs write for a while. Otherwise every write is passed on at once, and
+    /// whoever changes a volume by another way says so with [`Volumes::changed`].
     pub alone: bool,
 }
 
@@ -162,7 +164,7 @@ impl<D: Device> Volumes<D> {
         Ok(Entry {
             node: number,
             name_valid,
-            attr_valid: attributes::VALID,
+            attr_valid: self.valid(),
             attr: crate::codec::Attr { ino: number, ..attr },
         })
     }
@@ -179,6 +181,10 @@ impl<D: Device> Handler for Volumes<D> {
     fn mounted(&self, notifier: Notifier) {
         // A file system is mounted once.
         let _ = self.notifier.set(notifier);
+    }
+
+    fn caches_writes(&self) -> bool {
+        self.options.alone
     }
 
     fn buffer(&self, len: usize) -> Buf {

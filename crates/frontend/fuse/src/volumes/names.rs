@@ -2,7 +2,7 @@
 
 use forkdisk::{Child, CreateOptions, Device};
 
-use super::attributes::{VALID, fresh};
+use super::attributes::fresh;
 use super::folders::{below, full_name};
 use super::nodes::{Node, SNAPSHOTS_NAME, join, parent};
 use super::{Failed, Outcome, Volumes, now};
@@ -15,13 +15,13 @@ impl<D: Device> Volumes<D> {
     pub(super) fn child_node(&self, folder: u64, name: &str) -> Outcome<(Node, u32)> {
         match self.node(folder)? {
             Node::Folder(path) if path.is_empty() && name == SNAPSHOTS_NAME => {
-                Ok((Node::Snapshots(String::new()), VALID))
+                Ok((Node::Snapshots(String::new()), self.valid()))
             }
             Node::Folder(path) => {
                 let path = join(&path, name);
                 Ok(match self.pool.child(&path)? {
-                    Child::Folder(..) => (Node::Folder(path), VALID),
-                    Child::Volume(info) => (Node::Volume(info.id), VALID),
+                    Child::Folder(..) => (Node::Folder(path), self.valid()),
+                    Child::Volume(info) => (Node::Volume(info.id), self.valid()),
                 })
             }
             Node::Snapshots(path) if self.is_volume(&path) => {
@@ -30,7 +30,7 @@ impl<D: Device> Volumes<D> {
             }
             Node::Snapshots(path) => {
                 self.pool.child(&join(&path, name))?;
-                Ok((below(&path, name), VALID))
+                Ok((below(&path, name), self.valid()))
             }
             Node::Volume(_) => Err(Failed(libc::ENOTDIR)),
             Node::Phantom => Err(Failed(libc::ENOENT)),
@@ -55,7 +55,7 @@ impl<D: Device> Volumes<D> {
         let path = self.path_in(header.node, name)?;
         let options = CreateOptions::new(0, now().seconds as u64);
         let volume = self.pool.create_file(&path, &options, fresh(mode, header.uid, header.gid))?;
-        Ok((self.entry(Node::Volume(volume.id()), VALID)?, volume))
+        Ok((self.entry(Node::Volume(volume.id()), self.valid())?, volume))
     }
 
     pub(super) fn create(&self, header: &Header, name: &str, mode: u32) -> Outcome {
@@ -78,7 +78,7 @@ impl<D: Device> Volumes<D> {
         }
         let path = self.path_in(header.node, name)?;
         self.pool.make_folder(&path, fresh(mode, header.uid, header.gid), now().seconds as u64)?;
-        self.entry(Node::Folder(path), VALID)
+        self.entry(Node::Folder(path), self.valid())
     }
 
     pub(super) fn unlink(&self, folder: u64, name: &str) -> Outcome {
