@@ -129,6 +129,8 @@ enum Verb {
     Serve(verbs::serve::ServeArgs),
     Mount(verbs::mount::MountArgs),
     Umount(verbs::umount::UmountArgs),
+    Attach(verbs::attach::AttachArgs),
+    Detach(verbs::detach::DetachArgs),
     Stop(verbs::stop::StopArgs),
     Config(verbs::config::ConfigArgs),
     Bench(verbs::bench::BenchArgs),
@@ -187,6 +189,8 @@ impl Cli {
             Verb::Grow(args) => verbs::grow::run(args, global),
             Verb::Stats(args) => verbs::stats::run(args, global),
             Verb::Top(args) => verbs::top::run(args, global),
+            Verb::Attach(args) => verbs::attach::run(args, global),
+            Verb::Detach(args) => verbs::detach::run(args, global),
             Verb::Stop(args) => verbs::stop::run(args, global),
             Verb::Config(_) => verbs::config::run(global),
 

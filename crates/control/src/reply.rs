@@ -352,6 +352,9 @@ pub struct Status {
     /// Where the pool is mounted.
     #[serde(default)]
     pub mounts: Vec<String>,
+    /// It was started for devices of the kernel and ends when the last of them is detached.
+    #[serde(default)]
+    pub until_detached: bool,
 }
 
 /// A client of an export.

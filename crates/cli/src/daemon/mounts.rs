@@ -61,6 +61,15 @@ impl Mounts {
         let session = Session::adopt(runtime, volumes.clone(), &dir, connection).await?;
         let mounted = Mounted { dir, volumes, handle: session.handle() };
         tracing::info!(dir = %mounted.dir.display(), "mounted");
+        let (others, own) = (Rc::downgrade(&self.0), Rc::downgrade(&mounted.volumes));
+        mounted.volumes.watch(Box::new(move |id, offset, len| {
+            let (others, own) = (others.upgrade().map(Mounts), own.upgrade());
+            Box::pin(async move {
+                if let (Some(others), Some(own)) = (others, own) {
+                    others.changed_but_for(Some(&own), id, offset, len).await;
+                }
+            })
+        }));
         self.0.all.borrow_mut().push(mounted.clone());
         let mounts = self.clone();
         runtime.spawn(async move { mounts.serve(session, mounted).await });
@@ -94,7 +103,12 @@ impl Mounts {
 
     /// The volume `id` was changed by another way than a mount; resolves when every mount shows it.
     pub async fn changed(&self, id: VolumeId, offset: u64, len: u64) {
-        let concerned = |mounted: &&Mounted| mounted.volumes.is_open(id);
+        self.changed_but_for(None, id, offset, len).await;
+    }
+
+    async fn changed_but_for(&self, own: Option<&Rc<Volumes<UringDevice>>>, id: VolumeId, offset: u64, len: u64) {
+        let is_own = |mounted: &Mounted| own.is_some_and(|own| Rc::ptr_eq(own, &mounted.volumes));
+        let concerned = |mounted: &&Mounted| !is_own(mounted) && mounted.volumes.is_open(id);
         let shown: Vec<_> = self.0.all.borrow().iter().filter(concerned).map(|m| m.volumes.clone()).collect();
         for volumes in shown {
             volumes.changed(id, offset, len).await;

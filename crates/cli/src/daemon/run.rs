@@ -44,6 +44,8 @@ pub struct Settings {
     pub log_file: Option<PathBuf>,
     /// Where the pool is mounted, too.
     pub mount: Option<PathBuf>,
+    /// Whether it was started for devices of the kernel and ends with the last of them.
+    pub until_detached: bool,
     /// How the pool is opened.
     pub pool: OpenOptions,
     /// Doors beside the sockets.
@@ -154,8 +156,16 @@ async fn serve(
         socket: sockets.data_path.as_ref().map(|path| path.display().to_string()),
         clients: Vec::new(),
         mounts: Vec::new(),
+        until_detached: settings.until_detached,
     };
-    let host = Daemon { runtime: runtime.clone(), data: data.handle(), fences, mounts: mounts.clone(), end: end.clone(), identity };
+    let host = Daemon {
+        runtime: runtime.clone(),
+        data: data.handle(),
+        fences,
+        mounts: mounts.clone(),
+        end: end.clone(),
+        identity,
+    };
     let session = Session::new(pool.clone(), runtime.clone(), Rc::new(host));
     let control = ControlServer::new(session, settings.control_limits.clone());
     let notifier = Rc::new(Notifier::from_environment());

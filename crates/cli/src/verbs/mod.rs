@@ -1,5 +1,6 @@
 //! One file per verb: its options, and what it does.
 
+pub mod attach;
 pub mod bench;
 pub mod check;
 pub mod clone;
@@ -8,6 +9,7 @@ pub mod config;
 pub mod copier;
 pub mod create;
 pub mod delete;
+pub mod detach;
 pub mod diff;
 pub mod du;
 pub mod export;

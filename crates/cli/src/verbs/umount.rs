@@ -31,17 +31,23 @@ pub struct UmountArgs {
 /// Unmounts, then waits.
 pub fn run(args: UmountArgs, global: &Global) -> Result<()> {
     let dir = args.dir.canonicalize().with_context(|| args.dir.display().to_string())?;
-    let Some(mount) = mounted_at(&dir).filter(MountPoint::is_pool) else {
+    if mounted_at(&dir).filter(MountPoint::is_pool).is_none() {
         bail!("{}: no pool is mounted there", dir.display())
-    };
+    }
     if args.lazy {
         return Ok(unmount(&dir, true)?);
     }
-    unmount_patiently(&dir)?;
+    end(global, &dir)
+}
+
+/// Unmounts the pool that is mounted at `dir`, an absolute path without links, and waits until it is written.
+pub fn end(global: &Global, dir: &Path) -> Result<()> {
+    let Some(mount) = mounted_at(dir) else { bail!("{}: nothing is mounted there", dir.display()) };
+    unmount_patiently(dir)?;
     let pool = PathBuf::from(mount.source);
     let _progress = Progress::spinner("waiting for the pool to be closed");
     let start = Instant::now();
-    while is_mounted_or_open(global, &pool, &dir)? {
+    while is_mounted_or_open(global, &pool, dir)? {
         if start.elapsed() > PATIENCE {
             bail!("{} is unmounted, but {} is still in use", dir.display(), pool.display());
         }

@@ -1,5 +1,6 @@
 //! The real program under real clients: one behaviour per test, named for it.
 
+mod attach;
 mod bad_input;
 mod bench;
 #[allow(dead_code, reason = "shared with the tests of the NBD server")]

@@ -188,6 +188,17 @@ fn a_pool_that_is_served_is_mounted_by_its_daemon() {
     }
     fs::write(lab.path("one/x"), noise(7, 3 * MIB + 5)).unwrap();
     assert!(fs::read(lab.path("two/x")).unwrap() == noise(7, 3 * MIB + 5), "two mounts are one pool");
+    let open = |dir: &str| File::options().read(true).write(true).open(lab.path(dir).join("x")).unwrap();
+    let (one, two) = (open("one"), open("two"));
+    for i in 0..50 {
+        read(&two, 0, 4096);
+        one.write_all_at(&noise(i, 700), 300).unwrap();
+        assert!(read(&two, 300, 700) == noise(i, 700), "also for files that are open: {i}");
+    }
+    one.set_len(5000).unwrap();
+    assert_eq!(two.metadata().unwrap().len(), 5000);
+    drop((one, two));
+    fs::write(lab.path("two/x"), noise(7, 3 * MIB + 5)).unwrap();
     lab.ok(&["umount", "one"]);
     assert!(!lab.path("one/x").exists());
     let mut nbd = Client::connect(server.socket(), "x").unwrap();

@@ -18,4 +18,4 @@ mod volumes;
 
 pub use mount::{MountOptions, MountPoint, mount as connect, mounted_at, mounts, unmount};
 pub use session::{Handler, Notifier, Session, SessionHandle, unmount_patiently};
-pub use volumes::{Volumes, VolumesOptions};
+pub use volumes::{Volumes, VolumesOptions, Watcher};

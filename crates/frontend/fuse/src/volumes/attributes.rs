@@ -103,6 +103,7 @@ impl<D: Device> Volumes<D> {
         }
         if let Some(size) = set.size {
             volume.set_size(size).await?;
+            self.tell(volume.id(), 0, 0).await;
         }
         let info = volume.info();
         let old = self.known_or_default(info.attributes, 0o644, info.created);
@@ -154,6 +155,7 @@ impl<D: Device> Volumes<D> {
             let end = end.min(volume.size());
             volume.write_zeroes(offset.min(end), end - offset.min(end), false).await?;
         }
+        self.tell(volume.id(), offset, len).await;
         Ok(Reply::Done)
     }
 

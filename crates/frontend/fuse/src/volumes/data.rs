@@ -93,6 +93,7 @@ impl<D: Device> Volumes<D> {
             file.volume.grow_to(end).await.map_err(too_large)?;
         }
         let (result, data) = file.volume.write(offset, data, false).await;
+        self.tell(file.volume.id(), offset, data.len() as u64).await;
         result?;
         Ok(Reply::Stored(data))
     }
@@ -109,6 +110,7 @@ impl<D: Device> Volumes<D> {
         let whole = from.1 == 0 && to.1 == 0 && len == size && target.size() <= size && source.id() != target.id();
         if whole && (wide || size <= NARROW) {
             target.replace_with(source).await?;
+            self.tell(target.id(), 0, 0).await;
             return Ok(copied(len));
         }
         let page = PAGE_SIZE as u64;
@@ -118,6 +120,7 @@ impl<D: Device> Volumes<D> {
         let end = to.1.checked_add(len).ok_or(Failed(libc::EFBIG))?;
         target.grow_to(end).await.map_err(too_large)?;
         target.clone_range(source, from.1, to.1, len).await?;
+        self.tell(target.id(), to.1, len).await;
         Ok(copied(len))
     }
 }

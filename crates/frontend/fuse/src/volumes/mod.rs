@@ -26,7 +26,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use forkdisk::{Buf, Device, ErrorKind, Pool, Volume, VolumeId};
+use forkdisk::{Buf, Device, ErrorKind, LocalFuture, Pool, Volume, VolumeId};
 use slab::Slab;
 
 use crate::codec::{Entry, Header, Operation, Reply, Time};
@@ -65,7 +65,12 @@ pub struct Volumes<D: Device> {
     writers: RefCell<HashMap<VolumeId, usize>>,
     copiers: copiers::Copiers,
     notifier: OnceCell<Notifier>,
+    watcher: OnceCell<Watcher>,
 }
+
+/// Is told of a volume that was changed through the file system, from where on and how much (0: all to its end), and
+/// resolves when the program that did it may know.
+pub type Watcher = Box<dyn Fn(VolumeId, u64, u64) -> LocalFuture<()>>;
 
 /// A reply or an errno.
 type Outcome<T = Reply> = std::result::Result<T, Failed>;
@@ -94,9 +99,9 @@ fn now() -> Time {
 impl<D: Device> Volumes<D> {
     /// A file system that shows `pool`.
     pub fn new(pool: Pool<D>, options: VolumesOptions) -> Rc<Volumes<D>> {
-        let (nodes, files, folders, writers, notifier) = Default::default();
+        let (nodes, files, folders, writers, notifier, watcher) = Default::default();
         let copiers = Default::default();
-        Rc::new(Volumes { pool, options, nodes, files, folders, writers, copiers, notifier })
+        Rc::new(Volumes { pool, options, nodes, files, folders, writers, copiers, notifier, watcher })
     }
 
     fn node(&self, number: u64) -> Outcome<Node> {

@@ -6,8 +6,8 @@
 
 use forkdisk::{Device, VolumeId};
 
-use super::Volumes;
 use super::nodes::Node;
+use super::{Volumes, Watcher};
 use crate::off_thread::off_thread;
 
 impl<D: Device> Volumes<D> {
@@ -19,6 +19,18 @@ impl<D: Device> Volumes<D> {
         if let Err(error) = off_thread(move || notifier.forget(node, offset, len)).await {
             // The mount is going: nobody reads from it any more.
             tracing::debug!(%error, node, "what the kernel has cached stays");
+        }
+    }
+
+    /// Has `watcher` told of all that is changed through this mount. There can be one.
+    pub fn watch(&self, watcher: Watcher) {
+        let _ = self.watcher.set(watcher);
+    }
+
+    /// `len` bytes of a volume from `offset` on (0: all to its end), or its length, were changed through this mount.
+    pub(super) async fn tell(&self, id: VolumeId, offset: u64, len: u64) {
+        if let Some(watcher) = self.watcher.get() {
+            watcher(id, offset, len).await;
         }
     }
 
