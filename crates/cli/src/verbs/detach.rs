@@ -28,7 +28,7 @@ pub fn run(args: DetachArgs, global: &Global) -> Result<()> {
     let device = Path::new(&args.what);
     let found = match attachments.iter().find(|a| a.device == device) {
         Some(found) => found,
-        None if device.starts_with("/dev") => bail!("{}: forkdisk attached nothing there", args.what),
+        None if device.parent() == Some(Path::new("/dev")) => bail!("{}: forkdisk attached nothing there", args.what),
         None => {
             let address = global.object(&args.what)?;
             let pool = address.pool.canonicalize().with_context(|| address.pool.display().to_string())?;
