@@ -14,4 +14,5 @@ pub mod sparse;
 pub mod w1;
 pub mod w2;
 pub mod w3;
+pub mod w5;
 pub mod wall;

@@ -466,3 +466,30 @@ fn somebody_without_root_mounts_through_fusermount3() {
     let said = succeed(nobody.arg(dir.path()).env("HOME", dir.path()).env_remove("FORKDISK_POOL"));
     assert!(said.starts_with("hello\nnobody\na\t") && said.contains("\nb\t"), "{said}");
 }
+
+/// The kernel writes the times of a file back after it was removed; that nobody keeps them is no failure of whoever
+/// syncs next.
+#[test]
+fn syncing_after_a_file_that_was_written_is_removed_succeeds() {
+    let lab = lab();
+    let Some(mount) = Mounted::new(&lab) else { return };
+    let root = File::open(mount.dir()).unwrap();
+    for i in 0..20 {
+        let path = mount.path("a");
+        fs::write(&path, noise(i, 100_000)).unwrap();
+        sh(&mount, "cp a b");
+        let open = File::options().write(true).open(mount.path("b")).unwrap();
+        open.write_all_at(b"x", 5).unwrap();
+        fs::remove_file(path).unwrap();
+        rustix::fs::syncfs(&root).unwrap();
+        fs::remove_file(mount.path("b")).unwrap();
+        rustix::fs::syncfs(&root).unwrap();
+        open.write_all_at(b"y", 6).unwrap();
+        open.sync_all().unwrap();
+        drop(open);
+        rustix::fs::syncfs(&root).unwrap();
+    }
+    drop(root);
+    mount.unmount(&lab);
+    lab.assert_clean();
+}

@@ -1,6 +1,6 @@
 //! What `stat`, `chmod`, `chown`, `touch`, `truncate` and `df` see and do.
 
-use forkdisk::{Attributes, BLOCK_SIZE, Child, Device, Volume, VolumeInfo};
+use forkdisk::{Attributes, BLOCK_SIZE, Child, Device, ErrorKind, Volume, VolumeInfo};
 
 use super::nodes::{Node, join};
 use super::{Failed, Outcome, Volumes, now};
@@ -80,7 +80,16 @@ impl<D: Device> Volumes<D> {
             Node::Volume(id) => {
                 let volume = match set.handle {
                     Some(handle) => self.file(handle)?.volume.clone(),
-                    None => self.pool.volume_by_id(id)?,
+                    None => match self.pool.volume_by_id(id) {
+                        // The kernel writes the times of a removed file back as well, and its outcome is that of
+                        // the next `syncfs`.
+                        Err(error) if error.kind() == ErrorKind::NotFound && set.size.is_none() => {
+                            let gone = self.known_or_default(None, 0, 0);
+                            let gone = Attr { nlink: 0, ..attr(number, Kind::File, &gone) };
+                            return Ok(Reply::Attr(gone, 0));
+                        }
+                        found => found?,
+                    },
                 };
                 self.set_volume(&volume, set).await?;
                 Ok(Reply::Attr(Attr { ino: number, ..self.volume_attr(&volume.info()) }, self.valid()))
@@ -109,7 +118,8 @@ impl<D: Device> Volumes<D> {
         let old = self.known_or_default(info.attributes, 0o644, info.created);
         let new = changed(old, set);
         // A length alone changes nothing that is kept but times, and those the kernel sends itself.
-        if new != old || info.attributes.is_none() {
+        let is_named = !info.name.is_empty();
+        if is_named && (new != old || info.attributes.is_none()) {
             self.pool.set_attributes(volume.id(), new)?;
         }
         Ok(())
