@@ -15,6 +15,7 @@ use forkdisk::{FormatOptions, OpenOptions, Pool};
 use forkdisk_fuse::{MountOptions, Session, Volumes, VolumesOptions};
 use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice, Watched, block_on};
 
+use super::passthrough;
 use super::rounds::{Counts, Place};
 use crate::load::{self, Job, sequential};
 use crate::runner::Context;
@@ -55,10 +56,19 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// A new pool of `size` bytes.
+    /// A new pool of `size` bytes on the device that is timed. It gives no space back to the file system below, as its
+    /// peers do not.
     pub fn new(context: &Context<'_>, size: u64) -> Result<Bed> {
+        Bed::at(context.disk("mnt"), context.disk("pool"), size)
+    }
+
+    /// A new pool of `size` bytes in memory.
+    pub fn in_memory(context: &Context<'_>, size: u64) -> Result<Bed> {
+        Bed::at(context.disk("mnt"), context.ram("pool"), size)
+    }
+
+    fn at(dir: PathBuf, file: PathBuf, size: u64) -> Result<Bed> {
         anyhow::ensure!(Path::new("/dev/fuse").exists(), "/dev/fuse does not exist: load the kernel module fuse");
-        let (dir, file) = (context.disk("mnt"), context.disk("pool"));
         fs::create_dir_all(&dir)?;
         let _ = fs::remove_file(&file);
         let (woken, wake) = io::pipe()?;
@@ -153,7 +163,8 @@ async fn serve(
     let device = RecordingDevice::new(device, |_| true);
     device.pause(true);
     Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-5", now: 0, journal: None }).await?;
-    let pool = Pool::open(device, Rc::new(rt.clone()), OpenOptions::default()).await?;
+    let pool =
+        Pool::open(device, Rc::new(rt.clone()), OpenOptions { discard: false, ..OpenOptions::default() }).await?;
     let options = VolumesOptions { dir: dir.to_path_buf(), uid: 0, gid: 0, alone: true };
     let volumes = Volumes::new(pool.clone(), options);
     let session =
@@ -208,4 +219,61 @@ async fn read(rt: &Rt, pool: &MountedPool, name: &str, len: u64) -> Result<Recor
     pool.device().pause(true);
     done?;
     Ok(pool.device().take())
+}
+
+/// A plain file in memory, passed through by a thread of this process. Unmounted when dropped.
+pub struct Through {
+    dir: PathBuf,
+    end: Option<PipeWriter>,
+    thread: Option<JoinHandle<Result<()>>>,
+}
+
+impl Through {
+    /// One of `size` bytes.
+    pub fn new(context: &Context<'_>, size: u64) -> Result<Through> {
+        let (dir, file) = (context.disk("through"), context.ram("through"));
+        fs::create_dir_all(&dir)?;
+        fs::File::create(&file)?.set_len(size)?;
+        let (ended, end) = io::pipe()?;
+        let (ready, is_ready) = channel();
+        let at = dir.clone();
+        let thread = std::thread::spawn(move || {
+            block_on(Config::default(), |rt| async move {
+                let (handle, serving) = passthrough::mount(&rt, &file, &at).await?;
+                let ended = Watched::new(&rt, ended.into());
+                // Nobody listens any more if the other side has failed meanwhile.
+                let _ = ready.send(());
+                ended.readable().await?;
+                handle.stop().await;
+                Ok(serving.await?)
+            })?
+        });
+        let mut through = Through { dir, end: Some(end), thread: Some(thread) };
+        match is_ready.recv() {
+            Ok(()) => Ok(through),
+            Err(_) => Err(through.finish().err().unwrap_or_else(|| anyhow!("the passthrough ended at once"))),
+        }
+    }
+
+    /// Where it is mounted.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Unmounts.
+    pub fn end(mut self) -> Result<()> {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        drop(self.end.take());
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        thread.join().map_err(|_| anyhow!("the thread of the passthrough has panicked"))?
+    }
+}
+
+impl Drop for Through {
+    fn drop(&mut self) {
+        let _ = self.finish();
+    }
 }

@@ -4,9 +4,11 @@
 mod bed;
 mod figures;
 mod modes;
+mod passthrough;
 mod peers;
 mod rounds;
 
+pub mod fuse;
 pub mod read;
 pub mod size;
 

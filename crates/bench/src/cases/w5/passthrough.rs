@@ -1,48 +1,42 @@
-//! The yardstick for throughput and CPU: one file passed through, on the same library and the same runtime, and
-//! nothing else.
-//!
-//! `passthrough FILE DIR` shows FILE as DIR/file until it is unmounted. Reads and writes go to FILE with
-//! direct I/O, as the engine's do. It can read, write, sync and tell the length; the file is as long as FILE
-//! is and stays so.
+//! The yardstick for files: one file passed through, on the same library and the same runtime, and nothing else. It can
+//! read, write, sync and tell its length, which stays as it is.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::rc::Rc;
 
+use anyhow::Result;
+use forkdisk::Buf;
 use forkdisk::device::{Device, Segment};
-use forkdisk::{Buf, Error, ErrorKind, Result};
 use forkdisk_fuse::codec::{Attr, Entry, Header, Kind, Operation, Reply, Time};
-use forkdisk_fuse::{Handler, MountOptions, Session};
-use forkdisk_uring::{Config, DeviceOptions, UringDevice, block_on};
-use smallvec::smallvec;
+use forkdisk_fuse::{Handler, MountOptions, Session, SessionHandle};
+use forkdisk_uring::{DeviceOptions, JoinHandle, Rt, UringDevice};
 
 const ROOT: u64 = 1;
 const FILE: u64 = 2;
 /// Milliseconds for which the kernel may believe everything.
 const VALID: u32 = 3_600_000;
+/// The file's name.
+pub const NAME: &str = "file";
 
 struct Passthrough {
     device: UringDevice,
 }
 
+/// Mounts the file at `path` at `dir`, as [`NAME`] in it.
+pub async fn mount(rt: &Rt, path: &Path, dir: &Path) -> Result<(SessionHandle, JoinHandle<forkdisk::Result<()>>)> {
+    let device = UringDevice::open(rt, path, &DeviceOptions::default())?;
+    let options = MountOptions { source: "passthrough".into(), ..MountOptions::default() };
+    let session = Session::mount(rt, Rc::new(Passthrough { device }), dir, &options).await?;
+    let handle = session.handle();
+    Ok((handle, rt.spawn(session.serve())))
+}
+
 impl Passthrough {
     fn attr(&self, ino: u64) -> Attr {
-        let time = Time::default();
         let (kind, size) = if ino == FILE { (Kind::File, self.device.len()) } else { (Kind::Folder, 0) };
-        let (mode, nlink, uid, gid, blksize) = (0o777, 1, 0, 0, 65536);
-        Attr {
-            ino,
-            kind,
-            mode,
-            nlink,
-            uid,
-            gid,
-            size,
-            blocks: size / 512,
-            blksize,
-            atime: time,
-            mtime: time,
-            ctime: time,
-        }
+        let [atime, mtime, ctime] = [Time::default(); 3];
+        let (mode, nlink, uid, gid, blksize, blocks) = (0o777, 1, 0, 0, 65536, size / 512);
+        Attr { ino, kind, mode, nlink, uid, gid, size, blocks, blksize, atime, mtime, ctime }
     }
 
     async fn read(&self, offset: u64, mut buf: Buf) -> Reply {
@@ -52,7 +46,7 @@ impl Passthrough {
             return Reply::Data(buf);
         }
         let segment = Segment { offset, at: 0, len: buf.len() };
-        match self.device.read(buf, smallvec![segment]).await {
+        match self.device.read(buf, [segment].into_iter().collect()).await {
             (Ok(()), buf) => Reply::Data(buf),
             (Err(e), _) => Reply::Error(e.raw_os_error().unwrap_or(libc::EIO)),
         }
@@ -60,7 +54,7 @@ impl Passthrough {
 
     async fn write(&self, offset: u64, data: Buf) -> Reply {
         let segment = Segment { offset, at: 0, len: data.len() };
-        match self.device.write(data, smallvec![segment], false).await {
+        match self.device.write(data, [segment].into_iter().collect(), false).await {
             (Ok(()), data) => Reply::Stored(data),
             (Err(e), _) => Reply::Error(e.raw_os_error().unwrap_or(libc::EIO)),
         }
@@ -70,7 +64,7 @@ impl Passthrough {
 impl Handler for Passthrough {
     async fn handle(self: Rc<Self>, header: Header, operation: Operation) -> Reply {
         match operation {
-            Operation::Lookup { name } if header.node == ROOT && name == "file" => {
+            Operation::Lookup { name } if header.node == ROOT && name == NAME => {
                 Reply::Entry(Entry { node: FILE, name_valid: VALID, attr_valid: VALID, attr: self.attr(FILE) })
             }
             Operation::Lookup { .. } => Reply::Error(libc::ENOENT),
@@ -90,18 +84,4 @@ impl Handler for Passthrough {
     fn buffer(&self, len: usize) -> Buf {
         self.device.buffer(len)
     }
-}
-
-fn main() -> Result<()> {
-    let mut args = std::env::args_os().skip(1).map(PathBuf::from);
-    let (Some(file), Some(dir)) = (args.next(), args.next()) else {
-        return Err(Error::new(ErrorKind::Invalid, "usage: passthrough FILE DIR"));
-    };
-    block_on(Config::default(), |rt| async move {
-        let device = UringDevice::open(&rt, &file, &DeviceOptions::default())?;
-        let options = MountOptions { source: file.display().to_string(), ..MountOptions::default() };
-        let session = Session::mount(&rt, Rc::new(Passthrough { device }), &dir, &options).await?;
-        println!("{} is shown as {}", file.display(), dir.join("file").display());
-        session.serve().await
-    })?
 }
