@@ -71,6 +71,8 @@ struct Writer {
 pub struct Chunk {
     /// Where the chunk's first page lies.
     pub first: PageAddr,
+    /// Pages of the chunk.
+    pub pages: u64,
     /// When the volume had last been shared.
     pub shared_at: Epoch,
 }

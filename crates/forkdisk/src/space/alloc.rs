@@ -68,21 +68,21 @@ impl Space {
         let max = want.pages.min(want.chunk_pages - within);
         if let Some(kept) = self.affinity.chunk(want.volume, chunk) {
             let page = PageAddr(kept.first.0 + within);
-            if kept.shared_at != want.shared_at {
+            if kept.shared_at != want.shared_at || kept.pages != want.chunk_pages {
                 // What fills its chunk is to lie in one piece.
                 if 2 * max <= want.chunk_pages
                     && let Some(run) = self.take_left(max)
                 {
                     return Ok(Some(run));
                 }
-                let free = self.free_in_chunk(kept.first, want.chunk_pages);
-                self.affinity.leave(Left { first: kept.first, pages: want.chunk_pages, free });
+                let free = self.free_in_chunk(kept.first, kept.pages);
+                self.affinity.leave(Left { first: kept.first, pages: kept.pages, free });
             } else if let Some(run) = self.take(page.block(), page.index(), max) {
                 return Ok(Some(run));
             }
         }
         let Some((block, next)) = self.room_for_chunk(want, chunk)? else { return Ok(None) };
-        let kept = Chunk { first: block.page(next as usize), shared_at: want.shared_at };
+        let kept = Chunk { first: block.page(next as usize), pages: want.chunk_pages, shared_at: want.shared_at };
         self.affinity.keep_chunk(want.volume, chunk, kept);
         // Somebody else may have taken the page under pressure.
         Ok(self.take(block, (next + within) as usize, max))
@@ -94,7 +94,7 @@ impl Space {
         let pages = want.chunk_pages;
         let begins = (chunk * pages).is_multiple_of(BLOCK_PAGES);
         if !begins
-            && let Some(before) = self.affinity.chunk(want.volume, chunk - 1)
+            && let Some(before) = self.affinity.chunk(want.volume, chunk - 1).filter(|before| before.pages == pages)
             && self.affinity.open_chunk_at(PageAddr(before.first.0 + pages), pages)
         {
             return Ok(Some((before.first.block(), before.first.index() as u64 + pages)));
@@ -112,7 +112,7 @@ impl Space {
     /// The block at whose beginning the first chunk of this virtual block lies.
     fn begun_by_a_chunk(&self, want: &Want) -> Option<Block> {
         let chunk = want.at.block() * BLOCK_PAGES / want.chunk_pages;
-        let first = self.affinity.chunk(want.volume, chunk)?.first;
+        let first = self.affinity.chunk(want.volume, chunk).filter(|kept| kept.pages == want.chunk_pages)?.first;
         (first.index() == 0).then_some(first.block())
     }
 

@@ -215,3 +215,22 @@ fn what_is_freed_once_a_view_has_ended_is_free_at_once() {
     checkpoint_beside_view(&mut space);
     assert_eq!((space.available(), space.withheld()), (available + 1, 0));
 }
+
+#[test]
+fn a_volume_whose_chunk_has_changed_begins_new_chunks() {
+    let mut space = space();
+    let mut take = |chunk: u64, chunk_pages: u64, shared_at: u64| {
+        let at = chunk * chunk_pages;
+        // Far from each other: no stream.
+        let write = at << 20..(at << 20) + 1;
+        space.alloc_data(Want { chunk_pages, write, ..shared(at, 1, shared_at) })
+    };
+    // Chunks of four pages fill a block; then the same numbers stand for larger ones.
+    let mut seen: BTreeSet<u64> = (0..64).map(|i| take(2 * i + 1, 4, 0).expect("space").0.0).collect();
+    for (shared_at, pages) in [(1, 64), (1, 128), (1, 4)] {
+        for i in 0..16 {
+            let (first, n) = take(2 * i + 97, pages, shared_at).expect("space");
+            assert!((first.0..first.0 + n).all(|p| seen.insert(p)), "{first:?} twice");
+        }
+    }
+}

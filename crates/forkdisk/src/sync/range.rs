@@ -127,20 +127,6 @@ impl RangeLocks {
     }
 }
 
-impl RangeGuard {
-    /// Holds `range` only from now on, which must be a part of what is held.
-    pub fn narrow(&self, range: Range<u64>) {
-        {
-            let mut claims = self.locks.claims.borrow_mut();
-            let at = claims.place(self.id);
-            let claim = &mut claims.queue[at];
-            debug_assert!(claim.range.start <= range.start && range.end <= claim.range.end);
-            claim.range = range;
-        }
-        self.locks.changed.notify();
-    }
-}
-
 impl Drop for RangeGuard {
     fn drop(&mut self) {
         let somebody_waits = self.locks.claims.borrow_mut().remove(self.id);
@@ -192,17 +178,6 @@ mod tests {
         assert!(poll(later.as_mut()).is_none());
         drop(held);
         assert!(poll(later.as_mut()).is_some());
-    }
-
-    #[test]
-    fn what_is_held_no_longer_is_for_others() {
-        let locks = Rc::new(RangeLocks::default());
-        let first = locks.try_lock(0..8, Hold::Alone).expect("the first");
-        let mut second = pin!(locks.lock(4..6, Hold::Alone));
-        assert!(poll(second.as_mut()).is_none());
-        first.narrow(0..4);
-        assert!(poll(second.as_mut()).is_some());
-        assert!(locks.try_lock(3..4, Hold::Shared).is_none());
     }
 
     #[test]

@@ -52,15 +52,11 @@ impl Work {
         *self = Work::new(self.offset, self.len, self.unit, self.copying, self.held.clone());
     }
 
-    /// There is no space: no chunk is copied any more, and of those that are held for that others get
-    /// what is not written. Who waits for space must be in the way of those only that write the same pages.
-    fn give_up_copying(&mut self, lock: Option<&RangeGuard>) {
+    /// There is no space: no chunk is copied any more, and only what is written need be held.
+    fn give_up_copying(&mut self) {
         if self.copying.take().is_some() {
             let page = PAGE_SIZE as u64;
             self.held = self.offset / page..(self.offset + self.len as u64).div_ceil(page);
-            if let Some(lock) = lock {
-                lock.narrow(self.held.clone());
-            }
         }
     }
 
@@ -108,8 +104,14 @@ struct Shortage {
 }
 
 impl<D: Device> Volume<D> {
-    /// Completes the plan, waiting for space if need be. Never holds a plan while it waits for that.
-    pub(super) async fn plan(&self, turn: &Turn<Buf>, work: &mut Work, lock: Option<&RangeGuard>) -> Result<PlanGuard> {
+    /// Completes the plan, waiting for space if need be. Never holds a plan or the `lock` while it waits for
+    /// that: who comes before it may need more pages than it writes, and it waits for them.
+    pub(super) async fn plan(
+        &self,
+        turn: &Turn<Buf>,
+        work: &mut Work,
+        lock: &mut Option<RangeGuard>,
+    ) -> Result<PlanGuard> {
         let mut shortage = Shortage::default();
         loop {
             self.inner.admit().await?;
@@ -125,10 +127,14 @@ impl<D: Device> Volume<D> {
                 Err(Ended::NoSpace) => {}
             }
             drop(guard);
-            work.give_up_copying(lock);
+            work.give_up_copying();
             work.restart();
+            let locked = lock.take().is_some();
             turn.step_aside();
             self.make_room(turn, &mut shortage).await?;
+            if locked {
+                *lock = Some(self.locks.lock(work.held.clone(), Hold::Alone).await);
+            }
             turn.step_back();
         }
     }

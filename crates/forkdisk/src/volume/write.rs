@@ -87,9 +87,9 @@ impl<D: Device> Volume<D> {
         }
         let (copying, held) = self.break_range(pages);
         let lock = self.locks.lock(held.clone(), Hold::Alone).await;
-        let lock = (!planted(Bug::LockReleasedEarly)).then_some(lock);
+        let mut lock = (!planted(Bug::LockReleasedEarly)).then_some(lock);
         let mut work = Work::new(offset, buf.len(), self.inner.device.block_size(), copying, held);
-        let guard = match self.plan(&turn, &mut work, lock.as_ref()).await {
+        let guard = match self.plan(&turn, &mut work, &mut lock).await {
             Ok(guard) => guard,
             Err(e) => return (Err(e), buf),
         };

@@ -15,6 +15,11 @@ struct Open {
     first: u64,
     last: u64,
     seen: bool,
+    /// A later one that reached the disk first. That is an inversion once this one reaches it, too: one
+    /// that fails before (its chunk cannot be read, say) holds up nobody.
+    passed_by: Option<u32>,
+    /// There was little space in its time: it may have stepped aside for want of it.
+    short: bool,
 }
 
 /// The writes in flight, in the order of acceptance.
@@ -31,7 +36,7 @@ impl Order {
         let whole = (offset + len) / SECTOR as u64 > offset.div_ceil(SECTOR as u64);
         if whole {
             let (first, last) = (offset / BLOCK, (offset + len - 1) / BLOCK);
-            self.open.borrow_mut().push(Open { op, volume, first, last, seen: false });
+            self.open.borrow_mut().push(Open { op, volume, first, last, seen: false, passed_by: None, short: false });
         }
     }
 
@@ -43,9 +48,17 @@ impl Order {
         }
     }
 
-    /// The first inversion since this was asked last.
-    pub fn broken(&self) -> Option<String> {
-        self.broken.take()
+    /// The first inversion that has come to light since this was asked last. Unless there is `ample` space now,
+    /// who is in flight may wait for some, and be passed.
+    pub fn broken(&self, ample: bool) -> Option<String> {
+        let broken = self.broken.take();
+        if ample {
+            return broken;
+        }
+        for open in self.open.borrow_mut().iter_mut() {
+            (open.short, open.passed_by) = (true, None);
+        }
+        None
     }
 
     /// A write request reaches the disk.
@@ -57,14 +70,17 @@ impl Order {
         for sector in bytes.chunks_exact(SECTOR).filter(|sector| !is_zero(&sector[..8])) {
             let Some(op) = mark_of(sector).map(|value| value.op()) else { continue };
             let Some(at) = open.iter().position(|o| o.op == op && !o.seen) else { continue };
-            open[at].seen = true;
-            let (late, new) = (&open[..at], &open[at]);
-            let near =
-                |o: &&Open| !o.seen && o.volume == new.volume && o.first <= new.last + 1 && new.first <= o.last + 1;
-            if let Some(o) = late.iter().find(near) {
-                let what =
-                    format!("the write of op {op} reached the disk before that of op {}, accepted earlier", o.op);
+            let (late, new) = open.split_at_mut(at);
+            let new = &mut new[0];
+            new.seen = true;
+            if let Some(by) = new.passed_by {
+                let what = format!("the write of op {by} reached the disk before that of op {op}, accepted earlier");
                 self.broken.borrow_mut().get_or_insert(what);
+            }
+            let near =
+                |o: &&mut Open| !o.seen && o.volume == new.volume && o.first <= new.last + 1 && new.first <= o.last + 1;
+            for passed in late.iter_mut().filter(near) {
+                passed.passed_by.get_or_insert(op);
             }
         }
     }
@@ -89,13 +105,41 @@ mod tests {
         }
         order.see(&sector(2));
         order.see(&sector(3));
-        assert_eq!(order.broken(), None, "another volume, another block");
+        assert_eq!(order.broken(true), None, "another volume, another block");
         order.see(&[sector(1), sector(4)].concat());
-        assert_eq!(order.broken(), None, "one request with both, in order");
+        assert_eq!(order.broken(true), None, "one request with both, in order");
         order.end(1);
         order.accept(5, 1, 0, 4096);
         order.accept(6, 1, BLOCK, 4096);
         order.see(&sector(6));
-        assert!(order.broken().is_some_and(|what| what.contains("op 6")));
+        assert_eq!(order.broken(true), None, "5 may still fail");
+        order.see(&sector(5));
+        assert!(order.broken(true).is_some_and(|what| what.contains("op 6")));
+    }
+
+    #[test]
+    fn a_write_that_fails_before_it_reaches_the_disk_may_be_passed() {
+        let order = Order::default();
+        order.accept(1, 1, 0, 4096);
+        order.accept(2, 1, 0, 4096);
+        order.see(&sector(2));
+        order.end(1);
+        order.see(&sector(1));
+        assert_eq!(order.broken(true), None);
+    }
+
+    #[test]
+    fn who_waits_for_space_may_be_passed() {
+        let order = Order::default();
+        (1..=3).for_each(|op| order.accept(op, 1, 0, 4096));
+        order.see(&sector(2));
+        assert_eq!(order.broken(false), None, "full");
+        order.see(&sector(1));
+        assert_eq!(order.broken(true), None, "it was passed while the pool was full");
+        (4..=5).for_each(|op| order.accept(op, 1, 0, 4096));
+        order.see(&sector(5));
+        assert_eq!(order.broken(true), None);
+        order.see(&sector(4));
+        assert!(order.broken(true).is_some(), "there was room all its time");
     }
 }

@@ -244,9 +244,10 @@ impl<'a> Run<'a> {
 
     /// Neighbouring writes reach the disk in the order of acceptance, but for those that find no space.
     fn judge_order(&mut self) -> Result<(), Violation> {
-        match self.session.disk.order().broken() {
-            Some(what) if self.session.pool.info().free > AMPLE => Err(Violation::new("I5", what)),
-            _ => Ok(()),
+        let ample = self.session.pool.info().free > AMPLE;
+        match self.session.disk.order().broken(ample) {
+            Some(what) => Err(Violation::new("I5", what)),
+            None => Ok(()),
         }
     }
 
@@ -325,7 +326,9 @@ impl<'a> Run<'a> {
             ended.into_iter().try_for_each(|(_, key, place)| self.probe(key, place))?;
         }
         let now = self.model.now();
-        let oldest = self.inflight.values().map(|op| op.start).min().unwrap_or(now);
+        // What may or may not have happened shows what there was then, however late that is found out.
+        let unsure = self.trouble.unsure.iter().map(|p| p.start);
+        let oldest = self.inflight.values().map(|op| op.start).chain(unsure).min().unwrap_or(now);
         self.model.set_horizon(oldest);
         Ok(())
     }
