@@ -1,5 +1,8 @@
 //! Throughput and CPU of a volume's file ÷ those of a file that is passed through by the same library, both in memory,
 //! in turns.
+//!
+//! Client and servers share one processor. Otherwise chance decides whether a request wakes a sleeping processor, which
+//! on a virtual machine takes ten times as long as the request.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -7,6 +10,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use rustix::fs::{Advice, fadvise};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::bed::{Bed, Through};
 use super::rounds::Place;
@@ -47,6 +51,18 @@ pub fn random_cached(context: &Context<'_>) -> Result<Vec<Row>> {
 }
 
 fn run(context: &Context<'_>, shape: Shape) -> Result<Vec<Row>> {
+    let everywhere = sched_getaffinity(None)?;
+    let one = (0..CpuSet::MAX_CPU).find(|&cpu| everywhere.is_set(cpu)).unwrap_or(0);
+    let mut only = CpuSet::new();
+    only.set(one);
+    // Threads that are started from here on are there, too.
+    sched_setaffinity(None, &only)?;
+    let rows = compare(context, shape);
+    sched_setaffinity(None, &everywhere)?;
+    rows
+}
+
+fn compare(context: &Context<'_>, shape: Shape) -> Result<Vec<Row>> {
     let span: u64 = context.scale.pick(64 << 20, 256 << 20, 512 << 20);
     let times = context.scale.pick(3, 7, 15);
     let bed = Bed::in_memory(context, span + (256 << 20))?;
