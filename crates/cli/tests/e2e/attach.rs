@@ -11,14 +11,15 @@ use crate::nbd::Client;
 const MIB: usize = 1 << 20;
 
 /// A lab whose devices, mounts and daemon are gone when it is dropped, whatever becomes of the test.
-struct Attaching {
-    lab: Lab,
-    below: PathBuf,
+pub struct Attaching {
+    pub lab: Lab,
+    /// Where file systems on devices are mounted.
+    pub below: PathBuf,
 }
 
 impl Attaching {
     /// `None` (after saying why) where loop devices are not to be had.
-    fn with_pool(size: &str) -> Option<Attaching> {
+    pub fn with_pool(size: &str) -> Option<Attaching> {
         let has = |path: &str| Path::new(path).exists();
         if !rustix::process::geteuid().is_root() || !has("/dev/loop-control") || !has("/dev/fuse") {
             missing("block devices need root, the kernel's loop driver and FUSE");
@@ -32,7 +33,7 @@ impl Attaching {
 
     /// Attaches by the loop driver; the device.
     #[track_caller]
-    fn attach(&self, object: &str) -> PathBuf {
+    pub fn attach(&self, object: &str) -> PathBuf {
         let device = self.lab.ok(&["attach", "--by", "loop", &format!("{POOL}/{object}")]);
         let device = PathBuf::from(device.trim_end());
         assert!(device.starts_with("/dev/"), "{device:?}");
@@ -46,12 +47,12 @@ impl Attaching {
     }
 
     #[track_caller]
-    fn mount(&self, device: &Path, options: &str) {
+    pub fn mount(&self, device: &Path, options: &str) {
         succeed(Command::new("mount").args(["-o", options]).arg(device).arg(&self.below));
     }
 
     #[track_caller]
-    fn umount(&self) {
+    pub fn umount(&self) {
         succeed(Command::new("umount").arg(&self.below));
     }
 }
