@@ -131,6 +131,8 @@ bugs! {
     CountSlotOverwritten = "count-slot-overwritten",
     /// A count page is read from the slot that an unfinished checkpoint wrote.
     OrphanedCountSlotTaken = "orphaned-count-slot-taken",
+    /// A leaf of counts is written anew without the references noted above it.
+    CommonCountsLost = "common-counts-lost",
     /// Count pages in memory stay as they were before the checkpoint.
     StaleCountsCached = "stale-counts-cached",
     /// The search for free pages finds those that were handed out since the last checkpoint.

@@ -95,9 +95,10 @@ fn count_pages() {
     assert_example("count-leaf", page.bytes());
     let node = CountNode { level: 0, index: 1 };
     let seed = Seed { pool: POOL, page: node.page(Slot::B), level: 0xe0, birth: 0 };
-    let entry = CountEntry { slot: Some(Slot::B), checksum: page_checksum(&seed, page.bytes()), used: 258 };
+    let entry = CountEntry { slot: Some(Slot::B), checksum: page_checksum(&seed, page.bytes()), used: 258, common: 0 };
     let mut above = CountPage::default();
     above.set_entry(1, entry);
+    above.set_entry(2, CountEntry { slot: None, checksum: 0, used: 1792, common: 2 });
     assert_example("count-upper", above.bytes());
 }
 
@@ -117,7 +118,7 @@ fn superblock() {
         directory_pages: 1,
         journal: vec![(PageAddr(0x200), 256)],
         start: JournalStart { position: 0x3000, sequence: 9, chain: 0x1122_3344_5566_7788 },
-        counts: vec![CountEntry { slot: Some(Slot::A), checksum: 0x0a0b_0c0d, used: 0x104 }],
+        counts: vec![CountEntry { slot: Some(Slot::A), checksum: 0x0a0b_0c0d, used: 0x104, common: 0 }],
         copier: CopierSettings {
             throttle: Throttle { percent: 50, bytes_per_second: 1 << 30 },
             ..CopierSettings::default()

@@ -76,7 +76,7 @@ impl<D: Device> Pool<D> {
             return Err(Error::new(ErrorKind::Invalid, why));
         }
         let (layout, blocks) = (Layout::new(options.size), options.journal_blocks());
-        let none = CountEntry { slot: None, checksum: 0, used: 0 };
+        let none = CountEntry::default();
         let mut space = Space::new(layout, options.uuid, vec![none; layout.count_nodes(3) as usize]);
         let first = Block(2);
         (0..blocks).for_each(|i| space.incr_block(Block(first.0 + i)));
@@ -140,7 +140,7 @@ impl<D: Device> Pool<D> {
             return Err(Error::new(ErrorKind::Corrupt, why));
         }
         let meta = Meta {
-            tables: Tables::new((options.cache * 3 / 4 / (PAGE_SIZE + 64)).max(16)),
+            tables: Tables::new((options.cache * 3 / 4).max(16 * PAGE_SIZE)),
             space: Space::with_cache(
                 Layout::new(superblock.size),
                 superblock.uuid,
@@ -473,9 +473,9 @@ impl Meta {
             debug_assert_eq!(entry.kind(), Kind::Table);
             let id = self.tables.get(entry, level).map_err(|m| Failure::Stop(m.into()))?;
             if level == 0 {
-                return Ok(self.tables.node(id).entries[slot].checksum());
+                return Ok(self.tables.node(id).entry(slot).checksum());
             }
-            entry = self.tables.node(id).entries[at.slot(level)];
+            entry = self.tables.node(id).entry(at.slot(level));
             level -= 1;
         }
     }

@@ -95,19 +95,29 @@ impl WritePlan {
         self.end = end * PAGE;
     }
 
+    /// Whether all of it can have new pages.
+    pub fn has_room(&self, meta: &Meta) -> bool {
+        meta.space.available() >= meta.checkpoint_pages() + RESERVE + self.end() - self.start / PAGE
+    }
+
     /// Plans on from where the last attempt stopped. Unless it `may_fault`, there is no space for it.
     pub fn advance(&mut self, meta: &mut Meta, id: VolumeId, may_fault: bool) -> Result<(), Failure> {
         while self.next < self.end {
             let page = VirtualPage(self.next / PAGE);
             let whole = self.next.is_multiple_of(PAGE) && self.end - self.next >= PAGE;
             let max = if whole { self.whole_pages(page) } else { 1 };
+            let held = meta.directory.held_until(id);
+            let (may_need, available) = (meta.checkpoint_pages() + RESERVE, meta.space.available());
             let (mut editor, record) = meta.view(id).expect("a volume with a handle is not removed");
             let (chunk_pages, shared_at) = (record.chunk / PAGE, record.shared_at);
             let run = lookup(editor.tables, record, page, max).map_err(Stop::from)?;
             let mut len = run.len;
             let mut alone = run.data.is_some_and(|(_, birth)| birth > record.shared_at)
                 || planted(Bug::WritesSharedInPlace) && run.data.is_some();
-            if !alone && run.data.is_some() && editor.is_alone_for_good(record, page)? {
+            let has_room = may_fault && available >= may_need + len;
+            // While there is room, what a snapshot holds most likely is not asked about.
+            let asks = run.data.is_some_and(|(_, birth)| !has_room || held.is_none_or(|until| birth > until));
+            if !alone && asks && editor.is_alone_for_good(record, page)? {
                 // Known by the counts only, page by page.
                 (alone, len) = (true, 1);
             }

@@ -101,6 +101,8 @@ struct Shortage {
     free: u64,
     /// Ends when it is to fail.
     patience: Option<LocalFuture<()>>,
+    /// Its time is over, but there was room for it then.
+    is_over: bool,
 }
 
 impl<D: Device> Volume<D> {
@@ -131,7 +133,7 @@ impl<D: Device> Volume<D> {
             work.restart();
             let locked = lock.take().is_some();
             turn.step_aside();
-            self.make_room(turn, &mut shortage).await?;
+            self.make_room(turn, work, &mut shortage).await?;
             if locked {
                 *lock = Some(self.locks.lock(work.held.clone(), Hold::Alone).await);
             }
@@ -141,15 +143,22 @@ impl<D: Device> Volume<D> {
 
     /// Waits until there may be space for it: for its turn among those who need some, for a checkpoint
     /// that brings back what was given up, for others to free some.
-    async fn make_room(&self, turn: &Turn<Buf>, shortage: &mut Shortage) -> Result<()> {
+    async fn make_room(&self, turn: &Turn<Buf>, work: &Work, shortage: &mut Shortage) -> Result<()> {
         self.inner.check_writable()?;
         if shortage.patience.is_none()
+            && !shortage.is_over
             && let WhenFull::Wait(time) = self.inner.options.when_full
         {
             shortage.patience = Some(self.inner.runtime.sleep(time));
         }
         if !turn.is_first() {
-            return shortage.until_first(turn).await;
+            let waited = shortage.until_first(turn).await;
+            if waited.is_err() && !shortage.is_over && self.comes_to_room(work).await {
+                // The first goes on, or gives up in its time.
+                (shortage.is_over, shortage.patience) = (true, None);
+                return shortage.until_first(turn).await;
+            }
+            return waited;
         }
         let free = self.inner.meta.borrow().space.available();
         if free != shortage.free {
@@ -163,6 +172,17 @@ impl<D: Device> Volume<D> {
         self.inner.full.set(true);
         let Some(patience) = &mut shortage.patience else { return Err(no_space()) };
         if self.inner.wait_for_space(patience).await { Ok(()) } else { Err(no_space()) }
+    }
+}
+
+impl<D: Device> Volume<D> {
+    /// Whether there is room for it now, or once the checkpoint that runs has ended.
+    async fn comes_to_room(&self, work: &Work) -> bool {
+        let has_room = || work.plan.has_room(&self.inner.meta.borrow());
+        if !has_room() {
+            self.inner.checkpoint_ends().await;
+        }
+        has_room()
     }
 }
 

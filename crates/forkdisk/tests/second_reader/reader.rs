@@ -319,17 +319,26 @@ impl Pool<'_> {
     /// Adds what lies below an entry of the count tree; returns the pages in use there.
     fn count_page(&self, level: u8, index: u64, entry: &[u8], counts: &mut Counts) -> u64 {
         let (slot, sum, said) = (u64::from(entry[0]), u32_at(entry, 4), u64_at(entry, 8));
-        if slot == 0 {
+        let common = u32::from(u16_at(entry, 2));
+        assert!(level == 0 || common == 0, "references noted above a page that is no leaf");
+        if slot == 0 && common == 0 {
             assert_eq!(entry, [0; 16]);
             return 0;
         }
         let (region, within) = match level {
-            0 => (index / 124, 8 + index % 124 + 124 * (slot - 1)),
-            _ => (index << (8 * (level - 1)), (u64::from(level) - 1) * 2 + slot - 1),
+            0 => (index / 124, 8 + index % 124 + 124 * slot.saturating_sub(1)),
+            _ => (index << (8 * (level - 1)), (u64::from(level) - 1) * 2 + slot.saturating_sub(1)),
         };
-        let bytes = self.checked((1 + 868 * region) * 256 + within, 0, 0xe0 + level, sum);
+        let bytes = match slot {
+            0 => vec![0; 4096],
+            _ => self.checked((1 + 868 * region) * 256 + within, 0, 0xe0 + level, sum),
+        };
+        let mut leaf = |(bytes, block): (&[u8], u64)| match (block - 1) % 868 {
+            0 => 0,
+            _ => block_counts(bytes, block, common, counts),
+        };
         let used = match level {
-            0 => bytes.chunks_exact(528).zip(1 + 7 * index..).map(|(b, block)| block_counts(b, block, counts)).sum(),
+            0 => bytes.chunks_exact(528).zip(1 + 7 * index..).map(&mut leaf).sum(),
             _ => {
                 let children = if level == 1 { 124 } else { 256 };
                 let below = |(i, e)| self.count_page(level - 1, index * children + i, e, counts);
@@ -376,8 +385,8 @@ impl Pool<'_> {
     }
 }
 
-fn block_counts(bytes: &[u8], block: u64, counts: &mut Counts) -> u64 {
-    let whole = u32_at(bytes, 0);
+fn block_counts(bytes: &[u8], block: u64, common: u32, counts: &mut Counts) -> u64 {
+    let whole = u32_at(bytes, 0) + common;
     let pages: Vec<u32> = (0..256).map(|i| u32::from(u16_at(bytes, 16 + 2 * i))).collect();
     if whole > 0 {
         counts.blocks.insert(block, whole);
