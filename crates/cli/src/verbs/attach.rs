@@ -86,8 +86,8 @@ fn find_owner(global: &Global, pool: &Path) -> Result<Owner> {
     if let Some(owner) = daemon_of(global, pool)? {
         return Ok(owner);
     }
-    let mounts = forkdisk_fuse::mounts().into_iter();
-    if let Some((dir, _)) = mounts.filter(|(_, mount)| Path::new(&mount.source) == pool).next_back() {
+    let mut mounts = forkdisk_fuse::mounts().into_iter();
+    if let Some((dir, _)) = mounts.rfind(|(_, mount)| Path::new(&mount.source) == pool) {
         return Ok(Owner::Mount(dir));
     }
     let program = std::env::current_exe().context("finding this program")?;

@@ -5,10 +5,13 @@ use super::rounds::{Round, Step};
 use crate::model::Label;
 use crate::rows::{Row, Samples};
 
+/// A part of a round: its name, and how to find it.
+pub type Part = (&'static str, fn(&Round) -> Step);
+
 /// The parts of a round whose cost is constant.
-pub const CONSTANT: [(&str, fn(&Round) -> Step); 2] = [("clone", |r| r.clone), ("remove", |r| r.remove)];
+pub const CONSTANT: [Part; 2] = [("clone", |r| r.clone), ("remove", |r| r.remove)];
 /// The parts whose cost follows the distinct pages that are written.
-const PER_PAGE: [(&str, fn(&Round) -> Step); 2] = [("write", |r| r.write), ("sync", |r| r.sync)];
+const PER_PAGE: [Part; 2] = [("write", |r| r.write), ("sync", |r| r.sync)];
 
 /// Growth, times and counts of every part.
 pub fn rows(name: &str, suffix: &str, target: &str, rounds: &[Round]) -> Vec<Row> {
@@ -95,8 +98,8 @@ mod tests {
 
     #[test]
     fn a_page_too_many_shows() {
-        let round = |pages| Round { held: 100, used: Some((pages * 4096, 110 * 4096)), ..Round::default() };
-        let off = |pages| value(&space("a", "", &[round(100), round(pages)]), "contents_off_distinct_pages");
+        let round = |pages: u64| Round { held: 100, used: Some((pages * 4096, 110 * 4096)), ..Round::default() };
+        let off = |pages: u64| value(&space("a", "", &[round(100), round(pages)]), "contents_off_distinct_pages");
         assert_eq!(off(100), 0.0);
         assert!(off(101) > 0.009 && off(99) > 0.009);
     }
