@@ -6,7 +6,7 @@
 use super::checksum::{Seed, page_checksum};
 use super::counts::{CountEntry, CountPage, Slot};
 use super::entry::{Entry, TableRef};
-use super::record::{Decoded, Group, Record, decode_group, encode_group};
+use super::record::{Decoded, Group, Record, Witness, decode_group, encode_group};
 use super::settings::{BreakPolicy, CopierSettings, Throttle};
 use super::superblock::{JournalStart, Superblock};
 use super::table::{decode_table, encode_table};
@@ -218,21 +218,23 @@ fn records_of_files() -> Vec<Record> {
 
 #[test]
 fn journal_group() {
-    assert_group("journal-group", &records());
-    assert_group("journal-group-files", &records_of_files());
+    let witness = Witness { to: PageAddr(0x1234), pages: 2, sum: 0x8877_6655_4433_2211 };
+    assert_group("journal-group", &records(), &[witness]);
+    assert_group("journal-group-files", &records_of_files(), &[]);
 }
 
 #[track_caller]
-fn assert_group(name: &str, records: &[Record]) {
+fn assert_group(name: &str, records: &[Record], witnesses: &[Witness]) {
     let mut body = Vec::new();
     records.iter().for_each(|r| r.encode(&mut body));
+    witnesses.iter().for_each(|w| w.encode(&mut body));
     let (first, count, confirmed) = (9, records.len() as u32, 9);
     let group = Group { incarnation: 2, first, count, bytes: 0, chain: 0, confirmed };
     let before = 0x1122_3344_5566_7788;
     let (bytes, _) = encode_group(&POOL, before, &group, &body);
     assert_example(name, &bytes);
-    let Decoded::Group(_, again) = decode_group(&POOL, before, &example(name), 1 << 20) else {
+    let Decoded::Group(_, again, found) = decode_group(&POOL, before, &example(name), 1 << 20) else {
         panic!("the example is no group")
     };
-    assert_eq!(again, records);
+    assert_eq!((&again[..], &found[..]), (records, witnesses));
 }

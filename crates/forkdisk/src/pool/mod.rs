@@ -16,6 +16,7 @@ mod load;
 mod meta;
 mod open;
 mod reap;
+mod replay;
 mod statistics;
 mod verbs;
 mod view;

@@ -1,11 +1,13 @@
 //! Planning a write: where each piece goes, decided before anything is done.
 //!
-//! - In place: the page is this volume's alone.
+//! - In place: the page is this volume's alone, and recovery would not ask for what it holds now.
 //! - Provision or break: a new page; the mapping is published once the data is there.
 //! - A piece smaller than what can be written at once: its page is completed, from the old page
 //!   or with zeroes.
 
 use crate::device::Segments;
+use crate::format::witness_sum;
+use crate::journal::Journal;
 use crate::map::{Run, Stop, lookup};
 use crate::planted::{Bug, planted};
 use crate::pool::{Failure, Meta};
@@ -38,6 +40,10 @@ pub(super) struct Fault {
     pub to: PageAddr,
     /// Whether others have the old pages (a break), or there are none (a provision).
     pub shared: bool,
+    /// They take the place of pages that recovery might ask for: it shall not ask for these.
+    pub moved: bool,
+    /// What they will hold, if that was of use when they were written.
+    pub sum: Option<u64>,
 }
 
 /// Where every piece of a write goes.
@@ -72,7 +78,11 @@ impl WritePlan {
         while self.next < self.end {
             let page = self.next / PAGE;
             match lookup(&mut meta.tables, record, VirtualPage(page), self.end.div_ceil(PAGE) - page) {
-                Ok(Run { data: Some((addr, birth)), len }) if birth > record.shared_at => self.in_place(addr, len),
+                Ok(Run { data: Some((addr, birth)), len })
+                    if birth > record.shared_at && meta.journal.may_change(addr, len) =>
+                {
+                    self.in_place(addr, len);
+                }
                 _ => {
                     self.next = self.start;
                     self.segments.clear();
@@ -121,6 +131,11 @@ impl WritePlan {
                 // Known by the counts only, page by page.
                 (alone, len) = (true, 1);
             }
+            let mut moved = false;
+            if let Some((addr, _)) = run.data.filter(|_| alone) {
+                moved = !meta.journal.may_change(addr, len);
+                alone = !moved;
+            }
             match run.data {
                 Some((addr, _)) if alone => self.in_place(addr, len),
                 _ if !may_fault => return Err(Failure::Stop(Stop::NoSpace)),
@@ -134,11 +149,25 @@ impl WritePlan {
                     let write = self.start / PAGE..self.end();
                     let want = Want { volume: id, at: page, pages: len, chunk_pages, shared_at, write };
                     let (to, n) = meta.space.alloc_data(want).map_err(Stop::from)?;
-                    self.fault(page, n, to, old.map(|(addr, _)| addr), whole);
+                    let fault = Fault { at: page, len: n, to, shared: old.is_some() && !moved, moved, sum: None };
+                    self.fault(fault, old.map(|(addr, _)| addr), whole);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Notes what new pages will hold, where the next commit can make use of it; `segments` of `bytes` are
+    /// about to be written.
+    pub fn vouch(&mut self, journal: &Journal, bytes: &[u8], segments: &Segments) {
+        for fault in self.faults.iter_mut().filter(|fault| !fault.moved && journal.wants_sum(fault.len)) {
+            let (from, len) = (fault.to.offset(), fault.len * PAGE);
+            let whole = segments.iter().find(|s| s.offset <= from && from + len <= s.offset + s.len as u64);
+            fault.sum = whole.map(|s| {
+                let at = s.at + (from - s.offset) as usize;
+                witness_sum(fault.to, &bytes[at..at + len as usize])
+            });
+        }
     }
 
     /// How many whole pages from `page` on are planned at once: within a block, and up to the last
@@ -178,9 +207,10 @@ impl WritePlan {
         self.next = stop;
     }
 
-    fn fault(&mut self, page: VirtualPage, n: u64, to: PageAddr, old: Option<PageAddr>, whole: bool) {
+    fn fault(&mut self, fault: Fault, old: Option<PageAddr>, whole: bool) {
         let at = (self.next - self.start) as usize;
-        self.faults.push(Fault { at: page, len: n, to, shared: old.is_some() });
+        let Fault { at: page, len: n, to, .. } = fault;
+        self.faults.push(fault);
         if whole {
             push(&mut self.segments, to.offset(), at, (n * PAGE) as usize);
             self.next += n * PAGE;

@@ -115,6 +115,7 @@ impl<D: Device> Volume<D> {
         lock: &mut Option<RangeGuard>,
     ) -> Result<PlanGuard> {
         let mut shortage = Shortage::default();
+        let mut unbound = false;
         loop {
             self.inner.admit().await?;
             let guard = self.inner.generations.enter();
@@ -129,6 +130,12 @@ impl<D: Device> Volume<D> {
                 Err(Ended::NoSpace) => {}
             }
             drop(guard);
+            // Pages that recovery might ask for are written elsewhere, but not for want of space.
+            if !std::mem::replace(&mut unbound, true) && self.inner.meta.borrow().journal.vouches() {
+                self.inner.unbind().await?;
+                work.restart();
+                continue;
+            }
             work.give_up_copying();
             work.restart();
             let locked = lock.take().is_some();

@@ -2,6 +2,7 @@
 //! down, with a clock of its own.
 
 mod amplification;
+mod commit;
 mod lab;
 mod order;
 mod space;
