@@ -3,6 +3,7 @@
 //! Exit status: 0 done, 1 failed with nothing changed, 2 wrong usage; `check` has its own.
 
 mod address;
+mod attach;
 mod cli;
 mod config;
 mod daemon;

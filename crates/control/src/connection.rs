@@ -158,7 +158,7 @@ async fn carry_out(
     let reached = Rc::new(Reached::default());
     let cancelled = Arc::new(AtomicBool::new(false));
     *peer.cancelled.borrow_mut() = cancelled.clone();
-    let wants_file = matches!(request, Request::Import(_) | Request::Export(_));
+    let wants_file = matches!(request, Request::Import(_) | Request::Export(_) | Request::Mount(_));
     let file = if wants_file { inbox.files.pop_front().map(Rc::new) } else { None };
     let call = Call { observer: reached.clone(), file, cancelled: cancelled.clone() };
     tracing::debug!(method = request.method(), "a request");

@@ -188,6 +188,16 @@ pub mod params {
         Statistics {}
         /// Shows the daemon and its clients.
         Status {}
+        /// Shows the pool as a folder of files: the descriptor that comes with the request is a connection to
+        /// the kernel's FUSE, which whoever asks has mounted.
+        Mount {
+            /// Where it is mounted: an absolute path without links.
+            dir: String,
+            /// Owner of files that nobody has given an owner to.
+            uid: u32,
+            /// Their group.
+            gid: u32,
+        }
         /// Ends the daemon; answered when the pool is closed.
         Stop {}
     }
@@ -290,6 +300,7 @@ methods! {
     "stats" Stats => PoolRecord,
     "statistics" Statistics => Box<Statistics>,
     "status" Status => Status,
+    "mount" Mount => Done,
     "stop" Stop => Done,
 }
 

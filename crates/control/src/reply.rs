@@ -352,6 +352,12 @@ pub struct Status {
     pub socket: Option<String>,
     /// Clients of the data socket that have chosen an export.
     pub clients: Vec<ClientRecord>,
+    /// Where the pool is mounted.
+    #[serde(default)]
+    pub mounts: Vec<String>,
+    /// It was started for devices of the kernel and ends when the last of them is detached.
+    #[serde(default)]
+    pub until_detached: bool,
 }
 
 /// A client of an export.

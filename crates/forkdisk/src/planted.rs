@@ -47,6 +47,8 @@ bugs! {
     SnapshotWithoutCount = "snapshot-without-count",
     /// A rollback counts the snapshot's root once too often.
     RollbackCountsTwice = "rollback-counts-twice",
+    /// A volume whose contents became those of another goes on as if they were its own only.
+    ReplaceKeepsSourceAlone = "replace-keeps-source-alone",
     /// A deleted volume is forgotten before its space is given back.
     DeleteKeepsCounts = "delete-keeps-counts",
     /// The journal is written before the data it speaks of is durable.

@@ -16,4 +16,5 @@ pub mod sparse;
 pub mod w1;
 pub mod w2;
 pub mod w3;
+pub mod w5;
 pub mod wall;

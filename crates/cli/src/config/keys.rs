@@ -73,6 +73,7 @@ keys! {
     LOG_FORMAT "log_format" Kind::Choice(&["text", "json"]), Every, "text", "How log lines are written";
     SOCKET "socket" Kind::Path, Serve, "",
         "Where the data socket goes: /run/forkdisk/UUID/nbd.sock for root, else $XDG_RUNTIME_DIR/forkdisk/UUID/nbd.sock without it";
+    MOUNT "mount" Kind::Path, Serve, "", "Mount the pool at this folder, too: every volume is a file there (docs/mount.md)";
     TCP "tcp" Kind::Addresses, Serve, "",
         "Serve over TCP, too, beyond this machine only with TLS or --insecure; 127.0.0.1:10809 where no address is given";
     TLS_CERT "tls_cert" Kind::Path, Serve, "", "The server's certificate for TLS over TCP (PEM), those between it and the root behind it";

@@ -32,6 +32,10 @@ pub struct ServeArgs {
     #[arg(long)]
     daemon: bool,
 
+    /// End by itself when the last device of the pool is detached
+    #[arg(long, hide = true)]
+    until_detached: bool,
+
     #[command(flatten)]
     pub given: Given<true>,
 }
@@ -67,7 +71,7 @@ pub fn run(args: ServeArgs, global: &Global) -> Result<ExitCode> {
         }
     }
     let json = global.output.json();
-    let settings = settings(&global.settings)?;
+    let settings = Settings { until_detached: args.until_detached, ..settings(&global.settings)? };
     daemon::run(&path, settings, global, |ready| announce(&ready, json))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -81,6 +85,8 @@ fn settings(config: &Configuration) -> Result<Settings> {
         network: Network::from_settings(config)?,
         socket: config.path(&key::SOCKET),
         control: config.path(&key::CONTROL),
+        mount: config.path(&key::MOUNT),
+        until_detached: false,
         pid_file: config.path(&key::PID_FILE),
         log_file: config.path(&key::LOG_FILE),
         syslog: config.path(&key::SYSLOG),

@@ -88,6 +88,7 @@ pub async fn rollback(session: &Session, p: params::Rollback, call: &Call) -> Re
     let otherwise = "disconnect it first, or --force disconnects the clients of the export";
     refuse_in_use(session, &session.pool.find(volume)?, otherwise)?;
     session.pool.rollback(volume, snapshot).await?;
+    session.host().changed(volume).await;
     drop(_kept_away);
     settle(session, call).await?;
     Ok((&session.pool.find(volume)?).into())
@@ -119,6 +120,7 @@ pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result
         refuse_in_use(session, &info, otherwise)?;
     }
     session.pool.resize(&p.volume, p.size).await?;
+    session.host().changed(&p.volume).await;
     settle(session, call).await?;
     Ok((&session.pool.find(&p.volume)?).into())
 }

@@ -40,14 +40,14 @@ impl CreateOptions {
     }
 }
 
-fn check_size(size: u64) -> Result<()> {
+pub(crate) fn check_size(size: u64) -> Result<()> {
     match size <= MAX_VOLUME_SIZE {
         true => Ok(()),
         false => Err(Error::new(ErrorKind::Invalid, format!("{size} bytes is too large; a volume has at most 1 PiB"))),
     }
 }
 
-fn check_chunk(chunk: u64) -> Result<()> {
+pub(super) fn check_chunk(chunk: u64) -> Result<()> {
     match is_chunk(chunk) {
         true => Ok(()),
         false => Err(Error::new(
@@ -73,7 +73,7 @@ fn refuse_in_use(volume: &Volume, name: &str) -> Result<()> {
 
 impl<D: Device> Inner<D> {
     /// Applies `record` and appends it; the caller commits.
-    fn publish(&self, meta: &mut Meta, record: &Record) -> Result<()> {
+    pub(super) fn publish(&self, meta: &mut Meta, record: &Record) -> Result<()> {
         let mut done = 0;
         match meta.apply(record, &mut done) {
             Ok(()) => {
@@ -248,34 +248,13 @@ impl<D: Device> Pool<D> {
     /// A new length in bytes. What lies beyond it is gone; what is added reads as zeroes.
     pub async fn resize(&self, name: &str, size: u64) -> Result<()> {
         check_size(size)?;
-        let inner = &self.0;
-        let id = writable_volume(inner.meta.borrow().directory.find(name)?, name)?;
-        // Growing over a tail that is still being unmapped would bring it back.
-        let tail = |inner: &Inner<D>| {
-            inner
-                .meta
-                .borrow()
-                .directory
-                .get(id)
-                .is_some_and(|v| v.record.trim_end > v.record.size && size > v.record.size)
+        self.0.check_writable()?;
+        let volume = {
+            writable_volume(self.0.meta.borrow().directory.find(name)?, name)?;
+            self.volume(name)?
         };
-        while tail(inner) {
-            inner.check_writable()?;
-            inner.reap_soon();
-            inner.reaped.wait().await;
-        }
-        if size > inner.meta.borrow().directory.find(name)?.record.size {
-            // What the last page still holds from when the volume was longer; nobody sees it before the end moves.
-            self.volume(name)?.zero_beyond_end().await?;
-        }
-        inner
-            .verb(|meta| {
-                let id = writable_volume(meta.directory.find(name)?, name)?;
-                Ok((Record::Resize { id, size }, ()))
-            })
-            .await?;
-        inner.reap_soon();
-        Ok(())
+        volume.set_size(size).await?;
+        volume.flush().await
     }
 
     /// How much room a first write reserves from now on: bytes, a power of two, 4 KiB to 64 MiB.

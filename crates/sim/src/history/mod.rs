@@ -12,6 +12,7 @@ mod quota;
 mod recover;
 mod run;
 mod small;
+mod verb;
 
 use std::fmt;
 

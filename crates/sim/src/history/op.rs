@@ -34,6 +34,10 @@ pub enum Kind {
     Clone,
     CloneRange,
     Rollback,
+    /// A volume gets the contents of another.
+    Replace,
+    /// A volume takes another's name.
+    Usurp,
     Rename,
     Resize,
     Delete,
@@ -109,11 +113,13 @@ pub enum Profile {
     Copies,
     /// Volumes that are not to grow past a bound.
     Quotas,
+    /// Volumes as files: replaced, renamed over each other, removed while open.
+    Files,
 }
 
 impl Profile {
     /// All of them.
-    pub const ALL: [Profile; 13] = [
+    pub const ALL: [Profile; 14] = [
         Profile::Mixed,
         Profile::Forks,
         Profile::Full,
@@ -127,6 +133,7 @@ impl Profile {
         Profile::Large,
         Profile::Copies,
         Profile::Quotas,
+        Profile::Files,
     ];
 
     /// Its name on the command line.
@@ -145,6 +152,7 @@ impl Profile {
             Profile::Large => "large",
             Profile::Copies => "copies",
             Profile::Quotas => "quotas",
+            Profile::Files => "files",
         }
     }
 
@@ -204,6 +212,11 @@ impl Profile {
             Profile::Crowd => &[
                 (Read, 6), (Write, 20), (Flush, 3), (Discard, 2), (Create, 8), (Snapshot, 40), (Group, 4), (Clone, 14),
                 (CloneRange, 3), (Rollback, 4), (Rename, 2), (Delete, 12), (Checkpoint, 1), (Audit, 1), (Cut, 1), (Reopen, 1),
+            ],
+            Profile::Files => &[
+                (Read, 8), (Write, 30), (Append, 8), (Ragged, 2), (Flush, 4), (Discard, 4), (Zero, 2), (Create, 6),
+                (Snapshot, 5), (Clone, 2), (CloneRange, 5), (Replace, 16), (Usurp, 8), (Rollback, 2), (Rename, 2), (Resize, 4),
+                (Delete, 12), (Checkpoint, 3), (Audit, 1), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 2), (Kill, 1),
             ],
             Profile::Large => &[
                 (Read, 12), (Write, 40), (Append, 10), (Ragged, 3), (Flush, 8), (Discard, 8), (Zero, 6), (Create, 3),
