@@ -47,6 +47,10 @@ pub struct Options {
     pub only: Option<String>,
     /// Whether the peers are measured, too.
     pub peers: bool,
+    /// Rounds of a benchmark that has any, where they are not its usual ones.
+    pub rounds: Option<usize>,
+    /// Bytes of its file, likewise.
+    pub size: Option<u64>,
     /// The `forkdisk` program: some cases need a process of their own.
     pub program: PathBuf,
 }
@@ -166,6 +170,38 @@ impl Benchmark {
         inside: &[],
     };
 
+    /// The NBD server, beside those of others.
+    pub const SERVE: Benchmark = Benchmark {
+        name: "serve",
+        cases: &[
+            ("cpu", cases::serve::cpu::run),
+            ("idle", cases::serve::idle::run),
+            ("sequential", cases::serve::sequential::run),
+        ],
+        peers: &[],
+        inside: &[],
+    };
+
+    /// Clone, modify, delete, repeat, through the files of a mounted pool.
+    pub const W5: Benchmark = Benchmark {
+        name: "w5",
+        cases: &[
+            ("random-coded", cases::w5::random_coded),
+            ("random-described", cases::w5::random_described),
+            ("incremental-coded", cases::w5::incremental_coded),
+            ("incremental-described", cases::w5::incremental_described),
+            ("fixed-described", cases::w5::fixed_described),
+            ("size", cases::w5::size::run_all),
+            ("read-after-20-rounds", cases::w5::read::run),
+            ("fuse-1m-seq-direct", cases::w5::fuse::sequential_direct),
+            ("fuse-1m-seq-cached", cases::w5::fuse::sequential_cached),
+            ("fuse-4k-random-direct", cases::w5::fuse::random_direct),
+            ("fuse-4k-random-cached", cases::w5::fuse::random_cached),
+        ],
+        peers: &[],
+        inside: &[],
+    };
+
     /// What it is called.
     pub fn name(&self) -> &'static str {
         self.name
@@ -222,9 +258,11 @@ mod tests {
     #[test]
     fn every_goal_belongs_to_a_case() {
         let goals = Goals::built_in().unwrap();
-        for benchmark in [Benchmark::ENGINE, Benchmark::W1, Benchmark::W2, Benchmark::W3] {
-            // What an origin in place has to reach is no part of it yet.
-            let has = |g: &&Goal| g.workload == benchmark.name && !g.case.starts_with("origin-");
+        let all = [Benchmark::ENGINE, Benchmark::SERVE, Benchmark::W1, Benchmark::W2, Benchmark::W3, Benchmark::W5];
+        for benchmark in all {
+            // What an origin in place and gathering have to reach is no part of it yet.
+            let is_later = |g: &&Goal| g.case.starts_with("origin-") || g.case == "read-after-gathering";
+            let has = |g: &&Goal| g.workload == benchmark.name && !is_later(g);
             for goal in goals.all().iter().filter(has) {
                 assert!(benchmark.names(true).iter().any(|name| belongs(&goal.case, name)), "{}", goal.case);
             }

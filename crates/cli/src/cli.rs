@@ -127,6 +127,10 @@ enum Verb {
     Stats(verbs::stats::StatsArgs),
     Top(verbs::top::TopArgs),
     Serve(verbs::serve::ServeArgs),
+    Mount(verbs::mount::MountArgs),
+    Umount(verbs::umount::UmountArgs),
+    Attach(verbs::attach::AttachArgs),
+    Detach(verbs::detach::DetachArgs),
     Stop(verbs::stop::StopArgs),
     Config(verbs::config::ConfigArgs),
     Bench(verbs::bench::BenchArgs),
@@ -151,7 +155,7 @@ impl Cli {
 
     /// How to log: as the user said, else as suits the verb.
     pub fn logging(&self) -> Result<Logging> {
-        let is_server = matches!(self.verb, Verb::Serve(_));
+        let is_server = matches!(self.verb, Verb::Serve(_) | Verb::Mount(_));
         let settings = &self.global.settings;
         let level = settings.word(&key::LOG).unwrap_or(if is_server { "info" } else { "warn" });
         let level = level.parse().with_context(|| format!("the log level {level}"))?;
@@ -165,6 +169,7 @@ impl Cli {
         match self.verb {
             Verb::Check(args) => return verbs::check::run(args, global),
             Verb::Serve(args) => return verbs::serve::run(args, global),
+            Verb::Mount(args) => return verbs::mount::run(args, global),
             Verb::Init(args) => verbs::init::run(args, global),
             Verb::Create(args) => verbs::create::run(args, global),
             Verb::Import(args) => verbs::import::run(args, global),
@@ -184,8 +189,12 @@ impl Cli {
             Verb::Grow(args) => verbs::grow::run(args, global),
             Verb::Stats(args) => verbs::stats::run(args, global),
             Verb::Top(args) => verbs::top::run(args, global),
+            Verb::Attach(args) => verbs::attach::run(args, global),
+            Verb::Detach(args) => verbs::detach::run(args, global),
             Verb::Stop(args) => verbs::stop::run(args, global),
             Verb::Config(_) => verbs::config::run(global),
+
+            Verb::Umount(args) => verbs::umount::run(args, global),
             Verb::Bench(args) => verbs::bench::run(args, global),
             Verb::Completions(args) => verbs::completions::run(args),
             Verb::Man(args) => verbs::man::run(args),

@@ -2,18 +2,19 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::io::{self, Write};
+use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tracing::callsite::Identifier;
 use tracing::level_filters::LevelFilter;
-use tracing::{Event, Metadata, Subscriber};
+use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, Filter, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::output::utc;
+use crate::syslog::{Line, Lines};
 
 /// In which lines of one kind are counted.
 const WINDOW: Duration = Duration::from_secs(10);
@@ -29,9 +30,10 @@ pub struct Logging {
 }
 
 impl Logging {
-    /// Begins to log to stderr, wherever that leads.
+    /// Begins to log: to stderr, wherever that leads, or to the system's log once a daemon has gone to the
+    /// background without a file for it.
     pub fn begin(self) {
-        let layer = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_target(false).with_ansi(false);
+        let layer = tracing_subscriber::fmt::layer().with_writer(Lines).with_target(false).with_ansi(false);
         let limit = RateLimit { json: self.json, counts: Mutex::new(Counts::new(self.burst.unwrap_or(usize::MAX))) };
         let registry = tracing_subscriber::registry();
         match self.json {
@@ -83,7 +85,7 @@ impl RateLimit {
             false => format!("{}  WARN {message}", utc(now)),
         };
         // A log that cannot be written has nowhere to say so.
-        let _ = writeln!(io::stderr(), "{line}");
+        let _ = Line::of(Level::WARN).write_all(format!("{line}\n").as_bytes());
     }
 }
 

@@ -3,6 +3,7 @@
 //! Exit status: 0 done, 1 failed with nothing changed, 2 wrong usage; `check` has its own.
 
 mod address;
+mod attach;
 mod cli;
 mod config;
 mod daemon;
@@ -12,6 +13,7 @@ mod output;
 mod owner;
 mod progress;
 mod session;
+mod syslog;
 mod top;
 mod verbs;
 

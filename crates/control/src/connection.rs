@@ -30,6 +30,9 @@ const MAX_FILES: usize = 8;
 /// Bytes received at a time.
 const PIECE: usize = 64 << 10;
 
+/// Bytes behind a message that is too long that are still received.
+const MOST_FORGOTTEN: usize = 64 << 20;
+
 /// What the server knows of a connection.
 pub struct Peer {
     stream: Stream,
@@ -83,6 +86,7 @@ pub async fn serve(state: &State, peer: &Peer) -> Result<(), Closed> {
             Some(Err(Closed::TooLong(most))) => {
                 let error = RpcError::new(ErrorCode::TOO_LONG, format!("a message has at most {most} bytes"));
                 send(state, peer, &message::answer(&Value::Null, Err::<(), _>(error))).await?;
+                inbox.forget_the_rest(state).await;
                 return Err(Closed::TooLong(most));
             }
             Some(Err(closed)) => return Err(closed),
@@ -154,7 +158,7 @@ async fn carry_out(
     let reached = Rc::new(Reached::default());
     let cancelled = Arc::new(AtomicBool::new(false));
     *peer.cancelled.borrow_mut() = cancelled.clone();
-    let wants_file = matches!(request, Request::Import(_) | Request::Export(_));
+    let wants_file = matches!(request, Request::Import(_) | Request::Export(_) | Request::Mount(_));
     let file = if wants_file { inbox.files.pop_front().map(Rc::new) } else { None };
     let call = Call { observer: reached.clone(), file, cancelled: cancelled.clone() };
     tracing::debug!(method = request.method(), "a request");
@@ -207,6 +211,23 @@ impl Inbox {
                 return Ok(Some(rest).filter(|rest| !rest.is_empty()));
             }
         }
+    }
+
+    /// Takes what the peer still sends, to no purpose, for a while: to one that is in the middle of a message the
+    /// end of the connection would be an error of its own, and it would not come to read what was answered.
+    async fn forget_the_rest(&mut self, state: &State) {
+        // It may have gone already.
+        let _ = self.stream.shutdown(std::net::Shutdown::Write);
+        let forget = async {
+            let mut forgotten = 0;
+            while forgotten < MOST_FORGOTTEN && matches!(self.receive().await, Ok(true)) {
+                forgotten += self.bytes.len();
+                self.bytes.clear();
+                self.files.clear();
+            }
+        };
+        let limit = state.options.send_timeout;
+        let _ = state.stop.unless(state.session.runtime.timeout(limit, forget)).await;
     }
 
     /// Receives some bytes and the descriptors that come with them; false when the peer has finished.

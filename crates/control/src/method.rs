@@ -33,6 +33,9 @@ pub mod params {
             /// What a first write to a shared chunk does: `split` or `copy`; `null` for the default.
             #[serde(default, rename = "break")]
             break_policy: Option<String>,
+            /// Most bytes each may have mapped; 0 and `null` for no bound.
+            #[serde(default)]
+            quota: Option<u64>,
         }
         /// Makes a volume out of the image whose descriptor comes with the request.
         Import {
@@ -133,6 +136,9 @@ pub mod params {
             /// What a first write to a shared chunk does: `split` or `copy`; `null` leaves it.
             #[serde(default, rename = "break")]
             break_policy: Option<String>,
+            /// Most bytes it may have mapped; 0 for no bound, `null` leaves it.
+            #[serde(default)]
+            quota: Option<u64>,
         }
         /// Shows, and first changes, how the pool's copier works, or how a volume is copied.
         Copier {
@@ -185,6 +191,16 @@ pub mod params {
         Statistics {}
         /// Shows the daemon and its clients.
         Status {}
+        /// Shows the pool as a folder of files: the descriptor that comes with the request is a connection to
+        /// the kernel's FUSE, which whoever asks has mounted.
+        Mount {
+            /// Where it is mounted: an absolute path without links.
+            dir: String,
+            /// Owner of files that nobody has given an owner to.
+            uid: u32,
+            /// Their group.
+            gid: u32,
+        }
         /// Ends the daemon; answered when the pool is closed.
         Stop {}
     }
@@ -287,6 +303,7 @@ methods! {
     "stats" Stats => PoolRecord,
     "statistics" Statistics => Box<Statistics>,
     "status" Status => Status,
+    "mount" Mount => Done,
     "stop" Stop => Done,
 }
 
@@ -298,8 +315,13 @@ mod tests {
 
     #[test]
     fn a_request_survives_its_way_through_json() {
-        let request =
-            Request::from(params::Create { volumes: vec!["a".into()], size: 1 << 50, chunk: None, break_policy: None });
+        let request = Request::from(params::Create {
+            volumes: vec!["a".into()],
+            size: 1 << 50,
+            chunk: None,
+            break_policy: None,
+            quota: None,
+        });
         let again = Request::from_parts(request.method(), request.params().unwrap()).unwrap();
         assert_eq!(again, request);
     }

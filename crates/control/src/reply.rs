@@ -23,6 +23,8 @@ pub struct VolumeRecord {
     /// What a first write to a shared chunk does: `split` or `copy`.
     #[serde(rename = "break")]
     pub break_policy: String,
+    /// Most bytes it may have mapped; `null` for no bound.
+    pub quota: Option<u64>,
     /// `null` when it was not cloned from anything.
     pub origin: Option<String>,
     /// When it was made.
@@ -38,6 +40,7 @@ impl From<&VolumeInfo> for VolumeRecord {
             referenced: info.referenced,
             chunk: info.chunk,
             break_policy: policy_name(info.break_policy).to_string(),
+            quota: (info.quota > 0).then_some(info.quota),
             origin: (!info.origin.is_empty()).then(|| info.origin.clone()),
             created: info.created,
         }
@@ -355,6 +358,12 @@ pub struct Status {
     pub socket: Option<String>,
     /// Clients of the data socket that have chosen an export.
     pub clients: Vec<ClientRecord>,
+    /// Where the pool is mounted.
+    #[serde(default)]
+    pub mounts: Vec<String>,
+    /// It was started for devices of the kernel and ends when the last of them is detached.
+    #[serde(default)]
+    pub until_detached: bool,
 }
 
 /// A client of an export.

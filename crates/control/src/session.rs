@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,6 +12,7 @@ use forkdisk_monitor::ServerRecord;
 use forkdisk_uring::{Rt, UringDevice};
 
 use crate::failure::{Failure, FailureKind};
+use crate::method::params;
 use crate::reply::Status;
 
 /// What serves the pool's volumes beside the verbs: a daemon, or nobody.
@@ -29,6 +31,16 @@ pub trait Host {
     /// What the server did with its connections; `None` if there is none.
     fn server(&self) -> Option<ServerRecord> {
         None
+    }
+
+    /// Shows the pool as files through `connection`, which the caller has mounted; resolves when they can be used.
+    fn mount(&self, _mount: params::Mount, _connection: OwnedFd) -> LocalFuture<Result<(), Failure>> {
+        Box::pin(async { Err(NoHost::refusal()) })
+    }
+
+    /// A verb gave the volume `name` other contents or another length. Resolves when nobody sees the old ones.
+    fn changed<'a>(&'a self, _name: &'a str) -> LocalFuture<()> {
+        Box::pin(async {})
     }
 
     /// Begins to end the daemon; resolves when the pool is closed.

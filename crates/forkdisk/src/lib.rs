@@ -143,10 +143,10 @@ pub use counters::{
 };
 pub use device::{Buf, Device};
 pub use error::{Error, ErrorKind, Result};
-pub use format::{BreakPolicy, CopierSettings, Throttle};
+pub use format::{Attributes, BreakPolicy, CopierSettings, Throttle};
 pub use pool::{
-    CheckReport, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, Mode, OpenOptions, Pool,
-    PoolInfo, SUPERBLOCK_AT, Usage, VolumeCopying, VolumeInfo, WhenFull, identify,
+    CheckReport, Child, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, Mode, OpenOptions,
+    Pool, PoolInfo, SUPERBLOCK_AT, Usage, VolumeCopying, VolumeInfo, WhenFull, identify,
 };
 pub use runtime::{LocalFuture, Runtime};
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};

@@ -47,6 +47,8 @@ bugs! {
     SnapshotWithoutCount = "snapshot-without-count",
     /// A rollback counts the snapshot's root once too often.
     RollbackCountsTwice = "rollback-counts-twice",
+    /// A volume whose contents became those of another goes on as if they were its own only.
+    ReplaceKeepsSourceAlone = "replace-keeps-source-alone",
     /// A deleted volume is forgotten before its space is given back.
     DeleteKeepsCounts = "delete-keeps-counts",
     /// The journal is written before the data it speaks of is durable.
@@ -69,6 +71,8 @@ bugs! {
     ChangesLeaveOutHoles = "changes-leave-out-holes",
     /// Where two maps have different tables of level 0, only the first page is compared.
     ChangesTakeTheFirstPage = "changes-take-the-first-page",
+    /// What writes under way will map does not count towards a quota.
+    QuotaForgetsClaims = "quota-forgets-claims",
     /// A flush does nothing for a volume that has mapped nothing new.
     FlushCoversOneVolume = "flush-covers-one-volume",
     /// Who asks while a commit runs is content with that one.

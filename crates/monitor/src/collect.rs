@@ -3,6 +3,7 @@
 use forkdisk::{Device, Mode, Pool, PoolStatistics};
 use forkdisk_nbd::ServerHandle;
 
+use crate::copier::{CopierFigures, CopyFigures};
 use crate::process::ProcessRecord;
 use crate::record::{ActivityRecord, PoolFigures, ServerRecord, Statistics, VolumeFigures};
 
@@ -29,17 +30,21 @@ impl<D: Device> Source for PoolSource<D> {
 /// Everything about `pool`, as it is now, beside what its `server` says of itself. It takes time in proportion to the
 /// number of volumes.
 pub fn statistics<D: Device>(pool: &Pool<D>, server: Option<ServerRecord>) -> Statistics {
-    let volumes = pool.volume_statistics().into_iter().map(|(info, activity)| VolumeFigures {
-        name: info.name,
+    let volumes = pool.volume_statistics().into_iter().map(|(info, activity)| (info.name.clone(), info, activity));
+    let volumes = volumes.map(|(name, info, activity)| VolumeFigures {
         snapshot: info.snapshot,
         size: info.size,
         referenced: info.referenced,
+        quota: (info.quota > 0).then_some(info.quota),
         in_use: info.in_use as u64,
+        copier: activity.as_ref().and_then(|_| copying(pool, &name)),
         activity: activity.as_ref().map(Into::into),
+        name,
     });
     Statistics {
         pool: figures(pool),
         activity: activity(&pool.statistics()),
+        copier: copier(pool),
         server,
         process: ProcessRecord::of_self(),
         volumes: volumes.collect(),
@@ -63,6 +68,18 @@ fn figures<D: Device>(pool: &Pool<D>) -> PoolFigures {
         snapshots: info.snapshots,
         generation: info.generation,
     }
+}
+
+fn copier<D: Device>(pool: &Pool<D>) -> CopierFigures {
+    let info = pool.copier();
+    let all = CopyFigures::of(&info.stats, info.settings.throttle);
+    CopierFigures { all, buffers: info.settings.buffers, buffers_used: info.buffers_in_use }
+}
+
+/// Nothing is copied for a snapshot.
+fn copying<D: Device>(pool: &Pool<D>, name: &str) -> Option<CopyFigures> {
+    let copying = pool.copying(name).ok()?;
+    Some(CopyFigures::of(&copying.stats, copying.throttle))
 }
 
 fn activity(s: &PoolStatistics) -> ActivityRecord {

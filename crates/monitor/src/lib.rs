@@ -7,12 +7,14 @@
 #![warn(missing_docs)]
 
 mod collect;
+mod copier;
 mod http;
 mod process;
 pub mod prometheus;
 mod record;
 
 pub use collect::{PoolSource, Source, statistics};
+pub use copier::{CopierFigures, CopyFigures};
 pub use http::{MetricsListener, MetricsServer};
 pub use process::ProcessRecord;
 pub use record::{

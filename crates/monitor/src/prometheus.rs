@@ -8,6 +8,7 @@ use std::fmt::{Display, Write};
 use forkdisk::Histogram;
 
 use crate::collect::MODES;
+use crate::copier::CopyFigures;
 use crate::record::{Distribution, OperationRecord, Statistics, VolumeActivity, VolumeFigures};
 
 /// What the text is, for HTTP.
@@ -41,6 +42,7 @@ pub fn families() -> Vec<Family> {
         s.volumes.iter().filter_map(|v| Some((volume_label(v), v.activity.as_ref()?))).collect()
     });
     volume_gauges(&mut all);
+    copier(&mut all);
     server(&mut all);
     process(&mut all);
     all
@@ -216,14 +218,71 @@ fn volume_gauges(all: &mut Vec<Family>) {
             shown.for_each(|v| sample(out, name, &volume_label(v), value(v)));
         }));
     }
+    all.push(Box::new(|s, out| {
+        let name = "forkdisk_volume_quota_bytes";
+        head(out, name, "gauge", "The most that the volume may have mapped, where there is a bound.");
+        let bounded = s.volumes.iter().filter_map(|v| Some((v, v.quota?)));
+        bounded.for_each(|(v, quota)| sample(out, name, &volume_label(v), quota));
+    }));
+}
+
+/// Families of copies, for the whole pool and for each volume that was opened.
+fn copier(all: &mut Vec<Family>) {
+    type Figure = fn(&CopyFigures) -> f64;
+    let list: [(&str, &str, &str, Figure); 17] = [
+        ("queued_jobs", "gauge", "Copies that have not started yet.", |c| c.queued as f64),
+        ("in_flight_subjobs", "gauge", "Parts of copies under way.", |c| c.in_flight as f64),
+        ("jobs_total", "counter", "Copies that have ended, well or not.", |c| c.jobs as f64),
+        ("failed_jobs_total", "counter", "Copies that could not read or write.", |c| c.failed as f64),
+        ("cancelled_jobs_total", "counter", "Copies that were given up.", |c| c.cancelled as f64),
+        ("merged_jobs_total", "counter", "Copies that shared a request with the one before.", |c| c.merged as f64),
+        ("read_bytes_total", "counter", "Bytes that copies read.", |c| c.read as f64),
+        ("written_bytes_total", "counter", "Bytes that copies wrote.", |c| c.written as f64),
+        ("offloaded_bytes_total", "counter", "Bytes that the host copied by itself.", |c| c.offloaded as f64),
+        ("given_bytes_total", "counter", "Bytes of clients that copies took along.", |c| c.given as f64),
+        ("buffer_waits_total", "counter", "How often a copy waited for a buffer.", |c| c.buffer_waits as f64),
+        ("buffer_wait_seconds_total", "counter", "How long copies waited for buffers.", |c| {
+            c.buffer_wait as f64 / NANOSECONDS
+        }),
+        ("throttle_waits_total", "counter", "How often a throttle held a copy up.", |c| c.throttle_waits as f64),
+        ("wait_seconds_total", "counter", "How long copies waited for their beginning.", |c| {
+            c.wait as f64 / NANOSECONDS
+        }),
+        ("duration_seconds_total", "counter", "How long copies took, waiting included.", |c| {
+            c.latency as f64 / NANOSECONDS
+        }),
+        ("throttle_ratio", "gauge", "Share of the time in which copies may be in flight.", |c| {
+            f64::from(c.throttle_percent) / 100.0
+        }),
+        ("throttle_bytes_per_second", "gauge", "What may be copied in a second; 0 for no limit.", |c| {
+            c.throttle_rate as f64
+        }),
+    ];
+    for (what, kind, help, value) in list {
+        let name = format!("forkdisk_copier_{what}");
+        all.push(Box::new(move |s, out| {
+            head(out, &name, kind, help);
+            sample(out, &name, "", value(&s.copier.all));
+        }));
+        let name = format!("forkdisk_volume_copier_{what}");
+        all.push(Box::new(move |s, out| {
+            head(out, &name, kind, help);
+            let copied = s.volumes.iter().filter_map(|v| Some((v, v.copier.as_ref()?)));
+            copied.for_each(|(v, c)| sample(out, &name, &volume_label(v), value(c)));
+        }));
+    }
+    single(all, "gauge", "forkdisk_copier_buffer_bytes", "Buffers of copies.", |s| s.copier.buffers);
+    let help = "Of the buffers of copies, what is in use.";
+    single(all, "gauge", "forkdisk_copier_buffer_used_bytes", help, |s| s.copier.buffers_used);
 }
 
 fn server(all: &mut Vec<Family>) {
     type Field = fn(&crate::record::ServerRecord) -> u64;
-    let list: [(&str, &str, &str, Field); 10] = [
+    let list: [(&str, &str, &str, Field); 11] = [
         ("connections", "gauge", "Clients that are connected.", |s| s.connections),
         ("accepted_connections_total", "counter", "Connections that were accepted.", |s| s.accepted),
         ("refused_connections_total", "counter", "Connections closed because there were too many.", |s| s.refused),
+        ("crowded_exports_total", "counter", "Clients refused an export that had too many.", |s| s.crowded),
         ("failed_handshakes_total", "counter", "Connections that failed before transmission.", |s| s.failed_handshakes),
         ("encrypted_connections_total", "counter", "Connections that used an export under TLS.", |s| s.encrypted),
         ("broken_connections_total", "counter", "Connections ended by a breach of the protocol.", |s| s.broken),
@@ -292,10 +351,11 @@ mod tests {
         let mut activity = VolumeActivity::default();
         activity.operations.read.operations = 2;
         activity.operations.read.latency = (&latency).into();
-        let volume = |name: &str, snapshot, activity| VolumeFigures {
+        let volume = |name: &str, snapshot, activity: Option<VolumeActivity>| VolumeFigures {
             name: name.to_owned(),
             snapshot,
             size: 1 << 30,
+            copier: activity.as_ref().map(|_| CopyFigures { jobs: 3, buffer_wait: 1_500_000, ..Default::default() }),
             activity,
             ..VolumeFigures::default()
         };
@@ -337,6 +397,8 @@ mod tests {
         );
         assert_eq!(samples["forkdisk_volume_read_duration_seconds_sum{volume=\"a\"}"], 0.003005);
         assert_eq!(samples["forkdisk_volume_read_operations_total{volume=\"a\"}"], 2.0);
+        assert_eq!(samples["forkdisk_volume_copier_jobs_total{volume=\"a\"}"], 3.0);
+        assert_eq!(samples["forkdisk_volume_copier_buffer_wait_seconds_total{volume=\"a\"}"], 0.0015);
     }
 
     #[test]

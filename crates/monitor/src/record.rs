@@ -5,6 +5,7 @@ use forkdisk::{Histogram, Operation, OperationStatistics, Requests, VolumeStatis
 use forkdisk_nbd::ServerStatistics;
 use serde::{Deserialize, Serialize};
 
+use crate::copier::{CopierFigures, CopyFigures};
 use crate::process::ProcessRecord;
 
 /// Everything there is to know about a pool and who serves it.
@@ -14,6 +15,8 @@ pub struct Statistics {
     pub pool: PoolFigures,
     /// What was done.
     pub activity: ActivityRecord,
+    /// What was copied to break sharing.
+    pub copier: CopierFigures,
     /// The NBD server, if there is one.
     pub server: Option<ServerRecord>,
     /// The process.
@@ -183,6 +186,7 @@ pub struct ServerRecord {
     pub connections: u64,
     pub accepted: u64,
     pub refused: u64,
+    pub crowded: u64,
     pub failed_handshakes: u64,
     pub encrypted: u64,
     pub broken: u64,
@@ -203,10 +207,14 @@ pub struct VolumeFigures {
     pub size: u64,
     /// Mapped.
     pub referenced: u64,
+    /// The most that may be mapped; `None` for no bound.
+    pub quota: Option<u64>,
     /// Open handles.
     pub in_use: u64,
     /// What was done to it; `None` if it was never opened.
     pub activity: Option<VolumeActivity>,
+    /// What was copied for it; `None` for a snapshot, and if it was never opened.
+    pub copier: Option<CopyFigures>,
 }
 
 impl From<&Requests> for RequestsRecord {
@@ -264,6 +272,7 @@ impl From<&ServerStatistics> for ServerRecord {
             connections: s.connections,
             accepted: s.accepted,
             refused: s.refused,
+            crowded: s.crowded,
             failed_handshakes: s.failed_handshakes,
             encrypted: s.encrypted,
             broken: s.broken,

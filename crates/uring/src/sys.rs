@@ -336,3 +336,72 @@ pub(crate) fn set_direct(fd: BorrowedFd<'_>, direct: bool) -> io::Result<()> {
     // SAFETY: takes no pointers.
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags) }).map(drop)
 }
+
+/// What the loop driver is told of a device: `struct loop_info64`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LoopInfo {
+    numbers: [u64; 5],
+    kind: [u32; 3],
+    flags: u32,
+    names: [[u8; 64]; 2],
+    key: [u8; 32],
+    init: [u64; 2],
+}
+
+impl Default for LoopInfo {
+    fn default() -> LoopInfo {
+        LoopInfo { numbers: [0; 5], kind: [0; 3], flags: 0, names: [[0; 64]; 2], key: [0; 32], init: [0; 2] }
+    }
+}
+
+/// `struct loop_config`. A block size of 0 is the driver's own, 512.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    info: LoopInfo,
+    reserved: [u64; 8],
+}
+
+impl LoopConfig {
+    /// For the file `fd`.
+    pub fn new(fd: BorrowedFd<'_>, flags: u32) -> LoopConfig {
+        let info = LoopInfo { flags, ..LoopInfo::default() };
+        LoopConfig { fd: fd.as_raw_fd() as u32, info, ..LoopConfig::default() }
+    }
+}
+
+const LOOP_CTL_GET_FREE: c_ulong = 0x4c82;
+const LOOP_CONFIGURE: c_ulong = 0x4c0a;
+const LOOP_CLR_FD: c_ulong = 0x4c01;
+
+/// The number of a loop device that nobody uses.
+pub(crate) fn loop_free(control: BorrowedFd<'_>) -> io::Result<c_int> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) })
+}
+
+/// Gives a loop device its file.
+pub(crate) fn loop_configure(device: BorrowedFd<'_>, config: &LoopConfig) -> io::Result<()> {
+    // SAFETY: `config` has the layout of `struct loop_config` and lives across the call, which only reads it.
+    check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, std::ptr::from_ref(config)) }).map(drop)
+}
+
+/// Takes a loop device's file away.
+pub(crate) fn loop_clear(device: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD) }).map(drop)
+}
+
+#[cfg(test)]
+mod loop_layout {
+    use super::*;
+
+    #[test]
+    fn the_structs_of_the_loop_driver_have_the_kernels_sizes() {
+        assert_eq!((size_of::<LoopInfo>(), size_of::<LoopConfig>()), (232, 304));
+        assert_eq!(std::mem::offset_of!(LoopInfo, flags), 52);
+    }
+}

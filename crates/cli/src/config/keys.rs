@@ -73,6 +73,7 @@ keys! {
     LOG_FORMAT "log_format" Kind::Choice(&["text", "json"]), Every, "text", "How log lines are written";
     SOCKET "socket" Kind::Path, Serve, "",
         "Where the data socket goes: /run/forkdisk/UUID/nbd.sock for root, else $XDG_RUNTIME_DIR/forkdisk/UUID/nbd.sock without it";
+    MOUNT "mount" Kind::Path, Serve, "", "Mount the pool at this folder, too: every volume is a file there (docs/mount.md)";
     TCP "tcp" Kind::Addresses, Serve, "",
         "Serve over TCP, too, beyond this machine only with TLS or --insecure; 127.0.0.1:10809 where no address is given";
     TLS_CERT "tls_cert" Kind::Path, Serve, "", "The server's certificate for TLS over TCP (PEM), those between it and the root behind it";
@@ -85,6 +86,8 @@ keys! {
     INSECURE "insecure" Kind::Switch, Serve, "no", "Let others beyond this machine connect without TLS";
     PID_FILE "pid_file" Kind::Path, Serve, "", "Where the process's number is written";
     LOG_FILE "log_file" Kind::Path, Serve, "", "Where the log goes instead of stderr; SIGHUP opens it again";
+    SYSLOG "syslog" Kind::Path, Serve, "/dev/log",
+        "Where the log goes with --daemon and without a log file: the socket of journald or syslogd, if it is there";
     LOG_BURST "log_burst" Kind::Count, Serve, "20", "Log lines of one kind within ten seconds; more are counted and left out";
     WHEN_FULL "when_full" Kind::Choice(&["wait", "error"]), Serve, "wait", "What happens to a write that finds the pool full";
     WAIT_FOR_SPACE "wait_for_space" Kind::Time, Serve, "60s", "How long such a write waits before it fails";
@@ -92,6 +95,7 @@ keys! {
     DIRTY "dirty" Kind::Size, Serve, "64M", "Most metadata changed and not yet in a checkpoint";
     DISCARD "discard" Kind::Switch, Serve, "yes", "Whether freed space becomes holes in the pool's file or is discarded on its device";
     MAX_CONNECTIONS "max_connections" Kind::Count, Serve, "128", "Connections to the data socket at a time";
+    MAX_EXPORT_CONNECTIONS "max_export_connections" Kind::Count, Serve, "96", "Connections to one export at a time; further ones are refused when they ask for it";
     MAX_REQUESTS "max_requests" Kind::Count, Serve, "128", "Requests of one connection that are not answered yet";
     MAX_REQUEST_BYTES "max_request_bytes" Kind::Size, Serve, "64M", "Data of such requests";
     CONNECTION_RESERVE "connection_reserve" Kind::Size, Serve, "1M", "Data that a connection may have in flight without asking the others";

@@ -10,6 +10,8 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result};
 
+use crate::syslog;
+
 /// Set in the environment of the process that serves.
 const MARK: &str = "FORKDISK_DETACHED";
 
@@ -49,10 +51,13 @@ pub fn leave_terminal() -> Result<()> {
 }
 
 /// To be called when clients can connect: lets go of the caller's stdout, stderr and folder. What is logged goes to
-/// `log_file`, or nowhere.
-pub fn let_go(log_file: Option<&Path>) -> Result<()> {
+/// `log_file`, else to the system's log behind the socket `syslog` if it is there, else nowhere.
+pub fn let_go(log_file: Option<&Path>, syslog: Option<&Path>) -> Result<()> {
     let nowhere = File::options().write(true).open("/dev/null").context("/dev/null")?;
     if log_file.is_none() {
+        if let Some(error) = syslog.and_then(|path| syslog::begin(path).err()) {
+            tracing::debug!(%error, "there is no system log");
+        }
         rustix::stdio::dup2_stderr(&nowhere)?;
     }
     env::set_current_dir("/").context("leaving the folder")?;

@@ -2,16 +2,18 @@
 
 use std::cell::RefCell;
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
 use forkdisk::LocalFuture;
-use forkdisk_control::{ClientRecord, Event, Failure, Guard, Host, Status};
+use forkdisk_control::{ClientRecord, Event, Failure, Guard, Host, Status, params};
 use forkdisk_monitor::ServerRecord;
 use forkdisk_nbd::{ClientInfo, ServerHandle};
 use forkdisk_uring::Rt;
 
 use super::exports::Fences;
+use super::mounts::Mounts;
 
 /// How often clients that are being disconnected are counted.
 const LOOK: Duration = Duration::from_millis(5);
@@ -21,6 +23,7 @@ pub struct Daemon {
     pub runtime: Rt,
     pub data: ServerHandle,
     pub fences: Fences,
+    pub mounts: Mounts,
     pub end: Rc<End>,
     /// All but the clients, who come and go.
     pub identity: Status,
@@ -46,7 +49,7 @@ impl End {
 impl Host for Daemon {
     fn users(&self, name: &str) -> Vec<String> {
         let clients = self.data.clients().into_iter().filter(|client| client.export == name);
-        clients.map(|client| peer_name(&client)).collect()
+        clients.map(|client| peer_name(&client)).chain(self.mounts.users(name)).collect()
     }
 
     fn evict<'a>(&'a self, name: &'a str) -> LocalFuture<Box<dyn Guard>> {
@@ -63,7 +66,17 @@ impl Host for Daemon {
     fn status(&self) -> Result<Status, Failure> {
         let record = |client: ClientInfo| ClientRecord { peer: peer_name(&client), export: client.export };
         let clients = self.data.clients().into_iter().map(record).collect();
-        Ok(Status { clients, ..self.identity.clone() })
+        Ok(Status { clients, mounts: self.mounts.dirs(), ..self.identity.clone() })
+    }
+
+    fn mount(&self, mount: params::Mount, connection: OwnedFd) -> LocalFuture<Result<(), Failure>> {
+        let mounts = self.mounts.clone();
+        Box::pin(async move { mounts.begin(mount, connection).await })
+    }
+
+    fn changed<'a>(&'a self, name: &'a str) -> LocalFuture<()> {
+        let (mounts, name) = (self.mounts.clone(), name.to_string());
+        Box::pin(async move { mounts.changed_name(&name).await })
     }
 
     fn server(&self) -> Option<ServerRecord> {

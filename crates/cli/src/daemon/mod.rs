@@ -7,6 +7,7 @@ mod activation;
 pub mod detach;
 mod exports;
 mod host;
+mod mounts;
 mod notify;
 mod pid_file;
 mod run;

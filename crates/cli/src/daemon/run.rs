@@ -19,6 +19,7 @@ use super::activation::{self, Activated};
 use super::detach;
 use super::exports::{Fences, Served};
 use super::host::{Daemon, End};
+use super::mounts::Mounts;
 use super::notify::Notifier;
 use super::pid_file::PidFile;
 use crate::cli::Global;
@@ -41,6 +42,12 @@ pub struct Settings {
     pub pid_file: Option<PathBuf>,
     /// Where the log goes instead of stderr.
     pub log_file: Option<PathBuf>,
+    /// The socket of the system's log, for a daemon in the background without a log file.
+    pub syslog: Option<PathBuf>,
+    /// Where the pool is mounted, too.
+    pub mount: Option<PathBuf>,
+    /// Whether it was started for devices of the kernel and ends with the last of them.
+    pub until_detached: bool,
     /// How the pool is opened.
     pub pool: OpenOptions,
     /// Doors beside the sockets.
@@ -74,7 +81,8 @@ pub fn run(
     // A daemon leaves the folder it was started in.
     let absolute = |path: &Path| std::path::absolute(path).with_context(|| path.display().to_string());
     let path = absolute(path)?;
-    for path in [&mut settings.pid_file, &mut settings.log_file].into_iter().flatten() {
+    let paths = [&mut settings.pid_file, &mut settings.log_file, &mut settings.syslog, &mut settings.mount];
+    for path in paths.into_iter().flatten() {
         *path = absolute(path)?;
     }
     forkdisk_uring::block_on(Config::default(), |runtime| async move {
@@ -139,7 +147,9 @@ async fn serve(
     let sockets = Sockets::open(runtime, pool, settings, activated)?;
     let doors = settings.network.open(runtime)?;
     let fences = Fences::default();
-    let data = Server::new(runtime, Served { pool: pool.clone(), fences: fences.clone() }, settings.data.clone());
+    let mounts = Mounts::new(runtime, pool);
+    let exports = Served { pool: pool.clone(), fences: fences.clone(), mounts: mounts.clone() };
+    let data = Server::new(runtime, exports, settings.data.clone());
     let identity = Status {
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_string(),
@@ -148,12 +158,24 @@ async fn serve(
         file: place::file_identity(path)?,
         socket: sockets.data_path.as_ref().map(|path| path.display().to_string()),
         clients: Vec::new(),
+        mounts: Vec::new(),
+        until_detached: settings.until_detached,
     };
-    let host = Daemon { runtime: runtime.clone(), data: data.handle(), fences, end: end.clone(), identity };
+    let host = Daemon {
+        runtime: runtime.clone(),
+        data: data.handle(),
+        fences,
+        mounts: mounts.clone(),
+        end: end.clone(),
+        identity,
+    };
     let session = Session::new(pool.clone(), runtime.clone(), Rc::new(host));
     let control = ControlServer::new(session, settings.control_limits.clone());
     let notifier = Rc::new(Notifier::from_environment());
     let pid_file = settings.pid_file.as_deref().map(PidFile::write).transpose()?;
+    if let Some(dir) = &settings.mount {
+        mounts.mount_at(dir, path).await?;
+    }
 
     let (socket, control_socket) = (sockets.data_path.as_deref(), sockets.control_path.as_deref());
     announce(Ready { socket, control: control_socket, doors: &doors, pool })?;
@@ -161,9 +183,11 @@ async fn serve(
         detach::log_to(log_file)?;
     }
     if detach::is_detached() {
-        detach::let_go(settings.log_file.as_deref())?;
+        detach::let_go(settings.log_file.as_deref(), settings.syslog.as_deref())?;
     }
-    tracing::info!(pool = %path.display(), socket = ?sockets.data_path, control = ?sockets.control_path, "serving");
+    let shown = |path: &Option<PathBuf>| path.as_ref().map_or("-".to_string(), |path| path.display().to_string());
+    let (data_path, control_path) = (shown(&sockets.data_path), shown(&sockets.control_path));
+    tracing::info!(pool = %path.display(), socket = %data_path, control = %control_path, "serving");
     notifier.ready(&format!("serving {}", path.display()));
 
     let signals = Rc::new(signals);
@@ -197,6 +221,7 @@ async fn serve(
     }
     controlling.await;
     handle.idle().await;
+    mounts.stop().await;
     for door in measuring {
         door.cancel().await;
     }

@@ -1,7 +1,7 @@
 //! What happened between two looks at the counters.
 
 use forkdisk::Histogram;
-use forkdisk_monitor::{Distribution, OperationRecord, Operations, Statistics};
+use forkdisk_monitor::{CopyFigures, Distribution, OperationRecord, Operations, Statistics};
 
 use crate::size::human as size;
 
@@ -27,6 +27,8 @@ pub struct Row {
     pub write_latency: [f64; 2],
     /// Operations under way.
     pub in_flight: u64,
+    /// Bytes per second that were copied to break sharing.
+    pub copied_bytes: f64,
     /// Bytes mapped.
     pub referenced: u64,
     /// How often it is open.
@@ -55,7 +57,10 @@ impl View {
             let before = was(&volume.name).map_or(&nothing, |a| &a.operations);
             let row = Row::between(&volume.name, before, &activity.operations, seconds);
             if volume.in_use > 0 || row.load() > 0.0 {
-                rows.push(Row { referenced: volume.referenced, in_use: volume.in_use, ..row });
+                let copied = |copier: Option<CopyFigures>| copier.unwrap_or_default().written;
+                let old = old.volumes.iter().find(|v| v.name == volume.name).and_then(|v| v.copier);
+                let copied_bytes = copied(volume.copier).saturating_sub(copied(old)) as f64 / seconds;
+                rows.push(Row { referenced: volume.referenced, in_use: volume.in_use, copied_bytes, ..row });
             }
         }
         rows.sort_by(|a, b| b.load().total_cmp(&a.load()).then_with(|| a.name.cmp(&b.name)));
@@ -63,6 +68,7 @@ impl View {
         let total = Row {
             referenced: new.pool.used,
             in_use: new.server.map_or(0, |s| s.connections),
+            copied_bytes: new.copier.all.written.saturating_sub(old.copier.all.written) as f64 / seconds,
             ..Row::between("all", before, after, seconds)
         };
         View { head: head(old, new, seconds), total, rows }
@@ -96,7 +102,7 @@ impl Row {
     }
 
     /// The cells of a table, in the order of [`COLUMNS`].
-    pub fn cells(&self) -> [String; 11] {
+    pub fn cells(&self) -> [String; 12] {
         let count = |rate: f64| if rate < 10.0 && rate > 0.0 { format!("{rate:.1}") } else { format!("{rate:.0}") };
         let bytes = |rate: f64| size(rate as u64);
         let time = |micros: f64| match micros {
@@ -118,6 +124,7 @@ impl Row {
             bytes(self.written_bytes),
             both(self.write_latency),
             count(self.others),
+            bytes(self.copied_bytes),
             self.in_flight.to_string(),
             self.in_use.to_string(),
             size(self.referenced),
@@ -126,8 +133,20 @@ impl Row {
 }
 
 /// Headings of the cells of a row.
-pub const COLUMNS: [&str; 11] =
-    ["VOLUME", "READ/S", "READ B/S", "P50/P99", "WRITE/S", "WRITE B/S", "P50/P99", "OTHER/S", "BUSY", "OPEN", "USED"];
+pub const COLUMNS: [&str; 12] = [
+    "VOLUME",
+    "READ/S",
+    "READ B/S",
+    "P50/P99",
+    "WRITE/S",
+    "WRITE B/S",
+    "P50/P99",
+    "OTHER/S",
+    "COPY B/S",
+    "BUSY",
+    "OPEN",
+    "USED",
+];
 
 fn latency(old: &Distribution, new: &Distribution) -> [f64; 2] {
     let grown: Histogram = new.histogram().since(&old.histogram());
@@ -136,6 +155,7 @@ fn latency(old: &Distribution, new: &Distribution) -> [f64; 2] {
 
 fn head(old: &Statistics, new: &Statistics, seconds: f64) -> Vec<String> {
     let (p, a, b) = (&new.pool, &new.activity, &old.activity);
+    let (c, d) = (&new.copier, &old.copier);
     let rate = |new: u64, old: u64| new.saturating_sub(old) as f64 / seconds;
     let bytes = |new: u64, old: u64| size(rate(new, old) as u64);
     let percent = |part: u64, all: u64| if all == 0 { 0.0 } else { part as f64 * 100.0 / all as f64 };
@@ -182,6 +202,19 @@ fn head(old: &Statistics, new: &Statistics, seconds: f64) -> Vec<String> {
             size(a.cache_bytes),
         ),
         format!(
+            "copier   {}/s read  {}/s written  {:.0} jobs/s  {} queued  {} in flight  buffers {} of {}  waits {:.0}/s  \
+             throttled {:.0}/s",
+            bytes(c.all.read, d.all.read),
+            bytes(c.all.written, d.all.written),
+            rate(c.all.jobs, d.all.jobs),
+            c.all.queued,
+            c.all.in_flight,
+            size(c.buffers_used),
+            size(c.buffers),
+            rate(c.all.buffer_waits, d.all.buffer_waits),
+            rate(c.all.throttle_waits, d.all.throttle_waits),
+        ),
+        format!(
             "server   {} clients  memory {} of {}  process {:.0} % cpu  {} resident",
             server.connections,
             size(server.shared_memory_used),
@@ -224,7 +257,7 @@ mod tests {
         assert_eq!(view.rows[1].written_bytes, 409_600.0);
         assert_eq!(view.rows[1].write_latency, [16.384, 16.384]);
         assert_eq!(view.rows[1].cells()[6], "16us/16us");
-        assert_eq!(view.head.len(), 5);
+        assert_eq!(view.head.len(), 6);
     }
 
     #[test]

@@ -26,7 +26,7 @@ mod tests {
     fn columns_stand_below_their_headings() {
         let view = View::between(&Statistics::default(), &Statistics::default(), 1.0);
         let lines = lines(&view);
-        let (heading, total) = (&lines[6], &lines[7]);
+        let (heading, total) = (&lines[7], &lines[8]);
         assert!(heading.starts_with("VOLUME") && total.starts_with("all"));
         assert_eq!(heading.len(), total.len(), "{heading}\n{total}");
     }

@@ -28,6 +28,11 @@ pub struct CreateArgs {
     /// chunk moves to a new place in one piece) [default: split]
     #[arg(long = "break", value_name = "POLICY", value_parser = ["split", "copy"])]
     break_policy: Option<String>,
+
+    /// The most that each may hold, its own and shared with others; a write beyond it fails with ENOSPC
+    /// [default: no bound]
+    #[arg(long, value_parser = size::parse, value_name = "SIZE")]
+    quota: Option<u64>,
 }
 
 /// How much room a first write reserves.
@@ -47,6 +52,7 @@ pub fn run(args: CreateArgs, global: &Global) -> Result<()> {
         size: args.size,
         chunk: args.chunk.chunk,
         break_policy: args.break_policy,
+        quota: args.quota,
     };
     print_if_json(global, &call(global, &pool, Access::Write, method)?)
 }

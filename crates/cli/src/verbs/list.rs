@@ -36,6 +36,7 @@ pub fn run(args: ListArgs, global: &Global) -> Result<()> {
         Column::Right("CHUNK"),
         Column::Left("ORIGIN"),
         Column::Left("CREATED"),
+        Column::Right("QUOTA"),
     ];
     let rows: Vec<Vec<String>> = found.into_iter().map(|record| row(record, &args.table)).collect();
     args.table.print(&header, &rows)
@@ -50,5 +51,6 @@ fn row(record: VolumeRecord, table: &TableArgs) -> Vec<String> {
         table.size(record.chunk),
         record.origin.unwrap_or_else(|| "-".to_string()),
         table.time(record.created),
+        record.quota.map_or_else(|| "-".to_string(), |quota| table.size(quota)),
     ]
 }

@@ -28,9 +28,13 @@ pub struct ServeArgs {
     /// The pool
     pool: Option<PathBuf>,
 
-    /// Serve in the background; returns when clients can connect
+    /// Serve in the background; returns when clients can connect. The log goes to --log-file, else to --syslog
     #[arg(long)]
     daemon: bool,
+
+    /// End by itself when the last device of the pool is detached
+    #[arg(long, hide = true)]
+    until_detached: bool,
 
     #[command(flatten)]
     pub given: Given<true>,
@@ -67,7 +71,7 @@ pub fn run(args: ServeArgs, global: &Global) -> Result<ExitCode> {
         }
     }
     let json = global.output.json();
-    let settings = settings(&global.settings)?;
+    let settings = Settings { until_detached: args.until_detached, ..settings(&global.settings)? };
     daemon::run(&path, settings, global, |ready| announce(&ready, json))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -81,8 +85,11 @@ fn settings(config: &Configuration) -> Result<Settings> {
         network: Network::from_settings(config)?,
         socket: config.path(&key::SOCKET),
         control: config.path(&key::CONTROL),
+        mount: config.path(&key::MOUNT),
+        until_detached: false,
         pid_file: config.path(&key::PID_FILE),
         log_file: config.path(&key::LOG_FILE),
+        syslog: config.path(&key::SYSLOG),
         pool: OpenOptions {
             cache: config.size(&key::CACHE)?,
             dirty: config.size(&key::DIRTY)?,
@@ -92,6 +99,7 @@ fn settings(config: &Configuration) -> Result<Settings> {
         },
         data: ServerOptions {
             max_connections: config.count(&key::MAX_CONNECTIONS)?,
+            max_export_connections: config.count(&key::MAX_EXPORT_CONNECTIONS)?,
             max_requests: config.count(&key::MAX_REQUESTS)?,
             max_request_bytes: config.size(&key::MAX_REQUEST_BYTES)?,
             connection_reserve: config.size(&key::CONNECTION_RESERVE)?,

@@ -12,7 +12,8 @@ use crate::size;
 /// Change a property of a volume
 ///
 /// Properties: chunk (how much room a first write reserves: 4K to 64M, a power of two); break (what a first write to a
-/// shared chunk does: split or copy).
+/// shared chunk does: split or copy); quota (most bytes that the volume may hold, its own and shared with others; a write
+/// beyond it fails with ENOSPC; none: no bound).
 #[derive(Args)]
 pub struct SetArgs {
     /// What to change
@@ -28,6 +29,7 @@ pub struct SetArgs {
 enum Property {
     Chunk(u64),
     Break(String),
+    Quota(u64),
 }
 
 fn parse_property(text: &str) -> Result<Property> {
@@ -36,17 +38,20 @@ fn parse_property(text: &str) -> Result<Property> {
         "chunk" => Ok(Property::Chunk(size::parse(value)?)),
         "break" if matches!(value, "split" | "copy") => Ok(Property::Break(value.to_string())),
         "break" => bail!("there is no break policy '{value}': split and copy are"),
-        _ => bail!("there is no property '{name}' that can be set: chunk and break are"),
+        "quota" if value == "none" => Ok(Property::Quota(0)),
+        "quota" => Ok(Property::Quota(size::parse(value)?)),
+        _ => bail!("there is no property '{name}' that can be set: chunk, break and quota are"),
     }
 }
 
 /// Changes the property; what is stored already stays where it is.
 pub fn run(args: SetArgs, global: &Global) -> Result<()> {
     let address = global.volume(&args.address)?;
-    let mut method = params::Set { volume: address.name, chunk: None, break_policy: None };
+    let mut method = params::Set { volume: address.name, chunk: None, break_policy: None, quota: None };
     match args.property {
         Property::Chunk(chunk) => method.chunk = Some(chunk),
         Property::Break(policy) => method.break_policy = Some(policy),
+        Property::Quota(quota) => method.quota = Some(quota),
     }
     print_if_json(global, &call(global, &address.pool, Access::Write, method)?)
 }

@@ -87,6 +87,16 @@ fn live_rows(s: &Statistics, table: &TableArgs) -> Vec<Vec<String>> {
     add("cache_hits", a.cache_hits.to_string());
     add("cache_misses", a.cache_misses.to_string());
     add("reaped_volumes", a.reaped.to_string());
+    let (c, seconds) = (&s.copier.all, |nanoseconds: u64| format!("{:.3} s", nanoseconds as f64 / 1e9));
+    add(
+        "copier_jobs",
+        format!("{} ({} failed, {} queued, {} sub-jobs in flight)", c.jobs, c.failed, c.queued, c.in_flight),
+    );
+    add("copier_read", table.size(c.read));
+    add("copier_written", table.size(c.written));
+    add("copier_buffers", format!("{} of {}", table.size(s.copier.buffers_used), table.size(s.copier.buffers)));
+    add("copier_buffer_waits", format!("{}, {} altogether", c.buffer_waits, seconds(c.buffer_wait)));
+    add("copier_throttle_waits", c.throttle_waits.to_string());
     if let Some(server) = &s.server {
         add("connections", server.connections.to_string());
     }

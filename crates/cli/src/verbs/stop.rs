@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
-use forkdisk_control::params;
+use forkdisk_control::{Client, params};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::attach;
 use crate::cli::Global;
 use crate::progress::Progress;
 use crate::session;
@@ -24,9 +25,19 @@ pub struct StopArgs {
 /// Ends the daemon; returns when its process has ended.
 pub fn run(args: StopArgs, global: &Global) -> Result<()> {
     let path = global.pool(args.pool.as_deref())?;
-    let Some(mut client) = session::daemon(global, &path)? else {
+    let absolute = path.canonicalize().with_context(|| path.display().to_string())?;
+    if let Some(attached) = attach::list().into_iter().find(|a| a.pool == absolute) {
+        let (device, name) = (attached.device.display(), attached.object);
+        bail!("{} is in use: {name} is attached as {device}; `forkdisk detach {device}` first", path.display());
+    }
+    let Some(client) = session::daemon(global, &path)? else {
         bail!("{}: no daemon serves this pool", path.display());
     };
+    end(client)
+}
+
+/// Ends the daemon and waits until its process has ended.
+pub fn end(mut client: Client) -> Result<()> {
     let _progress = Progress::spinner("waiting for the daemon to end");
     let status = client.call(params::Status {}, None, |_| {})?;
     // Before it can be another process's number.

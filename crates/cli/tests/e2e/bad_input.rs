@@ -366,7 +366,7 @@ fn an_export_to_a_full_file_system_leaves_nothing_behind() {
 }
 
 /// The program as a user without rights would run it: as nobody when the tests run as root.
-fn run_without_rights(lab: &Lab, args: &[&str]) -> Run {
+pub fn run_without_rights(lab: &Lab, args: &[&str]) -> Run {
     let program = lab.command(args);
     if !rustix::process::geteuid().is_root() {
         return lab.run(args);

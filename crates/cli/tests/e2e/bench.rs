@@ -60,3 +60,26 @@ fn without_peers_nothing_of_theirs_is_missing() {
     let text = lab.ok(&["bench", "w1", "--quick", "--no-peers", "--json", "--dir", "."]);
     assert_eq!(text.trim(), "[]");
 }
+
+#[test]
+fn rounds_through_a_mount_cost_and_hold_the_same() {
+    let lab = Lab::empty();
+    if !std::path::Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
+        return crate::harness::missing("mounting a pool needs root and the kernel module fuse");
+    }
+    let rows = |only: &str| -> Vec<Value> {
+        let run = ["bench", "w5", "--quick", "--no-peers", "--rounds", "3", "--size", "16M", "--only", only];
+        serde_json::from_str(&lab.ok(&[&run[..], &["--dir", ".", "--json"]].concat())).unwrap()
+    };
+    for mode in ["random-described", "incremental-coded"] {
+        let rows = rows(mode);
+        let exact = rows.iter().find(|row| row["metric"] == "contents_off_distinct_pages").expect("space is counted");
+        assert_eq!(exact["median"], 0.0, "{exact}");
+        let case = format!("{mode}/clone");
+        let pages = rows.iter().find(|row| row["case"] == case && row["metric"] == "map_pages").expect("counted");
+        let (least, most) = (pages["min"].as_f64().unwrap(), pages["max"].as_f64().unwrap());
+        assert!(least > 0.0 && most - least <= 2.0, "clones of later rounds cost what the first did: {pages}");
+    }
+    let size = rows("size");
+    assert!(size.iter().all(|row| row["met"] != false), "{size:?}");
+}

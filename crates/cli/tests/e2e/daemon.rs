@@ -1,11 +1,12 @@
 //! Beginning and ending a daemon.
 
 use std::fs;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{Lab, POOL, Server, noise, wait_until};
+use crate::harness::{Lab, PATIENCE, POOL, Server, noise, wait_until};
 use crate::nbd::Client;
 
 /// A daemon that is stopped when its test ends, however it ends.
@@ -124,6 +125,29 @@ fn the_log_of_a_daemon_goes_to_its_file() {
     wait_until("it has begun a new file", || lab.path("log").exists());
     lab.ok(&["stop", POOL]);
     assert!(log().contains("stopped"), "{}", log());
+}
+
+#[test]
+fn a_daemon_without_a_log_file_logs_to_the_system() {
+    let lab = Lab::with_pool("64M");
+    let system = UnixDatagram::bind(lab.path("log.sock")).unwrap();
+    system.set_read_timeout(Some(PATIENCE)).unwrap();
+    let daemon = Daemon::start(&lab, &["--syslog", "log.sock"]);
+    let hear = || {
+        let mut line = [0; 4096];
+        let n = system.recv(&mut line).expect("a line of the log");
+        String::from_utf8(line[..n].to_vec()).unwrap()
+    };
+    let said = hear();
+    // Facility daemon, severity info; paths as people write them.
+    assert!(said.starts_with(&format!("<30>forkdisk[{}]: ", daemon.pid)) && said.contains("serving"), "{said}");
+    let pool = lab.path(POOL).canonicalize().unwrap();
+    assert!(said.contains(&format!("pool={}", pool.display())) && !said.contains("Some("), "{said}");
+    lab.ok(&["stop", POOL]);
+    assert!(std::iter::repeat_with(hear).any(|said| said.contains("stopped")));
+    // None is there: it serves all the same.
+    let _unheard = Daemon::start(&lab, &["--syslog", "none.sock"]);
+    lab.ok(&["stop", POOL]);
 }
 
 #[test]

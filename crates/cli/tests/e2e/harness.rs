@@ -263,7 +263,7 @@ impl Drop for Server {
 }
 
 #[track_caller]
-fn wait_at_most(child: &mut Child, patience: Duration) -> ExitStatus {
+pub fn wait_at_most(child: &mut Child, patience: Duration) -> ExitStatus {
     let start = Instant::now();
     loop {
         if let Some(status) = child.try_wait().unwrap() {

@@ -10,26 +10,24 @@ use crate::harness::{Lab, missing};
 
 /// A guest that is silent for so long has died.
 const SILENCE: Duration = Duration::from_secs(300);
-const SCENARIO: &str = "nbd-filesystems";
-
-/// ext4 and xfs: mkfs, mount, files, fstrim that frees space in the pool, a snapshot of the mounted
-/// volume, unmount, fsck; a clone of the snapshot has the same files. The scenario says `FAILED`
-/// where something is not so.
-#[test]
-fn the_kernels_nbd_driver_carries_ext4_and_xfs() {
+/// Runs a scenario in a guest with a disk of 2 GiB; what it said. `None` (after saying why) where there can be no guest.
+#[track_caller]
+fn run_in_guest(name: &str) -> Option<String> {
     if !cfg!(target_arch = "x86_64") {
-        return eprintln!("not tested: there is no user-mode Linux for this processor");
+        eprintln!("not tested: there is no user-mode Linux for this processor");
+        return None;
     }
     let lab = Lab::empty();
     let guest = match forkdisk_bench::Lab::unpack(&lab.path("")) {
         Ok(guest) => guest,
-        Err(why) => return missing(&format!("{why:#}")),
+        Err(why) => {
+            missing(&format!("{why:#}"));
+            return None;
+        }
     };
-    if !std::path::Path::new("/usr/sbin/mkfs.xfs").exists() && !std::path::Path::new("/sbin/mkfs.xfs").exists() {
-        return missing("mkfs.xfs is not installed: xfsprogs has it");
-    }
-    let scenario = concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/uml/scenarios/nbd-filesystems.sh");
-    fs::copy(scenario, guest.scripts.join(format!("scenarios/{SCENARIO}.sh"))).unwrap();
+    let scripts = concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/uml/scenarios");
+    let scenario = format!("{scripts}/{name}.sh");
+    fs::copy(scenario, guest.scripts.join(format!("scenarios/{name}.sh"))).unwrap();
     let (work, disk) = (lab.path("guest"), lab.path("disk"));
     fs::create_dir_all(work.join("mnt")).unwrap();
     File::create(&disk).unwrap().set_len(2 << 30).unwrap();
@@ -43,7 +41,7 @@ fn the_kernels_nbd_driver_carries_ext4_and_xfs() {
         ("uml_dir", shown(&work)),
         ("ubd0", shown(&disk)),
         ("init", shown(&guest.scripts.join("init.sh"))),
-        ("SCEN", SCENARIO.to_string()),
+        ("SCEN", name.to_string()),
         ("LAB", shown(&guest.scripts)),
         ("LABOUT", shown(&work)),
         ("FORKDISK", env!("CARGO_BIN_EXE_forkdisk").to_string()),
@@ -71,7 +69,27 @@ fn the_kernels_nbd_driver_carries_ext4_and_xfs() {
     let said = said.join("\n");
     assert_eq!(end, RecvTimeoutError::Disconnected, "the guest says nothing any more:\n{said}");
     assert!(said.contains("System halted") && !said.contains("FAILED"), "{said}");
-    for fs in ["ext4", "xfs"] {
-        assert!(said.contains(&format!("R {SCENARIO} fs={fs} ")), "{fs}:\n{said}");
+    Some(said)
+}
+
+/// ext4 and xfs: mkfs, mount, files, fstrim that frees space in the pool, a snapshot of the mounted
+/// volume, unmount, fsck; a clone of the snapshot has the same files. The scenario says `FAILED`
+/// where something is not so.
+#[test]
+fn the_kernels_nbd_driver_carries_ext4_and_xfs() {
+    if !std::path::Path::new("/usr/sbin/mkfs.xfs").exists() && !std::path::Path::new("/sbin/mkfs.xfs").exists() {
+        return missing("mkfs.xfs is not installed: xfsprogs has it");
     }
+    let Some(said) = run_in_guest("nbd-filesystems") else { return };
+    for fs in ["ext4", "xfs"] {
+        assert!(said.contains(&format!("R nbd-filesystems fs={fs} ")), "{fs}:\n{said}");
+    }
+}
+
+/// `attach --by nbd`: mkfs, mount, fstrim that frees space in the pool, what is in use is refused, a snapshot
+/// is a read-only device, partitions are devices, `detach`.
+#[test]
+fn volumes_are_attached_by_the_kernels_nbd_driver() {
+    let Some(said) = run_in_guest("nbd-attach") else { return };
+    assert!(said.contains("R nbd-attach used="), "{said}");
 }

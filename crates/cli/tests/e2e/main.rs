@@ -1,5 +1,7 @@
 //! The real program under real clients: one behaviour per test, named for it.
 
+mod attach;
+mod attach_postgres;
 mod bad_input;
 mod bench;
 #[allow(dead_code, reason = "shared with the tests of the NBD server")]
@@ -15,11 +17,18 @@ mod kernel_nbd;
 mod kill_loop;
 mod kill_verbs;
 mod linearizable;
+mod live_backup;
 mod metrics;
+mod mount;
+mod mount_files;
+mod mount_kill;
+mod mount_programs;
+mod mount_served;
 mod nbd;
 mod nbd_clients;
 mod offload;
 mod output;
+mod quota;
 mod readme;
 mod scenarios;
 mod served;

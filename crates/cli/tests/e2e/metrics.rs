@@ -34,6 +34,42 @@ fn scrape(stream: &mut (impl Read + Write)) -> BTreeMap<String, f64> {
 }
 
 #[test]
+fn what_was_copied_is_told_for_the_pool_and_for_the_volume() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "pool.img/plain", "--size", "4M"]);
+    lab.ok(&["set", "break=copy", "pool.img/a"]);
+    let server = Server::start_with(&lab, POOL, &["--metrics", "unix:metrics"]);
+    let fill = |export| {
+        let mut nbd = Client::connect(server.socket(), export).expect("connected");
+        nbd.write(0, &[7; 1 << 20], false).expect("written");
+        nbd
+    };
+    let (mut a, mut plain) = (fill("a"), fill("plain"));
+    lab.ok(&["snapshot", "pool.img/a@s", "pool.img/plain@s"]);
+    lab.ok(&["copier", POOL, "--volume", "a", "--set", "throttle=50%"]);
+    // A chunk of 64 KiB each, of which a page is the client's.
+    (0..3).for_each(|i| a.write(i << 18, &[8; 4096], false).expect("written"));
+    plain.write(0, &[8; 4096], false).expect("written");
+    let samples = scrape(&mut UnixStream::connect(lab.path("metrics")).expect("connected"));
+    let all = |name: &str| samples[&format!("forkdisk_copier_{name}")];
+    let of = |volume: &str, name: &str| samples[&format!("forkdisk_volume_copier_{name}{{volume=\"{volume}\"}}")];
+    assert_eq!([all("jobs_total"), of("a", "jobs_total"), of("plain", "jobs_total")], [3.0, 3.0, 0.0]);
+    assert_eq!([all("written_bytes_total"), of("a", "written_bytes_total")], [3.0 * 65536.0; 2]);
+    assert_eq!([all("given_bytes_total"), of("a", "given_bytes_total")], [3.0 * 4096.0; 2]);
+    assert_eq!([all("queued_jobs"), all("in_flight_subjobs"), all("buffer_used_bytes")], [0.0; 3]);
+    assert_eq!([all("throttle_ratio"), of("a", "throttle_ratio"), of("plain", "throttle_ratio")], [1.0, 0.5, 1.0]);
+    assert!(of("a", "duration_seconds_total") > 0.0 && all("buffer_bytes") > 0.0);
+    let stats = lab.ok(&["stats", POOL]);
+    let jobs = stats.lines().find(|line| line.starts_with("copier_jobs")).expect("the copier's jobs");
+    assert!(jobs.contains("3 (0 failed, 0 queued, 0 sub-jobs in flight)"), "{jobs}");
+    let live = lab.json(&["stats", POOL])["live"].clone();
+    assert_eq!([&live["copier"]["written"], &live["volumes"][0]["copier"]["jobs"]], [3 * 65536, 3]);
+    let top = lab.ok(&["top", POOL, "--once"]);
+    assert!(top.contains("copier   ") && top.contains("COPY B/S"), "{top}");
+    server.stop();
+}
+
+#[test]
 fn metrics_are_what_was_done() {
     let lab = Lab::with_pool("64M");
     lab.ok(&["create", "pool.img/a", "pool.img/idle", "--size", "1M"]);

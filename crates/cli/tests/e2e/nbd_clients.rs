@@ -112,64 +112,11 @@ fn the_dirty_bitmap_is_the_same_after_kill_9() {
     lab.assert_clean();
 }
 
-/// Copies what `export` has changed since `since` into `image`, as docs/nbd.md shows it.
-fn backup(server: &Server, export: &str, since: &str, image: &Path) {
-    const SCRIPT: &str = include_str!("backup.py");
-    let mut nbdsh = client("nbdsh", "python3-libnbd").unwrap();
-    let variables = [("URI", server.uri(export)), ("CONTEXT", format!("qemu:dirty-bitmap:{since}"))];
-    succeed(nbdsh.envs(variables).env("IMAGE", image).args(["-c", SCRIPT]));
-}
-
-fn assert_same(server: &Server, export: &str, image: &Path) {
+/// An export holds what a file holds.
+pub fn assert_same(server: &Server, export: &str, image: &Path) {
     let mut qemu_img = client("qemu-img", "qemu-utils").unwrap();
     let uri = server.uri(export);
     succeed(qemu_img.args(["compare", "-f", "raw", "-F", "raw", &uri, image.to_str().unwrap()]));
-}
-
-#[test]
-fn an_incremental_backup_restores_to_the_same_volume_also_after_kill_9() {
-    for program in ["nbdcopy", "nbdsh", "qemu-img", "fio"] {
-        if client(program, "libnbd-bin, python3-libnbd, qemu-utils or fio").is_none() {
-            return;
-        }
-    }
-    let lab = lab();
-    let image = lab.path("backup.img");
-    let full = Server::start(&lab);
-    succeed(client("nbdcopy", "libnbd-bin").unwrap().arg(full.uri("vm@one")).arg(&image));
-    full.stop();
-    for (round, snapshot) in ["two", "three", "four"].into_iter().enumerate() {
-        let server = Server::start(&lab);
-        scribble(&lab, &server, round as u64);
-        // The last round's server does not end in order.
-        if round == 2 {
-            server.kill()
-        } else {
-            server.stop()
-        }
-        lab.ok(&["snapshot", &format!("pool.img/vm@{snapshot}")]);
-        let server = Server::start(&lab);
-        let export = format!("vm@{snapshot}");
-        backup(&server, &export, ["one", "two", "three"][round], &image);
-        assert_same(&server, &export, &image);
-        server.stop();
-    }
-    // Restored into a new volume, over several connections.
-    lab.ok(&["create", "pool.img/restored", "--size", "64M"]);
-    let server = Server::start(&lab);
-    let mut nbdcopy = client("nbdcopy", "libnbd-bin").unwrap();
-    succeed(nbdcopy.args(["--connections=4", "--flush"]).arg(&image).arg(server.uri("restored")));
-    assert_same(&server, "restored", &image);
-    assert_same(&server, "vm", &image);
-}
-
-/// Random writes and trims, by fio.
-fn scribble(lab: &Lab, server: &Server, seed: u64) {
-    let mut fio = client("fio", "fio").unwrap();
-    let uri = format!("--uri={}", server.uri("vm"));
-    let seed = format!("--randseed={}", seed + 1);
-    fio.current_dir(lab.path("")).args(["--name=w", "--ioengine=nbd", &uri, &seed, "--rw=randtrimwrite", "--size=64M"]);
-    succeed(fio.args(["--bsrange=4k-128k", "--io_size=6M", "--iodepth=16", "--end_fsync=1"]));
 }
 
 #[test]

@@ -43,7 +43,7 @@ impl Served {
 
     #[track_caller]
     fn create(&mut self, names: &[&str], size: u64) {
-        self.call(params::Create { volumes: owned(names), size, chunk: None, break_policy: None });
+        self.call(params::Create { volumes: owned(names), size, chunk: None, break_policy: None, quota: None });
     }
 
     #[track_caller]
@@ -480,21 +480,39 @@ fn what_is_discarded_stays_where_it_is_shared_also_with_io_going_on() {
 fn limits_of_chunks_and_sizes_are_kept() {
     let mut it = Served::with_pool("64M");
     for (name, chunk) in [("smallest", 4096), ("largest", 64 * MIB)] {
-        it.call(params::Create { volumes: vec![name.into()], size: 16 * MIB, chunk: Some(chunk), break_policy: None });
+        it.call(params::Create {
+            volumes: vec![name.into()],
+            size: 16 * MIB,
+            chunk: Some(chunk),
+            break_policy: None,
+            quota: None,
+        });
         let mut stomper = Stomper::new(chunk, 4 * MIB);
         let mut client = it.client(name);
         stomper.stomp(&mut client, 50);
         stomper.verify(&mut client);
     }
     for chunk in [0, 2048, 5000, 12_288, 128 * MIB] {
-        let odd = params::Create { volumes: vec!["odd".into()], size: MIB, chunk: Some(chunk), break_policy: None };
+        let odd = params::Create {
+            volumes: vec!["odd".into()],
+            size: MIB,
+            chunk: Some(chunk),
+            break_policy: None,
+            quota: None,
+        };
         it.control.call(odd, None, |_| {}).expect_err("a chunk is a power of two from 4K to 64M");
     }
     it.create(&["pebibyte"], 1 << 50);
     let mut client = it.client("pebibyte");
     client.write((1 << 50) - PAGE, &[5; PAGE as usize], true).unwrap();
     assert!(client.write(1 << 50, &[5; PAGE as usize], true).is_err());
-    let more = params::Create { volumes: vec!["more".into()], size: (1 << 50) + 1, chunk: None, break_policy: None };
+    let more = params::Create {
+        volumes: vec!["more".into()],
+        size: (1 << 50) + 1,
+        chunk: None,
+        break_policy: None,
+        quota: None,
+    };
     it.control.call(more, None, |_| {}).expect_err("more than 1 PiB");
     it.lab.run(&["init", "small.img", "--size", "4K"]).refused();
     assert_eq!(it.lab.json(&["list", POOL]).as_array().unwrap().len(), 3);

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{Lab, PATIENCE, POOL, missing};
+use crate::harness::{Lab, PATIENCE, POOL, missing, noise, wait_until};
 use crate::nbd::Client;
 
 fn hear(socket: &UnixDatagram) -> String {
@@ -97,6 +97,30 @@ fn sockets_that_are_handed_over_are_served_and_left_alone() {
         service.end();
         assert!(lab.path("data.sock").exists() && lab.path("control.sock").exists());
     }
+    lab.assert_clean();
+}
+
+#[test]
+fn systemd_starts_it_when_the_first_client_connects() {
+    let tool = Path::new("/usr/bin/systemd-socket-activate");
+    if !tool.exists() {
+        return missing("systemd-socket-activate is not installed: systemd has it");
+    }
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "--size", "1M"]);
+    let program = lab.command(&["serve", POOL, "--control", "control.sock"]);
+    let mut command = Command::new(tool);
+    command.arg("--listen").arg(lab.path("data.sock")).arg("--fdname=nbd");
+    command.arg(program.get_program()).args(program.get_args()).current_dir(lab.path(""));
+    let mut service = Service(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    wait_until("systemd listens", || lab.path("data.sock").exists());
+    assert!(!lab.path("control.sock").exists(), "nobody has connected yet");
+    let mut client = Client::connect(&lab.path("data.sock"), "a").unwrap();
+    client.write(0, &noise(1, 4096), true).unwrap();
+    assert!(client.read(0, 4096).unwrap() == noise(1, 4096));
+    drop(client);
+    service.end();
+    assert!(lab.contents("a")[..4096] == noise(1, 4096));
     lab.assert_clean();
 }
 

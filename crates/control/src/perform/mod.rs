@@ -79,6 +79,11 @@ pub async fn perform(session: &Session, request: Request, call: &Call) -> Result
             Reply::Statistics(forkdisk_monitor::statistics(&session.pool, session.host().server()).into())
         }
         Request::Status(_) => Reply::Status(session.host().status()?),
+        Request::Mount(p) => {
+            let connection = call.file()?.into();
+            session.host().mount(p, connection).await?;
+            Reply::Mount(Default::default())
+        }
         Request::Stop(_) => {
             session.host().stop().await?;
             Reply::Stop(Default::default())

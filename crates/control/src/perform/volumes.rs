@@ -60,6 +60,7 @@ pub async fn create(session: &Session, p: params::Create) -> Result<Vec<VolumeRe
     if let Some(name) = &p.break_policy {
         options.break_policy = policy(name)?;
     }
+    options.quota = p.quota.unwrap_or(0);
     make_all(session, &p.volumes, async |name| session.pool.create(name, &options).await).await
 }
 
@@ -87,6 +88,7 @@ pub async fn rollback(session: &Session, p: params::Rollback, call: &Call) -> Re
     let otherwise = "disconnect it first, or --force disconnects the clients of the export";
     refuse_in_use(session, &session.pool.find(volume)?, otherwise)?;
     session.pool.rollback(volume, snapshot).await?;
+    session.host().changed(volume).await;
     drop(_kept_away);
     settle(session, call).await?;
     Ok((&session.pool.find(volume)?).into())
@@ -118,6 +120,7 @@ pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result
         refuse_in_use(session, &info, otherwise)?;
     }
     session.pool.resize(&p.volume, p.size).await?;
+    session.host().changed(&p.volume).await;
     settle(session, call).await?;
     Ok((&session.pool.find(&p.volume)?).into())
 }
@@ -128,6 +131,9 @@ pub async fn set(session: &Session, p: params::Set) -> Result<VolumeRecord, Fail
     }
     if let Some(name) = &p.break_policy {
         session.pool.set_break_policy(&p.volume, policy(name)?).await?;
+    }
+    if let Some(quota) = p.quota {
+        session.pool.set_quota(&p.volume, quota).await?;
     }
     Ok((&session.pool.find(&p.volume)?).into())
 }

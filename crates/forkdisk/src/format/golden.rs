@@ -11,7 +11,7 @@ use super::settings::{BreakPolicy, CopierSettings, Throttle};
 use super::superblock::{JournalStart, Superblock};
 use super::table::{decode_table, encode_table};
 use super::volume::{
-    NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState, decode_directory_page, encode_directory_page,
+    Attributes, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState, decode_directory_page, encode_directory_page,
 };
 use super::{CountNode, SUPERBLOCK_PAGES};
 use crate::types::{Block, Epoch, FANOUT, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
@@ -130,6 +130,11 @@ fn superblock() {
     assert_eq!(Superblock::decode(SUPERBLOCK_PAGES[1], &example("superblock")), Ok(superblock));
 }
 
+fn attributes() -> Attributes {
+    let (accessed, modified, changed) = (0x1000, 0x2000, -1);
+    Attributes { mode: 0o640, uid: 1000, gid: 100, accessed, modified, changed }
+}
+
 #[test]
 fn directory_page() {
     let volume = VolumeRecord {
@@ -149,6 +154,8 @@ fn directory_page() {
         cursor: 0,
         break_policy: BreakPolicy::Copy,
         throttle: Throttle { percent: 50, bytes_per_second: 100 << 20 },
+        quota: 512 << 20,
+        attributes: Some(attributes()),
     };
     let snapshot = VolumeRecord {
         id: VolumeId(2),
@@ -161,15 +168,18 @@ fn directory_page() {
         trim_end: 0,
         break_policy: BreakPolicy::Split,
         throttle: Throttle::NONE,
+        quota: 0,
+        attributes: None,
         ..volume.clone()
     };
     let mut slots = [None; SLOTS_PER_PAGE];
-    (slots[0], slots[2]) = (Some(&volume), Some(&snapshot));
+    let folder = VolumeRecord { state: VolumeState::Folder, ..VolumeRecord::empty(VolumeId(3), "vm", 0x6553_f100) };
+    (slots[0], slots[2], slots[3]) = (Some(&volume), Some(&snapshot), Some(&folder));
     let mut page = vec![0; PAGE_SIZE];
     encode_directory_page(&slots, &mut page);
     assert_example("directory-page", &page);
     let again = decode_directory_page(&example("directory-page"), PAGES).expect("valid");
-    assert_eq!((&again[0], &again[2]), (&Some(volume), &Some(snapshot)));
+    assert_eq!((&again[0], &again[2], &again[3]), (&Some(volume), &Some(snapshot), &Some(folder)));
 }
 
 fn records() -> Vec<Record> {
@@ -193,22 +203,41 @@ fn records() -> Vec<Record> {
             throttle: Throttle { percent: 50, bytes_per_second: 100 << 20 },
         },
         Record::SetCopier { settings: CopierSettings { offload: true, ..CopierSettings::default() } },
+        Record::SetQuota { id: v, quota: 512 << 20 },
+    ]
+}
+
+fn records_of_files() -> Vec<Record> {
+    let (v, w, now) = (VolumeId(1), VolumeId(2), 0x6553_f100);
+    vec![
+        Record::SetAttributes { id: v, attributes: Some(attributes()) },
+        Record::MakeFolder { id: VolumeId(5), name: "f".into(), attributes: None, now },
+        Record::Unlink { id: v },
+        Record::RenameOver { id: v, name: "w".into(), replaced: w, kept: true },
+        Record::RenameFolder { from: "f".into(), to: "g".into() },
+        Record::Replace { volume: v, source: w, dead: VolumeId(4) },
     ]
 }
 
 #[test]
 fn journal_group() {
-    let mut body = Vec::new();
-    records().iter().for_each(|r| r.encode(&mut body));
     let witness = Witness { to: PageAddr(0x1234), pages: 2, sum: 0x8877_6655_4433_2211 };
-    witness.encode(&mut body);
-    let (first, count, confirmed) = (9, records().len() as u32, 9);
+    assert_group("journal-group", &records(), &[witness]);
+    assert_group("journal-group-files", &records_of_files(), &[]);
+}
+
+#[track_caller]
+fn assert_group(name: &str, records: &[Record], witnesses: &[Witness]) {
+    let mut body = Vec::new();
+    records.iter().for_each(|r| r.encode(&mut body));
+    witnesses.iter().for_each(|w| w.encode(&mut body));
+    let (first, count, confirmed) = (9, records.len() as u32, 9);
     let group = Group { incarnation: 2, first, count, bytes: 0, chain: 0, confirmed };
     let before = 0x1122_3344_5566_7788;
     let (bytes, _) = encode_group(&POOL, before, &group, &body);
-    assert_example("journal-group", &bytes);
-    let Decoded::Group(_, again, witnesses) = decode_group(&POOL, before, &example("journal-group"), 1 << 20) else {
+    assert_example(name, &bytes);
+    let Decoded::Group(_, again, found) = decode_group(&POOL, before, &example(name), 1 << 20) else {
         panic!("the example is no group")
     };
-    assert_eq!((again, witnesses), (records(), vec![witness]));
+    assert_eq!((&again[..], &found[..]), (records, witnesses));
 }

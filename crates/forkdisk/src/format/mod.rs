@@ -25,5 +25,6 @@ pub use settings::{BreakPolicy, COPIER_USERS, CopierSettings, Throttle};
 pub use superblock::{JournalStart, NotSuper, Superblock};
 pub use table::{decode_table, encode_table};
 pub use volume::{
-    MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState, decode_directory_page, encode_directory_page,
+    Attributes, MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState, decode_directory_page,
+    encode_directory_page,
 };

@@ -11,7 +11,7 @@ use crate::planted::{Bug, planted};
 use crate::types::{MAX_VOLUME_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, is_chunk};
 
 use super::cursor::{Append, Reader};
-use super::volume::{MAX_NAME, policy_byte, policy_of};
+use super::volume::{Attributes, MAX_NAME, policy_byte, policy_of};
 use super::{BreakPolicy, CopierSettings, Throttle};
 
 /// Bytes of a group's header.
@@ -49,6 +49,21 @@ pub enum Record {
     SetCopying { id: VolumeId, break_policy: BreakPolicy, throttle: Throttle },
     /// New settings of the pool's copier.
     SetCopier { settings: CopierSettings },
+    /// A new bound on what the volume may have mapped, in bytes; 0: none.
+    SetQuota { id: VolumeId, quota: u64 },
+    /// What a volume or folder has as a file.
+    SetAttributes { id: VolumeId, attributes: Option<Attributes> },
+    /// A new folder.
+    MakeFolder { id: VolumeId, name: String, attributes: Option<Attributes>, now: u64 },
+    /// A volume loses its name and stays until its last close.
+    Unlink { id: VolumeId },
+    /// A volume takes a name that another had, which is gone: still open and without a name (`kept`), or deleted.
+    RenameOver { id: VolumeId, name: String, replaced: VolumeId, kept: bool },
+    /// A folder and everything in it.
+    RenameFolder { from: String, to: String },
+    /// `volume` gets the contents and size of `source` (0: none at all); what it held goes on as the
+    /// dead volume `dead`.
+    Replace { volume: VolumeId, source: VolumeId, dead: VolumeId },
 }
 
 impl Record {
@@ -130,6 +145,40 @@ impl Record {
                 Append::u8(out, 21);
                 settings.encode(out);
             }
+            Record::SetQuota { id, quota } => {
+                Append::u8(out, 22);
+                out.u64s(&[id.0, *quota]);
+            }
+            Record::SetAttributes { id, attributes } => {
+                Append::u8(out, 32);
+                Append::u64(out, id.0);
+                out.extend_from_slice(&Attributes::encode(attributes.as_ref()));
+            }
+            Record::MakeFolder { id, name, attributes, now } => {
+                Append::u8(out, 33);
+                out.u64s(&[id.0, *now]);
+                out.extend_from_slice(&Attributes::encode(attributes.as_ref()));
+                out.text(name);
+            }
+            Record::Unlink { id } => {
+                Append::u8(out, 34);
+                Append::u64(out, id.0);
+            }
+            Record::RenameOver { id, name, replaced, kept } => {
+                Append::u8(out, 35);
+                out.u64s(&[id.0, replaced.0]);
+                Append::u8(out, u8::from(*kept));
+                out.text(name);
+            }
+            Record::RenameFolder { from, to } => {
+                Append::u8(out, 36);
+                out.text(from);
+                out.text(to);
+            }
+            Record::Replace { volume, source, dead } => {
+                Append::u8(out, 37);
+                out.u64s(&[volume.0, source.0, dead.0]);
+            }
         }
     }
 
@@ -195,6 +244,20 @@ impl Record {
                 Record::SetCopying { id, break_policy, throttle: Throttle::decoded(r.u8()?, r.u32()?)? }
             }
             21 => Record::SetCopier { settings: CopierSettings::decode(r)? },
+            22 => Record::SetQuota { id: volume(r)?, quota: size(r)? },
+            32 => Record::SetAttributes { id: volume(r)?, attributes: Attributes::decode(r)? },
+            33 => {
+                let (id, now, attributes) = (volume(r)?, r.u64()?, Attributes::decode(r)?);
+                Record::MakeFolder { id, now, attributes, name: r.text(MAX_NAME)? }
+            }
+            34 => Record::Unlink { id: volume(r)? },
+            35 => {
+                let (id, replaced) = (volume(r)?, volume(r)?);
+                let kept = r.u8().filter(|&k| k <= 1)? == 1;
+                Record::RenameOver { id, replaced, kept, name: r.text(MAX_NAME)? }
+            }
+            36 => Record::RenameFolder { from: r.text(MAX_NAME)?, to: r.text(MAX_NAME)? },
+            37 => Record::Replace { volume: volume(r)?, source: volume(r)?, dead: volume(r)? },
             _ => return None,
         })
     }
@@ -359,6 +422,7 @@ mod tests {
                 throttle: Throttle { percent: 50, bytes_per_second: 1 << 20 },
             },
             Record::SetCopier { settings: CopierSettings { offload: true, ..CopierSettings::default() } },
+            Record::SetQuota { id: v, quota: 1 << 30 },
         ]
     }
 
@@ -392,6 +456,7 @@ mod tests {
             Record::Create { id, name: "a".into(), size: 1, chunk: 0, now: 5 },
             Record::Resize { id, size: u64::MAX },
             Record::SetChunk { id, chunk: 2048 },
+            Record::SetQuota { id, quota: MAX_VOLUME_SIZE + 1 },
             Record::Unmap { volume: id, at: VirtualPage(u64::MAX), len: 1 },
         ] {
             let (bytes, _) = group_of(std::slice::from_ref(&bad), 42);

@@ -14,7 +14,7 @@ use crate::format::{MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeSta
 use crate::planted::{Bug, planted};
 use crate::sync::{RangeLocks, Turns};
 use crate::types::{Epoch, VolumeId};
-use crate::volume::Copies;
+use crate::volume::{Claims, Copies};
 
 /// A volume in memory.
 pub struct Volume {
@@ -34,6 +34,8 @@ pub struct Volume {
     pub copies: Rc<Copies>,
     /// See [`Directory::held_until`].
     holder: Cell<Holder>,
+    /// What writes under way will add to what it refers to.
+    pub claims: Rc<Claims>,
 }
 
 /// The snapshot that is known to share what a volume has not changed since.
@@ -50,6 +52,16 @@ impl Volume {
     fn is_snapshot(&self) -> bool {
         self.record.state == VolumeState::Snapshot
     }
+}
+
+/// What a name in a folder was found by.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Volume,
+    /// The record of a folder.
+    Folder,
+    /// Something in a folder.
+    Inside,
 }
 
 /// See the module.
@@ -82,7 +94,7 @@ impl Directory {
     }
 
     fn place(&mut self, record: VolumeRecord, slot: u64) {
-        if record.state != VolumeState::Dead {
+        if !matches!(record.state, VolumeState::Dead | VolumeState::Orphan) {
             self.names.insert((record.parent, record.name.clone()), record.id);
         }
         self.by_slot.insert(slot, record.id);
@@ -92,14 +104,16 @@ impl Directory {
         }
         let copies = Rc::new(Copies::new(record.throttle));
         let (open, locks, turns, counters, holder) = Default::default();
-        let volume = Volume { record, slot, open, pending: false, locks, turns, counters, copies, holder };
+        let claims = Default::default();
+        let volume = Volume { record, slot, open, pending: false, locks, turns, counters, copies, holder, claims };
         self.volumes.insert(id, volume);
         self.judge_tail(id);
     }
 
     /// To be called when a volume's length or the end of its tail has changed.
     pub fn judge_tail(&mut self, id: VolumeId) {
-        let has_tail = |v: &Volume| v.record.state == VolumeState::Volume && v.record.trim_end > v.record.size;
+        let is_live = |v: &Volume| matches!(v.record.state, VolumeState::Volume | VolumeState::Orphan);
+        let has_tail = |v: &Volume| is_live(v) && v.record.trim_end > v.record.size;
         match self.get(id).is_some_and(has_tail) {
             true => self.tails.insert(id),
             false => self.tails.remove(&id),
@@ -159,19 +173,32 @@ impl Directory {
 
     /// A volume becomes dead: its name is free.
     pub fn bury(&mut self, id: VolumeId) {
+        self.unname(id);
         let volume = self.change(id).expect("an existing volume");
-        let key = (volume.record.parent, volume.record.name.clone());
         volume.record.state = VolumeState::Dead;
         volume.record.cursor = 0;
-        volume.record.name.clear();
         volume.record.origin.clear();
+        volume.record.attributes = None;
         let counters = volume.counters.take();
-        self.names.remove(&key);
         if let Some(counters) = counters {
             self.gone.merge(&counters.read());
         }
         self.dead.insert(id);
         self.tails.remove(&id);
+    }
+
+    /// A volume loses its name and goes on without one.
+    pub fn orphan(&mut self, id: VolumeId) {
+        self.unname(id);
+        self.change(id).expect("an existing volume").record.state = VolumeState::Orphan;
+    }
+
+    fn unname(&mut self, id: VolumeId) {
+        let volume = self.change(id).expect("an existing volume");
+        let key = (volume.record.parent, std::mem::take(&mut volume.record.name));
+        if self.names.get(&key) == Some(&id) {
+            self.names.remove(&key);
+        }
     }
 
     /// What was done to all volumes, those deleted meanwhile included.
@@ -198,6 +225,25 @@ impl Directory {
         let parent = volume.record.parent;
         self.names.remove(&(parent, old));
         self.names.insert((parent, name.to_string()), id);
+    }
+
+    /// Renames a folder's own record and everything in the folder.
+    pub fn rename_folder(&mut self, from: &str, to: &str) {
+        let within = format!("{from}/");
+        let from_here = self.names.range((NO_VOLUME, from.to_string())..);
+        let all = from_here.take_while(|((parent, name), _)| *parent == NO_VOLUME && name.starts_with(from));
+        let all = all.filter(|((_, name), _)| name == from || name.starts_with(&within));
+        let moved: Vec<(VolumeId, String)> =
+            all.map(|((_, name), &id)| (id, format!("{to}{}", &name[from.len()..]))).collect();
+        moved.iter().for_each(|(id, name)| self.rename(*id, name));
+    }
+
+    /// Whether every name in the folder may begin with `to` in place of `from`.
+    pub fn check_renamed(&self, from: &str, to: &str) -> Result<()> {
+        let within = format!("{from}/");
+        let names = self.names.range((NO_VOLUME, within.clone())..).map(|((parent, name), _)| (parent, name));
+        let mut inside = names.take_while(|(parent, name)| **parent == NO_VOLUME && name.starts_with(&within));
+        inside.try_for_each(|(_, name)| check_volume_name(&format!("{to}{}", &name[from.len()..])))
     }
 
     /// Snapshots of a volume.
@@ -250,7 +296,57 @@ impl Directory {
         if let Some(snapshot) = snapshot {
             id = *self.names.get(&(id, snapshot.to_string())).ok_or_else(missing)?;
         }
-        self.get(id).filter(|v| !v.pending).ok_or_else(missing)
+        match self.get(id).filter(|v| !v.pending) {
+            Some(v) if v.record.state == VolumeState::Folder => {
+                Err(Error::new(ErrorKind::NotFound, format!("{name:?} is a folder, not a volume")))
+            }
+            found => found.ok_or_else(missing),
+        }
+    }
+
+    /// The record of a folder, if it has one of its own; the root's name is empty.
+    pub fn folder(&self, name: &str) -> Option<&VolumeRecord> {
+        let record = &self.get(*self.names.get(&(NO_VOLUME, name.to_string()))?)?.record;
+        (record.state == VolumeState::Folder).then_some(record)
+    }
+
+    /// Whether there is anything in the folder `name`.
+    pub fn has_children(&self, name: &str) -> bool {
+        self.next_child(name, "").is_some()
+    }
+
+    /// The first name directly in `folder` that does not lie before `from`, and what it is.
+    fn next_child(&self, folder: &str, from: &str) -> Option<(&str, Found)> {
+        let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+        let mut all = self.names.range((NO_VOLUME, format!("{prefix}{from}"))..);
+        all.find_map(|((parent, name), id)| {
+            if *parent != NO_VOLUME || !name.starts_with(&prefix) {
+                return Some(None);
+            }
+            let volume = self.get(*id).filter(|v| !v.pending && !name.is_empty())?;
+            let rest = &name[prefix.len()..];
+            Some(Some(match rest.split_once('/') {
+                Some((child, _)) => (child, Found::Inside),
+                None if volume.record.state == VolumeState::Folder => (rest, Found::Folder),
+                None => (rest, Found::Volume),
+            }))
+        })
+        .flatten()
+    }
+
+    /// Everything directly in `folder` (empty: the root), each with whether it is a folder.
+    pub fn children(&self, folder: &str) -> Vec<(String, bool)> {
+        let (mut out, mut from) = (Vec::new(), String::new());
+        while let Some((child, found)) = self.next_child(folder, &from) {
+            // The smallest name behind this one, or behind all that is in the folder: `0` comes after `/`.
+            from = format!("{child}{}", if found == Found::Inside { '0' } else { '\0' });
+            let path = if folder.is_empty() { child.to_string() } else { format!("{folder}/{child}") };
+            // A folder with a record of its own comes before what is in it, with other names in between.
+            if found != Found::Inside || self.folder(&path).is_none() {
+                out.push((child.to_string(), found != Found::Volume));
+            }
+        }
+        out
     }
 
     /// The name people use.
@@ -268,6 +364,9 @@ impl Directory {
             _ => check_part(name, name)?,
         }
         let taken = |what: &str| Err(Error::new(ErrorKind::Exists, format!("{name:?} {what}; choose another name")));
+        if parent == NO_VOLUME && self.folder(name).is_some() {
+            return taken("is a folder");
+        }
         if self.names.contains_key(&(parent, name.to_string())) {
             return taken("exists already");
         }
@@ -280,7 +379,8 @@ impl Directory {
             return taken("is a folder with volumes in it");
         }
         for (i, _) in name.match_indices('/') {
-            if self.names.contains_key(&(NO_VOLUME, name[..i].to_string())) {
+            let above = &name[..i];
+            if self.names.contains_key(&(NO_VOLUME, above.to_string())) && self.folder(above).is_none() {
                 return taken(&format!("would lie in {:?}, which is a volume and not a folder", &name[..i]));
             }
         }
@@ -370,6 +470,61 @@ mod tests {
         }
     }
 
+    /// Volumes, and folders (names that end with `/`), numbered from 1 on.
+    fn directory(names: &[&str]) -> Directory {
+        let mut d = Directory::default();
+        for (i, name) in names.iter().enumerate() {
+            let state = if name.ends_with('/') { VolumeState::Folder } else { VolumeState::Volume };
+            let record = VolumeRecord::empty(VolumeId(i as u64 + 1), name.trim_end_matches('/'), 0);
+            d.add(VolumeRecord { state, ..record });
+        }
+        d
+    }
+
+    #[test]
+    fn a_folder_lists_what_is_directly_in_it_once() {
+        let d = directory(&["a/b/c", "a/b/d", "a/x", "a.b", "a0", "e/", "f/", "f/g", "f.x", "f-y/z"]);
+        let all = |folder: &str| -> Vec<String> {
+            let mark = |(name, is_folder)| if is_folder { format!("{name}/") } else { name };
+            d.children(folder).into_iter().map(mark).collect()
+        };
+        assert_eq!(all(""), ["a.b", "a/", "a0", "e/", "f/", "f-y/", "f.x"]);
+        assert_eq!(
+            (all("a"), all("a/b"), all("f")),
+            (vec!["b/".into(), "x".into()], vec!["c".into(), "d".into()], vec!["g".into()])
+        );
+        assert!(all("e").is_empty() && all("none").is_empty() && !d.has_children("e") && d.has_children("a/b"));
+    }
+
+    #[test]
+    fn a_folder_takes_along_what_is_in_it_and_nothing_beside() {
+        let mut d = directory(&["a/", "a/b", "a/c/d", "ab", "a.b/c"]);
+        d.rename_folder("a", "x/y");
+        assert!(["x/y/b", "x/y/c/d", "ab", "a.b/c"].iter().all(|name| d.find(name).is_ok()));
+        assert!(d.folder("x/y").is_some() && d.folder("a").is_none() && d.find("a/b").is_err());
+        let long = "n".repeat(253);
+        assert!(d.check_renamed("x/y", "z").is_ok() && d.check_renamed("x/y", &long).is_err());
+    }
+
+    #[test]
+    fn folders_and_volumes_share_their_names() {
+        let d = directory(&["f/", "v", "g/v"]);
+        let refused = |name: &str| d.check_new(NO_VOLUME, name).is_err();
+        assert!(refused("f") && refused("g") && refused("v") && refused("v/x"));
+        assert!(!refused("f/x") && !refused("g/x") && d.find("f").is_err() && d.find("g").is_err());
+    }
+
+    #[test]
+    fn an_orphan_has_no_name_and_takes_none_from_others() {
+        let mut d = directory(&["/", "v"]);
+        assert!(d.folder("").is_some());
+        d.orphan(VolumeId(2));
+        assert!(d.find("v").is_err() && d.check_new(NO_VOLUME, "v").is_ok());
+        d.bury(VolumeId(2));
+        assert!(d.folder("").is_some(), "its empty name is the root's");
+        assert_eq!(d.first_dead(), Some(VolumeId(2)));
+    }
+
     fn record(id: u64, size: u64, trim_end: u64) -> VolumeRecord {
         VolumeRecord {
             id: VolumeId(id),
@@ -388,6 +543,8 @@ mod tests {
             cursor: 0,
             break_policy: Default::default(),
             throttle: Default::default(),
+            quota: 0,
+            attributes: None,
         }
     }
 

@@ -120,6 +120,7 @@ impl<D: Device> Inner<D> {
                 Err(Failure::Nonsense(what)) => return Err(Ended::Error(Error::new(ErrorKind::Corrupt, what))),
                 Err(Failure::Gone) => return Err(Ended::Error(gone())),
                 Err(Failure::Changed) => return Err(Ended::Error(changed())),
+                Err(Failure::OverQuota) => return Err(Ended::Error(over_quota())),
             }
         }
     }
@@ -153,6 +154,11 @@ pub fn damaged_table(level: u8, page: PageAddr, what: &str) -> Error {
 /// The error of a write that found no space.
 pub fn no_space() -> Error {
     Error::new(ErrorKind::NoSpace, "the pool is full; delete volumes or snapshots, discard, or grow the pool")
+}
+
+/// The error of a write that would take its volume past its quota.
+fn over_quota() -> Error {
+    Error::new(ErrorKind::NoSpace, "the volume has reached its quota; discard what is not needed or raise the quota")
 }
 
 impl<D: Device> Inner<D> {

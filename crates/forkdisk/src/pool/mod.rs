@@ -9,11 +9,13 @@ mod commit;
 mod compare;
 mod copying;
 mod directory;
+mod files;
 mod flush;
 mod info;
 mod load;
 mod meta;
 mod open;
+mod quota;
 mod reap;
 mod replay;
 mod statistics;
@@ -38,12 +40,15 @@ use crate::types::PageAddr;
 pub use check::CheckReport;
 pub use compare::{DiffClass, DiffPart, DiffRun};
 pub use copying::{CopierInfo, VolumeCopying};
+pub use files::Child;
 pub use info::{Mode, PoolInfo, SUPERBLOCK_AT, Usage, VolumeInfo, identify};
 pub use open::FormatOptions;
 pub use verbs::CreateOptions;
 
+pub(crate) use directory::Volume as DirectoryEntry;
 pub(crate) use load::{Ended, no_space};
 pub(crate) use meta::{Failure, Meta, pages_of};
+pub(crate) use verbs::check_size;
 
 /// Pages that one step of a verb or of the reaper may need for tables: it is taken only while there
 /// is room for them beside what the next checkpoint needs.

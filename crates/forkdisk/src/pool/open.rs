@@ -202,6 +202,7 @@ impl<D: Device> Pool<D> {
                 pool.0.seal().await?;
             }
         }
+        pool.0.delete_orphans()?;
         pool.0.reap_soon();
         Ok(pool)
     }
@@ -253,6 +254,8 @@ fn directory_map(superblock: &Superblock) -> VolumeRecord {
         cursor: 0,
         break_policy: BreakPolicy::default(),
         throttle: Throttle::NONE,
+        quota: 0,
+        attributes: None,
     }
 }
 

@@ -29,14 +29,15 @@ pub struct Views {
     releasing: Cell<bool>,
 }
 
-/// Every map there is: those of volumes, dead ones from their cursors on.
+/// Every map there is: those of volumes, dead ones from their cursors on. Folders have none.
 pub fn roots_of(meta: &Meta) -> Vec<Root> {
     let root = |record: &crate::format::VolumeRecord| {
         let is_dead = record.state == VolumeState::Dead;
         let from = if is_dead { record.cursor } else { 0 };
         Root { id: record.id, entry: record.root, level: record.level, from, is_dead }
     };
-    meta.directory.iter().map(|volume| root(&volume.record)).collect()
+    let records = meta.directory.iter().map(|volume| &volume.record);
+    records.filter(|record| record.state != VolumeState::Folder).map(root).collect()
 }
 
 impl<D: Device> Inner<D> {

@@ -101,7 +101,10 @@ impl WritePlan {
         if !shared || !runs.iter().any(left) {
             return Ok(false);
         }
+        let new = self.new_pages(&runs);
+        meta.admits(id, new)?;
         let Some(faults) = self.place_chunk(meta, id, (chunk, shared_at), &runs)? else { return Ok(false) };
+        self.claim.add(meta, id, new);
         self.forget_from(first * PAGE);
         for fault in faults {
             self.copy_for(&runs, &fault);
@@ -166,6 +169,13 @@ impl WritePlan {
     /// Pages of the volume that the write touches.
     fn touched(&self) -> Range<u64> {
         self.start / PAGE..self.end.div_ceil(PAGE)
+    }
+
+    /// Pages of holes that the write touches.
+    fn new_pages(&self, runs: &[ChunkRun]) -> u64 {
+        let touched = self.touched();
+        let holes = runs.iter().filter(|(_, _, data)| data.is_none());
+        holes.map(|&(at, len, _)| (at + len).min(touched.end).saturating_sub(at.max(touched.start))).sum()
     }
 
     /// Pages that get a new place: those that are mapped, and those that are written.

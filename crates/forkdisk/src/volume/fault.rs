@@ -15,6 +15,7 @@ use crate::space::Want;
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 
 use super::copy_break::ChunkCopy;
+use super::quota::Claim;
 use super::read::push;
 
 /// Pages kept back for tables and for verbs that free space.
@@ -59,13 +60,16 @@ pub(super) struct WritePlan {
     pub faults: Vec<Fault>,
     /// Pieces that are copied before they are written; each has its fault.
     pub copies: Vec<ChunkCopy>,
+    /// Of the faults, pages that the volume does not refer to yet.
+    pub claim: Claim,
 }
 
 impl WritePlan {
     pub fn new(start: u64, len: u64, unit: usize, copying: Option<u64>) -> WritePlan {
         let (segments, partials, faults, copies) = (Segments::new(), Vec::new(), Vec::new(), Vec::new());
         let (end, unit) = (start + len, unit as u64);
-        WritePlan { next: start, start, end, unit, copying, segments, partials, faults, copies }
+        let claim = Claim::default();
+        WritePlan { next: start, start, end, unit, copying, segments, partials, faults, copies, claim }
     }
 
     /// Plans the whole write if every piece goes to a page that is mapped and this volume's alone,
@@ -141,6 +145,9 @@ impl WritePlan {
                 _ if !may_fault => return Err(Failure::Stop(Stop::NoSpace)),
                 _ if self.copy_chunk(meta, id, page)? => {}
                 old => {
+                    if old.is_none() {
+                        meta.admits(id, len)?;
+                    }
                     let need = meta.checkpoint_pages() + RESERVE + len;
                     if meta.space.available() < need {
                         return Err(Failure::Stop(Stop::NoSpace));
@@ -149,6 +156,9 @@ impl WritePlan {
                     let write = self.start / PAGE..self.end();
                     let want = Want { volume: id, at: page, pages: len, chunk_pages, shared_at, write };
                     let (to, n) = meta.space.alloc_data(want).map_err(Stop::from)?;
+                    if old.is_none() {
+                        self.claim.add(meta, id, n);
+                    }
                     let fault = Fault { at: page, len: n, to, shared: old.is_some() && !moved, moved, sum: None };
                     self.fault(fault, old.map(|(addr, _)| addr), whole);
                 }

@@ -7,8 +7,10 @@ mod extents;
 mod fault;
 mod join;
 mod put;
+mod quota;
 mod range;
 mod read;
+mod resize;
 mod status;
 mod turn;
 mod write;
@@ -21,12 +23,13 @@ use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{VolumeRecord, VolumeState};
 use crate::planted::{Bug, planted};
-use crate::pool::{Inner, Meta, Pool};
+use crate::pool::{DirectoryEntry as Entry, Inner, Meta, Pool, VolumeInfo};
 use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
 
 pub use extents::Extent;
 pub(crate) use join::Copies;
+pub(crate) use quota::Claims;
 pub use status::{Sharing, StatusRun};
 
 /// A volume or snapshot open for I/O. While a handle exists the volume is not deleted.
@@ -56,6 +59,9 @@ impl<D: Device> Clone for Volume<D> {
 impl<D: Device> Drop for Volume<D> {
     fn drop(&mut self) {
         self.open.set(self.open.get() - 1);
+        if self.open.get() == 0 {
+            self.inner.last_closed(self.id);
+        }
     }
 }
 
@@ -63,9 +69,22 @@ impl<D: Device> Pool<D> {
     /// Opens `volume` or `volume@snapshot` for I/O.
     pub fn volume(&self, name: &str) -> Result<Volume<D>> {
         let meta = self.0.meta.borrow();
-        let volume = meta.directory.find(name)?;
+        Ok(self.handle(meta.directory.find(name)?))
+    }
+
+    /// Opens a volume or snapshot by its number for I/O, also one that was removed while it was open.
+    pub fn volume_by_id(&self, id: VolumeId) -> Result<Volume<D>> {
+        let meta = self.0.meta.borrow();
+        let is_there = |v: &&Entry| !matches!(v.record.state, VolumeState::Dead | VolumeState::Folder) && !v.pending;
+        match meta.directory.get(id).filter(is_there) {
+            Some(volume) => Ok(self.handle(volume)),
+            None => Err(Error::new(ErrorKind::NotFound, format!("there is no volume with the number {}", id.0))),
+        }
+    }
+
+    fn handle(&self, volume: &Entry) -> Volume<D> {
         volume.open.set(volume.open.get() + 1);
-        Ok(Volume {
+        Volume {
             inner: self.0.clone(),
             id: volume.record.id,
             read_only: volume.record.state == VolumeState::Snapshot || self.0.options.read_only,
@@ -74,7 +93,7 @@ impl<D: Device> Pool<D> {
             counters: volume.counters.get_or_init(Rc::default).clone(),
             turns: volume.turns.clone(),
             copies: volume.copies.clone(),
-        })
+        }
     }
 }
 
@@ -88,6 +107,12 @@ impl<D: Device> Volume<D> {
     pub fn name(&self) -> String {
         let meta = self.inner.meta.borrow();
         meta.directory.full_name(self.record(&meta))
+    }
+
+    /// What it is at the moment, its name and attributes included; the name is empty once it was removed.
+    pub fn info(&self) -> VolumeInfo {
+        let meta = self.inner.meta.borrow();
+        meta.info_of(self.record(&meta))
     }
 
     /// Its length in bytes.

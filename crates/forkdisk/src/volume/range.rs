@@ -62,6 +62,7 @@ impl<D: Device> Volume<D> {
                 if meta.space.available() < meta.checkpoint_pages() + STEP_PAGES {
                     return Err(Failure::Stop(Stop::NoSpace));
                 }
+                self.admits_sharing(meta, source, f, t, max)?;
                 let len = meta.share_step(source.id, f, self.id, t, max)?;
                 meta.journal.append(&Record::CloneRange { source: source.id, from: f, target: self.id, to: t, len });
                 Ok(len)

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use crate::device::{Buf, Device};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::planted::{Bug, planted};
 use crate::pool::{Ended, WhenFull, no_space};
 use crate::runtime::LocalFuture;
@@ -35,6 +35,8 @@ pub(super) struct Work {
     copying: Option<u64>,
     /// Pages that are held for it.
     held: Range<u64>,
+    /// Whether nobody is taken along.
+    alone: bool,
     pub plan: WritePlan,
     /// Writes that go on where this one ends, and are done together with it.
     pub along: Vec<Taken<Buf>>,
@@ -44,12 +46,14 @@ pub(super) struct Work {
 impl Work {
     pub fn new(offset: u64, len: usize, unit: usize, copying: Option<u64>, held: Range<u64>) -> Work {
         let plan = WritePlan::new(offset, len as u64, unit, copying);
-        Work { offset, len, unit, copying, held, plan, along: Vec::new(), locks: Vec::new() }
+        Work { offset, len, unit, copying, held, alone: false, plan, along: Vec::new(), locks: Vec::new() }
     }
 
     /// Forgets the plan and whoever was taken along.
     fn restart(&mut self) {
+        let alone = self.alone;
         *self = Work::new(self.offset, self.len, self.unit, self.copying, self.held.clone());
+        self.alone = alone;
     }
 
     /// There is no space: no chunk is copied any more, and only what is written need be held.
@@ -63,7 +67,7 @@ impl Work {
     /// Takes along who waits directly behind, within the block.
     fn take_along(&mut self, turn: &Turn<Buf>, locks: &Rc<RangeLocks>) {
         let page = PAGE_SIZE as u64;
-        if self.len > SMALL || !(self.offset + self.len as u64).is_multiple_of(page) {
+        if self.alone || self.len > SMALL || !(self.offset + self.len as u64).is_multiple_of(page) {
             return;
         }
         let (end, had) = (self.plan.end(), self.along.len());
@@ -125,6 +129,12 @@ impl<D: Device> Volume<D> {
             });
             match planned.await {
                 Ok(()) => return Ok(guard),
+                // A quota that has no room for all of them may have some for this one.
+                Err(Ended::Error(e)) if e.kind() == ErrorKind::NoSpace && !work.along.is_empty() => {
+                    work.alone = true;
+                    work.restart();
+                    continue;
+                }
                 Err(Ended::Error(e)) => return Err(e),
                 Err(Ended::NoSpace) if planted(Bug::FullLeavesHalf) => self.publish(&work.plan).await?,
                 Err(Ended::NoSpace) => {}

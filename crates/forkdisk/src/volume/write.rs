@@ -131,7 +131,9 @@ impl<D: Device> Volume<D> {
         for fault in &plan.faults {
             self.inner
                 .look(|meta| {
+                    let before = self.record(meta).referenced;
                     meta.map(self.id, fault.at, fault.len, fault.to)?;
+                    plan.claim.redeem(self.record(meta).referenced - before);
                     let len = fault.len as u32;
                     let record = Record::Map { volume: self.id, at: fault.at, len, to: fault.to };
                     meta.journal.append_map(&record, fault.sum);

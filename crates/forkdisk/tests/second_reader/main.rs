@@ -116,7 +116,7 @@ impl Lab {
         };
         let volume = pool.volume(&name).expect("listed");
         let (at, len) = self.range(volume.size());
-        match self.below(26) {
+        match self.below(27) {
             0 => drop(tasks.run(pool.snapshot(&[(&name, &format!("s{}", self.made + self.random % 3))], 3))),
             1 => {
                 let (source, copy) = (self.any(true).unwrap_or(name), self.new_name());
@@ -158,6 +158,11 @@ impl Lab {
                 let settings = CopierSettings { split_count: 1 + self.below(8) as u32, ..pool.copier().settings };
                 tasks.run(pool.set_copier(settings)).expect("set");
             }
+            26 => {
+                // None at all, or more than a volume of this size can refer to.
+                let quota = self.below(2) * (6 * MIB + self.below(MIB));
+                tasks.run(pool.set_quota(&name, quota)).expect("set");
+            }
             _ => {
                 let byte = self.below(255) as u8 + 1;
                 tasks.run(volume.write(at, Buf::copy_of(&vec![byte; len as usize]), false)).0.expect("written");
@@ -176,8 +181,8 @@ impl Lab {
         };
         let found = reader::Pool::read(&page);
         let (listed, volumes) = (self.pool.list(), found.by_name());
-        assert_eq!(listed.iter().map(|v| (&v.name, v.size)).collect::<Vec<_>>(), {
-            volumes.iter().map(|(name, v)| (name, v.size)).collect::<Vec<_>>()
+        assert_eq!(listed.iter().map(|v| (&v.name, v.size, v.quota)).collect::<Vec<_>>(), {
+            volumes.iter().map(|(name, v)| (name, v.size, v.quota)).collect::<Vec<_>>()
         });
         for (name, found_volume) in volumes {
             let volume = self.pool.volume(&name).expect("listed");

@@ -37,6 +37,7 @@ pub struct Volume {
     pub size: u64,
     pub name: String,
     pub map: Map,
+    pub quota: u64,
     level: u8,
     root: Entry,
     cursor: u64,
@@ -149,6 +150,7 @@ impl<'a> Pool<'a> {
                     cursor: u64_at(slot, 72),
                     name: String::from_utf8(slot[98..98 + n].to_vec()).unwrap(),
                     map: Map::new(),
+                    quota: u64_at(slot, 496),
                 };
                 assert!(self.volumes.insert(u64_at(slot, 8), volume).is_none(), "a number is used once");
             }
@@ -261,7 +263,7 @@ impl<'a> Pool<'a> {
         self.replayed += usize::from(apply);
         let copy = |volumes: &mut BTreeMap<u64, Volume>, source: u64, id, state, parent, name| {
             if let Some(source) = volumes.get(&source).cloned() {
-                volumes.insert(id, Volume { state, parent, name, ..source });
+                volumes.insert(id, Volume { state, parent, name, quota: 0, ..source });
             }
         };
         let change = |volumes: &mut BTreeMap<u64, Volume>, id, f: &mut dyn FnMut(&mut Volume)| {
@@ -282,8 +284,8 @@ impl<'a> Pool<'a> {
                 let (id, size, _chunk, _made, name) =
                     (fields.u64(), fields.u64(), fields.u64(), fields.u64(), fields.name());
                 let root = Entry { page: 0, kind: 0, birth: 0, checksum: 0 };
-                volumes
-                    .insert(id, Volume { state: 1, parent: 0, size, name, map: Map::new(), level: 1, root, cursor: 0 });
+                let (map, cursor, quota) = (Map::new(), 0, 0);
+                volumes.insert(id, Volume { state: 1, parent: 0, size, name, map, quota, level: 1, root, cursor });
             }
             4 => {
                 let (_made, count) = (fields.u64(), fields.u32());
@@ -323,6 +325,10 @@ impl<'a> Pool<'a> {
             12 => drop(fields.u64()),
             20 => drop(fields.take(14).len()),
             21 => drop(fields.take(28).len()),
+            22 => {
+                let (id, quota) = (fields.u64(), fields.u64());
+                change(volumes, id, &mut |v| v.quota = quota);
+            }
             kind => panic!("a record of kind {kind}"),
         }
     }

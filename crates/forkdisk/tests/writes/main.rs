@@ -5,4 +5,5 @@ mod amplification;
 mod commit;
 mod lab;
 mod order;
+mod quota;
 mod space;

@@ -62,6 +62,25 @@ fn in_a_pool_that_is_nearly_full_they_take_no_more() {
 }
 
 #[test]
+fn what_was_kept_for_chunks_of_one_size_is_not_taken_for_chunks_of_another() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        let volume = lab.volume("v", 64).await;
+        // Chunks of 16 pages fill a block; the last one lies at its end.
+        for chunk in (1..16).rev() {
+            lab.write(&volume, chunk * 16, 1, chunk).await.expect("there is space");
+        }
+        lab.pool.set_chunk("v", 512 << 10).await.expect("set");
+        lab.pool.snapshot(&[("v", "s")], 0).await.expect("a snapshot");
+        for chunk in 1..16 {
+            lab.write(&volume, chunk * 128 + 5, 1, 100 + chunk).await.expect("there is space");
+        }
+        for chunk in 1..16 {
+            assert_eq!(lab.stamps(&volume, chunk * 128 + 5, 1).await, [Some(100 + chunk)]);
+        }
+    });
+}
+
+#[test]
 fn what_was_set_aside_for_one_writer_is_to_be_had_by_another() {
     Lab::run(32, OpenOptions::default(), |lab| async move {
         // A page in each of many blocks and chunks: most of the pool is set aside.

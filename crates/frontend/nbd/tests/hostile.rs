@@ -419,6 +419,24 @@ fn connections_beyond_the_cap_are_refused_until_one_ends() {
 }
 
 #[test]
+fn an_export_has_no_more_connections_than_it_may_and_others_have_theirs() {
+    let options = ServerOptions { max_export_connections: 2, ..ServerOptions::default() };
+    let server = TestServer::of_probe(&Probe::new(), options);
+    let (mut one, mut two) = (server.client("a"), server.client("a"));
+    let mut third = server.raw();
+    for _ in 0..2 {
+        third.ask(OPT_GO, "a", &[]);
+        assert_eq!(third.option_reply(OPT_GO).0, REP_ERROR + 2, "refused, and it may go on");
+    }
+    third.go("b");
+    assert_alive(&mut third);
+    one.request(CMD_DISC, 0, 0, 0, 0);
+    one.expect_end();
+    assert_alive(&mut two);
+    assert_alive(&mut server.client("a"));
+}
+
+#[test]
 fn bytes_that_are_no_request_end_the_session() {
     let (_, server) = start();
     let mut c = server.client("a");

@@ -8,9 +8,11 @@ mod finish;
 mod launch;
 mod op;
 mod place;
+mod quota;
 mod recover;
 mod run;
 mod small;
+mod verb;
 
 use std::fmt;
 

@@ -34,6 +34,10 @@ pub enum Kind {
     Clone,
     CloneRange,
     Rollback,
+    /// A volume gets the contents of another.
+    Replace,
+    /// A volume takes another's name.
+    Usurp,
     Rename,
     Resize,
     Delete,
@@ -57,6 +61,8 @@ pub enum Kind {
     SetCopying,
     /// Changes the settings of the pool's copier.
     SetCopier,
+    /// Bounds what a volume may refer to, when nothing else is in flight.
+    SetQuota,
     /// Several writes at once to neighbouring places of one chunk.
     Burst,
     /// Compares two volumes, and what deleting something frees with what was foretold.
@@ -105,11 +111,15 @@ pub enum Profile {
     Large,
     /// Chunks that are copied when they are broken: few buffers, throttles, errors in the middle.
     Copies,
+    /// Volumes that are not to grow past a bound.
+    Quotas,
+    /// Volumes as files: replaced, renamed over each other, removed while open.
+    Files,
 }
 
 impl Profile {
     /// All of them.
-    pub const ALL: [Profile; 12] = [
+    pub const ALL: [Profile; 14] = [
         Profile::Mixed,
         Profile::Forks,
         Profile::Full,
@@ -122,6 +132,8 @@ impl Profile {
         Profile::Crowd,
         Profile::Large,
         Profile::Copies,
+        Profile::Quotas,
+        Profile::Files,
     ];
 
     /// Its name on the command line.
@@ -139,6 +151,8 @@ impl Profile {
             Profile::Crowd => "crowd",
             Profile::Large => "large",
             Profile::Copies => "copies",
+            Profile::Quotas => "quotas",
+            Profile::Files => "files",
         }
     }
 
@@ -199,6 +213,11 @@ impl Profile {
                 (Read, 6), (Write, 20), (Flush, 3), (Discard, 2), (Create, 8), (Snapshot, 40), (Group, 4), (Clone, 14),
                 (CloneRange, 3), (Rollback, 4), (Rename, 2), (Delete, 12), (Checkpoint, 1), (Audit, 1), (Cut, 1), (Reopen, 1),
             ],
+            Profile::Files => &[
+                (Read, 8), (Write, 30), (Append, 8), (Ragged, 2), (Flush, 4), (Discard, 4), (Zero, 2), (Create, 6),
+                (Snapshot, 5), (Clone, 2), (CloneRange, 5), (Replace, 16), (Usurp, 8), (Rollback, 2), (Rename, 2), (Resize, 4),
+                (Delete, 12), (Checkpoint, 3), (Audit, 1), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 2), (Kill, 1),
+            ],
             Profile::Large => &[
                 (Read, 12), (Write, 40), (Append, 10), (Ragged, 3), (Flush, 8), (Discard, 8), (Zero, 6), (Create, 3),
                 (Snapshot, 6), (Group, 2), (Clone, 5), (CloneRange, 8), (Rollback, 4), (Rename, 1), (Resize, 10), (Delete, 8),
@@ -208,6 +227,11 @@ impl Profile {
                 (Read, 12), (Write, 30), (Append, 8), (Ragged, 4), (Burst, 14), (InPlace, 2), (Flush, 6), (Discard, 4), (Zero, 4),
                 (Create, 2), (Snapshot, 22), (Group, 2), (Clone, 6), (CloneRange, 6), (Rollback, 4), (Resize, 2), (Delete, 12),
                 (Checkpoint, 2), (Reopen, 1), (Cut, 1), (Fault, 3), (SetChunk, 3), (SetCopying, 6), (SetCopier, 4),
+            ],
+            Profile::Quotas => &[
+                (Read, 6), (Write, 40), (Append, 12), (Ragged, 3), (Burst, 12), (InPlace, 6), (Flush, 5), (Discard, 10), (Zero, 4),
+                (Create, 3), (Snapshot, 5), (Clone, 3), (CloneRange, 5), (Rollback, 3), (Rename, 1), (Resize, 2), (Delete, 4),
+                (Checkpoint, 3), (SetQuota, 8), (SetCopying, 2), (Reopen, 2), (Cut, 2),
             ],
         }
     }
@@ -257,6 +281,7 @@ impl Setup {
         // Those that came later are drawn apart: seeds of the first ones keep their histories.
         let first = *rng.pick(&Profile::ALL[..11]);
         let drawn = if mix(&[seed, 12]).is_multiple_of(10) { Profile::Copies } else { first };
+        let drawn = if mix(&[seed, 13]).is_multiple_of(16) { Profile::Quotas } else { drawn };
         let profile = profile.unwrap_or(drawn);
         let mib = 1 << 20;
         let small = profile == Profile::Full;

@@ -13,6 +13,7 @@ use rustc_hash::FxHashSet;
 
 use super::fault::Trouble;
 use super::place::Place;
+use super::quota::Quota;
 use super::recover::{self, Entrance, PATIENCE, Session, recover};
 use super::small::Watch;
 use super::{Op, Setup, Stats, Violation};
@@ -94,6 +95,7 @@ pub struct Run<'a> {
     pub(super) inflight: BTreeMap<u64, Inflight>,
     pub(super) trouble: Trouble,
     pub(super) cursors: BTreeMap<Key, u64>,
+    pub(super) quotas: BTreeMap<Key, Quota>,
     /// Where the writes in flight go.
     pub(super) places: BTreeMap<u64, Place>,
     /// What is to be read once more when a write has ended: it must not change any more.
@@ -156,6 +158,7 @@ impl<'a> Run<'a> {
             inflight: BTreeMap::new(),
             trouble: Trouble::default(),
             cursors: BTreeMap::new(),
+            quotas: BTreeMap::new(),
             places: BTreeMap::new(),
             suspects: Vec::new(),
             names: 0,

@@ -33,6 +33,8 @@ pub(super) struct Control {
     payload_since: Cell<Option<Instant>>,
     /// What the export that was chosen is called at the moment.
     export: RefCell<Option<Box<dyn Fn() -> String>>>,
+    /// The export that the client is about to enter.
+    entering: RefCell<Option<String>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -55,12 +57,26 @@ impl Control {
             outbox: Rc::default(),
             payload_since: Cell::new(None),
             export: RefCell::new(None),
+            entering: RefCell::new(None),
         })
     }
 
     /// The present name of the export that the client uses; `None` before it has chosen one.
     pub(super) fn export(&self) -> Option<String> {
         self.export.borrow().as_ref().map(|name| name())
+    }
+
+    /// The client is about to use `export`, and counts as one that does.
+    pub(super) fn enter(&self, export: &str) {
+        *self.entering.borrow_mut() = Some(export.to_owned());
+    }
+
+    /// Whether the client uses `export` or is about to.
+    pub(super) fn is_on(&self, export: &str) -> bool {
+        match self.export() {
+            Some(name) => name == export,
+            None => self.entering.borrow().as_deref() == Some(export),
+        }
     }
 
     /// Who connected, as far as the socket tells.
@@ -121,15 +137,16 @@ pub(super) struct Common<X> {
     pub(super) counters: Rc<Counters>,
 }
 
-/// Serves one client until it has gone.
+/// Serves one client until it has gone. `admits` says whether it may enter an export.
 pub(super) async fn serve<X: Exports, S: ByteStream>(
     common: &Common<X>,
     stream: S,
     security: &Security,
     control: &Rc<Control>,
+    admits: &dyn Fn(&str) -> bool,
 ) -> Result<(), Broken> {
     let limit = common.options.handshake_timeout;
-    match common.rt.timeout(limit, enter(&*common.exports, stream, security)).await {
+    match common.rt.timeout(limit, enter(&*common.exports, stream, security, admits)).await {
         Err(_) => Err(Broken::HandshakeTimeout(limit)),
         Ok(Err(ended)) if ended.is_a_farewell() => Ok(()),
         Ok(Err(ended)) => Err(Broken::Negotiation(ended)),
@@ -173,6 +190,7 @@ async fn transmit<X: Exports, S: ByteStream>(
     sender.await;
     // The export is let go of with the last request.
     control.export.take();
+    control.entering.take();
     // The client has what it asked for; whether it hears the goodbye is its business.
     let _ = rt.timeout(options.drain_timeout, stream.finish()).await;
     result

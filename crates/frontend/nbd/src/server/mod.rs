@@ -199,7 +199,8 @@ impl<X: Exports> Server<X> {
         let state = state.clone();
         let rt = state.common.rt.clone();
         rt.spawn(async move {
-            if let Err(e) = connection::serve(&state.common, stream, &security, &place.control).await {
+            let admits = |export: &str| state.admits(&place.control, export);
+            if let Err(e) = connection::serve(&state.common, stream, &security, &place.control, &admits).await {
                 let counters = &state.common.counters;
                 let is_handshake = matches!(e, Broken::HandshakeTimeout(_) | Broken::Negotiation(_));
                 count(if is_handshake { &counters.failed_handshakes } else { &counters.broken });
@@ -210,6 +211,18 @@ impl<X: Exports> Server<X> {
 }
 
 impl<X> State<X> {
+    /// Lets a client enter an export, unless that has as many clients as it may have.
+    fn admits(&self, control: &Control, export: &str) -> bool {
+        let (connected, most) = (self.clients.connected.borrow(), self.common.options.max_export_connections);
+        if connected.iter().filter(|control| control.is_on(export)).count() >= most {
+            count(&self.common.counters.crowded);
+            self.log.warn(format_args!("refused a client of the export {export:?}: it has {most} connections already"));
+            return false;
+        }
+        control.enter(export);
+        true
+    }
+
     async fn end_connections(&self) {
         let all = || self.clients.connected.borrow().clone();
         all().iter().for_each(|control| control.stop());

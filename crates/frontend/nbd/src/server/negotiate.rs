@@ -77,15 +77,17 @@ pub(super) enum Entered<S, E: Export> {
     Encrypted(Inbox<TlsStream<S>>, Chosen<E>),
 }
 
-/// Greets a client and negotiates to the point where its next byte belongs to a request.
+/// Greets a client and negotiates to the point where its next byte belongs to a request. `admits` is asked
+/// once, with the name of the export that the client is about to enter.
 pub(super) async fn enter<X: Exports, S: ByteStream>(
     exports: &X,
     stream: S,
     security: &Security,
+    admits: &dyn Fn(&str) -> bool,
 ) -> Result<Entered<S, X::Export>, Ended> {
     let mut inbox = Inbox::new(stream.clone());
     let mut handshake = Handshake::new();
-    let mut clear = Negotiation::new(exports, &stream, Policy::Clear(security));
+    let mut clear = Negotiation::new(exports, &stream, Policy::Clear(security), admits);
     clear.out.extend_from_slice(&GREETING);
     clear.send().await?;
     let tls = match clear.run(&mut handshake, &mut inbox).await? {
@@ -101,7 +103,7 @@ pub(super) async fn enter<X: Exports, S: ByteStream>(
     }
     let mut inbox = Inbox::new(stream.clone());
     let policy = Policy::Encrypted(tls.grants(identity.as_ref()));
-    match Negotiation::new(exports, &stream, policy).run(&mut handshake, &mut inbox).await? {
+    match Negotiation::new(exports, &stream, policy, admits).run(&mut handshake, &mut inbox).await? {
         Next::Transmission(chosen) => Ok(Entered::Encrypted(inbox, chosen)),
         Next::StartTls(_) => unreachable!("STARTTLS is refused under TLS"),
     }
@@ -123,6 +125,7 @@ struct Negotiation<'a, X: Exports, S> {
     exports: &'a X,
     stream: &'a S,
     policy: Policy<'a>,
+    admits: &'a dyn Fn(&str) -> bool,
     out: Vec<u8>,
     style: ReplyStyle,
     /// Chosen contexts, and the name of the export they belong to.
@@ -130,9 +133,9 @@ struct Negotiation<'a, X: Exports, S> {
 }
 
 impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
-    fn new(exports: &'a X, stream: &'a S, policy: Policy<'a>) -> Self {
+    fn new(exports: &'a X, stream: &'a S, policy: Policy<'a>, admits: &'a dyn Fn(&str) -> bool) -> Self {
         let (out, style) = (Vec::new(), ReplyStyle::Simple);
-        Negotiation { exports, stream, policy, out, style, contexts: None }
+        Negotiation { exports, stream, policy, admits, out, style, contexts: None }
     }
 
     /// Answers options until an export is chosen or TLS is to be started.
@@ -206,7 +209,8 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
             }
             Message::MetaContext { set, export, queries } => self.meta_context(set, &export, queries).await?,
             Message::ExportName(name) => {
-                let (export, info) = self.open(&name).map_err(|e| Ended::Refused(name, e))?;
+                let opened = self.open(&name).and_then(|opened| self.admit(opened));
+                let (export, info) = opened.map_err(|e| Ended::Refused(name, e))?;
                 encode_export_name_reply(&info, self.style, no_zeroes, &mut self.out);
                 return Ok(Some(Next::Transmission(self.enter(export, info))));
             }
@@ -232,7 +236,13 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
     /// Answers INFO or GO; the export when it was GO and there is one.
     fn describe(&mut self, go: bool, name: &str, requests: InfoRequests) -> Option<Chosen<X::Export>> {
         let (option, style) = (if go { OPT_GO } else { OPT_INFO }, self.style);
-        let (export, info) = self.open_for(option, name)?;
+        let opened = self.open_for(option, name)?;
+        let (export, info) = match go {
+            false => opened,
+            true => {
+                self.admit(opened).map_err(|e| self.replies(option).refuse(Refusal::Policy, &e.to_string())).ok()?
+            }
+        };
         let mut replies = self.replies(option);
         replies.info(&info, style, requests);
         replies.ack();
@@ -256,6 +266,17 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
             Permission::Full => {}
         }
         Ok((export, info))
+    }
+
+    /// Refuses an export that has as many clients as it may have.
+    fn admit(&self, opened: (X::Export, ExportInfo)) -> forkdisk::Result<(X::Export, ExportInfo)> {
+        match (self.admits)(&opened.1.name) {
+            true => Ok(opened),
+            false => {
+                let text = format!("the export {:?} has as many connections as it may have", opened.1.name);
+                Err(Error::new(ErrorKind::Busy, text))
+            }
+        }
     }
 
     fn permission(&self, export: &str) -> Permission {

@@ -11,6 +11,8 @@ use crate::codec::MAX_PAYLOAD;
 pub struct ServerOptions {
     /// Connections at a time; more are closed as soon as they are accepted.
     pub max_connections: usize,
+    /// Of them, those that use one export; further clients of it are refused when they choose it.
+    pub max_export_connections: usize,
     /// From accepting a connection to the end of its negotiation.
     pub handshake_timeout: Duration,
     /// Requests of one connection that have not been answered entirely.
@@ -38,6 +40,7 @@ impl Default for ServerOptions {
     fn default() -> ServerOptions {
         ServerOptions {
             max_connections: 128,
+            max_export_connections: 96,
             handshake_timeout: Duration::from_secs(10),
             max_requests: 128,
             max_request_bytes: 64 << 20,
@@ -56,6 +59,7 @@ impl ServerOptions {
     pub(super) fn effective(mut self) -> ServerOptions {
         let one = MAX_PAYLOAD as usize;
         self.max_connections = self.max_connections.max(1);
+        self.max_export_connections = self.max_export_connections.max(1);
         self.max_requests = self.max_requests.max(1);
         self.max_request_bytes = self.max_request_bytes.max(one);
         self.shared_memory = self.shared_memory.max(one);

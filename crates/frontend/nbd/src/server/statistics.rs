@@ -11,6 +11,8 @@ pub struct ServerStatistics {
     pub accepted: u64,
     /// Connections that were closed at once because there were too many.
     pub refused: u64,
+    /// Clients that were refused an export because it had too many.
+    pub crowded: u64,
     /// Connections that ended without an export although the client did not say goodbye.
     pub failed_handshakes: u64,
     /// Connections that came to use an export under TLS.
@@ -32,6 +34,7 @@ pub struct ServerStatistics {
 pub(super) struct Counters {
     pub(super) accepted: Cell<u64>,
     pub(super) refused: Cell<u64>,
+    pub(super) crowded: Cell<u64>,
     pub(super) failed_handshakes: Cell<u64>,
     pub(super) encrypted: Cell<u64>,
     pub(super) broken: Cell<u64>,
@@ -50,6 +53,7 @@ impl Counters {
         ServerStatistics {
             accepted: self.accepted.get(),
             refused: self.refused.get(),
+            crowded: self.crowded.get(),
             failed_handshakes: self.failed_handshakes.get(),
             encrypted: self.encrypted.get(),
             broken: self.broken.get(),
