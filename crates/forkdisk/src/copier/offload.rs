@@ -51,7 +51,8 @@ impl<D> SubJob<D> {
     /// Places in the buffer that the source has to fill before anything is written and that have not been.
     pub(super) fn missing(&self) -> Vec<Range<usize>> {
         if !self.offloads {
-            return [0..self.buf_len()].into();
+            let whole = 0..self.buf_len();
+            return vec![whole];
         }
         let mut out: Vec<Range<usize>> = Vec::new();
         for (start, part) in self.placed() {
