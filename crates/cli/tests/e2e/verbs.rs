@@ -374,8 +374,17 @@ fn how_chunks_are_broken_and_the_copier_are_set_and_last() {
     assert_eq!(lab.json(&["copier", POOL])["percent"], 100);
     let message = lab.run(&["copier", POOL, "--set", "buffers=1M"]).refused();
     assert!(message.contains("buffers") && message.contains("five sub-jobs"), "{message}");
-    let message = lab.run(&["copier", POOL, "--volume", "b", "--set", "split_count=2"]).refused();
-    assert!(message.contains("whole pool"), "{message}");
+    for setting in ["split_count=2", "offload=on"] {
+        let message = lab.run(&["copier", POOL, "--volume", "b", "--set", setting]).refused();
+        assert!(message.contains("whole pool"), "{message}");
+    }
+    assert_eq!(lab.json(&["copier", POOL])["offload"], false);
+    assert!(
+        lab.ok(&["copier", POOL, "--set", "offload=on"])
+            .lines()
+            .any(|line| line.starts_with("offload") && line.ends_with("on"))
+    );
+    assert_eq!(lab.json(&["copier", POOL])["offload"], true);
     assert!(lab.ok(&["copier", POOL]).contains("subjob_size"));
     lab.assert_clean();
 }
