@@ -65,6 +65,13 @@ impl Label<'_> {
         self.row("spindle_flush_free_ratio", "ratio", ratio)
     }
 
+    /// Milliseconds of `trace` per MiB of its clients' `bytes`, for each model.
+    pub fn times(&self, trace: &Trace, bytes: u64) -> Vec<Row> {
+        let per_mib = |m: &DeviceModel| trace.time(m).as_secs_f64() * 1e3 / (bytes as f64 / (1 << 20) as f64);
+        let row = |m: &DeviceModel| self.row(&format!("{}_ms_per_mib", m.name), "ms", per_mib(m));
+        DeviceModel::ALL.iter().map(row).collect()
+    }
+
     /// Time of `base` ÷ time of `ours` for each model, and for the spindle with a sorting queue.
     pub fn ratios(&self, base: &Trace, ours: &Trace) -> Vec<Row> {
         let ratio = |a: Duration, b: Duration| a.as_secs_f64() / b.as_secs_f64();

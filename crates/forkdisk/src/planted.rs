@@ -53,6 +53,16 @@ bugs! {
     DataFlushSkipped = "data-flush-skipped",
     /// A commit ends before its journal records are durable.
     JournalFlushSkipped = "journal-flush-skipped",
+    /// Recovery takes a group without looking at the data that it vouches for.
+    VouchedNotVerified = "vouched-not-verified",
+    /// A page that a group on the device vouches for is written in place.
+    VouchedWrittenInPlace = "vouched-written-in-place",
+    /// A page that a pending record vouches for is written in place, and the record is written as it is.
+    PendingChangedUnnoticed = "pending-changed-unnoticed",
+    /// What only this process knows to be durable is taken for something that the device says.
+    ConfirmedTooEarly = "confirmed-too-early",
+    /// Recovery leaves groups as they were that it had to look at the data for.
+    RecoveryLeavesUnsealed = "recovery-leaves-unsealed",
     /// FUA is acknowledged without a commit.
     FuaWithoutCommit = "fua-without-commit",
     /// What was discarded since a snapshot counts as unchanged.
@@ -131,6 +141,8 @@ bugs! {
     CountSlotOverwritten = "count-slot-overwritten",
     /// A count page is read from the slot that an unfinished checkpoint wrote.
     OrphanedCountSlotTaken = "orphaned-count-slot-taken",
+    /// A leaf of counts is written anew without the references noted above it.
+    CommonCountsLost = "common-counts-lost",
     /// Count pages in memory stay as they were before the checkpoint.
     StaleCountsCached = "stale-counts-cached",
     /// The search for free pages finds those that were handed out since the last checkpoint.

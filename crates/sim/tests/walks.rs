@@ -18,7 +18,7 @@ const WALKS: u64 = 12;
 async fn pool(disk: SimDisk, runtime: Rc<dyn Runtime>, size: u64) -> Pool<SimDisk> {
     let options = FormatOptions { size, uuid: [7; 16], now: 1, journal: None };
     Pool::format(&disk, &options).await.unwrap();
-    let options = OpenOptions { dirty: 64 << 10, cache: 64 << 10, ..OpenOptions::default() };
+    let options = OpenOptions { dirty: 16 << 10, cache: 64 << 10, ..OpenOptions::default() };
     let pool = Pool::open(disk, runtime, options).await.unwrap();
     pool.create("a", &CreateOptions::new(SIZE, 1)).await.unwrap();
     let volume = pool.volume("a").unwrap();

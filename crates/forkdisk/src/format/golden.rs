@@ -6,7 +6,7 @@
 use super::checksum::{Seed, page_checksum};
 use super::counts::{CountEntry, CountPage, Slot};
 use super::entry::{Entry, TableRef};
-use super::record::{Decoded, Group, Record, decode_group, encode_group};
+use super::record::{Decoded, Group, Record, Witness, decode_group, encode_group};
 use super::settings::{BreakPolicy, CopierSettings, Throttle};
 use super::superblock::{JournalStart, Superblock};
 use super::table::{decode_table, encode_table};
@@ -95,9 +95,10 @@ fn count_pages() {
     assert_example("count-leaf", page.bytes());
     let node = CountNode { level: 0, index: 1 };
     let seed = Seed { pool: POOL, page: node.page(Slot::B), level: 0xe0, birth: 0 };
-    let entry = CountEntry { slot: Some(Slot::B), checksum: page_checksum(&seed, page.bytes()), used: 258 };
+    let entry = CountEntry { slot: Some(Slot::B), checksum: page_checksum(&seed, page.bytes()), used: 258, common: 0 };
     let mut above = CountPage::default();
     above.set_entry(1, entry);
+    above.set_entry(2, CountEntry { slot: None, checksum: 0, used: 1792, common: 2 });
     assert_example("count-upper", above.bytes());
 }
 
@@ -117,7 +118,7 @@ fn superblock() {
         directory_pages: 1,
         journal: vec![(PageAddr(0x200), 256)],
         start: JournalStart { position: 0x3000, sequence: 9, chain: 0x1122_3344_5566_7788 },
-        counts: vec![CountEntry { slot: Some(Slot::A), checksum: 0x0a0b_0c0d, used: 0x104 }],
+        counts: vec![CountEntry { slot: Some(Slot::A), checksum: 0x0a0b_0c0d, used: 0x104, common: 0 }],
         copier: CopierSettings {
             throttle: Throttle { percent: 50, bytes_per_second: 1 << 30 },
             ..CopierSettings::default()
@@ -202,13 +203,15 @@ fn records() -> Vec<Record> {
 fn journal_group() {
     let mut body = Vec::new();
     records().iter().for_each(|r| r.encode(&mut body));
+    let witness = Witness { to: PageAddr(0x1234), pages: 2, sum: 0x8877_6655_4433_2211 };
+    witness.encode(&mut body);
     let (first, count, confirmed) = (9, records().len() as u32, 9);
     let group = Group { incarnation: 2, first, count, bytes: 0, chain: 0, confirmed };
     let before = 0x1122_3344_5566_7788;
     let (bytes, _) = encode_group(&POOL, before, &group, &body);
     assert_example("journal-group", &bytes);
-    let Decoded::Group(_, again) = decode_group(&POOL, before, &example("journal-group"), 1 << 20) else {
+    let Decoded::Group(_, again, witnesses) = decode_group(&POOL, before, &example("journal-group"), 1 << 20) else {
         panic!("the example is no group")
     };
-    assert_eq!(again, records());
+    assert_eq!((again, witnesses), (records(), vec![witness]));
 }

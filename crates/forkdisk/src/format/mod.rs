@@ -20,7 +20,7 @@ pub use checksum::{Seed, page_checksum};
 pub use counts::{BlockCounts, CountEntry, CountPage, LEAF_BLOCKS, Slot};
 pub use entry::{Entry, Kind, TableRef};
 pub use layout::{CountNode, Layout, SUPERBLOCK_PAGES};
-pub use record::{Decoded, Group, Record, decode_group, encode_group, find_group};
+pub use record::{Decoded, Group, Record, Witness, decode_group, encode_group, find_group, witness_sum};
 pub use settings::{BreakPolicy, COPIER_USERS, CopierSettings, Throttle};
 pub use superblock::{JournalStart, NotSuper, Superblock};
 pub use table::{decode_table, encode_table};

@@ -207,6 +207,35 @@ impl Record {
     }
 }
 
+/// Pages that a group's records map, and what they held when it was written: the group is worth nothing
+/// unless they hold that, or a later group says that it was durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Witness {
+    /// The first of them.
+    pub to: PageAddr,
+    /// How many, one behind the other.
+    pub pages: u32,
+    /// [`witness_sum`] of what they hold.
+    pub sum: u64,
+}
+
+/// Bytes of a witness.
+const WITNESS: usize = 20;
+
+impl Witness {
+    /// Appends its bytes.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        Append::u64(out, self.to.0);
+        Append::u32(out, self.pages);
+        Append::u64(out, self.sum);
+    }
+}
+
+/// The checksum of `bytes`, whole pages that lie in the pool from `to` on.
+pub fn witness_sum(to: PageAddr, bytes: &[u8]) -> u64 {
+    xxh3_64_with_seed(bytes, to.0)
+}
+
 /// A group's header, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
@@ -216,7 +245,7 @@ pub struct Group {
     pub first: u64,
     /// How many records.
     pub count: u32,
-    /// Bytes of the records (without the header).
+    /// Bytes of the records and of the witnesses behind them (without the header).
     pub bytes: u32,
     /// Chain value over this group and everything before it.
     pub chain: u64,
@@ -273,8 +302,8 @@ pub fn find_group(pool: &[u8; 16], bytes: &[u8]) -> Option<Group> {
 
 /// What [`decode_group`] made of some bytes.
 pub enum Decoded {
-    /// A group that belongs here, and its records.
-    Group(Group, Vec<Record>),
+    /// A group that belongs here, its records, and what it vouches for.
+    Group(Group, Vec<Record>, Vec<Witness>),
     /// It may be one, but that takes this many bytes to tell, at most `limit`.
     Needs(u64),
     /// Not a group that follows the one before.
@@ -301,8 +330,12 @@ pub fn decode_group(pool: &[u8; 16], before: u64, bytes: &[u8], limit: u64) -> D
     }
     let mut r = Reader(records);
     let decoded: Option<Vec<Record>> = (0..group.count).map(|_| Record::decode(&mut r)).collect();
+    let witness = |r: &mut Reader<'_>| Some(Witness { to: PageAddr(r.u64()?), pages: r.u32()?, sum: r.u64()? });
     match decoded {
-        Some(decoded) if r.0.is_empty() => Decoded::Group(group, decoded),
+        Some(decoded) if r.0.len().is_multiple_of(WITNESS) => {
+            let witnesses = (0..r.0.len() / WITNESS).map_while(|_| witness(&mut r)).collect();
+            Decoded::Group(group, decoded, witnesses)
+        }
         _ => Decoded::End,
     }
 }
@@ -337,9 +370,14 @@ mod tests {
         ]
     }
 
+    fn samples_witnessed() -> Vec<Witness> {
+        vec![Witness { to: PageAddr(512), pages: 256, sum: 77 }, Witness { to: PageAddr(900), pages: 1, sum: u64::MAX }]
+    }
+
     fn group_of(records: &[Record], before: u64) -> (Vec<u8>, u64) {
         let mut body = Vec::new();
         records.iter().for_each(|r| r.encode(&mut body));
+        samples_witnessed().iter().for_each(|w| w.encode(&mut body));
         let group = Group { incarnation: 3, first: 10, count: records.len() as u32, bytes: 0, chain: 0, confirmed: 9 };
         encode_group(&[5; 16], before, &group, &body)
     }
@@ -347,11 +385,11 @@ mod tests {
     #[test]
     fn every_record_survives_the_trip() {
         let (bytes, chain) = group_of(&samples(), 42);
-        let Decoded::Group(group, records) = decode_group(&[5; 16], 42, &bytes, 1 << 20) else {
+        let Decoded::Group(group, records, witnesses) = decode_group(&[5; 16], 42, &bytes, 1 << 20) else {
             panic!("a valid group")
         };
         assert_eq!((group.incarnation, group.first, group.chain), (3, 10, chain));
-        assert_eq!(records, samples());
+        assert_eq!((records, witnesses), (samples(), samples_witnessed()));
     }
 
     #[test]

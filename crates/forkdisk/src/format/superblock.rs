@@ -221,7 +221,7 @@ mod tests {
             journal: vec![(PageAddr(512), 256); MAX_JOURNAL_EXTENTS],
             start: JournalStart { position: 4096, sequence: 7, chain: 8 },
             counts: vec![
-                CountEntry { slot: Some(Slot::B), checksum: 1, used: 2 };
+                CountEntry { slot: Some(Slot::B), checksum: 1, used: 2, common: 0 };
                 Layout::new(1 << 52).count_nodes(3) as usize
             ],
             copier: CopierSettings { split_count: 3, ..CopierSettings::default() },

@@ -30,6 +30,7 @@ use crate::sync::{Event, Hold};
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
 
 use super::load::DIRECTORY_SEED;
+use super::reap::yield_now;
 use super::walk::Root;
 use super::{Failure, Inner, Meta, WhenFull};
 
@@ -106,15 +107,26 @@ impl<D: Device> Inner<D> {
     pub async fn admit(self: &Rc<Self>) -> Result<()> {
         while self.meta.borrow().dirty_bytes() > self.options.dirty {
             self.check_writable()?;
-            self.clone().checkpoint().await?;
+            // One that runs already makes room; who asks for another writes more than needs be.
+            match self.checkpoints.running.get() {
+                true => self.checkpoint_ends().await,
+                false => self.clone().checkpoint().await?,
+            }
         }
         Ok(())
+    }
+
+    /// Waits for the end of the checkpoint that runs, if one does.
+    pub async fn checkpoint_ends(&self) {
+        if self.checkpoints.running.get() {
+            self.checkpoints.changed.wait().await;
+        }
     }
 
     /// Waits for the end of the one that runs, or of one that this starts; it may have failed.
     pub async fn next_checkpoint(self: &Rc<Self>) {
         self.start_checkpoint();
-        self.checkpoints.changed.wait().await;
+        self.checkpoint_ends().await;
     }
 
     fn start_checkpoint(self: &Rc<Self>) {
@@ -186,7 +198,7 @@ impl<D: Device> Inner<D> {
                 let mut meta = self.meta.borrow_mut();
                 for table in batch {
                     let mut bytes = vec![0; PAGE_SIZE];
-                    encode_table(&meta.tables.settled_entries(table.node), &mut bytes);
+                    encode_table(&meta.tables.settled_entries(table.node).to_array(), &mut bytes);
                     let seed = Seed { pool: uuid, page: table.at, level: table.level, birth: table.birth.0 };
                     meta.tables.written(table.node, page_checksum(&seed, &bytes));
                     pages.push((table.at, bytes));
@@ -225,6 +237,7 @@ impl<D: Device> Inner<D> {
             let step =
                 self.look(|meta| meta.space.checkpoint_step(BATCH).map_err(|m| Failure::Stop(Stop::Count(m)))).await?;
             match step {
+                Step::Write(pages) if pages.is_empty() => yield_now().await,
                 Step::Write(pages) => {
                     self.write_pages(pages.into_iter().map(|(at, bytes)| (at, bytes.to_vec())).collect()).await?;
                 }
@@ -405,8 +418,7 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
     let (tables, directory_tables): (Vec<Placed>, Vec<Placed>) = {
         for (number, (leaf, slot), records) in leaves {
             let at = next();
-            let old =
-                std::mem::replace(&mut meta.tables.entries_mut(leaf)[slot], Entry::checked_page(at, meta.epoch, 0));
+            let old = meta.tables.set(leaf, slot, Entry::checked_page(at, meta.epoch, 0));
             match old.is_absent() {
                 true => meta.directory_map.referenced += 1,
                 false => meta.space.decr_page(old.addr(), until),

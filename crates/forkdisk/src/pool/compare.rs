@@ -79,7 +79,7 @@ fn same_tables(
             }
             if entry.kind() == Kind::Table {
                 let id = tables.get(*entry, level)?;
-                *entry = tables.node(id).entries[at.slot(level)];
+                *entry = tables.node(id).entry(at.slot(level));
             }
             *own -= 1;
         }

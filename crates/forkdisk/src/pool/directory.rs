@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
 use crate::planted::{Bug, planted};
 use crate::sync::{RangeLocks, Turns};
-use crate::types::VolumeId;
+use crate::types::{Epoch, VolumeId};
 use crate::volume::{Claims, Copies};
 
 /// A volume in memory.
@@ -34,6 +34,24 @@ pub struct Volume {
     pub copies: Rc<Copies>,
     /// What writes under way will add to what it refers to.
     pub claims: Rc<Claims>,
+    /// See [`Directory::held_until`].
+    holder: Cell<Holder>,
+}
+
+/// The snapshot that is known to share what a volume has not changed since.
+#[derive(Clone, Copy, Default)]
+enum Holder {
+    /// To be looked for.
+    #[default]
+    Unknown,
+    Nobody,
+    Snapshot(VolumeId),
+}
+
+impl Volume {
+    fn is_snapshot(&self) -> bool {
+        self.record.state == VolumeState::Snapshot
+    }
 }
 
 /// See the module.
@@ -76,7 +94,9 @@ impl Directory {
         }
         let copies = Rc::new(Copies::new(record.throttle));
         let (open, locks, turns, counters, claims) = Default::default();
-        self.volumes.insert(id, Volume { record, slot, open, pending: false, locks, turns, counters, copies, claims });
+        let holder = Cell::default();
+        let volume = Volume { record, slot, open, pending: false, locks, turns, counters, copies, claims, holder };
+        self.volumes.insert(id, volume);
         self.judge_tail(id);
     }
 
@@ -187,6 +207,39 @@ impl Directory {
     pub fn snapshots_of(&self, id: VolumeId) -> Vec<VolumeId> {
         let from = (id, String::new());
         self.names.range(from..).take_while(|((parent, _), _)| *parent == id).map(|(_, &id)| id).collect()
+    }
+
+    /// A snapshot of this volume has been taken.
+    pub fn note_snapshot(&mut self, id: VolumeId) {
+        if let Some(volume) = self.volumes.get(&id) {
+            volume.holder.set(Holder::Unknown);
+        }
+    }
+
+    /// What a volume maps and was born in this epoch or before is most likely shared with a snapshot that
+    /// still exists: the newest of its own, or the one it was cloned from. A hint that saves asking the
+    /// counts. It errs where another volume's range was cloned, and after a rollback to an older snapshot.
+    pub fn held_until(&self, id: VolumeId) -> Option<Epoch> {
+        let volume = self.volumes.get(&id)?;
+        let born = |id: VolumeId| self.volumes.get(&id).filter(|v| v.is_snapshot()).map(|v| v.record.shared_at);
+        match volume.holder.get() {
+            Holder::Nobody => return None,
+            Holder::Snapshot(holder) if born(holder).is_some() => return born(holder),
+            Holder::Unknown | Holder::Snapshot(_) => {}
+        }
+        let found = self.find_holder(&volume.record);
+        volume.holder.set(found.map_or(Holder::Nobody, Holder::Snapshot));
+        found.and_then(born)
+    }
+
+    fn find_holder(&self, volume: &VolumeRecord) -> Option<VolumeId> {
+        let own = self.snapshots_of(volume.id).into_iter();
+        if let Some(newest) = own.max_by_key(|id| self.volumes[id].record.shared_at) {
+            return Some(newest);
+        }
+        let origin = self.find(&volume.origin).ok().filter(|v| v.is_snapshot())?;
+        // One that took the name later is another.
+        (origin.record.shared_at <= volume.shared_at).then_some(origin.record.id)
     }
 
     /// `volume` or `volume@snapshot`, if it exists and is to be seen.

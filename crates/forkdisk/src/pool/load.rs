@@ -60,7 +60,7 @@ impl<D: Device> Inner<D> {
         let pool = self.superblock.borrow().uuid;
         let entries = self.read_table(pool, page, miss.entry, miss.level).await?;
         let mut meta = self.meta.borrow_mut();
-        meta.tables.insert_clean(&miss, entries);
+        meta.tables.insert_clean(&miss, entries.into());
         meta.tables.evict();
         Ok(())
     }

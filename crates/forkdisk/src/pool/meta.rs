@@ -68,7 +68,7 @@ impl Meta {
 
     /// Bytes of metadata that are not in a finished checkpoint.
     pub fn dirty_bytes(&self) -> usize {
-        (self.tables.unwritten() + self.directory.changed_pages()) * PAGE_SIZE + self.space.dirty_bytes()
+        self.tables.unwritten_bytes() + self.directory.changed_pages() * PAGE_SIZE + self.space.dirty_bytes()
     }
 
     /// What the next checkpoint needs in pages.
@@ -94,10 +94,12 @@ impl Meta {
         self.epoch = Epoch(self.epoch.0 + 1);
     }
 
-    /// Whatever is mapped in `id` now may be shared from now on.
+    /// Whatever is mapped in `id` now may be shared from now on. Of a snapshot that is known.
     fn raise_shared(&mut self, id: VolumeId) {
         let epoch = self.epoch;
-        if let Some(volume) = self.directory.change(id) {
+        if self.directory.get(id).is_some_and(|v| v.record.state == VolumeState::Volume)
+            && let Some(volume) = self.directory.change(id)
+        {
             volume.record.shared_at = epoch;
         }
     }
@@ -166,10 +168,12 @@ impl Meta {
                         created: *now,
                         origin: String::new(),
                         quota: 0,
+                        shared_at: self.epoch,
                         ..origin
                     };
                     self.add_shared(snapshot, !planted(Bug::SnapshotWithoutCount));
                     self.raise_shared(*source);
+                    self.directory.note_snapshot(*source);
                 }
                 self.advance();
             }
@@ -184,13 +188,11 @@ impl Meta {
                     created: *now,
                     origin: origin_name,
                     quota: 0,
+                    shared_at: if planted(Bug::CloneKeepsSharedAt) { Epoch(0) } else { self.epoch },
                     ..origin
                 };
                 self.add_shared(copy, true);
                 self.raise_shared(*source);
-                if !planted(Bug::CloneKeepsSharedAt) {
-                    self.raise_shared(*id);
-                }
                 self.advance();
             }
             Record::Rollback { volume, snapshot, dead } => {
@@ -210,7 +212,7 @@ impl Meta {
                 if planted(Bug::RollbackCountsTwice) {
                     self.share_root(&to);
                 }
-                let epoch = if planted(Bug::RollbackLowersSharedAt) { to.shared_at } else { self.epoch };
+                let epoch = if planted(Bug::RollbackLowersSharedAt) { Epoch(0) } else { self.epoch };
                 let record = &mut self.directory.change(*volume).expect("read above").record;
                 (record.root, record.level, record.referenced) = (to.root, to.level, to.referenced);
                 (record.size, record.trim_end, record.shared_at) = (to.size, to.trim_end, epoch);

@@ -16,6 +16,7 @@ mod meta;
 mod open;
 mod quota;
 mod reap;
+mod replay;
 mod statistics;
 mod verbs;
 mod view;

@@ -159,7 +159,7 @@ impl<D: Device> Inner<D> {
                 .look(|meta| {
                     self.still(meta, walk)?;
                     let id = meta.tables.get(entry, level).map_err(|m| Failure::Stop(m.into()))?;
-                    Ok(meta.tables.node(id).entries.clone())
+                    Ok(meta.tables.node(id).entries().to_array())
                 })
                 .await;
         }

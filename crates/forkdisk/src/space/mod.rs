@@ -241,14 +241,17 @@ impl Space {
     /// References to a block as a whole.
     pub fn block_count(&mut self, block: Block) -> Result<u32, Miss> {
         let (node, i) = CountNode::leaf_of(block);
-        let base = self.page(node)?.map_or(0, |p| p.block(i).whole() as i32);
+        let common = i32::from(self.entry(node)?.common);
+        let base = self.page(node)?.map_or(0, |p| p.block(i).whole() as i32) + common;
         Ok(u32::try_from(base + self.current.of_whole(block) + self.frozen.of_whole(block)).unwrap_or(0))
     }
 
     /// All counts of a block.
     pub fn block_counts(&mut self, block: Block) -> Result<Counts, Miss> {
         let (node, i) = CountNode::leaf_of(block);
+        let common = u32::from(self.entry(node)?.common);
         let mut counts = self.page(node)?.map_or_else(Counts::default, |page| Counts::of(page.block(i)));
+        counts.whole += common;
         for by in [&self.frozen, &self.current].into_iter().filter_map(|deltas| deltas.get(block)) {
             counts.change(by);
         }
@@ -270,7 +273,7 @@ impl Space {
         let before: u64 = self.initially_free();
         let last_leaf = self.layout.count_nodes(0).saturating_sub(1);
         self.layout = layout;
-        let none = CountEntry { slot: None, checksum: 0, used: 0 };
+        let none = CountEntry::default();
         self.roots.resize(layout.count_nodes(3) as usize, none);
         // What was searched from the end is searched again: that finds nothing twice.
         (self.scan, self.scan_end) = (self.scan.min(last_leaf), layout.count_nodes(0));

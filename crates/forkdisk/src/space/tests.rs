@@ -3,11 +3,9 @@
 use super::alloc::LEFT_PART;
 use super::*;
 
-const NEVER: CountEntry = CountEntry { slot: None, checksum: 0, used: 0 };
-
 fn space() -> Space {
     let layout = Layout::new(16 << 20);
-    Space::new(layout, [1; 16], vec![NEVER])
+    Space::new(layout, [1; 16], vec![CountEntry::default()])
 }
 
 fn checkpoint(space: &mut Space) {
@@ -15,6 +13,18 @@ fn checkpoint(space: &mut Space) {
     while let Step::Write(_) = space.checkpoint_step(8).expect("all count pages are new") {}
     let freed = space.finish();
     space.release(freed);
+}
+
+/// Writes a checkpoint; returns how many pages of counts it wrote.
+fn pages_written(space: &mut Space) -> usize {
+    space.freeze();
+    let mut written = 0;
+    while let Step::Write(pages) = space.checkpoint_step(8).expect("all count pages are in memory") {
+        written += pages.len();
+    }
+    let freed = space.finish();
+    space.release(freed);
+    written
 }
 
 fn want(at: u64, pages: u64) -> Want {
@@ -95,8 +105,49 @@ fn a_stream_lies_in_one_piece_and_in_place() {
 }
 
 #[test]
+fn what_all_blocks_of_a_leaf_gain_is_noted_above_it() {
+    let mut space = Space::new(Layout::new(64 << 20), [1; 16], vec![CountEntry::default()]);
+    // Block 8 is the first of leaf 1.
+    let blocks = || (8..15).map(Block);
+    let whole = |space: &mut Space| blocks().map(|b| space.block_count(b).expect("in memory")).collect::<Vec<_>>();
+    let before = space.available();
+    blocks().for_each(|b| space.mark_allocated(b.page(0), BLOCK_PAGES).expect("in memory"));
+    blocks().for_each(|b| space.incr_block(b));
+    assert_eq!(pages_written(&mut space), 3, "none but those above it");
+    assert_eq!((whole(&mut space), space.available()), (vec![1; 7], before - 7 * BLOCK_PAGES));
+    blocks().for_each(|b| space.incr_block(b));
+    assert_eq!(pages_written(&mut space), 3);
+    assert_eq!(whole(&mut space), [2; 7]);
+    blocks().for_each(|b| space.decr_block(b, 0));
+    assert_eq!(pages_written(&mut space), 3, "one is left");
+    assert_eq!(whole(&mut space), [1; 7]);
+    // One block is used in pages now: the leaf is written and takes over what was noted.
+    space.demote(Block(9));
+    space.decr_page(Block(9).page(5), 0);
+    assert_eq!(pages_written(&mut space), 4);
+    assert_eq!(whole(&mut space), [1, 0, 1, 1, 1, 1, 1]);
+    assert_eq!(space.page_count(Block(9).page(4)), Ok(1));
+    assert_eq!(space.available(), before - 7 * BLOCK_PAGES + 1);
+    blocks().filter(|&b| b != Block(9)).for_each(|b| space.decr_block(b, 0));
+    (0..256).filter(|&p| p != 5).for_each(|p| space.decr_page(Block(9).page(p), 0));
+    assert_eq!(pages_written(&mut space), 4);
+    assert_eq!(space.available(), before);
+}
+
+#[test]
+fn nothing_is_noted_for_blocks_that_the_pool_has_not_got_yet() {
+    let mut space = Space::new(Layout::new(12 << 20), [1; 16], vec![CountEntry::default()]);
+    let all = space.available();
+    (8..12).map(Block).for_each(|b| space.incr_block(b));
+    assert_eq!(pages_written(&mut space), 4);
+    space.grow(Layout::new(64 << 20));
+    assert_eq!(space.block_count(Block(12)), Ok(0));
+    assert_eq!(space.available(), all - 4 * BLOCK_PAGES + 52 * BLOCK_PAGES);
+}
+
+#[test]
 fn tables_lie_where_no_stream_grows() {
-    let mut space = Space::new(Layout::new(256 << 20), [1; 16], vec![NEVER]);
+    let mut space = Space::new(Layout::new(256 << 20), [1; 16], vec![CountEntry::default()]);
     let mut next = None;
     for block in 0..64 {
         for at in (block * 256..(block + 1) * 256).step_by(64) {
@@ -136,7 +187,7 @@ fn who_is_shared_again_begins_new_chunks_one_behind_the_other() {
 
 #[test]
 fn what_is_left_of_chunks_is_used_before_it_is_an_eighth_of_the_free_space() {
-    let mut space = Space::new(Layout::new(256 << 20), [1; 16], vec![NEVER]);
+    let mut space = Space::new(Layout::new(256 << 20), [1; 16], vec![CountEntry::default()]);
     let mut blocks = BTreeSet::new();
     // One page of every chunk of 64 MiB, shared again and again: 16 times as much if no chunk's rest were used.
     for epoch in 0..8 {
@@ -214,6 +265,17 @@ fn what_is_freed_once_a_view_has_ended_is_free_at_once() {
     space.decr_page(pages[0], 0);
     checkpoint_beside_view(&mut space);
     assert_eq!((space.available(), space.withheld()), (available + 1, 0));
+}
+
+#[test]
+fn a_chunk_kept_under_a_smaller_size_is_left_within_its_block() {
+    let mut space = space();
+    let mut place = |chunk: u64| space.alloc_data(shared(chunk * 16, 1, 0)).expect("space").0;
+    // None of these begins a virtual block or goes on behind another: they lie one behind the other.
+    let mut chunks = (1..60).rev().filter(|chunk| chunk % 16 != 0);
+    let chunk = chunks.find(|&chunk| place(chunk).index() / 16 == 15).expect("the last of a block");
+    let want = Want { chunk_pages: 128, ..shared(chunk * 128, 1, 1) };
+    assert!(space.alloc_data(want).is_ok());
 }
 
 #[test]

@@ -6,8 +6,6 @@ use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
 use super::{Bitmap, Miss, Space};
 
-const NEVER_WRITTEN: CountEntry = CountEntry { slot: None, checksum: 0, used: 0 };
-
 impl Space {
     /// Takes over the count page that was missed, once it is loaded and verified. A checkpoint may
     /// have put another in its place meanwhile: then it is left alone.
@@ -36,7 +34,7 @@ impl Space {
         };
         let free = self.layout.initially_free_under(node);
         match self.page(parent)? {
-            None => Ok(NEVER_WRITTEN),
+            None => Ok(CountEntry::default()),
             Some(page) => Ok(page.entry(i, free).expect("checked when it was loaded")),
         }
     }
@@ -62,6 +60,9 @@ impl Space {
             return Ok([0; 4]);
         }
         let (node, i) = CountNode::leaf_of(block);
+        if self.entry(node)?.common > 0 {
+            return Ok([0; 4]);
+        }
         Ok(self.page(node)?.map_or(super::ALL, |page| free_in(page, i)))
     }
 

@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::format::{CountNode, CountPage};
+use crate::format::{CountEntry, CountNode, CountPage};
 use crate::planted::{Bug, planted};
 use crate::types::{Block, PageAddr};
 
@@ -19,6 +19,8 @@ use super::{Bitmap, Counts, Miss, Space, bit};
 
 /// Most images kept: 64 MiB of them.
 const IMAGES: usize = 16_384;
+/// Most leaves for which is kept what was noted above them: 8 MiB, roughly.
+const COMMONS: usize = 16 * IMAGES;
 
 /// See the module.
 #[derive(Default)]
@@ -28,6 +30,8 @@ pub struct Kept {
     /// Leaves as they were when the view began, if later checkpoints changed them (`None`: never
     /// written). Nothing at all if no view is live.
     images: Option<BTreeMap<CountNode, Option<CountPage>>>,
+    /// What was noted above leaves then, if later checkpoints changed that or the leaf.
+    commons: BTreeMap<CountNode, u16>,
     withheld: BTreeMap<Block, Bitmap>,
     pages: u64,
 }
@@ -66,6 +70,7 @@ impl Space {
         assert!(self.kept.images.is_none() && self.work.is_none(), "one view at a time, between two checkpoints");
         self.kept.begun += 1;
         self.kept.images = Some(BTreeMap::new());
+        self.kept.commons.clear();
         self.kept.begun
     }
 
@@ -83,15 +88,32 @@ impl Space {
         }
     }
 
+    /// A checkpoint is about to change this leaf or what is noted above it, which is `entry` until then.
+    pub(super) fn keep_common(&mut self, node: CountNode, entry: &CountEntry) {
+        if self.view().is_none() || node.level > 0 || planted(Bug::ViewTakesNewCounts) {
+            return;
+        }
+        self.kept.commons.entry(node).or_insert(entry.common);
+        if self.kept.commons.len() > COMMONS {
+            self.kept.images = None;
+        }
+    }
+
     /// All counts of a block as the view's checkpoint had them. A view must be live.
     pub fn view_counts(&mut self, block: Block) -> Result<Counts, Miss> {
         let (node, i) = CountNode::leaf_of(block);
+        let common = match self.kept.commons.get(&node) {
+            Some(&common) => common,
+            None => self.entry(node)?.common,
+        };
         let images = self.kept.images.as_ref().expect("whoever asks has looked whether its view is live");
         let page = match images.get(&node) {
             Some(image) => image.as_ref(),
             None => self.page(node)?,
         };
-        Ok(page.map_or_else(Counts::default, |page| Counts::of(page.block(i))))
+        let mut counts = page.map_or_else(Counts::default, |page| Counts::of(page.block(i)));
+        counts.whole += u32::from(common);
+        Ok(counts)
     }
 
     /// Keeps from being handed out what a checkpoint after the view's made free, if the view is

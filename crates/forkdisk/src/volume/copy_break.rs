@@ -141,7 +141,7 @@ impl WritePlan {
                     Err(Refusal::NoSpace) => return Ok(None),
                     Err(Refusal::Miss(miss)) => return Err(Failure::Stop(miss.into())),
                 };
-                faults.push(Fault { at: VirtualPage(at), len: n, to, shared: true });
+                faults.push(Fault { at: VirtualPage(at), len: n, to, shared: true, moved: false, sum: None });
                 at += n;
             }
         }

@@ -1,11 +1,13 @@
 //! Planning a write: where each piece goes, decided before anything is done.
 //!
-//! - In place: the page is this volume's alone.
+//! - In place: the page is this volume's alone, and recovery would not ask for what it holds now.
 //! - Provision or break: a new page; the mapping is published once the data is there.
 //! - A piece smaller than what can be written at once: its page is completed, from the old page
 //!   or with zeroes.
 
 use crate::device::Segments;
+use crate::format::witness_sum;
+use crate::journal::Journal;
 use crate::map::{Run, Stop, lookup};
 use crate::planted::{Bug, planted};
 use crate::pool::{Failure, Meta};
@@ -39,6 +41,10 @@ pub(super) struct Fault {
     pub to: PageAddr,
     /// Whether others have the old pages (a break), or there are none (a provision).
     pub shared: bool,
+    /// They take the place of pages that recovery might ask for: it shall not ask for these.
+    pub moved: bool,
+    /// What they will hold, if that was of use when they were written.
+    pub sum: Option<u64>,
 }
 
 /// Where every piece of a write goes.
@@ -76,7 +82,11 @@ impl WritePlan {
         while self.next < self.end {
             let page = self.next / PAGE;
             match lookup(&mut meta.tables, record, VirtualPage(page), self.end.div_ceil(PAGE) - page) {
-                Ok(Run { data: Some((addr, birth)), len }) if birth > record.shared_at => self.in_place(addr, len),
+                Ok(Run { data: Some((addr, birth)), len })
+                    if birth > record.shared_at && meta.journal.may_change(addr, len) =>
+                {
+                    self.in_place(addr, len);
+                }
                 _ => {
                     self.next = self.start;
                     self.segments.clear();
@@ -99,21 +109,36 @@ impl WritePlan {
         self.end = end * PAGE;
     }
 
+    /// Whether all of it can have new pages.
+    pub fn has_room(&self, meta: &Meta) -> bool {
+        meta.space.available() >= meta.checkpoint_pages() + RESERVE + self.end() - self.start / PAGE
+    }
+
     /// Plans on from where the last attempt stopped. Unless it `may_fault`, there is no space for it.
     pub fn advance(&mut self, meta: &mut Meta, id: VolumeId, may_fault: bool) -> Result<(), Failure> {
         while self.next < self.end {
             let page = VirtualPage(self.next / PAGE);
             let whole = self.next.is_multiple_of(PAGE) && self.end - self.next >= PAGE;
             let max = if whole { self.whole_pages(page) } else { 1 };
+            let held = meta.directory.held_until(id);
+            let (may_need, available) = (meta.checkpoint_pages() + RESERVE, meta.space.available());
             let (mut editor, record) = meta.view(id).expect("a volume with a handle is not removed");
             let (chunk_pages, shared_at) = (record.chunk / PAGE, record.shared_at);
             let run = lookup(editor.tables, record, page, max).map_err(Stop::from)?;
             let mut len = run.len;
             let mut alone = run.data.is_some_and(|(_, birth)| birth > record.shared_at)
                 || planted(Bug::WritesSharedInPlace) && run.data.is_some();
-            if !alone && run.data.is_some() && editor.is_alone_for_good(record, page)? {
+            let has_room = may_fault && available >= may_need + len;
+            // While there is room, what a snapshot holds most likely is not asked about.
+            let asks = run.data.is_some_and(|(_, birth)| !has_room || held.is_none_or(|until| birth > until));
+            if !alone && asks && editor.is_alone_for_good(record, page)? {
                 // Known by the counts only, page by page.
                 (alone, len) = (true, 1);
+            }
+            let mut moved = false;
+            if let Some((addr, _)) = run.data.filter(|_| alone) {
+                moved = !meta.journal.may_change(addr, len);
+                alone = !moved;
             }
             match run.data {
                 Some((addr, _)) if alone => self.in_place(addr, len),
@@ -134,11 +159,25 @@ impl WritePlan {
                     if old.is_none() {
                         self.claim.add(meta, id, n);
                     }
-                    self.fault(page, n, to, old.map(|(addr, _)| addr), whole);
+                    let fault = Fault { at: page, len: n, to, shared: old.is_some() && !moved, moved, sum: None };
+                    self.fault(fault, old.map(|(addr, _)| addr), whole);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Notes what new pages will hold, where the next commit can make use of it; `segments` of `bytes` are
+    /// about to be written.
+    pub fn vouch(&mut self, journal: &Journal, bytes: &[u8], segments: &Segments) {
+        for fault in self.faults.iter_mut().filter(|fault| !fault.moved && journal.wants_sum(fault.len)) {
+            let (from, len) = (fault.to.offset(), fault.len * PAGE);
+            let whole = segments.iter().find(|s| s.offset <= from && from + len <= s.offset + s.len as u64);
+            fault.sum = whole.map(|s| {
+                let at = s.at + (from - s.offset) as usize;
+                witness_sum(fault.to, &bytes[at..at + len as usize])
+            });
+        }
     }
 
     /// How many whole pages from `page` on are planned at once: within a block, and up to the last
@@ -178,9 +217,10 @@ impl WritePlan {
         self.next = stop;
     }
 
-    fn fault(&mut self, page: VirtualPage, n: u64, to: PageAddr, old: Option<PageAddr>, whole: bool) {
+    fn fault(&mut self, fault: Fault, old: Option<PageAddr>, whole: bool) {
         let at = (self.next - self.start) as usize;
-        self.faults.push(Fault { at: page, len: n, to, shared: old.is_some() });
+        let Fault { at: page, len: n, to, .. } = fault;
+        self.faults.push(fault);
         if whole {
             push(&mut self.segments, to.offset(), at, (n * PAGE) as usize);
             self.next += n * PAGE;

@@ -16,18 +16,21 @@ use super::turn::Work;
 impl<D: Device> Volume<D> {
     /// Submits the data in rising order, the completed `pages` among it, gives up the turn, and waits for
     /// the end.
-    pub(super) async fn put(&self, turn: Turn<Buf>, work: &Work, pages: Vec<Buf>, buf: Buf) -> (Result<()>, Buf) {
+    pub(super) async fn put(&self, turn: Turn<Buf>, work: &mut Work, pages: Vec<Buf>, buf: Buf) -> (Result<()>, Buf) {
         let (device, counters) = (&self.inner.device, &self.inner.counters);
         let (result, buf) = match self.assembled(work, &pages, &buf) {
             Some((whole, segments)) => {
                 counters.data_writes.add(&segments);
+                work.plan.vouch(&self.inner.meta.borrow().journal, &whole, &segments);
                 let write = device.write(whole, segments, false);
                 turn.submitted(&work.along);
                 (write.await.0, buf)
             }
             None => {
-                counters.data_writes.add(&work.plan.segments);
-                let write = device.write(buf, work.plan.segments.clone(), false);
+                let segments = work.plan.segments.clone();
+                counters.data_writes.add(&segments);
+                work.plan.vouch(&self.inner.meta.borrow().journal, &buf, &segments);
+                let write = device.write(buf, segments, false);
                 turn.submitted(&work.along);
                 write.await
             }

@@ -105,6 +105,8 @@ struct Shortage {
     free: u64,
     /// Ends when it is to fail.
     patience: Option<LocalFuture<()>>,
+    /// Its time is over, but there was room for it then.
+    is_over: bool,
 }
 
 impl<D: Device> Volume<D> {
@@ -117,6 +119,7 @@ impl<D: Device> Volume<D> {
         lock: &mut Option<RangeGuard>,
     ) -> Result<PlanGuard> {
         let mut shortage = Shortage::default();
+        let mut unbound = false;
         loop {
             self.inner.admit().await?;
             let guard = self.inner.generations.enter();
@@ -137,11 +140,17 @@ impl<D: Device> Volume<D> {
                 Err(Ended::NoSpace) => {}
             }
             drop(guard);
+            // Pages that recovery might ask for are written elsewhere, but not for want of space.
+            if !std::mem::replace(&mut unbound, true) && self.inner.meta.borrow().journal.vouches() {
+                self.inner.unbind().await?;
+                work.restart();
+                continue;
+            }
             work.give_up_copying();
             work.restart();
             let locked = lock.take().is_some();
             turn.step_aside();
-            self.make_room(turn, &mut shortage).await?;
+            self.make_room(turn, work, &mut shortage).await?;
             if locked {
                 *lock = Some(self.locks.lock(work.held.clone(), Hold::Alone).await);
             }
@@ -151,15 +160,22 @@ impl<D: Device> Volume<D> {
 
     /// Waits until there may be space for it: for its turn among those who need some, for a checkpoint
     /// that brings back what was given up, for others to free some.
-    async fn make_room(&self, turn: &Turn<Buf>, shortage: &mut Shortage) -> Result<()> {
+    async fn make_room(&self, turn: &Turn<Buf>, work: &Work, shortage: &mut Shortage) -> Result<()> {
         self.inner.check_writable()?;
         if shortage.patience.is_none()
+            && !shortage.is_over
             && let WhenFull::Wait(time) = self.inner.options.when_full
         {
             shortage.patience = Some(self.inner.runtime.sleep(time));
         }
         if !turn.is_first() {
-            return shortage.until_first(turn).await;
+            let waited = shortage.until_first(turn).await;
+            if waited.is_err() && !shortage.is_over && self.comes_to_room(work).await {
+                // The first goes on, or gives up in its time.
+                (shortage.is_over, shortage.patience) = (true, None);
+                return shortage.until_first(turn).await;
+            }
+            return waited;
         }
         let free = self.inner.meta.borrow().space.available();
         if free != shortage.free {
@@ -173,6 +189,17 @@ impl<D: Device> Volume<D> {
         self.inner.full.set(true);
         let Some(patience) = &mut shortage.patience else { return Err(no_space()) };
         if self.inner.wait_for_space(patience).await { Ok(()) } else { Err(no_space()) }
+    }
+}
+
+impl<D: Device> Volume<D> {
+    /// Whether there is room for it now, or once the checkpoint that runs has ended.
+    async fn comes_to_room(&self, work: &Work) -> bool {
+        let has_room = || work.plan.has_room(&self.inner.meta.borrow());
+        if !has_room() {
+            self.inner.checkpoint_ends().await;
+        }
+        has_room()
     }
 }
 

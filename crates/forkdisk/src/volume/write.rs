@@ -94,7 +94,7 @@ impl<D: Device> Volume<D> {
             Err(e) => return (Err(e), buf),
         };
         let (result, buf) = match work.plan.copies.is_empty() {
-            true => self.write_planned(turn, &work, buf).await,
+            true => self.write_planned(turn, &mut work, buf).await,
             false => self.write_copying(turn, &mut work, buf).await,
         };
         drop((guard, lock));
@@ -103,7 +103,7 @@ impl<D: Device> Volume<D> {
     }
 
     /// Writes what is planned and maps it.
-    async fn write_planned(&self, turn: Turn<Buf>, work: &Work, buf: Buf) -> (Result<()>, Buf) {
+    async fn write_planned(&self, turn: Turn<Buf>, work: &mut Work, buf: Buf) -> (Result<()>, Buf) {
         let early = planted(Bug::MappedBeforeWritten);
         if early && let Err(e) = self.publish(&work.plan).await {
             return (Err(e), buf);
@@ -135,11 +135,14 @@ impl<D: Device> Volume<D> {
                     meta.map(self.id, fault.at, fault.len, fault.to)?;
                     plan.claim.redeem(self.record(meta).referenced - before);
                     let len = fault.len as u32;
-                    meta.journal.append(&Record::Map { volume: self.id, at: fault.at, len, to: fault.to });
+                    let record = Record::Map { volume: self.id, at: fault.at, len, to: fault.to };
+                    meta.journal.append_map(&record, fault.sum);
                     Ok(())
                 })
                 .await?;
-            self.counters.fault(fault.shared, fault.len * PAGE_SIZE as u64);
+            if !fault.moved {
+                self.counters.fault(fault.shared, fault.len * PAGE_SIZE as u64);
+            }
         }
         Ok(())
     }

@@ -200,6 +200,7 @@ impl Lab {
             assert_eq!(found.replayed, 0, "nothing to replay");
         }
         seen.replayed += found.replayed;
+        seen.witnessed += found.witnessed;
         seen.rounds = seen.rounds.max(found.journal_rounds());
     }
 }
@@ -209,6 +210,8 @@ impl Lab {
 struct Seen {
     /// Records in the journal.
     replayed: usize,
+    /// How often data had to be looked at to know whether a group counts.
+    witnessed: usize,
     /// How often the journal has gone round.
     rounds: u64,
     /// Whether there were counts in the second region.
@@ -241,6 +244,7 @@ fn a_reader_written_from_the_document_finds_what_the_engine_shows() {
         }
     }
     assert!(seen.replayed > 100 && seen.rounds > 0 && seen.second_region, "there was little to be seen");
+    assert!(seen.witnessed > 0, "no group vouched for data");
 }
 
 #[test]

@@ -39,9 +39,9 @@ async fn scattered(lab: &Lab, name: &str, mib: u64) -> Disk {
         volume.write(at * 4096, stamp(1 << 40, 1), false).await.0.expect("there is space");
     }
     lab.pool.checkpoint().await.expect("it succeeds");
-    // Others' tables take the place of this volume's.
-    let other = lab.volume(&format!("{name}-other"), 64).await;
-    for at in (0..64 * 256).step_by(256) {
+    // Others' tables, as large, take the place of this volume's.
+    let other = lab.volume(&format!("{name}-other"), 32).await;
+    for at in (0..32 * 256).step_by(2) {
         other.write(at * 4096, stamp(1 << 40, 1), false).await.0.expect("there is space");
     }
     lab.pool.checkpoint().await.expect("it succeeds");

@@ -18,8 +18,15 @@ struct Open {
     /// A later one that reached the disk first. That is an inversion once this one reaches it, too: one
     /// that fails before (its chunk cannot be read, say) holds up nobody.
     passed_by: Option<u32>,
-    /// There was little space in its time: it may have stepped aside for want of it.
+    /// There was little space in its time, or it came behind a neighbour of which that is true: it may have
+    /// stepped aside.
     short: bool,
+}
+
+impl Open {
+    fn is_near(&self, volume: u32, first: u64, last: u64) -> bool {
+        self.volume == volume && self.first <= last + 1 && first <= self.last + 1
+    }
 }
 
 /// The writes in flight, in the order of acceptance.
@@ -36,7 +43,9 @@ impl Order {
         let whole = (offset + len) / SECTOR as u64 > offset.div_ceil(SECTOR as u64);
         if whole {
             let (first, last) = (offset / BLOCK, (offset + len - 1) / BLOCK);
-            self.open.borrow_mut().push(Open { op, volume, first, last, seen: false, passed_by: None, short: false });
+            let mut open = self.open.borrow_mut();
+            let short = open.iter().any(|o| o.short && o.is_near(volume, first, last));
+            open.push(Open { op, volume, first, last, seen: false, passed_by: None, short });
         }
     }
 
@@ -77,8 +86,7 @@ impl Order {
                 let what = format!("the write of op {by} reached the disk before that of op {op}, accepted earlier");
                 self.broken.borrow_mut().get_or_insert(what);
             }
-            let near =
-                |o: &&mut Open| !o.seen && o.volume == new.volume && o.first <= new.last + 1 && new.first <= o.last + 1;
+            let near = |o: &&mut Open| !o.seen && !o.short && o.is_near(new.volume, new.first, new.last);
             for passed in late.iter_mut().filter(near) {
                 passed.passed_by.get_or_insert(op);
             }
@@ -136,10 +144,17 @@ mod tests {
         assert_eq!(order.broken(false), None, "full");
         order.see(&sector(1));
         assert_eq!(order.broken(true), None, "it was passed while the pool was full");
-        (4..=5).for_each(|op| order.accept(op, 1, 0, 4096));
+        // 3 is there still, and may have to wait for space although there is some by now.
+        order.accept(4, 1, 0, 4096);
+        order.accept(5, 1, 0, 4096);
         order.see(&sector(5));
-        assert_eq!(order.broken(true), None);
         order.see(&sector(4));
+        assert_eq!(order.broken(true), None, "it came behind one that stepped aside");
+        (1..=5).for_each(|op| order.end(op));
+        (6..=7).for_each(|op| order.accept(op, 1, 0, 4096));
+        order.see(&sector(7));
+        assert_eq!(order.broken(true), None);
+        order.see(&sector(6));
         assert!(order.broken(true).is_some(), "there was room all its time");
     }
 }

@@ -212,7 +212,7 @@ impl Run<'_> {
 
     fn fill(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
         let len = (1 << 20).min(self.size(key));
-        for i in 0..8 {
+        for i in 0..8.max(self.size(key) >> 20).min(16) {
             let offset = (i << 20) % self.size(key).max(1);
             let len = len.min(self.size(key) - offset);
             self.write(op, key, Some(Place { offset, len }), Spare::Nothing)?;

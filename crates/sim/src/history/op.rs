@@ -190,6 +190,7 @@ impl Profile {
             Profile::Blocks => &[
                 (Read, 8), (Write, 16), (Append, 40), (Flush, 6), (Discard, 5), (Zero, 4), (Create, 2), (Snapshot, 7), (Clone, 4),
                 (CloneRange, 5), (Rollback, 3), (Resize, 2), (Delete, 8), (Checkpoint, 3), (Cut, 1), (Reopen, 1), (Check, 1),
+                (Fill, 3),
             ],
             Profile::Calm => &[
                 (Read, 30), (Write, 40), (Append, 8), (Ragged, 4), (InPlace, 2), (Flush, 4), (Discard, 6), (Zero, 5), (Create, 2),
@@ -272,6 +273,8 @@ impl Setup {
         let mib = 1 << 20;
         let small = profile == Profile::Full;
         let copies = profile == Profile::Copies;
+        // Volumes that take all blocks of a leaf of counts.
+        let tall = profile == Profile::Blocks && mix(&[seed, 13]).is_multiple_of(3);
         Setup {
             seed,
             profile,
@@ -282,7 +285,7 @@ impl Setup {
             },
             pool: match small || copies && mix(&[seed, 11]).is_multiple_of(5) {
                 true => 9 + rng.below(4),
-                false => 24 + rng.below(40),
+                false => 24 + rng.below(40) + if tall { 40 } else { 0 },
             } * mib,
             journal: *rng.pick(&[1, 1, 2]) * mib,
             dirty: if profile == Profile::Journal { 4096 } else { *rng.pick(&[64, 256, 1024, 4096]) } << 10,
@@ -302,7 +305,7 @@ impl Setup {
             },
             masks: 3,
             pages: match profile {
-                Profile::Blocks => 512 + rng.below(512),
+                Profile::Blocks => 512 + rng.below(512) + if tall { 10 * 256 } else { 0 },
                 Profile::Races | Profile::Journal => *rng.pick(&[16, 64]),
                 Profile::Crowd => *rng.pick(&[2, 8]),
                 Profile::Large => 1 << 17,

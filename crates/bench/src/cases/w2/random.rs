@@ -41,7 +41,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     }
     rows.push(space(span)?);
     let large: u64 = 1 << 40;
-    let count = context.scale.pick(1 << 16, 1 << 18, 1 << 20);
+    let count = context.scale.pick(1 << 17, 1 << 18, 1 << 20);
     context.say("  a volume of 1 TiB, default budget");
     rows.extend(on_large(&label("random/4k-1t"), large, count, OpenOptions::default())?);
     if context.scale > Scale::Quick {

@@ -107,6 +107,7 @@ fn compare(
     let base = Trace::of(alone.disk(), ops, clients);
     let ours = Trace { recording: shared.disk(), depth: base.depth.max(in_flight) };
     let mut rows = label.ratios(&base, &ours);
+    rows.extend(label.times(&ours, shared.bytes));
     let per_byte = |bytes: u64| bytes as f64 / shared.bytes as f64;
     rows.extend([
         label.row("written_bytes_per_byte", "ratio", per_byte(ours.written())),

@@ -116,9 +116,12 @@ fn members(label: &Label<'_>, raw: &Measured, seen: &Measured) -> Vec<Row> {
     let of = |kind| seen.seen.disks[..MEMBERS].iter().map(|disk| disk.bytes(kind)).sum::<u64>() as f64;
     let written = of(RequestKind::WriteData) + of(RequestKind::WriteMetadata);
     let (data, metadata) = rows_read(&seen.seen.disks[..MEMBERS]);
+    // The kernel's own write-back does not always fill a stripe at once.
+    let (without, _) = rows_read(&raw.seen.disks[..MEMBERS]);
     let mut rows: Vec<Row> = DeviceModel::ALL.iter().map(ratio).collect();
     rows.extend([
         label.row("read_modify_writes", "count", data as f64),
+        label.row("read_modify_writes_beyond_raw", "count", data.saturating_sub(without) as f64),
         label.row("read_modify_writes_of_metadata", "count", metadata as f64),
         label.row("array_written_bytes_per_byte", "ratio", written / seen.bytes as f64),
         label.row("array_read_bytes_per_byte", "ratio", of(RequestKind::Read) / seen.bytes as f64),
