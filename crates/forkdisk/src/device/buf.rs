@@ -116,8 +116,8 @@ const LEAST_SPARE: usize = 64 << 10;
 impl Spare {
     /// A piece for `len` bytes that is not much larger.
     fn take(&mut self, len: usize) -> Option<Box<[Frame]>> {
-        let fits = |frames: &Box<[Frame]>| (len..=2 * len).contains(&(frames.len() * BUF_ALIGN));
-        let at = self.kept.iter().rposition(fits)?;
+        let fits = |frames: &[Frame]| (len..=2 * len).contains(&(frames.len() * BUF_ALIGN));
+        let at = self.kept.iter().rposition(|frames| fits(frames))?;
         let frames = self.kept.swap_remove(at);
         self.bytes -= frames.len() * BUF_ALIGN;
         Some(frames)
