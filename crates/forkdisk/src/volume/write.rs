@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::device::{Buf, Device, Segments};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
 use crate::planted::{Bug, planted};
 use crate::sync::{Came, Hold, PlanGuard, RangeGuard, Turn};
@@ -53,10 +53,26 @@ impl<D: Device> Volume<D> {
             Ok(buf) => return (Ok(()), buf),
             Err(not) => not,
         };
-        let outcome = self.write_in_turn(offset, buf, pages, turn).await;
+        let outcome = self.write_or_unbind(offset, buf, &pages, turn).await;
         self.inner.commit_soon();
         self.inner.checkpoint_soon();
         outcome
+    }
+
+    /// Writes in turn. What was to go elsewhere only because recovery might ask for its pages, and found the
+    /// host full, goes in place as soon as recovery will not.
+    async fn write_or_unbind(&self, offset: u64, buf: Buf, pages: &Range<u64>, turn: Turn<Buf>) -> (Result<()>, Buf) {
+        let (result, buf, moved) = self.write_in_turn(offset, buf, pages.clone(), turn).await;
+        match result {
+            Err(e) if moved && e.kind() == ErrorKind::NoSpace => {}
+            result => return (result, buf),
+        }
+        if let Err(e) = self.inner.unbind().await {
+            return (Err(e), buf);
+        }
+        let turn = self.turns.enter(pages.clone());
+        let (result, buf, _) = self.write_in_turn(offset, buf, pages.clone(), turn).await;
+        (result, buf)
     }
 
     /// Plans the write if it goes in place as a whole, judged by what is in memory, and nobody is in
@@ -71,10 +87,17 @@ impl<D: Device> Volume<D> {
         Some(InPlace { segments: plan.segments, held: (lock, self.inner.generations.enter()) })
     }
 
-    async fn write_in_turn(&self, offset: u64, buf: Buf, pages: Range<u64>, turn: Turn<Buf>) -> (Result<()>, Buf) {
+    /// Also tells whether any of it was moved, or may have been.
+    async fn write_in_turn(
+        &self,
+        offset: u64,
+        buf: Buf,
+        pages: Range<u64>,
+        turn: Turn<Buf>,
+    ) -> (Result<()>, Buf, bool) {
         let buf = match turn.come(buf).await {
             Came::Now(buf) => buf,
-            Came::Done(result, buf) => return (result, buf),
+            Came::Done(result, buf) => return (result, buf, true),
         };
         // Whoever was before it may have made its pages this volume's own.
         if let Some(InPlace { segments, held }) = self.in_place(offset, buf.len(), &pages) {
@@ -83,7 +106,7 @@ impl<D: Device> Volume<D> {
             turn.submitted(&[]);
             let (result, buf) = write.await;
             drop(held);
-            return (self.explain(offset, result), buf);
+            return (self.explain(offset, result), buf, false);
         }
         let (copying, held) = self.break_range(pages);
         let lock = self.locks.lock(held.clone(), Hold::Alone).await;
@@ -91,15 +114,16 @@ impl<D: Device> Volume<D> {
         let mut work = Work::new(offset, buf.len(), self.inner.device.block_size(), copying, held);
         let guard = match self.plan(&turn, &mut work, &mut lock).await {
             Ok(guard) => guard,
-            Err(e) => return (Err(e), buf),
+            Err(e) => return (Err(e), buf, false),
         };
+        let moved = work.plan.faults.iter().any(|fault| fault.moved);
         let (result, buf) = match work.plan.copies.is_empty() {
             true => self.write_planned(turn, &mut work, buf).await,
             false => self.write_copying(turn, &mut work, buf).await,
         };
         drop((guard, lock));
         work.deliver(&result);
-        (result, buf)
+        (result, buf, moved)
     }
 
     /// Writes what is planned and maps it.

@@ -82,6 +82,11 @@ impl Message {
         &raw const self.header
     }
 
+    /// Bytes that are left.
+    pub(crate) fn left(&self) -> usize {
+        self.iovecs[self.first..].iter().map(|iovec| iovec.iov_len).sum()
+    }
+
     /// Notes that `sent` more bytes have gone; returns how many pieces are left.
     pub(crate) fn advance(&mut self, mut sent: usize) -> usize {
         while sent > 0 {
@@ -117,7 +122,7 @@ mod tests {
         let pieces = vec![vec![].into(), b"abc".to_vec().into(), vec![].into(), Piece::Buf(buf, 2..6)];
         let mut m = Message::new(pieces);
         assert_eq!(m.first, 1);
-        assert_eq!(m.advance(2), 3);
+        assert_eq!((m.left(), m.advance(2), m.left()), (7, 3, 5));
         assert_eq!(m.iovecs[1].iov_len, 1);
         assert_eq!(m.advance(3), 1, "the rest of the bytes, the empty piece and two of the buffer");
         assert_eq!(m.iovecs[3].iov_len, 2);

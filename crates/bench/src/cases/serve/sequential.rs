@@ -13,10 +13,9 @@ use crate::runner::Context;
 
 use super::row;
 
-const CONNECTIONS: [u64; 3] = [1, 4, 16];
+/// How many, and requests in flight on each of them.
+const CONNECTIONS: [(u64, u64); 3] = [(1, 16), (4, 8), (16, 4)];
 const LEN: u64 = 1 << 20;
-/// Requests in flight, all connections together.
-const IN_FLIGHT: u64 = 16;
 /// Writes between two flushes.
 const FLUSH_EVERY: u64 = 64;
 
@@ -32,11 +31,10 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     }
     let mut rows = Vec::new();
     for (word, mode) in [("read", "read"), ("write", "write")] {
-        for connections in CONNECTIONS {
+        for (connections, depth) in CONNECTIONS {
             let case = format!("sequential/{word}-1m-{connections}-connections");
             let each = FLUSH_EVERY / connections;
             let flags: Vec<String> = if mode == "write" { vec![format!("--fsync={each}")] } else { Vec::new() };
-            let depth = IN_FLIGHT / connections;
             let load = Load { mode, len: LEN, depth, connections, span, flags: &flags };
             let (mut mine, mut theirs, mut ratio) = (Samples::default(), Samples::default(), Samples::default());
             for round in 0..=times {
