@@ -17,10 +17,11 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// `ops` client requests, `clients` of them at a time. One that reaches the device in pieces
-    /// has all of them in flight.
+    /// `ops` client requests, `clients` of them at a time. Where one reaches the device in pieces, all of these
+    /// are in flight; that now and then one is cut in two makes no difference.
     pub fn of(recording: Recording, ops: usize, clients: usize) -> Trace {
-        let pieces = recording.count(RequestKind::WriteData).div_ceil(ops.max(1) as u64).max(1) as usize;
+        let ops = ops.max(1) as u64;
+        let pieces = ((recording.count(RequestKind::WriteData) + ops / 2) / ops).max(1) as usize;
         Trace { depth: clients * pieces, recording }
     }
 
@@ -157,6 +158,7 @@ mod tests {
     fn the_pieces_of_one_request_are_in_flight_together() {
         let recording = Recording { requests: vec![write(0), write(8192), write(1 << 20), write(1 << 30)] };
         assert_eq!(Trace::of(recording.clone(), 2, 1).depth, 2);
-        assert_eq!(Trace::of(recording, 4, 32).depth, 32);
+        assert_eq!(Trace::of(recording.clone(), 4, 32).depth, 32);
+        assert_eq!(Trace::of(recording, 3, 1).depth, 1, "one of three was cut");
     }
 }
