@@ -156,10 +156,11 @@ impl Benchmark {
             ("copy", cases::w2::copy::run),
             ("random", cases::w2::random::run),
             ("snapshots", cases::w2::snapshots::run),
+            ("instructions", cases::w2::instructions::run),
             ("wall", cases::w2::wall::run),
         ],
         peers: &[("dm-thin-random", cases::w2::thin::random)],
-        inside: &[],
+        inside: &[(cases::w2::instructions::INSIDE, cases::w2::instructions::run_inside)],
     };
 
     /// First writes in order, on a plain device and on RAID5.

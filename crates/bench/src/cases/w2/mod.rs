@@ -1,6 +1,7 @@
 //! Breaking sharing (W2): large blocks in order, random pages, many snapshots.
 
 pub mod copy;
+pub mod instructions;
 pub mod random;
 pub mod snapshots;
 pub mod split;
