@@ -104,9 +104,19 @@ fn file_systems_on_attached_volumes_are_made_used_trimmed_and_whole() {
         shell(&format!("sync -f {}", it.below.display()));
         let full = lab.json(&["list", &format!("{POOL}/{kind}")])[0]["referenced"].as_u64().unwrap();
         fs::remove_file(it.below.join("gone")).unwrap();
-        shell(&format!("sync -f {0}; fstrim {0}", it.below.display()));
-        let trimmed = lab.json(&["list", &format!("{POOL}/{kind}")])[0]["referenced"].as_u64().unwrap();
-        assert!(trimmed + (50 << 20) < full, "{kind}: {full} bytes before fstrim and {trimmed} after");
+        // A file system may give a removed file's blocks free some time later.
+        let mut trims = (0..60).map(|_| {
+            shell(&format!("sync -f {0}; fstrim {0}", it.below.display()));
+            lab.json(&["list", &format!("{POOL}/{kind}")])[0]["referenced"].as_u64().unwrap()
+        });
+        let is_less = |&trimmed: &u64| {
+            let less = trimmed + (50 << 20) < full;
+            if !less {
+                std::thread::sleep(std::time::Duration::from_millis(500));
+            }
+            less
+        };
+        assert!(trims.any(|trimmed| is_less(&trimmed)), "{kind}: fstrim frees little of {full} bytes");
         let refused = lab.run(&["detach", shown]).refused();
         assert!(refused.contains("is in use") && refused.contains("unmount"), "{refused}");
         let refused = lab.run(&["stop", POOL]).refused();
