@@ -136,6 +136,18 @@ fn short(result: i32) -> io::Error {
     }
 }
 
+/// CPU time of all children that have ended and were waited for.
+pub fn children_cpu() -> std::time::Duration {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: `usage` has room for the struct, which is valid with whatever numbers it holds.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    let time = |t: libc::timeval| std::time::Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
+    time(usage.ru_utime) + time(usage.ru_stime)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

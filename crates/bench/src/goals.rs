@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use crate::rows::{Row, Samples, Sense};
+use crate::runner::Scale;
 
 const GOALS: &str = include_str!("goals.toml");
 
@@ -20,6 +21,12 @@ pub struct Goal {
     pub goal: f64,
     /// On which side it has to lie.
     pub sense: Sense,
+    /// Whether it is a comparison with a peer, which a run without peers does not have.
+    pub peers: bool,
+    /// It is judged only where (max - min) / median is at most this: a wider spread proves nothing.
+    pub spread: Option<f64>,
+    /// The smallest run that has the figure.
+    pub from: Scale,
 }
 
 /// All goals of all benchmarks.
@@ -41,6 +48,11 @@ struct Table {
     metrics: Vec<String>,
     sense: Sense,
     goal: f64,
+    #[serde(default)]
+    peers: bool,
+    spread: Option<f64>,
+    #[serde(default)]
+    from: Scale,
 }
 
 impl Goals {
@@ -54,9 +66,18 @@ impl Goals {
         let tables: Tables = toml::from_str(text)?;
         let expand = |table: Table| {
             let pairs = table.cases.iter().flat_map(|c| table.metrics.iter().map(move |m| (c.clone(), m.clone())));
-            let (workload, goal, sense) = (table.workload.clone(), table.goal, table.sense);
-            let goals = pairs.map(|(case, metric)| Goal { workload: workload.clone(), case, metric, goal, sense });
-            goals.collect::<Vec<_>>()
+            let Table { goal, sense, peers, spread, from, .. } = table;
+            let goal = |(case, metric)| Goal {
+                workload: table.workload.clone(),
+                case,
+                metric,
+                goal,
+                sense,
+                peers,
+                spread,
+                from,
+            };
+            pairs.map(goal).collect::<Vec<_>>()
         };
         Ok(Goals(tables.goal.into_iter().flat_map(expand).collect()))
     }
@@ -67,8 +88,8 @@ impl Goals {
     }
 
     /// Holds `rows` against the goals of `workload`, and adds a row that is not met for every goal
-    /// whose case `wanted` and whose figure is missing.
-    pub fn judge(&self, rows: &mut Vec<Row>, workload: &str, wanted: impl Fn(&str) -> bool) {
+    /// that is `wanted` and whose figure is missing.
+    pub fn judge(&self, rows: &mut Vec<Row>, workload: &str, wanted: impl Fn(&Goal) -> bool) {
         for goal in self.0.iter().filter(|g| g.workload == workload) {
             let fits = |row: &&mut Row| {
                 row.workload == workload
@@ -78,8 +99,9 @@ impl Goals {
             };
             if let Some(row) = rows.iter_mut().find(fits) {
                 (row.goal, row.sense) = (Some(goal.goal), Some(goal.sense));
-                row.met = Some(row.median.is_some_and(|value| goal.sense.met(value, goal.goal)));
-            } else if wanted(&goal.case) {
+                let judged = goal.spread.is_none_or(|most| row.spread().is_none_or(|spread| spread <= most));
+                row.met = judged.then(|| row.median.is_some_and(|value| goal.sense.met(value, goal.goal)));
+            } else if wanted(goal) {
                 let missing = Row::new(workload, &goal.case, "forkdisk", &goal.metric, "", &Samples::default());
                 let (goal, sense) = (Some(goal.goal), Some(goal.sense));
                 rows.push(Row { goal, sense, met: Some(false), ..missing });
@@ -127,7 +149,7 @@ mod tests {
     #[test]
     fn what_was_not_asked_for_is_not_missing() {
         let mut rows = vec![Row::engine("a/x", "m", "ratio", &Samples::one(2.5))];
-        Goals::parse(TWO).unwrap().judge(&mut rows, "engine", |case| case.starts_with("a/"));
+        Goals::parse(TWO).unwrap().judge(&mut rows, "engine", |goal| goal.case.starts_with("a/"));
         assert_eq!(rows.len(), 1);
         assert_eq!(rows[0].met, Some(false));
     }
@@ -135,7 +157,18 @@ mod tests {
     #[test]
     fn a_peer_is_not_held_against_our_goals() {
         let mut rows = vec![Row::new("engine", "a/x", "qemu-nbd", "m", "ratio", &Samples::one(9.0))];
-        Goals::parse(TWO).unwrap().judge(&mut rows, "engine", |case| case == "a/x");
+        Goals::parse(TWO).unwrap().judge(&mut rows, "engine", |goal| goal.case == "a/x");
         assert_eq!((rows[0].met, rows[1].met), (None, Some(false)));
+    }
+
+    #[test]
+    fn what_varies_too_much_is_not_judged() {
+        let timed = TWO.to_string() + "spread = 0.2";
+        let near = [2.5, 2.4, 2.6].into_iter().collect();
+        let wide = [2.5, 1.0, 2.6].into_iter().collect();
+        let mut rows = vec![Row::engine("a/x", "m", "ratio", &near), Row::engine("b/x", "m", "ratio", &wide)];
+        Goals::parse(&timed).unwrap().judge(&mut rows, "engine", |_| true);
+        assert_eq!((rows[0].goal, rows[0].met), (Some(2.0), Some(false)));
+        assert_eq!((rows[1].goal, rows[1].met), (Some(2.0), None));
     }
 }

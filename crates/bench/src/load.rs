@@ -1,13 +1,14 @@
 //! Clients of a volume: so many requests in flight, at given places, in a given order.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use anyhow::Result;
 use forkdisk::{Device, Pool, Volume};
 use forkdisk_uring::Rt;
 use rand::seq::SliceRandom;
-use rand::{SeedableRng, rngs::SmallRng};
+use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 /// What clients do.
 #[derive(Clone)]
@@ -40,6 +41,13 @@ pub fn random(span: u64, len: usize, count: usize, seed: u64) -> Rc<[u64]> {
     all.shuffle(&mut SmallRng::seed_from_u64(seed));
     all.truncate(count);
     all.into()
+}
+
+/// `count` different pieces of a span too large to be listed, in random order.
+pub fn scattered(span: u64, len: usize, count: usize, seed: u64) -> Rc<[u64]> {
+    let (mut rng, mut seen) = (SmallRng::seed_from_u64(seed), HashSet::with_capacity(count));
+    let draws = std::iter::repeat_with(move || rng.random_range(0..span / len as u64) * len as u64);
+    draws.filter(|&offset| seen.insert(offset)).take(count).collect()
 }
 
 /// Does the job. Requests are made in the order of their offsets, the next one when one has ended.
@@ -82,5 +90,8 @@ mod tests {
         assert_eq!(a, random(1 << 20, 4096, 100, 7));
         assert_ne!(a, random(1 << 20, 4096, 100, 8));
         assert!(a.iter().all(|o| o % 4096 == 0 && *o < 1 << 20));
+        let mut all = scattered(1 << 20, 4096, 256, 7).to_vec();
+        all.sort_unstable();
+        assert_eq!(all, sequential(1 << 20, 4096).to_vec());
     }
 }

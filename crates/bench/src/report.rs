@@ -2,7 +2,8 @@
 
 use crate::rows::Row;
 
-const HEAD: [&str; 8] = ["case", "target", "metric", "median", "min", "max", "goal", "met"];
+/// The columns.
+pub const HEAD: [&str; 8] = ["case", "target", "metric", "median", "min", "max", "goal", "met"];
 
 /// An aligned table of `rows`, one line each, with a heading.
 pub fn table(rows: &[Row]) -> String {
@@ -23,10 +24,12 @@ pub fn table(rows: &[Row]) -> String {
     text
 }
 
-fn cells(row: &Row) -> [String; 8] {
+/// What stands in each column.
+pub fn cells(row: &Row) -> [String; 8] {
     let unit = if row.unit == "ratio" || row.unit.is_empty() { String::new() } else { format!(" [{}]", row.unit) };
     let goal = row.goal.zip(row.sense).map(|(goal, sense)| format!("{} {}", sense.sign(), figure(Some(goal))));
     let met = match (row.met, row.n) {
+        (None, _) if row.goal.is_some() => "spread",
         (Some(true), _) => "yes",
         (Some(false), 0) => "MISSING",
         (Some(false), _) => "NO",

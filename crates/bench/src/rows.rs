@@ -79,6 +79,11 @@ impl Row {
         }
     }
 
+    /// (max - min) / median: how far a measured median can be trusted.
+    pub fn spread(&self) -> Option<f64> {
+        Some((self.max? - self.min?) / self.median?)
+    }
+
     /// A figure of forkdisk in the workload `engine`.
     pub fn engine(case: &str, metric: &str, unit: &str, samples: &Samples) -> Row {
         Row::new("engine", case, "forkdisk", metric, unit, samples)

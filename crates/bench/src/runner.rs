@@ -1,19 +1,23 @@
 //! Which cases a benchmark consists of, and how they are run.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use serde::Deserialize;
 use tempfile::TempDir;
 
 use crate::cases;
-use crate::goals::Goals;
+use crate::goals::{Goal, Goals};
+use crate::peers::{Guest, Lab, Measured};
 use crate::rows::Row;
 
 /// How long a benchmark may take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Scale {
     /// A minute or two: enough to see whether something is badly off.
+    #[default]
     Quick,
     /// Below a quarter of an hour.
     Default,
@@ -41,6 +45,12 @@ pub struct Options {
     pub scale: Scale,
     /// One case only.
     pub only: Option<String>,
+    /// Whether the peers are measured, too.
+    pub peers: bool,
+    /// Rounds of a benchmark that has any, where they are not its usual ones.
+    pub rounds: Option<usize>,
+    /// Bytes of its file, likewise.
+    pub size: Option<u64>,
     /// The `forkdisk` program: some cases need a process of their own.
     pub program: PathBuf,
 }
@@ -48,6 +58,7 @@ pub struct Options {
 /// What a case gets: the options, and folders of its own that are removed when it has ended.
 pub(crate) struct Context<'a> {
     pub options: &'a Options,
+    progress: &'a dyn Fn(&str),
     pub scale: Scale,
     disk: TempDir,
     ram: TempDir,
@@ -56,20 +67,44 @@ pub(crate) struct Context<'a> {
 /// Where files live in memory.
 const RAM: &str = "/dev/shm";
 
-impl Context<'_> {
-    fn new(options: &Options) -> Result<Context<'_>> {
+impl<'a> Context<'a> {
+    fn new(options: &'a Options, progress: &'a dyn Fn(&str)) -> Result<Context<'a>> {
         let make = |at: &Path| {
             tempfile::Builder::new()
                 .prefix("forkdisk-bench-")
                 .tempdir_in(at)
                 .with_context(|| format!("{}: cannot make a folder for files here", at.display()))
         };
-        Ok(Context { options, scale: options.scale, disk: make(&options.dir)?, ram: make(Path::new(RAM))? })
+        Ok(Context { options, progress, scale: options.scale, disk: make(&options.dir)?, ram: make(Path::new(RAM))? })
+    }
+
+    /// Tells whoever waits what is being done.
+    pub fn say(&self, text: &str) {
+        (self.progress)(text);
     }
 
     /// A path on the device that is timed.
     pub fn disk(&self, name: &str) -> PathBuf {
         self.disk.path().join(name)
+    }
+
+    /// The laboratory for guests, unpacked. An error says what this machine lacks for it.
+    pub fn lab(&self) -> Result<Lab> {
+        Lab::unpack(&self.disk("lab")).context("the kernel's own targets cannot be measured here")
+    }
+
+    /// Runs a scenario in a guest with so many disks.
+    pub fn guest(
+        &self,
+        lab: &Lab,
+        scenario: &str,
+        variables: Vec<(&'static str, String)>,
+        disks: usize,
+        limit: Duration,
+    ) -> Result<Vec<Measured>> {
+        let guest = Guest { lab, program: &self.options.program, scenario, variables, disks, limit };
+        // Not in memory: a guest has a `/dev` of its own, which hides `/dev/shm`.
+        guest.run(self.disk.path(), self.progress)
     }
 
     /// A path in memory.
@@ -80,50 +115,136 @@ impl Context<'_> {
 
 type Case = fn(&Context<'_>) -> Result<Vec<Row>>;
 
-/// The cases of `bench engine`, in order of trust: exact counts first, wall-clock time last.
-pub const ENGINE_CASES: [&str; 9] =
-    ["counts", "modelled", "chunks", "snapshots", "reopen", "memory", "cpu", "nbd", "wall"];
-
-fn case(name: &str) -> Option<Case> {
-    Some(match name {
-        "counts" => cases::counts::run,
-        "modelled" => cases::modelled::run,
-        "chunks" => cases::chunks::run,
-        "snapshots" => cases::snapshots::run,
-        "reopen" => cases::reopen::run,
-        "memory" => cases::memory::run,
-        // The part of `memory` that has a process to itself.
-        cases::memory::INSIDE => cases::memory::run_inside,
-        "cpu" => cases::cpu::run,
-        "nbd" => cases::nbd::run,
-        "wall" => cases::wall::run,
-        _ => return None,
-    })
+/// A benchmark: cases in order of trust, exact counts first, wall-clock time last.
+pub struct Benchmark {
+    name: &'static str,
+    cases: &'static [(&'static str, Case)],
+    /// Cases that are about peers only.
+    peers: &'static [(&'static str, Case)],
+    /// Parts of cases that have a process to themselves.
+    inside: &'static [(&'static str, Case)],
 }
 
-/// Runs `bench engine`; `progress` is told what is being done. A case that fails says so there, and
-/// its required rows are missing in the result.
-pub fn engine(options: &Options, progress: &dyn Fn(&str)) -> Result<Vec<Row>> {
-    let names = match &options.only {
-        None => ENGINE_CASES.to_vec(),
-        Some(only) if case(only).is_some() => vec![only.as_str()],
-        Some(only) => bail!("there is no case {only:?}; there are {}", ENGINE_CASES.join(", ")),
+impl Benchmark {
+    /// The engine by itself.
+    pub const ENGINE: Benchmark = Benchmark {
+        name: "engine",
+        cases: &[
+            ("counts", cases::counts::run),
+            ("modelled", cases::modelled::run),
+            ("chunks", cases::chunks::run),
+            ("snapshots", cases::snapshots::run),
+            ("reopen", cases::reopen::run),
+            ("memory", cases::memory::run),
+            ("cpu", cases::cpu::run),
+            ("nbd", cases::nbd::run),
+            ("wall", cases::wall::run),
+        ],
+        peers: &[],
+        inside: &[(cases::memory::INSIDE, cases::memory::run_inside)],
     };
-    // Says before anything else when a folder cannot be had.
-    Context::new(options)?;
-    let mut rows = Vec::new();
-    for (i, name) in names.iter().enumerate() {
-        let start = Instant::now();
-        progress(&format!("[{}/{}] {name} ...", i + 1, names.len()));
-        let run = case(name).context("a case that is listed")?;
-        match Context::new(options).and_then(|context| run(&context)) {
-            Ok(more) => rows.extend(more),
-            Err(error) => progress(&format!("{name} failed: {error:#}")),
-        }
-        progress(&format!("[{}/{}] {name}: {:.1} s", i + 1, names.len(), start.elapsed().as_secs_f64()));
+
+    /// Sequential writes under a snapshot, through a file system in a guest.
+    pub const W1: Benchmark =
+        Benchmark { name: "w1", cases: &[], peers: &[("pool", cases::w1::ext4::run)], inside: &[] };
+
+    /// Breaking sharing: large blocks, random pages, many snapshots.
+    pub const W2: Benchmark = Benchmark {
+        name: "w2",
+        cases: &[
+            ("split", cases::w2::split::run),
+            ("copy", cases::w2::copy::run),
+            ("random", cases::w2::random::run),
+            ("snapshots", cases::w2::snapshots::run),
+            ("instructions", cases::w2::instructions::run),
+            ("wall", cases::w2::wall::run),
+        ],
+        peers: &[("dm-thin-random", cases::w2::thin::random)],
+        inside: &[(cases::w2::instructions::INSIDE, cases::w2::instructions::run_inside)],
+    };
+
+    /// First writes in order, on a plain device and on RAID5.
+    pub const W3: Benchmark = Benchmark {
+        name: "w3",
+        cases: &[("thin", cases::w3::thin::run), ("raid5", cases::w3::raid5::run)],
+        peers: &[("dd", cases::w3::peers::first), ("md-raid5", cases::w3::peers::md)],
+        inside: &[],
+    };
+
+    /// The NBD server, beside those of others.
+    pub const SERVE: Benchmark = Benchmark {
+        name: "serve",
+        cases: &[
+            ("cpu", cases::serve::cpu::run),
+            ("idle", cases::serve::idle::run),
+            ("sequential", cases::serve::sequential::run),
+        ],
+        peers: &[],
+        inside: &[],
+    };
+
+    /// Clone, modify, delete, repeat, through the files of a mounted pool.
+    pub const W5: Benchmark = Benchmark {
+        name: "w5",
+        cases: &[
+            ("random-coded", cases::w5::random_coded),
+            ("random-described", cases::w5::random_described),
+            ("incremental-coded", cases::w5::incremental_coded),
+            ("incremental-described", cases::w5::incremental_described),
+            ("fixed-described", cases::w5::fixed_described),
+            ("size", cases::w5::size::run_all),
+            ("read-after-20-rounds", cases::w5::read::run),
+            ("fuse-1m-seq-direct", cases::w5::fuse::sequential_direct),
+            ("fuse-1m-seq-cached", cases::w5::fuse::sequential_cached),
+            ("fuse-4k-random-direct", cases::w5::fuse::random_direct),
+            ("fuse-4k-random-cached", cases::w5::fuse::random_cached),
+        ],
+        peers: &[],
+        inside: &[],
+    };
+
+    /// What it is called.
+    pub fn name(&self) -> &'static str {
+        self.name
     }
-    Goals::built_in()?.judge(&mut rows, "engine", |of| names.iter().any(|name| belongs(of, name)));
-    Ok(rows)
+
+    fn names(&self, peers: bool) -> Vec<&'static str> {
+        let of_peers = self.peers.iter().filter(|_| peers);
+        self.cases.iter().chain(of_peers).map(|&(name, _)| name).collect()
+    }
+
+    fn case(&self, name: &str) -> Option<Case> {
+        self.cases.iter().chain(self.peers).chain(self.inside).find(|(of, _)| *of == name).map(|&(_, case)| case)
+    }
+
+    /// Runs it; `progress` is told what is being done. A case that fails says so there, and its
+    /// required rows are missing in the result.
+    pub fn run(&self, options: &Options, progress: &dyn Fn(&str)) -> Result<Vec<Row>> {
+        let names = match &options.only {
+            None => self.names(options.peers),
+            Some(only) if self.case(only).is_some() => vec![only.as_str()],
+            Some(only) => bail!("there is no case {only:?}; there are {}", self.names(true).join(", ")),
+        };
+        // Says before anything else when a folder cannot be had.
+        Context::new(options, progress)?;
+        let mut rows = Vec::new();
+        for (i, name) in names.iter().enumerate() {
+            let start = Instant::now();
+            progress(&format!("[{}/{}] {name} ...", i + 1, names.len()));
+            let run = self.case(name).context("a case that is listed")?;
+            match Context::new(options, progress).and_then(|context| run(&context)) {
+                Ok(more) => rows.extend(more),
+                Err(error) => progress(&format!("{name} failed: {error:#}")),
+            }
+            progress(&format!("[{}/{}] {name}: {:.1} s", i + 1, names.len(), start.elapsed().as_secs_f64()));
+        }
+        let wanted = |goal: &Goal| {
+            let here = (options.peers || !goal.peers) && goal.from <= options.scale;
+            here && names.iter().any(|name| belongs(&goal.case, name))
+        };
+        Goals::built_in()?.judge(&mut rows, self.name, wanted);
+        Ok(rows)
+    }
 }
 
 /// Whether the row's case, such as `counts/first-4k-random`, is part of the case `name`.
@@ -136,11 +257,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_goal_of_the_engine_belongs_to_a_case() {
+    fn every_goal_belongs_to_a_case() {
         let goals = Goals::built_in().unwrap();
-        for goal in goals.all().iter().filter(|g| g.workload == "engine") {
-            assert!(ENGINE_CASES.iter().any(|name| belongs(&goal.case, name)), "{}", goal.case);
+        let all = [Benchmark::ENGINE, Benchmark::SERVE, Benchmark::W1, Benchmark::W2, Benchmark::W3, Benchmark::W5];
+        for benchmark in all {
+            // What an origin in place and gathering have to reach is no part of it yet.
+            let is_later = |g: &&Goal| g.case.starts_with("origin-") || g.case == "read-after-gathering";
+            let has = |g: &&Goal| g.workload == benchmark.name && !is_later(g);
+            for goal in goals.all().iter().filter(has) {
+                assert!(benchmark.names(true).iter().any(|name| belongs(&goal.case, name)), "{}", goal.case);
+            }
+            assert!(benchmark.names(true).iter().all(|name| benchmark.case(name).is_some()));
         }
-        assert!(ENGINE_CASES.iter().all(|name| case(name).is_some()));
     }
 }

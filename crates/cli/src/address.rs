@@ -93,6 +93,11 @@ pub fn same_pool(addresses: &[Address]) -> Result<PathBuf> {
     Ok(first.clone())
 }
 
+/// The names in the pool.
+pub fn names(addresses: Vec<Address>) -> Vec<String> {
+    addresses.into_iter().map(|address| address.name).collect()
+}
+
 fn same_file(a: &Path, b: &Path) -> bool {
     if a == b {
         return true;

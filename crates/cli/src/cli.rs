@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use tracing::level_filters::LevelFilter;
+use clap::{Args, Parser, Subcommand};
 
 use crate::address::{self, Address};
+use crate::config::{Given, Settings, key};
+use crate::logging::Logging;
 use crate::output::OutputArgs;
 use crate::verbs;
 
@@ -35,61 +36,46 @@ pub struct Global {
     #[command(flatten)]
     pub output: OutputArgs,
 
-    /// The pool that addresses without a path are in
-    #[arg(long, global = true, env = "FORKDISK_POOL", value_name = "PATH")]
-    pool: Option<PathBuf>,
+    /// The configuration file [default: /etc/forkdisk/config.toml, if there is one]
+    #[arg(long, global = true, env = "FORKDISK_CONFIG", hide_env = true, value_name = "PATH")]
+    config: Option<PathBuf>,
 
-    /// How much is logged on stderr
-    #[arg(long, global = true, env = "FORKDISK_LOG", value_enum, value_name = "LEVEL")]
-    log: Option<LogLevel>,
-}
+    #[command(flatten)]
+    given: Given<false>,
 
-#[derive(Clone, Copy, ValueEnum)]
-enum LogLevel {
-    Off,
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
-}
-
-impl From<LogLevel> for LevelFilter {
-    fn from(level: LogLevel) -> LevelFilter {
-        match level {
-            LogLevel::Off => LevelFilter::OFF,
-            LogLevel::Error => LevelFilter::ERROR,
-            LogLevel::Warn => LevelFilter::WARN,
-            LogLevel::Info => LevelFilter::INFO,
-            LogLevel::Debug => LevelFilter::DEBUG,
-            LogLevel::Trace => LevelFilter::TRACE,
-        }
-    }
+    /// The configuration in effect.
+    #[arg(skip)]
+    pub settings: Settings,
 }
 
 impl Global {
-    fn default_pool(&self) -> Option<&Path> {
-        self.pool.as_deref().filter(|path| !path.as_os_str().is_empty())
+    fn default_pool(&self) -> Option<PathBuf> {
+        self.settings.path(&key::POOL)
+    }
+
+    /// Where the daemon's control socket lies, if the user said so.
+    pub fn control(&self) -> Option<PathBuf> {
+        self.settings.path(&key::CONTROL)
     }
 
     /// Any address: a pool or what is in one.
     pub fn address(&self, text: &str) -> Result<Address> {
-        address::parse(text, self.default_pool())
+        address::parse(text, self.default_pool().as_deref())
     }
 
     /// The address of a volume or snapshot.
     pub fn object(&self, text: &str) -> Result<Address> {
-        address::parse_object(text, self.default_pool())
+        address::parse_object(text, self.default_pool().as_deref())
     }
 
     /// The address of a volume.
     pub fn volume(&self, text: &str) -> Result<Address> {
-        address::parse_volume(text, self.default_pool())
+        address::parse_volume(text, self.default_pool().as_deref())
     }
 
     /// The address of a snapshot.
     pub fn snapshot(&self, text: &str) -> Result<Address> {
-        address::parse_snapshot(text, self.default_pool())
+        address::parse_snapshot(text, self.default_pool().as_deref())
     }
 
     /// The pool that a verb on whole pools is for.
@@ -105,8 +91,8 @@ impl Global {
 
     /// As [`pool`](Self::pool), for one that need not exist.
     pub fn new_pool(&self, named: Option<&Path>) -> Result<PathBuf> {
-        let path = named.or(self.default_pool()).context("no pool: name its path, or set FORKDISK_POOL")?;
-        Ok(path.to_path_buf())
+        let path = named.map(Path::to_path_buf).or_else(|| self.default_pool());
+        path.context("no pool: name its path, or set FORKDISK_POOL")
     }
 
     /// What a verb that lists works on: the addresses given, or the whole default pool.
@@ -134,11 +120,19 @@ enum Verb {
     Rename(verbs::rename::RenameArgs),
     Resize(verbs::resize::ResizeArgs),
     Set(verbs::set::SetArgs),
+    Copier(verbs::copier::CopierArgs),
     Delete(verbs::delete::DeleteArgs),
     Grow(verbs::grow::GrowArgs),
     Check(verbs::check::CheckArgs),
     Stats(verbs::stats::StatsArgs),
+    Top(verbs::top::TopArgs),
     Serve(verbs::serve::ServeArgs),
+    Mount(verbs::mount::MountArgs),
+    Umount(verbs::umount::UmountArgs),
+    Attach(verbs::attach::AttachArgs),
+    Detach(verbs::detach::DetachArgs),
+    Stop(verbs::stop::StopArgs),
+    Config(verbs::config::ConfigArgs),
     Bench(verbs::bench::BenchArgs),
     #[command(hide = true)]
     Completions(verbs::completions::CompletionsArgs),
@@ -147,10 +141,26 @@ enum Verb {
 }
 
 impl Cli {
-    /// How much to log: what the user said, else what suits the verb.
-    pub fn log_level(&self) -> LevelFilter {
-        let suits = if matches!(self.verb, Verb::Serve(_)) { LogLevel::Info } else { LogLevel::Warn };
-        self.global.log.unwrap_or(suits).into()
+    /// Puts together what the command line, the environment and the file say.
+    pub fn configure(&mut self) -> Result<()> {
+        let serve = match &mut self.verb {
+            Verb::Serve(args) => std::mem::take(&mut args.given),
+            Verb::Config(args) => std::mem::take(&mut args.given),
+            _ => Given::default(),
+        };
+        let file = self.global.config.as_deref().filter(|path| !path.as_os_str().is_empty());
+        self.global.settings = Settings::load(std::mem::take(&mut self.global.given), serve, file)?;
+        Ok(())
+    }
+
+    /// How to log: as the user said, else as suits the verb.
+    pub fn logging(&self) -> Result<Logging> {
+        let is_server = matches!(self.verb, Verb::Serve(_) | Verb::Mount(_));
+        let settings = &self.global.settings;
+        let level = settings.word(&key::LOG).unwrap_or(if is_server { "info" } else { "warn" });
+        let level = level.parse().with_context(|| format!("the log level {level}"))?;
+        let burst = is_server.then(|| settings.count(&key::LOG_BURST)).transpose()?;
+        Ok(Logging { level, json: settings.word(&key::LOG_FORMAT) == Some("json"), burst })
     }
 
     /// Carries out the verb.
@@ -158,6 +168,8 @@ impl Cli {
         let global = &self.global;
         match self.verb {
             Verb::Check(args) => return verbs::check::run(args, global),
+            Verb::Serve(args) => return verbs::serve::run(args, global),
+            Verb::Mount(args) => return verbs::mount::run(args, global),
             Verb::Init(args) => verbs::init::run(args, global),
             Verb::Create(args) => verbs::create::run(args, global),
             Verb::Import(args) => verbs::import::run(args, global),
@@ -172,10 +184,17 @@ impl Cli {
             Verb::Rename(args) => verbs::rename::run(args, global),
             Verb::Resize(args) => verbs::resize::run(args, global),
             Verb::Set(args) => verbs::set::run(args, global),
+            Verb::Copier(args) => verbs::copier::run(args, global),
             Verb::Delete(args) => verbs::delete::run(args, global),
             Verb::Grow(args) => verbs::grow::run(args, global),
             Verb::Stats(args) => verbs::stats::run(args, global),
-            Verb::Serve(args) => verbs::serve::run(args, global),
+            Verb::Top(args) => verbs::top::run(args, global),
+            Verb::Attach(args) => verbs::attach::run(args, global),
+            Verb::Detach(args) => verbs::detach::run(args, global),
+            Verb::Stop(args) => verbs::stop::run(args, global),
+            Verb::Config(_) => verbs::config::run(global),
+
+            Verb::Umount(args) => verbs::umount::run(args, global),
             Verb::Bench(args) => verbs::bench::run(args, global),
             Verb::Completions(args) => verbs::completions::run(args),
             Verb::Man(args) => verbs::man::run(args),

@@ -3,18 +3,19 @@
 //! Exit status: 0 done, 1 failed with nothing changed, 2 wrong usage; `check` has its own.
 
 mod address;
+mod attach;
 mod cli;
-mod endpoint;
+mod config;
+mod daemon;
+mod logging;
+mod network;
 mod output;
 mod owner;
 mod progress;
-mod record;
 mod session;
-mod size;
-mod sparse;
-
+mod syslog;
+mod top;
 mod verbs;
-mod window;
 
 use std::io;
 use std::process::ExitCode;
@@ -22,17 +23,21 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 
+use forkdisk_control::size;
+use forkdisk_control::{Failure, FailureKind};
+
 use crate::cli::Cli;
+use crate::logging::Logging;
 
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let mut cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage(error),
     };
-    tracing_subscriber::fmt().with_max_level(cli.log_level()).with_writer(io::stderr).with_target(false).init();
-    match cli.run() {
+    let configured = cli.configure().and_then(|()| cli.logging());
+    match configured.map(Logging::begin).and_then(|()| cli.run()) {
         Ok(status) => status,
         Err(error) if reader_is_gone(&error) => ExitCode::SUCCESS,
         Err(error) => {
@@ -58,6 +63,7 @@ fn reader_is_gone(error: &anyhow::Error) -> bool {
     let broken = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
     error.chain().any(|cause| {
         cause.downcast_ref::<io::Error>().is_some_and(broken)
+            || cause.downcast_ref::<Failure>().is_some_and(|failure| failure.kind == FailureKind::BrokenPipe)
             || cause
                 .downcast_ref::<serde_json::Error>()
                 .is_some_and(|e| e.io_error_kind() == Some(io::ErrorKind::BrokenPipe))

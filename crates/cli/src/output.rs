@@ -6,6 +6,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use crate::cli::Global;
 use crate::size::human;
 
 /// How results are written: tables for people, JSON for programs.
@@ -121,6 +122,11 @@ pub fn print_json(value: &impl Serialize) -> Result<()> {
     writeln!(out)?;
     out.flush()?;
     Ok(())
+}
+
+/// Writes `value` as JSON if the user wants JSON; verbs that do something say nothing otherwise.
+pub fn print_if_json(global: &Global, value: &impl Serialize) -> Result<()> {
+    if global.output.json() { print_json(value) } else { Ok(()) }
 }
 
 /// Writes `value` as JSON on one line.

@@ -1,51 +1,77 @@
 //! Progress on stderr: nothing for the first second, nothing at all when stderr is no terminal.
 
+use std::cell::RefCell;
 use std::io::IsTerminal;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use forkdisk_control::{Observer, Step};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 const PATIENCE: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(125);
 
+const LASTING: &str = "{spinner} {msg} {elapsed}";
+const STREAM: &str = "{spinner} {msg} {binary_bytes} {binary_bytes_per_sec}";
+const BYTES: &str = "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
+
 /// A bar (when the end is known) or a spinner, cleared when dropped.
 pub struct Progress {
     bar: ProgressBar,
+    shown: RefCell<Shown>,
     shower: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
-impl Progress {
-    /// A bar for `total` bytes.
-    pub fn bytes(what: &str, total: u64) -> Progress {
-        let style = "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
-        Progress::start(ProgressBar::hidden(), Some(total), what, style)
-    }
+/// What the bar is set up for.
+#[derive(Default, PartialEq)]
+struct Shown {
+    what: String,
+    template: &'static str,
+}
 
-    /// A count of bytes whose end is unknown.
-    pub fn stream(what: &str) -> Progress {
-        Progress::start(ProgressBar::hidden(), None, what, "{spinner} {msg} {binary_bytes} {binary_bytes_per_sec}")
+impl Progress {
+    /// Progress of whatever it will hear of.
+    pub fn new() -> Progress {
+        let bar = ProgressBar::hidden();
+        let shower = std::io::stderr().is_terminal().then(|| show_later(bar.clone()));
+        Progress { bar, shown: RefCell::default(), shower }
     }
 
     /// Says that `what` is going on.
     pub fn spinner(what: &str) -> Progress {
-        Progress::start(ProgressBar::hidden(), None, what, "{spinner} {msg} {elapsed}")
+        let progress = Progress::new();
+        progress.reached(Step::lasting(what));
+        progress
     }
 
-    fn start(bar: ProgressBar, total: Option<u64>, what: &str, template: &str) -> Progress {
-        bar.set_style(ProgressStyle::with_template(template).expect("a well-formed template"));
-        bar.set_message(what.to_string());
-        if let Some(total) = total {
-            bar.set_length(total);
+    fn set_up(&self, what: String, template: &'static str) {
+        let next = Shown { what, template };
+        if *self.shown.borrow() == next {
+            return;
         }
-        let shower = std::io::stderr().is_terminal().then(|| show_later(bar.clone()));
-        Progress { bar, shower }
+        self.bar.set_style(ProgressStyle::with_template(template).expect("a well-formed template"));
+        self.bar.set_message(next.what.clone());
+        self.bar.reset();
+        *self.shown.borrow_mut() = next;
     }
+}
 
-    /// `bytes` more are done.
-    pub fn add(&self, bytes: u64) {
-        self.bar.inc(bytes);
+impl Observer for Progress {
+    fn reached(&self, step: Step) {
+        if self.shower.is_none() {
+            return;
+        }
+        let template = match (step.done, step.total) {
+            (None, _) => LASTING,
+            (Some(_), None) => STREAM,
+            (Some(_), Some(_)) => BYTES,
+        };
+        self.set_up(step.what, template);
+        if let Some(total) = step.total {
+            self.bar.set_length(total);
+        }
+        self.bar.set_position(step.done.unwrap_or(0));
     }
 }
 

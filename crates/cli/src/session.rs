@@ -1,15 +1,21 @@
-//! A pool opened for one command: the device, the engine on the io_uring runtime, and a clean close
-//! whatever the command's outcome.
+//! The way to a pool: through the daemon that serves it, or by opening it for one command.
+//!
+//! A verb asks a [`Caller`], which carries it out here or has it carried out there; it cannot tell which.
 
+use std::cell::RefCell;
 use std::future::Future;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::pin::pin;
 use std::rc::Rc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::task::{Context as TaskContext, Poll, Waker};
 
 use anyhow::{Context, Result};
-use forkdisk::{OpenOptions, Pool, WhenFull};
+use forkdisk::{OpenOptions, Pool};
+use forkdisk_control::{Call, Client, Failure, FailureKind, Method, NoHost, Observer, Session, params, perform, place};
 use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice};
 
+use crate::cli::Global;
 use crate::owner;
 use crate::progress::Progress;
 
@@ -22,40 +28,61 @@ pub enum Access {
     Write,
 }
 
-/// An open pool and the runtime under it.
-#[derive(Clone)]
-pub struct Session {
-    /// The engine on its device.
-    pub pool: Pool<UringDevice>,
-    /// Where tasks run.
-    pub runtime: Rt,
+/// What carries verbs out.
+pub enum Caller {
+    /// The pool is open here.
+    Idle(Session),
+    /// A daemon has it.
+    Served(RefCell<Client>),
 }
 
-/// Opens the pool at `path`, runs `work` and closes the pool.
-pub fn with_pool<T, Fut>(path: &Path, access: Access, work: impl FnOnce(Session) -> Fut) -> Result<T>
-where
-    Fut: Future<Output = Result<T>>,
-{
-    with_pool_when_full(path, access, WhenFull::Error, work)
+impl Caller {
+    /// Has `method` carried out, with the file that goes with it, if any.
+    pub async fn call<M: Method>(&self, method: M, file: Option<OwnedFd>) -> Result<M::Reply, Failure> {
+        let progress = Rc::new(Progress::new());
+        match self {
+            Caller::Served(client) => {
+                let file = file.as_ref().map(AsFd::as_fd);
+                client.borrow_mut().call(method, file, |step| progress.reached(step))
+            }
+            Caller::Idle(session) => {
+                let call = Call { observer: progress, file: file.map(Rc::new), ..Call::default() };
+                let reply = perform(session, method.into(), &call).await?;
+                let mixed_up = || Failure::new(FailureKind::Protocol, "the answer is another method's");
+                M::reply_of(reply).ok_or_else(mixed_up)
+            }
+        }
+    }
 }
 
-/// As [`with_pool`], with a policy for writes that find the pool full.
-pub fn with_pool_when_full<T, Fut>(
+/// Has one `method` carried out on the pool at `path`.
+pub fn call<M: Method>(global: &Global, path: &Path, access: Access, method: M) -> Result<M::Reply> {
+    with_pool(global, path, access, async |caller| Ok(caller.call(method, None).await?))
+}
+
+/// Runs `work` with whatever can carry verbs out on the pool at `path`.
+pub fn with_pool<T>(
+    global: &Global,
     path: &Path,
     access: Access,
-    when_full: WhenFull,
-    work: impl FnOnce(Session) -> Fut,
-) -> Result<T>
-where
-    Fut: Future<Output = Result<T>>,
-{
+    work: impl AsyncFnOnce(&Caller) -> Result<T>,
+) -> Result<T> {
+    if let Some(client) = daemon(global, path)? {
+        return at_once(work(&Caller::Served(RefCell::new(client))));
+    }
     forkdisk_uring::block_on(Config::default(), |runtime| async move {
-        let read_only = access == Access::Read;
-        let device_options = DeviceOptions { read_only, ..DeviceOptions::default() };
-        let device = UringDevice::open(&runtime, path, &device_options).map_err(|e| owner::explain(path, e))?;
-        let options = OpenOptions { read_only, when_full, ..OpenOptions::default() };
-        let pool = Pool::open(device, Rc::new(runtime.clone()), options).await.context(path.display().to_string())?;
-        let outcome = work(Session { pool: pool.clone(), runtime }).await;
+        let device = match open_device(&runtime, path, access) {
+            Ok(device) => device,
+            // It may have begun to serve the pool a moment ago.
+            Err(error) => match daemon(global, path)? {
+                Some(client) => return work(&Caller::Served(RefCell::new(client))).await,
+                None => return Err(error),
+            },
+        };
+        let options = OpenOptions { read_only: access == Access::Read, ..OpenOptions::default() };
+        let pool = open_pool(device, &runtime, path, options).await?;
+        let session = Session::new(pool.clone(), runtime, Rc::new(NoHost));
+        let outcome = work(&Caller::Idle(session)).await;
         let closed = pool.close().await.with_context(|| format!("{}: closing the pool", path.display()));
         let value = outcome?;
         closed?;
@@ -63,13 +90,50 @@ where
     })?
 }
 
-/// Waits until deletions have given their space back, so that the next command finds it free.
-pub async fn settle(session: &Session) -> Result<()> {
-    let _progress = Progress::spinner("giving space back");
-    Ok(session.pool.settle().await?)
+/// Opens the device under the pool at `path`, or says who has it.
+pub fn open_device(runtime: &Rt, path: &Path, access: Access) -> Result<UringDevice> {
+    let options = DeviceOptions { read_only: access == Access::Read, ..DeviceOptions::default() };
+    UringDevice::open(runtime, path, &options).map_err(|e| owner::explain(path, e))
 }
 
-/// Seconds since 1970.
-pub fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
+/// Opens the pool on `device`.
+pub async fn open_pool(
+    device: UringDevice,
+    runtime: &Rt,
+    path: &Path,
+    options: OpenOptions,
+) -> Result<Pool<UringDevice>> {
+    Pool::open(device, Rc::new(runtime.clone()), options).await.context(path.display().to_string())
+}
+
+/// The daemon that serves the pool at `path`, if one answers.
+pub fn daemon(global: &Global, path: &Path) -> Result<Option<Client>> {
+    let Some(uuid) = place::pool_identity(path) else { return Ok(None) };
+    let file = place::file_identity(path)?;
+    for place in global.control().into_iter().chain(place::control_candidates(&uuid)) {
+        let mut client = match Client::connect(&place) {
+            Ok(client) => client,
+            Err(error) => {
+                tracing::debug!(socket = %place.display(), %error, "nobody answers");
+                continue;
+            }
+        };
+        match client.call(params::Status {}, None, |_| {}) {
+            // A copy of a pool has the same identity and is another pool.
+            Ok(status) if status.file == file => return Ok(Some(client)),
+            Ok(status) => tracing::debug!(socket = %place.display(), other = status.pool, "serves another pool"),
+            // It is ending: whether the pool is free shows when it is opened.
+            Err(failure) if failure.kind == FailureKind::Ending => {}
+            Err(failure) => return Err(failure.into()),
+        }
+    }
+    Ok(None)
+}
+
+/// The outcome of a future that only waits by blocking.
+fn at_once<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut TaskContext::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => unreachable!("a caller of a daemon blocks, it never waits"),
+    }
 }

@@ -33,6 +33,9 @@
 //!     fn sleep(&self, _time: Duration) -> LocalFuture<()> {
 //!         Box::pin(ready(()))
 //!     }
+//!     fn now(&self) -> Duration {
+//!         Duration::ZERO
+//!     }
 //! }
 //!
 //! impl Tasks {
@@ -112,11 +115,14 @@
 //! # Rules for callers
 //!
 //! A pool lives on one thread. Futures must be run to their end, not dropped half-way: spawn a task
-//! per request. Any number of requests may be under way; writes to the same pages reach the device in
-//! the order of the calls. Whoever reads what is being written sees either.
+//! per request. Any number of requests may be under way; writes to the same pages and to neighbours of
+//! theirs (within 1 MiB and more) reach the device in the order in which their futures were first polled,
+//! but for those that wait for space. Whoever reads what is being written sees either.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod copier;
+mod counters;
 pub mod device;
 mod error;
 mod format;
@@ -130,12 +136,18 @@ mod sync;
 mod types;
 mod volume;
 
+pub use copier::CopyStats;
+pub use counters::{
+    Faults, HISTOGRAM_BUCKETS, Histogram, Operation, OperationStatistics, PoolStatistics, Requests, Traffic,
+    VolumeStatistics,
+};
 pub use device::{Buf, Device};
 pub use error::{Error, ErrorKind, Result};
+pub use format::{Attributes, BreakPolicy, CopierSettings, Throttle};
 pub use pool::{
-    CheckReport, CreateOptions, DiffClass, DiffRun, FormatOptions, Mode, OpenOptions, Pool, PoolInfo, Usage,
-    VolumeInfo, WhenFull,
+    CheckReport, Child, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, Mode, OpenOptions,
+    Pool, PoolInfo, SUPERBLOCK_AT, Usage, VolumeCopying, VolumeInfo, WhenFull, identify,
 };
 pub use runtime::{LocalFuture, Runtime};
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};
-pub use volume::{Extent, Volume};
+pub use volume::{Extent, Sharing, StatusRun, Volume};

@@ -47,14 +47,32 @@ bugs! {
     SnapshotWithoutCount = "snapshot-without-count",
     /// A rollback counts the snapshot's root once too often.
     RollbackCountsTwice = "rollback-counts-twice",
+    /// A volume whose contents became those of another goes on as if they were its own only.
+    ReplaceKeepsSourceAlone = "replace-keeps-source-alone",
     /// A deleted volume is forgotten before its space is given back.
     DeleteKeepsCounts = "delete-keeps-counts",
     /// The journal is written before the data it speaks of is durable.
     DataFlushSkipped = "data-flush-skipped",
     /// A commit ends before its journal records are durable.
     JournalFlushSkipped = "journal-flush-skipped",
+    /// Recovery takes a group without looking at the data that it vouches for.
+    VouchedNotVerified = "vouched-not-verified",
+    /// A page that a group on the device vouches for is written in place.
+    VouchedWrittenInPlace = "vouched-written-in-place",
+    /// A page that a pending record vouches for is written in place, and the record is written as it is.
+    PendingChangedUnnoticed = "pending-changed-unnoticed",
+    /// What only this process knows to be durable is taken for something that the device says.
+    ConfirmedTooEarly = "confirmed-too-early",
+    /// Recovery leaves groups as they were that it had to look at the data for.
+    RecoveryLeavesUnsealed = "recovery-leaves-unsealed",
     /// FUA is acknowledged without a commit.
     FuaWithoutCommit = "fua-without-commit",
+    /// What was discarded since a snapshot counts as unchanged.
+    ChangesLeaveOutHoles = "changes-leave-out-holes",
+    /// Where two maps have different tables of level 0, only the first page is compared.
+    ChangesTakeTheFirstPage = "changes-take-the-first-page",
+    /// What writes under way will map does not count towards a quota.
+    QuotaForgetsClaims = "quota-forgets-claims",
     /// A flush does nothing for a volume that has mapped nothing new.
     FlushCoversOneVolume = "flush-covers-one-volume",
     /// Who asks while a commit runs is content with that one.
@@ -97,6 +115,10 @@ bugs! {
     FullLeavesHalf = "full-leaves-half",
     /// A write gives up its range before it is on the device.
     LockReleasedEarly = "lock-released-early",
+    /// A write goes before an earlier one next to it that has to wait.
+    NeighbourOvertakes = "neighbour-overtakes",
+    /// A write that another takes along is acknowledged, but not written.
+    TakenAlongForgotten = "taken-along-forgotten",
     /// A discard does not wait for writes to its range.
     DiscardIgnoresWriters = "discard-ignores-writers",
     /// A snapshot does not wait for writes in place that were planned before it.
@@ -121,10 +143,40 @@ bugs! {
     CountSlotOverwritten = "count-slot-overwritten",
     /// A count page is read from the slot that an unfinished checkpoint wrote.
     OrphanedCountSlotTaken = "orphaned-count-slot-taken",
+    /// A leaf of counts is written anew without the references noted above it.
+    CommonCountsLost = "common-counts-lost",
     /// Count pages in memory stay as they were before the checkpoint.
     StaleCountsCached = "stale-counts-cached",
+    /// The search for free pages finds those that were handed out since the last checkpoint.
+    SearchFindsTaken = "search-finds-taken",
+    /// What a view walks over is given to others.
+    ViewHoldsNothing = "view-holds-nothing",
+    /// A view takes counts from checkpoints after its own.
+    ViewTakesNewCounts = "view-takes-new-counts",
     /// A map table whose checksum is wrong is believed.
     TableChecksumIgnored = "table-checksum-ignored",
+    /// The copier takes what it could not read or write for copied.
+    CopierErrorSwallowed = "copier-error-swallowed",
+    /// A job that gets no buffer goes to the end of the queue.
+    StarvedJobGoesLast = "starved-job-goes-last",
+    /// A chunk is mapped to its copy before that is written.
+    CopyMappedBeforeWritten = "copy-mapped-before-written",
+    /// A write that joins a copy under way is forgotten.
+    JoinedWriteLost = "joined-write-lost",
+    /// A write joins a copy that has been written already.
+    JoinedWriteTooLate = "joined-write-too-late",
+    /// A client's bytes are laid over the wrong place of a copy.
+    GivenBytesMisplaced = "given-bytes-misplaced",
+    /// A copy that was cancelled because another of the same write failed is mapped.
+    CancelledCopyMapped = "cancelled-copy-mapped",
+    /// Holes of a chunk that is copied get whatever lies in the new place.
+    CopyFillsHoles = "copy-fills-holes",
+    /// A chunk is cloned over the client's bytes, after they were written.
+    CloneOverGiven = "clone-over-given",
+    /// Of the writes that go along with a chunk that is cloned only the first is written.
+    JoinedBesideClone = "joined-beside-clone",
+    /// The rest of a page that was given in part is not what the source holds when the chunk is cloned.
+    TornPageNotCompleted = "torn-page-not-completed",
 }
 
 #[cfg(feature = "planted")]

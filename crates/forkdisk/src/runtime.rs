@@ -15,4 +15,8 @@ pub trait Runtime: 'static {
 
     /// Resolves once `time` has passed.
     fn sleep(&self, time: Duration) -> LocalFuture<()>;
+
+    /// Time since some moment before the first call; it never goes back. What throttles and figures
+    /// are measured by, never what is stored.
+    fn now(&self) -> Duration;
 }

@@ -338,6 +338,10 @@ impl Runtime for Executor {
         }
         Box::pin(Sleep(alarm))
     }
+
+    fn now(&self) -> Duration {
+        Executor::now(self)
+    }
 }
 
 enum Choice {

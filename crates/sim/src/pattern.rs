@@ -31,7 +31,8 @@ impl Value {
         Value(u64::from(op) << (VOLUME_BITS + PLACE_BITS) | u64::from(volume) << PLACE_BITS | place)
     }
 
-    fn op(self) -> u32 {
+    /// The operation that made the mark.
+    pub fn op(self) -> u32 {
         (self.0 >> (VOLUME_BITS + PLACE_BITS)) as u32
     }
     fn volume(self) -> u32 {

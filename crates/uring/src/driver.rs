@@ -25,6 +25,7 @@ use slab::Slab;
 
 use crate::config::Config;
 use crate::handle::Handle;
+use crate::helper::Helper;
 use crate::op::{Op, Step, Work};
 use crate::setup;
 use crate::sys;
@@ -43,6 +44,8 @@ pub(crate) struct Driver {
     /// Where each registered buffer lies, by slot; empty when registration failed.
     registered: Vec<*const u8>,
     pub(crate) timers: RefCell<Timers>,
+    /// For what the ring does not have.
+    pub(crate) helper: Helper,
     wake: Arc<OwnedFd>,
     closed: Cell<bool>,
 }
@@ -68,6 +71,7 @@ impl Driver {
             pool,
             registered,
             timers: RefCell::new(Timers::default()),
+            helper: Helper::default(),
             wake,
             closed: Cell::new(false),
         };
@@ -172,6 +176,7 @@ impl Driver {
     /// afterwards.
     pub(crate) fn shut_down(&self) {
         self.closed.set(true);
+        self.helper.shut_down();
         let cancellable = |op: &Op| op.pending > 0 && op.work.is_cancellable();
         let keys: Vec<usize> = self.ops.borrow().iter().filter(|(_, op)| cancellable(op)).map(|(key, _)| key).collect();
         for key in keys {

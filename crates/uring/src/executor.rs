@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_task::Runnable;
 use forkdisk::device::BufPool;
@@ -96,6 +96,7 @@ struct Inner {
     driver: Rc<Driver>,
     shared: Arc<Shared>,
     tasks: Rc<Tasks>,
+    started: Instant,
 }
 
 /// All tasks that have not ended, so that they can be dropped when the executor ends.
@@ -136,7 +137,7 @@ pub fn block_on<F: Future>(config: Config, main: impl FnOnce(Rt) -> F) -> forkdi
         main_ready: AtomicBool::new(true),
     });
     let driver = Driver::new(&config, shared.eventfd.clone())?;
-    let rt = Rt { inner: Rc::new(Inner { driver, shared, tasks: Rc::default() }) };
+    let rt = Rt { inner: Rc::new(Inner { driver, shared, tasks: Rc::default(), started: Instant::now() }) };
     CURRENT.set(Arc::as_ptr(&rt.inner.shared));
     let end = End(rt.clone());
     // Declared after `end`, so that it is dropped before the executor is taken down.
@@ -282,6 +283,10 @@ impl Runtime for Rt {
 
     fn sleep(&self, time: Duration) -> LocalFuture<()> {
         Box::pin(self.sleep_for(time))
+    }
+
+    fn now(&self) -> Duration {
+        self.inner.started.elapsed()
     }
 }
 

@@ -23,6 +23,10 @@ use crate::sys::SockAddr;
 /// limit of 2 GiB less a page.
 const MAX_ENTRY: usize = 1 << 30;
 
+/// From this many bytes on a worker thread of the kernel copies what is sent: one core copies about 2 GB/s, and the
+/// ring's thread has others to serve meanwhile.
+const LARGE_SEND: usize = 256 << 10;
+
 pub(crate) struct Op {
     pub(crate) work: Work,
     pub(crate) file: Rc<Handle>,
@@ -40,6 +44,7 @@ pub(crate) enum Work {
     Flush { datasync: bool },
     Punch { offset: u64, len: u64 },
     Allocate { offset: u64, len: u64 },
+    Zero { offset: u64, len: u64 },
     Recv { buf: Buf, base: *mut u8, len: u32, flags: i32 },
     Send(Box<Message>),
     Connect(Box<SockAddr>),
@@ -79,7 +84,8 @@ impl Work {
     /// Whether it may wait for something that never happens, so that it is cancelled when nobody
     /// waits for it. Requests to disks always end by themselves and are never cancelled.
     pub(crate) fn is_cancellable(&self) -> bool {
-        !matches!(self, Work::Transfer(_) | Work::Flush { .. } | Work::Punch { .. } | Work::Allocate { .. })
+        let of_disk = matches!(self, Work::Punch { .. } | Work::Allocate { .. } | Work::Zero { .. });
+        !of_disk && !matches!(self, Work::Transfer(_) | Work::Flush { .. })
     }
 
     pub(crate) fn entry(&mut self, part: usize, file: &Handle) -> Entry {
@@ -97,10 +103,17 @@ impl Work {
             Work::Allocate { offset, len } => {
                 opcode::Fallocate::new(fd, *len).offset(*offset).mode(libc::FALLOC_FL_KEEP_SIZE).build()
             }
+            Work::Zero { offset, len } => {
+                let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+                opcode::Fallocate::new(fd, *len).offset(*offset).mode(mode).build()
+            }
             Work::Recv { base, len, flags, .. } => opcode::Recv::new(fd, *base, *len).flags(*flags).build(),
-            Work::Send(message) => opcode::SendMsg::new(fd, message.header())
-                .flags((libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32)
-                .build(),
+            Work::Send(message) => {
+                let is_large = message.left() >= LARGE_SEND;
+                let flags = (libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32;
+                let entry = opcode::SendMsg::new(fd, message.header()).flags(flags).build();
+                if is_large { entry.flags(Flags::ASYNC) } else { entry }
+            }
             Work::Connect(addr) => opcode::Connect::new(fd, addr.as_ptr(), addr.len).build(),
             Work::Accept => {
                 let none = std::ptr::null_mut();

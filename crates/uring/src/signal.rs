@@ -1,5 +1,6 @@
 //! Signals as something to await, through a signalfd.
 
+use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
 
@@ -11,9 +12,10 @@ use crate::op::{Work, outcome};
 use crate::sys;
 
 /// Signals that are delivered here instead of to the process. The thread's signal mask is put back
-/// when this is dropped.
+/// when this is dropped, unless they are to be [ignored](Signals::ignore_from_now_on).
 pub struct Signals {
     handle: Rc<Handle>,
+    is_last: Cell<bool>,
     old_mask: libc::sigset_t,
 }
 
@@ -22,7 +24,12 @@ impl Signals {
         let failed = |e: io::Error| Error::io("cannot take over signals", e);
         let fd = sys::signalfd(signals).map_err(failed)?;
         let old_mask = sys::block_signals(signals).map_err(failed)?;
-        Ok(Signals { handle: Handle::new(driver, fd), old_mask })
+        Ok(Signals { handle: Handle::new(driver, fd), is_last: Cell::new(false), old_mask })
+    }
+
+    /// Whatever arrives from now on changes nothing any more: the process is about to end by itself.
+    pub fn ignore_from_now_on(&self) {
+        self.is_last.set(true);
     }
 
     /// The next signal to arrive. Signals of one number that arrive together count once.
@@ -38,6 +45,8 @@ impl Signals {
 
 impl Drop for Signals {
     fn drop(&mut self) {
-        sys::restore_signals(&self.old_mask);
+        if !self.is_last.get() {
+            sys::restore_signals(&self.old_mask);
+        }
     }
 }

@@ -18,10 +18,12 @@ pub(crate) fn c_path(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// Takes ownership of a descriptor that a system call or a completion has just returned.
+/// Takes ownership of a descriptor that a system call or a completion has just returned, or that was
+/// handed over to this process when it began.
 pub(crate) fn own(fd: RawFd) -> OwnedFd {
-    // SAFETY: the callers pass a descriptor the kernel handed out in this very call or completion,
-    // so nobody else owns it.
+    // SAFETY: the callers pass a descriptor the kernel handed out in this very call or completion, or
+    // one that the process was started with and that is taken once (see `inherited`), so nobody else
+    // owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -34,6 +36,18 @@ pub(crate) fn open(path: &Path, flags: c_int, mode: libc::mode_t) -> io::Result<
             result => return result.map(own),
         }
     }
+}
+
+/// The flags of a descriptor; an error if it is not open.
+pub(crate) fn descriptor_flags(fd: BorrowedFd<'_>) -> io::Result<c_int> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) })
+}
+
+/// Has a descriptor closed when another program is started.
+pub(crate) fn close_at_exec(fd: &OwnedFd) -> io::Result<()> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) }).map(drop)
 }
 
 pub(crate) fn eventfd() -> io::Result<OwnedFd> {
@@ -139,6 +153,35 @@ pub(crate) fn direct_align(fd: BorrowedFd<'_>) -> Option<DirectAlign> {
     let st = unsafe { st.assume_init() };
     (done.is_ok() && st.stx_mask & libc::STATX_DIOALIGN != 0)
         .then_some(DirectAlign { memory: st.stx_dio_mem_align, offset: st.stx_dio_offset_align })
+}
+
+/// `struct file_clone_range` of linux/fs.h.
+#[repr(C)]
+struct FileCloneRange {
+    source: i64,
+    from: u64,
+    len: u64,
+    to: u64,
+}
+
+const FICLONERANGE: c_ulong = 0x4020_940d;
+
+/// Has the file system share a range of `source` with `target`. It may block.
+pub(crate) fn clone_range(
+    source: BorrowedFd<'_>,
+    from: u64,
+    target: BorrowedFd<'_>,
+    to: u64,
+    len: u64,
+) -> io::Result<()> {
+    let range = FileCloneRange { source: i64::from(source.as_raw_fd()), from, len, to };
+    loop {
+        // SAFETY: FICLONERANGE reads one file_clone_range, which lives across the call.
+        match check(unsafe { libc::ioctl(target.as_raw_fd(), FICLONERANGE as _, &raw const range) }) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            result => return result.map(drop),
+        }
+    }
 }
 
 const BLKSSZGET: c_ulong = 0x1268;
@@ -292,4 +335,73 @@ pub(crate) fn set_direct(fd: BorrowedFd<'_>, direct: bool) -> io::Result<()> {
     let flags = if direct { flags | libc::O_DIRECT } else { flags & !libc::O_DIRECT };
     // SAFETY: takes no pointers.
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags) }).map(drop)
+}
+
+/// What the loop driver is told of a device: `struct loop_info64`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LoopInfo {
+    numbers: [u64; 5],
+    kind: [u32; 3],
+    flags: u32,
+    names: [[u8; 64]; 2],
+    key: [u8; 32],
+    init: [u64; 2],
+}
+
+impl Default for LoopInfo {
+    fn default() -> LoopInfo {
+        LoopInfo { numbers: [0; 5], kind: [0; 3], flags: 0, names: [[0; 64]; 2], key: [0; 32], init: [0; 2] }
+    }
+}
+
+/// `struct loop_config`. A block size of 0 is the driver's own, 512.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    info: LoopInfo,
+    reserved: [u64; 8],
+}
+
+impl LoopConfig {
+    /// For the file `fd`.
+    pub fn new(fd: BorrowedFd<'_>, flags: u32) -> LoopConfig {
+        let info = LoopInfo { flags, ..LoopInfo::default() };
+        LoopConfig { fd: fd.as_raw_fd() as u32, info, ..LoopConfig::default() }
+    }
+}
+
+const LOOP_CTL_GET_FREE: c_ulong = 0x4c82;
+const LOOP_CONFIGURE: c_ulong = 0x4c0a;
+const LOOP_CLR_FD: c_ulong = 0x4c01;
+
+/// The number of a loop device that nobody uses.
+pub(crate) fn loop_free(control: BorrowedFd<'_>) -> io::Result<c_int> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) })
+}
+
+/// Gives a loop device its file.
+pub(crate) fn loop_configure(device: BorrowedFd<'_>, config: &LoopConfig) -> io::Result<()> {
+    // SAFETY: `config` has the layout of `struct loop_config` and lives across the call, which only reads it.
+    check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, std::ptr::from_ref(config)) }).map(drop)
+}
+
+/// Takes a loop device's file away.
+pub(crate) fn loop_clear(device: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD) }).map(drop)
+}
+
+#[cfg(test)]
+mod loop_layout {
+    use super::*;
+
+    #[test]
+    fn the_structs_of_the_loop_driver_have_the_kernels_sizes() {
+        assert_eq!((size_of::<LoopInfo>(), size_of::<LoopConfig>()), (232, 304));
+        assert_eq!(std::mem::offset_of!(LoopInfo, flags), 52);
+    }
 }

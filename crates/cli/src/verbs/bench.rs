@@ -1,14 +1,16 @@
 //! `bench`: the workloads forkdisk is measured by, on this machine.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
-use forkdisk_bench::{Options, Row, Scale, engine, table};
+use forkdisk_bench::{Benchmark, Options, Row, Scale, inside, page, table};
 
 use crate::cli::Global;
 use crate::output::{print_json, print_line};
+use crate::size;
 
 /// Measure forkdisk on this machine
 #[derive(Args)]
@@ -19,15 +21,60 @@ pub struct BenchArgs {
 
 #[derive(Subcommand)]
 enum Workload {
-    Engine(EngineArgs),
+    /// The engine by itself: device counts, modelled time, CPU and wall-clock time beside raw I/O
+    Engine(RunArgs),
+    /// The NBD server: CPU per request, large requests, idle exports; beside qemu-nbd and nbdkit
+    Serve(PeerArgs),
+    /// Sequential writes to a file on a volume with a snapshot; beside dm-snapshot
+    W1(PeerArgs),
+    /// Breaking sharing after a snapshot: large blocks, random pages, many snapshots; beside dm-thin
+    W2(PeerArgs),
+    /// First writes to a thin volume in order, on one device and on RAID5; beside dm-thin
+    W3(PeerArgs),
+    /// Clone, modify, delete, repeat through the files of a mounted pool; beside btrfs and XFS
+    W5(RoundArgs),
+    /// A part of a benchmark that has a process to itself
+    #[command(hide = true)]
+    Inside(InsideArgs),
 }
 
-/// The engine by itself: device counts, modelled time, CPU and wall-clock time beside raw I/O
-///
-/// Every figure is printed with its goal, if it has one. The exit status is 0 when the run came to its
-/// end, whether goals were met or not. docs/benchmarks.md says what each figure means.
 #[derive(Args)]
-struct EngineArgs {
+struct InsideArgs {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+/// A benchmark of rounds on a file.
+#[derive(Args)]
+struct RoundArgs {
+    #[command(flatten)]
+    peers: PeerArgs,
+
+    /// Rounds of each mode [default: 20, with --quick 6]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    rounds: Option<u32>,
+
+    /// Bytes of the file, from 1M on [default: 100M]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    size: Option<u64>,
+}
+
+/// A benchmark that has peers.
+#[derive(Args)]
+struct PeerArgs {
+    #[command(flatten)]
+    run: RunArgs,
+
+    /// Measure forkdisk only, nobody else beside it
+    #[arg(long)]
+    no_peers: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "Every figure is printed with its goal, if it has one. The exit status is 0 when the run \
+                        came to its end, whether goals were met or not. docs/benchmarks.md says what each \
+                        figure means.")]
+struct RunArgs {
     /// Where --json writes the rows [default: stdout]
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
@@ -36,6 +83,10 @@ struct EngineArgs {
     /// temporary files]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+
+    /// Also write a page with charts of all ratios, forkdisk's beside its peers', to FILE
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
 
     /// A minute or two instead of up to fifteen
     #[arg(long, conflicts_with = "full")]
@@ -52,7 +103,23 @@ struct EngineArgs {
 
 /// Runs a benchmark.
 pub fn run(args: BenchArgs, global: &Global) -> Result<()> {
-    let Workload::Engine(args) = args.workload;
+    let (mut rounds, mut size) = (None, None);
+    let (benchmark, args, peers) = match args.workload {
+        Workload::Engine(args) => (Benchmark::ENGINE, args, true),
+        Workload::Serve(args) => (Benchmark::SERVE, args.run, !args.no_peers),
+        Workload::W1(args) => (Benchmark::W1, args.run, !args.no_peers),
+        Workload::W2(args) => (Benchmark::W2, args.run, !args.no_peers),
+        Workload::W3(args) => (Benchmark::W3, args.run, !args.no_peers),
+        Workload::W5(args) => {
+            (rounds, size) = (args.rounds.map(|n| n as usize), args.size);
+            ensure!(
+                size.is_none_or(|bytes| bytes >= 1 << 20),
+                "--size: a file of less than 1M has no room for the rounds"
+            );
+            (Benchmark::W5, args.peers.run, !args.peers.no_peers)
+        }
+        Workload::Inside(args) => return inside(&args.arguments),
+    };
     let json = global.output.json();
     ensure!(json || args.file.is_none(), "a FILE is for --json: without it the figures are printed as a table");
     let scale = match (args.quick, args.full) {
@@ -62,8 +129,12 @@ pub fn run(args: BenchArgs, global: &Global) -> Result<()> {
     };
     let dir = args.dir.unwrap_or_else(std::env::temp_dir);
     let program = std::env::current_exe().context("finding this program")?;
-    let options = Options { dir, scale, only: args.only, program };
-    let rows = engine(&options, &|text| eprintln!("{text}"))?;
+    let options = Options { dir, scale, only: args.only, peers, rounds, size, program };
+    let rows = benchmark.run(&options, &|text| eprintln!("{text}"))?;
+    if let Some(path) = &args.report {
+        let title = format!("forkdisk bench {}", benchmark.name());
+        fs::write(path, page(&title, &rows)).with_context(|| path.display().to_string())?;
+    }
     match args.file {
         Some(path) => {
             let text = serde_json::to_string_pretty(&rows)?;

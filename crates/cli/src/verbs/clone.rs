@@ -2,12 +2,12 @@
 
 use anyhow::Result;
 use clap::Args;
+use forkdisk_control::params;
 
-use crate::address::same_pool;
+use crate::address::{names, same_pool};
 use crate::cli::Global;
-use crate::output::print_json;
-use crate::record::VolumeRecord;
-use crate::session::{Access, now, with_pool};
+use crate::output::print_if_json;
+use crate::session::{Access, call};
 
 /// Make writable volumes that share everything with a volume or snapshot
 #[derive(Args)]
@@ -28,22 +28,7 @@ pub fn run(args: CloneArgs, global: &Global) -> Result<()> {
         addresses.push(global.volume(target)?);
     }
     let pool = same_pool(&addresses)?;
-    let made = with_pool(&pool, Access::Write, |session| async move {
-        let source = &addresses[0];
-        let mut made = Vec::new();
-        for target in &addresses[1..] {
-            match session.pool.clone_volume(&source.name, &target.name, now()).await {
-                Ok(info) => made.push(info),
-                Err(error) => {
-                    let names: Vec<&str> = made.iter().map(|info| info.name.as_str()).collect();
-                    if !names.is_empty() {
-                        session.pool.delete(&names).await?;
-                    }
-                    return Err(anyhow::Error::from(error));
-                }
-            }
-        }
-        Ok(made.iter().map(VolumeRecord::from).collect::<Vec<_>>())
-    })?;
-    if global.output.json() { print_json(&made) } else { Ok(()) }
+    let source = addresses.remove(0).name;
+    let method = params::Clone { source, volumes: names(addresses) };
+    print_if_json(global, &call(global, &pool, Access::Write, method)?)
 }

@@ -2,13 +2,12 @@
 
 use anyhow::Result;
 use clap::Args;
-use forkdisk::CreateOptions;
+use forkdisk_control::params;
 
-use crate::address::{Address, same_pool};
+use crate::address::{names, same_pool};
 use crate::cli::Global;
-use crate::output::print_json;
-use crate::record::VolumeRecord;
-use crate::session::{Access, Session, now, with_pool};
+use crate::output::print_if_json;
+use crate::session::{Access, call};
 use crate::size;
 
 /// Make an empty volume
@@ -24,6 +23,16 @@ pub struct CreateArgs {
 
     #[command(flatten)]
     chunk: ChunkArg,
+
+    /// What a first write to a shared chunk does: split (only what is written gets new pages) or copy (the whole
+    /// chunk moves to a new place in one piece) [default: split]
+    #[arg(long = "break", value_name = "POLICY", value_parser = ["split", "copy"])]
+    break_policy: Option<String>,
+
+    /// The most that each may hold, its own and shared with others; a write beyond it fails with ENOSPC
+    /// [default: no bound]
+    #[arg(long, value_parser = size::parse, value_name = "SIZE")]
+    quota: Option<u64>,
 }
 
 /// How much room a first write reserves.
@@ -31,42 +40,19 @@ pub struct CreateArgs {
 pub struct ChunkArg {
     /// How much room a first write reserves, 4K to 64M, a power of two [default: 64K]
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
-    chunk: Option<u64>,
-}
-
-impl ChunkArg {
-    /// What to create a volume of `size` bytes with.
-    pub fn options(&self, size: u64) -> CreateOptions {
-        let mut options = CreateOptions::new(size, now());
-        if let Some(chunk) = self.chunk {
-            options.chunk = chunk;
-        }
-        options
-    }
+    pub chunk: Option<u64>,
 }
 
 /// Makes all of them, or none.
 pub fn run(args: CreateArgs, global: &Global) -> Result<()> {
-    let addresses: Vec<Address> = args.addresses.iter().map(|text| global.volume(text)).collect::<Result<_>>()?;
+    let addresses = args.addresses.iter().map(|text| global.volume(text)).collect::<Result<Vec<_>>>()?;
     let pool = same_pool(&addresses)?;
-    let options = args.chunk.options(args.size);
-    let made = with_pool(&pool, Access::Write, |session| create_all(session, addresses, options))?;
-    if global.output.json() { print_json(&made) } else { Ok(()) }
-}
-
-async fn create_all(session: Session, addresses: Vec<Address>, options: CreateOptions) -> Result<Vec<VolumeRecord>> {
-    let mut made = Vec::new();
-    for address in &addresses {
-        match session.pool.create(&address.name, &options).await {
-            Ok(info) => made.push(info),
-            Err(error) => {
-                let names: Vec<&str> = made.iter().map(|info| info.name.as_str()).collect();
-                if !names.is_empty() {
-                    session.pool.delete(&names).await?;
-                }
-                return Err(anyhow::Error::from(error).context(address.show()));
-            }
-        }
-    }
-    Ok(made.iter().map(VolumeRecord::from).collect())
+    let method = params::Create {
+        volumes: names(addresses),
+        size: args.size,
+        chunk: args.chunk.chunk,
+        break_policy: args.break_policy,
+        quota: args.quota,
+    };
+    print_if_json(global, &call(global, &pool, Access::Write, method)?)
 }

@@ -2,13 +2,12 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
-use forkdisk::{DiffClass, DiffRun};
+use forkdisk_control::{Change, params};
 use serde::Serialize;
 
 use crate::address::{Address, same_pool};
 use crate::cli::Global;
 use crate::output::{Column, TableArgs, print_json};
-use crate::progress::Progress;
 use crate::session::{Access, with_pool};
 
 /// Show which parts of two volumes or snapshots differ
@@ -30,15 +29,15 @@ pub struct DiffArgs {
 
 /// A part of the right side that is not as on the left; `exists` is false where it has no data.
 #[derive(Serialize)]
-struct Change {
+struct Record {
     offset: u64,
     length: u64,
     exists: bool,
 }
 
-impl From<&DiffRun> for Change {
-    fn from(run: &DiffRun) -> Change {
-        Change { offset: run.offset, length: run.len, exists: run.class != DiffClass::LeftOnly }
+impl From<&Change> for Record {
+    fn from(change: &Change) -> Record {
+        Record { offset: change.offset, length: change.length, exists: change.exists() }
     }
 }
 
@@ -51,18 +50,33 @@ pub fn run(args: DiffArgs, global: &Global) -> Result<()> {
     };
     let addresses = [left, right];
     let pool = same_pool(&addresses)?;
-    let mut runs = with_pool(&pool, Access::Read, |session| async move {
-        let _progress = Progress::spinner("comparing");
-        Ok(session.pool.diff(&addresses[0].name, &addresses[1].name).await?)
+    let [left, right] = addresses.map(|address| address.name);
+    let changes = with_pool(global, &pool, Access::Read, async |caller| {
+        let (mut changes, mut from) = (Vec::new(), Some(0));
+        while let Some(at) = from {
+            let method = params::Diff { left: left.clone(), right: right.clone(), from: at };
+            let part = caller.call(method, None).await?;
+            part.changes.into_iter().for_each(|change| add(&mut changes, change));
+            from = part.next;
+        }
+        Ok(changes)
     })?;
-    runs.retain(|run| run.class != DiffClass::Same);
     if global.output.json() {
-        return print_json(&runs.iter().map(Change::from).collect::<Vec<_>>());
+        return print_json(&changes.iter().map(Record::from).collect::<Vec<_>>());
     }
     let header = [Column::Right("OFFSET"), Column::Right("LENGTH"), Column::Left("CLASS")];
-    let cells =
-        |run: &DiffRun| vec![run.offset.to_string(), args.table.size(run.len), class_name(run.class).to_string()];
-    args.table.print(&header, &runs.iter().map(cells).collect::<Vec<_>>())
+    let cells = |change: &Change| vec![change.offset.to_string(), args.table.size(change.length), change.class.clone()];
+    args.table.print(&header, &changes.iter().map(cells).collect::<Vec<_>>())
+}
+
+/// Appends `next`; a run that was cut between two parts is one again.
+fn add(changes: &mut Vec<Change>, next: Change) {
+    match changes.last_mut() {
+        Some(last) if last.class == next.class && last.offset + last.length == next.offset => {
+            last.length += next.length;
+        }
+        _ => changes.push(next),
+    }
 }
 
 fn own_volume(left: &Address) -> Result<Address> {
@@ -72,11 +86,18 @@ fn own_volume(left: &Address) -> Result<Address> {
     Ok(Address { pool: left.pool.clone(), name: left.volume().to_string() })
 }
 
-fn class_name(class: DiffClass) -> &'static str {
-    match class {
-        DiffClass::Same => "same",
-        DiffClass::Different => "different",
-        DiffClass::LeftOnly => "left_only",
-        DiffClass::RightOnly => "right_only",
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_was_cut_is_put_together() {
+        let run = |offset, class: &str| Change { offset, length: 10, class: class.into() };
+        let mut changes = Vec::new();
+        for next in [run(0, "different"), run(10, "different"), run(20, "left_only"), run(40, "left_only")] {
+            add(&mut changes, next);
+        }
+        let lengths: Vec<(u64, u64)> = changes.iter().map(|change| (change.offset, change.length)).collect();
+        assert_eq!(lengths, [(0, 20), (20, 10), (40, 10)]);
     }
 }

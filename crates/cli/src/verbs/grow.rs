@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
+use forkdisk_control::params;
 
 use crate::cli::Global;
-use crate::output::print_json;
-use crate::session::{Access, with_pool};
-use crate::size::{self, human};
-use crate::verbs::stats::PoolRecord;
+use crate::output::print_if_json;
+use crate::session::{Access, call};
+use crate::size;
 
 /// Make a pool larger
 #[derive(Args)]
@@ -25,13 +25,5 @@ pub struct GrowArgs {
 /// Grows the pool; a smaller size is refused.
 pub fn run(args: GrowArgs, global: &Global) -> Result<()> {
     let path = global.pool(args.pool.as_deref())?;
-    let info = with_pool(&path, Access::Write, |session| async move {
-        let old = session.pool.info().size;
-        if args.size < old {
-            bail!("the pool has {} ({old} bytes) already: it can only grow", human(old));
-        }
-        session.pool.grow(args.size).await?;
-        Ok(session.pool.info())
-    })?;
-    if global.output.json() { print_json(&PoolRecord::from(&info)) } else { Ok(()) }
+    print_if_json(global, &call(global, &path, Access::Write, params::Grow { size: args.size })?)
 }

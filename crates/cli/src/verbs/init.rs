@@ -5,16 +5,17 @@ use std::io::Read;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use forkdisk::{Device, FormatOptions, OpenOptions, Pool, PoolInfo};
+use forkdisk_control::PoolRecord;
 use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice};
 
 use crate::cli::Global;
 use crate::output::print_json;
-use crate::verbs::stats::PoolRecord;
-use crate::{owner, session, size};
+use crate::{owner, size};
 
 /// Make a pool in a sparse file or on a block device
 #[derive(Args)]
@@ -43,7 +44,7 @@ pub fn run(args: InitArgs, global: &Global) -> Result<()> {
     if size == 0 && !is_block_device(&path) {
         bail!("{}: a pool in a file needs a size above 0, as in --size 20G", path.display());
     }
-    let options = FormatOptions { size, uuid: random_uuid()?, now: session::now(), journal: args.journal };
+    let options = FormatOptions { size, uuid: random_uuid()?, now: now(), journal: args.journal };
     if size > 0 {
         // Before anything that the target holds is lost.
         options.check().with_context(|| path.display().to_string())?;
@@ -80,6 +81,11 @@ fn make(
         pool.close().await?;
         Ok(info)
     }
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
 }
 
 /// A random identity of version 4.

@@ -2,16 +2,12 @@
 
 use anyhow::Result;
 use clap::Args;
-use forkdisk::Extent;
+use forkdisk_control::{Piece, params};
 use serde::Serialize;
 
 use crate::cli::Global;
 use crate::output::{Column, TableArgs, print_json};
-use crate::progress::Progress;
-use crate::session::{Access, Session, with_pool};
-
-/// Bytes of a volume that are looked up at a time.
-const STEP: u64 = 1 << 40;
+use crate::session::{Access, with_pool};
 
 /// Show where a volume or snapshot has data
 ///
@@ -36,15 +32,15 @@ struct Record {
     data: bool,
 }
 
-impl From<&Extent> for Record {
-    fn from(extent: &Extent) -> Record {
+impl From<&Piece> for Record {
+    fn from(piece: &Piece) -> Record {
         Record {
-            start: extent.offset,
-            length: extent.len,
-            depth: u32::from(extent.data && extent.shared),
-            present: extent.data,
-            zero: !extent.data,
-            data: extent.data,
+            start: piece.offset,
+            length: piece.length,
+            depth: u32::from(piece.data && piece.shared),
+            present: piece.data,
+            zero: !piece.data,
+            data: piece.data,
         }
     }
 }
@@ -53,10 +49,17 @@ impl From<&Extent> for Record {
 pub fn run(args: MapArgs, global: &Global) -> Result<()> {
     let address = global.object(&args.address)?;
     let json = global.output.json();
-    let pool = address.pool.clone();
-    let extents = with_pool(&pool, Access::Read, |session| look_up(session, address.name, json))?;
+    let pieces = with_pool(global, &address.pool, Access::Read, async |caller| {
+        let (mut pieces, mut from) = (Vec::new(), Some(0));
+        while let Some(at) = from {
+            let part = caller.call(params::Map { object: address.name.clone(), from: at }, None).await?;
+            part.pieces.into_iter().for_each(|piece| add(&mut pieces, piece, json));
+            from = part.next;
+        }
+        Ok(pieces)
+    })?;
     if json {
-        return print_json(&extents.iter().map(Record::from).collect::<Vec<_>>());
+        return print_json(&pieces.iter().map(Record::from).collect::<Vec<_>>());
     }
     let header = [
         Column::Right("START"),
@@ -65,43 +68,33 @@ pub fn run(args: MapArgs, global: &Global) -> Result<()> {
         Column::Left("SHARED"),
         Column::Right("PHYSICAL"),
     ];
-    let rows: Vec<Vec<String>> = extents.iter().map(|extent| row(extent, &args.table)).collect();
+    let rows: Vec<Vec<String>> = pieces.iter().map(|piece| row(piece, &args.table)).collect();
     args.table.print(&header, &rows)
 }
 
-fn row(extent: &Extent, table: &TableArgs) -> Vec<String> {
-    let (kind, shared, physical) = match (extent.data, extent.shared) {
-        (true, true) => ("data", "yes", extent.physical.to_string()),
-        (true, false) => ("data", "no", extent.physical.to_string()),
+fn row(piece: &Piece, table: &TableArgs) -> Vec<String> {
+    let (kind, shared, physical) = match (piece.data, piece.shared) {
+        (true, true) => ("data", "yes", piece.physical.to_string()),
+        (true, false) => ("data", "no", piece.physical.to_string()),
         (false, _) => ("hole", "-", "-".to_string()),
     };
-    vec![extent.offset.to_string(), table.size(extent.len), kind.to_string(), shared.to_string(), physical]
+    vec![piece.offset.to_string(), table.size(piece.length), kind.to_string(), shared.to_string(), physical]
 }
 
-async fn look_up(session: Session, name: String, anywhere: bool) -> Result<Vec<Extent>> {
-    let volume = session.pool.volume(&name)?;
-    let _progress = Progress::spinner("looking up");
-    let mut extents: Vec<Extent> = Vec::new();
-    let mut from = 0;
-    while from < volume.size() {
-        let len = STEP.min(volume.size() - from);
-        for extent in volume.extents(from, len).await? {
-            match extents.last_mut() {
-                Some(last) if continues(last, &extent, anywhere) => last.len += extent.len,
-                _ => extents.push(extent),
-            }
-        }
-        from += len;
+/// Appends `next`, as a part of the run before where it is alike.
+fn add(pieces: &mut Vec<Piece>, next: Piece, anywhere: bool) {
+    match pieces.last_mut() {
+        Some(last) if continues(last, &next, anywhere) => last.length += next.length,
+        _ => pieces.push(next),
     }
-    Ok(extents)
 }
 
 /// Whether `next` is alike what lies before it; `anywhere` leaves out where in the pool they are.
-fn continues(last: &Extent, next: &Extent, anywhere: bool) -> bool {
-    if last.data != next.data || last.offset + last.len != next.offset {
+fn continues(last: &Piece, next: &Piece, anywhere: bool) -> bool {
+    if last.data != next.data || last.offset + last.length != next.offset {
         return false;
     }
-    !next.data || last.shared == next.shared && (anywhere || last.physical + last.len == next.physical)
+    !next.data || last.shared == next.shared && (anywhere || last.physical + last.length == next.physical)
 }
 
 #[cfg(test)]
@@ -110,7 +103,7 @@ mod tests {
 
     #[test]
     fn alike_neighbours_are_one_run() {
-        let at = |offset, data, physical| Extent { offset, len: 10, data, physical, shared: false };
+        let at = |offset, data, physical| Piece { offset, length: 10, data, physical, shared: false };
         assert!(continues(&at(0, true, 100), &at(10, true, 110), false));
         assert!(!continues(&at(0, true, 100), &at(10, true, 200), false));
         assert!(continues(&at(0, true, 100), &at(10, true, 200), true));

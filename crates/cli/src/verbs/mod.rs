@@ -1,11 +1,15 @@
 //! One file per verb: its options, and what it does.
 
+pub mod attach;
 pub mod bench;
 pub mod check;
 pub mod clone;
 pub mod completions;
+pub mod config;
+pub mod copier;
 pub mod create;
 pub mod delete;
+pub mod detach;
 pub mod diff;
 pub mod du;
 pub mod export;
@@ -15,6 +19,7 @@ pub mod init;
 pub mod list;
 pub mod man;
 pub mod map;
+pub mod mount;
 pub mod rename;
 pub mod resize;
 pub mod rollback;
@@ -22,3 +27,6 @@ pub mod serve;
 pub mod set;
 pub mod snapshot;
 pub mod stats;
+pub mod stop;
+pub mod top;
+pub mod umount;

@@ -1,15 +1,18 @@
 //! `rename`: gives a volume or snapshot another name.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
+use forkdisk_control::params;
 
 use crate::address::same_pool;
 use crate::cli::Global;
-use crate::output::print_json;
-use crate::record::VolumeRecord;
-use crate::session::{Access, with_pool};
+use crate::output::print_if_json;
+use crate::session::{Access, call};
 
 /// Give a volume or snapshot another name
+///
+/// The snapshots of a volume go with it. Clients of a served volume keep their connections; new ones ask for it by its
+/// new name.
 #[derive(Args)]
 pub struct RenameArgs {
     /// What to rename
@@ -25,14 +28,6 @@ pub struct RenameArgs {
 pub fn run(args: RenameArgs, global: &Global) -> Result<()> {
     let addresses = [global.object(&args.from)?, global.object(&args.to)?];
     let pool = same_pool(&addresses)?;
-    let [from, to] = addresses;
-    let same_volume = from.snapshot().is_none() || from.volume() == to.volume();
-    if from.snapshot().is_some() != to.snapshot().is_some() || !same_volume {
-        bail!("{} cannot become {}: a volume stays a volume, a snapshot stays with its own", from.show(), to.show());
-    }
-    let info = with_pool(&pool, Access::Write, |session| async move {
-        session.pool.rename(&from.name, &to.name).await?;
-        Ok(session.pool.find(&to.name)?)
-    })?;
-    if global.output.json() { print_json(&VolumeRecord::from(&info)) } else { Ok(()) }
+    let [from, to] = addresses.map(|address| address.name);
+    print_if_json(global, &call(global, &pool, Access::Write, params::Rename { from, to })?)
 }

@@ -1,15 +1,17 @@
 //! `resize`: changes how long a volume is.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
+use forkdisk_control::params;
 
 use crate::cli::Global;
-use crate::output::print_json;
-use crate::record::VolumeRecord;
-use crate::session::{Access, settle, with_pool};
-use crate::size::{self, human};
+use crate::output::print_if_json;
+use crate::session::{Access, call};
+use crate::size;
 
 /// Change the size of a volume
+///
+/// Clients of a served volume can use its new size at once; most ask for it only when they connect again.
 #[derive(Args)]
 pub struct ResizeArgs {
     /// The volume
@@ -23,26 +25,16 @@ pub struct ResizeArgs {
     /// Allow a smaller size: what lies beyond it is lost
     #[arg(long)]
     allow_shrink: bool,
+
+    /// Make a volume smaller although clients use it: what they do beyond its end fails
+    #[arg(long)]
+    force: bool,
 }
 
 /// Resizes; shrinking only when the user said so.
 pub fn run(args: ResizeArgs, global: &Global) -> Result<()> {
     let address = global.volume(&args.address)?;
-    let pool = address.pool.clone();
-    let info = with_pool(&pool, Access::Write, |session| async move {
-        let old = session.pool.find(&address.name)?.size;
-        if args.size < old && !args.allow_shrink {
-            bail!(
-                "{} is {} ({old} bytes) long: cutting it down to {} loses what lies beyond; \
-                 --allow-shrink does it",
-                address.show(),
-                human(old),
-                human(args.size)
-            );
-        }
-        session.pool.resize(&address.name, args.size).await?;
-        settle(&session).await?;
-        Ok(session.pool.find(&address.name)?)
-    })?;
-    if global.output.json() { print_json(&VolumeRecord::from(&info)) } else { Ok(()) }
+    let ResizeArgs { size, allow_shrink, force, .. } = args;
+    let method = params::Resize { volume: address.name, size, allow_shrink, force };
+    print_if_json(global, &call(global, &address.pool, Access::Write, method)?)
 }

@@ -1,12 +1,12 @@
 //! `rollback`: gives a volume the contents of one of its snapshots.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
+use forkdisk_control::params;
 
 use crate::cli::Global;
-use crate::output::print_json;
-use crate::record::VolumeRecord;
-use crate::session::{Access, settle, with_pool};
+use crate::output::print_if_json;
+use crate::session::{Access, call};
 
 /// Give a volume the contents of one of its snapshots; newer snapshots stay
 #[derive(Args)]
@@ -14,17 +14,16 @@ pub struct RollbackArgs {
     /// The snapshot to go back to
     #[arg(value_name = "POOL/VOLUME@SNAPSHOT")]
     address: String,
+
+    /// Disconnect the clients that use the volume: requests in flight end first, and whoever connects
+    /// again finds the old contents
+    #[arg(long)]
+    force: bool,
 }
 
 /// Rolls back; what the volume held since is lost unless a snapshot holds it.
 pub fn run(args: RollbackArgs, global: &Global) -> Result<()> {
     let address = global.snapshot(&args.address)?;
-    let pool = address.pool.clone();
-    let info = with_pool(&pool, Access::Write, |session| async move {
-        let Some(snapshot) = address.snapshot() else { bail!("{} is not a snapshot", address.show()) };
-        session.pool.rollback(address.volume(), snapshot).await?;
-        settle(&session).await?;
-        Ok(session.pool.find(address.volume())?)
-    })?;
-    if global.output.json() { print_json(&VolumeRecord::from(&info)) } else { Ok(()) }
+    let method = params::Rollback { snapshot: address.name, force: args.force };
+    print_if_json(global, &call(global, &address.pool, Access::Write, method)?)
 }

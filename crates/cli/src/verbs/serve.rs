@@ -1,134 +1,160 @@
-//! `serve`: every volume and snapshot of a pool as an NBD export, in the foreground, until a signal
-//! says that it is enough.
+//! `serve`: every volume and snapshot of a pool as an NBD export, until somebody says that it is enough.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
-use forkdisk::WhenFull;
-use forkdisk_nbd::{Server, ServerOptions, nbd_uri};
-use forkdisk_uring::{Signals, UnixListener};
-use rustix::process::Signal;
+use forkdisk::{OpenOptions, WhenFull};
+use forkdisk_control::ServerOptions as ControlOptions;
+use forkdisk_nbd::{ServerOptions, nbd_uri};
 use serde::Serialize;
 
 use crate::cli::Global;
-use crate::endpoint::PrivateDir;
+use crate::config::{Given, Settings as Configuration, key};
+use crate::daemon::{self, Ready, Settings, detach};
+use crate::network::Network;
 use crate::output::{print_json_line, print_line};
-use crate::progress::Progress;
-use crate::session::{Access, Session, with_pool_when_full};
 
-/// How long a write waits for space in a full pool.
-const WAIT_FOR_SPACE: Duration = Duration::from_secs(60);
-/// How often space that was given up is brought back, to the pool and to the file system under it.
-const GIVE_BACK: Duration = Duration::from_secs(5);
 /// Exports that are announced to people by name; programs are told all of them.
 const ANNOUNCED: usize = 100;
 
-/// Serve every volume and snapshot as an NBD export on a unix socket
+/// Serve every volume and snapshot as an NBD export
 ///
-/// Runs in the foreground. SIGTERM and SIGINT let requests in flight end, flush, and leave the pool
-/// clean.
+/// SIGTERM, SIGINT and `forkdisk stop` let requests in flight end, flush, and leave the pool clean. Every other verb
+/// works meanwhile.
 #[derive(Args)]
 pub struct ServeArgs {
     /// The pool
     pool: Option<PathBuf>,
 
-    /// Where the socket goes [default: /run/forkdisk/UUID/nbd.sock for root, else
-    /// $XDG_RUNTIME_DIR/forkdisk/UUID/nbd.sock]
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
+    /// Serve in the background; returns when clients can connect. The log goes to --log-file, else to --syslog
+    #[arg(long)]
+    daemon: bool,
+
+    /// End by itself when the last device of the pool is detached
+    #[arg(long, hide = true)]
+    until_detached: bool,
+
+    #[command(flatten)]
+    pub given: Given<true>,
 }
 
 /// Said once, when clients may connect.
 #[derive(Serialize)]
 struct Announcement {
-    socket: String,
+    socket: Option<String>,
+    control: Option<String>,
+    pid: u32,
+    /// Beginnings of URIs over TCP; an export's name follows.
+    tcp: Vec<String>,
+    metrics: Vec<String>,
     exports: Vec<Export>,
 }
 
 #[derive(Serialize)]
 struct Export {
     name: String,
-    uri: String,
+    /// `null` when the socket has no path.
+    uri: Option<String>,
     size: u64,
     read_only: bool,
 }
 
-/// Serves until a signal, then closes the pool cleanly.
-pub fn run(args: ServeArgs, global: &Global) -> Result<()> {
+/// Serves until it is told to end, then closes the pool cleanly.
+pub fn run(args: ServeArgs, global: &Global) -> Result<ExitCode> {
     let path = global.pool(args.pool.as_deref())?;
-    let json = global.output.json();
-    with_pool_when_full(&path, Access::Write, WhenFull::Wait(WAIT_FOR_SPACE), |session| serve(session, args, json))
-}
-
-async fn serve(session: Session, args: ServeArgs, json: bool) -> Result<()> {
-    let signals = session.runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw()])?;
-    let private = match args.socket {
-        Some(_) => None,
-        None => Some(PrivateDir::make(&session.pool.info().uuid)?),
-    };
-    let socket = args.socket.or_else(|| private.as_ref().map(PrivateDir::socket)).context("no place for the socket")?;
-    let socket = std::path::absolute(&socket).with_context(|| format!("{}: no such place", socket.display()))?;
-    let listener = UnixListener::bind(&session.runtime, &socket)?;
-    announce(&session, &socket, json)?;
-    let server = Server::new(&session.runtime, session.pool.clone(), ServerOptions::default());
-    let handle = server.handle();
-    tracing::info!(socket = %socket.display(), "serving");
-    let waiting = session.runtime.spawn(async move {
-        let ended = until_signal(&signals).await;
-        handle.stop();
-        // The signals stay taken over while the pool is closed: a second one does not tear it.
-        (ended, signals)
-    });
-    let giving_back = session.runtime.spawn(give_back(session.clone()));
-    server.serve(listener).await;
-    giving_back.cancel().await;
-    let (ended, _signals) = waiting.await;
-    ended?;
-    let _progress = Progress::spinner("closing the pool");
-    session.pool.flush().await?;
-    tracing::info!("stopped");
-    Ok(())
-}
-
-/// What was trimmed or deleted is free, and a hole in the pool's file, only after a checkpoint. One
-/// comes by itself when much has changed; here it comes for little, too.
-async fn give_back(session: Session) {
-    loop {
-        session.runtime.sleep_for(GIVE_BACK).await;
-        if session.pool.info().freeing > 0
-            && let Err(error) = session.pool.checkpoint().await
-        {
-            return tracing::error!(%error, "space cannot be given back");
+    if args.daemon {
+        match detach::is_detached() {
+            false => return detach::start(),
+            true => detach::leave_terminal()?,
         }
     }
+    let json = global.output.json();
+    let settings = Settings { until_detached: args.until_detached, ..settings(&global.settings)? };
+    daemon::run(&path, settings, global, |ready| announce(&ready, json))?;
+    Ok(ExitCode::SUCCESS)
 }
 
-async fn until_signal(signals: &Signals) -> Result<()> {
-    let signal = signals.recv().await.context("waiting for signals")?;
-    let name = if signal == Signal::TERM.as_raw() { "SIGTERM" } else { "SIGINT" };
-    tracing::info!("{name}: letting clients finish");
-    Ok(())
+fn settings(config: &Configuration) -> Result<Settings> {
+    let when_full = match config.word(&key::WHEN_FULL) {
+        Some("error") => WhenFull::Error,
+        _ => WhenFull::Wait(config.time(&key::WAIT_FOR_SPACE)?),
+    };
+    Ok(Settings {
+        network: Network::from_settings(config)?,
+        socket: config.path(&key::SOCKET),
+        control: config.path(&key::CONTROL),
+        mount: config.path(&key::MOUNT),
+        until_detached: false,
+        pid_file: config.path(&key::PID_FILE),
+        log_file: config.path(&key::LOG_FILE),
+        syslog: config.path(&key::SYSLOG),
+        pool: OpenOptions {
+            cache: config.size(&key::CACHE)?,
+            dirty: config.size(&key::DIRTY)?,
+            discard: config.switch(&key::DISCARD)?,
+            when_full,
+            ..OpenOptions::default()
+        },
+        data: ServerOptions {
+            max_connections: config.count(&key::MAX_CONNECTIONS)?,
+            max_export_connections: config.count(&key::MAX_EXPORT_CONNECTIONS)?,
+            max_requests: config.count(&key::MAX_REQUESTS)?,
+            max_request_bytes: config.size(&key::MAX_REQUEST_BYTES)?,
+            connection_reserve: config.size(&key::CONNECTION_RESERVE)?,
+            shared_memory: config.size(&key::SHARED_MEMORY)?,
+            started_requests: config.count(&key::STARTED_REQUESTS)?,
+            started_bytes: config.size(&key::STARTED_BYTES)?,
+            handshake_timeout: config.time(&key::HANDSHAKE_TIMEOUT)?,
+            stall_timeout: config.time(&key::STALL_TIMEOUT)?,
+            drain_timeout: config.time(&key::DRAIN_TIMEOUT)?,
+        },
+        control_limits: ControlOptions {
+            max_connections: config.count(&key::CONTROL_CONNECTIONS)?,
+            max_message: config.size(&key::CONTROL_MESSAGE)?,
+            ..ControlOptions::default()
+        },
+    })
 }
 
-fn announce(session: &Session, socket: &Path, json: bool) -> Result<()> {
+fn announce(ready: &Ready<'_>, json: bool) -> Result<()> {
     let export = |info: &forkdisk::VolumeInfo| Export {
         name: info.name.clone(),
-        uri: nbd_uri(socket, &info.name),
+        uri: ready.socket.map(|socket| nbd_uri(socket, &info.name)),
         size: info.size,
         read_only: info.snapshot,
     };
-    let exports: Vec<Export> = session.pool.list().iter().map(export).collect();
+    let exports: Vec<Export> = ready.pool.list().iter().map(export).collect();
+    let shown = |path: Option<&Path>| path.map(|path| path.display().to_string());
     if json {
-        return print_json_line(&Announcement { socket: socket.display().to_string(), exports });
+        let (socket, control, pid) = (shown(ready.socket), shown(ready.control), std::process::id());
+        let (tcp, metrics) = (ready.doors.uris(), ready.doors.metrics_places.clone());
+        return print_json_line(&Announcement { socket, control, pid, tcp, metrics, exports });
     }
-    print_line(&format!("socket {}", socket.display()))?;
-    for export in exports.iter().take(ANNOUNCED) {
-        print_line(&export.uri)?;
+    print_line(&format!("socket {}", shown(ready.socket).unwrap_or_else(|| "-".to_string())))?;
+    ready.doors.uris().iter().try_for_each(|uri| print_line(&format!("tcp {uri}")))?;
+    ready.doors.metrics_places.iter().try_for_each(|place| print_line(&format!("metrics {place}")))?;
+    for uri in exports.iter().take(ANNOUNCED).filter_map(|export| export.uri.as_deref()) {
+        print_line(uri)?;
     }
     match exports.len().saturating_sub(ANNOUNCED) {
         0 => Ok(()),
         more => print_line(&format!("and {more} more")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_those_of_the_servers_and_of_the_engine() {
+        let settings = settings(&Configuration::default()).unwrap();
+        let shown = |options: &ServerOptions| format!("{options:?}");
+        assert_eq!(shown(&settings.data), shown(&ServerOptions::default()));
+        assert_eq!(format!("{:?}", settings.control_limits), format!("{:?}", ControlOptions::default()));
+        let pool = OpenOptions { when_full: settings.pool.when_full, ..OpenOptions::default() };
+        assert_eq!(format!("{:?}", settings.pool), format!("{pool:?}"));
     }
 }

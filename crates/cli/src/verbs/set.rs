@@ -2,16 +2,18 @@
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use forkdisk_control::params;
 
 use crate::cli::Global;
-use crate::output::print_json;
-use crate::record::VolumeRecord;
-use crate::session::{Access, with_pool};
+use crate::output::print_if_json;
+use crate::session::{Access, call};
 use crate::size;
 
 /// Change a property of a volume
 ///
-/// Properties: chunk (how much room a first write reserves: 4K to 64M, a power of two).
+/// Properties: chunk (how much room a first write reserves: 4K to 64M, a power of two); break (what a first write to a
+/// shared chunk does: split or copy); quota (most bytes that the volume may hold, its own and shared with others; a write
+/// beyond it fails with ENOSPC; none: no bound).
 #[derive(Args)]
 pub struct SetArgs {
     /// What to change
@@ -23,28 +25,33 @@ pub struct SetArgs {
     address: String,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 enum Property {
     Chunk(u64),
+    Break(String),
+    Quota(u64),
 }
 
 fn parse_property(text: &str) -> Result<Property> {
     let (name, value) = text.split_once('=').context("write PROPERTY=VALUE, as in chunk=128K")?;
     match name {
         "chunk" => Ok(Property::Chunk(size::parse(value)?)),
-        _ => bail!("there is no property '{name}' that can be set: chunk is"),
+        "break" if matches!(value, "split" | "copy") => Ok(Property::Break(value.to_string())),
+        "break" => bail!("there is no break policy '{value}': split and copy are"),
+        "quota" if value == "none" => Ok(Property::Quota(0)),
+        "quota" => Ok(Property::Quota(size::parse(value)?)),
+        _ => bail!("there is no property '{name}' that can be set: chunk, break and quota are"),
     }
 }
 
 /// Changes the property; what is stored already stays where it is.
 pub fn run(args: SetArgs, global: &Global) -> Result<()> {
     let address = global.volume(&args.address)?;
-    let pool = address.pool.clone();
-    let info = with_pool(&pool, Access::Write, |session| async move {
-        match args.property {
-            Property::Chunk(chunk) => session.pool.set_chunk(&address.name, chunk).await?,
-        }
-        Ok(session.pool.find(&address.name)?)
-    })?;
-    if global.output.json() { print_json(&VolumeRecord::from(&info)) } else { Ok(()) }
+    let mut method = params::Set { volume: address.name, chunk: None, break_policy: None, quota: None };
+    match args.property {
+        Property::Chunk(chunk) => method.chunk = Some(chunk),
+        Property::Break(policy) => method.break_policy = Some(policy),
+        Property::Quota(quota) => method.quota = Some(quota),
+    }
+    print_if_json(global, &call(global, &address.pool, Access::Write, method)?)
 }

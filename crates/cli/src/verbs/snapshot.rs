@@ -2,12 +2,12 @@
 
 use anyhow::Result;
 use clap::Args;
+use forkdisk_control::params;
 
-use crate::address::{Address, same_pool};
+use crate::address::{names, same_pool};
 use crate::cli::Global;
-use crate::output::print_json;
-use crate::record::VolumeRecord;
-use crate::session::{Access, Session, now, with_pool};
+use crate::output::print_if_json;
+use crate::session::{Access, call};
 
 /// Take snapshots, all of them at one instant or none
 #[derive(Args)]
@@ -19,15 +19,8 @@ pub struct SnapshotArgs {
 
 /// Takes all the snapshots or none.
 pub fn run(args: SnapshotArgs, global: &Global) -> Result<()> {
-    let addresses: Vec<Address> = args.addresses.iter().map(|text| global.snapshot(text)).collect::<Result<_>>()?;
+    let addresses = args.addresses.iter().map(|text| global.snapshot(text)).collect::<Result<Vec<_>>>()?;
     let pool = same_pool(&addresses)?;
-    let made = with_pool(&pool, Access::Write, |session| take(session, addresses))?;
-    if global.output.json() { print_json(&made) } else { Ok(()) }
-}
-
-async fn take(session: Session, addresses: Vec<Address>) -> Result<Vec<VolumeRecord>> {
-    let sources: Vec<(&str, &str)> =
-        addresses.iter().filter_map(|address| Some((address.volume(), address.snapshot()?))).collect();
-    let made = session.pool.snapshot(&sources, now()).await?;
-    Ok(made.iter().map(VolumeRecord::from).collect())
+    let method = params::Snapshot { snapshots: names(addresses) };
+    print_if_json(global, &call(global, &pool, Access::Write, method)?)
 }

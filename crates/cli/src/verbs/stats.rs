@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use forkdisk::{Mode, PoolInfo};
+use forkdisk_control::{PoolRecord, params};
+use forkdisk_monitor::Statistics;
 use rustix::fs::access;
 use serde::Serialize;
 
 use crate::cli::Global;
 use crate::output::{Column, TableArgs, print_json};
-use crate::record::uuid_text;
-use crate::session::{Access, with_pool};
+use crate::session::{Access, Caller, with_pool};
 
 /// Show the state of a pool and where its space is
 #[derive(Args)]
@@ -23,71 +23,84 @@ pub struct StatsArgs {
     table: TableArgs,
 }
 
-/// A pool as a JSON object.
+/// A pool as a JSON object; what a served pool does stands under `live`.
 #[derive(Serialize)]
-pub struct PoolRecord {
-    uuid: String,
-    created: u64,
-    mode: &'static str,
-    size: u64,
-    used: u64,
-    free: u64,
-    freeing: u64,
-    metadata: u64,
-    volumes: u64,
-    snapshots: u64,
-    dirty: u64,
-    journal_size: u64,
-    journal_used: u64,
-    generation: u64,
-    clean: bool,
+struct Record {
+    #[serde(flatten)]
+    pool: PoolRecord,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    live: Option<Box<Statistics>>,
 }
 
-impl From<&PoolInfo> for PoolRecord {
-    fn from(info: &PoolInfo) -> PoolRecord {
-        PoolRecord {
-            uuid: uuid_text(&info.uuid),
-            created: info.created,
-            mode: mode_name(info.mode),
-            size: info.size,
-            used: info.used,
-            free: info.free,
-            freeing: info.freeing,
-            metadata: info.metadata,
-            volumes: info.volumes,
-            snapshots: info.snapshots,
-            dirty: info.dirty,
-            journal_size: info.journal_size,
-            journal_used: info.journal_used,
-            generation: info.generation,
-            clean: info.clean,
-        }
-    }
-}
-
-fn mode_name(mode: Mode) -> &'static str {
-    match mode {
-        Mode::ReadWrite => "rw",
-        Mode::ReadOnly => "ro",
-        Mode::OutOfDataSpace => "out-of-data-space",
-        Mode::Failed => "failed",
-    }
-}
-
-/// Shows the pool.
+/// Shows the pool, and what has been done since it is served.
 pub fn run(args: StatsArgs, global: &Global) -> Result<()> {
     let path = global.pool(args.pool.as_deref())?;
-    let mut info = with_pool(&path, Access::Read, |session| async move { Ok(session.pool.info()) })?;
-    if info.mode == Mode::ReadOnly && access(&path, rustix::fs::Access::WRITE_OK).is_ok() {
+    let mut record = with_pool(global, &path, Access::Read, async |caller| {
+        let pool = caller.call(params::Stats {}, None).await?;
+        let live = match caller {
+            Caller::Served(_) => Some(caller.call(params::Statistics {}, None).await?),
+            Caller::Idle(_) => None,
+        };
+        Ok(Record { pool, live })
+    })?;
+    if record.pool.mode == "ro" && access(&path, rustix::fs::Access::WRITE_OK).is_ok() {
         // Only this look at it was read-only.
-        info.mode = Mode::ReadWrite;
+        record.pool.mode = "rw".to_string();
     }
-    let record = PoolRecord::from(&info);
     if global.output.json() {
         return print_json(&record);
     }
-    let rows = rows(&record, &args.table);
+    let mut rows = rows(&record.pool, &args.table);
+    if let Some(live) = &record.live {
+        rows.extend(live_rows(live, &args.table));
+    }
     args.table.print(&[Column::Left("PROPERTY"), Column::Left("VALUE")], &rows)
+}
+
+/// Counters since the pool was opened by whoever serves it.
+fn live_rows(s: &Statistics, table: &TableArgs) -> Vec<Vec<String>> {
+    let (a, mut rows) = (&s.activity, Vec::new());
+    let mut add = |name: &str, value: String| rows.push(vec![name.to_string(), value]);
+    for (kind, o) in a.volumes.operations.all() {
+        add(&format!("{kind}s"), o.operations.to_string());
+        if kind != "flush" {
+            add(&format!("{kind}_bytes"), table.size(o.bytes));
+        }
+        add(&format!("{kind}_errors"), o.errors.to_string());
+    }
+    add("provisioned", table.size(a.volumes.provision.bytes));
+    add("broken", table.size(a.volumes.breaks.bytes));
+    let requests = [
+        ("device_data_read", a.data_read),
+        ("device_data_written", a.data_write),
+        ("device_metadata_read", a.metadata_read),
+        ("device_metadata_written", a.metadata_write),
+        ("device_journal_written", a.journal_write),
+        ("device_discarded", a.discard),
+    ];
+    for (name, r) in requests {
+        add(name, format!("{} in {} requests", table.size(r.bytes), r.count));
+    }
+    add("device_flushes", a.flushes.to_string());
+    add("commits", a.commit_group.count.to_string());
+    add("checkpoints", a.checkpoints.to_string());
+    add("cache_hits", a.cache_hits.to_string());
+    add("cache_misses", a.cache_misses.to_string());
+    add("reaped_volumes", a.reaped.to_string());
+    let (c, seconds) = (&s.copier.all, |nanoseconds: u64| format!("{:.3} s", nanoseconds as f64 / 1e9));
+    add(
+        "copier_jobs",
+        format!("{} ({} failed, {} queued, {} sub-jobs in flight)", c.jobs, c.failed, c.queued, c.in_flight),
+    );
+    add("copier_read", table.size(c.read));
+    add("copier_written", table.size(c.written));
+    add("copier_buffers", format!("{} of {}", table.size(s.copier.buffers_used), table.size(s.copier.buffers)));
+    add("copier_buffer_waits", format!("{}, {} altogether", c.buffer_waits, seconds(c.buffer_wait)));
+    add("copier_throttle_waits", c.throttle_waits.to_string());
+    if let Some(server) = &s.server {
+        add("connections", server.connections.to_string());
+    }
+    rows
 }
 
 fn rows(pool: &PoolRecord, table: &TableArgs) -> Vec<Vec<String>> {

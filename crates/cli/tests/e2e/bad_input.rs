@@ -113,16 +113,29 @@ fn a_folder_is_no_pool() {
 fn a_pool_in_use_says_who_has_it() {
     let lab = lab_with_a_volume();
     let server = Server::start(&lab);
-    for args in [
-        &["list", POOL] as &[&str],
-        &["create", "pool.img/b", "--size", "1M"],
-        &["serve", POOL],
-        &["init", POOL, "--size", "64M", "--force"],
-    ] {
+    for args in [&["serve", POOL] as &[&str], &["init", POOL, "--size", "64M", "--force"]] {
         let message = lab.run(args).refused();
         assert!(message.contains(&format!("in use by forkdisk serve (pid {})", server.pid())), "{message}");
     }
     server.stop();
+    let start = || lab.command(&["import", "-", "pool.img/b"]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut import = start();
+    wait_until("the import has the pool", || {
+        // A look at the pool at the wrong moment keeps the import out.
+        if import.try_wait().unwrap().is_some() {
+            import = start();
+        }
+        !lab.run(&["list", POOL]).status.success()
+    });
+    let holder = format!("in use by forkdisk import (pid {})", import.id());
+    for args in [&["list", POOL] as &[&str], &["create", "pool.img/c", "--size", "1M"], &["serve", POOL]] {
+        let message = lab.run(args).refused();
+        assert!(message.contains(&holder), "{message}");
+    }
+    import.kill().unwrap();
+    import.wait().unwrap();
+    lab.ok(&["import", "/dev/null", "pool.img/none"]);
+    lab.ok(&["delete", "pool.img/none"]);
     assert_eq!(lab.names(), ["a", "a@x"]);
 }
 
@@ -353,7 +366,7 @@ fn an_export_to_a_full_file_system_leaves_nothing_behind() {
 }
 
 /// The program as a user without rights would run it: as nobody when the tests run as root.
-fn run_without_rights(lab: &Lab, args: &[&str]) -> Run {
+pub fn run_without_rights(lab: &Lab, args: &[&str]) -> Run {
     let program = lab.command(args);
     if !rustix::process::geteuid().is_root() {
         return lab.run(args);

@@ -37,3 +37,49 @@ fn a_case_or_a_folder_that_is_not_there_is_refused() {
     let message = lab.run(&["bench", "engine", "rows.json"]).refused();
     assert!(message.contains("--json"), "{message}");
 }
+
+#[test]
+fn breaks_copy_nothing_and_first_writes_keep_their_order() {
+    let lab = Lab::empty();
+    let met = |arguments: &[&str], metric: &str| {
+        let text = lab.ok(&[&["bench"], arguments, &["--quick", "--no-peers", "--dir", ".", "--json"]].concat());
+        let rows: Value = serde_json::from_str(&text).unwrap();
+        let of_metric: Vec<Value> =
+            rows.as_array().unwrap().iter().filter(|row| row["metric"] == metric).cloned().collect();
+        assert!(!of_metric.is_empty(), "{metric} is measured");
+        of_metric.iter().for_each(|row| assert_eq!(row["met"], true, "{row}"));
+    };
+    met(&["w2", "--only", "split"], "data_bytes_per_byte");
+    met(&["w2", "--only", "split"], "read_bytes_per_byte");
+    met(&["w3", "--only", "thin"], "inversions");
+}
+
+#[test]
+fn without_peers_nothing_of_theirs_is_missing() {
+    let lab = Lab::empty();
+    let text = lab.ok(&["bench", "w1", "--quick", "--no-peers", "--json", "--dir", "."]);
+    assert_eq!(text.trim(), "[]");
+}
+
+#[test]
+fn rounds_through_a_mount_cost_and_hold_the_same() {
+    let lab = Lab::empty();
+    if !std::path::Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
+        return crate::harness::missing("mounting a pool needs root and the kernel module fuse");
+    }
+    let rows = |only: &str| -> Vec<Value> {
+        let run = ["bench", "w5", "--quick", "--no-peers", "--rounds", "3", "--size", "16M", "--only", only];
+        serde_json::from_str(&lab.ok(&[&run[..], &["--dir", ".", "--json"]].concat())).unwrap()
+    };
+    for mode in ["random-described", "incremental-coded"] {
+        let rows = rows(mode);
+        let exact = rows.iter().find(|row| row["metric"] == "contents_off_distinct_pages").expect("space is counted");
+        assert_eq!(exact["median"], 0.0, "{exact}");
+        let case = format!("{mode}/clone");
+        let pages = rows.iter().find(|row| row["case"] == case && row["metric"] == "map_pages").expect("counted");
+        let (least, most) = (pages["min"].as_f64().unwrap(), pages["max"].as_f64().unwrap());
+        assert!(least > 0.0 && most - least <= 2.0, "clones of later rounds cost what the first did: {pages}");
+    }
+    let size = rows("size");
+    assert!(size.iter().all(|row| row["met"] != false), "{size:?}");
+}

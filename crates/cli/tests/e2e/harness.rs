@@ -75,7 +75,12 @@ impl Lab {
     /// The program with these arguments, not yet started.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forkdisk"));
-        command.args(args).current_dir(self.dir.path()).env_remove("FORKDISK_POOL").env_remove("FORKDISK_LOG");
+        command
+            .args(args)
+            .current_dir(self.dir.path())
+            .env_remove("FORKDISK_POOL")
+            .env_remove("FORKDISK_LOG")
+            .env_remove("FORKDISK_CONFIG");
         command
     }
 
@@ -178,12 +183,23 @@ impl Server {
     /// As [`start`](Self::start), on a pool of another name.
     #[track_caller]
     pub fn start_on(lab: &Lab, pool: &str) -> Server {
+        Server::start_with(lab, pool, &[])
+    }
+
+    /// As [`start_on`](Self::start_on), with more options.
+    #[track_caller]
+    pub fn start_with(lab: &Lab, pool: &str, options: &[&str]) -> Server {
         let socket = lab.path("nbd.sock");
-        let program = lab.command(&["serve", pool, "--json", "--socket", socket.to_str().unwrap()]);
+        let program =
+            lab.command(&[&["serve", pool, "--json", "--socket", socket.to_str().unwrap()], options].concat());
         // Whatever happens to the test, the kernel ends its server.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(program.get_program()).args(program.get_args());
-        command.current_dir(lab.dir.path()).env_remove("FORKDISK_POOL").env_remove("FORKDISK_LOG");
+        command
+            .current_dir(lab.dir.path())
+            .env_remove("FORKDISK_POOL")
+            .env_remove("FORKDISK_LOG")
+            .env_remove("FORKDISK_CONFIG");
         let log = File::options().create(true).append(true).open(lab.path("serve.log")).unwrap();
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().expect("setpriv");
         let mut ready = String::new();
@@ -219,6 +235,18 @@ impl Server {
         assert!(status.success(), "the server ended with {status}");
     }
 
+    /// Asks it to end again and again until it has: cleanly.
+    #[track_caller]
+    pub fn stop_impatiently(mut self) {
+        let mut status = None;
+        wait_until("the server ends", || {
+            kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        assert!(status.is_some_and(|status| status.success()), "the server ended with {status:?}");
+    }
+
     /// Ends it as a crash would.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
@@ -235,7 +263,7 @@ impl Drop for Server {
 }
 
 #[track_caller]
-fn wait_at_most(child: &mut Child, patience: Duration) -> ExitStatus {
+pub fn wait_at_most(child: &mut Child, patience: Duration) -> ExitStatus {
     let start = Instant::now();
     loop {
         if let Some(status) = child.try_wait().unwrap() {
@@ -252,7 +280,7 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
         assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -13,11 +13,12 @@ const OPTION_GO: u32 = 7;
 const REPLY_ACK: u32 = 1;
 const REPLY_INFO: u32 = 3;
 const FLAG_FUA: u16 = 1;
-const READ: u16 = 0;
-const WRITE: u16 = 1;
+pub const READ: u16 = 0;
+pub const WRITE: u16 = 1;
 const DISCONNECT: u16 = 2;
-const FLUSH: u16 = 3;
-const TRIM: u16 = 4;
+pub const FLUSH: u16 = 3;
+pub const TRIM: u16 = 4;
+pub const WRITE_ZEROES: u16 = 6;
 
 /// What the server says a client may do with an export.
 pub const HAS_FLUSH: u16 = 1 << 2;
@@ -99,6 +100,34 @@ impl Client {
     /// shorter than `len`.
     pub fn start_write(&mut self, offset: u64, len: u32, data: &[u8]) -> io::Result<()> {
         self.send(WRITE, 0, offset, len, data)
+    }
+
+    /// Sends a request and does not wait for its reply; its cookie.
+    pub fn start(&mut self, kind: u16, flags: u16, offset: u64, len: u32, data: &[u8]) -> io::Result<u64> {
+        self.send(kind, flags, offset, len, data)?;
+        Ok(self.cookie)
+    }
+
+    /// Takes the next reply, with as much data as `len` says for its cookie.
+    pub fn finish(&mut self, len: impl Fn(u64) -> usize) -> io::Result<(u64, Vec<u8>)> {
+        let mut reply = [0; 16];
+        self.stream.read_exact(&mut reply)?;
+        let error = u32::from_be_bytes(reply[4..8].try_into().unwrap());
+        if reply[..4] != REPLY_MAGIC.to_be_bytes() {
+            return Err(io::Error::other(format!("not a reply: {reply:x?}")));
+        }
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error as i32));
+        }
+        let cookie = u64::from_be_bytes(reply[8..].try_into().unwrap());
+        let mut data = vec![0; len(cookie)];
+        self.stream.read_exact(&mut data)?;
+        Ok((cookie, data))
+    }
+
+    /// Asks for data and does not take it.
+    pub fn start_read(&mut self, offset: u64, len: u32) -> io::Result<()> {
+        self.send(READ, 0, offset, len, &[])
     }
 
     /// Closes the connection without a word, whatever is still on its way.

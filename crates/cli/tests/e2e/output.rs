@@ -76,7 +76,7 @@ fn every_verb_explains_itself() {
     let help = lab.ok(&["--help"]);
     for verb in [
         "init", "create", "import", "export", "snapshot", "clone", "rollback", "list", "du", "diff", "map", "rename",
-        "resize", "delete", "grow", "check", "stats", "serve",
+        "resize", "set", "delete", "grow", "check", "stats", "serve", "stop", "config", "stop", "config",
     ] {
         assert!(help.contains(&format!("\n  {verb} ")), "{verb} is missing in {help}");
         assert!(lab.ok(&[verb, "--help"]).contains("--json"), "{verb}");

@@ -1,7 +1,9 @@
 //! `serve`: what it announces, how it ends, and what it leaves.
 
 use std::fs;
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -192,4 +194,58 @@ fn the_log_goes_to_stderr() {
     let (out, log) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(out.contains(socket.to_str().unwrap()) && !out.contains("INFO"), "{out}");
     assert!(log.contains("INFO"), "{log}");
+}
+
+#[test]
+fn no_more_clients_than_allowed_are_served_at_a_time() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "--size", "1M"]);
+    let server = Server::start_with(&lab, POOL, &["--max-connections", "2"]);
+    let connect = || Client::connect(server.socket(), "a");
+    let (mut first, second) = (connect().unwrap(), connect().unwrap());
+    assert!(connect().is_err(), "a third one");
+    first.write(0, &noise(1, 4096), false).unwrap();
+    drop(second);
+    wait_until("there is a place again", || connect().is_ok_and(|mut third| third.read(0, 4096).is_ok()));
+    assert!(first.read(0, 4096).unwrap() == noise(1, 4096));
+}
+
+#[test]
+fn one_export_takes_no_more_clients_than_it_may_and_leaves_room_for_the_others() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "pool.img/b", "--size", "1M"]);
+    let server = Server::start_with(&lab, POOL, &["--max-export-connections", "2"]);
+    let connect = |export| Client::connect(server.socket(), export);
+    let (mut first, second) = (connect("a").unwrap(), connect("a").unwrap());
+    assert!(connect("a").is_err(), "a third one");
+    // By its new name it is the same export.
+    lab.ok(&["rename", "pool.img/a", "pool.img/c"]);
+    assert!(connect("c").is_err(), "a third one by another name");
+    let others = (connect("b").unwrap(), connect("b").unwrap());
+    first.write(0, &noise(1, 4096), false).unwrap();
+    drop((second, others));
+    wait_until("there is a place again", || connect("c").is_ok_and(|mut third| third.read(0, 4096).is_ok()));
+    assert!(first.read(0, 4096).unwrap() == noise(1, 4096));
+}
+
+#[test]
+fn a_flood_of_bad_clients_does_not_flood_the_log() {
+    const CLIENTS: usize = 400;
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "--size", "1M"]);
+    let server = Server::start_with(&lab, POOL, &["--log", "debug", "--log-burst", "3"]);
+    for _ in 0..CLIENTS {
+        let mut stream = UnixStream::connect(server.socket()).unwrap();
+        // The server may have closed it before all is written.
+        let _ = stream.write_all(&noise(2, 64));
+        let mut said = Vec::new();
+        let _ = stream.read_to_end(&mut said);
+    }
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    client.write(0, &noise(1, 4096), true).unwrap();
+    drop(client);
+    server.stop();
+    let log = fs::read_to_string(lab.path("serve.log")).unwrap();
+    assert!(log.contains("stopped"), "other lines are there: {log}");
+    assert!(log.lines().count() < CLIENTS / 4, "{} lines: {log}", log.lines().count());
 }

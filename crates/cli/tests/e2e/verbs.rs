@@ -347,3 +347,62 @@ fn map_covers_a_volume_from_end_to_end() {
     let expected = json!([hole(0, MIB), data, hole(MIB + 8192, 2 * MIB - 8192)]);
     assert_eq!(lab.json(&["map", &at("a")]), expected);
 }
+
+#[test]
+fn how_chunks_are_broken_and_the_copier_are_set_and_last() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", &at("a"), "--size", "8M", "--chunk", "1M", "--break", "copy"]);
+    lab.ok(&["create", &at("b"), "--size", "8M"]);
+    assert_eq!(lab.json(&["list", POOL])[0]["break"], "copy");
+    assert_eq!(lab.json(&["list", POOL])[1]["break"], "split");
+    lab.ok(&["set", "break=copy", &at("b")]);
+    lab.ok(&["set", "break=split", &at("a")]);
+    assert_eq!(lab.json(&["list", POOL])[0]["break"], "split");
+    assert_eq!(lab.json(&["list", POOL])[1]["break"], "copy");
+    assert!(!lab.run(&["set", "break=never", &at("a")]).status.success());
+    let set =
+        lab.json(&["copier", POOL, "--set", "subjob_size=1M", "split_count=4", "throttle=50%", "throttle=100M/s"]);
+    let again = lab.json(&["copier", POOL]);
+    for shown in [&set, &again] {
+        assert_eq!((&shown["subjob_size"], &shown["split_count"]), (&json!(1 << 20), &json!(4)));
+        assert_eq!((&shown["percent"], &shown["bytes_per_second"]), (&json!(50), &json!(100 << 20)));
+    }
+    lab.ok(&["copier", POOL, "--volume", "b", "--set", "throttle=10M/s"]);
+    assert_eq!(lab.json(&["copier", POOL, "--volume", "b"])["bytes_per_second"], 10 << 20);
+    assert_eq!(lab.json(&["copier", POOL, "--volume", "b"])["break"], "copy");
+    lab.ok(&["copier", POOL, "--set", "throttle=none"]);
+    assert_eq!(lab.json(&["copier", POOL])["percent"], 100);
+    let message = lab.run(&["copier", POOL, "--set", "buffers=1M"]).refused();
+    assert!(message.contains("buffers") && message.contains("five sub-jobs"), "{message}");
+    for setting in ["split_count=2", "offload=on"] {
+        let message = lab.run(&["copier", POOL, "--volume", "b", "--set", setting]).refused();
+        assert!(message.contains("whole pool"), "{message}");
+    }
+    assert_eq!(lab.json(&["copier", POOL])["offload"], false);
+    assert!(
+        lab.ok(&["copier", POOL, "--set", "offload=on"])
+            .lines()
+            .any(|line| line.starts_with("offload") && line.ends_with("on"))
+    );
+    assert_eq!(lab.json(&["copier", POOL])["offload"], true);
+    assert!(lab.ok(&["copier", POOL]).contains("subjob_size"));
+    lab.assert_clean();
+}
+
+#[test]
+fn a_served_pool_copies_chunks_and_shows_what_it_copied() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", &at("a"), "--size", "8M", "--chunk", "1M", "--break", "copy"]);
+    let server = Server::start(&lab);
+    let image = noise(3, 8 * MIB);
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    client.write(0, &image, false).unwrap();
+    lab.ok(&["snapshot", &at("a@s")]);
+    client.write(MIB as u64 + 4096, &[7; 4096], false).unwrap();
+    let shown = lab.json(&["copier", POOL, "--volume", "a"]);
+    assert_eq!((&shown["jobs"], &shown["bytes_written"]), (&json!(1), &json!(MIB)));
+    let mut expected = image;
+    expected[MIB + 4096..MIB + 8192].fill(7);
+    assert!(client.read(0, 8 * MIB).unwrap() == expected);
+    server.stop();
+}

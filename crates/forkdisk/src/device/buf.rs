@@ -78,9 +78,12 @@ impl DerefMut for Buf {
 
 impl Drop for Buf {
     fn drop(&mut self) {
-        if let (Some(slot), Some(pool)) = (self.slot, self.home.upgrade()) {
+        if let Some(pool) = self.home.upgrade() {
             let frames = std::mem::replace(&mut self.frames, Box::new([]));
-            pool.give_back(slot, frames);
+            match self.slot {
+                Some(slot) => pool.give_back(slot, frames),
+                None => pool.spare.borrow_mut().keep(frames),
+            }
         }
     }
 }
@@ -93,9 +96,40 @@ impl fmt::Debug for Buf {
 
 /// A fixed set of buffers in a few sizes, each with a number (its *slot*) under which a device may
 /// register its memory once and for all. When a size runs out, [`take`](Self::take) falls back to
-/// fresh memory without a slot, so nobody waits for a buffer here.
+/// memory without a slot, so nobody waits for a buffer here; some of that is kept for the next time.
 pub struct BufPool {
     classes: Vec<Class>,
+    spare: RefCell<Spare>,
+}
+
+/// Memory without a slot that was used once. To get it anew from the system costs a page fault for each page.
+#[derive(Default)]
+struct Spare {
+    kept: Vec<Box<[Frame]>>,
+    bytes: usize,
+}
+
+/// Most bytes of memory without a slot that are kept, and the smallest piece that is worth it.
+const MOST_SPARE: usize = 16 << 20;
+const LEAST_SPARE: usize = 64 << 10;
+
+impl Spare {
+    /// A piece for `len` bytes that is not much larger.
+    fn take(&mut self, len: usize) -> Option<Box<[Frame]>> {
+        let fits = |frames: &[Frame]| (len..=2 * len).contains(&(frames.len() * BUF_ALIGN));
+        let at = self.kept.iter().rposition(|frames| fits(frames))?;
+        let frames = self.kept.swap_remove(at);
+        self.bytes -= frames.len() * BUF_ALIGN;
+        Some(frames)
+    }
+
+    fn keep(&mut self, frames: Box<[Frame]>) {
+        let bytes = frames.len() * BUF_ALIGN;
+        if bytes >= LEAST_SPARE && self.bytes + bytes <= MOST_SPARE {
+            self.bytes += bytes;
+            self.kept.push(frames);
+        }
+    }
 }
 
 struct Class {
@@ -121,7 +155,7 @@ impl BufPool {
             classes.push(Class { bytes, first_slot, free: RefCell::new(free) });
         }
         assert!(classes.is_sorted_by_key(|c| c.bytes), "sizes in rising order");
-        Rc::new(BufPool { classes })
+        Rc::new(BufPool { classes, spare: RefCell::default() })
     }
 
     /// A buffer of `len` bytes with unspecified contents.
@@ -131,7 +165,9 @@ impl BufPool {
                 return Buf { frames, len, slot: Some(slot), home: Rc::downgrade(self) };
             }
         }
-        Buf::zeroed(len)
+        let spare = self.spare.borrow_mut().take(len);
+        let frames = spare.unwrap_or_else(|| zeroed_frames(len.div_ceil(BUF_ALIGN)));
+        Buf { frames, len, slot: None, home: Rc::downgrade(self) }
     }
 
     /// Address and length of every pooled buffer that is at rest, ordered by slot: what a device
@@ -176,5 +212,21 @@ mod tests {
         assert_eq!(pool.take(4096).slot(), None);
         drop(a);
         assert_eq!(pool.take(1).slot(), Some(0));
+    }
+
+    #[test]
+    fn large_buffers_beyond_the_pool_are_used_again_up_to_a_bound() {
+        let pool = BufPool::new(&[(4096, 1)]);
+        let first = pool.take(1 << 20);
+        let at = first.as_ptr();
+        drop(first);
+        assert_ne!(pool.take(100 << 10).as_ptr(), at, "much smaller");
+        let again = pool.take((1 << 20) - 5);
+        assert_eq!((again.as_ptr(), again.len(), again.slot()), (at, (1 << 20) - 5, None));
+        let many: Vec<Buf> = (0..40).map(|_| pool.take(1 << 20)).collect();
+        drop((again, many));
+        assert!(pool.spare.borrow().bytes <= MOST_SPARE && pool.spare.borrow().kept.len() >= 16);
+        drop((pool.take(4096), pool.take(8192)));
+        assert!(pool.spare.borrow().kept.iter().all(|frames| frames.len() * BUF_ALIGN >= LEAST_SPARE));
     }
 }

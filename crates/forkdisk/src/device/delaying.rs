@@ -76,6 +76,24 @@ impl<D: Device> Device for DelayingDevice<D> {
         self.inner.allocate(offset, len)
     }
 
+    fn can_clone(&self, source: &Self) -> bool {
+        self.inner.can_clone(&source.inner)
+    }
+
+    fn clone_range(
+        &self,
+        source: &Self,
+        from: u64,
+        to: u64,
+        len: u64,
+    ) -> impl Future<Output = io::Result<()>> + 'static {
+        self.late(self.inner.clone_range(&source.inner, from, to, len))
+    }
+
+    fn zero_range(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.late(self.inner.zero_range(offset, len))
+    }
+
     fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
         self.inner.set_len(len)
     }
@@ -107,6 +125,10 @@ mod tests {
         fn sleep(&self, time: Duration) -> LocalFuture<()> {
             let (now, end) = (self.0.clone(), self.0.get() + time);
             Box::pin(poll_fn(move |_| if now.get() >= end { Poll::Ready(()) } else { Poll::Pending }))
+        }
+
+        fn now(&self) -> Duration {
+            self.0.get()
         }
     }
 

@@ -98,6 +98,25 @@ impl<D: Device> Device for FailingDevice<D> {
         self.inner.allocate(offset, len)
     }
 
+    fn can_clone(&self, source: &Self) -> bool {
+        self.inner.can_clone(&source.inner)
+    }
+
+    fn clone_range(
+        &self,
+        source: &Self,
+        from: u64,
+        to: u64,
+        len: u64,
+    ) -> impl Future<Output = io::Result<()>> + 'static {
+        let judged = self.judge(RequestKind::Clone, to, len);
+        outcome(judged.map(|()| self.inner.clone_range(&source.inner, from, to, len)))
+    }
+
+    fn zero_range(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        outcome(self.judge(RequestKind::Zero, offset, len).map(|()| self.inner.zero_range(offset, len)))
+    }
+
     fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
         self.inner.set_len(len)
     }

@@ -151,6 +151,27 @@ impl Device for MemoryDevice {
         next_turn(outcome)
     }
 
+    fn can_clone(&self, _source: &Self) -> bool {
+        true
+    }
+
+    fn clone_range(
+        &self,
+        source: &Self,
+        from: u64,
+        to: u64,
+        len: u64,
+    ) -> impl Future<Output = io::Result<()>> + 'static {
+        let mut buf = Buf::zeroed(len as usize);
+        let segment = |offset| Segment { offset, at: 0, len: len as usize };
+        let copied = source.get(&segment(from), &mut buf).and_then(|()| self.put(&segment(to), &buf));
+        next_turn(copied)
+    }
+
+    fn zero_range(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        next_turn(self.put(&Segment { offset, at: 0, len: len as usize }, &Buf::zeroed(len as usize)))
+    }
+
     fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
         let shorter = len < self.state.len.get();
         if !shorter {
@@ -190,6 +211,21 @@ mod tests {
         assert_eq!(device.resident(), 3 * 4096);
         run(device.discard(12288 + 512, 1 << 20)).unwrap();
         assert_eq!(device.resident(), 4096, "a page that is discarded in part stays");
+    }
+
+    #[test]
+    fn a_range_is_cloned_between_devices_and_made_zero() {
+        let (a, b) = (MemoryDevice::new(1 << 20), MemoryDevice::new(1 << 20));
+        run(a.write(Buf::copy_of(&[7; 8192]), segment(4096, 8192), false)).0.unwrap();
+        run(b.clone_range(&a, 4608, 512, 8192)).unwrap();
+        run(b.zero_range(1024, 512)).unwrap();
+        let (result, buf) = run(b.read(Buf::zeroed(8704), segment(512, 8704)));
+        result.unwrap();
+        let expected = [[7; 512].to_vec(), vec![0; 512], vec![7; 6656], vec![0; 1024]].concat();
+        assert!(*buf == expected);
+        run(a.clone_range(&b, 1 << 19, 4096, 8192)).unwrap();
+        assert_eq!(a.resident(), 0, "what holds nothing takes no memory");
+        assert!(run(a.clone_range(&b, 0, 1 << 20, 4096)).is_err());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The seam below the engine: byte ranges that can be read, written, flushed, discarded and zeroed.
+//! The seam below the engine: byte ranges that can be read, written, flushed, discarded, zeroed and cloned.
 //!
 //! A device orders nothing by itself. What one flush covers is every write that had *completed*
 //! when the flush was submitted; everything else may be lost, torn at sectors or reordered by a
@@ -84,6 +84,32 @@ pub trait Device: 'static {
     /// it holds stays. A device that cannot do it, or need not, succeeds and does nothing.
     fn allocate(&self, _offset: u64, _len: u64) -> impl Future<Output = io::Result<()>> + 'static {
         std::future::ready(Ok(()))
+    }
+
+    /// Whether [`clone_range`](Self::clone_range) from `source` and [`zero_range`](Self::zero_range) are
+    /// worth a try. False once the device has answered `Unsupported`.
+    fn can_clone(&self, _source: &Self) -> bool {
+        false
+    }
+
+    /// Makes `len` bytes at `to` hold what those at `from` on `source` (another device, or this one) hold,
+    /// without moving them. Offsets and length are multiples of [`block_size`](Self::block_size), and
+    /// the ranges do not overlap. On error the target may hold anything; a device that cannot do it
+    /// answers `Unsupported`. Durable like a write.
+    fn clone_range(
+        &self,
+        _source: &Self,
+        _from: u64,
+        _to: u64,
+        _len: u64,
+    ) -> impl Future<Output = io::Result<()>> + 'static {
+        std::future::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
+
+    /// Makes the range read as zeroes without writing them, its storage still set aside. Alignment,
+    /// errors and durability as for [`clone_range`](Self::clone_range).
+    fn zero_range(&self, _offset: u64, _len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        std::future::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
     /// Lengthens the device to `len` bytes (a pool file that grows). The new length is durable

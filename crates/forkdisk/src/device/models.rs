@@ -109,7 +109,7 @@ impl Disk<'_> {
                 let end = self.idle() + self.model.flush.as_secs_f64();
                 self.lanes.fill(end);
             }
-            RequestKind::Discard => {}
+            RequestKind::Discard | RequestKind::Clone | RequestKind::Zero => {}
             RequestKind::Read | RequestKind::WriteData | RequestKind::WriteMetadata => self.transfer(request),
         }
     }

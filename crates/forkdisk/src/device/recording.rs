@@ -28,6 +28,17 @@ pub enum RequestKind {
     Flush,
     /// A discard.
     Discard,
+    /// A range that was cloned to this place, without any of it being moved.
+    Clone,
+    /// A range that was made to read as zeroes without being written.
+    Zero,
+}
+
+impl RequestKind {
+    /// Whether it moves data: a read or a write.
+    pub fn is_transfer(self) -> bool {
+        matches!(self, RequestKind::Read | RequestKind::WriteData | RequestKind::WriteMetadata)
+    }
 }
 
 /// One request as the device got it.
@@ -61,7 +72,7 @@ impl Recording {
 
     /// Reads and writes, data and metadata.
     pub fn transfers(&self) -> u64 {
-        self.requests.iter().filter(|r| !matches!(r.kind, RequestKind::Flush | RequestKind::Discard)).count() as u64
+        self.requests.iter().filter(|r| r.kind.is_transfer()).count() as u64
     }
 
     /// Data writes that end where one of the 256 data writes before them begins: a sequential writer
@@ -170,6 +181,26 @@ impl<D: Device> Device for RecordingDevice<D> {
 
     fn allocate(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
         self.inner.allocate(offset, len)
+    }
+
+    fn can_clone(&self, source: &Self) -> bool {
+        self.inner.can_clone(&source.inner)
+    }
+
+    fn clone_range(
+        &self,
+        source: &Self,
+        from: u64,
+        to: u64,
+        len: u64,
+    ) -> impl Future<Output = io::Result<()>> + 'static {
+        self.note(RequestKind::Clone, to, len);
+        self.inner.clone_range(&source.inner, from, to, len)
+    }
+
+    fn zero_range(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.note(RequestKind::Zero, offset, len);
+        self.inner.zero_range(offset, len)
     }
 
     fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {

@@ -30,9 +30,8 @@ impl Slot {
     }
 }
 
-/// What the page above knows of a count page: which slot is current, its checksum, and how many
-/// pages are free below. `None` as slot: never written, everything as it was at the beginning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What the page above knows of a count page. `None` as slot: never written, all 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CountEntry {
     /// The current slot.
     pub slot: Option<Slot>,
@@ -40,14 +39,16 @@ pub struct CountEntry {
     pub checksum: u32,
     /// Pages in use under it, not counting what is reserved from the beginning.
     pub used: u64,
+    /// References that each block of a leaf has as a whole beside those that the leaf says.
+    pub common: u16,
 }
 
 impl CountEntry {
     /// The bytes on disk.
     pub fn to_bytes(self) -> [u8; 16] {
         let mut out = [0; 16];
-        let Some(slot) = self.slot else { return out };
-        out[0] = 1 + slot as u8;
+        out[0] = self.slot.map_or(0, |slot| 1 + slot as u8);
+        out[2..4].copy_from_slice(&self.common.to_le_bytes());
         out[4..8].copy_from_slice(&self.checksum.to_le_bytes());
         out[8..].copy_from_slice(&self.used.to_le_bytes());
         out
@@ -56,16 +57,17 @@ impl CountEntry {
     /// The entry in 16 bytes; `initially_free` stands for a page that was never written. `None`: damage.
     pub fn from_bytes(bytes: [u8; 16], initially_free: u64) -> Option<CountEntry> {
         let slot = match bytes[0] {
-            0 => {
-                return (bytes == [0; 16]).then_some(CountEntry { slot: None, checksum: 0, used: 0 });
-            }
-            1 => Slot::A,
-            2 => Slot::B,
+            0 => None,
+            1 => Some(Slot::A),
+            2 => Some(Slot::B),
             _ => return None,
         };
+        let common = u16::from_le_bytes([bytes[2], bytes[3]]);
         let checksum = u32::from_le_bytes(bytes[4..8].try_into().ok()?);
         let used = u64::from_le_bytes(bytes[8..].try_into().ok()?);
-        (used <= initially_free).then_some(CountEntry { slot: Some(slot), checksum, used })
+        let entry = CountEntry { slot, checksum, used, common };
+        let makes_sense = slot.is_some() || common > 0 || entry == CountEntry::default();
+        (used <= initially_free && makes_sense).then_some(entry)
     }
 }
 
@@ -153,8 +155,13 @@ mod tests {
     fn an_entry_that_was_never_written_is_all_free() {
         let e = CountEntry::from_bytes([0; 16], 77).expect("valid");
         assert_eq!((e.slot, e.used), (None, 0));
-        let e = CountEntry { slot: Some(Slot::B), checksum: 9, used: 5 };
+        assert_eq!(e.to_bytes(), [0; 16]);
+        let e = CountEntry { slot: Some(Slot::B), checksum: 9, used: 5, common: 0x102 };
         assert_eq!(CountEntry::from_bytes(e.to_bytes(), 77), Some(e));
         assert_eq!(CountEntry::from_bytes(e.to_bytes(), 4), None, "more used than there are");
+        let e = CountEntry { slot: None, checksum: 0, used: 5, common: 1 };
+        assert_eq!(CountEntry::from_bytes(e.to_bytes(), 5), Some(e), "never written, and yet in use");
+        let e = CountEntry { common: 0, ..e };
+        assert_eq!(CountEntry::from_bytes(e.to_bytes(), 5), None, "in use by nobody");
     }
 }

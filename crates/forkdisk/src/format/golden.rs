@@ -6,11 +6,12 @@
 use super::checksum::{Seed, page_checksum};
 use super::counts::{CountEntry, CountPage, Slot};
 use super::entry::{Entry, TableRef};
-use super::record::{Decoded, Group, Record, decode_group, encode_group};
+use super::record::{Decoded, Group, Record, Witness, decode_group, encode_group};
+use super::settings::{BreakPolicy, CopierSettings, Throttle};
 use super::superblock::{JournalStart, Superblock};
 use super::table::{decode_table, encode_table};
 use super::volume::{
-    NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState, decode_directory_page, encode_directory_page,
+    Attributes, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState, decode_directory_page, encode_directory_page,
 };
 use super::{CountNode, SUPERBLOCK_PAGES};
 use crate::types::{Block, Epoch, FANOUT, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
@@ -94,9 +95,10 @@ fn count_pages() {
     assert_example("count-leaf", page.bytes());
     let node = CountNode { level: 0, index: 1 };
     let seed = Seed { pool: POOL, page: node.page(Slot::B), level: 0xe0, birth: 0 };
-    let entry = CountEntry { slot: Some(Slot::B), checksum: page_checksum(&seed, page.bytes()), used: 258 };
+    let entry = CountEntry { slot: Some(Slot::B), checksum: page_checksum(&seed, page.bytes()), used: 258, common: 0 };
     let mut above = CountPage::default();
     above.set_entry(1, entry);
+    above.set_entry(2, CountEntry { slot: None, checksum: 0, used: 1792, common: 2 });
     assert_example("count-upper", above.bytes());
 }
 
@@ -116,12 +118,21 @@ fn superblock() {
         directory_pages: 1,
         journal: vec![(PageAddr(0x200), 256)],
         start: JournalStart { position: 0x3000, sequence: 9, chain: 0x1122_3344_5566_7788 },
-        counts: vec![CountEntry { slot: Some(Slot::A), checksum: 0x0a0b_0c0d, used: 0x104 }],
+        counts: vec![CountEntry { slot: Some(Slot::A), checksum: 0x0a0b_0c0d, used: 0x104, common: 0 }],
+        copier: CopierSettings {
+            throttle: Throttle { percent: 50, bytes_per_second: 1 << 30 },
+            ..CopierSettings::default()
+        },
     };
     let mut page = vec![0; PAGE_SIZE];
     superblock.encode(SUPERBLOCK_PAGES[1], &mut page);
     assert_example("superblock", &page);
     assert_eq!(Superblock::decode(SUPERBLOCK_PAGES[1], &example("superblock")), Ok(superblock));
+}
+
+fn attributes() -> Attributes {
+    let (accessed, modified, changed) = (0x1000, 0x2000, -1);
+    Attributes { mode: 0o640, uid: 1000, gid: 100, accessed, modified, changed }
 }
 
 #[test]
@@ -141,6 +152,10 @@ fn directory_page() {
         shared_at: Epoch(4),
         created: 0x6553_f100,
         cursor: 0,
+        break_policy: BreakPolicy::Copy,
+        throttle: Throttle { percent: 50, bytes_per_second: 100 << 20 },
+        quota: 512 << 20,
+        attributes: Some(attributes()),
     };
     let snapshot = VolumeRecord {
         id: VolumeId(2),
@@ -151,15 +166,20 @@ fn directory_page() {
         root: Entry::ABSENT,
         referenced: 0,
         trim_end: 0,
+        break_policy: BreakPolicy::Split,
+        throttle: Throttle::NONE,
+        quota: 0,
+        attributes: None,
         ..volume.clone()
     };
     let mut slots = [None; SLOTS_PER_PAGE];
-    (slots[0], slots[2]) = (Some(&volume), Some(&snapshot));
+    let folder = VolumeRecord { state: VolumeState::Folder, ..VolumeRecord::empty(VolumeId(3), "vm", 0x6553_f100) };
+    (slots[0], slots[2], slots[3]) = (Some(&volume), Some(&snapshot), Some(&folder));
     let mut page = vec![0; PAGE_SIZE];
     encode_directory_page(&slots, &mut page);
     assert_example("directory-page", &page);
     let again = decode_directory_page(&example("directory-page"), PAGES).expect("valid");
-    assert_eq!((&again[0], &again[2]), (&Some(volume), &Some(snapshot)));
+    assert_eq!((&again[0], &again[2], &again[3]), (&Some(volume), &Some(snapshot), &Some(folder)));
 }
 
 fn records() -> Vec<Record> {
@@ -177,20 +197,47 @@ fn records() -> Vec<Record> {
         Record::SetChunk { id: v, chunk: 4096 },
         Record::CloneRange { source: v, from: VirtualPage(1), target: w, to: VirtualPage(2), len: 3 },
         Record::Grow { size: 128 << 20 },
+        Record::SetCopying {
+            id: v,
+            break_policy: BreakPolicy::Copy,
+            throttle: Throttle { percent: 50, bytes_per_second: 100 << 20 },
+        },
+        Record::SetCopier { settings: CopierSettings { offload: true, ..CopierSettings::default() } },
+        Record::SetQuota { id: v, quota: 512 << 20 },
+    ]
+}
+
+fn records_of_files() -> Vec<Record> {
+    let (v, w, now) = (VolumeId(1), VolumeId(2), 0x6553_f100);
+    vec![
+        Record::SetAttributes { id: v, attributes: Some(attributes()) },
+        Record::MakeFolder { id: VolumeId(5), name: "f".into(), attributes: None, now },
+        Record::Unlink { id: v },
+        Record::RenameOver { id: v, name: "w".into(), replaced: w, kept: true },
+        Record::RenameFolder { from: "f".into(), to: "g".into() },
+        Record::Replace { volume: v, source: w, dead: VolumeId(4) },
     ]
 }
 
 #[test]
 fn journal_group() {
+    let witness = Witness { to: PageAddr(0x1234), pages: 2, sum: 0x8877_6655_4433_2211 };
+    assert_group("journal-group", &records(), &[witness]);
+    assert_group("journal-group-files", &records_of_files(), &[]);
+}
+
+#[track_caller]
+fn assert_group(name: &str, records: &[Record], witnesses: &[Witness]) {
     let mut body = Vec::new();
-    records().iter().for_each(|r| r.encode(&mut body));
-    let (first, count, confirmed) = (9, records().len() as u32, 9);
+    records.iter().for_each(|r| r.encode(&mut body));
+    witnesses.iter().for_each(|w| w.encode(&mut body));
+    let (first, count, confirmed) = (9, records.len() as u32, 9);
     let group = Group { incarnation: 2, first, count, bytes: 0, chain: 0, confirmed };
     let before = 0x1122_3344_5566_7788;
     let (bytes, _) = encode_group(&POOL, before, &group, &body);
-    assert_example("journal-group", &bytes);
-    let Decoded::Group(_, again) = decode_group(&POOL, before, &example("journal-group"), 1 << 20) else {
+    assert_example(name, &bytes);
+    let Decoded::Group(_, again, found) = decode_group(&POOL, before, &example(name), 1 << 20) else {
         panic!("the example is no group")
     };
-    assert_eq!(again, records());
+    assert_eq!((&again[..], &found[..]), (records, witnesses));
 }

@@ -72,11 +72,12 @@ impl CountNode {
 
     /// The page in which `slot` of this count page lies.
     pub fn page(self, slot: Slot) -> PageAddr {
+        // Leaves that change together lie together: one request writes them.
         let within = match self.level {
-            0 => FIRST_LEAF_PAGE + self.index % LEAVES_PER_REGION as u64 * 2,
-            level => (u64::from(level) - 1) * 2,
+            0 => FIRST_LEAF_PAGE + slot as u64 * LEAVES_PER_REGION as u64 + self.index % LEAVES_PER_REGION as u64,
+            level => (u64::from(level) - 1) * 2 + slot as u64,
         };
-        PageAddr(region_header(self.region()).first_page().0 + within + slot as u64)
+        PageAddr(region_header(self.region()).first_page().0 + within)
     }
 }
 
@@ -164,6 +165,14 @@ mod tests {
                     assert!(seen.insert(page), "{page:?} twice");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn leaves_of_a_region_lie_one_behind_the_other() {
+        for slot in [Slot::A, Slot::B] {
+            let pages: Vec<u64> = (124..248).map(|index| CountNode { level: 0, index }.page(slot).0).collect();
+            assert!(pages.windows(2).all(|w| w[1] == w[0] + 1), "{pages:?}");
         }
     }
 

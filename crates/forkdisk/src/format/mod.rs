@@ -11,17 +11,20 @@ mod entry;
 mod golden;
 mod layout;
 mod record;
+mod settings;
 mod superblock;
 mod table;
 mod volume;
 
 pub use checksum::{Seed, page_checksum};
-pub use counts::{CountEntry, CountPage, LEAF_BLOCKS, Slot};
+pub use counts::{BlockCounts, CountEntry, CountPage, LEAF_BLOCKS, Slot};
 pub use entry::{Entry, Kind, TableRef};
 pub use layout::{CountNode, Layout, SUPERBLOCK_PAGES};
-pub use record::{Decoded, Group, Record, decode_group, encode_group, find_group};
+pub use record::{Decoded, Group, Record, Witness, decode_group, encode_group, find_group, witness_sum};
+pub use settings::{BreakPolicy, COPIER_USERS, CopierSettings, Throttle};
 pub use superblock::{JournalStart, NotSuper, Superblock};
 pub use table::{decode_table, encode_table};
 pub use volume::{
-    MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState, decode_directory_page, encode_directory_page,
+    Attributes, MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState, decode_directory_page,
+    encode_directory_page,
 };

@@ -11,7 +11,8 @@ use crate::planted::{Bug, planted};
 use crate::types::{MAX_VOLUME_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, is_chunk};
 
 use super::cursor::{Append, Reader};
-use super::volume::MAX_NAME;
+use super::volume::{Attributes, MAX_NAME, policy_byte, policy_of};
+use super::{BreakPolicy, CopierSettings, Throttle};
 
 /// Bytes of a group's header.
 pub const GROUP_HEADER: usize = 64;
@@ -44,6 +45,25 @@ pub enum Record {
     CloneRange { source: VolumeId, from: VirtualPage, target: VolumeId, to: VirtualPage, len: u64 },
     /// The pool has a new length in bytes.
     Grow { size: u64 },
+    /// A new break policy and throttle.
+    SetCopying { id: VolumeId, break_policy: BreakPolicy, throttle: Throttle },
+    /// New settings of the pool's copier.
+    SetCopier { settings: CopierSettings },
+    /// A new bound on what the volume may have mapped, in bytes; 0: none.
+    SetQuota { id: VolumeId, quota: u64 },
+    /// What a volume or folder has as a file.
+    SetAttributes { id: VolumeId, attributes: Option<Attributes> },
+    /// A new folder.
+    MakeFolder { id: VolumeId, name: String, attributes: Option<Attributes>, now: u64 },
+    /// A volume loses its name and stays until its last close.
+    Unlink { id: VolumeId },
+    /// A volume takes a name that another had, which is gone: still open and without a name (`kept`), or deleted.
+    RenameOver { id: VolumeId, name: String, replaced: VolumeId, kept: bool },
+    /// A folder and everything in it.
+    RenameFolder { from: String, to: String },
+    /// `volume` gets the contents and size of `source` (0: none at all); what it held goes on as the
+    /// dead volume `dead`.
+    Replace { volume: VolumeId, source: VolumeId, dead: VolumeId },
 }
 
 impl Record {
@@ -113,6 +133,52 @@ impl Record {
                 Append::u8(out, 12);
                 Append::u64(out, *size);
             }
+            Record::SetCopying { id, break_policy, throttle } => {
+                let (percent, kib) = throttle.encoded();
+                Append::u8(out, 20);
+                Append::u64(out, id.0);
+                Append::u8(out, policy_byte(*break_policy));
+                Append::u8(out, percent);
+                Append::u32(out, kib);
+            }
+            Record::SetCopier { settings } => {
+                Append::u8(out, 21);
+                settings.encode(out);
+            }
+            Record::SetQuota { id, quota } => {
+                Append::u8(out, 22);
+                out.u64s(&[id.0, *quota]);
+            }
+            Record::SetAttributes { id, attributes } => {
+                Append::u8(out, 32);
+                Append::u64(out, id.0);
+                out.extend_from_slice(&Attributes::encode(attributes.as_ref()));
+            }
+            Record::MakeFolder { id, name, attributes, now } => {
+                Append::u8(out, 33);
+                out.u64s(&[id.0, *now]);
+                out.extend_from_slice(&Attributes::encode(attributes.as_ref()));
+                out.text(name);
+            }
+            Record::Unlink { id } => {
+                Append::u8(out, 34);
+                Append::u64(out, id.0);
+            }
+            Record::RenameOver { id, name, replaced, kept } => {
+                Append::u8(out, 35);
+                out.u64s(&[id.0, replaced.0]);
+                Append::u8(out, u8::from(*kept));
+                out.text(name);
+            }
+            Record::RenameFolder { from, to } => {
+                Append::u8(out, 36);
+                out.text(from);
+                out.text(to);
+            }
+            Record::Replace { volume, source, dead } => {
+                Append::u8(out, 37);
+                out.u64s(&[volume.0, source.0, dead.0]);
+            }
         }
     }
 
@@ -173,9 +239,57 @@ impl Record {
                 Record::CloneRange { source, from, target, to, len: page(r)?.0 }
             }
             12 => Record::Grow { size: r.u64()? },
+            20 => {
+                let (id, break_policy) = (volume(r)?, policy_of(r.u8()?)?);
+                Record::SetCopying { id, break_policy, throttle: Throttle::decoded(r.u8()?, r.u32()?)? }
+            }
+            21 => Record::SetCopier { settings: CopierSettings::decode(r)? },
+            22 => Record::SetQuota { id: volume(r)?, quota: size(r)? },
+            32 => Record::SetAttributes { id: volume(r)?, attributes: Attributes::decode(r)? },
+            33 => {
+                let (id, now, attributes) = (volume(r)?, r.u64()?, Attributes::decode(r)?);
+                Record::MakeFolder { id, now, attributes, name: r.text(MAX_NAME)? }
+            }
+            34 => Record::Unlink { id: volume(r)? },
+            35 => {
+                let (id, replaced) = (volume(r)?, volume(r)?);
+                let kept = r.u8().filter(|&k| k <= 1)? == 1;
+                Record::RenameOver { id, replaced, kept, name: r.text(MAX_NAME)? }
+            }
+            36 => Record::RenameFolder { from: r.text(MAX_NAME)?, to: r.text(MAX_NAME)? },
+            37 => Record::Replace { volume: volume(r)?, source: volume(r)?, dead: volume(r)? },
             _ => return None,
         })
     }
+}
+
+/// Pages that a group's records map, and what they held when it was written: the group is worth nothing
+/// unless they hold that, or a later group says that it was durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Witness {
+    /// The first of them.
+    pub to: PageAddr,
+    /// How many, one behind the other.
+    pub pages: u32,
+    /// [`witness_sum`] of what they hold.
+    pub sum: u64,
+}
+
+/// Bytes of a witness.
+const WITNESS: usize = 20;
+
+impl Witness {
+    /// Appends its bytes.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        Append::u64(out, self.to.0);
+        Append::u32(out, self.pages);
+        Append::u64(out, self.sum);
+    }
+}
+
+/// The checksum of `bytes`, whole pages that lie in the pool from `to` on.
+pub fn witness_sum(to: PageAddr, bytes: &[u8]) -> u64 {
+    xxh3_64_with_seed(bytes, to.0)
 }
 
 /// A group's header, decoded.
@@ -187,7 +301,7 @@ pub struct Group {
     pub first: u64,
     /// How many records.
     pub count: u32,
-    /// Bytes of the records (without the header).
+    /// Bytes of the records and of the witnesses behind them (without the header).
     pub bytes: u32,
     /// Chain value over this group and everything before it.
     pub chain: u64,
@@ -244,8 +358,8 @@ pub fn find_group(pool: &[u8; 16], bytes: &[u8]) -> Option<Group> {
 
 /// What [`decode_group`] made of some bytes.
 pub enum Decoded {
-    /// A group that belongs here, and its records.
-    Group(Group, Vec<Record>),
+    /// A group that belongs here, its records, and what it vouches for.
+    Group(Group, Vec<Record>, Vec<Witness>),
     /// It may be one, but that takes this many bytes to tell, at most `limit`.
     Needs(u64),
     /// Not a group that follows the one before.
@@ -272,8 +386,12 @@ pub fn decode_group(pool: &[u8; 16], before: u64, bytes: &[u8], limit: u64) -> D
     }
     let mut r = Reader(records);
     let decoded: Option<Vec<Record>> = (0..group.count).map(|_| Record::decode(&mut r)).collect();
+    let witness = |r: &mut Reader<'_>| Some(Witness { to: PageAddr(r.u64()?), pages: r.u32()?, sum: r.u64()? });
     match decoded {
-        Some(decoded) if r.0.is_empty() => Decoded::Group(group, decoded),
+        Some(decoded) if r.0.len().is_multiple_of(WITNESS) => {
+            let witnesses = (0..r.0.len() / WITNESS).map_while(|_| witness(&mut r)).collect();
+            Decoded::Group(group, decoded, witnesses)
+        }
         _ => Decoded::End,
     }
 }
@@ -298,12 +416,24 @@ mod tests {
             Record::SetChunk { id: v, chunk: 4096 },
             Record::CloneRange { source: v, from: VirtualPage(1), target: w, to: VirtualPage(2), len: 3 },
             Record::Grow { size: 1 << 40 },
+            Record::SetCopying {
+                id: v,
+                break_policy: BreakPolicy::Copy,
+                throttle: Throttle { percent: 50, bytes_per_second: 1 << 20 },
+            },
+            Record::SetCopier { settings: CopierSettings { offload: true, ..CopierSettings::default() } },
+            Record::SetQuota { id: v, quota: 1 << 30 },
         ]
+    }
+
+    fn samples_witnessed() -> Vec<Witness> {
+        vec![Witness { to: PageAddr(512), pages: 256, sum: 77 }, Witness { to: PageAddr(900), pages: 1, sum: u64::MAX }]
     }
 
     fn group_of(records: &[Record], before: u64) -> (Vec<u8>, u64) {
         let mut body = Vec::new();
         records.iter().for_each(|r| r.encode(&mut body));
+        samples_witnessed().iter().for_each(|w| w.encode(&mut body));
         let group = Group { incarnation: 3, first: 10, count: records.len() as u32, bytes: 0, chain: 0, confirmed: 9 };
         encode_group(&[5; 16], before, &group, &body)
     }
@@ -311,11 +441,11 @@ mod tests {
     #[test]
     fn every_record_survives_the_trip() {
         let (bytes, chain) = group_of(&samples(), 42);
-        let Decoded::Group(group, records) = decode_group(&[5; 16], 42, &bytes, 1 << 20) else {
+        let Decoded::Group(group, records, witnesses) = decode_group(&[5; 16], 42, &bytes, 1 << 20) else {
             panic!("a valid group")
         };
         assert_eq!((group.incarnation, group.first, group.chain), (3, 10, chain));
-        assert_eq!(records, samples());
+        assert_eq!((records, witnesses), (samples(), samples_witnessed()));
     }
 
     #[test]
@@ -326,6 +456,7 @@ mod tests {
             Record::Create { id, name: "a".into(), size: 1, chunk: 0, now: 5 },
             Record::Resize { id, size: u64::MAX },
             Record::SetChunk { id, chunk: 2048 },
+            Record::SetQuota { id, quota: MAX_VOLUME_SIZE + 1 },
             Record::Unmap { volume: id, at: VirtualPage(u64::MAX), len: 1 },
         ] {
             let (bytes, _) = group_of(std::slice::from_ref(&bad), 42);

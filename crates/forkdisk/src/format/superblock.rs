@@ -5,7 +5,7 @@ use crate::types::{MAX_POOL_SIZE, PAGE_SIZE, PageAddr};
 
 use super::checksum::{Seed, page_checksum};
 use super::cursor::{Append, Reader};
-use super::{CountEntry, CountNode, Entry, Layout};
+use super::{CopierSettings, CountEntry, CountNode, Entry, Layout};
 
 const MAGIC: [u8; 8] = *b"forkdisk";
 /// Version of the format.
@@ -16,6 +16,8 @@ pub const MAX_JOURNAL_EXTENTS: usize = 16;
 const MAX_COUNT_ROOTS: u64 = 76;
 const SEED_LEVEL: u8 = 0xf0;
 const CHECKED: usize = PAGE_SIZE - 4;
+/// Where the copier's settings lie, behind the counts of the largest pool.
+const COPIER_AT: usize = 3840;
 
 /// Where replay starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -59,6 +61,8 @@ pub struct Superblock {
     pub start: JournalStart,
     /// Entries of the level-3 count pages.
     pub counts: Vec<CountEntry>,
+    /// How the pool's copier works.
+    pub copier: CopierSettings,
 }
 
 /// Why a page is no superblock.
@@ -105,6 +109,9 @@ impl Superblock {
         for entry in &self.counts {
             out.extend_from_slice(&entry.to_bytes());
         }
+        assert!(out.len() <= COPIER_AT, "the counts end before the settings");
+        out.resize(COPIER_AT, 0);
+        self.copier.encode(&mut out);
         assert!(out.len() <= CHECKED, "the superblock fits its page");
         page[..PAGE_SIZE].fill(0);
         page[..out.len()].copy_from_slice(&out);
@@ -134,10 +141,12 @@ impl Superblock {
         if incompatible != 0 {
             return Err(NotSuper::Newer(format!("incompatible feature bits {incompatible:#x}")));
         }
-        Superblock::fields(uuid, &mut r).ok_or_else(|| NotSuper::Damaged("a field makes no sense".into()))
+        let copier = CopierSettings::decode(&mut Reader(&page[COPIER_AT..CHECKED]));
+        let fields = copier.and_then(|copier| Superblock::fields(uuid, &mut r, copier));
+        fields.ok_or_else(|| NotSuper::Damaged("a field makes no sense".into()))
     }
 
-    fn fields(uuid: [u8; 16], r: &mut Reader<'_>) -> Option<Superblock> {
+    fn fields(uuid: [u8; 16], r: &mut Reader<'_>, copier: CopierSettings) -> Option<Superblock> {
         let [generation, incarnation, clean, size] = [r.u64()?, r.u64()?, r.u64()?, r.u64()?];
         let [created, epoch, next_id] = [r.u64()?, r.u64()?, r.u64()?];
         let [directory_level, directory_pages] = [r.u64()?, r.u64()?];
@@ -182,6 +191,7 @@ impl Superblock {
             journal,
             start,
             counts,
+            copier,
         })
     }
 }
@@ -211,9 +221,10 @@ mod tests {
             journal: vec![(PageAddr(512), 256); MAX_JOURNAL_EXTENTS],
             start: JournalStart { position: 4096, sequence: 7, chain: 8 },
             counts: vec![
-                CountEntry { slot: Some(Slot::B), checksum: 1, used: 2 };
+                CountEntry { slot: Some(Slot::B), checksum: 1, used: 2, common: 0 };
                 Layout::new(1 << 52).count_nodes(3) as usize
             ],
+            copier: CopierSettings { split_count: 3, ..CopierSettings::default() },
         }
     }
 

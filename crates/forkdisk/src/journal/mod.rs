@@ -6,9 +6,13 @@
 //! journal's length.
 
 use crate::device::Segment;
-use crate::format::{Group, JournalStart, Record, encode_group};
+use crate::format::{Group, JournalStart, Record, Witness, encode_group};
 use crate::planted::{Bug, planted};
 use crate::types::{PAGE_SIZE, PageAddr};
+
+mod witness;
+
+use self::witness::Witnesses;
 
 /// Records of one group, at most about this many bytes.
 const GROUP_BYTES: usize = 128 << 10;
@@ -18,6 +22,7 @@ struct Batch {
     bytes: Vec<u8>,
     count: u32,
     first: u64,
+    witnesses: Vec<Witness>,
 }
 
 /// A group on its way to the device.
@@ -26,6 +31,18 @@ pub struct Outgoing {
     pub bytes: Vec<u8>,
     /// Position in the journal.
     pub position: u64,
+}
+
+/// What a commit writes.
+pub struct Taken {
+    /// In order.
+    pub groups: Vec<Outgoing>,
+    /// The sequence number behind the last record.
+    pub next: u64,
+    /// The groups say that everything before this sequence number was durable.
+    pub says: u64,
+    /// The groups vouch for all data their records map: it need not be flushed before them.
+    pub vouched: bool,
 }
 
 /// See the module.
@@ -42,6 +59,7 @@ pub struct Journal {
     pending: Vec<Batch>,
     pending_bytes: usize,
     last_map: Option<usize>,
+    witnesses: Witnesses,
     /// The next record begins a batch: a mark lies before it.
     marked: bool,
     appended: u64,
@@ -64,6 +82,7 @@ impl Journal {
             pending: Vec::new(),
             pending_bytes: 0,
             last_map: None,
+            witnesses: Witnesses::default(),
             marked: false,
             appended: 0,
         }
@@ -99,8 +118,44 @@ impl Journal {
         self.chain
     }
 
-    /// Adds a record behind all others.
+    /// Adds a record behind all others. What it says must not be durable before all data written so far.
     pub fn append(&mut self, record: &Record) {
+        self.witnesses.forgo();
+        self.add(record);
+    }
+
+    /// Adds the record of a first write; `sum` is that of what the pages hold, if known.
+    pub fn append_map(&mut self, record: &Record, sum: Option<u64>) {
+        let Record::Map { len, to, .. } = record else { return self.append(record) };
+        let sum = sum.filter(|_| self.witnesses.wants(u64::from(*len)));
+        self.add(record);
+        match (sum, self.pending.last_mut()) {
+            (Some(sum), Some(batch)) => {
+                batch.witnesses.push(Witness { to: *to, pages: *len, sum });
+                self.witnesses.add(*to, u64::from(*len));
+            }
+            _ => self.witnesses.forgo(),
+        }
+    }
+
+    /// Whether a checksum of `pages` pages that are about to be written is of use.
+    pub fn wants_sum(&self, pages: u64) -> bool {
+        self.witnesses.wants(pages)
+    }
+
+    /// These pages are about to be written in place. False: recovery may ask for what they hold now; they
+    /// must not be.
+    pub fn may_change(&mut self, page: PageAddr, pages: u64) -> bool {
+        self.witnesses.may_change(page, pages)
+    }
+
+    /// Whether there are pages that must not be written in place. A commit of everything pending followed
+    /// by a [`seal`](Self::seal) ends that.
+    pub fn vouches(&self) -> bool {
+        self.witnesses.holds_any()
+    }
+
+    fn add(&mut self, record: &Record) {
         self.appended += 1;
         if let Record::Map { .. } = record
             && self.extend_last(record)
@@ -133,7 +188,7 @@ impl Journal {
 
     /// Bytes in the journal that the pending records would take.
     pub fn needed(&self) -> u64 {
-        self.pending.iter().map(|b| Group::length(b.bytes.len())).sum()
+        self.pending.iter().map(|b| Group::length(b.bytes.len() + 20 * b.witnesses.len())).sum()
     }
 
     /// Whether the pending records fit before the journal is full.
@@ -142,28 +197,41 @@ impl Journal {
     }
 
     /// Hands out the pending records as groups, in order.
-    pub fn take(&mut self) -> Vec<Outgoing> {
+    pub fn take(&mut self) -> Taken {
         assert!(self.fits(), "the journal would overwrite what replay needs");
         self.pending_bytes = 0;
         self.last_map = None;
-        let mut out = Vec::new();
-        for batch in std::mem::take(&mut self.pending) {
-            let group = Group {
-                incarnation: self.incarnation,
-                first: batch.first,
-                count: batch.count,
-                bytes: batch.bytes.len() as u32,
-                chain: 0,
-                confirmed: self.confirmed,
-            };
-            let (mut bytes, chain) = encode_group(&self.uuid, self.chain, &group, &batch.bytes);
-            bytes.resize(bytes.len().next_multiple_of(PAGE_SIZE), 0);
-            let position = self.head;
-            self.head += bytes.len() as u64;
-            self.chain = chain;
-            out.push(Outgoing { bytes, position });
+        let vouched = self.witnesses.vouch();
+        let mut groups = Vec::new();
+        for mut batch in std::mem::take(&mut self.pending) {
+            if vouched {
+                batch.witnesses.iter().for_each(|w| w.encode(&mut batch.bytes));
+            }
+            groups.push(self.outgoing(batch.first, batch.count, &batch.bytes));
         }
-        out
+        self.witnesses.take(self.next);
+        Taken { groups, next: self.next, says: self.confirmed, vouched }
+    }
+
+    /// A group without records, which says that everything so far is durable.
+    pub fn seal(&mut self) -> Outgoing {
+        self.outgoing(self.confirmed, 0, &[])
+    }
+
+    /// Whether there is room for a [`seal`](Self::seal).
+    pub fn seal_fits(&self) -> bool {
+        self.used() + Group::length(0) <= self.length
+    }
+
+    fn outgoing(&mut self, first: u64, count: u32, body: &[u8]) -> Outgoing {
+        let (incarnation, confirmed) = (self.incarnation, self.confirmed);
+        let group = Group { incarnation, first, count, bytes: body.len() as u32, chain: 0, confirmed };
+        let (mut bytes, chain) = encode_group(&self.uuid, self.chain, &group, body);
+        bytes.resize(bytes.len().next_multiple_of(PAGE_SIZE), 0);
+        let position = self.head;
+        self.head += bytes.len() as u64;
+        self.chain = chain;
+        Outgoing { bytes, position }
     }
 
     /// Everything before this sequence number is durable.
@@ -174,6 +242,11 @@ impl Journal {
     /// Everything before sequence number `next` is durable.
     pub fn confirm(&mut self, next: u64) {
         self.confirmed = self.confirmed.max(next);
+    }
+
+    /// The device itself says so of everything before `sequence`: a durable group, or a checkpoint.
+    pub fn said(&mut self, sequence: u64) {
+        self.witnesses.confirmed(sequence);
     }
 
     /// Where replay starts once the state of now is durable. What is appended from here on goes
@@ -189,6 +262,7 @@ impl Journal {
     /// need not be written any more. Otherwise more of them than the journal is long would never be.
     pub fn released(&mut self, start: JournalStart) {
         self.tail = start.position;
+        self.said(start.sequence);
         self.pending.retain(|batch| batch.first >= start.sequence);
         self.pending_bytes = self.pending.iter().map(|batch| batch.bytes.len()).sum();
         if self.pending.is_empty() {
@@ -200,7 +274,8 @@ impl Journal {
     pub fn replayed(&mut self, group: &Group) {
         self.head += Group::length(group.bytes as usize);
         self.chain = group.chain;
-        self.next = group.first + u64::from(group.count);
+        // One without records may come before the record that the checkpoint names.
+        self.next = self.next.max(group.first + u64::from(group.count));
         self.confirmed = self.confirmed.max(group.confirmed);
     }
 
@@ -248,8 +323,8 @@ mod tests {
         let mut j = journal();
         (0..100).for_each(|i| j.append(&map(i, 5000 + i)));
         j.append(&map(100, 7000));
-        let out = j.take();
-        let Decoded::Group(group, records) = decode_group(&[1; 16], 0, &out[0].bytes, 1 << 20) else { panic!() };
+        let out = j.take().groups;
+        let Decoded::Group(group, records, _) = decode_group(&[1; 16], 0, &out[0].bytes, 1 << 20) else { panic!() };
         assert_eq!((group.count, records.len()), (2, 2));
         assert_eq!(records[0], Record::Map { volume: VolumeId(1), at: VirtualPage(0), len: 100, to: PageAddr(5000) });
     }
@@ -260,9 +335,9 @@ mod tests {
         j.append(&map(0, 5000));
         let start = j.mark();
         j.append(&map(1, 5001));
-        let out = j.take();
-        let Decoded::Group(first, _) = decode_group(&[1; 16], 0, &out[0].bytes, 1 << 20) else { panic!() };
-        let Decoded::Group(second, records) = decode_group(&[1; 16], first.chain, &out[1].bytes, 1 << 20) else {
+        let out = j.take().groups;
+        let Decoded::Group(first, ..) = decode_group(&[1; 16], 0, &out[0].bytes, 1 << 20) else { panic!() };
+        let Decoded::Group(second, records, _) = decode_group(&[1; 16], first.chain, &out[1].bytes, 1 << 20) else {
             panic!()
         };
         assert_eq!((second.first, second.count), (start.sequence, 1), "it is replayed, the first is not");
@@ -278,8 +353,8 @@ mod tests {
         j.append(&map(7, 7000));
         j.released(start);
         assert!(j.fits());
-        let out = j.take();
-        let Decoded::Group(group, records) = decode_group(&[1; 16], 0, &out[0].bytes, 1 << 20) else { panic!() };
+        let out = j.take().groups;
+        let Decoded::Group(group, records, _) = decode_group(&[1; 16], 0, &out[0].bytes, 1 << 20) else { panic!() };
         assert_eq!((out.len(), group.first, records.len()), (1, start.sequence, 1));
         assert_eq!(j.pending(), 0);
     }
@@ -289,7 +364,7 @@ mod tests {
         let mut j = journal();
         assert_eq!(j.length(), 3 * 4096);
         j.append(&map(1, 1));
-        assert_eq!(j.take()[0].position, 0);
+        assert_eq!(j.take().groups[0].position, 0);
         let here = j.mark();
         j.released(here);
         assert_eq!(
@@ -312,5 +387,35 @@ mod tests {
         let here = j.mark();
         j.released(here);
         assert!(j.fits());
+    }
+
+    #[test]
+    fn it_vouches_for_data_unless_a_record_says_more_or_a_page_changes() {
+        let mut j = journal();
+        j.append_map(&map(1, 500), Some(7));
+        j.append_map(&map(2, 501), Some(8));
+        let taken = j.take();
+        let Decoded::Group(group, records, witnesses) = decode_group(&[1; 16], 0, &taken.groups[0].bytes, 1 << 20)
+        else {
+            panic!()
+        };
+        assert!(taken.vouched && records.len() == 1, "the records are merged, what they vouch for is not");
+        let expected = [(500, 7), (501, 8)].map(|(to, sum)| Witness { to: PageAddr(to), pages: 1, sum });
+        assert_eq!(witnesses, expected);
+        j.confirm(taken.next);
+        assert!(!j.may_change(PageAddr(501), 1), "the device does not say that it is durable");
+
+        let here = j.mark();
+        j.released(here);
+        j.append_map(&map(9, 600), Some(9));
+        j.append(&Record::Delete { ids: vec![VolumeId(5)] });
+        let taken = j.take();
+        let Decoded::Group(_, records, witnesses) =
+            decode_group(&[1; 16], group.chain, &taken.groups[0].bytes, 1 << 20)
+        else {
+            panic!()
+        };
+        assert!(!taken.vouched && records.len() == 2 && witnesses.is_empty());
+        assert!(j.may_change(PageAddr(501), 1) && j.may_change(PageAddr(600), 1));
     }
 }

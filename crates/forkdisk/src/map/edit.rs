@@ -7,6 +7,7 @@ use crate::planted::{Bug, planted};
 use crate::space::{self, Space};
 use crate::types::{BLOCK_PAGES, Epoch, FANOUT, PageAddr, VirtualPage, table_span};
 
+use super::entries::Entries;
 use super::store::{NodeId, TableMiss, Tables};
 
 /// Why a change of metadata could not go on at once.
@@ -119,16 +120,14 @@ impl Editor<'_> {
         if exclusive && self.tables.is_dirty(id) {
             return Ok((id, entry));
         }
-        let mut entries = self.tables.node(id).entries.clone();
+        let mut entries = self.tables.node(id).entries().clone();
         if level > 0 {
-            for e in entries.iter_mut() {
-                *e = self.tables.settle_finished(*e);
-            }
+            entries.change_tables(|e| self.tables.settle_finished(e));
         }
         if exclusive {
             self.free_table(id, entry.table_ref());
         } else {
-            for &e in entries.iter().filter(|e| !e.is_absent()) {
+            for e in entries.iter().filter(|e| !e.is_absent()) {
                 self.share(e);
             }
             self.unshare_table(entry.table_ref());
@@ -149,10 +148,10 @@ impl Editor<'_> {
         loop {
             let entry = match path.last() {
                 None => volume.root,
-                Some(&(id, slot)) => self.tables.node(id).entries[slot],
+                Some(&(id, slot)) => self.tables.node(id).entry(slot),
             };
             let (id, new) = match entry.kind() {
-                Kind::Absent => self.tables.create(here, self.epoch, Box::new([Entry::ABSENT; FANOUT])),
+                Kind::Absent => self.tables.create(here, self.epoch, Entries::absent()),
                 Kind::Block => self.demote(entry),
                 _ => {
                     let exclusive = self.is_exclusive(volume, entry)?;
@@ -162,7 +161,7 @@ impl Editor<'_> {
             if new != entry {
                 match path.last() {
                     None => volume.root = new,
-                    Some(&(parent, slot)) => self.tables.entries_mut(parent)[slot] = new,
+                    Some(&(parent, slot)) => drop(self.tables.set(parent, slot, new)),
                 }
             }
             path.push((id, at.slot(here)));
@@ -184,7 +183,7 @@ impl Editor<'_> {
             if level == 0 {
                 break;
             }
-            entry = self.tables.node(id).entries[at.slot(level)];
+            entry = self.tables.node(id).entry(at.slot(level));
             level -= 1;
         }
         Ok(out)
@@ -193,16 +192,12 @@ impl Editor<'_> {
     /// A leaf that says what a block entry said; its reference moves from the block to its pages.
     fn demote(&mut self, entry: Entry) -> (NodeId, Entry) {
         let block = entry.addr().block();
-        let mut entries = Box::new([Entry::ABSENT; FANOUT]);
-        for (i, e) in entries.iter_mut().enumerate() {
-            *e = Entry::page(block.page(i), entry.birth());
-        }
         if planted(Bug::DemotionKeepsPageCounts) {
             self.space.decr_block(block, self.until);
         } else {
             self.space.demote(block);
         }
-        self.tables.create(0, self.epoch, entries)
+        self.tables.create(0, self.epoch, Entries::of_block(entry))
     }
 
     /// Maps `len` pages from `at`, all in one virtual block, to the pool's pages from `to` on.
@@ -212,10 +207,10 @@ impl Editor<'_> {
         if covers_block {
             let path = self.writable(volume, at, 1)?;
             let &(id, slot) = path.last().expect("a path has a table");
-            let old = self.tables.node(id).entries[slot];
+            let old = self.tables.node(id).entry(slot);
             let gone = self.drop_leaf_entry(old)?;
             self.space.incr_block(to.block());
-            self.tables.entries_mut(id)[slot] = Entry::block(to.block(), self.epoch);
+            self.tables.set(id, slot, Entry::block(to.block(), self.epoch));
             volume.referenced = volume.referenced + BLOCK_PAGES - gone;
             return Ok(());
         }
@@ -224,12 +219,11 @@ impl Editor<'_> {
         let mut fresh = 0;
         for i in 0..len {
             let slot = first + i as usize;
-            let old = self.tables.node(leaf).entries[slot];
+            let old = self.tables.set(leaf, slot, Entry::page(PageAddr(to.0 + i), self.epoch));
             match old.is_absent() {
                 true => fresh += 1,
                 false => self.space.decr_page(old.addr(), self.until),
             }
-            self.tables.entries_mut(leaf)[slot] = Entry::page(PageAddr(to.0 + i), self.epoch);
         }
         self.space.incr_pages(to, len);
         volume.referenced += fresh;
@@ -241,14 +235,14 @@ impl Editor<'_> {
     /// a block entry.
     fn promote(&mut self, volume: &VolumeRecord, path: &Path) {
         let &(leaf, _) = path.last().expect("a path has a table");
-        let entries = &self.tables.node(leaf).entries;
-        let (first, last) = (entries[0], entries[FANOUT - 1]);
+        let entries = self.tables.node(leaf).entries();
+        let (first, last) = (entries.get(0), entries.get(FANOUT - 1));
         if first.is_absent() || first.addr().index() != 0 {
             return;
         }
         let base = first.addr().0;
         let in_place =
-            |(i, e): (usize, &Entry)| !e.is_absent() && e.addr().0 == base + i as u64 && e.birth() > volume.shared_at;
+            |(i, e): (usize, Entry)| !e.is_absent() && e.addr().0 == base + i as u64 && e.birth() > volume.shared_at;
         let all = match planted(Bug::PromotesIncompleteRun) {
             true => !last.is_absent() && last.addr().0 == base + 255,
             false => last.addr().0 == base + 255 && entries.iter().enumerate().all(in_place),
@@ -261,7 +255,7 @@ impl Editor<'_> {
         self.space.promote(block);
         self.tables.remove(leaf);
         let &(parent, slot) = &path[path.len() - 2];
-        self.tables.entries_mut(parent)[slot] = Entry::block(block, birth);
+        self.tables.set(parent, slot, Entry::block(block, birth));
     }
 
     /// Whether the data at `at` belongs to this volume alone, by the counts (the slow way).
@@ -299,7 +293,7 @@ impl Editor<'_> {
                     let lost = place.map_or(0, |page| self.space.lost_until(page.block()));
                     until = until.max(lost).max(self.tables.lost_until(table));
                     let id = self.tables.get(entry, level)?;
-                    entry = self.tables.node(id).entries[at.slot(level)];
+                    entry = self.tables.node(id).entry(at.slot(level));
                     level = level.saturating_sub(1);
                 }
                 Kind::Unknown(_) => unreachable!("checked when the table was read"),
@@ -312,8 +306,8 @@ impl Editor<'_> {
         while table_span(volume.level) < pages {
             volume.level += 1;
             if !volume.root.is_absent() {
-                let mut entries = Box::new([Entry::ABSENT; FANOUT]);
-                entries[0] = volume.root;
+                let mut entries = Entries::absent();
+                entries.set(0, volume.root);
                 volume.root = self.tables.create(volume.level, self.epoch, entries).1;
             }
         }

@@ -3,6 +3,7 @@
 use crate::format::{Entry, Kind, VolumeRecord};
 use crate::types::{BLOCK_PAGES, Epoch, FANOUT, PageAddr, VirtualPage, entry_span, table_span};
 
+use super::entries::Entries;
 use super::store::{TableMiss, Tables};
 
 /// Pages of a volume that are alike: all holes, or contiguous in the pool and born in one epoch.
@@ -35,9 +36,9 @@ pub fn lookup(tables: &mut Tables, volume: &VolumeRecord, at: VirtualPage, max: 
             Kind::Table => {
                 let id = tables.get(entry, level)?;
                 if level == 0 {
-                    return Ok(leaf_run(&tables.node(id).entries, at.index(), max));
+                    return Ok(leaf_run(tables.node(id).entries(), at.index(), max));
                 }
-                entry = tables.node(id).entries[at.slot(level)];
+                entry = tables.node(id).entry(at.slot(level));
                 span = entry_span(level);
                 level -= 1;
             }
@@ -47,11 +48,11 @@ pub fn lookup(tables: &mut Tables, volume: &VolumeRecord, at: VirtualPage, max: 
 }
 
 /// Same birth side of `shared_at` matters to the caller, so a run ends where the birth changes.
-fn leaf_run(entries: &[Entry; FANOUT], from: usize, max: u64) -> Run {
-    let first = entries[from];
+fn leaf_run(entries: &Entries, from: usize, max: u64) -> Run {
+    let first = entries.get(from);
     let limit = (FANOUT - from).min(usize::try_from(max).unwrap_or(FANOUT));
     let like = |i: usize| {
-        let e = entries[from + i];
+        let e = entries.get(from + i);
         match first.is_absent() {
             true => e.is_absent(),
             false => !e.is_absent() && e.addr().0 == first.addr().0 + i as u64 && e.birth() == first.birth(),
@@ -66,7 +67,7 @@ pub fn leaf_entry(tables: &mut Tables, volume: &VolumeRecord, at: VirtualPage) -
     let (mut entry, mut level) = (volume.root, volume.level);
     while !entry.is_absent() && level >= 1 {
         let id = tables.get(entry, level)?;
-        entry = tables.node(id).entries[at.slot(level)];
+        entry = tables.node(id).entry(at.slot(level));
         level -= 1;
     }
     Ok(entry)

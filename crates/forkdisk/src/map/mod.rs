@@ -5,6 +5,7 @@
 //! either changed nothing or only copied tables without changing what they say.
 
 mod edit;
+mod entries;
 mod lookup;
 mod range;
 mod release;

@@ -34,7 +34,7 @@ impl Editor<'_> {
         let &(leaf, first) = path.last().expect("a path has a table");
         for i in 0..n {
             let new = Entry::page(PageAddr(addr.0 + i), birth);
-            let old = std::mem::replace(&mut self.tables.entries_mut(leaf)[first + i as usize], new);
+            let old = self.tables.set(leaf, first + i as usize, new);
             match old.is_absent() {
                 true => target.referenced += 1,
                 false => self.space.decr_page(old.addr(), self.until),
@@ -61,13 +61,13 @@ impl Editor<'_> {
             }
             Kind::Table => {
                 let leaf = self.tables.get(entry, 0)?;
-                self.tables.node(leaf).entries.iter().filter(|e| !e.is_absent()).count() as u64
+                self.tables.node(leaf).entries().mapped()
             }
             _ => BLOCK_PAGES,
         };
         let path = self.writable(target, to, 1)?;
         let &(id, slot) = path.last().expect("a path has a table");
-        let old = self.tables.node(id).entries[slot];
+        let old = self.tables.node(id).entry(slot);
         // The new reference first: the old one may be to the same table.
         self.share(entry);
         let gone = match self.drop_leaf_entry(old) {
@@ -77,7 +77,7 @@ impl Editor<'_> {
                 return Err(stop);
             }
         };
-        self.tables.entries_mut(id)[slot] = entry;
+        self.tables.set(id, slot, entry);
         target.referenced = target.referenced + pages - gone;
         Ok(BLOCK_PAGES)
     }

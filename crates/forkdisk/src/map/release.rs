@@ -18,8 +18,7 @@ impl Editor<'_> {
             Kind::Table => {
                 let leaf = self.tables.get(entry, 0)?;
                 let count = self.table_count(entry.table_ref())?;
-                let pages: Vec<Entry> =
-                    self.tables.node(leaf).entries.iter().copied().filter(|e| !e.is_absent()).collect();
+                let pages: Vec<Entry> = self.tables.node(leaf).entries().iter().filter(|e| !e.is_absent()).collect();
                 if count > 1 {
                     self.unshare_table(entry.table_ref());
                 } else {
@@ -48,16 +47,16 @@ impl Editor<'_> {
         if stop - at.0 == BLOCK_PAGES {
             let mut path = self.writable(volume, at, 1)?;
             let &(id, slot) = path.last().expect("a path has a table");
-            let old = self.tables.node(id).entries[slot];
+            let old = self.tables.node(id).entry(slot);
             volume.referenced -= self.drop_leaf_entry(old)?;
-            self.tables.entries_mut(id)[slot] = Entry::ABSENT;
+            self.tables.set(id, slot, Entry::ABSENT);
             self.prune(volume, &mut path);
             return Ok(VirtualPage(stop));
         }
         let mut path = self.writable(volume, at, 0)?;
         let &(leaf, first) = path.last().expect("a path has a table");
         for slot in first..first + (stop - at.0) as usize {
-            let old = std::mem::take(&mut self.tables.entries_mut(leaf)[slot]);
+            let old = self.tables.set(leaf, slot, Entry::ABSENT);
             if !old.is_absent() {
                 self.space.decr_page(old.addr(), self.until);
                 volume.referenced -= 1;
@@ -70,13 +69,13 @@ impl Editor<'_> {
     /// Removes tables at the end of a path that have become empty.
     fn prune(&mut self, volume: &mut VolumeRecord, path: &mut Path) {
         while let Some((id, _)) = path.pop() {
-            if self.tables.node(id).entries.iter().any(|e| !e.is_absent()) {
+            if self.tables.node(id).entries().iter().any(|e| !e.is_absent()) {
                 return;
             }
             self.tables.remove(id);
             match path.last() {
                 None => volume.root = Entry::ABSENT,
-                Some(&(parent, slot)) => self.tables.entries_mut(parent)[slot] = Entry::ABSENT,
+                Some(&(parent, slot)) => drop(self.tables.set(parent, slot, Entry::ABSENT)),
             }
         }
     }
@@ -103,7 +102,7 @@ impl Editor<'_> {
                 Kind::Table if level > 0 => {
                     let id = self.tables.get(entry, level)?;
                     above.push((id, entry, level));
-                    entry = self.tables.node(id).entries[at.slot(level)];
+                    entry = self.tables.node(id).entry(at.slot(level));
                     level -= 1;
                 }
                 _ => {

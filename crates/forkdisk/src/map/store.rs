@@ -8,7 +8,9 @@ use rustc_hash::FxHashMap;
 use slab::Slab;
 
 use crate::format::{Entry, Kind, TableRef};
-use crate::types::{Epoch, FANOUT, PageAddr};
+use crate::types::{Epoch, PageAddr};
+
+use super::entries::Entries;
 
 /// A table that is needed and not in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +46,26 @@ pub struct Node {
     doomed: bool,
     /// The references it lost stay lost once the journal is durable up to here.
     lost_until: u64,
-    pub entries: Box<[Entry; FANOUT]>,
+    entries: Entries,
+}
+
+/// Memory of a changed table beside its entries: the node, its keys in three maps, its place.
+const NODE: usize = 2 * size_of::<Node>() + 176;
+
+impl Node {
+    /// What it says.
+    pub fn entries(&self) -> &Entries {
+        &self.entries
+    }
+
+    /// One of its entries.
+    pub fn entry(&self, slot: usize) -> Entry {
+        self.entries.get(slot)
+    }
+
+    fn bytes(&self) -> usize {
+        NODE + self.entries.bytes()
+    }
 }
 
 /// A table on its way to the device.
@@ -68,13 +89,17 @@ pub struct Tables {
     before: FxHashMap<TableRef, Place>,
     next: u64,
     dirty: usize,
+    dirty_bytes: usize,
     frozen: usize,
+    frozen_bytes: usize,
+    clean_bytes: usize,
     limit: usize,
     hand: usize,
+    hits: u64,
 }
 
 impl Tables {
-    /// A store that keeps at most `limit` clean tables.
+    /// A store that keeps at most `limit` bytes of clean tables.
     pub fn new(limit: usize) -> Tables {
         Tables {
             nodes: Slab::new(),
@@ -83,10 +108,24 @@ impl Tables {
             before: FxHashMap::default(),
             next: 1,
             dirty: 0,
+            dirty_bytes: 0,
             frozen: 0,
+            frozen_bytes: 0,
+            clean_bytes: 0,
             limit,
             hand: 0,
+            hits: 0,
         }
+    }
+
+    /// How often a table was asked for that was in memory.
+    pub fn hits(&self) -> u64 {
+        self.hits
+    }
+
+    /// Tables in memory.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
     }
 
     /// Tables changed since the last freeze.
@@ -97,6 +136,11 @@ impl Tables {
     /// Tables changed and not yet in a finished checkpoint.
     pub fn unwritten(&self) -> usize {
         self.dirty + self.frozen
+    }
+
+    /// Memory of tables changed and not yet in a finished checkpoint, in bytes.
+    pub fn unwritten_bytes(&self) -> usize {
+        self.dirty_bytes + self.frozen_bytes
     }
 
     /// Where a table lies by now: its own address, or the one a checkpoint gave it.
@@ -140,6 +184,7 @@ impl Tables {
                 let node = &mut self.nodes[i];
                 debug_assert_eq!(node.level, level);
                 node.hot = true;
+                self.hits += 1;
                 Ok(NodeId(i))
             }
             None => Err(TableMiss { entry: self.settle(entry), level }),
@@ -155,35 +200,32 @@ impl Tables {
         matches!(self.nodes[id.0].state, State::Dirty { .. })
     }
 
-    /// The entries of a table that may be changed.
-    pub fn entries_mut(&mut self, id: NodeId) -> &mut [Entry; FANOUT] {
+    /// Sets an entry of a table that may be changed; returns what it was.
+    pub fn set(&mut self, id: NodeId, slot: usize, entry: Entry) -> Entry {
         let node = &mut self.nodes[id.0];
         assert!(matches!(node.state, State::Dirty { .. }), "only changed tables are changed");
-        &mut node.entries
+        let before = node.entries.bytes();
+        let old = node.entries.set(slot, entry);
+        self.dirty_bytes = self.dirty_bytes - before + node.entries.bytes();
+        old
     }
 
     /// Adds a table read from the device.
-    pub fn insert_clean(&mut self, miss: &TableMiss, entries: Box<[Entry; FANOUT]>) {
+    pub fn insert_clean(&mut self, miss: &TableMiss, entries: Entries) {
         let key = miss.entry.table_ref();
         if self.by_ref.contains_key(&key) {
             return;
         }
         let birth = miss.entry.birth();
-        let i = self.nodes.insert(Node {
-            key,
-            state: State::Clean,
-            level: miss.level,
-            birth,
-            hot: true,
-            doomed: false,
-            lost_until: 0,
-            entries,
-        });
+        let (level, lost_until) = (miss.level, 0);
+        let node = Node { key, state: State::Clean, level, birth, hot: true, doomed: false, lost_until, entries };
+        self.clean_bytes += node.bytes();
+        let i = self.nodes.insert(node);
         self.by_ref.insert(key, i);
     }
 
     /// A new table with one reference, and the entry that points to it.
-    pub fn create(&mut self, level: u8, birth: Epoch, entries: Box<[Entry; FANOUT]>) -> (NodeId, Entry) {
+    pub fn create(&mut self, level: u8, birth: Epoch, entries: Entries) -> (NodeId, Entry) {
         let key = TableRef::in_memory(self.next);
         self.next += 1;
         self.dirty += 1;
@@ -197,6 +239,7 @@ impl Tables {
             lost_until: 0,
             entries,
         });
+        self.dirty_bytes += self.nodes[i].bytes();
         self.by_ref.insert(key, i);
         (NodeId(i), Entry::table(key, birth, 0))
     }
@@ -241,6 +284,7 @@ impl Tables {
         assert!(matches!(node.state, State::Dirty { .. }), "only changed tables are forgotten at once");
         self.by_ref.remove(&node.key);
         self.dirty -= 1;
+        self.dirty_bytes -= node.bytes();
     }
 
     /// All changed tables become the checkpoint's, in the order in which they are to be written
@@ -263,6 +307,7 @@ impl Tables {
         }
         self.dirty = 0;
         self.frozen = out.len();
+        self.frozen_bytes = std::mem::take(&mut self.dirty_bytes);
         out
     }
 
@@ -271,11 +316,11 @@ impl Tables {
     ///
     /// In memory they stay as they are until [`finish`](Self::finish): until then the tables below
     /// are known by their numbers only, and a second copy of one must not be loaded.
-    pub fn settled_entries(&self, id: NodeId) -> Box<[Entry; FANOUT]> {
+    pub fn settled_entries(&self, id: NodeId) -> Entries {
         let node = &self.nodes[id.0];
         let mut entries = node.entries.clone();
         if node.level > 0 {
-            entries.iter_mut().for_each(|e| *e = self.settle_for_disk(*e));
+            entries.change_tables(|e| self.settle_for_disk(e));
         }
         entries
     }
@@ -294,8 +339,8 @@ impl Tables {
     pub fn set_frozen_checksum(&mut self, id: NodeId, slot: usize, checksum: u32) {
         let node = &mut self.nodes[id.0];
         assert!(matches!(node.state, State::Frozen));
-        let e = node.entries[slot];
-        node.entries[slot] = Entry::checked_page(e.addr(), e.birth(), checksum);
+        let e = node.entries.get(slot);
+        node.entries.set(slot, Entry::checked_page(e.addr(), e.birth(), checksum));
     }
 
     /// Notes the checksum of a frozen table's bytes.
@@ -324,14 +369,15 @@ impl Tables {
             if self.nodes.contains(i) && self.nodes[i].level > 0 {
                 self.nodes[i].entries = self.settled_entries(NodeId(i));
             }
+            self.clean_bytes += self.nodes.get(i).map_or(0, Node::bytes);
         }
-        self.frozen = 0;
+        (self.frozen, self.frozen_bytes) = (0, 0);
         self.before = std::mem::take(&mut self.placed);
     }
 
     /// Forgets clean tables beyond the limit, those not used lately first.
     pub fn evict(&mut self) {
-        let mut over = (self.nodes.len() - self.unwritten()).saturating_sub(self.limit);
+        let mut over = self.clean_bytes.saturating_sub(self.limit);
         let mut steps = self.nodes.capacity() * 2;
         while over > 0 && steps > 0 {
             steps -= 1;
@@ -345,7 +391,8 @@ impl Tables {
             }
             let node = self.nodes.remove(self.hand);
             self.by_ref.remove(&node.key);
-            over -= 1;
+            self.clean_bytes -= node.bytes();
+            over = over.saturating_sub(node.bytes());
         }
     }
 
@@ -354,9 +401,9 @@ impl Tables {
         let node = &mut self.nodes[id.0];
         match node.state {
             State::Clean => {
-                let key = node.key;
-                self.nodes.remove(id.0);
-                self.by_ref.remove(&key);
+                let node = self.nodes.remove(id.0);
+                self.by_ref.remove(&node.key);
+                self.clean_bytes -= node.bytes();
             }
             State::Frozen => node.doomed = true,
             State::Dirty { .. } => unreachable!("a changed table is removed, not forgotten"),
@@ -368,16 +415,12 @@ impl Tables {
 mod tests {
     use super::*;
 
-    fn blank() -> Box<[Entry; FANOUT]> {
-        Box::new([Entry::ABSENT; FANOUT])
-    }
-
     #[test]
     fn a_table_is_found_by_number_and_by_address() {
-        let mut t = Tables::new(10);
-        let (_, leaf) = t.create(0, Epoch(1), blank());
-        let (root_id, root) = t.create(1, Epoch(1), blank());
-        t.entries_mut(root_id)[3] = leaf;
+        let mut t = Tables::new(1 << 20);
+        let (_, leaf) = t.create(0, Epoch(1), Entries::absent());
+        let (root_id, root) = t.create(1, Epoch(1), Entries::absent());
+        t.set(root_id, 3, leaf);
         let mut next = 100;
         let placed = t.freeze(|| {
             next += 1;
@@ -391,17 +434,17 @@ mod tests {
         t.finish();
         let old = t.get(root, 1).expect("by its number");
         assert_eq!(t.get(t.settle(root), 1), Ok(old), "by its address");
-        assert_eq!(t.node(old).entries[3], Entry::table(TableRef::on_disk(PageAddr(101)), Epoch(1), 7));
+        assert_eq!(t.node(old).entry(3), Entry::table(TableRef::on_disk(PageAddr(101)), Epoch(1), 7));
         assert_eq!(t.unwritten(), 0);
     }
 
     #[test]
     fn only_clean_tables_are_evicted() {
-        let mut t = Tables::new(2);
-        let (_, dirty) = t.create(0, Epoch(1), blank());
+        let mut t = Tables::new(2 * (NODE + Entries::absent().bytes()));
+        let (_, dirty) = t.create(0, Epoch(1), Entries::absent());
         for page in 0..10 {
             let entry = Entry::table(TableRef::on_disk(PageAddr(page)), Epoch(1), 0);
-            t.insert_clean(&TableMiss { entry, level: 0 }, blank());
+            t.insert_clean(&TableMiss { entry, level: 0 }, Entries::absent());
         }
         t.evict();
         assert!(t.get(dirty, 0).is_ok());

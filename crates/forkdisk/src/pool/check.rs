@@ -1,15 +1,21 @@
 //! Verification: every reference counted again, independent of the counts kept, and compared.
 
+use std::collections::BTreeMap;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::device::Device;
 use crate::error::{ErrorKind, Result};
-use crate::format::{Entry, Kind, TableRef, VolumeState};
-use crate::space::PINNED;
+use crate::format::{Entry, Kind, TableRef};
+use crate::space::{Counts, PINNED};
 use crate::types::{BLOCK_PAGES, Block, PageAddr, table_span};
 
+use super::reap::yield_now;
 use super::walk::Walk;
-use super::{Failure, Inner, Pool};
+use super::{Inner, Pool};
+
+/// Blocks compared before others have their turn.
+const TURN: u64 = 16;
 
 /// What a check found.
 #[derive(Clone, Debug, Default)]
@@ -24,13 +30,23 @@ pub struct CheckReport {
     pub volumes: u64,
 }
 
+/// References found. By block, in a tree: nothing is ever moved as a whole, so no step takes long.
 #[derive(Default)]
 struct Tally {
-    whole: FxHashMap<Block, u32>,
-    pages: FxHashMap<PageAddr, u32>,
+    blocks: BTreeMap<Block, Counts>,
     unplaced: FxHashMap<TableRef, u32>,
     seen: FxHashSet<TableRef>,
     report: CheckReport,
+}
+
+impl Tally {
+    fn page(&mut self, page: PageAddr) {
+        self.blocks.entry(page.block()).or_default().pages[page.index()] += 1;
+    }
+
+    fn whole(&mut self, block: Block) {
+        self.blocks.entry(block).or_default().whole += 1;
+    }
 }
 
 /// A table still to be visited.
@@ -44,36 +60,32 @@ struct Visit {
 }
 
 impl<D: Device> Pool<D> {
-    /// Counts every reference again and compares. If the map changes meanwhile the count begins
-    /// again, a few times; after that nothing is said about it (`Busy`).
+    /// Counts every reference again and compares: as they are now, or, if writers do not stand still,
+    /// as a checkpoint leaves them that this call starts. Neither writers nor checkpoints wait for
+    /// it. `Busy` if the pool has too little free space to hold on to that state.
     pub async fn check(&self) -> Result<CheckReport> {
         self.0.walk(async |walk| self.check_once(walk).await).await
     }
 
-    async fn check_once(&self, walk: Walk) -> Result<CheckReport> {
+    async fn check_once(&self, walk: &Walk) -> Result<CheckReport> {
         let inner = &self.0;
         let mut tally = Tally::default();
         let mut todo = Vec::new();
-        {
-            let meta = inner.meta.borrow();
-            for volume in meta.directory.iter() {
-                let r = &volume.record;
-                let from = if r.state == VolumeState::Dead { r.cursor } else { 0 };
-                tally.report.volumes += u64::from(r.state != VolumeState::Dead);
-                if from < table_span(r.level) {
-                    todo.push(Visit { entry: r.root, level: r.level, base: 0, from, directory: false });
-                }
+        for root in &walk.roots {
+            tally.report.volumes += u64::from(!root.is_dead);
+            if root.from < table_span(root.level) {
+                let (entry, level, from) = (root.entry, root.level, root.from);
+                todo.push(Visit { entry, level, base: 0, from, directory: false });
             }
-            let map = &meta.directory_map;
-            todo.push(Visit { entry: map.root, level: map.level, base: 0, from: 0, directory: true });
         }
+        let (entry, level) = walk.directory;
+        todo.push(Visit { entry, level, base: 0, from: 0, directory: true });
         while let Some(visit) = todo.pop() {
             inner.visit(walk, visit, &mut tally, &mut todo).await?;
         }
-        for &(first, pages) in &inner.superblock.borrow().journal {
-            for block in first.block().0..first.block().0 + u64::from(pages) / BLOCK_PAGES {
-                *tally.whole.entry(Block(block)).or_default() += 1;
-            }
+        for &(first, pages) in &walk.journal {
+            let (first, blocks) = (first.block().0, u64::from(pages) / BLOCK_PAGES);
+            (first..first + blocks).for_each(|block| tally.whole(Block(block)));
         }
         inner.compare_counts(walk, &mut tally).await?;
         Ok(tally.report)
@@ -81,7 +93,7 @@ impl<D: Device> Pool<D> {
 }
 
 impl<D: Device> Inner<D> {
-    async fn visit(&self, walk: Walk, visit: Visit, tally: &mut Tally, todo: &mut Vec<Visit>) -> Result<()> {
+    async fn visit(&self, walk: &Walk, visit: Visit, tally: &mut Tally, todo: &mut Vec<Visit>) -> Result<()> {
         let Visit { entry, level, base, from, directory } = visit;
         if entry.is_absent() {
             return Ok(());
@@ -90,7 +102,7 @@ impl<D: Device> Inner<D> {
             let meta = self.meta.borrow();
             let at = meta.tables.resolve(entry.table_ref());
             match at.page() {
-                Some(page) => *tally.pages.entry(page).or_default() += 1,
+                Some(page) => tally.page(page),
                 None => *tally.unplaced.entry(at).or_default() += 1,
             }
             at
@@ -99,14 +111,7 @@ impl<D: Device> Inner<D> {
         if !tally.seen.insert(at) {
             return Ok(());
         }
-        let table = self
-            .look(|meta| {
-                self.still(meta, walk)?;
-                let id = meta.tables.get(entry, level).map_err(|m| Failure::Stop(m.into()))?;
-                Ok(meta.tables.node(id).entries.clone())
-            })
-            .await;
-        let entries = match table {
+        let entries = match self.table_of(walk, entry, level).await {
             Ok(entries) => entries,
             Err(e) if e.kind() == ErrorKind::Corrupt || e.kind() == ErrorKind::Io => {
                 tally.report.damage.push(e.to_string());
@@ -122,69 +127,69 @@ impl<D: Device> Inner<D> {
             }
             match child.kind() {
                 Kind::Table => todo.push(Visit { entry: child, level: level - 1, base: start, from, directory }),
-                Kind::Page => *tally.pages.entry(child.addr()).or_default() += 1,
-                Kind::Block => *tally.whole.entry(child.addr().block()).or_default() += 1,
+                Kind::Page => tally.page(child.addr()),
+                Kind::Block => tally.whole(child.addr().block()),
                 Kind::Absent | Kind::Unknown(_) => {}
             }
         }
         Ok(())
     }
 
-    async fn compare_counts(&self, walk: Walk, tally: &mut Tally) -> Result<()> {
-        let layout = self.meta.borrow().space.layout();
+    async fn compare_counts(&self, walk: &Walk, tally: &mut Tally) -> Result<()> {
         let mut free = 0;
-        for block in (1..layout.blocks()).map(Block).filter(|&b| !layout.is_reserved(b)) {
-            let counts = self
-                .look(|meta| {
-                    self.still(meta, walk)?;
-                    meta.space.block_counts(block).map_err(|m| Failure::Stop(m.into()))
-                })
-                .await;
-            let (whole, pages) = match counts {
-                Ok(counts) => counts,
+        for block in (1..walk.layout.blocks()).map(Block).filter(|&b| !walk.layout.is_reserved(b)) {
+            if block.0.is_multiple_of(TURN) {
+                yield_now().await;
+            }
+            match self.counts_of(walk, block).await {
+                Ok(counted) => free += tally.compare(block, &counted),
                 Err(e) if e.kind() == ErrorKind::Corrupt || e.kind() == ErrorKind::Io => {
                     tally.report.damage.push(e.to_string());
-                    continue;
                 }
                 Err(e) => return Err(e),
-            };
-            let expected_whole = tally.whole.remove(&block).unwrap_or(0);
-            if whole < expected_whole {
-                let what =
-                    format!("block {} is referred to {expected_whole} times as a whole but counted {whole}", block.0);
-                tally.report.damage.push(what);
             }
-            for i in 0..BLOCK_PAGES as usize {
-                let page = block.page(i);
-                let expected = tally.pages.remove(&page).unwrap_or(0);
-                let counted = pages.as_ref().map_or(0, |p| p[i]);
-                if counted < expected && counted != PINNED {
-                    let what = format!("{page:?} is referred to {expected} times but counted {counted}");
-                    tally.report.damage.push(what);
+        }
+        if let Some(stray) = tally.blocks.keys().find(|&&b| b.0 >= walk.layout.blocks() || walk.layout.is_reserved(b)) {
+            tally.report.damage.push(format!("a map refers to {stray:?}, which cannot hold data"));
+        }
+        if walk.is_of_memory() {
+            let meta = self.meta.borrow();
+            for (&at, &expected) in &tally.unplaced {
+                let counted = meta.tables.refs(at).unwrap_or(0);
+                if counted != expected {
+                    tally.report.damage.push(format!("{at:?} is referred to {expected} times but counted {counted}"));
                 }
-                let (used, referred) = (counted > 0 || whole > 0, expected > 0 || expected_whole > 0);
-                let excess = counted > expected || whole > expected_whole;
-                tally.report.leaked += u64::from(excess);
-                tally.report.pages += u64::from(referred);
-                free += u64::from(!used);
             }
         }
-        let stray =
-            tally.pages.keys().next().map(|p| format!("{p:?}")).or(tally.whole.keys().next().map(|b| format!("{b:?}")));
-        if let Some(stray) = stray {
-            tally.report.damage.push(format!("a map refers to {stray}, which cannot hold data"));
-        }
-        let meta = self.meta.borrow();
-        for (&at, &expected) in &tally.unplaced {
-            let counted = meta.tables.refs(at).unwrap_or(0);
-            if counted != expected {
-                tally.report.damage.push(format!("{at:?} is referred to {expected} times but counted {counted}"));
-            }
-        }
-        if meta.space.available() > free {
-            let what = format!("{} pages are free but {} are counted as available", free, meta.space.available());
+        if walk.available > free {
+            let what = format!("{} pages are free but {} are counted as available", free, walk.available);
             tally.report.damage.push(what);
         }
         Ok(())
+    }
+}
+
+impl Tally {
+    /// Compares what was found of a block with what is counted; returns its free pages.
+    fn compare(&mut self, block: Block, counted: &Counts) -> u64 {
+        let expected = self.blocks.remove(&block).unwrap_or_default();
+        let whole = counted.whole;
+        if whole < expected.whole {
+            let what =
+                format!("block {} is referred to {} times as a whole but counted {whole}", block.0, expected.whole);
+            self.report.damage.push(what);
+        }
+        let mut free = 0;
+        for (i, (&counted, &found)) in counted.pages.iter().zip(expected.pages.iter()).enumerate() {
+            if counted < found && counted != PINNED {
+                let page = block.page(i);
+                self.report.damage.push(format!("{page:?} is referred to {found} times but counted {counted}"));
+            }
+            let excess = counted > found || whole > expected.whole;
+            self.report.leaked += u64::from(excess);
+            self.report.pages += u64::from(found > 0 || expected.whole > 0);
+            free += u64::from(counted == 0 && whole == 0);
+        }
+        free
     }
 }

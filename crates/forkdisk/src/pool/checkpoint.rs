@@ -20,16 +20,18 @@ use smallvec::{SmallVec, smallvec};
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    CountEntry, Entry, JournalStart, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord,
+    CopierSettings, CountEntry, Entry, JournalStart, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord,
     encode_directory_page, encode_table, page_checksum,
 };
 use crate::map::{Editor, NodeId, Placed, Stop};
 use crate::planted::{Bug, planted};
-use crate::space::Step;
+use crate::space::{Refusal, Step};
 use crate::sync::{Event, Hold};
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
 
 use super::load::DIRECTORY_SEED;
+use super::reap::yield_now;
+use super::walk::Root;
 use super::{Failure, Inner, Meta, WhenFull};
 
 /// Most pages written by one request.
@@ -68,6 +70,7 @@ struct Frozen {
     epoch: u64,
     next_id: u64,
     size: u64,
+    copier: CopierSettings,
 }
 
 impl<D: Device> Inner<D> {
@@ -87,12 +90,13 @@ impl<D: Device> Inner<D> {
         self.check_failed()
     }
 
-    /// Starts one in the background when enough has changed.
+    /// Starts one in the background when enough has changed, or somebody waits for the space it frees.
     pub fn checkpoint_soon(self: &Rc<Self>) {
         let due = {
             let meta = self.meta.borrow();
             let journal = meta.journal.used() + meta.journal.pending() as u64;
-            meta.dirty_bytes() > self.options.dirty / 2 || journal > meta.journal.length() / 2
+            let wanted = self.full.get() && meta.space.pending() > 0;
+            wanted || meta.dirty_bytes() > self.options.dirty / 2 || journal > meta.journal.length() / 2
         };
         if due && !self.checkpoints.running.get() {
             self.start_checkpoint();
@@ -103,9 +107,26 @@ impl<D: Device> Inner<D> {
     pub async fn admit(self: &Rc<Self>) -> Result<()> {
         while self.meta.borrow().dirty_bytes() > self.options.dirty {
             self.check_writable()?;
-            self.clone().checkpoint().await?;
+            // One that runs already makes room; who asks for another writes more than needs be.
+            match self.checkpoints.running.get() {
+                true => self.checkpoint_ends().await,
+                false => self.clone().checkpoint().await?,
+            }
         }
         Ok(())
+    }
+
+    /// Waits for the end of the checkpoint that runs, if one does.
+    pub async fn checkpoint_ends(&self) {
+        if self.checkpoints.running.get() {
+            self.checkpoints.changed.wait().await;
+        }
+    }
+
+    /// Waits for the end of the one that runs, or of one that this starts; it may have failed.
+    pub async fn next_checkpoint(self: &Rc<Self>) {
+        self.start_checkpoint();
+        self.checkpoint_ends().await;
     }
 
     fn start_checkpoint(self: &Rc<Self>) {
@@ -127,7 +148,12 @@ impl<D: Device> Inner<D> {
     async fn checkpoint_once(self: &Rc<Self>) -> Result<()> {
         self.check_failed()?;
         self.activate().await?;
-        let frozen = self.look(freeze).await?;
+        let (frozen, seen) = self
+            .look(|meta| {
+                let frozen = freeze(meta)?;
+                Ok((frozen, self.roots_for_view(meta)))
+            })
+            .await?;
         if planted(Bug::SuperblockBeforePages) {
             let early = self.next_superblock(&frozen, self.superblock.borrow().counts.clone());
             self.write_superblock_slot(&early, 0).await?;
@@ -142,7 +168,7 @@ impl<D: Device> Inner<D> {
             flushed?;
         }
         self.write_superblock(&superblock).await?;
-        self.finish(frozen.start).await
+        self.finish(frozen.start, seen).await
     }
 
     fn next_superblock(&self, frozen: &Frozen, counts: Vec<crate::format::CountEntry>) -> Superblock {
@@ -158,6 +184,7 @@ impl<D: Device> Inner<D> {
             directory_pages: frozen.directory_pages,
             start: if planted(Bug::ReplayStartsTooLate) { self.meta.borrow_mut().journal.mark() } else { frozen.start },
             counts,
+            copier: frozen.copier,
             ..old.clone()
         }
     }
@@ -171,7 +198,7 @@ impl<D: Device> Inner<D> {
                 let mut meta = self.meta.borrow_mut();
                 for table in batch {
                     let mut bytes = vec![0; PAGE_SIZE];
-                    encode_table(&meta.tables.settled_entries(table.node), &mut bytes);
+                    encode_table(&meta.tables.settled_entries(table.node).to_array(), &mut bytes);
                     let seed = Seed { pool: uuid, page: table.at, level: table.level, birth: table.birth.0 };
                     meta.tables.written(table.node, page_checksum(&seed, &bytes));
                     pages.push((table.at, bytes));
@@ -210,6 +237,7 @@ impl<D: Device> Inner<D> {
             let step =
                 self.look(|meta| meta.space.checkpoint_step(BATCH).map_err(|m| Failure::Stop(Stop::Count(m)))).await?;
             match step {
+                Step::Write(pages) if pages.is_empty() => yield_now().await,
                 Step::Write(pages) => {
                     self.write_pages(pages.into_iter().map(|(at, bytes)| (at, bytes.to_vec())).collect()).await?;
                 }
@@ -235,6 +263,7 @@ impl<D: Device> Inner<D> {
             return Ok(());
         }
         loop {
+            self.counters.metadata_writes.add(&segments);
             let (result, again) = self.device.write(buf, segments.clone(), false).await;
             match result.map_err(|e| Error::io("writing metadata", e)) {
                 Err(e) if e.kind() == ErrorKind::NoSpace && self.outlasts_a_full_host() => buf = again,
@@ -255,6 +284,7 @@ impl<D: Device> Inner<D> {
         let at = SUPERBLOCK_PAGES[slot];
         let mut buf = self.device.buffer(PAGE_SIZE);
         superblock.encode(at, &mut buf);
+        self.counters.metadata_writes.add_one(PAGE_SIZE as u64);
         let (result, _) =
             self.device.write(buf, smallvec![Segment { offset: at.offset(), at: 0, len: PAGE_SIZE }], false).await;
         result.map_err(|e| Error::io("writing the superblock", e))
@@ -301,28 +331,40 @@ impl<D: Device> Inner<D> {
     }
 
     /// Step 4: the state before is given up.
-    async fn finish(self: &Rc<Self>, start: JournalStart) -> Result<()> {
-        let freed = {
+    async fn finish(self: &Rc<Self>, start: JournalStart, seen: Option<Vec<Root>>) -> Result<()> {
+        let (freed, is_held) = {
             let mut meta = self.meta.borrow_mut();
             meta.tables.finish();
             meta.tables.evict();
             meta.journal.released(start);
             meta.journal.confirm(start.sequence);
             meta.settle_roots();
-            meta.space.finish()
+            let freed = meta.space.finish();
+            let is_held = meta.space.view().is_some();
+            if let Some(roots) = seen.filter(|_| !is_held) {
+                self.show(&mut meta, roots);
+            }
+            (freed, is_held)
         };
         if !planted(Bug::PlanOutlivesPage) {
             self.generations.barrier().await;
         }
         // A plan made before the freeze may have published one of these pages since.
         let freed = if planted(Bug::DiscardAfterReuse) { freed } else { self.meta.borrow().space.still_free(freed) };
-        if self.options.discard {
-            for &(first, pages) in freed.iter() {
-                // A discard that fails costs space on the host and nothing else.
-                let _ = self.device.discard(first.offset(), pages * PAGE_SIZE as u64).await;
-            }
+        let pages: u64 = freed.iter().map(|&(_, pages)| pages).sum();
+        self.counters.freed_bytes.add(pages * PAGE_SIZE as u64);
+        self.counters.checkpoints.add(1);
+        // A view of an older checkpoint may still read them.
+        let freed = if is_held { self.meta.borrow_mut().space.withhold(freed) } else { freed };
+        self.discard_freed(&freed).await;
+        let holds_too_much = {
+            let mut meta = self.meta.borrow_mut();
+            meta.space.release(freed);
+            meta.space.withheld() > meta.space.available()
+        };
+        if holds_too_much {
+            self.end_view().await;
         }
-        self.meta.borrow_mut().space.release(freed);
         self.full.set(false);
         self.space_changed.notify();
         self.reap_soon();
@@ -365,6 +407,7 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
         }
     }
     let need = (meta.tables.dirty() + leaves.len()) as u64;
+    meta.space.prepare_meta(need).map_err(|m| Failure::Stop(Refusal::from(m).into()))?;
     meta.space.ensure_known(need).map_err(|r| Failure::Stop(r.into()))?;
     let runs = meta.space.alloc_meta(need).ok_or(Failure::Stop(Stop::NoSpace))?;
     let mut places = runs.into_iter().flat_map(|(first, n)| (first.0..first.0 + n).map(PageAddr));
@@ -375,8 +418,7 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
     let (tables, directory_tables): (Vec<Placed>, Vec<Placed>) = {
         for (number, (leaf, slot), records) in leaves {
             let at = next();
-            let old =
-                std::mem::replace(&mut meta.tables.entries_mut(leaf)[slot], Entry::checked_page(at, meta.epoch, 0));
+            let old = meta.tables.set(leaf, slot, Entry::checked_page(at, meta.epoch, 0));
             match old.is_absent() {
                 true => meta.directory_map.referenced += 1,
                 false => meta.space.decr_page(old.addr(), until),
@@ -404,5 +446,6 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
         epoch: meta.epoch.0,
         next_id: meta.next_id,
         size: meta.size(),
+        copier: meta.copier,
     })
 }

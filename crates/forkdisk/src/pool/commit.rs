@@ -1,7 +1,9 @@
 //! Group commit: one flush of the device and one write to the journal for everybody who waits.
 //!
-//! Order: data durable → journal records written → durable → acknowledged. A commit covers whatever
-//! was published before it began; who comes later waits for the next.
+//! Order: data durable → journal records written → durable → acknowledged. Where the records carry checksums
+//! of the data (see `journal::witness`), one flush makes both durable: if it does not come to that, recovery
+//! sees what is missing. A commit covers whatever was published before it began; who comes later waits for
+//! the next.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -10,6 +12,7 @@ use smallvec::SmallVec;
 
 use crate::device::{Buf, Device};
 use crate::error::{Error, Result};
+use crate::journal::Outgoing;
 use crate::planted::{Bug, planted};
 use crate::sync::Event;
 
@@ -24,6 +27,8 @@ pub struct Commits {
     running: Cell<bool>,
     asked: Cell<u64>,
     begun: Cell<u64>,
+    /// The next one ends with the device itself saying that everything is durable.
+    sealing: Cell<bool>,
     ended: Cell<u64>,
     changed: Event,
 }
@@ -65,6 +70,7 @@ impl<D: Device> Inner<D> {
             while commits.ended.get() < commits.asked.get() {
                 commits.begun.set(commits.asked.get());
                 let covered = commits.begun.get();
+                inner.counters.commit_group.observe(covered - commits.ended.get());
                 if let Err(error) = inner.commit_once().await
                     && !planted(Bug::FailedFlushForgotten)
                 {
@@ -85,27 +91,53 @@ impl<D: Device> Inner<D> {
             self.clone().checkpoint().await?;
         }
         // Records taken now describe data that was written completely before they were published.
-        let (groups, next) = {
-            let mut meta = self.meta.borrow_mut();
-            (meta.journal.take(), meta.journal.next())
+        let taken = self.meta.borrow_mut().journal.take();
+        if taken.groups.is_empty() {
+            self.flush_device().await?;
+        } else {
+            if !taken.vouched && !planted(Bug::DataFlushSkipped) {
+                self.flush_device().await?;
+            }
+            for group in taken.groups {
+                self.write_group(group).await?;
+            }
+            if !planted(Bug::JournalFlushSkipped) {
+                self.flush_device().await?;
+            }
+            let journal = &mut self.meta.borrow_mut().journal;
+            journal.confirm(taken.next);
+            journal.said(if planted(Bug::ConfirmedTooEarly) { taken.next } else { taken.says });
+        }
+        if self.commits.sealing.take() { self.seal().await } else { Ok(()) }
+    }
+
+    /// Makes the device itself say that everything committed is durable: whatever is written in place
+    /// from now on, recovery does not ask for what was there.
+    pub async fn unbind(self: &Rc<Self>) -> Result<()> {
+        self.commits.sealing.set(true);
+        self.clone().commit().await
+    }
+
+    pub(super) async fn seal(self: &Rc<Self>) -> Result<()> {
+        while !self.meta.borrow().journal.seal_fits() {
+            self.clone().checkpoint().await?;
+        }
+        let (group, next) = {
+            let journal = &mut self.meta.borrow_mut().journal;
+            (journal.seal(), journal.confirmed())
         };
-        if !planted(Bug::DataFlushSkipped) || groups.is_empty() {
-            self.flush_device().await?;
-        }
-        if groups.is_empty() {
-            return Ok(());
-        }
-        for group in groups {
-            let segments: SmallVec<_> = self.meta.borrow().journal.segments(group.position, group.bytes.len()).into();
-            let mut buf: Buf = self.device.buffer(group.bytes.len());
-            buf.copy_from_slice(&group.bytes);
-            let (result, _) = self.device.write(buf, segments, false).await;
-            result.map_err(|e| Error::io("writing the journal", e))?;
-        }
-        if !planted(Bug::JournalFlushSkipped) {
-            self.flush_device().await?;
-        }
-        self.meta.borrow_mut().journal.confirm(next);
+        self.write_group(group).await?;
+        self.flush_device().await?;
+        self.meta.borrow_mut().journal.said(next);
         Ok(())
+    }
+
+    async fn write_group(&self, group: Outgoing) -> Result<()> {
+        let segments: SmallVec<_> = self.meta.borrow().journal.segments(group.position, group.bytes.len()).into();
+        let mut buf: Buf = self.device.buffer(group.bytes.len());
+        buf.copy_from_slice(&group.bytes);
+        self.counters.journal_writes.add(&segments);
+        let (result, _) = self.device.write(buf, segments, false).await;
+        result.map_err(|e| Error::io("writing the journal", e))
     }
 }

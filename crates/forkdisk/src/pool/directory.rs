@@ -3,15 +3,18 @@
 //! It is in memory as a whole (about 400 bytes per volume). On the device each record has a slot
 //! of 512 bytes; a checkpoint writes the pages whose slots changed.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use crate::counters::{VolumeCounters, VolumeStatistics};
+use crate::device::Buf;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
 use crate::planted::{Bug, planted};
-use crate::sync::RangeLocks;
-use crate::types::VolumeId;
+use crate::sync::{RangeLocks, Turns};
+use crate::types::{Epoch, VolumeId};
+use crate::volume::{Claims, Copies};
 
 /// A volume in memory.
 pub struct Volume {
@@ -23,6 +26,42 @@ pub struct Volume {
     pub pending: bool,
     /// Ranges that requests hold at the moment.
     pub locks: Rc<RangeLocks>,
+    /// What was done to it; made when it is first opened for I/O.
+    pub counters: OnceCell<Rc<VolumeCounters>>,
+    /// Writes accepted and not yet submitted.
+    pub turns: Rc<Turns<Buf>>,
+    /// Chunks that are being copied at the moment, and on whose behalf.
+    pub copies: Rc<Copies>,
+    /// See [`Directory::held_until`].
+    holder: Cell<Holder>,
+    /// What writes under way will add to what it refers to.
+    pub claims: Rc<Claims>,
+}
+
+/// The snapshot that is known to share what a volume has not changed since.
+#[derive(Clone, Copy, Default)]
+enum Holder {
+    /// To be looked for.
+    #[default]
+    Unknown,
+    Nobody,
+    Snapshot(VolumeId),
+}
+
+impl Volume {
+    fn is_snapshot(&self) -> bool {
+        self.record.state == VolumeState::Snapshot
+    }
+}
+
+/// What a name in a folder was found by.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Volume,
+    /// The record of a folder.
+    Folder,
+    /// Something in a folder.
+    Inside,
 }
 
 /// See the module.
@@ -39,6 +78,8 @@ pub struct Directory {
     /// Dead volumes, and volumes with something mapped beyond their end: what the reaper looks for.
     dead: BTreeSet<VolumeId>,
     tails: BTreeSet<VolumeId>,
+    /// What was done to volumes that were deleted since.
+    gone: VolumeStatistics,
 }
 
 impl Directory {
@@ -53,7 +94,7 @@ impl Directory {
     }
 
     fn place(&mut self, record: VolumeRecord, slot: u64) {
-        if record.state != VolumeState::Dead {
+        if !matches!(record.state, VolumeState::Dead | VolumeState::Orphan) {
             self.names.insert((record.parent, record.name.clone()), record.id);
         }
         self.by_slot.insert(slot, record.id);
@@ -61,13 +102,18 @@ impl Directory {
         if record.state == VolumeState::Dead {
             self.dead.insert(id);
         }
-        self.volumes.insert(id, Volume { record, slot, open: Rc::default(), pending: false, locks: Rc::default() });
+        let copies = Rc::new(Copies::new(record.throttle));
+        let (open, locks, turns, counters, holder) = Default::default();
+        let claims = Default::default();
+        let volume = Volume { record, slot, open, pending: false, locks, turns, counters, copies, holder, claims };
+        self.volumes.insert(id, volume);
         self.judge_tail(id);
     }
 
     /// To be called when a volume's length or the end of its tail has changed.
     pub fn judge_tail(&mut self, id: VolumeId) {
-        let has_tail = |v: &Volume| v.record.state == VolumeState::Volume && v.record.trim_end > v.record.size;
+        let is_live = |v: &Volume| matches!(v.record.state, VolumeState::Volume | VolumeState::Orphan);
+        let has_tail = |v: &Volume| is_live(v) && v.record.trim_end > v.record.size;
         match self.get(id).is_some_and(has_tail) {
             true => self.tails.insert(id),
             false => self.tails.remove(&id),
@@ -127,15 +173,39 @@ impl Directory {
 
     /// A volume becomes dead: its name is free.
     pub fn bury(&mut self, id: VolumeId) {
+        self.unname(id);
         let volume = self.change(id).expect("an existing volume");
-        let key = (volume.record.parent, volume.record.name.clone());
         volume.record.state = VolumeState::Dead;
         volume.record.cursor = 0;
-        volume.record.name.clear();
         volume.record.origin.clear();
-        self.names.remove(&key);
+        volume.record.attributes = None;
+        let counters = volume.counters.take();
+        if let Some(counters) = counters {
+            self.gone.merge(&counters.read());
+        }
         self.dead.insert(id);
         self.tails.remove(&id);
+    }
+
+    /// A volume loses its name and goes on without one.
+    pub fn orphan(&mut self, id: VolumeId) {
+        self.unname(id);
+        self.change(id).expect("an existing volume").record.state = VolumeState::Orphan;
+    }
+
+    fn unname(&mut self, id: VolumeId) {
+        let volume = self.change(id).expect("an existing volume");
+        let key = (volume.record.parent, std::mem::take(&mut volume.record.name));
+        if self.names.get(&key) == Some(&id) {
+            self.names.remove(&key);
+        }
+    }
+
+    /// What was done to all volumes, those deleted meanwhile included.
+    pub fn statistics(&self) -> VolumeStatistics {
+        let mut sum = self.gone;
+        self.volumes.values().filter_map(|v| v.counters.get()).for_each(|c| sum.merge(&c.read()));
+        sum
     }
 
     /// A dead volume is gone for good.
@@ -157,10 +227,62 @@ impl Directory {
         self.names.insert((parent, name.to_string()), id);
     }
 
+    /// Renames a folder's own record and everything in the folder.
+    pub fn rename_folder(&mut self, from: &str, to: &str) {
+        let within = format!("{from}/");
+        let from_here = self.names.range((NO_VOLUME, from.to_string())..);
+        let all = from_here.take_while(|((parent, name), _)| *parent == NO_VOLUME && name.starts_with(from));
+        let all = all.filter(|((_, name), _)| name == from || name.starts_with(&within));
+        let moved: Vec<(VolumeId, String)> =
+            all.map(|((_, name), &id)| (id, format!("{to}{}", &name[from.len()..]))).collect();
+        moved.iter().for_each(|(id, name)| self.rename(*id, name));
+    }
+
+    /// Whether every name in the folder may begin with `to` in place of `from`.
+    pub fn check_renamed(&self, from: &str, to: &str) -> Result<()> {
+        let within = format!("{from}/");
+        let names = self.names.range((NO_VOLUME, within.clone())..).map(|((parent, name), _)| (parent, name));
+        let mut inside = names.take_while(|(parent, name)| **parent == NO_VOLUME && name.starts_with(&within));
+        inside.try_for_each(|(_, name)| check_volume_name(&format!("{to}{}", &name[from.len()..])))
+    }
+
     /// Snapshots of a volume.
     pub fn snapshots_of(&self, id: VolumeId) -> Vec<VolumeId> {
         let from = (id, String::new());
         self.names.range(from..).take_while(|((parent, _), _)| *parent == id).map(|(_, &id)| id).collect()
+    }
+
+    /// A snapshot of this volume has been taken.
+    pub fn note_snapshot(&mut self, id: VolumeId) {
+        if let Some(volume) = self.volumes.get(&id) {
+            volume.holder.set(Holder::Unknown);
+        }
+    }
+
+    /// What a volume maps and was born in this epoch or before is most likely shared with a snapshot that
+    /// still exists: the newest of its own, or the one it was cloned from. A hint that saves asking the
+    /// counts. It errs where another volume's range was cloned, and after a rollback to an older snapshot.
+    pub fn held_until(&self, id: VolumeId) -> Option<Epoch> {
+        let volume = self.volumes.get(&id)?;
+        let born = |id: VolumeId| self.volumes.get(&id).filter(|v| v.is_snapshot()).map(|v| v.record.shared_at);
+        match volume.holder.get() {
+            Holder::Nobody => return None,
+            Holder::Snapshot(holder) if born(holder).is_some() => return born(holder),
+            Holder::Unknown | Holder::Snapshot(_) => {}
+        }
+        let found = self.find_holder(&volume.record);
+        volume.holder.set(found.map_or(Holder::Nobody, Holder::Snapshot));
+        found.and_then(born)
+    }
+
+    fn find_holder(&self, volume: &VolumeRecord) -> Option<VolumeId> {
+        let own = self.snapshots_of(volume.id).into_iter();
+        if let Some(newest) = own.max_by_key(|id| self.volumes[id].record.shared_at) {
+            return Some(newest);
+        }
+        let origin = self.find(&volume.origin).ok().filter(|v| v.is_snapshot())?;
+        // One that took the name later is another.
+        (origin.record.shared_at <= volume.shared_at).then_some(origin.record.id)
     }
 
     /// `volume` or `volume@snapshot`, if it exists and is to be seen.
@@ -174,7 +296,57 @@ impl Directory {
         if let Some(snapshot) = snapshot {
             id = *self.names.get(&(id, snapshot.to_string())).ok_or_else(missing)?;
         }
-        self.get(id).filter(|v| !v.pending).ok_or_else(missing)
+        match self.get(id).filter(|v| !v.pending) {
+            Some(v) if v.record.state == VolumeState::Folder => {
+                Err(Error::new(ErrorKind::NotFound, format!("{name:?} is a folder, not a volume")))
+            }
+            found => found.ok_or_else(missing),
+        }
+    }
+
+    /// The record of a folder, if it has one of its own; the root's name is empty.
+    pub fn folder(&self, name: &str) -> Option<&VolumeRecord> {
+        let record = &self.get(*self.names.get(&(NO_VOLUME, name.to_string()))?)?.record;
+        (record.state == VolumeState::Folder).then_some(record)
+    }
+
+    /// Whether there is anything in the folder `name`.
+    pub fn has_children(&self, name: &str) -> bool {
+        self.next_child(name, "").is_some()
+    }
+
+    /// The first name directly in `folder` that does not lie before `from`, and what it is.
+    fn next_child(&self, folder: &str, from: &str) -> Option<(&str, Found)> {
+        let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+        let mut all = self.names.range((NO_VOLUME, format!("{prefix}{from}"))..);
+        all.find_map(|((parent, name), id)| {
+            if *parent != NO_VOLUME || !name.starts_with(&prefix) {
+                return Some(None);
+            }
+            let volume = self.get(*id).filter(|v| !v.pending && !name.is_empty())?;
+            let rest = &name[prefix.len()..];
+            Some(Some(match rest.split_once('/') {
+                Some((child, _)) => (child, Found::Inside),
+                None if volume.record.state == VolumeState::Folder => (rest, Found::Folder),
+                None => (rest, Found::Volume),
+            }))
+        })
+        .flatten()
+    }
+
+    /// Everything directly in `folder` (empty: the root), each with whether it is a folder.
+    pub fn children(&self, folder: &str) -> Vec<(String, bool)> {
+        let (mut out, mut from) = (Vec::new(), String::new());
+        while let Some((child, found)) = self.next_child(folder, &from) {
+            // The smallest name behind this one, or behind all that is in the folder: `0` comes after `/`.
+            from = format!("{child}{}", if found == Found::Inside { '0' } else { '\0' });
+            let path = if folder.is_empty() { child.to_string() } else { format!("{folder}/{child}") };
+            // A folder with a record of its own comes before what is in it, with other names in between.
+            if found != Found::Inside || self.folder(&path).is_none() {
+                out.push((child.to_string(), found != Found::Volume));
+            }
+        }
+        out
     }
 
     /// The name people use.
@@ -192,6 +364,9 @@ impl Directory {
             _ => check_part(name, name)?,
         }
         let taken = |what: &str| Err(Error::new(ErrorKind::Exists, format!("{name:?} {what}; choose another name")));
+        if parent == NO_VOLUME && self.folder(name).is_some() {
+            return taken("is a folder");
+        }
         if self.names.contains_key(&(parent, name.to_string())) {
             return taken("exists already");
         }
@@ -204,7 +379,8 @@ impl Directory {
             return taken("is a folder with volumes in it");
         }
         for (i, _) in name.match_indices('/') {
-            if self.names.contains_key(&(NO_VOLUME, name[..i].to_string())) {
+            let above = &name[..i];
+            if self.names.contains_key(&(NO_VOLUME, above.to_string())) && self.folder(above).is_none() {
                 return taken(&format!("would lie in {:?}, which is a volume and not a folder", &name[..i]));
             }
         }
@@ -294,6 +470,61 @@ mod tests {
         }
     }
 
+    /// Volumes, and folders (names that end with `/`), numbered from 1 on.
+    fn directory(names: &[&str]) -> Directory {
+        let mut d = Directory::default();
+        for (i, name) in names.iter().enumerate() {
+            let state = if name.ends_with('/') { VolumeState::Folder } else { VolumeState::Volume };
+            let record = VolumeRecord::empty(VolumeId(i as u64 + 1), name.trim_end_matches('/'), 0);
+            d.add(VolumeRecord { state, ..record });
+        }
+        d
+    }
+
+    #[test]
+    fn a_folder_lists_what_is_directly_in_it_once() {
+        let d = directory(&["a/b/c", "a/b/d", "a/x", "a.b", "a0", "e/", "f/", "f/g", "f.x", "f-y/z"]);
+        let all = |folder: &str| -> Vec<String> {
+            let mark = |(name, is_folder)| if is_folder { format!("{name}/") } else { name };
+            d.children(folder).into_iter().map(mark).collect()
+        };
+        assert_eq!(all(""), ["a.b", "a/", "a0", "e/", "f/", "f-y/", "f.x"]);
+        assert_eq!(
+            (all("a"), all("a/b"), all("f")),
+            (vec!["b/".into(), "x".into()], vec!["c".into(), "d".into()], vec!["g".into()])
+        );
+        assert!(all("e").is_empty() && all("none").is_empty() && !d.has_children("e") && d.has_children("a/b"));
+    }
+
+    #[test]
+    fn a_folder_takes_along_what_is_in_it_and_nothing_beside() {
+        let mut d = directory(&["a/", "a/b", "a/c/d", "ab", "a.b/c"]);
+        d.rename_folder("a", "x/y");
+        assert!(["x/y/b", "x/y/c/d", "ab", "a.b/c"].iter().all(|name| d.find(name).is_ok()));
+        assert!(d.folder("x/y").is_some() && d.folder("a").is_none() && d.find("a/b").is_err());
+        let long = "n".repeat(253);
+        assert!(d.check_renamed("x/y", "z").is_ok() && d.check_renamed("x/y", &long).is_err());
+    }
+
+    #[test]
+    fn folders_and_volumes_share_their_names() {
+        let d = directory(&["f/", "v", "g/v"]);
+        let refused = |name: &str| d.check_new(NO_VOLUME, name).is_err();
+        assert!(refused("f") && refused("g") && refused("v") && refused("v/x"));
+        assert!(!refused("f/x") && !refused("g/x") && d.find("f").is_err() && d.find("g").is_err());
+    }
+
+    #[test]
+    fn an_orphan_has_no_name_and_takes_none_from_others() {
+        let mut d = directory(&["/", "v"]);
+        assert!(d.folder("").is_some());
+        d.orphan(VolumeId(2));
+        assert!(d.find("v").is_err() && d.check_new(NO_VOLUME, "v").is_ok());
+        d.bury(VolumeId(2));
+        assert!(d.folder("").is_some(), "its empty name is the root's");
+        assert_eq!(d.first_dead(), Some(VolumeId(2)));
+    }
+
     fn record(id: u64, size: u64, trim_end: u64) -> VolumeRecord {
         VolumeRecord {
             id: VolumeId(id),
@@ -310,6 +541,10 @@ mod tests {
             shared_at: Epoch(0),
             created: 0,
             cursor: 0,
+            break_policy: Default::default(),
+            throttle: Default::default(),
+            quota: 0,
+            attributes: None,
         }
     }
 

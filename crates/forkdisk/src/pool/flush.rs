@@ -38,6 +38,7 @@ impl<D: Device> Inner<D> {
             }
             flushes.running.set(true);
             let covered = flushes.asked.get();
+            self.counters.flushes.add(1);
             let mut outcome = self.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e));
             if planted(Bug::FailedFlushRetried) && outcome.is_err() {
                 outcome = self.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e));

@@ -2,7 +2,7 @@
 
 use crate::device::Device;
 use crate::error::Result;
-use crate::format::{VolumeRecord, VolumeState};
+use crate::format::{Attributes, BreakPolicy, SUPERBLOCK_PAGES, Superblock, VolumeRecord, VolumeState};
 use crate::types::{PAGE_SIZE, VolumeId};
 
 use super::{Inner, Meta, Pool};
@@ -68,14 +68,20 @@ pub struct VolumeInfo {
     pub size: u64,
     /// How much room a first write reserves, in bytes.
     pub chunk: u64,
+    /// What a first write to a shared chunk does.
+    pub break_policy: BreakPolicy,
     /// Bytes mapped.
     pub referenced: u64,
+    /// Most bytes it may have mapped; 0: no bound.
+    pub quota: u64,
     /// Name of what it was cloned from, as it was then; empty if nothing.
     pub origin: String,
     /// When it was made, in seconds since 1970.
     pub created: u64,
     /// Open handles.
     pub in_use: usize,
+    /// What it has as a file; `None` until somebody sets any of it.
+    pub attributes: Option<Attributes>,
 }
 
 /// How much of what a volume refers to is its own. In bytes.
@@ -87,18 +93,32 @@ pub struct Usage {
     pub exclusive: u64,
 }
 
+/// Where the two superblocks of a pool lie, in bytes; each is [`PAGE_SIZE`] long.
+pub const SUPERBLOCK_AT: [u64; 2] =
+    [SUPERBLOCK_PAGES[0].0 * PAGE_SIZE as u64, SUPERBLOCK_PAGES[1].0 * PAGE_SIZE as u64];
+
+/// The identity of the pool whose superblock in slot `slot` (0 or 1) was read as `page`: a look from
+/// outside, without opening the pool. `None` if that is no whole superblock.
+pub fn identify(slot: usize, page: &[u8]) -> Option<[u8; 16]> {
+    let whole = page.get(..PAGE_SIZE)?;
+    Superblock::decode(*SUPERBLOCK_PAGES.get(slot)?, whole).ok().map(|superblock| superblock.uuid)
+}
+
 impl Meta {
-    pub(super) fn info_of(&self, record: &VolumeRecord) -> VolumeInfo {
+    pub(crate) fn info_of(&self, record: &VolumeRecord) -> VolumeInfo {
         VolumeInfo {
             id: record.id,
             name: self.directory.full_name(record),
             snapshot: record.state == VolumeState::Snapshot,
             size: record.size,
             chunk: record.chunk,
+            break_policy: record.break_policy,
             referenced: record.referenced * PAGE_SIZE as u64,
+            quota: record.quota,
             origin: record.origin.clone(),
             created: record.created,
             in_use: self.directory.get(record.id).map_or(0, |v| v.open.get()),
+            attributes: record.attributes,
         }
     }
 }
@@ -145,7 +165,8 @@ impl<D: Device> Pool<D> {
     /// All volumes and snapshots, by name.
     pub fn list(&self) -> Vec<VolumeInfo> {
         let meta = self.0.meta.borrow();
-        let seen = meta.directory.iter().filter(|v| v.record.state != VolumeState::Dead && !v.pending);
+        let named = |state| matches!(state, VolumeState::Volume | VolumeState::Snapshot);
+        let seen = meta.directory.iter().filter(|v| named(v.record.state) && !v.pending);
         let mut all: Vec<VolumeInfo> = seen.map(|v| meta.info_of(&v.record)).collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all

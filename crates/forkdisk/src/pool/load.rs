@@ -1,14 +1,18 @@
 //! Loading what a metadata change missed, and repeating the change.
 
+use std::future::Future;
+use std::task::Poll;
+
 use smallvec::smallvec;
 
 use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{CountPage, Seed, decode_table, page_checksum};
+use crate::format::{CountPage, Entry, Seed, decode_table, page_checksum};
 use crate::map::{Stop, TableMiss};
 use crate::planted::{Bug, planted};
+use crate::runtime::LocalFuture;
 use crate::space;
-use crate::types::{PAGE_SIZE, PageAddr};
+use crate::types::{FANOUT, PAGE_SIZE, PageAddr};
 
 use super::{Failure, Inner, Meta};
 
@@ -28,28 +32,35 @@ pub enum Ended {
 impl<D: Device> Inner<D> {
     /// Reads one page of metadata.
     pub async fn read_page(&self, page: PageAddr) -> Result<Buf> {
+        self.counters.metadata_reads.add_one(PAGE_SIZE as u64);
         let segment = Segment { offset: page.offset(), at: 0, len: PAGE_SIZE };
         let (result, buf) = self.device.read(self.device.buffer(PAGE_SIZE), smallvec![segment]).await;
         result.map_err(|e| Error::io(format!("reading metadata at {page:?}"), e))?;
         Ok(buf)
     }
 
-    async fn load_table(&self, page: PageAddr, miss: TableMiss) -> Result<()> {
+    /// Reads a map table and verifies it.
+    pub async fn read_table(
+        &self,
+        pool: [u8; 16],
+        page: PageAddr,
+        entry: Entry,
+        level: u8,
+    ) -> Result<Box<[Entry; FANOUT]>> {
         let bytes = self.read_page(page).await?;
-        let (uuid, pages) = {
-            let superblock = self.superblock.borrow();
-            (superblock.uuid, self.meta.borrow().space.layout().pages())
-        };
-        let seed = Seed { pool: uuid, page, level: miss.level, birth: miss.entry.birth().0 };
-        let damaged = |what: &str| {
-            Error::new(ErrorKind::Corrupt, format!("map table of level {} at {page:?} is damaged: {what}", miss.level))
-        };
-        if page_checksum(&seed, &bytes) != miss.entry.checksum() && !planted(Bug::TableChecksumIgnored) {
-            return Err(damaged("its checksum does not match"));
+        let seed = Seed { pool, page, level, birth: entry.birth().0 };
+        if page_checksum(&seed, &bytes) != entry.checksum() && !planted(Bug::TableChecksumIgnored) {
+            return Err(damaged_table(level, page, "its checksum does not match"));
         }
-        let entries = decode_table(&bytes, miss.level, pages).map_err(|e| damaged(&e))?;
+        let pages = self.meta.borrow().space.layout().pages();
+        decode_table(&bytes, level, pages).map_err(|e| damaged_table(level, page, &e))
+    }
+
+    async fn load_table(&self, page: PageAddr, miss: TableMiss) -> Result<()> {
+        let pool = self.superblock.borrow().uuid;
+        let entries = self.read_table(pool, page, miss.entry, miss.level).await?;
         let mut meta = self.meta.borrow_mut();
-        meta.tables.insert_clean(&miss, entries);
+        meta.tables.insert_clean(&miss, entries.into());
         meta.tables.evict();
         Ok(())
     }
@@ -73,12 +84,15 @@ impl<D: Device> Inner<D> {
         let page = match stop {
             Stop::Table(miss) => miss.entry.table_ref().page().expect("what is not in memory has an address"),
             Stop::Count(space::Miss::Count { page, .. }) => page,
+            // What is kept for a view comes back before anybody goes without.
+            Stop::NoSpace if self.take_space_of_view().await => return Ok(()),
             Stop::NoSpace => return Err(Ended::NoSpace),
         };
         if !self.loading.borrow_mut().insert(page) {
             self.loaded.wait().await;
             return Ok(());
         }
+        self.counters.cache_misses.add(1);
         let outcome = match stop {
             Stop::Table(miss) => self.load_table(page, miss).await,
             Stop::Count(miss) => self.load_counts(miss).await,
@@ -106,6 +120,7 @@ impl<D: Device> Inner<D> {
                 Err(Failure::Nonsense(what)) => return Err(Ended::Error(Error::new(ErrorKind::Corrupt, what))),
                 Err(Failure::Gone) => return Err(Ended::Error(gone())),
                 Err(Failure::Changed) => return Err(Ended::Error(changed())),
+                Err(Failure::OverQuota) => return Err(Ended::Error(over_quota())),
             }
         }
     }
@@ -126,7 +141,14 @@ pub fn gone() -> Error {
 
 /// The error of a walk under which the maps changed.
 pub fn changed() -> Error {
-    Error::new(ErrorKind::Busy, "the pool changes too fast for this; try again when there is less to do")
+    let text = "the pool changes too fast for this and has too little free space to hold on to what it was; try again \
+                when there is less to do, or delete something";
+    Error::new(ErrorKind::Busy, text)
+}
+
+/// The error of whoever meets a table that is not what its entry says.
+pub fn damaged_table(level: u8, page: PageAddr, what: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("map table of level {level} at {page:?} is damaged: {what}"))
 }
 
 /// The error of a write that found no space.
@@ -134,26 +156,26 @@ pub fn no_space() -> Error {
     Error::new(ErrorKind::NoSpace, "the pool is full; delete volumes or snapshots, discard, or grow the pool")
 }
 
-impl<D: Device> Inner<D> {
-    /// Whether more is dirty than may be.
-    pub fn is_overdue(&self) -> bool {
-        self.meta.borrow().dirty_bytes() > self.options.dirty
-    }
+/// The error of a write that would take its volume past its quota.
+fn over_quota() -> Error {
+    Error::new(ErrorKind::NoSpace, "the volume has reached its quota; discard what is not needed or raise the quota")
+}
 
+impl<D: Device> Inner<D> {
     /// Whether a checkpoint would give space back.
     pub fn has_pending_space(&self) -> bool {
         self.meta.borrow().space.pending() > 0 || self.reaping.get()
     }
 
-    /// Waits for space to come back, at most `time`.
-    pub async fn wait_for_space(&self, time: std::time::Duration) {
-        let mut sleep = self.runtime.sleep(time);
+    /// Waits for space to come back; false if `patience` ended first.
+    pub async fn wait_for_space(&self, patience: &mut LocalFuture<()>) -> bool {
         let mut changed = std::pin::pin!(self.space_changed.wait());
         std::future::poll_fn(|cx| {
-            use std::future::Future;
-            let ready = sleep.as_mut().poll(cx).is_ready() || changed.as_mut().poll(cx).is_ready();
-            if ready { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+            if changed.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(true);
+            }
+            patience.as_mut().poll(cx).map(|()| false)
         })
-        .await;
+        .await
     }
 }

@@ -1,6 +1,6 @@
 //! All metadata of a pool in one place, and what each journal record does to it.
 
-use crate::format::{Kind, Layout, NO_VOLUME, Record, VolumeRecord, VolumeState};
+use crate::format::{CopierSettings, Kind, Layout, NO_VOLUME, Record, VolumeRecord, VolumeState};
 use crate::journal::Journal;
 use crate::map::{Editor, Stop, Tables};
 use crate::planted::{Bug, planted};
@@ -21,6 +21,8 @@ pub struct Meta {
     pub next_id: u64,
     /// The directory's own map; its pages hold records.
     pub directory_map: VolumeRecord,
+    /// How the pool's copier works.
+    pub copier: CopierSettings,
 }
 
 /// Pages of a volume of `bytes` bytes.
@@ -64,7 +66,7 @@ impl Meta {
 
     /// Bytes of metadata that are not in a finished checkpoint.
     pub fn dirty_bytes(&self) -> usize {
-        (self.tables.unwritten() + self.directory.changed_pages()) * PAGE_SIZE + self.space.dirty_bytes()
+        self.tables.unwritten_bytes() + self.directory.changed_pages() * PAGE_SIZE + self.space.dirty_bytes()
     }
 
     /// What the next checkpoint needs in pages.
@@ -90,10 +92,12 @@ impl Meta {
         self.epoch = Epoch(self.epoch.0 + 1);
     }
 
-    /// Whatever is mapped in `id` now may be shared from now on.
+    /// Whatever is mapped in `id` now may be shared from now on. Of a snapshot that is known.
     fn raise_shared(&mut self, id: VolumeId) {
         let epoch = self.epoch;
-        if let Some(volume) = self.directory.change(id) {
+        if self.directory.get(id).is_some_and(|v| v.record.state == VolumeState::Volume)
+            && let Some(volume) = self.directory.change(id)
+        {
             volume.record.shared_at = epoch;
         }
     }
@@ -133,20 +137,10 @@ impl Meta {
                 }
             }
             Record::Create { id, name, size, chunk, now } => self.add(VolumeRecord {
-                id: *id,
-                state: VolumeState::Volume,
-                parent: NO_VOLUME,
-                name: name.clone(),
-                origin: String::new(),
                 size: *size,
-                trim_end: 0,
                 chunk: *chunk,
-                referenced: 0,
                 level: level_for(*size),
-                root: Default::default(),
-                shared_at: Epoch(0),
-                created: *now,
-                cursor: 0,
+                ..VolumeRecord::empty(*id, name, *now)
             }),
             Record::Snapshot { of, now } => {
                 for (source, id, name) in of {
@@ -158,10 +152,13 @@ impl Meta {
                         name: name.clone(),
                         created: *now,
                         origin: String::new(),
+                        shared_at: self.epoch,
+                        quota: 0,
                         ..origin
                     };
                     self.add_shared(snapshot, !planted(Bug::SnapshotWithoutCount));
                     self.raise_shared(*source);
+                    self.directory.note_snapshot(*source);
                 }
                 self.advance();
             }
@@ -175,13 +172,12 @@ impl Meta {
                     name: name.clone(),
                     created: *now,
                     origin: origin_name,
+                    shared_at: if planted(Bug::CloneKeepsSharedAt) { Epoch(0) } else { self.epoch },
+                    quota: 0,
                     ..origin
                 };
                 self.add_shared(copy, true);
                 self.raise_shared(*source);
-                if !planted(Bug::CloneKeepsSharedAt) {
-                    self.raise_shared(*id);
-                }
                 self.advance();
             }
             Record::Rollback { volume, snapshot, dead } => {
@@ -194,6 +190,7 @@ impl Meta {
                     name: String::new(),
                     origin: String::new(),
                     cursor: 0,
+                    attributes: None,
                     ..old
                 };
                 self.add(gone);
@@ -201,7 +198,7 @@ impl Meta {
                 if planted(Bug::RollbackCountsTwice) {
                     self.share_root(&to);
                 }
-                let epoch = if planted(Bug::RollbackLowersSharedAt) { to.shared_at } else { self.epoch };
+                let epoch = if planted(Bug::RollbackLowersSharedAt) { Epoch(0) } else { self.epoch };
                 let record = &mut self.directory.change(*volume).expect("read above").record;
                 (record.root, record.level, record.referenced) = (to.root, to.level, to.referenced);
                 (record.size, record.trim_end, record.shared_at) = (to.size, to.trim_end, epoch);
@@ -232,6 +229,17 @@ impl Meta {
                 self.record_of(*id)?;
                 self.directory.change(*id).expect("read above").record.chunk = *chunk;
             }
+            Record::SetCopying { id, break_policy, throttle } => {
+                self.record_of(*id)?;
+                let volume = self.directory.change(*id).expect("read above");
+                (volume.record.break_policy, volume.record.throttle) = (*break_policy, *throttle);
+                volume.copies.client().set_throttle(*throttle);
+            }
+            Record::SetCopier { settings } => self.copier = *settings,
+            Record::SetQuota { id, quota } => {
+                self.record_of(*id)?;
+                self.directory.change(*id).expect("read above").record.quota = *quota;
+            }
             Record::Grow { size } => {
                 let layout = Layout::new(*size);
                 if layout.blocks() < self.space.layout().blocks() || *size > MAX_POOL_SIZE {
@@ -239,7 +247,64 @@ impl Meta {
                 }
                 self.space.grow(layout);
             }
+            Record::SetAttributes { id, attributes } => {
+                self.record_of(*id)?;
+                self.directory.change(*id).expect("read above").record.attributes = *attributes;
+            }
+            Record::MakeFolder { id, name, attributes, now } => self.add(VolumeRecord {
+                state: VolumeState::Folder,
+                attributes: *attributes,
+                ..VolumeRecord::empty(*id, name, *now)
+            }),
+            Record::Unlink { id } => {
+                self.record_of(*id)?;
+                self.directory.orphan(*id);
+            }
+            Record::RenameOver { id, name, replaced, kept } => {
+                self.record_of(*id)?;
+                self.record_of(*replaced)?;
+                match kept {
+                    true => self.directory.orphan(*replaced),
+                    false => self.directory.bury(*replaced),
+                }
+                self.directory.rename(*id, name);
+            }
+            Record::RenameFolder { from, to } => self.directory.rename_folder(from, to),
+            Record::Replace { volume, source, dead } => self.replace(*volume, *source, *dead)?,
         }
+        Ok(())
+    }
+
+    /// `volume` gets what `source` has, or nothing; what it had goes on as a dead volume.
+    fn replace(&mut self, volume: VolumeId, source: VolumeId, dead: VolumeId) -> Result<(), Failure> {
+        let old = self.record_of(volume)?;
+        let new = match source {
+            NO_VOLUME => VolumeRecord { chunk: old.chunk, ..VolumeRecord::empty(volume, "", 0) },
+            source => self.record_of(source)?,
+        };
+        let origin = if source == NO_VOLUME { String::new() } else { self.directory.full_name(&new) };
+        // Used up in any case, so that numbers do not depend on what there was to give up.
+        self.next_id = self.next_id.max(dead.0 + 1);
+        if !old.root.is_absent() {
+            let (state, parent, cursor) = (VolumeState::Dead, NO_VOLUME, 0);
+            let (name, origin, attributes) = (String::new(), String::new(), None);
+            self.add(VolumeRecord { id: dead, state, parent, name, origin, cursor, attributes, ..old });
+        }
+        self.share_root(&new);
+        if !planted(Bug::ReplaceKeepsSourceAlone) {
+            self.raise_shared(source);
+        }
+        self.raise_shared(volume);
+        let record = &mut self.directory.change(volume).expect("read above").record;
+        (record.root, record.level, record.referenced) = (new.root, new.level, new.referenced);
+        (record.size, record.trim_end) = (new.size, new.trim_end);
+        (record.chunk, record.origin) = (new.chunk, origin);
+        if source != NO_VOLUME {
+            (record.break_policy, record.throttle) = (new.break_policy, new.throttle);
+        }
+        self.directory.judge_tail(volume);
+        self.space.forget_reservations_of(volume);
+        self.advance();
         Ok(())
     }
 
@@ -299,6 +364,8 @@ pub enum Failure {
     Gone,
     /// The maps are no longer those that a walk began with.
     Changed,
+    /// The volume's quota is in the way.
+    OverQuota,
 }
 
 impl From<Stop> for Failure {

@@ -7,14 +7,20 @@ mod check;
 mod checkpoint;
 mod commit;
 mod compare;
+mod copying;
 mod directory;
+mod files;
 mod flush;
 mod info;
 mod load;
 mod meta;
 mod open;
+mod quota;
 mod reap;
+mod replay;
+mod statistics;
 mod verbs;
+mod view;
 mod walk;
 
 use std::cell::{Cell, RefCell};
@@ -22,6 +28,8 @@ use std::collections::HashSet;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::copier::Copier;
+use crate::counters::PoolCounters;
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
@@ -30,13 +38,17 @@ use crate::sync::{Event, Generations, RangeLocks};
 use crate::types::PageAddr;
 
 pub use check::CheckReport;
-pub use compare::{DiffClass, DiffRun};
-pub use info::{Mode, PoolInfo, Usage, VolumeInfo};
+pub use compare::{DiffClass, DiffPart, DiffRun};
+pub use copying::{CopierInfo, VolumeCopying};
+pub use files::Child;
+pub use info::{Mode, PoolInfo, SUPERBLOCK_AT, Usage, VolumeInfo, identify};
 pub use open::FormatOptions;
 pub use verbs::CreateOptions;
 
+pub(crate) use directory::Volume as DirectoryEntry;
 pub(crate) use load::{Ended, no_space};
 pub(crate) use meta::{Failure, Meta, pages_of};
+pub(crate) use verbs::check_size;
 
 /// Pages that one step of a verb or of the reaper may need for tables: it is taken only while there
 /// is room for them beside what the next checkpoint needs.
@@ -85,12 +97,13 @@ impl<D: Device> Clone for Pool<D> {
 }
 
 pub(crate) struct Inner<D> {
-    pub device: D,
+    pub device: Rc<D>,
     pub runtime: Rc<dyn Runtime>,
     pub options: OpenOptions,
     pub meta: RefCell<Meta>,
     /// The superblock on the device.
     pub superblock: RefCell<Superblock>,
+    pub copier: Copier<D>,
     pub generations: Generations,
     pub commits: commit::Commits,
     pub flushes: flush::Flushes,
@@ -102,6 +115,8 @@ pub(crate) struct Inner<D> {
     /// Whether the reaper runs.
     pub reaping: Cell<bool>,
     pub reaped: Event,
+    /// The walks that nobody stands still for.
+    pub views: view::Views,
     /// Held by the reaper during a turn, and by a check so that nothing is reaped meanwhile.
     pub reap_lock: Rc<RangeLocks>,
     /// Pages of metadata that are being loaded.
@@ -117,6 +132,7 @@ pub(crate) struct Inner<D> {
     /// Nobody waits for the host any more.
     pub closing: Cell<bool>,
     pub closed: Cell<bool>,
+    pub counters: PoolCounters,
 }
 
 impl<D: Device> Inner<D> {

@@ -5,11 +5,12 @@ use std::rc::Rc;
 
 use smallvec::smallvec;
 
+use crate::copier::Copier;
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    CountEntry, Decoded, Entry, JournalStart, Kind, Layout, NO_VOLUME, NotSuper, SLOTS_PER_PAGE, SUPERBLOCK_PAGES,
-    Seed, Superblock, VolumeRecord, VolumeState, decode_directory_page, decode_group, find_group, page_checksum,
+    BreakPolicy, CopierSettings, CountEntry, Entry, JournalStart, Kind, Layout, NO_VOLUME, NotSuper, SLOTS_PER_PAGE,
+    SUPERBLOCK_PAGES, Seed, Superblock, Throttle, VolumeRecord, VolumeState, decode_directory_page, page_checksum,
 };
 use crate::journal::Journal;
 use crate::map::{Tables, lookup};
@@ -23,12 +24,6 @@ use super::{Failure, Inner, Meta, OpenOptions, Pool};
 
 /// Smallest pool, in bytes.
 const MIN_POOL: u64 = 8 * BLOCK_SIZE;
-/// Bytes read at once during replay.
-const REPLAY_WINDOW: u64 = 1 << 20;
-/// Bytes of a window that are looked at again together with the next one: more than most groups have.
-const REPLAY_OVERLAP: usize = 256 << 10;
-/// How often replay goes on behind a place that read otherwise the second time.
-const REREADS: usize = 8;
 
 /// How a new pool is laid out.
 #[derive(Clone, Debug)]
@@ -74,7 +69,7 @@ impl<D: Device> Pool<D> {
             return Err(Error::new(ErrorKind::Invalid, why));
         }
         let (layout, blocks) = (Layout::new(options.size), options.journal_blocks());
-        let none = CountEntry { slot: None, checksum: 0, used: 0 };
+        let none = CountEntry::default();
         let mut space = Space::new(layout, options.uuid, vec![none; layout.count_nodes(3) as usize]);
         let first = Block(2);
         (0..blocks).for_each(|i| space.incr_block(Block(first.0 + i)));
@@ -112,6 +107,7 @@ impl<D: Device> Pool<D> {
             journal: vec![(first.first_page(), (blocks * 256) as u32)],
             start: JournalStart::default(),
             counts,
+            copier: CopierSettings::default(),
         };
         device.flush().await.map_err(io)?;
         for at in SUPERBLOCK_PAGES {
@@ -137,7 +133,7 @@ impl<D: Device> Pool<D> {
             return Err(Error::new(ErrorKind::Corrupt, why));
         }
         let meta = Meta {
-            tables: Tables::new((options.cache * 3 / 4 / (PAGE_SIZE + 64)).max(16)),
+            tables: Tables::new((options.cache * 3 / 4).max(16 * PAGE_SIZE)),
             space: Space::with_cache(
                 Layout::new(superblock.size),
                 superblock.uuid,
@@ -154,14 +150,18 @@ impl<D: Device> Pool<D> {
             epoch: Epoch(superblock.epoch),
             next_id: superblock.next_id,
             directory_map: directory_map(&superblock),
+            copier: superblock.copier,
         };
         let clean = superblock.clean;
+        let device = Rc::new(device);
+        let copier = Copier::new(device.clone(), runtime.clone(), superblock.copier);
         let pool = Pool(Rc::new(Inner {
             device,
             runtime,
             options,
             meta: RefCell::new(meta),
             superblock: RefCell::new(superblock),
+            copier,
             generations: Default::default(),
             commits: Default::default(),
             flushes: Default::default(),
@@ -170,6 +170,7 @@ impl<D: Device> Pool<D> {
             space_changed: Default::default(),
             reaping: Cell::new(false),
             reaped: Default::default(),
+            views: Default::default(),
             reap_lock: Default::default(),
             loading: Default::default(),
             loaded: Default::default(),
@@ -179,18 +180,29 @@ impl<D: Device> Pool<D> {
             full: Cell::new(false),
             closing: Cell::new(false),
             closed: Cell::new(false),
+            counters: Default::default(),
         }));
         pool.0.load_directory().await?;
+        let mut unsealed = false;
         if !clean {
-            pool.0.replay().await?;
+            unsealed = pool.0.replay().await?;
+            pool.0.copier.set(pool.0.meta.borrow().copier);
         }
         if !pool.0.options.read_only {
             // After a kill of the last owner all of it, data too, may be in a cache only: what reads
             // show from now on stays.
             pool.0.flush_device().await?;
-            let journal = &mut pool.0.meta.borrow_mut().journal;
-            journal.confirm(journal.next());
+            {
+                let journal = &mut pool.0.meta.borrow_mut().journal;
+                journal.confirm(journal.next());
+            }
+            if unsealed && !planted(Bug::RecoveryLeavesUnsealed) {
+                // Next time these groups must be taken, or not, whatever their pages hold then.
+                pool.0.activate().await?;
+                pool.0.seal().await?;
+            }
         }
+        pool.0.delete_orphans()?;
         pool.0.reap_soon();
         Ok(pool)
     }
@@ -207,14 +219,13 @@ impl<D: Device> Pool<D> {
         // Ends the waiting for a full host, of which requests in flight may be part.
         inner.closing.set(true);
         inner.generations.barrier().await;
-        let nothing_to_do =
-            !inner.active.get() && inner.superblock.borrow().clean && !inner.meta.borrow().has_changes();
+        let nothing_to_do = !inner.active.get() && inner.superblock.borrow().clean && !inner.has_changes();
         if !nothing_to_do {
             inner.clone().checkpoint().await?;
             inner.closed.set(true);
             inner.generations.barrier().await;
             let old = inner.superblock.borrow().clone();
-            let clean = Superblock { generation: old.generation + 1, clean: !inner.meta.borrow().has_changes(), ..old };
+            let clean = Superblock { generation: old.generation + 1, clean: !inner.has_changes(), ..old };
             inner.write_superblock(&clean).await?;
         } else {
             // Data written in place changes no metadata.
@@ -241,6 +252,10 @@ fn directory_map(superblock: &Superblock) -> VolumeRecord {
         shared_at: Epoch(0),
         created: 0,
         cursor: 0,
+        break_policy: BreakPolicy::default(),
+        throttle: Throttle::NONE,
+        quota: 0,
+        attributes: None,
     }
 }
 
@@ -293,6 +308,12 @@ impl Meta {
 }
 
 impl<D: Device> Inner<D> {
+    /// Whether memory holds anything the last superblock does not lead to.
+    fn has_changes(&self) -> bool {
+        let meta = self.meta.borrow();
+        meta.has_changes() || meta.copier != self.superblock.borrow().copier
+    }
+
     async fn load_directory(&self) -> Result<()> {
         let pages = self.superblock.borrow().directory_pages;
         let uuid = self.superblock.borrow().uuid;
@@ -335,116 +356,6 @@ impl<D: Device> Inner<D> {
         }
         decode_directory_page(&bytes, pool_pages).map_err(|e| damaged(&e))
     }
-
-    /// Takes up what was committed after the checkpoint.
-    async fn replay(&self) -> Result<()> {
-        let (uuid, newest, start) = {
-            let superblock = self.superblock.borrow();
-            (superblock.uuid, superblock.incarnation, superblock.start)
-        };
-        let mut incarnation = 0;
-        let mut window: Vec<u8> = Vec::new();
-        let mut window_at = start.position;
-        let mut rereads = 0;
-        loop {
-            let (head, chain, limit) = {
-                let journal = &self.meta.borrow().journal;
-                (journal.head(), journal.chain(), journal.length() - journal.used())
-            };
-            let have = window.get((head - window_at) as usize..).unwrap_or(&[]);
-            let (group, records) = match decode_group(&uuid, chain, have, limit) {
-                Decoded::Group(group, records) => (group, records),
-                other => {
-                    // A group may be longer than the window.
-                    let least = if let Decoded::Needs(length) = other { length } else { 0 };
-                    let enough = limit.min(REPLAY_WINDOW).max(least);
-                    let missing = enough.saturating_sub(have.len() as u64);
-                    window.drain(..(head - window_at) as usize);
-                    window_at = head;
-                    if missing == 0 {
-                        if rereads < REREADS && self.reads_otherwise(&window, head).await? {
-                            rereads += 1;
-                            window.clear();
-                            continue;
-                        }
-                        return self.refuse_damaged_journal(window, head, limit).await;
-                    }
-                    window.extend(self.read_journal(head + window.len() as u64, missing).await?);
-                    continue;
-                }
-            };
-            let stale = group.incarnation < incarnation || group.incarnation > newest;
-            if stale && !planted(Bug::StaleIncarnationReplayed) {
-                window.drain(..(head - window_at) as usize);
-                return self.refuse_damaged_journal(window, head, limit).await;
-            }
-            incarnation = group.incarnation;
-            for (i, record) in records.iter().enumerate() {
-                if group.first + i as u64 >= start.sequence || planted(Bug::RecoveryReplaysTwice) {
-                    self.replay_record(record).await?;
-                }
-            }
-            self.meta.borrow_mut().journal.replayed(&group);
-        }
-    }
-
-    /// Whether the beginning of `window`, read from `position`, reads otherwise now: the journal did not
-    /// end there, a read had gone wrong.
-    async fn reads_otherwise(&self, window: &[u8], position: u64) -> Result<bool> {
-        let seen = &window[..window.len().min(REPLAY_OVERLAP)];
-        Ok(!seen.is_empty() && self.read_journal(position, seen.len() as u64).await? != seen)
-    }
-
-    /// Replay has ended at `head`; `window` is what has been read from there on. Is that where the
-    /// journal ends, or is a group damaged? It is if any group behind it says that records were durable
-    /// which have not been found.
-    async fn refuse_damaged_journal(&self, mut window: Vec<u8>, head: u64, limit: u64) -> Result<()> {
-        let (uuid, next) = (self.superblock.borrow().uuid, self.meta.borrow().journal.next());
-        let mut window_at = head;
-        loop {
-            let groups = window.chunks(PAGE_SIZE).enumerate().map(|(i, _)| &window[i * PAGE_SIZE..]);
-            if let Some(group) = groups.filter_map(|bytes| find_group(&uuid, bytes)).find(|g| g.confirmed > next) {
-                let place = self.meta.borrow().journal.segments(head, PAGE_SIZE)[0].offset;
-                let why = format!(
-                    "the journal is damaged at {:?}: {} of its records are missing, and a later one says that they were durable; restore the pool from a copy",
-                    PageAddr(place / PAGE_SIZE as u64),
-                    group.confirmed - next
-                );
-                return Err(Error::new(ErrorKind::Corrupt, why));
-            }
-            let at = window_at + window.len() as u64;
-            if at == head + limit {
-                return Ok(());
-            }
-            // What may be the beginning of a group stays, so that it is seen whole and nothing is read twice.
-            let seen = window.len().saturating_sub(REPLAY_OVERLAP);
-            window.drain(..seen);
-            window_at += seen as u64;
-            window.extend(self.read_journal(at, (head + limit - at).min(REPLAY_WINDOW)).await?);
-        }
-    }
-
-    async fn replay_record(&self, record: &crate::format::Record) -> Result<()> {
-        use crate::format::Record;
-        if let Record::Map { to, len, .. } = record {
-            let inside =
-                to.0.checked_add(u64::from(*len)).is_some_and(|e| e <= self.meta.borrow().space.layout().pages());
-            if !inside {
-                return Err(Error::new(ErrorKind::Corrupt, "a journal record maps pages outside the pool"));
-            }
-            self.look(|meta| meta.space.mark_allocated(*to, u64::from(*len)).map_err(|m| Failure::Stop(m.into())))
-                .await?;
-        }
-        let mut done = 0;
-        self.look(|meta| meta.apply(record, &mut done)).await
-    }
-
-    async fn read_journal(&self, position: u64, len: u64) -> Result<Vec<u8>> {
-        let segments = self.meta.borrow().journal.segments(position, len as usize);
-        let (result, buf) = self.device.read(self.device.buffer(len as usize), segments.into()).await;
-        result.map_err(|e| Error::io("reading the journal", e))?;
-        Ok(buf.to_vec())
-    }
 }
 
 impl Meta {
@@ -454,9 +365,9 @@ impl Meta {
             debug_assert_eq!(entry.kind(), Kind::Table);
             let id = self.tables.get(entry, level).map_err(|m| Failure::Stop(m.into()))?;
             if level == 0 {
-                return Ok(self.tables.node(id).entries[slot].checksum());
+                return Ok(self.tables.node(id).entry(slot).checksum());
             }
-            entry = self.tables.node(id).entries[at.slot(level)];
+            entry = self.tables.node(id).entry(at.slot(level));
             level -= 1;
         }
     }

@@ -88,6 +88,7 @@ impl<D: Device> Inner<D> {
                 let mut meta = self.meta.borrow_mut();
                 if meta.directory.get(id).is_some() {
                     meta.directory.remove(id);
+                    self.counters.reaped.add(1);
                 }
                 return Ok(());
             }
@@ -99,7 +100,7 @@ impl<D: Device> Inner<D> {
     /// turn can begin from the new end again: there is no cursor to be kept. False if there is no
     /// space for the tables that have to be changed.
     async fn reap_tail(self: &Rc<Self>, id: VolumeId) -> Result<bool> {
-        let (mut size, mut at, mut tried) = (u64::MAX, 0, false);
+        let (mut seen, mut at, mut tried) = (None, 0, false);
         for _ in 0..TURN {
             let step = self
                 .edit(|meta| {
@@ -107,12 +108,13 @@ impl<D: Device> Inner<D> {
                         return Err(Failure::Stop(Stop::NoSpace));
                     }
                     let Some((mut editor, record)) = meta.edit(id) else { return Ok(true) };
-                    if record.state != VolumeState::Volume {
+                    if !matches!(record.state, VolumeState::Volume | VolumeState::Orphan) {
                         return Ok(true);
                     }
-                    if record.size != size {
-                        // Shortened again meanwhile: the tail begins earlier.
-                        (size, at) = (record.size, pages_of(record.size));
+                    if seen != Some((record.size, record.shared_at)) {
+                        // Shortened again meanwhile, so that the tail begins earlier, or other contents.
+                        seen = Some((record.size, record.shared_at));
+                        at = pages_of(record.size);
                     }
                     let (end, mapped) = (pages_of(record.trim_end), record.referenced);
                     let mut from = at;
@@ -162,7 +164,8 @@ fn next_work(meta: &Meta) -> Option<Work> {
 }
 
 /// Lets others have their turn.
-async fn yield_now() {
+/// Lets every other task that is ready run first.
+pub async fn yield_now() {
     struct Yield(bool);
     impl Future for Yield {
         type Output = ();

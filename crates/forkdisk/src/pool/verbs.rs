@@ -5,13 +5,14 @@ use std::rc::Rc;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{NO_VOLUME, Record, VolumeState};
+use crate::format::{BreakPolicy, NO_VOLUME, Record, Throttle, VolumeState};
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_SIZE, MAX_VOLUME_SIZE, VolumeId, is_chunk};
 
 use super::directory::Volume;
 use super::info::VolumeInfo;
 use super::load::{changed, gone};
+use super::quota::check_quota;
 use super::{Failure, Inner, Meta, Pool};
 
 /// Chunk of a volume when nothing else is said, in bytes.
@@ -24,25 +25,29 @@ pub struct CreateOptions {
     pub size: u64,
     /// How much room a first write reserves: bytes, a power of two from 4 KiB to 64 MiB.
     pub chunk: u64,
+    /// What a first write to a shared chunk does.
+    pub break_policy: BreakPolicy,
+    /// Most bytes it may have mapped, at most 1 PiB; 0: no bound.
+    pub quota: u64,
     /// Seconds since 1970.
     pub now: u64,
 }
 
 impl CreateOptions {
-    /// A volume of `size` bytes with the default chunk (64 KiB).
+    /// A volume of `size` bytes with the default chunk (64 KiB), whose chunks are split, without a quota.
     pub fn new(size: u64, now: u64) -> CreateOptions {
-        CreateOptions { size, chunk: DEFAULT_CHUNK, now }
+        CreateOptions { size, chunk: DEFAULT_CHUNK, break_policy: BreakPolicy::Split, quota: 0, now }
     }
 }
 
-fn check_size(size: u64) -> Result<()> {
+pub(crate) fn check_size(size: u64) -> Result<()> {
     match size <= MAX_VOLUME_SIZE {
         true => Ok(()),
         false => Err(Error::new(ErrorKind::Invalid, format!("{size} bytes is too large; a volume has at most 1 PiB"))),
     }
 }
 
-fn check_chunk(chunk: u64) -> Result<()> {
+pub(super) fn check_chunk(chunk: u64) -> Result<()> {
     match is_chunk(chunk) {
         true => Ok(()),
         false => Err(Error::new(
@@ -52,7 +57,7 @@ fn check_chunk(chunk: u64) -> Result<()> {
     }
 }
 
-fn writable_volume(volume: &Volume, name: &str) -> Result<VolumeId> {
+pub(super) fn writable_volume(volume: &Volume, name: &str) -> Result<VolumeId> {
     match volume.record.state {
         VolumeState::Volume => Ok(volume.record.id),
         _ => Err(Error::new(ErrorKind::ReadOnly, format!("{name:?} is a snapshot and cannot be changed"))),
@@ -68,7 +73,7 @@ fn refuse_in_use(volume: &Volume, name: &str) -> Result<()> {
 
 impl<D: Device> Inner<D> {
     /// Applies `record` and appends it; the caller commits.
-    fn publish(&self, meta: &mut Meta, record: &Record) -> Result<()> {
+    pub(super) fn publish(&self, meta: &mut Meta, record: &Record) -> Result<()> {
         let mut done = 0;
         match meta.apply(record, &mut done) {
             Ok(()) => {
@@ -78,12 +83,13 @@ impl<D: Device> Inner<D> {
             Err(Failure::Nonsense(what)) => Err(Error::new(ErrorKind::Corrupt, what)),
             Err(Failure::Gone) => Err(gone()),
             Err(Failure::Changed) => Err(changed()),
+            Err(Failure::OverQuota) => unreachable!("verbs on volumes map nothing"),
             Err(Failure::Stop(stop)) => unreachable!("verbs on volumes touch no tables: {stop:?}"),
         }
     }
 
     /// One verb: `decide` checks and says what to do, then it is done and made durable.
-    async fn verb<T>(self: &Rc<Self>, decide: impl FnOnce(&mut Meta) -> Result<(Record, T)>) -> Result<T> {
+    pub(super) async fn verb<T>(self: &Rc<Self>, decide: impl FnOnce(&mut Meta) -> Result<(Record, T)>) -> Result<T> {
         self.check_writable()?;
         let value = {
             let mut meta = self.meta.borrow_mut();
@@ -116,13 +122,23 @@ impl<D: Device> Pool<D> {
     pub async fn create(&self, name: &str, options: &CreateOptions) -> Result<VolumeInfo> {
         check_size(options.size)?;
         check_chunk(options.chunk)?;
-        let id = self
-            .0
+        check_quota(options.quota)?;
+        let inner = &self.0;
+        let id = inner
             .verb(|meta| {
                 meta.directory.check_new(NO_VOLUME, name)?;
                 let id = VolumeId(meta.next_id);
-                let CreateOptions { size, chunk, now } = *options;
-                Ok((Record::Create { id, name: name.to_string(), size, chunk, now }, id))
+                let CreateOptions { size, chunk, now, break_policy, quota } = *options;
+                let mut last = Record::Create { id, name: name.to_string(), size, chunk, now };
+                if break_policy != BreakPolicy::Split {
+                    inner.publish(meta, &last)?;
+                    last = Record::SetCopying { id, break_policy, throttle: Throttle::NONE };
+                }
+                if quota != 0 {
+                    inner.publish(meta, &last)?;
+                    last = Record::SetQuota { id, quota };
+                }
+                Ok((last, id))
             })
             .await?;
         self.0.info(id)
@@ -232,34 +248,13 @@ impl<D: Device> Pool<D> {
     /// A new length in bytes. What lies beyond it is gone; what is added reads as zeroes.
     pub async fn resize(&self, name: &str, size: u64) -> Result<()> {
         check_size(size)?;
-        let inner = &self.0;
-        let id = writable_volume(inner.meta.borrow().directory.find(name)?, name)?;
-        // Growing over a tail that is still being unmapped would bring it back.
-        let tail = |inner: &Inner<D>| {
-            inner
-                .meta
-                .borrow()
-                .directory
-                .get(id)
-                .is_some_and(|v| v.record.trim_end > v.record.size && size > v.record.size)
+        self.0.check_writable()?;
+        let volume = {
+            writable_volume(self.0.meta.borrow().directory.find(name)?, name)?;
+            self.volume(name)?
         };
-        while tail(inner) {
-            inner.check_writable()?;
-            inner.reap_soon();
-            inner.reaped.wait().await;
-        }
-        if size > inner.meta.borrow().directory.find(name)?.record.size {
-            // What the last page still holds from when the volume was longer; nobody sees it before the end moves.
-            self.volume(name)?.zero_beyond_end().await?;
-        }
-        inner
-            .verb(|meta| {
-                let id = writable_volume(meta.directory.find(name)?, name)?;
-                Ok((Record::Resize { id, size }, ()))
-            })
-            .await?;
-        inner.reap_soon();
-        Ok(())
+        volume.set_size(size).await?;
+        volume.flush().await
     }
 
     /// How much room a first write reserves from now on: bytes, a power of two, 4 KiB to 64 MiB.

@@ -1,54 +1,188 @@
 //! Walks over all of several maps, which must not change meanwhile.
 //!
-//! A walk holds entries while it waits for the device. That is safe only as long as nothing has
-//! changed: every step looks first, and if something has, the whole walk begins again.
+//! A walk holds entries while it waits for the device. On a pool where nothing happens it goes over
+//! what is in memory: every step looks first whether something has changed, and if so the whole walk
+//! begins again. If that is to no avail it goes over a view (`view.rs`) instead, which stays as it is
+//! whatever writers do. Either way others have their turn after a few steps.
+
+use std::rc::Rc;
 
 use crate::device::Device;
 use crate::error::{ErrorKind, Result};
+use crate::format::{Entry, Layout, Superblock};
+use crate::planted::{Bug, planted};
+use crate::space::Counts;
 use crate::sync::Hold;
+use crate::types::{Block, FANOUT, PageAddr, VolumeId};
 
-use super::load::changed;
+use super::load::{changed, damaged_table};
+use super::reap::yield_now;
+use super::view::roots_of;
 use super::{Failure, Inner, Meta};
 
-/// How often a walk begins again.
-const ATTEMPTS: usize = 50;
+/// How often a walk over what is in memory begins again.
+const ATTEMPTS: usize = 2;
+/// How many views it tries after that.
+const VIEWS: usize = 8;
 
-/// What the metadata was when a walk began: different whenever a reference is.
+/// A map to be walked.
+#[derive(Clone, Copy)]
+pub struct Root {
+    pub id: VolumeId,
+    pub entry: Entry,
+    pub level: u8,
+    /// The first virtual page that counts: what lies before it has been given back.
+    pub from: u64,
+    pub is_dead: bool,
+}
+
+/// What the metadata in memory was when a walk began: different whenever a reference is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Walk {
+struct Moment {
     records: u64,
     checkpoint: u64,
     unwritten: usize,
     dirty: usize,
 }
 
+enum Source {
+    /// What is in memory, as long as nothing changes.
+    Memory(Moment),
+    /// The view of this number.
+    View(u64),
+}
+
+/// What a walk goes over.
+pub struct Walk {
+    source: Source,
+    /// The maps of volumes.
+    pub roots: Vec<Root>,
+    /// The directory's own.
+    pub directory: (Entry, u8),
+    /// Where the journal lies, in pages.
+    pub journal: Vec<(PageAddr, u32)>,
+    pub layout: Layout,
+    /// Pages that count as free.
+    pub available: u64,
+    pool: [u8; 16],
+}
+
+impl Walk {
+    /// Over the view that begins with `superblock`.
+    pub fn over_view(number: u64, roots: Vec<Root>, superblock: &Superblock) -> Walk {
+        let layout = Layout::new(superblock.size);
+        let used: u64 = superblock.counts.iter().map(|entry| entry.used).sum();
+        Walk {
+            source: Source::View(number),
+            roots,
+            directory: (superblock.directory, superblock.directory_level),
+            journal: superblock.journal.clone(),
+            layout,
+            available: layout.pages() - layout.reserved_pages() - used,
+            pool: superblock.uuid,
+        }
+    }
+
+    /// Whether tables may have no address yet.
+    pub fn is_of_memory(&self) -> bool {
+        matches!(self.source, Source::Memory(_))
+    }
+}
+
 impl<D: Device> Inner<D> {
-    /// Runs `walk` until nothing has changed under it; after some attempts it is `Busy`. Nothing is
-    /// reaped meanwhile.
-    pub async fn walk<T>(&self, walk: impl AsyncFn(Walk) -> Result<T>) -> Result<T> {
+    /// Runs `walk` over all metadata of one moment not before this call. Nothing is reaped while it
+    /// goes over memory. `Busy` if there is too little room to hold a view as long as it takes.
+    pub async fn walk<T>(self: &Rc<Self>, walk: impl AsyncFn(&Walk) -> Result<T>) -> Result<T> {
         for _ in 0..ATTEMPTS {
             let _still = self.reap_lock.lock(0..1, Hold::Alone).await;
-            let now = self.state_of(&self.meta.borrow());
-            match walk(now).await {
+            let over = self.over_memory();
+            match walk(&over).await {
                 Err(e) if e.kind() == ErrorKind::Busy => {}
-                outcome if self.state_of(&self.meta.borrow()) == now => return outcome,
+                outcome if self.still(&self.meta.borrow(), &over).is_ok() => return outcome,
+                _ => {}
+            }
+        }
+        if self.options.read_only {
+            return Err(changed());
+        }
+        let _mine = self.views.lock.lock(0..1, Hold::Alone).await;
+        for _ in 0..VIEWS {
+            let over = self.begin_view().await?;
+            let outcome = walk(&over).await;
+            let is_whole = self.still(&self.meta.borrow(), &over).is_ok();
+            self.end_view().await;
+            match outcome {
+                Err(e) if e.kind() == ErrorKind::Busy => {}
+                outcome if is_whole => return outcome,
                 _ => {}
             }
         }
         Err(changed())
     }
 
-    /// Refuses a step of a walk under which something has changed.
-    pub fn still(&self, meta: &Meta, walk: Walk) -> std::result::Result<(), Failure> {
-        if self.state_of(meta) == walk { Ok(()) } else { Err(Failure::Changed) }
+    fn over_memory(&self) -> Walk {
+        let (meta, superblock) = (self.meta.borrow(), self.superblock.borrow());
+        Walk {
+            source: Source::Memory(self.moment(&meta)),
+            roots: roots_of(&meta),
+            directory: (meta.directory_map.root, meta.directory_map.level),
+            journal: superblock.journal.clone(),
+            layout: meta.space.layout(),
+            available: meta.space.available(),
+            pool: superblock.uuid,
+        }
     }
 
-    fn state_of(&self, meta: &Meta) -> Walk {
-        Walk {
+    /// Refuses a step of a walk that no longer goes over what it began with.
+    fn still(&self, meta: &Meta, walk: &Walk) -> std::result::Result<(), Failure> {
+        let is_same = match &walk.source {
+            Source::Memory(then) => self.moment(meta) == *then,
+            Source::View(number) => meta.space.view() == Some(*number),
+        };
+        if is_same { Ok(()) } else { Err(Failure::Changed) }
+    }
+
+    fn moment(&self, meta: &Meta) -> Moment {
+        Moment {
             records: meta.journal.appended(),
             checkpoint: self.superblock.borrow().generation,
             unwritten: meta.tables.unwritten(),
             dirty: meta.tables.dirty(),
         }
+    }
+
+    /// The entries of a table. Lets others have their turn.
+    pub async fn table_of(&self, walk: &Walk, entry: Entry, level: u8) -> Result<Box<[Entry; FANOUT]>> {
+        yield_now().await;
+        if walk.is_of_memory() {
+            return self
+                .look(|meta| {
+                    self.still(meta, walk)?;
+                    let id = meta.tables.get(entry, level).map_err(|m| Failure::Stop(m.into()))?;
+                    Ok(meta.tables.node(id).entries().to_array())
+                })
+                .await;
+        }
+        let Some(page) = entry.table_ref().page() else {
+            return Err(damaged_table(level, PageAddr(0), "it was never written"));
+        };
+        // Not through the cache: the page may be free by now, and must not be found there when
+        // another table takes it.
+        let entries = self.read_table(walk.pool, page, entry, level).await;
+        self.look(|meta| self.still(meta, walk)).await?;
+        entries
+    }
+
+    /// All counts of a block.
+    pub async fn counts_of(&self, walk: &Walk, block: Block) -> Result<Counts> {
+        self.look(|meta| {
+            self.still(meta, walk)?;
+            let counts = match walk.source {
+                Source::View(_) if !planted(Bug::ViewTakesNewCounts) => meta.space.view_counts(block),
+                _ => meta.space.block_counts(block),
+            };
+            counts.map_err(|m| Failure::Stop(m.into()))
+        })
+        .await
     }
 }

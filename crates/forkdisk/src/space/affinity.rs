@@ -1,16 +1,31 @@
-//! What is kept for whom: a block for a stream, a chunk for a random writer. Hints only: under
-//! pressure anybody takes any free page.
+//! Who writes a stream, and what is kept for whom: a block for a stream, a chunk for a random writer.
+//! Hints only: under pressure anybody takes any free page.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
-use crate::types::{Block, PageAddr, VolumeId};
+use crate::types::{BLOCK_PAGES, Block, Epoch, PageAddr, VolumeId};
 
 /// Most blocks kept for streams.
 const MAX_OWNED: usize = 4096;
 /// Most chunks kept.
 const MAX_CHUNKS: usize = 16_384;
+/// Writers of one volume that are told apart.
+const MAX_WRITERS: usize = 16;
+/// Most blocks in which room for chunks is left.
+const MAX_OPEN: usize = 64;
+/// Most chunks remembered whose rest nobody is kept for.
+const MAX_LEFT: usize = 16_384;
+/// Pages from which on a write is a stream by itself.
+const STREAM_PAGES: u64 = 64;
+/// Pages that smaller writes must have filled one behind the other, to be one. A random writer that
+/// happens to hit the place behind another write does so once, not again and again.
+const STREAM_RUN: u64 = 33;
+/// Pages that a stream's next write may begin behind the end of the last one: requests side by side
+/// do not always arrive in order.
+const SLACK: u64 = 16;
 
 type Key = (VolumeId, u64);
 
@@ -42,12 +57,47 @@ impl<V: Copy> Bounded<V> {
     }
 }
 
+/// The last write of somebody who writes to a volume, and where he began.
+#[derive(Clone, Copy)]
+struct Writer {
+    run: u64,
+    start: u64,
+    end: u64,
+    stream: bool,
+}
+
+/// Pages kept for a virtual chunk.
+#[derive(Clone, Copy)]
+pub struct Chunk {
+    /// Where the chunk's first page lies.
+    pub first: PageAddr,
+    /// Pages of the chunk.
+    pub pages: u64,
+    /// When the volume had last been shared.
+    pub shared_at: Epoch,
+}
+
+/// A chunk that its volume has left: the pages that were free then are kept for nobody.
+#[derive(Clone, Copy)]
+pub struct Left {
+    /// The chunk.
+    pub first: PageAddr,
+    /// Pages of the chunk, and how many of them were free.
+    pub pages: u64,
+    pub free: u64,
+}
+
 /// See the module.
 pub struct Affinity {
     owned: Bounded<Block>,
-    chunks: Bounded<PageAddr>,
-    /// The block that random writers' chunks are laid out in, and the next page in it.
-    pub chunk_block: Option<(Block, u64)>,
+    chunks: Bounded<Chunk>,
+    /// Chunks that were left, the first one first, and the pages free in them.
+    left: VecDeque<Left>,
+    left_pages: u64,
+    /// Who has written to each volume lately, the latest last.
+    writers: FxHashMap<VolumeId, VecDeque<Writer>>,
+    /// Blocks that chunks are laid out in, and the next page in each.
+    open: VecDeque<(Block, u64)>,
     /// The block that tables are laid out in.
     pub meta_block: Option<Block>,
 }
@@ -55,34 +105,124 @@ pub struct Affinity {
 impl Default for Affinity {
     fn default() -> Self {
         let (owned, chunks) = (Bounded::new(MAX_OWNED), Bounded::new(MAX_CHUNKS));
-        Affinity { owned, chunks, chunk_block: None, meta_block: None }
+        let (left, open) = (VecDeque::new(), VecDeque::new());
+        Affinity { owned, chunks, left, left_pages: 0, writers: FxHashMap::default(), open, meta_block: None }
     }
 }
 
 impl Affinity {
+    /// Whether this write is part of a stream: it is large, or others lead up to it. Asked again for the
+    /// same write the answer is the same.
+    pub fn is_stream(&mut self, volume: VolumeId, write: &Range<u64>) -> bool {
+        let writers = self.writers.entry(volume).or_default();
+        let same = |w: &Writer| (w.start, w.end) == (write.start, write.end);
+        if let Some(writer) = writers.iter().rev().find(|w| same(w)) {
+            return writer.stream;
+        }
+        let goes_on = |w: &Writer| (w.end..=w.end + SLACK).contains(&write.start);
+        let run = match writers.iter().rposition(goes_on) {
+            Some(at) => writers.remove(at).map_or(write.start, |w| w.run),
+            None => write.start,
+        };
+        if writers.len() >= MAX_WRITERS {
+            writers.pop_front();
+        }
+        let stream = write.end - write.start >= STREAM_PAGES || write.end - run >= STREAM_RUN;
+        writers.push_back(Writer { run, start: write.start, end: write.end, stream });
+        stream
+    }
+
+    /// A block with room for a chunk of so many pages, and where in it. Room is looked for where it
+    /// was left first.
+    pub fn open_chunk(&mut self, pages: u64) -> Option<(Block, u64)> {
+        while let Some((block, next)) = self.open.front_mut() {
+            let first = next.next_multiple_of(pages);
+            if first + pages <= BLOCK_PAGES {
+                *next = first + pages;
+                return Some((*block, first));
+            }
+            self.open.pop_front();
+        }
+        None
+    }
+
+    /// As [`open_chunk`](Self::open_chunk), at this place and no other.
+    pub fn open_chunk_at(&mut self, first: PageAddr, pages: u64) -> bool {
+        let (block, index) = (first.block(), first.index() as u64);
+        let open = self.open.iter_mut().find(|(b, next)| *b == block && *next == index && index + pages <= BLOCK_PAGES);
+        open.map(|(_, next)| *next += pages).is_some()
+    }
+
+    /// From page `next` on the block has room for chunks.
+    pub fn leave_open(&mut self, block: Block, next: u64) {
+        if self.open.len() >= MAX_OPEN {
+            self.open.pop_front();
+        }
+        self.open.push_back((block, next));
+    }
+
     /// The block kept for a virtual block.
     pub fn owned(&self, volume: VolumeId, virtual_block: u64) -> Option<Block> {
         self.owned.map.get(&(volume, virtual_block)).copied()
     }
 
-    /// Keeps a block for a virtual block.
+    /// Keeps a block for a virtual block, and for no chunks.
     pub fn own(&mut self, volume: VolumeId, virtual_block: u64, block: Block) {
+        self.open.retain(|&(open, _)| open != block);
         self.owned.insert((volume, virtual_block), block);
     }
 
     /// Where a virtual chunk's pages are kept.
-    pub fn chunk(&self, volume: VolumeId, chunk: u64) -> Option<PageAddr> {
+    pub fn chunk(&self, volume: VolumeId, chunk: u64) -> Option<Chunk> {
         self.chunks.map.get(&(volume, chunk)).copied()
     }
 
     /// Keeps pages for a virtual chunk.
-    pub fn keep_chunk(&mut self, volume: VolumeId, chunk: u64, first: PageAddr) {
-        self.chunks.insert((volume, chunk), first);
+    pub fn keep_chunk(&mut self, volume: VolumeId, chunk: u64, pages: Chunk) {
+        self.chunks.insert((volume, chunk), pages);
+    }
+
+    /// Nobody is kept for any more in a chunk.
+    pub fn leave(&mut self, left: Left) {
+        if left.free == 0 {
+            return;
+        }
+        if self.left.len() >= MAX_LEFT {
+            self.take_left();
+        }
+        self.left_pages += left.free;
+        self.left.push_back(left);
+    }
+
+    /// Pages in chunks that were left.
+    pub fn left_pages(&self) -> u64 {
+        self.left_pages
+    }
+
+    /// The chunk that was left first.
+    pub fn first_left(&self) -> Option<Left> {
+        self.left.front().copied()
+    }
+
+    /// So many pages of the chunk that was left first are in use.
+    pub fn use_left(&mut self, pages: u64) {
+        if let Some(left) = self.left.front_mut() {
+            left.free -= pages;
+            self.left_pages -= pages;
+        }
+    }
+
+    /// Forgets the chunk that was left first.
+    pub fn take_left(&mut self) {
+        if let Some(left) = self.left.pop_front() {
+            self.left_pages -= left.free;
+        }
     }
 
     /// Nothing is kept for a volume any more.
     pub fn forget(&mut self, volume: VolumeId) {
         self.owned.forget(volume);
         self.chunks.forget(volume);
+        self.writers.remove(&volume);
     }
 }

@@ -1,39 +1,61 @@
 //! Where the next write goes.
 //!
-//! A stream (it starts a virtual block, follows one, or is large) gets a block of its own in which
-//! every page lies where it lies in the virtual block, so that a filled block can be mapped as
-//! one. A random writer gets a chunk: its pages lie in the chunk as they lie in the virtual chunk,
-//! chunks one behind the other. When neither is to be had, any free page.
+//! A stream (a write that is large, or small ones one behind the other) gets a block of its own in which
+//! every page lies where it lies in the virtual block, so that a filled block can be mapped as one. A
+//! random writer gets a chunk: its pages lie in the chunk as they lie in the virtual chunk, chunks one
+//! behind the other. A chunk that begins a virtual block is laid at the beginning of a block: should it
+//! turn out to begin a stream, the rest of the block is its own. When nothing of this is to be had, any
+//! free page.
+//!
+//! A chunk is kept until its volume is shared again: what is written then begins chunks of its own, so
+//! that a volume with many snapshots is written as fast as one with few. What is unused in the old chunks
+//! is bounded: beyond an eighth of the free space it is filled first, page behind page.
+//!
+//! Metadata comes from the end of the pool, where no stream grows.
 
+use crate::format::CountNode;
 use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
-use super::{Bitmap, Miss, Refusal, Space, Want, bit};
+use super::affinity::{Chunk, Left};
+use super::{Bitmap, Miss, Refusal, Space, Want, bit, pages_in};
 
-/// A write of at least this many pages counts as a stream.
-const STREAM_PAGES: u64 = 64;
+/// Part of the free space that may lie unused in chunks that were left.
+pub(super) const LEFT_PART: u64 = 8;
+/// Part of the pool's leaves, from the end, that is searched for places for metadata, and how many
+/// there are at least.
+const META_PART: u64 = 64;
+const META_LEAVES: u64 = 16;
+/// Pages that must be free in a block that is in use, for more metadata to go there.
+const META_PAGES: u64 = 64;
 
 impl Space {
     /// One or more contiguous pages for a write, at most as many as wanted.
     pub fn alloc_data(&mut self, want: Want) -> Result<(PageAddr, u64), Refusal> {
-        let Want { volume, at, pages, chunk_pages } = want;
+        let Want { volume, at, pages, chunk_pages, .. } = want;
         let (index, virtual_block) = (at.index(), at.block());
+        let stream = self.affinity.is_stream(volume, &want.write) || chunk_pages >= BLOCK_PAGES;
         if let Some(block) = self.affinity.owned(volume, virtual_block)
             && let Some(run) = self.take(block, index, pages)
         {
             return Ok(run);
         }
-        let before = virtual_block.checked_sub(1).and_then(|b| self.affinity.owned(volume, b));
-        let stream = index == 0 || pages >= STREAM_PAGES || before.is_some() || chunk_pages >= BLOCK_PAGES;
         if !stream && let Some(run) = self.take_in_chunk(&want)? {
             return Ok(run);
         }
+        if let Some(block) = self.begun_by_a_chunk(&want)
+            && let Some(run) = self.take(block, index, pages)
+        {
+            self.affinity.own(volume, virtual_block, block);
+            return Ok(run);
+        }
+        let before = virtual_block.checked_sub(1).and_then(|b| self.affinity.owned(volume, b));
         if let Some(block) = self.empty_block(before)? {
             self.affinity.own(volume, virtual_block, block);
             return Ok(self.take(block, index, pages).expect("an empty block has every page"));
         }
         loop {
-            let found = self.free.iter().next().map(|(&block, bits)| (block, first_free(bits)));
-            match found {
+            let first = self.free.iter().next().map(|(&block, bits)| (block, first_free(bits)));
+            match first.filter(|&(block, _)| self.is_for_data(block)) {
                 Some((block, index)) => return Ok(self.take(block, index, pages).expect("it is free")),
                 None if self.scan_leaf()? => {}
                 None => return Err(Refusal::NoSpace),
@@ -44,29 +66,82 @@ impl Space {
     fn take_in_chunk(&mut self, want: &Want) -> Result<Option<(PageAddr, u64)>, Miss> {
         let (chunk, within) = (want.at.0 / want.chunk_pages, want.at.0 % want.chunk_pages);
         let max = want.pages.min(want.chunk_pages - within);
-        if let Some(first) = self.affinity.chunk(want.volume, chunk) {
-            let page = PageAddr(first.0 + within);
-            if let Some(run) = self.take(page.block(), page.index(), max) {
+        if let Some(kept) = self.affinity.chunk(want.volume, chunk) {
+            let page = PageAddr(kept.first.0 + within);
+            if kept.shared_at != want.shared_at || kept.pages != want.chunk_pages {
+                // What fills its chunk is to lie in one piece.
+                if 2 * max <= want.chunk_pages
+                    && let Some(run) = self.take_left(max)
+                {
+                    return Ok(Some(run));
+                }
+                let free = self.free_in_chunk(kept.first, kept.pages);
+                self.affinity.leave(Left { first: kept.first, pages: kept.pages, free });
+            } else if let Some(run) = self.take(page.block(), page.index(), max) {
                 return Ok(Some(run));
             }
         }
-        let (block, next) = match self.affinity.chunk_block {
-            Some((block, next)) if next + want.chunk_pages <= BLOCK_PAGES => {
-                (block, next.next_multiple_of(want.chunk_pages))
-            }
-            _ => match self.empty_block(None)? {
-                Some(block) => (block, 0),
-                None => return Ok(None),
-            },
-        };
-        self.affinity.chunk_block = Some((block, next + want.chunk_pages));
-        if next + want.chunk_pages > BLOCK_PAGES {
-            return Ok(None);
-        }
-        let first = block.page(next as usize);
-        self.affinity.keep_chunk(want.volume, chunk, first);
+        let Some((block, next)) = self.room_for_chunk(want, chunk)? else { return Ok(None) };
+        let kept = Chunk { first: block.page(next as usize), pages: want.chunk_pages, shared_at: want.shared_at };
+        self.affinity.keep_chunk(want.volume, chunk, kept);
         // Somebody else may have taken the page under pressure.
         Ok(self.take(block, (next + within) as usize, max))
+    }
+
+    /// Where a chunk may lie: behind the one before it; in an empty block if it begins a virtual block; in
+    /// a block that has room left.
+    fn room_for_chunk(&mut self, want: &Want, chunk: u64) -> Result<Option<(Block, u64)>, Miss> {
+        let pages = want.chunk_pages;
+        let begins = (chunk * pages).is_multiple_of(BLOCK_PAGES);
+        if !begins
+            && let Some(before) = self.affinity.chunk(want.volume, chunk - 1).filter(|before| before.pages == pages)
+            && self.affinity.open_chunk_at(PageAddr(before.first.0 + pages), pages)
+        {
+            return Ok(Some((before.first.block(), before.first.index() as u64 + pages)));
+        }
+        if !begins && let Some(room) = self.affinity.open_chunk(pages) {
+            return Ok(Some(room));
+        }
+        if let Some(block) = self.empty_block(None)? {
+            self.affinity.leave_open(block, pages);
+            return Ok(Some((block, 0)));
+        }
+        Ok(self.affinity.open_chunk(pages))
+    }
+
+    /// The block at whose beginning the first chunk of this virtual block lies.
+    fn begun_by_a_chunk(&self, want: &Want) -> Option<Block> {
+        let chunk = want.at.block() * BLOCK_PAGES / want.chunk_pages;
+        let first = self.affinity.chunk(want.volume, chunk).filter(|kept| kept.pages == want.chunk_pages)?.first;
+        (first.index() == 0).then_some(first.block())
+    }
+
+    /// Pages of the chunk that was left first, if too much is left.
+    fn take_left(&mut self, max: u64) -> Option<(PageAddr, u64)> {
+        while self.affinity.left_pages() > self.available / LEFT_PART {
+            let left = self.affinity.first_left()?;
+            let (block, from) = (left.first.block(), left.first.index());
+            let free = self.free_in_chunk(left.first, left.pages);
+            // One in which space was freed since is no longer what was left.
+            if free == 0 || free > left.free {
+                self.affinity.take_left();
+                continue;
+            }
+            let bits = &self.free[&block];
+            let end = from + left.pages as usize;
+            let index = (from..end).find(|&i| bit(bits, i)).expect("one is free");
+            let run = self.take(block, index, max.min((end - index) as u64))?;
+            self.affinity.use_left(left.free - free + run.1);
+            return Some(run);
+        }
+        None
+    }
+
+    fn free_in_chunk(&self, first: PageAddr, pages: u64) -> u64 {
+        let from = first.index();
+        self.free
+            .get(&first.block())
+            .map_or(0, |bits| (from..from + pages as usize).filter(|&i| bit(bits, i)).count() as u64)
     }
 
     /// A block of which every page is free: the one behind `before` if possible.
@@ -77,13 +152,18 @@ impl Space {
             return Ok(Some(next));
         }
         loop {
-            if let Some(&block) = self.empty.first() {
+            if let Some(&block) = self.empty.first().filter(|&&block| self.is_for_data(block)) {
                 return Ok(Some(block));
             }
             if !self.scan_leaf()? {
                 return Ok(None);
             }
         }
+    }
+
+    /// Whether nothing nearer to the beginning remains to be searched.
+    fn is_for_data(&self, block: Block) -> bool {
+        self.scan >= self.scan_end || CountNode::leaf_of(block).0.index < self.scan
     }
 
     /// Hands out free pages of a block from `index` on, as many as lie in a row, at most `max`.
@@ -114,10 +194,7 @@ impl Space {
         }
         let (mut out, mut left) = (Vec::new(), n);
         while left > 0 {
-            let block = match self.affinity.meta_block.filter(|b| self.free.contains_key(b)) {
-                Some(block) => block,
-                None => *self.empty.first().or_else(|| self.free.keys().next())?,
-            };
+            let block = self.block_for_meta()?;
             self.affinity.meta_block = Some(block);
             let index = first_free(&self.free[&block]);
             let run = self.take(block, index, left)?;
@@ -125,6 +202,41 @@ impl Space {
             out.push(run);
         }
         Some(out)
+    }
+
+    /// The block used last, an empty one from the end, one that is not much used, any.
+    fn block_for_meta(&self) -> Option<Block> {
+        let from = self.first_for_meta();
+        let roomy = || self.free.range(from..).rev().find(|(_, bits)| pages_in(bits) >= META_PAGES);
+        self.affinity
+            .meta_block
+            .filter(|b| self.free.contains_key(b))
+            .or_else(|| self.empty.range(from..).next_back().copied())
+            .or_else(|| roomy().map(|(&block, _)| block))
+            .or_else(|| self.empty.last().copied())
+            .or_else(|| self.free.keys().next_back().copied())
+    }
+
+    fn first_for_meta(&self) -> Block {
+        CountNode { level: 0, index: self.leaves_for_meta() }.first_block()
+    }
+
+    /// From this leaf on metadata is preferred.
+    fn leaves_for_meta(&self) -> u64 {
+        let leaves = self.layout.count_nodes(0);
+        leaves - (leaves / META_PART).max(META_LEAVES).min(leaves / 2)
+    }
+
+    /// Searches from the end until room for so many pages of metadata is known there, or there is none.
+    pub fn prepare_meta(&mut self, pages: u64) -> Result<(), Miss> {
+        let limit = self.leaves_for_meta();
+        loop {
+            let begun = self.affinity.meta_block.and_then(|b| self.free.get(&b)).map_or(0, pages_in);
+            let empty = self.empty.range(self.first_for_meta()..).count() as u64 * BLOCK_PAGES;
+            if begun + empty >= pages || !self.scan_leaf_from_the_end(limit)? {
+                return Ok(());
+            }
+        }
     }
 
     /// Searches until at least `pages` free pages are known.

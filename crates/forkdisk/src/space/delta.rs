@@ -19,6 +19,11 @@ pub struct Delta {
 }
 
 impl Delta {
+    /// Whether it changes the count of the block as a whole and no other.
+    pub fn is_whole(&self) -> bool {
+        self.all == 0 && self.pages.iter().all(|&(_, n)| n == 0)
+    }
+
     /// Change of one page's count.
     pub fn of(&self, index: usize) -> i32 {
         let own = self.pages.binary_search_by_key(&(index as u8), |&(i, _)| i).map_or(0, |at| self.pages[at].1);
@@ -134,8 +139,8 @@ impl Deltas {
         self.lost
     }
 
-    /// Memory, roughly.
+    /// Memory, roughly: a node of the tree is three quarters full, a list of pages up to half empty.
     pub fn bytes(&self) -> usize {
-        self.blocks.len() * 112 + self.entries * 8
+        self.blocks.len() * 160 + self.entries * 12
     }
 }

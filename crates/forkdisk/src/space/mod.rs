@@ -11,18 +11,21 @@ mod alloc;
 mod checkpoint;
 mod delta;
 mod tree;
+mod view;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
-use crate::format::{CountEntry, CountNode, CountPage, Layout};
+use crate::format::{BlockCounts, CountEntry, CountNode, CountPage, Layout};
 use crate::planted::{Bug, planted};
-use crate::types::{BLOCK_PAGES, Block, PageAddr, VirtualPage, VolumeId};
+use crate::types::{BLOCK_PAGES, Block, Epoch, PageAddr, VirtualPage, VolumeId};
 
 use affinity::Affinity;
 use delta::Deltas;
+use view::Kept;
 
 pub use checkpoint::Step;
 
@@ -49,7 +52,7 @@ impl From<Miss> for Refusal {
 }
 
 /// Who wants space, for what.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Want {
     /// The writer.
     pub volume: VolumeId,
@@ -59,6 +62,10 @@ pub struct Want {
     pub pages: u64,
     /// Pages of the volume's chunk.
     pub chunk_pages: u64,
+    /// When the volume was last shared.
+    pub shared_at: Epoch,
+    /// All pages of the write that this is part of.
+    pub write: Range<u64>,
 }
 
 type Bitmap = [u64; 4];
@@ -66,8 +73,35 @@ type Bitmap = [u64; 4];
 /// references there really are is no longer known, so the page is never free again and never
 /// written in place.
 pub const PINNED: u32 = u16::MAX as u32;
-/// References to each page of a block.
-pub type PageCounts = Box<[u32; 256]>;
+/// All counts of one block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// References to the block as a whole.
+    pub whole: u32,
+    /// References to each of its pages by itself.
+    pub pages: Box<[u32; 256]>,
+}
+
+impl Default for Counts {
+    fn default() -> Counts {
+        Counts { whole: 0, pages: Box::new([0; 256]) }
+    }
+}
+
+impl Counts {
+    fn of(block: BlockCounts<'_>) -> Counts {
+        let mut pages = Box::new([0; 256]);
+        pages.iter_mut().enumerate().for_each(|(i, n)| *n = u32::from(block.page(i)));
+        Counts { whole: block.whole(), pages }
+    }
+
+    fn change(&mut self, by: &delta::Delta) {
+        let sum = |n: u32, by: i32| u32::try_from(n as i32 + by).unwrap_or(0);
+        self.whole = sum(self.whole, by.whole);
+        let unpinned = self.pages.iter_mut().enumerate().filter(|(_, n)| **n != PINNED);
+        unpinned.for_each(|(i, n)| *n = sum(*n, by.of(i)));
+    }
+}
 
 /// See the module.
 pub struct Space {
@@ -83,11 +117,13 @@ pub struct Space {
     free: BTreeMap<Block, Bitmap>,
     empty: BTreeSet<Block>,
     known: u64,
-    /// The next leaf to be searched for free pages.
+    /// The leaves not yet searched for free pages: from `scan` up to, not including, `scan_end`.
     scan: u64,
+    scan_end: u64,
     available: u64,
     handed_out: u64,
     affinity: Affinity,
+    kept: Kept,
 }
 
 impl Space {
@@ -111,9 +147,11 @@ impl Space {
             empty: BTreeSet::new(),
             known: 0,
             scan: 0,
+            scan_end: layout.count_nodes(0),
             available: 0,
             handed_out: 0,
             affinity: Affinity::default(),
+            kept: Kept::default(),
         };
         space.available = space.free_by_roots();
         space
@@ -130,9 +168,14 @@ impl Space {
     }
 
     /// Pages that lost references since the last freeze, or in the running checkpoint: what it and
-    /// the next one may bring back.
+    /// the next one may bring back; and those withheld for a view, which its end brings back.
     pub fn pending(&self) -> u64 {
-        self.current.lost() + self.frozen.lost()
+        self.current.lost() + self.frozen.lost() + self.kept.pages()
+    }
+
+    /// Pages withheld for a view.
+    pub fn withheld(&self) -> u64 {
+        self.kept.pages()
     }
 
     /// Memory of changes not yet in a finished checkpoint, in bytes.
@@ -198,19 +241,21 @@ impl Space {
     /// References to a block as a whole.
     pub fn block_count(&mut self, block: Block) -> Result<u32, Miss> {
         let (node, i) = CountNode::leaf_of(block);
-        let base = self.page(node)?.map_or(0, |p| p.block(i).whole() as i32);
+        let common = i32::from(self.entry(node)?.common);
+        let base = self.page(node)?.map_or(0, |p| p.block(i).whole() as i32) + common;
         Ok(u32::try_from(base + self.current.of_whole(block) + self.frozen.of_whole(block)).unwrap_or(0))
     }
 
-    /// All counts of a block: as a whole, and of its pages unless they are all 0.
-    pub fn block_counts(&mut self, block: Block) -> Result<(u32, Option<PageCounts>), Miss> {
-        let whole = self.block_count(block)?;
-        let mut pages = Box::new([0; 256]);
-        for (i, n) in pages.iter_mut().enumerate() {
-            *n = self.page_count(block.page(i))?;
+    /// All counts of a block.
+    pub fn block_counts(&mut self, block: Block) -> Result<Counts, Miss> {
+        let (node, i) = CountNode::leaf_of(block);
+        let common = u32::from(self.entry(node)?.common);
+        let mut counts = self.page(node)?.map_or_else(Counts::default, |page| Counts::of(page.block(i)));
+        counts.whole += common;
+        for by in [&self.frozen, &self.current].into_iter().filter_map(|deltas| deltas.get(block)) {
+            counts.change(by);
         }
-        let some = pages.iter().any(|&n| n > 0);
-        Ok((whole, some.then_some(pages)))
+        Ok(counts)
     }
 
     /// Whether a page of data has exactly one reference, its own or its block's.
@@ -228,9 +273,10 @@ impl Space {
         let before: u64 = self.initially_free();
         let last_leaf = self.layout.count_nodes(0).saturating_sub(1);
         self.layout = layout;
-        let none = CountEntry { slot: None, checksum: 0, used: 0 };
+        let none = CountEntry::default();
         self.roots.resize(layout.count_nodes(3) as usize, none);
-        self.scan = self.scan.min(last_leaf);
+        // What was searched from the end is searched again: that finds nothing twice.
+        (self.scan, self.scan_end) = (self.scan.min(last_leaf), layout.count_nodes(0));
         self.available += self.initially_free() - before;
     }
 
@@ -248,8 +294,8 @@ impl Space {
     }
 
     fn untouched(&self, block: Block, bits: Bitmap) -> Bitmap {
-        let (a, b) = (self.current.touched(block), self.frozen.touched(block));
-        std::array::from_fn(|i| bits[i] & !a[i] & !b[i])
+        let (a, b, c) = (self.current.touched(block), self.frozen.touched(block), self.kept.withheld(block));
+        std::array::from_fn(|i| bits[i] & !a[i] & !b[i] & !c[i])
     }
 }
 

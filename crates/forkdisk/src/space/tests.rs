@@ -1,12 +1,11 @@
 //! The life of a page: handed out, counted, given up, and free again only after a checkpoint.
 
+use super::alloc::LEFT_PART;
 use super::*;
-
-const NEVER: CountEntry = CountEntry { slot: None, checksum: 0, used: 0 };
 
 fn space() -> Space {
     let layout = Layout::new(16 << 20);
-    Space::new(layout, [1; 16], vec![NEVER])
+    Space::new(layout, [1; 16], vec![CountEntry::default()])
 }
 
 fn checkpoint(space: &mut Space) {
@@ -16,8 +15,25 @@ fn checkpoint(space: &mut Space) {
     space.release(freed);
 }
 
+/// Writes a checkpoint; returns how many pages of counts it wrote.
+fn pages_written(space: &mut Space) -> usize {
+    space.freeze();
+    let mut written = 0;
+    while let Step::Write(pages) = space.checkpoint_step(8).expect("all count pages are in memory") {
+        written += pages.len();
+    }
+    let freed = space.finish();
+    space.release(freed);
+    written
+}
+
 fn want(at: u64, pages: u64) -> Want {
-    Want { volume: VolumeId(1), at: VirtualPage(at), pages, chunk_pages: 16 }
+    shared(at, pages, 0)
+}
+
+fn shared(at: u64, pages: u64, shared_at: u64) -> Want {
+    let (volume, at, write) = (VolumeId(1), VirtualPage(at), at..at + pages);
+    Want { volume, at, pages, chunk_pages: 16, shared_at: Epoch(shared_at), write }
 }
 
 #[test]
@@ -86,4 +102,197 @@ fn a_stream_lies_in_one_piece_and_in_place() {
         assert_eq!(space.alloc_data(want(at, 4)), Ok((PageAddr(first.0 + at), 4)));
     }
     assert_eq!(space.alloc_data(want(256, 4)), Ok((PageAddr(first.0 + 256), 4)), "the next block follows");
+}
+
+#[test]
+fn what_all_blocks_of_a_leaf_gain_is_noted_above_it() {
+    let mut space = Space::new(Layout::new(64 << 20), [1; 16], vec![CountEntry::default()]);
+    // Block 8 is the first of leaf 1.
+    let blocks = || (8..15).map(Block);
+    let whole = |space: &mut Space| blocks().map(|b| space.block_count(b).expect("in memory")).collect::<Vec<_>>();
+    let before = space.available();
+    blocks().for_each(|b| space.mark_allocated(b.page(0), BLOCK_PAGES).expect("in memory"));
+    blocks().for_each(|b| space.incr_block(b));
+    assert_eq!(pages_written(&mut space), 3, "none but those above it");
+    assert_eq!((whole(&mut space), space.available()), (vec![1; 7], before - 7 * BLOCK_PAGES));
+    blocks().for_each(|b| space.incr_block(b));
+    assert_eq!(pages_written(&mut space), 3);
+    assert_eq!(whole(&mut space), [2; 7]);
+    blocks().for_each(|b| space.decr_block(b, 0));
+    assert_eq!(pages_written(&mut space), 3, "one is left");
+    assert_eq!(whole(&mut space), [1; 7]);
+    // One block is used in pages now: the leaf is written and takes over what was noted.
+    space.demote(Block(9));
+    space.decr_page(Block(9).page(5), 0);
+    assert_eq!(pages_written(&mut space), 4);
+    assert_eq!(whole(&mut space), [1, 0, 1, 1, 1, 1, 1]);
+    assert_eq!(space.page_count(Block(9).page(4)), Ok(1));
+    assert_eq!(space.available(), before - 7 * BLOCK_PAGES + 1);
+    blocks().filter(|&b| b != Block(9)).for_each(|b| space.decr_block(b, 0));
+    (0..256).filter(|&p| p != 5).for_each(|p| space.decr_page(Block(9).page(p), 0));
+    assert_eq!(pages_written(&mut space), 4);
+    assert_eq!(space.available(), before);
+}
+
+#[test]
+fn nothing_is_noted_for_blocks_that_the_pool_has_not_got_yet() {
+    let mut space = Space::new(Layout::new(12 << 20), [1; 16], vec![CountEntry::default()]);
+    let all = space.available();
+    (8..12).map(Block).for_each(|b| space.incr_block(b));
+    assert_eq!(pages_written(&mut space), 4);
+    space.grow(Layout::new(64 << 20));
+    assert_eq!(space.block_count(Block(12)), Ok(0));
+    assert_eq!(space.available(), all - 4 * BLOCK_PAGES + 52 * BLOCK_PAGES);
+}
+
+#[test]
+fn tables_lie_where_no_stream_grows() {
+    let mut space = Space::new(Layout::new(256 << 20), [1; 16], vec![CountEntry::default()]);
+    let mut next = None;
+    for block in 0..64 {
+        for at in (block * 256..(block + 1) * 256).step_by(64) {
+            let (first, n) = space.alloc_data(want(at, 64)).expect("space");
+            assert!(n == 64 && next.is_none_or(|next| next == first), "{first:?} does not go on at {next:?}");
+            next = Some(PageAddr(first.0 + n));
+        }
+        space.prepare_meta(100).expect("no count page has been written");
+        space.alloc_meta(100).expect("space");
+    }
+}
+
+#[test]
+fn tables_take_what_is_left_of_a_full_pool() {
+    let mut space = space();
+    let mut taken = 0;
+    while space.available() > 100 {
+        taken += space.alloc_data(want(taken, 64.min(space.available() - 100))).expect("space").1;
+    }
+    space.prepare_meta(100).expect("no count page has been written");
+    space.ensure_known(100).expect("there are as many");
+    let runs = space.alloc_meta(100).expect("they are known");
+    assert_eq!((runs.iter().map(|r| r.1).sum::<u64>(), space.available()), (100, 0));
+}
+
+#[test]
+fn who_is_shared_again_begins_new_chunks_one_behind_the_other() {
+    let mut space = space();
+    let mut place = |chunk: u64, epoch| space.alloc_data(shared(chunk * 16 + epoch, 1, epoch)).expect("space").0;
+    let first: Vec<PageAddr> = [9, 3, 6].map(|chunk| place(chunk, 0)).to_vec();
+    let again: Vec<PageAddr> = [3, 9, 6].map(|chunk| place(chunk, 1)).to_vec();
+    let chunks = |pages: &[PageAddr]| pages.iter().map(|p| p.0 / 16).collect::<Vec<_>>();
+    let (first, again) = (chunks(&first), chunks(&again));
+    assert_eq!(first, (first[0]..first[0] + 3).collect::<Vec<_>>());
+    assert_eq!(again, (first[0] + 3..first[0] + 6).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_is_left_of_chunks_is_used_before_it_is_an_eighth_of_the_free_space() {
+    let mut space = Space::new(Layout::new(256 << 20), [1; 16], vec![CountEntry::default()]);
+    let mut blocks = BTreeSet::new();
+    // One page of every chunk of 64 MiB, shared again and again: 16 times as much if no chunk's rest were used.
+    for epoch in 0..8 {
+        for chunk in 0..1024 {
+            let (page, _) = space.alloc_data(shared(chunk * 16 + epoch, 1, epoch)).expect("space");
+            blocks.insert(page.block());
+        }
+    }
+    let bound = 64 + 256 / LEFT_PART as usize + 1;
+    assert!((64..=bound).contains(&blocks.len()), "{} blocks are in use", blocks.len());
+}
+
+/// Three volumes' worth of pages in use, as the last checkpoint left them.
+fn with_pages(n: u64) -> (Space, Vec<PageAddr>) {
+    let mut space = space();
+    let pages: Vec<PageAddr> = (0..n).map(|at| space.alloc_data(want(at, 1)).expect("space").0).collect();
+    pages.iter().for_each(|&page| space.incr_page(page));
+    checkpoint(&mut space);
+    (space, pages)
+}
+
+/// A checkpoint after that of a view.
+fn checkpoint_beside_view(space: &mut Space) {
+    space.freeze();
+    while let Step::Write(_) = space.checkpoint_step(8).expect("all count pages are in memory") {}
+    let freed = space.finish();
+    let freed = space.still_free(freed);
+    let freed = space.withhold(freed);
+    space.release(freed);
+}
+
+#[test]
+fn a_view_shows_the_counts_it_began_with_whatever_checkpoints_follow() {
+    let (mut space, pages) = with_pages(10);
+    let block = pages[0].block();
+    let before = space.block_counts(block).expect("in memory");
+    let number = space.begin_view();
+    for &page in &pages[..5] {
+        space.decr_page(page, 0);
+        space.incr_page(pages[9]);
+        checkpoint_beside_view(&mut space);
+        assert_eq!((space.view(), space.view_counts(block)), (Some(number), Ok(before.clone())));
+    }
+    assert_eq!(space.page_count(pages[9]), Ok(6), "those who ask for no view see what is");
+}
+
+#[test]
+fn what_is_freed_beside_a_view_is_handed_out_after_its_end_only() {
+    let (mut space, pages) = with_pages(10);
+    let available = space.available();
+    space.begin_view();
+    space.decr_page(pages[3], 0);
+    checkpoint_beside_view(&mut space);
+    checkpoint_beside_view(&mut space);
+    assert_eq!((space.available(), space.withheld(), space.pending()), (available, 1, 1));
+    let mut seen = BTreeSet::new();
+    while space.available() > 0 {
+        let (first, n) = space.alloc_data(want(1 << 20, 3)).expect("there is space");
+        seen.extend(first.0..first.0 + n);
+    }
+    assert!(!seen.contains(&pages[3].0), "withheld");
+    let withheld = space.end_view();
+    assert_eq!((space.view(), &withheld[..]), (None, &[(pages[3], 1)][..]));
+    assert_eq!(space.available(), 0, "it is not discarded yet");
+    space.release_withheld(withheld);
+    assert_eq!(space.alloc_data(want(1 << 21, 1)), Ok((pages[3], 1)));
+}
+
+#[test]
+fn what_is_freed_once_a_view_has_ended_is_free_at_once() {
+    let (mut space, pages) = with_pages(2);
+    let available = space.available();
+    space.begin_view();
+    assert_eq!(space.end_view(), []);
+    space.decr_page(pages[0], 0);
+    checkpoint_beside_view(&mut space);
+    assert_eq!((space.available(), space.withheld()), (available + 1, 0));
+}
+
+#[test]
+fn a_chunk_kept_under_a_smaller_size_is_left_within_its_block() {
+    let mut space = space();
+    let mut place = |chunk: u64| space.alloc_data(shared(chunk * 16, 1, 0)).expect("space").0;
+    // None of these begins a virtual block or goes on behind another: they lie one behind the other.
+    let mut chunks = (1..60).rev().filter(|chunk| chunk % 16 != 0);
+    let chunk = chunks.find(|&chunk| place(chunk).index() / 16 == 15).expect("the last of a block");
+    let want = Want { chunk_pages: 128, ..shared(chunk * 128, 1, 1) };
+    assert!(space.alloc_data(want).is_ok());
+}
+
+#[test]
+fn a_volume_whose_chunk_has_changed_begins_new_chunks() {
+    let mut space = space();
+    let mut take = |chunk: u64, chunk_pages: u64, shared_at: u64| {
+        let at = chunk * chunk_pages;
+        // Far from each other: no stream.
+        let write = at << 20..(at << 20) + 1;
+        space.alloc_data(Want { chunk_pages, write, ..shared(at, 1, shared_at) })
+    };
+    // Chunks of four pages fill a block; then the same numbers stand for larger ones.
+    let mut seen: BTreeSet<u64> = (0..64).map(|i| take(2 * i + 1, 4, 0).expect("space").0.0).collect();
+    for (shared_at, pages) in [(1, 64), (1, 128), (1, 4)] {
+        for i in 0..16 {
+            let (first, n) = take(2 * i + 97, pages, shared_at).expect("space");
+            assert!((first.0..first.0 + n).all(|p| seen.insert(p)), "{first:?} twice");
+        }
+    }
 }

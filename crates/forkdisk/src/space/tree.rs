@@ -6,8 +6,6 @@ use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
 use super::{Bitmap, Miss, Space};
 
-const NEVER_WRITTEN: CountEntry = CountEntry { slot: None, checksum: 0, used: 0 };
-
 impl Space {
     /// Takes over the count page that was missed, once it is loaded and verified. A checkpoint may
     /// have put another in its place meanwhile: then it is left alone.
@@ -36,7 +34,7 @@ impl Space {
         };
         let free = self.layout.initially_free_under(node);
         match self.page(parent)? {
-            None => Ok(NEVER_WRITTEN),
+            None => Ok(CountEntry::default()),
             Some(page) => Ok(page.entry(i, free).expect("checked when it was loaded")),
         }
     }
@@ -62,35 +60,53 @@ impl Space {
             return Ok([0; 4]);
         }
         let (node, i) = CountNode::leaf_of(block);
+        if self.entry(node)?.common > 0 {
+            return Ok([0; 4]);
+        }
         Ok(self.page(node)?.map_or(super::ALL, |page| free_in(page, i)))
     }
 
     /// Searches the next leaf for free pages; false when all have been searched.
     pub(super) fn scan_leaf(&mut self) -> Result<bool, Miss> {
-        if self.scan >= self.layout.count_nodes(0) {
+        if self.scan >= self.scan_end {
             return Ok(false);
         }
         let node = CountNode { level: 0, index: self.scan };
         let (parent, first) = node.parent().expect("a leaf has a parent");
-        if first == 0 {
-            let above = self.entry(parent)?;
-            if above.used == self.layout.initially_free_under(parent) {
-                self.scan += parent.entries() as u64;
-                return Ok(true);
-            }
+        if first == 0 && self.is_full(parent)? {
+            self.scan += parent.entries() as u64;
+            return Ok(true);
         }
-        if self.entry(node)?.used < self.layout.initially_free_under(node) {
-            for i in 0..LEAF_BLOCKS as u64 {
-                let block = Block(node.first_block().0 + i);
-                let bits = self.free_by_leaf(block)?;
-                if !self.free.contains_key(&block) {
-                    let bits = self.untouched(block, bits);
-                    self.add_free(block, bits);
-                }
-            }
-        }
+        self.search(node)?;
         self.scan += 1;
         Ok(true)
+    }
+
+    /// As [`scan_leaf`](Self::scan_leaf), from the other end, no further than to leaf `limit`.
+    pub(super) fn scan_leaf_from_the_end(&mut self, limit: u64) -> Result<bool, Miss> {
+        if self.scan_end <= self.scan.max(limit) {
+            return Ok(false);
+        }
+        self.search(CountNode { level: 0, index: self.scan_end - 1 })?;
+        self.scan_end -= 1;
+        Ok(true)
+    }
+
+    fn is_full(&mut self, node: CountNode) -> Result<bool, Miss> {
+        Ok(self.entry(node)?.used >= self.layout.initially_free_under(node))
+    }
+
+    fn search(&mut self, leaf: CountNode) -> Result<(), Miss> {
+        if self.is_full(leaf)? {
+            return Ok(());
+        }
+        for i in 0..LEAF_BLOCKS as u64 {
+            let block = Block(leaf.first_block().0 + i);
+            let bits = self.free_by_leaf(block)?;
+            let bits = if planted(Bug::SearchFindsTaken) { bits } else { self.untouched(block, bits) };
+            self.add_free(block, bits);
+        }
+        Ok(())
     }
 
     /// Pages of a block become known as free.
@@ -118,9 +134,9 @@ impl Space {
         }
     }
 
-    /// Whether the scan has passed a block.
+    /// Whether the search has passed a block.
     pub(super) fn is_scanned(&self, block: Block) -> bool {
-        CountNode::leaf_of(block).0.index < self.scan
+        !(self.scan..self.scan_end).contains(&CountNode::leaf_of(block).0.index)
     }
 }
 

@@ -108,6 +108,13 @@ impl RangeLocks {
         guard
     }
 
+    /// Whether somebody waits for a part of `range`.
+    pub fn is_awaited(&self, range: &Range<u64>) -> bool {
+        let claims = self.claims.borrow();
+        let waits = |c: &Claim| !c.granted && c.range.start < range.end && range.start < c.range.end;
+        claims.waiting > 0 && claims.queue.iter().any(waits)
+    }
+
     /// Holds `range` if no claim conflicts with it; never waits.
     pub fn try_lock(self: &Rc<Self>, range: Range<u64>, hold: Hold) -> Option<RangeGuard> {
         let mut claims = self.claims.borrow_mut();
@@ -162,6 +169,7 @@ mod tests {
         let first = locks.try_lock(0..4, Hold::Shared).expect("the first");
         let mut alone = pin!(locks.lock(0..2, Hold::Alone));
         assert!(poll(alone.as_mut()).is_none());
+        assert!(locks.is_awaited(&(1..9)) && !locks.is_awaited(&(2..9)), "what is held is not awaited");
         assert!(locks.try_lock(1..2, Hold::Shared).is_none(), "behind the one that waits to be alone");
         let mut later = pin!(locks.lock(1..2, Hold::Shared));
         assert!(poll(later.as_mut()).is_none());

@@ -14,10 +14,7 @@ use super::Volume;
 const PAGE: u64 = PAGE_SIZE as u64;
 
 impl<D: Device> Volume<D> {
-    /// The whole pages within the range read as zeroes afterwards and give their space back; its
-    /// ragged edges stay as they are (the end of the volume is none). On a full pool parts may be
-    /// left alone.
-    pub async fn discard(&self, offset: u64, len: u64) -> Result<()> {
+    pub(super) async fn discard_range(&self, offset: u64, len: u64) -> Result<()> {
         self.check_write(offset, len)?;
         let (first, end) = (offset.div_ceil(PAGE), self.whole_end(offset + len));
         match self.unmap(first, end).await {
@@ -26,9 +23,7 @@ impl<D: Device> Volume<D> {
         }
     }
 
-    /// The range reads as zeroes afterwards; whole pages give their space back. With `fua` that is
-    /// durable when this returns.
-    pub async fn write_zeroes(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
+    pub(super) async fn zero_range(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.check_write(offset, len)?;
         let stop = offset + len;
         let (first, end) = (offset.div_ceil(PAGE), self.whole_end(stop));
@@ -42,7 +37,7 @@ impl<D: Device> Volume<D> {
                 Ended::Error(e) => e,
             })?;
         }
-        if fua { self.flush().await } else { Ok(()) }
+        if fua { self.commit().await } else { Ok(()) }
     }
 
     /// First page not wholly before `stop`; the last page of a volume counts as whole.
@@ -58,7 +53,7 @@ impl<D: Device> Volume<D> {
         if extents.iter().all(|e| !e.data) {
             return Ok(());
         }
-        self.write(from, Buf::zeroed((to - from) as usize), false).await.0
+        self.write_range(from, Buf::zeroed((to - from) as usize), false).await.0
     }
 
     /// Zeroes what the volume's last page holds beyond its end.

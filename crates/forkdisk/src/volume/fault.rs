@@ -1,21 +1,25 @@
 //! Planning a write: where each piece goes, decided before anything is done.
 //!
-//! - In place: the page is this volume's alone.
+//! - In place: the page is this volume's alone, and recovery would not ask for what it holds now.
 //! - Provision or break: a new page; the mapping is published once the data is there.
 //! - A piece smaller than what can be written at once: its page is completed, from the old page
 //!   or with zeroes.
 
 use crate::device::Segments;
+use crate::format::witness_sum;
+use crate::journal::Journal;
 use crate::map::{Run, Stop, lookup};
 use crate::planted::{Bug, planted};
 use crate::pool::{Failure, Meta};
 use crate::space::Want;
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 
+use super::copy_break::ChunkCopy;
+use super::quota::Claim;
 use super::read::push;
 
 /// Pages kept back for tables and for verbs that free space.
-const RESERVE: u64 = 48;
+pub(super) const RESERVE: u64 = 48;
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// A page that is completed before it is written.
@@ -35,23 +39,37 @@ pub(super) struct Fault {
     pub at: VirtualPage,
     pub len: u64,
     pub to: PageAddr,
+    /// Whether others have the old pages (a break), or there are none (a provision).
+    pub shared: bool,
+    /// They take the place of pages that recovery might ask for: it shall not ask for these.
+    pub moved: bool,
+    /// What they will hold, if that was of use when they were written.
+    pub sum: Option<u64>,
 }
 
 /// Where every piece of a write goes.
 pub(super) struct WritePlan {
-    next: u64,
-    start: u64,
-    end: u64,
+    pub next: u64,
+    pub start: u64,
+    pub end: u64,
     unit: u64,
+    /// Pages of the chunks that are copied as wholes when they are broken; `None`: none are.
+    pub copying: Option<u64>,
     pub segments: Segments,
     pub partials: Vec<Partial>,
     pub faults: Vec<Fault>,
+    /// Pieces that are copied before they are written; each has its fault.
+    pub copies: Vec<ChunkCopy>,
+    /// Of the faults, pages that the volume does not refer to yet.
+    pub claim: Claim,
 }
 
 impl WritePlan {
-    pub fn new(start: u64, len: u64, unit: usize) -> WritePlan {
-        let (segments, partials, faults) = (Segments::new(), Vec::new(), Vec::new());
-        WritePlan { next: start, start, end: start + len, unit: unit as u64, segments, partials, faults }
+    pub fn new(start: u64, len: u64, unit: usize, copying: Option<u64>) -> WritePlan {
+        let (segments, partials, faults, copies) = (Segments::new(), Vec::new(), Vec::new(), Vec::new());
+        let (end, unit) = (start + len, unit as u64);
+        let claim = Claim::default();
+        WritePlan { next: start, start, end, unit, copying, segments, partials, faults, copies, claim }
     }
 
     /// Plans the whole write if every piece goes to a page that is mapped and this volume's alone,
@@ -64,7 +82,11 @@ impl WritePlan {
         while self.next < self.end {
             let page = self.next / PAGE;
             match lookup(&mut meta.tables, record, VirtualPage(page), self.end.div_ceil(PAGE) - page) {
-                Ok(Run { data: Some((addr, birth)), len }) if birth > record.shared_at => self.in_place(addr, len),
+                Ok(Run { data: Some((addr, birth)), len })
+                    if birth > record.shared_at && meta.journal.may_change(addr, len) =>
+                {
+                    self.in_place(addr, len);
+                }
                 _ => {
                     self.next = self.start;
                     self.segments.clear();
@@ -76,37 +98,104 @@ impl WritePlan {
         true
     }
 
-    /// Plans on from where the last attempt stopped.
-    pub fn advance(&mut self, meta: &mut Meta, id: VolumeId) -> Result<(), Failure> {
+    /// One page behind the last.
+    pub fn end(&self) -> u64 {
+        self.end.div_ceil(PAGE)
+    }
+
+    /// More is to be written, up to page `end`.
+    pub fn extend(&mut self, end: u64) {
+        debug_assert!(self.end.is_multiple_of(PAGE) && end * PAGE > self.end);
+        self.end = end * PAGE;
+    }
+
+    /// Whether all of it can have new pages.
+    pub fn has_room(&self, meta: &Meta) -> bool {
+        meta.space.available() >= meta.checkpoint_pages() + RESERVE + self.end() - self.start / PAGE
+    }
+
+    /// Plans on from where the last attempt stopped. Unless it `may_fault`, there is no space for it.
+    pub fn advance(&mut self, meta: &mut Meta, id: VolumeId, may_fault: bool) -> Result<(), Failure> {
         while self.next < self.end {
             let page = VirtualPage(self.next / PAGE);
             let whole = self.next.is_multiple_of(PAGE) && self.end - self.next >= PAGE;
-            let max = if whole { ((self.end - self.next) / PAGE).min(BLOCK_PAGES - page.index() as u64) } else { 1 };
+            let max = if whole { self.whole_pages(page) } else { 1 };
+            let held = meta.directory.held_until(id);
+            let (may_need, available) = (meta.checkpoint_pages() + RESERVE, meta.space.available());
             let (mut editor, record) = meta.view(id).expect("a volume with a handle is not removed");
-            let chunk_pages = record.chunk / PAGE;
+            let (chunk_pages, shared_at) = (record.chunk / PAGE, record.shared_at);
             let run = lookup(editor.tables, record, page, max).map_err(Stop::from)?;
             let mut len = run.len;
             let mut alone = run.data.is_some_and(|(_, birth)| birth > record.shared_at)
                 || planted(Bug::WritesSharedInPlace) && run.data.is_some();
-            if !alone && run.data.is_some() && editor.is_alone_for_good(record, page)? {
+            let has_room = may_fault && available >= may_need + len;
+            // While there is room, what a snapshot holds most likely is not asked about.
+            let asks = run.data.is_some_and(|(_, birth)| !has_room || held.is_none_or(|until| birth > until));
+            if !alone && asks && editor.is_alone_for_good(record, page)? {
                 // Known by the counts only, page by page.
                 (alone, len) = (true, 1);
             }
+            let mut moved = false;
+            if let Some((addr, _)) = run.data.filter(|_| alone) {
+                moved = !meta.journal.may_change(addr, len);
+                alone = !moved;
+            }
             match run.data {
                 Some((addr, _)) if alone => self.in_place(addr, len),
+                _ if !may_fault => return Err(Failure::Stop(Stop::NoSpace)),
+                _ if self.copy_chunk(meta, id, page)? => {}
                 old => {
+                    if old.is_none() {
+                        meta.admits(id, len)?;
+                    }
                     let need = meta.checkpoint_pages() + RESERVE + len;
                     if meta.space.available() < need {
                         return Err(Failure::Stop(Stop::NoSpace));
                     }
                     meta.space.ensure_known(need).map_err(Stop::from)?;
-                    let want = Want { volume: id, at: page, pages: len, chunk_pages };
+                    let write = self.start / PAGE..self.end();
+                    let want = Want { volume: id, at: page, pages: len, chunk_pages, shared_at, write };
                     let (to, n) = meta.space.alloc_data(want).map_err(Stop::from)?;
-                    self.fault(page, n, to, old.map(|(addr, _)| addr), whole);
+                    if old.is_none() {
+                        self.claim.add(meta, id, n);
+                    }
+                    let fault = Fault { at: page, len: n, to, shared: old.is_some() && !moved, moved, sum: None };
+                    self.fault(fault, old.map(|(addr, _)| addr), whole);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Notes what new pages will hold, where the next commit can make use of it; `segments` of `bytes` are
+    /// about to be written.
+    pub fn vouch(&mut self, journal: &Journal, bytes: &[u8], segments: &Segments) {
+        for fault in self.faults.iter_mut().filter(|fault| !fault.moved && journal.wants_sum(fault.len)) {
+            let (from, len) = (fault.to.offset(), fault.len * PAGE);
+            let whole = segments.iter().find(|s| s.offset <= from && from + len <= s.offset + s.len as u64);
+            fault.sum = whole.map(|s| {
+                let at = s.at + (from - s.offset) as usize;
+                witness_sum(fault.to, &bytes[at..at + len as usize])
+            });
+        }
+    }
+
+    /// How many whole pages from `page` on are planned at once: within a block, and up to the last
+    /// chunk if that is to be copied because the write ends within it.
+    fn whole_pages(&self, page: VirtualPage) -> u64 {
+        let end = self.end / PAGE;
+        let cut = self.copying.map(|chunk| end / chunk * chunk).filter(|&cut| cut > page.0);
+        (cut.unwrap_or(end) - page.0).min(BLOCK_PAGES - page.index() as u64)
+    }
+
+    /// Drops what is planned to be written from byte `from` of the volume on.
+    pub(super) fn forget_from(&mut self, from: u64) {
+        let keep = from.saturating_sub(self.start) as usize;
+        self.partials.retain(|p| p.at < keep);
+        self.segments.retain(|s| s.at < keep);
+        if let Some(last) = self.segments.last_mut() {
+            last.len = last.len.min(keep - last.at);
+        }
     }
 
     fn in_place(&mut self, addr: PageAddr, pages: u64) {
@@ -128,9 +217,10 @@ impl WritePlan {
         self.next = stop;
     }
 
-    fn fault(&mut self, page: VirtualPage, n: u64, to: PageAddr, old: Option<PageAddr>, whole: bool) {
+    fn fault(&mut self, fault: Fault, old: Option<PageAddr>, whole: bool) {
         let at = (self.next - self.start) as usize;
-        self.faults.push(Fault { at: page, len: n, to });
+        let Fault { at: page, len: n, to, .. } = fault;
+        self.faults.push(fault);
         if whole {
             push(&mut self.segments, to.offset(), at, (n * PAGE) as usize);
             self.next += n * PAGE;

@@ -1,24 +1,36 @@
 //! A volume open for I/O: one file per verb.
 
+mod copy_break;
+mod counted;
 mod discard;
 mod extents;
 mod fault;
+mod join;
+mod put;
+mod quota;
 mod range;
 mod read;
+mod resize;
+mod status;
+mod turn;
 mod write;
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-use crate::device::Device;
+use crate::counters::VolumeCounters;
+use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{VolumeRecord, VolumeState};
 use crate::planted::{Bug, planted};
-use crate::pool::{Inner, Meta, Pool};
-use crate::sync::RangeLocks;
+use crate::pool::{DirectoryEntry as Entry, Inner, Meta, Pool, VolumeInfo};
+use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
 
 pub use extents::Extent;
+pub(crate) use join::Copies;
+pub(crate) use quota::Claims;
+pub use status::{Sharing, StatusRun};
 
 /// A volume or snapshot open for I/O. While a handle exists the volume is not deleted.
 ///
@@ -30,19 +42,26 @@ pub struct Volume<D: Device> {
     read_only: bool,
     open: Rc<Cell<usize>>,
     locks: Rc<RangeLocks>,
+    counters: Rc<VolumeCounters>,
+    turns: Rc<Turns<Buf>>,
+    copies: Rc<Copies>,
 }
 
 impl<D: Device> Clone for Volume<D> {
     fn clone(&self) -> Self {
         self.open.set(self.open.get() + 1);
-        let (open, locks) = (self.open.clone(), self.locks.clone());
-        Volume { inner: self.inner.clone(), id: self.id, read_only: self.read_only, open, locks }
+        let (open, locks, turns) = (self.open.clone(), self.locks.clone(), self.turns.clone());
+        let (inner, counters, copies) = (self.inner.clone(), self.counters.clone(), self.copies.clone());
+        Volume { inner, id: self.id, read_only: self.read_only, open, locks, turns, counters, copies }
     }
 }
 
 impl<D: Device> Drop for Volume<D> {
     fn drop(&mut self) {
         self.open.set(self.open.get() - 1);
+        if self.open.get() == 0 {
+            self.inner.last_closed(self.id);
+        }
     }
 }
 
@@ -50,15 +69,31 @@ impl<D: Device> Pool<D> {
     /// Opens `volume` or `volume@snapshot` for I/O.
     pub fn volume(&self, name: &str) -> Result<Volume<D>> {
         let meta = self.0.meta.borrow();
-        let volume = meta.directory.find(name)?;
+        Ok(self.handle(meta.directory.find(name)?))
+    }
+
+    /// Opens a volume or snapshot by its number for I/O, also one that was removed while it was open.
+    pub fn volume_by_id(&self, id: VolumeId) -> Result<Volume<D>> {
+        let meta = self.0.meta.borrow();
+        let is_there = |v: &&Entry| !matches!(v.record.state, VolumeState::Dead | VolumeState::Folder) && !v.pending;
+        match meta.directory.get(id).filter(is_there) {
+            Some(volume) => Ok(self.handle(volume)),
+            None => Err(Error::new(ErrorKind::NotFound, format!("there is no volume with the number {}", id.0))),
+        }
+    }
+
+    fn handle(&self, volume: &Entry) -> Volume<D> {
         volume.open.set(volume.open.get() + 1);
-        Ok(Volume {
+        Volume {
             inner: self.0.clone(),
             id: volume.record.id,
             read_only: volume.record.state == VolumeState::Snapshot || self.0.options.read_only,
             open: volume.open.clone(),
             locks: volume.locks.clone(),
-        })
+            counters: volume.counters.get_or_init(Rc::default).clone(),
+            turns: volume.turns.clone(),
+            copies: volume.copies.clone(),
+        }
     }
 }
 
@@ -74,6 +109,12 @@ impl<D: Device> Volume<D> {
         meta.directory.full_name(self.record(&meta))
     }
 
+    /// What it is at the moment, its name and attributes included; the name is empty once it was removed.
+    pub fn info(&self) -> VolumeInfo {
+        let meta = self.inner.meta.borrow();
+        meta.info_of(self.record(&meta))
+    }
+
     /// Its length in bytes.
     pub fn size(&self) -> u64 {
         self.record(&self.inner.meta.borrow()).size
@@ -84,8 +125,7 @@ impl<D: Device> Volume<D> {
         self.read_only
     }
 
-    /// Makes every write acknowledged so far durable, of all volumes of the pool.
-    pub async fn flush(&self) -> Result<()> {
+    async fn commit(&self) -> Result<()> {
         if planted(Bug::FlushCoversOneVolume) && !self.inner.meta.borrow().directory.has_changed(self.id) {
             return Ok(());
         }

@@ -40,11 +40,11 @@ impl<D: Device> Volume<D> {
         let mut done = 0;
         while done < len {
             let n = COPY.min(len - done);
-            let (read, buf) = source.read(from + done, self.inner.device.buffer(n as usize)).await;
+            let (read, buf) = source.read_range(from + done, self.inner.device.buffer(n as usize)).await;
             if !planted(Bug::CopyErrorSwallowed) {
                 read?;
             }
-            self.write(to + done, buf, false).await.0?;
+            self.write_range(to + done, buf, false).await.0?;
             done += n;
         }
         Ok(())
@@ -62,6 +62,7 @@ impl<D: Device> Volume<D> {
                 if meta.space.available() < meta.checkpoint_pages() + STEP_PAGES {
                     return Err(Failure::Stop(Stop::NoSpace));
                 }
+                self.admits_sharing(meta, source, f, t, max)?;
                 let len = meta.share_step(source.id, f, self.id, t, max)?;
                 meta.journal.append(&Record::CloneRange { source: source.id, from: f, target: self.id, to: t, len });
                 Ok(len)

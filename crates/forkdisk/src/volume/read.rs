@@ -15,8 +15,7 @@ struct ReadPlan {
 }
 
 impl<D: Device> Volume<D> {
-    /// Fills all of `buf` from `offset`.
-    pub async fn read(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
+    pub(super) async fn read_range(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
         if let Err(e) = self.check_range(offset, buf.len() as u64) {
             return (Err(e), buf);
         }
@@ -28,6 +27,18 @@ impl<D: Device> Volume<D> {
             return self.read_aligned(offset, buf).await;
         }
         self.read_around(offset, buf).await
+    }
+
+    pub(super) async fn read_range_sparse(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
+        let unit = self.inner.device.block_size() as u64;
+        if buf.is_empty() || !offset.is_multiple_of(unit) || !(buf.len() as u64).is_multiple_of(unit) {
+            let (result, buf) = self.read_range(offset, buf).await;
+            return (result.map(|()| Vec::new()), buf);
+        }
+        match self.check_range(offset, buf.len() as u64) {
+            Err(e) => (Err(e), buf),
+            Ok(()) => self.read_mapped(offset, buf).await,
+        }
     }
 
     /// Reads whole pages around the range and copies the part asked for.
@@ -44,7 +55,14 @@ impl<D: Device> Volume<D> {
         (result, buf)
     }
 
-    async fn read_aligned(&self, offset: u64, mut buf: Buf) -> (Result<()>, Buf) {
+    async fn read_aligned(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
+        let (result, mut buf) = self.read_mapped(offset, buf).await;
+        let zero = |holes: Vec<(usize, usize)>| holes.iter().for_each(|&(at, len)| buf[at..at + len].fill(0));
+        (result.map(zero), buf)
+    }
+
+    /// Reads what is mapped, and tells which parts of the buffer are holes.
+    async fn read_mapped(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
         let plan = self.inner.generations.enter();
         let planned = self.inner.look(|meta| {
             let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
@@ -57,7 +75,10 @@ impl<D: Device> Volume<D> {
                 let stop = ((page.0 + run.len) * PAGE_SIZE as u64).min(end);
                 let (place, len) = ((at - offset) as usize, (stop - at) as usize);
                 match run.data {
-                    None => plan.holes.push((place, len)),
+                    None => match plan.holes.last_mut() {
+                        Some((at, before)) if *at + *before == place => *before += len,
+                        _ => plan.holes.push((place, len)),
+                    },
                     Some((addr, _)) => push(&mut plan.segments, addr.offset() + at % PAGE_SIZE as u64, place, len),
                 }
                 at = stop;
@@ -68,13 +89,16 @@ impl<D: Device> Volume<D> {
             Ok(plan) => plan,
             Err(e) => return (Err(e), buf),
         };
-        holes.iter().for_each(|&(at, len)| buf[at..at + len].fill(0));
         if segments.is_empty() {
-            return (Ok(()), buf);
+            return (Ok(holes), buf);
         }
+        self.inner.counters.data_reads.add(&segments);
         let (result, buf) = self.inner.device.read(buf, segments).await;
         drop(plan);
-        (result.map_err(|e| Error::io(format!("reading {} at {offset}", self.name()), e)), buf)
+        match result {
+            Ok(()) => (Ok(holes), buf),
+            Err(e) => (Err(Error::io(format!("reading {} at {offset}", self.name()), e)), buf),
+        }
     }
 }
 

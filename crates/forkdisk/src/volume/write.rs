@@ -1,21 +1,30 @@
 //! Writing: plan, write the data, publish the mappings, answer.
+//!
+//! What goes in place at once needs no more than a look at the map. Everything else takes its turn
+//! behind earlier writes to the same and neighbouring blocks, so that they reach the device in the order
+//! in which they were accepted.
 
-use smallvec::smallvec;
+use std::ops::Range;
 
-use crate::device::{Buf, Device, Segment, Segments};
-use crate::error::{Error, Result};
+use crate::device::{Buf, Device, Segments};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
 use crate::planted::{Bug, planted};
-use crate::pool::{Ended, WhenFull, no_space};
-use crate::sync::{Hold, PlanGuard};
+use crate::sync::{Came, Hold, PlanGuard, RangeGuard, Turn};
 use crate::types::PAGE_SIZE;
 
 use super::Volume;
-use super::fault::{Partial, WritePlan};
+use super::fault::WritePlan;
+use super::turn::Work;
+
+/// A write that changes no metadata: where it goes, and what it holds meanwhile.
+struct InPlace {
+    segments: Segments,
+    held: (Option<RangeGuard>, PlanGuard),
+}
 
 impl<D: Device> Volume<D> {
-    /// Writes all of `buf` at `offset`. With `fua` it is durable when this returns.
-    pub async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
+    pub(super) async fn write_range(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
         if let Err(e) = self.check_write(offset, buf.len() as u64) {
             return (Err(e), buf);
         }
@@ -31,171 +40,133 @@ impl<D: Device> Volume<D> {
 
     pub(super) async fn write_locked(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
         let page = PAGE_SIZE as u64;
-        let range = offset / page..(offset + buf.len() as u64).div_ceil(page);
-        let fresh = || WritePlan::new(offset, buf.len() as u64, self.inner.device.block_size());
-        let mut plan = fresh();
-        let mut hold = Hold::Shared;
-        let (lock, guard) = loop {
-            let in_place = |plan: &mut WritePlan| plan.is_in_place(&mut self.inner.meta.borrow_mut(), self.id);
-            if hold == Hold::Shared && !in_place(&mut plan) {
-                hold = Hold::Alone;
-            }
-            let (lock, waited) = match self.locks.try_lock(range.clone(), hold) {
-                Some(lock) => (lock, false),
-                None => (self.locks.lock(range.clone(), hold).await, true),
-            };
-            let lock = (!planted(Bug::LockReleasedEarly)).then_some(lock);
-            let guard = self.inner.generations.enter();
-            // Judged again after a wait: whoever held the range meanwhile may have changed it.
-            if waited {
-                plan = fresh();
-            }
-            if hold == Hold::Alone || !waited || in_place(&mut plan) {
-                break (lock, guard);
-            }
-        };
-        let guard = match hold {
-            // Planned as a whole, and it needs nothing. A new plan could need pages, which the shared
-            // lock does not allow.
-            Hold::Shared => guard,
-            Hold::Alone => match self.plan(&mut plan, guard, &fresh).await {
-                Ok(guard) => guard,
-                Err(e) => return (Err(e), buf),
-            },
-        };
-        let early = planted(Bug::MappedBeforeWritten);
-        if early && let Err(e) = self.publish(&plan).await {
-            return (Err(e), buf);
+        let pages = offset / page..(offset + buf.len() as u64).div_ceil(page);
+        if self.turns.lets_pass(&pages)
+            && let Some(InPlace { segments, held }) = self.in_place(offset, buf.len(), &pages)
+        {
+            self.inner.counters.data_writes.add(&segments);
+            let (result, buf) = self.inner.device.write(buf, segments, false).await;
+            drop(held);
+            return (self.explain(offset, result), buf);
         }
-        let (written, buf) = self.put(offset, &plan, buf).await;
-        let result = match written {
-            Ok(()) if !early => self.publish(&plan).await,
-            Err(e) if planted(Bug::FailedWritePublished) => self.publish(&plan).await.and(Err(e)),
-            other => other,
+        let (buf, turn) = match self.join_copy(offset, buf, &pages).await {
+            Ok(buf) => return (Ok(()), buf),
+            Err(not) => not,
         };
-        drop((guard, lock));
+        let outcome = self.write_or_unbind(offset, buf, &pages, turn).await;
         self.inner.commit_soon();
         self.inner.checkpoint_soon();
+        outcome
+    }
+
+    /// Writes in turn. What was to go elsewhere only because recovery might ask for its pages, and found the
+    /// host full, goes in place as soon as recovery will not.
+    async fn write_or_unbind(&self, offset: u64, buf: Buf, pages: &Range<u64>, turn: Turn<Buf>) -> (Result<()>, Buf) {
+        let (result, buf, moved) = self.write_in_turn(offset, buf, pages.clone(), turn).await;
+        match result {
+            Err(e) if moved && e.kind() == ErrorKind::NoSpace => {}
+            result => return (result, buf),
+        }
+        if let Err(e) = self.inner.unbind().await {
+            return (Err(e), buf);
+        }
+        let turn = self.turns.enter(pages.clone());
+        let (result, buf, _) = self.write_in_turn(offset, buf, pages.clone(), turn).await;
         (result, buf)
     }
 
-    /// Completes `plan`, waiting for space if need be. Never holds a plan while it waits.
-    async fn plan(&self, plan: &mut WritePlan, guard: PlanGuard, fresh: &impl Fn() -> WritePlan) -> Result<PlanGuard> {
-        let mut guard = Some(guard);
-        let mut waited = false;
-        let mut emptied = 0;
-        loop {
-            if guard.is_none() {
-                self.inner.admit().await?;
-                guard = Some(self.inner.generations.enter());
-                *plan = fresh();
-            }
-            if self.inner.is_overdue() {
-                guard = None;
-                continue;
-            }
-            match self.inner.edit(|meta| plan.advance(meta, self.id)).await {
-                Ok(()) => return Ok(guard.take().expect("entered above")),
-                Err(Ended::Error(e)) => return Err(e),
-                Err(Ended::NoSpace) if planted(Bug::FullLeavesHalf) => self.publish(plan).await?,
-                Err(Ended::NoSpace) => {}
-            }
-            guard = None;
-            self.inner.check_writable()?;
-            // What was given up comes back with a checkpoint; tables it replaces with one more.
-            if emptied < 2 && self.inner.has_pending_space() {
-                emptied += 1;
-                self.inner.clone().checkpoint().await?;
-                continue;
-            }
-            self.inner.full.set(true);
-            match self.inner.options.when_full {
-                WhenFull::Wait(time) if !waited => {
-                    waited = true;
-                    emptied = 0;
-                    self.inner.wait_for_space(time).await;
-                }
-                _ => return Err(no_space()),
-            }
-        }
-    }
-
-    /// Writes the data. Nothing of it is visible before it is published, except in place.
-    async fn put(&self, offset: u64, plan: &WritePlan, buf: Buf) -> (Result<()>, Buf) {
-        let mut pages = Vec::with_capacity(plan.partials.len());
-        for partial in &plan.partials {
-            match self.complete(partial, &buf).await {
-                Ok(page) => pages.push((partial, page)),
-                Err(e) => return (Err(e), buf),
-            }
-        }
-        let device = &self.inner.device;
-        // All are submitted before the first is waited for.
-        let copy = self.realigned(&plan.segments, &buf);
-        let ragged: Vec<_> = pages
-            .into_iter()
-            .map(|(p, page)| {
-                device.write(page, smallvec![Segment { offset: p.to.offset(), at: 0, len: PAGE_SIZE }], false)
-            })
-            .collect();
-        let (mut result, buf) = match copy {
-            Some((copy, segments)) => (device.write(copy, segments, false).await.0, buf),
-            None if plan.segments.is_empty() => (Ok(()), buf),
-            None => device.write(buf, plan.segments.clone(), false).await,
-        };
-        for page in ragged {
-            let (outcome, _) = page.await;
-            result = result.and(outcome);
-        }
-        (result.map_err(|e| Error::io(format!("writing {} at {offset}", self.name()), e)), buf)
-    }
-
-    /// A copy of what `segments` take from `buf`, at places that suit the device; `None` if those in
-    /// `buf` do. A write that begins within a device block has its whole pages at odd places.
-    fn realigned(&self, segments: &Segments, buf: &Buf) -> Option<(Buf, Segments)> {
-        let block = self.inner.device.block_size();
-        let (first, last) = (segments.first()?, segments.last()?);
-        if first.at.is_multiple_of(block) {
+    /// Plans the write if it goes in place as a whole, judged by what is in memory, and nobody is in
+    /// the way.
+    fn in_place(&self, offset: u64, len: usize, pages: &Range<u64>) -> Option<InPlace> {
+        let mut plan = WritePlan::new(offset, len as u64, self.inner.device.block_size(), None);
+        if !plan.is_in_place(&mut self.inner.meta.borrow_mut(), self.id) {
             return None;
         }
-        let (from, to) = (first.at, last.at + last.len);
-        let mut copy = self.inner.device.buffer(to - from);
-        copy.copy_from_slice(&buf[from..to]);
-        Some((copy, segments.iter().map(|s| Segment { at: s.at - from, ..*s }).collect()))
+        let lock = self.locks.try_lock(pages.clone(), Hold::Shared)?;
+        let lock = (!planted(Bug::LockReleasedEarly)).then_some(lock);
+        Some(InPlace { segments: plan.segments, held: (lock, self.inner.generations.enter()) })
     }
 
-    /// The whole page of which a piece is written.
-    async fn complete(&self, partial: &Partial, data: &[u8]) -> Result<Buf> {
-        let mut page = self.inner.device.buffer(PAGE_SIZE);
-        match partial.from {
-            Some(from) => {
-                let segment = Segment { offset: from.offset(), at: 0, len: PAGE_SIZE };
-                let (result, read) = self.inner.device.read(page, smallvec![segment]).await;
-                result.map_err(|e| Error::io(format!("reading {} to complete a page", self.name()), e))?;
-                page = read;
-            }
-            None if planted(Bug::ZeroFillSkipped) => {
-                // Whatever lay in the new page: that is what the zeroes are for.
-                let segment = Segment { offset: partial.to.offset(), at: 0, len: PAGE_SIZE };
-                page = self.inner.device.read(page, smallvec![segment]).await.1;
-            }
-            None => page.fill(0),
+    /// Also tells whether any of it was moved, or may have been.
+    async fn write_in_turn(
+        &self,
+        offset: u64,
+        buf: Buf,
+        pages: Range<u64>,
+        turn: Turn<Buf>,
+    ) -> (Result<()>, Buf, bool) {
+        let buf = match turn.come(buf).await {
+            Came::Now(buf) => buf,
+            Came::Done(result, buf) => return (result, buf, true),
+        };
+        // Whoever was before it may have made its pages this volume's own.
+        if let Some(InPlace { segments, held }) = self.in_place(offset, buf.len(), &pages) {
+            self.inner.counters.data_writes.add(&segments);
+            let write = self.inner.device.write(buf, segments, false);
+            turn.submitted(&[]);
+            let (result, buf) = write.await;
+            drop(held);
+            return (self.explain(offset, result), buf, false);
         }
-        page[partial.within..partial.within + partial.len].copy_from_slice(&data[partial.at..partial.at + partial.len]);
-        Ok(page)
+        let (copying, held) = self.break_range(pages);
+        let lock = self.locks.lock(held.clone(), Hold::Alone).await;
+        let mut lock = (!planted(Bug::LockReleasedEarly)).then_some(lock);
+        let mut work = Work::new(offset, buf.len(), self.inner.device.block_size(), copying, held);
+        let guard = match self.plan(&turn, &mut work, &mut lock).await {
+            Ok(guard) => guard,
+            Err(e) => return (Err(e), buf, false),
+        };
+        let moved = work.plan.faults.iter().any(|fault| fault.moved);
+        let (result, buf) = match work.plan.copies.is_empty() {
+            true => self.write_planned(turn, &mut work, buf).await,
+            false => self.write_copying(turn, &mut work, buf).await,
+        };
+        drop((guard, lock));
+        work.deliver(&result);
+        (result, buf, moved)
+    }
+
+    /// Writes what is planned and maps it.
+    async fn write_planned(&self, turn: Turn<Buf>, work: &mut Work, buf: Buf) -> (Result<()>, Buf) {
+        let early = planted(Bug::MappedBeforeWritten);
+        if early && let Err(e) = self.publish(&work.plan).await {
+            return (Err(e), buf);
+        }
+        let pages = match self.completed(work, &buf).await {
+            Ok(pages) => pages,
+            Err(e) => return (Err(e), buf),
+        };
+        let (written, buf) = self.put(turn, work, pages, buf).await;
+        let result = match written {
+            Ok(()) if !early => self.publish(&work.plan).await,
+            Err(e) if planted(Bug::FailedWritePublished) => self.publish(&work.plan).await.and(Err(e)),
+            other => other,
+        };
+        (result, buf)
+    }
+
+    /// Says where a device request failed.
+    pub(super) fn explain(&self, offset: u64, result: std::io::Result<()>) -> Result<()> {
+        result.map_err(|e| Error::io(format!("writing {} at {offset}", self.name()), e))
     }
 
     /// Maps what was written to new pages.
-    async fn publish(&self, plan: &WritePlan) -> Result<()> {
+    pub(super) async fn publish(&self, plan: &WritePlan) -> Result<()> {
         for fault in &plan.faults {
             self.inner
                 .look(|meta| {
+                    let before = self.record(meta).referenced;
                     meta.map(self.id, fault.at, fault.len, fault.to)?;
+                    plan.claim.redeem(self.record(meta).referenced - before);
                     let len = fault.len as u32;
-                    meta.journal.append(&Record::Map { volume: self.id, at: fault.at, len, to: fault.to });
+                    let record = Record::Map { volume: self.id, at: fault.at, len, to: fault.to };
+                    meta.journal.append_map(&record, fault.sum);
                     Ok(())
                 })
                 .await?;
+            if !fault.moved {
+                self.counters.fault(fault.shared, fault.len * PAGE_SIZE as u64);
+            }
         }
         Ok(())
     }

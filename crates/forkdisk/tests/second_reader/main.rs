@@ -12,7 +12,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use forkdisk::device::{Buf, MemoryDevice, Segment};
-use forkdisk::{CreateOptions, Device, FormatOptions, LocalFuture, OpenOptions, Pool, Runtime};
+use forkdisk::{
+    BreakPolicy, CopierSettings, CreateOptions, Device, FormatOptions, LocalFuture, OpenOptions, Pool, Runtime,
+};
 
 use reader::PAGE;
 
@@ -30,6 +32,10 @@ impl Runtime for Tasks {
 
     fn sleep(&self, _time: Duration) -> LocalFuture<()> {
         Box::pin(ready(()))
+    }
+
+    fn now(&self) -> Duration {
+        Duration::ZERO
     }
 }
 
@@ -110,7 +116,7 @@ impl Lab {
         };
         let volume = pool.volume(&name).expect("listed");
         let (at, len) = self.range(volume.size());
-        match self.below(24) {
+        match self.below(27) {
             0 => drop(tasks.run(pool.snapshot(&[(&name, &format!("s{}", self.made + self.random % 3))], 3))),
             1 => {
                 let (source, copy) = (self.any(true).unwrap_or(name), self.new_name());
@@ -144,6 +150,19 @@ impl Lab {
                 tasks.run(pool.delete(&victims.iter().map(String::as_str).collect::<Vec<_>>())).expect("deleted");
             }
             11 => tasks.run(pool.checkpoint()).expect("a checkpoint"),
+            24 => {
+                let policy = if self.random.is_multiple_of(2) { BreakPolicy::Copy } else { BreakPolicy::Split };
+                tasks.run(pool.set_break_policy(&name, policy)).expect("set");
+            }
+            25 => {
+                let settings = CopierSettings { split_count: 1 + self.below(8) as u32, ..pool.copier().settings };
+                tasks.run(pool.set_copier(settings)).expect("set");
+            }
+            26 => {
+                // None at all, or more than a volume of this size can refer to.
+                let quota = self.below(2) * (6 * MIB + self.below(MIB));
+                tasks.run(pool.set_quota(&name, quota)).expect("set");
+            }
             _ => {
                 let byte = self.below(255) as u8 + 1;
                 tasks.run(volume.write(at, Buf::copy_of(&vec![byte; len as usize]), false)).0.expect("written");
@@ -162,8 +181,8 @@ impl Lab {
         };
         let found = reader::Pool::read(&page);
         let (listed, volumes) = (self.pool.list(), found.by_name());
-        assert_eq!(listed.iter().map(|v| (&v.name, v.size)).collect::<Vec<_>>(), {
-            volumes.iter().map(|(name, v)| (name, v.size)).collect::<Vec<_>>()
+        assert_eq!(listed.iter().map(|v| (&v.name, v.size, v.quota)).collect::<Vec<_>>(), {
+            volumes.iter().map(|(name, v)| (name, v.size, v.quota)).collect::<Vec<_>>()
         });
         for (name, found_volume) in volumes {
             let volume = self.pool.volume(&name).expect("listed");
@@ -181,6 +200,7 @@ impl Lab {
             assert_eq!(found.replayed, 0, "nothing to replay");
         }
         seen.replayed += found.replayed;
+        seen.witnessed += found.witnessed;
         seen.rounds = seen.rounds.max(found.journal_rounds());
     }
 }
@@ -190,6 +210,8 @@ impl Lab {
 struct Seen {
     /// Records in the journal.
     replayed: usize,
+    /// How often data had to be looked at to know whether a group counts.
+    witnessed: usize,
     /// How often the journal has gone round.
     rounds: u64,
     /// Whether there were counts in the second region.
@@ -222,6 +244,7 @@ fn a_reader_written_from_the_document_finds_what_the_engine_shows() {
         }
     }
     assert!(seen.replayed > 100 && seen.rounds > 0 && seen.second_region, "there was little to be seen");
+    assert!(seen.witnessed > 0, "no group vouched for data");
 }
 
 #[test]

@@ -37,6 +37,7 @@ pub struct Volume {
     pub size: u64,
     pub name: String,
     pub map: Map,
+    pub quota: u64,
     level: u8,
     root: Entry,
     cursor: u64,
@@ -49,6 +50,8 @@ pub struct Pool<'a> {
     pub volumes: BTreeMap<u64, Volume>,
     /// Records of the journal that were applied.
     pub replayed: usize,
+    /// Witnesses that were asked.
+    pub witnessed: usize,
 }
 
 pub fn u16_at(bytes: &[u8], at: usize) -> u16 {
@@ -81,7 +84,7 @@ fn superblock(page: &dyn Fn(u64) -> Vec<u8>) -> Vec<u8> {
 impl<'a> Pool<'a> {
     /// Reads the pool of which `page` gives the pages.
     pub fn read(page: &'a dyn Fn(u64) -> Vec<u8>) -> Pool<'a> {
-        let mut pool = Pool { page, sb: superblock(page), volumes: BTreeMap::new(), replayed: 0 };
+        let mut pool = Pool { page, sb: superblock(page), volumes: BTreeMap::new(), replayed: 0, witnessed: 0 };
         pool.directory();
         let alive = pool.volumes.iter().filter(|(_, v)| v.state != 3);
         let maps: Vec<_> = alive.map(|(&id, v)| (id, pool.map_of(v))).collect();
@@ -147,6 +150,7 @@ impl<'a> Pool<'a> {
                     cursor: u64_at(slot, 72),
                     name: String::from_utf8(slot[98..98 + n].to_vec()).unwrap(),
                     map: Map::new(),
+                    quota: u64_at(slot, 496),
                 };
                 assert!(self.volumes.insert(u64_at(slot, 8), volume).is_none(), "a number is used once");
             }
@@ -201,29 +205,56 @@ impl<'a> Pool<'a> {
         let (start, fresh, mut chain) = (u64_at(&self.sb, 136), u64_at(&self.sb, 144), u64_at(&self.sb, 152));
         let total: u64 = self.extents().iter().map(|e| e.1).sum::<u64>() * PAGE as u64;
         let (mut position, mut incarnation) = (start, 0);
+        let mut held: Vec<Vec<u8>> = Vec::new();
         while position < start + total {
             let mut group = self.ring(position);
             if &group[..8] != b"fkdjrnl1" || u64_at(&group, 48) != chain {
-                return;
+                break;
             }
             let length = 64 + u32_at(&group, 36) as usize;
             let pages = length.div_ceil(PAGE) as u64;
             if position + pages * PAGE as u64 > start + total {
-                return;
+                break;
             }
             (1..pages).for_each(|i| group.extend(self.ring(position + i * PAGE as u64)));
             let covered = [&self.sb[16..32], &group[..40], &group[64..length]].concat();
             let (value, born) = (u64_at(&group, 40), u64_at(&group, 8));
             if xxh3_64_with_seed(&covered, chain) != value || born < incarnation || born > u64_at(&self.sb, 56) {
+                break;
+            }
+            (chain, incarnation, position) = (value, born, position + pages * PAGE as u64);
+            // Whatever a later group says was durable need not be looked at.
+            let confirmed = u64_at(&group, 24);
+            let sure = held.iter().take_while(|g| u64_at(g, 16) + u64::from(u32_at(g, 32)) <= confirmed).count();
+            held.drain(..sure).for_each(|g| drop(self.records(&g, fresh)));
+            group.truncate(length);
+            held.push(group);
+        }
+        for group in held {
+            // Records that are read, not applied, end where the witnesses begin.
+            let witnesses = self.records(&group, u64::MAX);
+            if !witnesses.chunks(20).all(|w| self.is_there(w)) {
                 return;
             }
-            let mut records = Fields(&group[64..length]);
-            for sequence in (u64_at(&group, 16)..).take(u32_at(&group, 32) as usize) {
-                self.record(&mut records, sequence >= fresh);
-            }
-            assert!(records.0.is_empty(), "records end where the group ends");
-            (chain, incarnation, position) = (value, born, position + pages * PAGE as u64);
+            self.records(&group, fresh);
         }
+    }
+
+    /// Applies the records of a group from sequence number `fresh` on; returns what follows them.
+    fn records(&mut self, group: &[u8], fresh: u64) -> Vec<u8> {
+        let mut fields = Fields(&group[64..]);
+        for sequence in (u64_at(group, 16)..).take(u32_at(group, 32) as usize) {
+            self.record(&mut fields, sequence >= fresh);
+        }
+        assert!(fields.0.len().is_multiple_of(20), "whole witnesses");
+        fields.0.to_vec()
+    }
+
+    fn is_there(&mut self, witness: &[u8]) -> bool {
+        self.witnessed += 1;
+        let (to, pages, sum) = (u64_at(witness, 0), u64::from(u32_at(witness, 8)), u64_at(witness, 12));
+        let bytes: Vec<u8> = (0..pages).flat_map(|i| (self.page)(to + i)).collect();
+        xxh3_64_with_seed(&bytes, to) == sum
     }
 
     fn record(&mut self, fields: &mut Fields, apply: bool) {
@@ -232,7 +263,7 @@ impl<'a> Pool<'a> {
         self.replayed += usize::from(apply);
         let copy = |volumes: &mut BTreeMap<u64, Volume>, source: u64, id, state, parent, name| {
             if let Some(source) = volumes.get(&source).cloned() {
-                volumes.insert(id, Volume { state, parent, name, ..source });
+                volumes.insert(id, Volume { state, parent, name, quota: 0, ..source });
             }
         };
         let change = |volumes: &mut BTreeMap<u64, Volume>, id, f: &mut dyn FnMut(&mut Volume)| {
@@ -253,8 +284,8 @@ impl<'a> Pool<'a> {
                 let (id, size, _chunk, _made, name) =
                     (fields.u64(), fields.u64(), fields.u64(), fields.u64(), fields.name());
                 let root = Entry { page: 0, kind: 0, birth: 0, checksum: 0 };
-                volumes
-                    .insert(id, Volume { state: 1, parent: 0, size, name, map: Map::new(), level: 1, root, cursor: 0 });
+                let (map, cursor, quota) = (Map::new(), 0, 0);
+                volumes.insert(id, Volume { state: 1, parent: 0, size, name, map, quota, level: 1, root, cursor });
             }
             4 => {
                 let (_made, count) = (fields.u64(), fields.u32());
@@ -292,6 +323,12 @@ impl<'a> Pool<'a> {
                 });
             }
             12 => drop(fields.u64()),
+            20 => drop(fields.take(14).len()),
+            21 => drop(fields.take(28).len()),
+            22 => {
+                let (id, quota) = (fields.u64(), fields.u64());
+                change(volumes, id, &mut |v| v.quota = quota);
+            }
             kind => panic!("a record of kind {kind}"),
         }
     }
@@ -317,17 +354,26 @@ impl Pool<'_> {
     /// Adds what lies below an entry of the count tree; returns the pages in use there.
     fn count_page(&self, level: u8, index: u64, entry: &[u8], counts: &mut Counts) -> u64 {
         let (slot, sum, said) = (u64::from(entry[0]), u32_at(entry, 4), u64_at(entry, 8));
-        if slot == 0 {
+        let common = u32::from(u16_at(entry, 2));
+        assert!(level == 0 || common == 0, "references noted above a page that is no leaf");
+        if slot == 0 && common == 0 {
             assert_eq!(entry, [0; 16]);
             return 0;
         }
         let (region, within) = match level {
-            0 => (index / 124, 8 + index % 124 * 2),
-            _ => (index << (8 * (level - 1)), (u64::from(level) - 1) * 2),
+            0 => (index / 124, 8 + index % 124 + 124 * slot.saturating_sub(1)),
+            _ => (index << (8 * (level - 1)), (u64::from(level) - 1) * 2 + slot.saturating_sub(1)),
         };
-        let bytes = self.checked((1 + 868 * region) * 256 + within + slot - 1, 0, 0xe0 + level, sum);
+        let bytes = match slot {
+            0 => vec![0; 4096],
+            _ => self.checked((1 + 868 * region) * 256 + within, 0, 0xe0 + level, sum),
+        };
+        let mut leaf = |(bytes, block): (&[u8], u64)| match (block - 1) % 868 {
+            0 => 0,
+            _ => block_counts(bytes, block, common, counts),
+        };
         let used = match level {
-            0 => bytes.chunks_exact(528).zip(1 + 7 * index..).map(|(b, block)| block_counts(b, block, counts)).sum(),
+            0 => bytes.chunks_exact(528).zip(1 + 7 * index..).map(&mut leaf).sum(),
             _ => {
                 let children = if level == 1 { 124 } else { 256 };
                 let below = |(i, e)| self.count_page(level - 1, index * children + i, e, counts);
@@ -374,8 +420,8 @@ impl Pool<'_> {
     }
 }
 
-fn block_counts(bytes: &[u8], block: u64, counts: &mut Counts) -> u64 {
-    let whole = u32_at(bytes, 0);
+fn block_counts(bytes: &[u8], block: u64, common: u32, counts: &mut Counts) -> u64 {
+    let whole = u32_at(bytes, 0) + common;
     let pages: Vec<u32> = (0..256).map(|i| u32::from(u16_at(bytes, 16 + 2 * i))).collect();
     if whole > 0 {
         counts.blocks.insert(block, whole);

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use forkdisk::device::Segment;
 use forkdisk::{Buf, Device, Error, Result};
+use forkdisk_nbd::codec::StatusExtent;
 use forkdisk_nbd::{Export, ExportInfo, Exports, Server, ServerOptions, nbd_uri};
 use forkdisk_uring::{Config, DeviceOptions, UnixListener, UringDevice, block_on};
 
@@ -33,6 +34,28 @@ impl Exports for Raw {
 }
 
 impl Export for Raw {
+    type Context = ();
+
+    fn size(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn zeroing_is_fast(&self, _offset: u64, _len: u64) -> bool {
+        false
+    }
+
+    fn contexts(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn context(&self, _name: &str) -> Option<()> {
+        None
+    }
+
+    async fn status(&self, _context: &(), _offset: u64, len: u64, _looks: usize) -> Result<Vec<StatusExtent>> {
+        Ok(vec![StatusExtent { len, flags: 0 }])
+    }
+
     fn info(&self) -> ExportInfo {
         ExportInfo { name: "disk".to_owned(), description: String::new(), size: self.0.len(), read_only: false }
     }

@@ -9,8 +9,9 @@
 pub mod codec;
 pub mod memory;
 pub mod server;
+pub mod tls;
 mod uri;
 
 pub use codec::ExportInfo;
-pub use server::{Export, Exports, Server, ServerHandle, ServerOptions};
+pub use server::{ClientInfo, Export, Exports, Security, Server, ServerHandle, ServerOptions, ServerStatistics};
 pub use uri::nbd_uri;

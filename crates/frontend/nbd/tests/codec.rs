@@ -25,6 +25,15 @@ fn encode(message: &Message) -> Vec<u8> {
     match message {
         Message::ExportName(name) => option(OPT_EXPORT_NAME, name.as_bytes()),
         Message::List => option(OPT_LIST, &[]),
+        Message::StartTls => option(OPT_STARTTLS, &[]),
+        Message::StructuredReply => option(OPT_STRUCTURED_REPLY, &[]),
+        Message::ExtendedHeaders => option(OPT_EXTENDED_HEADERS, &[]),
+        Message::MetaContext { set, export, queries } => {
+            let text = |s: &str| [&(s.len() as u32).to_be_bytes()[..], s.as_bytes()].concat();
+            let mut data = [text(export), (queries.len() as u32).to_be_bytes().to_vec()].concat();
+            queries.iter().for_each(|query| data.extend(text(query)));
+            option(if *set { OPT_SET_META_CONTEXT } else { OPT_LIST_META_CONTEXT }, &data)
+        }
         Message::Abort => option(OPT_ABORT, b"bye"),
         Message::Refused { option: number, .. } => option(*number, b"whatever"),
         Message::Info { go, name, requests } => {
@@ -39,6 +48,10 @@ fn encode(message: &Message) -> Vec<u8> {
     }
 }
 
+fn style() -> impl Strategy<Value = ReplyStyle> {
+    prop_oneof![Just(ReplyStyle::Simple), Just(ReplyStyle::Structured), Just(ReplyStyle::Extended)]
+}
+
 fn message() -> impl Strategy<Value = Message> {
     let name = "[^\\x00]{0,40}";
     let requests =
@@ -46,9 +59,17 @@ fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         name.prop_map(Message::ExportName),
         Just(Message::List),
+        Just(Message::StartTls),
         Just(Message::Abort),
+        Just(Message::StructuredReply),
+        Just(Message::ExtendedHeaders),
+        (any::<bool>(), name, vec(name, 0..9)).prop_map(|(set, export, queries)| Message::MetaContext {
+            set,
+            export,
+            queries
+        }),
         (any::<bool>(), name, requests).prop_map(|(go, name, requests)| Message::Info { go, name, requests }),
-        (8u32..).prop_map(|option| Message::Refused { option, why: Refusal::Unsupported }),
+        (12u32..).prop_map(|option| Message::Refused { option, why: Refusal::Unsupported }),
     ]
 }
 
@@ -133,7 +154,7 @@ proptest! {
 
     #[test]
     fn an_option_of_any_length_is_skipped_and_the_next_one_understood(
-        number in 8u32.., len in 0usize..40_000, step in 1usize..9_000,
+        number in 12u32.., len in 0usize..40_000, step in 1usize..9_000,
     ) {
         let mut bytes = 3u32.to_be_bytes().to_vec();
         bytes.extend_from_slice(&option(number, &vec![0xa5; len]));
@@ -145,28 +166,31 @@ proptest! {
     #[test]
     fn requests_round_trip(
         flags: u16, command: u16, cookie: u64, offset: u64, length: u32, tail in vec(any::<u8>(), 0..9),
+        style in style(),
     ) {
-        let request = Request { flags, command, cookie, offset, length: length.into() };
-        let bytes = [&request.encode()[..], &tail].concat();
-        prop_assert_eq!(Request::decode(&bytes), Ok(Some(request)));
-        for cut in 0..REQUEST_HEADER {
-            prop_assert_eq!(Request::decode(&bytes[..cut]), Ok(None));
+        let request = Request { style, flags, command, cookie, offset, length: length.into() };
+        let header = request.encode();
+        let bytes = [&header[..], &tail].concat();
+        prop_assert_eq!(Request::decode(&bytes, style), Ok(Some((request, header.len()))));
+        for cut in 0..header.len() {
+            prop_assert_eq!(Request::decode(&bytes[..cut], style), Ok(None));
         }
     }
 
     #[test]
     fn an_accepted_request_lies_inside_the_export(
-        flags in 0u16..4, command in 0u16..9, offset: u64, length: u64, size: u64, read_only: bool,
-        near: bool,
+        flags in 0u16..64, command in 0u16..9, offset: u64, length: u64, size: u64, read_only: bool,
+        near: bool, style in style(),
     ) {
         let offset = if near { size.wrapping_sub(offset % 70_000) } else { offset };
         let length = if near { length % 70_000 } else { length };
-        let request = Request { flags, command, cookie: 0, offset, length };
+        let request = Request { style, flags, command, cookie: 0, offset, length };
         let (at, len, writes) = match request.check(size, read_only) {
-            Ok(Action::Read { offset, len }) => (offset, len.into(), false),
+            Ok(Action::Read { offset, len, .. }) => (offset, len.into(), false),
             Ok(Action::Write { offset, len, .. }) => (offset, len.into(), true),
             Ok(Action::Trim { offset, len, .. }) => (offset, len, true),
             Ok(Action::WriteZeroes { offset, len, .. }) => (offset, len, true),
+            Ok(Action::Cache { offset, len } | Action::BlockStatus { offset, len, .. }) => (offset, len, false),
             Ok(Action::Flush | Action::Disconnect) | Err(_) => return Ok(()),
         };
         prop_assert_eq!((at, len), (offset, length));
@@ -176,7 +200,7 @@ proptest! {
 
     #[test]
     fn hostile_bytes_never_panic_and_never_make_it_keep_more_than_a_name(
-        good_flags: bool, list in vec((any::<u32>(), 0u32..12, any::<u32>(), any::<bool>(), vec(any::<u8>(), 0..600)), 0..8),
+        good_flags: bool, list in vec((any::<u32>(), 0u32..13, any::<u32>(), any::<bool>(), vec(any::<u8>(), 0..600)), 0..8),
         tail in vec(any::<u8>(), 0..600), step in 1usize..700,
     ) {
         let mut bytes = if good_flags { vec![0, 0, 0, 3] } else { vec![] };
@@ -191,24 +215,34 @@ proptest! {
         bytes.extend_from_slice(&tail);
         let (messages, _) = run(&bytes, step);
         for message in messages {
-            if let Message::ExportName(name) | Message::Info { name, .. } = message {
-                prop_assert!(name.len() <= MAX_NAME);
+            match message {
+                Message::ExportName(name) | Message::Info { name, .. } => prop_assert!(name.len() <= MAX_NAME),
+                Message::MetaContext { export, queries, .. } => {
+                    prop_assert!(export.len() <= MAX_NAME && queries.len() <= MAX_QUERIES);
+                    prop_assert!(queries.iter().map(String::len).sum::<usize>() <= MAX_OPTION_DATA);
+                }
+                _ => {}
             }
         }
         for at in 0..bytes.len().min(64) {
-            if let Ok(Some(request)) = Request::decode(&bytes[at..]) {
+            if let Ok(Some((request, _))) = Request::decode(&bytes[at..], ReplyStyle::Structured) {
                 let _ = request.check(1 << 30, false);
             }
         }
     }
 
     #[test]
-    fn hostile_requests_never_panic(mut bytes in vec(any::<u8>(), 0..64), magic: bool, size: u64) {
+    fn hostile_requests_never_panic(
+        mut bytes in vec(any::<u8>(), 0..64), magic: bool, size: u64, style in style(),
+    ) {
         if magic && bytes.len() >= 4 {
-            bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+            let extended = style == ReplyStyle::Extended;
+            let magic = if extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC };
+            bytes[..4].copy_from_slice(&magic.to_be_bytes());
         }
-        if let Ok(Some(request)) = Request::decode(&bytes) {
-            prop_assert!(request.payload() <= u32::MAX.into());
+        if let Ok(Some((request, header))) = Request::decode(&bytes, style) {
+            prop_assert!(header <= bytes.len());
+            prop_assert!(style == ReplyStyle::Extended || request.payload() <= u32::MAX.into());
             let _ = request.check(size, false);
         }
     }

@@ -154,6 +154,7 @@ fn unknown_flags_are_invalid_and_a_write_with_them_is_skipped() {
         assert_eq!(c.write(1 << bit, 0, &[1; 100]), EINVAL);
         assert_eq!(c.call(CMD_READ, 1 << bit, 0, 100), EINVAL);
         assert_eq!(c.call(CMD_FLUSH, 1 << bit, 0, 0), EINVAL);
+        assert_eq!(c.call(CMD_CACHE, 1 << bit, 0, 100), EINVAL);
     }
     assert_eq!(probe.calls(), [""; 0]);
     assert_alive(&mut c);
@@ -163,7 +164,7 @@ fn unknown_flags_are_invalid_and_a_write_with_them_is_skipped() {
 fn unknown_commands_are_invalid() {
     let (_, server) = start();
     let mut c = server.client("a");
-    for command in [5, 7, 8, 100, u16::MAX] {
+    for command in [8, 9, 100, u16::MAX] {
         assert_eq!(c.call(command, 0, 0, u32::MAX), EINVAL);
     }
     assert_alive(&mut c);
@@ -201,9 +202,78 @@ fn trim_and_zeroes_of_all_but_one_byte_of_4_gib_are_one_call_each() {
     let mut small = server.client("big");
     assert_eq!(small.call(CMD_TRIM, 0, 0, u32::MAX), EINVAL);
     assert_eq!(small.call(CMD_WRITE_ZEROES, 0, 0, u32::MAX), ENOSPC);
-    let req_one = 1 << 3;
-    assert_eq!(c.call(7, req_one, 0, u32::MAX), EINVAL, "BLOCK_STATUS was not negotiated");
-    assert_eq!(c.call(CMD_TRIM, req_one, 0, u32::MAX), EINVAL);
+    assert_eq!(c.call(CMD_BLOCK_STATUS, CMD_FLAG_REQ_ONE, 0, u32::MAX), EINVAL, "it was not negotiated");
+    assert_eq!(c.call(CMD_TRIM, CMD_FLAG_REQ_ONE, 0, u32::MAX), EINVAL);
+}
+
+#[test]
+fn block_status_of_all_but_one_byte_of_4_gib_is_bounded_with_req_one_too() {
+    let (probe, server) = start_big(ServerOptions::default());
+    let mut c = server.styled(ReplyStyle::Structured, "vast", &["base:allocation"]);
+    let most = u64::from(u32::MAX);
+    assert_eq!(c.status(CMD_FLAG_REQ_ONE, 1, u32::MAX), Ok(vec![(1, vec![(most, 3)])]));
+    assert_eq!(c.status(0, (1 << 40) - most, u32::MAX), Ok(vec![(1, vec![(most, 3)])]));
+    assert_eq!(c.status(0, (1 << 40) - most + 1, u32::MAX), Err(EINVAL), "one byte past the end");
+    assert_eq!(probe.calls().len(), 2);
+    let mut small = server.styled(ReplyStyle::Structured, "big", &["base:allocation"]);
+    for flags in [0, CMD_FLAG_REQ_ONE] {
+        assert_eq!(small.status(flags, 0, u32::MAX), Err(EINVAL));
+        assert_eq!(small.status(flags, u64::MAX, u32::MAX), Err(EINVAL));
+    }
+}
+
+#[test]
+fn queries_of_contexts_are_capped_before_allocation() {
+    let (_, server) = start();
+    for option in [OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT] {
+        let mut c = server.raw();
+        c.negotiate(ReplyStyle::Structured);
+        let name = [&1u32.to_be_bytes()[..], b"a"].concat();
+        let lies: [(Vec<u8>, u32); 5] = [
+            ([&name[..], &u32::MAX.to_be_bytes()].concat(), 9),
+            ([&name[..], &1u32.to_be_bytes(), &u32::MAX.to_be_bytes()].concat(), 9),
+            (u32::MAX.to_be_bytes().to_vec(), 9),
+            ([&name[..], &2u32.to_be_bytes(), &[0; 4]].concat(), 3),
+            (vec![0; MAX_OPTION_DATA + 1], 9),
+        ];
+        for (data, error) in lies {
+            c.option(option, &data);
+            assert_eq!(c.option_reply(option).0, REP_ERROR + error, "{} bytes", data.len());
+        }
+        assert_eq!(c.contexts(option, "a", &[""; MAX_QUERIES]), Ok(vec![]));
+        assert_eq!(c.contexts(option, "a", &[""; MAX_QUERIES + 1]), Err(REP_ERROR + 9));
+        c.go("a");
+    }
+}
+
+#[test]
+fn the_limits_are_those_that_are_promised() {
+    let limits = ServerOptions::default();
+    assert_eq!(limits.handshake_timeout, Duration::from_secs(10));
+    assert_eq!((limits.max_requests, limits.max_request_bytes), (128, 64 << 20));
+    assert_eq!((limits.max_connections, limits.shared_memory), (128, 256 << 20));
+    assert_eq!((MAX_NAME, MAX_PAYLOAD), (4096, 32 << 20));
+}
+
+#[test]
+fn answers_to_block_status_count_as_memory_in_flight() {
+    let options = ServerOptions { connection_reserve: 0, shared_memory: 33 << 20, ..ServerOptions::default() };
+    let (probe, server) = start_big(options);
+    probe.hold(true);
+    let mut c = server.styled(ReplyStyle::Structured, "big", &["base:allocation"]);
+    c.request(CMD_BLOCK_STATUS, 0, 1, 0, 4096);
+    probe.wait_for(1);
+    let mut other = server.client("vast");
+    other.request(CMD_READ, 0, 1, 1, MAX_PAYLOAD);
+    other.request(CMD_READ, 0, 2, 1, 1 << 20);
+    probe.wait_for(2);
+    assert_eq!(probe.calls().len(), 2, "16 KiB are taken, so 1 MiB more is not to be had");
+    probe.hold(false);
+    assert_eq!(c.chunks().len(), 1);
+    for len in [MAX_PAYLOAD as usize, 1 << 20] {
+        assert_eq!(other.reply().error, 0);
+        other.bytes(len);
+    }
 }
 
 #[test]
@@ -306,7 +376,7 @@ fn a_client_that_never_reads_its_replies_blocks_nobody_and_is_not_served_without
     let (probe, server) = start_big(ServerOptions::default());
     let mut deaf = server.client("big");
     let (offset, length) = (1, 1 << 20);
-    let read = Request { flags: 0, command: CMD_READ, cookie: 0, offset, length };
+    let read = Request { style: ReplyStyle::Simple, flags: 0, command: CMD_READ, cookie: 0, offset, length };
     deaf.send(&read.encode().repeat(1000));
     probe.wait_for(64);
     let mut other = server.client("big");
@@ -349,6 +419,24 @@ fn connections_beyond_the_cap_are_refused_until_one_ends() {
 }
 
 #[test]
+fn an_export_has_no_more_connections_than_it_may_and_others_have_theirs() {
+    let options = ServerOptions { max_export_connections: 2, ..ServerOptions::default() };
+    let server = TestServer::of_probe(&Probe::new(), options);
+    let (mut one, mut two) = (server.client("a"), server.client("a"));
+    let mut third = server.raw();
+    for _ in 0..2 {
+        third.ask(OPT_GO, "a", &[]);
+        assert_eq!(third.option_reply(OPT_GO).0, REP_ERROR + 2, "refused, and it may go on");
+    }
+    third.go("b");
+    assert_alive(&mut third);
+    one.request(CMD_DISC, 0, 0, 0, 0);
+    one.expect_end();
+    assert_alive(&mut two);
+    assert_alive(&mut server.client("a"));
+}
+
+#[test]
 fn bytes_that_are_no_request_end_the_session() {
     let (_, server) = start();
     let mut c = server.client("a");
@@ -381,7 +469,8 @@ fn random_bytes_at_any_stage_leave_the_server_alive() {
         if stage > 1 {
             c.go("a");
             for (command, flags, offset, length) in requests {
-                let request = Request { flags, command, cookie: 1, offset, length: length.into() };
+                let style = ReplyStyle::Simple;
+                let request = Request { style, flags, command, cookie: 1, offset, length: length.into() };
                 if !c.try_send(&request.encode()) {
                     break;
                 }

@@ -12,6 +12,7 @@ mod crash;
 mod fault;
 mod image;
 mod masks;
+mod order;
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -28,11 +29,15 @@ pub use crash::{Crash, Frozen, Medium};
 pub use fault::{Fault, Harm, Request, When};
 pub use image::{Fill, Image, PAGE, fill_bytes};
 pub use masks::{ALL_PAIRS, ALL_SUBSETS, enumerated};
+pub use order::Order;
 
 use self::cache::{Cache, Change, Entry};
 use self::fault::Faults;
 use crate::executor::Executor;
 use crate::rng::Rng;
+
+/// One in so many clones is answered with `Unsupported`.
+const UNSUPPORTED: u64 = 16;
 
 /// Whether completed writes may be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +67,7 @@ pub struct Counts {
     pub flushes: u64,
     pub discards: u64,
     pub set_lens: u64,
+    pub clones: u64,
     pub bytes_read: u64,
     pub bytes_written: u64,
 }
@@ -80,6 +86,7 @@ struct State {
 #[derive(Clone)]
 pub struct SimDisk {
     state: Rc<RefCell<State>>,
+    order: Rc<Order>,
     exec: Executor,
 }
 
@@ -95,7 +102,7 @@ impl SimDisk {
             misuse: None,
             slow: None,
         };
-        SimDisk { state: Rc::new(RefCell::new(state)), exec: exec.clone() }
+        SimDisk { state: Rc::new(RefCell::new(state)), order: Rc::default(), exec: exec.clone() }
     }
 
     /// The disk at this instant, to try crashes from.
@@ -113,6 +120,11 @@ impl SimDisk {
     pub fn is_writing(&self, range: &Range<u64>) -> bool {
         let state = self.state.borrow();
         state.cache.flying.iter().any(|e| e.touches(range.start, (range.end - range.start) as usize))
+    }
+
+    /// In which order writes reach it.
+    pub fn order(&self) -> &Order {
+        &self.order
     }
 
     /// Requests and bytes so far.
@@ -234,6 +246,32 @@ impl State {
         Err(error)
     }
 
+    /// A clone ends: if the source has changed meanwhile, it may have got either contents.
+    fn end_clone(&mut self, order: u64, harm: Option<Harm>, from: u64) -> io::Result<()> {
+        let at = self.cache.flying.iter().position(|e| e.order == order).expect("a request in flight");
+        if let Change::Write(bytes) = &self.cache.flying[at].change {
+            let mut now = vec![0; bytes.len()];
+            let (rng, cache) = (&mut self.rng, &self.cache);
+            cache.read(from, &mut now, || rng.one_in(2));
+            if now != **bytes && self.rng.one_in(2) {
+                self.cache.flying[at].change = Change::Write(now.into());
+            }
+        }
+        self.end_change(order, harm, false)
+    }
+
+    /// Begins to put `bytes` where the device puts them by itself; the number of the request. Now and then
+    /// it cannot.
+    fn begin_offload(&mut self, bytes: Vec<u8>, to: u64) -> io::Result<u64> {
+        self.counts.clones += 1;
+        let len = bytes.len();
+        self.admit(Request::Write, to, 0, len as u64)?;
+        if self.rng.one_in(UNSUPPORTED) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        Ok(self.cache.submit(Change::Write(bytes.into()), to, len))
+    }
+
     fn land_failed(&mut self, entry: Entry) {
         if !entry.pieces.is_empty() && !matches!(entry.change, Change::Len(_)) {
             self.cache.land(entry, false);
@@ -313,6 +351,7 @@ impl Device for SimDisk {
             state.counts.bytes_written += len as u64;
             let admitted = state.admit(Request::Write, offset, at, len as u64);
             let harm = state.faults.strike(Request::Write, offset, len as u64);
+            self.order.see(&buf[at..at + len]);
             let order = admitted.map(|()| {
                 let bytes = Change::Write(crash::copy(&buf[at..at + len]));
                 state.cache.submit(bytes, offset, len)
@@ -339,6 +378,44 @@ impl Device for SimDisk {
         let harm = state.faults.strike(Request::Discard, offset, len);
         let fill = if state.rng.one_in(2) { Fill::Zero } else { Fill::Garbage(state.rng.next()) };
         let order = admitted.map(|()| state.cache.submit(Change::Discard(fill), offset, len as usize));
+        drop(state);
+        self.request(offset, move |state| state.end_change(order?, harm, false))
+    }
+
+    fn can_clone(&self, source: &Self) -> bool {
+        Rc::ptr_eq(&self.state, &source.state)
+    }
+
+    /// After a crash its target holds what it would hold had the same bytes been written. Faults of writes
+    /// hit it.
+    fn clone_range(
+        &self,
+        source: &Self,
+        from: u64,
+        to: u64,
+        len: u64,
+    ) -> impl Future<Output = io::Result<()>> + 'static {
+        let mut state = self.state.borrow_mut();
+        let mut bytes = vec![0; len as usize];
+        let admitted = match self.can_clone(source) {
+            true => state.admit(Request::Read, from, 0, len),
+            false => Err(io::ErrorKind::Unsupported.into()),
+        };
+        let harm = state.faults.strike(Request::Write, to, len);
+        let order = admitted.and_then(|()| {
+            let State { cache, rng, .. } = &mut *state;
+            cache.read(from, &mut bytes, || rng.one_in(2));
+            self.order.see(&bytes);
+            state.begin_offload(bytes, to)
+        });
+        drop(state);
+        self.request(to, move |state| state.end_clone(order?, harm, from))
+    }
+
+    fn zero_range(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        let mut state = self.state.borrow_mut();
+        let harm = state.faults.strike(Request::Write, offset, len);
+        let order = state.begin_offload(vec![0; len as usize], offset);
         drop(state);
         self.request(offset, move |state| state.end_change(order?, harm, false))
     }

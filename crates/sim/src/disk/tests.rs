@@ -265,3 +265,49 @@ fn a_missing_flush_is_found_and_a_correct_order_is_not_accused() {
     assert!(toy_survives(true));
     assert!(!toy_survives(false));
 }
+
+/// Clones until the disk does not refuse; now and then it does.
+async fn clone(disk: &SimDisk, from: u64, to: u64, len: u64) {
+    while let Err(error) = disk.clone_range(disk, from, to, len).await {
+        assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+    }
+}
+
+#[test]
+fn what_is_cloned_or_made_zero_is_lost_like_a_write() {
+    let (exec, disk) = disk(DISK, 4);
+    let d = disk.clone();
+    exec.run(1000, async move {
+        put(&d, 0, 1, 2, false).await.unwrap();
+        put(&d, 1024, 3, 3, false).await.unwrap();
+        d.flush().await.unwrap();
+        clone(&d, 0, 1024, 1024).await;
+        while d.zero_range(2048, 512).await.is_err() {}
+    })
+    .unwrap();
+    let frozen = disk.freeze(Crash::Power);
+    let states = outcomes(&frozen, 5);
+    assert_eq!(states.len(), 8, "three sectors, each changed or not");
+    assert!(
+        states.iter().all(|s| s[..2] == [1, 1] && s[2..4].iter().all(|b| [1, 3].contains(b)) && [0, 3].contains(&s[4]))
+    );
+    assert_eq!(heads(&disk.freeze(Crash::Kill).crash(0), 5), [1, 1, 1, 1, 0]);
+    assert!(disk.misuse().is_none());
+}
+
+#[test]
+fn faults_of_writes_hit_clones() {
+    let (exec, disk) = disk(DISK, 5);
+    disk.arm(Fault { on: Request::Write, harm: Harm::Enospc, when: When::From(1), within: Some(1024..1536) });
+    let d = disk.clone();
+    exec.run(1000, async move {
+        loop {
+            match d.clone_range(&d, 0, 1024, 512).await.unwrap_err() {
+                error if error.kind() == io::ErrorKind::Unsupported => {}
+                error => break assert_eq!(error.raw_os_error(), Some(28)),
+            }
+        }
+        clone(&d, 0, 2048, 512).await;
+    })
+    .unwrap();
+}

@@ -57,8 +57,10 @@ impl Attempt {
             _ => {}
         }
         let turn = (i - i / 4 - i / 8) as usize;
-        // One turn more for the one that needs luck most.
-        let profile = Profile::ALL.get(turn % (Profile::ALL.len() + 1)).copied().unwrap_or(Profile::Journal);
+        // More turns for those that need luck most.
+        let extra = [Profile::Journal, Profile::Copies];
+        let turn = turn % (Profile::ALL.len() + extra.len());
+        let profile = Profile::ALL.get(turn).copied().unwrap_or_else(|| extra[turn - Profile::ALL.len()]);
         let (steps, every) = match profile {
             Profile::Journal => (1200, 400),
             Profile::Crowd => (300, 400),

@@ -63,6 +63,42 @@ impl Run<'_> {
         if at != left.len().max(right.len()) as u64 {
             return Err(Violation::new("P5", format!("diff of {names:?} ends at {at}")));
         }
+        self.changes_in_a_range(rng, &names, &left, &right)
+    }
+
+    /// What is said not to have changed since another volume is the same in both, in a range that
+    /// begins anywhere and is asked for in portions of any size.
+    fn changes_in_a_range(
+        &self,
+        rng: &mut Rng,
+        names: &[String; 2],
+        left: &[u8],
+        right: &[u8],
+    ) -> Result<(), Violation> {
+        let wrong = |what: String| Violation::new("P5", format!("changes of {} since {}: {what}", names[0], names[1]));
+        let [a, b] = [&names[0], &names[1]].map(|name| self.session.pool.volume(name));
+        let (a, b) = (a.map_err(|e| wrong(e.to_string()))?, b.map_err(|e| wrong(e.to_string()))?);
+        let a = std::rc::Rc::new(a);
+        let b = std::rc::Rc::new(b);
+        let end = left.len();
+        let mut at = rng.index(end + 1);
+        while at < end {
+            let (looks, from, len) = (1 + rng.index(9), at as u64, (end - at) as u64);
+            let (x, y) = (a.clone(), b.clone());
+            let runs = self.session.exec.run(PATIENCE, async move { x.changed_since(&y, from, len, looks).await })?;
+            let runs = runs.map_err(|e| wrong(e.to_string()))?;
+            if runs.is_empty() {
+                return Err(wrong(format!("nothing is said of {len} bytes at {at}")));
+            }
+            for run in runs {
+                let stop = at + run.len as usize;
+                let same = |i: usize| left[i] == right.get(i).copied().unwrap_or(0);
+                if run.len == 0 || stop > end || (!run.value && !(at..stop).all(same)) {
+                    return Err(wrong(format!("{run:?} at {at}")));
+                }
+                at = stop;
+            }
+        }
         Ok(())
     }
 

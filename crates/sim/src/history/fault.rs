@@ -132,7 +132,8 @@ impl Run<'_> {
         if self.session.disk.faults_hit() > 0 {
             return self.note_failure(op, message);
         }
-        self.trouble.full = true;
+        let by_quota = message.contains("quota");
+        self.trouble.full |= !by_quota;
         let free = match &op.doing {
             Doing::Read { .. } | Doing::Flush => true,
             Doing::Change { spare, .. } => *spare != Spare::Nothing,
@@ -141,6 +142,9 @@ impl Run<'_> {
         };
         if free {
             return Err(Violation::new("P9", format!("needs no space, but was refused for want of it: {message}")));
+        }
+        if by_quota && self.has_quota(&op.keys) {
+            return Ok(());
         }
         let info = self.session.pool.info();
         if info.free > info.size / 2 {

@@ -17,6 +17,7 @@ impl Run<'_> {
             let mask = self.rng.next();
             self.cut(Crash::Power, mask)?;
         }
+        self.judge_quotas()?;
         self.session.check()?;
         self.compare_all()?;
         self.delete_all()?;

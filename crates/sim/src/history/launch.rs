@@ -1,10 +1,11 @@
 //! Resolves operations and starts them.
 
-use forkdisk::{CreateOptions, Error, ErrorKind};
+use forkdisk::{Error, ErrorKind};
 
 use super::op::{Kind, Op, Profile};
 use super::place::{self, Place};
 use super::run::{Doing, Inflight, Outcome, Run, Spare};
+use super::verb::Verb;
 use super::{Violation, recover};
 use crate::disk::{Crash, SimDisk};
 use crate::model::{Control, Key, Pending, Volume, What};
@@ -45,6 +46,10 @@ impl Run<'_> {
             Kind::CloneRange => self.with(op, |run, key| run.clone_range(op, key)),
             Kind::Fill => self.with(op, |run, key| run.fill(op, key)),
             Kind::SetChunk => self.with(op, |run, key| run.set_chunk(op, key)),
+            Kind::SetCopying => self.with(op, |run, key| run.set_copying(op, key)),
+            Kind::SetCopier => self.set_copier(op),
+            Kind::SetQuota => self.with(op, |run, key| run.set_quota(op, key)),
+            Kind::Burst => self.with(op, |run, key| run.burst(op, key)),
             Kind::Overlap => self.with(op, |run, key| run.overlap(op, key)),
             Kind::Audit => self.audit(op),
             Kind::Grow => self.grow(op),
@@ -159,8 +164,11 @@ impl Run<'_> {
         let rec = self.model.write(key, offset, len, What::Mark(op.number));
         self.model.spread();
         let start = self.model.now();
+        let (disk, op) = (self.session.disk.clone(), op.number);
         self.submit(Doing::Change { rec, fua, spare }, start, vec![key], text, async move {
+            disk.order().accept(op, key, offset, len);
             let (result, _) = volume.write(offset, buf, fua).await;
+            disk.order().end(op);
             result.into()
         });
         self.places.insert(self.last(), Place { offset, len });
@@ -204,7 +212,7 @@ impl Run<'_> {
 
     fn fill(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
         let len = (1 << 20).min(self.size(key));
-        for i in 0..8 {
+        for i in 0..8.max(self.size(key) >> 20).min(16) {
             let offset = (i << 20) % self.size(key).max(1);
             let len = len.min(self.size(key) - offset);
             self.write(op, key, Some(Place { offset, len }), Spare::Nothing)?;
@@ -317,16 +325,6 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn set_chunk(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
-        let (pool, name, start) = (self.session.pool.clone(), self.model.name(key), self.model.tick());
-        let chunk = chunk(op.draws[1]);
-        let text = format!("set the chunk of {name} to {chunk} bytes");
-        self.submit(Doing::Upkeep("set chunk"), start, vec![key], text, async move {
-            pool.set_chunk(&name, chunk).await.into()
-        });
-        Ok(())
-    }
-
     /// A range clone within one volume whose ranges overlap is refused and changes nothing.
     fn overlap(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
         let Some(Place { offset, len }) = place::range(op, self.size(key)).filter(|p| p.len > 1) else {
@@ -435,6 +433,18 @@ impl Run<'_> {
                 let snapshot = place::choose(&place::snapshots(&self.model, None), op.draws[0])?;
                 Control::Rollback(self.model.get(snapshot)?.of?, snapshot)
             }
+            Kind::Replace => {
+                let mut from = volumes;
+                from.extend(place::snapshots(&self.model, None));
+                let source = place::choose(&from, op.draws[3])?;
+                Control::Replace(volume.filter(|&v| v != source)?, source)
+            }
+            Kind::Usurp => {
+                let has_none = |key: &Key| place::snapshots(&self.model, Some(*key)).is_empty();
+                let free: Vec<Key> = volumes.iter().copied().filter(has_none).collect();
+                let victim = place::choose(&free, op.draws[3])?;
+                Control::Usurp(volume.filter(|&v| v != victim)?, victim)
+            }
             Kind::Rename => Control::Rename(volume?, self.name("r")),
             Kind::Resize => Control::Resize(volume?, place::resized(self.setup, self.size(volume?), op.draws[2])),
             Kind::Delete => {
@@ -468,7 +478,7 @@ impl Run<'_> {
             Control::Clone(key, _) | Control::Rename(key, _) | Control::Resize(key, _) => {
                 vec![*key]
             }
-            Control::Rollback(volume, snapshot) => vec![*volume, *snapshot],
+            Control::Rollback(a, b) | Control::Replace(a, b) | Control::Usurp(a, b) => vec![*a, *b],
             Control::Delete(keys) => keys.clone(),
         };
         let mut all: Vec<Key> = keys.iter().flat_map(|&key| [key, self.family(key)]).collect();
@@ -492,7 +502,12 @@ impl Run<'_> {
         if !keys.iter().all(exists) || keys.iter().any(|&key| self.is_unsure(key)) {
             return Ok(());
         }
-        if let Control::Delete(victims) = &control {
+        let victims = match &control {
+            Control::Delete(victims) => victims.clone(),
+            Control::Usurp(_, victim) => vec![*victim],
+            _ => Vec::new(),
+        };
+        if !victims.is_empty() {
             // A snapshot may have been taken while this had to wait.
             let left =
                 |(key, v): (Key, &Volume)| v.of.is_some_and(|of| victims.contains(&of)) && !victims.contains(&key);
@@ -501,6 +516,7 @@ impl Run<'_> {
             }
         }
         if let Control::Rollback(volume, _) = control {
+            self.forgive_quota(volume);
             for o in self.inflight.values_mut().filter(|o| o.keys.contains(&volume)) {
                 if let Doing::Read { vague, .. } = &mut o.doing {
                     *vague = true;
@@ -514,31 +530,17 @@ impl Run<'_> {
     fn start_control(&mut self, control: Control, keys: Vec<Key>) {
         let text = self.describe(&control);
         let pool = self.session.pool.clone();
-        let verb = Names::of(&control, |key| self.model.name(*key));
+        let verb = Verb::of(&control, |key| self.model.name(*key));
         let pending = self.model.begin(control);
         let start = pending.start;
-        self.submit(Doing::Control(pending), start, keys, text, async move {
-            match verb {
-                Names::Create(name, size) => {
-                    let options =
-                        CreateOptions { chunk: chunk(size ^ name.len() as u64), ..CreateOptions::new(size, 1) };
-                    pool.create(&name, &options).await.map(drop)
-                }
-                Names::Snapshot(sources) => {
-                    let sources: Vec<(&str, &str)> = sources.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
-                    pool.snapshot(&sources, 1).await.map(drop)
-                }
-                Names::Clone(source, name) => pool.clone_volume(&source, &name, 1).await.map(drop),
-                Names::Rollback(volume, snapshot) => pool.rollback(&volume, &snapshot).await,
-                Names::Rename(from, to) => pool.rename(&from, &to).await,
-                Names::Resize(name, size) => pool.resize(&name, size).await,
-                Names::Delete(names) => {
-                    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-                    pool.delete(&names).await
-                }
-            }
-            .into()
-        });
+        let copies = self.setup.profile == Profile::Copies;
+        self.submit(
+            Doing::Control(pending),
+            start,
+            keys,
+            text,
+            async move { verb.carry_out(&pool, copies).await.into() },
+        );
     }
 
     fn describe(&self, control: &Control) -> String {
@@ -553,41 +555,9 @@ impl Run<'_> {
             Control::Rollback(_, snapshot) => format!("roll back to {}", name(snapshot)),
             Control::Rename(key, new) => format!("rename {} to {new}", name(key)),
             Control::Resize(key, size) => format!("resize {} to {size} bytes", name(key)),
+            Control::Replace(key, source) => format!("replace {} by {}", name(key), name(source)),
+            Control::Usurp(key, victim) => format!("rename {} over {}", name(key), name(victim)),
             Control::Delete(keys) => format!("delete {}", keys.iter().map(name).collect::<Vec<_>>().join(" ")),
-        }
-    }
-}
-
-/// A chunk size: any that is allowed, the usual one most often.
-fn chunk(draw: u64) -> u64 {
-    let mut rng = Rng::new(draw);
-    if rng.one_in(2) { 64 << 10 } else { 4096 << rng.below(15) }
-}
-
-/// A control operation in the engine's terms.
-enum Names {
-    Create(String, u64),
-    Snapshot(Vec<(String, String)>),
-    Clone(String, String),
-    Rollback(String, String),
-    Rename(String, String),
-    Resize(String, u64),
-    Delete(Vec<String>),
-}
-
-impl Names {
-    fn of(control: &Control, name: impl Fn(&Key) -> String) -> Names {
-        match control {
-            Control::Create(new, size) => Names::Create(new.clone(), *size),
-            Control::Snapshot(all) => Names::Snapshot(all.iter().map(|(key, s)| (name(key), s.clone())).collect()),
-            Control::Clone(source, new) => Names::Clone(name(source), new.clone()),
-            Control::Rollback(volume, snapshot) => {
-                let short = name(snapshot).rsplit('@').next().unwrap_or_default().to_owned();
-                Names::Rollback(name(volume), short)
-            }
-            Control::Rename(key, new) => Names::Rename(name(key), new.clone()),
-            Control::Resize(key, size) => Names::Resize(name(key), *size),
-            Control::Delete(keys) => Names::Delete(keys.iter().map(name).collect()),
         }
     }
 }

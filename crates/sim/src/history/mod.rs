@@ -1,15 +1,18 @@
 //! Random histories of client operations, run against the engine and the model at once.
 
 mod audit;
+mod copying;
 mod exhibit;
 mod fault;
 mod finish;
 mod launch;
 mod op;
 mod place;
+mod quota;
 mod recover;
 mod run;
 mod small;
+mod verb;
 
 use std::fmt;
 

@@ -34,6 +34,10 @@ pub enum Kind {
     Clone,
     CloneRange,
     Rollback,
+    /// A volume gets the contents of another.
+    Replace,
+    /// A volume takes another's name.
+    Usurp,
     Rename,
     Resize,
     Delete,
@@ -53,6 +57,14 @@ pub enum Kind {
     Fill,
     /// Changes how much room first writes reserve.
     SetChunk,
+    /// Changes what a first write to a shared chunk does, or what copies of the volume are held to.
+    SetCopying,
+    /// Changes the settings of the pool's copier.
+    SetCopier,
+    /// Bounds what a volume may refer to, when nothing else is in flight.
+    SetQuota,
+    /// Several writes at once to neighbouring places of one chunk.
+    Burst,
     /// Compares two volumes, and what deleting something frees with what was foretold.
     Audit,
     /// A range clone onto itself, which has to be refused.
@@ -97,11 +109,17 @@ pub enum Profile {
     Crowd,
     /// Volumes of many blocks, nearly empty: maps of several levels.
     Large,
+    /// Chunks that are copied when they are broken: few buffers, throttles, errors in the middle.
+    Copies,
+    /// Volumes that are not to grow past a bound.
+    Quotas,
+    /// Volumes as files: replaced, renamed over each other, removed while open.
+    Files,
 }
 
 impl Profile {
     /// All of them.
-    pub const ALL: [Profile; 11] = [
+    pub const ALL: [Profile; 14] = [
         Profile::Mixed,
         Profile::Forks,
         Profile::Full,
@@ -113,6 +131,9 @@ impl Profile {
         Profile::Journal,
         Profile::Crowd,
         Profile::Large,
+        Profile::Copies,
+        Profile::Quotas,
+        Profile::Files,
     ];
 
     /// Its name on the command line.
@@ -129,6 +150,9 @@ impl Profile {
             Profile::Journal => "journal",
             Profile::Crowd => "crowd",
             Profile::Large => "large",
+            Profile::Copies => "copies",
+            Profile::Quotas => "quotas",
+            Profile::Files => "files",
         }
     }
 
@@ -174,6 +198,7 @@ impl Profile {
             Profile::Blocks => &[
                 (Read, 8), (Write, 16), (Append, 40), (Flush, 6), (Discard, 5), (Zero, 4), (Create, 2), (Snapshot, 7), (Clone, 4),
                 (CloneRange, 5), (Rollback, 3), (Resize, 2), (Delete, 8), (Checkpoint, 3), (Cut, 1), (Reopen, 1), (Check, 1),
+                (Fill, 3),
             ],
             Profile::Calm => &[
                 (Read, 30), (Write, 40), (Append, 8), (Ragged, 4), (InPlace, 2), (Flush, 4), (Discard, 6), (Zero, 5), (Create, 2),
@@ -188,10 +213,25 @@ impl Profile {
                 (Read, 6), (Write, 20), (Flush, 3), (Discard, 2), (Create, 8), (Snapshot, 40), (Group, 4), (Clone, 14),
                 (CloneRange, 3), (Rollback, 4), (Rename, 2), (Delete, 12), (Checkpoint, 1), (Audit, 1), (Cut, 1), (Reopen, 1),
             ],
+            Profile::Files => &[
+                (Read, 8), (Write, 30), (Append, 8), (Ragged, 2), (Flush, 4), (Discard, 4), (Zero, 2), (Create, 6),
+                (Snapshot, 5), (Clone, 2), (CloneRange, 5), (Replace, 16), (Usurp, 8), (Rollback, 2), (Rename, 2), (Resize, 4),
+                (Delete, 12), (Checkpoint, 3), (Audit, 1), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 2), (Kill, 1),
+            ],
             Profile::Large => &[
                 (Read, 12), (Write, 40), (Append, 10), (Ragged, 3), (Flush, 8), (Discard, 8), (Zero, 6), (Create, 3),
                 (Snapshot, 6), (Group, 2), (Clone, 5), (CloneRange, 8), (Rollback, 4), (Rename, 1), (Resize, 10), (Delete, 8),
                 (Checkpoint, 3), (Audit, 2), (Overlap, 1), (Settle, 1), (Reopen, 1), (Cut, 1), (SetChunk, 3),
+            ],
+            Profile::Copies => &[
+                (Read, 12), (Write, 30), (Append, 8), (Ragged, 4), (Burst, 14), (InPlace, 2), (Flush, 6), (Discard, 4), (Zero, 4),
+                (Create, 2), (Snapshot, 22), (Group, 2), (Clone, 6), (CloneRange, 6), (Rollback, 4), (Resize, 2), (Delete, 12),
+                (Checkpoint, 2), (Reopen, 1), (Cut, 1), (Fault, 3), (SetChunk, 3), (SetCopying, 6), (SetCopier, 4),
+            ],
+            Profile::Quotas => &[
+                (Read, 6), (Write, 40), (Append, 12), (Ragged, 3), (Burst, 12), (InPlace, 6), (Flush, 5), (Discard, 10), (Zero, 4),
+                (Create, 3), (Snapshot, 5), (Clone, 3), (CloneRange, 5), (Rollback, 3), (Rename, 1), (Resize, 2), (Delete, 4),
+                (Checkpoint, 3), (SetQuota, 8), (SetCopying, 2), (Reopen, 2), (Cut, 2),
             ],
         }
     }
@@ -238,10 +278,16 @@ impl Setup {
     /// The run that belongs to a seed; the profile is drawn when none is given.
     pub fn new(seed: u64, profile: Option<Profile>) -> Setup {
         let mut rng = Rng::new(mix(&[seed, 1]));
-        let drawn = *rng.pick(&Profile::ALL);
+        // Those that came later are drawn apart: seeds of the first ones keep their histories.
+        let first = *rng.pick(&Profile::ALL[..11]);
+        let drawn = if mix(&[seed, 12]).is_multiple_of(10) { Profile::Copies } else { first };
+        let drawn = if mix(&[seed, 13]).is_multiple_of(16) { Profile::Quotas } else { drawn };
         let profile = profile.unwrap_or(drawn);
         let mib = 1 << 20;
         let small = profile == Profile::Full;
+        let copies = profile == Profile::Copies;
+        // Volumes that take all blocks of a leaf of counts.
+        let tall = profile == Profile::Blocks && mix(&[seed, 13]).is_multiple_of(3);
         Setup {
             seed,
             profile,
@@ -250,7 +296,10 @@ impl Setup {
                 sector: *rng.pick(&[512, 512, 4096]),
                 cache: if rng.one_in(8) { Volatile::No } else { Volatile::Yes },
             },
-            pool: if small { 9 + rng.below(4) } else { 24 + rng.below(40) } * mib,
+            pool: match small || copies && mix(&[seed, 11]).is_multiple_of(5) {
+                true => 9 + rng.below(4),
+                false => 24 + rng.below(40) + if tall { 40 } else { 0 },
+            } * mib,
             journal: *rng.pick(&[1, 1, 2]) * mib,
             dirty: if profile == Profile::Journal { 4096 } else { *rng.pick(&[64, 256, 1024, 4096]) } << 10,
             cache: *rng.pick(&[64, 256, 4096]) << 10,
@@ -258,6 +307,7 @@ impl Setup {
             depth: match profile {
                 Profile::Cuts | Profile::Journal => 1 + rng.index(2),
                 Profile::Races => 8,
+                Profile::Copies => *rng.pick(&[1, 4, 8, 8]),
                 _ => *rng.pick(&[1, 3, 5, 8]),
             },
             cut_every: match profile {
@@ -268,11 +318,12 @@ impl Setup {
             },
             masks: 3,
             pages: match profile {
-                Profile::Blocks => 512 + rng.below(512),
+                Profile::Blocks => 512 + rng.below(512) + if tall { 10 * 256 } else { 0 },
                 Profile::Races | Profile::Journal => *rng.pick(&[16, 64]),
                 Profile::Crowd => *rng.pick(&[2, 8]),
                 Profile::Large => 1 << 17,
                 Profile::Full => *rng.pick(&[300, 800, 1600]),
+                Profile::Copies => *rng.pick(&[24, 96, 300, 900]),
                 _ => *rng.pick(&[24, 96, 300]),
             },
             crowd: match profile {

@@ -295,7 +295,7 @@ fn verify(session: &Session, model: &Model, pending: &[Pending]) -> Result<Model
         return Err(Violation::new("P4", listing_fault(&expected, &found)));
     }
     for p in undecided {
-        if let Control::Rollback(key, _) = p.control {
+        if let Control::Rollback(key, _) | Control::Replace(key, _) = p.control {
             let mut rolled = model.clone();
             rolled.apply(p);
             let before = session.compare(&mut model.clone(), key, Rule::Crash, false);

@@ -13,6 +13,7 @@ use rustc_hash::FxHashSet;
 
 use super::fault::Trouble;
 use super::place::Place;
+use super::quota::Quota;
 use super::recover::{self, Entrance, PATIENCE, Session, recover};
 use super::small::Watch;
 use super::{Op, Setup, Stats, Violation};
@@ -32,6 +33,9 @@ pub struct Aim {
     /// Number of the mask; `None`: the masks that the run would try itself.
     pub mask: Option<u64>,
 }
+
+/// With more bytes free than this nobody waits for space, nor has waited lately.
+const AMPLE: u64 = 8 << 20;
 
 /// What an operation in flight is about.
 pub(super) enum Doing {
@@ -91,6 +95,7 @@ pub struct Run<'a> {
     pub(super) inflight: BTreeMap<u64, Inflight>,
     pub(super) trouble: Trouble,
     pub(super) cursors: BTreeMap<Key, u64>,
+    pub(super) quotas: BTreeMap<Key, Quota>,
     /// Where the writes in flight go.
     pub(super) places: BTreeMap<u64, Place>,
     /// What is to be read once more when a write has ended: it must not change any more.
@@ -153,6 +158,7 @@ impl<'a> Run<'a> {
             inflight: BTreeMap::new(),
             trouble: Trouble::default(),
             cursors: BTreeMap::new(),
+            quotas: BTreeMap::new(),
             places: BTreeMap::new(),
             suspects: Vec::new(),
             names: 0,
@@ -234,8 +240,18 @@ impl<'a> Run<'a> {
             return Err(Violation::new("hang", format!("{} has not ended after {PATIENCE} steps", op.text)));
         }
         self.watch_step()?;
+        self.judge_order()?;
         self.side_crash()?;
         Ok(ran)
+    }
+
+    /// Neighbouring writes reach the disk in the order of acceptance, but for those that find no space.
+    fn judge_order(&mut self) -> Result<(), Violation> {
+        let ample = self.session.pool.info().free > AMPLE;
+        match self.session.disk.order().broken(ample) {
+            Some(what) => Err(Violation::new("I5", what)),
+            None => Ok(()),
+        }
     }
 
     /// The number of the operation submitted last.
@@ -313,7 +329,9 @@ impl<'a> Run<'a> {
             ended.into_iter().try_for_each(|(_, key, place)| self.probe(key, place))?;
         }
         let now = self.model.now();
-        let oldest = self.inflight.values().map(|op| op.start).min().unwrap_or(now);
+        // What may or may not have happened shows what there was then, however late that is found out.
+        let unsure = self.trouble.unsure.iter().map(|p| p.start);
+        let oldest = self.inflight.values().map(|op| op.start).chain(unsure).min().unwrap_or(now);
         self.model.set_horizon(oldest);
         Ok(())
     }

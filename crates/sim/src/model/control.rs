@@ -21,6 +21,10 @@ pub enum Control {
     Resize(Key, u64),
     /// All of them go.
     Delete(Vec<Key>),
+    /// A volume gets the contents and the size of another or of a snapshot.
+    Replace(Key, Key),
+    /// A volume takes the name of another, which goes.
+    Usurp(Key, Key),
 }
 
 /// A control operation that has started.
@@ -111,7 +115,22 @@ impl Model {
                 volume.content.truncate(size / SECTOR as u64);
             }
             Control::Delete(keys) => self.volumes.retain(|key, _| !keys.contains(key)),
+            Control::Replace(target, source) => self.replace(*target, *source, *start),
+            Control::Usurp(key, victim) => {
+                let name = self.volumes.remove(victim).expect("a volume").name;
+                self.volumes.get_mut(key).expect("a volume").name = name;
+            }
         }
+    }
+
+    fn replace(&mut self, target: Key, source: Key, start: Time) {
+        let mut unused = Instant { after: 0, before: Time::MAX, open: Vec::new() };
+        let content = self.capture(source, start, target, &mut unused);
+        let (size, now) = (self.share(source), self.now());
+        let kin = self.volumes[&source].kin.clone();
+        let volume = self.volumes.get_mut(&target).expect("a volume");
+        volume.kin.extend(kin);
+        (volume.content, volume.size, volume.shared, volume.flushed) = (content, size, true, now);
     }
 
     fn insert(&mut self, key: Key, name: &str, of: Option<Key>, size: u64, content: Content, source: Option<Key>) {

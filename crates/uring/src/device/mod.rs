@@ -4,6 +4,7 @@
 //! order, one ring entry per segment. A write is complete when all of its bytes are; a short one
 //! is continued, an interrupted one repeated. A device owns its file exclusively (see `lock`).
 
+mod clone;
 mod geometry;
 mod lock;
 mod open;
@@ -44,6 +45,7 @@ struct State {
     resize_flushed: Cell<u64>,
     /// Discard is not to be had here.
     no_discard: Cell<bool>,
+    cloning: clone::Cloning,
 }
 
 impl UringDevice {
@@ -221,6 +223,24 @@ impl Device for UringDevice {
                 result => result.map(drop),
             }
         }
+    }
+
+    fn can_clone(&self, source: &Self) -> bool {
+        self.may_clone(source)
+    }
+
+    fn clone_range(
+        &self,
+        source: &Self,
+        from: u64,
+        to: u64,
+        len: u64,
+    ) -> impl Future<Output = io::Result<()>> + 'static {
+        self.start_clone(source, from, to, len)
+    }
+
+    fn zero_range(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.start_zero(offset, len)
     }
 
     fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {

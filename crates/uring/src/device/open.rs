@@ -201,6 +201,7 @@ fn finish(rt: &Rt, path: &Path, opened: Opened, kind: Kind, options: &DeviceOpti
         resized: Cell::new(0),
         resize_flushed: Cell::new(0),
         no_discard: Cell::new(false),
+        cloning: Default::default(),
     };
     Ok(UringDevice { rt: rt.clone(), state: Rc::new(state) })
 }

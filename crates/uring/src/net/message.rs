@@ -1,6 +1,7 @@
 //! Many pieces of memory that leave in one system call.
 
 use std::ops::Range;
+use std::rc::Rc;
 
 use forkdisk::Buf;
 
@@ -14,13 +15,17 @@ pub enum Piece {
     Bytes(Vec<u8>),
     /// A range of a buffer, in bytes.
     Buf(Buf, Range<usize>),
+    /// A range of a buffer of which other pieces have other ranges, in bytes.
+    Part(Rc<Buf>, Range<usize>),
 }
 
 impl Piece {
-    fn bytes(&self) -> &[u8] {
+    /// What is sent.
+    pub fn bytes(&self) -> &[u8] {
         match self {
             Piece::Bytes(bytes) => bytes,
             Piece::Buf(buf, range) => &buf[range.clone()],
+            Piece::Part(buf, range) => &buf[range.clone()],
         }
     }
 }
@@ -77,6 +82,11 @@ impl Message {
         &raw const self.header
     }
 
+    /// Bytes that are left.
+    pub(crate) fn left(&self) -> usize {
+        self.iovecs[self.first..].iter().map(|iovec| iovec.iov_len).sum()
+    }
+
     /// Notes that `sent` more bytes have gone; returns how many pieces are left.
     pub(crate) fn advance(&mut self, mut sent: usize) -> usize {
         while sent > 0 {
@@ -112,7 +122,7 @@ mod tests {
         let pieces = vec![vec![].into(), b"abc".to_vec().into(), vec![].into(), Piece::Buf(buf, 2..6)];
         let mut m = Message::new(pieces);
         assert_eq!(m.first, 1);
-        assert_eq!(m.advance(2), 3);
+        assert_eq!((m.left(), m.advance(2), m.left()), (7, 3, 5));
         assert_eq!(m.iovecs[1].iov_len, 1);
         assert_eq!(m.advance(3), 1, "the rest of the bytes, the empty piece and two of the buffer");
         assert_eq!(m.iovecs[3].iov_len, 2);

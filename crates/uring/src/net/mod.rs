@@ -4,11 +4,13 @@
 //! cancelled; bytes it had already taken are lost with it, so whoever gives up on a receive gives
 //! up on the connection.
 
+mod byte_stream;
 mod message;
 mod stream;
 mod tcp;
 mod unix;
 
+pub use byte_stream::{Accept, ByteStream};
 pub(crate) use message::Message;
 pub use message::Piece;
 pub use stream::Stream;

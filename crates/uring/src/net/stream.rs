@@ -91,6 +91,13 @@ impl Stream {
         }
     }
 
+    /// Resolves when a receive would not wait: bytes have arrived or the peer has finished. Takes
+    /// nothing, so that whoever waits may receive in a way of its own, such as with descriptors.
+    pub fn readable(&self) -> impl Future<Output = io::Result<()>> + 'static {
+        let ticket = self.handle.driver().start(&self.handle, Work::Readable);
+        async move { outcome(ticket.await.result).map(drop) }
+    }
+
     /// Sends all of `buf[at..at + len]`.
     ///
     /// # Panics

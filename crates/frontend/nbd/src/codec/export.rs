@@ -1,5 +1,6 @@
 //! What the handshake tells a client about an export.
 
+use super::reply::ReplyStyle;
 use super::values::*;
 
 /// An export as its clients see it.
@@ -32,12 +33,13 @@ impl BlockSizes {
 }
 
 impl ExportInfo {
-    /// The transmission flags: what a client may send. A snapshot takes no writes, so it announces
-    /// none of their commands.
-    pub fn transmission_flags(&self) -> u16 {
-        let always = FLAG_HAS_FLAGS | FLAG_SEND_FLUSH | FLAG_SEND_FUA | FLAG_CAN_MULTI_CONN;
-        let kind = if self.read_only { FLAG_READ_ONLY } else { FLAG_SEND_TRIM | FLAG_SEND_WRITE_ZEROES };
-        always | kind
+    /// The transmission flags: what a client may send in a session with replies of this style. A
+    /// snapshot takes no writes, so it announces none of their commands.
+    pub fn transmission_flags(&self, style: ReplyStyle) -> u16 {
+        let always = FLAG_HAS_FLAGS | FLAG_SEND_FLUSH | FLAG_SEND_FUA | FLAG_CAN_MULTI_CONN | FLAG_SEND_CACHE;
+        let df = if style == ReplyStyle::Simple { 0 } else { FLAG_SEND_DF };
+        let writable = FLAG_SEND_TRIM | FLAG_SEND_WRITE_ZEROES | FLAG_SEND_FAST_ZERO;
+        always | df | if self.read_only { FLAG_READ_ONLY } else { writable }
     }
 }
 
@@ -46,10 +48,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_writable_export_announces_flush_fua_trim_and_zeroes() {
+    fn a_writable_export_announces_flush_fua_trim_zeroes_and_cache() {
         let mut info = ExportInfo { name: "a".into(), description: "".into(), size: 1, read_only: false };
-        assert_eq!(info.transmission_flags(), 0b1_0110_1101);
+        assert_eq!(info.transmission_flags(ReplyStyle::Simple), 0b1101_0110_1101);
+        assert_eq!(info.transmission_flags(ReplyStyle::Structured), 0b1101_1110_1101);
         info.read_only = true;
-        assert_eq!(info.transmission_flags(), 0b1_0000_1111);
+        assert_eq!(info.transmission_flags(ReplyStyle::Simple), 0b0101_0000_1111);
+        assert_eq!(info.transmission_flags(ReplyStyle::Extended), 0b0101_1000_1111);
     }
 }

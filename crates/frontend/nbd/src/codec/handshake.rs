@@ -4,7 +4,7 @@
 //! arrived, answers the message if there is one, and comes back with the rest. Option data that is
 //! too long to be kept is skipped as it arrives and then refused.
 
-use super::options::{InfoRequests, Refusal, decode_info, decode_name};
+use super::options::{InfoRequests, Refusal, decode_info, decode_meta_context, decode_name};
 use super::values::*;
 
 /// The first bytes of every session, from the server: magic numbers and handshake flags.
@@ -38,6 +38,21 @@ pub enum Message {
         name: String,
         /// What the client wants to know.
         requests: InfoRequests,
+    },
+    /// STARTTLS: go on under TLS, if the answer is a success.
+    StartTls,
+    /// STRUCTURED_REPLY: answer reads in chunks.
+    StructuredReply,
+    /// EXTENDED_HEADERS: 64-bit lengths in requests and replies.
+    ExtendedHeaders,
+    /// LIST_META_CONTEXT, or SET_META_CONTEXT if `set`.
+    MetaContext {
+        /// Choose the contexts for BLOCK_STATUS, instead of those chosen before.
+        set: bool,
+        /// The export they belong to; empty for the default export.
+        export: String,
+        /// Which contexts; at most [`MAX_QUERIES`].
+        queries: Vec<String>,
     },
     /// ABORT: acknowledge and disconnect.
     Abort,
@@ -174,12 +189,16 @@ impl Handshake {
             return Ok(None);
         };
         let message = match option {
-            OPT_EXPORT_NAME => Message::ExportName(decode_name(data).map_err(|_| Violation::ExportName)?),
-            _ => match decode_info(data) {
-                Ok((name, requests)) => Message::Info { go: option == OPT_GO, name, requests },
-                Err(why) => Message::Refused { option, why },
-            },
+            OPT_EXPORT_NAME => Ok(Message::ExportName(decode_name(data).map_err(|_| Violation::ExportName)?)),
+            OPT_INFO | OPT_GO => {
+                decode_info(data).map(|(name, requests)| Message::Info { go: option == OPT_GO, name, requests })
+            }
+            _ => decode_meta_context(data).map(|(export, queries)| {
+                let set = option == OPT_SET_META_CONTEXT;
+                Message::MetaContext { set, export, queries }
+            }),
         };
+        let message = message.unwrap_or_else(|why| Message::Refused { option, why });
         Ok(Some((OPTION_HEADER + data.len(), Some(message))))
     }
 }
@@ -190,11 +209,19 @@ fn skipped(option: u32, len: u32) -> Result<Option<Message>, Violation> {
     Ok(match option {
         OPT_EXPORT_NAME if len as usize > MAX_NAME => return Err(Violation::ExportName),
         OPT_EXPORT_NAME => None,
-        OPT_INFO | OPT_GO if len as usize > MAX_OPTION_DATA => refused(Refusal::TooBig),
-        OPT_INFO | OPT_GO => None,
+        OPT_INFO | OPT_GO | OPT_LIST_META_CONTEXT | OPT_SET_META_CONTEXT => {
+            if len as usize > MAX_OPTION_DATA {
+                refused(Refusal::TooBig)
+            } else {
+                None
+            }
+        }
         OPT_ABORT => Some(Message::Abort),
-        OPT_LIST if len == 0 => Some(Message::List),
-        OPT_LIST => refused(Refusal::Invalid),
+        OPT_LIST | OPT_STARTTLS | OPT_STRUCTURED_REPLY | OPT_EXTENDED_HEADERS if len > 0 => refused(Refusal::Invalid),
+        OPT_STARTTLS => Some(Message::StartTls),
+        OPT_LIST => Some(Message::List),
+        OPT_STRUCTURED_REPLY => Some(Message::StructuredReply),
+        OPT_EXTENDED_HEADERS => Some(Message::ExtendedHeaders),
         _ => refused(Refusal::Unsupported),
     })
 }

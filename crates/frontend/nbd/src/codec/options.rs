@@ -1,6 +1,7 @@
 //! Options of the handshake: decoding their data, encoding the replies to them.
 
 use super::export::{BlockSizes, ExportInfo};
+use super::reply::ReplyStyle;
 use super::values::*;
 
 /// Why an option is answered with an error.
@@ -12,12 +13,16 @@ pub enum Refusal {
     Policy,
     /// Data that does not fit the option.
     Invalid,
+    /// Not before TLS has been started.
+    TlsRequired,
     /// No such export.
     Unknown,
     /// The server is shutting down.
     Shutdown,
     /// More data than the server takes.
     TooBig,
+    /// Structured replies cannot be had any more: extended headers were chosen.
+    Extended,
 }
 
 impl Refusal {
@@ -27,9 +32,11 @@ impl Refusal {
                 Refusal::Unsupported => 1,
                 Refusal::Policy => 2,
                 Refusal::Invalid => 3,
+                Refusal::TlsRequired => 5,
                 Refusal::Unknown => 6,
                 Refusal::Shutdown => 7,
                 Refusal::TooBig => 9,
+                Refusal::Extended => 10,
             }
     }
 }
@@ -78,6 +85,35 @@ pub(super) fn decode_info(data: &[u8]) -> Result<(String, InfoRequests), Refusal
     Ok((decode_name(name)?, requests))
 }
 
+/// Decodes the data of LIST_META_CONTEXT and SET_META_CONTEXT: length of the export's name, name,
+/// number of queries, and each query with its length.
+pub(super) fn decode_meta_context(data: &[u8]) -> Result<(String, Vec<String>), Refusal> {
+    let (export, rest) = split_string(data)?;
+    let (count, mut rest) = rest.split_first_chunk::<4>().ok_or(Refusal::Invalid)?;
+    let count = u32::from_be_bytes(*count) as usize;
+    if count > MAX_QUERIES {
+        return Err(Refusal::TooBig);
+    }
+    let mut queries = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (query, behind) = split_string(rest)?;
+        queries.push(query);
+        rest = behind;
+    }
+    if rest.is_empty() { Ok((export, queries)) } else { Err(Refusal::Invalid) }
+}
+
+/// A string behind its length in 32 bits, and the rest.
+fn split_string(data: &[u8]) -> Result<(String, &[u8]), Refusal> {
+    let (len, rest) = data.split_first_chunk::<4>().ok_or(Refusal::Invalid)?;
+    let len = u32::from_be_bytes(*len) as usize;
+    if len > MAX_NAME {
+        return Err(Refusal::TooBig);
+    }
+    let (text, rest) = rest.split_at_checked(len).ok_or(Refusal::Invalid)?;
+    Ok((decode_name(text)?, rest))
+}
+
 /// Encodes replies to one option, one behind the other, to the end of a vector.
 pub struct OptionReplies<'a> {
     option: u32,
@@ -106,9 +142,14 @@ impl<'a> OptionReplies<'a> {
         self.reply(REP_SERVER, &[&len, name.as_bytes(), description.as_bytes()]);
     }
 
+    /// One metadata context; `id` is 0 in a list.
+    pub fn context(&mut self, id: u32, name: &str) {
+        self.reply(REP_META_CONTEXT, &[&id.to_be_bytes(), name.as_bytes()]);
+    }
+
     /// All that was asked about `export`; an acknowledgement must follow.
-    pub fn info(&mut self, export: &ExportInfo, requests: InfoRequests) {
-        let flags = export.transmission_flags().to_be_bytes();
+    pub fn info(&mut self, export: &ExportInfo, style: ReplyStyle, requests: InfoRequests) {
+        let flags = export.transmission_flags(style).to_be_bytes();
         self.info_item(INFO_EXPORT, &[&export.size.to_be_bytes(), &flags]);
         if requests.name {
             self.info_item(INFO_NAME, &[export.name.as_bytes()]);
@@ -142,9 +183,9 @@ impl<'a> OptionReplies<'a> {
 }
 
 /// The answer to EXPORT_NAME, with its 124 zeroes unless the client can do without.
-pub fn encode_export_name_reply(export: &ExportInfo, no_zeroes: bool, out: &mut Vec<u8>) {
+pub fn encode_export_name_reply(export: &ExportInfo, style: ReplyStyle, no_zeroes: bool, out: &mut Vec<u8>) {
     out.extend_from_slice(&export.size.to_be_bytes());
-    out.extend_from_slice(&export.transmission_flags().to_be_bytes());
+    out.extend_from_slice(&export.transmission_flags(style).to_be_bytes());
     if !no_zeroes {
         out.extend_from_slice(&[0; 124]);
     }
@@ -178,9 +219,11 @@ mod tests {
             (Refusal::Unsupported, 1),
             (Refusal::Policy, 2),
             (Refusal::Invalid, 3),
+            (Refusal::TlsRequired, 5),
             (Refusal::Unknown, 6),
             (Refusal::Shutdown, 7),
             (Refusal::TooBig, 9),
+            (Refusal::Extended, 10),
         ];
         for (why, number) in numbers {
             let tail = [0, 0, 0, 7, 0x80, 0, 0, number, 0, 0, 0, 2, b'n', b'o'];
@@ -195,12 +238,18 @@ mod tests {
     }
 
     #[test]
+    fn golden_context() {
+        let tail = [0, 0, 0, 7, 0, 0, 0, 4, 0, 0, 0, 7, 0, 0, 0, 2, b'a', b':', b'b'];
+        assert_eq!(golden(|r| r.context(2, "a:b")), [&MAGIC[..], &tail].concat());
+    }
+
+    #[test]
     fn golden_info() {
         let all = InfoRequests { name: true, description: true, block_size: true };
         let head = |len: u8| [&MAGIC[..], &[0, 0, 0, 7, 0, 0, 0, 3, 0, 0, 0, len]].concat();
         let expected = [
             &head(12)[..],
-            &[0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 1, 0x6d],
+            &[0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 0x0d, 0x6d],
             &head(4),
             &[0, 1, b'v', b'm'],
             &head(3),
@@ -209,17 +258,17 @@ mod tests {
             &[0, 3, 0, 0, 0, 1, 0, 0, 0x10, 0, 2, 0, 0, 0],
         ]
         .concat();
-        assert_eq!(golden(|r| r.info(&export(), all)), expected);
-        let least = golden(|r| r.info(&export(), InfoRequests::default()));
+        assert_eq!(golden(|r| r.info(&export(), ReplyStyle::Simple, all)), expected);
+        let least = golden(|r| r.info(&export(), ReplyStyle::Simple, InfoRequests::default()));
         assert_eq!(least, expected[..32], "what was not asked for is not sent");
     }
 
     #[test]
     fn golden_export_name_reply() {
         let mut out = Vec::new();
-        encode_export_name_reply(&export(), true, &mut out);
-        assert_eq!(out, [0, 0, 0, 0, 1, 2, 3, 4, 1, 0x6d]);
-        encode_export_name_reply(&export(), false, &mut out);
+        encode_export_name_reply(&export(), ReplyStyle::Simple, true, &mut out);
+        assert_eq!(out, [0, 0, 0, 0, 1, 2, 3, 4, 0x0d, 0x6d]);
+        encode_export_name_reply(&export(), ReplyStyle::Simple, false, &mut out);
         assert_eq!(out.len(), 10 + 10 + 124);
         assert!(out[20..].iter().all(|&b| b == 0));
     }
@@ -246,5 +295,18 @@ mod tests {
         }
         assert_eq!(decode_info(&[0xff, 0xff, 0xff, 0xff, 0, 0]), Err(Refusal::TooBig));
         assert_eq!(decode_info(&[0, 0, 0, 1, 0xff, 0, 0]), Err(Refusal::Invalid), "not UTF-8");
+    }
+
+    #[test]
+    fn queries_of_contexts_are_decoded() {
+        let data = [0, 0, 0, 1, b'v', 0, 0, 0, 2, 0, 0, 0, 1, b'a', 0, 0, 0, 0];
+        assert_eq!(decode_meta_context(&data), Ok(("v".to_owned(), vec!["a".to_owned(), String::new()])));
+        assert_eq!(decode_meta_context(&[0; 8]), Ok((String::new(), vec![])));
+        for cut in 0..data.len() {
+            assert_eq!(decode_meta_context(&data[..cut]), Err(Refusal::Invalid), "{cut} bytes");
+        }
+        assert_eq!(decode_meta_context(&[&data[..], b"x"].concat()), Err(Refusal::Invalid), "more than it says");
+        let many = [&[0; 4][..], &u32::MAX.to_be_bytes(), &data].concat();
+        assert_eq!(decode_meta_context(&many), Err(Refusal::TooBig), "before anything is allocated");
     }
 }

@@ -1,12 +1,14 @@
 //! Requests of the transmission phase: decoding, and everything that can be checked without
 //! touching the export.
 
-use super::reply::ErrorCode;
+use super::reply::{ErrorCode, ReplyStyle};
 use super::values::*;
 
 /// A request as it came, nothing checked but its magic number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
+    /// How the session's requests look.
+    pub style: ReplyStyle,
     /// Command flags.
     pub flags: u16,
     /// Which command.
@@ -33,6 +35,8 @@ pub enum Action {
         offset: u64,
         /// At most [`MAX_PAYLOAD`].
         len: u32,
+        /// In one piece, without holes.
+        whole: bool,
     },
     /// Write the `len` bytes that follow the request.
     Write {
@@ -64,85 +68,134 @@ pub enum Action {
         fua: bool,
         /// The client wants the range provisioned.
         no_hole: bool,
+        /// Only if it is faster than a write.
+        fast: bool,
+    },
+    /// The range will be read soon.
+    Cache {
+        /// Bytes into the export.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// What the chosen contexts say of the range.
+    BlockStatus {
+        /// Bytes into the export.
+        offset: u64,
+        /// Bytes; not 0.
+        len: u64,
+        /// One extent of each context is enough.
+        one: bool,
     },
     /// End the session; there is no answer.
     Disconnect,
 }
 
 impl Request {
-    /// Decodes the request at the front of `input`; `None`: more input is needed.
-    pub fn decode(input: &[u8]) -> Result<Option<Request>, RequestError> {
+    /// Decodes the request at the front of `input`, and how long its header is; `None`: more input
+    /// is needed.
+    pub fn decode(input: &[u8], style: ReplyStyle) -> Result<Option<(Request, usize)>, RequestError> {
         let Some((magic, _)) = input.split_first_chunk::<4>() else {
             return Ok(None);
         };
         let magic = u32::from_be_bytes(*magic);
-        if magic != REQUEST_MAGIC {
+        let is_extended = style == ReplyStyle::Extended;
+        if magic != if is_extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC } {
             return Err(RequestError(magic));
         }
-        let Some((b, _)) = input.split_first_chunk::<REQUEST_HEADER>() else {
+        let header = if is_extended { EXTENDED_REQUEST_HEADER } else { REQUEST_HEADER };
+        let Some(b) = input.get(..header) else {
             return Ok(None);
         };
         let long = |at: usize| {
             u64::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3], b[at + 4], b[at + 5], b[at + 6], b[at + 7]])
         };
-        Ok(Some(Request {
-            flags: u16::from_be_bytes([b[4], b[5]]),
-            command: u16::from_be_bytes([b[6], b[7]]),
-            cookie: long(8),
-            offset: long(16),
-            length: u32::from_be_bytes([b[24], b[25], b[26], b[27]]).into(),
-        }))
+        let length = if is_extended { long(24) } else { u32::from_be_bytes([b[24], b[25], b[26], b[27]]).into() };
+        let flags = u16::from_be_bytes([b[4], b[5]]);
+        let command = u16::from_be_bytes([b[6], b[7]]);
+        Ok(Some((Request { style, flags, command, cookie: long(8), offset: long(16), length }, header)))
     }
 
-    /// Encodes it as a client would. A length beyond 32 bits does not fit and is cut off.
-    pub fn encode(&self) -> [u8; REQUEST_HEADER] {
-        let mut b = [0; REQUEST_HEADER];
-        b[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
-        b[4..6].copy_from_slice(&self.flags.to_be_bytes());
-        b[6..8].copy_from_slice(&self.command.to_be_bytes());
-        b[8..16].copy_from_slice(&self.cookie.to_be_bytes());
-        b[16..24].copy_from_slice(&self.offset.to_be_bytes());
-        b[24..].copy_from_slice(&(self.length as u32).to_be_bytes());
+    /// Encodes it as a client would. Without extended headers a length beyond 32 bits does not fit
+    /// and is cut off.
+    pub fn encode(&self) -> Vec<u8> {
+        let is_extended = self.style == ReplyStyle::Extended;
+        let magic = if is_extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC };
+        let mut b = Vec::with_capacity(EXTENDED_REQUEST_HEADER);
+        b.extend_from_slice(&magic.to_be_bytes());
+        b.extend_from_slice(&self.flags.to_be_bytes());
+        b.extend_from_slice(&self.command.to_be_bytes());
+        b.extend_from_slice(&self.cookie.to_be_bytes());
+        b.extend_from_slice(&self.offset.to_be_bytes());
+        if is_extended {
+            b.extend_from_slice(&self.length.to_be_bytes());
+        } else {
+            b.extend_from_slice(&(self.length as u32).to_be_bytes());
+        }
         b
     }
 
     /// How many bytes of data follow the request, whether it is valid or not.
     pub fn payload(&self) -> u64 {
-        if self.command == CMD_WRITE { self.length } else { 0 }
+        let has_payload = match self.style {
+            ReplyStyle::Extended => self.flags & CMD_FLAG_PAYLOAD_LEN != 0,
+            _ => self.command == CMD_WRITE,
+        };
+        if has_payload { self.length } else { 0 }
     }
 
     /// What to do for this request on an export of `size` bytes, or the error to answer.
     pub fn check(&self, size: u64, read_only: bool) -> Result<Action, ErrorCode> {
         let Request { offset, length: len, .. } = *self;
-        let fua = self.flags & CMD_FLAG_FUA != 0;
-        let allowed = match self.command {
-            CMD_WRITE_ZEROES => CMD_FLAG_FUA | CMD_FLAG_NO_HOLE,
-            CMD_READ | CMD_WRITE | CMD_DISC | CMD_FLUSH | CMD_TRIM => CMD_FLAG_FUA,
-            _ => return Err(ErrorCode::Invalid),
-        };
+        let has = |flag| self.flags & flag != 0;
+        let fua = has(CMD_FLAG_FUA);
         if self.command == CMD_DISC {
             return Ok(Action::Disconnect);
         }
-        if self.flags & !allowed != 0 {
-            return Err(ErrorCode::Invalid);
-        }
+        self.check_flags()?;
         if self.command == CMD_FLUSH {
             let reserved = offset != 0 || len != 0;
             return if reserved { Err(ErrorCode::Invalid) } else { Ok(Action::Flush) };
         }
-        if read_only && self.command != CMD_READ {
+        if read_only && matches!(self.command, CMD_WRITE | CMD_TRIM | CMD_WRITE_ZEROES) {
             return Err(ErrorCode::NotPermitted);
         }
         self.check_range(size)?;
         Ok(match self.command {
-            CMD_READ => Action::Read { offset, len: data_len(len)? },
+            CMD_READ => Action::Read { offset, len: data_len(len)?, whole: has(CMD_FLAG_DF) },
             CMD_WRITE => Action::Write { offset, len: data_len(len)?, fua },
             CMD_TRIM => Action::Trim { offset, len, fua },
+            CMD_CACHE => Action::Cache { offset, len },
+            CMD_BLOCK_STATUS if len == 0 => return Err(ErrorCode::Invalid),
+            CMD_BLOCK_STATUS => Action::BlockStatus { offset, len, one: has(CMD_FLAG_REQ_ONE) },
             _ => {
-                let no_hole = self.flags & CMD_FLAG_NO_HOLE != 0;
-                Action::WriteZeroes { offset, len, fua, no_hole }
+                let (no_hole, fast) = (has(CMD_FLAG_NO_HOLE), has(CMD_FLAG_FAST_ZERO));
+                Action::WriteZeroes { offset, len, fua, no_hole, fast }
             }
         })
+    }
+
+    /// Unknown commands, flags that are not the command's, and a payload where there must be none
+    /// or none where there must be one.
+    fn check_flags(&self) -> Result<(), ErrorCode> {
+        let own = match self.command {
+            CMD_READ if self.style.has_chunks() => CMD_FLAG_DF,
+            CMD_WRITE if self.style == ReplyStyle::Extended => CMD_FLAG_PAYLOAD_LEN,
+            CMD_WRITE_ZEROES => CMD_FLAG_NO_HOLE | CMD_FLAG_FAST_ZERO,
+            CMD_BLOCK_STATUS if self.style.has_chunks() => CMD_FLAG_REQ_ONE,
+            CMD_READ | CMD_WRITE | CMD_FLUSH | CMD_TRIM | CMD_CACHE => 0,
+            _ => return Err(ErrorCode::Invalid),
+        };
+        let is_known = self.flags & !(own | CMD_FLAG_FUA) == 0;
+        let has_data = self.command != CMD_WRITE || self.payload() == self.length;
+        if is_known && has_data { Ok(()) } else { Err(ErrorCode::Invalid) }
+    }
+
+    /// Where the range leaves an export of `size` bytes, if that is within the range; an empty range
+    /// has no place within it.
+    pub fn past_end(&self, size: u64) -> Option<u64> {
+        let end = self.offset.checked_add(self.length)?;
+        (end > size && self.length > 0).then_some(size.max(self.offset))
     }
 
     /// The range must end inside the export. What goes past it is a lack of space for writes.
@@ -165,12 +218,13 @@ mod tests {
     use super::*;
 
     fn request(command: u16, flags: u16, offset: u64, length: u64) -> Request {
-        Request { flags, command, cookie: 7, offset, length }
+        Request { style: ReplyStyle::Structured, flags, command, cookie: 7, offset, length }
     }
 
     #[test]
     fn golden_request() {
         let r = Request {
+            style: ReplyStyle::Simple,
             flags: 0x0102,
             command: 0x0304,
             cookie: 0x1112_1314_1516_1718,
@@ -182,47 +236,103 @@ mod tests {
             0x25, 0x26, 0x27, 0x28, 0x31, 0x32, 0x33, 0x34,
         ];
         assert_eq!(r.encode(), expected);
-        assert_eq!(Request::decode(&expected), Ok(Some(r)));
-        assert_eq!(Request::decode(&expected[..27]), Ok(None));
+        assert_eq!(
+            Request::decode(&expected, ReplyStyle::Structured).map(|r| r.map(|r| r.0.offset)),
+            Ok(Some(r.offset))
+        );
+        assert_eq!(Request::decode(&expected, ReplyStyle::Simple), Ok(Some((r, 28))));
+        assert_eq!(Request::decode(&expected[..27], ReplyStyle::Simple), Ok(None));
+        assert_eq!(Request::decode(&expected, ReplyStyle::Extended), Err(RequestError(REQUEST_MAGIC)));
+    }
+
+    #[test]
+    fn golden_extended_request() {
+        let style = ReplyStyle::Extended;
+        let r = Request { style, flags: 0x20, command: 1, cookie: 7, offset: 1 << 40, length: 1 << 33 };
+        let expected = [
+            0x21, 0xe4, 0x1c, 0x71, 0, 0x20, 0, 1, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0,
+            0,
+        ];
+        assert_eq!(r.encode(), expected);
+        assert_eq!(Request::decode(&expected, style), Ok(Some((r, 32))));
+        assert_eq!(Request::decode(&expected[..31], style), Ok(None));
+    }
+
+    #[test]
+    fn with_extended_headers_a_flag_says_whether_there_is_a_payload() {
+        let of = |command, flags| Request { style: ReplyStyle::Extended, ..request(command, flags, 0, 8) };
+        let with = CMD_FLAG_PAYLOAD_LEN;
+        assert_eq!(of(CMD_WRITE, with).payload(), 8);
+        assert!(of(CMD_WRITE, with).check(100, false).is_ok());
+        assert_eq!(of(CMD_WRITE, 0).payload(), 0);
+        assert_eq!(of(CMD_WRITE, 0).check(100, false), Err(ErrorCode::Invalid));
+        for command in [CMD_READ, CMD_TRIM, CMD_CACHE, CMD_WRITE_ZEROES, CMD_BLOCK_STATUS, 99] {
+            assert_eq!(of(command, with).payload(), 8, "it must be skipped");
+            assert_eq!(of(command, with).check(100, false), Err(ErrorCode::Invalid));
+        }
+    }
+
+    #[test]
+    fn where_a_range_leaves_the_export() {
+        assert_eq!(request(CMD_READ, 0, 90, 20).past_end(100), Some(100));
+        assert_eq!(request(CMD_READ, 0, 120, 20).past_end(100), Some(120));
+        assert_eq!(request(CMD_READ, 0, 90, 10).past_end(100), None);
+        assert_eq!(request(CMD_READ, 0, 120, 0).past_end(100), None, "nothing, and not inside");
+        assert_eq!(request(CMD_READ, 0, u64::MAX, 10).past_end(100), None, "there is no such range");
     }
 
     #[test]
     fn a_wrong_magic_number_is_seen_before_the_rest_arrives() {
-        assert_eq!(Request::decode(&[0x25, 0x60, 0x95]), Ok(None));
-        assert_eq!(Request::decode(&[0x25, 0x60, 0x95, 0x14]), Err(RequestError(0x2560_9514)));
+        assert_eq!(Request::decode(&[0x25, 0x60, 0x95], ReplyStyle::Simple), Ok(None));
+        assert_eq!(Request::decode(&[0x25, 0x60, 0x95, 0x14], ReplyStyle::Simple), Err(RequestError(0x2560_9514)));
     }
 
     #[test]
     fn every_command_takes_fua() {
         let fua = CMD_FLAG_FUA;
         let check = |r: Request| r.check(100, false);
-        assert_eq!(check(request(CMD_READ, fua, 1, 2)), Ok(Action::Read { offset: 1, len: 2 }));
+        assert_eq!(check(request(CMD_READ, fua, 1, 2)), Ok(Action::Read { offset: 1, len: 2, whole: false }));
         assert_eq!(check(request(CMD_WRITE, fua, 1, 2)), Ok(Action::Write { offset: 1, len: 2, fua: true }));
         assert_eq!(check(request(CMD_FLUSH, fua, 0, 0)), Ok(Action::Flush));
         assert_eq!(check(request(CMD_TRIM, fua, 1, 2)), Ok(Action::Trim { offset: 1, len: 2, fua: true }));
         assert_eq!(
             check(request(CMD_WRITE_ZEROES, fua | CMD_FLAG_NO_HOLE, 1, 2)),
-            Ok(Action::WriteZeroes { offset: 1, len: 2, fua: true, no_hole: true })
+            Ok(Action::WriteZeroes { offset: 1, len: 2, fua: true, no_hole: true, fast: false })
         );
+        assert_eq!(check(request(CMD_CACHE, fua, 1, 2)), Ok(Action::Cache { offset: 1, len: 2 }));
+        let status = Action::BlockStatus { offset: 1, len: 2, one: true };
+        assert_eq!(check(request(CMD_BLOCK_STATUS, fua | CMD_FLAG_REQ_ONE, 1, 2)), Ok(status));
         assert_eq!(check(request(CMD_DISC, fua, 0, 0)), Ok(Action::Disconnect));
     }
 
     #[test]
     fn unknown_commands_and_flags_are_invalid() {
-        for command in [5, 7, 8, 9, 0xffff] {
+        for command in [8, 9, 0xffff] {
             assert_eq!(request(command, 0, 0, 1).check(100, false), Err(ErrorCode::Invalid));
         }
-        for command in [CMD_READ, CMD_WRITE, CMD_FLUSH, CMD_TRIM] {
-            for bit in 1..16 {
+        let own = [
+            (CMD_READ, CMD_FLAG_DF),
+            (CMD_WRITE, 0),
+            (CMD_FLUSH, 0),
+            (CMD_TRIM, 0),
+            (CMD_CACHE, 0),
+            (CMD_WRITE_ZEROES, CMD_FLAG_NO_HOLE | CMD_FLAG_FAST_ZERO),
+            (CMD_BLOCK_STATUS, CMD_FLAG_REQ_ONE),
+        ];
+        for (command, own) in own {
+            for bit in (0..16).map(|n| 1 << n) {
                 let len = if command == CMD_FLUSH { 0 } else { 1 };
-                let r = request(command, 1 << bit, 0, len);
-                assert_eq!(r.check(100, false), Err(ErrorCode::Invalid), "{r:?}");
+                let r = request(command, bit, 0, len);
+                assert_eq!(r.check(100, false).is_ok(), (own | CMD_FLAG_FUA) & bit != 0, "{r:?}");
             }
         }
-        for bit in 2..16 {
-            let r = request(CMD_WRITE_ZEROES, 1 << bit, 0, 1);
-            assert_eq!(r.check(100, false), Err(ErrorCode::Invalid), "{r:?}");
-        }
+    }
+
+    #[test]
+    fn chunks_and_status_need_structured_replies() {
+        let simple = |r: Request| Request { style: ReplyStyle::Simple, ..r }.check(100, false);
+        assert_eq!(simple(request(CMD_READ, CMD_FLAG_DF, 0, 1)), Err(ErrorCode::Invalid));
+        assert_eq!(simple(request(CMD_BLOCK_STATUS, 0, 0, 1)), Err(ErrorCode::Invalid));
     }
 
     #[test]
@@ -239,6 +349,7 @@ mod tests {
             assert!(request(command, 0, 100, 0).check(100, false).is_ok());
         }
         assert_eq!(request(CMD_FLUSH, 0, 1, 0).check(100, false), Err(ErrorCode::Invalid));
+        assert_eq!(request(CMD_BLOCK_STATUS, 0, 1, 0).check(100, false), Err(ErrorCode::Invalid));
     }
 
     #[test]
@@ -249,7 +360,7 @@ mod tests {
             let r = request(command, 0, 0, most + 1);
             assert_eq!(r.check(1 << 40, false), Err(ErrorCode::Invalid));
         }
-        for command in [CMD_TRIM, CMD_WRITE_ZEROES] {
+        for command in [CMD_TRIM, CMD_WRITE_ZEROES, CMD_CACHE, CMD_BLOCK_STATUS] {
             assert!(request(command, 0, 0, u32::MAX.into()).check(1 << 40, false).is_ok());
         }
     }
@@ -260,7 +371,9 @@ mod tests {
             let r = request(command, 0, 0, 1);
             assert_eq!(r.check(100, true), Err(ErrorCode::NotPermitted));
         }
-        assert!(request(CMD_READ, 0, 0, 1).check(100, true).is_ok());
+        for command in [CMD_READ, CMD_CACHE, CMD_BLOCK_STATUS] {
+            assert!(request(command, 0, 0, 1).check(100, true).is_ok());
+        }
         assert!(request(CMD_FLUSH, 0, 0, 0).check(100, true).is_ok());
     }
 }

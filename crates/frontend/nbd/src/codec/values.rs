@@ -8,8 +8,14 @@ pub const IHAVEOPT: u64 = 0x4948_4156_454f_5054;
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 /// First word of every request.
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
+/// First word of every request with an extended header.
+pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
 /// First word of every simple reply.
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+/// First word of every chunk of a structured reply.
+pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+/// First word of every chunk of a reply with an extended header.
+pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
 /// Handshake flag and client flag: options are answered, unknown ones too.
 pub const FLAG_FIXED_NEWSTYLE: u16 = 1 << 0;
@@ -28,6 +34,14 @@ pub const OPT_STARTTLS: u32 = 5;
 pub const OPT_INFO: u32 = 6;
 /// Describe an export and enter transmission.
 pub const OPT_GO: u32 = 7;
+/// Reads are answered in chunks.
+pub const OPT_STRUCTURED_REPLY: u32 = 8;
+/// Name the metadata contexts of an export.
+pub const OPT_LIST_META_CONTEXT: u32 = 9;
+/// Choose the metadata contexts that BLOCK_STATUS tells of.
+pub const OPT_SET_META_CONTEXT: u32 = 10;
+/// Requests and replies with 64-bit lengths; implies structured replies.
+pub const OPT_EXTENDED_HEADERS: u32 = 11;
 
 /// Success, and the last reply to its option.
 pub const REP_ACK: u32 = 1;
@@ -35,6 +49,8 @@ pub const REP_ACK: u32 = 1;
 pub const REP_SERVER: u32 = 2;
 /// One piece of information about an export.
 pub const REP_INFO: u32 = 3;
+/// One metadata context.
+pub const REP_META_CONTEXT: u32 = 4;
 /// Set in every reply type that is an error.
 pub const REP_ERROR: u32 = 1 << 31;
 
@@ -59,8 +75,14 @@ pub const FLAG_SEND_FUA: u16 = 1 << 3;
 pub const FLAG_SEND_TRIM: u16 = 1 << 5;
 /// Transmission flag: WRITE_ZEROES is understood.
 pub const FLAG_SEND_WRITE_ZEROES: u16 = 1 << 6;
+/// Transmission flag: the DF command flag is understood. Only with structured replies.
+pub const FLAG_SEND_DF: u16 = 1 << 7;
 /// Transmission flag: a flush on one connection covers all.
 pub const FLAG_CAN_MULTI_CONN: u16 = 1 << 8;
+/// Transmission flag: CACHE is understood.
+pub const FLAG_SEND_CACHE: u16 = 1 << 10;
+/// Transmission flag: the FAST_ZERO command flag is understood.
+pub const FLAG_SEND_FAST_ZERO: u16 = 1 << 11;
 
 /// Read.
 pub const CMD_READ: u16 = 0;
@@ -72,18 +94,58 @@ pub const CMD_DISC: u16 = 2;
 pub const CMD_FLUSH: u16 = 3;
 /// The range is not needed any more.
 pub const CMD_TRIM: u16 = 4;
+/// The range will be read soon.
+pub const CMD_CACHE: u16 = 5;
 /// The range shall read as zeroes.
 pub const CMD_WRITE_ZEROES: u16 = 6;
+/// What the chosen metadata contexts say of the range.
+pub const CMD_BLOCK_STATUS: u16 = 7;
 
 /// Command flag: durable before the answer.
 pub const CMD_FLAG_FUA: u16 = 1 << 0;
 /// Command flag of WRITE_ZEROES: keep the range provisioned.
 pub const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
+/// Command flag of READ: answer with one piece of data, or with an error.
+pub const CMD_FLAG_DF: u16 = 1 << 2;
+/// Command flag of BLOCK_STATUS: one extent of each context is enough.
+pub const CMD_FLAG_REQ_ONE: u16 = 1 << 3;
+/// Command flag of WRITE_ZEROES: fail at once if it is not faster than a write.
+pub const CMD_FLAG_FAST_ZERO: u16 = 1 << 4;
+/// Command flag with extended headers: the length is that of a payload which follows.
+pub const CMD_FLAG_PAYLOAD_LEN: u16 = 1 << 5;
+
+/// Flag of a chunk: the last one of its reply.
+pub const REPLY_FLAG_DONE: u16 = 1 << 0;
+/// Chunk: nothing.
+pub const CHUNK_NONE: u16 = 0;
+/// Chunk: an offset, and the data from there.
+pub const CHUNK_OFFSET_DATA: u16 = 1;
+/// Chunk: an offset, and how many bytes from there are zero.
+pub const CHUNK_OFFSET_HOLE: u16 = 2;
+/// Chunk: a context and its extents, in 32 bits.
+pub const CHUNK_BLOCK_STATUS: u16 = 5;
+/// Chunk: a context and its extents, in 64 bits.
+pub const CHUNK_BLOCK_STATUS_EXT: u16 = 6;
+/// Chunk: an error and a text.
+pub const CHUNK_ERROR: u16 = (1 << 15) + 1;
+/// Chunk: an error, a text, and the offset where it happened.
+pub const CHUNK_ERROR_OFFSET: u16 = (1 << 15) + 2;
+
+/// `base:allocation`: nothing is provisioned here.
+pub const STATE_HOLE: u32 = 1 << 0;
+/// `base:allocation`: it reads as zeroes.
+pub const STATE_ZERO: u32 = 1 << 1;
+/// `qemu:dirty-bitmap:…`: it may have changed.
+pub const STATE_DIRTY: u32 = 1 << 0;
 
 /// Most bytes of an export name.
 pub const MAX_NAME: usize = 4096;
 /// Most bytes of data with an option; longer ones are skipped, never kept.
-pub const MAX_OPTION_DATA: usize = 8192;
+pub const MAX_OPTION_DATA: usize = 32 << 10;
+/// Most queries in LIST_META_CONTEXT or SET_META_CONTEXT.
+pub const MAX_QUERIES: usize = 128;
+/// Most metadata contexts that a session can choose.
+pub const MAX_CONTEXTS: usize = 32;
 /// Bytes of an option before its data.
 pub const OPTION_HEADER: usize = 16;
 /// Most bytes that [`Handshake::advance`](super::Handshake::advance) must see at once.
@@ -95,3 +157,5 @@ pub const MAX_PAYLOAD: u32 = 32 << 20;
 pub const MAX_DRAIN: u64 = 64 << 20;
 /// Bytes of a request before its payload.
 pub const REQUEST_HEADER: usize = 28;
+/// Bytes of a request with an extended header before its payload.
+pub const EXTENDED_REQUEST_HEADER: usize = 32;

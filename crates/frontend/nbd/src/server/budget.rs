@@ -8,12 +8,14 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use super::options::ServerOptions;
 use super::sync::WakeCell;
 
 /// The memory that connections share beyond their reserves.
 pub(super) struct SharedMemory {
+    size: usize,
     free: Cell<usize>,
     waiting: RefCell<VecDeque<Rc<Waiter>>>,
     /// Woken when somebody begins to wait.
@@ -28,9 +30,14 @@ struct Waiter {
 
 impl SharedMemory {
     pub(super) fn new(bytes: usize) -> Rc<SharedMemory> {
-        let memory =
-            SharedMemory { free: Cell::new(bytes), waiting: RefCell::default(), pressure: WakeCell::default() };
+        let (size, free) = (bytes, Cell::new(bytes));
+        let memory = SharedMemory { size, free, waiting: RefCell::default(), pressure: WakeCell::default() };
         Rc::new(memory)
+    }
+
+    /// Bytes there are, and bytes in use.
+    pub(super) fn usage(&self) -> (usize, usize) {
+        (self.size, self.size - self.free.get())
     }
 
     /// Whether somebody waits.
@@ -151,7 +158,7 @@ impl Quota {
         }
         self.requests.set(self.requests.get() + 1);
         self.bytes.set(self.bytes.get() + bytes);
-        Permit { quota: self.clone(), bytes, reserved }
+        Permit { quota: self.clone(), bytes, reserved, since: Instant::now() }
     }
 
     /// Resolves when nothing is in flight.
@@ -169,6 +176,19 @@ pub(super) struct Permit {
     quota: Rc<Quota>,
     bytes: usize,
     reserved: bool,
+    since: Instant,
+}
+
+impl Permit {
+    /// The request begins only now: its data has arrived.
+    pub(super) fn restart(&mut self) {
+        self.since = Instant::now();
+    }
+
+    /// How long the request has been under way.
+    pub(super) fn age(&self) -> Duration {
+        self.since.elapsed()
+    }
 }
 
 impl Drop for Permit {

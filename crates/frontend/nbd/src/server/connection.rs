@@ -1,32 +1,40 @@
 //! One connection from its first byte to its last.
 //!
-//! One task reads requests and starts a task for each; another sends what is ready. A request runs
-//! to its end whatever becomes of the client, and replies leave in the order in which requests end.
+//! One task reads requests and starts a task for each; another sends what is ready.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::Shutdown;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use forkdisk::Buf;
-use forkdisk_uring::{Rt, Stream};
+use forkdisk_uring::{ByteStream, PeerCred, Rt};
 
-use super::budget::{Permit, Quota, SharedMemory};
+use super::budget::{Quota, SharedMemory};
 use super::export::{Export, Exports};
+use super::fair::{Fair, Share};
 use super::inbox::Inbox;
-use super::negotiate::{Chosen, Ended, negotiate};
+use super::negotiate::{Chosen, Ended, Entered, Security, enter};
 use super::options::ServerOptions;
-use super::outbox::{Done, Outbox, Reply};
-use crate::codec::{Action, ErrorCode, ExportInfo, MAX_DRAIN, REQUEST_HEADER, ReplyEncoder, Request, RequestError};
+use super::outbox::{Failure, Outbox, Outcome, Reply};
+use super::session::{Job, Session};
+use super::statistics::{Counters, count};
+use crate::codec::{Action, CMD_READ, ErrorCode, MAX_DRAIN, ReplyEncoder, ReplyTo, Request, RequestError};
 
 /// What the server knows of a connection, to stop it or to take its memory away.
 pub(super) struct Control {
-    stream: Stream,
+    /// Ends directions of the stream, whatever its type.
+    shutdown: Box<dyn Fn(Shutdown)>,
+    peer: Option<PeerCred>,
     phase: Cell<Phase>,
     outbox: Rc<Outbox>,
     /// When the payload that is being received began.
     payload_since: Cell<Option<Instant>>,
+    /// What the export that was chosen is called at the moment.
+    export: RefCell<Option<Box<dyn Fn() -> String>>>,
+    /// The export that the client is about to enter.
+    entering: RefCell<Option<String>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -38,28 +46,56 @@ enum Phase {
 }
 
 impl Control {
-    pub(super) fn new(stream: Stream) -> Rc<Control> {
+    pub(super) fn new(stream: &impl ByteStream) -> Rc<Control> {
+        let (stream, peer) = (stream.clone(), stream.peer());
+        // It fails when the client was faster.
+        let shutdown = Box::new(move |how| drop(stream.shutdown(how)));
         Rc::new(Control {
-            stream,
+            shutdown,
+            peer,
             phase: Cell::new(Phase::Handshake),
             outbox: Rc::default(),
             payload_since: Cell::new(None),
+            export: RefCell::new(None),
+            entering: RefCell::new(None),
         })
+    }
+
+    /// The present name of the export that the client uses; `None` before it has chosen one.
+    pub(super) fn export(&self) -> Option<String> {
+        self.export.borrow().as_ref().map(|name| name())
+    }
+
+    /// The client is about to use `export`, and counts as one that does.
+    pub(super) fn enter(&self, export: &str) {
+        *self.entering.borrow_mut() = Some(export.to_owned());
+    }
+
+    /// Whether the client uses `export` or is about to.
+    pub(super) fn is_on(&self, export: &str) -> bool {
+        match self.export() {
+            Some(name) => name == export,
+            None => self.entering.borrow().as_deref() == Some(export),
+        }
+    }
+
+    /// Who connected, as far as the socket tells.
+    pub(super) fn peer(&self) -> Option<PeerCred> {
+        self.peer
     }
 
     /// Reads no further request; those in flight end. A handshake ends at once.
     pub(super) fn stop(&self) {
         match self.phase.replace(Phase::Draining) {
             Phase::Handshake => self.disconnect(),
-            _ => drop(self.stream.shutdown(Shutdown::Read)),
+            _ => (self.shutdown)(Shutdown::Read),
         }
     }
 
     /// Ends the connection without waiting for anything.
     pub(super) fn disconnect(&self) {
         self.phase.set(Phase::Draining);
-        // It fails when the client was faster.
-        let _ = self.stream.shutdown(Shutdown::Both);
+        (self.shutdown)(Shutdown::Both);
     }
 
     /// Whether the client has been taking longer than `time` for a transfer; see
@@ -91,40 +127,72 @@ pub(super) enum Broken {
     Io(#[from] io::Error),
 }
 
-/// Serves one client until it has gone.
-pub(super) async fn serve<X: Exports>(
-    rt: &Rt,
-    exports: &Rc<X>,
-    options: &ServerOptions,
-    memory: &Rc<SharedMemory>,
+/// What all connections of a server share.
+pub(super) struct Common<X> {
+    pub(super) rt: Rt,
+    pub(super) exports: Rc<X>,
+    pub(super) options: ServerOptions,
+    pub(super) memory: Rc<SharedMemory>,
+    pub(super) fair: Rc<Fair>,
+    pub(super) counters: Rc<Counters>,
+}
+
+/// Serves one client until it has gone. `admits` says whether it may enter an export.
+pub(super) async fn serve<X: Exports, S: ByteStream>(
+    common: &Common<X>,
+    stream: S,
+    security: &Security,
+    control: &Rc<Control>,
+    admits: &dyn Fn(&str) -> bool,
+) -> Result<(), Broken> {
+    let limit = common.options.handshake_timeout;
+    match common.rt.timeout(limit, enter(&*common.exports, stream, security, admits)).await {
+        Err(_) => Err(Broken::HandshakeTimeout(limit)),
+        Ok(Err(ended)) if ended.is_a_farewell() => Ok(()),
+        Ok(Err(ended)) => Err(Broken::Negotiation(ended)),
+        Ok(Ok(Entered::Clear(inbox, chosen))) => transmit(common, inbox, chosen, control).await,
+        Ok(Ok(Entered::Encrypted(inbox, chosen))) => {
+            count(&common.counters.encrypted);
+            transmit(common, inbox, chosen, control).await
+        }
+    }
+}
+
+/// The transmission phase.
+async fn transmit<X: Exports, S: ByteStream>(
+    common: &Common<X>,
+    inbox: Inbox<S>,
+    chosen: Chosen<X::Export>,
     control: &Rc<Control>,
 ) -> Result<(), Broken> {
-    let mut inbox = Inbox::new(control.stream.clone());
-    let limit = options.handshake_timeout;
-    let chosen = match rt.timeout(limit, negotiate(&**exports, &control.stream, &mut inbox)).await {
-        Err(_) => return Err(Broken::HandshakeTimeout(limit)),
-        Ok(Err(Ended::Left)) => return Ok(()),
-        Ok(Err(ended)) => return Err(Broken::Negotiation(ended)),
-        Ok(Ok(chosen)) => chosen,
-    };
     if control.is_draining() {
         return Ok(());
     }
+    let Common { rt, exports, options, counters, .. } = common;
     control.phase.set(Phase::Transmission);
-    let outbox = control.outbox.clone();
+    let (outbox, stream) = (control.outbox.clone(), inbox.stream().clone());
+    let Chosen { export, info, style, contexts } = chosen;
     let sender = {
-        let (outbox, stream) = (outbox.clone(), control.stream.clone());
-        rt.spawn(async move { outbox.run(stream, ReplyEncoder).await })
+        let (outbox, stream) = (outbox.clone(), stream.clone());
+        rt.spawn(async move { outbox.run(stream, ReplyEncoder::new(style)).await })
     };
-    let quota = Quota::new(options, memory.clone());
-    let Chosen { export, info } = chosen;
-    let session = Rc::new(Session { export, outbox: outbox.clone() });
-    let reader = Reader { rt, exports: &**exports, control, info, session, quota: quota.clone() };
+    let quota = Quota::new(options, common.memory.clone());
+    let session = Rc::new(Session { rt: rt.clone(), export, outbox: outbox.clone(), style, contexts });
+    let named = session.clone();
+    *control.export.borrow_mut() = Some(Box::new(move || named.export.info().name));
+    let share = Share::new(&common.fair);
+    let read_only = info.read_only;
+    let reader = Reader { exports: &**exports, control, read_only, session, quota: quota.clone(), share, counters };
     let result = reader.run(inbox).await;
     control.phase.set(Phase::Draining);
     drain(rt, control, &quota, options.drain_timeout).await;
     outbox.close();
     sender.await;
+    // The export is let go of with the last request.
+    control.export.take();
+    control.entering.take();
+    // The client has what it asked for; whether it hears the goodbye is its business.
+    let _ = rt.timeout(options.drain_timeout, stream.finish()).await;
     result
 }
 
@@ -138,76 +206,89 @@ async fn drain(rt: &Rt, control: &Control, quota: &Quota, limit: Duration) {
     }
 }
 
-/// What the tasks of a connection's requests share.
-struct Session<E> {
-    export: E,
-    outbox: Rc<Outbox>,
-}
-
 /// Reads requests and starts them.
 struct Reader<'a, X: Exports> {
-    rt: &'a Rt,
     exports: &'a X,
     control: &'a Control,
-    info: ExportInfo,
+    read_only: bool,
     session: Rc<Session<X::Export>>,
     quota: Rc<Quota>,
+    share: Rc<Share>,
+    counters: &'a Counters,
 }
 
 impl<X: Exports> Reader<'_, X> {
-    async fn run(self, mut inbox: Inbox) -> Result<(), Broken> {
+    async fn run<S: ByteStream>(self, mut inbox: Inbox<S>) -> Result<(), Broken> {
         while !self.control.is_draining() {
-            let Some(request) = Request::decode(inbox.bytes())? else {
+            let Some((request, header)) = Request::decode(inbox.bytes(), self.session.style)? else {
                 if !inbox.fill().await? {
                     return Ok(());
                 }
                 continue;
             };
-            inbox.consume(REQUEST_HEADER);
-            match request.check(self.info.size, self.info.read_only) {
+            inbox.consume(header);
+            // The size may have changed since the last request.
+            match request.check(self.session.export.size(), self.read_only) {
                 Ok(Action::Disconnect) => return Ok(()),
-                Ok(action) => self.start(&mut inbox, request.cookie, action).await?,
+                Ok(Action::BlockStatus { .. }) if self.session.contexts.is_empty() => {
+                    self.refuse(&mut inbox, &request, ErrorCode::Invalid).await?;
+                }
+                Ok(action) => self.start(&mut inbox, &request, action).await?,
                 Err(code) => self.refuse(&mut inbox, &request, code).await?,
             }
         }
         Ok(())
     }
 
-    async fn refuse(&self, inbox: &mut Inbox, request: &Request, code: ErrorCode) -> Result<(), Broken> {
+    async fn refuse(
+        &self,
+        inbox: &mut Inbox<impl ByteStream>,
+        request: &Request,
+        code: ErrorCode,
+    ) -> Result<(), Broken> {
         let payload = request.payload();
         if payload > MAX_DRAIN {
             return Err(Broken::Oversized(payload));
         }
+        count(&self.counters.refused_requests);
         let permit = self.quota.admit(0).await;
         if payload > 0 && !inbox.skip(payload).await? {
             return Err(Broken::MidPayload);
         }
-        self.session.outbox.push(Reply { cookie: request.cookie, outcome: Err(code), permit });
+        let at = match request.command {
+            CMD_READ if code == ErrorCode::Invalid => request.past_end(self.session.export.size()),
+            _ => None,
+        };
+        let outcome = Outcome::Failed(Box::new(Failure { code, text: refusal_text(code).to_owned(), at }));
+        self.session.outbox.push(Reply { to: address(request), outcome, permit });
         Ok(())
     }
 
-    async fn start(&self, inbox: &mut Inbox, cookie: u64, action: Action) -> Result<(), Broken> {
+    async fn start(&self, inbox: &mut Inbox<impl ByteStream>, request: &Request, action: Action) -> Result<(), Broken> {
+        let session = &self.session;
         let len = match action {
             Action::Read { len, .. } | Action::Write { len, .. } => len as usize,
+            Action::BlockStatus { one, .. } => session.status_bytes(one),
             _ => 0,
         };
-        let permit = self.quota.admit(len).await;
-        let session = self.session.clone();
-        match action {
-            Action::Read { offset, .. } => {
-                let buf = self.exports.buffer(len);
-                self.rt.spawn(session.read(cookie, permit, offset, buf));
-            }
-            Action::Write { offset, fua, .. } => {
-                let buf = self.payload(inbox, self.exports.buffer(len)).await?;
-                self.rt.spawn(session.write(cookie, permit, offset, buf, fua));
-            }
-            action => drop(self.rt.spawn(session.other(cookie, permit, action))),
+        let mut permit = self.quota.admit(len).await;
+        let payload = match action {
+            Action::Write { .. } => Some(self.payload(inbox, self.exports.buffer(len)).await?),
+            _ => None,
+        };
+        // The time that a client takes to deliver its data is not the server's.
+        permit.restart();
+        let job = Job { to: address(request), permit, started: self.share.begin(len).await };
+        let (rt, session) = (&session.rt, session.clone());
+        match (action, payload) {
+            (Action::Read { whole, .. }, _) => drop(rt.spawn(session.read(job, self.exports.buffer(len), whole))),
+            (Action::Write { fua, .. }, Some(buf)) => drop(rt.spawn(session.write(job, buf, fua))),
+            (action, _) => drop(rt.spawn(session.other(job, action))),
         }
         Ok(())
     }
 
-    async fn payload(&self, inbox: &mut Inbox, buf: Buf) -> Result<Buf, Broken> {
+    async fn payload(&self, inbox: &mut Inbox<impl ByteStream>, buf: Buf) -> Result<Buf, Broken> {
         if inbox.bytes().len() < buf.len() {
             self.control.payload_since.set(Some(Instant::now()));
         }
@@ -217,44 +298,14 @@ impl<X: Exports> Reader<'_, X> {
     }
 }
 
-impl<E: Export> Session<E> {
-    async fn read(self: Rc<Self>, cookie: u64, permit: Permit, offset: u64, buf: Buf) {
-        let (result, buf) = match buf.is_empty() {
-            true => (Ok(()), buf),
-            false => self.export.read(offset, buf).await,
-        };
-        let outcome = outcome(result).map(|()| Done::Data { offset, buf });
-        self.outbox.push(Reply { cookie, outcome, permit });
-    }
-
-    async fn write(self: Rc<Self>, cookie: u64, permit: Permit, offset: u64, buf: Buf, fua: bool) {
-        let (result, buf) = match buf.is_empty() {
-            true => (Ok(()), buf),
-            false => self.export.write(offset, buf, fua).await,
-        };
-        drop(buf);
-        let outcome = outcome(result).map(|()| Done::Plain);
-        self.outbox.push(Reply { cookie, outcome, permit });
-    }
-
-    async fn other(self: Rc<Self>, cookie: u64, permit: Permit, action: Action) {
-        let result = match action {
-            Action::Flush => self.export.flush().await,
-            Action::Trim { len: 0, .. } | Action::WriteZeroes { len: 0, .. } => Ok(()),
-            Action::Trim { offset, len, fua } => self.export.trim(offset, len, fua).await,
-            Action::WriteZeroes { offset, len, fua, no_hole } => {
-                self.export.write_zeroes(offset, len, fua, no_hole).await
-            }
-            Action::Read { .. } | Action::Write { .. } | Action::Disconnect => Ok(()),
-        };
-        let outcome = outcome(result).map(|()| Done::Plain);
-        self.outbox.push(Reply { cookie, outcome, permit });
-    }
+fn address(request: &Request) -> ReplyTo {
+    ReplyTo { cookie: request.cookie, offset: request.offset }
 }
 
-fn outcome(result: forkdisk::Result<()>) -> Result<(), ErrorCode> {
-    result.map_err(|error| {
-        tracing::debug!(%error, "a request failed");
-        ErrorCode::from_errno(error.errno())
-    })
+fn refusal_text(code: ErrorCode) -> &'static str {
+    match code {
+        ErrorCode::NotPermitted => "the export is read-only",
+        ErrorCode::NoSpace => "the range reaches past the end of the export",
+        _ => "the request has a range, a length or flags that it cannot have here",
+    }
 }

@@ -1,10 +1,11 @@
 //! What the server serves: a set of exports, and one export that is open for I/O.
 
-use std::future::Future;
+use std::future::{Future, ready};
+use std::time::Duration;
 
-use forkdisk::{Buf, Result};
+use forkdisk::{Buf, Operation, Result};
 
-use crate::codec::ExportInfo;
+use crate::codec::{ExportInfo, StatusExtent};
 
 /// A set of exports that clients choose from by name.
 pub trait Exports: 'static {
@@ -22,15 +23,31 @@ pub trait Exports: 'static {
 }
 
 /// An open export: a disk with a volatile write cache. Offsets and lengths are in bytes, of any
-/// alignment; ranges lie inside the size that [`info`](Self::info) told when the export was opened.
+/// alignment; ranges lie inside the [`size`](Self::size) that was told last.
 ///
 /// The server runs every future to its end, whatever becomes of the client.
 pub trait Export: 'static {
+    /// A metadata context that a client has chosen: what BLOCK_STATUS tells of. It keeps alive
+    /// whatever that takes.
+    type Context: 'static;
+
     /// What the handshake tells a client.
     fn info(&self) -> ExportInfo;
 
+    /// Its length at the moment, in bytes.
+    fn size(&self) -> u64;
+
     /// Fills all of `buf` from `offset`.
     fn read(&self, offset: u64, buf: Buf) -> impl Future<Output = (Result<()>, Buf)>;
+
+    /// As [`read`](Self::read); parts that are holes may be left as they are in `buf` and reported
+    /// instead: where they begin in it and how long they are, in rising order, neighbours as one.
+    fn read_sparse(&self, offset: u64, buf: Buf) -> impl Future<Output = (Result<Vec<(usize, usize)>>, Buf)> {
+        async move {
+            let (result, buf) = self.read(offset, buf).await;
+            (result.map(|()| Vec::new()), buf)
+        }
+    }
 
     /// Writes all of `buf`; with `fua` it is durable when this returns.
     fn write(&self, offset: u64, buf: Buf, fua: bool) -> impl Future<Output = (Result<()>, Buf)>;
@@ -39,9 +56,37 @@ pub trait Export: 'static {
     /// provisioned.
     fn write_zeroes(&self, offset: u64, len: u64, fua: bool, no_hole: bool) -> impl Future<Output = Result<()>>;
 
+    /// Whether [`write_zeroes`](Self::write_zeroes) of this range is faster than writing it.
+    fn zeroing_is_fast(&self, offset: u64, len: u64) -> bool;
+
     /// The range is not needed any more.
     fn trim(&self, offset: u64, len: u64, fua: bool) -> impl Future<Output = Result<()>>;
 
+    /// The range will be read soon. A hint: it costs little, whatever the range.
+    fn cache(&self, _offset: u64, _len: u64) -> impl Future<Output = Result<()>> {
+        ready(Ok(()))
+    }
+
     /// Makes durable every write to this disk that has returned, through whatever handle.
     fn flush(&self) -> impl Future<Output = Result<()>>;
+
+    /// Told of every request, whether it went well or not: how long it took from admission, with its
+    /// data received, until its reply was ready.
+    fn took(&self, _operation: Operation, _time: Duration) {}
+
+    /// The names of all its metadata contexts.
+    fn contexts(&self) -> Vec<String>;
+
+    /// Opens the metadata context of this name; `None` if there is none.
+    fn context(&self, name: &str) -> Option<Self::Context>;
+
+    /// What a context says of a range, from its front on: at least one extent, together not longer
+    /// than the range. It ends early after looking at about `looks` pieces.
+    fn status(
+        &self,
+        context: &Self::Context,
+        offset: u64,
+        len: u64,
+        looks: usize,
+    ) -> impl Future<Output = Result<Vec<StatusExtent>>>;
 }

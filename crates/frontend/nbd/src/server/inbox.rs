@@ -8,7 +8,7 @@ use std::io;
 use std::ops::Range;
 
 use forkdisk::Buf;
-use forkdisk_uring::Stream;
+use forkdisk_uring::ByteStream;
 
 /// Bytes of the staging buffer. More than any handshake message and than any request with a
 /// payload that is not received directly.
@@ -18,16 +18,21 @@ const DIRECT: usize = 16 << 10;
 /// What a receive asks for after a large payload.
 const LITTLE: usize = 4 << 10;
 
-pub(super) struct Inbox {
-    stream: Stream,
+pub(super) struct Inbox<S> {
+    stream: S,
     staging: Buf,
     filled: Range<usize>,
     ask: usize,
 }
 
-impl Inbox {
-    pub(super) fn new(stream: Stream) -> Inbox {
+impl<S: ByteStream> Inbox<S> {
+    pub(super) fn new(stream: S) -> Inbox<S> {
         Inbox { stream, staging: Buf::zeroed(STAGING), filled: 0..0, ask: STAGING }
+    }
+
+    /// Where the bytes come from.
+    pub(super) fn stream(&self) -> &S {
+        &self.stream
     }
 
     /// What has arrived and was not consumed.

@@ -6,28 +6,39 @@
 
 mod budget;
 mod connection;
+mod contexts;
 mod export;
+mod fair;
 mod inbox;
 mod log;
 mod negotiate;
 mod options;
 mod outbox;
 mod pool;
+mod session;
+mod statistics;
 mod sync;
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forkdisk_uring::{Rt, Stream, UnixListener};
+use forkdisk_uring::{Accept, ByteStream, PeerCred, Rt};
 
+pub use contexts::{ALLOCATION, CHANGED, DEPTH, DEPTH_HOLE, DEPTH_OWN, DEPTH_SHARED};
 pub use export::{Export, Exports};
+pub use negotiate::Security;
 pub use options::ServerOptions;
+pub use pool::{PoolContext, PoolExport};
+pub use statistics::ServerStatistics;
+pub(crate) use sync::WakeCell;
 
 use budget::SharedMemory;
-use connection::Control;
+use connection::{Broken, Common, Control};
+use fair::Fair;
 use log::LogLimit;
-use sync::{Event, WakeCell, unless};
+use statistics::{Counters, count};
+use sync::{Event, unless};
 
 /// How long to wait after a failed accept, such as for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -40,10 +51,7 @@ pub struct Server<X> {
 }
 
 struct State<X> {
-    rt: Rt,
-    exports: Rc<X>,
-    options: ServerOptions,
-    memory: Rc<SharedMemory>,
+    common: Common<X>,
     clients: Rc<Clients>,
     log: LogLimit,
 }
@@ -59,6 +67,8 @@ struct Clients {
 #[derive(Clone)]
 pub struct ServerHandle {
     clients: Rc<Clients>,
+    memory: Rc<SharedMemory>,
+    counters: Rc<Counters>,
 }
 
 impl ServerHandle {
@@ -68,10 +78,52 @@ impl ServerHandle {
         self.clients.stop.raise();
     }
 
+    /// As [`stop`](Self::stop), but no client is waited for: all are disconnected.
+    pub fn hurry(&self) {
+        self.clients.stop.raise();
+        self.clients.connected.borrow().iter().for_each(|control| control.disconnect());
+    }
+
+    /// The clients that have chosen an export.
+    pub fn clients(&self) -> Vec<ClientInfo> {
+        let connected = self.clients.connected.borrow();
+        let info = |control: &Rc<Control>| Some(ClientInfo { export: control.export()?, peer: control.peer() });
+        connected.iter().filter_map(info).collect()
+    }
+
+    /// Reads no further request of the clients of `export`, by its present name, and disconnects them when
+    /// their requests in flight have ended and been answered, within the server's `drain_timeout`. Returns
+    /// how many of them there still are.
+    pub fn disconnect(&self, export: &str) -> usize {
+        let connected = self.clients.connected.borrow();
+        let theirs = connected.iter().filter(|control| control.export().as_deref() == Some(export));
+        theirs.inspect(|control| control.stop()).count()
+    }
+
     /// How many clients are connected.
     pub fn connections(&self) -> usize {
         self.clients.connected.borrow().len()
     }
+
+    /// What the server did with its connections.
+    pub fn statistics(&self) -> ServerStatistics {
+        let (size, used) = self.memory.usage();
+        ServerStatistics {
+            connections: self.connections() as u64,
+            shared_memory: size as u64,
+            shared_memory_used: used as u64,
+            ..self.counters.read()
+        }
+    }
+}
+
+/// A client that has chosen an export.
+#[derive(Clone, Debug)]
+pub struct ClientInfo {
+    /// The export's present name.
+    pub export: String,
+    /// Who it is; `None` where the socket does not tell.
+    pub peer: Option<PeerCred>,
 }
 
 impl<X> Clone for Server<X> {
@@ -85,30 +137,38 @@ impl<X: Exports> Server<X> {
     pub fn new(rt: &Rt, exports: X, options: ServerOptions) -> Server<X> {
         let options = options.effective();
         let memory = SharedMemory::new(options.shared_memory);
-        let (clients, log) = Default::default();
-        let (rt, exports) = (rt.clone(), Rc::new(exports));
-        Server { state: Rc::new(State { rt, exports, options, memory, clients, log }) }
+        let fair = Fair::new(&options);
+        let (clients, log, counters) = Default::default();
+        let common = Common { rt: rt.clone(), exports: Rc::new(exports), options, memory, fair, counters };
+        Server { state: Rc::new(State { common, clients, log }) }
     }
 
     /// What stops the server.
     pub fn handle(&self) -> ServerHandle {
-        ServerHandle { clients: self.state.clients.clone() }
+        let State { clients, common, .. } = &*self.state;
+        let (memory, counters) = (common.memory.clone(), common.counters.clone());
+        ServerHandle { clients: clients.clone(), memory, counters }
     }
 
-    /// Serves whoever connects to `listener`, until [`ServerHandle::stop`]; then waits for the
+    /// Serves whoever connects to `listener`, in the clear; see [`serve_as`](Self::serve_as).
+    pub async fn serve(&self, listener: impl Accept) {
+        self.serve_as(listener, Security::Clear).await;
+    }
+
+    /// Serves whoever connects to `listener`, protected as `security` says, until [`ServerHandle::stop`]; then waits for the
     /// clients to end, and disconnects those that have not within `drain_timeout`. A request that
     /// hangs in its export is not waited for any longer than that.
-    pub async fn serve(&self, listener: UnixListener) {
+    pub async fn serve_as(&self, listener: impl Accept, security: Security) {
         let state = &self.state;
         let stop = &state.clients.stop;
-        let watch = state.rt.spawn(watch_memory(state.clone()));
+        let watch = state.common.rt.spawn(watch_memory(state.clone()));
         while !stop.has_happened() {
             match unless(stop, listener.accept()).await {
                 None => break,
-                Some(Ok(stream)) => self.welcome(stream),
+                Some(Ok(stream)) => self.welcome_as(stream, security.clone()),
                 Some(Err(error)) => {
                     state.log.warn(format_args!("cannot accept a connection: {error}"));
-                    unless(stop, state.rt.sleep_for(ACCEPT_PAUSE)).await;
+                    unless(stop, state.common.rt.sleep_for(ACCEPT_PAUSE)).await;
                 }
             }
         }
@@ -118,33 +178,56 @@ impl<X: Exports> Server<X> {
     }
 
     /// Serves a connection that was made elsewhere, unless there are too many.
-    pub fn welcome(&self, stream: Stream) {
+    pub fn welcome(&self, stream: impl ByteStream) {
+        self.welcome_as(stream, Security::Clear);
+    }
+
+    /// As [`welcome`](Self::welcome), protected as `security` says.
+    pub fn welcome_as(&self, stream: impl ByteStream, security: Security) {
         let state = &self.state;
-        let most = state.options.max_connections;
+        let counters = &state.common.counters;
+        count(&counters.accepted);
+        let most = state.common.options.max_connections;
         if state.clients.connected.borrow().len() >= most {
+            count(&counters.refused);
             state.log.warn(format_args!("refused a connection: there are {most} already"));
             return;
         }
-        let control = Control::new(stream);
+        let control = Control::new(&stream);
         state.clients.connected.borrow_mut().push(control.clone());
         let place = Place { clients: state.clients.clone(), control };
         let state = state.clone();
-        let rt = state.rt.clone();
+        let rt = state.common.rt.clone();
         rt.spawn(async move {
-            let State { rt, exports, options, memory, log, .. } = &*state;
-            if let Err(e) = connection::serve(rt, exports, options, memory, &place.control).await {
-                log.warn(format_args!("closed a connection: {e}"));
+            let admits = |export: &str| state.admits(&place.control, export);
+            if let Err(e) = connection::serve(&state.common, stream, &security, &place.control, &admits).await {
+                let counters = &state.common.counters;
+                let is_handshake = matches!(e, Broken::HandshakeTimeout(_) | Broken::Negotiation(_));
+                count(if is_handshake { &counters.failed_handshakes } else { &counters.broken });
+                state.log.warn(format_args!("closed a connection: {e}"));
             }
         });
     }
 }
 
 impl<X> State<X> {
+    /// Lets a client enter an export, unless that has as many clients as it may have.
+    fn admits(&self, control: &Control, export: &str) -> bool {
+        let (connected, most) = (self.clients.connected.borrow(), self.common.options.max_export_connections);
+        if connected.iter().filter(|control| control.is_on(export)).count() >= most {
+            count(&self.common.counters.crowded);
+            self.log.warn(format_args!("refused a client of the export {export:?}: it has {most} connections already"));
+            return false;
+        }
+        control.enter(export);
+        true
+    }
+
     async fn end_connections(&self) {
         let all = || self.clients.connected.borrow().clone();
         all().iter().for_each(|control| control.stop());
-        let limit = self.options.drain_timeout;
-        if self.rt.timeout(limit, self.clients.gone()).await.is_err() {
+        let limit = self.common.options.drain_timeout;
+        if self.common.rt.timeout(limit, self.clients.gone()).await.is_err() {
             let rest = all();
             self.log.warn(format_args!("{} clients did not end within {limit:?}", rest.len()));
             rest.iter().for_each(|control| control.disconnect());
@@ -173,16 +256,17 @@ impl Drop for Place {
 
 /// Disconnects clients that hold memory and do not move, as long as others wait for memory.
 async fn watch_memory<X: Exports>(state: Rc<State<X>>) {
-    let limit = state.options.stall_timeout;
+    let limit = state.common.options.stall_timeout;
     loop {
-        state.memory.short().await;
+        state.common.memory.short().await;
         let all = state.clients.connected.borrow().clone();
         for control in all.iter().filter(|control| control.has_stalled(limit)) {
             state.log.warn(format_args!(
                 "disconnected a client that held memory others wait for and did not move for {limit:?}"
             ));
+            count(&state.common.counters.stalled);
             control.disconnect();
         }
-        state.rt.sleep_for(STALL_CHECK.min(limit)).await;
+        state.common.rt.sleep_for(STALL_CHECK.min(limit)).await;
     }
 }

@@ -1,16 +1,22 @@
 //! The handshake of one connection: answers options until the client has chosen an export.
+//!
+//! It begins in the clear. STARTTLS ends that part: whatever the client has sent behind it is thrown
+//! away, nothing that was negotiated before counts any more, and options are answered anew under TLS.
 
 use std::io;
 
-use forkdisk::ErrorKind;
-use forkdisk_uring::Stream;
+use forkdisk::{Error, ErrorKind};
+use forkdisk_uring::ByteStream;
 
+use super::contexts::CHANGED;
 use super::export::{Export, Exports};
 use super::inbox::Inbox;
 use crate::codec::{
-    ExportInfo, GREETING, Handshake, InfoRequests, Message, OPT_ABORT, OPT_GO, OPT_INFO, OPT_LIST, OptionReplies,
-    Refusal, Violation, encode_export_name_reply,
+    ExportInfo, GREETING, Handshake, InfoRequests, MAX_CONTEXTS, Message, OPT_ABORT, OPT_EXTENDED_HEADERS, OPT_GO,
+    OPT_INFO, OPT_LIST, OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT, OPT_STARTTLS, OPT_STRUCTURED_REPLY, OptionReplies,
+    Refusal, ReplyStyle, Violation, encode_export_name_reply,
 };
+use crate::tls::{Grants, Permission, Tls, TlsStream};
 
 /// Replies to a list are sent off in parts of about this size.
 const LIST_PART: usize = 64 << 10;
@@ -22,142 +28,392 @@ pub(super) enum Ended {
     Left,
     #[error("the client asked for the export {0:?}: {1}")]
     Refused(String, forkdisk::Error),
+    #[error("the client chose an export without TLS, which is required here")]
+    NotEncrypted,
+    #[error("TLS could not be agreed upon: {0}")]
+    Tls(io::Error),
     #[error(transparent)]
     Violation(#[from] Violation),
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// An export that a client has chosen, with what it was told about it.
-pub(super) struct Chosen<E> {
-    pub(super) export: E,
-    pub(super) info: ExportInfo,
+impl Ended {
+    /// Whether the client just went away. Many do so without waiting for the answer to their last
+    /// option.
+    pub(super) fn is_a_farewell(&self) -> bool {
+        match self {
+            Ended::Left => true,
+            Ended::Io(e) => matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset),
+            Ended::Refused(..) | Ended::Violation(_) | Ended::NotEncrypted | Ended::Tls(_) => false,
+        }
+    }
 }
 
-/// What answering one message led to.
-enum Next<E> {
-    Option,
+/// An export that a client has chosen, with what it was told about it.
+pub(super) struct Chosen<E: Export> {
+    pub(super) export: E,
+    pub(super) info: ExportInfo,
+    pub(super) style: ReplyStyle,
+    /// Their numbers are their places, from 1 on.
+    pub(super) contexts: Vec<E::Context>,
+}
+
+/// How the clients of a listener are protected.
+#[derive(Clone, Default)]
+pub enum Security {
+    /// Everything goes in the clear, and everybody may open everything.
+    #[default]
+    Clear,
+    /// Clients may start TLS. Those that do not may open everything.
+    Offered(Tls),
+    /// Nothing is listed or opened before TLS has been started.
+    Required(Tls),
+}
+
+/// A client that has chosen an export, and the stream it goes on with.
+pub(super) enum Entered<S, E: Export> {
+    Clear(Inbox<S>, Chosen<E>),
+    Encrypted(Inbox<TlsStream<S>>, Chosen<E>),
+}
+
+/// Greets a client and negotiates to the point where its next byte belongs to a request. `admits` is asked
+/// once, with the name of the export that the client is about to enter.
+pub(super) async fn enter<X: Exports, S: ByteStream>(
+    exports: &X,
+    stream: S,
+    security: &Security,
+    admits: &dyn Fn(&str) -> bool,
+) -> Result<Entered<S, X::Export>, Ended> {
+    let mut inbox = Inbox::new(stream.clone());
+    let mut handshake = Handshake::new();
+    let mut clear = Negotiation::new(exports, &stream, Policy::Clear(security), admits);
+    clear.out.extend_from_slice(&GREETING);
+    clear.send().await?;
+    let tls = match clear.run(&mut handshake, &mut inbox).await? {
+        Next::Transmission(chosen) => return Ok(Entered::Clear(inbox, chosen)),
+        Next::StartTls(tls) => tls,
+    };
+    // The inbox goes, and with it whatever came behind STARTTLS; so does all that was negotiated.
+    drop((clear, inbox));
+    let stream = TlsStream::accept(stream, tls.config()).await.map_err(Ended::Tls)?;
+    let identity = stream.identity();
+    if let Some(identity) = &identity {
+        tracing::debug!(client = %identity, "a client has shown its certificate");
+    }
+    let mut inbox = Inbox::new(stream.clone());
+    let policy = Policy::Encrypted(tls.grants(identity.as_ref()));
+    match Negotiation::new(exports, &stream, policy, admits).run(&mut handshake, &mut inbox).await? {
+        Next::Transmission(chosen) => Ok(Entered::Encrypted(inbox, chosen)),
+        Next::StartTls(_) => unreachable!("STARTTLS is refused under TLS"),
+    }
+}
+
+/// What a client may do at this point.
+enum Policy<'a> {
+    Clear(&'a Security),
+    Encrypted(Grants),
+}
+
+/// How a part of the negotiation ends.
+enum Next<E: Export> {
+    StartTls(Tls),
     Transmission(Chosen<E>),
 }
 
-/// Negotiates to the point where the next byte from the client belongs to a request.
-pub(super) async fn negotiate<X: Exports>(
-    exports: &X,
-    stream: &Stream,
-    inbox: &mut Inbox,
-) -> Result<Chosen<X::Export>, Ended> {
-    let mut out = GREETING.to_vec();
-    send(stream, &mut out).await?;
-    let mut handshake = Handshake::new();
-    loop {
-        let step = handshake.advance(inbox.bytes())?;
-        inbox.consume(step.consumed);
-        let Some(message) = step.message else {
-            if !inbox.fill().await? {
+struct Negotiation<'a, X: Exports, S> {
+    exports: &'a X,
+    stream: &'a S,
+    policy: Policy<'a>,
+    admits: &'a dyn Fn(&str) -> bool,
+    out: Vec<u8>,
+    style: ReplyStyle,
+    /// Chosen contexts, and the name of the export they belong to.
+    contexts: Option<(String, Vec<<X::Export as Export>::Context>)>,
+}
+
+impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
+    fn new(exports: &'a X, stream: &'a S, policy: Policy<'a>, admits: &'a dyn Fn(&str) -> bool) -> Self {
+        let (out, style) = (Vec::new(), ReplyStyle::Simple);
+        Negotiation { exports, stream, policy, admits, out, style, contexts: None }
+    }
+
+    /// Answers options until an export is chosen or TLS is to be started.
+    async fn run(&mut self, handshake: &mut Handshake, inbox: &mut Inbox<S>) -> Result<Next<X::Export>, Ended> {
+        loop {
+            let step = handshake.advance(inbox.bytes())?;
+            inbox.consume(step.consumed);
+            let Some(message) = step.message else {
+                if !inbox.fill().await? {
+                    return Err(Ended::Left);
+                }
+                continue;
+            };
+            let next = self.answer(message, handshake.no_zeroes()).await;
+            self.send().await?;
+            if let Some(next) = next? {
+                return Ok(next);
+            }
+        }
+    }
+
+    async fn send(&mut self) -> io::Result<()> {
+        if self.out.is_empty() {
+            return Ok(());
+        }
+        self.stream.send_vectored(vec![std::mem::take(&mut self.out).into()]).await.0
+    }
+
+    async fn send_part(&mut self) -> io::Result<()> {
+        if self.out.len() >= LIST_PART { self.send().await } else { Ok(()) }
+    }
+
+    fn replies(&mut self, option: u32) -> OptionReplies<'_> {
+        OptionReplies::new(option, &mut self.out)
+    }
+
+    fn refuse(&mut self, option: u32, why: Refusal) {
+        self.replies(option).refuse(why, refusal_text(why));
+    }
+
+    /// Answers a message; what follows when that was the end of this part.
+    async fn answer(&mut self, message: Message, no_zeroes: bool) -> Result<Option<Next<X::Export>>, Ended> {
+        if let Policy::Clear(Security::Required(_)) = self.policy
+            && let Some(option) = tells_something(&message)?
+        {
+            self.refuse(option, Refusal::TlsRequired);
+            return Ok(None);
+        }
+        match message {
+            Message::StartTls => return Ok(self.start_tls().map(Next::StartTls)),
+            Message::List => self.list().await?,
+            Message::Abort => {
+                self.replies(OPT_ABORT).ack();
                 return Err(Ended::Left);
             }
-            continue;
-        };
-        let no_zeroes = handshake.no_zeroes();
-        let next = match message {
-            Message::List => {
-                list(exports, stream, &mut out).await?;
-                Ok(Next::Option)
+            Message::Refused { option, why } => self.refuse(option, why),
+            Message::StructuredReply => match self.style {
+                ReplyStyle::Simple => {
+                    self.style = ReplyStyle::Structured;
+                    self.replies(OPT_STRUCTURED_REPLY).ack();
+                }
+                ReplyStyle::Structured => self.refuse(OPT_STRUCTURED_REPLY, Refusal::Invalid),
+                ReplyStyle::Extended => self.refuse(OPT_STRUCTURED_REPLY, Refusal::Extended),
+            },
+            Message::ExtendedHeaders if self.style == ReplyStyle::Extended => {
+                self.refuse(OPT_EXTENDED_HEADERS, Refusal::Invalid);
             }
-            message => answer(exports, message, no_zeroes, &mut out),
-        };
-        send(stream, &mut out).await?;
-        match next? {
-            Next::Option => {}
-            Next::Transmission(chosen) => return Ok(chosen),
-        }
-    }
-}
-
-async fn send(stream: &Stream, out: &mut Vec<u8>) -> io::Result<()> {
-    if out.is_empty() {
-        return Ok(());
-    }
-    stream.send_vectored(vec![std::mem::take(out).into()]).await.0
-}
-
-async fn list<X: Exports>(exports: &X, stream: &Stream, out: &mut Vec<u8>) -> io::Result<()> {
-    for (name, description) in exports.list() {
-        OptionReplies::new(OPT_LIST, out).server(&name, &description);
-        if out.len() >= LIST_PART {
-            send(stream, out).await?;
-        }
-    }
-    OptionReplies::new(OPT_LIST, out).ack();
-    Ok(())
-}
-
-/// Encodes the answer to any message but LIST.
-fn answer<X: Exports>(
-    exports: &X,
-    message: Message,
-    no_zeroes: bool,
-    out: &mut Vec<u8>,
-) -> Result<Next<X::Export>, Ended> {
-    match message {
-        Message::List => {}
-        Message::Abort => {
-            OptionReplies::new(OPT_ABORT, out).ack();
-            return Err(Ended::Left);
-        }
-        Message::Refused { option, why } => {
-            OptionReplies::new(option, out).refuse(why, refusal_text(why));
-        }
-        Message::ExportName(name) => {
-            let chosen = open(exports, &name).map_err(|e| Ended::Refused(name, e))?;
-            encode_export_name_reply(&chosen.info, no_zeroes, out);
-            return Ok(Next::Transmission(chosen));
-        }
-        Message::Info { go, name, requests } => {
-            if let Some(chosen) = describe(exports, go, &name, requests, out) {
-                return Ok(Next::Transmission(chosen));
+            Message::ExtendedHeaders => {
+                self.style = ReplyStyle::Extended;
+                self.replies(OPT_EXTENDED_HEADERS).ack();
+            }
+            Message::MetaContext { set, export, queries } => self.meta_context(set, &export, queries).await?,
+            Message::ExportName(name) => {
+                let opened = self.open(&name).and_then(|opened| self.admit(opened));
+                let (export, info) = opened.map_err(|e| Ended::Refused(name, e))?;
+                encode_export_name_reply(&info, self.style, no_zeroes, &mut self.out);
+                return Ok(Some(Next::Transmission(self.enter(export, info))));
+            }
+            Message::Info { go, name, requests } => {
+                return Ok(self.describe(go, &name, requests).map(Next::Transmission));
             }
         }
+        Ok(None)
     }
-    Ok(Next::Option)
+
+    async fn list(&mut self) -> io::Result<()> {
+        for (name, description) in self.exports.list() {
+            if self.permission(&name) == Permission::None {
+                continue;
+            }
+            self.replies(OPT_LIST).server(&name, &description);
+            self.send_part().await?;
+        }
+        self.replies(OPT_LIST).ack();
+        Ok(())
+    }
+
+    /// Answers INFO or GO; the export when it was GO and there is one.
+    fn describe(&mut self, go: bool, name: &str, requests: InfoRequests) -> Option<Chosen<X::Export>> {
+        let (option, style) = (if go { OPT_GO } else { OPT_INFO }, self.style);
+        let opened = self.open_for(option, name)?;
+        let (export, info) = match go {
+            false => opened,
+            true => {
+                self.admit(opened).map_err(|e| self.replies(option).refuse(Refusal::Policy, &e.to_string())).ok()?
+            }
+        };
+        let mut replies = self.replies(option);
+        replies.info(&info, style, requests);
+        replies.ack();
+        go.then(|| self.enter(export, info))
+    }
+
+    /// Opens an export, as the client may. What it may not open looks to it as if it did not exist.
+    fn open(&self, name: &str) -> forkdisk::Result<(X::Export, ExportInfo)> {
+        let missing = || Error::new(ErrorKind::NotFound, format!("there is no export {name:?} for you"));
+        let export = match self.exports.open(name) {
+            Err(error) if self.is_restricted() => {
+                tracing::debug!(%error, "an export that could not be opened");
+                return Err(missing());
+            }
+            opened => opened?,
+        };
+        let mut info = export.info();
+        match self.permission(&info.name) {
+            Permission::None => return Err(missing()),
+            Permission::ReadOnly => info.read_only = true,
+            Permission::Full => {}
+        }
+        Ok((export, info))
+    }
+
+    /// Refuses an export that has as many clients as it may have.
+    fn admit(&self, opened: (X::Export, ExportInfo)) -> forkdisk::Result<(X::Export, ExportInfo)> {
+        match (self.admits)(&opened.1.name) {
+            true => Ok(opened),
+            false => {
+                let text = format!("the export {:?} has as many connections as it may have", opened.1.name);
+                Err(Error::new(ErrorKind::Busy, text))
+            }
+        }
+    }
+
+    fn permission(&self, export: &str) -> Permission {
+        match &self.policy {
+            Policy::Clear(_) => Permission::Full,
+            Policy::Encrypted(grants) => grants.on(export),
+        }
+    }
+
+    fn is_restricted(&self) -> bool {
+        matches!(&self.policy, Policy::Encrypted(grants) if grants.is_restricted())
+    }
+
+    /// Whether the client may hear of this context of `export`: what has changed since a snapshot
+    /// it could not open is not its business.
+    fn may_ask(&self, export: &str, context: &str) -> bool {
+        let Some(snapshot) = context.strip_prefix(CHANGED) else {
+            return true;
+        };
+        let volume = export.split_once('@').map_or(export, |(volume, _)| volume);
+        let is_full = snapshot.contains('@');
+        let full = if is_full { snapshot.to_owned() } else { format!("{volume}@{snapshot}") };
+        self.permission(&full) != Permission::None
+    }
+
+    fn start_tls(&mut self) -> Option<Tls> {
+        let why = match self.policy {
+            Policy::Clear(Security::Offered(tls) | Security::Required(tls)) => {
+                self.replies(OPT_STARTTLS).ack();
+                return Some(tls.clone());
+            }
+            Policy::Clear(Security::Clear) => Refusal::Policy,
+            Policy::Encrypted(_) => Refusal::Invalid,
+        };
+        self.refuse(OPT_STARTTLS, why);
+        None
+    }
+
+    /// Opens an export, or refuses the option.
+    fn open_for(&mut self, option: u32, name: &str) -> Option<(X::Export, ExportInfo)> {
+        let error = match self.open(name) {
+            Ok(opened) => return Some(opened),
+            Err(error) => error,
+        };
+        let why = match error.kind() {
+            ErrorKind::NotFound | ErrorKind::Invalid => Refusal::Unknown,
+            _ => Refusal::Policy,
+        };
+        self.replies(option).refuse(why, &error.to_string());
+        None
+    }
+
+    /// Contexts that were chosen for another export do not count.
+    fn enter(&mut self, export: X::Export, info: ExportInfo) -> Chosen<X::Export> {
+        let contexts = self.contexts.take().filter(|(name, _)| *name == info.name);
+        Chosen { export, info, style: self.style, contexts: contexts.map_or_else(Vec::new, |(_, list)| list) }
+    }
+
+    /// Answers LIST_META_CONTEXT or SET_META_CONTEXT. Names that end with a colon stand for all
+    /// that begin so, but for listing only.
+    async fn meta_context(&mut self, set: bool, export: &str, queries: Vec<String>) -> io::Result<()> {
+        let option = if set { OPT_SET_META_CONTEXT } else { OPT_LIST_META_CONTEXT };
+        if set {
+            self.contexts = None;
+        }
+        if !self.style.has_chunks() {
+            self.refuse(option, Refusal::Invalid);
+            return Ok(());
+        }
+        let Some((export, info)) = self.open_for(option, export) else {
+            return Ok(());
+        };
+        if set {
+            self.choose(&export, info.name, queries)
+        } else {
+            self.list_contexts(&export, &info.name, &queries).await?
+        }
+        Ok(())
+    }
+
+    fn choose(&mut self, export: &X::Export, name: String, mut queries: Vec<String>) {
+        queries.sort();
+        queries.dedup();
+        let found = queries
+            .into_iter()
+            .filter(|query| self.may_ask(&name, query))
+            .filter_map(|query| export.context(&query).map(|context| (query, context)));
+        let (names, contexts): (Vec<String>, Vec<_>) = found.take(MAX_CONTEXTS + 1).unzip();
+        if contexts.len() > MAX_CONTEXTS {
+            return self.refuse(OPT_SET_META_CONTEXT, Refusal::TooBig);
+        }
+        let mut replies = self.replies(OPT_SET_META_CONTEXT);
+        names.iter().zip(1..).for_each(|(name, id)| replies.context(id, name));
+        replies.ack();
+        self.contexts = Some((name, contexts));
+    }
+
+    async fn list_contexts(&mut self, export: &X::Export, of: &str, queries: &[String]) -> io::Result<()> {
+        let asked = |name: &str| {
+            let matches = |q: &String| if q.ends_with(':') { name.starts_with(q.as_str()) } else { name == q };
+            queries.is_empty() || queries.iter().any(matches)
+        };
+        for name in export.contexts().iter().filter(|name| asked(name)) {
+            if !self.may_ask(of, name) {
+                continue;
+            }
+            self.replies(OPT_LIST_META_CONTEXT).context(0, name);
+            self.send_part().await?;
+        }
+        self.replies(OPT_LIST_META_CONTEXT).ack();
+        Ok(())
+    }
 }
 
-/// Answers INFO or GO; the export when it was GO and there is one.
-fn describe<X: Exports>(
-    exports: &X,
-    go: bool,
-    name: &str,
-    requests: InfoRequests,
-    out: &mut Vec<u8>,
-) -> Option<Chosen<X::Export>> {
-    let mut replies = OptionReplies::new(if go { OPT_GO } else { OPT_INFO }, out);
-    match open(exports, name) {
-        Ok(chosen) => {
-            replies.info(&chosen.info, requests);
-            replies.ack();
-            go.then_some(chosen)
-        }
-        Err(error) => {
-            let why = match error.kind() {
-                ErrorKind::NotFound | ErrorKind::Invalid => Refusal::Unknown,
-                _ => Refusal::Policy,
-            };
-            replies.refuse(why, &error.to_string());
-            None
-        }
-    }
-}
-
-fn open<X: Exports>(exports: &X, name: &str) -> forkdisk::Result<Chosen<X::Export>> {
-    let export = exports.open(name)?;
-    let info = export.info();
-    Ok(Chosen { export, info })
+/// The option of a message that tells something about exports or chooses one; `EXPORT_NAME` cannot
+/// be refused otherwise than by ending the session.
+fn tells_something(message: &Message) -> Result<Option<u32>, Ended> {
+    Ok(match message {
+        Message::ExportName(_) => return Err(Ended::NotEncrypted),
+        Message::List => Some(OPT_LIST),
+        Message::Info { go: true, .. } => Some(OPT_GO),
+        Message::Info { go: false, .. } => Some(OPT_INFO),
+        Message::MetaContext { set: true, .. } => Some(OPT_SET_META_CONTEXT),
+        Message::MetaContext { set: false, .. } => Some(OPT_LIST_META_CONTEXT),
+        Message::StructuredReply => Some(OPT_STRUCTURED_REPLY),
+        Message::ExtendedHeaders => Some(OPT_EXTENDED_HEADERS),
+        Message::StartTls | Message::Abort | Message::Refused { .. } => None,
+    })
 }
 
 fn refusal_text(why: Refusal) -> &'static str {
     match why {
         Refusal::Unsupported => "this server does not know the option",
-        Refusal::TooBig => "too much data for the option: a name has at most 4096 bytes",
-        _ => "the option's data is malformed",
+        Refusal::TooBig => "too much for the option: a name has at most 4096 bytes, a session 32 contexts",
+        Refusal::Extended => "extended headers were chosen already",
+        Refusal::TlsRequired => "start TLS first: it is required here",
+        Refusal::Policy => "this server has no certificate for TLS",
+        _ => "the option is malformed, or not allowed in this session",
     }
 }

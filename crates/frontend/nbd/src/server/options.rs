@@ -11,6 +11,8 @@ use crate::codec::MAX_PAYLOAD;
 pub struct ServerOptions {
     /// Connections at a time; more are closed as soon as they are accepted.
     pub max_connections: usize,
+    /// Of them, those that use one export; further clients of it are refused when they choose it.
+    pub max_export_connections: usize,
     /// From accepting a connection to the end of its negotiation.
     pub handshake_timeout: Duration,
     /// Requests of one connection that have not been answered entirely.
@@ -21,6 +23,11 @@ pub struct ServerOptions {
     pub connection_reserve: usize,
     /// Bytes of data beyond the reserves, for all connections together. At least [`MAX_PAYLOAD`].
     pub shared_memory: usize,
+    /// Requests that all connections together have under way in their exports, about; every
+    /// active connection has an equal share of them. What keeps the disks busy and no more.
+    pub started_requests: usize,
+    /// Bytes of data of such requests, shared likewise.
+    pub started_bytes: usize,
     /// A client that takes longer than this to accept replies, or to deliver the data of a write,
     /// is disconnected when another connection waits for the memory it holds.
     pub stall_timeout: Duration,
@@ -33,11 +40,14 @@ impl Default for ServerOptions {
     fn default() -> ServerOptions {
         ServerOptions {
             max_connections: 128,
+            max_export_connections: 96,
             handshake_timeout: Duration::from_secs(10),
             max_requests: 128,
             max_request_bytes: 64 << 20,
             connection_reserve: 1 << 20,
             shared_memory: 256 << 20,
+            started_requests: 128,
+            started_bytes: 64 << 20,
             stall_timeout: Duration::from_secs(10),
             drain_timeout: Duration::from_secs(10),
         }
@@ -49,6 +59,7 @@ impl ServerOptions {
     pub(super) fn effective(mut self) -> ServerOptions {
         let one = MAX_PAYLOAD as usize;
         self.max_connections = self.max_connections.max(1);
+        self.max_export_connections = self.max_export_connections.max(1);
         self.max_requests = self.max_requests.max(1);
         self.max_request_bytes = self.max_request_bytes.max(one);
         self.shared_memory = self.shared_memory.max(one);

@@ -6,14 +6,15 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::net::Shutdown;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use forkdisk::Buf;
-use forkdisk_uring::{Piece, Stream};
+use forkdisk_uring::{ByteStream, Piece};
 
 use super::budget::Permit;
 use super::sync::WakeCell;
-use crate::codec::{ErrorCode, ReplyEncoder};
+use crate::codec::{ErrorCode, ReplyEncoder, ReplyTo, StatusExtent};
 
 /// Data after which a send takes no further reply: so memory comes back while a slow client
 /// fetches many large reads.
@@ -21,16 +22,32 @@ const BATCH_BYTES: usize = 1 << 20;
 
 /// The answer to one request.
 pub(super) struct Reply {
-    pub(super) cookie: u64,
-    pub(super) outcome: Result<Done, ErrorCode>,
+    pub(super) to: ReplyTo,
+    pub(super) outcome: Outcome,
     /// Given back when the reply has been sent.
     pub(super) permit: Permit,
 }
 
-/// A success.
-pub(super) enum Done {
-    Plain,
-    Data { offset: u64, buf: Buf },
+/// What a request led to.
+pub(super) enum Outcome {
+    Done,
+    /// All of the data.
+    Data(Buf),
+    /// The data but for some holes: where they begin in the buffer and how long they are, in
+    /// rising order, at least one.
+    Sparse(Buf, Vec<(usize, usize)>),
+    /// What each context says, by its number; at least one.
+    Status(Vec<(u32, Vec<StatusExtent>)>),
+    Failed(Box<Failure>),
+}
+
+/// Why a request failed.
+pub(super) struct Failure {
+    pub(super) code: ErrorCode,
+    /// For people.
+    pub(super) text: String,
+    /// Where, if that is known.
+    pub(super) at: Option<u64>,
 }
 
 #[derive(Default)]
@@ -74,7 +91,7 @@ impl Outbox {
 
     /// Sends replies until the outbox is closed. When a send fails the connection is shut down and
     /// further replies are thrown away.
-    pub(super) async fn run(&self, stream: Stream, encoder: ReplyEncoder) {
+    pub(super) async fn run(&self, stream: impl ByteStream, encoder: ReplyEncoder) {
         let mut batch = Batch::default();
         let mut broken = false;
         while self.next(&mut batch, encoder).await {
@@ -126,16 +143,42 @@ struct Batch {
 
 impl Batch {
     fn add(&mut self, reply: Reply, encoder: ReplyEncoder) {
-        let Reply { cookie, outcome, permit } = reply;
+        let Reply { to, outcome, permit } = reply;
         self.permits.push(permit);
         match outcome {
-            Ok(Done::Plain) => encoder.done(cookie, &mut self.encoded),
-            Err(code) => encoder.error(cookie, code, &mut self.encoded),
-            Ok(Done::Data { offset, buf }) => {
+            Outcome::Done => encoder.done(to, &mut self.encoded),
+            Outcome::Failed(failure) => {
+                encoder.error(to, failure.code, &failure.text, failure.at, &mut self.encoded);
+            }
+            Outcome::Data(buf) => {
                 self.bytes += buf.len();
-                encoder.data(cookie, offset, buf.len() as u32, &mut self.encoded);
+                encoder.data(to, to.offset, buf.len() as u32, true, &mut self.encoded);
                 self.end_bytes();
                 self.pieces.push(buf.into());
+            }
+            Outcome::Sparse(buf, holes) => self.add_sparse(to, buf, &holes, encoder),
+            Outcome::Status(contexts) => {
+                let count = contexts.len();
+                for (i, (id, extents)) in contexts.iter().enumerate() {
+                    encoder.status(to, *id, extents, i + 1 == count, &mut self.encoded);
+                }
+            }
+        }
+    }
+
+    fn add_sparse(&mut self, to: ReplyTo, buf: Buf, holes: &[(usize, usize)], encoder: ReplyEncoder) {
+        let (buf, mut at) = (Rc::new(buf), 0);
+        let end = buf.len();
+        for &(hole, len) in holes.iter().chain([&(end, 0)]) {
+            if at < hole {
+                self.bytes += hole - at;
+                encoder.data(to, to.offset + at as u64, (hole - at) as u32, hole == end, &mut self.encoded);
+                self.end_bytes();
+                self.pieces.push(Piece::Part(buf.clone(), at..hole));
+            }
+            at = hole + len;
+            if len > 0 {
+                encoder.hole(to, to.offset + hole as u64, len as u32, at == end, &mut self.encoded);
             }
         }
     }

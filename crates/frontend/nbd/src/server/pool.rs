@@ -1,20 +1,49 @@
-//! A pool as a set of exports: every volume is `volume`, every snapshot `volume@snapshot`.
+//! A pool as a set of exports: every volume is `volume`, every snapshot `volume@snapshot`. What
+//! BLOCK_STATUS tells comes from the maps, so it is right after any crash.
 
-use forkdisk::{Buf, Device, Error, ErrorKind, PAGE_SIZE, Pool, Result, Volume};
+use std::time::Duration;
 
+use forkdisk::{Buf, Device, Error, ErrorKind, Operation, PAGE_SIZE, Pool, Result, Sharing, StatusRun, Volume};
+
+use super::contexts::{ALLOCATION, CHANGED, DEPTH, DEPTH_HOLE, DEPTH_OWN, DEPTH_SHARED};
 use super::export::{Export, Exports};
-use crate::codec::ExportInfo;
+use crate::codec::{ExportInfo, STATE_DIRTY, STATE_HOLE, STATE_ZERO, StatusExtent};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// From this length on zeroing by the map is faster than writing, whatever its ragged ends cost.
+const FAST_ZERO: u64 = 64 << 10;
+/// Runs of the map that CACHE looks at.
+const CACHE_LOOKS: usize = 1024;
+/// How far the line of clones is followed.
+const GENERATIONS: usize = 64;
+
+/// A volume or snapshot that is open, and the pool it lies in.
+pub struct PoolExport<D: Device> {
+    pool: Pool<D>,
+    volume: Volume<D>,
+}
+
+/// A metadata context of a volume or snapshot.
+pub enum PoolContext<D: Device> {
+    /// Data or hole.
+    Allocation,
+    /// Hole, the volume's own, or shared.
+    Depth,
+    /// What has changed since this snapshot, which stays open for as long.
+    Changed(Volume<D>),
+}
 
 impl<D: Device> Exports for Pool<D> {
-    type Export = Volume<D>;
+    type Export = PoolExport<D>;
 
     fn list(&self) -> Vec<(String, String)> {
         let volumes = Pool::list(self).into_iter();
         volumes.map(|v| (v.name, description(v.snapshot))).collect()
     }
 
-    fn open(&self, name: &str) -> Result<Volume<D>> {
-        if name.is_empty() { self.volume(&only_volume(self)?) } else { self.volume(name) }
+    fn open(&self, name: &str) -> Result<PoolExport<D>> {
+        let volume = if name.is_empty() { self.volume(&only_volume(self)?) } else { self.volume(name) };
+        Ok(PoolExport { pool: self.clone(), volume: volume? })
     }
 
     fn buffer(&self, len: usize) -> Buf {
@@ -41,53 +70,155 @@ fn description(snapshot: bool) -> String {
 
 /// The parts of a range that do not cover their page, each from where to where; either may be empty.
 fn ragged_ends(offset: u64, len: u64) -> [(u64, u64); 2] {
-    let (page, end) = (PAGE_SIZE as u64, offset + len);
-    let head = offset.next_multiple_of(page).min(end);
-    [(offset, head), ((end / page * page).max(head), end)]
+    let end = offset + len;
+    let head = offset.next_multiple_of(PAGE).min(end);
+    [(offset, head), ((end / PAGE * PAGE).max(head), end)]
 }
 
-impl<D: Device> Export for Volume<D> {
+/// The volume that a name belongs to: itself, or that of which it is a snapshot.
+fn volume_of(name: &str) -> &str {
+    name.split_once('@').map_or(name, |(volume, _)| volume)
+}
+
+impl<D: Device> PoolExport<D> {
+    /// The volumes whose snapshots this one can be compared with: its own, that from which it was
+    /// cloned, and so on, as far as they still have their names.
+    fn line(&self) -> Vec<String> {
+        let mut line = vec![volume_of(&self.volume.name()).to_owned()];
+        while let Some(last) = line.last().filter(|_| line.len() < GENERATIONS) {
+            let origin = self.pool.find(last).map(|info| info.origin).unwrap_or_default();
+            let parent = volume_of(&origin);
+            if parent.is_empty() || line.iter().any(|known| known == parent) || self.pool.find(parent).is_err() {
+                break;
+            }
+            line.push(parent.to_owned());
+        }
+        line
+    }
+
+    /// The snapshot that is meant by what stands behind `qemu:dirty-bitmap:`.
+    fn snapshot(&self, name: &str) -> Option<Volume<D>> {
+        let line = self.line();
+        let full = if name.contains('@') { name.to_owned() } else { format!("{}@{name}", line[0]) };
+        let is_known = line.iter().any(|volume| volume == volume_of(&full));
+        if is_known { self.pool.volume(&full).ok() } else { None }
+    }
+}
+
+impl<D: Device> Export for PoolExport<D> {
+    type Context = PoolContext<D>;
+
     fn info(&self) -> ExportInfo {
-        let name = self.name();
+        let name = self.volume.name();
         ExportInfo {
             description: description(name.contains('@')),
             name,
-            size: self.size(),
-            read_only: self.read_only(),
+            size: self.volume.size(),
+            read_only: self.volume.read_only(),
         }
     }
 
+    fn size(&self) -> u64 {
+        self.volume.size()
+    }
+
     async fn read(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
-        Volume::read(self, offset, buf).await
+        self.volume.read(offset, buf).await
+    }
+
+    async fn read_sparse(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
+        self.volume.read_sparse(offset, buf).await
     }
 
     async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
-        Volume::write(self, offset, buf, fua).await
+        self.volume.write(offset, buf, fua).await
     }
 
     /// A thin volume does not keep zeroes provisioned: what is free again is free for all, and a
     /// snapshot would undo any promise. Like a thin pool's own device, it takes `no_hole` as a
     /// hint.
     async fn write_zeroes(&self, offset: u64, len: u64, fua: bool, _no_hole: bool) -> Result<()> {
-        Volume::write_zeroes(self, offset, len, fua).await
+        self.volume.write_zeroes(offset, len, fua).await
+    }
+
+    /// Whole pages are taken out of the map; ragged ends are written.
+    fn zeroing_is_fast(&self, offset: u64, len: u64) -> bool {
+        let end = offset + len;
+        let is_whole = offset.is_multiple_of(PAGE) && (end.is_multiple_of(PAGE) || end == self.volume.size());
+        is_whole || len >= FAST_ZERO
     }
 
     /// NBD lets a trimmed range hold anything. Clients that pass on a hole punched into a file
     /// (nbdfuse) promise zeroes to the byte, so its ragged ends are zeroed where there is space.
     async fn trim(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
-        self.discard(offset, len).await?;
-        for (from, to) in ragged_ends(offset, len) {
-            match self.write_zeroes(from, to - from, false).await {
+        self.volume.discard(offset, len).await?;
+        for (from, to) in ragged_ends(offset, len).into_iter().filter(|(from, to)| from < to) {
+            match self.volume.write_zeroes(from, to - from, false).await {
                 Err(error) if error.kind() != ErrorKind::NoSpace => return Err(error),
                 _ => {}
             }
         }
-        if fua { Volume::flush(self).await } else { Ok(()) }
+        if fua { self.volume.flush().await } else { Ok(()) }
+    }
+
+    /// Loads the map of the range; the data is not kept.
+    async fn cache(&self, offset: u64, len: u64) -> Result<()> {
+        self.volume.allocation(offset, len, CACHE_LOOKS).await.map(drop)
     }
 
     async fn flush(&self) -> Result<()> {
-        Volume::flush(self).await
+        self.volume.flush().await
     }
+
+    fn took(&self, operation: Operation, time: Duration) {
+        self.volume.took(operation, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    fn contexts(&self) -> Vec<String> {
+        let own = self.volume.name();
+        let line = self.line();
+        let mut names = vec![ALLOCATION.to_owned(), DEPTH.to_owned()];
+        for info in self.pool.list().into_iter().filter(|info| info.snapshot && info.name != own) {
+            let Some((volume, snapshot)) = info.name.split_once('@') else { continue };
+            match line.iter().position(|known| known == volume) {
+                Some(0) => names.push(format!("{CHANGED}{snapshot}")),
+                Some(_) => names.push(format!("{CHANGED}{}", info.name)),
+                None => {}
+            }
+        }
+        names
+    }
+
+    fn context(&self, name: &str) -> Option<PoolContext<D>> {
+        match name {
+            ALLOCATION => Some(PoolContext::Allocation),
+            DEPTH => Some(PoolContext::Depth),
+            _ => self.snapshot(name.strip_prefix(CHANGED)?).map(PoolContext::Changed),
+        }
+    }
+
+    async fn status(&self, context: &PoolContext<D>, offset: u64, len: u64, looks: usize) -> Result<Vec<StatusExtent>> {
+        let volume = &self.volume;
+        Ok(match context {
+            PoolContext::Allocation => extents(volume.allocation(offset, len, looks).await?, |is_data| match is_data {
+                true => 0,
+                false => STATE_HOLE | STATE_ZERO,
+            }),
+            PoolContext::Depth => extents(volume.sharing(offset, len, looks).await?, |sharing| match sharing {
+                Sharing::Hole => DEPTH_HOLE,
+                Sharing::Own => DEPTH_OWN,
+                Sharing::Shared => DEPTH_SHARED,
+            }),
+            PoolContext::Changed(since) => {
+                let runs = volume.changed_since(since, offset, len, looks).await?;
+                extents(runs, |is_changed| if is_changed { STATE_DIRTY } else { 0 })
+            }
+        })
+    }
+}
+
+fn extents<T: Copy>(runs: Vec<StatusRun<T>>, flags: impl Fn(T) -> u32) -> Vec<StatusExtent> {
+    runs.into_iter().map(|run| StatusExtent { len: run.len, flags: flags(run.value) }).collect()
 }
 
 #[cfg(test)]

@@ -7,20 +7,20 @@ use std::task::{Context, Poll, Waker};
 
 /// A place where one task waits until something has changed.
 #[derive(Default)]
-pub(super) struct WakeCell {
+pub(crate) struct WakeCell {
     waker: Cell<Option<Waker>>,
 }
 
 impl WakeCell {
     /// Wakes whoever waits.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }
     }
 
     /// Resolves with the first `Some` of `look`, which is asked again after every wake.
-    pub(super) async fn until<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
+    pub(crate) async fn until<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
         poll_fn(|cx| match look() {
             Some(value) => Poll::Ready(value),
             None => {

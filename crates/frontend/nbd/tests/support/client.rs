@@ -7,12 +7,66 @@ use std::path::Path;
 use std::time::Duration;
 
 use forkdisk_nbd::codec::*;
+use rustls::{ClientConnection, StreamOwned};
 
 /// Long enough for a server under valgrind; only a hanging one ever waits for it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Client {
-    stream: UnixStream,
+    stream: Transport,
+    style: ReplyStyle,
+}
+
+/// The number of a context, and length and flags of its extents.
+pub type Status = (u32, Vec<(u64, u64)>);
+
+/// What carries the bytes.
+enum Transport {
+    Clear(UnixStream),
+    Encrypted(Box<StreamOwned<ClientConnection, UnixStream>>),
+}
+
+impl Transport {
+    fn socket(&self) -> &UnixStream {
+        match self {
+            Transport::Clear(stream) => stream,
+            Transport::Encrypted(stream) => stream.get_ref(),
+        }
+    }
+}
+
+impl Read for Transport {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        match self {
+            Transport::Clear(stream) => stream.read(buf),
+            Transport::Encrypted(stream) => stream.read(buf),
+        }
+    }
+}
+
+impl Write for Transport {
+    fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
+        match self {
+            Transport::Clear(stream) => stream.write(buf),
+            Transport::Encrypted(stream) => stream.write(buf),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        match self {
+            Transport::Clear(stream) => stream.flush(),
+            Transport::Encrypted(stream) => stream.flush(),
+        }
+    }
+}
+
+/// A chunk of a structured reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    pub last: bool,
+    pub kind: u16,
+    pub cookie: u64,
+    pub data: Vec<u8>,
 }
 
 /// A simple reply without its data.
@@ -26,10 +80,20 @@ pub fn connect(path: &Path) -> Client {
     let stream = UnixStream::connect(path).expect("the server listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket option");
     stream.set_write_timeout(Some(PATIENCE)).expect("a socket option");
-    Client { stream }
+    Client { stream: Transport::Clear(stream), style: ReplyStyle::Simple }
 }
 
 impl Client {
+    /// Agrees on TLS now, whatever was said before; the error if that fails.
+    pub fn encrypt(self, session: ClientConnection) -> std::io::Result<Client> {
+        let Transport::Clear(stream) = self.stream else { panic!("TLS runs already") };
+        let mut tls = StreamOwned::new(session, stream);
+        while tls.conn.is_handshaking() {
+            tls.conn.complete_io(&mut tls.sock)?;
+        }
+        Ok(Client { stream: Transport::Encrypted(Box::new(tls)), style: ReplyStyle::Simple })
+    }
+
     pub fn send(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).expect("the server takes it");
     }
@@ -94,8 +158,73 @@ impl Client {
     }
 
     pub fn request(&mut self, command: u16, flags: u16, cookie: u64, offset: u64, length: u32) {
-        let request = Request { flags, command, cookie, offset, length: length.into() };
+        self.send_request(Request { style: self.style, flags, command, cookie, offset, length: length.into() });
+    }
+
+    pub fn send_request(&mut self, request: Request) {
         self.send(&request.encode());
+    }
+
+    /// Asks for replies of this style; to be called before [`go`](Self::go).
+    pub fn negotiate(&mut self, style: ReplyStyle) {
+        let option = match style {
+            ReplyStyle::Simple => return,
+            ReplyStyle::Structured => OPT_STRUCTURED_REPLY,
+            ReplyStyle::Extended => OPT_EXTENDED_HEADERS,
+        };
+        self.option(option, &[]);
+        assert_eq!(self.option_reply(option), (REP_ACK, vec![]));
+        self.style = style;
+    }
+
+    /// Sends LIST_META_CONTEXT or SET_META_CONTEXT: the contexts, or the error.
+    pub fn contexts(&mut self, option: u32, export: &str, queries: &[&str]) -> Result<Vec<(u32, String)>, u32> {
+        let text = |s: &str| [&(s.len() as u32).to_be_bytes()[..], s.as_bytes()].concat();
+        let mut data = [text(export), (queries.len() as u32).to_be_bytes().to_vec()].concat();
+        queries.iter().for_each(|query| data.extend(text(query)));
+        self.option(option, &data);
+        let mut contexts = Vec::new();
+        loop {
+            match self.option_reply(option) {
+                (REP_ACK, _) => return Ok(contexts),
+                (REP_META_CONTEXT, data) => {
+                    let (id, name) = data.split_first_chunk::<4>().expect("a number");
+                    contexts.push((u32::from_be_bytes(*id), String::from_utf8(name.to_vec()).expect("text")));
+                }
+                (error, _) => return Err(error),
+            }
+        }
+    }
+
+    /// One chunk of a reply, with a structured or an extended header.
+    pub fn chunk(&mut self) -> Chunk {
+        let is_extended = self.style == ReplyStyle::Extended;
+        assert_eq!(self.u32(), if is_extended { EXTENDED_REPLY_MAGIC } else { STRUCTURED_REPLY_MAGIC });
+        let head = self.u32();
+        let cookie = self.u64();
+        let len = if is_extended {
+            self.u64();
+            self.u64()
+        } else {
+            self.u32().into()
+        };
+        let last = head >> 16 == u32::from(REPLY_FLAG_DONE);
+        Chunk { last, kind: head as u16, cookie, data: self.bytes(len as usize) }
+    }
+
+    /// All chunks of one reply, while no other is on its way.
+    pub fn chunks(&mut self) -> Vec<Chunk> {
+        let mut chunks = vec![self.chunk()];
+        while !chunks[chunks.len() - 1].last {
+            chunks.push(self.chunk());
+        }
+        chunks
+    }
+
+    /// The extents of every context, or the error.
+    pub fn status(&mut self, flags: u16, offset: u64, len: u32) -> Result<Vec<Status>, u32> {
+        self.request(CMD_BLOCK_STATUS, flags, 77, offset, len);
+        self.chunks().into_iter().map(|chunk| chunk.extents()).collect()
     }
 
     pub fn reply(&mut self) -> Reply {
@@ -137,20 +266,50 @@ impl Client {
         let mut rest = Vec::new();
         match self.stream.read_to_end(&mut rest) {
             Ok(_) => {}
-            Err(e) if e.kind() == ErrorKind::ConnectionReset => {}
+            Err(e) if matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof) => {}
             Err(e) => panic!("the connection does not end: {e}"),
         }
         rest == bytes
     }
 
+    /// Reads to the end of the connection, whatever comes and however it ends.
+    pub fn drain(&mut self) {
+        let _ = self.stream.read_to_end(&mut Vec::new());
+    }
+
+    /// Whether the next thing to come is the end, or an alert of TLS.
+    pub fn is_turned_away(&mut self) -> bool {
+        !matches!(self.stream.read(&mut [0; 1]), Ok(1))
+    }
+
     /// Sends nothing more, and goes on reading.
     pub fn finish(&mut self) {
-        self.stream.shutdown(Shutdown::Write).expect("a connected socket");
+        self.stream.socket().shutdown(Shutdown::Write).expect("a connected socket");
     }
 
     fn answer(&mut self, cookie: u64) -> u32 {
         let reply = self.reply();
         assert_eq!(reply.cookie, cookie);
         reply.error
+    }
+}
+
+impl Chunk {
+    /// The number of the context, and length and flags of its extents.
+    fn extents(&self) -> Result<Status, u32> {
+        let short = |at: usize| u32::from_be_bytes(self.data[at..at + 4].try_into().expect("4 bytes"));
+        let long = |b: &[u8]| u64::from_be_bytes(b.try_into().expect("8 bytes"));
+        match self.kind {
+            CHUNK_BLOCK_STATUS => {
+                let pair = |b: &[u8]| (long(b) >> 32, long(b) & u64::from(u32::MAX));
+                Ok((short(0), self.data[4..].chunks_exact(8).map(pair).collect()))
+            }
+            CHUNK_BLOCK_STATUS_EXT => {
+                let pairs = self.data[8..].chunks_exact(16).map(|b| (long(&b[..8]), long(&b[8..])));
+                Ok((short(0), pairs.collect()))
+            }
+            CHUNK_ERROR | CHUNK_ERROR_OFFSET => Err(short(0)),
+            kind => panic!("a chunk of type {kind} where a status was due"),
+        }
     }
 }

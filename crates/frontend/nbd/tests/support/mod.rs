@@ -4,6 +4,7 @@
 
 mod client;
 mod probe;
+pub mod tls;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -12,10 +13,11 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 use forkdisk::Buf;
-use forkdisk_nbd::{Exports, Server, ServerOptions};
+use forkdisk_nbd::codec::{OPT_SET_META_CONTEXT, ReplyStyle};
+use forkdisk_nbd::{Exports, Security, Server, ServerOptions};
 use forkdisk_uring::{Config, Rt, Stream, UnixListener, block_on};
 
-pub use client::{Client, Reply, connect};
+pub use client::{Chunk, Client, Reply, connect};
 pub use probe::{Probe, ProbeExports};
 
 /// A server that runs until it is dropped.
@@ -37,6 +39,15 @@ impl TestServer {
         options: ServerOptions,
         exports: impl FnOnce(Rt) -> F + Send + 'static,
     ) -> TestServer {
+        TestServer::start_as(options, Security::Clear, exports)
+    }
+
+    /// As [`start_with`](Self::start_with), protected as `security` says.
+    pub fn start_as<X: Exports, F: Future<Output = X>>(
+        options: ServerOptions,
+        security: Security,
+        exports: impl FnOnce(Rt) -> F + Send + 'static,
+    ) -> TestServer {
         let dir = tempfile::tempdir().expect("a folder for the socket");
         let path = dir.path().join("nbd.sock");
         let (stop, stopped) = UnixStream::pair().expect("a pair of sockets");
@@ -51,7 +62,7 @@ impl TestServer {
                     handle.stop();
                 });
                 ready.send(()).expect("the test waits");
-                server.serve(listener).await;
+                server.serve_as(listener, security).await;
             };
             block_on(Config::default(), main).expect("a ring");
         });
@@ -82,6 +93,19 @@ impl TestServer {
     /// A client in transmission on `export`.
     pub fn client(&self, export: &str) -> Client {
         let mut client = self.raw();
+        client.go(export);
+        client
+    }
+
+    /// A client in transmission on `export` with replies of this style, and the contexts it asked
+    /// for.
+    pub fn styled(&self, style: ReplyStyle, export: &str, contexts: &[&str]) -> Client {
+        let mut client = self.raw();
+        client.negotiate(style);
+        if !contexts.is_empty() {
+            let chosen = client.contexts(OPT_SET_META_CONTEXT, export, contexts);
+            assert_eq!(chosen.map(|list| list.len()), Ok(contexts.len()));
+        }
         client.go(export);
         client
     }

@@ -5,7 +5,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use forkdisk::{Buf, Error, ErrorKind, Result};
+use forkdisk_nbd::codec::StatusExtent;
 use forkdisk_nbd::memory::{MemoryExport, MemoryExports};
+use forkdisk_nbd::server::ALLOCATION;
 use forkdisk_nbd::{Export, ExportInfo, Exports};
 use forkdisk_uring::Rt;
 
@@ -22,6 +24,10 @@ struct Shared {
     /// Requests at an offset that is a multiple of 64 KiB wait while this is set.
     hold: AtomicBool,
     fail: Mutex<Option<ErrorKind>>,
+    /// A byte that cannot be read.
+    fault: Mutex<Option<u64>>,
+    /// What all exports say that their size is.
+    size: Mutex<Option<u64>>,
     flight: Mutex<Flight>,
 }
 
@@ -59,6 +65,16 @@ impl Probe {
     /// Makes all requests fail.
     pub fn fail(&self, kind: Option<ErrorKind>) {
         *self.shared.fail.lock().unwrap() = kind;
+    }
+
+    /// Makes reads of this byte fail.
+    pub fn fault(&self, at: Option<u64>) {
+        *self.shared.fault.lock().unwrap() = at;
+    }
+
+    /// Makes all exports say that their size has changed.
+    pub fn resize(&self, size: u64) {
+        *self.shared.size.lock().unwrap() = Some(size);
     }
 
     pub fn flight(&self) -> Flight {
@@ -128,7 +144,10 @@ impl ProbeExport {
             self.rt.sleep_for(Duration::from_millis(1)).await;
         }
         self.count(|now| (now.0 - 1, now.1 - bytes));
+        let is_faulty =
+            self.shared.fault.lock().unwrap().is_some_and(|at| (offset..offset + bytes as u64).contains(&at));
         match *self.shared.fail.lock().unwrap() {
+            _ if is_faulty => Err(Error::new(ErrorKind::Io, "the test wants it so")),
             Some(kind) => Err(Error::new(kind, "the test wants it so")),
             None => Ok(()),
         }
@@ -146,6 +165,44 @@ fn fua_word(fua: bool) -> &'static str {
 }
 
 impl Export for ProbeExport {
+    type Context = ();
+
+    fn size(&self) -> u64 {
+        self.shared.size.lock().unwrap().unwrap_or_else(|| self.disk.as_ref().map_or(self.vast, Export::size))
+    }
+
+    async fn read_sparse(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
+        let len = buf.len();
+        match (self.enter(format!("sparse read {offset} {len}"), offset, len).await, &self.disk) {
+            (Ok(()), Some(disk)) => disk.read_sparse(offset, buf).await,
+            (result, _) => (result.map(|()| vec![]), buf),
+        }
+    }
+
+    fn zeroing_is_fast(&self, offset: u64, _len: u64) -> bool {
+        offset.is_multiple_of(4096)
+    }
+
+    async fn cache(&self, offset: u64, len: u64) -> Result<()> {
+        self.enter(format!("cache {offset} {len}"), offset, 0).await
+    }
+
+    fn contexts(&self) -> Vec<String> {
+        self.disk.as_ref().map_or_else(|| vec![ALLOCATION.to_owned()], Export::contexts)
+    }
+
+    fn context(&self, name: &str) -> Option<()> {
+        (name == ALLOCATION).then_some(())
+    }
+
+    async fn status(&self, context: &(), offset: u64, len: u64, looks: usize) -> Result<Vec<StatusExtent>> {
+        self.enter(format!("status {offset} {len}"), offset, 0).await?;
+        match &self.disk {
+            Some(disk) => disk.status(context, offset, len, looks).await,
+            None => Ok(vec![StatusExtent { len, flags: 3 }]),
+        }
+    }
+
     fn info(&self) -> ExportInfo {
         let vast =
             || ExportInfo { name: "vast".to_owned(), description: String::new(), size: self.vast, read_only: false };

@@ -1,0 +1,90 @@
+//! What a thousand exports that are open and idle take from one that is used: the same work on two servers
+//! in turns, one of which has them.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Resource, getrlimit, setrlimit};
+
+use crate::cases::server::{Load, Server, served_pool};
+use crate::rows::{Row, Samples};
+use crate::runner::Context;
+
+use super::row;
+
+const EXPORTS: usize = 1000;
+/// Descriptors that a server with so many connections needs, and its client.
+const FILES: u64 = 2 * EXPORTS as u64;
+const CASE: &str = "idle/1000-exports";
+
+pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
+    let (span, times) = (context.scale.pick(128 << 20, 256 << 20, 1 << 30), context.scale.pick(5, 11, 21));
+    let count = context.scale.pick(100_000, 200_000, 400_000);
+    let (alone, crowded) = (context.ram("alone"), context.ram("crowded"));
+    served_pool(&alone, span, 0)?;
+    served_pool(&crowded, span, EXPORTS)?;
+    allow_files()?;
+    let flags = ["--max-connections", "1100"];
+    let without = Server::forkdisk(context, &alone, &context.ram("alone.sock"), &flags)?;
+    let socket = context.ram("crowded.sock");
+    let with = Server::forkdisk(context, &crowded, &socket, &flags)?;
+    let idle = (0..EXPORTS).map(|i| open(&socket, &format!("idle{i}"))).collect::<Result<Vec<_>>>()?;
+    let flags = ["--norandommap".into(), "--io_size=1t".into(), format!("--number_ios={count}")];
+    let mut rows = Vec::new();
+    for (word, mode) in [("read", "randread"), ("write", "randwrite")] {
+        let load = Load { mode, len: 4096, depth: 32, connections: 1, span, flags: &flags };
+        let (mut rates, mut lone, mut ratio) = (Samples::default(), Samples::default(), Samples::default());
+        for round in 0..=times {
+            // Whoever comes second finds the processor as the first has left it.
+            let first = (round % 2 == 0).then(|| with.load(&load)).transpose()?;
+            let b = without.load(&load)?.rate;
+            let a = match first {
+                Some(done) => done.rate,
+                None => with.load(&load)?.rate,
+            };
+            if round > 0 {
+                rates.push(a / 4096.0);
+                lone.push(b / 4096.0);
+                ratio.push(a / b);
+            }
+        }
+        let case = format!("{CASE}-{word}-4k");
+        rows.push(row(&case, "forkdisk", "throughput_ratio", "ratio", &ratio));
+        rows.push(row(&case, "forkdisk", "requests_per_second", "1/s", &rates));
+        rows.push(row(&case, "forkdisk-alone", "requests_per_second", "1/s", &lone));
+    }
+    drop(idle);
+    without.stop()?;
+    with.stop()?;
+    Ok(rows)
+}
+
+/// Raises the bound on open files, which the servers inherit.
+fn allow_files() -> Result<()> {
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|current| current < FILES) {
+        limit.current = Some(limit.maximum.map_or(FILES, |most| most.min(FILES)));
+        setrlimit(Resource::Nofile, limit).context("raising the number of files that may be open")?;
+    }
+    Ok(())
+}
+
+/// A connection to an export that asks for nothing.
+fn open(socket: &Path, export: &str) -> Result<UnixStream> {
+    const EXPORT_NAME: u32 = 1;
+    const FIXED_NEWSTYLE_NO_ZEROES: u32 = 3;
+    let mut stream = UnixStream::connect(socket)?;
+    let (mut greeting, mut answer) = ([0; 18], [0; 10]);
+    stream.read_exact(&mut greeting)?;
+    ensure!(greeting.starts_with(b"NBDMAGICIHAVEOPT"), "no NBD server");
+    let mut option = FIXED_NEWSTYLE_NO_ZEROES.to_be_bytes().to_vec();
+    option.extend_from_slice(b"IHAVEOPT");
+    option.extend_from_slice(&EXPORT_NAME.to_be_bytes());
+    option.extend_from_slice(&(export.len() as u32).to_be_bytes());
+    option.extend_from_slice(export.as_bytes());
+    stream.write_all(&option)?;
+    stream.read_exact(&mut answer).with_context(|| format!("opening the idle export {export}"))?;
+    Ok(stream)
+}

@@ -1,0 +1,152 @@
+//! Pools of any size under a recording device, with clients that write nothing but zeroes: only what
+//! the engine writes for itself takes memory.
+
+use std::future::Future;
+use std::io;
+use std::rc::Rc;
+
+use anyhow::Result;
+use forkdisk::device::{IoResult, MemoryDevice, Recording, RecordingDevice, Segments, zeroes_are_data};
+use forkdisk::{Buf, CreateOptions, Device, FormatOptions, OpenOptions, Pool, Volume};
+use forkdisk_uring::Rt;
+
+use crate::load::{self, Job, sequential};
+
+const PIECE: usize = 1 << 20;
+
+/// A device in memory that takes a segment for zeroes if its first 4 KiB are.
+#[derive(Clone)]
+pub struct Sparse(MemoryDevice);
+
+/// A pool that is watched.
+pub type SparsePool = Pool<RecordingDevice<Sparse>>;
+/// One of its volumes.
+pub type SparseVolume = Volume<RecordingDevice<Sparse>>;
+
+impl Sparse {
+    /// One of `size` bytes, nothing but zeroes.
+    pub fn new(size: u64) -> Sparse {
+        Sparse(MemoryDevice::new(size))
+    }
+}
+
+impl Device for Sparse {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn block_size(&self) -> usize {
+        self.0.block_size()
+    }
+
+    fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
+        self.0.read(buf, segments)
+    }
+
+    fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
+        let (zeroes, rest): (Segments, Segments) =
+            segments.iter().copied().partition(|s| zeroes_are_data(&buf[s.at..s.at + s.len]));
+        let discards: Vec<_> = zeroes.iter().map(|s| self.0.discard(s.offset, s.len as u64)).collect();
+        let write = self.0.write(buf, rest, fua);
+        async move {
+            for discard in discards {
+                if let Err(error) = discard.await {
+                    return (Err(error), write.await.1);
+                }
+            }
+            write.await
+        }
+    }
+
+    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
+        self.0.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.0.discard(offset, len)
+    }
+
+    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.0.set_len(len)
+    }
+}
+
+/// A pool and its one volume `v`.
+#[derive(Clone)]
+pub struct Bed {
+    pub rt: Rt,
+    pub pool: SparsePool,
+    pub volume: SparseVolume,
+}
+
+impl Bed {
+    /// A new pool of `size` bytes with an empty volume.
+    pub async fn new(rt: &Rt, size: u64, volume: CreateOptions, options: OpenOptions) -> Result<Bed> {
+        let device = RecordingDevice::new(Sparse::new(size), zeroes_are_data);
+        Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-3", now: 0, journal: None }).await?;
+        let pool = Pool::open(device, Rc::new(rt.clone()), options).await?;
+        pool.create("v", &volume).await?;
+        let volume = pool.volume("v")?;
+        Ok(Bed { rt: rt.clone(), pool, volume })
+    }
+
+    /// Writes the first `span` bytes in order, and settles.
+    pub async fn fill(&self, span: u64) -> Result<()> {
+        self.pool.device().pause(true);
+        self.run(&Job { write: true, len: PIECE, depth: 8, offsets: sequential(span, PIECE) }).await?;
+        self.settle().await?;
+        self.pool.device().pause(false);
+        Ok(())
+    }
+
+    /// Does a job.
+    pub async fn run(&self, job: &Job) -> Result<()> {
+        load::run(&self.rt, &self.pool, &self.volume, job).await
+    }
+
+    /// A flush and a checkpoint.
+    pub async fn settle(&self) -> Result<()> {
+        self.pool.flush().await?;
+        Ok(self.pool.checkpoint().await?)
+    }
+
+    /// What reaches the device while a job is done, a flush and a checkpoint at its end included.
+    pub async fn record(&self, job: &Job) -> Result<Recording> {
+        self.pool.device().take();
+        self.run(job).await?;
+        self.settle().await?;
+        Ok(self.pool.device().take())
+    }
+
+    /// A snapshot.
+    pub async fn snapshot(&self, name: &str) -> Result<()> {
+        self.pool.snapshot(&[("v", name)], 0).await?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forkdisk::device::Segment;
+    use forkdisk_uring::{Config, block_on};
+
+    use super::*;
+
+    #[test]
+    fn zeroes_take_no_memory_and_overwrite_what_was_there() {
+        block_on(Config::default(), |_| async move {
+            let device = Sparse(MemoryDevice::new(1 << 40));
+            let at = |offset, at, len| Segment { offset, at, len };
+            let mut buf = Buf::zeroed(3 * 4096);
+            buf[4096..8192].fill(7);
+            let segments = [at(0, 4096, 4096), at(4096, 0, 4096), at(1 << 30, 4096, 8192)];
+            device.write(buf, segments.into_iter().collect(), false).await.0.unwrap();
+            assert_eq!(device.0.resident(), 2 * 4096);
+            device.write(Buf::zeroed(4096), [at(0, 0, 4096)].into_iter().collect(), false).await.0.unwrap();
+            let (result, read) = device.read(Buf::zeroed(4096), [at(0, 0, 4096)].into_iter().collect()).await;
+            result.unwrap();
+            assert!(zeroes_are_data(&read) && device.0.resident() == 4096);
+        })
+        .unwrap();
+    }
+}

@@ -1,0 +1,60 @@
+//! First writes to a thin volume in order (W3): on a plain device and on RAID5.
+
+pub mod peers;
+pub mod raid5;
+pub mod thin;
+
+use anyhow::Result;
+use forkdisk::device::{Recording, Request, RequestKind};
+use forkdisk::{CreateOptions, OpenOptions};
+use forkdisk_uring::{Config, block_on};
+
+use crate::load::{Job, sequential};
+use crate::model::Label;
+use crate::runner::Context;
+
+use super::sparse::Bed;
+
+/// How `dd bs=2M` arrives.
+#[derive(Clone, Copy)]
+pub struct Arrival {
+    pub name: &'static str,
+    pub len: usize,
+    pub depth: usize,
+}
+
+/// Through the page cache in pages, many at a time; and past it, in one piece, one after the other.
+pub const ARRIVALS: [Arrival; 2] =
+    [Arrival { name: "4k", len: 4096, depth: 32 }, Arrival { name: "2m", len: 2 << 20, depth: 1 }];
+
+/// Whole stripes of the array, whole requests.
+fn span(context: &Context<'_>) -> u64 {
+    context.scale.pick(384 << 20, 1998 << 20, 1998 << 20)
+}
+
+impl Arrival {
+    fn job(&self, span: u64) -> Job {
+        Job { write: true, len: self.len, depth: self.depth, offsets: sequential(span, self.len) }
+    }
+
+    /// The requests themselves, and a flush.
+    fn raw(&self, span: u64) -> Recording {
+        let request = |&offset: &u64| Request { kind: RequestKind::WriteData, offset, len: self.len as u64 };
+        let flush = Request { kind: RequestKind::Flush, offset: 0, len: 0 };
+        Recording { requests: self.job(span).offsets.iter().map(request).chain([flush]).collect() }
+    }
+
+    /// What reaches the device when a fresh volume with chunks of 512 KiB is written.
+    fn record(&self, span: u64) -> Result<Recording> {
+        let job = self.job(span);
+        block_on(Config::default(), |rt| async move {
+            let volume = CreateOptions { chunk: 512 << 10, ..CreateOptions::new(span, 0) };
+            let bed = Bed::new(&rt, 8 << 30, volume, OpenOptions::default()).await?;
+            bed.record(&job).await
+        })?
+    }
+}
+
+fn label(case: &str) -> Label<'_> {
+    Label { workload: "w3", case, target: "forkdisk" }
+}

@@ -1,0 +1,279 @@
+//! A pool in a file on the device that is timed, mounted by a thread of this process: what its engine asks of the device is
+//! counted, and its CPU time is this process's.
+
+use std::fs;
+use std::io::{self, PipeWriter, Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use anyhow::{Context as _, Result, anyhow};
+use forkdisk::device::{Recording, RecordingDevice};
+use forkdisk::{FormatOptions, OpenOptions, Pool};
+use forkdisk_fuse::{MountOptions, Session, Volumes, VolumesOptions};
+use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice, Watched, block_on};
+
+use super::passthrough;
+use super::rounds::{Counts, Place};
+use crate::load::{self, Job, sequential};
+use crate::runner::Context;
+
+const PIECE: usize = 1 << 20;
+const PAGE: u64 = 4096;
+
+type MountedPool = Pool<RecordingDevice<UringDevice>>;
+
+/// What the thread that owns the pool is asked.
+enum Question {
+    /// Do everything that was put off.
+    Settle,
+    /// What has reached the device, and what is in use.
+    Figures,
+    /// Read a volume in order, this many bytes; what that asks of the device.
+    Read(String, u64),
+    /// Unmount and close.
+    End,
+}
+
+/// What it answers.
+enum Answer {
+    Done,
+    Figures(Counts, u64, u64),
+    Recording(Recording),
+}
+
+/// A mounted pool. Unmounted when dropped.
+pub struct Bed {
+    dir: PathBuf,
+    wake: PipeWriter,
+    questions: Sender<Question>,
+    answers: Receiver<Result<Answer>>,
+    thread: Option<JoinHandle<()>>,
+    /// What is in use of an empty pool.
+    empty: u64,
+}
+
+impl Bed {
+    /// A new pool of `size` bytes on the device that is timed. It gives no space back to the file system below, as its
+    /// peers do not.
+    pub fn new(context: &Context<'_>, size: u64) -> Result<Bed> {
+        Bed::at(context.disk("mnt"), context.disk("pool"), size)
+    }
+
+    /// A new pool of `size` bytes in memory.
+    pub fn in_memory(context: &Context<'_>, size: u64) -> Result<Bed> {
+        Bed::at(context.disk("mnt"), context.ram("pool"), size)
+    }
+
+    fn at(dir: PathBuf, file: PathBuf, size: u64) -> Result<Bed> {
+        anyhow::ensure!(Path::new("/dev/fuse").exists(), "/dev/fuse does not exist: load the kernel module fuse");
+        fs::create_dir_all(&dir)?;
+        let _ = fs::remove_file(&file);
+        let (woken, wake) = io::pipe()?;
+        let (questions, asked) = channel();
+        let (answer, answers) = channel();
+        let at = dir.clone();
+        let thread = std::thread::spawn(move || {
+            let outcome = block_on(Config::default(), |rt| {
+                let answer = answer.clone();
+                async move { serve(&rt, &file, &at, size, woken.into(), &asked, &answer).await }
+            });
+            // Nobody may wait for it any more.
+            let _ = answer.send(outcome.map_err(Into::into).flatten().map(|()| Answer::Done));
+        });
+        let mut bed = Bed { dir, wake, questions, answers, thread: Some(thread), empty: 0 };
+        bed.answer()?;
+        bed.empty = bed.figures()?.2;
+        Ok(bed)
+    }
+
+    fn answer(&self) -> Result<Answer> {
+        self.answers.recv().context("the thread that serves the pool has ended")?
+    }
+
+    fn ask(&self, question: Question) -> Result<Answer> {
+        self.questions.send(question).map_err(|_| anyhow!("the thread that serves the pool has ended"))?;
+        (&self.wake).write_all(&[0])?;
+        self.answer()
+    }
+
+    fn figures(&self) -> Result<(Counts, u64, u64)> {
+        match self.ask(Question::Figures)? {
+            Answer::Figures(counts, contents, used) => Ok((counts, contents, used)),
+            _ => Err(anyhow!("an answer to another question")),
+        }
+    }
+
+    /// What reading the first `len` bytes of the file `name` in order asks of the device, 1 MiB at a time.
+    pub fn read(&self, name: &str, len: u64) -> Result<Recording> {
+        match self.ask(Question::Read(name.to_string(), len))? {
+            Answer::Recording(recording) => Ok(recording),
+            _ => Err(anyhow!("an answer to another question")),
+        }
+    }
+
+    /// Unmounts and closes the pool.
+    pub fn end(mut self) -> Result<()> {
+        self.ask(Question::End)?;
+        let thread = self.thread.take().context("it runs")?;
+        thread.join().map_err(|_| anyhow!("the thread that serves the pool has panicked"))
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            let _ = self.ask(Question::End);
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Place for Bed {
+    fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.ask(Question::Settle).map(drop)
+    }
+
+    fn counts(&self) -> Result<Counts> {
+        Ok(self.figures()?.0)
+    }
+
+    fn used(&self) -> Result<Option<(u64, u64)>> {
+        let (_, contents, used) = self.figures()?;
+        Ok(Some((contents, used - self.empty)))
+    }
+}
+
+async fn serve(
+    rt: &Rt,
+    file: &Path,
+    dir: &Path,
+    size: u64,
+    woken: OwnedFd,
+    asked: &Receiver<Question>,
+    answer: &Sender<Result<Answer>>,
+) -> Result<()> {
+    let device = UringDevice::create(rt, file, size, false, &DeviceOptions::default())?;
+    let device = RecordingDevice::new(device, |_| true);
+    device.pause(true);
+    Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-5", now: 0, journal: None }).await?;
+    let pool =
+        Pool::open(device, Rc::new(rt.clone()), OpenOptions { discard: false, ..OpenOptions::default() }).await?;
+    let options = VolumesOptions { dir: dir.to_path_buf(), uid: 0, gid: 0, alone: true };
+    let volumes = Volumes::new(pool.clone(), options);
+    let session =
+        Session::mount(rt, volumes, dir, &MountOptions { source: "bench".into(), ..Default::default() }).await?;
+    let handle = session.handle();
+    let serving = rt.spawn(session.serve());
+    let woken = Watched::new(rt, woken);
+    let tell = |what| answer.send(what).map_err(|_| anyhow!("nobody listens"));
+    tell(Ok(Answer::Done))?;
+    loop {
+        woken.readable().await?;
+        let mut byte = [0];
+        let _ = io::PipeReader::from(std::os::fd::AsFd::as_fd(&woken).try_clone_to_owned()?).read(&mut byte)?;
+        match asked.recv()? {
+            Question::Settle => tell(settle(&pool).await.map(|()| Answer::Done))?,
+            Question::Figures => tell(Ok(figures(&pool)))?,
+            Question::Read(name, len) => tell(read(rt, &pool, &name, len).await.map(Answer::Recording))?,
+            Question::End => break,
+        }
+    }
+    handle.stop().await;
+    serving.await?;
+    Ok(pool.close().await?)
+}
+
+async fn settle(pool: &MountedPool) -> Result<()> {
+    pool.flush().await?;
+    pool.settle().await?;
+    // What the first frees is in use until the second.
+    pool.checkpoint().await?;
+    Ok(pool.checkpoint().await?)
+}
+
+fn figures(pool: &MountedPool) -> Answer {
+    let seen = pool.statistics();
+    let all = [seen.data.read, seen.data.write, seen.metadata.read, seen.metadata.write, seen.journal];
+    let counts = Counts {
+        requests: all.iter().map(|r| r.count).sum::<u64>() + seen.flushes + seen.discards.count,
+        bytes: all.iter().map(|r| r.bytes).sum(),
+        map_pages: (seen.metadata.read.bytes + seen.metadata.write.bytes) / PAGE,
+    };
+    let contents = pool.list().iter().map(|volume| volume.referenced).sum();
+    Answer::Figures(counts, contents, pool.info().used)
+}
+
+async fn read(rt: &Rt, pool: &MountedPool, name: &str, len: u64) -> Result<Recording> {
+    let volume = pool.volume(name)?;
+    let job = Job { write: false, len: PIECE, depth: 8, offsets: sequential(len, PIECE) };
+    pool.device().pause(false);
+    pool.device().take();
+    let done = load::run(rt, pool, &volume, &job).await;
+    pool.device().pause(true);
+    done?;
+    Ok(pool.device().take())
+}
+
+/// A plain file in memory, passed through by a thread of this process. Unmounted when dropped.
+pub struct Through {
+    dir: PathBuf,
+    end: Option<PipeWriter>,
+    thread: Option<JoinHandle<Result<()>>>,
+}
+
+impl Through {
+    /// One of `size` bytes.
+    pub fn new(context: &Context<'_>, size: u64) -> Result<Through> {
+        let (dir, file) = (context.disk("through"), context.ram("through"));
+        fs::create_dir_all(&dir)?;
+        fs::File::create(&file)?.set_len(size)?;
+        let (ended, end) = io::pipe()?;
+        let (ready, is_ready) = channel();
+        let at = dir.clone();
+        let thread = std::thread::spawn(move || {
+            block_on(Config::default(), |rt| async move {
+                let (handle, serving) = passthrough::mount(&rt, &file, &at).await?;
+                let ended = Watched::new(&rt, ended.into());
+                // Nobody listens any more if the other side has failed meanwhile.
+                let _ = ready.send(());
+                ended.readable().await?;
+                handle.stop().await;
+                Ok(serving.await?)
+            })?
+        });
+        let mut through = Through { dir, end: Some(end), thread: Some(thread) };
+        match is_ready.recv() {
+            Ok(()) => Ok(through),
+            Err(_) => Err(through.finish().err().unwrap_or_else(|| anyhow!("the passthrough ended at once"))),
+        }
+    }
+
+    /// Where it is mounted.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Unmounts.
+    pub fn end(mut self) -> Result<()> {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        drop(self.end.take());
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        thread.join().map_err(|_| anyhow!("the thread of the passthrough has panicked"))?
+    }
+}
+
+impl Drop for Through {
+    fn drop(&mut self) {
+        let _ = self.finish();
+    }
+}

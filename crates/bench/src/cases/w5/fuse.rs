@@ -1,0 +1,139 @@
+//! Throughput and CPU of a volume's file ÷ those of a file that is passed through by the same library, both in memory,
+//! in turns.
+//!
+//! Client and servers share one processor. Otherwise chance decides whether a request wakes a sleeping processor, which
+//! on a virtual machine takes ten times as long as the request.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::Result;
+use rustix::fs::{Advice, fadvise};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use super::bed::{Bed, Through};
+use super::rounds::Place;
+use super::{label, passthrough};
+use crate::bare::Bare;
+use crate::clock::{Stopwatch, Took};
+use crate::load::{Job, random, sequential};
+use crate::rows::{Row, Samples};
+use crate::runner::Context;
+
+/// How a case asks for its bytes.
+#[derive(Clone, Copy)]
+struct Shape {
+    name: &'static str,
+    len: usize,
+    random: bool,
+    direct: bool,
+    /// Requests in flight, of direct I/O; each is measured by itself.
+    depths: &'static [usize],
+}
+
+const SEED: u64 = 9;
+
+pub fn sequential_direct(context: &Context<'_>) -> Result<Vec<Row>> {
+    run(context, Shape { name: "fuse-1m-seq-direct", len: 1 << 20, random: false, direct: true, depths: &[1, 8] })
+}
+
+pub fn sequential_cached(context: &Context<'_>) -> Result<Vec<Row>> {
+    run(context, Shape { name: "fuse-1m-seq-cached", len: 1 << 20, random: false, direct: false, depths: &[1] })
+}
+
+pub fn random_direct(context: &Context<'_>) -> Result<Vec<Row>> {
+    run(context, Shape { name: "fuse-4k-random-direct", len: 4096, random: true, direct: true, depths: &[1, 32] })
+}
+
+pub fn random_cached(context: &Context<'_>) -> Result<Vec<Row>> {
+    run(context, Shape { name: "fuse-4k-random-cached", len: 4096, random: true, direct: false, depths: &[1] })
+}
+
+fn run(context: &Context<'_>, shape: Shape) -> Result<Vec<Row>> {
+    let everywhere = sched_getaffinity(None)?;
+    let one = (0..CpuSet::MAX_CPU).find(|&cpu| everywhere.is_set(cpu)).unwrap_or(0);
+    let mut only = CpuSet::new();
+    only.set(one);
+    // Threads that are started from here on are there, too.
+    sched_setaffinity(None, &only)?;
+    let rows = compare(context, shape);
+    sched_setaffinity(None, &everywhere)?;
+    rows
+}
+
+fn compare(context: &Context<'_>, shape: Shape) -> Result<Vec<Row>> {
+    let span: u64 = context.scale.pick(64 << 20, 256 << 20, 512 << 20);
+    let times = context.scale.pick(3, 7, 15);
+    let bed = Bed::in_memory(context, span + (256 << 20))?;
+    let ours = bed.dir().join("v");
+    let through = Through::new(context, span)?;
+    let theirs = through.dir().join(passthrough::NAME);
+    File::create(&ours)?.set_len(span)?;
+    let fill = Job { write: true, len: 1 << 20, depth: 1, offsets: sequential(span, 1 << 20) };
+    [&ours, &theirs].into_iter().try_for_each(|path| cached(path, &fill))?;
+    bed.settle()?;
+    let label = label(shape.name);
+    let mut rows = Vec::new();
+    let (mut throughput, mut cpu) = (Vec::new(), Vec::new());
+    for &depth in shape.depths {
+        for write in [false, true] {
+            let count = if shape.random { context.scale.pick(4096, 16_384, 65_536) } else { span as usize / shape.len };
+            let offsets = match shape.random {
+                true => random(span, shape.len, count, SEED),
+                false => sequential(span, shape.len),
+            };
+            let job = Job { write, len: shape.len, depth, offsets };
+            let (mut faster, mut cheaper) = (Samples::default(), Samples::default());
+            for round in 0..=times {
+                let (first, second) = if round % 2 == 0 { (&ours, &theirs) } else { (&theirs, &ours) };
+                let (a, b) = (timed(first, &job, shape.direct)?, timed(second, &job, shape.direct)?);
+                let (us, it) = if round % 2 == 0 { (a, b) } else { (b, a) };
+                if round > 0 {
+                    faster.push(it.wall / us.wall);
+                    cheaper.push(us.cpu / it.cpu);
+                }
+            }
+            let what = format!("{}_qd{depth}", if write { "write" } else { "read" });
+            rows.push(label.rows(&format!("{what}_throughput_ratio"), "ratio", &faster));
+            rows.push(label.rows(&format!("{what}_cpu_ratio"), "ratio", &cheaper));
+            throughput.extend(faster.median());
+            cpu.extend(cheaper.median());
+        }
+    }
+    let least = throughput.into_iter().fold(f64::INFINITY, f64::min);
+    rows.push(label.row("throughput_ratio_to_passthrough", "ratio", least));
+    rows.push(label.row("cpu_ratio_to_passthrough", "ratio", cpu.into_iter().fold(0.0, f64::max)));
+    through.end()?;
+    bed.end()?;
+    Ok(rows)
+}
+
+fn timed(path: &Path, job: &Job, direct: bool) -> Result<Took> {
+    if direct {
+        let mut client = Bare::open(path, job.depth, job.len)?;
+        let watch = Stopwatch::start();
+        client.run(job)?;
+        return Ok(watch.stop());
+    }
+    fadvise(File::open(path)?, 0, None, Advice::DontNeed)?;
+    let watch = Stopwatch::start();
+    cached(path, job)?;
+    Ok(watch.stop())
+}
+
+/// One client that the kernel caches for; what it has written is durable at the end.
+fn cached(path: &Path, job: &Job) -> Result<()> {
+    let file = File::options().read(true).write(true).open(path)?;
+    let mut buf = vec![1; job.len];
+    for &offset in job.offsets.iter() {
+        match job.write {
+            true => file.write_all_at(&buf, offset)?,
+            false => file.read_exact_at(&mut buf, offset)?,
+        }
+    }
+    if job.write {
+        file.sync_data()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! Clone, modify, delete, repeat (W5), through the files of a mounted pool with plain `cp` and `rm`; beside btrfs and
+//! XFS on loop devices.
+
+mod bed;
+mod figures;
+mod modes;
+mod passthrough;
+mod peers;
+mod rounds;
+
+pub mod fuse;
+pub mod read;
+pub mod size;
+
+use anyhow::Result;
+
+use crate::model::Label;
+use crate::rows::Row;
+use crate::runner::{Context, Scale};
+
+use bed::Bed;
+use modes::Mode;
+use rounds::{Plan, run as run_rounds};
+
+/// Bytes of the file where nobody says otherwise.
+const SIZE: u64 = 100 << 20;
+/// Rounds and writes of long runs.
+const LONG: (usize, usize) = (1000, 4000);
+
+fn label(case: &str) -> Label<'_> {
+    Label { workload: "w5", case, target: "forkdisk" }
+}
+
+fn plan(context: &Context<'_>, mode: Mode) -> Plan {
+    let writes = context.scale.pick(10_000, 40_000, 40_000);
+    let rounds = context.options.rounds.unwrap_or(context.scale.pick(6, 20, 20));
+    Plan { mode, size: context.options.size.unwrap_or(SIZE), writes, rounds, cold: false }
+}
+
+fn case(context: &Context<'_>, mode: Mode) -> Result<Vec<Row>> {
+    let plan = plan(context, mode);
+    let name = mode.name();
+    let mut rows = measured(context, &plan, name, "")?;
+    if context.scale > Scale::Quick {
+        context.say("  with a cold cache");
+        let cold = Plan { cold: true, rounds: plan.rounds.min(5), ..plan };
+        rows.extend(measured(context, &cold, &format!("{name}-cold"), "")?);
+    }
+    if context.scale == Scale::Full {
+        context.say("  1,000 rounds");
+        let (rounds, writes) = LONG;
+        rows.extend(measured(context, &Plan { rounds, writes, ..plan }, name, "-1000-rounds")?);
+    }
+    if context.options.peers {
+        for kind in peers::KINDS {
+            context.say(&format!("  {}", kind.name));
+            match peers::measure(context, kind, &plan) {
+                Ok(theirs) => rows.extend(peers::beside(name, kind, &theirs, &rows)),
+                Err(error) => context.say(&format!("  {} cannot be measured here: {error:#}", kind.name)),
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// All rounds on a mounted pool, as rows.
+fn measured(context: &Context<'_>, plan: &Plan, name: &str, suffix: &str) -> Result<Vec<Row>> {
+    let bed = Bed::new(context, plan.pool_size())?;
+    let rounds = run_rounds(&bed, plan)?;
+    let mut rows = figures::rows(name, suffix, "forkdisk", &rounds);
+    rows.extend(figures::space(name, suffix, &rounds));
+    bed.end()?;
+    Ok(rows)
+}
+
+macro_rules! cases {
+    ($($function:ident $mode:ident),*) => {
+        $(pub fn $function(context: &Context<'_>) -> Result<Vec<Row>> {
+            case(context, Mode::$mode)
+        })*
+    };
+}
+
+cases! {
+    random_coded RandomCoded,
+    random_described RandomDescribed,
+    incremental_coded IncrementalCoded,
+    incremental_described IncrementalDescribed,
+    fixed_described FixedDescribed
+}

@@ -1,0 +1,102 @@
+//! By the kernel's loop driver, with direct I/O on the volume's file in a mount.
+//!
+//! A daemon's pool gets a mount of its own for it, in the folder of the daemon's sockets: nobody unmounts it by
+//! mistake, and only root may enter it.
+
+use std::fs::{self, DirBuilder, File};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use forkdisk_control::place;
+use forkdisk_fuse::{MountOptions, MountPoint, mounted_at};
+use forkdisk_uring::{attach_loop, detach_loop};
+
+use super::{Attachment, Means, Owner, Target, in_use};
+use crate::verbs::mount::mount_served;
+
+const SECTOR: u64 = 512;
+const SNAPSHOTS: &str = ".snapshots";
+
+/// Where the daemon's pool is mounted for its devices.
+pub fn private_mount(pool: &Path) -> Result<PathBuf> {
+    let uuid = place::pool_identity(pool).with_context(|| format!("{}: not a pool", pool.display()))?;
+    let control = place::own_control(&uuid).context("there is no folder for the mount")?;
+    Ok(control.with_file_name("mnt"))
+}
+
+pub fn attach(owner: &mut Owner, target: &Target<'_>) -> Result<PathBuf> {
+    ensure!(Path::new("/dev/loop-control").exists(), "/dev/loop-control does not exist (modprobe loop)");
+    ensure!(Path::new("/dev/fuse").exists(), "/dev/fuse does not exist (modprobe fuse)");
+    let dir = match owner {
+        Owner::Mount(dir) => dir.clone(),
+        Owner::Daemon(client, _) => {
+            let dir = private_mount(target.pool)?;
+            if !mounted_at(&dir).is_some_and(|mount| mount.is_pool()) {
+                let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+                made.with_context(|| format!("{}: the mount's folder", dir.display()))?;
+                let source = target.pool.display().to_string();
+                mount_served(client, &dir, &MountOptions { source, ..MountOptions::default() })?;
+            }
+            dir
+        }
+    };
+    let path = dir.join(file_of(target.object));
+    let file = File::options().read(true).write(!target.read_only).open(&path);
+    let file = file.with_context(|| path.display().to_string())?;
+    let len = file.metadata()?.len();
+    ensure!(len >= SECTOR, "it has {len} bytes, and a block device has at least one sector of {SECTOR}");
+    if len % SECTOR != 0 {
+        tracing::warn!("the last {} bytes are no whole sector and no part of the device", len % SECTOR);
+    }
+    attach_loop(&file, target.read_only).context("the loop driver")
+}
+
+/// The file of a volume or snapshot in a mount.
+fn file_of(object: &str) -> PathBuf {
+    match object.split_once('@') {
+        None => PathBuf::from(object),
+        Some((volume, snapshot)) => Path::new(SNAPSHOTS).join(volume).join(snapshot),
+    }
+}
+
+/// The volume or snapshot of a file in a mount.
+fn object_of(file: &Path) -> Option<String> {
+    match file.strip_prefix(SNAPSHOTS) {
+        Err(_) => Some(file.to_str()?.to_string()),
+        Ok(rest) => Some(format!("{}@{}", rest.parent()?.to_str()?, rest.file_name()?.to_str()?)),
+    }
+}
+
+pub fn detach(device: &Path) -> Result<()> {
+    match detach_loop(device) {
+        Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => Err(in_use(device)),
+        outcome => outcome.with_context(|| device.display().to_string()),
+    }
+}
+
+/// What the device `name` is, if it is a loop device on a file of a mounted pool.
+pub fn look(name: &str, mounts: &[(PathBuf, MountPoint)]) -> Option<Attachment> {
+    let backing = fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")).ok()?;
+    let backing = Path::new(backing.trim_end_matches('\n'));
+    // The innermost mount is the one that the file lies in.
+    let inside = mounts.iter().filter(|(dir, _)| backing.starts_with(dir));
+    let (dir, mount) = inside.max_by_key(|(dir, _)| dir.as_os_str().len())?;
+    let object = object_of(backing.strip_prefix(dir).ok()?)?;
+    let (device, pool) = (Path::new("/dev").join(name), PathBuf::from(&mount.source));
+    Some(Attachment { device, pool, object, by: Means::Loop })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_and_their_files_belong_together() {
+        for (object, file) in [("a", "a"), ("vm/1", "vm/1"), ("vm/1@x", ".snapshots/vm/1/x"), ("a@b", ".snapshots/a/b")]
+        {
+            assert_eq!(file_of(object), Path::new(file));
+            assert_eq!(object_of(Path::new(file)).as_deref(), Some(object));
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! By the kernel's NBD client, connected to the data socket of the daemon.
+
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::netlink::{Attributes, Family, find};
+use super::{Attachment, Means, Owner, Target, claim, handshake, number, wait_until};
+
+const FAMILY: &str = "nbd";
+const CONNECT: u8 = 1;
+const DISCONNECT: u8 = 2;
+const INDEX: u16 = 1;
+const SIZE: u16 = 2;
+const BLOCK_SIZE: u16 = 3;
+const SERVER_FLAGS: u16 = 5;
+const SOCKETS: u16 = 7;
+const SOCKET: u16 = 1;
+const SOCKET_FD: u16 = 1;
+const BACKEND: u16 = 10;
+
+const READ_ONLY: u64 = 2;
+/// A flush on one connection covers all.
+const MULTI_CONN: u64 = 1 << 8;
+const SECTOR: u64 = 512;
+/// Connections, where the server allows several: the kernel gives each CPU one.
+const CONNECTIONS: usize = 4;
+/// How the kernel is told whose a device is.
+const MARK: &str = "forkdisk:";
+
+fn family() -> Result<Family> {
+    let loaded = || Path::new("/sys/module/nbd").exists() || Path::new("/sys/block/nbd0").exists();
+    if !loaded() {
+        let probed = Command::new("modprobe").arg("nbd").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        if !probed.is_ok_and(|status| status.success()) && !loaded() {
+            bail!("this kernel has no NBD client (modprobe nbd failed)");
+        }
+    }
+    Family::find(FAMILY).context("this kernel's NBD client cannot be asked by netlink (Linux 4.12 and later)")
+}
+
+pub fn attach(owner: &mut Owner, target: &Target<'_>) -> Result<PathBuf> {
+    let Owner::Daemon(_, socket) = owner else { bail!("the pool is mounted and not served") };
+    let socket = socket.as_deref().context("the daemon's data socket has no path")?;
+    let family = family()?;
+    let mut streams = Vec::new();
+    let mut export;
+    loop {
+        let mut stream = UnixStream::connect(socket).with_context(|| socket.display().to_string())?;
+        export = handshake::choose(&mut stream, target.object)?;
+        streams.push(stream);
+        if u64::from(export.flags) & MULTI_CONN == 0 || streams.len() == CONNECTIONS {
+            break;
+        }
+    }
+    ensure!(export.size >= SECTOR, "it has {} bytes, and a block device has at least one sector", export.size);
+    let flags = u64::from(export.flags) | if target.read_only { READ_ONLY } else { 0 };
+    let sockets = streams.iter().fold(Attributes::default(), |all, stream| {
+        all.nested(SOCKET, Attributes::default().with(SOCKET_FD, &stream.as_raw_fd().to_ne_bytes()))
+    });
+    let request = Attributes::default()
+        .with(SIZE, &(export.size / SECTOR * SECTOR).to_ne_bytes())
+        .with(BLOCK_SIZE, &SECTOR.to_ne_bytes())
+        .with(SERVER_FLAGS, &flags.to_ne_bytes())
+        .nested(SOCKETS, sockets)
+        .text(BACKEND, &format!("{MARK}{}", target.address()));
+    let answer = family.ask(CONNECT, 1, request).context("the kernel's NBD client")?;
+    let index = find(&answer, INDEX).and_then(|index| Some(u32::from_ne_bytes(index.try_into().ok()?)));
+    let device = PathBuf::from(format!("/dev/nbd{}", index.context("the kernel does not say which device it is")?));
+    ensure!(wait_until(|| device.exists()), "{} does not appear", device.display());
+    Ok(device)
+}
+
+pub fn detach(device: &Path) -> Result<()> {
+    let name = device.file_name().unwrap_or_default().to_string_lossy();
+    let index = u32::try_from(number(&name)).context("the number of the device")?;
+    let claimed = claim(device)?;
+    family()?.ask(DISCONNECT, 1, Attributes::default().with(INDEX, &index.to_ne_bytes())).context(name.to_string())?;
+    drop(claimed);
+    let used = format!("/sys/block/{name}/pid");
+    ensure!(wait_until(|| !Path::new(&used).exists()), "{} does not go", device.display());
+    Ok(())
+}
+
+/// What the device `name` is, if it is one of the kernel's NBD client that was connected here.
+pub fn look(name: &str) -> Option<Attachment> {
+    let backend = fs::read_to_string(format!("/sys/block/{name}/backend")).ok()?;
+    fs::metadata(format!("/sys/block/{name}/pid")).ok()?;
+    let (pool, object) = split(backend.trim_end_matches('\n').strip_prefix(MARK)?)?;
+    Some(Attachment { device: Path::new("/dev").join(name), pool, object, by: Means::Nbd })
+}
+
+/// The pool is the shortest leading part that is not a folder, as in every address.
+fn split(address: &str) -> Option<(PathBuf, String)> {
+    let ends = address.char_indices().filter(|&(at, c)| c == '/' && at > 0).map(|(at, _)| at);
+    let mut ends = ends.filter(|&at| fs::metadata(&address[..at]).is_ok_and(|found| !found.is_dir()));
+    let end = ends.next()?;
+    Some((PathBuf::from(&address[..end]), address[end + 1..].to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_ends_its_pool_where_the_file_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = dir.path().join("pool.img");
+        fs::write(&pool, "").unwrap();
+        let found = split(&format!("{}/vm/1@x", pool.display()));
+        assert_eq!(found, Some((pool, "vm/1@x".to_string())));
+        assert_eq!(split("/none/of/these"), None);
+    }
+}

@@ -1,0 +1,261 @@
+//! Every key of the configuration, in one table. From it come the flags, the environment variables, the keys
+//! of the file, their defaults and their documentation.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::{Arg, ArgAction};
+
+use crate::{network, size};
+
+/// What a value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Where something lies.
+    Path,
+    /// Bytes, with a unit.
+    Size,
+    /// A whole number above 0.
+    Count,
+    /// How long: a number and `ms`, `s`, `m` or `h`; seconds without.
+    Time,
+    /// `yes` or `no`.
+    Switch,
+    /// TCP addresses, one or several.
+    Addresses,
+    /// TCP addresses and unix sockets, one or several.
+    Places,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+}
+
+/// Which verbs a key is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// All of them.
+    Every,
+    /// `serve`.
+    Serve,
+}
+
+/// One key.
+#[derive(Debug)]
+pub struct Key {
+    /// As in the file: `log_file`.
+    pub name: &'static str,
+    /// What the parser of the command line knows it by.
+    pub id: &'static str,
+    pub kind: Kind,
+    pub scope: Scope,
+    /// Empty where there is none.
+    pub default: &'static str,
+    /// What it does, in one sentence.
+    pub help: &'static str,
+}
+
+macro_rules! keys {
+    ($($constant:ident $name:literal $kind:expr, $scope:ident, $default:literal, $help:literal;)*) => {
+        $(#[doc = $help]
+        pub const $constant: Key =
+            Key { name: $name, id: concat!("key ", $name), kind: $kind, scope: Scope::$scope, default: $default, help: $help };)*
+
+        /// All of them, in the order in which they are shown.
+        pub const KEYS: &[Key] = &[$($constant),*];
+    };
+}
+
+keys! {
+    POOL "pool" Kind::Path, Every, "", "The pool that addresses without a path are in";
+    CONTROL "control" Kind::Path, Every, "",
+        "The control socket of the daemon that serves the pool; in the pool's own folder without it";
+    LOG "log" Kind::Choice(&["off", "error", "warn", "info", "debug", "trace"]), Every, "",
+        "How much is logged: info by serve, warn by other verbs without it";
+    LOG_FORMAT "log_format" Kind::Choice(&["text", "json"]), Every, "text", "How log lines are written";
+    SOCKET "socket" Kind::Path, Serve, "",
+        "Where the data socket goes: /run/forkdisk/UUID/nbd.sock for root, else $XDG_RUNTIME_DIR/forkdisk/UUID/nbd.sock without it";
+    MOUNT "mount" Kind::Path, Serve, "", "Mount the pool at this folder, too: every volume is a file there (docs/mount.md)";
+    TCP "tcp" Kind::Addresses, Serve, "",
+        "Serve over TCP, too, beyond this machine only with TLS or --insecure; 127.0.0.1:10809 where no address is given";
+    TLS_CERT "tls_cert" Kind::Path, Serve, "", "The server's certificate for TLS over TCP (PEM), those between it and the root behind it";
+    TLS_KEY "tls_key" Kind::Path, Serve, "", "The private key of the certificate (PEM)";
+    TLS_CLIENT_CA "tls_client_ca" Kind::Path, Serve, "", "Authorities (PEM) of which clients over TCP must show a certificate";
+    TLS_CLIENTS "tls_clients" Kind::Path, Serve, "", "The table of which certificate may open which export (TOML, docs/tls.md)";
+    TLS "tls" Kind::Choice(&["off", "allowed", "required"]), Serve, "",
+        "Whether clients over TCP use TLS: required where there is a certificate, else off without it";
+    METRICS "metrics" Kind::Places, Serve, "", "Answer HTTP requests for /metrics in the format of Prometheus";
+    INSECURE "insecure" Kind::Switch, Serve, "no", "Let others beyond this machine connect without TLS";
+    PID_FILE "pid_file" Kind::Path, Serve, "", "Where the process's number is written";
+    LOG_FILE "log_file" Kind::Path, Serve, "", "Where the log goes instead of stderr; SIGHUP opens it again";
+    SYSLOG "syslog" Kind::Path, Serve, "/dev/log",
+        "Where the log goes with --daemon and without a log file: the socket of journald or syslogd, if it is there";
+    LOG_BURST "log_burst" Kind::Count, Serve, "20", "Log lines of one kind within ten seconds; more are counted and left out";
+    WHEN_FULL "when_full" Kind::Choice(&["wait", "error"]), Serve, "wait", "What happens to a write that finds the pool full";
+    WAIT_FOR_SPACE "wait_for_space" Kind::Time, Serve, "60s", "How long such a write waits before it fails";
+    CACHE "cache" Kind::Size, Serve, "32M", "Clean metadata kept in memory";
+    DIRTY "dirty" Kind::Size, Serve, "64M", "Most metadata changed and not yet in a checkpoint";
+    DISCARD "discard" Kind::Switch, Serve, "yes", "Whether freed space becomes holes in the pool's file or is discarded on its device";
+    MAX_CONNECTIONS "max_connections" Kind::Count, Serve, "128", "Connections to the data socket at a time";
+    MAX_EXPORT_CONNECTIONS "max_export_connections" Kind::Count, Serve, "96", "Connections to one export at a time; further ones are refused when they ask for it";
+    MAX_REQUESTS "max_requests" Kind::Count, Serve, "128", "Requests of one connection that are not answered yet";
+    MAX_REQUEST_BYTES "max_request_bytes" Kind::Size, Serve, "64M", "Data of such requests";
+    CONNECTION_RESERVE "connection_reserve" Kind::Size, Serve, "1M", "Data that a connection may have in flight without asking the others";
+    SHARED_MEMORY "shared_memory" Kind::Size, Serve, "256M", "Data in flight beyond that, of all connections together";
+    STARTED_REQUESTS "started_requests" Kind::Count, Serve, "128", "Requests that all connections together have under way in the pool; each active one has an equal share";
+    STARTED_BYTES "started_bytes" Kind::Size, Serve, "64M", "Data of such requests, shared likewise";
+    HANDSHAKE_TIMEOUT "handshake_timeout" Kind::Time, Serve, "10s", "How long a client may take to choose an export";
+    STALL_TIMEOUT "stall_timeout" Kind::Time, Serve, "10s", "How long a client may hold memory that others wait for without moving";
+    DRAIN_TIMEOUT "drain_timeout" Kind::Time, Serve, "10s", "How long requests in flight are waited for at the end";
+    CONTROL_CONNECTIONS "control_connections" Kind::Count, Serve, "128", "Connections to the control socket at a time";
+    CONTROL_MESSAGE "control_message" Kind::Size, Serve, "1M", "Longest message on the control socket";
+}
+
+impl Key {
+    /// As a flag, without its dashes: `log-file`.
+    pub fn flag(&self) -> String {
+        self.name.replace('_', "-")
+    }
+
+    /// As an environment variable: `FORKDISK_LOG_FILE`.
+    pub fn variable(&self) -> String {
+        format!("FORKDISK_{}", self.name.to_uppercase())
+    }
+
+    /// As an argument of the command line.
+    pub fn arg(&'static self) -> Arg {
+        let default = if self.default.is_empty() { String::new() } else { format!(" [default: {}]", self.default) };
+        let arg = Arg::new(self.id)
+            .long(self.flag())
+            .env(self.variable())
+            .hide_env(true)
+            .help(format!("{}{default}", self.help))
+            .value_name(self.kind.value_name())
+            .global(self.scope == Scope::Every)
+            .value_parser(move |text: &str| self.check(text).map(|()| text.to_string()).map_err(|e| e.to_string()));
+        match self.kind {
+            Kind::Addresses => arg.num_args(0..=1).default_missing_value(network::USUAL).action(ArgAction::Append),
+            Kind::Places => arg.action(ArgAction::Append),
+            Kind::Switch => arg.num_args(0..=1).require_equals(true).default_missing_value("yes"),
+            _ => arg,
+        }
+    }
+
+    /// Refuses a value that is none of this key's. An empty one says nothing.
+    pub fn check(&self, text: &str) -> Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        match self.kind {
+            Kind::Path => Ok(()),
+            Kind::Size => size::parse(text).map(drop),
+            Kind::Count => count(text).map(drop),
+            Kind::Time => time(text).map(drop),
+            Kind::Addresses => network::parse_addresses(text).map(drop),
+            Kind::Places => network::parse_places(text).map(drop),
+            Kind::Switch => switch(text).map(drop),
+            Kind::Choice(words) if words.contains(&text) => Ok(()),
+            Kind::Choice(words) => bail!("'{text}' is none of {}", words.join(", ")),
+        }
+    }
+}
+
+impl Kind {
+    /// What a value is, in a word.
+    pub fn value_name(self) -> String {
+        match self {
+            Kind::Path => "PATH".to_string(),
+            Kind::Size => "SIZE".to_string(),
+            Kind::Count => "NUMBER".to_string(),
+            Kind::Time => "TIME".to_string(),
+            Kind::Addresses => "ADDR:PORT".to_string(),
+            Kind::Places => "ADDR:PORT|unix:PATH".to_string(),
+            Kind::Switch => "yes|no".to_string(),
+            Kind::Choice(words) => words.join("|"),
+        }
+    }
+}
+
+/// A whole number above 0.
+pub fn count(text: &str) -> Result<usize> {
+    match text.parse() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => bail!("'{text}' is not a whole number above 0"),
+    }
+}
+
+/// `yes` or `no`.
+pub fn switch(text: &str) -> Result<bool> {
+    match text {
+        "yes" | "true" => Ok(true),
+        "no" | "false" => Ok(false),
+        _ => bail!("'{text}' is neither yes nor no"),
+    }
+}
+
+/// A number and `ms`, `s`, `m` or `h`; seconds without a unit.
+pub fn time(text: &str) -> Result<Duration> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let factor = match unit.trim() {
+        "ms" => 1,
+        "" | "s" => 1000,
+        "m" | "min" => 60_000,
+        "h" => 3_600_000,
+        _ => bail!("'{text}' is not a time: the unit is one of ms, s, m, h"),
+    };
+    match number.parse::<u64>().ok().and_then(|number| number.checked_mul(factor)) {
+        Some(milliseconds) => Ok(Duration::from_millis(milliseconds)),
+        None => bail!("'{text}' is not a time: write a number and a unit, such as 10s"),
+    }
+}
+
+/// The key whose name is most like `name`, if any is.
+pub fn nearest(name: &str) -> Option<&'static Key> {
+    let wanted = name.replace('-', "_").to_lowercase();
+    let near = KEYS.iter().map(|key| (distance(&wanted, key.name), key)).min_by_key(|(distance, _)| *distance);
+    near.filter(|(distance, key)| *distance <= key.name.len().max(wanted.len()) / 2).map(|(_, key)| key)
+}
+
+/// How many letters have to be changed, added or left out to make `a` into `b`.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.chars().enumerate() {
+            let cost = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = cost.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[row.len() - 1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_default_is_a_value_of_its_key() {
+        for key in KEYS {
+            key.check(key.default).unwrap_or_else(|e| panic!("{}: {e}", key.name));
+        }
+    }
+
+    #[test]
+    fn the_nearest_key_is_found_if_one_is_near() {
+        assert_eq!(nearest("log-fil").map(|key| key.name), Some("log_file"));
+        assert_eq!(nearest("max_conections").map(|key| key.name), Some("max_connections"));
+        assert!(nearest("xyzzy_plugh_quux").is_none());
+    }
+
+    #[test]
+    fn times_have_units() {
+        for (text, milliseconds) in
+            [("10", 10_000), ("10s", 10_000), ("250ms", 250), ("2m", 120_000), ("1h", 3_600_000)]
+        {
+            assert_eq!(time(text).unwrap(), Duration::from_millis(milliseconds), "{text}");
+        }
+        for text in ["", "s", "-1s", "1d", "1.5s", "99999999999999999999s"] {
+            assert!(time(text).is_err(), "{text}");
+        }
+    }
+}

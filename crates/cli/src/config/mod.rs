@@ -1,0 +1,204 @@
+//! The configuration: flags before environment variables before the file before defaults.
+
+mod file;
+mod keys;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+
+pub use keys::{KEYS, Key, Scope};
+
+pub mod key {
+    //! The keys by name.
+    pub use super::keys::*;
+}
+
+/// The file that is read when nobody names one.
+const USUAL_FILE: &str = "/etc/forkdisk/config.toml";
+
+/// Where a value comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The command line.
+    Flag,
+    /// An environment variable.
+    Environment,
+    /// A line of the file.
+    File(PathBuf, usize),
+    /// Nobody said anything.
+    Default,
+}
+
+/// What the command line and the environment say about keys for `serve` (or for every verb).
+#[derive(Clone, Debug, Default)]
+pub struct Given<const SERVE: bool> {
+    values: Vec<(&'static str, String, Origin)>,
+}
+
+impl<const SERVE: bool> Given<SERVE> {
+    fn keys() -> impl Iterator<Item = &'static Key> {
+        let wanted = if SERVE { Scope::Serve } else { Scope::Every };
+        KEYS.iter().filter(move |key| key.scope == wanted)
+    }
+}
+
+impl<const SERVE: bool> Args for Given<SERVE> {
+    fn augment_args(command: Command) -> Command {
+        Given::<SERVE>::keys().fold(command, |command, key| command.arg(key.arg()))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Given::<SERVE>::augment_args(command)
+    }
+}
+
+impl<const SERVE: bool> FromArgMatches for Given<SERVE> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Given<SERVE>, clap::Error> {
+        let given = |key: &'static Key| {
+            let words: Vec<&str> = matches.get_many::<String>(key.id)?.map(String::as_str).collect();
+            let text = Some(words.join(",")).filter(|text| !text.is_empty())?;
+            let origin = match matches.value_source(key.id)? {
+                ValueSource::EnvVariable => Origin::Environment,
+                _ => Origin::Flag,
+            };
+            Some((key.name, text, origin))
+        };
+        Ok(Given { values: Given::<SERVE>::keys().filter_map(given).collect() })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Given::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// The configuration in effect.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// What somebody said, the first word first.
+    said: Vec<(&'static str, String, Origin)>,
+}
+
+impl Settings {
+    /// Puts together what was said: on the command line and in the environment, and in the file (`file`, or the
+    /// usual one if there is one).
+    pub fn load(every: Given<false>, serve: Given<true>, file: Option<&Path>) -> Result<Settings> {
+        let usual = Path::new(USUAL_FILE);
+        let path = file.or_else(|| usual.exists().then_some(usual));
+        let mut said = every.values;
+        said.extend(serve.values);
+        for given in path.map(file::read).transpose().context("the configuration")?.into_iter().flatten() {
+            let line = Origin::File(path.unwrap_or(usual).to_path_buf(), given.line);
+            said.push((given.name, given.text, line));
+        }
+        Ok(Settings { said })
+    }
+
+    /// The value of `key`, empty where there is none, and where it comes from.
+    pub fn get(&self, key: &Key) -> (&str, Origin) {
+        let found = self.said.iter().find(|(name, _, _)| *name == key.name);
+        found.map_or((key.default, Origin::Default), |(_, text, origin)| (text, origin.clone()))
+    }
+
+    fn text(&self, key: &Key) -> Option<&str> {
+        Some(self.get(key).0).filter(|text| !text.is_empty())
+    }
+
+    /// A word.
+    pub fn word(&self, key: &Key) -> Option<&str> {
+        self.text(key)
+    }
+
+    /// A path.
+    pub fn path(&self, key: &Key) -> Option<PathBuf> {
+        self.text(key).map(PathBuf::from)
+    }
+
+    /// Bytes. Every key of this kind has a default.
+    pub fn size(&self, key: &Key) -> Result<usize> {
+        let bytes = crate::size::parse(self.get(key).0).with_context(|| key.name)?;
+        usize::try_from(bytes).with_context(|| format!("{}: too large for this machine", key.name))
+    }
+
+    /// A whole number. Every key of this kind has a default.
+    pub fn count(&self, key: &Key) -> Result<usize> {
+        keys::count(self.get(key).0).with_context(|| key.name)
+    }
+
+    /// How long. Every key of this kind has a default.
+    pub fn time(&self, key: &Key) -> Result<Duration> {
+        keys::time(self.get(key).0).with_context(|| key.name)
+    }
+
+    /// Yes or no. Every key of this kind has a default.
+    pub fn switch(&self, key: &Key) -> Result<bool> {
+        keys::switch(self.get(key).0).with_context(|| key.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn a_value(key: &Key) -> &'static str {
+        match key.kind {
+            keys::Kind::Path => "/some/where",
+            keys::Kind::Size => "12M",
+            keys::Kind::Count => "17",
+            keys::Kind::Time => "33s",
+            keys::Kind::Switch => "no",
+            keys::Kind::Addresses => "127.0.0.1:7,[::1]:8",
+            keys::Kind::Places => "127.0.0.1:7,unix:/some/where",
+            keys::Kind::Choice(words) => words[words.len() - 1],
+        }
+    }
+
+    fn in_toml(key: &Key) -> String {
+        match key.kind {
+            keys::Kind::Count => format!("{} = {}\n", key.name, a_value(key)),
+            keys::Kind::Switch => format!("{} = false\n", key.name),
+            _ => format!("{} = {:?}\n", key.name, a_value(key)),
+        }
+    }
+
+    fn parsed(args: &[String]) -> (Given<false>, Given<true>) {
+        let command = Given::<true>::augment_args(Given::<false>::augment_args(Command::new("forkdisk")));
+        let matches = command.try_get_matches_from(args).unwrap();
+        (Given::from_arg_matches(&matches).unwrap(), Given::from_arg_matches(&matches).unwrap())
+    }
+
+    #[test]
+    fn every_key_is_a_flag_a_variable_and_a_line_of_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        for key in KEYS {
+            let flag = vec!["forkdisk".to_string(), format!("--{}={}", key.flag(), a_value(key))];
+            let (every, serve) = parsed(&flag);
+            let settings = Settings::load(every, serve, None).unwrap();
+            assert_eq!(settings.get(key), (a_value(key), Origin::Flag));
+            let arg = key.arg();
+            assert_eq!(arg.get_env().and_then(|name| name.to_str()), Some(key.variable().as_str()));
+            let path = dir.path().join(key.name);
+            std::fs::write(&path, in_toml(key)).unwrap();
+            let settings = Settings::load(Given::default(), Given::default(), Some(&path)).unwrap();
+            assert_eq!(settings.get(key), (a_value(key), Origin::File(path, 1)));
+        }
+    }
+
+    #[test]
+    fn the_nearer_word_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.toml");
+        std::fs::write(&path, "socket = \"file\"\npid_file = \"file\"\n").unwrap();
+        let said = |name, text: &str, origin| (name, text.to_string(), origin);
+        let serve = Given { values: vec![said("socket", "flag", Origin::Flag)] };
+        let settings = Settings::load(Given::default(), serve, Some(&path)).unwrap();
+        assert_eq!(settings.get(&key::SOCKET), ("flag", Origin::Flag));
+        assert_eq!(settings.get(&key::PID_FILE), ("file", Origin::File(path, 2)));
+        assert_eq!(settings.get(&key::CACHE), ("32M", Origin::Default));
+        assert_eq!(settings.path(&key::LOG_FILE), None);
+    }
+}

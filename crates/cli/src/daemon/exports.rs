@@ -1,0 +1,164 @@
+//! The pool's volumes as exports, some of which nobody may open for a while.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use std::time::Duration;
+
+use forkdisk::{Buf, Error, ErrorKind, Operation, Pool, Result, VolumeId};
+use forkdisk_control::Guard;
+use forkdisk_nbd::codec::{ExportInfo, StatusExtent};
+use forkdisk_nbd::{Export, Exports};
+use forkdisk_uring::UringDevice;
+
+use super::mounts::Mounts;
+
+/// Names that are closed to new users, with how often.
+#[derive(Clone, Default)]
+pub struct Fences(Rc<RefCell<BTreeMap<String, usize>>>);
+
+impl Fences {
+    /// Closes `name` until the guard is dropped.
+    pub fn close(&self, name: &str) -> Fence {
+        *self.0.borrow_mut().entry(name.to_string()).or_default() += 1;
+        Fence { fences: self.clone(), name: name.to_string() }
+    }
+
+    fn is_closed(&self, name: &str) -> bool {
+        self.0.borrow().contains_key(name)
+    }
+}
+
+/// Keeps an export closed.
+pub struct Fence {
+    fences: Fences,
+    name: String,
+}
+
+impl Guard for Fence {}
+
+impl Drop for Fence {
+    fn drop(&mut self) {
+        let mut fences = self.fences.0.borrow_mut();
+        if let Some(count) = fences.get_mut(&self.name) {
+            *count -= 1;
+            if *count == 0 {
+                fences.remove(&self.name);
+            }
+        }
+    }
+}
+
+/// Every volume and snapshot of a pool, but for those that are closed.
+pub struct Served {
+    pub pool: Pool<UringDevice>,
+    pub fences: Fences,
+    pub mounts: Mounts,
+}
+
+impl Exports for Served {
+    type Export = ServedExport;
+
+    fn list(&self) -> Vec<(String, String)> {
+        Exports::list(&self.pool)
+    }
+
+    fn open(&self, name: &str) -> Result<Self::Export> {
+        if self.fences.is_closed(name) || name.is_empty() && self.has_fences() {
+            let text = format!("{name} is closed while it is rolled back; try again");
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        let export = Exports::open(&self.pool, name)?;
+        let id = self.pool.find(&export.info().name)?.id;
+        Ok(ServedExport { export, id, mounts: self.mounts.clone() })
+    }
+
+    fn buffer(&self, len: usize) -> Buf {
+        Pool::buffer(&self.pool, len)
+    }
+}
+
+impl Served {
+    /// The default export is one of them by another name.
+    fn has_fences(&self) -> bool {
+        !self.fences.0.borrow().is_empty()
+    }
+}
+
+/// A volume or snapshot of which programs may have the file open: what a client changes they see before the client
+/// has its answer.
+pub struct ServedExport {
+    export: PoolExport,
+    id: VolumeId,
+    mounts: Mounts,
+}
+
+type PoolExport = <Pool<UringDevice> as Exports>::Export;
+
+impl Export for ServedExport {
+    type Context = <PoolExport as Export>::Context;
+
+    async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
+        let len = buf.len() as u64;
+        let written = self.export.write(offset, buf, fua).await;
+        self.mounts.changed(self.id, offset, len).await;
+        written
+    }
+
+    async fn write_zeroes(&self, offset: u64, len: u64, fua: bool, no_hole: bool) -> Result<()> {
+        let zeroed = self.export.write_zeroes(offset, len, fua, no_hole).await;
+        self.mounts.changed(self.id, offset, len).await;
+        zeroed
+    }
+
+    async fn trim(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
+        let trimmed = self.export.trim(offset, len, fua).await;
+        self.mounts.changed(self.id, offset, len).await;
+        trimmed
+    }
+
+    fn info(&self) -> ExportInfo {
+        self.export.info()
+    }
+
+    fn size(&self) -> u64 {
+        self.export.size()
+    }
+
+    async fn read(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
+        self.export.read(offset, buf).await
+    }
+
+    async fn read_sparse(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
+        self.export.read_sparse(offset, buf).await
+    }
+
+    fn zeroing_is_fast(&self, offset: u64, len: u64) -> bool {
+        self.export.zeroing_is_fast(offset, len)
+    }
+
+    async fn cache(&self, offset: u64, len: u64) -> Result<()> {
+        self.export.cache(offset, len).await
+    }
+
+    async fn flush(&self) -> Result<()> {
+        self.export.flush().await
+    }
+
+    fn took(&self, operation: Operation, time: Duration) {
+        self.export.took(operation, time);
+    }
+
+    fn contexts(&self) -> Vec<String> {
+        self.export.contexts()
+    }
+
+    fn context(&self, name: &str) -> Option<Self::Context> {
+        self.export.context(name)
+    }
+
+    async fn status(&self, context: &Self::Context, offset: u64, len: u64, looks: usize) -> Result<Vec<StatusExtent>> {
+        self.export.status(context, offset, len, looks).await
+    }
+}

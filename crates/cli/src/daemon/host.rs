@@ -1,0 +1,105 @@
+//! What verbs are told about the daemon, and what they ask of it.
+
+use std::cell::RefCell;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forkdisk::LocalFuture;
+use forkdisk_control::{ClientRecord, Event, Failure, Guard, Host, Status, params};
+use forkdisk_monitor::ServerRecord;
+use forkdisk_nbd::{ClientInfo, ServerHandle};
+use forkdisk_uring::Rt;
+
+use super::exports::Fences;
+use super::mounts::Mounts;
+
+/// How often clients that are being disconnected are counted.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A running daemon.
+pub struct Daemon {
+    pub runtime: Rt,
+    pub data: ServerHandle,
+    pub fences: Fences,
+    pub mounts: Mounts,
+    pub end: Rc<End>,
+    /// All but the clients, who come and go.
+    pub identity: Status,
+}
+
+/// The end of a daemon: asked for, and reached.
+#[derive(Default)]
+pub struct End {
+    /// Somebody wants it.
+    pub wanted: Event,
+    outcome: RefCell<Option<Result<(), Failure>>>,
+    reached: Event,
+}
+
+impl End {
+    /// The pool is closed, or could not be.
+    pub fn reach(&self, outcome: Result<(), Failure>) {
+        *self.outcome.borrow_mut() = Some(outcome);
+        self.reached.raise();
+    }
+}
+
+impl Host for Daemon {
+    fn users(&self, name: &str) -> Vec<String> {
+        let clients = self.data.clients().into_iter().filter(|client| client.export == name);
+        clients.map(|client| peer_name(&client)).chain(self.mounts.users(name)).collect()
+    }
+
+    fn evict<'a>(&'a self, name: &'a str) -> LocalFuture<Box<dyn Guard>> {
+        let fence = self.fences.close(name);
+        let (data, runtime, name) = (self.data.clone(), self.runtime.clone(), name.to_string());
+        Box::pin(async move {
+            while data.disconnect(&name) > 0 {
+                runtime.sleep_for(LOOK).await;
+            }
+            Box::new(fence) as Box<dyn Guard>
+        })
+    }
+
+    fn status(&self) -> Result<Status, Failure> {
+        let record = |client: ClientInfo| ClientRecord { peer: peer_name(&client), export: client.export };
+        let clients = self.data.clients().into_iter().map(record).collect();
+        Ok(Status { clients, mounts: self.mounts.dirs(), ..self.identity.clone() })
+    }
+
+    fn mount(&self, mount: params::Mount, connection: OwnedFd) -> LocalFuture<Result<(), Failure>> {
+        let mounts = self.mounts.clone();
+        Box::pin(async move { mounts.begin(mount, connection).await })
+    }
+
+    fn changed<'a>(&'a self, name: &'a str) -> LocalFuture<()> {
+        let (mounts, name) = (self.mounts.clone(), name.to_string());
+        Box::pin(async move { mounts.changed_name(&name).await })
+    }
+
+    fn server(&self) -> Option<ServerRecord> {
+        Some((&self.data.statistics()).into())
+    }
+
+    fn stop(&self) -> LocalFuture<Result<(), Failure>> {
+        let end = self.end.clone();
+        Box::pin(async move {
+            end.wanted.raise();
+            end.reached.wait().await;
+            end.outcome.borrow().clone().unwrap_or(Ok(()))
+        })
+    }
+}
+
+/// A client in words: `an NBD client, qemu-io (pid 123)`.
+fn peer_name(client: &ClientInfo) -> String {
+    match client.peer {
+        Some(peer) => match fs::read_to_string(format!("/proc/{}/comm", peer.pid)) {
+            Ok(name) => format!("an NBD client, {} (pid {})", name.trim(), peer.pid),
+            Err(_) => format!("an NBD client (pid {})", peer.pid),
+        },
+        None => "an NBD client".to_string(),
+    }
+}

@@ -1,0 +1,15 @@
+//! A pool that is served: the data server, the control server, and how both begin and end.
+//!
+//! Everything runs on the one thread that owns the pool. The end, however it is asked for: no new requests,
+//! those in flight end, the pool is flushed and closed, whoever asked is answered.
+
+mod activation;
+pub mod detach;
+mod exports;
+mod host;
+mod mounts;
+mod notify;
+mod pid_file;
+mod run;
+
+pub use run::{Ready, Settings, run};

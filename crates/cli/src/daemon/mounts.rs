@@ -1,0 +1,135 @@
+//! The pool as files, served by the daemon beside everything else.
+//!
+//! Invariants: a change that somebody made by another way is seen through every mount before it is
+//! acknowledged; the pool is flushed when a mount has ended, and only then nobody hears of that mount any more.
+
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use forkdisk::{Pool, VolumeId};
+use forkdisk_control::{Failure, params};
+use forkdisk_fuse::{MountOptions, Session, SessionHandle, Volumes, VolumesOptions, connect, unmount};
+use forkdisk_uring::{Rt, UringDevice};
+
+/// How often mounts that are ending are counted.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// All mounts of a daemon. Clones are the same.
+#[derive(Clone)]
+pub struct Mounts(Rc<Inner>);
+
+struct Inner {
+    runtime: Rt,
+    pool: Pool<UringDevice>,
+    all: RefCell<Vec<Mounted>>,
+}
+
+#[derive(Clone)]
+struct Mounted {
+    dir: PathBuf,
+    volumes: Rc<Volumes<UringDevice>>,
+    handle: SessionHandle,
+}
+
+impl Mounts {
+    pub fn new(runtime: &Rt, pool: &Pool<UringDevice>) -> Mounts {
+        Mounts(Rc::new(Inner { runtime: runtime.clone(), pool: pool.clone(), all: RefCell::default() }))
+    }
+
+    /// Mounts at `dir`, as whoever runs the daemon.
+    pub async fn mount_at(&self, dir: &Path, source: &Path) -> Result<()> {
+        let dir = dir.canonicalize().with_context(|| dir.display().to_string())?;
+        let options = MountOptions { source: source.display().to_string(), ..MountOptions::default() };
+        let connection = connect(&dir, &options)?;
+        let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+        let begun = self.begin(params::Mount { dir: dir.display().to_string(), uid, gid }, connection).await;
+        if begun.is_err() {
+            let _ = unmount(&dir, true);
+        }
+        Ok(begun?)
+    }
+
+    /// Serves what somebody has mounted.
+    pub async fn begin(&self, mount: params::Mount, connection: OwnedFd) -> Result<(), Failure> {
+        let (runtime, pool, dir) = (&self.0.runtime, &self.0.pool, PathBuf::from(mount.dir));
+        let options = VolumesOptions { dir: dir.clone(), uid: mount.uid, gid: mount.gid, alone: false };
+        let volumes = Volumes::new(pool.clone(), options);
+        let session = Session::adopt(runtime, volumes.clone(), &dir, connection).await?;
+        let mounted = Mounted { dir, volumes, handle: session.handle() };
+        tracing::info!(dir = %mounted.dir.display(), "mounted");
+        let (others, own) = (Rc::downgrade(&self.0), Rc::downgrade(&mounted.volumes));
+        mounted.volumes.watch(Box::new(move |id, offset, len| {
+            let (others, own) = (others.upgrade().map(Mounts), own.upgrade());
+            Box::pin(async move {
+                if let (Some(others), Some(own)) = (others, own) {
+                    others.changed_but_for(Some(&own), id, offset, len).await;
+                }
+            })
+        }));
+        self.0.all.borrow_mut().push(mounted.clone());
+        let mounts = self.clone();
+        runtime.spawn(async move { mounts.serve(session, mounted).await });
+        Ok(())
+    }
+
+    async fn serve(self, session: Session<Volumes<UringDevice>>, mounted: Mounted) {
+        let dir = mounted.dir.display();
+        if let Err(error) = session.serve().await {
+            tracing::error!(%dir, %error, "a mount has ended");
+        }
+        if let Err(error) = self.0.pool.flush().await {
+            tracing::error!(%dir, %error, "flushing after an unmount");
+        }
+        tracing::info!(%dir, "unmounted");
+        self.0.all.borrow_mut().retain(|other| !Rc::ptr_eq(&other.volumes, &mounted.volumes));
+    }
+
+    /// Where the pool is mounted.
+    pub fn dirs(&self) -> Vec<String> {
+        self.0.all.borrow().iter().map(|mounted| mounted.dir.display().to_string()).collect()
+    }
+
+    /// The mounts on which programs have the volume or snapshot `name` open, in words.
+    pub fn users(&self, name: &str) -> Vec<String> {
+        let Ok(info) = self.0.pool.find(name) else { return Vec::new() };
+        let all = self.0.all.borrow();
+        let users = all.iter().filter(|mounted| mounted.volumes.is_open(info.id));
+        users.map(|mounted| format!("programs on the mount {}", mounted.dir.display())).collect()
+    }
+
+    /// The volume `id` was changed by another way than a mount; resolves when every mount shows it.
+    pub async fn changed(&self, id: VolumeId, offset: u64, len: u64) {
+        self.changed_but_for(None, id, offset, len).await;
+    }
+
+    async fn changed_but_for(&self, own: Option<&Rc<Volumes<UringDevice>>>, id: VolumeId, offset: u64, len: u64) {
+        let is_own = |mounted: &Mounted| own.is_some_and(|own| Rc::ptr_eq(own, &mounted.volumes));
+        let concerned = |mounted: &&Mounted| !is_own(mounted) && mounted.volumes.is_open(id);
+        let shown: Vec<_> = self.0.all.borrow().iter().filter(concerned).map(|m| m.volumes.clone()).collect();
+        for volumes in shown {
+            volumes.changed(id, offset, len).await;
+        }
+    }
+
+    /// As [`changed`](Self::changed), all of the volume `name`.
+    pub async fn changed_name(&self, name: &str) {
+        if let Ok(info) = self.0.pool.find(name) {
+            self.changed(info.id, 0, 0).await;
+        }
+    }
+
+    /// Ends all of them.
+    pub async fn stop(&self) {
+        let all: Vec<SessionHandle> = self.0.all.borrow().iter().map(|mounted| mounted.handle.clone()).collect();
+        for handle in all {
+            handle.stop().await;
+        }
+        while !self.0.all.borrow().is_empty() {
+            self.0.runtime.sleep_for(LOOK).await;
+        }
+    }
+}

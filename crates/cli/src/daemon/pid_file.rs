@@ -1,0 +1,33 @@
+//! The file that says which process serves.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// A file with our process's number, removed when dropped unless another process has taken it over.
+pub struct PidFile {
+    path: PathBuf,
+}
+
+impl PidFile {
+    /// Writes it in place of any that is there: whoever has the pool may.
+    pub fn write(path: &Path) -> Result<PidFile> {
+        let text = format!("{}\n", std::process::id());
+        let mut new = path.as_os_str().to_owned();
+        new.push(".new");
+        let written = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
+        written.with_context(|| format!("{}: the process number cannot be written", path.display()))?;
+        Ok(PidFile { path: path.to_path_buf() })
+    }
+}
+
+impl Drop for PidFile {
+    fn drop(&mut self) {
+        let is_ours = fs::read_to_string(&self.path).is_ok_and(|text| text.trim() == std::process::id().to_string());
+        if is_ours {
+            // Nobody to tell; the next server replaces it.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! From the first look at the pool to its last flush.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use forkdisk::{OpenOptions, Pool};
+use forkdisk_control::{
+    Failure, FailureKind, Server as ControlServer, ServerHandle as ControlHandle, ServerOptions as ControlOptions,
+    Session, Status, params, place, uuid_text,
+};
+use forkdisk_monitor::PoolSource;
+use forkdisk_nbd::{Server, ServerHandle, ServerOptions};
+use forkdisk_uring::{Config, Rt, Signals, UnixListener, UringDevice};
+use rustix::process::Signal;
+
+use super::activation::{self, Activated};
+use super::detach;
+use super::exports::{Fences, Served};
+use super::host::{Daemon, End};
+use super::mounts::Mounts;
+use super::notify::Notifier;
+use super::pid_file::PidFile;
+use crate::cli::Global;
+use crate::network::{Doors, Network};
+use crate::progress::Progress;
+use crate::session::{Access, daemon, open_device, open_pool};
+
+/// How often space that was given up is brought back, to the pool and to the file system under it.
+const GIVE_BACK: Duration = Duration::from_secs(5);
+/// How long those who asked for the end may take to hear of it.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// How a pool is served.
+pub struct Settings {
+    /// Where the data socket goes; in the pool's own folder without it.
+    pub socket: Option<PathBuf>,
+    /// Where the control socket goes; in the pool's own folder without it.
+    pub control: Option<PathBuf>,
+    /// Where the process's number is written.
+    pub pid_file: Option<PathBuf>,
+    /// Where the log goes instead of stderr.
+    pub log_file: Option<PathBuf>,
+    /// The socket of the system's log, for a daemon in the background without a log file.
+    pub syslog: Option<PathBuf>,
+    /// Where the pool is mounted, too.
+    pub mount: Option<PathBuf>,
+    /// Whether it was started for devices of the kernel and ends with the last of them.
+    pub until_detached: bool,
+    /// How the pool is opened.
+    pub pool: OpenOptions,
+    /// Doors beside the sockets.
+    pub network: Network,
+    /// Limits of the data server.
+    pub data: ServerOptions,
+    /// Limits of the control server.
+    pub control_limits: ControlOptions,
+}
+
+/// Said once, when clients may connect.
+pub struct Ready<'a> {
+    /// Where the data socket lies.
+    pub socket: Option<&'a Path>,
+    /// Where the control socket lies.
+    pub control: Option<&'a Path>,
+    /// TCP and metrics.
+    pub doors: &'a Doors,
+    /// The pool.
+    pub pool: &'a Pool<UringDevice>,
+}
+
+/// Serves the pool at `path` until somebody wants the end, then closes it. `announce` is called when clients
+/// may connect.
+pub fn run(
+    path: &Path,
+    mut settings: Settings,
+    global: &Global,
+    announce: impl Fn(Ready<'_>) -> Result<()>,
+) -> Result<()> {
+    // A daemon leaves the folder it was started in.
+    let absolute = |path: &Path| std::path::absolute(path).with_context(|| path.display().to_string());
+    let path = absolute(path)?;
+    let paths = [&mut settings.pid_file, &mut settings.log_file, &mut settings.syslog, &mut settings.mount];
+    for path in paths.into_iter().flatten() {
+        *path = absolute(path)?;
+    }
+    forkdisk_uring::block_on(Config::default(), |runtime| async move {
+        // Before anything starts a thread.
+        let signals = runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::HUP.as_raw()])?;
+        let device = match open_device(&runtime, &path, Access::Write) {
+            Ok(device) => device,
+            Err(error) => return Err(served_already(global, &path).unwrap_or(error)),
+        };
+        let pool = open_pool(device, &runtime, &path, settings.pool.clone()).await?;
+        let end = Rc::new(End::default());
+        let outcome = serve(&path, &runtime, &pool, &settings, signals, &end, announce).await;
+        let outcome = match outcome {
+            Ok(served) => served.close(&runtime, &pool, &path, &end).await,
+            Err(error) => {
+                // Why it could not be served is what the user needs to hear.
+                let _ = pool.close().await;
+                Err(error)
+            }
+        };
+        if outcome.is_ok() {
+            tracing::info!("stopped");
+        }
+        outcome
+    })?
+}
+
+/// The refusal to serve a pool that another daemon serves.
+fn served_already(global: &Global, path: &Path) -> Option<anyhow::Error> {
+    let status = daemon(global, path).ok()??.call(params::Status {}, None, |_| {}).ok()?;
+    let socket = status.socket.map_or(String::new(), |socket| format!(" on {socket}"));
+    let (path, pid) = (path.display(), status.pid);
+    Some(anyhow::anyhow!(
+        "{path} is in use by forkdisk serve (pid {pid}), which serves it{socket}: `forkdisk stop {path}` ends that"
+    ))
+}
+
+/// What is taken down at the end.
+struct Serving {
+    control: ControlHandle,
+    signals: Rc<Signals>,
+    notifier: Rc<Notifier>,
+    _places: Places,
+}
+
+/// Files that go with the daemon.
+struct Places {
+    _pid_file: Option<PidFile>,
+    _private: Option<place::PrivateDir>,
+}
+
+async fn serve(
+    path: &Path,
+    runtime: &Rt,
+    pool: &Pool<UringDevice>,
+    settings: &Settings,
+    signals: Signals,
+    end: &Rc<End>,
+    announce: impl Fn(Ready<'_>) -> Result<()>,
+) -> Result<Serving> {
+    let activated = activation::take()?;
+    let sockets = Sockets::open(runtime, pool, settings, activated)?;
+    let doors = settings.network.open(runtime)?;
+    let fences = Fences::default();
+    let mounts = Mounts::new(runtime, pool);
+    let exports = Served { pool: pool.clone(), fences: fences.clone(), mounts: mounts.clone() };
+    let data = Server::new(runtime, exports, settings.data.clone());
+    let identity = Status {
+        pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").to_string(),
+        pool: path.display().to_string(),
+        uuid: uuid_text(&pool.info().uuid),
+        file: place::file_identity(path)?,
+        socket: sockets.data_path.as_ref().map(|path| path.display().to_string()),
+        clients: Vec::new(),
+        mounts: Vec::new(),
+        until_detached: settings.until_detached,
+    };
+    let host = Daemon {
+        runtime: runtime.clone(),
+        data: data.handle(),
+        fences,
+        mounts: mounts.clone(),
+        end: end.clone(),
+        identity,
+    };
+    let session = Session::new(pool.clone(), runtime.clone(), Rc::new(host));
+    let control = ControlServer::new(session, settings.control_limits.clone());
+    let notifier = Rc::new(Notifier::from_environment());
+    let pid_file = settings.pid_file.as_deref().map(PidFile::write).transpose()?;
+    if let Some(dir) = &settings.mount {
+        mounts.mount_at(dir, path).await?;
+    }
+
+    let (socket, control_socket) = (sockets.data_path.as_deref(), sockets.control_path.as_deref());
+    announce(Ready { socket, control: control_socket, doors: &doors, pool })?;
+    if let Some(log_file) = &settings.log_file {
+        detach::log_to(log_file)?;
+    }
+    if detach::is_detached() {
+        detach::let_go(settings.log_file.as_deref(), settings.syslog.as_deref())?;
+    }
+    let shown = |path: &Option<PathBuf>| path.as_ref().map_or("-".to_string(), |path| path.display().to_string());
+    let (data_path, control_path) = (shown(&sockets.data_path), shown(&sockets.control_path));
+    tracing::info!(pool = %path.display(), socket = %data_path, control = %control_path, "serving");
+    notifier.ready(&format!("serving {}", path.display()));
+
+    let signals = Rc::new(signals);
+    let asked =
+        Asked { signals: signals.clone(), end: end.clone(), data: data.handle(), log: settings.log_file.clone() };
+    let listening = runtime.spawn(asked.run());
+    let giving_back = runtime.spawn(give_back(runtime.clone(), pool.clone()));
+    let watchdog = runtime.spawn(watchdog(runtime.clone(), notifier.clone()));
+    let handle = control.handle();
+    let (server, listener) = (control.clone(), sockets.control);
+    let controlling = runtime.spawn(async move { server.serve(listener).await });
+    let source = PoolSource { pool: pool.clone(), server: Some(data.handle()) };
+    let (by_tcp, measuring) = doors.serve(runtime, &data, source);
+    let serving: Vec<_> = sockets
+        .data
+        .into_iter()
+        .map(|listener| {
+            let data = data.clone();
+            runtime.spawn(async move { data.serve(listener).await })
+        })
+        .chain(by_tcp)
+        .collect();
+
+    end.wanted.wait().await;
+    tracing::info!("letting clients finish");
+    notifier.stopping("letting clients finish");
+    data.handle().stop();
+    handle.stop();
+    for server in serving {
+        server.await;
+    }
+    controlling.await;
+    handle.idle().await;
+    mounts.stop().await;
+    for door in measuring {
+        door.cancel().await;
+    }
+    giving_back.cancel().await;
+    watchdog.cancel().await;
+    listening.cancel().await;
+    let _places = Places { _pid_file: pid_file, _private: sockets.private };
+    Ok(Serving { control: handle, signals, notifier, _places })
+}
+
+impl Serving {
+    /// Closes the pool and tells whoever asked for it.
+    async fn close(self, runtime: &Rt, pool: &Pool<UringDevice>, path: &Path, end: &End) -> Result<()> {
+        // A further signal neither tears the pool while it is closed nor changes how this process ends.
+        let Serving { control, signals, notifier, _places } = self;
+        signals.ignore_from_now_on();
+        notifier.stopping("closing the pool");
+        let _progress = Progress::spinner("closing the pool");
+        let flushed = pool.flush().await;
+        let closed = flushed.and(pool.close().await);
+        let told =
+            closed.clone().map_err(|e| Failure::new(FailureKind::from(e.kind()), format!("closing the pool: {e}")));
+        end.reach(told);
+        // Whoever does not listen need not know.
+        let _ = runtime.timeout(FAREWELL, control.gone()).await;
+        closed.with_context(|| format!("{}: closing the pool", path.display()))
+    }
+}
+
+/// The sockets that clients connect to.
+struct Sockets {
+    data: Vec<UnixListener>,
+    data_path: Option<PathBuf>,
+    control: UnixListener,
+    control_path: Option<PathBuf>,
+    private: Option<place::PrivateDir>,
+}
+
+impl Sockets {
+    fn open(runtime: &Rt, pool: &Pool<UringDevice>, settings: &Settings, activated: Activated) -> Result<Sockets> {
+        let needs_private = settings.socket.is_none() && activated.data.is_empty()
+            || settings.control.is_none() && activated.control.is_none();
+        let private = match needs_private {
+            true => Some(place::PrivateDir::make(&pool.info().uuid)?),
+            false => None,
+        };
+        let place_of = |chosen: &Option<PathBuf>, usual: fn(&place::PrivateDir) -> PathBuf| -> Result<PathBuf> {
+            let path = chosen.clone().or_else(|| private.as_ref().map(usual)).context("no place for the socket")?;
+            std::path::absolute(&path).with_context(|| format!("{}: no such place", path.display()))
+        };
+        let (mut data, data_path) = match activated.data.is_empty() {
+            true => {
+                let path = place_of(&settings.socket, place::PrivateDir::data)?;
+                (vec![UnixListener::bind(runtime, &path)?], Some(path))
+            }
+            false => (Vec::new(), activated.data.first().and_then(activation::path_of)),
+        };
+        data.extend(activated.data.into_iter().map(|fd| UnixListener::from_fd(runtime, fd)));
+        let (control, control_path) = match activated.control {
+            Some(fd) => {
+                let path = activation::path_of(&fd);
+                (UnixListener::from_fd(runtime, fd), path)
+            }
+            None => {
+                let path = place_of(&settings.control, place::PrivateDir::control)?;
+                (UnixListener::bind(runtime, &path)?, Some(path))
+            }
+        };
+        Ok(Sockets { data, data_path, control, control_path, private })
+    }
+}
+
+/// Waits for signals that ask for something.
+struct Asked {
+    signals: Rc<Signals>,
+    end: Rc<End>,
+    data: ServerHandle,
+    log: Option<PathBuf>,
+}
+
+impl Asked {
+    async fn run(self) {
+        loop {
+            let signal = match self.signals.recv().await {
+                Ok(signal) => signal,
+                Err(error) => {
+                    tracing::error!(%error, "signals cannot be received");
+                    return self.end.wanted.raise();
+                }
+            };
+            if signal == Signal::HUP.as_raw()
+                && let Some(log) = &self.log
+            {
+                if let Err(error) = detach::log_to(log) {
+                    tracing::error!("{error:#}");
+                }
+                continue;
+            }
+            if self.end.wanted.has_happened() {
+                tracing::warn!("a second signal: disconnecting clients");
+                self.data.hurry();
+            } else {
+                tracing::info!(signal, "a signal asks for the end");
+                self.end.wanted.raise();
+            }
+        }
+    }
+}
+
+/// What was trimmed or deleted is free, and a hole in the pool's file, only after a checkpoint. One
+/// comes by itself when much has changed; here it comes for little, too.
+async fn give_back(runtime: Rt, pool: Pool<UringDevice>) {
+    loop {
+        runtime.sleep_for(GIVE_BACK).await;
+        if pool.info().freeing > 0
+            && let Err(error) = pool.checkpoint().await
+        {
+            return tracing::error!(%error, "space cannot be given back");
+        }
+    }
+}
+
+async fn watchdog(runtime: Rt, notifier: Rc<Notifier>) {
+    let Some(interval) = notifier.watchdog_interval() else { return };
+    loop {
+        notifier.alive();
+        runtime.sleep_for(interval).await;
+    }
+}

@@ -1,0 +1,257 @@
+//! Which doors a server opens besides its unix socket: TCP, TLS, metrics.
+//!
+//! What others beyond this machine could reach needs TLS that cannot be left out, or `--insecure`.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use forkdisk_monitor::{MetricsListener, MetricsServer, Source};
+use forkdisk_nbd::tls::{AccessEntry, AccessTable, Tls, TlsFiles};
+use forkdisk_nbd::{Exports, Security, Server};
+use forkdisk_uring::{JoinHandle, Rt, TcpListener};
+use serde::Deserialize;
+
+use crate::config::{Settings, key};
+
+/// The port that NBD has.
+const NBD_PORT: u16 = 10809;
+const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), NBD_PORT);
+
+/// Where `--tcp` listens when it has no address.
+pub const USUAL: &str = "127.0.0.1:10809";
+
+/// Where metrics are to be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MetricsPlace {
+    /// An HTTP server.
+    Tcp(SocketAddr),
+    /// The same on a unix socket.
+    Unix(PathBuf),
+}
+
+/// The table of clients, as its file has it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ClientsFile {
+    client: Vec<AccessEntry>,
+}
+
+/// All doors, open.
+pub struct Doors {
+    /// NBD over TCP.
+    pub tcp: Vec<TcpListener>,
+    /// How clients that come by TCP are protected.
+    pub security: Security,
+    /// For scrapers.
+    pub metrics: Vec<MetricsListener>,
+    /// Where those are, for people.
+    pub metrics_places: Vec<String>,
+}
+
+/// Doors that are to be opened, all of them found safe.
+pub struct Network {
+    tcp: Vec<SocketAddr>,
+    metrics: Vec<MetricsPlace>,
+    security: Security,
+}
+
+impl Network {
+    /// What the configuration says. Refuses what contradicts itself or is not safe, and reads
+    /// certificates; nothing is opened yet.
+    pub fn from_settings(config: &Settings) -> Result<Network> {
+        let tcp = parse_addresses(config.word(&key::TCP).unwrap_or_default())?;
+        let metrics = parse_places(config.word(&key::METRICS).unwrap_or_default())?;
+        let tls = load_tls(config)?;
+        let mode = config.word(&key::TLS).unwrap_or(if tls.is_some() { "required" } else { "off" });
+        let security = match (mode, tls) {
+            ("off", _) => Security::Clear,
+            (_, None) => bail!("--tls {mode} needs --tls-cert and --tls-key"),
+            ("allowed", Some(tls)) => Security::Offered(tls),
+            (_, Some(tls)) => Security::Required(tls),
+        };
+        if !config.switch(&key::INSECURE)? {
+            refuse_unsafe(&tcp, &metrics, &security)?;
+        }
+        Ok(Network { tcp, metrics, security })
+    }
+
+    /// Opens all doors.
+    pub fn open(&self, rt: &Rt) -> Result<Doors> {
+        let tcp = self.tcp.iter().map(|&addr| Ok(TcpListener::bind(rt, addr)?)).collect::<Result<_>>()?;
+        let metrics = self.metrics.iter().map(|place| place.open(rt)).collect::<Result<Vec<_>>>()?;
+        let metrics_places = self.metrics.iter().zip(&metrics).map(|(place, listener)| match place {
+            MetricsPlace::Unix(path) => format!("unix:{}", path.display()),
+            MetricsPlace::Tcp(addr) => format!("http://{}/metrics", listener.local_addr().unwrap_or(*addr)),
+        });
+        let (security, metrics_places) = (self.security.clone(), metrics_places.collect());
+        Ok(Doors { tcp, security, metrics_places, metrics })
+    }
+}
+
+fn refuse_unsafe(tcp: &[SocketAddr], metrics: &[MetricsPlace], security: &Security) -> Result<()> {
+    if let Some(addr) = tcp.iter().find(|addr| !addr.ip().is_loopback()) {
+        let without = "others could reach the disks without TLS";
+        match security {
+            Security::Required(_) => {}
+            Security::Clear => bail!("--tcp {addr}: {without}; give --tls-cert and --tls-key, or --insecure"),
+            Security::Offered(_) => bail!("--tcp {addr}: {without}; leave out --tls allowed, or give --insecure"),
+        }
+    }
+    for place in metrics {
+        if let MetricsPlace::Tcp(addr) = place
+            && !addr.ip().is_loopback()
+        {
+            bail!(
+                "--metrics {addr}: others could read the names and use of all volumes; use a loopback address or \
+                 unix:PATH, or give --insecure"
+            );
+        }
+    }
+    Ok(())
+}
+
+fn load_tls(config: &Settings) -> Result<Option<Tls>> {
+    let [certificate, key, client_ca, clients] =
+        [&key::TLS_CERT, &key::TLS_KEY, &key::TLS_CLIENT_CA, &key::TLS_CLIENTS].map(|key| config.path(key));
+    let (certificate, key) = match (certificate, key) {
+        (Some(certificate), Some(key)) => (certificate, key),
+        (None, None) if client_ca.is_none() && clients.is_none() => return Ok(None),
+        _ => bail!("TLS needs both --tls-cert and --tls-key"),
+    };
+    let access = match &clients {
+        None => AccessTable::open(),
+        Some(path) => read_clients(path)?,
+    };
+    Ok(Some(Tls::load(&TlsFiles { certificate, key, client_ca }, access)?))
+}
+
+impl Doors {
+    /// Serves whoever comes: the tasks that serve disks, which end with `server`, and those that
+    /// answer scrapers of `source`, which have to be cancelled.
+    pub fn serve<X: Exports>(
+        self,
+        rt: &Rt,
+        server: &Server<X>,
+        source: impl Source,
+    ) -> (Vec<JoinHandle<()>>, Vec<JoinHandle<()>>) {
+        let serve = |listener| {
+            let (server, security) = (server.clone(), self.security.clone());
+            rt.spawn(async move { server.serve_as(listener, security).await })
+        };
+        let metrics = MetricsServer::new(rt, source);
+        let answer = |listener| rt.spawn(metrics.clone().serve(listener));
+        (self.tcp.into_iter().map(serve).collect(), self.metrics.into_iter().map(answer).collect())
+    }
+
+    /// The URI prefix for each TCP address; an export's name follows.
+    pub fn uris(&self) -> Vec<String> {
+        let scheme = if matches!(self.security, Security::Required(_)) { "nbds" } else { "nbd" };
+        self.tcp.iter().map(|listener| format!("{scheme}://{}/", listener.local_addr())).collect()
+    }
+}
+
+impl MetricsPlace {
+    fn open(&self, rt: &Rt) -> Result<MetricsListener> {
+        Ok(match self {
+            MetricsPlace::Tcp(addr) => MetricsListener::tcp(rt, *addr)?,
+            // A daemon leaves its folder, and removes the socket when it ends.
+            MetricsPlace::Unix(path) => MetricsListener::unix(rt, &std::path::absolute(path)?)?,
+        })
+    }
+}
+
+fn read_clients(path: &Path) -> Result<AccessTable> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("{}: cannot be read", path.display()))?;
+    let file: ClientsFile =
+        toml::from_str(&text).with_context(|| format!("{}: not a table of clients", path.display()))?;
+    AccessTable::new(file.client).with_context(|| path.display().to_string())
+}
+
+/// TCP addresses, with commas between them.
+pub fn parse_addresses(text: &str) -> Result<Vec<SocketAddr>> {
+    text.split(',').filter(|word| !word.is_empty()).map(parse_tcp).collect()
+}
+
+/// Where metrics are to be had, with commas between the places.
+pub fn parse_places(text: &str) -> Result<Vec<MetricsPlace>> {
+    text.split(',').filter(|word| !word.is_empty()).map(parse_metrics).collect()
+}
+
+/// `ADDR:PORT`, or one of them alone: an address, `localhost`, or `:PORT`.
+fn parse_tcp(text: &str) -> Result<SocketAddr> {
+    if let Ok(ip) = text.trim_matches(['[', ']']).parse::<IpAddr>() {
+        return Ok(SocketAddr::new(ip, NBD_PORT));
+    }
+    if let Some(port) = text.strip_prefix(':') {
+        let port = port.parse().with_context(|| format!("'{port}' is not a port"))?;
+        return Ok(SocketAddr::new(LOOPBACK.ip(), port));
+    }
+    if text == "localhost" {
+        return Ok(LOOPBACK);
+    }
+    resolve(text).with_context(|| format!("'{text}' is no address to listen on, such as 127.0.0.1:10809"))
+}
+
+fn parse_metrics(text: &str) -> Result<MetricsPlace> {
+    match text.strip_prefix("unix:") {
+        Some("") => bail!("unix: needs the path of a socket"),
+        Some(path) => Ok(MetricsPlace::Unix(PathBuf::from(path))),
+        None => {
+            let addr = resolve(text).with_context(|| format!("'{text}' is neither ADDR:PORT nor unix:PATH"))?;
+            Ok(MetricsPlace::Tcp(addr))
+        }
+    }
+}
+
+/// Only what is written as an address, or `localhost`: no look-up that could ask others.
+fn resolve(text: &str) -> Option<SocketAddr> {
+    if let Ok(addr) = text.parse() {
+        return Some(addr);
+    }
+    let port = text.strip_prefix("localhost:")?;
+    (Ipv4Addr::LOCALHOST, port.parse::<u16>().ok()?).to_socket_addrs().ok()?.next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{Args, Command, FromArgMatches};
+
+    use crate::config::Given;
+
+    fn network(line: &str) -> Result<Network> {
+        let command = Given::<true>::augment_args(Command::new("serve"));
+        let given = Given::from_arg_matches(&command.try_get_matches_from(line.split(' '))?)?;
+        Network::from_settings(&Settings::load(Given::default(), given, None)?)
+    }
+
+    #[test]
+    fn addresses_may_leave_out_what_is_usual() {
+        let of = |text| parse_tcp(text).expect(text).to_string();
+        assert_eq!(of("127.0.0.1:10809"), "127.0.0.1:10809");
+        assert_eq!(of("localhost"), "127.0.0.1:10809");
+        assert_eq!(of("localhost:7"), "127.0.0.1:7");
+        assert_eq!(of(":0"), "127.0.0.1:0");
+        assert_eq!(of("0.0.0.0"), "0.0.0.0:10809");
+        assert_eq!(of("[::1]:5"), "[::1]:5");
+        assert_eq!(of("::1"), "[::1]:10809");
+        for bad in ["", "pool.img", "1.2.3", ":x", "example.org:1"] {
+            assert!(parse_tcp(bad).is_err(), "{bad}");
+        }
+        assert!(parse_metrics("unix:").is_err());
+        assert!(parse_metrics("9000").is_err());
+    }
+
+    #[test]
+    fn beyond_this_machine_nothing_is_served_without_tls_unless_it_is_asked_for() {
+        let refused = |line| network(line).err().expect(line).to_string();
+        assert!(refused("serve --tcp 0.0.0.0").contains("--tls-cert"));
+        assert!(refused("serve --tcp 127.0.0.1 --tcp [::]:1").contains("--insecure"));
+        assert!(refused("serve --metrics 192.0.2.1:9").contains("--insecure"));
+        assert!(refused("serve --tls required --tcp").contains("--tls-cert"));
+        for allowed in ["serve --tcp", "serve --tcp 0.0.0.0 --insecure", "serve --metrics 127.0.0.1:9 --tcp ::1"] {
+            assert!(network(allowed).is_ok(), "{allowed}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Log lines for the system's log: what a daemon says that has no log file.
+//!
+//! journald and syslogd take one datagram per line from the same socket, in the old form
+//! `<PRIORITY>TAG[PID]: TEXT`. A line that they do not take at once is lost: nobody waits for a log.
+
+use std::io::{self, Write};
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use tracing::{Level, Metadata};
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Among syslog's facilities: daemons.
+const FACILITY: u8 = 3;
+
+static LOG: OnceLock<UnixDatagram> = OnceLock::new();
+
+/// From now on lines go to the socket at `path` instead of stderr.
+pub fn begin(path: &Path) -> io::Result<()> {
+    let socket = UnixDatagram::unbound()?;
+    socket.connect(path)?;
+    socket.set_nonblocking(true)?;
+    // A second one changes nothing: the first is as good.
+    let _ = LOG.set(socket);
+    Ok(())
+}
+
+/// Takes log lines to wherever they go: stderr, or the system's log.
+pub struct Lines;
+
+/// Takes one line.
+pub struct Line(Level);
+
+impl MakeWriter<'_> for Lines {
+    type Writer = Line;
+
+    fn make_writer(&self) -> Line {
+        Line(Level::INFO)
+    }
+
+    fn make_writer_for(&self, metadata: &Metadata<'_>) -> Line {
+        Line(*metadata.level())
+    }
+}
+
+impl Line {
+    /// One for a line of this level.
+    pub fn of(level: Level) -> Line {
+        Line(level)
+    }
+}
+
+impl Write for Line {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        match LOG.get() {
+            None => io::stderr().write_all(line)?,
+            Some(log) => _ = log.send(&datagram(self.0, std::process::id(), line)),
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn datagram(level: Level, pid: u32, line: &[u8]) -> Vec<u8> {
+    let severity = match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        _ => 7,
+    };
+    let mut datagram = format!("<{}>forkdisk[{pid}]: ", FACILITY * 8 + severity).into_bytes();
+    datagram.extend(line.trim_ascii_end());
+    datagram
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_carries_its_severity_and_who_says_it() {
+        assert_eq!(datagram(Level::WARN, 7, b"  two words\n"), b"<28>forkdisk[7]:   two words");
+        assert_eq!(datagram(Level::ERROR, 7, b"x"), b"<27>forkdisk[7]: x");
+        assert_eq!(datagram(Level::TRACE, 7, b""), b"<31>forkdisk[7]: ");
+    }
+}

@@ -1,0 +1,126 @@
+//! `attach`: a volume or snapshot as a block device of the kernel.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use forkdisk_control::params;
+
+use crate::attach::{self, Attachment, Means, Owner, Target};
+use crate::cli::Global;
+use crate::output::{Column, TableArgs, print_json, print_line};
+use crate::session::daemon;
+
+/// Make a volume or snapshot a block device, and print which
+///
+/// By the best means that this machine has: the kernel's NBD client, else its loop driver with direct I/O on the
+/// volume's file. Needs root. A pool that nobody serves is served in the background until its last device is detached.
+#[derive(Args)]
+pub struct AttachArgs {
+    /// A volume or snapshot; with --list a pool
+    #[arg(required_unless_present = "list")]
+    address: Option<String>,
+
+    /// Show what is attached
+    #[arg(long, conflicts_with_all = ["by", "read_only"])]
+    list: bool,
+
+    /// Only by this means
+    #[arg(long, value_enum, value_name = "MEANS")]
+    by: Option<Means>,
+
+    /// A device that cannot be written, as that of a snapshot always is
+    #[arg(long)]
+    read_only: bool,
+
+    #[command(flatten)]
+    table: TableArgs,
+}
+
+/// Attaches, or lists.
+pub fn run(args: AttachArgs, global: &Global) -> Result<()> {
+    if args.list {
+        return list(&args, global);
+    }
+    let address = global.object(args.address.as_deref().context("name a volume or snapshot")?)?;
+    let pool = global.pool(Some(&address.pool))?;
+    let pool = pool.canonicalize().with_context(|| pool.display().to_string())?;
+    ensure!(
+        rustix::process::geteuid().is_root(),
+        "only root may make block devices: without root, `forkdisk mount` shows volumes as files, and NBD clients \
+         connect to `forkdisk serve`"
+    );
+    let is_it = |other: &Attachment| other.pool == pool && other.object == address.name;
+    if let Some(other) = attach::list().into_iter().find(is_it) {
+        bail!("{} is attached already: {}", address.show(), other.device.display());
+    }
+    let mut owner = find_owner(global, &pool)?;
+    let target =
+        Target { pool: &pool, object: &address.name, read_only: args.read_only || address.snapshot().is_some() };
+    let means = args.by.map_or(vec![Means::Nbd, Means::Loop], |by| vec![by]);
+    let attached = exists(&mut owner, &address.name).and_then(|()| attach::attach(&mut owner, &target, &means));
+    let attached = match attached {
+        Ok(attached) => attached,
+        Err(error) => {
+            // Why is what the user needs to hear.
+            let _ = super::detach::tidy_up(global, &pool);
+            return Err(error);
+        }
+    };
+    match global.output.json() {
+        true => print_json(&attached),
+        false => print_line(&attached.device.display().to_string()),
+    }
+}
+
+fn exists(owner: &mut Owner, name: &str) -> Result<()> {
+    if let Owner::Daemon(client, _) = owner {
+        client.call(params::List { objects: vec![name.to_string()] }, None, |_| {})?;
+    }
+    Ok(())
+}
+
+/// Whoever has the pool, or else a daemon that goes with the last device.
+fn find_owner(global: &Global, pool: &Path) -> Result<Owner> {
+    if let Some(owner) = daemon_of(global, pool)? {
+        return Ok(owner);
+    }
+    let mut mounts = forkdisk_fuse::mounts().into_iter();
+    if let Some((dir, _)) = mounts.rfind(|(_, mount)| Path::new(&mount.source) == pool) {
+        return Ok(Owner::Mount(dir));
+    }
+    let program = std::env::current_exe().context("finding this program")?;
+    let mut serve = Command::new(program);
+    serve.arg("serve").arg(pool).args(["--daemon", "--until-detached"]);
+    if let Some(control) = global.control() {
+        serve.arg("--control").arg(control);
+    }
+    let served = serve.stdin(Stdio::null()).output().context("starting a daemon for the pool")?;
+    let why = String::from_utf8_lossy(&served.stderr);
+    ensure!(served.status.success(), "{}", why.trim().trim_start_matches("forkdisk: "));
+    daemon_of(global, pool)?.with_context(|| format!("{}: its daemon does not answer", pool.display()))
+}
+
+fn daemon_of(global: &Global, pool: &Path) -> Result<Option<Owner>> {
+    let Some(mut client) = daemon(global, pool)? else { return Ok(None) };
+    let status = client.call(params::Status {}, None, |_| {})?;
+    Ok(Some(Owner::Daemon(Box::new(client), status.socket.map(PathBuf::from))))
+}
+
+fn list(args: &AttachArgs, global: &Global) -> Result<()> {
+    let mut found = attach::list();
+    if let Some(text) = &args.address {
+        let address = global.address(text)?;
+        let pool = address.pool.canonicalize().with_context(|| address.pool.display().to_string())?;
+        found.retain(|a| a.pool == pool && (address.name.is_empty() || a.object == address.name));
+    }
+    if global.output.json() {
+        return print_json(&found);
+    }
+    let header = [Column::Left("DEVICE"), Column::Left("BY"), Column::Left("ADDRESS")];
+    let row = |a: &Attachment| {
+        vec![a.device.display().to_string(), a.by.to_string(), format!("{}/{}", a.pool.display(), a.object)]
+    };
+    args.table.print(&header, &found.iter().map(row).collect::<Vec<_>>())
+}

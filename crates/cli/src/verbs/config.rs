@@ -1,0 +1,68 @@
+//! `config`: the configuration in effect, and where each value comes from.
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+
+use crate::cli::Global;
+use crate::config::{Given, KEYS, Key, Origin};
+use crate::output::{Column, TableArgs, print_json};
+
+/// Show the configuration in effect and where each value comes from
+///
+/// A flag counts before an environment variable, that before the file, that before the default. This verb takes the
+/// flags of `serve`.
+#[derive(Args)]
+pub struct ConfigArgs {
+    #[command(flatten)]
+    pub given: Given<true>,
+}
+
+/// A key as a JSON object.
+#[derive(Serialize)]
+struct Record {
+    key: &'static str,
+    /// What a value is, as the help says it.
+    takes: String,
+    /// `null` where there is no value.
+    value: Option<String>,
+    from: String,
+    flag: String,
+    variable: String,
+    default: Option<&'static str>,
+    help: &'static str,
+}
+
+/// Shows every key.
+pub fn run(global: &Global) -> Result<()> {
+    let records: Vec<Record> = KEYS.iter().map(|key| record(key, global)).collect();
+    if global.output.json() {
+        return print_json(&records);
+    }
+    let header = [Column::Left("KEY"), Column::Left("VALUE"), Column::Left("FROM")];
+    let cells = |record: &Record| {
+        vec![record.key.to_string(), record.value.clone().unwrap_or_else(|| "-".to_string()), record.from.clone()]
+    };
+    TableArgs::default().print(&header, &records.iter().map(cells).collect::<Vec<_>>())
+}
+
+fn record(key: &'static Key, global: &Global) -> Record {
+    let (value, origin) = global.settings.get(key);
+    let from = match origin {
+        Origin::Flag => format!("flag --{}", key.flag()),
+        Origin::Environment => format!("environment {}", key.variable()),
+        Origin::File(path, line) => format!("{}:{line}", path.display()),
+        Origin::Default => "default".to_string(),
+    };
+    let given = |text: &str| Some(text).filter(|text| !text.is_empty()).map(str::to_string);
+    Record {
+        key: key.name,
+        takes: key.kind.value_name(),
+        value: given(value),
+        from,
+        flag: format!("--{}", key.flag()),
+        variable: key.variable(),
+        default: Some(key.default).filter(|text| !text.is_empty()),
+        help: key.help,
+    }
+}

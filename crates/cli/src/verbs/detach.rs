@@ -1,0 +1,61 @@
+//! `detach`: ends what `attach` began.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use forkdisk_control::params;
+use forkdisk_fuse::{MountPoint, mounted_at};
+
+use super::umount;
+use crate::attach::{self, private_mount};
+use crate::cli::Global;
+use crate::session::daemon;
+
+/// Take a block device away that `attach` has made, after everything is written
+///
+/// Refused while something is mounted from it.
+#[derive(Args)]
+pub struct DetachArgs {
+    /// The device, or the volume or snapshot
+    #[arg(value_name = "DEVICE|ADDRESS")]
+    what: String,
+}
+
+/// Detaches, and ends what was only there for the device.
+pub fn run(args: DetachArgs, global: &Global) -> Result<()> {
+    let attachments = attach::list();
+    let device = Path::new(&args.what);
+    let found = match attachments.iter().find(|a| a.device == device) {
+        Some(found) => found,
+        None if device.parent() == Some(Path::new("/dev")) => bail!("{}: forkdisk attached nothing there", args.what),
+        None => {
+            let address = global.object(&args.what)?;
+            let pool = address.pool.canonicalize().with_context(|| address.pool.display().to_string())?;
+            let found = attachments.iter().find(|a| a.pool == pool && a.object == address.name);
+            found.with_context(|| format!("{} is not attached", address.show()))?
+        }
+    };
+    attach::detach(found)?;
+    tidy_up(global, &found.pool)
+}
+
+/// Ends the mount and the daemon that were there for devices of the pool, if it has none any more.
+pub fn tidy_up(global: &Global, pool: &Path) -> Result<()> {
+    if attach::list().iter().any(|a| a.pool == pool) {
+        return Ok(());
+    }
+    let dir = private_mount(pool)?;
+    if mounted_at(&dir).is_some_and(|mount: MountPoint| mount.is_pool()) {
+        umount::end(global, &dir)?;
+        // Its folder is of no use without it.
+        let _ = std::fs::remove_dir(&dir);
+    }
+    if let Some(mut client) = daemon(global, pool)? {
+        let status = client.call(params::Status {}, None, |_| {})?;
+        if status.until_detached && status.clients.is_empty() && status.mounts.is_empty() {
+            super::stop::end(client)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,187 @@
+//! `mount`: a pool as a folder in which every volume is a file.
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use forkdisk::{OpenOptions, Pool};
+use forkdisk_control::{Client, params};
+use forkdisk_fuse::{MountOptions, Session as Mount, SessionHandle, Volumes, VolumesOptions, connect, unmount};
+use forkdisk_uring::{Config, Rt, Signals, UringDevice};
+use rustix::process::Signal;
+use serde::Serialize;
+
+use crate::cli::Global;
+use crate::daemon::detach;
+use crate::output::{print_json_line, print_line};
+use crate::progress::Progress;
+use crate::session::{Access, daemon, open_device, open_pool};
+
+/// How often space that was given up is brought back.
+const GIVE_BACK: Duration = Duration::from_secs(5);
+
+/// Mount a pool: every volume is a file, every snapshot a file under .snapshots/VOLUME/NAME
+///
+/// If a daemon serves the pool, it also serves the mount, and this returns at once. Otherwise this
+/// runs in the foreground until `forkdisk umount DIR`, SIGTERM or SIGINT, then flushes and leaves the pool
+/// clean. Without root it needs fusermount3. `cp` within the mount makes clones; `mkdir
+/// DIR/.snapshots/VOLUME/NAME` takes a snapshot.
+#[derive(Args)]
+pub struct MountArgs {
+    /// The pool, and where to mount it; with FORKDISK_POOL the folder alone is enough
+    #[arg(required = true, num_args = 1..=2, value_names = ["POOL", "DIR"])]
+    paths: Vec<PathBuf>,
+
+    /// Go on in the background once it is mounted
+    #[arg(long)]
+    daemon: bool,
+
+    /// Options: ro, allow_other, noexec, noatime, nodiratime, sync, dirsync
+    #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
+    options: Vec<String>,
+}
+
+/// Said once, when it is mounted.
+#[derive(Serialize)]
+struct Announcement {
+    pool: String,
+    dir: String,
+}
+
+const KNOWN: [&str; 12] = [
+    "ro",
+    "rw",
+    "allow_other",
+    "noexec",
+    "exec",
+    "noatime",
+    "atime",
+    "nodiratime",
+    "sync",
+    "dirsync",
+    "nosuid",
+    "nodev",
+];
+
+/// Mounts, serves and closes the pool cleanly.
+pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
+    let (pool, dir) = match &args.paths[..] {
+        [pool, dir] => (global.pool(Some(pool))?, dir),
+        [dir] => (global.pool(None).context("name the pool and the folder: forkdisk mount POOL DIR")?, dir),
+        _ => bail!("name the pool and the folder: forkdisk mount POOL DIR"),
+    };
+    let unknown = args.options.iter().find(|o| !KNOWN.contains(&o.as_str()) && !o.is_empty());
+    if let Some(option) = unknown {
+        bail!("mount option {option:?} is not known; there are {}", KNOWN.join(", "));
+    }
+    let absolute = |path: &Path| std::path::absolute(path).with_context(|| path.display().to_string());
+    let (pool, dir) = (absolute(&pool)?, absolute(dir)?);
+    let has = |name: &str| args.options.iter().any(|o| o == name);
+    let flags = args.options.iter().filter(|o| !["ro", "rw", "allow_other", ""].contains(&o.as_str()));
+    let options = MountOptions {
+        source: pool.display().to_string(),
+        read_only: has("ro"),
+        allow_other: has("allow_other"),
+        flags: flags.cloned().collect(),
+    };
+    let json = global.output.json();
+    if let Some(mut client) = daemon(global, &pool)? {
+        let dir = mount_served(&mut client, &dir, &options)?;
+        announce(&options.source, &dir, json)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.daemon {
+        match detach::is_detached() {
+            false => return detach::start(),
+            true => detach::leave_terminal()?,
+        }
+    }
+    forkdisk_uring::block_on(Config::default(), |runtime| async move {
+        // Before anything starts a thread.
+        let signals = runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::HUP.as_raw()])?;
+        let access = if options.read_only { Access::Read } else { Access::Write };
+        let device = open_device(&runtime, &pool, access)?;
+        let engine = OpenOptions { read_only: options.read_only, ..OpenOptions::default() };
+        let open = open_pool(device, &runtime, &pool, engine).await?;
+        let outcome = serve(&runtime, &open, dir, options, json, Rc::new(signals)).await;
+        let _progress = Progress::spinner("closing the pool");
+        let closed = open.close().await.with_context(|| format!("{}: closing the pool", pool.display()));
+        outcome?;
+        closed?;
+        tracing::info!("unmounted");
+        Ok(ExitCode::SUCCESS)
+    })?
+}
+
+/// Mounts, and has the daemon that serves the pool show it there. Returns where, without links.
+pub fn mount_served(client: &mut Client, dir: &Path, options: &MountOptions) -> Result<PathBuf> {
+    let dir = dir.canonicalize().with_context(|| dir.display().to_string())?;
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let connection = connect(&dir, options)?;
+    let mount = params::Mount { dir: dir.display().to_string(), uid, gid };
+    if let Err(failure) = client.call(mount, Some(connection.as_fd()), |_| {}) {
+        // With the connection everybody who already waits for it is let go.
+        drop(connection);
+        let _ = unmount(&dir, true);
+        return Err(failure.into());
+    }
+    Ok(dir)
+}
+
+async fn serve(
+    runtime: &Rt,
+    pool: &Pool<UringDevice>,
+    dir: PathBuf,
+    options: MountOptions,
+    json: bool,
+    signals: Rc<Signals>,
+) -> Result<()> {
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let volumes = Volumes::new(pool.clone(), VolumesOptions { dir: dir.clone(), uid, gid, alone: true });
+    let mount = Mount::mount(runtime, volumes, &dir, &options).await?;
+    announce(&options.source, &dir, json)?;
+    if detach::is_detached() {
+        detach::let_go(None, None)?;
+    }
+    tracing::info!(dir = %dir.display(), "mounted");
+    let waiting = runtime.spawn(stop_at_signal(signals.clone(), mount.handle()));
+    let giving_back = runtime.spawn(give_back(runtime.clone(), pool.clone(), options.read_only));
+    mount.serve().await?;
+    giving_back.cancel().await;
+    waiting.cancel().await;
+    Ok(pool.flush().await?)
+}
+
+async fn stop_at_signal(signals: Rc<Signals>, mount: SessionHandle) {
+    while let Ok(signal) = signals.recv().await {
+        tracing::info!(signal, "unmounting");
+        mount.stop().await;
+    }
+}
+
+/// What was removed is free, and a hole in the pool's file, only after a checkpoint.
+async fn give_back(runtime: Rt, pool: Pool<UringDevice>, read_only: bool) {
+    if read_only {
+        return;
+    }
+    loop {
+        runtime.sleep_for(GIVE_BACK).await;
+        if pool.info().freeing > 0
+            && let Err(error) = pool.checkpoint().await
+        {
+            return tracing::error!(%error, "space cannot be given back");
+        }
+    }
+}
+
+fn announce(pool: &str, dir: &Path, json: bool) -> Result<()> {
+    let dir = dir.display().to_string();
+    if json {
+        return print_json_line(&Announcement { pool: pool.to_string(), dir });
+    }
+    print_line(&format!("{pool} is mounted on {dir}"))
+}

@@ -1,0 +1,53 @@
+//! `stop`: ends the daemon that serves a pool.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use forkdisk_control::{Client, params};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::attach;
+use crate::cli::Global;
+use crate::progress::Progress;
+use crate::session;
+
+/// End the daemon that serves a pool, and wait until the pool is closed
+///
+/// Requests in flight end, everything is flushed, and the pool is left clean.
+#[derive(Args)]
+pub struct StopArgs {
+    /// The pool
+    pool: Option<PathBuf>,
+}
+
+/// Ends the daemon; returns when its process has ended.
+pub fn run(args: StopArgs, global: &Global) -> Result<()> {
+    let path = global.pool(args.pool.as_deref())?;
+    let absolute = path.canonicalize().with_context(|| path.display().to_string())?;
+    if let Some(attached) = attach::list().into_iter().find(|a| a.pool == absolute) {
+        let (device, name) = (attached.device.display(), attached.object);
+        bail!("{} is in use: {name} is attached as {device}; `forkdisk detach {device}` first", path.display());
+    }
+    let Some(client) = session::daemon(global, &path)? else {
+        bail!("{}: no daemon serves this pool", path.display());
+    };
+    end(client)
+}
+
+/// Ends the daemon and waits until its process has ended.
+pub fn end(mut client: Client) -> Result<()> {
+    let _progress = Progress::spinner("waiting for the daemon to end");
+    let status = client.call(params::Status {}, None, |_| {})?;
+    // Before it can be another process's number.
+    let process = i32::try_from(status.pid).ok().and_then(Pid::from_raw);
+    let process = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    client.call(params::Stop {}, None, |_| {})?;
+    match process {
+        // The pool's lock goes with the process.
+        Some(process) => drop(poll(&mut [PollFd::new(&process, PollFlags::IN)], None)?),
+        None => client.wait_for_end(),
+    }
+    Ok(())
+}

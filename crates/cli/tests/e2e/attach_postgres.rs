@@ -1,0 +1,155 @@
+//! PostgreSQL on ext4 on an attached volume: a snapshot while it runs is a whole database, on which a second server works.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::attach::Attaching;
+use crate::harness::{missing, noise, succeed, wait_until};
+
+/// Who runs the servers: they refuse to be root.
+const NOBODY: &str = "65534";
+/// Clients of the load, and transactions of each.
+const CLIENTS: &str = "4";
+const TRANSACTIONS: &str = "300";
+
+/// The newest PostgreSQL that is installed; `None` (after saying why) without any.
+fn programs() -> Option<PathBuf> {
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let found = versions.map(|version| version.path().join("bin")).filter(|bin| bin.join("initdb").exists()).max();
+    if found.is_none() {
+        missing("PostgreSQL is not installed: postgresql has it");
+    }
+    found
+}
+
+/// A server on a folder of its own. Ended, without further ado, when dropped.
+struct Postgres {
+    bin: PathBuf,
+    data: PathBuf,
+    sockets: PathBuf,
+}
+
+impl Postgres {
+    #[track_caller]
+    fn start(bin: &Path, data: PathBuf, sockets: PathBuf) -> Postgres {
+        fs::create_dir_all(&sockets).unwrap();
+        fs::set_permissions(&sockets, fs::Permissions::from_mode(0o777)).unwrap();
+        let server = Postgres { bin: bin.to_path_buf(), data, sockets };
+        let options = format!("-c listen_addresses='' -k {}", server.sockets.display());
+        let log = server.sockets.join("log");
+        let mut start = server.run("pg_ctl");
+        start.arg("-D").arg(&server.data).args(["-w", "-o", &options, "-l"]).arg(log).arg("start");
+        succeed(&mut start);
+        server
+    }
+
+    fn run(&self, program: &str) -> Command {
+        as_nobody(&self.bin, program)
+    }
+
+    fn client(&self, program: &str) -> Command {
+        let mut command = self.run(program);
+        command.arg("-h").arg(&self.sockets).args(["-U", "postgres"]);
+        command
+    }
+
+    #[track_caller]
+    fn query(&self, sql: &str) -> String {
+        succeed(self.client("psql").args(["-X", "-A", "-t", "-c", sql, "postgres"])).trim().to_string()
+    }
+
+    /// What every transaction of the load leaves as it was: all balances, and the history, have one sum.
+    #[track_caller]
+    fn transactions_of_whole_database(&self) -> u64 {
+        let sums = self.query(
+            "select (select sum(abalance) from pgbench_accounts) = (select sum(tbalance) from pgbench_tellers) \
+             and (select sum(tbalance) from pgbench_tellers) = (select sum(bbalance) from pgbench_branches) \
+             and (select sum(bbalance) from pgbench_branches) = (select coalesce(sum(delta), 0) from pgbench_history)",
+        );
+        assert_eq!(sums, "t", "a transaction is there in part");
+        self.query("select count(*) from pgbench_history").parse().unwrap()
+    }
+
+    fn stop(&self, how: &str) {
+        let _ = self.run("pg_ctl").arg("-D").arg(&self.data).args(["-w", "-m", how, "stop"]).output();
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        self.stop("immediate");
+    }
+}
+
+fn as_nobody(bin: &Path, program: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--"]).arg(bin.join(program));
+    command.current_dir("/").env("LC_ALL", "C");
+    command
+}
+
+#[test]
+fn a_second_postgresql_works_on_a_clone_of_a_running_ones_disk() {
+    let Some(bin) = programs() else { return };
+    let Some(it) = Attaching::with_pool("3G") else { return };
+    let lab = &it.lab;
+    fs::set_permissions(lab.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    lab.ok(&["create", "pool.img/db", "--size", "1G"]);
+    let device = it.attach("db");
+    succeed(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&device));
+    it.mount(&device, "defaults");
+    let data = it.below.join("data");
+    fs::create_dir(&data).unwrap();
+    succeed(Command::new("chown").arg(NOBODY).arg(&data));
+    succeed(as_nobody(&bin, "initdb").args(["-U", "postgres", "-A", "trust", "-D"]).arg(&data));
+    let first = Postgres::start(&bin, data, lab.path("first"));
+    succeed(first.client("pgbench").args(["-q", "-i", "-s", "2", "postgres"]));
+
+    let mut load = first.client("pgbench");
+    load.args(["-n", "-c", CLIENTS, "-t", TRANSACTIONS, "postgres"]);
+    let load = std::thread::spawn(move || succeed(&mut load));
+    let count = || first.query("select count(*) from pgbench_history").parse::<u64>().unwrap();
+    wait_until("the load is under way", || count() > 50);
+    let before = count();
+    lab.ok(&["snapshot", "pool.img/db@running"]);
+    load.join().unwrap();
+    assert_eq!(first.transactions_of_whole_database(), 1200);
+
+    lab.ok(&["clone", "pool.img/db@running", "pool.img/copy"]);
+    let copy = it.attach("copy");
+    let beside = Beside(lab.path("beside"));
+    fs::create_dir(&beside.0).unwrap();
+    succeed(Command::new("mount").arg(&copy).arg(&beside.0));
+    let left = beside.0.join("data");
+    // The server that it belonged to is still there, but not for this one.
+    fs::remove_file(left.join("postmaster.pid")).unwrap();
+    let second = Postgres::start(&bin, left, lab.path("second"));
+    let taken = second.transactions_of_whole_database();
+    assert!((before..=1200).contains(&taken), "{taken} transactions, and {before} had been acknowledged");
+    // Both go on, each by itself.
+    succeed(second.client("pgbench").args(["-n", "-c", CLIENTS, "-t", "50", "postgres"]));
+    assert_eq!(second.transactions_of_whole_database(), taken + 200);
+    assert_eq!(first.transactions_of_whole_database(), 1200);
+    second.stop("fast");
+    first.stop("fast");
+    drop((second, first));
+    fs::write(it.below.join("after"), noise(1, 5000)).unwrap();
+    drop(beside);
+    it.umount();
+    for device in [&device, &copy] {
+        succeed(Command::new("fsck.ext4").arg("-fn").arg(device));
+        lab.ok(&["detach", device.to_str().unwrap()]);
+    }
+    lab.assert_clean();
+}
+
+/// A second mount point. Unmounted when dropped.
+struct Beside(PathBuf);
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-q").arg(&self.0).output();
+    }
+}

@@ -1,0 +1,95 @@
+//! The kernel's own nbd driver as a client, inside user-mode Linux: file systems on a served pool.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use crate::harness::{Lab, missing};
+
+/// A guest that is silent for so long has died.
+const SILENCE: Duration = Duration::from_secs(300);
+/// Runs a scenario in a guest with a disk of 2 GiB; what it said. `None` (after saying why) where there can be no guest.
+#[track_caller]
+fn run_in_guest(name: &str) -> Option<String> {
+    if !cfg!(target_arch = "x86_64") {
+        eprintln!("not tested: there is no user-mode Linux for this processor");
+        return None;
+    }
+    let lab = Lab::empty();
+    let guest = match forkdisk_bench::Lab::unpack(&lab.path("")) {
+        Ok(guest) => guest,
+        Err(why) => {
+            missing(&format!("{why:#}"));
+            return None;
+        }
+    };
+    let scripts = concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/uml/scenarios");
+    let scenario = format!("{scripts}/{name}.sh");
+    fs::copy(scenario, guest.scripts.join(format!("scenarios/{name}.sh"))).unwrap();
+    let (work, disk) = (lab.path("guest"), lab.path("disk"));
+    fs::create_dir_all(work.join("mnt")).unwrap();
+    File::create(&disk).unwrap().set_len(2 << 30).unwrap();
+    let shown = |path: &std::path::Path| path.display().to_string();
+    // Whatever happens to this test, the guard ends the guest with all its processes.
+    let mut command: Command = lab.command(&["bench", "inside", "guard"]);
+    command.arg(&work).arg(&guest.kernel);
+    command.args(["mem=1G", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "rw", "quiet"]);
+    command.args(["con=null", "con0=fd:0,fd:1", "KIND=ubd", "MBS=512"]);
+    let own = [
+        ("uml_dir", shown(&work)),
+        ("ubd0", shown(&disk)),
+        ("init", shown(&guest.scripts.join("init.sh"))),
+        ("SCEN", name.to_string()),
+        ("LAB", shown(&guest.scripts)),
+        ("LABOUT", shown(&work)),
+        ("FORKDISK", env!("CARGO_BIN_EXE_forkdisk").to_string()),
+    ];
+    command.args(own.map(|(name, value)| format!("{name}={value}")));
+    if let Some(library) = &guest.preload {
+        command.env("LD_PRELOAD", library);
+    }
+    let mut guard = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let (sender, lines) = channel();
+    let console = BufReader::new(guard.stdout.take().unwrap());
+    std::thread::spawn(move || {
+        let lines = console.split(b'\n').map_while(Result::ok);
+        lines.map(|line| String::from_utf8_lossy(&line).trim_end().to_string()).try_for_each(|line| sender.send(line))
+    });
+    let mut said = Vec::new();
+    let end = loop {
+        match lines.recv_timeout(SILENCE) {
+            Ok(line) => said.push(line),
+            Err(end) => break end,
+        }
+    };
+    drop(guard.stdin.take());
+    guard.wait().unwrap();
+    let said = said.join("\n");
+    assert_eq!(end, RecvTimeoutError::Disconnected, "the guest says nothing any more:\n{said}");
+    assert!(said.contains("System halted") && !said.contains("FAILED"), "{said}");
+    Some(said)
+}
+
+/// ext4 and xfs: mkfs, mount, files, fstrim that frees space in the pool, a snapshot of the mounted
+/// volume, unmount, fsck; a clone of the snapshot has the same files. The scenario says `FAILED`
+/// where something is not so.
+#[test]
+fn the_kernels_nbd_driver_carries_ext4_and_xfs() {
+    if !std::path::Path::new("/usr/sbin/mkfs.xfs").exists() && !std::path::Path::new("/sbin/mkfs.xfs").exists() {
+        return missing("mkfs.xfs is not installed: xfsprogs has it");
+    }
+    let Some(said) = run_in_guest("nbd-filesystems") else { return };
+    for fs in ["ext4", "xfs"] {
+        assert!(said.contains(&format!("R nbd-filesystems fs={fs} ")), "{fs}:\n{said}");
+    }
+}
+
+/// `attach --by nbd`: mkfs, mount, fstrim that frees space in the pool, what is in use is refused, a snapshot
+/// is a read-only device, partitions are devices, `detach`.
+#[test]
+fn volumes_are_attached_by_the_kernels_nbd_driver() {
+    let Some(said) = run_in_guest("nbd-attach") else { return };
+    assert!(said.contains("R nbd-attach used="), "{said}");
+}

@@ -1,0 +1,115 @@
+//! A pool mounted by the real program, for one test.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::harness::{Lab, PATIENCE, POOL, client, missing, succeed, wait_at_most};
+
+/// `forkdisk mount` on a lab's pool. Gone when dropped.
+pub struct Mounted {
+    child: Option<Child>,
+    dir: PathBuf,
+}
+
+impl Mounted {
+    /// Mounts the pool; `None` (after saying why) where FUSE is not to be had.
+    #[track_caller]
+    pub fn new(lab: &Lab) -> Option<Mounted> {
+        Mounted::with(lab, &[])
+    }
+
+    /// As [`new`](Self::new), with further arguments.
+    #[track_caller]
+    pub fn with(lab: &Lab, args: &[&str]) -> Option<Mounted> {
+        if !Path::new("/dev/fuse").exists() {
+            missing("/dev/fuse does not exist: load the kernel module fuse");
+            return None;
+        }
+        client("fusermount3", "fuse3")?;
+        let dir = lab.path("mnt");
+        fs::create_dir_all(&dir).unwrap();
+        let program = lab.command(&[&["mount", POOL, "mnt"], args].concat());
+        // Whatever happens to the test, the kernel ends its server.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(program.get_program()).args(program.get_args());
+        command.current_dir(lab.path("")).env_remove("FORKDISK_POOL").env_remove("FORKDISK_LOG");
+        let log = File::options().create(true).append(true).open(lab.path("mount.log")).unwrap();
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().expect("setpriv");
+        let mut ready = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        let said = || fs::read_to_string(lab.path("mount.log")).unwrap_or_default();
+        assert!(ready.contains("is mounted on"), "not mounted: {ready:?} {}", said());
+        Some(Mounted { child: Some(child), dir })
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A file of the mount.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// Unmounts with our own verb: when that has ended, the pool is closed.
+    #[track_caller]
+    pub fn unmount(mut self, lab: &Lab) {
+        lab.ok(&["umount", "mnt"]);
+        self.wait();
+    }
+
+    /// Asks the server to end.
+    #[track_caller]
+    pub fn terminate(mut self) {
+        kill_process(Pid::from_child(self.child.as_ref().unwrap()), Signal::TERM).unwrap();
+        self.wait();
+    }
+
+    #[track_caller]
+    fn wait(&mut self) {
+        let status = wait_at_most(&mut self.child.take().unwrap(), PATIENCE);
+        assert!(status.success(), "the server ended with {status}");
+    }
+
+    /// Ends the server as a crash would. The mount stays, so that everything on it fails and nobody finds the folder
+    /// below it, until it is dropped.
+    pub fn kill(&mut self) {
+        let child = self.child.as_mut().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    fn detach(&self) {
+        if let Some(mut unmount) = client("fusermount3", "fuse3") {
+            let _ = unmount.args(["-u", "-q", "-z"]).arg(&self.dir).output();
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let Some(mut child) = self.child.take() else { return };
+        // A test that failed may have left files open.
+        let _ = child.kill();
+        let _ = child.wait();
+        self.detach();
+    }
+}
+
+/// Runs a shell script in the mount; what it prints.
+#[track_caller]
+pub fn sh(mount: &Mounted, script: &str) -> String {
+    let mut shell = Command::new("bash");
+    succeed(shell.args(["-euo", "pipefail", "-c", script]).current_dir(mount.dir()))
+}
+
+/// Runs a script of python in the mount; what it prints.
+#[track_caller]
+pub fn python(mount: &Mounted, script: &str) -> Option<String> {
+    let mut python = client("python3", "python3")?;
+    Some(succeed(python.args(["-c", script]).current_dir(mount.dir())))
+}

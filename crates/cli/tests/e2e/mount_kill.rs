@@ -1,0 +1,216 @@
+//! P1 through a mount: whatever was fsynced when the server is killed is there when it is mounted again.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use crate::harness::{Lab, client, noise, succeed};
+use crate::kill_loop::number_from_env;
+use crate::mount::Mounted;
+
+/// What is known to be durable of one worker's files: name and contents.
+type Files = BTreeMap<String, Vec<u8>>;
+
+/// Makes, writes, clones, renames and removes files in a folder of its own; a step is known to be durable once an
+/// fsync after it has succeeded. Returns when the mount is gone.
+struct Worker {
+    folder: String,
+    durable: Files,
+    /// What the step under way may leave instead.
+    pending: Option<Files>,
+    names: u32,
+    /// What was begun last.
+    last: String,
+}
+
+impl Worker {
+    fn new(number: u32) -> Worker {
+        Worker { folder: format!("w{number}"), durable: Files::new(), pending: None, names: 0, last: String::new() }
+    }
+
+    fn work(&mut self, dir: &Path, rng: &mut SmallRng) {
+        while self.step(dir, rng).is_ok() {
+            self.durable = self.pending.take().unwrap();
+        }
+    }
+
+    fn step(&mut self, dir: &Path, rng: &mut SmallRng) -> io::Result<()> {
+        let dir = dir.join(&self.folder);
+        let mut next = self.durable.clone();
+        let names: Vec<String> = next.keys().cloned().collect();
+        let some = (!names.is_empty()).then(|| names[rng.random_range(0..names.len())].clone());
+        self.names += 1;
+        let fresh = format!("f{}", self.names);
+        let choice = if names.len() < 3 { 0 } else { rng.random_range(0..10) };
+        let (old, new) = (dir.join(some.as_deref().unwrap_or("none")), dir.join(&fresh));
+        self.last = format!("{choice} of {some:?}, {fresh}");
+        // Said before it is done: from here on either may be found.
+        match (choice, some) {
+            (1..=4, Some(name)) => {
+                let (at, bytes) = (rng.random_range(0..200_000), noise(rng.random(), rng.random_range(1..100_000)));
+                let contents = next.get_mut(&name).unwrap();
+                contents.resize(contents.len().max(at + bytes.len()), 0);
+                contents[at..at + bytes.len()].copy_from_slice(&bytes);
+                self.pending = Some(next);
+                let file = File::options().write(true).open(&old)?;
+                file.write_all_at(&bytes, at as u64)?;
+                file.sync_all()
+            }
+            (5 | 6, Some(name)) => {
+                next.insert(fresh, next[&name].clone());
+                self.pending = Some(next);
+                fs::copy(&old, &new)?;
+                File::open(&new)?.sync_all()
+            }
+            (7, Some(name)) => {
+                let contents = next.remove(&name).unwrap();
+                let target = if names.len() > 6 { names.iter().find(|n| **n != name).unwrap().clone() } else { fresh };
+                next.insert(target.clone(), contents);
+                self.pending = Some(next);
+                fs::rename(&old, dir.join(target))?;
+                File::open(&dir)?.sync_all()
+            }
+            (8 | 9, Some(name)) => {
+                next.remove(&name);
+                self.pending = Some(next);
+                fs::remove_file(&old)?;
+                File::open(&dir)?.sync_all()
+            }
+            _ => {
+                let bytes = noise(rng.random(), rng.random_range(0..300_000));
+                next.insert(fresh, bytes.clone());
+                self.pending = Some(next);
+                fs::create_dir_all(&dir)?;
+                fs::write(&new, &bytes)?;
+                File::open(&new)?.sync_all()
+            }
+        }
+    }
+
+    /// Every file that the last step did not touch has to be as it was; those it did touch are looked at no
+    /// further than that they can be read. Takes what is there for what is durable.
+    fn verify(&mut self, dir: &Path) {
+        let dir = dir.join(&self.folder);
+        let pending = self.pending.take().unwrap_or_else(|| self.durable.clone());
+        let mut found = Files::new();
+        for entry in fs::read_dir(&dir).into_iter().flatten() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            found.insert(name.clone(), fs::read(dir.join(&name)).unwrap());
+        }
+        for (name, contents) in &self.durable {
+            if pending.get(name) == Some(contents) {
+                let now = found
+                    .get(name)
+                    .unwrap_or_else(|| panic!("{}/{name} was fsynced and is gone; last: {}", self.folder, self.last));
+                let differs = now.iter().zip(contents).position(|(a, b)| a != b);
+                assert!(
+                    now == contents,
+                    "{}/{name} was fsynced with {} bytes and has {}, different from {differs:?} on; last: {}",
+                    self.folder,
+                    contents.len(),
+                    now.len(),
+                    self.last
+                );
+            }
+        }
+        for name in found.keys() {
+            let known = self.durable.contains_key(name) || pending.contains_key(name);
+            assert!(known, "{}/{name} was never made or its removal was fsynced", self.folder);
+        }
+        self.durable = found;
+    }
+}
+
+#[test]
+fn what_was_fsynced_survives_every_kill_of_the_mount() {
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let seed = number_from_env("FORKDISK_TEST_SEED", clock);
+    let kills = number_from_env("FORKDISK_TEST_KILLS", 6);
+    println!("replay with FORKDISK_TEST_SEED={seed} FORKDISK_TEST_KILLS={kills}");
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let lab = Lab::with_pool("512M");
+    let mut workers: Vec<Worker> = (0..3).map(Worker::new).collect();
+    let mut steps = 0;
+    for _ in 0..kills {
+        let Some(mut mount) = Mounted::new(&lab) else { return };
+        workers.iter_mut().for_each(|w| w.verify(mount.dir()));
+        let dir = mount.dir().to_path_buf();
+        std::thread::scope(|scope| {
+            for worker in &mut workers {
+                let (dir, mut rng) = (&dir, SmallRng::seed_from_u64(rng.random()));
+                scope.spawn(move || worker.work(dir, &mut rng));
+            }
+            std::thread::sleep(Duration::from_millis(rng.random_range(50..1200)));
+            mount.kill();
+        });
+        drop(mount);
+        steps += workers.iter().map(|w| w.names).sum::<u32>();
+        lab.assert_clean();
+    }
+    assert!(steps > 0, "no worker got anything done");
+    let Some(mount) = Mounted::new(&lab) else { return };
+    workers.iter_mut().for_each(|w| w.verify(mount.dir()));
+    mount.unmount(&lab);
+    lab.assert_clean();
+}
+
+#[test]
+fn a_database_is_whole_after_every_kill() {
+    if client("sqlite3", "sqlite3").is_none() {
+        return;
+    }
+    let lab = Lab::with_pool("256M");
+    let sqlite = |mount: &Mounted, sql: &str| {
+        let mut sqlite = client("sqlite3", "sqlite3").unwrap();
+        sqlite.args(["-bail", "-cmd", ".timeout 5000"]).arg(mount.path("db")).arg(sql);
+        sqlite
+    };
+    let mut committed = 0;
+    for mode in ["delete", "wal", "wal"] {
+        let Some(mut mount) = Mounted::new(&lab) else { return };
+        let text = succeed(&mut sqlite(
+            &mount,
+            &format!(
+                "pragma journal_mode={mode}; create table if not exists t(n integer primary key, x blob); pragma integrity_check; select count(*) from t"
+            ),
+        ));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[lines.len() - 2], "ok", "{text}");
+        let count: u64 = lines[lines.len() - 1].parse().unwrap();
+        assert!(count >= committed, "{count} rows are left of {committed}");
+        // `full` does not wait for the removal of the journal, which is what commits in the mode `delete`.
+        let insert = "pragma synchronous=extra; insert into t(x) select randomblob(3000) from (select 1 union select 2); select count(*) from t;";
+        let mut script = client("sqlite3", "sqlite3").unwrap();
+        script.arg("-batch").arg(mount.path("db"));
+        script
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null());
+        let mut child = script.spawn().unwrap();
+        let (mut stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let feeder = std::thread::spawn(move || {
+            use std::io::Write;
+            while stdin.write_all(insert.as_bytes()).is_ok() && stdin.write_all(b"\n").is_ok() {}
+        });
+        let reader = std::thread::spawn(move || {
+            use std::io::{BufRead, BufReader};
+            let counts = BufReader::new(stdout).lines().map_while(Result::ok);
+            counts.filter_map(|line| line.parse::<u64>().ok()).last().unwrap_or(0)
+        });
+        std::thread::sleep(Duration::from_millis(700));
+        mount.kill();
+        let _ = child.kill();
+        child.wait().unwrap();
+        feeder.join().unwrap();
+        drop(mount);
+        committed = committed.max(reader.join().unwrap());
+        assert!(committed > 0, "nothing was committed");
+        lab.assert_clean();
+    }
+}

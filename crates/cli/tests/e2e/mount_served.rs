@@ -1,0 +1,213 @@
+//! One daemon, two ways to a volume: what is written by one is read by the other at once.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rand::rngs::SmallRng;
+use rand::{Rng, RngCore, SeedableRng};
+
+use crate::harness::{Lab, POOL, Server, client, missing, noise, succeed};
+use crate::nbd::Client;
+
+const MIB: usize = 1 << 20;
+
+/// A daemon on a pool that is mounted at `mnt`, too. Unmounted when dropped.
+struct Both {
+    server: Option<Server>,
+    dir: PathBuf,
+}
+
+impl Both {
+    fn start(lab: &Lab) -> Option<Both> {
+        if !Path::new("/dev/fuse").exists() {
+            missing("/dev/fuse does not exist: load the kernel module fuse");
+            return None;
+        }
+        client("fusermount3", "fuse3")?;
+        let dir = lab.path("mnt");
+        fs::create_dir_all(&dir).unwrap();
+        let server = Server::start_with(lab, POOL, &["--mount", dir.to_str().unwrap()]);
+        Some(Both { server: Some(server), dir })
+    }
+
+    fn nbd(&self, export: &str) -> Client {
+        Client::connect(self.server.as_ref().unwrap().socket(), export).unwrap()
+    }
+
+    fn file(&self, name: &str) -> File {
+        File::options().read(true).write(true).create(true).truncate(false).open(self.dir.join(name)).unwrap()
+    }
+
+    fn stop(mut self) {
+        self.server.take().unwrap().stop();
+    }
+}
+
+impl Drop for Both {
+    fn drop(&mut self) {
+        if self.server.take().is_some()
+            && let Some(mut unmount) = client("fusermount3", "fuse3")
+        {
+            let _ = unmount.args(["-u", "-q", "-z"]).arg(&self.dir).output();
+        }
+    }
+}
+
+fn read(file: &File, offset: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    file.read_exact_at(&mut bytes, offset).unwrap();
+    bytes
+}
+
+#[test]
+fn what_one_way_writes_the_other_reads_at_once() {
+    let lab = Lab::with_pool("256M");
+    lab.import("a", &noise(1, 4 * MIB));
+    let Some(both) = Both::start(&lab) else { return };
+    let (mut nbd, file) = (both.nbd("a"), both.file("a"));
+    assert!(read(&file, 0, 4 * MIB) == noise(1, 4 * MIB), "all of it is in the kernel's cache now");
+    nbd.write(MIB as u64 + 512, &noise(2, 1024), false).unwrap();
+    assert!(read(&file, MIB as u64 + 512, 1024) == noise(2, 1024));
+    nbd.trim(2 << 20, MIB as u32).unwrap();
+    assert!(read(&file, 2 << 20, MIB) == vec![0; MIB]);
+    file.write_all_at(&noise(3, 100), 77).unwrap();
+    assert!(nbd.read(0, 4096).unwrap()[77..177] == noise(3, 100));
+    both.stop();
+    assert!(lab.contents("a")[77..177] == noise(3, 100));
+    lab.assert_clean();
+}
+
+#[test]
+fn a_random_mix_of_both_ways_is_one_disk() {
+    let lab = Lab::with_pool("256M");
+    let len = 2 * MIB;
+    let mut model = noise(4, len);
+    lab.import("a", &model);
+    let Some(both) = Both::start(&lab) else { return };
+    let (mut nbd, file) = (both.nbd("a"), both.file("a"));
+    let mut rng = SmallRng::seed_from_u64(5);
+    for step in 0..2000 {
+        let at = rng.random_range(0..(len / 512) as u64 - 64) * 512;
+        let size = rng.random_range(1..=64) * 512;
+        let range = at as usize..at as usize + size;
+        let mut bytes = vec![0; size];
+        rng.fill_bytes(&mut bytes);
+        match rng.random_range(0..5) {
+            0 => {
+                nbd.write(at, &bytes, false).unwrap();
+                model[range].copy_from_slice(&bytes);
+            }
+            1 => {
+                file.write_all_at(&bytes, at).unwrap();
+                model[range].copy_from_slice(&bytes);
+            }
+            2 if step % 10 == 0 => {
+                nbd.trim(at, size as u32).unwrap();
+                model[range].fill(0);
+            }
+            3 => assert!(nbd.read(at, size).unwrap() == model[range], "step {step}: NBD at {at}"),
+            _ => assert!(read(&file, at, size) == model[range], "step {step}: file at {at}"),
+        }
+    }
+    both.stop();
+    assert!(lab.contents("a") == model);
+    lab.assert_clean();
+}
+
+/// A client writes rising numbers; whoever reads the file after an answer finds no older one, although readers fill the
+/// kernel's cache all the time.
+#[test]
+fn readers_of_a_file_never_find_what_was_overwritten_before_they_asked() {
+    let lab = Lab::with_pool("256M");
+    lab.import("a", &vec![0; 64 << 10]);
+    let Some(both) = Both::start(&lab) else { return };
+    let (answered, ended) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            let file = both.file("a");
+            let (answered, ended) = (&answered, &ended);
+            scope.spawn(move || {
+                while !ended.load(Ordering::SeqCst) {
+                    let least = answered.load(Ordering::SeqCst);
+                    let found = u64::from_le_bytes(read(&file, 8192, 8).try_into().unwrap());
+                    assert!(found >= least, "{found} is older than {least}");
+                }
+            });
+        }
+        let mut nbd = both.nbd("a");
+        for number in 1..=3000u64 {
+            let mut sector = [0; 512];
+            sector[..8].copy_from_slice(&number.to_le_bytes());
+            nbd.write(8192, &sector, false).unwrap();
+            answered.store(number, Ordering::SeqCst);
+        }
+        ended.store(true, Ordering::SeqCst);
+    });
+    both.stop();
+}
+
+#[test]
+fn verbs_and_the_mount_of_a_daemon_see_each_other() {
+    let lab = Lab::with_pool("256M");
+    lab.import("a", &noise(6, MIB));
+    let Some(both) = Both::start(&lab) else { return };
+    let file = both.file("a");
+    file.write_all_at(b"then", 0).unwrap();
+    lab.ok(&["snapshot", "pool.img/a@then"]);
+    file.write_all_at(b"now!", 0).unwrap();
+    assert_eq!(fs::read(both.dir.join(".snapshots/a/then")).unwrap()[..4], *b"then");
+    lab.ok(&["resize", "pool.img/a", "--size", "2M"]);
+    assert_eq!(file.metadata().unwrap().len(), 2 << 20);
+    let refused = lab.run(&["rollback", "pool.img/a@then"]).refused();
+    assert!(refused.contains("programs on the mount") && refused.contains("mnt"), "{refused}");
+    drop(file);
+    lab.ok(&["rollback", "pool.img/a@then"]);
+    assert_eq!(fs::read(both.dir.join("a")).unwrap()[..4], *b"then");
+    lab.ok(&["clone", "pool.img/a", "pool.img/b"]);
+    lab.ok(&["rename", "pool.img/a", "pool.img/c"]);
+    assert!(!both.dir.join("a").exists() && both.dir.join("b").exists() && both.dir.join("c").exists());
+    succeed(std::process::Command::new("cp").arg(both.dir.join("c")).arg(both.dir.join("d")));
+    assert_eq!(lab.names(), ["b", "c", "c@then", "d"]);
+    both.stop();
+    lab.assert_clean();
+}
+
+#[test]
+fn a_pool_that_is_served_is_mounted_by_its_daemon() {
+    let lab = Lab::with_pool("256M");
+    if !Path::new("/dev/fuse").exists() || client("fusermount3", "fuse3").is_none() {
+        return missing("FUSE is not to be had");
+    }
+    let server = Server::start(&lab);
+    for dir in ["one", "two"] {
+        fs::create_dir(lab.path(dir)).unwrap();
+        let said = lab.ok(&["mount", POOL, dir]);
+        assert!(said.contains("is mounted on"), "{said}");
+    }
+    fs::write(lab.path("one/x"), noise(7, 3 * MIB + 5)).unwrap();
+    assert!(fs::read(lab.path("two/x")).unwrap() == noise(7, 3 * MIB + 5), "two mounts are one pool");
+    let open = |dir: &str| File::options().read(true).write(true).open(lab.path(dir).join("x")).unwrap();
+    let (one, two) = (open("one"), open("two"));
+    for i in 0..50 {
+        read(&two, 0, 4096);
+        one.write_all_at(&noise(i, 700), 300).unwrap();
+        assert!(read(&two, 300, 700) == noise(i, 700), "also for files that are open: {i}");
+    }
+    one.set_len(5000).unwrap();
+    assert_eq!(two.metadata().unwrap().len(), 5000);
+    drop((one, two));
+    fs::write(lab.path("two/x"), noise(7, 3 * MIB + 5)).unwrap();
+    lab.ok(&["umount", "one"]);
+    assert!(!lab.path("one/x").exists());
+    let mut nbd = Client::connect(server.socket(), "x").unwrap();
+    assert!(nbd.read(0, 4096).unwrap() == noise(7, 3 * MIB + 5)[..4096]);
+    drop(nbd);
+    lab.ok(&["stop", POOL]);
+    assert!(!lab.path("two/x").exists(), "the end of the daemon unmounts");
+    assert!(lab.contents("x") == noise(7, 3 * MIB + 5));
+    let refused = lab.run(&["umount", "two"]).refused();
+    assert!(refused.contains("no pool is mounted there"), "{refused}");
+    lab.assert_clean();
+}

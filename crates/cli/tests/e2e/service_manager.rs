@@ -1,0 +1,163 @@
+//! What a service manager sees: readiness, its end, the watchdog, and sockets that it hands over.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::harness::{Lab, PATIENCE, POOL, missing, noise, wait_until};
+use crate::nbd::Client;
+
+fn hear(socket: &UnixDatagram) -> String {
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut buf = [0; 4096];
+    let n = socket.recv(&mut buf).expect("the service manager is told something");
+    String::from_utf8(buf[..n].to_vec()).unwrap()
+}
+
+/// Ends with its test.
+struct Service(Child);
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Service {
+    #[track_caller]
+    fn end(&mut self) {
+        kill_process(Pid::from_child(&self.0), Signal::TERM).unwrap();
+        assert!(self.0.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn readiness_the_watchdog_and_the_end_are_told() {
+    let lab = Lab::with_pool("64M");
+    let by_path = UnixDatagram::bind(lab.path("notify")).unwrap();
+    let name = format!("forkdisk-e2e-{}", std::process::id());
+    let by_name = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    let path = lab.path("notify").to_str().unwrap().to_string();
+    for (place, manager) in [(path, by_path), (format!("@{name}"), by_name)] {
+        let mut command = lab.command(&["serve", POOL, "--socket", "nbd.sock"]);
+        command.env("NOTIFY_SOCKET", place).env("WATCHDOG_USEC", "200000").stdout(Stdio::null()).stderr(Stdio::null());
+        let mut service = Service(command.spawn().unwrap());
+        let ready = hear(&manager);
+        assert!(ready.contains("READY=1\n") && ready.contains("STATUS=serving"), "{ready}");
+        assert!(ready.contains(&format!("MAINPID={}\n", service.0.id())), "{ready}");
+        assert!(lab.path("nbd.sock").exists(), "clients can connect when it says so");
+        assert_eq!([hear(&manager), hear(&manager)], ["WATCHDOG=1", "WATCHDOG=1"]);
+        service.end();
+        let stopping = std::iter::repeat_with(|| hear(&manager)).find(|said| said != "WATCHDOG=1").unwrap();
+        assert!(stopping.starts_with("STOPPING=1\n"), "{stopping}");
+    }
+}
+
+/// Starts `serve` as a service manager does that listens on `sockets`.
+fn activate(lab: &Lab, sockets: &[(&str, &UnixListener)]) -> Service {
+    let program = lab.command(&["serve", POOL]);
+    let mut script = "LISTEN_PID=$$ exec \"$@\"".to_string();
+    let mut copies: Vec<OwnedFd> = Vec::new();
+    for (i, (_, socket)) in sockets.iter().enumerate() {
+        // Kept open at exec, unlike the original; the shell puts it where it belongs.
+        let copy = rustix::io::fcntl_dupfd_cloexec(socket.as_fd(), 50).unwrap();
+        rustix::io::fcntl_setfd(&copy, rustix::io::FdFlags::empty()).unwrap();
+        script = format!("exec {}<&{} {}<&-; {script}", 3 + i, copy.as_raw_fd(), copy.as_raw_fd());
+        copies.push(copy);
+    }
+    let names: Vec<&str> = sockets.iter().map(|(name, _)| *name).collect();
+    let mut shell = Command::new("bash");
+    shell.args(["-c", &script, "bash"]).arg(program.get_program()).args(program.get_args());
+    shell.current_dir(lab.path("")).env("LISTEN_FDS", sockets.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
+    Service(shell.stdout(Stdio::null()).spawn().unwrap())
+}
+
+#[test]
+fn sockets_that_are_handed_over_are_served_and_left_alone() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "--size", "1M"]);
+    let data = UnixListener::bind(lab.path("data.sock")).unwrap();
+    let control = UnixListener::bind(lab.path("control.sock")).unwrap();
+    for _ in 0..2 {
+        // Whoever connects before the service is there waits.
+        let waiting = std::thread::spawn({
+            let path = lab.path("data.sock");
+            move || Client::connect(&path, "a").unwrap().size
+        });
+        let mut service = activate(&lab, &[("nbd", &data), ("control", &control)]);
+        assert_eq!(waiting.join().unwrap(), 1 << 20);
+        let named = lab.command(&["list", "-H", POOL, "--control", "control.sock"]).output().unwrap();
+        assert!(String::from_utf8(named.stdout).unwrap().starts_with("a\tvolume"));
+        service.end();
+        assert!(lab.path("data.sock").exists() && lab.path("control.sock").exists());
+    }
+    lab.assert_clean();
+}
+
+#[test]
+fn systemd_starts_it_when_the_first_client_connects() {
+    let tool = Path::new("/usr/bin/systemd-socket-activate");
+    if !tool.exists() {
+        return missing("systemd-socket-activate is not installed: systemd has it");
+    }
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "--size", "1M"]);
+    let program = lab.command(&["serve", POOL, "--control", "control.sock"]);
+    let mut command = Command::new(tool);
+    command.arg("--listen").arg(lab.path("data.sock")).arg("--fdname=nbd");
+    command.arg(program.get_program()).args(program.get_args()).current_dir(lab.path(""));
+    let mut service = Service(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    wait_until("systemd listens", || lab.path("data.sock").exists());
+    assert!(!lab.path("control.sock").exists(), "nobody has connected yet");
+    let mut client = Client::connect(&lab.path("data.sock"), "a").unwrap();
+    client.write(0, &noise(1, 4096), true).unwrap();
+    assert!(client.read(0, 4096).unwrap() == noise(1, 4096));
+    drop(client);
+    service.end();
+    assert!(lab.contents("a")[..4096] == noise(1, 4096));
+    lab.assert_clean();
+}
+
+#[test]
+fn something_else_that_is_handed_over_is_refused() {
+    let lab = Lab::with_pool("64M");
+    let script = "LISTEN_PID=$$ exec \"$@\" 3</dev/null";
+    let program = lab.command(&["serve", POOL]);
+    let mut shell = Command::new("bash");
+    shell.args(["-c", script, "bash"]).arg(program.get_program()).args(program.get_args());
+    let output = shell.current_dir(lab.path("")).env("LISTEN_FDS", "1").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("'unknown'") && message.contains("socket"), "{message}");
+    lab.assert_clean();
+}
+
+#[test]
+fn the_units_are_accepted_by_systemd() {
+    let verify = Path::new("/usr/bin/systemd-analyze");
+    if !verify.exists() {
+        return missing("systemd-analyze is not installed: systemd has it");
+    }
+    let lab = Lab::empty();
+    let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib/systemd");
+    for unit in ["forkdisk@.service", "forkdisk@.socket"] {
+        let text = std::fs::read_to_string(units.join(unit)).unwrap();
+        let program = env!("CARGO_BIN_EXE_forkdisk");
+        let instance = unit.replace("@.", "@srv-pool.img.");
+        lab.write_file(&instance, text.replace("/usr/bin/forkdisk", program).as_bytes());
+    }
+    let output = Command::new(verify)
+        .args(["verify", "--man=no", "./forkdisk@srv-pool.img.service", "./forkdisk@srv-pool.img.socket"])
+        .current_dir(lab.path(""))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let ours: Vec<&str> = said.lines().filter(|line| line.contains("forkdisk@")).collect();
+    assert!(ours.is_empty(), "{ours:#?}");
+}

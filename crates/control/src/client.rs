@@ -1,0 +1,114 @@
+//! The other side of the protocol, for programs that wait for their answers.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::failure::{Failure, FailureKind};
+use crate::message::PROGRESS;
+use crate::method::{Method, Request};
+use crate::observer::Step;
+
+/// A connection to a daemon's control socket. One request at a time.
+pub struct Client {
+    stream: UnixStream,
+    received: Vec<u8>,
+    last_id: u64,
+}
+
+impl Client {
+    /// Connects to the control socket at `path`.
+    pub fn connect(path: &Path) -> io::Result<Client> {
+        Ok(Client { stream: UnixStream::connect(path)?, received: Vec::new(), last_id: 0 })
+    }
+
+    /// Asks for `method`, with the descriptor `file` for verbs that read or write one, and waits for the
+    /// answer; `reached` hears how far it has come.
+    pub fn call<M: Method>(
+        &mut self,
+        method: M,
+        file: Option<BorrowedFd<'_>>,
+        mut reached: impl FnMut(Step),
+    ) -> Result<M::Reply, Failure> {
+        let request: Request = method.into();
+        self.last_id += 1;
+        let id = self.last_id;
+        let params = request.params().map_err(|e| Failure::new(FailureKind::Invalid, e.to_string()))?;
+        let message = json!({"jsonrpc": "2.0", "id": id, "method": request.method(), "params": params});
+        let sent = self.send(format!("{message}\n").as_bytes(), file);
+        // A daemon that refuses a connection says so and closes it: what it said comes first.
+        let answer = loop {
+            let message = match self.receive() {
+                Ok(message) => message,
+                Err(lost) => return Err(sent.err().map_or(lost, broken)),
+            };
+            match message.get("method").and_then(Value::as_str) {
+                Some(PROGRESS) => Step::deserialize(&message["params"]).into_iter().for_each(&mut reached),
+                Some(_) => {}
+                None => break message,
+            }
+        };
+        if let Some(error) = answer.get("error") {
+            return Err(failure(error));
+        }
+        let result = answer.get("result").cloned().unwrap_or_default();
+        serde_json::from_value(result)
+            .map_err(|e| Failure::new(FailureKind::Protocol, format!("the daemon's answer is not understood: {e}")))
+    }
+
+    /// Waits until the daemon closes the connection.
+    pub fn wait_for_end(&mut self) {
+        while self.receive().is_ok() {}
+    }
+
+    fn send(&mut self, mut bytes: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        if let Some(file) = file {
+            let files = [file];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            control.push(SendAncillaryMessage::ScmRights(&files));
+            let sent = sendmsg(self.stream.as_fd(), &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+            bytes = &bytes[sent..];
+        }
+        self.stream.write_all(bytes)
+    }
+
+    fn receive(&mut self) -> Result<Value, Failure> {
+        let mut seen = 0;
+        loop {
+            if let Some(end) = self.received[seen..].iter().position(|&byte| byte == b'\n') {
+                let rest = self.received.split_off(seen + end + 1);
+                let line = std::mem::replace(&mut self.received, rest);
+                let text = |e| Failure::new(FailureKind::Protocol, format!("the daemon does not speak JSON-RPC: {e}"));
+                return serde_json::from_slice(&line).map_err(text);
+            }
+            seen = self.received.len();
+            let mut piece = [0; 64 << 10];
+            match self.stream.read(&mut piece) {
+                Ok(0) => {
+                    let text = "the daemon closed the connection before it answered";
+                    return Err(Failure::new(FailureKind::Ending, text));
+                }
+                Ok(n) => self.received.extend_from_slice(&piece[..n]),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(broken(e)),
+            }
+        }
+    }
+}
+
+fn broken(error: io::Error) -> Failure {
+    Failure::new(FailureKind::Ending, format!("the connection to the daemon broke: {error}"))
+}
+
+fn failure(error: &Value) -> Failure {
+    let code = error.get("code").and_then(Value::as_i64).unwrap_or_default();
+    let message = error.get("message").and_then(Value::as_str).unwrap_or("the daemon did not say why");
+    Failure::new(FailureKind::from_code(code), message)
+}

@@ -1,0 +1,259 @@
+//! One control connection: requests are read, carried out and answered one after the other.
+//!
+//! A request that was started runs to its end whatever becomes of the peer; a peer that has gone
+//! altogether is noticed when it is told how far the request has come.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forkdisk_uring::Stream;
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use serde_json::Value;
+
+use crate::message::{self, ErrorCode, Incoming, Item, RpcError};
+use crate::method::{Reply, Request};
+use crate::observer::{Observer, Step};
+use crate::perform::{Call, perform};
+use crate::server::State;
+
+/// Descriptors that come with one piece of a message.
+const FILES_AT_ONCE: usize = 4;
+/// Descriptors that wait for the request they belong to.
+const MAX_FILES: usize = 8;
+/// Bytes received at a time.
+const PIECE: usize = 64 << 10;
+
+/// Bytes behind a message that is too long that are still received.
+const MOST_FORGOTTEN: usize = 64 << 20;
+
+/// What the server knows of a connection.
+pub struct Peer {
+    stream: Stream,
+    busy: Cell<bool>,
+    /// It waits until the daemon has ended.
+    stopping: Cell<bool>,
+    cancelled: RefCell<Arc<AtomicBool>>,
+}
+
+impl Peer {
+    pub fn new(stream: Stream) -> Rc<Peer> {
+        let (busy, stopping, cancelled) = Default::default();
+        Rc::new(Peer { stream, busy, stopping, cancelled })
+    }
+
+    /// Whether a request is under way.
+    pub fn is_busy(&self) -> bool {
+        self.busy.get()
+    }
+
+    pub fn waits_for_end(&self) -> bool {
+        self.stopping.get()
+    }
+
+    /// A verb that can be undone ends.
+    pub fn cancel(&self) {
+        self.cancelled.borrow().store(true, Ordering::Relaxed);
+    }
+}
+
+/// Why a connection was closed by the server.
+#[derive(Debug, thiserror::Error)]
+pub enum Closed {
+    #[error("a message has more than {0} bytes")]
+    TooLong(usize),
+    #[error("more than {MAX_FILES} descriptors came without a request for them")]
+    TooManyFiles,
+    #[error("the peer does not read its answers")]
+    NotReading,
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// Serves one peer until it has gone or the server stops.
+pub async fn serve(state: &State, peer: &Peer) -> Result<(), Closed> {
+    let mut inbox = Inbox { stream: peer.stream.clone(), bytes: Vec::new(), seen: 0, files: VecDeque::new() };
+    loop {
+        let line = match state.stop.unless(inbox.line(state.options.max_message)).await {
+            None | Some(Ok(None)) => return Ok(()),
+            Some(Ok(Some(line))) => line,
+            Some(Err(Closed::TooLong(most))) => {
+                let error = RpcError::new(ErrorCode::TOO_LONG, format!("a message has at most {most} bytes"));
+                send(state, peer, &message::answer(&Value::Null, Err::<(), _>(error))).await?;
+                inbox.forget_the_rest(state).await;
+                return Err(Closed::TooLong(most));
+            }
+            Some(Err(closed)) => return Err(closed),
+        };
+        if line.iter().all(u8::is_ascii_whitespace) {
+            continue;
+        }
+        match message::parse(&line) {
+            Incoming::One(item) => {
+                if let Some(answer) = handle(state, peer, &mut inbox, item).await {
+                    send(state, peer, &answer).await?;
+                }
+            }
+            Incoming::Batch(items) => {
+                let mut answers = Vec::new();
+                for item in items {
+                    answers.extend(handle(state, peer, &mut inbox, item).await);
+                }
+                if !answers.is_empty() {
+                    send(state, peer, &Value::Array(answers)).await?;
+                }
+            }
+        }
+    }
+}
+
+async fn send(state: &State, peer: &Peer, message: &Value) -> Result<(), Closed> {
+    let sent = peer.stream.send_vectored(vec![message::line(message).into()]);
+    match state.session.runtime.timeout(state.options.send_timeout, sent).await {
+        Ok((result, _)) => Ok(result?),
+        Err(_) => Err(Closed::NotReading),
+    }
+}
+
+/// Carries one request out; the answer, if one is wanted.
+async fn handle(state: &State, peer: &Peer, inbox: &mut Inbox, item: Item) -> Option<Value> {
+    let outcome = match item.request {
+        Err(error) => Err(error),
+        Ok(request) => {
+            peer.busy.set(true);
+            peer.stopping.set(matches!(request, Request::Stop(_)));
+            let outcome = carry_out(state, peer, inbox, request, item.id.as_ref()).await;
+            peer.busy.set(false);
+            peer.stopping.set(false);
+            state.changed();
+            outcome
+        }
+    };
+    Some(message::answer(&item.id?, outcome))
+}
+
+/// Remembers the last step.
+#[derive(Default)]
+struct Reached(RefCell<Option<Step>>);
+
+impl Observer for Reached {
+    fn reached(&self, step: Step) {
+        *self.0.borrow_mut() = Some(step);
+    }
+}
+
+async fn carry_out(
+    state: &State,
+    peer: &Peer,
+    inbox: &mut Inbox,
+    request: Request,
+    id: Option<&Value>,
+) -> Result<Reply, RpcError> {
+    let reached = Rc::new(Reached::default());
+    let cancelled = Arc::new(AtomicBool::new(false));
+    *peer.cancelled.borrow_mut() = cancelled.clone();
+    let wants_file = matches!(request, Request::Import(_) | Request::Export(_) | Request::Mount(_));
+    let file = if wants_file { inbox.files.pop_front().map(Rc::new) } else { None };
+    let call = Call { observer: reached.clone(), file, cancelled: cancelled.clone() };
+    tracing::debug!(method = request.method(), "a request");
+    let session = state.session.clone();
+    let runtime = session.runtime.clone();
+    let mut running = runtime.spawn(async move { perform(&session, request, &call).await });
+    loop {
+        match runtime.timeout(state.options.progress_every, &mut running).await {
+            Ok(outcome) => return outcome.map_err(RpcError::from),
+            Err(_) => {
+                let step = reached.0.borrow().clone();
+                if let (Some(id), Some(step)) = (id, step)
+                    && send(state, peer, &message::progress(id, &step)).await.is_err()
+                {
+                    cancelled.store(true, Ordering::Relaxed);
+                    return running.await.map_err(RpcError::from);
+                }
+            }
+        }
+    }
+}
+
+/// What has arrived and has not been taken.
+struct Inbox {
+    stream: Stream,
+    bytes: Vec<u8>,
+    /// How far `bytes` has been searched for the end of a line.
+    seen: usize,
+    files: VecDeque<OwnedFd>,
+}
+
+impl Inbox {
+    /// The next line without its end; `None` when the peer has finished.
+    async fn line(&mut self, most: usize) -> Result<Option<Vec<u8>>, Closed> {
+        loop {
+            if let Some(end) = self.bytes[self.seen..].iter().position(|&byte| byte == b'\n') {
+                let rest = self.bytes.split_off(self.seen + end + 1);
+                let mut line = std::mem::replace(&mut self.bytes, rest);
+                line.pop();
+                self.seen = 0;
+                return Ok(Some(line));
+            }
+            self.seen = self.bytes.len();
+            if self.seen > most {
+                return Err(Closed::TooLong(most));
+            }
+            if !self.receive().await? {
+                self.seen = 0;
+                let rest = std::mem::take(&mut self.bytes);
+                return Ok(Some(rest).filter(|rest| !rest.is_empty()));
+            }
+        }
+    }
+
+    /// Takes what the peer still sends, to no purpose, for a while: to one that is in the middle of a message the
+    /// end of the connection would be an error of its own, and it would not come to read what was answered.
+    async fn forget_the_rest(&mut self, state: &State) {
+        // It may have gone already.
+        let _ = self.stream.shutdown(std::net::Shutdown::Write);
+        let forget = async {
+            let mut forgotten = 0;
+            while forgotten < MOST_FORGOTTEN && matches!(self.receive().await, Ok(true)) {
+                forgotten += self.bytes.len();
+                self.bytes.clear();
+                self.files.clear();
+            }
+        };
+        let limit = state.options.send_timeout;
+        let _ = state.stop.unless(state.session.runtime.timeout(limit, forget)).await;
+    }
+
+    /// Receives some bytes and the descriptors that come with them; false when the peer has finished.
+    async fn receive(&mut self) -> Result<bool, Closed> {
+        loop {
+            self.stream.readable().await?;
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_AT_ONCE))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut piece = [0; PIECE];
+            let into = &mut [io::IoSliceMut::new(&mut piece)];
+            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+            let received = match recvmsg(self.stream.as_fd(), into, &mut control, flags) {
+                Ok(received) => received.bytes,
+                Err(Errno::AGAIN | Errno::INTR) => continue,
+                Err(e) => return Err(io::Error::from(e).into()),
+            };
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(files) = message {
+                    self.files.extend(files);
+                }
+            }
+            if self.files.len() > MAX_FILES {
+                return Err(Closed::TooManyFiles);
+            }
+            self.bytes.extend_from_slice(&piece[..received]);
+            return Ok(received > 0);
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Verbs on an open pool, and the way to them from outside.
+//!
+//! [`perform`] carries a [`Request`] out on a pool that is open in this process. A program that opens an
+//! idle pool for one verb calls it; so does a daemon that serves the pool, for whoever asks over its
+//! control socket ([`Server`], JSON-RPC 2.0, docs/control.md). So a verb does the same in both places.
+//!
+//! Owns: what verbs mean, their parameters, results and failures; the protocol. Never does: parse command
+//! lines, print, decide who may have the pool. Invariants: what a peer can make the daemon hold is
+//! bounded by [`ServerOptions`]; nothing here blocks the thread that serves the pool (files that callers
+//! hand over are read and written on threads of their own).
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod bridge;
+mod client;
+mod connection;
+mod event;
+mod failure;
+mod files;
+mod message;
+mod method;
+mod observer;
+mod perform;
+pub mod place;
+mod reply;
+mod server;
+mod session;
+pub mod size;
+mod sparse;
+mod window;
+
+pub use client::Client;
+pub use event::Event;
+pub use failure::{Failure, FailureKind};
+pub use message::ErrorCode;
+pub use method::{Method, Reply, Request, params};
+pub use observer::{Observer, Silent, Step};
+pub use perform::{Call, perform};
+pub use reply::{
+    Change, Check, ClientRecord, CopierRecord, Deletion, Diff, Done, DuRecord, Piece, PieceMap, PoolRecord, Status,
+    Usage, VolumeRecord, uuid_text,
+};
+pub use server::{Server, ServerHandle, ServerOptions};
+pub use session::{Guard, Host, NoHost, Session};

@@ -1,0 +1,78 @@
+//! Deleting volumes and snapshots: all that are named or none.
+
+use super::look::select;
+use super::{Call, SHOWN, refuse_in_use, settle};
+use crate::failure::{Failure, FailureKind};
+use crate::method::params;
+use crate::reply::Deletion;
+use crate::session::Session;
+
+/// Deletes, and waits until the space is free.
+pub async fn delete(session: &Session, p: params::Delete, call: &Call) -> Result<Deletion, Failure> {
+    let names = victims(session, &p)?;
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    if !p.dry_run {
+        for name in &names {
+            refuse_in_use(session, &session.pool.find(name)?, "disconnect it first")?;
+        }
+    }
+    let mut frees = None;
+    if p.count {
+        call.say("counting");
+        frees = Some(session.pool.freed_by(&names).await?);
+    }
+    if !p.dry_run {
+        session.pool.delete(&names).await?;
+        settle(session, call).await?;
+    }
+    let deleted = names.iter().map(|name| name.to_string()).collect();
+    Ok(Deletion { dry_run: p.dry_run, deleted, frees })
+}
+
+/// The name of every object that goes, in the order of the list.
+fn victims(session: &Session, p: &params::Delete) -> Result<Vec<String>, Failure> {
+    if p.objects.iter().any(String::is_empty) || p.objects.is_empty() {
+        return Err(Failure::new(FailureKind::Invalid, "name what is to be deleted"));
+    }
+    let all: Vec<String> = select(session, &p.objects)?.into_iter().map(|info| info.name).collect();
+    if p.recursive {
+        return Ok(all);
+    }
+    for name in &p.objects {
+        if !all.contains(name) {
+            let text = format!("{name} is a folder: -r deletes everything in it");
+            return Err(Failure::new(FailureKind::Invalid, text));
+        }
+    }
+    let snapshots_of = |name: &&String| {
+        let volume = name.split_once('@').map(|(volume, _)| volume);
+        volume.is_some_and(|volume| p.objects.iter().any(|object| object == volume))
+    };
+    let left: Vec<&String> = all.iter().filter(|name| !p.objects.contains(name)).filter(snapshots_of).collect();
+    if !left.is_empty() {
+        let (shown, more) = shorten(&left);
+        let text =
+            format!("there are snapshots left: {shown}{more}; -r deletes them too (-n shows what it would delete)");
+        return Err(Failure::new(FailureKind::Busy, text));
+    }
+    Ok(all.into_iter().filter(|name| p.objects.contains(name)).collect())
+}
+
+fn shorten(names: &[&String]) -> (String, String) {
+    let shown = names.iter().take(SHOWN).map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+    let rest = names.len().saturating_sub(SHOWN);
+    (shown, if rest > 0 { format!(" and {rest} more") } else { String::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_list_of_snapshots_is_cut() {
+        let names: Vec<String> = (0..7).map(|i| format!("a@{i}")).collect();
+        let names: Vec<&String> = names.iter().collect();
+        assert_eq!(shorten(&names), ("a@0, a@1, a@2, a@3, a@4".into(), " and 2 more".into()));
+        assert_eq!(shorten(&names[..1]), ("a@0".into(), String::new()));
+    }
+}

@@ -1,0 +1,117 @@
+//! Carrying verbs out on an open pool: one function per verb, the same for an idle and a served pool.
+
+mod copier;
+mod delete;
+mod export;
+mod import;
+mod look;
+mod pool;
+mod volumes;
+
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use forkdisk::VolumeInfo;
+
+use crate::failure::{Failure, FailureKind};
+use crate::method::{Reply, Request};
+use crate::observer::{Observer, Silent, Step};
+use crate::session::Session;
+
+/// What comes with a request beside its parameters.
+#[derive(Clone)]
+pub struct Call {
+    /// Is told how far the verb has come.
+    pub observer: Rc<dyn Observer>,
+    /// The caller's file, for verbs that read or write one.
+    pub file: Option<Rc<OwnedFd>>,
+    /// Whoever asked has gone: verbs that can be undone end then.
+    pub cancelled: Arc<AtomicBool>,
+}
+
+impl Default for Call {
+    fn default() -> Call {
+        Call { observer: Rc::new(Silent), file: None, cancelled: Arc::default() }
+    }
+}
+
+impl Call {
+    fn say(&self, what: &str) {
+        self.observer.reached(Step::lasting(what));
+    }
+
+    fn file(&self) -> Result<std::fs::File, Failure> {
+        let none = || {
+            let text = "no file came with the request: its descriptor is passed with SCM_RIGHTS";
+            Failure::new(FailureKind::Invalid, text)
+        };
+        let fd = self.file.as_ref().ok_or_else(none)?;
+        Ok(fd.try_clone().map_err(|e| Failure::file("the file cannot be used", e))?.into())
+    }
+}
+
+/// Carries `request` out. Done as a whole or not at all; durable when it returns.
+///
+/// Must be run to its end, as everything on a [`forkdisk::Pool`].
+pub async fn perform(session: &Session, request: Request, call: &Call) -> Result<Reply, Failure> {
+    Ok(match request {
+        Request::Create(p) => Reply::Create(volumes::create(session, p).await?),
+        Request::Import(p) => Reply::Import(import::import(session, p, call).await?),
+        Request::Export(p) => Reply::Export(export::export(session, p, call).await?),
+        Request::Snapshot(p) => Reply::Snapshot(volumes::snapshot(session, p).await?),
+        Request::Clone(p) => Reply::Clone(volumes::clone(session, p).await?),
+        Request::Rollback(p) => Reply::Rollback(volumes::rollback(session, p, call).await?),
+        Request::List(p) => Reply::List(look::list(session, p)?),
+        Request::Du(p) => Reply::Du(look::du(session, p, call).await?),
+        Request::Diff(p) => Reply::Diff(look::diff(session, p, call).await?),
+        Request::Map(p) => Reply::Map(look::map(session, p, call).await?),
+        Request::Rename(p) => Reply::Rename(volumes::rename(session, p).await?),
+        Request::Resize(p) => Reply::Resize(volumes::resize(session, p, call).await?),
+        Request::Set(p) => Reply::Set(volumes::set(session, p).await?),
+        Request::Copier(p) => Reply::Copier(copier::copier(session, p).await?),
+        Request::Delete(p) => Reply::Delete(delete::delete(session, p, call).await?),
+        Request::Grow(p) => Reply::Grow(pool::grow(session, p).await?),
+        Request::Check(_) => Reply::Check(pool::check(session, call).await?),
+        Request::Stats(_) => Reply::Stats((&session.pool.info()).into()),
+        Request::Statistics(_) => {
+            Reply::Statistics(forkdisk_monitor::statistics(&session.pool, session.host().server()).into())
+        }
+        Request::Status(_) => Reply::Status(session.host().status()?),
+        Request::Mount(p) => {
+            let connection = call.file()?.into();
+            session.host().mount(p, connection).await?;
+            Reply::Mount(Default::default())
+        }
+        Request::Stop(_) => {
+            session.host().stop().await?;
+            Reply::Stop(Default::default())
+        }
+    })
+}
+
+/// Waits until deletions have given their space back, so that the next verb finds it free.
+async fn settle(session: &Session, call: &Call) -> Result<(), Failure> {
+    call.say("giving space back");
+    Ok(session.pool.settle().await?)
+}
+
+/// Refuses what is in use, naming its users; `otherwise` says what could be done.
+fn refuse_in_use(session: &Session, info: &VolumeInfo, otherwise: &str) -> Result<(), Failure> {
+    if info.in_use == 0 {
+        return Ok(());
+    }
+    let mut users = session.users(info.id.0, &info.name);
+    if users.is_empty() {
+        users.push(format!("{} open handles", info.in_use));
+    }
+    let more = users.len().saturating_sub(SHOWN);
+    users.truncate(SHOWN);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let text = format!("{} is in use by {}{more}: {otherwise}", info.name, users.join(", "));
+    Err(Failure::new(FailureKind::Busy, text))
+}
+
+/// How many of a list a message shows.
+const SHOWN: usize = 5;

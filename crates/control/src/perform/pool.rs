@@ -1,0 +1,29 @@
+//! Verbs on the pool as a whole.
+
+use forkdisk::ErrorKind;
+
+use super::Call;
+use crate::failure::{Failure, FailureKind};
+use crate::method::params;
+use crate::reply::{Check, PoolRecord};
+use crate::session::Session;
+use crate::size::human;
+
+pub async fn grow(session: &Session, p: params::Grow) -> Result<PoolRecord, Failure> {
+    let old = session.pool.info().size;
+    if p.size < old {
+        let text = format!("the pool has {} ({old} bytes) already: it can only grow", human(old));
+        return Err(Failure::new(FailureKind::Invalid, text));
+    }
+    session.pool.grow(p.size).await?;
+    Ok((&session.pool.info()).into())
+}
+
+pub async fn check(session: &Session, call: &Call) -> Result<Check, Failure> {
+    call.say("checking");
+    match session.pool.check().await {
+        Ok(found) => Ok(found.into()),
+        Err(error) if error.kind() == ErrorKind::Corrupt => Ok(Check::of_damage(error.to_string())),
+        Err(error) => Err(error.into()),
+    }
+}

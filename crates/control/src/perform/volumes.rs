@@ -1,0 +1,139 @@
+//! Making and changing volumes.
+
+use forkdisk::{CreateOptions, VolumeInfo};
+
+use super::copier::policy;
+use super::{Call, refuse_in_use, settle};
+use crate::failure::{Failure, FailureKind};
+use crate::method::params;
+use crate::reply::VolumeRecord;
+use crate::session::Session;
+use crate::size::human;
+
+fn invalid(text: String) -> Failure {
+    Failure::new(FailureKind::Invalid, text)
+}
+
+fn records(made: &[VolumeInfo]) -> Vec<VolumeRecord> {
+    made.iter().map(VolumeRecord::from).collect()
+}
+
+/// How a volume of `size` bytes is made.
+pub fn create_options(session: &Session, size: u64, chunk: Option<u64>) -> CreateOptions {
+    let mut options = CreateOptions::new(size, session.now());
+    if let Some(chunk) = chunk {
+        options.chunk = chunk;
+    }
+    options
+}
+
+/// The parts of `volume@snapshot`.
+fn split_snapshot(name: &str) -> Result<(&str, &str), Failure> {
+    let parts = name.split_once('@');
+    parts.ok_or_else(|| invalid(format!("{name} is a volume: name a snapshot, as in {name}@name")))
+}
+
+/// Makes `names` with `make`; when one cannot be made, those made before it go again.
+async fn make_all(
+    session: &Session,
+    names: &[String],
+    make: impl AsyncFn(&str) -> forkdisk::Result<VolumeInfo>,
+) -> Result<Vec<VolumeRecord>, Failure> {
+    let mut made = Vec::new();
+    for name in names {
+        match make(name).await {
+            Ok(info) => made.push(info),
+            Err(error) => {
+                let names: Vec<&str> = made.iter().map(|info| info.name.as_str()).collect();
+                if !names.is_empty() {
+                    session.pool.delete(&names).await?;
+                }
+                return Err(Failure::from(error).about(name));
+            }
+        }
+    }
+    Ok(records(&made))
+}
+
+pub async fn create(session: &Session, p: params::Create) -> Result<Vec<VolumeRecord>, Failure> {
+    let mut options = create_options(session, p.size, p.chunk);
+    if let Some(name) = &p.break_policy {
+        options.break_policy = policy(name)?;
+    }
+    options.quota = p.quota.unwrap_or(0);
+    make_all(session, &p.volumes, async |name| session.pool.create(name, &options).await).await
+}
+
+pub async fn clone(session: &Session, p: params::Clone) -> Result<Vec<VolumeRecord>, Failure> {
+    let now = session.now();
+    make_all(session, &p.volumes, async |name| session.pool.clone_volume(&p.source, name, now).await).await
+}
+
+pub async fn snapshot(session: &Session, p: params::Snapshot) -> Result<Vec<VolumeRecord>, Failure> {
+    let sources = p.snapshots.iter().map(|name| split_snapshot(name)).collect::<Result<Vec<_>, _>>()?;
+    Ok(records(&session.pool.snapshot(&sources, session.now()).await?))
+}
+
+pub async fn rollback(session: &Session, p: params::Rollback, call: &Call) -> Result<VolumeRecord, Failure> {
+    let (volume, snapshot) = split_snapshot(&p.snapshot)?;
+    session.pool.find(&p.snapshot)?;
+    // Held until the old contents are gone: nobody comes back in between.
+    let _kept_away = match p.force {
+        true => {
+            call.say("disconnecting clients");
+            Some(session.host().evict(volume).await)
+        }
+        false => None,
+    };
+    let otherwise = "disconnect it first, or --force disconnects the clients of the export";
+    refuse_in_use(session, &session.pool.find(volume)?, otherwise)?;
+    session.pool.rollback(volume, snapshot).await?;
+    session.host().changed(volume).await;
+    drop(_kept_away);
+    settle(session, call).await?;
+    Ok((&session.pool.find(volume)?).into())
+}
+
+pub async fn rename(session: &Session, p: params::Rename) -> Result<VolumeRecord, Failure> {
+    let volume_of = |name: &str| name.split_once('@').map(|(volume, _)| volume.to_string());
+    if volume_of(&p.from) != volume_of(&p.to) {
+        let text = format!("{} cannot become {}: a volume stays a volume, a snapshot stays with its own", p.from, p.to);
+        return Err(invalid(text));
+    }
+    session.pool.rename(&p.from, &p.to).await?;
+    Ok((&session.pool.find(&p.to)?).into())
+}
+
+pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result<VolumeRecord, Failure> {
+    let info = session.pool.find(&p.volume)?;
+    if p.size < info.size && !p.allow_shrink {
+        let (name, old) = (&info.name, info.size);
+        let text = format!(
+            "{name} is {} ({old} bytes) long: cutting it down to {} loses what lies beyond; --allow-shrink does it",
+            human(old),
+            human(p.size)
+        );
+        return Err(invalid(text));
+    }
+    if p.size < info.size && !p.force {
+        let otherwise = "disconnect it first, or --force makes the volume smaller under its users";
+        refuse_in_use(session, &info, otherwise)?;
+    }
+    session.pool.resize(&p.volume, p.size).await?;
+    session.host().changed(&p.volume).await;
+    settle(session, call).await?;
+    Ok((&session.pool.find(&p.volume)?).into())
+}
+
+pub async fn set(session: &Session, p: params::Set) -> Result<VolumeRecord, Failure> {
+    if let Some(chunk) = p.chunk {
+        session.pool.set_chunk(&p.volume, chunk).await?;
+    }
+    if let Some(name) = &p.break_policy {
+        session.pool.set_break_policy(&p.volume, policy(name)?).await?;
+    }
+    if let Some(quota) = p.quota {
+        session.pool.set_quota(&p.volume, quota).await?;
+    }
+    Ok((&session.pool.find(&p.volume)?).into())
+}

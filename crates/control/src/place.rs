@@ -1,0 +1,162 @@
+//! Where a daemon's sockets lie when nobody says otherwise, and where to look for them.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use forkdisk::{PAGE_SIZE, SUPERBLOCK_AT, identify};
+
+use crate::reply::uuid_text;
+
+/// The file name of the data socket in the pool's own folder.
+const DATA: &str = "nbd.sock";
+/// The file name of the control socket there.
+const CONTROL: &str = "control.sock";
+
+/// The folder for the sockets of one pool, which only this user may enter. Removed when dropped, if
+/// nothing else is in it.
+pub struct PrivateDir {
+    path: PathBuf,
+}
+
+impl PrivateDir {
+    /// Makes `/run/forkdisk/UUID` for root, `$XDG_RUNTIME_DIR/forkdisk/UUID` (or
+    /// `/run/user/UID/forkdisk/UUID`) for others.
+    pub fn make(uuid: &[u8; 16]) -> io::Result<PrivateDir> {
+        let root = own_root().ok_or_else(|| {
+            let text = "there is no folder for the sockets: XDG_RUNTIME_DIR is not set and /run/user has none for \
+                        this user; --socket and --control put them elsewhere";
+            io::Error::new(io::ErrorKind::NotFound, text)
+        })?;
+        let path = root.join("forkdisk").join(uuid_text(uuid));
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&path);
+        made.and_then(|()| own(&path)).map_err(|e| {
+            let text = format!(
+                "{}: the folder for the sockets cannot be made ({e}); --socket and --control put them elsewhere",
+                path.display()
+            );
+            io::Error::new(e.kind(), text)
+        })?;
+        Ok(PrivateDir { path })
+    }
+
+    /// The data socket's place.
+    pub fn data(&self) -> PathBuf {
+        self.path.join(DATA)
+    }
+
+    /// The control socket's place.
+    pub fn control(&self) -> PathBuf {
+        self.path.join(CONTROL)
+    }
+}
+
+impl Drop for PrivateDir {
+    fn drop(&mut self) {
+        // Somebody else's file in it is reason enough to leave it.
+        let _ = fs::remove_dir(&self.path);
+    }
+}
+
+/// The control socket of the pool in one's own folder, which may exist or not.
+pub fn own_control(uuid: &[u8; 16]) -> Option<PathBuf> {
+    Some(control_in(&own_root()?, uuid))
+}
+
+/// Where the control socket of the pool `uuid` may lie, most likely first; only places where
+/// something is. Root also looks at other users' pools.
+pub fn control_candidates(uuid: &[u8; 16]) -> Vec<PathBuf> {
+    let mut roots: Vec<PathBuf> = own_root().into_iter().chain([PathBuf::from("/run")]).collect();
+    if is_root() {
+        roots.extend(xdg_runtime_dir());
+        let users = fs::read_dir("/run/user").into_iter().flatten().flatten();
+        roots.extend(users.map(|user| user.path()));
+    }
+    let mut found: Vec<PathBuf> = Vec::new();
+    for path in roots.iter().map(|root| control_in(root, uuid)) {
+        if fs::symlink_metadata(&path).is_ok() && !found.contains(&path) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+fn control_in(root: &Path, uuid: &[u8; 16]) -> PathBuf {
+    root.join("forkdisk").join(uuid_text(uuid)).join(CONTROL)
+}
+
+/// The identity of the pool at `path`, read without opening it as a pool. `None` if it cannot be read or
+/// is none.
+pub fn pool_identity(path: &Path) -> Option<[u8; 16]> {
+    // A pipe would block.
+    let kind = fs::metadata(path).ok()?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return None;
+    }
+    let file = File::open(path).ok()?;
+    let mut page = vec![0; PAGE_SIZE];
+    SUPERBLOCK_AT.iter().enumerate().find_map(|(slot, &at)| {
+        file.read_exact_at(&mut page, at).ok()?;
+        identify(slot, &page)
+    })
+}
+
+/// What tells the file or block device at `path` from every other on this machine, whatever the path.
+pub fn file_identity(path: &Path) -> io::Result<String> {
+    let found = fs::metadata(path)?;
+    Ok(match found.file_type().is_block_device() {
+        true => format!("block:{}", found.rdev()),
+        false => format!("file:{}:{}", found.dev(), found.ino()),
+    })
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn xdg_runtime_dir() -> Option<PathBuf> {
+    std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()).map(PathBuf::from)
+}
+
+fn own_root() -> Option<PathBuf> {
+    if is_root() {
+        return Some(PathBuf::from("/run"));
+    }
+    let usual = || Some(PathBuf::from(format!("/run/user/{}", rustix::process::geteuid().as_raw())));
+    xdg_runtime_dir().or_else(|| usual().filter(|dir| dir.is_dir()))
+}
+
+/// A folder that was there already must be ours, and is closed to others.
+fn own(path: &Path) -> io::Result<()> {
+    let found = fs::symlink_metadata(path)?;
+    if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to somebody else"));
+    }
+    fs::set_permissions(path, fs::Permissions::from_mode(0o700))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_was_open_to_others_is_closed() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        own(dir.path()).unwrap();
+        assert_eq!(fs::metadata(dir.path()).unwrap().mode() & 0o777, 0o700);
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("/", &link).unwrap();
+        assert!(own(&link).is_err(), "a link is not a folder of ours");
+    }
+
+    #[test]
+    fn what_is_no_pool_has_no_identity() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(pool_identity(dir.path()), None);
+        let path = dir.path().join("file");
+        fs::write(&path, vec![7; 1 << 20]).unwrap();
+        assert_eq!(pool_identity(&path), None);
+    }
+}

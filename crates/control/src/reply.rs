@@ -1,0 +1,404 @@
+//! Results as JSON objects. Sizes are bytes, times seconds since 1970.
+
+use forkdisk::{
+    BreakPolicy, CheckReport, CopierInfo, DiffClass, DiffRun, Extent, Mode, PAGE_SIZE, PoolInfo, VolumeCopying,
+    VolumeInfo,
+};
+use serde::{Deserialize, Serialize};
+
+/// A volume or snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeRecord {
+    /// `volume` or `volume@snapshot`.
+    pub name: String,
+    /// `volume` or `snapshot`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Its length.
+    pub size: u64,
+    /// Bytes mapped.
+    pub referenced: u64,
+    /// How much room a first write reserves.
+    pub chunk: u64,
+    /// What a first write to a shared chunk does: `split` or `copy`.
+    #[serde(rename = "break")]
+    pub break_policy: String,
+    /// Most bytes it may have mapped; `null` for no bound.
+    pub quota: Option<u64>,
+    /// `null` when it was not cloned from anything.
+    pub origin: Option<String>,
+    /// When it was made.
+    pub created: u64,
+}
+
+impl From<&VolumeInfo> for VolumeRecord {
+    fn from(info: &VolumeInfo) -> VolumeRecord {
+        VolumeRecord {
+            name: info.name.clone(),
+            kind: if info.snapshot { "snapshot" } else { "volume" }.to_string(),
+            size: info.size,
+            referenced: info.referenced,
+            chunk: info.chunk,
+            break_policy: policy_name(info.break_policy).to_string(),
+            quota: (info.quota > 0).then_some(info.quota),
+            origin: (!info.origin.is_empty()).then(|| info.origin.clone()),
+            created: info.created,
+        }
+    }
+}
+
+/// The name of a break policy.
+pub fn policy_name(policy: BreakPolicy) -> &'static str {
+    match policy {
+        BreakPolicy::Split => "split",
+        BreakPolicy::Copy => "copy",
+    }
+}
+
+/// A pool's copier, or how one volume is copied. Figures are since the pool was opened, times in microseconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopierRecord {
+    /// The volume; `null` for the pool.
+    pub volume: Option<String>,
+    /// Of a volume: its break policy.
+    #[serde(rename = "break")]
+    pub break_policy: Option<String>,
+    /// Most bytes copied by one pair of requests.
+    pub subjob_size: u32,
+    /// Most sub-jobs of one job in flight.
+    pub split_count: u32,
+    /// Bytes of buffers.
+    pub buffers: u64,
+    /// Of them, those in use.
+    pub buffers_in_use: u64,
+    /// Whether the host's file system is asked to clone what is copied.
+    pub offload: bool,
+    /// Percent of the time in which anything may be in flight; 100: no limit.
+    pub percent: u8,
+    /// Bytes copied per second; 0: no limit.
+    pub bytes_per_second: u64,
+    /// Jobs that have not started yet.
+    pub queued: u64,
+    /// Sub-jobs in flight.
+    pub in_flight: u64,
+    /// Jobs that ended, however.
+    pub jobs: u64,
+    /// Of them, those that could not read or write.
+    pub failed: u64,
+    /// Of them, those that were given up.
+    pub cancelled: u64,
+    /// Jobs that shared a request with the one before.
+    pub merged: u64,
+    /// Bytes read.
+    pub bytes_read: u64,
+    /// Bytes written.
+    pub bytes_written: u64,
+    /// Bytes that the host's file system cloned or made zero, neither read nor written.
+    pub bytes_offloaded: u64,
+    /// Bytes of clients' writes that copies took along.
+    pub bytes_given: u64,
+    /// How often a job waited for a buffer.
+    pub buffer_waits: u64,
+    /// How long, altogether.
+    pub buffer_wait: u64,
+    /// How often a throttle held a job up.
+    pub throttle_waits: u64,
+    /// How long jobs waited for their first sub-job, altogether.
+    pub wait: u64,
+    /// How long jobs took, altogether.
+    pub latency: u64,
+    /// The longest that one took.
+    pub longest: u64,
+}
+
+impl CopierRecord {
+    /// What is to be told of a copier, or of one volume that it copies.
+    pub(crate) fn of(copier: &CopierInfo, volume: Option<(String, VolumeCopying)>) -> CopierRecord {
+        let (settings, of) = (&copier.settings, volume.as_ref().map(|(_, copying)| copying));
+        let throttle = of.map_or(settings.throttle, |copying| copying.throttle);
+        let stats = of.map_or(copier.stats, |copying| copying.stats);
+        let micros = |time: std::time::Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        CopierRecord {
+            break_policy: of.map(|copying| policy_name(copying.break_policy).to_string()),
+            volume: volume.map(|(name, _)| name),
+            subjob_size: settings.subjob_size,
+            split_count: settings.split_count,
+            buffers: settings.buffers,
+            buffers_in_use: copier.buffers_in_use,
+            offload: settings.offload,
+            percent: throttle.percent,
+            bytes_per_second: throttle.bytes_per_second,
+            queued: stats.queued,
+            in_flight: stats.in_flight,
+            jobs: stats.jobs,
+            failed: stats.failed,
+            cancelled: stats.cancelled,
+            merged: stats.merged,
+            bytes_read: stats.bytes_read,
+            bytes_written: stats.bytes_written,
+            bytes_offloaded: stats.bytes_offloaded,
+            bytes_given: stats.bytes_given,
+            buffer_waits: stats.buffer_waits,
+            buffer_wait: micros(stats.buffer_wait),
+            throttle_waits: stats.throttle_waits,
+            wait: micros(stats.wait),
+            latency: micros(stats.latency),
+            longest: micros(stats.longest),
+        }
+    }
+}
+
+/// Nothing to say but that it was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {}
+
+/// What volumes hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// One entry for each, by name.
+    pub volumes: Vec<DuRecord>,
+    /// Bytes that deleting all of them together would free.
+    pub frees: u64,
+}
+
+/// What one volume or snapshot holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DuRecord {
+    /// `volume` or `volume@snapshot`.
+    pub name: String,
+    /// Bytes mapped.
+    pub referenced: u64,
+    /// Bytes that deleting it alone would free.
+    pub exclusive: u64,
+}
+
+/// A part of the right side that is not as on the left.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// Where it starts.
+    pub offset: u64,
+    /// How long it is.
+    pub length: u64,
+    /// `different` (both have data), `left_only` or `right_only`.
+    pub class: String,
+}
+
+impl Change {
+    /// The change that a run shows, if any.
+    pub(crate) fn of(run: &DiffRun) -> Option<Change> {
+        let class = match run.class {
+            DiffClass::Same => return None,
+            DiffClass::Different => "different",
+            DiffClass::LeftOnly => "left_only",
+            DiffClass::RightOnly => "right_only",
+        };
+        Some(Change { offset: run.offset, length: run.len, class: class.to_string() })
+    }
+
+    /// Whether the right side has data there.
+    pub fn exists(&self) -> bool {
+        self.class != "left_only"
+    }
+}
+
+/// A part of a comparison.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Diff {
+    /// In rising order.
+    pub changes: Vec<Change>,
+    /// Where the next part begins; `null` after the last.
+    pub next: Option<u64>,
+}
+
+/// A run of a volume that is alike.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// Where it starts.
+    pub offset: u64,
+    /// How long it is.
+    pub length: u64,
+    /// Whether it holds data; a hole reads as zeroes.
+    pub data: bool,
+    /// Whether others refer to it, too.
+    pub shared: bool,
+    /// Where the data lies in the pool (0 for a hole).
+    pub physical: u64,
+}
+
+impl From<&Extent> for Piece {
+    fn from(extent: &Extent) -> Piece {
+        let Extent { offset, len, data, physical, shared } = *extent;
+        Piece { offset, length: len, data, shared, physical }
+    }
+}
+
+/// A part of a volume's map.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PieceMap {
+    /// In order, without gaps.
+    pub pieces: Vec<Piece>,
+    /// Where the next part begins; `null` after the last.
+    pub next: Option<u64>,
+}
+
+/// What was deleted, or would be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deletion {
+    /// Whether nothing was deleted.
+    pub dry_run: bool,
+    /// Every volume and snapshot, by name.
+    pub deleted: Vec<String>,
+    /// Bytes; `null` when nobody asked for them to be counted.
+    pub frees: Option<u64>,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Check {
+    /// `clean`, `leaks` or `corrupt`.
+    pub status: String,
+    /// What is damaged and where.
+    pub damage: Vec<String>,
+    /// Bytes that are counted as used and used by nothing.
+    pub leaked: u64,
+    /// Pages referred to.
+    pub pages: u64,
+    /// Volumes and snapshots looked at.
+    pub volumes: u64,
+}
+
+impl From<CheckReport> for Check {
+    fn from(found: CheckReport) -> Check {
+        let status = match (found.damage.is_empty(), found.leaked) {
+            (false, _) => "corrupt",
+            (true, 0) => "clean",
+            (true, _) => "leaks",
+        };
+        Check {
+            status: status.to_string(),
+            damage: found.damage,
+            leaked: found.leaked * PAGE_SIZE as u64,
+            pages: found.pages,
+            volumes: found.volumes,
+        }
+    }
+}
+
+impl Check {
+    /// The report of damage that kept the pool from being looked at.
+    pub fn of_damage(what: String) -> Check {
+        CheckReport { damage: vec![what], ..CheckReport::default() }.into()
+    }
+}
+
+/// The pool as a whole.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are those of `forkdisk::PoolInfo`, which says what they mean")]
+pub struct PoolRecord {
+    pub uuid: String,
+    pub created: u64,
+    /// `rw`, `ro`, `out-of-data-space` or `failed`.
+    pub mode: String,
+    pub size: u64,
+    pub used: u64,
+    pub free: u64,
+    pub freeing: u64,
+    pub metadata: u64,
+    pub volumes: u64,
+    pub snapshots: u64,
+    pub dirty: u64,
+    pub journal_size: u64,
+    pub journal_used: u64,
+    pub generation: u64,
+    pub clean: bool,
+}
+
+impl From<&PoolInfo> for PoolRecord {
+    fn from(info: &PoolInfo) -> PoolRecord {
+        let mode = match info.mode {
+            Mode::ReadWrite => "rw",
+            Mode::ReadOnly => "ro",
+            Mode::OutOfDataSpace => "out-of-data-space",
+            Mode::Failed => "failed",
+        };
+        PoolRecord {
+            uuid: uuid_text(&info.uuid),
+            created: info.created,
+            mode: mode.to_string(),
+            size: info.size,
+            used: info.used,
+            free: info.free,
+            freeing: info.freeing,
+            metadata: info.metadata,
+            volumes: info.volumes,
+            snapshots: info.snapshots,
+            dirty: info.dirty,
+            journal_size: info.journal_size,
+            journal_used: info.journal_used,
+            generation: info.generation,
+            clean: info.clean,
+        }
+    }
+}
+
+/// A daemon, and who uses it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Its process.
+    pub pid: u32,
+    /// Its version.
+    pub version: String,
+    /// The pool's path.
+    pub pool: String,
+    /// The pool's identity.
+    pub uuid: String,
+    /// The file or block device that is open: what tells it from a copy with the same identity.
+    pub file: String,
+    /// Where the data socket lies; `null` when it was handed over by a service manager.
+    pub socket: Option<String>,
+    /// Clients of the data socket that have chosen an export.
+    pub clients: Vec<ClientRecord>,
+    /// Where the pool is mounted.
+    #[serde(default)]
+    pub mounts: Vec<String>,
+    /// It was started for devices of the kernel and ends when the last of them is detached.
+    #[serde(default)]
+    pub until_detached: bool,
+}
+
+/// A client of an export.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientRecord {
+    /// The volume or snapshot.
+    pub export: String,
+    /// Who it is, as far as that is known.
+    pub peer: String,
+}
+
+/// A pool's identity as text, in the usual five groups.
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_written_in_five_groups() {
+        let uuid = std::array::from_fn(|i| i as u8 * 17);
+        assert_eq!(uuid_text(&uuid), "00112233-4455-6677-8899-aabbccddeeff");
+    }
+
+    #[test]
+    fn damage_outranks_leaks() {
+        let found = |damage: &[&str], leaked| {
+            let damage = damage.iter().map(|text| text.to_string()).collect();
+            Check::from(CheckReport { damage, leaked, ..CheckReport::default() }).status
+        };
+        assert_eq!(found(&[], 0), "clean");
+        assert_eq!(found(&[], 1), "leaks");
+        assert_eq!(found(&["page 5"], 1), "corrupt");
+    }
+}

@@ -1,0 +1,182 @@
+//! The control server: accepts peers, refuses strangers, keeps count, ends them.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use forkdisk_uring::{Rt, Stream, UnixListener};
+use serde_json::Value;
+
+use crate::connection::{self, Peer};
+use crate::event::Event;
+use crate::message::{self, ErrorCode, RpcError};
+use crate::session::Session;
+
+/// How long to wait after a failed accept, such as for want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Limits of a control server. Peers can make it hold at most about
+/// `max_connections × max_message`, beside what imports and exports take.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Connections at a time; more are refused with an error.
+    pub max_connections: usize,
+    /// Bytes of one message of a peer.
+    pub max_message: usize,
+    /// A peer that takes longer than this to accept an answer is disconnected.
+    pub send_timeout: Duration,
+    /// How often whoever waits hears how far a request has come.
+    pub progress_every: Duration,
+}
+
+impl Default for ServerOptions {
+    fn default() -> ServerOptions {
+        ServerOptions {
+            max_connections: 128,
+            max_message: 1 << 20,
+            send_timeout: Duration::from_secs(30),
+            progress_every: Duration::from_secs(1),
+        }
+    }
+}
+
+/// A JSON-RPC server for one session. Cheap to clone; all clones are the same server.
+#[derive(Clone)]
+pub struct Server {
+    state: Rc<State>,
+}
+
+pub(crate) struct State {
+    pub session: Session,
+    pub options: ServerOptions,
+    /// No further request is read, and verbs that can be undone end.
+    pub stop: Event,
+    peers: RefCell<Vec<Rc<Peer>>>,
+    changed: Cell<Option<std::task::Waker>>,
+}
+
+/// Stops a server, from anywhere on its thread.
+#[derive(Clone)]
+pub struct ServerHandle {
+    state: Rc<State>,
+}
+
+impl ServerHandle {
+    /// Reads no further request. Those under way end: imports and exports are given up, the others done.
+    pub fn stop(&self) {
+        self.state.stop.raise();
+        self.state.peers.borrow().iter().for_each(|peer| peer.cancel());
+    }
+
+    /// Waits until every request under way has ended, but for those that asked for the daemon's end.
+    pub async fn idle(&self) {
+        self.until(|peer| !peer.is_busy() || peer.waits_for_end()).await;
+    }
+
+    /// Waits until every connection has ended.
+    pub async fn gone(&self) {
+        self.until(|_| false).await;
+    }
+
+    async fn until(&self, is_fine: impl Fn(&Peer) -> bool) {
+        std::future::poll_fn(|cx| {
+            if self.state.peers.borrow().iter().all(|peer| is_fine(peer)) {
+                return std::task::Poll::Ready(());
+            }
+            self.state.changed.set(Some(cx.waker().clone()));
+            std::task::Poll::Pending
+        })
+        .await
+    }
+}
+
+impl State {
+    /// To be called whenever what a peer does has changed.
+    pub fn changed(&self) {
+        if let Some(waker) = self.changed.take() {
+            waker.wake();
+        }
+    }
+
+    fn rt(&self) -> &Rt {
+        &self.session.runtime
+    }
+}
+
+impl Server {
+    /// A server for verbs on `session`.
+    pub fn new(session: Session, options: ServerOptions) -> Server {
+        let (stop, peers, changed) = Default::default();
+        Server { state: Rc::new(State { session, options, stop, peers, changed }) }
+    }
+
+    /// What stops the server.
+    pub fn handle(&self) -> ServerHandle {
+        ServerHandle { state: self.state.clone() }
+    }
+
+    /// Serves whoever connects to `listener`, until [`ServerHandle::stop`]. Requests under way may go on
+    /// after that.
+    pub async fn serve(&self, listener: UnixListener) {
+        let State { stop, .. } = &*self.state;
+        while !stop.has_happened() {
+            match stop.unless(listener.accept()).await {
+                None => break,
+                Some(Ok(stream)) => self.welcome(stream),
+                Some(Err(error)) => {
+                    tracing::warn!(%error, "cannot accept a control connection");
+                    stop.unless(self.state.rt().sleep_for(ACCEPT_PAUSE)).await;
+                }
+            }
+        }
+    }
+
+    fn welcome(&self, stream: Stream) {
+        if let Err(error) = self.admit(&stream) {
+            tracing::warn!("refused a control connection: {}", error.message);
+            let refusal = message::line(&message::answer(&Value::Null, Err::<(), _>(error)));
+            let (rt, limit) = (self.state.rt().clone(), self.state.options.send_timeout);
+            let sent = stream.send_vectored(vec![refusal.into()]);
+            // A peer that does not read it need not know.
+            drop(self.state.rt().spawn(async move { drop(rt.timeout(limit, sent).await) }));
+            return;
+        }
+        let peer = Peer::new(stream);
+        self.state.peers.borrow_mut().push(peer.clone());
+        let place = Place { state: self.state.clone(), peer };
+        drop(self.state.rt().spawn(async move {
+            if let Err(error) = connection::serve(&place.state, &place.peer).await {
+                tracing::warn!("closed a control connection: {error}");
+            }
+        }));
+    }
+
+    fn admit(&self, stream: &Stream) -> Result<(), RpcError> {
+        let most = self.state.options.max_connections;
+        if self.state.peers.borrow().len() >= most {
+            return Err(RpcError::new(ErrorCode::TOO_MANY, format!("there are {most} control connections already")));
+        }
+        let own = rustix::process::geteuid().as_raw();
+        match stream.peer_cred() {
+            Ok(peer) if peer.uid == own || peer.uid == 0 => Ok(()),
+            Ok(peer) => {
+                let text = format!("user {} may not control this pool: its own user {own} and root may", peer.uid);
+                Err(RpcError::new(ErrorCode::NOT_PERMITTED, text))
+            }
+            Err(e) => Err(RpcError::new(ErrorCode::NOT_PERMITTED, format!("the peer's user is not known: {e}"))),
+        }
+    }
+}
+
+/// A peer's place among the others.
+struct Place {
+    state: Rc<State>,
+    peer: Rc<Peer>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.state.peers.borrow_mut().retain(|peer| !Rc::ptr_eq(peer, &self.peer));
+        self.state.changed();
+    }
+}

@@ -1,0 +1,140 @@
+//! A fixed amount of buffers, with a reserve for each kind of user.
+
+use crate::device::{BUF_ALIGN, Buf};
+
+use super::{USERS, User};
+
+/// Buffers at rest and in use, counted by what they can hold.
+pub struct Buffers {
+    total: u64,
+    reserve: u64,
+    used: [u64; USERS],
+    /// At rest, with what each counts for.
+    idle: Vec<(usize, Buf)>,
+}
+
+impl Buffers {
+    /// At most `total` bytes, of which each kind of user has `reserve` for itself.
+    pub fn new(total: u64, reserve: u64) -> Buffers {
+        assert!(total >= reserve * USERS as u64, "the reserves fit the total");
+        Buffers { total, reserve, used: [0; USERS], idle: Vec::new() }
+    }
+
+    /// New limits. What is in use beyond them is not handed out again.
+    pub fn resize(&mut self, total: u64, reserve: u64) {
+        assert!(total >= reserve * USERS as u64, "the reserves fit the total");
+        (self.total, self.reserve) = (total, reserve);
+        self.shed(0);
+    }
+
+    /// Bytes in use.
+    pub fn in_use(&self) -> u64 {
+        self.used.iter().sum()
+    }
+
+    /// A buffer of `len` bytes, contents unspecified, if `user` may have one now; a new one comes
+    /// from `make`.
+    pub fn take(&mut self, user: User, len: usize, make: impl FnOnce(usize) -> Buf) -> Option<Buf> {
+        let room = room(len);
+        if !self.may_have(user, room as u64) {
+            return None;
+        }
+        let found = self.idle.iter().position(|&(counted, _)| counted == room);
+        let mut buf = match found {
+            Some(i) => self.idle.swap_remove(i).1,
+            None => {
+                self.shed(room as u64);
+                make(room)
+            }
+        };
+        self.used[user as usize] += room as u64;
+        buf.set_len(len);
+        Some(buf)
+    }
+
+    /// Takes back what [`take`](Self::take) handed out for `len` bytes.
+    pub fn give_back(&mut self, user: User, len: usize, buf: Buf) {
+        let room = room(len);
+        self.used[user as usize] -= room as u64;
+        self.idle.push((room, buf));
+        self.shed(0);
+    }
+
+    fn may_have(&self, user: User, bytes: u64) -> bool {
+        let mine = self.used[user as usize] + bytes;
+        if mine <= self.reserve {
+            return true;
+        }
+        let beyond = |i: usize, used: u64| if i == user as usize { mine } else { used }.saturating_sub(self.reserve);
+        let shared: u64 = self.used.iter().enumerate().map(|(i, &used)| beyond(i, used)).sum();
+        shared <= self.total - self.reserve * USERS as u64
+    }
+
+    fn idle_bytes(&self) -> u64 {
+        self.idle.iter().map(|&(counted, _)| counted as u64).sum()
+    }
+
+    /// Gives up idle buffers until there is room for `more` bytes.
+    fn shed(&mut self, more: u64) {
+        let mut idle: u64 = self.idle_bytes();
+        while !self.idle.is_empty() && self.in_use() + idle + more > self.total {
+            idle -= self.idle.remove(0).0 as u64;
+        }
+    }
+}
+
+/// What a buffer for `len` bytes can hold: few sizes, so that they are used again.
+fn room(len: usize) -> usize {
+    match len {
+        0..=BUF_ALIGN => BUF_ALIGN,
+        n if n <= 64 << 10 => n.next_power_of_two(),
+        n => n.next_multiple_of(64 << 10),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KIB: u64 = 1 << 10;
+
+    fn take(buffers: &mut Buffers, user: User, len: u64) -> Option<Buf> {
+        buffers.take(user, len as usize, Buf::zeroed)
+    }
+
+    #[test]
+    fn everybody_has_a_reserve_and_the_rest_is_for_whoever_comes() {
+        let mut buffers = Buffers::new(7 * 64 * KIB, 64 * KIB);
+        let first: Vec<Buf> = std::iter::from_fn(|| take(&mut buffers, User::Break, 64 * KIB)).collect();
+        assert_eq!(first.len(), 3, "its reserve and the two that are nobody's");
+        let gather = take(&mut buffers, User::Gather, 64 * KIB).expect("its reserve");
+        assert!(take(&mut buffers, User::Gather, 4 * KIB).is_none());
+        for user in [User::Origin, User::Transfer, User::Flatten] {
+            assert!(take(&mut buffers, user, 64 * KIB).is_some());
+        }
+        assert_eq!(buffers.in_use(), 7 * 64 * KIB);
+        for buf in first {
+            buffers.give_back(User::Break, 64 << 10, buf);
+        }
+        buffers.give_back(User::Gather, 64 << 10, gather);
+        assert!((0..3).all(|_| take(&mut buffers, User::Gather, 64 * KIB).is_some()));
+    }
+
+    #[test]
+    fn idle_buffers_of_another_size_make_room() {
+        let mut buffers = Buffers::new(5 * 64 * KIB, 64 * KIB);
+        for len in [4 * KIB, 8 * KIB, 64 * KIB, 5000] {
+            let buf = take(&mut buffers, User::Break, len).expect("within its reserve");
+            assert_eq!(buf.len() as u64, len);
+            buffers.give_back(User::Break, len as usize, buf);
+        }
+        assert_eq!(buffers.idle_bytes(), (4 + 8 + 64) * KIB, "that for 5000 bytes was used before");
+        buffers.resize(5 * 4 * KIB, 4 * KIB);
+        assert!(buffers.idle_bytes() <= 20 * KIB);
+        for user in [User::Break, User::Gather] {
+            assert!(take(&mut buffers, user, 4 * KIB).is_some());
+            assert!(take(&mut buffers, user, 4 * KIB).is_none(), "nothing is nobody's");
+        }
+        assert_eq!(buffers.in_use(), 8 * KIB);
+    }
+}

@@ -1,0 +1,48 @@
+//! On whose behalf copies are made: one queue's worth of order, one throttle, one set of figures.
+
+use std::cell::{Cell, RefCell};
+
+use crate::format::Throttle;
+
+use super::throttle::Meter;
+use super::{CopyStats, User};
+
+/// Somebody who has things copied, such as one volume.
+pub struct Client {
+    user: User,
+    pub(super) meter: RefCell<Meter>,
+    pub(super) stats: Cell<CopyStats>,
+    /// Its first waiting job has been counted as held up.
+    pub(super) held: Cell<bool>,
+}
+
+impl Client {
+    /// A client of a kind, held to `throttle`.
+    pub fn new(user: User, throttle: Throttle) -> Client {
+        let (meter, stats) = (RefCell::new(Meter::new(throttle)), Cell::default());
+        Client { user, meter, stats, held: Cell::new(false) }
+    }
+
+    /// Its kind.
+    pub fn user(&self) -> User {
+        self.user
+    }
+
+    /// What it is held to.
+    pub fn throttle(&self) -> Throttle {
+        self.meter.borrow().limit()
+    }
+
+    /// What it is held to from now on. The copier learns of it at the next
+    /// [`look_again`](super::Copier::look_again).
+    pub fn set_throttle(&self, throttle: Throttle) {
+        if self.throttle() != throttle {
+            self.meter.borrow_mut().set(throttle);
+        }
+    }
+
+    /// Its figures so far.
+    pub fn stats(&self) -> CopyStats {
+        self.stats.get()
+    }
+}

@@ -1,0 +1,358 @@
+//! What is to be copied where, how far it has come, and the handle of whoever waits for it.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::ops::Range;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::device::Buf;
+use crate::planted::{Bug, planted};
+use crate::sync::Event;
+
+use super::{Client, MAX_DESTINATIONS, Moved};
+
+/// A place on a device.
+pub struct Place<D> {
+    /// The device.
+    pub device: Rc<D>,
+    /// Bytes from its start, a multiple of its block size.
+    pub offset: u64,
+}
+
+impl<D> Clone for Place<D> {
+    fn clone(&self) -> Self {
+        Place { device: self.device.clone(), offset: self.offset }
+    }
+}
+
+impl<D> Place<D> {
+    /// Whether this is where `other` ends after `len` bytes.
+    pub(super) fn follows(&self, other: &Place<D>, len: u64) -> bool {
+        Rc::ptr_eq(&self.device, &other.device) && self.offset == other.offset + len
+    }
+
+    pub(super) fn after(&self, len: u64) -> Place<D> {
+        Place { device: self.device.clone(), offset: self.offset + len }
+    }
+}
+
+/// Where a piece of a source comes from.
+pub enum Source<D> {
+    /// A device.
+    Device(Place<D>),
+    /// Nothing was ever there.
+    Zeroes,
+    /// The job is given all of it (see [`Ticket::give`]): nothing is read.
+    Given,
+}
+
+impl<D> Clone for Source<D> {
+    fn clone(&self) -> Self {
+        match self {
+            Source::Device(place) => Source::Device(place.clone()),
+            Source::Zeroes => Source::Zeroes,
+            Source::Given => Source::Given,
+        }
+    }
+}
+
+/// A piece of a source.
+pub struct Piece<D> {
+    /// Bytes, a multiple of the devices' block sizes, not 0.
+    pub len: u64,
+    /// Where they come from.
+    pub from: Source<D>,
+}
+
+/// A copy: all pieces of the source, one behind the other, to each destination.
+pub struct Job<D> {
+    /// The source; usually one piece.
+    pub source: Vec<Piece<D>>,
+    /// Where it goes: 1 to [`MAX_DESTINATIONS`] places.
+    pub destinations: SmallVec<[Place<D>; 1]>,
+    /// Jobs of one client whose ranges overlap are written and ended in the order of submission.
+    pub near: Range<u64>,
+    /// Jobs that stand and fall together: when one fails, nothing more of the others is written.
+    pub group: Group,
+}
+
+/// See [`Job::group`]. A job of its own has a new one.
+#[derive(Clone, Default)]
+pub struct Group(Rc<Cell<bool>>);
+
+/// Bytes that take the place of what a source holds.
+#[derive(Clone)]
+pub struct Given {
+    /// Where they go, in bytes from the start of the job.
+    pub at: u64,
+    /// Where they are in `bytes`.
+    pub range: Range<usize>,
+    /// The buffer that holds them.
+    pub bytes: Rc<Buf>,
+}
+
+/// Why a job did not end well.
+#[derive(Debug)]
+pub enum CopyError {
+    /// The source could not be read.
+    Read(io::Error),
+    /// A destination could not be written.
+    Write(io::Error),
+    /// It was cancelled.
+    Cancelled,
+}
+
+/// The part of a job that does not depend on the kind of device.
+pub(super) struct Progress {
+    pub number: u64,
+    pub client: Rc<Client>,
+    pub near: Range<u64>,
+    pub len: u64,
+    /// Bytes that sub-jobs have been made of, from the start.
+    pub started: Cell<u64>,
+    /// Bytes whose write has been submitted, from the start.
+    pub sealed: Cell<u64>,
+    /// Sub-jobs in flight.
+    pub flying: Cell<usize>,
+    failure: RefCell<Option<CopyError>>,
+    group: Group,
+    pub given: RefCell<Vec<Given>>,
+    /// What its sub-jobs have done.
+    pub moved: Cell<Moved>,
+    /// It is over, and everybody before it that lies near is, too.
+    pub ended: Cell<bool>,
+    pub changed: Event,
+    pub submitted: Duration,
+    /// Since when it has had the head of the queue and no buffer.
+    pub starved: Cell<Option<Duration>>,
+}
+
+impl Progress {
+    pub fn has_failed(&self) -> bool {
+        self.failure.borrow().is_some() || self.group.0.get() && !self.is_written()
+    }
+
+    /// The first failure stays.
+    pub fn fail(&self, error: CopyError) {
+        self.failure.borrow_mut().get_or_insert(error);
+        self.group.0.set(true);
+        self.changed.notify();
+    }
+
+    /// How it ended.
+    pub fn take_failure(&self) -> Option<CopyError> {
+        let failed = self.has_failed();
+        self.failure.borrow_mut().take().or_else(|| failed.then_some(CopyError::Cancelled))
+    }
+
+    /// Whether it failed, and whether that is because it or its group was given up.
+    pub fn end(&self) -> (bool, bool) {
+        let given_up = matches!(*self.failure.borrow(), None | Some(CopyError::Cancelled));
+        (self.has_failed(), self.has_failed() && given_up)
+    }
+
+    /// Whether all of it has been submitted to be written.
+    fn is_written(&self) -> bool {
+        self.sealed.get() == self.len
+    }
+
+    /// Everything before byte `end` has been submitted to be written.
+    pub fn seal(&self, end: u64) {
+        self.sealed.set(self.sealed.get().max(end));
+        if self.is_sealed() {
+            self.changed.notify();
+        }
+    }
+
+    /// Whether nothing of it will be submitted to a device any more.
+    pub fn is_sealed(&self) -> bool {
+        self.is_written() || self.has_failed()
+    }
+
+    /// Whether none of its requests is in flight and none will be.
+    pub fn is_over(&self) -> bool {
+        self.flying.get() == 0 && (self.started.get() == self.len || self.has_failed())
+    }
+
+    pub fn is_near(&self, other: &Progress) -> bool {
+        let overlap = self.near.start < other.near.end && other.near.start < self.near.end;
+        overlap && Rc::ptr_eq(&self.client, &other.client)
+    }
+
+    /// What was given within `range` of the job: ranges in rising order that do not touch.
+    pub fn given_in(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let all = self.given.borrow();
+        let counted = if planted(Bug::JoinedBesideClone) { all.len().min(1) } else { all.len() };
+        let clip = |g: &Given| g.at.max(range.start)..(g.at + g.range.len() as u64).min(range.end);
+        let mut parts: Vec<Range<u64>> = all[..counted].iter().map(clip).filter(|part| !part.is_empty()).collect();
+        parts.sort_by_key(|part| part.start);
+        let mut out: Vec<Range<u64>> = Vec::with_capacity(parts.len());
+        for part in parts {
+            match out.last_mut() {
+                Some(last) if part.start <= last.end => last.end = last.end.max(part.end),
+                _ => out.push(part),
+            }
+        }
+        out
+    }
+
+    /// Lays what was given over `buf`, which holds the job's bytes from `at` on.
+    pub fn overlay(&self, at: u64, buf: &mut [u8]) {
+        let end = at + buf.len() as u64;
+        for given in self.given.borrow().iter() {
+            let (from, to) = (given.at.max(at), (given.at + given.range.len() as u64).min(end));
+            if from >= to {
+                continue;
+            }
+            let bytes = &given.bytes[given.range.clone()][(from - given.at) as usize..(to - given.at) as usize];
+            let mut place = (from - at) as usize;
+            if planted(Bug::GivenBytesMisplaced) {
+                // As if every sub-job began where the job does.
+                place = (from as usize).min(buf.len() - bytes.len());
+            }
+            buf[place..place + bytes.len()].copy_from_slice(bytes);
+        }
+    }
+}
+
+/// A job in the queue.
+pub(super) struct Queued<D> {
+    pub progress: Rc<Progress>,
+    pub source: Vec<Piece<D>>,
+    pub destinations: SmallVec<[Place<D>; 1]>,
+}
+
+impl<D> Job<D> {
+    /// Bytes that are copied to each destination.
+    pub fn len(&self) -> u64 {
+        self.source.iter().map(|piece| piece.len).sum()
+    }
+
+    /// Whether there is nothing to copy.
+    pub fn is_empty(&self) -> bool {
+        self.source.is_empty()
+    }
+
+    pub(super) fn queued(self, number: u64, client: Rc<Client>, now: Duration) -> Queued<D> {
+        assert!((1..=MAX_DESTINATIONS).contains(&self.destinations.len()), "a job has 1 to 8 destinations");
+        let progress = Progress {
+            number,
+            client,
+            near: self.near.clone(),
+            len: self.len(),
+            started: Cell::new(0),
+            sealed: Cell::new(0),
+            flying: Cell::new(0),
+            failure: RefCell::new(None),
+            group: self.group.clone(),
+            given: RefCell::default(),
+            moved: Cell::default(),
+            ended: Cell::new(false),
+            changed: Event::default(),
+            submitted: now,
+            starved: Cell::new(None),
+        };
+        Queued { progress: Rc::new(progress), source: self.source, destinations: self.destinations }
+    }
+}
+
+impl<D> Queued<D> {
+    /// The source from `at` on, at most `len` bytes of it.
+    pub fn pieces(&self, at: u64, len: u64) -> Vec<Piece<D>> {
+        let (mut start, end, mut out) = (0, at + len, Vec::new());
+        for piece in &self.source {
+            let (from, to) = (start.max(at), (start + piece.len).min(end));
+            if from < to {
+                let source = match &piece.from {
+                    Source::Device(place) => Source::Device(place.after(from - start)),
+                    other => other.clone(),
+                };
+                out.push(Piece { len: to - from, from: source });
+            }
+            start += piece.len;
+        }
+        out
+    }
+
+    /// Whether this job goes on where `before` ends, at the source and at every destination.
+    pub fn continues(&self, before: &Queued<D>) -> bool {
+        let source = match (before.source.last(), self.source.first()) {
+            (Some(Piece { len, from: Source::Device(a) }), Some(Piece { from: Source::Device(b), .. })) => {
+                b.follows(a, *len)
+            }
+            (Some(_), Some(_)) => true,
+            _ => false,
+        };
+        let len = before.progress.len;
+        let pairs = || before.destinations.iter().zip(&self.destinations);
+        source && before.destinations.len() == self.destinations.len() && pairs().all(|(a, b)| b.follows(a, len))
+    }
+}
+
+/// Somebody who looks at the queues again.
+pub(super) trait Pump {
+    /// What can start, starts; what is over, ends.
+    fn pump(self: Rc<Self>);
+}
+
+/// A job that was submitted. Dropping it cancels nothing.
+pub struct Ticket {
+    pub(super) progress: Rc<Progress>,
+    pub(super) engine: Weak<dyn Pump>,
+}
+
+impl Ticket {
+    /// The job takes these bytes instead of what its source holds there, unless that part of it has
+    /// been written already or it has failed; then nothing changes and the answer is false. Of bytes
+    /// given twice the later ones count.
+    pub fn give(&self, given: Given) -> bool {
+        let takes = self.takes(given.at);
+        if takes {
+            self.progress.given.borrow_mut().push(given);
+        }
+        takes
+    }
+
+    /// Whether bytes from `at` on can still be given to it.
+    pub fn takes(&self, at: u64) -> bool {
+        at >= self.progress.sealed.get() && !self.progress.has_failed() && !self.progress.ended.get()
+    }
+
+    /// Starts nothing more of the job. What is in flight ends first.
+    pub fn cancel(&self) {
+        if !self.progress.ended.get() {
+            self.progress.fail(CopyError::Cancelled);
+            if let Some(engine) = self.engine.upgrade() {
+                engine.pump();
+            }
+        }
+    }
+
+    /// What has been done for it so far.
+    pub fn moved(&self) -> Moved {
+        self.progress.moved.get()
+    }
+
+    /// Resolves when everything has been submitted to the destinations (true), or nothing more will be.
+    pub async fn sealed(&self) -> bool {
+        while !self.progress.is_sealed() && !self.progress.ended.get() {
+            self.progress.changed.wait().await;
+        }
+        self.progress.is_written()
+    }
+
+    /// Resolves when none of its requests is in flight any more: everything is written to all
+    /// destinations (not durable before a flush of theirs), or why not.
+    pub async fn done(&self) -> Result<(), CopyError> {
+        while !self.progress.ended.get() {
+            self.progress.changed.wait().await;
+        }
+        match self.progress.take_failure() {
+            None => Ok(()),
+            Some(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! The copy engine: moves ranges from device to device, in order, with bounded memory, no faster
+//! than it is allowed to. It knows devices, never volumes.
+//!
+//! A [`Job`] has a source, up to [`MAX_DESTINATIONS`] destinations, and the [`Client`] it is done
+//! for. It is cut into *sub-jobs*: one buffer, one read, one write each; with `offload` on, where devices can
+//! clone, only what was given is written. What always holds:
+//!
+//! - **Order.** Sub-jobs of one client start in the order in which its jobs were submitted. One that
+//!   gets no buffer keeps its place, and everybody behind it waits. Writes of jobs that lie *near*
+//!   each other are submitted in that order, too, and such jobs end in that order.
+//! - **Progress.** Every kind of [`User`] has buffers for one sub-job of its own. A sub-job waits
+//!   only for sub-jobs that started before it, and those have their buffers.
+//! - **All or nothing, told as it is.** A job that could not read, could not write, or was cancelled
+//!   ends with that; what it has written then is of no use. An error ends its own job only, also where
+//!   jobs were merged into one request.
+//!
+//! The copier publishes nothing: what a copied range means is the business of whoever asked for it.
+
+mod buffers;
+mod client;
+mod engine;
+mod job;
+mod offload;
+mod queue;
+mod stats;
+mod subjob;
+mod throttle;
+
+#[cfg(test)]
+mod tests;
+
+pub use client::Client;
+pub use engine::Copier;
+pub use job::{CopyError, Given, Group, Job, Piece, Place, Source, Ticket};
+pub use stats::{CopyStats, Moved};
+
+use crate::format::COPIER_USERS;
+
+/// Most destinations of one job.
+pub const MAX_DESTINATIONS: usize = 8;
+
+/// What copies are made for. Each kind has a queue and a reserve of buffers of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum User {
+    /// First writes to shared chunks.
+    Break,
+    /// Bringing scattered blocks together.
+    Gather,
+    /// Saving what a protected device holds before it changes.
+    Origin,
+    /// Data that comes in or goes out, and ranges copied between volumes.
+    Transfer,
+    /// Making a clone independent.
+    Flatten,
+}
+
+/// How many kinds there are.
+pub(crate) const USERS: usize = COPIER_USERS as usize;
+const _: () = assert!(User::Flatten as usize + 1 == USERS);

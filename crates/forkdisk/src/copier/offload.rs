@@ -1,0 +1,219 @@
+//! Copying without moving: the device is asked to clone a sub-job's source and to make its holes zero;
+//! only pages that a client's bytes lie in are written, on top of that.
+//!
+//! Everything happens in the sub-job's turn. What was cloned has ended before the first write on top is
+//! submitted: a device orders nothing by itself. Bytes that are given meanwhile are written, too. A page
+//! that was given in part is completed from the source first. Where the device cannot, the sub-job reads
+//! and writes all of it as if nobody had asked.
+
+use std::io;
+use std::ops::Range;
+use std::pin::Pin;
+
+use crate::device::Device;
+use crate::planted::{Bug, planted};
+use crate::types::PAGE_SIZE;
+
+use super::job::{Place, Source};
+use super::queue::Part;
+use super::subjob::SubJob;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// A request to clone a range, or to make it zero.
+struct Shift<D> {
+    from: Option<Place<D>>,
+    to: Place<D>,
+    len: u64,
+}
+
+impl<D: Device> Shift<D> {
+    fn submit(&self) -> Pin<Box<dyn Future<Output = io::Result<()>>>> {
+        let to = &self.to;
+        match &self.from {
+            Some(from) => Box::pin(to.device.clone_range(&from.device, from.offset, to.offset, self.len)),
+            None => Box::pin(to.device.zero_range(to.offset, self.len)),
+        }
+    }
+
+    /// Whether `next` goes on where this one ends.
+    fn takes(&self, next: &Shift<D>) -> bool {
+        let source = match (&self.from, &next.from) {
+            (Some(a), Some(b)) => b.follows(a, self.len),
+            (None, None) => true,
+            _ => false,
+        };
+        source && next.to.follows(&self.to, self.len)
+    }
+}
+
+impl<D> SubJob<D> {
+    /// Places in the buffer that the source has to fill before anything is written and that have not been.
+    pub(super) fn missing(&self) -> Vec<Range<usize>> {
+        if !self.offloads {
+            let whole = 0..self.buf_len();
+            return vec![whole];
+        }
+        let mut out: Vec<Range<usize>> = Vec::new();
+        for (start, part) in self.placed() {
+            for page in torn_pages(part) {
+                let place = in_buffer(&page, start, part);
+                if !self.filled.contains(&place) && !out.contains(&place) && !planted(Bug::TornPageNotCompleted) {
+                    out.push(place);
+                }
+            }
+        }
+        out
+    }
+
+    /// Places in the buffer that are written for a part.
+    pub(super) fn written(&self, part: usize) -> Vec<Range<usize>> {
+        let Some((start, part)) = self.placed().nth(part) else { return Vec::new() };
+        let place = start..start + part.len as usize;
+        if !self.offloads { vec![place] } else { given_pages(part).iter().map(|r| in_buffer(r, start, part)).collect() }
+    }
+}
+
+impl<D: Device> SubJob<D> {
+    /// Whether there is something to clone or to make zero, and all devices may be able to.
+    pub fn can_offload(&self) -> bool {
+        let mut any = false;
+        for part in &self.parts {
+            for piece in part.job.pieces(part.at, part.len) {
+                let able = |to: &Place<D>| match &piece.from {
+                    Source::Device(from) => to.device.can_clone(&from.device),
+                    Source::Zeroes => to.device.can_clone(&to.device),
+                    Source::Given => true,
+                };
+                if !part.job.destinations.iter().all(able) {
+                    return false;
+                }
+                any |= !matches!(piece.from, Source::Given);
+            }
+        }
+        any
+    }
+
+    /// Clones what there is to clone, then completes the pages that were given in part; or, where the
+    /// device cannot, reads everything. Nothing is in flight afterwards.
+    pub(super) async fn offload(&mut self) {
+        if self.shift_all().await.is_err() {
+            self.offloads = false;
+        }
+        // What is given while something is read may have to be completed as well.
+        while let Some(reading) = self.start_reading() {
+            self.finish(reading, false).await;
+            if !self.offloads {
+                break;
+            }
+        }
+    }
+
+    /// Clones for all parts. If that fails, each part is tried by itself to see whose failure it is.
+    async fn shift_all(&mut self) -> Result<(), Unsupported> {
+        let parts = self.alive();
+        let Err(error) = self.shift(&parts).await? else { return Ok(()) };
+        if let [part] = parts[..] {
+            self.fail(part, error, true);
+            return Ok(());
+        }
+        for part in parts {
+            if let Err(error) = self.shift(&[part]).await? {
+                self.fail(part, error, true);
+            }
+        }
+        Ok(())
+    }
+
+    /// Submits all requests for some of the parts and waits for all of them, also when one has failed: none
+    /// may reach a place that is somebody else's by then.
+    async fn shift(&mut self, parts: &[usize]) -> Result<io::Result<()>, Unsupported> {
+        let bytes = |&part: &usize| self.shifts(&[part]).iter().map(|shift| shift.len).sum();
+        let moved: Vec<u64> = parts.iter().map(bytes).collect();
+        let requests: Vec<_> = self.shifts(parts).iter().map(Shift::submit).collect();
+        let (mut result, mut supported) = (Ok(()), true);
+        for request in requests {
+            match request.await {
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => supported = false,
+                Err(error) if result.is_ok() => result = Err(error),
+                _ => {}
+            }
+        }
+        if result.is_ok() && supported {
+            for (&part, bytes) in parts.iter().zip(moved) {
+                self.note(part, |moved| moved.offloaded += bytes);
+            }
+        }
+        if supported || result.is_err() { Ok(result) } else { Err(Unsupported) }
+    }
+
+    /// What is cloned or made zero for some of the parts, by destination, in order: all but pieces of which
+    /// every page is written anyway.
+    fn shifts(&self, parts: &[usize]) -> Vec<Shift<D>> {
+        let mut out: Vec<Shift<D>> = Vec::new();
+        for d in 0..self.parts[0].job.destinations.len() {
+            for part in parts.iter().map(|&i| &self.parts[i]) {
+                let (mut at, given) = (part.at, given_pages(part));
+                for piece in part.job.pieces(part.at, part.len) {
+                    let (to, range) = (part.job.destinations[d].after(at), at..at + piece.len);
+                    at = range.end;
+                    if given.iter().any(|pages| pages.start <= range.start && range.end <= pages.end) {
+                        continue;
+                    }
+                    let shift = match piece.from {
+                        Source::Device(from) => Shift { from: Some(from), to, len: piece.len },
+                        Source::Zeroes => Shift { from: None, to, len: piece.len },
+                        Source::Given => continue,
+                    };
+                    match out.last_mut() {
+                        Some(last) if last.takes(&shift) => last.len += shift.len,
+                        _ => out.push(shift),
+                    }
+                }
+            }
+        }
+        out
+    }
+}
+
+/// The device cannot do it.
+struct Unsupported;
+
+/// A range of a part's job as a place in the buffer, where the part starts at `start`.
+fn in_buffer<D>(range: &Range<u64>, start: usize, part: &Part<D>) -> Range<usize> {
+    let place = |at: u64| start + (at - part.at) as usize;
+    place(range.start)..place(range.end)
+}
+
+/// The page around byte `at` of a part's job, as far as it lies in the part.
+fn page_around<D>(at: u64, part: &Part<D>) -> Range<u64> {
+    let first = at / PAGE * PAGE;
+    first.max(part.at)..(first + PAGE).min(part.at + part.len)
+}
+
+/// Pages of a part of which something was given, but not all.
+fn torn_pages<D>(part: &Part<D>) -> Vec<Range<u64>> {
+    let given = part.job.progress.given_in(part.at..part.at + part.len);
+    let mut out = Vec::new();
+    for range in given {
+        for page in [page_around(range.start, part), page_around(range.end - 1, part)] {
+            if page.start < range.start || range.end < page.end {
+                out.push(page);
+            }
+        }
+    }
+    out
+}
+
+/// Pages of a part in which something was given, as ranges.
+fn given_pages<D>(part: &Part<D>) -> Vec<Range<u64>> {
+    let mut out: Vec<Range<u64>> = Vec::new();
+    for range in part.job.progress.given_in(part.at..part.at + part.len) {
+        let (from, to) = (page_around(range.start, part).start, page_around(range.end - 1, part).end);
+        match out.last_mut() {
+            Some(last) if from <= last.end => last.end = last.end.max(to),
+            _ => out.push(from..to),
+        }
+    }
+    out
+}

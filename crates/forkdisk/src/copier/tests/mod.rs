@@ -1,0 +1,293 @@
+//! The copier on devices that answer late and out of order, by a clock that is moved by hand.
+
+mod contents;
+mod errors;
+mod offload;
+mod order;
+mod pace;
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::OnceLock;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use smallvec::smallvec;
+
+use crate::device::{
+    Buf, Device, FailingDevice, IoResult, MemoryDevice, Recording, RecordingDevice, Request, RequestKind, Segment,
+    Segments,
+};
+use crate::format::{CopierSettings, Throttle};
+use crate::runtime::{LocalFuture, Runtime};
+
+use super::{Client, Copier, Group, Job, Piece, Place, Source, Ticket, User};
+
+const KIB: u64 = 1 << 10;
+
+/// Tasks, and time that passes when nothing else can happen.
+#[derive(Clone, Default)]
+pub struct Clock(Rc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    tasks: RefCell<Vec<LocalFuture<()>>>,
+    now: Cell<Duration>,
+    alarms: RefCell<Vec<Duration>>,
+}
+
+impl Runtime for Clock {
+    fn spawn(&self, task: LocalFuture<()>) {
+        self.0.tasks.borrow_mut().push(task);
+    }
+
+    fn sleep(&self, time: Duration) -> LocalFuture<()> {
+        let (inner, end) = (self.0.clone(), self.0.now.get() + time);
+        inner.alarms.borrow_mut().push(end);
+        let until = move |_: &mut Context<'_>| if inner.now.get() >= end { Poll::Ready(()) } else { Poll::Pending };
+        Box::pin(std::future::poll_fn(until))
+    }
+
+    fn now(&self) -> Duration {
+        self.0.now.get()
+    }
+}
+
+impl Clock {
+    /// Polls everything until nothing happens any more at this moment.
+    fn settle(&self) {
+        let mut context = Context::from_waker(Waker::noop());
+        for _ in 0..8 {
+            let mut tasks = self.0.tasks.take();
+            tasks.retain_mut(|task| task.as_mut().poll(&mut context).is_pending());
+            self.0.tasks.borrow_mut().append(&mut tasks);
+        }
+    }
+
+    /// Goes on to the next alarm; false: there is none.
+    fn tick(&self) -> bool {
+        let mut alarms = self.0.alarms.borrow_mut();
+        let Some(&next) = alarms.iter().min() else { return false };
+        alarms.retain(|&alarm| alarm > next);
+        self.0.now.set(self.0.now.get().max(next));
+        true
+    }
+
+    fn run<T>(&self, future: impl Future<Output = T>) -> T {
+        let mut future = pin!(future);
+        let mut context = Context::from_waker(Waker::noop());
+        // A device in memory is ready when it has been polled once more.
+        let mut quiet = 0;
+        while quiet < 4 {
+            self.settle();
+            if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+                return value;
+            }
+            quiet = if self.tick() { 0 } else { quiet + 1 };
+        }
+        panic!("nothing will ever happen any more")
+    }
+}
+
+/// A device whose requests take effect at once and end after times of their own.
+pub struct Jittery<D> {
+    inner: D,
+    clock: Clock,
+    random: Cell<u64>,
+    /// Most milliseconds that a request takes.
+    reach: u64,
+}
+
+impl<D> Jittery<D> {
+    fn pause(&self) -> LocalFuture<()> {
+        let mut x = self.random.get();
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        self.random.set(x);
+        self.clock.sleep(Duration::from_millis(1 + (x >> 33) % self.reach))
+    }
+}
+
+impl<D: Device> Device for Jittery<D> {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn block_size(&self) -> usize {
+        self.inner.block_size()
+    }
+
+    fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
+        let (request, pause) = (self.inner.read(buf, segments), self.pause());
+        async move {
+            pause.await;
+            request.await
+        }
+    }
+
+    fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
+        let (request, pause) = (self.inner.write(buf, segments, fua), self.pause());
+        async move {
+            pause.await;
+            request.await
+        }
+    }
+
+    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
+        self.inner.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.inner.discard(offset, len)
+    }
+
+    fn can_clone(&self, source: &Self) -> bool {
+        self.inner.can_clone(&source.inner)
+    }
+
+    fn clone_range(
+        &self,
+        source: &Self,
+        from: u64,
+        to: u64,
+        len: u64,
+    ) -> impl Future<Output = io::Result<()>> + 'static {
+        let (request, pause) = (self.inner.clone_range(&source.inner, from, to, len), self.pause());
+        async move {
+            pause.await;
+            request.await
+        }
+    }
+
+    fn zero_range(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        let (request, pause) = (self.inner.zero_range(offset, len), self.pause());
+        async move {
+            pause.await;
+            request.await
+        }
+    }
+
+    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.inner.set_len(len)
+    }
+}
+
+type Disk = RecordingDevice<Jittery<FailingDevice<MemoryDevice>>>;
+type Verdict = Rc<RefCell<Box<dyn FnMut(&Request) -> bool>>>;
+
+/// A copier and its disk of 64 MiB: the first half is the source, where every 8 bytes hold their
+/// own offset; the second is free.
+pub struct Lab {
+    pub clock: Clock,
+    pub disk: Rc<Disk>,
+    pub copier: Copier<Disk>,
+    pub client: Rc<Client>,
+    refuse: Verdict,
+    /// What is refused is refused with this.
+    with: Rc<Cell<io::ErrorKind>>,
+    memory: MemoryDevice,
+}
+
+pub const HALF: u64 = 32 << 20;
+
+/// Sub-jobs of 64 KiB, and no buffers but the reserves.
+pub fn scarce() -> CopierSettings {
+    CopierSettings { subjob_size: 64 << 10, split_count: 8, buffers: 5 * (64 << 10), ..CopierSettings::default() }
+}
+
+/// Sub-jobs of 64 KiB and plenty of buffers.
+pub fn ample() -> CopierSettings {
+    CopierSettings { buffers: 64 << 20, ..scarce() }
+}
+
+impl Lab {
+    pub fn new(settings: CopierSettings, seed: u64) -> Lab {
+        Lab::with_pace(settings, seed, 20)
+    }
+
+    /// Requests take 1 to `reach` ms.
+    pub fn with_pace(settings: CopierSettings, seed: u64, reach: u64) -> Lab {
+        let (clock, memory) = (Clock::default(), MemoryDevice::new(2 * HALF));
+        let refuse: Verdict = Rc::new(RefCell::new(Box::new(|_: &Request| false)));
+        let (verdict, with) = (refuse.clone(), Rc::new(Cell::new(io::ErrorKind::Other)));
+        let error = with.clone();
+        let failing = FailingDevice::new(memory.clone(), move |request| {
+            verdict.borrow_mut()(request).then(|| io::Error::new(error.get(), "refused"))
+        });
+        let random = Cell::new(seed | 1);
+        let jittery = Jittery { inner: failing, clock: clock.clone(), random, reach };
+        let disk = Rc::new(RecordingDevice::new(jittery, |_| true));
+        let copier = Copier::new(disk.clone(), Rc::new(clock.clone()), settings);
+        let client = Rc::new(Client::new(User::Break, Throttle::NONE));
+        let lab = Lab { clock, disk, copier, client, refuse, with, memory };
+        lab.fill();
+        lab
+    }
+
+    fn fill(&self) {
+        for offset in (0..HALF).step_by(1 << 20) {
+            let buf = Buf::copy_of(&pattern(offset, 1 << 20));
+            self.clock
+                .run(self.memory.write(buf, smallvec![Segment { offset, at: 0, len: 1 << 20 }], false))
+                .0
+                .unwrap();
+        }
+    }
+
+    /// Fails every request of which this is true.
+    pub fn refuse(&self, verdict: impl FnMut(&Request) -> bool + 'static) {
+        *self.refuse.borrow_mut() = Box::new(verdict);
+    }
+
+    /// Nothing can be cloned although the device thought so.
+    pub fn refuse_to_clone(&self) {
+        self.with.set(io::ErrorKind::Unsupported);
+        self.refuse(|request| matches!(request.kind, RequestKind::Clone | RequestKind::Zero));
+    }
+
+    pub fn place(&self, offset: u64) -> Place<Disk> {
+        Place { device: self.disk.clone(), offset }
+    }
+
+    /// A copy of `len` bytes; everything is near everything.
+    pub fn job(&self, from: u64, to: u64, len: u64) -> Job<Disk> {
+        let source = vec![Piece { len, from: Source::Device(self.place(from)) }];
+        Job { source, destinations: smallvec![self.place(to)], near: 0..1, group: Group::default() }
+    }
+
+    pub fn submit(&self, job: Job<Disk>) -> Ticket {
+        self.copier.submit(&self.client, job, Vec::new())
+    }
+
+    pub fn contents(&self, offset: u64, len: u64) -> Vec<u8> {
+        let segment = smallvec![Segment { offset, at: 0, len: len as usize }];
+        let (result, buf) = self.clock.run(self.memory.read(Buf::zeroed(len as usize), segment));
+        result.unwrap();
+        buf.to_vec()
+    }
+
+    /// Waits until the copier has nothing to do.
+    pub fn idle(&self) {
+        self.clock.settle();
+        while !self.copier.0.is_idle() {
+            assert!(self.clock.tick(), "the copier waits for ever");
+            self.clock.settle();
+        }
+    }
+}
+
+/// What the source holds.
+pub fn pattern(offset: u64, len: u64) -> Vec<u8> {
+    static ALL: OnceLock<Vec<u8>> = OnceLock::new();
+    let all = ALL.get_or_init(|| (0..HALF / 8).flat_map(|word| (word * 8).to_le_bytes()).collect());
+    all[offset as usize..(offset + len) as usize].to_vec()
+}
+
+/// Where requests of a kind began, in the order in which they reached the device.
+pub fn places(recording: &Recording, kind: RequestKind) -> Vec<(u64, u64)> {
+    recording.requests.iter().filter(|r| r.kind == kind).map(|r| (r.offset, r.len)).collect()
+}

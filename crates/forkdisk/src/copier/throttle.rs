@@ -1,0 +1,139 @@
+//! How much may be done: a share of the time, and bytes per second. Time comes from the caller.
+
+use std::time::Duration;
+
+use crate::format::Throttle;
+
+/// Times beyond this are halved, so that what was long ago counts for less and less.
+const WINDOW: Duration = Duration::from_secs(1);
+/// Shortest wait worth a timer.
+const SHORTEST: Duration = Duration::from_millis(1);
+
+/// Measures what is done and says when there may be more.
+pub struct Meter {
+    limit: Throttle,
+    /// Sub-jobs in flight.
+    flying: usize,
+    /// Up to when `busy` and `total` are counted.
+    until: Duration,
+    /// Of the time `total`, how long anything was in flight.
+    busy: Duration,
+    total: Duration,
+    /// When the bytes so far are paid for.
+    due: Duration,
+}
+
+impl Meter {
+    /// A meter that holds to `limit`.
+    pub fn new(limit: Throttle) -> Meter {
+        let zero = Duration::ZERO;
+        Meter { limit, flying: 0, until: zero, busy: zero, total: zero, due: zero }
+    }
+
+    /// The limit.
+    pub fn limit(&self) -> Throttle {
+        self.limit
+    }
+
+    /// A new limit: what was done before is forgotten.
+    pub fn set(&mut self, limit: Throttle) {
+        *self = Meter { flying: self.flying, until: self.until, ..Meter::new(limit) };
+    }
+
+    /// How long to wait before the next sub-job may start; `None`: not at all.
+    pub fn wait(&mut self, now: Duration) -> Option<Duration> {
+        self.count(now);
+        let bytes = self.due.saturating_sub(now);
+        let share = match self.limit.percent {
+            100 => Duration::ZERO,
+            percent => (self.busy * 100 / u32::from(percent)).saturating_sub(self.total),
+        };
+        let wait = bytes.max(share);
+        (!wait.is_zero()).then_some(wait.max(SHORTEST))
+    }
+
+    /// A sub-job of `bytes` bytes starts.
+    pub fn start(&mut self, bytes: u64, now: Duration) {
+        self.count(now);
+        self.flying += 1;
+        if let Some(rate) = std::num::NonZero::new(self.limit.bytes_per_second) {
+            let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(rate.get());
+            self.due = self.due.max(now) + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        }
+    }
+
+    /// A sub-job ends.
+    pub fn end(&mut self, now: Duration) {
+        self.count(now);
+        self.flying -= 1;
+    }
+
+    fn count(&mut self, now: Duration) {
+        let passed = now.saturating_sub(self.until);
+        self.until = self.until.max(now);
+        self.total += passed;
+        if self.flying > 0 {
+            self.busy += passed;
+        }
+        while self.total > WINDOW {
+            (self.busy, self.total) = (self.busy / 2, self.total / 2);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    /// Runs sub-jobs of `bytes` and `time` one after the other for `span`; how many there were.
+    fn run(meter: &mut Meter, bytes: u64, time: Duration, from: Duration, span: Duration) -> u32 {
+        let (mut now, mut jobs) = (from, 0);
+        while now < from + span {
+            if let Some(wait) = meter.wait(now) {
+                now += wait;
+                continue;
+            }
+            meter.start(bytes, now);
+            now += time;
+            meter.end(now);
+            jobs += 1;
+        }
+        jobs
+    }
+
+    #[test]
+    fn without_a_limit_nobody_waits() {
+        let mut meter = Meter::new(Throttle::NONE);
+        assert_eq!(run(&mut meter, 1 << 20, MS(10), MS(0), MS(1000)), 100);
+    }
+
+    #[test]
+    fn a_share_of_the_time_is_kept_to() {
+        for (percent, jobs) in [(50, 500), (10, 100), (1, 10)] {
+            let mut meter = Meter::new(Throttle { percent, bytes_per_second: 0 });
+            let done = run(&mut meter, 4096, MS(10), MS(5000), MS(10_000));
+            // What was idle before it began may be made up for, within the window.
+            assert!((jobs..=jobs + 60).contains(&done), "{done} at {percent}%");
+        }
+    }
+
+    #[test]
+    fn bytes_per_second_are_kept_to_and_idle_time_is_not_saved_up() {
+        let mut meter = Meter::new(Throttle { percent: 100, bytes_per_second: 1 << 20 });
+        assert_eq!(run(&mut meter, 256 << 10, MS(1), MS(7000), MS(10_000)), 40);
+        assert_eq!(run(&mut meter, 256 << 10, MS(1), MS(90_000), MS(1000)), 4);
+    }
+
+    #[test]
+    fn both_limits_hold_at_once_and_a_new_one_counts_from_then_on() {
+        let mut meter = Meter::new(Throttle { percent: 50, bytes_per_second: 1 << 20 });
+        assert_eq!(run(&mut meter, 64 << 10, MS(1), MS(0), MS(1000)), 16, "the bytes");
+        meter.set(Throttle { percent: 50, bytes_per_second: 1 << 40 });
+        let done = run(&mut meter, 64 << 10, MS(10), MS(1000), MS(1000));
+        assert!((50..=60).contains(&done), "the time: {done}");
+        meter.set(Throttle::NONE);
+        assert_eq!(run(&mut meter, 1 << 30, MS(10), MS(2000), MS(100)), 10);
+    }
+}

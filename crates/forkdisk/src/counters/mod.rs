@@ -1,0 +1,59 @@
+//! Counters: what was done since the pool was opened. Nothing of it is ever stored.
+//!
+//! Counting is an addition to a cell: no allocation, no lock, no search. A volume's block of counters
+//! hangs behind an `Rc` in its handles and is made when the volume is first opened, so that a pool
+//! of ten thousand snapshots does not pay for those nobody uses. The engine has no clock: how long a
+//! request took is told to it by the front end that answered it.
+
+mod histogram;
+mod pool;
+mod volume;
+
+use std::cell::Cell;
+
+use crate::device::Segment;
+
+pub use histogram::{HISTOGRAM_BUCKETS, Histogram};
+pub(crate) use pool::PoolCounters;
+pub use pool::{PoolStatistics, Requests, Traffic};
+pub(crate) use volume::VolumeCounters;
+pub use volume::{Faults, Operation, OperationStatistics, VolumeStatistics};
+
+/// A number that rises.
+#[derive(Default)]
+pub(crate) struct Counter(Cell<u64>);
+
+impl Counter {
+    pub fn add(&self, n: u64) {
+        self.0.set(self.0.get().wrapping_add(n));
+    }
+
+    pub fn get(&self) -> u64 {
+        self.0.get()
+    }
+}
+
+/// Requests of one direction, with their bytes.
+#[derive(Default)]
+pub(crate) struct RequestCounters {
+    count: Counter,
+    bytes: Counter,
+}
+
+impl RequestCounters {
+    /// One request per segment.
+    pub fn add(&self, segments: &[Segment]) {
+        self.count.add(segments.len() as u64);
+        self.bytes.add(segments.iter().map(|s| s.len as u64).sum());
+    }
+
+    /// One request of `bytes` bytes.
+    pub fn add_one(&self, bytes: u64) {
+        self.count.add(1);
+        self.bytes.add(bytes);
+    }
+
+    fn read(&self) -> Requests {
+        Requests { count: self.count.get(), bytes: self.bytes.get() }
+    }
+}

@@ -1,0 +1,264 @@
+//! The 256 entries of a table in memory, in as little of it as they need.
+//!
+//! Most tables say the same everywhere (nothing, or the pages of one block) but for a few entries: those are
+//! kept beside what the rest says. Where they are many the table is an array. What it is on the device does
+//! not depend on it.
+
+use crate::format::{Entry, Kind};
+use crate::types::FANOUT;
+
+/// Most entries kept one by one: half of what an array takes.
+const MAX_OWN: usize = 128;
+/// Most that an array has for it to be given up.
+const FEW: usize = 64;
+/// Where an array is looked at to find out which block most of it follows from.
+const PROBES: [usize; 5] = [0, 63, 126, 189, 252];
+
+/// See the module.
+#[derive(Clone)]
+pub struct Entries(Shape);
+
+#[derive(Clone)]
+enum Shape {
+    Array(Box<[Entry; FANOUT]>),
+    Sparse(Box<Sparse>),
+}
+
+#[derive(Clone)]
+struct Sparse {
+    /// What every other entry follows from: absent, or a block whose pages they are.
+    base: Entry,
+    /// Which entries are kept one by one.
+    is_own: [u64; FANOUT / 64],
+    /// These, in their order, as bytes: an `Entry` would be aligned to more than it needs.
+    own: Vec<[u8; 16]>,
+}
+
+impl Entries {
+    /// All absent.
+    pub fn absent() -> Entries {
+        Entries::alike(Entry::ABSENT)
+    }
+
+    /// The pages of a block, each with the block's birth.
+    pub fn of_block(block: Entry) -> Entries {
+        debug_assert_eq!(block.kind(), Kind::Block);
+        Entries::alike(block)
+    }
+
+    fn alike(base: Entry) -> Entries {
+        Entries(Shape::Sparse(Box::new(Sparse { base, is_own: Default::default(), own: Vec::new() })))
+    }
+
+    /// One of them.
+    pub fn get(&self, slot: usize) -> Entry {
+        match &self.0 {
+            Shape::Array(entries) => entries[slot],
+            Shape::Sparse(sparse) => sparse.get(slot),
+        }
+    }
+
+    /// Sets one of them; returns what it was.
+    pub fn set(&mut self, slot: usize, entry: Entry) -> Entry {
+        let sparse = match &mut self.0 {
+            Shape::Array(entries) => return std::mem::replace(&mut entries[slot], entry),
+            Shape::Sparse(sparse) => sparse,
+        };
+        let old = sparse.set(slot, entry);
+        if sparse.own.len() > MAX_OWN {
+            self.0 = Shape::Array(self.to_array());
+        }
+        old
+    }
+
+    /// All of them in order.
+    pub fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
+        (0..FANOUT).map(|slot| self.get(slot))
+    }
+
+    /// How many are not absent.
+    pub fn mapped(&self) -> u64 {
+        self.iter().filter(|e| !e.is_absent()).count() as u64
+    }
+
+    /// As an array.
+    pub fn to_array(&self) -> Box<[Entry; FANOUT]> {
+        match &self.0 {
+            Shape::Array(entries) => entries.clone(),
+            Shape::Sparse(sparse) => Box::new(std::array::from_fn(|slot| sparse.get(slot))),
+        }
+    }
+
+    /// Replaces each entry that points to a table by what `change` makes of it.
+    pub fn change_tables(&mut self, change: impl Fn(Entry) -> Entry) {
+        let is_table = |e: Entry| e.kind() == Kind::Table;
+        match &mut self.0 {
+            Shape::Array(entries) => entries.iter_mut().filter(|e| is_table(**e)).for_each(|e| *e = change(*e)),
+            Shape::Sparse(sparse) => {
+                for bytes in &mut sparse.own {
+                    let entry = Entry::from_bytes(*bytes);
+                    if is_table(entry) {
+                        *bytes = change(entry).to_bytes();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Memory they take beside `self`, in bytes.
+    pub fn bytes(&self) -> usize {
+        match &self.0 {
+            Shape::Array(_) => size_of::<[Entry; FANOUT]>(),
+            Shape::Sparse(sparse) => size_of::<Sparse>() + sparse.own.capacity() * 16,
+        }
+    }
+}
+
+impl From<Box<[Entry; FANOUT]>> for Entries {
+    fn from(entries: Box<[Entry; FANOUT]>) -> Entries {
+        match Sparse::of(&entries) {
+            Some(sparse) => Entries(Shape::Sparse(Box::new(sparse))),
+            None => Entries(Shape::Array(entries)),
+        }
+    }
+}
+
+/// What an entry is that follows from what the others are.
+fn follows(base: Entry, slot: usize) -> Entry {
+    match base.is_absent() {
+        true => Entry::ABSENT,
+        false => Entry::page(base.addr().block().page(slot), base.birth()),
+    }
+}
+
+/// The block that an entry is a page of, if it lies where that has it.
+fn block_behind(entry: Entry, slot: usize) -> Option<Entry> {
+    (entry.kind() == Kind::Page && entry.addr().index() == slot)
+        .then(|| Entry::block(entry.addr().block(), entry.birth()))
+}
+
+impl Sparse {
+    /// The same as an array, if it is an array that says mostly the same.
+    fn of(entries: &[Entry; FANOUT]) -> Option<Sparse> {
+        let probed = PROBES.into_iter().filter_map(|slot| block_behind(entries[slot], slot));
+        let mut bases = std::iter::once(Entry::ABSENT).chain(probed);
+        let differ = |base: Entry| (0..FANOUT).filter(move |&slot| entries[slot] != follows(base, slot));
+        let base = bases.find(|&base| differ(base).nth(FEW).is_none())?;
+        let mut sparse = Sparse { base, is_own: Default::default(), own: Vec::new() };
+        for slot in differ(base) {
+            sparse.is_own[slot / 64] |= 1 << (slot % 64);
+            sparse.own.push(entries[slot].to_bytes());
+        }
+        Some(sparse)
+    }
+
+    fn get(&self, slot: usize) -> Entry {
+        match self.find(slot) {
+            Ok(at) => Entry::from_bytes(self.own[at]),
+            Err(_) => follows(self.base, slot),
+        }
+    }
+
+    fn set(&mut self, slot: usize, entry: Entry) -> Entry {
+        let old = self.get(slot);
+        match self.find(slot) {
+            Ok(at) => self.own[at] = entry.to_bytes(),
+            Err(at) => {
+                self.own.insert(at, entry.to_bytes());
+                self.is_own[slot / 64] |= 1 << (slot % 64);
+            }
+        }
+        old
+    }
+
+    /// Where an entry is among those kept one by one, or would be.
+    fn find(&self, slot: usize) -> Result<usize, usize> {
+        let (word, bit) = (slot / 64, slot % 64);
+        let before: u32 = self.is_own[..word].iter().map(|w| w.count_ones()).sum();
+        let at = (before + (self.is_own[word] & ((1 << bit) - 1)).count_ones()) as usize;
+        if self.is_own[word] >> bit & 1 == 1 { Ok(at) } else { Err(at) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::TableRef;
+    use crate::types::{Block, Epoch, PageAddr};
+
+    fn page(at: u64) -> Entry {
+        Entry::page(PageAddr(at), Epoch(9))
+    }
+
+    /// Sets entries in an order that looks random and compares with an array after each.
+    fn compare(mut entries: Entries) {
+        let mut array = entries.to_array();
+        for i in 0..600_u64 {
+            let slot = (i * 89 % 256) as usize;
+            let new = if i % 5 == 4 { Entry::ABSENT } else { page(1000 + i) };
+            assert_eq!(entries.set(slot, new), std::mem::replace(&mut array[slot], new));
+            assert!(entries.iter().eq(array.iter().copied()), "after {i}");
+        }
+        assert_eq!(entries.to_array(), array);
+        assert_eq!(entries.mapped(), array.iter().filter(|e| !e.is_absent()).count() as u64);
+    }
+
+    #[test]
+    fn they_say_what_an_array_would_say() {
+        compare(Entries::absent());
+        compare(Entries::of_block(Entry::block(Block(3), Epoch(4))));
+        compare(Entries::from(Box::new([page(5); FANOUT])));
+    }
+
+    #[test]
+    fn a_block_stands_for_its_pages() {
+        let mut entries = Entries::of_block(Entry::block(Block(3), Epoch(4)));
+        entries.set(7, page(9));
+        assert_eq!(entries.get(6), Entry::page(Block(3).page(6), Epoch(4)));
+        assert_eq!(entries.get(7), page(9));
+        assert_eq!(entries.get(255), Entry::page(Block(3).page(255), Epoch(4)));
+    }
+
+    #[test]
+    fn few_entries_take_little_and_many_no_more_than_an_array() {
+        let mut entries = Entries::absent();
+        assert!(entries.bytes() <= 80, "{}", entries.bytes());
+        entries.set(200, page(1));
+        assert!(entries.bytes() <= 144, "{}", entries.bytes());
+        for slot in 0..FANOUT {
+            entries.set(slot, page(slot as u64));
+            assert!(entries.bytes() <= 4096 + 80);
+        }
+        assert_eq!(entries.bytes(), 4096);
+    }
+
+    #[test]
+    fn an_array_that_says_mostly_the_same_takes_little() {
+        for mut entries in [Entries::absent(), Entries::of_block(Entry::block(Block(3), Epoch(4)))] {
+            for i in 0..FEW {
+                entries.set(i * 3, page(i as u64 * 1000));
+            }
+            let array = entries.to_array();
+            let again = Entries::from(array.clone());
+            assert!(again.bytes() < 2048 && again.to_array() == array, "{}", again.bytes());
+            entries.set(255, page(7));
+            assert_eq!(Entries::from(entries.to_array()).bytes(), 4096, "one too many");
+        }
+        let mut checked = [Entry::ABSENT; FANOUT];
+        checked[9] = Entry::checked_page(PageAddr(9), Epoch(1), 77);
+        assert_eq!(Entries::from(Box::new(checked)).get(9), checked[9]);
+    }
+
+    #[test]
+    fn only_tables_are_changed() {
+        let table = |at| Entry::table(TableRef::on_disk(PageAddr(at)), Epoch(1), 0);
+        let mut sparse = Entries::absent();
+        sparse.set(3, table(1));
+        sparse.set(4, Entry::block(Block(1), Epoch(1)));
+        for mut entries in [sparse.clone(), Entries(Shape::Array(sparse.to_array()))] {
+            entries.change_tables(|e| if e == table(1) { table(2) } else { Entry::ABSENT });
+            assert_eq!(entries.get(3), table(2));
+            assert_eq!((entries.get(4), entries.get(5)), (Entry::block(Block(1), Epoch(1)), Entry::ABSENT));
+        }
+    }
+}

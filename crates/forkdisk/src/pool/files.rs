@@ -1,0 +1,224 @@
+//! Verbs as file systems have them: on names and attributes, visible at once, durable with the next flush,
+//! in the order in which they were called. A crash leaves all of them up to some point, none in part.
+//!
+//! Folders are the parts of names before a `/`. One exists as long as something is in it, or it has a
+//! record of its own, which also keeps its attributes; the root's record has the empty name.
+
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{Attributes, NO_VOLUME, Record, VolumeState};
+use crate::types::VolumeId;
+use crate::volume::Volume;
+
+use super::directory::check_volume_name;
+use super::info::VolumeInfo;
+use super::verbs::{check_chunk, check_size, writable_volume};
+use super::{CreateOptions, Inner, Meta, Pool};
+
+/// What a name stands for.
+#[derive(Clone, Debug)]
+pub enum Child {
+    /// A volume.
+    Volume(VolumeInfo),
+    /// A folder, with its attributes if somebody set any, and when it was made (0: nobody made it, a volume
+    /// is in it).
+    Folder(Option<Attributes>, u64),
+}
+
+fn missing(name: &str) -> Error {
+    Error::new(ErrorKind::NotFound, format!("there is no volume or folder {name:?}"))
+}
+
+impl<D: Device> Inner<D> {
+    /// One change: `decide` checks and says what to do, then it is done. The next commit makes it durable.
+    pub(crate) fn note<T>(
+        self: &std::rc::Rc<Self>,
+        decide: impl FnOnce(&mut Meta) -> Result<(Record, T)>,
+    ) -> Result<T> {
+        self.check_writable()?;
+        let value = {
+            let mut meta = self.meta.borrow_mut();
+            let (record, value) = decide(&mut meta)?;
+            self.publish(&mut meta, &record)?;
+            value
+        };
+        self.commit_soon();
+        self.checkpoint_soon();
+        Ok(value)
+    }
+
+    /// To be called when nobody has the volume open any more: one that was removed is deleted.
+    pub(crate) fn last_closed(self: &std::rc::Rc<Self>, id: VolumeId) {
+        let is_orphan = |meta: &Meta| meta.directory.get(id).is_some_and(|v| v.record.state == VolumeState::Orphan);
+        // Else the next open of the pool deletes it.
+        if self.check_writable().is_ok()
+            && self.meta.try_borrow_mut().is_ok_and(|meta| is_orphan(&meta))
+            && self.note(|_| Ok((Record::Delete { ids: vec![id] }, ()))).is_ok()
+        {
+            self.reap_soon();
+        }
+    }
+
+    /// Deletes what was removed and still open when the pool was last in use.
+    pub(super) fn delete_orphans(self: &std::rc::Rc<Self>) -> Result<()> {
+        let orphan = |v: &&super::directory::Volume| v.record.state == VolumeState::Orphan;
+        let ids: Vec<VolumeId> = self.meta.borrow().directory.iter().filter(orphan).map(|v| v.record.id).collect();
+        if ids.is_empty() || self.options.read_only {
+            return Ok(());
+        }
+        self.note(|_| Ok((Record::Delete { ids }, ())))
+    }
+}
+
+impl<D: Device> Pool<D> {
+    /// What `name` stands for; the empty name is the root.
+    pub fn child(&self, name: &str) -> Result<Child> {
+        let meta = self.0.meta.borrow();
+        let directory = &meta.directory;
+        match directory.folder(name) {
+            Some(record) => Ok(Child::Folder(record.attributes, record.created)),
+            None if name.is_empty() || directory.has_children(name) => Ok(Child::Folder(None, 0)),
+            None if name.contains('@') => Err(missing(name)),
+            None => Ok(Child::Volume(meta.info_of(&directory.find(name)?.record))),
+        }
+    }
+
+    /// Names of everything directly in a folder (empty: the root), in order, each with whether it is a folder.
+    pub fn children(&self, folder: &str) -> Vec<(String, bool)> {
+        self.0.meta.borrow().directory.children(folder)
+    }
+
+    /// The snapshots of a volume, in the order of their names.
+    pub fn snapshots_of(&self, volume: &str) -> Result<Vec<VolumeInfo>> {
+        let meta = self.0.meta.borrow();
+        let ids = meta.directory.snapshots_of(meta.directory.find(volume)?.record.id);
+        let seen = ids.into_iter().filter_map(|id| meta.directory.get(id)).filter(|v| !v.pending);
+        Ok(seen.map(|v| meta.info_of(&v.record)).collect())
+    }
+
+    /// A new, empty volume, opened.
+    pub fn create_file(&self, name: &str, options: &CreateOptions, attributes: Attributes) -> Result<Volume<D>> {
+        check_size(options.size)?;
+        check_chunk(options.chunk)?;
+        let id = self.0.note(|meta| {
+            meta.directory.check_new(NO_VOLUME, name)?;
+            let id = VolumeId(meta.next_id);
+            let CreateOptions { size, chunk, now, .. } = *options;
+            Ok((Record::Create { id, name: name.to_string(), size, chunk, now }, id))
+        })?;
+        self.set_attributes(id, attributes)?;
+        self.volume_by_id(id)
+    }
+
+    /// What the volume or folder with this number has as a file from now on. Refused for snapshots.
+    pub fn set_attributes(&self, id: VolumeId, attributes: Attributes) -> Result<()> {
+        self.0.note(|meta| match meta.directory.get(id).map(|v| v.record.state) {
+            Some(VolumeState::Snapshot) => Err(Error::new(ErrorKind::ReadOnly, "a snapshot cannot be changed")),
+            Some(state) if state != VolumeState::Dead => {
+                let attributes = Attributes { mode: attributes.mode & 0o7777, ..attributes };
+                Ok((Record::SetAttributes { id, attributes: Some(attributes) }, ()))
+            }
+            _ => Err(missing(&format!("number {}", id.0))),
+        })
+    }
+
+    /// A folder that stays when nothing is in it. Refused if there is a volume or folder of this name.
+    pub fn make_folder(&self, name: &str, attributes: Attributes, now: u64) -> Result<()> {
+        check_volume_name(name)?;
+        self.0.note(|meta| {
+            meta.directory.check_new(NO_VOLUME, name)?;
+            let id = VolumeId(meta.next_id);
+            Ok((Record::MakeFolder { id, name: name.to_string(), attributes: Some(attributes), now }, ()))
+        })
+    }
+
+    /// Attributes of a folder (empty: the root), which gets a record of its own if it has none.
+    pub fn set_folder_attributes(&self, name: &str, attributes: Attributes, now: u64) -> Result<()> {
+        let known = self.0.meta.borrow().directory.folder(name).map(|record| record.id);
+        if let Some(id) = known {
+            return self.set_attributes(id, attributes);
+        }
+        self.0.note(|meta| {
+            if !name.is_empty() && !meta.directory.has_children(name) {
+                return Err(missing(name));
+            }
+            let id = VolumeId(meta.next_id);
+            Ok((Record::MakeFolder { id, name: name.to_string(), attributes: Some(attributes), now }, ()))
+        })
+    }
+
+    /// Removes a folder that is empty; any other is `Busy`.
+    pub fn remove_folder(&self, name: &str) -> Result<()> {
+        self.0.note(|meta| {
+            if meta.directory.has_children(name) {
+                return Err(Error::new(ErrorKind::Busy, format!("the folder {name:?} is not empty")));
+            }
+            let id = meta.directory.folder(name).ok_or_else(|| missing(name))?.id;
+            Ok((Record::Delete { ids: vec![id] }, ()))
+        })?;
+        self.0.reap_soon();
+        Ok(())
+    }
+
+    /// Removes a volume or a snapshot (`volume@snapshot`): its name is gone, its contents when nobody has it open any
+    /// more. Refused for a volume that has snapshots.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        self.0.note(|meta| {
+            let volume = meta.directory.find(name)?;
+            let id = volume.record.id;
+            refuse_with_snapshots(meta, id)?;
+            Ok((if volume.open.get() > 0 { Record::Unlink { id } } else { Record::Delete { ids: vec![id] } }, ()))
+        })?;
+        self.0.reap_soon();
+        Ok(())
+    }
+
+    /// Gives a volume another name; its snapshots go with it. A volume that has the name already is removed
+    /// in the same instant, as [`remove`](Self::remove) does, or the rename is refused (`replace` false).
+    pub fn rename_file(&self, from: &str, to: &str, replace: bool) -> Result<()> {
+        self.0.note(|meta| {
+            let id = writable_volume(meta.directory.find(from)?, from)?;
+            let name = to.to_string();
+            let old = meta.directory.find(to).ok().filter(|_| replace && !to.contains('@'));
+            let Some(old) = old else {
+                meta.directory.check_new(NO_VOLUME, to)?;
+                return Ok((Record::Rename { id, name }, ()));
+            };
+            let (replaced, kept) = (old.record.id, old.open.get() > 0);
+            if replaced == id {
+                return Ok((Record::Rename { id, name }, ()));
+            }
+            refuse_with_snapshots(meta, replaced)?;
+            Ok((Record::RenameOver { id, name, replaced, kept }, ()))
+        })?;
+        self.0.reap_soon();
+        Ok(())
+    }
+
+    /// Gives a folder another name, and with it everything in it. The new name must be free, and not within
+    /// the folder.
+    pub fn rename_folder(&self, from: &str, to: &str) -> Result<()> {
+        self.0.note(|meta| {
+            let directory = &meta.directory;
+            if directory.folder(from).is_none() && !directory.has_children(from) {
+                return Err(missing(from));
+            }
+            directory.check_new(NO_VOLUME, to)?;
+            if to.starts_with(&format!("{from}/")) {
+                return Err(Error::new(ErrorKind::Invalid, format!("{to:?} lies within {from:?}")));
+            }
+            directory.check_renamed(from, to)?;
+            Ok((Record::RenameFolder { from: from.to_string(), to: to.to_string() }, ()))
+        })
+    }
+}
+
+fn refuse_with_snapshots(meta: &Meta, id: VolumeId) -> Result<()> {
+    match meta.directory.snapshots_of(id).first().and_then(|s| meta.directory.get(*s)) {
+        None => Ok(()),
+        Some(snapshot) => {
+            let name = meta.directory.full_name(&snapshot.record);
+            Err(Error::new(ErrorKind::Busy, format!("it has snapshots, such as {name:?}; delete them first")))
+        }
+    }
+}

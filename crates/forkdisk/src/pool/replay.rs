@@ -1,0 +1,204 @@
+//! Recovery: takes up, in memory, what the journal holds behind the last checkpoint.
+//!
+//! A group that vouches for data is taken only if a later group says that it was durable, or if its data
+//! is there. Since a later one may still come it is held until the journal ends.
+
+use std::collections::VecDeque;
+
+use smallvec::smallvec;
+
+use crate::device::{Device, Segment};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{Decoded, Group, Record, Witness, decode_group, find_group, witness_sum};
+use crate::planted::{Bug, planted};
+use crate::types::{PAGE_SIZE, PageAddr};
+
+use super::{Failure, Inner};
+
+/// Bytes read at once during replay.
+const REPLAY_WINDOW: u64 = 1 << 20;
+/// Bytes of a window that are looked at again together with the next one: more than most groups have.
+const REPLAY_OVERLAP: usize = 256 << 10;
+/// How often replay goes on behind a place that read otherwise the second time.
+const REREADS: usize = 8;
+/// Most pages that one witness may speak of.
+const WITNESS_PAGES: u32 = 8192;
+
+/// A group that may not be worth anything.
+struct Held {
+    group: Group,
+    records: Vec<Record>,
+    witnesses: Vec<Witness>,
+}
+
+impl Held {
+    /// Sequence number behind its last record.
+    fn next(&self) -> u64 {
+        self.group.first + u64::from(self.group.count)
+    }
+}
+
+/// Where the next group is expected.
+struct Cursor {
+    head: u64,
+    chain: u64,
+    /// Bytes of the ring from there on.
+    limit: u64,
+}
+
+impl<D: Device> Inner<D> {
+    /// Takes up what was committed after the checkpoint. True: some of it was taken, or not, by what its
+    /// data is now, so that it has to be sealed.
+    pub(super) async fn replay(&self) -> Result<bool> {
+        let (uuid, newest, start) = {
+            let superblock = self.superblock.borrow();
+            (superblock.uuid, superblock.incarnation, superblock.start)
+        };
+        let mut cursor = {
+            let journal = &self.meta.borrow().journal;
+            Cursor { head: journal.head(), chain: journal.chain(), limit: journal.length() - journal.used() }
+        };
+        let mut held: VecDeque<Held> = VecDeque::new();
+        let mut incarnation = 0;
+        let mut window: Vec<u8> = Vec::new();
+        let mut window_at = start.position;
+        let mut rereads = 0;
+        loop {
+            let Cursor { head, chain, limit } = cursor;
+            let have = window.get((head - window_at) as usize..).unwrap_or(&[]);
+            let next = match decode_group(&uuid, chain, have, limit) {
+                Decoded::Group(group, records, witnesses) => Held { group, records, witnesses },
+                other => {
+                    // A group may be longer than the window.
+                    let least = if let Decoded::Needs(length) = other { length } else { 0 };
+                    let enough = limit.min(REPLAY_WINDOW).max(least);
+                    let missing = enough.saturating_sub(have.len() as u64);
+                    window.drain(..(head - window_at) as usize);
+                    window_at = head;
+                    if missing == 0 {
+                        if rereads < REREADS && self.reads_otherwise(&window, head).await? {
+                            rereads += 1;
+                            window.clear();
+                            continue;
+                        }
+                        break;
+                    }
+                    window.extend(self.read_journal(head + window.len() as u64, missing).await?);
+                    continue;
+                }
+            };
+            let stale = next.group.incarnation < incarnation || next.group.incarnation > newest;
+            if stale && !planted(Bug::StaleIncarnationReplayed) {
+                window.drain(..(head - window_at) as usize);
+                break;
+            }
+            incarnation = next.group.incarnation;
+            let length = Group::length(next.group.bytes as usize);
+            cursor = Cursor { head: head + length, chain: next.group.chain, limit: limit - length };
+            while held.front().is_some_and(|before| before.next() <= next.group.confirmed) {
+                let before = held.pop_front().expect("just seen");
+                self.take_up(&before, start.sequence).await?;
+            }
+            if held.is_empty() && next.witnesses.is_empty() {
+                self.take_up(&next, start.sequence).await?;
+            } else {
+                held.push_back(next);
+            }
+        }
+        let unsealed = !held.is_empty();
+        for group in held {
+            if !planted(Bug::VouchedNotVerified) && !self.is_there(&group.witnesses).await? {
+                break;
+            }
+            self.take_up(&group, start.sequence).await?;
+        }
+        self.refuse_damaged_journal(window, cursor.head, cursor.limit).await?;
+        Ok(unsealed)
+    }
+
+    async fn take_up(&self, taken: &Held, start: u64) -> Result<()> {
+        for (i, record) in taken.records.iter().enumerate() {
+            if taken.group.first + i as u64 >= start || planted(Bug::RecoveryReplaysTwice) {
+                self.replay_record(record).await?;
+            }
+        }
+        self.meta.borrow_mut().journal.replayed(&taken.group);
+        Ok(())
+    }
+
+    /// Whether the pages hold what is said of them.
+    async fn is_there(&self, witnesses: &[Witness]) -> Result<bool> {
+        let pages = self.meta.borrow().space.layout().pages();
+        for witness in witnesses {
+            let inside = witness.to.0.checked_add(u64::from(witness.pages)).is_some_and(|end| end <= pages);
+            if !inside || witness.pages > WITNESS_PAGES {
+                return Err(Error::new(ErrorKind::Corrupt, "a journal group vouches for pages outside the pool"));
+            }
+            let len = witness.pages as usize * PAGE_SIZE;
+            let segment = Segment { offset: witness.to.offset(), at: 0, len };
+            let (result, buf) = self.device.read(self.device.buffer(len), smallvec![segment]).await;
+            result.map_err(|e| Error::io("reading data that was written last, for recovery", e))?;
+            if witness_sum(witness.to, &buf) != witness.sum {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether the beginning of `window`, read from `position`, reads otherwise now: the journal did not
+    /// end there, a read had gone wrong.
+    async fn reads_otherwise(&self, window: &[u8], position: u64) -> Result<bool> {
+        let seen = &window[..window.len().min(REPLAY_OVERLAP)];
+        Ok(!seen.is_empty() && self.read_journal(position, seen.len() as u64).await? != seen)
+    }
+
+    /// Replay has ended at `head`; `window` is what has been read from there on. Is that where the
+    /// journal ends, or is a group damaged? It is if any group behind it says that records were durable
+    /// which have not been found.
+    async fn refuse_damaged_journal(&self, mut window: Vec<u8>, head: u64, limit: u64) -> Result<()> {
+        let (uuid, next) = (self.superblock.borrow().uuid, self.meta.borrow().journal.next());
+        let mut window_at = head;
+        loop {
+            let groups = window.chunks(PAGE_SIZE).enumerate().map(|(i, _)| &window[i * PAGE_SIZE..]);
+            if let Some(group) = groups.filter_map(|bytes| find_group(&uuid, bytes)).find(|g| g.confirmed > next) {
+                let place = self.meta.borrow().journal.segments(head, PAGE_SIZE)[0].offset;
+                let why = format!(
+                    "the journal is damaged at {:?}: {} of its records are missing, and a later one says that they were durable; restore the pool from a copy",
+                    PageAddr(place / PAGE_SIZE as u64),
+                    group.confirmed - next
+                );
+                return Err(Error::new(ErrorKind::Corrupt, why));
+            }
+            let at = window_at + window.len() as u64;
+            if at == head + limit {
+                return Ok(());
+            }
+            // What may be the beginning of a group stays, so that it is seen whole and nothing is read twice.
+            let seen = window.len().saturating_sub(REPLAY_OVERLAP);
+            window.drain(..seen);
+            window_at += seen as u64;
+            window.extend(self.read_journal(at, (head + limit - at).min(REPLAY_WINDOW)).await?);
+        }
+    }
+
+    async fn replay_record(&self, record: &Record) -> Result<()> {
+        if let Record::Map { to, len, .. } = record {
+            let inside =
+                to.0.checked_add(u64::from(*len)).is_some_and(|e| e <= self.meta.borrow().space.layout().pages());
+            if !inside {
+                return Err(Error::new(ErrorKind::Corrupt, "a journal record maps pages outside the pool"));
+            }
+            self.look(|meta| meta.space.mark_allocated(*to, u64::from(*len)).map_err(|m| Failure::Stop(m.into())))
+                .await?;
+        }
+        let mut done = 0;
+        self.look(|meta| meta.apply(record, &mut done)).await
+    }
+
+    async fn read_journal(&self, position: u64, len: u64) -> Result<Vec<u8>> {
+        let segments = self.meta.borrow().journal.segments(position, len as usize);
+        let (result, buf) = self.device.read(self.device.buffer(len as usize), segments.into()).await;
+        result.map_err(|e| Error::io("reading the journal", e))?;
+        Ok(buf.to_vec())
+    }
+}

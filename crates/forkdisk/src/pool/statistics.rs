@@ -1,0 +1,33 @@
+//! What was done since the pool was opened, for whoever watches it.
+
+use crate::counters::{PoolStatistics, VolumeStatistics};
+use crate::device::Device;
+use crate::format::VolumeState;
+use crate::types::PAGE_SIZE;
+
+use super::{Pool, VolumeInfo};
+
+impl<D: Device> Pool<D> {
+    /// What was done since the pool was opened.
+    pub fn statistics(&self) -> PoolStatistics {
+        let (inner, meta) = (&self.0, self.0.meta.borrow());
+        PoolStatistics {
+            volumes: meta.directory.statistics(),
+            records: meta.journal.appended(),
+            cache_hits: meta.tables.hits(),
+            cache_bytes: (meta.tables.len() * PAGE_SIZE) as u64,
+            reaping: inner.reaping.get(),
+            ..inner.counters.read()
+        }
+    }
+
+    /// All volumes and snapshots by name, each with what was done to it since the pool was opened;
+    /// `None` if nobody has opened it for I/O.
+    pub fn volume_statistics(&self) -> Vec<(VolumeInfo, Option<VolumeStatistics>)> {
+        let meta = self.0.meta.borrow();
+        let seen = meta.directory.iter().filter(|v| v.record.state != VolumeState::Dead && !v.pending);
+        let mut all: Vec<_> = seen.map(|v| (meta.info_of(&v.record), v.counters.get().map(|c| c.read()))).collect();
+        all.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
+        all
+    }
+}

@@ -1,0 +1,110 @@
+//! Views: all metadata as one checkpoint left it, for walks that cannot keep up with writers.
+//!
+//! A view begins with the end of a checkpoint and needs nobody to stand still. Its tables lie on the
+//! device; what later checkpoints free is withheld until the view ends, and the counts that they
+//! change are kept ([`space::view`](crate::space)). Checkpoints, and with them writers, never wait for
+//! a view: one that holds too much is ended, and whoever walks it notices at the next step. One view
+//! lives at a time; who wants another waits.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::format::VolumeState;
+use crate::sync::RangeLocks;
+use crate::types::{PAGE_SIZE, PageAddr};
+
+use super::walk::{Root, Walk};
+use super::{Inner, Meta};
+
+/// Who wants a view, and the one that has begun.
+#[derive(Default)]
+pub struct Views {
+    wanted: Cell<bool>,
+    begun: RefCell<Option<Walk>>,
+    /// Held by whoever walks a view.
+    pub lock: Rc<RangeLocks>,
+    /// What a view withheld is on its way back.
+    releasing: Cell<bool>,
+}
+
+/// Every map there is: those of volumes, dead ones from their cursors on. Folders have none.
+pub fn roots_of(meta: &Meta) -> Vec<Root> {
+    let root = |record: &crate::format::VolumeRecord| {
+        let is_dead = record.state == VolumeState::Dead;
+        let from = if is_dead { record.cursor } else { 0 };
+        Root { id: record.id, entry: record.root, level: record.level, from, is_dead }
+    };
+    let records = meta.directory.iter().map(|volume| &volume.record);
+    records.filter(|record| record.state != VolumeState::Folder).map(root).collect()
+}
+
+impl<D: Device> Inner<D> {
+    /// A view of everything published before this call: of the next checkpoint, which this starts.
+    /// The caller holds the lock, and ends the view with [`end_view`](Self::end_view).
+    pub async fn begin_view(self: &Rc<Self>) -> Result<Walk> {
+        self.views.wanted.set(true);
+        loop {
+            if let Some(walk) = self.views.begun.take() {
+                return Ok(walk);
+            }
+            self.check_writable().inspect_err(|_| self.views.wanted.set(false))?;
+            self.next_checkpoint().await;
+        }
+    }
+
+    /// The maps that a view will show, taken while a checkpoint freezes the same; `None` if nobody
+    /// wants one.
+    pub fn roots_for_view(&self, meta: &Meta) -> Option<Vec<Root>> {
+        self.views.wanted.get().then(|| roots_of(meta))
+    }
+
+    /// The checkpoint that froze `roots` is durable, and nothing has been frozen since.
+    pub fn show(&self, meta: &mut Meta, mut roots: Vec<Root>) {
+        roots.iter_mut().for_each(|root| root.entry = meta.tables.settle(root.entry));
+        let superblock = self.superblock.borrow();
+        let number = meta.space.begin_view();
+        self.views.wanted.set(false);
+        *self.views.begun.borrow_mut() = Some(Walk::over_view(number, roots, &superblock));
+    }
+
+    /// Ends the view that is live, if any, and gives back what it withheld. False if there was
+    /// nothing to be given back.
+    pub async fn end_view(&self) -> bool {
+        if self.views.releasing.get() {
+            while self.views.releasing.get() {
+                self.space_changed.wait().await;
+            }
+            return true;
+        }
+        let runs = self.meta.borrow_mut().space.end_view();
+        if runs.is_empty() {
+            return false;
+        }
+        self.views.releasing.set(true);
+        self.discard_freed(&runs).await;
+        self.meta.borrow_mut().space.release_withheld(runs);
+        self.views.releasing.set(false);
+        self.space_changed.notify();
+        true
+    }
+
+    /// Ends the view that is live if that brings space back.
+    pub async fn take_space_of_view(&self) -> bool {
+        let is_of_use = self.views.releasing.get() || self.meta.borrow().space.withheld() > 0;
+        is_of_use && self.end_view().await
+    }
+
+    /// Discards on the device what is free and not yet to be handed out.
+    pub async fn discard_freed(&self, runs: &[(PageAddr, u64)]) {
+        if !self.options.discard {
+            return;
+        }
+        for &(first, pages) in runs {
+            // A discard that fails costs space on the host and nothing else.
+            self.counters.discards.add_one(pages * PAGE_SIZE as u64);
+            let _ = self.device.discard(first.offset(), pages * PAGE_SIZE as u64).await;
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What is kept of one checkpoint for a *view*: for somebody who walks it while writers and later
+//! checkpoints go on.
+//!
+//! Two things would be lost to a walk otherwise. Leaves of counts have two slots only, so the second
+//! checkpoint after it writes over them: the first one that changes a leaf leaves its old image here.
+//! And tables that later checkpoints replace would be free: what those free is *withheld*, counted
+//! as given up but handed out to nobody, until the view ends.
+//!
+//! Both are bounded. A view that keeps too many images ends by itself; one that withholds too much
+//! is ended by the pool. Whoever walks must ask after every wait whether its view is still the one.
+
+use std::collections::BTreeMap;
+
+use crate::format::{CountEntry, CountNode, CountPage};
+use crate::planted::{Bug, planted};
+use crate::types::{Block, PageAddr};
+
+use super::{Bitmap, Counts, Miss, Space, bit};
+
+/// Most images kept: 64 MiB of them.
+const IMAGES: usize = 16_384;
+/// Most leaves for which is kept what was noted above them: 8 MiB, roughly.
+const COMMONS: usize = 16 * IMAGES;
+
+/// See the module.
+#[derive(Default)]
+pub struct Kept {
+    /// Views begun so far: the number of the last one.
+    begun: u64,
+    /// Leaves as they were when the view began, if later checkpoints changed them (`None`: never
+    /// written). Nothing at all if no view is live.
+    images: Option<BTreeMap<CountNode, Option<CountPage>>>,
+    /// What was noted above leaves then, if later checkpoints changed that or the leaf.
+    commons: BTreeMap<CountNode, u16>,
+    withheld: BTreeMap<Block, Bitmap>,
+    pages: u64,
+}
+
+impl Kept {
+    /// Pages of a block that are withheld.
+    pub fn withheld(&self, block: Block) -> Bitmap {
+        self.withheld.get(&block).copied().unwrap_or_default()
+    }
+
+    /// Pages withheld.
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    fn set(&mut self, page: PageAddr, is_withheld: bool) {
+        let bits = self.withheld.entry(page.block()).or_default();
+        if bit(bits, page.index()) == is_withheld {
+            return;
+        }
+        bits[page.index() / 64] ^= 1 << (page.index() % 64);
+        match is_withheld {
+            true => self.pages += 1,
+            false => self.pages -= 1,
+        }
+        if *bits == [0; 4] {
+            self.withheld.remove(&page.block());
+        }
+    }
+}
+
+impl Space {
+    /// The counts of the checkpoint that has just finished stay to be asked for. Returns the view's
+    /// number. One at a time; never while a checkpoint makes its images.
+    pub fn begin_view(&mut self) -> u64 {
+        assert!(self.kept.images.is_none() && self.work.is_none(), "one view at a time, between two checkpoints");
+        self.kept.begun += 1;
+        self.kept.images = Some(BTreeMap::new());
+        self.kept.commons.clear();
+        self.kept.begun
+    }
+
+    /// The number of the view that is live.
+    pub fn view(&self) -> Option<u64> {
+        self.kept.images.as_ref().map(|_| self.kept.begun)
+    }
+
+    /// A checkpoint is about to change this leaf, which is `page` until then.
+    pub(super) fn keep_image(&mut self, node: CountNode, page: Option<&CountPage>) {
+        let Some(images) = self.kept.images.as_mut().filter(|_| !planted(Bug::ViewTakesNewCounts)) else { return };
+        images.entry(node).or_insert_with(|| page.cloned());
+        if images.len() > IMAGES {
+            self.kept.images = None;
+        }
+    }
+
+    /// A checkpoint is about to change this leaf or what is noted above it, which is `entry` until then.
+    pub(super) fn keep_common(&mut self, node: CountNode, entry: &CountEntry) {
+        if self.view().is_none() || node.level > 0 || planted(Bug::ViewTakesNewCounts) {
+            return;
+        }
+        self.kept.commons.entry(node).or_insert(entry.common);
+        if self.kept.commons.len() > COMMONS {
+            self.kept.images = None;
+        }
+    }
+
+    /// All counts of a block as the view's checkpoint had them. A view must be live.
+    pub fn view_counts(&mut self, block: Block) -> Result<Counts, Miss> {
+        let (node, i) = CountNode::leaf_of(block);
+        let common = match self.kept.commons.get(&node) {
+            Some(&common) => common,
+            None => self.entry(node)?.common,
+        };
+        let images = self.kept.images.as_ref().expect("whoever asks has looked whether its view is live");
+        let page = match images.get(&node) {
+            Some(image) => image.as_ref(),
+            None => self.page(node)?,
+        };
+        let mut counts = page.map_or_else(Counts::default, |page| Counts::of(page.block(i)));
+        counts.whole += u32::from(common);
+        Ok(counts)
+    }
+
+    /// Keeps from being handed out what a checkpoint after the view's made free, if the view is
+    /// still live; otherwise returns it.
+    pub fn withhold(&mut self, freed: Vec<(PageAddr, u64)>) -> Vec<(PageAddr, u64)> {
+        if self.view().is_none() || planted(Bug::ViewHoldsNothing) {
+            return freed;
+        }
+        for (first, n) in freed {
+            (first.0..first.0 + n).for_each(|page| self.kept.set(PageAddr(page), true));
+        }
+        Vec::new()
+    }
+
+    /// The view ends, if one is live. Returns what was withheld for it, as runs; it stays so until
+    /// [`release_withheld`](Self::release_withheld).
+    pub fn end_view(&mut self) -> Vec<(PageAddr, u64)> {
+        self.kept.images = None;
+        let mut runs: Vec<(PageAddr, u64)> = Vec::new();
+        for (block, bits) in &self.kept.withheld {
+            for page in (0..256).filter(|&i| bit(bits, i)).map(|i| block.page(i)) {
+                match runs.last_mut() {
+                    Some((first, n)) if first.0 + *n == page.0 => *n += 1,
+                    _ => runs.push((page, 1)),
+                }
+            }
+        }
+        runs
+    }
+
+    /// What was withheld may be handed out.
+    pub fn release_withheld(&mut self, runs: Vec<(PageAddr, u64)>) {
+        for page in runs.into_iter().flat_map(|(first, n)| (first.0..first.0 + n).map(PageAddr)) {
+            self.kept.set(page, false);
+            self.give_back(page);
+        }
+    }
+}

@@ -1,0 +1,444 @@
+//! Breaking by copying: a first write to a shared chunk moves the whole chunk to a new place, in
+//! one piece, and takes the client's bytes along.
+//!
+//! Each byte of the chunk is read at most once (what the write covers is not) and written once.
+//! Pages that were never written stay holes unless the write lies in them. Without room for the
+//! whole chunk it is split as if that were the policy.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use smallvec::smallvec;
+
+use crate::copier::{CopyError, Given, Group, Job, Moved, Piece, Place, Source};
+use crate::device::{Buf, Device};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::BreakPolicy;
+use crate::map::{Run, Stop, lookup};
+use crate::planted::{Bug, planted};
+use crate::pool::{Failure, Meta, pages_of};
+use crate::space::{Refusal, Want};
+use crate::sync::Turn;
+use crate::types::{BLOCK_PAGES, Epoch, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
+
+use super::Volume;
+use super::fault::{Fault, RESERVE, WritePlan};
+use super::join::{Break, Running};
+use super::turn::{Work, fits};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// What a write covers is read all the same where that saves a request, up to this many pages: a
+/// request costs the disks of docs/benchmarks.md as much as 80 to 120 KiB.
+const READ_THROUGH: u64 = 16;
+
+/// Where a page's old contents are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Old {
+    /// There; the rest of the run behind it.
+    At(PageAddr),
+    /// Nowhere: zeroes.
+    Hole,
+    /// It does not matter: all of it is written.
+    Covered,
+}
+
+/// Pages that are copied to one place, in one piece.
+pub(super) struct ChunkCopy {
+    pub at: VirtualPage,
+    pub to: PageAddr,
+    /// Runs of pages and where they come from.
+    pub from: Vec<(u64, Old)>,
+}
+
+impl ChunkCopy {
+    /// Bytes of the volume that it holds.
+    fn range(&self) -> Range<u64> {
+        self.at.0 * PAGE..(self.at.0 + self.pages()) * PAGE
+    }
+
+    fn pages(&self) -> u64 {
+        self.from.iter().map(|&(len, _)| len).sum()
+    }
+}
+
+/// A run of pages of a chunk: first page, how many, where they are.
+type ChunkRun = (u64, u64, Option<PageAddr>);
+
+impl WritePlan {
+    /// Plans to copy the chunk around `page`, which cannot be written in place. False: it is not to
+    /// be copied (by policy, because nothing of it is shared or would have to be copied, or for want
+    /// of room).
+    pub(super) fn copy_chunk(
+        &mut self,
+        meta: &mut Meta,
+        id: VolumeId,
+        page: VirtualPage,
+    ) -> std::result::Result<bool, Failure> {
+        let Some(chunk) = self.copying else { return Ok(false) };
+        let first = page.0 / chunk * chunk;
+        let (mut editor, record) = meta.view(id).expect("a volume with a handle is not removed");
+        let end = (first + chunk).min(pages_of(record.size)).max(page.0 + 1);
+        let (mut runs, mut shared, mut at) = (Vec::new(), false, first);
+        while at < end {
+            let Run { data, len } = lookup(editor.tables, record, VirtualPage(at), end - at).map_err(Stop::from)?;
+            if let Some((_, birth)) = data
+                && birth <= record.shared_at
+                && !shared
+            {
+                // By the counts it may be this volume's alone all the same.
+                for p in at..at + len {
+                    if !editor.is_alone_for_good(record, VirtualPage(p))? {
+                        shared = true;
+                        break;
+                    }
+                }
+            }
+            runs.push((at, len, data.map(|(addr, _)| addr)));
+            at += len;
+        }
+        let (covered, shared_at) = (self.covered(), record.shared_at);
+        let left = |&(at, len, data): &ChunkRun| data.is_some() && (at < covered.start || at + len > covered.end);
+        if !shared || !runs.iter().any(left) {
+            return Ok(false);
+        }
+        let new = self.new_pages(&runs);
+        meta.admits(id, new)?;
+        let Some(faults) = self.place_chunk(meta, id, (chunk, shared_at), &runs)? else { return Ok(false) };
+        self.claim.add(meta, id, new);
+        self.forget_from(first * PAGE);
+        for fault in faults {
+            self.copy_for(&runs, &fault);
+            self.faults.push(fault);
+        }
+        self.next = self.end.min(end * PAGE);
+        Ok(true)
+    }
+
+    /// Finds room for what the runs and the write need of a chunk.
+    fn place_chunk(
+        &self,
+        meta: &mut Meta,
+        id: VolumeId,
+        (chunk_pages, shared_at): (u64, Epoch),
+        runs: &[ChunkRun],
+    ) -> std::result::Result<Option<Vec<Fault>>, Failure> {
+        let needed = self.needed(runs);
+        let pages: u64 = needed.iter().map(|r| r.end - r.start).sum();
+        let need = meta.checkpoint_pages() + RESERVE + pages;
+        if meta.space.available() < need {
+            return Ok(None);
+        }
+        meta.space.ensure_known(need).map_err(Stop::from)?;
+        let mut faults = Vec::new();
+        for extent in needed {
+            let mut at = extent.start;
+            while at < extent.end {
+                let pages = (extent.end - at).min(BLOCK_PAGES - at % BLOCK_PAGES);
+                let write = extent.clone();
+                let want = Want { volume: id, at: VirtualPage(at), pages, chunk_pages, shared_at, write };
+                let (to, n) = match meta.space.alloc_data(want) {
+                    Ok(found) => found,
+                    Err(Refusal::NoSpace) => return Ok(None),
+                    Err(Refusal::Miss(miss)) => return Err(Failure::Stop(miss.into())),
+                };
+                faults.push(Fault { at: VirtualPage(at), len: n, to, shared: true, moved: false, sum: None });
+                at += n;
+            }
+        }
+        Ok(Some(faults))
+    }
+
+    /// Adds what `fault` maps to the last copy if it goes on where that ends, else as a copy of its own.
+    fn copy_for(&mut self, runs: &[ChunkRun], fault: &Fault) {
+        let from = self.sources(runs, fault.at.0..fault.at.0 + fault.len);
+        match self.copies.last_mut() {
+            Some(last) if last.at.0 + last.pages() == fault.at.0 && last.to.0 + last.pages() == fault.to.0 => {
+                let all = last.from.drain(..).chain(from).collect();
+                last.from = read_through(joined(all));
+            }
+            _ => self.copies.push(ChunkCopy { at: fault.at, to: fault.to, from: read_through(from) }),
+        }
+    }
+
+    /// Pages of the volume that the write replaces wholly.
+    fn covered(&self) -> Range<u64> {
+        let first = self.start.div_ceil(PAGE);
+        first..(self.end / PAGE).max(first)
+    }
+
+    /// Pages of the volume that the write touches.
+    fn touched(&self) -> Range<u64> {
+        self.start / PAGE..self.end.div_ceil(PAGE)
+    }
+
+    /// Pages of holes that the write touches.
+    fn new_pages(&self, runs: &[ChunkRun]) -> u64 {
+        let touched = self.touched();
+        let holes = runs.iter().filter(|(_, _, data)| data.is_none());
+        holes.map(|&(at, len, _)| (at + len).min(touched.end).saturating_sub(at.max(touched.start))).sum()
+    }
+
+    /// Pages that get a new place: those that are mapped, and those that are written.
+    fn needed(&self, runs: &[ChunkRun]) -> Vec<Range<u64>> {
+        let touched = self.touched();
+        let mut out: Vec<Range<u64>> = Vec::new();
+        for &(at, len, data) in runs {
+            let part = match data {
+                Some(_) => at..at + len,
+                None if planted(Bug::CopyFillsHoles) => at..at + len,
+                None => at.max(touched.start)..(at + len).min(touched.end),
+            };
+            match out.last_mut() {
+                Some(last) if last.end == part.start => last.end = part.end.max(part.start),
+                _ if part.start < part.end => out.push(part),
+                _ => {}
+            }
+        }
+        out
+    }
+
+    /// Where the pages of `range` come from.
+    fn sources(&self, runs: &[ChunkRun], range: Range<u64>) -> Vec<(u64, Old)> {
+        let covered = self.covered();
+        let mut out: Vec<(u64, Old)> = Vec::new();
+        for &(at, len, data) in runs {
+            let (from, to) = (at.max(range.start), (at + len).min(range.end));
+            let cuts = [from, covered.start.clamp(from, to.max(from)), covered.end.clamp(from, to.max(from)), to];
+            for pair in cuts.windows(2).filter(|pair| pair[0] < pair[1]) {
+                let old = match data {
+                    _ if covered.contains(&pair[0]) => Old::Covered,
+                    Some(addr) => Old::At(PageAddr(addr.0 + pair[0] - at)),
+                    None => Old::Hole,
+                };
+                out.push((pair[1] - pair[0], old));
+            }
+        }
+        out
+    }
+}
+
+/// The same with runs that go on where the one before ends made one.
+fn joined(runs: Vec<(u64, Old)>) -> Vec<(u64, Old)> {
+    let mut out: Vec<(u64, Old)> = Vec::with_capacity(runs.len());
+    for (len, old) in runs {
+        match (out.last_mut(), old) {
+            (Some((before, Old::At(addr))), Old::At(next)) if next.0 == addr.0 + *before => *before += len,
+            (Some((before, Old::Hole)), Old::Hole) | (Some((before, Old::Covered)), Old::Covered) => *before += len,
+            _ => out.push((len, old)),
+        }
+    }
+    out
+}
+
+/// Joins reads that a short covered stretch parts, where what it covers lies between them.
+fn read_through(runs: Vec<(u64, Old)>) -> Vec<(u64, Old)> {
+    let mut out: Vec<(u64, Old)> = Vec::with_capacity(runs.len());
+    for (len, old) in runs {
+        if let (Old::At(next), [.., (before, Old::At(addr)), (gap, Old::Covered)]) = (old, &mut out[..])
+            && *gap <= READ_THROUGH
+            && next.0 == addr.0 + *before + *gap
+        {
+            *before += *gap + len;
+            out.pop();
+            continue;
+        }
+        out.push((len, old));
+    }
+    out
+}
+
+impl<D: Device> Volume<D> {
+    /// Pages of this volume's chunks if they are copied when they are broken, and the pages that a
+    /// write to `range` then has to hold.
+    pub(super) fn break_range(&self, range: Range<u64>) -> (Option<u64>, Range<u64>) {
+        let meta = self.inner.meta.borrow();
+        let record = self.record(&meta);
+        let chunk = record.chunk / PAGE;
+        match record.break_policy {
+            BreakPolicy::Copy => (Some(chunk), range.start / chunk * chunk..range.end.next_multiple_of(chunk)),
+            BreakPolicy::Split => (None, range),
+        }
+    }
+
+    /// Writes what is planned, of which something is copied, and maps it. The turn ends when all of it
+    /// has been submitted.
+    pub(super) async fn write_copying(&self, turn: Turn<Buf>, work: &mut Work, buf: Buf) -> (Result<()>, Buf) {
+        let own = buf.len();
+        let bytes = Rc::new(self.with_those_along(work, buf));
+        let parts = self.start_copies(&work.plan, &bytes);
+        give_those_behind(&turn, work, &parts);
+        let copies = self.copies.begin(parts, &turn, work.plan.end() * PAGE);
+        let early = planted(Bug::CopyMappedBeforeWritten);
+        let mut result = if early { self.publish(&work.plan).await } else { Ok(()) };
+        result = result.and(self.put_rest(work, &bytes).await);
+        for part in &copies.parts {
+            part.ticket.sealed().await;
+        }
+        turn.submitted(&work.along);
+        let copied = self.await_copies(work, &copies).await;
+        result = match result.and(copied) {
+            Ok(()) if !early => self.publish(&work.plan).await,
+            Err(e) if planted(Bug::CancelledCopyMapped) && work.plan.copies.len() > 1 => {
+                self.publish(&work.plan).await.and(Err(e))
+            }
+            other => other,
+        };
+        self.copies.end(&copies, result.clone());
+        let mut buf = Rc::try_unwrap(bytes).unwrap_or_else(|shared| Buf::copy_of(&shared));
+        buf.set_len(own);
+        (result, buf)
+    }
+
+    /// The client's bytes, followed by those of the writes that go along.
+    fn with_those_along(&self, work: &Work, buf: Buf) -> Buf {
+        if work.along.is_empty() {
+            return buf;
+        }
+        let more: usize = work.along.iter().map(|taken| taken.look(|b| b.len())).sum();
+        let mut all = self.inner.device.buffer(buf.len() + more);
+        let mut at = buf.len();
+        all[..at].copy_from_slice(&buf);
+        for taken in &work.along {
+            at += taken.look(|b| {
+                all[at..at + b.len()].copy_from_slice(b);
+                b.len()
+            });
+        }
+        all
+    }
+
+    /// Writes what is not copied: what goes in place, and chunks that are covered.
+    async fn put_rest(&self, work: &Work, bytes: &Buf) -> Result<()> {
+        if work.plan.segments.is_empty() && work.plan.partials.is_empty() {
+            return Ok(());
+        }
+        let pages = self.completed(work, bytes).await?;
+        // The copies hold the client's buffer until they end.
+        let (rest, segments) = self.assemble(work, &pages, bytes, &[]);
+        self.inner.counters.data_writes.add(&segments);
+        let (result, _) = self.inner.device.write(rest, segments, false).await;
+        self.explain(work.offset, result)
+    }
+
+    /// Begins the copies of `plan`; `bytes` are what is written from its start on.
+    fn start_copies(&self, plan: &WritePlan, bytes: &Rc<Buf>) -> Vec<Running> {
+        let (mut parts, group) = (Vec::with_capacity(plan.copies.len()), Group::default());
+        for copy in &plan.copies {
+            let range = copy.range();
+            let (from, to) = (range.start.max(plan.start), range.end.min(plan.end));
+            let given = (from < to).then(|| Given {
+                at: from - range.start,
+                range: (from - plan.start) as usize..(to - plan.start) as usize,
+                bytes: bytes.clone(),
+            });
+            let ticket =
+                self.inner.copier.submit(self.copies.client(), self.job(copy, &group), given.into_iter().collect());
+            parts.push(Running { range, ticket });
+        }
+        parts
+    }
+
+    /// Counts each run as a request: what sub-jobs cut apart is one piece of work. Where the device cloned,
+    /// that is what was read and written beside it.
+    fn count_copy(&self, copy: &ChunkCopy, moved: Moved) {
+        let counters = &self.inner.counters;
+        if moved.offloaded > 0 {
+            let both = [(&counters.data_reads, moved.read), (&counters.data_writes, moved.written)];
+            both.iter().filter(|(_, bytes)| *bytes > 0).for_each(|(count, bytes)| count.add_one(*bytes));
+            return;
+        }
+        counters.data_writes.add_one(copy.pages() * PAGE);
+        for &(len, old) in &copy.from {
+            if matches!(old, Old::At(_)) {
+                counters.data_reads.add_one(len * PAGE);
+            }
+        }
+    }
+
+    fn job(&self, copy: &ChunkCopy, group: &Group) -> Job<D> {
+        let place = |page: PageAddr| Place { device: self.inner.device.clone(), offset: page.offset() };
+        let source = |&(len, old): &(u64, Old)| {
+            let from = match old {
+                Old::At(page) => Source::Device(place(page)),
+                Old::Hole if planted(Bug::CopyFillsHoles) => Source::Given,
+                Old::Hole => Source::Zeroes,
+                Old::Covered => Source::Given,
+            };
+            Piece { len: len * PAGE, from }
+        };
+        let (first, pages) = (copy.at, copy.pages());
+        Job {
+            source: copy.from.iter().map(source).collect(),
+            destinations: smallvec![place(copy.to)],
+            near: first.block().saturating_sub(1)..VirtualPage(first.0 + pages - 1).block() + 2,
+            group: group.clone(),
+        }
+    }
+
+    /// Waits for all copies of a write. When one has failed the others are of no use.
+    async fn await_copies(&self, work: &Work, copies: &Break) -> Result<()> {
+        let mut result = Ok(());
+        for (part, copy) in copies.parts.iter().zip(&work.plan.copies) {
+            let done = part.ticket.done().await;
+            self.count_copy(copy, part.ticket.moved());
+            let Err(error) = done else { continue };
+            let at = part.range.start;
+            let what = |doing| format!("{doing} the chunk at {at} of {} to break it", self.name());
+            let error = match error {
+                CopyError::Read(e) => Error::io(what("reading"), e),
+                CopyError::Write(e) => Error::io(what("writing a copy of"), e),
+                CopyError::Cancelled => Error::new(ErrorKind::Io, what("giving up the copy of")),
+            };
+            if result.is_ok() {
+                result = Err(error);
+                copies.parts.iter().for_each(|other| other.ticket.cancel());
+            }
+        }
+        result
+    }
+}
+
+/// Takes along who waits directly behind, as far as the last copy reaches.
+fn give_those_behind(turn: &Turn<Buf>, work: &mut Work, parts: &[Running]) {
+    let plan = &work.plan;
+    let Some(last) = parts.last().filter(|last| plan.end.is_multiple_of(PAGE) && last.range.contains(&plan.end)) else {
+        return;
+    };
+    let (mut at, had) = (plan.end, work.along.len());
+    let limit = plan.end().next_multiple_of(BLOCK_PAGES).min(last.range.end / PAGE);
+    turn.take_along(&mut work.along, plan.end(), limit, fits);
+    for taken in &work.along[had..] {
+        let bytes = Rc::new(taken.look(|b| Buf::copy_of(b)));
+        let len = bytes.len();
+        let given = last.ticket.give(Given { at: at - last.range.start, range: 0..len, bytes });
+        debug_assert!(given, "nothing of a copy that has just begun is written");
+        at += len as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_that_go_on_are_one() {
+        let at = |page| Old::At(PageAddr(page));
+        let runs = vec![(2, at(5)), (3, at(7)), (1, at(11)), (1, Old::Hole), (1, Old::Hole), (4, Old::Covered)];
+        assert_eq!(joined(runs), [(5, at(5)), (1, at(11)), (2, Old::Hole), (4, Old::Covered)]);
+    }
+
+    #[test]
+    fn what_a_write_covers_is_read_only_where_that_saves_a_request() {
+        let at = |page| Old::At(PageAddr(page));
+        let short = vec![(4, at(100)), (2, Old::Covered), (10, at(106))];
+        assert_eq!(read_through(short), [(16, at(100))]);
+        let long = vec![(4, at(100)), (17, Old::Covered), (10, at(121))];
+        assert_eq!(read_through(long.clone()), long);
+        let elsewhere = vec![(4, at(100)), (2, Old::Covered), (10, at(500))];
+        assert_eq!(read_through(elsewhere.clone()), elsewhere);
+        let twice = vec![(1, at(10)), (1, Old::Covered), (1, at(12)), (1, Old::Covered), (1, at(14))];
+        assert_eq!(read_through(twice), [(5, at(10))]);
+        let edge = vec![(2, Old::Covered), (10, at(2)), (1, Old::Hole), (3, Old::Covered)];
+        assert_eq!(read_through(edge.clone()), edge);
+    }
+}

@@ -1,0 +1,67 @@
+//! The verbs that clients see, each counted as one operation.
+
+use crate::counters::Operation;
+use crate::device::{Buf, Device};
+use crate::error::Result;
+
+use super::Volume;
+
+impl<D: Device> Volume<D> {
+    /// Fills all of `buf` from `offset`.
+    pub async fn read(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
+        let running = self.counters.begin(Operation::Read, buf.len() as u64);
+        let (result, buf) = self.read_range(offset, buf).await;
+        running.end(result.is_ok());
+        (result, buf)
+    }
+
+    /// As [`read`](Self::read), but parts that are holes may be left as they are in `buf` and
+    /// reported instead: where they begin in it and how long they are, in rising order.
+    pub async fn read_sparse(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
+        let running = self.counters.begin(Operation::Read, buf.len() as u64);
+        let (result, buf) = self.read_range_sparse(offset, buf).await;
+        running.end(result.is_ok());
+        (result, buf)
+    }
+
+    /// Writes all of `buf` at `offset`. With `fua` it is durable when this returns.
+    pub async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
+        let running = self.counters.begin(Operation::Write, buf.len() as u64);
+        let (result, buf) = self.write_range(offset, buf, fua).await;
+        running.end(result.is_ok());
+        (result, buf)
+    }
+
+    /// Makes every write acknowledged so far durable, of all volumes of the pool.
+    pub async fn flush(&self) -> Result<()> {
+        let running = self.counters.begin(Operation::Flush, 0);
+        let result = self.commit().await;
+        running.end(result.is_ok());
+        result
+    }
+
+    /// The whole pages within the range read as zeroes afterwards and give their space back; its
+    /// ragged edges stay as they are (the end of the volume is none). On a full pool parts may be
+    /// left alone.
+    pub async fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        let running = self.counters.begin(Operation::Discard, len);
+        let result = self.discard_range(offset, len).await;
+        running.end(result.is_ok());
+        result
+    }
+
+    /// The range reads as zeroes afterwards; whole pages give their space back. With `fua` that is
+    /// durable when this returns.
+    pub async fn write_zeroes(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
+        let running = self.counters.begin(Operation::Zero, len);
+        let result = self.zero_range(offset, len, fua).await;
+        running.end(result.is_ok());
+        result
+    }
+
+    /// Notes that a front end took `nanoseconds` from admitting an operation to answering it. The
+    /// engine has no clock of its own.
+    pub fn took(&self, operation: Operation, nanoseconds: u64) {
+        self.counters.took(operation, nanoseconds);
+    }
+}

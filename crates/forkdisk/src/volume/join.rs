@@ -1,0 +1,140 @@
+//! Copies under way for one volume, and writes that join them: a write to a chunk that is being
+//! copied need not wait and write a second time. Its bytes go along with the copy, as long as
+//! those that lie there have not been written and nobody waits who came before it.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+
+use crate::copier::{Client, Given, Ticket, User};
+use crate::device::{Buf, Device};
+use crate::error::Error;
+use crate::format::Throttle;
+use crate::planted::{Bug, planted};
+use crate::sync::{Event, Turn};
+
+use super::Volume;
+
+/// A part of a volume that is being copied to a new place.
+pub struct Running {
+    /// Bytes of the volume.
+    pub range: Range<u64>,
+    pub ticket: Ticket,
+}
+
+/// All copies that one write has begun.
+pub struct Break {
+    pub parts: Vec<Running>,
+    /// The turns of the write that has begun them and of those that have joined.
+    turns: RefCell<Vec<u64>>,
+    /// Bytes of the volume before this one are taken: whoever joins begins behind.
+    joined: Cell<u64>,
+    outcome: RefCell<Option<Result<(), Error>>>,
+    ended: Event,
+}
+
+impl Break {
+    /// The parts that hold `range`, if it lies in them wholly.
+    fn parts_of(&self, range: &Range<u64>) -> Option<Vec<&Running>> {
+        let overlap = |p: &&Running| p.range.start < range.end && range.start < p.range.end;
+        let parts: Vec<&Running> = self.parts.iter().filter(overlap).collect();
+        let held: u64 = parts.iter().map(|p| p.range.end.min(range.end) - p.range.start.max(range.start)).sum();
+        (held == range.end - range.start).then_some(parts)
+    }
+
+    async fn outcome(&self) -> Result<(), Error> {
+        loop {
+            if let Some(outcome) = &*self.outcome.borrow() {
+                return outcome.clone();
+            }
+            self.ended.wait().await;
+        }
+    }
+}
+
+/// What a volume has copied at the moment, and on whose behalf.
+pub struct Copies {
+    client: Rc<Client>,
+    running: RefCell<Vec<Rc<Break>>>,
+}
+
+impl Copies {
+    /// None yet; later ones are held to `throttle`.
+    pub fn new(throttle: Throttle) -> Copies {
+        Copies { client: Rc::new(Client::new(User::Break, throttle)), running: RefCell::default() }
+    }
+
+    /// The copier's client.
+    pub fn client(&self) -> &Rc<Client> {
+        &self.client
+    }
+
+    /// Others may join from now on, from byte `from` of the volume.
+    pub fn begin(&self, parts: Vec<Running>, turn: &Turn<Buf>, from: u64) -> Rc<Break> {
+        let (outcome, ended) = Default::default();
+        let new =
+            Rc::new(Break { parts, turns: RefCell::new(vec![turn.id()]), joined: Cell::new(from), outcome, ended });
+        self.running.borrow_mut().push(new.clone());
+        new
+    }
+
+    /// The copies are mapped, or have failed.
+    pub fn end(&self, ended: &Rc<Break>, outcome: Result<(), Error>) {
+        self.running.borrow_mut().retain(|b| !Rc::ptr_eq(b, ended));
+        *ended.outcome.borrow_mut() = Some(outcome);
+        ended.ended.notify();
+    }
+}
+
+impl<D: Device> Volume<D> {
+    /// Takes `buf` along with a copy under way, if there is one that can. `Err` gives the buffer
+    /// back, and the turn it has: it has to be written in the ordinary way, as also after a copy that
+    /// failed.
+    pub(super) async fn join_copy(&self, offset: u64, buf: Buf, pages: &Range<u64>) -> Result<Buf, (Buf, Turn<Buf>)> {
+        let range = offset..offset + buf.len() as u64;
+        let found = self.copy_to_join(&range, pages);
+        let turn = self.turns.enter(pages.clone());
+        let Some(joined) = found else { return Err((buf, turn)) };
+        joined.turns.borrow_mut().push(turn.id());
+        joined.joined.set(range.end);
+        let bytes = Rc::new(buf);
+        let parts = joined.parts_of(&range).expect("found with it");
+        for part in &parts {
+            let (from, to) = (part.range.start.max(range.start), part.range.end.min(range.end));
+            let place = (from - offset) as usize..(to - offset) as usize;
+            if !planted(Bug::JoinedWriteLost) {
+                part.ticket.give(Given { at: from - part.range.start, range: place, bytes: bytes.clone() });
+            }
+        }
+        let mut submitted = true;
+        for part in &parts {
+            submitted &= part.ticket.sealed().await;
+        }
+        // It keeps its place if it has to be written after all.
+        let turn = (!submitted).then_some(turn);
+        let outcome = joined.outcome().await;
+        let buf = Rc::try_unwrap(bytes).unwrap_or_else(|shared| Buf::copy_of(&shared));
+        match outcome {
+            Ok(()) => Ok(buf),
+            Err(_) => Err((buf, turn.unwrap_or_else(|| self.turns.enter(pages.clone())))),
+        }
+    }
+
+    fn copy_to_join(&self, range: &Range<u64>, pages: &Range<u64>) -> Option<Rc<Break>> {
+        let running = self.copies.running.borrow();
+        if running.is_empty() {
+            return None;
+        }
+        if self.locks.is_awaited(pages) {
+            return None;
+        }
+        let takes = |part: &&Running| {
+            planted(Bug::JoinedWriteTooLate) || part.ticket.takes(range.start.max(part.range.start) - part.range.start)
+        };
+        let joins = |b: &&Rc<Break>| {
+            let in_order = b.joined.get() <= range.start && self.turns.has_only(pages, &b.turns.borrow());
+            in_order && b.parts_of(range).is_some_and(|parts| parts.iter().all(takes))
+        };
+        running.iter().find(joins).cloned()
+    }
+}

@@ -1,0 +1,111 @@
+//! Writing a planned write's data. Nothing of it is visible before it is published, except in place.
+
+use smallvec::smallvec;
+
+use crate::device::{Buf, Device, Segment, Segments};
+use crate::error::{Error, Result};
+use crate::planted::{Bug, planted};
+use crate::sync::{Taken, Turn};
+use crate::types::PAGE_SIZE;
+
+use super::Volume;
+use super::fault::{Partial, WritePlan};
+use super::read::push;
+use super::turn::Work;
+
+impl<D: Device> Volume<D> {
+    /// Submits the data in rising order, the completed `pages` among it, gives up the turn, and waits for
+    /// the end.
+    pub(super) async fn put(&self, turn: Turn<Buf>, work: &mut Work, pages: Vec<Buf>, buf: Buf) -> (Result<()>, Buf) {
+        let (device, counters) = (&self.inner.device, &self.inner.counters);
+        let (result, buf) = match self.assembled(work, &pages, &buf) {
+            Some((whole, segments)) => {
+                counters.data_writes.add(&segments);
+                work.plan.vouch(&self.inner.meta.borrow().journal, &whole, &segments);
+                let write = device.write(whole, segments, false);
+                turn.submitted(&work.along);
+                (write.await.0, buf)
+            }
+            None => {
+                let segments = work.plan.segments.clone();
+                counters.data_writes.add(&segments);
+                work.plan.vouch(&self.inner.meta.borrow().journal, &buf, &segments);
+                let write = device.write(buf, segments, false);
+                turn.submitted(&work.along);
+                write.await
+            }
+        };
+        (self.explain(work.offset, result), buf)
+    }
+
+    /// All of the data in a buffer of its own, and its segments there, if it cannot be written from `buf`:
+    /// because pages were completed, others were taken along, or the whole pages lie at odd places in it.
+    fn assembled(&self, work: &Work, pages: &[Buf], buf: &Buf) -> Option<(Buf, Segments)> {
+        let WritePlan { segments, partials, .. } = &work.plan;
+        let odd = segments.first().is_some_and(|s| !s.at.is_multiple_of(self.inner.device.block_size()));
+        if partials.is_empty() && work.along.is_empty() && !odd {
+            return None;
+        }
+        Some(self.assemble(work, pages, buf, &work.along))
+    }
+
+    /// What is planned to be written of `own` and what the writes `along` hold behind it, with the
+    /// completed `pages`, in a buffer from the beginning of the first page, and its segments there in rising
+    /// order.
+    pub(super) fn assemble(&self, work: &Work, pages: &[Buf], own: &[u8], along: &[Taken<Buf>]) -> (Buf, Segments) {
+        let WritePlan { segments, partials, .. } = &work.plan;
+        let lead = (work.offset % PAGE_SIZE as u64) as usize;
+        let len = (work.plan.end() - work.offset / PAGE_SIZE as u64) as usize * PAGE_SIZE;
+        let mut whole = self.inner.device.buffer(len);
+        let mut at = lead + own.len();
+        whole[lead..at].copy_from_slice(own);
+        for taken in along {
+            at += taken.look(|more| {
+                if !planted(Bug::TakenAlongForgotten) {
+                    whole[at..at + more.len()].copy_from_slice(more);
+                }
+                more.len()
+            });
+        }
+        let mut pieces: Vec<Segment> = segments.iter().map(|s| Segment { at: s.at + lead, ..*s }).collect();
+        for (partial, page) in partials.iter().zip(pages) {
+            let at = (lead + partial.at) / PAGE_SIZE * PAGE_SIZE;
+            whole[at..at + PAGE_SIZE].copy_from_slice(page);
+            pieces.push(Segment { offset: partial.to.offset(), at, len: PAGE_SIZE });
+        }
+        pieces.sort_unstable_by_key(|s| s.at);
+        let mut segments = Segments::new();
+        pieces.iter().for_each(|s| push(&mut segments, s.offset, s.at, s.len));
+        (whole, segments)
+    }
+
+    /// The pages of which only pieces are written, as a whole.
+    pub(super) async fn completed(&self, work: &Work, data: &[u8]) -> Result<Vec<Buf>> {
+        let mut pages = Vec::with_capacity(work.plan.partials.len());
+        for partial in &work.plan.partials {
+            pages.push(self.complete(partial, data).await?);
+        }
+        Ok(pages)
+    }
+
+    async fn complete(&self, partial: &Partial, data: &[u8]) -> Result<Buf> {
+        let mut page = self.inner.device.buffer(PAGE_SIZE);
+        match partial.from {
+            Some(from) => {
+                let segment = Segment { offset: from.offset(), at: 0, len: PAGE_SIZE };
+                self.inner.counters.data_reads.add_one(PAGE_SIZE as u64);
+                let (result, read) = self.inner.device.read(page, smallvec![segment]).await;
+                result.map_err(|e| Error::io(format!("reading {} to complete a page", self.name()), e))?;
+                page = read;
+            }
+            None if planted(Bug::ZeroFillSkipped) => {
+                // Whatever lay in the new page: that is what the zeroes are for.
+                let segment = Segment { offset: partial.to.offset(), at: 0, len: PAGE_SIZE };
+                page = self.inner.device.read(page, smallvec![segment]).await.1;
+            }
+            None => page.fill(0),
+        }
+        page[partial.within..partial.within + partial.len].copy_from_slice(&data[partial.at..partial.at + partial.len]);
+        Ok(page)
+    }
+}

@@ -1,0 +1,140 @@
+//! What of a range is mapped, the volume's own, or changed since a snapshot: from the map alone, in
+//! bounded portions.
+//!
+//! Every call looks at no more runs of the map than it is told, and tells of the front of its range
+//! as far as that went. Nothing here reads or changes data. Writes that happen meanwhile may or may
+//! not be seen.
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::map::{Stop, lookup};
+use crate::types::{PAGE_SIZE, VirtualPage};
+
+use super::Volume;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Pages of a run whose counts are looked at in one step.
+const PAGES_PER_STEP: u64 = 256;
+
+/// Who refers to a part of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// Nobody: a hole, which reads as zeroes.
+    Hole,
+    /// This volume or snapshot alone.
+    Own,
+    /// Another volume or snapshot, too.
+    Shared,
+}
+
+/// Bytes that are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatusRun<T> {
+    /// How many; never 0.
+    pub len: u64,
+    /// What they are.
+    pub value: T,
+}
+
+/// Runs in order, neighbours of one kind as one.
+fn push<T: PartialEq>(runs: &mut Vec<StatusRun<T>>, len: u64, value: T) {
+    match runs.last_mut() {
+        Some(last) if last.value == value => last.len += len,
+        _ => runs.push(StatusRun { len, value }),
+    }
+}
+
+impl<D: Device> Volume<D> {
+    /// Whether the range holds data or is a hole, from `offset` on, looking at no more than `looks`
+    /// runs of the map (at least one).
+    pub async fn allocation(&self, offset: u64, len: u64, looks: usize) -> Result<Vec<StatusRun<bool>>> {
+        self.check_range(offset, len)?;
+        let (mut at, end) = (offset, offset + len);
+        let mut runs = Vec::new();
+        for _ in 0..looks.max(1) {
+            if at >= end {
+                break;
+            }
+            let first = VirtualPage(at / PAGE);
+            let run = self.inner.look(|meta| {
+                let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
+                Ok(lookup(&mut meta.tables, record, first, end.div_ceil(PAGE) - first.0).map_err(Stop::from)?)
+            });
+            let run = run.await?;
+            let stop = ((first.0 + run.len) * PAGE).min(end);
+            push(&mut runs, stop - at, run.data.is_some());
+            at = stop;
+        }
+        Ok(runs)
+    }
+
+    /// Who refers to the range, page by page, from `offset` on, looking at no more than `looks` runs
+    /// of the map (at least one).
+    pub async fn sharing(&self, offset: u64, len: u64, looks: usize) -> Result<Vec<StatusRun<Sharing>>> {
+        self.check_range(offset, len)?;
+        let (mut at, end) = (offset, offset + len);
+        let mut runs = Vec::new();
+        for _ in 0..looks.max(1) {
+            if at >= end {
+                break;
+            }
+            let first = VirtualPage(at / PAGE);
+            let (pages, sharing) = self.sharing_of(first, end.div_ceil(PAGE) - first.0).await?;
+            let stop = ((first.0 + pages) * PAGE).min(end);
+            push(&mut runs, stop - at, sharing);
+            at = stop;
+        }
+        Ok(runs)
+    }
+
+    /// Pages from `first` on with one answer. The counts are asked for every page: one of a run may
+    /// have lost its other references long before its neighbours.
+    async fn sharing_of(&self, first: VirtualPage, max: u64) -> Result<(u64, Sharing)> {
+        let step = self.inner.look(|meta| {
+            let (mut editor, record) = meta.view(self.id).expect("a volume with a handle is not removed");
+            let run = lookup(editor.tables, record, first, max).map_err(Stop::from)?;
+            let Some((_, birth)) = run.data else {
+                return Ok((run.len, Sharing::Hole));
+            };
+            if !self.read_only && birth > record.shared_at {
+                return Ok((run.len, Sharing::Own));
+            }
+            let is_own = editor.is_alone(record, first)?;
+            let mut pages = 1;
+            while pages < run.len.min(PAGES_PER_STEP)
+                && editor.is_alone(record, VirtualPage(first.0 + pages))? == is_own
+            {
+                pages += 1;
+            }
+            Ok((pages, if is_own { Sharing::Own } else { Sharing::Shared }))
+        });
+        step.await
+    }
+
+    /// Where this volume may differ from `other`, from `offset` on, looking at no more than `looks`
+    /// runs of the maps (at least one). What both share is the same; where they have different
+    /// pages, or only one has any, it says `true`, whatever the bytes are. What lies past the end
+    /// of `other` has changed where this volume has data.
+    ///
+    /// The cost is that of the map pages looked at, which are those that the two do not share.
+    pub async fn changed_since(
+        &self,
+        other: &Volume<D>,
+        offset: u64,
+        len: u64,
+        looks: usize,
+    ) -> Result<Vec<StatusRun<bool>>> {
+        self.check_range(offset, len)?;
+        let (mut at, end) = (offset, offset + len);
+        let mut runs = Vec::new();
+        for _ in 0..looks.max(1) {
+            if at >= end {
+                break;
+            }
+            let (stop, is_same) = self.inner.compare_from(self.id, other.id, at, end).await?;
+            push(&mut runs, stop - at, !is_same);
+            at = stop;
+        }
+        Ok(runs)
+    }
+}

@@ -1,0 +1,133 @@
+//! What random first writes after a snapshot make the pool write: everything, per byte of its client.
+//!
+//! Large volumes are scaled down by 16 together with the memory for changed metadata: every write still meets
+//! another table and another page of counts, and the tables above take the same share of the memory.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::io;
+use std::rc::Rc;
+
+use forkdisk::device::{Buf, IoResult, MemoryDevice, Segments};
+use forkdisk::{BLOCK_SIZE, CreateOptions, Device, FormatOptions, OpenOptions, PAGE_SIZE, Pool};
+
+use crate::lab::Tasks;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// A device that counts what is written, and keeps of it only what does not begin with a page of zeroes:
+/// clients write nothing else.
+#[derive(Clone)]
+struct Scale {
+    inner: MemoryDevice,
+    data: Rc<Cell<u64>>,
+    metadata: Rc<Cell<u64>>,
+}
+
+impl Device for Scale {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn block_size(&self) -> usize {
+        self.inner.block_size()
+    }
+
+    fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
+        self.inner.read(buf, segments)
+    }
+
+    fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
+        let is_data = |s: &forkdisk::device::Segment| buf[s.at..s.at + s.len.min(PAGE_SIZE)].iter().all(|&b| b == 0);
+        let (data, metadata): (Segments, Segments) = segments.iter().copied().partition(is_data);
+        let bytes = |segments: &Segments| segments.iter().map(|s| s.len as u64).sum::<u64>();
+        self.data.set(self.data.get() + bytes(&data));
+        self.metadata.set(self.metadata.get() + bytes(&metadata));
+        self.inner.write(buf, metadata, fua)
+    }
+
+    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
+        self.inner.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.inner.discard(offset, len)
+    }
+
+    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.inner.set_len(len)
+    }
+}
+
+/// What a device had to do for each of its client's writes.
+#[derive(Debug)]
+struct Cost {
+    /// Bytes written per byte of the client, all in all and of data.
+    written: f64,
+    data: f64,
+}
+
+/// A permutation of `0..span`, a power of two, that looks random.
+fn scattered(i: u64, span: u64) -> u64 {
+    let (bits, mask) = (span.trailing_zeros(), span - 1);
+    let mix = |x: u64| x.wrapping_mul(0x9e37_79b9_7f4a_7c15) & mask;
+    let fold = |x: u64| x ^ (x >> (bits / 2));
+    mix(fold(mix(fold(mix(i)))))
+}
+
+/// `count` pages of a full volume of `gib` GiB that a snapshot shares, in random order, with `dirty` MiB for
+/// changed metadata; a flush and a checkpoint at the end.
+fn cost(gib: u64, dirty: usize, count: u64) -> Cost {
+    let tasks = Tasks::default();
+    let (size, span) = (gib << 30, (gib << 30) / PAGE);
+    let device = Scale { inner: MemoryDevice::new(size * 5 / 2), data: Rc::default(), metadata: Rc::default() };
+    let counters = device.clone();
+    tasks.clone().run(async move {
+        let format = FormatOptions { size: size * 5 / 2, uuid: [7; 16], now: 0, journal: None };
+        Pool::format(&device, &format).await.expect("a new pool");
+        let options = OpenOptions { dirty: dirty << 20, ..OpenOptions::default() };
+        let pool = Pool::open(device.clone(), Rc::new(tasks), options).await.expect("it opens");
+        pool.create("v", &CreateOptions::new(size, 0)).await.expect("a new volume");
+        let volume = pool.volume("v").expect("just made");
+        let mut buf = Buf::zeroed(BLOCK_SIZE as usize);
+        for at in (0..size).step_by(BLOCK_SIZE as usize) {
+            let (result, again) = volume.write(at, buf, false).await;
+            result.expect("there is space");
+            buf = again;
+        }
+        pool.checkpoint().await.expect("it succeeds");
+        pool.snapshot(&[("v", "s")], 0).await.expect("a snapshot");
+        pool.checkpoint().await.expect("it succeeds");
+        device.data.take();
+        device.metadata.take();
+        let mut buf = Buf::zeroed(PAGE_SIZE);
+        for at in (0..count).map(|i| scattered(i, span)) {
+            let (result, again) = volume.write(at * PAGE, buf, false).await;
+            result.expect("there is space");
+            buf = again;
+        }
+        pool.flush().await.expect("it succeeds");
+        pool.checkpoint().await.expect("it succeeds");
+    });
+    let per_byte = |bytes: u64| bytes as f64 / (count * PAGE) as f64;
+    let (data, metadata) = (counters.data.get(), counters.metadata.get());
+    Cost { written: per_byte(data + metadata), data: per_byte(data) }
+}
+
+#[test]
+fn a_small_volume_is_written_with_less_than_its_size_of_metadata() {
+    let cost = cost(1, 64, 1 << 16);
+    assert!(cost.data == 1.0 && cost.written <= 1.25, "{cost:?}");
+}
+
+#[test]
+fn on_a_large_volume_a_write_costs_its_table_and_its_counts_and_little_more() {
+    let cost = cost(64, 64 / 16, (1 << 18) / 16);
+    assert!(cost.data == 1.0 && cost.written <= 3.3, "{cost:?}");
+}
+
+#[test]
+fn with_memory_for_it_many_writes_share_a_table() {
+    let cost = cost(64, 2048 / 16, (1 << 20) / 16);
+    assert!(cost.data == 1.0 && cost.written <= 1.9, "{cost:?}");
+}

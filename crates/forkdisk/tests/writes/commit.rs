@@ -1,0 +1,69 @@
+//! What a flush costs, and where the next write to the same page goes.
+
+use forkdisk::OpenOptions;
+
+use super::lab::{Disk, Lab, stamp};
+
+/// Writes a page, flushes, and returns where it went and how many flushes of the device that took.
+async fn write_and_flush(lab: &Lab, volume: &Disk, page: u64, number: u64) -> (u64, u64) {
+    lab.tape.take();
+    let before = lab.pool.statistics().flushes;
+    lab.write(volume, page, 1, number).await.expect("there is space");
+    volume.flush().await.expect("it is durable");
+    let (pages, _) = lab.tape.take();
+    assert_eq!(pages.len(), 1, "written once");
+    (pages[0].at, lab.pool.statistics().flushes - before)
+}
+
+#[test]
+fn the_flush_after_a_first_write_is_one_flush_and_a_page_settles_down_in_place() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        let volume = lab.volume("v", 4).await;
+        // The first commit of a pool marks it as open.
+        write_and_flush(&lab, &volume, 900, 0).await;
+        let (first, flushes) = write_and_flush(&lab, &volume, 7, 1).await;
+        assert_eq!(flushes, 1);
+        let (second, flushes) = write_and_flush(&lab, &volume, 7, 2).await;
+        assert!(second != first, "recovery may ask for the first");
+        assert_eq!(flushes, 2, "it will not ask for this one");
+        let (third, flushes) = write_and_flush(&lab, &volume, 7, 3).await;
+        assert_eq!((third, flushes), (second, 1), "in place");
+        lab.pool.snapshot(&[("v", "s")], 0).await.expect("a snapshot");
+        let (fourth, flushes) = write_and_flush(&lab, &volume, 7, 4).await;
+        assert!(fourth != third && flushes == 1, "a break costs no flush more");
+        assert_eq!(lab.stamps(&volume, 7, 1).await, [Some(4)]);
+    });
+}
+
+#[test]
+fn what_changes_before_its_commit_or_is_not_all_data_is_flushed_first() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        let volume = lab.volume("v", 4).await;
+        write_and_flush(&lab, &volume, 900, 0).await;
+        lab.write(&volume, 7, 1, 1).await.expect("there is space");
+        let (_, flushes) = write_and_flush(&lab, &volume, 7, 2).await;
+        assert_eq!(flushes, 2, "in place, over what the record was to vouch for");
+        lab.write(&volume, 8, 1, 3).await.expect("there is space");
+        let before = lab.pool.statistics().flushes;
+        lab.pool.snapshot(&[("v", "s")], 0).await.expect("a snapshot");
+        assert_eq!(lab.pool.statistics().flushes - before, 2, "it shows what is durable");
+    });
+}
+
+#[test]
+fn a_full_pool_takes_writes_in_place_to_what_was_just_committed() {
+    Lab::run(16, OpenOptions::default(), |lab| async move {
+        let volume = lab.volume("v", 32).await;
+        let mut written = 0;
+        while volume.write(written * 4096, stamp(written, 1), false).await.0.is_ok() {
+            volume.flush().await.expect("it is durable");
+            written += 1;
+        }
+        assert!(written > 1000, "{written} pages");
+        for page in [written - 1, 0, written - 1] {
+            lab.write(&volume, page, 1, 5000).await.expect("it needs no space");
+            volume.flush().await.expect("it is durable");
+        }
+        assert_eq!(lab.stamps(&volume, written - 1, 1).await, [Some(5000)]);
+    });
+}

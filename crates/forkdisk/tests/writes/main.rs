@@ -1,0 +1,9 @@
+//! Where writes go and in which order: the engine on devices in memory whose every request is written
+//! down, with a clock of its own.
+
+mod amplification;
+mod commit;
+mod lab;
+mod order;
+mod quota;
+mod space;

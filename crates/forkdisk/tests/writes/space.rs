@@ -1,0 +1,104 @@
+//! Space under load: what random writers take, on an empty pool and on one that is nearly full.
+
+use forkdisk::OpenOptions;
+
+use crate::lab::{Disk, Lab, stamp};
+
+/// `count` different pages of `0..span`, in an order that looks random.
+fn places(span: u64, count: u64) -> impl Iterator<Item = u64> {
+    let step = (span / 2 + span / 8) | 1;
+    (0..count).map(move |i| (i * step + span / 3) % span)
+}
+
+async fn used_by(lab: &Lab, volume: &Disk, span: u64, count: u64) -> f64 {
+    lab.pool.checkpoint().await.expect("it succeeds");
+    let before = lab.pool.info().free;
+    for at in places(span, count) {
+        volume.write(at * 4096, stamp(at, 1), false).await.0.expect("there is space");
+    }
+    lab.pool.checkpoint().await.expect("it succeeds");
+    (before - lab.pool.info().free) as f64 / (count * 4096) as f64
+}
+
+async fn clone_of_a_full_volume(lab: &Lab, mib: u64) -> Disk {
+    let base = lab.volume("base", mib).await;
+    lab.fill(&base).await;
+    lab.pool.clone_volume("base", "clone", 0).await.expect("a clone");
+    lab.pool.volume("clone").expect("just made")
+}
+
+#[test]
+fn random_writes_over_a_clone_take_little_more_space_than_they_write() {
+    Lab::run(256, OpenOptions::default(), |lab| async move {
+        let clone = clone_of_a_full_volume(&lab, 64).await;
+        let used = used_by(&lab, &clone, 64 * 256, 2048).await;
+        assert!(used <= 1.1, "{used} bytes for each byte written");
+        let used = used_by(&lab, &clone, 64 * 256, 8192).await;
+        assert!(used <= 1.1, "{used} bytes for each byte written");
+    });
+}
+
+#[test]
+fn in_a_pool_that_is_nearly_full_they_take_no_more() {
+    Lab::run(96, OpenOptions::default(), |lab| async move {
+        let clone = clone_of_a_full_volume(&lab, 64).await;
+        let filler = lab.volume("filler", 64).await;
+        // Leaves 12 MiB, in which every block has something in it.
+        let mut at = 0;
+        while lab.pool.info().free > 12 << 20 {
+            filler.write(at << 20, stamp(0, 128), false).await.0.expect("there is space");
+            at += 1;
+        }
+        let free = lab.pool.info().free / 4096;
+        let count = free * 8 / 10;
+        let used = used_by(&lab, &clone, 64 * 256, count).await;
+        assert!(used <= 1.1, "{used} bytes for each byte written");
+        for at in places(64 * 256, count) {
+            assert_eq!(lab.stamps(&clone, at, 1).await, [Some(at)]);
+        }
+        let report = lab.pool.check().await.expect("a check");
+        assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
+    });
+}
+
+#[test]
+fn what_was_kept_for_chunks_of_one_size_is_not_taken_for_chunks_of_another() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        let volume = lab.volume("v", 64).await;
+        // Chunks of 16 pages fill a block; the last one lies at its end.
+        for chunk in (1..16).rev() {
+            lab.write(&volume, chunk * 16, 1, chunk).await.expect("there is space");
+        }
+        lab.pool.set_chunk("v", 512 << 10).await.expect("set");
+        lab.pool.snapshot(&[("v", "s")], 0).await.expect("a snapshot");
+        for chunk in 1..16 {
+            lab.write(&volume, chunk * 128 + 5, 1, 100 + chunk).await.expect("there is space");
+        }
+        for chunk in 1..16 {
+            assert_eq!(lab.stamps(&volume, chunk * 128 + 5, 1).await, [Some(100 + chunk)]);
+        }
+    });
+}
+
+#[test]
+fn what_was_set_aside_for_one_writer_is_to_be_had_by_another() {
+    Lab::run(32, OpenOptions::default(), |lab| async move {
+        // A page in each of many blocks and chunks: most of the pool is set aside.
+        let sparse = lab.volume("sparse", 1024).await;
+        for at in 0..200 {
+            sparse.write((at << 20) + 4096 * 100, stamp(at, 1), false).await.0.expect("there is space");
+        }
+        let streams = lab.volume("streams", 1024).await;
+        for at in 0..8 {
+            streams.write(at << 20, stamp(0, 64), false).await.0.expect("there is space");
+        }
+        lab.pool.checkpoint().await.expect("it succeeds");
+        let free = lab.pool.info().free;
+        let greedy = lab.volume("greedy", 1024).await;
+        let mut at = 0;
+        while greedy.write(at << 16, stamp(at, 16), false).await.0.is_ok() {
+            at += 1;
+        }
+        assert!(at << 16 >= free * 9 / 10, "{} of {free} bytes were to be had", at << 16);
+    });
+}

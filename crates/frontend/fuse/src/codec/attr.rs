@@ -1,0 +1,209 @@
+//! What the kernel and a file system tell each other about files.
+
+use super::fields::{Fields, Put};
+
+/// A point in time: seconds since 1970 (before it: negative) and nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Time {
+    /// Seconds since 1970.
+    pub seconds: i64,
+    /// Below a thousand million.
+    pub nanos: u32,
+}
+
+impl Time {
+    /// From nanoseconds since 1970.
+    pub fn from_nanos(nanos: i64) -> Time {
+        Time { seconds: nanos.div_euclid(1_000_000_000), nanos: nanos.rem_euclid(1_000_000_000) as u32 }
+    }
+
+    /// Nanoseconds since 1970, as near as 64 bits allow.
+    pub fn as_nanos(self) -> i64 {
+        let nanos = i128::from(self.seconds) * 1_000_000_000 + i128::from(self.nanos);
+        nanos.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64
+    }
+}
+
+/// What kind of file it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A folder.
+    Folder,
+}
+
+impl Kind {
+    /// The type bits of a mode.
+    pub fn mode(self) -> u32 {
+        match self {
+            Kind::File => libc::S_IFREG,
+            Kind::Folder => libc::S_IFDIR,
+        }
+    }
+
+    /// The type in a directory entry.
+    pub(super) fn entry_type(self) -> u32 {
+        self.mode() >> 12
+    }
+}
+
+/// Everything `stat` shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attr {
+    /// Inode number.
+    pub ino: u64,
+    /// What kind of file it is.
+    pub kind: Kind,
+    /// Permission bits.
+    pub mode: u32,
+    /// Number of names.
+    pub nlink: u32,
+    /// Number of the owner.
+    pub uid: u32,
+    /// Number of the group.
+    pub gid: u32,
+    /// Length in bytes.
+    pub size: u64,
+    /// Space in units of 512 bytes.
+    pub blocks: u64,
+    /// How much is best read or written at once, in bytes.
+    pub blksize: u32,
+    /// Last access.
+    pub atime: Time,
+    /// Last change of the contents.
+    pub mtime: Time,
+    /// Last change of anything.
+    pub ctime: Time,
+}
+
+impl Attr {
+    pub(super) fn put(&self, out: &mut Vec<u8>) {
+        [self.ino, self.size, self.blocks].into_iter().for_each(|v| out.u64(v));
+        let times = [self.atime, self.mtime, self.ctime];
+        times.iter().for_each(|t| out.u64(t.seconds as u64));
+        times.iter().for_each(|t| out.u32(t.nanos));
+        let mode = self.kind.mode() | self.mode & 0o7777;
+        [mode, self.nlink, self.uid, self.gid, 0, self.blksize, 0].into_iter().for_each(|v| out.u32(v));
+    }
+}
+
+/// A name that was looked up or made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The number under which the kernel will speak of it.
+    pub node: u64,
+    /// Milliseconds for which the kernel may believe that the name stands for this node.
+    pub name_valid: u32,
+    /// Milliseconds for which it may believe the attributes.
+    pub attr_valid: u32,
+    /// The attributes.
+    pub attr: Attr,
+}
+
+impl Entry {
+    pub(super) fn put(&self, out: &mut Vec<u8>) {
+        let times = [self.name_valid, self.attr_valid];
+        [self.node, 0].into_iter().for_each(|v| out.u64(v));
+        times.iter().for_each(|ms| out.u64(u64::from(ms / 1000)));
+        times.iter().for_each(|ms| out.u32(ms % 1000 * 1_000_000));
+        self.attr.put(out);
+    }
+}
+
+/// What is to change; `None` stays as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetAttr {
+    /// The open file it is asked for through.
+    pub handle: Option<u64>,
+    /// Permission bits.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Length in bytes.
+    pub size: Option<u64>,
+    /// Last access; `Some(None)`: now.
+    pub atime: Option<Option<Time>>,
+    /// Last change of the contents; `Some(None)`: now.
+    pub mtime: Option<Option<Time>>,
+    /// Last change of anything.
+    pub ctime: Option<Time>,
+    /// The set-user-id and set-group-id bits go.
+    pub drop_privileges: bool,
+}
+
+impl SetAttr {
+    pub(super) fn decode(r: &mut Fields<'_>) -> Option<SetAttr> {
+        let valid = r.u32()?;
+        r.skip(4)?;
+        let (handle, size, _owner) = (r.u64()?, r.u64()?, r.u64()?);
+        let seconds = [r.i64()?, r.i64()?, r.i64()?];
+        let nanos = [r.u32()?, r.u32()?, r.u32()?];
+        let mode = r.u32()?;
+        r.skip(4)?;
+        let (uid, gid) = (r.u32()?, r.u32()?);
+        let has = |bit: u32| valid & 1 << bit != 0;
+        let time = |i: usize| Time { seconds: seconds[i], nanos: nanos[i] };
+        Some(SetAttr {
+            handle: has(6).then_some(handle),
+            mode: has(0).then_some(mode & 0o7777),
+            uid: has(1).then_some(uid),
+            gid: has(2).then_some(gid),
+            size: has(3).then_some(size),
+            atime: has(4).then(|| (!has(7)).then(|| time(0))),
+            mtime: has(5).then(|| (!has(8)).then(|| time(1))),
+            ctime: has(10).then(|| time(2)),
+            drop_privileges: has(11),
+        })
+    }
+}
+
+/// What `statfs` shows. Amounts in blocks of `block` bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatFs {
+    /// All.
+    pub blocks: u64,
+    /// Free.
+    pub free: u64,
+    /// Files there are.
+    pub files: u64,
+    /// Files there could be beside them.
+    pub free_files: u64,
+    /// Bytes of a block.
+    pub block: u32,
+    /// Longest name in bytes.
+    pub name: u32,
+}
+
+impl StatFs {
+    pub(super) fn put(&self, out: &mut Vec<u8>) {
+        [self.blocks, self.free, self.free, self.files, self.free_files].into_iter().for_each(|v| out.u64(v));
+        [self.block, self.name, self.block, 0, 0, 0, 0, 0, 0, 0].into_iter().for_each(|v| out.u32(v));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_before_1970_keep_their_nanoseconds() {
+        for nanos in [0, -1, 1, i64::MAX, i64::MIN, -1_000_000_000] {
+            assert_eq!(Time::from_nanos(nanos).as_nanos(), nanos);
+        }
+        assert_eq!(Time::from_nanos(-1), Time { seconds: -1, nanos: 999_999_999 });
+        assert_eq!(Time { seconds: i64::MAX, nanos: 0 }.as_nanos(), i64::MAX);
+    }
+
+    #[test]
+    fn only_what_is_valid_changes() {
+        let mut bytes = Vec::new();
+        bytes.u32(1 << 3 | 1 << 5 | 1 << 8);
+        bytes.resize(88, 0xff);
+        let set = SetAttr::decode(&mut Fields(&bytes)).expect("whole");
+        assert_eq!(set, SetAttr { size: Some(u64::MAX), mtime: Some(None), ..SetAttr::default() });
+        assert_eq!(SetAttr::decode(&mut Fields(&bytes[..80])), None);
+    }
+}

@@ -1,0 +1,115 @@
+//! The first request of a mount: what the kernel offers, and what is taken of it.
+
+use super::fields::{Fields, Put};
+
+/// What a kernel can be asked for, one bit each, as in the protocol.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities(pub u64);
+
+impl Capabilities {
+    /// Reads of one file beside each other.
+    pub const ASYNC_READ: Capabilities = Capabilities(1 << 0);
+    /// Writes of more than a page.
+    pub const BIG_WRITES: Capabilities = Capabilities(1 << 5);
+    /// Names together with attributes.
+    pub const READDIRPLUS: Capabilities = Capabilities(1 << 13 | 1 << 14);
+    /// Direct I/O that does not wait.
+    pub const ASYNC_DIO: Capabilities = Capabilities(1 << 15);
+    /// Writes are gathered in the kernel's cache.
+    pub const WRITEBACK_CACHE: Capabilities = Capabilities(1 << 16);
+    /// Lookups and listings of one folder beside each other.
+    pub const PARALLEL_DIROPS: Capabilities = Capabilities(1 << 18);
+    /// Requests as large as the reply says.
+    pub const MAX_PAGES: Capabilities = Capabilities(1 << 22);
+    /// The file system drops set-user-id and the like itself, and the kernel need not ask for
+    /// `security.capability` before every write.
+    pub const HANDLE_KILLPRIV_V2: Capabilities = Capabilities(1 << 28);
+    const INIT_EXT: u64 = 1 << 30;
+
+    /// Both together.
+    pub const fn and(self, other: Capabilities) -> Capabilities {
+        Capabilities(self.0 | other.0)
+    }
+
+    /// Whether all of `other` are among them.
+    pub fn has(self, other: Capabilities) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// What the kernel says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InitRequest {
+    /// Version of the protocol.
+    pub major: u32,
+    /// Version of the protocol.
+    pub minor: u32,
+    /// Most bytes it reads ahead.
+    pub max_readahead: u32,
+    /// What it can do.
+    pub offered: Capabilities,
+}
+
+impl InitRequest {
+    pub(super) fn decode(r: &mut Fields<'_>) -> Option<InitRequest> {
+        let (major, minor, max_readahead, flags) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?);
+        let extended = u64::from(flags) & Capabilities::INIT_EXT != 0;
+        let high = if extended { u64::from(r.u32()?) } else { 0 };
+        Some(InitRequest { major, minor, max_readahead, offered: Capabilities(u64::from(flags) | high << 32) })
+    }
+}
+
+/// What is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InitReply {
+    /// Most bytes to be read ahead.
+    pub max_readahead: u32,
+    /// What is wanted of what was offered.
+    pub wanted: Capabilities,
+    /// Requests that the kernel may have under way without anybody waiting for them.
+    pub max_background: u16,
+    /// Most bytes of one read or write, whole pages.
+    pub max_write: u32,
+}
+
+/// Version that is spoken.
+const MAJOR: u32 = 7;
+const MINOR: u32 = 40;
+
+impl InitReply {
+    pub(super) fn put(&self, out: &mut Vec<u8>) {
+        let flags = self.wanted.0 | Capabilities::INIT_EXT;
+        [MAJOR, MINOR, self.max_readahead, flags as u32].into_iter().for_each(|v| out.u32(v));
+        out.u16(self.max_background);
+        out.u16(self.max_background / 4 * 3);
+        // Times are kept to the nanosecond.
+        [self.max_write, 1].into_iter().for_each(|v| out.u32(v));
+        out.u16((self.max_write / 4096) as u16);
+        out.u16(0);
+        out.u32((flags >> 32) as u32);
+        out.resize(out.len() + 28, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_high_half_of_what_is_offered_counts_only_if_the_kernel_says_so() {
+        let mut bytes = Vec::new();
+        [7, 45, 131072, 1 << 30 | 1, 2].into_iter().for_each(|v| bytes.u32(v));
+        let init = InitRequest::decode(&mut Fields(&bytes)).expect("whole");
+        assert_eq!(init.offered, Capabilities(1 << 33 | 1 << 30 | 1));
+        bytes[12..16].copy_from_slice(&1u32.to_ne_bytes());
+        assert_eq!(InitRequest::decode(&mut Fields(&bytes)).expect("whole").offered, Capabilities(1));
+    }
+
+    #[test]
+    fn the_answer_has_the_length_of_the_protocol() {
+        let mut out = Vec::new();
+        let wanted = Capabilities::ASYNC_READ;
+        InitReply { max_readahead: 0, wanted, max_background: 64, max_write: 1 << 20 }.put(&mut out);
+        assert_eq!(out.len(), 64);
+    }
+}

@@ -1,0 +1,15 @@
+//! The kernel's FUSE protocol as pure bytes: requests decoded, replies encoded. No I/O.
+//!
+//! Version 7.31 or newer is spoken. What a request says is checked for being complete and in bounds, not
+//! for making sense.
+
+mod attr;
+mod fields;
+mod init;
+mod reply;
+mod request;
+
+pub use attr::{Attr, Entry, Kind, SetAttr, StatFs, Time};
+pub use init::{Capabilities, InitReply, InitRequest};
+pub use reply::{DirectoryPage, Reply, open_flags};
+pub use request::{Decoded, HEAD, Header, MAX_WRITE, Operation, Request, write_flags};

@@ -1,0 +1,403 @@
+//! Requests of the kernel.
+
+use forkdisk::Buf;
+
+use super::attr::SetAttr;
+use super::fields::Fields;
+use super::init::InitRequest;
+
+/// Bytes in front of a write's data: the header and what a write says. Everything is received in two parts,
+/// these and the rest, so that data comes to lie at the beginning of a page.
+pub const HEAD: usize = HEADER + 40;
+const HEADER: usize = 40;
+/// Most bytes of one read or write.
+pub const MAX_WRITE: usize = 1 << 20;
+
+/// Bits that a write may carry.
+pub mod write_flags {
+    /// The set-user-id and set-group-id bits go.
+    pub const DROP_PRIVILEGES: u32 = 1 << 2;
+}
+
+/// What every request begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What the reply is to carry.
+    pub unique: u64,
+    /// The node that is meant.
+    pub node: u64,
+    /// Who asks.
+    pub uid: u32,
+    /// And with which group.
+    pub gid: u32,
+    /// The thread that asks; 0 if none does.
+    pub pid: u32,
+}
+
+/// A request.
+#[derive(Debug)]
+pub struct Request {
+    /// Who asks about what.
+    pub header: Header,
+    /// What is asked for.
+    pub operation: Operation,
+}
+
+/// What a request asks for. `handle` is what an open answered.
+#[derive(Debug)]
+#[expect(missing_docs, reason = "the names are those of the system calls")]
+pub enum Operation {
+    Init(InitRequest),
+    Lookup {
+        name: String,
+    },
+    /// The kernel gives up references to nodes: (node, how many). No reply.
+    Forget(Vec<(u64, u64)>),
+    GetAttr {
+        handle: Option<u64>,
+    },
+    SetAttr(SetAttr),
+    /// A new file or folder or something else, as the type bits of `mode` say.
+    MakeNode {
+        name: String,
+        mode: u32,
+    },
+    MakeFolder {
+        name: String,
+        mode: u32,
+    },
+    Unlink {
+        name: String,
+    },
+    RemoveFolder {
+        name: String,
+    },
+    Rename {
+        name: String,
+        folder: u64,
+        new_name: String,
+        flags: u32,
+    },
+    Open {
+        flags: u32,
+    },
+    Create {
+        name: String,
+        mode: u32,
+        flags: u32,
+    },
+    /// As much as `buf` is long, or up to the end of the file.
+    Read {
+        handle: u64,
+        offset: u64,
+        buf: Buf,
+    },
+    Write {
+        handle: u64,
+        offset: u64,
+        flags: u32,
+        data: Buf,
+    },
+    Release {
+        handle: u64,
+    },
+    Sync {
+        handle: u64,
+        data_only: bool,
+    },
+    OpenFolder,
+    /// With `plus` every name is looked up, too.
+    ReadFolder {
+        handle: u64,
+        offset: u64,
+        size: u32,
+        plus: bool,
+    },
+    ReleaseFolder {
+        handle: u64,
+    },
+    SyncFolder,
+    StatFs,
+    SetXattr {
+        name: String,
+        value: Vec<u8>,
+        flags: u32,
+    },
+    GetXattr {
+        name: String,
+        size: u32,
+    },
+    ListXattr {
+        size: u32,
+    },
+    RemoveXattr {
+        name: String,
+    },
+    Allocate {
+        handle: u64,
+        offset: u64,
+        len: u64,
+        mode: u32,
+    },
+    Seek {
+        handle: u64,
+        offset: u64,
+        whence: u32,
+    },
+    /// `wide`: the reply has room for 64 bits.
+    CopyRange {
+        handle: u64,
+        offset: u64,
+        to_handle: u64,
+        to_offset: u64,
+        len: u64,
+        wide: bool,
+    },
+    /// Somebody does not want to wait for another request any more. No reply.
+    Interrupt,
+    Destroy,
+    /// Anything else, by its number.
+    Other(u32),
+}
+
+/// What was received.
+pub enum Decoded {
+    /// A request, and the buffer that received it if it is not part of the request.
+    Request(Request, Option<Buf>),
+    /// A request that makes no sense: what its reply is to carry.
+    Nonsense(u64, Buf),
+}
+
+impl Request {
+    /// Decodes `len` bytes of which the first are in `head` and the rest in `body`. A large write takes `body` along;
+    /// of a small one the data is copied to a buffer from `take`. So is the buffer of a read.
+    ///
+    /// `None` if there is not even a header.
+    pub fn decode(head: &[u8; HEAD], body: Buf, len: usize, take: impl FnOnce(usize) -> Buf) -> Option<Decoded> {
+        let mut r = Fields(&head[..len.min(HEAD)]);
+        let (length, opcode) = (r.u32()? as usize, r.u32()?);
+        let header = Header { unique: r.u64()?, node: r.u64()?, uid: r.u32()?, gid: r.u32()?, pid: r.u32()? };
+        r.skip(4)?;
+        let nonsense = |body| Some(Decoded::Nonsense(header.unique, body));
+        if length != len || len > HEAD + body.len() {
+            return nonsense(body);
+        }
+        let rest = len.saturating_sub(HEAD);
+        if opcode == WRITE {
+            return match write(&mut r, body, rest, take) {
+                Ok((operation, body)) => Some(Decoded::Request(Request { header, operation }, body)),
+                Err(body) => nonsense(body),
+            };
+        }
+        let whole;
+        let mut fields = r;
+        if rest > 0 {
+            whole = [&head[HEADER..], &body[..rest]].concat();
+            fields = Fields(&whole);
+        }
+        if opcode == READ {
+            return match read(&mut fields, take) {
+                Some(operation) => Some(Decoded::Request(Request { header, operation }, Some(body))),
+                None => nonsense(body),
+            };
+        }
+        match operation(opcode, &header, &mut fields) {
+            Some(operation) => Some(Decoded::Request(Request { header, operation }, Some(body))),
+            None => nonsense(body),
+        }
+    }
+}
+
+/// Up to this many bytes of data are copied: that costs less than a new buffer to receive in.
+const SMALL: usize = 64 << 10;
+const READ: u32 = 15;
+const WRITE: u32 = 16;
+
+fn read(r: &mut Fields<'_>, take: impl FnOnce(usize) -> Buf) -> Option<Operation> {
+    let (handle, offset, size) = (r.u64()?, r.u64()?, r.u32()? as usize);
+    (size <= MAX_WRITE).then(|| Operation::Read { handle, offset, buf: take(size) })
+}
+
+fn write(
+    r: &mut Fields<'_>,
+    mut body: Buf,
+    len: usize,
+    take: impl FnOnce(usize) -> Buf,
+) -> Result<(Operation, Option<Buf>), Buf> {
+    let mut fields = || Some((r.u64()?, r.u64()?, r.u32()? as usize, r.u32()?));
+    let Some((handle, offset, size, flags)) = fields().filter(|f| f.2 == len) else {
+        return Err(body);
+    };
+    if size <= SMALL {
+        let mut data = take(size);
+        data.copy_from_slice(&body[..size]);
+        return Ok((Operation::Write { handle, offset, flags, data }, Some(body)));
+    }
+    body.set_len(size);
+    Ok((Operation::Write { handle, offset, flags, data: body }, None))
+}
+
+fn operation(opcode: u32, header: &Header, r: &mut Fields<'_>) -> Option<Operation> {
+    use Operation::*;
+    Some(match opcode {
+        1 => Lookup { name: r.name()? },
+        2 => Forget(vec![(header.node, r.u64()?)]),
+        3 => {
+            let flags = r.u32()?;
+            r.skip(4)?;
+            let handle = r.u64()?;
+            GetAttr { handle: (flags & 1 != 0).then_some(handle) }
+        }
+        4 => SetAttr(super::attr::SetAttr::decode(r)?),
+        8 => {
+            let mode = r.u32()?;
+            r.skip(12)?;
+            MakeNode { mode, name: r.name()? }
+        }
+        9 => {
+            let mode = r.u32()?;
+            r.skip(4)?;
+            MakeFolder { mode, name: r.name()? }
+        }
+        10 => Unlink { name: r.name()? },
+        11 => RemoveFolder { name: r.name()? },
+        12 => Rename { folder: r.u64()?, flags: 0, name: r.name()?, new_name: r.name()? },
+        14 => Open { flags: r.u32()? },
+        17 => StatFs,
+        18 => Release { handle: r.u64()? },
+        20 => Sync { handle: r.u64()?, data_only: r.u32()? & 1 != 0 },
+        21 => {
+            let (size, flags) = (r.u32()? as usize, r.u32()?);
+            SetXattr { flags, name: r.name()?, value: r.bytes(size)?.to_vec() }
+        }
+        22 => {
+            let size = r.u32()?;
+            r.skip(4)?;
+            GetXattr { size, name: r.name()? }
+        }
+        23 => ListXattr { size: r.u32()? },
+        24 => RemoveXattr { name: r.name()? },
+        26 => Init(InitRequest::decode(r)?),
+        27 => OpenFolder,
+        28 | 44 => ReadFolder { handle: r.u64()?, offset: r.u64()?, size: r.u32()?, plus: opcode == 44 },
+        29 => ReleaseFolder { handle: r.u64()? },
+        30 => SyncFolder,
+        35 => {
+            let (flags, mode) = (r.u32()?, r.u32()?);
+            r.skip(8)?;
+            Create { flags, mode, name: r.name()? }
+        }
+        36 => Interrupt,
+        38 => Destroy,
+        42 => Forget(forgotten(r)?),
+        43 => Allocate { handle: r.u64()?, offset: r.u64()?, len: r.u64()?, mode: r.u32()? },
+        45 => {
+            let (folder, flags) = (r.u64()?, r.u32()?);
+            r.skip(4)?;
+            Rename { folder, flags, name: r.name()?, new_name: r.name()? }
+        }
+        46 => Seek { handle: r.u64()?, offset: r.u64()?, whence: r.u32()? },
+        47 | 53 => {
+            let (handle, offset, _node) = (r.u64()?, r.u64()?, r.u64()?);
+            let (to_handle, to_offset, len) = (r.u64()?, r.u64()?, r.u64()?);
+            CopyRange { handle, offset, to_handle, to_offset, len, wide: opcode == 53 }
+        }
+        other => Other(other),
+    })
+}
+
+/// Nodes and how many references to them are given up.
+fn forgotten(r: &mut Fields<'_>) -> Option<Vec<(u64, u64)>> {
+    let count = r.u32()? as usize;
+    r.skip(4)?;
+    // As many as there are bytes for: a larger count is nonsense.
+    if count > r.0.len() / 16 {
+        return None;
+    }
+    (0..count).map(|_| Some((r.u64()?, r.u64()?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fields::Put;
+    use super::*;
+
+    fn received(opcode: u32, rest: &[u8]) -> Option<Decoded> {
+        let mut all = Vec::new();
+        [(HEADER + rest.len()) as u32, opcode].into_iter().for_each(|v| all.u32(v));
+        [77, 5].into_iter().for_each(|v| all.u64(v));
+        [1000, 100, 4242, 0].into_iter().for_each(|v| all.u32(v));
+        all.extend_from_slice(rest);
+        let mut head = [0; HEAD];
+        let n = all.len().min(HEAD);
+        head[..n].copy_from_slice(&all[..n]);
+        let mut body = Buf::zeroed(MAX_WRITE);
+        body[..all.len() - n].copy_from_slice(&all[n..]);
+        Request::decode(&head, body, all.len(), Buf::zeroed)
+    }
+
+    fn operation_of(opcode: u32, rest: &[u8]) -> Option<Operation> {
+        match received(opcode, rest)? {
+            Decoded::Request(request, _) => {
+                assert_eq!(request.header, Header { unique: 77, node: 5, uid: 1000, gid: 100, pid: 4242 });
+                Some(request.operation)
+            }
+            Decoded::Nonsense(unique, _) => {
+                assert_eq!(unique, 77);
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn names_reach_over_both_parts() {
+        let long = "x".repeat(200);
+        let Some(Operation::Lookup { name }) = operation_of(1, format!("{long}\0").as_bytes()) else {
+            panic!("no lookup")
+        };
+        assert_eq!(name, long);
+        let mut rename = Vec::new();
+        rename.u64(9);
+        rename.u64(1);
+        rename.extend_from_slice(format!("{long}\0b\0").as_bytes());
+        let Some(Operation::Rename { name, folder: 9, new_name, flags: 1 }) = operation_of(45, &rename) else {
+            panic!("no rename")
+        };
+        assert_eq!((name, new_name), (long, "b".to_string()));
+    }
+
+    fn write_of(len: usize, said: usize) -> Vec<u8> {
+        let mut rest = Vec::new();
+        [3, 4096].into_iter().for_each(|v| rest.u64(v));
+        [said as u32, 0].into_iter().for_each(|v| rest.u32(v));
+        rest.resize(40, 0);
+        rest.resize(40 + len, 0xaa);
+        rest
+    }
+
+    #[test]
+    fn a_large_write_takes_its_buffer_along_and_a_small_one_does_not() {
+        for (len, takes) in [(1, false), (4096, false), (SMALL + 4096, true), (MAX_WRITE, true)] {
+            let Some(Decoded::Request(request, body)) = received(WRITE, &write_of(len, len)) else {
+                panic!("no write")
+            };
+            assert_eq!(body.is_none(), takes, "{len}");
+            let Operation::Write { handle: 3, offset: 4096, data, .. } = request.operation else { panic!("no write") };
+            assert!(data.len() == len && data.iter().all(|&b| b == 0xaa), "{len}");
+        }
+    }
+
+    #[test]
+    fn requests_that_are_cut_off_or_say_too_much_are_nonsense() {
+        assert!(operation_of(WRITE, &write_of(100, 101)).is_none());
+        assert!(operation_of(WRITE, &[0; 20]).is_none());
+        assert!(operation_of(1, b"no end").is_none());
+        let mut forget = Vec::new();
+        [u32::MAX, 0].into_iter().for_each(|v| forget.u32(v));
+        assert!(operation_of(42, &forget).is_none());
+        for opcode in [2, 3, 4, 8, 9, 12, 14, 15, 18, 20, 21, 22, 23, 26, 28, 29, 35, 43, 45, 46, 47] {
+            assert!(operation_of(opcode, &[0; 3]).is_none(), "{opcode}");
+        }
+        assert!(matches!(operation_of(4000, &[]), Some(Operation::Other(4000))));
+    }
+}

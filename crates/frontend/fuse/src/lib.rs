@@ -1,0 +1,21 @@
+//! forkdisk volumes as files.
+//!
+//! - [`codec`] is the kernel's FUSE protocol as pure bytes.
+//! - [`Session`] mounts a file system, receives requests and sends replies, all on the thread that owns the pool:
+//!   no request changes threads. A file system is whatever implements [`Handler`].
+//! - [`Volumes`] is the file system that shows a pool: every volume a file, every `/` in a name a folder, snapshots
+//!   under `.snapshots/VOLUME/NAME`.
+//!
+//! No libfuse is needed. Without root, `fusermount3` mounts.
+#![warn(missing_docs)]
+#![forbid(unsafe_code)]
+
+pub mod codec;
+mod mount;
+mod off_thread;
+mod session;
+mod volumes;
+
+pub use mount::{MountOptions, MountPoint, mount as connect, mounted_at, mounts, unmount};
+pub use session::{Handler, Notifier, Session, SessionHandle, unmount_patiently};
+pub use volumes::{Volumes, VolumesOptions, Watcher};

@@ -1,0 +1,280 @@
+//! Mounting and unmounting: by the system call where that is allowed, else by `fusermount3`.
+
+use std::ffi::CString;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use forkdisk::{Error, ErrorKind, Result};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg, socketpair,
+};
+
+const DEVICE: &str = "/dev/fuse";
+const HELPER: &str = "fusermount3";
+const TYPE: &str = "forkdisk";
+
+/// How a file system is mounted.
+#[derive(Clone, Debug, Default)]
+pub struct MountOptions {
+    /// What `df` shows as the source.
+    pub source: String,
+    /// Nothing can be written.
+    pub read_only: bool,
+    /// Users other than the one who mounts may use it.
+    pub allow_other: bool,
+    /// Further options, such as `noexec`, `nosuid`, `nodev`, `noatime`.
+    pub flags: Vec<String>,
+}
+
+/// Mounts at `dir`; returns the connection to the kernel, which does not block.
+pub fn mount(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
+    let failed = |e: io::Error| Error::io(format!("{}: cannot be mounted on", dir.display()), e);
+    let found = std::fs::metadata(dir).map_err(failed)?;
+    if !found.is_dir() {
+        return Err(Error::new(ErrorKind::Invalid, format!("{}: not a directory", dir.display())));
+    }
+    let fd = match mount_directly(dir, found.mode(), options) {
+        Err(e) if e == Errno::PERM => mount_by_helper(dir, options)?,
+        Err(e) if e == Errno::NOENT => {
+            let why = format!("{DEVICE} does not exist: load the kernel module with `modprobe fuse`");
+            return Err(Error::new(ErrorKind::NotFound, why));
+        }
+        other => other.map_err(|e| failed(e.into()))?,
+    };
+    rustix::io::ioctl_fionbio(&fd, true).or_else(|_| set_nonblocking(&fd)).map_err(|e| failed(e.into()))?;
+    Ok(fd)
+}
+
+fn set_nonblocking(fd: &OwnedFd) -> rustix::io::Result<()> {
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK)
+}
+
+fn kernel_flag(option: &str) -> Option<MountFlags> {
+    Some(match option {
+        "noexec" => MountFlags::NOEXEC,
+        "noatime" => MountFlags::NOATIME,
+        "nodiratime" => MountFlags::NODIRATIME,
+        "sync" => MountFlags::SYNCHRONOUS,
+        "dirsync" => MountFlags::DIRSYNC,
+        // Always so.
+        "nosuid" => MountFlags::NOSUID,
+        "nodev" => MountFlags::NODEV,
+        "rw" | "exec" | "async" | "atime" => MountFlags::empty(),
+        _ => return None,
+    })
+}
+
+fn mount_directly(dir: &Path, mode: u32, options: &MountOptions) -> rustix::io::Result<OwnedFd> {
+    use rustix::fs::{Mode, OFlags, open};
+    let fd = open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let others = if options.allow_other { ",allow_other" } else { "" };
+    let data =
+        format!("fd={},rootmode={mode:o},user_id={uid},group_id={gid},default_permissions{others}", fd.as_raw_fd());
+    let data = CString::new(data).map_err(|_| Errno::INVAL)?;
+    let mut flags = MountFlags::NOSUID | MountFlags::NODEV;
+    flags.set(MountFlags::RDONLY, options.read_only);
+    for option in &options.flags {
+        flags |= kernel_flag(option).ok_or(Errno::INVAL)?;
+    }
+    rustix::mount::mount(options.source.as_str(), dir, format!("fuse.{TYPE}"), flags, Some(data.as_c_str()))?;
+    Ok(fd)
+}
+
+fn mount_by_helper(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
+    let failed = |what: &str, e: io::Error| Error::io(format!("{}: {what}", dir.display()), e);
+    // Without close-on-exec, as the helper is to have one end. Ours is closed before it is waited for.
+    let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::empty(), None);
+    let (ours, its) = pair.map_err(|e| failed("no socket for fusermount3", e.into()))?;
+    let mut all = vec![format!("fsname={}", escape(&options.source)), format!("subtype={TYPE}")];
+    all.push("default_permissions".into());
+    all.extend(options.allow_other.then(|| "allow_other".into()));
+    all.extend(options.read_only.then(|| "ro".into()));
+    all.extend(options.flags.iter().map(|f| escape(f)));
+    let mut helper = Command::new(HELPER);
+    helper.args(["-o", &all.join(","), "--"]).arg(dir).env("_FUSE_COMMFD", its.as_raw_fd().to_string());
+    let child = helper.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let child = child.map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => {
+            let why = format!("mounting needs root or {HELPER}, which is not installed (package fuse3)");
+            Error::new(ErrorKind::NotFound, why)
+        }
+        _ => failed("cannot run fusermount3", e),
+    })?;
+    drop(its);
+    let received = receive_descriptor(&ours);
+    drop(ours);
+    let ended = child.wait_with_output().map_err(|e| failed("waiting for fusermount3", e))?;
+    match received {
+        Ok(Some(fd)) if ended.status.success() => Ok(fd),
+        _ => {
+            let said = String::from_utf8_lossy(&ended.stderr).trim().to_owned();
+            let hint = if said.contains("user_allow_other") { "; without allow_other it works" } else { "" };
+            Err(Error::new(ErrorKind::Invalid, format!("{}: {said}{hint}", dir.display())))
+        }
+    }
+}
+
+/// Commas separate options.
+fn escape(option: &str) -> String {
+    option.replace('\\', "\\\\").replace(',', "\\,")
+}
+
+fn receive_descriptor(socket: &OwnedFd) -> rustix::io::Result<Option<OwnedFd>> {
+    let mut byte = [0; 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    loop {
+        match recvmsg(socket.as_fd(), &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            received => {
+                received?;
+                break;
+            }
+        }
+    }
+    Ok(control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    }))
+}
+
+/// Unmounts what is mounted at `dir`; with `lazily` also if it is in use: then nobody finds it any more, and
+/// it ends with its last user. Waits for what is still to be written, so never call it on the thread that
+/// serves the mount.
+pub fn unmount(dir: &Path, lazily: bool) -> Result<()> {
+    let failed = |e: Errno| {
+        let why = match e {
+            Errno::BUSY => "is in use: `fuser -vm DIR` says by whom".to_owned(),
+            Errno::INVAL => "nothing is mounted there".to_owned(),
+            e => format!("cannot be unmounted: {e}"),
+        };
+        let kind = if e == Errno::BUSY { ErrorKind::Busy } else { ErrorKind::Invalid };
+        Error::new(kind, format!("{}: {why}", dir.display()))
+    };
+    let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
+        Err(Errno::PERM) => unmount_by_helper(dir, lazily),
+        outcome => outcome.map_err(failed),
+    }
+}
+
+fn unmount_by_helper(dir: &Path, lazily: bool) -> Result<()> {
+    let mut helper = Command::new(HELPER);
+    helper.arg("-u").args(lazily.then_some("-z")).arg("--").arg(dir).stdin(Stdio::null());
+    let ended = helper.output().map_err(|e| Error::io(format!("{}: cannot run {HELPER}", dir.display()), e))?;
+    if ended.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&ended.stderr).trim().to_owned();
+    let kind = if said.contains("busy") { ErrorKind::Busy } else { ErrorKind::Invalid };
+    Err(Error::new(kind, said))
+}
+
+/// Lets the kernel read ahead `bytes` on the mount at `dir`, if we may say so.
+pub fn raise_read_ahead(dir: &Path, bytes: usize) {
+    let Some(MountPoint { device: (major, minor), .. }) = mounted_at(dir) else { return };
+    let setting = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+    if let Err(error) = std::fs::write(&setting, (bytes >> 10).to_string()) {
+        tracing::debug!(%error, "{setting} stays as it is");
+    }
+}
+
+/// What is mounted somewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountPoint {
+    /// Type of the file system; ours is `fuse.forkdisk`.
+    pub kind: String,
+    /// What `df` shows as the source: the pool.
+    pub source: String,
+    /// Numbers of its device.
+    pub device: (u32, u32),
+}
+
+impl MountPoint {
+    /// Whether it is a pool of ours.
+    pub fn is_pool(&self) -> bool {
+        self.kind == format!("fuse.{TYPE}")
+    }
+}
+
+/// What is mounted at `dir`, an absolute path without links. Asks the kernel's table, not the mount.
+pub fn mounted_at(dir: &Path) -> Option<MountPoint> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    table.lines().rev().find_map(|line| parse_mount(line, dir))
+}
+
+/// Every pool that is mounted, with where: absolute paths without links, in the order of the kernel's table.
+pub fn mounts() -> Vec<(PathBuf, MountPoint)> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    table.lines().filter_map(parse_line).filter(|(_, mount)| mount.is_pool()).collect()
+}
+
+/// `36 35 0:44 / /mnt rw,… - fuse.forkdisk /pool.img rw,…`
+fn parse_mount(line: &str, dir: &Path) -> Option<MountPoint> {
+    parse_line(line).filter(|(at, _)| at == dir).map(|(_, mount)| mount)
+}
+
+fn parse_line(line: &str) -> Option<(PathBuf, MountPoint)> {
+    let (place, rest) = line.split_once(" - ")?;
+    let mut place = place.split(' ').skip(2);
+    let (major, minor) = place.next()?.split_once(':')?;
+    let dir = PathBuf::from(unescape(place.nth(1)?));
+    let mut rest = rest.split(' ');
+    let (kind, source) = (unescape(rest.next()?), unescape(rest.next()?));
+    Some((dir, MountPoint { kind, source, device: (major.parse().ok()?, minor.parse().ok()?) }))
+}
+
+/// Blanks and the like are written as `\040`.
+fn unescape(text: &str) -> String {
+    let mut out = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((&byte, tail)) = rest.split_first() {
+        let code = (byte == b'\\').then(|| tail.get(..3)).flatten();
+        let code = code.and_then(|c| u8::from_str_radix(std::str::from_utf8(c).ok()?, 8).ok());
+        out.push(code.unwrap_or(byte));
+        rest = if code.is_some() { &tail[3..] } else { tail };
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_is_found_in_the_table() {
+        let line = r"36 35 0:44 / /mnt/a\040b rw,nosuid - fuse.forkdisk /pools/x\040y.img rw,user_id=0";
+        let found = parse_mount(line, Path::new("/mnt/a b")).expect("found");
+        assert!(found.is_pool());
+        assert_eq!((found.source.as_str(), found.device), ("/pools/x y.img", (0, 44)));
+        assert_eq!(parse_mount(line, Path::new("/mnt")), None);
+        let other = "36 35 0:44 / /mnt rw - fuse.sshfs host: rw";
+        assert!(!parse_mount(other, Path::new("/mnt")).expect("found").is_pool());
+    }
+
+    #[test]
+    fn commas_in_a_source_do_not_become_options() {
+        assert_eq!(escape("/pools/a,allow_other\\b"), "/pools/a\\,allow_other\\\\b");
+    }
+
+    #[test]
+    fn what_is_no_directory_or_not_mounted_is_refused_with_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let error = mount(&file, &MountOptions::default()).unwrap_err();
+        assert!(error.to_string().contains("not a directory"), "{error}");
+        let error = mount(&dir.path().join("none"), &MountOptions::default()).unwrap_err();
+        assert!(error.to_string().contains("none"), "{error}");
+        let error = unmount(dir.path(), false).unwrap_err();
+        assert!(error.to_string().contains(dir.path().to_str().unwrap()), "{error}");
+    }
+}

@@ -1,0 +1,320 @@
+//! One mounted file system: receives requests, runs each as a task of its own and sends its reply.
+//!
+//! Invariants: everything happens on the thread of the runtime, except what waits for the mount itself; the
+//! memory of requests under way is bounded; every request that wants a reply gets exactly one.
+
+mod memory;
+mod notify;
+
+use std::cell::Cell;
+use std::future::Future;
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use forkdisk::{Buf, Error, ErrorKind, Result};
+use forkdisk_uring::{Rt, Watched};
+use rustix::io::Errno;
+
+use crate::codec::{Capabilities, Decoded, HEAD, Header, InitReply, InitRequest, MAX_WRITE, Operation, Reply, Request};
+use crate::mount::{MountOptions, mount, raise_read_ahead, unmount};
+use crate::off_thread::off_thread;
+use memory::Memory;
+
+pub use notify::Notifier;
+
+/// Requests that the kernel may have under way without anybody waiting for them.
+const BACKGROUND: u16 = 64;
+/// Most bytes of contents in requests under way; beyond it no further request is read.
+const CONTENTS: usize = 256 << 20;
+/// Requests received before tasks have their turn.
+const BATCH: usize = 32;
+/// How long files that are still open when the session is stopped may go on.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// A file system, asked one request at a time. Any number of requests may be under way.
+pub trait Handler: 'static {
+    /// It is mounted now; `notifier` talks to the kernel about it.
+    fn mounted(&self, _notifier: Notifier) {}
+
+    /// Whether the kernel may keep what programs write and hand it over later. Not where others read or write the
+    /// same files by another way.
+    fn caches_writes(&self) -> bool {
+        true
+    }
+
+    /// Does what is asked for. The future is run to its end.
+    fn handle(self: Rc<Self>, header: Header, operation: Operation) -> impl Future<Output = Reply>;
+
+    /// A buffer of `len` bytes for contents, which is best suited to where they go; contents unspecified.
+    fn buffer(&self, len: usize) -> Buf;
+}
+
+struct State {
+    rt: Rt,
+    connection: Watched,
+    dir: PathBuf,
+    memory: Memory,
+    requests: Cell<usize>,
+    stopping: Cell<bool>,
+}
+
+/// A mounted file system. Unmounted when dropped.
+pub struct Session<H: Handler> {
+    state: Rc<State>,
+    handler: Rc<H>,
+}
+
+/// Stops a session, from anywhere on its thread.
+#[derive(Clone)]
+pub struct SessionHandle(Rc<State>);
+
+impl SessionHandle {
+    /// Writes back what the kernel has cached and unmounts; [`Session::serve`] returns after that. If files are still
+    /// open the mount is taken away from under them after a moment.
+    pub async fn stop(&self) {
+        let state = &self.0;
+        if state.stopping.replace(true) {
+            return;
+        }
+        let dir = state.dir.clone();
+        let ended = off_thread(move || {
+            write_back(&dir);
+            unmount_patiently(&dir).or_else(|error| match error.kind() {
+                ErrorKind::Busy => unmount(&dir, true).map(|()| tracing::warn!("{error}; it goes away lazily")),
+                _ => Err(error),
+            })
+        });
+        if let Err(error) = ended.await {
+            tracing::debug!(%error, "unmounting");
+        }
+    }
+
+    /// Where it is mounted.
+    pub fn dir(&self) -> &Path {
+        &self.0.dir
+    }
+}
+
+/// How long a mount that is in use is tried to be unmounted: programs that are just being started hold it for
+/// a moment.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// As [`unmount`], for a while if it is in use. Never call it on the thread that serves the mount.
+pub fn unmount_patiently(dir: &Path) -> Result<()> {
+    let start = std::time::Instant::now();
+    loop {
+        match unmount(dir, false) {
+            Err(error) if error.kind() == ErrorKind::Busy && start.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Lets the kernel write what it has cached of a whole mount.
+fn write_back(dir: &Path) {
+    let synced = std::fs::File::open(dir).and_then(|root| Ok(rustix::fs::syncfs(&root)?));
+    if let Err(error) = synced {
+        tracing::warn!(%error, "writing back what the kernel has cached");
+    }
+}
+
+impl<H: Handler> Session<H> {
+    /// Mounts `handler` at `dir` and agrees with the kernel on how to talk.
+    pub async fn mount(rt: &Rt, handler: Rc<H>, dir: &Path, options: &MountOptions) -> Result<Session<H>> {
+        let dir = dir.canonicalize().map_err(|e| Error::io(dir.display().to_string(), e))?;
+        let connection = mount(&dir, options)?;
+        Session::adopt(rt, handler, &dir, connection).await
+    }
+
+    /// Serves what somebody else has mounted at `dir`, an absolute path without links: `connection` is what
+    /// [`connect`](crate::connect) returned there. Agrees with the kernel on how to talk.
+    pub async fn adopt(rt: &Rt, handler: Rc<H>, dir: &Path, connection: OwnedFd) -> Result<Session<H>> {
+        let (connection, dir) = (Watched::new(rt, connection), dir.to_path_buf());
+        let state = State {
+            rt: rt.clone(),
+            connection,
+            dir: dir.clone(),
+            memory: Memory::new(
+                CONTENTS,
+                Box::new({
+                    let handler = handler.clone();
+                    move |len| handler.buffer(len)
+                }),
+            ),
+            requests: Cell::new(0),
+            stopping: Cell::new(false),
+        };
+        let session = Session { state: Rc::new(state), handler };
+        session.agree().await?;
+        raise_read_ahead(&session.state.dir, MAX_WRITE);
+        let connection = &session.state.connection;
+        let notifier = Notifier::new(connection).map_err(|e| Error::io("a second way to the kernel", e))?;
+        session.handler.mounted(notifier);
+        Ok(session)
+    }
+
+    /// What stops the session.
+    pub fn handle(&self) -> SessionHandle {
+        SessionHandle(self.state.clone())
+    }
+
+    async fn agree(&self) -> Result<()> {
+        let mut buf = Buf::zeroed(MAX_WRITE);
+        let mut head = [0; HEAD];
+        loop {
+            self.state.connection.readable().await.map_err(|e| Error::io("waiting for the kernel", e))?;
+            let decoded = match self.state.receive(&mut head, &mut buf) {
+                Ok(len) => Request::decode(&head, buf, len, Buf::zeroed),
+                Err(Errno::AGAIN | Errno::INTR | Errno::NOENT) => continue,
+                Err(e) => return Err(Error::io("mounting", e.into())),
+            };
+            let Some(Decoded::Request(Request { header, operation: Operation::Init(init) }, _)) = decoded else {
+                return Err(Error::new(ErrorKind::Unsupported, "the kernel does not begin with a greeting"));
+            };
+            let reply = greet(&init, self.handler.caches_writes())?;
+            self.state.send(header.unique, Reply::Init(reply));
+            return Ok(());
+        }
+    }
+
+    /// Serves until the mount is gone.
+    pub async fn serve(self) -> Result<()> {
+        let outcome = self.receive_all().await;
+        while self.state.requests.get() > 0 {
+            self.state.memory.changed().await;
+        }
+        outcome
+    }
+
+    async fn receive_all(&self) -> Result<()> {
+        let mut head = [0; HEAD];
+        let mut spare = None;
+        let mut batch = 0;
+        loop {
+            self.state.memory.wait_for_room().await;
+            let mut body = spare.take().unwrap_or_else(|| self.state.memory.buffer(MAX_WRITE));
+            let len = match self.state.receive(&mut head, &mut body) {
+                Ok(len) => len,
+                Err(error) => {
+                    spare = Some(body);
+                    batch = 0;
+                    match error {
+                        Errno::AGAIN if self.wait().await => continue,
+                        Errno::INTR | Errno::NOENT => continue,
+                        Errno::AGAIN | Errno::NODEV | Errno::CONNABORTED => return Ok(()),
+                        e => return Err(Error::io("receiving from the kernel", e.into())),
+                    }
+                }
+            };
+            match Request::decode(&head, body, len, |n| self.state.memory.buffer(n)) {
+                Some(Decoded::Request(request, body)) => {
+                    spare = body;
+                    self.start(request);
+                }
+                Some(Decoded::Nonsense(unique, body)) => {
+                    spare = Some(body);
+                    self.state.send(unique, Reply::Error(libc::EIO));
+                }
+                None => return Err(Error::new(ErrorKind::Io, "the kernel sent half a request")),
+            }
+            batch += 1;
+            if batch == BATCH {
+                batch = 0;
+                self.state.rt.yield_now().await;
+            }
+        }
+    }
+
+    /// Waits for a request. False if there will be none.
+    async fn wait(&self) -> bool {
+        let readable = self.state.connection.readable();
+        if !self.state.stopping.get() {
+            return readable.await.is_ok();
+        }
+        self.state.rt.timeout(GRACE, readable).await.is_ok_and(|ready| ready.is_ok())
+    }
+
+    fn start(&self, request: Request) {
+        let Request { header, operation } = request;
+        let charge = match &operation {
+            Operation::Write { data, .. } => data.len(),
+            Operation::Read { buf, .. } => buf.len(),
+            Operation::Interrupt => return,
+            _ => 0,
+        };
+        let wants_reply = !matches!(operation, Operation::Forget(_));
+        let (state, handler) = (self.state.clone(), self.handler.clone());
+        state.requests.set(state.requests.get() + 1);
+        state.memory.take(charge);
+        self.state.rt.spawn(async move {
+            let reply = handler.handle(header, operation).await;
+            if wants_reply {
+                state.send(header.unique, reply);
+            }
+            state.requests.set(state.requests.get() - 1);
+            state.memory.give_back(charge);
+        });
+    }
+}
+
+impl<H: Handler> Drop for Session<H> {
+    fn drop(&mut self) {
+        if !self.state.stopping.replace(true) {
+            let dir = self.state.dir.clone();
+            // Nobody serves it any more: with the connection everything waiting for it ends.
+            std::thread::spawn(move || drop(unmount(&dir, true)));
+        }
+    }
+}
+
+/// What is taken of what the kernel offers.
+fn greet(init: &InitRequest, caches_writes: bool) -> Result<InitReply> {
+    const NEEDED: Capabilities = Capabilities::BIG_WRITES.and(Capabilities::MAX_PAGES);
+    const WANTED: Capabilities = NEEDED
+        .and(Capabilities::ASYNC_READ)
+        .and(Capabilities::READDIRPLUS)
+        .and(Capabilities::ASYNC_DIO)
+        .and(Capabilities::PARALLEL_DIROPS)
+        .and(Capabilities::HANDLE_KILLPRIV_V2);
+    if init.major != 7 || init.minor < 31 || !init.offered.has(NEEDED) {
+        let why =
+            format!("the kernel speaks version {}.{} of FUSE; 7.31 (Linux 5.4) is needed", init.major, init.minor);
+        return Err(Error::new(ErrorKind::Unsupported, why));
+    }
+    let wanted = if caches_writes { WANTED.and(Capabilities::WRITEBACK_CACHE) } else { WANTED };
+    let wanted = Capabilities(wanted.0 & init.offered.0);
+    let max_readahead = init.max_readahead.max(MAX_WRITE as u32);
+    Ok(InitReply { max_readahead, wanted, max_background: BACKGROUND, max_write: MAX_WRITE as u32 })
+}
+
+impl State {
+    fn receive(&self, head: &mut [u8; HEAD], body: &mut Buf) -> rustix::io::Result<usize> {
+        rustix::io::readv(&self.connection, &mut [IoSliceMut::new(head), IoSliceMut::new(body)])
+    }
+
+    fn send(&self, unique: u64, reply: Reply) {
+        let head = reply.head(unique);
+        let sent = match &reply {
+            Reply::Data(data) => rustix::io::writev(&self.connection, &[IoSlice::new(&head), IoSlice::new(data)]),
+            _ => rustix::io::writev(&self.connection, &[IoSlice::new(&head)]),
+        };
+        match sent {
+            Ok(_) => {}
+            // Nobody waits for it any more.
+            Err(Errno::NOENT | Errno::NODEV) => {}
+            Err(error) => {
+                tracing::error!(%error, ?unique, "a reply was refused by the kernel");
+                let head = Reply::Error(libc::EIO).head(unique);
+                let _ = rustix::io::writev(&self.connection, &[IoSlice::new(&head)]);
+            }
+        }
+        if let Reply::Data(buf) | Reply::Stored(buf) = reply {
+            self.memory.keep(buf);
+        }
+    }
+}

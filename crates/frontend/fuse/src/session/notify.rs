@@ -1,0 +1,57 @@
+//! What a file system says to the kernel without being asked.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+/// Talks to the kernel about one mount, from any thread.
+#[derive(Clone)]
+pub struct Notifier(Arc<OwnedFd>);
+
+const INVALIDATE_INODE: i32 = 2;
+
+impl Notifier {
+    pub(super) fn new(connection: &impl AsFd) -> io::Result<Notifier> {
+        Ok(Notifier(Arc::new(connection.as_fd().try_clone_to_owned()?)))
+    }
+
+    /// The kernel writes back what it has cached of a node, forgets it, and asks again. Waits for the writes, so never
+    /// call it on the thread that serves the mount.
+    pub fn write_back(&self, node: u64) -> io::Result<()> {
+        // From the beginning to the end.
+        self.invalidate(node, 0)
+    }
+
+    /// The kernel forgets the attributes of a node, and nothing else. Does not wait.
+    pub fn forget_attributes(&self, node: u64) -> io::Result<()> {
+        self.invalidate(node, -1)
+    }
+
+    /// The kernel forgets what it has cached of `len` bytes of a node from `from` on (0: to its end) and its attributes.
+    /// Waits for requests that are filling just these pages, so never call it on the thread that serves the mount.
+    pub fn forget(&self, node: u64, from: u64, len: u64) -> io::Result<()> {
+        let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        self.send(node, signed(from), signed(len))
+    }
+
+    fn invalidate(&self, node: u64, from: i64) -> io::Result<()> {
+        self.send(node, from, 0)
+    }
+
+    fn send(&self, node: u64, from: i64, len: i64) -> io::Result<()> {
+        let mut message = Vec::with_capacity(40);
+        message.extend_from_slice(&40u32.to_ne_bytes());
+        message.extend_from_slice(&INVALIDATE_INODE.to_ne_bytes());
+        message.extend_from_slice(&0u64.to_ne_bytes());
+        message.extend_from_slice(&node.to_ne_bytes());
+        message.extend_from_slice(&from.to_ne_bytes());
+        message.extend_from_slice(&len.to_ne_bytes());
+        match rustix::io::write(&*self.0, &message) {
+            // It has nothing of it.
+            Ok(_) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

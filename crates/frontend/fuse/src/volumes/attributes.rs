@@ -1,0 +1,269 @@
+//! What `stat`, `chmod`, `chown`, `touch`, `truncate` and `df` see and do.
+
+use forkdisk::{Attributes, BLOCK_SIZE, Child, Device, ErrorKind, Volume, VolumeInfo};
+
+use super::nodes::{Node, join};
+use super::{Failed, Outcome, Volumes, now};
+use crate::codec::{Attr, Kind, Reply, SetAttr, StatFs, Time};
+
+/// Milliseconds for which the kernel may believe names and attributes.
+const VALID: u32 = 1000;
+/// What programs had better read or write at once, in bytes.
+const BEST_IO: u32 = 64 << 10;
+/// Permission to write, for anybody.
+const WRITE_BITS: u32 = 0o222;
+/// The bits that run a program with its owner's or group's rights.
+const PRIVILEGES: u32 = 0o6000;
+
+/// The attributes of a new file or folder.
+pub fn fresh(mode: u32, uid: u32, gid: u32) -> Attributes {
+    let time = now().as_nanos();
+    Attributes { mode: mode & 0o7777, uid, gid, accessed: time, modified: time, changed: time }
+}
+
+impl<D: Device> Volumes<D> {
+    /// What it has as a file, whether or not somebody set any of it.
+    pub(super) fn known_or_default(&self, known: Option<Attributes>, mode: u32, created: u64) -> Attributes {
+        let time = i64::try_from(created).unwrap_or(0).saturating_mul(1_000_000_000);
+        let (uid, gid) = (self.options.uid, self.options.gid);
+        known.unwrap_or(Attributes { mode, uid, gid, accessed: time, modified: time, changed: time })
+    }
+
+    /// Milliseconds for which the kernel may believe names and attributes: not at all where others change them.
+    pub(super) fn valid(&self) -> u32 {
+        if self.options.alone { VALID } else { 0 }
+    }
+
+    pub(super) fn attr_of(&self, node: &Node) -> Outcome<Attr> {
+        match node {
+            Node::Volume(id) => Ok(self.volume_attr(&self.pool.volume_by_id(*id)?.info())),
+            Node::Folder(path) => match self.pool.child(path)? {
+                Child::Folder(known, created) => Ok(self.folder_attr(self.known_or_default(known, 0o755, created))),
+                Child::Volume(_) => Err(Failed(libc::ESTALE)),
+            },
+            Node::Snapshots(path) => {
+                if !path.is_empty() {
+                    self.pool.child(path)?;
+                }
+                Ok(self.folder_attr(self.known_or_default(None, 0o755, 0)))
+            }
+            Node::Phantom => Ok(self.folder_attr(self.known_or_default(None, 0o555, 0))),
+        }
+    }
+
+    pub(super) fn volume_attr(&self, info: &VolumeInfo) -> Attr {
+        let a = self.known_or_default(info.attributes, 0o644, info.created);
+        let mode = if info.snapshot { a.mode & !WRITE_BITS } else { a.mode };
+        let nlink = u32::from(!info.name.is_empty());
+        let blocks = info.referenced / 512;
+        Attr { mode, nlink, size: info.size, blocks, ..attr(info.id.0 * 2 + 1, Kind::File, &a) }
+    }
+
+    fn folder_attr(&self, a: Attributes) -> Attr {
+        Attr { nlink: 2, ..attr(0, Kind::Folder, &a) }
+    }
+
+    pub(super) fn get_attr(&self, number: u64, handle: Option<u64>, pid: u32) -> Outcome {
+        let attr = match handle {
+            Some(handle) => self.volume_attr(&self.file(handle)?.volume.info()),
+            None => self.attr_of(&self.node(number)?)?,
+        };
+        if self.copiers.asks(pid, number) {
+            // Believed by nobody else.
+            return Ok(Reply::Attr(Attr { ino: number, blocks: attr.size.div_ceil(512), ..attr }, 0));
+        }
+        Ok(Reply::Attr(Attr { ino: number, ..attr }, self.valid()))
+    }
+
+    pub(super) async fn set_attr(&self, number: u64, set: &SetAttr) -> Outcome {
+        match self.node(number)? {
+            Node::Volume(id) => {
+                let volume = match set.handle {
+                    Some(handle) => self.file(handle)?.volume.clone(),
+                    None => match self.pool.volume_by_id(id) {
+                        // The kernel writes the times of a removed file back as well, and its outcome is that of
+                        // the next `syncfs`.
+                        Err(error) if error.kind() == ErrorKind::NotFound && set.size.is_none() => {
+                            let gone = self.known_or_default(None, 0, 0);
+                            let gone = Attr { nlink: 0, ..attr(number, Kind::File, &gone) };
+                            return Ok(Reply::Attr(gone, 0));
+                        }
+                        found => found?,
+                    },
+                };
+                self.set_volume(&volume, set).await?;
+                Ok(Reply::Attr(Attr { ino: number, ..self.volume_attr(&volume.info()) }, self.valid()))
+            }
+            Node::Folder(path) => {
+                let Child::Folder(known, created) = self.pool.child(&path)? else { return Err(Failed(libc::ESTALE)) };
+                let new = changed(self.known_or_default(known, 0o755, created), set);
+                self.pool.set_folder_attributes(&path, new, now().seconds as u64)?;
+                self.get_attr(number, None, 0)
+            }
+            Node::Snapshots(_) => Err(Failed(libc::EPERM)),
+            // `mkdir -m` sets the mode of what it has made, which no snapshot has.
+            Node::Phantom => self.get_attr(number, None, 0),
+        }
+    }
+
+    async fn set_volume(&self, volume: &Volume<D>, set: &SetAttr) -> Outcome<()> {
+        if volume.read_only() {
+            return Err(Failed(libc::EROFS));
+        }
+        if let Some(size) = set.size {
+            volume.set_size(size).await?;
+            self.tell(volume.id(), 0, 0).await;
+        }
+        let info = volume.info();
+        let old = self.known_or_default(info.attributes, 0o644, info.created);
+        let new = changed(old, set);
+        // A length alone changes nothing that is kept but times, and those the kernel sends itself.
+        let is_named = !info.name.is_empty();
+        if is_named && (new != old || info.attributes.is_none()) {
+            self.pool.set_attributes(volume.id(), new)?;
+        }
+        Ok(())
+    }
+
+    /// The set-user-id and set-group-id bits go, if they are there.
+    pub(super) fn drop_privileges(&self, volume: &Volume<D>) -> Outcome<()> {
+        match volume.info().attributes {
+            Some(a) if a.mode & PRIVILEGES != 0 => {
+                Ok(self.pool.set_attributes(volume.id(), Attributes { mode: a.mode & !PRIVILEGES, ..a })?)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn stat_fs(&self) -> Reply {
+        let info = self.pool.info();
+        let block = 4096;
+        let free = info.free / u64::from(block);
+        let files = info.volumes + info.snapshots;
+        // A file needs a page of the directory's at most.
+        Reply::StatFs(StatFs { blocks: info.size / u64::from(block), free, files, free_files: free, block, name: 255 })
+    }
+
+    /// Allocates (keeping the size or not), punches holes and zeroes.
+    pub(super) async fn allocate(&self, handle: u64, offset: u64, len: u64, mode: u32) -> Outcome {
+        const KEEP_SIZE: u32 = libc::FALLOC_FL_KEEP_SIZE as u32;
+        const PUNCH: u32 = libc::FALLOC_FL_PUNCH_HOLE as u32 | KEEP_SIZE;
+        const ZERO: u32 = libc::FALLOC_FL_ZERO_RANGE as u32;
+        let file = self.file(handle)?;
+        let volume = &file.volume;
+        let end = offset.checked_add(len).ok_or(Failed(libc::EFBIG))?;
+        match mode {
+            PUNCH => {}
+            _ if mode == ZERO || mode == ZERO | KEEP_SIZE => {}
+            0 | KEEP_SIZE => self.promise_space(volume, offset, end)?,
+            _ => return Err(Failed(libc::EOPNOTSUPP)),
+        }
+        if mode & KEEP_SIZE == 0 {
+            volume.grow_to(end).await?;
+        }
+        if mode & !KEEP_SIZE != 0 {
+            let end = end.min(volume.size());
+            volume.write_zeroes(offset.min(end), end - offset.min(end), false).await?;
+        }
+        self.tell(volume.id(), offset, len).await;
+        Ok(Reply::Done)
+    }
+
+    /// Thin volumes set nothing aside; what cannot fit at all is refused.
+    fn promise_space(&self, volume: &Volume<D>, offset: u64, end: u64) -> Outcome<()> {
+        let info = volume.info();
+        if volume.read_only() {
+            return Err(Failed(libc::EROFS));
+        }
+        let missing = (end - offset).saturating_sub(info.referenced);
+        if missing > self.pool.info().free.saturating_sub(BLOCK_SIZE) { Err(Failed(libc::ENOSPC)) } else { Ok(()) }
+    }
+
+    /// A volume changed in a folder: what the folder's own record says of it. Also makes sure that a
+    /// folder from which something goes stays, as folders do.
+    pub(super) fn keep_folder(&self, path: &str) -> Outcome<()> {
+        if path.is_empty() {
+            return Ok(());
+        }
+        if let Child::Folder(None, _) = self.pool.child(path)? {
+            let attributes = fresh(0o755, self.options.uid, self.options.gid);
+            self.pool.set_folder_attributes(path, attributes, now().seconds as u64)?;
+        }
+        Ok(())
+    }
+
+    /// The path that a name in a folder stands for; only folders of volumes have any.
+    pub(super) fn path_in(&self, number: u64, name: &str) -> Outcome<String> {
+        match self.node(number)? {
+            Node::Folder(path) => Ok(join(&path, name)),
+            Node::Snapshots(_) => Err(Failed(libc::EROFS)),
+            Node::Volume(_) | Node::Phantom => Err(Failed(libc::ENOTDIR)),
+        }
+    }
+}
+
+fn attr(ino: u64, kind: Kind, a: &Attributes) -> Attr {
+    let [atime, mtime, ctime] = [a.accessed, a.modified, a.changed].map(Time::from_nanos);
+    let (mode, uid, gid) = (a.mode, a.uid, a.gid);
+    Attr { ino, kind, mode, nlink: 1, uid, gid, size: 0, blocks: 0, blksize: BEST_IO, atime, mtime, ctime }
+}
+
+fn changed(old: Attributes, set: &SetAttr) -> Attributes {
+    let now = now().as_nanos();
+    let time = |wanted: Option<Option<Time>>, old: i64| match wanted {
+        None => old,
+        Some(None) => now,
+        Some(Some(time)) => time.as_nanos(),
+    };
+    let mut mode = set.mode.unwrap_or(old.mode);
+    let chowned = set.uid.is_some() || set.gid.is_some();
+    if (chowned && set.mode.is_none()) || set.drop_privileges {
+        mode &= !PRIVILEGES;
+    }
+    let modified = time(set.mtime, if set.size.is_some() { now } else { old.modified });
+    let new = Attributes {
+        mode,
+        uid: set.uid.unwrap_or(old.uid),
+        gid: set.gid.unwrap_or(old.gid),
+        accessed: time(set.atime, old.accessed),
+        modified,
+        changed: old.changed,
+    };
+    match set.ctime {
+        Some(time) => Attributes { changed: time.as_nanos(), ..new },
+        None if new != old => Attributes { changed: now, ..new },
+        None => new,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn old() -> Attributes {
+        Attributes { mode: 0o6755, uid: 1, gid: 2, accessed: 3, modified: 4, changed: 5 }
+    }
+
+    #[test]
+    fn nothing_changes_that_nobody_asked_for() {
+        assert_eq!(changed(old(), &SetAttr::default()), old());
+    }
+
+    #[test]
+    fn a_new_owner_takes_the_special_bits_away() {
+        let new = changed(old(), &SetAttr { uid: Some(9), ..SetAttr::default() });
+        assert_eq!((new.mode, new.uid, new.gid), (0o755, 9, 2));
+        assert!(new.changed > 5);
+        let kept = changed(old(), &SetAttr { uid: Some(9), mode: Some(0o4711), ..SetAttr::default() });
+        assert_eq!(kept.mode, 0o4711);
+    }
+
+    #[test]
+    fn times_are_set_to_the_nanosecond() {
+        let time = Time { seconds: 7, nanos: 8 };
+        let set = SetAttr { mtime: Some(Some(time)), ctime: Some(time), ..SetAttr::default() };
+        let new = changed(old(), &set);
+        assert_eq!((new.accessed, new.modified, new.changed), (3, 7_000_000_008, 7_000_000_008));
+        assert!(changed(old(), &SetAttr { size: Some(0), ..SetAttr::default() }).modified > 4);
+    }
+}

@@ -1,0 +1,134 @@
+//! Reading, writing and copying. A plain `cp` is a clone: the kernel passes it on as `copy_file_range`.
+
+use std::rc::Rc;
+
+use forkdisk::{Buf, Device, PAGE_SIZE, Volume};
+
+use super::nodes::Node;
+use super::{Failed, Open, Outcome, Volumes};
+use crate::codec::{Header, Reply, open_flags, write_flags};
+use crate::off_thread::off_thread;
+
+/// Most bytes shared for one request; the caller asks for the rest, and can be interrupted in between.
+const SHARED_AT_ONCE: u64 = 64 << 30;
+/// Most bytes copied for one request, where nothing can be shared.
+const COPIED_AT_ONCE: u64 = 64 << 20;
+/// What fits into a reply of 32 bits, in whole blocks.
+const NARROW: u64 = (u32::MAX as u64) & !((1 << 20) - 1);
+
+impl<D: Device> Volumes<D> {
+    pub(super) fn open(&self, header: &Header, flags: u32) -> Outcome {
+        let Node::Volume(id) = self.node(header.node)? else { return Err(Failed(libc::EISDIR)) };
+        let volume = self.pool.volume_by_id(id)?;
+        let writes = flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32;
+        if volume.read_only() && writes {
+            return Err(Failed(libc::EROFS));
+        }
+        let info = volume.info();
+        if !writes
+            && info.referenced < info.size
+            && self.copiers.opened(header.pid, header.node)
+            && let Some(notifier) = self.notifier.get()
+        {
+            // It asks again, and so will everybody else.
+            notifier.forget_attributes(header.node).map_err(|e| Failed(e.raw_os_error().unwrap_or(libc::EIO)))?;
+        }
+        let (handle, flags) = self.opened(volume, writes);
+        Ok(Reply::Opened(handle, flags))
+    }
+
+    /// A handle for `volume`, and how the kernel is to treat it.
+    pub(super) fn opened(&self, volume: Volume<D>, writes: bool) -> (u64, u32) {
+        if writes {
+            *self.writers.borrow_mut().entry(volume.id()).or_default() += 1;
+        }
+        let keep = if self.options.alone || volume.read_only() { open_flags::KEEP_CACHE } else { 0 };
+        let handle = self.files.borrow_mut().insert(Rc::new(Open { volume, writes }));
+        (handle as u64, keep | open_flags::PARALLEL_DIRECT_WRITES)
+    }
+
+    pub(super) fn release(&self, handle: u64) {
+        let Some(file) = self.files.borrow_mut().try_remove(handle as usize) else { return };
+        let (id, mut writers) = (file.volume.id(), self.writers.borrow_mut());
+        let left = writers.get(&id).copied().unwrap_or(0).saturating_sub(usize::from(file.writes));
+        match left {
+            0 => drop(writers.remove(&id)),
+            n => drop(writers.insert(id, n)),
+        }
+    }
+
+    /// Lets the kernel write back what it has cached of a volume that is open for writing.
+    pub(super) async fn settle(&self, volume: &Volume<D>) -> Outcome<()> {
+        let id = volume.id();
+        let (true, Some(notifier)) = (self.writers.borrow().contains_key(&id), self.notifier.get().cloned()) else {
+            return Ok(());
+        };
+        let node = self.nodes.borrow().number(&Node::Volume(id));
+        let settled = off_thread(move || notifier.write_back(node)).await;
+        settled.map_err(|e| Failed(e.raw_os_error().unwrap_or(libc::EIO)))
+    }
+
+    pub(super) async fn read(&self, handle: u64, offset: u64, mut buf: Buf) -> Outcome {
+        let file = self.file(handle)?;
+        let left = file.volume.size().saturating_sub(offset);
+        if left < buf.len() as u64 {
+            buf.set_len(left as usize);
+        }
+        if left == 0 {
+            // The kernel may know of a longer file, which it has not written back yet.
+            return Ok(Reply::Data(buf));
+        }
+        let (result, buf) = file.volume.read(offset, buf).await;
+        result?;
+        Ok(Reply::Data(buf))
+    }
+
+    pub(super) async fn write(&self, handle: u64, offset: u64, flags: u32, data: Buf) -> Outcome {
+        let file = self.file(handle)?;
+        let end = offset.checked_add(data.len() as u64).ok_or(Failed(libc::EFBIG))?;
+        if flags & write_flags::DROP_PRIVILEGES != 0 {
+            self.drop_privileges(&file.volume)?;
+        }
+        if end > file.volume.size() {
+            file.volume.grow_to(end).await.map_err(too_large)?;
+        }
+        let (result, data) = file.volume.write(offset, data, false).await;
+        self.tell(file.volume.id(), offset, data.len() as u64).await;
+        result?;
+        Ok(Reply::Stored(data))
+    }
+
+    pub(super) async fn copy_range(&self, from: (u64, u64), to: (u64, u64), len: u64, wide: bool) -> Outcome {
+        let (source, target) = (self.file(from.0)?, self.file(to.0)?);
+        let (source, target) = (&source.volume, &target.volume);
+        let size = source.size();
+        let len = len.min(size.saturating_sub(from.1));
+        let copied = |n: u64| if wide { Reply::Copied(n) } else { Reply::Written(n as u32) };
+        if len == 0 {
+            return Ok(copied(0));
+        }
+        let whole = from.1 == 0 && to.1 == 0 && len == size && target.size() <= size && source.id() != target.id();
+        if whole && (wide || size <= NARROW) {
+            target.replace_with(source).await?;
+            self.tell(target.id(), 0, 0).await;
+            return Ok(copied(len));
+        }
+        let page = PAGE_SIZE as u64;
+        let alike = from.1 % page == to.1 % page;
+        let most = if alike { SHARED_AT_ONCE } else { COPIED_AT_ONCE };
+        let len = len.min(if wide { most } else { most.min(NARROW) });
+        let end = to.1.checked_add(len).ok_or(Failed(libc::EFBIG))?;
+        target.grow_to(end).await.map_err(too_large)?;
+        target.clone_range(source, from.1, to.1, len).await?;
+        self.tell(target.id(), to.1, len).await;
+        Ok(copied(len))
+    }
+}
+
+/// A length that no volume can have.
+fn too_large(error: forkdisk::Error) -> Failed {
+    match error.kind() {
+        forkdisk::ErrorKind::Invalid => Failed(libc::EFBIG),
+        _ => error.into(),
+    }
+}

@@ -1,0 +1,92 @@
+//! Listing folders. A listing is made when a folder is opened and stays as it is until it is closed.
+
+use std::rc::Rc;
+
+use forkdisk::Device;
+
+use super::nodes::{Node, SNAPSHOTS_NAME, join};
+use super::{Failed, Outcome, Volumes};
+use crate::codec::{DirectoryPage, Kind, Reply};
+
+/// Names of a folder, each with what it is.
+pub struct Listing(Vec<(String, Kind)>);
+
+impl<D: Device> Volumes<D> {
+    pub(super) fn open_folder(&self, number: u64) -> Outcome {
+        let kind = |is_folder| if is_folder { Kind::Folder } else { Kind::File };
+        let mut names: Vec<(String, Kind)> = [".", ".."].map(|n| (n.to_string(), Kind::Folder)).into();
+        match self.node(number)? {
+            Node::Folder(path) => {
+                names.extend(self.pool.children(&path).into_iter().map(|(name, folder)| (name, kind(folder))));
+                if path.is_empty() {
+                    names.push((SNAPSHOTS_NAME.to_string(), Kind::Folder));
+                }
+            }
+            Node::Snapshots(path) => match self.is_volume(&path) {
+                true => {
+                    let all = self.pool.snapshots_of(&path)?;
+                    names.extend(all.iter().map(|s| (short_name(&s.name).to_string(), Kind::File)));
+                }
+                false => names.extend(self.pool.children(&path).into_iter().map(|(name, _)| (name, Kind::Folder))),
+            },
+            Node::Volume(_) => return Err(Failed(libc::ENOTDIR)),
+            Node::Phantom => {}
+        }
+        let handle = self.folders.borrow_mut().insert(Rc::new(Listing(names)));
+        Ok(Reply::Opened(handle as u64, 0))
+    }
+
+    pub(super) fn read_folder(&self, number: u64, handle: u64, from: u64, size: u32, plus: bool) -> Outcome {
+        let listing = self.folders.borrow().get(handle as usize).cloned().ok_or(Failed(libc::EBADF))?;
+        let mut page = DirectoryPage::new(size);
+        for (i, (name, kind)) in listing.0.iter().enumerate().skip(usize::try_from(from).unwrap_or(usize::MAX)) {
+            let next = i as u64 + 1;
+            let is_dots = i < 2;
+            if !plus || is_dots {
+                let node = if is_dots { number } else { self.number_in(number, name) };
+                let fits = if plus { page.has_room_plus(name) } else { page.add(node, *kind, name, next) };
+                if !fits {
+                    break;
+                }
+                if plus {
+                    page.add_plus(node, *kind, name, next, None);
+                }
+                continue;
+            }
+            if !page.has_room_plus(name) {
+                break;
+            }
+            // What has gone since the folder was opened is left out.
+            if let Ok(entry) = self.find(number, name) {
+                page.add_plus(entry.node, *kind, name, next, Some(&entry));
+            }
+        }
+        Ok(page.reply())
+    }
+
+    /// The number that `name` in a folder has in listings.
+    fn number_in(&self, folder: u64, name: &str) -> u64 {
+        let node = self.child_node(folder, name);
+        node.map_or(u64::from(u32::MAX), |(node, _)| self.nodes.borrow().number(&node))
+    }
+
+    /// Whether `path` is a volume.
+    pub(super) fn is_volume(&self, path: &str) -> bool {
+        !path.is_empty() && self.pool.find(path).is_ok()
+    }
+}
+
+/// The part of a snapshot's name behind `@`.
+pub fn short_name(name: &str) -> &str {
+    name.rsplit_once('@').map_or(name, |(_, short)| short)
+}
+
+/// The full name of a snapshot.
+pub fn full_name(volume: &str, snapshot: &str) -> String {
+    format!("{volume}@{snapshot}")
+}
+
+/// The path of `name` in a folder of snapshots.
+pub fn below(path: &str, name: &str) -> Node {
+    Node::Snapshots(join(path, name))
+}

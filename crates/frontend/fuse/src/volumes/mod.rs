@@ -1,0 +1,198 @@
+//! A pool as a file system.
+//!
+//! ```text
+//! /                        the root
+//! /vm/1                    the volume `vm/1`, a file in the folder `vm`
+//! /.snapshots/vm/1/NAME    its snapshot `vm/1@NAME`, a file that nobody can write
+//! ```
+//!
+//! Names, attributes and lengths are the pool's: nothing is kept here but what the kernel holds references
+//! to. Everything that changes is visible at once and durable with the next `fsync` of anything.
+
+mod attributes;
+mod copiers;
+mod data;
+mod folders;
+mod names;
+mod nodes;
+mod seek;
+mod shared;
+mod snapshots;
+mod xattr;
+
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use forkdisk::{Buf, Device, ErrorKind, LocalFuture, Pool, Volume, VolumeId};
+use slab::Slab;
+
+use crate::codec::{Entry, Header, Operation, Reply, Time};
+use crate::session::{Handler, Notifier};
+use nodes::{Node, Nodes};
+
+/// How a pool is shown.
+#[derive(Clone, Debug)]
+pub struct VolumesOptions {
+    /// Where it is or will be mounted.
+    pub dir: PathBuf,
+    /// Owner of what nobody has given an owner to.
+    pub uid: u32,
+    /// And its group.
+    pub gid: u32,
+    /// Nobody but this mount reads or changes volumes, so that the kernel may keep what it has cached between an
+    /// open and the next, and what programs write for a while. Otherwise every write is passed on at once, and
+    /// whoever changes a volume by another way says so with [`Volumes::changed`].
+    pub alone: bool,
+}
+
+/// An open file.
+struct Open<D: Device> {
+    volume: Volume<D>,
+    writes: bool,
+}
+
+/// The file system. See the module.
+pub struct Volumes<D: Device> {
+    pool: Pool<D>,
+    options: VolumesOptions,
+    nodes: RefCell<Nodes>,
+    files: RefCell<Slab<Rc<Open<D>>>>,
+    folders: RefCell<Slab<Rc<folders::Listing>>>,
+    /// How often each volume is open for writing: only of these may the kernel have something to write back.
+    writers: RefCell<HashMap<VolumeId, usize>>,
+    copiers: copiers::Copiers,
+    notifier: OnceCell<Notifier>,
+    watcher: OnceCell<Watcher>,
+}
+
+/// Is told of a volume that was changed through the file system, from where on and how much (0: all to its end), and
+/// resolves when the program that did it may know.
+pub type Watcher = Box<dyn Fn(VolumeId, u64, u64) -> LocalFuture<()>>;
+
+/// A reply or an errno.
+type Outcome<T = Reply> = std::result::Result<T, Failed>;
+
+/// Why a request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Failed(i32);
+
+impl From<forkdisk::Error> for Failed {
+    fn from(error: forkdisk::Error) -> Failed {
+        if matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupt | ErrorKind::Failed) {
+            tracing::error!("{error}");
+        } else {
+            tracing::debug!("{error}");
+        }
+        Failed(error.errno())
+    }
+}
+
+/// The time, to the nanosecond.
+fn now() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time { seconds: since.as_secs() as i64, nanos: since.subsec_nanos() }
+}
+
+impl<D: Device> Volumes<D> {
+    /// A file system that shows `pool`.
+    pub fn new(pool: Pool<D>, options: VolumesOptions) -> Rc<Volumes<D>> {
+        let (nodes, files, folders, writers, notifier, watcher) = Default::default();
+        let copiers = Default::default();
+        Rc::new(Volumes { pool, options, nodes, files, folders, writers, copiers, notifier, watcher })
+    }
+
+    fn node(&self, number: u64) -> Outcome<Node> {
+        self.nodes.borrow().get(number).ok_or(Failed(libc::ESTALE))
+    }
+
+    fn file(&self, handle: u64) -> Outcome<Rc<Open<D>>> {
+        self.files.borrow().get(handle as usize).cloned().ok_or(Failed(libc::EBADF))
+    }
+
+    async fn carry_out(&self, header: Header, operation: Operation) -> Outcome {
+        let node = header.node;
+        match operation {
+            Operation::Lookup { name } => self.look_up(&header, &name).map(Reply::Entry),
+            Operation::Forget(all) => {
+                all.iter().for_each(|&(node, n)| self.nodes.borrow_mut().forget(node, n));
+                Ok(Reply::Done)
+            }
+            Operation::GetAttr { handle } => self.get_attr(node, handle, header.pid),
+            Operation::SetAttr(set) => self.set_attr(node, &set).await,
+            Operation::MakeNode { name, mode } => self.make_node(&header, &name, mode),
+            Operation::MakeFolder { name, mode } => self.make_folder(&header, &name, mode).await.map(Reply::Entry),
+            Operation::Unlink { name } => self.unlink(node, &name),
+            Operation::RemoveFolder { name } => self.remove_folder(node, &name),
+            Operation::Rename { name, folder, new_name, flags } => {
+                self.rename((node, &name), (folder, &new_name), flags).await
+            }
+            Operation::Open { flags } => self.open(&header, flags),
+            Operation::Create { name, mode, .. } => self.create(&header, &name, mode),
+            Operation::Read { handle, offset, buf } => self.read(handle, offset, buf).await,
+            Operation::Write { handle, offset, flags, data } => self.write(handle, offset, flags, data).await,
+            Operation::Release { handle } => {
+                self.release(handle);
+                Ok(Reply::Done)
+            }
+            Operation::Sync { .. } | Operation::SyncFolder => {
+                self.pool.flush().await?;
+                Ok(Reply::Done)
+            }
+            Operation::OpenFolder => self.open_folder(node),
+            Operation::ReadFolder { handle, offset, size, plus } => self.read_folder(node, handle, offset, size, plus),
+            Operation::ReleaseFolder { handle } => {
+                self.folders.borrow_mut().try_remove(handle as usize);
+                Ok(Reply::Done)
+            }
+            Operation::StatFs => Ok(self.stat_fs()),
+            Operation::SetXattr { name, value, .. } => self.set_xattr(node, &name, &value).await,
+            Operation::GetXattr { name, size } => self.get_xattr(node, &name, size),
+            Operation::ListXattr { size } => self.list_xattr(node, size),
+            Operation::RemoveXattr { name } => self.remove_xattr(node, &name),
+            Operation::Allocate { handle, offset, len, mode } => self.allocate(handle, offset, len, mode).await,
+            Operation::Seek { handle, offset, whence } => self.seek(handle, offset, whence).await,
+            Operation::CopyRange { handle, offset, to_handle, to_offset, len, wide } => {
+                self.copy_range((handle, offset), (to_handle, to_offset), len, wide).await
+            }
+            Operation::Destroy | Operation::Interrupt => Ok(Reply::Done),
+            Operation::Init(_) | Operation::Other(_) => Err(Failed(libc::ENOSYS)),
+        }
+    }
+
+    /// Counts the reference that the kernel gets with an entry.
+    fn entry(&self, node: Node, name_valid: u32) -> Outcome<Entry> {
+        let attr = self.attr_of(&node)?;
+        let number = self.nodes.borrow_mut().remember(node);
+        Ok(Entry {
+            node: number,
+            name_valid,
+            attr_valid: self.valid(),
+            attr: crate::codec::Attr { ino: number, ..attr },
+        })
+    }
+}
+
+impl<D: Device> Handler for Volumes<D> {
+    async fn handle(self: Rc<Self>, header: Header, operation: Operation) -> Reply {
+        match self.carry_out(header, operation).await {
+            Ok(reply) => reply,
+            Err(Failed(errno)) => Reply::Error(errno),
+        }
+    }
+
+    fn mounted(&self, notifier: Notifier) {
+        // A file system is mounted once.
+        let _ = self.notifier.set(notifier);
+    }
+
+    fn caches_writes(&self) -> bool {
+        self.options.alone
+    }
+
+    fn buffer(&self, len: usize) -> Buf {
+        self.pool.buffer(len)
+    }
+}

@@ -1,0 +1,150 @@
+//! Looking names up, making, removing and renaming files and folders.
+
+use forkdisk::{Child, CreateOptions, Device};
+
+use super::attributes::fresh;
+use super::folders::{below, full_name};
+use super::nodes::{Node, SNAPSHOTS_NAME, join, parent};
+use super::{Failed, Outcome, Volumes, now};
+use crate::codec::{Entry, Header, Reply};
+
+const NO_REPLACE: u32 = libc::RENAME_NOREPLACE;
+
+impl<D: Device> Volumes<D> {
+    /// What `name` in a folder stands for, and for how long the kernel may believe it.
+    pub(super) fn child_node(&self, folder: u64, name: &str) -> Outcome<(Node, u32)> {
+        match self.node(folder)? {
+            Node::Folder(path) if path.is_empty() && name == SNAPSHOTS_NAME => {
+                Ok((Node::Snapshots(String::new()), self.valid()))
+            }
+            Node::Folder(path) => {
+                let path = join(&path, name);
+                Ok(match self.pool.child(&path)? {
+                    Child::Folder(..) => (Node::Folder(path), self.valid()),
+                    Child::Volume(info) => (Node::Volume(info.id), self.valid()),
+                })
+            }
+            Node::Snapshots(path) if self.is_volume(&path) => {
+                // Never believed: the next system call may want to remove it as if it were a folder.
+                Ok((Node::Volume(self.pool.find(&full_name(&path, name))?.id), 0))
+            }
+            Node::Snapshots(path) => {
+                self.pool.child(&join(&path, name))?;
+                Ok((below(&path, name), self.valid()))
+            }
+            Node::Volume(_) => Err(Failed(libc::ENOTDIR)),
+            Node::Phantom => Err(Failed(libc::ENOENT)),
+        }
+    }
+
+    /// The entry of a name.
+    pub(super) fn find(&self, folder: u64, name: &str) -> Outcome<Entry> {
+        let (node, valid) = self.child_node(folder, name)?;
+        self.entry(node, valid)
+    }
+
+    pub(super) fn look_up(&self, header: &Header, name: &str) -> Outcome<Entry> {
+        let (node, valid) = self.child_node(header.node, name)?;
+        if valid == 0 && super::snapshots::wants_a_folder(header.pid) {
+            return self.entry(Node::Phantom, 0);
+        }
+        self.entry(node, valid)
+    }
+
+    fn make_file(&self, header: &Header, name: &str, mode: u32) -> Outcome<(Entry, forkdisk::Volume<D>)> {
+        let path = self.path_in(header.node, name)?;
+        let options = CreateOptions::new(0, now().seconds as u64);
+        let volume = self.pool.create_file(&path, &options, fresh(mode, header.uid, header.gid))?;
+        Ok((self.entry(Node::Volume(volume.id()), self.valid())?, volume))
+    }
+
+    pub(super) fn create(&self, header: &Header, name: &str, mode: u32) -> Outcome {
+        let (entry, volume) = self.make_file(header, name, mode)?;
+        let (handle, flags) = self.opened(volume, true);
+        Ok(Reply::Created(entry, handle, flags))
+    }
+
+    pub(super) fn make_node(&self, header: &Header, name: &str, mode: u32) -> Outcome {
+        // A pool has nothing but regular files.
+        if !matches!(mode & libc::S_IFMT, 0 | libc::S_IFREG) {
+            return Err(Failed(libc::EPERM));
+        }
+        Ok(Reply::Entry(self.make_file(header, name, mode)?.0))
+    }
+
+    pub(super) async fn make_folder(&self, header: &Header, name: &str, mode: u32) -> Outcome<Entry> {
+        if let Node::Snapshots(volume) = self.node(header.node)? {
+            return self.take_snapshot(&volume, name).await;
+        }
+        let path = self.path_in(header.node, name)?;
+        self.pool.make_folder(&path, fresh(mode, header.uid, header.gid), now().seconds as u64)?;
+        self.entry(Node::Folder(path), self.valid())
+    }
+
+    pub(super) fn unlink(&self, folder: u64, name: &str) -> Outcome {
+        if let Node::Snapshots(volume) = self.node(folder)? {
+            return self.remove_snapshot(&volume, name);
+        }
+        let path = self.path_in(folder, name)?;
+        self.keep_folder(parent(&path))?;
+        self.pool.remove(&path)?;
+        self.nodes.borrow_mut().removed(&Node::Snapshots(path));
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn remove_folder(&self, folder: u64, name: &str) -> Outcome {
+        if let Node::Snapshots(volume) = self.node(folder)? {
+            return self.remove_snapshot(&volume, name);
+        }
+        let path = self.path_in(folder, name)?;
+        if path == SNAPSHOTS_NAME {
+            return Err(Failed(libc::EPERM));
+        }
+        if !self.pool.children(&path).is_empty() {
+            return Err(Failed(libc::ENOTEMPTY));
+        }
+        self.keep_folder(parent(&path))?;
+        self.pool.remove_folder(&path)?;
+        let mut nodes = self.nodes.borrow_mut();
+        nodes.removed(&Node::Folder(path.clone()));
+        nodes.removed(&Node::Snapshots(path));
+        Ok(Reply::Done)
+    }
+
+    pub(super) async fn rename(&self, from: (u64, &str), to: (u64, &str), flags: u32) -> Outcome {
+        if flags & !NO_REPLACE != 0 {
+            return Err(Failed(libc::EINVAL));
+        }
+        if let (Node::Snapshots(a), Node::Snapshots(b)) = (self.node(from.0)?, self.node(to.0)?) {
+            return self.rename_snapshot((&a, from.1), (&b, to.1)).await;
+        }
+        let (source, target) = (self.path_in(from.0, from.1)?, self.path_in(to.0, to.1)?);
+        if source == SNAPSHOTS_NAME || target == SNAPSHOTS_NAME {
+            return Err(Failed(libc::EPERM));
+        }
+        let there = self.pool.child(&target).ok();
+        if there.is_some() && flags & NO_REPLACE != 0 {
+            return Err(Failed(libc::EEXIST));
+        }
+        self.keep_folder(parent(&source))?;
+        match (self.pool.child(&source)?, there) {
+            (Child::Volume(_), Some(Child::Folder(..))) => return Err(Failed(libc::EISDIR)),
+            (Child::Folder(..), Some(Child::Volume(_))) => return Err(Failed(libc::ENOTDIR)),
+            (Child::Volume(_), _) => self.pool.rename_file(&source, &target, true)?,
+            (Child::Folder(..), Some(_)) if !self.pool.children(&target).is_empty() => {
+                return Err(Failed(libc::ENOTEMPTY));
+            }
+            (Child::Folder(..), there) => {
+                if there.is_some() {
+                    self.pool.remove_folder(&target)?;
+                    self.nodes.borrow_mut().removed(&Node::Folder(target.clone()));
+                }
+                self.pool.rename_folder(&source, &target)?;
+            }
+        }
+        let mut nodes = self.nodes.borrow_mut();
+        nodes.removed(&Node::Snapshots(target.clone()));
+        nodes.renamed(&source, &target);
+        Ok(Reply::Done)
+    }
+}

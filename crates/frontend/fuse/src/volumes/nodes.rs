@@ -1,0 +1,213 @@
+//! The kernel's numbers for files and folders.
+//!
+//! A volume's or snapshot's number follows from its own and is the same for ever. Folders are known by
+//! their paths, so they get numbers as they are looked up, for as long as the kernel holds them. Pure: nothing is
+//! asked of the pool.
+
+use std::collections::HashMap;
+
+use forkdisk::VolumeId;
+
+/// The root's number.
+pub const ROOT: u64 = 1;
+/// The number of the folder of all snapshots.
+const SNAPSHOTS: u64 = 2;
+/// The name of that folder, in the root.
+pub const SNAPSHOTS_NAME: &str = ".snapshots";
+
+/// What a number stands for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Node {
+    /// A volume or snapshot.
+    Volume(VolumeId),
+    /// A folder, by its path; the root's is empty.
+    Folder(String),
+    /// A folder below `.snapshots`: of the folder or the volume of this path. That of all is empty.
+    Snapshots(String),
+    /// What a snapshot seems to be while a system call insists on a folder. Nothing can be done with it.
+    Phantom,
+}
+
+struct Known {
+    node: Node,
+    references: u64,
+    /// Its path may have been given to another meanwhile.
+    gone: bool,
+}
+
+/// See the module.
+pub struct Nodes {
+    known: HashMap<u64, Known>,
+    numbers: HashMap<Node, u64>,
+    next: u64,
+}
+
+impl Default for Nodes {
+    fn default() -> Nodes {
+        Nodes { known: HashMap::new(), numbers: HashMap::new(), next: SNAPSHOTS + 2 }
+    }
+}
+
+impl Nodes {
+    /// What `number` stands for; `None` if nobody was ever told of it or it is gone.
+    pub fn get(&self, number: u64) -> Option<Node> {
+        match number {
+            ROOT => Some(Node::Folder(String::new())),
+            SNAPSHOTS => Some(Node::Snapshots(String::new())),
+            odd if odd % 2 == 1 => Some(Node::Volume(VolumeId(odd / 2))),
+            even => self.known.get(&even).filter(|known| !known.gone).map(|known| known.node.clone()),
+        }
+    }
+
+    /// The number of `node`, to which the kernel now holds one more reference.
+    pub fn remember(&mut self, node: Node) -> u64 {
+        if let Some(number) = fixed(&node) {
+            return number;
+        }
+        let number = match self.numbers.get(&node) {
+            Some(&number) => number,
+            None => {
+                self.next += 2;
+                self.next
+            }
+        };
+        if node != Node::Phantom {
+            self.numbers.insert(node.clone(), number);
+        }
+        self.known.entry(number).or_insert(Known { node, references: 0, gone: false }).references += 1;
+        number
+    }
+
+    /// The number of `node` for a listing, which gives the kernel no reference.
+    pub fn number(&self, node: &Node) -> u64 {
+        // The kernel asks again before it believes it.
+        fixed(node).or_else(|| self.numbers.get(node).copied()).unwrap_or(u64::from(u32::MAX))
+    }
+
+    /// The kernel gives up `n` references.
+    pub fn forget(&mut self, number: u64, n: u64) {
+        let Some(known) = self.known.get_mut(&number) else { return };
+        known.references = known.references.saturating_sub(n);
+        if known.references == 0 {
+            let known = self.known.remove(&number).expect("found above");
+            if !known.gone {
+                self.numbers.remove(&known.node);
+            }
+        }
+    }
+
+    /// A folder was removed: a new one of its path is another one.
+    pub fn removed(&mut self, node: &Node) {
+        if let Some(number) = self.numbers.remove(node) {
+            self.known.get_mut(&number).expect("a number is known").gone = true;
+        }
+    }
+
+    /// Everything at and below `from` is now at and below `to`.
+    pub fn renamed(&mut self, from: &str, to: &str) {
+        let moved: Vec<(u64, Node)> = self
+            .known
+            .iter()
+            .filter(|(_, known)| !known.gone)
+            .filter_map(|(&number, known)| Some((number, moved(&known.node, from, to)?)))
+            .collect();
+        for (number, node) in moved {
+            let known = self.known.get_mut(&number).expect("listed above");
+            self.numbers.remove(&known.node);
+            known.node = node.clone();
+            self.numbers.insert(node, number);
+        }
+    }
+}
+
+fn fixed(node: &Node) -> Option<u64> {
+    match node {
+        Node::Volume(id) => Some(id.0 * 2 + 1),
+        Node::Folder(path) if path.is_empty() => Some(ROOT),
+        Node::Snapshots(path) if path.is_empty() => Some(SNAPSHOTS),
+        _ => None,
+    }
+}
+
+fn moved(node: &Node, from: &str, to: &str) -> Option<Node> {
+    let path = |path: &str| {
+        let rest = path.strip_prefix(from)?;
+        (rest.is_empty() || rest.starts_with('/')).then(|| format!("{to}{rest}"))
+    };
+    match node {
+        Node::Folder(p) => path(p).map(Node::Folder),
+        Node::Snapshots(p) => path(p).map(Node::Snapshots),
+        Node::Volume(_) | Node::Phantom => None,
+    }
+}
+
+/// The path of `name` in the folder `path`.
+pub fn join(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_string() } else { format!("{path}/{name}") }
+}
+
+/// The folder that `path` lies in.
+pub fn parent(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(parent, _)| parent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(path: &str) -> Node {
+        Node::Folder(path.into())
+    }
+
+    #[test]
+    fn a_number_lasts_as_long_as_the_kernel_holds_it() {
+        let mut nodes = Nodes::default();
+        let a = nodes.remember(folder("a"));
+        assert_eq!(nodes.remember(folder("a")), a);
+        assert_eq!(nodes.get(a), Some(folder("a")));
+        nodes.forget(a, 1);
+        assert_eq!(nodes.get(a), Some(folder("a")));
+        nodes.forget(a, 1);
+        assert_eq!(nodes.get(a), None);
+        assert_ne!(nodes.remember(folder("a")), a);
+    }
+
+    #[test]
+    fn a_folder_made_again_is_another_one() {
+        let mut nodes = Nodes::default();
+        let old = nodes.remember(folder("a"));
+        nodes.removed(&folder("a"));
+        assert_eq!(nodes.get(old), None);
+        let new = nodes.remember(folder("a"));
+        assert_ne!(old, new);
+        nodes.forget(old, 1);
+        assert_eq!(nodes.get(new), Some(folder("a")));
+    }
+
+    #[test]
+    fn a_rename_takes_along_what_is_below_and_nothing_beside() {
+        let mut nodes = Nodes::default();
+        let all = [folder("a"), folder("a/b"), folder("ab"), Node::Snapshots("a/b/v".into())];
+        let numbers: Vec<u64> = all.iter().map(|n| nodes.remember(n.clone())).collect();
+        nodes.renamed("a", "x/y");
+        let now: Vec<Node> = numbers.iter().map(|&n| nodes.get(n).unwrap()).collect();
+        assert_eq!(now, [folder("x/y"), folder("x/y/b"), folder("ab"), Node::Snapshots("x/y/b/v".into())]);
+        assert_eq!(nodes.remember(folder("x/y/b")), numbers[1]);
+        assert_ne!(nodes.remember(folder("a")), numbers[0]);
+    }
+
+    #[test]
+    fn volumes_and_roots_have_their_numbers_from_the_beginning() {
+        let mut nodes = Nodes::default();
+        for node in [Node::Volume(VolumeId(7)), folder(""), Node::Snapshots(String::new())] {
+            let number = nodes.remember(node.clone());
+            nodes.forget(number, 1);
+            assert_eq!(nodes.get(number), Some(node));
+        }
+        assert_eq!(nodes.get(ROOT), Some(folder("")));
+        assert_eq!(
+            (join("", "a"), join("a/b", "c"), parent("a/b"), parent("a")),
+            ("a".into(), "a/b/c".into(), "a", "")
+        );
+    }
+}

@@ -1,0 +1,92 @@
+//! Snapshots: `mkdir .snapshots/VOLUME/NAME` takes one, `rmdir` deletes it.
+//!
+//! A snapshot is a file, but the kernel lets `mkdir` make folders only and `rmdir` remove folders only. So for these
+//! system calls, and for nothing else, the name stands for a phantom folder, which the kernel is told to
+//! forget at once.
+
+use std::fs;
+
+use forkdisk::Device;
+
+use super::folders::full_name;
+use super::nodes::Node;
+use super::{Failed, Outcome, Volumes, now};
+use crate::codec::{Entry, Reply};
+use crate::off_thread::off_thread;
+
+impl<D: Device> Volumes<D> {
+    pub(super) async fn take_snapshot(&self, volume: &str, name: &str) -> Outcome<Entry> {
+        if !self.is_volume(volume) {
+            return Err(Failed(libc::EPERM));
+        }
+        if self.pool.find(&full_name(volume, name)).is_ok() {
+            return Err(Failed(libc::EEXIST));
+        }
+        self.write_back(volume).await?;
+        self.pool.snapshot(&[(volume, name)], now().seconds as u64).await?;
+        self.entry(Node::Phantom, 0)
+    }
+
+    /// Lets the kernel write what it has cached of a volume, so that the snapshot shows it.
+    async fn write_back(&self, volume: &str) -> Outcome<()> {
+        let file = self.options.dir.join(volume);
+        match off_thread(move || fs::File::open(file).and_then(|f| f.sync_data())).await {
+            // Not allowed to us, or not mounted here: then there is nothing of ours in the cache.
+            Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => Ok(()),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            outcome => outcome.map_err(|e| Failed(e.raw_os_error().unwrap_or(libc::EIO))),
+        }
+    }
+
+    pub(super) fn remove_snapshot(&self, volume: &str, name: &str) -> Outcome {
+        if !self.is_volume(volume) {
+            return Err(Failed(libc::EPERM));
+        }
+        self.pool.remove(&full_name(volume, name))?;
+        Ok(Reply::Done)
+    }
+
+    pub(super) async fn rename_snapshot(&self, from: (&str, &str), to: (&str, &str)) -> Outcome {
+        if from.0 != to.0 || !self.is_volume(from.0) {
+            return Err(Failed(libc::EPERM));
+        }
+        self.pool.rename(&full_name(from.0, from.1), &full_name(to.0, to.1)).await?;
+        Ok(Reply::Done)
+    }
+}
+
+/// Whether the thread `pid` is in a system call that removes a folder. The kernel says so in
+/// `/proc/PID/syscall`, to us for programs that run as we do, to root for all.
+pub fn wants_a_folder(pid: u32) -> bool {
+    pid != 0 && fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|line| removes_a_folder(&line))
+}
+
+fn removes_a_folder(line: &str) -> bool {
+    let mut words = line.split_whitespace();
+    let Some(number) = words.next().and_then(|n| n.parse::<i64>().ok()) else { return false };
+    let mut flags = || words.nth(2).and_then(|w| i64::from_str_radix(w.trim_start_matches("0x"), 16).ok());
+    #[cfg(target_arch = "x86_64")]
+    if number == libc::SYS_rmdir {
+        return true;
+    }
+    number == libc::SYS_unlinkat && flags().is_some_and(|f| f & i64::from(libc::AT_REMOVEDIR) != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_calls_that_remove_folders_count() {
+        let call =
+            |number: i64, flags: &str| format!("{number} 0xffffff9c 0x7ffd1 {flags} 0x0 0x0 0x0 0x7ffd2 0x7f3\n");
+        assert!(removes_a_folder(&call(libc::SYS_unlinkat, "0x200")));
+        assert!(!removes_a_folder(&call(libc::SYS_unlinkat, "0x0")));
+        assert!(!removes_a_folder(&call(libc::SYS_newfstatat, "0x200")));
+        #[cfg(target_arch = "x86_64")]
+        assert!(removes_a_folder(&call(libc::SYS_rmdir, "0x0")));
+        for odd in ["running\n", "", "-1 0x7ffd1 0x7f3\n"] {
+            assert!(!removes_a_folder(odd), "{odd:?}");
+        }
+    }
+}

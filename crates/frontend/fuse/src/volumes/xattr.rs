@@ -1,0 +1,101 @@
+//! Extended attributes: a volume's properties, as `user.forkdisk.PROPERTY`. Of these only the chunk can be
+//! set. Nothing else is kept.
+
+use forkdisk::{Device, VolumeInfo};
+
+use super::nodes::Node;
+use super::{Failed, Outcome, Volumes};
+use crate::codec::Reply;
+
+const PREFIX: &str = "user.forkdisk.";
+/// The one that can be set, and so the only one that is listed: programs that copy files try to set all they see.
+const CHUNK: &str = "user.forkdisk.chunk";
+
+impl<D: Device> Volumes<D> {
+    fn property(&self, number: u64, name: &str) -> Outcome<Option<String>> {
+        let (Some(name), Node::Volume(id)) = (name.strip_prefix(PREFIX), self.node(number)?) else { return Ok(None) };
+        let info = self.pool.volume_by_id(id)?.info();
+        Ok(value_of(&info, name))
+    }
+
+    pub(super) fn get_xattr(&self, number: u64, name: &str, size: u32) -> Outcome {
+        let value = self.property(number, name)?.ok_or(Failed(libc::ENODATA))?;
+        sized(value.into_bytes(), size)
+    }
+
+    pub(super) fn list_xattr(&self, number: u64, size: u32) -> Outcome {
+        let names = if matches!(self.node(number)?, Node::Volume(_)) { format!("{CHUNK}\0") } else { String::new() };
+        sized(names.into_bytes(), size)
+    }
+
+    pub(super) async fn set_xattr(&self, number: u64, name: &str, value: &[u8]) -> Outcome {
+        let Node::Volume(id) = self.node(number)? else { return Err(Failed(libc::EOPNOTSUPP)) };
+        if name != CHUNK {
+            let errno = if self.property(number, name)?.is_some() { libc::EPERM } else { libc::EOPNOTSUPP };
+            return Err(Failed(errno));
+        }
+        let chunk = parse_size(value).ok_or(Failed(libc::EINVAL))?;
+        let volume = self.pool.volume_by_id(id)?;
+        self.pool.set_chunk(&volume.name(), chunk).await?;
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn remove_xattr(&self, number: u64, name: &str) -> Outcome {
+        let errno = if self.property(number, name)?.is_some() { libc::EPERM } else { libc::ENODATA };
+        Err(Failed(errno))
+    }
+}
+
+fn value_of(info: &VolumeInfo, property: &str) -> Option<String> {
+    Some(match property {
+        "id" => info.id.0.to_string(),
+        "name" => info.name.clone(),
+        "size" => info.size.to_string(),
+        "referenced" => info.referenced.to_string(),
+        "chunk" => info.chunk.to_string(),
+        "created" => info.created.to_string(),
+        "origin" if !info.origin.is_empty() => info.origin.clone(),
+        _ => return None,
+    })
+}
+
+/// The value if it fits, its length if that is what is asked for.
+fn sized(value: Vec<u8>, size: u32) -> Outcome {
+    match size as usize {
+        0 => Ok(Reply::Length(value.len() as u32)),
+        room if value.len() <= room => Ok(Reply::Bytes(value)),
+        _ => Err(Failed(libc::ERANGE)),
+    }
+}
+
+/// Bytes, or a number with `K` or `M`.
+fn parse_size(text: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(text).ok()?.trim_end_matches('\0').trim();
+    let (digits, shift) = match text.strip_suffix(['K', 'k']) {
+        Some(digits) => (digits, 10),
+        None => text.strip_suffix(['M', 'm']).map_or((text, 0), |digits| (digits, 20)),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        for (text, size) in [("4096", 4096), ("64K", 65536), ("1M\0", 1 << 20)] {
+            assert_eq!(parse_size(text.as_bytes()), Some(size));
+        }
+        for bad in ["", "x", "-1", "1T", "99999999999999999999"] {
+            assert_eq!(parse_size(bad.as_bytes()), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_value_is_given_its_length_told_or_refused() {
+        assert!(matches!(sized(vec![1; 5], 0), Ok(Reply::Length(5))));
+        assert!(matches!(sized(vec![1; 5], 5), Ok(Reply::Bytes(_))));
+        assert_eq!(sized(vec![1; 5], 4).unwrap_err(), Failed(libc::ERANGE));
+    }
+}

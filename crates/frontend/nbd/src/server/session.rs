@@ -1,0 +1,197 @@
+//! The transmission phase of one connection: carries requests out, each to its end, whatever
+//! becomes of the client. Replies leave in the order in which requests end.
+
+use std::rc::Rc;
+
+use forkdisk::{Buf, Error, Operation};
+use forkdisk_uring::Rt;
+
+use super::budget::Permit;
+use super::export::Export;
+use super::fair::Started;
+use super::outbox::{Failure, Outbox, Outcome, Reply};
+use crate::codec::{Action, ErrorCode, ReplyStyle, ReplyTo, StatusExtent};
+
+/// A read of at least so many bytes tells of holes, where the client can be told.
+const SPARSE_READ: usize = 4096;
+/// The unit, from the beginning of the export, to which a failed read is narrowed down.
+const FAULT: u64 = 4096;
+/// Most extents of one context in a reply.
+pub(super) const MAX_EXTENTS: usize = 1024;
+/// Pieces of a map that are looked at without letting others run, and for one context of a reply.
+const LOOKS: usize = 256;
+const MAX_LOOKS: usize = 4096;
+
+/// What the tasks of a connection's requests share.
+pub(super) struct Session<E: Export> {
+    pub(super) rt: Rt,
+    pub(super) export: E,
+    pub(super) outbox: Rc<Outbox>,
+    pub(super) style: ReplyStyle,
+    /// Metadata contexts; their numbers are their places, from 1 on.
+    pub(super) contexts: Vec<E::Context>,
+}
+
+/// One request while it is carried out.
+pub(super) struct Job {
+    pub(super) to: ReplyTo,
+    pub(super) permit: Permit,
+    pub(super) started: Started,
+}
+
+impl<E: Export> Session<E> {
+    /// Bytes that the answer to BLOCK_STATUS may take.
+    pub(super) fn status_bytes(&self, one: bool) -> usize {
+        let extents = if one { 1 } else { MAX_EXTENTS };
+        self.contexts.len() * extents * size_of::<StatusExtent>()
+    }
+
+    pub(super) async fn read(self: Rc<Self>, job: Job, buf: Buf, whole: bool) {
+        let (offset, len) = (job.to.offset, buf.len());
+        let outcome = if buf.is_empty() {
+            Outcome::Data(buf)
+        } else if whole || !self.style.has_chunks() || len < SPARSE_READ {
+            match self.export.read(offset, buf).await {
+                (Ok(()), buf) => Outcome::Data(buf),
+                (Err(error), buf) => self.read_failed(error, offset, buf).await,
+            }
+        } else {
+            match self.export.read_sparse(offset, buf).await {
+                (Ok(holes), buf) if holes.is_empty() => Outcome::Data(buf),
+                (Ok(holes), buf) => Outcome::Sparse(buf, holes),
+                (Err(error), buf) => self.read_failed(error, offset, buf).await,
+            }
+        };
+        self.export.took(Operation::Read, job.permit.age());
+        self.reply(job, outcome);
+    }
+
+    /// The reply to a failed read says where it failed, if a client can be told.
+    async fn read_failed(&self, error: Error, offset: u64, buf: Buf) -> Outcome {
+        let len = buf.len() as u64;
+        drop(buf);
+        let mut failure = failure(&error);
+        if failure.code == ErrorCode::Io && self.style.has_chunks() {
+            failure.at = self.first_fault(offset, len).await;
+        }
+        Outcome::Failed(failure)
+    }
+
+    /// The beginning of the first piece that cannot be read, by halving the range.
+    async fn first_fault(&self, offset: u64, len: u64) -> Option<u64> {
+        let fails = async |from: u64, to: u64| {
+            let buf = Buf::zeroed((to - from) as usize);
+            self.export.read(from, buf).await.0.is_err()
+        };
+        // Everything before `from` can be read; something before `to` cannot.
+        let (mut from, mut to) = (offset, offset + len);
+        while from / FAULT != (to - 1) / FAULT {
+            let last = (to - 1) / FAULT * FAULT;
+            let middle = (from + (to - from) / 2).next_multiple_of(FAULT).min(last);
+            if fails(from, middle).await { to = middle } else { from = middle }
+        }
+        fails(from, to).await.then_some(from)
+    }
+
+    pub(super) async fn write(self: Rc<Self>, job: Job, buf: Buf, fua: bool) {
+        let (result, buf) = match buf.is_empty() {
+            true => (Ok(()), buf),
+            false => self.export.write(job.to.offset, buf, fua).await,
+        };
+        drop(buf);
+        self.export.took(Operation::Write, job.permit.age());
+        self.reply(job, outcome(result));
+    }
+
+    pub(super) async fn other(self: Rc<Self>, job: Job, action: Action) {
+        let export = &self.export;
+        let result = match action {
+            Action::Flush => export.flush().await,
+            Action::Trim { len: 0, .. } | Action::WriteZeroes { len: 0, .. } | Action::Cache { len: 0, .. } => Ok(()),
+            Action::Trim { offset, len, fua } => export.trim(offset, len, fua).await,
+            Action::Cache { offset, len } => export.cache(offset, len).await,
+            Action::WriteZeroes { offset, len, fast: true, .. } if !export.zeroing_is_fast(offset, len) => {
+                let text = "zeroing this range would be no faster than writing it".to_owned();
+                let failure = Failure { code: ErrorCode::NotSupported, text, at: None };
+                return self.reply(job, Outcome::Failed(Box::new(failure)));
+            }
+            Action::WriteZeroes { offset, len, fua, no_hole, .. } => {
+                export.write_zeroes(offset, len, fua, no_hole).await
+            }
+            Action::BlockStatus { offset, len, one } => {
+                let outcome = self.status(offset, len, one).await.unwrap_or_else(|e| Outcome::Failed(failure(&e)));
+                return self.reply(job, outcome);
+            }
+            Action::Read { .. } | Action::Write { .. } | Action::Disconnect => Ok(()),
+        };
+        let operation = match action {
+            Action::Flush => Some(Operation::Flush),
+            Action::Trim { .. } => Some(Operation::Discard),
+            Action::WriteZeroes { .. } => Some(Operation::Zero),
+            _ => None,
+        };
+        if let Some(operation) = operation {
+            export.took(operation, job.permit.age());
+        }
+        self.reply(job, outcome(result));
+    }
+
+    async fn status(&self, offset: u64, len: u64, one: bool) -> forkdisk::Result<Outcome> {
+        let mut contexts = Vec::with_capacity(self.contexts.len());
+        for (i, context) in self.contexts.iter().enumerate() {
+            contexts.push((i as u32 + 1, self.extents(context, offset, len, one).await?));
+        }
+        Ok(Outcome::Status(contexts))
+    }
+
+    /// The extents of one context, as far as a bounded effort goes.
+    async fn extents(
+        &self,
+        context: &E::Context,
+        offset: u64,
+        len: u64,
+        one: bool,
+    ) -> forkdisk::Result<Vec<StatusExtent>> {
+        let most = if one { 1 } else { MAX_EXTENTS };
+        let mut extents: Vec<StatusExtent> = Vec::new();
+        let mut count = 0;
+        let (mut at, end) = (offset, offset + len);
+        for _ in 0..MAX_LOOKS / LOOKS {
+            for extent in self.export.status(context, at, end - at, LOOKS).await? {
+                at += extent.len;
+                match extents.last_mut() {
+                    Some(last) if last.flags == extent.flags => last.len += extent.len,
+                    _ if count == most => return Ok(extents),
+                    _ => {
+                        extents.push(extent);
+                        count += 1;
+                    }
+                }
+            }
+            if at >= end {
+                break;
+            }
+            self.rt.yield_now().await;
+        }
+        Ok(extents)
+    }
+
+    /// The export is done with it; the memory is given back when the reply has been sent.
+    fn reply(&self, job: Job, outcome: Outcome) {
+        let Job { to, permit, started } = job;
+        drop(started);
+        self.outbox.push(Reply { to, outcome, permit });
+    }
+}
+
+fn outcome(result: forkdisk::Result<()>) -> Outcome {
+    match result {
+        Ok(()) => Outcome::Done,
+        Err(error) => Outcome::Failed(failure(&error)),
+    }
+}
+
+fn failure(error: &Error) -> Box<Failure> {
+    tracing::debug!(%error, "a request failed");
+    Box::new(Failure { code: ErrorCode::from_errno(error.errno()), text: error.to_string(), at: None })
+}

@@ -1,0 +1,119 @@
+//! TLS for NBD: certificates, encrypted streams, and who may open what.
+//!
+//! [`Tls`] is the server's side: its certificate and key, the authority whose certificates clients
+//! must show, and the table of what each of them may open. [`TlsStream`] carries bytes over any
+//! [`ByteStream`](forkdisk_uring::ByteStream); NBD's STARTTLS puts it under a negotiation that has
+//! begun in the clear. Private keys are read once and never logged.
+
+mod access;
+mod identity;
+mod stream;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forkdisk::{Error, ErrorKind, Result};
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig};
+
+pub use access::{AccessEntry, AccessTable, Grants, Permission};
+pub use identity::Identity;
+pub use stream::TlsStream;
+
+/// Where the server's certificates are, in PEM files.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// The server's certificate, then those of the authorities between it and the root.
+    pub certificate: PathBuf,
+    /// Its private key (PKCS#8, PKCS#1 or SEC 1).
+    pub key: PathBuf,
+    /// Authorities whose certificates clients must show; `None`: clients show none.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// What a server needs to speak TLS. Cheap to clone.
+#[derive(Clone)]
+pub struct Tls {
+    config: Arc<ServerConfig>,
+    access: Arc<AccessTable>,
+    asks_clients: bool,
+}
+
+impl Tls {
+    /// Reads certificates and key; `access` says what clients may open, [`AccessTable::open`]
+    /// lets all of them open everything.
+    ///
+    /// A table without an authority to check clients by is refused: anybody could be anybody.
+    pub fn load(files: &TlsFiles, access: AccessTable) -> Result<Tls> {
+        if files.client_ca.is_none() && access.is_restricted() {
+            let text = "who may open which export needs a client CA: without one clients show no certificate";
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        let chain = certificates(&files.certificate)?;
+        let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|e| unreadable(&files.key, "private key", e))?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions();
+        let builder = builder.map_err(|e| refused("the TLS library", &e))?;
+        let builder = match &files.client_ca {
+            None => builder.with_no_client_auth(),
+            Some(path) => {
+                let verifier = WebPkiClientVerifier::builder_with_provider(authorities(path)?.into(), provider)
+                    .build()
+                    .map_err(|e| refused(&path.display().to_string(), &e))?;
+                builder.with_client_cert_verifier(verifier)
+            }
+        };
+        let mut config = builder.with_single_cert(chain, key).map_err(|e| {
+            let text = format!("{} and {} do not fit together: {e}", files.certificate.display(), files.key.display());
+            Error::new(ErrorKind::Invalid, text)
+        })?;
+        // Disks stay connected: resuming a session saves nothing, and what is not kept cannot leak.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(Tls { config: Arc::new(config), access: Arc::new(access), asks_clients: files.client_ca.is_some() })
+    }
+
+    /// Whether clients must show a certificate.
+    pub fn asks_clients(&self) -> bool {
+        self.asks_clients
+    }
+
+    pub(crate) fn config(&self) -> Arc<ServerConfig> {
+        self.config.clone()
+    }
+
+    /// What a client may open that has shown `identity`, or no certificate.
+    pub(crate) fn grants(&self, identity: Option<&Identity>) -> Grants {
+        self.access.grants(identity)
+    }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>);
+    let list = read.map_err(|e| unreadable(path, "certificate", e))?;
+    if list.is_empty() { Err(unreadable(path, "certificate", pem::Error::NoItemsFound)) } else { Ok(list) }
+}
+
+fn authorities(path: &Path) -> Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        roots.add(certificate).map_err(|e| refused(&path.display().to_string(), &e))?;
+    }
+    Ok(roots)
+}
+
+fn unreadable(path: &Path, what: &str, error: pem::Error) -> Error {
+    match error {
+        pem::Error::Io(e) => Error::io(format!("cannot read the {what} {}", path.display()), e),
+        pem::Error::NoItemsFound => {
+            Error::new(ErrorKind::Invalid, format!("{} holds no {what} in PEM form", path.display()))
+        }
+        other => Error::new(ErrorKind::Invalid, format!("{} is no {what} in PEM form: {other}", path.display())),
+    }
+}
+
+fn refused(what: &str, error: &dyn std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Invalid, format!("{what}: {error}"))
+}

@@ -1,0 +1,122 @@
+//! Collects everything into one record.
+
+use forkdisk::{Device, Mode, Pool, PoolStatistics};
+use forkdisk_nbd::ServerHandle;
+
+use crate::copier::{CopierFigures, CopyFigures};
+use crate::process::ProcessRecord;
+use crate::record::{ActivityRecord, PoolFigures, ServerRecord, Statistics, VolumeFigures};
+
+/// Where statistics come from.
+pub trait Source: 'static {
+    /// Everything, as it is now.
+    fn statistics(&self) -> Statistics;
+}
+
+/// A pool and the server on it.
+pub struct PoolSource<D: Device> {
+    /// The pool.
+    pub pool: Pool<D>,
+    /// Its server, if it has one.
+    pub server: Option<ServerHandle>,
+}
+
+impl<D: Device> Source for PoolSource<D> {
+    fn statistics(&self) -> Statistics {
+        statistics(&self.pool, self.server.as_ref().map(|server| (&server.statistics()).into()))
+    }
+}
+
+/// Everything about `pool`, as it is now, beside what its `server` says of itself. It takes time in proportion to the
+/// number of volumes.
+pub fn statistics<D: Device>(pool: &Pool<D>, server: Option<ServerRecord>) -> Statistics {
+    let volumes = pool.volume_statistics().into_iter().map(|(info, activity)| (info.name.clone(), info, activity));
+    let volumes = volumes.map(|(name, info, activity)| VolumeFigures {
+        snapshot: info.snapshot,
+        size: info.size,
+        referenced: info.referenced,
+        quota: (info.quota > 0).then_some(info.quota),
+        in_use: info.in_use as u64,
+        copier: activity.as_ref().and_then(|_| copying(pool, &name)),
+        activity: activity.as_ref().map(Into::into),
+        name,
+    });
+    Statistics {
+        pool: figures(pool),
+        activity: activity(&pool.statistics()),
+        copier: copier(pool),
+        server,
+        process: ProcessRecord::of_self(),
+        volumes: volumes.collect(),
+    }
+}
+
+fn figures<D: Device>(pool: &Pool<D>) -> PoolFigures {
+    let info = pool.info();
+    PoolFigures {
+        uuid: uuid_text(&info.uuid),
+        mode: mode_name(info.mode).to_owned(),
+        size: info.size,
+        used: info.used,
+        free: info.free,
+        freeing: info.freeing,
+        metadata: info.metadata,
+        dirty: info.dirty,
+        journal_size: info.journal_size,
+        journal_used: info.journal_used,
+        volumes: info.volumes,
+        snapshots: info.snapshots,
+        generation: info.generation,
+    }
+}
+
+fn copier<D: Device>(pool: &Pool<D>) -> CopierFigures {
+    let info = pool.copier();
+    let all = CopyFigures::of(&info.stats, info.settings.throttle);
+    CopierFigures { all, buffers: info.settings.buffers, buffers_used: info.buffers_in_use }
+}
+
+/// Nothing is copied for a snapshot.
+fn copying<D: Device>(pool: &Pool<D>, name: &str) -> Option<CopyFigures> {
+    let copying = pool.copying(name).ok()?;
+    Some(CopyFigures::of(&copying.stats, copying.throttle))
+}
+
+fn activity(s: &PoolStatistics) -> ActivityRecord {
+    ActivityRecord {
+        volumes: (&s.volumes).into(),
+        data_read: (&s.data.read).into(),
+        data_write: (&s.data.write).into(),
+        metadata_read: (&s.metadata.read).into(),
+        metadata_write: (&s.metadata.write).into(),
+        journal_write: (&s.journal).into(),
+        discard: (&s.discards).into(),
+        flushes: s.flushes,
+        records: s.records,
+        commit_group: (&s.commit_group).into(),
+        checkpoints: s.checkpoints,
+        cache_hits: s.cache_hits,
+        cache_misses: s.cache_misses,
+        cache_bytes: s.cache_bytes,
+        reaped: s.reaped,
+        freed_bytes: s.freed_bytes,
+        reaping: s.reaping,
+    }
+}
+
+/// Modes, in the order of their gravity.
+pub(crate) const MODES: [&str; 4] = ["rw", "ro", "out-of-data-space", "failed"];
+
+fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::ReadWrite => MODES[0],
+        Mode::ReadOnly => MODES[1],
+        Mode::OutOfDataSpace => MODES[2],
+        Mode::Failed => MODES[3],
+    }
+}
+
+fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}

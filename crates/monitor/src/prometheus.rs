@@ -1,0 +1,427 @@
+//! The text format of Prometheus, version 0.0.4.
+//!
+//! One family after the other, so that whoever sends them can let others have their turn in
+//! between. Names are in base units. What there is stands in docs/metrics.md, where a test looks.
+
+use std::fmt::{Display, Write};
+
+use forkdisk::Histogram;
+
+use crate::collect::MODES;
+use crate::copier::CopyFigures;
+use crate::record::{Distribution, OperationRecord, Statistics, VolumeActivity, VolumeFigures};
+
+/// What the text is, for HTTP.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Powers of two (nanoseconds) at which latencies are cut: 4 µs to 17 s, each four times the last.
+const LATENCY_BOUNDS: std::ops::RangeInclusive<usize> = 12..=34;
+const LATENCY_STEP: usize = 2;
+/// Powers of two at which sizes of groups are cut.
+const GROUP_BOUNDS: std::ops::RangeInclusive<usize> = 0..=10;
+const NANOSECONDS: f64 = 1e9;
+
+/// Writes one family to the end of the text.
+pub type Family = Box<dyn Fn(&Statistics, &mut String)>;
+
+/// Everything at once.
+pub fn render(statistics: &Statistics) -> String {
+    let mut out = String::new();
+    families().iter().for_each(|family| family(statistics, &mut out));
+    out
+}
+
+/// All families, in the order in which they are written.
+pub fn families() -> Vec<Family> {
+    let mut all: Vec<Family> = vec![Box::new(info), Box::new(mode)];
+    pool_gauges(&mut all);
+    device(&mut all);
+    activity(&mut all);
+    operations(&mut all, "pool", |s| vec![(String::new(), &s.activity.volumes)]);
+    operations(&mut all, "volume", |s| {
+        s.volumes.iter().filter_map(|v| Some((volume_label(v), v.activity.as_ref()?))).collect()
+    });
+    volume_gauges(&mut all);
+    copier(&mut all);
+    server(&mut all);
+    process(&mut all);
+    all
+}
+
+fn head(out: &mut String, name: &str, kind: &str, help: &str) {
+    let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+}
+
+fn sample(out: &mut String, name: &str, labels: &str, value: impl Display) {
+    let _ = match labels {
+        "" => writeln!(out, "{name} {value}"),
+        labels => writeln!(out, "{name}{{{labels}}} {value}"),
+    };
+}
+
+fn volume_label(volume: &VolumeFigures) -> String {
+    // Names consist of letters, digits and ". _ - / @": nothing that would have to be escaped.
+    format!("volume=\"{}\"", volume.name)
+}
+
+fn info(s: &Statistics, out: &mut String) {
+    let name = "forkdisk_pool_info";
+    head(out, name, "gauge", "Identity of the pool, always 1.");
+    let labels = format!("uuid=\"{}\",version=\"{}\"", s.pool.uuid, env!("CARGO_PKG_VERSION"));
+    sample(out, name, &labels, 1);
+}
+
+fn mode(s: &Statistics, out: &mut String) {
+    let name = "forkdisk_pool_mode";
+    head(out, name, "gauge", "1 for the mode the pool is in, 0 for the others.");
+    for mode in MODES {
+        sample(out, name, &format!("mode=\"{mode}\""), u8::from(s.pool.mode == mode));
+    }
+}
+
+type Value = fn(&Statistics) -> u64;
+
+/// A family with one sample and no labels.
+fn single(all: &mut Vec<Family>, kind: &'static str, name: &'static str, help: &'static str, value: Value) {
+    all.push(Box::new(move |s, out| {
+        head(out, name, kind, help);
+        sample(out, name, "", value(s));
+    }));
+}
+
+fn pool_gauges(all: &mut Vec<Family>) {
+    let list: [(&str, &str, Value); 11] = [
+        ("forkdisk_pool_size_bytes", "Length of the pool.", |s| s.pool.size),
+        ("forkdisk_pool_used_bytes", "Space in use.", |s| s.pool.used),
+        ("forkdisk_pool_free_bytes", "Space that new writes can use.", |s| s.pool.free),
+        ("forkdisk_pool_freeing_bytes", "Space given up that is free after the next checkpoint.", |s| s.pool.freeing),
+        ("forkdisk_pool_metadata_bytes", "Superblock, counts and journal, part of what is used.", |s| s.pool.metadata),
+        ("forkdisk_pool_dirty_bytes", "Metadata changed and not yet in a checkpoint.", |s| s.pool.dirty),
+        ("forkdisk_journal_size_bytes", "Length of the journal.", |s| s.pool.journal_size),
+        ("forkdisk_journal_used_bytes", "Part of the journal that a replay would read.", |s| s.pool.journal_used),
+        ("forkdisk_pool_volumes", "Number of volumes.", |s| s.pool.volumes),
+        ("forkdisk_pool_snapshots", "Number of snapshots.", |s| s.pool.snapshots),
+        ("forkdisk_cache_bytes", "Map tables in memory.", |s| s.activity.cache_bytes),
+    ];
+    list.into_iter().for_each(|(name, help, value)| single(all, "gauge", name, help, value));
+}
+
+fn device(all: &mut Vec<Family>) {
+    fn traffic(s: &Statistics) -> [(&'static str, crate::record::RequestsRecord); 5] {
+        let a = &s.activity;
+        [
+            ("kind=\"data\",direction=\"read\"", a.data_read),
+            ("kind=\"data\",direction=\"write\"", a.data_write),
+            ("kind=\"metadata\",direction=\"read\"", a.metadata_read),
+            ("kind=\"metadata\",direction=\"write\"", a.metadata_write),
+            ("kind=\"journal\",direction=\"write\"", a.journal_write),
+        ]
+    }
+    all.push(Box::new(|s, out| {
+        let name = "forkdisk_device_requests_total";
+        head(out, name, "counter", "Reads and writes of the pool's device.");
+        traffic(s).iter().for_each(|(labels, r)| sample(out, name, labels, r.count));
+    }));
+    all.push(Box::new(|s, out| {
+        let name = "forkdisk_device_bytes_total";
+        head(out, name, "counter", "Bytes read from and written to the pool's device.");
+        traffic(s).iter().for_each(|(labels, r)| sample(out, name, labels, r.bytes));
+    }));
+    let list: [(&str, &str, Value); 3] = [
+        ("forkdisk_device_flushes_total", "Flushes of the pool's device.", |s| s.activity.flushes),
+        ("forkdisk_device_discards_total", "Discards of the pool's device.", |s| s.activity.discard.count),
+        ("forkdisk_device_discarded_bytes_total", "Bytes discarded on the device.", |s| s.activity.discard.bytes),
+    ];
+    list.into_iter().for_each(|(name, help, value)| single(all, "counter", name, help, value));
+}
+
+fn activity(all: &mut Vec<Family>) {
+    let list: [(&str, &str, Value); 6] = [
+        ("forkdisk_journal_records_total", "Records appended to the journal.", |s| s.activity.records),
+        ("forkdisk_checkpoints_total", "Checkpoints that have ended.", |s| s.activity.checkpoints),
+        ("forkdisk_cache_hits_total", "Lookups that found their map table in memory.", |s| s.activity.cache_hits),
+        ("forkdisk_cache_misses_total", "Map tables and count pages that were read.", |s| s.activity.cache_misses),
+        ("forkdisk_reaped_volumes_total", "Deleted volumes given back entirely.", |s| s.activity.reaped),
+        ("forkdisk_freed_bytes_total", "Space that came back with checkpoints.", |s| s.activity.freed_bytes),
+    ];
+    list.into_iter().for_each(|(name, help, value)| single(all, "counter", name, help, value));
+    let help = "1 while deleted volumes are being given back.";
+    single(all, "gauge", "forkdisk_reaping", help, |s| u64::from(s.activity.reaping));
+    all.push(Box::new(|s, out| {
+        let name = "forkdisk_commit_group_size";
+        head(out, name, "histogram", "How many waited for a commit of the journal.");
+        histogram(out, name, "", &s.activity.commit_group, GROUP_BOUNDS, 1, 1.0);
+    }));
+}
+
+type Rows = fn(&Statistics) -> Vec<(String, &VolumeActivity)>;
+
+/// Families of operations and faults, for the whole pool or for each volume.
+fn operations(all: &mut Vec<Family>, of: &'static str, rows: Rows) {
+    for (i, kind) in ["read", "write", "flush", "discard", "zero"].into_iter().enumerate() {
+        let mut family = |what: &str, metric: &'static str, help: String, value: fn(&OperationRecord) -> u64| {
+            let name = format!("forkdisk_{of}_{kind}_{what}");
+            all.push(Box::new(move |s: &Statistics, out: &mut String| {
+                head(out, &name, metric, &help);
+                rows(s).iter().for_each(|(labels, a)| sample(out, &name, labels, value(a.operations.all()[i].1)));
+            }) as Family);
+        };
+        let help = format!("Operations of the kind {kind} that have ended.");
+        family("operations_total", "counter", help, |o| o.operations);
+        if kind != "flush" {
+            let help = format!("Bytes of operations of the kind {kind} that ended well.");
+            family("bytes_total", "counter", help, |o| o.bytes);
+        }
+        family("errors_total", "counter", format!("Operations of the kind {kind} that failed."), |o| o.errors);
+        family("in_flight", "gauge", format!("Operations of the kind {kind} under way."), |o| o.in_flight);
+        let name = format!("forkdisk_{of}_{kind}_duration_seconds");
+        all.push(Box::new(move |s, out| {
+            head(out, &name, "histogram", "Time from the admission of a request until its reply was ready.");
+            for (labels, a) in rows(s) {
+                let latency = &a.operations.all()[i].1.latency;
+                histogram(out, &name, &labels, latency, LATENCY_BOUNDS, LATENCY_STEP, NANOSECONDS);
+            }
+        }));
+    }
+    faults(all, of, rows);
+}
+
+fn faults(all: &mut Vec<Family>, of: &'static str, rows: Rows) {
+    type Figure = fn(&VolumeActivity) -> u64;
+    let list: [(&str, &str, Figure); 4] = [
+        ("provisions_total", "First writes where nothing was mapped.", |a| a.provision.count),
+        ("provisioned_bytes_total", "Bytes of new pages where nothing was mapped.", |a| a.provision.bytes),
+        ("breaks_total", "First writes to pages that were shared.", |a| a.breaks.count),
+        ("broken_bytes_total", "Bytes of new pages in place of shared ones.", |a| a.breaks.bytes),
+    ];
+    for (what, help, value) in list {
+        let name = format!("forkdisk_{of}_{what}");
+        all.push(Box::new(move |s, out| {
+            head(out, &name, "counter", help);
+            rows(s).iter().for_each(|(labels, a)| sample(out, &name, labels, value(a)));
+        }));
+    }
+}
+
+/// Volumes, and snapshots that were opened; all snapshots could be thousands.
+fn volume_gauges(all: &mut Vec<Family>) {
+    type Figure = fn(&VolumeFigures) -> u64;
+    let list: [(&str, &str, Figure); 3] = [
+        ("forkdisk_volume_size_bytes", "Length of the volume.", |v| v.size),
+        ("forkdisk_volume_referenced_bytes", "What the volume has mapped, shared or not.", |v| v.referenced),
+        ("forkdisk_volume_open_handles", "How often the volume is open.", |v| v.in_use),
+    ];
+    for (name, help, value) in list {
+        all.push(Box::new(move |s, out| {
+            head(out, name, "gauge", help);
+            let shown = s.volumes.iter().filter(|v| !v.snapshot || v.activity.is_some());
+            shown.for_each(|v| sample(out, name, &volume_label(v), value(v)));
+        }));
+    }
+    all.push(Box::new(|s, out| {
+        let name = "forkdisk_volume_quota_bytes";
+        head(out, name, "gauge", "The most that the volume may have mapped, where there is a bound.");
+        let bounded = s.volumes.iter().filter_map(|v| Some((v, v.quota?)));
+        bounded.for_each(|(v, quota)| sample(out, name, &volume_label(v), quota));
+    }));
+}
+
+/// Families of copies, for the whole pool and for each volume that was opened.
+fn copier(all: &mut Vec<Family>) {
+    type Figure = fn(&CopyFigures) -> f64;
+    let list: [(&str, &str, &str, Figure); 17] = [
+        ("queued_jobs", "gauge", "Copies that have not started yet.", |c| c.queued as f64),
+        ("in_flight_subjobs", "gauge", "Parts of copies under way.", |c| c.in_flight as f64),
+        ("jobs_total", "counter", "Copies that have ended, well or not.", |c| c.jobs as f64),
+        ("failed_jobs_total", "counter", "Copies that could not read or write.", |c| c.failed as f64),
+        ("cancelled_jobs_total", "counter", "Copies that were given up.", |c| c.cancelled as f64),
+        ("merged_jobs_total", "counter", "Copies that shared a request with the one before.", |c| c.merged as f64),
+        ("read_bytes_total", "counter", "Bytes that copies read.", |c| c.read as f64),
+        ("written_bytes_total", "counter", "Bytes that copies wrote.", |c| c.written as f64),
+        ("offloaded_bytes_total", "counter", "Bytes that the host copied by itself.", |c| c.offloaded as f64),
+        ("given_bytes_total", "counter", "Bytes of clients that copies took along.", |c| c.given as f64),
+        ("buffer_waits_total", "counter", "How often a copy waited for a buffer.", |c| c.buffer_waits as f64),
+        ("buffer_wait_seconds_total", "counter", "How long copies waited for buffers.", |c| {
+            c.buffer_wait as f64 / NANOSECONDS
+        }),
+        ("throttle_waits_total", "counter", "How often a throttle held a copy up.", |c| c.throttle_waits as f64),
+        ("wait_seconds_total", "counter", "How long copies waited for their beginning.", |c| {
+            c.wait as f64 / NANOSECONDS
+        }),
+        ("duration_seconds_total", "counter", "How long copies took, waiting included.", |c| {
+            c.latency as f64 / NANOSECONDS
+        }),
+        ("throttle_ratio", "gauge", "Share of the time in which copies may be in flight.", |c| {
+            f64::from(c.throttle_percent) / 100.0
+        }),
+        ("throttle_bytes_per_second", "gauge", "What may be copied in a second; 0 for no limit.", |c| {
+            c.throttle_rate as f64
+        }),
+    ];
+    for (what, kind, help, value) in list {
+        let name = format!("forkdisk_copier_{what}");
+        all.push(Box::new(move |s, out| {
+            head(out, &name, kind, help);
+            sample(out, &name, "", value(&s.copier.all));
+        }));
+        let name = format!("forkdisk_volume_copier_{what}");
+        all.push(Box::new(move |s, out| {
+            head(out, &name, kind, help);
+            let copied = s.volumes.iter().filter_map(|v| Some((v, v.copier.as_ref()?)));
+            copied.for_each(|(v, c)| sample(out, &name, &volume_label(v), value(c)));
+        }));
+    }
+    single(all, "gauge", "forkdisk_copier_buffer_bytes", "Buffers of copies.", |s| s.copier.buffers);
+    let help = "Of the buffers of copies, what is in use.";
+    single(all, "gauge", "forkdisk_copier_buffer_used_bytes", help, |s| s.copier.buffers_used);
+}
+
+fn server(all: &mut Vec<Family>) {
+    type Field = fn(&crate::record::ServerRecord) -> u64;
+    let list: [(&str, &str, &str, Field); 11] = [
+        ("connections", "gauge", "Clients that are connected.", |s| s.connections),
+        ("accepted_connections_total", "counter", "Connections that were accepted.", |s| s.accepted),
+        ("refused_connections_total", "counter", "Connections closed because there were too many.", |s| s.refused),
+        ("crowded_exports_total", "counter", "Clients refused an export that had too many.", |s| s.crowded),
+        ("failed_handshakes_total", "counter", "Connections that failed before transmission.", |s| s.failed_handshakes),
+        ("encrypted_connections_total", "counter", "Connections that used an export under TLS.", |s| s.encrypted),
+        ("broken_connections_total", "counter", "Connections ended by a breach of the protocol.", |s| s.broken),
+        ("stalled_connections_total", "counter", "Clients disconnected for holding memory.", |s| s.stalled),
+        ("refused_requests_total", "counter", "Requests that were not valid.", |s| s.refused_requests),
+        ("shared_memory_bytes", "gauge", "Memory for requests that connections share.", |s| s.shared_memory),
+        ("shared_memory_used_bytes", "gauge", "Of that memory, what is in use.", |s| s.shared_memory_used),
+    ];
+    for (what, kind, help, value) in list {
+        let name = format!("forkdisk_nbd_{what}");
+        all.push(Box::new(move |s, out| {
+            if let Some(server) = &s.server {
+                head(out, &name, kind, help);
+                sample(out, &name, "", value(server));
+            }
+        }));
+    }
+}
+
+fn process(all: &mut Vec<Family>) {
+    all.push(Box::new(|s, out| {
+        let p = &s.process;
+        let mut one = |name: &str, kind: &str, help: &str, value: f64| {
+            head(out, name, kind, help);
+            sample(out, name, "", value);
+        };
+        one("process_cpu_seconds_total", "counter", "Processor time used.", p.cpu_ms as f64 / 1000.0);
+        one("process_resident_memory_bytes", "gauge", "Memory in use.", p.resident_bytes as f64);
+        one("process_open_fds", "gauge", "Open file descriptors.", p.open_files as f64);
+        one("process_start_time_seconds", "gauge", "When it was started, since 1970.", p.started_ms as f64 / 1000.0);
+    }));
+}
+
+fn histogram(
+    out: &mut String,
+    name: &str,
+    labels: &str,
+    distribution: &Distribution,
+    bounds: std::ops::RangeInclusive<usize>,
+    step: usize,
+    per_unit: f64,
+) {
+    let separator = if labels.is_empty() { "" } else { "," };
+    let mut seen = 0;
+    let mut next = 0;
+    for bound in bounds.step_by(step) {
+        seen += distribution.buckets.iter().skip(next).take(bound + 1 - next).sum::<u64>();
+        next = bound + 1;
+        let le = Histogram::bound(bound) as f64 / per_unit;
+        let _ = writeln!(out, "{name}_bucket{{{labels}{separator}le=\"{le}\"}} {seen}");
+    }
+    let _ = writeln!(out, "{name}_bucket{{{labels}{separator}le=\"+Inf\"}} {}", distribution.count);
+    sample(out, &format!("{name}_sum"), labels, distribution.sum as f64 / per_unit);
+    sample(out, &format!("{name}_count"), labels, distribution.count);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    fn sample_statistics() -> Statistics {
+        let mut latency = Histogram { sum: 5_000 + 3_000_000, ..Histogram::default() };
+        latency.buckets[13] = 1;
+        latency.buckets[22] = 1;
+        let mut activity = VolumeActivity::default();
+        activity.operations.read.operations = 2;
+        activity.operations.read.latency = (&latency).into();
+        let volume = |name: &str, snapshot, activity: Option<VolumeActivity>| VolumeFigures {
+            name: name.to_owned(),
+            snapshot,
+            size: 1 << 30,
+            copier: activity.as_ref().map(|_| CopyFigures { jobs: 3, buffer_wait: 1_500_000, ..Default::default() }),
+            activity,
+            ..VolumeFigures::default()
+        };
+        let volumes = vec![volume("a", false, Some(activity)), volume("a@s", true, None), volume("b/c", false, None)];
+        let mut statistics = Statistics { volumes, server: Some(Default::default()), ..Statistics::default() };
+        statistics.pool.mode = "rw".to_owned();
+        statistics
+    }
+
+    /// Every sample by its name and labels; what is not in the format fails.
+    fn parse(text: &str) -> BTreeMap<String, f64> {
+        let mut kinds: BTreeMap<&str, &str> = BTreeMap::new();
+        let mut samples = BTreeMap::new();
+        for line in text.lines() {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = rest.split_once(' ').expect("a kind");
+                assert_eq!(kinds.insert(name, kind), None, "{name} is there twice");
+            } else if !line.starts_with("# HELP ") {
+                let (key, value) = line.rsplit_once(' ').expect("a value");
+                let name = key.split('{').next().expect("a name");
+                let family = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
+                let is_known = kinds.contains_key(name) || family.is_some_and(|f| kinds[f] == "histogram");
+                assert!(is_known, "{name} has no type");
+                let old = samples.insert(key.to_owned(), value.parse().expect("a number"));
+                assert_eq!(old, None, "{key} is there twice");
+            }
+        }
+        samples
+    }
+
+    #[test]
+    fn latencies_are_cumulative_buckets_in_seconds() {
+        let samples = parse(&render(&sample_statistics()));
+        let bucket =
+            |le: &str| samples[&format!("forkdisk_volume_read_duration_seconds_bucket{{volume=\"a\",le=\"{le}\"}}")];
+        assert_eq!(
+            [bucket("0.000004096"), bucket("0.000016384"), bucket("0.004194304"), bucket("+Inf")],
+            [0.0, 1.0, 2.0, 2.0]
+        );
+        assert_eq!(samples["forkdisk_volume_read_duration_seconds_sum{volume=\"a\"}"], 0.003005);
+        assert_eq!(samples["forkdisk_volume_read_operations_total{volume=\"a\"}"], 2.0);
+        assert_eq!(samples["forkdisk_volume_copier_jobs_total{volume=\"a\"}"], 3.0);
+        assert_eq!(samples["forkdisk_volume_copier_buffer_wait_seconds_total{volume=\"a\"}"], 0.0015);
+    }
+
+    #[test]
+    fn volumes_are_always_shown_and_snapshots_when_they_were_opened() {
+        let samples = parse(&render(&sample_statistics()));
+        assert_eq!(samples["forkdisk_volume_size_bytes{volume=\"b/c\"}"], f64::from(1 << 30));
+        assert!(!samples.contains_key("forkdisk_volume_size_bytes{volume=\"a@s\"}"));
+        assert_eq!(samples["forkdisk_pool_mode{mode=\"rw\"}"], 1.0);
+        assert_eq!(samples["forkdisk_pool_mode{mode=\"failed\"}"], 0.0);
+    }
+
+    #[test]
+    fn the_document_lists_every_metric_and_no_other() {
+        let text = render(&sample_statistics());
+        let there: BTreeSet<&str> = text.lines().filter_map(|l| l.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+        let document = include_str!("../../../docs/metrics.md");
+        let listed: BTreeSet<&str> = document
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .filter(|word| word.starts_with("forkdisk_") || word.starts_with("process_"))
+            .map(|word| word.split('{').next().expect("a name"))
+            .collect();
+        assert_eq!(there, listed);
+    }
+}

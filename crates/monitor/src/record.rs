@@ -1,0 +1,310 @@
+//! The record of everything that is counted. Sizes are bytes, times nanoseconds unless their name
+//! says otherwise. Counters rise from 0 since the pool was opened.
+
+use forkdisk::{Histogram, Operation, OperationStatistics, Requests, VolumeStatistics};
+use forkdisk_nbd::ServerStatistics;
+use serde::{Deserialize, Serialize};
+
+use crate::copier::{CopierFigures, CopyFigures};
+use crate::process::ProcessRecord;
+
+/// Everything there is to know about a pool and who serves it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Statistics {
+    /// State and space.
+    pub pool: PoolFigures,
+    /// What was done.
+    pub activity: ActivityRecord,
+    /// What was copied to break sharing.
+    pub copier: CopierFigures,
+    /// The NBD server, if there is one.
+    pub server: Option<ServerRecord>,
+    /// The process.
+    pub process: ProcessRecord,
+    /// All volumes and snapshots, by name.
+    pub volumes: Vec<VolumeFigures>,
+}
+
+/// State and space of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolFigures {
+    /// Identity.
+    pub uuid: String,
+    /// `rw`, `ro`, `out-of-data-space` or `failed`.
+    pub mode: String,
+    /// Length.
+    pub size: u64,
+    /// In use.
+    pub used: u64,
+    /// For new writes.
+    pub free: u64,
+    /// Given up; free after the next checkpoint.
+    pub freeing: u64,
+    /// Of `used`: superblock, counts and journal.
+    pub metadata: u64,
+    /// Metadata changed and not yet in a checkpoint.
+    pub dirty: u64,
+    /// Length of the journal.
+    pub journal_size: u64,
+    /// Of it, what replay would read.
+    pub journal_used: u64,
+    /// Number of volumes.
+    pub volumes: u64,
+    /// Number of snapshots.
+    pub snapshots: u64,
+    /// Rises with every superblock.
+    pub generation: u64,
+}
+
+/// Requests and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestsRecord {
+    /// How many.
+    pub count: u64,
+    /// Bytes of all of them.
+    pub bytes: u64,
+}
+
+/// A distribution over powers of two.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Distribution {
+    /// How many values.
+    pub count: u64,
+    /// Their sum.
+    pub sum: u64,
+    /// Values that half, 90, 99 and 99.9 in a hundred do not exceed, to the power of two.
+    pub p50: u64,
+    /// See `p50`.
+    pub p90: u64,
+    /// See `p50`.
+    pub p99: u64,
+    /// See `p50`.
+    pub p999: u64,
+    /// How many values are at most 2^i and more than 2^(i-1), for each i from 0; zeroes at the end
+    /// are left out.
+    pub buckets: Vec<u64>,
+}
+
+/// Operations of one kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperationRecord {
+    /// Ended, well or not.
+    pub operations: u64,
+    /// Bytes of those that ended well.
+    pub bytes: u64,
+    /// Failed.
+    pub errors: u64,
+    /// Begun and not ended.
+    pub in_flight: u64,
+    /// Nanoseconds from admission to reply.
+    pub latency: Distribution,
+}
+
+/// Operations by kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Operations {
+    /// Reads.
+    pub read: OperationRecord,
+    /// Writes.
+    pub write: OperationRecord,
+    /// Flushes.
+    pub flush: OperationRecord,
+    /// Discards.
+    pub discard: OperationRecord,
+    /// Writes of zeroes.
+    pub zero: OperationRecord,
+}
+
+impl Operations {
+    /// All kinds with their names, in the order of the fields.
+    pub fn all(&self) -> [(&'static str, &OperationRecord); 5] {
+        [
+            ("read", &self.read),
+            ("write", &self.write),
+            ("flush", &self.flush),
+            ("discard", &self.discard),
+            ("zero", &self.zero),
+        ]
+    }
+}
+
+/// What was done to a volume, or to all of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeActivity {
+    /// Operations by kind.
+    pub operations: Operations,
+    /// First writes where nothing was mapped.
+    pub provision: RequestsRecord,
+    /// First writes to pages that were shared.
+    #[serde(rename = "break")]
+    pub breaks: RequestsRecord,
+}
+
+/// What a pool did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ActivityRecord {
+    /// All volumes together, those deleted meanwhile included.
+    pub volumes: VolumeActivity,
+    /// Device reads for data.
+    pub data_read: RequestsRecord,
+    /// Device writes of data.
+    pub data_write: RequestsRecord,
+    /// Device reads of metadata.
+    pub metadata_read: RequestsRecord,
+    /// Device writes of metadata, all by checkpoints.
+    pub metadata_write: RequestsRecord,
+    /// Device writes of the journal.
+    pub journal_write: RequestsRecord,
+    /// Device discards.
+    pub discard: RequestsRecord,
+    /// Device flushes.
+    pub flushes: u64,
+    /// Journal records.
+    pub records: u64,
+    /// For every commit, how many waited for it.
+    pub commit_group: Distribution,
+    /// Checkpoints.
+    pub checkpoints: u64,
+    /// Tables found in memory.
+    pub cache_hits: u64,
+    /// Tables and count pages read.
+    pub cache_misses: u64,
+    /// Tables in memory.
+    pub cache_bytes: u64,
+    /// Deleted volumes given back entirely.
+    pub reaped: u64,
+    /// Space that came back.
+    pub freed_bytes: u64,
+    /// Whether something is being given back.
+    pub reaping: bool,
+}
+
+/// What the NBD server did; see [`ServerStatistics`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "every field is explained where it is counted")]
+pub struct ServerRecord {
+    pub connections: u64,
+    pub accepted: u64,
+    pub refused: u64,
+    pub crowded: u64,
+    pub failed_handshakes: u64,
+    pub encrypted: u64,
+    pub broken: u64,
+    pub stalled: u64,
+    pub refused_requests: u64,
+    pub shared_memory: u64,
+    pub shared_memory_used: u64,
+}
+
+/// One volume or snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeFigures {
+    /// `volume` or `volume@snapshot`.
+    pub name: String,
+    /// Whether it is a snapshot.
+    pub snapshot: bool,
+    /// Length.
+    pub size: u64,
+    /// Mapped.
+    pub referenced: u64,
+    /// The most that may be mapped; `None` for no bound.
+    pub quota: Option<u64>,
+    /// Open handles.
+    pub in_use: u64,
+    /// What was done to it; `None` if it was never opened.
+    pub activity: Option<VolumeActivity>,
+    /// What was copied for it; `None` for a snapshot, and if it was never opened.
+    pub copier: Option<CopyFigures>,
+}
+
+impl From<&Requests> for RequestsRecord {
+    fn from(requests: &Requests) -> RequestsRecord {
+        RequestsRecord { count: requests.count, bytes: requests.bytes }
+    }
+}
+
+impl From<&Histogram> for Distribution {
+    fn from(histogram: &Histogram) -> Distribution {
+        let used = histogram.buckets.iter().rposition(|&n| n > 0).map_or(0, |last| last + 1);
+        let [p50, p90, p99, p999] = [0.5, 0.9, 0.99, 0.999].map(|q| histogram.quantile(q));
+        let buckets = histogram.buckets[..used].to_vec();
+        Distribution { count: histogram.count(), sum: histogram.sum, p50, p90, p99, p999, buckets }
+    }
+}
+
+impl Distribution {
+    /// The distribution that was recorded.
+    pub fn histogram(&self) -> Histogram {
+        let mut histogram = Histogram { sum: self.sum, ..Histogram::default() };
+        histogram.buckets.iter_mut().zip(&self.buckets).for_each(|(to, from)| *to = *from);
+        histogram
+    }
+}
+
+impl From<&OperationStatistics> for OperationRecord {
+    fn from(o: &OperationStatistics) -> OperationRecord {
+        let OperationStatistics { operations, bytes, errors, in_flight, latency } = o;
+        let (operations, bytes, errors, in_flight) = (*operations, *bytes, *errors, *in_flight);
+        OperationRecord { operations, bytes, errors, in_flight, latency: latency.into() }
+    }
+}
+
+impl From<&VolumeStatistics> for VolumeActivity {
+    fn from(s: &VolumeStatistics) -> VolumeActivity {
+        let of = |operation| s.of(operation).into();
+        VolumeActivity {
+            operations: Operations {
+                read: of(Operation::Read),
+                write: of(Operation::Write),
+                flush: of(Operation::Flush),
+                discard: of(Operation::Discard),
+                zero: of(Operation::Zero),
+            },
+            provision: (&s.faults.provision).into(),
+            breaks: (&s.faults.r#break).into(),
+        }
+    }
+}
+
+impl From<&ServerStatistics> for ServerRecord {
+    fn from(s: &ServerStatistics) -> ServerRecord {
+        ServerRecord {
+            connections: s.connections,
+            accepted: s.accepted,
+            refused: s.refused,
+            crowded: s.crowded,
+            failed_handshakes: s.failed_handshakes,
+            encrypted: s.encrypted,
+            broken: s.broken,
+            stalled: s.stalled,
+            refused_requests: s.refused_requests,
+            shared_memory: s.shared_memory,
+            shared_memory_used: s.shared_memory_used,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distributions_come_back_as_they_were() {
+        let mut histogram = Histogram { sum: 12_345, ..Histogram::default() };
+        histogram.buckets[3] = 7;
+        histogram.buckets[20] = 1;
+        let record = Distribution::from(&histogram);
+        assert_eq!((record.buckets.len(), record.count, record.p50), (21, 8, 8));
+        assert_eq!(record.histogram(), histogram);
+    }
+
+    #[test]
+    fn a_record_goes_through_json_and_back() {
+        let activity = VolumeActivity { breaks: RequestsRecord { count: 1, bytes: 4096 }, ..Default::default() };
+        let volumes = vec![VolumeFigures { name: "a".to_owned(), activity: Some(activity), ..Default::default() }];
+        let record = Statistics { volumes, server: Some(ServerRecord::default()), ..Statistics::default() };
+        let text = serde_json::to_string(&record).expect("JSON");
+        assert!(text.contains(r#""break":{"count":1,"bytes":4096}"#), "{text}");
+        assert_eq!(serde_json::from_str::<Statistics>(&text).expect("the same"), record);
+    }
+}

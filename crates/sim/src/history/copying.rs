@@ -1,0 +1,129 @@
+//! Operations on how volumes are copied: chunks, break policies, throttles, the copier's settings,
+//! and writes that meet in one chunk.
+
+use forkdisk::{BreakPolicy, CopierSettings, CreateOptions, Throttle};
+
+use super::op::{Op, Profile};
+use super::place::Place;
+use super::run::{Doing, Inflight, Run, Spare};
+use super::{Kind, Violation};
+use crate::model::Key;
+use crate::rng::{Rng, mix};
+
+const PAGE: u64 = 4096;
+const SECTOR: u64 = 512;
+
+/// A chunk size: any that is allowed, the usual one most often.
+fn chunk(draw: u64) -> u64 {
+    let mut rng = Rng::new(draw);
+    if rng.one_in(2) { 64 << 10 } else { 4096 << rng.below(15) }
+}
+
+/// One that copies of a small volume are worth: 16 KiB to 2 MiB.
+fn copied_chunk(draw: u64) -> u64 {
+    16 << 10 << Rng::new(draw).below(8)
+}
+
+/// How a new volume is made. `copies`: most break sharing by copying.
+pub(super) fn options(size: u64, name: &str, copies: bool) -> CreateOptions {
+    let draw = size ^ name.len() as u64;
+    let plain = CreateOptions { chunk: chunk(draw), ..CreateOptions::new(size, 1) };
+    if !copies || mix(&[draw]).is_multiple_of(4) {
+        return plain;
+    }
+    CreateOptions { chunk: copied_chunk(draw), break_policy: BreakPolicy::Copy, ..plain }
+}
+
+/// A throttle, none most often; slow ones let a sub-job pass every few virtual seconds.
+fn throttle(rng: &mut Rng) -> Throttle {
+    match rng.below(4) {
+        0 => Throttle { percent: *rng.pick(&[1, 20, 50, 99]), bytes_per_second: 0 },
+        1 => Throttle { percent: *rng.pick(&[10, 100]), bytes_per_second: 1024 << rng.below(16) },
+        _ => Throttle::NONE,
+    }
+}
+
+impl Run<'_> {
+    pub(super) fn set_chunk(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
+        let (pool, name, start) = (self.session.pool.clone(), self.model.name(key), self.model.tick());
+        let copies = self.setup.profile == Profile::Copies;
+        let chunk = if copies { copied_chunk(op.draws[1]) } else { chunk(op.draws[1]) };
+        let text = format!("set the chunk of {name} to {chunk} bytes");
+        self.submit(Doing::Upkeep("set chunk"), start, vec![key], text, async move {
+            pool.set_chunk(&name, chunk).await.into()
+        });
+        Ok(())
+    }
+
+    /// The policy or the throttle of one volume.
+    pub(super) fn set_copying(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
+        let (pool, name, start) = (self.session.pool.clone(), self.model.name(key), self.model.tick());
+        let mut rng = Rng::new(op.draws[1]);
+        if rng.one_in(2) {
+            let policy = *rng.pick(&[BreakPolicy::Copy, BreakPolicy::Copy, BreakPolicy::Split]);
+            let text = format!("set the break policy of {name} to {policy:?}");
+            self.submit(Doing::Upkeep("set break"), start, vec![key], text, async move {
+                pool.set_break_policy(&name, policy).await.into()
+            });
+        } else {
+            let throttle = throttle(&mut rng);
+            let text = format!("set the throttle of {name} to {throttle:?}");
+            self.submit(Doing::Upkeep("set throttle"), start, vec![key], text, async move {
+                pool.set_throttle(&name, throttle).await.into()
+            });
+        }
+        Ok(())
+    }
+
+    /// The settings of the pool's copier: few buffers more often than many.
+    pub(super) fn set_copier(&mut self, op: &Op) -> Result<(), Violation> {
+        let mut rng = Rng::new(op.draws[1]);
+        let subjob_size = (64 << 10) * (1 + rng.below(4) as u32);
+        let least = 5 * u64::from(subjob_size);
+        let settings = CopierSettings {
+            subjob_size,
+            split_count: 1 + rng.below(8) as u32,
+            buffers: if rng.one_in(3) { 8 << 20 } else { least + rng.below(2) * (64 << 10) },
+            throttle: throttle(&mut rng),
+            offload: rng.one_in(2),
+        };
+        let (pool, start) = (self.session.pool.clone(), self.model.tick());
+        let text = format!("set the copier to {settings:?}");
+        self.submit(Doing::Upkeep("set copier"), start, Vec::new(), text, async move {
+            pool.set_copier(settings).await.into()
+        });
+        Ok(())
+    }
+
+    /// Up to six writes at once, one behind the other or over each other, all near one place: those
+    /// that come later find the chunk being copied for the first.
+    pub(super) fn burst(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
+        let mut rng = Rng::new(op.draws[1]);
+        let size = self.size(key);
+        let first = rng.below(size.div_ceil(PAGE).max(1)) * PAGE;
+        let unit = *rng.pick(&[SECTOR, PAGE, PAGE, 4 * PAGE]);
+        let spread = *rng.pick(&[1, 4, 16]);
+        for i in 0..2 + rng.below(5) {
+            let at = if rng.one_in(2) { i } else { rng.below(spread) };
+            let place = Place { offset: first + at * unit, len: unit * (1 + rng.below(3)) }.within(size);
+            // Which of two writes to one place came last must be known.
+            let Some(place) = place else { continue };
+            let over = |run: &Self, id: &u64, o: &Inflight| {
+                o.keys.first() == Some(&key)
+                    && run
+                        .places
+                        .get(id)
+                        .is_some_and(|p| p.offset < place.offset + place.len && place.offset < p.offset + p.len)
+            };
+            let busy = self.inflight.iter().any(|(id, o)| over(self, id, o));
+            if busy && op.draws[2].is_multiple_of(2) {
+                continue;
+            }
+            // Numbers that no operation has.
+            let number = 2_000_000 + op.number % 250_000 * 8 + i as u32;
+            let draws = std::array::from_fn(|d| mix(&[op.draws[d], i]));
+            self.write(&Op { kind: Kind::Write, number, gap: 0, draws }, key, Some(place), Spare::Nothing)?;
+        }
+        Ok(())
+    }
+}

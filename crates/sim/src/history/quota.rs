@@ -1,0 +1,82 @@
+//! Quotas: what volumes refer to stays within them whatever happens, and they last.
+
+use forkdisk::Mode;
+
+use super::Violation;
+use super::op::Op;
+use super::recover::PATIENCE;
+use super::run::Run;
+use crate::model::Key;
+use crate::rng::Rng;
+
+const PAGE: u64 = 4096;
+
+/// A volume's quota, as it was set last.
+#[derive(Clone, Copy)]
+pub(super) struct Quota {
+    bytes: u64,
+    /// What the volume may refer to at most: the quota, or what it held when that was set.
+    most: u64,
+}
+
+impl Run<'_> {
+    /// A quota above, at or below what the volume refers to, or none. Nothing else runs meanwhile: what
+    /// the volume held then is known.
+    pub(super) fn set_quota(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
+        self.drain()?;
+        self.judge_quotas()?;
+        let sound = self.session.disk.faults_hit() == 0 && self.session.pool.info().mode != Mode::Failed;
+        if !sound || self.model.get(key).is_none() {
+            return Ok(());
+        }
+        let name = self.model.name(key);
+        let wrong = |e: forkdisk::Error| Violation::new("P4", format!("the quota of {name}: {e}"));
+        let held = self.session.pool.find(&name).map_err(wrong)?.referenced;
+        let mut rng = Rng::new(op.draws[1]);
+        let bytes = match rng.below(5) {
+            0 => 0,
+            1 => held,
+            2 => held / 2,
+            _ => held + rng.below(96 * PAGE),
+        };
+        self.say(|| format!("set the quota of {name}, which holds {held} bytes, to {bytes}"));
+        let (pool, of) = (self.session.pool.clone(), name.clone());
+        self.session.exec.run(PATIENCE, async move { pool.set_quota(&of, bytes).await })?.map_err(wrong)?;
+        let most = if bytes == 0 { u64::MAX } else { held.max(bytes) };
+        self.quotas.insert(key, Quota { bytes, most });
+        Ok(())
+    }
+
+    /// Every quota is what it was set to, and nobody is past it. To be asked when nothing is in flight.
+    pub(super) fn judge_quotas(&mut self) -> Result<(), Violation> {
+        self.quotas.retain(|&key, _| self.model.get(key).is_some());
+        if self.session.pool.info().mode == Mode::Failed || !self.trouble.unsure.is_empty() {
+            return Ok(());
+        }
+        for (&key, quota) in &self.quotas {
+            let name = self.model.name(key);
+            let info = self.session.pool.find(&name).map_err(|e| Violation::new("P4", e.to_string()))?;
+            if info.quota != quota.bytes {
+                let what = format!("{name} has a quota of {} bytes and was given {}", info.quota, quota.bytes);
+                return Err(Violation::new("P4", what));
+            }
+            if info.referenced > quota.most {
+                let what = format!("{name} refers to {} bytes and may only to {}", info.referenced, quota.most);
+                return Err(Violation::new("P11", what));
+            }
+        }
+        Ok(())
+    }
+
+    /// A snapshot may hold more than the volume's quota: a rollback to it may, too.
+    pub(super) fn forgive_quota(&mut self, key: Key) {
+        if let Some(quota) = self.quotas.get_mut(&key) {
+            quota.most = u64::MAX;
+        }
+    }
+
+    /// Whether a write to one of these volumes may be refused for its quota.
+    pub(super) fn has_quota(&self, keys: &[Key]) -> bool {
+        keys.iter().any(|key| self.quotas.contains_key(key))
+    }
+}

@@ -1,0 +1,92 @@
+//! Control operations as calls of the engine.
+
+use forkdisk::{Error, Pool};
+
+use super::copying;
+use crate::disk::SimDisk;
+use crate::model::{Control, Key};
+
+/// As a file system does it: while it is open, published at once, made durable by a flush.
+async fn replace(pool: &Pool<SimDisk>, volume: &str, source: &str) -> Result<(), Error> {
+    let (volume, source) = (pool.volume(volume)?, pool.volume(source)?);
+    volume.replace_with(&source).await?;
+    volume.flush().await
+}
+
+/// The one that goes is open or not.
+async fn usurp(pool: &Pool<SimDisk>, from: &str, to: &str) -> Result<(), Error> {
+    let open = (to.len().is_multiple_of(2)).then(|| pool.volume(to)).transpose()?;
+    pool.rename_file(from, to, true)?;
+    pool.flush().await?;
+    drop(open);
+    Ok(())
+}
+
+/// Removed while it is open, deleted at its last close.
+async fn remove(pool: &Pool<SimDisk>, name: &str) -> Result<(), Error> {
+    let open = pool.volume(name)?;
+    pool.remove(name)?;
+    pool.flush().await?;
+    drop(open);
+    Ok(())
+}
+
+/// A control operation in the engine's terms.
+pub enum Verb {
+    Create(String, u64),
+    Snapshot(Vec<(String, String)>),
+    Clone(String, String),
+    Rollback(String, String),
+    Rename(String, String),
+    Resize(String, u64),
+    Delete(Vec<String>),
+    Replace(String, String),
+    Usurp(String, String),
+}
+
+impl Verb {
+    /// In the engine's terms; `name` tells the names.
+    pub fn of(control: &Control, name: impl Fn(&Key) -> String) -> Verb {
+        match control {
+            Control::Create(new, size) => Verb::Create(new.clone(), *size),
+            Control::Snapshot(all) => Verb::Snapshot(all.iter().map(|(key, s)| (name(key), s.clone())).collect()),
+            Control::Clone(source, new) => Verb::Clone(name(source), new.clone()),
+            Control::Rollback(volume, snapshot) => {
+                let short = name(snapshot).rsplit('@').next().unwrap_or_default().to_owned();
+                Verb::Rollback(name(volume), short)
+            }
+            Control::Rename(key, new) => Verb::Rename(name(key), new.clone()),
+            Control::Resize(key, size) => Verb::Resize(name(key), *size),
+            Control::Replace(key, source) => Verb::Replace(name(key), name(source)),
+            Control::Usurp(key, victim) => Verb::Usurp(name(key), name(victim)),
+            Control::Delete(keys) => Verb::Delete(keys.iter().map(name).collect()),
+        }
+    }
+
+    /// Does it; it is durable when this returns. `copies`: most new volumes break sharing by copying.
+    pub async fn carry_out(self, pool: &Pool<SimDisk>, copies: bool) -> Result<(), Error> {
+        match self {
+            Verb::Create(name, size) => {
+                let options = copying::options(size, &name, copies);
+                pool.create(&name, &options).await.map(drop)
+            }
+            Verb::Snapshot(sources) => {
+                let sources: Vec<(&str, &str)> = sources.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
+                pool.snapshot(&sources, 1).await.map(drop)
+            }
+            Verb::Clone(source, name) => pool.clone_volume(&source, &name, 1).await.map(drop),
+            Verb::Rollback(volume, snapshot) => pool.rollback(&volume, &snapshot).await,
+            Verb::Rename(from, to) => pool.rename(&from, &to).await,
+            Verb::Resize(name, size) => pool.resize(&name, size).await,
+            Verb::Replace(volume, source) => replace(pool, &volume, &source).await,
+            Verb::Usurp(from, to) => usurp(pool, &from, &to).await,
+            Verb::Delete(names) if names.len() == 1 && names[0].len().is_multiple_of(2) => {
+                remove(pool, &names[0]).await
+            }
+            Verb::Delete(names) => {
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                pool.delete(&names).await
+            }
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! The kernel's loop driver: a file as a block device.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::sys::{self, LoopConfig};
+
+const CONTROL: &str = "/dev/loop-control";
+/// How long a device may take to be let go of: programs that look at new devices hold them for a moment.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(20);
+
+const READ_ONLY: u32 = 1;
+const PARTITIONS: u32 = 8;
+const DIRECT_IO: u32 = 16;
+
+/// Makes `file` a block device with direct I/O and partitions; returns its path. The kernel keeps the file open until
+/// [`detach_loop`]. Needs root and Linux 5.8. What a file has beyond its last whole sector of 512 bytes is no part of
+/// the device.
+///
+/// The file's own file system is asked for I/O, so never call this on the thread that serves it.
+pub fn attach_loop(file: &File, read_only: bool) -> io::Result<PathBuf> {
+    let control = File::options().read(true).write(true).open(CONTROL);
+    let control = control.map_err(|e| io::Error::new(e.kind(), format!("{CONTROL}: {e} (modprobe loop)")))?;
+    loop {
+        let number = sys::loop_free(control.as_fd())?;
+        let path = PathBuf::from(format!("/dev/loop{number}"));
+        let device = File::options().read(true).write(!read_only).open(&path);
+        let device = device.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
+        let flags = PARTITIONS | DIRECT_IO | if read_only { READ_ONLY } else { 0 };
+        let config = LoopConfig::new(file.as_fd(), flags);
+        match sys::loop_configure(device.as_fd(), &config) {
+            // Somebody else was faster.
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
+            outcome => return outcome.map(|()| path),
+        }
+    }
+}
+
+/// Lets the device at `path` go of its file, after everything is written. Refused with
+/// [`ResourceBusy`](io::ErrorKind::ResourceBusy) while something is mounted from it or holds it otherwise.
+pub fn detach_loop(path: &Path) -> io::Result<()> {
+    let start = Instant::now();
+    let device = loop {
+        // Fails if anybody has a claim on it, or on one of its partitions.
+        match sys::open(path, libc::O_RDONLY | libc::O_EXCL, 0) {
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) && start.elapsed() < Duration::from_secs(1) => {
+                std::thread::sleep(PAUSE);
+            }
+            outcome => break File::from(outcome?),
+        }
+    };
+    device.sync_all()?;
+    sys::loop_clear(device.as_fd())?;
+    drop(device);
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let backing = PathBuf::from(format!("/sys/block/{name}/loop/backing_file"));
+    while backing.exists() {
+        if start.elapsed() > PATIENCE {
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, "it goes when the last program has closed it"));
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! What a server needs of a connection and of a listener, whatever carries the bytes.
+
+use std::future::Future;
+use std::io;
+use std::net::Shutdown;
+
+use forkdisk::Buf;
+
+use super::{Piece, Stream, TcpListener, UnixListener};
+use crate::sys::PeerCred;
+
+/// One connection: bytes in order, in both directions. Clones are the same connection.
+///
+/// At most one receive and one send at a time. A receive that is dropped takes its bytes with it.
+pub trait ByteStream: Clone + 'static {
+    /// Receives up to `max` bytes to `buf[at..]`; 0 means that the peer has finished.
+    ///
+    /// # Panics
+    /// If `at + max` lies beyond the buffer.
+    fn recv(&self, buf: Buf, at: usize, max: usize) -> impl Future<Output = (io::Result<usize>, Buf)> + 'static;
+
+    /// Receives exactly `len` bytes to `buf[at..]`; `UnexpectedEof` when the peer finishes before.
+    ///
+    /// # Panics
+    /// If `at + len` lies beyond the buffer.
+    fn recv_exact(&self, buf: Buf, at: usize, len: usize) -> impl Future<Output = (io::Result<()>, Buf)> + 'static {
+        let stream = self.clone();
+        async move {
+            let (mut buf, mut done) = (buf, 0);
+            while done < len {
+                let (result, back) = stream.recv(buf, at + done, len - done).await;
+                buf = back;
+                match result {
+                    Ok(0) => return (Err(io::ErrorKind::UnexpectedEof.into()), buf),
+                    Ok(n) => done += n,
+                    Err(e) => return (Err(e), buf),
+                }
+            }
+            (Ok(()), buf)
+        }
+    }
+
+    /// Sends all bytes of all pieces, in order, and gives the pieces back. A peer that has gone is
+    /// `BrokenPipe`.
+    fn send_vectored(&self, pieces: Vec<Piece>) -> impl Future<Output = (io::Result<()>, Vec<Piece>)> + 'static;
+
+    /// Tells the peer that nothing more will be sent, if there is a way to say so before the end.
+    fn finish(&self) -> impl Future<Output = io::Result<()>> + 'static {
+        std::future::ready(Ok(()))
+    }
+
+    /// Ends one or both directions; a receive in flight ends with what had arrived.
+    fn shutdown(&self, how: Shutdown) -> io::Result<()>;
+
+    /// Which process of this machine connected, if the stream tells.
+    fn peer(&self) -> Option<PeerCred> {
+        None
+    }
+}
+
+impl ByteStream for Stream {
+    fn recv(&self, buf: Buf, at: usize, max: usize) -> impl Future<Output = (io::Result<usize>, Buf)> + 'static {
+        Stream::recv(self, buf, at, max)
+    }
+
+    fn recv_exact(&self, buf: Buf, at: usize, len: usize) -> impl Future<Output = (io::Result<()>, Buf)> + 'static {
+        Stream::recv_exact(self, buf, at, len)
+    }
+
+    fn send_vectored(&self, pieces: Vec<Piece>) -> impl Future<Output = (io::Result<()>, Vec<Piece>)> + 'static {
+        Stream::send_vectored(self, pieces)
+    }
+
+    fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        Stream::shutdown(self, how)
+    }
+
+    fn peer(&self) -> Option<PeerCred> {
+        // Of a TCP connection the kernel knows no process.
+        self.peer_cred().ok().filter(|peer| peer.pid > 0)
+    }
+}
+
+/// Where connections come from.
+pub trait Accept {
+    /// What a connection is.
+    type Stream: ByteStream;
+
+    /// The next connection.
+    fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>>;
+}
+
+impl Accept for UnixListener {
+    type Stream = Stream;
+
+    async fn accept(&self) -> io::Result<Stream> {
+        UnixListener::accept(self).await
+    }
+}
+
+impl Accept for TcpListener {
+    type Stream = Stream;
+
+    async fn accept(&self) -> io::Result<Stream> {
+        TcpListener::accept(self).await
+    }
+}

@@ -1,0 +1,27 @@
+# `forkdisk attach` by the kernel's nbd driver: mkfs, mount, files, fstrim, a partition, a snapshot as a read-only device, detach
+# FORKDISK: the program; MBS: MiB of the file system; the pool lies on ubda
+KIND=; P=/dev/ubda M=/run/mnt F=$FORKDISK; mkdir -p $M; export FORKDISK_COLOR=never
+modprobe ext4 || echo "FAILED modules"
+# t WHAT COMMAND...: one step; says what failed, and that nothing else can be relied on
+t() { what=$1; shift; echo "# $what"; "$@" > /run/out 2>&1 && return; echo "FAILED $what: $(tail -n 3 /run/out | tr '\n' ' ')"; halt -f; }
+no() { what=$1; shift; echo "# $what is refused"; "$@" > /run/out 2>&1 || return; echo "FAILED $what: not refused"; halt -f; }
+used() { $F stats $P --json | tr ',{}' '\n' | sed -n 's/^ *"used": *//p' | head -n 1; }
+on() { t "attach $1" $F attach --by nbd $P/$1; D=$(cat /run/out); case $D in /dev/nbd*) ;; *) echo "FAILED attach: $D"; halt -f;; esac; }
+t init $F init $P; t create $F create $P/a --size ${MBS:-256}M
+on a; t mkfs mkfs.ext4 -q -E lazy_itable_init=0,lazy_journal_init=0 $D; t mount mount $D $M
+dd if=/dev/urandom of=$M/kept bs=1M count=16 status=none; dd if=/dev/urandom of=$M/gone bs=1M count=64 status=none; sync
+full=$(used); rm $M/gone; sync; t fstrim fstrim -v $M; sync; trimmed=$(used)
+[ $((full-trimmed)) -ge $((60*1048576)) ] || { echo "FAILED fstrim: used $full before and $trimmed after"; halt -f; }
+$F attach --list $P > /run/list; grep -q "^$D *nbd *$P/a$" /run/list || { echo "FAILED list: $(tr '\n' ' ' < /run/list)"; halt -f; }
+no "detach of what is mounted" $F detach $D; no "stop of what is attached" $F stop $P; no "attach twice" $F attach --by nbd $P/a
+sum=$(sha256sum < $M/kept); t umount umount $M; t fsck e2fsck -f -n $D; t snapshot $F snapshot $P/a@x; t detach $F detach $D
+no "a daemon without devices" $F stop $P; t check $F check $P
+on a@x; [ "$(blockdev --getro $D)" = 1 ] || { echo "FAILED read-only"; halt -f; }
+t "mount of the snapshot" mount -o ro $D $M; [ "$(sha256sum < $M/kept)" = "$sum" ] || { echo "FAILED the snapshot's file"; halt -f; }
+t "umount of the snapshot" umount $M; t "detach of the snapshot" $F detach $P/a@x
+t create $F create $P/disk --size 64M; on disk
+{ head -c 450 /dev/zero; printf '\203\0\0\0\0\010\0\0\0\300\001\0'; head -c 48 /dev/zero; printf '\125\252'; } | dd of=$D conv=fsync status=none
+t "read the partitions" blockdev --rereadpt $D
+t "mkfs on the partition" mkfs.ext4 -q ${D}p1; t "mount of the partition" mount ${D}p1 $M; no "detach with a partition in use" $F detach $D
+t "umount of the partition" umount $M; t "detach of the disk" $F detach $P/disk; t check $F check $P
+echo "R $SCEN used=$trimmed freed=$((full-trimmed)) rep=1 bytes=$full sec=1 MBps=1"
