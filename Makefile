@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build packages tools demo test sim check fmt clippy deny man clean
+.PHONY: build packages tools demo test test-ublk sim check fmt clippy deny man clean
 
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 TOOLS := $(TARGET)/tools
@@ -28,6 +28,11 @@ demo: packages build
 
 test: packages tools
 	scripts/test $(TARGET)
+
+# Attaching by ublk, in a 6.12 kernel under software emulation: two to four minutes, no part of `make test`.
+test-ublk:
+	cargo build --locked -p forkdisk-cli
+	scripts/test-ublk $(TARGET)/debug/forkdisk
 
 # A shorter way to the crash simulator: make sim ARGS="--seeds 50 --steps 2000"
 sim:

@@ -163,6 +163,18 @@ impl Benchmark {
         inside: &[(cases::w2::instructions::INSIDE, cases::w2::instructions::run_inside)],
     };
 
+    /// The same on an origin in place.
+    pub const W1_ORIGIN: Benchmark = Benchmark {
+        name: "w1",
+        cases: &[
+            ("origin-8k", cases::w1::origin::small),
+            ("origin-64k", cases::w1::origin::medium),
+            ("origin-512k", cases::w1::origin::large),
+        ],
+        peers: &[],
+        inside: &[],
+    };
+
     /// First writes in order, on a plain device and on RAID5.
     pub const W3: Benchmark = Benchmark {
         name: "w3",
@@ -183,6 +195,20 @@ impl Benchmark {
         inside: &[],
     };
 
+    /// Many snapshots of an origin in place.
+    pub const W4: Benchmark = Benchmark {
+        name: "w4",
+        cases: &[
+            ("chained", cases::w4::many::chained),
+            ("independent", cases::w4::many::independent),
+            ("random", cases::w4::random::run),
+            ("read-of-1-of-1000", cases::w4::read::run),
+            ("delete", cases::w4::delete::run),
+        ],
+        peers: &[("dm-snapshot", cases::w4::peers::run)],
+        inside: &[],
+    };
+
     /// Clone, modify, delete, repeat, through the files of a mounted pool.
     pub const W5: Benchmark = Benchmark {
         name: "w5",
@@ -194,6 +220,7 @@ impl Benchmark {
             ("fixed-described", cases::w5::fixed_described),
             ("size", cases::w5::size::run_all),
             ("read-after-20-rounds", cases::w5::read::run),
+            ("read-after-gathering", cases::w5::read::run_gathered),
             ("fuse-1m-seq-direct", cases::w5::fuse::sequential_direct),
             ("fuse-1m-seq-cached", cases::w5::fuse::sequential_cached),
             ("fuse-4k-random-direct", cases::w5::fuse::random_direct),
@@ -259,11 +286,13 @@ mod tests {
     #[test]
     fn every_goal_belongs_to_a_case() {
         let goals = Goals::built_in().unwrap();
-        let all = [Benchmark::ENGINE, Benchmark::SERVE, Benchmark::W1, Benchmark::W2, Benchmark::W3, Benchmark::W5];
+        use Benchmark as B;
+        let all = [B::ENGINE, B::SERVE, B::W1, B::W1_ORIGIN, B::W2, B::W3, B::W4, B::W5];
         for benchmark in all {
-            // What an origin in place and gathering have to reach is no part of it yet.
-            let is_later = |g: &&Goal| g.case.starts_with("origin-") || g.case == "read-after-gathering";
-            let has = |g: &&Goal| g.workload == benchmark.name && !is_later(g);
+            let of_origin = |names: &[&str]| names.iter().any(|name| name.starts_with("origin-"));
+            let origin = of_origin(&benchmark.names(true));
+            let other = |g: &&Goal| of_origin(&[&g.case]) != origin;
+            let has = |g: &&Goal| g.workload == benchmark.name && !other(g);
             for goal in goals.all().iter().filter(has) {
                 assert!(benchmark.names(true).iter().any(|name| belongs(&goal.case, name)), "{}", goal.case);
             }

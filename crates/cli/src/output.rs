@@ -142,6 +142,11 @@ pub fn print_line(line: &str) -> Result<()> {
     Ok(())
 }
 
+/// A part of a whole in percent.
+pub fn percent_of(part: u64, whole: u64) -> String {
+    format!("{:.1}%", if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 })
+}
+
 /// `seconds` since 1970 as `2026-11-21T02:31:40Z`.
 pub fn utc(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);

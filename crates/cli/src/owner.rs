@@ -17,6 +17,11 @@ pub fn explain(path: &Path, error: Error) -> anyhow::Error {
     }
 }
 
+/// Whether a refusal of [`explain`] names a daemon.
+pub fn is_a_daemon(error: &anyhow::Error) -> bool {
+    error.to_string().contains("is in use by forkdisk serve (pid ")
+}
+
 /// The process that a refusal names, as in `… is in use by qemu-nbd (pid 123)`.
 fn named_pid(error: &Error) -> Option<u32> {
     let text = error.to_string();

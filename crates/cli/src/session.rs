@@ -9,15 +9,23 @@ use std::path::Path;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context as TaskContext, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use forkdisk::{OpenOptions, Pool};
-use forkdisk_control::{Call, Client, Failure, FailureKind, Method, NoHost, Observer, Session, params, perform, place};
+use forkdisk_control::{
+    Call, Client, Failure, FailureKind, Method, NoHost, Observer, Session, attach_origins, detach_origins, params,
+    perform, place,
+};
 use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice};
 
 use crate::cli::Global;
 use crate::owner;
 use crate::progress::Progress;
+
+/// How long a daemon may take to begin or to end.
+const PATIENCE: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// What a command does to a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,19 +79,33 @@ pub fn with_pool<T>(
         return at_once(work(&Caller::Served(RefCell::new(client))));
     }
     forkdisk_uring::block_on(Config::default(), |runtime| async move {
-        let device = match open_device(&runtime, path, access) {
-            Ok(device) => device,
+        let start = Instant::now();
+        let device = loop {
+            let error = match open_device(&runtime, path, access) {
+                Ok(device) => break device,
+                Err(error) => error,
+            };
             // It may have begun to serve the pool a moment ago.
-            Err(error) => match daemon(global, path)? {
-                Some(client) => return work(&Caller::Served(RefCell::new(client))).await,
-                None => return Err(error),
-            },
+            if let Some(client) = daemon(global, path)? {
+                return work(&Caller::Served(RefCell::new(client))).await;
+            }
+            // A daemon that does not answer is beginning or ending, unless its socket is somewhere else.
+            if !owner::is_a_daemon(&error) {
+                return Err(error);
+            }
+            if start.elapsed() > PATIENCE {
+                let (socket, time) = ("on the sockets known here", PATIENCE.as_secs());
+                return Err(anyhow::anyhow!(
+                    "{error}; it did not answer {socket} for {time} s (--control names others)"
+                ));
+            }
+            runtime.sleep_for(PAUSE).await;
         };
         let options = OpenOptions { read_only: access == Access::Read, ..OpenOptions::default() };
         let pool = open_pool(device, &runtime, path, options).await?;
         let session = Session::new(pool.clone(), runtime, Rc::new(NoHost));
         let outcome = work(&Caller::Idle(session)).await;
-        let closed = pool.close().await.with_context(|| format!("{}: closing the pool", path.display()));
+        let closed = close_pool(&pool).await.with_context(|| format!("{}: closing the pool", path.display()));
         let value = outcome?;
         closed?;
         Ok(value)
@@ -96,14 +118,25 @@ pub fn open_device(runtime: &Rt, path: &Path, access: Access) -> Result<UringDev
     UringDevice::open(runtime, path, &options).map_err(|e| owner::explain(path, e))
 }
 
-/// Opens the pool on `device`.
+/// Opens the pool on `device`, and the devices of its origins as far as that can be.
 pub async fn open_pool(
     device: UringDevice,
     runtime: &Rt,
     path: &Path,
     options: OpenOptions,
 ) -> Result<Pool<UringDevice>> {
-    Pool::open(device, Rc::new(runtime.clone()), options).await.context(path.display().to_string())
+    let read_only = options.read_only;
+    let pool = Pool::open(device, Rc::new(runtime.clone()), options).await.context(path.display().to_string())?;
+    for (name, error) in attach_origins(&pool, runtime, read_only).await {
+        tracing::warn!("the origin {name:?} is not open, nor are its snapshots and their clones: {error}");
+    }
+    Ok(pool)
+}
+
+/// Closes the pool and the devices of its origins.
+pub async fn close_pool(pool: &Pool<UringDevice>) -> forkdisk::Result<()> {
+    let detached = detach_origins(pool).await;
+    detached.and(pool.close().await)
 }
 
 /// The daemon that serves the pool at `path`, if one answers.

@@ -107,7 +107,7 @@ impl Failure {
     }
 
     /// A file of the caller's that failed while doing `what`.
-    pub(crate) fn file(what: impl std::fmt::Display, error: std::io::Error) -> Failure {
+    pub fn file(what: impl std::fmt::Display, error: std::io::Error) -> Failure {
         let kind = match error.kind() {
             std::io::ErrorKind::BrokenPipe => FailureKind::BrokenPipe,
             std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => FailureKind::NoSpace,

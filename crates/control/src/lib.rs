@@ -20,6 +20,7 @@ mod files;
 mod message;
 mod method;
 mod observer;
+mod origins;
 mod perform;
 pub mod place;
 mod reply;
@@ -35,10 +36,11 @@ pub use failure::{Failure, FailureKind};
 pub use message::ErrorCode;
 pub use method::{Method, Reply, Request, params};
 pub use observer::{Observer, Silent, Step};
+pub use origins::{attach_origins, detach_origins};
 pub use perform::{Call, perform};
 pub use reply::{
-    Change, Check, ClientRecord, CopierRecord, Deletion, Diff, Done, DuRecord, Piece, PieceMap, PoolRecord, Status,
-    Usage, VolumeRecord, uuid_text,
+    Change, Check, ClientRecord, CopierRecord, Deletion, Diff, Done, DuRecord, Gathering, Piece, PieceMap, PoolRecord,
+    Status, Usage, VolumeRecord, gather_policy, uuid_text,
 };
 pub use server::{Server, ServerHandle, ServerOptions};
 pub use session::{Guard, Host, NoHost, Session};

@@ -4,7 +4,9 @@ use forkdisk_monitor::Statistics;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::reply::{Check, CopierRecord, Deletion, Diff, Done, PieceMap, PoolRecord, Status, Usage, VolumeRecord};
+use crate::reply::{
+    Check, CopierRecord, Deletion, Device, Diff, Done, Gathering, PieceMap, PoolRecord, Status, Usage, VolumeRecord,
+};
 
 /// Parameters of every method. Names are those of volumes (`a`) and snapshots (`a@x`) of the pool, without
 /// the pool's path; sizes are bytes.
@@ -60,6 +62,15 @@ pub mod params {
         Snapshot {
             /// `volume@snapshot` each.
             snapshots: Vec<String>,
+            /// With copies of their own instead of sharing the chain's (origins only).
+            #[serde(default)]
+            independent: bool,
+            /// They may be deleted when the pool is full.
+            #[serde(default)]
+            droppable: bool,
+            /// They can be written, seen by nobody else (origins only).
+            #[serde(default)]
+            writable: bool,
         }
         /// Makes writable volumes that share everything with `source`, all of them or none.
         Clone {
@@ -139,6 +150,51 @@ pub mod params {
             /// Most bytes it may have mapped; 0 for no bound, `null` leaves it.
             #[serde(default)]
             quota: Option<u64>,
+            /// When its scattered pages are brought together: `off`, `idle` or a percentage as in `20%`; `null`
+            /// leaves it.
+            #[serde(default)]
+            gather: Option<String>,
+            /// Of an origin: most that is kept ahead of a sequential writer; `null` leaves it.
+            #[serde(default)]
+            copy_ahead: Option<u64>,
+            /// Of an origin: `wait`, `wait:SECONDS`, `error` or `drop-oldest`; `null` leaves it.
+            #[serde(default)]
+            when_full: Option<String>,
+            /// Of an origin that could not be opened: where its device is now; `null` leaves it.
+            #[serde(default)]
+            path: Option<String>,
+        }
+        /// Protects a device or file in place.
+        Protect {
+            /// The name it gets.
+            volume: String,
+            /// The device or file, an absolute path.
+            path: String,
+            /// The unit in which old contents are kept; `null` for the default.
+            #[serde(default)]
+            chunk: Option<u64>,
+            /// Most that is kept ahead of a sequential writer; `null` for the default.
+            #[serde(default)]
+            copy_ahead: Option<u64>,
+            /// `wait`, `wait:SECONDS`, `error` or `drop-oldest`; `null` for the default.
+            #[serde(default)]
+            when_full: Option<String>,
+        }
+        /// Leaves an origin an ordinary disk.
+        Unprotect {
+            /// The origin.
+            volume: String,
+            /// Delete its snapshots, too.
+            #[serde(default)]
+            recursive: bool,
+            /// Change nothing.
+            #[serde(default)]
+            dry_run: bool,
+        }
+        /// Brings together what a volume or snapshot has scattered, as far as that unshares nothing.
+        Defrag {
+            /// The volume or snapshot.
+            object: String,
         }
         /// Shows, and first changes, how the pool's copier works, or how a volume is copied.
         Copier {
@@ -200,6 +256,19 @@ pub mod params {
             uid: u32,
             /// Their group.
             gid: u32,
+        }
+        /// Makes a volume or snapshot a block device of the kernel, by its ublk driver.
+        Attach {
+            /// The volume or snapshot.
+            object: String,
+            /// A device that cannot be written, as that of a snapshot always is.
+            #[serde(default)]
+            read_only: bool,
+        }
+        /// Takes a block device away that `attach` has made; what the kernel has cached of it is written first.
+        Detach {
+            /// Its path.
+            device: String,
         }
         /// Ends the daemon; answered when the pool is closed.
         Stop {}
@@ -296,14 +365,19 @@ methods! {
     "rename" Rename => VolumeRecord,
     "resize" Resize => VolumeRecord,
     "set" Set => VolumeRecord,
+    "defrag" Defrag => Gathering,
     "copier" Copier => CopierRecord,
     "delete" Delete => Deletion,
+    "protect" Protect => VolumeRecord,
+    "unprotect" Unprotect => Deletion,
     "grow" Grow => PoolRecord,
     "check" Check => Check,
     "stats" Stats => PoolRecord,
     "statistics" Statistics => Box<Statistics>,
     "status" Status => Status,
     "mount" Mount => Done,
+    "attach" Attach => Device,
+    "detach" Detach => Done,
     "stop" Stop => Done,
 }
 

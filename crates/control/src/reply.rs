@@ -1,8 +1,8 @@
 //! Results as JSON objects. Sizes are bytes, times seconds since 1970.
 
 use forkdisk::{
-    BreakPolicy, CheckReport, CopierInfo, DiffClass, DiffRun, Extent, Mode, PAGE_SIZE, PoolInfo, VolumeCopying,
-    VolumeInfo,
+    BreakPolicy, CheckReport, CopierInfo, DiffClass, DiffRun, Extent, GatherPolicy, Mode, OriginFull, PAGE_SIZE,
+    PoolInfo, SnapshotFlags, VolumeCopying, VolumeInfo,
 };
 use serde::{Deserialize, Serialize};
 
@@ -11,38 +11,84 @@ use serde::{Deserialize, Serialize};
 pub struct VolumeRecord {
     /// `volume` or `volume@snapshot`.
     pub name: String,
-    /// `volume` or `snapshot`.
+    /// `volume`, `snapshot` or `origin`.
     #[serde(rename = "type")]
     pub kind: String,
     /// Its length.
     pub size: u64,
     /// Bytes mapped.
     pub referenced: u64,
+    /// Of them, bytes that do not lie behind those before them in their MiB of the volume.
+    pub scattered: u64,
     /// How much room a first write reserves.
     pub chunk: u64,
     /// What a first write to a shared chunk does: `split` or `copy`.
     #[serde(rename = "break")]
     pub break_policy: String,
+    /// When its scattered pages are brought together: `off`, `idle` or a percentage as in `20%`.
+    pub gather: String,
     /// Most bytes it may have mapped; `null` for no bound.
     pub quota: Option<u64>,
-    /// `null` when it was not cloned from anything.
+    /// What it was cloned from, `null` if nothing; of an origin where its device is.
     pub origin: Option<String>,
     /// When it was made.
     pub created: u64,
+    /// What was said of a snapshot when it was taken: `independent`, `droppable`, `writable`.
+    pub flags: Vec<String>,
+    /// How an origin is protected; `null` for everything else.
+    pub protection: Option<ProtectionRecord>,
+}
+
+/// How an origin is protected.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProtectionRecord {
+    /// Most that is kept ahead of a sequential writer.
+    pub copy_ahead: u64,
+    /// `wait:SECONDS`, `error` or `drop-oldest`.
+    pub when_full: String,
+    /// Whether it was stopped cleanly and has not been written since.
+    pub clean: bool,
+}
+
+/// A policy for a full pool in words.
+pub fn when_full_name(policy: OriginFull) -> String {
+    match policy {
+        OriginFull::Wait(seconds) => format!("wait:{seconds}"),
+        OriginFull::Error => "error".into(),
+        OriginFull::DropOldest => "drop-oldest".into(),
+    }
+}
+
+fn flag_names(flags: SnapshotFlags) -> Vec<String> {
+    let all = [(flags.independent, "independent"), (flags.droppable, "droppable"), (flags.writable, "writable")];
+    all.into_iter().filter(|(is_set, _)| *is_set).map(|(_, name)| name.to_string()).collect()
 }
 
 impl From<&VolumeInfo> for VolumeRecord {
     fn from(info: &VolumeInfo) -> VolumeRecord {
         VolumeRecord {
             name: info.name.clone(),
-            kind: if info.snapshot { "snapshot" } else { "volume" }.to_string(),
+            kind: match () {
+                () if info.protected => "origin",
+                () if info.snapshot => "snapshot",
+                () => "volume",
+            }
+            .to_string(),
             size: info.size,
             referenced: info.referenced,
+            scattered: info.scattered,
             chunk: info.chunk,
             break_policy: policy_name(info.break_policy).to_string(),
+            gather: gather_name(info.gather),
             quota: (info.quota > 0).then_some(info.quota),
             origin: (!info.origin.is_empty()).then(|| info.origin.clone()),
             created: info.created,
+            flags: flag_names(info.flags),
+            protection: info.protection.map(|protection| ProtectionRecord {
+                copy_ahead: protection.copy_ahead,
+                when_full: when_full_name(protection.when_full),
+                clean: protection.clean,
+            }),
         }
     }
 }
@@ -53,6 +99,44 @@ pub fn policy_name(policy: BreakPolicy) -> &'static str {
         BreakPolicy::Split => "split",
         BreakPolicy::Copy => "copy",
     }
+}
+
+/// The name of a policy of gathering.
+pub fn gather_name(policy: GatherPolicy) -> String {
+    match policy {
+        GatherPolicy::Off => "off".to_string(),
+        GatherPolicy::Idle => "idle".to_string(),
+        GatherPolicy::Above(percent) => format!("{percent}%"),
+    }
+}
+
+/// The policy of gathering that has this name.
+pub fn gather_policy(name: &str) -> Option<GatherPolicy> {
+    match name {
+        "off" => Some(GatherPolicy::Off),
+        "idle" => Some(GatherPolicy::Idle),
+        _ => {
+            let percent = name.strip_suffix('%')?.parse().ok()?;
+            Some(GatherPolicy::Above(percent)).filter(|policy| policy.is_valid())
+        }
+    }
+}
+
+/// What came of bringing scattered pages together. In bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gathering {
+    /// The volume or snapshot.
+    pub name: String,
+    /// Bytes mapped.
+    pub referenced: u64,
+    /// Of them, bytes that did not lie behind those before them.
+    pub before: u64,
+    /// Those that do not now.
+    pub after: u64,
+    /// Bytes that were moved.
+    pub moved: u64,
+    /// MiB of the volume that are scattered still: sharing, constant writes or a lack of room is in the way.
+    pub left: u64,
 }
 
 /// A pool's copier, or how one volume is copied. Figures are since the pool was opened, times in microseconds.
@@ -148,6 +232,13 @@ impl CopierRecord {
     }
 }
 
+/// A volume or snapshot as a block device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// Its path.
+    pub device: String,
+}
+
 /// Nothing to say but that it was done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {}
@@ -168,6 +259,8 @@ pub struct DuRecord {
     pub name: String,
     /// Bytes mapped.
     pub referenced: u64,
+    /// Of them, bytes that do not lie behind those before them in their MiB of the volume.
+    pub scattered: u64,
     /// Bytes that deleting it alone would free.
     pub exclusive: u64,
 }
@@ -306,6 +399,10 @@ pub struct PoolRecord {
     pub metadata: u64,
     pub volumes: u64,
     pub snapshots: u64,
+    /// Bytes that volumes have mapped, each counted for itself, and how many of them do not lie behind those
+    /// before them.
+    pub referenced: u64,
+    pub scattered: u64,
     pub dirty: u64,
     pub journal_size: u64,
     pub journal_used: u64,
@@ -332,6 +429,8 @@ impl From<&PoolInfo> for PoolRecord {
             metadata: info.metadata,
             volumes: info.volumes,
             snapshots: info.snapshots,
+            referenced: info.referenced,
+            scattered: info.scattered,
             dirty: info.dirty,
             journal_size: info.journal_size,
             journal_used: info.journal_used,

@@ -38,6 +38,16 @@ pub trait Host {
         Box::pin(async { Err(NoHost::refusal()) })
     }
 
+    /// Makes a volume or snapshot a block device of the kernel; its path.
+    fn attach(&self, _attach: params::Attach) -> LocalFuture<Result<String, Failure>> {
+        Box::pin(async { Err(NoHost::refusal()) })
+    }
+
+    /// Takes a block device away that [`attach`](Self::attach) has made.
+    fn detach(&self, _device: String) -> LocalFuture<Result<(), Failure>> {
+        Box::pin(async { Err(NoHost::refusal()) })
+    }
+
     /// A verb gave the volume `name` other contents or another length. Resolves when nobody sees the old ones.
     fn changed<'a>(&'a self, _name: &'a str) -> LocalFuture<()> {
         Box::pin(async {})

@@ -128,6 +128,8 @@ mod error;
 mod format;
 mod journal;
 mod map;
+mod ordered;
+mod origin;
 pub mod planted;
 mod pool;
 mod runtime;
@@ -143,10 +145,11 @@ pub use counters::{
 };
 pub use device::{Buf, Device};
 pub use error::{Error, ErrorKind, Result};
-pub use format::{Attributes, BreakPolicy, CopierSettings, Throttle};
+pub use format::{Attributes, BreakPolicy, CopierSettings, GatherPolicy, OriginFull, SnapshotFlags, Throttle};
+pub use origin::{OriginInfo, ProtectOptions};
 pub use pool::{
-    CheckReport, Child, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, Mode, OpenOptions,
-    Pool, PoolInfo, SUPERBLOCK_AT, Usage, VolumeCopying, VolumeInfo, WhenFull, identify,
+    CheckReport, Child, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, GatherReport, Mode,
+    OpenOptions, Pool, PoolInfo, Protection, SUPERBLOCK_AT, Usage, VolumeCopying, VolumeInfo, WhenFull, identify,
 };
 pub use runtime::{LocalFuture, Runtime};
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};

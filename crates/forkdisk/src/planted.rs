@@ -16,6 +16,11 @@ macro_rules! bugs {
             /// All of them.
             pub const ALL: &[Bug] = &[$(Bug::$variant,)*];
 
+            /// Whether it takes an origin to show.
+            pub fn is_of_origins(self) -> bool {
+                self as usize >= Bug::OriginBeforeRecord as usize && self as usize <= Bug::WrittenWithoutCopy as usize
+            }
+
             /// Its name on the command line.
             pub fn name(self) -> &'static str {
                 match self {
@@ -41,6 +46,14 @@ bugs! {
     RangeCloneKeepsSharedAt = "range-clone-keeps-shared-at",
     /// A range clone's target takes what it got for newly written.
     RangeCloneRejuvenates = "range-clone-rejuvenates",
+    /// A table that a range clone shares is not counted.
+    SharedTableUncounted = "shared-table-uncounted",
+    /// A range clone's target takes a table that it got for its own.
+    SharedTableRejuvenates = "shared-table-rejuvenates",
+    /// A table that a range clone takes the place of is forgotten with all that only it held.
+    ReplacedTableForgotten = "replaced-table-forgotten",
+    /// The entry above a table says that it maps one page less than it does.
+    TableCountsOneShort = "table-counts-one-short",
     /// A volume that was rolled back takes what it shares with its snapshot for its own.
     RollbackLowersSharedAt = "rollback-lowers-shared-at",
     /// A snapshot's root is not counted.
@@ -147,6 +160,38 @@ bugs! {
     CommonCountsLost = "common-counts-lost",
     /// Count pages in memory stay as they were before the checkpoint.
     StaleCountsCached = "stale-counts-cached",
+    /// An origin is written before the record of the copy is durable.
+    OriginBeforeRecord = "origin-before-record",
+    /// The record of a copy is published before the copy is written.
+    RecordBeforeCopy = "record-before-copy",
+    /// The record of a chunk that is kept goes without a flush before it and without a checksum.
+    KeptNotVouched = "kept-not-vouched",
+    /// What was kept for a deleted snapshot of an origin is given up although an older one needs it.
+    KeptLostOnDelete = "kept-lost-on-delete",
+    /// What was kept for a deleted snapshot goes to the oldest instead of the next older one.
+    RelabelToOldest = "relabel-to-oldest",
+    /// A read of a snapshot that goes to the origin does not hold the chunk.
+    OriginReaderNotHeld = "origin-reader-not-held",
+    /// A snapshot of an origin is taken while writes are under way or not durable.
+    OriginNotFlushed = "origin-not-flushed",
+    /// Whatever is kept for any snapshot counts for the newest.
+    OldCopyTakenForNew = "old-copy-taken-for-new",
+    /// An independent snapshot takes the chain's copies for its own.
+    IndependentNotKept = "independent-not-kept",
+    /// A write that begins in a chunk that is kept does not look at the next.
+    SecondChunkForgotten = "second-chunk-forgotten",
+    /// A copy that could not be read from the origin is kept all the same.
+    OriginCopyErrorSwallowed = "origin-copy-error-swallowed",
+    /// A chunk that was kept when the pool failed is taken for kept.
+    OriginIgnoresFailedPool = "origin-ignores-failed-pool",
+    /// Nothing is kept any more for a snapshot whose deletion is not durable yet.
+    PendingDeletionBelieved = "pending-deletion-believed",
+    /// The root of a dead snapshot's map stays while what was kept for it is given back.
+    ReapedRootStays = "reaped-root-stays",
+    /// New snapshots of an origin count as settled when its flush begins, not when it has ended.
+    SettledTooEarly = "settled-too-early",
+    /// A write of an origin goes on when its old contents could not be kept.
+    WrittenWithoutCopy = "written-without-copy",
     /// The search for free pages finds those that were handed out since the last checkpoint.
     SearchFindsTaken = "search-finds-taken",
     /// What a view walks over is given to others.
@@ -175,6 +220,22 @@ bugs! {
     CloneOverGiven = "clone-over-given",
     /// Of the writes that go along with a chunk that is cloned only the first is written.
     JoinedBesideClone = "joined-beside-clone",
+    /// Pages are moved without looking whether they were written meanwhile.
+    GatherIgnoresWrites = "gather-ignores-writes",
+    /// Pages are copied while writes in place that were planned before are under way.
+    GatherOvertakesWriters = "gather-overtakes-writers",
+    /// A page that was moved is given up for all who refer to it, and only one of them follows.
+    GatherFreesShared = "gather-frees-shared",
+    /// The place that pages are copied to is not held while a checkpoint ends.
+    GatherOutlivesCheckpoint = "gather-outlives-checkpoint",
+    /// Pages that were moved count as newly written.
+    GatherRejuvenates = "gather-rejuvenates",
+    /// A table that is changed for all who share it counts as new.
+    GatherMakesTablesYoung = "gather-makes-tables-young",
+    /// What was moved is not taken off the figure of fragmentation.
+    GatherKeepsSeams = "gather-keeps-seams",
+    /// The move is in the journal before the copy is durable.
+    GatherRecordBeforeData = "gather-record-before-data",
     /// The rest of a page that was given in part is not what the source holds when the chunk is cloned.
     TornPageNotCompleted = "torn-page-not-completed",
 }

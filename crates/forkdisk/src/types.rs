@@ -14,6 +14,8 @@ pub const FANOUT: usize = 256;
 pub const MAX_VOLUME_SIZE: u64 = 1 << 50;
 /// Largest chunk of a volume, in bytes.
 pub const MAX_CHUNK: u64 = 64 << 20;
+/// Most that is kept ahead of a sequential writer of an origin, in bytes.
+pub const MAX_COPY_AHEAD: u64 = 1 << 30;
 /// Largest pool, in bytes (4 PiB).
 pub const MAX_POOL_SIZE: u64 = 1 << 52;
 
@@ -90,6 +92,9 @@ pub fn entry_span(level: u8) -> u64 {
 pub fn table_span(level: u8) -> u64 {
     1 << (8 * (u32::from(level) + 1))
 }
+
+/// Epochs are below this: a thousand snapshots a second for two years.
+pub const MAX_EPOCH: u64 = 1 << 36;
 
 /// Whether a volume may have a chunk of `bytes` bytes: a power of two from a page to 64 MiB.
 pub fn is_chunk(bytes: u64) -> bool {

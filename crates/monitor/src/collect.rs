@@ -35,6 +35,7 @@ pub fn statistics<D: Device>(pool: &Pool<D>, server: Option<ServerRecord>) -> St
         snapshot: info.snapshot,
         size: info.size,
         referenced: info.referenced,
+        scattered: info.scattered,
         quota: (info.quota > 0).then_some(info.quota),
         in_use: info.in_use as u64,
         copier: activity.as_ref().and_then(|_| copying(pool, &name)),
@@ -66,6 +67,8 @@ fn figures<D: Device>(pool: &Pool<D>) -> PoolFigures {
         journal_used: info.journal_used,
         volumes: info.volumes,
         snapshots: info.snapshots,
+        referenced: info.referenced,
+        scattered: info.scattered,
         generation: info.generation,
     }
 }
@@ -100,6 +103,7 @@ fn activity(s: &PoolStatistics) -> ActivityRecord {
         cache_bytes: s.cache_bytes,
         reaped: s.reaped,
         freed_bytes: s.freed_bytes,
+        gathered_bytes: s.gathered_bytes,
         reaping: s.reaping,
     }
 }

@@ -90,7 +90,7 @@ fn single(all: &mut Vec<Family>, kind: &'static str, name: &'static str, help: &
 }
 
 fn pool_gauges(all: &mut Vec<Family>) {
-    let list: [(&str, &str, Value); 11] = [
+    let list: [(&str, &str, Value); 13] = [
         ("forkdisk_pool_size_bytes", "Length of the pool.", |s| s.pool.size),
         ("forkdisk_pool_used_bytes", "Space in use.", |s| s.pool.used),
         ("forkdisk_pool_free_bytes", "Space that new writes can use.", |s| s.pool.free),
@@ -101,6 +101,8 @@ fn pool_gauges(all: &mut Vec<Family>) {
         ("forkdisk_journal_used_bytes", "Part of the journal that a replay would read.", |s| s.pool.journal_used),
         ("forkdisk_pool_volumes", "Number of volumes.", |s| s.pool.volumes),
         ("forkdisk_pool_snapshots", "Number of snapshots.", |s| s.pool.snapshots),
+        ("forkdisk_pool_referenced_bytes", "What volumes have mapped, each for itself.", |s| s.pool.referenced),
+        ("forkdisk_pool_scattered_bytes", "Of that, what does not lie behind what is before it.", |s| s.pool.scattered),
         ("forkdisk_cache_bytes", "Map tables in memory.", |s| s.activity.cache_bytes),
     ];
     list.into_iter().for_each(|(name, help, value)| single(all, "gauge", name, help, value));
@@ -136,13 +138,16 @@ fn device(all: &mut Vec<Family>) {
 }
 
 fn activity(all: &mut Vec<Family>) {
-    let list: [(&str, &str, Value); 6] = [
+    let list: [(&str, &str, Value); 7] = [
         ("forkdisk_journal_records_total", "Records appended to the journal.", |s| s.activity.records),
         ("forkdisk_checkpoints_total", "Checkpoints that have ended.", |s| s.activity.checkpoints),
         ("forkdisk_cache_hits_total", "Lookups that found their map table in memory.", |s| s.activity.cache_hits),
         ("forkdisk_cache_misses_total", "Map tables and count pages that were read.", |s| s.activity.cache_misses),
         ("forkdisk_reaped_volumes_total", "Deleted volumes given back entirely.", |s| s.activity.reaped),
         ("forkdisk_freed_bytes_total", "Space that came back with checkpoints.", |s| s.activity.freed_bytes),
+        ("forkdisk_gathered_bytes_total", "Data brought together with the rest of its volume.", |s| {
+            s.activity.gathered_bytes
+        }),
     ];
     list.into_iter().for_each(|(name, help, value)| single(all, "counter", name, help, value));
     let help = "1 while deleted volumes are being given back.";
@@ -206,9 +211,10 @@ fn faults(all: &mut Vec<Family>, of: &'static str, rows: Rows) {
 /// Volumes, and snapshots that were opened; all snapshots could be thousands.
 fn volume_gauges(all: &mut Vec<Family>) {
     type Figure = fn(&VolumeFigures) -> u64;
-    let list: [(&str, &str, Figure); 3] = [
+    let list: [(&str, &str, Figure); 4] = [
         ("forkdisk_volume_size_bytes", "Length of the volume.", |v| v.size),
         ("forkdisk_volume_referenced_bytes", "What the volume has mapped, shared or not.", |v| v.referenced),
+        ("forkdisk_volume_scattered_bytes", "Of that, what does not lie behind what is before it.", |v| v.scattered),
         ("forkdisk_volume_open_handles", "How often the volume is open.", |v| v.in_use),
     ];
     for (name, help, value) in list {

@@ -52,6 +52,10 @@ pub struct PoolFigures {
     pub volumes: u64,
     /// Number of snapshots.
     pub snapshots: u64,
+    /// What volumes have mapped, each for itself.
+    pub referenced: u64,
+    /// Of that, what does not lie behind what is before it.
+    pub scattered: u64,
     /// Rises with every superblock.
     pub generation: u64,
 }
@@ -175,6 +179,8 @@ pub struct ActivityRecord {
     pub reaped: u64,
     /// Space that came back.
     pub freed_bytes: u64,
+    /// Brought together with the rest of its volume.
+    pub gathered_bytes: u64,
     /// Whether something is being given back.
     pub reaping: bool,
 }
@@ -207,6 +213,8 @@ pub struct VolumeFigures {
     pub size: u64,
     /// Mapped.
     pub referenced: u64,
+    /// Of that, what does not lie behind what is before it in its MiB of the volume.
+    pub scattered: u64,
     /// The most that may be mapped; `None` for no bound.
     pub quota: Option<u64>,
     /// Open handles.

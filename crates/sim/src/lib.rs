@@ -11,6 +11,7 @@ pub mod executor;
 pub mod explore;
 pub mod history;
 pub mod model;
+pub mod origins;
 pub mod pattern;
 pub mod planted;
 pub mod rng;

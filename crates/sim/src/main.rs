@@ -40,7 +40,7 @@ struct Args {
     /// Carry out only these operations of the history: 1-40,57
     #[arg(long, requires = "seed", value_parser = parse_ranges)]
     keep: Option<std::vec::Vec<u32>>,
-    /// What the histories dwell on (mixed, forks, full, faults, races, cuts, blocks, calm).
+    /// What the histories dwell on (mixed, forks, full, faults, races, cuts, blocks, calm, journal, crowd, large, origins).
     #[arg(long, value_parser = parse_profile)]
     profile: Option<Profile>,
     /// Explore all histories of up to three operations until this many crash states.
@@ -154,6 +154,12 @@ fn campaign(args: &Args) -> bool {
     let mut recipes: Vec<Recipe> = kept().into_iter().map(|k| k.recipe).collect();
     let fresh = (0..args.seeds as u64).map(|i| Recipe { profile: args.profile, ..Recipe::new(base + i, args.steps) });
     recipes.extend(fresh);
+    if args.profile.is_none() {
+        // Histories of origins are of another kind; so many more of them.
+        let origins = (0..args.seeds.div_ceil(4) as u64).map(|i| base + i);
+        let recipe = |seed| Recipe { profile: Some(Profile::Origins), ..Recipe::new(seed, args.steps / 2) };
+        recipes.extend(origins.map(recipe));
+    }
     let n = recipes.len();
     let mut meter = Meter::new();
     let campaign = Campaign { recipes, jobs: args.jobs, enough: 8 };

@@ -53,6 +53,7 @@ fn copy(seed: u64, near: bool) -> Seen {
             destinations: [place((16 << 20) + at)].into_iter().collect(),
             near: i..i + if near { 2 } else { 1 },
             group: Group::default(),
+            witness: None,
         };
         let (ticket, list) = (copier.submit(&client, job, Vec::new()), ended.clone());
         exec.spawn(Box::pin(async move {

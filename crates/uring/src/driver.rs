@@ -184,7 +184,9 @@ impl Driver {
             self.ops.borrow_mut()[key].abandoned |= false;
             self.cancel(key);
         }
-        while self.ops.borrow().iter().any(|(_, op)| op.pending > 0) {
+        // What waits for a driver has no memory of ours and ends with the process.
+        let is_awaited = |op: &Op| op.pending > 0 && !matches!(op.work, Work::Command { .. });
+        while self.ops.borrow().iter().any(|(_, op)| is_awaited(op)) {
             self.turn(true).expect("a ring that has taken requests completes them");
         }
     }

@@ -25,6 +25,11 @@ impl Handle {
         Rc::new(Handle { fd, slot, driver: driver.clone() })
     }
 
+    /// As [`new`](Self::new), without a place in the table: the file is closed with its last request.
+    pub(crate) fn unregistered(driver: &Rc<Driver>, fd: OwnedFd) -> Rc<Handle> {
+        Rc::new(Handle { fd, slot: None, driver: driver.clone() })
+    }
+
     pub(crate) fn driver(&self) -> &Rc<Driver> {
         &self.driver
     }

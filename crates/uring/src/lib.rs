@@ -33,15 +33,17 @@ mod setup;
 mod signal;
 mod sys;
 mod timer;
+mod ublk;
 mod watch;
 
 pub use config::Config;
 pub use device::{DeviceOptions, UringDevice};
 pub use executor::{JoinHandle, Rt, block_on};
 pub use inherited::{Inherited, inherited};
-pub use loop_device::{attach_loop, detach_loop};
+pub use loop_device::{abandon_loop, attach_loop, detach_loop};
 pub use net::{Accept, ByteStream, Piece, Stream, TcpListener, UnixListener};
 pub use signal::Signals;
 pub use sys::PeerCred;
 pub use timer::{Elapsed, Sleep};
+pub use ublk::{UblkDevice, UblkOperation, UblkRequest, ublk_forget, ublk_missing};
 pub use watch::Watched;

@@ -43,6 +43,15 @@ pub fn attach_loop(file: &File, read_only: bool) -> io::Result<PathBuf> {
 /// Lets the device at `path` go of its file, after everything is written. Refused with
 /// [`ResourceBusy`](io::ErrorKind::ResourceBusy) while something is mounted from it or holds it otherwise.
 pub fn detach_loop(path: &Path) -> io::Result<()> {
+    let_go(path, File::sync_all)
+}
+
+/// As [`detach_loop`], of a device behind which nobody is any more: what was not written is lost already.
+pub fn abandon_loop(path: &Path) -> io::Result<()> {
+    let_go(path, |_| Ok(()))
+}
+
+fn let_go(path: &Path, first: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
     let start = Instant::now();
     let device = loop {
         // Fails if anybody has a claim on it, or on one of its partitions.
@@ -53,7 +62,7 @@ pub fn detach_loop(path: &Path) -> io::Result<()> {
             outcome => break File::from(outcome?),
         }
     };
-    device.sync_all()?;
+    first(&device)?;
     sys::loop_clear(device.as_fd())?;
     drop(device);
     let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -41,15 +41,36 @@ pub(crate) struct Op {
 
 pub(crate) enum Work {
     Transfer(Transfer),
-    Flush { datasync: bool },
-    Punch { offset: u64, len: u64 },
-    Allocate { offset: u64, len: u64 },
-    Zero { offset: u64, len: u64 },
-    Recv { buf: Buf, base: *mut u8, len: u32, flags: i32 },
+    Flush {
+        datasync: bool,
+    },
+    Punch {
+        offset: u64,
+        len: u64,
+    },
+    Allocate {
+        offset: u64,
+        len: u64,
+    },
+    Zero {
+        offset: u64,
+        len: u64,
+    },
+    Recv {
+        buf: Buf,
+        base: *mut u8,
+        len: u32,
+        flags: i32,
+    },
     Send(Box<Message>),
     Connect(Box<SockAddr>),
     Accept,
     Readable,
+    /// A command of a driver, which is lent no memory. It ends when the driver says so.
+    Command {
+        number: u32,
+        data: [u8; 16],
+    },
 }
 
 /// Reads or writes between a buffer and the segments of a file.
@@ -85,7 +106,7 @@ impl Work {
     /// waits for it. Requests to disks always end by themselves and are never cancelled.
     pub(crate) fn is_cancellable(&self) -> bool {
         let of_disk = matches!(self, Work::Punch { .. } | Work::Allocate { .. } | Work::Zero { .. });
-        !of_disk && !matches!(self, Work::Transfer(_) | Work::Flush { .. })
+        !of_disk && !matches!(self, Work::Transfer(_) | Work::Flush { .. } | Work::Command { .. })
     }
 
     pub(crate) fn entry(&mut self, part: usize, file: &Handle) -> Entry {
@@ -120,6 +141,7 @@ impl Work {
                 opcode::Accept::new(fd, none, none.cast()).flags(libc::SOCK_CLOEXEC).build()
             }
             Work::Readable => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
+            Work::Command { number, data } => opcode::UringCmd16::new(fd, *number).cmd(*data).build(),
         };
         file.aim(entry)
     }

@@ -119,6 +119,39 @@ pub(crate) fn signalfd_next(fd: BorrowedFd<'_>) -> io::Result<Option<c_int>> {
     }
 }
 
+/// Memory of a driver, mapped for reading.
+pub(crate) struct Mapping {
+    base: *const u8,
+    len: usize,
+}
+
+impl Mapping {
+    pub(crate) fn new(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Mapping> {
+        let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED | libc::MAP_POPULATE);
+        // SAFETY: a new mapping at a place that the kernel chooses touches no memory that is in use.
+        let base =
+            unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, fd.as_raw_fd(), offset as libc::off_t) };
+        match base {
+            libc::MAP_FAILED => Err(io::Error::last_os_error()),
+            base => Ok(Mapping { base: base.cast_const().cast(), len }),
+        }
+    }
+
+    /// What lies at `at`, which the driver does not change at this time.
+    pub(crate) fn read<const N: usize>(&self, at: usize) -> [u8; N] {
+        assert!(at + N <= self.len, "within the mapping");
+        // SAFETY: within the mapping, which lives as long as `self`; bytes need no alignment.
+        unsafe { std::ptr::read_volatile(self.base.add(at).cast::<[u8; N]>()) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped with this length, and nobody has a pointer into it.
+        unsafe { libc::munmap(self.base.cast_mut().cast(), self.len) };
+    }
+}
+
 /// Tries to lock a whole file for its open file description. `Ok(false)`: somebody else has it.
 pub(crate) fn lock_file(fd: BorrowedFd<'_>, exclusive: bool) -> io::Result<bool> {
     let kind = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
@@ -153,6 +186,26 @@ pub(crate) fn direct_align(fd: BorrowedFd<'_>) -> Option<DirectAlign> {
     let st = unsafe { st.assume_init() };
     (done.is_ok() && st.stx_mask & libc::STATX_DIOALIGN != 0)
         .then_some(DirectAlign { memory: st.stx_dio_mem_align, offset: st.stx_dio_offset_align })
+}
+
+/// Device, inode and, for a block device, which one (then the others are 0), as far as the kernel knows by itself: the
+/// server of a network or FUSE file system is not asked.
+pub(crate) fn identity(path: &Path) -> Option<(u64, u64, u64)> {
+    let path = c_path(path).ok()?;
+    let mut st = MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: `path` is a NUL-terminated string and `st` has room for one statx; both live across the call.
+    let done = check(unsafe {
+        let wanted = libc::STATX_TYPE | libc::STATX_INO;
+        libc::statx(libc::AT_FDCWD, path.as_ptr(), libc::AT_STATX_DONT_SYNC, wanted, st.as_mut_ptr())
+    });
+    done.ok()?;
+    // SAFETY: zeroed before, and any bytes are valid for this struct of integers.
+    let st = unsafe { st.assume_init() };
+    let is_block = u32::from(st.stx_mode) & libc::S_IFMT == libc::S_IFBLK;
+    Some(match is_block {
+        true => (0, 0, libc::makedev(st.stx_rdev_major, st.stx_rdev_minor)),
+        false => (libc::makedev(st.stx_dev_major, st.stx_dev_minor), st.stx_ino, 0),
+    })
 }
 
 /// `struct file_clone_range` of linux/fs.h.

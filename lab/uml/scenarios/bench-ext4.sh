@@ -1,8 +1,8 @@
-# W1 for `forkdisk bench w1`: ext4 with and without a snapshot below it; PEER=pool: on a volume of a pool; PEER=dm-snapshot: an origin, CHUNKS in sectors
+# W1 for `forkdisk bench w1`: ext4 with and without a snapshot below it; PEER=forkdisk: on a volume of a pool, or on an origin that a pool protects; PEER=dm-snapshot: an origin; CHUNKS in sectors
 # SIZES=10,100 (MiB) FSMB=size of the file system
 AFTER=sync; MB=1048576; S=$((FSMB*2048)); M=/run/mnt; mkdir -p $M; modprobe ext4
 case $PEER in
-pool) F=$V; CHUNKS=64; snap_on() { act 2; }; snap_off() { act 3; };;
+forkdisk) F=$V; snap_on() { act 2; }; snap_off() { act 3; };;
 dm-snapshot) F=/dev/mapper/origin
  dmsetup create real --table "0 $S linear $D0 0"; dmsetup create origin --table "0 $S linear /dev/mapper/real 0"
  snap_on() { dd if=/dev/zero of=$D1 bs=1M count=1 conv=fsync status=none; dmsetup suspend origin; dmsetup create snap --table "0 $S snapshot /dev/mapper/real $D1 P $1"; dmsetup load origin --table "0 $S snapshot-origin /dev/mapper/real"; dmsetup resume origin; }

@@ -1,7 +1,7 @@
 # `forkdisk attach` by the kernel's nbd driver: mkfs, mount, files, fstrim, a partition, a snapshot as a read-only device, detach
 # FORKDISK: the program; MBS: MiB of the file system; the pool lies on ubda
 KIND=; P=/dev/ubda M=/run/mnt F=$FORKDISK; mkdir -p $M; export FORKDISK_COLOR=never
-modprobe ext4 || echo "FAILED modules"
+modprobe ext4 && modprobe nbd || echo "FAILED modules" # forkdisk itself cannot know where the lab keeps its modules
 # t WHAT COMMAND...: one step; says what failed, and that nothing else can be relied on
 t() { what=$1; shift; echo "# $what"; "$@" > /run/out 2>&1 && return; echo "FAILED $what: $(tail -n 3 /run/out | tr '\n' ' ')"; halt -f; }
 no() { what=$1; shift; echo "# $what is refused"; "$@" > /run/out 2>&1 || return; echo "FAILED $what: not refused"; halt -f; }

@@ -1,12 +1,13 @@
 //! The most memory that a process with a large pool has had: a case with a process to itself.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use forkdisk::CreateOptions;
 use forkdisk_uring::{Config, block_on};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
+use crate::limits::{LIMIT, Limited as _};
 use crate::load::{self, Job};
 use crate::rows::{Row, Samples};
 use crate::runner::{Context, Scale};
@@ -28,7 +29,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     };
     let mut command = Command::new(&options.program);
     command.args(["bench", "engine", "--only", INSIDE, "--json", "--dir"]).arg(&options.dir).args(scale);
-    let output = command.stdin(Stdio::null()).output().context("starting a process for the case")?;
+    let output = command.output_within(LIMIT).context("starting a process for the case")?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "the process of the case failed: {said}");
     let rows: Vec<Row> = serde_json::from_slice(&output.stdout).context("what the process of the case answered")?;

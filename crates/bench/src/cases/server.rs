@@ -11,6 +11,7 @@ use forkdisk::CreateOptions;
 use forkdisk_uring::{Config, block_on};
 use serde_json::Value;
 
+use crate::limits::{LIMIT, Limited as _, LimitedWait as _};
 use crate::runner::Context;
 
 use super::file;
@@ -140,7 +141,7 @@ impl Server {
         command.arg(format!("--bs={}", load.len)).arg(format!("--iodepth={}", load.depth));
         command.arg(format!("--numjobs={}", load.connections)).arg(format!("--size={part}"));
         command.arg(format!("--offset_increment={part}")).args(load.flags);
-        let output = command.stdin(Stdio::null()).output().context("starting fio")?;
+        let output = command.output_within(LIMIT).context("starting fio")?;
         let text = String::from_utf8_lossy(&output.stdout);
         ensure!(output.status.success(), "fio failed: {}", String::from_utf8_lossy(&output.stderr));
         // Remarks come before the JSON.
@@ -156,7 +157,7 @@ impl Server {
     pub fn stop(mut self) -> Result<()> {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
-        let status = self.child.wait()?;
+        let status = self.child.wait_within(LIMIT)?;
         ensure!(status.success(), "the server ended with {status}");
         Ok(())
     }
@@ -165,8 +166,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         // One that has ended already cannot be killed, and that is as good.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.child.put_down();
     }
 }
 

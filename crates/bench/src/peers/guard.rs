@@ -9,10 +9,13 @@ use std::io::{Read, stdin};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio, exit};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
 
+/// How long what was killed may take to be gone.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Clock ticks per second in `/proc`; the same on all Linux that io_uring runs on.
 const TICKS: f64 = 100.0;
 
@@ -40,7 +43,9 @@ pub fn run(arguments: &[OsString]) -> Result<()> {
 
 /// Kills whatever descends from this process.
 fn end() {
-    loop {
+    // A process in a request to a device that hangs cannot be killed.
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
         let all = descendants(getpid());
         if all.is_empty() {
             break;
@@ -48,7 +53,7 @@ fn end() {
         for pid in all {
             let _ = kill_process(pid, Signal::KILL);
         }
-        thread::sleep(std::time::Duration::from_millis(10));
+        thread::sleep(Duration::from_millis(10));
     }
 }
 

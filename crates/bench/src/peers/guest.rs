@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::Lab;
 use super::result::Measured;
 use super::trace;
+use crate::limits::{LIMIT, LimitedWait as _};
 
 /// Lines of the console that an error message shows.
 const SHOWN: usize = 12;
@@ -142,6 +143,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         drop(self.alive.take());
-        let _ = self.guard.wait();
+        // It kills the guest, which takes a moment.
+        let _ = self.guard.wait_within(LIMIT);
     }
 }

@@ -19,6 +19,8 @@ use forkdisk_nbd::{Export, ExportInfo, Exports, Server, ServerOptions};
 use forkdisk_uring::{Config, Rt, UnixListener, block_on};
 
 use super::trace;
+use crate::cases::origin::protection;
+use crate::part::Part;
 
 type Disk = RecordingDevice<MemoryDevice>;
 
@@ -42,20 +44,21 @@ enum Action {
     Settle,
 }
 
-/// `SOCKET TRACE DISKS BYTES [VOLUME_BYTES]`: serves until it is killed. With a volume's size the
-/// first disk has a pool with one volume, `v`.
+/// `SOCKET TRACE DISKS BYTES [VOLUME_BYTES [ORIGIN_CHUNK]]`: serves until it is killed. With a volume's
+/// size the first disk has a pool with one volume, `v`; with a chunk, too, `v` is an origin that lies
+/// in front of the pool on that disk.
 pub fn run(arguments: &[OsString]) -> Result<()> {
     let [socket, trace, numbers @ ..] = arguments else { bail!("a socket and a file for the trace are needed") };
     let (socket, trace) = (PathBuf::from(socket), PathBuf::from(trace));
     let parse = |text: &OsString| text.to_str().and_then(|t| t.parse::<u64>().ok()).context("a number is needed");
     let numbers: Vec<u64> = numbers.iter().map(parse).collect::<Result<_>>()?;
     let [disks, bytes, ref volume @ ..] = numbers[..] else { bail!("the number and size of disks is needed") };
-    let volume = volume.first().copied();
+    let (volume, chunk) = (volume.first().copied(), volume.get(1).copied());
     block_on(Config::default(), |rt| async move {
         let make = |_| RecordingDevice::new(MemoryDevice::new(bytes), all_zero);
         let disks: Vec<Disk> = (0..disks).map(make).collect();
         let pool = match volume {
-            Some(size) => Some(make_pool(&rt, &disks[0], bytes, size).await?),
+            Some(size) => Some(make_pool(&rt, &disks[0], size, chunk).await?),
             None => None,
         };
         let out = BufWriter::new(File::create(&trace).with_context(|| trace.display().to_string())?);
@@ -66,11 +69,16 @@ pub fn run(arguments: &[OsString]) -> Result<()> {
     })?
 }
 
-async fn make_pool(rt: &Rt, disk: &Disk, bytes: u64, size: u64) -> Result<Pool<Disk>> {
-    let options = FormatOptions { size: bytes, uuid: *b"forkdisk-bench-5", now: 0, journal: None };
-    Pool::format(disk, &options).await?;
-    let pool = Pool::open(disk.clone(), Rc::new(rt.clone()), OpenOptions::default()).await?;
-    pool.create(VOLUME, &CreateOptions::new(size, 0)).await?;
+async fn make_pool(rt: &Rt, disk: &Disk, size: u64, chunk: Option<u64>) -> Result<Pool<Part<Disk>>> {
+    let start = if chunk.is_some() { size } else { 0 };
+    let part = Part::new(disk.clone(), start, disk.len().saturating_sub(start))?;
+    let options = FormatOptions { size: part.len(), uuid: *b"forkdisk-bench-5", now: 0, journal: None };
+    Pool::format(&part, &options).await?;
+    let pool = Pool::open(part, Rc::new(rt.clone()), OpenOptions::default()).await?;
+    match chunk {
+        None => pool.create(VOLUME, &CreateOptions::new(size, 0)).await?,
+        Some(chunk) => pool.protect(VOLUME, Part::new(disk.clone(), 0, size)?, &protection(chunk)).await?,
+    };
     Ok(pool)
 }
 
@@ -84,7 +92,7 @@ struct World(Rc<State>);
 
 struct State {
     disks: Vec<Disk>,
-    pool: Option<Pool<Disk>>,
+    pool: Option<Pool<Part<Disk>>>,
     out: RefCell<BufWriter<File>>,
 }
 
@@ -156,7 +164,7 @@ impl Exports for World {
 enum Served {
     Control(World),
     Disk(Disk, String),
-    Volume(<Pool<Disk> as Exports>::Export),
+    Volume(<Pool<Part<Disk>> as Exports>::Export),
 }
 
 fn whole(offset: u64, len: usize) -> forkdisk::device::Segments {

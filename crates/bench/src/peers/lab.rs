@@ -5,8 +5,9 @@ use std::env;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
+use crate::limits::{LIMIT, Limited as _};
 use anyhow::{Context as _, Result, bail, ensure};
 
 /// The kernel as a program.
@@ -31,7 +32,7 @@ macro_rules! scripts {
     ($($name:literal),* $(,)?) => { [$(($name, include_str!(concat!("../../../../lab/uml/", $name)))),*] };
 }
 
-const SCRIPTS: [(&str, &str); 8] = scripts![
+const SCRIPTS: [(&str, &str); 9] = scripts![
     "init.sh",
     "lib.sh",
     "dev.sh",
@@ -40,6 +41,7 @@ const SCRIPTS: [(&str, &str); 8] = scripts![
     "scenarios/bench-ext4.sh",
     "scenarios/bench-thin-first.sh",
     "scenarios/bench-md-first.sh",
+    "scenarios/bench-origin-many.sh",
 ];
 
 /// See there: processors with AMX.
@@ -123,8 +125,8 @@ fn preload(scripts: &Path) -> Result<Option<PathBuf>> {
 
 fn run(command: &mut Command) -> Result<()> {
     let what = command.get_program().to_string_lossy().into_owned();
-    command.stdin(Stdio::null()).env("PATH", path());
-    let output = command.output().with_context(|| what.clone())?;
+    command.env("PATH", path());
+    let output = command.output_within(LIMIT).with_context(|| what.clone())?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{what} failed: {}", said.trim());
     Ok(())

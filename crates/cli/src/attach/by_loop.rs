@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use forkdisk_control::place;
-use forkdisk_fuse::{MountOptions, MountPoint, mounted_at};
-use forkdisk_uring::{attach_loop, detach_loop};
+use forkdisk_fuse::{MountOptions, MountPoint, mounted_at, unmount};
+use forkdisk_uring::{abandon_loop, attach_loop, detach_loop};
+use rustix::io::Errno;
 
 use super::{Attachment, Means, Owner, Target, in_use};
 use crate::verbs::mount::mount_served;
@@ -32,6 +33,7 @@ pub fn attach(owner: &mut Owner, target: &Target<'_>) -> Result<PathBuf> {
         Owner::Mount(dir) => dir.clone(),
         Owner::Daemon(client, _) => {
             let dir = private_mount(target.pool)?;
+            remove_dead(&dir)?;
             if !mounted_at(&dir).is_some_and(|mount| mount.is_pool()) {
                 let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
                 made.with_context(|| format!("{}: the mount's folder", dir.display()))?;
@@ -50,6 +52,35 @@ pub fn attach(owner: &mut Owner, target: &Target<'_>) -> Result<PathBuf> {
         tracing::warn!("the last {} bytes are no whole sector and no part of the device", len % SECTOR);
     }
     attach_loop(&file, target.read_only).context("the loop driver")
+}
+
+/// Whether what is mounted at `dir` has lost the process that served it.
+pub fn is_dead(dir: &Path) -> bool {
+    fs::metadata(dir).is_err_and(|e| e.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()))
+}
+
+/// Removes the mount of a daemon that was killed, with the devices on it: behind it nobody could name them.
+fn remove_dead(dir: &Path) -> Result<()> {
+    while mounted_at(dir).is_some_and(|mount| mount.is_pool()) && is_dead(dir) {
+        tracing::warn!(dir = %dir.display(), "the daemon that had mounted it was killed: unmounting");
+        for device in devices_in(dir)? {
+            let gone = abandon_loop(&device).with_context(|| device.display().to_string());
+            gone.context("its daemon was killed: unmount what is on it first")?;
+        }
+        unmount(dir, true)?;
+    }
+    Ok(())
+}
+
+/// The loop devices on files of a mount.
+fn devices_in(dir: &Path) -> Result<Vec<PathBuf>> {
+    let names = fs::read_dir("/sys/block").context("/sys/block")?.map(|entry| Ok(entry?.file_name()));
+    let names: Vec<_> = names.collect::<std::io::Result<_>>().context("/sys/block")?;
+    let backing = |name: &std::ffi::OsString| {
+        fs::read_to_string(Path::new("/sys/block").join(name).join("loop/backing_file")).unwrap_or_default()
+    };
+    let inside = names.iter().filter(|name| Path::new(&backing(name)).starts_with(dir));
+    Ok(inside.map(|name| Path::new("/dev").join(name)).collect())
 }
 
 /// The file of a volume or snapshot in a mount.

@@ -3,8 +3,10 @@
 //! What is attached is known by the kernel alone: devices say whose they are, so nothing is kept here that could be
 //! wrong after a crash.
 
+mod alone;
 mod by_loop;
 mod by_nbd;
+mod by_ublk;
 mod handshake;
 mod netlink;
 
@@ -18,12 +20,18 @@ use clap::ValueEnum;
 use forkdisk_control::Client;
 use serde::Serialize;
 
-pub use by_loop::private_mount;
+pub use alone::alone;
+pub use by_loop::{is_dead, private_mount};
+pub use by_ublk::clean_up;
+
+use crate::cli::Global;
 
 /// How a volume becomes a block device, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Means {
+    /// The kernel's ublk driver, served by the daemon.
+    Ublk,
     /// The kernel's NBD client on the daemon's socket.
     Nbd,
     /// The kernel's loop driver with direct I/O on the file of a mount.
@@ -33,6 +41,7 @@ pub enum Means {
 impl fmt::Display for Means {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Means::Ublk => "ublk",
             Means::Nbd => "nbd",
             Means::Loop => "loop",
         })
@@ -79,6 +88,7 @@ pub fn attach(owner: &mut Owner, target: &Target<'_>, means: &[Means]) -> Result
     let mut reasons = Vec::new();
     for &by in means {
         let attached = match by {
+            Means::Ublk => by_ublk::attach(owner, target),
             Means::Nbd => by_nbd::attach(owner, target),
             Means::Loop => by_loop::attach(owner, target),
         };
@@ -94,8 +104,9 @@ pub fn attach(owner: &mut Owner, target: &Target<'_>, means: &[Means]) -> Result
 }
 
 /// Ends an attachment after everything is written. Refused while something is mounted from the device.
-pub fn detach(attachment: &Attachment) -> Result<()> {
+pub fn detach(global: &Global, attachment: &Attachment) -> Result<()> {
     match attachment.by {
+        Means::Ublk => by_ublk::detach(global, attachment),
         Means::Nbd => by_nbd::detach(&attachment.device),
         Means::Loop => by_loop::detach(&attachment.device),
     }
@@ -111,7 +122,9 @@ pub fn list() -> Vec<Attachment> {
         .collect();
     names.sort_by_key(|name| (name.trim_end_matches(|c: char| c.is_ascii_digit()).to_string(), number(name)));
     let mounts = forkdisk_fuse::mounts();
-    names.iter().filter_map(|name| by_nbd::look(name).or_else(|| by_loop::look(name, &mounts))).collect()
+    let look =
+        |name: &String| by_ublk::look(name).or_else(|| by_nbd::look(name)).or_else(|| by_loop::look(name, &mounts));
+    names.iter().filter_map(look).collect()
 }
 
 fn number(name: &str) -> u64 {

@@ -8,9 +8,13 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::syslog;
+
+/// How long it may take until clients can connect: recovery reads at most the journal and what it maps.
+const PATIENCE: Timespec = Timespec { tv_sec: 300, tv_nsec: 0 };
 
 /// Set in the environment of the process that serves.
 const MARK: &str = "FORKDISK_DETACHED";
@@ -33,7 +37,23 @@ pub fn start() -> Result<ExitCode> {
         .spawn()
         .context("starting the process that serves")?;
     let mut announcement = Vec::new();
-    said.read_to_end(&mut announcement).context("waiting for the process that serves")?;
+    loop {
+        let some = poll(&mut [PollFd::new(&said, PollFlags::IN)], Some(&PATIENCE)).context("waiting for the daemon")?;
+        if some == 0 {
+            let _ = child.kill();
+            bail!(
+                "the process that serves (pid {}) did not say in {} s that clients can connect: it waited for the pool's \
+                 device, for recovery or for its sockets",
+                child.id(),
+                PATIENCE.tv_sec
+            );
+        }
+        let mut part = [0; 4096];
+        match said.read(&mut part).context("waiting for the process that serves")? {
+            0 => break,
+            n => announcement.extend_from_slice(&part[..n]),
+        }
+    }
     if announcement.is_empty() {
         let status = child.wait().context("waiting for the process that serves")?;
         let code = status.code().and_then(|code| u8::try_from(code).ok()).filter(|&code| code != 0);

@@ -51,6 +51,7 @@ impl Drop for Fence {
 }
 
 /// Every volume and snapshot of a pool, but for those that are closed.
+#[derive(Clone)]
 pub struct Served {
     pub pool: Pool<UringDevice>,
     pub fences: Fences,

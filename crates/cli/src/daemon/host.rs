@@ -12,6 +12,7 @@ use forkdisk_monitor::ServerRecord;
 use forkdisk_nbd::{ClientInfo, ServerHandle};
 use forkdisk_uring::Rt;
 
+use super::devices::Devices;
 use super::exports::Fences;
 use super::mounts::Mounts;
 
@@ -24,6 +25,7 @@ pub struct Daemon {
     pub data: ServerHandle,
     pub fences: Fences,
     pub mounts: Mounts,
+    pub devices: Devices,
     pub end: Rc<End>,
     /// All but the clients, who come and go.
     pub identity: Status,
@@ -49,7 +51,11 @@ impl End {
 impl Host for Daemon {
     fn users(&self, name: &str) -> Vec<String> {
         let clients = self.data.clients().into_iter().filter(|client| client.export == name);
-        clients.map(|client| peer_name(&client)).chain(self.mounts.users(name)).collect()
+        clients
+            .map(|client| peer_name(&client))
+            .chain(self.mounts.users(name))
+            .chain(self.devices.users(name))
+            .collect()
     }
 
     fn evict<'a>(&'a self, name: &'a str) -> LocalFuture<Box<dyn Guard>> {
@@ -72,6 +78,16 @@ impl Host for Daemon {
     fn mount(&self, mount: params::Mount, connection: OwnedFd) -> LocalFuture<Result<(), Failure>> {
         let mounts = self.mounts.clone();
         Box::pin(async move { mounts.begin(mount, connection).await })
+    }
+
+    fn attach(&self, attach: params::Attach) -> LocalFuture<Result<String, Failure>> {
+        let devices = self.devices.clone();
+        Box::pin(async move { devices.attach(attach).await })
+    }
+
+    fn detach(&self, device: String) -> LocalFuture<Result<(), Failure>> {
+        let devices = self.devices.clone();
+        Box::pin(async move { devices.detach(device).await })
     }
 
     fn changed<'a>(&'a self, name: &'a str) -> LocalFuture<()> {

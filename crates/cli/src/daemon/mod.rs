@@ -5,6 +5,7 @@
 
 mod activation;
 pub mod detach;
+pub mod devices;
 mod exports;
 mod host;
 mod mounts;

@@ -17,6 +17,7 @@ use rustix::process::Signal;
 
 use super::activation::{self, Activated};
 use super::detach;
+use super::devices::Devices;
 use super::exports::{Fences, Served};
 use super::host::{Daemon, End};
 use super::mounts::Mounts;
@@ -25,7 +26,7 @@ use super::pid_file::PidFile;
 use crate::cli::Global;
 use crate::network::{Doors, Network};
 use crate::progress::Progress;
-use crate::session::{Access, daemon, open_device, open_pool};
+use crate::session::{Access, close_pool, daemon, open_device, open_pool};
 
 /// How often space that was given up is brought back, to the pool and to the file system under it.
 const GIVE_BACK: Duration = Duration::from_secs(5);
@@ -99,7 +100,7 @@ pub fn run(
             Ok(served) => served.close(&runtime, &pool, &path, &end).await,
             Err(error) => {
                 // Why it could not be served is what the user needs to hear.
-                let _ = pool.close().await;
+                let _ = close_pool(&pool).await;
                 Err(error)
             }
         };
@@ -149,6 +150,7 @@ async fn serve(
     let fences = Fences::default();
     let mounts = Mounts::new(runtime, pool);
     let exports = Served { pool: pool.clone(), fences: fences.clone(), mounts: mounts.clone() };
+    let devices = Devices::new(runtime, path, exports.clone());
     let data = Server::new(runtime, exports, settings.data.clone());
     let identity = Status {
         pid: std::process::id(),
@@ -166,6 +168,7 @@ async fn serve(
         data: data.handle(),
         fences,
         mounts: mounts.clone(),
+        devices: devices.clone(),
         end: end.clone(),
         identity,
     };
@@ -214,6 +217,7 @@ async fn serve(
     end.wanted.wait().await;
     tracing::info!("letting clients finish");
     notifier.stopping("letting clients finish");
+    devices.stop().await;
     data.handle().stop();
     handle.stop();
     for server in serving {
@@ -241,7 +245,7 @@ impl Serving {
         notifier.stopping("closing the pool");
         let _progress = Progress::spinner("closing the pool");
         let flushed = pool.flush().await;
-        let closed = flushed.and(pool.close().await);
+        let closed = flushed.and(close_pool(pool).await);
         let told =
             closed.clone().map_err(|e| Failure::new(FailureKind::from(e.kind()), format!("closing the pool: {e}")));
         end.reach(told);

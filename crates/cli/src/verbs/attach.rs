@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -12,10 +13,14 @@ use crate::cli::Global;
 use crate::output::{Column, TableArgs, print_json, print_line};
 use crate::session::daemon;
 
+/// How long somebody else may have the pool.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(50);
+
 /// Make a volume or snapshot a block device, and print which
 ///
-/// By the best means that this machine has: the kernel's NBD client, else its loop driver with direct I/O on the
-/// volume's file. Needs root. A pool that nobody serves is served in the background until its last device is detached.
+/// By the best means that this machine has: the kernel's ublk driver, else its NBD client, else its loop driver with
+/// direct I/O on the volume's file. Needs root. A pool that nobody serves is served in the background until its last device is detached.
 #[derive(Args)]
 pub struct AttachArgs {
     /// A volume or snapshot; with --list a pool
@@ -51,6 +56,8 @@ pub fn run(args: AttachArgs, global: &Global) -> Result<()> {
         "only root may make block devices: without root, `forkdisk mount` shows volumes as files, and NBD clients \
          connect to `forkdisk serve`"
     );
+    let _alone = attach::alone()?;
+    attach::clean_up();
     let is_it = |other: &Attachment| other.pool == pool && other.object == address.name;
     if let Some(other) = attach::list().into_iter().find(is_it) {
         bail!("{} is attached already: {}", address.show(), other.device.display());
@@ -58,7 +65,7 @@ pub fn run(args: AttachArgs, global: &Global) -> Result<()> {
     let mut owner = find_owner(global, &pool)?;
     let target =
         Target { pool: &pool, object: &address.name, read_only: args.read_only || address.snapshot().is_some() };
-    let means = args.by.map_or(vec![Means::Nbd, Means::Loop], |by| vec![by]);
+    let means = args.by.map_or(vec![Means::Ublk, Means::Nbd, Means::Loop], |by| vec![by]);
     let attached = exists(&mut owner, &address.name).and_then(|()| attach::attach(&mut owner, &target, &means));
     let attached = match attached {
         Ok(attached) => attached,
@@ -86,20 +93,30 @@ fn find_owner(global: &Global, pool: &Path) -> Result<Owner> {
     if let Some(owner) = daemon_of(global, pool)? {
         return Ok(owner);
     }
-    let mut mounts = forkdisk_fuse::mounts().into_iter();
+    // One whose process was killed is of no use to anybody.
+    let mut mounts = forkdisk_fuse::mounts().into_iter().filter(|(dir, _)| !attach::is_dead(dir));
     if let Some((dir, _)) = mounts.rfind(|(_, mount)| Path::new(&mount.source) == pool) {
         return Ok(Owner::Mount(dir));
     }
     let program = std::env::current_exe().context("finding this program")?;
-    let mut serve = Command::new(program);
-    serve.arg("serve").arg(pool).args(["--daemon", "--until-detached"]);
-    if let Some(control) = global.control() {
-        serve.arg("--control").arg(control);
+    let start = Instant::now();
+    loop {
+        let mut serve = Command::new(&program);
+        serve.arg("serve").arg(pool).args(["--daemon", "--until-detached"]);
+        if let Some(control) = global.control() {
+            serve.arg("--control").arg(control);
+        }
+        let served = serve.stdin(Stdio::null()).output().context("starting a daemon for the pool")?;
+        if let Some(owner) = daemon_of(global, pool)? {
+            return Ok(owner);
+        }
+        let why = String::from_utf8_lossy(&served.stderr);
+        let why = why.trim().trim_start_matches("forkdisk: ");
+        ensure!(!served.status.success(), "{}: its daemon does not answer", pool.display());
+        // A verb that has it for a moment, or a daemon that is ending.
+        ensure!(why.contains("is in use") && start.elapsed() < PATIENCE, "{why}");
+        std::thread::sleep(PAUSE);
     }
-    let served = serve.stdin(Stdio::null()).output().context("starting a daemon for the pool")?;
-    let why = String::from_utf8_lossy(&served.stderr);
-    ensure!(served.status.success(), "{}", why.trim().trim_start_matches("forkdisk: "));
-    daemon_of(global, pool)?.with_context(|| format!("{}: its daemon does not answer", pool.display()))
 }
 
 fn daemon_of(global: &Global, pool: &Path) -> Result<Option<Owner>> {

@@ -25,12 +25,14 @@ enum Workload {
     Engine(RunArgs),
     /// The NBD server: CPU per request, large requests, idle exports; beside qemu-nbd and nbdkit
     Serve(PeerArgs),
-    /// Sequential writes to a file on a volume with a snapshot; beside dm-snapshot
-    W1(PeerArgs),
+    /// Sequential writes to a file on a volume, or an origin, with a snapshot; beside dm-snapshot
+    W1(OriginArgs),
     /// Breaking sharing after a snapshot: large blocks, random pages, many snapshots; beside dm-thin
     W2(PeerArgs),
     /// First writes to a thin volume in order, on one device and on RAID5; beside dm-thin
     W3(PeerArgs),
+    /// Many snapshots of an origin in place, chained and independent; beside dm-snapshot
+    W4(PeerArgs),
     /// Clone, modify, delete, repeat through the files of a mounted pool; beside btrfs and XFS
     W5(RoundArgs),
     /// A part of a benchmark that has a process to itself
@@ -57,6 +59,17 @@ struct RoundArgs {
     /// Bytes of the file, from 1M on [default: 100M]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     size: Option<u64>,
+}
+
+/// A benchmark of a volume or of an origin.
+#[derive(Args)]
+struct OriginArgs {
+    #[command(flatten)]
+    peers: PeerArgs,
+
+    /// On an origin protected in place, with chunks of 8K, 64K and 512K, instead of a volume
+    #[arg(long)]
+    origin: bool,
 }
 
 /// A benchmark that has peers.
@@ -107,9 +120,13 @@ pub fn run(args: BenchArgs, global: &Global) -> Result<()> {
     let (benchmark, args, peers) = match args.workload {
         Workload::Engine(args) => (Benchmark::ENGINE, args, true),
         Workload::Serve(args) => (Benchmark::SERVE, args.run, !args.no_peers),
-        Workload::W1(args) => (Benchmark::W1, args.run, !args.no_peers),
+        Workload::W1(args) => {
+            let benchmark = if args.origin { Benchmark::W1_ORIGIN } else { Benchmark::W1 };
+            (benchmark, args.peers.run, !args.peers.no_peers)
+        }
         Workload::W2(args) => (Benchmark::W2, args.run, !args.no_peers),
         Workload::W3(args) => (Benchmark::W3, args.run, !args.no_peers),
+        Workload::W4(args) => (Benchmark::W4, args.run, !args.no_peers),
         Workload::W5(args) => {
             (rounds, size) = (args.rounds.map(|n| n as usize), args.size);
             ensure!(

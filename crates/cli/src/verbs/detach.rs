@@ -24,6 +24,8 @@ pub struct DetachArgs {
 
 /// Detaches, and ends what was only there for the device.
 pub fn run(args: DetachArgs, global: &Global) -> Result<()> {
+    let _alone = attach::alone()?;
+    attach::clean_up();
     let attachments = attach::list();
     let device = Path::new(&args.what);
     let found = match attachments.iter().find(|a| a.device == device) {
@@ -36,7 +38,7 @@ pub fn run(args: DetachArgs, global: &Global) -> Result<()> {
             found.with_context(|| format!("{} is not attached", address.show()))?
         }
     };
-    attach::detach(found)?;
+    attach::detach(global, found)?;
     tidy_up(global, &found.pool)
 }
 
@@ -47,7 +49,10 @@ pub fn tidy_up(global: &Global, pool: &Path) -> Result<()> {
     }
     let dir = private_mount(pool)?;
     if mounted_at(&dir).is_some_and(|mount: MountPoint| mount.is_pool()) {
-        umount::end(global, &dir)?;
+        match attach::is_dead(&dir) {
+            true => forkdisk_fuse::unmount(&dir, true)?,
+            false => umount::end(global, &dir)?,
+        }
         // Its folder is of no use without it.
         let _ = std::fs::remove_dir(&dir);
     }

@@ -6,7 +6,7 @@ use forkdisk_control::{DuRecord, params};
 
 use crate::address::{names, same_pool};
 use crate::cli::Global;
-use crate::output::{Column, TableArgs, print_json, print_line};
+use crate::output::{Column, TableArgs, percent_of, print_json, print_line};
 use crate::session::{Access, call};
 use crate::size::human;
 
@@ -29,10 +29,14 @@ pub fn run(args: DuArgs, global: &Global) -> Result<()> {
     if global.output.json() {
         return print_json(&usage);
     }
-    let cells =
-        |row: &DuRecord| vec![row.name.clone(), args.table.size(row.referenced), args.table.size(row.exclusive)];
+    let cells = |row: &DuRecord| {
+        let (referenced, exclusive) = (args.table.size(row.referenced), args.table.size(row.exclusive));
+        vec![row.name.clone(), referenced, exclusive, percent_of(row.scattered, row.referenced)]
+    };
     let rows: Vec<Vec<String>> = usage.volumes.iter().map(cells).collect();
-    args.table.print(&[Column::Left("NAME"), Column::Right("REFERENCED"), Column::Right("EXCLUSIVE")], &rows)?;
+    let right = ["REFERENCED", "EXCLUSIVE", "FRAGMENTED"].map(Column::Right);
+    let header: Vec<Column> = [Column::Left("NAME")].into_iter().chain(right).collect();
+    args.table.print(&header, &rows)?;
     if args.table.is_for_people() {
         let size = args.table.size(usage.frees);
         let exact = if size == human(usage.frees) { format!(" ({} bytes)", usage.frees) } else { String::new() };

@@ -6,7 +6,7 @@ use forkdisk_control::{VolumeRecord, params};
 
 use crate::address::{names, same_pool};
 use crate::cli::Global;
-use crate::output::{Column, TableArgs, print_json};
+use crate::output::{Column, TableArgs, percent_of, print_json};
 use crate::session::{Access, call};
 
 /// List volumes and snapshots
@@ -37,6 +37,8 @@ pub fn run(args: ListArgs, global: &Global) -> Result<()> {
         Column::Left("ORIGIN"),
         Column::Left("CREATED"),
         Column::Right("QUOTA"),
+        Column::Right("FRAGMENTED"),
+        Column::Left("GATHER"),
     ];
     let rows: Vec<Vec<String>> = found.into_iter().map(|record| row(record, &args.table)).collect();
     args.table.print(&header, &rows)
@@ -52,5 +54,7 @@ fn row(record: VolumeRecord, table: &TableArgs) -> Vec<String> {
         record.origin.unwrap_or_else(|| "-".to_string()),
         table.time(record.created),
         record.quota.map_or_else(|| "-".to_string(), |quota| table.size(quota)),
+        percent_of(record.scattered, record.referenced),
+        record.gather,
     ]
 }

@@ -10,7 +10,7 @@ use rustix::fs::access;
 use serde::Serialize;
 
 use crate::cli::Global;
-use crate::output::{Column, TableArgs, print_json};
+use crate::output::{Column, TableArgs, percent_of, print_json};
 use crate::session::{Access, Caller, with_pool};
 
 /// Show the state of a pool and where its space is
@@ -87,6 +87,7 @@ fn live_rows(s: &Statistics, table: &TableArgs) -> Vec<Vec<String>> {
     add("cache_hits", a.cache_hits.to_string());
     add("cache_misses", a.cache_misses.to_string());
     add("reaped_volumes", a.reaped.to_string());
+    add("gathered", table.size(a.gathered_bytes));
     let (c, seconds) = (&s.copier.all, |nanoseconds: u64| format!("{:.3} s", nanoseconds as f64 / 1e9));
     add(
         "copier_jobs",
@@ -116,6 +117,8 @@ fn rows(pool: &PoolRecord, table: &TableArgs) -> Vec<Vec<String>> {
         ("metadata", table.size(pool.metadata)),
         ("volumes", pool.volumes.to_string()),
         ("snapshots", pool.snapshots.to_string()),
+        ("referenced", table.size(pool.referenced)),
+        ("fragmentation", percent_of(pool.scattered, pool.referenced)),
         ("dirty", table.size(pool.dirty)),
         ("journal_size", table.size(pool.journal_size)),
         ("journal_used", table.size(pool.journal_used)),

@@ -2,16 +2,19 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use forkdisk_control::{Client, params};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::attach;
 use crate::cli::Global;
 use crate::progress::Progress;
 use crate::session;
+
+/// How long a daemon may take to end once its pool is closed.
+const PATIENCE: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 
 /// End the daemon that serves a pool, and wait until the pool is closed
 ///
@@ -46,7 +49,10 @@ pub fn end(mut client: Client) -> Result<()> {
     client.call(params::Stop {}, None, |_| {})?;
     match process {
         // The pool's lock goes with the process.
-        Some(process) => drop(poll(&mut [PollFd::new(&process, PollFlags::IN)], None)?),
+        Some(process) => {
+            let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&PATIENCE))?;
+            ensure!(ended > 0, "the pool is closed, but its daemon (pid {}) has not ended in a minute", status.pid);
+        }
         None => client.wait_for_end(),
     }
     Ok(())

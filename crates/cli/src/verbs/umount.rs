@@ -9,6 +9,7 @@ use forkdisk_control::params;
 use forkdisk_fuse::{MountPoint, mounted_at, unmount, unmount_patiently};
 use forkdisk_uring::{Config, DeviceOptions, UringDevice};
 
+use crate::attach;
 use crate::cli::Global;
 use crate::progress::Progress;
 use crate::session::daemon;
@@ -30,7 +31,7 @@ pub struct UmountArgs {
 
 /// Unmounts, then waits.
 pub fn run(args: UmountArgs, global: &Global) -> Result<()> {
-    let dir = args.dir.canonicalize().with_context(|| args.dir.display().to_string())?;
+    let dir = place(&args.dir).with_context(|| args.dir.display().to_string())?;
     if mounted_at(&dir).filter(MountPoint::is_pool).is_none() {
         bail!("{}: no pool is mounted there", dir.display())
     }
@@ -38,6 +39,18 @@ pub fn run(args: UmountArgs, global: &Global) -> Result<()> {
         return Ok(unmount(&dir, true)?);
     }
     end(global, &dir)
+}
+
+/// The folder without links. A mount whose process was killed cannot be asked: its parent is.
+fn place(dir: &Path) -> std::io::Result<PathBuf> {
+    if !attach::is_dead(dir) {
+        return dir.canonicalize();
+    }
+    let dir = std::path::absolute(dir)?;
+    match (dir.parent(), dir.file_name()) {
+        (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),
+        _ => Ok(dir),
+    }
 }
 
 /// Unmounts the pool that is mounted at `dir`, an absolute path without links, and waits until it is written.

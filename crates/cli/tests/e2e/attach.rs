@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::harness::{Lab, POOL, Run, Server, client, missing, noise, succeed, wait_until};
+use crate::harness::{LIMIT, Lab, Limited, POOL, Run, Server, client, missing, noise, succeed, wait_until};
 use crate::nbd::Client;
 
 const MIB: usize = 1 << 20;
@@ -59,7 +59,7 @@ impl Attaching {
 
 impl Drop for Attaching {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-q").arg(&self.below).output();
+        let _ = Command::new("umount").arg("-q").arg(&self.below).output_within(LIMIT);
         let list = self.lab.run(&["attach", "--list", POOL, "--json"]).stdout;
         let list: serde_json::Value = serde_json::from_str(&list).unwrap_or_default();
         for device in list.as_array().into_iter().flatten().filter_map(|a| a["device"].as_str()) {
@@ -243,9 +243,51 @@ fn what_cannot_be_attached_is_refused_with_the_reason() {
     let program = lab.command(&["attach", "pool.img/a"]);
     let mut command = setpriv.args(["--reuid", "65534", "--clear-groups", "--"]);
     command = command.arg(program.get_program()).args(program.get_args()).current_dir(lab.path(""));
-    let run = Run::from(command.output().unwrap());
+    let run = Run::from(command.output_within(LIMIT).unwrap());
     // Where the program itself may not be run by others nothing is shown.
     if run.stderr.starts_with("forkdisk: ") {
         assert!(run.refused().contains("only root"));
     }
+}
+
+#[test]
+fn several_attach_and_detach_an_idle_pool_at_once() {
+    let Some(it) = Attaching::with_pool("300M") else { return };
+    let lab = &it.lab;
+    let names = ["a", "b", "c"];
+    names.iter().for_each(|name| drop(lab.ok(&["create", &format!("{POOL}/{name}"), "--size", "8M"])));
+    for _ in 0..2 {
+        let at_once = |verb: &[&str]| {
+            let begin = |name: &&str| {
+                let address = format!("{POOL}/{name}");
+                lab.command(&[verb, &[address.as_str()]].concat()).spawn().unwrap()
+            };
+            let children: Vec<_> = names.iter().map(begin).collect();
+            children.into_iter().for_each(|mut child| {
+                let ended = crate::harness::wait_at_most(&mut child, std::time::Duration::from_secs(120));
+                assert!(ended.success(), "{verb:?}");
+            });
+        };
+        at_once(&["attach", "--by", "loop"]);
+        assert_eq!(it.attached().len(), 3);
+        at_once(&["detach"]);
+        assert_eq!(it.attached(), []);
+        assert!(lab.run(&["stop", POOL]).refused().contains("no daemon"));
+    }
+    lab.assert_clean();
+}
+
+#[test]
+fn a_machine_without_ublk_says_so() {
+    let Some(it) = Attaching::with_pool("64M") else { return };
+    if Path::new("/dev/ublk-control").exists() {
+        return missing("this machine has ublk: make test-ublk");
+    }
+    it.lab.ok(&["create", "pool.img/a", "--size", "8M"]);
+    let refused = it.lab.run(&["attach", "--by", "ublk", "pool.img/a"]).refused();
+    assert!(
+        refused.contains("ublk: /dev/ublk-control does not exist") && refused.contains("modprobe ublk_drv"),
+        "{refused}"
+    );
+    assert!(it.lab.run(&["stop", POOL]).refused().contains("no daemon"));
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::attach::Attaching;
-use crate::harness::{missing, noise, succeed, wait_until};
+use crate::harness::{LIMIT, Limited, missing, noise, succeed, wait_until};
 
 /// Who runs the servers: they refuse to be root.
 const NOBODY: &str = "65534";
@@ -73,7 +73,7 @@ impl Postgres {
     }
 
     fn stop(&self, how: &str) {
-        let _ = self.run("pg_ctl").arg("-D").arg(&self.data).args(["-w", "-m", how, "stop"]).output();
+        let _ = self.run("pg_ctl").arg("-D").arg(&self.data).args(["-w", "-m", how, "stop"]).output_within(LIMIT);
     }
 }
 
@@ -150,6 +150,6 @@ struct Beside(PathBuf);
 
 impl Drop for Beside {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-q").arg(&self.0).output();
+        let _ = Command::new("umount").arg("-q").arg(&self.0).output_within(LIMIT);
     }
 }

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{Lab, POOL, Run, Server, fingerprint, missing, noise, succeed, wait_until};
+use crate::harness::{
+    LIMIT, Lab, Limited, LimitedWait, POOL, Run, Server, fingerprint, missing, noise, succeed, wait_until,
+};
 use crate::nbd::Client;
 
 const MIB: usize = 1 << 20;
@@ -132,8 +134,7 @@ fn a_pool_in_use_says_who_has_it() {
         let message = lab.run(args).refused();
         assert!(message.contains(&holder), "{message}");
     }
-    import.kill().unwrap();
-    import.wait().unwrap();
+    import.put_down().unwrap();
     lab.ok(&["import", "/dev/null", "pool.img/none"]);
     lab.ok(&["delete", "pool.img/none"]);
     assert_eq!(lab.names(), ["a", "a@x"]);
@@ -221,7 +222,7 @@ fn run_with_short_files(lab: &Lab, args: &[&str]) -> Run {
     let mut shell = Command::new("bash");
     shell.args(["-c", "trap '' XFSZ; ulimit -f 102400; exec \"$0\" \"$@\""]).current_dir(lab.path("."));
     shell.arg(program.get_program()).args(program.get_args()).env_remove("FORKDISK_POOL");
-    shell.stdin(Stdio::null()).output().expect("bash").into()
+    shell.stdin(Stdio::null()).output_within(LIMIT).expect("bash").into()
 }
 
 #[test]
@@ -253,7 +254,7 @@ fn export_never_overwrites_a_pool_in_use() {
     let message = lab.run(&["export", "pool.img/a", "other.img", "--force"]).refused();
     assert!(message.contains("in use"), "{message}");
     kill_process(Pid::from_child(&other), Signal::TERM).unwrap();
-    assert!(other.wait().unwrap().success());
+    assert!(other.wait_within(LIMIT).unwrap().success());
     lab.ok(&["list", "other.img"]);
 }
 
@@ -291,8 +292,10 @@ struct SmallFileSystem<'a>(&'a Path);
 impl SmallFileSystem<'_> {
     fn mount<'a>(place: &'a Path, size: &str) -> Option<SmallFileSystem<'a>> {
         fs::create_dir_all(place).unwrap();
-        let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(place).output();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
+            .arg(place)
+            .output_within(LIMIT);
         if !mounted.is_ok_and(|output| output.status.success()) {
             missing("a small file system cannot be mounted: that needs root");
             return None;
@@ -303,7 +306,7 @@ impl SmallFileSystem<'_> {
 
 impl Drop for SmallFileSystem<'_> {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0).status();
+        let _ = Command::new("umount").arg("-l").arg(self.0).status_within(LIMIT);
     }
 }
 
@@ -319,7 +322,7 @@ fn a_full_host_file_system_is_like_a_full_pool() {
     let list = lab.json(&["list", "small/pool.img"]);
     assert!(list.as_array().unwrap().iter().any(|volume| volume["name"] == "a"), "{list}");
     assert!(!list.to_string().contains("big"), "{list}");
-    let out = lab.command(&["export", "small/pool.img/a", "-"]).output().unwrap();
+    let out = lab.command(&["export", "small/pool.img/a", "-"]).output_within(LIMIT).unwrap();
     assert!(out.stdout == noise(4, MIB));
 }
 
@@ -380,7 +383,7 @@ pub fn run_without_rights(lab: &Lab, args: &[&str]) -> Run {
     }
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&copy).args(args);
-    command.current_dir(lab.path(".")).env_remove("FORKDISK_POOL").output().unwrap().into()
+    command.current_dir(lab.path(".")).env_remove("FORKDISK_POOL").output_within(LIMIT).unwrap().into()
 }
 
 #[test]

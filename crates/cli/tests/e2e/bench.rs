@@ -61,6 +61,52 @@ fn without_peers_nothing_of_theirs_is_missing() {
     assert_eq!(text.trim(), "[]");
 }
 
+/// The rows of a benchmark without peers, `--only` one of its cases.
+fn rows_of(lab: &Lab, arguments: &[&str]) -> Vec<Value> {
+    let run = [&["bench"], arguments, &["--quick", "--no-peers", "--dir", ".", "--json"]].concat();
+    let rows: Value = serde_json::from_str(&lab.ok(&run)).unwrap();
+    rows.as_array().unwrap().clone()
+}
+
+#[test]
+fn an_origin_is_read_once_and_copied_once_and_deleting_moves_no_data() {
+    let lab = Lab::empty();
+    let figure = |rows: &[Value], case: &str, metric: &str| {
+        let fits = |row: &&Value| row["case"] == case && row["metric"] == metric;
+        rows.iter().find(fits).and_then(|row| row["median"].as_f64()).unwrap_or_else(|| panic!("{case} {metric}"))
+    };
+    let rows = rows_of(&lab, &["w1", "--origin", "--only", "origin-512k"]);
+    for device in ["same-device", "second-device"] {
+        let case = format!("origin-512k/{device}");
+        let (read, written) =
+            (figure(&rows, &case, "read_bytes_per_byte"), figure(&rows, &case, "written_bytes_per_byte"));
+        assert!(
+            (1.0..1.01).contains(&read) && (2.0..2.01).contains(&written),
+            "{case}: {read} read, {written} written"
+        );
+        for model in ["spindle", "ssd", "cloud"] {
+            let of_bound = figure(&rows, &case, &format!("{model}_of_bound"));
+            assert!(of_bound > 0.0 && of_bound <= 1.05, "{case}, {model}: {of_bound} of a bound");
+        }
+    }
+    let rows = rows_of(&lab, &["w4", "--only", "delete"]);
+    for snapshots in [16, 1000] {
+        assert_eq!(figure(&rows, &format!("delete/4096-chunks-of-{snapshots}"), "data_bytes"), 0.0);
+    }
+}
+
+#[test]
+fn every_case_of_w4_has_all_its_rows() {
+    let lab = Lab::empty();
+    for case in ["chained", "independent", "random", "read-of-1-of-1000"] {
+        let rows = rows_of(&lab, &["w4", "--only", case]);
+        assert!(rows.len() > 3, "{case}");
+        for row in &rows {
+            assert!(row["median"].is_number(), "a row that is required, or was measured, has a figure: {row}");
+        }
+    }
+}
+
 #[test]
 fn rounds_through_a_mount_cost_and_hold_the_same() {
     let lab = Lab::empty();

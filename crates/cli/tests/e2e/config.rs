@@ -1,10 +1,10 @@
 //! The configuration: where it may be said, and which word counts.
 
-use crate::harness::{Lab, POOL};
+use crate::harness::{LIMIT, Lab, Limited, POOL};
 
 fn effective(lab: &Lab, env: &[(&str, &str)], args: &[&str]) -> Vec<(String, String, String)> {
     let mut command = lab.command(&[&["config", "--json"], args].concat());
-    let output = command.envs(env.iter().copied()).output().unwrap();
+    let output = command.envs(env.iter().copied()).output_within(LIMIT).unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let records: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let text = |value: &serde_json::Value| value.as_str().unwrap_or("-").to_string();

@@ -9,15 +9,23 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use crate::bad_input::run_without_rights;
-use crate::harness::{Lab, POOL, Server, missing, noise, wait_until};
+use crate::harness::{LIMIT, Lab, LimitedWait, POOL, Server, missing, noise, wait_until};
 
 fn socket(server: &Server) -> PathBuf {
     server.announced()["control"].as_str().unwrap().into()
 }
 
+/// A connection that does not wait for an answer forever.
+fn connect(socket: &std::path::Path) -> UnixStream {
+    let stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.set_write_timeout(Some(LIMIT)).unwrap();
+    stream
+}
+
 /// Sends `text` and reads one answer.
-fn ask(socket: &PathBuf, text: &str) -> Value {
-    let mut stream = UnixStream::connect(socket).unwrap();
+fn ask(socket: &std::path::Path, text: &str) -> Value {
+    let mut stream = connect(socket);
     stream.write_all(text.as_bytes()).unwrap();
     stream.write_all(b"\n").unwrap();
     answer(&mut BufReader::new(stream))
@@ -68,7 +76,7 @@ fn messages_that_are_no_requests_get_the_errors_of_the_protocol() {
 fn a_message_that_is_too_long_ends_its_connection_and_no_other() {
     let lab = Lab::with_pool("64M");
     let server = Server::start(&lab);
-    let mut stream = UnixStream::connect(socket(&server)).unwrap();
+    let mut stream = connect(&socket(&server));
     // Far more than the socket holds: it is taken to the end, so that the answer can be read.
     stream.write_all(&vec![b' '; 16 << 20]).unwrap();
     let mut said = String::new();
@@ -93,7 +101,7 @@ fn a_batch_is_answered_as_one_and_notifications_not_at_all() {
 fn a_request_without_a_last_line_feed_is_answered_when_the_peer_has_finished() {
     let lab = Lab::with_pool("64M");
     let server = Server::start(&lab);
-    let mut stream = UnixStream::connect(socket(&server)).unwrap();
+    let mut stream = connect(&socket(&server));
     stream.write_all(request("stats", json!({})).as_bytes()).unwrap();
     stream.shutdown(std::net::Shutdown::Write).unwrap();
     assert_eq!(answer(&mut BufReader::new(stream))["result"]["mode"], "rw");
@@ -107,7 +115,7 @@ fn fifty_peers_at_once_each_get_their_own_answers() {
     std::thread::scope(|scope| {
         for peer in 0..50 {
             scope.spawn(move || {
-                let mut stream = BufReader::new(UnixStream::connect(socket).unwrap());
+                let mut stream = BufReader::new(connect(socket));
                 for round in 0..4 {
                     let name = format!("p{peer}/r{round}");
                     let create = request("create", json!({"volumes": [name], "size": 4096 * (peer + 1)}));
@@ -132,7 +140,7 @@ fn peers_that_never_read_hold_up_nobody_and_no_end() {
     let list = request("list", json!({})) + "\n";
     let peers: Vec<UnixStream> = (0..20)
         .map(|_| {
-            let stream = UnixStream::connect(socket(&server)).unwrap();
+            let stream = connect(&socket(&server));
             stream.set_nonblocking(true).unwrap();
             // Until nothing more goes in: the server waits for this peer to read.
             while (&stream).write(list.repeat(100).as_bytes()).is_ok() {}
@@ -155,8 +163,7 @@ fn an_import_whose_caller_is_killed_leaves_nothing() {
     let mut stdin = import.stdin.take().unwrap();
     stdin.write_all(&noise(1, 1 << 20)).unwrap();
     wait_until("the import has begun", || lab.names().iter().any(|name| name.ends_with(".partial")));
-    import.kill().unwrap();
-    import.wait().unwrap();
+    import.put_down().unwrap();
     wait_until("the import is undone", || lab.names().is_empty());
     drop(stdin);
     server.stop();
@@ -258,6 +265,7 @@ fn the_documentation_has_an_example_of_every_method_and_each_is_answered_as_it_s
     for method in methods.split(", ") {
         assert!(shown.contains(&method), "no example of {method}");
     }
+    let disk = lab.write_file("disk.img", &noise(2, 1 << 20));
     for (request, promised) in &examples {
         let method = request["method"].as_str().unwrap();
         let file = match method {
@@ -265,8 +273,8 @@ fn the_documentation_has_an_example_of_every_method_and_each_is_answered_as_it_s
             "export" => Some(std::fs::File::create(lab.path("copy.raw")).unwrap()),
             _ => None,
         };
-        let mut stream = UnixStream::connect(&socket).unwrap();
-        let text = format!("{request}\n");
+        let mut stream = connect(&socket);
+        let text = format!("{request}\n").replace("/srv/disk.img", disk.to_str().unwrap());
         match file {
             Some(file) => send_with_file(&stream, text.as_bytes(), &file),
             None => stream.write_all(text.as_bytes()).unwrap(),

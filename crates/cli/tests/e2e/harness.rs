@@ -1,11 +1,12 @@
 //! A folder with a pool in it, the program run on it, and servers that never outlive their test.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
+pub use forkdisk_bench::limits::{Limited, LimitedWait, first_line};
 use rand::rngs::SmallRng;
 use rand::{RngCore, SeedableRng};
 use rustix::process::{Pid, Signal, kill_process};
@@ -16,6 +17,9 @@ use tempfile::TempDir;
 pub const POOL: &str = "pool.img";
 /// How long a server may take to come up, go down, or a mount to appear.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long a program that is run to its end may take.
+pub const LIMIT: Duration = Duration::from_secs(300);
 
 /// A folder of its own for one test.
 pub struct Lab {
@@ -85,7 +89,7 @@ impl Lab {
     }
 
     pub fn run(&self, args: &[&str]) -> Run {
-        self.command(args).stdin(Stdio::null()).output().expect("the program starts").into()
+        self.command(args).stdin(Stdio::null()).output_within(LIMIT).expect("the program starts").into()
     }
 
     #[track_caller]
@@ -126,7 +130,7 @@ impl Lab {
         let input = input.to_vec();
         // A program that refuses its arguments does not read to the end.
         let feeder = std::thread::spawn(move || drop(stdin.write_all(&input)));
-        let output = child.wait_with_output().unwrap();
+        let output = child.output_within(LIMIT).unwrap();
         feeder.join().unwrap();
         output.into()
     }
@@ -134,7 +138,7 @@ impl Lab {
     /// The contents of a volume or snapshot, through `export`.
     #[track_caller]
     pub fn contents(&self, name: &str) -> Vec<u8> {
-        let output = self.command(&["export", &format!("{POOL}/{name}"), "-"]).output().unwrap();
+        let output = self.command(&["export", &format!("{POOL}/{name}"), "-"]).output_within(LIMIT).unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         output.stdout
     }
@@ -202,8 +206,7 @@ impl Server {
             .env_remove("FORKDISK_CONFIG");
         let log = File::options().create(true).append(true).open(lab.path("serve.log")).unwrap();
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().expect("setpriv");
-        let mut ready = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        let ready = first_line(child.stdout.take().unwrap(), PATIENCE).unwrap_or_else(|e| format!("{e}"));
         let said = || fs::read_to_string(lab.path("serve.log")).unwrap_or_default();
         let exports = serde_json::from_str(&ready).unwrap_or_else(|_| panic!("not ready: {ready:?} {}", said()));
         Server { child, socket, exports }
@@ -249,16 +252,14 @@ impl Server {
 
     /// Ends it as a crash would.
     pub fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.child.put_down().unwrap();
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         // It may have ended already, which is what is wanted.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.child.put_down();
     }
 }
 
@@ -315,7 +316,7 @@ pub fn missing(why: &str) {
 /// Runs a client to its end; its standard output, if it succeeded.
 #[track_caller]
 pub fn succeed(command: &mut Command) -> String {
-    let run = Run::from(command.stdin(Stdio::null()).output().expect("a client that starts"));
+    let run = Run::from(command.stdin(Stdio::null()).output_within(LIMIT).expect("a client that starts"));
     assert!(run.status.success(), "{command:?}\nended with {}\n{}\n{}", run.status, run.stdout, run.stderr);
     run.stdout
 }
@@ -363,10 +364,9 @@ impl Drop for Mount {
         }
         if let Some(mut unmount) = client("fusermount3", "fuse3") {
             // Lazily: a test that failed may have left the file open.
-            let _ = unmount.args(["-u", "-z"]).arg(&self.dir).output();
+            let _ = unmount.args(["-u", "-z"]).arg(&self.dir).output_within(LIMIT);
         }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.child.put_down();
     }
 }
 

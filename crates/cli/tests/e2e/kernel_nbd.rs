@@ -4,11 +4,13 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::harness::{Lab, missing};
+use crate::harness::{LIMIT, Lab, LimitedWait, missing};
 
 /// A guest that is silent for so long has died.
+/// How long a whole guest may take.
+const WHOLE: Duration = Duration::from_secs(600);
 const SILENCE: Duration = Duration::from_secs(300);
 /// Runs a scenario in a guest with a disk of 2 GiB; what it said. `None` (after saying why) where there can be no guest.
 #[track_caller]
@@ -57,15 +59,15 @@ fn run_in_guest(name: &str) -> Option<String> {
         let lines = console.split(b'\n').map_while(Result::ok);
         lines.map(|line| String::from_utf8_lossy(&line).trim_end().to_string()).try_for_each(|line| sender.send(line))
     });
-    let mut said = Vec::new();
+    let (mut said, start) = (Vec::new(), Instant::now());
     let end = loop {
-        match lines.recv_timeout(SILENCE) {
+        match lines.recv_timeout(SILENCE.min(WHOLE.saturating_sub(start.elapsed()))) {
             Ok(line) => said.push(line),
             Err(end) => break end,
         }
     };
     drop(guard.stdin.take());
-    guard.wait().unwrap();
+    guard.wait_within(LIMIT).unwrap();
     let said = said.join("\n");
     assert_eq!(end, RecvTimeoutError::Disconnected, "the guest says nothing any more:\n{said}");
     assert!(said.contains("System halted") && !said.contains("FAILED"), "{said}");

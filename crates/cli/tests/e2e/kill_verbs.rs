@@ -11,7 +11,7 @@ use rand::rngs::SmallRng;
 use rand::seq::IteratorRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::harness::{Lab, POOL, Server};
+use crate::harness::{Lab, LimitedWait, POOL, Server};
 use crate::kill_loop::{CLIENTS, PART, Part, SECTOR, number_from_env};
 
 /// What the clients write; the volume may be longer.
@@ -106,8 +106,7 @@ impl World {
         }
         let mut child = self.lab.command(&words).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_micros(self.rng.random_range(0..60_000)));
-        child.kill().unwrap();
-        child.wait().unwrap();
+        child.put_down().unwrap();
         let names = self.lab.names();
         let is_done = match words[0] {
             "rollback" | "resize" => self.lab.contents("a") == then["a"],

@@ -5,12 +5,25 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
-use crate::harness::{Lab, POOL, Server, client, succeed, wait_until};
+use crate::harness::{LIMIT, Lab, POOL, Server, client, succeed, wait_until};
 use crate::nbd::Client;
 
 fn address(server: &Server) -> String {
     let place = server.announced()["metrics"][0].as_str().expect("a place");
     place.trim_start_matches("http://").trim_end_matches("/metrics").to_owned()
+}
+
+/// Connections that do not wait for an answer forever.
+fn unix(path: impl AsRef<std::path::Path>) -> UnixStream {
+    let stream = UnixStream::connect(path).expect("connected");
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream
+}
+
+fn tcp(server: &Server) -> TcpStream {
+    let stream = TcpStream::connect(address(server)).expect("connected");
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream
 }
 
 fn ask(stream: &mut (impl Read + Write), request: &[u8]) -> String {
@@ -50,7 +63,7 @@ fn what_was_copied_is_told_for_the_pool_and_for_the_volume() {
     // A chunk of 64 KiB each, of which a page is the client's.
     (0..3).for_each(|i| a.write(i << 18, &[8; 4096], false).expect("written"));
     plain.write(0, &[8; 4096], false).expect("written");
-    let samples = scrape(&mut UnixStream::connect(lab.path("metrics")).expect("connected"));
+    let samples = scrape(&mut unix(lab.path("metrics")));
     let all = |name: &str| samples[&format!("forkdisk_copier_{name}")];
     let of = |volume: &str, name: &str| samples[&format!("forkdisk_volume_copier_{name}{{volume=\"{volume}\"}}")];
     assert_eq!([all("jobs_total"), of("a", "jobs_total"), of("plain", "jobs_total")], [3.0, 3.0, 0.0]);
@@ -82,7 +95,7 @@ fn metrics_are_what_was_done() {
     nbd.read(0, 4096).expect("read");
     nbd.trim(0, 4096).expect("trimmed");
     nbd.flush().expect("flushed");
-    let samples = scrape(&mut TcpStream::connect(address(&server)).expect("connected"));
+    let samples = scrape(&mut tcp(&server));
     let of = |name: &str| samples[&format!("forkdisk_{name}")];
     let volume = |name: &str| of(&format!("volume_{name}{{volume=\"a\"}}"));
     assert_eq!([volume("write_operations_total"), volume("write_bytes_total")], [5.0, 40960.0]);
@@ -110,7 +123,7 @@ fn metrics_are_to_be_had_on_a_unix_socket() {
     let lab = Lab::with_pool("64M");
     let socket = lab.path("metrics.sock");
     let server = Server::start_with(&lab, POOL, &["--metrics", &format!("unix:{}", socket.display())]);
-    let samples = scrape(&mut UnixStream::connect(&socket).expect("connected"));
+    let samples = scrape(&mut unix(&socket));
     assert_eq!(samples["forkdisk_pool_volumes"], 0.0);
     server.stop();
     assert!(!socket.exists(), "nothing is left behind");
@@ -133,7 +146,7 @@ fn curl_reads_the_answer_in_chunks() {
 fn hostile_scrapers_are_turned_away_and_bounded() {
     let lab = Lab::with_pool("64M");
     let server = Server::start_with(&lab, POOL, &["--metrics", "127.0.0.1:0"]);
-    let connect = || TcpStream::connect(address(&server)).expect("connected");
+    let connect = || tcp(&server);
     let cases: [(&[u8], &str); 4] = [
         (b"GET /etc/passwd HTTP/1.1\r\n\r\n", "HTTP/1.1 404"),
         (b"DELETE /metrics HTTP/1.1\r\n\r\n", "HTTP/1.1 405"),

@@ -1,13 +1,14 @@
 //! A pool mounted by the real program, for one test.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{Lab, PATIENCE, POOL, client, missing, succeed, wait_at_most};
+use crate::harness::{
+    LIMIT, Lab, Limited, LimitedWait, PATIENCE, POOL, client, first_line, missing, succeed, wait_at_most,
+};
 
 /// `forkdisk mount` on a lab's pool. Gone when dropped.
 pub struct Mounted {
@@ -39,8 +40,7 @@ impl Mounted {
         command.current_dir(lab.path("")).env_remove("FORKDISK_POOL").env_remove("FORKDISK_LOG");
         let log = File::options().create(true).append(true).open(lab.path("mount.log")).unwrap();
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().expect("setpriv");
-        let mut ready = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        let ready = first_line(child.stdout.take().unwrap(), PATIENCE).unwrap_or_else(|e| format!("{e}"));
         let said = || fs::read_to_string(lab.path("mount.log")).unwrap_or_default();
         assert!(ready.contains("is mounted on"), "not mounted: {ready:?} {}", said());
         Some(Mounted { child: Some(child), dir })
@@ -79,13 +79,12 @@ impl Mounted {
     /// below it, until it is dropped.
     pub fn kill(&mut self) {
         let child = self.child.as_mut().unwrap();
-        child.kill().unwrap();
-        child.wait().unwrap();
+        child.put_down().unwrap();
     }
 
     fn detach(&self) {
         if let Some(mut unmount) = client("fusermount3", "fuse3") {
-            let _ = unmount.args(["-u", "-q", "-z"]).arg(&self.dir).output();
+            let _ = unmount.args(["-u", "-q", "-z"]).arg(&self.dir).output_within(LIMIT);
         }
     }
 }
@@ -94,8 +93,7 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         let Some(mut child) = self.child.take() else { return };
         // A test that failed may have left files open.
-        let _ = child.kill();
-        let _ = child.wait();
+        let _ = child.put_down();
         self.detach();
     }
 }

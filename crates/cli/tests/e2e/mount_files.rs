@@ -68,6 +68,35 @@ fn cp_makes_a_clone_whatever_the_size() {
     lab.assert_clean();
 }
 
+/// The descriptor alone leads to a removed file: what is copied from it is shared, and shared for both.
+#[test]
+fn a_file_removed_while_open_does_not_write_over_what_was_copied_from_it() {
+    let lab = lab();
+    let Some(mount) = Mounted::new(&lab) else { return };
+    let a = File::options().read(true).write(true).create(true).truncate(false).open(mount.path("a")).unwrap();
+    a.write_all_at(&noise(7, 4 * MIB), 0).unwrap();
+    a.sync_all().unwrap();
+    fs::remove_file(mount.path("a")).unwrap();
+    let copy = |name: &str, from: u64, len: usize| {
+        let to = File::create(mount.path(name)).unwrap();
+        let (mut at, mut into, mut left) = (from, 0, len);
+        while left > 0 {
+            left -= rustix::fs::copy_file_range(&a, Some(&mut at), &to, Some(&mut into), left).unwrap();
+        }
+    };
+    copy("whole", 0, 4 * MIB);
+    copy("part", MIB as u64, 2 * MIB);
+    a.write_all_at(&noise(8, 4 * MIB), 0).unwrap();
+    a.sync_all().unwrap();
+    copy("later", 0, 4 * MIB);
+    drop(a);
+    mount.unmount(&lab);
+    let (before, after) = (noise(7, 4 * MIB), noise(8, 4 * MIB));
+    assert!(lab.contents("whole") == before && lab.contents("part") == before[MIB..3 * MIB]);
+    assert!(lab.contents("later") == after);
+    lab.assert_clean();
+}
+
 #[test]
 fn a_sparse_file_of_many_pieces_is_cloned_with_its_holes() {
     let lab = lab();
@@ -361,6 +390,9 @@ fn properties_are_extended_attributes() {
     set("user.forkdisk.chunk", "128K").unwrap();
     assert_eq!(get("b", "chunk").unwrap(), "131072");
     assert_eq!(set("user.forkdisk.chunk", "5"), Err(Errno::INVAL));
+    set("user.forkdisk.gather", "20%").unwrap();
+    assert_eq!((get("b", "gather").unwrap(), get("b", "scattered").unwrap()), ("20%".into(), "0".into()));
+    assert_eq!(set("user.forkdisk.gather", "200%"), Err(Errno::INVAL));
     assert_eq!(set("user.forkdisk.size", "5"), Err(Errno::PERM));
     assert_eq!(set("user.other", "5"), Err(Errno::OPNOTSUPP));
     assert_eq!(get("b", "nothing"), Err(Errno::NODATA));

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use crate::harness::{Lab, client, noise, succeed};
+use crate::harness::{LIMIT, Lab, LimitedWait, client, noise, succeed};
 use crate::kill_loop::number_from_env;
 use crate::mount::Mounted;
 
@@ -206,7 +206,7 @@ fn a_database_is_whole_after_every_kill() {
         std::thread::sleep(Duration::from_millis(700));
         mount.kill();
         let _ = child.kill();
-        child.wait().unwrap();
+        child.wait_within(LIMIT).unwrap();
         feeder.join().unwrap();
         drop(mount);
         committed = committed.max(reader.join().unwrap());

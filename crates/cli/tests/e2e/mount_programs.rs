@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::process::Command;
 
-use crate::harness::{Lab, client, fingerprint, missing, noise, succeed};
+use crate::harness::{LIMIT, Lab, Limited, client, fingerprint, missing, noise, succeed};
 use crate::mount::{Mounted, sh};
 
 const MIB: usize = 1 << 20;
@@ -120,7 +120,7 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["-d", &self.0]).output();
+        let _ = Command::new("losetup").args(["-d", &self.0]).output_within(LIMIT);
     }
 }
 
@@ -128,7 +128,7 @@ struct Below(std::path::PathBuf);
 
 impl Drop for Below {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.0).output();
+        let _ = Command::new("umount").arg(&self.0).output_within(LIMIT);
     }
 }
 

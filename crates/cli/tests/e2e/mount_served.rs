@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngCore, SeedableRng};
 
-use crate::harness::{Lab, POOL, Server, client, missing, noise, succeed};
+use crate::harness::{LIMIT, Lab, Limited, POOL, Server, client, missing, noise, succeed};
 use crate::nbd::Client;
 
 const MIB: usize = 1 << 20;
@@ -50,7 +50,7 @@ impl Drop for Both {
         if self.server.take().is_some()
             && let Some(mut unmount) = client("fusermount3", "fuse3")
         {
-            let _ = unmount.args(["-u", "-q", "-z"]).arg(&self.dir).output();
+            let _ = unmount.args(["-u", "-q", "-z"]).arg(&self.dir).output_within(LIMIT);
         }
     }
 }

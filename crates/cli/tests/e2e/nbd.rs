@@ -39,6 +39,7 @@ impl Client {
     pub fn connect(socket: &Path, export: &str) -> io::Result<Client> {
         let mut stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        stream.set_write_timeout(Some(Duration::from_secs(60)))?;
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting)?;
         if &greeting[..8] != b"NBDMAGIC" || greeting[8..16] != OPTION_MAGIC.to_be_bytes() {

@@ -7,7 +7,9 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use crate::harness::{Lab, Mount, Server, client, fingerprint, noise, succeed, wait_until};
+use crate::harness::{
+    LIMIT, Lab, Limited, LimitedWait, Mount, Server, client, fingerprint, noise, succeed, wait_until,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -206,8 +208,7 @@ impl Between {
 impl Drop for Between {
     fn drop(&mut self) {
         // It has ended already if the test made it.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.child.put_down();
     }
 }
 
@@ -268,7 +269,7 @@ fn errors_that_nbdkit_throws_in_harm_neither_server_nor_volume() {
     for i in 0..20 {
         let (write, read) = (format!("write -P 1 {i}M 4k"), format!("read {i}M 4k"));
         let run = client("qemu-io", "qemu-utils").unwrap();
-        let output = { run }.args(["-f", "raw", &proxy.uri, "-c", &write, "-c", &read]).output().unwrap();
+        let output = { run }.args(["-f", "raw", &proxy.uri, "-c", &write, "-c", &read]).output_within(LIMIT).unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         failed += text.matches("Input/output error").count();
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
-use crate::harness::{Lab, Server, client, missing, noise, succeed};
+use crate::harness::{LIMIT, Lab, Limited, Server, client, missing, noise, succeed};
 use crate::nbd::Client;
 
 const MIB: usize = 1 << 20;
@@ -24,7 +24,7 @@ impl FileSystem {
         File::create(&image).unwrap().set_len(512 << 20).unwrap();
         succeed(mkfs.arg("-q").args(options).arg(&image));
         std::fs::create_dir(&dir).unwrap();
-        let mounted = mount.args(["-o", "loop", "-t", kind]).arg(&image).arg(&dir).output().unwrap();
+        let mounted = mount.args(["-o", "loop", "-t", kind]).arg(&image).arg(&dir).output_within(LIMIT).unwrap();
         if !mounted.status.success() {
             let why = String::from_utf8_lossy(&mounted.stderr).trim().to_string();
             missing(&format!(
@@ -40,7 +40,7 @@ impl Drop for FileSystem {
     fn drop(&mut self) {
         if let Some(mut umount) = client("umount", "mount") {
             // Lazily: a test that failed may have left the pool open.
-            let _ = umount.arg("-l").arg(&self.dir).output();
+            let _ = umount.arg("-l").arg(&self.dir).output_within(LIMIT);
         }
     }
 }
@@ -78,7 +78,7 @@ fn break_chunks(kind: &str, package: &str, options: &[&str]) -> Option<serde_jso
     assert!(nbd.read(0, 16 * MIB).unwrap() == expected);
     server.kill();
     let contents = |name: &str| {
-        let output = lab.command(&["export", &at(name), "-"]).output().unwrap();
+        let output = lab.command(&["export", &at(name), "-"]).output_within(LIMIT).unwrap();
         assert!(output.status.success(), "{output:?}");
         output.stdout
     };

@@ -2,16 +2,17 @@
 
 use std::fs;
 
-use crate::harness::{Lab, POOL};
+use crate::harness::{LIMIT, Lab, Limited, LimitedWait, POOL};
 
 #[test]
 fn the_pool_can_come_from_the_environment_or_an_option() {
     let lab = Lab::with_pool("64M");
     let pool = lab.path(POOL);
-    let create = lab.command(&["create", "a", "--size", "1M"]).env("FORKDISK_POOL", &pool).status().unwrap();
+    let create =
+        lab.command(&["create", "a", "--size", "1M"]).env("FORKDISK_POOL", &pool).status_within(LIMIT).unwrap();
     assert!(create.success());
     lab.ok(&["--pool", POOL, "snapshot", "a@x"]);
-    let list = lab.command(&["list", "-H"]).env("FORKDISK_POOL", &pool).output().unwrap();
+    let list = lab.command(&["list", "-H"]).env("FORKDISK_POOL", &pool).output_within(LIMIT).unwrap();
     assert!(String::from_utf8(list.stdout).unwrap().starts_with("a\tvolume\t1M\t"));
 }
 
@@ -56,7 +57,7 @@ fn a_reader_that_leaves_early_is_no_error() {
     let lab = Lab::with_pool("64M");
     let mut child = lab.command(&["--help"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
-    assert!(child.wait().unwrap().success());
+    assert!(child.wait_within(LIMIT).unwrap().success());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use serde_json::Value;
 
-use crate::harness::{Lab, POOL, Server, client, noise, succeed};
+use crate::harness::{LIMIT, Lab, Limited, POOL, Server, client, noise, succeed};
 use crate::nbd::Client;
 
 const MIB: usize = 1 << 20;
@@ -59,6 +59,7 @@ fn a_quota_is_shown_lasts_and_can_be_taken_away() {
     let server = Server::start_with(&lab, POOL, &["--metrics", "unix:metrics"]);
     lab.ok(&["set", "quota=5M", "pool.img/a"]);
     let mut metrics = UnixStream::connect(lab.path("metrics")).unwrap();
+    metrics.set_read_timeout(Some(LIMIT)).unwrap();
     metrics.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
     let told = std::io::read_to_string(metrics).unwrap();
     let lines: Vec<&str> = told.lines().filter(|line| line.starts_with("forkdisk_volume_quota_bytes")).collect();
@@ -87,14 +88,14 @@ fn clients_see_enospc_at_the_quota_and_go_on() {
             .args(["-f", "raw", &server.uri("a")])
             .args(commands)
             .args(["-c", "write -P 4 8M 1M"])
-            .output()
+            .output_within(LIMIT)
             .unwrap();
         let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
         assert!(said.matches("No space left on device").count() == 1 && said.matches("wrote").count() == 3, "{said}");
     }
     if let Some(mut nbdcopy) = client("nbdcopy", "libnbd-bin") {
         let image = lab.write_file("image.raw", &noise(5, 5 * MIB));
-        let run = nbdcopy.arg(image).arg(server.uri("a")).output().unwrap();
+        let run = nbdcopy.arg(image).arg(server.uri("a")).output_within(LIMIT).unwrap();
         assert!(!run.status.success() && String::from_utf8_lossy(&run.stderr).contains("No space left"), "{run:?}");
         let small = lab.write_file("small.raw", &noise(6, 4 * MIB));
         let mut again = client("nbdcopy", "libnbd-bin").unwrap();

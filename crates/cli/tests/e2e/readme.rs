@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::harness::{Lab, Run, client};
+use crate::harness::{LIMIT, Lab, Limited, Run, client};
 
 /// What stands between two outputs in what the shell prints.
 const MARK: &str = "== next step ==";
@@ -58,7 +58,7 @@ fn the_first_steps_of_the_readme_print_what_it_says() {
     let mut shell = Command::new("bash");
     shell.args(["-c", &script(&steps)]).current_dir(lab.path("")).env("PATH", path).stdin(Stdio::null());
     shell.env_remove("FORKDISK_POOL").env_remove("FORKDISK_LOG");
-    let printed = Run::from(shell.output().expect("bash runs")).ok();
+    let printed = Run::from(shell.output_within(LIMIT).expect("bash runs")).ok();
     let outputs: Vec<&str> = printed.split(&format!("{MARK}\n")).collect();
     for ((command, said), output) in steps.iter().zip(outputs) {
         assert!(said.is_empty() || said == output, "$ {command}\n{output}the README says:\n{said}");

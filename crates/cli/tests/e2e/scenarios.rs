@@ -48,7 +48,7 @@ impl Served {
 
     #[track_caller]
     fn snapshot(&mut self, names: &[&str]) -> Vec<VolumeRecord> {
-        self.call(params::Snapshot { snapshots: owned(names) })
+        self.call(params::Snapshot { snapshots: owned(names), independent: false, droppable: false, writable: false })
     }
 
     #[track_caller]

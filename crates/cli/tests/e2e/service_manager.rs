@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{Lab, PATIENCE, POOL, missing, noise, wait_until};
+use crate::harness::{LIMIT, Lab, Limited, LimitedWait, PATIENCE, POOL, missing, noise, wait_until};
 use crate::nbd::Client;
 
 fn hear(socket: &UnixDatagram) -> String {
@@ -24,8 +24,7 @@ struct Service(Child);
 impl Drop for Service {
     fn drop(&mut self) {
         // It may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.0.put_down();
     }
 }
 
@@ -33,7 +32,7 @@ impl Service {
     #[track_caller]
     fn end(&mut self) {
         kill_process(Pid::from_child(&self.0), Signal::TERM).unwrap();
-        assert!(self.0.wait().unwrap().success());
+        assert!(self.0.wait_within(LIMIT).unwrap().success());
     }
 }
 
@@ -92,7 +91,7 @@ fn sockets_that_are_handed_over_are_served_and_left_alone() {
         });
         let mut service = activate(&lab, &[("nbd", &data), ("control", &control)]);
         assert_eq!(waiting.join().unwrap(), 1 << 20);
-        let named = lab.command(&["list", "-H", POOL, "--control", "control.sock"]).output().unwrap();
+        let named = lab.command(&["list", "-H", POOL, "--control", "control.sock"]).output_within(LIMIT).unwrap();
         assert!(String::from_utf8(named.stdout).unwrap().starts_with("a\tvolume"));
         service.end();
         assert!(lab.path("data.sock").exists() && lab.path("control.sock").exists());
@@ -131,7 +130,7 @@ fn something_else_that_is_handed_over_is_refused() {
     let program = lab.command(&["serve", POOL]);
     let mut shell = Command::new("bash");
     shell.args(["-c", script, "bash"]).arg(program.get_program()).args(program.get_args());
-    let output = shell.current_dir(lab.path("")).env("LISTEN_FDS", "1").output().unwrap();
+    let output = shell.current_dir(lab.path("")).env("LISTEN_FDS", "1").output_within(LIMIT).unwrap();
     assert_eq!(output.status.code(), Some(1));
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(message.contains("'unknown'") && message.contains("socket"), "{message}");
@@ -155,7 +154,7 @@ fn the_units_are_accepted_by_systemd() {
     let output = Command::new(verify)
         .args(["verify", "--man=no", "./forkdisk@srv-pool.img.service", "./forkdisk@srv-pool.img.socket"])
         .current_dir(lab.path(""))
-        .output()
+        .output_within(LIMIT)
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     let ours: Vec<&str> = said.lines().filter(|line| line.contains("forkdisk@")).collect();

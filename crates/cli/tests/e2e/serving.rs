@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{Lab, POOL, Server, noise, wait_until};
+use crate::harness::{LIMIT, Lab, LimitedWait, POOL, Server, noise, wait_until};
 use crate::nbd::{Client, HAS_FLUSH};
 
 #[test]
@@ -67,7 +67,7 @@ fn the_usual_place_of_the_socket_is_private() {
 
 fn end(mut child: std::process::Child) -> std::process::ExitStatus {
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
-    child.wait().unwrap()
+    child.wait_within(LIMIT).unwrap()
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn sigint_ends_it_as_well() {
     let mut child = command.stdout(Stdio::null()).spawn().unwrap();
     wait_until("the socket is there", || socket.exists());
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    assert!(child.wait().unwrap().success());
+    assert!(child.wait_within(LIMIT).unwrap().success());
     assert_eq!(lab.json(&["stats", POOL])["clean"], true);
 }
 
@@ -190,7 +190,7 @@ fn the_log_goes_to_stderr() {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     wait_until("the socket is there", || socket.exists());
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
-    let output = child.wait_with_output().unwrap();
+    let output = child.output_within(LIMIT).unwrap();
     let (out, log) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(out.contains(socket.to_str().unwrap()) && !out.contains("INFO"), "{out}");
     assert!(log.contains("INFO"), "{log}");
@@ -236,6 +236,7 @@ fn a_flood_of_bad_clients_does_not_flood_the_log() {
     let server = Server::start_with(&lab, POOL, &["--log", "debug", "--log-burst", "3"]);
     for _ in 0..CLIENTS {
         let mut stream = UnixStream::connect(server.socket()).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
         // The server may have closed it before all is written.
         let _ = stream.write_all(&noise(2, 64));
         let mut said = Vec::new();

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::certificates::Authority;
-use crate::harness::{Lab, POOL, Run, Server, client, noise, succeed};
+use crate::harness::{LIMIT, Lab, Limited, POOL, Run, Server, client, noise, succeed};
 
 /// A pool with the volumes `a` and `vm/b`, and a certificate authority beside it.
 fn lab() -> (Lab, Authority) {
@@ -113,7 +113,7 @@ fn who_shows_no_certificate_or_speaks_in_the_clear_is_turned_away() {
     let clear = format!("nbd://localhost:{}/a", port(&server));
     for uri in [nbds(&server, "a", &anonymous), clear] {
         let Some(mut nbdinfo) = client("nbdinfo", "libnbd-bin") else { return };
-        let run = Run::from(nbdinfo.arg(&uri).output().expect("nbdinfo"));
+        let run = Run::from(nbdinfo.arg(&uri).output_within(LIMIT).expect("nbdinfo"));
         assert!(!run.status.success(), "{uri} was let in: {}", run.stdout);
     }
     let mut nbdinfo = client("nbdinfo", "libnbd-bin").expect("found above");
@@ -146,7 +146,7 @@ fn the_table_of_clients_says_who_may_open_what() {
     assert!(backup.contains("\"vm/b\"") && backup.contains("\"a\""), "{backup}");
     let info = |name: &str, export: &str| {
         let mut nbdinfo = client("nbdinfo", "libnbd-bin").expect("found above");
-        Run::from(nbdinfo.arg(nbds(&server, export, &authority.client(name))).output().expect("nbdinfo"))
+        Run::from(nbdinfo.arg(nbds(&server, export, &authority.client(name))).output_within(LIMIT).expect("nbdinfo"))
     };
     assert!(!info("web", "a").status.success());
     assert!(info("web", "vm/b").ok().contains("is_read_only: false"));

@@ -7,7 +7,7 @@ use std::process::Stdio;
 
 use serde_json::json;
 
-use crate::harness::{Lab, POOL, Server, noise};
+use crate::harness::{Lab, LimitedWait, POOL, Server, noise};
 use crate::nbd::Client;
 
 const MIB: usize = 1 << 20;
@@ -88,8 +88,7 @@ fn an_import_clears_away_what_a_killed_one_left() {
     let lab = Lab::with_pool("64M");
     let mut killed = lab.command(&["import", "-", &at("a")]).stdin(Stdio::piped()).spawn().unwrap();
     killed.stdin.as_mut().unwrap().write_all(&noise(1, 8 * MIB)).unwrap();
-    killed.kill().unwrap();
-    killed.wait().unwrap();
+    killed.put_down().unwrap();
     lab.import("a", b"whole");
     assert_eq!(lab.names(), ["a"]);
     assert_eq!(lab.contents("a"), b"whole");

@@ -29,8 +29,8 @@ pub async fn du(session: &Session, p: params::Du, call: &Call) -> Result<Usage, 
     let mut freed = session.pool.freed_by_each(&lists).await?;
     let frees = freed.pop().unwrap_or_default();
     let record = |(info, exclusive): (&VolumeInfo, u64)| {
-        let (name, referenced) = (info.name.clone(), info.referenced);
-        DuRecord { name, referenced, exclusive }
+        let (name, referenced, scattered) = (info.name.clone(), info.referenced, info.scattered);
+        DuRecord { name, referenced, scattered, exclusive }
     };
     Ok(Usage { volumes: found.iter().zip(freed).map(record).collect(), frees })
 }

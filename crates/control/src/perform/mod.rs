@@ -1,6 +1,7 @@
 //! Carrying verbs out on an open pool: one function per verb, the same for an idle and a served pool.
 
 mod copier;
+mod defrag;
 mod delete;
 mod export;
 mod import;
@@ -18,6 +19,8 @@ use forkdisk::VolumeInfo;
 use crate::failure::{Failure, FailureKind};
 use crate::method::{Reply, Request};
 use crate::observer::{Observer, Silent, Step};
+use crate::origins;
+use crate::reply::Device;
 use crate::session::Session;
 
 /// What comes with a request beside its parameters.
@@ -70,6 +73,9 @@ pub async fn perform(session: &Session, request: Request, call: &Call) -> Result
         Request::Rename(p) => Reply::Rename(volumes::rename(session, p).await?),
         Request::Resize(p) => Reply::Resize(volumes::resize(session, p, call).await?),
         Request::Set(p) => Reply::Set(volumes::set(session, p).await?),
+        Request::Protect(p) => Reply::Protect(origins::protect(session, p).await?),
+        Request::Unprotect(p) => Reply::Unprotect(origins::unprotect(session, p, call).await?),
+        Request::Defrag(p) => Reply::Defrag(defrag::defrag(session, p, call).await?),
         Request::Copier(p) => Reply::Copier(copier::copier(session, p).await?),
         Request::Delete(p) => Reply::Delete(delete::delete(session, p, call).await?),
         Request::Grow(p) => Reply::Grow(pool::grow(session, p).await?),
@@ -84,6 +90,11 @@ pub async fn perform(session: &Session, request: Request, call: &Call) -> Result
             session.host().mount(p, connection).await?;
             Reply::Mount(Default::default())
         }
+        Request::Attach(p) => Reply::Attach(Device { device: session.host().attach(p).await? }),
+        Request::Detach(p) => {
+            session.host().detach(p.device).await?;
+            Reply::Detach(Default::default())
+        }
         Request::Stop(_) => {
             session.host().stop().await?;
             Reply::Stop(Default::default())
@@ -92,7 +103,7 @@ pub async fn perform(session: &Session, request: Request, call: &Call) -> Result
 }
 
 /// Waits until deletions have given their space back, so that the next verb finds it free.
-async fn settle(session: &Session, call: &Call) -> Result<(), Failure> {
+pub(crate) async fn settle(session: &Session, call: &Call) -> Result<(), Failure> {
     call.say("giving space back");
     Ok(session.pool.settle().await?)
 }

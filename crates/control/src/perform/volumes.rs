@@ -1,12 +1,12 @@
 //! Making and changing volumes.
 
-use forkdisk::{CreateOptions, VolumeInfo};
+use forkdisk::{CreateOptions, SnapshotFlags, VolumeInfo};
 
 use super::copier::policy;
 use super::{Call, refuse_in_use, settle};
 use crate::failure::{Failure, FailureKind};
 use crate::method::params;
-use crate::reply::VolumeRecord;
+use crate::reply::{VolumeRecord, gather_policy};
 use crate::session::Session;
 use crate::size::human;
 
@@ -71,7 +71,8 @@ pub async fn clone(session: &Session, p: params::Clone) -> Result<Vec<VolumeReco
 
 pub async fn snapshot(session: &Session, p: params::Snapshot) -> Result<Vec<VolumeRecord>, Failure> {
     let sources = p.snapshots.iter().map(|name| split_snapshot(name)).collect::<Result<Vec<_>, _>>()?;
-    Ok(records(&session.pool.snapshot(&sources, session.now()).await?))
+    let flags = SnapshotFlags { independent: p.independent, droppable: p.droppable, writable: p.writable };
+    Ok(records(&session.pool.snapshot_with(&sources, flags, session.now()).await?))
 }
 
 pub async fn rollback(session: &Session, p: params::Rollback, call: &Call) -> Result<VolumeRecord, Failure> {
@@ -126,6 +127,7 @@ pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result
 }
 
 pub async fn set(session: &Session, p: params::Set) -> Result<VolumeRecord, Failure> {
+    crate::origins::set(session, &p).await?;
     if let Some(chunk) = p.chunk {
         session.pool.set_chunk(&p.volume, chunk).await?;
     }
@@ -134,6 +136,10 @@ pub async fn set(session: &Session, p: params::Set) -> Result<VolumeRecord, Fail
     }
     if let Some(quota) = p.quota {
         session.pool.set_quota(&p.volume, quota).await?;
+    }
+    if let Some(name) = &p.gather {
+        let unknown = || invalid(format!("there is no policy of gathering '{name}': off, idle and 1% to 99% are"));
+        session.pool.set_gather(&p.volume, gather_policy(name).ok_or_else(unknown)?).await?;
     }
     Ok((&session.pool.find(&p.volume)?).into())
 }

@@ -77,7 +77,12 @@ pub struct Job<D> {
     pub near: Range<u64>,
     /// Jobs that stand and fall together: when one fails, nothing more of the others is written.
     pub group: Group,
+    /// Is told what is being written, and where in the job it lies; not of what a device clones.
+    pub witness: Option<Sight>,
 }
+
+/// See [`Job::witness`].
+pub type Sight = Rc<dyn Fn(u64, &[u8])>;
 
 /// See [`Job::group`]. A job of its own has a new one.
 #[derive(Clone, Default)]
@@ -120,6 +125,7 @@ pub(super) struct Progress {
     failure: RefCell<Option<CopyError>>,
     group: Group,
     pub given: RefCell<Vec<Given>>,
+    pub witness: Option<Sight>,
     /// What its sub-jobs have done.
     pub moved: Cell<Moved>,
     /// It is over, and everybody before it that lies near is, too.
@@ -249,6 +255,7 @@ impl<D> Job<D> {
             failure: RefCell::new(None),
             group: self.group.clone(),
             given: RefCell::default(),
+            witness: self.witness.clone(),
             moved: Cell::default(),
             ended: Cell::new(false),
             changed: Event::default(),
@@ -329,6 +336,11 @@ impl Ticket {
                 engine.pump();
             }
         }
+    }
+
+    /// Bytes of the job.
+    pub(crate) fn len(&self) -> u64 {
+        self.progress.len
     }
 
     /// What has been done for it so far.

@@ -31,7 +31,7 @@ mod tests;
 
 pub use client::Client;
 pub use engine::Copier;
-pub use job::{CopyError, Given, Group, Job, Piece, Place, Source, Ticket};
+pub use job::{CopyError, Given, Group, Job, Piece, Place, Sight, Source, Ticket};
 pub use stats::{CopyStats, Moved};
 
 use crate::format::COPIER_USERS;

@@ -247,7 +247,11 @@ impl<D: Device> SubJob<D> {
         let mut buf = self.take_buf();
         for (start, part) in self.placed() {
             let job = &part.job.progress;
-            job.overlay(part.at, &mut buf[start..start + part.len as usize]);
+            let bytes = &mut buf[start..start + part.len as usize];
+            job.overlay(part.at, bytes);
+            if let Some(witness) = job.witness.as_ref().filter(|_| !self.offloads && !job.has_failed()) {
+                witness(part.at, bytes);
+            }
             job.seal(part.at + part.len);
         }
         let Some(first) = groups.first() else {

@@ -53,7 +53,7 @@ impl RequestCounters {
         self.bytes.add(bytes);
     }
 
-    fn read(&self) -> Requests {
+    pub fn read(&self) -> Requests {
         Requests { count: self.count.get(), bytes: self.bytes.get() }
     }
 }

@@ -61,6 +61,8 @@ pub struct PoolStatistics {
     pub reaped: u64,
     /// Bytes that came back with checkpoints.
     pub freed_bytes: u64,
+    /// Bytes that were brought together with others of their volumes.
+    pub gathered_bytes: u64,
     /// Whether something is being given back at the moment.
     pub reaping: bool,
 }
@@ -80,6 +82,7 @@ pub(crate) struct PoolCounters {
     pub cache_misses: Counter,
     pub reaped: Counter,
     pub freed_bytes: Counter,
+    pub gathered: Counter,
 }
 
 impl PoolCounters {
@@ -96,6 +99,7 @@ impl PoolCounters {
             cache_misses: self.cache_misses.get(),
             reaped: self.reaped.get(),
             freed_bytes: self.freed_bytes.get(),
+            gathered_bytes: self.gathered.get(),
             ..PoolStatistics::default()
         }
     }

@@ -11,6 +11,7 @@ mod failing;
 mod memory;
 mod models;
 mod recording;
+mod stripes;
 #[cfg(test)]
 mod testing;
 
@@ -25,6 +26,7 @@ pub use failing::FailingDevice;
 pub use memory::MemoryDevice;
 pub use models::DeviceModel;
 pub use recording::{Recording, RecordingDevice, Request, RequestKind, Rule, zeroes_are_data};
+pub use stripes::{StripedDevice, Stripes};
 
 /// One contiguous piece of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +74,11 @@ pub trait Device: 'static {
 
     /// Writes every segment from `buf`. With `fua` each is durable when the future resolves.
     fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static;
+
+    /// A hint for the writes that follow, until it is changed: they come from clients that send more before they are
+    /// answered. A device that wants whole stripes may hold back the end of a write for a moment then, and with it its
+    /// completion.
+    fn cork(&self, _more: bool) {}
 
     /// Makes durable every write that completed before this call.
     fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static;

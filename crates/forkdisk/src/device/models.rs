@@ -78,9 +78,17 @@ impl DeviceModel {
     /// How long the device would take for all of it, if its clients keep at most `depth` requests in
     /// flight. A discard costs nothing.
     pub fn time(&self, recording: &Recording, depth: usize) -> Duration {
-        let mut disk =
-            Disk { model: self, lanes: vec![0.0; self.lanes.min(depth).max(1)], channel: 0.0, quota: 0.0, head: 0 };
-        recording.requests.iter().for_each(|request| disk.serve(request));
+        self.time_of_phases([(recording, depth)])
+    }
+
+    /// The same for work of which one piece begins when the one before has ended, each with its own
+    /// depth.
+    pub fn time_of_phases<'a>(&self, phases: impl IntoIterator<Item = (&'a Recording, usize)>) -> Duration {
+        let mut disk = Disk { model: self, lanes: Vec::new(), channel: 0.0, quota: 0.0, head: 0 };
+        for (recording, depth) in phases {
+            disk.lanes = vec![disk.idle(); self.lanes.min(depth).max(1)];
+            recording.requests.iter().for_each(|request| disk.serve(request));
+        }
         Duration::from_secs_f64(disk.idle())
     }
 }
@@ -171,6 +179,17 @@ mod tests {
         close(millis(&ssd, &four, 1), 4.0 * 0.061);
         close(millis(&ssd, &four, 32), 0.060 + 4.0 * 0.001);
         close(millis(&ssd, &[four[0], FLUSH, four[1]], 32), 2.0 * 0.061 + 0.3);
+    }
+
+    #[test]
+    fn a_phase_begins_when_the_one_before_has_ended_and_where_it_left_the_head() {
+        let (one, two) = (recording(&[(W, 0, 400_000)]), recording(&[(W, 400_000, 400_000)]));
+        let millis = |model: &DeviceModel, depths: [usize; 2]| {
+            model.time_of_phases([(&one, depths[0]), (&two, depths[1])]).as_secs_f64() * 1e3
+        };
+        close(millis(&DeviceModel::SPINDLE, [8, 1]), 20.0);
+        close(millis(&DeviceModel::SSD, [8, 1]), 2.0 * 0.26);
+        close(millis(&DeviceModel::SSD, [1, 8]), 2.0 * 0.26);
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! One entry of a map table: 16 bytes that say what a range of a volume is.
 //!
-//! Bits, lowest first: page 40, device 8, kind 8, birth 40, checksum 32. Little-endian on disk.
+//! Bits, lowest first: page 40, mapped 17, kind 3, birth 36, checksum 32. Little-endian on disk.
 
 use std::fmt;
 
-use crate::types::{Block, Epoch, PageAddr};
+use crate::types::{Block, Epoch, MAX_EPOCH, PageAddr, entry_span};
 
 /// What an entry stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,18 +22,27 @@ pub enum Kind {
 }
 
 const PAGE_MASK: u128 = (1 << 40) - 1;
-const REF_MASK: u128 = (1 << 48) - 1;
-const BIRTH_SHIFT: u32 = 56;
+const MAPPED_SHIFT: u32 = 40;
+const MAPPED_MASK: u128 = (1 << 17) - 1;
+const KIND_SHIFT: u32 = 57;
+const KIND_MASK: u128 = 7;
+const BIRTH_SHIFT: u32 = 60;
+const BIRTH_MASK: u128 = (MAX_EPOCH as u128) - 1;
 const SUM_SHIFT: u32 = 96;
 const KIND_PAGE: u8 = 2;
 const KIND_BLOCK: u8 = 3;
 const KIND_TABLE: u8 = 4;
-/// Device number that stands for "in memory, not yet placed". Never on disk.
-const MEMORY: u64 = 0xff;
+/// A table in memory, not yet placed: the page is its number. Never on disk.
+const KIND_UNPLACED: u8 = 7;
+/// The highest level of which the entry above a table says how many pages it maps.
+pub const MAPPED_LEVEL: u8 = 1;
 
 /// Where a table is: on the device, or only in memory until a checkpoint places it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TableRef(u64);
+
+/// Set in a reference to a table in memory.
+const MEMORY: u64 = 1 << 63;
 
 impl TableRef {
     /// A table at `page` on the device.
@@ -45,12 +54,12 @@ impl TableRef {
     /// The table in memory that has number `id`.
     pub fn in_memory(id: u64) -> TableRef {
         debug_assert!(id < 1 << 40);
-        TableRef(MEMORY << 40 | id)
+        TableRef(MEMORY | id)
     }
 
     /// The page it lies in, unless it is only in memory.
     pub fn page(self) -> Option<PageAddr> {
-        (self.0 >> 40 == 0).then_some(PageAddr(self.0))
+        (self.0 & MEMORY == 0).then_some(PageAddr(self.0))
     }
 }
 
@@ -58,7 +67,7 @@ impl fmt::Debug for TableRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.page() {
             Some(page) => write!(f, "table at {page:?}"),
-            None => write!(f, "unplaced table {}", self.0 & ((1 << 40) - 1)),
+            None => write!(f, "unplaced table {}", self.0 & !MEMORY),
         }
     }
 }
@@ -72,10 +81,10 @@ impl Entry {
     pub const ABSENT: Entry = Entry(0);
 
     fn build(place: u64, kind: u8, birth: Epoch, checksum: u32) -> Entry {
-        debug_assert!(birth.0 < 1 << 40);
+        debug_assert!(birth.0 < MAX_EPOCH);
         Entry(
             u128::from(place)
-                | u128::from(kind) << 48
+                | u128::from(kind) << KIND_SHIFT
                 | u128::from(birth.0) << BIRTH_SHIFT
                 | u128::from(checksum) << SUM_SHIFT,
         )
@@ -98,16 +107,27 @@ impl Entry {
 
     /// A table; the checksum is 0 while it is only in memory.
     pub fn table(at: TableRef, birth: Epoch, checksum: u32) -> Entry {
-        Entry::build(at.0, KIND_TABLE, birth, checksum)
+        let kind = if at.page().is_some() { KIND_TABLE } else { KIND_UNPLACED };
+        Entry::build(at.0 & !MEMORY, kind, birth, checksum)
+    }
+
+    /// The same, of a table of level 0 or 1 that maps so many pages.
+    pub fn mapping(self, pages: u32) -> Entry {
+        debug_assert!(self.kind() == Kind::Table && u128::from(pages) <= MAPPED_MASK);
+        Entry(self.0 & !(MAPPED_MASK << MAPPED_SHIFT) | u128::from(pages) << MAPPED_SHIFT)
+    }
+
+    fn number(self) -> u8 {
+        (self.0 >> KIND_SHIFT & KIND_MASK) as u8
     }
 
     /// What the entry stands for.
     pub fn kind(self) -> Kind {
-        match (self.0 >> 48) as u8 {
+        match self.number() {
             0 => Kind::Absent,
             KIND_PAGE => Kind::Page,
             KIND_BLOCK => Kind::Block,
-            KIND_TABLE => Kind::Table,
+            KIND_TABLE | KIND_UNPLACED => Kind::Table,
             other => Kind::Unknown(other),
         }
     }
@@ -124,17 +144,34 @@ impl Entry {
 
     /// Where the table is (kind table).
     pub fn table_ref(self) -> TableRef {
-        TableRef((self.0 & REF_MASK) as u64)
+        let number = (self.0 & PAGE_MASK) as u64;
+        TableRef(if self.number() == KIND_UNPLACED { MEMORY | number } else { number })
+    }
+
+    /// How many pages the table of level 0 or 1 maps that it points to; 0 while that is only in memory, and
+    /// for tables of higher levels.
+    pub fn mapped(self) -> u32 {
+        (self.0 >> MAPPED_SHIFT & MAPPED_MASK) as u32
     }
 
     /// The epoch in which the entry came to be.
     pub fn birth(self) -> Epoch {
-        Epoch(((self.0 >> BIRTH_SHIFT) & PAGE_MASK) as u64)
+        Epoch((self.0 >> BIRTH_SHIFT & BIRTH_MASK) as u64)
     }
 
     /// Checksum of the table or directory page it points to.
     pub fn checksum(self) -> u32 {
         (self.0 >> SUM_SHIFT) as u32
+    }
+
+    /// All its bits: what a slot of an ordered map holds may be any number.
+    pub fn bits(self) -> u128 {
+        self.0
+    }
+
+    /// A slot that holds these bits.
+    pub fn from_bits(bits: u128) -> Entry {
+        Entry(bits)
     }
 
     /// The bytes on disk.
@@ -149,8 +186,12 @@ impl Entry {
 
     /// What is wrong with an entry read from disk in a table of `level` of a pool of `pages` pages.
     pub fn flaw(self, level: u8, pages: u64) -> Option<&'static str> {
-        let place = self.table_ref().0;
+        let place = self.addr().0;
+        let most = if (1..=MAPPED_LEVEL + 1).contains(&level) { entry_span(level) } else { 0 };
         match (self.kind(), level) {
+            _ if self.number() == KIND_UNPLACED => Some("an entry of unknown kind"),
+            (kind, _) if kind != Kind::Table && self.mapped() != 0 => Some("a count of pages where there is no table"),
+            (Kind::Table, _) if u64::from(self.mapped()) > most => Some("a table that maps more than it can"),
             (Kind::Absent, _) => (self.0 != 0).then_some("an absent entry that is not all zero"),
             (Kind::Page, 0) => (place >= pages).then_some("a page outside the pool"),
             (Kind::Block, 1) if !place.is_multiple_of(256) => Some("a block that starts inside a block"),
@@ -178,11 +219,14 @@ mod tests {
 
     #[test]
     fn fields_do_not_touch_each_other() {
-        let top = (1 << 40) - 1;
+        let (top, last) = ((1 << 40) - 1, MAX_EPOCH - 1);
         let e = Entry::table(TableRef::on_disk(PageAddr(top)), Epoch(0), u32::MAX);
-        assert_eq!((e.addr().0, e.birth().0, e.checksum(), e.kind()), (top, 0, u32::MAX, Kind::Table));
-        let e = Entry::page(PageAddr(0), Epoch(top));
-        assert_eq!((e.addr().0, e.birth().0, e.checksum(), e.kind()), (0, top, 0, Kind::Page));
+        assert_eq!((e.addr().0, e.birth().0, e.checksum(), e.kind(), e.mapped()), (top, 0, u32::MAX, Kind::Table, 0));
+        let e = Entry::table(TableRef::on_disk(PageAddr(0)), Epoch(0), 0).mapping(65536);
+        assert_eq!((e.addr().0, e.birth().0, e.checksum(), e.kind(), e.mapped()), (0, 0, 0, Kind::Table, 65536));
+        assert_eq!(e.mapping(1).mapped(), 1);
+        let e = Entry::page(PageAddr(0), Epoch(last));
+        assert_eq!((e.addr().0, e.birth().0, e.checksum(), e.kind(), e.mapped()), (0, last, 0, Kind::Page, 0));
         assert_eq!(Entry::from_bytes(e.to_bytes()), e);
     }
 
@@ -202,5 +246,9 @@ mod tests {
         assert!(Entry::block(Block(0), Epoch(1)).flaw(1, 255).is_some());
         assert!(Entry::table(TableRef::on_disk(PageAddr(1)), Epoch(1), 0).flaw(0, 9).is_some());
         assert!(Entry::from_bytes([9; 16]).flaw(0, 1 << 40).is_some());
+        let table = Entry::table(TableRef::on_disk(PageAddr(1)), Epoch(1), 0);
+        assert!(table.mapping(256).flaw(1, 9).is_none() && table.mapping(257).flaw(1, 9).is_some());
+        assert!(table.mapping(65536).flaw(2, 9).is_none() && table.mapping(1).flaw(3, 9).is_some());
+        assert!(Entry::table(TableRef::in_memory(1), Epoch(1), 0).flaw(1, 9).is_some());
     }
 }

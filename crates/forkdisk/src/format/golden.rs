@@ -6,12 +6,15 @@
 use super::checksum::{Seed, page_checksum};
 use super::counts::{CountEntry, CountPage, Slot};
 use super::entry::{Entry, TableRef};
-use super::record::{Decoded, Group, Record, Witness, decode_group, encode_group};
-use super::settings::{BreakPolicy, CopierSettings, Throttle};
+use super::kept::{KeptKey, Piece};
+use super::ordered::{self, ORDERED_LEAF, TreeRoot};
+use super::record::{Decoded, Group, Moved, Record, Witness, decode_group, encode_group};
+use super::settings::{BreakPolicy, CopierSettings, GatherPolicy, Throttle};
 use super::superblock::{JournalStart, Superblock};
 use super::table::{decode_table, encode_table};
 use super::volume::{
-    Attributes, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState, decode_directory_page, encode_directory_page,
+    Attributes, Identity, NO_VOLUME, OriginFull, Protects, SLOTS_PER_PAGE, SnapshotFlags, VolumeRecord, VolumeState,
+    decode_directory_page, encode_directory_page,
 };
 use super::{CountNode, SUPERBLOCK_PAGES};
 use crate::types::{Block, Epoch, FANOUT, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
@@ -68,7 +71,7 @@ fn upper() -> Vec<u8> {
     let seed = Seed { pool: POOL, page: PageAddr(0x800), level: 0, birth: 6 };
     let mut entries = Box::new([Entry::ABSENT; FANOUT]);
     entries[0] = Entry::block(Block(0x20), Epoch(3));
-    entries[255] = Entry::table(TableRef::on_disk(PageAddr(0x800)), Epoch(6), page_checksum(&seed, &leaf()));
+    entries[255] = Entry::table(TableRef::on_disk(PageAddr(0x800)), Epoch(6), page_checksum(&seed, &leaf())).mapping(1);
     let mut page = vec![0; PAGE_SIZE];
     encode_table(&entries, &mut page);
     page
@@ -76,7 +79,107 @@ fn upper() -> Vec<u8> {
 
 fn root() -> Entry {
     let seed = Seed { pool: POOL, page: PageAddr(0x801), level: 1, birth: 6 };
-    Entry::table(TableRef::on_disk(PageAddr(0x801)), Epoch(6), page_checksum(&seed, &upper()))
+    Entry::table(TableRef::on_disk(PageAddr(0x801)), Epoch(6), page_checksum(&seed, &upper())).mapping(257)
+}
+
+/// A leaf of an origin's ordered map: two chunks of 16 pages kept for snapshot 2, one of them in two
+/// pieces, and the list of both.
+fn kept_leaf() -> Vec<u8> {
+    let (sequence, mut page) = (VolumeId(2), Box::new([Entry::ABSENT; FANOUT]));
+    let piece = |to, pages| Entry::from_bits(Piece { to: PageAddr(to), pages }.to_bits());
+    let pairs = [
+        (KeptKey::chained(5, sequence, 0), piece(0x1240, 16)),
+        (KeptKey::chained(7, sequence, 0), piece(0x1250, 4)),
+        (KeptKey::chained(7, sequence, 4), piece(0x1300, 12)),
+        (KeptKey::list(sequence, 5), Entry::from_bits(1 << 5 | 1 << 7)),
+    ];
+    pairs.iter().enumerate().for_each(|(i, &(key, value))| ordered::insert(&mut page, i, key.0, value));
+    let mut bytes = vec![0; PAGE_SIZE];
+    encode_table(&page, &mut bytes);
+    bytes
+}
+
+#[test]
+fn kept_chunks() {
+    assert_example("ordered-leaf", &kept_leaf());
+    let seed = Seed { pool: POOL, page: PageAddr(0x803), level: ORDERED_LEAF, birth: 6 };
+    let leaf = Entry::table(TableRef::on_disk(PageAddr(0x803)), Epoch(6), page_checksum(&seed, &kept_leaf()));
+    let mut above = Box::new([Entry::ABSENT; FANOUT]);
+    ordered::insert(&mut above, 0, 0, leaf);
+    let mut bytes = vec![0; PAGE_SIZE];
+    encode_table(&above, &mut bytes);
+    assert_example("ordered-upper", &bytes);
+    assert!(decode_table(&kept_leaf(), ORDERED_LEAF, PAGES).is_ok());
+    assert!(decode_table(&bytes, ORDERED_LEAF + 1, PAGES).is_ok());
+}
+
+#[test]
+fn origin_slot() {
+    let origin = VolumeRecord {
+        id: VolumeId(1),
+        state: VolumeState::Origin,
+        parent: NO_VOLUME,
+        name: "disk".into(),
+        origin: "/dev/sdb".into(),
+        size: 1 << 30,
+        trim_end: 0,
+        chunk: 1 << 16,
+        referenced: 0,
+        level: 2,
+        root: Entry::ABSENT,
+        shared_at: Epoch(0),
+        created: 0x6553_f100,
+        cursor: 0,
+        flags: SnapshotFlags::default(),
+        base: NO_VOLUME,
+        protects: Some(Protects {
+            kept: TreeRoot {
+                entry: Entry::table(TableRef::on_disk(PageAddr(0x803)), Epoch(6), 0xdead_beef),
+                height: 1,
+            },
+            copy_ahead: 8 << 20,
+            when_full: OriginFull::Wait(60),
+            clean: true,
+            identity: Identity { modified: 0x1122_3344, fingerprint: 0x5566_7788 },
+            rolling: NO_VOLUME,
+        }),
+        break_policy: BreakPolicy::Split,
+        throttle: Throttle::NONE,
+        seams: 0,
+        estimated: false,
+        gather: GatherPolicy::Off,
+        quota: 0,
+        attributes: None,
+    };
+    let snapshot = VolumeRecord {
+        id: VolumeId(2),
+        state: VolumeState::Snapshot,
+        parent: VolumeId(1),
+        name: "x".into(),
+        origin: String::new(),
+        referenced: 32,
+        flags: SnapshotFlags { droppable: true, ..SnapshotFlags::default() },
+        protects: None,
+        ..origin.clone()
+    };
+    let clone = VolumeRecord {
+        id: VolumeId(3),
+        state: VolumeState::Volume,
+        parent: NO_VOLUME,
+        name: "c".into(),
+        origin: "disk@x".into(),
+        referenced: 0,
+        flags: SnapshotFlags::default(),
+        base: VolumeId(2),
+        ..snapshot.clone()
+    };
+    let mut slots = [None; SLOTS_PER_PAGE];
+    (slots[0], slots[1], slots[2]) = (Some(&origin), Some(&snapshot), Some(&clone));
+    let mut page = vec![0; PAGE_SIZE];
+    encode_directory_page(&slots, &mut page);
+    assert_example("directory-origin", &page);
+    let again = decode_directory_page(&example("directory-origin"), PAGES).expect("valid");
+    assert_eq!((&again[0], &again[1], &again[2]), (&Some(origin), &Some(snapshot), &Some(clone)));
 }
 
 #[test]
@@ -147,13 +250,19 @@ fn directory_page() {
         trim_end: 2 << 30,
         chunk: 1 << 16,
         referenced: 257,
+        seams: 3,
         level: 2,
         root: Entry::table(TableRef::on_disk(PageAddr(0x802)), Epoch(6), 0xdead_beef),
         shared_at: Epoch(4),
         created: 0x6553_f100,
         cursor: 0,
+        flags: Default::default(),
+        base: NO_VOLUME,
+        protects: None,
         break_policy: BreakPolicy::Copy,
         throttle: Throttle { percent: 50, bytes_per_second: 100 << 20 },
+        estimated: true,
+        gather: GatherPolicy::Above(20),
         quota: 512 << 20,
         attributes: Some(attributes()),
     };
@@ -165,8 +274,11 @@ fn directory_page() {
         origin: String::new(),
         root: Entry::ABSENT,
         referenced: 0,
+        seams: 0,
+        gather: GatherPolicy::Off,
         trim_end: 0,
         break_policy: BreakPolicy::Split,
+        estimated: false,
         throttle: Throttle::NONE,
         quota: 0,
         attributes: None,
@@ -184,19 +296,41 @@ fn directory_page() {
 
 fn records() -> Vec<Record> {
     let (v, w, now) = (VolumeId(1), VolumeId(2), 0x6553_f100);
+    let flags = SnapshotFlags { independent: true, ..SnapshotFlags::default() };
+    let identity = Identity { modified: 0x1122_3344, fingerprint: 0x5566_7788 };
     vec![
         Record::Map { volume: v, at: VirtualPage(7), len: 2, to: PageAddr(0x1234) },
         Record::Unmap { volume: v, at: VirtualPage(0x100), len: 0x200 },
         Record::Create { id: v, name: "vm/1".into(), size: 1 << 30, chunk: 1 << 16, now },
-        Record::Snapshot { of: vec![(v, w, "x".into())], now },
+        Record::Snapshot { of: vec![(v, w, "x".into())], now, flags: Default::default() },
         Record::Clone { source: w, id: VolumeId(3), name: "c".into(), now },
         Record::Rollback { volume: v, snapshot: w, dead: VolumeId(4) },
         Record::Delete { ids: vec![w, VolumeId(3)] },
         Record::Rename { id: v, name: "n".into() },
         Record::Resize { id: v, size: 0x12345 },
         Record::SetChunk { id: v, chunk: 4096 },
-        Record::CloneRange { source: v, from: VirtualPage(1), target: w, to: VirtualPage(2), len: 3 },
+        Record::CloneRange {
+            source: v,
+            from: VirtualPage(1),
+            target: w,
+            to: VirtualPage(2),
+            len: 3,
+            dead: VolumeId(14),
+        },
         Record::Grow { size: 128 << 20 },
+        Record::Snapshot { of: vec![(v, w, "x".into())], now, flags },
+        Record::Protect {
+            id: v,
+            name: "disk".into(),
+            path: "/dev/sdb".into(),
+            size: 1 << 30,
+            chunk: 1 << 16,
+            now,
+            identity,
+        },
+        Record::SetOrigin { id: v, copy_ahead: 8 << 20, when_full: OriginFull::Wait(60) },
+        Record::Identify { id: v, clean: true, identity, path: "/dev/sdb".into() },
+        Record::Keep { origin: v, sequence: w, at: VirtualPage(0x50), len: 16, to: PageAddr(0x1240) },
         Record::SetCopying {
             id: v,
             break_policy: BreakPolicy::Copy,
@@ -219,11 +353,24 @@ fn records_of_files() -> Vec<Record> {
     ]
 }
 
+fn records_of_gathering() -> Vec<Record> {
+    let (v, w) = (VolumeId(1), VolumeId(2));
+    let moved = vec![
+        Moved { slot: 7, len: 2, from: PageAddr(0x1234), to: PageAddr(0x2007) },
+        Moved { slot: 255, len: 1, from: PageAddr(0x1300), to: PageAddr(0x20ff) },
+    ];
+    vec![
+        Record::SetGather { id: v, gather: GatherPolicy::Idle },
+        Record::Gather { volumes: vec![v, w], at: VirtualPage(0x100), moved },
+    ]
+}
+
 #[test]
 fn journal_group() {
     let witness = Witness { to: PageAddr(0x1234), pages: 2, sum: 0x8877_6655_4433_2211 };
     assert_group("journal-group", &records(), &[witness]);
     assert_group("journal-group-files", &records_of_files(), &[]);
+    assert_group("journal-group-gathering", &records_of_gathering(), &[]);
 }
 
 #[track_caller]

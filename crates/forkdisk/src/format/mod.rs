@@ -9,7 +9,9 @@ mod cursor;
 mod entry;
 #[cfg(test)]
 mod golden;
+pub mod kept;
 mod layout;
+pub mod ordered;
 mod record;
 mod settings;
 mod superblock;
@@ -18,13 +20,15 @@ mod volume;
 
 pub use checksum::{Seed, page_checksum};
 pub use counts::{BlockCounts, CountEntry, CountPage, LEAF_BLOCKS, Slot};
-pub use entry::{Entry, Kind, TableRef};
+pub use entry::{Entry, Kind, MAPPED_LEVEL, TableRef};
+pub use kept::{KeptKey, KeptKind};
 pub use layout::{CountNode, Layout, SUPERBLOCK_PAGES};
-pub use record::{Decoded, Group, Record, Witness, decode_group, encode_group, find_group, witness_sum};
-pub use settings::{BreakPolicy, COPIER_USERS, CopierSettings, Throttle};
+pub use ordered::TreeRoot;
+pub use record::{Decoded, Group, Moved, Record, Witness, decode_group, encode_group, find_group, witness_sum};
+pub use settings::{BreakPolicy, COPIER_USERS, CopierSettings, GatherPolicy, Throttle};
 pub use superblock::{JournalStart, NotSuper, Superblock};
 pub use table::{decode_table, encode_table};
 pub use volume::{
-    Attributes, MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState, decode_directory_page,
-    encode_directory_page,
+    Attributes, Identity, MAX_NAME, MAX_ORIGIN_TEXT, NO_VOLUME, OriginFull, Protects, SLOTS_PER_PAGE, SnapshotFlags,
+    VolumeRecord, VolumeState, decode_directory_page, encode_directory_page,
 };

@@ -8,11 +8,15 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::planted::{Bug, planted};
-use crate::types::{MAX_VOLUME_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, is_chunk};
+use crate::types::{
+    BLOCK_PAGES, BLOCK_SIZE, MAX_COPY_AHEAD, MAX_VOLUME_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, is_chunk,
+};
 
 use super::cursor::{Append, Reader};
-use super::volume::{Attributes, MAX_NAME, policy_byte, policy_of};
-use super::{BreakPolicy, CopierSettings, Throttle};
+use super::volume::{
+    Attributes, Identity, MAX_NAME, MAX_ORIGIN_TEXT, OriginFull, SnapshotFlags, policy_byte, policy_of,
+};
+use super::{BreakPolicy, CopierSettings, GatherPolicy, Throttle};
 
 /// Bytes of a group's header.
 pub const GROUP_HEADER: usize = 64;
@@ -28,7 +32,7 @@ pub enum Record {
     /// A new, empty volume.
     Create { id: VolumeId, name: String, size: u64, chunk: u64, now: u64 },
     /// Snapshots of several volumes at one instant: (source, new id, name behind `@`).
-    Snapshot { of: Vec<(VolumeId, VolumeId, String)>, now: u64 },
+    Snapshot { of: Vec<(VolumeId, VolumeId, String)>, now: u64, flags: SnapshotFlags },
     /// A new volume with the contents of another.
     Clone { source: VolumeId, id: VolumeId, name: String, now: u64 },
     /// `volume` gets the contents of `snapshot`; what it held goes on as the dead volume `dead`.
@@ -41,10 +45,19 @@ pub enum Record {
     Resize { id: VolumeId, size: u64 },
     /// A new chunk size in bytes.
     SetChunk { id: VolumeId, chunk: u64 },
-    /// `len` pages of `source` from `from` are shared into `target` at `to`.
-    CloneRange { source: VolumeId, from: VirtualPage, target: VolumeId, to: VirtualPage, len: u64 },
+    /// `len` pages of `source` from `from` are shared into `target` at `to`. If a whole table takes the place of
+    /// one that was the target's alone, that goes on as the dead volume `dead`.
+    CloneRange { source: VolumeId, from: VirtualPage, target: VolumeId, to: VirtualPage, len: u64, dead: VolumeId },
     /// The pool has a new length in bytes.
     Grow { size: u64 },
+    /// The device at `path` is protected in place from now on.
+    Protect { id: VolumeId, name: String, path: String, size: u64, chunk: u64, now: u64, identity: Identity },
+    /// How chunks of an origin are kept.
+    SetOrigin { id: VolumeId, copy_ahead: u64, when_full: OriginFull },
+    /// Where an origin's device is, how it was left, and whether it was stopped cleanly.
+    Identify { id: VolumeId, clean: bool, identity: Identity, path: String },
+    /// `len` pages of an origin from `at` are kept for snapshot `sequence`, in the pool from `to` on.
+    Keep { origin: VolumeId, sequence: VolumeId, at: VirtualPage, len: u32, to: PageAddr },
     /// A new break policy and throttle.
     SetCopying { id: VolumeId, break_policy: BreakPolicy, throttle: Throttle },
     /// New settings of the pool's copier.
@@ -64,6 +77,43 @@ pub enum Record {
     /// `volume` gets the contents and size of `source` (0: none at all); what it held goes on as the
     /// dead volume `dead`.
     Replace { volume: VolumeId, source: VolumeId, dead: VolumeId },
+    /// When a volume's scattered pages are brought back together.
+    SetGather { id: VolumeId, gather: GatherPolicy },
+    /// In the virtual block that begins at `at`, the entries of these volumes that refer to pages in `moved`
+    /// refer to where those were moved.
+    Gather { volumes: Vec<VolumeId>, at: VirtualPage, moved: Vec<Moved> },
+}
+
+/// A run of pages of one virtual block that was copied to another place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// The first of them, counted from the beginning of the virtual block.
+    pub slot: u8,
+    /// How many: 1 to 256.
+    pub len: u16,
+    /// Where they lay, and where they lie now.
+    pub from: PageAddr,
+    pub to: PageAddr,
+}
+
+impl Moved {
+    /// The pages, counted from the beginning of the virtual block.
+    pub fn slots(&self) -> std::ops::Range<usize> {
+        usize::from(self.slot)..usize::from(self.slot) + usize::from(self.len)
+    }
+
+    /// Where the page of `slot` lay and where it lies, if it is one of them.
+    pub fn of(&self, slot: usize) -> Option<(PageAddr, PageAddr)> {
+        let i = slot.checked_sub(usize::from(self.slot)).filter(|&i| i < usize::from(self.len))? as u64;
+        Some((PageAddr(self.from.0 + i), PageAddr(self.to.0 + i)))
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Option<Moved> {
+        let (slot, more) = (r.u8()?, r.u8()?);
+        let len = u16::from(more) + 1;
+        let moved = Moved { slot, len, from: PageAddr(r.u64()?), to: PageAddr(r.u64()?) };
+        (usize::from(slot) + usize::from(len) <= BLOCK_PAGES as usize).then_some(moved)
+    }
 }
 
 impl Record {
@@ -86,8 +136,12 @@ impl Record {
                 out.u64s(&[id.0, *size, *chunk, *now]);
                 out.text(name);
             }
-            Record::Snapshot { of, now } => {
-                Append::u8(out, 4);
+            Record::Snapshot { of, now, flags } => {
+                // Plain ones are as they always were.
+                match flags.to_bits() {
+                    0 => Append::u8(out, 4),
+                    bits => out.extend([13, bits]),
+                }
                 Append::u64(out, *now);
                 Append::u32(out, of.len() as u32);
                 for (source, id, name) in of {
@@ -125,13 +179,36 @@ impl Record {
                 Append::u8(out, 10);
                 out.u64s(&[id.0, *chunk]);
             }
-            Record::CloneRange { source, from, target, to, len } => {
+            Record::CloneRange { source, from, target, to, len, dead } => {
                 Append::u8(out, 11);
-                out.u64s(&[source.0, from.0, target.0, to.0, *len]);
+                out.u64s(&[source.0, from.0, target.0, to.0, *len, dead.0]);
             }
             Record::Grow { size } => {
                 Append::u8(out, 12);
                 Append::u64(out, *size);
+            }
+            Record::Protect { id, name, path, size, chunk, now, identity } => {
+                Append::u8(out, 14);
+                out.u64s(&[id.0, *size, *chunk, *now, identity.modified, identity.fingerprint]);
+                out.text(name);
+                out.text(path);
+            }
+            Record::SetOrigin { id, copy_ahead, when_full } => {
+                let (policy, seconds) = when_full.to_parts();
+                out.extend([15, policy]);
+                Append::u32(out, seconds);
+                out.u64s(&[id.0, *copy_ahead]);
+            }
+            Record::Identify { id, clean, identity, path } => {
+                out.extend([16, u8::from(*clean)]);
+                out.u64s(&[id.0, identity.modified, identity.fingerprint]);
+                out.text(path);
+            }
+            Record::Keep { origin, sequence, at, len, to } => {
+                Append::u8(out, 17);
+                out.u64s(&[origin.0, sequence.0, at.0]);
+                Append::u32(out, *len);
+                Append::u64(out, to.0);
             }
             Record::SetCopying { id, break_policy, throttle } => {
                 let (percent, kib) = throttle.encoded();
@@ -179,6 +256,23 @@ impl Record {
                 Append::u8(out, 37);
                 out.u64s(&[volume.0, source.0, dead.0]);
             }
+            Record::SetGather { id, gather } => {
+                Append::u8(out, 48);
+                Append::u64(out, id.0);
+                Append::u8(out, gather.encoded());
+            }
+            Record::Gather { volumes, at, moved } => {
+                Append::u8(out, 49);
+                Append::u64(out, at.0);
+                Append::u32(out, volumes.len() as u32);
+                volumes.iter().for_each(|id| Append::u64(out, id.0));
+                Append::u32(out, moved.len() as u32);
+                for run in moved {
+                    Append::u8(out, run.slot);
+                    Append::u8(out, (run.len - 1) as u8);
+                    out.u64s(&[run.from.0, run.to.0]);
+                }
+            }
         }
     }
 
@@ -187,15 +281,26 @@ impl Record {
         Record::decode(&mut Reader(bytes))
     }
 
-    /// Takes `next` into this record if both map and `next` goes on where this one ends, in the
-    /// volume and in the pool.
+    /// Whether it may be taken together with the next one, see [`extend`](Self::extend).
+    pub fn is_run(&self) -> bool {
+        matches!(self, Record::Map { .. } | Record::Keep { .. })
+    }
+
+    /// Takes `next` into this record if both map (or keep) and `next` goes on where this one ends, in
+    /// the volume and in the pool.
     pub fn extend(&mut self, next: &Record) -> bool {
-        let (Record::Map { volume, at, len, to }, Record::Map { volume: v, at: a, len: n, to: t }) = (self, next)
-        else {
-            return false;
+        let (whose, at, len, to) = match self {
+            Record::Map { volume, at, len, to } => ((*volume, None), *at, len, *to),
+            Record::Keep { origin, sequence, at, len, to } => ((*origin, Some(*sequence)), *at, len, *to),
+            _ => return false,
+        };
+        let (w, a, n, t) = match next {
+            Record::Map { volume, at, len, to } => ((*volume, None), *at, len, *to),
+            Record::Keep { origin, sequence, at, len, to } => ((*origin, Some(*sequence)), *at, len, *to),
+            _ => return false,
         };
         let ends = u64::from(*len);
-        let follows = volume == v && a.0 == at.0 + ends && t.0 == to.0 + ends;
+        let follows = whose == w && a.0 == at.0 + ends && t.0 == to.0 + ends;
         match len.checked_add(*n).filter(|_| follows) {
             Some(sum) => {
                 *len = sum;
@@ -217,10 +322,12 @@ impl Record {
                 let (id, size, chunk, now) = (volume(r)?, size(r)?, chunk(r)?, r.u64()?);
                 Record::Create { id, size, chunk, now, name: r.text(MAX_NAME)? }
             }
-            4 => {
+            kind @ (4 | 13) => {
+                let bits = if kind == 13 { r.u8().filter(|&bits| bits != 0)? } else { 0 };
+                let flags = SnapshotFlags::from_bits(bits)?;
                 let (now, n) = (r.u64()?, r.u32()?);
                 let of = (0..n).map(|_| Some((volume(r)?, volume(r)?, r.text(MAX_NAME)?))).collect::<Option<_>>()?;
-                Record::Snapshot { of, now }
+                Record::Snapshot { of, now, flags }
             }
             5 => {
                 let (source, id, now) = (volume(r)?, volume(r)?, r.u64()?);
@@ -236,9 +343,32 @@ impl Record {
             10 => Record::SetChunk { id: volume(r)?, chunk: chunk(r)? },
             11 => {
                 let (source, from, target, to) = (volume(r)?, page(r)?, volume(r)?, page(r)?);
-                Record::CloneRange { source, from, target, to, len: page(r)?.0 }
+                Record::CloneRange { source, from, target, to, len: page(r)?.0, dead: volume(r)? }
             }
             12 => Record::Grow { size: r.u64()? },
+            14 => {
+                let (id, size, chunk, now) = (volume(r)?, size(r)?, chunk(r)?, r.u64()?);
+                let identity = Identity { modified: r.u64()?, fingerprint: r.u64()? };
+                let (name, path) = (r.text(MAX_NAME)?, r.text(MAX_ORIGIN_TEXT)?);
+                let fits = name.len() + path.len() <= MAX_ORIGIN_TEXT && chunk <= BLOCK_SIZE;
+                fits.then_some(Record::Protect { id, name, path, size, chunk, now, identity })?
+            }
+            15 => {
+                let when_full = OriginFull::from_parts(r.u8()?, r.u32()?)?;
+                Record::SetOrigin { id: volume(r)?, copy_ahead: r.u64().filter(|&n| n <= MAX_COPY_AHEAD)?, when_full }
+            }
+            16 => {
+                let clean = r.u8().filter(|&bit| bit < 2)? == 1;
+                let (id, identity) = (volume(r)?, Identity { modified: r.u64()?, fingerprint: r.u64()? });
+                Record::Identify { id, clean, identity, path: r.text(MAX_ORIGIN_TEXT)? }
+            }
+            17 => Record::Keep {
+                origin: volume(r)?,
+                sequence: volume(r)?,
+                at: page(r)?,
+                len: r.u32()?,
+                to: PageAddr(r.u64()?),
+            },
             20 => {
                 let (id, break_policy) = (volume(r)?, policy_of(r.u8()?)?);
                 Record::SetCopying { id, break_policy, throttle: Throttle::decoded(r.u8()?, r.u32()?)? }
@@ -258,6 +388,14 @@ impl Record {
             }
             36 => Record::RenameFolder { from: r.text(MAX_NAME)?, to: r.text(MAX_NAME)? },
             37 => Record::Replace { volume: volume(r)?, source: volume(r)?, dead: volume(r)? },
+            48 => Record::SetGather { id: volume(r)?, gather: GatherPolicy::decoded(r.u8()?)? },
+            49 => {
+                let at = page(r).filter(|at| at.index() == 0)?;
+                let n = r.u32()?;
+                let volumes = (0..n).map(|_| volume(r)).collect::<Option<_>>()?;
+                let n = r.u32().filter(|&n| u64::from(n) <= BLOCK_PAGES)?;
+                Record::Gather { volumes, at, moved: (0..n).map(|_| Moved::decode(r)).collect::<Option<_>>()? }
+            }
             _ => return None,
         })
     }
@@ -403,18 +541,41 @@ mod tests {
     fn samples() -> Vec<Record> {
         let (v, w) = (VolumeId(7), VolumeId(9));
         let name = "a/b".to_string();
+        let (plain, flags) =
+            (SnapshotFlags::default(), SnapshotFlags { independent: true, droppable: true, writable: true });
+        let identity = Identity { modified: 11, fingerprint: 12 };
         vec![
             Record::Map { volume: v, at: VirtualPage(1), len: 256, to: PageAddr(512) },
             Record::Unmap { volume: v, at: VirtualPage(3), len: 1 << 38 },
             Record::Create { id: v, name: name.clone(), size: 1 << 50, chunk: 65536, now: 5 },
-            Record::Snapshot { of: vec![(v, w, name.clone()), (w, v, "x".into())], now: 6 },
+            Record::Snapshot { of: vec![(v, w, name.clone()), (w, v, "x".into())], now: 6, flags: plain },
+            Record::Snapshot { of: vec![(v, w, name.clone())], now: 6, flags },
+            Record::Protect {
+                id: v,
+                name: name.clone(),
+                path: "/dev/x".into(),
+                size: 5,
+                chunk: 4096,
+                now: 7,
+                identity,
+            },
+            Record::SetOrigin { id: v, copy_ahead: 1 << 20, when_full: OriginFull::Wait(60) },
+            Record::Identify { id: v, clean: true, identity, path: "/dev/y".into() },
+            Record::Keep { origin: v, sequence: w, at: VirtualPage(16), len: 32, to: PageAddr(512) },
             Record::Clone { source: v, id: w, name: name.clone(), now: 7 },
             Record::Rollback { volume: v, snapshot: w, dead: VolumeId(10) },
             Record::Delete { ids: vec![v, w] },
             Record::Rename { id: v, name },
             Record::Resize { id: v, size: 12345 },
             Record::SetChunk { id: v, chunk: 4096 },
-            Record::CloneRange { source: v, from: VirtualPage(1), target: w, to: VirtualPage(2), len: 3 },
+            Record::CloneRange {
+                source: v,
+                from: VirtualPage(1),
+                target: w,
+                to: VirtualPage(2),
+                len: 3,
+                dead: VolumeId(10),
+            },
             Record::Grow { size: 1 << 40 },
             Record::SetCopying {
                 id: v,
@@ -423,6 +584,15 @@ mod tests {
             },
             Record::SetCopier { settings: CopierSettings { offload: true, ..CopierSettings::default() } },
             Record::SetQuota { id: v, quota: 1 << 30 },
+            Record::SetGather { id: v, gather: GatherPolicy::Above(7) },
+            Record::Gather {
+                volumes: vec![v, w],
+                at: VirtualPage(512),
+                moved: vec![
+                    Moved { slot: 0, len: 255, from: PageAddr(9), to: PageAddr(1024) },
+                    Moved { slot: 255, len: 1, from: PageAddr(7), to: PageAddr(1279) },
+                ],
+            },
         ]
     }
 
@@ -458,6 +628,13 @@ mod tests {
             Record::SetChunk { id, chunk: 2048 },
             Record::SetQuota { id, quota: MAX_VOLUME_SIZE + 1 },
             Record::Unmap { volume: id, at: VirtualPage(u64::MAX), len: 1 },
+            Record::SetGather { id, gather: GatherPolicy::Above(100) },
+            Record::Gather { volumes: vec![id], at: VirtualPage(1), moved: Vec::new() },
+            Record::Gather {
+                volumes: vec![id],
+                at: VirtualPage(0),
+                moved: vec![Moved { slot: 1, len: 256, from: PageAddr(9), to: PageAddr(1024) }],
+            },
         ] {
             let (bytes, _) = group_of(std::slice::from_ref(&bad), 42);
             assert!(matches!(decode_group(&[5; 16], 42, &bytes, 1 << 20), Decoded::End), "{bad:?}");

@@ -21,6 +21,43 @@ pub enum BreakPolicy {
     Copy,
 }
 
+/// When scattered pages of a volume are brought back together without anybody asking.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GatherPolicy {
+    /// Never.
+    #[default]
+    Off,
+    /// While nobody reads or writes.
+    Idle,
+    /// While more than so many percent of its pages, 1 to 99, do not lie behind the page before them.
+    Above(u8),
+}
+
+impl GatherPolicy {
+    /// Whether its number is within its bounds.
+    pub fn is_valid(self) -> bool {
+        !matches!(self, GatherPolicy::Above(percent) if !(1..=99).contains(&percent))
+    }
+
+    /// The byte on disk: 0, 255, or the percentage.
+    pub(super) fn encoded(self) -> u8 {
+        match self {
+            GatherPolicy::Off => 0,
+            GatherPolicy::Idle => 255,
+            GatherPolicy::Above(percent) => percent,
+        }
+    }
+
+    pub(super) fn decoded(byte: u8) -> Option<GatherPolicy> {
+        match byte {
+            0 => Some(GatherPolicy::Off),
+            255 => Some(GatherPolicy::Idle),
+            1..=99 => Some(GatherPolicy::Above(byte)),
+            _ => None,
+        }
+    }
+}
+
 /// How much a copier may do; both limits hold at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Throttle {

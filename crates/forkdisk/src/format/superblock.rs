@@ -1,7 +1,7 @@
 //! The superblock: where everything begins. Two slots, each one page.
 
 use crate::planted::{Bug, planted};
-use crate::types::{MAX_POOL_SIZE, PAGE_SIZE, PageAddr};
+use crate::types::{MAX_EPOCH, MAX_POOL_SIZE, PAGE_SIZE, PageAddr};
 
 use super::checksum::{Seed, page_checksum};
 use super::cursor::{Append, Reader};
@@ -154,7 +154,7 @@ impl Superblock {
         let start = JournalStart { position: r.u64()?, sequence: r.u64()?, chain: r.u64()? };
         let (extents, roots) = (r.u32()? as usize, r.u32()?);
         let layout = Layout::new(size);
-        if size > MAX_POOL_SIZE || layout.blocks() < 2 || extents > MAX_JOURNAL_EXTENTS || epoch >= 1 << 40 {
+        if size > MAX_POOL_SIZE || layout.blocks() < 2 || extents > MAX_JOURNAL_EXTENTS || epoch >= MAX_EPOCH {
             return None;
         }
         (directory_pages <= layout.pages()).then_some(())?;

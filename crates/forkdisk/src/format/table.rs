@@ -3,6 +3,7 @@
 use crate::types::{FANOUT, PAGE_SIZE};
 
 use super::Entry;
+use super::ordered::{decode_ordered, is_ordered};
 
 /// Writes 256 entries into a page.
 pub fn encode_table(entries: &[Entry; FANOUT], page: &mut [u8]) {
@@ -11,8 +12,11 @@ pub fn encode_table(entries: &[Entry; FANOUT], page: &mut [u8]) {
     }
 }
 
-/// Reads 256 entries from a page of `level`, or says which one is damaged and how.
+/// Reads 256 entries from a page of `level`, radix or ordered, or says which one is damaged and how.
 pub fn decode_table(page: &[u8], level: u8, pool_pages: u64) -> Result<Box<[Entry; FANOUT]>, String> {
+    if is_ordered(level) {
+        return decode_ordered(page, level, pool_pages);
+    }
     let mut entries = Box::new([Entry::ABSENT; FANOUT]);
     for (i, (entry, bytes)) in entries.iter_mut().zip(page[..PAGE_SIZE].chunks_exact(16)).enumerate() {
         *entry = Entry::from_bytes(bytes.try_into().expect("16 bytes"));

@@ -1,9 +1,9 @@
 //! The directory: one slot of 512 bytes per volume or snapshot, eight to a page.
 
-use crate::types::{Epoch, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId, is_chunk};
+use crate::types::{Epoch, MAX_EPOCH, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId, is_chunk};
 
 use super::cursor::{Append, Reader};
-use super::{BreakPolicy, Entry, Throttle};
+use super::{BreakPolicy, Entry, GatherPolicy, Throttle, TreeRoot};
 
 /// Bytes of one slot.
 pub const DIRECTORY_SLOT: usize = 512;
@@ -28,6 +28,8 @@ pub enum VolumeState {
     /// Removed while it was open: it has no name any more and is deleted at its last close, or when the
     /// pool is opened again.
     Orphan,
+    /// A device that is protected in place; `protects` says how.
+    Origin,
 }
 
 /// What a file has beside its contents, as a mount shows it. The engine keeps it and looks at none of it.
@@ -76,6 +78,67 @@ impl Attributes {
     }
 }
 
+/// What happens to a write of an origin whose old chunk cannot be kept because the pool is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OriginFull {
+    /// It waits for space, this many seconds at most, then fails with ENOSPC.
+    Wait(u32),
+    /// It fails with ENOSPC at once.
+    Error,
+    /// The oldest snapshot that may be dropped is deleted; it fails with ENOSPC when there is none.
+    DropOldest,
+}
+
+/// What told an origin from others when it was stopped cleanly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// When a file was last changed, in nanoseconds since 1970; 0 for a block device.
+    pub modified: u64,
+    /// Hash of a sample of its contents.
+    pub fingerprint: u64,
+}
+
+/// What the pool keeps of an origin beside its volume record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Protects {
+    /// The ordered map of its kept chunks.
+    pub kept: TreeRoot,
+    /// Most bytes that are kept ahead of a sequential writer; a multiple of 1 KiB.
+    pub copy_ahead: u64,
+    /// What happens when the pool is full.
+    pub when_full: OriginFull,
+    /// Whether it was stopped cleanly and must be found as it was left.
+    pub clean: bool,
+    /// How it was left.
+    pub identity: Identity,
+    /// The snapshot that a rollback under way brings back, else [`NO_VOLUME`].
+    pub rolling: VolumeId,
+}
+
+/// What is said of a snapshot when it is taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SnapshotFlags {
+    /// It has copies of its own instead of sharing the chain's (snapshots of origins).
+    pub independent: bool,
+    /// It may be deleted when the pool is full.
+    pub droppable: bool,
+    /// It can be written; what is written to it nobody else sees (snapshots of origins).
+    pub writable: bool,
+}
+
+impl SnapshotFlags {
+    /// The bits on disk.
+    pub fn to_bits(self) -> u8 {
+        u8::from(self.independent) | u8::from(self.droppable) << 1 | u8::from(self.writable) << 3
+    }
+
+    /// The flags of these bits; `None` if there are unknown ones.
+    pub fn from_bits(bits: u8) -> Option<SnapshotFlags> {
+        let [independent, droppable, writable] = [1, 2, 8].map(|bit| bits & bit != 0);
+        (bits & !11 == 0).then_some(SnapshotFlags { independent, droppable, writable })
+    }
+}
+
 /// Everything the pool keeps of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeRecord {
@@ -87,7 +150,8 @@ pub struct VolumeRecord {
     pub parent: VolumeId,
     /// Its name; of a snapshot the part behind `@`.
     pub name: String,
-    /// Name of what it was cloned from, as it was then; empty if nothing.
+    /// Name of what it was cloned from, as it was then; of an origin the path of its device; empty if
+    /// nothing.
     pub origin: String,
     /// Length in bytes.
     pub size: u64,
@@ -97,6 +161,10 @@ pub struct VolumeRecord {
     pub chunk: u64,
     /// Pages mapped.
     pub referenced: u64,
+    /// Of them, those that do not lie behind the page before them in their block.
+    pub seams: u64,
+    /// Whether `seams` is an estimate, as whole tables were shared without reading what they hold.
+    pub estimated: bool,
     /// Level of the root table, 1 to 4.
     pub level: u8,
     /// The root table's entry.
@@ -105,12 +173,22 @@ pub struct VolumeRecord {
     pub shared_at: Epoch,
     /// When it was made, in seconds since 1970.
     pub created: u64,
-    /// For a dead volume: the first virtual page not yet given back.
+    /// For a dead volume: the first virtual page not yet given back. For a living snapshot of an origin:
+    /// how many of the pages it refers to are kept for it; the others were written to it.
     pub cursor: u64,
+    /// What was said of a snapshot when it was taken.
+    pub flags: SnapshotFlags,
+    /// The snapshot of an origin that shows through where this volume has nothing of its own, else
+    /// [`NO_VOLUME`].
+    pub base: VolumeId,
+    /// For an origin, also a dead one.
+    pub protects: Option<Protects>,
     /// What a first write to a shared chunk does.
     pub break_policy: BreakPolicy,
     /// What copies for this volume are held to.
     pub throttle: Throttle,
+    /// When its scattered pages are brought back together.
+    pub gather: GatherPolicy,
     /// Most bytes it may have mapped; 0: no bound. A snapshot has none.
     pub quota: u64,
     /// What it has as a file; `None` until somebody sets any of it.
@@ -118,13 +196,36 @@ pub struct VolumeRecord {
 }
 
 /// Longest origin that is kept (a longer one is cut).
-const MAX_ORIGIN: usize = 93;
-/// Where the attributes begin in a slot, behind the longest names.
+const MAX_ORIGIN: usize = 85;
+/// Longest name and path of an origin together.
+pub const MAX_ORIGIN_TEXT: usize = ORIGIN_TAIL - 96 - 4;
+/// Where an origin's own fields begin, before `base`.
+const ORIGIN_TAIL: usize = 396;
+/// Where the base is in a slot, behind the longest names.
+const BASE: usize = 440;
+/// Where the attributes begin in a slot.
 const ATTRIBUTES_AT: usize = 448;
+/// Where the policy of gathering is in a slot, and the seams.
+const GATHER_AT: usize = 484;
+const ESTIMATED_AT: usize = 485;
+const SEAMS_AT: usize = 488;
 /// Where the quota is in a slot.
 const QUOTA_AT: usize = 496;
+/// The last byte: flags.
+const FLAGS: usize = DIRECTORY_SLOT - 1;
 
 impl VolumeRecord {
+    /// Counts seams that came and went. An estimate does not go below 0.
+    pub fn count_seams(&mut self, came: u64, went: u64) {
+        debug_assert!(self.estimated || self.seams + came >= went);
+        self.seams = (self.seams + came).saturating_sub(went);
+    }
+
+    /// How many seams `pages` of those it maps have, as far as it can be told without looking at them.
+    pub fn seams_among(&self, pages: u64) -> u64 {
+        (u128::from(self.seams) * u128::from(pages) / u128::from(self.referenced.max(1))) as u64
+    }
+
     /// A volume of length 0 that was made at `created`.
     pub fn empty(id: VolumeId, name: &str, created: u64) -> VolumeRecord {
         VolumeRecord {
@@ -137,13 +238,19 @@ impl VolumeRecord {
             trim_end: 0,
             chunk: 65536,
             referenced: 0,
+            seams: 0,
+            estimated: false,
             level: 1,
             root: Entry::ABSENT,
             shared_at: Epoch(0),
             created,
             cursor: 0,
+            flags: SnapshotFlags::default(),
+            base: NO_VOLUME,
+            protects: None,
             break_policy: BreakPolicy::default(),
             throttle: Throttle::NONE,
+            gather: GatherPolicy::Off,
             quota: 0,
             attributes: None,
         }
@@ -157,7 +264,9 @@ impl VolumeRecord {
             VolumeState::Dead => 3,
             VolumeState::Folder => 4,
             VolumeState::Orphan => 5,
+            VolumeState::Origin => 6,
         };
+        let bits = self.flags.to_bits() | u8::from(self.protects.is_some()) << 2;
         Append::u8(&mut out, state);
         Append::u8(&mut out, self.level);
         let (percent, kib) = self.throttle.encoded();
@@ -172,11 +281,20 @@ impl VolumeRecord {
         }
         out.extend_from_slice(&self.root.to_bytes());
         out.text(&self.name);
-        let cut = (0..=MAX_ORIGIN.min(self.origin.len())).rev().find(|&n| self.origin.is_char_boundary(n));
+        let most = if self.protects.is_some() { MAX_ORIGIN_TEXT } else { MAX_ORIGIN };
+        let cut = (0..=most.min(self.origin.len())).rev().find(|&n| self.origin.is_char_boundary(n));
         out.text(&self.origin[..cut.unwrap_or(0)]);
         slot[..out.len()].copy_from_slice(&out);
+        slot[GATHER_AT] = self.gather.encoded();
+        slot[ESTIMATED_AT] = u8::from(self.estimated);
+        slot[SEAMS_AT..SEAMS_AT + 8].copy_from_slice(&self.seams.min(self.referenced).to_le_bytes());
         slot[QUOTA_AT..QUOTA_AT + 8].copy_from_slice(&self.quota.to_le_bytes());
         slot[ATTRIBUTES_AT..ATTRIBUTES_AT + ATTRIBUTES].copy_from_slice(&Attributes::encode(self.attributes.as_ref()));
+        slot[BASE..BASE + 8].copy_from_slice(&self.base.0.to_le_bytes());
+        slot[FLAGS] = bits;
+        if let Some(protects) = &self.protects {
+            protects.encode(&mut slot[ORIGIN_TAIL..ATTRIBUTES_AT]);
+        }
     }
 
     fn decode(slot: &[u8], pool_pages: u64) -> Option<VolumeRecord> {
@@ -187,24 +305,38 @@ impl VolumeRecord {
             3 => VolumeState::Dead,
             4 => VolumeState::Folder,
             5 => VolumeState::Orphan,
+            6 => VolumeState::Origin,
             _ => return None,
         };
         let level = r.u8()?;
         let break_policy = policy_of(r.u8()?)?;
         let throttle = Throttle::decoded(r.u8()?, r.u32()?)?;
+        let bits = slot[FLAGS];
+        let flags = SnapshotFlags::from_bits(bits & !4)?;
+        let protects = match bits & 4 {
+            0 => (state != VolumeState::Origin).then_some(None)?,
+            _ => Some(Protects::decode(&slot[ORIGIN_TAIL..ATTRIBUTES_AT], pool_pages)?),
+        };
+        let base = VolumeId(u64::from_le_bytes(slot[BASE..BASE + 8].try_into().ok()?));
+        let longest = if protects.is_some() { MAX_ORIGIN_TEXT } else { MAX_ORIGIN };
         let [id, parent, size, trim_end, chunk, referenced] =
             [r.u64()?, r.u64()?, r.u64()?, r.u64()?, r.u64()?, r.u64()?];
         let [shared_at, created, cursor] = [r.u64()?, r.u64()?, r.u64()?];
         let root = Entry::from_bytes(r.array()?);
         let quota = Reader(&slot[QUOTA_AT..]).u64()?;
+        let gather = GatherPolicy::decoded(slot[GATHER_AT])?;
+        let seams = Reader(&slot[SEAMS_AT..]).u64()?;
+        let estimated = slot[ESTIMATED_AT] != 0;
         let attributes = Attributes::decode(&mut Reader(&slot[ATTRIBUTES_AT..]))?;
         let sound = (1..=4).contains(&level)
             && root.flaw(level + 1, pool_pages).is_none()
             && size <= MAX_VOLUME_SIZE
             && trim_end <= MAX_VOLUME_SIZE
             && quota <= MAX_VOLUME_SIZE
+            && seams <= referenced
+            && slot[ESTIMATED_AT] <= 1
             && is_chunk(chunk)
-            && shared_at < 1 << 40
+            && shared_at < MAX_EPOCH
             && (state != VolumeState::Folder || root.is_absent())
             && id != 0;
         if !sound {
@@ -218,6 +350,8 @@ impl VolumeRecord {
             trim_end,
             chunk,
             referenced,
+            seams,
+            estimated,
             level,
             root,
             shared_at: Epoch(shared_at),
@@ -225,11 +359,63 @@ impl VolumeRecord {
             cursor,
             break_policy,
             throttle,
+            gather,
             quota,
             attributes,
             name: r.text(MAX_NAME)?,
-            origin: r.text(MAX_ORIGIN)?,
+            origin: r.text(longest)?,
+            flags,
+            base,
+            protects,
         })
+    }
+}
+
+impl Protects {
+    /// Fills what is an origin's own in a slot; `base` comes behind.
+    fn encode(&self, tail: &mut [u8]) {
+        let (policy, wait) = self.when_full.to_parts();
+        let mut put = |at: usize, bytes: &[u8]| tail[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, &((self.copy_ahead >> 10) as u32).to_le_bytes());
+        put(4, &self.identity.modified.to_le_bytes());
+        put(12, &self.identity.fingerprint.to_le_bytes());
+        put(20, &[u8::from(self.clean), policy, self.kept.height]);
+        put(24, &wait.to_le_bytes());
+        put(28, &self.kept.entry.to_bytes());
+        put(BASE - ORIGIN_TAIL, &self.rolling.0.to_le_bytes());
+    }
+
+    fn decode(tail: &[u8], pool_pages: u64) -> Option<Protects> {
+        let mut r = Reader(tail);
+        let copy_ahead = u64::from(r.u32()?) << 10;
+        let identity = Identity { modified: r.u64()?, fingerprint: r.u64()? };
+        let [clean, policy, height, zero] = r.array()?;
+        let when_full = OriginFull::from_parts(policy, r.u32()?)?;
+        let kept = TreeRoot { entry: Entry::from_bytes(r.array()?), height };
+        let rolling = VolumeId(r.u64()?);
+        let sound = clean <= 1 && zero == 0 && kept.flaw(pool_pages).is_none();
+        sound.then_some(Protects { kept, copy_ahead, when_full, clean: clean == 1, identity, rolling })
+    }
+}
+
+impl OriginFull {
+    /// The number of the policy and the seconds on disk.
+    pub fn to_parts(self) -> (u8, u32) {
+        match self {
+            OriginFull::Wait(seconds) => (0, seconds),
+            OriginFull::Error => (1, 0),
+            OriginFull::DropOldest => (2, 0),
+        }
+    }
+
+    /// The policy of these numbers.
+    pub fn from_parts(policy: u8, seconds: u32) -> Option<OriginFull> {
+        match policy {
+            0 => Some(OriginFull::Wait(seconds)),
+            1 => Some(OriginFull::Error),
+            2 => Some(OriginFull::DropOldest),
+            _ => None,
+        }
     }
 }
 
@@ -287,13 +473,19 @@ mod tests {
             trim_end: 1,
             chunk: 65536,
             referenced: 12,
+            seams: 11,
+            estimated: true,
             level: 4,
             root: Entry::table(super::super::TableRef::on_disk(PageAddr(77)), Epoch(5), 0xdead_beef),
             shared_at: Epoch(4),
             created: 1_700_000_000,
             cursor: 1 << 38,
+            flags: SnapshotFlags { independent: true, droppable: true, writable: true },
+            base: VolumeId(u64::MAX),
+            protects: None,
             break_policy: BreakPolicy::Copy,
             throttle: Throttle { percent: 1, bytes_per_second: u64::from(u32::MAX) * 1024 },
+            gather: GatherPolicy::Above(99),
             quota: MAX_VOLUME_SIZE,
             attributes: Some(Attributes { mode: 0o7777, uid: 1, gid: 2, accessed: -1, modified: 3, changed: i64::MAX }),
         }
@@ -307,6 +499,30 @@ mod tests {
         assert_eq!(Attributes::decode(&mut Reader(&some)).unwrap().unwrap().mode, 0);
         some[2] = 1;
         assert_eq!(Attributes::decode(&mut Reader(&some)), None);
+    }
+
+    #[test]
+    fn an_origin_with_the_longest_path_fits_its_slot() {
+        let kept = TreeRoot {
+            entry: Entry::table(super::super::TableRef::on_disk(PageAddr(78)), Epoch(6), 0xdead_beef),
+            height: 3,
+        };
+        let protects = Protects {
+            kept,
+            copy_ahead: 8 << 20,
+            when_full: OriginFull::Wait(u32::MAX),
+            clean: true,
+            identity: Identity { modified: u64::MAX, fingerprint: u64::MAX },
+            rolling: VolumeId(77),
+        };
+        let (state, base, flags) = (VolumeState::Origin, VolumeId(77), SnapshotFlags::default());
+        let origin = "/".repeat(MAX_ORIGIN_TEXT - MAX_NAME);
+        let record = VolumeRecord { state, base, flags, origin, protects: Some(protects), ..sample() };
+        let (mut page, mut slots) = (vec![0; PAGE_SIZE], [None; SLOTS_PER_PAGE]);
+        slots[0] = Some(&record);
+        encode_directory_page(&slots, &mut page);
+        assert_eq!(decode_directory_page(&page, 1000).expect("valid")[0].as_ref(), Some(&record));
+        assert!(decode_directory_page(&page, 78).is_err(), "kept chunks outside the pool");
     }
 
     #[test]

@@ -88,6 +88,16 @@ impl Journal {
         }
     }
 
+    /// Bounds the pages that one commit vouches for, and recovery reads.
+    pub fn vouch_for(&mut self, pages: usize) {
+        self.witnesses.limit(pages as u64);
+    }
+
+    /// Pages that recovery may have to read because a written commit vouches for them.
+    pub fn vouched_pages(&self) -> usize {
+        self.witnesses.written_pages() as usize
+    }
+
     /// Bytes of the journal.
     pub fn length(&self) -> u64 {
         self.length
@@ -120,7 +130,9 @@ impl Journal {
 
     /// Adds a record behind all others. What it says must not be durable before all data written so far.
     pub fn append(&mut self, record: &Record) {
-        self.witnesses.forgo();
+        if !(planted(Bug::GatherRecordBeforeData) && matches!(record, Record::Gather { .. })) {
+            self.witnesses.forgo();
+        }
         self.add(record);
     }
 
@@ -135,6 +147,25 @@ impl Journal {
                 self.witnesses.add(*to, u64::from(*len));
             }
             _ => self.witnesses.forgo(),
+        }
+    }
+
+    /// Adds the record of pages that were copied. `witnesses` are of what was copied, all of it with the first
+    /// record of several and none with the others; `None`: it is not known.
+    pub fn append_copied(&mut self, record: &Record, witnesses: Option<&[Witness]>) {
+        let Some(witnesses) = witnesses else { return self.append(record) };
+        self.add(record);
+        if matches!(record, Record::Keep { .. }) && planted(Bug::KeptNotVouched) {
+            return;
+        }
+        for witness in witnesses {
+            match self.pending.last_mut().filter(|_| self.witnesses.wants(u64::from(witness.pages))) {
+                Some(batch) => {
+                    batch.witnesses.push(*witness);
+                    self.witnesses.add(witness.to, u64::from(witness.pages));
+                }
+                None => self.witnesses.forgo(),
+            }
         }
     }
 
@@ -157,9 +188,7 @@ impl Journal {
 
     fn add(&mut self, record: &Record) {
         self.appended += 1;
-        if let Record::Map { .. } = record
-            && self.extend_last(record)
-        {
+        if record.is_run() && self.extend_last(record) {
             return;
         }
         if std::mem::take(&mut self.marked) || self.pending.last().is_none_or(|b| b.bytes.len() > GROUP_BYTES) {
@@ -169,7 +198,7 @@ impl Journal {
         let before = batch.bytes.len();
         record.encode(&mut batch.bytes);
         batch.count += 1;
-        self.last_map = matches!(record, Record::Map { .. }).then_some(before);
+        self.last_map = record.is_run().then_some(before);
         self.pending_bytes += batch.bytes.len() - before;
         self.next += 1;
     }

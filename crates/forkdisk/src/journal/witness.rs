@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use crate::planted::{Bug, planted};
 use crate::types::PageAddr;
 
-/// Most pages a commit vouches for: recovery may have to read them all.
+/// Most pages a commit ever vouches for: recovery may have to read them all.
 const MAX_PAGES: u64 = 8192;
 /// Most extents: 20 bytes each in the journal.
 const MAX_EXTENTS: usize = 2048;
@@ -28,21 +28,44 @@ fn overlaps(extents: &Extents, page: PageAddr, pages: u64) -> bool {
     before.is_some_and(|(&first, &n)| first + n > page.0)
 }
 
+/// What a commit vouches for.
+struct Commit {
+    /// The sequence number behind it.
+    next: u64,
+    pages: u64,
+    extents: Extents,
+}
+
 /// See the module.
-#[derive(Default)]
 pub struct Witnesses {
+    /// Most pages a commit vouches for.
+    most: u64,
     pending: Extents,
     pages: u64,
     /// The pending records go the long way.
     plain: bool,
-    /// Pages of written groups, with the sequence number behind each commit.
-    written: Vec<(u64, Extents)>,
+    /// Commits whose groups are written.
+    written: Vec<Commit>,
+}
+
+impl Default for Witnesses {
+    fn default() -> Witnesses {
+        Witnesses { most: MAX_PAGES, pending: Extents::new(), pages: 0, plain: false, written: Vec::new() }
+    }
 }
 
 impl Witnesses {
+    /// A commit vouches for no more than `pages`.
+    pub fn limit(&mut self, pages: u64) {
+        self.most = pages.min(MAX_PAGES);
+        if self.pages > self.most {
+            self.forgo();
+        }
+    }
+
     /// Whether it is of use to know what `pages` more pages hold.
     pub fn wants(&self, pages: u64) -> bool {
-        !self.plain && self.pages + pages <= MAX_PAGES && self.pending.len() < MAX_EXTENTS
+        !self.plain && self.pages + pages <= self.most && self.pending.len() < MAX_EXTENTS
     }
 
     /// A pending record maps these pages, and what they hold is known.
@@ -57,6 +80,7 @@ impl Witnesses {
     pub fn forgo(&mut self) {
         self.plain = true;
         self.pending.clear();
+        self.pages = 0;
     }
 
     /// Whether the next commit vouches for all that its records map.
@@ -69,21 +93,26 @@ impl Witnesses {
         if overlaps(&self.pending, page, pages) && !planted(Bug::PendingChangedUnnoticed) {
             self.forgo();
         }
-        planted(Bug::VouchedWrittenInPlace) || !self.written.iter().any(|(_, extents)| overlaps(extents, page, pages))
+        planted(Bug::VouchedWrittenInPlace) || !self.written.iter().any(|commit| overlaps(&commit.extents, page, pages))
     }
 
     /// The pending records, up to sequence number `next`, are handed out for writing.
     pub fn take(&mut self, next: u64) {
         let pending = std::mem::take(&mut self.pending);
         if !pending.is_empty() {
-            self.written.push((next, pending));
+            self.written.push(Commit { next, pages: self.pages, extents: pending });
         }
         (self.pages, self.plain) = (0, false);
     }
 
     /// The device itself says that everything before `sequence` is durable.
     pub fn confirmed(&mut self, sequence: u64) {
-        self.written.retain(|&(next, _)| next > sequence);
+        self.written.retain(|commit| commit.next > sequence);
+    }
+
+    /// Pages of written groups.
+    pub fn written_pages(&self) -> u64 {
+        self.written.iter().map(|commit| commit.pages).sum()
     }
 
     /// Whether any page must not be written in place.
@@ -120,6 +149,21 @@ mod tests {
         assert!(witnesses.may_change(PageAddr(100), 4) && !witnesses.may_change(PageAddr(200), 1));
         witnesses.confirmed(9);
         assert!(!witnesses.holds_any());
+    }
+
+    #[test]
+    fn what_is_left_for_it_bounds_a_commit() {
+        let mut witnesses = Witnesses::default();
+        witnesses.add(PageAddr(0), 10);
+        witnesses.limit(10);
+        assert!(witnesses.vouch() && !witnesses.wants(1));
+        witnesses.limit(9);
+        assert!(!witnesses.vouch(), "less is left than was when they were added");
+        witnesses.take(7);
+        assert_eq!(witnesses.written_pages(), 0);
+        witnesses.add(PageAddr(0), 9);
+        witnesses.take(8);
+        assert_eq!(witnesses.written_pages(), 9);
     }
 
     #[test]

@@ -84,17 +84,6 @@ impl Editor<'_> {
         }
     }
 
-    /// Takes back [`share`](Self::share).
-    pub(super) fn unshare(&mut self, entry: Entry) {
-        match entry.kind() {
-            Kind::Absent => {}
-            Kind::Page => self.space.decr_page(entry.addr(), self.until),
-            Kind::Block => self.space.decr_block(entry.addr().block(), self.until),
-            Kind::Table => self.unshare_table(entry.table_ref()),
-            Kind::Unknown(_) => unreachable!("checked when the table was read"),
-        }
-    }
-
     /// One reference less to a table that has more than one.
     pub(super) fn unshare_table(&mut self, at: TableRef) {
         if !self.tables.drop_ref(at, self.until) {
@@ -104,7 +93,7 @@ impl Editor<'_> {
     }
 
     /// Gives up a table that nothing points to any more; what its entries pointed to is the caller's.
-    pub(super) fn free_table(&mut self, id: NodeId, at: TableRef) {
+    pub(crate) fn free_table(&mut self, id: NodeId, at: TableRef) {
         if self.tables.is_dirty(id) {
             self.tables.remove(id);
         } else {
@@ -120,10 +109,13 @@ impl Editor<'_> {
         if exclusive && self.tables.is_dirty(id) {
             return Ok((id, entry));
         }
+        self.tables.follow_from(id);
         let mut entries = self.tables.node(id).entries().clone();
         if level > 0 {
             entries.change_tables(|e| self.tables.settle_finished(e));
         }
+        // Alone, but not for good: the copy is not, either.
+        let until = if exclusive { self.table_lost_until(entry.table_ref()) } else { 0 };
         if exclusive {
             self.free_table(id, entry.table_ref());
         } else {
@@ -132,7 +124,15 @@ impl Editor<'_> {
             }
             self.unshare_table(entry.table_ref());
         }
-        Ok(self.tables.create(level, self.epoch, entries))
+        let (id, entry) = self.tables.create(level, self.epoch, entries);
+        self.tables.note_lost(id, until);
+        Ok((id, entry))
+    }
+
+    /// Up to where the journal must be durable for a table's lost references to stay lost.
+    fn table_lost_until(&self, at: TableRef) -> u64 {
+        let place = self.tables.resolve(at).page();
+        place.map_or(0, |page| self.space.lost_until(page.block())).max(self.tables.lost_until(at))
     }
 
     fn is_exclusive(&mut self, volume: &VolumeRecord, entry: Entry) -> Result<bool, Stop> {
@@ -210,13 +210,15 @@ impl Editor<'_> {
             let old = self.tables.node(id).entry(slot);
             let gone = self.drop_leaf_entry(old)?;
             self.space.incr_block(to.block());
+            volume.count_seams(0, gone.seams);
             self.tables.set(id, slot, Entry::block(to.block(), self.epoch));
-            volume.referenced = volume.referenced + BLOCK_PAGES - gone;
+            volume.referenced = volume.referenced + BLOCK_PAGES - gone.pages;
             return Ok(());
         }
         let path = self.writable(volume, at, 0)?;
         let &(leaf, first) = path.last().expect("a path has a table");
-        let mut fresh = 0;
+        let (mut fresh, slots) = (0, first..first + len as usize);
+        volume.count_seams(0, self.tables.node(leaf).entries().seams_in(slots.clone()));
         for i in 0..len {
             let slot = first + i as usize;
             let old = self.tables.set(leaf, slot, Entry::page(PageAddr(to.0 + i), self.epoch));
@@ -227,6 +229,7 @@ impl Editor<'_> {
         }
         self.space.incr_pages(to, len);
         volume.referenced += fresh;
+        volume.count_seams(self.tables.node(leaf).entries().seams_in(slots), 0);
         self.promote(volume, &path);
         Ok(())
     }
@@ -288,10 +291,7 @@ impl Editor<'_> {
                     if !self.is_exclusive(volume, entry)? {
                         return Ok(None);
                     }
-                    let table = entry.table_ref();
-                    let place = self.tables.resolve(table).page();
-                    let lost = place.map_or(0, |page| self.space.lost_until(page.block()));
-                    until = until.max(lost).max(self.tables.lost_until(table));
+                    until = until.max(self.table_lost_until(entry.table_ref()));
                     let id = self.tables.get(entry, level)?;
                     entry = self.tables.node(id).entry(at.slot(level));
                     level = level.saturating_sub(1);

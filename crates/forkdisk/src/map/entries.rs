@@ -4,6 +4,8 @@
 //! kept beside what the rest says. Where they are many the table is an array. What it is on the device does
 //! not depend on it.
 
+use std::ops::Range;
+
 use crate::format::{Entry, Kind};
 use crate::types::FANOUT;
 
@@ -13,6 +15,11 @@ const MAX_OWN: usize = 128;
 const FEW: usize = 64;
 /// Where an array is looked at to find out which block most of it follows from.
 const PROBES: [usize; 5] = [0, 63, 126, 189, 252];
+
+/// Whether both are mapped, and the second not behind the first.
+fn is_seam(before: Entry, entry: Entry) -> bool {
+    !before.is_absent() && !entry.is_absent() && entry.addr().0 != before.addr().0 + 1
+}
 
 /// See the module.
 #[derive(Clone)]
@@ -50,6 +57,27 @@ impl Entries {
         Entries(Shape::Sparse(Box::new(Sparse { base, is_own: Default::default(), own: Vec::new() })))
     }
 
+    /// As an array for good: slots of an ordered map, which follow from nothing.
+    pub fn whole(entries: Box<[Entry; FANOUT]>) -> Entries {
+        Entries(Shape::Array(entries))
+    }
+
+    /// The array that [`whole`](Self::whole) was given.
+    pub fn array(&self) -> &[Entry; FANOUT] {
+        match &self.0 {
+            Shape::Array(entries) => entries,
+            Shape::Sparse(_) => unreachable!("a page of an ordered map is kept whole"),
+        }
+    }
+
+    /// As [`array`](Self::array), to be changed.
+    pub fn array_mut(&mut self) -> &mut [Entry; FANOUT] {
+        match &mut self.0 {
+            Shape::Array(entries) => entries,
+            Shape::Sparse(_) => unreachable!("a page of an ordered map is kept whole"),
+        }
+    }
+
     /// One of them.
     pub fn get(&self, slot: usize) -> Entry {
         match &self.0 {
@@ -74,6 +102,28 @@ impl Entries {
     /// All of them in order.
     pub fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
         (0..FANOUT).map(|slot| self.get(slot))
+    }
+
+    /// How many map pages that do not lie behind the page before them.
+    pub fn seams(&self) -> u64 {
+        match &self.0 {
+            // Absent, or the pages of a block.
+            Shape::Sparse(sparse) if sparse.own.is_empty() => 0,
+            _ => self.seams_in(0..FANOUT),
+        }
+    }
+
+    /// Of the entries in `slots` and the one behind them, how many map pages that do not lie behind the page
+    /// before them.
+    pub fn seams_in(&self, slots: Range<usize>) -> u64 {
+        let mut before = slots.start.checked_sub(1).map_or(Entry::ABSENT, |slot| self.get(slot));
+        let mut seams = 0;
+        for slot in slots.start..(slots.end + 1).min(FANOUT) {
+            let entry = self.get(slot);
+            seams += u64::from(is_seam(before, entry));
+            before = entry;
+        }
+        seams
     }
 
     /// How many are not absent.

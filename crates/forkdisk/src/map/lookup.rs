@@ -3,6 +3,7 @@
 use crate::format::{Entry, Kind, VolumeRecord};
 use crate::types::{BLOCK_PAGES, Epoch, FANOUT, PageAddr, VirtualPage, entry_span, table_span};
 
+use super::edit::Editor;
 use super::entries::Entries;
 use super::store::{TableMiss, Tables};
 
@@ -71,4 +72,33 @@ pub fn leaf_entry(tables: &mut Tables, volume: &VolumeRecord, at: VirtualPage) -
         level -= 1;
     }
     Ok(entry)
+}
+
+impl Editor<'_> {
+    /// The first virtual block from `at` on, among the next `looks`, whose pages do not lie in one piece (true),
+    /// else where to go on (past the end of the map when there is nothing more).
+    pub fn next_scattered(
+        &mut self,
+        volume: &VolumeRecord,
+        at: VirtualPage,
+        looks: u64,
+    ) -> Result<(VirtualPage, bool), TableMiss> {
+        let mut at = VirtualPage(at.0 / BLOCK_PAGES * BLOCK_PAGES);
+        for _ in 0..looks {
+            let run = lookup(self.tables, volume, at, u64::MAX)?;
+            if run.data.is_none() && run.len >= BLOCK_PAGES {
+                at = VirtualPage(at.0.saturating_add(run.len) / BLOCK_PAGES * BLOCK_PAGES);
+                continue;
+            }
+            let entry = leaf_entry(self.tables, volume, at)?;
+            if entry.kind() == Kind::Table {
+                let leaf = self.tables.get(entry, 0)?;
+                if self.tables.node(leaf).entries().seams() > 0 {
+                    return Ok((at, true));
+                }
+            }
+            at = VirtualPage(at.0 + BLOCK_PAGES);
+        }
+        Ok((at, false))
+    }
 }

@@ -6,11 +6,17 @@
 
 mod edit;
 mod entries;
+mod family;
+mod gather;
 mod lookup;
 mod range;
 mod release;
 mod store;
 
 pub use edit::{Editor, Stop};
+pub use entries::Entries;
+pub use family::{Family, Member};
+pub use gather::{Movable, seams_of};
 pub use lookup::{Run, lookup};
+pub use range::{Shared, shared_level};
 pub use store::{NodeId, Placed, TableMiss, Tables};

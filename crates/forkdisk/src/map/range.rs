@@ -1,16 +1,49 @@
-//! Sharing a range of one volume with another.
+//! Sharing a range of one volume with another: whole tables where both sides are aligned alike, entries
+//! elsewhere.
 
 use crate::format::{Entry, Kind, VolumeRecord};
 use crate::planted::{Bug, planted};
-use crate::types::{BLOCK_PAGES, PageAddr, VirtualPage};
+use crate::types::{BLOCK_PAGES, Epoch, PageAddr, VirtualPage, entry_span, table_span};
 
 use super::edit::{Editor, Stop};
-use super::lookup::{leaf_entry, lookup};
+use super::lookup::lookup;
+
+/// What a step of a range clone did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shared {
+    /// Pages of the target that now show what the source shows.
+    pub pages: u64,
+    /// A table that had been the target's alone, and its level: nothing points to it any more, and what it
+    /// points to is still counted.
+    pub replaced: Option<(Entry, u8)>,
+}
+
+impl Shared {
+    fn pages(pages: u64) -> Shared {
+        Shared { pages, replaced: None }
+    }
+}
+
+/// The highest level of which one entry of the source can become one entry of the target, if any.
+pub fn shared_level(
+    source: &VolumeRecord,
+    from: VirtualPage,
+    target: &VolumeRecord,
+    to: VirtualPage,
+    len: u64,
+) -> Option<u8> {
+    let fits = |level: &u8| {
+        let span = entry_span(*level);
+        from.0.is_multiple_of(span) && to.0.is_multiple_of(span) && span <= len
+    };
+    // The root of a source that is lower is what one entry of the target points to.
+    (1..=target.level.min(source.level + 1)).rev().find(fits)
+}
 
 impl Editor<'_> {
-    /// Makes `target` at `to` show what `source` shows at `from`: pages are shared, holes become
-    /// holes. Takes at most `len` pages and at most up to the end of a virtual block of either;
-    /// returns how many it were. All of them change at once or, on a [`Stop`], none.
+    /// Makes `target` at `to` show what `source` shows at `from`: tables and pages are shared, holes become
+    /// holes. Takes one entry of the highest level that both sides have aligned, or pages up to the end of
+    /// a virtual block of either, at most `len`. All of them change at once or, on a [`Stop`], none.
     ///
     /// `shared_at` of both volumes must have been raised before.
     pub fn share_step(
@@ -20,18 +53,20 @@ impl Editor<'_> {
         target: &mut VolumeRecord,
         to: VirtualPage,
         len: u64,
-    ) -> Result<u64, Stop> {
-        if from.index() == 0 && to.index() == 0 && len >= BLOCK_PAGES {
-            return self.share_block(source, from, target, to);
+    ) -> Result<Shared, Stop> {
+        if let Some(level) = shared_level(source, from, target, to, len) {
+            return self.share_entry(source, from, target, to, level);
         }
         let run = lookup(self.tables, source, from, len)?;
         let n = run.len.min(BLOCK_PAGES - from.index() as u64).min(BLOCK_PAGES - to.index() as u64);
         let Some((addr, birth)) = run.data else {
-            return Ok(self.unmap_step(target, to, VirtualPage(to.0 + n))?.0 - to.0);
+            return Ok(Shared::pages(self.unmap_step(target, to, VirtualPage(to.0 + n))?.0 - to.0));
         };
         let birth = if planted(Bug::RangeCloneRejuvenates) { self.epoch } else { birth };
         let path = self.writable(target, to, 0)?;
         let &(leaf, first) = path.last().expect("a path has a table");
+        let slots = first..first + n as usize;
+        target.count_seams(0, self.tables.node(leaf).entries().seams_in(slots.clone()));
         for i in 0..n {
             let new = Entry::page(PageAddr(addr.0 + i), birth);
             let old = self.tables.set(leaf, first + i as usize, new);
@@ -41,44 +76,94 @@ impl Editor<'_> {
             }
         }
         self.space.incr_pages(addr, n);
-        Ok(n)
+        target.count_seams(self.tables.node(leaf).entries().seams_in(slots), 0);
+        Ok(Shared::pages(n))
     }
 
-    /// The whole virtual block: its block entry or its leaf, as it is.
-    fn share_block(
+    /// One entry of a table of `level`, with all that is below it.
+    fn share_entry(
         &mut self,
         source: &VolumeRecord,
         from: VirtualPage,
         target: &mut VolumeRecord,
         to: VirtualPage,
-    ) -> Result<u64, Stop> {
-        let entry = leaf_entry(self.tables, source, from)?;
-        let entry = self.tables.settle_finished(entry);
-        let pages = match entry.kind() {
-            Kind::Absent => {
-                // That may be a part of the block only: what is a hole already is passed over first.
-                return Ok(self.unmap_step(target, to, VirtualPage(to.0 + BLOCK_PAGES))?.0 - to.0);
-            }
-            Kind::Table => {
-                let leaf = self.tables.get(entry, 0)?;
-                self.tables.node(leaf).entries().mapped()
-            }
-            _ => BLOCK_PAGES,
-        };
-        let path = self.writable(target, to, 1)?;
+        level: u8,
+    ) -> Result<Shared, Stop> {
+        let entry = self.entry_at(source, from, level)?;
+        let old = self.entry_at(target, to, level)?;
+        let mut shared = Shared::pages(entry_span(level));
+        if self.is_same(entry, old) {
+            return Ok(shared);
+        }
+        let (comes, goes) = (self.tables.mapped(entry, level)?, self.tables.mapped(old, level)?);
+        let is_alone = old.kind() == Kind::Table && self.table_count(old.table_ref())? == 1;
+        if is_alone && level == 1 {
+            self.tables.get(old, 0)?;
+        }
+        // What is read above may have been copied by now, what it says has not changed. Tables that were
+        // shared on the way have given each of their entries one more reference.
+        let mut path = self.writable(target, to, level)?;
         let &(id, slot) = path.last().expect("a path has a table");
-        let old = self.tables.node(id).entry(slot);
-        // The new reference first: the old one may be to the same table.
-        self.share(entry);
-        let gone = match self.drop_leaf_entry(old) {
-            Ok(gone) => gone,
-            Err(stop) => {
-                self.unshare(entry);
-                return Err(stop);
-            }
-        };
-        self.tables.set(id, slot, entry);
-        target.referenced = target.referenced + pages - gone;
-        Ok(BLOCK_PAGES)
+        let old = self.tables.settle_finished(self.tables.node(id).entry(slot));
+        let is_alone = is_alone && self.table_count(old.table_ref())? == 1;
+        // The new reference first: the old one may be to something below the same table.
+        if !planted(Bug::SharedTableUncounted) || level == 1 {
+            self.share(entry);
+        }
+        match old.kind() {
+            Kind::Table if is_alone && level > 1 => shared.replaced = Some((old, level - 1)),
+            Kind::Table if !is_alone => self.unshare_table(old.table_ref()),
+            _ => _ = self.drop_leaf_entry(old)?,
+        }
+        if planted(Bug::SharedTableRejuvenates) && entry.kind() == Kind::Table {
+            let young = Entry::table(entry.table_ref(), Epoch(self.epoch.0), entry.checksum()).mapping(entry.mapped());
+            self.tables.set(id, slot, young);
+        } else {
+            self.tables.set(id, slot, entry);
+        }
+        if entry.kind() == Kind::Table || old.kind() == Kind::Table {
+            target.estimated = true;
+            target.count_seams(source.seams_among(comes), target.seams_among(goes));
+        }
+        target.referenced = target.referenced + comes - goes;
+        if entry.is_absent() {
+            self.prune(target, &mut path);
+        }
+        Ok(shared)
+    }
+
+    /// What a volume has at `at` in a table of `level`, or would have there.
+    fn entry_at(&mut self, volume: &VolumeRecord, at: VirtualPage, level: u8) -> Result<Entry, Stop> {
+        if at.0 >= table_span(volume.level) {
+            return Ok(Entry::ABSENT);
+        }
+        let (mut entry, mut here) = (volume.root, volume.level);
+        while !entry.is_absent() && here >= level {
+            let id = self.tables.get(entry, here)?;
+            entry = self.tables.node(id).entry(at.slot(here));
+            here -= 1;
+        }
+        Ok(self.tables.settle_finished(entry))
+    }
+
+    fn is_same(&self, a: Entry, b: Entry) -> bool {
+        match (a.kind(), b.kind()) {
+            (Kind::Table, Kind::Table) => self.tables.resolve(a.table_ref()) == self.tables.resolve(b.table_ref()),
+            (Kind::Table, _) | (_, Kind::Table) => false,
+            _ => a.is_absent() && b.is_absent() || !a.is_absent() && !b.is_absent() && a.addr() == b.addr(),
+        }
+    }
+
+    /// How many pages a step over one entry of `level` adds to the target, and how many it takes away.
+    pub fn difference(
+        &mut self,
+        source: &VolumeRecord,
+        from: VirtualPage,
+        target: &VolumeRecord,
+        to: VirtualPage,
+        level: u8,
+    ) -> Result<(u64, u64), Stop> {
+        let (entry, old) = (self.entry_at(source, from, level)?, self.entry_at(target, to, level)?);
+        Ok((self.tables.mapped(entry, level)?, self.tables.mapped(old, level)?))
     }
 }

@@ -5,19 +5,27 @@ use crate::types::{BLOCK_PAGES, VirtualPage, entry_span, table_span};
 
 use super::edit::{Editor, Path, Stop};
 
+/// What a part of a map held.
+pub(super) struct Held {
+    pub pages: u64,
+    pub seams: u64,
+}
+
 impl Editor<'_> {
-    /// Gives up what an entry of level 1 stands for: nothing, a block, or a leaf. Returns the
-    /// number of pages that were mapped. A leaf must be in memory unless others share it.
-    pub(super) fn drop_leaf_entry(&mut self, entry: Entry) -> Result<u64, Stop> {
+    /// Gives up what an entry of level 1 stands for: nothing, a block, or a leaf. Returns what was mapped. A
+    /// leaf must be in memory unless others share it.
+    pub(super) fn drop_leaf_entry(&mut self, entry: Entry) -> Result<Held, Stop> {
         match entry.kind() {
-            Kind::Absent => Ok(0),
+            Kind::Absent => Ok(Held { pages: 0, seams: 0 }),
             Kind::Block => {
                 self.space.decr_block(entry.addr().block(), self.until);
-                Ok(BLOCK_PAGES)
+                Ok(Held { pages: BLOCK_PAGES, seams: 0 })
             }
             Kind::Table => {
                 let leaf = self.tables.get(entry, 0)?;
                 let count = self.table_count(entry.table_ref())?;
+                self.tables.follow_from(leaf);
+                let seams = self.tables.node(leaf).entries().seams();
                 let pages: Vec<Entry> = self.tables.node(leaf).entries().iter().filter(|e| !e.is_absent()).collect();
                 if count > 1 {
                     self.unshare_table(entry.table_ref());
@@ -25,7 +33,7 @@ impl Editor<'_> {
                     pages.iter().for_each(|e| self.space.decr_page(e.addr(), self.until));
                     self.free_table(leaf, entry.table_ref());
                 }
-                Ok(pages.len() as u64)
+                Ok(Held { pages: pages.len() as u64, seams })
             }
             Kind::Page | Kind::Unknown(_) => unreachable!("not in a table of level 1"),
         }
@@ -48,14 +56,18 @@ impl Editor<'_> {
             let mut path = self.writable(volume, at, 1)?;
             let &(id, slot) = path.last().expect("a path has a table");
             let old = self.tables.node(id).entry(slot);
-            volume.referenced -= self.drop_leaf_entry(old)?;
+            let gone = self.drop_leaf_entry(old)?;
+            volume.referenced -= gone.pages;
+            volume.count_seams(0, gone.seams);
             self.tables.set(id, slot, Entry::ABSENT);
             self.prune(volume, &mut path);
             return Ok(VirtualPage(stop));
         }
         let mut path = self.writable(volume, at, 0)?;
         let &(leaf, first) = path.last().expect("a path has a table");
-        for slot in first..first + (stop - at.0) as usize {
+        let slots = first..first + (stop - at.0) as usize;
+        volume.count_seams(0, self.tables.node(leaf).entries().seams_in(slots.clone()));
+        for slot in slots {
             let old = self.tables.set(leaf, slot, Entry::ABSENT);
             if !old.is_absent() {
                 self.space.decr_page(old.addr(), self.until);
@@ -67,7 +79,7 @@ impl Editor<'_> {
     }
 
     /// Removes tables at the end of a path that have become empty.
-    fn prune(&mut self, volume: &mut VolumeRecord, path: &mut Path) {
+    pub(super) fn prune(&mut self, volume: &mut VolumeRecord, path: &mut Path) {
         while let Some((id, _)) = path.pop() {
             if self.tables.node(id).entries().iter().any(|e| !e.is_absent()) {
                 return;
@@ -116,6 +128,7 @@ impl Editor<'_> {
             if !dead.cursor.is_multiple_of(table_span(level)) {
                 break;
             }
+            self.tables.follow_from(id);
             self.free_table(id, entry.table_ref());
         }
         debug_assert!(done >= entry_span(1));

@@ -7,8 +7,10 @@
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
-use crate::format::{Entry, Kind, TableRef};
-use crate::types::{Epoch, PageAddr};
+use crate::format::ordered::{Slots, child_slots, is_ordered};
+use crate::format::{Entry, Kind, MAPPED_LEVEL, TableRef};
+use crate::planted::{Bug, planted};
+use crate::types::{BLOCK_PAGES, Epoch, PageAddr};
 
 use super::entries::Entries;
 
@@ -58,6 +60,11 @@ impl Node {
         &self.entries
     }
 
+    /// The slots of a page of an ordered map.
+    pub fn slots(&self) -> &Slots {
+        self.entries.array()
+    }
+
     /// One of its entries.
     pub fn entry(&self, slot: usize) -> Entry {
         self.entries.get(slot)
@@ -78,8 +85,9 @@ pub struct Placed {
     pub refs: u32,
 }
 
-/// Where a checkpoint put a table, and its checksum once its bytes are settled.
-type Place = (PageAddr, Option<u32>);
+/// Where a checkpoint put a table; once its bytes are settled, its checksum and how many pages it maps (see
+/// [`Entry::mapped`]).
+type Place = (PageAddr, Option<(u32, u32)>);
 
 pub struct Tables {
     nodes: Slab<Node>,
@@ -92,8 +100,13 @@ pub struct Tables {
     dirty_bytes: usize,
     frozen: usize,
     frozen_bytes: usize,
+    /// Tables of the device that changes read since the last freeze, and in the running checkpoint.
+    read: usize,
+    read_frozen: usize,
     clean_bytes: usize,
     limit: usize,
+    /// Nothing is forgotten: somebody needs many at once.
+    held: bool,
     hand: usize,
     hits: u64,
 }
@@ -111,11 +124,20 @@ impl Tables {
             dirty_bytes: 0,
             frozen: 0,
             frozen_bytes: 0,
+            read: 0,
+            read_frozen: 0,
             clean_bytes: 0,
             limit,
+            held: false,
             hand: 0,
             hits: 0,
         }
+    }
+
+    /// Whether clean tables beyond the limit stay for now.
+    pub fn hold(&mut self, held: bool) {
+        self.held = held;
+        self.evict();
     }
 
     /// How often a table was asked for that was in memory.
@@ -143,6 +165,17 @@ impl Tables {
         self.dirty_bytes + self.frozen_bytes
     }
 
+    /// Tables that a replay of everything since the last finished checkpoint reads: copied, or given up. How
+    /// much memory their copies take has nothing to do with it.
+    pub fn read_by_replay(&self) -> usize {
+        self.read + self.read_frozen
+    }
+
+    /// A change follows from what this table holds: a replay of it has to read that, unless it makes it.
+    pub fn follow_from(&mut self, id: NodeId) {
+        self.read += usize::from(!self.is_dirty(id));
+    }
+
     /// Where a table lies by now: its own address, or the one a checkpoint gave it.
     pub fn resolve(&self, at: TableRef) -> TableRef {
         match at.page() {
@@ -158,8 +191,8 @@ impl Tables {
     /// The entry with its table's address and checksum filled in, once a checkpoint wrote it.
     pub fn settle(&self, entry: Entry) -> Entry {
         match (entry.kind(), self.place_of(entry.table_ref())) {
-            (Kind::Table, Some((page, Some(sum)))) if entry.table_ref().page().is_none() => {
-                Entry::table(TableRef::on_disk(page), entry.birth(), sum)
+            (Kind::Table, Some((page, Some((sum, mapped))))) if entry.table_ref().page().is_none() => {
+                Entry::table(TableRef::on_disk(page), entry.birth(), sum).mapping(mapped)
             }
             _ => entry,
         }
@@ -210,6 +243,13 @@ impl Tables {
         old
     }
 
+    /// The slots of a page of an ordered map that may be changed.
+    pub fn slots_mut(&mut self, id: NodeId) -> &mut Slots {
+        let node = &mut self.nodes[id.0];
+        assert!(matches!(node.state, State::Dirty { .. }), "only changed tables are changed");
+        node.entries.array_mut()
+    }
+
     /// Adds a table read from the device.
     pub fn insert_clean(&mut self, miss: &TableMiss, entries: Entries) {
         let key = miss.entry.table_ref();
@@ -252,6 +292,22 @@ impl Tables {
         }
     }
 
+    /// A changed table with `refs` references, of which nobody knows before the journal is durable up to
+    /// `lost_until` whether they are all there are.
+    pub fn create_shared(
+        &mut self,
+        level: u8,
+        birth: Epoch,
+        entries: Entries,
+        refs: u32,
+        lost_until: u64,
+    ) -> (NodeId, Entry) {
+        let (id, entry) = self.create(level, birth, entries);
+        let node = &mut self.nodes[id.0];
+        (node.state, node.lost_until) = (State::Dirty { refs }, lost_until);
+        (id, entry)
+    }
+
     /// One reference more to a table without an address; false if it has one.
     pub fn add_ref(&mut self, at: TableRef) -> bool {
         let Some(&i) = self.by_ref.get(&at) else { return false };
@@ -270,6 +326,12 @@ impl Tables {
         *refs -= 1;
         node.lost_until = node.lost_until.max(until);
         true
+    }
+
+    /// A changed table takes the place of one that lost references until then.
+    pub fn note_lost(&mut self, id: NodeId, until: u64) {
+        let node = &mut self.nodes[id.0];
+        node.lost_until = node.lost_until.max(until);
     }
 
     /// Up to where the journal must be durable for references that a table lost while it had no
@@ -308,6 +370,7 @@ impl Tables {
         self.dirty = 0;
         self.frozen = out.len();
         self.frozen_bytes = std::mem::take(&mut self.dirty_bytes);
+        self.read_frozen = std::mem::take(&mut self.read);
         out
     }
 
@@ -319,8 +382,13 @@ impl Tables {
     pub fn settled_entries(&self, id: NodeId) -> Entries {
         let node = &self.nodes[id.0];
         let mut entries = node.entries.clone();
-        if node.level > 0 {
-            entries.change_tables(|e| self.settle_for_disk(e));
+        // Pages of an ordered map have numbers where they have no children; those may look like anything.
+        match is_ordered(node.level) {
+            false if node.level > 0 => entries.change_tables(|e| self.settle_for_disk(e)),
+            true => child_slots(node.level).for_each(|slot| {
+                entries.set(slot, self.settle_for_disk(entries.get(slot)));
+            }),
+            false => {}
         }
         entries
     }
@@ -343,10 +411,32 @@ impl Tables {
         node.entries.set(slot, Entry::checked_page(e.addr(), e.birth(), checksum));
     }
 
-    /// Notes the checksum of a frozen table's bytes.
-    pub fn written(&mut self, id: NodeId, checksum: u32) {
-        let key = self.nodes[id.0].key;
-        self.placed.get_mut(&key).expect("placed when it was frozen").1 = Some(checksum);
+    /// Notes the checksum of a frozen table's bytes and how many pages `entries`, what they say, map.
+    pub fn written(&mut self, id: NodeId, entries: &Entries, checksum: u32) {
+        let node = &self.nodes[id.0];
+        let mapped = match node.level {
+            0 => entries.mapped(),
+            1 => entries.iter().map(mapped_at_once).sum(),
+            _ => 0,
+        };
+        let mapped = if planted(Bug::TableCountsOneShort) { mapped.saturating_sub(1) } else { mapped };
+        let settled = (checksum, mapped as u32);
+        self.placed.get_mut(&node.key).expect("placed when it was frozen").1 = Some(settled);
+    }
+
+    /// How many pages an entry of a table of `level` maps. That needs tables in memory only, but for those
+    /// above level 2.
+    pub fn mapped(&mut self, entry: Entry, level: u8) -> Result<u64, TableMiss> {
+        let entry = self.settle(entry);
+        if entry.kind() != Kind::Table || entry.table_ref().page().is_some() && level <= MAPPED_LEVEL + 1 {
+            return Ok(mapped_at_once(entry));
+        }
+        let id = self.get(entry, level - 1)?;
+        if level == 1 {
+            return Ok(self.node(id).entries().mapped());
+        }
+        let below: Vec<Entry> = self.node(id).entries().iter().filter(|e| !e.is_absent()).collect();
+        below.into_iter().try_fold(0, |sum, e| Ok(sum + self.mapped(e, level - 1)?))
     }
 
     /// The checkpoint is durable: its tables are clean and known by their addresses.
@@ -371,12 +461,15 @@ impl Tables {
             }
             self.clean_bytes += self.nodes.get(i).map_or(0, Node::bytes);
         }
-        (self.frozen, self.frozen_bytes) = (0, 0);
+        (self.frozen, self.frozen_bytes, self.read_frozen) = (0, 0, 0);
         self.before = std::mem::take(&mut self.placed);
     }
 
     /// Forgets clean tables beyond the limit, those not used lately first.
     pub fn evict(&mut self) {
+        if self.held {
+            return;
+        }
         let mut over = self.clean_bytes.saturating_sub(self.limit);
         let mut steps = self.nodes.capacity() * 2;
         while over > 0 && steps > 0 {
@@ -411,16 +504,30 @@ impl Tables {
     }
 }
 
+/// Pages that an entry maps, by itself.
+fn mapped_at_once(entry: Entry) -> u64 {
+    match entry.kind() {
+        Kind::Table => entry.mapped().into(),
+        Kind::Block => BLOCK_PAGES,
+        Kind::Page => 1,
+        Kind::Absent | Kind::Unknown(_) => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::Block;
 
     #[test]
     fn a_table_is_found_by_number_and_by_address() {
         let mut t = Tables::new(1 << 20);
-        let (_, leaf) = t.create(0, Epoch(1), Entries::absent());
+        let (leaf_id, leaf) = t.create(0, Epoch(1), Entries::absent());
+        t.set(leaf_id, 9, Entry::page(PageAddr(7), Epoch(1)));
         let (root_id, root) = t.create(1, Epoch(1), Entries::absent());
         t.set(root_id, 3, leaf);
+        t.set(root_id, 4, Entry::block(Block(9), Epoch(1)));
+        assert_eq!(t.mapped(root, 2), Ok(257), "from what is in memory");
         let mut next = 100;
         let placed = t.freeze(|| {
             next += 1;
@@ -428,13 +535,15 @@ mod tests {
         });
         assert_eq!(placed.iter().map(|p| p.level).collect::<Vec<_>>(), [0, 1], "lower levels first");
         for p in &placed {
-            t.settled_entries(p.node);
-            t.written(p.node, 7);
+            let entries = t.settled_entries(p.node);
+            t.written(p.node, &entries, 7);
         }
         t.finish();
         let old = t.get(root, 1).expect("by its number");
         assert_eq!(t.get(t.settle(root), 1), Ok(old), "by its address");
-        assert_eq!(t.node(old).entry(3), Entry::table(TableRef::on_disk(PageAddr(101)), Epoch(1), 7));
+        assert_eq!(t.node(old).entry(3), Entry::table(TableRef::on_disk(PageAddr(101)), Epoch(1), 7).mapping(1));
+        assert_eq!(t.settle(root).mapped(), 257, "what is written says how much it maps");
+        assert_eq!(t.mapped(root, 2), Ok(257));
         assert_eq!(t.unwritten(), 0);
     }
 

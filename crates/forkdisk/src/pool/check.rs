@@ -2,16 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use crate::device::Device;
 use crate::error::{ErrorKind, Result};
-use crate::format::{Entry, Kind, TableRef};
+use crate::format::kept::piece;
+use crate::format::ordered::{ORDERED_LEAF, Slots, is_ordered, key, pairs, value};
+use crate::format::{Entry, KeptKey, KeptKind, Kind, MAPPED_LEVEL, TableRef};
+use crate::map::{Entries, Stop};
+use crate::ordered;
 use crate::space::{Counts, PINNED};
-use crate::types::{BLOCK_PAGES, Block, PageAddr, table_span};
+use crate::types::{BLOCK_PAGES, Block, FANOUT, PageAddr, table_span};
 
 use super::reap::yield_now;
-use super::walk::Walk;
+use super::walk::{Root, Walk};
 use super::{Inner, Pool};
 
 /// Blocks compared before others have their turn.
@@ -35,11 +39,22 @@ pub struct CheckReport {
 struct Tally {
     blocks: BTreeMap<Block, Counts>,
     unplaced: FxHashMap<TableRef, u32>,
-    seen: FxHashSet<TableRef>,
+    /// Tables that were seen: seams in each itself, and the tables below.
+    seen: FxHashMap<TableRef, (u64, Vec<TableRef>)>,
     report: CheckReport,
 }
 
 impl Tally {
+    /// Pieces in a leaf of an origin's ordered map.
+    fn kept(&mut self, leaf: &Slots) {
+        for i in 0..pairs(leaf) {
+            if let Some(KeptKind::Chained { .. } | KeptKind::Independent { .. }) = KeptKey(key(leaf, i)).kind() {
+                let piece = piece(value(leaf, i).bits());
+                (0..piece.pages).for_each(|p| self.page(PageAddr(piece.to.0 + p)));
+            }
+        }
+    }
+
     fn page(&mut self, page: PageAddr) {
         self.blocks.entry(page.block()).or_default().pages[page.index()] += 1;
     }
@@ -73,9 +88,16 @@ impl<D: Device> Pool<D> {
         let mut todo = Vec::new();
         for root in &walk.roots {
             tally.report.volumes += u64::from(!root.is_dead);
+            if root.kept.height > 0 {
+                let (entry, level) = (root.kept.entry, ORDERED_LEAF + root.kept.height - 1);
+                todo.push(Visit { entry, level, base: 0, from: 0, directory: false });
+            }
             if root.from < table_span(root.level) {
                 let (entry, level, from) = (root.entry, root.level, root.from);
                 todo.push(Visit { entry, level, base: 0, from, directory: false });
+            }
+            if let Some(referenced) = root.referenced.filter(|_| walk.is_of_memory() && !root.is_dead) {
+                inner.compare_mapped(walk, root, referenced, &mut tally).await?;
             }
         }
         let (entry, level) = walk.directory;
@@ -88,6 +110,7 @@ impl<D: Device> Pool<D> {
             (first..first + blocks).for_each(|block| tally.whole(Block(block)));
         }
         inner.compare_counts(walk, &mut tally).await?;
+        inner.compare_seams(walk, &mut tally).await;
         Ok(tally.report)
     }
 }
@@ -108,9 +131,10 @@ impl<D: Device> Inner<D> {
             at
         };
         // A table of a dead volume that is half given back belongs to it alone.
-        if !tally.seen.insert(at) {
+        if tally.seen.contains_key(&at) {
             return Ok(());
         }
+        tally.seen.insert(at, Default::default());
         let entries = match self.table_of(walk, entry, level).await {
             Ok(entries) => entries,
             Err(e) if e.kind() == ErrorKind::Corrupt || e.kind() == ErrorKind::Io => {
@@ -119,6 +143,26 @@ impl<D: Device> Inner<D> {
             }
             Err(e) => return Err(e),
         };
+        if is_ordered(level) {
+            let below = ordered::children(&entries, level);
+            todo.extend(below.into_iter().map(|entry| Visit { entry, level: level - 1, base, from, directory }));
+            if level == ORDERED_LEAF {
+                tally.kept(&entries);
+            }
+            return Ok(());
+        }
+        // A dead volume's tables have holes where what they pointed to has been given back.
+        if entry.table_ref().page().is_some() && level <= MAPPED_LEVEL && from == 0 && !directory {
+            let found: u64 = entries.iter().map(mapped_by).sum();
+            if found != u64::from(entry.mapped()) {
+                let (at, said) = (entry.addr(), entry.mapped());
+                let what =
+                    format!("map table of level {level} at {at:?} maps {found} pages, the entry above says {said}");
+                tally.report.damage.push(what);
+            }
+        }
+        let said = self.outline(&entries, level);
+        tally.seen.insert(at, said);
         let span = table_span(level) / 256;
         for (i, &child) in entries.iter().enumerate() {
             let start = base + i as u64 * span;
@@ -133,6 +177,37 @@ impl<D: Device> Inner<D> {
             }
         }
         Ok(())
+    }
+
+    /// Whether a volume maps as many pages as its record says.
+    async fn compare_mapped(&self, walk: &Walk, root: &Root, referenced: u64, tally: &mut Tally) -> Result<()> {
+        let found = self
+            .look(|meta| {
+                self.still(meta, walk)?;
+                Ok(meta.tables.mapped(root.entry, root.level + 1).map_err(Stop::from)?)
+            })
+            .await;
+        match found {
+            Ok(found) if found == referenced => {}
+            Ok(found) => {
+                let what = format!("volume {} maps {found} pages, but {referenced} are counted", root.id.0);
+                tally.report.damage.push(what);
+            }
+            // The walk that follows says so.
+            Err(e) if e.kind() == ErrorKind::Corrupt || e.kind() == ErrorKind::Io => {}
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    /// Seams of a table, and the tables below it.
+    fn outline(&self, entries: &[Entry; FANOUT], level: u8) -> (u64, Vec<TableRef>) {
+        if level == 0 {
+            return (Entries::from(Box::new(*entries)).seams(), Vec::new());
+        }
+        let meta = self.meta.borrow();
+        let below = entries.iter().filter(|e| e.kind() == Kind::Table);
+        (0, below.map(|e| meta.tables.resolve(e.table_ref())).collect())
     }
 
     async fn compare_counts(&self, walk: &Walk, tally: &mut Tally) -> Result<()> {
@@ -169,7 +244,48 @@ impl<D: Device> Inner<D> {
     }
 }
 
+/// Pages that an entry of a table of level 0 or 1 maps.
+fn mapped_by(entry: &Entry) -> u64 {
+    match entry.kind() {
+        Kind::Page => 1,
+        Kind::Block => BLOCK_PAGES,
+        Kind::Table => entry.mapped().into(),
+        Kind::Absent | Kind::Unknown(_) => 0,
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// Compares the seams of every volume with what is counted.
+    async fn compare_seams(&self, walk: &Walk, tally: &mut Tally) {
+        let mut sums: FxHashMap<TableRef, u64> = FxHashMap::default();
+        for root in walk.roots.iter().filter(|root| !root.is_dead && root.entry.kind() == Kind::Table) {
+            yield_now().await;
+            let at = self.meta.borrow().tables.resolve(root.entry.table_ref());
+            let found = tally.seams_under(at, &mut sums);
+            // What could not be read is damage by itself.
+            if let Some(seams) = root.seams.filter(|&seams| seams != found && tally.report.damage.is_empty()) {
+                let id = root.id.0;
+                let what = format!(
+                    "volume {id} has {found} pages that do not lie behind the one before them, and {seams} are counted"
+                );
+                tally.report.damage.push(what);
+            }
+        }
+    }
+}
+
 impl Tally {
+    /// Seams in a table and all below it; `sums` are those that are known.
+    fn seams_under(&self, at: TableRef, sums: &mut FxHashMap<TableRef, u64>) -> u64 {
+        if let Some(&sum) = sums.get(&at) {
+            return sum;
+        }
+        let Some((own, below)) = self.seen.get(&at) else { return 0 };
+        let sum = own + below.iter().map(|&table| self.seams_under(table, sums)).sum::<u64>();
+        sums.insert(at, sum);
+        sum
+    }
+
     /// Compares what was found of a block with what is counted; returns its free pages.
     fn compare(&mut self, block: Block, counted: &Counts) -> u64 {
         let expected = self.blocks.remove(&block).unwrap_or_default();

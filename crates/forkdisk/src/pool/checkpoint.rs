@@ -30,6 +30,7 @@ use crate::sync::{Event, Hold};
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
 
 use super::load::DIRECTORY_SEED;
+use super::meta::Room;
 use super::reap::yield_now;
 use super::walk::Root;
 use super::{Failure, Inner, Meta, WhenFull};
@@ -96,7 +97,7 @@ impl<D: Device> Inner<D> {
             let meta = self.meta.borrow();
             let journal = meta.journal.used() + meta.journal.pending() as u64;
             let wanted = self.full.get() && meta.space.pending() > 0;
-            wanted || meta.dirty_bytes() > self.options.dirty / 2 || journal > meta.journal.length() / 2
+            wanted || meta.is_filling(self.options.dirty) || journal > meta.journal.length() / 2
         };
         if due && !self.checkpoints.running.get() {
             self.start_checkpoint();
@@ -105,7 +106,18 @@ impl<D: Device> Inner<D> {
 
     /// Waits while as much is dirty as may be.
     pub async fn admit(self: &Rc<Self>) -> Result<()> {
-        while self.meta.borrow().dirty_bytes() > self.options.dirty {
+        loop {
+            let room = self.meta.borrow_mut().room(self.options.dirty);
+            match room {
+                Room::Enough => return Ok(()),
+                Room::None => {}
+                // Recovery need not ask for the data of the last commit any more.
+                Room::Vouched => {
+                    self.check_writable()?;
+                    self.unbind().await?;
+                    continue;
+                }
+            }
             self.check_writable()?;
             // One that runs already makes room; who asks for another writes more than needs be.
             match self.checkpoints.running.get() {
@@ -113,7 +125,6 @@ impl<D: Device> Inner<D> {
                 false => self.clone().checkpoint().await?,
             }
         }
-        Ok(())
     }
 
     /// Waits for the end of the checkpoint that runs, if one does.
@@ -148,12 +159,19 @@ impl<D: Device> Inner<D> {
     async fn checkpoint_once(self: &Rc<Self>) -> Result<()> {
         self.check_failed()?;
         self.activate().await?;
-        let (frozen, seen) = self
-            .look(|meta| {
+        let (frozen, seen) = loop {
+            self.settle_origins().await?;
+            let frozen = self.look(|meta| {
+                if self.has_unsettled_origins() {
+                    return Ok(None);
+                }
                 let frozen = freeze(meta)?;
-                Ok((frozen, self.roots_for_view(meta)))
-            })
-            .await?;
+                Ok(Some((frozen, self.roots_for_view(meta))))
+            });
+            if let Some(frozen) = frozen.await? {
+                break frozen;
+            }
+        };
         if planted(Bug::SuperblockBeforePages) {
             let early = self.next_superblock(&frozen, self.superblock.borrow().counts.clone());
             self.write_superblock_slot(&early, 0).await?;
@@ -198,9 +216,10 @@ impl<D: Device> Inner<D> {
                 let mut meta = self.meta.borrow_mut();
                 for table in batch {
                     let mut bytes = vec![0; PAGE_SIZE];
-                    encode_table(&meta.tables.settled_entries(table.node).to_array(), &mut bytes);
+                    let entries = meta.tables.settled_entries(table.node);
+                    encode_table(&entries.to_array(), &mut bytes);
                     let seed = Seed { pool: uuid, page: table.at, level: table.level, birth: table.birth.0 };
-                    meta.tables.written(table.node, page_checksum(&seed, &bytes));
+                    meta.tables.written(table.node, &entries, page_checksum(&seed, &bytes));
                     pages.push((table.at, bytes));
                 }
             }
@@ -368,6 +387,7 @@ impl<D: Device> Inner<D> {
         self.full.set(false);
         self.space_changed.notify();
         self.reap_soon();
+        self.gather_soon();
         Ok(())
     }
 }
@@ -376,6 +396,9 @@ impl<D: Device> Inner<D> {
 fn settled(meta: &Meta, record: &Option<VolumeRecord>) -> Option<VolumeRecord> {
     let mut record = record.clone()?;
     record.root = meta.tables.settle(record.root);
+    if let Some(protects) = &mut record.protects {
+        protects.kept.entry = meta.tables.settle(protects.kept.entry);
+    }
     Some(record)
 }
 

@@ -87,11 +87,21 @@ impl<D: Device> Inner<D> {
         self.check_failed()?;
         self.activate().await?;
         // Nothing is waited for between the last look and the taking.
-        while !self.meta.borrow().journal.fits() {
-            self.clone().checkpoint().await?;
+        loop {
+            if !self.meta.borrow().journal.fits() {
+                self.clone().checkpoint().await?;
+            } else if self.has_unsettled_origins() {
+                self.settle_origins().await?;
+            } else {
+                break;
+            }
         }
         // Records taken now describe data that was written completely before they were published.
-        let taken = self.meta.borrow_mut().journal.take();
+        let taken = {
+            let mut meta = self.meta.borrow_mut();
+            meta.room(self.options.dirty);
+            meta.journal.take()
+        };
         if taken.groups.is_empty() {
             self.flush_device().await?;
         } else {
@@ -108,6 +118,7 @@ impl<D: Device> Inner<D> {
             journal.confirm(taken.next);
             journal.said(if planted(Bug::ConfirmedTooEarly) { taken.next } else { taken.says });
         }
+        self.gather_soon();
         if self.commits.sealing.take() { self.seal().await } else { Ok(()) }
     }
 

@@ -4,15 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::device::Device;
 use crate::error::Result;
-use crate::format::{Entry, Kind, TableRef, VolumeRecord};
-use crate::map::{Run, Stop, Tables, lookup};
+use crate::format::{Entry, Kind, TableRef, VolumeRecord, VolumeState};
+use crate::map::{Stop, Tables, lookup};
+use crate::origin::Source;
 use crate::planted::{Bug, planted};
 use crate::space::Counts;
-use crate::types::{BLOCK_PAGES, BLOCK_SIZE, Block, PAGE_SIZE, VirtualPage, VolumeId, table_span};
+use crate::types::{BLOCK_PAGES, BLOCK_SIZE, Block, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
 
 use super::reap::yield_now;
 use super::walk::Walk;
-use super::{Failure, Inner, Meta, Pool, Usage};
+use super::{Failure, Inner, Meta, Pool, Usage, pages_of};
 
 /// How a range of two volumes compares, as `thin_delta` says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,24 +97,58 @@ fn next_run(
 ) -> std::result::Result<(u64, DiffClass), Failure> {
     let record = |id| meta.directory.get(id).map(|v| v.record.clone()).ok_or(Failure::Gone);
     let (a, b) = (record(ids.0)?, record(ids.1)?);
-    let none = Run { len: max, data: None };
-    if sides == (true, true) {
+    let alike = meta.view_of(a.id) == meta.view_of(b.id);
+    if sides == (true, true) && alike && ![a.state, b.state].contains(&VolumeState::Origin) {
         let same = same_tables(&mut meta.tables, &a, &b, at)?;
         if same > 0 {
             return Ok((same.min(max), DiffClass::Same));
         }
     }
-    let x = if sides.0 { lookup(&mut meta.tables, &a, at, max).map_err(Stop::from)? } else { none };
-    let y = if sides.1 { lookup(&mut meta.tables, &b, at, max).map_err(Stop::from)? } else { none };
-    let len = x.len.min(y.len);
-    let class = match (x.data, y.data) {
+    let x = if sides.0 { meta.place_of(&a, at, max)? } else { (None, max) };
+    let y = if sides.1 { meta.place_of(&b, at, max)? } else { (None, max) };
+    let class = match (x.0, y.0) {
         (None, None) => DiffClass::Same,
         (Some(_), None) => DiffClass::LeftOnly,
         (None, Some(_)) => DiffClass::RightOnly,
-        (Some((p, _)), Some((q, _))) if p == q => DiffClass::Same,
+        (Some(p), Some(q)) if p == q => DiffClass::Same,
         _ => DiffClass::Different,
     };
-    Ok((len, class))
+    Ok((x.1.min(y.1), class))
+}
+
+/// Where a page of a volume lies.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// In the pool.
+    Pool(PageAddr),
+    /// In this origin, at the same place.
+    Origin(VolumeId),
+}
+
+impl Meta {
+    /// Where page `at` of a volume lies and how many behind it lie alike; `None`: nowhere, zeroes.
+    fn place_of(
+        &mut self,
+        record: &VolumeRecord,
+        at: VirtualPage,
+        max: u64,
+    ) -> std::result::Result<(Option<Place>, u64), Failure> {
+        if record.state == VolumeState::Origin {
+            return Ok((Some(Place::Origin(record.id)), max));
+        }
+        let Some((origin, view)) = self.view_of(record.id) else {
+            let run = lookup(&mut self.tables, record, at, max).map_err(Stop::from)?;
+            return Ok((run.data.map(|(page, _)| Place::Pool(page)), run.len));
+        };
+        let end = self.directory.get(origin).map_or(0, |v| pages_of(v.record.size));
+        let (source, len) = self.source_of(record.id, (origin, view, end), at, max)?;
+        let place = match source {
+            Source::Own(page) | Source::Kept(page) => Some(Place::Pool(page)),
+            Source::Origin => Some(Place::Origin(origin)),
+            Source::Zero => None,
+        };
+        Ok((place, len))
+    }
 }
 
 /// References that a walk has given up. By block, in a tree: nothing is ever moved as a whole, so no
@@ -243,7 +278,7 @@ impl<D: Device> Inner<D> {
         while let Some((entry, level)) = todo.pop() {
             self.give_up(walk, entry, level, &mut given, &mut todo).await?;
         }
-        Ok(given.freed * PAGE_SIZE as u64)
+        Ok((given.freed + self.kept_freed_by(ids).await?) * PAGE_SIZE as u64)
     }
 
     /// One reference to a table less; if it was the last, its entries are given up, too.

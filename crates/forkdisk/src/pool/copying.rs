@@ -57,7 +57,10 @@ impl<D: Device> Pool<D> {
         self.0
             .verb(|meta| {
                 let volume = meta.directory.find(name)?;
-                let id = writable_volume(volume, name)?;
+                let id = match volume.record.state {
+                    VolumeState::Origin => volume.record.id,
+                    _ => writable_volume(volume, name)?,
+                };
                 let (break_policy, throttle) = change(volume.record.break_policy, volume.record.throttle);
                 Ok((Record::SetCopying { id, break_policy, throttle }, ()))
             })
@@ -86,7 +89,7 @@ impl<D: Device> Pool<D> {
     pub fn copying(&self, name: &str) -> Result<VolumeCopying> {
         let meta = self.0.meta.borrow();
         let volume = meta.directory.find(name)?;
-        let VolumeState::Volume = volume.record.state else {
+        let (VolumeState::Volume | VolumeState::Origin) = volume.record.state else {
             return Err(Error::new(ErrorKind::ReadOnly, format!("{name:?} is a snapshot; nothing is copied for it")));
         };
         let (break_policy, throttle) = (volume.record.break_policy, volume.record.throttle);

@@ -7,10 +7,12 @@ use std::cell::{Cell, OnceCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use crate::copier::User;
 use crate::counters::{VolumeCounters, VolumeStatistics};
 use crate::device::Buf;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
+use crate::format::{GatherPolicy, MAX_NAME, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
+use crate::origin::check_origin_text;
 use crate::planted::{Bug, planted};
 use crate::sync::{RangeLocks, Turns};
 use crate::types::{Epoch, VolumeId};
@@ -32,6 +34,8 @@ pub struct Volume {
     pub turns: Rc<Turns<Buf>>,
     /// Chunks that are being copied at the moment, and on whose behalf.
     pub copies: Rc<Copies>,
+    /// Pages that are being completed with what shows through from an origin.
+    pub edges: Rc<RangeLocks>,
     /// See [`Directory::held_until`].
     holder: Cell<Holder>,
     /// What writes under way will add to what it refers to.
@@ -64,9 +68,21 @@ enum Found {
     Inside,
 }
 
+/// The snapshots of one volume that live, by age.
+#[derive(Default)]
+pub struct Chain {
+    /// Those that share what is kept.
+    pub chained: BTreeSet<VolumeId>,
+    /// Those that have copies of their own.
+    pub independent: BTreeSet<VolumeId>,
+    /// The deletion of others is durable once the journal is up to this sequence number.
+    pub deleted_until: u64,
+}
+
 /// See the module.
 #[derive(Default)]
 pub struct Directory {
+    chains: BTreeMap<VolumeId, Chain>,
     volumes: BTreeMap<VolumeId, Volume>,
     names: BTreeMap<(VolumeId, String), VolumeId>,
     free_slots: BTreeSet<u64>,
@@ -78,6 +94,8 @@ pub struct Directory {
     /// Dead volumes, and volumes with something mapped beyond their end: what the reaper looks for.
     dead: BTreeSet<VolumeId>,
     tails: BTreeSet<VolumeId>,
+    /// Volumes whose scattered pages are brought together without anybody asking.
+    gathering: BTreeSet<VolumeId>,
     /// What was done to volumes that were deleted since.
     gone: VolumeStatistics,
 }
@@ -99,15 +117,37 @@ impl Directory {
         }
         self.by_slot.insert(slot, record.id);
         let id = record.id;
+        if record.state == VolumeState::Snapshot {
+            let chain = self.chains.entry(record.parent).or_default();
+            let part = if record.flags.independent { &mut chain.independent } else { &mut chain.chained };
+            part.insert(id);
+        }
         if record.state == VolumeState::Dead {
             self.dead.insert(id);
         }
-        let copies = Rc::new(Copies::new(record.throttle));
-        let (open, locks, turns, counters, holder) = Default::default();
-        let claims = Default::default();
-        let volume = Volume { record, slot, open, pending: false, locks, turns, counters, copies, holder, claims };
+        let user = if record.protects.is_some() { User::Origin } else { User::Break };
+        let copies = Rc::new(Copies::new(user, record.throttle));
+        let (open, locks, turns, counters, edges) = Default::default();
+        let (holder, claims) = Default::default();
+        let volume =
+            Volume { record, slot, open, pending: false, locks, turns, counters, copies, holder, claims, edges };
         self.volumes.insert(id, volume);
         self.judge_tail(id);
+        self.judge_gathering(id);
+    }
+
+    /// To be called when a volume's policy of gathering has changed.
+    pub fn judge_gathering(&mut self, id: VolumeId) {
+        let wants = |v: &Volume| v.record.state == VolumeState::Volume && v.record.gather != GatherPolicy::Off;
+        match self.get(id).is_some_and(wants) {
+            true => self.gathering.insert(id),
+            false => self.gathering.remove(&id),
+        };
+    }
+
+    /// Volumes whose scattered pages are brought together without anybody asking.
+    pub fn gathering(&self) -> impl Iterator<Item = &Volume> {
+        self.gathering.iter().filter_map(|id| self.volumes.get(id))
     }
 
     /// To be called when a volume's length or the end of its tail has changed.
@@ -118,6 +158,29 @@ impl Directory {
             true => self.tails.insert(id),
             false => self.tails.remove(&id),
         };
+    }
+
+    /// Whether `id` is a snapshot that lives.
+    pub fn is_snapshot(&self, id: VolumeId) -> bool {
+        self.get(id).is_some_and(|v| v.record.state == VolumeState::Snapshot)
+    }
+
+    /// The living snapshots of a volume, if it ever had any.
+    pub fn chain(&self, of: VolumeId) -> Option<&Chain> {
+        self.chains.get(&of)
+    }
+
+    /// A volume that shows through to snapshot `id` of an origin, if there is one.
+    pub fn resting_on(&self, id: VolumeId) -> Option<&Volume> {
+        self.iter().find(|v| v.record.base == id && v.record.state != VolumeState::Dead)
+    }
+
+    /// Refuses if a volume shows through to snapshot `id` of an origin.
+    pub fn refuse_held(&self, id: VolumeId) -> Result<()> {
+        let (Some(held), Some(by)) = (self.get(id), self.resting_on(id)) else { return Ok(()) };
+        let (held, by) = (self.full_name(&held.record), self.full_name(&by.record));
+        let why = format!("{held:?} is held by {by:?}, which was cloned from it; flatten or delete that first");
+        Err(Error::new(ErrorKind::Busy, why))
     }
 
     /// The dead volume with the lowest number.
@@ -171,11 +234,13 @@ impl Directory {
         self.volumes.values()
     }
 
-    /// A volume becomes dead: its name is free.
-    pub fn bury(&mut self, id: VolumeId) {
+    /// A volume becomes dead: its name is free. That is durable once the journal is up to `until`.
+    pub fn bury(&mut self, id: VolumeId, until: u64) {
+        let parent = self.get(id).expect("an existing volume").record.parent;
         self.unname(id);
         let volume = self.change(id).expect("an existing volume");
         volume.record.state = VolumeState::Dead;
+        volume.record.base = NO_VOLUME;
         volume.record.cursor = 0;
         volume.record.origin.clear();
         volume.record.attributes = None;
@@ -185,12 +250,20 @@ impl Directory {
         }
         self.dead.insert(id);
         self.tails.remove(&id);
+        if let Some(chain) = self.chains.get_mut(&parent) {
+            chain.chained.remove(&id);
+            chain.independent.remove(&id);
+            chain.deleted_until = until;
+        }
+        self.chains.remove(&id);
+        self.gathering.remove(&id);
     }
 
     /// A volume loses its name and goes on without one.
     pub fn orphan(&mut self, id: VolumeId) {
         self.unname(id);
         self.change(id).expect("an existing volume").record.state = VolumeState::Orphan;
+        self.judge_gathering(id);
     }
 
     fn unname(&mut self, id: VolumeId) {
@@ -241,9 +314,16 @@ impl Directory {
     /// Whether every name in the folder may begin with `to` in place of `from`.
     pub fn check_renamed(&self, from: &str, to: &str) -> Result<()> {
         let within = format!("{from}/");
-        let names = self.names.range((NO_VOLUME, within.clone())..).map(|((parent, name), _)| (parent, name));
-        let mut inside = names.take_while(|(parent, name)| **parent == NO_VOLUME && name.starts_with(&within));
-        inside.try_for_each(|(_, name)| check_volume_name(&format!("{to}{}", &name[from.len()..])))
+        let names = self.names.range((NO_VOLUME, within.clone())..);
+        let mut inside = names.take_while(|((parent, name), _)| *parent == NO_VOLUME && name.starts_with(&within));
+        inside.try_for_each(|((_, name), &id)| {
+            let name = format!("{to}{}", &name[from.len()..]);
+            check_volume_name(&name)?;
+            match self.get(id).filter(|v| v.record.protects.is_some()) {
+                Some(origin) => check_origin_text(&name, &origin.record.origin),
+                None => Ok(()),
+            }
+        })
     }
 
     /// Snapshots of a volume.
@@ -520,7 +600,7 @@ mod tests {
         assert!(d.folder("").is_some());
         d.orphan(VolumeId(2));
         assert!(d.find("v").is_err() && d.check_new(NO_VOLUME, "v").is_ok());
-        d.bury(VolumeId(2));
+        d.bury(VolumeId(2), 0);
         assert!(d.folder("").is_some(), "its empty name is the root's");
         assert_eq!(d.first_dead(), Some(VolumeId(2)));
     }
@@ -536,13 +616,19 @@ mod tests {
             trim_end,
             chunk: 65536,
             referenced: 0,
+            seams: 0,
             level: 1,
             root: Entry::ABSENT,
             shared_at: Epoch(0),
             created: 0,
             cursor: 0,
+            flags: Default::default(),
+            base: NO_VOLUME,
+            protects: None,
             break_policy: Default::default(),
             throttle: Default::default(),
+            estimated: false,
+            gather: GatherPolicy::Off,
             quota: 0,
             attributes: None,
         }
@@ -555,7 +641,7 @@ mod tests {
         assert_eq!((d.first_dead(), d.first_tail()), (None, Some(VolumeId(2))));
         d.change(VolumeId(3)).expect("there").record.trim_end = 11;
         d.judge_tail(VolumeId(3));
-        d.bury(VolumeId(2));
+        d.bury(VolumeId(2), 0);
         assert_eq!((d.first_dead(), d.first_tail()), (Some(VolumeId(2)), Some(VolumeId(3))));
         d.change(VolumeId(3)).expect("there").record.trim_end = 0;
         d.judge_tail(VolumeId(3));

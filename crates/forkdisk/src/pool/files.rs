@@ -167,6 +167,7 @@ impl<D: Device> Pool<D> {
             let volume = meta.directory.find(name)?;
             let id = volume.record.id;
             refuse_with_snapshots(meta, id)?;
+            refuse_origin(meta, volume)?;
             Ok((if volume.open.get() > 0 { Record::Unlink { id } } else { Record::Delete { ids: vec![id] } }, ()))
         })?;
         self.0.reap_soon();
@@ -189,6 +190,7 @@ impl<D: Device> Pool<D> {
                 return Ok((Record::Rename { id, name }, ()));
             }
             refuse_with_snapshots(meta, replaced)?;
+            refuse_origin(meta, old)?;
             Ok((Record::RenameOver { id, name, replaced, kept }, ()))
         })?;
         self.0.reap_soon();
@@ -211,6 +213,19 @@ impl<D: Device> Pool<D> {
             Ok((Record::RenameFolder { from: from.to_string(), to: to.to_string() }, ()))
         })
     }
+}
+
+/// Refuses to remove an origin, and a snapshot of one that is in use or shows through to a volume.
+fn refuse_origin(meta: &Meta, volume: &super::directory::Volume) -> Result<()> {
+    let id = volume.record.id;
+    if volume.record.state == VolumeState::Origin {
+        let why = "it is an origin; unprotect it, and it is an ordinary disk again";
+        return Err(Error::new(ErrorKind::Invalid, why));
+    }
+    if volume.open.get() > 0 && meta.is_origins_snapshot(id) {
+        return Err(Error::new(ErrorKind::Busy, "it is a snapshot of an origin and in use; close it first"));
+    }
+    meta.directory.refuse_held(id)
 }
 
 fn refuse_with_snapshots(meta: &Meta, id: VolumeId) -> Result<()> {

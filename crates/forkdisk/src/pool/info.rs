@@ -2,7 +2,10 @@
 
 use crate::device::Device;
 use crate::error::Result;
-use crate::format::{Attributes, BreakPolicy, SUPERBLOCK_PAGES, Superblock, VolumeRecord, VolumeState};
+use crate::format::{
+    Attributes, BreakPolicy, GatherPolicy, OriginFull, SUPERBLOCK_PAGES, SnapshotFlags, Superblock, VolumeRecord,
+    VolumeState,
+};
 use crate::types::{PAGE_SIZE, VolumeId};
 
 use super::{Inner, Meta, Pool};
@@ -43,6 +46,10 @@ pub struct PoolInfo {
     pub volumes: u64,
     /// Number of snapshots.
     pub snapshots: u64,
+    /// What volumes have mapped, each for itself.
+    pub referenced: u64,
+    /// Of that, what does not lie behind what is before it; see [`VolumeInfo::scattered`].
+    pub scattered: u64,
     /// Metadata changed and not yet in a checkpoint.
     pub dirty: u64,
     /// Length of the journal.
@@ -55,6 +62,17 @@ pub struct PoolInfo {
     pub clean: bool,
 }
 
+/// How an origin is protected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Protection {
+    /// Most bytes kept ahead of a sequential writer.
+    pub copy_ahead: u64,
+    /// What happens to a write whose old contents find no space.
+    pub when_full: OriginFull,
+    /// Whether it was stopped cleanly and has not been written since.
+    pub clean: bool,
+}
+
 /// One volume or snapshot.
 #[derive(Clone, Debug)]
 pub struct VolumeInfo {
@@ -64,17 +82,28 @@ pub struct VolumeInfo {
     pub name: String,
     /// Whether it is a snapshot.
     pub snapshot: bool,
+    /// Whether it is an origin: a device that is protected in place.
+    pub protected: bool,
+    /// How an origin is protected.
+    pub protection: Option<Protection>,
+    /// What was said of a snapshot when it was taken.
+    pub flags: SnapshotFlags,
     /// Its length in bytes.
     pub size: u64,
     /// How much room a first write reserves, in bytes.
     pub chunk: u64,
     /// What a first write to a shared chunk does.
     pub break_policy: BreakPolicy,
+    /// When its scattered pages are brought together.
+    pub gather: GatherPolicy,
     /// Bytes mapped.
     pub referenced: u64,
+    /// Of them, bytes that do not lie behind those before them in their block of 1 MiB.
+    pub scattered: u64,
     /// Most bytes it may have mapped; 0: no bound.
     pub quota: u64,
-    /// Name of what it was cloned from, as it was then; empty if nothing.
+    /// Name of what it was cloned from, as it was then; of an origin the path of its device; empty if
+    /// nothing.
     pub origin: String,
     /// When it was made, in seconds since 1970.
     pub created: u64,
@@ -82,6 +111,13 @@ pub struct VolumeInfo {
     pub in_use: usize,
     /// What it has as a file; `None` until somebody sets any of it.
     pub attributes: Option<Attributes>,
+}
+
+impl VolumeInfo {
+    /// How scattered it is, in percent: pages that do not lie behind the page before them, of all that are mapped.
+    pub fn fragmentation(&self) -> f64 {
+        if self.referenced == 0 { 0.0 } else { 100.0 * self.scattered as f64 / self.referenced as f64 }
+    }
 }
 
 /// How much of what a volume refers to is its own. In bytes.
@@ -110,10 +146,19 @@ impl Meta {
             id: record.id,
             name: self.directory.full_name(record),
             snapshot: record.state == VolumeState::Snapshot,
+            protected: record.state == VolumeState::Origin,
+            protection: record.protects.as_ref().map(|protects| Protection {
+                copy_ahead: protects.copy_ahead,
+                when_full: protects.when_full,
+                clean: protects.clean,
+            }),
+            flags: record.flags,
             size: record.size,
             chunk: record.chunk,
             break_policy: record.break_policy,
+            gather: record.gather,
             referenced: record.referenced * PAGE_SIZE as u64,
+            scattered: record.seams * PAGE_SIZE as u64,
             quota: record.quota,
             origin: record.origin.clone(),
             created: record.created,
@@ -142,6 +187,8 @@ impl<D: Device> Pool<D> {
         let page = PAGE_SIZE as u64;
         let layout = meta.space.layout();
         let seen = |state| meta.directory.iter().filter(|v| v.record.state == state && !v.pending).count() as u64;
+        let volumes = || meta.directory.iter().map(|v| &v.record).filter(|r| r.state == VolumeState::Volume);
+        let sum = |of: fn(&VolumeRecord) -> u64| volumes().map(of).sum::<u64>();
         let (free, freeing) = (meta.space.available() * page, meta.space.pending() * page);
         PoolInfo {
             uuid: superblock.uuid,
@@ -152,8 +199,10 @@ impl<D: Device> Pool<D> {
             free,
             freeing,
             metadata: layout.reserved_pages() * page + meta.journal.length(),
-            volumes: seen(VolumeState::Volume),
+            volumes: seen(VolumeState::Volume) + seen(VolumeState::Origin),
             snapshots: seen(VolumeState::Snapshot),
+            referenced: sum(|record| record.referenced) * page,
+            scattered: sum(|record| record.seams) * page,
             dirty: meta.dirty_bytes() as u64,
             journal_size: meta.journal.length(),
             journal_used: meta.journal.used(),
@@ -165,7 +214,7 @@ impl<D: Device> Pool<D> {
     /// All volumes and snapshots, by name.
     pub fn list(&self) -> Vec<VolumeInfo> {
         let meta = self.0.meta.borrow();
-        let named = |state| matches!(state, VolumeState::Volume | VolumeState::Snapshot);
+        let named = |state| matches!(state, VolumeState::Volume | VolumeState::Snapshot | VolumeState::Origin);
         let seen = meta.directory.iter().filter(|v| named(v.record.state) && !v.pending);
         let mut all: Vec<VolumeInfo> = seen.map(|v| meta.info_of(&v.record)).collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));

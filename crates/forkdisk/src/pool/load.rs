@@ -7,8 +7,9 @@ use smallvec::smallvec;
 
 use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::ordered::is_ordered;
 use crate::format::{CountPage, Entry, Seed, decode_table, page_checksum};
-use crate::map::{Stop, TableMiss};
+use crate::map::{Entries, Stop, TableMiss};
 use crate::planted::{Bug, planted};
 use crate::runtime::LocalFuture;
 use crate::space;
@@ -60,7 +61,13 @@ impl<D: Device> Inner<D> {
         let pool = self.superblock.borrow().uuid;
         let entries = self.read_table(pool, page, miss.entry, miss.level).await?;
         let mut meta = self.meta.borrow_mut();
-        meta.tables.insert_clean(&miss, entries.into());
+        meta.tables.insert_clean(
+            &miss,
+            match is_ordered(miss.level) {
+                true => Entries::whole(entries),
+                false => entries.into(),
+            },
+        );
         meta.tables.evict();
         Ok(())
     }

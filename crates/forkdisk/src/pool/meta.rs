@@ -1,15 +1,22 @@
 //! All metadata of a pool in one place, and what each journal record does to it.
 
-use crate::format::{CopierSettings, Kind, Layout, NO_VOLUME, Record, VolumeRecord, VolumeState};
+use crate::format::{
+    CopierSettings, GatherPolicy, Kind, Layout, Moved, NO_VOLUME, OriginFull, Protects, Record, VolumeRecord,
+    VolumeState,
+};
 use crate::journal::Journal;
-use crate::map::{Editor, Stop, Tables};
+use crate::map::{Editor, Member, Shared, Stop, Tables};
 use crate::planted::{Bug, planted};
 use crate::space::Space;
 use crate::types::{
     BLOCK_PAGES, BLOCK_SIZE, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span,
 };
 
-use super::directory::Directory;
+use super::directory::{Directory, Volume as Entry};
+use super::gather::Moving;
+
+/// What is kept ahead of a sequential writer of an origin when nothing else is said, in bytes.
+const DEFAULT_COPY_AHEAD: u64 = 8 << 20;
 
 /// The state that one thread owns and that a checkpoint makes durable.
 pub struct Meta {
@@ -23,6 +30,24 @@ pub struct Meta {
     pub directory_map: VolumeRecord,
     /// How the pool's copier works.
     pub copier: CopierSettings,
+    /// Pages that are being brought elsewhere.
+    pub moving: Moving,
+}
+
+/// Whether more metadata may change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    Enough,
+    /// Once the data that the last commit vouched for is known to be durable.
+    Vouched,
+    /// After a checkpoint.
+    None,
+}
+
+/// Recovery reads no more than the journal and as much as may be dirty, `budget`: the eighth part is for
+/// what every opening reads, the rest for the tables and counts that replay reads and the data that the last commit vouches for.
+fn replay_share(budget: usize) -> usize {
+    budget / 8 * 7
 }
 
 /// Pages of a volume of `bytes` bytes.
@@ -69,6 +94,29 @@ impl Meta {
         self.tables.unwritten_bytes() + self.directory.changed_pages() * PAGE_SIZE + self.space.dirty_bytes()
     }
 
+    /// Bytes of tables and counts that replay reads if it comes to that now.
+    pub fn replay_bytes(&self) -> usize {
+        (self.tables.read_by_replay() + self.space.read_by_replay()) * PAGE_SIZE
+    }
+
+    /// Whether so much has changed that it is time for a checkpoint, if `budget` may be dirty.
+    pub fn is_filling(&self, budget: usize) -> bool {
+        self.dirty_bytes() > budget / 2 || self.replay_bytes() > replay_share(budget) / 4 * 3
+    }
+
+    /// Whether more may change, if `budget` may be dirty. What commits vouch for takes what replay leaves of its share.
+    pub fn room(&mut self, budget: usize) -> Room {
+        let (share, replay) = (replay_share(budget), self.replay_bytes());
+        self.journal.vouch_for(share.saturating_sub(replay) / PAGE_SIZE);
+        if self.dirty_bytes() > budget || replay > share {
+            Room::None
+        } else if replay + self.journal.vouched_pages() * PAGE_SIZE > share {
+            Room::Vouched
+        } else {
+            Room::Enough
+        }
+    }
+
     /// What the next checkpoint needs in pages.
     pub fn checkpoint_pages(&self) -> u64 {
         // Directory pages need tables of their own map: at most one path per page.
@@ -80,6 +128,9 @@ impl Meta {
         for id in self.directory.unsettled() {
             let volume = self.directory.get_mut(id).expect("listed");
             volume.record.root = self.tables.settle(volume.record.root);
+            if let Some(protects) = &mut volume.record.protects {
+                protects.kept.entry = self.tables.settle(protects.kept.entry);
+            }
         }
         debug_assert!(
             self.directory.iter().all(|v| self.tables.settle(v.record.root) == v.record.root),
@@ -95,7 +146,10 @@ impl Meta {
     /// Whatever is mapped in `id` now may be shared from now on. Of a snapshot that is known.
     fn raise_shared(&mut self, id: VolumeId) {
         let epoch = self.epoch;
-        if self.directory.get(id).is_some_and(|v| v.record.state == VolumeState::Volume)
+        // One that was removed while it was open is still written.
+        let changes =
+            |v: &Entry| matches!(v.record.state, VolumeState::Volume | VolumeState::Orphan) || v.record.flags.writable;
+        if self.directory.get(id).is_some_and(changes)
             && let Some(volume) = self.directory.change(id)
         {
             volume.record.shared_at = epoch;
@@ -130,10 +184,10 @@ impl Meta {
                     *done = next.0 - at.0;
                 }
             }
-            Record::CloneRange { source, from, target, to, len } => {
+            Record::CloneRange { source, from, target, to, len, dead } => {
                 while *done < *len {
                     let (f, t) = (VirtualPage(from.0 + *done), VirtualPage(to.0 + *done));
-                    *done += self.share_step(*source, f, *target, t, *len - *done)?;
+                    *done += self.share_step(*source, f, *target, t, *len - *done, *dead)?;
                 }
             }
             Record::Create { id, name, size, chunk, now } => self.add(VolumeRecord {
@@ -142,7 +196,7 @@ impl Meta {
                 level: level_for(*size),
                 ..VolumeRecord::empty(*id, name, *now)
             }),
-            Record::Snapshot { of, now } => {
+            Record::Snapshot { of, now, flags } => {
                 for (source, id, name) in of {
                     let origin = self.record_of(*source)?;
                     let snapshot = VolumeRecord {
@@ -153,7 +207,11 @@ impl Meta {
                         created: *now,
                         origin: String::new(),
                         shared_at: self.epoch,
+                        gather: GatherPolicy::Off,
                         quota: 0,
+                        flags: *flags,
+                        protects: None,
+                        cursor: 0,
                         ..origin
                     };
                     self.add_shared(snapshot, !planted(Bug::SnapshotWithoutCount));
@@ -165,6 +223,10 @@ impl Meta {
             Record::Clone { source, id, name, now } => {
                 let origin = self.record_of(*source)?;
                 let origin_name = self.directory.full_name(&origin);
+                // What was cloned from an origin's snapshot holds it.
+                let base =
+                    if self.view_of(*source).is_none() || origin.base != NO_VOLUME { origin.base } else { *source };
+                let of_origin = origin.base == NO_VOLUME && base != NO_VOLUME;
                 let copy = VolumeRecord {
                     id: *id,
                     state: VolumeState::Volume,
@@ -174,6 +236,11 @@ impl Meta {
                     origin: origin_name,
                     shared_at: if planted(Bug::CloneKeepsSharedAt) { Epoch(0) } else { self.epoch },
                     quota: 0,
+                    flags: Default::default(),
+                    // There it counts what is kept, too.
+                    referenced: if of_origin { origin.referenced - origin.cursor } else { origin.referenced },
+                    cursor: 0,
+                    base,
                     ..origin
                 };
                 self.add_shared(copy, true);
@@ -191,6 +258,7 @@ impl Meta {
                     origin: String::new(),
                     cursor: 0,
                     attributes: None,
+                    base: NO_VOLUME,
                     ..old
                 };
                 self.add(gone);
@@ -201,14 +269,16 @@ impl Meta {
                 let epoch = if planted(Bug::RollbackLowersSharedAt) { Epoch(0) } else { self.epoch };
                 let record = &mut self.directory.change(*volume).expect("read above").record;
                 (record.root, record.level, record.referenced) = (to.root, to.level, to.referenced);
+                (record.seams, record.estimated) = (to.seams, to.estimated);
                 (record.size, record.trim_end, record.shared_at) = (to.size, to.trim_end, epoch);
                 self.directory.judge_tail(*volume);
                 self.advance();
             }
             Record::Delete { ids } => {
+                let until = self.journal.next() + 1;
                 for &id in ids {
                     self.record_of(id)?;
-                    self.directory.bury(id);
+                    self.directory.bury(id, until);
                     self.space.forget_reservations_of(id);
                 }
             }
@@ -229,11 +299,45 @@ impl Meta {
                 self.record_of(*id)?;
                 self.directory.change(*id).expect("read above").record.chunk = *chunk;
             }
+            Record::Protect { id, name, path, size, chunk, now, identity } => self.add(VolumeRecord {
+                state: VolumeState::Origin,
+                origin: path.clone(),
+                size: *size,
+                chunk: *chunk,
+                level: level_for(*size),
+                protects: Some(Protects {
+                    kept: Default::default(),
+                    copy_ahead: DEFAULT_COPY_AHEAD,
+                    when_full: OriginFull::Wait(60),
+                    clean: true,
+                    identity: *identity,
+                    rolling: NO_VOLUME,
+                }),
+                ..VolumeRecord::empty(*id, name, *now)
+            }),
+            Record::SetOrigin { id, copy_ahead, when_full } => {
+                let protects = self.protects_mut(*id)?;
+                (protects.copy_ahead, protects.when_full) = (*copy_ahead, *when_full);
+            }
+            Record::Identify { id, clean, identity, path } => {
+                let protects = self.protects_mut(*id)?;
+                (protects.clean, protects.identity) = (*clean, *identity);
+                self.directory.change(*id).expect("changed above").record.origin = path.clone();
+            }
+            Record::Keep { origin, sequence, at, len, to } => {
+                let chunk_pages = self.protects(*origin).ok_or_else(|| Failure::Nonsense(Meta::unknown(*origin)))?.1;
+                while *done < u64::from(*len) {
+                    let from = VirtualPage(at.0 + *done);
+                    let n = (u64::from(*len) - *done).min(chunk_pages - from.0 % chunk_pages);
+                    self.keep(*origin, *sequence, from, n, PageAddr(to.0 + *done))?;
+                    *done += n;
+                }
+            }
             Record::SetCopying { id, break_policy, throttle } => {
                 self.record_of(*id)?;
                 let volume = self.directory.change(*id).expect("read above");
                 (volume.record.break_policy, volume.record.throttle) = (*break_policy, *throttle);
-                volume.copies.client().set_throttle(*throttle);
+                volume.copies.set_throttle(*throttle);
             }
             Record::SetCopier { settings } => self.copier = *settings,
             Record::SetQuota { id, quota } => {
@@ -265,12 +369,18 @@ impl Meta {
                 self.record_of(*replaced)?;
                 match kept {
                     true => self.directory.orphan(*replaced),
-                    false => self.directory.bury(*replaced),
+                    false => self.directory.bury(*replaced, self.journal.next() + 1),
                 }
                 self.directory.rename(*id, name);
             }
             Record::RenameFolder { from, to } => self.directory.rename_folder(from, to),
             Record::Replace { volume, source, dead } => self.replace(*volume, *source, *dead)?,
+            Record::SetGather { id, gather } => {
+                self.record_of(*id)?;
+                self.directory.change(*id).expect("read above").record.gather = *gather;
+                self.directory.judge_gathering(*id);
+            }
+            Record::Gather { volumes, at, moved } => self.move_pages(volumes, *at, moved)?,
         }
         Ok(())
     }
@@ -297,15 +407,23 @@ impl Meta {
         self.raise_shared(volume);
         let record = &mut self.directory.change(volume).expect("read above").record;
         (record.root, record.level, record.referenced) = (new.root, new.level, new.referenced);
+        (record.seams, record.estimated) = (new.seams, new.estimated);
         (record.size, record.trim_end) = (new.size, new.trim_end);
         (record.chunk, record.origin) = (new.chunk, origin);
         if source != NO_VOLUME {
             (record.break_policy, record.throttle) = (new.break_policy, new.throttle);
+            record.gather = new.gather;
         }
         self.directory.judge_tail(volume);
+        self.directory.judge_gathering(volume);
         self.space.forget_reservations_of(volume);
         self.advance();
         Ok(())
+    }
+
+    fn protects_mut(&mut self, id: VolumeId) -> Result<&mut Protects, Failure> {
+        let protects = self.directory.change(id).and_then(|v| v.record.protects.as_mut());
+        protects.ok_or_else(|| Failure::Nonsense(Meta::unknown(id)))
     }
 
     /// Maps pages within one virtual block.
@@ -314,7 +432,8 @@ impl Meta {
         Ok(editor.map_run(record, at, len, to)?)
     }
 
-    /// Shares pages of one volume with another; see [`Editor::share_step`].
+    /// Shares pages of one volume with another; see [`Editor::share_step`]. `dead` becomes what was replaced:
+    /// its number is used up in any case.
     pub fn share_step(
         &mut self,
         source: VolumeId,
@@ -322,6 +441,7 @@ impl Meta {
         target: VolumeId,
         to: VirtualPage,
         max: u64,
+        dead: VolumeId,
     ) -> Result<u64, Failure> {
         self.record_of(source)?;
         if !planted(Bug::RangeCloneKeepsSharedAt) {
@@ -331,12 +451,51 @@ impl Meta {
         self.advance();
         let source = self.record_of(source)?;
         let (mut editor, record) = self.edit(target).ok_or_else(|| Failure::Nonsense(Meta::unknown(target)))?;
-        Ok(editor.share_step(&source, from, record, to, max)?)
+        let Shared { pages, replaced } = editor.share_step(&source, from, record, to, max)?;
+        self.next_id = self.next_id.max(dead.0 + 1);
+        if let Some((root, level)) = replaced.filter(|_| !planted(Bug::ReplacedTableForgotten)) {
+            if self.directory.get(dead).is_some() || dead == NO_VOLUME {
+                return Err(Failure::Nonsense(format!("a journal record makes volume {} a second time", dead.0)));
+            }
+            self.add(VolumeRecord { state: VolumeState::Dead, level, root, ..VolumeRecord::empty(dead, "", 0) });
+        }
+        Ok(pages)
     }
 
     fn add(&mut self, record: VolumeRecord) {
         self.next_id = self.next_id.max(record.id.0 + 1);
         self.directory.add(record);
+    }
+
+    /// The maps of these volumes, of those that still have one there, as far as it has not been given back.
+    pub fn members(&self, ids: impl Iterator<Item = VolumeId>, at: VirtualPage) -> Vec<Member> {
+        let member = |record: &VolumeRecord| {
+            let VolumeRecord { id, root, level, shared_at, .. } = *record;
+            let (has_map, weight) = match record.state {
+                VolumeState::Volume | VolumeState::Orphan => (true, 2),
+                VolumeState::Snapshot => (true, 1),
+                VolumeState::Dead => (record.cursor <= at.0, 0),
+                VolumeState::Folder | VolumeState::Origin => (false, 0),
+            };
+            has_map.then_some(Member { id, root, level, shared_at, weight })
+        };
+        ids.filter_map(|id| member(&self.directory.get(id)?.record)).collect()
+    }
+
+    /// Replaces pages that were moved in the maps of these volumes.
+    fn move_pages(&mut self, volumes: &[VolumeId], at: VirtualPage, moved: &[Moved]) -> Result<(), Failure> {
+        let members = self.members(volumes.iter().copied(), at);
+        let mut editor = self.editor();
+        let family = editor.family(members, at)?;
+        let done = editor.move_pages(&family, moved)?;
+        for (id, root) in done.roots {
+            self.directory.change(id).expect("a member").record.root = root;
+        }
+        for (id, before, now) in done.seams.into_iter().filter(|_| !planted(Bug::GatherKeepsSeams)) {
+            let record = &mut self.directory.change(id).expect("a member").record;
+            record.count_seams(now, before);
+        }
+        Ok(())
     }
 
     fn add_shared(&mut self, record: VolumeRecord, counted: bool) {

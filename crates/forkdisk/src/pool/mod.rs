@@ -11,6 +11,7 @@ mod copying;
 mod directory;
 mod files;
 mod flush;
+mod gather;
 mod info;
 mod load;
 mod meta;
@@ -24,7 +25,7 @@ mod view;
 mod walk;
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -33,20 +34,22 @@ use crate::counters::PoolCounters;
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
+use crate::origin::Origin;
 use crate::runtime::Runtime;
 use crate::sync::{Event, Generations, RangeLocks};
-use crate::types::PageAddr;
+use crate::types::{PageAddr, VolumeId};
 
 pub use check::CheckReport;
 pub use compare::{DiffClass, DiffPart, DiffRun};
 pub use copying::{CopierInfo, VolumeCopying};
 pub use files::Child;
-pub use info::{Mode, PoolInfo, SUPERBLOCK_AT, Usage, VolumeInfo, identify};
+pub use gather::GatherReport;
+pub use info::{Mode, PoolInfo, Protection, SUPERBLOCK_AT, Usage, VolumeInfo, identify};
 pub use open::FormatOptions;
 pub use verbs::CreateOptions;
 
-pub(crate) use directory::Volume as DirectoryEntry;
-pub(crate) use load::{Ended, no_space};
+pub(crate) use directory::{Chain, Volume as DirectoryEntry};
+pub(crate) use load::{Ended, gone, no_space};
 pub(crate) use meta::{Failure, Meta, pages_of};
 pub(crate) use verbs::check_size;
 
@@ -101,6 +104,8 @@ pub(crate) struct Inner<D> {
     pub runtime: Rc<dyn Runtime>,
     pub options: OpenOptions,
     pub meta: RefCell<Meta>,
+    /// Origins whose devices are open.
+    pub origins: RefCell<BTreeMap<VolumeId, Rc<Origin<D>>>>,
     /// The superblock on the device.
     pub superblock: RefCell<Superblock>,
     pub copier: Copier<D>,
@@ -119,6 +124,8 @@ pub(crate) struct Inner<D> {
     pub views: view::Views,
     /// Held by the reaper during a turn, and by a check so that nothing is reaped meanwhile.
     pub reap_lock: Rc<RangeLocks>,
+    /// Who brings scattered pages together.
+    pub gathering: gather::Gathering,
     /// Pages of metadata that are being loaded.
     pub loading: RefCell<HashSet<PageAddr>>,
     pub loaded: Event,

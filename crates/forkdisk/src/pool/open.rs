@@ -9,8 +9,9 @@ use crate::copier::Copier;
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    BreakPolicy, CopierSettings, CountEntry, Entry, JournalStart, Kind, Layout, NO_VOLUME, NotSuper, SLOTS_PER_PAGE,
-    SUPERBLOCK_PAGES, Seed, Superblock, Throttle, VolumeRecord, VolumeState, decode_directory_page, page_checksum,
+    BreakPolicy, CopierSettings, CountEntry, Entry, GatherPolicy, JournalStart, Kind, Layout, NO_VOLUME, NotSuper,
+    SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, Throttle, VolumeRecord, VolumeState, decode_directory_page,
+    page_checksum,
 };
 use crate::journal::Journal;
 use crate::map::{Tables, lookup};
@@ -132,7 +133,7 @@ impl<D: Device> Pool<D> {
             );
             return Err(Error::new(ErrorKind::Corrupt, why));
         }
-        let meta = Meta {
+        let mut meta = Meta {
             tables: Tables::new((options.cache * 3 / 4).max(16 * PAGE_SIZE)),
             space: Space::with_cache(
                 Layout::new(superblock.size),
@@ -149,9 +150,11 @@ impl<D: Device> Pool<D> {
             ),
             epoch: Epoch(superblock.epoch),
             next_id: superblock.next_id,
+            moving: Default::default(),
             directory_map: directory_map(&superblock),
             copier: superblock.copier,
         };
+        meta.room(options.dirty);
         let clean = superblock.clean;
         let device = Rc::new(device);
         let copier = Copier::new(device.clone(), runtime.clone(), superblock.copier);
@@ -160,6 +163,7 @@ impl<D: Device> Pool<D> {
             runtime,
             options,
             meta: RefCell::new(meta),
+            origins: Default::default(),
             superblock: RefCell::new(superblock),
             copier,
             generations: Default::default(),
@@ -172,6 +176,7 @@ impl<D: Device> Pool<D> {
             reaped: Default::default(),
             views: Default::default(),
             reap_lock: Default::default(),
+            gathering: Default::default(),
             loading: Default::default(),
             loaded: Default::default(),
             superblock_slot: Cell::new(slot),
@@ -204,6 +209,7 @@ impl<D: Device> Pool<D> {
         }
         pool.0.delete_orphans()?;
         pool.0.reap_soon();
+        pool.0.gather_soon();
         Ok(pool)
     }
 
@@ -247,13 +253,19 @@ fn directory_map(superblock: &Superblock) -> VolumeRecord {
         trim_end: 0,
         chunk: PAGE_SIZE as u64,
         referenced: superblock.directory_pages,
+        seams: 0,
+        estimated: true,
         level: superblock.directory_level,
         root: superblock.directory,
         shared_at: Epoch(0),
         created: 0,
         cursor: 0,
+        flags: Default::default(),
+        base: NO_VOLUME,
+        protects: None,
         break_policy: BreakPolicy::default(),
         throttle: Throttle::NONE,
+        gather: GatherPolicy::Off,
         quota: 0,
         attributes: None,
     }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use crate::device::Device;
 use crate::error::Result;
-use crate::format::{Record, VolumeState};
+use crate::format::{Entry, Record, VolumeState};
 use crate::map::{Editor, Stop};
 use crate::planted::{Bug, planted};
 use crate::sync::Hold;
@@ -81,7 +81,18 @@ impl<D: Device> Inner<D> {
                         until,
                         confirmed,
                     };
-                    Ok(editor.reap_step(&mut volume.record)?)
+                    let of_origin = volume.record.protects.is_some();
+                    let done = editor.reap_step(&mut volume.record)?;
+                    if done && !planted(Bug::ReapedRootStays) {
+                        // What is kept may take more steps: a checkpoint between them must not point to
+                        // tables that are gone.
+                        volume.record.root = Entry::ABSENT;
+                    }
+                    match done {
+                        true if of_origin => meta.release_origin(id),
+                        true => meta.release_kept(id),
+                        false => Ok(false),
+                    }
                 })
                 .await?;
             if done {

@@ -182,17 +182,26 @@ impl<D: Device> Inner<D> {
     }
 
     async fn replay_record(&self, record: &Record) -> Result<()> {
-        if let Record::Map { to, len, .. } = record {
-            let inside =
-                to.0.checked_add(u64::from(*len)).is_some_and(|e| e <= self.meta.borrow().space.layout().pages());
-            if !inside {
-                return Err(Error::new(ErrorKind::Corrupt, "a journal record maps pages outside the pool"));
+        if let Record::Map { to, len, .. } | Record::Keep { to, len, .. } = record {
+            self.take_place(*to, u64::from(*len)).await?;
+        }
+        if let Record::Gather { moved, .. } = record {
+            for run in moved {
+                self.take_place(run.to, u64::from(run.len)).await?;
             }
-            self.look(|meta| meta.space.mark_allocated(*to, u64::from(*len)).map_err(|m| Failure::Stop(m.into())))
-                .await?;
+            return self.look_holding(|meta| meta.apply(record, &mut 0)).await;
         }
         let mut done = 0;
         self.look(|meta| meta.apply(record, &mut done)).await
+    }
+
+    /// These pages were handed out before the crash.
+    async fn take_place(&self, to: PageAddr, len: u64) -> Result<()> {
+        let inside = to.0.checked_add(len).is_some_and(|e| e <= self.meta.borrow().space.layout().pages());
+        if !inside {
+            return Err(Error::new(ErrorKind::Corrupt, "a journal record maps pages outside the pool"));
+        }
+        self.look(|meta| meta.space.mark_allocated(to, len).map_err(|m| Failure::Stop(m.into()))).await
     }
 
     async fn read_journal(&self, position: u64, len: u64) -> Result<Vec<u8>> {

@@ -5,7 +5,8 @@ use std::rc::Rc;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{BreakPolicy, NO_VOLUME, Record, Throttle, VolumeState};
+use crate::format::{BreakPolicy, NO_VOLUME, Record, SnapshotFlags, Throttle, VolumeRecord, VolumeState};
+use crate::origin::check_origin_text;
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_SIZE, MAX_VOLUME_SIZE, VolumeId, is_chunk};
 
@@ -59,9 +60,18 @@ pub(super) fn check_chunk(chunk: u64) -> Result<()> {
 
 pub(super) fn writable_volume(volume: &Volume, name: &str) -> Result<VolumeId> {
     match volume.record.state {
+        VolumeState::Origin => {
+            let why = format!("{name:?} is an origin: its data lies outside of the pool, so this cannot be done to it");
+            Err(Error::new(ErrorKind::Invalid, why))
+        }
         VolumeState::Volume => Ok(volume.record.id),
         _ => Err(Error::new(ErrorKind::ReadOnly, format!("{name:?} is a snapshot and cannot be changed"))),
     }
+}
+
+fn not_open(record: &VolumeRecord) -> Error {
+    let why = format!("the device of {:?} is not open; it was last at {:?}", record.name, record.origin);
+    Error::new(ErrorKind::Busy, why)
 }
 
 fn refuse_in_use(volume: &Volume, name: &str) -> Result<()> {
@@ -73,7 +83,7 @@ fn refuse_in_use(volume: &Volume, name: &str) -> Result<()> {
 
 impl<D: Device> Inner<D> {
     /// Applies `record` and appends it; the caller commits.
-    pub(super) fn publish(&self, meta: &mut Meta, record: &Record) -> Result<()> {
+    pub fn publish(&self, meta: &mut Meta, record: &Record) -> Result<()> {
         let mut done = 0;
         match meta.apply(record, &mut done) {
             Ok(()) => {
@@ -89,7 +99,7 @@ impl<D: Device> Inner<D> {
     }
 
     /// One verb: `decide` checks and says what to do, then it is done and made durable.
-    pub(super) async fn verb<T>(self: &Rc<Self>, decide: impl FnOnce(&mut Meta) -> Result<(Record, T)>) -> Result<T> {
+    pub async fn verb<T>(self: &Rc<Self>, decide: impl FnOnce(&mut Meta) -> Result<(Record, T)>) -> Result<T> {
         self.check_writable()?;
         let value = {
             let mut meta = self.meta.borrow_mut();
@@ -110,7 +120,7 @@ impl<D: Device> Inner<D> {
         self.flush_device().await
     }
 
-    fn info(&self, id: VolumeId) -> Result<VolumeInfo> {
+    pub fn info(&self, id: VolumeId) -> Result<VolumeInfo> {
         let meta = self.meta.borrow();
         let volume = meta.directory.get(id).ok_or_else(gone)?;
         Ok(meta.info_of(&volume.record))
@@ -148,14 +158,38 @@ impl<D: Device> Pool<D> {
     ///
     /// Each shows what was acknowledged before this call; of writes in flight, either.
     pub async fn snapshot(&self, sources: &[(&str, &str)], now: u64) -> Result<Vec<VolumeInfo>> {
+        self.snapshot_with(sources, SnapshotFlags::default(), now).await
+    }
+
+    /// As [`snapshot`](Self::snapshot); `flags` hold for all of them. The devices of origins among the
+    /// sources must be open: what was written to them becomes durable first.
+    pub async fn snapshot_with(
+        &self,
+        sources: &[(&str, &str)],
+        flags: SnapshotFlags,
+        now: u64,
+    ) -> Result<Vec<VolumeInfo>> {
         let inner = &self.0;
         inner.check_writable()?;
+        let mut origins = Vec::new();
         let ids: Vec<VolumeId> = {
             let mut meta = inner.meta.borrow_mut();
             let mut of = Vec::new();
             for &(source, name) in sources {
                 let volume = meta.directory.find(source)?;
-                let id = writable_volume(volume, source)?;
+                let id = match volume.record.state {
+                    VolumeState::Origin => volume.record.id,
+                    _ => writable_volume(volume, source)?,
+                };
+                if volume.record.state == VolumeState::Origin {
+                    origins.push(inner.origins.borrow().get(&id).cloned().ok_or_else(|| not_open(&volume.record))?);
+                } else if flags.independent {
+                    let why = format!("snapshots of {source:?} are independent anyway; only an origin's form a chain");
+                    return Err(Error::new(ErrorKind::Invalid, why));
+                } else if flags.writable {
+                    let why = format!("a snapshot of {source:?} cannot be writable, only an origin's; clone it");
+                    return Err(Error::new(ErrorKind::Invalid, why));
+                }
                 meta.directory.check_new(id, name)?;
                 if of.iter().any(|(v, _, n)| *v == id && n == name) {
                     return Err(Error::new(ErrorKind::Exists, format!("{source}@{name} is named twice")));
@@ -163,15 +197,33 @@ impl<D: Device> Pool<D> {
                 of.push((id, VolumeId(meta.next_id + of.len() as u64), name.to_string()));
             }
             let ids: Vec<VolumeId> = of.iter().map(|&(_, id, _)| id).collect();
-            inner.publish(&mut meta, &Record::Snapshot { of, now })?;
+            inner.publish(&mut meta, &Record::Snapshot { of, now, flags })?;
             for &id in &ids {
                 meta.directory.get_mut(id).expect("just made").pending = true;
+            }
+            for origin in origins.iter().filter(|_| !planted(Bug::OriginNotFlushed)) {
+                origin.published(&ids);
             }
             ids
         };
         // Writes in place that were planned before end first; newer ones break already.
         if !planted(Bug::SnapshotIgnoresWriters) {
             inner.generations.barrier().await;
+        }
+        // What an origin holds becomes the snapshot's contents: it must not be lost by a crash.
+        let mut flushed = Ok(());
+        for origin in origins.iter().filter(|_| !planted(Bug::OriginNotFlushed)) {
+            flushed = flushed.and(origin.flush().await);
+        }
+        if let Err(error) = flushed {
+            inner
+                .verb(|meta| {
+                    let ids = ids.iter().copied().filter(|&id| meta.directory.is_snapshot(id)).collect();
+                    Ok((Record::Delete { ids }, ()))
+                })
+                .await?;
+            inner.reap_soon();
+            return Err(error);
         }
         let committed = inner.clone().commit().await;
         for &id in &ids {
@@ -180,6 +232,11 @@ impl<D: Device> Pool<D> {
             }
         }
         committed?;
+        if !ids.iter().all(|&id| inner.meta.borrow().directory.is_snapshot(id)) {
+            // The commit left them out: an origin could not be flushed for it.
+            origins.iter().try_for_each(|origin| origin.check_alive())?;
+            return Err(gone());
+        }
         ids.into_iter().map(|id| inner.info(id)).collect()
     }
 
@@ -190,7 +247,12 @@ impl<D: Device> Pool<D> {
         inner.check_writable()?;
         let id = {
             let mut meta = inner.meta.borrow_mut();
-            let from = meta.directory.find(source)?.record.id;
+            let origin = &meta.directory.find(source)?.record;
+            let from = origin.id;
+            if origin.state == VolumeState::Origin {
+                let why = format!("{source:?} is an origin; take a snapshot of it and clone that");
+                return Err(Error::new(ErrorKind::Invalid, why));
+            }
             meta.directory.check_new(NO_VOLUME, name)?;
             let id = VolumeId(meta.next_id);
             inner.publish(&mut meta, &Record::Clone { source: from, id, name: name.to_string(), now })?;
@@ -231,6 +293,7 @@ impl<D: Device> Pool<D> {
             .verb(|meta| {
                 let record = &meta.directory.find(from)?.record;
                 let (id, parent) = (record.id, record.parent);
+                let path = record.protects.map(|_| record.origin.clone());
                 let name = match (from.split_once('@'), to.split_once('@')) {
                     (None, None) => to,
                     (Some((a, _)), Some((b, name))) if a == b => name,
@@ -240,6 +303,7 @@ impl<D: Device> Pool<D> {
                     }
                 };
                 meta.directory.check_new(parent, name)?;
+                path.map_or(Ok(()), |path| check_origin_text(name, &path))?;
                 Ok((Record::Rename { id, name: name.to_string() }, ()))
             })
             .await
@@ -250,7 +314,9 @@ impl<D: Device> Pool<D> {
         check_size(size)?;
         self.0.check_writable()?;
         let volume = {
-            writable_volume(self.0.meta.borrow().directory.find(name)?, name)?;
+            let meta = self.0.meta.borrow();
+            writable_volume(meta.directory.find(name)?, name)?;
+            drop(meta);
             self.volume(name)?
         };
         volume.set_size(size).await?;
@@ -278,6 +344,10 @@ impl<D: Device> Pool<D> {
                 let mut ids = Vec::new();
                 for &name in names {
                     let volume = meta.directory.find(name)?;
+                    if volume.record.state == VolumeState::Origin {
+                        let why = format!("{name:?} is an origin; unprotect it, and it is an ordinary disk again");
+                        return Err(Error::new(ErrorKind::Invalid, why));
+                    }
                     refuse_in_use(volume, name)?;
                     if !ids.contains(&volume.record.id) {
                         ids.push(volume.record.id);
@@ -289,6 +359,12 @@ impl<D: Device> Pool<D> {
                         let snapshot = meta.directory.full_name(&left.record);
                         let why = format!("it has snapshots, such as {snapshot:?}; delete them first or with it (-r)");
                         return Err(Error::new(ErrorKind::Busy, why));
+                    }
+                }
+                for &id in &ids {
+                    match meta.directory.resting_on(id).map(|v| v.record.id) {
+                        Some(by) if !ids.contains(&by) => meta.directory.refuse_held(id)?,
+                        _ => {}
                     }
                 }
                 // Snapshots first: a record must never name the snapshot of a volume that is gone.

@@ -34,7 +34,11 @@ pub fn roots_of(meta: &Meta) -> Vec<Root> {
     let root = |record: &crate::format::VolumeRecord| {
         let is_dead = record.state == VolumeState::Dead;
         let from = if is_dead { record.cursor } else { 0 };
-        Root { id: record.id, entry: record.root, level: record.level, from, is_dead }
+        let kept = record.protects.map_or_else(Default::default, |protects| protects.kept);
+        let (id, entry, level) = (record.id, record.root, record.level);
+        let referenced = (!meta.is_origins_snapshot(id)).then_some(record.referenced);
+        let seams = (!record.estimated).then_some(record.seams);
+        Root { id, entry, level, from, is_dead, kept, referenced, seams }
     };
     let records = meta.directory.iter().map(|volume| &volume.record);
     records.filter(|record| record.state != VolumeState::Folder).map(root).collect()
@@ -62,7 +66,10 @@ impl<D: Device> Inner<D> {
 
     /// The checkpoint that froze `roots` is durable, and nothing has been frozen since.
     pub fn show(&self, meta: &mut Meta, mut roots: Vec<Root>) {
-        roots.iter_mut().for_each(|root| root.entry = meta.tables.settle(root.entry));
+        for root in &mut roots {
+            root.entry = meta.tables.settle(root.entry);
+            root.kept.entry = meta.tables.settle(root.kept.entry);
+        }
         let superblock = self.superblock.borrow();
         let number = meta.space.begin_view();
         self.views.wanted.set(false);

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use crate::device::Device;
 use crate::error::{ErrorKind, Result};
-use crate::format::{Entry, Layout, Superblock};
+use crate::format::{Entry, Layout, Superblock, TreeRoot};
 use crate::planted::{Bug, planted};
 use crate::space::Counts;
 use crate::sync::Hold;
@@ -34,6 +34,12 @@ pub struct Root {
     /// The first virtual page that counts: what lies before it has been given back.
     pub from: u64,
     pub is_dead: bool,
+    /// The ordered map of an origin.
+    pub kept: TreeRoot,
+    /// Pages that it is said to map; a snapshot of an origin is counted otherwise.
+    pub referenced: Option<u64>,
+    /// Seams that are counted, unless they are an estimate.
+    pub seams: Option<u64>,
 }
 
 /// What the metadata in memory was when a walk began: different whenever a reference is.
@@ -134,7 +140,7 @@ impl<D: Device> Inner<D> {
     }
 
     /// Refuses a step of a walk that no longer goes over what it began with.
-    fn still(&self, meta: &Meta, walk: &Walk) -> std::result::Result<(), Failure> {
+    pub fn still(&self, meta: &Meta, walk: &Walk) -> std::result::Result<(), Failure> {
         let is_same = match &walk.source {
             Source::Memory(then) => self.moment(meta) == *then,
             Source::View(number) => meta.space.view() == Some(*number),

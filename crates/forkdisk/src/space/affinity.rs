@@ -100,13 +100,24 @@ pub struct Affinity {
     open: VecDeque<(Block, u64)>,
     /// The block that tables are laid out in.
     pub meta_block: Option<Block>,
+    /// Where the next few pages that are brought together go.
+    pub gathered: Option<PageAddr>,
 }
 
 impl Default for Affinity {
     fn default() -> Self {
         let (owned, chunks) = (Bounded::new(MAX_OWNED), Bounded::new(MAX_CHUNKS));
         let (left, open) = (VecDeque::new(), VecDeque::new());
-        Affinity { owned, chunks, left, left_pages: 0, writers: FxHashMap::default(), open, meta_block: None }
+        Affinity {
+            owned,
+            chunks,
+            left,
+            left_pages: 0,
+            writers: FxHashMap::default(),
+            open,
+            meta_block: None,
+            gathered: None,
+        }
     }
 }
 

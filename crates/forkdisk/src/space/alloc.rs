@@ -145,7 +145,7 @@ impl Space {
     }
 
     /// A block of which every page is free: the one behind `before` if possible.
-    fn empty_block(&mut self, before: Option<Block>) -> Result<Option<Block>, Miss> {
+    pub(super) fn empty_block(&mut self, before: Option<Block>) -> Result<Option<Block>, Miss> {
         if let Some(next) = before.map(|b| Block(b.0 + 1))
             && self.empty.contains(&next)
         {
@@ -167,7 +167,7 @@ impl Space {
     }
 
     /// Hands out free pages of a block from `index` on, as many as lie in a row, at most `max`.
-    fn take(&mut self, block: Block, index: usize, max: u64) -> Option<(PageAddr, u64)> {
+    pub(super) fn take(&mut self, block: Block, index: usize, max: u64) -> Option<(PageAddr, u64)> {
         let bits = self.free.get_mut(&block)?;
         let end = (index + max as usize).min(BLOCK_PAGES as usize);
         let n = (index..end).find(|&i| !bit(bits, i)).unwrap_or(end) - index;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::format::{CountNode, LEAF_BLOCKS};
 use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
 use super::{ALL, Bitmap, bit};
@@ -14,6 +15,8 @@ pub struct Delta {
     all: i32,
     pages: Vec<(u8, i32)>,
     pub touched: Bitmap,
+    /// Pages of it were handed out.
+    handed_out: bool,
     /// The losses are durable once the journal is up to this sequence number.
     pub lost_until: u64,
 }
@@ -37,6 +40,8 @@ pub struct Deltas {
     blocks: BTreeMap<Block, Delta>,
     entries: usize,
     lost: u64,
+    /// Leaves of counts that have pages which were handed out.
+    leaves: usize,
 }
 
 impl Deltas {
@@ -91,7 +96,19 @@ impl Deltas {
 
     /// The page was handed out.
     pub fn touch(&mut self, page: PageAddr) {
-        self.blocks.entry(page.block()).or_default().touched[page.index() / 64] |= 1 << (page.index() % 64);
+        let delta = self.blocks.entry(page.block()).or_default();
+        delta.touched[page.index() / 64] |= 1 << (page.index() % 64);
+        if !delta.handed_out {
+            let first = CountNode::leaf_of(page.block()).0.first_block();
+            let mut leaf = self.blocks.range(first..Block(first.0 + LEAF_BLOCKS as u64));
+            self.leaves += usize::from(!leaf.any(|(_, delta)| delta.handed_out));
+            self.blocks.entry(page.block()).or_default().handed_out = true;
+        }
+    }
+
+    /// Leaves of counts that have pages which were handed out: what replay reads to do the same.
+    pub fn leaves(&self) -> usize {
+        self.leaves
     }
 
     /// The changes are in the count pages; which pages were touched stays known.

@@ -10,6 +10,7 @@ mod affinity;
 mod alloc;
 mod checkpoint;
 mod delta;
+mod gather;
 mod tree;
 mod view;
 
@@ -110,6 +111,8 @@ pub struct Space {
     roots: Vec<CountEntry>,
     cache: BTreeMap<CountNode, CountPage>,
     cache_limit: usize,
+    /// No count page is forgotten: somebody needs many at once.
+    held: bool,
     current: Deltas,
     frozen: Deltas,
     work: Option<checkpoint::Work>,
@@ -140,6 +143,7 @@ impl Space {
             roots,
             cache: BTreeMap::new(),
             cache_limit: (bytes / 4200).max(64),
+            held: false,
             current: Deltas::default(),
             frozen: Deltas::default(),
             work: None,
@@ -155,6 +159,11 @@ impl Space {
         };
         space.available = space.free_by_roots();
         space
+    }
+
+    /// Whether count pages beyond the limit stay for now.
+    pub fn hold(&mut self, held: bool) {
+        self.held = held;
     }
 
     /// The pool's layout.
@@ -181,6 +190,11 @@ impl Space {
     /// Memory of changes not yet in a finished checkpoint, in bytes.
     pub fn dirty_bytes(&self) -> usize {
         self.current.bytes() + self.frozen.bytes()
+    }
+
+    /// Count pages that a replay of everything since the last finished checkpoint reads.
+    pub fn read_by_replay(&self) -> usize {
+        self.current.leaves() + self.frozen.leaves()
     }
 
     /// One more reference to a page.

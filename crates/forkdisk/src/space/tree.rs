@@ -20,7 +20,7 @@ impl Space {
                 page.entry(i, free).ok_or_else(|| format!("entry {i} makes no sense"))?;
             }
         }
-        if self.cache.len() >= self.cache_limit {
+        if self.cache.len() >= self.cache_limit && !self.held {
             self.cache.clear();
         }
         self.cache.insert(node, page);

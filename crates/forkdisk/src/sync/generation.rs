@@ -17,6 +17,8 @@ struct Generation {
 pub struct Generations {
     current: RefCell<Rc<Generation>>,
     older: RefCell<Vec<Rc<Generation>>>,
+    /// Somebody waits for the plans of the generation that was the current one.
+    turned: Event,
 }
 
 /// A plan under way.
@@ -39,9 +41,17 @@ impl Generations {
         PlanGuard(current)
     }
 
+    /// Resolves when somebody waits for this plan.
+    pub async fn turned(&self, plan: &PlanGuard) {
+        while Rc::ptr_eq(&plan.0, &self.current.borrow()) {
+            self.turned.wait().await;
+        }
+    }
+
     /// Waits until every plan begun before this call has ended.
     pub async fn barrier(&self) {
         let old = self.current.replace(Rc::default());
+        self.turned.notify();
         let mut waiting = {
             let mut older = self.older.borrow_mut();
             older.push(old);

@@ -127,6 +127,19 @@ impl RangeLocks {
     }
 }
 
+impl RangeGuard {
+    /// Holds the range together with others from now on, at the place in the queue it has.
+    pub fn share(&mut self) {
+        {
+            let mut claims = self.locks.claims.borrow_mut();
+            let at = claims.place(self.id);
+            let was = std::mem::replace(&mut claims.queue[at].hold, Hold::Shared);
+            claims.alone -= usize::from(was == Hold::Alone);
+        }
+        self.locks.changed.notify();
+    }
+}
+
 impl Drop for RangeGuard {
     fn drop(&mut self) {
         let somebody_waits = self.locks.claims.borrow_mut().remove(self.id);
@@ -178,6 +191,20 @@ mod tests {
         assert!(poll(later.as_mut()).is_none());
         drop(held);
         assert!(poll(later.as_mut()).is_some());
+    }
+
+    #[test]
+    fn who_shares_at_last_lets_others_in_and_stays() {
+        let locks = Rc::new(RangeLocks::default());
+        let mut first = locks.try_lock(0..4, Hold::Alone).expect("the first");
+        let mut other = pin!(locks.lock(1..2, Hold::Shared));
+        assert!(poll(other.as_mut()).is_none());
+        first.share();
+        let held = poll(other.as_mut()).expect("shared");
+        assert!(locks.try_lock(3..4, Hold::Alone).is_none(), "still held");
+        drop((first, held));
+        let claims = locks.claims.borrow();
+        assert_eq!((claims.queue.len(), claims.alone, claims.waiting), (0, 0, 0));
     }
 
     #[test]

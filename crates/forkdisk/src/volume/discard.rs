@@ -10,12 +10,17 @@ use crate::sync::Hold;
 use crate::types::{PAGE_SIZE, VirtualPage};
 
 use super::Volume;
+use super::through::Under;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
 impl<D: Device> Volume<D> {
     pub(super) async fn discard_range(&self, offset: u64, len: u64) -> Result<()> {
         self.check_write(offset, len)?;
+        if !self.under.is_nothing() {
+            // A hole would show what lies under it.
+            return Ok(());
+        }
         let (first, end) = (offset.div_ceil(PAGE), self.whole_end(offset + len));
         match self.unmap(first, end).await {
             Err(Ended::NoSpace) | Ok(()) => Ok(()),
@@ -25,6 +30,14 @@ impl<D: Device> Volume<D> {
 
     pub(super) async fn zero_range(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.check_write(offset, len)?;
+        match &self.under {
+            Under::Nothing => {}
+            Under::Itself(origin) => return origin.write_zeroes(&self.inner, offset, len, fua).await,
+            Under::Snapshot(..) => {
+                self.write_zeroes_over(offset, len).await?;
+                return if fua { self.flush().await } else { Ok(()) };
+            }
+        }
         let stop = offset + len;
         let (first, end) = (offset.div_ceil(PAGE), self.whole_end(stop));
         if first >= end {

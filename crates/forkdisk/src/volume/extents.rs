@@ -6,6 +6,7 @@ use crate::map::{Stop, lookup};
 use crate::types::{PAGE_SIZE, VirtualPage};
 
 use super::Volume;
+use super::through::Under;
 
 /// A run of a volume that is alike. In bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,11 @@ impl<D: Device> Volume<D> {
         let page = PAGE_SIZE as u64;
         let (mut at, end) = (offset, offset + len);
         let mut out: Vec<Extent> = Vec::new();
+        if let Under::Itself(_) = &self.under {
+            let shared = false;
+            return Ok(vec![Extent { offset, len, data: true, physical: 0, shared }]);
+        }
+        let through = !self.under.is_nothing();
         while at < end {
             let first = VirtualPage(at / page);
             let max = end.div_ceil(page) - first.0;
@@ -44,7 +50,9 @@ impl<D: Device> Volume<D> {
                 .await?;
             let stop = ((first.0 + run.len) * page).min(end);
             let physical = run.data.map_or(0, |(addr, _)| addr.offset() + at % page);
-            let extent = Extent { offset: at, len: stop - at, data: run.data.is_some(), physical, shared };
+            // What shows through is somebody else's data, wherever it lies.
+            let (data, shared) = (run.data.is_some() || through, shared || through && run.data.is_none());
+            let extent = Extent { offset: at, len: stop - at, data, physical, shared };
             match out.last_mut() {
                 Some(last) if follows(last, &extent) => last.len += extent.len,
                 _ => out.push(extent),
@@ -56,6 +64,6 @@ impl<D: Device> Volume<D> {
 }
 
 fn follows(last: &Extent, next: &Extent) -> bool {
-    let place = !last.data || last.physical + last.len == next.physical;
+    let place = !last.data || last.physical + last.len == next.physical || last.physical + next.physical == 0;
     last.data == next.data && last.shared == next.shared && place
 }

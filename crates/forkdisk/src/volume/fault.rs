@@ -83,7 +83,9 @@ impl WritePlan {
             let page = self.next / PAGE;
             match lookup(&mut meta.tables, record, VirtualPage(page), self.end.div_ceil(PAGE) - page) {
                 Ok(Run { data: Some((addr, birth)), len })
-                    if birth > record.shared_at && meta.journal.may_change(addr, len) =>
+                    if birth > record.shared_at
+                        && meta.journal.may_change(addr, len)
+                        && meta.moving.note(addr, len) =>
                 {
                     self.in_place(addr, len);
                 }
@@ -138,7 +140,7 @@ impl WritePlan {
             let mut moved = false;
             if let Some((addr, _)) = run.data.filter(|_| alone) {
                 moved = !meta.journal.may_change(addr, len);
-                alone = !moved;
+                alone = !moved && meta.moving.note(addr, len);
             }
             match run.data {
                 Some((addr, _)) if alone => self.in_place(addr, len),

@@ -55,18 +55,31 @@ impl Break {
 /// What a volume has copied at the moment, and on whose behalf.
 pub struct Copies {
     client: Rc<Client>,
+    gatherer: Rc<Client>,
     running: RefCell<Vec<Rc<Break>>>,
 }
 
 impl Copies {
-    /// None yet; later ones are held to `throttle`.
-    pub fn new(throttle: Throttle) -> Copies {
-        Copies { client: Rc::new(Client::new(User::Break, throttle)), running: RefCell::default() }
+    /// None yet; later ones are made for `user` and held to `throttle`.
+    pub fn new(user: User, throttle: Throttle) -> Copies {
+        let client = |user| Rc::new(Client::new(user, throttle));
+        Copies { client: client(user), gatherer: client(User::Gather), running: RefCell::default() }
     }
 
     /// The copier's client.
     pub fn client(&self) -> &Rc<Client> {
         &self.client
+    }
+
+    /// The client for whom scattered pages are brought together.
+    pub fn gatherer(&self) -> &Rc<Client> {
+        &self.gatherer
+    }
+
+    /// What its copies are held to from now on.
+    pub fn set_throttle(&self, throttle: Throttle) {
+        self.client.set_throttle(throttle);
+        self.gatherer.set_throttle(throttle);
     }
 
     /// Others may join from now on, from byte `from` of the volume.

@@ -12,6 +12,7 @@ mod range;
 mod read;
 mod resize;
 mod status;
+mod through;
 mod turn;
 mod write;
 
@@ -30,7 +31,9 @@ use crate::types::VolumeId;
 pub use extents::Extent;
 pub(crate) use join::Copies;
 pub(crate) use quota::Claims;
+pub(crate) use read::push;
 pub use status::{Sharing, StatusRun};
+use through::Under;
 
 /// A volume or snapshot open for I/O. While a handle exists the volume is not deleted.
 ///
@@ -44,15 +47,23 @@ pub struct Volume<D: Device> {
     locks: Rc<RangeLocks>,
     counters: Rc<VolumeCounters>,
     turns: Rc<Turns<Buf>>,
+    /// Pages that are completed with what shows through, see `through.rs`.
+    edges: Rc<RangeLocks>,
+    under: Under<D>,
     copies: Rc<Copies>,
+    /// Whoever writes through this handle sends more before it is answered.
+    more: Cell<bool>,
 }
 
 impl<D: Device> Clone for Volume<D> {
     fn clone(&self) -> Self {
         self.open.set(self.open.get() + 1);
+        let (inner, id, read_only) = (self.inner.clone(), self.id, self.read_only);
         let (open, locks, turns) = (self.open.clone(), self.locks.clone(), self.turns.clone());
-        let (inner, counters, copies) = (self.inner.clone(), self.counters.clone(), self.copies.clone());
-        Volume { inner, id: self.id, read_only: self.read_only, open, locks, turns, counters, copies }
+        let (counters, copies) = (self.counters.clone(), self.copies.clone());
+        let (edges, under) = (self.edges.clone(), self.under.clone());
+        let more = Cell::new(self.more.get());
+        Volume { inner, id, read_only, open, locks, counters, turns, edges, under, copies, more }
     }
 }
 
@@ -66,10 +77,11 @@ impl<D: Device> Drop for Volume<D> {
 }
 
 impl<D: Device> Pool<D> {
-    /// Opens `volume` or `volume@snapshot` for I/O.
+    /// Opens `volume` or `volume@snapshot` for I/O. For an origin, its snapshots and their clones the
+    /// origin's device must be open ([`attach_origin`](Self::attach_origin)).
     pub fn volume(&self, name: &str) -> Result<Volume<D>> {
         let meta = self.0.meta.borrow();
-        Ok(self.handle(meta.directory.find(name)?))
+        self.handle(&meta, meta.directory.find(name)?)
     }
 
     /// Opens a volume or snapshot by its number for I/O, also one that was removed while it was open.
@@ -77,27 +89,38 @@ impl<D: Device> Pool<D> {
         let meta = self.0.meta.borrow();
         let is_there = |v: &&Entry| !matches!(v.record.state, VolumeState::Dead | VolumeState::Folder) && !v.pending;
         match meta.directory.get(id).filter(is_there) {
-            Some(volume) => Ok(self.handle(volume)),
+            Some(volume) => self.handle(&meta, volume),
             None => Err(Error::new(ErrorKind::NotFound, format!("there is no volume with the number {}", id.0))),
         }
     }
 
-    fn handle(&self, volume: &Entry) -> Volume<D> {
+    fn handle(&self, meta: &Meta, volume: &Entry) -> Result<Volume<D>> {
+        let under = Under::of(&self.0, meta, volume.record.id)?;
         volume.open.set(volume.open.get() + 1);
-        Volume {
+        Ok(Volume {
             inner: self.0.clone(),
             id: volume.record.id,
-            read_only: volume.record.state == VolumeState::Snapshot || self.0.options.read_only,
+            read_only: volume.record.state == VolumeState::Snapshot && !volume.record.flags.writable
+                || self.0.options.read_only,
             open: volume.open.clone(),
             locks: volume.locks.clone(),
             counters: volume.counters.get_or_init(Rc::default).clone(),
             turns: volume.turns.clone(),
+            edges: volume.edges.clone(),
+            under,
             copies: volume.copies.clone(),
-        }
+            more: Cell::new(false),
+        })
     }
 }
 
 impl<D: Device> Volume<D> {
+    /// A hint for the writes that are made through this handle from now on: whoever makes them sends `more` before
+    /// they are answered (see [`Device::cork`]).
+    pub fn cork(&self, more: bool) {
+        self.more.set(more);
+    }
+
     /// Its number.
     pub fn id(&self) -> VolumeId {
         self.id
@@ -125,7 +148,16 @@ impl<D: Device> Volume<D> {
         self.read_only
     }
 
+    /// Whether data of it lies in an origin: it is one, a snapshot of one, or was cloned from such a
+    /// snapshot. Ranges of it can be copied, but not shared.
+    pub fn shows_through(&self) -> bool {
+        !self.under.is_nothing()
+    }
+
     async fn commit(&self) -> Result<()> {
+        if let Under::Itself(origin) = &self.under {
+            return origin.flush().await;
+        }
         if planted(Bug::FlushCoversOneVolume) && !self.inner.meta.borrow().directory.has_changed(self.id) {
             return Ok(());
         }

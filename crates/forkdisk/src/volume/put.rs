@@ -1,8 +1,10 @@
 //! Writing a planned write's data. Nothing of it is visible before it is published, except in place.
 
+use std::future::Future;
+
 use smallvec::smallvec;
 
-use crate::device::{Buf, Device, Segment, Segments};
+use crate::device::{Buf, Device, IoResult, Segment, Segments};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::sync::{Taken, Turn};
@@ -17,12 +19,12 @@ impl<D: Device> Volume<D> {
     /// Submits the data in rising order, the completed `pages` among it, gives up the turn, and waits for
     /// the end.
     pub(super) async fn put(&self, turn: Turn<Buf>, work: &mut Work, pages: Vec<Buf>, buf: Buf) -> (Result<()>, Buf) {
-        let (device, counters) = (&self.inner.device, &self.inner.counters);
+        let counters = &self.inner.counters;
         let (result, buf) = match self.assembled(work, &pages, &buf) {
             Some((whole, segments)) => {
                 counters.data_writes.add(&segments);
                 work.plan.vouch(&self.inner.meta.borrow().journal, &whole, &segments);
-                let write = device.write(whole, segments, false);
+                let write = self.submit(whole, segments);
                 turn.submitted(&work.along);
                 (write.await.0, buf)
             }
@@ -30,12 +32,22 @@ impl<D: Device> Volume<D> {
                 let segments = work.plan.segments.clone();
                 counters.data_writes.add(&segments);
                 work.plan.vouch(&self.inner.meta.borrow().journal, &buf, &segments);
-                let write = device.write(buf, segments, false);
+                let write = self.submit(buf, segments);
                 turn.submitted(&work.along);
                 write.await
             }
         };
         (self.explain(work.offset, result), buf)
+    }
+
+    /// A write of data, with what is known of its successor.
+    fn submit(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
+        let device = &self.inner.device;
+        device.cork(self.more.get());
+        let write = device.write(buf, segments, false);
+        // What the engine itself writes is waited for.
+        device.cork(false);
+        write
     }
 
     /// All of the data in a buffer of its own, and its segments there, if it cannot be written from `buf`:

@@ -7,9 +7,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use crate::device::Device;
-use crate::map::{Run, Stop, lookup};
+use crate::map::{Run, Stop, lookup, shared_level};
 use crate::pool::{Failure, Meta};
-use crate::types::{BLOCK_PAGES, VirtualPage, VolumeId};
+use crate::types::{VirtualPage, VolumeId};
 
 use super::Volume;
 
@@ -71,15 +71,14 @@ impl<D: Device> Volume<D> {
         if self.record(meta).quota == 0 {
             return Ok(());
         }
-        let whole_block = from.index() == 0 && to.index() == 0 && pages >= BLOCK_PAGES;
-        let (pages, comes) = match whole_block {
-            true => (BLOCK_PAGES, mapped(meta, source.id, from, BLOCK_PAGES)?),
-            false => {
+        let (s, t) = (source.record(meta).clone(), self.record(meta).clone());
+        let (comes, goes) = match shared_level(&s, from, &t, to, pages) {
+            Some(level) => meta.editor().difference(&s, from, &t, to, level)?,
+            None => {
                 let run = run_at(meta, source.id, from, pages)?;
-                (run.len, if run.data.is_some() { run.len } else { 0 })
+                (if run.data.is_some() { run.len } else { 0 }, mapped(meta, self.id, to, run.len)?)
             }
         };
-        let goes = mapped(meta, self.id, to, pages)?;
         meta.admits(self.id, comes.saturating_sub(goes))
     }
 }

@@ -3,11 +3,11 @@
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
-use crate::map::Stop;
+use crate::map::{Stop, shared_level};
 use crate::planted::{Bug, planted};
 use crate::pool::{Ended, Failure, STEP_PAGES};
 use crate::sync::Hold;
-use crate::types::{BLOCK_PAGES, PAGE_SIZE, VirtualPage};
+use crate::types::{BLOCK_PAGES, PAGE_SIZE, VirtualPage, VolumeId, entry_span};
 
 use super::Volume;
 
@@ -18,8 +18,8 @@ const COPY: u64 = 1 << 20;
 impl<D: Device> Volume<D> {
     /// Shares `len` bytes of `source` from `from` with this volume at `to`. Where both lie alike
     /// within their pages, whole pages are shared and only ragged edges copied; otherwise all is
-    /// copied. Done in steps of at most a block: a crash in the middle leaves a part of it done, and
-    /// every page shows what it did before or what it shall.
+    /// copied. Done in steps, each one entry of a map (a page, a block or a whole table): a crash in the
+    /// middle leaves a part of it done, and every page shows what it did before or what it shall.
     pub async fn clone_range(&self, source: &Volume<D>, from: u64, to: u64, len: u64) -> Result<()> {
         source.check_range(from, len)?;
         self.check_write(to, len)?;
@@ -28,7 +28,8 @@ impl<D: Device> Volume<D> {
         }
         let first = to.next_multiple_of(PAGE);
         let end = (to + len) / PAGE * PAGE;
-        if from % PAGE != to % PAGE || first >= end {
+        let through = !self.under.is_nothing() || !source.under.is_nothing();
+        if from % PAGE != to % PAGE || first >= end || through {
             return self.copy_range(source, from, to, len).await;
         }
         self.copy_range(source, from, to, first - to).await?;
@@ -55,16 +56,22 @@ impl<D: Device> Volume<D> {
         while done < pages {
             self.inner.admit().await?;
             let (f, t) = (VirtualPage(from + done), VirtualPage(to + done));
-            let room = |p: VirtualPage| BLOCK_PAGES - p.index() as u64;
-            let max = (pages - done).min(room(f)).min(room(t));
+            let max = self.step(source, f, t, pages - done);
             let _alone = self.locks.lock(t.0..t.0 + max, Hold::Alone).await;
+            // Meanwhile the volume may have got another length, and with that a higher or a lower map.
+            self.check_write(t.0 * PAGE, (pages - done) * PAGE)?;
+            if self.step(source, f, t, pages - done) != max {
+                continue;
+            }
             let step = self.inner.edit(|meta| {
                 if meta.space.available() < meta.checkpoint_pages() + STEP_PAGES {
                     return Err(Failure::Stop(Stop::NoSpace));
                 }
                 self.admits_sharing(meta, source, f, t, max)?;
-                let len = meta.share_step(source.id, f, self.id, t, max)?;
-                meta.journal.append(&Record::CloneRange { source: source.id, from: f, target: self.id, to: t, len });
+                let dead = VolumeId(meta.next_id);
+                let len = meta.share_step(source.id, f, self.id, t, max, dead)?;
+                let (source, target) = (source.id, self.id);
+                meta.journal.append(&Record::CloneRange { source, from: f, target, to: t, len, dead });
                 Ok(len)
             });
             match step.await {
@@ -75,8 +82,20 @@ impl<D: Device> Volume<D> {
             // Writes in place of the source that were planned before end before others share the pages.
             self.inner.generations.barrier().await;
         }
+        self.inner.reap_soon();
         self.inner.commit_soon();
         self.inner.checkpoint_soon();
         Ok(())
+    }
+
+    /// The most that the next step of a range clone may change: one entry of the highest level that both
+    /// sides have aligned, or up to the end of a virtual block of either.
+    fn step(&self, source: &Volume<D>, from: VirtualPage, to: VirtualPage, pages: u64) -> u64 {
+        let meta = self.inner.meta.borrow();
+        let room = |p: VirtualPage| BLOCK_PAGES - p.index() as u64;
+        match shared_level(source.record(&meta), from, self.record(&meta), to, pages) {
+            Some(level) => entry_span(level),
+            None => pages.min(room(from)).min(room(to)),
+        }
     }
 }

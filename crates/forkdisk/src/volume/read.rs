@@ -7,6 +7,7 @@ use crate::pool::Failure;
 use crate::types::{PAGE_SIZE, VirtualPage};
 
 use super::Volume;
+use super::through::Under;
 
 /// What a read consists of: device requests, and parts of the buffer to be zeroed.
 struct ReadPlan {
@@ -22,7 +23,7 @@ impl<D: Device> Volume<D> {
         if buf.is_empty() {
             return (Ok(()), buf);
         }
-        let unit = self.inner.device.block_size();
+        let unit = self.unit();
         if offset.is_multiple_of(unit as u64) && buf.len().is_multiple_of(unit) {
             return self.read_aligned(offset, buf).await;
         }
@@ -30,7 +31,7 @@ impl<D: Device> Volume<D> {
     }
 
     pub(super) async fn read_range_sparse(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
-        let unit = self.inner.device.block_size() as u64;
+        let unit = self.unit() as u64;
         if buf.is_empty() || !offset.is_multiple_of(unit) || !(buf.len() as u64).is_multiple_of(unit) {
             let (result, buf) = self.read_range(offset, buf).await;
             return (result.map(|()| Vec::new()), buf);
@@ -43,7 +44,8 @@ impl<D: Device> Volume<D> {
 
     /// Reads whole pages around the range and copies the part asked for.
     async fn read_around(&self, offset: u64, mut buf: Buf) -> (Result<()>, Buf) {
-        let page = PAGE_SIZE as u64;
+        // An origin has nothing beyond its end.
+        let page = if let Under::Itself(_) = &self.under { self.unit() } else { PAGE_SIZE } as u64;
         let (start, end) = (offset / page * page, (offset + buf.len() as u64).next_multiple_of(page));
         let wide = self.inner.device.buffer((end - start) as usize);
         let (result, wide) = self.read_aligned(start, wide).await;
@@ -63,6 +65,18 @@ impl<D: Device> Volume<D> {
 
     /// Reads what is mapped, and tells which parts of the buffer are holes.
     async fn read_mapped(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
+        let (result, buf) = match &self.under {
+            Under::Nothing => return self.read_own(offset, buf).await,
+            Under::Itself(origin) => origin.read(offset, buf).await,
+            Under::Snapshot(origin, view, size) => {
+                origin.read_through(&self.inner, self.id, (*view, *size), offset, buf).await
+            }
+        };
+        (result.map(|()| Vec::new()), buf)
+    }
+
+    /// As [`read_mapped`](Self::read_mapped), where nothing shows through.
+    async fn read_own(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
         let plan = self.inner.generations.enter();
         let planned = self.inner.look(|meta| {
             let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
@@ -103,7 +117,7 @@ impl<D: Device> Volume<D> {
 }
 
 /// Adds a piece, as part of the last one where it goes on.
-pub(super) fn push(segments: &mut Segments, offset: u64, at: usize, len: usize) {
+pub(crate) fn push(segments: &mut Segments, offset: u64, at: usize, len: usize) {
     match segments.last_mut() {
         Some(s) if s.offset + s.len as u64 == offset && s.at + s.len == at => s.len += len,
         _ => segments.push(Segment { offset, at, len }),

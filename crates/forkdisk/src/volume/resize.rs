@@ -6,12 +6,13 @@
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{NO_VOLUME, Record};
+use crate::format::{NO_VOLUME, Record, VolumeState};
 use crate::pool::{check_size, pages_of};
 use crate::sync::{Hold, RangeGuard};
 use crate::types::VolumeId;
 
 use super::Volume;
+use super::through::Under;
 
 /// Stands for the length in the locks of a volume, behind all pages.
 const LENGTH: u64 = u64::MAX - 1;
@@ -34,8 +35,28 @@ impl<D: Device> Volume<D> {
         if self.id == source.id {
             return Err(Error::new(ErrorKind::Invalid, "a volume cannot take the place of itself"));
         }
+        if !self.under.is_nothing() || !source.under.is_nothing() {
+            return Err(Error::new(ErrorKind::Invalid, "what shows through to an origin can be copied, not shared"));
+        }
         let _length = self.take_length().await?;
         self.replace(source.id).await
+    }
+
+    /// Refuses a length that what lies under the volume does not allow: an origin's is its device's, and below a
+    /// shorter clone of a snapshot the origin would show when it grows again.
+    fn check_under(&self, size: u64) -> Result<()> {
+        match &self.under {
+            Under::Itself(_) => Err(Error::new(ErrorKind::Invalid, "an origin is as long as its device")),
+            Under::Snapshot(..) if self.record(&self.inner.meta.borrow()).state == VolumeState::Snapshot => {
+                Err(Error::new(ErrorKind::ReadOnly, "a snapshot has the length it was taken with"))
+            }
+            Under::Snapshot(..) if size < self.size() => {
+                let why =
+                    "it shows through to the origin it was cloned from; flatten it first, then it can be made smaller";
+                Err(Error::new(ErrorKind::Invalid, why))
+            }
+            _ => Ok(()),
+        }
     }
 
     async fn take_length(&self) -> Result<RangeGuard> {
@@ -50,6 +71,7 @@ impl<D: Device> Volume<D> {
         if grow_only && self.size() >= size {
             return self.check_write(0, 0);
         }
+        self.check_under(size)?;
         let _length = self.take_length().await?;
         let now = self.size();
         if now == size || grow_only && now > size {

@@ -11,6 +11,7 @@ use crate::map::{Stop, lookup};
 use crate::types::{PAGE_SIZE, VirtualPage};
 
 use super::Volume;
+use super::through::Under;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Pages of a run whose counts are looked at in one step.
@@ -62,7 +63,7 @@ impl<D: Device> Volume<D> {
             });
             let run = run.await?;
             let stop = ((first.0 + run.len) * PAGE).min(end);
-            push(&mut runs, stop - at, run.data.is_some());
+            push(&mut runs, stop - at, run.data.is_some() || !self.under.is_nothing());
             at = stop;
         }
         Ok(runs)
@@ -94,7 +95,12 @@ impl<D: Device> Volume<D> {
             let (mut editor, record) = meta.view(self.id).expect("a volume with a handle is not removed");
             let run = lookup(editor.tables, record, first, max).map_err(Stop::from)?;
             let Some((_, birth)) = run.data else {
-                return Ok((run.len, Sharing::Hole));
+                let through = match self.under {
+                    Under::Nothing => Sharing::Hole,
+                    Under::Itself(_) => Sharing::Own,
+                    Under::Snapshot(..) => Sharing::Shared,
+                };
+                return Ok((run.len, through));
             };
             if !self.read_only && birth > record.shared_at {
                 return Ok((run.len, Sharing::Own));

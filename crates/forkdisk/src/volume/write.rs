@@ -15,6 +15,7 @@ use crate::types::PAGE_SIZE;
 
 use super::Volume;
 use super::fault::WritePlan;
+use super::through::Under;
 use super::turn::Work;
 
 /// A write that changes no metadata: where it goes, and what it holds meanwhile.
@@ -31,7 +32,11 @@ impl<D: Device> Volume<D> {
         if buf.is_empty() {
             return (Ok(()), buf);
         }
-        let (result, buf) = self.write_locked(offset, buf).await;
+        let (result, buf) = match &self.under {
+            Under::Itself(origin) => return origin.write(&self.inner, offset, buf, fua).await,
+            Under::Snapshot(..) => self.write_over(offset, buf).await,
+            Under::Nothing => self.write_locked(offset, buf).await,
+        };
         if result.is_ok() && fua && !planted(Bug::FuaWithoutCommit) {
             return (self.inner.clone().commit().await, buf);
         }

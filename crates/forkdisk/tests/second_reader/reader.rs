@@ -15,6 +15,7 @@ pub type Map = BTreeMap<u64, u64>;
 #[derive(Clone, Copy)]
 struct Entry {
     page: u64,
+    mapped: u64,
     kind: u8,
     birth: u64,
     checksum: u32,
@@ -23,9 +24,9 @@ struct Entry {
 impl Entry {
     fn new(bytes: &[u8]) -> Entry {
         let (low, high) = (u64_at(bytes, 0), u64_at(bytes, 8));
-        assert_eq!(low >> 40 & 0xff, 0, "the device is always 0");
-        let birth = low >> 56 | (high & 0xffff_ffff) << 8;
-        Entry { page: low & ((1 << 40) - 1), kind: (low >> 48) as u8, birth, checksum: (high >> 32) as u32 }
+        let (mapped, kind) = (low >> 40 & 0x1_ffff, (low >> 57 & 7) as u8);
+        let birth = low >> 60 | (high & 0xffff_ffff) << 4;
+        Entry { page: low & ((1 << 40) - 1), mapped, kind, birth, checksum: (high >> 32) as u32 }
     }
 }
 
@@ -164,7 +165,10 @@ impl<'a> Pool<'a> {
             if entry.kind == 0 {
                 continue;
             }
-            for (i, child) in (0..).zip(self.table(entry, level)) {
+            let children = self.table(entry, level);
+            let mapped: u64 = children.iter().map(|c| [0, 0, 1, 256, c.mapped][usize::from(c.kind.min(4))]).sum();
+            assert_eq!(entry.mapped, if level <= 1 { mapped } else { 0 }, "level {level} in page {:#x}", entry.page);
+            for (i, child) in (0..).zip(children) {
                 let first: u64 = base + (i << (8 * level));
                 match (child.kind, level) {
                     (0, _) => {}
@@ -283,7 +287,7 @@ impl<'a> Pool<'a> {
             3 => {
                 let (id, size, _chunk, _made, name) =
                     (fields.u64(), fields.u64(), fields.u64(), fields.u64(), fields.name());
-                let root = Entry { page: 0, kind: 0, birth: 0, checksum: 0 };
+                let root = Entry { page: 0, mapped: 0, kind: 0, birth: 0, checksum: 0 };
                 let (map, cursor, quota) = (Map::new(), 0, 0);
                 volumes.insert(id, Volume { state: 1, parent: 0, size, name, map, quota, level: 1, root, cursor });
             }
@@ -314,8 +318,8 @@ impl<'a> Pool<'a> {
             }
             10 => drop((fields.u64(), fields.u64())),
             11 => {
-                let (source, from, target, to, len) =
-                    (fields.u64(), fields.u64(), fields.u64(), fields.u64(), fields.u64());
+                let (source, from, target, to, len, _dead) =
+                    (fields.u64(), fields.u64(), fields.u64(), fields.u64(), fields.u64(), fields.u64());
                 let found = volumes.get(&source).map(|v| v.map.clone()).unwrap_or_default();
                 change(volumes, target, &mut |v| {
                     v.map.retain(|page, _| !(to..to + len).contains(page));
@@ -328,6 +332,23 @@ impl<'a> Pool<'a> {
             22 => {
                 let (id, quota) = (fields.u64(), fields.u64());
                 change(volumes, id, &mut |v| v.quota = quota);
+            }
+            48 => drop((fields.u64(), fields.u8())),
+            49 => {
+                let (at, count) = (fields.u64(), fields.u32());
+                let ids: Vec<u64> = (0..count).map(|_| fields.u64()).collect();
+                for _ in 0..fields.u32() {
+                    let (first, more) = (u64::from(fields.u8()), u64::from(fields.u8()));
+                    let (from, to) = (fields.u64(), fields.u64());
+                    for &id in &ids {
+                        change(volumes, id, &mut |v| {
+                            for i in 0..=more {
+                                let place = v.map.get_mut(&(at + first + i)).filter(|place| **place == from + i);
+                                place.into_iter().for_each(|place| *place = to + i);
+                            }
+                        });
+                    }
+                }
             }
             kind => panic!("a record of kind {kind}"),
         }

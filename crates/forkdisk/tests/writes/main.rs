@@ -3,7 +3,11 @@
 
 mod amplification;
 mod commit;
+mod gather;
 mod lab;
 mod order;
 mod quota;
+mod ranges;
+mod reopen;
 mod space;
+mod stripes;

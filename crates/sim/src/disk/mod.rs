@@ -82,6 +82,9 @@ struct State {
     slow: Option<Range<u64>>,
 }
 
+/// Stands for where a flush begins.
+const FLUSHES: u64 = u64::MAX - 1;
+
 /// A simulated disk; clones are handles to the same one.
 #[derive(Clone)]
 pub struct SimDisk {
@@ -145,6 +148,11 @@ impl SimDisk {
     /// Requests that begin in this range of bytes end late from now on.
     pub fn slow_down(&self, range: Range<u64>) {
         self.state.borrow_mut().slow = Some(range);
+    }
+
+    /// Flushes end late from now on.
+    pub fn slow_flushes(&self) {
+        self.slow_down(FLUSHES..u64::MAX);
     }
 
     /// Requests that a fault has hit so far.
@@ -368,7 +376,7 @@ impl Device for SimDisk {
         let harm = state.faults.strike(Request::Flush, 0, 0);
         let point = state.cache.flush_point();
         drop(state);
-        self.request(u64::MAX, move |state| state.end_flush(point, harm))
+        self.request(FLUSHES, move |state| state.end_flush(point, harm))
     }
 
     fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {

@@ -48,9 +48,14 @@ enum Attempt {
 const DAMAGES: u64 = 400;
 
 impl Attempt {
-    /// The profiles take turns; between them come short histories and damage.
-    fn new(hunt: u64, i: u32) -> Attempt {
+    /// The profiles take turns; between them come short histories and damage. `home`: only this profile can
+    /// find what is looked for.
+    fn new(hunt: u64, i: u32, home: Option<Profile>) -> Attempt {
         let seed = mix(&[hunt, u64::from(i)]) >> 32;
+        if let Some(profile) = home {
+            let dense = Some(if profile == Profile::Origins { (40, 3) } else { (60, 3) });
+            return Attempt::Random(Recipe { profile: Some(profile), dense, ..Recipe::new(seed, 300) });
+        }
         match i % 8 {
             3 | 7 => return Attempt::Short(random_case(seed)),
             5 => return Attempt::Damaged(seed),
@@ -59,8 +64,10 @@ impl Attempt {
         let turn = (i - i / 4 - i / 8) as usize;
         // More turns for those that need luck most.
         let extra = [Profile::Journal, Profile::Copies];
-        let turn = turn % (Profile::ALL.len() + extra.len());
-        let profile = Profile::ALL.get(turn).copied().unwrap_or_else(|| extra[turn - Profile::ALL.len()]);
+        // Those behind are the homes of their own mistakes.
+        let all = &Profile::ALL[..15];
+        let turn = turn % (all.len() + extra.len());
+        let profile = all.get(turn).copied().unwrap_or_else(|| extra[turn - all.len()]);
         let (steps, every) = match profile {
             Profile::Journal => (1200, 400),
             Profile::Crowd => (300, 400),
@@ -96,11 +103,13 @@ impl Hunt {
     pub fn run(&self, mut progress: impl FnMut(&Found)) -> Vec<Found> {
         let mut all = Vec::new();
         // Whether an attempt is clean without any mistake: the same for all of them.
-        let clean: Vec<OnceLock<bool>> = (0..self.budget).map(|_| OnceLock::new()).collect();
+        let homes = [None, Some(Profile::Origins), Some(Profile::Gathering)];
+        let clean = homes.map(|home| (home, (0..self.budget).map(|_| OnceLock::new()).collect::<Vec<_>>()));
+        let of = |bug| &clean.iter().find(|(at, _)| *at == home(bug)).expect("all homes are there").1;
         spread(
             self.jobs,
             self.bugs.len(),
-            |i| self.search(self.bugs[i], &clean),
+            |i| self.search(self.bugs[i], of(self.bugs[i])),
             |_, found| {
                 progress(&found);
                 all.push(found);
@@ -116,7 +125,7 @@ impl Hunt {
             if clean.get() == Some(&false) {
                 continue;
             }
-            let attempt = Attempt::new(self.seed, i);
+            let attempt = Attempt::new(self.seed, i, home(bug));
             planted::set(Some(bug));
             let broken = attempt.run();
             planted::set(None);
@@ -128,6 +137,14 @@ impl Hunt {
         }
         Found { bug, histories: self.budget, how: None }
     }
+}
+
+/// The profile without which a mistake cannot show.
+fn home(bug: Bug) -> Option<Profile> {
+    if bug.is_of_origins() {
+        return Some(Profile::Origins);
+    }
+    bug.name().starts_with("gather-").then_some(Profile::Gathering)
 }
 
 fn random_case(seed: u64) -> Case {

@@ -20,6 +20,7 @@ pub use kept::{Kept, kept};
 pub use shrink::{Shrunk, shrink};
 
 use crate::history::{Aim, Op, Profile, Setup, Stats, Violation, run_history};
+use crate::origins;
 
 /// One run by its numbers: all that a replay needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,9 +74,27 @@ impl Recipe {
 
     /// Runs it. A panic of the engine is a violation like any other.
     pub fn run(&self, account: bool) -> Report {
+        if self.profile == Some(Profile::Origins) {
+            return self.run_origins(account);
+        }
         let setup = self.setup();
         let ops = self.operations(&setup);
         let ran = guard::catch(|| run_history(&setup, &ops, self.aim, account));
+        let (stats, violation, account) = ran.unwrap_or_else(|v| (Stats::default(), Some(v), Vec::new()));
+        Report { stats, violation, account }
+    }
+
+    /// The same with an origin on a disk of its own.
+    fn run_origins(&self, account: bool) -> Report {
+        let mut setup = origins::Setup::new(self.seed);
+        if let Some((every, masks)) = self.dense {
+            (setup.cut_every, setup.masks) = (every, masks);
+        }
+        let mut ops = setup.operations(self.steps);
+        if let Some(keep) = &self.keep {
+            ops.retain(|op| keep.contains(&op.number));
+        }
+        let ran = guard::catch(|| origins::run_history(&setup, &ops, self.aim, account));
         let (stats, violation, account) = ran.unwrap_or_else(|v| (Stats::default(), Some(v), Vec::new()));
         Report { stats, violation, account }
     }

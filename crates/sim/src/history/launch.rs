@@ -48,6 +48,8 @@ impl Run<'_> {
             Kind::SetChunk => self.with(op, |run, key| run.set_chunk(op, key)),
             Kind::SetCopying => self.with(op, |run, key| run.set_copying(op, key)),
             Kind::SetCopier => self.set_copier(op),
+            Kind::Gather => self.gather(op),
+            Kind::SetGather => self.with(op, |run, key| run.set_gather(op, key)),
             Kind::SetQuota => self.with(op, |run, key| run.set_quota(op, key)),
             Kind::Burst => self.with(op, |run, key| run.burst(op, key)),
             Kind::Overlap => self.with(op, |run, key| run.overlap(op, key)),
@@ -77,7 +79,11 @@ impl Run<'_> {
 
     /// Does something to a volume of the operation's choosing, when no control operation stands in
     /// the way. Makes a volume if there is none.
-    fn with(&mut self, op: &Op, f: impl FnOnce(&mut Self, Key) -> Result<(), Violation>) -> Result<(), Violation> {
+    pub(super) fn with(
+        &mut self,
+        op: &Op,
+        f: impl FnOnce(&mut Self, Key) -> Result<(), Violation>,
+    ) -> Result<(), Violation> {
         let mut keys = place::volumes(&self.model);
         if op.kind == Kind::Read && op.draws[0].is_multiple_of(3) {
             keys.extend(place::snapshots(&self.model, None));
@@ -296,6 +302,14 @@ impl Run<'_> {
         self.wait(busy)?;
         if self.model.get(source).is_none() || self.model.get(target).is_none() || self.is_unsure(family) {
             return Ok(());
+        }
+        let tables = match self.setup.profile {
+            Profile::Ranges => place::tables(op.draws[3], self.size(source), self.size(target)),
+            _ => None,
+        };
+        if let Some((Place { offset, len }, to)) = tables.filter(|_| !op.draws[1].is_multiple_of(4)) {
+            let apart = source != target || to + len <= offset || offset + len <= to;
+            return if apart { self.share((source, offset), (target, to), len) } else { Ok(()) };
         }
         let Some(from) = place::range(op, self.size(source)) else {
             return Ok(());

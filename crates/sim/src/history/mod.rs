@@ -5,6 +5,7 @@ mod copying;
 mod exhibit;
 mod fault;
 mod finish;
+mod gather;
 mod launch;
 mod op;
 mod place;
@@ -18,7 +19,7 @@ use std::fmt;
 
 pub use exhibit::{Contents, Exhibit, page_of, read_all};
 pub use op::{Kind, Op, Profile, Setup};
-pub use recover::{Entrance, Recovered, Session, open_options, recover};
+pub use recover::{Entrance, PATIENCE, Recovered, Session, judge, open_options, recover};
 pub use run::{Aim, Run, run_history};
 pub use small::{Small, run_small};
 

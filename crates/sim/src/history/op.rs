@@ -63,6 +63,10 @@ pub enum Kind {
     SetCopier,
     /// Bounds what a volume may refer to, when nothing else is in flight.
     SetQuota,
+    /// Brings together what a volume or snapshot has scattered.
+    Gather,
+    /// Changes when that is done without anybody asking.
+    SetGather,
     /// Several writes at once to neighbouring places of one chunk.
     Burst,
     /// Compares two volumes, and what deleting something frees with what was foretold.
@@ -115,11 +119,17 @@ pub enum Profile {
     Quotas,
     /// Volumes as files: replaced, renamed over each other, removed while open.
     Files,
+    /// An origin on a disk of its own, see `origins`; never drawn, only asked for.
+    Origins,
+    /// Ranges of many blocks, shared between volumes of several tables.
+    Ranges,
+    /// Scattered pages brought together, while all else goes on.
+    Gathering,
 }
 
 impl Profile {
-    /// All of them.
-    pub const ALL: [Profile; 14] = [
+    /// All that are drawn.
+    pub const ALL: [Profile; 16] = [
         Profile::Mixed,
         Profile::Forks,
         Profile::Full,
@@ -134,6 +144,8 @@ impl Profile {
         Profile::Copies,
         Profile::Quotas,
         Profile::Files,
+        Profile::Ranges,
+        Profile::Gathering,
     ];
 
     /// Its name on the command line.
@@ -150,15 +162,18 @@ impl Profile {
             Profile::Journal => "journal",
             Profile::Crowd => "crowd",
             Profile::Large => "large",
+            Profile::Origins => "origins",
             Profile::Copies => "copies",
             Profile::Quotas => "quotas",
             Profile::Files => "files",
+            Profile::Ranges => "ranges",
+            Profile::Gathering => "gathering",
         }
     }
 
     /// The profile of this name.
     pub fn from_name(name: &str) -> Option<Profile> {
-        Profile::ALL.into_iter().find(|p| p.name() == name)
+        Profile::ALL.into_iter().chain([Profile::Origins]).find(|p| p.name() == name)
     }
 
     #[rustfmt::skip]
@@ -218,6 +233,12 @@ impl Profile {
                 (Snapshot, 5), (Clone, 2), (CloneRange, 5), (Replace, 16), (Usurp, 8), (Rollback, 2), (Rename, 2), (Resize, 4),
                 (Delete, 12), (Checkpoint, 3), (Audit, 1), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 2), (Kill, 1),
             ],
+            Profile::Origins => &[],
+            Profile::Ranges => &[
+                (Read, 12), (Write, 40), (Append, 6), (Flush, 6), (Discard, 4), (Zero, 2), (Create, 3), (Snapshot, 5),
+                (Clone, 3), (CloneRange, 26), (Rollback, 2), (Resize, 2), (Delete, 8), (Checkpoint, 6), (Audit, 1),
+                (Check, 2), (Settle, 2), (Reopen, 2), (Cut, 2), (Kill, 1),
+            ],
             Profile::Large => &[
                 (Read, 12), (Write, 40), (Append, 10), (Ragged, 3), (Flush, 8), (Discard, 8), (Zero, 6), (Create, 3),
                 (Snapshot, 6), (Group, 2), (Clone, 5), (CloneRange, 8), (Rollback, 4), (Rename, 1), (Resize, 10), (Delete, 8),
@@ -227,6 +248,12 @@ impl Profile {
                 (Read, 12), (Write, 30), (Append, 8), (Ragged, 4), (Burst, 14), (InPlace, 2), (Flush, 6), (Discard, 4), (Zero, 4),
                 (Create, 2), (Snapshot, 22), (Group, 2), (Clone, 6), (CloneRange, 6), (Rollback, 4), (Resize, 2), (Delete, 12),
                 (Checkpoint, 2), (Reopen, 1), (Cut, 1), (Fault, 3), (SetChunk, 3), (SetCopying, 6), (SetCopier, 4),
+            ],
+            Profile::Gathering => &[
+                (Read, 8), (Write, 44), (Append, 3), (Ragged, 1), (InPlace, 4), (Burst, 6), (Flush, 6), (Discard, 2), (Zero, 1),
+                (Create, 2), (Snapshot, 10), (Clone, 6), (CloneRange, 4), (Rollback, 3), (Replace, 2), (Resize, 2), (Delete, 12),
+                (Checkpoint, 4), (Gather, 30), (SetGather, 3), (SetCopying, 8), (SetCopier, 4), (Settle, 2), (Reopen, 1),
+                (Cut, 1), (Fault, 1), (Fill, 1),
             ],
             Profile::Quotas => &[
                 (Read, 6), (Write, 40), (Append, 12), (Ragged, 3), (Burst, 12), (InPlace, 6), (Flush, 5), (Discard, 10), (Zero, 4),
@@ -282,6 +309,8 @@ impl Setup {
         let first = *rng.pick(&Profile::ALL[..11]);
         let drawn = if mix(&[seed, 12]).is_multiple_of(10) { Profile::Copies } else { first };
         let drawn = if mix(&[seed, 13]).is_multiple_of(16) { Profile::Quotas } else { drawn };
+        let drawn = if mix(&[seed, 14]).is_multiple_of(12) { Profile::Ranges } else { drawn };
+        let drawn = if mix(&[seed, 15]).is_multiple_of(12) { Profile::Gathering } else { drawn };
         let profile = profile.unwrap_or(drawn);
         let mib = 1 << 20;
         let small = profile == Profile::Full;
@@ -307,7 +336,7 @@ impl Setup {
             depth: match profile {
                 Profile::Cuts | Profile::Journal => 1 + rng.index(2),
                 Profile::Races => 8,
-                Profile::Copies => *rng.pick(&[1, 4, 8, 8]),
+                Profile::Copies | Profile::Gathering => *rng.pick(&[1, 4, 8, 8]),
                 _ => *rng.pick(&[1, 3, 5, 8]),
             },
             cut_every: match profile {
@@ -321,9 +350,10 @@ impl Setup {
                 Profile::Blocks => 512 + rng.below(512) + if tall { 10 * 256 } else { 0 },
                 Profile::Races | Profile::Journal => *rng.pick(&[16, 64]),
                 Profile::Crowd => *rng.pick(&[2, 8]),
-                Profile::Large => 1 << 17,
+                Profile::Large | Profile::Ranges => 1 << 17,
                 Profile::Full => *rng.pick(&[300, 800, 1600]),
                 Profile::Copies => *rng.pick(&[24, 96, 300, 900]),
+                Profile::Gathering => *rng.pick(&[24, 200, 600]),
                 _ => *rng.pick(&[24, 96, 300]),
             },
             crowd: match profile {

@@ -89,6 +89,25 @@ pub fn ragged(op: &Op, size: u64) -> Option<Place> {
     Place { offset: rng.below(hot), len }.within(size)
 }
 
+/// A range of whole tables that two volumes of these sizes have, and the place of each of them; now and then
+/// with ragged ends. `None` where one of them is too short.
+pub fn tables(draw: u64, source: u64, target: u64) -> Option<(Place, u64)> {
+    let mut rng = Rng::new(draw);
+    let (from, to) = (rng.below((source / TABLE).max(1)), rng.below((target / TABLE).max(1)));
+    let most = (source / TABLE).checked_sub(from)?.min((target / TABLE).checked_sub(to)?);
+    if most == 0 {
+        return None;
+    }
+    let (mut offset, mut at, mut len) = (from * TABLE, to * TABLE, (1 + rng.below(most)) * TABLE);
+    if rng.one_in(3) {
+        let before = *rng.pick(&[0, PAGE, 3 * PAGE, BLOCK, BLOCK + PAGE]).min(&offset.min(at));
+        let after = *rng.pick(&[0, PAGE, BLOCK, 2 * BLOCK + PAGE]);
+        (offset, at) = (offset - before, at - before);
+        len = (len + before + after).min(source - offset).min(target - at);
+    }
+    Some((Place { offset, len }, at))
+}
+
 /// How much a sequential writer adds.
 pub fn stretch(op: &Op, from: u64, size: u64) -> Option<Place> {
     let mut rng = Rng::new(op.draws[1]);
@@ -118,6 +137,9 @@ pub fn size(setup: &Setup, draw: u64) -> u64 {
     if setup.profile == Profile::Large {
         let around = *rng.pick(&[BLOCK, 3 * BLOCK, TABLE, TABLE, TABLE + BLOCK, 2 * TABLE]);
         return around - 4 * SECTOR as u64 * rng.below(8) + PAGE * rng.below(4);
+    }
+    if setup.profile == Profile::Ranges {
+        return *rng.pick(&[TABLE, 2 * TABLE, 2 * TABLE + BLOCK, 3 * TABLE]) + PAGE * rng.below(4);
     }
     let pages = 1 + rng.below(setup.pages * 2);
     let ragged = if rng.one_in(8) { rng.below(8) * SECTOR as u64 } else { 0 };

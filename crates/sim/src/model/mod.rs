@@ -75,6 +75,9 @@ pub struct Bad {
     pub what: String,
 }
 
+/// Longest range, in sectors, of which each is looked at.
+const DENSE: u64 = 2048;
+
 #[derive(Clone)]
 struct RangeClone {
     rec: RecId,
@@ -218,7 +221,7 @@ impl Model {
     pub fn spread(&mut self) {
         for r in self.ranges.clone() {
             let since = Rule::Since(self.recs[r.rec as usize].start);
-            for i in 0..r.sectors {
+            for i in self.spoken_of(&r) {
                 for value in self.values(r.source.0, r.source.1 + i, since) {
                     let (key, sector) = (r.target.0, r.target.1 + i);
                     let version = Version { value, rec: r.rec };
@@ -229,6 +232,22 @@ impl Model {
                 }
             }
         }
+    }
+
+    /// The sectors of a range clone of which anything is known on either side: a hole that stays one needs no
+    /// version, and most of a long range is holes.
+    fn spoken_of(&self, range: &RangeClone) -> Vec<u64> {
+        if range.sectors <= DENSE {
+            return (0..range.sectors).collect();
+        }
+        let pages = |(key, first): (Key, u64)| {
+            let written = self.volumes.get(&key).map(Volume::written).unwrap_or_default();
+            // Where the sides are not aligned alike, a page of one lies in two of the other.
+            let sectors = written.into_iter().flat_map(|page| page..page + SECTORS);
+            sectors.filter(move |s| (first..first + range.sectors).contains(s)).map(move |s| s - first)
+        };
+        let all: BTreeSet<u64> = pages(range.source).chain(pages(range.target)).collect();
+        all.into_iter().collect()
     }
 
     /// An operation that changes contents has ended.

@@ -2,8 +2,8 @@
 
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::fd::BorrowedFd;
-use std::os::unix::fs::FileTypeExt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use crate::sys;
 
@@ -30,7 +30,6 @@ pub(super) fn kind(meta: &Metadata) -> Option<Kind> {
 }
 
 pub(super) fn len(file: &File, kind: Kind) -> io::Result<u64> {
-    use std::os::fd::AsFd;
     match kind {
         Kind::File => Ok(file.metadata()?.len()),
         Kind::Block => sys::block_device_len(file.as_fd()),
@@ -57,6 +56,21 @@ pub(super) fn direct_block(fd: BorrowedFd<'_>, kind: Kind) -> io::Result<Option<
     };
     let block = said.max(MIN_BLOCK);
     Ok((block <= MAX_BLOCK && block.is_power_of_two()).then_some(block))
+}
+
+/// Bytes of a stripe of a block device, where it wants whole ones: an array with parity says so by its optimal
+/// request. A partition says nothing, since its stripes begin elsewhere.
+pub(super) fn stripe(file: &File, kind: Kind) -> Option<u64> {
+    if kind != Kind::Block {
+        return None;
+    }
+    let number = file.metadata().ok()?.rdev();
+    let (major, minor) = (libc::major(number), libc::minor(number));
+    let text = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/queue/optimal_io_size")).ok()?;
+    let smallest = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/queue/minimum_io_size")).ok()?;
+    let (stripe, chunk): (u64, u64) = (text.trim().parse().ok()?, smallest.trim().parse().ok()?);
+    // A disk that only prefers large requests has no chunks of which a stripe is made.
+    (chunk > 4096 && stripe > chunk && stripe.is_multiple_of(chunk)).then_some(stripe)
 }
 
 pub(super) fn set_file_len(fd: BorrowedFd<'_>, len: u64) -> io::Result<()> {

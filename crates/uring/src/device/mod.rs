@@ -15,8 +15,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use forkdisk::device::{IoResult, Segments};
-use forkdisk::{Buf, Device};
+use forkdisk::device::{IoResult, Segments, Stripes};
+use forkdisk::{Buf, Device, LocalFuture};
 
 pub use open::DeviceOptions;
 
@@ -30,6 +30,8 @@ use crate::op::{Op, Transfer, Work, outcome};
 pub struct UringDevice {
     rt: Rt,
     state: Rc<State>,
+    /// For a block device that wants whole stripes.
+    stripes: Option<Rc<Stripes<UringDevice>>>,
 }
 
 struct State {
@@ -92,6 +94,11 @@ impl UringDevice {
     /// Whether the file is in the ring's table of registered files.
     pub fn is_registered(&self) -> bool {
         self.state.handle.is_registered()
+    }
+
+    /// Writes whatever is held of stripes that are not full.
+    fn release(&self) {
+        self.stripes.iter().for_each(|stripes| stripes.release());
     }
 
     fn start(&self, work: Work) -> Ticket {
@@ -174,14 +181,31 @@ impl Device for UringDevice {
     }
 
     fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
+        if let Some(stripes) = &self.stripes {
+            segments.iter().for_each(|s| stripes.release_of(s.offset, s.len as u64));
+        }
         self.transfer(buf, segments, false, false).outcome()
     }
 
     fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
-        self.transfer(buf, segments, true, fua).outcome()
+        let write = match &self.stripes {
+            Some(stripes) => Err(Box::pin(stripes.write(buf, segments, fua)) as LocalFuture<IoResult>),
+            None => Ok(self.transfer(buf, segments, true, fua)),
+        };
+        async move {
+            match write {
+                Ok(request) => request.outcome().await,
+                Err(striped) => striped.await,
+            }
+        }
+    }
+
+    fn cork(&self, more: bool) {
+        self.stripes.iter().for_each(|stripes| stripes.cork(more));
     }
 
     fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
+        self.release();
         let resized = self.state.resized.get();
         let datasync = self.state.resize_flushed.get() == resized;
         let ticket = self.start(Work::Flush { datasync });
@@ -190,6 +214,7 @@ impl Device for UringDevice {
 
     /// Punches a hole into a file, which then reads as zeroes; asks a block device to do the same.
     fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.release();
         let end = self.len();
         let wanted = len > 0 && !self.state.no_discard.get();
         let checked = if self.state.read_only {
@@ -236,10 +261,12 @@ impl Device for UringDevice {
         to: u64,
         len: u64,
     ) -> impl Future<Output = io::Result<()>> + 'static {
+        self.release();
         self.start_clone(source, from, to, len)
     }
 
     fn zero_range(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.release();
         self.start_zero(offset, len)
     }
 
@@ -263,5 +290,48 @@ impl UringDevice {
         self.state.len.set(len);
         self.state.resized.set(self.state.resized.get() + 1);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use forkdisk::device::{Buf, Device, Segment};
+
+    use crate::{Config, DeviceOptions, UringDevice, block_on};
+
+    const STRIPE: u64 = 12288;
+    const LEN: usize = 5 * 4096;
+
+    /// Writes that end anywhere in stripes, while more are on their way and while none is: each byte is there when it
+    /// is acknowledged, and the last is not held for long.
+    #[test]
+    fn what_was_held_for_its_stripe_is_there_when_it_is_acknowledged() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        block_on(Config::default(), |rt| async move {
+            let options = DeviceOptions { stripe: Some(STRIPE), ..DeviceOptions::default() };
+            let device = UringDevice::create(&rt, &path, 4 << 20, false, &options).unwrap();
+            assert!(device.stripes.is_some());
+            let at = |i: u64| [Segment { offset: i * LEN as u64, at: 0, len: LEN }].into_iter().collect();
+            device.cork(true);
+            let mut all = Vec::new();
+            for i in 0..100 {
+                let buf = Buf::copy_of(&[i as u8 + 1; LEN]);
+                all.push(rt.spawn(device.write(buf, at(i), false)));
+                rt.sleep_for(Duration::from_micros(200)).await;
+            }
+            for write in all {
+                write.await.0.unwrap();
+            }
+            device.flush().await.unwrap();
+            for i in 0..100 {
+                let (read, buf) = device.read(Buf::zeroed(LEN), at(i)).await;
+                read.unwrap();
+                assert!(buf.iter().all(|&byte| byte == i as u8 + 1), "at {i}");
+            }
+        })
+        .unwrap();
     }
 }

@@ -12,7 +12,7 @@ use crate::rows::Row;
 use crate::runner::Context;
 
 /// Requests that a kernel has in flight when it writes its page cache back.
-const WRITEBACK: usize = 32;
+pub const WRITEBACK: usize = 32;
 
 /// One line of the table.
 struct Line {
@@ -34,70 +34,110 @@ const LINES: [Line; 5] = [
     line("update-dd-1m", "update", "dd", "1048576"),
 ];
 
-/// Whom it is done with: how the scenario calls it, and its rows by the KiB of a chunk.
-struct Peer {
-    name: &'static str,
-    chunks: &'static [(&'static str, &'static str)],
-}
+/// The KiB of a chunk, as a scenario has them, of a volume of a pool.
+const OF_POOL: &str = "32";
+/// Those of dm-snapshot, and the names of their rows.
+const OF_PEER: [(&str, &str); 3] = [("8", "dm-snapshot-8k"), ("64", "dm-snapshot-64k"), ("512", "dm-snapshot-512k")];
 
-const OURS: Peer = Peer { name: "pool", chunks: &[("32", "forkdisk")] };
-const THEIRS: Peer = Peer {
-    name: "dm-snapshot",
-    chunks: &[("8", "dm-snapshot-8k"), ("64", "dm-snapshot-64k"), ("512", "dm-snapshot-512k")],
-};
+/// Below the file system.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Peer {
+    /// A volume of a pool.
+    Pool,
+    /// An origin that is protected in place.
+    Origin,
+    /// dm-snapshot.
+    Kernel,
+}
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     let lab = context.lab()?;
-    let mut rows = table(context, &lab, &OURS)?;
-    match table(context, &lab, &THEIRS) {
-        Ok(theirs) => rows.extend(theirs),
+    let mut rows = rows(&Table::measure(context, &lab, Peer::Pool, &[OF_POOL])?, OF_POOL, "forkdisk")?;
+    let chunks = OF_PEER.map(|(chunk, _)| chunk);
+    match Table::measure(context, &lab, Peer::Kernel, &chunks) {
+        Ok(theirs) => {
+            for (chunk, target) in OF_PEER {
+                rows.extend(self::rows(&theirs, chunk, target)?);
+            }
+        }
         Err(error) => context.say(&format!("  no rows of dm-snapshot: {error:#}")),
     }
     Ok(rows)
 }
 
-fn table(context: &Context<'_>, lab: &Lab, peer: &Peer) -> Result<Vec<Row>> {
-    let sizes: &[u64] = context.scale.pick(&[10], &[10, 100], &[10, 100, 1000]);
-    let largest = sizes[sizes.len() - 1];
-    // Room for the file, for what ext4 keeps beside it, and for a copy of all of it.
-    let file_system = largest * 5 / 4 + 192;
-    let disk = file_system * 5 / 2 + 64;
-    let names: Vec<String> = sizes.iter().map(u64::to_string).collect();
-    let sectors: Vec<String> =
-        peer.chunks.iter().map(|(kib, _)| format!("{}", 2 * kib.parse::<u64>().unwrap_or(32))).collect();
-    let mut variables = vec![
-        ("PEER", peer.name.to_string()),
-        ("SIZES", names.join(",")),
-        ("CHUNKS", sectors.join(",")),
-        ("FSMB", file_system.to_string()),
-        ("BYTES", (disk << 20).to_string()),
-    ];
-    if peer.name == OURS.name {
-        variables.push(("VOLUME", (file_system << 20).to_string()));
-    }
-    let limit = Duration::from_secs(context.scale.pick(240, 600, 7200));
-    let measured = context.guest(lab, "bench-ext4", variables, 1, limit)?;
+fn rows(table: &Table, chunk: &str, target: &str) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for size in sizes {
-        for line in &LINES {
-            let size = size.to_string();
-            let of = |chunk: &str| -> Result<&Measured> {
-                let keys =
-                    [("op", line.op), ("how", line.how), ("block", line.block), ("size", &size), ("chunk", chunk)];
-                measured.iter().find(|m| m.is(&keys)).with_context(|| format!("{keys:?} was not measured"))
-            };
-            let case = format!("pool/{}-{size}m", line.name);
-            for (chunk, target) in peer.chunks {
-                let label = Label { workload: "w1", case: &case, target };
-                rows.extend(compare(&label, of("0")?, of(chunk)?));
-            }
-        }
+    for Pair { line, alone, shared } in table.pairs(chunk)? {
+        rows.extend(compare(&Label { workload: "w1", case: &format!("pool/{line}"), target }, alone, shared));
     }
     Ok(rows)
 }
 
+/// All that was measured in one guest.
+pub struct Table {
+    measured: Vec<Measured>,
+    sizes: &'static [u64],
+    /// Bytes of the file system.
+    pub span: u64,
+}
+
+/// One line of the table, without a snapshot and with one.
+pub struct Pair<'a> {
+    /// Such as `create-dd-10m`.
+    pub line: String,
+    pub alone: &'a Measured,
+    pub shared: &'a Measured,
+}
+
+impl Table {
+    /// `chunks` in KiB.
+    pub fn measure(context: &Context<'_>, lab: &Lab, peer: Peer, chunks: &[&str]) -> Result<Table> {
+        let sizes: &[u64] = context.scale.pick(&[10], &[10, 100], &[10, 100, 1000]);
+        let largest = sizes[sizes.len() - 1];
+        // Room for the file, for what ext4 keeps beside it, and for a copy of all of it.
+        let file_system = largest * 5 / 4 + 192;
+        let disk = file_system * 5 / 2 + 64;
+        let names: Vec<String> = sizes.iter().map(u64::to_string).collect();
+        let kib = |chunk: &&str| chunk.parse::<u64>().context("the KiB of a chunk");
+        let kib: Vec<u64> = chunks.iter().map(kib).collect::<Result<_>>()?;
+        let sectors: Vec<String> = kib.iter().map(|kib| (2 * kib).to_string()).collect();
+        let mut variables = vec![
+            ("SIZES", names.join(",")),
+            ("CHUNKS", sectors.join(",")),
+            ("FSMB", file_system.to_string()),
+            ("BYTES", (disk << 20).to_string()),
+        ];
+        variables.push(("PEER", if peer == Peer::Kernel { "dm-snapshot" } else { "forkdisk" }.to_string()));
+        if peer != Peer::Kernel {
+            variables.push(("VOLUME", (file_system << 20).to_string()));
+        }
+        if peer == Peer::Origin {
+            variables.push(("ORIGIN_CHUNK", (kib[0] << 10).to_string()));
+        }
+        let limit = Duration::from_secs(context.scale.pick(240, 600, 7200));
+        Ok(Table { measured: context.guest(lab, "bench-ext4", variables, 1, limit)?, sizes, span: file_system << 20 })
+    }
+
+    /// All lines with this chunk.
+    pub fn pairs(&self, chunk: &str) -> Result<Vec<Pair<'_>>> {
+        let mut pairs = Vec::new();
+        for size in self.sizes {
+            for line in &LINES {
+                let size = size.to_string();
+                let of = |chunk: &str| -> Result<&Measured> {
+                    let keys =
+                        [("op", line.op), ("how", line.how), ("block", line.block), ("size", &size), ("chunk", chunk)];
+                    self.measured.iter().find(|m| m.is(&keys)).with_context(|| format!("{keys:?} was not measured"))
+                };
+                pairs.push(Pair { line: format!("{}-{size}m", line.name), alone: of("0")?, shared: of(chunk)? });
+            }
+        }
+        Ok(pairs)
+    }
+}
+
 /// Without a snapshot ÷ with one, and what the device got per byte of the file.
-fn compare(label: &Label<'_>, alone: &Measured, shared: &Measured) -> Vec<Row> {
+pub fn compare(label: &Label<'_>, alone: &Measured, shared: &Measured) -> Vec<Row> {
     let trace = |recording| Trace { recording, depth: WRITEBACK };
     let (base, ours) = (trace(alone.disk()), trace(shared.disk()));
     let mut rows = label.ratios(&base, &ours);

@@ -1,3 +1,4 @@
-//! Sequential writes to a volume that has a snapshot (W1).
+//! Sequential writes to a volume, or to an origin in place, that has a snapshot (W1).
 
 pub mod ext4;
+pub mod origin;

@@ -3,13 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use forkdisk::device::MemoryDevice;
 use forkdisk::{CreateOptions, FormatOptions, OpenOptions, Pool};
 use forkdisk_uring::{Config, block_on};
 
+use crate::limits::{LIMIT, Limited as _};
 use crate::load::{self, Job, sequential};
 use crate::rows::Row;
 use crate::runner::Context;
@@ -53,7 +54,7 @@ fn count(context: &Context<'_>, work: &str, count: u64) -> Result<Costs> {
     command.args(["--tool=callgrind", "-q"]).arg(format!("--callgrind-out-file={}", out.display()));
     command.arg(&context.options.program).args(["bench", "w2", "--only", INSIDE, "--json", "--dir"]);
     command.arg(&context.options.dir).env(WORK, format!("{work} {count}"));
-    let output = match command.stdin(Stdio::null()).output() {
+    let output = match command.output_within(LIMIT) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             bail!("valgrind is not installed (on Debian: apt-get install valgrind)")
         }

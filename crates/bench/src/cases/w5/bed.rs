@@ -6,17 +6,19 @@ use std::io::{self, PipeWriter, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
 use forkdisk::device::{Recording, RecordingDevice};
-use forkdisk::{FormatOptions, OpenOptions, Pool};
+use forkdisk::{FormatOptions, GatherPolicy, OpenOptions, Pool};
 use forkdisk_fuse::{MountOptions, Session, Volumes, VolumesOptions};
 use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice, Watched, block_on};
 
 use super::passthrough;
 use super::rounds::{Counts, Place};
+use crate::limits::LIMIT;
 use crate::load::{self, Job, sequential};
 use crate::runner::Context;
 
@@ -31,6 +33,10 @@ enum Question {
     Settle,
     /// What has reached the device, and what is in use.
     Figures,
+    /// Bring a volume's pages together.
+    Gather(String),
+    /// Have that done by policy from now on, and wait until there is nothing to do.
+    GatherIdle(String),
     /// Read a volume in order, this many bytes; what that asks of the device.
     Read(String, u64),
     /// Unmount and close.
@@ -90,7 +96,10 @@ impl Bed {
     }
 
     fn answer(&self) -> Result<Answer> {
-        self.answers.recv().context("the thread that serves the pool has ended")?
+        self.answers.recv_timeout(LIMIT).map_err(|error| match error {
+            RecvTimeoutError::Disconnected => anyhow!("the thread that serves the pool has ended"),
+            RecvTimeoutError::Timeout => anyhow!("the thread that serves the pool did not answer within {LIMIT:?}"),
+        })?
     }
 
     fn ask(&self, question: Question) -> Result<Answer> {
@@ -114,11 +123,21 @@ impl Bed {
         }
     }
 
+    /// Brings the pages of the file `name` together.
+    pub fn gather(&self, name: &str) -> Result<()> {
+        self.ask(Question::Gather(name.to_string())).map(drop)
+    }
+
+    /// The pages of the file `name` are brought together when the pool is idle; returns when they are.
+    pub fn gather_idle(&self, name: &str) -> Result<()> {
+        self.ask(Question::GatherIdle(name.to_string())).map(drop)
+    }
+
     /// Unmounts and closes the pool.
     pub fn end(mut self) -> Result<()> {
         self.ask(Question::End)?;
         let thread = self.thread.take().context("it runs")?;
-        thread.join().map_err(|_| anyhow!("the thread that serves the pool has panicked"))
+        joined(thread, "the thread that serves the pool")
     }
 }
 
@@ -126,7 +145,7 @@ impl Drop for Bed {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
             let _ = self.ask(Question::End);
-            let _ = thread.join();
+            let _ = joined(thread, "the thread that serves the pool");
         }
     }
 }
@@ -181,6 +200,10 @@ async fn serve(
         match asked.recv()? {
             Question::Settle => tell(settle(&pool).await.map(|()| Answer::Done))?,
             Question::Figures => tell(Ok(figures(&pool)))?,
+            Question::Gather(name) => {
+                tell(pool.gather(&name, |_, _| true).await.map(|_| Answer::Done).map_err(Into::into))?
+            }
+            Question::GatherIdle(name) => tell(gather_idle(&pool, &name).await.map(|()| Answer::Done))?,
             Question::Read(name, len) => tell(read(rt, &pool, &name, len).await.map(Answer::Recording))?,
             Question::End => break,
         }
@@ -196,6 +219,14 @@ async fn settle(pool: &MountedPool) -> Result<()> {
     // What the first frees is in use until the second.
     pool.checkpoint().await?;
     Ok(pool.checkpoint().await?)
+}
+
+async fn gather_idle(pool: &MountedPool, name: &str) -> Result<()> {
+    if pool.find(name)?.gather != GatherPolicy::Idle {
+        pool.set_gather(name, GatherPolicy::Idle).await?;
+    }
+    pool.gathered().await;
+    settle(pool).await
 }
 
 fn figures(pool: &MountedPool) -> Answer {
@@ -219,6 +250,16 @@ async fn read(rt: &Rt, pool: &MountedPool, name: &str, len: u64) -> Result<Recor
     pool.device().pause(true);
     done?;
     Ok(pool.device().take())
+}
+
+/// What a thread left, if it ends in time.
+fn joined<T>(thread: JoinHandle<T>, what: &str) -> Result<T> {
+    let start = Instant::now();
+    while !thread.is_finished() {
+        anyhow::ensure!(start.elapsed() < LIMIT, "{what} did not end within {LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    thread.join().map_err(|_| anyhow!("{what} has panicked"))
 }
 
 /// A plain file in memory, passed through by a thread of this process. Unmounted when dropped.
@@ -249,9 +290,15 @@ impl Through {
             })?
         });
         let mut through = Through { dir, end: Some(end), thread: Some(thread) };
-        match is_ready.recv() {
+        match is_ready.recv_timeout(LIMIT) {
             Ok(()) => Ok(through),
-            Err(_) => Err(through.finish().err().unwrap_or_else(|| anyhow!("the passthrough ended at once"))),
+            Err(RecvTimeoutError::Timeout) => {
+                through.thread = None;
+                Err(anyhow!("the passthrough did not come up within {LIMIT:?}"))
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(through.finish().err().unwrap_or_else(|| anyhow!("the passthrough ended at once")))
+            }
         }
     }
 
@@ -268,7 +315,7 @@ impl Through {
     fn finish(&mut self) -> Result<()> {
         drop(self.end.take());
         let Some(thread) = self.thread.take() else { return Ok(()) };
-        thread.join().map_err(|_| anyhow!("the thread of the passthrough has panicked"))?
+        joined(thread, "the thread of the passthrough")?
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use forkdisk_uring::{attach_loop, detach_loop};
@@ -10,6 +10,7 @@ use forkdisk_uring::{attach_loop, detach_loop};
 use super::figures::{self, CONSTANT};
 use super::label;
 use super::rounds::{Counts, Place, Plan, Round, run};
+use crate::limits::{LIMIT, Limited as _};
 use crate::rows::{Row, Samples};
 use crate::runner::Context;
 
@@ -55,7 +56,7 @@ impl Drop for Mounted {
 
 fn call(command: &mut Command) -> Result<()> {
     let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
-    let done = command.env("PATH", path).stdin(Stdio::null()).output().with_context(|| format!("{command:?}"))?;
+    let done = command.env("PATH", path).output_within(LIMIT).with_context(|| format!("{command:?}"))?;
     ensure!(done.status.success(), "{command:?}: {}", String::from_utf8_lossy(&done.stderr).trim());
     Ok(())
 }

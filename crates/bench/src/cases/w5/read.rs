@@ -1,10 +1,11 @@
-//! Reading a file in order after its rounds, beside a fresh one: what the device would take for it.
+//! Reading a file in order after its rounds, beside a fresh one: what the device would take for it, with and without
+//! gathering.
 
 use anyhow::Result;
 
 use super::modes::Mode;
-use super::rounds::{Place, Plan, run_keeping};
-use super::{Bed, label, plan};
+use super::rounds::{Place, Plan, Round, run_between};
+use super::{Bed, figures, label, plan};
 use crate::model::Trace;
 use crate::rows::Row;
 use crate::runner::Context;
@@ -13,22 +14,51 @@ use crate::runner::Context;
 const MODE: Mode = Mode::RandomDescribed;
 const ROUNDS: usize = 20;
 
+/// When pages are brought together.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    Never,
+    /// While the pool is idle: between the rounds.
+    Idle,
+    /// When somebody asks, behind the last round.
+    Asked,
+}
+
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
+    let (mut rows, _) = measured(context, "read-after-20-rounds", When::Never)?;
+    let (idle, rounds) = measured(context, "read-after-20-rounds/gathering-idle", When::Idle)?;
+    rows.extend(idle);
+    // What a clone, a removal and writes cost on a volume that is gathered all the time.
+    rows.extend(figures::rows("random-described-gathered", "", "forkdisk", &rounds));
+    Ok(rows)
+}
+
+pub fn run_gathered(context: &Context<'_>) -> Result<Vec<Row>> {
+    Ok(measured(context, "read-after-gathering", When::Asked)?.0)
+}
+
+fn measured(context: &Context<'_>, case: &str, when: When) -> Result<(Vec<Row>, Vec<Round>)> {
     let plan = Plan { rounds: context.options.rounds.unwrap_or(ROUNDS), ..plan(context, MODE) };
     let bed = Bed::new(context, plan.pool_size())?;
     let mut recordings = Vec::new();
-    run_keeping(&bed, &plan, |name| {
+    let look = |name: &str| {
+        if when == When::Asked && !recordings.is_empty() {
+            bed.gather(name)?;
+            bed.settle()?;
+        }
         recordings.push(bed.read(name, plan.size)?);
         bed.settle()
-    })?;
+    };
+    let between = |name: &str| if when == When::Idle { bed.gather_idle(name) } else { Ok(()) };
+    let rounds = run_between(&bed, &plan, look, between)?;
     bed.end()?;
     let ops = (plan.size >> 20) as usize;
     let mut traces = recordings.into_iter().map(|recording| Trace::of(recording, ops, 8));
-    let (Some(fresh), Some(aged)) = (traces.next(), traces.next()) else { return Ok(Vec::new()) };
-    let label = label("read-after-20-rounds");
+    let (Some(fresh), Some(aged)) = (traces.next(), traces.next()) else { return Ok((Vec::new(), rounds)) };
+    let label = label(case);
     let mut rows = label.ratios(&fresh, &aged);
     let per_mib = |trace: &Trace| trace.recording.transfers() as f64 / ops as f64;
     rows.push(label.row("requests_per_mib", "count", per_mib(&aged)));
     rows.push(label.row("fresh_requests_per_mib", "count", per_mib(&fresh)));
-    Ok(rows)
+    Ok((rows, rounds))
 }

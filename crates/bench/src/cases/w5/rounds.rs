@@ -16,6 +16,7 @@ use rustix::fs::{Advice, fadvise};
 use super::modes::Mode;
 use crate::bare::children_cpu;
 use crate::clock::process_cpu;
+use crate::limits::{LIMIT, Limited as _};
 
 const SEED: u64 = 5;
 const PAGE: u64 = 4096;
@@ -113,7 +114,17 @@ pub fn run(place: &impl Place, plan: &Plan) -> Result<Vec<Round>> {
 }
 
 /// As [`run`]; `look` is told the name of the file when it is fresh, and when all rounds are done.
-pub fn run_keeping(place: &impl Place, plan: &Plan, mut look: impl FnMut(&str) -> Result<()>) -> Result<Vec<Round>> {
+pub fn run_keeping(place: &impl Place, plan: &Plan, look: impl FnMut(&str) -> Result<()>) -> Result<Vec<Round>> {
+    run_between(place, plan, look, |_| Ok(()))
+}
+
+/// As [`run_keeping`]; `between` is told the name of the file behind every round.
+pub fn run_between(
+    place: &impl Place,
+    plan: &Plan,
+    mut look: impl FnMut(&str) -> Result<()>,
+    mut between: impl FnMut(&str) -> Result<()>,
+) -> Result<Vec<Round>> {
     let mut rng = SmallRng::seed_from_u64(SEED);
     let (mut current, mut next) = (place.dir().join("a"), place.dir().join("b"));
     fill(&current, plan.size, &mut rng)?;
@@ -147,6 +158,7 @@ pub fn run_keeping(place: &impl Place, plan: &Plan, mut look: impl FnMut(&str) -
         round.used = place.used()?;
         rounds.push(round);
         std::mem::swap(&mut current, &mut next);
+        between(&name_of(&current))?;
     }
     look(&name_of(&current))?;
     fs::remove_file(&current)?;
@@ -198,7 +210,8 @@ fn forget(path: &Path) -> Result<()> {
 /// Runs a program to its end; its CPU time in seconds.
 fn program(name: &str, paths: &[&Path]) -> Result<f64> {
     let before = children_cpu();
-    let ended = Command::new(name).args(paths).stdin(Stdio::null()).status().with_context(|| name.to_string())?;
+    let ended =
+        Command::new(name).args(paths).stdin(Stdio::null()).status_within(LIMIT).with_context(|| name.to_string())?;
     ensure!(ended.success(), "{name} {paths:?} failed");
     Ok((children_cpu() - before).as_secs_f64())
 }

@@ -108,13 +108,14 @@ impl<D: Device> Volumes<D> {
             return Ok(copied(0));
         }
         let whole = from.1 == 0 && to.1 == 0 && len == size && target.size() <= size && source.id() != target.id();
-        if whole && (wide || size <= NARROW) {
+        let own = !target.shows_through() && !source.shows_through();
+        if whole && own && (wide || size <= NARROW) {
             target.replace_with(source).await?;
             self.tell(target.id(), 0, 0).await;
             return Ok(copied(len));
         }
         let page = PAGE_SIZE as u64;
-        let alike = from.1 % page == to.1 % page;
+        let alike = own && from.1 % page == to.1 % page;
         let most = if alike { SHARED_AT_ONCE } else { COPIED_AT_ONCE };
         let len = len.min(if wide { most } else { most.min(NARROW) });
         let end = to.1.checked_add(len).ok_or(Failed(libc::EFBIG))?;

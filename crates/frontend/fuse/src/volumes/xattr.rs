@@ -1,15 +1,17 @@
-//! Extended attributes: a volume's properties, as `user.forkdisk.PROPERTY`. Of these only the chunk can be
-//! set. Nothing else is kept.
+//! Extended attributes: a volume's properties, as `user.forkdisk.PROPERTY`. Of these the chunk and the policy of
+//! gathering can be set. Nothing else is kept.
 
-use forkdisk::{Device, VolumeInfo};
+use forkdisk::{Device, GatherPolicy, VolumeInfo};
 
 use super::nodes::Node;
 use super::{Failed, Outcome, Volumes};
 use crate::codec::Reply;
 
 const PREFIX: &str = "user.forkdisk.";
-/// The one that can be set, and so the only one that is listed: programs that copy files try to set all they see.
+/// The one that is listed: programs that copy files try to set all they see, and a copy has this one.
 const CHUNK: &str = "user.forkdisk.chunk";
+/// This can be set, too.
+const GATHER: &str = "user.forkdisk.gather";
 
 impl<D: Device> Volumes<D> {
     fn property(&self, number: u64, name: &str) -> Outcome<Option<String>> {
@@ -30,6 +32,12 @@ impl<D: Device> Volumes<D> {
 
     pub(super) async fn set_xattr(&self, number: u64, name: &str, value: &[u8]) -> Outcome {
         let Node::Volume(id) = self.node(number)? else { return Err(Failed(libc::EOPNOTSUPP)) };
+        if name == GATHER {
+            let policy = parse_gather(value).ok_or(Failed(libc::EINVAL))?;
+            let volume = self.pool.volume_by_id(id)?;
+            self.pool.set_gather(&volume.name(), policy).await?;
+            return Ok(Reply::Done);
+        }
         if name != CHUNK {
             let errno = if self.property(number, name)?.is_some() { libc::EPERM } else { libc::EOPNOTSUPP };
             return Err(Failed(errno));
@@ -53,6 +61,12 @@ fn value_of(info: &VolumeInfo, property: &str) -> Option<String> {
         "size" => info.size.to_string(),
         "referenced" => info.referenced.to_string(),
         "chunk" => info.chunk.to_string(),
+        "scattered" => info.scattered.to_string(),
+        "gather" => match info.gather {
+            GatherPolicy::Off => "off".to_string(),
+            GatherPolicy::Idle => "idle".to_string(),
+            GatherPolicy::Above(percent) => format!("{percent}%"),
+        },
         "created" => info.created.to_string(),
         "origin" if !info.origin.is_empty() => info.origin.clone(),
         _ => return None,
@@ -66,6 +80,17 @@ fn sized(value: Vec<u8>, size: u32) -> Outcome {
         room if value.len() <= room => Ok(Reply::Bytes(value)),
         _ => Err(Failed(libc::ERANGE)),
     }
+}
+
+/// `off`, `idle` or a percentage.
+fn parse_gather(text: &[u8]) -> Option<GatherPolicy> {
+    let text = std::str::from_utf8(text).ok()?.trim_end_matches('\0').trim();
+    let policy = match text {
+        "off" => GatherPolicy::Off,
+        "idle" => GatherPolicy::Idle,
+        _ => GatherPolicy::Above(text.strip_suffix('%')?.parse().ok()?),
+    };
+    Some(policy).filter(|policy| policy.is_valid())
 }
 
 /// Bytes, or a number with `K` or `M`.
@@ -89,6 +114,15 @@ mod tests {
         }
         for bad in ["", "x", "-1", "1T", "99999999999999999999"] {
             assert_eq!(parse_size(bad.as_bytes()), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn policies_have_names() {
+        assert_eq!(parse_gather(b"20%"), Some(GatherPolicy::Above(20)));
+        assert_eq!(parse_gather(b"idle\0"), Some(GatherPolicy::Idle));
+        for bad in ["0%", "100%", "20", "on", ""] {
+            assert_eq!(parse_gather(bad.as_bytes()), None, "{bad}");
         }
     }
 

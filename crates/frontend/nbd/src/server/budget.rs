@@ -161,6 +161,11 @@ impl Quota {
         Permit { quota: self.clone(), bytes, reserved, since: Instant::now() }
     }
 
+    /// Requests in flight.
+    pub(super) fn requests(&self) -> usize {
+        self.requests.get()
+    }
+
     /// Resolves when nothing is in flight.
     pub(super) async fn idle(&self) {
         self.changed.until(|| (self.requests.get() == 0).then_some(())).await

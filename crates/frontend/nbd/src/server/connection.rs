@@ -282,7 +282,11 @@ impl<X: Exports> Reader<'_, X> {
         let (rt, session) = (&session.rt, session.clone());
         match (action, payload) {
             (Action::Read { whole, .. }, _) => drop(rt.spawn(session.read(job, self.exports.buffer(len), whole))),
-            (Action::Write { fua, .. }, Some(buf)) => drop(rt.spawn(session.write(job, buf, fua))),
+            (Action::Write { fua, .. }, Some(buf)) => {
+                // Whoever did not wait for the answer to another request sends more.
+                session.export.cork(self.quota.requests() > 1 || !inbox.bytes().is_empty());
+                drop(rt.spawn(session.write(job, buf, fua)))
+            }
             (action, _) => drop(rt.spawn(session.other(job, action))),
         }
         Ok(())

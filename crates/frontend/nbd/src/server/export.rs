@@ -49,6 +49,9 @@ pub trait Export: 'static {
         }
     }
 
+    /// A hint for the writes that follow: the client sends `more` before they are answered.
+    fn cork(&self, _more: bool) {}
+
     /// Writes all of `buf`; with `fua` it is durable when this returns.
     fn write(&self, offset: u64, buf: Buf, fua: bool) -> impl Future<Output = (Result<()>, Buf)>;
 

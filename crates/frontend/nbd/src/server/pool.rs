@@ -122,6 +122,10 @@ impl<D: Device> Export for PoolExport<D> {
         self.volume.size()
     }
 
+    fn cork(&self, more: bool) {
+        self.volume.cork(more);
+    }
+
     async fn read(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
         self.volume.read(offset, buf).await
     }

@@ -1,0 +1,36 @@
+//! One `attach` or `detach` at a time on a machine: each looks at what there is, and then changes it.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+const LOCK: &str = "/run/forkdisk/attach.lock";
+/// The longest that one of them takes, and some more.
+const PATIENCE: Duration = Duration::from_secs(180);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Nobody else attaches or detaches while it lives; it goes with the process.
+pub struct Alone(#[allow(dead_code, reason = "the lock is held by the open file")] File);
+
+/// Waits for its turn.
+pub fn alone() -> Result<Alone> {
+    let path = Path::new(LOCK);
+    path.parent().map_or(Ok(()), fs::create_dir_all).context(LOCK)?;
+    let file = File::options().write(true).create(true).truncate(false).open(path).context(LOCK)?;
+    let start = Instant::now();
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Alone(file)),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+            Err(error) => return Err(error).context(LOCK),
+        }
+        if start.elapsed() > PATIENCE {
+            bail!("another `forkdisk attach` or `detach` has not ended in {PATIENCE:?} (`fuser {LOCK}` shows it)");
+        }
+        std::thread::sleep(PAUSE);
+    }
+}

@@ -1,0 +1,224 @@
+//! The pool's volumes as block devices of the kernel's ublk driver, served on the pool's own thread.
+//!
+//! Which device is whose the driver does not say, so a file for each lies under [`RECORDS`] while its daemon lives.
+
+use std::cell::RefCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use forkdisk::Pool;
+use forkdisk_control::{Failure, FailureKind, params};
+use forkdisk_nbd::Export;
+use forkdisk_uring::{Rt, UblkDevice, UblkOperation, UblkRequest, UringDevice, ublk_missing};
+
+use super::exports::{Served, ServedExport};
+
+/// Where it is noted whose a device is: a file for each, named by its number, of three lines: process, pool,
+/// volume or snapshot.
+pub const RECORDS: &str = "/run/forkdisk/ublk";
+/// How often devices that are ending are counted, and how long that may take.
+const LOOK: Duration = Duration::from_millis(5);
+const PATIENCE: Duration = Duration::from_secs(60);
+const SECTOR: u64 = 512;
+
+/// All devices of a daemon. Clones are the same.
+#[derive(Clone)]
+pub struct Devices(Rc<Inner>);
+
+struct Inner {
+    runtime: Rt,
+    pool: Pool<UringDevice>,
+    path: PathBuf,
+    exports: Rc<Served>,
+    all: RefCell<Vec<Attached>>,
+}
+
+#[derive(Clone)]
+struct Attached {
+    object: String,
+    device: Rc<UblkDevice>,
+}
+
+impl Devices {
+    pub fn new(runtime: &Rt, path: &Path, exports: Served) -> Devices {
+        let (runtime, pool, path) = (runtime.clone(), exports.pool.clone(), path.to_path_buf());
+        let path = path.canonicalize().unwrap_or(path);
+        Devices(Rc::new(Inner { runtime, pool, path, exports: Rc::new(exports), all: RefCell::default() }))
+    }
+
+    /// Makes a volume or snapshot a block device; its path.
+    pub async fn attach(&self, attach: params::Attach) -> Result<String, Failure> {
+        let inner = &self.0;
+        inner.pool.find(&attach.object)?;
+        if let Some(why) = ublk_missing() {
+            return Err(Failure::new(FailureKind::Unsupported, why));
+        }
+        let export = Rc::new(forkdisk_nbd::Exports::open(&*inner.exports, &attach.object)?);
+        let size = export.size();
+        if size < SECTOR {
+            let text = format!("it has {size} bytes, and a block device has at least one sector of {SECTOR}");
+            return Err(Failure::new(FailureKind::Invalid, text));
+        }
+        let read_only = attach.read_only || export.info().read_only;
+        let failed = |what: &str, e: std::io::Error| Failure::file(format!("the ublk driver: {what}"), e);
+        let device = UblkDevice::add(&inner.runtime, size, read_only).await.map_err(|e| failed("a new device", e))?;
+        let device = Rc::new(device);
+        let attached = Attached { object: attach.object.clone(), device: device.clone() };
+        let serving: Vec<_> = device
+            .places()
+            .map(|place| inner.runtime.spawn(serve(inner.pool.clone(), device.clone(), export.clone(), place)))
+            .collect();
+        inner.all.borrow_mut().push(attached);
+        let shown = device.path().display().to_string();
+        let begun = match note(&inner.path, &attach.object, &device.path()) {
+            Ok(()) => device.start().await.map_err(|e| failed("starting the device", e)),
+            Err(e) => Err(Failure::file(RECORDS, e)),
+        };
+        let ending = self.clone();
+        inner.runtime.spawn(async move {
+            for place in serving {
+                place.await;
+            }
+            ending.ended(device).await;
+        });
+        match begun {
+            Ok(()) => {
+                tracing::info!(device = %shown, object = %attach.object, "attached");
+                Ok(shown)
+            }
+            Err(failure) => {
+                let _ = self.detach(shown).await;
+                Err(failure)
+            }
+        }
+    }
+
+    /// Every place of a device has ended.
+    async fn ended(&self, device: Rc<UblkDevice>) {
+        let path = device.path();
+        self.0.all.borrow_mut().retain(|attached| !Rc::ptr_eq(&attached.device, &device));
+        let mut device = device;
+        // Whoever has asked for the end holds it for a moment.
+        let device = loop {
+            match Rc::try_unwrap(device) {
+                Ok(device) => break device,
+                Err(held) => device = held,
+            }
+            self.0.runtime.sleep_for(LOOK).await;
+        };
+        if let Err(error) = device.delete().await {
+            tracing::error!(device = %path.display(), %error, "a device that has ended stays known to the kernel");
+        }
+        if let Err(error) = self.0.pool.flush().await {
+            tracing::error!(device = %path.display(), %error, "flushing after a device has ended");
+        }
+        let _ = fs::remove_file(record_of(&path));
+        tracing::info!(device = %path.display(), "detached");
+    }
+
+    /// Takes a device away, after what the kernel has cached of it is written.
+    pub async fn detach(&self, device: String) -> Result<(), Failure> {
+        let found = self.0.all.borrow().iter().find(|a| a.device.path() == Path::new(&device)).cloned();
+        let Some(found) = found else {
+            return Err(Failure::new(FailureKind::NotFound, format!("{device} is no device of this daemon")));
+        };
+        let stopped = found.device.stop().await;
+        drop(found);
+        stopped.map_err(|e| Failure::file(&device, e))?;
+        let record = record_of(Path::new(&device));
+        let mut waited = Duration::ZERO;
+        while record.exists() {
+            if waited > PATIENCE {
+                let text = format!("{device} was stopped, and its last requests have not ended after {PATIENCE:?}");
+                return Err(Failure::new(FailureKind::Busy, text));
+            }
+            self.0.runtime.sleep_for(LOOK).await;
+            waited += LOOK;
+        }
+        Ok(())
+    }
+
+    /// The devices that are the volume or snapshot `name`, in words.
+    pub fn users(&self, name: &str) -> Vec<String> {
+        let all = self.0.all.borrow();
+        let users = all.iter().filter(|attached| attached.object == name);
+        users.map(|attached| format!("the device {}", attached.device.path().display())).collect()
+    }
+
+    /// Ends all of them.
+    pub async fn stop(&self) {
+        let all: Vec<PathBuf> = self.0.all.borrow().iter().map(|attached| attached.device.path()).collect();
+        for path in all {
+            if let Err(error) = self.detach(path.display().to_string()).await {
+                tracing::error!(device = %path.display(), %error, "a device could not be stopped");
+            }
+        }
+    }
+}
+
+/// The file that says whose a device is.
+fn record_of(device: &Path) -> PathBuf {
+    let name = device.file_name().unwrap_or_default().to_string_lossy();
+    Path::new(RECORDS).join(name.trim_start_matches("ublkb"))
+}
+
+fn note(pool: &Path, object: &str, device: &Path) -> std::io::Result<()> {
+    fs::create_dir_all(RECORDS)?;
+    fs::write(record_of(device), format!("{}\n{}\n{object}\n", std::process::id(), pool.display()))
+}
+
+/// Serves one request after the other in one place of a device, until that is stopped.
+async fn serve(pool: Pool<UringDevice>, device: Rc<UblkDevice>, export: Rc<ServedExport>, place: (u16, u16)) {
+    let mut next = device.fetch(place).await;
+    while let Ok(request) = next {
+        let result = match carry_out(&pool, &device, &export, &request).await {
+            Ok(count) => count,
+            Err(errno) => -errno,
+        };
+        next = device.answer(request, result).await;
+    }
+}
+
+async fn carry_out(
+    pool: &Pool<UringDevice>,
+    device: &UblkDevice,
+    export: &ServedExport,
+    request: &UblkRequest,
+) -> Result<i32, i32> {
+    let &UblkRequest { operation, offset, len, fua, .. } = request;
+    let in_kernel = |e: std::io::Error| e.raw_os_error().unwrap_or(EIO);
+    let count = i32::try_from(len).unwrap_or(i32::MAX);
+    match operation {
+        UblkOperation::Read => {
+            let (result, buf) = export.read(offset, pool.buffer(len as usize)).await;
+            result.map_err(errno)?;
+            device.give(request, &buf).map_err(in_kernel)?;
+            Ok(count)
+        }
+        UblkOperation::Write => {
+            let mut buf = pool.buffer(len as usize);
+            device.take(request, &mut buf).map_err(in_kernel)?;
+            export.write(offset, buf, fua).await.0.map_err(errno)?;
+            Ok(count)
+        }
+        UblkOperation::Flush => export.flush().await.map(|()| 0).map_err(errno),
+        UblkOperation::Discard => export.trim(offset, len, fua).await.map(|()| count).map_err(errno),
+        UblkOperation::WriteZeroes => export.write_zeroes(offset, len, fua, false).await.map(|()| count).map_err(errno),
+        UblkOperation::Unknown => Err(rustix::io::Errno::OPNOTSUPP.raw_os_error()),
+    }
+}
+
+const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
+
+/// What the kernel is told.
+fn errno(error: forkdisk::Error) -> i32 {
+    use rustix::io::Errno;
+    match error.kind() {
+        forkdisk::ErrorKind::NoSpace => Errno::NOSPC.raw_os_error(),
+        forkdisk::ErrorKind::ReadOnly => Errno::ROFS.raw_os_error(),
+        forkdisk::ErrorKind::Invalid => Errno::INVAL.raw_os_error(),
+        _ => EIO,
+    }
+}

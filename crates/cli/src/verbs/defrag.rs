@@ -1,0 +1,55 @@
+//! `defrag`: brings together what a volume has scattered.
+
+use anyhow::Result;
+use clap::Args;
+use forkdisk_control::{Gathering, params};
+
+use crate::cli::Global;
+use crate::output::{percent_of, print_json, print_line};
+use crate::session::{Access, call};
+use crate::size::human;
+
+/// Bring together what a volume or snapshot has scattered
+///
+/// Pages that were written at different times lie in different places. They are moved, a MiB of the volume at a time, to
+/// where they lie in one piece. Nothing is unshared: what snapshots and clones share is moved for all of them, and stays
+/// where it is if it is shared in another way. Clients go on meanwhile; the copier's throttles hold it back (`forkdisk
+/// copier`). `set gather=` has it done without asking.
+#[derive(Args)]
+pub struct DefragArgs {
+    /// The volume or snapshot
+    #[arg(value_name = "POOL/VOLUME")]
+    address: String,
+}
+
+/// Goes over the volume once and tells what came of it.
+pub fn run(args: DefragArgs, global: &Global) -> Result<()> {
+    let address = global.object(&args.address)?;
+    let done = call(global, &address.pool, Access::Write, params::Defrag { object: address.name })?;
+    if global.output.json() {
+        return print_json(&done);
+    }
+    print_line(&told(&done))
+}
+
+fn told(done: &Gathering) -> String {
+    let (before, after) = (percent_of(done.before, done.referenced), percent_of(done.after, done.referenced));
+    let left = match done.left {
+        0 => String::new(),
+        n => format!("; {n} MiB of it are scattered still"),
+    };
+    format!("{}: {} moved, fragmentation {before} before and {after} now{left}", done.name, human(done.moved))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_came_of_it_is_one_line() {
+        let name = "vm1".to_string();
+        let done = Gathering { name, referenced: 1 << 20, before: 1 << 19, after: 4096, moved: 3 << 20, left: 1 };
+        let line = "vm1: 3M moved, fragmentation 50.0% before and 0.4% now; 1 MiB of it are scattered still";
+        assert_eq!(told(&done), line);
+    }
+}

@@ -1,0 +1,77 @@
+//! `protect`: snapshots for a device or file that stays where it is. `unprotect`: an ordinary disk again.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use forkdisk_control::params;
+
+use crate::cli::Global;
+use crate::output::{print_if_json, print_line};
+use crate::session::{Access, call};
+use crate::size;
+
+/// Protect a device or file in place: snapshots of it keep in the pool what is overwritten
+///
+/// Its data stays where it is. From now on it has to be used through forkdisk, under its name.
+#[derive(Args)]
+pub struct ProtectArgs {
+    /// The name it gets
+    #[arg(value_name = "POOL/VOLUME")]
+    address: String,
+
+    /// The device or file; nobody else may have it open for writing
+    #[arg(value_name = "DEVICE_OR_FILE")]
+    device: PathBuf,
+
+    /// Unit in which old contents are kept, 4K to 1M, a power of two [default: 64K]
+    #[arg(long, value_parser = size::parse, value_name = "SIZE")]
+    chunk: Option<u64>,
+
+    /// Most that is kept ahead of a sequential writer; 0 for nothing [default: 8M]
+    #[arg(long, value_parser = size::parse, value_name = "SIZE")]
+    copy_ahead: Option<u64>,
+
+    /// What a write does whose old contents find no space: wait, wait:SECONDS, error, or drop-oldest (deletes the
+    /// oldest snapshot marked droppable) [default: wait]
+    #[arg(long, value_name = "POLICY")]
+    when_full: Option<String>,
+}
+
+/// Protects it.
+pub fn run(args: ProtectArgs, global: &Global) -> Result<()> {
+    let address = global.volume(&args.address)?;
+    let path = std::fs::canonicalize(&args.device).with_context(|| args.device.display().to_string())?;
+    let path = path.into_os_string().into_string();
+    let path = path.map_err(|path| anyhow::anyhow!("{}: the path is not UTF-8", path.display()))?;
+    let (chunk, copy_ahead, when_full) = (args.chunk, args.copy_ahead, args.when_full);
+    let method = params::Protect { volume: address.name, path, chunk, copy_ahead, when_full };
+    print_if_json(global, &call(global, &address.pool, Access::Write, method)?)
+}
+
+/// Leave an origin an ordinary disk: its data stays, its snapshots go
+#[derive(Args)]
+pub struct UnprotectArgs {
+    /// The origin
+    #[arg(value_name = "POOL/VOLUME")]
+    address: String,
+
+    /// Delete its snapshots, too
+    #[arg(short, long)]
+    recursive: bool,
+
+    /// Change nothing, only show what would go
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+}
+
+/// Unprotects it.
+pub fn run_unprotect(args: UnprotectArgs, global: &Global) -> Result<()> {
+    let address = global.volume(&args.address)?;
+    let method = params::Unprotect { volume: address.name, recursive: args.recursive, dry_run: args.dry_run };
+    let gone = call(global, &address.pool, Access::Write, method)?;
+    if args.dry_run && !global.output.json() {
+        return gone.deleted.iter().try_for_each(|name| print_line(name));
+    }
+    print_if_json(global, &gone)
+}

@@ -1,0 +1,239 @@
+//! A file that is protected in place: served, snapshotted, cloned, and an ordinary file again.
+
+use std::fs;
+use std::process::Command;
+
+use crate::harness::{Lab, POOL, Server, noise};
+use crate::nbd::Client;
+
+const MIB: usize = 1 << 20;
+
+/// Writes `byte` to `len` bytes at `offset` of an export, with a client nobody here wrote.
+fn write(server: &Server, export: &str, byte: u8, offset: usize, len: usize) {
+    let uri = format!("nbd+unix:///{export}?socket={}", server.socket().display());
+    let command = format!("write -P {byte} {offset} {len}");
+    let done = Command::new("qemu-io").args(["-f", "raw", "-c", &command, "-c", "flush", &uri]).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stdout).into_owned() + &String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success() && said.contains("wrote"), "{said}");
+}
+
+/// A pool that protects `disk.img`, 8 MiB of ones.
+fn lab() -> Lab {
+    let lab = Lab::with_pool("64M");
+    fs::write(lab.path("disk.img"), vec![1; 8 * MIB]).unwrap();
+    lab.ok(&["protect", "pool.img/disk", "disk.img"]);
+    lab
+}
+
+#[test]
+fn a_protected_file_is_written_in_place_and_its_snapshots_stay() {
+    let lab = lab();
+    lab.ok(&["snapshot", "pool.img/disk@a"]);
+    let server = Server::start(&lab);
+    write(&server, "disk", 2, 0, 4 * MIB);
+    lab.ok(&["snapshot", "pool.img/disk@b", "--droppable"]);
+    write(&server, "disk", 3, MIB, MIB);
+    lab.ok(&["clone", "pool.img/disk@a", "pool.img/c"]);
+    write(&server, "c", 9, 100, 1000);
+    let held = lab.run(&["delete", "pool.img/disk@a"]).refused();
+    assert!(held.contains("held by \"c\""), "{held}");
+    server.stop();
+
+    let disk = fs::read(lab.path("disk.img")).unwrap();
+    let all = |bytes: &[u8], byte| bytes.iter().all(|&b| b == byte);
+    assert!(all(&disk[..MIB], 2) && all(&disk[MIB..2 * MIB], 3) && all(&disk[4 * MIB..], 1));
+    for (object, at_1_mib) in [("disk@a", 1), ("disk@b", 2), ("disk", 3)] {
+        lab.ok(&["export", &format!("pool.img/{object}"), "out.img", "--force"]);
+        assert_eq!(fs::read(lab.path("out.img")).unwrap()[MIB], at_1_mib, "{object}");
+    }
+    lab.ok(&["export", "pool.img/c", "c.img"]);
+    let clone = fs::read(lab.path("c.img")).unwrap();
+    assert!(all(&clone[..100], 1) && all(&clone[100..1100], 9) && all(&clone[1100..], 1));
+    let changes = lab.json(&["diff", "pool.img/disk@a", "pool.img/disk@b"]);
+    assert_eq!((&changes[0]["offset"], &changes[0]["length"]), (&0.into(), &(4 * MIB).into()));
+
+    lab.ok(&["delete", "pool.img/disk@b", "pool.img/c"]);
+    assert_eq!(lab.names(), ["disk", "disk@a"]);
+    lab.ok(&["check", POOL]);
+    let refused = lab.run(&["unprotect", "pool.img/disk"]).refused();
+    assert!(refused.contains("it has snapshots"), "{refused}");
+    lab.ok(&["unprotect", "pool.img/disk", "-r"]);
+    assert!(lab.names().is_empty());
+    assert_eq!(fs::read(lab.path("disk.img")).unwrap(), disk, "an ordinary file again");
+}
+
+#[test]
+fn what_is_not_the_origin_as_it_was_left_is_refused() {
+    let lab = lab();
+    lab.ok(&["snapshot", "pool.img/disk@a"]);
+    let again = lab.run(&["protect", "pool.img/disk", "disk.img"]).refused();
+    assert!(again.contains("in use") || again.contains("exists"), "{again}");
+    let mut changed = vec![1; 8 * MIB];
+    changed[0] = 7;
+    fs::write(lab.path("disk.img"), &changed).unwrap();
+    let run = lab.run(&["export", "pool.img/disk@a", "out.img"]);
+    assert!(run.stderr.contains("not the device"), "{}", run.stderr);
+    assert!(!run.status.success());
+    // It can be left all the same.
+    lab.ok(&["unprotect", "pool.img/disk", "-r"]);
+    assert_eq!(fs::read(lab.path("disk.img")).unwrap(), changed);
+}
+
+#[test]
+fn a_file_of_a_crooked_length_or_none_at_all_is_refused() {
+    let lab = Lab::with_pool("64M");
+    fs::write(lab.path("odd.img"), vec![0; 1001]).unwrap();
+    for args in [["protect", "pool.img/x", "odd.img"], ["protect", "pool.img/x", "missing.img"]] {
+        lab.run(&args).refused();
+    }
+    assert!(lab.names().is_empty());
+}
+
+#[test]
+fn a_device_of_another_length_is_refused_and_found_again_elsewhere() {
+    let lab = lab();
+    lab.ok(&["snapshot", "pool.img/disk@a"]);
+    let bytes = fs::read(lab.path("disk.img")).unwrap();
+    fs::write(lab.path("disk.img"), vec![1; 4 * MIB]).unwrap();
+    let run = lab.run(&["export", "pool.img/disk@a", "out.img"]);
+    assert!(!run.status.success() && run.stderr.contains("4194304 bytes instead of 8388608"), "{}", run.stderr);
+    // It has moved: the same contents are taken where they are now.
+    fs::remove_file(lab.path("disk.img")).unwrap();
+    fs::write(lab.path("moved.img"), &bytes).unwrap();
+    let other = lab.run(&["set", &format!("path={}", lab.path("missing.img").display()), "pool.img/disk"]);
+    // Behind the warning that the origin is not open.
+    assert_eq!(other.status.code(), Some(1));
+    assert!(other.stderr.lines().last().unwrap().contains("missing.img does not exist"), "{}", other.stderr);
+    lab.ok(&["unprotect", "pool.img/disk", "-r"]);
+    assert_eq!(fs::read(lab.path("moved.img")).unwrap(), bytes);
+}
+
+#[test]
+fn what_was_said_of_origins_and_snapshots_is_listed() {
+    let lab = lab();
+    lab.ok(&["snapshot", "pool.img/disk@plain"]);
+    lab.ok(&["snapshot", "pool.img/disk@own", "--independent", "--droppable"]);
+    lab.ok(&["set", "when-full=drop-oldest", "pool.img/disk"]);
+    lab.ok(&["set", "copy-ahead=2M", "pool.img/disk"]);
+    let list = lab.json(&["list", POOL]);
+    let of = |name: &str| list.as_array().unwrap().iter().find(|v| v["name"] == name).unwrap().clone();
+    let disk = of("disk");
+    assert_eq!((&disk["type"], &disk["protection"]["when_full"]), (&"origin".into(), &"drop-oldest".into()));
+    assert_eq!(disk["protection"]["copy_ahead"], 2 * MIB);
+    assert_eq!(disk["origin"].as_str().unwrap(), lab.path("disk.img").to_str().unwrap());
+    assert_eq!(of("disk@plain")["flags"], serde_json::json!([]));
+    assert_eq!(of("disk@own")["flags"], serde_json::json!(["independent", "droppable"]));
+    assert!(of("disk@own")["protection"].is_null());
+}
+
+#[test]
+fn a_writable_snapshot_is_written_over_nbd_and_nobody_else_sees_it() {
+    let lab = lab();
+    lab.ok(&["snapshot", "pool.img/disk@fixed"]);
+    lab.ok(&["snapshot", "pool.img/disk@try", "--writable"]);
+    let server = Server::start(&lab);
+    let mut test = Client::connect(server.socket(), "disk@try").unwrap();
+    test.write(MIB as u64, &noise(1, MIB), true).unwrap();
+    let mut fixed = Client::connect(server.socket(), "disk@fixed").unwrap();
+    assert!(fixed.write(0, &[1; 512], false).is_err());
+    let mut disk = Client::connect(server.socket(), "disk").unwrap();
+    disk.write(0, &vec![2; 2 * MIB], true).unwrap();
+    assert!(test.read(MIB as u64, MIB).unwrap() == noise(1, MIB));
+    assert!(test.read(0, MIB).unwrap() == vec![1; MIB] && fixed.read(0, 2 * MIB).unwrap() == vec![1; 2 * MIB]);
+    drop((test, fixed, disk));
+    server.stop();
+    assert!(fs::read(lab.path("disk.img")).unwrap()[..2 * MIB] == vec![2; 2 * MIB]);
+    assert!(lab.contents("disk@try")[MIB..2 * MIB] == noise(1, MIB));
+    lab.assert_clean();
+    let plain = lab.run(&["snapshot", "pool.img/disk@x@y", "--writable"]).refused();
+    assert!(!plain.is_empty());
+}
+
+#[test]
+fn an_origin_and_a_volume_of_the_pool_are_frozen_at_one_instant() {
+    let lab = lab();
+    lab.ok(&["create", "pool.img/data", "--size", "4M"]);
+    let server = Server::start(&lab);
+    let mut disk = Client::connect(server.socket(), "disk").unwrap();
+    let mut data = Client::connect(server.socket(), "data").unwrap();
+    disk.write(0, &vec![5; MIB], false).unwrap();
+    data.write(0, &vec![6; MIB], false).unwrap();
+    lab.ok(&["snapshot", "pool.img/disk@both", "pool.img/data@both"]);
+    disk.write(0, &vec![7; MIB], false).unwrap();
+    data.write(0, &vec![8; MIB], false).unwrap();
+    // All or none: one of the names is taken.
+    lab.run(&["snapshot", "pool.img/disk@more", "pool.img/data@both"]).refused();
+    drop((disk, data));
+    server.kill();
+    assert_eq!(lab.names(), ["data", "data@both", "disk", "disk@both"]);
+    assert!(lab.contents("disk@both")[..MIB] == vec![5; MIB] && lab.contents("data@both")[..MIB] == vec![6; MIB]);
+    lab.assert_clean();
+}
+
+/// A pool that has room for about half of an origin of 96 MiB, which has the snapshots `old`, droppable, and `new`.
+fn small_pool(policy: &str) -> Lab {
+    let lab = Lab::with_pool("64M");
+    fs::write(lab.path("disk.img"), vec![1; 96 * MIB]).unwrap();
+    lab.ok(&["protect", "pool.img/disk", "disk.img", "--when-full", policy]);
+    lab.ok(&["snapshot", "pool.img/disk@old", "--droppable"]);
+    lab
+}
+
+/// Writes `byte` from the front until a write fails; the bytes that were written.
+fn fill(disk: &mut Client, byte: u8, end: usize) -> usize {
+    let mut written = 0;
+    while written < end && disk.write(written as u64, &vec![byte; MIB], false).is_ok() {
+        written += MIB;
+    }
+    written
+}
+
+#[test]
+fn a_full_pool_fails_the_write_and_no_snapshot() {
+    let lab = small_pool("error");
+    let server = Server::start(&lab);
+    let mut disk = Client::connect(server.socket(), "disk").unwrap();
+    let written = fill(&mut disk, 2, 96 * MIB);
+    assert!((30 * MIB..64 * MIB).contains(&written), "{written}");
+    disk.write(0, &vec![3; MIB], true).expect("what is kept already costs nothing");
+    drop(disk);
+    server.stop();
+    assert!(lab.contents("disk@old") == vec![1; 96 * MIB]);
+    let now = fs::read(lab.path("disk.img")).unwrap();
+    assert!(now[..MIB] == vec![3; MIB] && now[MIB..written] == vec![2; written - MIB]);
+    assert!(now[written + MIB..].iter().all(|&b| b == 1));
+    lab.assert_clean();
+}
+
+#[test]
+fn a_full_pool_drops_the_oldest_snapshot_that_may_be() {
+    let lab = small_pool("drop-oldest");
+    let server = Server::start(&lab);
+    let mut disk = Client::connect(server.socket(), "disk").unwrap();
+    assert_eq!(fill(&mut disk, 2, 96 * MIB), 96 * MIB);
+    drop(disk);
+    assert_eq!(lab.names(), ["disk"]);
+    lab.ok(&["snapshot", "pool.img/disk@keep"]);
+    let mut disk = Client::connect(server.socket(), "disk").unwrap();
+    let written = fill(&mut disk, 3, 96 * MIB);
+    assert!(written < 96 * MIB, "the one that may not be dropped stays");
+    drop(disk);
+    server.stop();
+    assert!(lab.contents("disk@keep") == vec![2; 96 * MIB]);
+    lab.assert_clean();
+}
+
+#[test]
+fn a_write_that_finds_no_space_waits_for_a_deletion() {
+    let lab = small_pool("wait:30");
+    let server = Server::start(&lab);
+    let socket = server.socket().to_path_buf();
+    let writer = std::thread::spawn(move || fill(&mut Client::connect(&socket, "disk").unwrap(), 2, 96 * MIB));
+    let full = || lab.json(&["stats", POOL])["free"].as_u64().unwrap() < 4 << 20;
+    crate::harness::wait_until("the pool is full", full);
+    lab.ok(&["delete", "pool.img/disk@old"]);
+    assert_eq!(writer.join().unwrap(), 96 * MIB);
+    server.stop();
+    assert!(fs::read(lab.path("disk.img")).unwrap() == vec![2; 96 * MIB]);
+    lab.assert_clean();
+}

@@ -1,0 +1,184 @@
+//! Devices of origins: opened with the pool, closed with it.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use forkdisk::{Error, ErrorKind, OriginFull, Pool};
+use forkdisk_uring::{DeviceOptions, Rt, UringDevice};
+
+use crate::failure::{Failure, FailureKind};
+use crate::method::params;
+use crate::perform::{Call, settle};
+use crate::reply::{Deletion, VolumeRecord};
+use crate::session::Session;
+
+/// Chunk of an origin when nothing else is said, in bytes.
+const DEFAULT_CHUNK: u64 = 64 << 10;
+/// What is kept ahead of a sequential writer when nothing else is said, in bytes.
+const DEFAULT_AHEAD: u64 = 8 << 20;
+/// How long a write waits for space when nothing else is said, in seconds.
+const DEFAULT_WAIT: u32 = 60;
+
+/// When the file at `path` was changed last, in nanoseconds since 1970; 0 for a block device and for what
+/// cannot be looked at.
+fn modified(path: &Path) -> u64 {
+    let of_file = |found: fs::Metadata| match found.file_type().is_block_device() {
+        true => 0,
+        false => (found.mtime().max(0) as u64).saturating_mul(1_000_000_000) + found.mtime_nsec().max(0) as u64,
+    };
+    fs::metadata(path).map_or(0, of_file)
+}
+
+/// Who else has the file or device, of those that a lock does not tell: the kernel as a loop device's backing
+/// file, or as swap. (A mounted or otherwise held block device refuses to be opened alone.) `sys` and `swaps`
+/// are /sys/block and /proc/swaps.
+fn used_by(path: &Path, sys: &Path, swaps: &Path) -> Option<String> {
+    let place = |path: &Path| fs::metadata(path).map(|m| (m.dev(), m.ino(), m.rdev())).ok();
+    let this = place(path)?;
+    let same =
+        |other: &Path| place(other).is_some_and(|it| (it.0, it.1) == (this.0, this.1) || this.2 != 0 && it.2 == this.2);
+    for device in fs::read_dir(sys).into_iter().flatten().flatten() {
+        let Ok(backing) = fs::read_to_string(device.path().join("loop/backing_file")) else { continue };
+        if same(Path::new(backing.trim_end_matches('\n'))) {
+            return Some(format!("it backs /dev/{}; detach that first (losetup -d)", device.file_name().display()));
+        }
+    }
+    let swaps = fs::read_to_string(swaps).unwrap_or_default();
+    let mut names = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+    // Blanks in names are written as octal numbers.
+    names.any(|name| same(Path::new(&name.replace("\\040", " ")))).then(|| "it is swap; swapoff it first".to_string())
+}
+
+fn open_device(runtime: &Rt, path: &Path, read_only: bool) -> Result<(UringDevice, u64), Error> {
+    if let Some(why) = used_by(path, Path::new("/sys/block"), Path::new("/proc/swaps")) {
+        return Err(Error::new(ErrorKind::Busy, format!("{} is in use: {why}", path.display())));
+    }
+    let options = DeviceOptions { read_only, ..DeviceOptions::default() };
+    let device = UringDevice::open(runtime, path, &options)?;
+    // Once it is locked nobody of ours changes it any more.
+    Ok((device, modified(path)))
+}
+
+/// Opens the devices of all origins of `pool`; returns those that cannot be, and why. Everything else in
+/// the pool can be used without them.
+pub async fn attach_origins(pool: &Pool<UringDevice>, runtime: &Rt, read_only: bool) -> Vec<(String, Error)> {
+    let mut failed = Vec::new();
+    for origin in pool.origins() {
+        let attached = match open_device(runtime, Path::new(&origin.path), read_only) {
+            Ok((device, modified)) => pool.attach_origin(&origin.name, device, &origin.path, modified).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = attached {
+            failed.push((origin.name, error));
+        }
+    }
+    failed
+}
+
+/// Closes the devices of all origins, so that the pool knows how they were left.
+///
+/// # Errors
+/// The first that could not be closed in order; the others are closed all the same.
+pub async fn detach_origins(pool: &Pool<UringDevice>) -> Result<(), Error> {
+    let mut outcome = Ok(());
+    for origin in pool.origins().into_iter().filter(|origin| origin.open) {
+        let closed = pool.detach_origin(&origin.name, || modified(Path::new(&origin.path))).await;
+        outcome = outcome.and(closed);
+    }
+    outcome
+}
+
+/// Reads `wait`, `wait:SECONDS`, `error` or `drop-oldest`.
+fn policy(text: &str) -> Result<OriginFull, Failure> {
+    let unknown = || {
+        let text = format!("{text:?} is no policy for a full pool: wait, wait:SECONDS, error or drop-oldest");
+        Failure::new(FailureKind::Invalid, text)
+    };
+    match text.split_once(':') {
+        Some(("wait", seconds)) => Ok(OriginFull::Wait(seconds.parse().map_err(|_| unknown())?)),
+        None if text == "wait" => Ok(OriginFull::Wait(DEFAULT_WAIT)),
+        None if text == "error" => Ok(OriginFull::Error),
+        None if text == "drop-oldest" => Ok(OriginFull::DropOldest),
+        _ => Err(unknown()),
+    }
+}
+
+pub async fn protect(session: &Session, p: params::Protect) -> Result<VolumeRecord, Failure> {
+    let when_full = policy(p.when_full.as_deref().unwrap_or("wait"))?;
+    let (device, modified) = open_device(&session.runtime, Path::new(&p.path), false)?;
+    let options = forkdisk::ProtectOptions {
+        path: p.path,
+        chunk: p.chunk.unwrap_or(DEFAULT_CHUNK),
+        copy_ahead: p.copy_ahead.unwrap_or(DEFAULT_AHEAD),
+        when_full,
+        modified,
+        now: session.now(),
+    };
+    Ok((&session.pool.protect(&p.volume, device, &options).await?).into())
+}
+
+pub async fn unprotect(session: &Session, p: params::Unprotect, call: &Call) -> Result<Deletion, Failure> {
+    let of_it = |name: &String| name.split('@').next() == Some(&p.volume) && name.contains('@');
+    let mut deleted: Vec<String> = session.pool.list().into_iter().map(|info| info.name).filter(of_it).collect();
+    deleted.push(p.volume.clone());
+    if !p.dry_run {
+        session.pool.unprotect(&p.volume, p.recursive).await?;
+        settle(session, call).await?;
+    }
+    Ok(Deletion { dry_run: p.dry_run, deleted, frees: None })
+}
+
+/// The properties of an origin among those that `set` changes.
+pub async fn set(session: &Session, p: &params::Set) -> Result<(), Failure> {
+    if let Some(path) = &p.path {
+        let (device, modified) = open_device(&session.runtime, Path::new(path), false)?;
+        session.pool.attach_origin(&p.volume, device, path, modified).await?;
+    }
+    if p.copy_ahead.is_none() && p.when_full.is_none() {
+        return Ok(());
+    }
+    let origin = session.pool.origins().into_iter().find(|origin| origin.name == p.volume);
+    let not_one = || Failure::new(FailureKind::Invalid, format!("{} is not an origin", p.volume));
+    let origin = origin.ok_or_else(not_one)?;
+    let when_full = p.when_full.as_deref().map_or(Ok(origin.when_full), policy)?;
+    Ok(session.pool.set_origin(&p.volume, p.copy_ahead.unwrap_or(origin.copy_ahead), when_full).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_has_as_a_loop_device_or_swap_is_in_use() {
+        let dir = std::env::temp_dir().join(format!("forkdisk-used-by-{}", std::process::id()));
+        let (sys, swaps) = (dir.join("block"), dir.join("swaps"));
+        fs::create_dir_all(sys.join("loop7/loop")).unwrap();
+        fs::create_dir_all(sys.join("sda")).unwrap();
+        let files = ["looped.img", "swap file", "free.img"].map(|name| dir.join(name));
+        files.iter().for_each(|file| fs::write(file, "x").unwrap());
+        fs::write(sys.join("loop7/loop/backing_file"), format!("{}\n", files[0].display())).unwrap();
+        let line = files[1].display().to_string().replace(' ', "\\040");
+        fs::write(&swaps, format!("Filename Type Size Used Priority\n{line} file 4 0 -2\n")).unwrap();
+        let link = dir.join("link.img");
+        std::os::unix::fs::symlink(&files[0], &link).unwrap();
+        let why = |path: &Path| used_by(path, &sys, &swaps);
+        assert!(why(&files[0]).is_some_and(|why| why.contains("/dev/loop7")));
+        assert!(why(&link).is_some_and(|why| why.contains("/dev/loop7")), "by another name");
+        assert!(why(&files[1]).is_some_and(|why| why.contains("swap")));
+        assert_eq!((why(&files[2]), why(&dir.join("missing"))), (None, None));
+        assert_eq!(used_by(&files[0], &dir.join("none"), &dir.join("none")), None);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn policies_are_read() {
+        assert_eq!(policy("wait").unwrap(), OriginFull::Wait(60));
+        assert_eq!(policy("wait:5").unwrap(), OriginFull::Wait(5));
+        assert_eq!(policy("error").unwrap(), OriginFull::Error);
+        assert_eq!(policy("drop-oldest").unwrap(), OriginFull::DropOldest);
+        for bad in ["", "wait:", "wait:x", "drop", "error:5"] {
+            assert!(policy(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Bringing together what a volume has scattered.
+
+use std::sync::atomic::Ordering;
+
+use super::Call;
+use crate::failure::{Failure, FailureKind};
+use crate::method::params;
+use crate::observer::Step;
+use crate::reply::Gathering;
+use crate::session::Session;
+
+/// Goes over the volume once. Whoever asked may go away meanwhile: what was done by then stays done.
+pub async fn defrag(session: &Session, p: params::Defrag, call: &Call) -> Result<Gathering, Failure> {
+    let before = session.pool.find(&p.object)?.scattered;
+    let tell = |done, total| {
+        call.observer.reached(Step::bytes("gathering", done, Some(total)));
+        !call.cancelled.load(Ordering::Relaxed)
+    };
+    let report = session.pool.gather(&p.object, tell).await?;
+    if call.cancelled.load(Ordering::Relaxed) {
+        return Err(Failure::new(FailureKind::Io, "gathering ended early: whoever asked has gone"));
+    }
+    let after = session.pool.find(&p.object)?;
+    Ok(Gathering {
+        name: after.name,
+        referenced: after.referenced,
+        before,
+        after: after.scattered,
+        moved: report.moved,
+        left: report.left,
+    })
+}

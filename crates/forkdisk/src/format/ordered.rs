@@ -1,0 +1,204 @@
+//! A page of an ordered map: up to 127 pairs of a 16-byte key and a 16-byte value, keys rising.
+//!
+//! Slot 0 holds the number of pairs, slot 1 nothing; pair *i* lies in slots 2 + 2*i* and 3 + 2*i*.
+//! In a leaf the values are the map's; above it they are entries of the pages below, each key a
+//! lower bound of what its page holds and above all that the page before it holds.
+
+use crate::types::{FANOUT, PAGE_SIZE};
+
+use super::kept;
+use super::{Entry, Kind};
+
+/// Level of a leaf of an ordered map in checksum seeds and in memory; pages above count up from it.
+pub const ORDERED_LEAF: u8 = 0x40;
+/// Levels an ordered map can have.
+pub const MAX_ORDERED_HEIGHT: u8 = 16;
+/// Pairs a page holds.
+pub const PAIRS: usize = (FANOUT - 2) / 2;
+
+/// The slots of a page in memory.
+pub type Slots = [Entry; FANOUT];
+
+/// Where the root of an ordered map is, and how many levels it has (0: the map is empty).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TreeRoot {
+    /// The root page's entry.
+    pub entry: Entry,
+    /// Levels.
+    pub height: u8,
+}
+
+impl TreeRoot {
+    /// What is wrong with a root read from disk.
+    pub fn flaw(&self, pool_pages: u64) -> Option<&'static str> {
+        match self.height {
+            0 if self.entry.is_absent() => None,
+            1..=MAX_ORDERED_HEIGHT if self.entry.kind() == Kind::Table => self.entry.flaw(1, pool_pages),
+            _ => Some("an ordered map of a height that does not suit its root"),
+        }
+    }
+}
+
+/// Whether tables of `level` are pages of an ordered map.
+pub fn is_ordered(level: u8) -> bool {
+    (ORDERED_LEAF..ORDERED_LEAF + MAX_ORDERED_HEIGHT).contains(&level)
+}
+
+/// Slots of a page of `level`, radix or ordered, that point to pages below.
+pub fn child_slots(level: u8) -> std::iter::StepBy<std::ops::Range<usize>> {
+    match level {
+        0 | ORDERED_LEAF => (0..0).step_by(1),
+        level if is_ordered(level) => (3..FANOUT).step_by(2),
+        _ => (0..FANOUT).step_by(1),
+    }
+}
+
+/// Pairs in a page.
+pub fn pairs(page: &Slots) -> usize {
+    page[0].bits() as usize
+}
+
+/// Key of pair `i`.
+pub fn key(page: &Slots, i: usize) -> u128 {
+    page[2 + 2 * i].bits()
+}
+
+/// Value of pair `i`.
+pub fn value(page: &Slots, i: usize) -> Entry {
+    page[3 + 2 * i]
+}
+
+/// Replaces the key of pair `i`.
+pub fn set_key(page: &mut Slots, i: usize, key: u128) {
+    page[2 + 2 * i] = Entry::from_bits(key);
+}
+
+/// Replaces the value of pair `i`.
+pub fn set_value(page: &mut Slots, i: usize, value: Entry) {
+    page[3 + 2 * i] = value;
+}
+
+fn set_pairs(page: &mut Slots, n: usize) {
+    page[0] = Entry::from_bits(n as u128);
+}
+
+/// The first pair whose key is not below `wanted`.
+pub fn position(page: &Slots, wanted: u128) -> usize {
+    let (mut low, mut high) = (0, pairs(page));
+    while low < high {
+        let middle = (low + high) / 2;
+        if key(page, middle) < wanted { low = middle + 1 } else { high = middle }
+    }
+    low
+}
+
+/// Puts a pair before pair `i` of a page that is not full.
+pub fn insert(page: &mut Slots, i: usize, key: u128, value: Entry) {
+    let n = pairs(page);
+    page.copy_within(2 + 2 * i..2 + 2 * n, 4 + 2 * i);
+    (page[2 + 2 * i], page[3 + 2 * i]) = (Entry::from_bits(key), value);
+    set_pairs(page, n + 1);
+}
+
+/// Takes pair `i` out.
+pub fn remove(page: &mut Slots, i: usize) {
+    let n = pairs(page);
+    page.copy_within(4 + 2 * i..2 + 2 * n, 2 + 2 * i);
+    (page[2 * n], page[2 * n + 1]) = (Entry::ABSENT, Entry::ABSENT);
+    set_pairs(page, n - 1);
+}
+
+/// Takes pairs `from..` out and returns a page that holds them.
+pub fn split(page: &mut Slots, from: usize) -> Box<Slots> {
+    let mut right = Box::new([Entry::ABSENT; FANOUT]);
+    let n = pairs(page);
+    right[2..2 + 2 * (n - from)].copy_from_slice(&page[2 + 2 * from..2 + 2 * n]);
+    page[2 + 2 * from..2 + 2 * n].fill(Entry::ABSENT);
+    set_pairs(&mut right, n - from);
+    set_pairs(page, from);
+    right
+}
+
+/// Appends the pairs of `right`, the first of them under the key `first`.
+pub fn append(page: &mut Slots, right: &Slots, first: u128) {
+    let (n, m) = (pairs(page), pairs(right));
+    page[2 + 2 * n..2 + 2 * (n + m)].copy_from_slice(&right[2..2 + 2 * m]);
+    page[2 + 2 * n] = Entry::from_bits(first);
+    set_pairs(page, n + m);
+}
+
+/// Reads a page of `level`, or says what is wrong with it.
+pub fn decode_ordered(bytes: &[u8], level: u8, pool_pages: u64) -> Result<Box<Slots>, String> {
+    let mut page = Box::new([Entry::ABSENT; FANOUT]);
+    for (slot, bytes) in page.iter_mut().zip(bytes[..PAGE_SIZE].chunks_exact(16)) {
+        *slot = Entry::from_bytes(bytes.try_into().expect("16 bytes"));
+    }
+    let n = page[0].bits();
+    if n == 0 || n > PAIRS as u128 {
+        return Err(format!("it says that it holds {n} pairs"));
+    }
+    let n = n as usize;
+    if !page[1].is_absent() || page[2 + 2 * n..].iter().any(|e| !e.is_absent()) {
+        return Err("what holds no pair is not zero".into());
+    }
+    for i in 0..n {
+        if i > 0 && key(&page, i - 1) >= key(&page, i) {
+            return Err(format!("the key of pair {i} does not rise"));
+        }
+        let flaw = match level {
+            ORDERED_LEAF => kept::flaw(key(&page, i), value(&page, i).bits(), pool_pages),
+            _ if value(&page, i).kind() != Kind::Table => Some("a value that is no page"),
+            _ => value(&page, i).flaw(1, pool_pages),
+        };
+        if let Some(flaw) = flaw {
+            return Err(format!("pair {i}: {flaw}"));
+        }
+    }
+    Ok(page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::kept::Piece;
+    use crate::format::{KeptKey, encode_table};
+    use crate::types::{PageAddr, VolumeId};
+
+    fn leaf(n: u64) -> Box<Slots> {
+        let mut page = Box::new([Entry::ABSENT; FANOUT]);
+        for i in 0..n {
+            let piece = Piece { to: PageAddr(512 + i), pages: 1 };
+            let (key, value) = (KeptKey::chained(i, VolumeId(3), 0).0, Entry::from_bits(piece.to_bits()));
+            insert(&mut page, i as usize, key, value);
+        }
+        page
+    }
+
+    #[test]
+    fn pairs_move_as_a_whole() {
+        let mut page = leaf(10);
+        let right = split(&mut page, 4);
+        assert_eq!((pairs(&page), pairs(&right)), (4, 6));
+        append(&mut page, &right, key(&right, 0));
+        assert!(page == leaf(10));
+        remove(&mut page, 3);
+        assert_eq!(pairs(&page), 9);
+        let lost = KeptKey::chained(3, VolumeId(3), 0).0;
+        assert_eq!(position(&page, lost), 3);
+        assert!(key(&page, 3) > lost);
+    }
+
+    #[test]
+    fn damage_is_told() {
+        let mut bytes = vec![0; PAGE_SIZE];
+        encode_table(&leaf(127), &mut bytes);
+        assert!(decode_ordered(&bytes, ORDERED_LEAF, 1 << 20).is_ok());
+        assert!(decode_ordered(&bytes, ORDERED_LEAF, 600).is_err(), "pieces outside the pool");
+        assert!(decode_ordered(&bytes, ORDERED_LEAF + 1, 1 << 20).is_err(), "values that are no pages");
+        for (at, byte) in [(0, 0), (0, 128), (16, 1), (47, 9)] {
+            let mut bad = bytes.clone();
+            bad[at] = byte;
+            assert!(decode_ordered(&bad, ORDERED_LEAF, 1 << 20).is_err(), "{byte} at {at}");
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Moving pages for all who refer to them: what is shared stays shared.
+//!
+//! A page that has been copied to a new place is replaced in every leaf of a [`Family`] that refers to it; a
+//! table that several share is replaced once, for all of them. Entries keep their births: what was a volume's
+//! alone still is, and what was not still is not. The arithmetic is exact also where the family is not
+//! everybody: who is not in it keeps the old page.
+
+use crate::format::{Entry, Kind, Moved};
+use crate::planted::{Bug, planted};
+use crate::types::{BLOCK_PAGES, FANOUT, PageAddr, VolumeId};
+
+use super::edit::{Editor, Stop};
+use super::family::{By, Family, Part};
+use super::store::NodeId;
+
+/// What changes in the records of volumes.
+#[derive(Default)]
+pub struct Gathered {
+    /// New roots.
+    pub roots: Vec<(VolumeId, Entry)>,
+    /// Seams of each before and now.
+    pub seams: Vec<(VolumeId, u64, u64)>,
+}
+
+/// What the family's maps say of pages that may be moved.
+pub struct Movable {
+    /// The page of each slot of the volume that is to be gathered, if all who refer to it are known.
+    pub pages: Vec<Option<PageAddr>>,
+    /// Where every slot of it lies, movable or not.
+    pub all: Vec<Option<PageAddr>>,
+    /// What each leaf says, with how much its seams weigh.
+    leaves: Vec<(Vec<Option<PageAddr>>, u64)>,
+    /// Tables that a move would have to change.
+    pub tables: u64,
+}
+
+fn pages_of(entries: impl Iterator<Item = Entry>) -> Vec<Option<PageAddr>> {
+    entries.map(|e| (!e.is_absent()).then(|| e.addr())).collect()
+}
+
+/// Pages that do not lie behind the page before them.
+pub fn seams_of(pages: &[Option<PageAddr>]) -> u64 {
+    let is_seam = |pair: &&[Option<PageAddr>]| matches!(pair, [Some(a), Some(b)] if b.0 != a.0 + 1);
+    pages.windows(2).filter(is_seam).count() as u64
+}
+
+impl Movable {
+    /// What seams weigh in all leaves if each page lies where `now` says.
+    pub fn weight(&self, now: impl Fn(usize, PageAddr) -> PageAddr) -> u64 {
+        let placed = |pages: &[Option<PageAddr>]| -> Vec<Option<PageAddr>> {
+            pages.iter().enumerate().map(|(slot, page)| page.map(|page| now(slot, page))).collect()
+        };
+        self.leaves.iter().map(|(pages, weight)| seams_of(&placed(pages)) * weight).sum()
+    }
+}
+
+impl Editor<'_> {
+    /// Which pages of `id` can be moved so that nobody goes on without. `None`: it has no leaf there, so its
+    /// pages lie in one piece.
+    pub fn movable(&mut self, family: &Family, id: VolumeId) -> Result<Option<Movable>, Stop> {
+        let Some(mine) = family.leaf_of(id).filter(|&i| family.parts[i].node.is_some()) else { return Ok(None) };
+        let known = self.known_wholly(family)?;
+        let said: Vec<(usize, Vec<Option<PageAddr>>)> =
+            family.leaves().map(|(i, part)| (i, pages_of(self.said(part).iter()))).collect();
+        let all = said.iter().find(|(i, _)| *i == mine).map(|(_, pages)| pages.clone()).unwrap_or_default();
+        let mut pages = vec![None; FANOUT];
+        for slot in 0..FANOUT {
+            let Some(page) = all[slot] else { continue };
+            let (mut as_page, mut as_block, mut everybody) = (0, 0, true);
+            for (i, leaf) in said.iter().filter(|(_, leaf)| leaf[slot] == Some(page)) {
+                debug_assert_eq!(leaf[slot], Some(page));
+                everybody &= known[*i];
+                match family.parts[*i].node {
+                    Some(_) => as_page += 1,
+                    None => as_block += family.parts[*i].by.len() as u32,
+                }
+            }
+            // Other block entries of another birth may name the same block.
+            let counted = self.space.page_count(page)? == as_page && self.space.block_count(page.block())? == as_block;
+            pages[slot] = (everybody && counted).then_some(page);
+        }
+        let leaves = said.into_iter().map(|(i, pages)| (pages, family.weight(&family.parts[i]))).collect();
+        Ok(Some(Movable { pages, all, leaves, tables: family.parts.len() as u64 }))
+    }
+
+    /// Replaces the pages in `moved` wherever the family refers to them. All of it happens or, on a [`Stop`],
+    /// nothing.
+    pub fn move_pages(&mut self, family: &Family, moved: &[Moved]) -> Result<Gathered, Stop> {
+        let refer = self.who_refers(family, moved);
+        let mut changes = vec![false; family.parts.len()];
+        refer.iter().for_each(|&leaf| mark(family, leaf, &mut changes));
+        for (_, part) in family.parts.iter().enumerate().filter(|&(i, part)| changes[i] && part.node.is_some()) {
+            self.table_count(part.entry.table_ref())?;
+        }
+        // Nothing is missed from here on.
+        let mut out = Gathered::default();
+        let mut nodes: Vec<Option<NodeId>> = family.parts.iter().map(|part| part.node).collect();
+        for i in family.downwards().into_iter().filter(|&i| changes[i]) {
+            let part = &family.parts[i];
+            let (node, entry) = match part.node {
+                Some(node) => self.own_shared(part, node)?,
+                None => self.demote_shared(part),
+            };
+            nodes[i] = Some(node);
+            if entry != part.entry {
+                self.refer(family, part, entry, &nodes, &mut out);
+            }
+            if part.level == 0 {
+                let lost = planted(Bug::GatherFreesShared) && refer.first() != Some(&i);
+                self.replace(family, part, node, if lost { &[] } else { moved }, &mut out);
+                if lost {
+                    self.lose(part, node, moved);
+                }
+                self.promote_shared(family, part, node, &nodes);
+            }
+        }
+        Ok(out)
+    }
+
+    /// The leaves and blocks that refer to pages in `moved`.
+    pub fn who_refers(&self, family: &Family, moved: &[Moved]) -> Vec<usize> {
+        let refers = |part: &Part| {
+            let said = self.said(part);
+            let hit = |run: &Moved| run.slots().any(|slot| is_moved(said.get(slot), slot, run).is_some());
+            moved.iter().any(hit)
+        };
+        family.leaves().filter(|(_, part)| refers(part)).map(|(i, _)| i).collect()
+    }
+
+    /// For the planted mistake: what a leaf refers to is given up, and it goes on referring to it.
+    fn lose(&mut self, part: &Part, node: NodeId, moved: &[Moved]) {
+        debug_assert_eq!(part.level, 0);
+        for run in moved {
+            for slot in run.slots() {
+                let old = self.tables.node(node).entry(slot);
+                if is_moved(old, slot, run).is_some() {
+                    self.space.decr_page(old.addr(), self.until);
+                }
+            }
+        }
+    }
+
+    /// The table of a part, changeable, with as many references as the family knows; the others keep the old one.
+    fn own_shared(&mut self, part: &Part, node: NodeId) -> Result<(NodeId, Entry), Stop> {
+        let (known, at) = (part.by.len() as u32, part.entry.table_ref());
+        // Looked up before. A table above that others keep, too, has added to it since.
+        let count = self.table_count(at)?;
+        let is_dirty = self.tables.is_dirty(node);
+        if is_dirty && count == known {
+            return Ok((node, part.entry));
+        }
+        let place = self.tables.resolve(at).page();
+        let lost = place.map_or(0, |page| self.space.lost_until(page.block())).max(self.tables.lost_until(at));
+        let mut entries = self.tables.node(node).entries().clone();
+        if part.level > 0 {
+            entries.change_tables(|e| self.tables.settle_finished(e));
+        }
+        if count <= known {
+            if let Some(page) = place {
+                (1..count).for_each(|_| self.space.decr_page(page, self.until));
+            }
+            self.free_table(node, at);
+        } else {
+            for e in entries.iter().filter(|e| !e.is_absent()) {
+                self.share(e);
+            }
+            (0..known).for_each(|_| self.unshare_table(at));
+        }
+        let birth = if planted(Bug::GatherMakesTablesYoung) { self.epoch } else { part.entry.birth() };
+        Ok(self.tables.create_shared(part.level, birth, entries, known, lost))
+    }
+
+    /// A leaf in the place of a block entry that several tables have.
+    fn demote_shared(&mut self, part: &Part) -> (NodeId, Entry) {
+        let block = part.entry.addr().block();
+        self.space.demote(block);
+        (1..part.by.len()).for_each(|_| self.space.decr_block(block, self.until));
+        let said = self.said(part);
+        self.tables.create_shared(0, part.entry.birth(), said, part.by.len() as u32, self.space.lost_until(block))
+    }
+
+    /// Everybody who referred to a part refers to `entry`.
+    fn refer(&mut self, family: &Family, part: &Part, entry: Entry, nodes: &[Option<NodeId>], out: &mut Gathered) {
+        for by in &part.by {
+            match *by {
+                By::Root(member) => out.roots.push((family.members[member].id, entry)),
+                By::Table(above) => {
+                    let node = nodes[above].expect("what is above a leaf is a table");
+                    self.tables.set(node, family.at.slot(part.level + 1), entry);
+                }
+            }
+        }
+    }
+
+    fn replace(&mut self, family: &Family, part: &Part, node: NodeId, moved: &[Moved], out: &mut Gathered) {
+        let before = self.tables.node(node).entries().seams();
+        for run in moved {
+            for slot in run.slots() {
+                let old = self.tables.node(node).entry(slot);
+                let Some(to) = is_moved(old, slot, run) else { continue };
+                let birth = if planted(Bug::GatherRejuvenates) { self.epoch } else { old.birth() };
+                self.tables.set(node, slot, Entry::page(to, birth));
+                self.space.decr_page(old.addr(), self.until);
+                self.space.incr_page(to);
+            }
+        }
+        let now = self.tables.node(node).entries().seams();
+        out.seams.extend(part.members.iter().map(|&m| (family.members[m].id, before, now)));
+    }
+
+    /// Turns a leaf whose pages lie in one block, in place, into a block entry of all who refer to it.
+    fn promote_shared(&mut self, family: &Family, part: &Part, node: NodeId, nodes: &[Option<NodeId>]) {
+        let entries = self.tables.node(node).entries();
+        let first = entries.get(0);
+        if first.is_absent() || first.addr().index() != 0 {
+            return;
+        }
+        let base = first.addr().0;
+        if !entries.iter().enumerate().all(|(i, e)| !e.is_absent() && e.addr().0 == base + i as u64) {
+            return;
+        }
+        let births = || entries.iter().map(Entry::birth);
+        let (oldest, youngest) = (births().min().expect("256"), births().max().expect("256"));
+        // One birth stands for all: nobody may take his own for shared, or the other way round.
+        let alike = |&m: &usize| {
+            let shared_at = family.members[m].shared_at;
+            oldest > shared_at || youngest <= shared_at
+        };
+        if !part.members.iter().all(alike) {
+            return;
+        }
+        let block = first.addr().block();
+        self.space.promote(block);
+        (1..part.by.len()).for_each(|_| self.space.incr_block(block));
+        self.tables.remove(node);
+        let entry = Entry::block(block, oldest);
+        self.refer(family, part, entry, nodes, &mut Gathered::default());
+    }
+}
+
+/// Where the page of a slot lies now, if it was moved.
+fn is_moved(entry: Entry, slot: usize, run: &Moved) -> Option<PageAddr> {
+    let (from, to) = run.of(slot)?;
+    (entry.kind() == Kind::Page && entry.addr() == from).then_some(to)
+}
+
+/// Marks a part as changing, and the tables above it.
+fn mark(family: &Family, part: usize, changes: &mut [bool]) {
+    if std::mem::replace(&mut changes[part], true) {
+        return;
+    }
+    for by in &family.parts[part].by {
+        if let By::Table(above) = *by {
+            mark(family, above, changes);
+        }
+    }
+}
+
+const _: () = assert!(BLOCK_PAGES as usize == FANOUT);

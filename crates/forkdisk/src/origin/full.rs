@@ -1,0 +1,81 @@
+//! A copy finds no space: what then is the origin's policy. Nothing is ever written without its copy.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::format::{OriginFull, Record};
+use crate::pool::{Inner, no_space};
+use crate::runtime::LocalFuture;
+use crate::types::VolumeId;
+
+use super::Origin;
+
+/// Checkpoints that one write begins for space that was given up.
+const CHECKPOINTS: u32 = 2;
+
+/// What a write has tried already to get space.
+#[derive(Default)]
+pub struct Patience {
+    emptied: u32,
+    /// Most pages that were free when it looked: it tries again when there are more.
+    free: u64,
+    /// What is left of it, once it waits.
+    left: Option<LocalFuture<()>>,
+}
+
+impl<D: Device> Origin<D> {
+    /// Waits for space or makes some; fails when neither helps. Nothing is held meanwhile.
+    pub(super) async fn wait_for_space(&self, inner: &Rc<Inner<D>>, patience: &mut Patience) -> Result<()> {
+        inner.check_writable()?;
+        let free = inner.meta.borrow().space.available();
+        if free > patience.free {
+            (patience.free, patience.emptied) = (free, 0);
+        }
+        if patience.emptied < CHECKPOINTS && inner.has_pending_space() {
+            patience.emptied += 1;
+            return inner.clone().checkpoint().await;
+        }
+        inner.full.set(true);
+        let policy = inner.meta.borrow().protects(self.id).map_or(OriginFull::Error, |(p, _)| p.when_full);
+        match policy {
+            OriginFull::Wait(seconds) => {
+                let sleep = || inner.runtime.sleep(Duration::from_secs(u64::from(seconds)));
+                let left = patience.left.get_or_insert_with(sleep);
+                // Others that wait begin checkpoints, too: those alone bring nothing.
+                while inner.meta.borrow().space.available() <= patience.free {
+                    if !inner.wait_for_space(left).await {
+                        return Err(no_space());
+                    }
+                    inner.check_writable()?;
+                }
+                Ok(())
+            }
+            OriginFull::DropOldest => {
+                let Some(id) = self.oldest_droppable(inner) else { return Err(no_space()) };
+                inner
+                    .verb(|meta| {
+                        // It may have been deleted or taken into use since.
+                        let ids = if meta.directory.is_snapshot(id) { vec![id] } else { Vec::new() };
+                        Ok((Record::Delete { ids }, ()))
+                    })
+                    .await?;
+                inner.reap_soon();
+                inner.clone().settle().await
+            }
+            OriginFull::Error => Err(no_space()),
+        }
+    }
+
+    fn oldest_droppable(&self, inner: &Inner<D>) -> Option<VolumeId> {
+        let meta = inner.meta.borrow();
+        let chain = meta.directory.chain(self.id)?;
+        let mut all: Vec<VolumeId> = chain.chained.iter().chain(&chain.independent).copied().collect();
+        all.sort_unstable();
+        all.into_iter().find(|&id| {
+            let idle = |v: &crate::pool::DirectoryEntry| v.record.flags.droppable && v.open.get() == 0 && !v.pending;
+            meta.directory.get(id).is_some_and(idle) && meta.directory.resting_on(id).is_none()
+        })
+    }
+}

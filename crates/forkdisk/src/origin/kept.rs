@@ -1,0 +1,377 @@
+//! What is kept of an origin, and for whom: pieces of chunks in its ordered map.
+//!
+//! A piece stands for pages; whoever looks for a page takes, of the pieces that hold it, the one of
+//! the first snapshot not older than its own. So a piece can be handed to an older snapshot, or
+//! given up, without anybody who lives seeing a difference.
+
+use crate::format::kept::{Piece, piece};
+use crate::format::{KeptKey, KeptKind, NO_VOLUME, Protects, TreeRoot, VolumeState};
+use crate::map::{Editor, Stop, TableMiss, Tables};
+use crate::ordered;
+use crate::planted::{Bug, planted};
+use crate::pool::{Failure, Meta};
+use crate::types::{PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
+
+/// Pairs looked at or given up at once.
+const STEP: usize = 32;
+
+/// Whose copies count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum View {
+    /// The chain's, of snapshots from `from` on and before `below`.
+    Chained { from: VolumeId, below: VolumeId },
+    /// One independent snapshot's own.
+    Independent(VolumeId),
+}
+
+impl View {
+    /// What a chained snapshot sees.
+    pub fn chained(from: VolumeId) -> View {
+        View::Chained { from, below: VolumeId(u64::MAX) }
+    }
+
+    fn first_key(self, chunk: u64) -> KeptKey {
+        match self {
+            View::Chained { from, .. } => KeptKey::chained(chunk, from, 0),
+            View::Independent(id) => KeptKey::independent(id, chunk, 0),
+        }
+    }
+
+    /// Chunk and first page of a piece that counts.
+    fn place(self, key: u128) -> Option<(u64, u64, VolumeId)> {
+        match (self, KeptKey(key).kind()?) {
+            (View::Chained { .. }, KeptKind::Chained { chunk, page, sequence }) => Some((chunk, page, sequence)),
+            (View::Independent(id), KeptKind::Independent { sequence, chunk, page }) if sequence == id => {
+                Some((chunk, page, id))
+            }
+            _ => None,
+        }
+    }
+
+    fn counts(self, sequence: VolumeId) -> bool {
+        match self {
+            View::Chained { from, below } => (from..below).contains(&sequence),
+            View::Independent(_) => true,
+        }
+    }
+}
+
+/// Pages of a view that come from one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptRun {
+    /// Where in the pool; `None`: they are still the origin's own.
+    pub at: Option<PageAddr>,
+    /// How many.
+    pub len: u64,
+}
+
+/// Where `view` finds page `at` and those behind it, at most `max` (> 0). One search, however many
+/// snapshots there are.
+pub fn kept_run(
+    tables: &mut Tables,
+    kept: &TreeRoot,
+    chunk_pages: u64,
+    view: View,
+    at: VirtualPage,
+    max: u64,
+) -> Result<KeptRun, TableMiss> {
+    let (chunk, within) = (at.0 / chunk_pages, at.0 % chunk_pages);
+    let mut limit = max;
+    let mut key = view.first_key(chunk);
+    loop {
+        let pairs = ordered::scan(tables, kept, key.0, KeptKey::END.0, STEP)?;
+        let Some(&(last, _)) = pairs.last() else { return Ok(KeptRun { at: None, len: limit }) };
+        for (key, value) in pairs {
+            let Some((c, page, sequence)) = view.place(key) else { return Ok(KeptRun { at: None, len: limit }) };
+            if c > chunk {
+                return Ok(KeptRun { at: None, len: limit.min(c * chunk_pages - at.0) });
+            }
+            let Piece { to, pages } = piece(value);
+            if !view.counts(sequence) || page + pages <= within {
+                continue;
+            }
+            if page <= within {
+                let len = limit.min(page + pages - within);
+                return Ok(KeptRun { at: Some(PageAddr(to.0 + within - page)), len });
+            }
+            // A piece that counts more than those behind it begins here.
+            limit = limit.min(page - within);
+        }
+        key = KeptKey(last).next();
+    }
+}
+
+/// What becomes of a part of a piece whose snapshot is gone.
+struct Part {
+    page: u64,
+    piece: Piece,
+    /// Whether the next older snapshot needs it.
+    needed: bool,
+}
+
+impl Meta {
+    /// What the record of an origin says of its kept chunks, and the pages of one.
+    pub fn protects(&self, origin: VolumeId) -> Option<(Protects, u64)> {
+        let record = &self.directory.get(origin)?.record;
+        Some((record.protects?, record.chunk / PAGE_SIZE as u64))
+    }
+
+    /// The origin that a snapshot, or what was cloned from one, shows through to, and whose copies count
+    /// for it.
+    pub fn view_of(&self, id: VolumeId) -> Option<(VolumeId, View)> {
+        let record = &self.directory.get(id)?.record;
+        if record.base != NO_VOLUME {
+            return self.view_of(record.base);
+        }
+        let parent = self.directory.get(record.parent)?;
+        let of_origin = record.state == VolumeState::Snapshot && parent.record.state == VolumeState::Origin;
+        let view = if record.flags.independent { View::Independent(id) } else { View::chained(id) };
+        of_origin.then_some((parent.record.id, view))
+    }
+
+    /// Whether it is a snapshot of an origin, not of what was cloned from one.
+    pub fn is_origins_snapshot(&self, id: VolumeId) -> bool {
+        let base = |id| self.directory.get(id).is_some_and(|v| v.record.base == NO_VOLUME);
+        self.view_of(id).is_some() && base(id)
+    }
+
+    /// Pages kept of `chunk` for `id` that `heir`, the next older snapshot that stays, does not need.
+    pub fn freed_of(
+        &mut self,
+        protects: &Protects,
+        chunk_pages: u64,
+        chunk: u64,
+        id: VolumeId,
+        heir: Option<VolumeId>,
+    ) -> Result<u64, Failure> {
+        let parts = self.parts_of(protects, chunk_pages, chunk, id, heir)?;
+        Ok(parts.iter().filter(|part| heir.is_none() || !part.needed).map(|part| part.piece.pages).sum())
+    }
+
+    /// The views that need the old contents of whatever is written to an origin: of the chain only the
+    /// newest snapshot, and every independent one.
+    pub fn views_to_keep(&self, origin: VolumeId) -> Vec<View> {
+        let Some(chain) = self.directory.chain(origin) else { return Vec::new() };
+        let newest = chain.chained.last().map(|&id| View::chained(id));
+        newest.into_iter().chain(chain.independent.iter().map(|&id| View::Independent(id))).collect()
+    }
+
+    /// Moves `at` on to the next page before `end` that `view` would lose if it were written; how many
+    /// there are from there on. What has been looked at is not looked at again after a stop: however much
+    /// is kept, a repeated attempt needs few pages.
+    pub fn unkept(
+        &mut self,
+        origin: VolumeId,
+        view: View,
+        at: &mut VirtualPage,
+        end: VirtualPage,
+    ) -> Result<Option<u64>, Failure> {
+        let (protects, chunk_pages) = self.protects(origin).ok_or(Failure::Gone)?;
+        while *at < end {
+            let run = kept_run(&mut self.tables, &protects.kept, chunk_pages, view, *at, end.0 - at.0);
+            let run = run.map_err(Stop::from)?;
+            if run.at.is_none() {
+                return Ok(Some(run.len));
+            }
+            at.0 += run.len;
+        }
+        Ok(None)
+    }
+
+    fn edit_kept(&mut self, origin: VolumeId, until: u64) -> Option<(Editor<'_>, &mut Protects)> {
+        let confirmed = self.journal.confirmed();
+        let protects = self.directory.change(origin)?.record.protects.as_mut()?;
+        let editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch, until, confirmed };
+        Some((editor, protects))
+    }
+
+    fn refer(&mut self, id: VolumeId, by: i64) {
+        if let Some(volume) = self.directory.change(id) {
+            let record = &mut volume.record;
+            record.referenced = record.referenced.saturating_add_signed(by);
+            if record.state == VolumeState::Snapshot {
+                record.cursor = record.cursor.saturating_add_signed(by);
+            }
+        }
+    }
+
+    /// Keeps `len` pages of one chunk, from `at` on, for `sequence`: all of them or, on a stop, none.
+    pub fn keep(
+        &mut self,
+        origin: VolumeId,
+        sequence: VolumeId,
+        at: VirtualPage,
+        len: u64,
+        to: PageAddr,
+    ) -> Result<(), Failure> {
+        let nonsense =
+            || Failure::Nonsense(format!("chunks are kept for snapshot {}, which does not exist", sequence.0));
+        let snapshot = &self.directory.get(sequence).ok_or_else(nonsense)?.record;
+        let independent = snapshot.flags.independent;
+        let (_, chunk_pages) = self.protects(origin).ok_or_else(nonsense)?;
+        let (chunk, page) = (at.0 / chunk_pages, at.0 % chunk_pages);
+        debug_assert!(page + len <= chunk_pages);
+        let until = self.journal.next() + 1;
+        let (mut editor, protects) = self.edit_kept(origin, until).ok_or_else(nonsense)?;
+        let value = Piece { to, pages: len }.to_bits();
+        let (key, list) = match independent {
+            true => (KeptKey::independent(sequence, chunk, page), None),
+            false => (KeptKey::chained(chunk, sequence, page), Some(KeptKey::list(sequence, chunk))),
+        };
+        for key in [Some(key), list].into_iter().flatten() {
+            editor.tree_ready(&protects.kept, key.0)?;
+        }
+        editor.tree_insert(&mut protects.kept, key.0, value)?;
+        if let Some(list) = list {
+            editor.list_chunk(&mut protects.kept, list, chunk)?;
+        }
+        editor.space.incr_pages(to, len);
+        self.refer(sequence, len as i64);
+        Ok(())
+    }
+
+    /// Gives up what is kept for the dead snapshot `id`, or hands it on to the next older one, a small
+    /// step at a time; true when nothing is left.
+    pub fn release_kept(&mut self, id: VolumeId) -> Result<bool, Failure> {
+        let Some(dead) = self.directory.get(id).map(|v| &v.record) else { return Ok(true) };
+        let (origin, independent) = (dead.parent, dead.flags.independent);
+        let alive = self.directory.get(origin).is_some_and(|v| v.record.state == VolumeState::Origin);
+        match (alive, independent) {
+            (false, _) => Ok(true),
+            (true, true) => {
+                let (from, end) = (KeptKey::independent(id, 0, 0), KeptKey::independent(VolumeId(id.0 + 1), 0, 0));
+                self.give_up_kept(origin, from, end)
+            }
+            (true, false) => self.release_chunk(origin, id),
+        }
+    }
+
+    /// Gives up everything that is kept of a dead origin, a small step at a time; true when nothing is
+    /// left.
+    pub fn release_origin(&mut self, id: VolumeId) -> Result<bool, Failure> {
+        self.give_up_kept(id, KeptKey(0), KeptKey::END)
+    }
+
+    fn give_up_kept(&mut self, origin: VolumeId, from: KeptKey, end: KeptKey) -> Result<bool, Failure> {
+        let until = self.journal.next();
+        let Some((mut editor, protects)) = self.edit_kept(origin, until) else { return Ok(true) };
+        let pairs = ordered::scan(editor.tables, &protects.kept, from.0, end.0, STEP).map_err(Stop::from)?;
+        for &(key, value) in &pairs {
+            editor.tree_remove(&mut protects.kept, key)?;
+            editor.give_up_piece(KeptKey(key), value);
+        }
+        Ok(pairs.is_empty())
+    }
+
+    /// The next chunk that is listed for the dead snapshot `id` of the chain.
+    fn release_chunk(&mut self, origin: VolumeId, id: VolumeId) -> Result<bool, Failure> {
+        let (protects, chunk_pages) = self.protects(origin).ok_or(Failure::Gone)?;
+        let (from, end) = (KeptKey::list(id, 0), KeptKey::list(VolumeId(id.0 + 1), 0));
+        let listed = ordered::scan(&mut self.tables, &protects.kept, from.0, end.0, 1).map_err(Stop::from)?;
+        let Some(&(key, bits)) = listed.first() else { return Ok(true) };
+        let Some(KeptKind::List { first, .. }) = KeptKey(key).kind() else { return Ok(true) };
+        let chunk = first + u64::from(bits.trailing_zeros());
+        let heir = self.directory.chain(origin).and_then(|chain| chain.chained.range(..id).next_back().copied());
+        let heir = if planted(Bug::RelabelToOldest) {
+            heir.and_then(|_| self.directory.chain(origin).and_then(|chain| chain.chained.first().copied()))
+        } else {
+            heir
+        };
+        let parts = self.parts_of(&protects, chunk_pages, chunk, id, heir)?;
+        let until = self.journal.next();
+        let Some((mut editor, protects)) = self.edit_kept(origin, until) else { return Ok(true) };
+        let kept = &mut protects.kept;
+        editor.tree_ready(kept, key)?;
+        for part in &parts {
+            editor.tree_ready(kept, KeptKey::chained(chunk, id, part.page).0)?;
+            if let (Some(heir), true) = (heir, part.needed) {
+                editor.tree_ready(kept, KeptKey::chained(chunk, heir, part.page).0)?;
+                editor.tree_ready(kept, KeptKey::list(heir, chunk).0)?;
+            }
+        }
+        let (mut handed, mut gone) = (0, 0);
+        for part in &parts {
+            editor.tree_remove(kept, KeptKey::chained(chunk, id, part.page).0)?;
+        }
+        for part in parts {
+            gone += part.piece.pages;
+            let value = part.piece.to_bits();
+            match heir.filter(|_| part.needed) {
+                Some(heir) => {
+                    editor.tree_insert(kept, KeptKey::chained(chunk, heir, part.page).0, value)?;
+                    editor.list_chunk(kept, KeptKey::list(heir, chunk), chunk)?;
+                    handed += part.piece.pages;
+                }
+                None => editor.give_up_piece(KeptKey::chained(chunk, id, part.page), value),
+            }
+        }
+        match bits & (bits - 1) {
+            0 => editor.tree_remove(kept, key)?,
+            rest => editor.tree_insert(kept, key, rest)?,
+        };
+        self.refer(id, -(gone as i64));
+        if let Some(heir) = heir.filter(|_| handed > 0) {
+            self.refer(heir, handed as i64);
+        }
+        Ok(false)
+    }
+
+    /// The pieces of `chunk` kept for `id`, cut where the next older snapshot begins or ceases to need
+    /// them.
+    fn parts_of(
+        &mut self,
+        protects: &Protects,
+        chunk_pages: u64,
+        chunk: u64,
+        id: VolumeId,
+        heir: Option<VolumeId>,
+    ) -> Result<Vec<Part>, Failure> {
+        let (mut key, end) = (KeptKey::chained(chunk, id, 0), KeptKey::chained(chunk, VolumeId(id.0 + 1), 0));
+        let mut parts = Vec::new();
+        loop {
+            let pairs = ordered::scan(&mut self.tables, &protects.kept, key.0, end.0, STEP).map_err(Stop::from)?;
+            let Some(&(last, _)) = pairs.last() else { return Ok(parts) };
+            for (found, value) in pairs {
+                let Some(KeptKind::Chained { page, .. }) = KeptKey(found).kind() else { return Ok(parts) };
+                let whole = piece(value);
+                let mut done = 0;
+                while done < whole.pages {
+                    let left = whole.pages - done;
+                    let at = VirtualPage(chunk * chunk_pages + page + done);
+                    let run = match heir {
+                        None => KeptRun { at: Some(PageAddr(0)), len: left },
+                        Some(from) => {
+                            let view = View::Chained { from, below: id };
+                            kept_run(&mut self.tables, &protects.kept, chunk_pages, view, at, left)
+                                .map_err(Stop::from)?
+                        }
+                    };
+                    let piece = Piece { to: PageAddr(whole.to.0 + done), pages: run.len };
+                    let needed = run.at.is_none() && !planted(Bug::KeptLostOnDelete);
+                    parts.push(Part { page: page + done, piece, needed });
+                    done += run.len;
+                }
+            }
+            key = KeptKey(last).next();
+        }
+    }
+}
+
+impl Editor<'_> {
+    /// Notes that something of `chunk` is kept under `list`.
+    fn list_chunk(&mut self, kept: &mut TreeRoot, list: KeptKey, chunk: u64) -> Result<(), Stop> {
+        let bit = 1 << (chunk % crate::format::kept::LISTED);
+        let bits = ordered::get(self.tables, kept, list.0)?.unwrap_or(0);
+        if bits & bit == 0 {
+            self.tree_insert(kept, list.0, bits | bit)?;
+        }
+        Ok(())
+    }
+
+    fn give_up_piece(&mut self, key: KeptKey, value: u128) {
+        if let Some(KeptKind::Chained { .. } | KeptKind::Independent { .. }) = key.kind() {
+            let Piece { to, pages } = piece(value);
+            (0..pages).for_each(|i| self.space.decr_page(PageAddr(to.0 + i), self.until));
+        }
+    }
+}

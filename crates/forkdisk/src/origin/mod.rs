@@ -1,0 +1,146 @@
+//! A device that is protected in place: an *origin*. Its data stays where it is; the pool keeps what
+//! was overwritten since its snapshots were taken.
+//!
+//! Before the first write to a chunk since the newest snapshot the old contents are copied into the
+//! pool and recorded, once however many snapshots there are. The order is: copy durable in the pool →
+//! record durable → write to the origin (`copy.rs`, `write.rs`). What is kept, and for whom, is the
+//! business of `kept.rs`; reading through it of `read.rs`.
+//!
+//! Invariants:
+//! - Whoever reads an origin's chunk for a snapshot holds it *shared*, and so does whoever writes a
+//!   chunk that is kept. Copying a chunk out holds it alone. So nothing is written under a reader,
+//!   and no copy is taken under a writer.
+//! - Nobody waits for a chunk while a plan is under way: whoever holds the chunk may wait for a
+//!   checkpoint, which waits for plans.
+//! - A failed or full pool fails writes of the origin that need a copy; it never lets them through.
+
+mod account;
+mod copy;
+mod flush;
+mod full;
+mod kept;
+mod read;
+mod stream;
+mod verbs;
+mod write;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::Record;
+use crate::planted::{Bug, planted};
+use crate::pool::Inner;
+use crate::sync::RangeLocks;
+use crate::types::VolumeId;
+
+pub use kept::View;
+pub use read::Source;
+pub use verbs::{OriginInfo, ProtectOptions, check_origin_text};
+
+/// An origin whose device is at hand.
+pub struct Origin<D> {
+    pub id: VolumeId,
+    pub device: Rc<D>,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of a chunk.
+    pub chunk: u64,
+    /// By chunk.
+    pub locks: Rc<RangeLocks>,
+    /// Blocks of the device that are written in part, by block.
+    pub edges: Rc<RangeLocks>,
+    streams: RefCell<stream::Streams>,
+    flushes: flush::Flushes,
+    /// Why nothing is acknowledged any more.
+    failed: RefCell<Option<Error>>,
+    /// Snapshots, with their groups, whose record must not be durable before what the origin holds is.
+    unsettled: RefCell<Vec<VolumeId>>,
+    /// Whether the pool knows, durably, that the origin is being written.
+    marked: Cell<bool>,
+}
+
+impl<D: Device> Origin<D> {
+    fn new(id: VolumeId, device: D, size: u64, chunk: u64) -> Origin<D> {
+        Origin {
+            id,
+            device: Rc::new(device),
+            size,
+            chunk,
+            locks: Rc::default(),
+            edges: Rc::default(),
+            streams: RefCell::default(),
+            flushes: flush::Flushes::default(),
+            failed: RefCell::new(None),
+            unsettled: RefCell::default(),
+            marked: Cell::new(false),
+        }
+    }
+
+    /// Chunks that hold the bytes from `offset` to `end`.
+    pub fn chunks(&self, offset: u64, end: u64) -> std::ops::Range<u64> {
+        offset / self.chunk..end.div_ceil(self.chunk)
+    }
+
+    /// Refuses once a flush has failed.
+    pub fn check_alive(&self) -> Result<()> {
+        self.failed.borrow().as_ref().map_or(Ok(()), |e| Err(e.clone()))
+    }
+}
+
+impl<D: Device> Origin<D> {
+    /// A group of snapshots has been published, one of them of this origin.
+    pub fn published(&self, group: &[VolumeId]) {
+        self.unsettled.borrow_mut().extend(group);
+    }
+
+    /// Makes durable what snapshots that were published since the last call show; otherwise returns
+    /// those that must not be.
+    async fn settle_snapshots(&self) -> Vec<VolumeId> {
+        // They stay noted meanwhile: who else is about to make records durable waits for the same flush.
+        let snapshots = self.unsettled.borrow().clone();
+        if snapshots.is_empty() {
+            return Vec::new();
+        }
+        if planted(Bug::SettledTooEarly) {
+            self.unsettled.take();
+        }
+        let flushed = self.flush().await;
+        self.unsettled.borrow_mut().retain(|id| !snapshots.contains(id));
+        if flushed.is_ok() { Vec::new() } else { snapshots }
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// Whether there are new snapshots whose origins are to be flushed before their records are.
+    pub fn has_unsettled_origins(&self) -> bool {
+        self.origins.borrow().values().any(|origin| !origin.unsettled.borrow().is_empty())
+    }
+
+    /// Before records become durable: so does whatever new snapshots of origins show. Those of an
+    /// origin that fails to do so are gone with the same commit.
+    pub async fn settle_origins(&self) -> Result<()> {
+        let origins: Vec<Rc<Origin<D>>> = self.origins.borrow().values().cloned().collect();
+        for origin in origins {
+            let lost = origin.settle_snapshots().await;
+            let mut meta = self.meta.borrow_mut();
+            let ids: Vec<VolumeId> = lost.into_iter().filter(|&id| meta.directory.is_snapshot(id)).collect();
+            if !ids.is_empty() {
+                self.publish(&mut meta, &Record::Delete { ids })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The origin's device, if it is at hand.
+    pub fn attached(&self, id: VolumeId) -> Result<Rc<Origin<D>>> {
+        self.origins.borrow().get(&id).cloned().ok_or_else(|| {
+            let meta = self.meta.borrow();
+            let (name, path) =
+                meta.directory.get(id).map_or(Default::default(), |v| (v.record.name.clone(), v.record.origin.clone()));
+            let why = format!("the device of {name:?} is not open; it was last at {path:?}");
+            Error::new(ErrorKind::Busy, why)
+        })
+    }
+}

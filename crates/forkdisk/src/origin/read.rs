@@ -1,0 +1,146 @@
+//! Reading an origin, and reading what shows through to it: own pages first, then what is kept, then
+//! the origin itself.
+
+use smallvec::smallvec;
+
+use crate::device::{Buf, Device, Segment, Segments};
+use crate::error::{Error, Result};
+use crate::map::{Stop, lookup};
+use crate::planted::{Bug, planted};
+use crate::pool::{Failure, Inner, Meta};
+use crate::sync::Hold;
+use crate::types::{PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
+use crate::volume::push;
+
+use super::Origin;
+use super::kept::{View, kept_run};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// Where a page of a volume that shows through to an origin comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A page of the pool of its own.
+    Own(PageAddr),
+    /// A page of the pool that is kept.
+    Kept(PageAddr),
+    /// The same page of the origin.
+    Origin,
+    /// Beyond the end of what shows through.
+    Zero,
+}
+
+impl Meta {
+    /// Where `id`, which shows through to `origin`, has its page `at` and those behind it (at most
+    /// `max`). What shows through ends at page `end`.
+    pub fn source_of(
+        &mut self,
+        id: VolumeId,
+        (origin, view, end): (VolumeId, View, u64),
+        at: VirtualPage,
+        max: u64,
+    ) -> std::result::Result<(Source, u64), Failure> {
+        let record = &self.directory.get(id).ok_or(Failure::Gone)?.record;
+        let own = lookup(&mut self.tables, record, at, max).map_err(Stop::from)?;
+        if let Some((page, _)) = own.data {
+            return Ok((Source::Own(page), own.len));
+        }
+        if at.0 >= end {
+            return Ok((Source::Zero, own.len));
+        }
+        let (protects, chunk_pages) = self.protects(origin).ok_or(Failure::Gone)?;
+        let max = own.len.min(end - at.0);
+        let run = kept_run(&mut self.tables, &protects.kept, chunk_pages, view, at, max).map_err(Stop::from)?;
+        Ok((run.at.map_or(Source::Origin, Source::Kept), run.len))
+    }
+}
+
+/// Parts of a read, by where they come from.
+#[derive(Default)]
+struct Parts {
+    pool: Segments,
+    origin: Segments,
+    zero: Vec<(usize, usize)>,
+}
+
+impl<D: Device> Origin<D> {
+    /// Fills `buf`, whole blocks of the device, from the origin as it is.
+    pub async fn read(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
+        let segment = Segment { offset, at: 0, len: buf.len() };
+        let (result, buf) = self.device.read(buf, smallvec![segment]).await;
+        (result.map_err(|e| Error::io(format!("reading the origin at {offset}"), e)), buf)
+    }
+
+    /// Fills `buf` from `offset` of volume `id`, which shows through to this origin's first `size`
+    /// bytes. Both are whole blocks of both devices.
+    pub async fn read_through(
+        &self,
+        inner: &Inner<D>,
+        id: VolumeId,
+        (view, size): (View, u64),
+        offset: u64,
+        mut buf: Buf,
+    ) -> (Result<()>, Buf) {
+        let end = offset + buf.len() as u64;
+        // Nothing is written under a read that goes to the origin.
+        let chunks = if planted(Bug::OriginReaderNotHeld) { 0..0 } else { self.chunks(offset, end) };
+        let _held = self.locks.lock(chunks, Hold::Shared).await;
+        let _plan = inner.generations.enter();
+        let parts = inner
+            .look(|meta| {
+                let (mut parts, mut at) = (Parts::default(), offset);
+                while at < end {
+                    let page = VirtualPage(at / PAGE);
+                    let through = (self.id, view, size.div_ceil(PAGE));
+                    let (source, n) = meta.source_of(id, through, page, end.div_ceil(PAGE) - page.0)?;
+                    let stop = ((page.0 + n) * PAGE).min(end);
+                    parts.add(source, at, stop, (at - offset) as usize, size);
+                    at = stop;
+                }
+                Ok(parts)
+            })
+            .await;
+        let parts = match parts {
+            Ok(parts) => parts,
+            Err(e) => return (Err(e), buf),
+        };
+        parts.zero.iter().for_each(|&(at, len)| buf[at..at + len].fill(0));
+        let failed = |e| Error::io(format!("reading through to the origin at {offset}"), e);
+        if parts.pool.is_empty() {
+            let (result, buf) = self.fetch(&self.device, buf, parts.origin).await;
+            return (result.map_err(failed), buf);
+        }
+        // Parts of two devices: the origin's come by way of a buffer of their own.
+        let aside = (!parts.origin.is_empty()).then(|| self.device.buffer(buf.len()));
+        let other = aside.map(|aside| self.device.read(aside, parts.origin.clone()));
+        let (mut result, mut buf) = self.fetch(&inner.device, buf, parts.pool).await;
+        if let Some(other) = other {
+            let (outcome, aside) = other.await;
+            parts.origin.iter().for_each(|s| buf[s.at..s.at + s.len].copy_from_slice(&aside[s.at..s.at + s.len]));
+            result = result.and(outcome);
+        }
+        (result.map_err(failed), buf)
+    }
+
+    async fn fetch(&self, device: &D, buf: Buf, segments: Segments) -> (std::io::Result<()>, Buf) {
+        if segments.is_empty() { (Ok(()), buf) } else { device.read(buf, segments).await }
+    }
+}
+
+impl Parts {
+    /// Bytes `from..to` of the volume go to `at` of the buffer; what shows through has `size` bytes.
+    fn add(&mut self, source: Source, from: u64, to: u64, at: usize, size: u64) {
+        let len = (to - from) as usize;
+        match source {
+            Source::Own(page) | Source::Kept(page) => push(&mut self.pool, page.offset() + from % PAGE, at, len),
+            Source::Zero => self.zero.push((at, len)),
+            Source::Origin => {
+                let there = (size.max(from).min(to) - from) as usize;
+                if there > 0 {
+                    push(&mut self.origin, from, at, there);
+                }
+                self.zero.push((at + there, len - there));
+            }
+        }
+    }
+}

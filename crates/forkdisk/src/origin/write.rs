@@ -1,0 +1,141 @@
+//! Writing to an origin: in place, once what its snapshots need is kept.
+
+use std::rc::Rc;
+
+use smallvec::smallvec;
+
+use crate::device::{Buf, Device, Segment};
+use crate::error::{Error, Result};
+use crate::planted::{Bug, planted};
+use crate::pool::Inner;
+use crate::sync::{Hold, PlanGuard, RangeGuard};
+use crate::types::{PAGE_SIZE, VirtualPage};
+
+use super::Origin;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Bytes of zeroes written at once.
+const ZEROES: u64 = 1 << 20;
+
+impl<D: Device> Origin<D> {
+    /// Writes `buf`, the range of which has been checked.
+    pub async fn write(&self, inner: &Rc<Inner<D>>, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
+        let unit = self.device.block_size() as u64;
+        let end = offset + buf.len() as u64;
+        let blocks = offset / unit..end.div_ceil(unit);
+        if offset.is_multiple_of(unit) && end.is_multiple_of(unit) {
+            let _edges = self.edges.lock(blocks, Hold::Shared).await;
+            return self.write_blocks(inner, offset, buf, fua).await;
+        }
+        // Blocks that are written in part are completed first.
+        let _edges = self.edges.lock(blocks.clone(), Hold::Alone).await;
+        let start = blocks.start * unit;
+        let wide = self.device.buffer((blocks.end * unit - start) as usize);
+        let (read, mut wide) = self.read(start, wide).await;
+        if let Err(e) = read {
+            return (Err(e), buf);
+        }
+        let at = (offset - start) as usize;
+        wide[at..at + buf.len()].copy_from_slice(&buf);
+        (self.write_blocks(inner, start, wide, fua).await.0, buf)
+    }
+
+    /// The range reads as zeroes afterwards.
+    pub async fn write_zeroes(&self, inner: &Rc<Inner<D>>, offset: u64, len: u64, fua: bool) -> Result<()> {
+        let mut done = 0;
+        while done < len {
+            let n = ZEROES.min(len - done);
+            self.write(inner, offset + done, Buf::zeroed(n as usize), fua).await.0?;
+            done += n;
+        }
+        Ok(())
+    }
+
+    /// Writes whole blocks of the device.
+    async fn write_blocks(&self, inner: &Rc<Inner<D>>, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
+        self.streams.borrow_mut().note(offset, buf.len() as u64);
+        let held = match self.admit(inner, offset, offset + buf.len() as u64).await {
+            Ok(held) => held,
+            Err(e) => return (Err(e), buf),
+        };
+        let segment = Segment { offset, at: 0, len: buf.len() };
+        let (result, buf) = self.device.write(buf, smallvec![segment], fua).await;
+        drop(held);
+        inner.checkpoint_soon();
+        (result.map_err(|e| Error::io(format!("writing the origin at {offset}"), e)), buf)
+    }
+
+    /// Waits until the range may be written; it may as long as what is returned is held.
+    async fn admit(&self, inner: &Rc<Inner<D>>, offset: u64, end: u64) -> Result<(RangeGuard, PlanGuard)> {
+        inner.check_writable()?;
+        self.check_alive()?;
+        self.mark(inner).await?;
+        let chunks = self.chunks(offset, end);
+        let mut held = self.locks.lock(chunks.clone(), Hold::Shared).await;
+        let mut full = super::full::Patience::default();
+        loop {
+            let plan = inner.generations.enter();
+            if !self.lacks_copies(inner, offset, end).await? {
+                self.check_alive()?;
+                // What is found kept may be so in memory only, for ever.
+                if !planted(Bug::OriginIgnoresFailedPool) {
+                    inner.check_alive()?;
+                }
+                if !self.is_deletion_pending(inner) || planted(Bug::PendingDeletionBelieved) {
+                    return Ok((held, plan));
+                }
+                drop(plan);
+                inner.clone().commit().await?;
+                continue;
+            }
+            drop((plan, held));
+            held = match self.copy_out(inner, offset, end, &mut full).await {
+                Ok(held) => held,
+                Err(_) if planted(Bug::WrittenWithoutCopy) => {
+                    let held = self.locks.lock(chunks.clone(), Hold::Shared).await;
+                    return Ok((held, inner.generations.enter()));
+                }
+                Err(e) => return Err(e),
+            };
+        }
+    }
+
+    /// Whether a crash now could bring back a snapshot for which nothing has been kept since it was
+    /// deleted.
+    fn is_deletion_pending(&self, inner: &Inner<D>) -> bool {
+        let meta = inner.meta.borrow();
+        meta.directory.chain(self.id).is_some_and(|chain| chain.deleted_until > meta.journal.confirmed())
+    }
+
+    /// Whether anybody would lose what the range holds.
+    async fn lacks_copies(&self, inner: &Inner<D>, offset: u64, end: u64) -> Result<bool> {
+        let (first, mut last) = (VirtualPage(offset / PAGE), VirtualPage(end.div_ceil(PAGE)));
+        if planted(Bug::SecondChunkForgotten) {
+            last = VirtualPage(last.0.min((offset / self.chunk + 1) * self.chunk / PAGE));
+        }
+        // How far it has been looked, as long as the same snapshots are to be kept for.
+        let (mut views, mut looked, mut at) = (Vec::new(), 0, first);
+        inner
+            .look(|meta| {
+                let now = meta.views_to_keep(self.id);
+                if now != views {
+                    (views, looked, at) = (now, 0, first);
+                }
+                while let Some(&view) = views.get(looked) {
+                    let view = match view {
+                        super::View::Chained { .. } if planted(Bug::OldCopyTakenForNew) => {
+                            super::View::chained(crate::types::VolumeId(0))
+                        }
+                        super::View::Independent(id) if planted(Bug::IndependentNotKept) => super::View::chained(id),
+                        view => view,
+                    };
+                    if meta.unkept(self.id, view, &mut at, last)?.is_some() {
+                        return Ok(true);
+                    }
+                    (looked, at) = (looked + 1, first);
+                }
+                Ok(false)
+            })
+            .await
+    }
+}

@@ -1,0 +1,359 @@
+//! Gathering: pages of a volume that lie scattered are brought back into one piece, a virtual block at a
+//! time, without unsharing anything.
+//!
+//! Nobody waits for it, and nothing is held while pages are copied: they are *watched*. Writes in place that
+//! were planned before are waited for, and one that is planned meanwhile makes its page stay where it is. The
+//! move is published in one record for all who refer to the pages; until that is durable, and the next
+//! checkpoint has ended, the old pages stay as they are (I6). What is to be waited for by others (a
+//! checkpoint, a snapshot) cuts a copy short.
+
+mod plan;
+mod policy;
+
+use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+
+use smallvec::smallvec;
+
+use crate::copier::{CopyError, Group, Job, Piece, Place, Source, Ticket};
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{Moved, VolumeState};
+use crate::map::Stop;
+use crate::planted::{Bug, planted};
+use crate::sync::{Hold, PlanGuard};
+use crate::types::{BLOCK_PAGES, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
+
+use super::reap::yield_now;
+use super::{Failure, Inner, Meta, Pool};
+
+use plan::Placed;
+pub use policy::Gathering;
+
+/// Virtual blocks looked at before others have their turn.
+const LOOKS: u64 = 256;
+/// How often a block is tried again whose pages were written meanwhile, or whose copy was cut short.
+const TRIES: usize = 4;
+
+/// What came of gathering a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct GatherReport {
+    /// Bytes that were moved.
+    pub moved: u64,
+    /// Blocks of 1 MiB of the volume of which something was moved.
+    pub blocks: u64,
+    /// Blocks that are scattered still: their pages are shared in ways that moving them would undo, were
+    /// written all the time, or there is no room in one piece.
+    pub left: u64,
+    /// How scattered it was and is, in percent; see [`VolumeInfo::fragmentation`](super::VolumeInfo::fragmentation).
+    pub before: f64,
+    /// See `before`.
+    pub after: f64,
+}
+
+/// What came of one virtual block.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    /// So many pages were moved.
+    Moved(u64),
+    /// Nothing was to be done.
+    Nothing,
+    /// There is no room.
+    NoRoom,
+    /// Others were in the way.
+    Disturbed,
+}
+
+/// Pages that are being copied elsewhere, and which of them were written since.
+#[derive(Default)]
+pub struct Moving(BTreeMap<PageAddr, bool>);
+
+impl Moving {
+    fn watch(&mut self, pages: impl Iterator<Item = PageAddr>) {
+        self.0.extend(pages.map(|page| (page, false)));
+    }
+
+    fn is_watched(&self, page: PageAddr) -> bool {
+        self.0.contains_key(&page)
+    }
+
+    fn forget(&mut self) {
+        self.0.clear();
+    }
+
+    /// These pages are about to be written in place, which they may (true).
+    pub fn note(&mut self, first: PageAddr, pages: u64) -> bool {
+        if !self.0.is_empty() {
+            let range = first..PageAddr(first.0 + pages);
+            self.0.range_mut(range).for_each(|(_, written)| *written = true);
+        }
+        true
+    }
+
+    fn was_written(&self, page: PageAddr) -> bool {
+        !planted(Bug::GatherIgnoresWrites) && self.0.get(&page).is_none_or(|&written| written)
+    }
+}
+
+impl<D: Device> Pool<D> {
+    /// Brings scattered pages of a volume or snapshot together, as far as that unshares nothing, and tells
+    /// `progress` how many bytes of how many it has gone over; it ends when that answers false. It takes what
+    /// the copier lets it have; reads, writes and verbs go on meanwhile.
+    pub async fn gather(&self, name: &str, mut progress: impl FnMut(u64, u64) -> bool) -> Result<GatherReport> {
+        self.0.check_writable()?;
+        let before = self.find(name)?;
+        let mut report = GatherReport { before: before.fragmentation(), ..GatherReport::default() };
+        self.0.take_back_space().await?;
+        let mut at = VirtualPage(0);
+        while let Some(next) = self.0.next_scattered(before.id, at).await? {
+            if !progress((next.0 * PAGE_SIZE as u64).min(before.size), before.size) {
+                break;
+            }
+            self.0.gather_for(before.id, next, true, &mut report).await?;
+            at = VirtualPage(next.0 + BLOCK_PAGES);
+        }
+        self.0.clone().commit().await?;
+        let _ = progress(before.size, before.size);
+        let meta = self.0.meta.borrow();
+        if let Some(volume) = meta.directory.get(before.id) {
+            report.after = meta.info_of(&volume.record).fragmentation();
+        }
+        Ok(report)
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// As [`look`](Self::look) for what needs more tables and counts at once than the cache may hold: a family's,
+    /// and those of 256 pages.
+    pub(super) async fn look_holding<T>(
+        &self,
+        attempt: impl FnMut(&mut Meta) -> std::result::Result<T, Failure>,
+    ) -> Result<T> {
+        let hold = |held| {
+            let mut meta = self.meta.borrow_mut();
+            meta.tables.hold(held);
+            meta.space.hold(held);
+        };
+        hold(true);
+        let outcome = self.look(attempt).await;
+        hold(false);
+        outcome
+    }
+
+    /// Has what was given up come back: pages go home where that is free.
+    async fn take_back_space(self: &Rc<Self>) -> Result<()> {
+        while self.reaping.get() {
+            self.check_writable()?;
+            self.reaped.wait().await;
+        }
+        match self.has_pending_space() {
+            true => self.clone().checkpoint().await,
+            false => Ok(()),
+        }
+    }
+
+    /// The first virtual block from `at` on whose pages do not lie in one piece.
+    async fn next_scattered(&self, id: VolumeId, mut at: VirtualPage) -> Result<Option<VirtualPage>> {
+        loop {
+            let (next, found) = self
+                .look(|meta| {
+                    let (mut editor, record) = meta.view(id).ok_or(Failure::Gone)?;
+                    if record.state == VolumeState::Dead {
+                        return Err(Failure::Gone);
+                    }
+                    let (next, found) = editor.next_scattered(record, at, LOOKS).map_err(Stop::from)?;
+                    Ok((next, found || next.0 >= table_span(record.level)))
+                })
+                .await?;
+            let end = {
+                let meta = self.meta.borrow();
+                meta.directory.get(id).map_or(0, |v| table_span(v.record.level))
+            };
+            match found {
+                true => return Ok((next.0 < end).then_some(next)),
+                false => at = next,
+            }
+            yield_now().await;
+        }
+    }
+
+    /// Gathers one virtual block, trying again if others are in the way, and adds what came of it.
+    async fn gather_for(
+        self: &Rc<Self>,
+        id: VolumeId,
+        at: VirtualPage,
+        asked: bool,
+        report: &mut GatherReport,
+    ) -> Result<Outcome> {
+        let mut outcome = Outcome::Disturbed;
+        let mut emptied = false;
+        for _ in 0..TRIES {
+            self.check_writable()?;
+            if self.closing.get() {
+                return Err(Error::new(ErrorKind::Failed, "the pool is being closed"));
+            }
+            outcome = self.gather_block(id, at, asked).await?;
+            match outcome {
+                Outcome::Disturbed => yield_now().await,
+                // What was moved before lies in the way until the next checkpoint.
+                Outcome::NoRoom if !emptied && self.has_pending_space() => {
+                    emptied = true;
+                    self.clone().checkpoint().await?;
+                }
+                _ => break,
+            }
+        }
+        match outcome {
+            Outcome::Moved(pages) => {
+                report.moved += pages * PAGE_SIZE as u64;
+                report.blocks += 1;
+            }
+            _ => report.left += 1,
+        }
+        self.commit_soon();
+        self.checkpoint_soon();
+        Ok(outcome)
+    }
+
+    /// Brings together what of one virtual block is worth it.
+    async fn gather_block(self: &Rc<Self>, id: VolumeId, at: VirtualPage, asked: bool) -> Result<Outcome> {
+        // One at a time: a plan that is waited for cuts copies short.
+        let _alone = self.gathering.lock.lock(0..1, Hold::Alone).await;
+        self.admit().await?;
+        let Some(wish) = self.look_holding(|meta| meta.wish_to_gather(id, at, asked)).await? else {
+            return Ok(Outcome::Nothing);
+        };
+        self.meta.borrow_mut().moving.watch(wish.pages());
+        let outcome = self.gather_watched(id, at, asked).await;
+        self.meta.borrow_mut().moving.forget();
+        outcome
+    }
+
+    async fn gather_watched(self: &Rc<Self>, id: VolumeId, at: VirtualPage, asked: bool) -> Result<Outcome> {
+        // Writes in place that were planned before anybody watched.
+        if !planted(Bug::GatherOvertakesWriters) {
+            self.generations.barrier().await;
+        }
+        let plan = self.generations.enter();
+        let placed = self
+            .look_holding(|meta| {
+                let Some(wish) = meta.wish_to_gather(id, at, asked)? else { return Ok(None) };
+                if !wish.pages().all(|page| meta.moving.is_watched(page)) {
+                    return Ok(None);
+                }
+                Ok(Some(meta.place_gathered(wish).map_err(|miss| Failure::Stop(miss.into()))?))
+            })
+            .await?;
+        let moved = match placed {
+            None => return Ok(Outcome::Disturbed),
+            Some(Placed::NoRoom) => return Ok(Outcome::NoRoom),
+            Some(Placed::Moves(moved)) => moved,
+        };
+        let plan = match planted(Bug::GatherOutlivesCheckpoint) {
+            true => {
+                drop(plan);
+                None
+            }
+            false => Some(plan),
+        };
+        if !self.copy_gathered(id, &moved, plan.as_ref()).await? {
+            return Ok(Outcome::Disturbed);
+        }
+        self.publish_gathered(id, at, &moved).await
+    }
+
+    /// Copies pages to their new place. False: it was cut short, or could not be read or written.
+    async fn copy_gathered(&self, id: VolumeId, moved: &[Moved], plan: Option<&PlanGuard>) -> Result<bool> {
+        let client = {
+            let meta = self.meta.borrow();
+            let Some(volume) = meta.directory.get(id) else { return Ok(false) };
+            volume.copies.gatherer().clone()
+        };
+        let tickets: Vec<Ticket> =
+            self.jobs(moved).into_iter().map(|job| self.copier.submit(&client, job, Vec::new())).collect();
+        let requests = moved.len() + tickets.len();
+        self.gathering.requests.set(self.gathering.requests.get() + requests as u64);
+        moved.iter().for_each(|run| self.counters.data_reads.add_one(u64::from(run.len) * PAGE_SIZE as u64));
+        tickets.iter().for_each(|ticket| self.counters.data_writes.add_one(ticket.len()));
+        let mut done = pin!(async {
+            let mut failure = None;
+            for ticket in &tickets {
+                if let Err(error) = ticket.done().await {
+                    failure = failure.or(Some(error));
+                }
+            }
+            failure
+        });
+        let mut turned = pin!(async {
+            match plan {
+                Some(plan) => self.generations.turned(plan).await,
+                None => std::future::pending().await,
+            }
+        });
+        let mut is_cut = false;
+        let failure = poll_fn(|cx| {
+            if !is_cut && turned.as_mut().poll(cx).is_ready() {
+                is_cut = true;
+                tickets.iter().for_each(Ticket::cancel);
+            }
+            match done.as_mut().poll(cx) {
+                Poll::Ready(failure) => Poll::Ready(failure),
+                Poll::Pending => Poll::Pending,
+            }
+        })
+        .await;
+        match failure {
+            None => Ok(true),
+            Some(CopyError::Cancelled) => Ok(false),
+            Some(CopyError::Read(e)) => Err(Error::io("reading scattered pages to gather them", e)),
+            Some(CopyError::Write(e)) => Err(Error::io("writing pages that are gathered", e)),
+        }
+    }
+
+    /// One job for each piece that is written.
+    fn jobs(&self, moved: &[Moved]) -> Vec<Job<D>> {
+        let place = |page: PageAddr| Place { device: self.device.clone(), offset: page.offset() };
+        let group = Group::default();
+        let mut jobs: Vec<(u64, Job<D>)> = Vec::new();
+        for run in moved {
+            let len = u64::from(run.len) * PAGE_SIZE as u64;
+            let piece = Piece { len, from: Source::Device(place(run.from)) };
+            match jobs.last_mut() {
+                Some((end, job)) if *end == run.to.0 => {
+                    job.source.push(piece);
+                    *end += u64::from(run.len);
+                }
+                _ => {
+                    let near = jobs.len() as u64..jobs.len() as u64 + 1;
+                    let (source, destinations) = (vec![piece], smallvec![place(run.to)]);
+                    let job = Job { source, destinations, near, group: group.clone(), witness: None };
+                    jobs.push((run.to.0 + u64::from(run.len), job));
+                }
+            }
+        }
+        jobs.into_iter().map(|(_, job)| job).collect()
+    }
+
+    async fn publish_gathered(&self, id: VolumeId, at: VirtualPage, moved: &[Moved]) -> Result<Outcome> {
+        self.check_writable()?;
+        let published = self.look_holding(|meta| {
+            let Some(record) = meta.gather_record(id, at, moved)? else { return Ok(None) };
+            let mut done = 0;
+            meta.apply(&record, &mut done)?;
+            meta.journal.append(&record);
+            let crate::format::Record::Gather { moved, .. } = &record else { return Ok(None) };
+            Ok(Some(moved.iter().map(|run| u64::from(run.len)).sum()))
+        });
+        match published.await {
+            Ok(Some(pages)) => {
+                self.counters.gathered.add(pages * PAGE_SIZE as u64);
+                Ok(Outcome::Moved(pages))
+            }
+            Ok(None) => Ok(Outcome::Disturbed),
+            Err(error) => Err(error),
+        }
+    }
+}

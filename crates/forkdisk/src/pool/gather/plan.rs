@@ -1,0 +1,203 @@
+//! Which pages of a virtual block are brought together, and where.
+//!
+//! - *Home*: most of them lie in one block, as they lie in the volume, and the places of the others there are
+//!   free: only the others move.
+//! - *Elsewhere*: all that can be moved go to a place where they lie in one piece.
+//!
+//! A page is moved only together with all who refer to it, so that nothing is unshared: where not all of
+//! them are known it stays.
+
+use std::collections::BTreeMap;
+
+use crate::format::{Moved, Record};
+use crate::map::{Family, Movable, seams_of};
+use crate::pool::{Failure, Meta};
+use crate::space::Miss;
+use crate::types::{BLOCK_PAGES, Block, FANOUT, PageAddr, VirtualPage, VolumeId};
+
+/// Volumes and snapshots among which it is looked for those who share something.
+const MAX_MEMBERS: usize = 256;
+/// Most pages that are moved, unasked, for each that lies behind the one before it afterwards.
+const COST: u64 = 64;
+/// Pages kept back for tables and for verbs that free space.
+const RESERVE: u64 = 64;
+
+/// A page and where it is to go.
+type Step = (usize, PageAddr, PageAddr);
+
+enum Target {
+    Home,
+    /// A block of their own, in which each lies as in the volume.
+    Block,
+    /// One behind the other.
+    Run,
+}
+
+/// What is to be moved. The places are real ones only where it goes home.
+pub struct Wish {
+    steps: Vec<Step>,
+    target: Target,
+    /// Tables that change.
+    tables: u64,
+}
+
+/// What came of placing a wish.
+pub enum Placed {
+    Moves(Vec<Moved>),
+    NoRoom,
+}
+
+impl Wish {
+    /// The pages that are to be moved.
+    pub fn pages(&self) -> impl Iterator<Item = PageAddr> + '_ {
+        self.steps.iter().map(|&(_, from, _)| from)
+    }
+}
+
+/// All who may refer to what a volume has there, and what of it can be moved.
+struct Survey {
+    family: Family,
+    movable: Movable,
+}
+
+impl Meta {
+    fn survey(&mut self, id: VolumeId, at: VirtualPage) -> Result<Option<Survey>, Failure> {
+        if self.directory.get(id).is_none() {
+            return Err(Failure::Gone);
+        }
+        let alone = self.members([id].into_iter(), at);
+        let Some(found) = self.look_at(alone, id, at)? else { return Ok(None) };
+        if found.movable.pages == found.movable.all || self.directory.iter().count() > MAX_MEMBERS {
+            return Ok(Some(found));
+        }
+        let ids: Vec<VolumeId> = self.directory.iter().map(|v| v.record.id).collect();
+        let all = self.members(ids.into_iter(), at);
+        self.look_at(all, id, at)
+    }
+
+    fn look_at(
+        &mut self,
+        members: Vec<crate::map::Member>,
+        id: VolumeId,
+        at: VirtualPage,
+    ) -> Result<Option<Survey>, Failure> {
+        let mut editor = self.editor();
+        let family = editor.family(members, at)?;
+        let movable = editor.movable(&family, id)?;
+        Ok(movable.map(|movable| Survey { family, movable }))
+    }
+
+    /// What of the virtual block that begins at `at` is to be moved, if anything. `asked`: somebody wants this
+    /// volume in one piece, whoever pays for it.
+    pub fn wish_to_gather(&mut self, id: VolumeId, at: VirtualPage, asked: bool) -> Result<Option<Wish>, Failure> {
+        let Some(Survey { movable, .. }) = self.survey(id, at)? else { return Ok(None) };
+        if seams_of(&movable.all) == 0 {
+            return Ok(None);
+        }
+        let wishes = [self.home(&movable), elsewhere(&movable)];
+        Ok(wishes.into_iter().flatten().find(|wish| is_worth(wish, &movable, asked)))
+    }
+
+    /// Everything that is not where most of it is goes there.
+    fn home(&self, movable: &Movable) -> Option<Wish> {
+        let mut blocks: BTreeMap<Block, u64> = BTreeMap::new();
+        let in_place = |&(slot, page): &(usize, PageAddr)| page.index() == slot;
+        let mapped = || movable.all.iter().enumerate().filter_map(|(slot, page)| Some((slot, (*page)?)));
+        mapped().filter(in_place).for_each(|(_, page)| *blocks.entry(page.block()).or_default() += 1);
+        let (&home, _) = blocks.iter().max_by_key(|&(_, n)| *n)?;
+        let mut steps = Vec::new();
+        for (slot, page) in mapped().filter(|&(slot, page)| page != home.page(slot)) {
+            let to = home.page(slot);
+            if movable.pages[slot] != Some(page) || !self.space.is_known_free(to) {
+                return None;
+            }
+            steps.push((slot, page, to));
+        }
+        Some(Wish { steps, target: Target::Home, tables: movable.tables })
+    }
+
+    /// Finds room for a wish and takes it.
+    pub fn place_gathered(&mut self, wish: Wish) -> Result<Placed, Miss> {
+        let Wish { mut steps, target, tables } = wish;
+        let kept = self.checkpoint_pages() + tables + RESERVE;
+        if !self.space.has_room_to_gather(steps.len() as u64, kept) {
+            return Ok(Placed::NoRoom);
+        }
+        match target {
+            Target::Home => {}
+            Target::Block => match self.space.block_to_gather()? {
+                Some(block) => steps.iter_mut().for_each(|(slot, _, to)| *to = block.page(*slot)),
+                None => return Ok(Placed::NoRoom),
+            },
+            Target::Run => {
+                let Some(first) = self.space.run_to_gather(steps.len() as u64)? else { return Ok(Placed::NoRoom) };
+                steps.iter_mut().zip(first.0..).for_each(|((_, _, to), place)| *to = PageAddr(place));
+                return Ok(Placed::Moves(runs(&steps)));
+            }
+        }
+        // Nothing was waited for since they were seen to be free.
+        let all = steps.iter().all(|&(_, _, to)| self.space.take_exactly(to, 1));
+        Ok(if all { Placed::Moves(runs(&steps)) } else { Placed::NoRoom })
+    }
+
+    /// Of what was copied, what can be published: still there, unchanged, and everybody who refers to it known.
+    /// `None` if nothing can.
+    pub fn gather_record(&mut self, id: VolumeId, at: VirtualPage, moved: &[Moved]) -> Result<Option<Record>, Failure> {
+        let Some(Survey { family, movable }) = self.survey(id, at)? else { return Ok(None) };
+        let pages = moved.iter().flat_map(|run| run.slots().filter_map(|slot| run.of(slot).map(|(f, t)| (slot, f, t))));
+        let stays = |&(slot, from, _): &Step| movable.pages[slot] == Some(from) && !self.moving.was_written(from);
+        let steps: Vec<Step> = pages.filter(stays).collect();
+        if steps.is_empty() || self.space.available() < self.checkpoint_pages() + movable.tables + RESERVE {
+            return Ok(None);
+        }
+        let moved = runs(&steps);
+        let leaves = self.editor().who_refers(&family, &moved);
+        Ok(Some(Record::Gather { volumes: family.affected(&leaves), at, moved }))
+    }
+}
+
+/// Everything that can be moved goes to a place in one piece.
+fn elsewhere(movable: &Movable) -> Option<Wish> {
+    // Any block will do, as long as nothing lies there.
+    let nowhere = Block(1 << 31);
+    let mapped = movable.all.iter().flatten().count() as u64;
+    let is_full = 2 * mapped > BLOCK_PAGES;
+    let pages = movable.pages.iter().enumerate().filter_map(|(slot, page)| Some((slot, (*page)?)));
+    let place =
+        |(i, (slot, page)): (usize, (usize, PageAddr))| (slot, page, nowhere.page(if is_full { slot } else { i }));
+    let steps: Vec<Step> = pages.enumerate().map(place).collect();
+    let target = if is_full { Target::Block } else { Target::Run };
+    (!steps.is_empty()).then_some(Wish { steps, target, tables: movable.tables })
+}
+
+fn is_worth(wish: &Wish, movable: &Movable, asked: bool) -> bool {
+    let mut to: [Option<(PageAddr, PageAddr)>; FANOUT] = [None; FANOUT];
+    wish.steps.iter().for_each(|&(slot, from, place)| to[slot] = Some((from, place)));
+    let now = |slot: usize, page: PageAddr| to[slot].filter(|(from, _)| *from == page).map_or(page, |(_, to)| to);
+    let after: Vec<Option<PageAddr>> =
+        movable.all.iter().enumerate().map(|(slot, page)| page.map(|page| now(slot, page))).collect();
+    let (before, after) = (seams_of(&movable.all), seams_of(&after));
+    let is_better = after < before;
+    if asked || !is_better {
+        return is_better;
+    }
+    movable.weight(now) < movable.weight(|_, page| page) && wish.steps.len() as u64 <= COST * (before - after)
+}
+
+/// Steps that go on where the one before ends, made one.
+fn runs(steps: &[Step]) -> Vec<Moved> {
+    let mut out: Vec<Moved> = Vec::new();
+    for &(slot, from, to) in steps {
+        match out.last_mut() {
+            Some(last)
+                if last.slots().end == slot
+                    && last.from.0 + u64::from(last.len) == from.0
+                    && last.to.0 + u64::from(last.len) == to.0 =>
+            {
+                last.len += 1;
+            }
+            _ => out.push(Moved { slot: slot as u8, len: 1, from, to }),
+        }
+    }
+    out
+}

@@ -1,0 +1,160 @@
+//! Gathering without anybody asking: which volume is next, and when.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{GatherPolicy, Record, VolumeRecord};
+use crate::pool::verbs::writable_volume;
+use crate::pool::{Inner, Meta, Pool};
+use crate::sync::{Event, RangeLocks};
+use crate::types::{BLOCK_PAGES, VirtualPage, VolumeId};
+
+use super::{GatherReport, Outcome};
+
+/// How long nobody may have read or written for the pool to be idle.
+const QUIET: Duration = Duration::from_millis(200);
+/// A volume that was gone over is gone over again when it has more seams than were left by this part of them
+/// and so many.
+const MORE_PART: u64 = 8;
+const MORE: u64 = 16;
+
+/// Who gathers.
+#[derive(Default)]
+pub struct Gathering {
+    /// Held for one virtual block.
+    pub(super) lock: Rc<RangeLocks>,
+    running: Cell<bool>,
+    /// Requests made for it.
+    pub(super) requests: Cell<u64>,
+    ended: Event,
+    /// Seams that were left when a volume had been gone over, and how many volumes had been given back by then.
+    left: RefCell<BTreeMap<VolumeId, (u64, u64)>>,
+}
+
+impl Gathering {
+    fn is_due(&self, record: &VolumeRecord, reaped: u64) -> bool {
+        let is_scattered = match record.gather {
+            GatherPolicy::Off => false,
+            GatherPolicy::Idle => record.seams > 0,
+            GatherPolicy::Above(percent) => record.seams * 100 > record.referenced * u64::from(percent),
+        };
+        let left = self.left.borrow();
+        let fits = |&(left, then): &(u64, u64)| then != reaped || record.seams > left + left / MORE_PART + MORE;
+        is_scattered && left.get(&record.id).is_none_or(fits)
+    }
+
+    fn next(&self, meta: &Meta, reaped: u64) -> Option<VolumeId> {
+        let mut all = meta.directory.gathering().map(|v| &v.record);
+        all.find(|record| self.is_due(record, reaped)).map(|record| record.id)
+    }
+}
+
+impl<D: Device> Pool<D> {
+    /// When the volume's scattered pages are brought together without anybody asking. A clone has the policy
+    /// of what it was cloned from.
+    pub async fn set_gather(&self, name: &str, gather: GatherPolicy) -> Result<()> {
+        if !gather.is_valid() {
+            return Err(Error::new(ErrorKind::Invalid, "bad policy of gathering: off, idle, or 1% to 99%"));
+        }
+        let id = self
+            .0
+            .verb(|meta| {
+                let volume = meta.directory.find(name)?;
+                let id = writable_volume(volume, name)?;
+                Ok((Record::SetGather { id, gather }, id))
+            })
+            .await?;
+        self.0.gathering.left.borrow_mut().remove(&id);
+        self.0.gather_soon();
+        Ok(())
+    }
+
+    /// Resolves when nothing is being gathered by policy, and nothing is to be.
+    pub async fn gathered(&self) {
+        self.0.gather_soon();
+        while self.0.gathering.running.get() {
+            self.0.gathering.ended.wait().await;
+        }
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// Starts gathering by policy if there is something to do and it does not run.
+    pub fn gather_soon(self: &Rc<Self>) {
+        let idle = self.options.read_only || self.closing.get() || self.failed.borrow().is_some();
+        if idle || self.next_to_gather().is_none() || self.gathering.running.replace(true) {
+            return;
+        }
+        let inner = self.clone();
+        self.runtime.spawn(Box::pin(async move {
+            while let Some(id) = inner.next_to_gather().filter(|_| inner.may_gather()) {
+                let reaped = inner.counters.reaped.get();
+                // What goes wrong hurts nobody: the pages stay where they are, until there is more to do.
+                let _ = inner.gather_by_policy(id).await;
+                let left = inner.meta.borrow().directory.get(id).map(|volume| volume.record.seams);
+                let mut known = inner.gathering.left.borrow_mut();
+                match left {
+                    Some(seams) => known.insert(id, (seams, reaped)),
+                    None => known.remove(&id),
+                };
+            }
+            inner.gathering.running.set(false);
+            inner.gathering.ended.notify();
+        }));
+    }
+
+    fn next_to_gather(&self) -> Option<VolumeId> {
+        self.gathering.next(&self.meta.borrow(), self.counters.reaped.get())
+    }
+
+    fn may_gather(&self) -> bool {
+        !self.closing.get() && !self.closed.get() && self.failed.borrow().is_none()
+    }
+
+    /// Goes over a volume once.
+    async fn gather_by_policy(self: &Rc<Self>, id: VolumeId) -> Result<()> {
+        let (mut at, mut report) = (VirtualPage(0), GatherReport::default());
+        let mut last = self.activity();
+        self.take_back_space().await?;
+        loop {
+            let policy = self.meta.borrow().directory.get(id).map(|volume| volume.record.gather);
+            match policy {
+                None | Some(GatherPolicy::Off) => return Ok(()),
+                Some(GatherPolicy::Idle) => last = self.until_quiet(last).await,
+                Some(GatherPolicy::Above(_)) => {}
+            }
+            if !self.may_gather() {
+                return Ok(());
+            }
+            let Some(next) = self.next_scattered(id, at).await? else { return Ok(()) };
+            let outcome = self.gather_for(id, next, false, &mut report).await?;
+            if outcome == Outcome::NoRoom {
+                return Ok(());
+            }
+            at = VirtualPage(next.0 + BLOCK_PAGES);
+        }
+    }
+
+    /// Requests for the data of volumes so far, without those of gathering.
+    fn activity(&self) -> u64 {
+        let (reads, writes) = (self.counters.data_reads.read().count, self.counters.data_writes.read().count);
+        reads + writes - self.gathering.requests.get()
+    }
+
+    /// If anybody has read or written since `last`: waits until nobody has for a while. What it is then.
+    async fn until_quiet(&self, mut last: u64) -> u64 {
+        while self.may_gather() {
+            let now = self.activity();
+            if now == last {
+                break;
+            }
+            last = now;
+            self.runtime.sleep(QUIET).await;
+        }
+        last
+    }
+}

@@ -1,0 +1,104 @@
+//! Volumes whose data, or a part of it, lies in an origin: the origin itself, its snapshots, and what
+//! was cloned from them.
+
+use std::rc::Rc;
+
+use crate::device::{Buf, Device};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::VolumeState;
+use crate::origin::{Origin, View};
+use crate::pool::{Inner, Meta};
+use crate::sync::Hold;
+use crate::types::{PAGE_SIZE, VolumeId};
+
+use super::Volume;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Bytes of zeroes written at once.
+const ZEROES: u64 = 1 << 20;
+
+/// What lies under a volume's own pages.
+pub(super) enum Under<D: Device> {
+    /// Nothing: zeroes.
+    Nothing,
+    /// It is an origin, and has no pages of its own.
+    Itself(Rc<Origin<D>>),
+    /// An origin's snapshot of so many bytes.
+    Snapshot(Rc<Origin<D>>, View, u64),
+}
+
+impl<D: Device> Clone for Under<D> {
+    fn clone(&self) -> Self {
+        match self {
+            Under::Nothing => Under::Nothing,
+            Under::Itself(origin) => Under::Itself(origin.clone()),
+            Under::Snapshot(origin, view, size) => Under::Snapshot(origin.clone(), *view, *size),
+        }
+    }
+}
+
+impl<D: Device> Under<D> {
+    /// What lies under `id`; its origin's device must be open.
+    pub fn of(inner: &Inner<D>, meta: &Meta, id: VolumeId) -> Result<Under<D>> {
+        let gone = || Error::new(ErrorKind::NotFound, "it has been deleted meanwhile");
+        if meta.directory.get(id).ok_or_else(gone)?.record.state == VolumeState::Origin {
+            return Ok(Under::Itself(inner.attached(id)?));
+        }
+        match meta.view_of(id) {
+            None => Ok(Under::Nothing),
+            Some((origin, view)) => {
+                let origin = inner.attached(origin)?;
+                let size = origin.size;
+                Ok(Under::Snapshot(origin, view, size))
+            }
+        }
+    }
+
+    pub fn is_nothing(&self) -> bool {
+        matches!(self, Under::Nothing)
+    }
+}
+
+impl<D: Device> Volume<D> {
+    /// The least that the devices below read and write at once, in bytes.
+    pub(super) fn unit(&self) -> usize {
+        let own = self.inner.device.block_size();
+        match &self.under {
+            Under::Nothing => own,
+            Under::Itself(origin) => origin.device.block_size(),
+            Under::Snapshot(origin, ..) => own.max(origin.device.block_size()),
+        }
+    }
+
+    /// Writes to a volume that shows through to an origin's snapshot: pages written in part are
+    /// completed with what shows through.
+    pub(super) async fn write_over(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
+        let (size, end) = (self.size(), offset + buf.len() as u64);
+        let (first, last) = (offset / PAGE, end.div_ceil(PAGE));
+        if offset.is_multiple_of(PAGE) && (end.is_multiple_of(PAGE) || end == size) {
+            let _pages = self.edges.lock(first..last, Hold::Shared).await;
+            return self.write_locked(offset, buf).await;
+        }
+        let _pages = self.edges.lock(first..last, Hold::Alone).await;
+        let start = first * PAGE;
+        let wide = self.inner.device.buffer(((last * PAGE).min(size) - start) as usize);
+        let (read, mut wide) = self.read(start, wide).await;
+        if let Err(e) = read {
+            return (Err(e), buf);
+        }
+        let at = (offset - start) as usize;
+        wide[at..at + buf.len()].copy_from_slice(&buf);
+        (self.write_locked(start, wide).await.0, buf)
+    }
+
+    /// Zeroes that hide what shows through.
+    pub(super) async fn write_zeroes_over(&self, offset: u64, len: u64) -> Result<()> {
+        let mut done = 0;
+        while done < len {
+            let n = ZEROES.min(len - done);
+            self.write_over(offset + done, Buf::zeroed(n as usize)).await.0?;
+            done += n;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,191 @@
+//! Gathering: what was scattered lies in one piece again, and nobody has more or less than before.
+
+use forkdisk::{GatherPolicy, GatherReport, OpenOptions, PAGE_SIZE, Usage};
+
+use crate::lab::{Disk, Lab, stamp};
+
+/// Pages of the volumes here.
+const PAGES: u64 = 1024;
+
+/// A volume whose page i has the number i.
+async fn full(lab: &Lab, name: &str) -> Disk {
+    let volume = lab.volume(name, PAGES / 256).await;
+    for block in 0..PAGES / 256 {
+        volume.write(block << 20, stamp(block * 256, 256), false).await.0.expect("there is space");
+    }
+    volume
+}
+
+/// Writes every `step`th page, in an order that looks random, with its number plus `plus`.
+async fn scatter(volume: &Disk, step: u64, plus: u64) {
+    let count = PAGES / step;
+    for i in 0..count {
+        let page = (i * 389 % count) * step;
+        volume.write(page * PAGE_SIZE as u64, stamp(page + plus, 1), false).await.0.expect("there is space");
+    }
+}
+
+async fn expect(lab: &Lab, volume: &Disk, step: u64, plus: u64) {
+    let found = lab.stamps(volume, 0, PAGES as usize).await;
+    for (page, found) in (0..).zip(found) {
+        let plus = if page % step == 0 { plus } else { 0 };
+        assert_eq!(found, Some(page + plus), "page {page} of {}", volume.name());
+    }
+}
+
+async fn gather(lab: &Lab, name: &str) -> GatherReport {
+    let report = lab.pool.gather(name, |_, _| true).await.expect("it is gathered");
+    let checked = lab.pool.check().await.expect("it is checked");
+    assert!(checked.damage.is_empty() && checked.leaked == 0, "{checked:?}");
+    report
+}
+
+async fn settle(lab: &Lab) {
+    lab.pool.settle().await.expect("it settles");
+}
+
+async fn usage(lab: &Lab, name: &str) -> Usage {
+    lab.pool.usage(name).await.expect("it is there")
+}
+
+fn fragmentation(lab: &Lab, name: &str) -> f64 {
+    lab.pool.find(name).expect("it is there").fragmentation()
+}
+
+#[test]
+fn what_is_left_of_a_clone_goes_home() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        drop(full(&lab, "base").await);
+        lab.pool.clone_volume("base", "clone", 0).await.expect("a clone");
+        let clone = lab.pool.volume("clone").expect("just made");
+        scatter(&clone, 4, 100_000).await;
+        lab.pool.delete(&["base"]).await.expect("it is deleted");
+        settle(&lab).await;
+        let before = fragmentation(&lab, "clone");
+        assert!((25.0..=51.0).contains(&before), "{before}");
+        let report = gather(&lab, "clone").await;
+        assert_eq!((report.before, report.after, report.left), (before, 0.0, 0));
+        assert_eq!(report.moved, PAGES / 4 * PAGE_SIZE as u64, "only those that were elsewhere");
+        expect(&lab, &clone, 4, 100_000).await;
+        let again = gather(&lab, "clone").await;
+        assert_eq!((again.moved, again.blocks), (0, 0));
+    });
+}
+
+#[test]
+fn what_is_shared_stays_shared() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        let volume = full(&lab, "volume").await;
+        lab.pool.snapshot(&[("volume", "then")], 0).await.expect("a snapshot");
+        scatter(&volume, 8, 100_000).await;
+        lab.pool.clone_volume("volume@then", "clone", 0).await.expect("a clone");
+        settle(&lab).await;
+        let names = ["volume", "volume@then", "clone"];
+        let (used, mut before) = (lab.pool.info().used, Vec::new());
+        for name in names {
+            before.push(usage(&lab, name).await);
+        }
+        let report = gather(&lab, "volume").await;
+        assert_eq!((report.after, report.left, report.blocks), (0.0, 0, PAGES / 256));
+        settle(&lab).await;
+        for (name, before) in names.into_iter().zip(before) {
+            let now = usage(&lab, name).await;
+            assert_eq!(now.referenced, before.referenced, "{name}");
+            let tables = 8 * PAGE_SIZE as u64;
+            assert!(now.exclusive.abs_diff(before.exclusive) <= tables, "{name}: {before:?} {now:?}");
+        }
+        assert!(lab.pool.info().used <= used + 16 * PAGE_SIZE as u64, "{used} {}", lab.pool.info().used);
+        expect(&lab, &volume, 8, 100_000).await;
+        for name in ["volume@then", "clone"] {
+            expect(&lab, &lab.pool.volume(name).expect("it is there"), 1, 0).await;
+        }
+        // Nobody writes what others have.
+        scatter(&lab.pool.volume("clone").expect("it is there"), 16, 200_000).await;
+        scatter(&volume, 8, 300_000).await;
+        expect(&lab, &volume, 8, 300_000).await;
+        expect(&lab, &lab.pool.volume("volume@then").expect("it is there"), 1, 0).await;
+        expect(&lab, &lab.pool.volume("clone").expect("it is there"), 16, 200_000).await;
+        drop(volume);
+        lab.pool.delete(&["volume", "volume@then", "clone"]).await.expect("they are deleted");
+        settle(&lab).await;
+        assert_eq!(lab.pool.check().await.expect("it is checked").leaked, 0);
+    });
+}
+
+#[test]
+fn by_policy_nobody_is_gathered_at_the_expense_of_another_volume() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        let volume = full(&lab, "volume").await;
+        lab.pool.clone_volume("volume", "clone", 0).await.expect("a clone");
+        scatter(&volume, 8, 100_000).await;
+        for name in ["volume", "clone"] {
+            lab.pool.set_gather(name, GatherPolicy::Idle).await.expect("it is set");
+        }
+        let before = fragmentation(&lab, "volume");
+        lab.pool.gathered().await;
+        assert_eq!((fragmentation(&lab, "volume"), fragmentation(&lab, "clone")), (before, 0.0));
+        // A snapshot has to give way.
+        lab.pool.delete(&["clone"]).await.expect("it is deleted");
+        lab.pool.snapshot(&[("volume", "then")], 0).await.expect("a snapshot");
+        scatter(&volume, 8, 200_000).await;
+        settle(&lab).await;
+        lab.pool.gathered().await;
+        assert_eq!(fragmentation(&lab, "volume"), 0.0);
+        expect(&lab, &volume, 8, 200_000).await;
+        expect(&lab, &lab.pool.volume("volume@then").expect("it is there"), 8, 100_000).await;
+    });
+}
+
+#[test]
+fn above_a_threshold_only_and_when_it_is_idle() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        let volume = full(&lab, "volume").await;
+        lab.pool.set_gather("volume", GatherPolicy::Above(40)).await.expect("it is set");
+        lab.pool.snapshot(&[("volume", "a")], 0).await.expect("a snapshot");
+        scatter(&volume, 8, 100_000).await;
+        lab.pool.delete(&["volume@a"]).await.expect("it is deleted");
+        settle(&lab).await;
+        lab.pool.gathered().await;
+        let some = fragmentation(&lab, "volume");
+        assert!((12.0..40.0).contains(&some), "{some}");
+        lab.pool.set_gather("volume", GatherPolicy::Above(5)).await.expect("it is set");
+        lab.pool.gathered().await;
+        assert_eq!(fragmentation(&lab, "volume"), 0.0);
+        expect(&lab, &volume, 8, 100_000).await;
+        assert_eq!(lab.pool.find("volume").expect("it is there").gather, GatherPolicy::Above(5));
+    });
+}
+
+#[test]
+fn what_is_written_meanwhile_stays_what_was_written() {
+    for delay in 0..40 {
+        Lab::run(64, OpenOptions::default(), move |lab| async move {
+            drop(full(&lab, "base").await);
+            lab.pool.clone_volume("base", "clone", 0).await.expect("a clone");
+            let clone = lab.pool.volume("clone").expect("just made");
+            scatter(&clone, 4, 100_000).await;
+            let (pool, other) = (lab.pool.clone(), clone.clone());
+            let gathering = lab.tasks.start(async move { pool.gather("clone", |_, _| true).await });
+            let tasks = lab.tasks.clone();
+            let writing = lab.tasks.start(async move {
+                forkdisk::Runtime::sleep(&tasks, std::time::Duration::from_micros(150 * delay)).await;
+                for page in (0..256).step_by(4) {
+                    let at = page * PAGE_SIZE as u64;
+                    other.write(at, stamp(page + 200_000, 1), false).await.0.expect("there is space");
+                }
+            });
+            writing.await;
+            gathering.await.expect("it is gathered");
+            let found = lab.stamps(&clone, 0, PAGES as usize).await;
+            for (page, found) in (0..).zip(found) {
+                let plus = match page {
+                    _ if page % 4 != 0 => 0,
+                    0..256 => 200_000,
+                    _ => 100_000,
+                };
+                assert_eq!(found, Some(page + plus), "page {page}, written after {delay} steps");
+            }
+            expect(&lab, &lab.pool.volume("base").expect("it is there"), 1, 0).await;
+        });
+    }
+}

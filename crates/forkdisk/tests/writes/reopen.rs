@@ -1,0 +1,159 @@
+//! What opening a pool reads after the worst crash: no more than the journal and as much as may be dirty.
+//! By counts, with little memory for changed metadata.
+
+use std::cell::Cell;
+use std::future::{Future, pending};
+use std::io;
+use std::rc::Rc;
+
+use forkdisk::device::{Buf, IoResult, MemoryDevice, Segments};
+use forkdisk::{BLOCK_SIZE, CreateOptions, Device, FormatOptions, OpenOptions, PAGE_SIZE, Pool};
+
+use crate::lab::Tasks;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+const DIRTY: usize = 8 << 20;
+const SUPERBLOCKS: [u64; 2] = [0, 128 * PAGE];
+
+/// A device that counts bytes read, and on which, once it is held, no superblock is ever written: a checkpoint
+/// that runs does not end.
+#[derive(Clone)]
+struct Held {
+    inner: MemoryDevice,
+    held: Rc<Cell<bool>>,
+    waits: Rc<Cell<bool>>,
+    read: Rc<Cell<u64>>,
+}
+
+impl Device for Held {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn block_size(&self) -> usize {
+        self.inner.block_size()
+    }
+
+    fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
+        self.read.set(self.read.get() + segments.iter().map(|s| s.len as u64).sum::<u64>());
+        self.inner.read(buf, segments)
+    }
+
+    fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
+        let held = self.held.get() && segments.iter().any(|s| SUPERBLOCKS.contains(&s.offset));
+        self.waits.set(self.waits.get() || held);
+        let request = (!held).then(|| self.inner.write(buf, segments, fua));
+        async move {
+            match request {
+                Some(request) => request.await,
+                None => pending().await,
+            }
+        }
+    }
+
+    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
+        self.inner.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.inner.discard(offset, len)
+    }
+
+    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        self.inner.set_len(len)
+    }
+}
+
+/// What a crash left, and what reading it took.
+#[derive(Debug)]
+struct Reopened {
+    /// Bytes.
+    read: u64,
+    journal: u64,
+    /// Writes before the metadata that had changed was as much as may be.
+    writes: u64,
+}
+
+/// `tables` tables of level 0 on the device, of which each of the writes changes another; the last `vouched` MiB of
+/// new data come at the end, in one commit.
+fn reopened(tables: u64, vouched: u64) -> Reopened {
+    let tasks = Tasks::default();
+    let size = (tables + vouched) * 5 / 4 * BLOCK_SIZE + (256 << 20);
+    let inner = MemoryDevice::new(size);
+    let device = Held { inner: inner.clone(), held: Rc::default(), waits: Rc::default(), read: Rc::default() };
+    let seen = device.clone();
+    let writes = Rc::new(Cell::new(0));
+    let (made, runtime) = (writes.clone(), tasks.clone());
+    tasks.run(async move {
+        let format = FormatOptions { size, uuid: [7; 16], now: 0, journal: Some(8 << 20) };
+        Pool::format(&device, &format).await.expect("a new pool");
+        let options = OpenOptions { dirty: DIRTY, ..OpenOptions::default() };
+        let pool = Pool::open(device.clone(), Rc::new(runtime.clone()), options).await.expect("it opens");
+        pool.create("v", &CreateOptions::new(tables * BLOCK_SIZE, 0)).await.expect("a new volume");
+        pool.create("new", &CreateOptions::new(1 << 30, 0)).await.expect("a new volume");
+        let (volume, new) = (pool.volume("v").expect("just made"), pool.volume("new").expect("just made"));
+        for table in 0..tables {
+            volume.write(table * BLOCK_SIZE, Buf::copy_of(&[1; PAGE_SIZE]), false).await.0.expect("there is space");
+        }
+        pool.checkpoint().await.expect("it succeeds");
+        device.held.set(true);
+        let writer = runtime.start({
+            let (pool, made) = (pool.clone(), made.clone());
+            async move {
+                for table in 0..tables {
+                    let at = table * BLOCK_SIZE + PAGE;
+                    volume.write(at, Buf::copy_of(&[2; PAGE_SIZE]), false).await.0.expect("there is space");
+                    pool.flush().await.expect("it succeeds");
+                    made.set(table + 1);
+                }
+            }
+        });
+        // Until it is done, or waits for the checkpoint for good.
+        let mut before = u64::MAX;
+        while made.get() != before {
+            before = made.get();
+            runtime_sleep(&runtime).await;
+        }
+        drop(writer);
+        for at in 0..vouched {
+            // Where it may not be written it waits for good, too.
+            let new = new.clone();
+            let write = runtime.start(async move { new.write(at << 20, Buf::copy_of(&[3; 1 << 20]), false).await.0 });
+            runtime_sleep(&runtime).await;
+            drop(write);
+        }
+        let flush = runtime.start(async move { pool.flush().await });
+        runtime_sleep(&runtime).await;
+        drop(flush);
+    });
+    seen.held.set(false);
+    seen.read.set(0);
+    let tasks = Tasks::default();
+    let (device, runtime) = (seen.clone(), tasks.clone());
+    let journal = tasks.run(async move {
+        let options = OpenOptions { dirty: DIRTY, ..OpenOptions::default() };
+        let pool = Pool::open(device, Rc::new(runtime), options).await.expect("it opens");
+        pool.info().journal_size
+    });
+    Reopened { read: seen.read.get(), journal, writes: writes.get() }
+}
+
+/// Lets everything go on that can.
+async fn runtime_sleep(tasks: &Tasks) {
+    use forkdisk::Runtime as _;
+    tasks.sleep(std::time::Duration::from_secs(10)).await;
+}
+
+#[test]
+fn replay_reads_no_more_tables_than_may_be_dirty() {
+    let seen = reopened(6000, 0);
+    assert!(seen.writes < 2048, "tables that replay reads count as pages, whatever they take in memory: {seen:?}");
+    assert!(seen.read <= seen.journal + DIRTY as u64, "{seen:?}");
+    assert!(seen.read >= seen.writes * PAGE, "it reads the tables: {seen:?}");
+}
+
+#[test]
+fn data_that_is_vouched_for_is_part_of_what_recovery_reads() {
+    let seen = reopened(0, 16);
+    assert!(seen.read <= seen.journal + DIRTY as u64, "{seen:?}");
+}

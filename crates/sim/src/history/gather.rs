@@ -1,0 +1,64 @@
+//! Bringing scattered pages together, asked for and by policy.
+
+use forkdisk::{ErrorKind, GatherPolicy};
+
+use super::Violation;
+use super::op::{Kind, Op};
+use super::place;
+use super::run::{Doing, Outcome, Run};
+use crate::model::Key;
+use crate::rng::Rng;
+
+impl Run<'_> {
+    /// Gathers a volume or snapshot, whatever else is done to it meanwhile: often behind writes that are under
+    /// way.
+    pub(super) fn gather(&mut self, op: &Op) -> Result<(), Violation> {
+        if op.draws[3].is_multiple_of(2) {
+            return self.with(op, |run, key| {
+                run.burst(op, key)?;
+                run.begin_gathering(op, key);
+                Ok(())
+            });
+        }
+        let mut keys = place::volumes(&self.model);
+        if op.draws[1].is_multiple_of(4) {
+            keys.extend(place::snapshots(&self.model, None));
+        }
+        if let Some(key) = place::choose(&keys, op.draws[0]) {
+            self.begin_gathering(op, key);
+        }
+        Ok(())
+    }
+
+    /// Now and then while a checkpoint is written.
+    fn begin_gathering(&mut self, op: &Op, key: Key) {
+        let (pool, name, start) = (self.session.pool.clone(), self.model.name(key), self.model.tick());
+        let text = format!("gather {name}");
+        self.submit(Doing::Upkeep("gather"), start, Vec::new(), text, async move {
+            match pool.gather(&name, |_, _| true).await {
+                // It was deleted meanwhile, or renamed before.
+                Err(e) if e.kind() == ErrorKind::NotFound => Outcome::default(),
+                other => other.map(drop).into(),
+            }
+        });
+        if op.draws[4].is_multiple_of(3) {
+            self.upkeep(Kind::Checkpoint);
+        }
+    }
+
+    /// When a volume is gathered without anybody asking: mostly as soon as there is something to do.
+    pub(super) fn set_gather(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
+        let (pool, name, start) = (self.session.pool.clone(), self.model.name(key), self.model.tick());
+        let mut rng = Rng::new(op.draws[1]);
+        let policy = match rng.below(6) {
+            0 => GatherPolicy::Off,
+            1 => GatherPolicy::Idle,
+            _ => GatherPolicy::Above(1 + rng.below(12) as u8),
+        };
+        let text = format!("set the policy of gathering of {name} to {policy:?}");
+        self.submit(Doing::Upkeep("set gather"), start, vec![key], text, async move {
+            pool.set_gather(&name, policy).await.into()
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,30 @@
+//! Histories with two disks: an origin that is protected in place, and the pool that keeps what its
+//! snapshots need, with pool volumes and clones beside them.
+//!
+//! A crash cuts the power of both disks at one instant, each under a mask of its own: what survives on
+//! the one says nothing about the other.
+
+mod op;
+mod recover;
+mod run;
+mod trouble;
+
+pub use op::{Kind, Op, Setup};
+pub use run::run_history;
+
+use crate::rng::Rng;
+
+/// Name of the origin in every history.
+pub const ORIGIN: &str = "org";
+
+/// The masks of the pool's and the origin's disk that one mask of a replay stands for.
+fn masks(mask: u64) -> (u64, u64) {
+    let mut rng = Rng::new(mask);
+    let mut one = || match rng.below(6) {
+        0 => 0,
+        1 => 1,
+        2 => 4 + rng.below(1 << 12),
+        _ => rng.next() >> 16,
+    };
+    (one(), one())
+}

@@ -1,0 +1,161 @@
+//! Operations on an origin and beside it, with raw draws in place of names and offsets.
+
+use forkdisk::OriginFull;
+
+use crate::disk::{Config, Volatile};
+use crate::rng::{Rng, mix};
+
+const MIB: u64 = 1 << 20;
+
+/// What an operation does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the names are those of the engine's verbs")]
+pub enum Kind {
+    Read,
+    Write,
+    /// The next stretch after the last write of the origin.
+    Append,
+    /// Overwrites what a snapshot is being read from.
+    Chase,
+    /// A write that starts or ends within a sector.
+    Ragged,
+    Zero,
+    Discard,
+    Flush,
+    Snapshot,
+    /// A snapshot of the origin with copies of its own.
+    Independent,
+    /// Snapshots of the origin and of a pool volume at one instant.
+    Group,
+    Clone,
+    Delete,
+    Checkpoint,
+    Check,
+    Settle,
+    /// Closes cleanly, looks at the origin as an ordinary disk, and opens again.
+    Reopen,
+    /// Cuts the power of both disks.
+    Cut,
+    /// Kills the process.
+    Kill,
+    /// Arms an I/O error on one of the disks.
+    Fault,
+    /// Changes how much is kept ahead, and what happens when the pool is full.
+    Set,
+    /// Leaves the origin an ordinary disk, and protects it again.
+    Unprotect,
+}
+
+/// One operation, not yet resolved.
+#[derive(Clone, Copy, Debug)]
+pub struct Op {
+    /// What it does.
+    pub kind: Kind,
+    /// Its number in the whole history, from 1; also the mark of what it writes.
+    pub number: u32,
+    /// Executor steps between the operation before it and this one.
+    pub gap: u32,
+    /// What is left to chance.
+    pub draws: [u64; 4],
+}
+
+/// Everything about a run that does not follow from the operations.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The seed all of it follows from.
+    pub seed: u64,
+    /// The pool's disk and the origin's.
+    pub disks: [Config; 2],
+    /// Bytes of the pool.
+    pub pool: u64,
+    /// Bytes of the origin.
+    pub origin: u64,
+    /// Bytes of a chunk.
+    pub chunk: u64,
+    /// Bytes of changed metadata that start a checkpoint.
+    pub dirty: usize,
+    /// Bytes of clean metadata kept in memory.
+    pub cache: usize,
+    /// Most operations in flight.
+    pub depth: usize,
+    /// One side crash per this many steps on average.
+    pub cut_every: u64,
+    /// Masks tried at each of them.
+    pub masks: u64,
+    /// Most snapshots and clones at once.
+    pub crowd: usize,
+    /// Whether requests are made to fail.
+    pub faults: bool,
+    /// Whether flushes of the origin's disk end only when nothing else goes on.
+    pub slow_flushes: bool,
+}
+
+impl Setup {
+    /// The run that belongs to a seed.
+    pub fn new(seed: u64) -> Setup {
+        let mut rng = Rng::new(mix(&[seed, 31]));
+        let disk = |rng: &mut Rng| Config {
+            sector: *rng.pick(&[512, 512, 4096]),
+            cache: if rng.one_in(8) { Volatile::No } else { Volatile::Yes },
+        };
+        let disks = [disk(&mut rng), disk(&mut rng)];
+        let chunk = *rng.pick(&[4, 16, 16, 64, 256]) << 10;
+        let full = rng.one_in(4);
+        let pages = if full { 1200 + rng.below(400) } else { *rng.pick(&[24, 80, 400]) };
+        // The last page of an origin need not be whole.
+        let tail = if disks[1].sector == 512 { rng.below(8) * 512 } else { 0 };
+        Setup {
+            seed,
+            disks,
+            pool: if full { 9 + rng.below(3) } else { 16 + rng.below(16) } * MIB,
+            origin: pages * 4096 + tail,
+            chunk,
+            dirty: *rng.pick(&[32, 128, 1024]) << 10,
+            cache: *rng.pick(&[64, 256, 4096]) << 10,
+            depth: *rng.pick(&[1, 3, 8]),
+            cut_every: 300,
+            masks: 3,
+            crowd: *rng.pick(&[3, 8, 20]),
+            faults: rng.one_in(4),
+            slow_flushes: mix(&[seed, 40]).is_multiple_of(3),
+        }
+    }
+
+    /// What is drawn for an origin's policy.
+    pub fn policy(draw: u64) -> (u64, OriginFull) {
+        let mut rng = Rng::new(draw);
+        let ahead = *rng.pick(&[0, 64 << 10, MIB, 8 * MIB]);
+        let full = match rng.below(3) {
+            0 => OriginFull::Wait(60),
+            1 => OriginFull::Error,
+            _ => OriginFull::DropOldest,
+        };
+        (ahead, full)
+    }
+
+    /// The first `n` operations of the seed's history.
+    pub fn operations(&self, n: usize) -> Vec<Op> {
+        use Kind::*;
+        #[rustfmt::skip]
+        let weights: &[(Kind, u64)] = &[
+            (Read, 30), (Write, 60), (Append, 16), (Chase, 8), (Ragged, 3), (Zero, 2), (Discard, 1), (Flush, 12), (Snapshot, 14), (Independent, 3),
+            (Group, 3), (Clone, 5), (Delete, 14), (Checkpoint, 4), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 2),
+            (Kill, 1), (Fault, if self.faults { 8 } else { 0 }), (Set, 2), (Unprotect, 1),
+        ];
+        let total: u64 = weights.iter().map(|w| w.1).sum();
+        let mut rng = Rng::new(mix(&[self.seed, 32]));
+        (1..=n as u32)
+            .map(|number| {
+                let mut at = rng.below(total);
+                let here = |&&(_, weight): &&(Kind, u64)| {
+                    let here = at < weight;
+                    at = at.saturating_sub(weight);
+                    here
+                };
+                let kind = weights.iter().find(here).map_or(Read, |w| w.0);
+                let gap = if self.depth > 1 { rng.below(12) as u32 } else { 0 };
+                Op { kind, number, gap, draws: std::array::from_fn(|_| rng.next()) }
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,230 @@
+//! Opening what a crash has left on both disks, and comparing all of it with the model.
+
+use std::rc::Rc;
+
+use forkdisk::{FormatOptions, OpenOptions, Pool, ProtectOptions};
+
+use super::run::Known;
+use super::{ORIGIN, Setup, masks};
+use crate::disk::{Crash, Frozen, Medium, SimDisk};
+use crate::executor::Executor;
+use crate::history::{PATIENCE, Stats, Violation, judge};
+use crate::model::{Applied, Key, Listing, Rule};
+use crate::rng::{Rng, mix};
+
+/// Bytes read at once when a volume is verified.
+const STRIDE: u64 = 256 << 10;
+/// Where the origin is said to be found.
+const PATH: &str = "/origin";
+
+/// One life of the engine with both disks.
+pub struct Session {
+    /// Runs the tasks.
+    pub exec: Executor,
+    /// The pool's disk and the origin's.
+    pub disks: [SimDisk; 2],
+    /// The pool.
+    pub pool: Pool<SimDisk>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.exec.halt();
+        }
+    }
+}
+
+/// Both disks at one instant.
+pub struct Instant([Frozen; 2]);
+
+impl Instant {
+    /// What is left under a mask.
+    pub fn crash(&self, mask: u64) -> [Medium; 2] {
+        let (a, b) = masks(mask);
+        [self.0[0].crash(a), self.0[1].crash(b)]
+    }
+
+    /// The same for two masks only if both disks are the same afterwards.
+    pub fn fingerprint(&self, mask: u64) -> u64 {
+        let (a, b) = masks(mask);
+        mix(&[self.0[0].fingerprint(a), self.0[1].fingerprint(b)])
+    }
+}
+
+fn p6(what: impl Into<String>) -> Violation {
+    Violation::new("P6", what)
+}
+
+fn options(setup: &Setup) -> OpenOptions {
+    OpenOptions { cache: setup.cache, dirty: setup.dirty, ..OpenOptions::default() }
+}
+
+/// How an origin is protected in all histories.
+pub fn protection(setup: &Setup, draw: u64) -> ProtectOptions {
+    let (copy_ahead, when_full) = Setup::policy(draw);
+    ProtectOptions { path: PATH.into(), chunk: setup.chunk, copy_ahead, when_full, modified: 0, now: 1 }
+}
+
+/// A new pool that protects an origin of zeroes, and has one volume beside it.
+pub fn make(setup: &Setup) -> Result<Session, Violation> {
+    let exec = Executor::new(mix(&[setup.seed, 33]));
+    let media = [0, 1].map(|i| Medium::blank(setup.disks[i], [setup.pool, setup.origin][i]));
+    let disks = media.map(|medium| SimDisk::new(medium, &exec, mix(&[setup.seed, 34])));
+    slow_down(setup, &disks);
+    let (device, origin, runtime) = (disks[0].clone(), disks[1].clone(), Rc::new(exec.clone()));
+    let (open, protect) = (options(setup), protection(setup, setup.seed));
+    let format = FormatOptions { size: setup.pool, uuid: [9; 16], now: 1, journal: Some(1 << 20) };
+    let volume = forkdisk::CreateOptions::new(super::run::VOLUME, 1);
+    let made = exec.run(PATIENCE, async move {
+        Pool::format(&device, &format).await?;
+        let pool = Pool::open(device, runtime, open).await?;
+        pool.protect(ORIGIN, origin, &protect).await?;
+        pool.create("vol", &volume).await?;
+        Ok::<_, forkdisk::Error>(pool)
+    })?;
+    let pool = made.map_err(|e| p6(format!("an origin cannot be protected: {e}")))?;
+    Ok(Session { exec, disks, pool })
+}
+
+impl Session {
+    /// Both disks as they are now.
+    pub fn freeze(&self, crash: Crash) -> Instant {
+        Instant([self.disks[0].freeze(crash), self.disks[1].freeze(crash)])
+    }
+
+    /// Changes whenever a request was made to fail.
+    pub fn faults_hit(&self) -> u64 {
+        self.disks.iter().map(SimDisk::faults_hit).sum()
+    }
+
+    /// Opens the pool and its origin, after cutting the power so many times on the way.
+    pub fn open(setup: &Setup, media: [Medium; 2], seed: u64, cuts: u32) -> Result<Session, Violation> {
+        let (mut media, mut rng) = (media, Rng::new(seed));
+        for _ in 0..cuts {
+            let (exec, disks) = spin_up(setup, &media, &mut rng);
+            let opening = attach(disks.clone(), exec.clone(), options(setup));
+            exec.spawn(Box::pin(async move {
+                let pool = opening.await;
+                if let Ok(pool) = &pool {
+                    let _ = pool.checkpoint().await;
+                }
+                std::future::pending::<()>().await;
+                drop(pool);
+            }));
+            for _ in 0..1 + rng.below(200) {
+                exec.step();
+            }
+            media = Instant(disks.map(|disk| disk.freeze(Crash::Power))).crash(rng.next());
+            exec.halt();
+        }
+        let (exec, disks) = spin_up(setup, &media, &mut rng);
+        let opened = exec.run(PATIENCE, attach(disks.clone(), exec.clone(), options(setup)));
+        match opened {
+            Ok(Ok(pool)) => Ok(Session { exec, disks, pool }),
+            Ok(Err(e)) => {
+                exec.halt();
+                Err(p6(format!("the pool or its origin does not open: {e}")))
+            }
+            Err(stuck) => {
+                exec.halt();
+                Err(p6(format!("the pool or its origin does not open: {stuck}")))
+            }
+        }
+    }
+
+    /// What the pool lists.
+    pub fn listing(&self) -> Listing {
+        self.pool.list().into_iter().map(|v| (v.name, v.size)).collect()
+    }
+
+    /// Compares a whole volume with the model, and lets the model adopt it if told to.
+    pub fn compare(&self, known: &mut Known, key: Key, rule: Rule, adopt: bool) -> Result<(), Violation> {
+        let (name, size) = (known.model.name(key), known.model.get(key).map_or(0, |v| v.size));
+        for offset in (0..size).step_by(STRIDE as usize) {
+            let buf = self.read(&name, offset, STRIDE.min(size - offset))?;
+            known.model.check(key, offset, &buf, rule)?;
+            if adopt {
+                known.model.adopt(key, offset, &buf);
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, name: &str, offset: u64, len: u64) -> Result<forkdisk::Buf, Violation> {
+        let unreadable = |e| p6(format!("{name} cannot be read at {offset}: {e}"));
+        let volume = self.pool.volume(name).map_err(unreadable)?;
+        let buf = self.pool.buffer(len as usize);
+        let (result, buf) = self.exec.run(PATIENCE, async move { volume.read(offset, buf).await })?;
+        result.map_err(unreadable)?;
+        Ok(buf)
+    }
+
+    /// Runs the engine's own verification, and looks whether every device request was well-formed.
+    pub fn check(&self) -> Result<(), Violation> {
+        let pool = self.pool.clone();
+        let report = self.exec.run(PATIENCE, async move { pool.check().await })?;
+        judge(&report.map_err(|e| p6(format!("check could not complete: {e}")))?)?;
+        match self.disks.iter().find_map(SimDisk::misuse) {
+            Some(what) => Err(Violation::new("contract", what)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Both disks on an executor of their own.
+fn spin_up(setup: &Setup, media: &[Medium; 2], rng: &mut Rng) -> (Executor, [SimDisk; 2]) {
+    let exec = Executor::new(rng.next());
+    let disks = media.each_ref().map(|medium| SimDisk::new(medium.clone(), &exec, rng.next()));
+    slow_down(setup, &disks);
+    (exec, disks)
+}
+
+/// What takes time to be durable on the origin's disk is overtaken by what happens in the pool.
+fn slow_down(setup: &Setup, disks: &[SimDisk; 2]) {
+    if setup.slow_flushes {
+        disks[1].slow_flushes();
+    }
+}
+
+async fn attach(disks: [SimDisk; 2], exec: Executor, options: OpenOptions) -> forkdisk::Result<Pool<SimDisk>> {
+    let [device, origin] = disks;
+    let pool = Pool::open(device, Rc::new(exec), options).await?;
+    pool.attach_origin(ORIGIN, origin, PATH, 0).await?;
+    Ok(pool)
+}
+
+/// Opens both disks after a crash and compares everything, resolving what was in flight by what is
+/// found.
+pub fn recover(
+    setup: &Setup,
+    media: [Medium; 2],
+    known: &Known,
+    seed: u64,
+    stats: &mut Stats,
+) -> Result<(Session, Known), Violation> {
+    let cuts = (seed % 3) as u32;
+    stats.cuts += u64::from(cuts);
+    let session = Session::open(setup, media, mix(&[seed]), cuts)?;
+    let mut known = known.clone();
+    let found = session.listing();
+    for pending in std::mem::take(&mut known.pending) {
+        if known.model.applied(&pending, &found)? == Applied::Yes {
+            known.apply(&pending);
+        }
+    }
+    known.dropped(&found)?;
+    let expected = known.model.listing();
+    if expected != found {
+        let what = format!("the names are {found:?} instead of {expected:?}");
+        return Err(Violation::new("P4", what));
+    }
+    let keys: Vec<Key> = known.model.volumes().map(|(key, _)| key).collect();
+    for key in keys {
+        session.compare(&mut known, key, Rule::Crash, true)?;
+    }
+    session.check()?;
+    known.model.adopted();
+    known.open_again();
+    Ok((session, known))
+}

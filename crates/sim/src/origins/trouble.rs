@@ -1,0 +1,115 @@
+//! What a run expects while requests fail on either disk, or the pool is full.
+
+use forkdisk::{Error, ErrorKind, Mode};
+
+use super::Op;
+use super::run::{Doing, Inflight, Run};
+use crate::disk::{Crash, Fault, Harm, Request, When};
+use crate::history::Violation;
+use crate::model::Time;
+use crate::rng::Rng;
+
+/// What is wrong in this life of the engine.
+#[derive(Default)]
+pub(super) struct Trouble {
+    /// Operations until the faults are disarmed.
+    pub armed: Option<u32>,
+    /// Operations until both disks are cut and opened again.
+    patience: Option<u32>,
+    /// Since when the origin acknowledges nothing any more.
+    origin_failed: Option<Time>,
+}
+
+impl Run<'_> {
+    pub fn pool_failed(&self) -> bool {
+        self.session.pool.info().mode == Mode::Failed
+    }
+
+    /// Arms the fault that an operation stands for, on one of the disks.
+    pub fn arm(&mut self, op: &Op) {
+        let mut rng = Rng::new(op.draws[0]);
+        let disk = rng.index(2);
+        let on = *rng.pick(&[Request::Read, Request::Read, Request::Write, Request::Write, Request::Flush]);
+        let harm = match on {
+            Request::Write => *rng.pick(&[Harm::Eio, Harm::Eio, Harm::Short]),
+            _ => Harm::Eio,
+        };
+        let n = 1 + rng.below(*rng.clone().pick(&[1, 8, 40]));
+        let when = *rng.pick(&[When::Once(n), When::Once(n), When::From(n), When::Every(n + 1)]);
+        self.say(|| format!("from now on {on:?} requests of disk {disk} fail: {harm:?}, {when:?}"));
+        self.session.disks[disk].arm(Fault { on, harm, when, within: None });
+        self.trouble.armed = Some(4 + rng.below(20) as u32);
+    }
+
+    /// Disarms faults and opens again what has failed when it is time.
+    pub fn watch_trouble(&mut self) -> Result<(), Violation> {
+        if let Some(left) = &mut self.trouble.armed {
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                self.trouble.armed = None;
+                self.session.disks.iter().for_each(crate::disk::SimDisk::disarm);
+                self.say(|| "faults disarmed".into());
+            }
+        }
+        let failed = self.pool_failed() || self.trouble.origin_failed.is_some();
+        match &mut self.trouble.patience {
+            None if failed => {
+                self.trouble.patience = Some(4);
+                Ok(())
+            }
+            Some(0) => {
+                let (kind, mask) = (if self.rng.one_in(4) { Crash::Kill } else { Crash::Power }, self.rng.next());
+                self.cut(kind, mask)
+            }
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// What every acknowledgement and refusal has to obey.
+    pub fn judge_outcome(&mut self, op: &Inflight, error: Option<&Error>, vanished: bool) -> Result<(), Violation> {
+        let of_origin = op.keys.first() == Some(&self.known.origin);
+        let Some(error) = error else {
+            let acknowledges = matches!(op.doing, Doing::Flush(_) | Doing::Change { .. }) && of_origin;
+            return match self.trouble.origin_failed {
+                Some(failed) if acknowledges && op.start > failed => {
+                    Err(Violation::new("P8", format!("acknowledged after the origin had failed: {}", op.text)))
+                }
+                _ => Ok(()),
+            };
+        };
+        let message = format!("{}: {error:?}", op.text);
+        match error.kind() {
+            ErrorKind::NoSpace => self.judge_full(op, message),
+            ErrorKind::Io | ErrorKind::Failed | ErrorKind::Corrupt if self.session.faults_hit() > 0 => {
+                if matches!(op.doing, Doing::Flush(_)) && of_origin {
+                    let now = self.known.model.tick();
+                    self.trouble.origin_failed.get_or_insert(now);
+                }
+                Ok(())
+            }
+            ErrorKind::Io | ErrorKind::Failed | ErrorKind::Corrupt => {
+                Err(Violation::new("P6", format!("an error although no request failed: {message}")))
+            }
+            ErrorKind::NotFound | ErrorKind::Busy if vanished => Ok(()),
+            _ => Err(Violation::new("P4", format!("refused without a reason: {message}"))),
+        }
+    }
+
+    /// P9: ENOSPC only from what needs space, and only when there is none.
+    fn judge_full(&self, op: &Inflight, message: String) -> Result<(), Violation> {
+        if matches!(op.doing, Doing::Read { .. } | Doing::Flush(_) | Doing::Upkeep) {
+            let what = format!("needs no space, but was refused for want of it: {message}");
+            return Err(Violation::new("P9", what));
+        }
+        let info = self.session.pool.info();
+        if info.free > info.size / 2 {
+            let what = format!("{} of {} bytes are free, but: {message}", info.free, info.size);
+            return Err(Violation::new("P9", what));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,479 @@
+//! Origins in numbers: what a write, a read and a deletion cost, and what is refused. Requests are
+//! counted on the pool's disk and the origin's.
+
+use std::future::Future;
+use std::rc::Rc;
+
+use forkdisk::{
+    Buf, CreateOptions, DiffClass, ErrorKind, FormatOptions, OpenOptions, OriginFull, Pool, ProtectOptions,
+    SnapshotFlags,
+};
+use forkdisk_sim::disk::{Config, Counts, Crash, Medium, SimDisk, Volatile};
+use forkdisk_sim::executor::Executor;
+
+const PATIENCE: u64 = 100_000_000;
+const CHUNK: u64 = 64 << 10;
+const MIB: u64 = 1 << 20;
+const CHAINED: SnapshotFlags = SnapshotFlags { independent: false, droppable: false, writable: false };
+
+/// A pool and an origin on disks of their own.
+#[derive(Clone)]
+struct World {
+    pool: Pool<SimDisk>,
+    disks: [SimDisk; 2],
+    exec: Executor,
+}
+
+impl World {
+    /// What both disks were asked for while `work` ran: of the pool's, of the origin's.
+    async fn counts(&self, work: impl Future<Output = ()>) -> (Counts, Counts) {
+        let before = self.disks.each_ref().map(SimDisk::counts);
+        work.await;
+        let after = self.disks.each_ref().map(SimDisk::counts);
+        let difference = |i: usize| Counts {
+            reads: after[i].reads - before[i].reads,
+            writes: after[i].writes - before[i].writes,
+            fua_writes: after[i].fua_writes - before[i].fua_writes,
+            flushes: after[i].flushes - before[i].flushes,
+            discards: after[i].discards - before[i].discards,
+            set_lens: after[i].set_lens - before[i].set_lens,
+            clones: after[i].clones - before[i].clones,
+            bytes_read: after[i].bytes_read - before[i].bytes_read,
+            bytes_written: after[i].bytes_written - before[i].bytes_written,
+        };
+        (difference(0), difference(1))
+    }
+
+    async fn write(&self, name: &str, offset: u64, len: u64, byte: u8) {
+        let volume = self.pool.volume(name).unwrap();
+        volume.write(offset, Buf::copy_of(&vec![byte; len as usize]), false).await.0.unwrap();
+    }
+
+    /// The one byte that all of a range holds.
+    async fn byte(&self, name: &str, offset: u64, len: u64) -> u8 {
+        let volume = self.pool.volume(name).unwrap();
+        let (result, buf) = volume.read(offset, Buf::zeroed(len as usize)).await;
+        result.unwrap();
+        assert!(buf.iter().all(|&b| b == buf[0]), "{name} at {offset} is not of one kind");
+        buf[0]
+    }
+
+    async fn snapshot(&self, name: &str, flags: SnapshotFlags) {
+        self.pool.snapshot_with(&[("org", name)], flags, 1).await.unwrap();
+    }
+}
+
+fn options(copy_ahead: u64, when_full: OriginFull) -> ProtectOptions {
+    ProtectOptions { path: "/dev/x".into(), chunk: CHUNK, copy_ahead, when_full, modified: 0, now: 1 }
+}
+
+/// Runs `test` on a pool of `pool` bytes that protects an origin of `origin` bytes as "org".
+fn run<F>(pool: u64, origin: u64, protect: ProtectOptions, test: impl FnOnce(World) -> F)
+where
+    F: Future<Output = ()> + 'static,
+{
+    run_with(OpenOptions::default(), pool, origin, protect, test);
+}
+
+/// As [`run`], with a pool opened in another way.
+fn run_with<F>(open: OpenOptions, pool: u64, origin: u64, protect: ProtectOptions, test: impl FnOnce(World) -> F)
+where
+    F: Future<Output = ()> + 'static,
+{
+    let exec = Executor::new(3);
+    let config = Config { sector: 512, cache: Volatile::Yes };
+    let disks = [pool, origin].map(|len| SimDisk::new(Medium::blank(config, len), &exec, len));
+    let (device, other, runtime) = (disks[0].clone(), disks[1].clone(), Rc::new(exec.clone()));
+    let opened = exec.run(PATIENCE, async move {
+        let options = FormatOptions { size: pool, uuid: [7; 16], now: 1, journal: None };
+        Pool::format(&device, &options).await.unwrap();
+        let pool = Pool::open(device, runtime, open).await.unwrap();
+        pool.protect("org", other, &protect).await.unwrap();
+        pool
+    });
+    let world = World { pool: opened.unwrap(), disks: disks.clone(), exec: exec.clone() };
+    let pool = world.pool.clone();
+    exec.run(PATIENCE, test(world)).unwrap();
+    let report = exec.run(PATIENCE, async move { pool.check().await }).unwrap().unwrap();
+    assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
+    assert_eq!(disks.iter().find_map(SimDisk::misuse), None);
+    exec.halt();
+}
+
+#[test]
+fn a_sequential_write_costs_one_read_and_two_writes_and_few_flushes() {
+    run(64 * MIB, 32 * MIB, options(8 * MIB, OriginFull::Error), |w| async move {
+        w.write("org", 0, 4096, 1).await;
+        w.snapshot("s", CHAINED).await;
+        let bytes = 32 * MIB;
+        let (pool, origin) = w
+            .counts(async {
+                for at in (0..bytes).step_by(64 << 10) {
+                    w.write("org", at, 64 << 10, 2).await;
+                }
+            })
+            .await;
+        assert_eq!((origin.bytes_read, origin.bytes_written), (bytes, bytes));
+        assert!(pool.bytes_written < bytes + bytes / 50, "{pool:?}: copies, and little beside");
+        assert!(pool.bytes_read < 64 << 10, "{pool:?}: counts only");
+        // 8 MiB at a time once it runs: one flush of the pool for each batch, none of the origin.
+        assert!(pool.flushes <= 14 && origin.flushes == 0, "{pool:?} {origin:?}");
+        assert_eq!(w.byte("org@s", 4096, MIB).await, 0);
+        assert_eq!(w.byte("org", 4096, MIB).await, 2);
+    });
+}
+
+#[test]
+fn a_thousand_chained_snapshots_cost_a_write_what_one_does() {
+    let cost = |snapshots: u32| {
+        let sum = Rc::new(std::cell::Cell::new((0, 0, 0)));
+        let out = Rc::clone(&sum);
+        run(128 * MIB, 8 * MIB, options(0, OriginFull::Error), move |w| async move {
+            for i in 0..snapshots {
+                w.snapshot(&format!("s{i}"), CHAINED).await;
+                w.write("org", u64::from(i % 64) * CHUNK, 512, 1).await;
+            }
+            w.snapshot("last", CHAINED).await;
+            w.pool.checkpoint().await.unwrap();
+            let (pool, origin) = w
+                .counts(async {
+                    for i in 0..32 {
+                        w.write("org", i * 3 % 128 * CHUNK, 4096, 2).await;
+                    }
+                })
+                .await;
+            out.set((pool.bytes_written, pool.flushes, origin.bytes_read + origin.bytes_written));
+        });
+        sum.get()
+    };
+    let (one, thousand) = (cost(1), cost(1000));
+    assert_eq!((one.1, one.2), (thousand.1, thousand.2));
+    assert!(thousand.0 * 100 <= one.0 * 103, "{one:?} {thousand:?}");
+}
+
+#[test]
+fn independent_snapshots_have_a_copy_each() {
+    run(64 * MIB, 8 * MIB, options(0, OriginFull::Error), |w| async move {
+        let independent = SnapshotFlags { independent: true, ..CHAINED };
+        for i in 0..4 {
+            w.snapshot(&format!("s{i}"), independent).await;
+        }
+        let (pool, origin) = w.counts(w.write("org", 0, CHUNK, 9)).await;
+        assert!((4 * CHUNK..5 * CHUNK).contains(&pool.bytes_written), "{pool:?}");
+        assert_eq!((origin.bytes_read, origin.bytes_written), (CHUNK, CHUNK));
+        w.pool.delete(&["org@s1", "org@s3"]).await.unwrap();
+        w.pool.settle().await.unwrap();
+        assert_eq!((w.byte("org@s0", 0, CHUNK).await, w.byte("org@s2", 0, CHUNK).await), (0, 0));
+    });
+}
+
+#[test]
+fn deleting_costs_what_the_snapshot_alone_holds_and_moves_no_data() {
+    run(128 * MIB, 32 * MIB, options(0, OriginFull::Error), |w| async move {
+        for (name, chunks) in [("many", 400), ("few", 2), ("none", 0)] {
+            w.snapshot(name, CHAINED).await;
+            for i in 0..chunks {
+                w.write("org", i * CHUNK, 4096, 1).await;
+            }
+        }
+        w.pool.checkpoint().await.unwrap();
+        let (few, origin) = w
+            .counts(async {
+                w.pool.delete(&["org@few"]).await.unwrap();
+                w.pool.settle().await.unwrap();
+            })
+            .await;
+        assert!(few.bytes_written < 300 << 10, "{few:?}");
+        assert_eq!((origin.bytes_read, origin.bytes_written), (0, 0));
+        assert_eq!(w.byte("org@many", 0, 32 * MIB).await, 0);
+        assert_eq!(w.byte("org@none", 0, 4096).await, 1);
+    });
+}
+
+#[test]
+fn used_space_is_what_is_kept_and_all_of_it_comes_back() {
+    run(128 * MIB, 16 * MIB, options(0, OriginFull::Error), |w| async move {
+        let empty = w.pool.info().used;
+        w.snapshot("a", CHAINED).await;
+        for i in 0..32 {
+            w.write("org", i * CHUNK, 512, 1).await;
+        }
+        w.snapshot("b", CHAINED).await;
+        for i in 0..8 {
+            w.write("org", i * CHUNK, 512, 2).await;
+        }
+        assert_eq!(w.pool.find("org@a").unwrap().referenced, 32 * CHUNK);
+        assert_eq!(w.pool.find("org@b").unwrap().referenced, 8 * CHUNK);
+        assert_eq!(w.pool.usage("org@a").await.unwrap().exclusive, 32 * CHUNK);
+        // What only b needs goes; the rest is handed to a, which has it all already.
+        assert_eq!(w.pool.usage("org@b").await.unwrap().exclusive, 8 * CHUNK);
+        w.write("org", 100 * CHUNK, 512, 3).await;
+        assert_eq!(w.pool.usage("org@b").await.unwrap().exclusive, 8 * CHUNK, "a needs the last one");
+        w.pool.delete(&["org@b"]).await.unwrap();
+        w.pool.settle().await.unwrap();
+        assert_eq!(w.pool.find("org@a").unwrap().referenced, 33 * CHUNK);
+        assert_eq!(w.byte("org@a", 0, 16 * MIB).await, 0);
+        w.pool.unprotect("org", true).await.unwrap();
+        w.pool.settle().await.unwrap();
+        assert!(w.pool.info().used <= empty, "{} {empty}", w.pool.info().used);
+    });
+}
+
+#[test]
+fn snapshots_compare_by_what_is_kept() {
+    run(64 * MIB, 8 * MIB, options(0, OriginFull::Error), |w| async move {
+        w.snapshot("a", CHAINED).await;
+        w.write("org", 5 * CHUNK, 4096, 1).await;
+        w.snapshot("b", CHAINED).await;
+        w.write("org", 9 * CHUNK, 4096, 1).await;
+        let changed = |runs: Vec<forkdisk::DiffRun>| {
+            let different = runs.into_iter().filter(|r| r.class != DiffClass::Same);
+            different.map(|r| (r.offset / CHUNK, r.len / CHUNK)).collect::<Vec<_>>()
+        };
+        assert_eq!(changed(w.pool.diff("org@a", "org@b").await.unwrap()), [(5, 1)]);
+        assert_eq!(changed(w.pool.diff("org@a", "org").await.unwrap()), [(5, 1), (9, 1)]);
+        assert_eq!(changed(w.pool.diff("org@b", "org").await.unwrap()), [(9, 1)]);
+        w.pool.clone_volume("org@a", "c", 1).await.unwrap();
+        assert_eq!(changed(w.pool.diff("org@a", "c").await.unwrap()), []);
+    });
+}
+
+#[test]
+fn a_clone_falls_through_to_its_snapshot_and_holds_it() {
+    run(64 * MIB, 8 * MIB, options(MIB, OriginFull::Error), |w| async move {
+        w.write("org", 0, 8 * MIB, 1).await;
+        w.snapshot("s", CHAINED).await;
+        w.pool.clone_volume("org@s", "c", 1).await.unwrap();
+        w.write("org", 0, 8 * MIB, 2).await;
+        w.write("c", 4096, 4096, 3).await;
+        w.write("c", MIB + 100, 1000, 4).await;
+        assert_eq!(w.byte("c", 0, 4096).await, 1);
+        assert_eq!(w.byte("c", 4096, 4096).await, 3);
+        assert_eq!(w.byte("c", 8192, 8192).await, 1);
+        assert_eq!((w.byte("c", MIB, 100).await, w.byte("c", MIB + 100, 1000).await), (1, 4));
+        assert_eq!(w.byte("c", MIB + 1100, 4000).await, 1);
+        assert_eq!(w.byte("org@s", 0, 8 * MIB).await, 1);
+        let held = w.pool.delete(&["org@s"]).await.unwrap_err();
+        assert_eq!(held.kind(), ErrorKind::Busy);
+        assert!(held.to_string().contains("\"c\""), "{held}");
+        assert_eq!(w.pool.unprotect("org", true).await.unwrap_err().kind(), ErrorKind::Busy);
+        w.pool.delete(&["c", "org@s"]).await.unwrap();
+        assert_eq!(w.pool.clone_volume("org", "d", 1).await.unwrap_err().kind(), ErrorKind::Invalid);
+    });
+}
+
+#[test]
+fn one_instant_for_an_origin_and_a_volume_of_the_pool() {
+    run(64 * MIB, 8 * MIB, options(MIB, OriginFull::Error), |w| async move {
+        w.pool.create("vol", &CreateOptions::new(MIB, 1)).await.unwrap();
+        w.pool.snapshot(&[("org", "x"), ("vol", "x")], 1).await.unwrap();
+        w.write("org", 0, 4096, 1).await;
+        w.write("vol", 0, 4096, 1).await;
+        assert_eq!((w.byte("org@x", 0, 4096).await, w.byte("vol@x", 0, 4096).await), (0, 0));
+        let flags = SnapshotFlags { independent: true, ..CHAINED };
+        let refused = w.pool.snapshot_with(&[("vol", "y")], flags, 1).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Invalid);
+    });
+}
+
+#[test]
+fn a_full_pool_stops_the_write_and_leaves_origin_and_snapshots_as_they_are() {
+    run(9 * MIB, 16 * MIB, options(MIB, OriginFull::Error), |w| async move {
+        w.snapshot("s", CHAINED).await;
+        let volume = w.pool.volume("org").unwrap();
+        let mut written = 0;
+        let full = loop {
+            match volume.write(written * CHUNK, Buf::copy_of(&vec![1; CHUNK as usize]), false).await.0 {
+                Ok(()) => written += 1,
+                Err(e) => break e,
+            }
+        };
+        assert_eq!(full.kind(), ErrorKind::NoSpace);
+        assert!(written > 16, "{written} chunks of {CHUNK}");
+        assert_eq!(w.byte("org@s", 0, 16 * MIB).await, 0);
+        assert_eq!(w.byte("org", written * CHUNK, CHUNK).await, 0, "nothing is written without its copy");
+        // What is kept can be written again.
+        w.write("org", 0, written * CHUNK, 2).await;
+        w.pool.delete(&["org@s"]).await.unwrap();
+        w.pool.settle().await.unwrap();
+        w.write("org", written * CHUNK, CHUNK, 3).await;
+    });
+}
+
+#[test]
+fn the_oldest_snapshot_that_may_be_is_dropped_and_no_other() {
+    run(9 * MIB, 16 * MIB, options(MIB, OriginFull::DropOldest), |w| async move {
+        let droppable = SnapshotFlags { droppable: true, ..CHAINED };
+        w.snapshot("old", droppable).await;
+        w.write("org", 0, 2 * MIB, 1).await;
+        w.snapshot("keep", CHAINED).await;
+        w.write("org", 0, MIB, 2).await;
+        let volume = w.pool.volume("org").unwrap();
+        let mut at = 2 * MIB;
+        let full = loop {
+            match volume.write(at, Buf::copy_of(&vec![3; CHUNK as usize]), false).await.0 {
+                Ok(()) => at += CHUNK,
+                Err(e) => break e,
+            }
+        };
+        assert_eq!(full.kind(), ErrorKind::NoSpace);
+        assert_eq!(w.pool.find("org@old").unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(w.byte("org@keep", 0, 2 * MIB).await, 1);
+        assert_eq!(w.byte("org@keep", 2 * MIB, 8 * MIB).await, 0);
+    });
+}
+
+#[test]
+fn another_device_and_one_that_was_changed_are_refused() {
+    run(64 * MIB, 8 * MIB, options(MIB, OriginFull::Error), |w| async move {
+        w.write("org", 0, MIB, 1).await;
+        let volume = w.pool.volume("org").unwrap();
+        assert_eq!(w.pool.detach_origin("org", || 0).await.unwrap_err().kind(), ErrorKind::Busy);
+        drop(volume);
+        w.pool.detach_origin("org", || 77).await.unwrap();
+        assert_eq!(w.pool.volume("org").map(drop).unwrap_err().kind(), ErrorKind::Busy);
+        let config = Config { sector: 512, cache: Volatile::Yes };
+        let other = |len| SimDisk::new(Medium::blank(config, len), &w.exec, len);
+        for (device, modified, what) in [
+            (other(4 * MIB), 77, "bytes instead of"),
+            (other(8 * MIB), 77, "contents have changed"),
+            (w.disks[1].clone(), 78, "written since"),
+        ] {
+            let refused = w.pool.attach_origin("org", device, "/dev/x", modified).await.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Busy);
+            assert!(refused.to_string().contains(what), "{refused}");
+        }
+        w.pool.attach_origin("org", w.disks[1].clone(), "/dev/y", 77).await.unwrap();
+        assert_eq!(w.pool.origins()[0].path, "/dev/y");
+        assert_eq!(w.byte("org", 0, MIB).await, 1);
+    });
+}
+
+#[test]
+fn bad_options_change_nothing() {
+    run(64 * MIB, 8 * MIB, options(MIB, OriginFull::Error), |w| async move {
+        let bad = |change: fn(&mut ProtectOptions)| {
+            let mut bad = options(MIB, OriginFull::Error);
+            change(&mut bad);
+            bad
+        };
+        for options in [
+            bad(|o| o.chunk = 2048),
+            bad(|o| o.chunk = 2 << 20),
+            bad(|o| o.copy_ahead = 2 << 30),
+            bad(|o| o.path = "x".repeat(400)),
+        ] {
+            let refused = w.pool.protect("other", w.disks[1].clone(), &options).await.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Invalid, "{refused}");
+        }
+        let taken = w.pool.protect("org", w.disks[1].clone(), &options(MIB, OriginFull::Error)).await.unwrap_err();
+        assert_eq!(taken.kind(), ErrorKind::Exists);
+        for refused in [
+            w.pool.delete(&["org"]).await.unwrap_err(),
+            w.pool.resize("org", MIB).await.unwrap_err(),
+            w.pool.set_chunk("org", 4096).await.unwrap_err(),
+        ] {
+            assert_eq!(refused.kind(), ErrorKind::Invalid, "{refused}");
+        }
+    });
+}
+
+#[test]
+fn a_large_range_is_looked_through_once_however_small_the_cache_is() {
+    // 8,192 chunks are kept: some 130 pages of the ordered map, of which the cache holds a dozen.
+    let small = OpenOptions { cache: 64 << 10, ..OpenOptions::default() };
+    let mut protect = options(0, OriginFull::Error);
+    protect.chunk = 4096;
+    run_with(small, 128 * MIB, 32 * MIB, protect, |w| async move {
+        w.snapshot("a", CHAINED).await;
+        for at in (0..32 * MIB).step_by(2 * 4096) {
+            w.write("org", at, 4096, 1).await;
+        }
+        w.snapshot("b", CHAINED).await;
+        for at in (0..32 * MIB).step_by(4096) {
+            w.write("org", at, 4096, 2).await;
+        }
+        w.pool.checkpoint().await.unwrap();
+        let (kept, _) = w.counts(w.write("org", 0, 32 * MIB, 3)).await;
+        assert!(kept.reads < 1000, "looking for what is not kept: {kept:?}");
+        let (pool, name) = (w.pool.clone(), "org@b");
+        let (counted, _) = w
+            .counts(async move {
+                // Every other chunk is a's as well.
+                assert_eq!(pool.usage(name).await.unwrap().exclusive, 16 * MIB);
+            })
+            .await;
+        assert!(counted.reads < 40_000, "counting what a deletion frees: {counted:?}");
+        w.snapshot("c", CHAINED).await;
+        let (fresh, origin) = w.counts(w.write("org", 0, 16 * MIB, 4)).await;
+        assert!(fresh.reads < 1500, "counting what is to be kept: {fresh:?}");
+        assert_eq!(origin.bytes_read, 16 * MIB);
+        assert_eq!(w.byte("org@c", 0, 16 * MIB).await, 3);
+    });
+}
+
+#[test]
+fn a_writable_snapshot_keeps_to_itself_what_is_written_to_it() {
+    run(64 * MIB, 8 * MIB, options(MIB, OriginFull::Error), |w| async move {
+        let writable = SnapshotFlags { writable: true, ..CHAINED };
+        w.snapshot("old", CHAINED).await;
+        w.snapshot("s", writable).await;
+        w.write("org@s", 4096, 4096, 7).await;
+        w.write("org@s", MIB + 100, 1000, 8).await;
+        w.write("org", 0, 2 * MIB, 1).await;
+        w.pool.clone_volume("org@s", "c", 1).await.unwrap();
+        w.write("org@s", 4096, 4096, 9).await;
+        assert_eq!((w.byte("org@s", 0, 4096).await, w.byte("org@s", 4096, 4096).await), (0, 9));
+        assert_eq!((w.byte("org@s", MIB, 100).await, w.byte("org@s", MIB + 100, 1000).await), (0, 8));
+        assert_eq!((w.byte("org@old", 0, 8 * MIB).await, w.byte("org", 0, 2 * MIB).await), (0, 1));
+        assert_eq!(w.byte("c", 4096, 4096).await, 7, "as it was when it was cloned");
+        // 2 MiB that the origin lost, and three pages: one of them written twice, once for the clone.
+        assert_eq!(w.pool.find("org@s").unwrap().referenced, 2 * MIB + 2 * 4096);
+        assert_eq!(w.pool.find("c").unwrap().referenced, 2 * 4096);
+        let fixed = w.pool.volume("org@old").unwrap();
+        assert_eq!(fixed.write(0, Buf::zeroed(4096), false).await.0.unwrap_err().kind(), ErrorKind::ReadOnly);
+        let handle = w.pool.volume("org@s").unwrap();
+        assert_eq!(handle.set_size(16 * MIB).await.unwrap_err().kind(), ErrorKind::ReadOnly);
+        drop((fixed, handle));
+        w.pool.delete(&["c", "org@s"]).await.unwrap();
+        w.pool.settle().await.unwrap();
+        assert_eq!(w.byte("org@old", 0, 8 * MIB).await, 0, "what it needs was handed on");
+        let plain = w.pool.create("v", &forkdisk::CreateOptions::new(MIB, 1)).await.unwrap();
+        assert!(!plain.protected);
+        let refused = w.pool.snapshot_with(&[("v", "x")], writable, 1).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Invalid);
+    });
+}
+
+#[test]
+fn a_checkpoint_between_a_dead_snapshots_map_and_what_was_kept_for_it_leaves_a_pool_that_opens() {
+    run(64 * MIB, 16 * MIB, options(0, OriginFull::Error), |w| async move {
+        w.snapshot("s", SnapshotFlags { writable: true, ..CHAINED }).await;
+        for i in 0..200 {
+            w.write("org", i * CHUNK, 4096, 1).await;
+        }
+        // Its map has tables that no checkpoint has placed when it dies.
+        w.write("org@s", 0, 8192, 2).await;
+        w.pool.delete(&["org@s"]).await.unwrap();
+        // The reaper has its first turn: the map goes, and little of what was kept.
+        while w.pool.info().freeing < CHUNK {
+            w.byte("org", 0, 4096).await;
+        }
+        assert!(w.pool.info().freeing < 100 * CHUNK, "the deletion has not ended");
+        for round in 0..10 {
+            w.pool.checkpoint().await.unwrap();
+            let media = w.disks.each_ref().map(|disk| disk.freeze(Crash::Kill).crash(0));
+            let exec = Executor::new(round);
+            let disks = media.map(|medium| SimDisk::new(medium, &exec, round));
+            let (device, runtime) = (disks[0].clone(), Rc::new(exec.clone()));
+            let opened = exec.run(PATIENCE, async move {
+                let pool = Pool::open(device, runtime, OpenOptions::default()).await?;
+                pool.settle().await?;
+                pool.check().await
+            });
+            let report = opened.unwrap().unwrap_or_else(|e| panic!("after {round} checkpoints: {e}"));
+            assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
+            exec.halt();
+        }
+    });
+}

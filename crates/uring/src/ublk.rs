@@ -1,0 +1,363 @@
+//! The kernel's ublk driver: a block device whose requests this thread's ring receives.
+//!
+//! Control commands go through a small ring of their own on a thread of their own, because starting and
+//! stopping a device waits for its requests to be served. A request's data is copied with `pread` and `pwrite` on
+//! the device's character node (`UBLK_F_USER_COPY`, Linux 6.5), so the kernel is lent no memory.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::{IoUring, opcode, squeue};
+
+use crate::executor::Rt;
+use crate::handle::Handle;
+use crate::helper::Helper;
+use crate::op::{Work, outcome};
+use crate::sys::Mapping;
+
+const CONTROL: &str = "/dev/ublk-control";
+/// How long the kernel may take for a control command.
+const PATIENCE: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// `_IOWR('u', number, …)` of a control command (32 bytes) and of one for I/O (16 bytes).
+const fn command(number: u32, bytes: u32) -> u32 {
+    3 << 30 | bytes << 16 | (b'u' as u32) << 8 | number
+}
+
+const ADD: u32 = command(0x04, 32);
+const DELETE: u32 = command(0x05, 32);
+const START: u32 = command(0x06, 32);
+const STOP: u32 = command(0x07, 32);
+const SET_PARAMS: u32 = command(0x08, 32);
+const FETCH: u32 = command(0x20, 16);
+const COMMIT_AND_FETCH: u32 = command(0x21, 16);
+
+const CMD_IOCTL_ENCODE: u64 = 1 << 6;
+const USER_COPY: u64 = 1 << 7;
+
+const INFO: usize = 64;
+const PARAMS: usize = 60;
+const BASIC: u32 = 1;
+const DISCARD: u32 = 2;
+const READ_ONLY: u32 = 1;
+const VOLATILE_CACHE: u32 = 4;
+const FUA: u32 = 8;
+const OP_FUA: u32 = 1 << 13;
+/// Where the data of request `tag` of a queue begins in the character device.
+const DATA: u64 = 0x8000_0000;
+const TAG_SHIFT: u32 = 25;
+const QUEUE_SHIFT: u32 = 41;
+const DESCRIPTOR: usize = 24;
+/// Descriptors of a queue in the mapping, whatever its depth.
+const MOST_DEPTH: usize = 4096;
+
+const SECTOR: u64 = 512;
+/// Queues, and requests at a time in each.
+const QUEUES: u16 = 2;
+const DEPTH: u16 = 64;
+/// Longest request, in bytes.
+const LONGEST: u32 = 512 << 10;
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UblkOperation {
+    /// Read; the data goes to [`UblkDevice::give`].
+    Read,
+    /// Write; the data comes from [`UblkDevice::take`].
+    Write,
+    /// Make durable what was written.
+    Flush,
+    /// Forget.
+    Discard,
+    /// Have it read as zeroes.
+    WriteZeroes,
+    /// Anything else.
+    Unknown,
+}
+
+/// One request of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UblkRequest {
+    queue: u16,
+    tag: u16,
+    /// What it asks for.
+    pub operation: UblkOperation,
+    /// First byte.
+    pub offset: u64,
+    /// How many.
+    pub len: u64,
+    /// Durable when it is answered.
+    pub fua: bool,
+}
+
+/// A block device of the kernel that is served here. To be ended with [`stop`](Self::stop) and, when
+/// nobody serves it any more, [`delete`](Self::delete).
+pub struct UblkDevice {
+    rt: Rt,
+    number: u32,
+    file: File,
+    handle: Rc<Handle>,
+    descriptors: Vec<Mapping>,
+    helper: Helper,
+}
+
+/// Whether this machine has the driver; why not.
+pub fn ublk_missing() -> Option<String> {
+    let exists = Path::new(CONTROL).exists();
+    (!exists)
+        .then(|| format!("{CONTROL} does not exist: this kernel has no ublk driver (modprobe ublk_drv; Linux 6.5)"))
+}
+
+impl UblkDevice {
+    /// A new device of `size` bytes, of which whole sectors count. Nobody sees it before it is
+    /// [started](Self::start).
+    pub async fn add(rt: &Rt, size: u64, read_only: bool) -> io::Result<UblkDevice> {
+        let helper = Helper::default();
+        let number = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(u32::MAX));
+        let told = number.clone();
+        let made = helper.run(move || {
+            let mut info = new_info();
+            control(ADD, u32::MAX, &mut info, 0)?;
+            let id = u32::from_ne_bytes([info[12], info[13], info[14], info[15]]);
+            told.store(id, std::sync::atomic::Ordering::SeqCst);
+            control(SET_PARAMS, id, &mut parameters(size, read_only), 0)
+        });
+        let made = made.await;
+        let number = number.load(std::sync::atomic::Ordering::SeqCst);
+        let opened = match made {
+            Ok(()) => open_node(number),
+            Err(error) => Err(error),
+        };
+        let opened = opened.and_then(|file| {
+            let len = (usize::from(DEPTH) * DESCRIPTOR).next_multiple_of(4096);
+            let apart = ((MOST_DEPTH * DESCRIPTOR) as u64).next_multiple_of(4096);
+            let maps = (0..u64::from(QUEUES)).map(|queue| Mapping::new(file.as_fd(), queue * apart, len));
+            Ok((maps.collect::<io::Result<Vec<_>>>()?, file.try_clone()?, file))
+        });
+        match opened {
+            Ok((descriptors, ring, file)) => {
+                let handle = Handle::unregistered(rt.driver(), OwnedFd::from(ring));
+                Ok(UblkDevice { rt: rt.clone(), number, file, handle, descriptors, helper })
+            }
+            Err(error) => {
+                if number != u32::MAX {
+                    let _ = helper.run(move || control(DELETE, number, &mut [], 0)).await;
+                }
+                helper.shut_down();
+                Err(error)
+            }
+        }
+    }
+
+    /// `/dev/ublkb0`.
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/dev/ublkb{}", self.number))
+    }
+
+    /// All places for requests: a queue and a tag each. Every one of them is to be [fetched](Self::fetch).
+    pub fn places(&self) -> impl Iterator<Item = (u16, u16)> + use<> {
+        (0..QUEUES).flat_map(|queue| (0..DEPTH).map(move |tag| (queue, tag)))
+    }
+
+    /// The first request in this place.
+    pub async fn fetch(&self, (queue, tag): (u16, u16)) -> io::Result<UblkRequest> {
+        self.next(FETCH, queue, tag, 0).await
+    }
+
+    /// Answers a request, with a count of bytes or a negative errno, and waits for the next one in its place.
+    /// An error: the device has been stopped.
+    pub async fn answer(&self, request: UblkRequest, result: i32) -> io::Result<UblkRequest> {
+        self.next(COMMIT_AND_FETCH, request.queue, request.tag, result).await
+    }
+
+    async fn next(&self, number: u32, queue: u16, tag: u16, result: i32) -> io::Result<UblkRequest> {
+        let mut data = [0; 16];
+        data[..2].copy_from_slice(&queue.to_ne_bytes());
+        data[2..4].copy_from_slice(&tag.to_ne_bytes());
+        data[4..8].copy_from_slice(&result.to_ne_bytes());
+        let op = self.rt.driver().start(&self.handle, Work::Command { number, data }).await;
+        outcome(op.result)?;
+        let bytes: [u8; DESCRIPTOR] = self.descriptors[usize::from(queue)].read(usize::from(tag) * DESCRIPTOR);
+        let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let sector = u64::from(word(8)) | u64::from(word(12)) << 32;
+        let operation = match word(0) & 0xff {
+            0 => UblkOperation::Read,
+            1 => UblkOperation::Write,
+            2 => UblkOperation::Flush,
+            3 => UblkOperation::Discard,
+            5 => UblkOperation::WriteZeroes,
+            _ => UblkOperation::Unknown,
+        };
+        // A flush has no place: its sector is whatever.
+        let (offset, len) = match operation {
+            UblkOperation::Flush => (0, 0),
+            _ => (sector.saturating_mul(SECTOR), u64::from(word(4)) * SECTOR),
+        };
+        Ok(UblkRequest { queue, tag, operation, offset, len, fua: word(0) & OP_FUA != 0 })
+    }
+
+    fn data_of(request: &UblkRequest) -> u64 {
+        DATA + (u64::from(request.queue) << QUEUE_SHIFT | u64::from(request.tag) << TAG_SHIFT)
+    }
+
+    /// Fills `buf` with what is to be written.
+    pub fn take(&self, request: &UblkRequest, buf: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(buf, UblkDevice::data_of(request))
+    }
+
+    /// Hands over what was read.
+    pub fn give(&self, request: &UblkRequest, buf: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(buf, UblkDevice::data_of(request))
+    }
+
+    /// Makes the block device. Its first requests come before this ends.
+    pub async fn start(&self) -> io::Result<()> {
+        let (number, pid) = (self.number, std::process::id());
+        self.helper.run(move || control(START, number, &mut [], pid.into())).await
+    }
+
+    /// Takes the block device away. Its last requests come before this ends; then every place that waits for a
+    /// request has an error.
+    pub async fn stop(&self) -> io::Result<()> {
+        let number = self.number;
+        self.helper.run(move || control(STOP, number, &mut [], 0)).await
+    }
+
+    /// Forgets a stopped device that nobody waits for any more.
+    pub async fn delete(self) -> io::Result<()> {
+        let UblkDevice { rt, number, file, handle, descriptors, helper } = self;
+        drop((descriptors, handle, file));
+        // The ring lets go of the node behind its last request.
+        rt.sleep_for(PAUSE).await;
+        let gone = helper.run(move || control(DELETE, number, &mut [], 0)).await;
+        helper.shut_down();
+        gone
+    }
+}
+
+/// Forgets device `number`, whose server has died.
+pub fn ublk_forget(number: u32) -> io::Result<()> {
+    control(STOP, number, &mut [], 0).and_then(|()| control(DELETE, number, &mut [], 0))
+}
+
+fn new_info() -> [u8; INFO] {
+    let mut info = [0; INFO];
+    info[..2].copy_from_slice(&QUEUES.to_ne_bytes());
+    info[2..4].copy_from_slice(&DEPTH.to_ne_bytes());
+    info[8..12].copy_from_slice(&LONGEST.to_ne_bytes());
+    info[12..16].copy_from_slice(&u32::MAX.to_ne_bytes());
+    info[24..32].copy_from_slice(&(CMD_IOCTL_ENCODE | USER_COPY).to_ne_bytes());
+    info
+}
+
+fn parameters(size: u64, read_only: bool) -> [u8; PARAMS] {
+    let mut params = [0; PARAMS];
+    let mut put = |at: usize, word: u32| params[at..at + 4].copy_from_slice(&word.to_ne_bytes());
+    put(0, PARAMS as u32);
+    put(4, BASIC | DISCARD);
+    put(8, VOLATILE_CACHE | FUA | if read_only { READ_ONLY } else { 0 });
+    // Shifts of the logical, physical, best and least size of a request.
+    put(12, u32::from_ne_bytes([9, 12, 12, 12]));
+    put(16, LONGEST / SECTOR as u32);
+    put(24, (size / SECTOR) as u32);
+    put(28, ((size / SECTOR) >> 32) as u32);
+    // Discard: alignment, granularity, most sectors, most sectors of zeroes, segments.
+    put(44, 4096);
+    put(48, u32::MAX >> 9);
+    put(52, u32::MAX >> 9);
+    put(56, 1);
+    params
+}
+
+fn open_node(number: u32) -> io::Result<File> {
+    let (path, start) = (format!("/dev/ublkc{number}"), Instant::now());
+    loop {
+        match File::options().read(true).write(true).open(&path) {
+            // It appears a moment later.
+            Err(_) if start.elapsed() < Duration::from_secs(5) => std::thread::sleep(PAUSE),
+            opened => return opened.map_err(|e| io::Error::new(e.kind(), format!("{path}: {e}"))),
+        }
+    }
+}
+
+/// One control command, with up to [`PATIENCE`] for its answer.
+fn control(number: u32, device: u32, data: &mut [u8], value: u64) -> io::Result<()> {
+    let file = File::options().read(true).write(true).open(CONTROL);
+    let file = file.map_err(|e| io::Error::new(e.kind(), format!("{CONTROL}: {e}")))?;
+    let mut ring: IoUring<squeue::Entry128> = IoUring::builder().build(2)?;
+    // The kernel writes to memory of this command alone; what it says is copied back.
+    let mut lent = data.to_vec().into_boxed_slice();
+    let mut bytes = [0; 80];
+    bytes[..4].copy_from_slice(&device.to_ne_bytes());
+    bytes[4..6].copy_from_slice(&u16::MAX.to_ne_bytes());
+    bytes[6..8].copy_from_slice(&(lent.len() as u16).to_ne_bytes());
+    let address = if lent.is_empty() { 0 } else { lent.as_mut_ptr() as u64 };
+    bytes[8..16].copy_from_slice(&address.to_ne_bytes());
+    bytes[16..24].copy_from_slice(&value.to_ne_bytes());
+    let entry = opcode::UringCmd80::new(Fd(file.as_raw_fd()), number).cmd(bytes).build();
+    // SAFETY: `lent` is neither moved nor freed before the completion, and leaked if there is none in time.
+    unsafe { ring.submission().push(&entry) }.map_err(io::Error::other)?;
+    let (start, limit) = (Instant::now(), Timespec::from(Duration::from_secs(1)));
+    loop {
+        match ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&limit)) {
+            Err(e) if !matches!(e.raw_os_error(), Some(libc::ETIME | libc::EINTR)) => {
+                std::mem::forget(lent);
+                return Err(e);
+            }
+            _ => {}
+        }
+        if let Some(completion) = ring.completion().next() {
+            data.copy_from_slice(&lent);
+            return outcome(completion.result()).map(drop);
+        }
+        if start.elapsed() > PATIENCE {
+            std::mem::forget(lent);
+            let what = match number {
+                START => "to start the device",
+                STOP => "for the device's last requests",
+                DELETE => "for the device's last user",
+                _ => "for the ublk driver's answer",
+            };
+            return Err(io::Error::new(io::ErrorKind::TimedOut, format!("waited {PATIENCE:?} {what}")));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_have_the_numbers_of_the_kernels_header() {
+        assert_eq!((ADD, START, SET_PARAMS), (0xc020_7504, 0xc020_7506, 0xc020_7508));
+        assert_eq!((FETCH, COMMIT_AND_FETCH), (0xc010_7520, 0xc010_7521));
+    }
+
+    #[test]
+    fn parameters_lie_where_the_kernels_structs_have_them() {
+        let params = parameters((5 << 40) + 700, true);
+        let word = |at: usize| u32::from_ne_bytes(params[at..at + 4].try_into().unwrap());
+        let sectors = u64::from(word(24)) | u64::from(word(28)) << 32;
+        assert_eq!((word(0), word(4), word(8), sectors), (60, 3, 13, (5 << 31) + 1));
+        assert_eq!((params[12], params[13], word(44), word(56)), (9, 12, 4096, 1));
+        assert_eq!(u32::from_ne_bytes(new_info()[12..16].try_into().unwrap()), u32::MAX);
+    }
+
+    #[test]
+    fn a_machine_without_the_driver_says_so() {
+        if let Some(why) = ublk_missing() {
+            assert!(why.contains("no ublk driver"), "{why}");
+            let failed = crate::block_on(crate::Config::default(), |rt| async move {
+                UblkDevice::add(&rt, 1 << 20, false).await.err().map(|e| e.to_string())
+            });
+            assert!(failed.unwrap().expect("there is no device").contains(CONTROL));
+        }
+    }
+}
