@@ -63,6 +63,23 @@ fn a_protected_file_is_written_in_place_and_its_snapshots_stay() {
 }
 
 #[test]
+fn the_pool_and_the_name_may_be_two_words() {
+    let lab = Lab::with_pool("64M");
+    fs::write(lab.path("disk.img"), vec![1; MIB]).unwrap();
+    lab.ok(&["protect", POOL, "disks/one", "disk.img", "--chunk", "16K"]);
+    assert_eq!(lab.names(), ["disks/one"]);
+    let none = lab.run(&["protect", "nowhere.img", "x", "disk.img"]).refused();
+    assert!(none.contains("nowhere.img: there is no pool here"), "{none}");
+    let snapshot = lab.run(&["protect", POOL, "disks/one@x", "disk.img"]).refused();
+    assert!(snapshot.contains("is a snapshot"), "{snapshot}");
+    for few in [&["protect", "disk.img"][..], &["protect"], &["unprotect"]] {
+        assert_eq!(lab.run(few).status.code(), Some(2), "{few:?}");
+    }
+    lab.ok(&["unprotect", POOL, "disks/one"]);
+    assert!(lab.names().is_empty());
+}
+
+#[test]
 fn what_is_not_the_origin_as_it_was_left_is_refused() {
     let lab = lab();
     lab.ok(&["snapshot", "pool.img/disk@a"]);

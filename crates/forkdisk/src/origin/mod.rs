@@ -32,7 +32,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
 use crate::planted::{Bug, planted};
 use crate::pool::Inner;
-use crate::sync::RangeLocks;
+use crate::sync::{Flushes, RangeLocks};
 use crate::types::VolumeId;
 
 pub use kept::View;
@@ -52,7 +52,7 @@ pub struct Origin<D> {
     /// Blocks of the device that are written in part, by block.
     pub edges: Rc<RangeLocks>,
     streams: RefCell<stream::Streams>,
-    flushes: flush::Flushes,
+    flushes: Flushes,
     /// Why nothing is acknowledged any more.
     failed: RefCell<Option<Error>>,
     /// Snapshots, with their groups, whose record must not be durable before what the origin holds is.
@@ -71,7 +71,7 @@ impl<D: Device> Origin<D> {
             locks: Rc::default(),
             edges: Rc::default(),
             streams: RefCell::default(),
-            flushes: flush::Flushes::default(),
+            flushes: Flushes::default(),
             failed: RefCell::new(None),
             unsettled: RefCell::default(),
             marked: Cell::new(false),

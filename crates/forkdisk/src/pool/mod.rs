@@ -36,7 +36,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
 use crate::origin::Origin;
 use crate::runtime::Runtime;
-use crate::sync::{Event, Generations, RangeLocks};
+use crate::sync::{Event, Flushes, Generations, RangeLocks};
 use crate::types::{PageAddr, VolumeId};
 
 pub use check::CheckReport;
@@ -111,7 +111,7 @@ pub(crate) struct Inner<D> {
     pub copier: Copier<D>,
     pub generations: Generations,
     pub commits: commit::Commits,
-    pub flushes: flush::Flushes,
+    pub flushes: Flushes,
     pub checkpoints: checkpoint::Checkpoints,
     /// Why nothing is acknowledged any more.
     pub failed: RefCell<Option<Error>>,
