@@ -164,10 +164,10 @@ impl Inner {
         let mut cx = Context::from_waker(&waker);
         loop {
             // Swapped, not stored: who wakes it just before raises nothing, so what made them do so has to be seen here.
-            if self.shared.main_ready.swap(false, Ordering::AcqRel) {
-                if let Poll::Ready(value) = main.as_mut().poll(&mut cx) {
-                    return Ok(value);
-                }
+            if self.shared.main_ready.swap(false, Ordering::AcqRel)
+                && let Poll::Ready(value) = main.as_mut().poll(&mut cx)
+            {
+                return Ok(value);
             }
             self.shared.take_remote();
             for _ in 0..TASKS_PER_TURN {

@@ -174,7 +174,8 @@ fn home(bug: Bug) -> Home {
         CopyErrorSwallowed | SuperblockAfterFailedFlush => Profile::Faults,
         JournalOverwritesTail | ChosenSuperblockFirst => Profile::Journal,
         DiscardIgnoresWriters => Profile::Races,
-        ReplaceKeepsSourceAlone => Profile::Files,
+        RenameNotCheckpointed => Profile::Crowd,
+        SnapshotIgnoresWriters | ReplaceKeepsSourceAlone => Profile::Files,
         bug if (CopierErrorSwallowed as usize..=JoinedBesideClone as usize).contains(&(bug as usize)) => {
             Profile::Copies
         }
