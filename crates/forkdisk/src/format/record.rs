@@ -58,6 +58,10 @@ pub enum Record {
     Identify { id: VolumeId, clean: bool, identity: Identity, path: String },
     /// `len` pages of an origin from `at` are kept for snapshot `sequence`, in the pool from `to` on.
     Keep { origin: VolumeId, sequence: VolumeId, at: VirtualPage, len: u32, to: PageAddr },
+    /// A rollback of `origin` to `snapshot` has brought back all chunks before `cursor`; `snapshot` 0: it has ended.
+    Roll { origin: VolumeId, snapshot: VolumeId, cursor: u64 },
+    /// A rollback under way has brought back `count` chunks of `origin` from `first` on, which are listed together.
+    Back { origin: VolumeId, first: u64, count: u32 },
     /// A new break policy and throttle.
     SetCopying { id: VolumeId, break_policy: BreakPolicy, throttle: Throttle },
     /// New settings of the pool's copier.
@@ -209,6 +213,15 @@ impl Record {
                 out.u64s(&[origin.0, sequence.0, at.0]);
                 Append::u32(out, *len);
                 Append::u64(out, to.0);
+            }
+            Record::Roll { origin, snapshot, cursor } => {
+                Append::u8(out, 18);
+                out.u64s(&[origin.0, snapshot.0, *cursor]);
+            }
+            Record::Back { origin, first, count } => {
+                Append::u8(out, 19);
+                out.u64s(&[origin.0, *first]);
+                Append::u32(out, *count);
             }
             Record::SetCopying { id, break_policy, throttle } => {
                 let (percent, kib) = throttle.encoded();
@@ -369,6 +382,11 @@ impl Record {
                 len: r.u32()?,
                 to: PageAddr(r.u64()?),
             },
+            18 => {
+                let (origin, snapshot) = (volume(r)?, VolumeId(r.u64()?));
+                Record::Roll { origin, snapshot, cursor: r.u64()? }
+            }
+            19 => Record::Back { origin: volume(r)?, first: r.u64()?, count: r.u32()? },
             20 => {
                 let (id, break_policy) = (volume(r)?, policy_of(r.u8()?)?);
                 Record::SetCopying { id, break_policy, throttle: Throttle::decoded(r.u8()?, r.u32()?)? }
@@ -562,6 +580,8 @@ mod tests {
             Record::SetOrigin { id: v, copy_ahead: 1 << 20, when_full: OriginFull::Wait(60) },
             Record::Identify { id: v, clean: true, identity, path: "/dev/y".into() },
             Record::Keep { origin: v, sequence: w, at: VirtualPage(16), len: 32, to: PageAddr(512) },
+            Record::Roll { origin: v, snapshot: w, cursor: 17 },
+            Record::Back { origin: v, first: 130, count: 3 },
             Record::Clone { source: v, id: w, name: name.clone(), now: 7 },
             Record::Rollback { volume: v, snapshot: w, dead: VolumeId(10) },
             Record::Delete { ids: vec![v, w] },

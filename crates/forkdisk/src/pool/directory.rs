@@ -170,16 +170,23 @@ impl Directory {
         self.chains.get(&of)
     }
 
-    /// A volume that shows through to snapshot `id` of an origin, if there is one.
+    /// A volume that shows through to snapshot `id` of an origin, if there is one, or the origin that is being
+    /// rolled back to it.
     pub fn resting_on(&self, id: VolumeId) -> Option<&Volume> {
-        self.iter().find(|v| v.record.base == id && v.record.state != VolumeState::Dead)
+        let rolls = |v: &&Volume| v.record.protects.is_some_and(|p| p.rolling == id);
+        let origin = self.get(id).and_then(|v| self.get(v.record.parent)).filter(rolls);
+        origin.or_else(|| self.iter().find(|v| v.record.base == id && v.record.state != VolumeState::Dead))
     }
 
     /// Refuses if a volume shows through to snapshot `id` of an origin.
     pub fn refuse_held(&self, id: VolumeId) -> Result<()> {
         let (Some(held), Some(by)) = (self.get(id), self.resting_on(id)) else { return Ok(()) };
+        let rolls = by.record.protects.is_some();
         let (held, by) = (self.full_name(&held.record), self.full_name(&by.record));
-        let why = format!("{held:?} is held by {by:?}, which was cloned from it; flatten or delete that first");
+        let why = match rolls {
+            true => format!("{by:?} is being rolled back to {held:?}; wait until that has ended"),
+            false => format!("{held:?} is held by {by:?}, which was cloned from it; flatten or delete that first"),
+        };
         Err(Error::new(ErrorKind::Busy, why))
     }
 

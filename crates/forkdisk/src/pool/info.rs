@@ -63,7 +63,7 @@ pub struct PoolInfo {
 }
 
 /// How an origin is protected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Protection {
     /// Most bytes kept ahead of a sequential writer.
     pub copy_ahead: u64,
@@ -71,6 +71,8 @@ pub struct Protection {
     pub when_full: OriginFull,
     /// Whether it was stopped cleanly and has not been written since.
     pub clean: bool,
+    /// The snapshot that a rollback under way brings back, as `volume@snapshot`.
+    pub rolling: Option<String>,
 }
 
 /// One volume or snapshot.
@@ -151,6 +153,7 @@ impl Meta {
                 copy_ahead: protects.copy_ahead,
                 when_full: protects.when_full,
                 clean: protects.clean,
+                rolling: self.rolled_to(record.id),
             }),
             flags: record.flags,
             size: record.size,

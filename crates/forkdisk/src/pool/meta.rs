@@ -333,6 +333,8 @@ impl Meta {
                     *done += n;
                 }
             }
+            Record::Roll { origin, snapshot, cursor } => self.roll(*origin, *snapshot, *cursor)?,
+            Record::Back { origin, first, count } => self.note_back(*origin, *first, u64::from(*count))?,
             Record::SetCopying { id, break_policy, throttle } => {
                 self.record_of(*id)?;
                 let volume = self.directory.change(*id).expect("read above");

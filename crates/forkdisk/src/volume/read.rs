@@ -67,7 +67,7 @@ impl<D: Device> Volume<D> {
     async fn read_mapped(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
         let (result, buf) = match &self.under {
             Under::Nothing => return self.read_own(offset, buf).await,
-            Under::Itself(origin) => origin.read(offset, buf).await,
+            Under::Itself(origin) => origin.read_now(&self.inner, offset, buf).await,
             Under::Snapshot(origin, view, size) => {
                 origin.read_through(&self.inner, self.id, (*view, *size), offset, buf).await
             }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::VolumeState;
-use crate::origin::{Origin, View};
+use crate::origin::{Origin, View, refuse_rolling};
 use crate::pool::{Inner, Meta};
 use crate::sync::Hold;
 use crate::types::{PAGE_SIZE, VolumeId};
@@ -70,9 +70,22 @@ impl<D: Device> Volume<D> {
         }
     }
 
+    /// Refuses to change a snapshot that its origin is being rolled back to.
+    fn refuse_rolled(&self) -> Result<()> {
+        let Under::Snapshot(origin, ..) = &self.under else { return Ok(()) };
+        let meta = self.inner.meta.borrow();
+        match meta.rolling(origin.id).is_some_and(|rolling| rolling.snapshot == self.id) {
+            true => refuse_rolling(&meta, origin.id),
+            false => Ok(()),
+        }
+    }
+
     /// Writes to a volume that shows through to an origin's snapshot: pages written in part are
     /// completed with what shows through.
     pub(super) async fn write_over(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
+        if let Err(e) = self.refuse_rolled() {
+            return (Err(e), buf);
+        }
         let (size, end) = (self.size(), offset + buf.len() as u64);
         let (first, last) = (offset / PAGE, end.div_ceil(PAGE));
         if offset.is_multiple_of(PAGE) && (end.is_multiple_of(PAGE) || end == size) {
