@@ -48,6 +48,8 @@ pub struct ProtectionRecord {
     pub when_full: String,
     /// Whether it was stopped cleanly and has not been written since.
     pub clean: bool,
+    /// The snapshot that a rollback under way brings back, else `null`.
+    pub rolling: Option<String>,
 }
 
 /// A policy for a full pool in words.
@@ -84,10 +86,11 @@ impl From<&VolumeInfo> for VolumeRecord {
             origin: (!info.origin.is_empty()).then(|| info.origin.clone()),
             created: info.created,
             flags: flag_names(info.flags),
-            protection: info.protection.map(|protection| ProtectionRecord {
+            protection: info.protection.clone().map(|protection| ProtectionRecord {
                 copy_ahead: protection.copy_ahead,
                 when_full: when_full_name(protection.when_full),
                 clean: protection.clean,
+                rolling: protection.rolling,
             }),
         }
     }

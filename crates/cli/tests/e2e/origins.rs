@@ -63,6 +63,91 @@ fn a_protected_file_is_written_in_place_and_its_snapshots_stay() {
 }
 
 #[test]
+fn an_origin_is_rolled_back_and_all_its_snapshots_stay() {
+    let lab = lab();
+    lab.ok(&["snapshot", "pool.img/disk@a"]);
+    let server = Server::start(&lab);
+    write(&server, "disk", 2, MIB, 4 * MIB);
+    lab.ok(&["snapshot", "pool.img/disk@b"]);
+    write(&server, "disk", 3, 2 * MIB, MIB);
+    // Served: whoever connects afterwards finds the old contents, and may write at once.
+    lab.ok(&["rollback", "pool.img/disk@a"]);
+    write(&server, "disk", 4, 3 * MIB, 4096);
+    assert!(lab.json(&["list", "pool.img/disk"])[0]["protection"]["rolling"].is_null(), "it has waited for the end");
+    server.stop();
+    let mut expected = vec![1; 8 * MIB];
+    expected[3 * MIB..3 * MIB + 4096].fill(4);
+    assert!(fs::read(lab.path("disk.img")).unwrap() == expected, "an ordinary disk again");
+    // And forward again, on an idle pool.
+    lab.ok(&["rollback", "pool.img/disk@b"]);
+    let mut newer = vec![1; 8 * MIB];
+    newer[MIB..5 * MIB].fill(2);
+    assert!(fs::read(lab.path("disk.img")).unwrap() == newer);
+    for (object, bytes) in [("disk@a", &vec![1; 8 * MIB]), ("disk@b", &newer)] {
+        lab.ok(&["export", &format!("pool.img/{object}"), "out.img", "--force"]);
+        assert!(&fs::read(lab.path("out.img")).unwrap() == bytes, "{object}");
+    }
+    assert!(lab.json(&["diff", "pool.img/disk@b", "pool.img/disk"]).as_array().unwrap().iter().all(|run| {
+        run["offset"].as_u64().unwrap() >= MIB as u64 && run["offset"].as_u64().unwrap() < 5 * MIB as u64
+    }));
+    lab.assert_clean();
+    let none = lab.run(&["rollback", "pool.img/disk@never"]).refused();
+    assert!(none.contains("disk@never"), "{none}");
+}
+
+/// Reads 8 MiB of an export.
+fn contents(server: &Server, export: &str) -> Vec<u8> {
+    let mut client = Client::connect(server.socket(), export).unwrap();
+    (0..8).flat_map(|i| client.read(i * MIB as u64, MIB).unwrap()).collect()
+}
+
+#[test]
+fn a_rollback_goes_on_after_the_server_was_killed() {
+    let lab = Lab::with_pool("128M");
+    let old = noise(1, 8 * MIB);
+    fs::write(lab.path("disk.img"), &old).unwrap();
+    lab.ok(&["protect", "pool.img/disk", "disk.img", "--chunk", "4K"]);
+    lab.ok(&["snapshot", "pool.img/disk@a"]);
+    let server = Server::start(&lab);
+    write(&server, "disk", 2, 0, 8 * MIB);
+    lab.ok(&["snapshot", "pool.img/disk@b"]);
+    // So slow that it is killed on the way.
+    lab.ok(&["copier", POOL, "--set", "throttle=512K/s"]);
+    let asked = lab.command(&["rollback", "pool.img/disk@a"]).spawn();
+    let mut asked = asked.unwrap();
+    let rolling = || lab.json(&["list", "pool.img/disk"])[0]["protection"]["rolling"] == "disk@a";
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !rolling() {
+        assert!(std::time::Instant::now() < deadline, "it has begun");
+    }
+    assert!(contents(&server, "disk") == old, "what the snapshot holds is read at once");
+    write(&server, "disk", 5, 7 * MIB, 4096);
+    for (refused, why) in [
+        (vec!["snapshot", "pool.img/disk@c"], "is being rolled back"),
+        (vec!["delete", "pool.img/disk@a"], "is being rolled back"),
+        (vec!["unprotect", "pool.img/disk", "-r"], "is being rolled back"),
+    ] {
+        let said = lab.run(&refused).refused();
+        assert!(said.contains(why), "{refused:?}: {said}");
+    }
+    assert!(rolling(), "the test is fast enough");
+    server.kill();
+    let _ = asked.wait();
+    lab.ok(&["copier", POOL, "--set", "throttle=none"]);
+    let server = Server::start(&lab);
+    let mut expected = old.clone();
+    expected[7 * MIB..7 * MIB + 4096].fill(5);
+    assert!(contents(&server, "disk") == expected);
+    while rolling() {
+        assert!(std::time::Instant::now() < deadline + std::time::Duration::from_secs(60), "it ends");
+    }
+    assert!(contents(&server, "disk@b").iter().all(|&byte| byte == 2));
+    server.stop();
+    assert!(fs::read(lab.path("disk.img")).unwrap() == expected);
+    lab.assert_clean();
+}
+
+#[test]
 fn the_pool_and_the_name_may_be_two_words() {
     let lab = Lab::with_pool("64M");
     fs::write(lab.path("disk.img"), vec![1; MIB]).unwrap();

@@ -271,7 +271,11 @@ impl Meta {
         if !ended && self.directory.get(snapshot).is_none_or(|v| v.record.parent != origin) {
             return Err(Failure::Nonsense(format!("origin {} is rolled back to another's snapshot", origin.0)));
         }
-        let list = self.first_back_list(origin, end)?.filter(|first| first + LISTED <= end);
+        // One that begins has none, and its record is a verb's, which looks for no tables.
+        let list = match cursor {
+            0 => None,
+            _ => self.first_back_list(origin, end)?.filter(|first| first + LISTED <= end),
+        };
         let until = self.journal.next() + 1;
         let (mut editor, protects) = self.edit_kept(origin, until).ok_or_else(nonsense)?;
         if let Some(first) = list.filter(|_| !planted(Bug::BackListStays)) {

@@ -32,8 +32,8 @@ use super::full::Patience;
 use super::{Origin, Source, View};
 
 const PAGE: u64 = PAGE_SIZE as u64;
-/// Most bytes brought back at once.
-const BATCH: u64 = 4 << 20;
+/// Most bytes brought back at once: as long as that takes somebody who writes there may have to wait.
+const BATCH: u64 = 1 << 20;
 /// Pages of the pool that noting chunks may take.
 const ROOM: u64 = 16;
 /// Runs looked at before others have their turn.
@@ -407,14 +407,17 @@ impl<D: Device> Pool<D> {
     }
 
     /// Waits until the rollback of an origin, if one is under way, has brought everything back; `progress` is
-    /// told how many bytes of how many. Fails when a step does, though the rollback goes on.
-    pub async fn rolled_back(&self, name: &str, mut progress: impl FnMut(u64, u64)) -> Result<()> {
+    /// told how many bytes of how many, and waiting ends when it answers false. Fails when a step does, though the
+    /// rollback goes on.
+    pub async fn rolled_back(&self, name: &str, mut progress: impl FnMut(u64, u64) -> bool) -> Result<()> {
         let inner = &self.0;
         let id = inner.meta.borrow().directory.find(name)?.record.id;
         let origin = inner.attached(id)?;
         origin.roller.error.take();
         while let Some(rolling) = origin.rolling(inner) {
-            progress((rolling.cursor * origin.chunk).min(origin.size), origin.size);
+            if !progress((rolling.cursor * origin.chunk).min(origin.size), origin.size) {
+                return Ok(());
+            }
             if let Some(error) = origin.roller.error.take() {
                 return Err(error);
             }
@@ -428,7 +431,7 @@ impl<D: Device> Pool<D> {
             }
             origin.roller.changed.wait().await;
         }
-        progress(origin.size, origin.size);
+        let _ = progress(origin.size, origin.size);
         Ok(())
     }
 }

@@ -698,7 +698,7 @@ impl Run<'_> {
         }
         self.say(|| "waits until the rollback has ended".into());
         let pool = self.session.pool.clone();
-        match self.session.exec.run(PATIENCE, async move { pool.rolled_back(ORIGIN, |_, _| {}).await })? {
+        match self.session.exec.run(PATIENCE, async move { pool.rolled_back(ORIGIN, |_, _| true).await })? {
             Err(e) if e.kind() != ErrorKind::NoSpace => {
                 Err(Violation::new("P6", format!("a rollback does not end: {e}")))
             }
