@@ -139,6 +139,17 @@ pub struct Gathering {
     pub left: u64,
 }
 
+/// What came of making a clone independent. In bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flattening {
+    /// The clone.
+    pub name: String,
+    /// Bytes mapped now.
+    pub referenced: u64,
+    /// Bytes that were copied.
+    pub copied: u64,
+}
+
 /// A pool's copier, or how one volume is copied. Figures are since the pool was opened, times in microseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopierRecord {

@@ -153,4 +153,4 @@ pub use pool::{
 };
 pub use runtime::{LocalFuture, Runtime};
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};
-pub use volume::{Extent, Sharing, StatusRun, Volume};
+pub use volume::{Extent, FlattenReport, Sharing, StatusRun, Volume};

@@ -254,3 +254,57 @@ fn a_write_that_finds_no_space_waits_for_a_deletion() {
     assert!(fs::read(lab.path("disk.img")).unwrap() == vec![2; 96 * MIB]);
     lab.assert_clean();
 }
+
+#[test]
+fn a_flattened_clone_needs_neither_snapshot_nor_origin() {
+    let lab = lab();
+    lab.ok(&["create", "pool.img/plain", "--size", "1M"]);
+    lab.ok(&["snapshot", "pool.img/disk@a"]);
+    let server = Server::start(&lab);
+    let mut disk = Client::connect(server.socket(), "disk").unwrap();
+    disk.write(0, &noise(2, 2 * MIB), true).unwrap();
+    lab.ok(&["clone", "pool.img/disk@a", "pool.img/c", "pool.img/idle"]);
+    let mut clone = Client::connect(server.socket(), "c").unwrap();
+    clone.write(MIB as u64 + 1000, &noise(3, 5000), false).unwrap();
+    let done = lab.json(&["flatten", "pool.img/c"]);
+    assert_eq!((&done["name"], &done["referenced"]), (&"c".into(), &(8 * MIB).into()));
+    assert_eq!(done["copied"], 8 * MIB - 8192);
+    // Who was connected goes on, and holes can be made now.
+    clone.write(0, &noise(4, 700), true).unwrap();
+    let mut expected = vec![1; 8 * MIB];
+    expected[MIB + 1000..MIB + 6000].copy_from_slice(&noise(3, 5000));
+    expected[..700].copy_from_slice(&noise(4, 700));
+    assert!(clone.read(0, 8 * MIB).unwrap() == expected);
+    for (name, why) in [("c", "depends on no origin"), ("plain", "depends on no origin"), ("disk", "is an origin")] {
+        let refused = lab.run(&["flatten", &format!("pool.img/{name}")]).refused();
+        assert!(refused.contains(why), "{refused}");
+    }
+    let held = lab.run(&["delete", "pool.img/disk@a"]).refused();
+    assert!(held.contains("held by \"idle\""), "{held}");
+    drop((clone, disk));
+    server.stop();
+
+    let told = lab.ok(&["flatten", "pool.img/idle"]);
+    assert!(told.contains("8M copied"), "{told}");
+    lab.ok(&["delete", "pool.img/disk@a"]);
+    lab.ok(&["unprotect", "pool.img/disk"]);
+    fs::remove_file(lab.path("disk.img")).unwrap();
+    assert!(lab.contents("c") == expected && lab.contents("idle") == vec![1; 8 * MIB]);
+    lab.assert_clean();
+}
+
+#[test]
+fn a_clone_that_finds_no_space_stays_as_it_is_and_is_flattened_when_there_is() {
+    let lab = small_pool("error");
+    lab.ok(&["clone", "pool.img/disk@old", "pool.img/c"]);
+    let full = lab.run(&["flatten", "pool.img/c"]).refused();
+    assert!(full.contains("the pool is full"), "{full}");
+    let held = lab.run(&["delete", "pool.img/disk@old"]).refused();
+    assert!(held.contains("held by \"c\""), "{held}");
+    assert!(lab.contents("c") == vec![1; 96 * MIB]);
+    lab.ok(&["grow", POOL, "--size", "128M"]);
+    lab.ok(&["flatten", "pool.img/c"]);
+    lab.ok(&["delete", "pool.img/disk@old"]);
+    assert!(lab.contents("c") == vec![1; 96 * MIB]);
+    lab.assert_clean();
+}

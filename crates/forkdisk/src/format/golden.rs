@@ -353,6 +353,10 @@ fn records_of_files() -> Vec<Record> {
     ]
 }
 
+fn records_of_clones() -> Vec<Record> {
+    vec![Record::Flatten { id: VolumeId(3) }]
+}
+
 fn records_of_gathering() -> Vec<Record> {
     let (v, w) = (VolumeId(1), VolumeId(2));
     let moved = vec![
@@ -370,6 +374,7 @@ fn journal_group() {
     let witness = Witness { to: PageAddr(0x1234), pages: 2, sum: 0x8877_6655_4433_2211 };
     assert_group("journal-group", &records(), &[witness]);
     assert_group("journal-group-files", &records_of_files(), &[]);
+    assert_group("journal-group-clones", &records_of_clones(), &[]);
     assert_group("journal-group-gathering", &records_of_gathering(), &[]);
 }
 

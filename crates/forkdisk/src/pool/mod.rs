@@ -51,6 +51,7 @@ pub use verbs::CreateOptions;
 pub(crate) use directory::{Chain, Volume as DirectoryEntry};
 pub(crate) use load::{Ended, gone, no_space};
 pub(crate) use meta::{Failure, Meta, pages_of};
+pub(crate) use reap::yield_now;
 pub(crate) use verbs::check_size;
 
 /// Pages that one step of a verb or of the reaper may need for tables: it is taken only while there
