@@ -362,6 +362,10 @@ fn records_of_rollbacks() -> Vec<Record> {
     ]
 }
 
+fn records_of_clones() -> Vec<Record> {
+    vec![Record::Flatten { id: VolumeId(3) }]
+}
+
 fn records_of_gathering() -> Vec<Record> {
     let (v, w) = (VolumeId(1), VolumeId(2));
     let moved = vec![
@@ -380,6 +384,7 @@ fn journal_group() {
     assert_group("journal-group", &records(), &[witness]);
     assert_group("journal-group-rollback", &records_of_rollbacks(), &[]);
     assert_group("journal-group-files", &records_of_files(), &[]);
+    assert_group("journal-group-clones", &records_of_clones(), &[]);
     assert_group("journal-group-gathering", &records_of_gathering(), &[]);
 }
 

@@ -81,6 +81,8 @@ pub enum Record {
     /// `volume` gets the contents and size of `source` (0: none at all); what it held goes on as the
     /// dead volume `dead`.
     Replace { volume: VolumeId, source: VolumeId, dead: VolumeId },
+    /// Nothing shows through any more to a volume that was cloned from an origin's snapshot.
+    Flatten { id: VolumeId },
     /// When a volume's scattered pages are brought back together.
     SetGather { id: VolumeId, gather: GatherPolicy },
     /// In the virtual block that begins at `at`, the entries of these volumes that refer to pages in `moved`
@@ -269,6 +271,10 @@ impl Record {
                 Append::u8(out, 37);
                 out.u64s(&[volume.0, source.0, dead.0]);
             }
+            Record::Flatten { id } => {
+                Append::u8(out, 40);
+                Append::u64(out, id.0);
+            }
             Record::SetGather { id, gather } => {
                 Append::u8(out, 48);
                 Append::u64(out, id.0);
@@ -406,6 +412,7 @@ impl Record {
             }
             36 => Record::RenameFolder { from: r.text(MAX_NAME)?, to: r.text(MAX_NAME)? },
             37 => Record::Replace { volume: volume(r)?, source: volume(r)?, dead: volume(r)? },
+            40 => Record::Flatten { id: volume(r)? },
             48 => Record::SetGather { id: volume(r)?, gather: GatherPolicy::decoded(r.u8()?)? },
             49 => {
                 let at = page(r).filter(|at| at.index() == 0)?;
@@ -604,6 +611,7 @@ mod tests {
             },
             Record::SetCopier { settings: CopierSettings { offload: true, ..CopierSettings::default() } },
             Record::SetQuota { id: v, quota: 1 << 30 },
+            Record::Flatten { id: v },
             Record::SetGather { id: v, gather: GatherPolicy::Above(7) },
             Record::Gather {
                 volumes: vec![v, w],
