@@ -298,8 +298,9 @@ impl<D: Device> Origin<D> {
                 return;
             }
             let ended = match self.roll_step(inner).await {
-                Ok(true) => continue,
-                Ok(false) => return,
+                // The next one may have begun before the record of this one's end was durable.
+                Ok(()) if self.rolling(inner).is_some() => continue,
+                Ok(()) => return,
                 Err(ended) => ended,
             };
             let error = match ended {
@@ -321,11 +322,10 @@ impl<D: Device> Origin<D> {
         }
     }
 
-    /// Brings back some chunks behind the cursor, or moves it on over those that need nothing. False: the
-    /// rollback has ended.
-    async fn roll_step(&self, inner: &Rc<Inner<D>>) -> std::result::Result<bool, Ended> {
+    /// Brings back some chunks behind the cursor, or moves it on over those that need nothing.
+    async fn roll_step(&self, inner: &Rc<Inner<D>>) -> std::result::Result<(), Ended> {
         let last = self.size.div_ceil(self.chunk);
-        let Some(Rolling { snapshot, cursor, .. }) = self.rolling(inner) else { return Ok(false) };
+        let Some(Rolling { snapshot, cursor, .. }) = self.rolling(inner) else { return Ok(()) };
         let batch = cursor..(cursor + (BATCH / self.chunk).max(1)).min(last);
         let (mut at, mut parts) = (cursor * self.chunk, Vec::new());
         let end = self.size;
@@ -364,7 +364,7 @@ impl<D: Device> Origin<D> {
         self.roller.changed.notify();
         durable?;
         inner.checkpoint_soon();
-        Ok(to < last)
+        Ok(())
     }
 }
 

@@ -216,6 +216,7 @@ pub fn recover(
             Applied::Unknown => undecided = Some(pending).filter(|p| matches!(p.control, Control::Rollback(..))),
         }
     }
+    known.settle_flattened(|name| session.pool.list().iter().any(|v| v.name == name && !v.depends_on.is_empty()));
     known.dropped(&found)?;
     let expected = known.model.listing();
     if expected != found {

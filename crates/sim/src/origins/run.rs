@@ -33,6 +33,8 @@ pub struct Known {
     pub origin: Key,
     /// The snapshot of the origin that a clone, or a snapshot of one, shows through to.
     rests: BTreeMap<Key, Key>,
+    /// Clones that may or may not show through any more.
+    flattening: BTreeSet<Key>,
     /// Snapshots that may be deleted when the pool is full, unless the policy never was that.
     droppable: BTreeSet<String>,
     may_drop: bool,
@@ -48,8 +50,8 @@ impl Known {
             model.apply(&pending);
         }
         let origin = model.volumes().next().map_or(0, |(key, _)| key);
-        let (rests, droppable, writable) = Default::default();
-        Known { model, pending: Vec::new(), origin, rests, droppable, may_drop: true, writable }
+        let (rests, flattening, droppable, writable) = Default::default();
+        Known { model, pending: Vec::new(), origin, rests, flattening, droppable, may_drop: true, writable }
     }
 
     /// A control operation has happened.
@@ -88,6 +90,21 @@ impl Known {
         self.may_drop && self.droppable.contains(&self.model.name(key))
     }
 
+    /// A clone shows through to nothing any more.
+    fn flattened(&mut self, key: Key) {
+        self.rests.remove(&key);
+        self.flattening.remove(&key);
+    }
+
+    /// After a crash the pool says which of the clones that were being flattened it is true of.
+    pub fn settle_flattened(&mut self, rests_on: impl Fn(&str) -> bool) {
+        for key in std::mem::take(&mut self.flattening) {
+            if self.model.get(key).is_some() && !rests_on(&self.model.name(key)) {
+                self.flattened(key);
+            }
+        }
+    }
+
     /// Whether nothing shows through to it.
     fn is_free(&self, key: Key) -> bool {
         !self.rests.values().any(|&base| base == key)
@@ -104,6 +121,7 @@ pub(super) enum Doing {
     Read { key: Key, offset: u64 },
     Change { rec: RecId, fua: bool },
     Flush(Key),
+    Flatten(Key),
     Control(Pending),
     Upkeep,
 }
@@ -230,6 +248,7 @@ impl Run<'_> {
             Kind::Flush => self.flush(op),
             Kind::Snapshot | Kind::Independent | Kind::Group => self.snapshot(op),
             Kind::Clone => self.clone_one(op),
+            Kind::Flatten => self.flatten(op),
             Kind::Delete => self.delete(op),
             Kind::Rollback => self.roll_back(op),
             Kind::RolledBack => self.rolled_back(),
@@ -338,6 +357,10 @@ impl Run<'_> {
                 }
             }
             Doing::Flush(_) => {}
+            Doing::Flatten(key) if ok => self.known.flattened(*key),
+            // In a failed pool only the next opening tells.
+            Doing::Flatten(key) if !self.pool_failed() => drop(self.known.flattening.remove(key)),
+            Doing::Flatten(_) => {}
             // What could not be read is damage and leaks to a check.
             Doing::Upkeep if self.session.faults_hit() == 0 => outcome.report.iter().try_for_each(judge)?,
             Doing::Upkeep => {}
@@ -537,9 +560,10 @@ impl Run<'_> {
 
     /// What lies in an origin, or shows through to it, is left alone.
     fn discard(&mut self, op: &Op) -> Result<(), Violation> {
-        let rests = self.known.rests.clone();
+        let (rests, flattening) = (self.known.rests.clone(), self.known.flattening.clone());
         let origin = self.known.origin;
-        let wanted = |key, v: &crate::model::Volume| key == origin || v.of.is_none() && rests.contains_key(&key);
+        let rests = |key| rests.contains_key(&key) && !flattening.contains(&key);
+        let wanted = |key, v: &crate::model::Volume| key == origin || v.of.is_none() && rests(key);
         let Some(key) = self.any(op.draws[0], wanted) else { return Ok(()) };
         if !self.is_there(key)? {
             return Ok(());
@@ -601,6 +625,11 @@ impl Run<'_> {
         }
         let writable = sources == [origin] && op.draws[3].is_multiple_of(3);
         let flags = SnapshotFlags { independent, droppable: op.draws[2].is_multiple_of(3), writable };
+        for &key in &sources {
+            if !self.is_certain(key)? {
+                return Ok(());
+            }
+        }
         let short = format!("s{}", op.number);
         let names: Vec<String> = sources.iter().map(|&key| self.known.model.name(key)).collect();
         if flags.droppable {
@@ -625,6 +654,9 @@ impl Run<'_> {
         }
         let origin = self.known.origin;
         let Some(key) = self.any(op.draws[0], |key, _| key != origin) else { return Ok(()) };
+        if !self.is_certain(key)? {
+            return Ok(());
+        }
         let (source, name) = (self.known.model.name(key), format!("c{}", op.number));
         let text = format!("clone {source} {name}");
         let (pool, control) = (self.session.pool.clone(), Control::Clone(key, name.clone()));
@@ -634,6 +666,34 @@ impl Run<'_> {
             text,
             async move { pool.clone_volume(&source, &name, 1).await.map(drop).into() },
         );
+        Ok(())
+    }
+
+    /// Waits until nobody flattens `key`; whether it is there and known what it shows through to.
+    fn is_certain(&mut self, key: Key) -> Result<bool, Violation> {
+        self.wait(move |o| matches!(o.doing, Doing::Flatten(k) if k == key))?;
+        Ok(self.known.model.get(key).is_some() && !self.known.flattening.contains(&key))
+    }
+
+    /// Reads and writes of the clone go on meanwhile.
+    fn flatten(&mut self, op: &Op) -> Result<(), Violation> {
+        if !self.wait_for_controls()? {
+            return Ok(());
+        }
+        let rests = self.known.rests.clone();
+        let Some(key) = self.any(op.draws[0], |key, v| v.of.is_none() && rests.contains_key(&key)) else {
+            return Ok(());
+        };
+        self.wait(|o| matches!(o.doing, Doing::Flatten(_) | Doing::Upkeep))?;
+        if !self.known.rests.contains_key(&key) || self.known.flattening.contains(&key) {
+            return Ok(());
+        }
+        self.known.flattening.insert(key);
+        let (pool, name) = (self.session.pool.clone(), self.known.model.name(key));
+        let start = self.known.model.tick();
+        self.submit(Doing::Flatten(key), start, vec![key], format!("flatten {name}"), async move {
+            pool.flatten(&name, |_, _| true).await.map(drop).into()
+        });
         Ok(())
     }
 
