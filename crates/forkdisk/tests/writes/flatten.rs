@@ -1,14 +1,15 @@
 //! Flattening: a clone of an origin's snapshot reads the same before, meanwhile and afterwards, and then depends
 //! on nothing.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
 use std::rc::Rc;
+use std::time::Duration;
 
 use forkdisk::device::{Buf, IoResult, MemoryDevice, Segments};
 use forkdisk::{
-    Device, ErrorKind, FormatOptions, OpenOptions, OriginFull, PAGE_SIZE, Pool, ProtectOptions, SnapshotFlags,
+    Device, ErrorKind, FormatOptions, OpenOptions, OriginFull, PAGE_SIZE, Pool, ProtectOptions, Runtime, SnapshotFlags,
 };
 
 use crate::lab::{Tape, Tasks, stamp};
@@ -295,64 +296,78 @@ fn without_space_the_clone_is_as_before() {
     });
 }
 
-/// Sectors of 512 bytes that a writer of its own writes all the time, in every page.
+/// Sectors of 512 bytes of a page, each of which has a writer of its own.
 const WRITERS: u64 = 4;
+
+/// Writes its own sector of pages where the copying is going on, and never finds it other than it left it; what it
+/// left at last, by page.
+async fn keep_writing(lab: Lab, writer: u64, mut draw: u64, at: Rc<Cell<u64>>, before: Rc<Vec<u8>>) -> Vec<Option<u8>> {
+    let c = lab.pool.volume("c").expect("it is there");
+    let mut last = vec![None; 1024];
+    // Some rounds behind the end, too.
+    let mut left = 40;
+    while left > 0 {
+        left -= u64::from(at.get() >= SIZE);
+        draw = draw.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        lab.tasks.sleep(Duration::from_micros(draw >> 33 & 511)).await;
+        // Here, or where it will be when the write is under way.
+        let page = (at.get() / PAGE + [0, 1, 255, 256, 257, 512][(draw >> 50) as usize % 6]).min(1023);
+        let (byte, offset) = ((draw >> 56) as u8, page * PAGE + writer * 512);
+        if draw >> 40 & 1 == 0 {
+            let (result, found) = c.read(offset, Buf::zeroed(512)).await;
+            result.expect("a read");
+            let expected = last[page as usize].map_or(before[offset as usize..][..512].to_vec(), |b| vec![b; 512]);
+            assert!(found[..] == expected, "writer {writer} finds another one's sector in page {page}");
+        }
+        c.write(offset, Buf::copy_of(&[byte; 512]), false).await.0.expect("there is space");
+        last[page as usize] = Some(byte);
+    }
+    last
+}
+
+/// Reads what nobody writes, where the copying is going on.
+async fn keep_reading(lab: Lab, at: Rc<Cell<u64>>, before: Rc<Vec<u8>>) {
+    let c = lab.pool.volume("c").expect("it is there");
+    let mut round = 0;
+    while at.get() < SIZE {
+        round += 1;
+        let page = (at.get() / PAGE + round * 31 % 256).min(1023);
+        let (result, buf) = c.read(page * PAGE, Buf::zeroed(PAGE_SIZE)).await;
+        result.expect("a read");
+        let (rest, at) = ((WRITERS * 512) as usize, (page * PAGE) as usize);
+        assert!(buf[rest..] == before[at + rest..at + PAGE_SIZE], "page {page}");
+    }
+}
 
 #[test]
 fn writes_meanwhile_are_not_lost_and_readers_see_no_difference() {
-    Lab::run(64, PLAIN, |lab| async move {
-        let before = Rc::new(lab.read("c").await);
-        let ended = Rc::new(std::cell::Cell::new(false));
-        let mut clients = Vec::new();
-        for writer in 0..WRITERS {
-            let (lab, ended) = (lab.clone(), ended.clone());
-            clients.push(lab.tasks.clone().start(async move {
-                let c = lab.pool.volume("c").expect("it is there");
-                let (mut last, mut round) = (vec![0u8; 1024], 0u64);
-                // Some rounds behind the end, too.
-                let mut left = 300;
-                while left > 0 {
-                    left -= u64::from(ended.get());
-                    round += 1;
-                    let page = (round * 7 + round / 3) % 1024;
-                    let byte = 10 + (round % 200) as u8;
-                    let at = page * PAGE + writer * 512;
-                    c.write(at, Buf::copy_of(&[byte; 512]), round.is_multiple_of(16)).await.0.expect("there is space");
-                    last[page as usize] = byte;
+    for seed in 0..24 {
+        Lab::run(64, PLAIN, move |lab| async move {
+            let (before, at) = (Rc::new(lab.read("c").await), Rc::new(Cell::new(0)));
+            let start = |writer| {
+                let work = keep_writing(lab.clone(), writer, seed * WRITERS + writer, at.clone(), before.clone());
+                lab.tasks.start(work)
+            };
+            let writers: Vec<_> = (0..WRITERS).map(start).collect();
+            let reader = lab.tasks.start(keep_reading(lab.clone(), at.clone(), before.clone()));
+            let report = lab.pool.flatten("c", |done, _| {
+                at.set(done);
+                true
+            });
+            assert!(report.await.expect("there is room").independent);
+            reader.await;
+            lab.pool.delete(&["disk@a"]).await.expect("nobody holds it");
+            let mut expected = before.to_vec();
+            for (writer, client) in writers.into_iter().enumerate() {
+                for (page, byte) in client.await.into_iter().enumerate() {
+                    let at = page * PAGE_SIZE + writer * 512;
+                    byte.into_iter().for_each(|byte| expected[at..at + 512].fill(byte));
                 }
-                last
-            }));
-        }
-        let reader = {
-            let (lab, before, ended) = (lab.clone(), before.clone(), ended.clone());
-            lab.tasks.clone().start(async move {
-                let c = lab.pool.volume("c").expect("it is there");
-                let mut round = 0;
-                while !ended.get() {
-                    round += 1;
-                    let page = round * 31 % 1024;
-                    let (result, buf) = c.read(page * PAGE, Buf::zeroed(PAGE_SIZE)).await;
-                    result.expect("a read");
-                    let (rest, at) = ((WRITERS * 512) as usize, (page * PAGE) as usize);
-                    assert!(buf[rest..] == before[at + rest..at + PAGE_SIZE], "page {page}");
-                }
-            })
-        };
-        let report = lab.pool.flatten("c", on).await.expect("there is room");
-        ended.set(true);
-        assert!(report.independent);
-        reader.await;
-        lab.pool.delete(&["disk@a"]).await.expect("nobody holds it");
-        let mut expected = before.to_vec();
-        for (writer, client) in clients.into_iter().enumerate() {
-            for (page, byte) in client.await.into_iter().enumerate().filter(|(_, byte)| *byte != 0) {
-                let at = page * PAGE_SIZE + writer * 512;
-                expected[at..at + 512].fill(byte);
             }
-        }
-        assert!(lab.read("c").await == expected);
-        assert_clean(&lab.pool).await;
-    });
+            assert!(lab.read("c").await == expected);
+            assert_clean(&lab.pool).await;
+        });
+    }
 }
 
 /// What `device` holds.
