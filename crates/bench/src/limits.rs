@@ -1,6 +1,7 @@
 //! Waiting for other processes, with a limit: nothing that was started may hang whoever started it.
 //! What does not end in time is killed, and the error says what it was.
 
+use std::fs;
 use std::io::{self, BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -14,6 +15,9 @@ pub const LIMIT: Duration = Duration::from_secs(1800);
 /// How long a process that was killed may take to be gone: one in a request to a device that hangs
 /// cannot be.
 const DEATH: Duration = Duration::from_secs(30);
+
+/// Processes, and threads of each, that an error shows.
+const SHOWN: usize = 16;
 
 /// A command that is run to its end, but not for longer than a limit.
 pub trait Limited {
@@ -154,11 +158,35 @@ impl Collected {
 }
 
 /// Where a process is: its state, and what it waits for in the kernel.
+/// What a process and those that it started are doing, thread by thread.
 fn place(pid: u32) -> String {
-    let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
-    let status = read("status");
-    let state = status.lines().find_map(|line| line.strip_prefix("State:")).unwrap_or("?").trim().to_owned();
-    format!("state {state}, in {}", read("wchan"))
+    let mut all = vec![pid];
+    let mut text = String::new();
+    let mut i = 0;
+    while let Some(&pid) = all.get(i).filter(|_| i < SHOWN) {
+        let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        let mut threads: Vec<u32> = names(&format!("/proc/{pid}/task"));
+        threads.sort_unstable();
+        for thread in threads.iter().take(SHOWN) {
+            let of = |name: &str| read(&format!("task/{thread}/{name}"));
+            let status = of("status");
+            let field =
+                |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("?").trim().to_owned();
+            // The kernel's own account of it, outermost call last; only root may read it.
+            let stack: Vec<String> = of("stack").lines().take(6).map(|line| line.replace("[<0>] ", "")).collect();
+            let sep = if text.is_empty() { "" } else { "; " };
+            let (name, state) = (field("Name:"), field("State:"));
+            text += &format!("{sep}{pid}/{thread} {name}: state {state}, in {} {}", of("wchan"), stack.join(" < "));
+            all.extend(of("children").split_whitespace().filter_map(|word| word.parse::<u32>().ok()));
+        }
+        i += 1;
+    }
+    text
+}
+
+fn names(dir: &str) -> Vec<u32> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
 fn late(pid: u32, limit: Duration, place: &str, what: &str) -> io::Error {

@@ -39,8 +39,8 @@ pub use observer::{Observer, Silent, Step};
 pub use origins::{attach_origins, detach_origins};
 pub use perform::{Call, perform};
 pub use reply::{
-    Change, Check, ClientRecord, CopierRecord, Deletion, Diff, Done, DuRecord, Gathering, Piece, PieceMap, PoolRecord,
-    Status, Usage, VolumeRecord, gather_policy, uuid_text,
+    Change, Check, ClientRecord, CopierRecord, Deletion, Diff, Done, DuRecord, Flattening, Gathering, Piece, PieceMap,
+    PoolRecord, Status, Usage, VolumeRecord, gather_policy, uuid_text,
 };
 pub use server::{Server, ServerHandle, ServerOptions};
 pub use session::{Guard, Host, NoHost, Session};

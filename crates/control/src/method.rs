@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::reply::{
-    Check, CopierRecord, Deletion, Device, Diff, Done, Gathering, PieceMap, PoolRecord, Status, Usage, VolumeRecord,
+    Check, CopierRecord, Deletion, Device, Diff, Done, Flattening, Gathering, PieceMap, PoolRecord, Status, Usage,
+    VolumeRecord,
 };
 
 /// Parameters of every method. Names are those of volumes (`a`) and snapshots (`a@x`) of the pool, without
@@ -196,6 +197,11 @@ pub mod params {
             /// The volume or snapshot.
             object: String,
         }
+        /// Makes a clone of an origin's snapshot independent: whatever shows through is copied.
+        Flatten {
+            /// The clone.
+            volume: String,
+        }
         /// Shows, and first changes, how the pool's copier works, or how a volume is copied.
         Copier {
             /// The volume; `null` for the pool.
@@ -366,6 +372,7 @@ methods! {
     "resize" Resize => VolumeRecord,
     "set" Set => VolumeRecord,
     "defrag" Defrag => Gathering,
+    "flatten" Flatten => Flattening,
     "copier" Copier => CopierRecord,
     "delete" Delete => Deletion,
     "protect" Protect => VolumeRecord,

@@ -3,12 +3,14 @@
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use forkdisk::{Error, ErrorKind, OriginFull, Pool};
 use forkdisk_uring::{DeviceOptions, Rt, UringDevice};
 
 use crate::failure::{Failure, FailureKind};
 use crate::method::params;
+use crate::observer::Step;
 use crate::perform::{Call, settle};
 use crate::reply::{Deletion, VolumeRecord};
 use crate::session::Session;
@@ -83,6 +85,12 @@ pub async fn attach_origins(pool: &Pool<UringDevice>, runtime: &Rt, read_only: b
 pub async fn detach_origins(pool: &Pool<UringDevice>) -> Result<(), Error> {
     let mut outcome = Ok(());
     for origin in pool.origins().into_iter().filter(|origin| origin.open) {
+        if let Some(snapshot) = origin.rolling {
+            let (name, path) = (&origin.name, &origin.path);
+            tracing::warn!(
+                "{name} is not all back at {snapshot}: {path} is no ordinary disk until the pool has been opened again"
+            );
+        }
         let closed = pool.detach_origin(&origin.name, || modified(Path::new(&origin.path))).await;
         outcome = outcome.and(closed);
     }
@@ -127,6 +135,19 @@ pub async fn unprotect(session: &Session, p: params::Unprotect, call: &Call) -> 
         settle(session, call).await?;
     }
     Ok(Deletion { dry_run: p.dry_run, deleted, frees: None })
+}
+
+/// Waits until a rollback that is acknowledged has brought everything back, or whoever asked has gone.
+pub async fn rolled_back(session: &Session, origin: &str, call: &Call) -> Result<(), Failure> {
+    let tell = |done, total| {
+        call.observer.reached(Step::bytes("bringing back", done, Some(total)));
+        !call.cancelled.load(Ordering::Relaxed)
+    };
+    session.pool.rolled_back(origin, tell).await.map_err(|error| {
+        let kind = Failure::from(error.clone()).kind;
+        let text = format!("{origin} shows the snapshot, and goes on being brought back as long as the pool is served");
+        Failure::new(kind, format!("{text}: {error}"))
+    })
 }
 
 /// The properties of an origin among those that `set` changes.

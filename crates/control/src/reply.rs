@@ -31,6 +31,8 @@ pub struct VolumeRecord {
     pub quota: Option<u64>,
     /// What it was cloned from, `null` if nothing; of an origin where its device is.
     pub origin: Option<String>,
+    /// The snapshot of an origin that shows through to it, which it holds; `null` if none does.
+    pub depends_on: Option<String>,
     /// When it was made.
     pub created: u64,
     /// What was said of a snapshot when it was taken: `independent`, `droppable`, `writable`.
@@ -48,6 +50,8 @@ pub struct ProtectionRecord {
     pub when_full: String,
     /// Whether it was stopped cleanly and has not been written since.
     pub clean: bool,
+    /// The snapshot that a rollback under way brings back, else `null`.
+    pub rolling: Option<String>,
 }
 
 /// A policy for a full pool in words.
@@ -82,12 +86,14 @@ impl From<&VolumeInfo> for VolumeRecord {
             gather: gather_name(info.gather),
             quota: (info.quota > 0).then_some(info.quota),
             origin: (!info.origin.is_empty()).then(|| info.origin.clone()),
+            depends_on: (!info.depends_on.is_empty()).then(|| info.depends_on.clone()),
             created: info.created,
             flags: flag_names(info.flags),
-            protection: info.protection.map(|protection| ProtectionRecord {
+            protection: info.protection.clone().map(|protection| ProtectionRecord {
                 copy_ahead: protection.copy_ahead,
                 when_full: when_full_name(protection.when_full),
                 clean: protection.clean,
+                rolling: protection.rolling,
             }),
         }
     }
@@ -137,6 +143,17 @@ pub struct Gathering {
     pub moved: u64,
     /// MiB of the volume that are scattered still: sharing, constant writes or a lack of room is in the way.
     pub left: u64,
+}
+
+/// What came of making a clone independent. In bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flattening {
+    /// The clone.
+    pub name: String,
+    /// Bytes mapped now.
+    pub referenced: u64,
+    /// Bytes that were copied.
+    pub copied: u64,
 }
 
 /// A pool's copier, or how one volume is copied. Figures are since the pool was opened, times in microseconds.
@@ -396,9 +413,13 @@ pub struct PoolRecord {
     pub used: u64,
     pub free: u64,
     pub freeing: u64,
+    pub low_water: u64,
+    pub low: bool,
     pub metadata: u64,
     pub volumes: u64,
+    pub origins: u64,
     pub snapshots: u64,
+    pub kept: u64,
     /// Bytes that volumes have mapped, each counted for itself, and how many of them do not lie behind those
     /// before them.
     pub referenced: u64,
@@ -426,9 +447,13 @@ impl From<&PoolInfo> for PoolRecord {
             used: info.used,
             free: info.free,
             freeing: info.freeing,
+            low_water: info.low_water,
+            low: info.low,
             metadata: info.metadata,
             volumes: info.volumes,
+            origins: info.origins,
             snapshots: info.snapshots,
+            kept: info.kept,
             referenced: info.referenced,
             scattered: info.scattered,
             dirty: info.dirty,

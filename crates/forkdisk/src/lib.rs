@@ -148,9 +148,9 @@ pub use error::{Error, ErrorKind, Result};
 pub use format::{Attributes, BreakPolicy, CopierSettings, GatherPolicy, OriginFull, SnapshotFlags, Throttle};
 pub use origin::{OriginInfo, ProtectOptions};
 pub use pool::{
-    CheckReport, Child, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, GatherReport, Mode,
-    OpenOptions, Pool, PoolInfo, Protection, SUPERBLOCK_AT, Usage, VolumeCopying, VolumeInfo, WhenFull, identify,
+    CheckReport, Child, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, GatherReport, LowWater,
+    Mode, OpenOptions, Pool, PoolInfo, Protection, SUPERBLOCK_AT, Usage, VolumeCopying, VolumeInfo, WhenFull, identify,
 };
 pub use runtime::{LocalFuture, Runtime};
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};
-pub use volume::{Extent, Sharing, StatusRun, Volume};
+pub use volume::{Extent, FlattenReport, Sharing, StatusRun, Volume};

@@ -18,7 +18,7 @@ macro_rules! bugs {
 
             /// Whether it takes an origin to show.
             pub fn is_of_origins(self) -> bool {
-                self as usize >= Bug::OriginBeforeRecord as usize && self as usize <= Bug::WrittenWithoutCopy as usize
+                self as usize >= Bug::OriginBeforeRecord as usize && self as usize <= Bug::CursorTooFar as usize
             }
 
             /// Its name on the command line.
@@ -192,6 +192,20 @@ bugs! {
     SettledTooEarly = "settled-too-early",
     /// A write of an origin goes on when its old contents could not be kept.
     WrittenWithoutCopy = "written-without-copy",
+    /// An origin that is being rolled back is read as its device is.
+    RollbackNotShown = "rollback-not-shown",
+    /// What a rollback overwrites is not kept for newer snapshots.
+    RolledBackWithoutCopy = "rolled-back-without-copy",
+    /// A chunk counts as back although that is in a cache only.
+    BackBeforeFlush = "back-before-flush",
+    /// Nobody notes that a chunk that is written is back.
+    BackNotNoted = "back-not-noted",
+    /// The list of chunks that are back outlives the rollback.
+    BackListStays = "back-list-stays",
+    /// A rollback that has ended counts as that before it is durable.
+    RollbackEndBelieved = "rollback-end-believed",
+    /// The cursor of a rollback is one chunk ahead.
+    CursorTooFar = "cursor-too-far",
     /// The search for free pages finds those that were handed out since the last checkpoint.
     SearchFindsTaken = "search-finds-taken",
     /// What a view walks over is given to others.

@@ -61,6 +61,8 @@ fn figures<D: Device>(pool: &Pool<D>) -> PoolFigures {
         used: info.used,
         free: info.free,
         freeing: info.freeing,
+        low_water: info.low_water,
+        low: info.low,
         metadata: info.metadata,
         dirty: info.dirty,
         journal_size: info.journal_size,

@@ -90,11 +90,13 @@ fn single(all: &mut Vec<Family>, kind: &'static str, name: &'static str, help: &
 }
 
 fn pool_gauges(all: &mut Vec<Family>) {
-    let list: [(&str, &str, Value); 13] = [
+    let list: [(&str, &str, Value); 15] = [
         ("forkdisk_pool_size_bytes", "Length of the pool.", |s| s.pool.size),
         ("forkdisk_pool_used_bytes", "Space in use.", |s| s.pool.used),
         ("forkdisk_pool_free_bytes", "Space that new writes can use.", |s| s.pool.free),
         ("forkdisk_pool_freeing_bytes", "Space given up that is free after the next checkpoint.", |s| s.pool.freeing),
+        ("forkdisk_pool_low_water_bytes", "Below how much free space the pool is low.", |s| s.pool.low_water),
+        ("forkdisk_pool_low", "1 while the pool is low.", |s| u64::from(s.pool.low)),
         ("forkdisk_pool_metadata_bytes", "Superblock, counts and journal, part of what is used.", |s| s.pool.metadata),
         ("forkdisk_pool_dirty_bytes", "Metadata changed and not yet in a checkpoint.", |s| s.pool.dirty),
         ("forkdisk_journal_size_bytes", "Length of the journal.", |s| s.pool.journal_size),

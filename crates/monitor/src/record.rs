@@ -40,6 +40,10 @@ pub struct PoolFigures {
     pub free: u64,
     /// Given up; free after the next checkpoint.
     pub freeing: u64,
+    /// Below how much free space it is low.
+    pub low_water: u64,
+    /// Whether it is.
+    pub low: bool,
     /// Of `used`: superblock, counts and journal.
     pub metadata: u64,
     /// Metadata changed and not yet in a checkpoint.

@@ -213,22 +213,16 @@ fn exhaustive(args: &Args, budget: u64) -> bool {
 fn hunt(args: &Args, name: &str) -> Result<bool, String> {
     let bugs = if name == "all" { Bug::ALL.to_vec() } else { vec![bug(name)?] };
     let hunt = Hunt { bugs, budget: args.budget, seed: args.base.unwrap_or(1), jobs: args.jobs };
-    let mut meter = Meter::new();
-    let mut ended = 0;
-    let all = hunt.run(|found| {
-        ended += 1;
-        meter.show(|| format!("{ended} of {} searches have ended, the last: {}", hunt.bugs.len(), found.bug.name()));
-    });
-    meter.clear();
-    let width = all.iter().map(|f| f.bug.name().len()).max().unwrap_or(0).max(8);
-    println!("{:width$}  {:>9}  {:8}  replay", "mistake", "histories", "broken");
-    for Found { bug, histories, how } in &all {
+    let width = hunt.bugs.iter().map(|bug| bug.name().len()).max().unwrap_or(0).max(8);
+    println!("{:width$}  {:>9}  {:>7}  {:8}  replay", "mistake", "histories", "seconds", "broken");
+    // Each as it ends: one that takes too long is the one that is missing.
+    let all = hunt.run(|Found { bug, histories, took, how }| {
         let (promise, what, flags) = how.clone().unwrap_or(("-".into(), String::new(), "NOT FOUND".into()));
-        println!("{:width$}  {histories:>9}  {promise:8}  {flags}", bug.name());
+        println!("{:width$}  {histories:>9}  {:>7.1}  {promise:8}  {flags}", bug.name(), took.as_secs_f64());
         if name != "all" {
             println!("  {what}");
         }
-    }
+    });
     let histories: u64 = all.iter().map(|f| u64::from(f.histories)).sum();
     let missed = all.iter().filter(|f| f.how.is_none()).count();
     println!("planted={} found={} missed={missed} histories={histories}", all.len(), all.len() - missed);

@@ -477,3 +477,97 @@ fn a_checkpoint_between_a_dead_snapshots_map_and_what_was_kept_for_it_leaves_a_p
         }
     });
 }
+
+#[test]
+fn a_rollback_moves_what_differs_and_no_more() {
+    run(64 * MIB, 32 * MIB, options(0, OriginFull::Error), |w| async move {
+        w.write("org", 0, 8 * MIB, 1).await;
+        w.snapshot("a", CHAINED).await;
+        w.write("org", 2 * MIB, 4 * MIB, 2).await;
+        w.snapshot("b", CHAINED).await;
+        let changed = 4 * MIB;
+        let (pool, origin) = w
+            .counts(async {
+                w.pool.rollback("org", "a").await.unwrap();
+                w.pool.rolled_back("org", |_, _| true).await.unwrap();
+            })
+            .await;
+        assert_eq!(origin.bytes_written, changed, "what differs comes back");
+        assert_eq!(origin.bytes_read, changed, "what newer snapshots need of it is kept");
+        assert!((changed..changed + MIB).contains(&pool.bytes_written), "{pool:?}");
+        assert!((changed..changed + MIB).contains(&pool.bytes_read), "{pool:?}");
+        // Once more there is nothing to keep, and what is written back is what is there.
+        assert_eq!(w.byte("org", 0, 8 * MIB).await, 1);
+        w.pool.rollback("org", "b").await.unwrap();
+        w.pool.rolled_back("org", |_, _| true).await.unwrap();
+        assert_eq!(w.byte("org", 2 * MIB, 4 * MIB).await, 2);
+        assert_eq!(w.byte("org@a", 0, 8 * MIB).await, 1);
+        assert_eq!(w.byte("org@b", 2 * MIB, 4 * MIB).await, 2);
+    });
+}
+
+#[test]
+fn what_is_written_during_a_rollback_stays_and_the_next_rollback_knows_nothing_of_it() {
+    let protect = ProtectOptions { chunk: 4096, ..options(0, OriginFull::Error) };
+    // Hardly a table of what is kept stays in memory.
+    let open = OpenOptions { cache: 64 << 10, dirty: 64 << 10, ..OpenOptions::default() };
+    run_with(open, 128 * MIB, 32 * MIB, protect, |w| async move {
+        w.write("org", 0, 32 * MIB, 1).await;
+        w.snapshot("a", CHAINED).await;
+        w.write("org", 0, 32 * MIB, 2).await;
+        w.snapshot("b", CHAINED).await;
+        let refused = |error: forkdisk::Error| error.kind() == ErrorKind::Busy;
+        w.pool.checkpoint().await.unwrap();
+        w.pool.check().await.unwrap();
+        w.pool.rollback("org", "a").await.unwrap();
+        assert!(w.pool.rollback("org", "b").await.is_err_and(refused), "one at a time");
+        assert!(w.pool.snapshot(&[("org", "c")], 1).await.is_err_and(refused));
+        assert!(w.pool.delete(&["org@a"]).await.is_err_and(refused));
+        assert!(w.pool.unprotect("org", true).await.is_err_and(refused));
+        assert_eq!(w.pool.origins()[0].rolling.as_deref(), Some("org@a"));
+        // Chunks far from each other, so that lists of several kinds come and go, from the end on.
+        let places: Vec<u64> = (0..40).map(|i| (39 - i) * 200 * 4096).collect();
+        for &at in &places {
+            w.write("org", at, 512, 3).await;
+            assert_eq!(w.byte("org", at, 512).await, 3);
+            assert_eq!(w.byte("org", at + 512, 4096).await, 1);
+        }
+        w.pool.rolled_back("org", |_, _| true).await.unwrap();
+        assert_eq!(w.pool.origins()[0].rolling, None);
+        for &at in &places {
+            assert_eq!(w.byte("org", at, 512).await, 3);
+            assert_eq!(w.byte("org", at + 512, 4096).await, 1);
+        }
+        w.pool.rollback("org", "b").await.unwrap();
+        assert_eq!(w.byte("org", 0, 32 * MIB).await, 2, "at once");
+        w.pool.rolled_back("org", |_, _| true).await.unwrap();
+        assert_eq!(w.byte("org", 0, 32 * MIB).await, 2);
+        w.pool.unprotect("org", true).await.unwrap();
+        w.pool.settle().await.unwrap();
+    });
+}
+
+#[test]
+fn a_rollback_survives_closing_and_waits_for_room() {
+    run(24 * MIB, 16 * MIB, options(0, OriginFull::Error), |w| async move {
+        w.write("org", 0, 8 * MIB, 1).await;
+        w.snapshot("a", CHAINED).await;
+        w.write("org", 0, 8 * MIB, 2).await;
+        w.snapshot("b", CHAINED).await;
+        // What "b" needs finds no room beside this.
+        w.pool.create("filler", &CreateOptions::new(8 * MIB, 1)).await.unwrap();
+        w.write("filler", 0, 7 * MIB, 9).await;
+        w.pool.rollback("org", "a").await.unwrap();
+        let full = w.pool.rolled_back("org", |_, _| true).await.unwrap_err();
+        assert_eq!(full.kind(), ErrorKind::NoSpace);
+        assert_eq!(w.byte("org", 0, 8 * MIB).await, 1, "it shows the snapshot all the same");
+        w.pool.detach_origin("org", || 5).await.unwrap();
+        w.pool.attach_origin("org", w.disks[1].clone(), "/dev/x", 5).await.unwrap();
+        assert_eq!(w.byte("org", 0, 8 * MIB).await, 1);
+        w.pool.delete(&["filler"]).await.unwrap();
+        w.pool.settle().await.unwrap();
+        while w.pool.rolled_back("org", |_, _| true).await.is_err() {}
+        assert_eq!(w.byte("org", 0, 8 * MIB).await, 1);
+        assert_eq!(w.byte("org@b", 0, 8 * MIB).await, 2);
+    });
+}

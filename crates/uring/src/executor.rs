@@ -64,10 +64,9 @@ impl Shared {
     }
 
     fn take_remote(&self) {
-        if !self.remote_waiting.load(Ordering::Acquire) {
+        if !self.remote_waiting.swap(false, Ordering::AcqRel) {
             return;
         }
-        self.remote_waiting.store(false, Ordering::Release);
         let woken = std::mem::take(&mut *self.remote.lock().unwrap_or_else(PoisonError::into_inner));
         READY.with_borrow_mut(|ready| ready.extend(woken));
     }
@@ -164,11 +163,11 @@ impl Inner {
         let waker = Waker::from(self.shared.clone());
         let mut cx = Context::from_waker(&waker);
         loop {
-            if self.shared.main_ready.load(Ordering::Acquire) {
-                self.shared.main_ready.store(false, Ordering::Release);
-                if let Poll::Ready(value) = main.as_mut().poll(&mut cx) {
-                    return Ok(value);
-                }
+            // Swapped, not stored: who wakes it just before raises nothing, so what made them do so has to be seen here.
+            if self.shared.main_ready.swap(false, Ordering::AcqRel)
+                && let Poll::Ready(value) = main.as_mut().poll(&mut cx)
+            {
+                return Ok(value);
             }
             self.shared.take_remote();
             for _ in 0..TASKS_PER_TURN {

@@ -52,8 +52,10 @@ fn value_of(key: &Key, value: &Spanned<DeValue<'_>>) -> Result<String> {
     let text = match (key.kind, value.get_ref()) {
         (Kind::Switch, DeValue::Boolean(true)) => "yes".to_string(),
         (Kind::Switch, DeValue::Boolean(false)) => "no".to_string(),
-        (Kind::Path | Kind::Choice(_) | Kind::Size | Kind::Time, DeValue::String(text)) => text.to_string(),
-        (Kind::Count | Kind::Size | Kind::Time, DeValue::Integer(number)) => number.to_string(),
+        (Kind::Path | Kind::Choice(_) | Kind::Size | Kind::Share | Kind::Time, DeValue::String(text)) => {
+            text.to_string()
+        }
+        (Kind::Count | Kind::Size | Kind::Share | Kind::Time, DeValue::Integer(number)) => number.to_string(),
         (Kind::Addresses | Kind::Places, DeValue::String(text)) => text.to_string(),
         (Kind::Addresses | Kind::Places, DeValue::Array(list)) => {
             let words = list.iter().map(|word| word.get_ref().as_str().context("this takes addresses, in quotes"));
@@ -69,6 +71,7 @@ fn wanted(kind: Kind) -> &'static str {
     match kind {
         Kind::Path => "a path, in quotes",
         Kind::Size => "a size, such as \"64M\" or a number of bytes",
+        Kind::Share => "a size or a percentage, such as \"10G\" or \"5%\"",
         Kind::Count => "a whole number above 0",
         Kind::Time => "a time, such as \"10s\" or a number of seconds",
         Kind::Switch => "true or false",

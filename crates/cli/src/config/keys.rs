@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::{Arg, ArgAction};
+use forkdisk::LowWater;
 
 use crate::{network, size};
 
@@ -15,6 +16,8 @@ pub enum Kind {
     Path,
     /// Bytes, with a unit.
     Size,
+    /// Bytes, with a unit, or a percentage.
+    Share,
     /// A whole number above 0.
     Count,
     /// How long: a number and `ms`, `s`, `m` or `h`; seconds without.
@@ -91,6 +94,7 @@ keys! {
     LOG_BURST "log_burst" Kind::Count, Serve, "20", "Log lines of one kind within ten seconds; more are counted and left out";
     WHEN_FULL "when_full" Kind::Choice(&["wait", "error"]), Serve, "wait", "What happens to a write that finds the pool full";
     WAIT_FOR_SPACE "wait_for_space" Kind::Time, Serve, "60s", "How long such a write waits before it fails";
+    LOW_WATER "low_water" Kind::Share, Serve, "5%", "Below how much free space the log warns that the pool runs full, a size or percent of the pool; 0 for never";
     CACHE "cache" Kind::Size, Serve, "32M", "Clean metadata kept in memory";
     DIRTY "dirty" Kind::Size, Serve, "64M", "Most metadata changed and not yet in a checkpoint";
     DISCARD "discard" Kind::Switch, Serve, "yes", "Whether freed space becomes holes in the pool's file or is discarded on its device";
@@ -147,6 +151,7 @@ impl Key {
         match self.kind {
             Kind::Path => Ok(()),
             Kind::Size => size::parse(text).map(drop),
+            Kind::Share => share(text).map(drop),
             Kind::Count => count(text).map(drop),
             Kind::Time => time(text).map(drop),
             Kind::Addresses => network::parse_addresses(text).map(drop),
@@ -164,6 +169,7 @@ impl Kind {
         match self {
             Kind::Path => "PATH".to_string(),
             Kind::Size => "SIZE".to_string(),
+            Kind::Share => "SIZE|PERCENT%".to_string(),
             Kind::Count => "NUMBER".to_string(),
             Kind::Time => "TIME".to_string(),
             Kind::Addresses => "ADDR:PORT".to_string(),
@@ -179,6 +185,15 @@ pub fn count(text: &str) -> Result<usize> {
     match text.parse() {
         Ok(number) if number > 0 => Ok(number),
         _ => bail!("'{text}' is not a whole number above 0"),
+    }
+}
+
+/// A size, or a percentage as in `5%`.
+pub fn share(text: &str) -> Result<LowWater> {
+    let Some(number) = text.strip_suffix('%') else { return size::parse(text).map(LowWater::Bytes) };
+    match number.trim().parse() {
+        Ok(percent) if percent <= 100 => Ok(LowWater::Percent(percent)),
+        _ => bail!("'{text}' is not a percentage from 0% to 100%"),
     }
 }
 
@@ -245,6 +260,19 @@ mod tests {
         assert_eq!(nearest("log-fil").map(|key| key.name), Some("log_file"));
         assert_eq!(nearest("max_conections").map(|key| key.name), Some("max_connections"));
         assert!(nearest("xyzzy_plugh_quux").is_none());
+    }
+
+    #[test]
+    fn shares_are_sizes_or_percentages() {
+        for (text, value) in
+            [("0", LowWater::Bytes(0)), ("10G", LowWater::Bytes(10 << 30)), ("5%", LowWater::Percent(5))]
+        {
+            assert_eq!(share(text).unwrap(), value);
+        }
+        for text in ["", "%", "101%", "-1%", "5.5%", "x"] {
+            assert!(share(text).is_err(), "{text}");
+        }
+        assert_eq!(LowWater::Percent(5).bytes(200), 10);
     }
 
     #[test]

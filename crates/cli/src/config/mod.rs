@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
+use forkdisk::LowWater;
 
 pub use keys::{KEYS, Key, Scope};
 
@@ -124,6 +125,11 @@ impl Settings {
         usize::try_from(bytes).with_context(|| format!("{}: too large for this machine", key.name))
     }
 
+    /// Bytes or percent. Every key of this kind has a default.
+    pub fn share(&self, key: &Key) -> Result<LowWater> {
+        keys::share(self.get(key).0).with_context(|| key.name)
+    }
+
     /// A whole number. Every key of this kind has a default.
     pub fn count(&self, key: &Key) -> Result<usize> {
         keys::count(self.get(key).0).with_context(|| key.name)
@@ -148,6 +154,7 @@ mod tests {
         match key.kind {
             keys::Kind::Path => "/some/where",
             keys::Kind::Size => "12M",
+            keys::Kind::Share => "7%",
             keys::Kind::Count => "17",
             keys::Kind::Time => "33s",
             keys::Kind::Switch => "no",

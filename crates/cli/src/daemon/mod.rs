@@ -12,5 +12,6 @@ mod mounts;
 mod notify;
 mod pid_file;
 mod run;
+pub mod space;
 
 pub use run::{Ready, Settings, run};

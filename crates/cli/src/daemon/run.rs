@@ -23,6 +23,7 @@ use super::host::{Daemon, End};
 use super::mounts::Mounts;
 use super::notify::Notifier;
 use super::pid_file::PidFile;
+use super::space;
 use crate::cli::Global;
 use crate::network::{Doors, Network};
 use crate::progress::Progress;
@@ -198,6 +199,7 @@ async fn serve(
         Asked { signals: signals.clone(), end: end.clone(), data: data.handle(), log: settings.log_file.clone() };
     let listening = runtime.spawn(asked.run());
     let giving_back = runtime.spawn(give_back(runtime.clone(), pool.clone()));
+    let watching = runtime.spawn(space::watch(runtime.clone(), pool.clone()));
     let watchdog = runtime.spawn(watchdog(runtime.clone(), notifier.clone()));
     let handle = control.handle();
     let (server, listener) = (control.clone(), sockets.control);
@@ -230,6 +232,7 @@ async fn serve(
         door.cancel().await;
     }
     giving_back.cancel().await;
+    watching.cancel().await;
     watchdog.cancel().await;
     listening.cancel().await;
     let _places = Places { _pid_file: pid_file, _private: sockets.private };

@@ -39,12 +39,29 @@ pub fn run(args: ListArgs, global: &Global) -> Result<()> {
         Column::Right("QUOTA"),
         Column::Right("FRAGMENTED"),
         Column::Left("GATHER"),
+        Column::Left("FLAGS"),
+        Column::Left("DEPENDS-ON"),
+        Column::Left("WHEN-FULL"),
+        Column::Right("COPY-AHEAD"),
     ];
-    let rows: Vec<Vec<String>> = found.into_iter().map(|record| row(record, &args.table)).collect();
-    args.table.print(&header, &rows)
+    let mut rows: Vec<Vec<String>> = found.into_iter().map(|record| row(record, &args.table)).collect();
+    let shown = shown_columns(&rows, args.table.is_for_people());
+    rows.iter_mut().for_each(|row| row.truncate(shown));
+    args.table.print(&header[..shown], &rows)
+}
+
+/// Columns that every pool has something in; those behind are about origins.
+const USUAL: usize = 10;
+
+/// How many columns are shown: people see none about origins where there are none.
+fn shown_columns(rows: &[Vec<String>], for_people: bool) -> usize {
+    let all = rows.first().map_or(USUAL, Vec::len);
+    let is_empty = rows.iter().all(|row| row[USUAL..].iter().all(|cell| cell == "-"));
+    if for_people && is_empty { USUAL } else { all }
 }
 
 fn row(record: VolumeRecord, table: &TableArgs) -> Vec<String> {
+    let protection = record.protection.as_ref();
     vec![
         record.name,
         record.kind,
@@ -56,5 +73,23 @@ fn row(record: VolumeRecord, table: &TableArgs) -> Vec<String> {
         record.quota.map_or_else(|| "-".to_string(), |quota| table.size(quota)),
         percent_of(record.scattered, record.referenced),
         record.gather,
+        if record.flags.is_empty() { "-".to_string() } else { record.flags.join(",") },
+        record.depends_on.unwrap_or_else(|| "-".to_string()),
+        protection.map_or_else(|| "-".to_string(), |protection| protection.when_full.clone()),
+        protection.map_or_else(|| "-".to_string(), |protection| table.size(protection.copy_ahead)),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_about_origins_are_for_pools_that_have_some_and_for_scripts() {
+        let row = |last: &str| [vec!["-".to_string(); USUAL + 3], vec![last.to_string()]].concat();
+        assert_eq!(shown_columns(&[], true), USUAL);
+        assert_eq!(shown_columns(&[row("-"), row("-")], true), USUAL);
+        assert_eq!(shown_columns(&[row("-"), row("8M")], true), USUAL + 4);
+        assert_eq!(shown_columns(&[row("-")], false), USUAL + 4);
+    }
 }

@@ -14,6 +14,7 @@ pub mod detach;
 pub mod diff;
 pub mod du;
 pub mod export;
+pub mod flatten;
 pub mod grow;
 pub mod import;
 pub mod init;

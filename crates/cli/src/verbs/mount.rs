@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::cli::Global;
-use crate::daemon::detach;
+use crate::daemon::{detach, space};
 use crate::output::{print_json_line, print_line};
 use crate::progress::Progress;
 use crate::session::{Access, daemon, open_device, open_pool};
@@ -150,7 +150,9 @@ async fn serve(
     tracing::info!(dir = %dir.display(), "mounted");
     let waiting = runtime.spawn(stop_at_signal(signals.clone(), mount.handle()));
     let giving_back = runtime.spawn(give_back(runtime.clone(), pool.clone(), options.read_only));
+    let watching = runtime.spawn(space::watch(runtime.clone(), pool.clone()));
     mount.serve().await?;
+    watching.cancel().await;
     giving_back.cancel().await;
     waiting.cancel().await;
     Ok(pool.flush().await?)

@@ -1,11 +1,12 @@
 //! `protect`: snapshots for a device or file that stays where it is. `unprotect`: an ordinary disk again.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use forkdisk_control::params;
 
+use crate::address::{self, Address};
 use crate::cli::Global;
 use crate::output::{print_if_json, print_line};
 use crate::session::{Access, call};
@@ -16,13 +17,10 @@ use crate::size;
 /// Its data stays where it is. From now on it has to be used through forkdisk, under its name.
 #[derive(Args)]
 pub struct ProtectArgs {
-    /// The name it gets
-    #[arg(value_name = "POOL/VOLUME")]
-    address: String,
-
-    /// The device or file; nobody else may have it open for writing
-    #[arg(value_name = "DEVICE_OR_FILE")]
-    device: PathBuf,
+    /// The name it gets, in one word or in two (POOL VOLUME), and the device or file; nobody else may have that
+    /// open for writing
+    #[arg(num_args = 2..=3, required = true, value_names = ["POOL/VOLUME", "DEVICE_OR_FILE"])]
+    words: Vec<String>,
 
     /// Unit in which old contents are kept, 4K to 1M, a power of two [default: 64K]
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
@@ -40,8 +38,9 @@ pub struct ProtectArgs {
 
 /// Protects it.
 pub fn run(args: ProtectArgs, global: &Global) -> Result<()> {
-    let address = global.volume(&args.address)?;
-    let path = std::fs::canonicalize(&args.device).with_context(|| args.device.display().to_string())?;
+    let (device, name) = args.words.split_last().context("a name and a device or file are needed")?;
+    let address = volume(name, global)?;
+    let path = std::fs::canonicalize(device).with_context(|| device.clone())?;
     let path = path.into_os_string().into_string();
     let path = path.map_err(|path| anyhow::anyhow!("{}: the path is not UTF-8", path.display()))?;
     let (chunk, copy_ahead, when_full) = (args.chunk, args.copy_ahead, args.when_full);
@@ -49,12 +48,23 @@ pub fn run(args: ProtectArgs, global: &Global) -> Result<()> {
     print_if_json(global, &call(global, &address.pool, Access::Write, method)?)
 }
 
+/// The volume that is named in one word, or its pool in one and its name in another.
+fn volume(words: &[String], global: &Global) -> Result<Address> {
+    match words {
+        [pool, name] => {
+            let pool = global.pool(Some(Path::new(pool)))?;
+            address::parse_volume(name, Some(&pool))
+        }
+        words => global.volume(&words.concat()),
+    }
+}
+
 /// Leave an origin an ordinary disk: its data stays, its snapshots go
 #[derive(Args)]
 pub struct UnprotectArgs {
-    /// The origin
-    #[arg(value_name = "POOL/VOLUME")]
-    address: String,
+    /// The origin, in one word or in two (POOL VOLUME)
+    #[arg(num_args = 1..=2, required = true, value_name = "POOL/VOLUME")]
+    words: Vec<String>,
 
     /// Delete its snapshots, too
     #[arg(short, long)]
@@ -67,7 +77,7 @@ pub struct UnprotectArgs {
 
 /// Unprotects it.
 pub fn run_unprotect(args: UnprotectArgs, global: &Global) -> Result<()> {
-    let address = global.volume(&args.address)?;
+    let address = volume(&args.words, global)?;
     let method = params::Unprotect { volume: address.name, recursive: args.recursive, dry_run: args.dry_run };
     let gone = call(global, &address.pool, Access::Write, method)?;
     if args.dry_run && !global.output.json() {

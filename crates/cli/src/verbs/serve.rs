@@ -94,6 +94,7 @@ fn settings(config: &Configuration) -> Result<Settings> {
             cache: config.size(&key::CACHE)?,
             dirty: config.size(&key::DIRTY)?,
             discard: config.switch(&key::DISCARD)?,
+            low_water: config.share(&key::LOW_WATER)?,
             when_full,
             ..OpenOptions::default()
         },

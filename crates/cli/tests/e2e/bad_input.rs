@@ -358,6 +358,41 @@ fn a_served_pool_outlasts_a_full_host_file_system() {
 }
 
 #[test]
+fn gathering_on_a_full_host_file_system_is_refused_and_waits_for_nothing() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "40M") else { return };
+    lab.ok(&["init", "small/pool.img", "--size", "200M"]);
+    lab.ok(&["create", "small/pool.img/a", "--size", "16M", "--chunk", "4K"]);
+    let server = Server::start_on(&lab, "small/pool.img");
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    // Every other page first, then those between them.
+    for start in [0, 1] {
+        for page in (start..2048).step_by(2) {
+            client.write(page * 4096, &noise(page, 4096), false).unwrap();
+        }
+    }
+    client.flush().unwrap();
+    fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
+    // Pages that are given up: there is something to take back, and that takes a checkpoint.
+    client.trim(0, 1 << 20).unwrap();
+    client.flush().unwrap();
+    let refused = lab.run(&["defrag", "small/pool.img/a"]).refused();
+    assert!(refused.contains("is full"), "{refused}");
+    fs::remove_file(place.join("filler")).unwrap();
+    // The checkpoint tries again once a second.
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while !lab.run(&["defrag", "small/pool.img/a"]).status.success() {
+        assert!(std::time::Instant::now() < deadline, "there is room again");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(client.read(1 << 20, 4096).unwrap() == noise(256, 4096));
+    drop(client);
+    server.stop();
+    assert_eq!(lab.run(&["check", "small/pool.img"]).status.code(), Some(0));
+}
+
+#[test]
 fn an_export_to_a_full_file_system_leaves_nothing_behind() {
     let lab = Lab::with_pool("64M");
     lab.import("a", &noise(6, 16 * MIB));

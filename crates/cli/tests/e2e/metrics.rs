@@ -225,3 +225,37 @@ fn top_shows_who_is_busy() {
     assert_eq!(row("idle"), None, "nobody uses it: {said}");
     server.stop();
 }
+
+#[test]
+fn a_pool_that_runs_full_is_told_of_once_until_there_is_space_again() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "--size", "48M"]);
+    let server = Server::start_with(&lab, POOL, &["--metrics", "unix:metrics", "--low-water", "50%"]);
+    let mut nbd = Client::connect(server.socket(), "a").expect("connected");
+    let state = |name: &str| {
+        let stats = lab.json(&["stats", POOL]);
+        let samples = scrape(&mut unix(lab.path("metrics")));
+        assert_eq!(samples["forkdisk_pool_low_water_bytes"], stats["low_water"].as_f64().unwrap());
+        assert_eq!(samples["forkdisk_pool_low"], f64::from(u8::from(stats["low"].as_bool().unwrap())), "{name}");
+        (stats["low"].as_bool().unwrap(), stats["low_water"].as_u64().unwrap())
+    };
+    let half = 67_108_864 / 100 * 50;
+    let logged = |what: &str| std::fs::read_to_string(lab.path("serve.log")).unwrap().matches(what).count();
+    assert_eq!(state("empty"), (false, half));
+    for round in 1..=2 {
+        (0..40).for_each(|i| nbd.write(i << 20, &vec![7; 1 << 20], false).expect("written"));
+        assert_eq!(state("full"), (true, half));
+        crate::harness::wait_until("it is told of", || logged("the pool runs full") == round);
+        // As often as it looks: that was all.
+        std::thread::sleep(std::time::Duration::from_millis(2500));
+        assert_eq!((logged("the pool runs full"), logged("no longer low")), (round, round - 1));
+        nbd.trim(0, 40 << 20).expect("trimmed");
+        crate::harness::wait_until("that is told of, too", || logged("no longer low") == round);
+        assert_eq!(state("emptied"), (false, half));
+    }
+    assert!(lab.ok(&["stats", POOL]).lines().any(|line| line.starts_with("low ") && line.ends_with("no")));
+    drop(nbd);
+    server.stop();
+    let bad = lab.run(&["serve", POOL, "--low-water", "101%"]);
+    assert!(bad.status.code() == Some(2) && bad.stderr.contains("not a percentage"), "{}", bad.stderr);
+}

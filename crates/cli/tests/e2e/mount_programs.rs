@@ -104,10 +104,10 @@ fn clones_between_runs_of_fsx_never_change() {
 }
 
 /// A loop device on a file, with direct I/O. Given back when dropped.
-struct Loop(String);
+pub struct Loop(pub String);
 
 impl Loop {
-    fn new(file: &std::path::Path) -> Option<Loop> {
+    pub fn new(file: &std::path::Path) -> Option<Loop> {
         if !rustix::process::geteuid().is_root() || !std::path::Path::new("/dev/loop-control").exists() {
             missing("loop devices need root and the kernel's loop driver");
             return None;
@@ -124,7 +124,8 @@ impl Drop for Loop {
     }
 }
 
-struct Below(std::path::PathBuf);
+/// What is mounted here is unmounted when dropped.
+pub struct Below(pub std::path::PathBuf);
 
 impl Drop for Below {
     fn drop(&mut self) {

@@ -4,6 +4,7 @@ mod copier;
 mod defrag;
 mod delete;
 mod export;
+mod flatten;
 mod import;
 mod look;
 mod pool;
@@ -76,6 +77,7 @@ pub async fn perform(session: &Session, request: Request, call: &Call) -> Result
         Request::Protect(p) => Reply::Protect(origins::protect(session, p).await?),
         Request::Unprotect(p) => Reply::Unprotect(origins::unprotect(session, p, call).await?),
         Request::Defrag(p) => Reply::Defrag(defrag::defrag(session, p, call).await?),
+        Request::Flatten(p) => Reply::Flatten(flatten::flatten(session, p, call).await?),
         Request::Copier(p) => Reply::Copier(copier::copier(session, p).await?),
         Request::Delete(p) => Reply::Delete(delete::delete(session, p, call).await?),
         Request::Grow(p) => Reply::Grow(pool::grow(session, p).await?),

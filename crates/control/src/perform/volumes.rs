@@ -6,6 +6,7 @@ use super::copier::policy;
 use super::{Call, refuse_in_use, settle};
 use crate::failure::{Failure, FailureKind};
 use crate::method::params;
+use crate::origins;
 use crate::reply::{VolumeRecord, gather_policy};
 use crate::session::Session;
 use crate::size::human;
@@ -91,6 +92,9 @@ pub async fn rollback(session: &Session, p: params::Rollback, call: &Call) -> Re
     session.pool.rollback(volume, snapshot).await?;
     session.host().changed(volume).await;
     drop(_kept_away);
+    if session.pool.find(volume)?.protected {
+        origins::rolled_back(session, volume, call).await?;
+    }
     settle(session, call).await?;
     Ok((&session.pool.find(volume)?).into())
 }

@@ -353,6 +353,19 @@ fn records_of_files() -> Vec<Record> {
     ]
 }
 
+fn records_of_rollbacks() -> Vec<Record> {
+    let (origin, snapshot) = (VolumeId(1), VolumeId(2));
+    vec![
+        Record::Roll { origin, snapshot, cursor: 0x40 },
+        Record::Back { origin, first: 0x82, count: 3 },
+        Record::Roll { origin, snapshot: VolumeId(0), cursor: 0x400 },
+    ]
+}
+
+fn records_of_clones() -> Vec<Record> {
+    vec![Record::Flatten { id: VolumeId(3) }]
+}
+
 fn records_of_gathering() -> Vec<Record> {
     let (v, w) = (VolumeId(1), VolumeId(2));
     let moved = vec![
@@ -369,7 +382,9 @@ fn records_of_gathering() -> Vec<Record> {
 fn journal_group() {
     let witness = Witness { to: PageAddr(0x1234), pages: 2, sum: 0x8877_6655_4433_2211 };
     assert_group("journal-group", &records(), &[witness]);
+    assert_group("journal-group-rollback", &records_of_rollbacks(), &[]);
     assert_group("journal-group-files", &records_of_files(), &[]);
+    assert_group("journal-group-clones", &records_of_clones(), &[]);
     assert_group("journal-group-gathering", &records_of_gathering(), &[]);
 }
 

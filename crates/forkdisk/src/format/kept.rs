@@ -14,6 +14,7 @@ pub const LISTED: u64 = 128;
 const CHAINED: u8 = 1;
 const INDEPENDENT: u8 = 2;
 const LIST: u8 = 3;
+const BACK: u8 = 4;
 
 /// A key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,6 +29,8 @@ pub enum KeptKind {
     Independent { sequence: VolumeId, chunk: u64, page: u64 },
     /// Which of the chunks from `first` on are kept for `sequence` in the chain.
     List { sequence: VolumeId, first: u64 },
+    /// Which of the chunks from `first` on a rollback under way has brought back out of turn.
+    Back { first: u64 },
 }
 
 impl KeptKey {
@@ -54,6 +57,11 @@ impl KeptKey {
         KeptKey::new(LIST, sequence.0, chunk / LISTED, 0)
     }
 
+    /// The entry that lists `chunk` as back.
+    pub fn back(chunk: u64) -> KeptKey {
+        KeptKey::new(BACK, 0, chunk / LISTED, 0)
+    }
+
     /// What it stands for; `None`: nothing that this version knows.
     pub fn kind(self) -> Option<KeptKind> {
         let a = (self.0 >> 64) as u64 & ((1 << 56) - 1);
@@ -61,6 +69,7 @@ impl KeptKey {
         match (self.0 >> 120) as u8 {
             CHAINED if a <= MAX_NUMBER => Some(KeptKind::Chained { chunk: a, sequence: VolumeId(b), page: c }),
             INDEPENDENT => Some(KeptKind::Independent { sequence: VolumeId(a), chunk: b, page: c }),
+            BACK if a == 0 && c == 0 => Some(KeptKind::Back { first: b * LISTED }),
             LIST if c == 0 => Some(KeptKind::List { sequence: VolumeId(a), first: b * LISTED }),
             _ => None,
         }
@@ -98,7 +107,7 @@ pub fn piece(bits: u128) -> Piece {
 pub fn flaw(key: u128, value: u128, pool_pages: u64) -> Option<&'static str> {
     match KeptKey(key).kind() {
         None => Some("a key of unknown kind"),
-        Some(KeptKind::List { .. }) => (value == 0).then_some("a list of no chunk"),
+        Some(KeptKind::List { .. } | KeptKind::Back { .. }) => (value == 0).then_some("a list of no chunk"),
         Some(KeptKind::Chained { page, .. } | KeptKind::Independent { page, .. }) => {
             let Piece { to, pages } = piece(value);
             let sound = value >> 56 == 0 && pages > 0 && page + pages <= BLOCK_PAGES && to.0 + pages <= pool_pages;
@@ -127,6 +136,7 @@ mod tests {
             (KeptKey::chained(chunk, sequence, 255), KeptKind::Chained { chunk, sequence, page: 255 }),
             (KeptKey::independent(sequence, chunk, 1), KeptKind::Independent { sequence, chunk, page: 1 }),
             (KeptKey::list(sequence, chunk), KeptKind::List { sequence, first }),
+            (KeptKey::back(chunk), KeptKind::Back { first }),
         ] {
             assert_eq!(key.kind(), Some(kind));
         }

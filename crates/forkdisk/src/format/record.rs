@@ -58,6 +58,10 @@ pub enum Record {
     Identify { id: VolumeId, clean: bool, identity: Identity, path: String },
     /// `len` pages of an origin from `at` are kept for snapshot `sequence`, in the pool from `to` on.
     Keep { origin: VolumeId, sequence: VolumeId, at: VirtualPage, len: u32, to: PageAddr },
+    /// A rollback of `origin` to `snapshot` has brought back all chunks before `cursor`; `snapshot` 0: it has ended.
+    Roll { origin: VolumeId, snapshot: VolumeId, cursor: u64 },
+    /// A rollback under way has brought back `count` chunks of `origin` from `first` on, which are listed together.
+    Back { origin: VolumeId, first: u64, count: u32 },
     /// A new break policy and throttle.
     SetCopying { id: VolumeId, break_policy: BreakPolicy, throttle: Throttle },
     /// New settings of the pool's copier.
@@ -77,6 +81,8 @@ pub enum Record {
     /// `volume` gets the contents and size of `source` (0: none at all); what it held goes on as the
     /// dead volume `dead`.
     Replace { volume: VolumeId, source: VolumeId, dead: VolumeId },
+    /// Nothing shows through any more to a volume that was cloned from an origin's snapshot.
+    Flatten { id: VolumeId },
     /// When a volume's scattered pages are brought back together.
     SetGather { id: VolumeId, gather: GatherPolicy },
     /// In the virtual block that begins at `at`, the entries of these volumes that refer to pages in `moved`
@@ -210,6 +216,15 @@ impl Record {
                 Append::u32(out, *len);
                 Append::u64(out, to.0);
             }
+            Record::Roll { origin, snapshot, cursor } => {
+                Append::u8(out, 18);
+                out.u64s(&[origin.0, snapshot.0, *cursor]);
+            }
+            Record::Back { origin, first, count } => {
+                Append::u8(out, 19);
+                out.u64s(&[origin.0, *first]);
+                Append::u32(out, *count);
+            }
             Record::SetCopying { id, break_policy, throttle } => {
                 let (percent, kib) = throttle.encoded();
                 Append::u8(out, 20);
@@ -255,6 +270,10 @@ impl Record {
             Record::Replace { volume, source, dead } => {
                 Append::u8(out, 37);
                 out.u64s(&[volume.0, source.0, dead.0]);
+            }
+            Record::Flatten { id } => {
+                Append::u8(out, 40);
+                Append::u64(out, id.0);
             }
             Record::SetGather { id, gather } => {
                 Append::u8(out, 48);
@@ -369,6 +388,11 @@ impl Record {
                 len: r.u32()?,
                 to: PageAddr(r.u64()?),
             },
+            18 => {
+                let (origin, snapshot) = (volume(r)?, VolumeId(r.u64()?));
+                Record::Roll { origin, snapshot, cursor: r.u64()? }
+            }
+            19 => Record::Back { origin: volume(r)?, first: r.u64()?, count: r.u32()? },
             20 => {
                 let (id, break_policy) = (volume(r)?, policy_of(r.u8()?)?);
                 Record::SetCopying { id, break_policy, throttle: Throttle::decoded(r.u8()?, r.u32()?)? }
@@ -388,6 +412,7 @@ impl Record {
             }
             36 => Record::RenameFolder { from: r.text(MAX_NAME)?, to: r.text(MAX_NAME)? },
             37 => Record::Replace { volume: volume(r)?, source: volume(r)?, dead: volume(r)? },
+            40 => Record::Flatten { id: volume(r)? },
             48 => Record::SetGather { id: volume(r)?, gather: GatherPolicy::decoded(r.u8()?)? },
             49 => {
                 let at = page(r).filter(|at| at.index() == 0)?;
@@ -562,6 +587,8 @@ mod tests {
             Record::SetOrigin { id: v, copy_ahead: 1 << 20, when_full: OriginFull::Wait(60) },
             Record::Identify { id: v, clean: true, identity, path: "/dev/y".into() },
             Record::Keep { origin: v, sequence: w, at: VirtualPage(16), len: 32, to: PageAddr(512) },
+            Record::Roll { origin: v, snapshot: w, cursor: 17 },
+            Record::Back { origin: v, first: 130, count: 3 },
             Record::Clone { source: v, id: w, name: name.clone(), now: 7 },
             Record::Rollback { volume: v, snapshot: w, dead: VolumeId(10) },
             Record::Delete { ids: vec![v, w] },
@@ -584,6 +611,7 @@ mod tests {
             },
             Record::SetCopier { settings: CopierSettings { offload: true, ..CopierSettings::default() } },
             Record::SetQuota { id: v, quota: 1 << 30 },
+            Record::Flatten { id: v },
             Record::SetGather { id: v, gather: GatherPolicy::Above(7) },
             Record::Gather {
                 volumes: vec![v, w],

@@ -174,7 +174,8 @@ pub struct VolumeRecord {
     /// When it was made, in seconds since 1970.
     pub created: u64,
     /// For a dead volume: the first virtual page not yet given back. For a living snapshot of an origin:
-    /// how many of the pages it refers to are kept for it; the others were written to it.
+    /// how many of the pages it refers to are kept for it; the others were written to it. For an origin that is
+    /// being rolled back: the first chunk that may not be back.
     pub cursor: u64,
     /// What was said of a snapshot when it was taken.
     pub flags: SnapshotFlags,
@@ -317,7 +318,11 @@ impl VolumeRecord {
             0 => (state != VolumeState::Origin).then_some(None)?,
             _ => Some(Protects::decode(&slot[ORIGIN_TAIL..ATTRIBUTES_AT], pool_pages)?),
         };
-        let base = VolumeId(u64::from_le_bytes(slot[BASE..BASE + 8].try_into().ok()?));
+        // There an origin has what it is being rolled back to.
+        let base = match protects {
+            Some(_) => NO_VOLUME,
+            None => VolumeId(u64::from_le_bytes(slot[BASE..BASE + 8].try_into().ok()?)),
+        };
         let longest = if protects.is_some() { MAX_ORIGIN_TEXT } else { MAX_ORIGIN };
         let [id, parent, size, trim_end, chunk, referenced] =
             [r.u64()?, r.u64()?, r.u64()?, r.u64()?, r.u64()?, r.u64()?];
@@ -515,7 +520,7 @@ mod tests {
             identity: Identity { modified: u64::MAX, fingerprint: u64::MAX },
             rolling: VolumeId(77),
         };
-        let (state, base, flags) = (VolumeState::Origin, VolumeId(77), SnapshotFlags::default());
+        let (state, base, flags) = (VolumeState::Origin, NO_VOLUME, SnapshotFlags::default());
         let origin = "/".repeat(MAX_ORIGIN_TEXT - MAX_NAME);
         let record = VolumeRecord { state, base, flags, origin, protects: Some(protects), ..sample() };
         let (mut page, mut slots) = (vec![0; PAGE_SIZE], [None; SLOTS_PER_PAGE]);

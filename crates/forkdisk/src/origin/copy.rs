@@ -122,14 +122,15 @@ impl CopyPlan {
 
 impl<D: Device> Origin<D> {
     /// Keeps what the range holds for everybody who would lose it, and more for whoever writes on behind
-    /// it. The chunks stay held, shared, at the place in the queue that this call had.
+    /// it. The chunks stay held, shared, at the place in the queue that this call had. Without `patience` nobody waits
+    /// for space.
     pub(super) async fn copy_out(
         &self,
         inner: &Rc<Inner<D>>,
         offset: u64,
         end: u64,
-        patience: &mut Patience,
-    ) -> Result<RangeGuard> {
+        mut patience: Option<&mut Patience>,
+    ) -> std::result::Result<RangeGuard, Ended> {
         let limit = inner.meta.borrow().protects(self.id).map_or(0, |(p, _)| p.copy_ahead);
         let mut ahead = self.streams.borrow().ahead(limit);
         loop {
@@ -141,11 +142,12 @@ impl<D: Device> Origin<D> {
                     held.share();
                     return Ok(held);
                 }
-                Err(Ended::Error(e)) => return Err(e),
+                Err(Ended::Error(e)) => return Err(Ended::Error(e)),
                 // What is not asked for yet is not worth waiting for.
                 Err(Ended::NoSpace) if ahead > 0 => ahead = 0,
                 Err(Ended::NoSpace) => {
                     drop(held);
+                    let Some(patience) = patience.as_deref_mut() else { return Err(Ended::NoSpace) };
                     self.wait_for_space(inner, patience).await?;
                 }
             }

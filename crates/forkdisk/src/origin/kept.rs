@@ -4,7 +4,7 @@
 //! the first snapshot not older than its own. So a piece can be handed to an older snapshot, or
 //! given up, without anybody who lives seeing a difference.
 
-use crate::format::kept::{Piece, piece};
+use crate::format::kept::{LISTED, Piece, piece};
 use crate::format::{KeptKey, KeptKind, NO_VOLUME, Protects, TreeRoot, VolumeState};
 use crate::map::{Editor, Stop, TableMiss, Tables};
 use crate::ordered;
@@ -230,6 +230,71 @@ impl Meta {
         Ok(())
     }
 
+    /// Which of the chunks that are listed together with `chunk` are back, a bit each.
+    pub fn listed(&mut self, kept: &TreeRoot, chunk: u64) -> Result<u128, Failure> {
+        let bits = ordered::get(&mut self.tables, kept, KeptKey::back(chunk).0).map_err(Stop::from)?;
+        Ok(bits.unwrap_or(0))
+    }
+
+    /// The first chunk of the first list of chunks that are back which begins before `end`.
+    pub fn first_back_list(&mut self, origin: VolumeId, end: u64) -> Result<Option<u64>, Failure> {
+        let (protects, _) = self.protects(origin).ok_or(Failure::Gone)?;
+        let to = KeptKey::back(end.next_multiple_of(LISTED)).0;
+        let found = ordered::scan(&mut self.tables, &protects.kept, KeptKey::back(0).0, to, 1).map_err(Stop::from)?;
+        Ok(found.first().and_then(|&(key, _)| match KeptKey(key).kind()? {
+            KeptKind::Back { first } => Some(first),
+            _ => None,
+        }))
+    }
+
+    /// Lists `count` chunks, which are listed together, as back.
+    pub fn note_back(&mut self, origin: VolumeId, first: u64, count: u64) -> Result<(), Failure> {
+        let until = self.journal.next() + 1;
+        let nonsense = || Failure::Nonsense(format!("chunks of volume {}, which is no origin, are back", origin.0));
+        let inside = count > 0 && first % LISTED + count <= LISTED;
+        let (mut editor, protects) = self.edit_kept(origin, until).filter(|_| inside).ok_or_else(nonsense)?;
+        let key = KeptKey::back(first).0;
+        editor.tree_ready(&protects.kept, key)?;
+        let bits = ordered::get(editor.tables, &protects.kept, key).map_err(Stop::from)?.unwrap_or(0);
+        let new = (first..first + count).fold(bits, |bits, chunk| bits | 1 << (chunk % LISTED));
+        editor.tree_insert(&mut protects.kept, key, new)?;
+        Ok(())
+    }
+
+    /// A rollback of an origin to `snapshot` has brought back all chunks before `cursor`; without a
+    /// snapshot it has ended. At most one list of chunks that are back ends before there, and goes.
+    pub fn roll(&mut self, origin: VolumeId, snapshot: VolumeId, cursor: u64) -> Result<(), Failure> {
+        let nonsense = || Failure::Nonsense(format!("volume {}, which is no origin, is rolled back", origin.0));
+        let record = &self.directory.get(origin).ok_or_else(nonsense)?.record;
+        let ended = snapshot == NO_VOLUME;
+        let end = if ended { record.size.div_ceil(record.chunk).next_multiple_of(LISTED) } else { cursor };
+        if !ended && self.directory.get(snapshot).is_none_or(|v| v.record.parent != origin) {
+            return Err(Failure::Nonsense(format!("origin {} is rolled back to another's snapshot", origin.0)));
+        }
+        // One that begins has none, and its record is a verb's, which looks for no tables.
+        let list = match cursor {
+            0 => None,
+            _ => self.first_back_list(origin, end)?.filter(|first| first + LISTED <= end),
+        };
+        let until = self.journal.next() + 1;
+        let (mut editor, protects) = self.edit_kept(origin, until).ok_or_else(nonsense)?;
+        if let Some(first) = list.filter(|_| !planted(Bug::BackListStays)) {
+            let key = KeptKey::back(first).0;
+            editor.tree_ready(&protects.kept, key)?;
+            editor.tree_remove(&mut protects.kept, key)?;
+        }
+        protects.rolling = snapshot;
+        let volume = self.directory.change(origin).ok_or_else(nonsense)?;
+        volume.record.cursor = if ended { 0 } else { cursor };
+        Ok(())
+    }
+
+    /// Name of the snapshot that an origin is being rolled back to.
+    pub fn rolled_to(&self, origin: VolumeId) -> Option<String> {
+        let rolling = self.rolling(origin)?;
+        Some(self.directory.full_name(&self.directory.get(rolling.snapshot)?.record))
+    }
+
     /// Gives up what is kept for the dead snapshot `id`, or hands it on to the next older one, a small
     /// step at a time; true when nothing is left.
     pub fn release_kept(&mut self, id: VolumeId) -> Result<bool, Failure> {
@@ -360,7 +425,7 @@ impl Meta {
 impl Editor<'_> {
     /// Notes that something of `chunk` is kept under `list`.
     fn list_chunk(&mut self, kept: &mut TreeRoot, list: KeptKey, chunk: u64) -> Result<(), Stop> {
-        let bit = 1 << (chunk % crate::format::kept::LISTED);
+        let bit = 1 << (chunk % LISTED);
         let bits = ordered::get(self.tables, kept, list.0)?.unwrap_or(0);
         if bits & bit == 0 {
             self.tree_insert(kept, list.0, bits | bit)?;

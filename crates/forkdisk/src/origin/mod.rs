@@ -4,7 +4,7 @@
 //! Before the first write to a chunk since the newest snapshot the old contents are copied into the
 //! pool and recorded, once however many snapshots there are. The order is: copy durable in the pool →
 //! record durable → write to the origin (`copy.rs`, `write.rs`). What is kept, and for whom, is the
-//! business of `kept.rs`; reading through it of `read.rs`.
+//! business of `kept.rs`; reading through it of `read.rs`; a rollback of `rolling.rs`.
 //!
 //! Invariants:
 //! - Whoever reads an origin's chunk for a snapshot holds it *shared*, and so does whoever writes a
@@ -20,6 +20,7 @@ mod flush;
 mod full;
 mod kept;
 mod read;
+mod rolling;
 mod stream;
 mod verbs;
 mod write;
@@ -32,11 +33,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
 use crate::planted::{Bug, planted};
 use crate::pool::Inner;
-use crate::sync::RangeLocks;
+use crate::sync::{Flushes, RangeLocks};
 use crate::types::VolumeId;
 
 pub use kept::View;
 pub use read::Source;
+pub use rolling::refuse_rolling;
 pub use verbs::{OriginInfo, ProtectOptions, check_origin_text};
 
 /// An origin whose device is at hand.
@@ -52,7 +54,8 @@ pub struct Origin<D> {
     /// Blocks of the device that are written in part, by block.
     pub edges: Rc<RangeLocks>,
     streams: RefCell<stream::Streams>,
-    flushes: flush::Flushes,
+    flushes: Flushes,
+    roller: rolling::Roller,
     /// Why nothing is acknowledged any more.
     failed: RefCell<Option<Error>>,
     /// Snapshots, with their groups, whose record must not be durable before what the origin holds is.
@@ -71,7 +74,8 @@ impl<D: Device> Origin<D> {
             locks: Rc::default(),
             edges: Rc::default(),
             streams: RefCell::default(),
-            flushes: flush::Flushes::default(),
+            flushes: Flushes::default(),
+            roller: rolling::Roller::default(),
             failed: RefCell::new(None),
             unsettled: RefCell::default(),
             marked: Cell::new(false),
@@ -131,6 +135,14 @@ impl<D: Device> Inner<D> {
             }
         }
         Ok(())
+    }
+
+    /// No origin's rollback goes on until it is opened again.
+    pub async fn stop_rolling(&self) {
+        let origins: Vec<Rc<Origin<D>>> = self.origins.borrow().values().cloned().collect();
+        for origin in origins {
+            origin.stop_rolling().await;
+        }
     }
 
     /// The origin's device, if it is at hand.

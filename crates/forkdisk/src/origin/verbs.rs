@@ -11,7 +11,7 @@ use crate::pool::{Inner, Pool, VolumeInfo, check_size, gone};
 use crate::sync::Hold;
 use crate::types::{BLOCK_SIZE, MAX_COPY_AHEAD, PAGE_SIZE, VolumeId, is_chunk};
 
-use super::Origin;
+use super::{Origin, refuse_rolling};
 
 /// Places that a fingerprint looks at, and how many bytes at each.
 const SAMPLES: u64 = 64;
@@ -53,6 +53,9 @@ pub struct OriginInfo {
     pub clean: bool,
     /// Whether its device is open.
     pub open: bool,
+    /// The snapshot that a rollback under way brings back, as `volume@snapshot`: until that has ended the
+    /// device by itself is not what the origin shows.
+    pub rolling: Option<String>,
 }
 
 fn check_options(options: &ProtectOptions, name: &str) -> Result<()> {
@@ -163,7 +166,9 @@ impl<D: Device> Pool<D> {
             // After a kill what was written may be in a cache only: what is shown from now on stays.
             origin.flush().await?;
         }
-        inner.origins.borrow_mut().insert(id, Rc::new(origin));
+        let origin = Rc::new(origin);
+        inner.origins.borrow_mut().insert(id, origin.clone());
+        origin.roll_soon(inner);
         if record.origin != path && !inner.options.read_only {
             let (clean, identity) = (protects.clean, protects.identity);
             let path = path.to_string();
@@ -179,8 +184,10 @@ impl<D: Device> Pool<D> {
         let inner = &self.0;
         let id = inner.meta.borrow().directory.find(name)?.record.id;
         let origin = inner.attached(id)?;
+        origin.stop_rolling().await;
         // The map's and ours.
         if Rc::strong_count(&origin) > 2 {
+            origin.roll_soon(inner);
             return Err(Error::new(ErrorKind::Busy, format!("{name:?} or a snapshot of it is in use; close it first")));
         }
         if origin.marked.get() && inner.check_writable().is_ok() {
@@ -202,10 +209,12 @@ impl<D: Device> Pool<D> {
             if record.state != VolumeState::Origin {
                 return Err(Error::new(ErrorKind::Invalid, format!("{name:?} is a volume of the pool: delete it")));
             }
+            refuse_rolling(&meta, record.id)?;
             record.id
         };
         let open = inner.origins.borrow().get(&id).cloned();
         if let Some(origin) = &open {
+            origin.stop_rolling().await;
             if Rc::strong_count(origin) > 2 {
                 return Err(Error::new(ErrorKind::Busy, format!("{name:?} is in use; close it first")));
             }
@@ -267,6 +276,7 @@ impl<D: Device> Pool<D> {
                 when_full: protects.when_full,
                 clean: protects.clean,
                 open: open.contains_key(&record.id),
+                rolling: meta.rolled_to(record.id),
             })
             .collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));

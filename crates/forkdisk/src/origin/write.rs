@@ -7,11 +7,12 @@ use smallvec::smallvec;
 use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
-use crate::pool::Inner;
+use crate::pool::{Ended, Inner, no_space};
 use crate::sync::{Hold, PlanGuard, RangeGuard};
 use crate::types::{PAGE_SIZE, VirtualPage};
 
 use super::Origin;
+use super::full::Patience;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Bytes of zeroes written at once.
@@ -23,6 +24,9 @@ impl<D: Device> Origin<D> {
         let unit = self.device.block_size() as u64;
         let end = offset + buf.len() as u64;
         let blocks = offset / unit..end.div_ceil(unit);
+        if let Err(e) = self.bring_back_first(inner, offset, end).await {
+            return (Err(e), buf);
+        }
         if offset.is_multiple_of(unit) && end.is_multiple_of(unit) {
             let _edges = self.edges.lock(blocks, Hold::Shared).await;
             return self.write_blocks(inner, offset, buf, fua).await;
@@ -54,9 +58,11 @@ impl<D: Device> Origin<D> {
     /// Writes whole blocks of the device.
     async fn write_blocks(&self, inner: &Rc<Inner<D>>, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
         self.streams.borrow_mut().note(offset, buf.len() as u64);
-        let held = match self.admit(inner, offset, offset + buf.len() as u64).await {
+        let mut patience = Patience::default();
+        let held = match self.admit(inner, offset, offset + buf.len() as u64, Some(&mut patience)).await {
             Ok(held) => held,
-            Err(e) => return (Err(e), buf),
+            Err(Ended::NoSpace) => return (Err(no_space()), buf),
+            Err(Ended::Error(e)) => return (Err(e), buf),
         };
         let segment = Segment { offset, at: 0, len: buf.len() };
         let (result, buf) = self.device.write(buf, smallvec![segment], fua).await;
@@ -65,14 +71,20 @@ impl<D: Device> Origin<D> {
         (result.map_err(|e| Error::io(format!("writing the origin at {offset}"), e)), buf)
     }
 
-    /// Waits until the range may be written; it may as long as what is returned is held.
-    async fn admit(&self, inner: &Rc<Inner<D>>, offset: u64, end: u64) -> Result<(RangeGuard, PlanGuard)> {
+    /// Waits until the range may be written; it may as long as what is returned is held. Without
+    /// `patience` nobody waits for space.
+    pub(super) async fn admit(
+        &self,
+        inner: &Rc<Inner<D>>,
+        offset: u64,
+        end: u64,
+        mut patience: Option<&mut Patience>,
+    ) -> std::result::Result<(RangeGuard, PlanGuard), Ended> {
         inner.check_writable()?;
         self.check_alive()?;
         self.mark(inner).await?;
         let chunks = self.chunks(offset, end);
         let mut held = self.locks.lock(chunks.clone(), Hold::Shared).await;
-        let mut full = super::full::Patience::default();
         loop {
             let plan = inner.generations.enter();
             if !self.lacks_copies(inner, offset, end).await? {
@@ -89,7 +101,7 @@ impl<D: Device> Origin<D> {
                 continue;
             }
             drop((plan, held));
-            held = match self.copy_out(inner, offset, end, &mut full).await {
+            held = match self.copy_out(inner, offset, end, patience.as_deref_mut()).await {
                 Ok(held) => held,
                 Err(_) if planted(Bug::WrittenWithoutCopy) => {
                     let held = self.locks.lock(chunks.clone(), Hold::Shared).await;

@@ -12,7 +12,10 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
@@ -47,6 +50,9 @@ pub struct Checkpoints {
     running: Cell<bool>,
     done: Cell<u64>,
     changed: Event,
+    /// The one that runs waits for the file system under the pool to have room.
+    stuck: Cell<bool>,
+    is_stuck: Event,
 }
 
 /// A directory page to be written, and the slot of the leaf that points to it.
@@ -140,6 +146,32 @@ impl<D: Device> Inner<D> {
         self.checkpoint_ends().await;
     }
 
+    /// What `work` brings, unless a checkpoint has to wait for room in the file system under the pool: for those
+    /// who can do without. `work` only waits; it may be given up at any point.
+    pub async fn unless_stuck<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let mut work = pin!(work);
+        loop {
+            self.check_not_stuck()?;
+            let mut stuck = pin!(self.checkpoints.is_stuck.wait());
+            let outcome = poll_fn(|cx| match work.as_mut().poll(cx) {
+                Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
+                Poll::Pending => stuck.as_mut().poll(cx).map(|()| None),
+            });
+            if let Some(outcome) = outcome.await {
+                return outcome;
+            }
+        }
+    }
+
+    /// Refuses while a checkpoint waits for room in the file system under the pool.
+    pub fn check_not_stuck(&self) -> Result<()> {
+        if !self.checkpoints.stuck.get() {
+            return Ok(());
+        }
+        let message = "the file system under the pool is full: give it room, then try again";
+        Err(Error::new(ErrorKind::NoSpace, message))
+    }
+
     fn start_checkpoint(self: &Rc<Self>) {
         if self.checkpoints.running.replace(true) {
             return;
@@ -150,6 +182,9 @@ impl<D: Device> Inner<D> {
                 inner.fail(&error);
             }
             inner.checkpoints.running.set(false);
+            inner.checkpoints.stuck.set(false);
+            // Nobody who has given up waiting stays noted.
+            inner.checkpoints.is_stuck.notify();
             inner.checkpoints.done.set(inner.checkpoints.done.get() + 1);
             inner.checkpoints.changed.notify();
             inner.space_changed.notify();
@@ -289,6 +324,8 @@ impl<D: Device> Inner<D> {
                 outcome => return outcome,
             }
             self.full.set(true);
+            self.checkpoints.stuck.set(true);
+            self.checkpoints.is_stuck.notify();
             self.runtime.sleep(HOST_RETRY).await;
         }
     }

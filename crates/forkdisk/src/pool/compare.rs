@@ -134,7 +134,17 @@ impl Meta {
         max: u64,
     ) -> std::result::Result<(Option<Place>, u64), Failure> {
         if record.state == VolumeState::Origin {
-            return Ok((Some(Place::Origin(record.id)), max));
+            let chunk_pages = record.chunk / PAGE_SIZE as u64;
+            let (chunk, end) = (at.0 / chunk_pages, (at.0 + max).div_ceil(chunk_pages));
+            let (back, chunks) = self.is_back(record.id, chunk, end)?;
+            let max = max.min((chunk + chunks) * chunk_pages - at.0);
+            return match self.rolling(record.id).filter(|_| !back) {
+                None => Ok((Some(Place::Origin(record.id)), max)),
+                Some(rolling) => {
+                    let snapshot = self.directory.get(rolling.snapshot).ok_or(Failure::Gone)?.record.clone();
+                    self.place_of(&snapshot, at, max)
+                }
+            };
         }
         let Some((origin, view)) = self.view_of(record.id) else {
             let run = lookup(&mut self.tables, record, at, max).map_err(Stop::from)?;

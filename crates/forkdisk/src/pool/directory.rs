@@ -16,7 +16,7 @@ use crate::origin::check_origin_text;
 use crate::planted::{Bug, planted};
 use crate::sync::{RangeLocks, Turns};
 use crate::types::{Epoch, VolumeId};
-use crate::volume::{Claims, Copies};
+use crate::volume::{Claims, Copies, Rest};
 
 /// A volume in memory.
 pub struct Volume {
@@ -36,6 +36,8 @@ pub struct Volume {
     pub copies: Rc<Copies>,
     /// Pages that are being completed with what shows through from an origin.
     pub edges: Rc<RangeLocks>,
+    /// Whether what it was cloned from still shows through; shared with its handles.
+    pub rest: Rc<Rest>,
     /// See [`Directory::held_until`].
     holder: Cell<Holder>,
     /// What writes under way will add to what it refers to.
@@ -128,9 +130,9 @@ impl Directory {
         let user = if record.protects.is_some() { User::Origin } else { User::Break };
         let copies = Rc::new(Copies::new(user, record.throttle));
         let (open, locks, turns, counters, edges) = Default::default();
-        let (holder, claims) = Default::default();
+        let (holder, claims, rest) = Default::default();
         let volume =
-            Volume { record, slot, open, pending: false, locks, turns, counters, copies, holder, claims, edges };
+            Volume { record, slot, open, pending: false, locks, turns, counters, copies, holder, claims, edges, rest };
         self.volumes.insert(id, volume);
         self.judge_tail(id);
         self.judge_gathering(id);
@@ -170,16 +172,34 @@ impl Directory {
         self.chains.get(&of)
     }
 
-    /// A volume that shows through to snapshot `id` of an origin, if there is one.
+    /// A volume that shows through to snapshot `id` of an origin, if there is one, or the origin that is being
+    /// rolled back to it.
     pub fn resting_on(&self, id: VolumeId) -> Option<&Volume> {
-        self.iter().find(|v| v.record.base == id && v.record.state != VolumeState::Dead)
+        let rolls = |v: &&Volume| v.record.protects.is_some_and(|p| p.rolling == id);
+        let origin = self.get(id).and_then(|v| self.get(v.record.parent)).filter(rolls);
+        origin.or_else(|| self.iter().find(|v| v.record.base == id && v.record.state != VolumeState::Dead))
+    }
+
+    /// A volume shows through to another snapshot of an origin, or to none.
+    pub fn rest_on(&mut self, id: VolumeId, base: VolumeId) {
+        let volume = self.change(id).expect("an existing volume");
+        let before = std::mem::replace(&mut volume.record.base, base);
+        match base {
+            NO_VOLUME if before != NO_VOLUME => volume.rest.end(),
+            // Nobody has it open.
+            _ => volume.rest = Rc::default(),
+        }
     }
 
     /// Refuses if a volume shows through to snapshot `id` of an origin.
     pub fn refuse_held(&self, id: VolumeId) -> Result<()> {
         let (Some(held), Some(by)) = (self.get(id), self.resting_on(id)) else { return Ok(()) };
+        let rolls = by.record.protects.is_some();
         let (held, by) = (self.full_name(&held.record), self.full_name(&by.record));
-        let why = format!("{held:?} is held by {by:?}, which was cloned from it; flatten or delete that first");
+        let why = match rolls {
+            true => format!("{by:?} is being rolled back to {held:?}; wait until that has ended"),
+            false => format!("{held:?} is held by {by:?}, which was cloned from it; flatten or delete that first"),
+        };
         Err(Error::new(ErrorKind::Busy, why))
     }
 

@@ -40,12 +40,20 @@ pub struct PoolInfo {
     pub free: u64,
     /// What was given up and can be used after the next checkpoint (estimate).
     pub freeing: u64,
+    /// Below how much free space it is low.
+    pub low_water: u64,
+    /// Whether it is, counting what can be used after the next checkpoint.
+    pub low: bool,
     /// Of `used`: superblock, counts and journal.
     pub metadata: u64,
     /// Number of volumes.
     pub volumes: u64,
+    /// Of them, origins.
+    pub origins: u64,
     /// Number of snapshots.
     pub snapshots: u64,
+    /// What is kept for snapshots of origins.
+    pub kept: u64,
     /// What volumes have mapped, each for itself.
     pub referenced: u64,
     /// Of that, what does not lie behind what is before it; see [`VolumeInfo::scattered`].
@@ -63,7 +71,7 @@ pub struct PoolInfo {
 }
 
 /// How an origin is protected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Protection {
     /// Most bytes kept ahead of a sequential writer.
     pub copy_ahead: u64,
@@ -71,6 +79,8 @@ pub struct Protection {
     pub when_full: OriginFull,
     /// Whether it was stopped cleanly and has not been written since.
     pub clean: bool,
+    /// The snapshot that a rollback under way brings back, as `volume@snapshot`.
+    pub rolling: Option<String>,
 }
 
 /// One volume or snapshot.
@@ -105,6 +115,8 @@ pub struct VolumeInfo {
     /// Name of what it was cloned from, as it was then; of an origin the path of its device; empty if
     /// nothing.
     pub origin: String,
+    /// The snapshot of an origin that shows through to it, which it holds; empty if none does.
+    pub depends_on: String,
     /// When it was made, in seconds since 1970.
     pub created: u64,
     /// Open handles.
@@ -141,6 +153,12 @@ pub fn identify(slot: usize, page: &[u8]) -> Option<[u8; 16]> {
 }
 
 impl Meta {
+    /// The snapshot of an origin that shows through to a clone; empty if none does.
+    fn base_name(&self, record: &VolumeRecord) -> String {
+        let base = self.directory.get(record.base).filter(|_| record.state != VolumeState::Origin);
+        base.map_or(String::new(), |v| self.directory.full_name(&v.record))
+    }
+
     pub(crate) fn info_of(&self, record: &VolumeRecord) -> VolumeInfo {
         VolumeInfo {
             id: record.id,
@@ -151,6 +169,7 @@ impl Meta {
                 copy_ahead: protects.copy_ahead,
                 when_full: protects.when_full,
                 clean: protects.clean,
+                rolling: self.rolled_to(record.id),
             }),
             flags: record.flags,
             size: record.size,
@@ -161,10 +180,20 @@ impl Meta {
             scattered: record.seams * PAGE_SIZE as u64,
             quota: record.quota,
             origin: record.origin.clone(),
+            depends_on: self.base_name(record),
             created: record.created,
             in_use: self.directory.get(record.id).map_or(0, |v| v.open.get()),
             attributes: record.attributes,
         }
+    }
+}
+
+impl Meta {
+    /// Pages kept for snapshots of origins.
+    fn kept_pages(&self) -> u64 {
+        let of_origin = |r: &&VolumeRecord| self.directory.get(r.parent).is_some_and(|v| v.record.protects.is_some());
+        let snapshots = self.directory.iter().map(|v| &v.record).filter(|r| r.state == VolumeState::Snapshot);
+        snapshots.filter(of_origin).map(|r| r.cursor).sum()
     }
 }
 
@@ -180,6 +209,13 @@ impl<D: Device> Inner<D> {
 }
 
 impl<D: Device> Pool<D> {
+    /// Whether there is less free space than [`OpenOptions::low_water`](super::OpenOptions::low_water) says.
+    pub fn is_low(&self) -> bool {
+        let meta = self.0.meta.borrow();
+        let free = (meta.space.available() + meta.space.pending()) * PAGE_SIZE as u64;
+        free < self.0.options.low_water.bytes(meta.size())
+    }
+
     /// The pool as a whole.
     pub fn info(&self) -> PoolInfo {
         let inner = &self.0;
@@ -198,9 +234,13 @@ impl<D: Device> Pool<D> {
             used: meta.size().saturating_sub(free + freeing),
             free,
             freeing,
+            low_water: inner.options.low_water.bytes(meta.size()),
+            low: self.is_low(),
             metadata: layout.reserved_pages() * page + meta.journal.length(),
             volumes: seen(VolumeState::Volume) + seen(VolumeState::Origin),
+            origins: seen(VolumeState::Origin),
             snapshots: seen(VolumeState::Snapshot),
+            kept: meta.kept_pages() * page,
             referenced: sum(|record| record.referenced) * page,
             scattered: sum(|record| record.seams) * page,
             dirty: meta.dirty_bytes() as u64,

@@ -30,6 +30,12 @@ pub enum Ended {
     Error(Error),
 }
 
+impl From<Error> for Ended {
+    fn from(error: Error) -> Ended {
+        Ended::Error(error)
+    }
+}
+
 impl<D: Device> Inner<D> {
     /// Reads one page of metadata.
     pub async fn read_page(&self, page: PageAddr) -> Result<Buf> {

@@ -271,6 +271,8 @@ impl Meta {
                 (record.root, record.level, record.referenced) = (to.root, to.level, to.referenced);
                 (record.seams, record.estimated) = (to.seams, to.estimated);
                 (record.size, record.trim_end, record.shared_at) = (to.size, to.trim_end, epoch);
+                // Since the snapshot was taken the volume may have been flattened.
+                self.directory.rest_on(*volume, to.base);
                 self.directory.judge_tail(*volume);
                 self.advance();
             }
@@ -333,6 +335,8 @@ impl Meta {
                     *done += n;
                 }
             }
+            Record::Roll { origin, snapshot, cursor } => self.roll(*origin, *snapshot, *cursor)?,
+            Record::Back { origin, first, count } => self.note_back(*origin, *first, u64::from(*count))?,
             Record::SetCopying { id, break_policy, throttle } => {
                 self.record_of(*id)?;
                 let volume = self.directory.change(*id).expect("read above");
@@ -375,6 +379,10 @@ impl Meta {
             }
             Record::RenameFolder { from, to } => self.directory.rename_folder(from, to),
             Record::Replace { volume, source, dead } => self.replace(*volume, *source, *dead)?,
+            Record::Flatten { id } => {
+                self.record_of(*id)?;
+                self.directory.rest_on(*id, NO_VOLUME);
+            }
             Record::SetGather { id, gather } => {
                 self.record_of(*id)?;
                 self.directory.change(*id).expect("read above").record.gather = *gather;

@@ -36,7 +36,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
 use crate::origin::Origin;
 use crate::runtime::Runtime;
-use crate::sync::{Event, Generations, RangeLocks};
+use crate::sync::{Event, Flushes, Generations, RangeLocks};
 use crate::types::{PageAddr, VolumeId};
 
 pub use check::CheckReport;
@@ -51,7 +51,8 @@ pub use verbs::CreateOptions;
 pub(crate) use directory::{Chain, Volume as DirectoryEntry};
 pub(crate) use load::{Ended, gone, no_space};
 pub(crate) use meta::{Failure, Meta, pages_of};
-pub(crate) use verbs::check_size;
+pub(crate) use reap::yield_now;
+pub(crate) use verbs::{check_size, refuse_in_use};
 
 /// Pages that one step of a verb or of the reaper may need for tables: it is taken only while there
 /// is room for them beside what the next checkpoint needs.
@@ -64,6 +65,25 @@ pub enum WhenFull {
     Wait(Duration),
     /// It fails with ENOSPC at once.
     Error,
+}
+
+/// Below how much free space a pool is low.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LowWater {
+    /// Percent of the pool.
+    Percent(u8),
+    /// Bytes.
+    Bytes(u64),
+}
+
+impl LowWater {
+    /// In a pool of `size` bytes; 0: it is never low.
+    pub fn bytes(self, size: u64) -> u64 {
+        match self {
+            LowWater::Percent(percent) => size / 100 * u64::from(percent),
+            LowWater::Bytes(bytes) => bytes,
+        }
+    }
 }
 
 /// How a pool is opened.
@@ -79,12 +99,15 @@ pub struct OpenOptions {
     pub when_full: WhenFull,
     /// Whether freed space is discarded on the device: holes in a pool file (default true).
     pub discard: bool,
+    /// Below how much free space the pool says that it is low (default 5 %).
+    pub low_water: LowWater,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
         let (cache, dirty) = (32 << 20, 64 << 20);
-        OpenOptions { read_only: false, cache, dirty, when_full: WhenFull::Error, discard: true }
+        let (when_full, low_water) = (WhenFull::Error, LowWater::Percent(5));
+        OpenOptions { read_only: false, cache, dirty, when_full, discard: true, low_water }
     }
 }
 
@@ -111,7 +134,7 @@ pub(crate) struct Inner<D> {
     pub copier: Copier<D>,
     pub generations: Generations,
     pub commits: commit::Commits,
-    pub flushes: flush::Flushes,
+    pub flushes: Flushes,
     pub checkpoints: checkpoint::Checkpoints,
     /// Why nothing is acknowledged any more.
     pub failed: RefCell<Option<Error>>,

@@ -222,6 +222,7 @@ impl<D: Device> Pool<D> {
             return Ok(());
         }
         inner.check_alive()?;
+        inner.stop_rolling().await;
         // Ends the waiting for a full host, of which requests in flight may be part.
         inner.closing.set(true);
         inner.generations.barrier().await;

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BreakPolicy, NO_VOLUME, Record, SnapshotFlags, Throttle, VolumeRecord, VolumeState};
-use crate::origin::check_origin_text;
+use crate::origin::{check_origin_text, refuse_rolling};
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_SIZE, MAX_VOLUME_SIZE, VolumeId, is_chunk};
 
@@ -74,7 +74,8 @@ fn not_open(record: &VolumeRecord) -> Error {
     Error::new(ErrorKind::Busy, why)
 }
 
-fn refuse_in_use(volume: &Volume, name: &str) -> Result<()> {
+/// Refuses what somebody has open.
+pub fn refuse_in_use(volume: &Volume, name: &str) -> Result<()> {
     match volume.open.get() {
         0 => Ok(()),
         n => Err(Error::new(ErrorKind::Busy, format!("{name:?} is in use ({n} open); close it first"))),
@@ -182,6 +183,7 @@ impl<D: Device> Pool<D> {
                     _ => writable_volume(volume, source)?,
                 };
                 if volume.record.state == VolumeState::Origin {
+                    refuse_rolling(&meta, id)?;
                     origins.push(inner.origins.borrow().get(&id).cloned().ok_or_else(|| not_open(&volume.record))?);
                 } else if flags.independent {
                     let why = format!("snapshots of {source:?} are independent anyway; only an origin's form a chain");
@@ -269,9 +271,14 @@ impl<D: Device> Pool<D> {
     }
 
     /// `volume` gets the contents and the size of its snapshot `snapshot` (the part behind `@`).
-    /// All snapshots stay. Refused while the volume is in use.
+    /// All snapshots stay. Refused while the volume is in use. What an origin holds is brought back in the
+    /// background ([`rolled_back`](Self::rolled_back) waits for it).
     pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
         let inner = &self.0;
+        let state = inner.meta.borrow().directory.find(volume)?.record.state;
+        if state == VolumeState::Origin {
+            return self.roll_back_origin(volume, snapshot).await;
+        }
         inner
             .verb(|meta| {
                 let target = meta.directory.find(volume)?;

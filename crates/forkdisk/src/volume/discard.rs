@@ -17,7 +17,7 @@ const PAGE: u64 = PAGE_SIZE as u64;
 impl<D: Device> Volume<D> {
     pub(super) async fn discard_range(&self, offset: u64, len: u64) -> Result<()> {
         self.check_write(offset, len)?;
-        if !self.under.is_nothing() {
+        if self.shows_through() {
             // A hole would show what lies under it.
             return Ok(());
         }
@@ -30,7 +30,7 @@ impl<D: Device> Volume<D> {
 
     pub(super) async fn zero_range(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.check_write(offset, len)?;
-        match &self.under {
+        match self.under() {
             Under::Nothing => {}
             Under::Itself(origin) => return origin.write_zeroes(&self.inner, offset, len, fua).await,
             Under::Snapshot(..) => {

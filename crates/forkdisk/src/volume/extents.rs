@@ -34,7 +34,7 @@ impl<D: Device> Volume<D> {
             let shared = false;
             return Ok(vec![Extent { offset, len, data: true, physical: 0, shared }]);
         }
-        let through = !self.under.is_nothing();
+        let through = self.shows_through();
         while at < end {
             let first = VirtualPage(at / page);
             let max = end.div_ceil(page) - first.0;

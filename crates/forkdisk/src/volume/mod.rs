@@ -5,6 +5,7 @@ mod counted;
 mod discard;
 mod extents;
 mod fault;
+mod flatten;
 mod join;
 mod put;
 mod quota;
@@ -29,10 +30,12 @@ use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
 
 pub use extents::Extent;
+pub use flatten::FlattenReport;
 pub(crate) use join::Copies;
 pub(crate) use quota::Claims;
 pub(crate) use read::push;
 pub use status::{Sharing, StatusRun};
+pub(crate) use through::Rest;
 use through::Under;
 
 /// A volume or snapshot open for I/O. While a handle exists the volume is not deleted.
@@ -50,6 +53,7 @@ pub struct Volume<D: Device> {
     /// Pages that are completed with what shows through, see `through.rs`.
     edges: Rc<RangeLocks>,
     under: Under<D>,
+    rest: Rc<Rest>,
     copies: Rc<Copies>,
     /// Whoever writes through this handle sends more before it is answered.
     more: Cell<bool>,
@@ -61,9 +65,9 @@ impl<D: Device> Clone for Volume<D> {
         let (inner, id, read_only) = (self.inner.clone(), self.id, self.read_only);
         let (open, locks, turns) = (self.open.clone(), self.locks.clone(), self.turns.clone());
         let (counters, copies) = (self.counters.clone(), self.copies.clone());
-        let (edges, under) = (self.edges.clone(), self.under.clone());
+        let (edges, under, rest) = (self.edges.clone(), self.under.clone(), self.rest.clone());
         let more = Cell::new(self.more.get());
-        Volume { inner, id, read_only, open, locks, counters, turns, edges, under, copies, more }
+        Volume { inner, id, read_only, open, locks, counters, turns, edges, under, rest, copies, more }
     }
 }
 
@@ -108,6 +112,7 @@ impl<D: Device> Pool<D> {
             turns: volume.turns.clone(),
             edges: volume.edges.clone(),
             under,
+            rest: volume.rest.clone(),
             copies: volume.copies.clone(),
             more: Cell::new(false),
         })
@@ -151,7 +156,7 @@ impl<D: Device> Volume<D> {
     /// Whether data of it lies in an origin: it is one, a snapshot of one, or was cloned from such a
     /// snapshot. Ranges of it can be copied, but not shared.
     pub fn shows_through(&self) -> bool {
-        !self.under.is_nothing()
+        !self.under().is_nothing()
     }
 
     async fn commit(&self) -> Result<()> {

@@ -28,7 +28,7 @@ impl<D: Device> Volume<D> {
         }
         let first = to.next_multiple_of(PAGE);
         let end = (to + len) / PAGE * PAGE;
-        let through = !self.under.is_nothing() || !source.under.is_nothing();
+        let through = self.shows_through() || source.shows_through();
         if from % PAGE != to % PAGE || first >= end || through {
             return self.copy_range(source, from, to, len).await;
         }

@@ -65,10 +65,11 @@ impl<D: Device> Volume<D> {
 
     /// Reads what is mapped, and tells which parts of the buffer are holes.
     async fn read_mapped(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
-        let (result, buf) = match &self.under {
+        let (result, buf) = match self.seen_below() {
             Under::Nothing => return self.read_own(offset, buf).await,
-            Under::Itself(origin) => origin.read(offset, buf).await,
+            Under::Itself(origin) => origin.read_now(&self.inner, offset, buf).await,
             Under::Snapshot(origin, view, size) => {
+                let _looker = self.rest.look();
                 origin.read_through(&self.inner, self.id, (*view, *size), offset, buf).await
             }
         };

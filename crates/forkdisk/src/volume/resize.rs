@@ -35,7 +35,7 @@ impl<D: Device> Volume<D> {
         if self.id == source.id {
             return Err(Error::new(ErrorKind::Invalid, "a volume cannot take the place of itself"));
         }
-        if !self.under.is_nothing() || !source.under.is_nothing() {
+        if self.shows_through() || source.shows_through() {
             return Err(Error::new(ErrorKind::Invalid, "what shows through to an origin can be copied, not shared"));
         }
         let _length = self.take_length().await?;
@@ -45,7 +45,7 @@ impl<D: Device> Volume<D> {
     /// Refuses a length that what lies under the volume does not allow: an origin's is its device's, and below a
     /// shorter clone of a snapshot the origin would show when it grows again.
     fn check_under(&self, size: u64) -> Result<()> {
-        match &self.under {
+        match self.under() {
             Under::Itself(_) => Err(Error::new(ErrorKind::Invalid, "an origin is as long as its device")),
             Under::Snapshot(..) if self.record(&self.inner.meta.borrow()).state == VolumeState::Snapshot => {
                 Err(Error::new(ErrorKind::ReadOnly, "a snapshot has the length it was taken with"))

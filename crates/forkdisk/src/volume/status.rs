@@ -63,7 +63,7 @@ impl<D: Device> Volume<D> {
             });
             let run = run.await?;
             let stop = ((first.0 + run.len) * PAGE).min(end);
-            push(&mut runs, stop - at, run.data.is_some() || !self.under.is_nothing());
+            push(&mut runs, stop - at, run.data.is_some() || self.shows_through());
             at = stop;
         }
         Ok(runs)
@@ -95,7 +95,7 @@ impl<D: Device> Volume<D> {
             let (mut editor, record) = meta.view(self.id).expect("a volume with a handle is not removed");
             let run = lookup(editor.tables, record, first, max).map_err(Stop::from)?;
             let Some((_, birth)) = run.data else {
-                let through = match self.under {
+                let through = match self.under() {
                     Under::Nothing => Sharing::Hole,
                     Under::Itself(_) => Sharing::Own,
                     Under::Snapshot(..) => Sharing::Shared,

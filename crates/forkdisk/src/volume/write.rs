@@ -32,7 +32,7 @@ impl<D: Device> Volume<D> {
         if buf.is_empty() {
             return (Ok(()), buf);
         }
-        let (result, buf) = match &self.under {
+        let (result, buf) = match self.under() {
             Under::Itself(origin) => return origin.write(&self.inner, offset, buf, fua).await,
             Under::Snapshot(..) => self.write_over(offset, buf).await,
             Under::Nothing => self.write_locked(offset, buf).await,

@@ -333,6 +333,7 @@ impl<'a> Pool<'a> {
                 let (id, quota) = (fields.u64(), fields.u64());
                 change(volumes, id, &mut |v| v.quota = quota);
             }
+            40 => drop(fields.u64()),
             48 => drop((fields.u64(), fields.u8())),
             49 => {
                 let (at, count) = (fields.u64(), fields.u32());

@@ -3,6 +3,7 @@
 
 mod amplification;
 mod commit;
+mod flatten;
 mod gather;
 mod lab;
 mod order;

@@ -3,7 +3,9 @@
 //! All mistakes face the same histories. A mistake counts as found by a history that breaks a
 //! promise with it and breaks none without it.
 
+use std::collections::HashMap;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use super::campaign::spread;
 use super::{Case, Recipe, damage};
@@ -18,6 +20,8 @@ pub struct Found {
     pub bug: Bug,
     /// Histories that were run.
     pub histories: u32,
+    /// How long the search took.
+    pub took: Duration,
     /// The promise it broke, what happened, and the flags that replay it; `None` if it was not found.
     pub how: Option<(String, String, String)>,
 }
@@ -48,13 +52,13 @@ enum Attempt {
 const DAMAGES: u64 = 400;
 
 impl Attempt {
-    /// The profiles take turns; between them come short histories and damage. `home`: only this profile can
-    /// find what is looked for.
-    fn new(hunt: u64, i: u32, home: Option<Profile>) -> Attempt {
+    /// Without a home the profiles take turns; between them come short histories and damage.
+    fn new(hunt: u64, i: u32, home: Home) -> Attempt {
         let seed = mix(&[hunt, u64::from(i)]) >> 32;
-        if let Some(profile) = home {
-            let dense = Some(if profile == Profile::Origins { (40, 3) } else { (60, 3) });
-            return Attempt::Random(Recipe { profile: Some(profile), dense, ..Recipe::new(seed, 300) });
+        match home {
+            Home::None => {}
+            Home::Damage => return Attempt::Damaged(seed),
+            Home::Profile(profile) => return Attempt::random(seed, profile),
         }
         match i % 8 {
             3 | 7 => return Attempt::Short(random_case(seed)),
@@ -67,10 +71,14 @@ impl Attempt {
         // Those behind are the homes of their own mistakes.
         let all = &Profile::ALL[..15];
         let turn = turn % (all.len() + extra.len());
-        let profile = all.get(turn).copied().unwrap_or_else(|| extra[turn - all.len()]);
+        Attempt::random(seed, all.get(turn).copied().unwrap_or_else(|| extra[turn - all.len()]))
+    }
+
+    fn random(seed: u64, profile: Profile) -> Attempt {
         let (steps, every) = match profile {
             Profile::Journal => (1200, 400),
             Profile::Crowd => (300, 400),
+            Profile::Origins => (300, 40),
             _ => (300, 60),
         };
         let dense = (profile != Profile::Calm).then_some((every, 3));
@@ -102,14 +110,15 @@ impl Hunt {
     /// Looks for all of them, telling `progress` as each search ends.
     pub fn run(&self, mut progress: impl FnMut(&Found)) -> Vec<Found> {
         let mut all = Vec::new();
-        // Whether an attempt is clean without any mistake: the same for all of them.
-        let homes = [None, Some(Profile::Origins), Some(Profile::Gathering)];
-        let clean = homes.map(|home| (home, (0..self.budget).map(|_| OnceLock::new()).collect::<Vec<_>>()));
-        let of = |bug| &clean.iter().find(|(at, _)| *at == home(bug)).expect("all homes are there").1;
+        // Whether an attempt is clean without any mistake: the same for all that face it.
+        let mut clean: HashMap<Home, Vec<OnceLock<bool>>> = HashMap::new();
+        for &bug in &self.bugs {
+            clean.entry(home(bug)).or_insert_with(|| (0..self.budget).map(|_| OnceLock::new()).collect());
+        }
         spread(
             self.jobs,
             self.bugs.len(),
-            |i| self.search(self.bugs[i], of(self.bugs[i])),
+            |i| self.search(self.bugs[i], &clean[&home(self.bugs[i])]),
             |_, found| {
                 progress(&found);
                 all.push(found);
@@ -121,6 +130,7 @@ impl Hunt {
     }
 
     fn search(&self, bug: Bug, clean: &[OnceLock<bool>]) -> Found {
+        let start = Instant::now();
         for (i, clean) in (0..self.budget).zip(clean) {
             if clean.get() == Some(&false) {
                 continue;
@@ -132,19 +142,47 @@ impl Hunt {
             let Some((v, flags)) = broken else { continue };
             if *clean.get_or_init(|| attempt.run().is_none()) {
                 let how = (v.promise.into(), v.what, format!("--planted {} {flags}", bug.name()));
-                return Found { bug, histories: i + 1, how: Some(how) };
+                return Found { bug, histories: i + 1, took: start.elapsed(), how: Some(how) };
             }
         }
-        Found { bug, histories: self.budget, how: None }
+        Found { bug, histories: self.budget, took: start.elapsed(), how: None }
     }
 }
 
-/// The profile without which a mistake cannot show.
-fn home(bug: Bug) -> Option<Profile> {
-    if bug.is_of_origins() {
-        return Some(Profile::Origins);
-    }
-    bug.name().starts_with("gather-").then_some(Profile::Gathering)
+/// Which of the attempts a mistake faces.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Home {
+    /// Those of all kinds.
+    None,
+    /// The only profile in which it shows, or the one in which it does so soonest.
+    Profile(Profile),
+    /// Damaged metadata.
+    Damage,
+}
+
+/// Without a home most are found within ten attempts; those that need a rare state go where it is not rare.
+fn home(bug: Bug) -> Home {
+    use Bug::*;
+    let profile = match bug {
+        TornSuperblockAccepted | StaleIncarnationReplayed | EarlierRoundReplayed => return Home::Damage,
+        bug if bug.is_of_origins() => Profile::Origins,
+        bug if bug.name().starts_with("gather-") => Profile::Gathering,
+        bug if bug.name().starts_with("quota-") => Profile::Quotas,
+        SharedTableUncounted | SharedTableRejuvenates | ReplacedTableForgotten => Profile::Ranges,
+        WritesInPlaceTooEarly | CommonCountsLost => Profile::Blocks,
+        PlanOutlivesPage | FullLeavesHalf => Profile::Full,
+        CopyErrorSwallowed | SuperblockAfterFailedFlush => Profile::Faults,
+        JournalOverwritesTail | ChosenSuperblockFirst => Profile::Journal,
+        DiscardIgnoresWriters => Profile::Races,
+        RenameNotCheckpointed => Profile::Crowd,
+        SnapshotIgnoresWriters | ReplaceKeepsSourceAlone => Profile::Files,
+        bug if (CopierErrorSwallowed as usize..=JoinedBesideClone as usize).contains(&(bug as usize)) => {
+            Profile::Copies
+        }
+        FailedWritePublished => Profile::Copies,
+        _ => return Home::None,
+    };
+    Home::Profile(profile)
 }
 
 fn random_case(seed: u64) -> Case {

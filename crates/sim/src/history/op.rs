@@ -89,7 +89,7 @@ pub struct Op {
 }
 
 /// What a history dwells on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Profile {
     /// Everything.
     Mixed,

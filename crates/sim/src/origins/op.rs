@@ -28,7 +28,13 @@ pub enum Kind {
     /// Snapshots of the origin and of a pool volume at one instant.
     Group,
     Clone,
+    /// A clone becomes independent of the snapshot that it shows through to.
+    Flatten,
     Delete,
+    /// The origin gets the contents of one of its snapshots.
+    Rollback,
+    /// Waits until a rollback has brought everything back.
+    RolledBack,
     Checkpoint,
     Check,
     Settle,
@@ -139,7 +145,7 @@ impl Setup {
         #[rustfmt::skip]
         let weights: &[(Kind, u64)] = &[
             (Read, 30), (Write, 60), (Append, 16), (Chase, 8), (Ragged, 3), (Zero, 2), (Discard, 1), (Flush, 12), (Snapshot, 14), (Independent, 3),
-            (Group, 3), (Clone, 5), (Delete, 14), (Checkpoint, 4), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 2),
+            (Group, 3), (Clone, 5), (Flatten, 2), (Delete, 14), (Rollback, 4), (RolledBack, 1), (Checkpoint, 4), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 2),
             (Kill, 1), (Fault, if self.faults { 8 } else { 0 }), (Set, 2), (Unprotect, 1),
         ];
         let total: u64 = weights.iter().map(|w| w.1).sum();

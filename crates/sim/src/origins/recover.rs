@@ -9,7 +9,7 @@ use super::{ORIGIN, Setup, masks};
 use crate::disk::{Crash, Frozen, Medium, SimDisk};
 use crate::executor::Executor;
 use crate::history::{PATIENCE, Stats, Violation, judge};
-use crate::model::{Applied, Key, Listing, Rule};
+use crate::model::{Applied, Control, Key, Listing, Rule};
 use crate::rng::{Rng, mix};
 
 /// Bytes read at once when a volume is verified.
@@ -208,20 +208,34 @@ pub fn recover(
     let session = Session::open(setup, media, mix(&[seed]), cuts)?;
     let mut known = known.clone();
     let found = session.listing();
+    let mut undecided = None;
     for pending in std::mem::take(&mut known.pending) {
-        if known.model.applied(&pending, &found)? == Applied::Yes {
-            known.apply(&pending);
+        match known.model.applied(&pending, &found)? {
+            Applied::Yes => known.apply(&pending),
+            Applied::No => {}
+            Applied::Unknown => undecided = Some(pending).filter(|p| matches!(p.control, Control::Rollback(..))),
         }
     }
+    known.settle_flattened(|name| session.pool.list().iter().any(|v| v.name == name && !v.depends_on.is_empty()));
     known.dropped(&found)?;
     let expected = known.model.listing();
     if expected != found {
         let what = format!("the names are {found:?} instead of {expected:?}");
         return Err(Violation::new("P4", what));
     }
+    if let Some(pending) = undecided
+        && session.compare(&mut known.clone(), known.origin, Rule::Crash, false).is_err()
+    {
+        // Neither the one nor the other: the second comparison below says so.
+        known.apply(&pending);
+    }
     let keys: Vec<Key> = known.model.volumes().map(|(key, _)| key).collect();
     for key in keys {
-        session.compare(&mut known, key, Rule::Crash, true)?;
+        // What goes on by itself may drop some.
+        known.dropped(&session.listing())?;
+        if known.model.get(key).is_some() {
+            session.compare(&mut known, key, Rule::Crash, true)?;
+        }
     }
     session.check()?;
     known.model.adopted();

@@ -143,8 +143,12 @@ impl<D: Device> Inner<D> {
         outcome
     }
 
-    /// Has what was given up come back: pages go home where that is free.
+    /// Has what was given up come back: pages go home where that is free. Refuses where that can take for ever.
     async fn take_back_space(self: &Rc<Self>) -> Result<()> {
+        self.unless_stuck(self.space_comes_back()).await
+    }
+
+    async fn space_comes_back(self: &Rc<Self>) -> Result<()> {
         while self.reaping.get() {
             self.check_writable()?;
             self.reaped.wait().await;
@@ -192,6 +196,7 @@ impl<D: Device> Inner<D> {
         let mut emptied = false;
         for _ in 0..TRIES {
             self.check_writable()?;
+            self.check_not_stuck()?;
             if self.closing.get() {
                 return Err(Error::new(ErrorKind::Failed, "the pool is being closed"));
             }
@@ -201,7 +206,7 @@ impl<D: Device> Inner<D> {
                 // What was moved before lies in the way until the next checkpoint.
                 Outcome::NoRoom if !emptied && self.has_pending_space() => {
                     emptied = true;
-                    self.clone().checkpoint().await?;
+                    self.unless_stuck(self.clone().checkpoint()).await?;
                 }
                 _ => break,
             }

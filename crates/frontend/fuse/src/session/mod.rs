@@ -204,7 +204,7 @@ impl<H: Handler> Session<H> {
                     spare = Some(body);
                     batch = 0;
                     match error {
-                        Errno::AGAIN if self.wait().await => continue,
+                        Errno::AGAIN if self.wait().await? => continue,
                         Errno::INTR | Errno::NOENT => continue,
                         Errno::AGAIN | Errno::NODEV | Errno::CONNABORTED => return Ok(()),
                         e => return Err(Error::io("receiving from the kernel", e.into())),
@@ -231,12 +231,16 @@ impl<H: Handler> Session<H> {
     }
 
     /// Waits for a request. False if there will be none.
-    async fn wait(&self) -> bool {
+    async fn wait(&self) -> Result<bool> {
         let readable = self.state.connection.readable();
-        if !self.state.stopping.get() {
-            return readable.await.is_ok();
-        }
-        self.state.rt.timeout(GRACE, readable).await.is_ok_and(|ready| ready.is_ok())
+        let ready = match self.state.stopping.get() {
+            false => readable.await,
+            true => match self.state.rt.timeout(GRACE, readable).await {
+                Ok(ready) => ready,
+                Err(_) => return Ok(false),
+            },
+        };
+        ready.map(|()| true).map_err(|e| Error::io("waiting for the kernel", e))
     }
 
     fn start(&self, request: Request) {

@@ -1,0 +1,48 @@
+//! `flatten`: a clone of an origin's snapshot becomes independent of it.
+
+use anyhow::Result;
+use clap::Args;
+use forkdisk_control::{Flattening, params};
+
+use crate::cli::Global;
+use crate::output::{print_json, print_line};
+use crate::session::{Access, call};
+use crate::size::human;
+
+/// Make a clone of an origin's snapshot independent of it
+///
+/// Such a clone shows the snapshot wherever it was not written, and holds it. Whatever shows through is copied into the
+/// pool, zeroes aside; then the snapshot can be deleted, and the origin unprotected. Clients go on meanwhile. A clone
+/// that finds no space stays as it is; what was copied by then need not be copied again. Snapshots and clones of the
+/// clone made before go on holding the snapshot.
+#[derive(Args)]
+pub struct FlattenArgs {
+    /// The clone
+    #[arg(value_name = "POOL/VOLUME")]
+    address: String,
+}
+
+/// Copies what shows through and tells how much that was.
+pub fn run(args: FlattenArgs, global: &Global) -> Result<()> {
+    let address = global.volume(&args.address)?;
+    let done = call(global, &address.pool, Access::Write, params::Flatten { volume: address.name })?;
+    if global.output.json() {
+        return print_json(&done);
+    }
+    print_line(&told(&done))
+}
+
+fn told(done: &Flattening) -> String {
+    format!("{}: {} copied, depends on no origin any more", done.name, human(done.copied))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_came_of_it_is_one_line() {
+        let done = Flattening { name: "test".into(), referenced: 4 << 20, copied: 3 << 20 };
+        assert_eq!(told(&done), "test: 3M copied, depends on no origin any more");
+    }
+}

@@ -1,0 +1,25 @@
+//! Making clones of an origin's snapshots independent.
+
+use std::sync::atomic::Ordering;
+
+use super::Call;
+use crate::failure::{Failure, FailureKind};
+use crate::method::params;
+use crate::observer::Step;
+use crate::reply::Flattening;
+use crate::session::Session;
+
+/// Copies whatever shows through. Whoever asked may go away meanwhile: what was copied by then stays, and asking
+/// again goes on.
+pub async fn flatten(session: &Session, p: params::Flatten, call: &Call) -> Result<Flattening, Failure> {
+    let tell = |done, total| {
+        call.observer.reached(Step::bytes("flattening", done, Some(total)));
+        !call.cancelled.load(Ordering::Relaxed)
+    };
+    let report = session.pool.flatten(&p.volume, tell).await?;
+    if !report.independent {
+        return Err(Failure::new(FailureKind::Io, "flattening ended early: whoever asked has gone"));
+    }
+    let after = session.pool.find(&p.volume)?;
+    Ok(Flattening { name: after.name, referenced: after.referenced, copied: report.copied })
+}

@@ -1,0 +1,111 @@
+//! Flushes of one device: one at a time, each shared by all who asked before it began.
+//!
+//! After a flush that failed nobody knows what of the data before it is durable, and a later flush
+//! may well succeed without writing it again. Were two under way at once, the second could be taken
+//! for good before the failure of the first is known. So none begins before the last has ended, and
+//! none at all after one has failed.
+
+use std::cell::Cell;
+use std::future::Future;
+
+use super::Event;
+use crate::error::Result;
+
+/// Who flushes, and who waits for it.
+#[derive(Default)]
+pub struct Flushes {
+    running: Cell<bool>,
+    asked: Cell<u64>,
+    done: Cell<u64>,
+    changed: Event,
+}
+
+impl Flushes {
+    /// Returns when a `flush` that began after this call has ended. `alive` refuses once one has
+    /// failed, which `flush` has to note itself. Not to be dropped before it ends: others wait.
+    pub async fn join<F>(&self, alive: impl Fn() -> Result<()>, flush: impl Fn() -> F) -> Result<()>
+    where
+        F: Future<Output = Result<()>>,
+    {
+        let ticket = self.asked.get() + 1;
+        self.asked.set(ticket);
+        while self.done.get() < ticket {
+            alive()?;
+            if self.running.get() {
+                self.changed.wait().await;
+                continue;
+            }
+            self.running.set(true);
+            let covered = self.asked.get();
+            let outcome = flush().await;
+            self.running.set(false);
+            self.done.set(covered);
+            self.changed.notify();
+            outcome?;
+        }
+        alive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+    use crate::error::{Error, ErrorKind};
+
+    /// A device's flush that ends when it is let.
+    #[derive(Default)]
+    struct Slow {
+        begun: Cell<u32>,
+        let_go: Cell<u32>,
+        failed: Cell<bool>,
+    }
+
+    impl Slow {
+        async fn flush(&self) -> Result<()> {
+            self.begun.set(self.begun.get() + 1);
+            let mine = self.begun.get();
+            poll_fn(|_| if self.let_go.get() >= mine { Poll::Ready(()) } else { Poll::Pending }).await;
+            self.alive()
+        }
+
+        fn alive(&self) -> Result<()> {
+            if self.failed.get() { Err(Error::new(ErrorKind::Failed, "broken")) } else { Ok(()) }
+        }
+    }
+
+    #[test]
+    fn who_asks_during_a_flush_gets_the_next_and_shares_it() {
+        let (flushes, device) = (Flushes::default(), Slow::default());
+        let mut cx = Context::from_waker(Waker::noop());
+        let join = || flushes.join(|| device.alive(), || device.flush());
+        let (mut a, mut b, mut c) = (pin!(join()), pin!(join()), pin!(join()));
+        assert!(a.as_mut().poll(&mut cx).is_pending());
+        assert!(b.as_mut().poll(&mut cx).is_pending() && c.as_mut().poll(&mut cx).is_pending());
+        assert_eq!(device.begun.get(), 1);
+        device.let_go.set(1);
+        assert!(a.as_mut().poll(&mut cx).is_ready());
+        assert!(b.as_mut().poll(&mut cx).is_pending() && c.as_mut().poll(&mut cx).is_pending());
+        assert_eq!(device.begun.get(), 2, "what began before they asked is not enough");
+        device.let_go.set(2);
+        assert!(b.as_mut().poll(&mut cx).is_ready() && c.as_mut().poll(&mut cx).is_ready());
+        assert_eq!(device.begun.get(), 2, "one is enough for both");
+    }
+
+    #[test]
+    fn none_begins_after_one_has_failed() {
+        let (flushes, device) = (Flushes::default(), Slow::default());
+        let mut cx = Context::from_waker(Waker::noop());
+        let join = || flushes.join(|| device.alive(), || device.flush());
+        let (mut a, mut b) = (pin!(join()), pin!(join()));
+        assert!(a.as_mut().poll(&mut cx).is_pending() && b.as_mut().poll(&mut cx).is_pending());
+        device.failed.set(true);
+        device.let_go.set(9);
+        assert!(matches!(a.as_mut().poll(&mut cx), Poll::Ready(Err(_))));
+        assert!(matches!(b.as_mut().poll(&mut cx), Poll::Ready(Err(_))));
+        assert_eq!(device.begun.get(), 1);
+    }
+}

@@ -1,0 +1,211 @@
+//! Flattening: a volume that was cloned from an origin's snapshot gets pages of its own for whatever
+//! shows through, and no longer depends on the snapshot.
+//!
+//! What lies below never changes, and a volume that rests on it never loses a page of its own. So one pass
+//! is enough, and each part of it is a write like any other, of what was there before: held against others
+//! who write the same pages, of no effect on what anybody reads. Pages of zeroes stay holes.
+//! The end is one journal record behind those of all the copies: a crash leaves the volume resting on the
+//! snapshot, or independent of it.
+
+use std::ops::Range;
+
+use crate::device::{Buf, Device};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{NO_VOLUME, Record, VolumeState};
+use crate::map::{Stop, lookup};
+use crate::pool::{Pool, no_space, pages_of, yield_now};
+use crate::sync::Hold;
+use crate::types::{BLOCK_PAGES, PAGE_SIZE, VirtualPage};
+
+use super::Volume;
+use super::fault::RESERVE;
+use super::through::Under;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Stands for the whole in the locks of edges, behind all pages: one at a time flattens.
+const ALL: u64 = u64::MAX - 1;
+/// Runs of the map looked at in one step.
+const LOOKS: usize = 256;
+
+/// What came of flattening a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlattenReport {
+    /// Bytes that were copied.
+    pub copied: u64,
+    /// Whether it depends on no origin any more; else it was ended early.
+    pub independent: bool,
+}
+
+impl<D: Device> Pool<D> {
+    /// Makes a clone of an origin's snapshot independent: what shows through is copied, and the snapshot is no longer
+    /// held by it. Tells `progress` how many bytes of how many it has gone over, and ends when that answers false;
+    /// what was copied stays, and the next call goes on. Reads and writes go on meanwhile. Where there is no
+    /// space the clone stays as it is.
+    pub async fn flatten(&self, name: &str, progress: impl FnMut(u64, u64) -> bool) -> Result<FlattenReport> {
+        self.0.check_writable()?;
+        {
+            let meta = self.0.meta.borrow();
+            let record = &meta.directory.find(name)?.record;
+            let refused = |why: &str| Err(Error::new(ErrorKind::Invalid, format!("{name:?} {why}")));
+            match record.state {
+                VolumeState::Origin => return refused("is an origin; what is flattened is a clone of its snapshot"),
+                VolumeState::Snapshot => return refused("is a snapshot and stays as it is; clone it and flatten that"),
+                _ if record.base == NO_VOLUME => return refused("depends on no origin: nothing is to be flattened"),
+                _ => {}
+            }
+        }
+        self.volume(name)?.flatten(progress).await
+    }
+}
+
+impl<D: Device> Volume<D> {
+    async fn flatten(&self, mut progress: impl FnMut(u64, u64) -> bool) -> Result<FlattenReport> {
+        let _one = self.edges.lock(ALL..ALL + 1, Hold::Alone).await;
+        let mut report = FlattenReport::default();
+        let Under::Snapshot(_, _, below) = self.under() else {
+            // Somebody else was faster.
+            return Ok(FlattenReport { independent: true, ..report });
+        };
+        let bytes = (*below).min(self.size());
+        let mut at = 0;
+        while let Some(next) = self.next_showing(at, pages_of(bytes)).await? {
+            if !progress((next * PAGE).min(bytes), bytes) {
+                self.inner.clone().commit().await?;
+                return Ok(report);
+            }
+            at = pages_of(bytes).min((next / BLOCK_PAGES + 1) * BLOCK_PAGES);
+            report.copied += self.take_over(next..at).await?;
+        }
+        self.become_independent().await?;
+        report.independent = true;
+        let _ = progress(bytes, bytes);
+        Ok(report)
+    }
+
+    /// The first page from `at` on and before `end` that the volume does not have.
+    async fn next_showing(&self, mut at: u64, end: u64) -> Result<Option<u64>> {
+        while at < end {
+            let (next, found) = self
+                .inner
+                .look(|meta| {
+                    let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
+                    let mut next = at;
+                    for _ in 0..LOOKS {
+                        let run =
+                            lookup(&mut meta.tables, record, VirtualPage(next), end - next).map_err(Stop::from)?;
+                        if run.data.is_none() {
+                            return Ok((next, true));
+                        }
+                        next += run.len;
+                        if next >= end {
+                            break;
+                        }
+                    }
+                    Ok((next, false))
+                })
+                .await?;
+            if found {
+                return Ok(Some(next));
+            }
+            at = next;
+            yield_now().await;
+        }
+        Ok(None)
+    }
+
+    /// Copies what shows through in these pages of one virtual block; how many bytes that were.
+    async fn take_over(&self, pages: Range<u64>) -> Result<u64> {
+        // As who completes a page with what shows through: nobody writes here in between.
+        let _pages = self.edges.lock(pages.clone(), Hold::Alone).await;
+        let (mut at, mut copied) = (pages.start, 0);
+        while let Some(first) = self.next_showing(at, pages.end).await? {
+            at = self.next_own(first, pages.end).await?;
+            let (offset, end) = (first * PAGE, (at * PAGE).min(self.size()));
+            let (read, buf) = self.read_range(offset, self.inner.device.buffer((end - offset) as usize)).await;
+            read?;
+            for piece in not_zero(&buf) {
+                self.make_room_for(piece.len() as u64).await?;
+                let mut part = self.inner.device.buffer(piece.len());
+                part.copy_from_slice(&buf[piece.clone()]);
+                copied += part.len() as u64;
+                self.write_locked(offset + piece.start as u64, part).await.0?;
+            }
+        }
+        Ok(copied)
+    }
+
+    /// The first page from `at` on and before `end` that the volume has, or `end`.
+    async fn next_own(&self, at: u64, end: u64) -> Result<u64> {
+        let own = self.inner.look(|meta| {
+            let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
+            let mut next = at;
+            while next < end {
+                let run = lookup(&mut meta.tables, record, VirtualPage(next), end - next).map_err(Stop::from)?;
+                if run.data.is_some() {
+                    break;
+                }
+                next += run.len;
+            }
+            Ok(next)
+        });
+        own.await
+    }
+
+    /// Fails at once where a write would wait for space: others wait for what is held.
+    async fn make_room_for(&self, bytes: u64) -> Result<()> {
+        let has_room = || {
+            let meta = self.inner.meta.borrow();
+            meta.space.available() >= meta.checkpoint_pages() + RESERVE + pages_of(bytes)
+        };
+        if !has_room() && self.inner.has_pending_space() {
+            self.inner.clone().checkpoint().await?;
+        }
+        if has_room() { Ok(()) } else { Err(no_space()) }
+    }
+
+    /// Everything that could show through is the volume's own: nothing lies under it from now on.
+    async fn become_independent(&self) -> Result<()> {
+        // Whoever completes a page with what shows through has ended, and nobody begins.
+        let edges = self.edges.lock(0..ALL, Hold::Alone).await;
+        self.rest.complete().await;
+        let noted = self.inner.note(|_| Ok((Record::Flatten { id: self.id }, ())));
+        if let Err(error) = noted {
+            self.rest.reopen();
+            return Err(error);
+        }
+        drop(edges);
+        self.inner.clone().commit().await
+    }
+}
+
+/// Parts of `bytes`, whole pages but for the last, that hold anything but zeroes.
+fn not_zero(bytes: &Buf) -> Vec<Range<usize>> {
+    let mut parts: Vec<Range<usize>> = Vec::new();
+    let mut at = 0;
+    for page in bytes.chunks(PAGE_SIZE) {
+        let range = at..at + page.len();
+        at = range.end;
+        if page.iter().all(|&byte| byte == 0) {
+            continue;
+        }
+        match parts.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => parts.push(range),
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_zeroes_are_left_out() {
+        let mut bytes = vec![0; 5 * PAGE_SIZE + 512];
+        assert!(not_zero(&Buf::copy_of(&bytes)).is_empty());
+        [PAGE_SIZE, 2 * PAGE_SIZE + 1, 5 * PAGE_SIZE + 511].iter().for_each(|&at| bytes[at] = 1);
+        let parts = not_zero(&Buf::copy_of(&bytes));
+        assert_eq!(parts, [PAGE_SIZE..3 * PAGE_SIZE, 5 * PAGE_SIZE..5 * PAGE_SIZE + 512]);
+    }
+}
