@@ -538,6 +538,8 @@ const TABLES: u64 = 1 << 19;
 #[test]
 fn space_use_of_an_origin_is_what_was_overwritten_since_the_snapshot_once() {
     let lab = blank("64M", 16);
+    // Nothing beyond what is written.
+    lab.ok(&["set", "copy-ahead=0", "pool.img/disk"]);
     let server = Server::start(&lab);
     let mut disk = Client::connect(server.socket(), "disk").unwrap();
     let mut stomper = Stomper::new(1, 8 << 20);
