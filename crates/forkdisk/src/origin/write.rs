@@ -138,7 +138,10 @@ impl<D: Device> Origin<D> {
                         super::View::Chained { .. } if planted(Bug::OldCopyTakenForNew) => {
                             super::View::chained(crate::types::VolumeId(0))
                         }
-                        super::View::Independent(id) if planted(Bug::IndependentNotKept) => super::View::chained(id),
+                        super::View::Independent(_) if planted(Bug::IndependentNotKept) => {
+                            (looked, at) = (looked + 1, first);
+                            continue;
+                        }
                         view => view,
                     };
                     if meta.unkept(self.id, view, &mut at, last)?.is_some() {
