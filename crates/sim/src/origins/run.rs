@@ -86,7 +86,7 @@ impl Known {
         Ok(())
     }
 
-    fn is_droppable(&self, key: Key) -> bool {
+    pub fn is_droppable(&self, key: Key) -> bool {
         self.may_drop && self.droppable.contains(&self.model.name(key))
     }
 
@@ -230,9 +230,11 @@ impl Run<'_> {
 
     /// Takes note of snapshots that were dropped because the pool was full.
     fn sync(&mut self) -> Result<(), Violation> {
-        // A failed pool may show what it never made durable, and so may one that is about to drop one.
+        // A failed pool may show what it never made durable, and so may one that is about to drop one: for
+        // a write, or for a rollback that goes on by itself.
         let busy = |o: &Inflight| matches!(o.doing, Doing::Control(_) | Doing::Change { .. });
-        if !self.known.may_drop || self.pool_failed() || self.inflight.values().any(busy) {
+        let drops = self.inflight.values().any(busy) || self.rolling().is_some();
+        if !self.known.may_drop || self.pool_failed() || drops {
             return Ok(());
         }
         let found = self.session.listing();
