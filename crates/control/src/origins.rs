@@ -88,7 +88,8 @@ pub async fn detach_origins(pool: &Pool<UringDevice>) -> Result<(), Error> {
         if let Some(snapshot) = origin.rolling {
             let (name, path) = (&origin.name, &origin.path);
             tracing::warn!(
-                "{name} is not all back at {snapshot}: {path} is no ordinary disk until the pool has been opened again"
+                "{name} is not all back at {snapshot}: until it is, {path} by itself is not what {name} shows; that \
+                 goes on whenever the pool is served, and `rollback` waits for it"
             );
         }
         let closed = pool.detach_origin(&origin.name, || modified(Path::new(&origin.path))).await;
@@ -135,6 +136,11 @@ pub async fn unprotect(session: &Session, p: params::Unprotect, call: &Call) -> 
         settle(session, call).await?;
     }
     Ok(Deletion { dry_run: p.dry_run, deleted, frees: None })
+}
+
+/// Whether a rollback of this origin is under way.
+pub fn is_rolling(session: &Session, volume: &str) -> bool {
+    session.pool.origins().into_iter().any(|origin| origin.name == volume && origin.rolling.is_some())
 }
 
 /// Waits until a rollback that is acknowledged has brought everything back, or whoever asked has gone.

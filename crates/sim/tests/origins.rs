@@ -8,7 +8,7 @@ use forkdisk::{
     Buf, CreateOptions, DiffClass, ErrorKind, FormatOptions, OpenOptions, OriginFull, Pool, ProtectOptions,
     SnapshotFlags,
 };
-use forkdisk_sim::disk::{Config, Counts, Crash, Medium, SimDisk, Volatile};
+use forkdisk_sim::disk::{Config, Counts, Crash, Fault, Harm, Medium, Request, SimDisk, Volatile, When};
 use forkdisk_sim::executor::Executor;
 
 const PATIENCE: u64 = 100_000_000;
@@ -569,5 +569,27 @@ fn a_rollback_survives_closing_and_waits_for_room() {
         while w.pool.rolled_back("org", |_, _| true).await.is_err() {}
         assert_eq!(w.byte("org", 0, 8 * MIB).await, 1);
         assert_eq!(w.byte("org@b", 0, 8 * MIB).await, 2);
+    });
+}
+
+#[test]
+fn no_snapshot_is_dropped_because_the_origins_own_device_is_full() {
+    run(64 * MIB, 8 * MIB, options(0, OriginFull::DropOldest), |w| async move {
+        w.write("org", 0, MIB, 1).await;
+        w.snapshot("old", SnapshotFlags { droppable: true, ..CHAINED }).await;
+        w.write("org", 0, MIB, 2).await;
+        w.snapshot("a", CHAINED).await;
+        w.write("org", 0, MIB, 3).await;
+        w.disks[1].arm(Fault { on: Request::Write, harm: Harm::Enospc, when: When::From(1), within: None });
+        w.pool.rollback("org", "a").await.unwrap();
+        for _ in 0..3 {
+            let full = w.pool.rolled_back("org", |_, _| true).await.unwrap_err();
+            assert_eq!(full.kind(), ErrorKind::NoSpace);
+        }
+        w.disks[1].disarm();
+        while w.pool.rolled_back("org", |_, _| true).await.is_err() {}
+        for (name, byte) in [("org", 2), ("org@a", 2), ("org@old", 1)] {
+            assert_eq!(w.byte(name, 0, MIB).await, byte, "{name}");
+        }
     });
 }

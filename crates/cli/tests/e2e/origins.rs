@@ -154,6 +154,30 @@ fn a_rollback_goes_on_after_the_server_was_killed() {
 }
 
 #[test]
+fn a_rollback_that_was_killed_is_ended_by_asking_again() {
+    let lab = Lab::with_pool("128M");
+    let (old, new) = (noise(1, 8 * MIB), vec![2; 8 * MIB]);
+    fs::write(lab.path("disk.img"), &old).unwrap();
+    lab.ok(&["protect", "pool.img/disk", "disk.img", "--chunk", "4K"]);
+    lab.ok(&["snapshot", "pool.img/disk@a"]);
+    let server = Server::start(&lab);
+    write(&server, "disk", 2, 0, 8 * MIB);
+    server.stop();
+    lab.ok(&["copier", POOL, "--set", "throttle=1M/s"]);
+    let mut asked = lab.command(&["rollback", "pool.img/disk@a"]).spawn().unwrap();
+    wait_until("it has begun", || fs::read(lab.path("disk.img")).unwrap() != new);
+    asked.kill().unwrap();
+    let _ = asked.wait();
+    let listed = lab.run(&["list", "pool.img/disk"]);
+    assert!(listed.stderr.contains("not all back at disk@a"), "{}", listed.stderr);
+    assert!(fs::read(lab.path("disk.img")).unwrap() != old, "killed on the way");
+    lab.ok(&["copier", POOL, "--set", "throttle=none"]);
+    lab.ok(&["rollback", "pool.img/disk@a"]);
+    assert!(fs::read(lab.path("disk.img")).unwrap() == old);
+    lab.assert_clean();
+}
+
+#[test]
 fn the_pool_and_the_name_may_be_two_words() {
     let lab = Lab::with_pool("64M");
     fs::write(lab.path("disk.img"), vec![1; MIB]).unwrap();

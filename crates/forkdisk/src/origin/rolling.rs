@@ -303,12 +303,12 @@ impl<D: Device> Origin<D> {
                 Ok(()) => return,
                 Err(ended) => ended,
             };
-            let error = match ended {
+            // The origin's own device may be full, too: nothing in the pool helps there.
+            let is_full = matches!(ended, Ended::NoSpace);
+            *self.roller.error.borrow_mut() = Some(match ended {
                 Ended::NoSpace => no_space(),
                 Ended::Error(e) => e,
-            };
-            let is_full = error.kind() == ErrorKind::NoSpace;
-            *self.roller.error.borrow_mut() = Some(error);
+            });
             self.roller.changed.notify();
             let drops =
                 inner.meta.borrow().protects(self.id).is_some_and(|(p, _)| p.when_full == OriginFull::DropOldest);
