@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use forkdisk::{ErrorKind, FormatOptions, OpenOptions, Pool, ProtectOptions, Volume};
 
-use super::run::Known;
+use super::known::Known;
 use super::{ORIGIN, Setup, masks};
 use crate::disk::{Crash, Frozen, Medium, SimDisk};
 use crate::executor::Executor;
