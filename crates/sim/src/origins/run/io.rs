@@ -57,12 +57,18 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Mostly of the origin; else of a volume or clone.
+    /// Mostly of the origin; else of a volume or clone, half the time of one that is being flattened if there is one.
     pub(super) fn target(&mut self, op: &Op) -> Result<Option<Key>, Violation> {
         let origin = self.known.origin;
-        let key = match op.kind == Kind::Append || !op.draws[0].is_multiple_of(4) {
-            true => Some(origin),
-            false => {
+        let flattened = self.inflight.values().find_map(|o| match o.doing {
+            Doing::Flatten(key) => Some(key),
+            _ => None,
+        });
+        let key = match flattened {
+            _ if op.kind == Kind::Append => Some(origin),
+            Some(key) if op.draws[0].is_multiple_of(2) => Some(key),
+            _ if !op.draws[0].is_multiple_of(4) => Some(origin),
+            _ => {
                 let known = &self.known;
                 let writable = |key| known.writable.contains(&known.model.name(key));
                 self.any(op.draws[0] / 4, |key, v| key != origin && (v.of.is_none() || writable(key)))
