@@ -80,9 +80,9 @@ pub async fn rollback(session: &Session, p: params::Rollback, call: &Call) -> Re
     let (volume, snapshot) = split_snapshot(&p.snapshot)?;
     session.pool.find(&p.snapshot)?;
     // One that was interrupted, perhaps; what was written since it began is not to stay.
-    if origins::is_rolling(session, volume) {
-        origins::rolled_back(session, volume, call).await?;
-    }
+    origins::rolled_back(session, volume, call).await.map_err(|failure| {
+        Failure::new(failure.kind, format!("the rollback to {} has not begun: {}", p.snapshot, failure.message))
+    })?;
     // Held until the old contents are gone: nobody comes back in between.
     let _kept_away = match p.force {
         true => {
