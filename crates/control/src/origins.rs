@@ -88,7 +88,8 @@ pub async fn detach_origins(pool: &Pool<UringDevice>) -> Result<(), Error> {
         if let Some(snapshot) = origin.rolling {
             let (name, path) = (&origin.name, &origin.path);
             tracing::warn!(
-                "{name} is not all back at {snapshot}: {path} is no ordinary disk until the pool has been opened again"
+                "{name} is not all back at {snapshot}: until it is, {path} by itself is not what {name} shows; that \
+                 goes on whenever the pool is served, and `rollback` waits for it"
             );
         }
         let closed = pool.detach_origin(&origin.name, || modified(Path::new(&origin.path))).await;
@@ -127,6 +128,7 @@ pub async fn protect(session: &Session, p: params::Protect) -> Result<VolumeReco
 }
 
 pub async fn unprotect(session: &Session, p: params::Unprotect, call: &Call) -> Result<Deletion, Failure> {
+    session.pool.check_unprotect(&p.volume, p.recursive)?;
     let of_it = |name: &String| name.split('@').next() == Some(&p.volume) && name.contains('@');
     let mut deleted: Vec<String> = session.pool.list().into_iter().map(|info| info.name).filter(of_it).collect();
     deleted.push(p.volume.clone());
@@ -137,17 +139,25 @@ pub async fn unprotect(session: &Session, p: params::Unprotect, call: &Call) -> 
     Ok(Deletion { dry_run: p.dry_run, deleted, frees: None })
 }
 
-/// Waits until a rollback that is acknowledged has brought everything back, or whoever asked has gone.
+/// The snapshot that an origin is being rolled back to.
+pub fn rolling(session: &Session, volume: &str) -> Option<String> {
+    session.pool.origins().into_iter().find(|origin| origin.name == volume)?.rolling
+}
+
+/// Waits until a rollback that is under way has brought everything back; fails when whoever asked has gone, or the
+/// daemon ends, before that.
 pub async fn rolled_back(session: &Session, origin: &str, call: &Call) -> Result<(), Failure> {
+    let Some(snapshot) = rolling(session, origin) else { return Ok(()) };
     let tell = |done, total| {
         call.observer.reached(Step::bytes("bringing back", done, Some(total)));
         !call.cancelled.load(Ordering::Relaxed)
     };
-    session.pool.rolled_back(origin, tell).await.map_err(|error| {
-        let kind = Failure::from(error.clone()).kind;
-        let text = format!("{origin} shows the snapshot, and goes on being brought back as long as the pool is served");
-        Failure::new(kind, format!("{text}: {error}"))
-    })
+    let not_all = format!("{origin} is not all back at {snapshot}; that goes on whenever the pool is served");
+    match session.pool.rolled_back(origin, tell).await {
+        Ok(()) if rolling(session, origin).as_ref() != Some(&snapshot) => Ok(()),
+        Ok(()) => Err(Failure::new(FailureKind::Cancelled, format!("{not_all}: waiting for it was ended"))),
+        Err(error) => Err(Failure::new(Failure::from(error.clone()).kind, format!("{not_all}: {error}"))),
+    }
 }
 
 /// The properties of an origin among those that `set` changes.

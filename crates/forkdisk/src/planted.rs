@@ -18,7 +18,7 @@ macro_rules! bugs {
 
             /// Whether it takes an origin to show.
             pub fn is_of_origins(self) -> bool {
-                self as usize >= Bug::OriginBeforeRecord as usize && self as usize <= Bug::CursorTooFar as usize
+                self as usize >= Bug::OriginBeforeRecord as usize && self as usize <= Bug::FlattenRecordFirst as usize
             }
 
             /// Its name on the command line.
@@ -206,6 +206,10 @@ bugs! {
     RollbackEndBelieved = "rollback-end-believed",
     /// The cursor of a rollback is one chunk ahead.
     CursorTooFar = "cursor-too-far",
+    /// What shows through is copied while others may write there.
+    FlattenIgnoresWriters = "flatten-ignores-writers",
+    /// A clone counts as independent before all that shows through is its own.
+    FlattenRecordFirst = "flatten-record-first",
     /// The search for free pages finds those that were handed out since the last checkpoint.
     SearchFindsTaken = "search-finds-taken",
     /// What a view walks over is given to others.

@@ -3,7 +3,7 @@
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use forkdisk_sim::explore::{
@@ -13,6 +13,9 @@ use forkdisk_sim::explore::{
 use forkdisk_sim::history::{Aim, Profile, Stats, Violation};
 use forkdisk_sim::planted::{self, Bug};
 use forkdisk_sim::rng::mix;
+
+/// How long a failing history is made shorter.
+const SHRINK: Duration = Duration::from_secs(60);
 
 /// Runs forkdisk on a simulated disk, cuts the power everywhere, and compares every byte with a
 /// reference model.
@@ -181,7 +184,7 @@ fn explain(args: &Args, failure: &Failure) {
     if args.no_shrink {
         return;
     }
-    let shrunk = shrink(&failure.recipe, &failure.violation, 300);
+    let shrunk = shrink(&failure.recipe, &failure.violation, 300, SHRINK);
     println!("  shortened: forkdisk-sim {}", shrunk.recipe.flags());
     for line in shrunk.recipe.run(true).account {
         println!("    {line}");

@@ -8,7 +8,7 @@ use forkdisk::{
     Buf, CreateOptions, DiffClass, ErrorKind, FormatOptions, OpenOptions, OriginFull, Pool, ProtectOptions,
     SnapshotFlags,
 };
-use forkdisk_sim::disk::{Config, Counts, Crash, Medium, SimDisk, Volatile};
+use forkdisk_sim::disk::{Config, Counts, Crash, Fault, Harm, Medium, Request, SimDisk, Volatile, When};
 use forkdisk_sim::executor::Executor;
 
 const PATIENCE: u64 = 100_000_000;
@@ -569,5 +569,87 @@ fn a_rollback_survives_closing_and_waits_for_room() {
         while w.pool.rolled_back("org", |_, _| true).await.is_err() {}
         assert_eq!(w.byte("org", 0, 8 * MIB).await, 1);
         assert_eq!(w.byte("org@b", 0, 8 * MIB).await, 2);
+    });
+}
+
+#[test]
+fn no_snapshot_is_dropped_because_the_origins_own_device_is_full() {
+    run(64 * MIB, 8 * MIB, options(0, OriginFull::DropOldest), |w| async move {
+        w.write("org", 0, MIB, 1).await;
+        w.snapshot("old", SnapshotFlags { droppable: true, ..CHAINED }).await;
+        w.write("org", 0, MIB, 2).await;
+        w.snapshot("a", CHAINED).await;
+        w.write("org", 0, MIB, 3).await;
+        w.disks[1].arm(Fault { on: Request::Write, harm: Harm::Enospc, when: When::From(1), within: None });
+        w.pool.rollback("org", "a").await.unwrap();
+        for _ in 0..3 {
+            let full = w.pool.rolled_back("org", |_, _| true).await.unwrap_err();
+            assert_eq!(full.kind(), ErrorKind::NoSpace);
+        }
+        w.disks[1].disarm();
+        while w.pool.rolled_back("org", |_, _| true).await.is_err() {}
+        for (name, byte) in [("org", 2), ("org@a", 2), ("org@old", 1)] {
+            assert_eq!(w.byte(name, 0, MIB).await, byte, "{name}");
+        }
+    });
+}
+
+#[test]
+fn nothing_is_brought_back_before_it_is_durable_that_the_rollback_has_begun() {
+    run(64 * MIB, 8 * MIB, options(0, OriginFull::Error), |w| async move {
+        w.write("org", 0, MIB, 1).await;
+        w.snapshot("a", CHAINED).await;
+        w.write("org", 0, MIB, 2).await;
+        w.pool.volume("org").unwrap().flush().await.unwrap();
+        w.disks[0].slow_flushes();
+        let (pool, writer) = (w.pool.clone(), w.clone());
+        w.exec.spawn(Box::pin(async move { pool.rollback("org", "a").await.unwrap() }));
+        for _ in 0..200 {
+            w.byte("org@a", 0, 4096).await;
+        }
+        assert!(w.pool.origins()[0].rolling.is_some(), "it has begun");
+        // Somebody writes to a chunk that has to be brought back for it.
+        w.exec.spawn(Box::pin(async move { writer.write("org", 0, 512, 3).await }));
+        // Flushes do not end meanwhile.
+        for _ in 0..200 {
+            w.byte("org@a", 0, 4096).await;
+        }
+        for (pool_mask, origin_mask) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let frozen = w.disks.each_ref().map(|disk| disk.freeze(Crash::Power));
+            let media = [frozen[0].crash(pool_mask), frozen[1].crash(origin_mask)];
+            let exec = Executor::new(pool_mask);
+            let disks = media.map(|medium| SimDisk::new(medium, &exec, origin_mask));
+            let (device, origin, runtime) = (disks[0].clone(), disks[1].clone(), Rc::new(exec.clone()));
+            let expected = exec.run(PATIENCE, async move {
+                let pool = Pool::open(device, runtime, OpenOptions::default()).await.unwrap();
+                let expected = if pool.origins()[0].rolling.is_some() { 1 } else { 2 };
+                pool.attach_origin("org", origin, "/dev/x", 0).await.unwrap();
+                let volume = pool.volume("org").unwrap();
+                let (result, buf) = volume.read(4096, Buf::zeroed(MIB as usize - 4096)).await;
+                result.unwrap();
+                buf.iter().all(|&byte| byte == expected)
+            });
+            assert!(expected.unwrap(), "{pool_mask} {origin_mask}");
+            exec.halt();
+        }
+    });
+}
+
+#[test]
+fn an_origin_whose_device_is_gone_is_unprotected_though_it_is_being_rolled_back() {
+    run(64 * MIB, 8 * MIB, options(0, OriginFull::Error), |w| async move {
+        w.write("org", 0, 8 * MIB, 1).await;
+        w.snapshot("a", CHAINED).await;
+        w.write("org", 0, 8 * MIB, 2).await;
+        w.snapshot("b", CHAINED).await;
+        w.pool.rollback("org", "a").await.unwrap();
+        w.write("org", 7 * MIB, 512, 3).await;
+        w.pool.detach_origin("org", || 5).await.unwrap();
+        assert!(w.pool.origins()[0].rolling.is_some(), "it has not ended");
+        let refused = w.pool.unprotect("org", false).await.unwrap_err();
+        assert!(refused.to_string().contains("it has snapshots"), "{refused}");
+        w.pool.unprotect("org", true).await.unwrap();
+        w.pool.settle().await.unwrap();
+        assert!(w.pool.list().is_empty());
     });
 }

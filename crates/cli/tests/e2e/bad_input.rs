@@ -480,3 +480,29 @@ fn two_pools_in_one_command_are_refused() {
     let message = lab.run(&["clone", "pool.img/a", "other.img/a"]).refused();
     assert!(message.contains("two pools"), "{message}");
 }
+
+#[test]
+fn a_deletion_on_a_full_host_file_system_is_done_and_says_that_space_is_missing() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "64M") else { return };
+    lab.ok(&["init", "small/pool.img", "--size", "1G"]);
+    lab.ok(&["create", "small/pool.img/a", "--size", "512M"]);
+    let server = Server::start_on(&lab, "small/pool.img");
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    for piece in 0..8 {
+        client.write(piece << 20, &noise(piece, MIB), false).unwrap();
+    }
+    client.flush().unwrap();
+    lab.ok(&["snapshot", "small/pool.img/a@x"]);
+    fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
+    assert_eq!(client.write(0, &noise(101, MIB), false).unwrap_err().raw_os_error(), Some(28));
+    let said = lab.run(&["delete", "small/pool.img/a@x"]).refused();
+    assert!(said.contains("it is done, but its space has not come back yet"), "{said}");
+    fs::remove_file(place.join("filler")).unwrap();
+    let list = lab.json(&["list", "small/pool.img"]).to_string();
+    assert!(!list.contains("a@x"), "{list}");
+    drop(client);
+    server.stop();
+    lab.ok(&["check", "small/pool.img"]);
+}

@@ -154,6 +154,71 @@ fn a_rollback_goes_on_after_the_server_was_killed() {
 }
 
 #[test]
+fn a_rollback_that_was_killed_is_ended_by_asking_again() {
+    let lab = Lab::with_pool("128M");
+    let (old, new) = (noise(1, 8 * MIB), vec![2; 8 * MIB]);
+    fs::write(lab.path("disk.img"), &old).unwrap();
+    lab.ok(&["protect", "pool.img/disk", "disk.img", "--chunk", "4K"]);
+    lab.ok(&["snapshot", "pool.img/disk@a"]);
+    let server = Server::start(&lab);
+    write(&server, "disk", 2, 0, 8 * MIB);
+    server.stop();
+    lab.ok(&["copier", POOL, "--set", "throttle=1M/s"]);
+    let mut asked = lab.command(&["rollback", "pool.img/disk@a"]).spawn().unwrap();
+    wait_until("it has begun", || fs::read(lab.path("disk.img")).unwrap() != new);
+    asked.kill().unwrap();
+    let _ = asked.wait();
+    let listed = lab.run(&["list", "pool.img/disk"]);
+    assert!(listed.stderr.contains("not all back at disk@a"), "{}", listed.stderr);
+    assert!(fs::read(lab.path("disk.img")).unwrap() != old, "killed on the way");
+    lab.ok(&["copier", POOL, "--set", "throttle=none"]);
+    lab.ok(&["rollback", "pool.img/disk@a"]);
+    assert!(fs::read(lab.path("disk.img")).unwrap() == old);
+    lab.assert_clean();
+}
+
+#[test]
+fn two_rollbacks_at_once_come_one_after_the_other() {
+    let lab = lab();
+    lab.ok(&["snapshot", "pool.img/disk@a"]);
+    let server = Server::start(&lab);
+    write(&server, "disk", 2, 0, 8 * MIB);
+    lab.ok(&["snapshot", "pool.img/disk@b"]);
+    for _ in 0..3 {
+        let asked = ["a", "b", "b"].map(|name| {
+            lab.command(&["rollback", &format!("pool.img/disk@{name}")]).stderr(std::process::Stdio::piped()).spawn()
+        });
+        for one in asked {
+            let done = one.unwrap().wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&done.stderr).into_owned();
+            // Only where two find that none is under way, and begin in the same moment.
+            assert!(done.status.success() || said.contains("wait until that has ended"), "{said}");
+        }
+        let disk = contents(&server, "disk");
+        assert!(disk.iter().all(|&byte| byte == disk[0]), "one of them");
+    }
+    server.stop();
+    lab.assert_clean();
+}
+
+#[test]
+fn what_would_be_refused_is_refused_when_it_is_only_asked_what_would_go() {
+    let lab = lab();
+    lab.ok(&["snapshot", "pool.img/disk@a"]);
+    lab.ok(&["clone", "pool.img/disk@a", "pool.img/c"]);
+    for (asked, why) in [
+        (vec!["unprotect", "-n", "pool.img/none"], "none"),
+        (vec!["unprotect", "-n", "pool.img/c"], "is a volume of the pool"),
+        (vec!["unprotect", "-n", "pool.img/disk"], "it has snapshots"),
+        (vec!["unprotect", "-rn", "pool.img/disk"], "held by \"c\""),
+        (vec!["delete", "-n", "pool.img/disk@a"], "held by \"c\""),
+    ] {
+        let said = lab.run(&asked).refused();
+        assert!(said.contains(why), "{asked:?}: {said}");
+    }
+}
+
+#[test]
 fn the_pool_and_the_name_may_be_two_words() {
     let lab = Lab::with_pool("64M");
     fs::write(lab.path("disk.img"), vec![1; MIB]).unwrap();

@@ -11,6 +11,7 @@ use crate::session::Session;
 pub async fn delete(session: &Session, p: params::Delete, call: &Call) -> Result<Deletion, Failure> {
     let names = victims(session, &p)?;
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    session.pool.check_delete(&names)?;
     if !p.dry_run {
         for name in &names {
             refuse_in_use(session, &session.pool.find(name)?, "disconnect it first")?;

@@ -79,6 +79,10 @@ pub async fn snapshot(session: &Session, p: params::Snapshot) -> Result<Vec<Volu
 pub async fn rollback(session: &Session, p: params::Rollback, call: &Call) -> Result<VolumeRecord, Failure> {
     let (volume, snapshot) = split_snapshot(&p.snapshot)?;
     session.pool.find(&p.snapshot)?;
+    // One that was interrupted, perhaps; what was written since it began is not to stay.
+    origins::rolled_back(session, volume, call).await.map_err(|failure| {
+        Failure::new(failure.kind, format!("the rollback to {} has not begun: {}", p.snapshot, failure.message))
+    })?;
     // Held until the old contents are gone: nobody comes back in between.
     let _kept_away = match p.force {
         true => {

@@ -7,6 +7,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use crate::copier::{CopyError, Group, Job, MAX_DESTINATIONS, Piece, Place, Source};
 use crate::device::Device;
@@ -25,6 +26,8 @@ use super::{Origin, View};
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Pages of the pool kept back for tables and for verbs that free space.
 const RESERVE: u64 = 64;
+/// How long a write waits for others behind it where there were some before.
+const GATHER: Duration = Duration::from_micros(300);
 
 /// Pages of the origin on their way to a place in the pool.
 struct Copy {
@@ -132,10 +135,21 @@ impl<D: Device> Origin<D> {
         mut patience: Option<&mut Patience>,
     ) -> std::result::Result<RangeGuard, Ended> {
         let limit = inner.meta.borrow().protects(self.id).map_or(0, |(p, _)| p.copy_ahead);
-        let mut ahead = self.streams.borrow().ahead(limit);
+        let mut ahead = true;
         loop {
-            let far = (end + ahead).next_multiple_of(self.chunk).min(self.size);
-            let mut held = self.locks.lock(self.chunks(offset, far), Hold::Alone).await;
+            let look = || self.streams.borrow_mut().far(offset, end, if ahead { limit } else { 0 });
+            let mut far = look();
+            // Who comes behind meanwhile waits behind.
+            let reach = if far.alone { end + limit } else { far.end };
+            let mut held = self.locks.lock(self.chunks(offset, reach.min(self.size)), Hold::Alone).await;
+            if far.alone {
+                inner.runtime.sleep(GATHER).await;
+                far = look();
+                if far.alone {
+                    self.streams.borrow_mut().came_alone(end);
+                }
+            }
+            let far = far.end.next_multiple_of(self.chunk).min(self.size);
             inner.admit().await?;
             match self.copy_held(inner, offset, far).await {
                 Ok(()) => {
@@ -144,7 +158,7 @@ impl<D: Device> Origin<D> {
                 }
                 Err(Ended::Error(e)) => return Err(Ended::Error(e)),
                 // What is not asked for yet is not worth waiting for.
-                Err(Ended::NoSpace) if ahead > 0 => ahead = 0,
+                Err(Ended::NoSpace) if ahead => ahead = false,
                 Err(Ended::NoSpace) => {
                     drop(held);
                     let Some(patience) = patience.as_deref_mut() else { return Err(Ended::NoSpace) };

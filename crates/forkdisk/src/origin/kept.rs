@@ -284,6 +284,9 @@ impl Meta {
             editor.tree_remove(&mut protects.kept, key)?;
         }
         protects.rolling = snapshot;
+        if !ended && cursor == 0 {
+            self.directory.rollback_begins(origin, until);
+        }
         let volume = self.directory.change(origin).ok_or_else(nonsense)?;
         volume.record.cursor = if ended { 0 } else { cursor };
         Ok(())

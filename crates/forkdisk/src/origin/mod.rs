@@ -33,7 +33,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
 use crate::planted::{Bug, planted};
 use crate::pool::Inner;
-use crate::sync::{Flushes, RangeLocks};
+use crate::sync::{Flushes, Hold, RangeLocks};
 use crate::types::VolumeId;
 
 pub use kept::View;
@@ -60,6 +60,8 @@ pub struct Origin<D> {
     failed: RefCell<Option<Error>>,
     /// Snapshots, with their groups, whose record must not be durable before what the origin holds is.
     unsettled: RefCell<Vec<VolumeId>>,
+    /// Held by commits that see to that.
+    settling: Rc<RangeLocks>,
     /// Whether the pool knows, durably, that the origin is being written.
     marked: Cell<bool>,
 }
@@ -78,6 +80,7 @@ impl<D: Device> Origin<D> {
             roller: rolling::Roller::default(),
             failed: RefCell::new(None),
             unsettled: RefCell::default(),
+            settling: Rc::default(),
             marked: Cell::new(false),
         }
     }
@@ -125,8 +128,12 @@ impl<D: Device> Inner<D> {
     /// Before records become durable: so does whatever new snapshots of origins show. Those of an
     /// origin that fails to do so are gone with the same commit.
     pub async fn settle_origins(&self) -> Result<()> {
-        let origins: Vec<Rc<Origin<D>>> = self.origins.borrow().values().cloned().collect();
-        for origin in origins {
+        let ids: Vec<VolumeId> = self.origins.borrow().keys().copied().collect();
+        for id in ids {
+            let Some(settling) = self.origins.borrow().get(&id).map(|origin| origin.settling.clone()) else { continue };
+            // Before the origin is: who waits here is no user either.
+            let _held = settling.lock(0..1, Hold::Shared).await;
+            let Some(origin) = self.origins.borrow().get(&id).cloned() else { continue };
             let lost = origin.settle_snapshots().await;
             let mut meta = self.meta.borrow_mut();
             let ids: Vec<VolumeId> = lost.into_iter().filter(|&id| meta.directory.is_snapshot(id)).collect();

@@ -211,6 +211,10 @@ impl<D: Device> Origin<D> {
     /// Writes what the snapshot has of these chunks to the origin, as far as they are not back; they are
     /// held.
     async fn bring_back(&self, inner: &Rc<Inner<D>>, chunks: Range<u64>) -> std::result::Result<(), Ended> {
+        // What is written must not be there after a crash that takes the rollback back.
+        if self.is_beginning(inner) {
+            inner.clone().commit().await.map_err(Ended::Error)?;
+        }
         let end = (chunks.end * self.chunk).min(self.size);
         let mut at = chunks.start * self.chunk;
         while at < end {
@@ -233,6 +237,12 @@ impl<D: Device> Origin<D> {
             }
         }
         Ok(())
+    }
+
+    /// Whether a crash now could take back that the rollback has begun.
+    fn is_beginning(&self, inner: &Inner<D>) -> bool {
+        let meta = inner.meta.borrow();
+        meta.directory.chain(self.id).is_some_and(|chain| chain.rolled_until > meta.journal.confirmed())
     }
 
     /// These chunks are back, durably.
@@ -303,18 +313,18 @@ impl<D: Device> Origin<D> {
                 Ok(()) => return,
                 Err(ended) => ended,
             };
-            let error = match ended {
-                Ended::NoSpace => no_space(),
-                Ended::Error(e) => e,
-            };
-            let is_full = error.kind() == ErrorKind::NoSpace;
-            *self.roller.error.borrow_mut() = Some(error);
-            self.roller.changed.notify();
+            // The origin's own device may be full, too: nothing in the pool helps there.
+            let is_full = matches!(ended, Ended::NoSpace);
             let drops =
                 inner.meta.borrow().protects(self.id).is_some_and(|(p, _)| p.when_full == OriginFull::DropOldest);
             if is_full && drops && self.wait_for_space(inner, &mut patience).await.is_ok() {
                 continue;
             }
+            *self.roller.error.borrow_mut() = Some(match ended {
+                Ended::NoSpace => no_space(),
+                Ended::Error(e) => e,
+            });
+            self.roller.changed.notify();
             if is_full && inner.has_pending_space() {
                 let _ = inner.clone().checkpoint().await;
             }
@@ -408,13 +418,14 @@ impl<D: Device> Pool<D> {
 
     /// Waits until the rollback of an origin, if one is under way, has brought everything back; `progress` is
     /// told how many bytes of how many, and waiting ends when it answers false. Fails when a step does, though the
-    /// rollback goes on.
+    /// rollback goes on. Another one that begins when it has ended is not waited for.
     pub async fn rolled_back(&self, name: &str, mut progress: impl FnMut(u64, u64) -> bool) -> Result<()> {
         let inner = &self.0;
         let id = inner.meta.borrow().directory.find(name)?.record.id;
         let origin = inner.attached(id)?;
         origin.roller.error.take();
-        while let Some(rolling) = origin.rolling(inner) {
+        let snapshot = origin.rolling(inner).map(|rolling| rolling.snapshot);
+        while let Some(rolling) = origin.rolling(inner).filter(|rolling| Some(rolling.snapshot) == snapshot) {
             if !progress((rolling.cursor * origin.chunk).min(origin.size), origin.size) {
                 return Ok(());
             }
@@ -423,12 +434,14 @@ impl<D: Device> Pool<D> {
             }
             origin.check_alive()?;
             inner.check_writable()?;
-            if !origin.roller.running.get() {
+            if origin.roller.stop.get() || inner.closing.get() || inner.closed.get() {
                 return Err(Error::new(
                     ErrorKind::Busy,
                     format!("{name:?} is being closed; its rollback goes on when it is opened again"),
                 ));
             }
+            // Not yet where the same has been asked for again just when it ended.
+            origin.roll_soon(inner);
             origin.roller.changed.wait().await;
         }
         let _ = progress(origin.size, origin.size);

@@ -1,44 +1,113 @@
-//! Who writes one thing behind the other: for them more is kept ahead at once.
+//! How far behind a write what it is about to overwrite is kept along with it: for those who wait behind it
+//! already, and for who writes one thing behind the other.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 
 /// Streams that are remembered.
 const STREAMS: usize = 16;
 /// How far a write may be from where a stream was expected to go on, in bytes: several requests of
 /// one writer are under way at once, and not always in order.
 const NEAR: u64 = 1 << 20;
+/// What share of what it has written is kept blindly for a stream whose requests come one by one, and for one that
+/// has had several waiting at once: those tell where it ends.
+const BLIND: [u64; 2] = [2, 8];
 
 #[derive(Clone, Copy)]
 struct Stream {
     end: u64,
     /// Bytes written one behind the other.
     written: u64,
+    /// Others of it have waited behind one that was copying.
+    deep: bool,
 }
 
-/// The streams of one origin, the one written last in front.
+/// How far a write has to look ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Far {
+    /// Where what is kept along with it ends.
+    pub end: u64,
+    /// Nobody waits behind it, although others of its stream did: they may be on their way.
+    pub alone: bool,
+}
+
+impl Stream {
+    fn note(&mut self, offset: u64, end: u64) {
+        if end > self.end {
+            *self = Stream { end, written: self.written + (end - offset), ..*self };
+        }
+    }
+}
+
+/// The streams of one origin, the one written last in front, and the writes that wait.
 #[derive(Default)]
-pub struct Streams(Vec<Stream>);
+pub struct Streams {
+    all: Vec<Stream>,
+    /// Ends by beginning and number.
+    waiting: BTreeMap<(u64, u64), u64>,
+    next: u64,
+}
+
+/// A write that waits until it may go on.
+pub struct Waiting<'a> {
+    streams: &'a RefCell<Streams>,
+    key: (u64, u64),
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.streams.borrow_mut().waiting.remove(&self.key);
+    }
+}
 
 impl Streams {
-    /// Notes a write.
-    pub fn note(&mut self, offset: u64, len: u64) {
-        let end = offset + len;
-        let near = |s: &Stream| offset.abs_diff(s.end) <= NEAR;
-        let stream = match self.0.iter().position(near) {
-            Some(at) => {
-                let old = self.0.remove(at);
-                let more = if end > old.end { len } else { 0 };
-                Stream { end: end.max(old.end), written: old.written + more }
-            }
-            None => Stream { end, written: 0 },
-        };
-        self.0.insert(0, stream);
-        self.0.truncate(STREAMS);
+    /// Notes a write, which waits as long as what is returned is there.
+    pub fn enter(this: &RefCell<Streams>, offset: u64, end: u64) -> Waiting<'_> {
+        let mut streams = this.borrow_mut();
+        streams.note(offset, end);
+        let key = (offset, streams.next);
+        streams.next += 1;
+        streams.waiting.insert(key, end);
+        Waiting { streams: this, key }
     }
 
-    /// How much is to be kept behind the write noted last, now that something has to be copied: as much as its
-    /// stream has written one behind the other, at most `limit`. So what is kept for nothing when it ends is
-    /// never more than what it wrote.
-    pub fn ahead(&self, limit: u64) -> u64 {
-        self.0.first().map_or(0, |stream| stream.written.min(limit))
+    fn note(&mut self, offset: u64, end: u64) {
+        let near = |s: &Stream| offset.abs_diff(s.end) <= NEAR;
+        let mut stream = match self.all.iter().position(near) {
+            Some(at) => self.all.remove(at),
+            None => Stream { end, written: 0, deep: false },
+        };
+        stream.note(offset, end);
+        self.all.insert(0, stream);
+        self.all.truncate(STREAMS);
+    }
+
+    /// Where what is kept along with the write from `offset` to `end` ends, at most `limit` bytes behind it: with
+    /// those that wait without a gap behind it; and blindly a share of what its stream has written, so that what is
+    /// kept for nothing when it ends is never more than that.
+    pub fn far(&mut self, offset: u64, end: u64, limit: u64) -> Far {
+        let mut asked = end;
+        for (&(start, _), &stop) in self.waiting.range((offset, 0)..) {
+            if start > asked || asked >= end + limit {
+                break;
+            }
+            asked = asked.max(stop);
+        }
+        let is_its = |s: &&mut Stream| asked.abs_diff(s.end) <= NEAR;
+        let Some(stream) = self.all.iter_mut().find(is_its) else {
+            return Far { end: asked.min(end + limit), alone: false };
+        };
+        let alone = asked == end && stream.deep;
+        stream.deep |= asked > end;
+        let blind = stream.written / BLIND[usize::from(stream.deep)];
+        Far { end: asked.max(end + blind).min(end + limit), alone }
+    }
+
+    /// Nobody has come to wait behind the write that ends there: its stream's writes come one by one.
+    pub fn came_alone(&mut self, end: u64) {
+        if let Some(stream) = self.all.iter_mut().find(|s| end.abs_diff(s.end) <= NEAR) {
+            stream.deep = false;
+        }
     }
 }
 
@@ -46,30 +115,54 @@ impl Streams {
 mod tests {
     use super::*;
 
+    const K: u64 = 1 << 10;
+
     #[test]
     fn a_stream_gets_as_much_ahead_as_it_has_written_up_to_the_limit() {
         let mut streams = Streams::default();
         let mut ahead = Vec::new();
         for i in 0..5 {
-            streams.note(i << 16, 1 << 16);
-            ahead.push(streams.ahead(200 << 10) >> 10);
+            streams.note(i << 16, (i + 1) << 16);
+            ahead.push((streams.far(i << 16, (i + 1) << 16, 120 * K).end - ((i + 1) << 16)) / K);
         }
-        assert_eq!(ahead, [0, 64, 128, 192, 200]);
-        streams.note(3 << 16, 1 << 16);
-        assert_eq!(streams.ahead(1 << 30) >> 10, 256, "what is written again counts once");
+        assert_eq!(ahead, [0, 32, 64, 96, 120]);
+        streams.note(3 << 16, 4 << 16);
+        assert_eq!(streams.far(3 << 16, 4 << 16, 1 << 30).end / K, 256 + 128, "what is written again counts once");
     }
 
     #[test]
     fn random_writes_are_no_stream_and_do_not_end_one() {
         let mut streams = Streams::default();
         for i in 0..100u64 {
-            streams.note(i * 4096, 4096);
-            streams.note((7 + i * 977 % 1000) << 24, 4096);
-            assert_eq!(streams.ahead(1 << 20), 0);
-            if i % 10 == 9 {
-                streams.note((i + 1) * 4096, 0);
-                assert!(streams.ahead(1 << 20) > 0 || i < 10, "{i}");
-            }
+            streams.note(i * 4096, (i + 1) * 4096);
+            let far = streams.far(i * 4096, (i + 1) * 4096, 64 * K);
+            assert_eq!(far.end - (i + 1) * 4096, (i * 4096 / 2).min(64 * K));
+            let other = (7 + i * 977 % 1000) << 24;
+            streams.note(other, other + 4096);
+            assert_eq!(streams.far(other, other + 4096, 1 << 20), Far { end: other + 4096, alone: false });
         }
+    }
+
+    #[test]
+    fn those_that_wait_behind_are_kept_for_and_little_else() {
+        let streams = RefCell::new(Streams::default());
+        let first = Streams::enter(&streams, 0, 64 * K);
+        let others: Vec<_> = (1..8).map(|i| Streams::enter(&streams, i * 64 * K, (i + 1) * 64 * K)).collect();
+        let apart = Streams::enter(&streams, 1 << 30, (1 << 30) + 4096);
+        let far = |offset, limit| {
+            let far = streams.borrow_mut().far(offset, offset + 64 * K, limit);
+            (far.end / K, far.alone)
+        };
+        assert_eq!((far(0, 8 << 20), far(0, 100 * K)), ((512, false), (164, false)));
+        drop((others, apart));
+        assert_eq!(streams.borrow().waiting.len(), 1);
+        drop(first);
+        assert!(streams.borrow().waiting.is_empty());
+        // One more behind them may be the first of several again, or they come one by one from now on.
+        let last = Streams::enter(&streams, 512 * K, 576 * K);
+        assert_eq!(far(512 * K, 8 << 20), (576 + 64, true));
+        streams.borrow_mut().came_alone(576 * K);
+        assert_eq!(far(512 * K, 8 << 20), (576 + 256, false));
+        drop(last);
     }
 }

@@ -7,7 +7,7 @@ use smallvec::smallvec;
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Identity, MAX_ORIGIN_TEXT, NO_VOLUME, OriginFull, Record, VolumeState};
-use crate::pool::{Inner, Pool, VolumeInfo, check_size, gone};
+use crate::pool::{Inner, Meta, Pool, VolumeInfo, check_size, gone};
 use crate::sync::Hold;
 use crate::types::{BLOCK_SIZE, MAX_COPY_AHEAD, PAGE_SIZE, VolumeId, is_chunk};
 
@@ -185,6 +185,8 @@ impl<D: Device> Pool<D> {
         let id = inner.meta.borrow().directory.find(name)?.record.id;
         let origin = inner.attached(id)?;
         origin.stop_rolling().await;
+        // A commit that goes on by itself is no user.
+        drop(origin.settling.lock(0..1, Hold::Alone).await);
         // The map's and ours.
         if Rc::strong_count(&origin) > 2 {
             origin.roll_soon(inner);
@@ -203,18 +205,12 @@ impl<D: Device> Pool<D> {
     /// gone. With `snapshots` false it is refused while it has any. Its device need not be open.
     pub async fn unprotect(&self, name: &str, snapshots: bool) -> Result<()> {
         let inner = &self.0;
-        let id = {
-            let meta = inner.meta.borrow();
-            let record = &meta.directory.find(name)?.record;
-            if record.state != VolumeState::Origin {
-                return Err(Error::new(ErrorKind::Invalid, format!("{name:?} is a volume of the pool: delete it")));
-            }
-            refuse_rolling(&meta, record.id)?;
-            record.id
-        };
+        self.check_unprotect(name, snapshots)?;
+        let id = inner.meta.borrow().directory.find(name)?.record.id;
         let open = inner.origins.borrow().get(&id).cloned();
         if let Some(origin) = &open {
             origin.stop_rolling().await;
+            drop(origin.settling.lock(0..1, Hold::Alone).await);
             if Rc::strong_count(origin) > 2 {
                 return Err(Error::new(ErrorKind::Busy, format!("{name:?} is in use; close it first")));
             }
@@ -222,18 +218,7 @@ impl<D: Device> Pool<D> {
         }
         inner
             .verb(|meta| {
-                let mut ids = meta.directory.snapshots_of(id);
-                if let Some(&first) = ids.first().filter(|_| !snapshots) {
-                    let first = meta.directory.get(first).map(|v| meta.directory.full_name(&v.record));
-                    let why = format!(
-                        "it has snapshots, such as {:?}; delete them first or with it (-r)",
-                        first.unwrap_or_default()
-                    );
-                    return Err(Error::new(ErrorKind::Busy, why));
-                }
-                for &snapshot in &ids {
-                    meta.directory.refuse_held(snapshot)?;
-                }
+                let mut ids = unprotectable(meta, id, snapshots)?;
                 ids.push(id);
                 Ok((Record::Delete { ids }, ()))
             })
@@ -241,6 +226,21 @@ impl<D: Device> Pool<D> {
         inner.origins.borrow_mut().remove(&id);
         inner.reap_soon();
         Ok(())
+    }
+
+    /// Refuses what [`unprotect`](Self::unprotect) would, but for what is in use.
+    pub fn check_unprotect(&self, name: &str, snapshots: bool) -> Result<()> {
+        let inner = &self.0;
+        let meta = inner.meta.borrow();
+        let record = &meta.directory.find(name)?.record;
+        if record.state != VolumeState::Origin {
+            return Err(Error::new(ErrorKind::Invalid, format!("{name:?} is a volume of the pool: delete it")));
+        }
+        // A rollback never ends where the device is gone.
+        if inner.origins.borrow().contains_key(&record.id) {
+            refuse_rolling(&meta, record.id)?;
+        }
+        unprotectable(&meta, record.id, snapshots).map(drop)
     }
 
     /// How old contents of an origin are kept from now on.
@@ -310,3 +310,21 @@ impl<D: Device> Origin<D> {
 }
 
 const _: () = assert!(SAMPLE == PAGE_SIZE as u64);
+
+/// The snapshots that go with an origin; refuses where there are some and they are not to, or somebody needs one.
+fn unprotectable(meta: &Meta, origin: VolumeId, snapshots: bool) -> Result<Vec<VolumeId>> {
+    let ids = meta.directory.snapshots_of(origin);
+    if let Some(&first) = ids.first().filter(|_| !snapshots) {
+        let first = meta.directory.get(first).map(|v| meta.directory.full_name(&v.record));
+        let why =
+            format!("it has snapshots, such as {:?}; delete them first or with it (-r)", first.unwrap_or_default());
+        return Err(Error::new(ErrorKind::Busy, why));
+    }
+    for &snapshot in &ids {
+        match meta.directory.resting_on(snapshot) {
+            Some(by) if by.record.id != origin => meta.directory.refuse_held(snapshot)?,
+            _ => {}
+        }
+    }
+    Ok(ids)
+}

@@ -13,6 +13,7 @@ use crate::types::{PAGE_SIZE, VirtualPage};
 
 use super::Origin;
 use super::full::Patience;
+use super::stream::Streams;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Bytes of zeroes written at once.
@@ -57,13 +58,14 @@ impl<D: Device> Origin<D> {
 
     /// Writes whole blocks of the device.
     async fn write_blocks(&self, inner: &Rc<Inner<D>>, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
-        self.streams.borrow_mut().note(offset, buf.len() as u64);
+        let waiting = Streams::enter(&self.streams, offset, offset + buf.len() as u64);
         let mut patience = Patience::default();
         let held = match self.admit(inner, offset, offset + buf.len() as u64, Some(&mut patience)).await {
             Ok(held) => held,
             Err(Ended::NoSpace) => return (Err(no_space()), buf),
             Err(Ended::Error(e)) => return (Err(e), buf),
         };
+        drop(waiting);
         let segment = Segment { offset, at: 0, len: buf.len() };
         let (result, buf) = self.device.write(buf, smallvec![segment], fua).await;
         drop(held);

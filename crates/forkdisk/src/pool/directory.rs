@@ -79,6 +79,8 @@ pub struct Chain {
     pub independent: BTreeSet<VolumeId>,
     /// The deletion of others is durable once the journal is up to this sequence number.
     pub deleted_until: u64,
+    /// That a rollback to one of them has begun is durable once the journal is up to this.
+    pub rolled_until: u64,
 }
 
 /// See the module.
@@ -170,6 +172,11 @@ impl Directory {
     /// The living snapshots of a volume, if it ever had any.
     pub fn chain(&self, of: VolumeId) -> Option<&Chain> {
         self.chains.get(&of)
+    }
+
+    /// A rollback of this origin begins; that is durable once the journal is up to `until`.
+    pub fn rollback_begins(&mut self, origin: VolumeId, until: u64) {
+        self.chains.entry(origin).or_default().rolled_until = until;
     }
 
     /// A volume that shows through to snapshot `id` of an origin, if there is one, or the origin that is being

@@ -156,8 +156,13 @@ impl<D: Device> Inner<D> {
         Ok(true)
     }
 
-    /// Waits until there is nothing left to give back and all of it may be used again.
+    /// Waits until there is nothing left to give back and all of it may be used again; not where the file system
+    /// under the pool is full, though it goes on then, too.
     pub async fn settle(self: Rc<Self>) -> Result<()> {
+        self.unless_stuck(self.clone().all_given_back()).await
+    }
+
+    async fn all_given_back(self: Rc<Self>) -> Result<()> {
         self.reap_soon();
         while self.reaping.get() {
             self.reaped.wait().await;

@@ -348,39 +348,20 @@ impl<D: Device> Pool<D> {
         let inner = &self.0;
         inner
             .verb(|meta| {
-                let mut ids = Vec::new();
                 for &name in names {
-                    let volume = meta.directory.find(name)?;
-                    if volume.record.state == VolumeState::Origin {
-                        let why = format!("{name:?} is an origin; unprotect it, and it is an ordinary disk again");
-                        return Err(Error::new(ErrorKind::Invalid, why));
-                    }
-                    refuse_in_use(volume, name)?;
-                    if !ids.contains(&volume.record.id) {
-                        ids.push(volume.record.id);
-                    }
+                    refuse_in_use(meta.directory.find(name)?, name)?;
                 }
-                for &id in &ids {
-                    let left = meta.directory.snapshots_of(id).into_iter().find(|s| !ids.contains(s));
-                    if let Some(left) = left.and_then(|s| meta.directory.get(s)) {
-                        let snapshot = meta.directory.full_name(&left.record);
-                        let why = format!("it has snapshots, such as {snapshot:?}; delete them first or with it (-r)");
-                        return Err(Error::new(ErrorKind::Busy, why));
-                    }
-                }
-                for &id in &ids {
-                    match meta.directory.resting_on(id).map(|v| v.record.id) {
-                        Some(by) if !ids.contains(&by) => meta.directory.refuse_held(id)?,
-                        _ => {}
-                    }
-                }
-                // Snapshots first: a record must never name the snapshot of a volume that is gone.
-                ids.sort_by_key(|id| meta.directory.get(*id).map(|v| v.record.state != VolumeState::Snapshot));
+                let ids = deletable(meta, names)?;
                 Ok((Record::Delete { ids }, ()))
             })
             .await?;
         inner.reap_soon();
         Ok(())
+    }
+
+    /// Refuses what [`delete`](Self::delete) would, but for what is in use.
+    pub fn check_delete(&self, names: &[&str]) -> Result<()> {
+        deletable(&self.0.meta.borrow(), names).map(drop)
     }
 
     /// Waits until every deletion has given its space back.
@@ -413,4 +394,36 @@ impl<D: Device> Pool<D> {
         inner.space_changed.notify();
         inner.clone().checkpoint().await
     }
+}
+
+/// What is deleted by these names, snapshots first; refuses unless nothing is left that needs any of them.
+fn deletable(meta: &Meta, names: &[&str]) -> Result<Vec<VolumeId>> {
+    let mut ids = Vec::new();
+    for &name in names {
+        let record = &meta.directory.find(name)?.record;
+        if record.state == VolumeState::Origin {
+            let why = format!("{name:?} is an origin; unprotect it, and it is an ordinary disk again");
+            return Err(Error::new(ErrorKind::Invalid, why));
+        }
+        if !ids.contains(&record.id) {
+            ids.push(record.id);
+        }
+    }
+    for &id in &ids {
+        let left = meta.directory.snapshots_of(id).into_iter().find(|s| !ids.contains(s));
+        if let Some(left) = left.and_then(|s| meta.directory.get(s)) {
+            let snapshot = meta.directory.full_name(&left.record);
+            let why = format!("it has snapshots, such as {snapshot:?}; delete them first or with it (-r)");
+            return Err(Error::new(ErrorKind::Busy, why));
+        }
+    }
+    for &id in &ids {
+        match meta.directory.resting_on(id).map(|v| v.record.id) {
+            Some(by) if !ids.contains(&by) => meta.directory.refuse_held(id)?,
+            _ => {}
+        }
+    }
+    // A record must never name the snapshot of a volume that is gone.
+    ids.sort_by_key(|id| meta.directory.get(*id).map(|v| v.record.state != VolumeState::Snapshot));
+    Ok(ids)
 }

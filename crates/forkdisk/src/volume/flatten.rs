@@ -13,6 +13,7 @@ use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{NO_VOLUME, Record, VolumeState};
 use crate::map::{Stop, lookup};
+use crate::planted::{Bug, planted};
 use crate::pool::{Pool, no_space, pages_of, yield_now};
 use crate::sync::Hold;
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, VirtualPage};
@@ -67,6 +68,9 @@ impl<D: Device> Volume<D> {
             return Ok(FlattenReport { independent: true, ..report });
         };
         let bytes = (*below).min(self.size());
+        if planted(Bug::FlattenRecordFirst) {
+            self.inner.note(|_| Ok((Record::Flatten { id: self.id }, ())))?;
+        }
         let mut at = 0;
         while let Some(next) = self.next_showing(at, pages_of(bytes)).await? {
             if !progress((next * PAGE).min(bytes), bytes) {
@@ -116,7 +120,10 @@ impl<D: Device> Volume<D> {
     /// Copies what shows through in these pages of one virtual block; how many bytes that were.
     async fn take_over(&self, pages: Range<u64>) -> Result<u64> {
         // As who completes a page with what shows through: nobody writes here in between.
-        let _pages = self.edges.lock(pages.clone(), Hold::Alone).await;
+        let _pages = match planted(Bug::FlattenIgnoresWriters) {
+            true => None,
+            false => Some(self.edges.lock(pages.clone(), Hold::Alone).await),
+        };
         let (mut at, mut copied) = (pages.start, 0);
         while let Some(first) = self.next_showing(at, pages.end).await? {
             at = self.next_own(first, pages.end).await?;

@@ -5,7 +5,6 @@
 
 use std::cell::Cell;
 use std::future::Future;
-use std::io;
 use std::rc::Rc;
 
 use forkdisk::device::{Buf, IoResult, MemoryDevice, Segments};
@@ -25,17 +24,7 @@ struct Scale {
 }
 
 impl Device for Scale {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn block_size(&self) -> usize {
-        self.inner.block_size()
-    }
-
-    fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
-        self.inner.read(buf, segments)
-    }
+    forward! { len block_size read flush discard set_len }
 
     fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
         let is_data = |s: &forkdisk::device::Segment| buf[s.at..s.at + s.len.min(PAGE_SIZE)].iter().all(|&b| b == 0);
@@ -44,18 +33,6 @@ impl Device for Scale {
         self.data.set(self.data.get() + bytes(&data));
         self.metadata.set(self.metadata.get() + bytes(&metadata));
         self.inner.write(buf, metadata, fua)
-    }
-
-    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.discard(offset, len)
-    }
-
-    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.set_len(len)
     }
 }
 

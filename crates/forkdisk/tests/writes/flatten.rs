@@ -3,7 +3,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -36,35 +35,13 @@ impl Noted {
 }
 
 impl Device for Noted {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn block_size(&self) -> usize {
-        self.inner.block_size()
-    }
-
-    fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
-        self.inner.read(buf, segments)
-    }
+    forward! { len block_size read flush discard set_len }
 
     fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
         for s in &segments {
             self.writes.borrow_mut().push((s.offset, buf[s.at..s.at + s.len].to_vec()));
         }
         self.inner.write(buf, segments, fua)
-    }
-
-    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.discard(offset, len)
-    }
-
-    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.set_len(len)
     }
 }
 

@@ -206,13 +206,7 @@ impl Tape {
 }
 
 impl Device for Tape {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn block_size(&self) -> usize {
-        self.inner.block_size()
-    }
+    forward! { len block_size set_len }
 
     fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
         self.state.reads.set(self.state.reads.get() + 1);
@@ -237,10 +231,6 @@ impl Device for Tape {
 
     fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
         self.late(WRITE, self.inner.discard(offset, len))
-    }
-
-    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.set_len(len)
     }
 }
 

@@ -1,6 +1,9 @@
 //! Where writes go and in which order: the engine on devices in memory whose every request is written
 //! down, with a clock of its own.
 
+#[macro_use]
+mod forward;
+
 mod amplification;
 mod commit;
 mod flatten;

@@ -3,7 +3,6 @@
 
 use std::cell::Cell;
 use std::future::{Future, pending};
-use std::io;
 use std::rc::Rc;
 
 use forkdisk::device::{Buf, IoResult, MemoryDevice, Segments};
@@ -26,13 +25,7 @@ struct Held {
 }
 
 impl Device for Held {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn block_size(&self) -> usize {
-        self.inner.block_size()
-    }
+    forward! { len block_size flush discard set_len }
 
     fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
         self.read.set(self.read.get() + segments.iter().map(|s| s.len as u64).sum::<u64>());
@@ -49,18 +42,6 @@ impl Device for Held {
                 None => pending().await,
             }
         }
-    }
-
-    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.discard(offset, len)
-    }
-
-    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.set_len(len)
     }
 }
 

@@ -74,17 +74,7 @@ impl Array {
 }
 
 impl Device for Array {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn block_size(&self) -> usize {
-        self.inner.block_size()
-    }
-
-    fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
-        self.inner.read(buf, segments)
-    }
+    forward! { len block_size read discard set_len }
 
     fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
         segments.iter().for_each(|s| self.come(s.offset, s.offset + s.len as u64));
@@ -100,14 +90,6 @@ impl Device for Array {
     fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
         self.state.flushes.set(self.state.flushes.get() + 1);
         self.inner.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.discard(offset, len)
-    }
-
-    fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.inner.set_len(len)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Makes a failing history shorter, as long as it still breaks the same promise.
 
+use std::time::{Duration, Instant};
+
 use super::{Recipe, Report};
 use crate::history::Violation;
 
@@ -15,8 +17,9 @@ pub struct Shrunk {
 }
 
 /// Drops operations from the history of `recipe`, which has been seen to fail with `violation`,
-/// within `budget` runs.
-pub fn shrink(recipe: &Recipe, violation: &Violation, budget: u32) -> Shrunk {
+/// in at most `budget` runs; none begins after `patience`, since runs of long histories take seconds.
+pub fn shrink(recipe: &Recipe, violation: &Violation, budget: u32, patience: Duration) -> Shrunk {
+    let began = Instant::now();
     // Without operations the steps move, so the crash has to be looked for again: many of them.
     let dense = if violation.cut.is_some() { Some((16, 6)) } else { recipe.dense };
     let fails = |keep: &[u32]| {
@@ -27,11 +30,12 @@ pub fn shrink(recipe: &Recipe, violation: &Violation, budget: u32) -> Shrunk {
     let all: Vec<u32> = recipe.keep.clone().unwrap_or_else(|| (1..=recipe.steps as u32).collect());
     let mut best = (all, recipe.aimed(violation), violation.clone());
     let mut runs = 0;
+    let goes_on = |runs: u32| runs < budget && began.elapsed() < patience;
     let mut chunk = best.0.len().div_ceil(2);
-    while chunk > 0 && runs < budget {
+    while chunk > 0 && goes_on(runs) {
         let mut at = 0;
         let mut shorter = false;
-        while at < best.0.len() && runs < budget {
+        while at < best.0.len() && goes_on(runs) {
             let end = (at + chunk).min(best.0.len());
             let keep = [&best.0[..at], &best.0[end..]].concat();
             runs += 1;

@@ -4,6 +4,7 @@
 //! A crash cuts the power of both disks at one instant, each under a mask of its own: what survives on
 //! the one says nothing about the other.
 
+mod known;
 mod op;
 mod recover;
 mod run;

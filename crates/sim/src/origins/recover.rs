@@ -2,9 +2,9 @@
 
 use std::rc::Rc;
 
-use forkdisk::{FormatOptions, OpenOptions, Pool, ProtectOptions};
+use forkdisk::{ErrorKind, FormatOptions, OpenOptions, Pool, ProtectOptions, Volume};
 
-use super::run::Known;
+use super::known::Known;
 use super::{ORIGIN, Setup, masks};
 use crate::disk::{Crash, Frozen, Medium, SimDisk};
 use crate::executor::Executor;
@@ -138,11 +138,18 @@ impl Session {
         self.pool.list().into_iter().map(|v| (v.name, v.size)).collect()
     }
 
-    /// Compares a whole volume with the model, and lets the model adopt it if told to.
+    /// Compares a whole volume with the model, and lets the model adopt it if told to; unless it has been
+    /// dropped for space.
     pub fn compare(&self, known: &mut Known, key: Key, rule: Rule, adopt: bool) -> Result<(), Violation> {
         let (name, size) = (known.model.name(key), known.model.get(key).map_or(0, |v| v.size));
+        let volume = match self.pool.volume(&name) {
+            Ok(volume) => volume,
+            Err(e) if e.kind() == ErrorKind::NotFound && known.is_droppable(key) => return Ok(()),
+            Err(e) => return Err(p6(format!("{name} cannot be opened: {e}"))),
+        };
         for offset in (0..size).step_by(STRIDE as usize) {
-            let buf = self.read(&name, offset, STRIDE.min(size - offset))?;
+            let unreadable = |e| p6(format!("{name} cannot be read at {offset}: {e}"));
+            let buf = self.read(&volume, offset, STRIDE.min(size - offset))?.map_err(unreadable)?;
             known.model.check(key, offset, &buf, rule)?;
             if adopt {
                 known.model.adopt(key, offset, &buf);
@@ -151,13 +158,15 @@ impl Session {
         Ok(())
     }
 
-    fn read(&self, name: &str, offset: u64, len: u64) -> Result<forkdisk::Buf, Violation> {
-        let unreadable = |e| p6(format!("{name} cannot be read at {offset}: {e}"));
-        let volume = self.pool.volume(name).map_err(unreadable)?;
-        let buf = self.pool.buffer(len as usize);
+    fn read(
+        &self,
+        volume: &Volume<SimDisk>,
+        offset: u64,
+        len: u64,
+    ) -> Result<forkdisk::Result<forkdisk::Buf>, Violation> {
+        let (buf, volume) = (self.pool.buffer(len as usize), volume.clone());
         let (result, buf) = self.exec.run(PATIENCE, async move { volume.read(offset, buf).await })?;
-        result.map_err(unreadable)?;
-        Ok(buf)
+        Ok(result.map(|()| buf))
     }
 
     /// Runs the engine's own verification, and looks whether every device request was well-formed.
@@ -231,11 +240,7 @@ pub fn recover(
     }
     let keys: Vec<Key> = known.model.volumes().map(|(key, _)| key).collect();
     for key in keys {
-        // What goes on by itself may drop some.
-        known.dropped(&session.listing())?;
-        if known.model.get(key).is_some() {
-            session.compare(&mut known, key, Rule::Crash, true)?;
-        }
+        session.compare(&mut known, key, Rule::Crash, true)?;
     }
     session.check()?;
     known.model.adopted();

@@ -1,0 +1,270 @@
+//! What changes which volumes there are, and what the engine does behind everybody's back.
+
+use std::future::Future;
+
+use forkdisk::{ErrorKind, SnapshotFlags};
+
+use super::{Doing, Outcome, Run};
+use crate::disk::{Crash, Medium, SimDisk};
+use crate::history::{PATIENCE, Violation};
+use crate::model::{Control, Key, Rule, Volume};
+use crate::origins::recover::{protection, recover};
+use crate::origins::{Kind, ORIGIN, Op, Setup};
+
+impl Run<'_> {
+    /// Control operations come one after the other.
+    pub(super) fn control(
+        &mut self,
+        control: Control,
+        keys: Vec<Key>,
+        text: String,
+        future: impl Future<Output = Outcome> + 'static,
+    ) {
+        let pending = self.known.model.begin(control);
+        let start = pending.start;
+        self.submit(Doing::Control(pending), start, keys, text, future);
+    }
+
+    pub(super) fn wait_for_controls(&mut self) -> Result<bool, Violation> {
+        self.wait(|o| matches!(o.doing, Doing::Control(_)))?;
+        Ok(self.known.pending.is_empty())
+    }
+
+    pub(super) fn is_crowded(&self) -> bool {
+        self.known.model.volumes().count() >= self.setup.crowd + 2
+    }
+
+    pub(super) fn snapshot(&mut self, op: &Op) -> Result<(), Violation> {
+        if !self.wait_for_controls()? || self.is_crowded() {
+            return Ok(());
+        }
+        let origin = self.known.origin;
+        let other = self.any(op.draws[0], |key, v| v.of.is_none() && key != origin);
+        let independent = op.kind == Kind::Independent;
+        let sources: Vec<Key> = match (op.kind, other) {
+            (Kind::Group, Some(other)) => vec![origin, other],
+            (Kind::Snapshot, Some(other)) if op.draws[1].is_multiple_of(8) => vec![other],
+            _ => vec![origin],
+        };
+        if sources.contains(&origin) && self.rolling().is_some() {
+            return Ok(());
+        }
+        let writable = sources == [origin] && op.draws[3].is_multiple_of(3);
+        let flags = SnapshotFlags { independent, droppable: op.draws[2].is_multiple_of(3), writable };
+        for &key in &sources {
+            if !self.is_certain(key)? {
+                return Ok(());
+            }
+        }
+        let short = format!("s{}", op.number);
+        let names: Vec<String> = sources.iter().map(|&key| self.known.model.name(key)).collect();
+        if flags.droppable {
+            self.known.droppable.extend(names.iter().map(|name| format!("{name}@{short}")));
+        }
+        if writable {
+            self.known.writable.insert(format!("{ORIGIN}@{short}"));
+        }
+        let text = format!("snapshot {names:?}@{short} {flags:?}");
+        let (pool, part) = (self.session.pool.clone(), short.clone());
+        let control = Control::Snapshot(sources.iter().map(|&key| (key, short.clone())).collect());
+        self.control(control, sources, text, async move {
+            let all: Vec<(&str, &str)> = names.iter().map(|name| (&name[..], &part[..])).collect();
+            pool.snapshot_with(&all, flags, 1).await.map(drop).into()
+        });
+        Ok(())
+    }
+
+    pub(super) fn clone_one(&mut self, op: &Op) -> Result<(), Violation> {
+        if !self.wait_for_controls()? || self.is_crowded() {
+            return Ok(());
+        }
+        let origin = self.known.origin;
+        let Some(key) = self.any(op.draws[0], |key, _| key != origin) else { return Ok(()) };
+        if !self.is_certain(key)? {
+            return Ok(());
+        }
+        let (source, name) = (self.known.model.name(key), format!("c{}", op.number));
+        let text = format!("clone {source} {name}");
+        let (pool, control) = (self.session.pool.clone(), Control::Clone(key, name.clone()));
+        self.control(
+            control,
+            vec![key],
+            text,
+            async move { pool.clone_volume(&source, &name, 1).await.map(drop).into() },
+        );
+        Ok(())
+    }
+
+    /// Waits until nobody flattens `key`; whether it is there and known what it shows through to.
+    pub(super) fn is_certain(&mut self, key: Key) -> Result<bool, Violation> {
+        self.wait(move |o| matches!(o.doing, Doing::Flatten(k) if k == key))?;
+        Ok(self.known.model.get(key).is_some() && !self.known.flattening.contains(&key))
+    }
+
+    /// Reads and writes of the clone go on meanwhile.
+    pub(super) fn flatten(&mut self, op: &Op) -> Result<(), Violation> {
+        if !self.wait_for_controls()? {
+            return Ok(());
+        }
+        let rests = self.known.rests.clone();
+        let Some(key) = self.any(op.draws[0], |key, v| v.of.is_none() && rests.contains_key(&key)) else {
+            return Ok(());
+        };
+        self.wait(|o| matches!(o.doing, Doing::Flatten(_) | Doing::Upkeep))?;
+        if !self.known.rests.contains_key(&key) || self.known.flattening.contains(&key) {
+            return Ok(());
+        }
+        self.known.flattening.insert(key);
+        let (pool, name) = (self.session.pool.clone(), self.known.model.name(key));
+        let start = self.known.model.tick();
+        self.submit(Doing::Flatten(key), start, vec![key], format!("flatten {name}"), async move {
+            pool.flatten(&name, |_, _| true).await.map(drop).into()
+        });
+        Ok(())
+    }
+
+    /// Of what nothing shows through to; what has snapshots goes with them.
+    pub(super) fn delete(&mut self, op: &Op) -> Result<(), Violation> {
+        if !self.wait_for_controls()? {
+            return Ok(());
+        }
+        let (origin, known) = (self.known.origin, &self.known);
+        let rolling = self.rolling();
+        let held = |key| rolling.as_deref() == Some(&known.model.name(key));
+        let wanted = |key, v: &Volume| key != origin && v.name != "vol" && known.is_free(key) && !held(key);
+        let Some(key) = self.any(op.draws[0], wanted) else { return Ok(()) };
+        let mut keys = vec![key];
+        keys.extend(self.known.model.volumes().filter(|(_, v)| v.of == Some(key)).map(|(k, _)| k));
+        let doomed = keys.clone();
+        self.wait(move |o| o.keys.iter().any(|key| doomed.contains(key)))?;
+        let names: Vec<String> = keys.iter().map(|&key| self.known.model.name(key)).collect();
+        if self.known.model.get(key).is_none() {
+            return Ok(());
+        }
+        let (pool, text) = (self.session.pool.clone(), format!("delete {names:?}"));
+        self.control(Control::Delete(keys.clone()), keys, text, async move {
+            let all: Vec<&str> = names.iter().map(|name| &name[..]).collect();
+            pool.delete(&all).await.into()
+        });
+        Ok(())
+    }
+
+    /// The snapshot that the origin is being rolled back to.
+    pub(super) fn rolling(&self) -> Option<String> {
+        self.session.pool.origins().pop().and_then(|origin| origin.rolling)
+    }
+
+    /// Everything else waits for the acknowledgement, but not for what goes on behind it.
+    pub(super) fn roll_back(&mut self, op: &Op) -> Result<(), Violation> {
+        if !self.wait_for_controls()? || self.rolling().is_some() {
+            return Ok(());
+        }
+        let origin = self.known.origin;
+        let Some(key) = self.any(op.draws[0], |_, v| v.of == Some(origin)) else { return Ok(()) };
+        self.wait(move |o| o.keys.contains(&origin) || o.keys.contains(&key))?;
+        if !self.is_there(key)? {
+            return Ok(());
+        }
+        let name = self.known.model.name(key);
+        let Some((_, snapshot)) = name.split_once('@').map(|(a, b)| (a.to_string(), b.to_string())) else {
+            return Ok(());
+        };
+        let (pool, text) = (self.session.pool.clone(), format!("roll back to {name}"));
+        self.control(Control::Rollback(origin, key), vec![origin, key], text, async move {
+            pool.rollback(ORIGIN, &snapshot).await.into()
+        });
+        self.wait_for_controls().map(drop)
+    }
+
+    /// Unless there is no room for what it overwrites, or requests fail.
+    pub(super) fn rolled_back(&mut self) -> Result<(), Violation> {
+        if !self.is_quiet()? || self.rolling().is_none() {
+            return Ok(());
+        }
+        self.say(|| "waits until the rollback has ended".into());
+        let pool = self.session.pool.clone();
+        match self.session.exec.run(PATIENCE, async move { pool.rolled_back(ORIGIN, |_, _| true).await })? {
+            Err(e) if e.kind() != ErrorKind::NoSpace => {
+                Err(Violation::new("P6", format!("a rollback does not end: {e}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn upkeep<F: Future<Output = Outcome> + 'static>(
+        &mut self,
+        what: &str,
+        f: impl FnOnce(forkdisk::Pool<SimDisk>) -> F,
+    ) -> Result<(), Violation> {
+        let start = self.known.model.tick();
+        let future = f(self.session.pool.clone());
+        self.submit(Doing::Upkeep, start, Vec::new(), what.into(), future);
+        Ok(())
+    }
+
+    pub(super) fn set(&mut self, op: &Op) -> Result<(), Violation> {
+        let (ahead, full) = Setup::policy(op.draws[0]);
+        self.upkeep("set", |pool| async move { pool.set_origin(ORIGIN, ahead, full).await.into() })
+    }
+
+    /// Nothing is in flight and nothing is wrong.
+    pub(super) fn is_quiet(&mut self) -> Result<bool, Violation> {
+        self.drain()?;
+        self.sync()?;
+        Ok(self.session.faults_hit() == 0 && self.trouble.armed.is_none() && self.known.pending.is_empty())
+    }
+
+    /// Closes cleanly: the origin is an ordinary disk that holds what was written, and nothing is lost.
+    pub(super) fn reopen(&mut self, op: &Op) -> Result<(), Violation> {
+        if !self.is_quiet()? {
+            return Ok(());
+        }
+        self.say(|| "closes and opens again".into());
+        let rolling = self.rolling().is_some();
+        let pool = self.session.pool.clone();
+        let closed = self.session.exec.run(PATIENCE, async move {
+            pool.detach_origin(ORIGIN, || 0).await?;
+            pool.close().await
+        })?;
+        closed.map_err(|e| Violation::new("P6", format!("a clean stop fails: {e}")))?;
+        let media = self.session.freeze(Crash::Power).crash(op.draws[0]);
+        if !rolling {
+            self.compare_disk(&media[1])?;
+        }
+        let mut known = self.known.clone();
+        let now = known.model.tick();
+        known.model.flushed(None, now);
+        let (session, known) = recover(self.setup, media, &known, op.draws[1], &mut self.stats)?;
+        self.begin_life(session, known);
+        Ok(())
+    }
+
+    pub(super) fn compare_disk(&mut self, medium: &Medium) -> Result<(), Violation> {
+        let mut bytes = vec![0; self.setup.origin as usize];
+        medium.image().read(0, &mut bytes);
+        let (origin, now) = (self.known.origin, self.known.model.tick());
+        Ok(self.known.model.check(origin, 0, &bytes, Rule::Since(now))?)
+    }
+
+    /// The origin is an ordinary disk for a while.
+    pub(super) fn unprotect(&mut self, op: &Op) -> Result<(), Violation> {
+        if !self.is_quiet()? || !self.known.rests.is_empty() || self.rolling().is_some() {
+            return Ok(());
+        }
+        self.say(|| "unprotects the origin and protects it again".into());
+        let (pool, disk) = (self.session.pool.clone(), self.session.disks[1].clone());
+        let options = protection(self.setup, op.draws[0]);
+        let done = self.session.exec.run(PATIENCE, async move {
+            pool.unprotect(ORIGIN, true).await?;
+            pool.protect(ORIGIN, disk, &options).await
+        })?;
+        done.map_err(|e| Violation::new("P6", format!("an origin cannot be unprotected and protected again: {e}")))?;
+        let origin = self.known.origin;
+        let keys = self.known.model.volumes().filter(|(_, v)| v.of == Some(origin)).map(|(k, _)| k).collect();
+        let pending = self.known.model.begin(Control::Delete(keys));
+        self.known.apply(&pending);
+        let now = self.known.model.tick();
+        self.known.model.flushed(Some(origin), now);
+        self.compare_disk(&self.session.disks[1].freeze(Crash::Kill).crash(1))
+    }
+}

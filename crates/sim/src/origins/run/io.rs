@@ -1,0 +1,150 @@
+//! Reads, writes, discards and flushes.
+
+use super::{Doing, Inflight, Outcome, Run};
+use crate::history::Violation;
+use crate::model::{Key, What};
+use crate::origins::{Kind, Op};
+use crate::pattern::SECTOR;
+use crate::rng::{Rng, mix};
+
+impl Run<'_> {
+    /// A place in whole sectors, mostly near the beginning.
+    pub(super) fn place(draws: [u64; 2], size: u64, ragged: bool) -> (u64, u64) {
+        let mut rng = Rng::new(mix(&draws));
+        let reach = (size / 4096).min(*rng.pick(&[4, 32, 1 << 20])).max(1);
+        let page = rng.below(reach) * 4096;
+        let (offset, len) = match rng.below(8) {
+            _ if ragged => (page + rng.below(4096), *rng.pick(&[1, 100, 511, 700, 5000])),
+            0..=3 => (page, 4096),
+            4 => (page, 4096 * (1 + rng.below(8))),
+            5 => (page, 4096 * (1 + rng.below(80))),
+            _ => (page + rng.below(8) * SECTOR as u64, SECTOR as u64 * (1 + rng.below(12))),
+        };
+        let offset = offset.min(size - SECTOR as u64);
+        (offset, len.min(size - offset))
+    }
+
+    pub(super) fn read(&mut self, op: &Op) -> Result<(), Violation> {
+        let Some(key) = self.any(op.draws[0], |_, _| true) else { return Ok(()) };
+        self.look_at(op, key, op.draws[3].is_multiple_of(8))
+    }
+
+    /// Reads a snapshot and at once overwrites what it shows in the origin, so that one may overtake the
+    /// other.
+    pub(super) fn chase(&mut self, op: &Op) -> Result<(), Violation> {
+        let origin = self.known.origin;
+        let Some(key) = self.any(op.draws[0], |_, v| v.of == Some(origin)) else { return Ok(()) };
+        for _ in 0..1 + op.draws[3] % 3 {
+            self.look_at(op, key, false)?;
+        }
+        self.write(&Op { draws: [1, op.draws[1], op.draws[2], op.draws[3]], ..*op })
+    }
+
+    pub(super) fn look_at(&mut self, op: &Op, key: Key, ragged: bool) -> Result<(), Violation> {
+        if !self.is_there(key)? {
+            return Ok(());
+        }
+        let size = self.known.model.get(key).map_or(0, |v| v.size);
+        let (offset, len) = Run::place([op.draws[1], op.draws[2]], size, ragged);
+        let Some(volume) = self.handle(key)? else { return Ok(()) };
+        let buf = self.session.pool.buffer(len as usize);
+        let text = format!("read {} {offset}+{len}", self.known.model.name(key));
+        let start = self.known.model.tick();
+        self.submit(Doing::Read { key, offset }, start, vec![key], text, async move {
+            let (result, buf) = volume.read(offset, buf).await;
+            Outcome { buf: Some(buf), ..result.into() }
+        });
+        Ok(())
+    }
+
+    /// Mostly of the origin; else of a volume or clone, half the time of one that is being flattened if there is one.
+    pub(super) fn target(&mut self, op: &Op) -> Result<Option<Key>, Violation> {
+        let origin = self.known.origin;
+        let flattened = self.inflight.values().find_map(|o| match o.doing {
+            Doing::Flatten(key) => Some(key),
+            _ => None,
+        });
+        let key = match flattened {
+            _ if op.kind == Kind::Append => Some(origin),
+            Some(key) if op.draws[0].is_multiple_of(2) => Some(key),
+            _ if !op.draws[0].is_multiple_of(4) => Some(origin),
+            _ => {
+                let known = &self.known;
+                let writable = |key| known.writable.contains(&known.model.name(key));
+                self.any(op.draws[0] / 4, |key, v| key != origin && (v.of.is_none() || writable(key)))
+            }
+        };
+        let Some(key) = key else { return Ok(None) };
+        // A snapshot that is being brought back is not to be written.
+        if self.rolling().is_some_and(|name| name == self.known.model.name(key)) {
+            return Ok(None);
+        }
+        Ok(self.is_there(key)?.then_some(key))
+    }
+
+    pub(super) fn write(&mut self, op: &Op) -> Result<(), Violation> {
+        let Some(key) = self.target(op)? else { return Ok(()) };
+        let size = self.known.model.get(key).map_or(0, |v| v.size);
+        let ragged = op.kind == Kind::Ragged;
+        let (mut offset, mut len) = Run::place([op.draws[1], op.draws[2]], size, ragged);
+        if op.kind == Kind::Append {
+            let cursor = self.cursor.next_multiple_of(SECTOR as u64);
+            offset = if cursor < size { cursor } else { 0 };
+            len = (4096 * (1 + op.draws[1] % 8)).min(size - offset);
+        }
+        // The model keeps track of parts of sectors only while nothing else changes the volume.
+        let quiet =
+            move |o: &Inflight| matches!(o.doing, Doing::Change { .. } | Doing::Control(_)) && o.keys.contains(&key);
+        if ragged {
+            self.wait(quiet)?;
+        }
+        let Some(volume) = self.handle(key)? else { return Ok(()) };
+        let fua = op.draws[3].is_multiple_of(8);
+        let name = self.known.model.name(key);
+        let text = format!("{:?} op {} {name} {offset}+{len}{}", op.kind, op.number, if fua { " fua" } else { "" });
+        let zero = op.kind == Kind::Zero;
+        let what = if zero { What::Zero } else { What::Mark(op.number) };
+        let mut buf = self.session.pool.buffer(len as usize);
+        self.known.model.bytes(key, offset, op.number, &mut buf);
+        let rec = self.known.model.write(key, offset, len, what);
+        let start = self.known.model.now();
+        self.submit(Doing::Change { rec, fua }, start, vec![key], text, async move {
+            match zero {
+                true => volume.write_zeroes(offset, len, fua).await.into(),
+                false => volume.write(offset, buf, fua).await.0.into(),
+            }
+        });
+        if key == self.known.origin {
+            self.cursor = offset + len;
+        }
+        if ragged { self.wait(quiet) } else { Ok(()) }
+    }
+
+    /// What lies in an origin, or shows through to it, is left alone.
+    pub(super) fn discard(&mut self, op: &Op) -> Result<(), Violation> {
+        let (rests, flattening) = (self.known.rests.clone(), self.known.flattening.clone());
+        let origin = self.known.origin;
+        let rests = |key| rests.contains_key(&key) && !flattening.contains(&key);
+        let wanted = |key, v: &crate::model::Volume| key == origin || v.of.is_none() && rests(key);
+        let Some(key) = self.any(op.draws[0], wanted) else { return Ok(()) };
+        if !self.is_there(key)? {
+            return Ok(());
+        }
+        let size = self.known.model.get(key).map_or(0, |v| v.size);
+        let (offset, len) = Run::place([op.draws[1], op.draws[2]], size, false);
+        let Some(volume) = self.handle(key)? else { return Ok(()) };
+        let text = format!("discard {} {offset}+{len}", self.known.model.name(key));
+        let start = self.known.model.tick();
+        self.submit(Doing::Upkeep, start, vec![key], text, async move { volume.discard(offset, len).await.into() });
+        Ok(())
+    }
+
+    pub(super) fn flush(&mut self, op: &Op) -> Result<(), Violation> {
+        let Some(key) = self.target(op)? else { return Ok(()) };
+        let Some(volume) = self.handle(key)? else { return Ok(()) };
+        let text = format!("flush {}", self.known.model.name(key));
+        let start = self.known.model.tick();
+        self.submit(Doing::Flush(key), start, vec![key], text, async move { volume.flush().await.into() });
+        Ok(())
+    }
+}
