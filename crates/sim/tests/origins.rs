@@ -653,3 +653,18 @@ fn an_origin_whose_device_is_gone_is_unprotected_though_it_is_being_rolled_back(
         assert!(w.pool.list().is_empty());
     });
 }
+
+#[test]
+fn a_large_read_of_a_snapshot_ends_however_small_the_cache_is() {
+    let protect = ProtectOptions { chunk: 4096, ..options(0, OriginFull::Error) };
+    let open = OpenOptions { cache: 64 << 10, dirty: 64 << 10, ..OpenOptions::default() };
+    run_with(open, 128 * MIB, 32 * MIB, protect, |w| async move {
+        w.write("org", 0, 32 * MIB, 1).await;
+        w.snapshot("a", CHAINED).await;
+        for i in (0..8192).step_by(2) {
+            w.write("org", i * 4096, 4096, 2).await;
+        }
+        w.pool.checkpoint().await.unwrap();
+        assert_eq!(w.byte("org@a", 0, 32 * MIB).await, 1);
+    });
+}

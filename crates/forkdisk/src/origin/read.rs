@@ -86,9 +86,11 @@ impl<D: Device> Origin<D> {
         let chunks = if planted(Bug::OriginReaderNotHeld) { 0..0 } else { self.chunks(offset, end) };
         let _held = self.locks.lock(chunks, Hold::Shared).await;
         let _plan = inner.generations.enter();
-        let parts = inner
+        // What has been found stays found when a table has to be loaded: all of a large range may be more than
+        // the cache holds.
+        let (mut parts, mut at) = (Parts::default(), offset);
+        let found = inner
             .look(|meta| {
-                let (mut parts, mut at) = (Parts::default(), offset);
                 while at < end {
                     let page = VirtualPage(at / PAGE);
                     let through = (self.id, view, size.div_ceil(PAGE));
@@ -97,13 +99,12 @@ impl<D: Device> Origin<D> {
                     parts.add(source, at, stop, (at - offset) as usize, size);
                     at = stop;
                 }
-                Ok(parts)
+                Ok(())
             })
             .await;
-        let parts = match parts {
-            Ok(parts) => parts,
-            Err(e) => return (Err(e), buf),
-        };
+        if let Err(e) = found {
+            return (Err(e), buf);
+        }
         parts.zero.iter().for_each(|&(at, len)| buf[at..at + len].fill(0));
         let failed = |e| Error::io(format!("reading through to the origin at {offset}"), e);
         if parts.pool.is_empty() {
