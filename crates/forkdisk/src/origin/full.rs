@@ -31,7 +31,12 @@ impl<D: Device> Origin<D> {
         inner.check_writable()?;
         let free = inner.meta.borrow().space.available();
         if free > patience.free {
+            let is_first = patience.free == 0;
             (patience.free, patience.emptied) = (free, 0);
+            if !is_first {
+                // Some came back while it was found that there is none.
+                return Ok(());
+            }
         }
         if patience.emptied < CHECKPOINTS && inner.has_pending_space() {
             patience.emptied += 1;
