@@ -76,8 +76,8 @@ impl CopyPlan {
             (self.count.view, self.count.next) = (self.count.view + 1, self.start);
         }
         let pages = self.count.pages;
-        // Besides the data: pages of the ordered map, at worst a path per chunk and view.
-        let tables = (12 + pages / chunk_pages) * self.views.len() as u64;
+        // Besides the data: pages of the ordered map, a path for each view and at worst one more per copy.
+        let tables = 12 * self.views.len() as u64 + pages / chunk_pages;
         match meta.space.available() < meta.checkpoint_pages() + RESERVE + tables + pages {
             true => Err(Failure::Stop(Stop::NoSpace)),
             false => Ok(()),
