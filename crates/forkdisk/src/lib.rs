@@ -146,7 +146,7 @@ pub use counters::{
 pub use device::{Buf, Device};
 pub use error::{Error, ErrorKind, Result};
 pub use format::{Attributes, BreakPolicy, CopierSettings, GatherPolicy, OriginFull, SnapshotFlags, Throttle};
-pub use origin::{OriginInfo, ProtectOptions};
+pub use origin::{Coming, OriginInfo, ProtectOptions};
 pub use pool::{
     CheckReport, Child, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, GatherReport, LowWater,
     Mode, OpenOptions, Pool, PoolInfo, Protection, SUPERBLOCK_AT, Usage, VolumeCopying, VolumeInfo, WhenFull, identify,

@@ -3,7 +3,7 @@
 use std::future::{Future, ready};
 use std::time::Duration;
 
-use forkdisk::{Buf, Operation, Result};
+use forkdisk::{Buf, Coming, Operation, Result};
 
 use crate::codec::{ExportInfo, StatusExtent};
 
@@ -51,6 +51,12 @@ pub trait Export: 'static {
 
     /// A hint for the writes that follow: the client sends `more` before they are answered.
     fn cork(&self, _more: bool) {}
+
+    /// A hint: this range is about to be written, its data is being received. Held until just before that, or
+    /// until no write will come of it.
+    fn coming(&self, _offset: u64, _len: u64) -> Option<Coming> {
+        None
+    }
 
     /// Writes all of `buf`; with `fua` it is durable when this returns.
     fn write(&self, offset: u64, buf: Buf, fua: bool) -> impl Future<Output = (Result<()>, Buf)>;
