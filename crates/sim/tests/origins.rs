@@ -1,6 +1,7 @@
 //! Origins in numbers: what a write, a read and a deletion cost, and what is refused. Requests are
 //! counted on the pool's disk and the origin's.
 
+use std::cell::Cell;
 use std::future::Future;
 use std::rc::Rc;
 
@@ -656,6 +657,47 @@ fn nothing_is_brought_back_before_it_is_durable_that_the_rollback_has_begun() {
             assert!(expected.unwrap(), "{pool_mask} {origin_mask}");
             exec.halt();
         }
+    });
+}
+
+#[test]
+fn a_snapshot_is_not_written_before_it_is_durable_that_the_rollback_to_it_has_ended() {
+    run(64 * MIB, 4 * CHUNK, options(0, OriginFull::Error), |w| async move {
+        w.write("org", 0, 4 * CHUNK, 1).await;
+        w.snapshot("a", SnapshotFlags { writable: true, ..CHAINED }).await;
+        // A page of its own, which is written in place from now on.
+        w.write("org@a", 0, 4096, 2).await;
+        w.pool.volume("org@a").unwrap().flush().await.unwrap();
+        w.pool.rollback("org", "a").await.unwrap();
+        for _ in 0..1000 {
+            if w.pool.origins()[0].rolling.is_none() {
+                break;
+            }
+            w.byte("org@a", CHUNK, 512).await;
+        }
+        assert!(w.pool.origins()[0].rolling.is_none(), "it has ended");
+        // That is not durable yet, nor will it be as long as anybody reads.
+        w.disks[0].slow_flushes();
+        let (done, writer) = (Rc::new(Cell::new(false)), w.clone());
+        let noted = done.clone();
+        w.exec.spawn(Box::pin(async move {
+            writer.write("org@a", 0, 4096, 3).await;
+            noted.set(true);
+        }));
+        for _ in 0..200 {
+            w.byte("org@a", CHUNK, 4096).await;
+        }
+        let media = w.disks.each_ref().map(|disk| disk.freeze(Crash::Kill).crash(0));
+        let (exec, [device, origin], runtime) = restarted(media, 1);
+        let byte = exec.run(PATIENCE, async move {
+            let pool = Pool::open(device, runtime, OpenOptions::default()).await.unwrap();
+            pool.attach_origin("org", origin, "/dev/x", 0).await.unwrap();
+            let (result, buf) = pool.volume("org").unwrap().read(0, Buf::zeroed(4096)).await;
+            result.unwrap();
+            buf[0]
+        });
+        assert_eq!((byte.unwrap(), done.get()), (2, false));
+        exec.halt();
     });
 }
 

@@ -186,9 +186,7 @@ impl<D: Device> Origin<D> {
         let chunks = self.chunks(offset, end);
         let mut patience = Patience::default();
         loop {
-            while self.roller.ending.get() {
-                self.roller.changed.wait().await;
-            }
+            self.rollback_ended().await;
             if self.rolling(inner).is_none() {
                 return Ok(());
             }
@@ -205,6 +203,13 @@ impl<D: Device> Origin<D> {
                     self.wait_for_space(inner, &mut patience).await?;
                 }
             }
+        }
+    }
+
+    /// Waits while a rollback has ended and that is not durable.
+    pub async fn rollback_ended(&self) {
+        while self.roller.ending.get() {
+            self.roller.changed.wait().await;
         }
     }
 
