@@ -230,6 +230,7 @@ impl<D: Device> Origin<D> {
                     false => Some(self.admit(inner, part.start, part.end, None).await?),
                 };
                 let segment = Segment { offset: part.start, at: 0, len: buf.len() };
+                self.counters.writes.add(&[segment]);
                 let (written, _) = self.device.write(buf, smallvec![segment], false).await;
                 drop(held);
                 let failed = |e| Ended::Error(Error::io(format!("bringing back the origin at {}", part.start), e));

@@ -1,0 +1,56 @@
+//! What is told of origins, and of what is refused: figures, the log, messages.
+
+use std::fs;
+
+use crate::harness::{Lab, POOL, Server};
+use crate::metrics::{scrape, unix};
+use crate::nbd::Client;
+
+const MIB: usize = 1 << 20;
+
+/// A pool that protects `disk.img`, 8 MiB of ones, which has the snapshot `a`.
+fn lab() -> Lab {
+    let lab = Lab::with_pool("128M");
+    fs::write(lab.path("disk.img"), vec![1; 8 * MIB]).unwrap();
+    lab.ok(&["protect", "pool.img/disk", "disk.img", "--copy-ahead", "0"]);
+    lab.ok(&["snapshot", "pool.img/disk@a", "--writable"]);
+    lab
+}
+
+#[test]
+fn what_is_done_on_an_origins_own_device_is_counted() {
+    let lab = lab();
+    let server = Server::start_with(&lab, POOL, &["--metrics", "unix:metrics"]);
+    let figures = || lab.json(&["stats", POOL])["live"].clone();
+    let before = figures();
+    let mut disk = Client::connect(server.socket(), "disk").unwrap();
+    // Twice: the second time everything is kept already.
+    (0..2).for_each(|_| disk.write(0, &vec![2; MIB], true).unwrap());
+    disk.read(4 << 20, 2 * MIB).unwrap();
+    disk.flush().unwrap();
+    let mut old = Client::connect(server.socket(), "disk@a").unwrap();
+    assert!(old.read(MIB as u64 / 2, MIB).unwrap() == vec![1; MIB], "half of it kept, half from the device");
+    let after = figures();
+    let risen = |path: &str| {
+        let of = |figures: &serde_json::Value| figures.pointer(path).and_then(|v| v.as_u64()).expect("a figure");
+        of(&after) - of(&before)
+    };
+    assert_eq!(after["origins"][0]["name"], "disk");
+    assert_eq!(risen("/origins/0/write/bytes"), 2 * MIB as u64);
+    assert_eq!(risen("/origins/0/read/bytes"), (MIB + 2 * MIB + MIB / 2) as u64, "kept, read, and shown");
+    assert!(risen("/origins/0/flushes") >= 1 && risen("/origins/0/write/count") >= 2);
+    assert_eq!(risen("/activity/data_write/bytes"), MIB as u64, "what is kept is written to the pool");
+    assert_eq!(risen("/activity/data_read/bytes"), MIB as u64 / 2);
+    let text = lab.ok(&["stats", POOL]);
+    let row = |name: &str| text.lines().find(|line| line.split_whitespace().next() == Some(name)).expect("a row");
+    assert!(row("origins_device_written").contains("2M in ") && row("origins_device_read").contains("M in "), "{text}");
+    let samples = scrape(&mut unix(lab.path("metrics")));
+    let bytes = |direction: &str| {
+        samples[&format!("forkdisk_origin_device_bytes_total{{volume=\"disk\",direction=\"{direction}\"}}")]
+    };
+    assert_eq!(bytes("write"), after["origins"][0]["write"]["bytes"].as_f64().unwrap());
+    assert!(bytes("read") >= (3 * MIB + MIB / 2) as f64);
+    assert!(samples["forkdisk_origin_device_flushes_total{volume=\"disk\"}"] >= 1.0);
+    drop((disk, old));
+    server.stop();
+}
