@@ -54,3 +54,30 @@ fn what_is_done_on_an_origins_own_device_is_counted() {
     drop((disk, old));
     server.stop();
 }
+
+#[test]
+fn a_pool_is_not_protected_as_an_origin() {
+    let lab = lab();
+    lab.ok(&["init", "other.img", "--size", "64M"]);
+    let said = lab.run(&["protect", "pool.img/other", "other.img"]).refused();
+    assert!(said.contains("other.img is a forkdisk pool itself") && said.contains("snapshot its volumes"), "{said}");
+    assert_eq!(lab.names(), ["disk", "disk@a"]);
+    // As the message says: what is a pool no more may be protected.
+    let wipe = format!("dd if=/dev/zero of={} bs=1M count=1 conv=notrunc", lab.path("other.img").display());
+    assert!(said.contains(&wipe), "{said}");
+    let mut words = wipe.split(' ');
+    crate::harness::succeed(std::process::Command::new(words.next().unwrap()).args(words));
+    lab.ok(&["protect", "pool.img/other", "other.img"]);
+}
+
+#[test]
+fn an_origin_is_not_resized_and_no_option_is_said_to_help() {
+    let lab = lab();
+    for size in ["4M", "16M"] {
+        for options in [&[][..], &["--allow-shrink"], &["--allow-shrink", "--force"]] {
+            let said = lab.run(&[&["resize", "pool.img/disk", "--size", size], options].concat()).refused();
+            assert!(said.contains("disk is an origin: its size is that of its device"), "{said}");
+            assert!(said.contains("disk.img") && !said.contains("--"), "{said}");
+        }
+    }
+}
