@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::harness::{Lab, POOL, Server};
+use crate::harness::{Lab, POOL, Server, wait_until};
 use crate::metrics::{scrape, unix};
 use crate::nbd::Client;
 
@@ -52,6 +52,35 @@ fn what_is_done_on_an_origins_own_device_is_counted() {
     assert!(bytes("read") >= (3 * MIB + MIB / 2) as f64);
     assert!(samples["forkdisk_origin_device_flushes_total{volume=\"disk\"}"] >= 1.0);
     drop((disk, old));
+    server.stop();
+}
+
+#[test]
+fn a_request_that_fails_for_a_client_is_told_in_the_log_once() {
+    let lab = lab();
+    let server = Server::start(&lab);
+    let mut disk = Client::connect(server.socket(), "disk").unwrap();
+    disk.write(0, &vec![2; 8 * MIB], true).unwrap();
+    drop(disk);
+    lab.ok(&["snapshot", "pool.img/disk@b"]);
+    // So slow that it is under way for the rest of the test.
+    lab.ok(&["copier", POOL, "--set", "throttle=256K/s"]);
+    let mut rollback = lab.command(&["rollback", "pool.img/disk@a"]).spawn().unwrap();
+    wait_until("it is under way", || lab.json(&["list", "pool.img/disk"])[0]["protection"]["rolling"] == "disk@a");
+    let mut snapshot = Client::connect(server.socket(), "disk@a").unwrap();
+    let log = || fs::read_to_string(lab.path("serve.log")).unwrap();
+    for _ in 0..5 {
+        assert_eq!(snapshot.write(4096, &[9; 4096], false).unwrap_err().raw_os_error(), Some(5));
+    }
+    let told = log();
+    let lines: Vec<&str> = told.lines().filter(|line| line.contains("I/O error")).collect();
+    assert_eq!(lines.len(), 1, "{told}");
+    assert!(lines[0].contains("a write of disk@a has failed") && lines[0].contains("WARN"), "{told}");
+    assert!(lines[0].contains("is being rolled back to \"disk@a\"; wait until that has ended"), "{told}");
+    lab.ok(&["copier", POOL, "--set", "throttle=none"]);
+    assert!(rollback.wait().unwrap().success());
+    snapshot.write(4096, &[9; 4096], false).expect("it has ended");
+    drop(snapshot);
     server.stop();
 }
 
