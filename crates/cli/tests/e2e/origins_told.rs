@@ -1,6 +1,7 @@
 //! What is told of origins, and of what is refused: figures, the log, messages.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use crate::harness::{Lab, POOL, Server, wait_until};
 use crate::metrics::{scrape, unix};
@@ -109,4 +110,33 @@ fn an_origin_is_not_resized_and_no_option_is_said_to_help() {
             assert!(said.contains("disk.img") && !said.contains("--"), "{said}");
         }
     }
+}
+
+#[test]
+fn flattening_is_held_to_the_throttles_of_the_pool_and_of_the_clone() {
+    let lab = lab();
+    lab.ok(&["clone", "pool.img/disk@a", "pool.img/x", "pool.img/y", "pool.img/z"]);
+    let server = Server::start(&lab);
+    let flatten = |name: &str| {
+        let start = Instant::now();
+        assert_eq!(lab.json(&["flatten", &format!("pool.img/{name}")])["copied"], 8 * MIB);
+        start.elapsed()
+    };
+    // The last part of it is not waited for.
+    let at_4_mib_a_second = Duration::from_millis(1800);
+    lab.ok(&["copier", POOL, "--set", "throttle=4M/s"]);
+    assert!(flatten("x") >= at_4_mib_a_second, "the pool's");
+    lab.ok(&["copier", POOL, "--set", "throttle=none"]);
+    lab.ok(&["copier", POOL, "--volume", "y", "--set", "throttle=4M/s"]);
+    assert!(flatten("y") >= at_4_mib_a_second, "its own");
+    // Lifted while it waits, which would take hours.
+    lab.ok(&["copier", POOL, "--volume", "z", "--set", "throttle=1K/s"]);
+    let mut slow = lab.command(&["flatten", "pool.img/z"]).spawn().unwrap();
+    let waits = || lab.json(&["copier", POOL, "--volume", "z"])["volume"]["throttle_waits"].clone();
+    wait_until("it is held up", || lab.json(&["stats", POOL])["live"]["copier"]["throttle_waits"].as_u64() >= Some(30));
+    assert!(slow.try_wait().unwrap().is_none(), "{}", waits());
+    lab.ok(&["copier", POOL, "--volume", "z", "--set", "throttle=none"]);
+    assert!(slow.wait().unwrap().success());
+    server.stop();
+    lab.assert_clean();
 }

@@ -121,6 +121,26 @@ impl<D: Device> Copier<D> {
     }
 }
 
+impl<D: Device> Engine<D> {
+    /// How long whoever moves bytes by himself has to wait; `held`: he has waited already.
+    pub(super) fn wait(&self, client: &Client, held: bool) -> Option<Duration> {
+        let (now, state) = (self.runtime.now(), &mut *self.state.borrow_mut());
+        let wait = state.meter.wait(now).max(client.meter.borrow_mut().wait(now));
+        if wait.is_some() && !held {
+            state.count(client, |stats| stats.throttle_waits += 1);
+        }
+        wait
+    }
+
+    /// He has moved so many bytes since then.
+    pub(super) fn charge(&self, client: &Client, bytes: u64, since: Duration) {
+        let now = self.runtime.now();
+        let took = now.saturating_sub(since);
+        self.state.borrow_mut().meter.charge(bytes, took, now);
+        client.meter.borrow_mut().charge(bytes, took, now);
+    }
+}
+
 impl<D> State<D> {
     /// Counts for a client, for its kind and for all.
     pub fn count(&mut self, client: &Client, change: impl Fn(&mut CopyStats)) {
