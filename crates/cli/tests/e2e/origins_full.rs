@@ -1,6 +1,7 @@
 //! An origin whose pool runs full: what its policy says, and what is told of it.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use crate::harness::{Lab, POOL, Server, wait_until};
 use crate::metrics::{scrape, unix};
@@ -110,4 +111,47 @@ fn a_snapshot_that_is_dropped_is_told_of_in_the_log_the_figures_and_the_metrics(
     assert_eq!(told(), ("1".to_string(), 1.0, Some(1), 1));
     drop(disk);
     server.stop();
+}
+
+/// A served pool in which a rollback to `old` finds no space for what `new` shows.
+fn full_for_a_rollback(policy: &str) -> (Lab, Server) {
+    let lab = small_pool(policy);
+    let server = Server::start(&lab);
+    let mut disk = Client::connect(server.socket(), "disk").unwrap();
+    assert_eq!(fill(&mut disk, 2, 32 * MIB), 32 * MIB);
+    drop(disk);
+    lab.ok(&["snapshot", "pool.img/disk@new"]);
+    (lab, server)
+}
+
+#[test]
+fn a_rollback_that_finds_no_space_waits_as_long_as_a_write_does() {
+    let (lab, server) = full_for_a_rollback("wait:4");
+    let start = Instant::now();
+    let said = lab.run(&["rollback", "pool.img/disk@old"]).refused();
+    assert!(said.contains("not all back at disk@old") && said.contains("the pool is full"), "{said}");
+    assert!(start.elapsed() >= Duration::from_secs(4), "{:?}", start.elapsed());
+    lab.ok(&["set", "when-full=error", "pool.img/disk"]);
+    let start = Instant::now();
+    lab.run(&["rollback", "pool.img/disk@old"]).refused();
+    assert!(start.elapsed() < Duration::from_secs(4), "by that policy nobody waits");
+    lab.ok(&["grow", POOL, "--size", "128M"]);
+    lab.ok(&["rollback", "pool.img/disk@old"]);
+    server.stop();
+    assert!(fs::read(lab.path("disk.img")).unwrap() == vec![1; 96 * MIB]);
+    lab.assert_clean();
+}
+
+#[test]
+fn a_rollback_that_waits_for_space_goes_on_when_there_is_some() {
+    let (lab, server) = full_for_a_rollback("wait:600");
+    let mut asked = lab.command(&["rollback", "pool.img/disk@old"]).spawn().unwrap();
+    wait_until("the pool is full", || lab.stat("free") < 4 << 20);
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(asked.try_wait().unwrap().is_none(), "it waits");
+    lab.ok(&["grow", POOL, "--size", "128M"]);
+    assert!(asked.wait().unwrap().success());
+    server.stop();
+    assert!(fs::read(lab.path("disk.img")).unwrap() == vec![1; 96 * MIB]);
+    lab.assert_clean();
 }
