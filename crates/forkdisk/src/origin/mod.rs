@@ -16,6 +16,7 @@
 
 mod account;
 mod copy;
+mod counted;
 mod flush;
 mod full;
 mod kept;
@@ -36,6 +37,7 @@ use crate::pool::Inner;
 use crate::sync::{Flushes, Hold, RangeLocks};
 use crate::types::VolumeId;
 
+pub use counted::OriginStatistics;
 pub use kept::View;
 pub use read::Source;
 pub use rolling::refuse_rolling;
@@ -55,6 +57,7 @@ pub struct Origin<D> {
     pub edges: Rc<RangeLocks>,
     streams: Rc<RefCell<stream::Streams>>,
     flushes: Flushes,
+    counters: counted::Counters,
     roller: rolling::Roller,
     /// Why nothing is acknowledged any more.
     failed: RefCell<Option<Error>>,
@@ -82,6 +85,7 @@ impl<D: Device> Origin<D> {
             edges: Rc::default(),
             streams: Rc::default(),
             flushes: Flushes::default(),
+            counters: counted::Counters::default(),
             roller: rolling::Roller::default(),
             failed: RefCell::new(None),
             unsettled: RefCell::default(),
