@@ -7,16 +7,12 @@ use anyhow::{Context as _, Result};
 use forkdisk::device::RequestKind;
 
 use crate::model::{Label, Trace};
-use crate::peers::{Lab, Measured};
+use crate::peers::{LATENCY, Lab, Measured};
 use crate::rows::Row;
 use crate::runner::Context;
 
 /// Requests that a kernel has in flight when it writes its page cache back.
 pub const WRITEBACK: usize = 32;
-
-/// What every request of the disk waits for. A guest takes some 40 ms to send 1 MiB to a server inside it, about a
-/// hundred times what a real machine takes, and an SSD half a millisecond to read or write it.
-const LATENCY: Duration = Duration::from_millis(50);
 
 /// One line of the table.
 struct Line {
