@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use std::time::Duration;
 
-use forkdisk::{Buf, Error, ErrorKind, Operation, Pool, Result, VolumeId};
+use forkdisk::{Buf, Coming, Error, ErrorKind, Operation, Pool, Result, VolumeId};
 use forkdisk_control::Guard;
 use forkdisk_nbd::codec::{ExportInfo, StatusExtent};
 use forkdisk_nbd::{Export, Exports};
@@ -108,6 +108,14 @@ type PoolExport = <Pool<UringDevice> as Exports>::Export;
 
 impl Export for ServedExport {
     type Context = <PoolExport as Export>::Context;
+
+    fn cork(&self, more: bool) {
+        self.export.cork(more);
+    }
+
+    fn coming(&self, offset: u64, len: u64) -> Option<Coming> {
+        self.export.coming(offset, len)
+    }
 
     async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
         let len = buf.len() as u64;
