@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use forkdisk::{Buf, Error, ErrorKind, Result};
+use forkdisk::{Buf, Coming, Error, ErrorKind, Result};
 use forkdisk_nbd::codec::StatusExtent;
 use forkdisk_nbd::memory::{MemoryExport, MemoryExports};
 use forkdisk_nbd::server::ALLOCATION;
@@ -101,6 +101,12 @@ fn bad() -> Error {
 impl Export for Disk {
     /// Whether it is the stripes.
     type Context = bool;
+
+    fn cork(&self, _more: bool) {}
+
+    fn coming(&self, _offset: u64, _len: u64) -> Option<Coming> {
+        None
+    }
 
     fn info(&self) -> ExportInfo {
         ExportInfo { size: self.size(), ..self.memory.info() }

@@ -12,7 +12,7 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use forkdisk::{OpenOptions, Pool};
+use forkdisk::{OpenOptions, Pool, PoolEvent};
 use forkdisk_control::{
     Call, Client, Failure, FailureKind, Method, NoHost, Observer, Session, attach_origins, detach_origins, params,
     perform, place,
@@ -127,6 +127,12 @@ pub async fn open_pool(
 ) -> Result<Pool<UringDevice>> {
     let read_only = options.read_only;
     let pool = Pool::open(device, Rc::new(runtime.clone()), options).await.context(path.display().to_string())?;
+    pool.observe(|event| match event {
+        PoolEvent::Dropped { snapshot } => tracing::warn!(
+            "dropped {snapshot}: the pool is full, and it was the oldest snapshot that may be dropped \
+             (when-full=drop-oldest); grow the pool or delete something to keep the others"
+        ),
+    });
     for (name, error) in attach_origins(&pool, runtime, read_only).await {
         tracing::warn!("the origin {name:?} is not open, nor are its snapshots and their clones: {error}");
     }

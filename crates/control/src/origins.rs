@@ -12,7 +12,8 @@ use crate::failure::{Failure, FailureKind};
 use crate::method::params;
 use crate::observer::Step;
 use crate::perform::{Call, settle};
-use crate::reply::{Deletion, VolumeRecord};
+use crate::place;
+use crate::reply::{Deletion, VolumeRecord, uuid_text};
 use crate::session::Session;
 
 /// Chunk of an origin when nothing else is said, in bytes.
@@ -113,9 +114,22 @@ fn policy(text: &str) -> Result<OriginFull, Failure> {
     }
 }
 
+/// Refuses what begins as a pool does: as an origin it could be written under whoever opens the pool.
+fn refuse_pool(path: &Path) -> Result<(), Failure> {
+    let Some(uuid) = place::pool_identity(path) else { return Ok(()) };
+    let (path, uuid) = (path.display(), uuid_text(&uuid));
+    let what = format!("{path} is a forkdisk pool itself ({uuid}) and is not protected");
+    let help = format!(
+        "snapshot its volumes instead; if it is a pool no more, wipe it first (wipefs does not know it: \
+                        dd if=/dev/zero of={path} bs=1M count=1 conv=notrunc)"
+    );
+    Err(Failure::new(FailureKind::Invalid, format!("{what}: {help}")))
+}
+
 pub async fn protect(session: &Session, p: params::Protect) -> Result<VolumeRecord, Failure> {
     let when_full = policy(p.when_full.as_deref().unwrap_or("wait"))?;
     let (device, modified) = open_device(&session.runtime, Path::new(&p.path), false)?;
+    refuse_pool(Path::new(&p.path))?;
     let options = forkdisk::ProtectOptions {
         path: p.path,
         chunk: p.chunk.unwrap_or(DEFAULT_CHUNK),

@@ -146,10 +146,11 @@ pub use counters::{
 pub use device::{Buf, Device};
 pub use error::{Error, ErrorKind, Result};
 pub use format::{Attributes, BreakPolicy, CopierSettings, GatherPolicy, OriginFull, SnapshotFlags, Throttle};
-pub use origin::{OriginInfo, ProtectOptions};
+pub use origin::{Coming, OriginInfo, OriginStatistics, ProtectOptions};
 pub use pool::{
     CheckReport, Child, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, GatherReport, LowWater,
-    Mode, OpenOptions, Pool, PoolInfo, Protection, SUPERBLOCK_AT, Usage, VolumeCopying, VolumeInfo, WhenFull, identify,
+    Mode, OpenOptions, Pool, PoolEvent, PoolInfo, Protection, SUPERBLOCK_AT, Usage, VolumeCopying, VolumeInfo,
+    WhenFull, identify,
 };
 pub use runtime::{LocalFuture, Runtime};
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};

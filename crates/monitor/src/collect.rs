@@ -5,7 +5,7 @@ use forkdisk_nbd::ServerHandle;
 
 use crate::copier::{CopierFigures, CopyFigures};
 use crate::process::ProcessRecord;
-use crate::record::{ActivityRecord, PoolFigures, ServerRecord, Statistics, VolumeFigures};
+use crate::record::{ActivityRecord, OriginFigures, PoolFigures, ServerRecord, Statistics, VolumeFigures};
 
 /// Where statistics come from.
 pub trait Source: 'static {
@@ -46,6 +46,7 @@ pub fn statistics<D: Device>(pool: &Pool<D>, server: Option<ServerRecord>) -> St
         pool: figures(pool),
         activity: activity(&pool.statistics()),
         copier: copier(pool),
+        origins: pool.origin_statistics().iter().map(Into::into).collect::<Vec<OriginFigures>>(),
         server,
         process: ProcessRecord::of_self(),
         volumes: volumes.collect(),
@@ -104,6 +105,7 @@ fn activity(s: &PoolStatistics) -> ActivityRecord {
         cache_misses: s.cache_misses,
         cache_bytes: s.cache_bytes,
         reaped: s.reaped,
+        dropped: s.dropped,
         freed_bytes: s.freed_bytes,
         gathered_bytes: s.gathered_bytes,
         reaping: s.reaping,

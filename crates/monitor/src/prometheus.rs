@@ -9,7 +9,7 @@ use forkdisk::Histogram;
 
 use crate::collect::MODES;
 use crate::copier::CopyFigures;
-use crate::record::{Distribution, OperationRecord, Statistics, VolumeActivity, VolumeFigures};
+use crate::record::{Distribution, OperationRecord, RequestsRecord, Statistics, VolumeActivity, VolumeFigures};
 
 /// What the text is, for HTTP.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -36,6 +36,7 @@ pub fn families() -> Vec<Family> {
     let mut all: Vec<Family> = vec![Box::new(info), Box::new(mode)];
     pool_gauges(&mut all);
     device(&mut all);
+    origins(&mut all);
     activity(&mut all);
     operations(&mut all, "pool", |s| vec![(String::new(), &s.activity.volumes)]);
     operations(&mut all, "volume", |s| {
@@ -111,7 +112,7 @@ fn pool_gauges(all: &mut Vec<Family>) {
 }
 
 fn device(all: &mut Vec<Family>) {
-    fn traffic(s: &Statistics) -> [(&'static str, crate::record::RequestsRecord); 5] {
+    fn traffic(s: &Statistics) -> [(&'static str, RequestsRecord); 5] {
         let a = &s.activity;
         [
             ("kind=\"data\",direction=\"read\"", a.data_read),
@@ -139,13 +140,39 @@ fn device(all: &mut Vec<Family>) {
     list.into_iter().for_each(|(name, help, value)| single(all, "counter", name, help, value));
 }
 
+/// The devices of origins.
+fn origins(all: &mut Vec<Family>) {
+    type Figure = fn(&RequestsRecord) -> u64;
+    let list: [(&str, &str, Figure); 2] = [
+        ("forkdisk_origin_device_requests_total", "Reads and writes of an origin's own device.", |r| r.count),
+        ("forkdisk_origin_device_bytes_total", "Bytes read from and written to an origin's own device.", |r| r.bytes),
+    ];
+    for (name, help, value) in list {
+        all.push(Box::new(move |s, out| {
+            head(out, name, "counter", help);
+            for origin in &s.origins {
+                for (direction, requests) in [("read", &origin.read), ("write", &origin.write)] {
+                    let labels = format!("volume=\"{}\",direction=\"{direction}\"", origin.name);
+                    sample(out, name, &labels, value(requests));
+                }
+            }
+        }));
+    }
+    all.push(Box::new(|s, out| {
+        let name = "forkdisk_origin_device_flushes_total";
+        head(out, name, "counter", "Flushes of an origin's own device.");
+        s.origins.iter().for_each(|o| sample(out, name, &format!("volume=\"{}\"", o.name), o.flushes));
+    }));
+}
+
 fn activity(all: &mut Vec<Family>) {
-    let list: [(&str, &str, Value); 7] = [
+    let list: [(&str, &str, Value); 8] = [
         ("forkdisk_journal_records_total", "Records appended to the journal.", |s| s.activity.records),
         ("forkdisk_checkpoints_total", "Checkpoints that have ended.", |s| s.activity.checkpoints),
         ("forkdisk_cache_hits_total", "Lookups that found their map table in memory.", |s| s.activity.cache_hits),
         ("forkdisk_cache_misses_total", "Map tables and count pages that were read.", |s| s.activity.cache_misses),
         ("forkdisk_reaped_volumes_total", "Deleted volumes given back entirely.", |s| s.activity.reaped),
+        ("forkdisk_dropped_snapshots_total", "Snapshots deleted because the pool was full.", |s| s.activity.dropped),
         ("forkdisk_freed_bytes_total", "Space that came back with checkpoints.", |s| s.activity.freed_bytes),
         ("forkdisk_gathered_bytes_total", "Data brought together with the rest of its volume.", |s| {
             s.activity.gathered_bytes

@@ -1,7 +1,7 @@
 //! The record of everything that is counted. Sizes are bytes, times nanoseconds unless their name
 //! says otherwise. Counters rise from 0 since the pool was opened.
 
-use forkdisk::{Histogram, Operation, OperationStatistics, Requests, VolumeStatistics};
+use forkdisk::{Histogram, Operation, OperationStatistics, OriginStatistics, Requests, VolumeStatistics};
 use forkdisk_nbd::ServerStatistics;
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +17,8 @@ pub struct Statistics {
     pub activity: ActivityRecord,
     /// What was copied to break sharing.
     pub copier: CopierFigures,
+    /// The devices of origins, by name, of those that are open.
+    pub origins: Vec<OriginFigures>,
     /// The NBD server, if there is one.
     pub server: Option<ServerRecord>,
     /// The process.
@@ -181,6 +183,8 @@ pub struct ActivityRecord {
     pub cache_bytes: u64,
     /// Deleted volumes given back entirely.
     pub reaped: u64,
+    /// Droppable snapshots deleted because the pool was full.
+    pub dropped: u64,
     /// Space that came back.
     pub freed_bytes: u64,
     /// Brought together with the rest of its volume.
@@ -227,6 +231,26 @@ pub struct VolumeFigures {
     pub activity: Option<VolumeActivity>,
     /// What was copied for it; `None` for a snapshot, and if it was never opened.
     pub copier: Option<CopyFigures>,
+}
+
+/// What was done on an origin's own device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OriginFigures {
+    /// The origin.
+    pub name: String,
+    /// Reads, those of what is kept for snapshots among them.
+    pub read: RequestsRecord,
+    /// Writes.
+    pub write: RequestsRecord,
+    /// Flushes.
+    pub flushes: u64,
+}
+
+impl From<&OriginStatistics> for OriginFigures {
+    fn from(s: &OriginStatistics) -> OriginFigures {
+        let (read, write) = ((&s.device.read).into(), (&s.device.write).into());
+        OriginFigures { name: s.name.clone(), read, write, flushes: s.flushes }
+    }
 }
 
 impl From<&Requests> for RequestsRecord {

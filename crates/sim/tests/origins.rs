@@ -1,6 +1,7 @@
 //! Origins in numbers: what a write, a read and a deletion cost, and what is refused. Requests are
 //! counted on the pool's disk and the origin's.
 
+use std::cell::Cell;
 use std::future::Future;
 use std::rc::Rc;
 
@@ -98,6 +99,14 @@ where
     assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
     assert_eq!(disks.iter().find_map(SimDisk::misuse), None);
     exec.halt();
+}
+
+/// The machine that comes up again with what a crash left.
+fn restarted(media: [Medium; 2], seed: u64) -> (Executor, [SimDisk; 2], Rc<Executor>) {
+    let exec = Executor::new(seed);
+    let disks = media.map(|medium| SimDisk::new(medium, &exec, seed));
+    let runtime = Rc::new(exec.clone());
+    (exec, disks, runtime)
 }
 
 #[test]
@@ -301,6 +310,26 @@ fn a_full_pool_stops_the_write_and_leaves_origin_and_snapshots_as_they_are() {
 }
 
 #[test]
+fn a_write_is_not_refused_for_tables_that_it_does_not_need() {
+    let small = ProtectOptions { chunk: 4096, ..options(0, OriginFull::Error) };
+    run(11 * MIB, 4 * MIB, small, |w| async move {
+        let independent = SnapshotFlags { independent: true, ..CHAINED };
+        for name in ["a", "b", "c", "d", "e"] {
+            w.snapshot(name, independent).await;
+        }
+        w.pool.create("v", &CreateOptions::new(8 * MIB, 1)).await.unwrap();
+        let mut at = 0;
+        while w.pool.info().free > 5 * MIB {
+            w.write("v", at, CHUNK, 1).await;
+            at += CHUNK;
+        }
+        // 60 chunks that each of the five keeps: 1.2 MiB.
+        w.write("org", 2 * MIB, 240 << 10, 2).await;
+        assert_eq!(w.byte("org@e", 2 * MIB, 240 << 10).await, 0);
+    });
+}
+
+#[test]
 fn the_oldest_snapshot_that_may_be_is_dropped_and_no_other() {
     run(9 * MIB, 16 * MIB, options(MIB, OriginFull::DropOldest), |w| async move {
         let droppable = SnapshotFlags { droppable: true, ..CHAINED };
@@ -463,9 +492,7 @@ fn a_checkpoint_between_a_dead_snapshots_map_and_what_was_kept_for_it_leaves_a_p
         for round in 0..10 {
             w.pool.checkpoint().await.unwrap();
             let media = w.disks.each_ref().map(|disk| disk.freeze(Crash::Kill).crash(0));
-            let exec = Executor::new(round);
-            let disks = media.map(|medium| SimDisk::new(medium, &exec, round));
-            let (device, runtime) = (disks[0].clone(), Rc::new(exec.clone()));
+            let (exec, [device, _], runtime) = restarted(media, round);
             let opened = exec.run(PATIENCE, async move {
                 let pool = Pool::open(device, runtime, OpenOptions::default()).await?;
                 pool.settle().await?;
@@ -617,9 +644,7 @@ fn nothing_is_brought_back_before_it_is_durable_that_the_rollback_has_begun() {
         for (pool_mask, origin_mask) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
             let frozen = w.disks.each_ref().map(|disk| disk.freeze(Crash::Power));
             let media = [frozen[0].crash(pool_mask), frozen[1].crash(origin_mask)];
-            let exec = Executor::new(pool_mask);
-            let disks = media.map(|medium| SimDisk::new(medium, &exec, origin_mask));
-            let (device, origin, runtime) = (disks[0].clone(), disks[1].clone(), Rc::new(exec.clone()));
+            let (exec, [device, origin], runtime) = restarted(media, 2 * pool_mask + origin_mask);
             let expected = exec.run(PATIENCE, async move {
                 let pool = Pool::open(device, runtime, OpenOptions::default()).await.unwrap();
                 let expected = if pool.origins()[0].rolling.is_some() { 1 } else { 2 };
@@ -632,6 +657,47 @@ fn nothing_is_brought_back_before_it_is_durable_that_the_rollback_has_begun() {
             assert!(expected.unwrap(), "{pool_mask} {origin_mask}");
             exec.halt();
         }
+    });
+}
+
+#[test]
+fn a_snapshot_is_not_written_before_it_is_durable_that_the_rollback_to_it_has_ended() {
+    run(64 * MIB, 4 * CHUNK, options(0, OriginFull::Error), |w| async move {
+        w.write("org", 0, 4 * CHUNK, 1).await;
+        w.snapshot("a", SnapshotFlags { writable: true, ..CHAINED }).await;
+        // A page of its own, which is written in place from now on.
+        w.write("org@a", 0, 4096, 2).await;
+        w.pool.volume("org@a").unwrap().flush().await.unwrap();
+        w.pool.rollback("org", "a").await.unwrap();
+        for _ in 0..1000 {
+            if w.pool.origins()[0].rolling.is_none() {
+                break;
+            }
+            w.byte("org@a", CHUNK, 512).await;
+        }
+        assert!(w.pool.origins()[0].rolling.is_none(), "it has ended");
+        // That is not durable yet, nor will it be as long as anybody reads.
+        w.disks[0].slow_flushes();
+        let (done, writer) = (Rc::new(Cell::new(false)), w.clone());
+        let noted = done.clone();
+        w.exec.spawn(Box::pin(async move {
+            writer.write("org@a", 0, 4096, 3).await;
+            noted.set(true);
+        }));
+        for _ in 0..200 {
+            w.byte("org@a", CHUNK, 4096).await;
+        }
+        let media = w.disks.each_ref().map(|disk| disk.freeze(Crash::Kill).crash(0));
+        let (exec, [device, origin], runtime) = restarted(media, 1);
+        let byte = exec.run(PATIENCE, async move {
+            let pool = Pool::open(device, runtime, OpenOptions::default()).await.unwrap();
+            pool.attach_origin("org", origin, "/dev/x", 0).await.unwrap();
+            let (result, buf) = pool.volume("org").unwrap().read(0, Buf::zeroed(4096)).await;
+            result.unwrap();
+            buf[0]
+        });
+        assert_eq!((byte.unwrap(), done.get()), (2, false));
+        exec.halt();
     });
 }
 

@@ -10,10 +10,13 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use forkdisk::device::{MemoryDevice, RecordingDevice, Segment};
-use forkdisk::{Buf, CreateOptions, Device, Error, ErrorKind, FormatOptions, OpenOptions, Pool, Result as Answer};
+use forkdisk::device::{DelayingDevice, MemoryDevice, RecordingDevice, Segment};
+use forkdisk::{
+    Buf, Coming, CreateOptions, Device, Error, ErrorKind, FormatOptions, OpenOptions, Pool, Result as Answer,
+};
 use forkdisk_nbd::codec::StatusExtent;
 use forkdisk_nbd::{Export, ExportInfo, Exports, Server, ServerOptions};
 use forkdisk_uring::{Config, Rt, UnixListener, block_on};
@@ -22,7 +25,7 @@ use super::trace;
 use crate::cases::origin::protection;
 use crate::part::Part;
 
-type Disk = RecordingDevice<MemoryDevice>;
+type Disk = RecordingDevice<DelayingDevice<MemoryDevice>>;
 
 const PAGE: u64 = 4096;
 /// Pages of the control export: what reading each of them does.
@@ -44,18 +47,24 @@ enum Action {
     Settle,
 }
 
-/// `SOCKET TRACE DISKS BYTES [VOLUME_BYTES [ORIGIN_CHUNK]]`: serves until it is killed. With a volume's
-/// size the first disk has a pool with one volume, `v`; with a chunk, too, `v` is an origin that lies
+/// `SOCKET TRACE DISKS BYTES LATENCY [VOLUME_BYTES [ORIGIN_CHUNK]]`: serves until it is killed. Every request
+/// of the disks waits for the latency, in milliseconds, any number side by side: memory answers at once,
+/// while the one processor of the guest is busy for it, and nobody can send another request meanwhile as they
+/// can where there is a disk. With a volume's size the first disk has a pool with one volume, `v`; with a chunk, too, `v` is an origin that lies
 /// in front of the pool on that disk.
 pub fn run(arguments: &[OsString]) -> Result<()> {
     let [socket, trace, numbers @ ..] = arguments else { bail!("a socket and a file for the trace are needed") };
     let (socket, trace) = (PathBuf::from(socket), PathBuf::from(trace));
     let parse = |text: &OsString| text.to_str().and_then(|t| t.parse::<u64>().ok()).context("a number is needed");
     let numbers: Vec<u64> = numbers.iter().map(parse).collect::<Result<_>>()?;
-    let [disks, bytes, ref volume @ ..] = numbers[..] else { bail!("the number and size of disks is needed") };
+    let [disks, bytes, latency, ref volume @ ..] = numbers[..] else {
+        bail!("the number, size and latency of disks is needed")
+    };
     let (volume, chunk) = (volume.first().copied(), volume.get(1).copied());
     block_on(Config::default(), |rt| async move {
-        let make = |_| RecordingDevice::new(MemoryDevice::new(bytes), all_zero);
+        let slow =
+            || DelayingDevice::new(MemoryDevice::new(bytes), Rc::new(rt.clone()), Duration::from_millis(latency));
+        let make = |_| RecordingDevice::new(slow(), all_zero);
         let disks: Vec<Disk> = (0..disks).map(make).collect();
         let pool = match volume {
             Some(size) => Some(make_pool(&rt, &disks[0], size, chunk).await?),
@@ -209,6 +218,19 @@ impl Export for Served {
                 let (name, description) = ("control".to_string(), String::new());
                 ExportInfo { name, description, size: size_of_control, read_only: false }
             }
+        }
+    }
+
+    fn cork(&self, more: bool) {
+        if let Served::Volume(volume) = self {
+            volume.cork(more);
+        }
+    }
+
+    fn coming(&self, offset: u64, len: u64) -> Option<Coming> {
+        match self {
+            Served::Volume(volume) => volume.coming(offset, len),
+            _ => None,
         }
     }
 

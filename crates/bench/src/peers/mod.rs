@@ -16,12 +16,18 @@ mod result;
 mod trace;
 
 use std::ffi::OsString;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 
 pub use guest::Guest;
 pub use lab::Lab;
 pub use result::Measured;
+
+/// What every request of a guest's disks waits for where it matters who comes while another is served. A guest takes
+/// some 40 ms to send 1 MiB to a server inside it, about a hundred times what a real machine takes, and an SSD half a
+/// millisecond to read or write it.
+pub const LATENCY: Duration = Duration::from_millis(50);
 
 /// Carries out a part of a benchmark that has a process to itself: `arguments` say which, and are made
 /// by this crate only.

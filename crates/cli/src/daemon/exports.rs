@@ -6,13 +6,14 @@ use std::rc::Rc;
 
 use std::time::Duration;
 
-use forkdisk::{Buf, Error, ErrorKind, Operation, Pool, Result, VolumeId};
+use forkdisk::{Buf, Coming, Error, ErrorKind, Operation, Pool, Result, VolumeId};
 use forkdisk_control::Guard;
 use forkdisk_nbd::codec::{ExportInfo, StatusExtent};
 use forkdisk_nbd::{Export, Exports};
 use forkdisk_uring::UringDevice;
 
 use super::mounts::Mounts;
+use super::refusals::Refusals;
 
 /// Names that are closed to new users, with how often.
 #[derive(Clone, Default)]
@@ -56,6 +57,7 @@ pub struct Served {
     pub pool: Pool<UringDevice>,
     pub fences: Fences,
     pub mounts: Mounts,
+    pub refusals: Refusals,
 }
 
 impl Exports for Served {
@@ -72,7 +74,7 @@ impl Exports for Served {
         }
         let export = Exports::open(&self.pool, name)?;
         let id = self.pool.find(&export.info().name)?.id;
-        Ok(ServedExport { export, id, mounts: self.mounts.clone() })
+        Ok(ServedExport { export, id, mounts: self.mounts.clone(), refusals: self.refusals.clone() })
     }
 
     fn buffer(&self, len: usize) -> Buf {
@@ -93,6 +95,13 @@ pub struct ServedExport {
     export: PoolExport,
     id: VolumeId,
     mounts: Mounts,
+    refusals: Refusals,
+}
+
+impl ServedExport {
+    fn noted<T>(&self, what: &str, result: Result<T>) -> Result<T> {
+        result.inspect_err(|error| self.refusals.note(self.id, what, || self.export.info().name, error))
+    }
 }
 
 type PoolExport = <Pool<UringDevice> as Exports>::Export;
@@ -100,23 +109,31 @@ type PoolExport = <Pool<UringDevice> as Exports>::Export;
 impl Export for ServedExport {
     type Context = <PoolExport as Export>::Context;
 
+    fn cork(&self, more: bool) {
+        self.export.cork(more);
+    }
+
+    fn coming(&self, offset: u64, len: u64) -> Option<Coming> {
+        self.export.coming(offset, len)
+    }
+
     async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
         let len = buf.len() as u64;
-        let written = self.export.write(offset, buf, fua).await;
+        let (written, buf) = self.export.write(offset, buf, fua).await;
         self.mounts.changed(self.id, offset, len).await;
-        written
+        (self.noted("write", written), buf)
     }
 
     async fn write_zeroes(&self, offset: u64, len: u64, fua: bool, no_hole: bool) -> Result<()> {
         let zeroed = self.export.write_zeroes(offset, len, fua, no_hole).await;
         self.mounts.changed(self.id, offset, len).await;
-        zeroed
+        self.noted("write of zeroes", zeroed)
     }
 
     async fn trim(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         let trimmed = self.export.trim(offset, len, fua).await;
         self.mounts.changed(self.id, offset, len).await;
-        trimmed
+        self.noted("trim", trimmed)
     }
 
     fn info(&self) -> ExportInfo {
@@ -128,11 +145,13 @@ impl Export for ServedExport {
     }
 
     async fn read(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
-        self.export.read(offset, buf).await
+        let (read, buf) = self.export.read(offset, buf).await;
+        (self.noted("read", read), buf)
     }
 
     async fn read_sparse(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
-        self.export.read_sparse(offset, buf).await
+        let (read, buf) = self.export.read_sparse(offset, buf).await;
+        (self.noted("read", read), buf)
     }
 
     fn zeroing_is_fast(&self, offset: u64, len: u64) -> bool {
@@ -140,11 +159,11 @@ impl Export for ServedExport {
     }
 
     async fn cache(&self, offset: u64, len: u64) -> Result<()> {
-        self.export.cache(offset, len).await
+        self.noted("read", self.export.cache(offset, len).await)
     }
 
     async fn flush(&self) -> Result<()> {
-        self.export.flush().await
+        self.noted("flush", self.export.flush().await)
     }
 
     fn took(&self, operation: Operation, time: Duration) {
@@ -160,6 +179,6 @@ impl Export for ServedExport {
     }
 
     async fn status(&self, context: &Self::Context, offset: u64, len: u64, looks: usize) -> Result<Vec<StatusExtent>> {
-        self.export.status(context, offset, len, looks).await
+        self.noted("look at the map", self.export.status(context, offset, len, looks).await)
     }
 }

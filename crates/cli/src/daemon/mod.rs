@@ -11,6 +11,7 @@ mod host;
 mod mounts;
 mod notify;
 mod pid_file;
+mod refusals;
 mod run;
 pub mod space;
 

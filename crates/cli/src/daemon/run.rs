@@ -23,6 +23,7 @@ use super::host::{Daemon, End};
 use super::mounts::Mounts;
 use super::notify::Notifier;
 use super::pid_file::PidFile;
+use super::refusals::Refusals;
 use super::space;
 use crate::cli::Global;
 use crate::network::{Doors, Network};
@@ -150,7 +151,8 @@ async fn serve(
     let doors = settings.network.open(runtime)?;
     let fences = Fences::default();
     let mounts = Mounts::new(runtime, pool);
-    let exports = Served { pool: pool.clone(), fences: fences.clone(), mounts: mounts.clone() };
+    let refusals = Refusals::default();
+    let exports = Served { pool: pool.clone(), fences: fences.clone(), mounts: mounts.clone(), refusals };
     let devices = Devices::new(runtime, path, exports.clone());
     let data = Server::new(runtime, exports, settings.data.clone());
     let identity = Status {

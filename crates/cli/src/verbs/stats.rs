@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use forkdisk_control::{PoolRecord, params};
-use forkdisk_monitor::Statistics;
+use forkdisk_monitor::{OriginFigures, RequestsRecord, Statistics};
 use rustix::fs::access;
 use serde::Serialize;
 
@@ -82,11 +82,21 @@ fn live_rows(s: &Statistics, table: &TableArgs) -> Vec<Vec<String>> {
         add(name, format!("{} in {} requests", table.size(r.bytes), r.count));
     }
     add("device_flushes", a.flushes.to_string());
+    if !s.origins.is_empty() {
+        let all = |of: fn(&OriginFigures) -> &RequestsRecord| {
+            let (count, bytes) = s.origins.iter().map(of).fold((0, 0), |(n, b), r| (n + r.count, b + r.bytes));
+            format!("{} in {count} requests", table.size(bytes))
+        };
+        add("origins_device_read", all(|o| &o.read));
+        add("origins_device_written", all(|o| &o.write));
+        add("origins_device_flushes", s.origins.iter().map(|o| o.flushes).sum::<u64>().to_string());
+    }
     add("commits", a.commit_group.count.to_string());
     add("checkpoints", a.checkpoints.to_string());
     add("cache_hits", a.cache_hits.to_string());
     add("cache_misses", a.cache_misses.to_string());
     add("reaped_volumes", a.reaped.to_string());
+    add("dropped_snapshots", a.dropped.to_string());
     add("gathered", table.size(a.gathered_bytes));
     let (c, seconds) = (&s.copier.all, |nanoseconds: u64| format!("{:.3} s", nanoseconds as f64 / 1e9));
     add(

@@ -310,6 +310,19 @@ impl Drop for SmallFileSystem<'_> {
     }
 }
 
+/// A served pool in the small file system, larger than that, and a client of its volume `a`, which has 8 MiB.
+fn serve_a_volume_in_the_small_file_system(lab: &Lab) -> (Server, Client) {
+    lab.ok(&["init", "small/pool.img", "--size", "1G"]);
+    lab.ok(&["create", "small/pool.img/a", "--size", "512M"]);
+    let server = Server::start_on(lab, "small/pool.img");
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    for piece in 0..8 {
+        client.write(piece << 20, &noise(piece, MIB), false).unwrap();
+    }
+    client.flush().unwrap();
+    (server, client)
+}
+
 #[test]
 fn a_full_host_file_system_is_like_a_full_pool() {
     let lab = Lab::empty();
@@ -331,14 +344,7 @@ fn a_served_pool_outlasts_a_full_host_file_system() {
     let lab = Lab::empty();
     let place = lab.path("small");
     let Some(_mounted) = SmallFileSystem::mount(&place, "64M") else { return };
-    lab.ok(&["init", "small/pool.img", "--size", "1G"]);
-    lab.ok(&["create", "small/pool.img/a", "--size", "512M"]);
-    let server = Server::start_on(&lab, "small/pool.img");
-    let mut client = Client::connect(server.socket(), "a").unwrap();
-    for piece in 0..8 {
-        client.write(piece << 20, &noise(piece, MIB), false).unwrap();
-    }
-    client.flush().unwrap();
+    let (server, mut client) = serve_a_volume_in_the_small_file_system(&lab);
     fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
     // In place, trims and flushes go on; what needs new space does not, and breaks nothing.
     client.write(0, &noise(100, MIB), false).unwrap();
@@ -486,14 +492,7 @@ fn a_deletion_on_a_full_host_file_system_is_done_and_says_that_space_is_missing(
     let lab = Lab::empty();
     let place = lab.path("small");
     let Some(_mounted) = SmallFileSystem::mount(&place, "64M") else { return };
-    lab.ok(&["init", "small/pool.img", "--size", "1G"]);
-    lab.ok(&["create", "small/pool.img/a", "--size", "512M"]);
-    let server = Server::start_on(&lab, "small/pool.img");
-    let mut client = Client::connect(server.socket(), "a").unwrap();
-    for piece in 0..8 {
-        client.write(piece << 20, &noise(piece, MIB), false).unwrap();
-    }
-    client.flush().unwrap();
+    let (server, mut client) = serve_a_volume_in_the_small_file_system(&lab);
     lab.ok(&["snapshot", "small/pool.img/a@x"]);
     fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
     assert_eq!(client.write(0, &noise(101, MIB), false).unwrap_err().raw_os_error(), Some(28));

@@ -29,6 +29,8 @@ mod nbd;
 mod nbd_clients;
 mod offload;
 mod origins;
+mod origins_full;
+mod origins_told;
 mod output;
 mod quota;
 mod readme;

@@ -14,7 +14,7 @@ fn address(server: &Server) -> String {
 }
 
 /// Connections that do not wait for an answer forever.
-fn unix(path: impl AsRef<std::path::Path>) -> UnixStream {
+pub fn unix(path: impl AsRef<std::path::Path>) -> UnixStream {
     let stream = UnixStream::connect(path).expect("connected");
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream
@@ -34,7 +34,7 @@ fn ask(stream: &mut (impl Read + Write), request: &[u8]) -> String {
 }
 
 /// An answer to HTTP/1.0, which is not cut into chunks.
-fn scrape(stream: &mut (impl Read + Write)) -> BTreeMap<String, f64> {
+pub fn scrape(stream: &mut (impl Read + Write)) -> BTreeMap<String, f64> {
     let answer = ask(stream, b"GET /metrics HTTP/1.0\r\n\r\n");
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
     assert!(head.starts_with("HTTP/1.1 200 OK") && head.contains("text/plain; version=0.0.4"), "{head}");

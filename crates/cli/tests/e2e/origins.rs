@@ -355,74 +355,6 @@ fn an_origin_and_a_volume_of_the_pool_are_frozen_at_one_instant() {
     lab.assert_clean();
 }
 
-/// A pool that has room for about half of an origin of 96 MiB, which has the snapshots `old`, droppable, and `new`.
-fn small_pool(policy: &str) -> Lab {
-    let lab = Lab::with_pool("64M");
-    fs::write(lab.path("disk.img"), vec![1; 96 * MIB]).unwrap();
-    lab.ok(&["protect", "pool.img/disk", "disk.img", "--when-full", policy]);
-    lab.ok(&["snapshot", "pool.img/disk@old", "--droppable"]);
-    lab
-}
-
-/// Writes `byte` from the front until a write fails; the bytes that were written.
-fn fill(disk: &mut Client, byte: u8, end: usize) -> usize {
-    let mut written = 0;
-    while written < end && disk.write(written as u64, &vec![byte; MIB], false).is_ok() {
-        written += MIB;
-    }
-    written
-}
-
-#[test]
-fn a_full_pool_fails_the_write_and_no_snapshot() {
-    let lab = small_pool("error");
-    let server = Server::start(&lab);
-    let mut disk = Client::connect(server.socket(), "disk").unwrap();
-    let written = fill(&mut disk, 2, 96 * MIB);
-    assert!((30 * MIB..64 * MIB).contains(&written), "{written}");
-    disk.write(0, &vec![3; MIB], true).expect("what is kept already costs nothing");
-    drop(disk);
-    server.stop();
-    assert!(lab.contents("disk@old") == vec![1; 96 * MIB]);
-    let now = fs::read(lab.path("disk.img")).unwrap();
-    assert!(now[..MIB] == vec![3; MIB] && now[MIB..written] == vec![2; written - MIB]);
-    assert!(now[written + MIB..].iter().all(|&b| b == 1));
-    lab.assert_clean();
-}
-
-#[test]
-fn a_full_pool_drops_the_oldest_snapshot_that_may_be() {
-    let lab = small_pool("drop-oldest");
-    let server = Server::start(&lab);
-    let mut disk = Client::connect(server.socket(), "disk").unwrap();
-    assert_eq!(fill(&mut disk, 2, 96 * MIB), 96 * MIB);
-    drop(disk);
-    assert_eq!(lab.names(), ["disk"]);
-    lab.ok(&["snapshot", "pool.img/disk@keep"]);
-    let mut disk = Client::connect(server.socket(), "disk").unwrap();
-    let written = fill(&mut disk, 3, 96 * MIB);
-    assert!(written < 96 * MIB, "the one that may not be dropped stays");
-    drop(disk);
-    server.stop();
-    assert!(lab.contents("disk@keep") == vec![2; 96 * MIB]);
-    lab.assert_clean();
-}
-
-#[test]
-fn a_write_that_finds_no_space_waits_for_a_deletion() {
-    let lab = small_pool("wait:30");
-    let server = Server::start(&lab);
-    let socket = server.socket().to_path_buf();
-    let writer = std::thread::spawn(move || fill(&mut Client::connect(&socket, "disk").unwrap(), 2, 96 * MIB));
-    let full = || lab.json(&["stats", POOL])["free"].as_u64().unwrap() < 4 << 20;
-    wait_until("the pool is full", full);
-    lab.ok(&["delete", "pool.img/disk@old"]);
-    assert_eq!(writer.join().unwrap(), 96 * MIB);
-    server.stop();
-    assert!(fs::read(lab.path("disk.img")).unwrap() == vec![2; 96 * MIB]);
-    lab.assert_clean();
-}
-
 #[test]
 fn a_flattened_clone_needs_neither_snapshot_nor_origin() {
     let lab = lab();
@@ -460,22 +392,6 @@ fn a_flattened_clone_needs_neither_snapshot_nor_origin() {
     lab.ok(&["unprotect", "pool.img/disk"]);
     fs::remove_file(lab.path("disk.img")).unwrap();
     assert!(lab.contents("c") == expected && lab.contents("idle") == vec![1; 8 * MIB]);
-    lab.assert_clean();
-}
-
-#[test]
-fn a_clone_that_finds_no_space_stays_as_it_is_and_is_flattened_when_there_is() {
-    let lab = small_pool("error");
-    lab.ok(&["clone", "pool.img/disk@old", "pool.img/c"]);
-    let full = lab.run(&["flatten", "pool.img/c"]).refused();
-    assert!(full.contains("the pool is full"), "{full}");
-    let held = lab.run(&["delete", "pool.img/disk@old"]).refused();
-    assert!(held.contains("held by \"c\""), "{held}");
-    assert!(lab.contents("c") == vec![1; 96 * MIB]);
-    lab.ok(&["grow", POOL, "--size", "128M"]);
-    lab.ok(&["flatten", "pool.img/c"]);
-    lab.ok(&["delete", "pool.img/disk@old"]);
-    assert!(lab.contents("c") == vec![1; 96 * MIB]);
     lab.assert_clean();
 }
 

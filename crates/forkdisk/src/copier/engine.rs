@@ -15,7 +15,7 @@ use super::job::{Progress, Pump};
 use super::queue::{Choice, Limits, Queues};
 use super::subjob::SubJob;
 use super::throttle::Meter;
-use super::{Client, CopyStats, Job, Ticket};
+use super::{Client, CopyStats, Job, Ticket, USERS, User};
 
 /// The copier of a pool. Cheap to clone; all clones are the same one.
 pub struct Copier<D>(pub(super) Rc<Engine<D>>);
@@ -45,6 +45,7 @@ pub(super) struct State<D> {
     live: BTreeMap<u64, Rc<Progress>>,
     next: u64,
     stats: CopyStats,
+    by_user: [CopyStats; USERS],
 }
 
 impl<D: Device> Copier<D> {
@@ -58,6 +59,7 @@ impl<D: Device> Copier<D> {
             live: BTreeMap::new(),
             next: 0,
             stats: CopyStats::default(),
+            by_user: Default::default(),
         };
         let (turned, alarm) = (Event::default(), Cell::new(None));
         Copier(Rc::new(Engine { device, runtime, state: RefCell::new(state), turned, alarm }))
@@ -93,6 +95,11 @@ impl<D: Device> Copier<D> {
         (state.stats, state.buffers.in_use())
     }
 
+    /// Figures of all clients of one kind together.
+    pub fn stats_of(&self, user: User) -> CopyStats {
+        self.0.state.borrow().by_user[user as usize]
+    }
+
     /// Takes on `job` for `client`. If nothing is in its way its first reads are submitted before
     /// this returns.
     pub fn submit(&self, client: &Rc<Client>, job: Job<D>, given: Vec<super::Given>) -> Ticket {
@@ -114,12 +121,33 @@ impl<D: Device> Copier<D> {
     }
 }
 
+impl<D: Device> Engine<D> {
+    /// How long whoever moves bytes by himself has to wait; `held`: he has waited already.
+    pub(super) fn wait(&self, client: &Client, held: bool) -> Option<Duration> {
+        let (now, state) = (self.runtime.now(), &mut *self.state.borrow_mut());
+        let wait = state.meter.wait(now).max(client.meter.borrow_mut().wait(now));
+        if wait.is_some() && !held {
+            state.count(client, |stats| stats.throttle_waits += 1);
+        }
+        wait
+    }
+
+    /// He has moved so many bytes since then.
+    pub(super) fn charge(&self, client: &Client, bytes: u64, since: Duration) {
+        let now = self.runtime.now();
+        let took = now.saturating_sub(since);
+        self.state.borrow_mut().meter.charge(bytes, took, now);
+        client.meter.borrow_mut().charge(bytes, took, now);
+    }
+}
+
 impl<D> State<D> {
-    /// Counts for a client and for all.
+    /// Counts for a client, for its kind and for all.
     pub fn count(&mut self, client: &Client, change: impl Fn(&mut CopyStats)) {
         let mut stats = client.stats.get();
         change(&mut stats);
         client.stats.set(stats);
+        change(&mut self.by_user[client.user() as usize]);
         change(&mut self.stats);
     }
 
@@ -167,12 +195,14 @@ impl<D> State<D> {
     /// The books of a sub-job that has ended.
     fn note_end(&mut self, sub: &mut SubJob<D>, now: Duration) {
         let client = sub.parts[0].job.progress.client.clone();
-        let (len, done) = (sub.buf_len(), sub.done);
+        let (len, done, [reads, writes]) = (sub.buf_len(), sub.done, sub.requests);
         self.meter.end(now);
         client.meter.borrow_mut().end(now);
         self.buffers.give_back(client.user(), len, sub.take_buf());
         self.count(&client, |stats| {
             stats.in_flight -= 1;
+            stats.reads += reads;
+            stats.writes += writes;
             stats.bytes_read += done.read;
             stats.bytes_written += done.written;
             stats.bytes_offloaded += done.offloaded;

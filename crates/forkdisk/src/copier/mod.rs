@@ -21,6 +21,7 @@ mod client;
 mod engine;
 mod job;
 mod offload;
+mod pace;
 mod queue;
 mod stats;
 mod subjob;

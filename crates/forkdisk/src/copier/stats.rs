@@ -28,6 +28,10 @@ pub struct CopyStats {
     pub cancelled: u64,
     /// Jobs that shared a request with the one before.
     pub merged: u64,
+    /// Requests that read.
+    pub reads: u64,
+    /// Requests that wrote.
+    pub writes: u64,
     /// Bytes read from devices.
     pub bytes_read: u64,
     /// Bytes written to devices.

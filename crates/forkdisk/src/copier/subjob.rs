@@ -25,6 +25,8 @@ pub type Begun<D> = (Vec<Group<D>>, Request);
 pub struct SubJob<D> {
     pub parts: SmallVec<[Part<D>; 1]>,
     pub done: Moved,
+    /// Reads and writes that ended well.
+    pub requests: [u64; 2],
     buf: Option<Buf>,
     len: usize,
     /// The device clones what it can; only what was given is written.
@@ -50,7 +52,8 @@ impl<D> Group<D> {
 impl<D> SubJob<D> {
     pub fn new(buf: Buf, parts: SmallVec<[Part<D>; 1]>) -> SubJob<D> {
         let (fill, filled) = Default::default();
-        SubJob { parts, done: Moved::default(), len: buf.len(), buf: Some(buf), offloads: false, fill, filled }
+        let (done, requests) = Default::default();
+        SubJob { parts, done, requests, len: buf.len(), buf: Some(buf), offloads: false, fill, filled }
     }
 
     pub fn buf_len(&self) -> usize {
@@ -179,8 +182,12 @@ impl<D: Device> SubJob<D> {
             }
         }
         match result {
-            Ok(()) if self.parts.len() == 1 => self.note_transfer(0, &groups, write),
+            Ok(()) if self.parts.len() == 1 => {
+                self.note_requests(&groups, write);
+                self.note_transfer(0, &groups, write);
+            }
             Ok(()) => {
+                self.note_requests(&groups, write);
                 for part in parts {
                     let groups = if write { self.writes(&[part]) } else { self.reads(&[part]) };
                     self.note_transfer(part, &groups, write);
@@ -199,10 +206,17 @@ impl<D: Device> SubJob<D> {
     async fn alone(&mut self, part: usize, write: bool) {
         for group in if write { self.writes(&[part]) } else { self.reads(&[part]) } {
             match self.transfer(&group, write).await {
-                Ok(()) => self.note_transfer(part, &[group], write),
+                Ok(()) => {
+                    self.note_requests(std::slice::from_ref(&group), write);
+                    self.note_transfer(part, &[group], write);
+                }
                 Err(error) => self.fail(part, error, write),
             }
         }
+    }
+
+    fn note_requests(&mut self, groups: &[Group<D>], write: bool) {
+        self.requests[usize::from(write)] += groups.iter().map(|group| group.segments.len() as u64).sum::<u64>();
     }
 
     fn note_transfer(&mut self, part: usize, groups: &[Group<D>], write: bool) {

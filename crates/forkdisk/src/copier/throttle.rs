@@ -56,6 +56,17 @@ impl Meter {
     pub fn start(&mut self, bytes: u64, now: Duration) {
         self.count(now);
         self.flying += 1;
+        self.owe(bytes, now);
+    }
+
+    /// So many bytes were moved by who is not in flight, in so much time.
+    pub fn charge(&mut self, bytes: u64, took: Duration, now: Duration) {
+        self.count(now);
+        self.busy += took.min(WINDOW);
+        self.owe(bytes, now);
+    }
+
+    fn owe(&mut self, bytes: u64, now: Duration) {
         if let Some(rate) = std::num::NonZero::new(self.limit.bytes_per_second) {
             let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(rate.get());
             self.due = self.due.max(now) + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
@@ -124,6 +135,25 @@ mod tests {
         let mut meter = Meter::new(Throttle { percent: 100, bytes_per_second: 1 << 20 });
         assert_eq!(run(&mut meter, 256 << 10, MS(1), MS(7000), MS(10_000)), 40);
         assert_eq!(run(&mut meter, 256 << 10, MS(1), MS(90_000), MS(1000)), 4);
+    }
+
+    #[test]
+    fn what_was_moved_without_being_in_flight_is_paid_for_by_who_comes_next() {
+        let mut meter = Meter::new(Throttle { percent: 100, bytes_per_second: 1 << 20 });
+        meter.charge(512 << 10, MS(10), MS(1000));
+        assert_eq!(meter.wait(MS(1000)), Some(MS(500)));
+        let (mut meter, mut now, mut moves) = (Meter::new(Throttle { percent: 10, bytes_per_second: 0 }), MS(5000), 0);
+        while now < MS(15_000) {
+            match meter.wait(now) {
+                Some(wait) => now += wait,
+                None => {
+                    now += MS(10);
+                    meter.charge(4096, MS(10), now);
+                    moves += 1;
+                }
+            }
+        }
+        assert!((100..=160).contains(&moves), "{moves}");
     }
 
     #[test]

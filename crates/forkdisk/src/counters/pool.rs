@@ -59,6 +59,8 @@ pub struct PoolStatistics {
     pub cache_bytes: u64,
     /// Deleted volumes whose maps were given back entirely.
     pub reaped: u64,
+    /// Droppable snapshots of origins that were deleted because the pool was full.
+    pub dropped: u64,
     /// Bytes that came back with checkpoints.
     pub freed_bytes: u64,
     /// Bytes that were brought together with others of their volumes.
@@ -81,6 +83,7 @@ pub(crate) struct PoolCounters {
     pub checkpoints: Counter,
     pub cache_misses: Counter,
     pub reaped: Counter,
+    pub dropped: Counter,
     pub freed_bytes: Counter,
     pub gathered: Counter,
 }
@@ -98,6 +101,7 @@ impl PoolCounters {
             checkpoints: self.checkpoints.get(),
             cache_misses: self.cache_misses.get(),
             reaped: self.reaped.get(),
+            dropped: self.dropped.get(),
             freed_bytes: self.freed_bytes.get(),
             gathered_bytes: self.gathered.get(),
             ..PoolStatistics::default()

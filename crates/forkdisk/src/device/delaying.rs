@@ -34,10 +34,12 @@ impl<D: Device> DelayingDevice<D> {
     }
 
     fn late<T>(&self, request: impl Future<Output = T> + 'static) -> impl Future<Output = T> + 'static {
-        let pause = self.runtime.sleep(self.latency);
+        let pause = (!self.latency.is_zero()).then(|| self.runtime.sleep(self.latency));
         async move {
             let outcome = request.await;
-            pause.await;
+            if let Some(pause) = pause {
+                pause.await;
+            }
             outcome
         }
     }

@@ -6,9 +6,10 @@
 use super::checksum::{Seed, page_checksum};
 use super::counts::{CountEntry, CountPage, Slot};
 use super::entry::{Entry, TableRef};
+use super::group::{Decoded, Group, Witness, decode_group, encode_group};
 use super::kept::{KeptKey, Piece};
 use super::ordered::{self, ORDERED_LEAF, TreeRoot};
-use super::record::{Decoded, Group, Moved, Record, Witness, decode_group, encode_group};
+use super::record::{Moved, Record};
 use super::settings::{BreakPolicy, CopierSettings, GatherPolicy, Throttle};
 use super::superblock::{JournalStart, Superblock};
 use super::table::{decode_table, encode_table};

@@ -77,6 +77,11 @@ impl Throttle {
         (1..=100).contains(&self.percent) && rate.is_multiple_of(1024) && rate / 1024 <= u64::from(u32::MAX)
     }
 
+    /// Whether it limits nothing.
+    pub fn is_none(&self) -> bool {
+        *self == Throttle::NONE
+    }
+
     /// As bytes on disk: percent (0: none) and KiB per second (0: none).
     pub(super) fn encoded(&self) -> (u8, u32) {
         (if self.percent == 100 { 0 } else { self.percent }, (self.bytes_per_second / 1024) as u32)

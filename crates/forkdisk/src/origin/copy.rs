@@ -76,8 +76,8 @@ impl CopyPlan {
             (self.count.view, self.count.next) = (self.count.view + 1, self.start);
         }
         let pages = self.count.pages;
-        // Besides the data: pages of the ordered map, at worst a path per chunk and view.
-        let tables = (12 + pages / chunk_pages) * self.views.len() as u64;
+        // Besides the data: pages of the ordered map, a path for each view and at worst one more per copy.
+        let tables = 12 * self.views.len() as u64 + pages / chunk_pages;
         match meta.space.available() < meta.checkpoint_pages() + RESERVE + tables + pages {
             true => Err(Failure::Stop(Stop::NoSpace)),
             false => Ok(()),
@@ -125,7 +125,7 @@ impl CopyPlan {
 
 impl<D: Device> Origin<D> {
     /// Keeps what the range holds for everybody who would lose it, and more for whoever writes on behind
-    /// it. The chunks stay held, shared, at the place in the queue that this call had. Without `patience` nobody waits
+    /// it. Its chunks stay held, shared, at the place in the queue that this call had. Without `patience` nobody waits
     /// for space.
     pub(super) async fn copy_out(
         &self,
@@ -137,23 +137,23 @@ impl<D: Device> Origin<D> {
         let limit = inner.meta.borrow().protects(self.id).map_or(0, |(p, _)| p.copy_ahead);
         let mut ahead = true;
         loop {
-            let look = || self.streams.borrow_mut().far(offset, end, if ahead { limit } else { 0 });
-            let mut far = look();
+            let look = |limit| self.streams.borrow_mut().far(offset, end, limit);
+            let far = look(if ahead { limit } else { 0 });
             // Who comes behind meanwhile waits behind.
-            let reach = if far.alone { end + limit } else { far.end };
-            let mut held = self.locks.lock(self.chunks(offset, reach.min(self.size)), Hold::Alone).await;
+            let reach = far.reach.next_multiple_of(self.chunk).min(self.size);
+            let mut held = self.locks.lock(self.chunks(offset, reach), Hold::Alone).await;
             if far.alone {
                 inner.runtime.sleep(GATHER).await;
-                far = look();
-                if far.alone {
-                    self.streams.borrow_mut().came_alone(end);
-                }
             }
-            let far = far.end.next_multiple_of(self.chunk).min(self.size);
+            let far = look(reach.saturating_sub(end));
+            if far.alone {
+                self.streams.borrow_mut().came_alone(end);
+            }
+            let far = far.end.next_multiple_of(self.chunk).min(reach);
             inner.admit().await?;
             match self.copy_held(inner, offset, far).await {
                 Ok(()) => {
-                    held.share();
+                    held.share(self.chunks(offset, end));
                     return Ok(held);
                 }
                 Err(Ended::Error(e)) => return Err(Ended::Error(e)),

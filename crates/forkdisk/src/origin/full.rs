@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::{OriginFull, Record};
-use crate::pool::{Inner, no_space};
+use crate::pool::{Inner, PoolEvent, no_space};
 use crate::runtime::LocalFuture;
 use crate::types::VolumeId;
 
@@ -59,13 +59,18 @@ impl<D: Device> Origin<D> {
             }
             OriginFull::DropOldest => {
                 let Some(id) = self.oldest_droppable(inner) else { return Err(no_space()) };
-                inner
+                let dropped = inner
                     .verb(|meta| {
                         // It may have been deleted or taken into use since.
-                        let ids = if meta.directory.is_snapshot(id) { vec![id] } else { Vec::new() };
-                        Ok((Record::Delete { ids }, ()))
+                        let found = meta.directory.get(id).filter(|_| meta.directory.is_snapshot(id));
+                        let name = found.map(|v| meta.directory.full_name(&v.record));
+                        Ok((Record::Delete { ids: name.iter().map(|_| id).collect() }, name))
                     })
                     .await?;
+                if let Some(snapshot) = dropped {
+                    inner.counters.dropped.add(1);
+                    inner.tell(&PoolEvent::Dropped { snapshot });
+                }
                 inner.reap_soon();
                 inner.clone().settle().await
             }

@@ -16,6 +16,7 @@
 
 mod account;
 mod copy;
+mod counted;
 mod flush;
 mod full;
 mod kept;
@@ -36,6 +37,7 @@ use crate::pool::Inner;
 use crate::sync::{Flushes, Hold, RangeLocks};
 use crate::types::VolumeId;
 
+pub use counted::OriginStatistics;
 pub use kept::View;
 pub use read::Source;
 pub use rolling::refuse_rolling;
@@ -53,8 +55,9 @@ pub struct Origin<D> {
     pub locks: Rc<RangeLocks>,
     /// Blocks of the device that are written in part, by block.
     pub edges: Rc<RangeLocks>,
-    streams: RefCell<stream::Streams>,
+    streams: Rc<RefCell<stream::Streams>>,
     flushes: Flushes,
+    counters: counted::Counters,
     roller: rolling::Roller,
     /// Why nothing is acknowledged any more.
     failed: RefCell<Option<Error>>,
@@ -66,6 +69,11 @@ pub struct Origin<D> {
     marked: Cell<bool>,
 }
 
+/// A write that is announced: held until it is made, see [`Volume::coming`](crate::Volume::coming).
+pub struct Coming {
+    _announced: stream::Waiting,
+}
+
 impl<D: Device> Origin<D> {
     fn new(id: VolumeId, device: D, size: u64, chunk: u64) -> Origin<D> {
         Origin {
@@ -75,8 +83,9 @@ impl<D: Device> Origin<D> {
             chunk,
             locks: Rc::default(),
             edges: Rc::default(),
-            streams: RefCell::default(),
+            streams: Rc::default(),
             flushes: Flushes::default(),
+            counters: counted::Counters::default(),
             roller: rolling::Roller::default(),
             failed: RefCell::new(None),
             unsettled: RefCell::default(),
@@ -88,6 +97,12 @@ impl<D: Device> Origin<D> {
     /// Chunks that hold the bytes from `offset` to `end`.
     pub fn chunks(&self, offset: u64, end: u64) -> std::ops::Range<u64> {
         offset / self.chunk..end.div_ceil(self.chunk)
+    }
+
+    /// A write from `offset` to `end` will be made as soon as its data is there: what is copied before it anyway
+    /// reaches so far at once.
+    pub fn announce(&self, offset: u64, end: u64) -> Coming {
+        Coming { _announced: stream::Streams::announce(&self.streams, offset, end) }
     }
 
     /// Refuses once a flush has failed.

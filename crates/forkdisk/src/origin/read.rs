@@ -67,6 +67,7 @@ impl<D: Device> Origin<D> {
     /// Fills `buf`, whole blocks of the device, from the origin as it is.
     pub async fn read(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
         let segment = Segment { offset, at: 0, len: buf.len() };
+        self.counters.reads.add(&[segment]);
         let (result, buf) = self.device.read(buf, smallvec![segment]).await;
         (result.map_err(|e| Error::io(format!("reading the origin at {offset}"), e)), buf)
     }
@@ -108,9 +109,12 @@ impl<D: Device> Origin<D> {
         parts.zero.iter().for_each(|&(at, len)| buf[at..at + len].fill(0));
         let failed = |e| Error::io(format!("reading through to the origin at {offset}"), e);
         if parts.pool.is_empty() {
+            self.counters.reads.add(&parts.origin);
             let (result, buf) = self.fetch(&self.device, buf, parts.origin).await;
             return (result.map_err(failed), buf);
         }
+        inner.counters.data_reads.add(&parts.pool);
+        self.counters.reads.add(&parts.origin);
         // Parts of two devices: the origin's come by way of a buffer of their own.
         let aside = (!parts.origin.is_empty()).then(|| self.device.buffer(buf.len()));
         let other = aside.map(|aside| self.device.read(aside, parts.origin.clone()));

@@ -21,7 +21,7 @@ use smallvec::smallvec;
 use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::kept::LISTED;
-use crate::format::{NO_VOLUME, OriginFull, Record, VolumeState};
+use crate::format::{NO_VOLUME, OriginFull, Protects, Record, VolumeState};
 use crate::map::Stop;
 use crate::planted::{Bug, planted};
 use crate::pool::{Ended, Failure, Inner, Meta, Pool, no_space, refuse_in_use};
@@ -63,6 +63,8 @@ pub(super) struct Roller {
     ending: Cell<bool>,
     /// Why the last step came to nothing.
     error: RefCell<Option<Error>>,
+    /// That was because the pool is full.
+    starved: Cell<bool>,
     /// Chunks that are being brought back, by chunk.
     merging: Rc<RangeLocks>,
 }
@@ -186,9 +188,7 @@ impl<D: Device> Origin<D> {
         let chunks = self.chunks(offset, end);
         let mut patience = Patience::default();
         loop {
-            while self.roller.ending.get() {
-                self.roller.changed.wait().await;
-            }
+            self.rollback_ended().await;
             if self.rolling(inner).is_none() {
                 return Ok(());
             }
@@ -205,6 +205,13 @@ impl<D: Device> Origin<D> {
                     self.wait_for_space(inner, &mut patience).await?;
                 }
             }
+        }
+    }
+
+    /// Waits while a rollback has ended and that is not durable.
+    pub async fn rollback_ended(&self) {
+        while self.roller.ending.get() {
+            self.roller.changed.wait().await;
         }
     }
 
@@ -230,6 +237,7 @@ impl<D: Device> Origin<D> {
                     false => Some(self.admit(inner, part.start, part.end, None).await?),
                 };
                 let segment = Segment { offset: part.start, at: 0, len: buf.len() };
+                self.counters.writes.add(&[segment]);
                 let (written, _) = self.device.write(buf, smallvec![segment], false).await;
                 drop(held);
                 let failed = |e| Ended::Error(Error::io(format!("bringing back the origin at {}", part.start), e));
@@ -320,6 +328,7 @@ impl<D: Device> Origin<D> {
             if is_full && drops && self.wait_for_space(inner, &mut patience).await.is_ok() {
                 continue;
             }
+            self.roller.starved.set(is_full);
             *self.roller.error.borrow_mut() = Some(match ended {
                 Ended::NoSpace => no_space(),
                 Ended::Error(e) => e,
@@ -329,6 +338,14 @@ impl<D: Device> Origin<D> {
                 let _ = inner.clone().checkpoint().await;
             }
             inner.runtime.sleep(RETRY).await;
+        }
+    }
+
+    /// How long somebody waits for space by the origin's policy.
+    fn patience(&self, inner: &Inner<D>) -> Duration {
+        match inner.meta.borrow().protects(self.id) {
+            Some((Protects { when_full: OriginFull::Wait(seconds), .. }, _)) => Duration::from_secs(seconds.into()),
+            _ => Duration::ZERO,
         }
     }
 
@@ -378,6 +395,19 @@ impl<D: Device> Origin<D> {
     }
 }
 
+/// How long a rollback has come no further for want of space.
+#[derive(Default)]
+struct Hunger(Option<(u64, Duration)>);
+
+impl Hunger {
+    /// Whether whoever waits for the rollback, which lacks space where it is now, waits on.
+    fn bears(&mut self, patience: Duration, rolling: Rolling, now: Duration) -> bool {
+        let (cursor, since) = self.0.filter(|&(cursor, _)| cursor == rolling.cursor).unwrap_or((rolling.cursor, now));
+        self.0 = Some((cursor, since));
+        now.saturating_sub(since) < patience
+    }
+}
+
 /// A range in pieces of at most one batch.
 fn pieces(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
     let end = range.end;
@@ -417,19 +447,22 @@ impl<D: Device> Pool<D> {
     }
 
     /// Waits until the rollback of an origin, if one is under way, has brought everything back; `progress` is
-    /// told how many bytes of how many, and waiting ends when it answers false. Fails when a step does, though the
-    /// rollback goes on. Another one that begins when it has ended is not waited for.
+    /// told how many bytes of how many, and waiting ends when it answers false. Fails when a step does, for want of
+    /// space only once it has waited as long as a write would, though the rollback goes on. Another one that begins when it has ended is not waited for.
     pub async fn rolled_back(&self, name: &str, mut progress: impl FnMut(u64, u64) -> bool) -> Result<()> {
         let inner = &self.0;
         let id = inner.meta.borrow().directory.find(name)?.record.id;
         let origin = inner.attached(id)?;
         origin.roller.error.take();
         let snapshot = origin.rolling(inner).map(|rolling| rolling.snapshot);
+        let mut hunger = Hunger::default();
         while let Some(rolling) = origin.rolling(inner).filter(|rolling| Some(rolling.snapshot) == snapshot) {
             if !progress((rolling.cursor * origin.chunk).min(origin.size), origin.size) {
                 return Ok(());
             }
-            if let Some(error) = origin.roller.error.take() {
+            if let Some(error) = origin.roller.error.take()
+                && !(origin.roller.starved.get() && hunger.bears(origin.patience(inner), rolling, inner.runtime.now()))
+            {
                 return Err(error);
             }
             origin.check_alive()?;

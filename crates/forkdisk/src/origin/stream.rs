@@ -3,15 +3,16 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 /// Streams that are remembered.
 const STREAMS: usize = 16;
 /// How far a write may be from where a stream was expected to go on, in bytes: several requests of
 /// one writer are under way at once, and not always in order.
 const NEAR: u64 = 1 << 20;
-/// What share of what it has written is kept blindly for a stream whose requests come one by one, and for one that
-/// has had several waiting at once: those tell where it ends.
-const BLIND: [u64; 2] = [2, 8];
+/// What share of what it has written is kept blindly for a stream whose requests come one by one. Where several
+/// have waited at once, those tell where it ends.
+const BLIND: u64 = 2;
 
 #[derive(Clone, Copy)]
 struct Stream {
@@ -27,6 +28,8 @@ struct Stream {
 pub struct Far {
     /// Where what is kept along with it ends.
     pub end: u64,
+    /// Who comes before that waits behind it, and is kept for with all others who do, at once.
+    pub reach: u64,
     /// Nobody waits behind it, although others of its stream did: they may be on their way.
     pub alone: bool,
 }
@@ -39,7 +42,7 @@ impl Stream {
     }
 }
 
-/// The streams of one origin, the one written last in front, and the writes that wait.
+/// The streams of one origin, the one written last in front, and the writes that wait or are announced.
 #[derive(Default)]
 pub struct Streams {
     all: Vec<Stream>,
@@ -48,13 +51,13 @@ pub struct Streams {
     next: u64,
 }
 
-/// A write that waits until it may go on.
-pub struct Waiting<'a> {
-    streams: &'a RefCell<Streams>,
+/// A write that waits until it may go on, or of which it is known that it will be made.
+pub struct Waiting {
+    streams: Rc<RefCell<Streams>>,
     key: (u64, u64),
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for Waiting {
     fn drop(&mut self) {
         self.streams.borrow_mut().waiting.remove(&self.key);
     }
@@ -62,13 +65,18 @@ impl Drop for Waiting<'_> {
 
 impl Streams {
     /// Notes a write, which waits as long as what is returned is there.
-    pub fn enter(this: &RefCell<Streams>, offset: u64, end: u64) -> Waiting<'_> {
+    pub fn enter(this: &Rc<RefCell<Streams>>, offset: u64, end: u64) -> Waiting {
+        this.borrow_mut().note(offset, end);
+        Streams::announce(this, offset, end)
+    }
+
+    /// A write will be made; until then what is returned is kept.
+    pub fn announce(this: &Rc<RefCell<Streams>>, offset: u64, end: u64) -> Waiting {
         let mut streams = this.borrow_mut();
-        streams.note(offset, end);
         let key = (offset, streams.next);
         streams.next += 1;
         streams.waiting.insert(key, end);
-        Waiting { streams: this, key }
+        Waiting { streams: this.clone(), key }
     }
 
     fn note(&mut self, offset: u64, end: u64) {
@@ -83,7 +91,7 @@ impl Streams {
     }
 
     /// Where what is kept along with the write from `offset` to `end` ends, at most `limit` bytes behind it: with
-    /// those that wait without a gap behind it; and blindly a share of what its stream has written, so that what is
+    /// those that wait or are announced without a gap behind it; and blindly a share of what its stream has written, so that what is
     /// kept for nothing when it ends is never more than that.
     pub fn far(&mut self, offset: u64, end: u64, limit: u64) -> Far {
         let mut asked = end;
@@ -95,12 +103,15 @@ impl Streams {
         }
         let is_its = |s: &&mut Stream| asked.abs_diff(s.end) <= NEAR;
         let Some(stream) = self.all.iter_mut().find(is_its) else {
-            return Far { end: asked.min(end + limit), alone: false };
+            let end = asked.min(end + limit);
+            return Far { end, reach: end, alone: false };
         };
         let alone = asked == end && stream.deep;
         stream.deep |= asked > end;
-        let blind = stream.written / BLIND[usize::from(stream.deep)];
-        Far { end: asked.max(end + blind).min(end + limit), alone }
+        let reach = if stream.deep || stream.written >= NEAR { end + limit } else { end };
+        let blind = if stream.deep { 0 } else { stream.written / BLIND };
+        let end = asked.max(end + blind).min(end + limit);
+        Far { end, reach: reach.max(end), alone }
     }
 
     /// Nobody has come to wait behind the write that ends there: its stream's writes come one by one.
@@ -139,13 +150,16 @@ mod tests {
             assert_eq!(far.end - (i + 1) * 4096, (i * 4096 / 2).min(64 * K));
             let other = (7 + i * 977 % 1000) << 24;
             streams.note(other, other + 4096);
-            assert_eq!(streams.far(other, other + 4096, 1 << 20), Far { end: other + 4096, alone: false });
+            assert_eq!(
+                streams.far(other, other + 4096, 1 << 20),
+                Far { end: other + 4096, reach: other + 4096, alone: false }
+            );
         }
     }
 
     #[test]
     fn those_that_wait_behind_are_kept_for_and_little_else() {
-        let streams = RefCell::new(Streams::default());
+        let streams = Rc::new(RefCell::new(Streams::default()));
         let first = Streams::enter(&streams, 0, 64 * K);
         let others: Vec<_> = (1..8).map(|i| Streams::enter(&streams, i * 64 * K, (i + 1) * 64 * K)).collect();
         let apart = Streams::enter(&streams, 1 << 30, (1 << 30) + 4096);
@@ -160,9 +174,36 @@ mod tests {
         assert!(streams.borrow().waiting.is_empty());
         // One more behind them may be the first of several again, or they come one by one from now on.
         let last = Streams::enter(&streams, 512 * K, 576 * K);
-        assert_eq!(far(512 * K, 8 << 20), (576 + 64, true));
+        assert_eq!(far(512 * K, 8 << 20), (576, true));
         streams.borrow_mut().came_alone(576 * K);
         assert_eq!(far(512 * K, 8 << 20), (576 + 256, false));
         drop(last);
+    }
+
+    #[test]
+    fn those_who_come_behind_a_stream_wait_and_others_do_not() {
+        let streams = Rc::new(RefCell::new(Streams::default()));
+        let reach = |offset, end, limit| streams.borrow_mut().far(offset, end, limit).reach / K;
+        let _first = Streams::enter(&streams, 0, 64 * K);
+        assert_eq!(reach(0, 64 * K, 8 << 20), 64, "it may be the only one");
+        let _second = Streams::enter(&streams, 64 * K, 128 * K);
+        assert_eq!(reach(0, 64 * K, 8 << 20), 64 + 8192, "somebody comes");
+        assert_eq!(reach(0, 64 * K, 0), 64);
+        let far = 1 << 30;
+        drop(Streams::enter(&streams, far, far + NEAR));
+        let _long = Streams::enter(&streams, far + NEAR, far + 2 * NEAR);
+        assert_eq!(reach(far + NEAR, far + 2 * NEAR, 8 << 20), (far + 2 * NEAR + (8 << 20)) / K, "one after the other");
+    }
+
+    #[test]
+    fn what_is_announced_is_kept_for_and_begins_no_stream() {
+        let streams = Rc::new(RefCell::new(Streams::default()));
+        let _first = Streams::enter(&streams, 0, 64 * K);
+        let coming = Streams::announce(&streams, 64 * K, 192 * K);
+        assert_eq!(streams.borrow_mut().far(0, 64 * K, 8 << 20).end, 192 * K);
+        let elsewhere = Streams::announce(&streams, 1 << 30, (1 << 30) + 64 * K);
+        assert_eq!(streams.borrow().all.len(), 1);
+        drop((coming, elsewhere));
+        assert_eq!(streams.borrow().waiting.len(), 1);
     }
 }

@@ -67,6 +67,7 @@ impl<D: Device> Origin<D> {
         };
         drop(waiting);
         let segment = Segment { offset, at: 0, len: buf.len() };
+        self.counters.writes.add(&[segment]);
         let (result, buf) = self.device.write(buf, smallvec![segment], fua).await;
         drop(held);
         inner.checkpoint_soon();

@@ -9,6 +9,7 @@ mod commit;
 mod compare;
 mod copying;
 mod directory;
+mod events;
 mod files;
 mod flush;
 mod gather;
@@ -42,6 +43,7 @@ use crate::types::{PageAddr, VolumeId};
 pub use check::CheckReport;
 pub use compare::{DiffClass, DiffPart, DiffRun};
 pub use copying::{CopierInfo, VolumeCopying};
+pub use events::PoolEvent;
 pub use files::Child;
 pub use gather::GatherReport;
 pub use info::{Mode, PoolInfo, Protection, SUPERBLOCK_AT, Usage, VolumeInfo, identify};
@@ -163,6 +165,7 @@ pub(crate) struct Inner<D> {
     pub closing: Cell<bool>,
     pub closed: Cell<bool>,
     pub counters: PoolCounters,
+    pub observer: RefCell<Option<events::Observer>>,
 }
 
 impl<D: Device> Inner<D> {

@@ -186,6 +186,7 @@ impl<D: Device> Pool<D> {
             closing: Cell::new(false),
             closed: Cell::new(false),
             counters: Default::default(),
+            observer: Default::default(),
         }));
         pool.0.load_directory().await?;
         let mut unsealed = false;

@@ -1,6 +1,7 @@
 //! What was done since the pool was opened, for whoever watches it.
 
-use crate::counters::{PoolStatistics, VolumeStatistics};
+use crate::copier::User;
+use crate::counters::{PoolStatistics, Requests, VolumeStatistics};
 use crate::device::Device;
 use crate::format::VolumeState;
 use crate::types::PAGE_SIZE;
@@ -11,13 +12,19 @@ impl<D: Device> Pool<D> {
     /// What was done since the pool was opened.
     pub fn statistics(&self) -> PoolStatistics {
         let (inner, meta) = (&self.0, self.0.meta.borrow());
+        let counted = inner.counters.read();
+        let mut data = counted.data;
+        // What is kept for snapshots of origins.
+        let kept = inner.copier.stats_of(User::Origin);
+        data.write.merge(&Requests { count: kept.writes, bytes: kept.bytes_written });
         PoolStatistics {
+            data,
             volumes: meta.directory.statistics(),
             records: meta.journal.appended(),
             cache_hits: meta.tables.hits(),
             cache_bytes: (meta.tables.len() * PAGE_SIZE) as u64,
             reaping: inner.reaping.get(),
-            ..inner.counters.read()
+            ..counted
         }
     }
 

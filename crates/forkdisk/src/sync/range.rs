@@ -128,12 +128,15 @@ impl RangeLocks {
 }
 
 impl RangeGuard {
-    /// Holds the range together with others from now on, at the place in the queue it has.
-    pub fn share(&mut self) {
+    /// Holds no more than `range` of it, and together with others, from now on, at the place in the queue it has.
+    pub fn share(&mut self, range: Range<u64>) {
         {
             let mut claims = self.locks.claims.borrow_mut();
             let at = claims.place(self.id);
-            let was = std::mem::replace(&mut claims.queue[at].hold, Hold::Shared);
+            let claim = &mut claims.queue[at];
+            debug_assert!(claim.range.start <= range.start && range.end <= claim.range.end);
+            claim.range = range;
+            let was = std::mem::replace(&mut claim.hold, Hold::Shared);
             claims.alone -= usize::from(was == Hold::Alone);
         }
         self.locks.changed.notify();
@@ -199,9 +202,10 @@ mod tests {
         let mut first = locks.try_lock(0..4, Hold::Alone).expect("the first");
         let mut other = pin!(locks.lock(1..2, Hold::Shared));
         assert!(poll(other.as_mut()).is_none());
-        first.share();
+        first.share(1..3);
         let held = poll(other.as_mut()).expect("shared");
-        assert!(locks.try_lock(3..4, Hold::Alone).is_none(), "still held");
+        assert!(locks.try_lock(2..3, Hold::Alone).is_none(), "still held");
+        assert!(locks.try_lock(3..4, Hold::Alone).is_some(), "given up");
         drop((first, held));
         let claims = locks.claims.borrow();
         assert_eq!((claims.queue.len(), claims.alone, claims.waiting), (0, 0, 0));

@@ -77,8 +77,15 @@ impl<D: Device> Volume<D> {
                 self.inner.clone().commit().await?;
                 return Ok(report);
             }
-            at = pages_of(bytes).min((next / BLOCK_PAGES + 1) * BLOCK_PAGES);
-            report.copied += self.take_over(next..at).await?;
+            let client = self.copies.client();
+            let goes_on = || progress((next * PAGE).min(bytes), bytes);
+            let Some(mut pace) = self.inner.copier.pace(client, goes_on).await else {
+                self.inner.clone().commit().await?;
+                return Ok(report);
+            };
+            let stride = self.inner.copier.stride(client).map_or(BLOCK_PAGES, |bytes| bytes / PAGE);
+            at = pages_of(bytes).min((next / BLOCK_PAGES + 1) * BLOCK_PAGES).min(next + stride);
+            report.copied += self.take_over(next..at, |read| pace.moved(read)).await?;
         }
         self.become_independent().await?;
         report.independent = true;
@@ -117,8 +124,9 @@ impl<D: Device> Volume<D> {
         Ok(None)
     }
 
-    /// Copies what shows through in these pages of one virtual block; how many bytes that were.
-    async fn take_over(&self, pages: Range<u64>) -> Result<u64> {
+    /// Copies what shows through in these pages of one virtual block; how many bytes that were. `moved` is told how
+    /// many had to be read for it.
+    async fn take_over(&self, pages: Range<u64>, mut moved: impl FnMut(u64)) -> Result<u64> {
         // As who completes a page with what shows through: nobody writes here in between.
         let _pages = match planted(Bug::FlattenIgnoresWriters) {
             true => None,
@@ -130,6 +138,7 @@ impl<D: Device> Volume<D> {
             let (offset, end) = (first * PAGE, (at * PAGE).min(self.size()));
             let (read, buf) = self.read_range(offset, self.inner.device.buffer((end - offset) as usize)).await;
             read?;
+            moved(end - offset);
             for piece in not_zero(&buf) {
                 self.make_room_for(piece.len() as u64).await?;
                 let mut part = self.inner.device.buffer(piece.len());

@@ -24,6 +24,7 @@ use crate::counters::VolumeCounters;
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{VolumeRecord, VolumeState};
+use crate::origin::Coming;
 use crate::planted::{Bug, planted};
 use crate::pool::{DirectoryEntry as Entry, Inner, Meta, Pool, VolumeInfo};
 use crate::sync::{RangeLocks, Turns};
@@ -124,6 +125,16 @@ impl<D: Device> Volume<D> {
     /// they are answered (see [`Device::cork`]).
     pub fn cork(&self, more: bool) {
         self.more.set(more);
+    }
+
+    /// A hint: this range, in bytes, will be written as soon as its data is there, which is on its way. It is taken
+    /// back when what is returned is dropped; that is done just before the write is made, or when none will come.
+    /// `None` where it would make no difference.
+    pub fn coming(&self, offset: u64, len: u64) -> Option<Coming> {
+        match &self.under {
+            Under::Itself(origin) => Some(origin.announce(offset, (offset + len).min(origin.size))),
+            _ => None,
+        }
     }
 
     /// Its number.

@@ -143,9 +143,11 @@ impl<D: Device> Volume<D> {
         }
     }
 
-    /// Refuses to change a snapshot that its origin is being rolled back to.
-    fn refuse_rolled(&self) -> Result<()> {
+    /// Refuses to change a snapshot that its origin is being rolled back to; waits until it is durable that this has
+    /// ended: a crash before would bring back from it once more.
+    async fn refuse_rolled(&self) -> Result<()> {
         let Under::Snapshot(origin, ..) = &self.under else { return Ok(()) };
+        origin.rollback_ended().await;
         let meta = self.inner.meta.borrow();
         match meta.rolling(origin.id).is_some_and(|rolling| rolling.snapshot == self.id) {
             true => refuse_rolling(&meta, origin.id),
@@ -156,7 +158,7 @@ impl<D: Device> Volume<D> {
     /// Writes to a volume that shows through to an origin's snapshot: pages written in part are
     /// completed with what shows through.
     pub(super) async fn write_over(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
-        if let Err(e) = self.refuse_rolled() {
+        if let Err(e) = self.refuse_rolled().await {
             return (Err(e), buf);
         }
         let (size, end) = (self.size(), offset + buf.len() as u64);

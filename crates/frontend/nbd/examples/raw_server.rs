@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forkdisk::device::Segment;
-use forkdisk::{Buf, Device, Error, Result};
+use forkdisk::{Buf, Coming, Device, Error, Result};
 use forkdisk_nbd::codec::StatusExtent;
 use forkdisk_nbd::{Export, ExportInfo, Exports, Server, ServerOptions, nbd_uri};
 use forkdisk_uring::{Config, DeviceOptions, UnixListener, UringDevice, block_on};
@@ -35,6 +35,12 @@ impl Exports for Raw {
 
 impl Export for Raw {
     type Context = ();
+
+    fn cork(&self, _more: bool) {}
+
+    fn coming(&self, _offset: u64, _len: u64) -> Option<Coming> {
+        None
+    }
 
     fn size(&self) -> u64 {
         self.0.len()

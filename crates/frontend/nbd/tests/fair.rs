@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use forkdisk::{Buf, Result};
+use forkdisk::{Buf, Coming, Result};
 use forkdisk_nbd::codec::*;
 use forkdisk_nbd::memory::MemoryStream;
 use forkdisk_nbd::{Export, ExportInfo, Exports, Server, ServerOptions};
@@ -72,6 +72,12 @@ impl Exports for Disk {
 
 impl Export for Disk {
     type Context = ();
+
+    fn cork(&self, _more: bool) {}
+
+    fn coming(&self, _offset: u64, _len: u64) -> Option<Coming> {
+        None
+    }
 
     fn info(&self) -> ExportInfo {
         ExportInfo { name: "disk".into(), description: String::new(), size: self.size(), read_only: false }

@@ -200,6 +200,24 @@ fn a_slow_request_does_not_hold_up_a_later_one() {
 }
 
 #[test]
+fn an_export_is_told_of_a_write_when_it_is_announced_and_of_more_behind_it() {
+    let (probe, server) = start();
+    let mut c = server.client("a");
+    assert_eq!(c.write(0, 4096, b"one"), 0);
+    assert_eq!(probe.hints(), ["coming: 4096 3", "more: false"], "it waited for the answer");
+    probe.hold(true);
+    c.request(CMD_WRITE, 0, 1, 0, 3);
+    c.send(b"two");
+    probe.wait_for(2);
+    c.request(CMD_WRITE, 0, 2, 8192, 5);
+    c.send(b"three");
+    assert_eq!(c.reply(), Reply { error: 0, cookie: 2 });
+    assert_eq!(probe.hints()[4..], ["coming: 8192 5", "more: true"], "the one before is not answered");
+    probe.hold(false);
+    assert_eq!(c.reply(), Reply { error: 0, cookie: 1 });
+}
+
+#[test]
 fn disconnect_lets_outstanding_requests_end() {
     let (probe, server) = start();
     let mut c = server.client("a");

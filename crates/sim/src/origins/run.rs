@@ -277,7 +277,9 @@ impl Run<'_> {
             Doing::Upkeep => {}
         }
         let now = self.known.model.now();
-        let oldest = self.inflight.values().map(|op| op.start).min().unwrap_or(now);
+        // What may or may not have happened shows what there was then, however late that is found out.
+        let unsure = self.known.pending.iter().map(|p| p.start);
+        let oldest = self.inflight.values().map(|op| op.start).chain(unsure).min().unwrap_or(now);
         self.known.model.set_horizon(oldest);
         Ok(())
     }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use forkdisk::device::RequestKind;
 
 use crate::model::{Label, Trace};
-use crate::peers::{Lab, Measured};
+use crate::peers::{LATENCY, Lab, Measured};
 use crate::rows::Row;
 use crate::runner::Context;
 
@@ -106,6 +106,7 @@ impl Table {
             ("CHUNKS", sectors.join(",")),
             ("FSMB", file_system.to_string()),
             ("BYTES", (disk << 20).to_string()),
+            ("LATENCY", LATENCY.as_millis().to_string()),
         ];
         variables.push(("PEER", if peer == Peer::Kernel { "dm-snapshot" } else { "forkdisk" }.to_string()));
         if peer != Peer::Kernel {
@@ -114,7 +115,7 @@ impl Table {
         if peer == Peer::Origin {
             variables.push(("ORIGIN_CHUNK", (kib[0] << 10).to_string()));
         }
-        let limit = Duration::from_secs(context.scale.pick(240, 600, 7200));
+        let limit = Duration::from_secs(context.scale.pick(400, 1200, 7200));
         Ok(Table { measured: context.guest(lab, "bench-ext4", variables, 1, limit)?, sizes, span: file_system << 20 })
     }
 

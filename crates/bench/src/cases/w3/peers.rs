@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use forkdisk::device::{DeviceModel, Recording, RequestKind};
 
 use crate::model::{Label, Trace};
-use crate::peers::{Lab, Measured};
+use crate::peers::{LATENCY, Lab, Measured};
 use crate::rows::Row;
 use crate::runner::Context;
 
@@ -28,7 +28,7 @@ fn count(context: &Context<'_>) -> u64 {
 }
 
 fn limit(context: &Context<'_>) -> Duration {
-    Duration::from_secs(context.scale.pick(180, 600, 1800))
+    Duration::from_secs(context.scale.pick(180, 1200, 3600))
 }
 
 fn find<'a>(measured: &'a [Measured], keys: &[(&str, &str)]) -> Result<&'a Measured> {
@@ -94,6 +94,7 @@ pub fn md(context: &Context<'_>) -> Result<Vec<Row>> {
         // Twice the data over three disks, and what md and a pool keep for themselves.
         ("BYTES", (bytes * 2 / 3 + (256 << 20)).next_multiple_of(1 << 20).to_string()),
         ("D1MB", "1".to_string()),
+        ("LATENCY", LATENCY.as_millis().to_string()),
     ];
     let measured = context.guest(&lab, "bench-md-first", variables, DISKS, limit(context))?;
     let raw = find(&measured, &[("what", "raw")])?;

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use forkdisk::{Buf, Error, ErrorKind, Result};
+use forkdisk::{Buf, Coming, Error, ErrorKind, Result};
 
 use crate::codec::{ExportInfo, STATE_HOLE, STATE_ZERO, StatusExtent};
 use crate::server::{ALLOCATION, Export, Exports};
@@ -85,6 +85,12 @@ fn holes(bytes: &[u8]) -> Vec<(usize, usize)> {
 impl Export for MemoryExport {
     /// `base:allocation` is all there is.
     type Context = ();
+
+    fn cork(&self, _more: bool) {}
+
+    fn coming(&self, _offset: u64, _len: u64) -> Option<Coming> {
+        None
+    }
 
     fn info(&self) -> ExportInfo {
         (*self.info).clone()

@@ -273,7 +273,10 @@ impl<X: Exports> Reader<'_, X> {
         };
         let mut permit = self.quota.admit(len).await;
         let payload = match action {
-            Action::Write { .. } => Some(self.payload(inbox, self.exports.buffer(len)).await?),
+            Action::Write { .. } => {
+                let coming = session.export.coming(request.offset, len as u64);
+                Some((self.payload(inbox, self.exports.buffer(len)).await?, coming))
+            }
             _ => None,
         };
         // The time that a client takes to deliver its data is not the server's.
@@ -282,10 +285,10 @@ impl<X: Exports> Reader<'_, X> {
         let (rt, session) = (&session.rt, session.clone());
         match (action, payload) {
             (Action::Read { whole, .. }, _) => drop(rt.spawn(session.read(job, self.exports.buffer(len), whole))),
-            (Action::Write { fua, .. }, Some(buf)) => {
+            (Action::Write { fua, .. }, Some((buf, coming))) => {
                 // Whoever did not wait for the answer to another request sends more.
                 session.export.cork(self.quota.requests() > 1 || !inbox.bytes().is_empty());
-                drop(rt.spawn(session.write(job, buf, fua)))
+                drop(rt.spawn(session.write(job, buf, fua, coming)))
             }
             (action, _) => drop(rt.spawn(session.other(job, action))),
         }

@@ -3,7 +3,7 @@
 use std::future::{Future, ready};
 use std::time::Duration;
 
-use forkdisk::{Buf, Operation, Result};
+use forkdisk::{Buf, Coming, Operation, Result};
 
 use crate::codec::{ExportInfo, StatusExtent};
 
@@ -49,8 +49,13 @@ pub trait Export: 'static {
         }
     }
 
-    /// A hint for the writes that follow: the client sends `more` before they are answered.
-    fn cork(&self, _more: bool) {}
+    /// A hint for the writes that follow: the client sends `more` before they are answered. What wraps an export
+    /// passes this on, so it is not left out by default.
+    fn cork(&self, more: bool);
+
+    /// A hint: this range is about to be written, its data is being received. Held until just before that, or
+    /// until no write will come of it.
+    fn coming(&self, offset: u64, len: u64) -> Option<Coming>;
 
     /// Writes all of `buf`; with `fua` it is durable when this returns.
     fn write(&self, offset: u64, buf: Buf, fua: bool) -> impl Future<Output = (Result<()>, Buf)>;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use forkdisk::{Buf, Device, Error, ErrorKind, Operation, PAGE_SIZE, Pool, Result, Sharing, StatusRun, Volume};
+use forkdisk::{Buf, Coming, Device, Error, ErrorKind, Operation, PAGE_SIZE, Pool, Result, Sharing, StatusRun, Volume};
 
 use super::contexts::{ALLOCATION, CHANGED, DEPTH, DEPTH_HOLE, DEPTH_OWN, DEPTH_SHARED};
 use super::export::{Export, Exports};
@@ -124,6 +124,10 @@ impl<D: Device> Export for PoolExport<D> {
 
     fn cork(&self, more: bool) {
         self.volume.cork(more);
+    }
+
+    fn coming(&self, offset: u64, len: u64) -> Option<Coming> {
+        self.volume.coming(offset, len)
     }
 
     async fn read(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {

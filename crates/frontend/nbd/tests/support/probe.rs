@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use forkdisk::{Buf, Error, ErrorKind, Result};
+use forkdisk::{Buf, Coming, Error, ErrorKind, Result};
 use forkdisk_nbd::codec::StatusExtent;
 use forkdisk_nbd::memory::{MemoryExport, MemoryExports};
 use forkdisk_nbd::server::ALLOCATION;
@@ -20,6 +20,7 @@ pub struct Probe {
 #[derive(Default)]
 struct Shared {
     calls: Mutex<Vec<String>>,
+    hints: Mutex<Vec<String>>,
     called: Condvar,
     /// Requests at an offset that is a multiple of 64 KiB wait while this is set.
     hold: AtomicBool,
@@ -46,6 +47,11 @@ impl Probe {
     /// Everything that was called so far, such as `write 4096 512 fua`.
     pub fn calls(&self) -> Vec<String> {
         self.shared.calls.lock().unwrap().clone()
+    }
+
+    /// What the exports were told of writes to come, such as `coming: 4096 512` and `more: true`.
+    pub fn hints(&self) -> Vec<String> {
+        self.shared.hints.lock().unwrap().clone()
     }
 
     /// Waits until `count` calls have arrived.
@@ -166,6 +172,15 @@ fn fua_word(fua: bool) -> &'static str {
 
 impl Export for ProbeExport {
     type Context = ();
+
+    fn cork(&self, more: bool) {
+        self.shared.hints.lock().unwrap().push(format!("more: {more}"));
+    }
+
+    fn coming(&self, offset: u64, len: u64) -> Option<Coming> {
+        self.shared.hints.lock().unwrap().push(format!("coming: {offset} {len}"));
+        None
+    }
 
     fn size(&self) -> u64 {
         self.shared.size.lock().unwrap().unwrap_or_else(|| self.disk.as_ref().map_or(self.vast, Export::size))

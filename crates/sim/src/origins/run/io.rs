@@ -108,7 +108,10 @@ impl Run<'_> {
         self.known.model.bytes(key, offset, op.number, &mut buf);
         let rec = self.known.model.write(key, offset, len, what);
         let start = self.known.model.now();
+        // As a client's next request does; none may come of it.
+        let coming = (op.draws[3] / 8).is_multiple_of(4).then(|| volume.coming(offset + len, len)).flatten();
         self.submit(Doing::Change { rec, fua }, start, vec![key], text, async move {
+            let _coming = coming;
             match zero {
                 true => volume.write_zeroes(offset, len, fua).await.into(),
                 false => volume.write(offset, buf, fua).await.0.into(),

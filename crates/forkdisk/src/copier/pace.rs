@@ -1,0 +1,56 @@
+//! For who moves bytes by himself, without a job, at the pace of those who have one.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::device::Device;
+
+use super::{Client, Copier};
+
+/// Longest sleep before it is looked again: throttles may have changed.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Somebody moves bytes on behalf of a client; ends when it is dropped.
+pub struct Pace<'a, D: Device> {
+    copier: &'a Copier<D>,
+    client: Rc<Client>,
+    since: Duration,
+    bytes: u64,
+}
+
+impl<D: Device> Pace<'_, D> {
+    /// So many bytes have been moved: whoever comes next pays for them.
+    pub fn moved(&mut self, bytes: u64) {
+        self.bytes += bytes;
+    }
+}
+
+impl<D: Device> Drop for Pace<'_, D> {
+    fn drop(&mut self) {
+        self.copier.0.charge(&self.client, self.bytes, self.since);
+    }
+}
+
+impl<D: Device> Copier<D> {
+    /// The most bytes to move in one go on behalf of `client`; `None` where nothing holds it up.
+    pub fn stride(&self, client: &Client) -> Option<u64> {
+        let settings = self.settings();
+        let held = !client.throttle().is_none() || !settings.throttle.is_none();
+        held.then_some(u64::from(settings.subjob_size))
+    }
+
+    /// Waits until the throttles of the pool and of `client` allow more; `None` if `goes_on`, which is asked now and then,
+    /// answers false before that. What is moved until the answer is dropped counts for both, but as if it came after
+    /// all others: whoever moves it may wait for somebody whose copy must not wait for him.
+    pub async fn pace(&self, client: &Rc<Client>, mut goes_on: impl FnMut() -> bool) -> Option<Pace<'_, D>> {
+        let mut held = false;
+        while let Some(wait) = self.0.wait(client, held) {
+            held = true;
+            if !goes_on() {
+                return None;
+            }
+            self.0.runtime.sleep(wait.min(LOOK)).await;
+        }
+        Some(Pace { copier: self, client: client.clone(), since: self.0.runtime.now(), bytes: 0 })
+    }
+}

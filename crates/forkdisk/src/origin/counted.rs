@@ -1,0 +1,43 @@
+//! What was done on the devices of origins.
+
+use crate::counters::{Counter, RequestCounters, Requests, Traffic};
+use crate::device::Device;
+use crate::pool::Pool;
+
+/// What was done on an origin's own device since the pool was opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OriginStatistics {
+    /// The origin.
+    pub name: String,
+    /// Reads, those of what is kept for snapshots among them, and writes.
+    pub device: Traffic,
+    /// Flushes.
+    pub flushes: u64,
+}
+
+/// The counters of an origin, without those of the copier.
+#[derive(Default)]
+pub struct Counters {
+    pub reads: RequestCounters,
+    pub writes: RequestCounters,
+    pub flushes: Counter,
+}
+
+impl<D: Device> Pool<D> {
+    /// What was done on the devices of origins, by name, of those that are open.
+    pub fn origin_statistics(&self) -> Vec<OriginStatistics> {
+        let (meta, origins) = (self.0.meta.borrow(), self.0.origins.borrow());
+        let statistics = origins.values().filter_map(|origin| {
+            let volume = meta.directory.get(origin.id)?;
+            // Whatever is copied on its behalf is read from its device.
+            let copied = volume.copies.client().stats();
+            let mut read = origin.counters.reads.read();
+            read.merge(&Requests { count: copied.reads, bytes: copied.bytes_read });
+            let device = Traffic { read, write: origin.counters.writes.read() };
+            Some(OriginStatistics { name: volume.record.name.clone(), device, flushes: origin.counters.flushes.get() })
+        });
+        let mut all: Vec<OriginStatistics> = statistics.collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+}
