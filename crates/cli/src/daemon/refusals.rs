@@ -25,10 +25,8 @@ impl Refusals {
 
     fn is_news(&self, cause: (VolumeId, ErrorKind), now: Instant) -> bool {
         let mut seen = self.0.borrow_mut();
-        if !seen.contains_key(&cause) {
-            seen.retain(|_, last| now.duration_since(*last) < QUIET);
-        }
-        seen.insert(cause, now).is_none_or(|last| now.duration_since(last) >= QUIET)
+        seen.retain(|_, last| now.duration_since(*last) < QUIET);
+        seen.insert(cause, now).is_none()
     }
 }
 
