@@ -67,15 +67,12 @@ impl Editor<'_> {
         let &(leaf, first) = path.last().expect("a path has a table");
         let slots = first..first + n as usize;
         target.count_seams(0, self.tables.node(leaf).entries().seams_in(slots.clone()));
-        for i in 0..n {
-            let new = Entry::page(PageAddr(addr.0 + i), birth);
-            let old = self.tables.set(leaf, first + i as usize, new);
-            match old.is_absent() {
-                true => target.referenced += 1,
-                false => self.space.decr_page(old.addr(), self.until),
-            }
+        let gone = self.give_up_pages(leaf, slots.clone());
+        for (i, slot) in slots.clone().enumerate() {
+            self.tables.set(leaf, slot, Entry::page(PageAddr(addr.0 + i as u64), birth));
         }
         self.space.incr_pages(addr, n);
+        target.referenced = target.referenced + n - gone;
         target.count_seams(self.tables.node(leaf).entries().seams_in(slots), 0);
         Ok(Shared::pages(n))
     }

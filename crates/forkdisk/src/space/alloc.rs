@@ -180,7 +180,7 @@ impl Space {
         }
         self.empty.remove(&block);
         let first = block.page(index);
-        (0..n as u64).for_each(|i| self.current.touch(PageAddr(first.0 + i)));
+        self.current.touch(first, n as u64);
         self.known -= n as u64;
         self.available -= n as u64;
         self.handed_out += n as u64;
@@ -256,7 +256,7 @@ impl Space {
             if self.is_touched(page) || !free {
                 continue;
             }
-            self.current.touch(page);
+            self.current.touch(page, 1);
             self.available -= 1;
             self.handed_out += 1;
             if let Some(bits) = self.free.get_mut(&page.block())

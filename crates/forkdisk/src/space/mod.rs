@@ -199,20 +199,29 @@ impl Space {
 
     /// One more reference to a page.
     pub fn incr_page(&mut self, page: PageAddr) {
-        self.current.gain(page);
+        self.incr_pages(page, 1);
     }
 
     /// One reference less, by a change that is durable once the journal is up to `until`.
     pub fn decr_page(&mut self, page: PageAddr, until: u64) {
-        self.current.lose(page, until);
-        if planted(Bug::FreedSpaceReusedAtOnce) && self.page_count(page) == Ok(0) {
-            self.give_back(page);
-        }
+        self.decr_pages(page, 1, until);
     }
 
     /// One more reference to each of `n` pages.
     pub fn incr_pages(&mut self, first: PageAddr, n: u64) {
-        (0..n).for_each(|i| self.current.gain(PageAddr(first.0 + i)));
+        self.current.gain(first, n);
+    }
+
+    /// One reference less to each of `n` pages; `until` as for one.
+    pub fn decr_pages(&mut self, first: PageAddr, n: u64, until: u64) {
+        self.current.lose(first, n, until);
+        if planted(Bug::FreedSpaceReusedAtOnce) {
+            for page in (first.0..first.0 + n).map(PageAddr) {
+                if self.page_count(page) == Ok(0) {
+                    self.give_back(page);
+                }
+            }
+        }
     }
 
     /// One more reference to a block as a whole.
