@@ -236,9 +236,7 @@ impl Editor<'_> {
         let slots = first..first + len as usize;
         volume.count_seams(0, self.tables.node(leaf).entries().seams_in(slots.clone()));
         let gone = self.give_up_pages(leaf, slots.clone());
-        for (i, slot) in slots.clone().enumerate() {
-            self.tables.set(leaf, slot, Entry::page(PageAddr(to.0 + i as u64), self.epoch));
-        }
+        self.tables.set_run(leaf, slots.clone(), Entry::page(to, self.epoch));
         self.space.incr_pages(to, len);
         volume.referenced = volume.referenced + len - gone;
         volume.count_seams(self.tables.node(leaf).entries().seams_in(slots), 0);
@@ -251,7 +249,7 @@ impl Editor<'_> {
     pub(super) fn give_up_pages(&mut self, leaf: NodeId, slots: Range<usize>) -> u64 {
         let entries = self.tables.node(leaf).entries();
         let mut gone = 0;
-        for (first, n) in page_runs(slots.map(|slot| entries.get(slot))) {
+        for (first, n) in page_runs(entries.iter_in(slots)) {
             self.space.decr_pages(first, n, self.until);
             gone += n;
         }

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::format::{Entry, Kind};
-use crate::types::FANOUT;
+use crate::types::{FANOUT, PageAddr};
 
 /// Most entries kept one by one: half of what an array takes.
 const MAX_OWN: usize = 128;
@@ -99,9 +99,42 @@ impl Entries {
         old
     }
 
+    /// Sets those in `slots` to pages that lie one behind the other, `first` and on.
+    pub fn set_run(&mut self, slots: Range<usize>, first: Entry) {
+        let page = |slot: usize| Entry::page(PageAddr(first.addr().0 + (slot - slots.start) as u64), first.birth());
+        let sparse = match &mut self.0 {
+            Shape::Array(entries) => {
+                slots.clone().for_each(|slot| entries[slot] = page(slot));
+                return;
+            }
+            Shape::Sparse(sparse) => sparse,
+        };
+        let (Ok(from) | Err(from), Ok(to) | Err(to)) = (sparse.find(slots.start), sparse.find(slots.end));
+        sparse.own.splice(from..to, slots.clone().map(|slot| page(slot).to_bytes()));
+        slots.clone().for_each(|slot| sparse.is_own[slot / 64] |= 1 << (slot % 64));
+        if sparse.own.len() > MAX_OWN {
+            self.0 = Shape::Array(self.to_array());
+        }
+    }
+
     /// All of them in order.
     pub fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
-        (0..FANOUT).map(|slot| self.get(slot))
+        self.iter_in(0..FANOUT)
+    }
+
+    /// Those in `slots`, in order.
+    pub fn iter_in(&self, slots: Range<usize>) -> impl Iterator<Item = Entry> + '_ {
+        let mut own = match &self.0 {
+            Shape::Array(_) => [].iter(),
+            Shape::Sparse(sparse) => sparse.own_from(slots.start).iter(),
+        };
+        slots.map(move |slot| match &self.0 {
+            Shape::Array(entries) => entries[slot],
+            Shape::Sparse(sparse) if sparse.has_own(slot) => {
+                Entry::from_bytes(*own.next().expect("a bit is set for each"))
+            }
+            Shape::Sparse(sparse) => follows(sparse.base, slot),
+        })
     }
 
     /// How many map pages that do not lie behind the page before them.
@@ -118,8 +151,7 @@ impl Entries {
     pub fn seams_in(&self, slots: Range<usize>) -> u64 {
         let mut before = slots.start.checked_sub(1).map_or(Entry::ABSENT, |slot| self.get(slot));
         let mut seams = 0;
-        for slot in slots.start..(slots.end + 1).min(FANOUT) {
-            let entry = self.get(slot);
+        for entry in self.iter_in(slots.start..(slots.end + 1).min(FANOUT)) {
             seams += u64::from(is_seam(before, entry));
             before = entry;
         }
@@ -135,7 +167,10 @@ impl Entries {
     pub fn to_array(&self) -> Box<[Entry; FANOUT]> {
         match &self.0 {
             Shape::Array(entries) => entries.clone(),
-            Shape::Sparse(sparse) => Box::new(std::array::from_fn(|slot| sparse.get(slot))),
+            Shape::Sparse(_) => {
+                let mut all = self.iter();
+                Box::new(std::array::from_fn(|_| all.next().expect("there is one for each slot")))
+            }
         }
     }
 
@@ -221,12 +256,25 @@ impl Sparse {
         old
     }
 
-    /// Where an entry is among those kept one by one, or would be.
+    /// Where an entry is among those kept one by one, or would be; also for the slot behind the last.
     fn find(&self, slot: usize) -> Result<usize, usize> {
+        if slot == FANOUT {
+            return Err(self.own.len());
+        }
         let (word, bit) = (slot / 64, slot % 64);
         let before: u32 = self.is_own[..word].iter().map(|w| w.count_ones()).sum();
         let at = (before + (self.is_own[word] & ((1 << bit) - 1)).count_ones()) as usize;
-        if self.is_own[word] >> bit & 1 == 1 { Ok(at) } else { Err(at) }
+        if self.has_own(slot) { Ok(at) } else { Err(at) }
+    }
+
+    fn has_own(&self, slot: usize) -> bool {
+        self.is_own[slot / 64] >> (slot % 64) & 1 == 1
+    }
+
+    /// Those kept one by one from a slot on.
+    fn own_from(&self, slot: usize) -> &[[u8; 16]] {
+        let (Ok(at) | Err(at)) = self.find(slot);
+        &self.own[at..]
     }
 }
 
@@ -234,7 +282,7 @@ impl Sparse {
 mod tests {
     use super::*;
     use crate::format::TableRef;
-    use crate::types::{Block, Epoch, PageAddr};
+    use crate::types::{Block, Epoch};
 
     fn page(at: u64) -> Entry {
         Entry::page(PageAddr(at), Epoch(9))
@@ -248,6 +296,18 @@ mod tests {
             let new = if i % 5 == 4 { Entry::ABSENT } else { page(1000 + i) };
             assert_eq!(entries.set(slot, new), std::mem::replace(&mut array[slot], new));
             assert!(entries.iter().eq(array.iter().copied()), "after {i}");
+        }
+        for i in 0..300_u64 {
+            let (first, len) = ((i * 89 % 256) as usize, (i * 31 % 97) as usize);
+            let slots = first..(first + len).min(FANOUT);
+            entries.set_run(slots.clone(), page(5000 + 300 * i));
+            slots.clone().enumerate().for_each(|(n, slot)| array[slot] = page(5000 + 300 * i + n as u64));
+            assert!(entries.iter_in(slots.start..FANOUT).eq(array[slots.start..].iter().copied()), "from {slots:?}");
+            assert!(entries.iter().eq(array.iter().copied()), "after run {i}");
+            if i % 7 == 6 {
+                // As when it is written and read again.
+                entries = Entries::from(Box::new(array));
+            }
         }
         assert_eq!(entries.to_array(), array);
         assert_eq!(entries.mapped(), array.iter().filter(|e| !e.is_absent()).count() as u64);

@@ -68,9 +68,7 @@ impl Editor<'_> {
         let slots = first..first + n as usize;
         target.count_seams(0, self.tables.node(leaf).entries().seams_in(slots.clone()));
         let gone = self.give_up_pages(leaf, slots.clone());
-        for (i, slot) in slots.clone().enumerate() {
-            self.tables.set(leaf, slot, Entry::page(PageAddr(addr.0 + i as u64), birth));
-        }
+        self.tables.set_run(leaf, slots.clone(), Entry::page(addr, birth));
         self.space.incr_pages(addr, n);
         target.referenced = target.referenced + n - gone;
         target.count_seams(self.tables.node(leaf).entries().seams_in(slots), 0);
