@@ -306,7 +306,7 @@ mod tests {
             assert!(entries.iter().eq(array.iter().copied()), "after run {i}");
             if i % 7 == 6 {
                 // As when it is written and read again.
-                entries = Entries::from(Box::new(array));
+                entries = Entries::from(array.clone());
             }
         }
         assert_eq!(entries.to_array(), array);

@@ -3,7 +3,7 @@
 
 use crate::format::{Entry, Kind, VolumeRecord};
 use crate::planted::{Bug, planted};
-use crate::types::{BLOCK_PAGES, Epoch, PageAddr, VirtualPage, entry_span, table_span};
+use crate::types::{BLOCK_PAGES, Epoch, VirtualPage, entry_span, table_span};
 
 use super::edit::{Editor, Stop};
 use super::lookup::lookup;
