@@ -47,19 +47,6 @@ impl From<space::Refusal> for Stop {
 /// Tables from the root down to the one asked for, with the slot taken in each.
 pub type Path = SmallVec<[(NodeId, usize); 6]>;
 
-/// The pages that entries of a leaf refer to, those together that lie one behind the other.
-pub(super) fn page_runs(entries: impl Iterator<Item = Entry>) -> impl Iterator<Item = (PageAddr, u64)> {
-    let mut pages = entries.filter(|e| !e.is_absent()).map(|e| e.addr()).peekable();
-    std::iter::from_fn(move || {
-        let first = pages.next()?;
-        let mut n = 1;
-        while pages.next_if(|page| page.0 == first.0 + n).is_some() {
-            n += 1;
-        }
-        Some((first, n))
-    })
-}
-
 /// What a change of a map works on: tables, counts and the epoch in which it happens.
 pub struct Editor<'a> {
     pub tables: &'a mut Tables,
@@ -135,7 +122,7 @@ impl Editor<'_> {
             self.free_table(id, entry.table_ref());
         } else {
             match level {
-                0 => page_runs(entries.iter()).for_each(|(first, n)| self.space.incr_pages(first, n)),
+                0 => entries.page_runs(0..FANOUT).for_each(|(first, n)| self.space.incr_pages(first, n)),
                 _ => entries.iter().filter(|e| !e.is_absent()).for_each(|e| self.share(e)),
             }
             self.unshare_table(entry.table_ref());
@@ -239,7 +226,7 @@ impl Editor<'_> {
         self.tables.set_run(leaf, slots.clone(), Entry::page(to, self.epoch));
         self.space.incr_pages(to, len);
         volume.referenced = volume.referenced + len - gone;
-        volume.count_seams(self.tables.node(leaf).entries().seams_in(slots), 0);
+        volume.count_seams(self.seams_around(leaf, slots), 0);
         self.promote(volume, &path);
         Ok(())
     }
@@ -249,11 +236,17 @@ impl Editor<'_> {
     pub(super) fn give_up_pages(&mut self, leaf: NodeId, slots: Range<usize>) -> u64 {
         let entries = self.tables.node(leaf).entries();
         let mut gone = 0;
-        for (first, n) in page_runs(entries.iter_in(slots)) {
+        for (first, n) in entries.page_runs(slots) {
             self.space.decr_pages(first, n, self.until);
             gone += n;
         }
         gone
+    }
+
+    /// Seams on both sides of `slots`, which lie in one piece.
+    pub(super) fn seams_around(&self, leaf: NodeId, slots: Range<usize>) -> u64 {
+        let entries = self.tables.node(leaf).entries();
+        entries.seams_in(slots.start..slots.start) + entries.seams_in(slots.end..slots.end)
     }
 
     /// Turns a leaf whose pages lie in one block, in place, and belong to this volume alone into

@@ -137,6 +137,32 @@ impl Entries {
         })
     }
 
+    /// How many entries from `slot` on are known without a look at each to be all absent, or pages one behind the
+    /// other with one birth.
+    pub fn alike_from(&self, slot: usize) -> usize {
+        match &self.0 {
+            Shape::Array(_) => 0,
+            Shape::Sparse(sparse) => sparse.next_own(slot) - slot,
+        }
+    }
+
+    /// The pages that those in `slots` refer to, together those that lie one behind the other, and how many.
+    pub fn page_runs(&self, slots: Range<usize>) -> impl Iterator<Item = (PageAddr, u64)> + '_ {
+        let first = self.get(slots.start);
+        let is_one = !first.is_absent() && self.alike_from(slots.start) >= slots.len();
+        let one = is_one.then_some((first.addr(), slots.len() as u64));
+        let each = if is_one { slots.end..slots.end } else { slots };
+        let mut pages = self.iter_in(each).filter(|e| !e.is_absent()).map(|e| e.addr()).peekable();
+        one.into_iter().chain(std::iter::from_fn(move || {
+            let first = pages.next()?;
+            let mut n = 1;
+            while pages.next_if(|page| page.0 == first.0 + n).is_some() {
+                n += 1;
+            }
+            Some((first, n))
+        }))
+    }
+
     /// How many map pages that do not lie behind the page before them.
     pub fn seams(&self) -> u64 {
         match &self.0 {
@@ -149,9 +175,14 @@ impl Entries {
     /// Of the entries in `slots` and the one behind them, how many map pages that do not lie behind the page
     /// before them.
     pub fn seams_in(&self, slots: Range<usize>) -> u64 {
+        let from = slots.start.saturating_sub(1);
+        let end = (slots.end + 1).min(FANOUT);
+        if self.alike_from(from) >= end - from {
+            return 0;
+        }
         let mut before = slots.start.checked_sub(1).map_or(Entry::ABSENT, |slot| self.get(slot));
         let mut seams = 0;
-        for entry in self.iter_in(slots.start..(slots.end + 1).min(FANOUT)) {
+        for entry in self.iter_in(slots.start..end) {
             seams += u64::from(is_seam(before, entry));
             before = entry;
         }
@@ -271,6 +302,15 @@ impl Sparse {
         self.is_own[slot / 64] >> (slot % 64) & 1 == 1
     }
 
+    /// The first slot from `slot` on that is kept by itself, or the one behind the last.
+    fn next_own(&self, slot: usize) -> usize {
+        let words = self.is_own.iter().enumerate().skip(slot / 64);
+        let masked =
+            words.map(|(word, &bits)| (word, if word == slot / 64 { bits & (u64::MAX << (slot % 64)) } else { bits }));
+        let mut with_own = masked.filter(|&(_, bits)| bits != 0);
+        with_own.next().map_or(FANOUT, |(word, bits)| word * 64 + bits.trailing_zeros() as usize)
+    }
+
     /// Those kept one by one from a slot on.
     fn own_from(&self, slot: usize) -> &[[u8; 16]] {
         let (Ok(at) | Err(at)) = self.find(slot);
@@ -304,6 +344,12 @@ mod tests {
             slots.clone().enumerate().for_each(|(n, slot)| array[slot] = page(5000 + 300 * i + n as u64));
             assert!(entries.iter_in(slots.start..FANOUT).eq(array[slots.start..].iter().copied()), "from {slots:?}");
             assert!(entries.iter().eq(array.iter().copied()), "after run {i}");
+            let plain = Entries::whole(array.clone());
+            for (from, to) in [(0, 256), (first, 256), (first, first), (first, slots.end), (256, 256)] {
+                assert_eq!(entries.seams_in(from..to), plain.seams_in(from..to), "{from} to {to} after run {i}");
+                let runs = |of: &Entries| of.page_runs(from..to).collect::<Vec<_>>();
+                assert!(from == 256 || runs(&entries) == runs(&plain), "{from} to {to} after run {i}");
+            }
             if i % 7 == 6 {
                 // As when it is written and read again.
                 entries = Entries::from(array.clone());

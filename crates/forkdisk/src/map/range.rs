@@ -71,7 +71,7 @@ impl Editor<'_> {
         self.tables.set_run(leaf, slots.clone(), Entry::page(addr, birth));
         self.space.incr_pages(addr, n);
         target.referenced = target.referenced + n - gone;
-        target.count_seams(self.tables.node(leaf).entries().seams_in(slots), 0);
+        target.count_seams(self.seams_around(leaf, slots), 0);
         Ok(Shared::pages(n))
     }
 
