@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::format::{CountNode, LEAF_BLOCKS};
 use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
-use super::{ALL, Bitmap, bit};
+use super::{ALL, Bitmap, bit, mask};
 
 /// Changes of one block's counts.
 #[derive(Default)]
@@ -57,7 +57,7 @@ impl Delta {
     }
 
     fn touched_from(&mut self, first: usize, n: usize) {
-        (first..first + n).for_each(|i| self.touched[i / 64] |= 1 << (i % 64));
+        self.touched.iter_mut().zip(mask(first..first + n)).for_each(|(bits, more)| *bits |= more);
     }
 }
 

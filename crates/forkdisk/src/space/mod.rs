@@ -326,6 +326,26 @@ fn pages_in(bits: &Bitmap) -> u64 {
     bits.iter().map(|w| u64::from(w.count_ones())).sum()
 }
 
+/// The bits of `range`.
+fn mask(range: Range<usize>) -> Bitmap {
+    std::array::from_fn(|word| {
+        let (from, to) = (range.start.max(64 * word), range.end.min(64 * word + 64));
+        match to.checked_sub(from) {
+            None | Some(0) => 0,
+            Some(n) => u64::MAX >> (64 - n) << (from % 64),
+        }
+    })
+}
+
+/// The first bit from `from` on that is not set, before `to`; or `to`.
+fn first_unset(bits: &Bitmap, from: usize, to: usize) -> usize {
+    let unset = mask(from..to).into_iter().zip(bits).enumerate().find_map(|(word, (mask, bits))| {
+        let unset = mask & !bits;
+        (unset != 0).then(|| 64 * word + unset.trailing_zeros() as usize)
+    });
+    unset.unwrap_or(to)
+}
+
 fn bit(bits: &Bitmap, i: usize) -> bool {
     bits[i / 64] >> (i % 64) & 1 == 1
 }
