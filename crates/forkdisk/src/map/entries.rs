@@ -101,6 +101,10 @@ impl Entries {
 
     /// Sets those in `slots` to pages that lie one behind the other, `first` and on.
     pub fn set_run(&mut self, slots: Range<usize>, first: Entry) {
+        if slots.len() == 1 {
+            self.set(slots.start, first);
+            return;
+        }
         let page = |slot: usize| Entry::page(PageAddr(first.addr().0 + (slot - slots.start) as u64), first.birth());
         let sparse = match &mut self.0 {
             Shape::Array(entries) => {
@@ -148,9 +152,10 @@ impl Entries {
 
     /// The pages that those in `slots` refer to, together those that lie one behind the other, and how many.
     pub fn page_runs(&self, slots: Range<usize>) -> impl Iterator<Item = (PageAddr, u64)> + '_ {
+        debug_assert!(!slots.is_empty());
         let first = self.get(slots.start);
-        let is_one = !first.is_absent() && self.alike_from(slots.start) >= slots.len();
-        let one = is_one.then_some((first.addr(), slots.len() as u64));
+        let is_one = slots.len() == 1 || self.alike_from(slots.start) >= slots.len();
+        let one = (is_one && !first.is_absent()).then_some((first.addr(), slots.len() as u64));
         let each = if is_one { slots.end..slots.end } else { slots };
         let mut pages = self.iter_in(each).filter(|e| !e.is_absent()).map(|e| e.addr()).peekable();
         one.into_iter().chain(std::iter::from_fn(move || {
@@ -175,14 +180,16 @@ impl Entries {
     /// Of the entries in `slots` and the one behind them, how many map pages that do not lie behind the page
     /// before them.
     pub fn seams_in(&self, slots: Range<usize>) -> u64 {
-        let from = slots.start.saturating_sub(1);
-        let end = (slots.end + 1).min(FANOUT);
+        let (from, end) = (slots.start.saturating_sub(1), (slots.end + 1).min(FANOUT));
+        if slots.len() <= 1 {
+            return (from + 1..end).filter(|&slot| is_seam(self.get(slot - 1), self.get(slot))).count() as u64;
+        }
         if self.alike_from(from) >= end - from {
             return 0;
         }
-        let mut before = slots.start.checked_sub(1).map_or(Entry::ABSENT, |slot| self.get(slot));
+        let mut before = self.get(from);
         let mut seams = 0;
-        for entry in self.iter_in(slots.start..end) {
+        for entry in self.iter_in(from + 1..end) {
             seams += u64::from(is_seam(before, entry));
             before = entry;
         }
@@ -348,7 +355,7 @@ mod tests {
             for (from, to) in [(0, 256), (first, 256), (first, first), (first, slots.end), (256, 256)] {
                 assert_eq!(entries.seams_in(from..to), plain.seams_in(from..to), "{from} to {to} after run {i}");
                 let runs = |of: &Entries| of.page_runs(from..to).collect::<Vec<_>>();
-                assert!(from == 256 || runs(&entries) == runs(&plain), "{from} to {to} after run {i}");
+                assert!(from == to || runs(&entries) == runs(&plain), "{from} to {to} after run {i}");
             }
             if i % 7 == 6 {
                 // As when it is written and read again.

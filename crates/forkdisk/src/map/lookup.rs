@@ -56,9 +56,14 @@ fn leaf_run(entries: &Entries, from: usize, max: u64) -> Run {
         true => e.is_absent(),
         false => !e.is_absent() && e.addr().0 == first.addr().0 + i as u64 && e.birth() == first.birth(),
     };
-    let alike = entries.alike_from(from).clamp(1, limit);
-    let mut others = (alike..limit).zip(entries.iter_in(from + alike..from + limit));
-    let len = others.find(|&(i, e)| !like(i, e)).map_or(limit, |(i, _)| i) as u64;
+    let alike = if limit > 1 { entries.alike_from(from).clamp(1, limit) } else { 1 };
+    let len = match alike == limit {
+        true => limit,
+        false => {
+            let mut others = (alike..limit).zip(entries.iter_in(from + alike..from + limit));
+            others.find(|&(i, e)| !like(i, e)).map_or(limit, |(i, _)| i)
+        }
+    } as u64;
     Run { data: (!first.is_absent()).then_some((first.addr(), first.birth())), len }
 }
 

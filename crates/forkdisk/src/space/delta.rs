@@ -38,6 +38,10 @@ impl Delta {
     fn change(&mut self, indices: Range<usize>, by: i32) -> usize {
         self.touched_from(indices.start, indices.len());
         let before = self.pages.len();
+        if indices.len() == 1 {
+            self.change_one(indices.start as u8, by);
+            return self.pages.len() - before;
+        }
         let at = self.pages.partition_point(|&(i, _)| usize::from(i) < indices.start);
         match self.pages.get(at) {
             Some(&(next, _)) if usize::from(next) < indices.end => {
