@@ -1,5 +1,7 @@
 //! Changing a volume's map: which tables may be changed, mapping runs, demotion and promotion.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
 use crate::format::{Entry, Kind, TableRef, VolumeRecord};
@@ -119,8 +121,9 @@ impl Editor<'_> {
         if exclusive {
             self.free_table(id, entry.table_ref());
         } else {
-            for e in entries.iter().filter(|e| !e.is_absent()) {
-                self.share(e);
+            match level {
+                0 => entries.page_runs(0..FANOUT).for_each(|(first, n)| self.space.incr_pages(first, n)),
+                _ => entries.iter().filter(|e| !e.is_absent()).for_each(|e| self.share(e)),
             }
             self.unshare_table(entry.table_ref());
         }
@@ -217,21 +220,33 @@ impl Editor<'_> {
         }
         let path = self.writable(volume, at, 0)?;
         let &(leaf, first) = path.last().expect("a path has a table");
-        let (mut fresh, slots) = (0, first..first + len as usize);
+        let slots = first..first + len as usize;
         volume.count_seams(0, self.tables.node(leaf).entries().seams_in(slots.clone()));
-        for i in 0..len {
-            let slot = first + i as usize;
-            let old = self.tables.set(leaf, slot, Entry::page(PageAddr(to.0 + i), self.epoch));
-            match old.is_absent() {
-                true => fresh += 1,
-                false => self.space.decr_page(old.addr(), self.until),
-            }
-        }
+        let gone = self.give_up_pages(leaf, slots.clone());
+        self.tables.set_run(leaf, slots.clone(), Entry::page(to, self.epoch));
         self.space.incr_pages(to, len);
-        volume.referenced += fresh;
-        volume.count_seams(self.tables.node(leaf).entries().seams_in(slots), 0);
+        volume.referenced = volume.referenced + len - gone;
+        volume.count_seams(self.seams_around(leaf, slots), 0);
         self.promote(volume, &path);
         Ok(())
+    }
+
+    /// One reference less to what the `slots` of a leaf refer to, which are about to be set; returns how many
+    /// pages that is.
+    pub(super) fn give_up_pages(&mut self, leaf: NodeId, slots: Range<usize>) -> u64 {
+        let entries = self.tables.node(leaf).entries();
+        let mut gone = 0;
+        for (first, n) in entries.page_runs(slots) {
+            self.space.decr_pages(first, n, self.until);
+            gone += n;
+        }
+        gone
+    }
+
+    /// Seams on both sides of `slots`, which lie in one piece.
+    pub(super) fn seams_around(&self, leaf: NodeId, slots: Range<usize>) -> u64 {
+        let entries = self.tables.node(leaf).entries();
+        entries.seams_in(slots.start..slots.start) + entries.seams_in(slots.end..slots.end)
     }
 
     /// Turns a leaf whose pages lie in one block, in place, and belong to this volume alone into

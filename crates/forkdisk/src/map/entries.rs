@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::format::{Entry, Kind};
-use crate::types::FANOUT;
+use crate::types::{FANOUT, PageAddr};
 
 /// Most entries kept one by one: half of what an array takes.
 const MAX_OWN: usize = 128;
@@ -99,9 +99,73 @@ impl Entries {
         old
     }
 
+    /// Sets those in `slots` to pages that lie one behind the other, `first` and on.
+    pub fn set_run(&mut self, slots: Range<usize>, first: Entry) {
+        if slots.len() == 1 {
+            self.set(slots.start, first);
+            return;
+        }
+        let page = |slot: usize| Entry::page(PageAddr(first.addr().0 + (slot - slots.start) as u64), first.birth());
+        let sparse = match &mut self.0 {
+            Shape::Array(entries) => {
+                slots.clone().for_each(|slot| entries[slot] = page(slot));
+                return;
+            }
+            Shape::Sparse(sparse) => sparse,
+        };
+        let (Ok(from) | Err(from), Ok(to) | Err(to)) = (sparse.find(slots.start), sparse.find(slots.end));
+        sparse.own.splice(from..to, slots.clone().map(|slot| page(slot).to_bytes()));
+        slots.clone().for_each(|slot| sparse.is_own[slot / 64] |= 1 << (slot % 64));
+        if sparse.own.len() > MAX_OWN {
+            self.0 = Shape::Array(self.to_array());
+        }
+    }
+
     /// All of them in order.
     pub fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
-        (0..FANOUT).map(|slot| self.get(slot))
+        self.iter_in(0..FANOUT)
+    }
+
+    /// Those in `slots`, in order.
+    pub fn iter_in(&self, slots: Range<usize>) -> impl Iterator<Item = Entry> + '_ {
+        let mut own = match &self.0 {
+            Shape::Array(_) => [].iter(),
+            Shape::Sparse(sparse) => sparse.own_from(slots.start).iter(),
+        };
+        slots.map(move |slot| match &self.0 {
+            Shape::Array(entries) => entries[slot],
+            Shape::Sparse(sparse) if sparse.has_own(slot) => {
+                Entry::from_bytes(*own.next().expect("a bit is set for each"))
+            }
+            Shape::Sparse(sparse) => follows(sparse.base, slot),
+        })
+    }
+
+    /// How many entries from `slot` on are known without a look at each to be all absent, or pages one behind the
+    /// other with one birth.
+    pub fn alike_from(&self, slot: usize) -> usize {
+        match &self.0 {
+            Shape::Array(_) => 0,
+            Shape::Sparse(sparse) => sparse.next_own(slot) - slot,
+        }
+    }
+
+    /// The pages that those in `slots` refer to, together those that lie one behind the other, and how many.
+    pub fn page_runs(&self, slots: Range<usize>) -> impl Iterator<Item = (PageAddr, u64)> + '_ {
+        debug_assert!(!slots.is_empty());
+        let first = self.get(slots.start);
+        let is_one = slots.len() == 1 || self.alike_from(slots.start) >= slots.len();
+        let one = (is_one && !first.is_absent()).then_some((first.addr(), slots.len() as u64));
+        let each = if is_one { slots.end..slots.end } else { slots };
+        let mut pages = self.iter_in(each).filter(|e| !e.is_absent()).map(|e| e.addr()).peekable();
+        one.into_iter().chain(std::iter::from_fn(move || {
+            let first = pages.next()?;
+            let mut n = 1;
+            while pages.next_if(|page| page.0 == first.0 + n).is_some() {
+                n += 1;
+            }
+            Some((first, n))
+        }))
     }
 
     /// How many map pages that do not lie behind the page before them.
@@ -116,10 +180,16 @@ impl Entries {
     /// Of the entries in `slots` and the one behind them, how many map pages that do not lie behind the page
     /// before them.
     pub fn seams_in(&self, slots: Range<usize>) -> u64 {
-        let mut before = slots.start.checked_sub(1).map_or(Entry::ABSENT, |slot| self.get(slot));
+        let (from, end) = (slots.start.saturating_sub(1), (slots.end + 1).min(FANOUT));
+        if slots.len() <= 1 {
+            return (from + 1..end).filter(|&slot| is_seam(self.get(slot - 1), self.get(slot))).count() as u64;
+        }
+        if self.alike_from(from) >= end - from {
+            return 0;
+        }
+        let mut before = self.get(from);
         let mut seams = 0;
-        for slot in slots.start..(slots.end + 1).min(FANOUT) {
-            let entry = self.get(slot);
+        for entry in self.iter_in(from + 1..end) {
             seams += u64::from(is_seam(before, entry));
             before = entry;
         }
@@ -135,7 +205,10 @@ impl Entries {
     pub fn to_array(&self) -> Box<[Entry; FANOUT]> {
         match &self.0 {
             Shape::Array(entries) => entries.clone(),
-            Shape::Sparse(sparse) => Box::new(std::array::from_fn(|slot| sparse.get(slot))),
+            Shape::Sparse(_) => {
+                let mut all = self.iter();
+                Box::new(std::array::from_fn(|_| all.next().expect("there is one for each slot")))
+            }
         }
     }
 
@@ -221,12 +294,34 @@ impl Sparse {
         old
     }
 
-    /// Where an entry is among those kept one by one, or would be.
+    /// Where an entry is among those kept one by one, or would be; also for the slot behind the last.
     fn find(&self, slot: usize) -> Result<usize, usize> {
+        if slot == FANOUT {
+            return Err(self.own.len());
+        }
         let (word, bit) = (slot / 64, slot % 64);
         let before: u32 = self.is_own[..word].iter().map(|w| w.count_ones()).sum();
         let at = (before + (self.is_own[word] & ((1 << bit) - 1)).count_ones()) as usize;
-        if self.is_own[word] >> bit & 1 == 1 { Ok(at) } else { Err(at) }
+        if self.has_own(slot) { Ok(at) } else { Err(at) }
+    }
+
+    fn has_own(&self, slot: usize) -> bool {
+        self.is_own[slot / 64] >> (slot % 64) & 1 == 1
+    }
+
+    /// The first slot from `slot` on that is kept by itself, or the one behind the last.
+    fn next_own(&self, slot: usize) -> usize {
+        let words = self.is_own.iter().enumerate().skip(slot / 64);
+        let masked =
+            words.map(|(word, &bits)| (word, if word == slot / 64 { bits & (u64::MAX << (slot % 64)) } else { bits }));
+        let mut with_own = masked.filter(|&(_, bits)| bits != 0);
+        with_own.next().map_or(FANOUT, |(word, bits)| word * 64 + bits.trailing_zeros() as usize)
+    }
+
+    /// Those kept one by one from a slot on.
+    fn own_from(&self, slot: usize) -> &[[u8; 16]] {
+        let (Ok(at) | Err(at)) = self.find(slot);
+        &self.own[at..]
     }
 }
 
@@ -234,7 +329,7 @@ impl Sparse {
 mod tests {
     use super::*;
     use crate::format::TableRef;
-    use crate::types::{Block, Epoch, PageAddr};
+    use crate::types::{Block, Epoch};
 
     fn page(at: u64) -> Entry {
         Entry::page(PageAddr(at), Epoch(9))
@@ -248,6 +343,24 @@ mod tests {
             let new = if i % 5 == 4 { Entry::ABSENT } else { page(1000 + i) };
             assert_eq!(entries.set(slot, new), std::mem::replace(&mut array[slot], new));
             assert!(entries.iter().eq(array.iter().copied()), "after {i}");
+        }
+        for i in 0..300_u64 {
+            let (first, len) = ((i * 89 % 256) as usize, (i * 31 % 97) as usize);
+            let slots = first..(first + len).min(FANOUT);
+            entries.set_run(slots.clone(), page(5000 + 300 * i));
+            slots.clone().enumerate().for_each(|(n, slot)| array[slot] = page(5000 + 300 * i + n as u64));
+            assert!(entries.iter_in(slots.start..FANOUT).eq(array[slots.start..].iter().copied()), "from {slots:?}");
+            assert!(entries.iter().eq(array.iter().copied()), "after run {i}");
+            let plain = Entries::whole(array.clone());
+            for (from, to) in [(0, 256), (first, 256), (first, first), (first, slots.end), (256, 256)] {
+                assert_eq!(entries.seams_in(from..to), plain.seams_in(from..to), "{from} to {to} after run {i}");
+                let runs = |of: &Entries| of.page_runs(from..to).collect::<Vec<_>>();
+                assert!(from == to || runs(&entries) == runs(&plain), "{from} to {to} after run {i}");
+            }
+            if i % 7 == 6 {
+                // As when it is written and read again.
+                entries = Entries::from(array.clone());
+            }
         }
         assert_eq!(entries.to_array(), array);
         assert_eq!(entries.mapped(), array.iter().filter(|e| !e.is_absent()).count() as u64);

@@ -52,14 +52,18 @@ pub fn lookup(tables: &mut Tables, volume: &VolumeRecord, at: VirtualPage, max: 
 fn leaf_run(entries: &Entries, from: usize, max: u64) -> Run {
     let first = entries.get(from);
     let limit = (FANOUT - from).min(usize::try_from(max).unwrap_or(FANOUT));
-    let like = |i: usize| {
-        let e = entries.get(from + i);
-        match first.is_absent() {
-            true => e.is_absent(),
-            false => !e.is_absent() && e.addr().0 == first.addr().0 + i as u64 && e.birth() == first.birth(),
-        }
+    let like = |i: usize, e: Entry| match first.is_absent() {
+        true => e.is_absent(),
+        false => !e.is_absent() && e.addr().0 == first.addr().0 + i as u64 && e.birth() == first.birth(),
     };
-    let len = (1..limit).find(|&i| !like(i)).unwrap_or(limit) as u64;
+    let alike = if limit > 1 { entries.alike_from(from).clamp(1, limit) } else { 1 };
+    let len = match alike == limit {
+        true => limit,
+        false => {
+            let mut others = (alike..limit).zip(entries.iter_in(from + alike..from + limit));
+            others.find(|&(i, e)| !like(i, e)).map_or(limit, |(i, _)| i)
+        }
+    } as u64;
     Run { data: (!first.is_absent()).then_some((first.addr(), first.birth())), len }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::format::{Entry, Kind, VolumeRecord};
 use crate::planted::{Bug, planted};
-use crate::types::{BLOCK_PAGES, Epoch, PageAddr, VirtualPage, entry_span, table_span};
+use crate::types::{BLOCK_PAGES, Epoch, VirtualPage, entry_span, table_span};
 
 use super::edit::{Editor, Stop};
 use super::lookup::lookup;
@@ -67,16 +67,11 @@ impl Editor<'_> {
         let &(leaf, first) = path.last().expect("a path has a table");
         let slots = first..first + n as usize;
         target.count_seams(0, self.tables.node(leaf).entries().seams_in(slots.clone()));
-        for i in 0..n {
-            let new = Entry::page(PageAddr(addr.0 + i), birth);
-            let old = self.tables.set(leaf, first + i as usize, new);
-            match old.is_absent() {
-                true => target.referenced += 1,
-                false => self.space.decr_page(old.addr(), self.until),
-            }
-        }
+        let gone = self.give_up_pages(leaf, slots.clone());
+        self.tables.set_run(leaf, slots.clone(), Entry::page(addr, birth));
         self.space.incr_pages(addr, n);
-        target.count_seams(self.tables.node(leaf).entries().seams_in(slots), 0);
+        target.referenced = target.referenced + n - gone;
+        target.count_seams(self.seams_around(leaf, slots), 0);
         Ok(Shared::pages(n))
     }
 

@@ -1,7 +1,7 @@
 //! Taking things out of a map: holes, and the walk that gives a dead volume's space back.
 
 use crate::format::{Entry, Kind, VolumeRecord};
-use crate::types::{BLOCK_PAGES, VirtualPage, entry_span, table_span};
+use crate::types::{BLOCK_PAGES, FANOUT, VirtualPage, entry_span, table_span};
 
 use super::edit::{Editor, Path, Stop};
 
@@ -26,14 +26,14 @@ impl Editor<'_> {
                 let count = self.table_count(entry.table_ref())?;
                 self.tables.follow_from(leaf);
                 let seams = self.tables.node(leaf).entries().seams();
-                let pages: Vec<Entry> = self.tables.node(leaf).entries().iter().filter(|e| !e.is_absent()).collect();
+                let pages = self.tables.node(leaf).entries().mapped();
                 if count > 1 {
                     self.unshare_table(entry.table_ref());
                 } else {
-                    pages.iter().for_each(|e| self.space.decr_page(e.addr(), self.until));
+                    self.give_up_pages(leaf, 0..FANOUT);
                     self.free_table(leaf, entry.table_ref());
                 }
-                Ok(Held { pages: pages.len() as u64, seams })
+                Ok(Held { pages, seams })
             }
             Kind::Page | Kind::Unknown(_) => unreachable!("not in a table of level 1"),
         }
@@ -67,12 +67,9 @@ impl Editor<'_> {
         let &(leaf, first) = path.last().expect("a path has a table");
         let slots = first..first + (stop - at.0) as usize;
         volume.count_seams(0, self.tables.node(leaf).entries().seams_in(slots.clone()));
+        volume.referenced -= self.give_up_pages(leaf, slots.clone());
         for slot in slots {
-            let old = self.tables.set(leaf, slot, Entry::ABSENT);
-            if !old.is_absent() {
-                self.space.decr_page(old.addr(), self.until);
-                volume.referenced -= 1;
-            }
+            self.tables.set(leaf, slot, Entry::ABSENT);
         }
         self.prune(volume, &mut path);
         Ok(VirtualPage(stop))

@@ -4,6 +4,8 @@
 //! A changed table has a number instead of an address until a checkpoint *places* it. While a
 //! checkpoint runs its tables are *frozen*: nobody changes them, a writer copies them first.
 
+use std::ops::Range;
+
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
@@ -235,12 +237,21 @@ impl Tables {
 
     /// Sets an entry of a table that may be changed; returns what it was.
     pub fn set(&mut self, id: NodeId, slot: usize, entry: Entry) -> Entry {
+        self.change(id, |entries| entries.set(slot, entry))
+    }
+
+    /// Sets some entries of a leaf that may be changed to pages that lie one behind the other, `first` and on.
+    pub fn set_run(&mut self, id: NodeId, slots: Range<usize>, first: Entry) {
+        self.change(id, |entries| entries.set_run(slots, first));
+    }
+
+    fn change<T>(&mut self, id: NodeId, change: impl FnOnce(&mut Entries) -> T) -> T {
         let node = &mut self.nodes[id.0];
         assert!(matches!(node.state, State::Dirty { .. }), "only changed tables are changed");
         let before = node.entries.bytes();
-        let old = node.entries.set(slot, entry);
+        let outcome = change(&mut node.entries);
         self.dirty_bytes = self.dirty_bytes - before + node.entries.bytes();
-        old
+        outcome
     }
 
     /// The slots of a page of an ordered map that may be changed.

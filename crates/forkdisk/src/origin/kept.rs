@@ -439,7 +439,7 @@ impl Editor<'_> {
     fn give_up_piece(&mut self, key: KeptKey, value: u128) {
         if let Some(KeptKind::Chained { .. } | KeptKind::Independent { .. }) = key.kind() {
             let Piece { to, pages } = piece(value);
-            (0..pages).for_each(|i| self.space.decr_page(PageAddr(to.0 + i), self.until));
+            self.space.decr_pages(to, pages, self.until);
         }
     }
 }

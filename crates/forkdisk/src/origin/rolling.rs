@@ -448,7 +448,8 @@ impl<D: Device> Pool<D> {
 
     /// Waits until the rollback of an origin, if one is under way, has brought everything back; `progress` is
     /// told how many bytes of how many, and waiting ends when it answers false. Fails when a step does, for want of
-    /// space only once it has waited as long as a write would, though the rollback goes on. Another one that begins when it has ended is not waited for.
+    /// space only once it has waited as long as a write would, though the rollback goes on. Another one that begins
+    /// when it has ended is not waited for.
     pub async fn rolled_back(&self, name: &str, mut progress: impl FnMut(u64, u64) -> bool) -> Result<()> {
         let inner = &self.0;
         let id = inner.meta.borrow().directory.find(name)?.record.id;

@@ -128,7 +128,8 @@ impl<D: Device> Inner<D> {
                 Err(Failure::Stop(stop)) => {
                     // What is to be loaded is not given to others before it has been.
                     let _plan = self.generations.enter();
-                    self.load(stop).await?;
+                    // Loading is rare, and this future part of every read's.
+                    Box::pin(self.load(stop)).await?;
                 }
                 Err(Failure::Nonsense(what)) => return Err(Ended::Error(Error::new(ErrorKind::Corrupt, what))),
                 Err(Failure::Gone) => return Err(Ended::Error(gone())),

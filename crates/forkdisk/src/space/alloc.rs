@@ -17,7 +17,7 @@ use crate::format::CountNode;
 use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
 use super::affinity::{Chunk, Left};
-use super::{Bitmap, Miss, Refusal, Space, Want, bit, pages_in};
+use super::{Bitmap, Miss, Refusal, Space, Want, bit, first_unset, mask, pages_in};
 
 /// Part of the free space that may lie unused in chunks that were left.
 pub(super) const LEFT_PART: u64 = 8;
@@ -138,10 +138,9 @@ impl Space {
     }
 
     fn free_in_chunk(&self, first: PageAddr, pages: u64) -> u64 {
-        let from = first.index();
-        self.free
-            .get(&first.block())
-            .map_or(0, |bits| (from..from + pages as usize).filter(|&i| bit(bits, i)).count() as u64)
+        let Some(bits) = self.free.get(&first.block()) else { return 0 };
+        let chunk = mask(first.index()..first.index() + pages as usize);
+        pages_in(&std::array::from_fn(|i| bits[i] & chunk[i]))
     }
 
     /// A block of which every page is free: the one behind `before` if possible.
@@ -170,17 +169,17 @@ impl Space {
     pub(super) fn take(&mut self, block: Block, index: usize, max: u64) -> Option<(PageAddr, u64)> {
         let bits = self.free.get_mut(&block)?;
         let end = (index + max as usize).min(BLOCK_PAGES as usize);
-        let n = (index..end).find(|&i| !bit(bits, i)).unwrap_or(end) - index;
+        let n = first_unset(bits, index, end) - index;
         if n == 0 {
             return None;
         }
-        (index..index + n).for_each(|i| bits[i / 64] &= !(1 << (i % 64)));
+        bits.iter_mut().zip(mask(index..index + n)).for_each(|(bits, taken)| *bits &= !taken);
         if *bits == [0; 4] {
             self.free.remove(&block);
         }
         self.empty.remove(&block);
         let first = block.page(index);
-        (0..n as u64).for_each(|i| self.current.touch(PageAddr(first.0 + i)));
+        self.current.touch(first, n as u64);
         self.known -= n as u64;
         self.available -= n as u64;
         self.handed_out += n as u64;
@@ -256,7 +255,7 @@ impl Space {
             if self.is_touched(page) || !free {
                 continue;
             }
-            self.current.touch(page);
+            self.current.touch(page, 1);
             self.available -= 1;
             self.handed_out += 1;
             if let Some(bits) = self.free.get_mut(&page.block())

@@ -1,11 +1,12 @@
 //! Changes of counts that are not in a count page yet.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::format::{CountNode, LEAF_BLOCKS};
 use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
-use super::{ALL, Bitmap, bit};
+use super::{ALL, Bitmap, bit, mask};
 
 /// Changes of one block's counts.
 #[derive(Default)]
@@ -32,6 +33,47 @@ impl Delta {
         let own = self.pages.binary_search_by_key(&(index as u8), |&(i, _)| i).map_or(0, |at| self.pages[at].1);
         self.all + own
     }
+
+    /// Changes the counts of some pages; returns how many entries that added.
+    fn change(&mut self, indices: Range<usize>, by: i32) -> usize {
+        self.touched_from(indices.start, indices.len());
+        let before = self.pages.len();
+        if indices.len() == 1 {
+            self.change_one(indices.start as u8, by);
+            return self.pages.len() - before;
+        }
+        let at = self.pages.partition_point(|&(i, _)| usize::from(i) < indices.start);
+        match self.pages.get(at) {
+            Some(&(next, _)) if usize::from(next) < indices.end => {
+                indices.for_each(|index| self.change_one(index as u8, by));
+            }
+            // None of them has an entry.
+            _ => drop(self.pages.splice(at..at, indices.map(|index| (index as u8, by)))),
+        }
+        self.pages.len() - before
+    }
+
+    fn change_one(&mut self, index: u8, by: i32) {
+        match self.pages.binary_search_by_key(&index, |&(i, _)| i) {
+            Ok(at) => self.pages[at].1 += by,
+            Err(at) => self.pages.insert(at, (index, by)),
+        }
+    }
+
+    fn touched_from(&mut self, first: usize, n: usize) {
+        self.touched.iter_mut().zip(mask(first..first + n)).for_each(|(bits, more)| *bits |= more);
+    }
+}
+
+/// A run of pages block by block: which of its pages belong to the run.
+fn by_block(first: PageAddr, n: u64) -> impl Iterator<Item = (Block, Range<usize>)> {
+    let (mut page, end) = (first.0, first.0 + n);
+    std::iter::from_fn(move || {
+        let here = PageAddr(page);
+        let left = (BLOCK_PAGES - here.index() as u64).min(end - page);
+        page += left;
+        (left > 0).then(|| (here.block(), here.index()..here.index() + left as usize))
+    })
 }
 
 /// Changes of many blocks.
@@ -45,41 +87,29 @@ pub struct Deltas {
 }
 
 impl Deltas {
-    /// One reference more to a page.
-    pub fn gain(&mut self, page: PageAddr) {
-        self.page(page, 1);
+    /// One reference more to each of `n` pages.
+    pub fn gain(&mut self, first: PageAddr, n: u64) {
+        for (block, indices) in by_block(first, n) {
+            self.entries += self.blocks.entry(block).or_default().change(indices, 1);
+        }
     }
 
-    /// One reference less, which is durable once the journal is up to `until`.
-    pub fn lose(&mut self, page: PageAddr, until: u64) {
-        self.page(page, -1);
-        self.lost += 1;
-        self.unsure(page.block(), until);
+    /// One reference less to each of `n` pages, which is durable once the journal is up to `until`.
+    pub fn lose(&mut self, first: PageAddr, n: u64, until: u64) {
+        for (block, indices) in by_block(first, n) {
+            let delta = self.blocks.entry(block).or_default();
+            self.entries += delta.change(indices, -1);
+            delta.lost_until = delta.lost_until.max(until);
+        }
+        self.lost += n;
     }
 
     /// One reference less to a block as a whole.
     pub fn lose_whole(&mut self, block: Block, until: u64) {
         self.whole(block, -1, 0);
         self.lost += BLOCK_PAGES;
-        self.unsure(block, until);
-    }
-
-    fn unsure(&mut self, block: Block, until: u64) {
         let delta = self.blocks.entry(block).or_default();
         delta.lost_until = delta.lost_until.max(until);
-    }
-
-    fn page(&mut self, page: PageAddr, by: i32) {
-        let delta = self.blocks.entry(page.block()).or_default();
-        let index = page.index() as u8;
-        match delta.pages.binary_search_by_key(&index, |&(i, _)| i) {
-            Ok(at) => delta.pages[at].1 += by,
-            Err(at) => {
-                delta.pages.insert(at, (index, by));
-                self.entries += 1;
-            }
-        }
-        delta.touched[page.index() / 64] |= 1 << (page.index() % 64);
     }
 
     pub fn whole(&mut self, block: Block, whole: i32, all: i32) {
@@ -94,15 +124,15 @@ impl Deltas {
         }
     }
 
-    /// The page was handed out.
-    pub fn touch(&mut self, page: PageAddr) {
-        let delta = self.blocks.entry(page.block()).or_default();
-        delta.touched[page.index() / 64] |= 1 << (page.index() % 64);
-        if !delta.handed_out {
-            let first = CountNode::leaf_of(page.block()).0.first_block();
-            let mut leaf = self.blocks.range(first..Block(first.0 + LEAF_BLOCKS as u64));
-            self.leaves += usize::from(!leaf.any(|(_, delta)| delta.handed_out));
-            self.blocks.entry(page.block()).or_default().handed_out = true;
+    /// The `n` pages from `first` on, all of one block, were handed out.
+    pub fn touch(&mut self, first: PageAddr, n: u64) {
+        let block = first.block();
+        let delta = self.blocks.entry(block).or_default();
+        delta.touched_from(first.index(), n as usize);
+        if !std::mem::replace(&mut delta.handed_out, true) {
+            let from = CountNode::leaf_of(block).0.first_block();
+            let mut leaf = self.blocks.range(from..Block(from.0 + LEAF_BLOCKS as u64));
+            self.leaves += usize::from(!leaf.any(|(&other, delta)| other != block && delta.handed_out));
         }
     }
 

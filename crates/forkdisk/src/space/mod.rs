@@ -199,20 +199,29 @@ impl Space {
 
     /// One more reference to a page.
     pub fn incr_page(&mut self, page: PageAddr) {
-        self.current.gain(page);
+        self.incr_pages(page, 1);
     }
 
     /// One reference less, by a change that is durable once the journal is up to `until`.
     pub fn decr_page(&mut self, page: PageAddr, until: u64) {
-        self.current.lose(page, until);
-        if planted(Bug::FreedSpaceReusedAtOnce) && self.page_count(page) == Ok(0) {
-            self.give_back(page);
-        }
+        self.decr_pages(page, 1, until);
     }
 
     /// One more reference to each of `n` pages.
     pub fn incr_pages(&mut self, first: PageAddr, n: u64) {
-        (0..n).for_each(|i| self.current.gain(PageAddr(first.0 + i)));
+        self.current.gain(first, n);
+    }
+
+    /// One reference less to each of `n` pages; `until` as for one.
+    pub fn decr_pages(&mut self, first: PageAddr, n: u64, until: u64) {
+        self.current.lose(first, n, until);
+        if planted(Bug::FreedSpaceReusedAtOnce) {
+            for page in (first.0..first.0 + n).map(PageAddr) {
+                if self.page_count(page) == Ok(0) {
+                    self.give_back(page);
+                }
+            }
+        }
     }
 
     /// One more reference to a block as a whole.
@@ -315,6 +324,26 @@ impl Space {
 
 fn pages_in(bits: &Bitmap) -> u64 {
     bits.iter().map(|w| u64::from(w.count_ones())).sum()
+}
+
+/// The bits of `range`.
+fn mask(range: Range<usize>) -> Bitmap {
+    std::array::from_fn(|word| {
+        let (from, to) = (range.start.max(64 * word), range.end.min(64 * word + 64));
+        match to.checked_sub(from) {
+            None | Some(0) => 0,
+            Some(n) => u64::MAX >> (64 - n) << (from % 64),
+        }
+    })
+}
+
+/// The first bit from `from` on that is not set, before `to`; or `to`.
+fn first_unset(bits: &Bitmap, from: usize, to: usize) -> usize {
+    let unset = mask(from..to).into_iter().zip(bits).enumerate().find_map(|(word, (mask, bits))| {
+        let unset = mask & !bits;
+        (unset != 0).then(|| 64 * word + unset.trailing_zeros() as usize)
+    });
+    unset.unwrap_or(to)
 }
 
 fn bit(bits: &Bitmap, i: usize) -> bool {

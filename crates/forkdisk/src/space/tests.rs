@@ -296,3 +296,16 @@ fn a_volume_whose_chunk_has_changed_begins_new_chunks() {
         }
     }
 }
+
+#[test]
+fn bits_of_ranges() {
+    for (from, to) in
+        [(0, 0), (0, 1), (0, 64), (5, 5), (63, 65), (64, 128), (100, 256), (0, 256), (255, 256), (256, 256)]
+    {
+        let bits = mask(from..to);
+        assert!((0..256).all(|i| bit(&bits, i) == (from..to).contains(&i)), "{from}..{to}");
+        assert_eq!(first_unset(&bits, from, to), to, "all of {from}..{to} are set");
+        assert_eq!(first_unset(&bits, from, 256), to, "none behind {to} is");
+        assert_eq!(first_unset(&[0; 4], from, to), from, "none is set");
+    }
+}

@@ -27,7 +27,8 @@ impl<D: Device> Volume<D> {
         if offset.is_multiple_of(unit as u64) && buf.len().is_multiple_of(unit) {
             return self.read_aligned(offset, buf).await;
         }
-        self.read_around(offset, buf).await
+        // What is rare lies elsewhere: this future is moved about with every read.
+        Box::pin(self.read_around(offset, buf)).await
     }
 
     pub(super) async fn read_range_sparse(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
@@ -67,10 +68,10 @@ impl<D: Device> Volume<D> {
     async fn read_mapped(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
         let (result, buf) = match self.seen_below() {
             Under::Nothing => return self.read_own(offset, buf).await,
-            Under::Itself(origin) => origin.read_now(&self.inner, offset, buf).await,
+            Under::Itself(origin) => Box::pin(origin.read_now(&self.inner, offset, buf)).await,
             Under::Snapshot(origin, view, size) => {
                 let _looker = self.rest.look();
-                origin.read_through(&self.inner, self.id, (*view, *size), offset, buf).await
+                Box::pin(origin.read_through(&self.inner, self.id, (*view, *size), offset, buf)).await
             }
         };
         (result.map(|()| Vec::new()), buf)

@@ -33,12 +33,13 @@ impl<D: Device> Volume<D> {
             return (Ok(()), buf);
         }
         let (result, buf) = match self.under() {
-            Under::Itself(origin) => return origin.write(&self.inner, offset, buf, fua).await,
-            Under::Snapshot(..) => self.write_over(offset, buf).await,
+            // What is rare, or waits for a device anyway, lies elsewhere: this future is moved about with every write.
+            Under::Itself(origin) => return Box::pin(origin.write(&self.inner, offset, buf, fua)).await,
+            Under::Snapshot(..) => Box::pin(self.write_over(offset, buf)).await,
             Under::Nothing => self.write_locked(offset, buf).await,
         };
         if result.is_ok() && fua && !planted(Bug::FuaWithoutCommit) {
-            return (self.inner.clone().commit().await, buf);
+            return (Box::pin(self.inner.clone().commit()).await, buf);
         }
         (result, buf)
     }
@@ -54,11 +55,16 @@ impl<D: Device> Volume<D> {
             drop(held);
             return (self.explain(offset, result), buf);
         }
-        let (buf, turn) = match self.join_copy(offset, buf, &pages).await {
+        Box::pin(self.write_behind(offset, buf, &pages)).await
+    }
+
+    /// Writes behind those who came before to the same or neighbouring blocks.
+    async fn write_behind(&self, offset: u64, buf: Buf, pages: &Range<u64>) -> (Result<()>, Buf) {
+        let (buf, turn) = match self.join_copy(offset, buf, pages).await {
             Ok(buf) => return (Ok(()), buf),
             Err(not) => not,
         };
-        let outcome = self.write_or_unbind(offset, buf, &pages, turn).await;
+        let outcome = self.write_or_unbind(offset, buf, pages, turn).await;
         self.inner.commit_soon();
         self.inner.checkpoint_soon();
         outcome

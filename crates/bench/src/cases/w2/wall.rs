@@ -20,7 +20,7 @@ const PIECE: usize = 1 << 20;
 const VOLUME: &str = "v";
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
-    let (span, times) = (context.scale.pick(64 << 20, 512 << 20, 1 << 30), context.scale.pick(3, 7, 15));
+    let (span, times) = (context.scale.pick(64 << 20, 1 << 30, 1 << 30), context.scale.pick(3, 7, 15));
     let mut rows = Vec::new();
     let path = context.disk("pool");
     // Written once, so that no first write waits for the file system under the pool to find room.

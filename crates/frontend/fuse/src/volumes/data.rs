@@ -90,7 +90,7 @@ impl<D: Device> Volumes<D> {
             self.drop_privileges(&file.volume)?;
         }
         if end > file.volume.size() {
-            file.volume.grow_to(end).await.map_err(too_large)?;
+            Box::pin(file.volume.grow_to(end)).await.map_err(too_large)?;
         }
         let (result, data) = file.volume.write(offset, data, false).await;
         self.tell(file.volume.id(), offset, data.len() as u64).await;

@@ -131,8 +131,6 @@ impl<D: Device> Volumes<D> {
             }
             Operation::Open { flags } => self.open(&header, flags),
             Operation::Create { name, mode, .. } => self.create(&header, &name, mode),
-            Operation::Read { handle, offset, buf } => self.read(handle, offset, buf).await,
-            Operation::Write { handle, offset, flags, data } => self.write(handle, offset, flags, data).await,
             Operation::Release { handle } => {
                 self.release(handle);
                 Ok(Reply::Done)
@@ -158,6 +156,7 @@ impl<D: Device> Volumes<D> {
                 self.copy_range((handle, offset), (to_handle, to_offset), len, wide).await
             }
             Operation::Destroy | Operation::Interrupt => Ok(Reply::Done),
+            Operation::Read { .. } | Operation::Write { .. } => unreachable!("carried out by `handle`"),
             Operation::Init(_) | Operation::Other(_) => Err(Failed(libc::ENOSYS)),
         }
     }
@@ -177,7 +176,13 @@ impl<D: Device> Volumes<D> {
 
 impl<D: Device> Handler for Volumes<D> {
     async fn handle(self: Rc<Self>, header: Header, operation: Operation) -> Reply {
-        match self.carry_out(header, operation).await {
+        // Reads and writes are many, and a task is moved about as a whole: what the others need lies elsewhere.
+        let outcome = match operation {
+            Operation::Read { handle, offset, buf } => self.read(handle, offset, buf).await,
+            Operation::Write { handle, offset, flags, data } => self.write(handle, offset, flags, data).await,
+            other => Box::pin(self.carry_out(header, other)).await,
+        };
+        match outcome {
             Ok(reply) => reply,
             Err(Failed(errno)) => Reply::Error(errno),
         }

@@ -1,0 +1,105 @@
+//! A pool and an origin on disks that count.
+
+use std::future::Future;
+use std::rc::Rc;
+
+use forkdisk::{Buf, FormatOptions, OpenOptions, OriginFull, Pool, ProtectOptions, SnapshotFlags};
+use forkdisk_sim::disk::{Config, Counts, Medium, SimDisk, Volatile};
+use forkdisk_sim::executor::Executor;
+
+pub const PATIENCE: u64 = 100_000_000;
+pub const CHUNK: u64 = 64 << 10;
+pub const MIB: u64 = 1 << 20;
+pub const CHAINED: SnapshotFlags = SnapshotFlags { independent: false, droppable: false, writable: false };
+
+/// A pool and an origin on disks of their own.
+#[derive(Clone)]
+pub struct World {
+    pub pool: Pool<SimDisk>,
+    pub disks: [SimDisk; 2],
+    pub exec: Executor,
+}
+
+impl World {
+    /// What both disks were asked for while `work` ran: of the pool's, of the origin's.
+    pub async fn counts(&self, work: impl Future<Output = ()>) -> (Counts, Counts) {
+        let before = self.disks.each_ref().map(SimDisk::counts);
+        work.await;
+        let after = self.disks.each_ref().map(SimDisk::counts);
+        let difference = |i: usize| Counts {
+            reads: after[i].reads - before[i].reads,
+            writes: after[i].writes - before[i].writes,
+            fua_writes: after[i].fua_writes - before[i].fua_writes,
+            flushes: after[i].flushes - before[i].flushes,
+            discards: after[i].discards - before[i].discards,
+            set_lens: after[i].set_lens - before[i].set_lens,
+            clones: after[i].clones - before[i].clones,
+            bytes_read: after[i].bytes_read - before[i].bytes_read,
+            bytes_written: after[i].bytes_written - before[i].bytes_written,
+        };
+        (difference(0), difference(1))
+    }
+
+    pub async fn write(&self, name: &str, offset: u64, len: u64, byte: u8) {
+        let volume = self.pool.volume(name).unwrap();
+        volume.write(offset, Buf::copy_of(&vec![byte; len as usize]), false).await.0.unwrap();
+    }
+
+    /// The one byte that all of a range holds.
+    pub async fn byte(&self, name: &str, offset: u64, len: u64) -> u8 {
+        let volume = self.pool.volume(name).unwrap();
+        let (result, buf) = volume.read(offset, Buf::zeroed(len as usize)).await;
+        result.unwrap();
+        assert!(buf.iter().all(|&b| b == buf[0]), "{name} at {offset} is not of one kind");
+        buf[0]
+    }
+
+    pub async fn snapshot(&self, name: &str, flags: SnapshotFlags) {
+        self.pool.snapshot_with(&[("org", name)], flags, 1).await.unwrap();
+    }
+}
+
+pub fn options(copy_ahead: u64, when_full: OriginFull) -> ProtectOptions {
+    ProtectOptions { path: "/dev/x".into(), chunk: CHUNK, copy_ahead, when_full, modified: 0, now: 1 }
+}
+
+/// Runs `test` on a pool of `pool` bytes that protects an origin of `origin` bytes as "org".
+pub fn run<F>(pool: u64, origin: u64, protect: ProtectOptions, test: impl FnOnce(World) -> F)
+where
+    F: Future<Output = ()> + 'static,
+{
+    run_with(OpenOptions::default(), pool, origin, protect, test);
+}
+
+/// As [`run`], with a pool opened in another way.
+pub fn run_with<F>(open: OpenOptions, pool: u64, origin: u64, protect: ProtectOptions, test: impl FnOnce(World) -> F)
+where
+    F: Future<Output = ()> + 'static,
+{
+    let exec = Executor::new(3);
+    let config = Config { sector: 512, cache: Volatile::Yes };
+    let disks = [pool, origin].map(|len| SimDisk::new(Medium::blank(config, len), &exec, len));
+    let (device, other, runtime) = (disks[0].clone(), disks[1].clone(), Rc::new(exec.clone()));
+    let opened = exec.run(PATIENCE, async move {
+        let options = FormatOptions { size: pool, uuid: [7; 16], now: 1, journal: None };
+        Pool::format(&device, &options).await.unwrap();
+        let pool = Pool::open(device, runtime, open).await.unwrap();
+        pool.protect("org", other, &protect).await.unwrap();
+        pool
+    });
+    let world = World { pool: opened.unwrap(), disks: disks.clone(), exec: exec.clone() };
+    let pool = world.pool.clone();
+    exec.run(PATIENCE, test(world)).unwrap();
+    let report = exec.run(PATIENCE, async move { pool.check().await }).unwrap().unwrap();
+    assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
+    assert_eq!(disks.iter().find_map(SimDisk::misuse), None);
+    exec.halt();
+}
+
+/// The machine that comes up again with what a crash left.
+pub fn restarted(media: [Medium; 2], seed: u64) -> (Executor, [SimDisk; 2], Rc<Executor>) {
+    let exec = Executor::new(seed);
+    let disks = media.map(|medium| SimDisk::new(medium, &exec, seed));
+    let runtime = Rc::new(exec.clone());
+    (exec, disks, runtime)
+}
