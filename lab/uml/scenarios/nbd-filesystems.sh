@@ -7,6 +7,9 @@ modprobe nbd nbds_max=4 max_part=0 && modprobe ext4 && modprobe xfs || echo "FAI
 t() { what=$1; shift; echo "# $what"; "$@" > /run/out 2>&1 && return; echo "FAILED $what: $(tail -n 3 /run/out | tr '\n' ' ')"; tail -n 3 /run/serve.log; halt -f; }
 same() { [ "$(cd $M && find . -type f | sort | xargs sha256sum | sha256sum)" = "$1" ] || { echo "the files have changed"; return 1; }; }
 used() { $F stats $P --json | tr ',{}' '\n' | sed -n 's/^ *"used": *//p' | head -n 1; }
+avail() { df -k --output=avail $M | tail -n 1; }
+# xfs gives up the space of what was removed in the background, and nothing but sync and patience waits for that
+gone() { n=0; while [ $(($(avail)-$1)) -lt 61440 ]; do n=$((n+1)); [ $n -lt 300 ] || { echo "$(avail) KiB free, $1 before"; return 1; }; sleep 0.1; done; sync; }
 on() { t "nbd-client $2" nbd-client -unix $S /dev/nbd$1 -N $2 -C 4; }
 off() { t "nbd-client -d" nbd-client -d /dev/nbd$1; }
 fsck_of() { case $1 in ext4) e2fsck -f -n $2;; xfs) xfs_repair -n $2;; esac; }
@@ -22,7 +25,7 @@ for fs in ext4 xfs; do
  dd if=/dev/urandom of=$M/large bs=1M count=48 status=none; dd if=/dev/urandom of=$M/gone bs=1M count=64 status=none
  dd if=/dev/urandom of=$M/sparse bs=4096 count=7 seek=5000 status=none
  pids=; for i in 1 2 3 4 5 6 7 8; do (dd if=/dev/urandom of=$M/tree/deep/$i bs=5000 count=200 status=none; truncate -s 7777 $M/tree/deep/$i) & pids="$pids $!"; done; wait $pids
- t sync sync; full=$(used); rm $M/gone; sync; t fstrim fstrim -v $M; sync; trimmed=$(used); told=$(sed 's/.*: //' /run/out)
+ t sync sync; full=$(used) left=$(avail); rm $M/gone; sync; t rm gone $left; t fstrim fstrim -v $M; sync; trimmed=$(used); told=$(sed 's/.*: //' /run/out)
  [ $((full-trimmed)) -ge $((60*1048576)) ] || { echo "FAILED fstrim: used $full before and $trimmed after"; halt -f; }
  sum=$(cd $M && find . -type f | sort | xargs sha256sum | sha256sum); files=$(find $M -type f | wc -l)
  drop; t "read back" same "$sum"
