@@ -75,6 +75,11 @@ impl Error {
         self.kind
     }
 
+    /// Whether the device had no room, as a sparse file has none when the file system under it is full.
+    pub(crate) fn is_full_host(&self) -> bool {
+        self.kind == ErrorKind::NoSpace && self.source.is_some()
+    }
+
     /// The errno that a system call with this outcome would set.
     pub fn errno(&self) -> i32 {
         self.kind.errno()

@@ -36,6 +36,10 @@ bugs! {
     DemotionKeepsPageCounts = "demotion-keeps-page-counts",
     /// A leaf is promoted as soon as its first and last page are in place.
     PromotesIncompleteRun = "promotes-incomplete-run",
+    /// On a full host, data is given back early before the journal says durably that it was given up.
+    DeadDiscardedBeforeDurable = "dead-discarded-before-durable",
+    /// On a full host, tables are given back early together with data.
+    DeadTablesDiscarded = "dead-tables-discarded",
     /// Every mapped page is overwritten in place.
     WritesSharedInPlace = "writes-shared-in-place",
     /// What nobody else refers to any more is overwritten in place before that is durable.

@@ -13,6 +13,7 @@ mod control;
 mod daemon;
 mod defrag;
 mod file_systems;
+mod full_host;
 mod harness;
 mod kernel_nbd;
 mod kill_loop;

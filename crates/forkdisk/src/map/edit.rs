@@ -90,7 +90,7 @@ impl Editor<'_> {
     pub(super) fn unshare_table(&mut self, at: TableRef) {
         if !self.tables.drop_ref(at, self.until) {
             let page = self.tables.resolve(at).page().expect("placed");
-            self.space.decr_page(page, self.until);
+            self.space.decr_table(page, self.until);
         }
     }
 
@@ -100,7 +100,7 @@ impl Editor<'_> {
             self.tables.remove(id);
         } else {
             let page = self.tables.resolve(at).page().expect("placed");
-            self.space.decr_page(page, self.until);
+            self.space.decr_table(page, self.until);
             self.tables.forget(id);
         }
     }

@@ -157,7 +157,7 @@ impl Editor<'_> {
         }
         if count <= known {
             if let Some(page) = place {
-                (1..count).for_each(|_| self.space.decr_page(page, self.until));
+                (1..count).for_each(|_| self.space.decr_table(page, self.until));
             }
             self.free_table(node, at);
         } else {

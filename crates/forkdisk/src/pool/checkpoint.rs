@@ -12,11 +12,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::future::{Future, poll_fn};
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
-use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
 
@@ -26,7 +22,7 @@ use crate::format::{
     CopierSettings, CountEntry, Entry, JournalStart, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord,
     encode_directory_page, encode_table, page_checksum,
 };
-use crate::map::{Editor, NodeId, Placed, Stop};
+use crate::map::{Editor, NodeId, Placed, Stop, lookup};
 use crate::planted::{Bug, planted};
 use crate::space::{Refusal, Step};
 use crate::sync::{Event, Hold};
@@ -36,13 +32,10 @@ use super::load::DIRECTORY_SEED;
 use super::meta::Room;
 use super::reap::yield_now;
 use super::walk::Root;
-use super::{Failure, Inner, Meta, WhenFull};
+use super::{Failure, Inner, Meta};
 
 /// Most pages written by one request.
 const BATCH: usize = 256;
-
-/// Pause before metadata is written again to a file system that was full.
-const HOST_RETRY: Duration = Duration::from_secs(1);
 
 /// Who writes a checkpoint, and who waits for it.
 #[derive(Default)]
@@ -50,9 +43,6 @@ pub struct Checkpoints {
     running: Cell<bool>,
     done: Cell<u64>,
     changed: Event,
-    /// The one that runs waits for the file system under the pool to have room.
-    stuck: Cell<bool>,
-    is_stuck: Event,
 }
 
 /// A directory page to be written, and the slot of the leaf that points to it.
@@ -81,8 +71,14 @@ struct Frozen {
 }
 
 impl<D: Device> Inner<D> {
-    /// Writes a checkpoint of everything published before this call.
+    /// Writes a checkpoint of everything published before this call; not where that has to wait for a full host and
+    /// nobody wants to wait for space.
     pub async fn checkpoint(self: Rc<Self>) -> Result<()> {
+        self.unless_full(self.clone().patient_checkpoint()).await
+    }
+
+    /// Writes a checkpoint of everything published before this call, however long the host is full.
+    pub async fn patient_checkpoint(self: Rc<Self>) -> Result<()> {
         self.check_alive()?;
         // One that runs already may have been frozen before: wait for it and for one more.
         while self.checkpoints.running.get() {
@@ -126,10 +122,14 @@ impl<D: Device> Inner<D> {
             }
             self.check_writable()?;
             // One that runs already makes room; who asks for another writes more than needs be.
-            match self.checkpoints.running.get() {
-                true => self.checkpoint_ends().await,
-                false => self.clone().checkpoint().await?,
-            }
+            let ends = async {
+                if !self.checkpoints.running.get() {
+                    return self.clone().patient_checkpoint().await;
+                }
+                self.checkpoint_ends().await;
+                Ok(())
+            };
+            Box::pin(self.unless_full(ends)).await?;
         }
     }
 
@@ -146,32 +146,6 @@ impl<D: Device> Inner<D> {
         self.checkpoint_ends().await;
     }
 
-    /// What `work` brings, unless a checkpoint has to wait for room in the file system under the pool: for those
-    /// who can do without. `work` only waits; it may be given up at any point.
-    pub async fn unless_stuck<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
-        let mut work = pin!(work);
-        loop {
-            self.check_not_stuck()?;
-            let mut stuck = pin!(self.checkpoints.is_stuck.wait());
-            let outcome = poll_fn(|cx| match work.as_mut().poll(cx) {
-                Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
-                Poll::Pending => stuck.as_mut().poll(cx).map(|()| None),
-            });
-            if let Some(outcome) = outcome.await {
-                return outcome;
-            }
-        }
-    }
-
-    /// Refuses while a checkpoint waits for room in the file system under the pool.
-    pub fn check_not_stuck(&self) -> Result<()> {
-        if !self.checkpoints.stuck.get() {
-            return Ok(());
-        }
-        let message = "the file system under the pool is full: give it room, then try again";
-        Err(Error::new(ErrorKind::NoSpace, message))
-    }
-
     fn start_checkpoint(self: &Rc<Self>) {
         if self.checkpoints.running.replace(true) {
             return;
@@ -182,9 +156,7 @@ impl<D: Device> Inner<D> {
                 inner.fail(&error);
             }
             inner.checkpoints.running.set(false);
-            inner.checkpoints.stuck.set(false);
-            // Nobody who has given up waiting stays noted.
-            inner.checkpoints.is_stuck.notify();
+            inner.host.has_room();
             inner.checkpoints.done.set(inner.checkpoints.done.get() + 1);
             inner.checkpoints.changed.notify();
             inner.space_changed.notify();
@@ -301,7 +273,7 @@ impl<D: Device> Inner<D> {
     }
 
     /// Writes pages, neighbours in one request.
-    async fn write_pages(&self, mut pages: Vec<(PageAddr, Vec<u8>)>) -> Result<()> {
+    async fn write_pages(self: &Rc<Self>, mut pages: Vec<(PageAddr, Vec<u8>)>) -> Result<()> {
         pages.sort_by_key(|&(at, _)| at);
         let mut buf = self.device.buffer(pages.len() * PAGE_SIZE);
         let mut segments: SmallVec<[Segment; 2]> = SmallVec::new();
@@ -320,20 +292,12 @@ impl<D: Device> Inner<D> {
             self.counters.metadata_writes.add(&segments);
             let (result, again) = self.device.write(buf, segments.clone(), false).await;
             match result.map_err(|e| Error::io("writing metadata", e)) {
-                Err(e) if e.kind() == ErrorKind::NoSpace && self.outlasts_a_full_host() => buf = again,
+                // It went to places that nothing refers to yet.
+                Err(e) if e.kind() == ErrorKind::NoSpace => self.outlast_full_host(e).await?,
                 outcome => return outcome,
             }
-            self.full.set(true);
-            self.checkpoints.stuck.set(true);
-            self.checkpoints.is_stuck.notify();
-            self.runtime.sleep(HOST_RETRY).await;
+            buf = again;
         }
-    }
-
-    /// Whether a checkpoint waits when the file system under the pool is full. It writes to places
-    /// that nothing refers to yet, so it can try again; the journal has its storage set aside.
-    fn outlasts_a_full_host(&self) -> bool {
-        matches!(self.options.when_full, WhenFull::Wait(_)) && !self.closing.get() && self.failed.borrow().is_none()
     }
 
     async fn write_superblock_slot(&self, superblock: &Superblock, slot: usize) -> Result<()> {
@@ -451,6 +415,9 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
         let at = VirtualPage(*number);
         editor.raise(&mut meta.directory_map, number + 1);
         if records.iter().all(Option::is_none) {
+            if let Some((page, _)) = lookup(editor.tables, &meta.directory_map, at, 1).map_err(Stop::from)?.data {
+                editor.space.mark_table(page);
+            }
             editor.unmap_step(&mut meta.directory_map, at, VirtualPage(number + 1))?;
         } else {
             editor.writable(&mut meta.directory_map, at, 0)?;
@@ -481,7 +448,7 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
             let old = meta.tables.set(leaf, slot, Entry::checked_page(at, meta.epoch, 0));
             match old.is_absent() {
                 true => meta.directory_map.referenced += 1,
-                false => meta.space.decr_page(old.addr(), until),
+                false => meta.space.decr_table(old.addr(), until),
             }
             meta.space.incr_page(at);
             pages.push(DirectoryPage { at, leaf, slot, records });

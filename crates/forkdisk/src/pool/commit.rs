@@ -89,7 +89,7 @@ impl<D: Device> Inner<D> {
         // Nothing is waited for between the last look and the taking.
         loop {
             if !self.meta.borrow().journal.fits() {
-                self.clone().checkpoint().await?;
+                self.host.while_journal_is_full(self.clone().patient_checkpoint()).await?;
             } else if self.has_unsettled_origins() {
                 self.settle_origins().await?;
             } else {
@@ -131,7 +131,7 @@ impl<D: Device> Inner<D> {
 
     pub(super) async fn seal(self: &Rc<Self>) -> Result<()> {
         while !self.meta.borrow().journal.seal_fits() {
-            self.clone().checkpoint().await?;
+            self.host.while_journal_is_full(self.clone().patient_checkpoint()).await?;
         }
         let (group, next) = {
             let journal = &mut self.meta.borrow_mut().journal;

@@ -13,6 +13,7 @@ mod events;
 mod files;
 mod flush;
 mod gather;
+mod host;
 mod info;
 mod load;
 mod meta;
@@ -138,6 +139,7 @@ pub(crate) struct Inner<D> {
     pub commits: commit::Commits,
     pub flushes: Flushes,
     pub checkpoints: checkpoint::Checkpoints,
+    pub host: host::Host,
     /// Why nothing is acknowledged any more.
     pub failed: RefCell<Option<Error>>,
     /// Space came back, or the pool failed: whoever waits for space looks again.
@@ -213,7 +215,7 @@ impl<D: Device> Pool<D> {
 
     /// Makes everything acknowledged so far durable.
     pub async fn flush(&self) -> Result<()> {
-        self.0.clone().commit().await
+        self.0.commit_for_client().await
     }
 
     /// Writes a checkpoint: afterwards there is nothing to replay.

@@ -170,6 +170,7 @@ impl<D: Device> Pool<D> {
             commits: Default::default(),
             flushes: Default::default(),
             checkpoints: Default::default(),
+            host: Default::default(),
             failed: RefCell::new(None),
             space_changed: Default::default(),
             reaping: Cell::new(false),
@@ -229,7 +230,7 @@ impl<D: Device> Pool<D> {
         inner.generations.barrier().await;
         let nothing_to_do = !inner.active.get() && inner.superblock.borrow().clean && !inner.has_changes();
         if !nothing_to_do {
-            inner.clone().checkpoint().await?;
+            inner.clone().patient_checkpoint().await?;
             inner.closed.set(true);
             inner.generations.barrier().await;
             let old = inner.superblock.borrow().clone();

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Entry, Record, VolumeState};
 use crate::map::{Editor, Stop};
 use crate::planted::{Bug, planted};
@@ -41,6 +41,7 @@ impl<D: Device> Inner<D> {
             }
             inner.reaping.set(false);
             inner.reaped.notify();
+            inner.host.try_again();
         }));
     }
 
@@ -49,7 +50,8 @@ impl<D: Device> Inner<D> {
             if self.closed.get() || self.failed.borrow().is_some() {
                 return Ok(());
             }
-            self.admit().await?;
+            // What waits for room on the host may get it from what is given back here.
+            self.unless_stuck(self.admit()).await.or_else(outlast)?;
             let turn = self.reap_lock.lock(0..1, Hold::Alone).await;
             let work = next_work(&self.meta.borrow());
             match work {
@@ -148,7 +150,7 @@ impl<D: Device> Inner<D> {
                 Err(Ended::NoSpace) if tried => return Ok(false),
                 Err(Ended::NoSpace) => {
                     tried = true;
-                    self.clone().checkpoint().await?;
+                    self.unless_stuck(self.clone().patient_checkpoint()).await.or_else(outlast)?;
                 }
                 Err(Ended::Error(e)) => return Err(e),
             }
@@ -172,6 +174,11 @@ impl<D: Device> Inner<D> {
         // The first may have been frozen before the last piece; tables it replaced come with the next.
         self.checkpoint().await
     }
+}
+
+/// Not to be stopped by a full host.
+pub(super) fn outlast(error: Error) -> Result<()> {
+    if error.kind() == ErrorKind::NoSpace { Ok(()) } else { Err(error) }
 }
 
 fn next_work(meta: &Meta) -> Option<Work> {

@@ -14,6 +14,7 @@ use super::directory::Volume;
 use super::info::VolumeInfo;
 use super::load::{changed, gone};
 use super::quota::check_quota;
+use super::reap::outlast;
 use super::{Failure, Inner, Meta, Pool};
 
 /// Chunk of a volume when nothing else is said, in bytes.
@@ -392,7 +393,8 @@ impl<D: Device> Pool<D> {
         }
         inner.full.set(false);
         inner.space_changed.notify();
-        inner.clone().checkpoint().await
+        // It is done, whether a full host lets a checkpoint end or not.
+        inner.clone().checkpoint().await.or_else(outlast)
     }
 }
 

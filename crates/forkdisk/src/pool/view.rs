@@ -53,8 +53,12 @@ impl<D: Device> Inner<D> {
             if let Some(walk) = self.views.begun.take() {
                 return Ok(walk);
             }
-            self.check_writable().inspect_err(|_| self.views.wanted.set(false))?;
-            self.next_checkpoint().await;
+            let next = async {
+                self.check_writable()?;
+                self.next_checkpoint().await;
+                Ok(())
+            };
+            self.unless_full(next).await.inspect_err(|_| self.views.wanted.set(false))?;
         }
     }
 

@@ -7,7 +7,7 @@ use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, Block, PAGE_SIZE, PageAddr};
 
 use super::tree::free_in;
-use super::{Miss, PINNED, Space, bit, pages_in};
+use super::{Miss, PINNED, Runs, Space, bit, pages_in, push};
 
 /// Level in the checksum seed of count pages: this plus their level.
 pub const COUNT_SEED: u8 = 0xe0;
@@ -39,17 +39,6 @@ pub struct Work {
     /// Pages that will be free.
     freed: Runs,
     roots: Vec<CountEntry>,
-}
-
-/// Contiguous pages: the first and how many.
-type Runs = Vec<(PageAddr, u64)>;
-
-/// Adds a page behind those that are there.
-fn push(runs: &mut Runs, page: PageAddr) {
-    match runs.last_mut() {
-        Some((first, n)) if first.0 + *n == page.0 => *n += 1,
-        _ => runs.push((page, 1)),
-    }
 }
 
 impl Space {

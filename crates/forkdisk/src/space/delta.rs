@@ -20,12 +20,27 @@ pub struct Delta {
     handed_out: bool,
     /// The losses are durable once the journal is up to this sequence number.
     pub lost_until: u64,
+    marks: Option<Box<Marks>>,
+}
+
+/// What is known of pages that are given up.
+#[derive(Default)]
+struct Marks {
+    /// They held metadata: what is durable may point to them whatever the journal says.
+    tables: Bitmap,
+    /// They are discarded on the device already.
+    discarded: Bitmap,
 }
 
 impl Delta {
     /// Whether it changes the count of the block as a whole and no other.
     pub fn is_whole(&self) -> bool {
         self.all == 0 && self.pages.iter().all(|&(_, n)| n == 0)
+    }
+
+    /// Pages that are marked.
+    pub fn marked(&self) -> Bitmap {
+        self.marks.as_ref().map_or([0; 4], |marks| std::array::from_fn(|i| marks.tables[i] | marks.discarded[i]))
     }
 
     /// Change of one page's count.
@@ -61,8 +76,12 @@ impl Delta {
     }
 
     fn touched_from(&mut self, first: usize, n: usize) {
-        self.touched.iter_mut().zip(mask(first..first + n)).for_each(|(bits, more)| *bits |= more);
+        set(&mut self.touched, first..first + n);
     }
+}
+
+fn set(bits: &mut Bitmap, indices: Range<usize>) {
+    bits.iter_mut().zip(mask(indices)).for_each(|(bits, more)| *bits |= more);
 }
 
 /// A run of pages block by block: which of its pages belong to the run.
@@ -110,6 +129,24 @@ impl Deltas {
         self.lost += BLOCK_PAGES;
         let delta = self.blocks.entry(block).or_default();
         delta.lost_until = delta.lost_until.max(until);
+    }
+
+    /// These pages, given up, held metadata.
+    pub fn mark_table(&mut self, page: PageAddr) {
+        let marks = self.blocks.entry(page.block()).or_default().marks.get_or_insert_default();
+        set(&mut marks.tables, page.index()..page.index() + 1);
+    }
+
+    /// These pages are discarded.
+    pub fn mark_discarded(&mut self, first: PageAddr, n: u64) {
+        for (block, indices) in by_block(first, n) {
+            set(&mut self.blocks.entry(block).or_default().marks.get_or_insert_default().discarded, indices);
+        }
+    }
+
+    /// Blocks with changes from `from` on.
+    pub fn blocks_from(&self, from: Block) -> impl Iterator<Item = Block> {
+        self.blocks.range(from..).map(|(&block, _)| block)
     }
 
     pub fn whole(&mut self, block: Block, whole: i32, all: i32) {

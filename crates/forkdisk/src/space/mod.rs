@@ -9,6 +9,7 @@
 mod affinity;
 mod alloc;
 mod checkpoint;
+mod dead;
 mod delta;
 mod gather;
 mod tree;
@@ -70,6 +71,10 @@ pub struct Want {
 }
 
 type Bitmap = [u64; 4];
+
+/// Contiguous pages: the first and how many.
+pub type Runs = Vec<(PageAddr, u64)>;
+
 /// The highest count a page can have on the device. One that has reached it keeps it: how many
 /// references there really are is no longer known, so the page is never free again and never
 /// written in place.
@@ -348,6 +353,14 @@ fn first_unset(bits: &Bitmap, from: usize, to: usize) -> usize {
 
 fn bit(bits: &Bitmap, i: usize) -> bool {
     bits[i / 64] >> (i % 64) & 1 == 1
+}
+
+/// Adds a page behind those that are there.
+fn push(runs: &mut Runs, page: PageAddr) {
+    match runs.last_mut() {
+        Some((first, n)) if first.0 + *n == page.0 => *n += 1,
+        _ => runs.push((page, 1)),
+    }
 }
 
 const ALL: Bitmap = [u64::MAX; 4];

@@ -177,7 +177,7 @@ impl<D: Device> Volume<D> {
         if planted(Bug::FlushCoversOneVolume) && !self.inner.meta.borrow().directory.has_changed(self.id) {
             return Ok(());
         }
-        self.inner.clone().commit().await
+        self.inner.commit_for_client().await
     }
 
     fn record<'a>(&self, meta: &'a Meta) -> &'a VolumeRecord {

@@ -39,7 +39,7 @@ impl<D: Device> Volume<D> {
             Under::Nothing => self.write_locked(offset, buf).await,
         };
         if result.is_ok() && fua && !planted(Bug::FuaWithoutCommit) {
-            return (Box::pin(self.inner.clone().commit()).await, buf);
+            return (Box::pin(self.inner.commit_for_client()).await, buf);
         }
         (result, buf)
     }
@@ -64,22 +64,26 @@ impl<D: Device> Volume<D> {
             Ok(buf) => return (Ok(()), buf),
             Err(not) => not,
         };
-        let outcome = self.write_or_unbind(offset, buf, pages, turn).await;
+        let outcome = self.write_twice(offset, buf, pages, turn).await;
         self.inner.commit_soon();
         self.inner.checkpoint_soon();
         outcome
     }
 
-    /// Writes in turn. What was to go elsewhere only because recovery might ask for its pages, and found the
-    /// host full, goes in place as soon as recovery will not.
-    async fn write_or_unbind(&self, offset: u64, buf: Buf, pages: &Range<u64>, turn: Turn<Buf>) -> (Result<()>, Buf) {
+    /// Writes in turn, and once more if the host was full and need not be. What was to go elsewhere only because
+    /// recovery might ask for its pages goes in place as soon as recovery will not; what was given up may come back.
+    async fn write_twice(&self, offset: u64, buf: Buf, pages: &Range<u64>, turn: Turn<Buf>) -> (Result<()>, Buf) {
         let (result, buf, moved) = self.write_in_turn(offset, buf, pages.clone(), turn).await;
-        match result {
-            Err(e) if moved && e.kind() == ErrorKind::NoSpace => {}
-            result => return (result, buf),
-        }
-        if let Err(e) = self.inner.unbind().await {
-            return (Err(e), buf);
+        let Err(e) = result else { return (Ok(()), buf) };
+        let again = match moved && e.kind() == ErrorKind::NoSpace {
+            true => self.inner.unbind().await.map(|()| true),
+            false if e.is_full_host() => self.inner.take_back_for_host().await,
+            false => Ok(false),
+        };
+        match again {
+            Ok(true) => {}
+            Ok(false) => return (Err(e), buf),
+            Err(e) => return (Err(e), buf),
         }
         let turn = self.turns.enter(pages.clone());
         let (result, buf, _) = self.write_in_turn(offset, buf, pages.clone(), turn).await;

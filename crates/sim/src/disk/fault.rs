@@ -100,6 +100,11 @@ impl Faults {
         self.hits
     }
 
+    /// A request was hit by something else.
+    pub fn note_hit(&mut self) {
+        self.hits += 1;
+    }
+
     /// Flushes hit so far.
     pub fn flush_hits(&self) -> u64 {
         self.flush_hits

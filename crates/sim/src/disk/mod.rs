@@ -10,6 +10,7 @@
 mod cache;
 mod crash;
 mod fault;
+mod host;
 mod image;
 mod masks;
 mod order;
@@ -33,6 +34,7 @@ pub use order::Order;
 
 use self::cache::{Cache, Change, Entry};
 use self::fault::Faults;
+use self::host::Host;
 use crate::executor::Executor;
 use crate::rng::Rng;
 
@@ -80,6 +82,7 @@ struct State {
     rng: Rng,
     misuse: Option<String>,
     slow: Option<Range<u64>>,
+    host: Host,
 }
 
 /// Stands for where a flush begins.
@@ -96,6 +99,7 @@ pub struct SimDisk {
 impl SimDisk {
     /// A disk that starts with the contents of `medium`; its requests end on `exec`.
     pub fn new(medium: Medium, exec: &Executor, seed: u64) -> SimDisk {
+        let host = Host::holding(medium.cache.current.pages());
         let state = State {
             config: medium.config,
             cache: medium.cache,
@@ -104,6 +108,7 @@ impl SimDisk {
             rng: Rng::new(seed),
             misuse: None,
             slow: None,
+            host,
         };
         SimDisk { state: Rc::new(RefCell::new(state)), order: Rc::default(), exec: exec.clone() }
     }
@@ -140,9 +145,22 @@ impl SimDisk {
         self.state.borrow_mut().faults.arm(fault);
     }
 
-    /// Disarms all faults.
+    /// Disarms all faults; the host has room again.
     pub fn disarm(&self) {
-        self.state.borrow_mut().faults.clear();
+        let mut state = self.state.borrow_mut();
+        state.faults.clear();
+        state.host.leave(None);
+    }
+
+    /// The disk is a sparse file from now on, and the file system under it has room for so many more pages of 4 KiB.
+    /// A write that it has no room for ends with ENOSPC; a discard brings room.
+    pub fn leave_room(&self, pages: u64) {
+        self.state.borrow_mut().host.leave(Some(pages));
+    }
+
+    /// Room left in the file system under it, in pages.
+    pub fn room(&self) -> Option<u64> {
+        self.state.borrow().host.room()
     }
 
     /// Requests that begin in this range of bytes end late from now on.
@@ -202,6 +220,16 @@ impl State {
         );
         self.misuse.get_or_insert(why.clone());
         Err(io::Error::new(io::ErrorKind::InvalidInput, why))
+    }
+
+    /// What happens to a write.
+    fn strike_write(&mut self, offset: u64, len: u64) -> Option<Harm> {
+        let harm = self.faults.strike(Request::Write, offset, len);
+        if harm.is_some() || self.host.hold(offset, len) {
+            return harm;
+        }
+        self.faults.note_hit();
+        Some(Harm::Enospc)
     }
 
     fn end_read(&mut self, harm: Option<Harm>, offset: u64, out: &mut [u8]) -> io::Result<()> {
@@ -358,7 +386,7 @@ impl Device for SimDisk {
             state.counts.fua_writes += u64::from(fua);
             state.counts.bytes_written += len as u64;
             let admitted = state.admit(Request::Write, offset, at, len as u64);
-            let harm = state.faults.strike(Request::Write, offset, len as u64);
+            let harm = state.strike_write(offset, len as u64);
             self.order.see(&buf[at..at + len]);
             let order = admitted.map(|()| {
                 let bytes = Change::Write(crash::copy(&buf[at..at + len]));
@@ -387,7 +415,16 @@ impl Device for SimDisk {
         let fill = if state.rng.one_in(2) { Fill::Zero } else { Fill::Garbage(state.rng.next()) };
         let order = admitted.map(|()| state.cache.submit(Change::Discard(fill), offset, len as usize));
         drop(state);
-        self.request(offset, move |state| state.end_change(order?, harm, false))
+        self.request(offset, move |state| {
+            state.end_change(order?, harm, false)?;
+            state.host.let_go(offset, len);
+            Ok(())
+        })
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        let held = self.state.borrow_mut().host.hold(offset, len);
+        self.request(offset, move |_| if held { Ok(()) } else { Err(io::Error::from_raw_os_error(28)) })
     }
 
     fn can_clone(&self, source: &Self) -> bool {
@@ -409,7 +446,7 @@ impl Device for SimDisk {
             true => state.admit(Request::Read, from, 0, len),
             false => Err(io::ErrorKind::Unsupported.into()),
         };
-        let harm = state.faults.strike(Request::Write, to, len);
+        let harm = state.strike_write(to, len);
         let order = admitted.and_then(|()| {
             let State { cache, rng, .. } = &mut *state;
             cache.read(from, &mut bytes, || rng.one_in(2));
@@ -422,7 +459,7 @@ impl Device for SimDisk {
 
     fn zero_range(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
         let mut state = self.state.borrow_mut();
-        let harm = state.faults.strike(Request::Write, offset, len);
+        let harm = state.strike_write(offset, len);
         let order = state.begin_offload(vec![0; len as usize], offset);
         drop(state);
         self.request(offset, move |state| state.end_change(order?, harm, false))

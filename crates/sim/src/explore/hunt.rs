@@ -167,6 +167,7 @@ fn home(bug: Bug) -> Home {
         TornSuperblockAccepted | StaleIncarnationReplayed | EarlierRoundReplayed => return Home::Damage,
         bug if bug.is_of_origins() => Profile::Origins,
         bug if bug.name().starts_with("gather-") => Profile::Gathering,
+        DeadDiscardedBeforeDurable | DeadTablesDiscarded => Profile::Hosts,
         bug if bug.name().starts_with("quota-") => Profile::Quotas,
         SharedTableUncounted | SharedTableRejuvenates | ReplacedTableForgotten => Profile::Ranges,
         WritesInPlaceTooEarly | CommonCountsLost => Profile::Blocks,

@@ -4,7 +4,7 @@ use forkdisk::Mode;
 
 use super::launch::changes;
 use super::run::{Doing, Inflight, Run, Spare};
-use super::{Op, Violation};
+use super::{Op, Profile, Violation};
 use crate::disk::{Crash, Fault, Harm, Request, When};
 use crate::model::{Pending, Time};
 use crate::rng::Rng;
@@ -38,6 +38,9 @@ impl Run<'_> {
     /// Arms the fault that an operation stands for.
     pub(super) fn arm(&mut self, op: &Op) {
         let mut rng = Rng::new(op.draws[0]);
+        if self.setup.profile == Profile::Hosts && !rng.one_in(8) {
+            return self.fill_host(&mut rng);
+        }
         let on = *rng.pick(&[
             Request::Read,
             Request::Read,
@@ -60,6 +63,16 @@ impl Run<'_> {
         self.say(|| format!("from now on {on:?} requests fail: {harm:?}, {when:?}"));
         self.session.disk.arm(Fault { on, harm, when, within: None });
         self.trouble.armed = Some(4 + rng.below(20) as u32);
+        self.trouble.armed_until = self.now() + LONGEST;
+    }
+
+    /// The file system under the pool has little room or none, until faults are disarmed.
+    fn fill_host(&mut self, rng: &mut Rng) {
+        let reach = *rng.pick(&[1, 4, 30, 200]);
+        let pages = rng.below(reach);
+        self.say(|| format!("from now on the host has room for {pages} pages"));
+        self.session.disk.leave_room(pages);
+        self.trouble.armed = Some(8 + rng.below(50) as u32);
         self.trouble.armed_until = self.now() + LONGEST;
     }
 
@@ -157,7 +170,9 @@ impl Run<'_> {
     /// A request failed and its operation with it, as it should.
     pub(super) fn note_failure(&mut self, op: &Inflight, message: String) -> Result<(), Violation> {
         let failed = self.session.pool.info().mode == Mode::Failed;
-        if matches!(op.doing, Doing::Flush) && !failed {
+        // Its records are not written, and the next flush covers them.
+        let refused = message.contains("the file system under the pool is full");
+        if matches!(op.doing, Doing::Flush) && !failed && !refused {
             return Err(Violation::new("P8", format!("a flush failed and the pool goes on: {message}")));
         }
         Ok(())

@@ -125,11 +125,13 @@ pub enum Profile {
     Ranges,
     /// Scattered pages brought together, while all else goes on.
     Gathering,
+    /// A sparse pool file, and the file system under it runs full.
+    Hosts,
 }
 
 impl Profile {
     /// All that are drawn.
-    pub const ALL: [Profile; 16] = [
+    pub const ALL: [Profile; 17] = [
         Profile::Mixed,
         Profile::Forks,
         Profile::Full,
@@ -146,6 +148,7 @@ impl Profile {
         Profile::Files,
         Profile::Ranges,
         Profile::Gathering,
+        Profile::Hosts,
     ];
 
     /// Its name on the command line.
@@ -168,6 +171,7 @@ impl Profile {
             Profile::Files => "files",
             Profile::Ranges => "ranges",
             Profile::Gathering => "gathering",
+            Profile::Hosts => "hosts",
         }
     }
 
@@ -255,6 +259,12 @@ impl Profile {
                 (Checkpoint, 4), (Gather, 30), (SetGather, 3), (SetCopying, 8), (SetCopier, 4), (Settle, 2), (Reopen, 1),
                 (Cut, 1), (Fault, 1), (Fill, 1),
             ],
+            Profile::Hosts => &[
+                (Read, 8), (Write, 40), (Append, 8), (InPlace, 4), (Flush, 8), (Discard, 8), (Zero, 3), (Create, 4),
+                (Snapshot, 6), (Clone, 3), (CloneRange, 4), (Replace, 2), (Rollback, 2), (Resize, 3), (Delete, 12),
+                (Checkpoint, 6), (Gather, 2), (Grow, 1), (Fault, 9), (Settle, 2), (Reopen, 2), (Cut, 2),
+                (Kill, 1),
+            ],
             Profile::Quotas => &[
                 (Read, 6), (Write, 40), (Append, 12), (Ragged, 3), (Burst, 12), (InPlace, 6), (Flush, 5), (Discard, 10), (Zero, 4),
                 (Create, 3), (Snapshot, 5), (Clone, 3), (CloneRange, 5), (Rollback, 3), (Rename, 1), (Resize, 2), (Delete, 4),
@@ -311,6 +321,7 @@ impl Setup {
         let drawn = if mix(&[seed, 13]).is_multiple_of(16) { Profile::Quotas } else { drawn };
         let drawn = if mix(&[seed, 14]).is_multiple_of(12) { Profile::Ranges } else { drawn };
         let drawn = if mix(&[seed, 15]).is_multiple_of(12) { Profile::Gathering } else { drawn };
+        let drawn = if mix(&[seed, 16]).is_multiple_of(14) { Profile::Hosts } else { drawn };
         let profile = profile.unwrap_or(drawn);
         let mib = 1 << 20;
         let small = profile == Profile::Full;
@@ -332,7 +343,7 @@ impl Setup {
             journal: *rng.pick(&[1, 1, 2]) * mib,
             dirty: if profile == Profile::Journal { 4096 } else { *rng.pick(&[64, 256, 1024, 4096]) } << 10,
             cache: *rng.pick(&[64, 256, 4096]) << 10,
-            discard: !rng.one_in(4),
+            discard: !rng.one_in(4) || profile == Profile::Hosts,
             depth: match profile {
                 Profile::Cuts | Profile::Journal => 1 + rng.index(2),
                 Profile::Races => 8,

@@ -28,6 +28,13 @@ impl Run<'_> {
     /// Arms the fault that an operation stands for, on one of the disks.
     pub fn arm(&mut self, op: &Op) {
         let mut rng = Rng::new(op.draws[0]);
+        if op.draws[1].is_multiple_of(5) {
+            let pages = rng.below(*rng.clone().pick(&[1, 4, 30]));
+            self.say(|| format!("from now on the host has room for {pages} pages of the pool"));
+            self.session.disks[0].leave_room(pages);
+            self.trouble.armed = Some(4 + rng.below(30) as u32);
+            return;
+        }
         let disk = rng.index(2);
         let on = *rng.pick(&[Request::Read, Request::Read, Request::Write, Request::Write, Request::Flush]);
         let harm = match on {
@@ -101,6 +108,9 @@ impl Run<'_> {
 
     /// P9: ENOSPC only from what needs space, and only when there is none.
     fn judge_full(&self, op: &Inflight, message: String) -> Result<(), Violation> {
+        if self.session.faults_hit() > 0 {
+            return Ok(());
+        }
         if matches!(op.doing, Doing::Read { .. } | Doing::Flush(_) | Doing::Upkeep) {
             let what = format!("needs no space, but was refused for want of it: {message}");
             return Err(Violation::new("P9", what));

@@ -1,0 +1,198 @@
+//! A file system that is full under a pool, or under what is written beside one.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::harness::{LIMIT, Lab, Limited, Server, missing, noise, wait_until};
+use crate::mount::{Mounted, sh};
+use crate::nbd::Client;
+
+const MIB: usize = 1 << 20;
+
+/// A small file system of memory at `place`. `None` (after saying why) without the right to mount.
+struct SmallFileSystem<'a>(&'a Path);
+
+impl SmallFileSystem<'_> {
+    fn mount<'a>(place: &'a Path, size: &str) -> Option<SmallFileSystem<'a>> {
+        fs::create_dir_all(place).unwrap();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
+            .arg(place)
+            .output_within(LIMIT);
+        if !mounted.is_ok_and(|output| output.status.success()) {
+            missing("a small file system cannot be mounted: that needs root");
+            return None;
+        }
+        Some(SmallFileSystem(place))
+    }
+}
+
+impl Drop for SmallFileSystem<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0).status_within(LIMIT);
+    }
+}
+
+/// A served pool in the small file system, larger than that, and a client of its volume `a`, which has 8 MiB.
+fn serve_a_volume_in_the_small_file_system(lab: &Lab) -> (Server, Client) {
+    lab.ok(&["init", "small/pool.img", "--size", "1G"]);
+    lab.ok(&["create", "small/pool.img/a", "--size", "512M"]);
+    let server = Server::start_on(lab, "small/pool.img");
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    for piece in 0..8 {
+        client.write(piece << 20, &noise(piece, MIB), false).unwrap();
+    }
+    client.flush().unwrap();
+    (server, client)
+}
+
+#[test]
+fn a_full_host_file_system_is_like_a_full_pool() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "48M") else { return };
+    lab.ok(&["init", "small/pool.img", "--size", "1G"]);
+    lab.run_with_input(&["import", "-", "small/pool.img/a"], &noise(4, MIB)).ok();
+    let message = lab.run_with_input(&["import", "-", "small/pool.img/big"], &noise(5, 64 * MIB)).refused();
+    assert!(message.contains("space"), "{message}");
+    let list = lab.json(&["list", "small/pool.img"]);
+    assert!(list.as_array().unwrap().iter().any(|volume| volume["name"] == "a"), "{list}");
+    assert!(!list.to_string().contains("big"), "{list}");
+    let out = lab.command(&["export", "small/pool.img/a", "-"]).output_within(LIMIT).unwrap();
+    assert!(out.stdout == noise(4, MIB));
+}
+
+#[test]
+fn a_served_pool_outlasts_a_full_host_file_system() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "64M") else { return };
+    let (server, mut client) = serve_a_volume_in_the_small_file_system(&lab);
+    fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
+    // In place, trims and flushes go on; what needs new space does not, and breaks nothing.
+    client.write(0, &noise(100, MIB), false).unwrap();
+    assert_eq!(client.write(20 << 20, &noise(101, MIB), false).unwrap_err().raw_os_error(), Some(28));
+    client.trim(4 << 20, 2 << 20).unwrap();
+    client.flush().unwrap();
+    // Longer than the server waits before it gives space back, which needs some itself.
+    std::thread::sleep(Duration::from_secs(7));
+    client.write(4096, &noise(102, 4096), true).unwrap();
+    assert!(client.read(1 << 20, MIB).unwrap() == noise(1, MIB));
+    fs::remove_file(place.join("filler")).unwrap();
+    client.write(20 << 20, &noise(103, MIB), true).unwrap();
+    drop(client);
+    server.stop();
+    assert_eq!(lab.run(&["check", "small/pool.img"]).status.code(), Some(0));
+    assert_eq!(lab.json(&["list", "small/pool.img/a"])[0]["referenced"], 7 * MIB);
+}
+
+#[test]
+fn gathering_on_a_full_host_file_system_is_refused_and_waits_for_nothing() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "40M") else { return };
+    lab.ok(&["init", "small/pool.img", "--size", "200M"]);
+    lab.ok(&["create", "small/pool.img/a", "--size", "16M", "--chunk", "4K"]);
+    let server = Server::start_on(&lab, "small/pool.img");
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    // Every other page first, then those between them.
+    for start in [0, 1] {
+        for page in (start..2048).step_by(2) {
+            client.write(page * 4096, &noise(page, 4096), false).unwrap();
+        }
+    }
+    client.flush().unwrap();
+    fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
+    // Something is given up, and its place is filled, too: what there is to take back takes a checkpoint.
+    client.trim(0, 4096).unwrap();
+    client.flush().unwrap();
+    let refused = lab.run(&["defrag", "small/pool.img/a"]).refused();
+    assert!(refused.contains("is full"), "{refused}");
+    fs::remove_file(place.join("filler")).unwrap();
+    // The checkpoint tries again once a second.
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while !lab.run(&["defrag", "small/pool.img/a"]).status.success() {
+        assert!(std::time::Instant::now() < deadline, "there is room again");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(client.read(1 << 20, 4096).unwrap() == noise(256, 4096));
+    drop(client);
+    server.stop();
+    assert_eq!(lab.run(&["check", "small/pool.img"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_deletion_on_a_full_host_file_system_is_done_and_says_that_space_is_missing() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "64M") else { return };
+    let (server, mut client) = serve_a_volume_in_the_small_file_system(&lab);
+    lab.ok(&["snapshot", "small/pool.img/a@x"]);
+    fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
+    assert_eq!(client.write(0, &noise(101, MIB), false).unwrap_err().raw_os_error(), Some(28));
+    let said = lab.run(&["delete", "small/pool.img/a@x"]).refused();
+    assert!(said.contains("it is done, but its space has not come back yet"), "{said}");
+    fs::remove_file(place.join("filler")).unwrap();
+    let list = lab.json(&["list", "small/pool.img"]).to_string();
+    assert!(!list.contains("a@x"), "{list}");
+    drop(client);
+    server.stop();
+    lab.ok(&["check", "small/pool.img"]);
+}
+
+#[test]
+fn an_export_to_a_full_file_system_leaves_nothing_behind() {
+    let lab = Lab::with_pool("64M");
+    lab.import("a", &noise(6, 16 * MIB));
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "4M") else { return };
+    let message = lab.run(&["export", "pool.img/a", "small/out.raw"]).refused();
+    assert!(message.contains("pace"), "{message}");
+    assert!(!place.join("out.raw").exists());
+}
+
+#[test]
+fn what_is_removed_from_a_mount_makes_room_on_a_full_host_file_system() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "96M") else { return };
+    lab.ok(&["init", "small/pool.img", "--size", "1G"]);
+    symlink("small/pool.img", lab.path("pool.img")).unwrap();
+    let Some(mount) = Mounted::new(&lab) else { return };
+    let contents = noise(21, 40 * MIB);
+    fs::write(mount.path("a"), &contents).unwrap();
+    sh(&mount, "sync a; cp a b");
+    for round in 0..3 {
+        let overwritten = sh(&mount, "dd if=/dev/urandom of=a bs=1M count=100 conv=notrunc,fsync 2>&1 || true");
+        assert!(overwritten.contains("No space left on device"), "round {round}: {overwritten}");
+        fs::remove_file(mount.path("a")).unwrap();
+        let small = noise(22 + round, 8 * MIB);
+        fs::write(mount.path("c"), &small).unwrap();
+        sh(&mount, "sync c");
+        assert!(fs::read(mount.path("c")).unwrap() == small, "round {round}");
+        assert!(fs::read(mount.path("b")).unwrap() == contents, "round {round}");
+        sh(&mount, "rm c; cp b a");
+    }
+    mount.unmount(&lab);
+    assert_eq!(lab.run(&["check", "small/pool.img"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_volume_deleted_from_a_served_pool_makes_room_on_a_full_host_file_system() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "64M") else { return };
+    let (server, client) = serve_a_volume_in_the_small_file_system(&lab);
+    lab.ok(&["create", "small/pool.img/b", "--size", "512M"]);
+    let mut other = Client::connect(server.socket(), "b").unwrap();
+    let full = (0..).find(|piece| other.write(piece << 20, &noise(*piece, MIB), false).is_err()).unwrap();
+    drop(client);
+    lab.ok(&["delete", "small/pool.img/a"]);
+    wait_until("removing has made room", || other.write(full << 20, &noise(full, MIB), true).is_ok());
+    drop(other);
+    server.stop();
+    assert_eq!(lab.run(&["check", "small/pool.img"]).status.code(), Some(0));
+}

@@ -1,0 +1,85 @@
+//! Data that was given up since the last checkpoint: of no use to anybody, though its space is not free yet.
+//!
+//! Tables that were given up are not told: until the next checkpoint is durable, the last one points to them.
+
+use crate::planted::{Bug, planted};
+use crate::types::{BLOCK_PAGES, Block, PageAddr};
+
+use super::{Bitmap, Miss, Runs, Space, bit, push};
+
+/// Blocks looked at in a step: their counts have to be in memory at once.
+const STEP: usize = 16;
+
+impl Space {
+    /// One reference less to a table or another page of metadata; `until` as for [`decr_page`](Self::decr_page).
+    pub fn decr_table(&mut self, page: PageAddr, until: u64) {
+        self.decr_page(page, until);
+        self.mark_table(page);
+    }
+
+    /// A page that is about to be given up holds metadata.
+    pub fn mark_table(&mut self, page: PageAddr) {
+        if !planted(Bug::DeadTablesDiscarded) {
+            self.current.mark_table(page);
+        }
+    }
+
+    /// Pages in the next few blocks from `from` on that data was given up in, were not told before, and where to look
+    /// next. Some of them may have been handed out and not be published yet.
+    pub fn dead_data(&mut self, from: Block) -> Result<(Runs, Option<Block>), Miss> {
+        let mut blocks: Vec<Block> = self.current.blocks_from(from).take(STEP).collect();
+        blocks.extend(self.frozen.blocks_from(from).take(STEP));
+        blocks.sort_unstable();
+        blocks.dedup();
+        blocks.truncate(STEP);
+        let next = blocks.get(STEP - 1).map(|last| Block(last.0 + 1));
+        let mut runs = Runs::new();
+        for block in blocks {
+            let dead = self.dead_in(block)?;
+            (0..BLOCK_PAGES as usize).filter(|&i| bit(&dead, i)).for_each(|i| push(&mut runs, block.page(i)));
+        }
+        Ok((runs, next))
+    }
+
+    /// Of pages that [`dead_data`](Self::dead_data) told, those that are still of no use, as runs within blocks.
+    pub fn still_dead(&mut self, told: &Runs) -> Result<Runs, Miss> {
+        let mut runs = Runs::new();
+        for page in told.iter().flat_map(|&(first, n)| (first.0..first.0 + n).map(PageAddr)) {
+            if !bit(&self.marked_in(page.block()), page.index())
+                && self.page_count(page)? == 0
+                && self.block_count(page.block())? == 0
+            {
+                match page.index() {
+                    0 => runs.push((page, 1)),
+                    _ => push(&mut runs, page),
+                }
+            }
+        }
+        Ok(runs)
+    }
+
+    /// These are discarded on the device.
+    pub fn mark_discarded(&mut self, runs: &Runs) {
+        runs.iter().for_each(|&(first, n)| self.current.mark_discarded(first, n));
+    }
+
+    fn marked_in(&self, block: Block) -> Bitmap {
+        let marked = [&self.current, &self.frozen].map(|deltas| deltas.get(block).map_or([0; 4], |d| d.marked()));
+        std::array::from_fn(|i| marked[0][i] | marked[1][i])
+    }
+
+    fn dead_in(&mut self, block: Block) -> Result<Bitmap, Miss> {
+        let (a, b, marked) = (self.current.touched(block), self.frozen.touched(block), self.marked_in(block));
+        let mut dead: Bitmap = std::array::from_fn(|i| (a[i] | b[i]) & !marked[i]);
+        if dead == [0; 4] {
+            return Ok(dead);
+        }
+        let counts = self.block_counts(block)?;
+        if counts.whole > 0 {
+            return Ok([0; 4]);
+        }
+        let in_use = counts.pages.iter().enumerate().filter(|&(_, &count)| count > 0);
+        in_use.for_each(|(i, _)| dead[i / 64] &= !(1 << (i % 64)));
+        Ok(dead)
+    }
+}

@@ -1,0 +1,71 @@
+//! The file system under a disk that is a sparse file: what it holds, and what it has room for.
+
+use std::collections::BTreeSet;
+
+use super::image::PAGE;
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Host {
+    held: BTreeSet<u64>,
+    /// Pages it has room for; `None`: any number.
+    room: Option<u64>,
+}
+
+impl Host {
+    /// One that holds these pages and has room.
+    pub fn holding(pages: Vec<u64>) -> Host {
+        Host { held: pages.into_iter().collect(), room: None }
+    }
+
+    /// It has room for so many more pages.
+    pub fn leave(&mut self, room: Option<u64>) {
+        self.room = room;
+    }
+
+    /// Pages it has room for.
+    pub fn room(&self) -> Option<u64> {
+        self.room
+    }
+
+    /// Holds every page of a range from now on; nothing changes and it is false if there is no room for them.
+    pub fn hold(&mut self, offset: u64, len: u64) -> bool {
+        let pages = offset / PAGE as u64..(offset + len).div_ceil(PAGE as u64);
+        let more: Vec<u64> = pages.filter(|page| !self.held.contains(page)).collect();
+        if let Some(room) = &mut self.room {
+            let Some(left) = room.checked_sub(more.len() as u64) else { return false };
+            *room = left;
+        }
+        self.held.extend(more);
+        true
+    }
+
+    /// The whole pages of a range are not held any more.
+    pub fn let_go(&mut self, offset: u64, len: u64) {
+        let pages = offset.div_ceil(PAGE as u64)..(offset + len) / PAGE as u64;
+        let gone = pages.filter(|page| self.held.remove(page)).count() as u64;
+        self.room = self.room.map(|room| room + gone);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const P: u64 = PAGE as u64;
+
+    #[test]
+    fn what_it_holds_takes_no_more_room_and_what_it_lets_go_brings_some() {
+        let mut host = Host::holding(vec![0, 1]);
+        host.leave(Some(2));
+        assert!(host.hold(0, 2 * P), "in place");
+        assert!(!host.hold(P, 4 * P), "three more");
+        assert!(host.hold(2 * P, 2 * P));
+        assert_eq!(host.room(), Some(0));
+        host.let_go(P - 512, P + 512);
+        assert_eq!(host.room(), Some(1), "a part of page 0, and page 1");
+        assert!(host.hold(9 * P, 1) && !host.hold(10 * P, 1));
+        host.leave(None);
+        assert!(host.hold(0, 1000 * P));
+    }
+}
