@@ -161,7 +161,7 @@ impl Space {
     }
 
     /// Whether nothing nearer to the beginning remains to be searched.
-    fn is_for_data(&self, block: Block) -> bool {
+    pub(super) fn is_for_data(&self, block: Block) -> bool {
         self.scan >= self.scan_end || CountNode::leaf_of(block).0.index < self.scan
     }
 
