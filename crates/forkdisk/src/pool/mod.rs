@@ -52,6 +52,7 @@ pub use open::FormatOptions;
 pub use verbs::CreateOptions;
 
 pub(crate) use directory::{Chain, Volume as DirectoryEntry};
+pub(crate) use host::HostShortage;
 pub(crate) use load::{Ended, gone, no_space};
 pub(crate) use meta::{Failure, Meta, pages_of};
 pub(crate) use reap::yield_now;

@@ -173,6 +173,23 @@ impl Deltas {
         }
     }
 
+    /// Forgets that a page was handed out; false if there is more to know about it.
+    pub fn untouch(&mut self, page: PageAddr) -> bool {
+        let Some(delta) = self.blocks.get_mut(&page.block()) else { return false };
+        let i = page.index();
+        if delta.whole != 0 || delta.all != 0 || delta.of(i) != 0 || bit(&delta.marked(), i) || !bit(&delta.touched, i)
+        {
+            return false;
+        }
+        delta.touched[i / 64] &= !(1 << (i % 64));
+        true
+    }
+
+    /// The next checkpoint brings back `n` pages that nothing refers to.
+    pub fn abandon(&mut self, n: u64) {
+        self.lost += n;
+    }
+
     /// Leaves of counts that have pages which were handed out: what replay reads to do the same.
     pub fn leaves(&self) -> usize {
         self.leaves

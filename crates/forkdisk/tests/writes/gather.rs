@@ -89,9 +89,7 @@ fn blocks_that_lie_far_from_each_other_are_moved_to_a_row() {
         assert_eq!((report.moved, report.left), (PAGES * PAGE_SIZE as u64, 0));
         let (mut pages, _) = lab.tape.take();
         pages.sort_by_key(|page| page.stamp);
-        let follows = |pair: &[crate::lab::Page]| {
-            pair[1].at == pair[0].at + 1 && pair[1].stamp == pair[0].stamp + 1
-        };
+        let follows = |pair: &[crate::lab::Page]| pair[1].at == pair[0].at + 1 && pair[1].stamp == pair[0].stamp + 1;
         assert!(pages.len() as u64 == PAGES && pages.windows(2).all(follows), "in a row, in order");
         settle(&lab).await;
         expect(&lab, &volume, 1, 0).await;

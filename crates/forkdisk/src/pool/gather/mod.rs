@@ -265,10 +265,15 @@ impl<D: Device> Inner<D> {
             }
             false => Some(plan),
         };
-        if !self.copy_gathered(id, &moved, plan.as_ref()).await? {
-            return Ok(Outcome::Disturbed);
+        let outcome = match self.copy_gathered(id, &moved, plan.as_ref()).await {
+            Ok(true) => self.publish_gathered(id, at, &moved).await,
+            Ok(false) => Ok(Outcome::Disturbed),
+            Err(error) => Err(error),
+        };
+        if !matches!(outcome, Ok(Outcome::Moved(_))) {
+            self.meta.borrow_mut().space.abandon(moved.iter().map(|run| u64::from(run.len)).sum());
         }
-        self.publish_gathered(id, at, &moved).await
+        outcome
     }
 
     /// Copies pages to their new place. False: it was cut short, or could not be read or written.
