@@ -135,6 +135,12 @@ fn a_deletion_on_a_full_host_file_system_is_done_and_says_that_space_is_missing(
     assert_eq!(client.write(0, &noise(101, MIB), false).unwrap_err().raw_os_error(), Some(28));
     let said = lab.run(&["delete", "small/pool.img/a@x"]).refused();
     assert!(said.contains("it is done, but its space has not come back yet"), "{said}");
+    assert!(said.contains("give it room") && !said.contains("try again"), "{said}");
+    // What gives nothing back does not speak of it.
+    lab.ok(&["resize", "small/pool.img/a", "--size", "600M"]);
+    let said = lab.run(&["resize", "small/pool.img/a", "--size", "512M", "--allow-shrink", "--force"]).refused();
+    assert!(said.contains("it is done, but its space has not come back yet"), "{said}");
+    lab.ok(&["resize", "small/pool.img/a", "--size", "512M"]);
     fs::remove_file(place.join("filler")).unwrap();
     let list = lab.json(&["list", "small/pool.img"]).to_string();
     assert!(!list.contains("a@x"), "{list}");

@@ -109,8 +109,7 @@ impl<D: Device> Inner<D> {
         if !self.is_stuck() {
             return Ok(());
         }
-        let message = "the file system under the pool is full: give it room, then try again";
-        Err(Error::new(ErrorKind::NoSpace, message))
+        Err(Error::new(ErrorKind::NoSpace, "the file system under the pool is full: give it room"))
     }
 
     /// What `work` brings, unless a checkpoint has to wait for room, and still has to when it has tried again.
