@@ -202,3 +202,29 @@ fn a_volume_deleted_from_a_served_pool_makes_room_on_a_full_host_file_system() {
     server.stop();
     assert_eq!(lab.run(&["check", "small/pool.img"]).status.code(), Some(0));
 }
+
+#[test]
+fn umount_says_that_the_pool_could_not_be_closed_on_a_full_host_file_system() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "24M") else { return };
+    lab.ok(&["init", "small/pool.img", "--size", "1G"]);
+    symlink("small/pool.img", lab.path("pool.img")).unwrap();
+    let Some(mount) = Mounted::new(&lab) else { return };
+    let contents = noise(23, 4 * MIB);
+    fs::write(mount.path("a"), &contents).unwrap();
+    sh(&mount, "sync a");
+    fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
+    sh(&mount, "cp a b; sync b");
+    let said = lab.run(&["umount", "mnt"]).refused();
+    assert!(said.contains("is unmounted") && said.contains("not closed cleanly"), "{said}");
+    assert!(!mount.path("a").exists());
+    drop(mount);
+    fs::remove_file(place.join("filler")).unwrap();
+    assert_eq!(lab.names(), ["a", "b"]);
+    assert!(lab.contents("a") == contents && lab.contents("b") == contents);
+    lab.assert_clean();
+    // The next one that closes it has nothing to say.
+    let Some(mount) = Mounted::new(&lab) else { return };
+    mount.unmount(&lab);
+}

@@ -254,3 +254,19 @@ fn snapshots_are_folders_to_rmdir_on_the_mount_of_a_daemon_and_nothing_on_the_wa
     both.stop();
     lab.assert_clean();
 }
+
+#[test]
+fn umount_does_not_wait_for_a_daemon_whose_control_socket_it_does_not_know() {
+    let lab = Lab::with_pool("256M");
+    lab.import("a", &noise(8, MIB));
+    let Some(both) = Both::start_with(&lab, &["--control", "control.sock"]) else { return };
+    both.file("a").write_all_at(b"then", 0).unwrap();
+    lab.ok(&["umount", "mnt"]);
+    assert!(!both.dir.join("a").exists());
+    assert!(both.nbd("a").read(0, 4096).unwrap()[..4] == *b"then", "it is served on");
+    lab.ok(&["mount", POOL, "mnt", "--control", "control.sock"]);
+    lab.ok(&["umount", "mnt", "--control", "control.sock"]);
+    assert!(!both.dir.join("a").exists());
+    both.stop();
+    lab.assert_clean();
+}

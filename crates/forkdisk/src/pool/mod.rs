@@ -47,7 +47,7 @@ pub use copying::{CopierInfo, VolumeCopying};
 pub use events::PoolEvent;
 pub use files::Child;
 pub use gather::GatherReport;
-pub use info::{Mode, PoolInfo, Protection, SUPERBLOCK_AT, Usage, VolumeInfo, identify};
+pub use info::{Mode, PoolInfo, Protection, Recorded, SUPERBLOCK_AT, Usage, VolumeInfo, identify, recorded};
 pub use open::FormatOptions;
 pub use verbs::CreateOptions;
 
