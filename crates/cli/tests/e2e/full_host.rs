@@ -40,7 +40,7 @@ impl Drop for SmallFileSystem<'_> {
 fn serve_a_volume_in_the_small_file_system(lab: &Lab) -> (Server, Client) {
     lab.ok(&["init", "small/pool.img", "--size", "1G"]);
     lab.ok(&["create", "small/pool.img/a", "--size", "512M"]);
-    let server = Server::start_on(lab, "small/pool.img");
+    let server = Server::start_with(lab, "small/pool.img", &["--when-full", "error"]);
     let mut client = Client::connect(server.socket(), "a").unwrap();
     for piece in 0..8 {
         client.write(piece << 20, &noise(piece, MIB), false).unwrap();
@@ -227,4 +227,52 @@ fn umount_says_that_the_pool_could_not_be_closed_on_a_full_host_file_system() {
     // The next one that closes it has nothing to say.
     let Some(mount) = Mounted::new(&lab) else { return };
     mount.unmount(&lab);
+}
+
+#[test]
+fn a_write_waits_for_the_host_file_system_as_it_waits_for_the_pool() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "48M") else { return };
+    lab.ok(&["init", "small/pool.img", "--size", "1G"]);
+    lab.ok(&["create", "small/pool.img/a", "--size", "512M"]);
+    let server = Server::start_on(&lab, "small/pool.img");
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    client.write(0, &noise(1, MIB), true).unwrap();
+    fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
+    let filler = place.join("filler");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_secs(3));
+            fs::remove_file(&filler).unwrap();
+        });
+        client.write(8 << 20, &noise(2, 8 * MIB), true).unwrap();
+    });
+    assert!(!filler.exists(), "it waited");
+    assert!(client.read(8 << 20, 8 * MIB).unwrap() == noise(2, 8 * MIB));
+    drop(client);
+    server.stop();
+    assert_eq!(lab.run(&["check", "small/pool.img"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_write_that_does_not_fit_leaves_the_room_to_one_that_does() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "64M") else { return };
+    let (server, mut client) = serve_a_volume_in_the_small_file_system(&lab);
+    fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
+    client.trim(4 << 20, 4 << 20).unwrap();
+    for _ in 0..100 {
+        let refused = client.write(100 << 20, &noise(3, 8 * MIB), false).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(28));
+    }
+    wait_until("a smaller one fits", || client.write(100 << 20, &noise(4, 2 * MIB), true).is_ok());
+    fs::remove_file(place.join("filler")).unwrap();
+    wait_until("the large one fits", || client.write(100 << 20, &noise(3, 8 * MIB), true).is_ok());
+    drop(client);
+    server.stop();
+    assert_eq!(lab.run(&["check", "small/pool.img"]).status.code(), Some(0));
+    let used = lab.json(&["stats", "small/pool.img", "--json"])["used"].as_u64();
+    assert!(used.is_none_or(|used| used < 32 << 20), "{used:?}");
 }
