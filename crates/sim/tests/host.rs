@@ -143,12 +143,16 @@ fn a_write_that_the_host_had_no_room_for_keeps_neither_space_nor_room() {
             pool.create("b", &CreateOptions::new(32 * MIB, 1)).await.unwrap();
             pool.settle().await.unwrap();
             let used = pool.info().used;
+            let volume = pool.volume("b").unwrap();
             disk.leave_room(100);
             for _ in 0..100 {
                 assert_eq!(write(&pool, "b", 0, 2).await, Err(ErrorKind::NoSpace));
             }
-            // What a part of them took is there for one that fits.
-            let volume = pool.volume("b").unwrap();
+            // What a part of them took is there for one that fits, also where it was given back early before.
+            pool.delete(&["a"]).await.unwrap();
+            for size in [20, 20, 6, 1] {
+                let _ = volume.write(8 * MIB, Buf::copy_of(&vec![2; size << 20]), false).await;
+            }
             volume.write(0, Buf::copy_of(&[3; 64 << 10]), false).await.0.unwrap();
             disk.leave_room(10_000);
             for piece in 0..30 {

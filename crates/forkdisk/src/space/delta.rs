@@ -131,17 +131,18 @@ impl Deltas {
         delta.lost_until = delta.lost_until.max(until);
     }
 
-    /// These pages, given up, held metadata.
+    /// This page, given up, held metadata.
     pub fn mark_table(&mut self, page: PageAddr) {
-        let marks = self.blocks.entry(page.block()).or_default().marks.get_or_insert_default();
-        set(&mut marks.tables, page.index()..page.index() + 1);
+        set(&mut self.marks(page).tables, page.index()..page.index() + 1);
     }
 
-    /// These pages are discarded.
-    pub fn mark_discarded(&mut self, first: PageAddr, n: u64) {
-        for (block, indices) in by_block(first, n) {
-            set(&mut self.blocks.entry(block).or_default().marks.get_or_insert_default().discarded, indices);
-        }
+    /// This page is discarded.
+    pub fn mark_discarded(&mut self, page: PageAddr) {
+        set(&mut self.marks(page).discarded, page.index()..page.index() + 1);
+    }
+
+    fn marks(&mut self, page: PageAddr) -> &mut Marks {
+        self.blocks.entry(page.block()).or_default().marks.get_or_insert_default()
     }
 
     /// Blocks with changes from `from` on.
