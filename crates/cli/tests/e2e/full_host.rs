@@ -273,6 +273,6 @@ fn a_write_that_does_not_fit_leaves_the_room_to_one_that_does() {
     drop(client);
     server.stop();
     assert_eq!(lab.run(&["check", "small/pool.img"]).status.code(), Some(0));
-    let used = lab.json(&["stats", "small/pool.img", "--json"])["used"].as_u64();
-    assert!(used.is_none_or(|used| used < 32 << 20), "{used:?}");
+    let used = lab.json(&["stats", "small/pool.img"])["used"].as_u64().unwrap();
+    assert!(used < 32 << 20, "{used}");
 }
