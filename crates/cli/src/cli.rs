@@ -142,6 +142,8 @@ enum Verb {
     Completions(verbs::completions::CompletionsArgs),
     #[command(hide = true)]
     Man(verbs::man::ManArgs),
+    #[command(hide = true)]
+    OnMount(verbs::on_mount::OnMountArgs),
 }
 
 impl Cli {
@@ -150,6 +152,8 @@ impl Cli {
         let serve = match &mut self.verb {
             Verb::Serve(args) => std::mem::take(&mut args.given),
             Verb::Config(args) => std::mem::take(&mut args.given),
+            // It does what another process tells it, whatever the file says by now.
+            Verb::OnMount(_) => return Ok(()),
             _ => Given::default(),
         };
         let file = self.global.config.as_deref().filter(|path| !path.as_os_str().is_empty());
@@ -206,6 +210,7 @@ impl Cli {
             Verb::Bench(args) => verbs::bench::run(args, global),
             Verb::Completions(args) => verbs::completions::run(args),
             Verb::Man(args) => verbs::man::run(args),
+            Verb::OnMount(args) => verbs::on_mount::run(args),
         }?;
         Ok(ExitCode::SUCCESS)
     }

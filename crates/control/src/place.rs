@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use forkdisk::{PAGE_SIZE, SUPERBLOCK_AT, identify};
+use forkdisk::{PAGE_SIZE, Recorded, SUPERBLOCK_AT, identify};
 
 use crate::reply::uuid_text;
 
@@ -89,6 +89,16 @@ fn control_in(root: &Path, uuid: &[u8; 16]) -> PathBuf {
 /// The identity of the pool at `path`, read without opening it as a pool. `None` if it cannot be read or
 /// is none.
 pub fn pool_identity(path: &Path) -> Option<[u8; 16]> {
+    superblocks(path, identify)?.into_iter().next()
+}
+
+/// What the newest superblock of the pool at `path` says, read as for [`pool_identity`].
+pub fn recorded(path: &Path) -> Option<Recorded> {
+    superblocks(path, forkdisk::recorded)?.into_iter().max_by_key(|recorded| recorded.generation)
+}
+
+/// What `look` finds in the superblocks of the pool at `path`.
+fn superblocks<T>(path: &Path, look: fn(usize, &[u8]) -> Option<T>) -> Option<Vec<T>> {
     // A pipe would block.
     let kind = fs::metadata(path).ok()?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
@@ -96,10 +106,11 @@ pub fn pool_identity(path: &Path) -> Option<[u8; 16]> {
     }
     let file = File::open(path).ok()?;
     let mut page = vec![0; PAGE_SIZE];
-    SUPERBLOCK_AT.iter().enumerate().find_map(|(slot, &at)| {
+    let found = SUPERBLOCK_AT.iter().enumerate().filter_map(|(slot, &at)| {
         file.read_exact_at(&mut page, at).ok()?;
-        identify(slot, &page)
-    })
+        look(slot, &page)
+    });
+    Some(found.collect())
 }
 
 /// What tells the file or block device at `path` from every other on this machine, whatever the path.

@@ -149,8 +149,8 @@ pub use format::{Attributes, BreakPolicy, CopierSettings, GatherPolicy, OriginFu
 pub use origin::{Coming, OriginInfo, OriginStatistics, ProtectOptions};
 pub use pool::{
     CheckReport, Child, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, GatherReport, LowWater,
-    Mode, OpenOptions, Pool, PoolEvent, PoolInfo, Protection, SUPERBLOCK_AT, Usage, VolumeCopying, VolumeInfo,
-    WhenFull, identify,
+    Mode, OpenOptions, Pool, PoolEvent, PoolInfo, Protection, Recorded, SUPERBLOCK_AT, Usage, VolumeCopying,
+    VolumeInfo, WhenFull, identify, recorded,
 };
 pub use runtime::{LocalFuture, Runtime};
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};

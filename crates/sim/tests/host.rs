@@ -134,3 +134,61 @@ fn what_is_given_back_early_is_not_asked_for_after_a_power_cut() {
         });
     }
 }
+
+#[test]
+fn a_write_that_the_host_had_no_room_for_keeps_neither_space_nor_room() {
+    for seed in 0..6 {
+        run(seed, async move |exec, disk| {
+            let pool = pool(&exec, &disk, WhenFull::Error).await;
+            pool.create("b", &CreateOptions::new(32 * MIB, 1)).await.unwrap();
+            pool.settle().await.unwrap();
+            let used = pool.info().used;
+            let volume = pool.volume("b").unwrap();
+            disk.leave_room(100);
+            for _ in 0..100 {
+                assert_eq!(write(&pool, "b", 0, 2).await, Err(ErrorKind::NoSpace));
+            }
+            // What a part of them took is there for one that fits, also where it was given back early before.
+            pool.delete(&["a"]).await.unwrap();
+            for size in [20, 20, 6, 1] {
+                let _ = volume.write(8 * MIB, Buf::copy_of(&vec![2; size << 20]), false).await;
+            }
+            volume.write(0, Buf::copy_of(&[3; 64 << 10]), false).await.0.unwrap();
+            disk.leave_room(10_000);
+            for piece in 0..30 {
+                write(&pool, "b", piece, 4).await.unwrap();
+            }
+            pool.settle().await.unwrap();
+            assert!(pool.info().used <= used + 31 * MIB, "{} {used}", pool.info().used);
+            assert_whole(&pool).await;
+        });
+    }
+}
+
+#[test]
+fn who_waits_for_space_waits_for_the_host_too() {
+    run(3, async move |exec, disk| {
+        let pool = pool(&exec, &disk, WhenFull::Wait(Duration::from_secs(60))).await;
+        pool.create("b", &CreateOptions::new(32 * MIB, 1)).await.unwrap();
+        disk.leave_room(0);
+        let (began, other) = (exec.now(), disk.clone());
+        let later = exec.clone();
+        exec.spawn(Box::pin(async move {
+            // The executor rings the next timer early now and then: there is always one that is near.
+            for second in 0..200 {
+                later.sleep(Duration::from_secs(1)).await;
+                if second == 10 {
+                    other.leave_room(10_000);
+                }
+            }
+        }));
+        write(&pool, "b", 0, 2).await.unwrap();
+        let waited = exec.now() - began;
+        assert!((10..30).contains(&waited.as_secs()), "{waited:?}");
+        disk.leave_room(0);
+        assert_eq!(write(&pool, "b", 5, 2).await, Err(ErrorKind::NoSpace), "a minute later");
+        disk.leave_room(10_000);
+        write(&pool, "b", 5, 2).await.unwrap();
+        pool.close().await.unwrap();
+    });
+}

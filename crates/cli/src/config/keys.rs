@@ -92,7 +92,7 @@ keys! {
     SYSLOG "syslog" Kind::Path, Serve, "/dev/log",
         "Where the log goes with --daemon and without a log file: the socket of journald or syslogd, if it is there";
     LOG_BURST "log_burst" Kind::Count, Serve, "20", "Log lines of one kind within ten seconds; more are counted and left out";
-    WHEN_FULL "when_full" Kind::Choice(&["wait", "error"]), Serve, "wait", "What happens to a write that finds the pool full";
+    WHEN_FULL "when_full" Kind::Choice(&["wait", "error"]), Serve, "wait", "What happens to a write that finds the pool, or the file system under it, full";
     WAIT_FOR_SPACE "wait_for_space" Kind::Time, Serve, "60s", "How long such a write waits before it fails";
     LOW_WATER "low_water" Kind::Share, Serve, "5%", "Below how much free space the log warns that the pool runs full, a size or percent of the pool; 0 for never";
     CACHE "cache" Kind::Size, Serve, "32M", "Clean metadata kept in memory";

@@ -15,6 +15,8 @@ use forkdisk_control::{Failure, params};
 use forkdisk_fuse::{MountOptions, Session, SessionHandle, Volumes, VolumesOptions, connect, unmount};
 use forkdisk_uring::{Rt, UringDevice};
 
+use crate::verbs::on_mount::deputy;
+
 /// How often mounts that are ending are counted.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -56,7 +58,8 @@ impl Mounts {
     /// Serves what somebody has mounted.
     pub async fn begin(&self, mount: params::Mount, connection: OwnedFd) -> Result<(), Failure> {
         let (runtime, pool, dir) = (&self.0.runtime, &self.0.pool, PathBuf::from(mount.dir));
-        let options = VolumesOptions { dir: dir.clone(), uid: mount.uid, gid: mount.gid, alone: false };
+        let (uid, gid, deputy) = (mount.uid, mount.gid, Some(deputy()));
+        let options = VolumesOptions { dir: dir.clone(), uid, gid, alone: false, deputy };
         let volumes = Volumes::new(pool.clone(), options);
         let session = Session::adopt(runtime, volumes.clone(), &dir, connection).await?;
         let mounted = Mounted { dir, volumes, handle: session.handle() };

@@ -49,12 +49,13 @@ pub fn tidy_up(global: &Global, pool: &Path) -> Result<()> {
     }
     let dir = private_mount(pool)?;
     if mounted_at(&dir).is_some_and(|mount: MountPoint| mount.is_pool()) {
-        match attach::is_dead(&dir) {
-            true => forkdisk_fuse::unmount(&dir, true)?,
-            false => umount::end(global, &dir)?,
-        }
-        // Its folder is of no use without it.
+        let ended = match attach::is_dead(&dir) {
+            true => forkdisk_fuse::unmount(&dir, true).map_err(anyhow::Error::from),
+            false => umount::end(global, &dir),
+        };
+        // Its folder is of no use without it. As long as it is mounted it stays.
         let _ = std::fs::remove_dir(&dir);
+        ended?;
     }
     if let Some(mut client) = daemon(global, pool)? {
         let status = client.call(params::Status {}, None, |_| {})?;

@@ -22,6 +22,7 @@ pub mod list;
 pub mod man;
 pub mod map;
 pub mod mount;
+pub mod on_mount;
 pub mod protect;
 pub mod rename;
 pub mod resize;

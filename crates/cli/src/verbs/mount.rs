@@ -20,6 +20,7 @@ use crate::daemon::{detach, space};
 use crate::output::{print_json_line, print_line};
 use crate::progress::Progress;
 use crate::session::{Access, daemon, open_device, open_pool};
+use crate::verbs::on_mount::deputy;
 
 /// How often space that was given up is brought back.
 const GIVE_BACK: Duration = Duration::from_secs(5);
@@ -141,7 +142,8 @@ async fn serve(
     signals: Rc<Signals>,
 ) -> Result<()> {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    let volumes = Volumes::new(pool.clone(), VolumesOptions { dir: dir.clone(), uid, gid, alone: true });
+    let shown = VolumesOptions { dir: dir.clone(), uid, gid, alone: true, deputy: Some(deputy()) };
+    let volumes = Volumes::new(pool.clone(), shown);
     let mount = Mount::mount(runtime, volumes, &dir, &options).await?;
     announce(&options.source, &dir, json)?;
     if detach::is_detached() {

@@ -1,21 +1,26 @@
 //! `umount`: ends a mount and waits until its pool is closed.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use forkdisk_control::params;
+use forkdisk::{ErrorKind, Recorded};
+use forkdisk_control::{params, place};
 use forkdisk_fuse::{MountPoint, mounted_at, unmount, unmount_patiently};
 use forkdisk_uring::{Config, DeviceOptions, UringDevice};
 
 use crate::attach;
 use crate::cli::Global;
+use crate::owner;
 use crate::progress::Progress;
 use crate::session::daemon;
 
 /// How long the pool may take to be closed.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// How long that is waited for without a word.
+const QUIET: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Unmount what `mount` has mounted, and wait until everything is written
@@ -56,40 +61,125 @@ fn place(dir: &Path) -> std::io::Result<PathBuf> {
 /// Unmounts the pool that is mounted at `dir`, an absolute path without links, and waits until it is written.
 pub fn end(global: &Global, dir: &Path) -> Result<()> {
     let Some(mount) = mounted_at(dir) else { bail!("{}: nothing is mounted there", dir.display()) };
-    unmount_patiently(dir)?;
     let pool = PathBuf::from(mount.source);
-    let _progress = Progress::spinner("waiting for the pool to be closed");
-    let start = Instant::now();
-    while is_mounted_or_open(global, &pool, dir)? {
-        if start.elapsed() > PATIENCE {
-            bail!("{} is unmounted, but {} is still in use", dir.display(), pool.display());
-        }
-        std::thread::sleep(PAUSE);
+    // Nobody begins to close the pool before the mount is gone.
+    let (keeper, before) = (keeper(global, &pool), place::recorded(&pool));
+    // Afterwards it cannot be asked whether it has written everything.
+    if let Ok(Keeper::Silent(_)) = keeper
+        && let Err(error) = write_back(dir)
+    {
+        tracing::warn!(%error, "what was written there may not be durable yet");
     }
-    Ok(())
+    unmount_patiently(dir)?;
+    let written = wait(global, &pool, dir, matches!(keeper, Ok(Keeper::Daemon { .. })))?;
+    // What can only be read, or was left by a process that was killed, is closed by nobody.
+    match (keeper, written, before) {
+        (Ok(Keeper::Process(_)), Written::Closed(Some(after)), Some(before)) if !was_closed(before, after) => bail!(
+            "{} is unmounted, but {} was not closed cleanly: nothing that was synced is lost, and the next open \
+             recovers it; why is said by the process that had it mounted",
+            dir.display(),
+            pool.display()
+        ),
+        _ => Ok(()),
+    }
 }
 
-/// Whether somebody still writes what came from the mount. A daemon says so; a process that did nothing but mount has
-/// the pool open for as long.
-fn is_mounted_or_open(global: &Global, pool: &Path, dir: &Path) -> Result<bool> {
-    match daemon(global, pool)? {
-        Some(mut client) => {
-            let status = client.call(params::Status {}, None, |_| {})?;
-            Ok(status.mounts.iter().any(|mount| Path::new(mount) == dir))
-        }
-        None => is_in_use(pool),
-    }
+/// Who keeps the pool of a mount.
+enum Keeper {
+    /// A daemon that answers, and where it has the pool mounted.
+    Daemon { pid: u32, mounts: Vec<String> },
+    /// A daemon that is beginning or ending, or whose socket is not known here. In words.
+    Silent(String),
+    /// A process that closes the pool when the mount is gone. In words.
+    Process(String),
+    /// Nobody who could change it.
+    Nobody(Option<Recorded>),
 }
 
-fn is_in_use(pool: &Path) -> Result<bool> {
+/// Who keeps the pool at `pool` now.
+fn keeper(global: &Global, pool: &Path) -> Result<Keeper> {
+    if let Some(mut client) = daemon(global, pool)? {
+        let status = client.call(params::Status {}, None, |_| {})?;
+        return Ok(Keeper::Daemon { pid: status.pid, mounts: status.mounts });
+    }
     let options = DeviceOptions { read_only: true, ..DeviceOptions::default() };
     let config = Config { buffers: Vec::new(), ..Config::default() };
     forkdisk_uring::block_on(config, |rt| async move {
         match UringDevice::open(&rt, pool, &options) {
-            Err(e) if e.kind() == forkdisk::ErrorKind::Busy => true,
-            // Whatever else is wrong with it, nobody has it any more.
-            _ => false,
+            Err(e) if e.kind() == ErrorKind::Busy => {
+                let who = owner::explain(pool, e);
+                let text = who.to_string();
+                if owner::is_a_daemon(&who) { Keeper::Silent(text) } else { Keeper::Process(text) }
+            }
+            // While it is ours nobody changes it.
+            Ok(_locked) => Keeper::Nobody(place::recorded(pool)),
+            // Whatever is wrong with it, nobody has it any more.
+            Err(_) => Keeper::Nobody(None),
         }
     })
     .context("waiting for the pool")
+}
+
+/// How the wait for a mount's contents has ended.
+enum Written {
+    /// The pool goes on in other hands.
+    Elsewhere,
+    /// Nobody has it, and its superblock says this.
+    Closed(Option<Recorded>),
+}
+
+/// Waits until what came from the mount is written. A daemon says so; a process that did nothing but mount has the pool
+/// open for as long. A daemon that answered before (`answered`) and no longer does is ending, and is waited for; one that
+/// never did goes on serving.
+fn wait(global: &Global, pool: &Path, dir: &Path, answered: bool) -> Result<Written> {
+    let _progress = Progress::spinner("waiting for the pool to be closed");
+    let start = Instant::now();
+    let mut told = false;
+    loop {
+        let who = match keeper(global, pool)? {
+            Keeper::Daemon { mounts, .. } if !mounts.iter().any(|mount| Path::new(mount) == dir) => {
+                return Ok(Written::Elsewhere);
+            }
+            Keeper::Daemon { pid, .. } => format!("its daemon (pid {pid}) still writes to {}", pool.display()),
+            Keeper::Silent(_) if !answered => return Ok(Written::Elsewhere),
+            Keeper::Silent(who) | Keeper::Process(who) => who,
+            Keeper::Nobody(recorded) => return Ok(Written::Closed(recorded)),
+        };
+        if start.elapsed() > PATIENCE {
+            bail!("{} is unmounted, but {who}", dir.display());
+        }
+        if !told && start.elapsed() > QUIET {
+            told = true;
+            tracing::warn!("{} is unmounted; waiting until everything is written: {who}", dir.display());
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Lets the kernel write what it has cached of a mount, and has it made durable.
+fn write_back(dir: &Path) -> std::io::Result<()> {
+    let root = File::open(dir)?;
+    rustix::fs::syncfs(&root)?;
+    root.sync_all()
+}
+
+/// Whether a pool was closed between two looks at it: that leaves it marked clean, or, when something is still to be
+/// given back, writes two superblocks. (A process that wrote as many and failed then is not found out.)
+fn was_closed(before: Recorded, after: Recorded) -> bool {
+    after.clean || after.generation >= before.generation + 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_that_is_not_clean_was_closed_if_it_was_written_for_that() {
+        let at = |generation, clean| Recorded { generation, clean };
+        assert!(was_closed(at(5, true), at(5, true)), "nothing was written");
+        assert!(was_closed(at(5, false), at(7, true)));
+        assert!(was_closed(at(5, false), at(7, false)), "space is still given back");
+        assert!(!was_closed(at(5, false), at(5, false)));
+        assert!(!was_closed(at(5, false), at(6, false)), "the checkpoint succeeded, the mark did not");
+    }
 }

@@ -40,7 +40,7 @@ impl Drop for SmallFileSystem<'_> {
 fn serve_a_volume_in_the_small_file_system(lab: &Lab) -> (Server, Client) {
     lab.ok(&["init", "small/pool.img", "--size", "1G"]);
     lab.ok(&["create", "small/pool.img/a", "--size", "512M"]);
-    let server = Server::start_on(lab, "small/pool.img");
+    let server = Server::start_with(lab, "small/pool.img", &["--when-full", "error"]);
     let mut client = Client::connect(server.socket(), "a").unwrap();
     for piece in 0..8 {
         client.write(piece << 20, &noise(piece, MIB), false).unwrap();
@@ -135,6 +135,12 @@ fn a_deletion_on_a_full_host_file_system_is_done_and_says_that_space_is_missing(
     assert_eq!(client.write(0, &noise(101, MIB), false).unwrap_err().raw_os_error(), Some(28));
     let said = lab.run(&["delete", "small/pool.img/a@x"]).refused();
     assert!(said.contains("it is done, but its space has not come back yet"), "{said}");
+    assert!(said.contains("give it room") && !said.contains("try again"), "{said}");
+    // What gives nothing back does not speak of it.
+    lab.ok(&["resize", "small/pool.img/a", "--size", "600M"]);
+    let said = lab.run(&["resize", "small/pool.img/a", "--size", "512M", "--allow-shrink", "--force"]).refused();
+    assert!(said.contains("it is done, but its space has not come back yet"), "{said}");
+    lab.ok(&["resize", "small/pool.img/a", "--size", "512M"]);
     fs::remove_file(place.join("filler")).unwrap();
     let list = lab.json(&["list", "small/pool.img"]).to_string();
     assert!(!list.contains("a@x"), "{list}");
@@ -195,4 +201,78 @@ fn a_volume_deleted_from_a_served_pool_makes_room_on_a_full_host_file_system() {
     drop(other);
     server.stop();
     assert_eq!(lab.run(&["check", "small/pool.img"]).status.code(), Some(0));
+}
+
+#[test]
+fn umount_says_that_the_pool_could_not_be_closed_on_a_full_host_file_system() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "24M") else { return };
+    lab.ok(&["init", "small/pool.img", "--size", "1G"]);
+    symlink("small/pool.img", lab.path("pool.img")).unwrap();
+    let Some(mount) = Mounted::new(&lab) else { return };
+    let contents = noise(23, 4 * MIB);
+    fs::write(mount.path("a"), &contents).unwrap();
+    sh(&mount, "sync a");
+    fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
+    sh(&mount, "cp a b; sync b");
+    let said = lab.run(&["umount", "mnt"]).refused();
+    assert!(said.contains("is unmounted") && said.contains("not closed cleanly"), "{said}");
+    assert!(!mount.path("a").exists());
+    drop(mount);
+    fs::remove_file(place.join("filler")).unwrap();
+    assert_eq!(lab.names(), ["a", "b"]);
+    assert!(lab.contents("a") == contents && lab.contents("b") == contents);
+    lab.assert_clean();
+    // The next one that closes it has nothing to say.
+    let Some(mount) = Mounted::new(&lab) else { return };
+    mount.unmount(&lab);
+}
+
+#[test]
+fn a_write_waits_for_the_host_file_system_as_it_waits_for_the_pool() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "48M") else { return };
+    lab.ok(&["init", "small/pool.img", "--size", "1G"]);
+    lab.ok(&["create", "small/pool.img/a", "--size", "512M"]);
+    let server = Server::start_on(&lab, "small/pool.img");
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    client.write(0, &noise(1, MIB), true).unwrap();
+    fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
+    let filler = place.join("filler");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_secs(3));
+            fs::remove_file(&filler).unwrap();
+        });
+        client.write(8 << 20, &noise(2, 8 * MIB), true).unwrap();
+    });
+    assert!(!filler.exists(), "it waited");
+    assert!(client.read(8 << 20, 8 * MIB).unwrap() == noise(2, 8 * MIB));
+    drop(client);
+    server.stop();
+    assert_eq!(lab.run(&["check", "small/pool.img"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_write_that_does_not_fit_leaves_the_room_to_one_that_does() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "64M") else { return };
+    let (server, mut client) = serve_a_volume_in_the_small_file_system(&lab);
+    fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
+    client.trim(4 << 20, 4 << 20).unwrap();
+    for _ in 0..100 {
+        let refused = client.write(100 << 20, &noise(3, 8 * MIB), false).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(28));
+    }
+    wait_until("a smaller one fits", || client.write(100 << 20, &noise(4, 2 * MIB), true).is_ok());
+    fs::remove_file(place.join("filler")).unwrap();
+    wait_until("the large one fits", || client.write(100 << 20, &noise(3, 8 * MIB), true).is_ok());
+    drop(client);
+    server.stop();
+    assert_eq!(lab.run(&["check", "small/pool.img"]).status.code(), Some(0));
+    let used = lab.json(&["stats", "small/pool.img"])["used"].as_u64().unwrap();
+    assert!(used < 32 << 20, "{used}");
 }

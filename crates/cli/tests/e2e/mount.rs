@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::harness::{
-    LIMIT, Lab, Limited, LimitedWait, PATIENCE, POOL, client, first_line, missing, succeed, wait_at_most,
+    LIMIT, Lab, Limited, LimitedWait, PATIENCE, POOL, client, first_line, missing, succeed, wait_at_most, wait_until,
 };
 
 /// `forkdisk mount` on a lab's pool. Gone when dropped.
@@ -79,7 +79,32 @@ impl Mounted {
     /// below it, until it is dropped.
     pub fn kill(&mut self) {
         let child = self.child.as_mut().unwrap();
-        child.put_down().unwrap();
+        if let Err(error) = child.put_down() {
+            // Whoever waits for the mount would hang the test, too.
+            self.abort();
+            panic!("{error}");
+        }
+    }
+
+    /// Takes the mount of a server that was killed away: nobody holds it for long.
+    #[track_caller]
+    pub fn release(mut self) {
+        assert!(self.child.take().is_some_and(|mut child| child.try_wait().unwrap().is_some()), "it was not killed");
+        wait_until("the mount is released", || {
+            let mut unmount = client("fusermount3", "fuse3").unwrap();
+            unmount.arg("-u").arg(&self.dir).output_within(LIMIT).unwrap().status.success()
+        });
+    }
+
+    /// Has the kernel end the connection, whoever holds it.
+    fn abort(&self) {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let place = self.dir.to_str().unwrap();
+        let numbers = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        for words in numbers.filter(|words| words.get(4) == Some(&place)) {
+            let number = words[2].trim_start_matches("0:");
+            let _ = fs::write(format!("/sys/fs/fuse/connections/{number}/abort"), "1");
+        }
     }
 
     fn detach(&self) {

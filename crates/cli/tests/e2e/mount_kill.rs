@@ -5,12 +5,12 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use crate::harness::{LIMIT, Lab, LimitedWait, client, noise, succeed};
+use crate::harness::{LIMIT, Lab, LimitedWait, client, noise, succeed, wait_until};
 use crate::kill_loop::number_from_env;
 use crate::mount::Mounted;
 
@@ -213,4 +213,50 @@ fn a_database_is_whole_after_every_kill() {
         assert!(committed > 0, "nothing was committed");
         lab.assert_clean();
     }
+}
+
+/// Writes to a file and takes snapshots of it until the mount is gone: how many were taken, and what ended it.
+fn take_snapshots(dir: &Path, round: u64) -> io::Result<(u64, io::Error)> {
+    let file = File::options().write(true).open(dir.join("v"))?;
+    let mut n = 0;
+    loop {
+        // Something to write back, each time.
+        let done = file.write_all_at(&noise(n, 256 << 10), (n % 16) << 18).and_then(|()| {
+            let name = |n: u64| dir.join(format!(".snapshots/v/r{round}-{n}"));
+            fs::create_dir(name(n))?;
+            n.checked_sub(4).map_or(Ok(()), |old| fs::remove_dir(name(old)))
+        });
+        if let Err(error) = done {
+            return Ok((n, error));
+        }
+        n += 1;
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_while_it_takes_snapshots_is_gone() {
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let seed = number_from_env("FORKDISK_TEST_SEED", clock);
+    let kills = number_from_env("FORKDISK_TEST_KILLS", 10);
+    println!("replay with FORKDISK_TEST_SEED={seed} FORKDISK_TEST_KILLS={kills}");
+    let lab = Lab::with_pool("512M");
+    lab.import("v", &noise(0, 4 << 20));
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let mut taken = 0;
+    for round in 0..kills {
+        let Some(mut mount) = Mounted::new(&lab) else { return };
+        let dir = mount.dir().to_path_buf();
+        // Not in a scope: a mount that hangs is not to hang the test.
+        let program = std::thread::spawn(move || take_snapshots(&dir, round));
+        std::thread::sleep(Duration::from_millis(rng.random_range(30..400)));
+        assert!(!program.is_finished(), "it ended before the server: {:?}", program.join().unwrap());
+        let start = Instant::now();
+        mount.kill();
+        assert!(start.elapsed() < Duration::from_secs(10), "it took {:?} to be gone", start.elapsed());
+        wait_until("whoever waited for it is let go", || program.is_finished());
+        taken += program.join().unwrap().map_or(0, |(n, _)| n);
+        mount.release();
+        lab.assert_clean();
+    }
+    assert!(taken > 0, "no snapshot was taken");
 }

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rand::rngs::SmallRng;
@@ -21,6 +22,11 @@ struct Both {
 
 impl Both {
     fn start(lab: &Lab) -> Option<Both> {
+        Both::start_with(lab, &[])
+    }
+
+    /// As [`start`](Self::start), with more options of `serve`.
+    fn start_with(lab: &Lab, options: &[&str]) -> Option<Both> {
         if !Path::new("/dev/fuse").exists() {
             missing("/dev/fuse does not exist: load the kernel module fuse");
             return None;
@@ -28,7 +34,7 @@ impl Both {
         client("fusermount3", "fuse3")?;
         let dir = lab.path("mnt");
         fs::create_dir_all(&dir).unwrap();
-        let server = Server::start_with(lab, POOL, &["--mount", dir.to_str().unwrap()]);
+        let server = Server::start_with(lab, POOL, &[&["--mount", dir.to_str().unwrap()], options].concat());
         Some(Both { server: Some(server), dir })
     }
 
@@ -53,6 +59,12 @@ impl Drop for Both {
             let _ = unmount.args(["-u", "-q", "-z"]).arg(&self.dir).output_within(LIMIT);
         }
     }
+}
+
+/// Runs a shell script in a folder.
+#[track_caller]
+fn sh(dir: &Path, script: &str) {
+    succeed(Command::new("bash").args(["-euo", "pipefail", "-c", script]).current_dir(dir));
 }
 
 fn read(file: &File, offset: u64, len: usize) -> Vec<u8> {
@@ -168,7 +180,7 @@ fn verbs_and_the_mount_of_a_daemon_see_each_other() {
     lab.ok(&["clone", "pool.img/a", "pool.img/b"]);
     lab.ok(&["rename", "pool.img/a", "pool.img/c"]);
     assert!(!both.dir.join("a").exists() && both.dir.join("b").exists() && both.dir.join("c").exists());
-    succeed(std::process::Command::new("cp").arg(both.dir.join("c")).arg(both.dir.join("d")));
+    succeed(Command::new("cp").arg(both.dir.join("c")).arg(both.dir.join("d")));
     assert_eq!(lab.names(), ["b", "c", "c@then", "d"]);
     both.stop();
     lab.assert_clean();
@@ -209,5 +221,52 @@ fn a_pool_that_is_served_is_mounted_by_its_daemon() {
     assert!(lab.contents("x") == noise(7, 3 * MIB + 5));
     let refused = lab.run(&["umount", "two"]).refused();
     assert!(refused.contains("no pool is mounted there"), "{refused}");
+    lab.assert_clean();
+}
+
+#[test]
+fn snapshots_are_folders_to_rmdir_on_the_mount_of_a_daemon_and_nothing_on_the_way_to_them_is() {
+    let lab = Lab::with_pool("256M");
+    let Some(both) = Both::start(&lab) else { return };
+    fs::create_dir(lab.path("two")).unwrap();
+    lab.ok(&["mount", POOL, "two"]);
+    for dir in ["mnt", "two"] {
+        sh(
+            &lab.path(dir),
+            "mkdir vm; echo one > v; echo two > vm/w
+             for v in v vm/w; do
+                 mkdir .snapshots/$v/s1; [ -f .snapshots/$v/s1 ]; cmp $v .snapshots/$v/s1; [ $(ls .snapshots/$v) = s1 ]
+                 rmdir .snapshots/$v/s1; [ -z \"$(ls .snapshots/$v)\" ]
+                 mkdir .snapshots/$v/s2; mv .snapshots/$v/s2 .snapshots/$v/s3; rm -f .snapshots/$v/s3
+                 [ -z \"$(ls .snapshots/$v)\" ]
+             done
+             if rmdir v 2> /dev/null || rmdir vm 2> /dev/null || rmdir .snapshots/v 2> /dev/null; then exit 9; fi
+             mkdir -p x/y/z; rmdir x/y/z; [ -d x/y ]; rmdir x/y x; [ ! -e x ]; rm v vm/w; rmdir vm",
+        );
+    }
+    // One way makes them, another removes them.
+    sh(&lab.path("mnt"), "echo one > v; mkdir .snapshots/v/made");
+    lab.ok(&["snapshot", "pool.img/v@asked"]);
+    lab.ok(&["delete", "pool.img/v@made"]);
+    sh(&lab.path("two"), "[ $(ls .snapshots/v) = asked ]; rmdir .snapshots/v/asked");
+    assert_eq!(lab.names(), ["v"]);
+    lab.ok(&["umount", "two"]);
+    both.stop();
+    lab.assert_clean();
+}
+
+#[test]
+fn umount_does_not_wait_for_a_daemon_whose_control_socket_it_does_not_know() {
+    let lab = Lab::with_pool("256M");
+    lab.import("a", &noise(8, MIB));
+    let Some(both) = Both::start_with(&lab, &["--control", "control.sock"]) else { return };
+    both.file("a").write_all_at(b"then", 0).unwrap();
+    lab.ok(&["umount", "mnt"]);
+    assert!(!both.dir.join("a").exists());
+    assert!(both.nbd("a").read(0, 4096).unwrap()[..4] == *b"then", "it is served on");
+    lab.ok(&["mount", POOL, "mnt", "--control", "control.sock"]);
+    lab.ok(&["umount", "mnt", "--control", "control.sock"]);
+    assert!(!both.dir.join("a").exists());
+    both.stop();
     lab.assert_clean();
 }

@@ -135,7 +135,10 @@ pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result
     }
     session.pool.resize(&p.volume, p.size).await?;
     session.host().changed(&p.volume).await;
-    settle(session, call).await?;
+    // A volume that only grows gives nothing back.
+    if p.size < info.size {
+        settle(session, call).await?;
+    }
     Ok((&session.pool.find(&p.volume)?).into())
 }
 

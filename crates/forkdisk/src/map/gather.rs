@@ -55,10 +55,9 @@ impl Movable {
 }
 
 impl Editor<'_> {
-    /// Which pages of `id` can be moved so that nobody goes on without. `None`: it has no leaf there, so its
-    /// pages lie in one piece.
+    /// Which pages of `id` can be moved so that nobody goes on without. `None`: it has none there.
     pub fn movable(&mut self, family: &Family, id: VolumeId) -> Result<Option<Movable>, Stop> {
-        let Some(mine) = family.leaf_of(id).filter(|&i| family.parts[i].node.is_some()) else { return Ok(None) };
+        let Some(mine) = family.leaf_of(id) else { return Ok(None) };
         let known = self.known_wholly(family)?;
         let said: Vec<(usize, Vec<Option<PageAddr>>)> =
             family.leaves().map(|(i, part)| (i, pages_of(self.said(part).iter()))).collect();

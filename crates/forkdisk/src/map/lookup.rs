@@ -1,7 +1,7 @@
 //! Finding what a run of pages is mapped to.
 
 use crate::format::{Entry, Kind, VolumeRecord};
-use crate::types::{BLOCK_PAGES, Epoch, FANOUT, PageAddr, VirtualPage, entry_span, table_span};
+use crate::types::{BLOCK_PAGES, Block, Epoch, FANOUT, PageAddr, VirtualPage, entry_span, table_span};
 
 use super::edit::Editor;
 use super::entries::Entries;
@@ -14,6 +14,22 @@ pub struct Run {
     pub data: Option<(PageAddr, Epoch)>,
     /// How many pages.
     pub len: u64,
+}
+
+/// Where a virtual block lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Home {
+    /// Most of it in this block, each page as in the volume.
+    Block(Block),
+    /// Here and there.
+    None,
+}
+
+impl Home {
+    /// Whether it lies behind `before`.
+    pub fn follows(self, before: Home) -> bool {
+        matches!((before, self), (Home::Block(before), Home::Block(block)) if block.0 == before.0 + 1)
+    }
 }
 
 /// The run that starts at `at`, at most `max` pages (`max` > 0).
@@ -104,5 +120,36 @@ impl Editor<'_> {
             at = VirtualPage(at.0 + BLOCK_PAGES);
         }
         Ok((at, false))
+    }
+
+    /// Where the virtual block that begins at `at` lies, if more than half of it is mapped, and where to go on: at the
+    /// next one, or behind a hole.
+    pub fn home_of(
+        &mut self,
+        volume: &VolumeRecord,
+        at: VirtualPage,
+    ) -> Result<(Option<Home>, VirtualPage), TableMiss> {
+        let run = lookup(self.tables, volume, at, u64::MAX)?;
+        if run.data.is_none() && run.len >= BLOCK_PAGES {
+            return Ok((None, VirtualPage(at.0.saturating_add(run.len) / BLOCK_PAGES * BLOCK_PAGES)));
+        }
+        let next = VirtualPage(at.0 + BLOCK_PAGES);
+        let (mut places, mut mapped): (Vec<(Block, u64)>, u64) = (Vec::new(), 0);
+        let mut page = at;
+        while page < next {
+            let run = lookup(self.tables, volume, page, next.0 - page.0)?;
+            let first = run.data.map(|(first, _)| first);
+            mapped += if first.is_some() { run.len } else { 0 };
+            if let Some(first) = first.filter(|first| first.index() == page.index()) {
+                match places.iter_mut().find(|(block, _)| *block == first.block()) {
+                    Some((_, pages)) => *pages += run.len,
+                    None => places.push((first.block(), run.len)),
+                }
+            }
+            page = VirtualPage(page.0 + run.len);
+        }
+        let most = places.into_iter().max_by_key(|&(_, pages)| pages).filter(|&(_, pages)| 2 * pages > BLOCK_PAGES);
+        let home = most.map_or(Home::None, |(block, _)| Home::Block(block));
+        Ok(((2 * mapped > BLOCK_PAGES).then_some(home), next))
     }
 }

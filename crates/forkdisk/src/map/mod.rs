@@ -17,6 +17,6 @@ pub use edit::{Editor, Stop};
 pub use entries::Entries;
 pub use family::{Family, Member};
 pub use gather::{Movable, seams_of};
-pub use lookup::{Run, lookup};
+pub use lookup::{Home, Run, lookup};
 pub use range::{Shared, shared_level};
 pub use store::{NodeId, Placed, TableMiss, Tables};

@@ -176,21 +176,29 @@ impl<D: Device> Origin<D> {
         let guard = inner.generations.enter();
         let mut plan = CopyPlan::new(inner.meta.borrow().views_to_keep(self.id), start, end);
         inner.edit(|meta| plan.admit(meta, self.id, chunk_pages)).await?;
-        inner.edit(|meta| plan.advance(meta, self.id, chunk_pages)).await?;
+        if let Err(ended) = inner.edit(|meta| plan.advance(meta, self.id, chunk_pages)).await {
+            let mut meta = inner.meta.borrow_mut();
+            plan.copies.iter().for_each(|copy| meta.space.untake(copy.to, copy.len));
+            return Err(ended);
+        }
         if plan.copies.is_empty() {
             return Ok(());
         }
-        self.copy_and_publish(inner, plan, guard).await.map_err(Ended::Error)
+        let outcome = self.copy_and_publish(inner, &plan, guard).await;
+        if outcome.is_err() {
+            inner.meta.borrow_mut().space.abandon(plan.copies.iter().map(|copy| copy.len).sum());
+        }
+        outcome.map_err(Ended::Error)
     }
 
-    async fn copy_and_publish(&self, inner: &Rc<Inner<D>>, plan: CopyPlan, guard: PlanGuard) -> Result<()> {
+    async fn copy_and_publish(&self, inner: &Rc<Inner<D>>, plan: &CopyPlan, guard: PlanGuard) -> Result<()> {
         if planted(Bug::RecordBeforeCopy) {
-            self.publish(inner, &plan).await?;
+            self.publish(inner, plan).await?;
             inner.clone().commit().await?;
-            return self.transfer(inner, &plan).await;
+            return self.transfer(inner, plan).await;
         }
-        self.transfer(inner, &plan).await?;
-        self.publish(inner, &plan).await?;
+        self.transfer(inner, plan).await?;
+        self.publish(inner, plan).await?;
         drop(guard);
         if planted(Bug::OriginBeforeRecord) {
             return Ok(());

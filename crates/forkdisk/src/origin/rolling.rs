@@ -165,11 +165,19 @@ impl<D: Device> Origin<D> {
             };
             match part {
                 (Ok(()), part) => buf[(at - offset) as usize..(stop - offset) as usize].copy_from_slice(&part),
+                // The rollback ended while this waited, and the snapshot was deleted: now the origin has it.
+                (Err(e), _) if e.kind() == ErrorKind::NotFound && self.has_ended(inner, rolling) => continue,
                 (Err(e), _) => return (Err(e), buf),
             }
             at = stop;
         }
         (Ok(()), buf)
+    }
+
+    /// Whether this rollback is not under way any more.
+    fn has_ended(&self, inner: &Inner<D>, rolling: Option<Rolling>) -> bool {
+        let snapshot = |rolling: Option<Rolling>| rolling.map(|rolling| rolling.snapshot);
+        snapshot(self.rolling(inner)) != snapshot(rolling)
     }
 
     /// What the snapshot shows from `offset` to `end`; whole pages of it are read.

@@ -300,19 +300,26 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    async fn write_superblock_slot(&self, superblock: &Superblock, slot: usize) -> Result<()> {
+    async fn write_superblock_slot(self: &Rc<Self>, superblock: &Superblock, slot: usize) -> Result<()> {
         let at = SUPERBLOCK_PAGES[slot];
         let mut buf = self.device.buffer(PAGE_SIZE);
         superblock.encode(at, &mut buf);
-        self.counters.metadata_writes.add_one(PAGE_SIZE as u64);
-        let (result, _) =
-            self.device.write(buf, smallvec![Segment { offset: at.offset(), at: 0, len: PAGE_SIZE }], false).await;
-        result.map_err(|e| Error::io("writing the superblock", e))
+        loop {
+            self.counters.metadata_writes.add_one(PAGE_SIZE as u64);
+            let segment = Segment { offset: at.offset(), at: 0, len: PAGE_SIZE };
+            let (result, again) = self.device.write(buf, smallvec![segment], false).await;
+            match result.map_err(|e| Error::io("writing the superblock", e)) {
+                // Even what is written in place takes room on some file systems.
+                Err(e) if e.kind() == ErrorKind::NoSpace => self.outlast_full_host(e).await?,
+                outcome => return outcome,
+            }
+            buf = again;
+        }
     }
 
     /// Writes both slots, one after the other, each durable before the next step. The first is
     /// the one that the last open did not choose: the other may be the only one that is whole.
-    pub async fn write_superblock(&self, superblock: &Superblock) -> Result<()> {
+    pub async fn write_superblock(self: &Rc<Self>, superblock: &Superblock) -> Result<()> {
         let chosen = self.superblock_slot.get() ^ usize::from(planted(Bug::ChosenSuperblockFirst));
         for slot in [1 - chosen, chosen] {
             if slot == 1 && planted(Bug::SecondSuperblockSkipped) {
@@ -330,7 +337,7 @@ impl<D: Device> Inner<D> {
 
     /// The first write of this open: a superblock with a new incarnation, so that journal groups
     /// of earlier opens are never taken for ours.
-    pub async fn activate(&self) -> Result<()> {
+    pub async fn activate(self: &Rc<Self>) -> Result<()> {
         if self.active.get() {
             return Ok(());
         }

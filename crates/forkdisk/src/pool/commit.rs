@@ -11,7 +11,7 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use crate::device::{Buf, Device};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::journal::Outgoing;
 use crate::planted::{Bug, planted};
 use crate::sync::Event;
@@ -147,8 +147,20 @@ impl<D: Device> Inner<D> {
         let segments: SmallVec<_> = self.meta.borrow().journal.segments(group.position, group.bytes.len()).into();
         let mut buf: Buf = self.device.buffer(group.bytes.len());
         buf.copy_from_slice(&group.bytes);
-        self.counters.journal_writes.add(&segments);
-        let (result, _) = self.device.write(buf, segments, false).await;
-        result.map_err(|e| Error::io("writing the journal", e))
+        let mut waited = false;
+        loop {
+            self.counters.journal_writes.add(&segments);
+            let (result, again) = self.device.write(buf, segments.clone(), false).await;
+            match result.map_err(|e| Error::io("writing the journal", e)) {
+                Err(e) if e.kind() == ErrorKind::NoSpace => self.outlast_full_journal(e).await?,
+                outcome => {
+                    if waited {
+                        self.host.has_room();
+                    }
+                    return outcome;
+                }
+            }
+            (buf, waited) = (again, true);
+        }
     }
 }

@@ -18,6 +18,7 @@ use std::time::Duration;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::planted::{Bug, planted};
+use crate::runtime::LocalFuture;
 use crate::space::Runs;
 use crate::sync::Event;
 use crate::types::Block;
@@ -35,8 +36,6 @@ pub struct Host {
     /// The checkpoint that runs waits for it to have room.
     stuck: Cell<bool>,
     is_stuck: Event,
-    /// Pages given up in all, when there was nothing among them to be given back early.
-    barren: Cell<u64>,
     /// A commit waits for a checkpoint.
     journal_is_full: Cell<bool>,
     /// There may be room, or something that can be given back.
@@ -45,19 +44,25 @@ pub struct Host {
     tried: Event,
 }
 
-/// What came of looking for data to be given back.
-enum Given {
-    Some,
-    /// There is some, and something is in the way.
-    NotYet,
-    Nothing,
+/// A write that the host has no room for.
+pub struct HostShortage {
+    /// Something had been given up before it, and it was not tried again since.
+    may_end: bool,
+    /// Ends when it is to fail.
+    patience: Option<LocalFuture<()>>,
+}
+
+impl HostShortage {
+    /// `may_end`: something has been given up and not come back.
+    pub fn new(may_end: bool) -> HostShortage {
+        HostShortage { may_end, patience: None }
+    }
 }
 
 impl Host {
     /// The checkpoint that had to wait has ended, or none had to.
     pub fn has_room(&self) {
         self.stuck.set(false);
-        self.barren.set(0);
         self.tried.notify();
         // Nobody who has given up waiting stays noted.
         self.is_stuck.notify();
@@ -104,8 +109,7 @@ impl<D: Device> Inner<D> {
         if !self.is_stuck() {
             return Ok(());
         }
-        let message = "the file system under the pool is full: give it room, then try again";
-        Err(Error::new(ErrorKind::NoSpace, message))
+        Err(Error::new(ErrorKind::NoSpace, "the file system under the pool is full: give it room"))
     }
 
     /// What `work` brings, unless a checkpoint has to wait for room, and still has to when it has tried again.
@@ -159,11 +163,8 @@ impl<D: Device> Inner<D> {
     pub async fn outlast_full_host(self: &Rc<Self>, error: Error) -> Result<()> {
         self.check_failed()?;
         self.full.set(true);
-        let pending = self.meta.borrow().space.pending();
-        match self.give_back_early().await? {
-            Given::Some => return Ok(()),
-            Given::Nothing => self.host.barren.set(pending),
-            Given::NotYet => {}
+        if self.give_back_early().await? {
+            return Ok(());
         }
         if self.closing.get() {
             return Err(error);
@@ -176,10 +177,41 @@ impl<D: Device> Inner<D> {
         self.check_failed()
     }
 
-    /// Has what was given up come back for a write that the host had no room for; whether that is worth another try.
-    pub async fn take_back_for_host(self: &Rc<Self>) -> Result<bool> {
-        let barren = self.is_stuck() && self.meta.borrow().space.pending() == self.host.barren.get();
-        if !self.has_pending_space() || barren && !self.reaping.get() || self.closing.get() {
+    /// The journal found no room, which `error` says; on most file systems its storage is set aside. Nothing of it is
+    /// acknowledged before it is written as a whole, to the same place, so it can be tried again.
+    pub async fn outlast_full_journal(&self, error: Error) -> Result<()> {
+        self.check_failed()?;
+        if self.closing.get() {
+            return Err(error);
+        }
+        self.full.set(true);
+        self.host.stuck.set(true);
+        self.host.journal_is_full.set(true);
+        self.host.is_stuck.notify();
+        self.host.tried.notify();
+        let mut pause = pin!(self.runtime.sleep(RETRY));
+        unless(&mut pause, self.host.again.wait()).await;
+        self.host.journal_is_full.set(false);
+        self.check_failed()
+    }
+
+    /// Has what was given up come back for a write that the host had no room for, and waits for room where it is
+    /// waited for; whether another try is worth it.
+    pub async fn room_on_host(self: &Rc<Self>, shortage: &mut HostShortage) -> Result<bool> {
+        if self.closing.get() {
+            return Ok(false);
+        }
+        if let WhenFull::Wait(time) = self.options.when_full {
+            let patience = shortage.patience.get_or_insert_with(|| self.runtime.sleep(time));
+            let mut room = pin!(async {
+                self.clone().patient_checkpoint().await?;
+                // Metadata needs less of it than data may.
+                self.runtime.sleep(RETRY).await;
+                Ok(true)
+            });
+            return unless(&mut room, patience).await.unwrap_or(Ok(false));
+        }
+        if !std::mem::take(&mut shortage.may_end) {
             return Ok(false);
         }
         while self.reaping.get() {
@@ -189,25 +221,22 @@ impl<D: Device> Inner<D> {
         Ok(self.unless_stuck(self.clone().patient_checkpoint()).await.is_ok())
     }
 
-    /// Discards data that was given up, as far as it stays given up whatever happens.
-    async fn give_back_early(self: &Rc<Self>) -> Result<Given> {
-        if !self.options.discard {
-            return Ok(Given::Nothing);
-        }
+    /// Discards data that was given up, as far as it stays given up whatever happens. Whether there was any.
+    async fn give_back_early(self: &Rc<Self>) -> Result<bool> {
         // Whoever walks a view needs no checkpoint to come to its end.
-        if self.meta.borrow().space.view().is_some() {
-            return Ok(Given::NotYet);
+        if !self.options.discard || self.meta.borrow().space.view().is_some() {
+            return Ok(false);
         }
         let dead = self.dead_data().await?;
         if dead.is_empty() {
-            return Ok(Given::Nothing);
+            return Ok(false);
         }
         // A commit may come to wait for the checkpoint that waits here.
         let mut unbound = pin!(self.unbind());
         if !planted(Bug::DeadDiscardedBeforeDurable)
             && unless(&mut unbound, self.runtime.sleep(RETRY)).await.is_none_or(|outcome| outcome.is_err())
         {
-            return Ok(Given::NotYet);
+            return Ok(false);
         }
         // Readers may be on their way there, and a write may yet publish what it was handed.
         self.generations.barrier().await;
@@ -224,7 +253,7 @@ impl<D: Device> Inner<D> {
             })
             .await?;
         self.discard_freed(&dead).await;
-        Ok(if dead.is_empty() { Given::NotYet } else { Given::Some })
+        Ok(!dead.is_empty())
     }
 
     /// Data that nothing refers to any more, some of it if it is much.

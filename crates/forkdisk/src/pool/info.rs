@@ -152,6 +152,22 @@ pub fn identify(slot: usize, page: &[u8]) -> Option<[u8; 16]> {
     Superblock::decode(*SUPERBLOCK_PAGES.get(slot)?, whole).ok().map(|superblock| superblock.uuid)
 }
 
+/// What a superblock says of the pool as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recorded {
+    /// Rises with every superblock written.
+    pub generation: u64,
+    /// Whether the pool was closed and nothing was left to be done then.
+    pub clean: bool,
+}
+
+/// As [`identify`], what the superblock says. The newer of the two holds.
+pub fn recorded(slot: usize, page: &[u8]) -> Option<Recorded> {
+    let whole = page.get(..PAGE_SIZE)?;
+    let superblock = Superblock::decode(*SUPERBLOCK_PAGES.get(slot)?, whole).ok()?;
+    Some(Recorded { generation: superblock.generation, clean: superblock.clean })
+}
+
 impl Meta {
     /// The snapshot of an origin that shows through to a clone; empty if none does.
     fn base_name(&self, record: &VolumeRecord) -> String {

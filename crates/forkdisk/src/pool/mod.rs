@@ -47,11 +47,12 @@ pub use copying::{CopierInfo, VolumeCopying};
 pub use events::PoolEvent;
 pub use files::Child;
 pub use gather::GatherReport;
-pub use info::{Mode, PoolInfo, Protection, SUPERBLOCK_AT, Usage, VolumeInfo, identify};
+pub use info::{Mode, PoolInfo, Protection, Recorded, SUPERBLOCK_AT, Usage, VolumeInfo, identify, recorded};
 pub use open::FormatOptions;
 pub use verbs::CreateOptions;
 
 pub(crate) use directory::{Chain, Volume as DirectoryEntry};
+pub(crate) use host::HostShortage;
 pub(crate) use load::{Ended, gone, no_space};
 pub(crate) use meta::{Failure, Meta, pages_of};
 pub(crate) use reap::yield_now;

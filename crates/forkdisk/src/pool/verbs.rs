@@ -328,7 +328,7 @@ impl<D: Device> Pool<D> {
             self.volume(name)?
         };
         volume.set_size(size).await?;
-        volume.flush().await
+        self.0.clone().commit().await
     }
 
     /// How much room a first write reserves from now on: bytes, a power of two, 4 KiB to 64 MiB.

@@ -161,7 +161,7 @@ impl Space {
     }
 
     /// Whether nothing nearer to the beginning remains to be searched.
-    fn is_for_data(&self, block: Block) -> bool {
+    pub(super) fn is_for_data(&self, block: Block) -> bool {
         self.scan >= self.scan_end || CountNode::leaf_of(block).0.index < self.scan
     }
 
@@ -184,6 +184,24 @@ impl Space {
         self.available -= n as u64;
         self.handed_out += n as u64;
         Some((first, n as u64))
+    }
+
+    /// Pages that were handed out and never written: they may be handed out again, or will with the next checkpoint.
+    pub fn untake(&mut self, first: PageAddr, n: u64) {
+        for page in (first.0..first.0 + n).map(PageAddr) {
+            if self.frozen.is_touched(page) || !self.current.untouch(page) {
+                self.abandon(1);
+                continue;
+            }
+            self.handed_out -= 1;
+            self.give_back(page);
+        }
+    }
+
+    /// So many pages that were handed out, and may have been written, are not mapped: the next checkpoint brings them
+    /// back.
+    pub fn abandon(&mut self, n: u64) {
+        self.current.abandon(n);
     }
 
     /// Pages for metadata, from space already known to be free, as contiguous as possible.

@@ -60,7 +60,11 @@ impl Space {
 
     /// These are discarded on the device.
     pub fn mark_discarded(&mut self, runs: &Runs) {
-        runs.iter().for_each(|&(first, n)| self.current.mark_discarded(first, n));
+        for page in runs.iter().flat_map(|&(first, n)| (first.0..first.0 + n).map(PageAddr)) {
+            // The mark is to go when the page may be handed out again.
+            let until = if self.current.is_touched(page) { &mut self.current } else { &mut self.frozen };
+            until.mark_discarded(page);
+        }
     }
 
     fn marked_in(&self, block: Block) -> Bitmap {

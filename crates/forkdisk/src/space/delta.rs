@@ -131,17 +131,18 @@ impl Deltas {
         delta.lost_until = delta.lost_until.max(until);
     }
 
-    /// These pages, given up, held metadata.
+    /// This page, given up, held metadata.
     pub fn mark_table(&mut self, page: PageAddr) {
-        let marks = self.blocks.entry(page.block()).or_default().marks.get_or_insert_default();
-        set(&mut marks.tables, page.index()..page.index() + 1);
+        set(&mut self.marks(page).tables, page.index()..page.index() + 1);
     }
 
-    /// These pages are discarded.
-    pub fn mark_discarded(&mut self, first: PageAddr, n: u64) {
-        for (block, indices) in by_block(first, n) {
-            set(&mut self.blocks.entry(block).or_default().marks.get_or_insert_default().discarded, indices);
-        }
+    /// This page is discarded.
+    pub fn mark_discarded(&mut self, page: PageAddr) {
+        set(&mut self.marks(page).discarded, page.index()..page.index() + 1);
+    }
+
+    fn marks(&mut self, page: PageAddr) -> &mut Marks {
+        self.blocks.entry(page.block()).or_default().marks.get_or_insert_default()
     }
 
     /// Blocks with changes from `from` on.
@@ -171,6 +172,23 @@ impl Deltas {
             let mut leaf = self.blocks.range(from..Block(from.0 + LEAF_BLOCKS as u64));
             self.leaves += usize::from(!leaf.any(|(&other, delta)| other != block && delta.handed_out));
         }
+    }
+
+    /// Forgets that a page was handed out; false if there is more to know about it.
+    pub fn untouch(&mut self, page: PageAddr) -> bool {
+        let Some(delta) = self.blocks.get_mut(&page.block()) else { return false };
+        let i = page.index();
+        if delta.whole != 0 || delta.all != 0 || delta.of(i) != 0 || bit(&delta.marked(), i) || !bit(&delta.touched, i)
+        {
+            return false;
+        }
+        delta.touched[i / 64] &= !(1 << (i % 64));
+        true
+    }
+
+    /// The next checkpoint brings back `n` pages that nothing refers to.
+    pub fn abandon(&mut self, n: u64) {
+        self.lost += n;
     }
 
     /// Leaves of counts that have pages which were handed out: what replay reads to do the same.

@@ -6,6 +6,12 @@ use super::{Miss, Space, bit};
 
 /// Part of the pool that gathering leaves free.
 const KEPT_PART: u64 = 64;
+/// Leaves of counts from the first on that are searched for empty blocks in a row, where there is one at all.
+const SEARCHED: u64 = 4096;
+/// Times as many blocks as are wanted in a row, known to be empty, for which no more are searched.
+const PLENTY: u64 = 8;
+/// Empty blocks among which a row is looked for.
+const LOOKED_AT: usize = 1 << 16;
 
 impl Space {
     /// Whether a page is known to be free.
@@ -23,9 +29,48 @@ impl Space {
         self.available >= pages + kept + self.layout.pages() / KEPT_PART
     }
 
-    /// A block of which every page is free, for a virtual block of many pages.
-    pub fn block_to_gather(&mut self) -> Result<Option<Block>, Miss> {
-        self.empty_block(None)
+    /// A block of which every page is free, for a virtual block of many pages: the one behind `before`, where the
+    /// virtual block before it lies; else the first of so many in a row as `wanted`; else of the most there are.
+    pub fn block_to_gather(&mut self, before: Option<Block>, wanted: u64) -> Result<Option<Block>, Miss> {
+        if let Some(next) = before.map(|b| Block(b.0 + 1))
+            && self.empty.contains(&next)
+        {
+            return Ok(Some(next));
+        }
+        loop {
+            let (len, first) = self.longest_row(wanted);
+            let is_enough = self.empty.len() as u64 >= PLENTY * wanted || self.scan >= SEARCHED && first.is_some();
+            if len >= wanted || is_enough {
+                return Ok(first);
+            }
+            // Several at a time: each is followed by a look at all that is known.
+            for _ in 0..64 {
+                if !self.scan_leaf()? {
+                    return Ok(self.longest_row(wanted).1);
+                }
+            }
+        }
+    }
+
+    /// How many empty blocks in a row there are, as far as it is of use to know: `wanted` are.
+    pub fn row_to_gather(&mut self, wanted: u64) -> Result<u64, Miss> {
+        self.block_to_gather(None, wanted)?;
+        Ok(self.longest_row(wanted).0)
+    }
+
+    /// The first empty blocks in a row that are as many as `wanted`, or the most: how many, and where they begin.
+    fn longest_row(&self, wanted: u64) -> (u64, Option<Block>) {
+        let (mut longest, mut row): ((u64, Option<Block>), (u64, Block)) = ((0, None), (0, Block(0)));
+        for &block in self.empty.iter().take(LOOKED_AT).take_while(|&&block| self.is_for_data(block)) {
+            row = if block.0 == row.1.0 + row.0 && row.0 > 0 { (row.0 + 1, row.1) } else { (1, block) };
+            if row.0 > longest.0 {
+                longest = (row.0, Some(row.1));
+            }
+            if row.0 >= wanted {
+                break;
+            }
+        }
+        longest
     }
 
     /// `n` pages in one piece (at most a block), one such run behind the other; taken.

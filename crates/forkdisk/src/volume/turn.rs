@@ -132,22 +132,25 @@ impl<D: Device> Volume<D> {
                 // A quota that has no room for all of them may have some for this one.
                 Err(Ended::Error(e)) if e.kind() == ErrorKind::NoSpace && !work.along.is_empty() => {
                     work.alone = true;
-                    work.restart();
+                    self.restart(work);
                     continue;
                 }
-                Err(Ended::Error(e)) => return Err(e),
+                Err(Ended::Error(e)) => {
+                    self.untake(work);
+                    return Err(e);
+                }
                 Err(Ended::NoSpace) if planted(Bug::FullLeavesHalf) => self.publish(&work.plan).await?,
                 Err(Ended::NoSpace) => {}
             }
             drop(guard);
             // Pages that recovery might ask for are written elsewhere, but not for want of space.
             if !std::mem::replace(&mut unbound, true) && self.inner.meta.borrow().journal.vouches() {
+                self.restart(work);
                 self.inner.unbind().await?;
-                work.restart();
                 continue;
             }
             work.give_up_copying();
-            work.restart();
+            self.restart(work);
             let locked = lock.take().is_some();
             turn.step_aside();
             self.make_room(turn, work, &mut shortage).await?;
@@ -156,6 +159,18 @@ impl<D: Device> Volume<D> {
             }
             turn.step_back();
         }
+    }
+
+    /// Plans from the beginning.
+    fn restart(&self, work: &mut Work) {
+        self.untake(work);
+        work.restart();
+    }
+
+    /// What the plan was handed is to be had by others.
+    fn untake(&self, work: &Work) {
+        let mut meta = self.inner.meta.borrow_mut();
+        work.plan.faults.iter().for_each(|fault| meta.space.untake(fault.to, fault.len));
     }
 
     /// Waits until there may be space for it: for its turn among those who need some, for a checkpoint

@@ -10,6 +10,7 @@ use crate::device::{Buf, Device, Segments};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
 use crate::planted::{Bug, planted};
+use crate::pool::HostShortage;
 use crate::sync::{Came, Hold, PlanGuard, RangeGuard, Turn};
 use crate::types::PAGE_SIZE;
 
@@ -64,30 +65,35 @@ impl<D: Device> Volume<D> {
             Ok(buf) => return (Ok(()), buf),
             Err(not) => not,
         };
-        let outcome = self.write_twice(offset, buf, pages, turn).await;
+        let outcome = self.write_again(offset, buf, pages, turn).await;
         self.inner.commit_soon();
         self.inner.checkpoint_soon();
         outcome
     }
 
-    /// Writes in turn, and once more if the host was full and need not be. What was to go elsewhere only because
-    /// recovery might ask for its pages goes in place as soon as recovery will not; what was given up may come back.
-    async fn write_twice(&self, offset: u64, buf: Buf, pages: &Range<u64>, turn: Turn<Buf>) -> (Result<()>, Buf) {
-        let (result, buf, moved) = self.write_in_turn(offset, buf, pages.clone(), turn).await;
-        let Err(e) = result else { return (Ok(()), buf) };
-        let again = match moved && e.kind() == ErrorKind::NoSpace {
-            true => self.inner.unbind().await.map(|()| true),
-            false if e.is_full_host() => self.inner.take_back_for_host().await,
-            false => Ok(false),
-        };
-        match again {
-            Ok(true) => {}
-            Ok(false) => return (Err(e), buf),
-            Err(e) => return (Err(e), buf),
+    /// Writes in turn, and again if the host was full and need not be. What was to go elsewhere only because recovery
+    /// might ask for its pages goes in place as soon as recovery will not; what was given up may come back.
+    async fn write_again(&self, offset: u64, buf: Buf, pages: &Range<u64>, turn: Turn<Buf>) -> (Result<()>, Buf) {
+        let (mut buf, mut turn, mut unbound) = (buf, turn, false);
+        let mut shortage = HostShortage::new(self.inner.has_pending_space());
+        loop {
+            let (result, back, moved) = self.write_in_turn(offset, buf, pages.clone(), turn).await;
+            buf = back;
+            let Err(e) = result else { return (Ok(()), buf) };
+            let again = match moved && e.kind() == ErrorKind::NoSpace && !unbound {
+                true => {
+                    unbound = true;
+                    self.inner.unbind().await.map(|()| true)
+                }
+                false if e.is_full_host() => self.inner.room_on_host(&mut shortage).await,
+                false => Ok(false),
+            };
+            match again {
+                Ok(true) => turn = self.turns.enter(pages.clone()),
+                Ok(false) => return (Err(e), buf),
+                Err(e) => return (Err(e), buf),
+            }
         }
-        let turn = self.turns.enter(pages.clone());
-        let (result, buf, _) = self.write_in_turn(offset, buf, pages.clone(), turn).await;
-        (result, buf)
     }
 
     /// Plans the write if it goes in place as a whole, judged by what is in memory, and nobody is in
@@ -137,6 +143,12 @@ impl<D: Device> Volume<D> {
             false => self.write_copying(turn, &mut work, buf).await,
         };
         drop((guard, lock));
+        if let Err(e) = &result {
+            // A full pool has its checkpoint begun by whoever needs it.
+            let pages = work.plan.faults.iter().map(|fault| fault.len).sum();
+            self.inner.meta.borrow_mut().space.abandon(pages);
+            self.inner.full.set(self.inner.full.get() || e.is_full_host());
+        }
         work.deliver(&result);
         (result, buf, moved)
     }

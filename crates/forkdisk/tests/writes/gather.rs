@@ -73,6 +73,50 @@ fn what_is_left_of_a_clone_goes_home() {
 }
 
 #[test]
+fn blocks_that_lie_far_from_each_other_are_moved_to_a_row() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        let (volume, other) = (lab.volume("volume", PAGES / 256).await, lab.volume("other", PAGES / 256).await);
+        for block in 0..PAGES / 256 {
+            for (volume, plus) in [(&volume, 0), (&other, 50_000)] {
+                volume.write(block << 20, stamp(block * 256 + plus, 256), false).await.0.expect("there is space");
+            }
+        }
+        lab.pool.snapshot(&[("volume", "then")], 0).await.expect("a snapshot");
+        assert_eq!(fragmentation(&lab, "volume"), 0.0, "each lies in one piece");
+        settle(&lab).await;
+        lab.tape.take();
+        let report = gather(&lab, "volume").await;
+        assert_eq!((report.moved, report.left), (PAGES * PAGE_SIZE as u64, 0));
+        let (mut pages, _) = lab.tape.take();
+        pages.sort_by_key(|page| page.stamp);
+        let follows = |pair: &[crate::lab::Page]| pair[1].at == pair[0].at + 1 && pair[1].stamp == pair[0].stamp + 1;
+        assert!(pages.len() as u64 == PAGES && pages.windows(2).all(follows), "in a row, in order");
+        settle(&lab).await;
+        expect(&lab, &volume, 1, 0).await;
+        expect(&lab, &lab.pool.volume("volume@then").expect("it is there"), 1, 0).await;
+        assert_eq!(usage(&lab, "volume").await.exclusive, 0, "still shared");
+        let again = gather(&lab, "volume").await;
+        assert_eq!((again.moved, again.blocks), (0, 0));
+    });
+}
+
+#[test]
+fn where_there_is_no_room_in_a_row_scattered_blocks_go_elsewhere_one_by_one() {
+    Lab::run(12, OpenOptions::default(), |lab| async move {
+        let (volume, other) = (lab.volume("volume", PAGES / 256).await, lab.volume("other", PAGES / 256).await);
+        for block in 0..PAGES / 256 {
+            for (volume, plus) in [(&volume, 0), (&other, 50_000)] {
+                volume.write(block << 20, stamp(block * 256 + plus, 256), false).await.0.expect("there is space");
+            }
+        }
+        settle(&lab).await;
+        let report = gather(&lab, "volume").await;
+        assert_eq!((report.moved, report.left), (0, 0), "none is scattered");
+        expect(&lab, &volume, 1, 0).await;
+    });
+}
+
+#[test]
 fn what_is_shared_stays_shared() {
     Lab::run(64, OpenOptions::default(), |lab| async move {
         let volume = full(&lab, "volume").await;

@@ -13,9 +13,11 @@
 pub mod codec;
 mod mount;
 mod off_thread;
+mod own_mount;
 mod session;
 mod volumes;
 
 pub use mount::{MountOptions, MountPoint, mount as connect, mounted_at, mounts, unmount};
+pub use own_mount::{Deputy, carry_out};
 pub use session::{Handler, Notifier, Session, SessionHandle, unmount_patiently};
 pub use volumes::{Volumes, VolumesOptions, Watcher};

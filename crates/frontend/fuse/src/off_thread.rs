@@ -1,5 +1,4 @@
-//! System calls that wait for our own mount (unmounting, writing back) and must not be made on the thread
-//! that serves it.
+//! What waits for our own mount (unmounting, writing back) and must not be done on the thread that serves it.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -19,7 +19,7 @@ struct Mount {
 impl Mount {
     async fn open(rt: &Rt, device: &MemoryDevice) -> Mount {
         let pool = Pool::open(device.clone(), Rc::new(rt.clone()), OpenOptions::default()).await.unwrap();
-        let options = VolumesOptions { dir: "/nowhere".into(), uid: 1, gid: 2, alone: true };
+        let options = VolumesOptions { dir: "/nowhere".into(), uid: 1, gid: 2, alone: true, deputy: None };
         Mount { volumes: Volumes::new(pool.clone(), options), pool }
     }
 

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use rustc_hash::{FxHashMap, FxHasher};
 
 use super::cache::{Cache, Change, Entry, Piece};
+use super::host::SetAside;
 use super::image::Image;
 use super::masks::{self, Survivors};
 use super::{Config, Volatile};
@@ -26,12 +27,13 @@ pub enum Crash {
 pub struct Medium {
     pub(super) config: Config,
     pub(super) cache: Cache,
+    pub(super) set_aside: SetAside,
 }
 
 impl Medium {
     /// A disk of `len` zero bytes.
     pub fn blank(config: Config, len: u64) -> Medium {
-        Medium { cache: Cache::new(config.sector, Image::default(), len), config }
+        Medium { cache: Cache::new(config.sector, Image::default(), len), config, set_aside: SetAside::default() }
     }
 
     /// What reads find: the contents of a disk at rest.
@@ -69,6 +71,7 @@ impl Medium {
 pub struct Frozen {
     config: Config,
     cache: Cache,
+    set_aside: SetAside,
     crash: Crash,
     units: Vec<Unit>,
     owner: Vec<u32>,
@@ -81,8 +84,8 @@ struct Unit {
 }
 
 impl Frozen {
-    pub(super) fn new(config: Config, cache: Cache, crash: Crash) -> Frozen {
-        let mut frozen = Frozen { config, cache, crash, units: Vec::new(), owner: Vec::new() };
+    pub(super) fn new(config: Config, cache: Cache, set_aside: SetAside, crash: Crash) -> Frozen {
+        let mut frozen = Frozen { config, cache, set_aside, crash, units: Vec::new(), owner: Vec::new() };
         let mut units = Vec::new();
         for (entry, e) in frozen.entries().enumerate() {
             units.extend(e.units(config.sector).into_iter().map(|piece| Unit { entry, piece }));
@@ -143,7 +146,7 @@ impl Frozen {
             cache.durable.truncate(len);
             cache.current = cache.durable.clone();
         }
-        Medium { config: self.config, cache }
+        Medium { config: self.config, cache, set_aside: self.set_aside.clone() }
     }
 
     fn settle(&self, cache: &mut Cache, entries: &[&Entry], survivors: &[Vec<Piece>], durable: bool) {

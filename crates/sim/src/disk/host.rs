@@ -1,21 +1,40 @@
 //! The file system under a disk that is a sparse file: what it holds, and what it has room for.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
+use std::rc::Rc;
 
 use super::image::PAGE;
+
+/// Ranges of bytes whose storage is set aside for good.
+pub(super) type SetAside = Rc<Vec<Range<u64>>>;
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Host {
     held: BTreeSet<u64>,
+    pub set_aside: SetAside,
     /// Pages it has room for; `None`: any number.
     room: Option<u64>,
 }
 
 impl Host {
-    /// One that holds these pages and has room.
-    pub fn holding(pages: Vec<u64>) -> Host {
-        Host { held: pages.into_iter().collect(), room: None }
+    /// One that holds these pages and ranges, and has room.
+    pub fn holding(pages: Vec<u64>, set_aside: SetAside) -> Host {
+        let mut host = Host { held: pages.into_iter().collect(), set_aside: set_aside.clone(), room: None };
+        for range in set_aside.iter() {
+            host.hold(range.start, range.end - range.start);
+        }
+        host
+    }
+
+    /// Holds a range for good; false if there is no room for it.
+    pub fn set_aside(&mut self, offset: u64, len: u64) -> bool {
+        let held = self.hold(offset, len);
+        if held {
+            Rc::make_mut(&mut self.set_aside).push(offset..offset + len);
+        }
+        held
     }
 
     /// It has room for so many more pages.
@@ -56,7 +75,7 @@ mod tests {
 
     #[test]
     fn what_it_holds_takes_no_more_room_and_what_it_lets_go_brings_some() {
-        let mut host = Host::holding(vec![0, 1]);
+        let mut host = Host::holding(vec![0, 1], SetAside::default());
         host.leave(Some(2));
         assert!(host.hold(0, 2 * P), "in place");
         assert!(!host.hold(P, 4 * P), "three more");

@@ -99,7 +99,7 @@ pub struct SimDisk {
 impl SimDisk {
     /// A disk that starts with the contents of `medium`; its requests end on `exec`.
     pub fn new(medium: Medium, exec: &Executor, seed: u64) -> SimDisk {
-        let host = Host::holding(medium.cache.current.pages());
+        let host = Host::holding(medium.cache.current.pages(), medium.set_aside);
         let state = State {
             config: medium.config,
             cache: medium.cache,
@@ -116,7 +116,7 @@ impl SimDisk {
     /// The disk at this instant, to try crashes from.
     pub fn freeze(&self, crash: Crash) -> Frozen {
         let state = self.state.borrow();
-        Frozen::new(state.config, state.cache.clone(), crash)
+        Frozen::new(state.config, state.cache.clone(), state.host.set_aside.clone(), crash)
     }
 
     /// Changes whenever a crash could leave something new.
@@ -423,7 +423,7 @@ impl Device for SimDisk {
     }
 
     fn allocate(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        let held = self.state.borrow_mut().host.hold(offset, len);
+        let held = self.state.borrow_mut().host.set_aside(offset, len);
         self.request(offset, move |_| if held { Ok(()) } else { Err(io::Error::from_raw_os_error(28)) })
     }
 

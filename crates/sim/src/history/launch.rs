@@ -421,6 +421,11 @@ pub(super) fn is_rollback(op: &Inflight) -> bool {
     matches!(&op.doing, Doing::Control(p) if matches!(p.control, Control::Rollback(..)))
 }
 
+/// Whether it may make a volume smaller.
+pub(super) fn may_shrink(op: &Inflight) -> bool {
+    is_rollback(op) || matches!(&op.doing, Doing::Control(p) if matches!(p.control, Control::Resize(..)))
+}
+
 impl Run<'_> {
     /// The control operation that `op` stands for now, if it makes sense.
     fn choose_control(&mut self, op: &Op) -> Option<Control> {

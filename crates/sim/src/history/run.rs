@@ -66,8 +66,8 @@ pub(super) struct Inflight {
     pub doing: Doing,
     pub start: Time,
     pub since: u64,
-    /// Whether a rollback was in flight at the same time: that may make a volume smaller.
-    pub beside_rollback: bool,
+    /// Whether a control operation that may make a volume smaller was in flight at the same time.
+    pub beside_shrinking: bool,
     /// Volumes whose contents it reads or changes.
     pub keys: Vec<Key>,
     pub text: String,
@@ -206,10 +206,10 @@ impl<'a> Run<'a> {
         let id = self.next;
         self.next += 1;
         self.say(|| format!("{id} starts: {text}"));
-        let beside_rollback = self.inflight.values().any(super::launch::is_rollback);
-        let op = Inflight { doing, start, since: self.step, beside_rollback, keys, text };
-        if super::launch::is_rollback(&op) {
-            self.inflight.values_mut().for_each(|other| other.beside_rollback = true);
+        let beside_shrinking = self.inflight.values().any(super::launch::may_shrink);
+        let op = Inflight { doing, start, since: self.step, beside_shrinking, keys, text };
+        if super::launch::may_shrink(&op) {
+            self.inflight.values_mut().for_each(|other| other.beside_shrinking = true);
         }
         self.inflight.insert(id, op);
         let done = Rc::clone(&self.done);
@@ -448,7 +448,7 @@ impl<'a> Run<'a> {
                 Err(Violation::new("P6", format!("an error although no request failed: {}", message())))
             }
             // A volume with requests in flight is not rolled back under them.
-            ErrorKind::Invalid if op.beside_rollback => Ok(()),
+            ErrorKind::Invalid if op.beside_shrinking => Ok(()),
             ErrorKind::Busy if super::launch::is_rollback(op) || op.text.starts_with("check") => Ok(()),
             _ => Err(Violation::new("P4", format!("refused without a reason: {}", message()))),
         }

@@ -1,23 +1,33 @@
 //! Control operations as calls of the engine.
 
-use forkdisk::{Error, Pool};
+use forkdisk::{Error, ErrorKind, Pool};
 
 use super::copying;
 use crate::disk::SimDisk;
 use crate::model::{Control, Key};
 
+/// A flush that the host has no room for is tried again: what it was to make durable has been done.
+async fn flush(pool: &Pool<SimDisk>) -> Result<(), Error> {
+    loop {
+        match pool.flush().await {
+            Err(e) if e.kind() == ErrorKind::NoSpace => {}
+            outcome => return outcome,
+        }
+    }
+}
+
 /// As a file system does it: while it is open, published at once, made durable by a flush.
 async fn replace(pool: &Pool<SimDisk>, volume: &str, source: &str) -> Result<(), Error> {
     let (volume, source) = (pool.volume(volume)?, pool.volume(source)?);
     volume.replace_with(&source).await?;
-    volume.flush().await
+    flush(pool).await
 }
 
 /// The one that goes is open or not.
 async fn usurp(pool: &Pool<SimDisk>, from: &str, to: &str) -> Result<(), Error> {
     let open = (to.len().is_multiple_of(2)).then(|| pool.volume(to)).transpose()?;
     pool.rename_file(from, to, true)?;
-    pool.flush().await?;
+    flush(pool).await?;
     drop(open);
     Ok(())
 }
@@ -26,7 +36,7 @@ async fn usurp(pool: &Pool<SimDisk>, from: &str, to: &str) -> Result<(), Error> 
 async fn remove(pool: &Pool<SimDisk>, name: &str) -> Result<(), Error> {
     let open = pool.volume(name)?;
     pool.remove(name)?;
-    pool.flush().await?;
+    flush(pool).await?;
     drop(open);
     Ok(())
 }

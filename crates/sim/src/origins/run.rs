@@ -203,7 +203,13 @@ impl Run<'_> {
         }));
     }
 
+    /// Steps so far.
+    pub(super) fn now(&self) -> u64 {
+        self.step
+    }
+
     fn step(&mut self) -> Result<Step, Violation> {
+        self.end_of_faults();
         let ran = self.session.exec.step();
         if ran == Step::Idle {
             return match self.inflight.values().next() {

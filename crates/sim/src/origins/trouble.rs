@@ -9,11 +9,16 @@ use crate::history::Violation;
 use crate::model::Time;
 use crate::rng::Rng;
 
+/// Steps for which faults stay armed at most.
+const LONGEST: u64 = 20_000;
+
 /// What is wrong in this life of the engine.
 #[derive(Default)]
 pub(super) struct Trouble {
     /// Operations until the faults are disarmed.
     pub armed: Option<u32>,
+    /// The step from which on they are disarmed in any case: whoever waits for the host to have room waits until then.
+    pub armed_until: u64,
     /// Operations until both disks are cut and opened again.
     patience: Option<u32>,
     /// Since when the origin acknowledges nothing any more.
@@ -33,6 +38,7 @@ impl Run<'_> {
             self.say(|| format!("from now on the host has room for {pages} pages of the pool"));
             self.session.disks[0].leave_room(pages);
             self.trouble.armed = Some(4 + rng.below(30) as u32);
+            self.trouble.armed_until = self.now() + LONGEST;
             return;
         }
         let disk = rng.index(2);
@@ -46,6 +52,20 @@ impl Run<'_> {
         self.say(|| format!("from now on {on:?} requests of disk {disk} fail: {harm:?}, {when:?}"));
         self.session.disks[disk].arm(Fault { on, harm, when, within: None });
         self.trouble.armed = Some(4 + rng.below(20) as u32);
+        self.trouble.armed_until = self.now() + LONGEST;
+    }
+
+    /// Disarms faults when there have been enough steps.
+    pub(super) fn end_of_faults(&mut self) {
+        if self.trouble.armed.is_some() && self.now() > self.trouble.armed_until {
+            self.disarm();
+        }
+    }
+
+    fn disarm(&mut self) {
+        self.trouble.armed = None;
+        self.session.disks.iter().for_each(crate::disk::SimDisk::disarm);
+        self.say(|| "faults disarmed".into());
     }
 
     /// Disarms faults and opens again what has failed when it is time.
@@ -53,9 +73,7 @@ impl Run<'_> {
         if let Some(left) = &mut self.trouble.armed {
             *left = left.saturating_sub(1);
             if *left == 0 {
-                self.trouble.armed = None;
-                self.session.disks.iter().for_each(crate::disk::SimDisk::disarm);
-                self.say(|| "faults disarmed".into());
+                self.disarm();
             }
         }
         let failed = self.pool_failed() || self.trouble.origin_failed.is_some();

@@ -9,6 +9,7 @@
 
 mod plan;
 mod policy;
+mod row;
 
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
@@ -25,13 +26,14 @@ use crate::format::{Moved, VolumeState};
 use crate::map::Stop;
 use crate::planted::{Bug, planted};
 use crate::sync::{Hold, PlanGuard};
-use crate::types::{BLOCK_PAGES, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
+use crate::types::{PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
 
 use super::reap::yield_now;
 use super::{Failure, Inner, Meta, Pool};
 
-use plan::Placed;
+use plan::{Placed, Way};
 pub use policy::Gathering;
+use row::Rows;
 
 /// Virtual blocks looked at before others have their turn.
 const LOOKS: u64 = 256;
@@ -107,13 +109,12 @@ impl<D: Device> Pool<D> {
         let before = self.find(name)?;
         let mut report = GatherReport { before: before.fragmentation(), ..GatherReport::default() };
         self.0.take_back_space().await?;
-        let mut at = VirtualPage(0);
-        while let Some(next) = self.0.next_scattered(before.id, at).await? {
-            if !progress((next.0 * PAGE_SIZE as u64).min(before.size), before.size) {
+        let mut rows = Rows::new(before.id);
+        while let Some((at, way)) = rows.next(&self.0).await? {
+            if !progress((at.0 * PAGE_SIZE as u64).min(before.size), before.size) {
                 break;
             }
-            self.0.gather_for(before.id, next, true, &mut report).await?;
-            at = VirtualPage(next.0 + BLOCK_PAGES);
+            self.0.gather_for(before.id, at, way, &mut report).await?;
         }
         self.0.clone().commit().await?;
         let _ = progress(before.size, before.size);
@@ -189,7 +190,7 @@ impl<D: Device> Inner<D> {
         self: &Rc<Self>,
         id: VolumeId,
         at: VirtualPage,
-        asked: bool,
+        way: Way,
         report: &mut GatherReport,
     ) -> Result<Outcome> {
         let mut outcome = Outcome::Disturbed;
@@ -200,7 +201,7 @@ impl<D: Device> Inner<D> {
             if self.closing.get() {
                 return Err(Error::new(ErrorKind::Failed, "the pool is being closed"));
             }
-            outcome = self.gather_block(id, at, asked).await?;
+            outcome = self.gather_block(id, at, way).await?;
             match outcome {
                 Outcome::Disturbed => yield_now().await,
                 // What was moved before lies in the way until the next checkpoint.
@@ -224,20 +225,20 @@ impl<D: Device> Inner<D> {
     }
 
     /// Brings together what of one virtual block is worth it.
-    async fn gather_block(self: &Rc<Self>, id: VolumeId, at: VirtualPage, asked: bool) -> Result<Outcome> {
+    async fn gather_block(self: &Rc<Self>, id: VolumeId, at: VirtualPage, way: Way) -> Result<Outcome> {
         // One at a time: a plan that is waited for cuts copies short.
         let _alone = self.gathering.lock.lock(0..1, Hold::Alone).await;
         self.admit().await?;
-        let Some(wish) = self.look_holding(|meta| meta.wish_to_gather(id, at, asked)).await? else {
+        let Some(wish) = self.look_holding(|meta| meta.wish_to_gather(id, at, way)).await? else {
             return Ok(Outcome::Nothing);
         };
         self.meta.borrow_mut().moving.watch(wish.pages());
-        let outcome = self.gather_watched(id, at, asked).await;
+        let outcome = self.gather_watched(id, at, way).await;
         self.meta.borrow_mut().moving.forget();
         outcome
     }
 
-    async fn gather_watched(self: &Rc<Self>, id: VolumeId, at: VirtualPage, asked: bool) -> Result<Outcome> {
+    async fn gather_watched(self: &Rc<Self>, id: VolumeId, at: VirtualPage, way: Way) -> Result<Outcome> {
         // Writes in place that were planned before anybody watched.
         if !planted(Bug::GatherOvertakesWriters) {
             self.generations.barrier().await;
@@ -245,7 +246,7 @@ impl<D: Device> Inner<D> {
         let plan = self.generations.enter();
         let placed = self
             .look_holding(|meta| {
-                let Some(wish) = meta.wish_to_gather(id, at, asked)? else { return Ok(None) };
+                let Some(wish) = meta.wish_to_gather(id, at, way)? else { return Ok(None) };
                 if !wish.pages().all(|page| meta.moving.is_watched(page)) {
                     return Ok(None);
                 }
@@ -264,10 +265,15 @@ impl<D: Device> Inner<D> {
             }
             false => Some(plan),
         };
-        if !self.copy_gathered(id, &moved, plan.as_ref()).await? {
-            return Ok(Outcome::Disturbed);
+        let outcome = match self.copy_gathered(id, &moved, plan.as_ref()).await {
+            Ok(true) => self.publish_gathered(id, at, &moved).await,
+            Ok(false) => Ok(Outcome::Disturbed),
+            Err(error) => Err(error),
+        };
+        if !matches!(outcome, Ok(Outcome::Moved(_))) {
+            self.meta.borrow_mut().space.abandon(moved.iter().map(|run| u64::from(run.len)).sum());
         }
-        self.publish_gathered(id, at, &moved).await
+        outcome
     }
 
     /// Copies pages to their new place. False: it was cut short, or could not be read or written.

@@ -10,8 +10,8 @@
 use std::collections::BTreeMap;
 
 use crate::format::{Moved, Record};
-use crate::map::{Family, Movable, seams_of};
-use crate::pool::{Failure, Meta};
+use crate::map::{Family, Movable, Stop, lookup, seams_of};
+use crate::pool::{Failure, Meta, pages_of};
 use crate::space::Miss;
 use crate::types::{BLOCK_PAGES, Block, FANOUT, PageAddr, VirtualPage, VolumeId};
 
@@ -19,6 +19,8 @@ use crate::types::{BLOCK_PAGES, Block, FANOUT, PageAddr, VirtualPage, VolumeId};
 const MAX_MEMBERS: usize = 256;
 /// Most pages that are moved, unasked, for each that lies behind the one before it afterwards.
 const COST: u64 = 64;
+/// Most virtual blocks for which room in one piece is looked for.
+const IN_A_ROW: u64 = 256;
 /// Pages kept back for tables and for verbs that free space.
 const RESERVE: u64 = 64;
 
@@ -33,12 +35,26 @@ enum Target {
     Run,
 }
 
+/// At whose expense a volume is gathered.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// By policy: everybody's seams count.
+    Unasked,
+    /// Somebody wants this volume in one piece, whoever pays for it.
+    Asked,
+    /// So does somebody, and its blocks are to lie one behind the other.
+    InOrder,
+}
+
 /// What is to be moved. The places are real ones only where it goes home.
 pub struct Wish {
     steps: Vec<Step>,
     target: Target,
     /// Tables that change.
     tables: u64,
+    /// Where the virtual block before it ends, and how many follow with it.
+    before: Option<Block>,
+    follow: u64,
 }
 
 /// What came of placing a wish.
@@ -87,15 +103,29 @@ impl Meta {
         Ok(movable.map(|movable| Survey { family, movable }))
     }
 
-    /// What of the virtual block that begins at `at` is to be moved, if anything. `asked`: somebody wants this
-    /// volume in one piece, whoever pays for it.
-    pub fn wish_to_gather(&mut self, id: VolumeId, at: VirtualPage, asked: bool) -> Result<Option<Wish>, Failure> {
+    /// What of the virtual block that begins at `at` is to be moved, if anything.
+    pub fn wish_to_gather(&mut self, id: VolumeId, at: VirtualPage, way: Way) -> Result<Option<Wish>, Failure> {
         let Some(Survey { movable, .. }) = self.survey(id, at)? else { return Ok(None) };
-        if seams_of(&movable.all) == 0 {
-            return Ok(None);
-        }
-        let wishes = [self.home(&movable), elsewhere(&movable)];
-        Ok(wishes.into_iter().flatten().find(|wish| is_worth(wish, &movable, asked)))
+        let (before, follow) = self.neighbours(id, at)?;
+        let is_scattered = seams_of(&movable.all) > 0;
+        let follows = before.is_some_and(|before| movable.all[0] == Some(Block(before.0 + 1).first_page()));
+        let behind = (way == Way::InOrder && (is_scattered || !follows)).then(|| elsewhere(&movable)).flatten();
+        let behind = behind.filter(|wish| matches!(wish.target, Target::Block) && is_worth(wish, &movable, way));
+        let wish = behind.or_else(|| {
+            let wishes = is_scattered.then(|| [self.home(&movable), elsewhere(&movable)]);
+            wishes.into_iter().flatten().flatten().find(|wish| is_worth(wish, &movable, way.min(Way::Asked)))
+        });
+        Ok(wish.map(|wish| Wish { before, follow, ..wish }))
+    }
+
+    /// The block in which the virtual block before `at` ends, and how many virtual blocks are left from `at` on.
+    fn neighbours(&mut self, id: VolumeId, at: VirtualPage) -> Result<(Option<Block>, u64), Failure> {
+        let Some((editor, record)) = self.view(id) else { return Err(Failure::Gone) };
+        let left = pages_of(record.size).saturating_sub(at.0).div_ceil(BLOCK_PAGES).clamp(1, IN_A_ROW);
+        let Some(last) = at.0.checked_sub(1) else { return Ok((None, left)) };
+        let run = lookup(editor.tables, record, VirtualPage(last), 1).map_err(Stop::from)?;
+        let end = run.data.map(|(page, _)| page).filter(|page| page.index() as u64 + 1 == BLOCK_PAGES);
+        Ok((end.map(PageAddr::block), left))
     }
 
     /// Everything that is not where most of it is goes there.
@@ -113,19 +143,19 @@ impl Meta {
             }
             steps.push((slot, page, to));
         }
-        Some(Wish { steps, target: Target::Home, tables: movable.tables })
+        Some(Wish { steps, target: Target::Home, tables: movable.tables, before: None, follow: 1 })
     }
 
     /// Finds room for a wish and takes it.
     pub fn place_gathered(&mut self, wish: Wish) -> Result<Placed, Miss> {
-        let Wish { mut steps, target, tables } = wish;
+        let Wish { mut steps, target, tables, before, follow } = wish;
         let kept = self.checkpoint_pages() + tables + RESERVE;
         if !self.space.has_room_to_gather(steps.len() as u64, kept) {
             return Ok(Placed::NoRoom);
         }
         match target {
             Target::Home => {}
-            Target::Block => match self.space.block_to_gather()? {
+            Target::Block => match self.space.block_to_gather(before, follow)? {
                 Some(block) => steps.iter_mut().for_each(|(slot, _, to)| *to = block.page(*slot)),
                 None => return Ok(Placed::NoRoom),
             },
@@ -167,19 +197,21 @@ fn elsewhere(movable: &Movable) -> Option<Wish> {
         |(i, (slot, page)): (usize, (usize, PageAddr))| (slot, page, nowhere.page(if is_full { slot } else { i }));
     let steps: Vec<Step> = pages.enumerate().map(place).collect();
     let target = if is_full { Target::Block } else { Target::Run };
-    (!steps.is_empty()).then_some(Wish { steps, target, tables: movable.tables })
+    (!steps.is_empty()).then_some(Wish { steps, target, tables: movable.tables, before: None, follow: 1 })
 }
 
-fn is_worth(wish: &Wish, movable: &Movable, asked: bool) -> bool {
+fn is_worth(wish: &Wish, movable: &Movable, way: Way) -> bool {
     let mut to: [Option<(PageAddr, PageAddr)>; FANOUT] = [None; FANOUT];
     wish.steps.iter().for_each(|&(slot, from, place)| to[slot] = Some((from, place)));
     let now = |slot: usize, page: PageAddr| to[slot].filter(|(from, _)| *from == page).map_or(page, |(_, to)| to);
     let after: Vec<Option<PageAddr>> =
         movable.all.iter().enumerate().map(|(slot, page)| page.map(|page| now(slot, page))).collect();
     let (before, after) = (seams_of(&movable.all), seams_of(&after));
-    let is_better = after < before;
-    if asked || !is_better {
-        return is_better;
+    match way {
+        Way::InOrder => return after == 0 || after < before,
+        Way::Asked => return after < before,
+        Way::Unasked if after >= before => return false,
+        Way::Unasked => {}
     }
     movable.weight(now) < movable.weight(|_, page| page) && wish.steps.len() as u64 <= COST * (before - after)
 }

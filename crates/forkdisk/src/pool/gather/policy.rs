@@ -13,7 +13,7 @@ use crate::pool::{Inner, Meta, Pool};
 use crate::sync::{Event, RangeLocks};
 use crate::types::{BLOCK_PAGES, VirtualPage, VolumeId};
 
-use super::{GatherReport, Outcome};
+use super::{GatherReport, Outcome, Way};
 
 /// How long nobody may have read or written for the pool to be idle.
 const QUIET: Duration = Duration::from_millis(200);
@@ -131,7 +131,7 @@ impl<D: Device> Inner<D> {
                 return Ok(());
             }
             let Some(next) = self.next_scattered(id, at).await? else { return Ok(()) };
-            let outcome = self.gather_for(id, next, false, &mut report).await?;
+            let outcome = self.gather_for(id, next, Way::Unasked, &mut report).await?;
             if outcome == Outcome::NoRoom {
                 return Ok(());
             }

@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use crate::codec::{Capabilities, Decoded, HEAD, Header, InitReply, InitRequest, MAX_WRITE, Operation, Reply, Request};
 use crate::mount::{MountOptions, mount, raise_read_ahead, unmount};
 use crate::off_thread::off_thread;
+use crate::own_mount::{Deputy, OwnCall};
 use memory::Memory;
 
 pub use notify::Notifier;
@@ -45,6 +46,12 @@ pub trait Handler: 'static {
         true
     }
 
+    /// Who makes the system calls on the mount itself. Without a deputy a thread of this process does, and a kill in
+    /// the middle of one leaves a process that does not end.
+    fn deputy(&self) -> Option<Deputy> {
+        None
+    }
+
     /// Does what is asked for. The future is run to its end.
     fn handle(self: Rc<Self>, header: Header, operation: Operation) -> impl Future<Output = Reply>;
 
@@ -56,6 +63,7 @@ struct State {
     rt: Rt,
     connection: Watched,
     dir: PathBuf,
+    deputy: Option<Deputy>,
     memory: Memory,
     requests: Cell<usize>,
     stopping: Cell<bool>,
@@ -79,11 +87,14 @@ impl SessionHandle {
         if state.stopping.replace(true) {
             return;
         }
-        let dir = state.dir.clone();
+        let (dir, deputy) = (state.dir.clone(), state.deputy.clone());
         let ended = off_thread(move || {
-            write_back(&dir);
-            unmount_patiently(&dir).or_else(|error| match error.kind() {
-                ErrorKind::Busy => unmount(&dir, true).map(|()| tracing::warn!("{error}; it goes away lazily")),
+            let make = |call: OwnCall| call.make(deputy.as_ref());
+            if let Err(error) = make(OwnCall::WriteBackAll(dir.clone())) {
+                tracing::warn!(%error, "writing back what the kernel has cached");
+            }
+            make(OwnCall::Unmount(dir.clone())).or_else(|error| match error.errno {
+                libc::EBUSY => make(OwnCall::Detach(dir)).map(|()| tracing::warn!("{error}; it goes away lazily")),
                 _ => Err(error),
             })
         });
@@ -115,14 +126,6 @@ pub fn unmount_patiently(dir: &Path) -> Result<()> {
     }
 }
 
-/// Lets the kernel write what it has cached of a whole mount.
-fn write_back(dir: &Path) {
-    let synced = std::fs::File::open(dir).and_then(|root| Ok(rustix::fs::syncfs(&root)?));
-    if let Err(error) = synced {
-        tracing::warn!(%error, "writing back what the kernel has cached");
-    }
-}
-
 impl<H: Handler> Session<H> {
     /// Mounts `handler` at `dir` and agrees with the kernel on how to talk.
     pub async fn mount(rt: &Rt, handler: Rc<H>, dir: &Path, options: &MountOptions) -> Result<Session<H>> {
@@ -139,6 +142,7 @@ impl<H: Handler> Session<H> {
             rt: rt.clone(),
             connection,
             dir: dir.clone(),
+            deputy: handler.deputy(),
             memory: Memory::new(
                 CONTENTS,
                 Box::new({

@@ -70,6 +70,11 @@ impl<D: Device> Volumes<D> {
         node.map_or(u64::from(u32::MAX), |(node, _)| self.nodes.borrow().number(&node))
     }
 
+    /// Whether the folder is that of a volume's snapshots, so that what lies in it is one.
+    pub(super) fn holds_snapshots(&self, number: u64) -> bool {
+        matches!(self.node(number), Ok(Node::Snapshots(path)) if self.is_volume(&path))
+    }
+
     /// Whether `path` is a volume.
     pub(super) fn is_volume(&self, path: &str) -> bool {
         !path.is_empty() && self.pool.find(path).is_ok()

@@ -30,6 +30,7 @@ use forkdisk::{Buf, Device, ErrorKind, LocalFuture, Pool, Volume, VolumeId};
 use slab::Slab;
 
 use crate::codec::{Entry, Header, Operation, Reply, Time};
+use crate::own_mount::Deputy;
 use crate::session::{Handler, Notifier};
 use nodes::{Node, Nodes};
 
@@ -46,6 +47,8 @@ pub struct VolumesOptions {
     /// open and the next, and what programs write for a while. Otherwise every write is passed on at once, and
     /// whoever changes a volume by another way says so with [`Volumes::changed`].
     pub alone: bool,
+    /// Who makes the system calls on the mount itself; see [`Handler::deputy`].
+    pub deputy: Option<Deputy>,
 }
 
 /// An open file.
@@ -195,6 +198,10 @@ impl<D: Device> Handler for Volumes<D> {
 
     fn caches_writes(&self) -> bool {
         self.options.alone
+    }
+
+    fn deputy(&self) -> Option<Deputy> {
+        self.options.deputy.clone()
     }
 
     fn buffer(&self, len: usize) -> Buf {

@@ -45,7 +45,8 @@ impl<D: Device> Volumes<D> {
 
     pub(super) fn look_up(&self, header: &Header, name: &str) -> Outcome<Entry> {
         let (node, valid) = self.child_node(header.node, name)?;
-        if valid == 0 && super::snapshots::wants_a_folder(header.pid) {
+        // Only a snapshot itself: the folders on the way to it are looked up by the same system call.
+        if self.holds_snapshots(header.node) && super::snapshots::wants_a_folder(header.pid) {
             return self.entry(Node::Phantom, 0);
         }
         self.entry(node, valid)

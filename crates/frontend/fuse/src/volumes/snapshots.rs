@@ -13,6 +13,7 @@ use super::nodes::Node;
 use super::{Failed, Outcome, Volumes, now};
 use crate::codec::{Entry, Reply};
 use crate::off_thread::off_thread;
+use crate::own_mount::{OwnCall, Refusal};
 
 impl<D: Device> Volumes<D> {
     pub(super) async fn take_snapshot(&self, volume: &str, name: &str) -> Outcome<Entry> {
@@ -29,12 +30,11 @@ impl<D: Device> Volumes<D> {
 
     /// Lets the kernel write what it has cached of a volume, so that the snapshot shows it.
     async fn write_back(&self, volume: &str) -> Outcome<()> {
-        let file = self.options.dir.join(volume);
-        match off_thread(move || fs::File::open(file).and_then(|f| f.sync_data())).await {
+        let (call, deputy) = (OwnCall::WriteBack(self.options.dir.join(volume)), self.options.deputy.clone());
+        match off_thread(move || call.make(deputy.as_ref())).await {
             // Not allowed to us, or not mounted here: then there is nothing of ours in the cache.
-            Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => Ok(()),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            outcome => outcome.map_err(|e| Failed(e.raw_os_error().unwrap_or(libc::EIO))),
+            Err(Refusal { errno: libc::EACCES | libc::EPERM | libc::ENOENT, .. }) => Ok(()),
+            outcome => outcome.map_err(|refusal| Failed(refusal.errno)),
         }
     }
 

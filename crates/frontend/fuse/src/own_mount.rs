@@ -1,0 +1,213 @@
+//! System calls on our own mount, made by a deputy: a process that does not hold the connection to the kernel.
+//!
+//! Such a call waits for our answer. A process that is killed in the middle of one of its own waits on and cannot go,
+//! and as long as it holds the connection the kernel lets nobody else go either. A deputy is let go when the
+//! process that serves is gone, as with that the connection ends.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::mount::unmount;
+use crate::session::unmount_patiently;
+
+/// How a deputy is started. It has to write to its standard output what [`carry_out`] returns for the arguments
+/// that follow [`args`](Self::args).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Deputy {
+    /// The program.
+    pub program: PathBuf,
+    /// Its first arguments.
+    pub args: Vec<OsString>,
+}
+
+/// A call on our own mount, or one of its files. Never made on the thread that serves the mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OwnCall {
+    /// Lets the kernel write what it has cached of a file.
+    WriteBack(PathBuf),
+    /// Lets the kernel write what it has cached of the whole mount.
+    WriteBackAll(PathBuf),
+    /// As [`unmount_patiently`].
+    Unmount(PathBuf),
+    /// Unmounts also what is in use.
+    Detach(PathBuf),
+}
+
+/// Why a call failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub errno: i32,
+    text: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Refusal {
+        Refusal { errno: error.raw_os_error().unwrap_or(libc::EIO), text: error.to_string() }
+    }
+}
+
+impl From<forkdisk::Error> for Refusal {
+    fn from(error: forkdisk::Error) -> Refusal {
+        Refusal { errno: error.errno(), text: error.to_string() }
+    }
+}
+
+type Outcome = Result<(), Refusal>;
+
+/// What a deputy does: makes the call that `words` say, and returns how it ended, for its standard output. `None` if
+/// they say no call.
+pub fn carry_out(words: &[OsString]) -> Option<String> {
+    OwnCall::from_words(words).map(|call| to_line(&call.make_here()))
+}
+
+impl OwnCall {
+    /// Has the deputy make the call, and waits for its end. Without a deputy it is made here.
+    pub fn make(&self, deputy: Option<&Deputy>) -> Outcome {
+        let Some(deputy) = deputy else { return self.make_here() };
+        match deputy.start(self) {
+            Ok(child) => finish(child),
+            Err(error) => {
+                // What is cached counts for more than how a kill ends.
+                tracing::warn!(%error, "{} cannot be started for a call on the mount", deputy.program.display());
+                self.make_here()
+            }
+        }
+    }
+
+    fn make_here(&self) -> Outcome {
+        match self {
+            OwnCall::WriteBack(file) => Ok(File::open(file)?.sync_data()?),
+            OwnCall::WriteBackAll(dir) => Ok(rustix::fs::syncfs(File::open(dir)?).map_err(io::Error::from)?),
+            OwnCall::Unmount(dir) => Ok(unmount_patiently(dir)?),
+            OwnCall::Detach(dir) => Ok(unmount(dir, true)?),
+        }
+    }
+
+    fn words(&self) -> (&'static str, &Path) {
+        match self {
+            OwnCall::WriteBack(file) => ("write-back", file),
+            OwnCall::WriteBackAll(dir) => ("write-back-all", dir),
+            OwnCall::Unmount(dir) => ("unmount", dir),
+            OwnCall::Detach(dir) => ("detach", dir),
+        }
+    }
+
+    fn from_words(words: &[OsString]) -> Option<OwnCall> {
+        let [call, path] = words else { return None };
+        let path = PathBuf::from(path);
+        Some(match call.to_str()? {
+            "write-back" => OwnCall::WriteBack(path),
+            "write-back-all" => OwnCall::WriteBackAll(path),
+            "unmount" => OwnCall::Unmount(path),
+            "detach" => OwnCall::Detach(path),
+            _ => return None,
+        })
+    }
+}
+
+impl Deputy {
+    fn start(&self, call: &OwnCall) -> io::Result<Child> {
+        let (word, path) = call.words();
+        let mut command = Command::new(&self.program);
+        command.args(&self.args).arg(word).arg(path).stdin(Stdio::null()).stdout(Stdio::piped());
+        // What a terminal sends to us we answer in our own time: it does not end what we have begun.
+        command.process_group(0).spawn()
+    }
+}
+
+/// Waits until a deputy has ended. What counts is what it said.
+fn finish(mut child: Child) -> Outcome {
+    let mut said = Vec::new();
+    let read = child.stdout.take().map_or(Ok(0), |mut stdout| stdout.read_to_end(&mut said));
+    let ended = child.wait();
+    from_line(&String::from_utf8_lossy(&said)).unwrap_or_else(|| {
+        let how = read.and(ended).map_or_else(|error| error.to_string(), |status| status.to_string());
+        let text = format!("a process for a call on the mount ended without an answer: {how}");
+        tracing::error!("{text}");
+        Err(Refusal { errno: libc::EIO, text })
+    })
+}
+
+/// An errno, 0 for none, and what to say about it.
+fn to_line(outcome: &Outcome) -> String {
+    match outcome {
+        Ok(()) => "0 done".to_string(),
+        Err(Refusal { errno, text }) => format!("{errno} {text}"),
+    }
+}
+
+fn from_line(line: &str) -> Option<Outcome> {
+    let (errno, text) = line.trim_end().split_once(' ')?;
+    Some(match errno.parse().ok()? {
+        0 => Ok(()),
+        errno => Err(Refusal { errno, text: text.to_string() }),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A shell in the place of the program: it knows the call as `$1` and the path as `$2`.
+    fn shell(script: &str) -> Deputy {
+        Deputy { program: "/bin/sh".into(), args: ["-c", script, "deputy"].map(OsString::from).to_vec() }
+    }
+
+    #[test]
+    fn calls_and_their_words_belong_together() {
+        let path = || PathBuf::from("/a b");
+        let all = [OwnCall::WriteBack, OwnCall::WriteBackAll, OwnCall::Unmount, OwnCall::Detach];
+        for call in all.map(|call| call(path())) {
+            let (word, path) = call.words();
+            assert_eq!(OwnCall::from_words(&[word.into(), path.into()]), Some(call.clone()));
+        }
+        assert_eq!(OwnCall::from_words(&["sing".into(), "/".into()]), None);
+        assert_eq!(OwnCall::from_words(&["unmount".into()]), None);
+    }
+
+    #[test]
+    fn outcomes_reach_whoever_asked() {
+        let full = Err(Refusal { errno: libc::ENOSPC, text: "no room, and\nno more to say".to_string() });
+        for outcome in [Ok(()), full] {
+            assert_eq!(from_line(&format!("{}\n", to_line(&outcome))), Some(outcome));
+        }
+        assert_eq!(from_line(""), None);
+        assert_eq!(from_line("out of luck"), None);
+    }
+
+    #[test]
+    fn a_deputy_says_how_it_went() {
+        let call = OwnCall::WriteBack("/nowhere/at all".into());
+        let said = shell(r#"test "$1 $2" = "write-back /nowhere/at all" && echo "28 full""#);
+        assert_eq!(call.make(Some(&said)), Err(Refusal { errno: libc::ENOSPC, text: "full".to_string() }));
+        assert_eq!(call.make(Some(&shell("echo 0 done"))), Ok(()));
+        // One that ends without a word has not done it, whatever its status.
+        assert_eq!(call.make(Some(&shell("exit 0"))).unwrap_err().errno, libc::EIO);
+        assert_eq!(call.make(Some(&shell("kill -9 $$"))).unwrap_err().errno, libc::EIO);
+    }
+
+    #[test]
+    fn without_a_deputy_calls_are_made_all_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "x").unwrap();
+        let none = Deputy { program: dir.path().join("none"), args: Vec::new() };
+        for deputy in [None, Some(&none)] {
+            assert_eq!(OwnCall::WriteBack(file.clone()).make(deputy), Ok(()));
+            assert_eq!(OwnCall::WriteBackAll(dir.path().into()).make(deputy), Ok(()));
+            let refusal = OwnCall::WriteBack(dir.path().join("gone")).make(deputy).unwrap_err();
+            assert_eq!(refusal.errno, libc::ENOENT, "{refusal}");
+        }
+    }
+}
