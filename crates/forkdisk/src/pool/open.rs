@@ -228,6 +228,9 @@ impl<D: Device> Pool<D> {
         // Ends the waiting for a full host, of which requests in flight may be part.
         inner.closing.set(true);
         inner.generations.barrier().await;
+        while inner.reaping.get() && !inner.full.get() {
+            inner.reaped.wait().await;
+        }
         let nothing_to_do = !inner.active.get() && inner.superblock.borrow().clean && !inner.has_changes();
         if !nothing_to_do {
             inner.clone().patient_checkpoint().await?;

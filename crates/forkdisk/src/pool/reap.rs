@@ -45,9 +45,15 @@ impl<D: Device> Inner<D> {
         }));
     }
 
+    /// A pool that is being closed is left to the next open, unless that takes room which only this can bring.
+    fn may_reap(&self) -> bool {
+        let goes_on = !self.closing.get() || self.full.get();
+        goes_on && !self.closed.get() && self.failed.borrow().is_none()
+    }
+
     async fn reap(self: &Rc<Self>) -> Result<()> {
         loop {
-            if self.closed.get() || self.failed.borrow().is_some() {
+            if !self.may_reap() {
                 return Ok(());
             }
             // What waits for room on the host may get it from what is given back here.

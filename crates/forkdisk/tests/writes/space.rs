@@ -102,3 +102,38 @@ fn what_was_set_aside_for_one_writer_is_to_be_had_by_another() {
         assert!(at << 16 >= free * 9 / 10, "{} of {free} bytes were to be had", at << 16);
     });
 }
+
+#[test]
+fn a_write_that_does_not_fit_leaves_the_room_to_one_that_does() {
+    Lab::run(16, OpenOptions::default(), |lab| async move {
+        let volume = lab.volume("volume", 64).await;
+        // Each takes parts of two blocks, and the last one finds room for its first part only.
+        let mut at = 128;
+        while volume.write(at * 4096, stamp(at, 256), false).await.0.is_ok() {
+            at += 256;
+        }
+        lab.pool.checkpoint().await.expect("it succeeds");
+        let free = lab.pool.info().free;
+        for _ in 0..20 {
+            volume.write(at * 4096, stamp(at, 256), false).await.0.expect_err("it does not fit");
+        }
+        assert_eq!(lab.pool.info().free, free, "nothing is kept for it");
+    });
+}
+
+#[test]
+fn a_pool_that_is_closed_just_behind_a_deletion_is_marked_clean() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        let volume = lab.volume("volume", 40).await;
+        lab.fill(&volume).await;
+        drop(volume);
+        lab.pool.delete(&["volume"]).await.expect("it is deleted");
+        lab.pool.close().await.expect("it is closed");
+        assert!(lab.pool.info().clean);
+        let options = OpenOptions::default();
+        let pool = forkdisk::Pool::open(lab.tape.clone(), std::rc::Rc::new(lab.tasks.clone()), options).await;
+        let pool = pool.expect("it opens");
+        pool.settle().await.expect("it settles");
+        assert!(pool.info().used < 12 << 20, "the next open gave it back: {}", pool.info().used);
+    });
+}

@@ -95,6 +95,11 @@ impl Faults {
         self.armed.clear();
     }
 
+    /// Whether this may happen to requests.
+    pub fn is_armed(&self, harm: Harm) -> bool {
+        self.armed.iter().any(|(fault, _)| fault.harm == harm)
+    }
+
     /// Requests hit so far.
     pub fn hits(&self) -> u64 {
         self.hits

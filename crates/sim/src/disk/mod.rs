@@ -158,9 +158,10 @@ impl SimDisk {
         self.state.borrow_mut().host.leave(Some(pages));
     }
 
-    /// Room left in the file system under it, in pages.
-    pub fn room(&self) -> Option<u64> {
-        self.state.borrow().host.room()
+    /// Whether writes may end with ENOSPC.
+    pub fn may_lack_room(&self) -> bool {
+        let state = self.state.borrow();
+        state.host.room().is_some() || state.faults.is_armed(Harm::Enospc)
     }
 
     /// Requests that begin in this range of bytes end late from now on.
