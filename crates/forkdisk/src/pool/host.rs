@@ -64,8 +64,6 @@ impl Host {
     pub fn has_room(&self) {
         self.stuck.set(false);
         self.tried.notify();
-        // Nobody who has given up waiting stays noted.
-        self.is_stuck.notify();
     }
 
     /// The checkpoint that waits, if one does, tries again at once.

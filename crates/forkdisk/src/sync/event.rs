@@ -9,38 +9,100 @@ use std::task::{Context, Poll, Waker};
 #[derive(Default)]
 pub struct Event {
     round: Cell<u64>,
-    waiters: RefCell<Vec<Waker>>,
+    /// Who waits, by the number of the wait.
+    waiters: RefCell<Vec<(u64, Waker)>>,
+    next: Cell<u64>,
 }
 
 impl Event {
     /// Resolves at the next `notify` after this call.
     pub fn wait(&self) -> Wait<'_> {
-        Wait { event: self, round: self.round.get() }
+        Wait { event: self, round: self.round.get(), number: None }
     }
 
     /// Wakes all who wait.
     pub fn notify(&self) {
         self.round.set(self.round.get() + 1);
-        for waker in self.waiters.take() {
+        for (_, waker) in self.waiters.take() {
             waker.wake();
         }
     }
 }
 
-/// See [`Event::wait`].
+/// See [`Event::wait`]. Who gives up waiting is forgotten.
 pub struct Wait<'a> {
     event: &'a Event,
     round: u64,
+    /// Its number, once it is noted.
+    number: Option<u64>,
+}
+
+impl Wait<'_> {
+    fn is_over(&self) -> bool {
+        self.event.round.get() != self.round
+    }
+
+    fn forget(&mut self) {
+        let Some(number) = self.number.take().filter(|_| !self.is_over()) else { return };
+        let mut waiters = self.event.waiters.borrow_mut();
+        let gone = waiters.iter().position(|&(other, _)| other == number).map(|at| waiters.remove(at));
+        // What goes with a waker may wait here, too.
+        drop(waiters);
+        drop(gone);
+    }
 }
 
 impl Future for Wait<'_> {
     type Output = ();
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if self.event.round.get() != self.round {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.is_over() {
             return Poll::Ready(());
         }
-        self.event.waiters.borrow_mut().push(cx.waker().clone());
+        self.forget();
+        let number = self.event.next.get();
+        self.event.next.set(number + 1);
+        self.event.waiters.borrow_mut().push((number, cx.waker().clone()));
+        self.number = Some(number);
         Poll::Pending
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        self.forget();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use super::*;
+
+    #[test]
+    fn who_gives_up_waiting_is_forgotten() {
+        let event = Event::default();
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut stays = pin!(event.wait());
+        assert!(stays.as_mut().poll(&mut cx).is_pending());
+        for _ in 0..3 {
+            let mut goes = pin!(event.wait());
+            assert!(goes.as_mut().poll(&mut cx).is_pending() && goes.as_mut().poll(&mut cx).is_pending());
+            assert_eq!(event.waiters.borrow().len(), 2, "polled twice, noted once");
+        }
+    }
+
+    #[test]
+    fn whoever_waited_before_is_woken() {
+        let event = Event::default();
+        let mut cx = Context::from_waker(Waker::noop());
+        let (mut noted, mut quiet) = (pin!(event.wait()), pin!(event.wait()));
+        assert!(noted.as_mut().poll(&mut cx).is_pending());
+        event.notify();
+        let mut later = pin!(event.wait());
+        assert!(noted.as_mut().poll(&mut cx).is_ready() && quiet.as_mut().poll(&mut cx).is_ready());
+        assert!(later.as_mut().poll(&mut cx).is_pending());
+        assert_eq!(event.waiters.borrow().len(), 1);
     }
 }
