@@ -77,6 +77,16 @@ impl Delta {
         self.marks.as_ref().map_or([0; 4], |marks| std::array::from_fn(|i| marks.tables[i] | marks.discarded[i]))
     }
 
+    /// Pages whose counts change.
+    pub fn changed(&self) -> Bitmap {
+        if self.all != 0 {
+            return ALL;
+        }
+        let mut changed = Bitmap::default();
+        self.pages.iter().for_each(|change| set(&mut changed, change.start()..change.end()));
+        changed
+    }
+
     /// Change of one page's count.
     pub fn of(&self, index: usize) -> i32 {
         let at = self.pages.partition_point(|change| change.end() <= index);
@@ -117,7 +127,7 @@ fn set(bits: &mut Bitmap, indices: Range<usize>) {
 }
 
 /// A run of pages block by block: which of its pages belong to the run.
-fn by_block(first: PageAddr, n: u64) -> impl Iterator<Item = (Block, Range<usize>)> {
+pub(super) fn by_block(first: PageAddr, n: u64) -> impl Iterator<Item = (Block, Range<usize>)> {
     let (mut page, end) = (first.0, first.0 + n);
     std::iter::from_fn(move || {
         let here = PageAddr(page);
