@@ -143,6 +143,8 @@ pub struct Gathering {
     pub moved: u64,
     /// MiB of the volume that are scattered still: sharing, constant writes or a lack of room is in the way.
     pub left: u64,
+    /// It ended early: the file system under the pool had no room to move more.
+    pub host_full: bool,
 }
 
 /// What came of making a clone independent. In bytes.

@@ -132,6 +132,7 @@ mod ordered;
 mod origin;
 pub mod planted;
 mod pool;
+mod replace;
 mod runtime;
 mod space;
 mod sync;

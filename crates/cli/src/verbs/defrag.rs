@@ -38,7 +38,13 @@ fn told(done: &Gathering) -> String {
         0 => String::new(),
         n => format!("; {n} MiB of it are scattered still"),
     };
-    format!("{}: {} moved, fragmentation {before} before and {after} now{left}", done.name, human(done.moved))
+    let stopped = match done.host_full {
+        false => "",
+        true => {
+            "; the rest stays as it lies, since the file system under the pool has no room to move it: give it some"
+        }
+    };
+    format!("{}: {} moved, fragmentation {before} before and {after} now{left}{stopped}", done.name, human(done.moved))
 }
 
 #[cfg(test)]
@@ -48,8 +54,12 @@ mod tests {
     #[test]
     fn what_came_of_it_is_one_line() {
         let name = "vm1".to_string();
-        let done = Gathering { name, referenced: 1 << 20, before: 1 << 19, after: 4096, moved: 3 << 20, left: 1 };
+        let (before, after, moved) = (1 << 19, 4096, 3 << 20);
+        let done = Gathering { name, referenced: 1 << 20, before, after, moved, left: 1, host_full: false };
         let line = "vm1: 3M moved, fragmentation 50.0% before and 0.4% now; 1 MiB of it are scattered still";
         assert_eq!(told(&done), line);
+        assert!(
+            told(&Gathering { host_full: true, ..done }).starts_with(&format!("{line}; the rest stays as it lies"))
+        );
     }
 }

@@ -125,6 +125,44 @@ fn gathering_on_a_full_host_file_system_is_refused_and_waits_for_nothing() {
 }
 
 #[test]
+fn gathering_does_with_the_room_that_the_host_has_and_says_when_it_has_none() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "64M") else { return };
+    lab.ok(&["init", "small/pool.img", "--size", "1G"]);
+    ["a", "b"].iter().for_each(|name| drop(lab.ok(&["create", &format!("small/pool.img/{name}"), "--size", "20M"])));
+    let server = Server::start_on(&lab, "small/pool.img");
+    let mut clients = ["a", "b"].map(|name| Client::connect(server.socket(), name).unwrap());
+    let contents = |volume: u64, piece: u64| noise(1000 * volume + piece, MIB);
+    for piece in 0..20 {
+        for (volume, client) in (0..).zip(&mut clients) {
+            client.write(piece << 20, &contents(volume, piece), true).unwrap();
+        }
+    }
+    let leave = |room: u64| {
+        fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
+        let filler = fs::OpenOptions::new().write(true).open(place.join("filler")).unwrap();
+        filler.set_len(filler.metadata().unwrap().len() - room).unwrap();
+    };
+    // Less than one piece.
+    leave(256 << 10);
+    let told = lab.json(&["defrag", "small/pool.img/a"]);
+    assert_eq!((&told["moved"], &told["host_full"]), (&0.into(), &true.into()), "{told}");
+    let told = lab.ok(&["defrag", "small/pool.img/a"]);
+    assert!(told.contains("the file system under the pool has no room to move it"), "{told}");
+    // Less than the volume: what was moved gives its place to what follows.
+    leave(6 << 20);
+    let told = lab.json(&["defrag", "small/pool.img/a"]);
+    assert_eq!((&told["moved"], &told["host_full"]), (&(20 * MIB).into(), &false.into()), "{told}");
+    for (volume, client) in (0..).zip(&mut clients) {
+        (0..20).for_each(|piece| assert!(client.read(piece << 20, MIB).unwrap() == contents(volume, piece)));
+    }
+    drop(clients);
+    server.stop();
+    assert_eq!(lab.run(&["check", "small/pool.img"]).status.code(), Some(0));
+}
+
+#[test]
 fn a_deletion_on_a_full_host_file_system_is_done_and_says_that_space_is_missing() {
     let lab = Lab::empty();
     let place = lab.path("small");

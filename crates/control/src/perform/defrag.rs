@@ -28,5 +28,6 @@ pub async fn defrag(session: &Session, p: params::Defrag, call: &Call) -> Result
         after: after.scattered,
         moved: report.moved,
         left: report.left,
+        host_full: report.host_full,
     })
 }

@@ -26,7 +26,7 @@ pub use failing::FailingDevice;
 pub use memory::MemoryDevice;
 pub use models::DeviceModel;
 pub use recording::{Recording, RecordingDevice, Request, RequestKind, Rule, zeroes_are_data};
-pub use stripes::{StripedDevice, Stripes};
+pub use stripes::{Array, StripedDevice, Stripes};
 
 /// One contiguous piece of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +79,11 @@ pub trait Device: 'static {
     /// answered. A device that wants whole stripes may hold back the end of a write for a moment then, and with it its
     /// completion.
     fn cork(&self, _more: bool) {}
+
+    /// Bytes of a stripe, for a device that wants whole ones.
+    fn stripe(&self) -> Option<u64> {
+        None
+    }
 
     /// Makes durable every write that completed before this call.
     fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static;

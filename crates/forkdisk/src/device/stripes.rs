@@ -7,9 +7,13 @@
 //! only then is the write that it belongs to acknowledged.
 //!
 //! That is done only while the device is [corked](super::Device::cork): while whoever writes knows of a client that does
-//! not wait for the answer before it sends more. And never for long: a held end is written after a quarter of
-//! the time that its stream has lasted, or three times the pause between its writes, at most after [`LONGEST`]; before a flush; before anything else that comes
-//! near it. A stream in which the successor did not come in time is held less often, after two such every fourth time.
+//! not wait for the answer before it sends more. And never for long: a held end is written after half of the time that
+//! its stream has lasted, or three times the pause between its writes (at least [`SHORTEST`], at most [`LONGEST`]); before a
+//! flush; before anything else that comes near it. A stream in which the successor did not come in time is held less often,
+//! after two such every fourth time.
+//!
+//! And an array that has no memory left for more stripes lets who writes wait in the middle of one, which it then reads
+//! first, too. So no more is on its way to it than it [can hold](Array::in_flight); what comes then waits here, in its order.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -23,8 +27,9 @@ use super::{Buf, Device, IoResult, Segment, Segments};
 use crate::runtime::Runtime;
 use crate::sync::Event;
 
-/// Longest that an end is held.
-const LONGEST: Duration = Duration::from_secs(1);
+/// Longest that an end is held, and what even a young stream has.
+const LONGEST: Duration = Duration::from_secs(2);
+const SHORTEST: Duration = Duration::from_millis(200);
 /// Streams that are known at a time.
 const STREAMS: usize = 8;
 /// What a write to elsewhere must not overtake: a held end so near to it.
@@ -34,11 +39,21 @@ const MISSES: u32 = 2;
 /// Largest stripe that is filled.
 const LARGEST: u64 = 16 << 20;
 
+/// What an array with parity wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Array {
+    /// Bytes of data in a stripe.
+    pub stripe: u64,
+    /// Most bytes that are to be on their way to it.
+    pub in_flight: u64,
+}
+
 /// Holds back ends of writes to `device`; see the module.
 pub struct Stripes<D> {
     device: D,
     runtime: Rc<dyn Runtime>,
     stripe: u64,
+    gate: Rc<Gate>,
     corked: Cell<bool>,
     number: Cell<u64>,
     streams: RefCell<Vec<Stream>>,
@@ -66,6 +81,55 @@ struct Held {
     len: usize,
     buf: Buf,
     done: Rc<Done>,
+}
+
+/// Lets writes pass in their order.
+struct Gate {
+    most: u64,
+    /// Bytes on their way.
+    passing: Cell<u64>,
+    /// Places that were given away, and whose turn it is.
+    given: Cell<u64>,
+    turn: Cell<u64>,
+    changed: Event,
+}
+
+/// A write on its way.
+struct Passing {
+    gate: Rc<Gate>,
+    bytes: u64,
+}
+
+impl Gate {
+    fn place(&self) -> u64 {
+        self.given.replace(self.given.get() + 1)
+    }
+
+    /// Lets a write of so many bytes pass if it is its turn and there is room for it. One passes always.
+    fn pass(self: &Rc<Self>, place: u64, bytes: u64) -> Option<Passing> {
+        let passing = self.passing.get();
+        if self.turn.get() != place || passing > 0 && passing + bytes > self.most {
+            return None;
+        }
+        self.turn.set(place + 1);
+        self.passing.set(passing + bytes);
+        self.changed.notify();
+        Some(Passing { gate: self.clone(), bytes })
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        self.gate.passing.set(self.gate.passing.get() - self.bytes);
+        self.gate.changed.notify();
+    }
+}
+
+/// The outcome of a write.
+#[derive(Default)]
+struct Passed {
+    outcome: Cell<Option<IoResult>>,
+    is_there: Event,
 }
 
 /// An error for several: its kind, its number and its text.
@@ -99,11 +163,19 @@ impl Done {
 }
 
 impl<D: Device> Stripes<D> {
-    /// For a device with stripes of `stripe` bytes of data; `None` if they are none that can be filled.
-    pub fn new(device: D, runtime: Rc<dyn Runtime>, stripe: u64) -> Option<Rc<Stripes<D>>> {
+    /// For a device that is an `array`; `None` if its stripes are none that can be filled.
+    pub fn new(device: D, runtime: Rc<dyn Runtime>, array: Array) -> Option<Rc<Stripes<D>>> {
+        let Array { stripe, in_flight: most } = array;
         let fits = (8192..=LARGEST).contains(&stripe) && stripe.is_multiple_of(4096);
         let (corked, number, streams) = (Cell::new(false), Cell::new(0), RefCell::default());
-        fits.then(|| Rc::new(Stripes { device, runtime, stripe, corked, number, streams }))
+        let (passing, given, turn, changed) = Default::default();
+        let gate = Rc::new(Gate { most, passing, given, turn, changed });
+        fits.then(|| Rc::new(Stripes { device, runtime, stripe, gate, corked, number, streams }))
+    }
+
+    /// Bytes of a stripe.
+    pub fn stripe(&self) -> u64 {
+        self.stripe
     }
 
     /// See [`Device::cork`].
@@ -126,7 +198,7 @@ impl<D: Device> Stripes<D> {
         }
         let write = match straight.is_empty() {
             true => Err(buf),
-            false => Ok(self.device.write(buf, straight, fua)),
+            false => Ok(self.pass(buf, straight, fua)),
         };
         async move {
             let (mut result, buf) = match write {
@@ -137,6 +209,43 @@ impl<D: Device> Stripes<D> {
                 result = result.and(part.wait().await);
             }
             (result, buf)
+        }
+    }
+
+    /// Hands a write to the device, in the order of the calls, as soon as there is room for it. It goes on when nobody
+    /// waits for the outcome: others may wait behind it.
+    fn pass(self: &Rc<Self>, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
+        let bytes = segments.iter().map(|s| s.len as u64).sum();
+        let place = self.gate.place();
+        let at_once = match self.gate.pass(place, bytes) {
+            Some(passing) => Ok((self.device.write(buf, segments, fua), passing)),
+            None => Err((buf, segments)),
+        };
+        let passed = Rc::new(Passed::default());
+        let (this, noted) = (self.clone(), passed.clone());
+        self.runtime.spawn(Box::pin(async move {
+            let outcome = match at_once {
+                Ok((write, _passing)) => write.await,
+                Err((buf, segments)) => {
+                    let _passing = loop {
+                        match this.gate.pass(place, bytes) {
+                            Some(passing) => break passing,
+                            None => this.gate.changed.wait().await,
+                        }
+                    };
+                    this.device.write(buf, segments, fua).await
+                }
+            };
+            noted.outcome.set(Some(outcome));
+            noted.is_there.notify();
+        }));
+        async move {
+            loop {
+                match passed.outcome.take() {
+                    Some(outcome) => break outcome,
+                    None => passed.is_there.wait().await,
+                }
+            }
         }
     }
 
@@ -153,6 +262,11 @@ impl<D: Device> Stripes<D> {
         let Some(i) = known else {
             self.release_near(from, segment.len as u64);
             self.begin(end);
+            // One that is large most likely begins a stream.
+            if segment.len as u64 >= self.stripe && self.corked.get() {
+                let last = self.streams.borrow().len() - 1;
+                self.hold_end(last, buf, &mut segment, parts);
+            }
             straight.push(segment);
             return;
         };
@@ -177,18 +291,26 @@ impl<D: Device> Stripes<D> {
             self.streams.borrow_mut()[i].misses = 0;
             self.submit(held);
         }
-        let ragged = (end % self.stripe).min(segment.len as u64) as usize;
-        if ragged > 0 && self.corked.get() && self.may_hold(i) {
-            segment.len -= ragged;
-            let at = segment.at + segment.len;
-            parts.push(self.hold(i, end - ragged as u64, &buf[at..at + ragged]));
+        if self.corked.get() {
+            self.hold_end(i, buf, &mut segment, parts);
         }
         if segment.len > 0 {
             straight.push(segment);
         }
     }
 
-    fn begin(&self, next: u64) {
+    /// Takes what does not fill a stripe off a segment of stream `i`, if that may be held.
+    fn hold_end(self: &Rc<Self>, i: usize, buf: &Buf, segment: &mut Segment, parts: &mut SmallVec<[Rc<Done>; 2]>) {
+        let end = segment.offset + segment.len as u64;
+        let ragged = (end % self.stripe).min(segment.len as u64) as usize;
+        if ragged > 0 && self.may_hold(i) {
+            segment.len -= ragged;
+            let at = segment.at + segment.len;
+            parts.push(self.hold(i, end - ragged as u64, &buf[at..at + ragged]));
+        }
+    }
+
+    fn begin(self: &Rc<Self>, next: u64) {
         self.number.set(self.number.get() + 1);
         let stream = Stream {
             next,
@@ -230,7 +352,7 @@ impl<D: Device> Stripes<D> {
             (stream.began, stream.writes)
         };
         let age = self.runtime.now().saturating_sub(began);
-        let time = (age / 4).max(age * 3 / writes.max(1)).min(LONGEST);
+        let time = (age / 2).max(age * 3 / writes.max(1)).clamp(SHORTEST, LONGEST);
         let (this, wait) = (self.clone(), self.runtime.sleep(time));
         self.runtime.spawn(Box::pin(async move {
             wait.await;
@@ -240,7 +362,7 @@ impl<D: Device> Stripes<D> {
     }
 
     /// The successor has not come in time.
-    fn expire(&self, number: u64) {
+    fn expire(self: &Rc<Self>, number: u64) {
         let held = {
             let mut streams = self.streams.borrow_mut();
             let is_it = |s: &&mut Stream| s.held.as_ref().is_some_and(|held| held.number == number);
@@ -255,23 +377,23 @@ impl<D: Device> Stripes<D> {
     }
 
     /// Writes whatever is held.
-    pub fn release(&self) {
+    pub fn release(self: &Rc<Self>) {
         self.release_where(|_| true);
     }
 
     /// Writes what is held near a range that something else is about to be done to.
-    pub fn release_near(&self, offset: u64, len: u64) {
+    pub fn release_near(self: &Rc<Self>, offset: u64, len: u64) {
         self.release_where(|held| {
             held.at < (offset + len).saturating_add(NEAR) && offset < held.at + held.len as u64 + NEAR
         });
     }
 
     /// Writes what is held of a range that is about to be read.
-    pub fn release_of(&self, offset: u64, len: u64) {
+    pub fn release_of(self: &Rc<Self>, offset: u64, len: u64) {
         self.release_where(|held| held.at < offset + len && offset < held.at + held.len as u64);
     }
 
-    fn release_where(&self, which: impl Fn(&Held) -> bool) {
+    fn release_where(self: &Rc<Self>, which: impl Fn(&Held) -> bool) {
         let mut held: SmallVec<[Held; 2]> = SmallVec::new();
         for stream in self.streams.borrow_mut().iter_mut() {
             if stream.held.as_ref().is_some_and(&which) {
@@ -281,14 +403,14 @@ impl<D: Device> Stripes<D> {
         held.into_iter().for_each(|held| self.submit(held));
     }
 
-    fn submit(&self, held: Held) {
+    fn submit(self: &Rc<Self>, held: Held) {
         let Held { at, len, buf, done, .. } = held;
-        let write = self.device.write(buf, smallvec![Segment { offset: at, at: 0, len }], false);
+        let write = self.pass(buf, smallvec![Segment { offset: at, at: 0, len }], false);
         self.runtime.spawn(Box::pin(async move { done.set(write.await.0) }));
     }
 }
 
-/// A device whose writes come in whole stripes of `stripe` bytes where they can.
+/// A device whose writes come in whole stripes where they can.
 #[derive(Clone)]
 pub struct StripedDevice<D> {
     inner: D,
@@ -297,8 +419,8 @@ pub struct StripedDevice<D> {
 
 impl<D: Device + Clone> StripedDevice<D> {
     /// See [`Stripes`].
-    pub fn new(inner: D, runtime: Rc<dyn Runtime>, stripe: u64) -> StripedDevice<D> {
-        StripedDevice { stripes: Stripes::new(inner.clone(), runtime, stripe), inner }
+    pub fn new(inner: D, runtime: Rc<dyn Runtime>, array: Array) -> StripedDevice<D> {
+        StripedDevice { stripes: Stripes::new(inner.clone(), runtime, array), inner }
     }
 
     /// The device below.
@@ -364,5 +486,9 @@ impl<D: Device + Clone> Device for StripedDevice<D> {
 
     fn cork(&self, more: bool) {
         self.stripes.iter().for_each(|stripes| stripes.cork(more));
+    }
+
+    fn stripe(&self) -> Option<u64> {
+        self.stripes.as_ref().map(|stripes| stripes.stripe())
     }
 }

@@ -174,6 +174,17 @@ impl Entry {
         Entry(bits)
     }
 
+    /// Whether entries may [follow](Self::behind) it.
+    pub fn can_go_on(self) -> bool {
+        matches!(self.kind(), Kind::Absent | Kind::Page)
+    }
+
+    /// The entry `n` slots further on where each says the page behind the one before it, or all say nothing.
+    pub fn behind(self, n: usize) -> Entry {
+        debug_assert!(n == 0 || self.can_go_on());
+        if self.is_absent() { self } else { Entry(self.0 + n as u128) }
+    }
+
     /// The bytes on disk.
     pub fn to_bytes(self) -> [u8; 16] {
         self.0.to_le_bytes()

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::format::{Entry, Kind, TableRef, VolumeRecord};
 use crate::planted::{Bug, planted};
 use crate::space::{self, Space};
-use crate::types::{BLOCK_PAGES, Epoch, FANOUT, PageAddr, VirtualPage, table_span};
+use crate::types::{BLOCK_PAGES, Block, Epoch, FANOUT, PageAddr, VirtualPage, table_span};
 
 use super::entries::Entries;
 use super::store::{NodeId, TableMiss, Tables};
@@ -42,6 +42,14 @@ impl From<space::Refusal> for Stop {
             space::Refusal::NoSpace => Stop::NoSpace,
         }
     }
+}
+
+/// As [`Entries::as_block`], but only the first and the last entry are looked at.
+fn ends_of_block(entries: &Entries) -> Option<(Block, Epoch, Epoch)> {
+    let (first, last) = (entries.get(0), entries.get(FANOUT - 1));
+    let fits = !first.is_absent() && first.addr().index() == 0 && !last.is_absent();
+    let birth = first.birth().min(last.birth());
+    (fits && last.addr().0 == first.addr().0 + 255).then(|| (first.addr().block(), birth, birth))
 }
 
 /// Tables from the root down to the one asked for, with the slot taken in each.
@@ -245,8 +253,7 @@ impl Editor<'_> {
 
     /// Seams on both sides of `slots`, which lie in one piece.
     pub(super) fn seams_around(&self, leaf: NodeId, slots: Range<usize>) -> u64 {
-        let entries = self.tables.node(leaf).entries();
-        entries.seams_in(slots.start..slots.start) + entries.seams_in(slots.end..slots.end)
+        self.tables.node(leaf).entries().seams_beside(slots)
     }
 
     /// Turns a leaf whose pages lie in one block, in place, and belong to this volume alone into
@@ -254,22 +261,11 @@ impl Editor<'_> {
     fn promote(&mut self, volume: &VolumeRecord, path: &Path) {
         let &(leaf, _) = path.last().expect("a path has a table");
         let entries = self.tables.node(leaf).entries();
-        let (first, last) = (entries.get(0), entries.get(FANOUT - 1));
-        if first.is_absent() || first.addr().index() != 0 {
-            return;
-        }
-        let base = first.addr().0;
-        let in_place =
-            |(i, e): (usize, Entry)| !e.is_absent() && e.addr().0 == base + i as u64 && e.birth() > volume.shared_at;
-        let all = match planted(Bug::PromotesIncompleteRun) {
-            true => !last.is_absent() && last.addr().0 == base + 255,
-            false => last.addr().0 == base + 255 && entries.iter().enumerate().all(in_place),
+        let block = match planted(Bug::PromotesIncompleteRun) {
+            true => ends_of_block(entries),
+            false => entries.as_block(),
         };
-        if !all {
-            return;
-        }
-        let birth = entries.iter().map(|e| e.birth()).min().expect("256 entries");
-        let block = first.addr().block();
+        let Some((block, birth, _)) = block.filter(|&(_, oldest, _)| oldest > volume.shared_at) else { return };
         self.space.promote(block);
         self.tables.remove(leaf);
         let &(parent, slot) = &path[path.len() - 2];

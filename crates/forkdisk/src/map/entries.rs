@@ -1,16 +1,19 @@
 //! The 256 entries of a table in memory, in as little of it as they need.
 //!
-//! Most tables say the same everywhere (nothing, or the pages of one block) but for a few entries: those are
-//! kept beside what the rest says. Where they are many the table is an array. What it is on the device does
-//! not depend on it.
+//! Most tables say the same everywhere (nothing, or the pages of one block) but for some runs of entries, each of
+//! which says pages one behind the other: those are kept beside what the rest says. Where they are many the table is
+//! an array. What it is on the device does not depend on it.
 
 use std::ops::Range;
 
-use crate::format::{Entry, Kind};
-use crate::types::{FANOUT, PageAddr};
+use smallvec::{Array, SmallVec};
 
-/// Most entries kept one by one: half of what an array takes.
-const MAX_OWN: usize = 128;
+use crate::format::{Entry, Kind};
+use crate::replace::replace;
+use crate::types::{Block, Epoch, FANOUT, PageAddr};
+
+/// Most runs: half of what an array takes.
+const MAX_OWN: usize = 113;
 /// Most that an array has for it to be given up.
 const FEW: usize = 64;
 /// Where an array is looked at to find out which block most of it follows from.
@@ -35,10 +38,42 @@ enum Shape {
 struct Sparse {
     /// What every other entry follows from: absent, or a block whose pages they are.
     base: Entry,
-    /// Which entries are kept one by one.
-    is_own: [u64; FANOUT / 64],
-    /// These, in their order, as bytes: an `Entry` would be aligned to more than it needs.
-    own: Vec<[u8; 16]>,
+    /// The others, in rising order; none touches another that it could be one with.
+    own: Vec<Run>,
+}
+
+/// Entries each of which goes on where the one before it ends.
+#[derive(Clone, Copy)]
+struct Run {
+    first: u8,
+    last: u8,
+    /// The first of them, as bytes: an `Entry` would be aligned to more than it needs.
+    entry: [u8; 16],
+}
+
+impl Run {
+    fn new(slots: Range<usize>, entry: Entry) -> Run {
+        debug_assert!(!slots.is_empty() && (slots.len() == 1 || entry.can_go_on()));
+        Run { first: slots.start as u8, last: (slots.end - 1) as u8, entry: entry.to_bytes() }
+    }
+
+    fn start(&self) -> usize {
+        self.first.into()
+    }
+
+    fn end(&self) -> usize {
+        usize::from(self.last) + 1
+    }
+
+    fn get(&self, slot: usize) -> Entry {
+        Entry::from_bytes(self.entry).behind(slot - self.start())
+    }
+
+    /// Whether the two are one.
+    fn goes_on_with(&self, next: &Run) -> bool {
+        let entry = Entry::from_bytes(self.entry);
+        self.end() == next.start() && entry.can_go_on() && self.get(self.end()) == Entry::from_bytes(next.entry)
+    }
 }
 
 impl Entries {
@@ -54,7 +89,7 @@ impl Entries {
     }
 
     fn alike(base: Entry) -> Entries {
-        Entries(Shape::Sparse(Box::new(Sparse { base, is_own: Default::default(), own: Vec::new() })))
+        Entries(Shape::Sparse(Box::new(Sparse { base, own: Vec::new() })))
     }
 
     /// As an array for good: slots of an ordered map, which follow from nothing.
@@ -88,117 +123,116 @@ impl Entries {
 
     /// Sets one of them; returns what it was.
     pub fn set(&mut self, slot: usize, entry: Entry) -> Entry {
-        let sparse = match &mut self.0 {
-            Shape::Array(entries) => return std::mem::replace(&mut entries[slot], entry),
-            Shape::Sparse(sparse) => sparse,
-        };
-        let old = sparse.set(slot, entry);
-        if sparse.own.len() > MAX_OWN {
-            self.0 = Shape::Array(self.to_array());
-        }
+        let old = self.get(slot);
+        self.set_run(slot..slot + 1, entry);
         old
     }
 
-    /// Sets those in `slots` to pages that lie one behind the other, `first` and on.
+    /// Sets those in `slots` to `first` and what goes on behind it.
     pub fn set_run(&mut self, slots: Range<usize>, first: Entry) {
-        if slots.len() == 1 {
-            self.set(slots.start, first);
-            return;
-        }
-        let page = |slot: usize| Entry::page(PageAddr(first.addr().0 + (slot - slots.start) as u64), first.birth());
-        let sparse = match &mut self.0 {
+        debug_assert!(!slots.is_empty());
+        match &mut self.0 {
             Shape::Array(entries) => {
-                slots.clone().for_each(|slot| entries[slot] = page(slot));
-                return;
+                entries[slots].iter_mut().enumerate().for_each(|(n, entry)| *entry = first.behind(n));
             }
-            Shape::Sparse(sparse) => sparse,
-        };
-        let (Ok(from) | Err(from), Ok(to) | Err(to)) = (sparse.find(slots.start), sparse.find(slots.end));
-        sparse.own.splice(from..to, slots.clone().map(|slot| page(slot).to_bytes()));
-        slots.clone().for_each(|slot| sparse.is_own[slot / 64] |= 1 << (slot % 64));
-        if sparse.own.len() > MAX_OWN {
-            self.0 = Shape::Array(self.to_array());
+            Shape::Sparse(sparse) => {
+                sparse.set_run(slots, first);
+                if sparse.own.len() > MAX_OWN {
+                    self.0 = Shape::Array(self.to_array());
+                }
+            }
         }
+    }
+
+    /// Those in `slots`, as runs: where each lies, and the first entry, behind which the others go on.
+    pub fn runs(&self, slots: Range<usize>) -> impl Iterator<Item = (Range<usize>, Entry)> + '_ {
+        let mut own = match &self.0 {
+            Shape::Array(_) => [].iter(),
+            Shape::Sparse(sparse) => sparse.own[sparse.first_from(slots.start)..].iter(),
+        };
+        let (mut at, end) = (slots.start, slots.end);
+        std::iter::from_fn(move || {
+            if at == end {
+                return None;
+            }
+            let (stop, entry) = match &self.0 {
+                Shape::Array(entries) => (at + length(&entries[at..end]), entries[at]),
+                Shape::Sparse(sparse) => match own.as_slice().first() {
+                    Some(run) if run.start() <= at => {
+                        own.next();
+                        (run.end().min(end), run.get(at))
+                    }
+                    next => (next.map_or(end, |run| run.start().min(end)), follows(sparse.base, at)),
+                },
+            };
+            Some((std::mem::replace(&mut at, stop)..stop, entry))
+        })
     }
 
     /// All of them in order.
     pub fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
-        self.iter_in(0..FANOUT)
-    }
-
-    /// Those in `slots`, in order.
-    pub fn iter_in(&self, slots: Range<usize>) -> impl Iterator<Item = Entry> + '_ {
-        let mut own = match &self.0 {
-            Shape::Array(_) => [].iter(),
-            Shape::Sparse(sparse) => sparse.own_from(slots.start).iter(),
-        };
-        slots.map(move |slot| match &self.0 {
-            Shape::Array(entries) => entries[slot],
-            Shape::Sparse(sparse) if sparse.has_own(slot) => {
-                Entry::from_bytes(*own.next().expect("a bit is set for each"))
-            }
-            Shape::Sparse(sparse) => follows(sparse.base, slot),
-        })
-    }
-
-    /// How many entries from `slot` on are known without a look at each to be all absent, or pages one behind the
-    /// other with one birth.
-    pub fn alike_from(&self, slot: usize) -> usize {
-        match &self.0 {
-            Shape::Array(_) => 0,
-            Shape::Sparse(sparse) => sparse.next_own(slot) - slot,
-        }
+        self.runs(0..FANOUT).flat_map(|(slots, entry)| (0..slots.len()).map(move |n| entry.behind(n)))
     }
 
     /// The pages that those in `slots` refer to, together those that lie one behind the other, and how many.
     pub fn page_runs(&self, slots: Range<usize>) -> impl Iterator<Item = (PageAddr, u64)> + '_ {
-        debug_assert!(!slots.is_empty());
-        let first = self.get(slots.start);
-        let is_one = slots.len() == 1 || self.alike_from(slots.start) >= slots.len();
-        let one = (is_one && !first.is_absent()).then_some((first.addr(), slots.len() as u64));
-        let each = if is_one { slots.end..slots.end } else { slots };
-        let mut pages = self.iter_in(each).filter(|e| !e.is_absent()).map(|e| e.addr()).peekable();
-        one.into_iter().chain(std::iter::from_fn(move || {
-            let first = pages.next()?;
-            let mut n = 1;
-            while pages.next_if(|page| page.0 == first.0 + n).is_some() {
-                n += 1;
+        let pages = self.runs(slots).filter(|(_, e)| !e.is_absent()).map(|(slots, e)| (e.addr(), slots.len() as u64));
+        let mut pages = pages.peekable();
+        std::iter::from_fn(move || {
+            let (first, mut n) = pages.next()?;
+            while let Some((_, more)) = pages.next_if(|(page, _)| page.0 == first.0 + n) {
+                n += more;
             }
             Some((first, n))
-        }))
+        })
     }
 
     /// How many map pages that do not lie behind the page before them.
     pub fn seams(&self) -> u64 {
-        match &self.0 {
-            // Absent, or the pages of a block.
-            Shape::Sparse(sparse) if sparse.own.is_empty() => 0,
-            _ => self.seams_in(0..FANOUT),
-        }
+        self.seams_in(0..FANOUT)
     }
 
     /// Of the entries in `slots` and the one behind them, how many map pages that do not lie behind the page
     /// before them.
     pub fn seams_in(&self, slots: Range<usize>) -> u64 {
-        let (from, end) = (slots.start.saturating_sub(1), (slots.end + 1).min(FANOUT));
-        if slots.len() <= 1 {
-            return (from + 1..end).filter(|&slot| is_seam(self.get(slot - 1), self.get(slot))).count() as u64;
+        if slots.len() == 1 {
+            return self.seams_beside(slots);
         }
-        if self.alike_from(from) >= end - from {
-            return 0;
-        }
-        let mut before = self.get(from);
+        let mut before = Entry::ABSENT;
         let mut seams = 0;
-        for entry in self.iter_in(from + 1..end) {
+        for (slots, entry) in self.runs(slots.start.saturating_sub(1)..(slots.end + 1).min(FANOUT)) {
             seams += u64::from(is_seam(before, entry));
-            before = entry;
+            before = entry.behind(slots.len() - 1);
         }
         seams
     }
 
+    /// The same of two: the first of `slots` and the entry behind them.
+    pub fn seams_beside(&self, slots: Range<usize>) -> u64 {
+        let seam = |slot: usize| slot > 0 && slot < FANOUT && is_seam(self.get(slot - 1), self.get(slot));
+        u64::from(seam(slots.start)) + u64::from(seam(slots.end))
+    }
+
     /// How many are not absent.
     pub fn mapped(&self) -> u64 {
-        self.iter().filter(|e| !e.is_absent()).count() as u64
+        self.runs(0..FANOUT).filter(|(_, e)| !e.is_absent()).map(|(slots, _)| slots.len() as u64).sum()
+    }
+
+    /// If they are all pages of one block, each where the block has it: the block, and their oldest and their youngest
+    /// birth.
+    pub fn as_block(&self) -> Option<(Block, Epoch, Epoch)> {
+        let first = self.get(0);
+        if first.is_absent() || first.addr().index() != 0 {
+            return None;
+        }
+        let (mut oldest, mut youngest) = (first.birth(), first.birth());
+        for (slots, entry) in self.runs(0..FANOUT) {
+            if entry.is_absent() || entry.addr().0 != first.addr().0 + slots.start as u64 {
+                return None;
+            }
+            (oldest, youngest) = (oldest.min(entry.birth()), youngest.max(entry.birth()));
+        }
+        Some((first.addr().block(), oldest, youngest))
     }
 
     /// As an array.
@@ -218,10 +252,10 @@ impl Entries {
         match &mut self.0 {
             Shape::Array(entries) => entries.iter_mut().filter(|e| is_table(**e)).for_each(|e| *e = change(*e)),
             Shape::Sparse(sparse) => {
-                for bytes in &mut sparse.own {
-                    let entry = Entry::from_bytes(*bytes);
+                for run in &mut sparse.own {
+                    let entry = Entry::from_bytes(run.entry);
                     if is_table(entry) {
-                        *bytes = change(entry).to_bytes();
+                        run.entry = change(entry).to_bytes();
                     }
                 }
             }
@@ -232,7 +266,7 @@ impl Entries {
     pub fn bytes(&self) -> usize {
         match &self.0 {
             Shape::Array(_) => size_of::<[Entry; FANOUT]>(),
-            Shape::Sparse(sparse) => size_of::<Sparse>() + sparse.own.capacity() * 16,
+            Shape::Sparse(sparse) => size_of::<Sparse>() + sparse.own.capacity() * size_of::<Run>(),
         }
     }
 }
@@ -244,6 +278,13 @@ impl From<Box<[Entry; FANOUT]>> for Entries {
             None => Entries(Shape::Array(entries)),
         }
     }
+}
+
+/// How many of the entries, at least one, go on behind the first.
+fn length(entries: &[Entry]) -> usize {
+    let first = entries[0];
+    let goes_on = |&(n, entry): &(usize, &Entry)| n == 0 || first.can_go_on() && *entry == first.behind(n);
+    entries.iter().enumerate().take_while(goes_on).count()
 }
 
 /// What an entry is that follows from what the others are.
@@ -263,66 +304,71 @@ fn block_behind(entry: Entry, slot: usize) -> Option<Entry> {
 impl Sparse {
     /// The same as an array, if it is an array that says mostly the same.
     fn of(entries: &[Entry; FANOUT]) -> Option<Sparse> {
+        let mut bases: SmallVec<[Entry; 6]> = SmallVec::from_slice(&[Entry::ABSENT]);
         let probed = PROBES.into_iter().filter_map(|slot| block_behind(entries[slot], slot));
-        let mut bases = std::iter::once(Entry::ABSENT).chain(probed);
-        let differ = |base: Entry| (0..FANOUT).filter(move |&slot| entries[slot] != follows(base, slot));
-        let base = bases.find(|&base| differ(base).nth(FEW).is_none())?;
-        let mut sparse = Sparse { base, is_own: Default::default(), own: Vec::new() };
-        for slot in differ(base) {
-            sparse.is_own[slot / 64] |= 1 << (slot % 64);
-            sparse.own.push(entries[slot].to_bytes());
-        }
-        Some(sparse)
+        probed.for_each(|base| {
+            if !bases.contains(&base) {
+                bases.push(base)
+            }
+        });
+        let sparse = bases.into_iter().filter_map(|base| Some(Sparse { base, own: own_of(entries, base)? }));
+        sparse.min_by_key(|sparse| sparse.own.len())
     }
 
     fn get(&self, slot: usize) -> Entry {
-        match self.find(slot) {
-            Ok(at) => Entry::from_bytes(self.own[at]),
-            Err(_) => follows(self.base, slot),
+        match self.own.get(self.first_from(slot)) {
+            Some(run) if run.start() <= slot => run.get(slot),
+            _ => follows(self.base, slot),
         }
     }
 
-    fn set(&mut self, slot: usize, entry: Entry) -> Entry {
-        let old = self.get(slot);
-        match self.find(slot) {
-            Ok(at) => self.own[at] = entry.to_bytes(),
-            Err(at) => {
-                self.own.insert(at, entry.to_bytes());
-                self.is_own[slot / 64] |= 1 << (slot % 64);
-            }
+    /// The first run that does not end before `slot`.
+    fn first_from(&self, slot: usize) -> usize {
+        self.own.partition_point(|run| run.end() <= slot)
+    }
+
+    fn set_run(&mut self, slots: Range<usize>, first: Entry) {
+        let from = self.first_from(slots.start);
+        let to = from + self.own[from..].iter().take_while(|run| run.start() < slots.end).count();
+        // With those beside them, which may become one with what is set.
+        let (left, right) = (from.saturating_sub(1), (to + 1).min(self.own.len()));
+        let mut now: SmallVec<[Run; 5]> = SmallVec::new();
+        now.extend_from_slice(&self.own[left..from]);
+        if let Some(run) = self.own[from..to].first().filter(|run| run.start() < slots.start) {
+            push(&mut now, Run { last: (slots.start - 1) as u8, ..*run });
         }
-        old
-    }
-
-    /// Where an entry is among those kept one by one, or would be; also for the slot behind the last.
-    fn find(&self, slot: usize) -> Result<usize, usize> {
-        if slot == FANOUT {
-            return Err(self.own.len());
+        if first != follows(self.base, slots.start) {
+            push(&mut now, Run::new(slots.clone(), first));
         }
-        let (word, bit) = (slot / 64, slot % 64);
-        let before: u32 = self.is_own[..word].iter().map(|w| w.count_ones()).sum();
-        let at = (before + (self.is_own[word] & ((1 << bit) - 1)).count_ones()) as usize;
-        if self.has_own(slot) { Ok(at) } else { Err(at) }
+        if let Some(run) = self.own[from..to].last().filter(|run| run.end() > slots.end) {
+            push(&mut now, Run::new(slots.end..run.end(), run.get(slots.end)));
+        }
+        self.own[to..right].iter().for_each(|run| push(&mut now, *run));
+        replace(&mut self.own, left..right, &now);
     }
+}
 
-    fn has_own(&self, slot: usize) -> bool {
-        self.is_own[slot / 64] >> (slot % 64) & 1 == 1
+/// Adds a run, to the last one if the two are one.
+fn push(runs: &mut SmallVec<impl Array<Item = Run>>, run: Run) {
+    match runs.last_mut() {
+        Some(last) if last.goes_on_with(&run) => last.last = run.last,
+        _ => runs.push(run),
     }
+}
 
-    /// The first slot from `slot` on that is kept by itself, or the one behind the last.
-    fn next_own(&self, slot: usize) -> usize {
-        let words = self.is_own.iter().enumerate().skip(slot / 64);
-        let masked =
-            words.map(|(word, &bits)| (word, if word == slot / 64 { bits & (u64::MAX << (slot % 64)) } else { bits }));
-        let mut with_own = masked.filter(|&(_, bits)| bits != 0);
-        with_own.next().map_or(FANOUT, |(word, bits)| word * 64 + bits.trailing_zeros() as usize)
+/// The runs of entries that do not follow from `base`, unless they are many.
+fn own_of(entries: &[Entry; FANOUT], base: Entry) -> Option<Vec<Run>> {
+    let mut own: SmallVec<[Run; FEW]> = SmallVec::new();
+    for (slot, &entry) in entries.iter().enumerate() {
+        if entry == follows(base, slot) {
+            continue;
+        }
+        push(&mut own, Run::new(slot..slot + 1, entry));
+        if own.len() > FEW {
+            return None;
+        }
     }
-
-    /// Those kept one by one from a slot on.
-    fn own_from(&self, slot: usize) -> &[[u8; 16]] {
-        let (Ok(at) | Err(at)) = self.find(slot);
-        &self.own[at..]
-    }
+    Some(own.to_vec())
 }
 
 #[cfg(test)]
@@ -345,11 +391,13 @@ mod tests {
             assert!(entries.iter().eq(array.iter().copied()), "after {i}");
         }
         for i in 0..300_u64 {
-            let (first, len) = ((i * 89 % 256) as usize, (i * 31 % 97) as usize);
+            let (first, len) = ((i * 89 % 256) as usize, (1 + i * 31 % 97) as usize);
             let slots = first..(first + len).min(FANOUT);
             entries.set_run(slots.clone(), page(5000 + 300 * i));
             slots.clone().enumerate().for_each(|(n, slot)| array[slot] = page(5000 + 300 * i + n as u64));
-            assert!(entries.iter_in(slots.start..FANOUT).eq(array[slots.start..].iter().copied()), "from {slots:?}");
+            let hole = (i * 53 % 256) as usize..((i * 53 % 256) as usize + (i % 7) as usize + 1).min(FANOUT);
+            entries.set_run(hole.clone(), Entry::ABSENT);
+            array[hole].fill(Entry::ABSENT);
             assert!(entries.iter().eq(array.iter().copied()), "after run {i}");
             let plain = Entries::whole(array.clone());
             for (from, to) in [(0, 256), (first, 256), (first, first), (first, slots.end), (256, 256)] {
@@ -389,10 +437,57 @@ mod tests {
         entries.set(200, page(1));
         assert!(entries.bytes() <= 144, "{}", entries.bytes());
         for slot in 0..FANOUT {
-            entries.set(slot, page(slot as u64));
+            entries.set(slot, page(2 * slot as u64));
             assert!(entries.bytes() <= 4096 + 80);
         }
         assert_eq!(entries.bytes(), 4096);
+    }
+
+    /// Sets the slots one by one, in an order that looks random, to pages one behind the other.
+    fn filled(base: Entry) -> Entries {
+        let mut entries = if base.is_absent() { Entries::absent() } else { Entries::of_block(base) };
+        (0..FANOUT).map(|i| i * 89 % FANOUT).for_each(|slot| _ = entries.set(slot, page(512 + slot as u64)));
+        entries
+    }
+
+    #[test]
+    fn runs_that_meet_are_one() {
+        for base in [Entry::ABSENT, Entry::block(Block(3), Epoch(4)), Entry::block(Block(2), Epoch(9))] {
+            let mut entries = Entries::absent();
+            entries.set_run(0..100, page(512));
+            entries.set_run(200..256, page(712));
+            entries.set_run(100..200, page(612));
+            assert!(entries.bytes() <= 144, "{}", entries.bytes());
+            for entries in [filled(base), entries] {
+                assert_eq!(entries.runs(0..FANOUT).collect::<Vec<_>>(), [(0..FANOUT, page(512))]);
+                assert_eq!(entries.as_block(), Some((Block(2), Epoch(9), Epoch(9))));
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_rest_says_is_not_kept() {
+        let block = Entry::block(Block(3), Epoch(4));
+        let mut entries = Entries::of_block(block);
+        entries.set_run(10..200, page(5000));
+        entries.set_run(10..200, Entry::page(Block(3).page(10), Epoch(4)));
+        assert_eq!(entries.runs(0..FANOUT).count(), 1);
+        assert_eq!(entries.as_block(), Some((Block(3), Epoch(4), Epoch(4))));
+        entries.set(7, Entry::page(Block(3).page(7), Epoch(6)));
+        assert_eq!(entries.as_block(), Some((Block(3), Epoch(4), Epoch(6))));
+        entries.set(8, Entry::page(Block(3).page(9), Epoch(6)));
+        assert_eq!(entries.as_block(), None, "not where the block has it");
+        entries.set(8, Entry::ABSENT);
+        assert_eq!(entries.as_block(), None);
+    }
+
+    #[test]
+    fn tables_one_behind_the_other_are_no_run() {
+        let table = |at| Entry::table(TableRef::in_memory(at), Epoch(1), 0);
+        let mut entries = Entries::absent();
+        (0..4).for_each(|i| _ = entries.set(i, table(i as u64)));
+        entries.change_tables(|e| if e == table(2) { table(9) } else { e });
+        assert_eq!((entries.get(1), entries.get(2), entries.get(3)), (table(1), table(9), table(3)));
     }
 
     #[test]

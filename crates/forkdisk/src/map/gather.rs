@@ -209,17 +209,7 @@ impl Editor<'_> {
 
     /// Turns a leaf whose pages lie in one block, in place, into a block entry of all who refer to it.
     fn promote_shared(&mut self, family: &Family, part: &Part, node: NodeId, nodes: &[Option<NodeId>]) {
-        let entries = self.tables.node(node).entries();
-        let first = entries.get(0);
-        if first.is_absent() || first.addr().index() != 0 {
-            return;
-        }
-        let base = first.addr().0;
-        if !entries.iter().enumerate().all(|(i, e)| !e.is_absent() && e.addr().0 == base + i as u64) {
-            return;
-        }
-        let births = || entries.iter().map(Entry::birth);
-        let (oldest, youngest) = (births().min().expect("256"), births().max().expect("256"));
+        let Some((block, oldest, youngest)) = self.tables.node(node).entries().as_block() else { return };
         // One birth stands for all: nobody may take his own for shared, or the other way round.
         let alike = |&m: &usize| {
             let shared_at = family.members[m].shared_at;
@@ -228,7 +218,6 @@ impl Editor<'_> {
         if !part.members.iter().all(alike) {
             return;
         }
-        let block = first.addr().block();
         self.space.promote(block);
         (1..part.by.len()).for_each(|_| self.space.incr_block(block));
         self.tables.remove(node);

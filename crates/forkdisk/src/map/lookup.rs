@@ -1,5 +1,7 @@
 //! Finding what a run of pages is mapped to.
 
+use std::ops::Range;
+
 use crate::format::{Entry, Kind, VolumeRecord};
 use crate::types::{BLOCK_PAGES, Block, Epoch, FANOUT, PageAddr, VirtualPage, entry_span, table_span};
 
@@ -66,21 +68,14 @@ pub fn lookup(tables: &mut Tables, volume: &VolumeRecord, at: VirtualPage, max: 
 
 /// Same birth side of `shared_at` matters to the caller, so a run ends where the birth changes.
 fn leaf_run(entries: &Entries, from: usize, max: u64) -> Run {
-    let first = entries.get(from);
     let limit = (FANOUT - from).min(usize::try_from(max).unwrap_or(FANOUT));
-    let like = |i: usize, e: Entry| match first.is_absent() {
-        true => e.is_absent(),
-        false => !e.is_absent() && e.addr().0 == first.addr().0 + i as u64 && e.birth() == first.birth(),
-    };
-    let alike = if limit > 1 { entries.alike_from(from).clamp(1, limit) } else { 1 };
-    let len = match alike == limit {
-        true => limit,
-        false => {
-            let mut others = (alike..limit).zip(entries.iter_in(from + alike..from + limit));
-            others.find(|&(i, e)| !like(i, e)).map_or(limit, |(i, _)| i)
-        }
-    } as u64;
-    Run { data: (!first.is_absent()).then_some((first.addr(), first.birth())), len }
+    let first = entries.get(from);
+    let mut len = 1;
+    if limit > 1 {
+        let goes_on = |(slots, entry): &(Range<usize>, Entry)| *entry == first.behind(slots.start - from);
+        len = entries.runs(from..from + limit).take_while(goes_on).map(|(slots, _)| slots.len()).sum();
+    }
+    Run { data: (!first.is_absent()).then_some((first.addr(), first.birth())), len: len as u64 }
 }
 
 /// The entry of level 1 that covers `at`: absent, a block, or a leaf.

@@ -68,9 +68,7 @@ impl Editor<'_> {
         let slots = first..first + (stop - at.0) as usize;
         volume.count_seams(0, self.tables.node(leaf).entries().seams_in(slots.clone()));
         volume.referenced -= self.give_up_pages(leaf, slots.clone());
-        for slot in slots {
-            self.tables.set(leaf, slot, Entry::ABSENT);
-        }
+        self.tables.set_run(leaf, slots, Entry::ABSENT);
         self.prune(volume, &mut path);
         Ok(VirtualPage(stop))
     }
@@ -78,7 +76,7 @@ impl Editor<'_> {
     /// Removes tables at the end of a path that have become empty.
     pub(super) fn prune(&mut self, volume: &mut VolumeRecord, path: &mut Path) {
         while let Some((id, _)) = path.pop() {
-            if self.tables.node(id).entries().iter().any(|e| !e.is_absent()) {
+            if self.tables.node(id).entries().runs(0..FANOUT).any(|(_, entry)| !entry.is_absent()) {
                 return;
             }
             self.tables.remove(id);

@@ -240,7 +240,7 @@ impl Tables {
         self.change(id, |entries| entries.set(slot, entry))
     }
 
-    /// Sets some entries of a leaf that may be changed to pages that lie one behind the other, `first` and on.
+    /// Sets some entries of a leaf that may be changed to `first` and what goes on behind it.
     pub fn set_run(&mut self, id: NodeId, slots: Range<usize>, first: Entry) {
         self.change(id, |entries| entries.set_run(slots, first));
     }

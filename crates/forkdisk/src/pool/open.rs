@@ -155,6 +155,9 @@ impl<D: Device> Pool<D> {
             copier: superblock.copier,
         };
         meta.room(options.dirty);
+        if let Some(stripe) = device.stripe() {
+            meta.space.set_stripe(stripe);
+        }
         let clean = superblock.clean;
         let device = Rc::new(device);
         let copier = Copier::new(device.clone(), runtime.clone(), superblock.copier);

@@ -14,7 +14,7 @@
 //! Metadata comes from the end of the pool, where no stream grows.
 
 use crate::format::CountNode;
-use crate::types::{BLOCK_PAGES, Block, PageAddr};
+use crate::types::{BLOCK_PAGES, BLOCK_SIZE, Block, PageAddr};
 
 use super::affinity::{Chunk, Left};
 use super::{Bitmap, Miss, Refusal, Space, Want, bit, first_unset, mask, pages_in};
@@ -25,6 +25,10 @@ pub(super) const LEFT_PART: u64 = 8;
 /// there are at least.
 const META_PART: u64 = 64;
 const META_LEAVES: u64 = 16;
+/// Most blocks after which stripes and blocks begin together, for streams to begin there, and empty blocks that are
+/// looked at for that.
+const MAX_STRIPE_BLOCKS: u64 = 32;
+const MAX_LOOKS: usize = 64;
 /// Pages that must be free in a block that is in use, for more metadata to go there.
 const META_PAGES: u64 = 64;
 
@@ -49,7 +53,7 @@ impl Space {
             return Ok(run);
         }
         let before = virtual_block.checked_sub(1).and_then(|b| self.affinity.owned(volume, b));
-        if let Some(block) = self.empty_block(before)? {
+        if let Some(block) = self.block_for_stream(before)? {
             self.affinity.own(volume, virtual_block, block);
             return Ok(self.take(block, index, pages).expect("an empty block has every page"));
         }
@@ -158,6 +162,51 @@ impl Space {
                 return Ok(None);
             }
         }
+    }
+
+    /// For a device that wants whole stripes: streams begin at the beginning of one, if they can.
+    pub fn set_stripe(&mut self, bytes: u64) {
+        let (mut a, mut b) = (BLOCK_SIZE, bytes);
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        let blocks = bytes / a;
+        self.begin_at = if blocks <= MAX_STRIPE_BLOCKS { blocks } else { 1 };
+    }
+
+    /// As [`empty_block`](Self::empty_block). Where the device wants whole stripes, blocks in which stripes begin and end
+    /// are taken together or not at all, as long as there are such near.
+    fn block_for_stream(&mut self, before: Option<Block>) -> Result<Option<Block>, Miss> {
+        if self.begin_at == 1 {
+            return self.empty_block(before);
+        }
+        let next = before.map(|before| Block(before.0 + 1));
+        if let Some(next) = next {
+            self.search_up_to(Block(next.0 + self.begin_at))?;
+            if self.empty.contains(&next) && (!next.0.is_multiple_of(self.begin_at) || self.is_empty_group(next)) {
+                return Ok(Some(next));
+            }
+        }
+        let Some(first) = self.empty_block(None)? else { return Ok(None) };
+        self.search_up_to(Block(first.0 + 2 * self.begin_at))?;
+        let near = |from: Block| {
+            let mut near = self.empty.range(from..).take(MAX_LOOKS);
+            near.find(|&&b| self.is_empty_group(b) && self.is_for_data(Block(b.0 + self.begin_at - 1))).copied()
+        };
+        Ok(next.and_then(near).or_else(|| near(first)).or(Some(first)))
+    }
+
+    /// Whether a stripe begins with this block, and all blocks up to the next one with which one begins are empty.
+    fn is_empty_group(&self, block: Block) -> bool {
+        let group = block.0..block.0 + self.begin_at;
+        block.0.is_multiple_of(self.begin_at)
+            && self.empty.range(Block(group.start)..Block(group.end)).count() as u64 == self.begin_at
+    }
+
+    /// Searches the leaves of the blocks up to this one.
+    fn search_up_to(&mut self, block: Block) -> Result<(), Miss> {
+        while !self.is_for_data(block) && self.scan_leaf()? {}
+        Ok(())
     }
 
     /// Whether nothing nearer to the beginning remains to be searched.

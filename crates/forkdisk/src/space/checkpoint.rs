@@ -1,13 +1,15 @@
 //! Applying deltas to count pages: leaves first, then upwards, each to its other slot.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use crate::format::{CountEntry, CountNode, CountPage, LEAF_BLOCKS, Seed, Slot, page_checksum};
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, Block, PAGE_SIZE, PageAddr};
 
+use super::delta::by_block;
 use super::tree::free_in;
-use super::{Miss, PINNED, Runs, Space, bit, pages_in, push};
+use super::{Bitmap, Miss, PINNED, Runs, Space, mask, pages_in, push_run, rows};
 
 /// Level in the checksum seed of count pages: this plus their level.
 pub const COUNT_SEED: u8 = 0xe0;
@@ -162,7 +164,7 @@ impl Space {
             let whole = (page.block(i).whole() + common) as i32 + delta.map_or(0, |delta| delta.whole);
             page.set_whole(i, u32::try_from(whole).expect("a block's count does not fall below zero"));
             if let Some(delta) = delta {
-                for p in (0..BLOCK_PAGES as usize).filter(|&p| bit(&delta.touched, p)) {
+                for p in rows(and(delta.touched, delta.changed())).flatten() {
                     let before = u32::from(page.block(i).page(p));
                     if before == PINNED {
                         continue;
@@ -174,8 +176,8 @@ impl Space {
             }
             let free = free_in(page, i);
             used += BLOCK_PAGES - pages_in(&free);
-            let gone = |&p: &usize| delta.is_some_and(|delta| bit(&delta.touched, p)) && bit(&free, p);
-            (0..BLOCK_PAGES as usize).filter(gone).for_each(|p| push(freed, block.page(p)));
+            let gone = and(free, delta.map_or([0; 4], |delta| delta.touched));
+            rows(gone).for_each(|row| push_run(freed, block.page(row.start), row.len() as u64));
         }
         used
     }
@@ -215,10 +217,9 @@ impl Space {
     /// plan made before the freeze has ended.
     pub fn still_free(&self, freed: Runs) -> Runs {
         let mut out = Runs::with_capacity(freed.len());
-        for page in freed.into_iter().flat_map(|(first, n)| (first.0..first.0 + n).map(PageAddr)) {
-            if !self.current.is_touched(page) {
-                push(&mut out, page);
-            }
+        for (block, pages) in freed.into_iter().flat_map(|(first, n)| by_block(first, n)) {
+            let free = self.still_unused(block, pages);
+            rows(free).for_each(|row| push_run(&mut out, block.page(row.start), row.len() as u64));
         }
         out
     }
@@ -226,11 +227,18 @@ impl Space {
     /// Nobody uses these pages any more: they may be handed out, unless they came into use after all.
     pub fn release(&mut self, freed: Runs) {
         self.frozen = Default::default();
-        for page in freed.into_iter().flat_map(|(first, n)| (first.0..first.0 + n).map(PageAddr)) {
-            if self.current.is_touched(page) {
-                continue;
-            }
-            self.give_back(page);
+        for (block, pages) in freed.into_iter().flat_map(|(first, n)| by_block(first, n)) {
+            let free = self.still_unused(block, pages);
+            self.give_back_all(block, free);
         }
     }
+
+    /// Of some pages of a block those that have not come into use since the freeze.
+    fn still_unused(&self, block: Block, pages: Range<usize>) -> Bitmap {
+        and(mask(pages), self.current.touched(block).map(|word| !word))
+    }
+}
+
+fn and(a: Bitmap, b: Bitmap) -> Bitmap {
+    std::array::from_fn(|word| a[word] & b[word])
 }

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use crate::format::{CountNode, LEAF_BLOCKS};
+use crate::replace::replace;
 use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
 use super::{ALL, Bitmap, bit, mask};
@@ -14,13 +17,44 @@ pub struct Delta {
     pub whole: i32,
     /// Applies to all 256 pages.
     all: i32,
-    pages: Vec<(u8, i32)>,
+    /// In rising order, apart from each other.
+    pages: Vec<Change>,
     pub touched: Bitmap,
     /// Pages of it were handed out.
     handed_out: bool,
     /// The losses are durable once the journal is up to this sequence number.
     pub lost_until: u64,
     marks: Option<Box<Marks>>,
+}
+
+/// A change of the counts of some pages in a row, not 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Change {
+    first: u8,
+    last: u8,
+    by: i32,
+}
+
+impl Change {
+    fn start(&self) -> usize {
+        self.first.into()
+    }
+
+    fn end(&self) -> usize {
+        usize::from(self.last) + 1
+    }
+}
+
+/// Adds a change of `pages`, if it is one, to the last one if they are alike.
+fn push(changes: &mut SmallVec<[Change; 5]>, pages: Range<usize>, by: i32) {
+    if pages.is_empty() || by == 0 {
+        return;
+    }
+    let last = (pages.end - 1) as u8;
+    match changes.last_mut() {
+        Some(before) if before.end() == pages.start && before.by == by => before.last = last,
+        _ => changes.push(Change { first: pages.start as u8, last, by }),
+    }
 }
 
 /// What is known of pages that are given up.
@@ -35,7 +69,7 @@ struct Marks {
 impl Delta {
     /// Whether it changes the count of the block as a whole and no other.
     pub fn is_whole(&self) -> bool {
-        self.all == 0 && self.pages.iter().all(|&(_, n)| n == 0)
+        self.all == 0 && self.pages.is_empty()
     }
 
     /// Pages that are marked.
@@ -43,36 +77,44 @@ impl Delta {
         self.marks.as_ref().map_or([0; 4], |marks| std::array::from_fn(|i| marks.tables[i] | marks.discarded[i]))
     }
 
+    /// Pages whose counts change.
+    pub fn changed(&self) -> Bitmap {
+        if self.all != 0 {
+            return ALL;
+        }
+        let mut changed = Bitmap::default();
+        self.pages.iter().for_each(|change| set(&mut changed, change.start()..change.end()));
+        changed
+    }
+
     /// Change of one page's count.
     pub fn of(&self, index: usize) -> i32 {
-        let own = self.pages.binary_search_by_key(&(index as u8), |&(i, _)| i).map_or(0, |at| self.pages[at].1);
-        self.all + own
+        let at = self.pages.partition_point(|change| change.end() <= index);
+        self.all + self.pages.get(at).filter(|change| change.start() <= index).map_or(0, |change| change.by)
     }
 
-    /// Changes the counts of some pages; returns how many entries that added.
-    fn change(&mut self, indices: Range<usize>, by: i32) -> usize {
-        self.touched_from(indices.start, indices.len());
-        let before = self.pages.len();
-        if indices.len() == 1 {
-            self.change_one(indices.start as u8, by);
-            return self.pages.len() - before;
+    /// Changes the counts of some pages.
+    fn change(&mut self, pages: Range<usize>, by: i32) {
+        self.touched_from(pages.start, pages.len());
+        // Those that it touches.
+        let from = self.pages.partition_point(|change| change.end() < pages.start);
+        let to = from + self.pages[from..].iter().take_while(|change| change.start() <= pages.end).count();
+        if from == to {
+            self.pages.insert(from, Change { first: pages.start as u8, last: (pages.end - 1) as u8, by });
+            return;
         }
-        let at = self.pages.partition_point(|&(i, _)| usize::from(i) < indices.start);
-        match self.pages.get(at) {
-            Some(&(next, _)) if usize::from(next) < indices.end => {
-                indices.for_each(|index| self.change_one(index as u8, by));
-            }
-            // None of them has an entry.
-            _ => drop(self.pages.splice(at..at, indices.map(|index| (index as u8, by)))),
+        let mut now: SmallVec<[Change; 5]> = SmallVec::new();
+        let mut at = pages.start;
+        for change in &self.pages[from..to] {
+            let (first, end) = (change.start(), change.end());
+            push(&mut now, at..first.min(pages.end), by);
+            push(&mut now, first..end.min(pages.start), change.by);
+            push(&mut now, first.max(pages.start)..end.min(pages.end), change.by + by);
+            push(&mut now, first.max(pages.end)..end, change.by);
+            at = at.max(end.min(pages.end));
         }
-        self.pages.len() - before
-    }
-
-    fn change_one(&mut self, index: u8, by: i32) {
-        match self.pages.binary_search_by_key(&index, |&(i, _)| i) {
-            Ok(at) => self.pages[at].1 += by,
-            Err(at) => self.pages.insert(at, (index, by)),
-        }
+        push(&mut now, at..pages.end, by);
+        replace(&mut self.pages, from..to, &now);
     }
 
     fn touched_from(&mut self, first: usize, n: usize) {
@@ -85,7 +127,7 @@ fn set(bits: &mut Bitmap, indices: Range<usize>) {
 }
 
 /// A run of pages block by block: which of its pages belong to the run.
-fn by_block(first: PageAddr, n: u64) -> impl Iterator<Item = (Block, Range<usize>)> {
+pub(super) fn by_block(first: PageAddr, n: u64) -> impl Iterator<Item = (Block, Range<usize>)> {
     let (mut page, end) = (first.0, first.0 + n);
     std::iter::from_fn(move || {
         let here = PageAddr(page);
@@ -109,18 +151,25 @@ impl Deltas {
     /// One reference more to each of `n` pages.
     pub fn gain(&mut self, first: PageAddr, n: u64) {
         for (block, indices) in by_block(first, n) {
-            self.entries += self.blocks.entry(block).or_default().change(indices, 1);
+            self.change(block, indices, 1);
         }
     }
 
     /// One reference less to each of `n` pages, which is durable once the journal is up to `until`.
     pub fn lose(&mut self, first: PageAddr, n: u64, until: u64) {
         for (block, indices) in by_block(first, n) {
-            let delta = self.blocks.entry(block).or_default();
-            self.entries += delta.change(indices, -1);
+            let delta = self.change(block, indices, -1);
             delta.lost_until = delta.lost_until.max(until);
         }
         self.lost += n;
+    }
+
+    fn change(&mut self, block: Block, pages: Range<usize>, by: i32) -> &mut Delta {
+        let delta = self.blocks.entry(block).or_default();
+        self.entries -= delta.pages.len();
+        delta.change(pages, by);
+        self.entries += delta.pages.len();
+        delta
     }
 
     /// One reference less to a block as a whole.
@@ -155,7 +204,7 @@ impl Deltas {
         delta.whole += whole;
         delta.all += all;
         delta.touched = ALL;
-        if delta.all == -1 && delta.pages.len() == 256 && delta.pages.iter().all(|&(_, n)| n == 1) {
+        if delta.all == -1 && delta.pages == [Change { first: 0, last: u8::MAX, by: 1 }] {
             // A block that was filled page by page and promoted.
             self.entries -= delta.pages.len();
             (delta.all, delta.pages) = (0, Vec::new());
@@ -244,5 +293,49 @@ impl Deltas {
     /// Memory, roughly: a node of the tree is three quarters full, a list of pages up to half empty.
     pub fn bytes(&self) -> usize {
         self.blocks.len() * 160 + self.entries * 12
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_changes_say_what_an_array_would_say() {
+        let (mut delta, mut array) = (Delta::default(), [0; 256]);
+        for i in 0..4000_usize {
+            let (first, len) = (i * 89 % 256, 1 + if i % 3 == 0 { 0 } else { i * 31 % 97 });
+            let (pages, by) = (first..(first + len).min(256), if i * 7 % 5 < 2 { 1 } else { -1 });
+            delta.change(pages.clone(), by);
+            array[pages].iter_mut().for_each(|n| *n += by);
+            assert!((0..256).all(|page| delta.of(page) == array[page]), "after {i}");
+            let meet = |pair: &[Change]| {
+                pair[0].end() > pair[1].start() || pair[0].end() == pair[1].start() && pair[0].by == pair[1].by
+            };
+            assert!(!delta.pages.windows(2).any(meet) && delta.pages.iter().all(|c| c.by != 0), "after {i}");
+        }
+    }
+
+    #[test]
+    fn what_comes_and_goes_leaves_nothing() {
+        let mut deltas = Deltas::default();
+        deltas.gain(PageAddr(10), 100);
+        deltas.gain(PageAddr(110), 1);
+        let one = deltas.bytes();
+        deltas.lose(PageAddr(30), 1, 7);
+        assert!(deltas.bytes() > one);
+        deltas.lose(PageAddr(10), 20, 8);
+        deltas.lose(PageAddr(31), 80, 9);
+        let delta = deltas.get(Block(0)).unwrap();
+        assert!(delta.is_whole() && delta.lost_until == 9 && deltas.bytes() < one);
+    }
+
+    #[test]
+    fn a_block_that_was_filled_and_promoted_has_no_pages_of_its_own() {
+        let mut deltas = Deltas::default();
+        (0..256).map(|i| i * 89 % 256).for_each(|page| deltas.gain(PageAddr(512 + page), 1));
+        deltas.whole(Block(2), 1, -1);
+        let delta = deltas.get(Block(2)).unwrap();
+        assert!(delta.is_whole() && delta.whole == 1 && (0..256).all(|page| delta.of(page) == 0));
     }
 }

@@ -132,6 +132,8 @@ pub struct Space {
     handed_out: u64,
     affinity: Affinity,
     kept: Kept,
+    /// A stream begins at a multiple of so many blocks if it can.
+    begin_at: u64,
 }
 
 impl Space {
@@ -161,6 +163,7 @@ impl Space {
             handed_out: 0,
             affinity: Affinity::default(),
             kept: Kept::default(),
+            begin_at: 1,
         };
         space.available = space.free_by_roots();
         space
@@ -355,11 +358,27 @@ fn bit(bits: &Bitmap, i: usize) -> bool {
     bits[i / 64] >> (i % 64) & 1 == 1
 }
 
+/// The set bits, those in a row together.
+fn rows(bits: Bitmap) -> impl Iterator<Item = Range<usize>> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let unset = bits.map(|word| !word);
+        let start = first_unset(&unset, at, BLOCK_PAGES as usize);
+        at = first_unset(&bits, start, BLOCK_PAGES as usize);
+        (start < at).then_some(start..at)
+    })
+}
+
 /// Adds a page behind those that are there.
 fn push(runs: &mut Runs, page: PageAddr) {
+    push_run(runs, page, 1);
+}
+
+/// Adds pages behind those that are there.
+fn push_run(runs: &mut Runs, page: PageAddr, pages: u64) {
     match runs.last_mut() {
-        Some((first, n)) if first.0 + *n == page.0 => *n += 1,
-        _ => runs.push((page, 1)),
+        Some((first, n)) if first.0 + *n == page.0 => *n += pages,
+        _ => runs.push((page, pages)),
     }
 }
 

@@ -309,3 +309,33 @@ fn bits_of_ranges() {
         assert_eq!(first_unset(&[0; 4], from, to), from, "none is set");
     }
 }
+
+/// A volume written in order, a block at a time, until it has `count` blocks or there is no space.
+fn stream(space: &mut Space, count: u64) -> Vec<Block> {
+    let block = |at: u64| space.alloc_data(Want { write: at..at + BLOCK_PAGES, ..shared(at, BLOCK_PAGES, 0) });
+    let all = (0..count).map(|i| i * BLOCK_PAGES).map(block).map_while(Result::ok);
+    all.map(|(first, n)| if n == BLOCK_PAGES { first.block() } else { panic!("{n} pages at {first:?}") }).collect()
+}
+
+#[test]
+fn a_stream_lies_in_whole_stripes_of_an_array() {
+    let layout = Layout::new(3 << 30);
+    let mut space = Space::new(layout, [1; 16], vec![CountEntry::default(); layout.count_nodes(3) as usize]);
+    space.set_stripe(3 << 19);
+    let blocks = stream(&mut space, 1800);
+    assert!(blocks.windows(2).all(|pair| pair[0] < pair[1]), "in order");
+    let jumps = blocks.windows(2).filter(|pair| pair[0].0 + 1 != pair[1].0).count();
+    assert_eq!(jumps, 2, "around what is reserved, and nothing else");
+    let groups: BTreeSet<u64> = blocks.iter().map(|block| block.0 / 3).collect();
+    assert_eq!(groups.len(), blocks.len() / 3, "of each stripe all or nothing");
+}
+
+#[test]
+fn an_array_that_is_nearly_full_gives_what_there_is() {
+    for stripe in [3 << 19, 7 << 18, 33 << 20, 1 << 18] {
+        let mut space = Space::new(Layout::new(100 << 20), [1; 16], vec![CountEntry::default()]);
+        space.set_stripe(stripe);
+        let all = space.available();
+        assert_eq!(stream(&mut space, 1000).len() as u64 * BLOCK_PAGES, all, "stripes of {stripe}");
+    }
+}

@@ -126,11 +126,14 @@ impl Space {
 
     /// A page may be handed out.
     pub(super) fn give_back(&mut self, page: PageAddr) {
-        self.available += 1;
-        if self.is_scanned(page.block()) {
-            let mut bits = [0; 4];
-            bits[page.index() / 64] |= 1 << (page.index() % 64);
-            self.add_free(page.block(), bits);
+        self.give_back_all(page.block(), super::mask(page.index()..page.index() + 1));
+    }
+
+    /// As [`give_back`](Self::give_back), for some pages of a block.
+    pub(super) fn give_back_all(&mut self, block: Block, pages: Bitmap) {
+        self.available += super::pages_in(&pages);
+        if self.is_scanned(block) {
+            self.add_free(block, pages);
         }
     }
 

@@ -5,11 +5,15 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
+use forkdisk::device::Array;
+
 use crate::sys;
 
 /// The largest block size the engine can work with, in bytes.
 const MAX_BLOCK: usize = 4096;
 const MIN_BLOCK: usize = 512;
+/// Stripes that may be on their way to an array, however little memory it has.
+const FEWEST_STRIPES: u64 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -58,19 +62,25 @@ pub(super) fn direct_block(fd: BorrowedFd<'_>, kind: Kind) -> io::Result<Option<
     Ok((block <= MAX_BLOCK && block.is_power_of_two()).then_some(block))
 }
 
-/// Bytes of a stripe of a block device, where it wants whole ones: an array with parity says so by its optimal
-/// request. A partition says nothing, since its stripes begin elsewhere.
-pub(super) fn stripe(file: &File, kind: Kind) -> Option<u64> {
+/// What a block device wants that is an array with parity: it says so by its optimal request. A partition says nothing,
+/// since its stripes begin elsewhere.
+pub(super) fn array(file: &File, kind: Kind) -> Option<Array> {
     if kind != Kind::Block {
         return None;
     }
     let number = file.metadata().ok()?.rdev();
     let (major, minor) = (libc::major(number), libc::minor(number));
-    let text = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/queue/optimal_io_size")).ok()?;
-    let smallest = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/queue/minimum_io_size")).ok()?;
-    let (stripe, chunk): (u64, u64) = (text.trim().parse().ok()?, smallest.trim().parse().ok()?);
+    let attribute = |name: &str| -> Option<u64> {
+        std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{name}")).ok()?.trim().parse().ok()
+    };
+    let (stripe, chunk) = (attribute("queue/optimal_io_size")?, attribute("queue/minimum_io_size")?);
     // A disk that only prefers large requests has no chunks of which a stripe is made.
-    (chunk > 4096 && stripe > chunk && stripe.is_multiple_of(chunk)).then_some(stripe)
+    let has_stripes = chunk > 4096 && stripe > chunk && stripe.is_multiple_of(chunk);
+    has_stripes.then(|| {
+        // The kernel's md has memory for so many rows of pages; half of it is for what is on its way back.
+        let held = attribute("md/stripe_cache_size").map(|rows| rows * 4096 * (stripe / chunk) / 2);
+        Array { stripe, in_flight: held.map_or(u64::MAX, |held| held.max(FEWEST_STRIPES * stripe)) }
+    })
 }
 
 pub(super) fn set_file_len(fd: BorrowedFd<'_>, len: u64) -> io::Result<()> {

@@ -204,6 +204,10 @@ impl Device for UringDevice {
         self.stripes.iter().for_each(|stripes| stripes.cork(more));
     }
 
+    fn stripe(&self) -> Option<u64> {
+        self.stripes.as_ref().map(|stripes| stripes.stripe())
+    }
+
     fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
         self.release();
         let resized = self.state.resized.get();
@@ -302,6 +306,7 @@ mod tests {
     use crate::{Config, DeviceOptions, UringDevice, block_on};
 
     const STRIPE: u64 = 12288;
+    const ARRAY: forkdisk::device::Array = forkdisk::device::Array { stripe: STRIPE, in_flight: 8 * STRIPE };
     const LEN: usize = 5 * 4096;
 
     /// Writes that end anywhere in stripes, while more are on their way and while none is: each byte is there when it
@@ -311,7 +316,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk");
         block_on(Config::default(), |rt| async move {
-            let options = DeviceOptions { stripe: Some(STRIPE), ..DeviceOptions::default() };
+            let options = DeviceOptions { array: Some(ARRAY), ..DeviceOptions::default() };
             let device = UringDevice::create(&rt, &path, 4 << 20, false, &options).unwrap();
             assert!(device.stripes.is_some());
             let at = |i: u64| [Segment { offset: i * LEN as u64, at: 0, len: LEN }].into_iter().collect();

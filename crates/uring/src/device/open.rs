@@ -8,7 +8,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use forkdisk::device::Stripes;
+use forkdisk::device::{Array, Stripes};
 use forkdisk::{Error, ErrorKind};
 
 use super::geometry::{self, Kind};
@@ -30,13 +30,13 @@ pub struct DeviceOptions {
     pub direct: bool,
     /// How long to wait for a device whose last owner is gone but still has requests in flight.
     pub patience: Duration,
-    /// Bytes of a stripe that is best written as a whole; `None`: what a block device says of itself.
-    pub stripe: Option<u64>,
+    /// What it wants as an array with parity; `None`: what a block device says of itself.
+    pub array: Option<Array>,
 }
 
 impl Default for DeviceOptions {
     fn default() -> DeviceOptions {
-        DeviceOptions { read_only: false, direct: true, patience: Duration::from_secs(10), stripe: None }
+        DeviceOptions { read_only: false, direct: true, patience: Duration::from_secs(10), array: None }
     }
 }
 
@@ -193,7 +193,7 @@ fn finish(rt: &Rt, path: &Path, opened: Opened, kind: Kind, options: &DeviceOpti
         Some(block) => block,
         None => geometry::buffered_block(file.as_fd(), kind).map_err(failed)?,
     };
-    let stripe = options.stripe.or_else(|| geometry::stripe(&file, kind));
+    let array = options.array.or_else(|| geometry::array(&file, kind));
     let state = State {
         handle: Handle::new(rt.driver(), OwnedFd::from(file)),
         path: path.to_path_buf(),
@@ -208,9 +208,8 @@ fn finish(rt: &Rt, path: &Path, opened: Opened, kind: Kind, options: &DeviceOpti
         cloning: Default::default(),
     };
     let plain = UringDevice { rt: rt.clone(), state: Rc::new(state), stripes: None };
-    let stripes = stripe
-        .filter(|_| !options.read_only)
-        .and_then(|stripe| Stripes::new(plain.clone(), Rc::new(rt.clone()), stripe));
+    let stripes =
+        array.filter(|_| !options.read_only).and_then(|array| Stripes::new(plain.clone(), Rc::new(rt.clone()), array));
     Ok(UringDevice { stripes, ..plain })
 }
 

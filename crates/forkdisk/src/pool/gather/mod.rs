@@ -50,6 +50,8 @@ pub struct GatherReport {
     /// Blocks that are scattered still: their pages are shared in ways that moving them would undo, were
     /// written all the time, or there is no room in one piece.
     pub left: u64,
+    /// It ended before the end of the volume: the file system under the pool had no room for what was to be moved.
+    pub host_full: bool,
     /// How scattered it was and is, in percent; see [`VolumeInfo::fragmentation`](super::VolumeInfo::fragmentation).
     pub before: f64,
     /// See `before`.
@@ -65,6 +67,8 @@ enum Outcome {
     Nothing,
     /// There is no room.
     NoRoom,
+    /// The file system under the pool has no room.
+    HostFull,
     /// Others were in the way.
     Disturbed,
 }
@@ -114,7 +118,10 @@ impl<D: Device> Pool<D> {
             if !progress((at.0 * PAGE_SIZE as u64).min(before.size), before.size) {
                 break;
             }
-            self.0.gather_for(before.id, at, way, &mut report).await?;
+            if self.0.gather_for(before.id, at, way, &mut report).await? == Outcome::HostFull {
+                report.host_full = true;
+                break;
+            }
         }
         self.0.clone().commit().await?;
         let _ = progress(before.size, before.size);
@@ -205,7 +212,7 @@ impl<D: Device> Inner<D> {
             match outcome {
                 Outcome::Disturbed => yield_now().await,
                 // What was moved before lies in the way until the next checkpoint.
-                Outcome::NoRoom if !emptied && self.has_pending_space() => {
+                Outcome::NoRoom | Outcome::HostFull if !emptied && self.has_pending_space() => {
                     emptied = true;
                     self.unless_stuck(self.clone().checkpoint()).await?;
                 }
@@ -273,7 +280,10 @@ impl<D: Device> Inner<D> {
         if !matches!(outcome, Ok(Outcome::Moved(_))) {
             self.meta.borrow_mut().space.abandon(moved.iter().map(|run| u64::from(run.len)).sum());
         }
-        outcome
+        match outcome {
+            Err(e) if e.is_full_host() => Ok(Outcome::HostFull),
+            other => other,
+        }
     }
 
     /// Copies pages to their new place. False: it was cut short, or could not be read or written.

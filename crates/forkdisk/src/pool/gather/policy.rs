@@ -132,7 +132,7 @@ impl<D: Device> Inner<D> {
             }
             let Some(next) = self.next_scattered(id, at).await? else { return Ok(()) };
             let outcome = self.gather_for(id, next, Way::Unasked, &mut report).await?;
-            if outcome == Outcome::NoRoom {
+            if matches!(outcome, Outcome::NoRoom | Outcome::HostFull) {
                 return Ok(());
             }
             at = VirtualPage(next.0 + BLOCK_PAGES);
