@@ -8,6 +8,7 @@
 mod buf;
 mod delaying;
 mod failing;
+mod gate;
 mod memory;
 mod models;
 mod recording;

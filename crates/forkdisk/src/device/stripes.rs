@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
 
+use super::gate::Gate;
 use super::{Buf, Device, IoResult, Segment, Segments};
 use crate::runtime::Runtime;
 use crate::sync::Event;
@@ -53,7 +54,7 @@ pub struct Stripes<D> {
     device: D,
     runtime: Rc<dyn Runtime>,
     stripe: u64,
-    gate: Rc<Gate>,
+    gate: Rc<Gate<D>>,
     corked: Cell<bool>,
     number: Cell<u64>,
     streams: RefCell<Vec<Stream>>,
@@ -81,55 +82,6 @@ struct Held {
     len: usize,
     buf: Buf,
     done: Rc<Done>,
-}
-
-/// Lets writes pass in their order.
-struct Gate {
-    most: u64,
-    /// Bytes on their way.
-    passing: Cell<u64>,
-    /// Places that were given away, and whose turn it is.
-    given: Cell<u64>,
-    turn: Cell<u64>,
-    changed: Event,
-}
-
-/// A write on its way.
-struct Passing {
-    gate: Rc<Gate>,
-    bytes: u64,
-}
-
-impl Gate {
-    fn place(&self) -> u64 {
-        self.given.replace(self.given.get() + 1)
-    }
-
-    /// Lets a write of so many bytes pass if it is its turn and there is room for it. One passes always.
-    fn pass(self: &Rc<Self>, place: u64, bytes: u64) -> Option<Passing> {
-        let passing = self.passing.get();
-        if self.turn.get() != place || passing > 0 && passing + bytes > self.most {
-            return None;
-        }
-        self.turn.set(place + 1);
-        self.passing.set(passing + bytes);
-        self.changed.notify();
-        Some(Passing { gate: self.clone(), bytes })
-    }
-}
-
-impl Drop for Passing {
-    fn drop(&mut self) {
-        self.gate.passing.set(self.gate.passing.get() - self.bytes);
-        self.gate.changed.notify();
-    }
-}
-
-/// The outcome of a write.
-#[derive(Default)]
-struct Passed {
-    outcome: Cell<Option<IoResult>>,
-    is_there: Event,
 }
 
 /// An error for several: its kind, its number and its text.
@@ -162,15 +114,16 @@ impl Done {
     }
 }
 
-impl<D: Device> Stripes<D> {
+impl<D: Device + Clone> Stripes<D> {
     /// For a device that is an `array`; `None` if its stripes are none that can be filled.
     pub fn new(device: D, runtime: Rc<dyn Runtime>, array: Array) -> Option<Rc<Stripes<D>>> {
-        let Array { stripe, in_flight: most } = array;
+        let Array { stripe, in_flight } = array;
         let fits = (8192..=LARGEST).contains(&stripe) && stripe.is_multiple_of(4096);
         let (corked, number, streams) = (Cell::new(false), Cell::new(0), RefCell::default());
-        let (passing, given, turn, changed) = Default::default();
-        let gate = Rc::new(Gate { most, passing, given, turn, changed });
-        fits.then(|| Rc::new(Stripes { device, runtime, stripe, gate, corked, number, streams }))
+        fits.then(|| {
+            let gate = Gate::new(device.clone(), runtime.clone(), in_flight);
+            Rc::new(Stripes { device, runtime, stripe, gate, corked, number, streams })
+        })
     }
 
     /// Bytes of a stripe.
@@ -198,7 +151,7 @@ impl<D: Device> Stripes<D> {
         }
         let write = match straight.is_empty() {
             true => Err(buf),
-            false => Ok(self.pass(buf, straight, fua)),
+            false => Ok(self.gate.write(buf, straight, fua)),
         };
         async move {
             let (mut result, buf) = match write {
@@ -209,43 +162,6 @@ impl<D: Device> Stripes<D> {
                 result = result.and(part.wait().await);
             }
             (result, buf)
-        }
-    }
-
-    /// Hands a write to the device, in the order of the calls, as soon as there is room for it. It goes on when nobody
-    /// waits for the outcome: others may wait behind it.
-    fn pass(self: &Rc<Self>, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
-        let bytes = segments.iter().map(|s| s.len as u64).sum();
-        let place = self.gate.place();
-        let at_once = match self.gate.pass(place, bytes) {
-            Some(passing) => Ok((self.device.write(buf, segments, fua), passing)),
-            None => Err((buf, segments)),
-        };
-        let passed = Rc::new(Passed::default());
-        let (this, noted) = (self.clone(), passed.clone());
-        self.runtime.spawn(Box::pin(async move {
-            let outcome = match at_once {
-                Ok((write, _passing)) => write.await,
-                Err((buf, segments)) => {
-                    let _passing = loop {
-                        match this.gate.pass(place, bytes) {
-                            Some(passing) => break passing,
-                            None => this.gate.changed.wait().await,
-                        }
-                    };
-                    this.device.write(buf, segments, fua).await
-                }
-            };
-            noted.outcome.set(Some(outcome));
-            noted.is_there.notify();
-        }));
-        async move {
-            loop {
-                match passed.outcome.take() {
-                    Some(outcome) => break outcome,
-                    None => passed.is_there.wait().await,
-                }
-            }
         }
     }
 
@@ -310,7 +226,7 @@ impl<D: Device> Stripes<D> {
         }
     }
 
-    fn begin(self: &Rc<Self>, next: u64) {
+    fn begin(&self, next: u64) {
         self.number.set(self.number.get() + 1);
         let stream = Stream {
             next,
@@ -362,7 +278,7 @@ impl<D: Device> Stripes<D> {
     }
 
     /// The successor has not come in time.
-    fn expire(self: &Rc<Self>, number: u64) {
+    fn expire(&self, number: u64) {
         let held = {
             let mut streams = self.streams.borrow_mut();
             let is_it = |s: &&mut Stream| s.held.as_ref().is_some_and(|held| held.number == number);
@@ -377,23 +293,23 @@ impl<D: Device> Stripes<D> {
     }
 
     /// Writes whatever is held.
-    pub fn release(self: &Rc<Self>) {
+    pub fn release(&self) {
         self.release_where(|_| true);
     }
 
     /// Writes what is held near a range that something else is about to be done to.
-    pub fn release_near(self: &Rc<Self>, offset: u64, len: u64) {
+    pub fn release_near(&self, offset: u64, len: u64) {
         self.release_where(|held| {
             held.at < (offset + len).saturating_add(NEAR) && offset < held.at + held.len as u64 + NEAR
         });
     }
 
     /// Writes what is held of a range that is about to be read.
-    pub fn release_of(self: &Rc<Self>, offset: u64, len: u64) {
+    pub fn release_of(&self, offset: u64, len: u64) {
         self.release_where(|held| held.at < offset + len && offset < held.at + held.len as u64);
     }
 
-    fn release_where(self: &Rc<Self>, which: impl Fn(&Held) -> bool) {
+    fn release_where(&self, which: impl Fn(&Held) -> bool) {
         let mut held: SmallVec<[Held; 2]> = SmallVec::new();
         for stream in self.streams.borrow_mut().iter_mut() {
             if stream.held.as_ref().is_some_and(&which) {
@@ -403,9 +319,9 @@ impl<D: Device> Stripes<D> {
         held.into_iter().for_each(|held| self.submit(held));
     }
 
-    fn submit(self: &Rc<Self>, held: Held) {
+    fn submit(&self, held: Held) {
         let Held { at, len, buf, done, .. } = held;
-        let write = self.pass(buf, smallvec![Segment { offset: at, at: 0, len }], false);
+        let write = self.gate.write(buf, smallvec![Segment { offset: at, at: 0, len }], false);
         self.runtime.spawn(Box::pin(async move { done.set(write.await.0) }));
     }
 }

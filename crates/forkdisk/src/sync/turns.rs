@@ -142,6 +142,8 @@ pub struct Turn<P> {
 
 /// How waiting for a turn has ended.
 pub enum Came<P> {
+    /// Nobody was before it; here is the parcel.
+    AtOnce(P),
     /// It has come; here is the parcel.
     Now(P),
     /// Somebody else has done the work.
@@ -199,8 +201,10 @@ impl<P> Turn<P> {
     /// Waits until no earlier neighbour is before it, or only such as stepped aside; the parcel lies
     /// open to them meanwhile.
     pub async fn come(&self, parcel: P) -> Came<P> {
-        if matches!(self.standing(), Standing::Free | Standing::Thrifty) {
-            return Came::Now(parcel);
+        match self.standing() {
+            Standing::Free => return Came::AtOnce(parcel),
+            Standing::Thrifty => return Came::Now(parcel),
+            _ => {}
         }
         let wait = self.wait_with(Some(parcel));
         let mut outcome = None;
@@ -365,7 +369,7 @@ mod tests {
         let (same, next, far) = (turns.enter(9..10), turns.enter(256..257), turns.enter(1000..1001));
         let (mut same, mut next, mut far) = (pin!(same.come(1)), pin!(next.come(2)), pin!(far.come(3)));
         assert!(poll(same.as_mut()).is_none() && poll(next.as_mut()).is_none());
-        assert!(matches!(poll(far.as_mut()), Some(Came::Now(3))), "three blocks away");
+        assert!(matches!(poll(far.as_mut()), Some(Came::AtOnce(3))), "three blocks away");
         assert!(!turns.lets_pass(&(300..301)) && turns.lets_pass(&(2000..2001)));
         first.submitted(&[]);
         assert!(matches!(poll(same.as_mut()), Some(Came::Now(1))));

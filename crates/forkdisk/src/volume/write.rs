@@ -116,12 +116,13 @@ impl<D: Device> Volume<D> {
         pages: Range<u64>,
         turn: Turn<Buf>,
     ) -> (Result<()>, Buf, bool) {
-        let buf = match turn.come(buf).await {
-            Came::Now(buf) => buf,
+        let (buf, has_waited) = match turn.come(buf).await {
+            Came::AtOnce(buf) => (buf, false),
+            Came::Now(buf) => (buf, true),
             Came::Done(result, buf) => return (result, buf, true),
         };
         // Whoever was before it may have made its pages this volume's own.
-        if let Some(InPlace { segments, held }) = self.in_place(offset, buf.len(), &pages) {
+        if has_waited && let Some(InPlace { segments, held }) = self.in_place(offset, buf.len(), &pages) {
             self.inner.counters.data_writes.add(&segments);
             let write = self.inner.device.write(buf, segments, false);
             turn.submitted(&[]);
