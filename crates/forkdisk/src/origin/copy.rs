@@ -6,6 +6,7 @@
 //! that one flush makes copies and records durable.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -125,42 +126,48 @@ impl CopyPlan {
 
 impl<D: Device> Origin<D> {
     /// Keeps what the range holds for everybody who would lose it, and more for whoever writes on behind
-    /// it. Its chunks stay held, shared, at the place in the queue that this call had. Without `patience` nobody waits
-    /// for space.
+    /// it. Without `patience` nobody waits for space.
     pub(super) async fn copy_out(
         &self,
         inner: &Rc<Inner<D>>,
         offset: u64,
         end: u64,
         mut patience: Option<&mut Patience>,
-    ) -> std::result::Result<RangeGuard, Ended> {
+    ) -> std::result::Result<(), Ended> {
         let limit = inner.meta.borrow().protects(self.id).map_or(0, |(p, _)| p.copy_ahead);
         let mut ahead = true;
         loop {
-            let look = |limit| self.streams.borrow_mut().far(offset, end, limit);
-            let far = look(if ahead { limit } else { 0 });
-            // Who comes behind meanwhile waits behind.
+            let far = self.streams.borrow_mut().far(offset, end, if ahead { limit } else { 0 });
+            // Who comes behind meanwhile waits behind, and this behind those whose stream it goes on with: it may be kept
+            // for by then.
             let reach = far.reach.next_multiple_of(self.chunk).min(self.size);
-            let mut held = self.locks.lock(self.chunks(offset, reach), Hold::Alone).await;
+            let from = self.streams.borrow().begins(offset, limit);
+            let turn = self.turns.lock(self.chunks(from, reach), Hold::Alone).await;
             if far.alone {
                 inner.runtime.sleep(GATHER).await;
             }
-            let far = look(reach.saturating_sub(end));
+            let Some(from) = self.first_lacking(inner, offset, end).await? else { return Ok(()) };
+            let far = self.streams.borrow_mut().far(offset, end, reach.saturating_sub(end));
             if far.alone {
                 self.streams.borrow_mut().came_alone(end);
             }
             let far = far.end.next_multiple_of(self.chunk).min(reach);
+            let held = self.locks.lock(self.chunks(from, far), Hold::Alone).await;
             inner.admit().await?;
-            match self.copy_held(inner, offset, far).await {
+            match self.copy_held(inner, from, far).await {
                 Ok(()) => {
-                    held.share(self.chunks(offset, end));
-                    return Ok(held);
+                    let more = if ahead { self.copy_for_who_came(inner, offset..end, far, limit).await } else { Vec::new() };
+                    if !planted(Bug::OriginBeforeRecord) {
+                        inner.clone().commit().await.map_err(Ended::Error)?;
+                    }
+                    drop((held, more, turn));
+                    return Ok(());
                 }
                 Err(Ended::Error(e)) => return Err(Ended::Error(e)),
                 // What is not asked for yet is not worth waiting for.
                 Err(Ended::NoSpace) if ahead => ahead = false,
                 Err(Ended::NoSpace) => {
-                    drop(held);
+                    drop((held, turn));
                     let Some(patience) = patience.as_deref_mut() else { return Err(Ended::NoSpace) };
                     self.wait_for_space(inner, patience).await?;
                 }
@@ -168,7 +175,32 @@ impl<D: Device> Origin<D> {
         }
     }
 
-    /// Copies what lacks a copy; the chunks are held alone.
+    /// Copies on behind `done` for those who have come behind the write in `range` while it was copied, so that one
+    /// commit serves them, too. Whatever stands in the way, they meet it themselves.
+    async fn copy_for_who_came(
+        &self,
+        inner: &Rc<Inner<D>>,
+        range: Range<u64>,
+        mut done: u64,
+        limit: u64,
+    ) -> Vec<RangeGuard> {
+        let mut held = Vec::new();
+        loop {
+            let asked = self.streams.borrow().asked(range.start, range.end, limit);
+            let far = asked.next_multiple_of(self.chunk).min(self.size);
+            if far <= done {
+                return held;
+            }
+            let Some(more) = self.locks.try_lock(self.chunks(done, far), Hold::Alone) else { return held };
+            held.push(more);
+            if self.copy_held(inner, done, far).await.is_err() {
+                return held;
+            }
+            done = far;
+        }
+    }
+
+    /// Copies what lacks a copy, and notes it; the chunks are held alone. Nothing of it is durable yet.
     async fn copy_held(&self, inner: &Rc<Inner<D>>, offset: u64, end: u64) -> std::result::Result<(), Ended> {
         let chunk_pages = self.chunk / PAGE;
         let start = VirtualPage(offset / self.chunk * chunk_pages);
@@ -200,10 +232,7 @@ impl<D: Device> Origin<D> {
         self.transfer(inner, plan).await?;
         self.publish(inner, plan).await?;
         drop(guard);
-        if planted(Bug::OriginBeforeRecord) {
-            return Ok(());
-        }
-        inner.clone().commit().await
+        Ok(())
     }
 
     /// Moves the bytes. What several snapshots need of the same pages is read once.

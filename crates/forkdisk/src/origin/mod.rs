@@ -51,8 +51,10 @@ pub struct Origin<D> {
     pub size: u64,
     /// Bytes of a chunk.
     pub chunk: u64,
-    /// By chunk.
+    /// By chunk: shared by who reads or writes in place, alone for who copies.
     pub locks: Rc<RangeLocks>,
+    /// By chunk, alone: whose turn to copy it is.
+    turns: Rc<RangeLocks>,
     /// Blocks of the device that are written in part, by block.
     pub edges: Rc<RangeLocks>,
     streams: Rc<RefCell<stream::Streams>>,
@@ -82,6 +84,7 @@ impl<D: Device> Origin<D> {
             size,
             chunk,
             locks: Rc::default(),
+            turns: Rc::default(),
             edges: Rc::default(),
             streams: Rc::default(),
             flushes: Flushes::default(),

@@ -127,22 +127,6 @@ impl RangeLocks {
     }
 }
 
-impl RangeGuard {
-    /// Holds no more than `range` of it, and together with others, from now on, at the place in the queue it has.
-    pub fn share(&mut self, range: Range<u64>) {
-        {
-            let mut claims = self.locks.claims.borrow_mut();
-            let at = claims.place(self.id);
-            let claim = &mut claims.queue[at];
-            debug_assert!(claim.range.start <= range.start && range.end <= claim.range.end);
-            claim.range = range;
-            let was = std::mem::replace(&mut claim.hold, Hold::Shared);
-            claims.alone -= usize::from(was == Hold::Alone);
-        }
-        self.locks.changed.notify();
-    }
-}
-
 impl Drop for RangeGuard {
     fn drop(&mut self) {
         let somebody_waits = self.locks.claims.borrow_mut().remove(self.id);
@@ -194,21 +178,6 @@ mod tests {
         assert!(poll(later.as_mut()).is_none());
         drop(held);
         assert!(poll(later.as_mut()).is_some());
-    }
-
-    #[test]
-    fn who_shares_at_last_lets_others_in_and_stays() {
-        let locks = Rc::new(RangeLocks::default());
-        let mut first = locks.try_lock(0..4, Hold::Alone).expect("the first");
-        let mut other = pin!(locks.lock(1..2, Hold::Shared));
-        assert!(poll(other.as_mut()).is_none());
-        first.share(1..3);
-        let held = poll(other.as_mut()).expect("shared");
-        assert!(locks.try_lock(2..3, Hold::Alone).is_none(), "still held");
-        assert!(locks.try_lock(3..4, Hold::Alone).is_some(), "given up");
-        drop((first, held));
-        let claims = locks.claims.borrow();
-        assert_eq!((claims.queue.len(), claims.alone, claims.waiting), (0, 0, 0));
     }
 
     #[test]
