@@ -96,7 +96,8 @@ mod tests {
 
     #[test]
     fn a_runtime_is_read_to_the_microsecond() {
-        let sched = "kworker/0:1 (12, #threads: 1)\n---\nse.exec_start  :  10.5\nse.sum_exec_runtime   :   1234.567891\n";
+        let sched =
+            "kworker/0:1 (12, #threads: 1)\n---\nse.exec_start  :  10.5\nse.sum_exec_runtime   :   1234.567891\n";
         assert_eq!(runtime(sched).map(|ran| ran.as_micros()), Some(1_234_567));
         assert_eq!(runtime("nothing"), None);
     }

@@ -27,6 +27,8 @@ use super::{Origin, View};
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Pages of the pool kept back for tables and for verbs that free space.
 const RESERVE: u64 = 64;
+/// How much, in what is copied ahead at most, is copied for those who wait before they are answered.
+const SERVED: u64 = 2;
 /// How long a write waits for others behind it where there were some before.
 const GATHER: Duration = Duration::from_micros(300);
 
@@ -134,10 +136,9 @@ impl<D: Device> Origin<D> {
         end: u64,
         mut patience: Option<&mut Patience>,
     ) -> std::result::Result<(), Ended> {
-        let limit = inner.meta.borrow().protects(self.id).map_or(0, |(p, _)| p.copy_ahead);
-        let mut ahead = true;
+        let mut limit = inner.meta.borrow().protects(self.id).map_or(0, |(p, _)| p.copy_ahead);
         loop {
-            let far = self.streams.borrow_mut().far(offset, end, if ahead { limit } else { 0 });
+            let far = self.streams.borrow_mut().far(offset, end, limit);
             // Who comes behind meanwhile waits behind, and this behind those whose stream it goes on with: it may be kept
             // for by then.
             let reach = far.reach.next_multiple_of(self.chunk).min(self.size);
@@ -146,26 +147,30 @@ impl<D: Device> Origin<D> {
             if far.alone {
                 inner.runtime.sleep(GATHER).await;
             }
-            let Some(from) = self.first_lacking(inner, offset, end).await? else { return Ok(()) };
+            if self.first_lacking(inner, offset, end).await?.is_none() {
+                return Ok(());
+            }
+            // Those before it are kept for as well: they may wait elsewhere.
+            let from = self.streams.borrow().begins(offset, limit).max(from);
+            let from = self.first_lacking(inner, from, end).await?.unwrap_or(offset);
             let far = self.streams.borrow_mut().far(offset, end, reach.saturating_sub(end));
             if far.alone {
                 self.streams.borrow_mut().came_alone(end);
             }
             let far = far.end.next_multiple_of(self.chunk).min(reach);
-            let held = self.locks.lock(self.chunks(from, far), Hold::Alone).await;
+            let mut held = self.locks.lock(self.chunks(from, far), Hold::Alone).await;
             inner.admit().await?;
             match self.copy_held(inner, from, far).await {
                 Ok(()) => {
-                    let more = if ahead { self.copy_for_who_came(inner, offset..end, far, limit).await } else { Vec::new() };
+                    self.copy_for_who_came(inner, offset..end, (from, far), limit, &mut held).await;
                     if !planted(Bug::OriginBeforeRecord) {
                         inner.clone().commit().await.map_err(Ended::Error)?;
                     }
-                    drop((held, more, turn));
                     return Ok(());
                 }
                 Err(Ended::Error(e)) => return Err(Ended::Error(e)),
                 // What is not asked for yet is not worth waiting for.
-                Err(Ended::NoSpace) if ahead => ahead = false,
+                Err(Ended::NoSpace) if limit > 0 => limit = 0,
                 Err(Ended::NoSpace) => {
                     drop((held, turn));
                     let Some(patience) = patience.as_deref_mut() else { return Err(Ended::NoSpace) };
@@ -175,26 +180,21 @@ impl<D: Device> Origin<D> {
         }
     }
 
-    /// Copies on behind `done` for those who have come behind the write in `range` while it was copied, so that one
-    /// commit serves them, too. Whatever stands in the way, they meet it themselves.
+    /// Copies on behind `done`, up to where the chunks are held, for those who have come behind the write in `range` while
+    /// it was copied, so that one commit serves them, too. Whatever stands in the way, they meet it themselves.
     async fn copy_for_who_came(
         &self,
         inner: &Rc<Inner<D>>,
         range: Range<u64>,
-        mut done: u64,
+        (from, mut done): (u64, u64),
         limit: u64,
-    ) -> Vec<RangeGuard> {
-        let mut held = Vec::new();
+        held: &mut RangeGuard,
+    ) {
         loop {
-            let asked = self.streams.borrow().asked(range.start, range.end, limit);
+            let asked = self.streams.borrow_mut().came(range.start, range.end, SERVED * limit);
             let far = asked.next_multiple_of(self.chunk).min(self.size);
-            if far <= done {
-                return held;
-            }
-            let Some(more) = self.locks.try_lock(self.chunks(done, far), Hold::Alone) else { return held };
-            held.push(more);
-            if self.copy_held(inner, done, far).await.is_err() {
-                return held;
+            if far <= done || !held.widen(self.chunks(from, far)) || self.copy_held(inner, done, far).await.is_err() {
+                return;
             }
             done = far;
         }

@@ -108,6 +108,17 @@ impl Streams {
         Far { end, reach: reach.max(end), alone }
     }
 
+    /// As [`asked`](Self::asked), when they have had time to come: if they have, they tell where their stream ends.
+    pub fn came(&mut self, offset: u64, end: u64, limit: u64) -> u64 {
+        let asked = self.asked(offset, end, limit);
+        if asked > end
+            && let Some(stream) = self.all.iter_mut().find(|s| asked.abs_diff(s.end) <= NEAR)
+        {
+            stream.deep = true;
+        }
+        asked
+    }
+
     /// Where those end that wait or are announced without a gap behind the write from `offset` to `end`. Who begins more
     /// than `limit` behind it is not among them.
     pub fn asked(&self, offset: u64, end: u64, limit: u64) -> u64 {

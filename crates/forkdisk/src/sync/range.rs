@@ -127,6 +127,23 @@ impl RangeLocks {
     }
 }
 
+impl RangeGuard {
+    /// Holds all of `range`, which begins where it does, unless that is in the way of an earlier claim or of who holds a
+    /// part of it. Who waits for a part of it waits on.
+    pub fn widen(&mut self, range: Range<u64>) -> bool {
+        let mut claims = self.locks.claims.borrow_mut();
+        let at = claims.place(self.id);
+        let wide = Claim { id: self.id, range, hold: claims.queue[at].hold, granted: true };
+        debug_assert!(wide.range.start == claims.queue[at].range.start && claims.queue[at].range.end <= wide.range.end);
+        let in_the_way = |(i, c): (usize, &Claim)| i != at && (i < at || c.granted) && c.conflicts(&wide);
+        if claims.queue.iter().enumerate().any(in_the_way) {
+            return false;
+        }
+        claims.queue[at] = wide;
+        true
+    }
+}
+
 impl Drop for RangeGuard {
     fn drop(&mut self) {
         let somebody_waits = self.locks.claims.borrow_mut().remove(self.id);
@@ -178,6 +195,27 @@ mod tests {
         assert!(poll(later.as_mut()).is_none());
         drop(held);
         assert!(poll(later.as_mut()).is_some());
+    }
+
+    #[test]
+    fn who_widens_goes_before_those_who_wait_and_not_before_others() {
+        let locks = Rc::new(RangeLocks::default());
+        let mut early = pin!(locks.lock(9..10, Hold::Alone));
+        let tenth = locks.try_lock(9..10, Hold::Shared).expect("nobody has asked yet");
+        assert!(poll(early.as_mut()).is_none());
+        let mut first = locks.try_lock(0..4, Hold::Alone).expect("nobody else");
+        let mut waits = pin!(locks.lock(3..6, Hold::Shared));
+        assert!(poll(waits.as_mut()).is_none());
+        let seventh = locks.try_lock(7..8, Hold::Shared).expect("nobody else");
+        assert!(first.widen(0..6), "behind it in the queue");
+        assert!(!first.widen(0..8), "held");
+        drop((seventh, tenth));
+        assert!(!first.widen(0..10), "before it in the queue");
+        assert!(first.widen(0..9));
+        assert!(locks.try_lock(8..9, Hold::Shared).is_none());
+        assert!(poll(waits.as_mut()).is_none());
+        drop(first);
+        assert!(poll(waits.as_mut()).is_some() && poll(early.as_mut()).is_some());
     }
 
     #[test]

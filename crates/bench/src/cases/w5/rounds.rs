@@ -9,9 +9,9 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
+use forkdisk::device::Recording;
 use rand::rngs::SmallRng;
 use rand::{RngCore, SeedableRng};
-use forkdisk::device::Recording;
 use rustix::fs::{Advice, fadvise};
 
 use super::modes::Mode;
