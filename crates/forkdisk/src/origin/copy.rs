@@ -6,8 +6,10 @@
 //! that one flush makes copies and records durable.
 
 use std::cell::RefCell;
+use std::future::{Future, poll_fn};
 use std::ops::Range;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use crate::copier::{CopyError, Group, Job, MAX_DESTINATIONS, Piece, Place, Source};
@@ -162,6 +164,7 @@ impl<D: Device> Origin<D> {
             inner.admit().await?;
             match self.copy_held(inner, from, far).await {
                 Ok(()) => {
+                    let _along = if limit > 0 { self.copy_what_is_written_again(inner).await } else { Vec::new() };
                     self.copy_for_who_came(inner, offset..end, (from, far), limit, &mut held).await;
                     if !planted(Bug::OriginBeforeRecord) {
                         inner.clone().commit().await.map_err(Ended::Error)?;
@@ -198,6 +201,28 @@ impl<D: Device> Origin<D> {
             }
             done = far;
         }
+    }
+
+    /// With the first copy for a new snapshot: copies the chunks that are written again and again. Whatever stands in the
+    /// way, who writes them next meets it. They are held as long as what is returned is.
+    async fn copy_what_is_written_again(&self, inner: &Rc<Inner<D>>) -> Vec<RangeGuard> {
+        let views = inner.meta.borrow().views_to_keep(self.id);
+        let chunks = self.again.borrow_mut().due(&views, self.chunk);
+        let (mut held, mut copies) = (Vec::new(), Vec::new());
+        for chunk in chunks {
+            let (start, end) = (chunk * self.chunk, ((chunk + 1) * self.chunk).min(self.size));
+            let lacks_a_copy = matches!(self.first_lacking(inner, start, end).await, Ok(Some(_)));
+            if lacks_a_copy && let Some(guard) = self.locks.try_lock(chunk..chunk + 1, Hold::Alone) {
+                held.push(guard);
+                copies.push(Box::pin(self.copy_held(inner, start, end)));
+            }
+        }
+        poll_fn(|cx| {
+            copies.retain_mut(|copy| copy.as_mut().poll(cx).is_pending());
+            if copies.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        held
     }
 
     /// Copies what lacks a copy, and notes it; the chunks are held alone. Nothing of it is durable yet.

@@ -15,6 +15,7 @@
 //! - A failed or full pool fails writes of the origin that need a copy; it never lets them through.
 
 mod account;
+mod again;
 mod copy;
 mod counted;
 mod flush;
@@ -58,6 +59,7 @@ pub struct Origin<D> {
     /// Blocks of the device that are written in part, by block.
     pub edges: Rc<RangeLocks>,
     streams: Rc<RefCell<stream::Streams>>,
+    again: RefCell<again::Again>,
     flushes: Flushes,
     counters: counted::Counters,
     roller: rolling::Roller,
@@ -87,6 +89,7 @@ impl<D: Device> Origin<D> {
             turns: Rc::default(),
             edges: Rc::default(),
             streams: Rc::default(),
+            again: RefCell::default(),
             flushes: Flushes::default(),
             counters: counted::Counters::default(),
             roller: rolling::Roller::default(),

@@ -58,6 +58,7 @@ impl<D: Device> Origin<D> {
 
     /// Writes whole blocks of the device.
     async fn write_blocks(&self, inner: &Rc<Inner<D>>, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
+        self.again.borrow_mut().note(offset / self.chunk, buf.len() as u64);
         let waiting = Streams::enter(&self.streams, offset, offset + buf.len() as u64);
         let mut patience = Patience::default();
         let held = match self.admit(inner, offset, offset + buf.len() as u64, Some(&mut patience)).await {

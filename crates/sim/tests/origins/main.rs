@@ -75,6 +75,29 @@ fn who_comes_while_a_copy_is_under_way_shares_its_commit() {
 }
 
 #[test]
+fn what_is_written_again_and_again_is_kept_with_the_first_copy_for_a_snapshot() {
+    run(64 * MIB, 32 * MIB, options(8 * MIB, OriginFull::Error), |w| async move {
+        for _ in 0..2 {
+            w.write("org", 7 * CHUNK, 4096, 1).await;
+            w.write("org", 90 * CHUNK, 4096, 1).await;
+        }
+        w.snapshot("s", CHAINED).await;
+        let (pool, origin) = w.counts(w.write("org", 20 * MIB, 4096, 2)).await;
+        assert_eq!((pool.flushes, origin.bytes_read), (1, 3 * CHUNK), "{pool:?}");
+        let (pool, origin) = w
+            .counts(async {
+                w.write("org", 7 * CHUNK, 4096, 2).await;
+                w.write("org", 90 * CHUNK, 4096, 2).await;
+            })
+            .await;
+        assert_eq!((pool.flushes, pool.bytes_written, origin.bytes_read), (0, 0, 0));
+        assert_eq!((w.byte("org@s", 7 * CHUNK, 4096).await, w.byte("org", 90 * CHUNK, 4096).await), (1, 2));
+        let (pool, _) = w.counts(w.write("org", 2 * MIB, 4096, 2)).await;
+        assert_eq!(pool.flushes, 1, "once for each snapshot");
+    });
+}
+
+#[test]
 fn a_write_behind_a_copy_does_not_wait_for_the_one_before_it_to_be_made() {
     run(64 * MIB, 8 * MIB, options(8 * MIB, OriginFull::Error), |w| async move {
         w.snapshot("s", CHAINED).await;
