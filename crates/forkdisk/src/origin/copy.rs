@@ -164,7 +164,7 @@ impl<D: Device> Origin<D> {
             inner.admit().await?;
             match self.copy_held(inner, from, far).await {
                 Ok(()) => {
-                    let _along = if limit > 0 { self.copy_what_is_written_again(inner).await } else { Vec::new() };
+                    let _along = self.copy_what_is_written_again(inner, limit).await;
                     self.copy_for_who_came(inner, offset..end, (from, far), limit, &mut held).await;
                     if !planted(Bug::OriginBeforeRecord) {
                         inner.clone().commit().await.map_err(Ended::Error)?;
@@ -205,7 +205,10 @@ impl<D: Device> Origin<D> {
 
     /// With the first copy for a new snapshot: copies the chunks that are written again and again. Whatever stands in the
     /// way, who writes them next meets it. They are held as long as what is returned is.
-    async fn copy_what_is_written_again(&self, inner: &Rc<Inner<D>>) -> Vec<RangeGuard> {
+    async fn copy_what_is_written_again(&self, inner: &Rc<Inner<D>>, limit: u64) -> Vec<RangeGuard> {
+        if limit == 0 {
+            return Vec::new();
+        }
         let views = inner.meta.borrow().views_to_keep(self.id);
         let chunks = self.again.borrow_mut().due(&views, self.chunk);
         let (mut held, mut copies) = (Vec::new(), Vec::new());
