@@ -21,8 +21,10 @@ impl Trace {
     /// are in flight; that now and then one is cut in two makes no difference.
     pub fn of(recording: Recording, ops: usize, clients: usize) -> Trace {
         let ops = ops.max(1) as u64;
-        let pieces = ((recording.count(RequestKind::WriteData) + ops / 2) / ops).max(1) as usize;
-        Trace { depth: clients * pieces, recording }
+        let written = recording.count(RequestKind::WriteData);
+        // Where nothing is written, reading is the work.
+        let pieces = if written > 0 { written } else { recording.count(RequestKind::Read) };
+        Trace { depth: clients * ((pieces + ops / 2) / ops).max(1) as usize, recording }
     }
 
     /// Served first come, first served.
@@ -152,6 +154,15 @@ mod tests {
         let requests: Vec<Request> = (0..40).rev().map(|i| write(i << 20)).collect();
         let first = sorted(&Recording { requests }).requests[0].offset;
         assert_eq!(first, 8 << 20, "the lowest of the first 32");
+    }
+
+    #[test]
+    fn the_pieces_of_one_read_are_in_flight_together() {
+        let read = |offset| Request { kind: RequestKind::Read, ..write(offset) };
+        let requests = vec![read(0), read(8192), read(1 << 20), read(1 << 30)];
+        assert_eq!(Trace::of(Recording { requests: requests.clone() }, 2, 8).depth, 16);
+        let copies = requests.into_iter().chain([write(0)]).collect();
+        assert_eq!(Trace::of(Recording { requests: copies }, 1, 8).depth, 8, "what is read for a write is its own");
     }
 
     #[test]

@@ -225,6 +225,7 @@ fn superblock() {
         counts: vec![CountEntry { slot: Some(Slot::A), checksum: 0x0a0b_0c0d, used: 0x104, common: 0 }],
         copier: CopierSettings {
             throttle: Throttle { percent: 50, bytes_per_second: 1 << 30 },
+            buffers: 8 << 20,
             ..CopierSettings::default()
         },
     };
@@ -337,7 +338,7 @@ fn records() -> Vec<Record> {
             break_policy: BreakPolicy::Copy,
             throttle: Throttle { percent: 50, bytes_per_second: 100 << 20 },
         },
-        Record::SetCopier { settings: CopierSettings { offload: true, ..CopierSettings::default() } },
+        Record::SetCopier { settings: CopierSettings { offload: true, buffers: 8 << 20, ..CopierSettings::default() } },
         Record::SetQuota { id: v, quota: 512 << 20 },
     ]
 }

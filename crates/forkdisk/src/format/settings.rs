@@ -117,7 +117,7 @@ pub struct CopierSettings {
 
 impl Default for CopierSettings {
     fn default() -> CopierSettings {
-        let (subjob_size, split_count, buffers) = (512 << 10, 8, 8 << 20);
+        let (subjob_size, split_count, buffers) = (512 << 10, 8, 20 << 20);
         CopierSettings { subjob_size, split_count, buffers, throttle: Throttle::NONE, offload: false }
     }
 }

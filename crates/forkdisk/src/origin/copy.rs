@@ -6,7 +6,10 @@
 //! that one flush makes copies and records durable.
 
 use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::ops::Range;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use crate::copier::{CopyError, Group, Job, MAX_DESTINATIONS, Piece, Place, Source};
@@ -26,6 +29,8 @@ use super::{Origin, View};
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Pages of the pool kept back for tables and for verbs that free space.
 const RESERVE: u64 = 64;
+/// How much, in what is copied ahead at most, is copied for those who wait before they are answered.
+const SERVED: u64 = 2;
 /// How long a write waits for others behind it where there were some before.
 const GATHER: Duration = Duration::from_micros(300);
 
@@ -125,42 +130,52 @@ impl CopyPlan {
 
 impl<D: Device> Origin<D> {
     /// Keeps what the range holds for everybody who would lose it, and more for whoever writes on behind
-    /// it. Its chunks stay held, shared, at the place in the queue that this call had. Without `patience` nobody waits
-    /// for space.
+    /// it. Without `patience` nobody waits for space.
     pub(super) async fn copy_out(
         &self,
         inner: &Rc<Inner<D>>,
         offset: u64,
         end: u64,
         mut patience: Option<&mut Patience>,
-    ) -> std::result::Result<RangeGuard, Ended> {
-        let limit = inner.meta.borrow().protects(self.id).map_or(0, |(p, _)| p.copy_ahead);
-        let mut ahead = true;
+    ) -> std::result::Result<(), Ended> {
+        let mut limit = inner.meta.borrow().protects(self.id).map_or(0, |(p, _)| p.copy_ahead);
         loop {
-            let look = |limit| self.streams.borrow_mut().far(offset, end, limit);
-            let far = look(if ahead { limit } else { 0 });
-            // Who comes behind meanwhile waits behind.
+            let far = self.streams.borrow_mut().far(offset, end, limit);
+            // Who comes behind meanwhile waits behind, and this behind those whose stream it goes on with: it may be kept
+            // for by then.
             let reach = far.reach.next_multiple_of(self.chunk).min(self.size);
-            let mut held = self.locks.lock(self.chunks(offset, reach), Hold::Alone).await;
+            let from = self.streams.borrow().begins(offset, limit);
+            let turn = self.turns.lock(self.chunks(from, reach), Hold::Alone).await;
             if far.alone {
                 inner.runtime.sleep(GATHER).await;
             }
-            let far = look(reach.saturating_sub(end));
+            if self.first_lacking(inner, offset, end).await?.is_none() {
+                return Ok(());
+            }
+            // Those before it are kept for as well: they may wait elsewhere.
+            let from = self.streams.borrow().begins(offset, limit).max(from);
+            let from = self.first_lacking(inner, from, end).await?.unwrap_or(offset);
+            let far = self.streams.borrow_mut().far(offset, end, reach.saturating_sub(end));
             if far.alone {
                 self.streams.borrow_mut().came_alone(end);
             }
             let far = far.end.next_multiple_of(self.chunk).min(reach);
+            let mut held = self.locks.lock(self.chunks(from, far), Hold::Alone).await;
             inner.admit().await?;
-            match self.copy_held(inner, offset, far).await {
+            match self.copy_held(inner, from, far).await {
                 Ok(()) => {
-                    held.share(self.chunks(offset, end));
-                    return Ok(held);
+                    let _along = self.copy_what_is_written_again(inner, limit).await;
+                    self.copy_for_who_came(inner, offset..end, (from, far), limit, &mut held).await;
+                    if !planted(Bug::OriginBeforeRecord) {
+                        inner.clone().commit().await.map_err(Ended::Error)?;
+                    }
+                    return Ok(());
                 }
                 Err(Ended::Error(e)) => return Err(Ended::Error(e)),
                 // What is not asked for yet is not worth waiting for.
-                Err(Ended::NoSpace) if ahead => ahead = false,
+                Err(Ended::NoSpace) if limit > 0 => limit = 0,
                 Err(Ended::NoSpace) => {
-                    drop(held);
+                    drop((held, turn));
                     let Some(patience) = patience.as_deref_mut() else { return Err(Ended::NoSpace) };
                     self.wait_for_space(inner, patience).await?;
                 }
@@ -168,7 +183,52 @@ impl<D: Device> Origin<D> {
         }
     }
 
-    /// Copies what lacks a copy; the chunks are held alone.
+    /// Copies on behind `done`, up to where the chunks are held, for those who have come behind the write in `range` while
+    /// it was copied, so that one commit serves them, too. Whatever stands in the way, they meet it themselves.
+    async fn copy_for_who_came(
+        &self,
+        inner: &Rc<Inner<D>>,
+        range: Range<u64>,
+        (from, mut done): (u64, u64),
+        limit: u64,
+        held: &mut RangeGuard,
+    ) {
+        loop {
+            let asked = self.streams.borrow_mut().came(range.start, range.end, SERVED * limit);
+            let far = asked.next_multiple_of(self.chunk).min(self.size);
+            if far <= done || !held.widen(self.chunks(from, far)) || self.copy_held(inner, done, far).await.is_err() {
+                return;
+            }
+            done = far;
+        }
+    }
+
+    /// With the first copy for a new snapshot: copies the chunks that are written again and again. Whatever stands in the
+    /// way, who writes them next meets it. They are held as long as what is returned is.
+    async fn copy_what_is_written_again(&self, inner: &Rc<Inner<D>>, limit: u64) -> Vec<RangeGuard> {
+        if limit == 0 {
+            return Vec::new();
+        }
+        let views = inner.meta.borrow().views_to_keep(self.id);
+        let chunks = self.again.borrow_mut().due(&views, self.chunk);
+        let (mut held, mut copies) = (Vec::new(), Vec::new());
+        for chunk in chunks {
+            let (start, end) = (chunk * self.chunk, ((chunk + 1) * self.chunk).min(self.size));
+            let lacks_a_copy = matches!(self.first_lacking(inner, start, end).await, Ok(Some(_)));
+            if lacks_a_copy && let Some(guard) = self.locks.try_lock(chunk..chunk + 1, Hold::Alone) {
+                held.push(guard);
+                copies.push(Box::pin(self.copy_held(inner, start, end)));
+            }
+        }
+        poll_fn(|cx| {
+            copies.retain_mut(|copy| copy.as_mut().poll(cx).is_pending());
+            if copies.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        held
+    }
+
+    /// Copies what lacks a copy, and notes it; the chunks are held alone. Nothing of it is durable yet.
     async fn copy_held(&self, inner: &Rc<Inner<D>>, offset: u64, end: u64) -> std::result::Result<(), Ended> {
         let chunk_pages = self.chunk / PAGE;
         let start = VirtualPage(offset / self.chunk * chunk_pages);
@@ -200,10 +260,7 @@ impl<D: Device> Origin<D> {
         self.transfer(inner, plan).await?;
         self.publish(inner, plan).await?;
         drop(guard);
-        if planted(Bug::OriginBeforeRecord) {
-            return Ok(());
-        }
-        inner.clone().commit().await
+        Ok(())
     }
 
     /// Moves the bytes. What several snapshots need of the same pages is read once.

@@ -15,6 +15,7 @@
 //! - A failed or full pool fails writes of the origin that need a copy; it never lets them through.
 
 mod account;
+mod again;
 mod copy;
 mod counted;
 mod flush;
@@ -51,11 +52,14 @@ pub struct Origin<D> {
     pub size: u64,
     /// Bytes of a chunk.
     pub chunk: u64,
-    /// By chunk.
+    /// By chunk: shared by who reads or writes in place, alone for who copies.
     pub locks: Rc<RangeLocks>,
+    /// By chunk, alone: whose turn to copy it is.
+    turns: Rc<RangeLocks>,
     /// Blocks of the device that are written in part, by block.
     pub edges: Rc<RangeLocks>,
     streams: Rc<RefCell<stream::Streams>>,
+    again: RefCell<again::Again>,
     flushes: Flushes,
     counters: counted::Counters,
     roller: rolling::Roller,
@@ -82,8 +86,10 @@ impl<D: Device> Origin<D> {
             size,
             chunk,
             locks: Rc::default(),
+            turns: Rc::default(),
             edges: Rc::default(),
             streams: Rc::default(),
+            again: RefCell::default(),
             flushes: Flushes::default(),
             counters: counted::Counters::default(),
             roller: rolling::Roller::default(),

@@ -94,13 +94,7 @@ impl Streams {
     /// those that wait or are announced without a gap behind it; and blindly a share of what its stream has written, so that what is
     /// kept for nothing when it ends is never more than that.
     pub fn far(&mut self, offset: u64, end: u64, limit: u64) -> Far {
-        let mut asked = end;
-        for (&(start, _), &stop) in self.waiting.range((offset, 0)..) {
-            if start > asked || asked >= end + limit {
-                break;
-            }
-            asked = asked.max(stop);
-        }
+        let asked = self.asked(offset, end, limit);
         let is_its = |s: &&mut Stream| asked.abs_diff(s.end) <= NEAR;
         let Some(stream) = self.all.iter_mut().find(is_its) else {
             let end = asked.min(end + limit);
@@ -112,6 +106,42 @@ impl Streams {
         let blind = if stream.deep { 0 } else { stream.written / BLIND };
         let end = asked.max(end + blind).min(end + limit);
         Far { end, reach: reach.max(end), alone }
+    }
+
+    /// As [`asked`](Self::asked), when they have had time to come: if they have, they tell where their stream ends.
+    pub fn came(&mut self, offset: u64, end: u64, limit: u64) -> u64 {
+        let asked = self.asked(offset, end, limit);
+        if asked > end
+            && let Some(stream) = self.all.iter_mut().find(|s| asked.abs_diff(s.end) <= NEAR)
+        {
+            stream.deep = true;
+        }
+        asked
+    }
+
+    /// Where those end that wait or are announced without a gap behind the write from `offset` to `end`. Who begins more
+    /// than `limit` behind it is not among them.
+    pub fn asked(&self, offset: u64, end: u64, limit: u64) -> u64 {
+        let mut asked = end;
+        for (&(start, _), &stop) in self.waiting.range((offset, 0)..) {
+            if start > asked || asked >= end + limit {
+                break;
+            }
+            asked = asked.max(stop);
+        }
+        asked
+    }
+
+    /// Where those begin, at most `limit` before `offset`, that wait or are announced without a gap up to there.
+    pub fn begins(&self, offset: u64, limit: u64) -> u64 {
+        let mut begin = offset;
+        for (&(start, _), &stop) in self.waiting.range(..(offset, 0)).rev() {
+            if stop < begin || begin + limit <= offset {
+                break;
+            }
+            begin = start;
+        }
+        begin.max(offset.saturating_sub(limit))
     }
 
     /// Nobody has come to wait behind the write that ends there: its stream's writes come one by one.
@@ -178,6 +208,19 @@ mod tests {
         streams.borrow_mut().came_alone(576 * K);
         assert_eq!(far(512 * K, 8 << 20), (576 + 256, false));
         drop(last);
+    }
+
+    #[test]
+    fn a_stream_that_waits_begins_where_its_first_does() {
+        let streams = Rc::new(RefCell::new(Streams::default()));
+        let _apart = Streams::enter(&streams, 0, 64 * K);
+        let first = Streams::enter(&streams, 128 * K, 192 * K);
+        let _second = Streams::announce(&streams, 192 * K, 256 * K);
+        let begins = |offset, limit| streams.borrow().begins(offset, limit) / K;
+        assert_eq!((begins(256 * K, 8 << 20), begins(192 * K, 8 << 20), begins(128 * K, 8 << 20)), (128, 128, 128));
+        assert_eq!((begins(256 * K, 0), begins(256 * K, 100 * K)), (256, 156));
+        drop(first);
+        assert_eq!(begins(256 * K, 8 << 20), 192);
     }
 
     #[test]

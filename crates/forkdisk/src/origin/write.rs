@@ -58,6 +58,7 @@ impl<D: Device> Origin<D> {
 
     /// Writes whole blocks of the device.
     async fn write_blocks(&self, inner: &Rc<Inner<D>>, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
+        self.again.borrow_mut().note(offset / self.chunk, buf.len() as u64);
         let waiting = Streams::enter(&self.streams, offset, offset + buf.len() as u64);
         let mut patience = Patience::default();
         let held = match self.admit(inner, offset, offset + buf.len() as u64, Some(&mut patience)).await {
@@ -86,11 +87,14 @@ impl<D: Device> Origin<D> {
         inner.check_writable()?;
         self.check_alive()?;
         self.mark(inner).await?;
-        let chunks = self.chunks(offset, end);
-        let mut held = self.locks.lock(chunks.clone(), Hold::Shared).await;
+        let mut without_copy = false;
         loop {
+            let held = self.locks.lock(self.chunks(offset, end), Hold::Shared).await;
             let plan = inner.generations.enter();
-            if !self.lacks_copies(inner, offset, end).await? {
+            if without_copy {
+                return Ok((held, plan));
+            }
+            if self.first_lacking(inner, offset, end).await?.is_none() {
                 self.check_alive()?;
                 // What is found kept may be so in memory only, for ever.
                 if !planted(Bug::OriginIgnoresFailedPool) {
@@ -99,19 +103,15 @@ impl<D: Device> Origin<D> {
                 if !self.is_deletion_pending(inner) || planted(Bug::PendingDeletionBelieved) {
                     return Ok((held, plan));
                 }
-                drop(plan);
+                drop((plan, held));
                 inner.clone().commit().await?;
                 continue;
             }
             drop((plan, held));
-            held = match self.copy_out(inner, offset, end, patience.as_deref_mut()).await {
-                Ok(held) => held,
-                Err(_) if planted(Bug::WrittenWithoutCopy) => {
-                    let held = self.locks.lock(chunks.clone(), Hold::Shared).await;
-                    return Ok((held, inner.generations.enter()));
-                }
-                Err(e) => return Err(e),
-            };
+            match self.copy_out(inner, offset, end, patience.as_deref_mut()).await {
+                Err(_) if planted(Bug::WrittenWithoutCopy) => without_copy = true,
+                copied => copied?,
+            }
         }
     }
 
@@ -122,19 +122,19 @@ impl<D: Device> Origin<D> {
         meta.directory.chain(self.id).is_some_and(|chain| chain.deleted_until > meta.journal.confirmed())
     }
 
-    /// Whether anybody would lose what the range holds.
-    async fn lacks_copies(&self, inner: &Inner<D>, offset: u64, end: u64) -> Result<bool> {
+    /// Where the first begins, in bytes, of what the range holds and somebody would lose.
+    pub(super) async fn first_lacking(&self, inner: &Inner<D>, offset: u64, end: u64) -> Result<Option<u64>> {
         let (first, mut last) = (VirtualPage(offset / PAGE), VirtualPage(end.div_ceil(PAGE)));
         if planted(Bug::SecondChunkForgotten) {
             last = VirtualPage(last.0.min((offset / self.chunk + 1) * self.chunk / PAGE));
         }
         // How far it has been looked, as long as the same snapshots are to be kept for.
-        let (mut views, mut looked, mut at) = (Vec::new(), 0, first);
+        let (mut views, mut looked, mut at, mut found) = (Vec::new(), 0, first, None);
         inner
             .look(|meta| {
                 let now = meta.views_to_keep(self.id);
                 if now != views {
-                    (views, looked, at) = (now, 0, first);
+                    (views, looked, at, found) = (now, 0, first, None);
                 }
                 while let Some(&view) = views.get(looked) {
                     let view = match view {
@@ -147,12 +147,13 @@ impl<D: Device> Origin<D> {
                         }
                         view => view,
                     };
-                    if meta.unkept(self.id, view, &mut at, last)?.is_some() {
-                        return Ok(true);
+                    let end = found.unwrap_or(last);
+                    if meta.unkept(self.id, view, &mut at, end)?.is_some() {
+                        found = Some(at);
                     }
                     (looked, at) = (looked + 1, first);
                 }
-                Ok(false)
+                Ok(found.map(|page| page.0 * PAGE))
             })
             .await
     }

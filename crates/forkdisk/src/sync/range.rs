@@ -128,18 +128,19 @@ impl RangeLocks {
 }
 
 impl RangeGuard {
-    /// Holds no more than `range` of it, and together with others, from now on, at the place in the queue it has.
-    pub fn share(&mut self, range: Range<u64>) {
-        {
-            let mut claims = self.locks.claims.borrow_mut();
-            let at = claims.place(self.id);
-            let claim = &mut claims.queue[at];
-            debug_assert!(claim.range.start <= range.start && range.end <= claim.range.end);
-            claim.range = range;
-            let was = std::mem::replace(&mut claim.hold, Hold::Shared);
-            claims.alone -= usize::from(was == Hold::Alone);
+    /// Holds all of `range`, which begins where it does, unless that is in the way of an earlier claim or of who holds a
+    /// part of it. Who waits for a part of it waits on.
+    pub fn widen(&mut self, range: Range<u64>) -> bool {
+        let mut claims = self.locks.claims.borrow_mut();
+        let at = claims.place(self.id);
+        let wide = Claim { id: self.id, range, hold: claims.queue[at].hold, granted: true };
+        debug_assert!(wide.range.start == claims.queue[at].range.start && claims.queue[at].range.end <= wide.range.end);
+        let in_the_way = |(i, c): (usize, &Claim)| i != at && (i < at || c.granted) && c.conflicts(&wide);
+        if claims.queue.iter().enumerate().any(in_the_way) {
+            return false;
         }
-        self.locks.changed.notify();
+        claims.queue[at] = wide;
+        true
     }
 }
 
@@ -197,18 +198,24 @@ mod tests {
     }
 
     #[test]
-    fn who_shares_at_last_lets_others_in_and_stays() {
+    fn who_widens_goes_before_those_who_wait_and_not_before_others() {
         let locks = Rc::new(RangeLocks::default());
-        let mut first = locks.try_lock(0..4, Hold::Alone).expect("the first");
-        let mut other = pin!(locks.lock(1..2, Hold::Shared));
-        assert!(poll(other.as_mut()).is_none());
-        first.share(1..3);
-        let held = poll(other.as_mut()).expect("shared");
-        assert!(locks.try_lock(2..3, Hold::Alone).is_none(), "still held");
-        assert!(locks.try_lock(3..4, Hold::Alone).is_some(), "given up");
-        drop((first, held));
-        let claims = locks.claims.borrow();
-        assert_eq!((claims.queue.len(), claims.alone, claims.waiting), (0, 0, 0));
+        let mut early = pin!(locks.lock(9..10, Hold::Alone));
+        let tenth = locks.try_lock(9..10, Hold::Shared).expect("nobody has asked yet");
+        assert!(poll(early.as_mut()).is_none());
+        let mut first = locks.try_lock(0..4, Hold::Alone).expect("nobody else");
+        let mut waits = pin!(locks.lock(3..6, Hold::Shared));
+        assert!(poll(waits.as_mut()).is_none());
+        let seventh = locks.try_lock(7..8, Hold::Shared).expect("nobody else");
+        assert!(first.widen(0..6), "behind it in the queue");
+        assert!(!first.widen(0..8), "held");
+        drop((seventh, tenth));
+        assert!(!first.widen(0..10), "before it in the queue");
+        assert!(first.widen(0..9));
+        assert!(locks.try_lock(8..9, Hold::Shared).is_none());
+        assert!(poll(waits.as_mut()).is_none());
+        drop(first);
+        assert!(poll(waits.as_mut()).is_some() && poll(early.as_mut()).is_some());
     }
 
     #[test]

@@ -4,7 +4,10 @@
 mod lab;
 mod rollback;
 
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
 use std::rc::Rc;
+use std::task::Poll;
 
 use forkdisk::{
     Buf, CreateOptions, DiffClass, ErrorKind, OpenOptions, OriginFull, Pool, ProtectOptions, SnapshotFlags,
@@ -33,6 +36,82 @@ fn a_sequential_write_costs_one_read_and_two_writes_and_few_flushes() {
         assert!(pool.flushes <= 14 && origin.flushes == 0, "{pool:?} {origin:?}");
         assert_eq!(w.byte("org@s", 4096, MIB).await, 0);
         assert_eq!(w.byte("org", 4096, MIB).await, 2);
+    });
+}
+
+/// All of them, each begun behind the one before it.
+async fn in_order<const N: usize>(work: [impl Future<Output = ()>; N]) {
+    let mut left: Vec<_> = work.into_iter().map(Box::pin).collect();
+    poll_fn(|cx| {
+        left.retain_mut(|one| one.as_mut().poll(cx).is_pending());
+        if left.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
+
+#[test]
+fn who_comes_while_a_copy_is_under_way_shares_its_commit() {
+    run(64 * MIB, 32 * MIB, options(8 * MIB, OriginFull::Error), |w| async move {
+        w.write("org", 30 * MIB, 4096, 1).await;
+        w.snapshot("s", CHAINED).await;
+        w.write("org", 30 * MIB, 4096, 1).await;
+        // As a file system writes a file: nearly as large as may be, and not at the edges of chunks.
+        let lengths = [MIB, MIB / 3 / 4096 * 4096, MIB, MIB, MIB - 4096, MIB, MIB, MIB];
+        let (pool, origin) = w
+            .counts(async {
+                let mut at = 0;
+                let writes = lengths.map(|len| {
+                    at += len;
+                    w.write("org", at - len, len, 2)
+                });
+                in_order(writes).await;
+            })
+            .await;
+        let bytes = lengths.iter().sum::<u64>();
+        assert_eq!(pool.flushes, 1, "{pool:?}");
+        assert_eq!((origin.bytes_read, origin.bytes_written), (bytes.next_multiple_of(CHUNK), bytes));
+        assert_eq!((w.byte("org@s", 0, 8 * MIB).await, w.byte("org", 0, bytes).await), (0, 2));
+    });
+}
+
+#[test]
+fn what_is_written_again_and_again_is_kept_with_the_first_copy_for_a_snapshot() {
+    run(64 * MIB, 32 * MIB, options(8 * MIB, OriginFull::Error), |w| async move {
+        for _ in 0..2 {
+            w.write("org", 7 * CHUNK, 4096, 1).await;
+            w.write("org", 90 * CHUNK, 4096, 1).await;
+        }
+        w.snapshot("s", CHAINED).await;
+        let (pool, origin) = w.counts(w.write("org", 20 * MIB, 4096, 2)).await;
+        assert_eq!((pool.flushes, origin.bytes_read), (1, 3 * CHUNK), "{pool:?}");
+        let (pool, origin) = w
+            .counts(async {
+                w.write("org", 7 * CHUNK, 4096, 2).await;
+                w.write("org", 90 * CHUNK, 4096, 2).await;
+            })
+            .await;
+        assert_eq!((pool.flushes, pool.bytes_written, origin.bytes_read), (0, 0, 0));
+        assert_eq!((w.byte("org@s", 7 * CHUNK, 4096).await, w.byte("org", 90 * CHUNK, 4096).await), (1, 2));
+        let (pool, _) = w.counts(w.write("org", 2 * MIB, 4096, 2)).await;
+        assert_eq!(pool.flushes, 1, "once for each snapshot");
+    });
+}
+
+#[test]
+fn a_write_behind_a_copy_does_not_wait_for_the_one_before_it_to_be_made() {
+    run(64 * MIB, 8 * MIB, options(8 * MIB, OriginFull::Error), |w| async move {
+        w.snapshot("s", CHAINED).await;
+        // They share a chunk, and the first takes its time.
+        w.disks[1].slow_down(4096..8192);
+        let order = RefCell::new(Vec::new());
+        let write = async |start: u64, end: u64| {
+            w.write("org", start, end - start, 2).await;
+            order.borrow_mut().push(start);
+        };
+        let writes = [write(4096, MIB + 4096), write(MIB + 4096, 2 * MIB)];
+        in_order(writes).await;
+        assert_eq!(order.into_inner(), [MIB + 4096, 4096]);
+        assert_eq!(w.byte("org@s", 0, 2 * MIB).await, 0);
     });
 }
 

@@ -115,14 +115,6 @@ impl Bed {
         }
     }
 
-    /// What reading the first `len` bytes of the file `name` in order asks of the device, 1 MiB at a time.
-    pub fn read(&self, name: &str, len: u64) -> Result<Recording> {
-        match self.ask(Question::Read(name.to_string(), len))? {
-            Answer::Recording(recording) => Ok(recording),
-            _ => Err(anyhow!("an answer to another question")),
-        }
-    }
-
     /// Brings the pages of the file `name` together.
     pub fn gather(&self, name: &str) -> Result<()> {
         self.ask(Question::Gather(name.to_string())).map(drop)
@@ -161,6 +153,13 @@ impl Place for Bed {
 
     fn counts(&self) -> Result<Counts> {
         Ok(self.figures()?.0)
+    }
+
+    fn read(&self, name: &str, len: u64) -> Result<Recording> {
+        match self.ask(Question::Read(name.to_string(), len))? {
+            Answer::Recording(recording) => Ok(recording),
+            _ => Err(anyhow!("an answer to another question")),
+        }
     }
 
     fn used(&self) -> Result<Option<(u64, u64)>> {
@@ -243,7 +242,7 @@ fn figures(pool: &MountedPool) -> Answer {
 
 async fn read(rt: &Rt, pool: &MountedPool, name: &str, len: u64) -> Result<Recording> {
     let volume = pool.volume(name)?;
-    let job = Job { write: false, len: PIECE, depth: 8, offsets: sequential(len, PIECE) };
+    let job = Job { write: false, len: PIECE, depth: super::read::DEPTH, offsets: sequential(len, PIECE) };
     pool.device().pause(false);
     pool.device().take();
     let done = load::run(rt, pool, &volume, &job).await;

@@ -25,6 +25,10 @@ pub fn rows(name: &str, suffix: &str, target: &str, rounds: &[Round]) -> Vec<Row
         rows.extend(growth(&label, "bytes", &count(|s| s.counts.bytes)));
         rows.extend(growth(&label, "map_pages", &count(|s| s.counts.map_pages)));
         rows.extend(trend(&label, "cpu", &steps.iter().map(|s| s.cpu).collect::<Vec<f64>>()));
+        let all_cpu: Samples = steps.iter().filter_map(|s| s.all_cpu).collect();
+        if all_cpu.len() == steps.len() {
+            rows.push(label.rows("all_cpu", "s", &all_cpu));
+        }
         rows.push(label.rows("seconds", "s", &steps.iter().map(|s| s.wall).collect()));
         rows.push(label.rows("seconds_settled", "s", &steps.iter().map(|s| s.settled).collect()));
     }

@@ -20,7 +20,7 @@ use crate::runner::{Context, Scale};
 
 use bed::Bed;
 use modes::Mode;
-use rounds::{Plan, run as run_rounds};
+use rounds::{Plan, run_reading};
 
 /// Bytes of the file where nobody says otherwise.
 const SIZE: u64 = 100 << 20;
@@ -55,7 +55,10 @@ fn case(context: &Context<'_>, mode: Mode) -> Result<Vec<Row>> {
         for kind in peers::KINDS {
             context.say(&format!("  {}", kind.name));
             match peers::measure(context, kind, &plan) {
-                Ok(theirs) => rows.extend(peers::beside(name, kind, &theirs, &rows)),
+                Ok((theirs, reads)) => {
+                    rows.extend(peers::beside(name, kind, &theirs, &rows));
+                    rows.extend(read::rows(&format!("{name}/read"), kind.name, plan.size, reads));
+                }
                 Err(error) => context.say(&format!("  {} cannot be measured here: {error:#}", kind.name)),
             }
         }
@@ -66,9 +69,10 @@ fn case(context: &Context<'_>, mode: Mode) -> Result<Vec<Row>> {
 /// All rounds on a mounted pool, as rows.
 fn measured(context: &Context<'_>, plan: &Plan, name: &str, suffix: &str) -> Result<Vec<Row>> {
     let bed = Bed::new(context, plan.pool_size())?;
-    let rounds = run_rounds(&bed, plan)?;
+    let (rounds, reads) = run_reading(&bed, plan)?;
     let mut rows = figures::rows(name, suffix, "forkdisk", &rounds);
     rows.extend(figures::space(name, suffix, &rounds));
+    rows.extend(read::rows(&format!("{name}/read{suffix}"), "forkdisk", plan.size, reads));
     bed.end()?;
     Ok(rows)
 }

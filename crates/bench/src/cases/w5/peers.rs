@@ -5,14 +5,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use forkdisk::device::{Recording, Request, RequestKind};
 use forkdisk_uring::{attach_loop, detach_loop};
 
 use super::figures::{self, CONSTANT};
 use super::label;
-use super::rounds::{Counts, Place, Plan, Round, run};
+use super::rounds::{Counts, Place, Plan, Round, run_reading};
 use crate::limits::{LIMIT, Limited as _};
 use crate::rows::{Row, Samples};
 use crate::runner::Context;
+
+const BLOCK: u64 = 4096;
+const PIECE: u64 = 1 << 20;
 
 /// A file system with clones.
 #[derive(Clone, Copy)]
@@ -54,11 +58,50 @@ impl Drop for Mounted {
     }
 }
 
-fn call(command: &mut Command) -> Result<()> {
+/// What it printed.
+fn call(command: &mut Command) -> Result<String> {
     let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
     let done = command.env("PATH", path).output_within(LIMIT).with_context(|| format!("{command:?}"))?;
     ensure!(done.status.success(), "{command:?}: {}", String::from_utf8_lossy(&done.stderr).trim());
-    Ok(())
+    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+/// Where a piece of a file lies: its place in the file, on the device, and its length, in blocks of 4 KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Extent {
+    file: u64,
+    device: u64,
+    blocks: u64,
+}
+
+/// The extents that `filefrag -v -b4096` prints, one behind the other.
+fn extents(printed: &str) -> Vec<Extent> {
+    let extent = |line: &str| {
+        let mut fields = line.split(':');
+        let first = |range: &str| range.split("..").next()?.trim().parse().ok();
+        fields.next()?.trim().parse::<u64>().ok()?;
+        let (file, device) = (first(fields.next()?)?, first(fields.next()?)?);
+        Some(Extent { file, device, blocks: fields.next()?.trim().parse().ok()? })
+    };
+    printed.lines().filter_map(extent).collect()
+}
+
+/// Reads of 1 MiB of the first `len` bytes of a file, as its extents cut them.
+fn reads(extents: &[Extent], len: u64) -> Vec<Request> {
+    let mut requests: Vec<Request> = Vec::new();
+    for extent in extents {
+        let (mut at, end) = (extent.file * BLOCK, ((extent.file + extent.blocks) * BLOCK).min(len));
+        while at < end {
+            let stop = (at / PIECE + 1) * PIECE;
+            let (offset, len) = (extent.device * BLOCK + (at - extent.file * BLOCK), stop.min(end) - at);
+            match requests.last_mut() {
+                Some(last) if at % PIECE != 0 && last.offset + last.len == offset => last.len += len,
+                _ => requests.push(Request { kind: RequestKind::Read, offset, len }),
+            }
+            at += len;
+        }
+    }
+    requests
 }
 
 impl Place for Mounted {
@@ -85,15 +128,22 @@ impl Place for Mounted {
         Ok(Counts { requests, bytes: (at(2) + at(6)) * 512, map_pages: 0 })
     }
 
+    /// As it would if it asked for nothing but the contents, each piece once: where they lie is told, what is read
+    /// about them is not.
+    fn read(&self, name: &str, len: u64) -> Result<Recording> {
+        let printed = call(Command::new("filefrag").args(["-v", "-b4096", "-s"]).arg(self.dir.join(name)))?;
+        Ok(Recording { requests: reads(&extents(&printed), len) })
+    }
+
     fn used(&self) -> Result<Option<(u64, u64)>> {
         Ok(None)
     }
 }
 
-/// All rounds of `plan`.
-pub fn measure(context: &Context<'_>, kind: Kind, plan: &Plan) -> Result<Vec<Round>> {
+/// All rounds of `plan`, and reading before and behind them.
+pub fn measure(context: &Context<'_>, kind: Kind, plan: &Plan) -> Result<(Vec<Round>, Vec<Recording>)> {
     let place = Mounted::new(context, kind, plan.pool_size().max(2 << 30))?;
-    run(&place, plan)
+    run_reading(&place, plan)
 }
 
 /// The peer's rows, and by how much ours are ahead in clone and remove: the peer's figure ÷ ours, less 1.
@@ -112,6 +162,10 @@ pub fn beside(name: &str, kind: Kind, theirs: &[Round], ours: &[Row]) -> Vec<Row
         let settled = median(theirs.iter().map(|r| step(r).settled).collect());
         let bytes = median(theirs.iter().map(|r| step(r).counts.bytes as f64).collect());
         rows.push(label.row(&format!("cpu_ahead_of_{}", kind.name), "ratio", cpu / our("cpu") - 1.0));
+        let all_cpu: Samples = theirs.iter().filter_map(|r| step(r).all_cpu).collect();
+        if let Some(all_cpu) = all_cpu.median() {
+            rows.push(label.row(&format!("all_cpu_ahead_of_{}", kind.name), "ratio", all_cpu / our("all_cpu") - 1.0));
+        }
         rows.push(label.row(
             &format!("seconds_ahead_of_{}", kind.name),
             "ratio",
@@ -120,4 +174,30 @@ pub fn beside(name: &str, kind: Kind, theirs: &[Round], ours: &[Row]) -> Vec<Row
         rows.push(label.row(&format!("bytes_ahead_of_{}", kind.name), "ratio", bytes / our("bytes") - 1.0));
     }
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_are_what_filefrag_prints() {
+        let printed = "Filesystem type is: 58465342\nFile size of mnt/a is 1048576 (256 blocks of 4096 bytes)\n \
+            ext:     logical_offset:        physical_offset: length:   expected: flags:\n   \
+            0:        0..      63:        340..       403:     64:             shared\n   \
+            1:       64..     255:       1000..      1191:    192:        404: last,eof\nmnt/a: 2 extents found\n";
+        let two = [Extent { file: 0, device: 340, blocks: 64 }, Extent { file: 64, device: 1000, blocks: 192 }];
+        assert_eq!(extents(printed), two);
+    }
+
+    #[test]
+    fn reads_are_cut_by_extents_and_by_their_length() {
+        let at = |file, device, blocks| Extent { file, device, blocks };
+        let places = |extents: &[Extent], len| -> Vec<(u64, u64)> {
+            reads(extents, len).iter().map(|r| (r.offset / BLOCK, r.len / BLOCK)).collect()
+        };
+        assert_eq!(places(&[at(0, 1000, 600)], 2 << 20), [(1000, 256), (1256, 256)]);
+        assert_eq!(places(&[at(0, 50, 10), at(10, 60, 246)], 1 << 20), [(50, 256)], "one behind the other");
+        assert_eq!(places(&[at(0, 50, 10), at(12, 70, 244)], 1 << 20), [(50, 10), (70, 244)]);
+    }
 }

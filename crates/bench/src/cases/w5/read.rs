@@ -2,17 +2,20 @@
 //! gathering.
 
 use anyhow::Result;
+use forkdisk::device::Recording;
 
 use super::modes::Mode;
 use super::rounds::{Place, Plan, Round, run_between};
 use super::{Bed, figures, label, plan};
-use crate::model::Trace;
+use crate::model::{Label, Trace};
 use crate::rows::Row;
 use crate::runner::Context;
 
 /// The mode that scatters most: every round breaks what it writes.
 const MODE: Mode = Mode::RandomDescribed;
 const ROUNDS: usize = 20;
+/// Reads of 1 MiB at a time.
+pub const DEPTH: usize = 8;
 
 /// When pages are brought together.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -52,13 +55,18 @@ fn measured(context: &Context<'_>, case: &str, when: When) -> Result<(Vec<Row>, 
     let between = |name: &str| if when == When::Idle { bed.gather_idle(name) } else { Ok(()) };
     let rounds = run_between(&bed, &plan, look, between)?;
     bed.end()?;
-    let ops = (plan.size >> 20) as usize;
-    let mut traces = recordings.into_iter().map(|recording| Trace::of(recording, ops, 8));
-    let (Some(fresh), Some(aged)) = (traces.next(), traces.next()) else { return Ok((Vec::new(), rounds)) };
-    let label = label(case);
+    Ok((rows(case, "forkdisk", plan.size, recordings), rounds))
+}
+
+/// Reading a file of `size` bytes when it was fresh, and when it had aged: modelled time of the first ÷ that of the last.
+pub fn rows(case: &str, target: &str, size: u64, recordings: Vec<Recording>) -> Vec<Row> {
+    let ops = (size >> 20) as usize;
+    let mut traces = recordings.into_iter().map(|recording| Trace::of(recording, ops, DEPTH));
+    let (Some(fresh), Some(aged)) = (traces.next(), traces.next()) else { return Vec::new() };
+    let label = Label { target, ..label(case) };
     let mut rows = label.ratios(&fresh, &aged);
     let per_mib = |trace: &Trace| trace.recording.transfers() as f64 / ops as f64;
     rows.push(label.row("requests_per_mib", "count", per_mib(&aged)));
     rows.push(label.row("fresh_requests_per_mib", "count", per_mib(&fresh)));
-    Ok((rows, rounds))
+    rows
 }

@@ -9,13 +9,14 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
+use forkdisk::device::Recording;
 use rand::rngs::SmallRng;
 use rand::{RngCore, SeedableRng};
 use rustix::fs::{Advice, fadvise};
 
 use super::modes::Mode;
 use crate::bare::children_cpu;
-use crate::clock::process_cpu;
+use crate::clock::{KernelThreads, process_cpu};
 use crate::limits::{LIMIT, Limited as _};
 
 const SEED: u64 = 5;
@@ -77,6 +78,9 @@ pub trait Place {
     /// Everything that has reached the device since some beginning.
     fn counts(&self) -> Result<Counts>;
 
+    /// What reading the first `len` bytes of the file `name` in order asks of the device, 1 MiB at a time.
+    fn read(&self, name: &str, len: u64) -> Result<Recording>;
+
     /// Bytes of contents in use in all, and with whatever is kept about them; `None` where nobody tells.
     fn used(&self) -> Result<Option<(u64, u64)>>;
 }
@@ -87,6 +91,9 @@ pub struct Step {
     pub counts: Counts,
     /// Seconds of CPU: of the programs, and of the server where there is one.
     pub cpu: f64,
+    /// The same and what threads of the kernel did, until they were at rest. Where it is told, and what was put off
+    /// has been done.
+    pub all_cpu: Option<f64>,
     /// Seconds until the program had ended.
     pub wall: f64,
     /// Seconds until everything was done.
@@ -110,15 +117,21 @@ pub struct Round {
 
 /// Does all of `plan`, on a new file, and removes what is left.
 pub fn run(place: &impl Place, plan: &Plan) -> Result<Vec<Round>> {
-    run_keeping(place, plan, |_| Ok(()))
+    run_between(place, plan, |_| Ok(()), |_| Ok(()))
 }
 
-/// As [`run`]; `look` is told the name of the file when it is fresh, and when all rounds are done.
-pub fn run_keeping(place: &impl Place, plan: &Plan, look: impl FnMut(&str) -> Result<()>) -> Result<Vec<Round>> {
-    run_between(place, plan, look, |_| Ok(()))
+/// As [`run`], and what reading the file in order asks of the device when it is fresh and when all rounds are done.
+pub fn run_reading(place: &impl Place, plan: &Plan) -> Result<(Vec<Round>, Vec<Recording>)> {
+    let mut recordings = Vec::new();
+    let look = |name: &str| {
+        recordings.push(place.read(name, plan.size)?);
+        place.settle()
+    };
+    let rounds = run_between(place, plan, look, |_| Ok(()))?;
+    Ok((rounds, recordings))
 }
 
-/// As [`run_keeping`]; `between` is told the name of the file behind every round.
+/// As [`run`]; `look` is told the name of the file when it is fresh, and when all rounds are done; `between` is told the name of the file behind every round.
 pub fn run_between(
     place: &impl Place,
     plan: &Plan,
@@ -146,7 +159,8 @@ pub fn run_between(
             clone(&mut round)?;
         }
         let target = if plan.mode.clones_first() { &next } else { &current };
-        if plan.cold {
+        // Behind a clone it is a file that the kernel has not seen yet. The first has been written by it.
+        if plan.cold || (rounds.is_empty() && !plan.mode.clones_first()) {
             forget(target)?;
         }
         round.write = step(place, false, || write(target, &offsets))?;
@@ -168,14 +182,18 @@ pub fn run_between(
 
 /// Does `work`, which returns the CPU time of other processes, and what was put off if it is to be `settled`.
 fn step(place: &impl Place, settled: bool, work: impl FnOnce() -> Result<f64>) -> Result<Step> {
+    let kernel = settled.then(KernelThreads::at_rest).flatten();
     let (before, cpu, start) = (place.counts()?, process_cpu(), Instant::now());
     let others = work()?;
     let wall = start.elapsed().as_secs_f64();
     if settled {
         place.settle()?;
     }
+    let settled = start.elapsed().as_secs_f64();
     let cpu = (process_cpu() - cpu).as_secs_f64() + others;
-    Ok(Step { counts: place.counts()?.since(before), cpu, wall, settled: start.elapsed().as_secs_f64() })
+    let counts = place.counts()?.since(before);
+    let all_cpu = kernel.and_then(|before| Some(cpu + KernelThreads::at_rest()?.since(&before).as_secs_f64()));
+    Ok(Step { counts, cpu, all_cpu, wall, settled })
 }
 
 fn fill(path: &Path, size: u64, rng: &mut SmallRng) -> Result<()> {
