@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// How long a program that a benchmark runs may take.
@@ -25,6 +26,14 @@ pub trait Limited {
     fn output_within(&mut self, limit: Duration) -> io::Result<Output>;
     /// As [`Command::status`].
     fn status_within(&mut self, limit: Duration) -> io::Result<ExitStatus>;
+}
+
+/// Runs a program that needs what only root's path has, to its end; what it printed. An error says what it said.
+pub fn output_of(command: &mut Command) -> anyhow::Result<String> {
+    let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
+    let done = command.env("PATH", path).output_within(LIMIT).with_context(|| format!("{command:?}"))?;
+    ensure!(done.status.success(), "{command:?}: {}", String::from_utf8_lossy(&done.stderr).trim());
+    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
 /// A running process that is waited for, but not for longer than a limit.
@@ -157,7 +166,6 @@ impl Collected {
     }
 }
 
-/// Where a process is: its state, and what it waits for in the kernel.
 /// What a process and those that it started are doing, thread by thread.
 fn place(pid: u32) -> String {
     let mut all = vec![pid];

@@ -144,9 +144,13 @@ impl Benchmark {
         inside: &[(cases::memory::INSIDE, cases::memory::run_inside)],
     };
 
-    /// Sequential writes under a snapshot, through a file system in a guest.
-    pub const W1: Benchmark =
-        Benchmark { name: "w1", cases: &[], peers: &[("pool", cases::w1::ext4::run)], inside: &[] };
+    /// Sequential writes under a snapshot, through a file system: on an attached volume, and in a guest.
+    pub const W1: Benchmark = Benchmark {
+        name: "w1",
+        cases: &[("attached", cases::w1::attached::run)],
+        peers: &[("pool", cases::w1::ext4::run)],
+        inside: &[],
+    };
 
     /// Breaking sharing: large blocks, random pages, many snapshots.
     pub const W2: Benchmark = Benchmark {

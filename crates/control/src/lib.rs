@@ -37,10 +37,10 @@ pub use message::ErrorCode;
 pub use method::{Method, Reply, Request, params};
 pub use observer::{Observer, Silent, Step};
 pub use origins::{attach_origins, detach_origins};
-pub use perform::{Call, perform};
+pub use perform::{Call, gather_policy, perform};
 pub use reply::{
     Change, Check, ClientRecord, CopierRecord, Deletion, Diff, Done, DuRecord, Flattening, Gathering, Piece, PieceMap,
-    PoolRecord, Status, Usage, VolumeRecord, gather_policy, uuid_text,
+    PoolRecord, Status, Usage, VolumeRecord, uuid_text,
 };
 pub use server::{Server, ServerHandle, ServerOptions};
 pub use session::{Guard, Host, NoHost, Session};

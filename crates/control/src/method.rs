@@ -39,6 +39,10 @@ pub mod params {
             /// Most bytes each may have mapped; 0 and `null` for no bound.
             #[serde(default)]
             quota: Option<u64>,
+            /// When their scattered pages are brought together: `off`, `auto`, `idle` or a percentage as in `20%`; `null`
+            /// for `off`.
+            #[serde(default)]
+            gather: Option<String>,
         }
         /// Makes a volume out of the image whose descriptor comes with the request.
         Import {
@@ -151,7 +155,7 @@ pub mod params {
             /// Most bytes it may have mapped; 0 for no bound, `null` leaves it.
             #[serde(default)]
             quota: Option<u64>,
-            /// When its scattered pages are brought together: `off`, `idle` or a percentage as in `20%`; `null`
+            /// When its scattered pages are brought together: `off`, `auto`, `idle` or a percentage as in `20%`; `null`
             /// leaves it.
             #[serde(default)]
             gather: Option<String>,
@@ -262,6 +266,9 @@ pub mod params {
             uid: u32,
             /// Their group.
             gid: u32,
+            /// When scattered pages of files that are made there are brought together, as in `create`; `null` for `off`.
+            #[serde(default)]
+            gather: Option<String>,
         }
         /// Makes a volume or snapshot a block device of the kernel, by its ublk driver.
         Attach {
@@ -402,6 +409,7 @@ mod tests {
             chunk: None,
             break_policy: None,
             quota: None,
+            gather: None,
         });
         let again = Request::from_parts(request.method(), request.params().unwrap()).unwrap();
         assert_eq!(again, request);

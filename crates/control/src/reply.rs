@@ -1,8 +1,8 @@
 //! Results as JSON objects. Sizes are bytes, times seconds since 1970.
 
 use forkdisk::{
-    BreakPolicy, CheckReport, CopierInfo, DiffClass, DiffRun, Extent, GatherPolicy, Mode, OriginFull, PAGE_SIZE,
-    PoolInfo, SnapshotFlags, VolumeCopying, VolumeInfo,
+    BreakPolicy, CheckReport, CopierInfo, DiffClass, DiffRun, Extent, Mode, OriginFull, PAGE_SIZE, PoolInfo,
+    SnapshotFlags, VolumeCopying, VolumeInfo,
 };
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +25,7 @@ pub struct VolumeRecord {
     /// What a first write to a shared chunk does: `split` or `copy`.
     #[serde(rename = "break")]
     pub break_policy: String,
-    /// When its scattered pages are brought together: `off`, `idle` or a percentage as in `20%`.
+    /// When its scattered pages are brought together: `off`, `auto`, `idle` or a percentage as in `20%`.
     pub gather: String,
     /// Most bytes it may have mapped; `null` for no bound.
     pub quota: Option<u64>,
@@ -83,7 +83,7 @@ impl From<&VolumeInfo> for VolumeRecord {
             scattered: info.scattered,
             chunk: info.chunk,
             break_policy: policy_name(info.break_policy).to_string(),
-            gather: gather_name(info.gather),
+            gather: info.gather.to_string(),
             quota: (info.quota > 0).then_some(info.quota),
             origin: (!info.origin.is_empty()).then(|| info.origin.clone()),
             depends_on: (!info.depends_on.is_empty()).then(|| info.depends_on.clone()),
@@ -104,27 +104,6 @@ pub fn policy_name(policy: BreakPolicy) -> &'static str {
     match policy {
         BreakPolicy::Split => "split",
         BreakPolicy::Copy => "copy",
-    }
-}
-
-/// The name of a policy of gathering.
-pub fn gather_name(policy: GatherPolicy) -> String {
-    match policy {
-        GatherPolicy::Off => "off".to_string(),
-        GatherPolicy::Idle => "idle".to_string(),
-        GatherPolicy::Above(percent) => format!("{percent}%"),
-    }
-}
-
-/// The policy of gathering that has this name.
-pub fn gather_policy(name: &str) -> Option<GatherPolicy> {
-    match name {
-        "off" => Some(GatherPolicy::Off),
-        "idle" => Some(GatherPolicy::Idle),
-        _ => {
-            let percent = name.strip_suffix('%')?.parse().ok()?;
-            Some(GatherPolicy::Above(percent)).filter(|policy| policy.is_valid())
-        }
     }
 }
 

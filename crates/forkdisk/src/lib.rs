@@ -146,7 +146,9 @@ pub use counters::{
 };
 pub use device::{Buf, Device};
 pub use error::{Error, ErrorKind, Result};
-pub use format::{Attributes, BreakPolicy, CopierSettings, GatherPolicy, OriginFull, SnapshotFlags, Throttle};
+pub use format::{
+    Attributes, BreakPolicy, CopierSettings, GatherPolicy, NoSuchPolicy, OriginFull, SnapshotFlags, Throttle,
+};
 pub use origin::{Coming, OriginInfo, OriginStatistics, ProtectOptions};
 pub use pool::{
     CheckReport, Child, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, GatherReport, LowWater,

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forkdisk::{Buf, CreateOptions, ErrorKind, FormatOptions, Mode, OpenOptions, Pool, Runtime, WhenFull};
-use forkdisk_sim::disk::{Config, Crash, Medium, SimDisk, Volatile};
+use forkdisk_sim::disk::{Config, Crash, Fault, Harm, Medium, Request, SimDisk, Volatile, When};
 use forkdisk_sim::executor::Executor;
 
 const MIB: u64 = 1 << 20;
@@ -191,4 +191,23 @@ fn who_waits_for_space_waits_for_the_host_too() {
         write(&pool, "b", 5, 2).await.unwrap();
         pool.close().await.unwrap();
     });
+}
+
+#[test]
+fn who_waits_for_room_goes_on_when_the_first_commit_has_found_it() {
+    for (seed, when_full) in (0..6).flat_map(|seed| POLICIES.map(|policy| (seed, policy))) {
+        run(seed, async move |exec, disk| {
+            pool(&exec, &disk, when_full).await.close().await.unwrap();
+            let pool = open(&exec, disk.clone(), when_full).await;
+            let superblocks = Some(0..2 * 4096);
+            disk.arm(Fault { on: Request::Write, harm: Harm::Enospc, when: When::Once(1), within: superblocks });
+            pool.snapshot(&[("a", "s")], 2).await.unwrap();
+            exec.sleep(Duration::from_secs(3)).await;
+            // Both look whether somebody waits for room.
+            pool.gather("a", |_, _| true).await.unwrap();
+            pool.checkpoint().await.unwrap();
+            assert_whole(&pool).await;
+            pool.close().await.unwrap();
+        });
+    }
 }

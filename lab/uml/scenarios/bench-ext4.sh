@@ -5,8 +5,8 @@ case $PEER in
 forkdisk) F=$V; snap_on() { act 2; }; snap_off() { act 3; };;
 dm-snapshot) F=/dev/mapper/origin
  dmsetup create real --table "0 $S linear $D0 0"; dmsetup create origin --table "0 $S linear /dev/mapper/real 0"
- snap_on() { dd if=/dev/zero of=$D1 bs=1M count=1 conv=fsync status=none; dmsetup suspend origin; dmsetup create snap --table "0 $S snapshot /dev/mapper/real $D1 P $1"; dmsetup load origin --table "0 $S snapshot-origin /dev/mapper/real"; dmsetup resume origin; }
- snap_off() { dmsetup status snap | grep -q Invalid && echo "FAILED the snapshot became invalid"; dmsetup suspend origin; dmsetup load origin --table "0 $S linear /dev/mapper/real 0"; dmsetup resume origin; dmsetup remove snap; };;
+ snap_on() { dd if=/dev/zero of=$D1 bs=1M count=1 conv=fsync status=none; dmsetup suspend --nolockfs origin; dmsetup create snap --table "0 $S snapshot /dev/mapper/real $D1 P $1"; dmsetup load origin --table "0 $S snapshot-origin /dev/mapper/real"; dmsetup resume origin; }
+ snap_off() { dmsetup status snap | grep -q Invalid && echo "FAILED the snapshot became invalid"; dmsetup suspend --nolockfs origin; dmsetup load origin --table "0 $S linear /dev/mapper/real 0"; dmsetup resume origin; dmsetup remove snap; };;
 esac
 mkfs.ext4 -q -F -b 4096 -E lazy_itable_init=0,lazy_journal_init=0,nodiscard $F && mount -t ext4 -o noatime $F $M || { echo "FAILED mkfs or mount of $F"; halt -f; }
 REP=1

@@ -8,6 +8,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use forkdisk::GatherPolicy;
 use forkdisk_control::place;
 use forkdisk_fuse::{MountOptions, MountPoint, mounted_at, unmount};
 use forkdisk_uring::{abandon_loop, attach_loop, detach_loop};
@@ -38,7 +39,7 @@ pub fn attach(owner: &mut Owner, target: &Target<'_>) -> Result<PathBuf> {
                 let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
                 made.with_context(|| format!("{}: the mount's folder", dir.display()))?;
                 let source = target.pool.display().to_string();
-                mount_served(client, &dir, &MountOptions { source, ..MountOptions::default() })?;
+                mount_served(client, &dir, &MountOptions { source, ..MountOptions::default() }, GatherPolicy::Off)?;
             }
             dir
         }

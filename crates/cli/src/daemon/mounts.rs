@@ -10,8 +10,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use forkdisk::{Pool, VolumeId};
-use forkdisk_control::{Failure, params};
+use forkdisk::{GatherPolicy, Pool, VolumeId};
+use forkdisk_control::{Failure, gather_policy, params};
 use forkdisk_fuse::{MountOptions, Session, SessionHandle, Volumes, VolumesOptions, connect, unmount};
 use forkdisk_uring::{Rt, UringDevice};
 
@@ -48,7 +48,8 @@ impl Mounts {
         let options = MountOptions { source: source.display().to_string(), ..MountOptions::default() };
         let connection = connect(&dir, &options)?;
         let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-        let begun = self.begin(params::Mount { dir: dir.display().to_string(), uid, gid }, connection).await;
+        let begun =
+            self.begin(params::Mount { dir: dir.display().to_string(), uid, gid, gather: None }, connection).await;
         if begun.is_err() {
             let _ = unmount(&dir, true);
         }
@@ -59,7 +60,8 @@ impl Mounts {
     pub async fn begin(&self, mount: params::Mount, connection: OwnedFd) -> Result<(), Failure> {
         let (runtime, pool, dir) = (&self.0.runtime, &self.0.pool, PathBuf::from(mount.dir));
         let (uid, gid, deputy) = (mount.uid, mount.gid, Some(deputy()));
-        let options = VolumesOptions { dir: dir.clone(), uid, gid, alone: false, deputy };
+        let gather = mount.gather.as_deref().map_or(Ok(GatherPolicy::Off), gather_policy)?;
+        let options = VolumesOptions { dir: dir.clone(), uid, gid, alone: false, gather, deputy };
         let volumes = Volumes::new(pool.clone(), options);
         let session = Session::adopt(runtime, volumes.clone(), &dir, connection).await?;
         let mounted = Mounted { dir, volumes, handle: session.handle() };

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use clap::Args;
+use forkdisk::GatherPolicy;
 use forkdisk_control::params;
 
 use crate::address::{names, same_pool};
@@ -33,6 +34,12 @@ pub struct CreateArgs {
     /// [default: no bound]
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     quota: Option<u64>,
+
+    /// When scattered pages are brought together without anybody asking: off; auto (while nobody reads or writes, as long as it
+    /// moves little); idle (while nobody reads or writes); or a percentage such as 20% (while the fragmentation is above it)
+    /// [default: off]
+    #[arg(long, value_name = "POLICY")]
+    gather: Option<GatherPolicy>,
 }
 
 /// How much room a first write reserves.
@@ -53,6 +60,7 @@ pub fn run(args: CreateArgs, global: &Global) -> Result<()> {
         chunk: args.chunk.chunk,
         break_policy: args.break_policy,
         quota: args.quota,
+        gather: args.gather.map(|policy| policy.to_string()),
     };
     print_if_json(global, &call(global, &pool, Access::Write, method)?)
 }

@@ -22,7 +22,7 @@ pub struct DefragArgs {
     address: String,
 }
 
-/// Goes over the volume once and tells what came of it.
+/// Goes over the volume and tells what came of it.
 pub fn run(args: DefragArgs, global: &Global) -> Result<()> {
     let address = global.object(&args.address)?;
     let done = call(global, &address.pool, Access::Write, params::Defrag { object: address.name })?;

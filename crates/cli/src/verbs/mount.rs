@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use forkdisk::{OpenOptions, Pool};
+use forkdisk::{GatherPolicy, OpenOptions, Pool};
 use forkdisk_control::{Client, params};
 use forkdisk_fuse::{MountOptions, Session as Mount, SessionHandle, Volumes, VolumesOptions, connect, unmount};
 use forkdisk_uring::{Config, Rt, Signals, UringDevice};
@@ -41,7 +41,8 @@ pub struct MountArgs {
     #[arg(long)]
     daemon: bool,
 
-    /// Options: ro, allow_other, noexec, noatime, nodiratime, sync, dirsync
+    /// Options: ro, allow_other, noexec, noatime, nodiratime, sync, dirsync; gather=POLICY: when scattered pages of files
+    /// that are made there are brought together, as in `set gather=`
     #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
     options: Vec<String>,
 }
@@ -68,6 +69,9 @@ const KNOWN: [&str; 12] = [
     "nodev",
 ];
 
+/// In front of the name of a policy.
+const GATHER: &str = "gather=";
+
 /// Mounts, serves and closes the pool cleanly.
 pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
     let (pool, dir) = match &args.paths[..] {
@@ -75,14 +79,16 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         [dir] => (global.pool(None).context("name the pool and the folder: forkdisk mount POOL DIR")?, dir),
         _ => bail!("name the pool and the folder: forkdisk mount POOL DIR"),
     };
-    let unknown = args.options.iter().find(|o| !KNOWN.contains(&o.as_str()) && !o.is_empty());
+    let (policies, options): (Vec<String>, Vec<String>) = args.options.into_iter().partition(|o| o.starts_with(GATHER));
+    let unknown = options.iter().find(|o| !KNOWN.contains(&o.as_str()) && !o.is_empty());
     if let Some(option) = unknown {
-        bail!("mount option {option:?} is not known; there are {}", KNOWN.join(", "));
+        bail!("mount option {option:?} is not known; there are {} and {GATHER}POLICY", KNOWN.join(", "));
     }
+    let gather = policies.last().map_or(Ok(GatherPolicy::Off), |option| option[GATHER.len()..].parse())?;
     let absolute = |path: &Path| std::path::absolute(path).with_context(|| path.display().to_string());
     let (pool, dir) = (absolute(&pool)?, absolute(dir)?);
-    let has = |name: &str| args.options.iter().any(|o| o == name);
-    let flags = args.options.iter().filter(|o| !["ro", "rw", "allow_other", ""].contains(&o.as_str()));
+    let has = |name: &str| options.iter().any(|o| o == name);
+    let flags = options.iter().filter(|o| !["ro", "rw", "allow_other", ""].contains(&o.as_str()));
     let options = MountOptions {
         source: pool.display().to_string(),
         read_only: has("ro"),
@@ -91,7 +97,7 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
     };
     let json = global.output.json();
     if let Some(mut client) = daemon(global, &pool)? {
-        let dir = mount_served(&mut client, &dir, &options)?;
+        let dir = mount_served(&mut client, &dir, &options, gather)?;
         announce(&options.source, &dir, json)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -108,7 +114,7 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         let device = open_device(&runtime, &pool, access)?;
         let engine = OpenOptions { read_only: options.read_only, ..OpenOptions::default() };
         let open = open_pool(device, &runtime, &pool, engine).await?;
-        let outcome = serve(&runtime, &open, dir, options, json, Rc::new(signals)).await;
+        let outcome = serve(&runtime, &open, dir, (options, gather), json, Rc::new(signals)).await;
         let _progress = Progress::spinner("closing the pool");
         let closed = open.close().await.with_context(|| format!("{}: closing the pool", pool.display()));
         outcome?;
@@ -119,11 +125,12 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
 }
 
 /// Mounts, and has the daemon that serves the pool show it there. Returns where, without links.
-pub fn mount_served(client: &mut Client, dir: &Path, options: &MountOptions) -> Result<PathBuf> {
+pub fn mount_served(client: &mut Client, dir: &Path, options: &MountOptions, gather: GatherPolicy) -> Result<PathBuf> {
     let dir = dir.canonicalize().with_context(|| dir.display().to_string())?;
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let connection = connect(&dir, options)?;
-    let mount = params::Mount { dir: dir.display().to_string(), uid, gid };
+    let gather = (gather != GatherPolicy::Off).then(|| gather.to_string());
+    let mount = params::Mount { dir: dir.display().to_string(), uid, gid, gather };
     if let Err(failure) = client.call(mount, Some(connection.as_fd()), |_| {}) {
         // With the connection everybody who already waits for it is let go.
         drop(connection);
@@ -137,12 +144,12 @@ async fn serve(
     runtime: &Rt,
     pool: &Pool<UringDevice>,
     dir: PathBuf,
-    options: MountOptions,
+    (options, gather): (MountOptions, GatherPolicy),
     json: bool,
     signals: Rc<Signals>,
 ) -> Result<()> {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    let shown = VolumesOptions { dir: dir.clone(), uid, gid, alone: true, deputy: Some(deputy()) };
+    let shown = VolumesOptions { dir: dir.clone(), uid, gid, alone: true, gather, deputy: Some(deputy()) };
     let volumes = Volumes::new(pool.clone(), shown);
     let mount = Mount::mount(runtime, volumes, &dir, &options).await?;
     announce(&options.source, &dir, json)?;

@@ -2,7 +2,8 @@
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use forkdisk_control::{gather_policy, params};
+use forkdisk::GatherPolicy;
+use forkdisk_control::params;
 
 use crate::cli::Global;
 use crate::output::print_if_json;
@@ -14,7 +15,8 @@ use crate::size;
 /// Properties: chunk (how much room a first write reserves: 4K to 64M, a power of two); break (what a first write to a
 /// shared chunk does: split or copy); quota (most bytes that the volume may hold, its own and shared with others; a write
 /// beyond it fails with ENOSPC; none: no bound); gather (when scattered pages are brought together without anybody asking:
-/// off; idle, while nobody reads or writes; or a percentage such as 20%, while the fragmentation is above it); of an origin:
+/// off; auto, while nobody reads or writes, as long as it moves little; idle, while nobody reads or writes; or a percentage
+/// such as 20%, while the fragmentation is above it); of an origin:
 /// copy-ahead (most that is kept ahead of a sequential writer), when-full (wait, wait:SECONDS, error, drop-oldest), path (where
 /// the device of one that could not be opened is now).
 #[derive(Args)]
@@ -36,7 +38,7 @@ enum Property {
     Path(String),
     Break(String),
     Quota(u64),
-    Gather(String),
+    Gather(GatherPolicy),
 }
 
 fn parse_property(text: &str) -> Result<Property> {
@@ -47,8 +49,7 @@ fn parse_property(text: &str) -> Result<Property> {
         "break" => bail!("there is no break policy '{value}': split and copy are"),
         "quota" if value == "none" => Ok(Property::Quota(0)),
         "quota" => Ok(Property::Quota(size::parse(value)?)),
-        "gather" if gather_policy(value).is_some() => Ok(Property::Gather(value.to_string())),
-        "gather" => bail!("there is no policy of gathering '{value}': off, idle and 1% to 99% are"),
+        "gather" => Ok(Property::Gather(value.parse()?)),
         "copy-ahead" => Ok(Property::CopyAhead(size::parse(value)?)),
         "when-full" => Ok(Property::WhenFull(value.to_string())),
         "path" => Ok(Property::Path(value.to_string())),
@@ -81,7 +82,7 @@ pub fn run(args: SetArgs, global: &Global) -> Result<()> {
             method.path = Some(absolute.to_string_lossy().into_owned());
         }
         Property::Quota(quota) => method.quota = Some(quota),
-        Property::Gather(policy) => method.gather = Some(policy),
+        Property::Gather(policy) => method.gather = Some(policy.to_string()),
     }
     print_if_json(global, &call(global, &address.pool, Access::Write, method)?)
 }

@@ -75,7 +75,7 @@ fn the_policy_of_gathering_is_a_property() {
     let lab = Lab::with_pool("64M");
     lab.ok(&["create", "pool.img/vm", "--size", "1M"]);
     assert_eq!(of(&lab, "vm")["gather"], "off");
-    for policy in ["idle", "20%", "off"] {
+    for policy in ["idle", "20%", "auto", "off"] {
         lab.ok(&["set", &format!("gather={policy}"), "pool.img/vm"]);
         assert_eq!(of(&lab, "vm")["gather"], policy);
     }
@@ -83,6 +83,12 @@ fn the_policy_of_gathering_is_a_property() {
         let run = lab.run(&["set", bad, "pool.img/vm"]);
         assert_eq!(run.status.code(), Some(2), "{run:?}");
     }
+    lab.ok(&["create", "pool.img/other", "--size", "1M", "--gather", "auto"]);
+    assert_eq!(of(&lab, "other")["gather"], "auto");
+    lab.ok(&["clone", "pool.img/other", "pool.img/clone"]);
+    assert_eq!(of(&lab, "clone")["gather"], "auto");
+    let run = lab.run(&["create", "pool.img/more", "--size", "1M", "--gather", "always"]);
+    assert!(run.status.code() == Some(2) && run.stderr.contains("off, auto, idle and 1% to 99%"), "{run:?}");
     assert!(lab.ok(&["list", POOL]).lines().next().unwrap().contains("FRAGMENTED"));
     assert!(lab.ok(&["defrag", "pool.img/vm"]).contains("0 moved"));
 }

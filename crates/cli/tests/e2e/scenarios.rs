@@ -43,7 +43,14 @@ impl Served {
 
     #[track_caller]
     fn create(&mut self, names: &[&str], size: u64) {
-        self.call(params::Create { volumes: owned(names), size, chunk: None, break_policy: None, quota: None });
+        self.call(params::Create {
+            volumes: owned(names),
+            size,
+            chunk: None,
+            break_policy: None,
+            quota: None,
+            gather: None,
+        });
     }
 
     #[track_caller]
@@ -486,6 +493,7 @@ fn limits_of_chunks_and_sizes_are_kept() {
             chunk: Some(chunk),
             break_policy: None,
             quota: None,
+            gather: None,
         });
         let mut stomper = Stomper::new(chunk, 4 * MIB);
         let mut client = it.client(name);
@@ -499,6 +507,7 @@ fn limits_of_chunks_and_sizes_are_kept() {
             chunk: Some(chunk),
             break_policy: None,
             quota: None,
+            gather: None,
         };
         it.control.call(odd, None, |_| {}).expect_err("a chunk is a power of two from 4K to 64M");
     }
@@ -512,6 +521,7 @@ fn limits_of_chunks_and_sizes_are_kept() {
         chunk: None,
         break_policy: None,
         quota: None,
+        gather: None,
     };
     it.control.call(more, None, |_| {}).expect_err("more than 1 PiB");
     it.lab.run(&["init", "small.img", "--size", "4K"]).refused();

@@ -9,7 +9,7 @@ use crate::observer::Step;
 use crate::reply::Gathering;
 use crate::session::Session;
 
-/// Goes over the volume once. Whoever asked may go away meanwhile: what was done by then stays done.
+/// Goes over the volume. Whoever asked may go away meanwhile: what was done by then stays done.
 pub async fn defrag(session: &Session, p: params::Defrag, call: &Call) -> Result<Gathering, Failure> {
     let before = session.pool.find(&p.object)?.scattered;
     let tell = |done, total| {

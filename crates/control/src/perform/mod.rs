@@ -10,6 +10,8 @@ mod look;
 mod pool;
 mod volumes;
 
+pub use volumes::gather_policy;
+
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;

@@ -1,13 +1,13 @@
 //! Making and changing volumes.
 
-use forkdisk::{CreateOptions, SnapshotFlags, VolumeInfo};
+use forkdisk::{CreateOptions, GatherPolicy, NoSuchPolicy, SnapshotFlags, VolumeInfo};
 
 use super::copier::policy;
 use super::{Call, refuse_in_use, settle};
 use crate::failure::{Failure, FailureKind};
 use crate::method::params;
 use crate::origins;
-use crate::reply::{VolumeRecord, gather_policy};
+use crate::reply::VolumeRecord;
 use crate::session::Session;
 use crate::size::human;
 
@@ -26,6 +26,11 @@ pub fn create_options(session: &Session, size: u64, chunk: Option<u64>) -> Creat
         options.chunk = chunk;
     }
     options
+}
+
+/// The policy of gathering that has this name.
+pub fn gather_policy(name: &str) -> Result<GatherPolicy, Failure> {
+    name.parse().map_err(|refused: NoSuchPolicy| invalid(refused.to_string()))
 }
 
 /// The parts of `volume@snapshot`.
@@ -62,6 +67,7 @@ pub async fn create(session: &Session, p: params::Create) -> Result<Vec<VolumeRe
         options.break_policy = policy(name)?;
     }
     options.quota = p.quota.unwrap_or(0);
+    options.gather = p.gather.as_deref().map_or(Ok(GatherPolicy::Off), gather_policy)?;
     make_all(session, &p.volumes, async |name| session.pool.create(name, &options).await).await
 }
 
@@ -154,8 +160,7 @@ pub async fn set(session: &Session, p: params::Set) -> Result<VolumeRecord, Fail
         session.pool.set_quota(&p.volume, quota).await?;
     }
     if let Some(name) = &p.gather {
-        let unknown = || invalid(format!("there is no policy of gathering '{name}': off, idle and 1% to 99% are"));
-        session.pool.set_gather(&p.volume, gather_policy(name).ok_or_else(unknown)?).await?;
+        session.pool.set_gather(&p.volume, gather_policy(name)?).await?;
     }
     Ok((&session.pool.find(&p.volume)?).into())
 }

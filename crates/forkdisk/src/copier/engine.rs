@@ -11,6 +11,7 @@ use crate::runtime::Runtime;
 use crate::sync::Event;
 
 use super::buffers::Buffers;
+use super::gate::{Gate, Hold};
 use super::job::{Progress, Pump};
 use super::queue::{Choice, Limits, Queues};
 use super::subjob::SubJob;
@@ -89,6 +90,12 @@ impl<D: Device> Copier<D> {
         self.0.clone().pump();
     }
 
+    /// Holds back writes of jobs until it is dropped.
+    pub fn gate(&self) -> Gate {
+        let engine: Rc<dyn Pump> = self.0.clone();
+        Gate::new(Rc::downgrade(&engine))
+    }
+
     /// Figures of all clients together, and bytes of buffers in use.
     pub fn stats(&self) -> (CopyStats, u64) {
         let state = self.0.state.borrow();
@@ -155,6 +162,11 @@ impl<D> State<D> {
     pub fn is_turn_of(&self, job: &Progress, beside: impl Fn(u64) -> bool) -> bool {
         let earlier = self.live.range(..job.number);
         earlier.into_iter().all(|(&number, other)| other.is_sealed() || !other.is_near(job) || beside(number))
+    }
+
+    /// Whether a gate holds the job back.
+    pub fn is_held(&self, job: &Progress) -> bool {
+        job.hold.as_ref().is_some_and(Hold::is_closed) && self.queues.len() == 0
     }
 
     fn next(&mut self, now: Duration, make: impl Fn(usize) -> crate::device::Buf) -> Choice<D> {
@@ -258,6 +270,10 @@ impl<D: Device> Pump for Engine<D> {
                     if let Some(wait) = wait {
                         self.wake_in(wait, now);
                     }
+                    // No gate holds any more.
+                    if self.state.borrow().queues.len() > 0 {
+                        self.turned.notify();
+                    }
                     break;
                 }
             }
@@ -268,6 +284,10 @@ impl<D: Device> Pump for Engine<D> {
             self.turned.notify();
         }
         ended.iter().for_each(|job| job.changed.notify());
+    }
+
+    fn turned(&self) {
+        self.turned.notify();
     }
 }
 

@@ -12,6 +12,7 @@ use crate::device::Buf;
 use crate::planted::{Bug, planted};
 use crate::sync::Event;
 
+use super::gate::Hold;
 use super::{Client, MAX_DESTINATIONS, Moved};
 
 /// A place on a device.
@@ -79,6 +80,8 @@ pub struct Job<D> {
     pub group: Group,
     /// Is told what is being written, and where in the job it lies; not of what a device clones.
     pub witness: Option<Sight>,
+    /// It is written when this lets it.
+    pub hold: Option<Hold>,
 }
 
 /// See [`Job::witness`].
@@ -120,12 +123,15 @@ pub(super) struct Progress {
     pub started: Cell<u64>,
     /// Bytes whose write has been submitted, from the start.
     pub sealed: Cell<u64>,
+    /// Bytes that have been read, or need not be.
+    pub read: Cell<u64>,
     /// Sub-jobs in flight.
     pub flying: Cell<usize>,
     failure: RefCell<Option<CopyError>>,
     group: Group,
     pub given: RefCell<Vec<Given>>,
     pub witness: Option<Sight>,
+    pub hold: Option<Hold>,
     /// What its sub-jobs have done.
     pub moved: Cell<Moved>,
     /// It is over, and everybody before it that lies near is, too.
@@ -169,6 +175,14 @@ impl Progress {
     pub fn seal(&self, end: u64) {
         self.sealed.set(self.sealed.get().max(end));
         if self.is_sealed() {
+            self.changed.notify();
+        }
+    }
+
+    /// So much more of it has been read.
+    pub fn note_read(&self, bytes: u64) {
+        self.read.set(self.read.get() + bytes);
+        if self.read.get() == self.len {
             self.changed.notify();
         }
     }
@@ -251,11 +265,13 @@ impl<D> Job<D> {
             len: self.len(),
             started: Cell::new(0),
             sealed: Cell::new(0),
+            read: Cell::new(0),
             flying: Cell::new(0),
             failure: RefCell::new(None),
             group: self.group.clone(),
             given: RefCell::default(),
             witness: self.witness.clone(),
+            hold: self.hold.clone(),
             moved: Cell::default(),
             ended: Cell::new(false),
             changed: Event::default(),
@@ -303,6 +319,8 @@ impl<D> Queued<D> {
 pub(super) trait Pump {
     /// What can start, starts; what is over, ends.
     fn pump(self: Rc<Self>);
+    /// A write may have been let go.
+    fn turned(&self);
 }
 
 /// A job that was submitted. Dropping it cancels nothing.
@@ -333,6 +351,8 @@ impl Ticket {
         if !self.progress.ended.get() {
             self.progress.fail(CopyError::Cancelled);
             if let Some(engine) = self.engine.upgrade() {
+                // It may wait to be written.
+                engine.turned();
                 engine.pump();
             }
         }
@@ -346,6 +366,14 @@ impl Ticket {
     /// What has been done for it so far.
     pub fn moved(&self) -> Moved {
         self.progress.moved.get()
+    }
+
+    /// Resolves when all of it has been read, or nothing more will be.
+    pub async fn read(&self) {
+        let progress = &self.progress;
+        while progress.read.get() < progress.len && !progress.has_failed() && !progress.ended.get() {
+            progress.changed.wait().await;
+        }
     }
 
     /// Resolves when everything has been submitted to the destinations (true), or nothing more will be.

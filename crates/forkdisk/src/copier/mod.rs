@@ -10,6 +10,7 @@
 //!   each other are submitted in that order, too, and such jobs end in that order.
 //! - **Progress.** Every kind of [`User`] has buffers for one sub-job of its own. A sub-job waits
 //!   only for sub-jobs that started before it, and those have their buffers.
+//!   A [`Gate`] holds no write back while any job waits to be started.
 //! - **All or nothing, told as it is.** A job that could not read, could not write, or was cancelled
 //!   ends with that; what it has written then is of no use. An error ends its own job only, also where
 //!   jobs were merged into one request.
@@ -19,6 +20,7 @@
 mod buffers;
 mod client;
 mod engine;
+mod gate;
 mod job;
 mod offload;
 mod pace;
@@ -32,6 +34,7 @@ mod tests;
 
 pub use client::Client;
 pub use engine::Copier;
+pub use gate::{Gate, Hold};
 pub use job::{CopyError, Given, Group, Job, Piece, Place, Sight, Source, Ticket};
 pub use stats::{CopyStats, Moved};
 

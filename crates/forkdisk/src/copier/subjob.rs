@@ -104,6 +104,7 @@ impl<D: Device> SubJob<D> {
         if let Some(reading) = reading {
             self.finish(reading, false).await;
         }
+        self.parts.iter().for_each(|part| part.job.progress.note_read(part.len));
         if !self.all_failed() {
             self.await_turn(engine).await;
         }
@@ -240,14 +241,14 @@ impl<D: Device> SubJob<D> {
         }
     }
 
-    /// Waits until everything near that was submitted before has been written.
+    /// Waits until everything near that was submitted before has been written, and nothing holds it.
     async fn await_turn(&self, engine: &Engine<D>) {
         let beside = |number: u64| self.parts.iter().any(|part| part.job.progress.number == number);
         let is_turn = || {
             let state = engine.state.borrow();
             self.parts.iter().all(|part| {
                 let job = &part.job.progress;
-                job.has_failed() || job.sealed.get() == part.at && state.is_turn_of(job, beside)
+                job.has_failed() || job.sealed.get() == part.at && state.is_turn_of(job, beside) && !state.is_held(job)
             })
         };
         while !is_turn() && !self.all_failed() {

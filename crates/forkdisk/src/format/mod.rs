@@ -27,7 +27,7 @@ pub use kept::{KeptKey, KeptKind};
 pub use layout::{CountNode, Layout, SUPERBLOCK_PAGES};
 pub use ordered::TreeRoot;
 pub use record::{Moved, Record};
-pub use settings::{BreakPolicy, COPIER_USERS, CopierSettings, GatherPolicy, Throttle};
+pub use settings::{BreakPolicy, COPIER_USERS, CopierSettings, GatherPolicy, NoSuchPolicy, Throttle};
 pub use superblock::{JournalStart, NotSuper, Superblock};
 pub use table::{decode_table, encode_table};
 pub use volume::{

@@ -1,5 +1,8 @@
 //! What a pool and its volumes remember about copying: plain values with their bounds.
 
+use std::fmt;
+use std::str::FromStr;
+
 use super::cursor::{Append, Reader};
 
 /// Smallest and largest sub-job, in bytes.
@@ -27,8 +30,11 @@ pub enum GatherPolicy {
     /// Never.
     #[default]
     Off,
-    /// While nobody reads or writes.
+    /// While nobody reads or writes, whatever it takes.
     Idle,
+    /// While nobody reads or writes, what takes little: at most two pages moved for each that lies behind the one before it
+    /// then, in volumes where more than one in 256 does not.
+    Auto,
     /// While more than so many percent of its pages, 1 to 99, do not lie behind the page before them.
     Above(u8),
 }
@@ -39,10 +45,11 @@ impl GatherPolicy {
         !matches!(self, GatherPolicy::Above(percent) if !(1..=99).contains(&percent))
     }
 
-    /// The byte on disk: 0, 255, or the percentage.
+    /// The byte on disk: 0, 254, 255, or the percentage.
     pub(super) fn encoded(self) -> u8 {
         match self {
             GatherPolicy::Off => 0,
+            GatherPolicy::Auto => 254,
             GatherPolicy::Idle => 255,
             GatherPolicy::Above(percent) => percent,
         }
@@ -51,10 +58,49 @@ impl GatherPolicy {
     pub(super) fn decoded(byte: u8) -> Option<GatherPolicy> {
         match byte {
             0 => Some(GatherPolicy::Off),
+            254 => Some(GatherPolicy::Auto),
             255 => Some(GatherPolicy::Idle),
             1..=99 => Some(GatherPolicy::Above(byte)),
             _ => None,
         }
+    }
+}
+
+impl fmt::Display for GatherPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GatherPolicy::Off => f.write_str("off"),
+            GatherPolicy::Auto => f.write_str("auto"),
+            GatherPolicy::Idle => f.write_str("idle"),
+            GatherPolicy::Above(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+/// Text that names no policy of gathering.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoSuchPolicy(String);
+
+impl fmt::Display for NoSuchPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "there is no policy of gathering '{}': off, auto, idle and 1% to 99% are", self.0)
+    }
+}
+
+impl std::error::Error for NoSuchPolicy {}
+
+impl FromStr for GatherPolicy {
+    type Err = NoSuchPolicy;
+
+    fn from_str(text: &str) -> Result<GatherPolicy, NoSuchPolicy> {
+        let percent = || text.strip_suffix('%').and_then(|number| number.parse().ok());
+        let policy = match text {
+            "off" => Some(GatherPolicy::Off),
+            "auto" => Some(GatherPolicy::Auto),
+            "idle" => Some(GatherPolicy::Idle),
+            _ => percent().map(GatherPolicy::Above),
+        };
+        policy.filter(|policy| policy.is_valid()).ok_or_else(|| NoSuchPolicy(text.to_string()))
     }
 }
 
@@ -185,6 +231,20 @@ mod tests {
         settings.encode(&mut bytes);
         assert_eq!(bytes.len(), LENGTH);
         CopierSettings::decode(&mut Reader(&bytes))
+    }
+
+    #[test]
+    fn policies_of_gathering_have_names_and_bytes() {
+        for (text, byte) in [("off", 0), ("auto", 254), ("idle", 255), ("1%", 1), ("99%", 99)] {
+            let policy: GatherPolicy = text.parse().unwrap();
+            assert_eq!((policy.to_string().as_str(), policy.encoded()), (text, byte));
+            assert_eq!(GatherPolicy::decoded(byte), Some(policy));
+        }
+        for bad in ["0%", "100%", "20", "on", "", "%", "-1%", "300%"] {
+            let refused = bad.parse::<GatherPolicy>().unwrap_err();
+            assert!(refused.to_string().contains(&format!("'{bad}'")), "{refused}");
+        }
+        assert_eq!(GatherPolicy::decoded(100), None);
     }
 
     #[test]

@@ -2,130 +2,52 @@
 //!
 //! The pool's copier moves the bytes, in the order of their offsets, with its buffers and no faster than
 //! its throttles and the origin's allow. One commit serves all who copy at the same time, and a sequential
-//! writer copies many chunks at once. The records vouch for what was copied (see `journal::witness`), so
+//! writer copies many chunks at once, all of them read before any is written where buffers allow it (see `copier::Gate`). The records vouch for what was copied (see `journal::witness`), so
 //! that one flush makes copies and records durable.
 
-use std::cell::RefCell;
-use std::future::{Future, poll_fn};
 use std::ops::Range;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 
-use crate::copier::{CopyError, Group, Job, MAX_DESTINATIONS, Piece, Place, Source};
+use crate::copier::{Client, CopyError, Gate, Group, Job, MAX_DESTINATIONS, Piece, Place, Source, Ticket};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::format::{Record, Witness, witness_sum};
-use crate::map::Stop;
 use crate::planted::{Bug, planted};
-use crate::pool::{Ended, Failure, Inner, Meta, gone};
-use crate::space::Want;
+use crate::pool::{Ended, Inner, gone};
 use crate::sync::{Hold, PlanGuard, RangeGuard};
-use crate::types::{BLOCK_PAGES, Epoch, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
+use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
 
+use super::Origin;
 use super::full::Patience;
-use super::{Origin, View};
+use super::plan::{Copy, CopyPlan, RESERVE};
 
 const PAGE: u64 = PAGE_SIZE as u64;
-/// Pages of the pool kept back for tables and for verbs that free space.
-const RESERVE: u64 = 64;
 /// How much, in what is copied ahead at most, is copied for those who wait before they are answered.
 const SERVED: u64 = 2;
 /// How long a write waits for others behind it where there were some before.
 const GATHER: Duration = Duration::from_micros(300);
 
-/// Pages of the origin on their way to a place in the pool.
-struct Copy {
-    sequence: VolumeId,
-    at: VirtualPage,
-    len: u64,
-    to: PageAddr,
-    /// What was written there, as far as the copier has told.
-    witnesses: Rc<RefCell<Vec<Witness>>>,
+/// Copies that have been submitted: they are written when their gate opens.
+struct Begun {
+    plan: CopyPlan,
+    tickets: Vec<(VirtualPage, Ticket)>,
+    _guard: PlanGuard,
 }
 
-/// How much is to be copied, as far as it has been counted.
-struct Count {
-    view: usize,
-    next: VirtualPage,
-    pages: u64,
+impl Begun {
+    /// Resolves when everything has been read, as far as it can be.
+    async fn read(&self) {
+        for (_, ticket) in &self.tickets {
+            ticket.read().await;
+        }
+    }
 }
 
-/// What is to be copied, as far as it has been decided.
-struct CopyPlan {
-    views: Vec<View>,
-    count: Count,
-    /// The view whose copies are being planned, and the page planned next.
-    view: usize,
-    next: VirtualPage,
-    start: VirtualPage,
-    end: VirtualPage,
-    copies: Vec<Copy>,
-}
-
-impl CopyPlan {
-    fn new(views: Vec<View>, start: VirtualPage, end: VirtualPage) -> CopyPlan {
-        let count = Count { view: 0, next: start, pages: 0 };
-        CopyPlan { views, count, view: 0, next: start, start, end, copies: Vec::new() }
-    }
-
-    /// Refuses unless there is room for all of it: what is handed out in vain comes back with the next
-    /// checkpoint only. An attempt that is repeated counts on from where the last one stopped: all that is
-    /// kept of a large range may be more than the cache holds.
-    fn admit(&mut self, meta: &mut Meta, origin: VolumeId, chunk_pages: u64) -> std::result::Result<(), Failure> {
-        while let Some(&view) = self.views.get(self.count.view) {
-            while let Some(len) = meta.unkept(origin, view, &mut self.count.next, self.end)? {
-                self.count.pages += len;
-                self.count.next.0 += len;
-            }
-            (self.count.view, self.count.next) = (self.count.view + 1, self.start);
-        }
-        let pages = self.count.pages;
-        // Besides the data: pages of the ordered map, a path for each view and at worst one more per copy.
-        let tables = 12 * self.views.len() as u64 + pages / chunk_pages;
-        match meta.space.available() < meta.checkpoint_pages() + RESERVE + tables + pages {
-            true => Err(Failure::Stop(Stop::NoSpace)),
-            false => Ok(()),
-        }
-    }
-
-    /// Plans on from where the last attempt stopped.
-    fn advance(&mut self, meta: &mut Meta, origin: VolumeId, chunk_pages: u64) -> std::result::Result<(), Failure> {
-        while let Some(&view) = self.views.get(self.view) {
-            let sequence = match view {
-                View::Chained { from, .. } => from,
-                View::Independent(id) => id,
-            };
-            while let Some(len) = meta.unkept(origin, view, &mut self.next, self.end)? {
-                let at = self.next;
-                let pages = len.min(BLOCK_PAGES - at.index() as u64);
-                let need = meta.checkpoint_pages() + RESERVE + pages;
-                meta.space.ensure_known(need).map_err(Stop::from)?;
-                // Nothing kept is ever shared.
-                let (shared_at, write) = (Epoch(0), at.0..at.0 + len);
-                let want = Want { volume: sequence, at, pages, chunk_pages, shared_at, write };
-                let (to, len) = meta.space.alloc_data(want).map_err(Stop::from)?;
-                self.add(sequence, at, len, to);
-                self.next = VirtualPage(at.0 + len);
-            }
-            (self.view, self.next) = (self.view + 1, self.start);
-        }
-        Ok(())
-    }
-
-    /// What lies behind the last one on both sides goes along with it: what older snapshots keep cuts the
-    /// range to pieces, but no copy has to be.
-    fn add(&mut self, sequence: VolumeId, at: VirtualPage, len: u64, to: PageAddr) {
-        let goes_on = |last: &&mut Copy| {
-            last.sequence == sequence
-                && (last.at.0 + last.len, last.to.0 + last.len) == (at.0, to.0)
-                && (last.at.block(), last.to.block()) == (at.block(), to.block())
-        };
-        match self.copies.last_mut().filter(goes_on) {
-            Some(last) => last.len += len,
-            None => self.copies.push(Copy { sequence, at, len, to, witnesses: Rc::default() }),
-        }
-    }
+/// What of `range` lies before and behind `other`, both of whole chunks.
+fn without(range: Range<u64>, other: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let parts = [range.start..range.end.min(other.start), range.start.max(other.end)..range.end];
+    parts.into_iter().filter(|part| !part.is_empty())
 }
 
 impl<D: Device> Origin<D> {
@@ -144,13 +66,14 @@ impl<D: Device> Origin<D> {
             // Who comes behind meanwhile waits behind, and this behind those whose stream it goes on with: it may be kept
             // for by then.
             let reach = far.reach.next_multiple_of(self.chunk).min(self.size);
+            let others_come = far.reach > end;
             let from = self.streams.borrow().begins(offset, limit);
             let turn = self.turns.lock(self.chunks(from, reach), Hold::Alone).await;
-            if far.alone {
-                inner.runtime.sleep(GATHER).await;
-            }
             if self.first_lacking(inner, offset, end).await?.is_none() {
                 return Ok(());
+            }
+            if far.alone {
+                inner.runtime.sleep(GATHER).await;
             }
             // Those before it are kept for as well: they may wait elsewhere.
             let from = self.streams.borrow().begins(offset, limit).max(from);
@@ -160,22 +83,30 @@ impl<D: Device> Origin<D> {
                 self.streams.borrow_mut().came_alone(end);
             }
             let far = far.end.next_multiple_of(self.chunk).min(reach);
+            if others_come {
+                // What is written of the stream ends first: a disk that goes to and fro between that and the copies takes longer
+                // for both.
+                let before = offset.saturating_sub(SERVED * limit);
+                drop(self.locks.lock(self.chunks(before, offset), Hold::Alone).await);
+            }
             let mut held = self.locks.lock(self.chunks(from, far), Hold::Alone).await;
             inner.admit().await?;
-            match self.copy_held(inner, from, far).await {
-                Ok(()) => {
-                    let _along = self.copy_what_is_written_again(inner, limit).await;
-                    self.copy_for_who_came(inner, offset..end, (from, far), limit, &mut held).await;
-                    if !planted(Bug::OriginBeforeRecord) {
-                        inner.clone().commit().await.map_err(Ended::Error)?;
-                    }
-                    return Ok(());
-                }
+            if let Some(patience) = patience.as_deref_mut() {
+                patience.tries(inner.meta.borrow().space.available());
+            }
+            let mut along = Vec::new();
+            let copied = self.copy_for_all(inner, offset..end, (from, far), limit, (&mut held, &mut along)).await;
+            // Also if that failed: what is found to be kept is durable, or nobody gets to it.
+            if !planted(Bug::OriginBeforeRecord) {
+                inner.clone().commit().await.map_err(Ended::Error)?;
+            }
+            match copied {
+                Ok(()) => return Ok(()),
                 Err(Ended::Error(e)) => return Err(Ended::Error(e)),
                 // What is not asked for yet is not worth waiting for.
                 Err(Ended::NoSpace) if limit > 0 => limit = 0,
                 Err(Ended::NoSpace) => {
-                    drop((held, turn));
+                    drop((held, along, turn));
                     let Some(patience) = patience.as_deref_mut() else { return Err(Ended::NoSpace) };
                     self.wait_for_space(inner, patience).await?;
                 }
@@ -183,53 +114,113 @@ impl<D: Device> Origin<D> {
         }
     }
 
-    /// Copies on behind `done`, up to where the chunks are held, for those who have come behind the write in `range` while
-    /// it was copied, so that one commit serves them, too. Whatever stands in the way, they meet it themselves.
-    async fn copy_for_who_came(
+    /// Copies from `from` to `far`, and on behind that, up to where the chunks are held, for those who have come behind the write in
+    /// `range` meanwhile, so that one commit serves them, too. Along with it, what will be written soon; those chunks are held as long
+    /// as `along` is. Only what fails of the first is told: who came meets by himself what stands in the way.
+    async fn copy_for_all(
         &self,
         inner: &Rc<Inner<D>>,
         range: Range<u64>,
-        (from, mut done): (u64, u64),
+        (from, far): (u64, u64),
         limit: u64,
-        held: &mut RangeGuard,
-    ) {
+        (held, along): (&mut RangeGuard, &mut Vec<RangeGuard>),
+    ) -> std::result::Result<(), Ended> {
+        let (mut first, mut done, mut far) = (None, from, far);
         loop {
-            let asked = self.streams.borrow_mut().came(range.start, range.end, SERVED * limit);
-            let far = asked.next_multiple_of(self.chunk).min(self.size);
-            if far <= done || !held.widen(self.chunks(from, far)) || self.copy_held(inner, done, far).await.is_err() {
-                return;
+            // All of it is read before any of it is written.
+            let gate = inner.copier.gate();
+            let soon = match first {
+                None => self.begin_what_is_written_soon(inner, limit, from..far, (&gate, &mut *along)).await,
+                Some(_) => Vec::new(),
+            };
+            let mut begun = Vec::new();
+            loop {
+                far = self.reach_who_came(range.clone(), (from, far), limit, held);
+                if far <= done || begun.last().is_some_and(std::result::Result::is_err) {
+                    break;
+                }
+                let copy = self.begin_copy(inner, done, far, &gate).await;
+                if let Ok(copy) = &copy {
+                    copy.read().await;
+                }
+                begun.push(copy);
+                done = far;
             }
-            done = far;
+            drop(gate);
+            for copy in soon {
+                let _ = self.end_copy(inner, copy).await;
+            }
+            let mut failed = false;
+            for copy in begun {
+                let copied = match copy {
+                    Ok(copy) => self.end_copy(inner, copy).await.map_err(Ended::Error),
+                    Err(refused) => Err(refused),
+                };
+                failed |= copied.is_err();
+                first.get_or_insert(copied);
+            }
+            far = self.reach_who_came(range.clone(), (from, far), limit, held);
+            if failed || far <= done {
+                return first.unwrap_or(Ok(()));
+            }
         }
     }
 
-    /// With the first copy for a new snapshot: copies the chunks that are written again and again. Whatever stands in the
-    /// way, who writes them next meets it. They are held as long as what is returned is.
-    async fn copy_what_is_written_again(&self, inner: &Rc<Inner<D>>, limit: u64) -> Vec<RangeGuard> {
+    /// Where those end that have come behind the write in `range`; the chunks are held up to there. If they cannot be, `far`.
+    fn reach_who_came(&self, range: Range<u64>, (from, far): (u64, u64), limit: u64, held: &mut RangeGuard) -> u64 {
+        let asked = self.streams.borrow_mut().came(range.start, range.end, SERVED * limit);
+        let reach = asked.next_multiple_of(self.chunk).min(self.size);
+        if reach > far && held.widen(self.chunks(from, reach)) { reach } else { far }
+    }
+
+    /// With the first copy for a new snapshot: begins to copy what will be written soon besides `apart`. Whatever stands in the
+    /// way, who writes it meets that. The chunks are held as long as `along` is.
+    async fn begin_what_is_written_soon(
+        &self,
+        inner: &Rc<Inner<D>>,
+        limit: u64,
+        apart: Range<u64>,
+        (gate, along): (&Gate, &mut Vec<RangeGuard>),
+    ) -> Vec<Begun> {
         if limit == 0 {
             return Vec::new();
         }
+        let apart = apart.start / self.chunk * self.chunk..apart.end;
         let views = inner.meta.borrow().views_to_keep(self.id);
-        let chunks = self.again.borrow_mut().due(&views, self.chunk);
-        let (mut held, mut copies) = (Vec::new(), Vec::new());
-        for chunk in chunks {
-            let (start, end) = (chunk * self.chunk, ((chunk + 1) * self.chunk).min(self.size));
+        let due = self.soon.borrow_mut().due(&views, self.chunk, self.size);
+        let mut begun = Vec::new();
+        if !self.has_plenty(inner, due.iter().chain([&apart]), views.len() as u64) {
+            return begun;
+        }
+        for Range { start, end } in due.into_iter().flat_map(|range| without(range, &apart)) {
             let lacks_a_copy = matches!(self.first_lacking(inner, start, end).await, Ok(Some(_)));
-            if lacks_a_copy && let Some(guard) = self.locks.try_lock(chunk..chunk + 1, Hold::Alone) {
-                held.push(guard);
-                copies.push(Box::pin(self.copy_held(inner, start, end)));
+            if lacks_a_copy && let Some(guard) = self.locks.try_lock(self.chunks(start, end), Hold::Alone) {
+                along.push(guard);
+                begun.extend(self.begin_copy(inner, start, end, gate).await.ok());
             }
         }
-        poll_fn(|cx| {
-            copies.retain_mut(|copy| copy.as_mut().poll(cx).is_pending());
-            if copies.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
-        held
+        for copy in &begun {
+            copy.read().await;
+        }
+        begun
     }
 
-    /// Copies what lacks a copy, and notes it; the chunks are held alone. Nothing of it is durable yet.
-    async fn copy_held(&self, inner: &Rc<Inner<D>>, offset: u64, end: u64) -> std::result::Result<(), Ended> {
+    /// Whether the pool has twice the room that copies of all these take: what nobody has asked for yet takes no space from who
+    /// has.
+    fn has_plenty<'a>(&self, inner: &Inner<D>, ranges: impl Iterator<Item = &'a Range<u64>>, views: u64) -> bool {
+        let pages: u64 = ranges.map(|range| (range.end - range.start).div_ceil(PAGE)).sum();
+        let meta = inner.meta.borrow();
+        meta.space.available() >= 2 * (meta.checkpoint_pages() + RESERVE + views * (pages + RESERVE))
+    }
+
+    /// Begins to copy what lacks a copy; the chunks are held alone.
+    async fn begin_copy(
+        &self,
+        inner: &Rc<Inner<D>>,
+        offset: u64,
+        end: u64,
+        gate: &Gate,
+    ) -> std::result::Result<Begun, Ended> {
         let chunk_pages = self.chunk / PAGE;
         let start = VirtualPage(offset / self.chunk * chunk_pages);
         let end = VirtualPage(end.div_ceil(self.chunk) * chunk_pages).min(VirtualPage(self.size.div_ceil(PAGE)));
@@ -241,33 +232,49 @@ impl<D: Device> Origin<D> {
             plan.copies.iter().for_each(|copy| meta.space.untake(copy.to, copy.len));
             return Err(ended);
         }
-        if plan.copies.is_empty() {
-            return Ok(());
-        }
-        let outcome = self.copy_and_publish(inner, &plan, guard).await;
-        if outcome.is_err() {
-            inner.meta.borrow_mut().space.abandon(plan.copies.iter().map(|copy| copy.len).sum());
-        }
-        outcome.map_err(Ended::Error)
-    }
-
-    async fn copy_and_publish(&self, inner: &Rc<Inner<D>>, plan: &CopyPlan, guard: PlanGuard) -> Result<()> {
         if planted(Bug::RecordBeforeCopy) {
-            self.publish(inner, plan).await?;
-            inner.clone().commit().await?;
-            return self.transfer(inner, plan).await;
+            self.publish(inner, &plan).await.map_err(Ended::Error)?;
+            inner.clone().commit().await.map_err(Ended::Error)?;
         }
-        self.transfer(inner, plan).await?;
-        self.publish(inner, plan).await?;
-        drop(guard);
-        Ok(())
+        let Some(client) = inner.meta.borrow().directory.get(self.id).map(|v| v.copies.client().clone()) else {
+            inner.meta.borrow_mut().space.abandon(plan.pages());
+            return Err(Ended::Error(gone()));
+        };
+        let tickets = self.submit(inner, &client, &plan, gate);
+        Ok(Begun { plan, tickets, _guard: guard })
     }
 
-    /// Moves the bytes. What several snapshots need of the same pages is read once.
-    async fn transfer(&self, inner: &Inner<D>, plan: &CopyPlan) -> Result<()> {
-        let Some(client) = inner.meta.borrow().directory.get(self.id).map(|v| v.copies.client().clone()) else {
-            return Err(gone());
-        };
+    /// Waits until the bytes are there, and publishes that. Nothing of it is durable yet.
+    async fn end_copy(&self, inner: &Rc<Inner<D>>, begun: Begun) -> Result<()> {
+        let mut outcome = Ok(());
+        for (at, ticket) in &begun.tickets {
+            let failed = match ticket.done().await {
+                Err(CopyError::Read(e)) if !planted(Bug::OriginCopyErrorSwallowed) => {
+                    Error::io(format!("reading the origin at {}", at.0 * PAGE), e)
+                }
+                Err(CopyError::Write(e)) => Error::io("writing the pool to keep a chunk", e),
+                // It fell together with one that says why.
+                Ok(()) | Err(_) => continue,
+            };
+            outcome = outcome.and(Err(failed));
+        }
+        if outcome.is_ok() && !planted(Bug::RecordBeforeCopy) {
+            outcome = self.publish(inner, &begun.plan).await;
+        }
+        if outcome.is_err() {
+            inner.meta.borrow_mut().space.abandon(begun.plan.pages());
+        }
+        outcome
+    }
+
+    /// Has the bytes moved. What several snapshots need of the same pages is read once.
+    fn submit(
+        &self,
+        inner: &Inner<D>,
+        client: &Rc<Client>,
+        plan: &CopyPlan,
+        gate: &Gate,
+    ) -> Vec<(VirtualPage, Ticket)> {
         let (mut left, mut tickets, group): (Vec<&Copy>, _, _) =
             (plan.copies.iter().collect(), Vec::new(), Group::default());
         while let Some(&first) = left.first() {
@@ -279,25 +286,14 @@ impl<D: Device> Origin<D> {
                 }
                 !same
             });
-            tickets.push((first.at, inner.copier.submit(&client, self.job(inner, &alike, &group), Vec::new())));
+            let job = self.job(inner, &alike, &group, gate);
+            tickets.push((first.at, inner.copier.submit(client, job, Vec::new())));
         }
-        let mut result = Ok(());
-        for (at, ticket) in tickets {
-            let failed = match ticket.done().await {
-                Err(CopyError::Read(e)) if !planted(Bug::OriginCopyErrorSwallowed) => {
-                    Error::io(format!("reading the origin at {}", at.0 * PAGE), e)
-                }
-                Err(CopyError::Write(e)) => Error::io("writing the pool to keep a chunk", e),
-                // It fell together with one that says why.
-                Ok(()) | Err(_) => continue,
-            };
-            result = result.and(Err(failed));
-        }
-        result
+        tickets
     }
 
     /// One read of the origin, written to the places of all these copies.
-    fn job(&self, inner: &Inner<D>, copies: &[&Copy], group: &Group) -> Job<D> {
+    fn job(&self, inner: &Inner<D>, copies: &[&Copy], group: &Group, gate: &Gate) -> Job<D> {
         let (at, len) = (copies[0].at, copies[0].len);
         let real = ((at.0 + len) * PAGE).min(self.size) - at.0 * PAGE;
         let place = Place { device: self.device.clone(), offset: at.0 * PAGE };
@@ -320,6 +316,7 @@ impl<D: Device> Origin<D> {
             near: at.0..at.0 + len,
             group: group.clone(),
             witness: Some(Rc::new(witness)),
+            hold: Some(gate.hold()),
         }
     }
 

@@ -19,10 +19,19 @@ const CHECKPOINTS: u32 = 2;
 #[derive(Default)]
 pub struct Patience {
     emptied: u32,
-    /// Most pages that were free when it looked: it tries again when there are more.
+    /// Most pages that were free before it tried: it tries again when there are more.
     free: u64,
     /// What is left of it, once it waits.
     left: Option<LocalFuture<()>>,
+}
+
+impl Patience {
+    /// It is about to try, with so many pages free.
+    pub fn tries(&mut self, free: u64) {
+        if free > self.free {
+            (self.free, self.emptied) = (free, 0);
+        }
+    }
 }
 
 impl<D: Device> Origin<D> {
@@ -31,12 +40,9 @@ impl<D: Device> Origin<D> {
         inner.check_writable()?;
         let free = inner.meta.borrow().space.available();
         if free > patience.free {
-            let is_first = patience.free == 0;
-            (patience.free, patience.emptied) = (free, 0);
-            if !is_first {
-                // Some came back while it was found that there is none.
-                return Ok(());
-            }
+            // Some came back while it was found that there is none.
+            patience.tries(free);
+            return Ok(());
         }
         if patience.emptied < CHECKPOINTS && inner.has_pending_space() {
             patience.emptied += 1;

@@ -15,14 +15,15 @@
 //! - A failed or full pool fails writes of the origin that need a copy; it never lets them through.
 
 mod account;
-mod again;
 mod copy;
 mod counted;
 mod flush;
 mod full;
 mod kept;
+mod plan;
 mod read;
 mod rolling;
+mod soon;
 mod stream;
 mod verbs;
 mod write;
@@ -59,7 +60,7 @@ pub struct Origin<D> {
     /// Blocks of the device that are written in part, by block.
     pub edges: Rc<RangeLocks>,
     streams: Rc<RefCell<stream::Streams>>,
-    again: RefCell<again::Again>,
+    soon: RefCell<soon::Soon>,
     flushes: Flushes,
     counters: counted::Counters,
     roller: rolling::Roller,
@@ -89,7 +90,7 @@ impl<D: Device> Origin<D> {
             turns: Rc::default(),
             edges: Rc::default(),
             streams: Rc::default(),
-            again: RefCell::default(),
+            soon: RefCell::default(),
             flushes: Flushes::default(),
             counters: counted::Counters::default(),
             roller: rolling::Roller::default(),

@@ -58,7 +58,7 @@ impl<D: Device> Origin<D> {
 
     /// Writes whole blocks of the device.
     async fn write_blocks(&self, inner: &Rc<Inner<D>>, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
-        self.again.borrow_mut().note(offset / self.chunk, buf.len() as u64);
+        self.soon.borrow_mut().note(offset, buf.len() as u64, self.chunk);
         let waiting = Streams::enter(&self.streams, offset, offset + buf.len() as u64);
         let mut patience = Patience::default();
         let held = match self.admit(inner, offset, offset + buf.len() as u64, Some(&mut patience)).await {
@@ -87,9 +87,19 @@ impl<D: Device> Origin<D> {
         inner.check_writable()?;
         self.check_alive()?;
         self.mark(inner).await?;
-        let mut without_copy = false;
+        let (mut without_copy, mut came_late) = (false, false);
         loop {
-            let held = self.locks.lock(self.chunks(offset, end), Hold::Shared).await;
+            let chunks = self.chunks(offset, end);
+            let held = match self.locks.try_lock(chunks.clone(), Hold::Shared) {
+                Some(held) => held,
+                // Somebody copies there. Others wait for that, too, and will be kept for by it, whether their chunks are
+                // among those or not: they all go on in the order in which they came if they wait in one queue.
+                None if !std::mem::replace(&mut came_late, true) => {
+                    self.copy_out(inner, offset, end, patience.as_deref_mut()).await?;
+                    continue;
+                }
+                None => self.locks.lock(chunks, Hold::Shared).await,
+            };
             let plan = inner.generations.enter();
             if without_copy {
                 return Ok((held, plan));

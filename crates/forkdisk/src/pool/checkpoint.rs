@@ -354,6 +354,8 @@ impl<D: Device> Inner<D> {
         self.meta.borrow_mut().journal.incarnation = next.incarnation;
         self.write_superblock(&next).await?;
         self.active.set(true);
+        // It may have had to wait for some, and no checkpoint with it.
+        self.host.has_room();
         Ok(())
     }
 

@@ -6,13 +6,13 @@
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Attributes, NO_VOLUME, Record, VolumeState};
+use crate::format::{Attributes, GatherPolicy, NO_VOLUME, Record, VolumeState};
 use crate::types::VolumeId;
 use crate::volume::Volume;
 
 use super::directory::check_volume_name;
 use super::info::VolumeInfo;
-use super::verbs::{check_chunk, check_size, writable_volume};
+use super::verbs::{check_chunk, check_gather, check_size, writable_volume};
 use super::{CreateOptions, Inner, Meta, Pool};
 
 /// What a name stands for.
@@ -100,6 +100,7 @@ impl<D: Device> Pool<D> {
     pub fn create_file(&self, name: &str, options: &CreateOptions, attributes: Attributes) -> Result<Volume<D>> {
         check_size(options.size)?;
         check_chunk(options.chunk)?;
+        check_gather(options.gather)?;
         let id = self.0.note(|meta| {
             meta.directory.check_new(NO_VOLUME, name)?;
             let id = VolumeId(meta.next_id);
@@ -107,6 +108,9 @@ impl<D: Device> Pool<D> {
             Ok((Record::Create { id, name: name.to_string(), size, chunk, now }, id))
         })?;
         self.set_attributes(id, attributes)?;
+        if options.gather != GatherPolicy::Off {
+            self.0.note(|_| Ok((Record::SetGather { id, gather: options.gather }, ())))?;
+        }
         self.volume_by_id(id)
     }
 

@@ -5,10 +5,11 @@ use std::rc::Rc;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{BreakPolicy, NO_VOLUME, Record, SnapshotFlags, Throttle, VolumeRecord, VolumeState};
+use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, SnapshotFlags, Throttle, VolumeRecord, VolumeState};
+use crate::map::Stop;
 use crate::origin::{check_origin_text, refuse_rolling};
 use crate::planted::{Bug, planted};
-use crate::types::{BLOCK_SIZE, MAX_VOLUME_SIZE, VolumeId, is_chunk};
+use crate::types::{BLOCK_PAGES, BLOCK_SIZE, MAX_VOLUME_SIZE, VolumeId, is_chunk};
 
 use super::directory::Volume;
 use super::info::VolumeInfo;
@@ -31,14 +32,17 @@ pub struct CreateOptions {
     pub break_policy: BreakPolicy,
     /// Most bytes it may have mapped, at most 1 PiB; 0: no bound.
     pub quota: u64,
+    /// When its scattered pages are brought together without anybody asking.
+    pub gather: GatherPolicy,
     /// Seconds since 1970.
     pub now: u64,
 }
 
 impl CreateOptions {
-    /// A volume of `size` bytes with the default chunk (64 KiB), whose chunks are split, without a quota.
+    /// A volume of `size` bytes with the default chunk (64 KiB), whose chunks are split, without a quota, and that nobody gathers.
     pub fn new(size: u64, now: u64) -> CreateOptions {
-        CreateOptions { size, chunk: DEFAULT_CHUNK, break_policy: BreakPolicy::Split, quota: 0, now }
+        let (break_policy, gather) = (BreakPolicy::Split, GatherPolicy::Off);
+        CreateOptions { size, chunk: DEFAULT_CHUNK, break_policy, quota: 0, gather, now }
     }
 }
 
@@ -46,6 +50,13 @@ pub(crate) fn check_size(size: u64) -> Result<()> {
     match size <= MAX_VOLUME_SIZE {
         true => Ok(()),
         false => Err(Error::new(ErrorKind::Invalid, format!("{size} bytes is too large; a volume has at most 1 PiB"))),
+    }
+}
+
+pub(super) fn check_gather(gather: GatherPolicy) -> Result<()> {
+    match gather.is_valid() {
+        true => Ok(()),
+        false => Err(Error::new(ErrorKind::Invalid, "bad policy of gathering: off, auto, idle, or 1% to 99%")),
     }
 }
 
@@ -135,12 +146,13 @@ impl<D: Device> Pool<D> {
         check_size(options.size)?;
         check_chunk(options.chunk)?;
         check_quota(options.quota)?;
+        check_gather(options.gather)?;
         let inner = &self.0;
         let id = inner
             .verb(|meta| {
                 meta.directory.check_new(NO_VOLUME, name)?;
                 let id = VolumeId(meta.next_id);
-                let CreateOptions { size, chunk, now, break_policy, quota } = *options;
+                let CreateOptions { size, chunk, now, break_policy, quota, gather } = *options;
                 let mut last = Record::Create { id, name: name.to_string(), size, chunk, now };
                 if break_policy != BreakPolicy::Split {
                     inner.publish(meta, &last)?;
@@ -149,6 +161,10 @@ impl<D: Device> Pool<D> {
                 if quota != 0 {
                     inner.publish(meta, &last)?;
                     last = Record::SetQuota { id, quota };
+                }
+                if gather != GatherPolicy::Off {
+                    inner.publish(meta, &last)?;
+                    last = Record::SetGather { id, gather };
                 }
                 Ok((last, id))
             })
@@ -227,6 +243,15 @@ impl<D: Device> Pool<D> {
                 .await?;
             inner.reap_soon();
             return Err(error);
+        }
+        if !origins.is_empty() {
+            // The first write behind it needs places for copies, and somebody waits for that. What is wrong is said there.
+            let _ = inner
+                .look(|meta| {
+                    let wanted = BLOCK_PAGES.min(meta.space.available());
+                    Ok(meta.space.ensure_known(wanted).map_err(Stop::from)?)
+                })
+                .await;
         }
         let committed = inner.clone().commit().await;
         for &id in &ids {

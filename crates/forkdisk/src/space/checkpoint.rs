@@ -210,6 +210,7 @@ impl Space {
         }
         let waiting: u64 = work.freed.iter().map(|&(_, n)| n).sum();
         self.available = self.free_by_roots() - self.handed_out - waiting - self.kept.pages();
+        self.returning = waiting;
         work.freed
     }
 
@@ -226,7 +227,7 @@ impl Space {
 
     /// Nobody uses these pages any more: they may be handed out, unless they came into use after all.
     pub fn release(&mut self, freed: Runs) {
-        self.frozen = Default::default();
+        (self.frozen, self.returning) = (Default::default(), 0);
         for (block, pages) in freed.into_iter().flat_map(|(first, n)| by_block(first, n)) {
             let free = self.still_unused(block, pages);
             self.give_back_all(block, free);

@@ -132,6 +132,8 @@ pub struct Space {
     handed_out: u64,
     affinity: Affinity,
     kept: Kept,
+    /// Pages that a finished checkpoint has freed and that are not handed out yet: they are being discarded.
+    returning: u64,
     /// A stream begins at a multiple of so many blocks if it can.
     begin_at: u64,
 }
@@ -163,6 +165,7 @@ impl Space {
             handed_out: 0,
             affinity: Affinity::default(),
             kept: Kept::default(),
+            returning: 0,
             begin_at: 1,
         };
         space.available = space.free_by_roots();
@@ -185,9 +188,9 @@ impl Space {
     }
 
     /// Pages that lost references since the last freeze, or in the running checkpoint: what it and
-    /// the next one may bring back; and those withheld for a view, which its end brings back.
+    /// the next one may bring back; those that a finished one is bringing back; and those withheld for a view, which its end brings back.
     pub fn pending(&self) -> u64 {
-        self.current.lost() + self.frozen.lost() + self.kept.pages()
+        self.current.lost() + self.frozen.lost() + self.returning + self.kept.pages()
     }
 
     /// Pages withheld for a view.

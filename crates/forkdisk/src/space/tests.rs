@@ -94,6 +94,22 @@ fn counts_are_right_while_freed_space_is_being_released() {
 }
 
 #[test]
+fn what_a_checkpoint_brings_back_is_pending_until_it_can_be_handed_out() {
+    let mut space = space();
+    let (page, _) = space.alloc_data(want(0, 1)).expect("space");
+    space.incr_page(page);
+    checkpoint(&mut space);
+    space.decr_page(page, 0);
+    assert_eq!(space.pending(), 1);
+    space.freeze();
+    while let Step::Write(_) = space.checkpoint_step(8).expect("all count pages are in memory") {}
+    let freed = space.finish();
+    assert!(freed.contains(&(page, 1)) && space.pending() >= 1, "it is being discarded: whoever wants it waits");
+    space.release(freed);
+    assert_eq!(space.pending(), 0);
+}
+
+#[test]
 fn a_stream_lies_in_one_piece_and_in_place() {
     let mut space = space();
     let (first, _) = space.alloc_data(want(0, 4)).expect("space");

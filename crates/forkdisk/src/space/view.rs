@@ -122,6 +122,7 @@ impl Space {
         if self.view().is_none() || planted(Bug::ViewHoldsNothing) {
             return freed;
         }
+        self.returning = 0;
         for (first, n) in freed {
             (first.0..first.0 + n).for_each(|page| self.kept.set(PageAddr(page), true));
         }

@@ -373,6 +373,7 @@ impl<D: Device> Volume<D> {
             near: first.block().saturating_sub(1)..VirtualPage(first.0 + pages - 1).block() + 2,
             group: group.clone(),
             witness: None,
+            hold: None,
         }
     }
 

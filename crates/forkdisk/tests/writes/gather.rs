@@ -25,6 +25,15 @@ async fn scatter(volume: &Disk, step: u64, plus: u64) {
     }
 }
 
+/// "clone" of "base", of which every `step`th page was written since.
+async fn scattered_clone(lab: &Lab, step: u64) -> Disk {
+    drop(full(lab, "base").await);
+    lab.pool.clone_volume("base", "clone", 0).await.expect("a clone");
+    let clone = lab.pool.volume("clone").expect("just made");
+    scatter(&clone, step, 100_000).await;
+    clone
+}
+
 async fn expect(lab: &Lab, volume: &Disk, step: u64, plus: u64) {
     let found = lab.stamps(volume, 0, PAGES as usize).await;
     for (page, found) in (0..).zip(found) {
@@ -55,10 +64,7 @@ fn fragmentation(lab: &Lab, name: &str) -> f64 {
 #[test]
 fn what_is_left_of_a_clone_goes_home() {
     Lab::run(64, OpenOptions::default(), |lab| async move {
-        drop(full(&lab, "base").await);
-        lab.pool.clone_volume("base", "clone", 0).await.expect("a clone");
-        let clone = lab.pool.volume("clone").expect("just made");
-        scatter(&clone, 4, 100_000).await;
+        let clone = scattered_clone(&lab, 4).await;
         lab.pool.delete(&["base"]).await.expect("it is deleted");
         settle(&lab).await;
         let before = fragmentation(&lab, "clone");
@@ -204,10 +210,7 @@ fn above_a_threshold_only_and_when_it_is_idle() {
 fn what_is_written_meanwhile_stays_what_was_written() {
     for delay in 0..40 {
         Lab::run(64, OpenOptions::default(), move |lab| async move {
-            drop(full(&lab, "base").await);
-            lab.pool.clone_volume("base", "clone", 0).await.expect("a clone");
-            let clone = lab.pool.volume("clone").expect("just made");
-            scatter(&clone, 4, 100_000).await;
+            let clone = scattered_clone(&lab, 4).await;
             let (pool, other) = (lab.pool.clone(), clone.clone());
             let gathering = lab.tasks.start(async move { pool.gather("clone", |_, _| true).await });
             let tasks = lab.tasks.clone();
@@ -232,4 +235,121 @@ fn what_is_written_meanwhile_stays_what_was_written() {
             expect(&lab, &lab.pool.volume("base").expect("it is there"), 1, 0).await;
         });
     }
+}
+
+#[test]
+fn auto_moves_little_for_what_it_brings_and_whole_blocks_for_nothing() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        let clone = scattered_clone(&lab, 16).await;
+        lab.pool.set_gather("clone", GatherPolicy::Auto).await.expect("it is set");
+        settle(&lab).await;
+        lab.tape.take();
+        lab.pool.gathered().await;
+        let (pages, _) = lab.tape.take();
+        assert!(pages.is_empty(), "as long as others are where it would go, all of each block had to be moved");
+        lab.pool.delete(&["base"]).await.expect("it is deleted");
+        settle(&lab).await;
+        lab.pool.gathered().await;
+        let (pages, _) = lab.tape.take();
+        assert_eq!(pages.len() as u64, PAGES / 16, "each goes home");
+        assert_eq!(fragmentation(&lab, "clone"), 0.0);
+        expect(&lab, &clone, 16, 100_000).await;
+        // A page here and there is not worth it.
+        lab.pool.clone_volume("clone", "next", 0).await.expect("a clone");
+        let next = lab.pool.volume("next").expect("just made");
+        next.write(7 << 20 >> 4, stamp(900_000, 1), false).await.0.expect("there is space");
+        drop(clone);
+        lab.pool.delete(&["clone"]).await.expect("it is deleted");
+        settle(&lab).await;
+        lab.tape.take();
+        lab.pool.gathered().await;
+        assert!(lab.tape.take().0.is_empty() && fragmentation(&lab, "next") > 0.0);
+        assert_eq!(
+            lab.pool.find("next").expect("it is there").gather,
+            GatherPolicy::Auto,
+            "as what it was cloned from"
+        );
+    });
+}
+
+#[test]
+fn what_can_go_home_does_and_the_rest_stays() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        let clone = scattered_clone(&lab, 16).await;
+        // A snapshot holds the first of those that have been written over, and nothing else.
+        lab.pool.snapshot(&[("base", "then")], 0).await.expect("a snapshot");
+        let base = lab.pool.volume("base").expect("it is there");
+        base.write_zeroes(PAGE_SIZE as u64, (PAGES - 1) * PAGE_SIZE as u64, false).await.expect("there is space");
+        drop(base);
+        lab.pool.clone_volume("base", "rest", 0).await.expect("a clone");
+        lab.pool.delete(&["base@then"]).await.expect("it is deleted");
+        lab.pool.delete(&["base"]).await.expect("it is deleted");
+        settle(&lab).await;
+        lab.pool.set_gather("clone", GatherPolicy::Auto).await.expect("it is set");
+        lab.pool.gathered().await;
+        let seams = lab.pool.find("clone").expect("it is there").scattered / PAGE_SIZE as u64;
+        assert_eq!(seams, 1, "the first page is elsewhere still");
+        expect(&lab, &clone, 16, 100_000).await;
+    });
+}
+
+#[test]
+fn many_volumes_that_nobody_has_to_gather_are_looked_through_now_and_then_and_gathered_all_the_same() {
+    Lab::run(128, OpenOptions::default(), |lab| async move {
+        drop(full(&lab, "base").await);
+        lab.pool.set_gather("base", GatherPolicy::Auto).await.expect("it is set");
+        for i in 0..80 {
+            lab.pool.clone_volume("base", &format!("clone{i}"), 0).await.expect("a clone");
+        }
+        lab.pool.gathered().await;
+        let clone = lab.pool.volume("clone79").expect("it is there");
+        scatter(&clone, 4, 100_000).await;
+        let names: Vec<String> = (0..79).map(|i| format!("clone{i}")).chain(["base".to_string()]).collect();
+        lab.pool.delete(&names.iter().map(String::as_str).collect::<Vec<_>>()).await.expect("they are deleted");
+        settle(&lab).await;
+        lab.pool.gathered().await;
+        assert_eq!(fragmentation(&lab, "clone79"), 0.0);
+        expect(&lab, &clone, 4, 100_000).await;
+    });
+}
+
+#[test]
+fn where_there_is_less_room_in_a_row_several_rows_are_made() {
+    Lab::run(200, OpenOptions::default(), |lab| async move {
+        let blocks = 48;
+        let (volume, other) = (lab.volume("volume", blocks).await, lab.volume("other", blocks).await);
+        for block in 0..blocks {
+            for (volume, plus) in [(&volume, 0), (&other, 50_000)] {
+                volume.write(block << 20, stamp(block * 256 + plus, 256), false).await.0.expect("there is space");
+            }
+        }
+        // What is left free lies in rows of about twenty blocks.
+        let mut fill = Vec::new();
+        for i in 0..90 {
+            let volume = lab.volume(&format!("fill{i}"), 1).await;
+            if volume.write(0, stamp((1 << 32) + i * 256, 256), false).await.0.is_err() {
+                break;
+            }
+            fill.push(format!("fill{i}"));
+        }
+        drop(other);
+        let gone: Vec<&str> =
+            fill.iter().enumerate().filter(|(i, _)| i % 24 > 2).map(|(_, name)| name.as_str()).collect();
+        lab.pool.delete(&gone).await.expect("they are deleted");
+        settle(&lab).await;
+        let mut told = Vec::new();
+        let gathered = lab.pool.gather("volume", |done, _| {
+            told.push(done);
+            true
+        });
+        let report = gathered.await.expect("it is gathered");
+        assert!(report.moved >= (blocks - 4) << 20, "{report:?}");
+        assert!(report.blocks <= blocks && report.left == 0 && told.is_sorted(), "{report:?} {told:?}");
+        expect_all(&lab, &volume, blocks * 256).await;
+    });
+}
+
+async fn expect_all(lab: &Lab, volume: &Disk, pages: u64) {
+    let found = lab.stamps(volume, 0, pages as usize).await;
+    assert!((0..).zip(found).all(|(page, found)| found == Some(page)));
 }

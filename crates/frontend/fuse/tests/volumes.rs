@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use forkdisk::device::MemoryDevice;
-use forkdisk::{Buf, FormatOptions, OpenOptions, Pool};
+use forkdisk::{Buf, FormatOptions, GatherPolicy, OpenOptions, Pool};
 use forkdisk_fuse::codec::{Entry, Header, Operation, Reply, SetAttr};
 use forkdisk_fuse::{Handler, Volumes, VolumesOptions};
 use forkdisk_uring::{Config, Rt, block_on};
@@ -19,7 +19,14 @@ struct Mount {
 impl Mount {
     async fn open(rt: &Rt, device: &MemoryDevice) -> Mount {
         let pool = Pool::open(device.clone(), Rc::new(rt.clone()), OpenOptions::default()).await.unwrap();
-        let options = VolumesOptions { dir: "/nowhere".into(), uid: 1, gid: 2, alone: true, deputy: None };
+        let options = VolumesOptions {
+            dir: "/nowhere".into(),
+            uid: 1,
+            gid: 2,
+            alone: true,
+            gather: GatherPolicy::Off,
+            deputy: None,
+        };
         Mount { volumes: Volumes::new(pool.clone(), options), pool }
     }
 

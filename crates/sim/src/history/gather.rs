@@ -50,9 +50,10 @@ impl Run<'_> {
     pub(super) fn set_gather(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
         let (pool, name, start) = (self.session.pool.clone(), self.model.name(key), self.model.tick());
         let mut rng = Rng::new(op.draws[1]);
-        let policy = match rng.below(6) {
+        let policy = match rng.below(7) {
             0 => GatherPolicy::Off,
             1 => GatherPolicy::Idle,
+            2 => GatherPolicy::Auto,
             _ => GatherPolicy::Above(1 + rng.below(12) as u8),
         };
         let text = format!("set the policy of gathering of {name} to {policy:?}");

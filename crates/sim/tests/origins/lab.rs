@@ -1,7 +1,8 @@
 //! A pool and an origin on disks that count.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::rc::Rc;
+use std::task::Poll;
 
 use forkdisk::{Buf, FormatOptions, OpenOptions, OriginFull, Pool, ProtectOptions, SnapshotFlags};
 use forkdisk_sim::disk::{Config, Counts, Medium, SimDisk, Volatile};
@@ -76,7 +77,21 @@ pub fn run_with<F>(open: OpenOptions, pool: u64, origin: u64, protect: ProtectOp
 where
     F: Future<Output = ()> + 'static,
 {
-    let exec = Executor::new(3);
+    run_seeded(3, open, pool, origin, protect, test);
+}
+
+/// As [`run_with`], in another order of what may happen in any order.
+pub fn run_seeded<F>(
+    seed: u64,
+    open: OpenOptions,
+    pool: u64,
+    origin: u64,
+    protect: ProtectOptions,
+    test: impl FnOnce(World) -> F,
+) where
+    F: Future<Output = ()> + 'static,
+{
+    let exec = Executor::new(seed);
     let config = Config { sector: 512, cache: Volatile::Yes };
     let disks = [pool, origin].map(|len| SimDisk::new(Medium::blank(config, len), &exec, len));
     let (device, other, runtime) = (disks[0].clone(), disks[1].clone(), Rc::new(exec.clone()));
@@ -102,4 +117,16 @@ pub fn restarted(media: [Medium; 2], seed: u64) -> (Executor, [SimDisk; 2], Rc<E
     let disks = media.map(|medium| SimDisk::new(medium, &exec, seed));
     let runtime = Rc::new(exec.clone());
     (exec, disks, runtime)
+}
+
+/// Resolves when the executor has done so many steps.
+pub async fn at_step(exec: &Executor, step: u64) {
+    poll_fn(|cx| match exec.steps() >= step {
+        true => Poll::Ready(()),
+        false => {
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+    })
+    .await;
 }

@@ -2,7 +2,9 @@
 //! counted on the pool's disk and the origin's.
 
 mod lab;
+mod order;
 mod rollback;
+mod soon;
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -14,7 +16,7 @@ use forkdisk::{
 };
 use forkdisk_sim::disk::{Config, Crash, Medium, SimDisk, Volatile};
 
-use lab::{CHAINED, CHUNK, MIB, PATIENCE, options, restarted, run, run_with};
+use lab::{CHAINED, CHUNK, MIB, PATIENCE, at_step, options, restarted, run, run_seeded, run_with};
 
 #[test]
 fn a_sequential_write_costs_one_read_and_two_writes_and_few_flushes() {
@@ -75,25 +77,14 @@ fn who_comes_while_a_copy_is_under_way_shares_its_commit() {
 }
 
 #[test]
-fn what_is_written_again_and_again_is_kept_with_the_first_copy_for_a_snapshot() {
-    run(64 * MIB, 32 * MIB, options(8 * MIB, OriginFull::Error), |w| async move {
-        for _ in 0..2 {
-            w.write("org", 7 * CHUNK, 4096, 1).await;
-            w.write("org", 90 * CHUNK, 4096, 1).await;
+fn the_first_write_behind_a_snapshot_reads_nothing_of_the_pool() {
+    run(256 * MIB, 32 * MIB, options(8 * MIB, OriginFull::Error), |w| async move {
+        // Beside the first: all that is known to be free is handed out.
+        for i in 0..40u32 {
+            w.snapshot(&format!("s{i}"), CHAINED).await;
+            let (pool, _) = w.counts(w.write("org", u64::from(i) * MIB / 2, CHUNK, 1)).await;
+            assert_eq!(pool.reads, 0, "{i}: {pool:?}");
         }
-        w.snapshot("s", CHAINED).await;
-        let (pool, origin) = w.counts(w.write("org", 20 * MIB, 4096, 2)).await;
-        assert_eq!((pool.flushes, origin.bytes_read), (1, 3 * CHUNK), "{pool:?}");
-        let (pool, origin) = w
-            .counts(async {
-                w.write("org", 7 * CHUNK, 4096, 2).await;
-                w.write("org", 90 * CHUNK, 4096, 2).await;
-            })
-            .await;
-        assert_eq!((pool.flushes, pool.bytes_written, origin.bytes_read), (0, 0, 0));
-        assert_eq!((w.byte("org@s", 7 * CHUNK, 4096).await, w.byte("org", 90 * CHUNK, 4096).await), (1, 2));
-        let (pool, _) = w.counts(w.write("org", 2 * MIB, 4096, 2)).await;
-        assert_eq!(pool.flushes, 1, "once for each snapshot");
     });
 }
 
@@ -501,4 +492,36 @@ fn a_large_read_of_a_snapshot_ends_however_small_the_cache_is() {
         w.pool.checkpoint().await.unwrap();
         assert_eq!(w.byte("org@a", 0, 32 * MIB).await, 1);
     });
+}
+
+#[test]
+fn a_write_that_needs_what_a_checkpoint_is_bringing_back_waits_for_it() {
+    for (seed, step) in (0..24).flat_map(|seed| (0..120).step_by(3).map(move |step| (seed, step))) {
+        let open = OpenOptions::default();
+        run_seeded(seed, open, 16 * MIB, 4 * MIB, options(MIB, OriginFull::Error), move |w| async move {
+            w.snapshot("s", CHAINED).await;
+            for name in ["fill", "small"] {
+                w.pool.create(name, &CreateOptions::new(64 * MIB, 1)).await.unwrap();
+            }
+            w.pool.settle().await.unwrap();
+            let fill = w.pool.info().free - 112 * 4096;
+            w.write("fill", 0, fill, 1).await;
+            w.pool.settle().await.unwrap();
+            w.pool.delete(&["fill"]).await.unwrap();
+            while w.pool.info().freeing < fill {
+                w.byte("org", 0, 4096).await;
+            }
+            let (pool, clock, start) = (&w.pool, &w.exec, w.exec.steps());
+            let work = async |is_checkpoint: bool| match is_checkpoint {
+                true => pool.checkpoint().await.unwrap(),
+                false => {
+                    at_step(clock, start + step).await;
+                    // With something to be committed.
+                    w.write("small", 0, 4096, 1).await;
+                    w.write("org", MIB, MIB, 2).await;
+                }
+            };
+            in_order([work(true), work(false)]).await;
+        });
+    }
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use forkdisk::device::RequestKind;
+use forkdisk::device::{Recording, RequestKind};
 
 use crate::model::{Label, Trace};
 use crate::peers::{LATENCY, Lab, Measured};
@@ -15,18 +15,21 @@ use crate::runner::Context;
 pub const WRITEBACK: usize = 32;
 
 /// One line of the table.
-struct Line {
-    name: &'static str,
-    op: &'static str,
-    how: &'static str,
-    block: &'static str,
+pub struct Line {
+    pub name: &'static str,
+    /// `create` or `update`.
+    pub op: &'static str,
+    /// `dd` or `dd-fsync`.
+    pub how: &'static str,
+    /// Bytes of each write.
+    pub block: &'static str,
 }
 
 const fn line(name: &'static str, op: &'static str, how: &'static str, block: &'static str) -> Line {
     Line { name, op, how, block }
 }
 
-const LINES: [Line; 5] = [
+pub const LINES: [Line; 5] = [
     line("create-dd", "create", "dd", "4096"),
     line("create-dd-fsync", "create", "dd-fsync", "4096"),
     line("update-dd", "update", "dd", "4096"),
@@ -139,22 +142,30 @@ impl Table {
 
 /// Without a snapshot ÷ with one, and what the device got per byte of the file.
 pub fn compare(label: &Label<'_>, alone: &Measured, shared: &Measured) -> Vec<Row> {
+    let [done, in_all] = [[alone.disk(), shared.disk()], [alone.disk_in_all(), shared.disk_in_all()]];
+    let mut rows = compare_traces(label, done, in_all, shared.bytes);
+    rows.push(label.row("guest_wall_ratio", "ratio", alone.seconds / shared.seconds));
+    rows
+}
+
+/// The same of what the device got, without a snapshot and with one, until the client's `bytes` were synced, and with what
+/// came behind.
+pub fn compare_traces(label: &Label<'_>, done: [Recording; 2], in_all: [Recording; 2], bytes: u64) -> Vec<Row> {
     let trace = |recording| Trace { recording, depth: WRITEBACK };
-    let (base, ours) = (trace(alone.disk()), trace(shared.disk()));
+    let ([base, ours], [base_in_all, ours_in_all]) = (done.map(trace), in_all.map(trace));
     let mut rows = label.ratios(&base, &ours);
     rows.push(label.flush_free(&base, &ours));
     // A checkpoint that would have come later, when much more had been written, is charged to this.
-    let in_all = label.ratios(&trace(alone.disk_in_all()), &trace(shared.disk_in_all()));
+    let in_all = label.ratios(&base_in_all, &ours_in_all);
     rows.extend(in_all.into_iter().map(|row| Row { metric: format!("{}_with_checkpoint", row.metric), ..row }));
-    let per_byte = |bytes: u64| bytes as f64 / shared.bytes as f64;
+    let per_byte = |moved: u64| moved as f64 / bytes as f64;
     rows.extend([
-        label.row("written_bytes_per_byte", "ratio", per_byte(trace(shared.disk_in_all()).written())),
-        label.row("alone_written_bytes_per_byte", "ratio", per_byte(trace(alone.disk_in_all()).written())),
+        label.row("written_bytes_per_byte", "ratio", per_byte(ours_in_all.written())),
+        label.row("alone_written_bytes_per_byte", "ratio", per_byte(base_in_all.written())),
         label.row("read_bytes_per_byte", "ratio", per_byte(ours.recording.bytes(RequestKind::Read))),
         label.row("flushes", "count", ours.recording.count(RequestKind::Flush) as f64),
         label.row("alone_flushes", "count", base.recording.count(RequestKind::Flush) as f64),
         label.row("inversions", "count", ours.recording.inversions() as f64),
-        label.row("guest_wall_ratio", "ratio", alone.seconds / shared.seconds),
     ]);
     rows
 }

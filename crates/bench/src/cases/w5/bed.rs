@@ -35,8 +35,12 @@ enum Question {
     Figures,
     /// Bring a volume's pages together.
     Gather(String),
-    /// Have that done by policy from now on, and wait until there is nothing to do.
-    GatherIdle(String),
+    /// Have that done by this policy from now on, and wait until there is nothing to do.
+    GatherBy(String, GatherPolicy),
+    /// Write down what reaches the device from now on.
+    Record,
+    /// What has been written down.
+    Recorded,
     /// Read a volume in order, this many bytes; what that asks of the device.
     Read(String, u64),
     /// Unmount and close.
@@ -120,9 +124,26 @@ impl Bed {
         self.ask(Question::Gather(name.to_string())).map(drop)
     }
 
-    /// The pages of the file `name` are brought together when the pool is idle; returns when they are.
-    pub fn gather_idle(&self, name: &str) -> Result<()> {
-        self.ask(Question::GatherIdle(name.to_string())).map(drop)
+    /// The pages of the file `name` are brought together by this policy; returns when they are.
+    pub fn gather_by(&self, name: &str, policy: GatherPolicy) -> Result<()> {
+        self.ask(Question::GatherBy(name.to_string(), policy)).map(drop)
+    }
+
+    /// Begins to write down what reaches the device.
+    pub fn record(&self) -> Result<()> {
+        self.ask(Question::Record).map(drop)
+    }
+
+    /// What has reached the device since then.
+    pub fn recorded(&self) -> Result<Recording> {
+        self.recording(Question::Recorded)
+    }
+
+    fn recording(&self, question: Question) -> Result<Recording> {
+        match self.ask(question)? {
+            Answer::Recording(recording) => Ok(recording),
+            _ => Err(anyhow!("an answer to another question")),
+        }
     }
 
     /// Unmounts and closes the pool.
@@ -156,10 +177,7 @@ impl Place for Bed {
     }
 
     fn read(&self, name: &str, len: u64) -> Result<Recording> {
-        match self.ask(Question::Read(name.to_string(), len))? {
-            Answer::Recording(recording) => Ok(recording),
-            _ => Err(anyhow!("an answer to another question")),
-        }
+        self.recording(Question::Read(name.to_string(), len))
     }
 
     fn used(&self) -> Result<Option<(u64, u64)>> {
@@ -183,7 +201,8 @@ async fn serve(
     Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-5", now: 0, journal: None }).await?;
     let pool =
         Pool::open(device, Rc::new(rt.clone()), OpenOptions { discard: false, ..OpenOptions::default() }).await?;
-    let options = VolumesOptions { dir: dir.to_path_buf(), uid: 0, gid: 0, alone: true, deputy: None };
+    let options =
+        VolumesOptions { dir: dir.to_path_buf(), uid: 0, gid: 0, alone: true, gather: GatherPolicy::Off, deputy: None };
     let volumes = Volumes::new(pool.clone(), options);
     let session =
         Session::mount(rt, volumes, dir, &MountOptions { source: "bench".into(), ..Default::default() }).await?;
@@ -202,7 +221,16 @@ async fn serve(
             Question::Gather(name) => {
                 tell(pool.gather(&name, |_, _| true).await.map(|_| Answer::Done).map_err(Into::into))?
             }
-            Question::GatherIdle(name) => tell(gather_idle(&pool, &name).await.map(|()| Answer::Done))?,
+            Question::GatherBy(name, policy) => tell(gather_by(&pool, &name, policy).await.map(|()| Answer::Done))?,
+            Question::Record => {
+                pool.device().take();
+                pool.device().pause(false);
+                tell(Ok(Answer::Done))?
+            }
+            Question::Recorded => {
+                pool.device().pause(true);
+                tell(Ok(Answer::Recording(pool.device().take())))?
+            }
             Question::Read(name, len) => tell(read(rt, &pool, &name, len).await.map(Answer::Recording))?,
             Question::End => break,
         }
@@ -220,9 +248,9 @@ async fn settle(pool: &MountedPool) -> Result<()> {
     Ok(pool.checkpoint().await?)
 }
 
-async fn gather_idle(pool: &MountedPool, name: &str) -> Result<()> {
-    if pool.find(name)?.gather != GatherPolicy::Idle {
-        pool.set_gather(name, GatherPolicy::Idle).await?;
+async fn gather_by(pool: &MountedPool, name: &str, policy: GatherPolicy) -> Result<()> {
+    if pool.find(name)?.gather != policy {
+        pool.set_gather(name, policy).await?;
     }
     pool.gathered().await;
     settle(pool).await

@@ -1,15 +1,15 @@
 //! Clone, modify, delete, repeat (W5), through the files of a mounted pool with plain `cp` and `rm`; beside btrfs and
 //! XFS on loop devices.
 
-mod bed;
 mod figures;
 mod modes;
 mod passthrough;
 mod peers;
-mod rounds;
 
+pub mod bed;
 pub mod fuse;
 pub mod read;
+pub mod rounds;
 pub mod size;
 
 use anyhow::Result;

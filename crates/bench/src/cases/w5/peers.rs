@@ -4,14 +4,14 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use forkdisk::device::{Recording, Request, RequestKind};
 use forkdisk_uring::{attach_loop, detach_loop};
 
 use super::figures::{self, CONSTANT};
 use super::label;
 use super::rounds::{Counts, Place, Plan, Round, run_reading};
-use crate::limits::{LIMIT, Limited as _};
+use crate::limits::output_of;
 use crate::rows::{Row, Samples};
 use crate::runner::Context;
 
@@ -45,25 +45,17 @@ impl Mounted {
         backing.set_len(size)?;
         let device = attach_loop(&backing, false).context("a loop device")?;
         let mounted = Mounted { device, dir };
-        call(Command::new(kind.mkfs).args(kind.options).arg(&mounted.device))?;
-        call(Command::new("mount").arg(&mounted.device).arg(&mounted.dir))?;
+        output_of(Command::new(kind.mkfs).args(kind.options).arg(&mounted.device))?;
+        output_of(Command::new("mount").arg(&mounted.device).arg(&mounted.dir))?;
         Ok(mounted)
     }
 }
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let _ = call(Command::new("umount").arg(&self.dir));
+        let _ = output_of(Command::new("umount").arg(&self.dir));
         let _ = detach_loop(&self.device);
     }
-}
-
-/// What it printed.
-fn call(command: &mut Command) -> Result<String> {
-    let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
-    let done = command.env("PATH", path).output_within(LIMIT).with_context(|| format!("{command:?}"))?;
-    ensure!(done.status.success(), "{command:?}: {}", String::from_utf8_lossy(&done.stderr).trim());
-    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
 /// Where a piece of a file lies: its place in the file, on the device, and its length, in blocks of 4 KiB.
@@ -131,7 +123,7 @@ impl Place for Mounted {
     /// As it would if it asked for nothing but the contents, each piece once: where they lie is told, what is read
     /// about them is not.
     fn read(&self, name: &str, len: u64) -> Result<Recording> {
-        let printed = call(Command::new("filefrag").args(["-v", "-b4096", "-s"]).arg(self.dir.join(name)))?;
+        let printed = output_of(Command::new("filefrag").args(["-v", "-b4096", "-s"]).arg(self.dir.join(name)))?;
         Ok(Recording { requests: reads(&extents(&printed), len) })
     }
 

@@ -2,6 +2,7 @@
 //! gathering.
 
 use anyhow::Result;
+use forkdisk::GatherPolicy;
 use forkdisk::device::Recording;
 
 use super::modes::Mode;
@@ -21,18 +22,21 @@ pub const DEPTH: usize = 8;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum When {
     Never,
-    /// While the pool is idle: between the rounds.
-    Idle,
+    /// By policy, between the rounds.
+    By(GatherPolicy),
     /// When somebody asks, behind the last round.
     Asked,
 }
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     let (mut rows, _) = measured(context, "read-after-20-rounds", When::Never)?;
-    let (idle, rounds) = measured(context, "read-after-20-rounds/gathering-idle", When::Idle)?;
-    rows.extend(idle);
-    // What a clone, a removal and writes cost on a volume that is gathered all the time.
-    rows.extend(figures::rows("random-described-gathered", "", "forkdisk", &rounds));
+    for policy in [GatherPolicy::Auto, GatherPolicy::Idle] {
+        let case = format!("read-after-20-rounds/gathering-{policy}");
+        let (gathered, rounds) = measured(context, &case, When::By(policy))?;
+        rows.extend(gathered);
+        // What a clone, a removal and writes cost on a volume that is gathered all the time.
+        rows.extend(figures::rows(&format!("random-described-gathered-{policy}"), "", "forkdisk", &rounds));
+    }
     Ok(rows)
 }
 
@@ -52,7 +56,10 @@ fn measured(context: &Context<'_>, case: &str, when: When) -> Result<(Vec<Row>, 
         recordings.push(bed.read(name, plan.size)?);
         bed.settle()
     };
-    let between = |name: &str| if when == When::Idle { bed.gather_idle(name) } else { Ok(()) };
+    let between = |name: &str| match when {
+        When::By(policy) => bed.gather_by(name, policy),
+        When::Never | When::Asked => Ok(()),
+    };
     let rounds = run_between(&bed, &plan, look, between)?;
     bed.end()?;
     Ok((rows(case, "forkdisk", plan.size, recordings), rounds))

@@ -125,6 +125,7 @@ fn submit(lab: &Lab, pieces: &[(u64, u8, u64)], to: u64) -> Expected {
         near: to / (1 << 20)..to / (1 << 20) + 2,
         group: Group::default(),
         witness: None,
+        hold: None,
     };
     Expected { ticket: lab.copier.submit(&lab.client, job, given), to, bytes, cancelled: false }
 }

@@ -2,6 +2,7 @@
 
 mod contents;
 mod errors;
+mod gate;
 mod offload;
 mod order;
 mod pace;
@@ -256,7 +257,14 @@ impl Lab {
     /// A copy of `len` bytes; everything is near everything.
     pub fn job(&self, from: u64, to: u64, len: u64) -> Job<Disk> {
         let source = vec![Piece { len, from: Source::Device(self.place(from)) }];
-        Job { source, destinations: smallvec![self.place(to)], near: 0..1, group: Group::default(), witness: None }
+        Job {
+            source,
+            destinations: smallvec![self.place(to)],
+            near: 0..1,
+            group: Group::default(),
+            witness: None,
+            hold: None,
+        }
     }
 
     pub fn submit(&self, job: Job<Disk>) -> Ticket {

@@ -11,7 +11,7 @@ mod plan;
 mod policy;
 mod row;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
@@ -26,7 +26,7 @@ use crate::format::{Moved, VolumeState};
 use crate::map::Stop;
 use crate::planted::{Bug, planted};
 use crate::sync::{Hold, PlanGuard};
-use crate::types::{PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
+use crate::types::{BLOCK_PAGES, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
 
 use super::reap::yield_now;
 use super::{Failure, Inner, Meta, Pool};
@@ -47,7 +47,7 @@ pub struct GatherReport {
     pub moved: u64,
     /// Blocks of 1 MiB of the volume of which something was moved.
     pub blocks: u64,
-    /// Blocks that are scattered still: their pages are shared in ways that moving them would undo, were
+    /// Blocks that are scattered still, in all of the volume: their pages are shared in ways that moving them would undo, were
     /// written all the time, or there is no room in one piece.
     pub left: u64,
     /// It ended before the end of the volume: the file system under the pool had no room for what was to be moved.
@@ -113,17 +113,28 @@ impl<D: Device> Pool<D> {
         let before = self.find(name)?;
         let mut report = GatherReport { before: before.fragmentation(), ..GatherReport::default() };
         self.0.take_back_space().await?;
-        let mut rows = Rows::new(before.id);
+        let (mut rows, mut gone_over, mut blocks) = (Rows::new(before.id), 0, BTreeSet::new());
         while let Some((at, way)) = rows.next(&self.0).await? {
-            if !progress((at.0 * PAGE_SIZE as u64).min(before.size), before.size) {
+            // It may begin again, for rows that there was no room for.
+            gone_over = (at.0 * PAGE_SIZE as u64).min(before.size).max(gone_over);
+            if !progress(gone_over, before.size) {
                 break;
             }
-            if self.0.gather_for(before.id, at, way, &mut report).await? == Outcome::HostFull {
-                report.host_full = true;
-                break;
+            match self.0.gather_for(before.id, at, way).await? {
+                Outcome::Moved(pages) => {
+                    report.moved += pages * PAGE_SIZE as u64;
+                    blocks.insert(at);
+                }
+                Outcome::HostFull => {
+                    report.host_full = true;
+                    break;
+                }
+                Outcome::Nothing | Outcome::NoRoom | Outcome::Disturbed => {}
             }
         }
+        report.blocks = blocks.len() as u64;
         self.0.clone().commit().await?;
+        report.left = self.0.scattered_blocks(before.id).await?;
         let _ = progress(before.size, before.size);
         let meta = self.0.meta.borrow();
         if let Some(volume) = meta.directory.get(before.id) {
@@ -192,14 +203,19 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Gathers one virtual block, trying again if others are in the way, and adds what came of it.
-    async fn gather_for(
-        self: &Rc<Self>,
-        id: VolumeId,
-        at: VirtualPage,
-        way: Way,
-        report: &mut GatherReport,
-    ) -> Result<Outcome> {
+    /// How many virtual blocks have pages that do not lie in one piece; none of a volume that is gone.
+    async fn scattered_blocks(&self, id: VolumeId) -> Result<u64> {
+        let (mut at, mut count) = (VirtualPage(0), 0);
+        while self.meta.borrow().directory.get(id).is_some()
+            && let Some(next) = self.next_scattered(id, at).await?
+        {
+            (at, count) = (VirtualPage(next.0 + BLOCK_PAGES), count + 1);
+        }
+        Ok(count)
+    }
+
+    /// Gathers one virtual block, trying again if others are in the way.
+    async fn gather_for(self: &Rc<Self>, id: VolumeId, at: VirtualPage, way: Way) -> Result<Outcome> {
         let mut outcome = Outcome::Disturbed;
         let mut emptied = false;
         for _ in 0..TRIES {
@@ -210,21 +226,14 @@ impl<D: Device> Inner<D> {
             }
             outcome = self.gather_block(id, at, way).await?;
             match outcome {
-                Outcome::Disturbed => yield_now().await,
-                // What was moved before lies in the way until the next checkpoint.
-                Outcome::NoRoom | Outcome::HostFull if !emptied && self.has_pending_space() => {
+                // What was moved before lies in the way until the next checkpoint, as do places that were taken in vain.
+                Outcome::Disturbed | Outcome::NoRoom | Outcome::HostFull if !emptied && self.has_pending_space() => {
                     emptied = true;
                     self.unless_stuck(self.clone().checkpoint()).await?;
                 }
+                Outcome::Disturbed => yield_now().await,
                 _ => break,
             }
-        }
-        match outcome {
-            Outcome::Moved(pages) => {
-                report.moved += pages * PAGE_SIZE as u64;
-                report.blocks += 1;
-            }
-            _ => report.left += 1,
         }
         self.commit_soon();
         self.checkpoint_soon();
@@ -350,7 +359,7 @@ impl<D: Device> Inner<D> {
                 _ => {
                     let near = jobs.len() as u64..jobs.len() as u64 + 1;
                     let (source, destinations) = (vec![piece], smallvec![place(run.to)]);
-                    let job = Job { source, destinations, near, group: group.clone(), witness: None };
+                    let job = Job { source, destinations, near, group: group.clone(), witness: None, hold: None };
                     jobs.push((run.to.0 + u64::from(run.len), job));
                 }
             }

@@ -17,8 +17,6 @@ use crate::types::{BLOCK_PAGES, Block, FANOUT, PageAddr, VirtualPage, VolumeId};
 
 /// Volumes and snapshots among which it is looked for those who share something.
 const MAX_MEMBERS: usize = 256;
-/// Most pages that are moved, unasked, for each that lies behind the one before it afterwards.
-const COST: u64 = 64;
 /// Most virtual blocks for which room in one piece is looked for.
 const IN_A_ROW: u64 = 256;
 /// Pages kept back for tables and for verbs that free space.
@@ -38,8 +36,12 @@ enum Target {
 /// At whose expense a volume is gathered.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
-    /// By policy: everybody's seams count.
-    Unasked,
+    /// By policy: everybody's seams count, and at most `cost` pages are moved for each that lies behind the one before it
+    /// afterwards.
+    Unasked {
+        /// See there.
+        cost: u64,
+    },
     /// Somebody wants this volume in one piece, whoever pays for it.
     Asked,
     /// So does somebody, and its blocks are to lie one behind the other.
@@ -112,7 +114,7 @@ impl Meta {
         let behind = (way == Way::InOrder && (is_scattered || !follows)).then(|| elsewhere(&movable)).flatten();
         let behind = behind.filter(|wish| matches!(wish.target, Target::Block) && is_worth(wish, &movable, way));
         let wish = behind.or_else(|| {
-            let wishes = is_scattered.then(|| [self.home(&movable), elsewhere(&movable)]);
+            let wishes = is_scattered.then(|| self.apart(&movable, way));
             wishes.into_iter().flatten().flatten().find(|wish| is_worth(wish, &movable, way.min(Way::Asked)))
         });
         Ok(wish.map(|wish| Wish { before, follow, ..wish }))
@@ -128,22 +130,29 @@ impl Meta {
         Ok((end.map(PageAddr::block), left))
     }
 
-    /// Everything that is not where most of it is goes there.
-    fn home(&self, movable: &Movable) -> Option<Wish> {
+    /// What may be done about a block by itself, the best first.
+    fn apart(&self, movable: &Movable, way: Way) -> [Option<Wish>; 2] {
+        match (self.home(movable), elsewhere(movable)) {
+            // Some of it stays scattered, which whoever asks did not ask for.
+            (Some((home, false)), elsewhere) if way >= Way::Asked => [elsewhere, Some(home)],
+            (home, elsewhere) => [home.map(|(home, _)| home), elsewhere],
+        }
+    }
+
+    /// Everything that is not where most of it is goes there, as far as there is room; whether that is all of it.
+    fn home(&self, movable: &Movable) -> Option<(Wish, bool)> {
         let mut blocks: BTreeMap<Block, u64> = BTreeMap::new();
         let in_place = |&(slot, page): &(usize, PageAddr)| page.index() == slot;
         let mapped = || movable.all.iter().enumerate().filter_map(|(slot, page)| Some((slot, (*page)?)));
         mapped().filter(in_place).for_each(|(_, page)| *blocks.entry(page.block()).or_default() += 1);
         let (&home, _) = blocks.iter().max_by_key(|&(_, n)| *n)?;
-        let mut steps = Vec::new();
-        for (slot, page) in mapped().filter(|&(slot, page)| page != home.page(slot)) {
-            let to = home.page(slot);
-            if movable.pages[slot] != Some(page) || !self.space.is_known_free(to) {
-                return None;
-            }
-            steps.push((slot, page, to));
-        }
-        Some(Wish { steps, target: Target::Home, tables: movable.tables, before: None, follow: 1 })
+        let away: Vec<Step> =
+            mapped().map(|(slot, page)| (slot, page, home.page(slot))).filter(|(_, page, to)| page != to).collect();
+        let may_go = |&&(slot, page, to): &&Step| movable.pages[slot] == Some(page) && self.space.is_known_free(to);
+        let steps: Vec<Step> = away.iter().filter(may_go).copied().collect();
+        let is_all = steps.len() == away.len();
+        let wish = Wish { steps, target: Target::Home, tables: movable.tables, before: None, follow: 1 };
+        (!wish.steps.is_empty()).then_some((wish, is_all))
     }
 
     /// Finds room for a wish and takes it.
@@ -208,12 +217,13 @@ fn is_worth(wish: &Wish, movable: &Movable, way: Way) -> bool {
         movable.all.iter().enumerate().map(|(slot, page)| page.map(|page| now(slot, page))).collect();
     let (before, after) = (seams_of(&movable.all), seams_of(&after));
     match way {
-        Way::InOrder => return after == 0 || after < before,
-        Way::Asked => return after < before,
-        Way::Unasked if after >= before => return false,
-        Way::Unasked => {}
+        Way::InOrder => after == 0 || after < before,
+        Way::Asked => after < before,
+        Way::Unasked { cost } => {
+            let is_cheap = after < before && wish.steps.len() as u64 <= cost * (before - after);
+            is_cheap && movable.weight(now) < movable.weight(|_, page| page)
+        }
     }
-    movable.weight(now) < movable.weight(|_, page| page) && wish.steps.len() as u64 <= COST * (before - after)
 }
 
 /// Steps that go on where the one before ends, made one.

@@ -6,14 +6,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::format::{GatherPolicy, Record, VolumeRecord};
-use crate::pool::verbs::writable_volume;
+use crate::pool::verbs::{check_gather, writable_volume};
 use crate::pool::{Inner, Meta, Pool};
 use crate::sync::{Event, RangeLocks};
-use crate::types::{BLOCK_PAGES, VirtualPage, VolumeId};
+use crate::types::{BLOCK_PAGES, PAGE_SIZE, VirtualPage, VolumeId};
 
-use super::{GatherReport, Outcome, Way};
+use super::{Outcome, Way};
 
 /// How long nobody may have read or written for the pool to be idle.
 const QUIET: Duration = Duration::from_millis(200);
@@ -21,6 +21,15 @@ const QUIET: Duration = Duration::from_millis(200);
 /// and so many.
 const MORE_PART: u64 = 8;
 const MORE: u64 = 16;
+/// Most pages that are moved for each seam that is one no more: by `auto`, and by the others.
+const AUTO_COST: u64 = 2;
+const COST: u64 = 64;
+/// By `auto` a volume is gathered where more than this part of its pages are seams.
+const AUTO_PART: u64 = 256;
+/// Pages of a volume that `auto` does not go over again only because some volume was given back.
+const LARGE: u64 = (16 << 30) / PAGE_SIZE as u64;
+/// With more volumes that have a policy they are looked through at most once in [`QUIET`].
+const MANY: usize = 64;
 
 /// Who gathers.
 #[derive(Default)]
@@ -31,6 +40,9 @@ pub struct Gathering {
     /// Requests made for it.
     pub(super) requests: Cell<u64>,
     ended: Event,
+    /// They were looked through a moment ago; whether somebody has asked for it since.
+    resting: Cell<bool>,
+    awaited: Cell<bool>,
     /// Seams that were left when a volume had been gone over, and how many volumes had been given back by then.
     left: RefCell<BTreeMap<VolumeId, (u64, u64)>>,
 }
@@ -39,11 +51,15 @@ impl Gathering {
     fn is_due(&self, record: &VolumeRecord, reaped: u64) -> bool {
         let is_scattered = match record.gather {
             GatherPolicy::Off => false,
+            GatherPolicy::Auto => record.seams * AUTO_PART > record.referenced,
             GatherPolicy::Idle => record.seams > 0,
             GatherPolicy::Above(percent) => record.seams * 100 > record.referenced * u64::from(percent),
         };
         let left = self.left.borrow();
-        let fits = |&(left, then): &(u64, u64)| then != reaped || record.seams > left + left / MORE_PART + MORE;
+        let goes_by_reaped = record.gather != GatherPolicy::Auto || record.referenced <= LARGE;
+        let fits = |&(left, then): &(u64, u64)| {
+            goes_by_reaped && then != reaped || record.seams > left + left / MORE_PART + MORE
+        };
         is_scattered && left.get(&record.id).is_none_or(fits)
     }
 
@@ -57,9 +73,7 @@ impl<D: Device> Pool<D> {
     /// When the volume's scattered pages are brought together without anybody asking. A clone has the policy
     /// of what it was cloned from.
     pub async fn set_gather(&self, name: &str, gather: GatherPolicy) -> Result<()> {
-        if !gather.is_valid() {
-            return Err(Error::new(ErrorKind::Invalid, "bad policy of gathering: off, idle, or 1% to 99%"));
-        }
+        check_gather(gather)?;
         let id = self
             .0
             .verb(|meta| {
@@ -75,6 +89,7 @@ impl<D: Device> Pool<D> {
 
     /// Resolves when nothing is being gathered by policy, and nothing is to be.
     pub async fn gathered(&self) {
+        self.0.gathering.resting.set(false);
         self.0.gather_soon();
         while self.0.gathering.running.get() {
             self.0.gathering.ended.wait().await;
@@ -86,9 +101,13 @@ impl<D: Device> Inner<D> {
     /// Starts gathering by policy if there is something to do and it does not run.
     pub fn gather_soon(self: &Rc<Self>) {
         let idle = self.options.read_only || self.closing.get() || self.failed.borrow().is_some();
-        if idle || self.next_to_gather().is_none() || self.gathering.running.replace(true) {
+        if idle || self.gathering.running.get() || self.is_resting() {
             return;
         }
+        if self.next_to_gather().is_none() {
+            return self.rest();
+        }
+        self.gathering.running.set(true);
         let inner = self.clone();
         self.runtime.spawn(Box::pin(async move {
             while let Some(id) = inner.next_to_gather().filter(|_| inner.may_gather()) {
@@ -107,6 +126,33 @@ impl<D: Device> Inner<D> {
         }));
     }
 
+    /// Whether nothing was to be done when it was looked a moment ago.
+    fn is_resting(&self) -> bool {
+        let is_resting = self.gathering.resting.get();
+        if is_resting {
+            self.gathering.awaited.set(true);
+        }
+        is_resting
+    }
+
+    /// Nothing is to be done. Where looking takes its time it is not looked again for a while.
+    fn rest(self: &Rc<Self>) {
+        if self.meta.borrow().directory.gathering().count() <= MANY {
+            return;
+        }
+        self.gathering.resting.set(true);
+        // Nobody keeps a pool open for it.
+        let (inner, pause) = (Rc::downgrade(self), self.runtime.sleep(QUIET));
+        self.runtime.spawn(Box::pin(async move {
+            pause.await;
+            let Some(inner) = inner.upgrade() else { return };
+            inner.gathering.resting.set(false);
+            if inner.gathering.awaited.take() {
+                inner.gather_soon();
+            }
+        }));
+    }
+
     fn next_to_gather(&self) -> Option<VolumeId> {
         self.gathering.next(&self.meta.borrow(), self.counters.reaped.get())
     }
@@ -117,21 +163,22 @@ impl<D: Device> Inner<D> {
 
     /// Goes over a volume once.
     async fn gather_by_policy(self: &Rc<Self>, id: VolumeId) -> Result<()> {
-        let (mut at, mut report) = (VirtualPage(0), GatherReport::default());
+        let mut at = VirtualPage(0);
         let mut last = self.activity();
         self.take_back_space().await?;
         loop {
             let policy = self.meta.borrow().directory.get(id).map(|volume| volume.record.gather);
             match policy {
                 None | Some(GatherPolicy::Off) => return Ok(()),
-                Some(GatherPolicy::Idle) => last = self.until_quiet(last).await,
+                Some(GatherPolicy::Auto | GatherPolicy::Idle) => last = self.until_quiet(last).await,
                 Some(GatherPolicy::Above(_)) => {}
             }
+            let cost = if policy == Some(GatherPolicy::Auto) { AUTO_COST } else { COST };
             if !self.may_gather() {
                 return Ok(());
             }
             let Some(next) = self.next_scattered(id, at).await? else { return Ok(()) };
-            let outcome = self.gather_for(id, next, Way::Unasked, &mut report).await?;
+            let outcome = self.gather_for(id, next, Way::Unasked { cost }).await?;
             if matches!(outcome, Outcome::NoRoom | Outcome::HostFull) {
                 return Ok(());
             }

@@ -2,7 +2,8 @@
 //!
 //! Each may lie in one piece and be read from far away from the one before. Where somebody asks for a volume to be
 //! gathered, and many of its blocks lie so, they are all moved to blocks in a row, those that lie in one piece already
-//! included; that is looked at a stretch of the volume at a time.
+//! included; that is looked at a stretch of the volume at a time. Where there is no row for all of it, shorter ones do,
+//! and it is gone over once more when everything else is gathered: that makes room.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -31,12 +32,27 @@ pub struct Rows {
     /// The first scattered one, when it was last looked for; `None`: there is none.
     scattered: Option<VirtualPage>,
     is_last: bool,
+    /// There was no room for a row somewhere, which there may be when everything else is gathered.
+    lacked_room: bool,
+    is_second: bool,
+}
+
+/// Virtual blocks that are looked at together.
+struct Stretch {
+    /// Behind the last.
+    end: VirtualPage,
+    /// What of it is to be moved to blocks in a row.
+    row: VecDeque<VirtualPage>,
+    lacks_room: bool,
+    /// The map ends with it.
+    is_last: bool,
 }
 
 impl Rows {
     pub fn new(id: VolumeId) -> Rows {
-        let start = VirtualPage(0);
-        Rows { id, at: start, end: start, row: VecDeque::new(), scattered: Some(start), is_last: false }
+        let (start, row) = (VirtualPage(0), VecDeque::new());
+        let scattered = Some(start);
+        Rows { id, at: start, end: start, row, scattered, is_last: false, lacked_room: false, is_second: false }
     }
 
     /// The virtual block that is to be gathered next, and how.
@@ -56,10 +72,17 @@ impl Rows {
                 return Ok(Some((next, Way::Asked)));
             }
             if self.is_last {
-                return Ok(None);
+                if self.is_second || !self.lacked_room {
+                    return Ok(None);
+                }
+                inner.take_back_space().await?;
+                // Each was gathered by itself, as far as it could be.
+                *self = Rows { is_second: true, scattered: None, ..Rows::new(self.id) };
             }
             self.at = self.end;
-            (self.end, self.row, self.is_last) = inner.stretch_from(self.id, self.at).await?;
+            let stretch = inner.stretch_from(self.id, self.at).await?;
+            (self.end, self.row, self.is_last) = (stretch.end, stretch.row, stretch.is_last);
+            self.lacked_room |= stretch.lacks_room;
         }
     }
 }
@@ -79,26 +102,48 @@ impl Homes {
 }
 
 impl<D: Device> Inner<D> {
-    /// A stretch of virtual blocks from `at` on: its end, what of it is to be moved to blocks in a row, and whether the
-    /// map ends with it.
-    async fn stretch_from(&self, id: VolumeId, at: VirtualPage) -> Result<(VirtualPage, VecDeque<VirtualPage>, bool)> {
-        let (mut homes, mut next, mut is_last) = (Homes::default(), at, false);
+    /// A stretch of virtual blocks from `at` on.
+    async fn stretch_from(self: &Rc<Self>, id: VolumeId, at: VirtualPage) -> Result<Stretch> {
+        let (mut homes, mut stretch) =
+            (Homes::default(), Stretch { end: at, row: VecDeque::new(), lacks_room: false, is_last: false });
         for _ in 0..STRETCH {
-            let here = next;
+            let here = stretch.end;
             let (home, behind, is_end) = self.look(|meta| home_of(meta, id, here)).await?;
             if is_end {
-                is_last = true;
+                stretch.is_last = true;
                 break;
             }
             homes.0.extend(home.map(|home| (here, home)));
-            next = behind;
+            stretch.end = behind;
             yield_now().await;
         }
-        let wanted = homes.0.len() as u64;
-        let room = |meta: &mut Meta| meta.space.row_to_gather(wanted).map_err(|miss| Failure::Stop(miss.into()));
-        let is_to_move = homes.are_out_of_order() && self.look(room).await? >= wanted;
-        let blocks = if is_to_move { homes.0.into_iter().map(|(at, _)| at).collect() } else { VecDeque::new() };
-        Ok((next, blocks, is_last))
+        if !homes.are_out_of_order() {
+            return Ok(stretch);
+        }
+        let wanted = homes.0.len();
+        let mut room = self.row_to_gather(wanted).await?;
+        if room < wanted && self.has_pending_space() {
+            self.take_back_space().await?;
+            room = self.row_to_gather(wanted).await?;
+        }
+        stretch.lacks_room = room < wanted;
+        if room < wanted.min(BLOCKS_PER_JUMP) {
+            return Ok(stretch);
+        }
+        if let Some(&(behind, _)) = homes.0.get(room) {
+            homes.0.truncate(room);
+            (stretch.end, stretch.is_last) = (behind, false);
+        }
+        if homes.are_out_of_order() {
+            stretch.row = homes.0.into_iter().map(|(at, _)| at).collect();
+        }
+        Ok(stretch)
+    }
+
+    /// How many blocks in a row there are, at most so many as are wanted.
+    async fn row_to_gather(&self, wanted: usize) -> Result<usize> {
+        let room = |meta: &mut Meta| meta.space.row_to_gather(wanted as u64).map_err(|miss| Failure::Stop(miss.into()));
+        Ok((self.look(room).await? as usize).min(wanted))
     }
 }
 

@@ -26,7 +26,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use forkdisk::{Buf, Device, ErrorKind, LocalFuture, Pool, Volume, VolumeId};
+use forkdisk::{Buf, Device, ErrorKind, GatherPolicy, LocalFuture, Pool, Volume, VolumeId};
 use slab::Slab;
 
 use crate::codec::{Entry, Header, Operation, Reply, Time};
@@ -47,6 +47,8 @@ pub struct VolumesOptions {
     /// open and the next, and what programs write for a while. Otherwise every write is passed on at once, and
     /// whoever changes a volume by another way says so with [`Volumes::changed`].
     pub alone: bool,
+    /// When scattered pages of files that are made there are brought together.
+    pub gather: GatherPolicy,
     /// Who makes the system calls on the mount itself; see [`Handler::deputy`].
     pub deputy: Option<Deputy>,
 }

@@ -54,7 +54,7 @@ impl<D: Device> Volumes<D> {
 
     fn make_file(&self, header: &Header, name: &str, mode: u32) -> Outcome<(Entry, forkdisk::Volume<D>)> {
         let path = self.path_in(header.node, name)?;
-        let options = CreateOptions::new(0, now().seconds as u64);
+        let options = CreateOptions { gather: self.options.gather, ..CreateOptions::new(0, now().seconds as u64) };
         let volume = self.pool.create_file(&path, &options, fresh(mode, header.uid, header.gid))?;
         Ok((self.entry(Node::Volume(volume.id()), self.valid())?, volume))
     }

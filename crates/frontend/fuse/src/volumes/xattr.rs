@@ -62,11 +62,7 @@ fn value_of(info: &VolumeInfo, property: &str) -> Option<String> {
         "referenced" => info.referenced.to_string(),
         "chunk" => info.chunk.to_string(),
         "scattered" => info.scattered.to_string(),
-        "gather" => match info.gather {
-            GatherPolicy::Off => "off".to_string(),
-            GatherPolicy::Idle => "idle".to_string(),
-            GatherPolicy::Above(percent) => format!("{percent}%"),
-        },
+        "gather" => info.gather.to_string(),
         "created" => info.created.to_string(),
         "origin" if !info.origin.is_empty() => info.origin.clone(),
         _ => return None,
@@ -82,15 +78,9 @@ fn sized(value: Vec<u8>, size: u32) -> Outcome {
     }
 }
 
-/// `off`, `idle` or a percentage.
-fn parse_gather(text: &[u8]) -> Option<GatherPolicy> {
-    let text = std::str::from_utf8(text).ok()?.trim_end_matches('\0').trim();
-    let policy = match text {
-        "off" => GatherPolicy::Off,
-        "idle" => GatherPolicy::Idle,
-        _ => GatherPolicy::Above(text.strip_suffix('%')?.parse().ok()?),
-    };
-    Some(policy).filter(|policy| policy.is_valid())
+/// The name of a policy of gathering.
+fn parse_gather(value: &[u8]) -> Option<GatherPolicy> {
+    std::str::from_utf8(value).ok()?.trim_end_matches('\0').trim().parse().ok()
 }
 
 /// Bytes, or a number with `K` or `M`.

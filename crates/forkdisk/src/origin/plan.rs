@@ -1,0 +1,114 @@
+//! Which pages are to be copied for whom before they are overwritten, and to which places in the pool.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use crate::format::Witness;
+use crate::map::Stop;
+use crate::pool::{Failure, Meta};
+use crate::space::Want;
+use crate::types::{BLOCK_PAGES, Epoch, PageAddr, VirtualPage, VolumeId};
+
+use super::View;
+
+/// Pages of the pool kept back for tables and for verbs that free space.
+pub const RESERVE: u64 = 64;
+
+/// Pages of the origin on their way to a place in the pool.
+pub struct Copy {
+    pub sequence: VolumeId,
+    pub at: VirtualPage,
+    pub len: u64,
+    pub to: PageAddr,
+    /// What was written there, as far as the copier has told.
+    pub witnesses: Rc<RefCell<Vec<Witness>>>,
+}
+
+/// How much is to be copied, as far as it has been counted.
+struct Count {
+    view: usize,
+    next: VirtualPage,
+    pages: u64,
+}
+
+/// What is to be copied, as far as it has been decided.
+pub struct CopyPlan {
+    views: Vec<View>,
+    count: Count,
+    /// The view whose copies are being planned, and the page planned next.
+    view: usize,
+    next: VirtualPage,
+    start: VirtualPage,
+    end: VirtualPage,
+    pub copies: Vec<Copy>,
+}
+
+impl CopyPlan {
+    pub fn new(views: Vec<View>, start: VirtualPage, end: VirtualPage) -> CopyPlan {
+        let count = Count { view: 0, next: start, pages: 0 };
+        CopyPlan { views, count, view: 0, next: start, start, end, copies: Vec::new() }
+    }
+
+    /// Refuses unless there is room for all of it: what is handed out in vain comes back with the next
+    /// checkpoint only. An attempt that is repeated counts on from where the last one stopped: all that is
+    /// kept of a large range may be more than the cache holds.
+    pub fn admit(&mut self, meta: &mut Meta, origin: VolumeId, chunk_pages: u64) -> std::result::Result<(), Failure> {
+        while let Some(&view) = self.views.get(self.count.view) {
+            while let Some(len) = meta.unkept(origin, view, &mut self.count.next, self.end)? {
+                self.count.pages += len;
+                self.count.next.0 += len;
+            }
+            (self.count.view, self.count.next) = (self.count.view + 1, self.start);
+        }
+        let pages = self.count.pages;
+        // Besides the data: pages of the ordered map, a path for each view and at worst one more per copy.
+        let tables = 12 * self.views.len() as u64 + pages / chunk_pages;
+        match meta.space.available() < meta.checkpoint_pages() + RESERVE + tables + pages {
+            true => Err(Failure::Stop(Stop::NoSpace)),
+            false => Ok(()),
+        }
+    }
+
+    /// Plans on from where the last attempt stopped.
+    pub fn advance(&mut self, meta: &mut Meta, origin: VolumeId, chunk_pages: u64) -> std::result::Result<(), Failure> {
+        while let Some(&view) = self.views.get(self.view) {
+            let sequence = match view {
+                View::Chained { from, .. } => from,
+                View::Independent(id) => id,
+            };
+            while let Some(len) = meta.unkept(origin, view, &mut self.next, self.end)? {
+                let at = self.next;
+                let pages = len.min(BLOCK_PAGES - at.index() as u64);
+                let need = meta.checkpoint_pages() + RESERVE + pages;
+                meta.space.ensure_known(need).map_err(Stop::from)?;
+                // Nothing kept is ever shared.
+                let (shared_at, write) = (Epoch(0), at.0..at.0 + len);
+                let want = Want { volume: sequence, at, pages, chunk_pages, shared_at, write };
+                let (to, len) = meta.space.alloc_data(want).map_err(Stop::from)?;
+                self.add(sequence, at, len, to);
+                self.next = VirtualPage(at.0 + len);
+            }
+            (self.view, self.next) = (self.view + 1, self.start);
+        }
+        Ok(())
+    }
+
+    /// Pages that have been handed out for it.
+    pub fn pages(&self) -> u64 {
+        self.copies.iter().map(|copy| copy.len).sum()
+    }
+
+    /// What lies behind the last one on both sides goes along with it: what older snapshots keep cuts the
+    /// range to pieces, but no copy has to be.
+    fn add(&mut self, sequence: VolumeId, at: VirtualPage, len: u64, to: PageAddr) {
+        let goes_on = |last: &&mut Copy| {
+            last.sequence == sequence
+                && (last.at.0 + last.len, last.to.0 + last.len) == (at.0, to.0)
+                && (last.at.block(), last.to.block()) == (at.block(), to.block())
+        };
+        match self.copies.last_mut().filter(goes_on) {
+            Some(last) => last.len += len,
+            None => self.copies.push(Copy { sequence, at, len, to, witnesses: Rc::default() }),
+        }
+    }
+}
