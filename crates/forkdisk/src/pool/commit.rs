@@ -41,7 +41,8 @@ impl<D: Device> Inner<D> {
             return Ok(());
         }
         let commits = &self.commits;
-        let join = planted(Bug::FlushJoinsRunningCommit) && commits.running.get();
+        // One that has begun: who joins it waits, so that even then nothing turns without end.
+        let join = planted(Bug::FlushJoinsRunningCommit) && commits.begun.get() > commits.ended.get();
         let ticket = if join { commits.begun.get() } else { commits.asked.get() + 1 };
         commits.asked.set(commits.asked.get().max(ticket));
         self.start_commits();

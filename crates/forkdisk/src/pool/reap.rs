@@ -192,7 +192,6 @@ fn next_work(meta: &Meta) -> Option<Work> {
     directory.first_dead().map(Work::Dead).or_else(|| directory.first_tail().map(Work::Tail))
 }
 
-/// Lets others have their turn.
 /// Lets every other task that is ready run first.
 pub async fn yield_now() {
     struct Yield(bool);
