@@ -121,6 +121,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod bits;
 pub mod copier;
 mod counters;
 pub mod device;

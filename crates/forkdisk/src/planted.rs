@@ -32,6 +32,12 @@ macro_rules! bugs {
 }
 
 bugs! {
+    /// Opening a pool, the log of counts is passed over.
+    CountLogForgotten = "count-log-forgotten",
+    /// The log goes on counting when the pages have all that it says.
+    CountLogOutlivesPages = "count-log-outlives-pages",
+    /// A segment is written over the first ones of the log.
+    CountLogOverwritten = "count-log-overwritten",
     /// A block that is demoted loses its count, and its pages do not get it.
     DemotionKeepsPageCounts = "demotion-keeps-page-counts",
     /// A leaf is promoted as soon as its first and last page are in place.

@@ -4,6 +4,7 @@
 //! which bytes lie (hexadecimal), and behind `|` what they are; bytes that no line names are 0.
 
 use super::checksum::{Seed, page_checksum};
+use super::count_log::{BlockChange, CountLog, LeafChange, decode_count_log, encode_count_segment};
 use super::counts::{CountEntry, CountPage, Slot};
 use super::entry::{Entry, TableRef};
 use super::group::{Decoded, Group, Witness, decode_group, encode_group};
@@ -207,6 +208,22 @@ fn count_pages() {
 }
 
 #[test]
+fn count_log_segment() {
+    let mut even = [0; 4];
+    (0..256).step_by(2).for_each(|page| even[page / 64] |= 1 << (page % 64));
+    let rows = [0b1110_0001, 0, 0, 1 << 63];
+    let written = BlockChange { whole: 0, pages: vec![(1, rows)] };
+    let given_up = BlockChange { whole: -1, pages: vec![(-1, even), (300, [0b10, 0, 0, 0])] };
+    let changes = [
+        LeafChange { leaf: 1, used: 5, common: 0, blocks: vec![(2, written)] },
+        LeafChange { leaf: 4, used: -384, common: -1, blocks: vec![(0, BlockChange::default()), (6, given_up)] },
+    ];
+    let bytes = encode_count_segment(&changes);
+    assert_example("count-log", &bytes);
+    assert_eq!(decode_count_log(&bytes, 5), Some(changes.to_vec()));
+}
+
+#[test]
 fn superblock() {
     let superblock = Superblock {
         uuid: POOL,
@@ -223,6 +240,7 @@ fn superblock() {
         journal: vec![(PageAddr(0x200), 256)],
         start: JournalStart { position: 0x3000, sequence: 9, chain: 0x1122_3344_5566_7788 },
         counts: vec![CountEntry { slot: Some(Slot::A), checksum: 0x0a0b_0c0d, used: 0x104, common: 0 }],
+        count_log: CountLog { pages: 4, checksum: 0x0403_0201 },
         copier: CopierSettings {
             throttle: Throttle { percent: 50, bytes_per_second: 1 << 30 },
             buffers: 8 << 20,

@@ -5,7 +5,7 @@ use crate::types::{MAX_EPOCH, MAX_POOL_SIZE, PAGE_SIZE, PageAddr};
 
 use super::checksum::{Seed, page_checksum};
 use super::cursor::{Append, Reader};
-use super::{CopierSettings, CountEntry, CountNode, Entry, Layout};
+use super::{CopierSettings, CountEntry, CountLog, CountNode, Entry, Layout};
 
 const MAGIC: [u8; 8] = *b"forkdisk";
 /// Version of the format.
@@ -18,6 +18,8 @@ const SEED_LEVEL: u8 = 0xf0;
 const CHECKED: usize = PAGE_SIZE - 4;
 /// Where the copier's settings lie, behind the counts of the largest pool.
 const COPIER_AT: usize = 3840;
+/// Incompatible feature: there is a log of counts.
+const HAS_COUNT_LOG: u64 = 1;
 
 /// Where replay starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -61,6 +63,8 @@ pub struct Superblock {
     pub start: JournalStart,
     /// Entries of the level-3 count pages.
     pub counts: Vec<CountEntry>,
+    /// What is to be added to the count pages.
+    pub count_log: CountLog,
     /// How the pool's copier works.
     pub copier: CopierSettings,
 }
@@ -85,7 +89,7 @@ impl Superblock {
         Append::u32(&mut out, PAGE_SIZE as u32);
         out.extend_from_slice(&self.uuid);
         // Feature bits: compatible, incompatible.
-        out.u64s(&[0, 0]);
+        out.u64s(&[0, if self.count_log.pages > 0 { HAS_COUNT_LOG } else { 0 }]);
         for v in [
             self.generation,
             self.incarnation,
@@ -112,6 +116,8 @@ impl Superblock {
         assert!(out.len() <= COPIER_AT, "the counts end before the settings");
         out.resize(COPIER_AT, 0);
         self.copier.encode(&mut out);
+        Append::u32(&mut out, self.count_log.pages);
+        Append::u32(&mut out, self.count_log.checksum);
         assert!(out.len() <= CHECKED, "the superblock fits its page");
         page[..PAGE_SIZE].fill(0);
         page[..out.len()].copy_from_slice(&out);
@@ -138,15 +144,21 @@ impl Superblock {
         }
         let _compatible = r.u64();
         let incompatible = r.u64().ok_or_else(short)?;
-        if incompatible != 0 {
+        if incompatible & !HAS_COUNT_LOG != 0 {
             return Err(NotSuper::Newer(format!("incompatible feature bits {incompatible:#x}")));
         }
-        let copier = CopierSettings::decode(&mut Reader(&page[COPIER_AT..CHECKED]));
-        let fields = copier.and_then(|copier| Superblock::fields(uuid, &mut r, copier));
+        let mut behind = Reader(&page[COPIER_AT..CHECKED]);
+        let settings = CopierSettings::decode(&mut behind);
+        let fields = settings.and_then(|copier| {
+            let count_log = CountLog { pages: behind.u32()?, checksum: behind.u32()? };
+            let has_one = incompatible & HAS_COUNT_LOG != 0;
+            (count_log.makes_sense() && has_one == (count_log.pages > 0)).then_some(())?;
+            Superblock::fields(uuid, &mut r, copier, count_log)
+        });
         fields.ok_or_else(|| NotSuper::Damaged("a field makes no sense".into()))
     }
 
-    fn fields(uuid: [u8; 16], r: &mut Reader<'_>, copier: CopierSettings) -> Option<Superblock> {
+    fn fields(uuid: [u8; 16], r: &mut Reader<'_>, copier: CopierSettings, count_log: CountLog) -> Option<Superblock> {
         let [generation, incarnation, clean, size] = [r.u64()?, r.u64()?, r.u64()?, r.u64()?];
         let [created, epoch, next_id] = [r.u64()?, r.u64()?, r.u64()?];
         let [directory_level, directory_pages] = [r.u64()?, r.u64()?];
@@ -191,6 +203,7 @@ impl Superblock {
             journal,
             start,
             counts,
+            count_log,
             copier,
         })
     }
@@ -224,6 +237,7 @@ mod tests {
                 CountEntry { slot: Some(Slot::B), checksum: 1, used: 2, common: 0 };
                 Layout::new(1 << 52).count_nodes(3) as usize
             ],
+            count_log: CountLog { pages: 252, checksum: 9 },
             copier: CopierSettings { split_count: 3, ..CopierSettings::default() },
         }
     }
@@ -236,9 +250,14 @@ mod tests {
     }
 
     #[test]
-    fn a_superblock_without_a_journal_or_with_a_crooked_start_is_damaged() {
+    fn a_superblock_whose_fields_make_no_sense_is_damaged() {
         let crooked = JournalStart { position: 4095, ..sample().start };
-        for bad in [Superblock { journal: vec![], ..sample() }, Superblock { start: crooked, ..sample() }] {
+        let long = CountLog { pages: 253, checksum: 9 };
+        for bad in [
+            Superblock { journal: vec![], ..sample() },
+            Superblock { start: crooked, ..sample() },
+            Superblock { count_log: long, ..sample() },
+        ] {
             let mut page = vec![0; PAGE_SIZE];
             bad.encode(SUPERBLOCK_PAGES[0], &mut page);
             let decoded = Superblock::decode(SUPERBLOCK_PAGES[0], &page);

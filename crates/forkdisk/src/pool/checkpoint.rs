@@ -19,12 +19,12 @@ use smallvec::{SmallVec, smallvec};
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    CopierSettings, CountEntry, Entry, JournalStart, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord,
+    CopierSettings, Entry, JournalStart, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord,
     encode_directory_page, encode_table, page_checksum,
 };
 use crate::map::{Editor, NodeId, Placed, Stop, lookup};
 use crate::planted::{Bug, planted};
-use crate::space::{Refusal, Step};
+use crate::space::{Counted, Refusal, Step};
 use crate::sync::{Event, Hold};
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
 
@@ -180,7 +180,11 @@ impl<D: Device> Inner<D> {
             }
         };
         if planted(Bug::SuperblockBeforePages) {
-            let early = self.next_superblock(&frozen, self.superblock.borrow().counts.clone());
+            let counted = {
+                let old = self.superblock.borrow();
+                Counted { roots: old.counts.clone(), log: old.count_log }
+            };
+            let early = self.next_superblock(&frozen, counted);
             self.write_superblock_slot(&early, 0).await?;
         }
         self.write_tables(&frozen.tables).await?;
@@ -196,7 +200,7 @@ impl<D: Device> Inner<D> {
         self.finish(frozen.start, seen).await
     }
 
-    fn next_superblock(&self, frozen: &Frozen, counts: Vec<crate::format::CountEntry>) -> Superblock {
+    fn next_superblock(&self, frozen: &Frozen, counted: Counted) -> Superblock {
         let old = self.superblock.borrow();
         Superblock {
             generation: old.generation + 1,
@@ -208,7 +212,8 @@ impl<D: Device> Inner<D> {
             directory_level: frozen.directory_level,
             directory_pages: frozen.directory_pages,
             start: if planted(Bug::ReplayStartsTooLate) { self.meta.borrow_mut().journal.mark() } else { frozen.start },
-            counts,
+            counts: counted.roots,
+            count_log: counted.log,
             copier: frozen.copier,
             ..old.clone()
         }
@@ -257,8 +262,8 @@ impl<D: Device> Inner<D> {
         Ok(())
     }
 
-    /// Writes the count pages this checkpoint changes; returns the new entries of the superblock.
-    async fn write_counts(self: &Rc<Self>) -> Result<Vec<CountEntry>> {
+    /// Writes the count pages this checkpoint changes, or what changes to their log.
+    async fn write_counts(self: &Rc<Self>) -> Result<Counted> {
         loop {
             let step =
                 self.look(|meta| meta.space.checkpoint_step(BATCH).map_err(|m| Failure::Stop(Stop::Count(m)))).await?;
@@ -267,7 +272,7 @@ impl<D: Device> Inner<D> {
                 Step::Write(pages) => {
                     self.write_pages(pages.into_iter().map(|(at, bytes)| (at, bytes.to_vec())).collect()).await?;
                 }
-                Step::Done(roots) => return Ok(roots),
+                Step::Done(counted) => return Ok(counted),
             }
         }
     }

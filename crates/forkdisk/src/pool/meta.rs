@@ -1,5 +1,6 @@
 //! All metadata of a pool in one place, and what each journal record does to it.
 
+use crate::error::Error;
 use crate::format::{
     CopierSettings, GatherPolicy, Kind, Layout, Moved, NO_VOLUME, OriginFull, Protects, Record, VolumeRecord,
     VolumeState,
@@ -32,6 +33,8 @@ pub struct Meta {
     pub copier: CopierSettings,
     /// Pages that are being brought elsewhere.
     pub moving: Moving,
+    /// Why the counts are not known, in a pool that is open for reading only: its data can be read all the same.
+    pub uncounted: Option<Error>,
 }
 
 /// Whether more metadata may change.

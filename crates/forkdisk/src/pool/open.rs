@@ -3,15 +3,15 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::copier::Copier;
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     BreakPolicy, CopierSettings, CountEntry, Entry, GatherPolicy, JournalStart, Kind, Layout, NO_VOLUME, NotSuper,
-    SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, Throttle, VolumeRecord, VolumeState, decode_directory_page,
-    page_checksum,
+    SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, Throttle, VolumeRecord, VolumeState, count_log_page,
+    decode_directory_page, page_checksum,
 };
 use crate::journal::Journal;
 use crate::map::{Tables, lookup};
@@ -78,11 +78,11 @@ impl<D: Device> Pool<D> {
         let io = |e| Error::io("writing a new pool", e);
         // Flushes go on when the file system under the pool is full.
         device.allocate(first.first_page().offset(), blocks * BLOCK_SIZE).await.map_err(io)?;
-        let counts = loop {
+        let counted = loop {
             let step =
                 space.checkpoint_step(64).map_err(|_| Error::new(ErrorKind::Corrupt, "a new pool has counts"))?;
             match step {
-                Step::Done(counts) => break counts,
+                Step::Done(counted) => break counted,
                 Step::Write(pages) => {
                     for (at, bytes) in pages {
                         let mut buf = device.buffer(PAGE_SIZE);
@@ -107,7 +107,8 @@ impl<D: Device> Pool<D> {
             directory_pages: 0,
             journal: vec![(first.first_page(), (blocks * 256) as u32)],
             start: JournalStart::default(),
-            counts,
+            counts: counted.roots,
+            count_log: counted.log,
             copier: CopierSettings::default(),
         };
         device.flush().await.map_err(io)?;
@@ -151,9 +152,21 @@ impl<D: Device> Pool<D> {
             epoch: Epoch(superblock.epoch),
             next_id: superblock.next_id,
             moving: Default::default(),
+            uncounted: None,
             directory_map: directory_map(&superblock),
             copier: superblock.copier,
         };
+        let damaged = |flaw| {
+            let why = format!(
+                "the pool's log of counts is damaged: {flaw}; its data can be read: open it for reading only and copy it"
+            );
+            Error::new(ErrorKind::Corrupt, why)
+        };
+        let log = read_count_log(&device, &superblock).await;
+        match log.and_then(|log| meta.space.use_log(superblock.count_log, &log).map_err(damaged)) {
+            Err(flaw) if options.read_only => meta.uncounted = Some(flaw),
+            outcome => outcome?,
+        }
         meta.room(options.dirty);
         if let Some(stripe) = device.stripe() {
             meta.space.set_stripe(stripe);
@@ -319,6 +332,24 @@ async fn read_superblock<D: Device>(device: &D) -> Result<(Superblock, usize)> {
         ),
         (None, None) => Error::new(ErrorKind::NotAPool, "not a forkdisk pool: it has no superblock"),
     })
+}
+
+async fn read_count_log<D: Device>(device: &D, superblock: &Superblock) -> Result<Vec<u8>> {
+    let pages = superblock.count_log.pages;
+    if pages == 0 {
+        return Ok(Vec::new());
+    }
+    let mut segments: SmallVec<[Segment; 2]> = SmallVec::new();
+    for i in 0..pages {
+        let (at, offset) = (i as usize * PAGE_SIZE, count_log_page(i).offset());
+        match segments.last_mut() {
+            Some(s) if s.offset + s.len as u64 == offset => s.len += PAGE_SIZE,
+            _ => segments.push(Segment { offset, at, len: PAGE_SIZE }),
+        }
+    }
+    let (result, buf) = device.read(device.buffer(pages as usize * PAGE_SIZE), segments).await;
+    result.map_err(|e| Error::io("reading the log of counts", e))?;
+    Ok(buf.to_vec())
 }
 
 impl Meta {

@@ -77,7 +77,8 @@ impl<D: Device> Inner<D> {
         let superblock = self.superblock.borrow();
         let number = meta.space.begin_view();
         self.views.wanted.set(false);
-        *self.views.begun.borrow_mut() = Some(Walk::over_view(number, roots, &superblock));
+        *self.views.begun.borrow_mut() =
+            Some(Walk::over_view(number, roots, &superblock, meta.space.used_by_checkpoint()));
     }
 
     /// Ends the view that is live, if any, and gives back what it withheld. False if there was

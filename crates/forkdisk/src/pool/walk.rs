@@ -74,10 +74,9 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// Over the view that begins with `superblock`.
-    pub fn over_view(number: u64, roots: Vec<Root>, superblock: &Superblock) -> Walk {
+    /// Over the view that begins with `superblock`, when so many pages are in use that are not reserved.
+    pub fn over_view(number: u64, roots: Vec<Root>, superblock: &Superblock, used: u64) -> Walk {
         let layout = Layout::new(superblock.size);
-        let used: u64 = superblock.counts.iter().map(|entry| entry.used).sum();
         Walk {
             source: Source::View(number),
             roots,
@@ -181,6 +180,8 @@ impl<D: Device> Inner<D> {
 
     /// All counts of a block.
     pub async fn counts_of(&self, walk: &Walk, block: Block) -> Result<Counts> {
+        let uncounted = self.meta.borrow().uncounted.clone();
+        uncounted.map_or(Ok(()), Err)?;
         self.look(|meta| {
             self.still(meta, walk)?;
             let counts = match walk.source {

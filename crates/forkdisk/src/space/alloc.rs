@@ -13,11 +13,12 @@
 //!
 //! Metadata comes from the end of the pool, where no stream grows.
 
+use crate::bits::{Bitmap, bit, first_unset, mask, pages_in};
 use crate::format::CountNode;
 use crate::types::{BLOCK_PAGES, BLOCK_SIZE, Block, PageAddr};
 
 use super::affinity::{Chunk, Left};
-use super::{Bitmap, Miss, Refusal, Space, Want, bit, first_unset, mask, pages_in};
+use super::{Miss, Refusal, Space, Want};
 
 /// Part of the free space that may lie unused in chunks that were left.
 pub(super) const LEFT_PART: u64 = 8;

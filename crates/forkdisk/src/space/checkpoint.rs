@@ -1,15 +1,21 @@
-//! Applying deltas to count pages: leaves first, then upwards, each to its other slot.
+//! Applying deltas to count pages: leaves first, then upwards, each to its other slot. Or, where that is less,
+//! a segment of the log that says how the leaves change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use crate::format::{CountEntry, CountNode, CountPage, LEAF_BLOCKS, Seed, Slot, page_checksum};
+use crate::bits::{Bitmap, mask, pages_in, rows};
+use crate::format::{
+    BlockChange, CountEntry, CountLog, CountNode, CountPage, LEAF_BLOCKS, LeafChange, Seed, Slot, count_log_page,
+    encode_count_segment, page_checksum,
+};
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, Block, PAGE_SIZE, PageAddr};
 
 use super::delta::by_block;
+use super::log::{changes, pages_of, parts};
 use super::tree::free_in;
-use super::{Bitmap, Miss, PINNED, Runs, Space, mask, pages_in, push_run, rows};
+use super::{Miss, PINNED, Runs, Space, push_run};
 
 /// Level in the checksum seed of count pages: this plus their level.
 pub const COUNT_SEED: u8 = 0xe0;
@@ -24,12 +30,40 @@ type Image = (PageAddr, Box<[u8; PAGE_SIZE]>);
 pub enum Step {
     /// Write these pages.
     Write(Vec<Image>),
-    /// All are written; these are the superblock's new entries.
-    Done(Vec<CountEntry>),
+    /// All are written; the superblock is to say this.
+    Done(Counted),
+}
+
+/// Where the counts of a checkpoint are.
+#[derive(Clone)]
+pub struct Counted {
+    /// Entries of the uppermost pages.
+    pub roots: Vec<CountEntry>,
+    /// What is to be added to the pages.
+    pub log: CountLog,
+}
+
+/// How a checkpoint writes counts.
+enum Way {
+    /// Into their pages.
+    Pages,
+    /// As a segment of the log.
+    Log(Segment),
+}
+
+/// A segment that is being made.
+#[derive(Default)]
+struct Segment {
+    changes: Vec<LeafChange>,
+    /// At least so many bytes.
+    bytes: usize,
+    /// See [`parts`].
+    parts: usize,
 }
 
 /// How far a checkpoint has come.
 pub struct Work {
+    way: Way,
     level: u8,
     todo: Vec<CountNode>,
     /// What will be known of the pages written so far.
@@ -40,7 +74,27 @@ pub struct Work {
     outdated: Vec<CountNode>,
     /// Pages that will be free.
     freed: Runs,
-    roots: Vec<CountEntry>,
+    done: Counted,
+}
+
+/// Levels above the leaves.
+const UPPER_LEVELS: u32 = 3;
+/// Fewest bytes of a leaf in a segment, of one of its blocks, and of a set of pages.
+const LEAF_BYTES: usize = 4;
+const BLOCK_BYTES: usize = 1;
+const SET_BYTES: usize = 4;
+
+impl Work {
+    /// A page as it is from now on, if there is room for it.
+    fn keep(&mut self, node: CountNode, page: CountPage, limit: usize) {
+        // Pages above leaves are asked for more often.
+        let room = if node.level == 0 { limit / 2 } else { limit };
+        if self.images.len() < room {
+            self.images.insert(node, page);
+        } else {
+            self.outdated.push(node);
+        }
+    }
 }
 
 impl Space {
@@ -49,19 +103,40 @@ impl Space {
         assert!(self.frozen.is_empty() && self.work.is_none(), "one checkpoint at a time");
         self.frozen = std::mem::take(&mut self.current);
         self.handed_out = 0;
-        let leaves: BTreeSet<CountNode> = self.frozen.iter().map(|(b, _)| CountNode::leaf_of(b).0).collect();
-        let todo = leaves.into_iter().rev().collect();
-        let (new, images, outdated, freed) = Default::default();
-        self.work = Some(Work { level: 0, todo, new, images, outdated, freed, roots: self.roots.clone() });
+        let way = if self.logged.room() > 0 { Way::Log(Segment::default()) } else { Way::Pages };
+        self.begin_work(way);
     }
 
-    /// The next pages to write, at most `max`. There may be none in a step.
+    /// The checkpoint that runs writes pages after all.
+    pub(super) fn give_up_log(&mut self) {
+        self.begin_work(Way::Pages);
+    }
+
+    fn begin_work(&mut self, way: Way) {
+        let mut leaves: BTreeSet<CountNode> = self.frozen.iter().map(|(b, _)| CountNode::leaf_of(b).0).collect();
+        // The pool may have grown since the freeze: the superblock says what it was then.
+        let roots = self.work.as_ref().map_or(&self.roots, |given_up| &given_up.done.roots).clone();
+        let mut done = Counted { roots, log: self.logged.end };
+        if matches!(way, Way::Pages) {
+            leaves.extend(self.logged.nodes());
+            if !planted(Bug::CountLogOutlivesPages) {
+                done.log = CountLog::default();
+            }
+        }
+        let todo = leaves.into_iter().rev().collect();
+        let (new, images, outdated, freed) = Default::default();
+        self.work = Some(Work { way, level: 0, todo, new, images, outdated, freed, done });
+    }
+
+    /// The next pages to write: at most `max`, or a segment of the log. There may be none in a step.
     pub fn checkpoint_step(&mut self, max: usize) -> Result<Step, Miss> {
         let (mut out, mut steps) = (Vec::new(), 0);
         while out.len() < max && steps < STEPS * max {
             steps += 1;
             let work = self.work.as_ref().expect("between freeze and finish");
             match work.todo.last().copied() {
+                Some(node) if matches!(work.way, Way::Log(_)) => self.log_leaf(node)?,
+                None if matches!(work.way, Way::Log(_)) && work.level < 3 => out.extend(self.next_segment()),
                 Some(node) => {
                     // What this step has made is kept in `work` even if the next page is missing.
                     match self.next_image(node) {
@@ -76,7 +151,7 @@ impl Space {
         }
         let work = self.work.as_ref().expect("between freeze and finish");
         match out.is_empty() && work.todo.is_empty() && work.level == 3 {
-            true => Ok(Step::Done(work.roots.clone())),
+            true => Ok(Step::Done(work.done.clone())),
             false => Ok(Step::Write(out)),
         }
     }
@@ -89,18 +164,95 @@ impl Space {
         work.todo = parents.into_iter().rev().collect();
     }
 
-    fn next_image(&mut self, node: CountNode) -> Result<Option<Image>, Miss> {
+    /// Adds to the segment what changes in a leaf.
+    fn log_leaf(&mut self, node: CountNode) -> Result<(), Miss> {
         let old = self.entry(node)?;
         self.keep_common(node, &old);
-        if let Some(common) = self.notes_above(node, &old) {
-            let used = self.layout.initially_free_under(node);
+        let mut change = LeafChange { leaf: node.index, ..LeafChange::default() };
+        let entry = match self.notes_above(node, &old) {
+            Some(common) => CountEntry { common, used: self.layout.initially_free_under(node), ..old },
+            None => {
+                let before = self.page(node)?.cloned();
+                self.keep_image(node, before.as_ref());
+                let before = before.unwrap_or_default();
+                let (mut page, mut freed) = (before.clone(), Runs::new());
+                let used = self.apply(node, old.common, &mut page, &mut freed);
+                change.blocks = changes(&before, &page);
+                let work = self.work.as_mut().expect("between freeze and finish");
+                work.freed.append(&mut freed);
+                work.keep(node, page, self.cache_limit);
+                CountEntry { used, common: 0, ..old }
+            }
+        };
+        change.used = entry.used as i64 - old.used as i64;
+        change.common = i32::from(entry.common) - i32::from(old.common);
+        let work = self.work.as_mut().expect("between freeze and finish");
+        work.todo.pop();
+        let Way::Log(segment) = &mut work.way else { unreachable!("asked before") };
+        // One that was touched and is as it was needs no mention.
+        if change.used == 0 && change.common == 0 && change.blocks.is_empty() {
+            return Ok(());
+        }
+        let of_block = |(_, block): &(u8, BlockChange)| BLOCK_BYTES + SET_BYTES * block.pages.len();
+        segment.bytes += LEAF_BYTES + change.blocks.iter().map(of_block).sum::<usize>();
+        segment.parts += parts(&change);
+        segment.changes.push(change);
+        if pages_of(segment.bytes) > self.logged.room() || !self.logged.holds(segment.parts) {
+            self.give_up_log();
+        }
+        Ok(())
+    }
+
+    /// The segment, if it is of use.
+    fn next_segment(&mut self) -> Vec<Image> {
+        let work = self.work.as_ref().expect("between freeze and finish");
+        let Way::Log(Segment { changes, .. }) = &work.way else { unreachable!("asked before") };
+        // What nothing has changed in needs nothing.
+        let bytes = if changes.is_empty() { Vec::new() } else { encode_count_segment(changes) };
+        let pages = pages_of(bytes.len());
+        if pages > self.logged.room() || pages > self.leaves_without_log(changes) + UPPER_LEVELS {
+            self.give_up_log();
+            return Vec::new();
+        }
+        let first = if planted(Bug::CountLogOverwritten) { 0 } else { self.logged.end.pages };
+        let log = self.logged.end.with(self.uuid, &bytes);
+        let work = self.work.as_mut().expect("between freeze and finish");
+        (work.level, work.done.log) = (3, log);
+        let page = |bytes: &[u8]| Box::new(bytes.try_into().expect("whole pages"));
+        bytes.chunks(PAGE_SIZE).zip(first..).map(|(bytes, i)| (count_log_page(i), page(bytes))).collect()
+    }
+
+    /// Leaves that would have to be written instead of a segment with these changes.
+    fn leaves_without_log(&self, changes: &[LeafChange]) -> u32 {
+        let changed = changes.iter().filter(|change| !change.blocks.is_empty());
+        let new = changed.filter(|change| !self.logged.changes(CountNode { level: 0, index: change.leaf }));
+        (self.logged.leaves() + new.count()) as u32
+    }
+
+    fn next_image(&mut self, node: CountNode) -> Result<Option<Image>, Miss> {
+        // The pages above leaves are to say what these say without the log.
+        let old = if node.level == 0 { self.entry(node)? } else { self.entry_on_device(node)? };
+        // A leaf that is only moved here from the log counts what it counted.
+        let is_changed = node.level == 0 && (self.is_frozen(node) || self.keeps(node));
+        if is_changed {
+            self.keep_common(node, &old);
+        }
+        let noted = match self.notes_above(node, &old) {
+            // What is logged of the leaf has to be written.
+            Some(_) if self.logged.changes(node) => None,
+            Some(common) => Some(CountEntry { common, used: self.layout.initially_free_under(node), ..old }),
+            // Only what is noted above it was logged.
+            None if node.level == 0 && !self.logged.changes(node) && !self.is_frozen(node) => Some(old),
+            None => None,
+        };
+        if let Some(entry) = noted {
             let work = self.work.as_mut().expect("between freeze and finish");
             work.todo.pop();
-            work.new.insert(node, CountEntry { common, used, ..old });
+            work.new.insert(node, entry);
             return Ok(None);
         }
         let page = self.page(node)?.cloned();
-        if node.level == 0 {
+        if is_changed {
             self.keep_image(node, page.as_ref());
         }
         let (mut page, mut freed) = (page.unwrap_or_default(), Runs::new());
@@ -117,18 +269,18 @@ impl Space {
         let work = self.work.as_mut().expect("between freeze and finish");
         work.todo.pop();
         if node.level == 3 {
-            work.roots[node.index as usize] = entry;
+            work.done.roots[node.index as usize] = entry;
         }
         work.freed.append(&mut freed);
         work.new.insert(node, entry);
-        // Pages above leaves are asked for more often.
-        let room = if node.level == 0 { self.cache_limit / 2 } else { self.cache_limit };
-        if work.images.len() < room {
-            work.images.insert(node, page);
-        } else {
-            work.outdated.push(node);
-        }
+        work.keep(node, page, self.cache_limit);
         Ok(Some((at, bytes)))
+    }
+
+    /// Whether anything changes in the blocks of a leaf.
+    fn is_frozen(&self, leaf: CountNode) -> bool {
+        let first = leaf.first_block().0;
+        (first..first + LEAF_BLOCKS as u64).any(|block| self.frozen.get(Block(block)).is_some())
     }
 
     /// If all that changes in a leaf is that each of its blocks gains or loses the same number of references
@@ -200,7 +352,14 @@ impl Space {
     pub fn finish(&mut self) -> Runs {
         let work = self.work.take().expect("between freeze and finish");
         self.frozen.applied();
-        self.roots = work.roots;
+        self.roots = work.done.roots;
+        // It may have grown meanwhile.
+        self.roots.resize(self.layout.count_nodes(3) as usize, CountEntry::default());
+        match work.way {
+            Way::Pages => self.logged.clear(),
+            Way::Log(segment) => self.logged.add(segment.changes),
+        }
+        self.logged.end = work.done.log;
         if self.cache.len() + work.images.len() > self.cache_limit {
             self.cache.clear();
         }

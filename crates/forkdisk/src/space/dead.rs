@@ -2,10 +2,11 @@
 //!
 //! Tables that were given up are not told: until the next checkpoint is durable, the last one points to them.
 
+use crate::bits::{Bitmap, bit};
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
-use super::{Bitmap, Miss, Runs, Space, bit, push};
+use super::{Miss, Runs, Space, push};
 
 /// Blocks looked at in a step: their counts have to be in memory at once.
 const STEP: usize = 16;

@@ -5,11 +5,10 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use crate::bits::{ALL, Bitmap, bit, mask};
 use crate::format::{CountNode, LEAF_BLOCKS};
 use crate::replace::replace;
 use crate::types::{BLOCK_PAGES, Block, PageAddr};
-
-use super::{ALL, Bitmap, bit, mask};
 
 /// Changes of one block's counts.
 #[derive(Default)]

@@ -1,8 +1,9 @@
 //! Places for pages that are brought together.
 
+use crate::bits::bit;
 use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
-use super::{Miss, Space, bit};
+use super::{Miss, Space};
 
 /// Part of the pool that gathering leaves free.
 const KEPT_PART: u64 = 64;

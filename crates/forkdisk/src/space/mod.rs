@@ -5,6 +5,8 @@
 //! that was *touched* since (handed out, or referred to once more or less) is never handed out
 //! before the checkpoint that contains it is durable and its space has been released: freed space
 //! is not used again as long as a crash could bring its old owner back.
+//!
+//! A checkpoint that changes little writes no count pages: it adds the changes to a log, until that is full.
 
 mod affinity;
 mod alloc;
@@ -12,6 +14,7 @@ mod checkpoint;
 mod dead;
 mod delta;
 mod gather;
+mod log;
 mod tree;
 mod view;
 
@@ -21,15 +24,17 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use crate::bits::Bitmap;
 use crate::format::{BlockCounts, CountEntry, CountNode, CountPage, Layout};
 use crate::planted::{Bug, planted};
-use crate::types::{BLOCK_PAGES, Block, Epoch, PageAddr, VirtualPage, VolumeId};
+use crate::types::{Block, Epoch, PageAddr, VirtualPage, VolumeId};
 
 use affinity::Affinity;
 use delta::Deltas;
+use log::Logged;
 use view::Kept;
 
-pub use checkpoint::Step;
+pub use checkpoint::{Counted, Step};
 
 /// A count page that is needed and not in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,8 +74,6 @@ pub struct Want {
     /// All pages of the write that this is part of.
     pub write: Range<u64>,
 }
-
-type Bitmap = [u64; 4];
 
 /// Contiguous pages: the first and how many.
 pub type Runs = Vec<(PageAddr, u64)>;
@@ -114,6 +117,7 @@ pub struct Space {
     layout: Layout,
     uuid: [u8; 16],
     roots: Vec<CountEntry>,
+    logged: Logged,
     cache: BTreeMap<CountNode, CountPage>,
     cache_limit: usize,
     /// No count page is forgotten: somebody needs many at once.
@@ -150,6 +154,7 @@ impl Space {
             layout,
             uuid,
             roots,
+            logged: Logged::default(),
             cache: BTreeMap::new(),
             cache_limit: (bytes / 4200).max(64),
             held: false,
@@ -312,6 +317,7 @@ impl Space {
         // What was searched from the end is searched again: that finds nothing twice.
         (self.scan, self.scan_end) = (self.scan.min(last_leaf), layout.count_nodes(0));
         self.available += self.initially_free() - before;
+        self.limit_log();
     }
 
     fn initially_free(&self) -> u64 {
@@ -319,7 +325,13 @@ impl Space {
     }
 
     fn free_by_roots(&self) -> u64 {
-        self.initially_free() - self.roots.iter().map(|r| r.used).sum::<u64>()
+        self.initially_free() - self.used_by_checkpoint()
+    }
+
+    /// Pages in use as of the last checkpoint, not counting what is reserved.
+    pub fn used_by_checkpoint(&self) -> u64 {
+        let roots = (0..).zip(&self.roots);
+        roots.map(|(index, &entry)| self.logged.on_top_of(CountNode { level: 3, index }, entry).used).sum()
     }
 
     /// Whether a page has been touched since the state on the device.
@@ -331,45 +343,6 @@ impl Space {
         let (a, b, c) = (self.current.touched(block), self.frozen.touched(block), self.kept.withheld(block));
         std::array::from_fn(|i| bits[i] & !a[i] & !b[i] & !c[i])
     }
-}
-
-fn pages_in(bits: &Bitmap) -> u64 {
-    bits.iter().map(|w| u64::from(w.count_ones())).sum()
-}
-
-/// The bits of `range`.
-fn mask(range: Range<usize>) -> Bitmap {
-    std::array::from_fn(|word| {
-        let (from, to) = (range.start.max(64 * word), range.end.min(64 * word + 64));
-        match to.checked_sub(from) {
-            None | Some(0) => 0,
-            Some(n) => u64::MAX >> (64 - n) << (from % 64),
-        }
-    })
-}
-
-/// The first bit from `from` on that is not set, before `to`; or `to`.
-fn first_unset(bits: &Bitmap, from: usize, to: usize) -> usize {
-    let unset = mask(from..to).into_iter().zip(bits).enumerate().find_map(|(word, (mask, bits))| {
-        let unset = mask & !bits;
-        (unset != 0).then(|| 64 * word + unset.trailing_zeros() as usize)
-    });
-    unset.unwrap_or(to)
-}
-
-fn bit(bits: &Bitmap, i: usize) -> bool {
-    bits[i / 64] >> (i % 64) & 1 == 1
-}
-
-/// The set bits, those in a row together.
-fn rows(bits: Bitmap) -> impl Iterator<Item = Range<usize>> {
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        let unset = bits.map(|word| !word);
-        let start = first_unset(&unset, at, BLOCK_PAGES as usize);
-        at = first_unset(&bits, start, BLOCK_PAGES as usize);
-        (start < at).then_some(start..at)
-    })
 }
 
 /// Adds a page behind those that are there.
@@ -384,6 +357,3 @@ fn push_run(runs: &mut Runs, page: PageAddr, pages: u64) {
         _ => runs.push((page, pages)),
     }
 }
-
-const ALL: Bitmap = [u64::MAX; 4];
-const _: () = assert!(BLOCK_PAGES == 256);

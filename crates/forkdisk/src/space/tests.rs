@@ -2,6 +2,9 @@
 
 use super::alloc::LEFT_PART;
 use super::*;
+use crate::bits::*;
+use crate::format::{CountLog, count_log_page};
+use crate::types::BLOCK_PAGES;
 
 fn space() -> Space {
     let layout = Layout::new(16 << 20);
@@ -354,4 +357,230 @@ fn an_array_that_is_nearly_full_gives_what_there_is() {
         let all = space.available();
         assert_eq!(stream(&mut space, 1000).len() as u64 * BLOCK_PAGES, all, "stripes of {stripe}");
     }
+}
+
+/// A space that keeps a log, and what a device would have of it.
+struct Logging {
+    space: Space,
+    pages: BTreeMap<u64, Vec<u8>>,
+    counted: Counted,
+}
+
+impl Logging {
+    fn new(mib: u64) -> Logging {
+        let layout = Layout::new(mib << 20);
+        let counted = Counted { roots: vec![CountEntry::default()], log: CountLog::default() };
+        let mut space = Space::new(layout, [1; 16], counted.roots.clone());
+        space.use_log(counted.log, &[]).expect("none yet");
+        Logging { space, pages: BTreeMap::new(), counted }
+    }
+
+    /// Calls until nothing is missing.
+    fn ask<T>(&mut self, call: impl Fn(&mut Space) -> Result<T, Miss>) -> T {
+        loop {
+            match call(&mut self.space) {
+                Ok(found) => return found,
+                Err(miss) => {
+                    let Miss::Count { page, .. } = miss;
+                    let bytes = &self.pages[&page.0];
+                    self.space.loaded(miss, CountPage::from_bytes(bytes)).expect("it makes sense");
+                }
+            }
+        }
+    }
+
+    /// How many pages it wrote.
+    fn checkpoint(&mut self) -> usize {
+        self.space.freeze();
+        self.write()
+    }
+
+    fn write(&mut self) -> usize {
+        let mut written = 0;
+        loop {
+            match self.ask(|space| space.checkpoint_step(8)) {
+                Step::Write(pages) => {
+                    written += pages.len();
+                    self.pages.extend(pages.into_iter().map(|(at, bytes)| (at.0, bytes.to_vec())));
+                }
+                Step::Done(counted) => {
+                    self.counted = counted;
+                    break;
+                }
+            }
+        }
+        let freed = self.space.finish();
+        self.space.release(freed);
+        written
+    }
+
+    fn reopen(&mut self) {
+        let layout = self.space.layout();
+        // With as little memory as there can be.
+        self.space = Space::with_cache(layout, [1; 16], self.counted.roots.clone(), 0);
+        let log = (0..self.counted.log.pages).flat_map(|i| self.pages[&count_log_page(i).0].clone());
+        self.space.use_log(self.counted.log, &log.collect::<Vec<u8>>()).expect("what was written");
+    }
+
+    fn counts(&mut self, block: Block) -> Counts {
+        self.ask(|space| space.block_counts(block))
+    }
+}
+
+/// Changes here and there, some of whole blocks and of whole leaves.
+fn stir(space: &mut Space, model: &mut BTreeMap<u64, u32>, blocks: u64, draw: &mut impl FnMut(u64) -> u64) {
+    for _ in 0..1 + draw(12) {
+        let block = Block(2 + draw(blocks - 2));
+        let (first, n) = (draw(200), 1 + draw(50));
+        for page in (first..first + n).map(|i| PageAddr(block.first_page().0 + i)) {
+            let count = model.entry(page.0).or_default();
+            match draw(3) {
+                0 if *count > 0 => {
+                    space.decr_page(page, 0);
+                    *count -= 1;
+                }
+                _ => {
+                    space.incr_page(page);
+                    *count += 1;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn with_a_log_counts_are_what_they_are_without() {
+    for seed in 1..40_u64 {
+        let mut state = seed;
+        let mut draw = move |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        let (mut lab, mut model, mut ways) = (Logging::new(60), BTreeMap::new(), [0, 0]);
+        for round in 0..60 {
+            stir(&mut lab.space, &mut model, 60, &mut draw);
+            if draw(4) == 0 {
+                // All blocks of a leaf alike: that is noted above it.
+                let leaf = CountNode { level: 0, index: 1 + draw(7) };
+                let first = leaf.first_block().0;
+                (first..first + 7).for_each(|block| lab.space.incr_block(Block(block)));
+                lab.checkpoint();
+                if draw(2) == 0 {
+                    lab.reopen();
+                }
+                assert!((first..first + 7).all(|block| lab.counts(Block(block)).whole == 1), "seed {seed}");
+                (first..first + 7).for_each(|block| lab.space.decr_block(Block(block), 0));
+            }
+            lab.checkpoint();
+            ways[usize::from(lab.counted.log.pages == 0)] += 1;
+            if draw(3) == 0 {
+                lab.reopen();
+            }
+            let used = model.values().filter(|&&count| count > 0).count() as u64;
+            let all = lab.space.layout().pages() - lab.space.layout().reserved_pages();
+            assert_eq!(lab.space.available(), all - used, "seed {seed}, round {round}");
+            for block in (2..60).map(Block) {
+                let counts = lab.counts(block);
+                assert_eq!(counts.whole, 0);
+                let same = (0..256).all(|i| {
+                    let page = block.page(i).0;
+                    counts.pages[i] == model.get(&page).copied().unwrap_or_default()
+                });
+                assert!(same, "seed {seed}, round {round}, {block:?}");
+            }
+        }
+        assert!(ways.iter().all(|&n| n > 0), "seed {seed}: {ways:?} times with a log and without");
+    }
+}
+
+#[test]
+fn what_changes_little_in_many_places_takes_one_unit() {
+    let mut lab = Logging::new(1000);
+    let one_in_each = |lab: &mut Logging| {
+        for block in (2..860).map(Block) {
+            lab.space.incr_page(block.page(17));
+        }
+    };
+    one_in_each(&mut lab);
+    assert_eq!((lab.checkpoint(), lab.counted.log.pages), (4, 4), "not 123 leaves and three above");
+    let mut written = Vec::new();
+    for _ in 0..200 {
+        one_in_each(&mut lab);
+        written.push((lab.checkpoint(), lab.counted.log.pages));
+    }
+    let full = written.iter().position(|&(_, pages)| pages == 0).expect("one that empties the log");
+    assert!(full > 50 && written[full].0 == 126, "{written:?}");
+    assert_eq!(written[full + 1], (4, 4));
+}
+
+#[test]
+fn a_log_that_would_be_longer_than_the_pages_is_not_written() {
+    let mut lab = Logging::new(100);
+    // Every page of two leaves has a count of its own, and none a small one.
+    for (block, page) in (8..22).flat_map(|block| (0..256).map(move |page| (Block(block), page))) {
+        (0..1 + page * 7 % 256).for_each(|_| lab.space.incr_page(block.page(page)));
+    }
+    (8..22).for_each(|block| (0..8200).for_each(|_| lab.space.incr_pages(Block(block).first_page(), BLOCK_PAGES)));
+    let written = lab.checkpoint();
+    assert_eq!(lab.counted.log.pages, 0);
+    assert_eq!(written, 2 + 3, "two leaves and those above them");
+}
+
+#[test]
+fn a_pool_may_grow_by_a_root_while_a_checkpoint_turns_from_the_log_to_pages() {
+    // As large as one uppermost page allows.
+    let mut lab = Logging::new(65_536 * 868);
+    let before = lab.space.layout();
+    lab.space.incr_page(Block(9).page(1));
+    lab.checkpoint();
+    assert!(lab.counted.log.pages > 0);
+    lab.space.incr_page(Block(9).page(2));
+    lab.space.freeze();
+    let after = Layout::new((before.blocks() + 868) << 20);
+    assert_eq!((before.count_nodes(3), after.count_nodes(3)), (1, 2));
+    lab.space.grow(after);
+    lab.space.give_up_log();
+    let written = lab.write();
+    assert_eq!((written, lab.counted.roots.len()), (4, 1), "it says what the pool was when it was frozen");
+    assert_eq!(lab.counts(Block(9)).pages[1..3], [1, 1]);
+    lab.space.incr_page(Block(before.blocks() + 5).page(3));
+    lab.checkpoint();
+    assert_eq!(lab.counted.roots.len(), 2);
+    assert_eq!(lab.counts(Block(before.blocks() + 5)).pages[3], 1);
+}
+
+#[test]
+fn a_view_shows_what_was_counted_when_it_began_though_the_log_is_emptied() {
+    let mut lab = Logging::new(60);
+    let leaf = |index| CountNode { level: 0, index };
+    let blocks = |node: CountNode| (0..7).map(move |i| Block(node.first_block().0 + i));
+    lab.space.incr_page(Block(2).page(1));
+    blocks(leaf(3)).for_each(|block| lab.space.incr_block(block));
+    lab.checkpoint();
+    blocks(leaf(3)).for_each(|block| lab.space.incr_block(block));
+    lab.checkpoint();
+    lab.space.begin_view();
+    // What is noted above the one changes; the other is only brought from the log to its page.
+    blocks(leaf(3)).for_each(|block| lab.space.incr_block(block));
+    lab.checkpoint();
+    let mut n = 0;
+    while lab.counted.log.pages > 0 {
+        lab.space.incr_page(Block(30).page(n));
+        lab.checkpoint();
+        n += 1;
+    }
+    assert_eq!(lab.ask(|space| space.view_counts(Block(2))).pages[1], 1);
+    assert!(blocks(leaf(3)).all(|block| lab.ask(|space| space.view_counts(block)).whole == 2));
+    assert!(blocks(leaf(3)).all(|block| lab.counts(block).whole == 3));
+    assert_eq!(lab.ask(|space| space.view_counts(Block(30))).pages[0], 0);
+}
+
+#[test]
+fn what_was_touched_and_is_as_it_was_is_not_logged() {
+    let mut lab = Logging::new(60);
+    lab.space.incr_page(Block(2).page(1));
+    lab.checkpoint();
+    lab.space.incr_page(Block(9).page(1));
+    lab.space.decr_page(Block(9).page(1), 0);
+    assert_eq!(lab.checkpoint(), 0);
 }

@@ -1,15 +1,16 @@
 //! Count pages in memory: found, missed, cached.
 
+use crate::bits::{ALL, Bitmap, mask, pages_in};
 use crate::format::{CountEntry, CountNode, CountPage, LEAF_BLOCKS};
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
-use super::{Bitmap, Miss, Space};
+use super::{Miss, Space};
 
 impl Space {
     /// Takes over the count page that was missed, once it is loaded and verified. A checkpoint may
     /// have put another in its place meanwhile: then it is left alone.
-    pub fn loaded(&mut self, miss: Miss, page: CountPage) -> Result<(), String> {
+    pub fn loaded(&mut self, miss: Miss, mut page: CountPage) -> Result<(), String> {
         let Miss::Count { node, .. } = miss;
         if !matches!(self.page(node), Err(still) if still == miss) {
             return Ok(());
@@ -17,18 +18,32 @@ impl Space {
         if node.level > 0 {
             for i in 0..node.entries() {
                 let free = self.layout.initially_free_under(node.child(i));
-                page.entry(i, free).ok_or_else(|| format!("entry {i} makes no sense"))?;
+                let entry = page.entry(i, free).ok_or_else(|| format!("entry {i} makes no sense"))?;
+                if self.logged.is_flawed(node.child(i), entry, free) {
+                    return Err(format!("entry {i} makes no sense with the log of counts"));
+                }
             }
         }
+        self.logged.put_into(node, &mut page)?;
+        self.cache_page(node, page);
+        Ok(())
+    }
+
+    fn cache_page(&mut self, node: CountNode, page: CountPage) {
         if self.cache.len() >= self.cache_limit && !self.held {
             self.cache.clear();
         }
         self.cache.insert(node, page);
-        Ok(())
     }
 
-    /// What is known of a count page by the page above it.
+    /// What is known of a count page by the page above it and the log.
     pub(super) fn entry(&mut self, node: CountNode) -> Result<CountEntry, Miss> {
+        let entry = self.entry_on_device(node)?;
+        Ok(self.logged.on_top_of(node, entry))
+    }
+
+    /// What the page above a count page says.
+    pub(super) fn entry_on_device(&mut self, node: CountNode) -> Result<CountEntry, Miss> {
         let Some((parent, i)) = node.parent() else {
             return Ok(self.roots[node.index as usize]);
         };
@@ -39,13 +54,20 @@ impl Space {
         }
     }
 
-    /// A count page; `None`: it was never written.
+    /// A count page with what the log adds; `None`: neither was ever written.
     pub(super) fn page(&mut self, node: CountNode) -> Result<Option<&CountPage>, Miss> {
         if self.cache.contains_key(&node) {
             return Ok(self.cache.get(&node));
         }
-        let entry = self.entry(node)?;
+        let entry = self.entry_on_device(node)?;
         match entry.slot {
+            None if self.logged.changes(node) => {
+                let mut page = CountPage::default();
+                // Where the log asks for less than nothing, `check` finds other counts than there are references.
+                let _ = self.logged.put_into(node, &mut page);
+                self.cache_page(node, page);
+                Ok(self.cache.get(&node))
+            }
             None => Ok(None),
             Some(slot) if planted(Bug::OrphanedCountSlotTaken) => {
                 Err(Miss::Count { node, page: node.page(slot.other()), checksum: entry.checksum })
@@ -63,7 +85,7 @@ impl Space {
         if self.entry(node)?.common > 0 {
             return Ok([0; 4]);
         }
-        Ok(self.page(node)?.map_or(super::ALL, |page| free_in(page, i)))
+        Ok(self.page(node)?.map_or(ALL, |page| free_in(page, i)))
     }
 
     /// Searches the next leaf for free pages; false when all have been searched.
@@ -115,9 +137,9 @@ impl Space {
             return;
         }
         let known = self.free.entry(block).or_default();
-        let before = super::pages_in(known);
+        let before = pages_in(known);
         (0..4).for_each(|i| known[i] |= bits[i]);
-        let after = super::pages_in(known);
+        let after = pages_in(known);
         self.known += after - before;
         if after == BLOCK_PAGES {
             self.empty.insert(block);
@@ -126,12 +148,12 @@ impl Space {
 
     /// A page may be handed out.
     pub(super) fn give_back(&mut self, page: PageAddr) {
-        self.give_back_all(page.block(), super::mask(page.index()..page.index() + 1));
+        self.give_back_all(page.block(), mask(page.index()..page.index() + 1));
     }
 
     /// As [`give_back`](Self::give_back), for some pages of a block.
     pub(super) fn give_back_all(&mut self, block: Block, pages: Bitmap) {
-        self.available += super::pages_in(&pages);
+        self.available += pages_in(&pages);
         if self.is_scanned(block) {
             self.add_free(block, pages);
         }

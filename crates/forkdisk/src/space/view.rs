@@ -11,11 +11,12 @@
 
 use std::collections::BTreeMap;
 
+use crate::bits::{Bitmap, bit};
 use crate::format::{CountEntry, CountNode, CountPage};
 use crate::planted::{Bug, planted};
 use crate::types::{Block, PageAddr};
 
-use super::{Bitmap, Counts, Miss, Space, bit};
+use super::{Counts, Miss, Space};
 
 /// Most images kept: 64 MiB of them.
 const IMAGES: usize = 16_384;
@@ -86,6 +87,11 @@ impl Space {
         if images.len() > IMAGES {
             self.kept.images = None;
         }
+    }
+
+    /// Whether something is kept of a leaf.
+    pub(super) fn keeps(&self, leaf: CountNode) -> bool {
+        self.view().is_some() && self.kept.commons.contains_key(&leaf)
     }
 
     /// A checkpoint is about to change this leaf or what is noted above it, which is `entry` until then.

@@ -199,6 +199,10 @@ impl Lab {
             seen.second_region |= counts.blocks.keys().any(|&block| block > 869);
             assert_eq!(found.replayed, 0, "nothing to replay");
         }
+        let log = found.count_log_pages();
+        seen.logged += usize::from(log > 0);
+        seen.emptied += usize::from(log < seen.log);
+        seen.log = log;
         seen.replayed += found.replayed;
         seen.witnessed += found.witnessed;
         seen.rounds = seen.rounds.max(found.journal_rounds());
@@ -214,6 +218,10 @@ struct Seen {
     witnessed: usize,
     /// How often the journal has gone round.
     rounds: u64,
+    /// How often there was a log of counts, how often it was shorter than before, and how long it was.
+    logged: usize,
+    emptied: usize,
+    log: u32,
     /// Whether there were counts in the second region.
     second_region: bool,
 }
@@ -245,6 +253,7 @@ fn a_reader_written_from_the_document_finds_what_the_engine_shows() {
     }
     assert!(seen.replayed > 100 && seen.rounds > 0 && seen.second_region, "there was little to be seen");
     assert!(seen.witnessed > 0, "no group vouched for data");
+    assert!(seen.logged > 3 && seen.emptied > 1, "{} logs, emptied {} times", seen.logged, seen.emptied);
 }
 
 #[test]

@@ -78,7 +78,8 @@ fn superblock(page: &dyn Fn(u64) -> Vec<u8>) -> Vec<u8> {
     };
     let slots = [0, 128].map(|at| (at, page(at)));
     let newest = slots.into_iter().filter(whole).max_by_key(|(_, b)| u64_at(b, 48)).expect("a superblock").1;
-    assert_eq!((u32_at(&newest, 8), u32_at(&newest, 12), u64_at(&newest, 40)), (1, 4096, 0), "what this one knows");
+    assert_eq!((u32_at(&newest, 8), u32_at(&newest, 12)), (1, 4096), "what this one knows");
+    assert_eq!(u64_at(&newest, 40), u64::from(u32_at(&newest, 3868) > 0), "what this one knows");
     newest
 }
 
@@ -363,14 +364,81 @@ pub struct Counts {
     pub pages: BTreeMap<u64, u32>,
 }
 
+impl Counts {
+    fn change_block(&mut self, block: u64, by: i64) {
+        change(&mut self.blocks, block, by);
+    }
+
+    fn change_page(&mut self, page: u64, by: i64) {
+        change(&mut self.pages, page, by);
+    }
+
+    /// Pages that anything refers to.
+    fn used(&self) -> u64 {
+        let alone = self.pages.keys().filter(|&&page| !self.blocks.contains_key(&(page / 256))).count();
+        256 * self.blocks.len() as u64 + alone as u64
+    }
+}
+
+fn change(counts: &mut BTreeMap<u64, u32>, of: u64, by: i64) {
+    let now = counts.get(&of).copied().unwrap_or_default().checked_add_signed(by as i32).expect("not below zero");
+    match now {
+        0 => drop(counts.remove(&of)),
+        now => drop(counts.insert(of, now)),
+    }
+}
+
 impl Pool<'_> {
     /// The counts as they are on the device.
     pub fn counts(&self) -> Counts {
-        let mut counts = Counts::default();
+        let (mut counts, mut used) = (Counts::default(), 0);
         for i in 0..u32_at(&self.sb, 164) as usize {
-            self.count_page(3, i as u64, &self.sb[424 + 16 * i..440 + 16 * i], &mut counts);
+            used += self.count_page(3, i as u64, &self.sb[424 + 16 * i..440 + 16 * i], &mut counts) as i64;
         }
+        used += self.logged(&mut counts);
+        assert_eq!(counts.used(), used as u64, "pages in use, with the log");
         counts
+    }
+
+    /// Pages of the log of counts.
+    pub fn count_log_pages(&self) -> u32 {
+        u32_at(&self.sb, 3868)
+    }
+
+    /// Adds what the log of counts says; returns by how much the pages in use change.
+    fn logged(&self, counts: &mut Counts) -> i64 {
+        let pages = u64::from(self.count_log_pages());
+        let log: Vec<u8> = (1..=pages).flat_map(|i| (self.page)(if i < 128 { i } else { i + 1 })).collect();
+        if pages > 0 {
+            assert_eq!(page_sum(&self.sb[16..32], 1, 0, 0xc0, &log), u32_at(&self.sb, 3872), "the log of counts");
+        }
+        let (mut used, mut at) = (0, 0);
+        while at < log.len() {
+            let mut fields = Fields(&log[at..]);
+            let (count, mut leaf) = (fields.number(), 0);
+            assert!(count > 0, "a segment says something");
+            for _ in 0..count {
+                leaf += fields.number();
+                used += fields.signed();
+                let common = fields.signed();
+                let is_used = |block: u64| !(block - 1).is_multiple_of(868);
+                (1 + 7 * leaf..8 + 7 * leaf).filter(|&b| is_used(b)).for_each(|b| counts.change_block(b, common));
+                let mask = fields.u8();
+                for block in (0..7).filter(|i| mask >> i & 1 == 1).map(|i| 1 + 7 * leaf + i) {
+                    let head = fields.number();
+                    if head & 1 == 1 {
+                        counts.change_block(block, fields.signed());
+                    }
+                    for _ in 0..head / 2 {
+                        let by = fields.signed();
+                        fields.bits().into_iter().for_each(|page| counts.change_page(block * 256 + page, by));
+                    }
+                }
+                leaf += 1;
+            }
+            at = (log.len() - fields.0.len()).next_multiple_of(4 * PAGE);
+        }
+        used
     }
 
     /// Adds what lies below an entry of the count tree; returns the pages in use there.
@@ -472,6 +540,48 @@ impl Fields<'_> {
 
     fn u64(&mut self) -> u64 {
         u64_at(self.take(8), 0)
+    }
+
+    fn number(&mut self) -> u64 {
+        let mut n = 0;
+        for shift in (0..).step_by(7) {
+            let byte = self.u8();
+            n |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                break;
+            }
+        }
+        n
+    }
+
+    fn signed(&mut self) -> i64 {
+        let n = self.number();
+        if n.is_multiple_of(2) { (n / 2) as i64 } else { -((n / 2) as i64) - 1 }
+    }
+
+    /// Which of a block's pages.
+    fn bits(&mut self) -> Vec<u64> {
+        let parameters = self.u8();
+        let (mut pages, mut at, mut bits) = (Vec::new(), 0, Vec::new());
+        for _ in 0..self.number() {
+            let first = at + self.code(parameters & 15, &mut bits);
+            at = first + self.code(parameters >> 4, &mut bits) + 1;
+            pages.extend(first..at);
+        }
+        pages
+    }
+
+    /// A Rice code; `bits` are those left of the last byte.
+    fn code(&mut self, parameter: u8, bits: &mut Vec<u8>) -> u64 {
+        let mut bit = || {
+            if bits.is_empty() {
+                let byte = self.u8();
+                bits.extend((0..8).rev().map(|i| byte >> i & 1));
+            }
+            u64::from(bits.pop().unwrap())
+        };
+        let ones = std::iter::from_fn(|| (bit() == 1).then_some(())).count() as u64;
+        (0..parameter).fold(ones << parameter, |n, i| n | bit() << i)
     }
 
     fn name(&mut self) -> String {

@@ -1,5 +1,7 @@
 //! Gathering: what was scattered lies in one piece again, and nobody has more or less than before.
 
+use std::collections::BTreeSet;
+
 use forkdisk::{GatherPolicy, GatherReport, OpenOptions, PAGE_SIZE, Usage};
 
 use crate::lab::{Disk, Lab, stamp};
@@ -251,7 +253,10 @@ fn auto_moves_little_for_what_it_brings_and_whole_blocks_for_nothing() {
         settle(&lab).await;
         lab.pool.gathered().await;
         let (pages, _) = lab.tape.take();
-        assert_eq!(pages.len() as u64, PAGES / 16, "each goes home");
+        // A checkpoint may cut one block's copy short: that is made again.
+        let moved: BTreeSet<(u64, u64)> = pages.iter().map(|page| (page.at, page.stamp)).collect();
+        assert_eq!(moved.len() as u64, PAGES / 16, "each goes home");
+        assert!(pages.len() <= moved.len() + 256 / 16, "{} pages were written", pages.len());
         assert_eq!(fragmentation(&lab, "clone"), 0.0);
         expect(&lab, &clone, 16, 100_000).await;
         // A page here and there is not worth it.

@@ -5,8 +5,8 @@ use std::cell::Cell;
 use std::future::{Future, pending};
 use std::rc::Rc;
 
-use forkdisk::device::{Buf, IoResult, MemoryDevice, Segments};
-use forkdisk::{BLOCK_SIZE, CreateOptions, Device, FormatOptions, OpenOptions, PAGE_SIZE, Pool};
+use forkdisk::device::{Buf, IoResult, MemoryDevice, Segment, Segments};
+use forkdisk::{BLOCK_SIZE, CreateOptions, Device, ErrorKind, FormatOptions, OpenOptions, PAGE_SIZE, Pool};
 
 use crate::lab::Tasks;
 
@@ -123,6 +123,39 @@ fn reopened(tables: u64, vouched: u64) -> Reopened {
 async fn runtime_sleep(tasks: &Tasks) {
     use forkdisk::Runtime as _;
     tasks.sleep(std::time::Duration::from_secs(10)).await;
+}
+
+#[test]
+fn with_a_damaged_log_of_counts_data_can_be_read_and_nothing_else() {
+    let tasks = Tasks::default();
+    let device = MemoryDevice::new(64 << 20);
+    let runtime = Rc::new(tasks.clone());
+    tasks.run(async move {
+        let format = FormatOptions { size: 64 << 20, uuid: [7; 16], now: 0, journal: None };
+        Pool::format(&device, &format).await.expect("a new pool");
+        let open = |read_only| {
+            Pool::open(device.clone(), runtime.clone(), OpenOptions { read_only, ..OpenOptions::default() })
+        };
+        let pool = open(false).await.expect("it opens");
+        pool.create("v", &CreateOptions::new(8 << 20, 0)).await.expect("a new volume");
+        let volume = pool.volume("v").expect("just made");
+        volume.write(1 << 20, Buf::copy_of(&[5; 1 << 20]), false).await.0.expect("there is space");
+        pool.close().await.expect("it closes");
+        // Its first page lies behind the superblock.
+        let at = || [Segment { offset: PAGE, at: 0, len: PAGE_SIZE }].into_iter().collect();
+        let (_, mut page) = device.read(Buf::zeroed(PAGE_SIZE), at()).await;
+        assert!(page[0] > 0, "there is a log");
+        page[9] ^= 4;
+        device.write(page, at(), false).await.0.expect("it writes");
+        let refused = open(false).await.map(drop).expect_err("it is not to be written to");
+        assert_eq!(refused.kind(), ErrorKind::Corrupt);
+        assert!(refused.to_string().contains("log of counts") && refused.to_string().contains("reading only"));
+        let pool = open(true).await.expect("it opens for reading");
+        let (result, buf) = pool.volume("v").expect("listed").read(1 << 20, Buf::zeroed(1 << 20)).await;
+        assert!(result.is_ok() && buf.iter().all(|&byte| byte == 5));
+        let report = pool.check().await.expect("it walks over all maps");
+        assert!(report.damage.iter().any(|flaw| flaw.contains("log of counts")), "{:?}", report.damage);
+    });
 }
 
 #[test]

@@ -1,0 +1,190 @@
+//! Counts that checkpoints have changed without writing their pages: the log has them, and they are added to
+//! every leaf that is loaded.
+//!
+//! Count pages have fixed places, so what is spread over the pool takes one for every seven blocks, however little
+//! changes in each. The log takes as much as has changed. When it is full, or would take more than the pages, a
+//! checkpoint writes all pages that it is about, and the log begins again. (OpenZFS logs its space maps for the
+//! same reason.)
+
+use std::collections::BTreeMap;
+
+use crate::bits::rows;
+use crate::format::{
+    BlockChange, COUNT_LOG_PAGES, CountEntry, CountLog, CountNode, CountPage, LEAF_BLOCKS, LeafChange, decode_count_log,
+};
+use crate::planted::{Bug, planted};
+use crate::types::{BLOCK_PAGES, PAGE_SIZE};
+
+use super::Space;
+
+/// Memory of a part, in bytes, roughly.
+const PART_BYTES: usize = 64;
+
+/// See the module.
+#[derive(Default)]
+pub struct Logged {
+    /// Most pages of it; 0: none are written.
+    limit: u32,
+    /// Most parts that are added, so that it takes no more memory than the cache of count pages.
+    max_parts: usize,
+    parts: usize,
+    /// Where it ends.
+    pub end: CountLog,
+    /// Changes in leaves, by the number of the leaf and the block's place in it, in their order.
+    leaves: BTreeMap<u64, Vec<(u8, BlockChange)>>,
+    /// What changes in the entries of leaves and of the pages above them: pages in use, references noted.
+    entries: BTreeMap<CountNode, (i64, i64)>,
+}
+
+impl Logged {
+    /// Pages that may be added.
+    pub fn room(&self) -> u32 {
+        self.limit.saturating_sub(self.end.pages)
+    }
+
+    /// Whether there is memory for so many more parts.
+    pub fn holds(&self, parts: usize) -> bool {
+        self.parts + parts <= self.max_parts
+    }
+
+    /// Leaves that differ from what the device has of them, in any way.
+    pub fn nodes(&self) -> impl Iterator<Item = CountNode> {
+        self.entries.keys().copied().filter(|node| node.level == 0)
+    }
+
+    /// Of how many leaves it changes counts.
+    pub fn leaves(&self) -> usize {
+        self.leaves.len()
+    }
+
+    /// Whether it changes counts in a page.
+    pub fn changes(&self, node: CountNode) -> bool {
+        node.level == 0 && self.leaves.contains_key(&node.index)
+    }
+
+    /// What an entry says with all that is logged.
+    pub fn on_top_of(&self, node: CountNode, entry: CountEntry) -> CountEntry {
+        let Some(&(used, common)) = self.entries.get(&node) else { return entry };
+        let common = i64::from(entry.common) + common;
+        CountEntry {
+            used: entry.used.saturating_add_signed(used),
+            common: common.clamp(0, i64::from(u16::MAX)) as u16,
+            ..entry
+        }
+    }
+
+    /// Whether an entry makes no sense with all that is logged, where `free` pages are free at first.
+    pub fn is_flawed(&self, node: CountNode, entry: CountEntry, free: u64) -> bool {
+        self.entries.get(&node).is_some_and(|&(used, common)| {
+            let common = i64::from(entry.common) + common;
+            let used = entry.used.checked_add_signed(used).filter(|&used| used <= free);
+            used.is_none() || !(0..=i64::from(u16::MAX)).contains(&common)
+        })
+    }
+
+    /// Adds to a page as it is on the device what is logged of it. An error: that is less than nothing.
+    pub fn put_into(&self, node: CountNode, page: &mut CountPage) -> Result<(), String> {
+        if node.level > 0 {
+            return Ok(());
+        }
+        for (place, change) in self.leaves.get(&node.index).into_iter().flatten() {
+            let place = usize::from(*place);
+            let flaw = |n: i64| format!("with the log of counts, block {place} of it has a count of {n}");
+            let whole = i64::from(page.block(place).whole()) + change.whole;
+            page.set_whole(place, u32::try_from(whole).map_err(|_| flaw(whole))?);
+            for (by, index) in change.pages.iter().flat_map(|&(by, bits)| rows(bits).flatten().map(move |i| (by, i))) {
+                let count = i64::from(page.block(place).page(index)) + i64::from(by);
+                page.set_page(place, index, u16::try_from(count).map_err(|_| flaw(count))?);
+            }
+        }
+        Ok(())
+    }
+
+    /// A segment with these changes is part of the log.
+    pub fn add(&mut self, changes: Vec<LeafChange>) {
+        for change in changes {
+            let mut node = CountNode { level: 0, index: change.leaf };
+            self.entries.entry(node).or_default().1 += i64::from(change.common);
+            loop {
+                self.entries.entry(node).or_default().0 += change.used;
+                let Some((parent, _)) = node.parent() else { break };
+                node = parent;
+            }
+            self.parts += parts(&change);
+            if !change.blocks.is_empty() {
+                self.leaves.entry(change.leaf).or_default().extend(change.blocks);
+            }
+        }
+    }
+
+    /// Everything is in count pages; the log is empty.
+    pub fn clear(&mut self) {
+        *self = Logged { limit: self.limit, max_parts: self.max_parts, ..Logged::default() };
+    }
+}
+
+impl Space {
+    /// Takes over the log that belongs to the roots; from now on checkpoints may write one.
+    pub fn use_log(&mut self, end: CountLog, bytes: &[u8]) -> Result<(), String> {
+        self.logged.max_parts = self.cache_limit * PAGE_SIZE / PART_BYTES;
+        self.limit_log();
+        if end.pages == 0 {
+            return Ok(());
+        }
+        if !end.is(self.uuid, bytes) {
+            return Err("its checksum does not match".into());
+        }
+        let changes = decode_count_log(bytes, self.layout.count_nodes(0)).ok_or("it makes no sense")?;
+        self.logged.add(changes);
+        let mut roots = (0..).map(|index| CountNode { level: 3, index }).zip(&self.roots);
+        if roots.any(|(node, &root)| self.logged.is_flawed(node, root, self.layout.initially_free_under(node))) {
+            self.logged.clear();
+            return Err("with it more is in use than there is, or less than nothing".into());
+        }
+        if planted(Bug::CountLogForgotten) {
+            self.logged.clear();
+        }
+        self.logged.end = end;
+        self.available = self.free_by_roots();
+        Ok(())
+    }
+
+    /// Reading the log is to be no more work than reading both slots of the pages that it stands for.
+    pub(super) fn limit_log(&mut self) {
+        let pages: u64 = (0..4).map(|level| self.layout.count_nodes(level)).sum();
+        self.logged.limit = u32::try_from(2 * pages).unwrap_or(u32::MAX).min(COUNT_LOG_PAGES);
+    }
+}
+
+/// What changes from one state of a leaf to the next.
+pub fn changes(before: &CountPage, after: &CountPage) -> Vec<(u8, BlockChange)> {
+    let of = |place: usize| {
+        let (before, after) = (before.block(place), after.block(place));
+        let mut change =
+            BlockChange { whole: i64::from(after.whole()) - i64::from(before.whole()), ..BlockChange::default() };
+        for index in 0..BLOCK_PAGES as usize {
+            let by = i32::from(after.page(index)) - i32::from(before.page(index));
+            if by != 0 {
+                let at = change.pages.iter().position(|&(other, _)| other == by).unwrap_or_else(|| {
+                    change.pages.push((by, [0; 4]));
+                    change.pages.len() - 1
+                });
+                change.pages[at].1[index / 64] |= 1 << (index % 64);
+            }
+        }
+        change.pages.shrink_to_fit();
+        change
+    };
+    let all = (0..LEAF_BLOCKS as u8).map(|place| (place, of(place.into())));
+    all.filter(|(_, change)| *change != BlockChange::default()).collect()
+}
+
+/// What a change takes memory for: the leaf, its blocks, their sets of pages.
+pub fn parts(change: &LeafChange) -> usize {
+    1 + change.blocks.iter().map(|(_, block)| 1 + block.pages.len()).sum::<usize>()
+}
+
+/// Pages of so many bytes.
+pub fn pages_of(bytes: usize) -> u32 {
+    bytes.div_ceil(PAGE_SIZE) as u32
+}
