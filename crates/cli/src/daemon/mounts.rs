@@ -60,7 +60,7 @@ impl Mounts {
     pub async fn begin(&self, mount: params::Mount, connection: OwnedFd) -> Result<(), Failure> {
         let (runtime, pool, dir) = (&self.0.runtime, &self.0.pool, PathBuf::from(mount.dir));
         let (uid, gid, deputy) = (mount.uid, mount.gid, Some(deputy()));
-        let gather = mount.gather.as_deref().map_or(Ok(GatherPolicy::Off), gather_policy)?;
+        let gather = mount.gather.as_deref().map_or(Ok(GatherPolicy::USUAL), gather_policy)?;
         let options = VolumesOptions { dir: dir.clone(), uid, gid, alone: false, gather, deputy };
         let volumes = Volumes::new(pool.clone(), options);
         let session = Session::adopt(runtime, volumes.clone(), &dir, connection).await?;

@@ -42,7 +42,7 @@ pub struct MountArgs {
     daemon: bool,
 
     /// Options: ro, allow_other, noexec, noatime, nodiratime, sync, dirsync; gather=POLICY: when scattered pages of files
-    /// that are made there are brought together, as in `set gather=`
+    /// that are made there are brought together, as in `set gather=`; auto without it
     #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
     options: Vec<String>,
 }
@@ -84,7 +84,7 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
     if let Some(option) = unknown {
         bail!("mount option {option:?} is not known; there are {} and {GATHER}POLICY", KNOWN.join(", "));
     }
-    let gather = policies.last().map_or(Ok(GatherPolicy::Off), |option| option[GATHER.len()..].parse())?;
+    let gather = policies.last().map_or(Ok(GatherPolicy::USUAL), |option| option[GATHER.len()..].parse())?;
     let absolute = |path: &Path| std::path::absolute(path).with_context(|| path.display().to_string());
     let (pool, dir) = (absolute(&pool)?, absolute(dir)?);
     let has = |name: &str| options.iter().any(|o| o == name);
@@ -129,8 +129,7 @@ pub fn mount_served(client: &mut Client, dir: &Path, options: &MountOptions, gat
     let dir = dir.canonicalize().with_context(|| dir.display().to_string())?;
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let connection = connect(&dir, options)?;
-    let gather = (gather != GatherPolicy::Off).then(|| gather.to_string());
-    let mount = params::Mount { dir: dir.display().to_string(), uid, gid, gather };
+    let mount = params::Mount { dir: dir.display().to_string(), uid, gid, gather: Some(gather.to_string()) };
     if let Err(failure) = client.call(mount, Some(connection.as_fd()), |_| {}) {
         // With the connection everybody who already waits for it is let go.
         drop(connection);

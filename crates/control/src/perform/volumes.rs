@@ -21,7 +21,7 @@ fn records(made: &[VolumeInfo]) -> Vec<VolumeRecord> {
 
 /// How a volume of `size` bytes is made.
 pub fn create_options(session: &Session, size: u64, chunk: Option<u64>) -> CreateOptions {
-    let mut options = CreateOptions::new(size, session.now());
+    let mut options = CreateOptions { gather: GatherPolicy::USUAL, ..CreateOptions::new(size, session.now()) };
     if let Some(chunk) = chunk {
         options.chunk = chunk;
     }
@@ -67,7 +67,9 @@ pub async fn create(session: &Session, p: params::Create) -> Result<Vec<VolumeRe
         options.break_policy = policy(name)?;
     }
     options.quota = p.quota.unwrap_or(0);
-    options.gather = p.gather.as_deref().map_or(Ok(GatherPolicy::Off), gather_policy)?;
+    if let Some(name) = &p.gather {
+        options.gather = gather_policy(name)?;
+    }
     make_all(session, &p.volumes, async |name| session.pool.create(name, &options).await).await
 }
 

@@ -40,6 +40,10 @@ pub enum GatherPolicy {
 }
 
 impl GatherPolicy {
+    /// What the program and its mounts give a volume where nobody says otherwise, so that clones do not age. The library
+    /// gives [`Off`](Self::Off): it moves nothing by itself.
+    pub const USUAL: GatherPolicy = GatherPolicy::Auto;
+
     /// Whether its number is within its bounds.
     pub fn is_valid(self) -> bool {
         !matches!(self, GatherPolicy::Above(percent) if !(1..=99).contains(&percent))

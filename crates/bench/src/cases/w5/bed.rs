@@ -35,8 +35,6 @@ enum Question {
     Figures,
     /// Bring a volume's pages together.
     Gather(String),
-    /// Have that done by this policy from now on, and wait until there is nothing to do.
-    GatherBy(String, GatherPolicy),
     /// Write down what reaches the device from now on.
     Record,
     /// What has been written down.
@@ -66,18 +64,23 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// A new pool of `size` bytes on the device that is timed. It gives no space back to the file system below, as its
-    /// peers do not.
+    /// A new pool of `size` bytes on the device that is timed, mounted as users do. It gives no space back to the file
+    /// system below, as its peers do not.
     pub fn new(context: &Context<'_>, size: u64) -> Result<Bed> {
-        Bed::at(context.disk("mnt"), context.disk("pool"), size)
+        Bed::gathering(context, size, GatherPolicy::USUAL)
+    }
+
+    /// The same, whose files have this policy of gathering.
+    pub fn gathering(context: &Context<'_>, size: u64, gather: GatherPolicy) -> Result<Bed> {
+        Bed::at(context.disk("mnt"), context.disk("pool"), size, gather)
     }
 
     /// A new pool of `size` bytes in memory.
     pub fn in_memory(context: &Context<'_>, size: u64) -> Result<Bed> {
-        Bed::at(context.disk("mnt"), context.ram("pool"), size)
+        Bed::at(context.disk("mnt"), context.ram("pool"), size, GatherPolicy::USUAL)
     }
 
-    fn at(dir: PathBuf, file: PathBuf, size: u64) -> Result<Bed> {
+    fn at(dir: PathBuf, file: PathBuf, size: u64, gather: GatherPolicy) -> Result<Bed> {
         anyhow::ensure!(Path::new("/dev/fuse").exists(), "/dev/fuse does not exist: load the kernel module fuse");
         fs::create_dir_all(&dir)?;
         let _ = fs::remove_file(&file);
@@ -88,7 +91,7 @@ impl Bed {
         let thread = std::thread::spawn(move || {
             let outcome = block_on(Config::default(), |rt| {
                 let answer = answer.clone();
-                async move { serve(&rt, &file, &at, size, woken.into(), &asked, &answer).await }
+                async move { serve(&rt, (&file, size), (&at, gather), woken.into(), &asked, &answer).await }
             });
             // Nobody may wait for it any more.
             let _ = answer.send(outcome.map_err(Into::into).flatten().map(|()| Answer::Done));
@@ -122,11 +125,6 @@ impl Bed {
     /// Brings the pages of the file `name` together.
     pub fn gather(&self, name: &str) -> Result<()> {
         self.ask(Question::Gather(name.to_string())).map(drop)
-    }
-
-    /// The pages of the file `name` are brought together by this policy; returns when they are.
-    pub fn gather_by(&self, name: &str, policy: GatherPolicy) -> Result<()> {
-        self.ask(Question::GatherBy(name.to_string(), policy)).map(drop)
     }
 
     /// Begins to write down what reaches the device.
@@ -188,9 +186,8 @@ impl Place for Bed {
 
 async fn serve(
     rt: &Rt,
-    file: &Path,
-    dir: &Path,
-    size: u64,
+    (file, size): (&Path, u64),
+    (dir, gather): (&Path, GatherPolicy),
     woken: OwnedFd,
     asked: &Receiver<Question>,
     answer: &Sender<Result<Answer>>,
@@ -201,8 +198,7 @@ async fn serve(
     Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-5", now: 0, journal: None }).await?;
     let pool =
         Pool::open(device, Rc::new(rt.clone()), OpenOptions { discard: false, ..OpenOptions::default() }).await?;
-    let options =
-        VolumesOptions { dir: dir.to_path_buf(), uid: 0, gid: 0, alone: true, gather: GatherPolicy::Off, deputy: None };
+    let options = VolumesOptions { dir: dir.to_path_buf(), uid: 0, gid: 0, alone: true, gather, deputy: None };
     let volumes = Volumes::new(pool.clone(), options);
     let session =
         Session::mount(rt, volumes, dir, &MountOptions { source: "bench".into(), ..Default::default() }).await?;
@@ -221,7 +217,6 @@ async fn serve(
             Question::Gather(name) => {
                 tell(pool.gather(&name, |_, _| true).await.map(|_| Answer::Done).map_err(Into::into))?
             }
-            Question::GatherBy(name, policy) => tell(gather_by(&pool, &name, policy).await.map(|()| Answer::Done))?,
             Question::Record => {
                 pool.device().take();
                 pool.device().pause(false);
@@ -243,17 +238,10 @@ async fn serve(
 async fn settle(pool: &MountedPool) -> Result<()> {
     pool.flush().await?;
     pool.settle().await?;
+    pool.gathered().await;
     // What the first frees is in use until the second.
     pool.checkpoint().await?;
     Ok(pool.checkpoint().await?)
-}
-
-async fn gather_by(pool: &MountedPool, name: &str, policy: GatherPolicy) -> Result<()> {
-    if pool.find(name)?.gather != policy {
-        pool.set_gather(name, policy).await?;
-    }
-    pool.gathered().await;
-    settle(pool).await
 }
 
 fn figures(pool: &MountedPool) -> Answer {

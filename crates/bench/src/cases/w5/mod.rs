@@ -26,6 +26,8 @@ use rounds::{Plan, run_reading};
 const SIZE: u64 = 100 << 20;
 /// Rounds and writes of long runs.
 const LONG: (usize, usize) = (1000, 4000);
+/// From so many rounds on a run is a long one.
+const FROM: usize = 100;
 
 fn label(case: &str) -> Label<'_> {
     Label { workload: "w5", case, target: "forkdisk" }
@@ -40,6 +42,9 @@ fn plan(context: &Context<'_>, mode: Mode) -> Plan {
 fn case(context: &Context<'_>, mode: Mode) -> Result<Vec<Row>> {
     let plan = plan(context, mode);
     let name = mode.name();
+    if plan.rounds >= FROM {
+        return measured(context, &Plan { writes: LONG.1, ..plan }, name, "-long");
+    }
     let mut rows = measured(context, &plan, name, "")?;
     if context.scale > Scale::Quick {
         context.say("  with a cold cache");
@@ -49,7 +54,7 @@ fn case(context: &Context<'_>, mode: Mode) -> Result<Vec<Row>> {
     if context.scale == Scale::Full {
         context.say("  1,000 rounds");
         let (rounds, writes) = LONG;
-        rows.extend(measured(context, &Plan { rounds, writes, ..plan }, name, "-1000-rounds")?);
+        rows.extend(measured(context, &Plan { rounds, writes, ..plan }, name, "-long")?);
     }
     if context.options.peers {
         for kind in peers::KINDS {

@@ -6,7 +6,7 @@ use forkdisk::GatherPolicy;
 use forkdisk::device::Recording;
 
 use super::modes::Mode;
-use super::rounds::{Place, Plan, Round, run_between};
+use super::rounds::{Place, Plan, Round, run_looking};
 use super::{Bed, figures, label, plan};
 use crate::model::{Label, Trace};
 use crate::rows::Row;
@@ -18,49 +18,36 @@ const ROUNDS: usize = 20;
 /// Reads of 1 MiB at a time.
 pub const DEPTH: usize = 8;
 
-/// When pages are brought together.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum When {
-    Never,
-    /// By policy, between the rounds.
-    By(GatherPolicy),
-    /// When somebody asks, behind the last round.
-    Asked,
-}
-
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
-    let (mut rows, _) = measured(context, "read-after-20-rounds", When::Never)?;
-    for policy in [GatherPolicy::Auto, GatherPolicy::Idle] {
-        let case = format!("read-after-20-rounds/gathering-{policy}");
-        let (gathered, rounds) = measured(context, &case, When::By(policy))?;
-        rows.extend(gathered);
-        // What a clone, a removal and writes cost on a volume that is gathered all the time.
-        rows.extend(figures::rows(&format!("random-described-gathered-{policy}"), "", "forkdisk", &rounds));
+    let case = "read-after-20-rounds";
+    let (mut rows, _) = measured(context, case, GatherPolicy::USUAL, false)?;
+    for policy in [GatherPolicy::Off, GatherPolicy::Idle] {
+        let (others, rounds) = measured(context, &format!("{case}/gathering-{policy}"), policy, false)?;
+        rows.extend(others);
+        // What a clone, a removal and writes cost then.
+        rows.extend(figures::rows(&format!("random-described-gathering-{policy}"), "", "forkdisk", &rounds));
     }
     Ok(rows)
 }
 
+/// Never gathered by policy, but when somebody asks for it behind the last round.
 pub fn run_gathered(context: &Context<'_>) -> Result<Vec<Row>> {
-    Ok(measured(context, "read-after-gathering", When::Asked)?.0)
+    Ok(measured(context, "read-after-gathering", GatherPolicy::Off, true)?.0)
 }
 
-fn measured(context: &Context<'_>, case: &str, when: When) -> Result<(Vec<Row>, Vec<Round>)> {
+fn measured(context: &Context<'_>, case: &str, policy: GatherPolicy, ask: bool) -> Result<(Vec<Row>, Vec<Round>)> {
     let plan = Plan { rounds: context.options.rounds.unwrap_or(ROUNDS), ..plan(context, MODE) };
-    let bed = Bed::new(context, plan.pool_size())?;
+    let bed = Bed::gathering(context, plan.pool_size(), policy)?;
     let mut recordings = Vec::new();
     let look = |name: &str| {
-        if when == When::Asked && !recordings.is_empty() {
+        if ask && !recordings.is_empty() {
             bed.gather(name)?;
             bed.settle()?;
         }
         recordings.push(bed.read(name, plan.size)?);
         bed.settle()
     };
-    let between = |name: &str| match when {
-        When::By(policy) => bed.gather_by(name, policy),
-        When::Never | When::Asked => Ok(()),
-    };
-    let rounds = run_between(&bed, &plan, look, between)?;
+    let rounds = run_looking(&bed, &plan, look)?;
     bed.end()?;
     Ok((rows(case, "forkdisk", plan.size, recordings), rounds))
 }

@@ -117,7 +117,7 @@ pub struct Round {
 
 /// Does all of `plan`, on a new file, and removes what is left.
 pub fn run(place: &impl Place, plan: &Plan) -> Result<Vec<Round>> {
-    run_between(place, plan, |_| Ok(()), |_| Ok(()))
+    run_looking(place, plan, |_| Ok(()))
 }
 
 /// As [`run`], and what reading the file in order asks of the device when it is fresh and when all rounds are done.
@@ -127,17 +127,12 @@ pub fn run_reading(place: &impl Place, plan: &Plan) -> Result<(Vec<Round>, Vec<R
         recordings.push(place.read(name, plan.size)?);
         place.settle()
     };
-    let rounds = run_between(place, plan, look, |_| Ok(()))?;
+    let rounds = run_looking(place, plan, look)?;
     Ok((rounds, recordings))
 }
 
-/// As [`run`]; `look` is told the name of the file when it is fresh, and when all rounds are done; `between` is told the name of the file behind every round.
-pub fn run_between(
-    place: &impl Place,
-    plan: &Plan,
-    mut look: impl FnMut(&str) -> Result<()>,
-    mut between: impl FnMut(&str) -> Result<()>,
-) -> Result<Vec<Round>> {
+/// As [`run`]; `look` is told the name of the file when it is fresh, and when all rounds are done.
+pub fn run_looking(place: &impl Place, plan: &Plan, mut look: impl FnMut(&str) -> Result<()>) -> Result<Vec<Round>> {
     let mut rng = SmallRng::seed_from_u64(SEED);
     let (mut current, mut next) = (place.dir().join("a"), place.dir().join("b"));
     fill(&current, plan.size, &mut rng)?;
@@ -172,7 +167,6 @@ pub fn run_between(
         round.used = place.used()?;
         rounds.push(round);
         std::mem::swap(&mut current, &mut next);
-        between(&name_of(&current))?;
     }
     look(&name_of(&current))?;
     fs::remove_file(&current)?;

@@ -28,6 +28,8 @@ const COST: u64 = 64;
 const AUTO_PART: u64 = 256;
 /// Pages of a volume that `auto` does not go over again only because some volume was given back.
 const LARGE: u64 = (16 << 30) / PAGE_SIZE as u64;
+/// A volume that was gone over in vain, again and again, is gone over anew when at most so many others have been given back.
+const MOST_GIVEN_BACK: u64 = 16;
 /// With more volumes that have a policy they are looked through at most once in [`QUIET`].
 const MANY: usize = 64;
 
@@ -43,8 +45,18 @@ pub struct Gathering {
     /// They were looked through a moment ago; whether somebody has asked for it since.
     resting: Cell<bool>,
     awaited: Cell<bool>,
-    /// Seams that were left when a volume had been gone over, and how many volumes had been given back by then.
-    left: RefCell<BTreeMap<VolumeId, (u64, u64)>>,
+    left: RefCell<BTreeMap<VolumeId, Left>>,
+}
+
+/// How a volume was when it had been gone over.
+#[derive(Clone, Copy)]
+struct Left {
+    seams: u64,
+    /// Volumes that had been given back by then.
+    reaped: u64,
+    /// So many have to be given back before it is gone over again: twice as many each time that nothing was moved, so that
+    /// what is to be had from nobody is not looked for with every deletion.
+    patience: u64,
 }
 
 impl Gathering {
@@ -57,10 +69,23 @@ impl Gathering {
         };
         let left = self.left.borrow();
         let goes_by_reaped = record.gather != GatherPolicy::Auto || record.referenced <= LARGE;
-        let fits = |&(left, then): &(u64, u64)| {
-            goes_by_reaped && then != reaped || record.seams > left + left / MORE_PART + MORE
+        let fits = |left: &Left| {
+            let given_back = goes_by_reaped && reaped - left.reaped >= left.patience;
+            given_back || record.seams > left.seams + left.seams / MORE_PART + MORE
         };
         is_scattered && left.get(&record.id).is_none_or(fits)
+    }
+
+    /// Nothing was moved if it was `in_vain`; there are no `seams` if it is gone.
+    fn was_gone_over(&self, id: VolumeId, seams: Option<u64>, reaped: u64, in_vain: bool) {
+        let mut left = self.left.borrow_mut();
+        let before = left.remove(&id);
+        let Some(seams) = seams else { return };
+        let patience = match before {
+            Some(before) if in_vain => (2 * before.patience).min(MOST_GIVEN_BACK),
+            _ => 1,
+        };
+        left.insert(id, Left { seams, reaped, patience });
     }
 
     fn next(&self, meta: &Meta, reaped: u64) -> Option<VolumeId> {
@@ -112,14 +137,12 @@ impl<D: Device> Inner<D> {
         self.runtime.spawn(Box::pin(async move {
             while let Some(id) = inner.next_to_gather().filter(|_| inner.may_gather()) {
                 let reaped = inner.counters.reaped.get();
+                let gathered = inner.counters.gathered.get();
                 // What goes wrong hurts nobody: the pages stay where they are, until there is more to do.
                 let _ = inner.gather_by_policy(id).await;
-                let left = inner.meta.borrow().directory.get(id).map(|volume| volume.record.seams);
-                let mut known = inner.gathering.left.borrow_mut();
-                match left {
-                    Some(seams) => known.insert(id, (seams, reaped)),
-                    None => known.remove(&id),
-                };
+                let in_vain = inner.counters.gathered.get() == gathered;
+                let seams = inner.meta.borrow().directory.get(id).map(|volume| volume.record.seams);
+                inner.gathering.was_gone_over(id, seams, reaped, in_vain);
             }
             inner.gathering.running.set(false);
             inner.gathering.ended.notify();
@@ -164,7 +187,7 @@ impl<D: Device> Inner<D> {
     /// Goes over a volume once.
     async fn gather_by_policy(self: &Rc<Self>, id: VolumeId) -> Result<()> {
         let mut at = VirtualPage(0);
-        let mut last = self.activity();
+        let mut last = None;
         self.take_back_space().await?;
         loop {
             let policy = self.meta.borrow().directory.get(id).map(|volume| volume.record.gather);
@@ -192,10 +215,10 @@ impl<D: Device> Inner<D> {
         reads + writes - self.gathering.requests.get()
     }
 
-    /// If anybody has read or written since `last`: waits until nobody has for a while. What it is then.
-    async fn until_quiet(&self, mut last: u64) -> u64 {
+    /// If anybody has read or written since `last`, or nobody has looked yet: waits until nobody has for a while. What it is then.
+    async fn until_quiet(&self, mut last: Option<u64>) -> Option<u64> {
         while self.may_gather() {
-            let now = self.activity();
+            let now = Some(self.activity());
             if now == last {
                 break;
             }
