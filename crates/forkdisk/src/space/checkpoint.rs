@@ -103,8 +103,15 @@ impl Space {
         assert!(self.frozen.is_empty() && self.work.is_none(), "one checkpoint at a time");
         self.frozen = std::mem::take(&mut self.current);
         self.handed_out = 0;
-        let way = if self.logged.room() > 0 { Way::Log(Segment::default()) } else { Way::Pages };
+        let to_log = self.logged.room() > 0 && !self.logged.is_to_end;
+        let way = if to_log { Way::Log(Segment::default()) } else { Way::Pages };
         self.begin_work(way);
+    }
+
+    /// Has the next checkpoint bring what is logged to the pages, if that takes so many at most: whether it will.
+    pub fn end_log(&mut self, most: u64) -> bool {
+        self.logged.is_to_end = (1..=most).contains(&(self.logged.leaves() as u64));
+        self.logged.is_to_end
     }
 
     /// The checkpoint that runs writes pages after all.

@@ -30,6 +30,8 @@ pub struct Logged {
     parts: usize,
     /// Where it ends.
     pub end: CountLog,
+    /// The next checkpoint is to write pages, although it has room.
+    pub is_to_end: bool,
     /// Changes in leaves, by the number of the leaf and the block's place in it, in their order.
     leaves: BTreeMap<u64, Vec<(u8, BlockChange)>>,
     /// What changes in the entries of leaves and of the pages above them: pages in use, references noted.

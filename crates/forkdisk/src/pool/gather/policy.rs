@@ -30,6 +30,9 @@ const AUTO_PART: u64 = 256;
 const LARGE: u64 = (16 << 30) / PAGE_SIZE as u64;
 /// A volume that was gone over in vain, again and again, is gone over anew when at most so many others have been given back.
 const MOST_GIVEN_BACK: u64 = 16;
+/// When so many pages have been moved for each count page of which something is logged, these are written, too: while nobody
+/// waits for it, and next to what was moved it is little.
+const MOVED_PER_LEAF: u64 = 32;
 /// With more volumes that have a policy they are looked through at most once in [`QUIET`].
 const MANY: usize = 64;
 
@@ -140,9 +143,11 @@ impl<D: Device> Inner<D> {
                 let gathered = inner.counters.gathered.get();
                 // What goes wrong hurts nobody: the pages stay where they are, until there is more to do.
                 let _ = inner.gather_by_policy(id).await;
-                let in_vain = inner.counters.gathered.get() == gathered;
+                let moved = inner.counters.gathered.get() - gathered;
+                // As above.
+                let _ = inner.end_log_of_counts(moved / PAGE_SIZE as u64).await;
                 let seams = inner.meta.borrow().directory.get(id).map(|volume| volume.record.seams);
-                inner.gathering.was_gone_over(id, seams, reaped, in_vain);
+                inner.gathering.was_gone_over(id, seams, reaped, moved == 0);
             }
             inner.gathering.running.set(false);
             inner.gathering.ended.notify();
@@ -182,6 +187,12 @@ impl<D: Device> Inner<D> {
 
     fn may_gather(&self) -> bool {
         !self.closing.get() && !self.closed.get() && self.failed.borrow().is_none()
+    }
+
+    /// So many pages have been moved.
+    async fn end_log_of_counts(self: &Rc<Self>, moved: u64) -> Result<()> {
+        let is_to_end = self.meta.borrow_mut().space.end_log(moved / MOVED_PER_LEAF);
+        if is_to_end { self.unless_stuck(self.clone().checkpoint()).await } else { Ok(()) }
     }
 
     /// Goes over a volume once.
