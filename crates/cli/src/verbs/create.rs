@@ -37,7 +37,7 @@ pub struct CreateArgs {
 
     /// When scattered pages are brought together without anybody asking: off; auto (while nobody reads or writes, as long as it
     /// moves little); idle (while nobody reads or writes); or a percentage such as 20% (while the fragmentation is above it)
-    /// [default: off]
+    /// [default: auto]
     #[arg(long, value_name = "POLICY")]
     gather: Option<GatherPolicy>,
 }

@@ -36,7 +36,7 @@ fn held(lab: &Lab) -> Vec<(String, u64, u64)> {
 #[test]
 fn what_is_scattered_is_brought_together_and_nothing_is_unshared() {
     let lab = Lab::with_pool("128M");
-    lab.ok(&["create", "pool.img/vm", "--size", "16M"]);
+    lab.ok(&["create", "pool.img/vm", "--size", "16M", "--gather", "off"]);
     let server = Server::start(&lab);
     let mut client = Client::connect(server.socket(), "vm").unwrap();
     (0..SIZE / MIB).for_each(|i| client.write(i * MIB, &noise(i, MIB as usize), false).unwrap());
@@ -74,8 +74,8 @@ fn what_is_scattered_is_brought_together_and_nothing_is_unshared() {
 fn the_policy_of_gathering_is_a_property() {
     let lab = Lab::with_pool("64M");
     lab.ok(&["create", "pool.img/vm", "--size", "1M"]);
-    assert_eq!(of(&lab, "vm")["gather"], "off");
-    for policy in ["idle", "20%", "auto", "off"] {
+    assert_eq!(of(&lab, "vm")["gather"], "auto");
+    for policy in ["idle", "20%", "off", "auto"] {
         lab.ok(&["set", &format!("gather={policy}"), "pool.img/vm"]);
         assert_eq!(of(&lab, "vm")["gather"], policy);
     }
@@ -83,10 +83,10 @@ fn the_policy_of_gathering_is_a_property() {
         let run = lab.run(&["set", bad, "pool.img/vm"]);
         assert_eq!(run.status.code(), Some(2), "{run:?}");
     }
-    lab.ok(&["create", "pool.img/other", "--size", "1M", "--gather", "auto"]);
-    assert_eq!(of(&lab, "other")["gather"], "auto");
+    lab.ok(&["create", "pool.img/other", "--size", "1M", "--gather", "off"]);
+    assert_eq!(of(&lab, "other")["gather"], "off");
     lab.ok(&["clone", "pool.img/other", "pool.img/clone"]);
-    assert_eq!(of(&lab, "clone")["gather"], "auto");
+    assert_eq!(of(&lab, "clone")["gather"], "off");
     let run = lab.run(&["create", "pool.img/more", "--size", "1M", "--gather", "always"]);
     assert!(run.status.code() == Some(2) && run.stderr.contains("off, auto, idle and 1% to 99%"), "{run:?}");
     assert!(lab.ok(&["list", POOL]).lines().next().unwrap().contains("FRAGMENTED"));

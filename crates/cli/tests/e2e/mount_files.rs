@@ -378,15 +378,19 @@ os.close(f)
 #[test]
 fn files_of_a_mount_have_the_policy_of_gathering_it_was_mounted_with() {
     let lab = lab();
-    lab.ok(&["create", "pool.img/before", "--size", "1M"]);
+    lab.ok(&["create", "pool.img/before", "--size", "1M", "--gather", "off"]);
     let run = lab.run(&["mount", "pool.img", ".", "-o", "gather=always"]);
     assert!(!run.status.success() && run.stderr.contains("off, auto, idle and 1% to 99%"), "{run:?}");
-    let Some(mount) = Mounted::with(&lab, &["-o", "noatime,gather=auto"]) else { return };
+    let Some(mount) = Mounted::with(&lab, &["-o", "noatime,gather=20%"]) else { return };
     sh(&mount, "echo x > a; cp a b; cp before c; mkdir f; mv b f/b");
     mount.unmount(&lab);
+    let Some(mount) = Mounted::new(&lab) else { return };
+    sh(&mount, "echo x > d; cp a e");
+    mount.unmount(&lab);
     let policy = |name: &str| lab.json(&["list", &format!("pool.img/{name}")])[0]["gather"].clone();
-    let all = ["before", "a", "f/b", "c"].map(policy);
-    assert_eq!(all, ["off", "auto", "auto", "off"], "a clone has that of what it was cloned from");
+    let all = ["before", "a", "f/b", "c", "d", "e"].map(policy);
+    let those = ["off", "20%", "20%", "off", "auto", "20%"];
+    assert_eq!(all, those, "auto if nothing else is said; a clone has that of what it was cloned from");
     lab.assert_clean();
 }
 

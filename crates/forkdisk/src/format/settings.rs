@@ -32,8 +32,8 @@ pub enum GatherPolicy {
     Off,
     /// While nobody reads or writes, whatever it takes.
     Idle,
-    /// While nobody reads or writes, what takes little: at most two pages moved for each that lies behind the one before it
-    /// then, in volumes where more than one in 256 does not.
+    /// While nobody reads or writes, what takes little: where all of a MiB is mapped, pages go to the block in which most of them
+    /// lie, at most two for each that lies behind the one before it then, in volumes where more than one in 256 does not.
     Auto,
     /// While more than so many percent of its pages, 1 to 99, do not lie behind the page before them.
     Above(u8),

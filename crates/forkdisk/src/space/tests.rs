@@ -514,6 +514,29 @@ fn what_changes_little_in_many_places_takes_one_unit() {
 }
 
 #[test]
+fn a_log_that_is_to_end_is_in_its_pages_with_the_next_checkpoint() {
+    let mut lab = Logging::new(100);
+    let one_in_each = |lab: &mut Logging| (2..37).for_each(|block| lab.space.incr_page(Block(block).page(3)));
+    assert!(!lab.space.end_log(1000), "there is none");
+    one_in_each(&mut lab);
+    lab.checkpoint();
+    let leaves = lab.counted.log.pages as u64 + 1;
+    assert!(lab.counted.log.pages > 0 && leaves < 6, "a segment is less than the leaves");
+    assert!(!lab.space.end_log(4), "five leaves are more than that");
+    lab.space.incr_page(Block(2).page(4));
+    lab.checkpoint();
+    assert!(lab.counted.log.pages > 0 && lab.space.end_log(6));
+    assert_eq!((lab.checkpoint(), lab.counted.log.pages), (6 + 3, 0), "six leaves and those above them");
+    assert_eq!(
+        (lab.counts(Block(2)).pages[3], lab.counts(Block(2)).pages[4], lab.counts(Block(36)).pages[3]),
+        (1, 1, 1)
+    );
+    // Once.
+    lab.space.incr_page(Block(9).page(9));
+    assert_eq!((lab.checkpoint(), lab.counted.log.pages), (4, 4));
+}
+
+#[test]
 fn a_log_that_would_be_longer_than_the_pages_is_not_written() {
     let mut lab = Logging::new(100);
     // Every page of two leaves has a count of its own, and none a small one.

@@ -22,6 +22,10 @@ const IN_A_ROW: u64 = 256;
 /// Pages kept back for tables and for verbs that free space.
 const RESERVE: u64 = 64;
 
+/// Most pages that are moved by policy for each seam that is one no more: where they go home, and elsewhere.
+const HOME_COST: u64 = 2;
+const COST: u64 = 64;
+
 /// A page and where it is to go.
 type Step = (usize, PageAddr, PageAddr);
 
@@ -36,12 +40,11 @@ enum Target {
 /// At whose expense a volume is gathered.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
-    /// By policy: everybody's seams count, and at most `cost` pages are moved for each that lies behind the one before it
-    /// afterwards.
-    Unasked {
-        /// See there.
-        cost: u64,
-    },
+    /// By policy: everybody's seams count, and pages only go home, in blocks without holes. What still fills up in random
+    /// places would be moved again and again.
+    Home,
+    /// By policy: everybody's seams count.
+    Unasked,
     /// Somebody wants this volume in one piece, whoever pays for it.
     Asked,
     /// So does somebody, and its blocks are to lie one behind the other.
@@ -108,6 +111,9 @@ impl Meta {
     /// What of the virtual block that begins at `at` is to be moved, if anything.
     pub fn wish_to_gather(&mut self, id: VolumeId, at: VirtualPage, way: Way) -> Result<Option<Wish>, Failure> {
         let Some(Survey { movable, .. }) = self.survey(id, at)? else { return Ok(None) };
+        if way == Way::Home && self.has_holes(id, at, &movable) {
+            return Ok(None);
+        }
         let (before, follow) = self.neighbours(id, at)?;
         let is_scattered = seams_of(&movable.all) > 0;
         let follows = before.is_some_and(|before| movable.all[0] == Some(Block(before.0 + 1).first_page()));
@@ -118,6 +124,13 @@ impl Meta {
             wishes.into_iter().flatten().flatten().find(|wish| is_worth(wish, &movable, way.min(Way::Asked)))
         });
         Ok(wish.map(|wish| Wish { before, follow, ..wish }))
+    }
+
+    /// Whether nothing is mapped somewhere in the virtual block, before the end of the volume.
+    fn has_holes(&self, id: VolumeId, at: VirtualPage, movable: &Movable) -> bool {
+        let size = self.directory.get(id).map_or(0, |volume| volume.record.size);
+        let left = pages_of(size).saturating_sub(at.0).min(BLOCK_PAGES) as usize;
+        movable.all[..left].iter().any(Option::is_none)
     }
 
     /// The block in which the virtual block before `at` ends, and how many virtual blocks are left from `at` on.
@@ -133,6 +146,7 @@ impl Meta {
     /// What may be done about a block by itself, the best first.
     fn apart(&self, movable: &Movable, way: Way) -> [Option<Wish>; 2] {
         match (self.home(movable), elsewhere(movable)) {
+            (home, _) if way == Way::Home => [home.map(|(home, _)| home), None],
             // Some of it stays scattered, which whoever asks did not ask for.
             (Some((home, false)), elsewhere) if way >= Way::Asked => [elsewhere, Some(home)],
             (home, elsewhere) => [home.map(|(home, _)| home), elsewhere],
@@ -219,7 +233,8 @@ fn is_worth(wish: &Wish, movable: &Movable, way: Way) -> bool {
     match way {
         Way::InOrder => after == 0 || after < before,
         Way::Asked => after < before,
-        Way::Unasked { cost } => {
+        Way::Home | Way::Unasked => {
+            let cost = if way == Way::Home { HOME_COST } else { COST };
             let is_cheap = after < before && wish.steps.len() as u64 <= cost * (before - after);
             is_cheap && movable.weight(now) < movable.weight(|_, page| page)
         }

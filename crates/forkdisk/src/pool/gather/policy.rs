@@ -21,9 +21,6 @@ const QUIET: Duration = Duration::from_millis(200);
 /// and so many.
 const MORE_PART: u64 = 8;
 const MORE: u64 = 16;
-/// Most pages that are moved for each seam that is one no more: by `auto`, and by the others.
-const AUTO_COST: u64 = 2;
-const COST: u64 = 64;
 /// By `auto` a volume is gathered where more than this part of its pages are seams.
 const AUTO_PART: u64 = 256;
 /// Pages of a volume that `auto` does not go over again only because some volume was given back.
@@ -32,7 +29,7 @@ const LARGE: u64 = (16 << 30) / PAGE_SIZE as u64;
 const MOST_GIVEN_BACK: u64 = 16;
 /// When so many pages have been moved for each count page of which something is logged, these are written, too: while nobody
 /// waits for it, and next to what was moved it is little.
-const MOVED_PER_LEAF: u64 = 32;
+const MOVED_PER_LEAF: u64 = 8;
 /// With more volumes that have a policy they are looked through at most once in [`QUIET`].
 const MANY: usize = 64;
 
@@ -207,12 +204,12 @@ impl<D: Device> Inner<D> {
                 Some(GatherPolicy::Auto | GatherPolicy::Idle) => last = self.until_quiet(last).await,
                 Some(GatherPolicy::Above(_)) => {}
             }
-            let cost = if policy == Some(GatherPolicy::Auto) { AUTO_COST } else { COST };
+            let way = if policy == Some(GatherPolicy::Auto) { Way::Home } else { Way::Unasked };
             if !self.may_gather() {
                 return Ok(());
             }
             let Some(next) = self.next_scattered(id, at).await? else { return Ok(()) };
-            let outcome = self.gather_for(id, next, Way::Unasked { cost }).await?;
+            let outcome = self.gather_for(id, next, way).await?;
             if matches!(outcome, Outcome::NoRoom | Outcome::HostFull) {
                 return Ok(());
             }
@@ -237,5 +234,36 @@ impl<D: Device> Inner<D> {
             self.runtime.sleep(QUIET).await;
         }
         last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_gathered_in_vain_is_not_looked_for_with_every_deletion() {
+        let id = VolumeId(7);
+        let record = |seams| VolumeRecord {
+            gather: GatherPolicy::Auto,
+            seams,
+            referenced: 10_000,
+            ..VolumeRecord::empty(id, "volume", 0)
+        };
+        let gathering = Gathering::default();
+        let mut looks = Vec::new();
+        for reaped in 0..100 {
+            if gathering.is_due(&record(100), reaped) {
+                looks.push(reaped);
+                gathering.was_gone_over(id, Some(100), reaped, true);
+            }
+        }
+        assert_eq!(looks, [0, 1, 3, 7, 15, 31, 47, 63, 79, 95]);
+        // Where something was moved there may be more, and what has been scattered since is reason enough.
+        assert!(!gathering.is_due(&record(100), 100) && gathering.is_due(&record(150), 100));
+        gathering.was_gone_over(id, Some(100), 100, false);
+        assert!(!gathering.is_due(&record(100), 100) && gathering.is_due(&record(100), 101));
+        gathering.was_gone_over(id, None, 101, true);
+        assert!(gathering.left.borrow().is_empty(), "it is gone");
     }
 }
