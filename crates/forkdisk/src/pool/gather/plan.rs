@@ -130,7 +130,7 @@ impl Meta {
     fn has_holes(&self, id: VolumeId, at: VirtualPage, movable: &Movable) -> bool {
         let size = self.directory.get(id).map_or(0, |volume| volume.record.size);
         let left = pages_of(size).saturating_sub(at.0).min(BLOCK_PAGES) as usize;
-        movable.all[..left].iter().any(Option::is_none)
+        movable.all.iter().take(left).any(Option::is_none)
     }
 
     /// The block in which the virtual block before `at` ends, and how many virtual blocks are left from `at` on.
