@@ -87,6 +87,9 @@ fn the_policy_of_gathering_is_a_property() {
     assert_eq!(of(&lab, "other")["gather"], "off");
     lab.ok(&["clone", "pool.img/other", "pool.img/clone"]);
     assert_eq!(of(&lab, "clone")["gather"], "off");
+    lab.ok(&["snapshot", "pool.img/vm@then"]);
+    lab.ok(&["clone", "pool.img/vm@then", "pool.img/back"]);
+    assert_eq!(of(&lab, "back")["gather"], "auto", "as its volume had it");
     let run = lab.run(&["create", "pool.img/more", "--size", "1M", "--gather", "always"]);
     assert!(run.status.code() == Some(2) && run.stderr.contains("off, auto, idle and 1% to 99%"), "{run:?}");
     assert!(lab.ok(&["list", POOL]).lines().next().unwrap().contains("FRAGMENTED"));

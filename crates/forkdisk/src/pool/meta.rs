@@ -2,8 +2,7 @@
 
 use crate::error::Error;
 use crate::format::{
-    CopierSettings, GatherPolicy, Kind, Layout, Moved, NO_VOLUME, OriginFull, Protects, Record, VolumeRecord,
-    VolumeState,
+    CopierSettings, Kind, Layout, Moved, NO_VOLUME, OriginFull, Protects, Record, VolumeRecord, VolumeState,
 };
 use crate::journal::Journal;
 use crate::map::{Editor, Member, Shared, Stop, Tables};
@@ -210,7 +209,6 @@ impl Meta {
                         created: *now,
                         origin: String::new(),
                         shared_at: self.epoch,
-                        gather: GatherPolicy::Off,
                         quota: 0,
                         flags: *flags,
                         protects: None,

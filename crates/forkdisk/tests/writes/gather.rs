@@ -278,6 +278,36 @@ fn auto_moves_little_for_what_it_brings_and_whole_blocks_for_nothing() {
 }
 
 #[test]
+fn auto_leaves_blocks_with_holes_and_the_end_of_a_volume_is_none() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        drop(full(&lab, "base").await);
+        lab.pool.resize("base", (PAGES - 128) * PAGE_SIZE as u64).await.expect("it is shorter");
+        let base = lab.pool.volume("base").expect("it is there");
+        base.discard(5 * PAGE_SIZE as u64, PAGE_SIZE as u64).await.expect("it is given up");
+        drop(base);
+        settle(&lab).await;
+        lab.pool.clone_volume("base", "clone", 0).await.expect("a clone");
+        let clone = lab.pool.volume("clone").expect("just made");
+        for page in (0..PAGES - 128).step_by(16) {
+            clone.write(page * PAGE_SIZE as u64, stamp(page + 100_000, 1), false).await.0.expect("there is space");
+        }
+        lab.pool.delete(&["base"]).await.expect("it is deleted");
+        settle(&lab).await;
+        let seams = || lab.pool.find("clone").expect("it is there").scattered / PAGE_SIZE as u64;
+        let before = seams();
+        lab.pool.set_gather("clone", GatherPolicy::Auto).await.expect("it is set");
+        assert_eq!(seams(), before, "nothing before it has been quiet for a while");
+        lab.pool.gathered().await;
+        assert_eq!(seams(), 31, "those of the first block, which has a hole");
+        lab.pool.set_gather("clone", GatherPolicy::Idle).await.expect("it is set");
+        lab.pool.gathered().await;
+        assert_eq!(seams(), 0);
+        let found = lab.stamps(&clone, 0, (PAGES - 128) as usize).await;
+        assert_eq!((found[0], found[5], found[6], found[880]), (Some(100_000), None, Some(6), Some(100_880)));
+    });
+}
+
+#[test]
 fn what_can_go_home_does_and_the_rest_stays() {
     Lab::run(64, OpenOptions::default(), |lab| async move {
         let clone = scattered_clone(&lab, 16).await;

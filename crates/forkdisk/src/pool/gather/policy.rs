@@ -82,7 +82,11 @@ impl Gathering {
         let before = left.remove(&id);
         let Some(seams) = seams else { return };
         let patience = match before {
-            Some(before) if in_vain => (2 * before.patience).min(MOST_GIVEN_BACK),
+            Some(before) if in_vain && reaped - before.reaped >= before.patience => {
+                (2 * before.patience).min(MOST_GIVEN_BACK)
+            }
+            // It was gone over because it had been scattered more: that says nothing about deletions.
+            Some(before) if in_vain => before.patience,
             _ => 1,
         };
         left.insert(id, Left { seams, reaped, patience });
@@ -139,12 +143,12 @@ impl<D: Device> Inner<D> {
                 let reaped = inner.counters.reaped.get();
                 let gathered = inner.counters.gathered.get();
                 // What goes wrong hurts nobody: the pages stay where they are, until there is more to do.
-                let _ = inner.gather_by_policy(id).await;
+                let is_done = inner.gather_by_policy(id).await.is_ok();
                 let moved = inner.counters.gathered.get() - gathered;
                 // As above.
                 let _ = inner.end_log_of_counts(moved / PAGE_SIZE as u64).await;
                 let seams = inner.meta.borrow().directory.get(id).map(|volume| volume.record.seams);
-                inner.gathering.was_gone_over(id, seams, reaped, moved == 0);
+                inner.gathering.was_gone_over(id, seams, reaped, is_done && moved == 0);
             }
             inner.gathering.running.set(false);
             inner.gathering.ended.notify();
@@ -188,15 +192,14 @@ impl<D: Device> Inner<D> {
 
     /// So many pages have been moved.
     async fn end_log_of_counts(self: &Rc<Self>, moved: u64) -> Result<()> {
-        let is_to_end = self.meta.borrow_mut().space.end_log(moved / MOVED_PER_LEAF);
+        let is_to_end = self.may_gather() && self.meta.borrow_mut().space.end_log(moved / MOVED_PER_LEAF);
         if is_to_end { self.unless_stuck(self.clone().checkpoint()).await } else { Ok(()) }
     }
 
     /// Goes over a volume once.
     async fn gather_by_policy(self: &Rc<Self>, id: VolumeId) -> Result<()> {
         let mut at = VirtualPage(0);
-        let mut last = None;
-        self.take_back_space().await?;
+        let (mut last, mut has_taken_back) = (None, false);
         loop {
             let policy = self.meta.borrow().directory.get(id).map(|volume| volume.record.gather);
             match policy {
@@ -207,6 +210,10 @@ impl<D: Device> Inner<D> {
             let way = if policy == Some(GatherPolicy::Auto) { Way::Home } else { Way::Unasked };
             if !self.may_gather() {
                 return Ok(());
+            }
+            if !has_taken_back {
+                self.take_back_space().await?;
+                has_taken_back = true;
             }
             let Some(next) = self.next_scattered(id, at).await? else { return Ok(()) };
             let outcome = self.gather_for(id, next, way).await?;
@@ -263,6 +270,11 @@ mod tests {
         assert!(!gathering.is_due(&record(100), 100) && gathering.is_due(&record(150), 100));
         gathering.was_gone_over(id, Some(100), 100, false);
         assert!(!gathering.is_due(&record(100), 100) && gathering.is_due(&record(100), 101));
+        // Looked through in vain for what had been written, however often: one deletion is enough.
+        for seams in [150, 200, 300, 400] {
+            gathering.was_gone_over(id, Some(seams), 100, true);
+        }
+        assert!(!gathering.is_due(&record(400), 100) && gathering.is_due(&record(400), 101));
         gathering.was_gone_over(id, None, 101, true);
         assert!(gathering.left.borrow().is_empty(), "it is gone");
     }
