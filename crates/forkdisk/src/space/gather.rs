@@ -20,6 +20,11 @@ impl Space {
         self.free.get(&page.block()).is_some_and(|bits| bit(bits, page.index()))
     }
 
+    /// Finds out which pages of a block are free, also where the search for free space has not come yet.
+    pub fn learn_free(&mut self, block: Block) -> Result<(), Miss> {
+        if self.is_scanned(block) { Ok(()) } else { self.search_block(block) }
+    }
+
     /// Takes `n` pages from `first` on. False: not all of them were free; those that were are taken.
     pub fn take_exactly(&mut self, first: PageAddr, n: u64) -> bool {
         self.take(first.block(), first.index(), n).is_some_and(|(_, taken)| taken == n)

@@ -123,11 +123,16 @@ impl Space {
             return Ok(());
         }
         for i in 0..LEAF_BLOCKS as u64 {
-            let block = Block(leaf.first_block().0 + i);
-            let bits = self.free_by_leaf(block)?;
-            let bits = if planted(Bug::SearchFindsTaken) { bits } else { self.untouched(block, bits) };
-            self.add_free(block, bits);
+            self.search_block(Block(leaf.first_block().0 + i))?;
         }
+        Ok(())
+    }
+
+    /// The free pages of a block become known; those that are known stay so.
+    pub(super) fn search_block(&mut self, block: Block) -> Result<(), Miss> {
+        let bits = self.free_by_leaf(block)?;
+        let bits = if planted(Bug::SearchFindsTaken) { bits } else { self.untouched(block, bits) };
+        self.add_free(block, bits);
         Ok(())
     }
 

@@ -1,8 +1,9 @@
 //! Gathering: what was scattered lies in one piece again, and nobody has more or less than before.
 
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
-use forkdisk::{GatherPolicy, GatherReport, OpenOptions, PAGE_SIZE, Usage};
+use forkdisk::{GatherPolicy, GatherReport, OpenOptions, PAGE_SIZE, Pool, Usage};
 
 use crate::lab::{Disk, Lab, stamp};
 
@@ -304,6 +305,40 @@ fn auto_leaves_blocks_with_holes_and_the_end_of_a_volume_is_none() {
         assert_eq!(seams(), 0);
         let found = lab.stamps(&clone, 0, (PAGES - 128) as usize).await;
         assert_eq!((found[0], found[5], found[6], found[880]), (Some(100_000), None, Some(6), Some(100_880)));
+    });
+}
+
+/// Where the search for free space has not come yet, as in a pool that was opened a moment ago, it is home all the same.
+#[test]
+fn auto_takes_pages_home_in_a_pool_that_was_opened_anew() {
+    Lab::run(256, OpenOptions::default(), |lab| async move {
+        let (first, second) = (full(&lab, "first").await, full(&lab, "second").await);
+        for page in (0..PAGES).step_by(2) {
+            first.discard(page * PAGE_SIZE as u64, PAGE_SIZE as u64).await.expect("it is given up");
+        }
+        drop((first, second));
+        settle(&lab).await;
+        lab.pool.clone_volume("second", "clone", 0).await.expect("a clone");
+        let clone = lab.pool.volume("clone").expect("just made");
+        scatter(&clone, 16, 100_000).await;
+        drop(clone);
+        lab.pool.delete(&["second"]).await.expect("it is deleted");
+        lab.pool.close().await.expect("it is closed");
+        let pool = Pool::open(lab.tape.clone(), Rc::new(lab.tasks.clone()), OpenOptions::default()).await;
+        let lab = Lab { pool: pool.expect("it opens"), ..lab };
+        assert!(fragmentation(&lab, "clone") > 5.0);
+        lab.pool.set_gather("clone", GatherPolicy::Auto).await.expect("it is set");
+        lab.pool.gathered().await;
+        assert_eq!(fragmentation(&lab, "clone"), 0.0);
+        let clone = lab.pool.volume("clone").expect("it is there");
+        expect(&lab, &clone, 16, 100_000).await;
+        // What it was told is free is handed out once, also when the search comes there.
+        let rest = full(&lab, "rest").await;
+        scatter(&clone, 8, 200_000).await;
+        expect(&lab, &rest, 1, 0).await;
+        expect(&lab, &clone, 8, 200_000).await;
+        let checked = lab.pool.check().await.expect("it is checked");
+        assert!(checked.damage.is_empty() && checked.leaked == 0, "{checked:?}");
     });
 }
 

@@ -118,11 +118,11 @@ impl Meta {
         let is_scattered = seams_of(&movable.all) > 0;
         let follows = before.is_some_and(|before| movable.all[0] == Some(Block(before.0 + 1).first_page()));
         let behind = (way == Way::InOrder && (is_scattered || !follows)).then(|| elsewhere(&movable)).flatten();
-        let behind = behind.filter(|wish| matches!(wish.target, Target::Block) && is_worth(wish, &movable, way));
-        let wish = behind.or_else(|| {
-            let wishes = is_scattered.then(|| self.apart(&movable, way));
-            wishes.into_iter().flatten().flatten().find(|wish| is_worth(wish, &movable, way.min(Way::Asked)))
-        });
+        let mut wish = behind.filter(|wish| matches!(wish.target, Target::Block) && is_worth(wish, &movable, way));
+        if wish.is_none() && is_scattered {
+            let wishes = self.apart(&movable, way)?;
+            wish = wishes.into_iter().flatten().find(|wish| is_worth(wish, &movable, way.min(Way::Asked)));
+        }
         Ok(wish.map(|wish| Wish { before, follow, ..wish }))
     }
 
@@ -144,29 +144,32 @@ impl Meta {
     }
 
     /// What may be done about a block by itself, the best first.
-    fn apart(&self, movable: &Movable, way: Way) -> [Option<Wish>; 2] {
-        match (self.home(movable), elsewhere(movable)) {
-            (home, _) if way == Way::Home => [home.map(|(home, _)| home), None],
+    fn apart(&mut self, movable: &Movable, way: Way) -> Result<[Option<Wish>; 2], Failure> {
+        let home = self.home(movable)?;
+        Ok(match home {
+            Some((home, _)) if way == Way::Home => [Some(home), None],
+            None if way == Way::Home => [None, None],
             // Some of it stays scattered, which whoever asks did not ask for.
-            (Some((home, false)), elsewhere) if way >= Way::Asked => [elsewhere, Some(home)],
-            (home, elsewhere) => [home.map(|(home, _)| home), elsewhere],
-        }
+            Some((home, false)) if way >= Way::Asked => [elsewhere(movable), Some(home)],
+            home => [home.map(|(home, _)| home), elsewhere(movable)],
+        })
     }
 
     /// Everything that is not where most of it is goes there, as far as there is room; whether that is all of it.
-    fn home(&self, movable: &Movable) -> Option<(Wish, bool)> {
+    fn home(&mut self, movable: &Movable) -> Result<Option<(Wish, bool)>, Failure> {
         let mut blocks: BTreeMap<Block, u64> = BTreeMap::new();
         let in_place = |&(slot, page): &(usize, PageAddr)| page.index() == slot;
         let mapped = || movable.all.iter().enumerate().filter_map(|(slot, page)| Some((slot, (*page)?)));
         mapped().filter(in_place).for_each(|(_, page)| *blocks.entry(page.block()).or_default() += 1);
-        let (&home, _) = blocks.iter().max_by_key(|&(_, n)| *n)?;
+        let Some((&home, _)) = blocks.iter().max_by_key(|&(_, n)| *n) else { return Ok(None) };
+        self.space.learn_free(home).map_err(Stop::from)?;
         let away: Vec<Step> =
             mapped().map(|(slot, page)| (slot, page, home.page(slot))).filter(|(_, page, to)| page != to).collect();
         let may_go = |&&(slot, page, to): &&Step| movable.pages[slot] == Some(page) && self.space.is_known_free(to);
         let steps: Vec<Step> = away.iter().filter(may_go).copied().collect();
         let is_all = steps.len() == away.len();
         let wish = Wish { steps, target: Target::Home, tables: movable.tables, before: None, follow: 1 };
-        (!wish.steps.is_empty()).then_some((wish, is_all))
+        Ok((!wish.steps.is_empty()).then_some((wish, is_all)))
     }
 
     /// Finds room for a wish and takes it.
