@@ -143,7 +143,7 @@ impl Editor<'_> {
     /// Up to where the journal must be durable for a table's lost references to stay lost.
     fn table_lost_until(&self, at: TableRef) -> u64 {
         let place = self.tables.resolve(at).page();
-        place.map_or(0, |page| self.space.lost_until(page.block())).max(self.tables.lost_until(at))
+        place.map_or(0, |page| self.space.page_lost_until(page)).max(self.tables.lost_until(at))
     }
 
     fn is_exclusive(&mut self, volume: &VolumeRecord, entry: Entry) -> Result<bool, Stop> {
@@ -296,7 +296,7 @@ impl Editor<'_> {
                     let within = if entry.kind() == Kind::Block { at.index() as u64 } else { 0 };
                     let page = PageAddr(entry.addr().0 + within);
                     let exclusive = self.space.data_is_exclusive(page)?;
-                    return Ok(exclusive.then(|| until.max(self.space.lost_until(page.block()))));
+                    return Ok(exclusive.then(|| until.max(self.space.page_lost_until(page))));
                 }
                 Kind::Table => {
                     if !self.is_exclusive(volume, entry)? {

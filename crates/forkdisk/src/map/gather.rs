@@ -149,7 +149,7 @@ impl Editor<'_> {
             return Ok((node, part.entry));
         }
         let place = self.tables.resolve(at).page();
-        let lost = place.map_or(0, |page| self.space.lost_until(page.block())).max(self.tables.lost_until(at));
+        let lost = place.map_or(0, |page| self.space.page_lost_until(page)).max(self.tables.lost_until(at));
         let mut entries = self.tables.node(node).entries().clone();
         if part.level > 0 {
             entries.change_tables(|e| self.tables.settle_finished(e));

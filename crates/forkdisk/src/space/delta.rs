@@ -264,6 +264,11 @@ impl Deltas {
         self.blocks.get(&block).map_or(0, |d| d.lost_until)
     }
 
+    /// As for its block, unless nothing is known of the page.
+    pub fn page_lost_until(&self, page: PageAddr) -> u64 {
+        if self.is_touched(page) { self.lost_until(page.block()) } else { 0 }
+    }
+
     pub fn is_touched(&self, page: PageAddr) -> bool {
         bit(&self.touched(page.block()), page.index())
     }
@@ -313,6 +318,19 @@ mod tests {
             };
             assert!(!delta.pages.windows(2).any(meet) && delta.pages.iter().all(|c| c.by != 0), "after {i}");
         }
+    }
+
+    #[test]
+    fn what_is_lost_in_a_block_says_nothing_of_pages_that_never_lost_anything() {
+        let mut deltas = Deltas::default();
+        deltas.lose(PageAddr(300), 2, 7);
+        let found = |deltas: &Deltas, page| deltas.page_lost_until(PageAddr(page));
+        assert_eq!([299, 300, 301, 302].map(|page| found(&deltas, page)), [0, 7, 7, 0]);
+        // That it has gained one as well does not undo it.
+        deltas.gain(PageAddr(300), 1);
+        assert_eq!(found(&deltas, 300), 7);
+        deltas.lose_whole(Block(1), 9);
+        assert_eq!([256, 300, 511, 512].map(|page| found(&deltas, page)), [9, 9, 9, 0]);
     }
 
     #[test]

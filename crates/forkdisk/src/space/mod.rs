@@ -256,6 +256,11 @@ impl Space {
         self.current.lost_until(block).max(self.frozen.lost_until(block))
     }
 
+    /// The same for a page. Where something else in its block has lost references as well, it may be more than need be.
+    pub fn page_lost_until(&self, page: PageAddr) -> u64 {
+        self.current.page_lost_until(page).max(self.frozen.page_lost_until(page))
+    }
+
     /// A reference moves from the block to each of its pages.
     pub fn demote(&mut self, block: Block) {
         self.current.whole(block, -1, 1);

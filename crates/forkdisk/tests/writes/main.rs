@@ -4,6 +4,7 @@
 #[macro_use]
 mod forward;
 
+mod alone;
 mod amplification;
 mod commit;
 mod flatten;
