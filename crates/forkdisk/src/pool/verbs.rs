@@ -285,6 +285,7 @@ impl<D: Device> Pool<D> {
             let id = VolumeId(meta.next_id);
             inner.publish(&mut meta, &Record::Clone { source: from, id, name: name.to_string(), now })?;
             meta.directory.get_mut(id).expect("just made").pending = true;
+            inner.note_cloned(&meta, from, id);
             id
         };
         inner.generations.barrier().await;

@@ -13,6 +13,10 @@ pub const CONSTANT: [Part; 2] = [("clone", |r| r.clone), ("remove", |r| r.remove
 /// The parts whose cost follows the distinct pages that are written.
 const PER_PAGE: [Part; 2] = [("write", |r| r.write), ("sync", |r| r.sync)];
 
+/// What their cost is told by: pages that are written, each counted once, and the same with those that have to be read for it,
+/// of which the coded incremental mode has more with every round, on any file system.
+const UNITS: [(&str, fn(&Round) -> u64); 2] = [("page", |r| r.pages), ("page_moved", |r| r.pages + r.read)];
+
 /// Growth, times and counts of every part.
 pub fn rows(name: &str, suffix: &str, target: &str, rounds: &[Round]) -> Vec<Row> {
     let mut rows = Vec::new();
@@ -35,11 +39,14 @@ pub fn rows(name: &str, suffix: &str, target: &str, rounds: &[Round]) -> Vec<Row
     for (part, step) in PER_PAGE {
         let case = format!("{name}/{part}{suffix}");
         let label = Label { target, ..label(&case) };
-        let per_page =
-            |of: fn(&Step) -> f64| rounds.iter().map(|r| of(&step(r)) / r.pages.max(1) as f64).collect::<Vec<f64>>();
-        rows.extend(growth(&label, "requests_per_page", &per_page(|s| s.counts.requests as f64)));
-        rows.extend(growth(&label, "bytes_per_page", &per_page(|s| s.counts.bytes as f64)));
-        rows.extend(trend(&label, "cpu_per_page", &per_page(|s| s.cpu)));
+        for (unit, pages) in UNITS {
+            let per = |of: fn(&Step) -> f64| -> Vec<f64> {
+                rounds.iter().map(|r| of(&step(r)) / pages(r).max(1) as f64).collect()
+            };
+            rows.extend(growth(&label, &format!("requests_per_{unit}"), &per(|s| s.counts.requests as f64)));
+            rows.extend(growth(&label, &format!("bytes_per_{unit}"), &per(|s| s.counts.bytes as f64)));
+            rows.extend(trend(&label, &format!("cpu_per_{unit}"), &per(|s| s.cpu)));
+        }
         rows.push(label.rows("seconds", "s", &rounds.iter().map(|r| step(r).wall).collect()));
     }
     rows

@@ -109,6 +109,8 @@ pub struct Round {
     pub remove: Step,
     /// Distinct pages that were written.
     pub pages: u64,
+    /// Of these, pages that the file held before: the kernel reads them to complete them.
+    pub read: u64,
     /// Distinct pages that the file holds at the end.
     pub held: u64,
     /// Bytes of contents in use at the end, and with all metadata.
@@ -144,8 +146,9 @@ pub fn run_looking(place: &impl Place, plan: &Plan, mut look: impl FnMut(&str) -
     for _ in 0..plan.rounds {
         let offsets = plan.mode.offsets(&mut rng, plan.size, plan.writes);
         let pages: HashSet<u64> = offsets.iter().flat_map(|o| [o / PAGE, (o + 7) / PAGE]).collect();
+        let read = pages.intersection(&held).count() as u64;
         held.extend(&pages);
-        let mut round = Round { pages: pages.len() as u64, held: held.len() as u64, ..Round::default() };
+        let mut round = Round { pages: pages.len() as u64, read, held: held.len() as u64, ..Round::default() };
         let clone = |round: &mut Round| -> Result<()> {
             round.clone = step(place, true, || program("cp", &[&current, &next]))?;
             Ok(())

@@ -110,10 +110,10 @@ impl Meta {
 
     /// What of the virtual block that begins at `at` is to be moved, if anything.
     pub fn wish_to_gather(&mut self, id: VolumeId, at: VirtualPage, way: Way) -> Result<Option<Wish>, Failure> {
-        let Some(Survey { movable, .. }) = self.survey(id, at)? else { return Ok(None) };
-        if way == Way::Home && self.has_holes(id, at, &movable) {
+        if way == Way::Home && self.has_holes(id, at)? {
             return Ok(None);
         }
+        let Some(Survey { movable, .. }) = self.survey(id, at)? else { return Ok(None) };
         let (before, follow) = self.neighbours(id, at)?;
         let is_scattered = seams_of(&movable.all) > 0;
         let follows = before.is_some_and(|before| movable.all[0] == Some(Block(before.0 + 1).first_page()));
@@ -127,10 +127,17 @@ impl Meta {
     }
 
     /// Whether nothing is mapped somewhere in the virtual block, before the end of the volume.
-    fn has_holes(&self, id: VolumeId, at: VirtualPage, movable: &Movable) -> bool {
-        let size = self.directory.get(id).map_or(0, |volume| volume.record.size);
-        let left = pages_of(size).saturating_sub(at.0).min(BLOCK_PAGES) as usize;
-        movable.all.iter().take(left).any(Option::is_none)
+    fn has_holes(&mut self, id: VolumeId, at: VirtualPage) -> Result<bool, Failure> {
+        let Some((editor, record)) = self.view(id) else { return Err(Failure::Gone) };
+        let (mut page, end) = (at.0, pages_of(record.size).min(at.0 + BLOCK_PAGES));
+        while page < end {
+            let run = lookup(editor.tables, record, VirtualPage(page), end - page).map_err(Stop::from)?;
+            if run.data.is_none() {
+                return Ok(true);
+            }
+            page += run.len;
+        }
+        Ok(false)
     }
 
     /// The block in which the virtual block before `at` ends, and how many virtual blocks are left from `at` on.

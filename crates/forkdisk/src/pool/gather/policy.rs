@@ -92,6 +92,13 @@ impl Gathering {
         left.insert(id, Left { seams, reaped, patience });
     }
 
+    fn was_cloned(&self, source: &VolumeRecord, copy: &VolumeRecord) {
+        let mut all = self.left.borrow_mut();
+        if let Some(&left) = all.get(&source.id).filter(|_| source.seams == copy.seams) {
+            all.insert(copy.id, left);
+        }
+    }
+
     fn next(&self, meta: &Meta, reaped: u64) -> Option<VolumeId> {
         let mut all = meta.directory.gathering().map(|v| &v.record);
         all.find(|record| self.is_due(record, reaped)).map(|record| record.id)
@@ -153,6 +160,13 @@ impl<D: Device> Inner<D> {
             inner.gathering.running.set(false);
             inner.gathering.ended.notify();
         }));
+    }
+
+    /// `copy` has just become a clone of `source`: what was looked for in vain there need not be looked for here.
+    pub fn note_cloned(&self, meta: &Meta, source: VolumeId, copy: VolumeId) {
+        if let (Some(source), Some(copy)) = (meta.directory.get(source), meta.directory.get(copy)) {
+            self.gathering.was_cloned(&source.record, &copy.record);
+        }
     }
 
     /// Whether nothing was to be done when it was looked a moment ago.
@@ -275,6 +289,14 @@ mod tests {
             gathering.was_gone_over(id, Some(seams), 100, true);
         }
         assert!(!gathering.is_due(&record(400), 100) && gathering.is_due(&record(400), 101));
+        // A clone is like it, until something is written.
+        let clone = |seams| VolumeRecord { id: VolumeId(8), ..record(seams) };
+        gathering.was_cloned(&record(400), &clone(399));
+        assert!(gathering.is_due(&clone(399), 100), "something has been written between");
+        gathering.was_cloned(&record(400), &clone(400));
+        assert!(!gathering.is_due(&clone(400), 100) && gathering.is_due(&clone(400), 101));
+        assert!(gathering.is_due(&clone(500), 100));
+        gathering.was_gone_over(VolumeId(8), None, 101, true);
         gathering.was_gone_over(id, None, 101, true);
         assert!(gathering.left.borrow().is_empty(), "it is gone");
     }
