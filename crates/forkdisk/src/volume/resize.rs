@@ -115,6 +115,7 @@ impl<D: Device> Volume<D> {
             let dead = VolumeId(meta.next_id);
             Ok((Record::Replace { volume: self.id, source, dead }, ()))
         })?;
+        self.inner.note_cloned(&self.inner.meta.borrow(), source, self.id);
         // Writes in place of the source that were planned before end before others share the pages.
         self.inner.generations.barrier().await;
         drop(alone);
