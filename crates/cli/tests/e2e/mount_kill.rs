@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use rustix::fs::getxattr;
 
 use crate::harness::{LIMIT, Lab, LimitedWait, client, noise, succeed, wait_until};
 use crate::kill_loop::number_from_env;
@@ -259,4 +260,41 @@ fn a_server_that_is_killed_while_it_takes_snapshots_is_gone() {
         lab.assert_clean();
     }
     assert!(taken > 0, "no snapshot was taken");
+}
+
+/// Writes the clone's first 8 bytes of every third page, removes what it was cloned from, and syncs.
+fn scatter_and_remove(mount: &Mounted, from: &str, clone: &str) {
+    succeed(client("cp", "coreutils").unwrap().arg(mount.path(from)).arg(mount.path(clone)));
+    let file = File::options().write(true).open(mount.path(clone)).unwrap();
+    (0..16 << 20).step_by(3 * 4096).for_each(|at| file.write_all_at(b"DEADBEEF", at).unwrap());
+    file.sync_all().unwrap();
+    fs::remove_file(mount.path(from)).unwrap();
+}
+
+#[test]
+fn what_a_kill_left_scattered_and_what_is_scattered_since_goes_home() {
+    let lab = Lab::with_pool("256M");
+    let contents = noise(7, 16 << 20);
+    lab.import("a", &contents);
+    let Some(mut mount) = Mounted::new(&lab) else { return };
+    scatter_and_remove(&mount, "a", "b");
+    File::open(mount.dir()).unwrap().sync_all().unwrap();
+    mount.kill();
+    drop(mount);
+    lab.assert_clean();
+    let Some(mount) = Mounted::new(&lab) else { return };
+    let scattered = |name: &str| {
+        let mut value = [0; 64];
+        let n = getxattr(mount.path(name), "user.forkdisk.scattered", &mut value).unwrap();
+        String::from_utf8_lossy(&value[..n]).parse::<u64>().unwrap()
+    };
+    assert!(scattered("b") > 16 << 18, "one page of three lies elsewhere");
+    wait_until("b is in one piece", || scattered("b") == 0);
+    scatter_and_remove(&mount, "b", "c");
+    wait_until("c is in one piece", || scattered("c") == 0);
+    let mut expected = contents;
+    (0..16 << 20).step_by(3 * 4096).for_each(|at| expected[at..at + 8].copy_from_slice(b"DEADBEEF"));
+    assert!(fs::read(mount.path("c")).unwrap() == expected);
+    mount.unmount(&lab);
+    lab.assert_clean();
 }
