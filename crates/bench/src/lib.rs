@@ -9,11 +9,13 @@
 mod bare;
 mod cases;
 mod clock;
+mod ending;
 mod goals;
 mod html;
 pub mod limits;
 mod load;
 mod model;
+mod mounted;
 mod part;
 mod peers;
 mod raid5;

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use tempfile::TempDir;
 
 use crate::cases;
+use crate::ending::{Thing, Undoable};
 use crate::goals::{Goal, Goals};
 use crate::peers::{Guest, Lab, Measured};
 use crate::rows::Row;
@@ -60,8 +61,10 @@ pub(crate) struct Context<'a> {
     pub options: &'a Options,
     progress: &'a dyn Fn(&str),
     pub scale: Scale,
+    // Forgotten after they are gone.
     disk: TempDir,
     ram: TempDir,
+    _undoable: [Undoable; 2],
 }
 
 /// Where files live in memory.
@@ -75,7 +78,9 @@ impl<'a> Context<'a> {
                 .tempdir_in(at)
                 .with_context(|| format!("{}: cannot make a folder for files here", at.display()))
         };
-        Ok(Context { options, progress, scale: options.scale, disk: make(&options.dir)?, ram: make(Path::new(RAM))? })
+        let (disk, ram) = (make(&options.dir)?, make(Path::new(RAM))?);
+        let undoable = [&disk, &ram].map(|dir| Undoable::new(Thing::Folder(dir.path().to_path_buf())));
+        Ok(Context { options, progress, scale: options.scale, disk, ram, _undoable: undoable })
     }
 
     /// Tells whoever waits what is being done.

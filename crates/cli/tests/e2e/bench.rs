@@ -1,11 +1,17 @@
 //! `bench`: that it runs to its end and says what it measured. What it measures is no test's business,
 //! but for exact counts.
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::harness::{Lab, missing};
+use crate::harness::{Lab, missing, wait_at_most, wait_until};
 
 #[test]
 fn the_counts_of_the_engine_are_written_as_rows_and_meet_their_goals() {
@@ -68,6 +74,32 @@ fn without_peers_nothing_of_theirs_is_missing() {
     assert!(rows.iter().all(figure), "{rows:?}");
     let read = |row: &&Value| row["metric"] == "read_bytes_per_byte";
     assert!(rows.iter().filter(read).all(|row| row["median"] == 0.0), "nothing is copied: {rows:?}");
+}
+
+/// One that waits for its own mount could not be killed, and would hold up every `sync`.
+#[test]
+fn a_benchmark_that_is_told_to_end_takes_its_mount_with_it() {
+    let lab = Lab::empty();
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+        return missing("a benchmark cannot mount: that needs root and /dev/fuse");
+    }
+    let args = ["bench", "w5", "--no-peers", "--only", "random-described", "--dir", "."];
+    let ram = || -> BTreeSet<OsString> {
+        let names = std::fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().starts_with("forkdisk-bench-")).collect()
+    };
+    let before = ram();
+    let mut child = lab.command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let here = std::fs::canonicalize(lab.path(".")).unwrap().to_string_lossy().into_owned();
+    let is_mounted = || std::fs::read_to_string("/proc/self/mountinfo").unwrap().contains(&here);
+    let its_own = || std::fs::read_dir(lab.path(".")).unwrap().next().map(|entry| entry.unwrap().path());
+    wait_until("it writes to a clone", || is_mounted() && its_own().is_some_and(|dir| dir.join("mnt/b").exists()));
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let status = wait_at_most(&mut child, Duration::from_secs(20));
+    assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status:?}");
+    assert!(!is_mounted() && its_own().is_none(), "what it made is removed");
+    let left: Vec<OsString> = ram().difference(&before).cloned().collect();
+    assert!(left.is_empty(), "in memory, too: {left:?}");
 }
 
 /// The rows of a benchmark without peers, `--only` one of its cases.

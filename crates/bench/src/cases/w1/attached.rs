@@ -2,18 +2,17 @@
 //! I/O, on the file that the volume is in a mounted pool.
 
 use std::fs::{self, File};
-use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use forkdisk::device::Recording;
-use forkdisk_uring::{attach_loop, detach_loop};
 
 use super::super::w5::bed::Bed;
 use super::super::w5::rounds::Place as _;
 use super::ext4::{LINES, Line, compare_traces};
 use crate::limits::output_of;
 use crate::model::Label;
+use crate::mounted::Mounted;
 use crate::rows::{Row, Samples};
 use crate::runner::Context;
 
@@ -65,20 +64,8 @@ struct Seen {
 
 /// A file system on a volume. Unmounted, detached and gone when dropped.
 struct Attached {
-    file_system: Option<FileSystem>,
+    file_system: Option<Mounted>,
     bed: Bed,
-}
-
-struct FileSystem {
-    device: PathBuf,
-    dir: PathBuf,
-}
-
-impl Drop for FileSystem {
-    fn drop(&mut self) {
-        let _ = output_of(Command::new("umount").arg(&self.dir));
-        let _ = detach_loop(&self.device);
-    }
 }
 
 impl Attached {
@@ -88,19 +75,15 @@ impl Attached {
         let volume =
             File::options().read(true).write(true).create_new(true).open(bed.dir().join(VOLUME)).context("a volume")?;
         volume.set_len(span)?;
-        let device = attach_loop(&volume, false).context("a loop device on the volume")?;
-        let file_system = FileSystem { device, dir: context.disk("ext4") };
-        fs::create_dir_all(&file_system.dir)?;
-        let options = ["-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"];
-        output_of(Command::new("mkfs.ext4").args(options).arg(&file_system.device))?;
+        let mkfs = ["mkfs.ext4", "-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"];
         let mount = ["-t", "ext4", "-o", "noatime"];
-        output_of(Command::new("mount").args(mount).arg(&file_system.device).arg(&file_system.dir))?;
+        let file_system = Mounted::new(&volume, context.disk("ext4"), &mkfs, &mount)?;
         Ok(Attached { file_system: Some(file_system), bed })
     }
 
     /// Writes a file of `size` MiB as `line` says, with a snapshot of the volume or without.
     fn measure(&self, line: &Line, size: u64, with_snapshot: bool) -> Result<Seen> {
-        let dir = &self.file_system.as_ref().context("it is mounted")?.dir;
+        let dir = &self.file_system.as_ref().context("it is mounted")?.dir();
         let file = dir.join("f");
         let sync = || -> Result<()> { Ok(rustix::fs::syncfs(File::open(dir)?)?) };
         if file.exists() {
@@ -141,7 +124,7 @@ impl Attached {
 
     fn end(mut self) -> Result<()> {
         if let Some(file_system) = self.file_system.take() {
-            output_of(Command::new("umount").arg(&file_system.dir))?;
+            output_of(Command::new("umount").arg(file_system.dir()))?;
             drop(file_system);
         }
         self.bed.end()

@@ -18,6 +18,7 @@ use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice, Watched, block_on};
 
 use super::passthrough;
 use super::rounds::{Counts, Place};
+use crate::ending::{Thing, Undoable};
 use crate::limits::LIMIT;
 use crate::load::{self, Job, sequential};
 use crate::runner::Context;
@@ -61,6 +62,7 @@ pub struct Bed {
     thread: Option<JoinHandle<()>>,
     /// What is in use of an empty pool.
     empty: u64,
+    _undoable: Undoable,
 }
 
 impl Bed {
@@ -88,6 +90,7 @@ impl Bed {
         let (questions, asked) = channel();
         let (answer, answers) = channel();
         let at = dir.clone();
+        let undoable = Undoable::new(Thing::Mount(dir.clone()));
         let thread = std::thread::spawn(move || {
             let outcome = block_on(Config::default(), |rt| {
                 let answer = answer.clone();
@@ -96,7 +99,7 @@ impl Bed {
             // Nobody may wait for it any more.
             let _ = answer.send(outcome.map_err(Into::into).flatten().map(|()| Answer::Done));
         });
-        let mut bed = Bed { dir, wake, questions, answers, thread: Some(thread), empty: 0 };
+        let mut bed = Bed { dir, wake, questions, answers, thread: Some(thread), empty: 0, _undoable: undoable };
         bed.answer()?;
         bed.empty = bed.figures()?.2;
         Ok(bed)
@@ -282,6 +285,7 @@ pub struct Through {
     dir: PathBuf,
     end: Option<PipeWriter>,
     thread: Option<JoinHandle<Result<()>>>,
+    _undoable: Undoable,
 }
 
 impl Through {
@@ -293,6 +297,7 @@ impl Through {
         let (ended, end) = io::pipe()?;
         let (ready, is_ready) = channel();
         let at = dir.clone();
+        let undoable = Undoable::new(Thing::Mount(dir.clone()));
         let thread = std::thread::spawn(move || {
             block_on(Config::default(), |rt| async move {
                 let (handle, serving) = passthrough::mount(&rt, &file, &at).await?;
@@ -304,7 +309,7 @@ impl Through {
                 Ok(serving.await?)
             })?
         });
-        let mut through = Through { dir, end: Some(end), thread: Some(thread) };
+        let mut through = Through { dir, end: Some(end), thread: Some(thread), _undoable: undoable };
         match is_ready.recv_timeout(LIMIT) {
             Ok(()) => Ok(through),
             Err(RecvTimeoutError::Timeout) => {

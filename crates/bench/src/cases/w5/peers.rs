@@ -1,17 +1,17 @@
 //! The same rounds on btrfs and XFS, whose `cp` makes clones as well, on loop devices over the same disk.
 
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use forkdisk::device::{Recording, Request, RequestKind};
-use forkdisk_uring::{attach_loop, detach_loop};
 
 use super::figures::{self, CONSTANT};
 use super::label;
 use super::rounds::{Counts, Place, Plan, Round, run_reading};
 use crate::limits::output_of;
+use crate::mounted::Mounted;
 use crate::rows::{Row, Samples};
 use crate::runner::Context;
 
@@ -22,41 +22,13 @@ const PIECE: u64 = 1 << 20;
 #[derive(Clone, Copy)]
 pub struct Kind {
     pub name: &'static str,
-    mkfs: &'static str,
-    options: &'static [&'static str],
+    mkfs: &'static [&'static str],
 }
 
 pub const KINDS: [Kind; 2] = [
-    Kind { name: "btrfs", mkfs: "mkfs.btrfs", options: &["-q", "-f"] },
-    Kind { name: "xfs", mkfs: "mkfs.xfs", options: &["-q", "-f", "-m", "reflink=1"] },
+    Kind { name: "btrfs", mkfs: &["mkfs.btrfs", "-q", "-f"] },
+    Kind { name: "xfs", mkfs: &["mkfs.xfs", "-q", "-f", "-m", "reflink=1"] },
 ];
-
-/// One of them, mounted. Gone when dropped.
-struct Mounted {
-    device: PathBuf,
-    dir: PathBuf,
-}
-
-impl Mounted {
-    fn new(context: &Context<'_>, kind: Kind, size: u64) -> Result<Mounted> {
-        let (file, dir) = (context.disk(kind.name), context.disk(&format!("{}-mnt", kind.name)));
-        fs::create_dir_all(&dir)?;
-        let backing = File::options().read(true).write(true).create(true).truncate(true).open(&file)?;
-        backing.set_len(size)?;
-        let device = attach_loop(&backing, false).context("a loop device")?;
-        let mounted = Mounted { device, dir };
-        output_of(Command::new(kind.mkfs).args(kind.options).arg(&mounted.device))?;
-        output_of(Command::new("mount").arg(&mounted.device).arg(&mounted.dir))?;
-        Ok(mounted)
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = output_of(Command::new("umount").arg(&self.dir));
-        let _ = detach_loop(&self.device);
-    }
-}
 
 /// Where a piece of a file lies: its place in the file, on the device, and its length, in blocks of 4 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,20 +70,20 @@ fn reads(extents: &[Extent], len: u64) -> Vec<Request> {
 
 impl Place for Mounted {
     fn dir(&self) -> &Path {
-        &self.dir
+        self.dir()
     }
 
     /// Twice: what the first frees is told to the device with the second.
     fn settle(&self) -> Result<()> {
         for _ in 0..2 {
-            rustix::fs::syncfs(File::open(&self.dir)?)?;
+            rustix::fs::syncfs(File::open(self.dir())?)?;
         }
         Ok(())
     }
 
     /// Nobody tells pages of metadata from others.
     fn counts(&self) -> Result<Counts> {
-        let name = self.device.file_name().unwrap_or_default().to_string_lossy();
+        let name = self.device().file_name().unwrap_or_default().to_string_lossy();
         let text = fs::read_to_string(format!("/sys/block/{name}/stat"))?;
         let figures: Vec<u64> = text.split_whitespace().map_while(|word| word.parse().ok()).collect();
         let at = |i: usize| figures.get(i).copied().unwrap_or(0);
@@ -123,7 +95,7 @@ impl Place for Mounted {
     /// As it would if it asked for nothing but the contents, each piece once: where they lie is told, what is read
     /// about them is not.
     fn read(&self, name: &str, len: u64) -> Result<Recording> {
-        let printed = output_of(Command::new("filefrag").args(["-v", "-b4096", "-s"]).arg(self.dir.join(name)))?;
+        let printed = output_of(Command::new("filefrag").args(["-v", "-b4096", "-s"]).arg(self.dir().join(name)))?;
         Ok(Recording { requests: reads(&extents(&printed), len) })
     }
 
@@ -134,7 +106,9 @@ impl Place for Mounted {
 
 /// All rounds of `plan`, and reading before and behind them.
 pub fn measure(context: &Context<'_>, kind: Kind, plan: &Plan) -> Result<(Vec<Round>, Vec<Recording>)> {
-    let place = Mounted::new(context, kind, plan.pool_size().max(2 << 30))?;
+    let backing = File::options().read(true).write(true).create(true).truncate(true).open(context.disk(kind.name))?;
+    backing.set_len(plan.pool_size().max(2 << 30))?;
+    let place = Mounted::new(&backing, context.disk(&format!("{}-mnt", kind.name)), kind.mkfs, &[])?;
     run_reading(&place, plan)
 }
 

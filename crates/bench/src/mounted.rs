@@ -1,0 +1,49 @@
+//! A file system of the kernel's on a loop device.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use forkdisk_uring::{attach_loop, detach_loop};
+
+use crate::ending::{Thing, Undoable};
+use crate::limits::output_of;
+
+/// Unmounted and detached when dropped.
+pub struct Mounted {
+    device: PathBuf,
+    dir: PathBuf,
+    _undoable: [Undoable; 2],
+}
+
+impl Mounted {
+    /// On `backing`, at `dir`, made by `mkfs` and mounted with `options`.
+    pub fn new(backing: &File, dir: PathBuf, mkfs: &[&str], options: &[&str]) -> Result<Mounted> {
+        fs::create_dir_all(&dir)?;
+        let device = attach_loop(backing, false).context("a loop device")?;
+        let undoable = [Thing::Loop(device.clone()), Thing::Mount(dir.clone())].map(Undoable::new);
+        let mounted = Mounted { device, dir, _undoable: undoable };
+        let (program, arguments) = mkfs.split_first().context("a program that makes a file system")?;
+        output_of(Command::new(program).args(arguments).arg(&mounted.device))?;
+        output_of(Command::new("mount").args(options).arg(&mounted.device).arg(&mounted.dir))?;
+        Ok(mounted)
+    }
+
+    /// The loop device.
+    pub fn device(&self) -> &Path {
+        &self.device
+    }
+
+    /// Where it is mounted.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = output_of(Command::new("umount").arg(&self.dir));
+        let _ = detach_loop(&self.device);
+    }
+}
