@@ -14,6 +14,7 @@ use crate::limits::output_of;
 pub struct Mounted {
     device: PathBuf,
     dir: PathBuf,
+    kind: String,
     _undoable: [Undoable; 2],
 }
 
@@ -23,8 +24,9 @@ impl Mounted {
         fs::create_dir_all(&dir)?;
         let device = attach_loop(backing, false).context("a loop device")?;
         let undoable = [Thing::Loop(device.clone()), Thing::Mount(dir.clone())].map(Undoable::new);
-        let mounted = Mounted { device, dir, _undoable: undoable };
         let (program, arguments) = mkfs.split_first().context("a program that makes a file system")?;
+        let kind = program.trim_start_matches("mkfs.").to_string();
+        let mounted = Mounted { device, dir, kind, _undoable: undoable };
         output_of(Command::new(program).args(arguments).arg(&mounted.device))?;
         output_of(Command::new("mount").args(options).arg(&mounted.device).arg(&mounted.dir))?;
         Ok(mounted)
@@ -33,6 +35,11 @@ impl Mounted {
     /// The loop device.
     pub fn device(&self) -> &Path {
         &self.device
+    }
+
+    /// Its kind, as `mkfs.KIND` names it.
+    pub fn kind(&self) -> &str {
+        &self.kind
     }
 
     /// Where it is mounted.

@@ -13,7 +13,9 @@
 //!
 //! Metadata comes from the end of the pool, where no stream grows.
 
-use crate::bits::{Bitmap, bit, first_unset, mask, pages_in};
+use std::cmp::Reverse;
+
+use crate::bits::{Bitmap, bit, first_unset, mask, pages_in, rows};
 use crate::format::CountNode;
 use crate::types::{BLOCK_PAGES, BLOCK_SIZE, Block, PageAddr};
 
@@ -263,8 +265,7 @@ impl Space {
         while left > 0 {
             let block = self.block_for_meta()?;
             self.affinity.meta_block = Some(block);
-            let index = first_free(&self.free[&block]);
-            let run = self.take(block, index, left)?;
+            let run = self.take(block, room_for(left, &self.free[&block]), left)?;
             left -= run.1;
             out.push(run);
         }
@@ -336,6 +337,14 @@ impl Space {
         }
         Ok(())
     }
+}
+
+/// Where so many free pages lie in a row; else where most do.
+fn room_for(pages: u64, bits: &Bitmap) -> usize {
+    let wanted = usize::try_from(pages).unwrap_or(usize::MAX);
+    let fits = rows(*bits).find(|row| row.len() >= wanted);
+    let room = fits.or_else(|| rows(*bits).max_by_key(|row| (row.len(), Reverse(row.start))));
+    room.expect("a block in the list has a free page").start
 }
 
 fn first_free(bits: &Bitmap) -> usize {

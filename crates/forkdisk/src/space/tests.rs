@@ -180,6 +180,29 @@ fn tables_lie_where_no_stream_grows() {
 }
 
 #[test]
+fn metadata_lies_in_one_piece_where_there_is_room_for_that() {
+    let mut space = space();
+    space.prepare_meta(64).expect("no count page has been written");
+    let taken = space.alloc_meta(40).expect("they are known");
+    let [(first, 40)] = taken[..] else { panic!("{taken:?}") };
+    let page = |i: u64| PageAddr(first.0 + i);
+    space.incr_pages(first, 40);
+    checkpoint(&mut space);
+    // Holes of 1, 3 and 2 pages, and all that lies behind the 40.
+    [(2, 1), (10, 3), (20, 2)].into_iter().for_each(|(at, n)| space.decr_pages(page(at), n, 0));
+    checkpoint(&mut space);
+    space.ensure_known(260).expect("there are more");
+    let mut next = |n| space.alloc_meta(n).expect("they are known");
+    assert_eq!(next(2), [(page(10), 2)], "the first that is long enough");
+    assert_eq!(next(2), [(page(20), 2)]);
+    assert_eq!(next(5), [(page(40), 5)]);
+    assert_eq!(next(1), [(page(2), 1)]);
+    // What no room is long enough for begins with the longest.
+    let rest: Vec<u64> = next(250).iter().map(|&(_, n)| n).collect();
+    assert!(rest.iter().sum::<u64>() == 250 && rest[0] >= 200, "{rest:?}");
+}
+
+#[test]
 fn tables_take_what_is_left_of_a_full_pool() {
     let mut space = space();
     let mut taken = 0;
