@@ -32,6 +32,8 @@ type MountedPool = Pool<RecordingDevice<UringDevice>>;
 enum Question {
     /// Do everything that was put off.
     Settle,
+    /// Write everything that has changed to its place.
+    WriteOut,
     /// What has reached the device, and what is in use.
     Figures,
     /// Bring a volume's pages together.
@@ -173,6 +175,11 @@ impl Place for Bed {
         self.ask(Question::Settle).map(drop)
     }
 
+    /// What a checkpoint replaces comes back with the next, whoever causes that.
+    fn write_out(&self) -> Result<()> {
+        self.ask(Question::WriteOut).map(drop)
+    }
+
     fn counts(&self) -> Result<Counts> {
         Ok(self.figures()?.0)
     }
@@ -216,6 +223,7 @@ async fn serve(
         let _ = io::PipeReader::from(std::os::fd::AsFd::as_fd(&woken).try_clone_to_owned()?).read(&mut byte)?;
         match asked.recv()? {
             Question::Settle => tell(settle(&pool).await.map(|()| Answer::Done))?,
+            Question::WriteOut => tell(write_out(&pool).await.map(|()| Answer::Done))?,
             Question::Figures => tell(Ok(figures(&pool)))?,
             Question::Gather(name) => {
                 tell(pool.gather(&name, |_, _| true).await.map(|_| Answer::Done).map_err(Into::into))?
@@ -238,15 +246,29 @@ async fn serve(
     Ok(pool.close().await?)
 }
 
-/// What was published is durable with the first checkpoint, and what that one replaced is free with the second.
 async fn settle(pool: &MountedPool) -> Result<()> {
-    let gathered = pool.statistics().gathered_bytes;
+    let before = pool.statistics().gathered_bytes;
+    // Two checkpoints: what the first frees, tables that it replaced included, is free with the second.
     pool.settle().await?;
-    pool.gathered().await;
-    if pool.statistics().gathered_bytes > gathered {
+    if has_gathered(pool, before).await {
         pool.settle().await?;
     }
     Ok(())
+}
+
+async fn write_out(pool: &MountedPool) -> Result<()> {
+    let before = pool.statistics().gathered_bytes;
+    pool.checkpoint().await?;
+    if has_gathered(pool, before).await {
+        pool.checkpoint().await?;
+    }
+    Ok(())
+}
+
+/// Waits until nothing is to be gathered; whether anything was since it had been `before`.
+async fn has_gathered(pool: &MountedPool, before: u64) -> bool {
+    pool.gathered().await;
+    pool.statistics().gathered_bytes > before
 }
 
 fn figures(pool: &MountedPool) -> Answer {

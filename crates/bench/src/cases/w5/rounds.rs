@@ -72,8 +72,13 @@ pub trait Place {
     /// Where files are.
     fn dir(&self) -> &Path;
 
-    /// Has everything that was put off done, deletions included.
+    /// Has everything that was put off done, deletions included: what was given up can be used again.
     fn settle(&self) -> Result<()>;
+
+    /// The same where nothing was given up.
+    fn write_out(&self) -> Result<()> {
+        self.settle()
+    }
 
     /// Has what only a log holds written to its place. Neither the time that takes nor the CPU of this process are
     /// counted: what the kernel's threads do and what reaches the device are.
@@ -156,7 +161,7 @@ pub fn run_looking(place: &impl Place, plan: &Plan, mut look: impl FnMut(&str) -
         held.extend(&pages);
         let mut round = Round { pages: pages.len() as u64, read, held: held.len() as u64, ..Round::default() };
         let clone = |round: &mut Round| -> Result<()> {
-            round.clone = step(place, true, || program("cp", &[&current, &next]))?;
+            round.clone = step(place, Rest::Written, || program("cp", &[&current, &next]))?;
             Ok(())
         };
         if plan.mode.clones_first() {
@@ -167,12 +172,12 @@ pub fn run_looking(place: &impl Place, plan: &Plan, mut look: impl FnMut(&str) -
         if plan.cold || (rounds.is_empty() && !plan.mode.clones_first()) {
             forget(target)?;
         }
-        round.write = step(place, false, || write(target, &offsets))?;
-        round.sync = step(place, true, || sync(place.dir(), target))?;
+        round.write = step(place, Rest::Left, || write(target, &offsets))?;
+        round.sync = step(place, Rest::GivenBack, || sync(place.dir(), target))?;
         if !plan.mode.clones_first() {
             clone(&mut round)?;
         }
-        round.remove = step(place, true, || program("rm", &[&current]))?;
+        round.remove = step(place, Rest::GivenBack, || program("rm", &[&current]))?;
         round.used = place.used()?;
         rounds.push(round);
         std::mem::swap(&mut current, &mut next);
@@ -183,23 +188,36 @@ pub fn run_looking(place: &impl Place, plan: &Plan, mut look: impl FnMut(&str) -
     Ok(rounds)
 }
 
-/// Does `work`, which returns the CPU time of other processes, and what was put off if it is to be `settled`.
-fn step(place: &impl Place, settled: bool, work: impl FnOnce() -> Result<f64>) -> Result<Step> {
-    let kernel = settled.then(KernelThreads::at_rest).flatten();
+/// What becomes of what a part of a round has put off.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    /// The next part is charged with it.
+    Left,
+    /// All is written to its place.
+    Written,
+    /// And what was given up can be used again.
+    GivenBack,
+}
+
+/// Does `work`, which returns the CPU time of other processes, and what it has put off.
+fn step(place: &impl Place, rest: Rest, work: impl FnOnce() -> Result<f64>) -> Result<Step> {
+    let kernel = (rest != Rest::Left).then(KernelThreads::at_rest).flatten();
     let (before, cpu, start) = (place.counts()?, process_cpu(), Instant::now());
     let others = work()?;
     let wall = start.elapsed().as_secs_f64();
-    if settled {
-        place.settle()?;
+    match rest {
+        Rest::Left => {}
+        Rest::Written => place.write_out()?,
+        Rest::GivenBack => place.settle()?,
     }
-    let took = start.elapsed().as_secs_f64();
+    let settled = start.elapsed().as_secs_f64();
     let cpu = (process_cpu() - cpu).as_secs_f64() + others;
-    if settled {
+    if rest != Rest::Left {
         place.empty_log()?;
     }
     let counts = place.counts()?.since(before);
     let all_cpu = kernel.and_then(|before| Some(cpu + KernelThreads::at_rest()?.since(&before).as_secs_f64()));
-    Ok(Step { counts, cpu, all_cpu, wall, settled: took })
+    Ok(Step { counts, cpu, all_cpu, wall, settled })
 }
 
 fn fill(path: &Path, size: u64, rng: &mut SmallRng) -> Result<()> {
