@@ -37,7 +37,7 @@ test-ublk:
 # A shorter way to the crash simulator: make sim ARGS="--seeds 50 --steps 2000"
 sim:
 	cargo build --locked --release -p forkdisk-sim
-	$(TARGET)/release/forkdisk-sim $(or $(ARGS),--seeds 500 --steps 2000)
+	$(TARGET)/release/forkdisk-sim $(or $(ARGS),--seeds 300 --steps 2000)
 
 check: fmt clippy deny
 
