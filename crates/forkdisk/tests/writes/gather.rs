@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
+use std::time::Duration;
 
-use forkdisk::{GatherPolicy, GatherReport, OpenOptions, PAGE_SIZE, Pool, Usage};
+use forkdisk::{GatherPolicy, GatherReport, OpenOptions, PAGE_SIZE, Pool, Runtime as _, Usage};
 
 use crate::lab::{Disk, Lab, stamp};
 
@@ -305,6 +306,36 @@ fn auto_leaves_blocks_with_holes_and_the_end_of_a_volume_is_none() {
         assert_eq!(seams(), 0);
         let found = lab.stamps(&clone, 0, (PAGES - 128) as usize).await;
         assert_eq!((found[0], found[5], found[6], found[880]), (Some(100_000), None, Some(6), Some(100_880)));
+    });
+}
+
+/// Taking space back is a checkpoint, which nobody who is at work is to have for it.
+#[test]
+fn auto_does_nothing_while_somebody_writes_and_holds_up_nobody_who_closes() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        let clone = scattered_clone(&lab, 16).await;
+        lab.pool.set_gather("clone", GatherPolicy::Auto).await.expect("it is set");
+        lab.pool.gathered().await;
+        lab.pool.delete(&["base"]).await.expect("it is deleted");
+        let seen = || (lab.pool.info().generation, lab.pool.statistics().gathered_bytes);
+        let before = seen();
+        for i in 0..20 {
+            clone.write(0, stamp(i, 1), false).await.0.expect("there is space");
+            lab.tasks.sleep(Duration::from_millis(150)).await;
+            assert_eq!(seen(), before, "neither a checkpoint nor a move");
+        }
+        // It would begin 200 ms from now.
+        clone.write(0, stamp(100_000, 1), false).await.0.expect("there is space");
+        let (at, checkpoints) = (lab.tasks.now(), before.0);
+        drop(clone);
+        lab.pool.close().await.expect("it is closed");
+        assert!(lab.tasks.now() - at < Duration::from_millis(100), "it waited {:?}", lab.tasks.now() - at);
+        let pool = Pool::open(lab.tape.clone(), Rc::new(lab.tasks.clone()), OpenOptions::default()).await;
+        let lab = Lab { pool: pool.expect("it opens"), ..lab };
+        assert!(lab.pool.info().generation > checkpoints);
+        lab.pool.gathered().await;
+        assert_eq!(fragmentation(&lab, "clone"), 0.0, "it goes on behind the next open");
+        expect(&lab, &lab.pool.volume("clone").expect("it is there"), 16, 100_000).await;
     });
 }
 
