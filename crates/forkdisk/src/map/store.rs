@@ -351,6 +351,11 @@ impl Tables {
         self.by_ref.get(&at).map_or(0, |&i| self.nodes[i].lost_until)
     }
 
+    /// The same of a table in memory.
+    pub fn lost_until_of(&self, id: NodeId) -> u64 {
+        self.nodes[id.0].lost_until
+    }
+
     /// Forgets a changed table that nothing points to any more.
     pub fn remove(&mut self, id: NodeId) {
         let node = self.nodes.remove(id.0);

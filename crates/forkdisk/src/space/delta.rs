@@ -179,6 +179,13 @@ impl Deltas {
         delta.lost_until = delta.lost_until.max(until);
     }
 
+    /// The losses of a block, of which all pages are touched, are durable once the journal is up to `until`.
+    pub fn note_lost(&mut self, block: Block, until: u64) {
+        let delta = self.blocks.entry(block).or_default();
+        debug_assert!(delta.touched == ALL);
+        delta.lost_until = delta.lost_until.max(until);
+    }
+
     /// This page, given up, held metadata.
     pub fn mark_table(&mut self, page: PageAddr) {
         set(&mut self.marks(page).tables, page.index()..page.index() + 1);

@@ -250,6 +250,12 @@ impl Space {
         self.current.lose_whole(block, until);
     }
 
+    /// References to a block have been lost without changing its counts, with a table that spoke of it: they stay lost
+    /// once the journal is durable up to `until`.
+    pub fn note_lost(&mut self, block: Block, until: u64) {
+        self.current.note_lost(block, until);
+    }
+
     /// Up to where the journal must be durable for the references lost in a block to stay lost
     /// whatever happens (0: they do).
     pub fn lost_until(&self, block: Block) -> u64 {

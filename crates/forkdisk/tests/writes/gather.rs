@@ -1,6 +1,6 @@
 //! Gathering: what was scattered lies in one piece again, and nobody has more or less than before.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -370,6 +370,47 @@ fn auto_takes_pages_home_in_a_pool_that_was_opened_anew() {
         expect(&lab, &clone, 8, 200_000).await;
         let checked = lab.pool.check().await.expect("it is checked");
         assert!(checked.damage.is_empty() && checked.leaked == 0, "{checked:?}");
+    });
+}
+
+/// A block that has become whole, whose pages another volume has given up, which is not durable yet: the old bytes stay.
+#[test]
+fn what_a_crash_would_share_again_is_not_written_in_place_once_it_is_in_one_piece() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        let base = full(&lab, "base").await;
+        let places: BTreeMap<u64, u64> = lab.tape.take().0.iter().map(|page| (page.stamp, page.at)).collect();
+        lab.pool.clone_volume("base", "other", 0).await.expect("a clone");
+        let other = lab.pool.volume("other").expect("just made");
+        scatter(&other, 16, 100_000).await;
+        drop(base);
+        lab.pool.delete(&["base"]).await.expect("it is deleted");
+        settle(&lab).await;
+        lab.pool.clone_volume("other", "clone", 0).await.expect("a clone");
+        let clone = lab.pool.volume("clone").expect("just made");
+        // From here on each has tables of its own above the leaves, which they share.
+        clone.write((PAGES - 1) * PAGE_SIZE as u64, stamp(300_000, 1), false).await.0.expect("there is space");
+        settle(&lab).await;
+        lab.tape.take();
+        let (tasks, writer) = (lab.tasks.clone(), clone.clone());
+        let report = lab.pool.gather("clone", move |at, _| {
+            let (other, writer) = (other.clone(), writer.clone());
+            match at >> 20 {
+                1 => tasks.spawn(Box::pin(async move {
+                    other.discard(2 << 20, 1 << 20).await.expect("it is given up");
+                })),
+                3 => tasks.spawn(Box::pin(async move {
+                    let page = 2 * 256 + 5;
+                    writer.write(page * PAGE_SIZE as u64, stamp(400_000, 1), false).await.0.expect("there is space");
+                })),
+                _ => {}
+            }
+            true
+        });
+        let report = report.await.expect("it is gathered");
+        assert!(report.blocks == 4 && report.left <= 1, "{report:?}");
+        let written = lab.tape.take().0.into_iter().find(|page| page.stamp == 400_000).expect("it was written");
+        assert_ne!(written.at, places[&(2 * 256 + 5)], "the other one has that again after a crash");
+        assert_eq!(lab.stamps(&clone, 2 * 256 + 4, 3).await, [Some(516), Some(400_000), Some(518)]);
     });
 }
 
