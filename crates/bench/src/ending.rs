@@ -79,7 +79,8 @@ fn watch() {
         thread::spawn(move || {
             if let Some(signal) = signals.forever().next() {
                 // Nothing is made any more while this is held.
-                undo(&things());
+                let things = things();
+                undo(&things);
                 let _ = emulate_default_handler(signal);
             }
         });

@@ -108,6 +108,7 @@ impl<D: Device> Inner<D> {
                 if meta.directory.get(id).is_some() {
                     meta.directory.remove(id);
                     self.counters.reaped.add(1);
+                    self.gathering.forget(id);
                 }
                 return Ok(());
             }

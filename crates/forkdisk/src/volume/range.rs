@@ -82,7 +82,9 @@ impl<D: Device> Volume<D> {
             // Writes in place of the source that were planned before end before others share the pages.
             self.inner.generations.barrier().await;
         }
-        self.inner.note_cloned(&self.inner.meta.borrow(), source.id, self.id);
+        if from == 0 && to == 0 && pages >= source.size().div_ceil(PAGE) {
+            self.inner.note_cloned(&self.inner.meta.borrow(), source.id, self.id);
+        }
         self.inner.reap_soon();
         self.inner.commit_soon();
         self.inner.checkpoint_soon();

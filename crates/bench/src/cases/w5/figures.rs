@@ -13,9 +13,12 @@ pub const CONSTANT: [Part; 2] = [("clone", |r| r.clone), ("remove", |r| r.remove
 /// The parts whose cost follows the distinct pages that are written.
 const PER_PAGE: [Part; 2] = [("write", |r| r.write), ("sync", |r| r.sync)];
 
+/// What a cost is told by: its name, and how many there are.
+type Unit = (&'static str, fn(&Round) -> u64);
+
 /// What their cost is told by: pages that are written, each counted once, and the same with those that have to be read for it,
 /// of which the coded incremental mode has more with every round, on any file system.
-const UNITS: [(&str, fn(&Round) -> u64); 2] = [("page", |r| r.pages), ("page_moved", |r| r.pages + r.read)];
+const UNITS: [Unit; 2] = [("page", |r| r.pages), ("page_moved", |r| r.pages + r.read)];
 
 /// Growth, times and counts of every part.
 pub fn rows(name: &str, suffix: &str, target: &str, rounds: &[Round]) -> Vec<Row> {

@@ -81,13 +81,15 @@ impl Place for Mounted {
         Ok(())
     }
 
-    /// XFS keeps in its log what btrfs and forkdisk have written to its place by now; freezing it has it do so.
+    fn has_log(&self) -> bool {
+        self.kind() == "xfs"
+    }
+
+    /// XFS keeps in its log what btrfs has written to its place by now; freezing it has it do so.
     fn empty_log(&self) -> Result<()> {
-        if self.kind() == "xfs" {
-            let dir = self.dir();
-            output_of(Command::new("sh").args(["-c", "fsfreeze -f \"$0\" && fsfreeze -u \"$0\""]).arg(dir))?;
-        }
-        Ok(())
+        // Whatever ends the benchmark does not leave it frozen.
+        let script = r#"trap "" INT TERM HUP; fsfreeze -f "$0" && fsfreeze -u "$0""#;
+        output_of(Command::new("sh").args(["-c", script]).arg(self.dir())).map(drop)
     }
 
     /// Nobody tells pages of metadata from others.

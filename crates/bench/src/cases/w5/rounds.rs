@@ -65,6 +65,23 @@ impl Counts {
             map_pages: self.map_pages - before.map_pages,
         }
     }
+
+    /// As far as it is more.
+    fn less(self, other: Counts) -> Counts {
+        Counts {
+            requests: self.requests.saturating_sub(other.requests),
+            bytes: self.bytes.saturating_sub(other.bytes),
+            map_pages: self.map_pages.saturating_sub(other.map_pages),
+        }
+    }
+
+    fn and(self, other: Counts) -> Counts {
+        Counts {
+            requests: self.requests + other.requests,
+            bytes: self.bytes + other.bytes,
+            map_pages: self.map_pages + other.map_pages,
+        }
+    }
 }
 
 /// Where the rounds take place.
@@ -80,8 +97,12 @@ pub trait Place {
         self.settle()
     }
 
-    /// Has what only a log holds written to its place. Neither the time that takes nor the CPU of this process are
-    /// counted: what the kernel's threads do and what reaches the device are.
+    /// Whether what was synced may be in a log only, and has to be written to its place yet.
+    fn has_log(&self) -> bool {
+        false
+    }
+
+    /// Has that done.
     fn empty_log(&self) -> Result<()> {
         Ok(())
     }
@@ -212,12 +233,29 @@ fn step(place: &impl Place, rest: Rest, work: impl FnOnce() -> Result<f64>) -> R
     }
     let settled = start.elapsed().as_secs_f64();
     let cpu = (process_cpu() - cpu).as_secs_f64() + others;
-    if rest != Rest::Left {
-        place.empty_log()?;
+    let mut counts = place.counts()?.since(before);
+    let mut all_cpu = None;
+    if let Some(before) = kernel
+        && let Some(now) = KernelThreads::at_rest()
+    {
+        let later = if place.has_log() { in_log(place)? } else { (Counts::default(), 0.0) };
+        counts = counts.and(later.0);
+        all_cpu = Some(cpu + now.since(&before).as_secs_f64() + later.1);
     }
-    let counts = place.counts()?.since(before);
-    let all_cpu = kernel.and_then(|before| Some(cpu + KernelThreads::at_rest()?.since(&before).as_secs_f64()));
     Ok(Step { counts, cpu, all_cpu, wall, settled })
+}
+
+/// What it takes to write to its place what a log holds: what reaches the device, and seconds of the kernel's threads. To
+/// have that done takes something itself, which emptying an empty log shows.
+fn in_log(place: &impl Place) -> Result<(Counts, f64)> {
+    let empty = || -> Result<(Counts, f64)> {
+        let (counts, threads) = (place.counts()?, KernelThreads::at_rest());
+        place.empty_log()?;
+        let seconds = threads.zip(KernelThreads::at_rest()).map_or(0.0, |(a, b)| b.since(&a).as_secs_f64());
+        Ok((place.counts()?.since(counts), seconds))
+    };
+    let (full, idle) = (empty()?, empty()?);
+    Ok((full.0.less(idle.0), (full.1 - idle.1).max(0.0)))
 }
 
 fn fill(path: &Path, size: u64, rng: &mut SmallRng) -> Result<()> {

@@ -94,11 +94,18 @@ impl Gathering {
 
     fn was_cloned(&self, source: &VolumeRecord, copy: &VolumeRecord) {
         // A copy's seams may have been estimated, which makes them fewer.
-        let is_all = source.referenced == copy.referenced && copy.seams <= source.seams;
+        let is_alike = source.referenced == copy.referenced && copy.seams <= source.seams;
         let mut all = self.left.borrow_mut();
-        if let Some(&left) = all.get(&source.id).filter(|_| is_all) {
+        // What was known of other contents is of no use in any case.
+        all.remove(&copy.id);
+        if let Some(&left) = all.get(&source.id).filter(|_| is_alike && source.gather == copy.gather) {
             all.insert(copy.id, left);
         }
+    }
+
+    /// The volume is gone.
+    pub fn forget(&self, id: VolumeId) {
+        self.left.borrow_mut().remove(&id);
     }
 
     fn next(&self, meta: &Meta, reaped: u64) -> Option<VolumeId> {
@@ -295,10 +302,12 @@ mod tests {
         let clone = |seams| VolumeRecord { id: VolumeId(8), ..record(seams) };
         gathering.was_cloned(&record(400), &VolumeRecord { referenced: 9_999, ..clone(400) });
         assert!(gathering.is_due(&clone(400), 100), "it is not all of it");
+        gathering.was_cloned(&record(400), &VolumeRecord { gather: GatherPolicy::Idle, ..clone(400) });
+        assert!(gathering.is_due(&clone(400), 100), "what nobody looked for was not looked for in vain");
         gathering.was_cloned(&record(400), &clone(399));
         assert!(!gathering.is_due(&clone(400), 100) && gathering.is_due(&clone(400), 101));
         assert!(gathering.is_due(&clone(500), 100));
-        gathering.was_gone_over(VolumeId(8), None, 101, true);
+        gathering.forget(VolumeId(8));
         gathering.was_gone_over(id, None, 101, true);
         assert!(gathering.left.borrow().is_empty(), "it is gone");
     }
