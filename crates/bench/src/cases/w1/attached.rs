@@ -83,7 +83,7 @@ impl Attached {
 
     /// Writes a file of `size` MiB as `line` says, with a snapshot of the volume or without.
     fn measure(&self, line: &Line, size: u64, with_snapshot: bool) -> Result<Seen> {
-        let dir = &self.file_system.as_ref().context("it is mounted")?.dir();
+        let dir = self.file_system.as_ref().context("it is mounted")?.dir();
         let file = dir.join("f");
         let sync = || -> Result<()> { Ok(rustix::fs::syncfs(File::open(dir)?)?) };
         if file.exists() {

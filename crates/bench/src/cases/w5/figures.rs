@@ -13,7 +13,7 @@ pub const CONSTANT: [Part; 2] = [("clone", |r| r.clone), ("remove", |r| r.remove
 /// The parts whose cost follows the distinct pages that are written.
 const PER_PAGE: [Part; 2] = [("write", |r| r.write), ("sync", |r| r.sync)];
 
-/// What a cost is told by: its name, and how many there are.
+/// A unit of cost: its name, and how many a round has.
 type Unit = (&'static str, fn(&Round) -> u64);
 
 /// What their cost is told by: pages that are written, each counted once, and the same with those that have to be read for it,

@@ -92,6 +92,7 @@ impl Gathering {
         left.insert(id, Left { seams, reaped, patience });
     }
 
+    /// What is known of the one is true of the other as long as it is like it.
     fn was_cloned(&self, source: &VolumeRecord, copy: &VolumeRecord) {
         // A copy's seams may have been estimated, which makes them fewer.
         let is_alike = source.referenced == copy.referenced && copy.seams <= source.seams;
