@@ -262,6 +262,8 @@ bugs! {
     GatherMakesTablesYoung = "gather-makes-tables-young",
     /// What was moved is not taken off the figure of fragmentation.
     GatherKeepsSeams = "gather-keeps-seams",
+    /// A block that was brought into one piece does not know what a crash would share again.
+    GatherForgetsLosses = "gather-forgets-losses",
     /// The move is in the journal before the copy is durable.
     GatherRecordBeforeData = "gather-record-before-data",
     /// The rest of a page that was given in part is not what the source holds when the chunk is cloned.

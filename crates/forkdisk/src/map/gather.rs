@@ -221,7 +221,9 @@ impl Editor<'_> {
         self.space.promote(block);
         (1..part.by.len()).for_each(|_| self.space.incr_block(block));
         // What makes the table theirs alone may not be durable yet, and makes the block theirs from here on.
-        self.space.note_lost(block, self.tables.lost_until_of(node));
+        if !planted(Bug::GatherForgetsLosses) {
+            self.space.note_lost(block, self.tables.lost_until_of(node));
+        }
         self.tables.remove(node);
         let entry = Entry::block(block, oldest);
         self.refer(family, part, entry, nodes, &mut Gathered::default());

@@ -179,6 +179,7 @@ fn home(bug: Bug) -> Home {
     let profile = match bug {
         TornSuperblockAccepted | StaleIncarnationReplayed | EarlierRoundReplayed => return Home::Damage,
         bug if bug.is_of_origins() => Profile::Origins,
+        GatherForgetsLosses => Profile::Heirs,
         bug if bug.name().starts_with("gather-") => Profile::Gathering,
         DeadDiscardedBeforeDurable | DeadTablesDiscarded => Profile::Hosts,
         bug if bug.name().starts_with("quota-") => Profile::Quotas,

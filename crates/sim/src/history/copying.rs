@@ -3,10 +3,10 @@
 
 use forkdisk::{BreakPolicy, CopierSettings, CreateOptions, Throttle};
 
+use super::Violation;
 use super::op::{Op, Profile};
 use super::place::Place;
 use super::run::{Doing, Inflight, Run, Spare};
-use super::{Kind, Violation};
 use crate::model::Key;
 use crate::rng::{Rng, mix};
 
@@ -119,10 +119,8 @@ impl Run<'_> {
             if busy && op.draws[2].is_multiple_of(2) {
                 continue;
             }
-            // Numbers that no operation has.
-            let number = 2_000_000 + op.number % 250_000 * 8 + i as u32;
-            let draws = std::array::from_fn(|d| mix(&[op.draws[d], i]));
-            self.write(&Op { kind: Kind::Write, number, gap: 0, draws }, key, Some(place), Spare::Nothing)?;
+            let one = op.write_of(i);
+            self.write(&one, key, Some(place), Spare::Nothing)?;
         }
         Ok(())
     }

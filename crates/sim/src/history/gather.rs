@@ -1,5 +1,7 @@
 //! Bringing scattered pages together, asked for and by policy.
 
+use std::rc::Rc;
+
 use forkdisk::{ErrorKind, GatherPolicy};
 
 use super::Violation;
@@ -31,11 +33,17 @@ impl Run<'_> {
     }
 
     /// Now and then while a checkpoint is written.
-    fn begin_gathering(&mut self, op: &Op, key: Key) {
+    pub(super) fn begin_gathering(&mut self, op: &Op, key: Key) {
         let (pool, name, start) = (self.session.pool.clone(), self.model.name(key), self.model.tick());
         let text = format!("gather {name}");
+        let to = Rc::clone(&self.gathered_to);
+        to.set(0);
         self.submit(Doing::Upkeep("gather"), start, Vec::new(), text, async move {
-            match pool.gather(&name, |_, _| true).await {
+            let noted = |at, _| {
+                to.set(at);
+                true
+            };
+            match pool.gather(&name, noted).await {
                 // It was deleted meanwhile, or renamed before.
                 Err(e) if e.kind() == ErrorKind::NotFound => Outcome::default(),
                 other => other.map(drop).into(),

@@ -49,6 +49,7 @@ impl Run<'_> {
             Kind::SetCopying => self.with(op, |run, key| run.set_copying(op, key)),
             Kind::SetCopier => self.set_copier(op),
             Kind::Gather => self.gather(op),
+            Kind::Heir => self.heir(op),
             Kind::SetGather => self.with(op, |run, key| run.set_gather(op, key)),
             Kind::SetQuota => self.with(op, |run, key| run.set_quota(op, key)),
             Kind::Burst => self.with(op, |run, key| run.burst(op, key)),
@@ -94,6 +95,15 @@ impl Run<'_> {
                 None => Ok(()),
             };
         };
+        self.unhindered(key, f)
+    }
+
+    /// Does something to a volume once no control operation stands in the way, if it is there still.
+    pub(super) fn unhindered(
+        &mut self,
+        key: Key,
+        f: impl FnOnce(&mut Self, Key) -> Result<(), Violation>,
+    ) -> Result<(), Violation> {
         let family = self.family(key);
         self.wait(|o| match &o.doing {
             Doing::Control(p) => !is_gentle(p) && o.keys.contains(&family),
@@ -483,7 +493,7 @@ impl Run<'_> {
         })
     }
 
-    fn name(&mut self, letter: &str) -> String {
+    pub(super) fn name(&mut self, letter: &str) -> String {
         self.names += 1;
         let folder = if letter != "s" && letter != "g" && self.names.is_multiple_of(4) { "f/" } else { "" };
         format!("{folder}{letter}{}", self.names)

@@ -6,6 +6,7 @@ mod exhibit;
 mod fault;
 mod finish;
 mod gather;
+mod heirs;
 mod launch;
 mod op;
 mod place;

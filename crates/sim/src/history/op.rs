@@ -73,6 +73,8 @@ pub enum Kind {
     Audit,
     /// A range clone onto itself, which has to be refused.
     Overlap,
+    /// The next step of a succession, see `heirs`.
+    Heir,
 }
 
 /// One operation, not yet resolved.
@@ -86,6 +88,18 @@ pub struct Op {
     pub gap: u32,
     /// What is left to chance.
     pub draws: [u64; 5],
+}
+
+/// Most writes that one operation makes of itself.
+pub const WRITES: u64 = 8;
+
+impl Op {
+    /// One of the writes of an operation that makes several, with a number that no operation has.
+    pub fn write_of(&self, i: u64) -> Op {
+        debug_assert!(i < WRITES);
+        let number = 2_000_000 + (self.number % 250_000) * WRITES as u32 + i as u32;
+        Op { kind: Kind::Write, number, gap: 0, draws: std::array::from_fn(|d| mix(&[self.draws[d], i])) }
+    }
 }
 
 /// What a history dwells on.
@@ -127,11 +141,13 @@ pub enum Profile {
     Gathering,
     /// A sparse pool file, and the file system under it runs full.
     Hosts,
+    /// Volumes whose clones outlive them, gathered while others give up what they share.
+    Heirs,
 }
 
 impl Profile {
     /// All that are drawn.
-    pub const ALL: [Profile; 17] = [
+    pub const ALL: [Profile; 18] = [
         Profile::Mixed,
         Profile::Forks,
         Profile::Full,
@@ -149,6 +165,7 @@ impl Profile {
         Profile::Ranges,
         Profile::Gathering,
         Profile::Hosts,
+        Profile::Heirs,
     ];
 
     /// Its name on the command line.
@@ -172,6 +189,7 @@ impl Profile {
             Profile::Ranges => "ranges",
             Profile::Gathering => "gathering",
             Profile::Hosts => "hosts",
+            Profile::Heirs => "heirs",
         }
     }
 
@@ -265,6 +283,10 @@ impl Profile {
                 (Checkpoint, 6), (Gather, 2), (Grow, 1), (Fault, 9), (Settle, 2), (Reopen, 2), (Cut, 2),
                 (Kill, 1),
             ],
+            Profile::Heirs => &[
+                (Heir, 80), (Read, 4), (Write, 6), (Burst, 2), (Flush, 1), (Discard, 1), (Snapshot, 1), (Clone, 1), (CloneRange, 1),
+                (Delete, 1), (Checkpoint, 2), (Gather, 2), (SetGather, 2), (Settle, 1), (Reopen, 1), (Cut, 1),
+            ],
             Profile::Quotas => &[
                 (Read, 6), (Write, 40), (Append, 12), (Ragged, 3), (Burst, 12), (InPlace, 6), (Flush, 5), (Discard, 10), (Zero, 4),
                 (Create, 3), (Snapshot, 5), (Clone, 3), (CloneRange, 5), (Rollback, 3), (Rename, 1), (Resize, 2), (Delete, 4),
@@ -322,6 +344,7 @@ impl Setup {
         let drawn = if mix(&[seed, 14]).is_multiple_of(12) { Profile::Ranges } else { drawn };
         let drawn = if mix(&[seed, 15]).is_multiple_of(12) { Profile::Gathering } else { drawn };
         let drawn = if mix(&[seed, 16]).is_multiple_of(14) { Profile::Hosts } else { drawn };
+        let drawn = if mix(&[seed, 17]).is_multiple_of(16) { Profile::Heirs } else { drawn };
         let profile = profile.unwrap_or(drawn);
         let mib = 1 << 20;
         let small = profile == Profile::Full;
@@ -348,6 +371,7 @@ impl Setup {
                 Profile::Cuts | Profile::Journal => 1 + rng.index(2),
                 Profile::Races => 8,
                 Profile::Copies | Profile::Gathering => *rng.pick(&[1, 4, 8, 8]),
+                Profile::Heirs => *rng.pick(&[4, 8, 16]),
                 _ => *rng.pick(&[1, 3, 5, 8]),
             },
             cut_every: match profile {

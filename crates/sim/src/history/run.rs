@@ -3,7 +3,7 @@
 //!
 //! Side crashes never disturb the run itself: what they do follows from the seed and the step.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::rc::Rc;
@@ -12,6 +12,7 @@ use forkdisk::{Buf, CheckReport, Error, ErrorKind, FormatOptions, Mode, Pool};
 use rustc_hash::FxHashSet;
 
 use super::fault::Trouble;
+use super::heirs::Succession;
 use super::place::Place;
 use super::quota::Quota;
 use super::recover::{self, Entrance, PATIENCE, Session, recover};
@@ -101,6 +102,9 @@ pub struct Run<'a> {
     /// What is to be read once more when a write has ended: it must not change any more.
     suspects: Vec<(u64, Key, Place)>,
     pub(super) names: u32,
+    pub(super) succession: Succession,
+    /// How far the volume has been gone over that somebody asked last to be gathered, in bytes.
+    pub(super) gathered_to: Rc<Cell<u64>>,
     pub(super) stats: Stats,
     pub(super) rng: Rng,
     done: Rc<RefCell<Vec<(u64, Outcome)>>>,
@@ -162,6 +166,8 @@ impl<'a> Run<'a> {
             places: BTreeMap::new(),
             suspects: Vec::new(),
             names: 0,
+            succession: Succession::default(),
+            gathered_to: Rc::default(),
             stats: Stats::default(),
             rng: Rng::new(mix(&[setup.seed, 6])),
             done: Rc::default(),
