@@ -43,7 +43,8 @@ struct Args {
     /// Carry out only these operations of the history: 1-40,57
     #[arg(long, requires = "seed", value_parser = parse_ranges)]
     keep: Option<std::vec::Vec<u32>>,
-    /// What the histories dwell on (mixed, forks, full, faults, races, cuts, blocks, calm, journal, crowd, large, origins).
+    /// What the histories dwell on (mixed, forks, full, faults, races, cuts, blocks, calm, journal, crowd, large, copies, quotas, files, ranges, gathering,
+    /// hosts, heirs, origins).
     #[arg(long, value_parser = parse_profile)]
     profile: Option<Profile>,
     /// Explore all histories of up to three operations until this many crash states.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use forkdisk::{GatherPolicy, GatherReport, OpenOptions, PAGE_SIZE, Pool, Runtime as _, Usage};
+use forkdisk::{ErrorKind, GatherPolicy, GatherReport, OpenOptions, PAGE_SIZE, Pool, Runtime as _, Usage};
 
 use crate::lab::{Disk, Lab, stamp};
 
@@ -237,6 +237,48 @@ fn what_is_written_meanwhile_stays_what_was_written() {
                 assert_eq!(found, Some(page + plus), "page {page}, written after {delay} steps");
             }
             expect(&lab, &lab.pool.volume("base").expect("it is there"), 1, 0).await;
+        });
+    }
+}
+
+#[test]
+fn a_volume_is_gathered_for_one_at_a_time() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        let clone = scattered_clone(&lab, 4).await;
+        let (pool, other) = (lab.pool.clone(), lab.pool.clone());
+        let first = lab.tasks.start(async move { pool.gather("clone", |_, _| true).await });
+        let second = lab.tasks.start(async move { other.gather("clone", |_, _| true).await });
+        let base = gather(&lab, "base").await;
+        assert_eq!(base.moved, 0, "another volume may be gathered at the same time");
+        let refused = second.await.expect_err("it is gathered already");
+        assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+        assert_eq!(first.await.expect("it is gathered").moved, PAGES * PAGE_SIZE as u64);
+        // The next one that comes has nothing to do; one that breaks off leaves it to others.
+        let pool = lab.pool.clone();
+        scatter(&clone, 4, 100_000).await;
+        let broken_off = pool.gather("clone", |_, _| false).await.expect("it ends early");
+        assert_eq!(broken_off.moved, 0);
+        assert_eq!(gather(&lab, "clone").await.moved, 0);
+        expect(&lab, &clone, 4, 100_000).await;
+    });
+}
+
+#[test]
+fn a_volume_that_is_deleted_is_not_gathered_any_more() {
+    for delay in 0..40 {
+        Lab::run(64, OpenOptions::default(), move |lab| async move {
+            drop(scattered_clone(&lab, 4).await);
+            let pool = lab.pool.clone();
+            let gathering = lab.tasks.start(async move { pool.gather("clone", |_, _| true).await });
+            lab.tasks.sleep(Duration::from_micros(10 * delay)).await;
+            lab.pool.delete(&["clone"]).await.expect("it is deleted");
+            if let Err(error) = gathering.await {
+                assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+            }
+            settle(&lab).await;
+            expect(&lab, &lab.pool.volume("base").expect("it is there"), 1, 0).await;
+            let checked = lab.pool.check().await.expect("it is checked");
+            assert!(checked.damage.is_empty() && checked.leaked == 0, "{checked:?}");
         });
     }
 }

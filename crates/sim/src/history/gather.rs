@@ -36,6 +36,7 @@ impl Run<'_> {
     pub(super) fn begin_gathering(&mut self, op: &Op, key: Key) {
         let (pool, name, start) = (self.session.pool.clone(), self.model.name(key), self.model.tick());
         let text = format!("gather {name}");
+        let is_second = self.inflight.values().any(|o| matches!(o.doing, Doing::Upkeep("gather")));
         let to = Rc::clone(&self.gathered_to);
         to.set(0);
         self.submit(Doing::Upkeep("gather"), start, Vec::new(), text, async move {
@@ -46,6 +47,8 @@ impl Run<'_> {
             match pool.gather(&name, noted).await {
                 // It was deleted meanwhile, or renamed before.
                 Err(e) if e.kind() == ErrorKind::NotFound => Outcome::default(),
+                // Most likely the same volume.
+                Err(e) if e.kind() == ErrorKind::Busy && is_second => Outcome::default(),
                 other => other.map(drop).into(),
             }
         });

@@ -22,7 +22,7 @@ use smallvec::smallvec;
 use crate::copier::{CopyError, Group, Job, Piece, Place, Source, Ticket};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Moved, VolumeState};
+use crate::format::Moved;
 use crate::map::Stop;
 use crate::planted::{Bug, planted};
 use crate::sync::{Hold, PlanGuard};
@@ -107,10 +107,15 @@ impl Moving {
 impl<D: Device> Pool<D> {
     /// Brings scattered pages of a volume or snapshot together, as far as that unshares nothing, and tells
     /// `progress` how many bytes of how many it has gone over; it ends when that answers false. It takes what
-    /// the copier lets it have; reads, writes and verbs go on meanwhile.
+    /// the copier lets it have; reads, writes and verbs go on meanwhile. Refused while somebody else does so.
     pub async fn gather(&self, name: &str, mut progress: impl FnMut(u64, u64) -> bool) -> Result<GatherReport> {
         self.0.check_writable()?;
         let before = self.find(name)?;
+        // Two would each look for a row of blocks, and move all of it.
+        let Some(_asked) = self.0.gathering.ask(before.id) else {
+            let why = format!("{name:?} is being gathered already; wait until that has ended");
+            return Err(Error::new(ErrorKind::Busy, why));
+        };
         let mut report = GatherReport { before: before.fragmentation(), ..GatherReport::default() };
         self.0.take_back_space().await?;
         let (mut rows, mut gone_over, mut blocks) = (Rows::new(before.id), 0, BTreeSet::new());
@@ -183,10 +188,7 @@ impl<D: Device> Inner<D> {
         loop {
             let (next, found) = self
                 .look(|meta| {
-                    let (mut editor, record) = meta.view(id).ok_or(Failure::Gone)?;
-                    if record.state == VolumeState::Dead {
-                        return Err(Failure::Gone);
-                    }
+                    let (mut editor, record) = meta.living(id)?;
                     let (next, found) = editor.next_scattered(record, at, LOOKS).map_err(Stop::from)?;
                     Ok((next, found || next.0 >= table_span(record.level)))
                 })

@@ -9,8 +9,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::format::{Moved, Record};
-use crate::map::{Family, Movable, Stop, lookup, seams_of};
+use crate::format::{Moved, Record, VolumeRecord, VolumeState};
+use crate::map::{Editor, Family, Movable, Stop, lookup, seams_of};
 use crate::pool::{Failure, Meta, pages_of};
 use crate::space::Miss;
 use crate::types::{BLOCK_PAGES, Block, FANOUT, PageAddr, VirtualPage, VolumeId};
@@ -82,10 +82,17 @@ struct Survey {
 }
 
 impl Meta {
-    fn survey(&mut self, id: VolumeId, at: VirtualPage) -> Result<Option<Survey>, Failure> {
-        if self.directory.get(id).is_none() {
-            return Err(Failure::Gone);
+    /// The map of a volume that is not deleted: of one that is, tables go one by one, and what is above goes on
+    /// naming them.
+    pub(super) fn living(&mut self, id: VolumeId) -> Result<(Editor<'_>, &VolumeRecord), Failure> {
+        match self.view(id) {
+            Some((editor, record)) if record.state != VolumeState::Dead => Ok((editor, record)),
+            _ => Err(Failure::Gone),
         }
+    }
+
+    fn survey(&mut self, id: VolumeId, at: VirtualPage) -> Result<Option<Survey>, Failure> {
+        self.living(id)?;
         let alone = self.members([id].into_iter(), at);
         let Some(found) = self.look_at(alone, id, at)? else { return Ok(None) };
         if found.movable.pages == found.movable.all || self.directory.iter().count() > MAX_MEMBERS {
@@ -128,7 +135,7 @@ impl Meta {
 
     /// Whether nothing is mapped somewhere in the virtual block, before the end of the volume.
     fn has_holes(&mut self, id: VolumeId, at: VirtualPage) -> Result<bool, Failure> {
-        let Some((editor, record)) = self.view(id) else { return Err(Failure::Gone) };
+        let (editor, record) = self.living(id)?;
         let (mut page, end) = (at.0, pages_of(record.size).min(at.0 + BLOCK_PAGES));
         while page < end {
             let run = lookup(editor.tables, record, VirtualPage(page), end - page).map_err(Stop::from)?;
@@ -142,7 +149,7 @@ impl Meta {
 
     /// The block in which the virtual block before `at` ends, and how many virtual blocks are left from `at` on.
     fn neighbours(&mut self, id: VolumeId, at: VirtualPage) -> Result<(Option<Block>, u64), Failure> {
-        let Some((editor, record)) = self.view(id) else { return Err(Failure::Gone) };
+        let (editor, record) = self.living(id)?;
         let left = pages_of(record.size).saturating_sub(at.0).div_ceil(BLOCK_PAGES).clamp(1, IN_A_ROW);
         let Some(last) = at.0.checked_sub(1) else { return Ok((None, left)) };
         let run = lookup(editor.tables, record, VirtualPage(last), 1).map_err(Stop::from)?;

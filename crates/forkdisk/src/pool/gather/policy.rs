@@ -1,7 +1,7 @@
 //! Gathering without anybody asking: which volume is next, and when.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -46,6 +46,20 @@ pub struct Gathering {
     resting: Cell<bool>,
     awaited: Cell<bool>,
     left: RefCell<BTreeMap<VolumeId, Left>>,
+    /// What somebody is having gathered.
+    asked: Rc<RefCell<BTreeSet<VolumeId>>>,
+}
+
+/// Somebody is having a volume gathered, while this exists.
+pub(super) struct Asked {
+    id: VolumeId,
+    all: Rc<RefCell<BTreeSet<VolumeId>>>,
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.all.borrow_mut().remove(&self.id);
+    }
 }
 
 /// How a volume was when it had been gone over.
@@ -60,6 +74,12 @@ struct Left {
 }
 
 impl Gathering {
+    /// Somebody wants this volume gathered; `None` if somebody does so already.
+    pub(super) fn ask(&self, id: VolumeId) -> Option<Asked> {
+        let is_first = self.asked.borrow_mut().insert(id);
+        is_first.then(|| Asked { id, all: Rc::clone(&self.asked) })
+    }
+
     fn is_due(&self, record: &VolumeRecord, reaped: u64) -> bool {
         let is_scattered = match record.gather {
             GatherPolicy::Off => false,

@@ -153,7 +153,7 @@ fn home_of(
     id: VolumeId,
     at: VirtualPage,
 ) -> std::result::Result<(Option<Home>, VirtualPage, bool), Failure> {
-    let (mut editor, record) = meta.view(id).ok_or(Failure::Gone)?;
+    let (mut editor, record) = meta.living(id)?;
     if at.0 >= table_span(record.level) {
         return Ok((None, at, true));
     }
