@@ -1,5 +1,6 @@
 //! Bringing scattered pages together, asked for and by policy.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use forkdisk::{ErrorKind, GatherPolicy};
@@ -10,6 +11,14 @@ use super::place;
 use super::run::{Doing, Outcome, Run};
 use crate::model::Key;
 use crate::rng::Rng;
+
+/// Those who gather.
+#[derive(Default)]
+pub(super) struct Gathers {
+    count: Cell<u32>,
+    /// How far the volume has been gone over that the last of them gathers, in bytes.
+    pub to: Cell<u64>,
+}
 
 impl Run<'_> {
     /// Gathers a volume or snapshot, whatever else is done to it meanwhile: often behind writes that are under
@@ -36,19 +45,21 @@ impl Run<'_> {
     pub(super) fn begin_gathering(&mut self, op: &Op, key: Key) {
         let (pool, name, start) = (self.session.pool.clone(), self.model.name(key), self.model.tick());
         let text = format!("gather {name}");
-        let is_second = self.inflight.values().any(|o| matches!(o.doing, Doing::Upkeep("gather")));
-        let to = Rc::clone(&self.gathered_to);
-        to.set(0);
+        let gathers = Rc::clone(&self.gathers);
+        gathers.to.set(0);
+        gathers.count.set(gathers.count.get() + 1);
         self.submit(Doing::Upkeep("gather"), start, Vec::new(), text, async move {
             let noted = |at, _| {
-                to.set(at);
+                gathers.to.set(at);
                 true
             };
-            match pool.gather(&name, noted).await {
+            let outcome = pool.gather(&name, noted).await;
+            gathers.count.set(gathers.count.get() - 1);
+            match outcome {
                 // It was deleted meanwhile, or renamed before.
                 Err(e) if e.kind() == ErrorKind::NotFound => Outcome::default(),
                 // Most likely the same volume.
-                Err(e) if e.kind() == ErrorKind::Busy && is_second => Outcome::default(),
+                Err(e) if e.kind() == ErrorKind::Busy && gathers.count.get() > 0 => Outcome::default(),
                 other => other.map(drop).into(),
             }
         });

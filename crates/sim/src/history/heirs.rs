@@ -155,7 +155,7 @@ impl Run<'_> {
 
     /// Steps until somebody who gathers has come to this byte, or nobody gathers any more.
     fn until_gathered(&mut self, to: u64) -> Result<(), Violation> {
-        while self.gathered_to.get() < to && self.inflight.values().any(|o| o.text.starts_with("gather")) {
+        while self.gathers.to.get() < to && self.inflight.values().any(|o| o.text.starts_with("gather")) {
             self.step()?;
         }
         Ok(())

@@ -3,7 +3,7 @@
 //!
 //! Side crashes never disturb the run itself: what they do follows from the seed and the step.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::rc::Rc;
@@ -12,6 +12,7 @@ use forkdisk::{Buf, CheckReport, Error, ErrorKind, FormatOptions, Mode, Pool};
 use rustc_hash::FxHashSet;
 
 use super::fault::Trouble;
+use super::gather::Gathers;
 use super::heirs::Succession;
 use super::place::Place;
 use super::quota::Quota;
@@ -103,8 +104,7 @@ pub struct Run<'a> {
     suspects: Vec<(u64, Key, Place)>,
     pub(super) names: u32,
     pub(super) succession: Succession,
-    /// How far the volume has been gone over that somebody asked last to be gathered, in bytes.
-    pub(super) gathered_to: Rc<Cell<u64>>,
+    pub(super) gathers: Rc<Gathers>,
     pub(super) stats: Stats,
     pub(super) rng: Rng,
     done: Rc<RefCell<Vec<(u64, Outcome)>>>,
@@ -167,7 +167,7 @@ impl<'a> Run<'a> {
             suspects: Vec::new(),
             names: 0,
             succession: Succession::default(),
-            gathered_to: Rc::default(),
+            gathers: Rc::default(),
             stats: Stats::default(),
             rng: Rng::new(mix(&[setup.seed, 6])),
             done: Rc::default(),
@@ -432,6 +432,7 @@ impl<'a> Run<'a> {
     /// Forgets all that belonged to the last life of the engine.
     pub(super) fn forget_session(&mut self) {
         self.done = Rc::default();
+        self.gathers = Rc::default();
         self.inflight.clear();
         self.places.clear();
         self.suspects.clear();
