@@ -11,7 +11,8 @@
 //! that a volume with many snapshots is written as fast as one with few. What is unused in the old chunks
 //! is bounded: beyond an eighth of the free space it is filled first, page behind page.
 //!
-//! Metadata comes from the end of the pool, where no stream grows.
+//! Metadata comes from the end of the pool, where no stream grows: the last blocks are left to it as long as there
+//! is any other free page, for a checkpoint to write its tables in few pieces however long chunks have been begun.
 
 use std::cmp::Reverse;
 
@@ -24,8 +25,8 @@ use super::{Miss, Refusal, Space, Want};
 
 /// Part of the free space that may lie unused in chunks that were left.
 pub(super) const LEFT_PART: u64 = 8;
-/// Part of the pool's leaves, from the end, that is searched for places for metadata, and how many
-/// there are at least.
+/// Part of the pool's blocks, from the end, that data leaves to metadata; part of its leaves that is searched for
+/// places for metadata, and how many there are at least.
 const META_PART: u64 = 64;
 const META_LEAVES: u64 = 16;
 /// Most blocks after which stripes and blocks begin together, for streams to begin there, and empty blocks that are
@@ -154,11 +155,13 @@ impl Space {
     pub(super) fn empty_block(&mut self, before: Option<Block>) -> Result<Option<Block>, Miss> {
         if let Some(next) = before.map(|b| Block(b.0 + 1))
             && self.empty.contains(&next)
+            && !self.is_for_metadata(next)
         {
             return Ok(Some(next));
         }
         loop {
-            if let Some(&block) = self.empty.first().filter(|&&block| self.is_for_data(block)) {
+            let first = self.empty.first().filter(|&&block| self.is_for_data(block));
+            if let Some(&block) = first.filter(|&&block| !self.is_for_metadata(block)) {
                 return Ok(Some(block));
             }
             if !self.scan_leaf()? {
@@ -186,7 +189,8 @@ impl Space {
         let next = before.map(|before| Block(before.0 + 1));
         if let Some(next) = next {
             self.search_up_to(Block(next.0 + self.begin_at))?;
-            if self.empty.contains(&next) && (!next.0.is_multiple_of(self.begin_at) || self.is_empty_group(next)) {
+            let is_empty = self.empty.contains(&next) && !self.is_for_metadata(next);
+            if is_empty && (!next.0.is_multiple_of(self.begin_at) || self.is_empty_group(next)) {
                 return Ok(Some(next));
             }
         }
@@ -194,7 +198,8 @@ impl Space {
         self.search_up_to(Block(first.0 + 2 * self.begin_at))?;
         let near = |from: Block| {
             let mut near = self.empty.range(from..).take(MAX_LOOKS);
-            near.find(|&&b| self.is_empty_group(b) && self.is_for_data(Block(b.0 + self.begin_at - 1))).copied()
+            let is_for_data = |last| self.is_for_data(last) && !self.is_for_metadata(last);
+            near.find(|&&b| self.is_empty_group(b) && is_for_data(Block(b.0 + self.begin_at - 1))).copied()
         };
         Ok(next.and_then(near).or_else(|| near(first)).or(Some(first)))
     }
@@ -262,8 +267,13 @@ impl Space {
             return None;
         }
         let (mut out, mut left) = (Vec::new(), n);
+        let mut row = self.row_for_meta(n);
         while left > 0 {
-            let block = self.block_for_meta()?;
+            let block = match row {
+                Some(next) => next,
+                None => self.block_for_meta(left)?,
+            };
+            row = row.map(|block| Block(block.0 + 1));
             self.affinity.meta_block = Some(block);
             let run = self.take(block, room_for(left, &self.free[&block]), left)?;
             left -= run.1;
@@ -272,17 +282,43 @@ impl Space {
         Some(out)
     }
 
-    /// The block used last, an empty one from the end, one that is not much used, any.
-    fn block_for_meta(&self) -> Option<Block> {
+    /// The block used last, an empty one from the end, or one that is not much used, in which so many pages lie in a
+    /// row; else any.
+    fn block_for_meta(&self, pages: u64) -> Option<Block> {
         let from = self.first_for_meta();
-        let roomy = || self.free.range(from..).rev().find(|(_, bits)| pages_in(bits) >= META_PAGES);
-        self.affinity
-            .meta_block
-            .filter(|b| self.free.contains_key(b))
+        let fits = |block: &Block| self.free.get(block).is_some_and(|bits| has_room_for(pages, bits));
+        let used_last = || self.affinity.meta_block;
+        let roomy = || self.free.range(from..).rev().filter(|(_, bits)| pages_in(bits) >= META_PAGES).map(|(b, _)| *b);
+        used_last()
+            .filter(fits)
             .or_else(|| self.empty.range(from..).next_back().copied())
-            .or_else(|| roomy().map(|(&block, _)| block))
+            .or_else(|| roomy().find(fits))
+            .or_else(|| used_last().filter(|block| self.free.contains_key(block)))
+            .or_else(|| roomy().next())
             .or_else(|| self.empty.last().copied())
             .or_else(|| self.free.keys().next_back().copied())
+    }
+
+    /// The first of as many empty blocks in a row, nearest to the end, as pages of metadata take that no block has
+    /// room for.
+    fn row_for_meta(&self, pages: u64) -> Option<Block> {
+        let blocks = pages.div_ceil(BLOCK_PAGES);
+        let mut row = 0;
+        let mut before = None;
+        let mut down = self.empty.range(self.first_for_meta()..).rev();
+        let first = |&&block: &&Block| {
+            row = if before == Some(block.0 + 1) { row + 1 } else { 1 };
+            before = Some(block.0);
+            row == blocks
+        };
+        if blocks > 1 { down.find(first).copied() } else { None }
+    }
+
+    /// Whether an empty block is left to metadata, since data finds other places.
+    pub(super) fn is_for_metadata(&self, block: Block) -> bool {
+        let blocks = self.layout.blocks();
+        let first = Block(blocks - blocks.div_ceil(META_PART));
+        block >= first && self.free.range(..first).next().is_some()
     }
 
     fn first_for_meta(&self) -> Block {
@@ -301,7 +337,8 @@ impl Space {
         loop {
             let begun = self.affinity.meta_block.and_then(|b| self.free.get(&b)).map_or(0, pages_in);
             let empty = self.empty.range(self.first_for_meta()..).count() as u64 * BLOCK_PAGES;
-            if begun + empty >= pages || !self.scan_leaf_from_the_end(limit)? {
+            let is_enough = begun + empty >= pages && (pages <= BLOCK_PAGES || self.row_for_meta(pages).is_some());
+            if is_enough || !self.scan_leaf_from_the_end(limit)? {
                 return Ok(());
             }
         }
@@ -337,6 +374,12 @@ impl Space {
         }
         Ok(())
     }
+}
+
+/// Whether so many free pages lie in a row, or all that a block has.
+fn has_room_for(pages: u64, bits: &Bitmap) -> bool {
+    let wanted = pages.min(BLOCK_PAGES) as usize;
+    rows(*bits).any(|row| row.len() >= wanted)
 }
 
 /// Where so many free pages lie in a row; else where most do.

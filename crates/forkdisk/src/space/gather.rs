@@ -40,6 +40,7 @@ impl Space {
     pub fn block_to_gather(&mut self, before: Option<Block>, wanted: u64) -> Result<Option<Block>, Miss> {
         if let Some(next) = before.map(|b| Block(b.0 + 1))
             && self.empty.contains(&next)
+            && !self.is_for_metadata(next)
         {
             return Ok(Some(next));
         }
@@ -67,7 +68,8 @@ impl Space {
     /// The first empty blocks in a row that are as many as `wanted`, or the most: how many, and where they begin.
     fn longest_row(&self, wanted: u64) -> (u64, Option<Block>) {
         let (mut longest, mut row): ((u64, Option<Block>), (u64, Block)) = ((0, None), (0, Block(0)));
-        for &block in self.empty.iter().take(LOOKED_AT).take_while(|&&block| self.is_for_data(block)) {
+        let is_for_data = |&&block: &&Block| self.is_for_data(block) && !self.is_for_metadata(block);
+        for &block in self.empty.iter().take(LOOKED_AT).take_while(is_for_data) {
             row = if block.0 == row.1.0 + row.0 && row.0 > 0 { (row.0 + 1, row.1) } else { (1, block) };
             if row.0 > longest.0 {
                 longest = (row.0, Some(row.1));

@@ -203,6 +203,43 @@ fn metadata_lies_in_one_piece_where_there_is_room_for_that() {
 }
 
 #[test]
+fn the_last_empty_blocks_are_left_to_metadata_as_long_as_any_other_page_is_free() {
+    let mut space = Space::new(Layout::new(256 << 20), [1; 16], vec![CountEntry::default()]);
+    let mut at = 0;
+    let last = loop {
+        let (first, n) = space.alloc_data(want(at, 256)).expect("space");
+        space.incr_pages(first, n);
+        at += 256;
+        // 1/64 of the pool.
+        if first.block() >= Block(252) {
+            break first.block();
+        }
+    };
+    checkpoint(&mut space);
+    let page = Block(100).page(7);
+    space.decr_page(page, 0);
+    checkpoint(&mut space);
+    assert_eq!(space.alloc_data(want(at, 64)), Ok((page, 1)), "a block beyond {last:?} was taken");
+    let (first, n) = space.alloc_data(want(at + 256, 64)).expect("there are some");
+    assert!(first.block() > last && n == 64, "nothing else is left, and {first:?} was taken");
+}
+
+#[test]
+fn tables_of_a_checkpoint_lie_in_one_row_of_blocks() {
+    let mut space = Space::new(Layout::new(256 << 20), [1; 16], vec![CountEntry::default()]);
+    for n in [700, 9, 300, 250, 20, 1300] {
+        space.prepare_meta(n).expect("no count page has been written");
+        let mut runs = space.alloc_meta(n).expect("they are known").into_iter();
+        let (first, mut len) = runs.next().expect("there is one");
+        runs.for_each(|(next, n)| {
+            assert_eq!(next, PageAddr(first.0 + len), "{n} pages lie elsewhere");
+            len += n;
+        });
+        assert_eq!(len, n);
+    }
+}
+
+#[test]
 fn tables_take_what_is_left_of_a_full_pool() {
     let mut space = space();
     let mut taken = 0;
