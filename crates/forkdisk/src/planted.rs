@@ -38,6 +38,8 @@ bugs! {
     CountLogOutlivesPages = "count-log-outlives-pages",
     /// A segment is written over the first ones of the log.
     CountLogOverwritten = "count-log-overwritten",
+    /// The log is emptied before the pages that have what it says are durable.
+    CountLogEmptiedEarly = "count-log-emptied-early",
     /// A block that is demoted loses its count, and its pages do not get it.
     DemotionKeepsPageCounts = "demotion-keeps-page-counts",
     /// A leaf is promoted as soon as its first and last page are in place.

@@ -13,7 +13,7 @@ use super::cursor::{Append, Reader};
 use super::layout::SUPERBLOCK_PAGES;
 
 /// Pages there are for it.
-pub const COUNT_LOG_PAGES: u32 = 252;
+const COUNT_LOG_PAGES: u32 = 252;
 /// Bytes of which a segment is a multiple.
 const UNIT: usize = 4 * PAGE_SIZE;
 /// The kind in its checksum.

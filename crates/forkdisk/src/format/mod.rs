@@ -21,9 +21,7 @@ mod table;
 mod volume;
 
 pub use checksum::{Seed, page_checksum};
-pub use count_log::{
-    BlockChange, COUNT_LOG_PAGES, CountLog, LeafChange, count_log_page, decode_count_log, encode_count_segment,
-};
+pub use count_log::{BlockChange, CountLog, LeafChange, count_log_page, decode_count_log, encode_count_segment};
 pub use counts::{BlockCounts, CountEntry, CountPage, LEAF_BLOCKS, Slot};
 pub use entry::{Entry, Kind, MAPPED_LEVEL, TableRef};
 pub use group::{Decoded, Group, Witness, decode_group, encode_group, find_group, witness_sum};

@@ -106,6 +106,11 @@ impl<D: Device> Inner<D> {
         }
     }
 
+    /// Whether one is being written.
+    pub(super) fn checkpoint_runs(&self) -> bool {
+        self.checkpoints.running.get()
+    }
+
     /// Waits while as much is dirty as may be.
     pub async fn admit(self: &Rc<Self>) -> Result<()> {
         loop {
@@ -164,6 +169,7 @@ impl<D: Device> Inner<D> {
     }
 
     async fn checkpoint_once(self: &Rc<Self>) -> Result<()> {
+        self.log_is_at_rest().await;
         self.check_failed()?;
         self.activate().await?;
         let (frozen, seen) = loop {
@@ -263,7 +269,7 @@ impl<D: Device> Inner<D> {
     }
 
     /// Writes the count pages this checkpoint changes, or what changes to their log.
-    async fn write_counts(self: &Rc<Self>) -> Result<Counted> {
+    pub(super) async fn write_counts(self: &Rc<Self>) -> Result<Counted> {
         loop {
             let step =
                 self.look(|meta| meta.space.checkpoint_step(BATCH).map_err(|m| Failure::Stop(Stop::Count(m)))).await?;
@@ -374,6 +380,9 @@ impl<D: Device> Inner<D> {
             meta.journal.confirm(start.sequence);
             meta.settle_roots();
             let freed = meta.space.finish();
+            if self.superblock.borrow().count_log.pages == 0 {
+                self.log_is_empty();
+            }
             let is_held = meta.space.view().is_some();
             if let Some(roots) = seen.filter(|_| !is_held) {
                 self.show(&mut meta, roots);

@@ -9,6 +9,7 @@ mod commit;
 mod compare;
 mod copying;
 mod directory;
+mod emptying;
 mod events;
 mod files;
 mod flush;
@@ -140,6 +141,7 @@ pub(crate) struct Inner<D> {
     pub commits: commit::Commits,
     pub flushes: Flushes,
     pub checkpoints: checkpoint::Checkpoints,
+    pub emptying: emptying::Emptying,
     pub host: host::Host,
     /// Why nothing is acknowledged any more.
     pub failed: RefCell<Option<Error>>,

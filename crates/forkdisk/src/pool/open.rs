@@ -186,6 +186,7 @@ impl<D: Device> Pool<D> {
             commits: Default::default(),
             flushes: Default::default(),
             checkpoints: Default::default(),
+            emptying: Default::default(),
             host: Default::default(),
             failed: RefCell::new(None),
             space_changed: Default::default(),
@@ -247,6 +248,7 @@ impl<D: Device> Pool<D> {
         while inner.reaping.get() && !inner.full.get() {
             inner.reaped.wait().await;
         }
+        inner.log_is_at_rest().await;
         let nothing_to_do = !inner.active.get() && inner.superblock.borrow().clean && !inner.has_changes();
         if !nothing_to_do {
             inner.clone().patient_checkpoint().await?;

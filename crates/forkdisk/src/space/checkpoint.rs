@@ -114,6 +114,19 @@ impl Space {
         self.logged.is_to_end
     }
 
+    /// Has what is logged brought to the pages, as a checkpoint of nothing else.
+    pub fn begin_emptying(&mut self) {
+        assert!(self.frozen.is_empty() && self.work.is_none(), "no checkpoint meanwhile");
+        self.begin_work(Way::Pages);
+    }
+
+    /// The pages and what refers to them are durable.
+    pub fn end_emptying(&mut self) {
+        let freed = self.finish();
+        assert!(freed.is_empty(), "nothing changes");
+        self.release(freed);
+    }
+
     /// The checkpoint that runs writes pages after all.
     pub(super) fn give_up_log(&mut self) {
         self.begin_work(Way::Pages);

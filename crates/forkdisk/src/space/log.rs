@@ -10,12 +10,15 @@ use std::collections::BTreeMap;
 
 use crate::bits::rows;
 use crate::format::{
-    BlockChange, COUNT_LOG_PAGES, CountEntry, CountLog, CountNode, CountPage, LEAF_BLOCKS, LeafChange, decode_count_log,
+    BlockChange, CountEntry, CountLog, CountNode, CountPage, LEAF_BLOCKS, LeafChange, decode_count_log,
 };
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, PAGE_SIZE};
 
 use super::Space;
+
+/// Most pages of a log that this program writes: those in front of the second superblock, so that each segment is one request.
+const MOST_PAGES: u32 = 124;
 
 /// Memory of a part, in bytes, roughly.
 const PART_BYTES: usize = 64;
@@ -151,10 +154,20 @@ impl Space {
         Ok(())
     }
 
+    /// Whether there is no more room in the log than is taken.
+    pub fn log_is_half_full(&self) -> bool {
+        self.logged.end.pages > 0 && self.logged.end.pages >= self.logged.room()
+    }
+
+    /// Of how many leaves the log changes counts.
+    pub fn logged_leaves(&self) -> u64 {
+        self.logged.leaves() as u64
+    }
+
     /// Reading the log is to be no more work than reading both slots of the pages that it stands for.
     pub(super) fn limit_log(&mut self) {
         let pages: u64 = (0..4).map(|level| self.layout.count_nodes(level)).sum();
-        self.logged.limit = u32::try_from(2 * pages).unwrap_or(u32::MAX).min(COUNT_LOG_PAGES);
+        self.logged.limit = u32::try_from(2 * pages).unwrap_or(u32::MAX).min(MOST_PAGES);
     }
 }
 

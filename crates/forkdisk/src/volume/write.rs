@@ -68,6 +68,7 @@ impl<D: Device> Volume<D> {
         let outcome = self.write_again(offset, buf, pages, turn).await;
         self.inner.commit_soon();
         self.inner.checkpoint_soon();
+        self.inner.empty_log_soon();
         outcome
     }
 

@@ -108,3 +108,61 @@ fn with_memory_for_it_many_writes_share_a_table() {
     let cost = cost(64, 2048 / 16, (1 << 20) / 16);
     assert!(cost.data == 1.0 && cost.written <= 1.9, "{cost:?}");
 }
+
+/// Bytes of metadata that each of `rounds` rounds wrote: for pages of a clone in random order, with the checkpoint
+/// behind them by itself, and for the removal of what it was cloned from.
+async fn rounds_of_clones(pool: &Pool<Scale>, metadata: &Cell<u64>, rounds: u64) -> Vec<[u64; 3]> {
+    let size = 512 << 20;
+    pool.create("0", &CreateOptions::new(size, 0)).await.expect("a new volume");
+    let first = pool.volume("0").expect("just made");
+    for at in (0..size).step_by(BLOCK_SIZE as usize) {
+        first.write(at, Buf::zeroed(BLOCK_SIZE as usize), false).await.0.expect("there is space");
+    }
+    drop(first);
+    pool.checkpoint().await.expect("it succeeds");
+    let mut out = Vec::new();
+    for round in 0..rounds {
+        let (old, new) = (round.to_string(), (round + 1).to_string());
+        pool.clone_volume(&old, &new, 0).await.expect("a clone");
+        pool.checkpoint().await.expect("it succeeds");
+        let volume = pool.volume(&new).expect("just made");
+        metadata.take();
+        for i in 0..8000 {
+            let at = scattered(round * 8000 + i, size / PAGE) % (size / PAGE) * PAGE;
+            volume.write(at, Buf::zeroed(PAGE_SIZE), false).await.0.expect("there is space");
+        }
+        pool.flush().await.expect("it succeeds");
+        let written = metadata.take();
+        pool.checkpoint().await.expect("it succeeds");
+        let synced = metadata.take();
+        pool.delete(&[&old]).await.expect("it is deleted");
+        pool.checkpoint().await.expect("it succeeds");
+        pool.checkpoint().await.expect("it succeeds");
+        out.push([written, synced, metadata.take()]);
+    }
+    out
+}
+
+#[test]
+fn the_log_of_counts_is_emptied_beside_writes_and_not_when_somebody_waits() {
+    let tasks = Tasks::default();
+    let (size, metadata) = (2 << 30, Rc::new(Cell::new(0)));
+    let device = Scale { inner: MemoryDevice::new(size), data: Rc::default(), metadata: metadata.clone() };
+    tasks.clone().run(async move {
+        let format = FormatOptions { size, uuid: [7; 16], now: 0, journal: None };
+        Pool::format(&device, &format).await.expect("a new pool");
+        let open = || Pool::open(device.clone(), Rc::new(tasks.clone()), OpenOptions::default());
+        let pool = open().await.expect("it opens");
+        let rounds = rounds_of_clones(&pool, &metadata, 40).await;
+        let most = |part: usize| rounds.iter().skip(1).map(|round| round[part]).max().unwrap();
+        let first = rounds[0];
+        assert!(most(1) as f64 <= first[1] as f64 * 1.05 && most(2) <= first[2] + 16 * PAGE, "{rounds:?}");
+        let emptied = rounds.iter().filter(|round| round[0] > first[0] + 64 * PAGE).count();
+        assert!((5..20).contains(&emptied), "{rounds:?}");
+        let report = pool.check().await.expect("a check");
+        assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
+        pool.close().await.expect("it closes");
+        let report = open().await.expect("it opens").check().await.expect("a check");
+        assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
+    });
+}

@@ -1,0 +1,95 @@
+//! Emptying the log of counts between two checkpoints: what it says goes to the count pages, and a superblock
+//! that says nothing else new refers to these.
+//!
+//! A checkpoint that finds the log full writes all count pages that it is about, while somebody waits for the
+//! checkpoint. So it is emptied when it is half full, as soon as that is little beside what has been written.
+//! Writers and commits go on meanwhile; a checkpoint waits until it has ended.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::format::Superblock;
+use crate::planted::{Bug, planted};
+use crate::sync::Event;
+use crate::types::PAGE_SIZE;
+
+use super::Inner;
+
+/// Pages of data that must have been written since the log was empty, for each count page that it is about.
+const WRITTEN_PER_LEAF: u64 = 64;
+
+/// Whether it runs, and when it is worth it.
+#[derive(Default)]
+pub struct Emptying {
+    running: Cell<bool>,
+    ended: Event,
+    /// Bytes of data that had been written when the log was empty last.
+    written: Cell<u64>,
+}
+
+impl<D: Device> Inner<D> {
+    /// Starts emptying the log if it is time. For whoever has written data: it is to be little beside that.
+    pub fn empty_log_soon(self: &Rc<Self>) {
+        let is_busy = self.emptying.running.get() || self.checkpoint_runs();
+        if is_busy || self.closing.get() || self.failed.borrow().is_some() || !self.log_is_due() {
+            return;
+        }
+        self.emptying.running.set(true);
+        let inner = self.clone();
+        self.runtime.spawn(Box::pin(async move {
+            if let Err(error) = inner.empty_log().await {
+                inner.fail(&error);
+            }
+            inner.emptying.running.set(false);
+            inner.emptying.ended.notify();
+        }));
+    }
+
+    fn log_is_due(&self) -> bool {
+        let meta = self.meta.borrow();
+        let written = self.data_written() - self.emptying.written.get();
+        // How long the pool is now is for a checkpoint to say.
+        meta.space.log_is_half_full()
+            && written >= meta.space.logged_leaves() * WRITTEN_PER_LEAF * PAGE_SIZE as u64
+            && meta.size() == self.superblock.borrow().size
+    }
+
+    fn data_written(&self) -> u64 {
+        self.counters.data_writes.read().bytes
+    }
+
+    /// Notes that the log is empty.
+    pub(super) fn log_is_empty(&self) {
+        self.emptying.written.set(self.data_written());
+    }
+
+    /// Waits until the log is not being emptied.
+    pub(super) async fn log_is_at_rest(&self) {
+        while self.emptying.running.get() {
+            self.emptying.ended.wait().await;
+        }
+    }
+
+    async fn empty_log(self: &Rc<Self>) -> Result<()> {
+        self.activate().await?;
+        if !self.log_is_due() {
+            return Ok(());
+        }
+        self.meta.borrow_mut().space.begin_emptying();
+        let counted = self.write_counts().await?;
+        if !planted(Bug::CountLogEmptiedEarly) {
+            self.flush_device().await?;
+        }
+        let superblock = {
+            let old = self.superblock.borrow();
+            let (counts, count_log) = (counted.roots, counted.log);
+            Superblock { generation: old.generation + 1, counts, count_log, ..old.clone() }
+        };
+        self.write_superblock(&superblock).await?;
+        self.meta.borrow_mut().space.end_emptying();
+        self.log_is_empty();
+        Ok(())
+    }
+}
