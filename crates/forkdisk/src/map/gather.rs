@@ -63,20 +63,24 @@ impl Editor<'_> {
             family.leaves().map(|(i, part)| (i, pages_of(self.said(part).iter()))).collect();
         let all = said.iter().find(|(i, _)| *i == mine).map(|(_, pages)| pages.clone()).unwrap_or_default();
         let mut pages = vec![None; FANOUT];
-        for slot in 0..FANOUT {
-            let Some(page) = all[slot] else { continue };
-            let (mut as_page, mut as_block, mut everybody) = (0, 0, true);
-            for (i, leaf) in said.iter().filter(|(_, leaf)| leaf[slot] == Some(page)) {
-                debug_assert_eq!(leaf[slot], Some(page));
-                everybody &= known[*i];
-                match family.parts[*i].node {
-                    Some(_) => as_page += 1,
-                    None => as_block += family.parts[*i].by.len() as u32,
+        let block = |&slot: &usize| all[slot].map(PageAddr::block);
+        let slots: Vec<usize> = (0..FANOUT).collect();
+        for row in slots.chunk_by(|a, b| block(a) == block(b)) {
+            let Some(block) = block(&row[0]) else { continue };
+            let counts = self.space.in_block(block)?;
+            for &slot in row {
+                let (mut as_page, mut as_block, mut everybody) = (0, 0, true);
+                for (i, _) in said.iter().filter(|(_, leaf)| leaf[slot] == all[slot]) {
+                    everybody &= known[*i];
+                    match family.parts[*i].node {
+                        Some(_) => as_page += 1,
+                        None => as_block += family.parts[*i].by.len() as u32,
+                    }
                 }
+                // Other block entries of another birth may name the same block.
+                let page = all[slot].filter(|page| counts.page(page.index()) == as_page && counts.whole() == as_block);
+                pages[slot] = page.filter(|_| everybody);
             }
-            // Other block entries of another birth may name the same block.
-            let counted = self.space.page_count(page)? == as_page && self.space.block_count(page.block())? == as_block;
-            pages[slot] = (everybody && counted).then_some(page);
         }
         let leaves = said.into_iter().map(|(i, pages)| (pages, family.weight(&family.parts[i]))).collect();
         Ok(Some(Movable { pages, all, leaves, tables: family.parts.len() as u64 }))

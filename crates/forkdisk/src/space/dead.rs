@@ -46,10 +46,11 @@ impl Space {
     pub fn still_dead(&mut self, told: &Runs) -> Result<Runs, Miss> {
         let mut runs = Runs::new();
         for page in told.iter().flat_map(|&(first, n)| (first.0..first.0 + n).map(PageAddr)) {
-            if !bit(&self.marked_in(page.block()), page.index())
-                && self.page_count(page)? == 0
-                && self.block_count(page.block())? == 0
-            {
+            if bit(&self.marked_in(page.block()), page.index()) {
+                continue;
+            }
+            let counts = self.in_block(page.block())?;
+            if counts.page(page.index()) == 0 && counts.whole() == 0 {
                 match page.index() {
                     0 => runs.push((page, 1)),
                     _ => push(&mut runs, page),

@@ -263,10 +263,6 @@ impl Deltas {
         self.blocks.get(&page.block()).map_or(0, |d| d.of(page.index()))
     }
 
-    pub fn of_whole(&self, block: Block) -> i32 {
-        self.blocks.get(&block).map_or(0, |d| d.whole)
-    }
-
     pub fn lost_until(&self, block: Block) -> u64 {
         self.blocks.get(&block).map_or(0, |d| d.lost_until)
     }

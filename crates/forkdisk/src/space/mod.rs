@@ -105,11 +105,42 @@ impl Counts {
     }
 
     fn change(&mut self, by: &delta::Delta) {
-        let sum = |n: u32, by: i32| u32::try_from(n as i32 + by).unwrap_or(0);
         self.whole = sum(self.whole, by.whole);
         let unpinned = self.pages.iter_mut().enumerate().filter(|(_, n)| **n != PINNED);
         unpinned.for_each(|(i, n)| *n = sum(*n, by.of(i)));
     }
+}
+
+/// The counts of one block, to be asked for many of its pages.
+pub struct InBlock<'a> {
+    page: Option<BlockCounts<'a>>,
+    /// References noted above the leaf.
+    common: u32,
+    deltas: [Option<&'a delta::Delta>; 2],
+}
+
+impl InBlock<'_> {
+    /// References to the block as a whole.
+    pub fn whole(&self) -> u32 {
+        let base = self.page.map_or(0, |counts| counts.whole()) + self.common;
+        self.deltas.iter().flatten().fold(base, |n, delta| sum(n, delta.whole))
+    }
+
+    /// References to one of its pages by itself.
+    pub fn page(&self, index: usize) -> u32 {
+        match self.page.map_or(0, |counts| u32::from(counts.page(index))) {
+            PINNED => PINNED,
+            base => {
+                let changes = self.deltas.iter().flatten().map(|delta| delta.of(index)).sum();
+                sum(base, changes)
+            }
+        }
+    }
+}
+
+/// A count and a change of it.
+fn sum(count: u32, by: i32) -> u32 {
+    u32::try_from(count as i32 + by).unwrap_or(0)
 }
 
 /// See the module.
@@ -284,16 +315,17 @@ impl Space {
         if base == PINNED {
             return Ok(PINNED);
         }
-        let n = base as i32 + self.current.of_page(page) + self.frozen.of_page(page);
-        Ok(u32::try_from(n).unwrap_or(0))
+        Ok(sum(base, self.current.of_page(page) + self.frozen.of_page(page)))
     }
 
-    /// References to a block as a whole.
-    pub fn block_count(&mut self, block: Block) -> Result<u32, Miss> {
+    /// References to a block as a whole and to each of its pages.
+    pub fn in_block(&mut self, block: Block) -> Result<InBlock<'_>, Miss> {
         let (node, i) = CountNode::leaf_of(block);
-        let common = i32::from(self.entry(node)?.common);
-        let base = self.page(node)?.map_or(0, |p| p.block(i).whole() as i32) + common;
-        Ok(u32::try_from(base + self.current.of_whole(block) + self.frozen.of_whole(block)).unwrap_or(0))
+        let common = u32::from(self.entry(node)?.common);
+        // It is in memory, or was never written.
+        self.page(node)?;
+        let page = self.cache.get(&node).map(|page| page.block(i));
+        Ok(InBlock { page, common, deltas: [self.frozen.get(block), self.current.get(block)] })
     }
 
     /// All counts of a block.
@@ -310,7 +342,8 @@ impl Space {
 
     /// Whether a page of data has exactly one reference, its own or its block's.
     pub fn data_is_exclusive(&mut self, page: PageAddr) -> Result<bool, Miss> {
-        Ok(self.block_count(page.block())? + self.page_count(page)? == 1)
+        let counts = self.in_block(page.block())?;
+        Ok(counts.whole() + counts.page(page.index()) == 1)
     }
 
     /// The volume is gone: nothing is kept for it any more.

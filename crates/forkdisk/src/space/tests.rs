@@ -128,7 +128,7 @@ fn what_all_blocks_of_a_leaf_gain_is_noted_above_it() {
     let mut space = Space::new(Layout::new(64 << 20), [1; 16], vec![CountEntry::default()]);
     // Block 8 is the first of leaf 1.
     let blocks = || (8..15).map(Block);
-    let whole = |space: &mut Space| blocks().map(|b| space.block_count(b).expect("in memory")).collect::<Vec<_>>();
+    let whole = |space: &mut Space| blocks().map(|b| space.in_block(b).expect("in memory").whole()).collect::<Vec<_>>();
     let before = space.available();
     blocks().for_each(|b| space.mark_allocated(b.page(0), BLOCK_PAGES).expect("in memory"));
     blocks().for_each(|b| space.incr_block(b));
@@ -160,7 +160,7 @@ fn nothing_is_noted_for_blocks_that_the_pool_has_not_got_yet() {
     (8..12).map(Block).for_each(|b| space.incr_block(b));
     assert_eq!(pages_written(&mut space), 4);
     space.grow(Layout::new(64 << 20));
-    assert_eq!(space.block_count(Block(12)), Ok(0));
+    assert_eq!(space.in_block(Block(12)).map(|counts| counts.whole()), Ok(0));
     assert_eq!(space.available(), all - 4 * BLOCK_PAGES + 52 * BLOCK_PAGES);
 }
 
@@ -547,6 +547,11 @@ fn with_a_log_counts_are_what_they_are_without() {
                     counts.pages[i] == model.get(&page).copied().unwrap_or_default()
                 });
                 assert!(same, "seed {seed}, round {round}, {block:?}");
+                let one_by_one = |space: &mut Space| {
+                    let counts = space.in_block(block)?;
+                    Ok(((0..256).map(|i| counts.page(i)).collect::<Vec<_>>(), counts.whole()))
+                };
+                assert_eq!(lab.ask(one_by_one), (counts.pages.to_vec(), counts.whole), "seed {seed}, {block:?}");
             }
         }
         assert!(ways.iter().all(|&n| n > 0), "seed {seed}: {ways:?} times with a log and without");
