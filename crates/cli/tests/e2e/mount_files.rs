@@ -42,6 +42,22 @@ fn libc_erofs() -> i32 {
 }
 
 #[test]
+fn a_name_that_was_looked_for_in_vain_is_there_once_it_is_made() {
+    let lab = lab();
+    let Some(mount) = Mounted::new(&lab) else { return };
+    sh(
+        &mount,
+        "for n in a b c d e f b/x; do [ ! -e $n ]; done; echo one > a; [ -e a ]; mkdir b; [ -d b ]; [ ! -e b/x ]; cp a b/x; [ -e b/x ]
+         mv a c; [ -e c ]; [ ! -e a ]; mv b d; [ -e d/x ]; [ ! -e b ]; cp c a; rm a; [ ! -e a ]; : > a; [ -e a ]
+         [ ! -e .snapshots/e ]; [ ! -e .snapshots/c/s ]; cp c e; [ -d .snapshots/e ]; mkdir .snapshots/c/s; [ $(cat .snapshots/c/s) = one ]
+         rmdir .snapshots/c/s; [ ! -e .snapshots/c/s ]; mv c f; [ -d .snapshots/f ]; [ ! -e .snapshots/c ]; [ $(ls | wc -l) = 4 ]",
+    );
+    mount.unmount(&lab);
+    assert_eq!(lab.names(), ["a", "d/x", "e", "f"]);
+    lab.assert_clean();
+}
+
+#[test]
 fn cp_makes_a_clone_whatever_the_size() {
     let lab = lab();
     let Some(mount) = Mounted::new(&lab) else { return };

@@ -57,7 +57,7 @@ impl Mount {
     async fn find(&self, folder: u64, name: &str) -> Option<Entry> {
         match self.ask(folder, Operation::Lookup { name: name.into() }).await {
             Reply::Entry(entry) => Some(entry),
-            Reply::Error(libc::ENOENT) => None,
+            Reply::NoEntry(_) | Reply::Error(libc::ENOENT) => None,
             reply => panic!("{reply:?}"),
         }
     }
@@ -223,5 +223,22 @@ fn a_whole_copy_shares_everything_and_takes_the_place_of_what_was_there() {
         assert!(matches!(mount.ask(0, copy(false)).await, Reply::Written(300_000)));
         assert_eq!(mount.read(b, 10, 1).await, [7]);
         assert!(mount.pool.check().await.unwrap().damage.is_empty());
+    });
+}
+
+#[test]
+fn that_a_name_is_not_there_may_be_believed_where_only_the_kernel_makes_names() {
+    with_pool(async |rt, device| {
+        let mount = Mount::open(&rt, &device).await;
+        let look = async |folder: u64, name: &str| mount.ask(folder, Operation::Lookup { name: name.into() }).await;
+        let folder = mount.make_folder(ROOT, "f").await;
+        for folder in [ROOT, folder] {
+            assert!(matches!(look(folder, "v").await, Reply::NoEntry(valid) if valid > 0));
+        }
+        // Snapshots' folders come with their volumes.
+        let snapshots = mount.find(ROOT, ".snapshots").await.expect("always there").node;
+        assert!(matches!(look(snapshots, "v").await, Reply::Error(libc::ENOENT)));
+        mount.create(ROOT, "v").await;
+        assert!(mount.find(ROOT, "v").await.is_some() && mount.find(snapshots, "v").await.is_some());
     });
 }

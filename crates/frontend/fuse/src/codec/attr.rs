@@ -88,6 +88,9 @@ impl Attr {
     }
 }
 
+/// Bytes of an entry.
+pub(super) const ENTRY: usize = 128;
+
 /// A name that was looked up or made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -103,12 +106,22 @@ pub struct Entry {
 
 impl Entry {
     pub(super) fn put(&self, out: &mut Vec<u8>) {
-        let times = [self.name_valid, self.attr_valid];
-        [self.node, 0].into_iter().for_each(|v| out.u64(v));
-        times.iter().for_each(|ms| out.u64(u64::from(ms / 1000)));
-        times.iter().for_each(|ms| out.u32(ms % 1000 * 1_000_000));
+        put_node(self.node, [self.name_valid, self.attr_valid], out);
         self.attr.put(out);
     }
+
+    /// That there is no such name, which may be believed for `valid` milliseconds.
+    pub(super) fn put_none(valid: u32, out: &mut Vec<u8>) {
+        let end = out.len() + ENTRY;
+        put_node(0, [valid, 0], out);
+        out.resize(end, 0);
+    }
+}
+
+fn put_node(node: u64, valid: [u32; 2], out: &mut Vec<u8>) {
+    [node, 0].into_iter().for_each(|v| out.u64(v));
+    valid.iter().for_each(|ms| out.u64(u64::from(ms / 1000)));
+    valid.iter().for_each(|ms| out.u32(ms % 1000 * 1_000_000));
 }
 
 /// What is to change; `None` stays as it is.

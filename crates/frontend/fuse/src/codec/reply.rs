@@ -2,7 +2,7 @@
 
 use forkdisk::Buf;
 
-use super::attr::{Attr, Entry, Kind, StatFs};
+use super::attr::{Attr, ENTRY, Entry, Kind, StatFs};
 use super::fields::Put;
 use super::init::InitReply;
 
@@ -25,6 +25,8 @@ pub enum Reply {
     Init(InitReply),
     /// A name.
     Entry(Entry),
+    /// Nothing has this name, which may be believed for so many milliseconds.
+    NoEntry(u32),
     /// Attributes, and for how many milliseconds they may be believed.
     Attr(Attr, u32),
     /// A handle, with [`open_flags`].
@@ -78,6 +80,7 @@ impl Reply {
             Reply::Done | Reply::Data(_) => {}
             Reply::Init(init) => init.put(out),
             Reply::Entry(entry) => entry.put(out),
+            Reply::NoEntry(valid) => Entry::put_none(*valid, out),
             Reply::Attr(attr, valid) => {
                 out.u64(u64::from(valid / 1000));
                 out.u32(valid % 1000 * 1_000_000);
@@ -140,7 +143,7 @@ impl DirectoryPage {
     pub fn add_plus(&mut self, ino: u64, kind: Kind, name: &str, next: u64, entry: Option<&Entry>) {
         match entry {
             Some(entry) => entry.put(&mut self.bytes),
-            None => self.bytes.resize(self.bytes.len() + ENTRY, 0),
+            None => Entry::put_none(0, &mut self.bytes),
         }
         self.put(ino, kind, name, next);
     }
@@ -160,9 +163,6 @@ impl DirectoryPage {
         Reply::Bytes(self.bytes)
     }
 }
-
-/// Bytes of an entry.
-const ENTRY: usize = 128;
 
 #[cfg(test)]
 mod tests {

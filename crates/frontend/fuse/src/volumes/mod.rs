@@ -120,7 +120,7 @@ impl<D: Device> Volumes<D> {
     async fn carry_out(&self, header: Header, operation: Operation) -> Outcome {
         let node = header.node;
         match operation {
-            Operation::Lookup { name } => self.look_up(&header, &name).map(Reply::Entry),
+            Operation::Lookup { name } => self.look_up(&header, &name),
             Operation::Forget(all) => {
                 all.iter().for_each(|&(node, n)| self.nodes.borrow_mut().forget(node, n));
                 Ok(Reply::Done)

@@ -43,13 +43,22 @@ impl<D: Device> Volumes<D> {
         self.entry(node, valid)
     }
 
-    pub(super) fn look_up(&self, header: &Header, name: &str) -> Outcome<Entry> {
-        let (node, valid) = self.child_node(header.node, name)?;
+    pub(super) fn look_up(&self, header: &Header, name: &str) -> Outcome {
+        let (node, valid) = match self.child_node(header.node, name) {
+            Ok(found) => found,
+            // The kernel makes the names in a folder itself. Those below `.snapshots` appear with their volumes.
+            Err(Failed(libc::ENOENT))
+                if self.options.alone && matches!(self.node(header.node), Ok(Node::Folder(_))) =>
+            {
+                return Ok(Reply::NoEntry(self.valid()));
+            }
+            Err(error) => return Err(error),
+        };
         // Only a snapshot itself: the folders on the way to it are looked up by the same system call.
         if self.holds_snapshots(header.node) && super::snapshots::wants_a_folder(header.pid) {
-            return self.entry(Node::Phantom, 0);
+            return self.entry(Node::Phantom, 0).map(Reply::Entry);
         }
-        self.entry(node, valid)
+        self.entry(node, valid).map(Reply::Entry)
     }
 
     fn make_file(&self, header: &Header, name: &str, mode: u32) -> Outcome<(Entry, forkdisk::Volume<D>)> {
