@@ -32,7 +32,7 @@ pub struct Emptying {
 impl<D: Device> Inner<D> {
     /// Starts emptying the log if it is time. For whoever has written data: it is to be little beside that.
     pub fn empty_log_soon(self: &Rc<Self>) {
-        let is_busy = self.emptying.running.get() || self.checkpoint_runs();
+        let is_busy = self.emptying.running.get() || self.checkpoint_runs() || self.is_stuck();
         if is_busy || self.closing.get() || self.failed.borrow().is_some() || !self.log_is_due() {
             return;
         }
@@ -42,6 +42,8 @@ impl<D: Device> Inner<D> {
             if let Err(error) = inner.empty_log().await {
                 inner.fail(&error);
             }
+            // It may have had to wait for some.
+            inner.host.has_room();
             inner.emptying.running.set(false);
             inner.emptying.ended.notify();
         }));

@@ -120,11 +120,11 @@ impl Space {
         self.begin_work(Way::Pages);
     }
 
-    /// The pages and what refers to them are durable.
+    /// The pages and what refers to them are durable. What is free stays what it is: of what the last checkpoint made
+    /// free, some may have come into use after all.
     pub fn end_emptying(&mut self) {
-        let freed = self.finish();
+        let freed = self.take_over();
         assert!(freed.is_empty(), "nothing changes");
-        self.release(freed);
     }
 
     /// The checkpoint that runs writes pages after all.
@@ -370,8 +370,17 @@ impl Space {
     /// The checkpoint is durable. Returns what it made free, as runs; [`release`](Self::release)
     /// makes that usable.
     pub fn finish(&mut self) -> Runs {
-        let work = self.work.take().expect("between freeze and finish");
         self.frozen.applied();
+        let freed = self.take_over();
+        let waiting: u64 = freed.iter().map(|&(_, n)| n).sum();
+        self.available = self.free_by_roots() - self.handed_out - waiting - self.kept.pages();
+        self.returning = waiting;
+        freed
+    }
+
+    /// What was written counts from now on; returns the pages that it made free.
+    fn take_over(&mut self) -> Runs {
+        let work = self.work.take().expect("between freeze and finish");
         self.roots = work.done.roots;
         // It may have grown meanwhile.
         self.roots.resize(self.layout.count_nodes(3) as usize, CountEntry::default());
@@ -387,9 +396,6 @@ impl Space {
             work.outdated.iter().for_each(|node| drop(self.cache.remove(node)));
             self.cache.extend(work.images);
         }
-        let waiting: u64 = work.freed.iter().map(|&(_, n)| n).sum();
-        self.available = self.free_by_roots() - self.handed_out - waiting - self.kept.pages();
-        self.returning = waiting;
         work.freed
     }
 
