@@ -42,7 +42,8 @@ pub struct MountArgs {
     daemon: bool,
 
     /// Options: ro, allow_other, noexec, noatime, nodiratime, sync, dirsync; gather=POLICY: when scattered pages of files
-    /// that are made there are brought together, as in `set gather=`; auto without it
+    /// that are made there are brought together, as in `set gather=`, auto without it; max_ratio=PERCENT: how many of the
+    /// pages that may wait to be written on this machine may be of this mount, 1 to 100 (root only), 1 without it
     #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
     options: Vec<String>,
 }
@@ -69,8 +70,14 @@ const KNOWN: [&str; 12] = [
     "nodev",
 ];
 
-/// In front of the name of a policy.
+/// In front of the name of a policy, and of a number in a hundred.
 const GATHER: &str = "gather=";
+const MAX_RATIO: &str = "max_ratio=";
+
+fn percentage(text: &str) -> Result<u8> {
+    let percent = text.parse().ok().filter(|percent| (1..=100).contains(percent));
+    percent.with_context(|| format!("mount option {MAX_RATIO}{text}: a percentage from 1 to 100 is expected"))
+}
 
 /// Mounts, serves and closes the pool cleanly.
 pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
@@ -79,12 +86,16 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         [dir] => (global.pool(None).context("name the pool and the folder: forkdisk mount POOL DIR")?, dir),
         _ => bail!("name the pool and the folder: forkdisk mount POOL DIR"),
     };
-    let (policies, options): (Vec<String>, Vec<String>) = args.options.into_iter().partition(|o| o.starts_with(GATHER));
+    let (valued, options): (Vec<String>, Vec<String>) =
+        args.options.into_iter().partition(|o| o.starts_with(GATHER) || o.starts_with(MAX_RATIO));
     let unknown = options.iter().find(|o| !KNOWN.contains(&o.as_str()) && !o.is_empty());
     if let Some(option) = unknown {
-        bail!("mount option {option:?} is not known; there are {} and {GATHER}POLICY", KNOWN.join(", "));
+        let known = KNOWN.join(", ");
+        bail!("mount option {option:?} is not known; there are {known}, {GATHER}POLICY and {MAX_RATIO}PERCENT");
     }
-    let gather = policies.last().map_or(Ok(GatherPolicy::USUAL), |option| option[GATHER.len()..].parse())?;
+    let value_of = |name: &str| valued.iter().filter_map(|option| option.strip_prefix(name)).next_back();
+    let gather = value_of(GATHER).map_or(Ok(GatherPolicy::USUAL), str::parse)?;
+    let max_ratio = value_of(MAX_RATIO).map(percentage).transpose()?;
     let absolute = |path: &Path| std::path::absolute(path).with_context(|| path.display().to_string());
     let (pool, dir) = (absolute(&pool)?, absolute(dir)?);
     let has = |name: &str| options.iter().any(|o| o == name);
@@ -94,6 +105,7 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         read_only: has("ro"),
         allow_other: has("allow_other"),
         flags: flags.cloned().collect(),
+        max_ratio,
     };
     let json = global.output.json();
     if let Some(mut client) = daemon(global, &pool)? {

@@ -479,6 +479,21 @@ fn a_read_only_mount_changes_nothing() {
 }
 
 #[test]
+fn a_mount_may_have_more_of_the_pages_that_wait_to_be_written() {
+    let lab = lab();
+    for wrong in ["0", "101", "half", ""] {
+        let said = lab.run(&["mount", "pool.img", "mnt", "-o", &format!("max_ratio={wrong}")]).refused();
+        assert!(said.contains("from 1 to 100"), "{said}");
+    }
+    let Some(mount) = Mounted::with(&lab, &["-o", "noatime,max_ratio=37"]) else { return };
+    let device = fs::metadata(mount.path("")).unwrap().dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let ratio = fs::read_to_string(format!("/sys/class/bdi/{major}:{minor}/max_ratio")).unwrap();
+    assert_eq!(ratio.trim(), "37");
+    mount.unmount(&lab);
+}
+
+#[test]
 fn sigterm_flushes_also_what_is_still_open() {
     let lab = lab();
     let Some(mount) = Mounted::new(&lab) else { return };
@@ -525,7 +540,9 @@ fn somebody_without_root_mounts_through_fusermount3() {
     let program = dir.path().join("forkdisk");
     // By another process: ours may have children at any moment, which would hold it open for writing.
     succeed(std::process::Command::new("cp").arg(env!("CARGO_BIN_EXE_forkdisk")).arg(&program));
-    let script = "cd $1; mkdir m; ./forkdisk init p --size 64M >/dev/null; ./forkdisk mount p m --daemon >/dev/null
+    let script = "cd $1; mkdir m; ./forkdisk init p --size 64M >/dev/null
+         if ./forkdisk mount p m -o max_ratio=50 2> said; then exit 1; fi; grep -q max_ratio said; ! mountpoint -q m
+         ./forkdisk mount p m --daemon >/dev/null
          trap 'fusermount3 -u -q -z m || true' EXIT; echo hello > m/a; cp m/a m/b; mkdir .x; cat m/b; stat -c %U m/a
          mkdir m/.snapshots/a/s; rmdir m/.snapshots/a/s; ./forkdisk umount m; ./forkdisk list p -H; ./forkdisk check p >/dev/null";
     let mut nobody = std::process::Command::new("setpriv");

@@ -30,6 +30,9 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// Further options, such as `noexec`, `nosuid`, `nodev`, `noatime`.
     pub flags: Vec<String>,
+    /// Of the pages that may wait to be written on this machine, how many in a hundred may be of this mount, if not as many
+    /// as the kernel gives to any FUSE mount.
+    pub max_ratio: Option<u8>,
 }
 
 /// Mounts at `dir`; returns the connection to the kernel, which does not block.
@@ -39,6 +42,8 @@ pub fn mount(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
     if !found.is_dir() {
         return Err(Error::new(ErrorKind::Invalid, format!("{}: not a directory", dir.display())));
     }
+    // Afterwards looking there asks whoever serves it.
+    let place = std::fs::canonicalize(dir).map_err(failed)?;
     let fd = match mount_directly(dir, found.mode(), options) {
         Err(e) if e == Errno::PERM => mount_by_helper(dir, options)?,
         Err(e) if e == Errno::NOENT => {
@@ -47,6 +52,12 @@ pub fn mount(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
         }
         other => other.map_err(|e| failed(e.into()))?,
     };
+    if let Some(percent) = options.max_ratio
+        && let Err(e) = set(&place, "max_ratio", percent.into())
+    {
+        unmount(dir, true)?;
+        return Err(Error::io(format!("{}: max_ratio cannot be set, without it it can be mounted", dir.display()), e));
+    }
     rustix::io::ioctl_fionbio(&fd, true).or_else(|_| set_nonblocking(&fd)).map_err(|e| failed(e.into()))?;
     Ok(fd)
 }
@@ -180,11 +191,17 @@ fn unmount_by_helper(dir: &Path, lazily: bool) -> Result<()> {
 
 /// Lets the kernel read ahead `bytes` on the mount at `dir`, if we may say so.
 pub fn raise_read_ahead(dir: &Path, bytes: usize) {
-    let Some(MountPoint { device: (major, minor), .. }) = mounted_at(dir) else { return };
-    let setting = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
-    if let Err(error) = std::fs::write(&setting, (bytes >> 10).to_string()) {
-        tracing::debug!(%error, "{setting} stays as it is");
+    if let Err(error) = set(dir, "read_ahead_kb", bytes >> 10) {
+        tracing::debug!(%error, "it reads ahead as it does");
     }
+}
+
+/// Sets something about how the kernel caches what is mounted at `dir`.
+fn set(dir: &Path, setting: &str, value: usize) -> io::Result<()> {
+    let Some(MountPoint { device: (major, minor), .. }) = mounted_at(dir) else {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "nothing is mounted there any more"));
+    };
+    std::fs::write(format!("/sys/class/bdi/{major}:{minor}/{setting}"), value.to_string())
 }
 
 /// What is mounted somewhere.
