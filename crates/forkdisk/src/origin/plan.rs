@@ -83,7 +83,7 @@ impl CopyPlan {
                 meta.space.ensure_known(need).map_err(Stop::from)?;
                 // Nothing kept is ever shared.
                 let (shared_at, write) = (Epoch(0), at.0..at.0 + len);
-                let want = Want { volume: sequence, at, pages, chunk_pages, shared_at, write };
+                let want = Want { volume: sequence, at, pages, chunk_pages, shared_at, write, beside: None };
                 let (to, len) = meta.space.alloc_data(want).map_err(Stop::from)?;
                 self.add(sequence, at, len, to);
                 self.next = VirtualPage(at.0 + len);

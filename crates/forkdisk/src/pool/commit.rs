@@ -18,8 +18,10 @@ use crate::sync::Event;
 
 use super::Inner;
 
-/// Pending records beyond this many bytes are committed without anybody asking.
-const UNASKED: usize = 1 << 20;
+/// Pending records beyond this many bytes are committed without anybody asking: who asks waits for little.
+const UNASKED: usize = 256 << 10;
+/// Groups are written by requests of at most this many bytes, or one by one.
+const REQUEST: usize = 1 << 20;
 
 /// Who commits, and who waits for it.
 #[derive(Default)]
@@ -109,8 +111,8 @@ impl<D: Device> Inner<D> {
             if !taken.vouched && !planted(Bug::DataFlushSkipped) {
                 self.flush_device().await?;
             }
-            for group in taken.groups {
-                self.write_group(group).await?;
+            for groups in together(taken.groups) {
+                self.write_groups(groups).await?;
             }
             if !planted(Bug::JournalFlushSkipped) {
                 self.flush_device().await?;
@@ -138,16 +140,16 @@ impl<D: Device> Inner<D> {
             let journal = &mut self.meta.borrow_mut().journal;
             (journal.seal(), journal.confirmed())
         };
-        self.write_group(group).await?;
+        self.write_groups(group).await?;
         self.flush_device().await?;
         self.meta.borrow_mut().journal.said(next);
         Ok(())
     }
 
-    async fn write_group(&self, group: Outgoing) -> Result<()> {
-        let segments: SmallVec<_> = self.meta.borrow().journal.segments(group.position, group.bytes.len()).into();
-        let mut buf: Buf = self.device.buffer(group.bytes.len());
-        buf.copy_from_slice(&group.bytes);
+    async fn write_groups(&self, groups: Outgoing) -> Result<()> {
+        let segments: SmallVec<_> = self.meta.borrow().journal.segments(groups.position, groups.bytes.len()).into();
+        let mut buf: Buf = self.device.buffer(groups.bytes.len());
+        buf.copy_from_slice(&groups.bytes);
         let mut waited = false;
         loop {
             self.counters.journal_writes.add(&segments);
@@ -164,4 +166,17 @@ impl<D: Device> Inner<D> {
             (buf, waited) = (again, true);
         }
     }
+}
+
+/// Groups one behind the other as one piece, as long as a request may be. Recovery finds each group whole or not at all,
+/// whatever it was written with.
+fn together(groups: Vec<Outgoing>) -> Vec<Outgoing> {
+    let mut pieces: Vec<Outgoing> = Vec::with_capacity(groups.len());
+    for group in groups {
+        match pieces.last_mut() {
+            Some(piece) if piece.bytes.len() + group.bytes.len() <= REQUEST => piece.bytes.extend(group.bytes),
+            _ => pieces.push(group),
+        }
+    }
+    pieces
 }

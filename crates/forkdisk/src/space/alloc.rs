@@ -8,13 +8,15 @@
 //! free page.
 //!
 //! A chunk is kept until its volume is shared again: what is written then begins chunks of its own, so
-//! that a volume with many snapshots is written as fast as one with few. What is unused in the old chunks
+//! that a volume with many snapshots is written as fast as one with few. But a hole in a
+//! chunk whose other pages stay where they are is filled there, if its place is still free. What is unused in the old chunks
 //! is bounded: beyond an eighth of the free space it is filled first, page behind page.
 //!
 //! Metadata comes from the end of the pool, where no stream grows: the last blocks are left to it as long as there
 //! is any other free page, for a checkpoint to write its tables in few pieces however long chunks have been begun.
 
 use std::cmp::Reverse;
+use std::ops::Range;
 
 use crate::bits::{Bitmap, bit, first_unset, mask, pages_in, rows};
 use crate::format::CountNode;
@@ -26,9 +28,11 @@ use super::{Miss, Refusal, Space, Want};
 /// Part of the free space that may lie unused in chunks that were left.
 pub(super) const LEFT_PART: u64 = 8;
 /// Part of the pool's blocks, from the end, that data leaves to metadata; part of its leaves that is searched for
-/// places for metadata, and how many there are at least.
+/// places for metadata, and how many these are at least.
 const META_PART: u64 = 64;
 const META_LEAVES: u64 = 16;
+/// Leaves from the end that are searched for the best places for metadata; beyond these, for any.
+const MOST_META_LEAVES: u64 = 1024;
 /// Most blocks after which stripes and blocks begin together, for streams to begin there, and empty blocks that are
 /// looked at for that.
 const MAX_STRIPE_BLOCKS: u64 = 32;
@@ -45,6 +49,9 @@ impl Space {
         if let Some(block) = self.affinity.owned(volume, virtual_block)
             && let Some(run) = self.take(block, index, pages)
         {
+            return Ok(run);
+        }
+        if !stream && let Some(run) = self.take_beside(&want) {
             return Ok(run);
         }
         if !stream && let Some(run) = self.take_in_chunk(&want)? {
@@ -69,6 +76,14 @@ impl Space {
                 None => return Err(Refusal::NoSpace),
             }
         }
+    }
+
+    /// These pages, if they are free: what was left out when the chunk was begun.
+    fn take_beside(&mut self, want: &Want) -> Option<(PageAddr, u64)> {
+        let (beside, within) = (want.beside?, want.at.0 % want.chunk_pages);
+        let is_in_line = beside.0 % want.chunk_pages == within;
+        let max = want.pages.min(want.chunk_pages - within);
+        if is_in_line { self.take(beside.block(), beside.index(), max) } else { None }
     }
 
     fn take_in_chunk(&mut self, want: &Want) -> Result<Option<(PageAddr, u64)>, Miss> {
@@ -267,13 +282,12 @@ impl Space {
             return None;
         }
         let (mut out, mut left) = (Vec::new(), n);
-        let mut row = self.row_for_meta(n);
+        let mut row = 0..0;
         while left > 0 {
-            let block = match row {
-                Some(next) => next,
-                None => self.block_for_meta(left)?,
-            };
-            row = row.map(|block| Block(block.0 + 1));
+            if row.is_empty() {
+                row = self.row_for_meta(left);
+            }
+            let block = row.next().map_or_else(|| self.block_for_meta(left), |next| Some(Block(next)))?;
             self.affinity.meta_block = Some(block);
             let run = self.take(block, room_for(left, &self.free[&block]), left)?;
             left -= run.1;
@@ -299,19 +313,30 @@ impl Space {
             .or_else(|| self.free.keys().next_back().copied())
     }
 
-    /// The first of as many empty blocks in a row, nearest to the end, as pages of metadata take that no block has
-    /// room for.
-    fn row_for_meta(&self, pages: u64) -> Option<Block> {
-        let blocks = pages.div_ceil(BLOCK_PAGES);
-        let mut row = 0;
-        let mut before = None;
-        let mut down = self.empty.range(self.first_for_meta()..).rev();
-        let first = |&&block: &&Block| {
-            row = if before == Some(block.0 + 1) { row + 1 } else { 1 };
-            before = Some(block.0);
-            row == blocks
-        };
-        if blocks > 1 { down.find(first).copied() } else { None }
+    /// As many empty blocks in a row, nearest to the end, as pages of metadata take that no block has room for; if there
+    /// is no such row, the longest.
+    fn row_for_meta(&self, pages: u64) -> Range<u64> {
+        let (blocks, mut longest) = (pages.div_ceil(BLOCK_PAGES), 0..0);
+        if blocks < 2 {
+            return longest;
+        }
+        let mut row = 0..0;
+        for block in self.empty.range(self.first_for_meta()..).rev().map(|block| block.0) {
+            row = if block + 1 == row.start { block..row.end } else { block..block + 1 };
+            if row.end - row.start > longest.end - longest.start {
+                longest = row.clone();
+            }
+            if longest.end - longest.start == blocks {
+                break;
+            }
+        }
+        longest
+    }
+
+    /// Whether there are so many empty blocks in a row as metadata takes that no block has room for.
+    fn has_row_for_meta(&self, pages: u64) -> bool {
+        let row = self.row_for_meta(pages);
+        pages <= BLOCK_PAGES || (row.end - row.start) * BLOCK_PAGES >= pages
     }
 
     /// Whether an empty block is left to metadata, since data finds other places.
@@ -331,14 +356,16 @@ impl Space {
         leaves - (leaves / META_PART).max(META_LEAVES).min(leaves / 2)
     }
 
-    /// Searches from the end until room for so many pages of metadata is known there, or there is none.
+    /// Searches from the end until room for so many pages of metadata is known there, or there is none, or none that is
+    /// worth loading more count pages.
     pub fn prepare_meta(&mut self, pages: u64) -> Result<(), Miss> {
         let limit = self.leaves_for_meta();
         loop {
             let begun = self.affinity.meta_block.and_then(|b| self.free.get(&b)).map_or(0, pages_in);
             let empty = self.empty.range(self.first_for_meta()..).count() as u64 * BLOCK_PAGES;
-            let is_enough = begun + empty >= pages && (pages <= BLOCK_PAGES || self.row_for_meta(pages).is_some());
-            if is_enough || !self.scan_leaf_from_the_end(limit)? {
+            let is_enough = begun + empty >= pages && self.has_row_for_meta(pages);
+            let is_far = self.layout.count_nodes(0) - self.scan_end >= MOST_META_LEAVES && self.known >= pages;
+            if is_enough || is_far || !self.scan_leaf_from_the_end(limit)? {
                 return Ok(());
             }
         }

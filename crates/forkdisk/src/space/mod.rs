@@ -73,6 +73,8 @@ pub struct Want {
     pub shared_at: Epoch,
     /// All pages of the write that this is part of.
     pub write: Range<u64>,
+    /// Where the first page would lie beside what is written with it, or what its chunk holds already.
+    pub beside: Option<PageAddr>,
 }
 
 /// Contiguous pages: the first and how many.

@@ -36,7 +36,7 @@ fn want(at: u64, pages: u64) -> Want {
 
 fn shared(at: u64, pages: u64, shared_at: u64) -> Want {
     let (volume, at, write) = (VolumeId(1), VirtualPage(at), at..at + pages);
-    Want { volume, at, pages, chunk_pages: 16, shared_at: Epoch(shared_at), write }
+    Want { volume, at, pages, chunk_pages: 16, shared_at: Epoch(shared_at), write, beside: None }
 }
 
 #[test]
@@ -237,6 +237,40 @@ fn tables_of_a_checkpoint_lie_in_one_row_of_blocks() {
         });
         assert_eq!(len, n);
     }
+}
+
+#[test]
+fn without_a_row_that_is_long_enough_the_longest_come_first() {
+    let mut space = Space::new(Layout::new(64 << 20), [1; 16], vec![CountEntry::default()]);
+    space.ensure_known(space.available()).expect("no count page has been written");
+    // What is left are rows of 3, 5 and 4 blocks, and others by themselves.
+    let rows = [40..43, 45..50, 52..56];
+    for block in 2..64 {
+        let is_left = rows.iter().any(|row| row.contains(&block)) || block % 4 == 3 && block > 56;
+        if !is_left {
+            space.mark_allocated(Block(block).page(0), BLOCK_PAGES).expect("no count page has been written");
+        }
+    }
+    space.prepare_meta(9 * BLOCK_PAGES).expect("no count page has been written");
+    let runs = space.alloc_meta(9 * BLOCK_PAGES).expect("they are known");
+    let blocks: Vec<u64> = runs.iter().map(|(first, _)| first.block().0).collect();
+    assert_eq!(blocks, [45, 46, 47, 48, 49, 52, 53, 54, 55]);
+}
+
+#[test]
+fn places_for_metadata_are_not_looked_for_through_all_the_end_of_a_large_pool() {
+    let layout = Layout::new(1 << 40);
+    let mut space = Space::new(layout, [1; 16], vec![CountEntry::default()]);
+    // Nowhere in the last 1/64 are two blocks empty one behind the other.
+    let blocks = layout.blocks();
+    for block in (blocks - blocks / 60..blocks).step_by(2) {
+        space.mark_allocated(Block(block).page(0), 1).expect("no count page has been written");
+    }
+    for _ in 0..3 {
+        space.prepare_meta(300).expect("no count page has been written");
+        assert_eq!(space.alloc_meta(300).expect("they are known").iter().map(|run| run.1).sum::<u64>(), 300);
+    }
+    assert_eq!(layout.count_nodes(0) - space.scan_end, 1024);
 }
 
 #[test]

@@ -135,7 +135,7 @@ impl WritePlan {
             while at < extent.end {
                 let pages = (extent.end - at).min(BLOCK_PAGES - at % BLOCK_PAGES);
                 let write = extent.clone();
-                let want = Want { volume: id, at: VirtualPage(at), pages, chunk_pages, shared_at, write };
+                let want = Want { volume: id, at: VirtualPage(at), pages, chunk_pages, shared_at, write, beside: None };
                 let (to, n) = match meta.space.alloc_data(want) {
                     Ok(found) => found,
                     Err(Refusal::NoSpace) => return Ok(None),

@@ -6,13 +6,13 @@
 //!   or with zeroes.
 
 use crate::device::Segments;
-use crate::format::witness_sum;
+use crate::format::{VolumeRecord, witness_sum};
 use crate::journal::Journal;
-use crate::map::{Run, Stop, lookup};
+use crate::map::{Editor, Run, Stop, lookup};
 use crate::planted::{Bug, planted};
 use crate::pool::{Failure, Meta};
 use crate::space::Want;
-use crate::types::{BLOCK_PAGES, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
+use crate::types::{BLOCK_PAGES, Epoch, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 
 use super::copy_break::ChunkCopy;
 use super::quota::Claim;
@@ -21,6 +21,8 @@ use super::read::push;
 /// Pages kept back for tables and for verbs that free space.
 pub(super) const RESERVE: u64 = 48;
 const PAGE: u64 = PAGE_SIZE as u64;
+/// Most pieces of a chunk that are looked at for where it lies.
+const MAX_LOOKS: usize = 16;
 
 /// A page that is completed before it is written.
 pub(super) struct Partial {
@@ -45,6 +47,12 @@ pub(super) struct Fault {
     pub moved: bool,
     /// What they will hold, if that was of use when they were written.
     pub sum: Option<u64>,
+}
+
+/// Pages that are not mapped yet, of a volume whose pages born in an epoch up to `held` a snapshot holds, most likely.
+struct Hole {
+    at: VirtualPage,
+    held: Option<Epoch>,
 }
 
 /// Where every piece of a write goes.
@@ -137,6 +145,8 @@ impl WritePlan {
                 // Known by the counts only, page by page.
                 (alone, len) = (true, 1);
             }
+            let hole = run.data.is_none().then_some(Hole { at: page, held });
+            let beside = if alone { None } else { self.beside(&mut editor, record, hole) };
             let mut moved = false;
             if let Some((addr, _)) = run.data.filter(|_| alone) {
                 moved = !meta.journal.may_change(addr, len);
@@ -156,7 +166,7 @@ impl WritePlan {
                     }
                     meta.space.ensure_known(need).map_err(Stop::from)?;
                     let write = self.start / PAGE..self.end();
-                    let want = Want { volume: id, at: page, pages: len, chunk_pages, shared_at, write };
+                    let want = Want { volume: id, at: page, pages: len, chunk_pages, shared_at, write, beside };
                     let (to, n) = meta.space.alloc_data(want).map_err(Stop::from)?;
                     if old.is_none() {
                         self.claim.add(meta, id, n);
@@ -180,6 +190,36 @@ impl WritePlan {
                 witness_sum(fault.to, &bytes[at..at + len as usize])
             });
         }
+    }
+
+    /// Where these pages would lie if they and what this write has planned before them were one piece; if they are a hole,
+    /// they and what their chunk holds already and keeps. What would have to be loaded is not asked.
+    fn beside(&self, editor: &mut Editor<'_>, record: &VolumeRecord, hole: Option<Hole>) -> Option<PageAddr> {
+        let at = (self.next - self.start) as usize;
+        let before = self.segments.last().filter(|s| s.at + s.len == at).map(|s| s.offset + s.len as u64);
+        if let Some(end) = before.filter(|end| end.is_multiple_of(PAGE)) {
+            return Some(PageAddr(end / PAGE));
+        }
+        let Hole { at: VirtualPage(page), held } = hole?;
+        let chunk = record.chunk / PAGE;
+        let mut at = page - page % chunk;
+        let end = at + chunk;
+        for _ in 0..MAX_LOOKS {
+            if at >= end {
+                break;
+            }
+            let run = lookup(editor.tables, record, VirtualPage(at), end - at).ok()?;
+            if let Some((addr, birth)) = run.data {
+                let is_alone = birth > record.shared_at
+                    || held.is_none_or(|until| birth > until)
+                        && editor.is_alone_for_good(record, VirtualPage(at)).ok()?;
+                if is_alone {
+                    return (addr.0 + page).checked_sub(at).map(PageAddr);
+                }
+            }
+            at += run.len;
+        }
+        None
     }
 
     /// How many whole pages from `page` on are planned at once: within a block, and up to the last

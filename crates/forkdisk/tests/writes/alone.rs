@@ -45,3 +45,42 @@ fn a_page_provisioned_beside_others_does_not_break_them() {
         assert_eq!(moved, 0, "each is written where it was");
     });
 }
+
+/// What was left out of a chunk goes there as long as the rest stays there: they are one piece from then on.
+#[test]
+fn a_hole_is_filled_beside_the_rest_of_its_chunk_unless_that_is_shared() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        let volume = lab.volume("volume", 4).await;
+        for page in [40, 105, 170, 250, 300] {
+            lab.write(&volume, page, 1, page).await.expect("there is space");
+        }
+        lab.pool.clone_volume("volume", "clone", 0).await.expect("a clone");
+        let clone = lab.pool.volume("clone").expect("just made");
+        drop(volume);
+        lab.pool.delete(&["volume"]).await.expect("it is deleted");
+        lab.pool.settle().await.expect("it settles");
+        // Together with one, behind it, before it, around it.
+        for (page, pages) in [(40, 3), (104, 2), (168, 5)] {
+            lab.tape.take();
+            clone.write(page * PAGE, stamp(page, pages), false).await.0.expect("there is space");
+            let (pages, requests) = lab.tape.take();
+            assert_eq!(requests, 1, "from page {page} on");
+            assert!(pages.windows(2).all(|w| w[0].at + 1 == w[1].at), "from page {page} on");
+        }
+        // By themselves, some way off first.
+        for page in [247, 252, 249, 251, 248] {
+            lab.write(&clone, page, 1, page).await.expect("there is space");
+        }
+        lab.tape.take();
+        clone.write(247 * PAGE, stamp(247, 6), false).await.0.expect("there is space");
+        assert_eq!(lab.tape.take().1, 1);
+        // What others still have holds no new page back in its old chunk.
+        lab.pool.snapshot(&[("clone", "s")], 0).await.expect("a snapshot");
+        lab.tape.take();
+        for page in [299, 300] {
+            lab.write(&clone, page, 1, page).await.expect("there is space");
+        }
+        let (pages, _) = lab.tape.take();
+        assert_eq!(pages[0].at + 1, pages[1].at, "both lie elsewhere, in one piece");
+    });
+}

@@ -67,3 +67,25 @@ fn a_full_pool_takes_writes_in_place_to_what_was_just_committed() {
         assert_eq!(lab.stamps(&volume, written - 1, 1).await, [Some(5000)]);
     });
 }
+
+#[test]
+fn all_groups_of_a_commit_are_one_request_and_nobody_waits_for_many() {
+    Lab::run(256, OpenOptions::default(), |lab| async move {
+        let volume = lab.volume("v", 128).await;
+        // The first commit of a pool marks it as open.
+        write_and_flush(&lab, &volume, 0, 0).await;
+        let journal = || lab.pool.statistics().journal;
+        let mut most = 0;
+        for round in 0..3 {
+            for i in 0..6000 {
+                lab.write(&volume, 2 + 2 * (6000 * round + i) % 32_000, 1, i).await.expect("there is space");
+            }
+            let before = journal();
+            volume.flush().await.expect("it is durable");
+            let after = journal();
+            assert!(after.count - before.count <= 1, "{before:?} {after:?}");
+            most = most.max(after.bytes - before.bytes);
+        }
+        assert!((129 << 10..=264 << 10).contains(&most), "{most} bytes are more than a group, and few");
+    });
+}
