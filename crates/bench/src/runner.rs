@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use tempfile::TempDir;
 
-use crate::cases;
+use crate::cases::{self, w5};
 use crate::ending::{Thing, Undoable};
 use crate::goals::{Goal, Goals};
 use crate::peers::{Guest, Lab, Measured};
@@ -275,7 +275,8 @@ impl Benchmark {
             progress(&format!("[{}/{}] {name}: {:.1} s", i + 1, names.len(), start.elapsed().as_secs_f64()));
         }
         let wanted = |goal: &Goal| {
-            let here = (options.peers || !goal.peers) && goal.from <= options.scale;
+            let is_due = w5::is_in_long_run(&goal.case, options.rounds).unwrap_or(goal.from <= options.scale);
+            let here = (options.peers || !goal.peers) && is_due;
             here && names.iter().any(|name| belongs(&goal.case, name))
         };
         Goals::built_in()?.judge(&mut rows, self.name, wanted);

@@ -193,9 +193,7 @@ impl<D: Device> Inner<D> {
             let early = self.next_superblock(&frozen, counted);
             self.write_superblock_slot(&early, 0).await?;
         }
-        self.write_tables(&frozen.tables).await?;
-        self.write_directory(&frozen.pages).await?;
-        self.write_tables(&frozen.directory_tables).await?;
+        self.write_maps(&frozen).await?;
         let counts = self.write_counts().await?;
         let superblock = self.next_superblock(&frozen, counts);
         let flushed = self.flush_device().await;
@@ -225,47 +223,61 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Writes map tables in batches.
-    async fn write_tables(self: &Rc<Self>, tables: &[Placed]) -> Result<()> {
-        let uuid = self.superblock.borrow().uuid;
-        for batch in tables.chunks(BATCH) {
-            let mut pages = Vec::with_capacity(batch.len());
-            {
-                let mut meta = self.meta.borrow_mut();
-                for table in batch {
-                    let mut bytes = vec![0; PAGE_SIZE];
-                    let entries = meta.tables.settled_entries(table.node);
-                    encode_table(&entries.to_array(), &mut bytes);
-                    let seed = Seed { pool: uuid, page: table.at, level: table.level, birth: table.birth.0 };
-                    meta.tables.written(table.node, &entries, page_checksum(&seed, &bytes));
-                    pages.push((table.at, bytes));
-                }
-            }
-            self.write_pages(pages).await?;
+    /// Writes the tables of volumes, the directory and its tables: each holds checksums of those before it. They lie in
+    /// one piece, as far as there is one.
+    async fn write_maps(self: &Rc<Self>, frozen: &Frozen) -> Result<()> {
+        let mut out = Vec::new();
+        for tables in frozen.tables.chunks(BATCH) {
+            self.encode_tables(tables, &mut out);
+            self.write_full_batch(&mut out).await?;
         }
-        Ok(())
+        for pages in frozen.pages.chunks(BATCH) {
+            self.encode_directory(pages, &mut out);
+            self.write_full_batch(&mut out).await?;
+        }
+        for tables in frozen.directory_tables.chunks(BATCH) {
+            self.encode_tables(tables, &mut out);
+            self.write_full_batch(&mut out).await?;
+        }
+        self.write_pages(out).await
     }
 
-    /// Writes directory pages and notes their checksums in the tables above them.
-    async fn write_directory(self: &Rc<Self>, pages: &[DirectoryPage]) -> Result<()> {
-        let uuid = self.superblock.borrow().uuid;
-        for batch in pages.chunks(BATCH) {
-            let mut out = Vec::with_capacity(batch.len());
-            {
-                let mut meta = self.meta.borrow_mut();
-                for page in batch {
-                    let settled: Vec<Option<VolumeRecord>> = page.records.iter().map(|r| settled(&meta, r)).collect();
-                    let mut bytes = vec![0; PAGE_SIZE];
-                    encode_directory_page(&std::array::from_fn(|i| settled[i].as_ref()), &mut bytes);
-                    let seed = Seed { pool: uuid, page: page.at, level: DIRECTORY_SEED, birth: 0 };
-                    let sum = page_checksum(&seed, &bytes);
-                    meta.tables.set_frozen_checksum(page.leaf, page.slot, sum);
-                    out.push((page.at, bytes));
-                }
-            }
-            self.write_pages(out).await?;
+    /// Leaves what does not fill a request for later.
+    async fn write_full_batch(self: &Rc<Self>, out: &mut Vec<(PageAddr, Vec<u8>)>) -> Result<()> {
+        if out.len() < BATCH {
+            return Ok(());
         }
-        Ok(())
+        let rest = out.split_off(BATCH);
+        self.write_pages(std::mem::replace(out, rest)).await
+    }
+
+    /// Adds map tables, and notes their checksums.
+    fn encode_tables(&self, tables: &[Placed], out: &mut Vec<(PageAddr, Vec<u8>)>) {
+        let uuid = self.superblock.borrow().uuid;
+        let mut meta = self.meta.borrow_mut();
+        for table in tables {
+            let mut bytes = vec![0; PAGE_SIZE];
+            let entries = meta.tables.settled_entries(table.node);
+            encode_table(&entries.to_array(), &mut bytes);
+            let seed = Seed { pool: uuid, page: table.at, level: table.level, birth: table.birth.0 };
+            meta.tables.written(table.node, &entries, page_checksum(&seed, &bytes));
+            out.push((table.at, bytes));
+        }
+    }
+
+    /// Adds directory pages, and notes their checksums in the tables above them.
+    fn encode_directory(&self, pages: &[DirectoryPage], out: &mut Vec<(PageAddr, Vec<u8>)>) {
+        let uuid = self.superblock.borrow().uuid;
+        let mut meta = self.meta.borrow_mut();
+        for page in pages {
+            let settled: Vec<Option<VolumeRecord>> = page.records.iter().map(|r| settled(&meta, r)).collect();
+            let mut bytes = vec![0; PAGE_SIZE];
+            encode_directory_page(&std::array::from_fn(|i| settled[i].as_ref()), &mut bytes);
+            let seed = Seed { pool: uuid, page: page.at, level: DIRECTORY_SEED, birth: 0 };
+            let sum = page_checksum(&seed, &bytes);
+            meta.tables.set_frozen_checksum(page.leaf, page.slot, sum);
+            out.push((page.at, bytes));
+        }
     }
 
     /// Writes the count pages this checkpoint changes, or what changes to their log.

@@ -137,3 +137,23 @@ fn a_pool_that_is_closed_just_behind_a_deletion_is_marked_clean() {
         assert!(pool.info().used < 12 << 20, "the next open gave it back: {}", pool.info().used);
     });
 }
+
+#[test]
+fn tables_and_the_directory_are_one_request_of_a_checkpoint() {
+    Lab::run(256, OpenOptions::default(), |lab| async move {
+        let clone = clone_of_a_full_volume(&lab, 64).await;
+        for round in 0..3 {
+            for at in places(64 * 256, 20) {
+                clone.write(at * 4096, stamp(at, 1), false).await.0.expect("there is space");
+            }
+            lab.pool.clone_volume("clone", &round.to_string(), 0).await.expect("a clone");
+            let before = lab.pool.statistics();
+            lab.pool.checkpoint().await.expect("it succeeds");
+            let after = lab.pool.statistics();
+            let (written, was) = (after.metadata.write, before.metadata.write);
+            // With the log of counts and two superblocks.
+            assert_eq!((written.count - was.count, after.flushes - before.flushes), (4, 3), "{written:?} {was:?}");
+            assert!(written.bytes - was.bytes > 8 * 4096, "{written:?} {was:?}");
+        }
+    });
+}

@@ -19,7 +19,7 @@ const COUNTS: [usize; 4] = [1, 16, 256, 1000];
 const BETWEEN: u64 = 32;
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
-    let (span, count) = (context.scale.pick(256 << 20, 1 << 30, 1 << 30), context.scale.pick(16_384, 65_536, 262_144));
+    let (span, count) = (context.scale.pick(256 << 20, 1 << 30, 1 << 30), context.scale.pick(32_768, 65_536, 262_144));
     let mut rows = Vec::new();
     for depth in [1, 32] {
         let (mut first, mut cpu_of_first) = (None, 0.0);

@@ -28,6 +28,15 @@ const SIZE: u64 = 100 << 20;
 const LONG: (usize, usize) = (1000, 4000);
 /// From so many rounds on a run is a long one.
 const FROM: usize = 100;
+/// How the cases of long runs end.
+const OF_LONG: &str = "-long";
+
+/// Whether a run of so many rounds has these rows, where it is a long one and they are a mode's.
+pub fn is_in_long_run(case: &str, rounds: Option<usize>) -> Option<bool> {
+    let of_mode = case.split_once('/').is_some_and(|(name, _)| Mode::ALL.iter().any(|mode| mode.name() == name));
+    let is_long = rounds.is_some_and(|rounds| rounds >= FROM);
+    (of_mode && is_long).then(|| case.ends_with(OF_LONG))
+}
 
 fn label(case: &str) -> Label<'_> {
     Label { workload: "w5", case, target: "forkdisk" }
@@ -43,7 +52,7 @@ fn case(context: &Context<'_>, mode: Mode) -> Result<Vec<Row>> {
     let plan = plan(context, mode);
     let name = mode.name();
     if plan.rounds >= FROM {
-        return measured(context, &Plan { writes: LONG.1, ..plan }, name, "-long");
+        return measured(context, &Plan { writes: LONG.1, ..plan }, name, OF_LONG);
     }
     let mut rows = measured(context, &plan, name, "")?;
     if context.scale > Scale::Quick {
@@ -54,7 +63,7 @@ fn case(context: &Context<'_>, mode: Mode) -> Result<Vec<Row>> {
     if context.scale == Scale::Full {
         context.say("  1,000 rounds");
         let (rounds, writes) = LONG;
-        rows.extend(measured(context, &Plan { rounds, writes, ..plan }, name, "-long")?);
+        rows.extend(measured(context, &Plan { rounds, writes, ..plan }, name, OF_LONG)?);
     }
     if context.options.peers {
         for kind in peers::KINDS {
@@ -96,4 +105,18 @@ cases! {
     incremental_coded IncrementalCoded,
     incremental_described IncrementalDescribed,
     fixed_described FixedDescribed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_run_of_a_mode_has_rows_of_its_own_and_no_others() {
+        let long = |case| is_in_long_run(case, Some(FROM));
+        assert_eq!((long("fixed-described/sync-long"), long("fixed-described/sync")), (Some(true), Some(false)));
+        assert_eq!((long("size/clone"), long("read-after-gathering")), (None, None));
+        assert_eq!(is_in_long_run("fixed-described/sync-long", Some(FROM - 1)), None);
+        assert_eq!(is_in_long_run("fixed-described/sync", None), None);
+    }
 }

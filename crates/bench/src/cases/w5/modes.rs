@@ -24,6 +24,15 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// All of them.
+    pub const ALL: [Mode; 5] = [
+        Mode::RandomCoded,
+        Mode::RandomDescribed,
+        Mode::IncrementalCoded,
+        Mode::IncrementalDescribed,
+        Mode::FixedDescribed,
+    ];
+
     /// As in the names of cases.
     pub fn name(self) -> &'static str {
         match self {
@@ -65,7 +74,7 @@ mod tests {
     fn only_the_coded_incremental_mode_leaves_the_file() {
         let size = 1 << 20;
         let largest = |mode: Mode| mode.offsets(&mut SmallRng::seed_from_u64(1), size, 1000).into_iter().max().unwrap();
-        for mode in [Mode::RandomCoded, Mode::RandomDescribed, Mode::IncrementalDescribed, Mode::FixedDescribed] {
+        for mode in Mode::ALL.into_iter().filter(|mode| *mode != Mode::IncrementalCoded) {
             assert!(largest(mode) < size - END, "{mode:?}");
         }
         assert!(largest(Mode::IncrementalCoded) > 30_000_000);
