@@ -316,7 +316,9 @@ impl<D: Device> Inner<D> {
             let (result, again) = self.device.write(buf, segments.clone(), false).await;
             match result.map_err(|e| Error::io("writing metadata", e)) {
                 // It went to places that nothing refers to yet.
-                Err(e) if e.kind() == ErrorKind::NoSpace => self.outlast_full_host(e).await?,
+                Err(e) if e.kind() == ErrorKind::NoSpace && !self.log_is_being_emptied() => {
+                    self.outlast_full_host(e).await?;
+                }
                 outcome => return outcome,
             }
             buf = again;
@@ -393,7 +395,7 @@ impl<D: Device> Inner<D> {
             meta.settle_roots();
             let freed = meta.space.finish();
             if self.superblock.borrow().count_log.pages == 0 {
-                self.log_is_empty();
+                self.log_waits();
             }
             let is_held = meta.space.view().is_some();
             if let Some(roots) = seen.filter(|_| !is_held) {

@@ -3,7 +3,8 @@
 //!
 //! A checkpoint that finds the log full writes all count pages that it is about, while somebody waits for the
 //! checkpoint. So it is emptied when it is half full, as soon as that is little beside what has been written.
-//! Writers and commits go on meanwhile; a checkpoint waits until it has ended.
+//! Writers and commits go on meanwhile; a checkpoint waits until it has ended. Nothing depends on it: where the host has
+//! no room for a count page, or one cannot be read, it is left for later.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -25,7 +26,7 @@ const WRITTEN_PER_LEAF: u64 = 64;
 pub struct Emptying {
     running: Cell<bool>,
     ended: Event,
-    /// Bytes of data that had been written when the log was empty last.
+    /// Bytes of data that had been written when the log was empty last, or was to be.
     written: Cell<u64>,
 }
 
@@ -62,9 +63,14 @@ impl<D: Device> Inner<D> {
         self.counters.data_writes.read().bytes
     }
 
-    /// Notes that the log is empty.
-    pub(super) fn log_is_empty(&self) {
+    /// The log is empty now, or will not be for a while: not before as much has been written again.
+    pub(super) fn log_waits(&self) {
         self.emptying.written.set(self.data_written());
+    }
+
+    /// Whether the log is being emptied.
+    pub(super) fn log_is_being_emptied(&self) -> bool {
+        self.emptying.running.get()
     }
 
     /// Waits until the log is not being emptied.
@@ -80,7 +86,14 @@ impl<D: Device> Inner<D> {
             return Ok(());
         }
         self.meta.borrow_mut().space.begin_emptying();
-        let counted = self.write_counts().await?;
+        let counted = match self.write_counts().await {
+            Ok(counted) => counted,
+            Err(_) => {
+                self.meta.borrow_mut().space.give_up_emptying();
+                self.log_waits();
+                return self.check_failed();
+            }
+        };
         if !planted(Bug::CountLogEmptiedEarly) {
             self.flush_device().await?;
         }
@@ -91,7 +104,9 @@ impl<D: Device> Inner<D> {
         };
         self.write_superblock(&superblock).await?;
         self.meta.borrow_mut().space.end_emptying();
-        self.log_is_empty();
+        self.log_waits();
+        // A page that is not referred to any more may still be on its way to somebody who wants to know what it says.
+        self.generations.barrier().await;
         Ok(())
     }
 }

@@ -31,6 +31,8 @@ pub(super) const LEFT_PART: u64 = 8;
 /// places for metadata, and how many these are at least.
 const META_PART: u64 = 64;
 const META_LEAVES: u64 = 16;
+/// Most blocks that data leaves to metadata: a checkpoint takes a sixteenth of it.
+const MOST_META_BLOCKS: u64 = 1024;
 /// Leaves from the end that are searched for the best places for metadata; beyond these, for any.
 const MOST_META_LEAVES: u64 = 1024;
 /// Most blocks after which stripes and blocks begin together, for streams to begin there, and empty blocks that are
@@ -303,10 +305,12 @@ impl Space {
         let fits = |block: &Block| self.free.get(block).is_some_and(|bits| has_room_for(pages, bits));
         let used_last = || self.affinity.meta_block;
         let roomy = || self.free.range(from..).rev().filter(|(_, bits)| pages_in(bits) >= META_PAGES).map(|(b, _)| *b);
+        // A whole block only an empty one has.
+        let fitting = || if pages < BLOCK_PAGES { roomy().find(fits) } else { None };
         used_last()
             .filter(fits)
             .or_else(|| self.empty.range(from..).next_back().copied())
-            .or_else(|| roomy().find(fits))
+            .or_else(fitting)
             .or_else(|| used_last().filter(|block| self.free.contains_key(block)))
             .or_else(|| roomy().next())
             .or_else(|| self.empty.last().copied())
@@ -342,7 +346,7 @@ impl Space {
     /// Whether an empty block is left to metadata, since data finds other places.
     pub(super) fn is_for_metadata(&self, block: Block) -> bool {
         let blocks = self.layout.blocks();
-        let first = Block(blocks - blocks.div_ceil(META_PART));
+        let first = Block(blocks - blocks.div_ceil(META_PART).min(MOST_META_BLOCKS));
         block >= first && self.free.range(..first).next().is_some()
     }
 

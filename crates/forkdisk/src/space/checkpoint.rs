@@ -127,6 +127,11 @@ impl Space {
         assert!(freed.is_empty(), "nothing changes");
     }
 
+    /// Emptying is left for later: nothing refers to what was written, and all is as it was before.
+    pub fn give_up_emptying(&mut self) {
+        self.work = None;
+    }
+
     /// The checkpoint that runs writes pages after all.
     pub(super) fn give_up_log(&mut self) {
         self.begin_work(Way::Pages);

@@ -192,11 +192,12 @@ impl WritePlan {
         }
     }
 
-    /// Where these pages would lie if they and what this write has planned before them were one piece; if they are a hole,
-    /// they and what their chunk holds already and keeps. What would have to be loaded is not asked.
+    /// Where these pages would lie if they and what this write has planned before them in their chunk were one piece; if they
+    /// are a hole, they and what their chunk holds already and keeps. What would have to be loaded is not asked.
     fn beside(&self, editor: &mut Editor<'_>, record: &VolumeRecord, hole: Option<Hole>) -> Option<PageAddr> {
         let at = (self.next - self.start) as usize;
-        let before = self.segments.last().filter(|s| s.at + s.len == at).map(|s| s.offset + s.len as u64);
+        let last = self.segments.last().filter(|s| s.at + s.len == at && !self.next.is_multiple_of(record.chunk));
+        let before = last.map(|s| s.offset + s.len as u64);
         if let Some(end) = before.filter(|end| end.is_multiple_of(PAGE)) {
             return Some(PageAddr(end / PAGE));
         }

@@ -1,5 +1,7 @@
 //! Space under load: what random writers take, on an empty pool and on one that is nearly full.
 
+use std::collections::BTreeSet;
+
 use forkdisk::OpenOptions;
 
 use crate::lab::{Disk, Lab, stamp};
@@ -156,4 +158,24 @@ fn tables_and_the_directory_are_one_request_of_a_checkpoint() {
             assert!(written.bytes - was.bytes > 8 * 4096, "{written:?} {was:?}");
         }
     });
+}
+
+#[test]
+fn random_writes_of_several_chunks_lie_one_behind_the_other() {
+    for (chunk, pages) in [(64 << 10, 32), (32 << 10, 16), (16 << 10, 8)] {
+        Lab::run(256, OpenOptions::default(), move |lab| async move {
+            let volume = lab.volume("v", 128).await;
+            lab.pool.set_chunk("v", chunk).await.expect("set");
+            lab.tape.take();
+            let (mut blocks, mut reserved) = (BTreeSet::new(), BTreeSet::new());
+            let aligned = chunk / 4096;
+            for at in places((128 * 256 - 64) / aligned, 64).map(|place| place * aligned) {
+                volume.write(at * 4096, stamp(at, pages), false).await.0.expect("there is space");
+                blocks.extend(lab.tape.take().0.iter().map(|page| page.at / 256));
+                reserved.extend((at..at + pages as u64).map(|page| page * 4096 / chunk));
+            }
+            let needed = reserved.len() as u64 * chunk / (1 << 20) + 1;
+            assert!(blocks.len() as u64 <= needed + 2, "{} blocks of {needed} for {chunk}, {pages}", blocks.len());
+        });
+    }
 }

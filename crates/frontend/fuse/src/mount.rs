@@ -55,7 +55,9 @@ pub fn mount(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
     if let Some(percent) = options.max_ratio
         && let Err(e) = set(&place, "max_ratio", percent.into())
     {
-        unmount(dir, true)?;
+        if let Err(error) = unmount(dir, true) {
+            tracing::warn!(%error, "{} stays mounted", dir.display());
+        }
         return Err(Error::io(format!("{}: max_ratio cannot be set, without it it can be mounted", dir.display()), e));
     }
     rustix::io::ioctl_fionbio(&fd, true).or_else(|_| set_nonblocking(&fd)).map_err(|e| failed(e.into()))?;
