@@ -30,6 +30,8 @@ pub struct Movable {
     pub all: Vec<Option<PageAddr>>,
     /// What each leaf says, with how much its seams weigh.
     leaves: Vec<(Vec<Option<PageAddr>>, u64)>,
+    /// How much those of the volume itself weigh.
+    mine: u64,
     /// Tables that a move would have to change.
     pub tables: u64,
 }
@@ -44,13 +46,25 @@ pub fn seams_of(pages: &[Option<PageAddr>]) -> u64 {
     pages.windows(2).filter(is_seam).count() as u64
 }
 
+/// The same if each lies where `now` says.
+pub fn seams_if(pages: &[Option<PageAddr>], now: impl Fn(usize, PageAddr) -> PageAddr) -> u64 {
+    let placed: Vec<_> = pages.iter().enumerate().map(|(slot, page)| page.map(|page| now(slot, page))).collect();
+    seams_of(&placed)
+}
+
 impl Movable {
-    /// What seams weigh in all leaves if each page lies where `now` says.
-    pub fn weight(&self, now: impl Fn(usize, PageAddr) -> PageAddr) -> u64 {
-        let placed = |pages: &[Option<PageAddr>]| -> Vec<Option<PageAddr>> {
-            pages.iter().enumerate().map(|(slot, page)| page.map(|page| now(slot, page))).collect()
-        };
-        self.leaves.iter().map(|(pages, weight)| seams_of(&placed(pages)) * weight).sum()
+    /// Whether it is a gain if each page lies where `now` says: in all leaves seams weigh less then, and none that weighs as
+    /// much as the volume's own has more of them.
+    pub fn is_gain(&self, now: impl Fn(usize, PageAddr) -> PageAddr) -> bool {
+        let (mut before, mut after) = (0, 0);
+        for (pages, weight) in &self.leaves {
+            let (was, is) = (seams_of(pages), seams_if(pages, &now));
+            if is > was && *weight >= self.mine {
+                return false;
+            }
+            (before, after) = (before + was * weight, after + is * weight);
+        }
+        after < before
     }
 }
 
@@ -83,7 +97,8 @@ impl Editor<'_> {
             }
         }
         let leaves = said.into_iter().map(|(i, pages)| (pages, family.weight(&family.parts[i]))).collect();
-        Ok(Some(Movable { pages, all, leaves, tables: family.parts.len() as u64 }))
+        let mine = family.weight(&family.parts[mine]);
+        Ok(Some(Movable { pages, all, leaves, mine, tables: family.parts.len() as u64 }))
     }
 
     /// Replaces the pages in `moved` wherever the family refers to them. All of it happens or, on a [`Stop`],

@@ -190,6 +190,34 @@ fn by_policy_nobody_is_gathered_at_the_expense_of_another_volume() {
     });
 }
 
+/// Most of a block has been written anew, so the rest could follow: all in all there would be fewer seams. But whom it was
+/// cloned from has the rest, too, and may be deleted soon.
+#[test]
+fn by_policy_pages_of_another_volume_stay_even_if_both_together_gain() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        drop(scattered_clone(&lab, 16).await);
+        lab.pool.delete(&["base"]).await.expect("it is deleted");
+        lab.pool.clone_volume("clone", "next", 0).await.expect("a clone");
+        let next = lab.pool.volume("next").expect("just made");
+        for page in (0..PAGES).filter(|page| page % 4 != 0) {
+            next.write(page * PAGE_SIZE as u64, stamp(page + 200_000, 1), false).await.0.expect("there is space");
+        }
+        settle(&lab).await;
+        let (before, clone) = (fragmentation(&lab, "next"), fragmentation(&lab, "clone"));
+        assert!(before > 2.0 * clone && clone > 5.0, "{before} {clone}");
+        for policy in [GatherPolicy::Auto, GatherPolicy::Idle, GatherPolicy::Above(1)] {
+            lab.pool.set_gather("next", policy).await.expect("it is set");
+            lab.pool.gathered().await;
+            assert_eq!((fragmentation(&lab, "next"), fragmentation(&lab, "clone")), (before, clone), "{policy:?}");
+        }
+        lab.pool.set_gather("next", GatherPolicy::Auto).await.expect("it is set");
+        lab.pool.delete(&["clone"]).await.expect("it is deleted");
+        settle(&lab).await;
+        lab.pool.gathered().await;
+        assert_eq!(fragmentation(&lab, "next"), 0.0, "nobody else has any of it");
+    });
+}
+
 #[test]
 fn above_a_threshold_only_and_when_it_is_idle() {
     Lab::run(64, OpenOptions::default(), |lab| async move {

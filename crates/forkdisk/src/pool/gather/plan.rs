@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 
 use crate::format::{Moved, Record, VolumeRecord, VolumeState};
-use crate::map::{Editor, Family, Movable, Stop, lookup, seams_of};
+use crate::map::{Editor, Family, Movable, Stop, lookup, seams_if, seams_of};
 use crate::pool::{Failure, Meta, pages_of};
 use crate::space::Miss;
 use crate::types::{BLOCK_PAGES, Block, FANOUT, PageAddr, VirtualPage, VolumeId};
@@ -244,16 +244,14 @@ fn is_worth(wish: &Wish, movable: &Movable, way: Way) -> bool {
     let mut to: [Option<(PageAddr, PageAddr)>; FANOUT] = [None; FANOUT];
     wish.steps.iter().for_each(|&(slot, from, place)| to[slot] = Some((from, place)));
     let now = |slot: usize, page: PageAddr| to[slot].filter(|(from, _)| *from == page).map_or(page, |(_, to)| to);
-    let after: Vec<Option<PageAddr>> =
-        movable.all.iter().enumerate().map(|(slot, page)| page.map(|page| now(slot, page))).collect();
-    let (before, after) = (seams_of(&movable.all), seams_of(&after));
+    let (before, after) = (seams_of(&movable.all), seams_if(&movable.all, now));
     match way {
         Way::InOrder => after == 0 || after < before,
         Way::Asked => after < before,
         Way::Home | Way::Unasked => {
             let cost = if way == Way::Home { HOME_COST } else { COST };
             let is_cheap = after < before && wish.steps.len() as u64 <= cost * (before - after);
-            is_cheap && movable.weight(now) < movable.weight(|_, page| page)
+            is_cheap && movable.is_gain(now)
         }
     }
 }
