@@ -25,6 +25,9 @@ use crate::runner::Context;
 
 const PIECE: usize = 1 << 20;
 const PAGE: u64 = 4096;
+/// The server is at rest when it has asked for nothing for so long; nobody waits for that more than `PAUSES` times.
+const PAUSE: Duration = Duration::from_millis(20);
+const PAUSES: usize = 50;
 
 type MountedPool = Pool<RecordingDevice<UringDevice>>;
 
@@ -178,6 +181,20 @@ impl Place for Bed {
     /// What a checkpoint replaces comes back with the next, whoever causes that.
     fn write_out(&self) -> Result<()> {
         self.ask(Question::WriteOut).map(drop)
+    }
+
+    /// A commit that nobody waits for may still be under way when the last write has been answered.
+    fn rest(&self) -> Result<()> {
+        let mut before = self.counts()?.requests;
+        for _ in 0..PAUSES {
+            std::thread::sleep(PAUSE);
+            let now = self.counts()?.requests;
+            if now == before {
+                break;
+            }
+            before = now;
+        }
+        Ok(())
     }
 
     fn counts(&self) -> Result<Counts> {

@@ -97,6 +97,11 @@ pub trait Place {
         self.settle()
     }
 
+    /// Waits until what has begun by itself has ended, which nobody has to ask for.
+    fn rest(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Whether what was synced may be in a log only, and has to be written to its place yet.
     fn has_log(&self) -> bool {
         false
@@ -212,7 +217,7 @@ pub fn run_looking(place: &impl Place, plan: &Plan, mut look: impl FnMut(&str) -
 /// What becomes of what a part of a round has put off.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rest {
-    /// The next part is charged with it.
+    /// The next part is charged with it, except for what begins by itself.
     Left,
     /// All is written to its place.
     Written,
@@ -227,7 +232,7 @@ fn step(place: &impl Place, rest: Rest, work: impl FnOnce() -> Result<f64>) -> R
     let others = work()?;
     let wall = start.elapsed().as_secs_f64();
     match rest {
-        Rest::Left => {}
+        Rest::Left => place.rest()?,
         Rest::Written => place.write_out()?,
         Rest::GivenBack => place.settle()?,
     }
