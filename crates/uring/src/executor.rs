@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use async_task::Runnable;
 use forkdisk::device::BufPool;
 use forkdisk::{Buf, Error, ErrorKind, LocalFuture, Runtime};
+use pin_project_lite::pin_project;
 use slab::Slab;
 
 use crate::config::Config;
@@ -115,6 +116,23 @@ impl Drop for Listed {
     fn drop(&mut self) {
         let waker = self.tasks.wakers.borrow_mut().remove(self.key);
         drop(waker);
+    }
+}
+
+pin_project! {
+    /// What a task runs. A block that awaits the future would have room for it twice, and move it at its first poll.
+    struct Spawned<F> {
+        #[pin]
+        future: F,
+        _listed: Listed,
+    }
+}
+
+impl<F: Future> Future for Spawned<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        self.project().future.poll(cx)
     }
 }
 
@@ -215,11 +233,8 @@ impl Rt {
         let listed = Listed { tasks: tasks.clone(), key: tasks.wakers.borrow_mut().insert(None) };
         let key = listed.key;
         let shared = self.inner.shared.clone();
-        let future = async move {
-            let _listed = listed;
-            future.await
-        };
-        let (task, handle) = async_task::spawn_local(future, move |task| shared.schedule(task));
+        let task = Spawned { future, _listed: listed };
+        let (task, handle) = async_task::spawn_local(task, move |task| shared.schedule(task));
         if tasks.closed.get() {
             drop(task);
         } else {

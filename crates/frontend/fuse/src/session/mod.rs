@@ -11,11 +11,14 @@ use std::future::Future;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::rc::Rc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use forkdisk::{Buf, Error, ErrorKind, Result};
 use forkdisk_uring::{Rt, Watched};
+use pin_project_lite::pin_project;
 use rustix::io::Errno;
 
 use crate::codec::{Capabilities, Decoded, HEAD, Header, InitReply, InitRequest, MAX_WRITE, Operation, Reply, Request};
@@ -255,18 +258,40 @@ impl<H: Handler> Session<H> {
             Operation::Interrupt => return,
             _ => 0,
         };
-        let wants_reply = !matches!(operation, Operation::Forget(_));
-        let (state, handler) = (self.state.clone(), self.handler.clone());
+        let to = (!matches!(operation, Operation::Forget(_))).then_some(header.unique);
+        let state = self.state.clone();
         state.requests.set(state.requests.get() + 1);
         state.memory.take(charge);
-        self.state.rt.spawn(async move {
-            let reply = handler.handle(header, operation).await;
-            if wants_reply {
-                state.send(header.unique, reply);
-            }
-            state.requests.set(state.requests.get() - 1);
-            state.memory.give_back(charge);
-        });
+        let work = self.handler.clone().handle(header, operation);
+        self.state.rt.spawn(UnderWay { work, state, to, charge });
+    }
+}
+
+pin_project! {
+    /// A request under way. A block that awaits the work would have room for it twice.
+    struct UnderWay<F> {
+        #[pin]
+        work: F,
+        state: Rc<State>,
+        // Who is waiting for a reply, if anybody is.
+        to: Option<u64>,
+        // Bytes of contents.
+        charge: usize,
+    }
+}
+
+impl<F: Future<Output = Reply>> Future for UnderWay<F> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.project();
+        let reply = ready!(this.work.poll(cx));
+        if let Some(unique) = *this.to {
+            this.state.send(unique, reply);
+        }
+        this.state.requests.set(this.state.requests.get() - 1);
+        this.state.memory.give_back(*this.charge);
+        Poll::Ready(())
     }
 }
 

@@ -68,7 +68,7 @@ impl<D: Device> Volumes<D> {
         settled.map_err(|e| Failed(e.raw_os_error().unwrap_or(libc::EIO)))
     }
 
-    pub(super) async fn read(&self, handle: u64, offset: u64, mut buf: Buf) -> Outcome {
+    pub(super) async fn read(self: Rc<Self>, handle: u64, offset: u64, mut buf: Buf) -> Outcome {
         let file = self.file(handle)?;
         let left = file.volume.size().saturating_sub(offset);
         if left < buf.len() as u64 {
@@ -83,7 +83,7 @@ impl<D: Device> Volumes<D> {
         Ok(Reply::Data(buf))
     }
 
-    pub(super) async fn write(&self, handle: u64, offset: u64, flags: u32, data: Buf) -> Outcome {
+    pub(super) async fn write(self: Rc<Self>, handle: u64, offset: u64, flags: u32, data: Buf) -> Outcome {
         let file = self.file(handle)?;
         let end = offset.checked_add(data.len() as u64).ok_or(Failed(libc::EFBIG))?;
         if flags & write_flags::DROP_PRIVILEGES != 0 {

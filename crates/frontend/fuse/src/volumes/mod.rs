@@ -22,11 +22,15 @@ mod xattr;
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
+use std::future::Future;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::rc::Rc;
+use std::task::{Context, Poll};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use forkdisk::{Buf, Device, ErrorKind, GatherPolicy, LocalFuture, Pool, Volume, VolumeId};
+use pin_project_lite::pin_project;
 use slab::Slab;
 
 use crate::codec::{Entry, Header, Operation, Reply, Time};
@@ -179,17 +183,46 @@ impl<D: Device> Volumes<D> {
     }
 }
 
-impl<D: Device> Handler for Volumes<D> {
-    async fn handle(self: Rc<Self>, header: Header, operation: Operation) -> Reply {
-        // Reads and writes are many, and a task is moved about as a whole: what the others need lies elsewhere.
-        let outcome = match operation {
-            Operation::Read { handle, offset, buf } => self.read(handle, offset, buf).await,
-            Operation::Write { handle, offset, flags, data } => self.write(handle, offset, flags, data).await,
-            other => Box::pin(self.carry_out(header, other)).await,
+pin_project! {
+    /// What a request takes. Reads and writes are many, and a task is moved about as a whole: what the others need lies
+    /// elsewhere.
+    #[project = WorkPin]
+    enum Work<R, W> {
+        Read {
+            #[pin]
+            work: R,
+        },
+        Write {
+            #[pin]
+            work: W,
+        },
+        Other {
+            work: LocalFuture<Outcome>,
+        },
+    }
+}
+
+impl<R: Future<Output = Outcome>, W: Future<Output = Outcome>> Future for Work<R, W> {
+    type Output = Reply;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Reply> {
+        let outcome = match self.project() {
+            WorkPin::Read { work } => work.poll(cx),
+            WorkPin::Write { work } => work.poll(cx),
+            WorkPin::Other { work } => work.as_mut().poll(cx),
         };
-        match outcome {
-            Ok(reply) => reply,
-            Err(Failed(errno)) => Reply::Error(errno),
+        outcome.map(|outcome| outcome.unwrap_or_else(|Failed(errno)| Reply::Error(errno)))
+    }
+}
+
+impl<D: Device> Handler for Volumes<D> {
+    fn handle(self: Rc<Self>, header: Header, operation: Operation) -> impl Future<Output = Reply> {
+        match operation {
+            Operation::Read { handle, offset, buf } => Work::Read { work: self.read(handle, offset, buf) },
+            Operation::Write { handle, offset, flags, data } => {
+                Work::Write { work: self.write(handle, offset, flags, data) }
+            }
+            other => Work::Other { work: Box::pin(async move { self.carry_out(header, other).await }) },
         }
     }
 
