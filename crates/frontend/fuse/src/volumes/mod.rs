@@ -243,3 +243,24 @@ impl<D: Device> Handler for Volumes<D> {
         self.pool.buffer(len)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use forkdisk_uring::UringDevice;
+
+    use super::*;
+
+    /// Allocators have pieces of up to 1 KiB at hand; what the session and the executor add is some 100 bytes.
+    #[test]
+    fn a_task_that_reads_or_writes_fits_a_piece_that_is_at_hand() {
+        fn size<A, F>(_: impl Fn(A) -> F) -> usize {
+            size_of::<F>()
+        }
+        let read = size(|volumes: Rc<Volumes<UringDevice>>| volumes.read(0, 0, Buf::zeroed(0)));
+        let write = size(|volumes: Rc<Volumes<UringDevice>>| volumes.write(0, 0, 0, Buf::zeroed(0)));
+        let handled = size(|(volumes, header, operation): (Rc<Volumes<UringDevice>>, Header, Operation)| {
+            volumes.handle(header, operation)
+        });
+        assert!(handled <= 900, "{handled}: {read}, {write}");
+    }
+}
