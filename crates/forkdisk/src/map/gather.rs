@@ -53,18 +53,16 @@ pub fn seams_if(pages: &[Option<PageAddr>], now: impl Fn(usize, PageAddr) -> Pag
 }
 
 impl Movable {
-    /// Whether it is a gain if each page lies where `now` says: in all leaves seams weigh less then, and none that weighs as
-    /// much as the volume's own has more of them.
-    pub fn is_gain(&self, now: impl Fn(usize, PageAddr) -> PageAddr) -> bool {
-        let (mut before, mut after) = (0, 0);
-        for (pages, weight) in &self.leaves {
-            let (was, is) = (seams_of(pages), seams_if(pages, &now));
-            if is > was && *weight >= self.mine {
-                return false;
-            }
-            (before, after) = (before + was * weight, after + is * weight);
-        }
-        after < before
+    /// The first leaf that would have more seams if each page lay where `now` says, of those that weigh as much as the volume's
+    /// own.
+    pub fn burdened(&self, now: impl Fn(usize, PageAddr) -> PageAddr) -> Option<&[Option<PageAddr>]> {
+        let mut peers = self.leaves.iter().filter(|(_, weight)| *weight >= self.mine);
+        peers.find(|(pages, _)| seams_if(pages, &now) > seams_of(pages)).map(|(pages, _)| &pages[..])
+    }
+
+    /// What seams weigh in all leaves together if each page lies where `now` says.
+    pub fn weight(&self, now: impl Fn(usize, PageAddr) -> PageAddr) -> u64 {
+        self.leaves.iter().map(|(pages, weight)| seams_if(pages, &now) * weight).sum()
     }
 }
 

@@ -218,6 +218,39 @@ fn by_policy_pages_of_another_volume_stay_even_if_both_together_gain() {
     });
 }
 
+/// What is a volume's own goes home all the same.
+#[test]
+fn by_policy_own_pages_are_gathered_beside_those_that_have_to_stay() {
+    Lab::run(64, OpenOptions::default(), |lab| async move {
+        drop(full(&lab, "base").await);
+        let write = async |volume: &Disk, plus: u64, is_meant: fn(u64) -> bool| {
+            for page in (0..PAGES).filter(|&page| is_meant(page)) {
+                volume.write(page * PAGE_SIZE as u64, stamp(page + plus, 1), false).await.0.expect("there is space");
+            }
+        };
+        lab.pool.clone_volume("base", "next", 0).await.expect("a clone");
+        let next = lab.pool.volume("next").expect("just made");
+        write(&next, 100_000, |page| page % 4 != 0).await;
+        lab.pool.clone_volume("next", "then", 0).await.expect("a clone");
+        write(&next, 200_000, |page| page % 8 == 1).await;
+        lab.pool.delete(&["then"]).await.expect("it is deleted");
+        settle(&lab).await;
+        let before = fragmentation(&lab, "next");
+        for policy in [GatherPolicy::Auto, GatherPolicy::Idle] {
+            lab.pool.set_gather("next", policy).await.expect("it is set");
+            lab.pool.gathered().await;
+            // Two seams around each page of the other, none around its own.
+            let (now, base) = (fragmentation(&lab, "next"), fragmentation(&lab, "base"));
+            assert!(now < before - 10.0 && (45.0..=50.0).contains(&now) && base == 0.0, "{before} {now} {base}");
+        }
+        for (page, found) in (0..).zip(lab.stamps(&next, 0, PAGES as usize).await) {
+            let plus = if page % 8 == 1 { 200_000 } else { u64::from(page % 4 != 0) * 100_000 };
+            assert_eq!(found, Some(page + plus), "page {page}");
+        }
+        expect(&lab, &lab.pool.volume("base").expect("it is there"), 1, 0).await;
+    });
+}
+
 #[test]
 fn above_a_threshold_only_and_when_it_is_idle() {
     Lab::run(64, OpenOptions::default(), |lab| async move {

@@ -25,9 +25,10 @@ use crate::runner::Context;
 
 const PIECE: usize = 1 << 20;
 const PAGE: u64 = 4096;
-/// The server is at rest when it has asked for nothing for so long; nobody waits for that more than `PAUSES` times.
-const PAUSE: Duration = Duration::from_millis(20);
-const PAUSES: usize = 50;
+/// The server is at rest when it has asked for nothing for so long, which is longer than a flush takes and shorter than
+/// what gathering waits for; nobody waits for that more than `PAUSES` times.
+const PAUSE: Duration = Duration::from_millis(100);
+const PAUSES: usize = 10;
 
 type MountedPool = Pool<RecordingDevice<UringDevice>>;
 
@@ -183,7 +184,7 @@ impl Place for Bed {
         self.ask(Question::WriteOut).map(drop)
     }
 
-    /// A commit that nobody waits for may still be under way when the last write has been answered.
+    /// A commit or an emptying of the log may still be under way when the last write has been answered.
     fn rest(&self) -> Result<()> {
         let mut before = self.counts()?.requests;
         for _ in 0..PAUSES {

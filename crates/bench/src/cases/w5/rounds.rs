@@ -97,7 +97,7 @@ pub trait Place {
         self.settle()
     }
 
-    /// Waits until what has begun by itself has ended, which nobody has to ask for.
+    /// Waits until what has begun by itself has ended, as far as that is told.
     fn rest(&self) -> Result<()> {
         Ok(())
     }
@@ -227,8 +227,10 @@ enum Rest {
 
 /// Does `work`, which returns the CPU time of other processes, and what it has put off.
 fn step(place: &impl Place, rest: Rest, work: impl FnOnce() -> Result<f64>) -> Result<Step> {
+    // Between two parts nothing goes uncounted.
+    let before = place.counts()?;
     let kernel = (rest != Rest::Left).then(KernelThreads::at_rest).flatten();
-    let (before, cpu, start) = (place.counts()?, process_cpu(), Instant::now());
+    let (cpu, start) = (process_cpu(), Instant::now());
     let others = work()?;
     let wall = start.elapsed().as_secs_f64();
     match rest {
@@ -238,14 +240,13 @@ fn step(place: &impl Place, rest: Rest, work: impl FnOnce() -> Result<f64>) -> R
     }
     let settled = start.elapsed().as_secs_f64();
     let cpu = (process_cpu() - cpu).as_secs_f64() + others;
+    let threads = kernel.and_then(|before| Some(KernelThreads::at_rest()?.since(&before)));
     let mut counts = place.counts()?.since(before);
     let mut all_cpu = None;
-    if let Some(before) = kernel
-        && let Some(now) = KernelThreads::at_rest()
-    {
+    if let Some(threads) = threads {
         let later = if place.has_log() { in_log(place)? } else { (Counts::default(), 0.0) };
         counts = counts.and(later.0);
-        all_cpu = Some(cpu + now.since(&before).as_secs_f64() + later.1);
+        all_cpu = Some(cpu + threads.as_secs_f64() + later.1);
     }
     Ok(Step { counts, cpu, all_cpu, wall, settled })
 }

@@ -25,6 +25,8 @@ const RESERVE: u64 = 64;
 /// Most pages that are moved by policy for each seam that is one no more: where they go home, and elsewhere.
 const HOME_COST: u64 = 2;
 const COST: u64 = 64;
+/// Stands for the block where pages will go, whichever that is: nothing lies there.
+const NOWHERE: Block = Block(1 << 31);
 
 /// A page and where it is to go.
 type Step = (usize, PageAddr, PageAddr);
@@ -40,10 +42,10 @@ enum Target {
 /// At whose expense a volume is gathered.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
-    /// By policy: everybody's seams count, and pages only go home, in blocks without holes. What still fills up in random
-    /// places would be moved again and again.
+    /// As [`Unasked`](Way::Unasked), and pages only go home, in blocks without holes. What still fills up in random places
+    /// would be moved again and again.
     Home,
-    /// By policy: everybody's seams count.
+    /// By policy: everybody's seams count, and no other volume gets more of them.
     Unasked,
     /// Somebody wants this volume in one piece, whoever pays for it.
     Asked,
@@ -72,6 +74,20 @@ impl Wish {
     /// The pages that are to be moved.
     pub fn pages(&self) -> impl Iterator<Item = PageAddr> + '_ {
         self.steps.iter().map(|&(_, from, _)| from)
+    }
+
+    /// Where each page lies when they have been moved.
+    fn now(&self) -> impl Fn(usize, PageAddr) -> PageAddr + use<> {
+        let mut to: [Option<(PageAddr, PageAddr)>; FANOUT] = [None; FANOUT];
+        self.steps.iter().for_each(|&(slot, from, place)| to[slot] = Some((from, place)));
+        move |slot, page| to[slot].filter(|(from, _)| *from == page).map_or(page, |(_, to)| to)
+    }
+
+    /// Pages that go one behind the other do so, whichever they are.
+    fn line_up(&mut self) {
+        if let Target::Run = self.target {
+            self.steps.iter_mut().enumerate().for_each(|(i, (_, _, to))| *to = NOWHERE.page(i));
+        }
     }
 }
 
@@ -125,10 +141,11 @@ impl Meta {
         let is_scattered = seams_of(&movable.all) > 0;
         let follows = before.is_some_and(|before| movable.all[0] == Some(Block(before.0 + 1).first_page()));
         let behind = (way == Way::InOrder && (is_scattered || !follows)).then(|| elsewhere(&movable)).flatten();
-        let mut wish = behind.filter(|wish| matches!(wish.target, Target::Block) && is_worth(wish, &movable, way));
+        let behind = behind.filter(|wish| matches!(wish.target, Target::Block));
+        let mut wish = behind.and_then(|wish| worth(wish, &movable, way));
         if wish.is_none() && is_scattered {
             let wishes = self.apart(&movable, way)?;
-            wish = wishes.into_iter().flatten().find(|wish| is_worth(wish, &movable, way.min(Way::Asked)));
+            wish = wishes.into_iter().flatten().find_map(|wish| worth(wish, &movable, way.min(Way::Asked)));
         }
         Ok(wish.map(|wish| Wish { before, follow, ..wish }))
     }
@@ -228,32 +245,41 @@ impl Meta {
 
 /// Everything that can be moved goes to a place in one piece.
 fn elsewhere(movable: &Movable) -> Option<Wish> {
-    // Any block will do, as long as nothing lies there.
-    let nowhere = Block(1 << 31);
     let mapped = movable.all.iter().flatten().count() as u64;
-    let is_full = 2 * mapped > BLOCK_PAGES;
+    let target = if 2 * mapped > BLOCK_PAGES { Target::Block } else { Target::Run };
     let pages = movable.pages.iter().enumerate().filter_map(|(slot, page)| Some((slot, (*page)?)));
-    let place =
-        |(i, (slot, page)): (usize, (usize, PageAddr))| (slot, page, nowhere.page(if is_full { slot } else { i }));
-    let steps: Vec<Step> = pages.enumerate().map(place).collect();
-    let target = if is_full { Target::Block } else { Target::Run };
-    (!steps.is_empty()).then_some(Wish { steps, target, tables: movable.tables, before: None, follow: 1 })
+    let steps: Vec<Step> = pages.map(|(slot, page)| (slot, page, NOWHERE.page(slot))).collect();
+    let mut wish = Wish { steps, target, tables: movable.tables, before: None, follow: 1 };
+    wish.line_up();
+    (!wish.steps.is_empty()).then_some(wish)
 }
 
-fn is_worth(wish: &Wish, movable: &Movable, way: Way) -> bool {
-    let mut to: [Option<(PageAddr, PageAddr)>; FANOUT] = [None; FANOUT];
-    wish.steps.iter().for_each(|&(slot, from, place)| to[slot] = Some((from, place)));
-    let now = |slot: usize, page: PageAddr| to[slot].filter(|(from, _)| *from == page).map_or(page, |(_, to)| to);
-    let (before, after) = (seams_of(&movable.all), seams_if(&movable.all, now));
-    match way {
+/// As much of a wish as is worth it.
+fn worth(wish: Wish, movable: &Movable, way: Way) -> Option<Wish> {
+    let is_asked = matches!(way, Way::Asked | Way::InOrder);
+    let wish = if is_asked { wish } else { sparing(wish, movable) };
+    let now = wish.now();
+    let (before, after) = (seams_of(&movable.all), seams_if(&movable.all, &now));
+    let is_worth = match way {
         Way::InOrder => after == 0 || after < before,
         Way::Asked => after < before,
         Way::Home | Way::Unasked => {
             let cost = if way == Way::Home { HOME_COST } else { COST };
             let is_cheap = after < before && wish.steps.len() as u64 <= cost * (before - after);
-            is_cheap && movable.is_gain(now)
+            is_cheap && movable.weight(&now) < movable.weight(|_, page| page)
         }
+    };
+    is_worth.then_some(wish)
+}
+
+/// Without pages that another volume has in better order than it would have them then.
+fn sparing(mut wish: Wish, movable: &Movable) -> Wish {
+    while let Some(leaf) = movable.burdened(wish.now()) {
+        // It has some of them, so that there are fewer each time.
+        wish.steps.retain(|&(slot, from, _)| leaf[slot] != Some(from));
+        wish.line_up();
     }
+    wish
 }
 
 /// Steps that go on where the one before ends, made one.
