@@ -256,7 +256,7 @@ fn elsewhere(movable: &Movable) -> Option<Wish> {
 
 /// As much of a wish as is worth it.
 fn worth(wish: Wish, movable: &Movable, way: Way) -> Option<Wish> {
-    let is_asked = matches!(way, Way::Asked | Way::InOrder);
+    let (is_asked, wished) = (matches!(way, Way::Asked | Way::InOrder), wish.steps.len());
     let wish = if is_asked { wish } else { sparing(wish, movable) };
     let now = wish.now();
     let (before, after) = (seams_of(&movable.all), seams_if(&movable.all, &now));
@@ -266,7 +266,9 @@ fn worth(wish: Wish, movable: &Movable, way: Way) -> Option<Wish> {
         Way::Home | Way::Unasked => {
             let cost = if way == Way::Home { HOME_COST } else { COST };
             let is_cheap = after < before && wish.steps.len() as u64 <= cost * (before - after);
-            is_cheap && movable.weight(&now) < movable.weight(|_, page| page)
+            // Where some of it has to stay it is all looked at again when the other is gone: not much is not worth it twice.
+            let is_much = way != Way::Home || wish.steps.len() == wished || 2 * after <= before;
+            is_cheap && is_much && movable.weight(&now) < movable.weight(|_, page| page)
         }
     };
     is_worth.then_some(wish)
