@@ -220,6 +220,20 @@ impl Journal {
         self.pending.iter().map(|b| Group::length(b.bytes.len() + 20 * b.witnesses.len())).sum()
     }
 
+    /// Whether the pending records reach the end of the piece of the journal where they will lie: from the next one on they
+    /// would lie in two, which takes a request each. Pieces of less than `shortest` bytes do not count: they end too often.
+    pub fn fills_piece(&self, shortest: u64) -> bool {
+        let mut left = self.head % self.length;
+        for &(_, pages) in &self.extents {
+            let bytes = u64::from(pages) * PAGE_SIZE as u64;
+            if left < bytes {
+                return bytes >= shortest && !self.pending.is_empty() && self.needed() >= bytes - left;
+            }
+            left -= bytes;
+        }
+        false
+    }
+
     /// Whether the pending records fit before the journal is full.
     pub fn fits(&self) -> bool {
         planted(Bug::JournalOverwritesTail) || self.used() + self.needed() <= self.length
@@ -386,6 +400,28 @@ mod tests {
         let Decoded::Group(group, records, _) = decode_group(&[1; 16], 0, &out[0].bytes, 1 << 20) else { panic!() };
         assert_eq!((out.len(), group.first, records.len()), (1, start.sequence, 1));
         assert_eq!(j.pending(), 0);
+    }
+
+    #[test]
+    fn what_is_pending_fills_a_piece_when_it_reaches_its_end() {
+        let mut j = journal();
+        assert!(!j.fills_piece(0), "nothing is pending");
+        j.append(&map(0, 1));
+        assert!(!j.fills_piece(0), "one page of two");
+        j.take();
+        assert!(!j.fills_piece(0));
+        j.append(&map(2, 1));
+        assert!(j.fills_piece(2 * 4096) && !j.fills_piece(3 * 4096));
+        let taken = j.take().groups;
+        assert_eq!(j.segments(taken[0].position, taken[0].bytes.len()).len(), 1);
+        // The next piece is one page, and behind it is the first one.
+        j.append(&map(4, 1));
+        assert!(j.fills_piece(4096));
+        let here = j.mark();
+        j.take();
+        j.released(here);
+        j.append(&map(6, 1));
+        assert!(!j.fills_piece(0), "wrapped");
     }
 
     #[test]

@@ -55,9 +55,13 @@ impl<D: Device> Inner<D> {
         self.check_failed()
     }
 
-    /// Commits in the background if much is pending.
+    /// Commits in the background if much is pending, or what is pending would lie in two pieces of the journal.
     pub fn commit_soon(self: &Rc<Self>) {
-        if self.meta.borrow().journal.pending() > UNASKED && !self.commits.running.get() {
+        let is_due = {
+            let journal = &self.meta.borrow().journal;
+            journal.pending() > UNASKED || journal.fills_piece(4 * UNASKED as u64)
+        };
+        if is_due && !self.commits.running.get() {
             self.commits.asked.set(self.commits.asked.get() + 1);
             self.start_commits();
         }
