@@ -223,15 +223,8 @@ impl Journal {
     /// Whether the pending records reach the end of the piece of the journal where they will lie: from the next one on they
     /// would lie in two, which takes a request each. Pieces of less than `shortest` bytes do not count: they end too often.
     pub fn fills_piece(&self, shortest: u64) -> bool {
-        let mut left = self.head % self.length;
-        for &(_, pages) in &self.extents {
-            let bytes = u64::from(pages) * PAGE_SIZE as u64;
-            if left < bytes {
-                return bytes >= shortest && !self.pending.is_empty() && self.needed() >= bytes - left;
-            }
-            left -= bytes;
-        }
-        false
+        let (_, bytes, within) = self.piece(self.head);
+        bytes >= shortest && !self.pending.is_empty() && self.needed() >= bytes - within
     }
 
     /// Whether the pending records fit before the journal is full.
@@ -331,19 +324,25 @@ impl Journal {
     pub fn segments(&self, position: u64, len: usize) -> Vec<Segment> {
         let (mut at, mut out) = (0, Vec::new());
         while at < len {
-            let mut place = (position + at as u64) % self.length;
-            for &(first, pages) in &self.extents {
-                let bytes = u64::from(pages) * PAGE_SIZE as u64;
-                if place < bytes {
-                    let n = (bytes - place).min((len - at) as u64) as usize;
-                    out.push(Segment { offset: first.offset() + place, at, len: n });
-                    at += n;
-                    break;
-                }
-                place -= bytes;
-            }
+            let (offset, bytes, within) = self.piece(position + at as u64);
+            let n = (bytes - within).min((len - at) as u64) as usize;
+            out.push(Segment { offset: offset + within, at, len: n });
+            at += n;
         }
         out
+    }
+
+    /// The piece of the journal that holds `position`: where on the device it begins, its bytes, and how many of them lie before.
+    fn piece(&self, position: u64) -> (u64, u64, u64) {
+        let mut within = position % self.length;
+        for &(first, pages) in &self.extents {
+            let bytes = u64::from(pages) * PAGE_SIZE as u64;
+            if within < bytes {
+                return (first.offset(), bytes, within);
+            }
+            within -= bytes;
+        }
+        unreachable!("the pieces are as long as the journal")
     }
 }
 

@@ -20,6 +20,8 @@ use super::Inner;
 
 /// Pending records beyond this many bytes are committed without anybody asking: who asks waits for little.
 const UNASKED: usize = 256 << 10;
+/// So are those that reach the end of a piece of the journal, where it is at least so many bytes long.
+const PIECE: u64 = 1 << 20;
 /// Groups are written by requests of at most this many bytes, or one by one.
 const REQUEST: usize = 1 << 20;
 
@@ -59,7 +61,7 @@ impl<D: Device> Inner<D> {
     pub fn commit_soon(self: &Rc<Self>) {
         let is_due = {
             let journal = &self.meta.borrow().journal;
-            journal.pending() > UNASKED || journal.fills_piece(4 * UNASKED as u64)
+            journal.pending() > UNASKED || journal.fills_piece(PIECE)
         };
         if is_due && !self.commits.running.get() {
             self.commits.asked.set(self.commits.asked.get() + 1);

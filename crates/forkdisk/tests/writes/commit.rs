@@ -89,3 +89,26 @@ fn all_groups_of_a_commit_are_one_request_and_nobody_waits_for_many() {
         assert!((129 << 10..=264 << 10).contains(&most), "{most} bytes are more than a group, and few");
     });
 }
+
+#[test]
+fn who_waits_for_a_commit_waits_for_one_request_wherever_in_the_journal_that_lies() {
+    Lab::run(256, OpenOptions::default(), |lab| async move {
+        let volume = lab.volume("v", 16).await;
+        let journal = || lab.pool.statistics().journal;
+        let length = lab.pool.info().journal_size;
+        let (mut round, start) = (0, journal().bytes);
+        while journal().bytes - start < 2 * length {
+            // Everything is written elsewhere, and has a record of its own.
+            lab.pool.snapshot(&[("v", "s")], 0).await.expect("a snapshot");
+            for i in 0..1000 + round % 300 {
+                lab.write(&volume, 2 * (i * 389 % 2000), 1, i).await.expect("there is space");
+            }
+            let before = journal().count;
+            volume.flush().await.expect("it is durable");
+            assert!(journal().count - before <= 1, "round {round}");
+            lab.pool.delete(&["v@s"]).await.expect("it is deleted");
+            round += 1;
+        }
+        assert!(round > 20, "{length} bytes in {round} rounds");
+    });
+}
