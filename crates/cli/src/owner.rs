@@ -1,25 +1,67 @@
 //! Says who has a pool that cannot be opened, by program and verb, and what to do about it.
 
+use std::fmt;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use forkdisk::{Error, ErrorKind};
 
+/// A pool that is open in another process.
+#[derive(Debug)]
+pub struct InUse {
+    path: PathBuf,
+    /// Program and verb, without paths and options: `forkdisk serve`.
+    command: String,
+    pid: u32,
+}
+
+impl InUse {
+    /// Whether that is what `error`, of opening the device at `path`, says.
+    pub fn of(path: &Path, error: &Error) -> Option<InUse> {
+        let pid = named_pid(error)?;
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let command = command_name(&line).unwrap_or_else(|| "another process".to_string());
+        Some(InUse { path: path.to_path_buf(), command, pid })
+    }
+
+    /// Whether a daemon has it, which carries verbs out.
+    pub fn by_a_daemon(&self) -> bool {
+        self.command == "forkdisk serve"
+    }
+
+    /// Who has it, without what to do about it.
+    pub fn who(&self) -> String {
+        format!("{} is in use by {} (pid {})", self.path.display(), self.command, self.pid)
+    }
+}
+
+impl fmt::Display for InUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let who = self.who();
+        match self.command.as_str() {
+            "forkdisk mount" => write!(
+                f,
+                "{who}: `forkdisk umount` ends that; while `forkdisk serve POOL --mount DIR` has it mounted, all \
+                 verbs work"
+            ),
+            _ => write!(f, "{who}: wait until it ends, or end it with `kill {}`", self.pid),
+        }
+    }
+}
+
+impl std::error::Error for InUse {}
+
 /// The failure to open the device at `path`, in words for the user.
 pub fn explain(path: &Path, error: Error) -> anyhow::Error {
-    match named_pid(&error) {
-        Some(pid) => anyhow::anyhow!(
-            "{} is in use by {} (pid {pid}): wait until it ends, or end it with `kill {pid}`",
-            path.display(),
-            command(pid)
-        ),
+    match InUse::of(path, &error) {
+        Some(in_use) => in_use.into(),
         None => error.into(),
     }
 }
 
 /// Whether a refusal of [`explain`] names a daemon.
 pub fn is_a_daemon(error: &anyhow::Error) -> bool {
-    error.to_string().contains("is in use by forkdisk serve (pid ")
+    error.downcast_ref().is_some_and(InUse::by_a_daemon)
 }
 
 /// The process that a refusal names, as in `… is in use by qemu-nbd (pid 123)`.
@@ -27,12 +69,6 @@ fn named_pid(error: &Error) -> Option<u32> {
     let text = error.to_string();
     let (_, rest) = text.rsplit_once("(pid ").filter(|_| error.kind() == ErrorKind::Busy)?;
     rest.split_once(')')?.0.parse().ok()
-}
-
-/// Program and verb of a process, without paths and options: `forkdisk serve`.
-fn command(pid: u32) -> String {
-    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    command_name(&line).unwrap_or_else(|| "another process".to_string())
 }
 
 fn command_name(line: &[u8]) -> Option<String> {
@@ -55,6 +91,18 @@ mod tests {
         assert_eq!(command_name(b"/usr/bin/forkdisk\0--json\0serve\0pool.img\0").unwrap(), "forkdisk serve");
         assert_eq!(command_name(b"qemu-nbd\0disk.img\0").unwrap(), "qemu-nbd");
         assert_eq!(command_name(b""), None);
+    }
+
+    #[test]
+    fn what_to_do_depends_on_who_has_it() {
+        let by = |command: &str| InUse { path: "p".into(), command: command.to_string(), pid: 12 };
+        assert_eq!(
+            by("qemu-nbd").to_string(),
+            "p is in use by qemu-nbd (pid 12): wait until it ends, or end it with `kill 12`"
+        );
+        let mount = by("forkdisk mount").to_string();
+        assert!(mount.contains("`forkdisk umount` ends that") && !mount.contains("kill"), "{mount}");
+        assert!(is_a_daemon(&by("forkdisk serve").into()) && !is_a_daemon(&by("forkdisk mount").into()));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use forkdisk_uring::{Config, DeviceOptions, UringDevice};
 
 use crate::attach;
 use crate::cli::Global;
-use crate::owner;
+use crate::owner::InUse;
 use crate::progress::Progress;
 use crate::session::daemon;
 
@@ -106,11 +106,10 @@ fn keeper(global: &Global, pool: &Path) -> Result<Keeper> {
     let config = Config { buffers: Vec::new(), ..Config::default() };
     forkdisk_uring::block_on(config, |rt| async move {
         match UringDevice::open(&rt, pool, &options) {
-            Err(e) if e.kind() == ErrorKind::Busy => {
-                let who = owner::explain(pool, e);
-                let text = who.to_string();
-                if owner::is_a_daemon(&who) { Keeper::Silent(text) } else { Keeper::Process(text) }
-            }
+            Err(e) if e.kind() == ErrorKind::Busy => match InUse::of(pool, &e) {
+                Some(by) if by.by_a_daemon() => Keeper::Silent(by.who()),
+                by => Keeper::Process(by.map_or_else(|| e.to_string(), |by| by.who())),
+            },
             // While it is ours nobody changes it.
             Ok(_locked) => Keeper::Nobody(place::recorded(pool)),
             // Whatever is wrong with it, nobody has it any more.
@@ -146,7 +145,7 @@ fn wait(global: &Global, pool: &Path, dir: &Path, answered: bool) -> Result<Writ
             Keeper::Nobody(recorded) => return Ok(Written::Closed(recorded)),
         };
         if start.elapsed() > PATIENCE {
-            bail!("{} is unmounted, but {who}", dir.display());
+            bail!("{} is unmounted, but {who}: wait until it ends", dir.display());
         }
         if !told && start.elapsed() > QUIET {
             told = true;

@@ -58,6 +58,7 @@ pub struct Journal {
     confirmed: u64,
     pending: Vec<Batch>,
     pending_bytes: usize,
+    recorded: u64,
     last_map: Option<usize>,
     witnesses: Witnesses,
     /// The next record begins a batch: a mark lies before it.
@@ -81,6 +82,7 @@ impl Journal {
             confirmed: start.sequence,
             pending: Vec::new(),
             pending_bytes: 0,
+            recorded: 0,
             last_map: None,
             witnesses: Witnesses::default(),
             marked: false,
@@ -111,6 +113,11 @@ impl Journal {
     /// Bytes of records not yet handed out for writing.
     pub fn pending(&self) -> usize {
         self.pending_bytes
+    }
+
+    /// Bytes of records appended since it was opened, merged ones once.
+    pub fn recorded(&self) -> u64 {
+        self.recorded
     }
 
     /// How many records were appended since it was opened, merged ones included.
@@ -200,6 +207,7 @@ impl Journal {
         batch.count += 1;
         self.last_map = record.is_run().then_some(before);
         self.pending_bytes += batch.bytes.len() - before;
+        self.recorded += (batch.bytes.len() - before) as u64;
         self.next += 1;
     }
 

@@ -18,8 +18,8 @@ use crate::sync::Event;
 
 use super::Inner;
 
-/// Pending records beyond this many bytes are committed without anybody asking: who asks waits for little.
-const UNASKED: usize = 256 << 10;
+/// Records are committed without anybody asking whenever there are this many bytes more: who asks waits for little.
+const UNASKED: u64 = 256 << 10;
 /// So are those that reach the end of a piece of the journal, where it is at least so many bytes long.
 const PIECE: u64 = 1 << 20;
 /// Groups are written by requests of at most this many bytes, or one by one.
@@ -34,12 +34,24 @@ pub struct Commits {
     /// The next one ends with the device itself saying that everything is durable.
     sealing: Cell<bool>,
     ended: Cell<u64>,
+    /// How many bytes had been recorded when somebody last asked, or `UNASKED` or a multiple of it more.
+    mark: Cell<u64>,
     changed: Event,
 }
 
 impl<D: Device> Inner<D> {
     /// Makes everything published and every write acknowledged so far durable.
     pub async fn commit(self: Rc<Self>) -> Result<()> {
+        self.is_asked();
+        self.next_commit().await
+    }
+
+    /// Commits that nobody asks for are counted from here.
+    pub(super) fn is_asked(&self) {
+        self.commits.mark.set(self.meta.borrow().journal.recorded());
+    }
+
+    async fn next_commit(self: Rc<Self>) -> Result<()> {
         self.check_alive()?;
         if self.options.read_only {
             return Ok(());
@@ -57,14 +69,21 @@ impl<D: Device> Inner<D> {
         self.check_failed()
     }
 
-    /// Commits in the background if much is pending, or what is pending would lie in two pieces of the journal.
+    /// Commits in the background after every `UNASKED` bytes of records, whatever was committed in between for other reasons: so
+    /// who asks waits for as much as the time before. And if what is pending would lie in two pieces of the journal.
     pub fn commit_soon(self: &Rc<Self>) {
-        let is_due = {
+        let commits = &self.commits;
+        if commits.running.get() {
+            return;
+        }
+        let (recorded, pending, fills_piece) = {
             let journal = &self.meta.borrow().journal;
-            journal.pending() > UNASKED || journal.fills_piece(PIECE)
+            (journal.recorded(), journal.pending(), journal.fills_piece(PIECE))
         };
-        if is_due && !self.commits.running.get() {
-            self.commits.asked.set(self.commits.asked.get() + 1);
+        let marks = (recorded - commits.mark.get()) / UNASKED;
+        commits.mark.set(commits.mark.get() + marks * UNASKED);
+        if (marks > 0 || fills_piece) && pending > 0 {
+            commits.asked.set(commits.asked.get() + 1);
             self.start_commits();
         }
     }
@@ -135,7 +154,7 @@ impl<D: Device> Inner<D> {
     /// from now on, recovery does not ask for what was there.
     pub async fn unbind(self: &Rc<Self>) -> Result<()> {
         self.commits.sealing.set(true);
-        self.clone().commit().await
+        self.clone().next_commit().await
     }
 
     pub(super) async fn seal(self: &Rc<Self>) -> Result<()> {

@@ -112,3 +112,26 @@ fn who_waits_for_a_commit_waits_for_one_request_wherever_in_the_journal_that_lie
         assert!(round > 20, "{length} bytes in {round} rounds");
     });
 }
+
+#[test]
+fn what_a_flush_has_to_write_is_as_much_where_a_piece_of_the_journal_ends() {
+    Lab::run(256, OpenOptions::default(), |lab| async move {
+        let volume = lab.volume("v", 80).await;
+        let journal = || lab.pool.statistics().journal;
+        let (start, length) = (journal().bytes, lab.pool.info().journal_size);
+        let mut at_flush = Vec::new();
+        while journal().bytes - start < 6 * length {
+            lab.pool.snapshot(&[("v", "s")], 0).await.expect("a snapshot");
+            // More than what is committed without anybody asking.
+            for i in 0..9800 {
+                lab.write(&volume, 2 * (i * 389 % 10000), 1, i).await.expect("there is space");
+            }
+            let before = journal().bytes;
+            volume.flush().await.expect("it is durable");
+            at_flush.push(journal().bytes - before);
+            lab.pool.delete(&["v@s"]).await.expect("it is deleted");
+        }
+        let (first, most) = (at_flush[0], *at_flush.iter().max().expect("there are some"));
+        assert!(most <= first + first / 20, "{at_flush:?}");
+    });
+}
