@@ -42,12 +42,12 @@ pub struct Commits {
 impl<D: Device> Inner<D> {
     /// Makes everything published and every write acknowledged so far durable.
     pub async fn commit(self: Rc<Self>) -> Result<()> {
-        self.is_asked();
+        self.set_mark();
         self.next_commit().await
     }
 
     /// Commits that nobody asks for are counted from here.
-    pub(super) fn is_asked(&self) {
+    pub(super) fn set_mark(&self) {
         self.commits.mark.set(self.meta.borrow().journal.recorded());
     }
 
