@@ -10,6 +10,7 @@ use forkdisk::{ErrorKind, Recorded};
 use forkdisk_control::{params, place};
 use forkdisk_fuse::{MountPoint, mounted_at, unmount, unmount_patiently};
 use forkdisk_uring::{Config, DeviceOptions, UringDevice};
+use rustix::io::Errno;
 
 use crate::attach;
 use crate::cli::Global;
@@ -62,24 +63,32 @@ fn place(dir: &Path) -> std::io::Result<PathBuf> {
 pub fn end(global: &Global, dir: &Path) -> Result<()> {
     let Some(mount) = mounted_at(dir) else { bail!("{}: nothing is mounted there", dir.display()) };
     let pool = PathBuf::from(mount.source);
-    // Nobody begins to close the pool before the mount is gone.
-    let (keeper, before) = (keeper(global, &pool), place::recorded(&pool));
+    let keeper = keeper(global, &pool);
     // Afterwards it cannot be asked whether it has written everything.
-    if let Ok(Keeper::Silent(_)) = keeper
-        && let Err(error) = write_back(dir)
-    {
+    let written_back = match keeper {
+        Ok(Keeper::Silent(_) | Keeper::Process(_)) => write_back(dir),
+        _ => Ok(()),
+    };
+    let was_killed = written_back.is_err() && answers_nobody(dir);
+    if let (Ok(Keeper::Silent(_)), Err(error)) = (&keeper, written_back) {
         tracing::warn!(%error, "what was written there may not be durable yet");
     }
+    // Nobody begins to close the pool before the mount is gone.
+    let before = place::recorded(&pool);
     unmount_patiently(dir)?;
     let written = wait(global, &pool, dir, matches!(keeper, Ok(Keeper::Daemon { .. })))?;
     // What can only be read, or was left by a process that was killed, is closed by nobody.
     match (keeper, written, before) {
-        (Ok(Keeper::Process(_)), Written::Closed(Some(after)), Some(before)) if !was_closed(before, after) => bail!(
-            "{} is unmounted, but {} was not closed cleanly: nothing that was synced is lost, and the next open \
-             recovers it; why is said by the process that had it mounted",
-            dir.display(),
-            pool.display()
-        ),
+        (Ok(Keeper::Process(_)), Written::Closed(Some(after)), Some(before))
+            if was_killed || !was_closed(before, after) =>
+        {
+            bail!(
+                "{} is unmounted, but {} was not closed cleanly: nothing that was synced is lost, and the next open \
+                 recovers it; why is said by the process that had it mounted",
+                dir.display(),
+                pool.display()
+            )
+        }
         _ => Ok(()),
     }
 }
@@ -160,6 +169,11 @@ fn write_back(dir: &Path) -> std::io::Result<()> {
     let root = File::open(dir)?;
     rustix::fs::syncfs(&root)?;
     root.sync_all()
+}
+
+/// Whether the process behind a mount is gone. Its attributes the kernel may know still.
+fn answers_nobody(dir: &Path) -> bool {
+    rustix::fs::statfs(dir).is_err_and(|e| e == Errno::NOTCONN)
 }
 
 /// Whether a pool was closed between two looks at it: that leaves it marked clean, or, when something is still to be

@@ -75,6 +75,11 @@ impl Mounted {
         assert!(status.success(), "the server ended with {status}");
     }
 
+    /// Has the server answer nobody any more, as one that hangs.
+    pub fn pause(&self) {
+        kill_process(Pid::from_child(self.child.as_ref().unwrap()), Signal::STOP).unwrap();
+    }
+
     /// Ends the server as a crash would. The mount stays, so that everything on it fails and nobody finds the folder
     /// below it, until it is dropped.
     pub fn kill(&mut self) {

@@ -5,13 +5,14 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use rustix::fs::getxattr;
 
-use crate::harness::{LIMIT, Lab, LimitedWait, client, noise, succeed, wait_until};
+use crate::harness::{LIMIT, Lab, LimitedWait, Run, client, noise, succeed, wait_until};
 use crate::kill_loop::number_from_env;
 use crate::mount::Mounted;
 
@@ -297,4 +298,32 @@ fn what_a_kill_left_scattered_and_what_is_scattered_since_goes_home() {
     assert!(fs::read(mount.path("c")).unwrap() == expected);
     mount.unmount(&lab);
     lab.assert_clean();
+}
+
+/// What `umount` says when the server is killed while it writes back.
+fn umount_of_a_server_that_is_killed(lab: &Lab) -> Option<Run> {
+    let mut mount = Mounted::new(lab)?;
+    fs::write(mount.path("a"), noise(3, 8 << 20)).unwrap();
+    // The folder is known: nobody asks the server for it.
+    fs::metadata(mount.dir()).unwrap();
+    mount.pause();
+    let umount = lab.command(&["umount", "mnt"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    mount.kill();
+    Some(umount.wait_with_output().unwrap().into())
+}
+
+#[test]
+fn umount_does_not_claim_what_a_server_that_was_killed_has_not_written() {
+    // On a machine that is too busy it finds the server dead, which is none of its business: then again.
+    for attempt in 1.. {
+        let lab = Lab::with_pool("64M");
+        let Some(run) = umount_of_a_server_that_is_killed(&lab) else { return };
+        if !run.status.success() {
+            let said = run.refused();
+            assert!(said.contains("was not closed cleanly") && said.contains("the next open recovers it"), "{said}");
+            return lab.assert_clean();
+        }
+        assert!(attempt < 5, "it claims that everything is written");
+    }
 }

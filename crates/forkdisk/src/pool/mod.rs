@@ -224,7 +224,8 @@ impl<D: Device> Pool<D> {
     /// Writes a checkpoint: afterwards there is nothing to replay.
     pub async fn checkpoint(&self) -> Result<()> {
         self.0.check_writable()?;
+        self.0.clone().checkpoint().await?;
         self.0.set_mark();
-        self.0.clone().checkpoint().await
+        Ok(())
     }
 }
