@@ -26,7 +26,7 @@ for fs in ext4 xfs; do
  dd if=/dev/urandom of=$M/sparse bs=4096 count=7 seek=5000 status=none
  pids=; for i in 1 2 3 4 5 6 7 8; do (dd if=/dev/urandom of=$M/tree/deep/$i bs=5000 count=200 status=none; truncate -s 7777 $M/tree/deep/$i) & pids="$pids $!"; done; wait $pids
  t sync sync; full=$(used) left=$(avail); rm $M/gone; sync; t rm gone $left; t fstrim fstrim -v $M; sync; trimmed=$(used); told=$(sed 's/.*: //' /run/out)
- [ $((full-trimmed)) -ge $((60*1048576)) ] || { echo "FAILED fstrim: used $full before and $trimmed after"; halt -f; }
+ [ $((full-trimmed)) -ge $((60*1048576)) ] || { echo "FAILED fstrim: used $full before and $trimmed after ($told)"; halt -f; }
  sum=$(cd $M && find . -type f | sort | xargs sha256sum | sha256sum); files=$(find $M -type f | wc -l)
  drop; t "read back" same "$sum"
  t snapshot fsfreeze -f $M; t snapshot $F snapshot $P/$fs@then; t snapshot fsfreeze -u $M

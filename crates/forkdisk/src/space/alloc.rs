@@ -275,7 +275,7 @@ impl Space {
     /// So many pages that were handed out, and may have been written, are not mapped: the next checkpoint brings them
     /// back.
     pub fn abandon(&mut self, n: u64) {
-        self.current.abandon(n);
+        self.current.note_gone(n);
     }
 
     /// Pages for metadata, from space already known to be free, as contiguous as possible.

@@ -121,6 +121,29 @@ impl Delta {
     }
 }
 
+/// Some pages of a block in pieces whose counts change alike, and how.
+pub(super) fn pieces(delta: Option<&Delta>, pages: Range<usize>) -> impl Iterator<Item = (Range<usize>, i32)> {
+    let (all, changes) = delta.map_or((0, [].as_slice()), |delta| (delta.all, delta.pages.as_slice()));
+    let mut left = &changes[changes.partition_point(|change| change.end() <= pages.start)..];
+    let mut at = pages.start;
+    std::iter::from_fn(move || {
+        let start = at;
+        if start == pages.end {
+            return None;
+        }
+        match left.split_first() {
+            Some((change, rest)) if change.start() <= start => {
+                (at, left) = (change.end().min(pages.end), rest);
+                Some((start..at, all + change.by))
+            }
+            next => {
+                at = next.map_or(pages.end, |(change, _)| change.start().min(pages.end));
+                Some((start..at, all))
+            }
+        }
+    })
+}
+
 fn set(bits: &mut Bitmap, indices: Range<usize>) {
     bits.iter_mut().zip(mask(indices)).for_each(|(bits, more)| *bits |= more);
 }
@@ -141,7 +164,8 @@ pub(super) fn by_block(first: PageAddr, n: u64) -> impl Iterator<Item = (Block, 
 pub struct Deltas {
     blocks: BTreeMap<Block, Delta>,
     entries: usize,
-    lost: u64,
+    /// See [`note_gone`](Self::note_gone).
+    gone: u64,
     /// Leaves of counts that have pages which were handed out.
     leaves: usize,
 }
@@ -154,13 +178,10 @@ impl Deltas {
         }
     }
 
-    /// One reference less to each of `n` pages, which is durable once the journal is up to `until`.
-    pub fn lose(&mut self, first: PageAddr, n: u64, until: u64) {
-        for (block, indices) in by_block(first, n) {
-            let delta = self.change(block, indices, -1);
-            delta.lost_until = delta.lost_until.max(until);
-        }
-        self.lost += n;
+    /// One reference less to each of some pages of a block, which is durable once the journal is up to `until`.
+    pub fn lose(&mut self, block: Block, pages: Range<usize>, until: u64) {
+        let delta = self.change(block, pages, -1);
+        delta.lost_until = delta.lost_until.max(until);
     }
 
     fn change(&mut self, block: Block, pages: Range<usize>, by: i32) -> &mut Delta {
@@ -174,7 +195,6 @@ impl Deltas {
     /// One reference less to a block as a whole.
     pub fn lose_whole(&mut self, block: Block, until: u64) {
         self.whole(block, -1, 0);
-        self.lost += BLOCK_PAGES;
         let delta = self.blocks.entry(block).or_default();
         delta.lost_until = delta.lost_until.max(until);
     }
@@ -241,9 +261,9 @@ impl Deltas {
         true
     }
 
-    /// The next checkpoint brings back `n` pages that nothing refers to.
-    pub fn abandon(&mut self, n: u64) {
-        self.lost += n;
+    /// Nothing refers any more to `n` pages: the next checkpoint brings them back.
+    pub fn note_gone(&mut self, n: u64) {
+        self.gone += n;
     }
 
     /// Leaves of counts that have pages which were handed out: what replay reads to do the same.
@@ -256,7 +276,7 @@ impl Deltas {
         for delta in self.blocks.values_mut() {
             (delta.whole, delta.all, delta.pages, delta.lost_until) = (0, 0, Vec::new(), 0);
         }
-        (self.entries, self.lost) = (0, 0);
+        (self.entries, self.gone) = (0, 0);
     }
 
     pub fn of_page(&self, page: PageAddr) -> i32 {
@@ -292,9 +312,9 @@ impl Deltas {
         self.blocks.is_empty()
     }
 
-    /// Page references given up.
-    pub fn lost(&self) -> u64 {
-        self.lost
+    /// Pages that nothing refers to any more.
+    pub fn gone(&self) -> u64 {
+        self.gone
     }
 
     /// Memory, roughly: a node of the tree is three quarters full, a list of pages up to half empty.
@@ -316,6 +336,13 @@ mod tests {
             delta.change(pages.clone(), by);
             array[pages].iter_mut().for_each(|n| *n += by);
             assert!((0..256).all(|page| delta.of(page) == array[page]), "after {i}");
+            let asked = i * 53 % 256..256 - i * 11 % (256 - i * 53 % 256);
+            let mut at = asked.start;
+            for (piece, by) in pieces(Some(&delta), asked.clone()) {
+                assert!(piece.start == at && !piece.is_empty() && array[piece.clone()].iter().all(|&n| n == by));
+                at = piece.end;
+            }
+            assert_eq!(at, asked.end, "after {i}");
             let meet = |pair: &[Change]| {
                 pair[0].end() > pair[1].start() || pair[0].end() == pair[1].start() && pair[0].by == pair[1].by
             };
@@ -326,7 +353,7 @@ mod tests {
     #[test]
     fn what_is_lost_in_a_block_says_nothing_of_pages_that_never_lost_anything() {
         let mut deltas = Deltas::default();
-        deltas.lose(PageAddr(300), 2, 7);
+        deltas.lose(Block(1), 44..46, 7);
         let found = |deltas: &Deltas, page| deltas.page_lost_until(PageAddr(page));
         assert_eq!([299, 300, 301, 302].map(|page| found(&deltas, page)), [0, 7, 7, 0]);
         // That it has gained one as well does not undo it.
@@ -342,10 +369,10 @@ mod tests {
         deltas.gain(PageAddr(10), 100);
         deltas.gain(PageAddr(110), 1);
         let one = deltas.bytes();
-        deltas.lose(PageAddr(30), 1, 7);
+        deltas.lose(Block(0), 30..31, 7);
         assert!(deltas.bytes() > one);
-        deltas.lose(PageAddr(10), 20, 8);
-        deltas.lose(PageAddr(31), 80, 9);
+        deltas.lose(Block(0), 10..30, 8);
+        deltas.lose(Block(0), 31..111, 9);
         let delta = deltas.get(Block(0)).unwrap();
         assert!(delta.is_whole() && delta.lost_until == 9 && deltas.bytes() < one);
     }

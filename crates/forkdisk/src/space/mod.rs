@@ -27,10 +27,10 @@ use std::ops::Range;
 use crate::bits::Bitmap;
 use crate::format::{BlockCounts, CountEntry, CountNode, CountPage, Layout};
 use crate::planted::{Bug, planted};
-use crate::types::{Block, Epoch, PageAddr, VirtualPage, VolumeId};
+use crate::types::{BLOCK_PAGES, Block, Epoch, PageAddr, VirtualPage, VolumeId};
 
 use affinity::Affinity;
-use delta::Deltas;
+use delta::{Deltas, by_block, pieces};
 use log::Logged;
 use view::Kept;
 
@@ -126,6 +126,21 @@ impl InBlock<'_> {
     pub fn whole(&self) -> u32 {
         let base = self.page.map_or(0, |counts| counts.whole()) + self.common;
         self.deltas.iter().flatten().fold(base, |n, delta| sum(n, delta.whole))
+    }
+
+    /// How many of its pages nothing refers to, among `pages`.
+    fn unreferenced(&self, pages: Range<usize>) -> usize {
+        if self.whole() > 0 {
+            return 0;
+        }
+        let [a, b] = self.deltas;
+        let both = pieces(a, pages).flat_map(|(pages, a)| pieces(b, pages).map(move |(pages, b)| (pages, a + b)));
+        let is_none = |base: u32, by| base != PINNED && sum(base, by) == 0;
+        let none = |(pages, by): (Range<usize>, i32)| match self.page {
+            Some(counts) => pages.filter(|&i| is_none(counts.page(i).into(), by)).count(),
+            None => pages.len() * usize::from(is_none(0, by)),
+        };
+        both.map(none).sum()
     }
 
     /// References to one of its pages by itself.
@@ -225,10 +240,11 @@ impl Space {
         self.available
     }
 
-    /// Pages that lost references since the last freeze, or in the running checkpoint: what it and
-    /// the next one may bring back; those that a finished one is bringing back; and those withheld for a view, which its end brings back.
+    /// Pages that nothing refers to any more: what the running checkpoint and the next one bring back; those that a
+    /// finished one is bringing back; and those withheld for a view, which its end brings back. Never too few; too many
+    /// where the counts were not in memory when a reference was lost, and others remain.
     pub fn pending(&self) -> u64 {
-        self.current.lost() + self.frozen.lost() + self.returning + self.kept.pages()
+        self.current.gone() + self.frozen.gone() + self.returning + self.kept.pages()
     }
 
     /// Pages withheld for a view.
@@ -263,7 +279,11 @@ impl Space {
 
     /// One reference less to each of `n` pages; `until` as for one.
     pub fn decr_pages(&mut self, first: PageAddr, n: u64, until: u64) {
-        self.current.lose(first, n, until);
+        for (block, pages) in by_block(first, n) {
+            self.current.lose(block, pages.clone(), until);
+            let gone = self.unreferenced(block, pages);
+            self.current.note_gone(gone);
+        }
         if planted(Bug::FreedSpaceReusedAtOnce) {
             for page in (first.0..first.0 + n).map(PageAddr) {
                 if self.page_count(page) == Ok(0) {
@@ -281,6 +301,16 @@ impl Space {
     /// One reference less to a block as a whole; `until` as for pages.
     pub fn decr_block(&mut self, block: Block, until: u64) {
         self.current.lose_whole(block, until);
+        let gone = self.unreferenced(block, 0..BLOCK_PAGES as usize);
+        self.current.note_gone(gone);
+    }
+
+    /// How many of some pages of a block nothing refers to; where that is not in memory, all.
+    fn unreferenced(&mut self, block: Block, pages: Range<usize>) -> u64 {
+        match self.in_block(block) {
+            Ok(counts) => counts.unreferenced(pages) as u64,
+            Err(_) => pages.len() as u64,
+        }
     }
 
     /// References to a block have been lost without changing its counts, with a table that spoke of it: they stay lost

@@ -4,7 +4,6 @@ use super::alloc::LEFT_PART;
 use super::*;
 use crate::bits::*;
 use crate::format::{CountLog, count_log_page};
-use crate::types::BLOCK_PAGES;
 
 fn space() -> Space {
     let layout = Layout::new(16 << 20);
@@ -110,6 +109,65 @@ fn what_a_checkpoint_brings_back_is_pending_until_it_can_be_handed_out() {
     assert!(freed.contains(&(page, 1)) && space.pending() >= 1, "it is being discarded: whoever wants it waits");
     space.release(freed);
     assert_eq!(space.pending(), 0);
+}
+
+#[test]
+fn what_somebody_else_still_refers_to_is_not_pending() {
+    let mut space = space();
+    let (first, n) = space.alloc_data(want(0, 16)).expect("space");
+    assert_eq!(n, 16);
+    (0..2).for_each(|_| space.incr_pages(first, 16));
+    checkpoint(&mut space);
+    space.decr_pages(first, 16, 0);
+    assert_eq!(space.pending(), 0, "one reference of two");
+    space.decr_pages(first, 4, 0);
+    assert_eq!(space.pending(), 4);
+    // What the running checkpoint will say counts, too.
+    space.freeze();
+    space.decr_pages(PageAddr(first.0 + 4), 2, 0);
+    assert_eq!(space.pending(), 6);
+    while let Step::Write(_) = space.checkpoint_step(8).expect("all count pages are in memory") {}
+    let freed = space.finish();
+    space.release(freed);
+    assert_eq!(space.pending(), 2, "what came after the freeze");
+    checkpoint(&mut space);
+    assert_eq!((space.pending(), space.used_by_checkpoint()), (0, 10));
+}
+
+#[test]
+fn of_a_block_that_is_given_up_the_pages_that_are_referred_to_are_not_pending() {
+    let mut space = space();
+    let (first, n) = space.alloc_data(want(0, 256)).expect("space");
+    assert_eq!((n, first.index()), (256, 0));
+    let block = first.block();
+    (0..2).for_each(|_| space.incr_block(block));
+    space.incr_pages(first, 3);
+    checkpoint(&mut space);
+    space.decr_block(block, 0);
+    assert_eq!(space.pending(), 0, "one reference of two");
+    space.decr_pages(first, 1, 0);
+    assert_eq!(space.pending(), 0, "a page of a block that is in use");
+    space.decr_block(block, 0);
+    assert_eq!(space.pending(), 254, "all but the two that are referred to");
+    space.decr_pages(PageAddr(first.0 + 1), 2, 0);
+    assert_eq!(space.pending(), 256);
+    checkpoint(&mut space);
+    assert_eq!((space.pending(), space.used_by_checkpoint()), (0, 0));
+}
+
+#[test]
+fn what_is_not_in_memory_is_taken_for_pending() {
+    let mut space = space();
+    let (first, _) = space.alloc_data(want(0, 16)).expect("space");
+    (0..2).for_each(|_| space.incr_pages(first, 16));
+    checkpoint(&mut space);
+    space.end_log(100);
+    checkpoint(&mut space);
+    let roots = space.roots.clone();
+    assert_eq!(space.used_by_checkpoint(), 16);
+    let mut again = Space::new(space.layout(), [1; 16], roots);
+    again.decr_pages(first, 16, 0);
+    assert_eq!(again.pending(), 16, "whoever finds no space waits for it once in vain, and never too little");
 }
 
 #[test]

@@ -179,3 +179,32 @@ fn random_writes_of_several_chunks_lie_one_behind_the_other() {
         });
     }
 }
+
+#[test]
+fn space_of_what_a_snapshot_still_has_is_neither_free_nor_about_to_be() {
+    Lab::run(128, OpenOptions::default(), |lab| async move {
+        let volume = lab.volume("volume", 32).await;
+        lab.fill(&volume).await;
+        lab.pool.snapshot(&[("volume", "then")], 0).await.expect("a snapshot");
+        lab.pool.checkpoint().await.expect("it succeeds");
+        let before = lab.pool.info();
+        for at in places(32 * 256, 2048) {
+            volume.write(at * 4096, stamp(at, 1), false).await.0.expect("there is space");
+        }
+        let now = lab.pool.info();
+        let (written, more) = (2048 * 4096, now.used - before.used);
+        assert!(more >= written, "{written} bytes were written over what a snapshot has, and {more} more are in use");
+        lab.pool.checkpoint().await.expect("it succeeds");
+        let after = lab.pool.info();
+        assert!(
+            after.used.abs_diff(now.used) < 1 << 20,
+            "{} bytes in use, {} after a checkpoint",
+            now.used,
+            after.used
+        );
+        // What nobody else has is.
+        volume.discard(0, 32 << 20).await.expect("it succeeds");
+        let gone = lab.pool.info().freeing;
+        assert!((written..written + (1 << 20)).contains(&gone), "{gone} bytes are given up, {written} were written");
+    });
+}
