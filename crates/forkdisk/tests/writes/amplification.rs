@@ -5,9 +5,11 @@
 
 use std::cell::Cell;
 use std::future::Future;
+use std::io;
+use std::ops::Range;
 use std::rc::Rc;
 
-use forkdisk::device::{Buf, IoResult, MemoryDevice, Segments};
+use forkdisk::device::{Buf, FailingDevice, IoResult, MemoryDevice, RequestKind, Segments};
 use forkdisk::{BLOCK_SIZE, CreateOptions, Device, FormatOptions, OpenOptions, PAGE_SIZE, Pool};
 
 use crate::lab::Tasks;
@@ -109,26 +111,30 @@ fn with_memory_for_it_many_writes_share_a_table() {
     assert!(cost.data == 1.0 && cost.written <= 1.9, "{cost:?}");
 }
 
-/// Bytes of metadata that each of `rounds` rounds wrote: for pages of a clone in random order, with the checkpoint
-/// behind them by itself, and for the removal of what it was cloned from.
-async fn rounds_of_clones(pool: &Pool<Scale>, metadata: &Cell<u64>, rounds: u64) -> Vec<[u64; 3]> {
-    let size = 512 << 20;
-    pool.create("0", &CreateOptions::new(size, 0)).await.expect("a new volume");
+const SIZE: u64 = 512 << 20;
+
+/// Makes a full volume `0` of [`SIZE`] bytes.
+async fn full_volume<D: Device>(pool: &Pool<D>) {
+    pool.create("0", &CreateOptions::new(SIZE, 0)).await.expect("a new volume");
     let first = pool.volume("0").expect("just made");
-    for at in (0..size).step_by(BLOCK_SIZE as usize) {
+    for at in (0..SIZE).step_by(BLOCK_SIZE as usize) {
         first.write(at, Buf::zeroed(BLOCK_SIZE as usize), false).await.0.expect("there is space");
     }
-    drop(first);
     pool.checkpoint().await.expect("it succeeds");
+}
+
+/// Bytes of metadata that each of `rounds` wrote, beginning with a full volume of that number: for pages of a clone in
+/// random order, with the checkpoint behind them by itself, and for the removal of what it was cloned from.
+async fn rounds_of_clones<D: Device>(pool: &Pool<D>, metadata: &Cell<u64>, rounds: Range<u64>) -> Vec<[u64; 3]> {
     let mut out = Vec::new();
-    for round in 0..rounds {
+    for round in rounds {
         let (old, new) = (round.to_string(), (round + 1).to_string());
         pool.clone_volume(&old, &new, 0).await.expect("a clone");
         pool.checkpoint().await.expect("it succeeds");
         let volume = pool.volume(&new).expect("just made");
         metadata.take();
         for i in 0..8000 {
-            let at = scattered(round * 8000 + i, size / PAGE) % (size / PAGE) * PAGE;
+            let at = scattered(round * 8000 + i, SIZE / PAGE) % (SIZE / PAGE) * PAGE;
             volume.write(at, Buf::zeroed(PAGE_SIZE), false).await.0.expect("there is space");
         }
         pool.flush().await.expect("it succeeds");
@@ -153,12 +159,48 @@ fn the_log_of_counts_is_emptied_beside_writes_and_not_when_somebody_waits() {
         Pool::format(&device, &format).await.expect("a new pool");
         let open = || Pool::open(device.clone(), Rc::new(tasks.clone()), OpenOptions::default());
         let pool = open().await.expect("it opens");
-        let rounds = rounds_of_clones(&pool, &metadata, 40).await;
+        full_volume(&pool).await;
+        let rounds = rounds_of_clones(&pool, &metadata, 0..40).await;
         let most = |part: usize| rounds.iter().skip(1).map(|round| round[part]).max().unwrap();
         let first = rounds[0];
         assert!(most(1) as f64 <= first[1] as f64 * 1.05 && most(2) <= first[2] + 16 * PAGE, "{rounds:?}");
         let emptied = rounds.iter().filter(|round| round[0] > first[0] + 64 * PAGE).count();
         assert!((5..20).contains(&emptied), "{rounds:?}");
+        let report = pool.check().await.expect("a check");
+        assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
+        pool.close().await.expect("it closes");
+        let report = open().await.expect("it opens").check().await.expect("a check");
+        assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
+    });
+}
+
+#[test]
+fn where_a_page_of_counts_cannot_be_written_the_log_is_emptied_later_and_nobody_waits() {
+    let (tasks, size, metadata) = (Tasks::default(), 2 << 30, Rc::new(Cell::new(0)));
+    let scale = Scale { inner: MemoryDevice::new(size), data: Rc::default(), metadata: metadata.clone() };
+    let left = Rc::new(Cell::new(0));
+    let to_refuse = left.clone();
+    // Leaves lie behind the first eight pages of block 1.
+    let leaves = BLOCK_SIZE + 8 * PAGE..2 * BLOCK_SIZE;
+    let device = FailingDevice::new(scale, move |request| {
+        let is_leaf = request.kind == RequestKind::WriteData && leaves.contains(&request.offset);
+        let refused = is_leaf && to_refuse.get() > 0;
+        to_refuse.set(to_refuse.get() - u32::from(refused));
+        refused.then(|| io::ErrorKind::StorageFull.into())
+    });
+    tasks.clone().run(async move {
+        let format = FormatOptions { size, uuid: [7; 16], now: 0, journal: None };
+        Pool::format(&device, &format).await.expect("a new pool");
+        let open = || Pool::open(device.clone(), Rc::new(tasks.clone()), OpenOptions::default());
+        let pool = open().await.expect("it opens");
+        full_volume(&pool).await;
+        let before = rounds_of_clones(&pool, &metadata, 0..4).await;
+        left.set(2);
+        let rounds = rounds_of_clones(&pool, &metadata, 4..40).await;
+        assert_eq!(left.get(), 0, "{rounds:?}");
+        let emptied = rounds.iter().filter(|round| round[0] > before[0][0] + 64 * PAGE).count();
+        assert!(tasks.now().is_zero(), "somebody waited for room");
+        assert!((2..20).contains(&emptied), "{rounds:?}");
         let report = pool.check().await.expect("a check");
         assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
         pool.close().await.expect("it closes");
