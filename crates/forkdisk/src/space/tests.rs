@@ -155,6 +155,79 @@ fn of_a_block_that_is_given_up_the_pages_that_are_referred_to_are_not_pending() 
     assert_eq!((space.pending(), space.used_by_checkpoint()), (0, 0));
 }
 
+/// The next of a row of numbers that look random, below `below`.
+fn next(state: &mut u64, below: u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    (*state >> 11) % below
+}
+
+#[test]
+fn pending_is_what_nothing_refers_to_whatever_comes_and_goes() {
+    let mut space = space();
+    let blocks: Vec<Block> = (0..6).map(|i| space.alloc_data(want(i * 256, 256)).expect("space").0.block()).collect();
+    // References to each block as a whole and to its pages.
+    let mut model = [(1_u32, [0_u32; 256]); 6];
+    blocks.iter().for_each(|&block| space.incr_block(block));
+    checkpoint(&mut space);
+    let (mut state, mut running) = (1, false);
+    let mut freed = 0;
+    let unused = |model: &[(u32, [u32; 256])]| {
+        model.iter().filter(|m| m.0 == 0).map(|m| m.1.iter().filter(|&&n| n == 0).count() as u64).sum::<u64>()
+    };
+    for step in 0..4000 {
+        let i = next(&mut state, 6) as usize;
+        let (block, (whole, pages)) = (blocks[i], &mut model[i]);
+        let start = next(&mut state, 256) as usize;
+        let range = start..start + 1 + next(&mut state, 256 - start as u64) as usize;
+        let (first, n) = (block.page(start), range.len() as u64);
+        match next(&mut state, 8) {
+            // Only what is referred to is shared.
+            0 if *whole > 0 => {
+                space.incr_block(block);
+                *whole += 1;
+            }
+            1 if *whole > 0 || pages[range.clone()].iter().all(|&n| n > 0) => {
+                space.incr_pages(first, n);
+                pages[range].iter_mut().for_each(|n| *n += 1);
+            }
+            2 | 3 if pages[range.clone()].iter().all(|&n| n > 0) => {
+                space.decr_pages(first, n, 0);
+                pages[range].iter_mut().for_each(|n| *n -= 1);
+            }
+            4 if *whole > 0 => {
+                space.decr_block(block, 0);
+                *whole -= 1;
+            }
+            5 if *whole > 0 => {
+                space.demote(block);
+                *whole -= 1;
+                pages.iter_mut().for_each(|n| *n += 1);
+            }
+            6 if pages.iter().all(|&n| n > 0) => {
+                space.promote(block);
+                *whole += 1;
+                pages.iter_mut().for_each(|n| *n -= 1);
+            }
+            7 if step % 5 == 0 => {
+                running = !running;
+                if running {
+                    space.freeze();
+                } else {
+                    while let Step::Write(_) = space.checkpoint_step(8).expect("all count pages are in memory") {}
+                    let runs = space.finish();
+                    freed += runs.iter().map(|&(_, n)| n).sum::<u64>();
+                    space.release(runs);
+                }
+            }
+            _ => {}
+        }
+        assert_eq!(space.pending(), unused(&model) - freed, "after step {step}");
+    }
+    assert!(freed > 300, "{freed} pages came back");
+}
+
 #[test]
 fn what_is_not_in_memory_is_taken_for_pending() {
     let mut space = space();
