@@ -149,23 +149,16 @@ async fn rounds_of_clones<D: Device>(pool: &Pool<D>, metadata: &Cell<u64>, round
     out
 }
 
-#[test]
-fn the_log_of_counts_is_emptied_beside_writes_and_not_when_somebody_waits() {
-    let tasks = Tasks::default();
-    let (size, metadata) = (2 << 30, Rc::new(Cell::new(0)));
-    let device = Scale { inner: MemoryDevice::new(size), data: Rc::default(), metadata: metadata.clone() };
-    tasks.clone().run(async move {
+/// Runs `test` on a pool with a [`full_volume`] on `device`, and checks the pool, opened again too.
+fn on_full_pool<D: Device + Clone + 'static>(tasks: &Tasks, device: D, test: impl AsyncFnOnce(&Pool<D>) + 'static) {
+    let (runtime, size) = (Rc::new(tasks.clone()), device.len());
+    tasks.run(async move {
         let format = FormatOptions { size, uuid: [7; 16], now: 0, journal: None };
         Pool::format(&device, &format).await.expect("a new pool");
-        let open = || Pool::open(device.clone(), Rc::new(tasks.clone()), OpenOptions::default());
+        let open = || Pool::open(device.clone(), runtime.clone(), OpenOptions::default());
         let pool = open().await.expect("it opens");
         full_volume(&pool).await;
-        let rounds = rounds_of_clones(&pool, &metadata, 0..40).await;
-        let most = |part: usize| rounds.iter().skip(1).map(|round| round[part]).max().unwrap();
-        let first = rounds[0];
-        assert!(most(1) as f64 <= first[1] as f64 * 1.05 && most(2) <= first[2] + 16 * PAGE, "{rounds:?}");
-        let emptied = rounds.iter().filter(|round| round[0] > first[0] + 64 * PAGE).count();
-        assert!((5..20).contains(&emptied), "{rounds:?}");
+        test(&pool).await;
         let report = pool.check().await.expect("a check");
         assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
         pool.close().await.expect("it closes");
@@ -174,10 +167,28 @@ fn the_log_of_counts_is_emptied_beside_writes_and_not_when_somebody_waits() {
     });
 }
 
+/// Of `rounds`, those in which pages of counts were written beside the pages of the clone; `usual` is without.
+fn emptied(rounds: &[[u64; 3]], usual: u64) -> usize {
+    rounds.iter().filter(|round| round[0] > usual + 64 * PAGE).count()
+}
+
+#[test]
+fn the_log_of_counts_is_emptied_beside_writes_and_not_when_somebody_waits() {
+    let (tasks, metadata) = (Tasks::default(), Rc::new(Cell::new(0)));
+    let device = Scale { inner: MemoryDevice::new(2 << 30), data: Rc::default(), metadata: metadata.clone() };
+    on_full_pool(&tasks, device, async move |pool| {
+        let rounds = rounds_of_clones(pool, &metadata, 0..40).await;
+        let most = |part: usize| rounds.iter().skip(1).map(|round| round[part]).max().unwrap();
+        let first = rounds[0];
+        assert!(most(1) as f64 <= first[1] as f64 * 1.05 && most(2) <= first[2] + 16 * PAGE, "{rounds:?}");
+        assert!((5..20).contains(&emptied(&rounds, first[0])), "{rounds:?}");
+    });
+}
+
 #[test]
 fn where_a_page_of_counts_cannot_be_written_the_log_is_emptied_later_and_nobody_waits() {
-    let (tasks, size, metadata) = (Tasks::default(), 2 << 30, Rc::new(Cell::new(0)));
-    let scale = Scale { inner: MemoryDevice::new(size), data: Rc::default(), metadata: metadata.clone() };
+    let (tasks, metadata) = (Tasks::default(), Rc::new(Cell::new(0)));
+    let scale = Scale { inner: MemoryDevice::new(2 << 30), data: Rc::default(), metadata: metadata.clone() };
     let left = Rc::new(Cell::new(0));
     let to_refuse = left.clone();
     // Leaves lie behind the first eight pages of block 1.
@@ -188,23 +199,12 @@ fn where_a_page_of_counts_cannot_be_written_the_log_is_emptied_later_and_nobody_
         to_refuse.set(to_refuse.get() - u32::from(refused));
         refused.then(|| io::ErrorKind::StorageFull.into())
     });
-    tasks.clone().run(async move {
-        let format = FormatOptions { size, uuid: [7; 16], now: 0, journal: None };
-        Pool::format(&device, &format).await.expect("a new pool");
-        let open = || Pool::open(device.clone(), Rc::new(tasks.clone()), OpenOptions::default());
-        let pool = open().await.expect("it opens");
-        full_volume(&pool).await;
-        let before = rounds_of_clones(&pool, &metadata, 0..4).await;
+    on_full_pool(&tasks, device, async move |pool| {
+        let before = rounds_of_clones(pool, &metadata, 0..4).await;
         left.set(2);
-        let rounds = rounds_of_clones(&pool, &metadata, 4..40).await;
+        let rounds = rounds_of_clones(pool, &metadata, 4..40).await;
         assert_eq!(left.get(), 0, "{rounds:?}");
-        let emptied = rounds.iter().filter(|round| round[0] > before[0][0] + 64 * PAGE).count();
-        assert!(tasks.now().is_zero(), "somebody waited for room");
-        assert!((2..20).contains(&emptied), "{rounds:?}");
-        let report = pool.check().await.expect("a check");
-        assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
-        pool.close().await.expect("it closes");
-        let report = open().await.expect("it opens").check().await.expect("a check");
-        assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
+        assert!((2..20).contains(&emptied(&rounds, before[0][0])), "{rounds:?}");
     });
+    assert!(tasks.now().is_zero(), "somebody waited for room");
 }
