@@ -182,6 +182,8 @@ bugs! {
     KeptLostOnDelete = "kept-lost-on-delete",
     /// What was kept for a deleted snapshot goes to the oldest instead of the next older one.
     RelabelToOldest = "relabel-to-oldest",
+    /// Handing a kept chunk on to the next older snapshot takes it from the deleted one first, and may stop in between.
+    ReleasedInSteps = "released-in-steps",
     /// A read of a snapshot that goes to the origin does not hold the chunk.
     OriginReaderNotHeld = "origin-reader-not-held",
     /// A snapshot of an origin is taken while writes are under way or not durable.
@@ -202,6 +204,9 @@ bugs! {
     ReapedRootStays = "reaped-root-stays",
     /// New snapshots of an origin count as settled when its flush begins, not when it has ended.
     SettledTooEarly = "settled-too-early",
+    /// A failed flush of an origin takes back the snapshots that were new when it began, whatever another flush made
+    /// durable meanwhile.
+    SettledFromCopy = "settled-from-copy",
     /// A write of an origin goes on when its old contents could not be kept.
     WrittenWithoutCopy = "written-without-copy",
     /// An origin that is being rolled back is read as its device is.

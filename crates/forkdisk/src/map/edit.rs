@@ -78,6 +78,14 @@ impl Editor<'_> {
         }
     }
 
+    /// As [`table_count`](Self::table_count) for a table whose count was looked up before, in the same change.
+    ///
+    /// # Panics
+    /// If the count is not in memory: the change has begun and must not stop half way.
+    pub(super) fn known_count(&mut self, at: TableRef) -> u32 {
+        self.table_count(at).unwrap_or_else(|stop| panic!("a change of maps that has begun misses a count: {stop:?}"))
+    }
+
     /// One more reference to whatever `entry` stands for.
     pub fn share(&mut self, entry: Entry) {
         match entry.kind() {
@@ -218,8 +226,8 @@ impl Editor<'_> {
         if covers_block {
             let path = self.writable(volume, at, 1)?;
             let &(id, slot) = path.last().expect("a path has a table");
-            let old = self.tables.node(id).entry(slot);
-            let gone = self.drop_leaf_entry(old)?;
+            let old = self.find_leaf(self.tables.node(id).entry(slot))?;
+            let gone = self.drop_leaf(old);
             self.space.incr_block(to.block());
             volume.count_seams(0, gone.seams);
             self.tables.set(id, slot, Entry::block(to.block(), self.epoch));

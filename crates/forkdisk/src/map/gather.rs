@@ -108,13 +108,13 @@ impl Editor<'_> {
         for (_, part) in family.parts.iter().enumerate().filter(|&(i, part)| changes[i] && part.node.is_some()) {
             self.table_count(part.entry.table_ref())?;
         }
-        // Nothing is missed from here on.
+        // From here on nothing is looked up that could be missing: the counts above are in memory.
         let mut out = Gathered::default();
         let mut nodes: Vec<Option<NodeId>> = family.parts.iter().map(|part| part.node).collect();
         for i in family.downwards().into_iter().filter(|&i| changes[i]) {
             let part = &family.parts[i];
             let (node, entry) = match part.node {
-                Some(node) => self.own_shared(part, node)?,
+                Some(node) => self.own_shared(part, node),
                 None => self.demote_shared(part),
             };
             nodes[i] = Some(node);
@@ -157,13 +157,13 @@ impl Editor<'_> {
     }
 
     /// The table of a part, changeable, with as many references as the family knows; the others keep the old one.
-    fn own_shared(&mut self, part: &Part, node: NodeId) -> Result<(NodeId, Entry), Stop> {
+    fn own_shared(&mut self, part: &Part, node: NodeId) -> (NodeId, Entry) {
         let (known, at) = (part.by.len() as u32, part.entry.table_ref());
-        // Looked up before. A table above that others keep, too, has added to it since.
-        let count = self.table_count(at)?;
+        // It differs from what was looked up if a table above, which others keep as well, was copied since.
+        let count = self.known_count(at);
         let is_dirty = self.tables.is_dirty(node);
         if is_dirty && count == known {
-            return Ok((node, part.entry));
+            return (node, part.entry);
         }
         let place = self.tables.resolve(at).page();
         let lost = place.map_or(0, |page| self.space.page_lost_until(page)).max(self.tables.lost_until(at));
@@ -183,7 +183,7 @@ impl Editor<'_> {
             (0..known).for_each(|_| self.unshare_table(at));
         }
         let birth = if planted(Bug::GatherMakesTablesYoung) { self.epoch } else { part.entry.birth() };
-        Ok(self.tables.create_shared(part.level, birth, entries, known, lost))
+        self.tables.create_shared(part.level, birth, entries, known, lost)
     }
 
     /// A leaf in the place of a block entry that several tables have.

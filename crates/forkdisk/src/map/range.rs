@@ -1,12 +1,13 @@
 //! Sharing a range of one volume with another: whole tables where both sides are aligned alike, entries
 //! elsewhere.
 
-use crate::format::{Entry, Kind, VolumeRecord};
+use crate::format::{Entry, Kind, TableRef, VolumeRecord};
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, Epoch, VirtualPage, entry_span, table_span};
 
 use super::edit::{Editor, Stop};
 use super::lookup::lookup;
+use super::release::Leaf;
 
 /// What a step of a range clone did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +23,16 @@ impl Shared {
     fn pages(pages: u64) -> Shared {
         Shared { pages, replaced: None }
     }
+}
+
+/// What becomes of what an entry pointed to before.
+enum Gone {
+    /// A table of the target's own: it goes on as a dead volume.
+    Replaced(Entry),
+    /// A table that others have as well.
+    Shared(TableRef),
+    /// What an entry of level 1 stands for.
+    Leaf(Leaf),
 }
 
 /// The highest level of which one entry of the source can become one entry of the target, if any.
@@ -75,6 +86,22 @@ impl Editor<'_> {
         Ok(Shared::pages(n))
     }
 
+    /// Whether a step may take the place of a table that is the target's own, which then goes on as a dead volume.
+    pub fn replaces_table(
+        &mut self,
+        source: &VolumeRecord,
+        from: VirtualPage,
+        target: &VolumeRecord,
+        to: VirtualPage,
+        len: u64,
+    ) -> Result<bool, Stop> {
+        let Some(level) = shared_level(source, from, target, to, len).filter(|&level| level > 1) else {
+            return Ok(false);
+        };
+        let old = self.entry_at(target, to, level)?;
+        Ok(old.kind() == Kind::Table && self.table_count(old.table_ref())? == 1)
+    }
+
     /// One entry of a table of `level`, with all that is below it.
     fn share_entry(
         &mut self,
@@ -101,14 +128,20 @@ impl Editor<'_> {
         let &(id, slot) = path.last().expect("a path has a table");
         let old = self.tables.settle_finished(self.tables.node(id).entry(slot));
         let is_alone = is_alone && self.table_count(old.table_ref())? == 1;
-        // The new reference first: the old one may be to something below the same table.
+        let gone = match old.kind() {
+            Kind::Table if is_alone && level > 1 => Gone::Replaced(old),
+            Kind::Table if !is_alone => Gone::Shared(old.table_ref()),
+            _ => Gone::Leaf(self.find_leaf(old)?),
+        };
+        // From here on nothing is looked up that could be missing. The new reference first: the old one may be to
+        // something below the same table.
         if !planted(Bug::SharedTableUncounted) || level == 1 {
             self.share(entry);
         }
-        match old.kind() {
-            Kind::Table if is_alone && level > 1 => shared.replaced = Some((old, level - 1)),
-            Kind::Table if !is_alone => self.unshare_table(old.table_ref()),
-            _ => _ = self.drop_leaf_entry(old)?,
+        match gone {
+            Gone::Replaced(table) => shared.replaced = Some((table, level - 1)),
+            Gone::Shared(table) => self.unshare_table(table),
+            Gone::Leaf(leaf) => _ = self.drop_leaf(leaf),
         }
         if planted(Bug::SharedTableRejuvenates) && entry.kind() == Kind::Table {
             let young = Entry::table(entry.table_ref(), Epoch(self.epoch.0), entry.checksum()).mapping(entry.mapped());

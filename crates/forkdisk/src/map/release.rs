@@ -1,9 +1,10 @@
 //! Taking things out of a map: holes, and the walk that gives a dead volume's space back.
 
-use crate::format::{Entry, Kind, VolumeRecord};
-use crate::types::{BLOCK_PAGES, FANOUT, VirtualPage, entry_span, table_span};
+use crate::format::{Entry, Kind, TableRef, VolumeRecord};
+use crate::types::{BLOCK_PAGES, Block, FANOUT, VirtualPage, entry_span, table_span};
 
 use super::edit::{Editor, Path, Stop};
+use super::store::NodeId;
 
 /// What a part of a map held.
 pub(super) struct Held {
@@ -11,32 +12,51 @@ pub(super) struct Held {
     pub seams: u64,
 }
 
+/// What an entry of level 1 stands for, with everything at hand that giving it up takes.
+pub(super) enum Leaf {
+    Nothing,
+    Block(Block),
+    /// A table that other entries point to as well.
+    Shared(NodeId, TableRef),
+    /// A table that only this entry points to.
+    Own(NodeId, TableRef),
+}
+
 impl Editor<'_> {
-    /// Gives up what an entry of level 1 stands for: nothing, a block, or a leaf. Returns what was mapped. A
-    /// leaf must be in memory unless others share it.
-    pub(super) fn drop_leaf_entry(&mut self, entry: Entry) -> Result<Held, Stop> {
+    /// Looks up what an entry of level 1 stands for; changes nothing.
+    pub(super) fn find_leaf(&mut self, entry: Entry) -> Result<Leaf, Stop> {
         match entry.kind() {
-            Kind::Absent => Ok(Held { pages: 0, seams: 0 }),
-            Kind::Block => {
-                self.space.decr_block(entry.addr().block(), self.until);
-                Ok(Held { pages: BLOCK_PAGES, seams: 0 })
-            }
+            Kind::Absent => Ok(Leaf::Nothing),
+            Kind::Block => Ok(Leaf::Block(entry.addr().block())),
             Kind::Table => {
-                let leaf = self.tables.get(entry, 0)?;
-                let count = self.table_count(entry.table_ref())?;
-                self.tables.follow_from(leaf);
-                let seams = self.tables.node(leaf).entries().seams();
-                let pages = self.tables.node(leaf).entries().mapped();
-                if count > 1 {
-                    self.unshare_table(entry.table_ref());
-                } else {
-                    self.give_up_pages(leaf, 0..FANOUT);
-                    self.free_table(leaf, entry.table_ref());
-                }
-                Ok(Held { pages, seams })
+                let (leaf, at) = (self.tables.get(entry, 0)?, entry.table_ref());
+                Ok(if self.table_count(at)? > 1 { Leaf::Shared(leaf, at) } else { Leaf::Own(leaf, at) })
             }
             Kind::Page | Kind::Unknown(_) => unreachable!("not in a table of level 1"),
         }
+    }
+
+    /// One reference less to what an entry of level 1 stands for; returns what was mapped.
+    pub(super) fn drop_leaf(&mut self, leaf: Leaf) -> Held {
+        let (leaf, at, is_shared) = match leaf {
+            Leaf::Nothing => return Held { pages: 0, seams: 0 },
+            Leaf::Block(block) => {
+                self.space.decr_block(block, self.until);
+                return Held { pages: BLOCK_PAGES, seams: 0 };
+            }
+            Leaf::Shared(leaf, at) => (leaf, at, true),
+            Leaf::Own(leaf, at) => (leaf, at, false),
+        };
+        self.tables.follow_from(leaf);
+        let entries = self.tables.node(leaf).entries();
+        let held = Held { pages: entries.mapped(), seams: entries.seams() };
+        if is_shared {
+            self.unshare_table(at);
+        } else {
+            self.give_up_pages(leaf, 0..FANOUT);
+            self.free_table(leaf, at);
+        }
+        held
     }
 
     /// Makes a hole of the pages from `at` to `end`, at most up to the end of a virtual block, and
@@ -55,8 +75,8 @@ impl Editor<'_> {
         if stop - at.0 == BLOCK_PAGES {
             let mut path = self.writable(volume, at, 1)?;
             let &(id, slot) = path.last().expect("a path has a table");
-            let old = self.tables.node(id).entry(slot);
-            let gone = self.drop_leaf_entry(old)?;
+            let old = self.find_leaf(self.tables.node(id).entry(slot))?;
+            let gone = self.drop_leaf(old);
             volume.referenced -= gone.pages;
             volume.count_seams(0, gone.seams);
             self.tables.set(id, slot, Entry::ABSENT);
@@ -113,7 +133,8 @@ impl Editor<'_> {
                     level -= 1;
                 }
                 _ => {
-                    self.drop_leaf_entry(entry)?;
+                    let leaf = self.find_leaf(entry)?;
+                    self.drop_leaf(leaf);
                     break span;
                 }
             }

@@ -107,10 +107,12 @@ pub struct Tables {
     read_frozen: usize,
     clean_bytes: usize,
     limit: usize,
-    /// Nothing is forgotten: somebody needs many at once.
-    held: bool,
+    /// How many changes under way need many tables at once: while there are any, none is evicted.
+    held: u32,
     hand: usize,
     hits: u64,
+    /// Clean tables forgotten so far.
+    evicted: u64,
 }
 
 impl Tables {
@@ -130,21 +132,27 @@ impl Tables {
             read_frozen: 0,
             clean_bytes: 0,
             limit,
-            held: false,
+            held: 0,
             hand: 0,
             hits: 0,
+            evicted: 0,
         }
     }
 
-    /// Whether clean tables beyond the limit stay for now.
+    /// Clean tables beyond the limit stay until each `hold(true)` has had its `hold(false)`.
     pub fn hold(&mut self, held: bool) {
-        self.held = held;
+        self.held = if held { self.held + 1 } else { self.held - 1 };
         self.evict();
     }
 
     /// How often a table was asked for that was in memory.
     pub fn hits(&self) -> u64 {
         self.hits
+    }
+
+    /// How many clean tables have been forgotten to stay within the limit.
+    pub fn evicted(&self) -> u64 {
+        self.evicted
     }
 
     /// Tables in memory.
@@ -483,7 +491,7 @@ impl Tables {
 
     /// Forgets clean tables beyond the limit, those not used lately first.
     pub fn evict(&mut self) {
-        if self.held {
+        if self.held > 0 {
             return;
         }
         let mut over = self.clean_bytes.saturating_sub(self.limit);
@@ -501,6 +509,7 @@ impl Tables {
             let node = self.nodes.remove(self.hand);
             self.by_ref.remove(&node.key);
             self.clean_bytes -= node.bytes();
+            self.evicted += 1;
             over = over.saturating_sub(node.bytes());
         }
     }

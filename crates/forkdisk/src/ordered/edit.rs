@@ -1,15 +1,22 @@
 //! Changing an ordered map: insertion with splits, removal with merges.
 //!
-//! All pages that a change will touch are looked up first; from then on nothing can be missed. Several
-//! changes that belong together are made ready first ([`Editor::tree_ready`]): then none of them misses
-//! anything, and all of them happen or none.
+//! Changes that belong together form a [`Batch`]. [`Editor::tree_prepare`] looks up every page that the batch
+//! touches and changes nothing; [`Editor::tree_apply`] then carries out the whole batch and returns nothing, because
+//! nothing can be missed any more:
+//!
+//! - Pairs are set before keys are taken out. Setting a pair splits pages and removes none, so the way down to every
+//!   other key of the batch stays in memory: its pages are those that were looked up, copies of them, or new ones.
+//! - Taking a key out descends to a page that holds the key, and that page is in memory for the same reason. A
+//!   neighbour that is not in memory is not merged with.
+
+use smallvec::SmallVec;
 
 use crate::format::ordered::{self, ORDERED_LEAF, PAIRS, Slots};
 use crate::format::{Entry, TreeRoot};
-use crate::map::{Editor, Entries, NodeId, Stop};
+use crate::map::{Editor, Entries, NodeId, Stop, TableMiss};
 use crate::types::FANOUT;
 
-use super::{Path, descend, root_level};
+use super::{Pair, Path, descend, root_level};
 
 /// A page with fewer pairs looks for a neighbour to be merged with.
 const FEW: usize = PAIRS / 4;
@@ -26,17 +33,90 @@ enum Shrunk {
     Merges { left: usize },
 }
 
+/// Changes of one ordered map that happen together or not at all.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    sets: SmallVec<[Pair; 2]>,
+    removals: SmallVec<[u128; 2]>,
+}
+
+impl Batch {
+    /// Sets the value of `key`.
+    pub fn set(&mut self, key: u128, value: u128) {
+        self.sets.push((key, value));
+    }
+
+    /// Takes `key` out, if it is there; a key that the same batch sets is taken out again.
+    pub fn remove(&mut self, key: u128) {
+        self.removals.push(key);
+    }
+
+    /// The removals as a batch of their own, for a planted bug that carries them out first.
+    pub fn take_removals(&mut self) -> Batch {
+        Batch { removals: std::mem::take(&mut self.removals), ..Batch::default() }
+    }
+
+    /// Sets the value of `key`, or takes the key out.
+    pub fn put(&mut self, key: u128, value: Option<u128>) {
+        match value {
+            Some(value) => self.set(key, value),
+            None => self.remove(key),
+        }
+    }
+}
+
+/// A batch of which every page is in memory.
+#[must_use = "a prepared batch changes nothing before it is applied"]
+pub struct Prepared {
+    batch: Batch,
+    /// The map it was prepared for, and how many tables had been evicted by then.
+    root: TreeRoot,
+    evicted: u64,
+}
+
 impl Editor<'_> {
-    /// Sets the value of `key`; returns the one it had.
-    pub fn tree_insert(&mut self, root: &mut TreeRoot, key: u128, value: u128) -> Result<Option<u128>, Stop> {
+    /// Looks up every page that `batch` touches; changes nothing.
+    pub fn tree_prepare(&mut self, root: &TreeRoot, batch: Batch) -> Result<Prepared, Stop> {
+        for &(key, _) in &batch.sets {
+            descend(self.tables, root, key)?;
+        }
+        for &key in &batch.removals {
+            let path = descend(self.tables, root, key)?;
+            self.load_neighbours(root, &path)?;
+        }
+        Ok(Prepared { batch, root: *root, evicted: self.tables.evicted() })
+    }
+
+    /// Carries out a batch that was prepared for this map, with nothing changed in between.
+    ///
+    /// # Panics
+    /// If the map was changed or tables were evicted since: half a batch would be worse.
+    pub fn tree_apply(&mut self, root: &mut TreeRoot, prepared: Prepared) {
+        assert_eq!(prepared.root, *root, "an ordered map changed between preparing a batch and applying it");
+        assert_eq!(prepared.evicted, self.tables.evicted(), "tables were evicted before a batch was applied");
+        for &(key, value) in &prepared.batch.sets {
+            self.set_pair(root, key, value);
+        }
+        for &key in &prepared.batch.removals {
+            self.remove_key(root, key);
+        }
+    }
+
+    /// The way down to `key`, every page of which is in memory.
+    fn descend_prepared(&mut self, root: &TreeRoot, key: u128) -> Path {
+        let missed = |miss| panic!("an applied batch of an ordered map misses a page: {miss:?}");
+        descend(self.tables, root, key).unwrap_or_else(missed)
+    }
+
+    fn set_pair(&mut self, root: &mut TreeRoot, key: u128, value: u128) {
         let value = Entry::from_bits(value);
         if root.height == 0 {
             let mut page = Box::new([Entry::ABSENT; FANOUT]);
             ordered::insert(&mut page, 0, key, value);
             *root = TreeRoot { entry: self.tables.create(ORDERED_LEAF, self.epoch, Entries::whole(page)).1, height: 1 };
-            return Ok(None);
+            return;
         }
-        let path = descend(self.tables, root, key)?;
+        let path = self.descend_prepared(root, key);
         let path = self.own_path(root, &path);
         // Once its neighbour on the left is gone a page gets keys below its first bound.
         for &(id, at) in path.iter().take(path.len() - 1) {
@@ -48,12 +128,9 @@ impl Editor<'_> {
         let &(leaf, at) = path.last().expect("the map is not empty");
         let page = self.tables.slots_mut(leaf);
         if at < ordered::pairs(page) && ordered::key(page, at) == key {
-            let old = ordered::value(page, at);
-            ordered::set_value(page, at, value);
-            return Ok(Some(old.bits()));
+            return ordered::set_value(page, at, value);
         }
         self.add_pair(root, &path, key, value);
-        Ok(None)
     }
 
     /// Puts a pair into the leaf at the end of `path`; full pages are split, up to the root.
@@ -82,16 +159,15 @@ impl Editor<'_> {
         root.entry = self.tables.create(root_level(root.height), self.epoch, Entries::whole(top)).1;
     }
 
-    /// Takes `key` out; returns its value.
-    pub fn tree_remove(&mut self, root: &mut TreeRoot, key: u128) -> Result<Option<u128>, Stop> {
-        let path = descend(self.tables, root, key)?;
-        let Some(&(leaf, at)) = path.last() else { return Ok(None) };
+    /// Takes `key` out, if it is there.
+    fn remove_key(&mut self, root: &mut TreeRoot, key: u128) {
+        let path = self.descend_prepared(root, key);
+        let Some(&(leaf, at)) = path.last() else { return };
         let page = self.tables.node(leaf).slots();
         if at == ordered::pairs(page) || ordered::key(page, at) != key {
-            return Ok(None);
+            return;
         }
-        let old = ordered::value(page, at);
-        let plan = self.plan_removal(root, &path, false)?;
+        let plan = self.plan_removal(root, &path);
         let path = self.own_path(root, &path);
         let mut depth = path.len() - 1;
         ordered::remove(self.tables.slots_mut(leaf_of(&path)), at);
@@ -103,7 +179,7 @@ impl Editor<'_> {
             }
             if depth == 0 {
                 *root = TreeRoot::default();
-                return Ok(Some(old.bits()));
+                return;
             }
             depth -= 1;
             let (parent, child) = path[depth];
@@ -111,44 +187,54 @@ impl Editor<'_> {
             ordered::remove(self.tables.slots_mut(parent), gone);
         }
         self.lower(root);
-        Ok(Some(old.bits()))
     }
 
-    /// Brings into memory what inserting or removing `key` touches, together with other changes that
-    /// are made ready before any of them is done.
-    pub fn tree_ready(&mut self, root: &TreeRoot, key: u128) -> Result<(), Stop> {
-        let path = descend(self.tables, root, key)?;
-        if !path.is_empty() {
-            self.plan_removal(root, &path, true)?;
+    /// Brings the neighbours into memory that pages of `path` are merged with once a pair is taken from each.
+    fn load_neighbours(&mut self, root: &TreeRoot, path: &Path) -> Result<(), TableMiss> {
+        for depth in (1..path.len()).rev() {
+            let left = self.pairs_left(path, depth);
+            if left >= FEW || self.neighbour(root, path, depth, left)?.is_none() && left > 0 {
+                break;
+            }
         }
         Ok(())
     }
 
-    /// What becomes of the pages of `path`, from the leaf up, until one stays. A neighbour that is not
-    /// in memory is called for, or else left alone.
-    fn plan_removal(&mut self, root: &TreeRoot, path: &Path, call: bool) -> Result<Vec<Shrunk>, Stop> {
+    /// What becomes of the pages of `path`, from the leaf up, until one stays. A neighbour that is not in memory is
+    /// left alone.
+    fn plan_removal(&mut self, root: &TreeRoot, path: &Path) -> Vec<Shrunk> {
         let mut plan = Vec::new();
-        for (depth, &(id, _)) in path.iter().enumerate().rev() {
-            let left = ordered::pairs(self.tables.node(id).slots()) - 1;
-            if left == 0 && !call {
+        for depth in (0..path.len()).rev() {
+            let left = self.pairs_left(path, depth);
+            if left == 0 {
                 plan.push(Shrunk::Goes);
                 continue;
             }
             match (depth, left < FEW) {
                 (1.., true) => match self.neighbour(root, path, depth, left) {
                     Ok(Some(left)) => plan.push(Shrunk::Merges { left }),
-                    Err(stop) if call => return Err(stop),
                     Ok(None) | Err(_) => break,
                 },
                 _ => break,
             }
         }
         plan.push(Shrunk::Stays);
-        Ok(plan)
+        plan
+    }
+
+    /// How many pairs a page of `path` has left once one is taken out.
+    fn pairs_left(&self, path: &Path, depth: usize) -> usize {
+        ordered::pairs(self.tables.node(path[depth].0).slots()) - 1
     }
 
     /// The neighbour that a page with `left` pairs is merged with, told by the left one of the two.
-    fn neighbour(&mut self, root: &TreeRoot, path: &Path, depth: usize, left: usize) -> Result<Option<usize>, Stop> {
+    fn neighbour(
+        &mut self,
+        root: &TreeRoot,
+        path: &Path,
+        depth: usize,
+        left: usize,
+    ) -> Result<Option<usize>, TableMiss> {
         let (parent, at) = path[depth - 1];
         let n = ordered::pairs(self.tables.node(parent).slots());
         let other = match at {

@@ -10,6 +10,8 @@
 
 mod edit;
 
+pub use edit::Batch;
+
 #[cfg(test)]
 mod tests;
 

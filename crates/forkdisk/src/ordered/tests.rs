@@ -54,12 +54,28 @@ impl World {
         }
     }
 
+    fn change(&mut self, batch: &Batch) {
+        self.run(|e, root| {
+            let prepared = e.tree_prepare(root, batch.clone())?;
+            e.tree_apply(root, prepared);
+            Ok(())
+        });
+    }
+
     fn insert(&mut self, key: u128, value: u128) -> Option<u128> {
-        self.run(|e, root| e.tree_insert(root, key, value))
+        let old = self.run(|e, root| Ok(get(e.tables, root, key)?));
+        let mut batch = Batch::default();
+        batch.set(key, value);
+        self.change(&batch);
+        old
     }
 
     fn remove(&mut self, key: u128) -> Option<u128> {
-        self.run(|e, root| e.tree_remove(root, key))
+        let old = self.run(|e, root| Ok(get(e.tables, root, key)?));
+        let mut batch = Batch::default();
+        batch.remove(key);
+        self.change(&batch);
+        old
     }
 
     fn lower_bound(&mut self, key: u128) -> Option<Pair> {

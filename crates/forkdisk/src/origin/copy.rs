@@ -328,29 +328,28 @@ impl<D: Device> Origin<D> {
             let known = witnesses.iter().map(|w| u64::from(w.pages)).sum::<u64>() == copy.len;
             let mut vouched = known.then_some(&witnesses[..]);
             let mut done = 0;
-            inner
-                .look(|meta| {
-                    while done < copy.len {
-                        let chain = meta.directory.chain(self.id);
-                        let lives = chain.is_some_and(|c| {
-                            c.chained.contains(&copy.sequence) || c.independent.contains(&copy.sequence)
-                        });
-                        if !lives {
-                            return Ok(());
-                        }
-                        let at = VirtualPage(copy.at.0 + done);
-                        let len = (copy.len - done).min(chunk_pages - at.0 % chunk_pages);
-                        let to = PageAddr(copy.to.0 + done);
-                        meta.keep(self.id, copy.sequence, at, len, to)?;
-                        let (origin, sequence) = (self.id, copy.sequence);
-                        meta.journal
-                            .append_copied(&Record::Keep { origin, sequence, at, len: len as u32, to }, vouched);
-                        vouched = vouched.map(|_| &[][..]);
-                        done += len;
+            while done < copy.len {
+                let step = inner.look(|meta| {
+                    let chain = meta.directory.chain(self.id);
+                    let lives = chain
+                        .is_some_and(|c| c.chained.contains(&copy.sequence) || c.independent.contains(&copy.sequence));
+                    if !lives {
+                        return Ok(None);
                     }
-                    Ok(())
-                })
-                .await?;
+                    let at = VirtualPage(copy.at.0 + done);
+                    let len = (copy.len - done).min(chunk_pages - at.0 % chunk_pages);
+                    let to = PageAddr(copy.to.0 + done);
+                    meta.keep(self.id, copy.sequence, at, len, to)?;
+                    let (origin, sequence) = (self.id, copy.sequence);
+                    let record = Record::Keep { origin, sequence, at, len: len as u32, to };
+                    meta.journal.append_copied(&record, vouched);
+                    Ok(Some(len))
+                });
+                let Some(len) = step.await? else { break };
+                // The first record vouches for all of it.
+                vouched = vouched.map(|_| &[][..]);
+                done += len;
+            }
         }
         Ok(())
     }

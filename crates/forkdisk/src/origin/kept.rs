@@ -7,7 +7,7 @@
 use crate::format::kept::{LISTED, Piece, piece};
 use crate::format::{KeptKey, KeptKind, NO_VOLUME, Protects, TreeRoot, VolumeState};
 use crate::map::{Editor, Stop, TableMiss, Tables};
-use crate::ordered;
+use crate::ordered::{self, Batch};
 use crate::planted::{Bug, planted};
 use crate::pool::{Failure, Meta};
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
@@ -213,18 +213,17 @@ impl Meta {
         debug_assert!(page + len <= chunk_pages);
         let until = self.journal.next() + 1;
         let (mut editor, protects) = self.edit_kept(origin, until).ok_or_else(nonsense)?;
+        let mut batch = Batch::default();
         let value = Piece { to, pages: len }.to_bits();
-        let (key, list) = match independent {
-            true => (KeptKey::independent(sequence, chunk, page), None),
-            false => (KeptKey::chained(chunk, sequence, page), Some(KeptKey::list(sequence, chunk))),
-        };
-        for key in [Some(key), list].into_iter().flatten() {
-            editor.tree_ready(&protects.kept, key.0)?;
+        match independent {
+            true => batch.set(KeptKey::independent(sequence, chunk, page).0, value),
+            false => {
+                batch.set(KeptKey::chained(chunk, sequence, page).0, value);
+                editor.list_chunk(&protects.kept, KeptKey::list(sequence, chunk), chunk, &mut batch)?;
+            }
         }
-        editor.tree_insert(&mut protects.kept, key.0, value)?;
-        if let Some(list) = list {
-            editor.list_chunk(&mut protects.kept, list, chunk)?;
-        }
+        let prepared = editor.tree_prepare(&protects.kept, batch)?;
+        editor.tree_apply(&mut protects.kept, prepared);
         editor.space.incr_pages(to, len);
         self.refer(sequence, len as i64);
         Ok(())
@@ -254,10 +253,11 @@ impl Meta {
         let inside = count > 0 && first % LISTED + count <= LISTED;
         let (mut editor, protects) = self.edit_kept(origin, until).filter(|_| inside).ok_or_else(nonsense)?;
         let key = KeptKey::back(first).0;
-        editor.tree_ready(&protects.kept, key)?;
         let bits = ordered::get(editor.tables, &protects.kept, key).map_err(Stop::from)?.unwrap_or(0);
-        let new = (first..first + count).fold(bits, |bits, chunk| bits | 1 << (chunk % LISTED));
-        editor.tree_insert(&mut protects.kept, key, new)?;
+        let mut batch = Batch::default();
+        batch.set(key, (first..first + count).fold(bits, |bits, chunk| bits | 1 << (chunk % LISTED)));
+        let prepared = editor.tree_prepare(&protects.kept, batch)?;
+        editor.tree_apply(&mut protects.kept, prepared);
         Ok(())
     }
 
@@ -278,16 +278,17 @@ impl Meta {
         };
         let until = self.journal.next() + 1;
         let (mut editor, protects) = self.edit_kept(origin, until).ok_or_else(nonsense)?;
-        if let Some(first) = list.filter(|_| !planted(Bug::BackListStays)) {
-            let key = KeptKey::back(first).0;
-            editor.tree_ready(&protects.kept, key)?;
-            editor.tree_remove(&mut protects.kept, key)?;
-        }
+        let mut batch = Batch::default();
+        list.filter(|_| !planted(Bug::BackListStays))
+            .into_iter()
+            .for_each(|first| batch.remove(KeptKey::back(first).0));
+        let prepared = editor.tree_prepare(&protects.kept, batch)?;
+        editor.tree_apply(&mut protects.kept, prepared);
         protects.rolling = snapshot;
         if !ended && cursor == 0 {
             self.directory.rollback_begins(origin, until);
         }
-        let volume = self.directory.change(origin).ok_or_else(nonsense)?;
+        let volume = self.directory.change(origin).expect("changed just now");
         volume.record.cursor = if ended { 0 } else { cursor };
         Ok(())
     }
@@ -324,10 +325,11 @@ impl Meta {
         let until = self.journal.next();
         let Some((mut editor, protects)) = self.edit_kept(origin, until) else { return Ok(true) };
         let pairs = ordered::scan(editor.tables, &protects.kept, from.0, end.0, STEP).map_err(Stop::from)?;
-        for &(key, value) in &pairs {
-            editor.tree_remove(&mut protects.kept, key)?;
-            editor.give_up_piece(KeptKey(key), value);
-        }
+        let mut batch = Batch::default();
+        pairs.iter().for_each(|&(key, _)| batch.remove(key));
+        let prepared = editor.tree_prepare(&protects.kept, batch)?;
+        editor.tree_apply(&mut protects.kept, prepared);
+        pairs.iter().for_each(|&(key, value)| editor.give_up_piece(KeptKey(key), value));
         Ok(pairs.is_empty())
     }
 
@@ -349,34 +351,34 @@ impl Meta {
         let until = self.journal.next();
         let Some((mut editor, protects)) = self.edit_kept(origin, until) else { return Ok(true) };
         let kept = &mut protects.kept;
-        editor.tree_ready(kept, key)?;
+        let mut batch = Batch::default();
+        let inherits = |part: &Part| heir.filter(|_| part.needed);
         for part in &parts {
-            editor.tree_ready(kept, KeptKey::chained(chunk, id, part.page).0)?;
-            if let (Some(heir), true) = (heir, part.needed) {
-                editor.tree_ready(kept, KeptKey::chained(chunk, heir, part.page).0)?;
-                editor.tree_ready(kept, KeptKey::list(heir, chunk).0)?;
+            batch.remove(KeptKey::chained(chunk, id, part.page).0);
+            if let Some(heir) = inherits(part) {
+                batch.set(KeptKey::chained(chunk, heir, part.page).0, part.piece.to_bits());
             }
         }
+        if let Some(heir) = parts.iter().find_map(inherits) {
+            editor.list_chunk(kept, KeptKey::list(heir, chunk), chunk, &mut batch)?;
+        }
+        if planted(Bug::ReleasedInSteps) {
+            drop(editor.tree_prepare(kept, batch.clone())?);
+            let removals = editor.tree_prepare(kept, batch.take_removals())?;
+            editor.tree_apply(kept, removals);
+        }
+        let rest = bits & (bits - 1);
+        batch.put(key, (rest != 0).then_some(rest));
+        let prepared = editor.tree_prepare(kept, batch)?;
+        editor.tree_apply(kept, prepared);
         let (mut handed, mut gone) = (0, 0);
         for part in &parts {
-            editor.tree_remove(kept, KeptKey::chained(chunk, id, part.page).0)?;
-        }
-        for part in parts {
             gone += part.piece.pages;
-            let value = part.piece.to_bits();
-            match heir.filter(|_| part.needed) {
-                Some(heir) => {
-                    editor.tree_insert(kept, KeptKey::chained(chunk, heir, part.page).0, value)?;
-                    editor.list_chunk(kept, KeptKey::list(heir, chunk), chunk)?;
-                    handed += part.piece.pages;
-                }
-                None => editor.give_up_piece(KeptKey::chained(chunk, id, part.page), value),
+            match inherits(part) {
+                Some(_) => handed += part.piece.pages,
+                None => editor.give_up_piece(KeptKey::chained(chunk, id, part.page), part.piece.to_bits()),
             }
         }
-        match bits & (bits - 1) {
-            0 => editor.tree_remove(kept, key)?,
-            rest => editor.tree_insert(kept, key, rest)?,
-        };
         self.refer(id, -(gone as i64));
         if let Some(heir) = heir.filter(|_| handed > 0) {
             self.refer(heir, handed as i64);
@@ -426,12 +428,12 @@ impl Meta {
 }
 
 impl Editor<'_> {
-    /// Notes that something of `chunk` is kept under `list`.
-    fn list_chunk(&mut self, kept: &mut TreeRoot, list: KeptKey, chunk: u64) -> Result<(), Stop> {
+    /// Adds to `batch` that something of `chunk` is kept under `list`.
+    fn list_chunk(&mut self, kept: &TreeRoot, list: KeptKey, chunk: u64, batch: &mut Batch) -> Result<(), Stop> {
         let bit = 1 << (chunk % LISTED);
         let bits = ordered::get(self.tables, kept, list.0)?.unwrap_or(0);
         if bits & bit == 0 {
-            self.tree_insert(kept, list.0, bits | bit)?;
+            batch.set(list.0, bits | bit);
         }
         Ok(())
     }

@@ -127,17 +127,23 @@ impl<D: Device> Origin<D> {
     /// Makes durable what snapshots that were published since the last call show; otherwise returns
     /// those that must not be.
     async fn settle_snapshots(&self) -> Vec<VolumeId> {
-        // They stay noted meanwhile: who else is about to make records durable waits for the same flush.
-        let snapshots = self.unsettled.borrow().clone();
-        if snapshots.is_empty() {
+        // They stay in the list meanwhile: every other commit has to wait for a flush, too.
+        let covered = self.unsettled.borrow().clone();
+        if covered.is_empty() {
             return Vec::new();
         }
         if planted(Bug::SettledTooEarly) {
             self.unsettled.take();
         }
         let flushed = self.flush().await;
-        self.unsettled.borrow_mut().retain(|id| !snapshots.contains(id));
-        if flushed.is_ok() { Vec::new() } else { snapshots }
+        // Another flush may have settled some of them, or taken them back, while this one ran: only those that are
+        // still in the list are this flush's to decide.
+        let decided: Vec<VolumeId> = self.unsettled.borrow_mut().extract_if(.., |id| covered.contains(id)).collect();
+        match flushed {
+            Ok(()) => Vec::new(),
+            Err(_) if planted(Bug::SettledFromCopy) => covered,
+            Err(_) => decided,
+        }
     }
 }
 

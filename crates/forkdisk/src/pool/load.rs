@@ -22,6 +22,10 @@ pub const COUNT_SEED: u8 = 0xe0;
 /// Level in the checksum seed of directory pages.
 pub const DIRECTORY_SEED: u8 = 0xd0;
 
+/// After so many misses of one change nothing is evicted until it is done: it needs more pages at once than the cache
+/// holds, and would load them in turns for ever.
+const MANY_MISSES: u32 = 32;
+
 /// Why an attempt at a change of metadata ended without success.
 pub enum Ended {
     /// There is no space for it.
@@ -117,15 +121,30 @@ impl<D: Device> Inner<D> {
     }
 
     /// Repeats `attempt` until it misses nothing.
+    ///
+    /// An attempt that stops must have changed nothing that a map, a count or a record says, or have noted how far it
+    /// has come: see "Changes of several steps" in ARCHITECTURE.md.
     pub async fn edit<T>(
         &self,
         mut attempt: impl FnMut(&mut Meta) -> std::result::Result<T, Failure>,
     ) -> std::result::Result<T, Ended> {
+        let (mut misses, mut _held) = (0, None);
         loop {
-            let outcome = attempt(&mut self.meta.borrow_mut());
+            let outcome = {
+                let mut meta = self.meta.borrow_mut();
+                let recorded = meta.journal.next();
+                let outcome = attempt(&mut meta);
+                let is_whole = outcome.is_ok() || meta.journal.next() == recorded;
+                assert!(is_whole, "a change of metadata stopped after it had been recorded");
+                outcome
+            };
             match outcome {
                 Ok(value) => return Ok(value),
                 Err(Failure::Stop(stop)) => {
+                    misses += 1;
+                    if misses == MANY_MISSES {
+                        _held = Some(self.hold());
+                    }
                     // What is to be loaded is not given to others before it has been.
                     let _plan = self.generations.enter();
                     // Loading is rare, and this future part of every read's.
@@ -145,6 +164,38 @@ impl<D: Device> Inner<D> {
             Ended::NoSpace => no_space(),
             Ended::Error(error) => error,
         })
+    }
+}
+
+/// Nothing is evicted from the caches of tables and counts as long as this lives.
+pub struct Held<'a, D>(&'a Inner<D>);
+
+impl<D> Drop for Held<'_, D> {
+    fn drop(&mut self) {
+        // Borrowed only by an attempt that panics.
+        let Ok(mut meta) = self.0.meta.try_borrow_mut() else { return };
+        meta.tables.hold(false);
+        meta.space.hold(false);
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// Has the caches of tables and counts grow beyond their limits for a change that needs many pages at once.
+    fn hold(&self) -> Held<'_, D> {
+        let mut meta = self.meta.borrow_mut();
+        meta.tables.hold(true);
+        meta.space.hold(true);
+        Held(self)
+    }
+
+    /// As [`look`](Self::look) for what needs more tables and counts at once than the cache may hold: a family's,
+    /// and those of 256 pages.
+    pub async fn look_holding<T>(
+        &self,
+        attempt: impl FnMut(&mut Meta) -> std::result::Result<T, Failure>,
+    ) -> Result<T> {
+        let _held = self.hold();
+        self.look(attempt).await
     }
 }
 

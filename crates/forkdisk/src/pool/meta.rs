@@ -162,6 +162,10 @@ impl Meta {
         format!("a journal record names volume {}, which does not exist", id.0)
     }
 
+    fn refuse_unknown(&self, id: VolumeId) -> Result<(), Failure> {
+        self.directory.get(id).map(drop).ok_or_else(|| Failure::Nonsense(Meta::unknown(id)))
+    }
+
     fn record_of(&self, id: VolumeId) -> Result<VolumeRecord, Failure> {
         self.directory.get(id).map(|v| v.record.clone()).ok_or_else(|| Failure::Nonsense(Meta::unknown(id)))
     }
@@ -199,8 +203,9 @@ impl Meta {
                 ..VolumeRecord::empty(*id, name, *now)
             }),
             Record::Snapshot { of, now, flags } => {
-                for (source, id, name) in of {
-                    let origin = self.record_of(*source)?;
+                let sources: Vec<VolumeRecord> =
+                    of.iter().map(|(source, ..)| self.record_of(*source)).collect::<Result<_, _>>()?;
+                for ((source, id, name), origin) in of.iter().zip(sources) {
                     let snapshot = VolumeRecord {
                         id: *id,
                         state: VolumeState::Snapshot,
@@ -279,8 +284,8 @@ impl Meta {
             }
             Record::Delete { ids } => {
                 let until = self.journal.next() + 1;
+                ids.iter().try_for_each(|&id| self.refuse_unknown(id))?;
                 for &id in ids {
-                    self.record_of(id)?;
                     self.directory.bury(id, until);
                     self.space.forget_reservations_of(id);
                 }
@@ -452,20 +457,23 @@ impl Meta {
         max: u64,
         dead: VolumeId,
     ) -> Result<u64, Failure> {
-        self.record_of(source)?;
+        self.refuse_unknown(source)?;
+        self.refuse_unknown(target)?;
+        // Harmless if the step has to be repeated: a higher `shared_at` only makes later writes go elsewhere.
         if !planted(Bug::RangeCloneKeepsSharedAt) {
             self.raise_shared(source);
         }
         self.raise_shared(target);
         self.advance();
         let source = self.record_of(source)?;
-        let (mut editor, record) = self.edit(target).ok_or_else(|| Failure::Nonsense(Meta::unknown(target)))?;
+        let is_usable = dead != NO_VOLUME && self.directory.get(dead).is_none();
+        let (mut editor, record) = self.edit(target).expect("it was there above");
+        if !is_usable && editor.replaces_table(&source, from, record, to, max)? {
+            return Err(Failure::Nonsense(format!("a journal record makes volume {} a second time", dead.0)));
+        }
         let Shared { pages, replaced } = editor.share_step(&source, from, record, to, max)?;
         self.next_id = self.next_id.max(dead.0 + 1);
         if let Some((root, level)) = replaced.filter(|_| !planted(Bug::ReplacedTableForgotten)) {
-            if self.directory.get(dead).is_some() || dead == NO_VOLUME {
-                return Err(Failure::Nonsense(format!("a journal record makes volume {} a second time", dead.0)));
-            }
             self.add(VolumeRecord { state: VolumeState::Dead, level, root, ..VolumeRecord::empty(dead, "", 0) });
         }
         Ok(pages)

@@ -91,6 +91,7 @@ impl Space {
     fn take_in_chunk(&mut self, want: &Want) -> Result<Option<(PageAddr, u64)>, Miss> {
         let (chunk, within) = (want.at.0 / want.chunk_pages, want.at.0 % want.chunk_pages);
         let max = want.pages.min(want.chunk_pages - within);
+        let mut left = None;
         if let Some(kept) = self.affinity.chunk(want.volume, chunk) {
             let page = PageAddr(kept.first.0 + within);
             if kept.shared_at != want.shared_at || kept.pages != want.chunk_pages {
@@ -100,13 +101,18 @@ impl Space {
                 {
                     return Ok(Some(run));
                 }
-                let free = self.free_in_chunk(kept.first, kept.pages);
-                self.affinity.leave(Left { first: kept.first, pages: kept.pages, free });
+                left = Some(kept);
             } else if let Some(run) = self.take(page.block(), page.index(), max) {
                 return Ok(Some(run));
             }
         }
-        let Some((block, next)) = self.room_for_chunk(want, chunk)? else { return Ok(None) };
+        let room = self.room_for_chunk(want, chunk)?;
+        // Only now: an attempt that misses a count page is repeated, and a chunk is left once.
+        if let Some(Chunk { first, pages, .. }) = left {
+            let free = self.free_in_chunk(first, pages);
+            self.affinity.leave(Left { first, pages, free });
+        }
+        let Some((block, next)) = room else { return Ok(None) };
         let kept = Chunk { first: block.page(next as usize), pages: want.chunk_pages, shared_at: want.shared_at };
         self.affinity.keep_chunk(want.volume, chunk, kept);
         // Somebody else may have taken the page under pressure.
@@ -289,9 +295,10 @@ impl Space {
             if row.is_empty() {
                 row = self.row_for_meta(left);
             }
-            let block = row.next().map_or_else(|| self.block_for_meta(left), |next| Some(Block(next)))?;
+            let block = row.next().map(Block).or_else(|| self.block_for_meta(left)).expect("as many pages are known");
             self.affinity.meta_block = Some(block);
-            let run = self.take(block, room_for(left, &self.free[&block]), left)?;
+            let run =
+                self.take(block, room_for(left, &self.free[&block]), left).expect("a known block has a free page");
             left -= run.1;
             out.push(run);
         }

@@ -25,9 +25,13 @@ impl Space {
         if self.is_scanned(block) { Ok(()) } else { self.search_block(block) }
     }
 
-    /// Takes `n` pages from `first` on. False: not all of them were free; those that were are taken.
-    pub fn take_exactly(&mut self, first: PageAddr, n: u64) -> bool {
-        self.take(first.block(), first.index(), n).is_some_and(|(_, taken)| taken == n)
+    /// Takes all of these pages, or none where not all of them are known to be free.
+    pub fn take_all(&mut self, pages: impl Iterator<Item = PageAddr> + Clone) -> bool {
+        let all = pages.clone().all(|page| self.is_known_free(page));
+        for page in pages.filter(|_| all) {
+            self.take(page.block(), page.index(), 1).expect("looked up just now");
+        }
+        all
     }
 
     /// Whether `pages` can be taken for gathering and `kept` as well, and some are left to others.
@@ -85,16 +89,15 @@ impl Space {
     pub fn run_to_gather(&mut self, n: u64) -> Result<Option<PageAddr>, Miss> {
         debug_assert!(n <= BLOCK_PAGES);
         if let Some(next) = self.affinity.gathered {
-            let is_free = (0..n).all(|i| self.is_known_free(PageAddr(next.0 + i)));
-            if next.index() as u64 + n <= BLOCK_PAGES && is_free && self.take_exactly(next, n) {
+            if next.index() as u64 + n <= BLOCK_PAGES && self.take_all((next.0..next.0 + n).map(PageAddr)) {
                 self.affinity.gathered = Some(PageAddr(next.0 + n)).filter(|p| p.index() != 0);
                 return Ok(Some(next));
             }
         }
         let Some(block) = self.empty_block(None)? else { return Ok(None) };
         let first = block.first_page();
-        let taken = self.take_exactly(first, n);
-        debug_assert!(taken, "an empty block has every page");
+        let taken = self.take(block, 0, n);
+        debug_assert_eq!(taken, Some((first, n)), "an empty block has every page");
         self.affinity.gathered = Some(PageAddr(first.0 + n)).filter(|p| p.index() != 0);
         Ok(Some(first))
     }

@@ -168,8 +168,8 @@ pub struct Space {
     logged: Logged,
     cache: BTreeMap<CountNode, CountPage>,
     cache_limit: usize,
-    /// No count page is forgotten: somebody needs many at once.
-    held: bool,
+    /// How many changes under way need many count pages at once: while there are any, none is evicted.
+    held: u32,
     current: Deltas,
     frozen: Deltas,
     work: Option<checkpoint::Work>,
@@ -205,7 +205,7 @@ impl Space {
             logged: Logged::default(),
             cache: BTreeMap::new(),
             cache_limit: (bytes / 4200).max(64),
-            held: false,
+            held: 0,
             current: Deltas::default(),
             frozen: Deltas::default(),
             work: None,
@@ -225,9 +225,9 @@ impl Space {
         space
     }
 
-    /// Whether count pages beyond the limit stay for now.
+    /// Count pages beyond the limit stay until each `hold(true)` has had its `hold(false)`.
     pub fn hold(&mut self, held: bool) {
-        self.held = held;
+        self.held = if held { self.held + 1 } else { self.held - 1 };
     }
 
     /// The pool's layout.

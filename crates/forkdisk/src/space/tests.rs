@@ -881,7 +881,7 @@ fn emptying_the_log_leaves_in_use_what_came_into_use_behind_the_last_freeze() {
     assert!(lab.counted.log.pages > 0);
     // Handed out, and mapped only when the checkpoint has found that nothing refers to it.
     lab.ask(|space| space.learn_free(Block(50)));
-    assert!(lab.space.take_exactly(Block(50).page(0), 1));
+    assert!(lab.space.take_all([Block(50).page(0)].into_iter()));
     lab.space.freeze();
     let mut freed = None;
     lab.write_until(|space| freed = Some(space.finish()));

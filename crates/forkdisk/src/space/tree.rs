@@ -30,7 +30,7 @@ impl Space {
     }
 
     fn cache_page(&mut self, node: CountNode, page: CountPage) {
-        if self.cache.len() >= self.cache_limit && !self.held {
+        if self.cache.len() >= self.cache_limit && self.held == 0 {
             self.cache.clear();
         }
         self.cache.insert(node, page);

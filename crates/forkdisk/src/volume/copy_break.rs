@@ -130,22 +130,29 @@ impl WritePlan {
         }
         meta.space.ensure_known(need).map_err(Stop::from)?;
         let mut faults = Vec::new();
-        for extent in needed {
+        let refused = needed.into_iter().find_map(|extent| {
+            let want = |at: u64| {
+                let (pages, write) = ((extent.end - at).min(BLOCK_PAGES - at % BLOCK_PAGES), extent.clone());
+                Want { volume: id, at: VirtualPage(at), pages, chunk_pages, shared_at, write, beside: None }
+            };
             let mut at = extent.start;
             while at < extent.end {
-                let pages = (extent.end - at).min(BLOCK_PAGES - at % BLOCK_PAGES);
-                let write = extent.clone();
-                let want = Want { volume: id, at: VirtualPage(at), pages, chunk_pages, shared_at, write, beside: None };
-                let (to, n) = match meta.space.alloc_data(want) {
+                let (to, len) = match meta.space.alloc_data(want(at)) {
                     Ok(found) => found,
-                    Err(Refusal::NoSpace) => return Ok(None),
-                    Err(Refusal::Miss(miss)) => return Err(Failure::Stop(miss.into())),
+                    Err(refusal) => return Some(refusal),
                 };
-                faults.push(Fault { at: VirtualPage(at), len: n, to, shared: true, moved: false, sum: None });
-                at += n;
+                faults.push(Fault { at: VirtualPage(at), len, to, shared: true, moved: false, sum: None });
+                at += len;
             }
+            None
+        });
+        let Some(refusal) = refused else { return Ok(Some(faults)) };
+        // The attempt is repeated, or nothing is copied: what it was handed goes back.
+        faults.iter().for_each(|fault| meta.space.untake(fault.to, fault.len));
+        match refusal {
+            Refusal::NoSpace => Ok(None),
+            Refusal::Miss(miss) => Err(Failure::Stop(miss.into())),
         }
-        Ok(Some(faults))
     }
 
     /// Adds what `fault` maps to the last copy if it goes on where that ends, else as a copy of its own.

@@ -29,7 +29,7 @@ use crate::sync::{Hold, PlanGuard};
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
 
 use super::reap::yield_now;
-use super::{Failure, Inner, Meta, Pool};
+use super::{Failure, Inner, Pool};
 
 use plan::{Placed, Way};
 pub use policy::Gathering;
@@ -150,23 +150,6 @@ impl<D: Device> Pool<D> {
 }
 
 impl<D: Device> Inner<D> {
-    /// As [`look`](Self::look) for what needs more tables and counts at once than the cache may hold: a family's,
-    /// and those of 256 pages.
-    pub(super) async fn look_holding<T>(
-        &self,
-        attempt: impl FnMut(&mut Meta) -> std::result::Result<T, Failure>,
-    ) -> Result<T> {
-        let hold = |held| {
-            let mut meta = self.meta.borrow_mut();
-            meta.tables.hold(held);
-            meta.space.hold(held);
-        };
-        hold(true);
-        let outcome = self.look(attempt).await;
-        hold(false);
-        outcome
-    }
-
     /// Has what was given up come back: pages go home where that is free. Refuses where that can take for ever.
     async fn take_back_space(self: &Rc<Self>) -> Result<()> {
         self.unless_stuck(self.space_comes_back()).await

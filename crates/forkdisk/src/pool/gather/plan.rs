@@ -222,8 +222,7 @@ impl Meta {
                 return Ok(Placed::Moves(runs(&steps)));
             }
         }
-        // Nothing was waited for since they were seen to be free.
-        let all = steps.iter().all(|&(_, _, to)| self.space.take_exactly(to, 1));
+        let all = self.space.take_all(steps.iter().map(|&(_, _, to)| to));
         Ok(if all { Placed::Moves(runs(&steps)) } else { Placed::NoRoom })
     }
 
