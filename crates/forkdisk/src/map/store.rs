@@ -150,6 +150,13 @@ impl Tables {
         self.hits
     }
 
+    /// Keeps at most `limit` bytes of clean tables from now on.
+    #[cfg(test)]
+    pub fn set_limit(&mut self, limit: usize) {
+        self.limit = limit;
+        self.evict();
+    }
+
     /// How many clean tables have been forgotten to stay within the limit.
     pub fn evicted(&self) -> u64 {
         self.evicted

@@ -87,6 +87,12 @@ impl Editor<'_> {
         Ok(Prepared { batch, root: *root, evicted: self.tables.evicted() })
     }
 
+    /// As [`tree_prepare`](Self::tree_prepare) for keys whose pages are in memory; their neighbours are not looked up.
+    #[cfg(test)]
+    pub fn tree_prepare_without_neighbours(&mut self, root: &TreeRoot, batch: Batch) -> Prepared {
+        Prepared { batch, root: *root, evicted: self.tables.evicted() }
+    }
+
     /// Carries out a batch that was prepared for this map, with nothing changed in between.
     ///
     /// # Panics

@@ -62,6 +62,12 @@ impl World {
         });
     }
 
+    /// Evicts every clean page.
+    fn cool(&mut self) {
+        self.tables.set_limit(0);
+        self.tables.set_limit(1000 * PAGE_IN_MEMORY);
+    }
+
     fn insert(&mut self, key: u128, value: u128) -> Option<u128> {
         let old = self.run(|e, root| Ok(get(e.tables, root, key)?));
         let mut batch = Batch::default();
@@ -272,4 +278,95 @@ fn memory_is_bounded_by_the_cache() {
     assert!((0..50_000u128).step_by(97).all(|k| world.lower_bound(k * 3 - k.min(1)) == Some((k * 3, k))));
     assert!(world.loads > 300, "pages come and go");
     assert_eq!(world.tables.unwritten(), 0);
+}
+
+/// A map with a leaf of one pair in the middle, nothing of which is in memory; the key of that pair.
+fn with_a_lone_pair() -> (World, u128) {
+    let mut world = World::new(1000);
+    let n = 3 * PAIRS as u128;
+    (0..n).for_each(|k| assert_eq!(world.insert(k * 10, k), None));
+    let placed = world.freeze();
+    world.finish(placed);
+    // Its neighbours are not in memory when its pairs go, so it is merged with neither.
+    let lone = (PAIRS as u128 + 5) * 10;
+    for k in PAIRS as u128..2 * PAIRS as u128 {
+        world.cool();
+        if k * 10 != lone {
+            world.run(|e, root| {
+                let mut batch = Batch::default();
+                batch.remove(k * 10);
+                descend(e.tables, root, k * 10)?;
+                let prepared = e.tree_prepare_without_neighbours(root, batch);
+                e.tree_apply(root, prepared);
+                Ok(())
+            });
+            let placed = world.freeze();
+            world.finish(placed);
+        }
+    }
+    world.cool();
+    (world, lone)
+}
+
+#[test]
+fn a_batch_that_empties_a_leaf_and_goes_on_in_its_neighbour_is_whole() {
+    let (mut world, lone) = with_a_lone_pair();
+    assert_eq!(world.all().len(), 2 * PAIRS + 1);
+    world.cool();
+    let mut batch = Batch::default();
+    batch.remove(lone);
+    batch.set(lone - 1, 77);
+    world.change(&batch);
+    let all = world.all();
+    assert_eq!(all.len(), 2 * PAIRS + 1);
+    assert!(all.contains(&(lone - 1, 77)) && !all.iter().any(|&(key, _)| key == lone));
+    world.pages();
+}
+
+#[test]
+fn the_same_in_two_steps_would_stop_between_them() {
+    let (mut world, lone) = with_a_lone_pair();
+    let mut batch = Batch::default();
+    batch.remove(lone);
+    batch.set(lone - 1, 77);
+    let steps = world.run(|e, root| {
+        // Everything that the way down to both keys takes is in memory.
+        drop(e.tree_prepare(root, batch.clone())?);
+        let removals = e.tree_prepare(root, batch.clone().take_removals())?;
+        e.tree_apply(root, removals);
+        Ok(matches!(e.tree_prepare(root, batch.clone()), Err(Stop::Table(_))))
+    });
+    assert!(steps, "the left neighbour is not in memory");
+}
+
+proptest! {
+    #[test]
+    fn batches_are_whole_whatever_is_in_memory(
+        moves in prop::collection::vec((0..3000u16, 1..40u16, any::<bool>()), 1..60),
+        cached in 8..16usize,
+    ) {
+        let mut world = World::new(cached);
+        let mut model = BTreeMap::new();
+        for k in 0..3000u16 {
+            world.insert(key(k), 1);
+            model.insert(key(k), 1);
+        }
+        for (at, n, back) in moves {
+            // From between the keys to behind each of them, or back: as copies are handed from one snapshot to another.
+            let (from, to) = if back { (1, 0) } else { (0, 1) };
+            let mut batch = Batch::default();
+            for k in at..(at + n).min(3000) {
+                if let Some(value) = model.remove(&(key(k) + from)) {
+                    model.insert(key(k) + to, value + 1);
+                    batch.remove(key(k) + from);
+                    batch.set(key(k) + to, value + 1);
+                }
+            }
+            world.change(&batch);
+            let placed = world.freeze();
+            world.finish(placed);
+        }
+        prop_assert_eq!(world.all(), model.into_iter().collect::<Vec<_>>());
+        world.pages();
+    }
 }

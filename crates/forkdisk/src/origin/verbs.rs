@@ -6,7 +6,7 @@ use smallvec::smallvec;
 
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Identity, MAX_ORIGIN_TEXT, NO_VOLUME, OriginFull, Record, VolumeState};
+use crate::format::{Identity, MAX_ORIGIN_TEXT, NO_VOLUME, OriginFull, Protects, Record, VolumeRecord, VolumeState};
 use crate::pool::{Inner, Meta, Pool, VolumeInfo, check_size, gone};
 use crate::sync::Hold;
 use crate::types::{BLOCK_SIZE, MAX_COPY_AHEAD, PAGE_SIZE, VolumeId, is_chunk};
@@ -121,11 +121,13 @@ impl<D: Device> Pool<D> {
             .verb(|meta| {
                 meta.directory.check_new(NO_VOLUME, name)?;
                 let id = VolumeId(meta.next_id);
-                Ok((Record::Protect { id, name: name.to_string(), path, size, chunk, now, identity }, id))
+                inner
+                    .publish(meta, &Record::Protect { id, name: name.to_string(), path, size, chunk, now, identity })?;
+                // At hand as soon as the name is there: nobody else can bring another device for it.
+                inner.origins.borrow_mut().insert(id, Rc::new(Origin::new(id, device, size, chunk)));
+                Ok((Record::SetOrigin { id, copy_ahead, when_full }, id))
             })
             .await?;
-        inner.verb(|_| Ok((Record::SetOrigin { id, copy_ahead, when_full }, ()))).await?;
-        inner.origins.borrow_mut().insert(id, Rc::new(Origin::new(id, device, size, chunk)));
         inner.info(id)
     }
 
@@ -147,8 +149,9 @@ impl<D: Device> Pool<D> {
             let help = "its snapshots would show what they never held. Give the right device, or unprotect it";
             Err(Error::new(ErrorKind::Busy, format!("{why}; {help}")))
         };
+        let is_open = || Error::new(ErrorKind::Busy, format!("the device of {name:?} is open already"));
         if inner.origins.borrow().contains_key(&id) {
-            return Err(Error::new(ErrorKind::Busy, format!("the device of {name:?} is open already")));
+            return Err(is_open());
         }
         check_origin_text(&record.name, path)?;
         if device.len() != record.size {
@@ -167,12 +170,32 @@ impl<D: Device> Pool<D> {
             origin.flush().await?;
         }
         let origin = Rc::new(origin);
-        inner.origins.borrow_mut().insert(id, origin.clone());
+        {
+            // Others may have brought a device, or changed what is known of it, while this one was read.
+            let meta = inner.meta.borrow();
+            let now = meta.directory.get(id).map(|v| &v.record).filter(|now| now.state == VolumeState::Origin);
+            let is_same = |now: &VolumeRecord| {
+                let known = |p: Protects| (p.clean, p.identity);
+                (now.size, now.chunk, now.protects.map(known)) == (record.size, record.chunk, Some(known(protects)))
+            };
+            if !now.is_some_and(is_same) {
+                return Err(Error::new(ErrorKind::Busy, format!("{name:?} has been changed meanwhile; try again")));
+            }
+            if inner.origins.borrow().contains_key(&id) {
+                return Err(is_open());
+            }
+            inner.origins.borrow_mut().insert(id, origin.clone());
+        }
         origin.roll_soon(inner);
         if record.origin != path && !inner.options.read_only {
-            let (clean, identity) = (protects.clean, protects.identity);
             let path = path.to_string();
-            inner.verb(|_| Ok((Record::Identify { id, clean, identity, path }, ()))).await?;
+            inner
+                .verb(|meta| {
+                    let (protects, _) = meta.protects(id).ok_or_else(gone)?;
+                    let (clean, identity) = (protects.clean, protects.identity);
+                    Ok((Record::Identify { id, clean, identity, path }, ()))
+                })
+                .await?;
         }
         Ok(())
     }
@@ -185,19 +208,37 @@ impl<D: Device> Pool<D> {
         let id = inner.meta.borrow().directory.find(name)?.record.id;
         let origin = inner.attached(id)?;
         origin.stop_rolling().await;
-        // A commit that goes on by itself is no user.
-        drop(origin.settling.lock(0..1, Hold::Alone).await);
+        // A commit that goes on by itself is no user, and takes hold of no origin while this is held.
+        let settling = origin.settling.lock(0..1, Hold::Alone).await;
         // The map's and ours.
-        if Rc::strong_count(&origin) > 2 {
+        let in_use = |origin: &Rc<Origin<D>>| {
+            let why = || Error::new(ErrorKind::Busy, format!("{name:?} or a snapshot of it is in use; close it first"));
+            if Rc::strong_count(origin) > 2 { Err(why()) } else { Ok(()) }
+        };
+        let mut identity = None;
+        let flushed = async {
+            in_use(&origin)?;
+            if origin.marked.get() && inner.check_writable().is_ok() {
+                origin.flush().await?;
+                let modified = modified();
+                identity = Some(Identity { modified, fingerprint: fingerprint(&*origin.device).await? });
+            }
+            // It may have been opened, and written, while its device was read.
+            in_use(&origin)
+        };
+        if let Err(error) = flushed.await {
             origin.roll_soon(inner);
-            return Err(Error::new(ErrorKind::Busy, format!("{name:?} or a snapshot of it is in use; close it first")));
+            return Err(error);
         }
-        if origin.marked.get() && inner.check_writable().is_ok() {
-            origin.flush().await?;
-            let identity = Identity { modified: modified(), fingerprint: fingerprint(&*origin.device).await? };
-            inner.identify(id, true, identity).await?;
-        }
+        // From here on nobody can open it; nothing has been waited for since it was found unused.
         inner.origins.borrow_mut().remove(&id);
+        drop(settling);
+        if let Some(identity) = identity
+            && let Err(error) = inner.identify(id, true, identity).await
+        {
+            inner.origins.borrow_mut().entry(id).or_insert(origin);
+            return Err(error);
+        }
         Ok(())
     }
 
@@ -208,22 +249,33 @@ impl<D: Device> Pool<D> {
         self.check_unprotect(name, snapshots)?;
         let id = inner.meta.borrow().directory.find(name)?.record.id;
         let open = inner.origins.borrow().get(&id).cloned();
+        let in_use = || match &open {
+            Some(origin) if Rc::strong_count(origin) > 2 => {
+                Err(Error::new(ErrorKind::Busy, format!("{name:?} is in use; close it first")))
+            }
+            _ => Ok(()),
+        };
+        let mut settling = None;
         if let Some(origin) = &open {
             origin.stop_rolling().await;
-            drop(origin.settling.lock(0..1, Hold::Alone).await);
-            if Rc::strong_count(origin) > 2 {
-                return Err(Error::new(ErrorKind::Busy, format!("{name:?} is in use; close it first")));
-            }
+            settling = Some(origin.settling.lock(0..1, Hold::Alone).await);
+            in_use()?;
             origin.flush().await?;
         }
         inner
             .verb(|meta| {
+                // It may have been opened while it was flushed, or its device brought.
+                in_use()?;
+                if open.is_none() && inner.origins.borrow().contains_key(&id) {
+                    return Err(Error::new(ErrorKind::Busy, format!("{name:?} has been opened meanwhile; try again")));
+                }
                 let mut ids = unprotectable(meta, id, snapshots)?;
                 ids.push(id);
+                inner.origins.borrow_mut().remove(&id);
+                drop(settling.take());
                 Ok((Record::Delete { ids }, ()))
             })
             .await?;
-        inner.origins.borrow_mut().remove(&id);
         inner.reap_soon();
         Ok(())
     }

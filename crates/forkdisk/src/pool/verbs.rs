@@ -400,20 +400,29 @@ impl<D: Device> Pool<D> {
     pub async fn grow(&self, size: u64) -> Result<()> {
         let inner = &self.0;
         inner.check_writable()?;
-        // The superblock's may be older: it changes with the next checkpoint only.
-        let now = inner.meta.borrow().size();
         let size = size / BLOCK_SIZE * BLOCK_SIZE;
-        if size < now {
-            let why = format!("the pool has {now} bytes and cannot be made smaller ({size})");
-            return Err(Error::new(ErrorKind::Invalid, why));
-        }
+        // The superblock's length may be older: it changes with the next checkpoint only.
+        let refuse_smaller = |now: u64| match size < now {
+            true => {
+                let why = format!("the pool has {now} bytes and cannot be made smaller ({size})");
+                Err(Error::new(ErrorKind::Invalid, why))
+            }
+            false => Ok(()),
+        };
+        refuse_smaller(inner.meta.borrow().size())?;
         if size > crate::types::MAX_POOL_SIZE {
             return Err(Error::new(ErrorKind::Invalid, "a pool has at most 4 PiB"));
         }
         if !planted(Bug::GrowLengthNotDurable) {
             inner.lengthen(size).await?;
         }
-        inner.verb(|_| Ok((Record::Grow { size }, ()))).await?;
+        inner
+            .verb(|meta| {
+                // It may have grown further while its device was lengthened.
+                refuse_smaller(meta.size())?;
+                Ok((Record::Grow { size }, ()))
+            })
+            .await?;
         if planted(Bug::GrowLengthNotDurable) {
             inner.lengthen(size).await?;
         }

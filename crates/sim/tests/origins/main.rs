@@ -2,6 +2,7 @@
 //! counted on the pool's disk and the origin's.
 
 mod lab;
+mod meanwhile;
 mod order;
 mod rollback;
 mod soon;
