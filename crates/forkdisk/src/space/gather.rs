@@ -88,11 +88,12 @@ impl Space {
     /// `n` pages in one piece (at most a block), one such run behind the other; taken.
     pub fn run_to_gather(&mut self, n: u64) -> Result<Option<PageAddr>, Miss> {
         debug_assert!(n <= BLOCK_PAGES);
-        if let Some(next) = self.affinity.gathered {
-            if next.index() as u64 + n <= BLOCK_PAGES && self.take_all((next.0..next.0 + n).map(PageAddr)) {
-                self.affinity.gathered = Some(PageAddr(next.0 + n)).filter(|p| p.index() != 0);
-                return Ok(Some(next));
-            }
+        if let Some(next) = self.affinity.gathered
+            && next.index() as u64 + n <= BLOCK_PAGES
+            && self.take_all((next.0..next.0 + n).map(PageAddr))
+        {
+            self.affinity.gathered = Some(PageAddr(next.0 + n)).filter(|p| p.index() != 0);
+            return Ok(Some(next));
         }
         let Some(block) = self.empty_block(None)? else { return Ok(None) };
         let first = block.first_page();

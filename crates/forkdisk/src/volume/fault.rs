@@ -5,6 +5,8 @@
 //! - A piece smaller than what can be written at once: its page is completed, from the old page
 //!   or with zeroes.
 
+use std::cell::Cell;
+
 use crate::device::Segments;
 use crate::format::{VolumeRecord, witness_sum};
 use crate::journal::Journal;
@@ -70,6 +72,8 @@ pub(super) struct WritePlan {
     pub copies: Vec<ChunkCopy>,
     /// Of the faults, pages that the volume does not refer to yet.
     pub claim: Claim,
+    /// Pages of the faults that the volume's map has by now.
+    pub published: Cell<u64>,
 }
 
 impl WritePlan {
@@ -77,7 +81,8 @@ impl WritePlan {
         let (segments, partials, faults, copies) = (Segments::new(), Vec::new(), Vec::new(), Vec::new());
         let (end, unit) = (start + len, unit as u64);
         let claim = Claim::default();
-        WritePlan { next: start, start, end, unit, copying, segments, partials, faults, copies, claim }
+        let published = Cell::new(0);
+        WritePlan { next: start, start, end, unit, copying, segments, partials, faults, copies, claim, published }
     }
 
     /// Plans the whole write if every piece goes to a page that is mapped and this volume's alone,
@@ -106,6 +111,11 @@ impl WritePlan {
         }
         debug_assert!(self.partials.is_empty(), "whole units need no completion");
         true
+    }
+
+    /// Pages that were handed out for it and that no map has.
+    pub fn unpublished(&self) -> u64 {
+        self.faults.iter().map(|fault| fault.len).sum::<u64>() - self.published.get()
     }
 
     /// One page behind the last.

@@ -147,8 +147,7 @@ impl<D: Device> Volume<D> {
         drop((guard, lock));
         if let Err(e) = &result {
             // A full pool has its checkpoint begun by whoever needs it.
-            let pages = work.plan.faults.iter().map(|fault| fault.len).sum();
-            self.inner.meta.borrow_mut().space.abandon(pages);
+            self.inner.meta.borrow_mut().space.abandon(work.plan.unpublished());
             self.inner.full.set(self.inner.full.get() || e.is_full_host());
         }
         work.deliver(&result);
@@ -193,6 +192,7 @@ impl<D: Device> Volume<D> {
                     Ok(())
                 })
                 .await?;
+            plan.published.set(plan.published.get() + fault.len);
             if !fault.moved {
                 self.counters.fault(fault.shared, fault.len * PAGE_SIZE as u64);
             }
