@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use forkdisk_sim::explore::{
-    Campaign, Case, Damage, Damages, Exhaustive, Failure, Found, Hunt, Recipe, kept, parse_ranges, shrink,
-    silence_panics,
+    Campaign, Case, Damage, Damages, Exhaustive, Failure, Found, Hunt, Recipe, fresh as fresh_recipes, kept,
+    parse_ranges, shrink, silence_panics,
 };
 use forkdisk_sim::history::{Aim, Profile, Stats, Violation};
 use forkdisk_sim::planted::{self, Bug};
@@ -25,6 +25,9 @@ struct Args {
     /// Random histories to run, besides the kept ones.
     #[arg(long, default_value_t = 100)]
     seeds: usize,
+    /// Leave the kept ones out.
+    #[arg(long)]
+    fresh: bool,
     /// Operations in each of them.
     #[arg(long, default_value_t = 2000)]
     steps: usize,
@@ -44,9 +47,12 @@ struct Args {
     #[arg(long, requires = "seed", value_parser = parse_ranges)]
     keep: Option<std::vec::Vec<u32>>,
     /// What the histories dwell on (mixed, forks, full, faults, races, cuts, blocks, calm, journal, crowd, large, copies, quotas, files, ranges, gathering,
-    /// hosts, heirs, origins).
+    /// hosts, heirs, origins, rollbacks).
     #[arg(long, value_parser = parse_profile)]
     profile: Option<Profile>,
+    /// Keep so many bytes of clean metadata in memory instead of what the seed draws.
+    #[arg(long, requires = "seed")]
+    cache: Option<usize>,
     /// Explore all histories of up to three operations until this many crash states.
     #[arg(long)]
     exhaustive: Option<u64>,
@@ -113,7 +119,8 @@ fn run(args: &Args) -> Result<bool, String> {
         return Ok(tell(&stats, 1, violation.as_ref(), &account));
     }
     if let Some(seed) = args.seed {
-        let recipe = Recipe { profile: args.profile, keep: args.keep.clone(), aim, ..Recipe::new(seed, args.steps) };
+        let (profile, keep, cache) = (args.profile, args.keep.clone(), args.cache);
+        let recipe = Recipe { profile, keep, aim, cache, ..Recipe::new(seed, args.steps) };
         let report = recipe.run(true);
         return Ok(tell(&report.stats, 1, report.violation.as_ref(), &report.account));
     }
@@ -155,15 +162,9 @@ fn base_seed(args: &Args) -> u64 {
 fn campaign(args: &Args) -> bool {
     let base = base_seed(args);
     println!("base seed {base}");
-    let mut recipes: Vec<Recipe> = kept().into_iter().map(|k| k.recipe).collect();
-    let fresh = (0..args.seeds as u64).map(|i| Recipe { profile: args.profile, ..Recipe::new(base + i, args.steps) });
-    recipes.extend(fresh);
-    if args.profile.is_none() {
-        // Histories of origins are of another kind; so many more of them.
-        let origins = (0..args.seeds.div_ceil(4) as u64).map(|i| base + i);
-        let recipe = |seed| Recipe { profile: Some(Profile::Origins), ..Recipe::new(seed, args.steps / 2) };
-        recipes.extend(origins.map(recipe));
-    }
+    let kept = if args.fresh { Vec::new() } else { kept() };
+    let mut recipes: Vec<Recipe> = kept.into_iter().map(|k| k.recipe).collect();
+    recipes.extend(fresh_recipes(args.profile, base, args.seeds, args.steps));
     let n = recipes.len();
     let mut meter = Meter::new();
     let campaign = Campaign { recipes, jobs: args.jobs, enough: 8 };

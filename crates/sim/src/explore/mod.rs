@@ -37,6 +37,28 @@ pub struct Recipe {
     pub aim: Option<Aim>,
     /// Side crashes are this dense instead of what the seed draws (steps, masks).
     pub dense: Option<(u64, u64)>,
+    /// Bytes of clean metadata kept in memory instead of what the seed draws.
+    pub cache: Option<usize>,
+}
+
+/// A cache of so few tables that any look-up can miss (the engine keeps a few more, whatever it is told).
+pub const FEW_TABLES: usize = 12 << 10;
+
+/// New histories: `n` of one profile, or of what their seeds draw and, since those are of another kind, so many more
+/// with origins. Every other one has a cache of a few tables.
+pub fn fresh(profile: Option<Profile>, base: u64, n: usize, steps: usize) -> Vec<Recipe> {
+    let some = |profile, n: usize, steps: usize| {
+        (0..n as u64).map(move |i| {
+            let cache = (base + i).is_multiple_of(2).then_some(FEW_TABLES);
+            Recipe { profile, cache, ..Recipe::new(base + i, steps) }
+        })
+    };
+    let mut all: Vec<Recipe> = some(profile, n, steps).collect();
+    if profile.is_none() {
+        all.extend(some(Some(Profile::Origins), n.div_ceil(5), steps / 2));
+        all.extend(some(Some(Profile::Rollbacks), n.div_ceil(4), steps / 20));
+    }
+    all
 }
 
 /// How a run went.
@@ -53,7 +75,7 @@ pub struct Report {
 impl Recipe {
     /// The plain run of a seed.
     pub fn new(seed: u64, steps: usize) -> Recipe {
-        Recipe { seed, steps, profile: None, keep: None, aim: None, dense: None }
+        Recipe { seed, steps, profile: None, keep: None, aim: None, dense: None, cache: None }
     }
 
     fn setup(&self) -> Setup {
@@ -61,6 +83,7 @@ impl Recipe {
         if let Some((every, masks)) = self.dense {
             (setup.cut_every, setup.masks) = (every, masks);
         }
+        setup.cache = self.cache.unwrap_or(setup.cache);
         setup
     }
 
@@ -74,8 +97,8 @@ impl Recipe {
 
     /// Runs it. A panic of the engine is a violation like any other.
     pub fn run(&self, account: bool) -> Report {
-        if self.profile == Some(Profile::Origins) {
-            return self.run_origins(account);
+        if let Some(profile) = self.profile.filter(|profile| Profile::OF_ORIGINS.contains(profile)) {
+            return self.run_origins(profile, account);
         }
         let setup = self.setup();
         let ops = self.operations(&setup);
@@ -85,11 +108,12 @@ impl Recipe {
     }
 
     /// The same with an origin on a disk of its own.
-    fn run_origins(&self, account: bool) -> Report {
-        let mut setup = origins::Setup::new(self.seed);
+    fn run_origins(&self, profile: Profile, account: bool) -> Report {
+        let mut setup = origins::Setup::new(self.seed, profile);
         if let Some((every, masks)) = self.dense {
             (setup.cut_every, setup.masks) = (every, masks);
         }
+        setup.cache = self.cache.unwrap_or(setup.cache);
         let mut ops = setup.operations(self.steps);
         if let Some(keep) = &self.keep {
             ops.retain(|op| keep.contains(&op.number));
@@ -104,6 +128,9 @@ impl Recipe {
         let mut line = format!("--seed {} --steps {}", self.seed, self.steps);
         if let Some(profile) = self.profile {
             let _ = write!(line, " --profile {}", profile.name());
+        }
+        if let Some(cache) = self.cache {
+            let _ = write!(line, " --cache {cache}");
         }
         if let Some(keep) = &self.keep {
             let _ = write!(line, " --keep {}", ranges(keep));
@@ -177,8 +204,12 @@ mod tests {
             profile: Some(Profile::Forks),
             keep: Some(vec![1, 2, 5]),
             aim: Some(Aim { step: 70, mask: Some(9) }),
+            cache: Some(FEW_TABLES),
             ..Recipe::new(4, 20)
         };
-        assert_eq!(recipe.flags(), "--seed 4 --steps 20 --profile forks --keep 1-2,5 --crash 70 --mask 9");
+        assert_eq!(
+            recipe.flags(),
+            "--seed 4 --steps 20 --profile forks --cache 12288 --keep 1-2,5 --crash 70 --mask 9"
+        );
     }
 }

@@ -135,6 +135,9 @@ pub enum Profile {
     Files,
     /// An origin on a disk of its own, see `origins`; never drawn, only asked for.
     Origins,
+    /// The same, with rollbacks to many snapshots, deletions right after, and failed flushes while others are under
+    /// way; never drawn, only asked for.
+    Rollbacks,
     /// Ranges of many blocks, shared between volumes of several tables.
     Ranges,
     /// Scattered pages brought together, while all else goes on.
@@ -168,6 +171,9 @@ impl Profile {
         Profile::Heirs,
     ];
 
+    /// Those with an origin on a disk of its own.
+    pub const OF_ORIGINS: [Profile; 2] = [Profile::Origins, Profile::Rollbacks];
+
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
@@ -183,6 +189,7 @@ impl Profile {
             Profile::Crowd => "crowd",
             Profile::Large => "large",
             Profile::Origins => "origins",
+            Profile::Rollbacks => "rollbacks",
             Profile::Copies => "copies",
             Profile::Quotas => "quotas",
             Profile::Files => "files",
@@ -195,7 +202,7 @@ impl Profile {
 
     /// The profile of this name.
     pub fn from_name(name: &str) -> Option<Profile> {
-        Profile::ALL.into_iter().chain([Profile::Origins]).find(|p| p.name() == name)
+        Profile::ALL.into_iter().chain(Profile::OF_ORIGINS).find(|p| p.name() == name)
     }
 
     #[rustfmt::skip]
@@ -255,7 +262,7 @@ impl Profile {
                 (Snapshot, 5), (Clone, 2), (CloneRange, 5), (Replace, 16), (Usurp, 8), (Rollback, 2), (Rename, 2), (Resize, 4),
                 (Delete, 12), (Checkpoint, 3), (Audit, 1), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 2), (Kill, 1),
             ],
-            Profile::Origins => &[],
+            Profile::Origins | Profile::Rollbacks => &[],
             Profile::Ranges => &[
                 (Read, 12), (Write, 40), (Append, 6), (Flush, 6), (Discard, 4), (Zero, 2), (Create, 3), (Snapshot, 5),
                 (Clone, 3), (CloneRange, 26), (Rollback, 2), (Resize, 2), (Delete, 8), (Checkpoint, 6), (Audit, 1),

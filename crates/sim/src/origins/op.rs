@@ -3,6 +3,7 @@
 use forkdisk::OriginFull;
 
 use crate::disk::{Config, Volatile};
+use crate::history::Profile;
 use crate::rng::{Rng, mix};
 
 const MIB: u64 = 1 << 20;
@@ -50,6 +51,17 @@ pub enum Kind {
     Set,
     /// Leaves the origin an ordinary disk, and protects it again.
     Unprotect,
+    /// Writes of one chunk each at many places of a stretch, all at once.
+    Sweep,
+    /// Leaves of the map of what is kept are filled for one snapshot and emptied but for a few pairs of others; then
+    /// one of those is deleted.
+    Thin,
+    /// Deletes the oldest of the snapshots.
+    DeleteOldest,
+    /// Deletes a snapshot, and cuts the power while what was kept for it is handed on.
+    DeleteAndCut,
+    /// A flush of one of the disks fails while a snapshot, a checkpoint and flushes are under way.
+    Strike,
 }
 
 /// One operation, not yet resolved.
@@ -94,11 +106,87 @@ pub struct Setup {
     pub faults: bool,
     /// Whether flushes of the origin's disk end only when nothing else goes on.
     pub slow_flushes: bool,
+    /// Whether chunks are kept before anybody writes them.
+    pub ahead: bool,
+    /// What is done how often.
+    pub weights: &'static [(Kind, u64)],
+    /// After a deletion, one side crash per this many steps on average, as long as what was kept is handed on.
+    pub cut_deletions: u64,
 }
+
+/// Without faults in the setup [`Kind::Fault`] counts for nothing.
+#[rustfmt::skip]
+const ORIGINS: &[(Kind, u64)] = {
+    use Kind::*;
+    &[
+        (Read, 30), (Write, 60), (Append, 16), (Chase, 8), (Ragged, 3), (Zero, 2), (Discard, 1), (Flush, 12), (Snapshot, 14), (Independent, 3),
+        (Group, 3), (Clone, 5), (Flatten, 2), (Delete, 14), (Rollback, 4), (RolledBack, 1), (Checkpoint, 4), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 2),
+        (Kill, 1), (Fault, 8), (Set, 2), (Unprotect, 1),
+    ]
+};
+
+/// Few chunks, many snapshots, failures all the time.
+#[rustfmt::skip]
+const STRIKES: &[(Kind, u64)] = {
+    use Kind::*;
+    &[
+        (Read, 10), (Write, 30), (Append, 4), (Chase, 4), (Zero, 1), (Flush, 6), (Snapshot, 16), (Independent, 2), (Group, 4), (Clone, 2), (Flatten, 1),
+        (Delete, 8), (DeleteOldest, 6), (DeleteAndCut, 3), (Rollback, 10), (RolledBack, 2), (Checkpoint, 3), (Check, 1), (Settle, 1), (Reopen, 1),
+        (Cut, 1), (Kill, 1), (Fault, 3), (Strike, 36), (Set, 2), (Unprotect, 1),
+    ]
+};
+
+/// What is kept fills several leaves of its map, and most of it goes again.
+#[rustfmt::skip]
+const SWEEPS: &[(Kind, u64)] = {
+    use Kind::*;
+    &[
+        (Read, 6), (Write, 24), (Chase, 2), (Zero, 1), (Flush, 4), (Snapshot, 8), (Independent, 1), (Group, 1), (Clone, 1), (Delete, 6),
+        (DeleteOldest, 8), (DeleteAndCut, 4), (Rollback, 3), (RolledBack, 1), (Checkpoint, 3), (Check, 1), (Settle, 2), (Reopen, 2), (Cut, 1), (Kill, 1),
+        (Sweep, 2), (Thin, 20), (Set, 1),
+    ]
+};
 
 impl Setup {
     /// The run that belongs to a seed.
-    pub fn new(seed: u64) -> Setup {
+    pub fn new(seed: u64, profile: Profile) -> Setup {
+        let setup = Setup::of_origins(seed);
+        if profile == Profile::Rollbacks { setup.with_rollbacks() } else { setup }
+    }
+
+    /// The same with what [`Profile::Rollbacks`] dwells on.
+    fn with_rollbacks(self) -> Setup {
+        let mut rng = Rng::new(mix(&[self.seed, 41]));
+        let setup = Setup { cut_every: 600, masks: 2, cut_deletions: 40, pool: 24 * MIB, ..self };
+        if rng.one_in(2) {
+            let pages = *rng.pick(&[24, 80]);
+            return Setup {
+                origin: pages * 4096,
+                chunk: *rng.pick(&[4, 16]) << 10,
+                depth: *rng.pick(&[3, 8]),
+                crowd: *rng.pick(&[4, 12]),
+                faults: true,
+                slow_flushes: !rng.one_in(3),
+                weights: STRIKES,
+                ..setup
+            };
+        }
+        Setup {
+            origin: (400 + rng.below(300)) * 4096,
+            chunk: 4 << 10,
+            dirty: 1 << 20,
+            depth: *rng.pick(&[3, 8]),
+            crowd: 8,
+            faults: false,
+            cut_every: 20_000,
+            cut_deletions: 150,
+            ahead: false,
+            weights: SWEEPS,
+            ..setup
+        }
+    }
+
+    fn of_origins(seed: u64) -> Setup {
         let mut rng = Rng::new(mix(&[seed, 31]));
         let disk = |rng: &mut Rng| Config {
             sector: *rng.pick(&[512, 512, 4096]),
@@ -124,13 +212,16 @@ impl Setup {
             crowd: *rng.pick(&[3, 8, 20]),
             faults: rng.one_in(4),
             slow_flushes: mix(&[seed, 40]).is_multiple_of(3),
+            ahead: true,
+            weights: ORIGINS,
+            cut_deletions: 0,
         }
     }
 
     /// What is drawn for an origin's policy.
-    pub fn policy(draw: u64) -> (u64, OriginFull) {
+    pub fn policy(&self, draw: u64) -> (u64, OriginFull) {
         let mut rng = Rng::new(draw);
-        let ahead = *rng.pick(&[0, 64 << 10, MIB, 8 * MIB]);
+        let ahead = *rng.pick(&[0, 64 << 10, MIB, 8 * MIB]) * u64::from(self.ahead);
         let full = match rng.below(3) {
             0 => OriginFull::Wait(60),
             1 => OriginFull::Error,
@@ -141,13 +232,8 @@ impl Setup {
 
     /// The first `n` operations of the seed's history.
     pub fn operations(&self, n: usize) -> Vec<Op> {
-        use Kind::*;
-        #[rustfmt::skip]
-        let weights: &[(Kind, u64)] = &[
-            (Read, 30), (Write, 60), (Append, 16), (Chase, 8), (Ragged, 3), (Zero, 2), (Discard, 1), (Flush, 12), (Snapshot, 14), (Independent, 3),
-            (Group, 3), (Clone, 5), (Flatten, 2), (Delete, 14), (Rollback, 4), (RolledBack, 1), (Checkpoint, 4), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 2),
-            (Kill, 1), (Fault, if self.faults { 8 } else { 0 }), (Set, 2), (Unprotect, 1),
-        ];
+        let weight = |&(kind, weight): &(Kind, u64)| if kind == Kind::Fault && !self.faults { 0 } else { weight };
+        let weights: Vec<(Kind, u64)> = self.weights.iter().map(|w| (w.0, weight(w))).collect();
         let total: u64 = weights.iter().map(|w| w.1).sum();
         let mut rng = Rng::new(mix(&[self.seed, 32]));
         (1..=n as u32)
@@ -158,7 +244,7 @@ impl Setup {
                     at = at.saturating_sub(weight);
                     here
                 };
-                let kind = weights.iter().find(here).map_or(Read, |w| w.0);
+                let kind = weights.iter().find(here).map_or(Kind::Read, |w| w.0);
                 let gap = if self.depth > 1 { rng.below(12) as u32 } else { 0 };
                 Op { kind, number, gap, draws: std::array::from_fn(|_| rng.next()) }
             })

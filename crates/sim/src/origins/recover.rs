@@ -62,7 +62,7 @@ fn options(setup: &Setup) -> OpenOptions {
 
 /// How an origin is protected in all histories.
 pub fn protection(setup: &Setup, draw: u64) -> ProtectOptions {
-    let (copy_ahead, when_full) = Setup::policy(draw);
+    let (copy_ahead, when_full) = setup.policy(draw);
     ProtectOptions { path: PATH.into(), chunk: setup.chunk, copy_ahead, when_full, modified: 0, now: 1 }
 }
 

@@ -25,6 +25,9 @@ use crate::rng::{Rng, mix};
 /// Bytes of the pool volume beside the origin.
 pub const VOLUME: u64 = 96 * 4096;
 
+/// Steps after a deletion for which side crashes are as dense as the setup says.
+const HANDING_ON: u64 = 200;
+
 /// What an operation in flight is about.
 pub(super) enum Doing {
     Read { key: Key, offset: u64 },
@@ -69,6 +72,8 @@ pub(super) struct Run<'a> {
     cursor: u64,
     pub stats: Stats,
     pub rng: Rng,
+    /// Until which step what was kept for a deleted snapshot may still be handed on.
+    handing_on: u64,
     seen: FxHashSet<u64>,
     aim: Option<Aim>,
     log: Option<Vec<String>>,
@@ -98,6 +103,7 @@ pub fn run_history(
         cursor: 0,
         stats: Stats::default(),
         rng: Rng::new(mix(&[setup.seed, 36])),
+        handing_on: 0,
         seen: FxHashSet::default(),
         aim,
         log: account.then(Vec::new),
@@ -160,7 +166,8 @@ impl Run<'_> {
             Kind::Snapshot | Kind::Independent | Kind::Group => self.snapshot(op),
             Kind::Clone => self.clone_one(op),
             Kind::Flatten => self.flatten(op),
-            Kind::Delete => self.delete(op),
+            Kind::Delete | Kind::DeleteOldest => self.delete(op).map(drop),
+            Kind::DeleteAndCut => self.delete_and_cut(op),
             Kind::Rollback => self.roll_back(op),
             Kind::RolledBack => self.rolled_back(),
             Kind::Checkpoint => self.upkeep("checkpoint", |pool| async move { pool.checkpoint().await.into() }),
@@ -181,6 +188,9 @@ impl Run<'_> {
             }
             Kind::Set => self.set(op),
             Kind::Unprotect => self.unprotect(op),
+            Kind::Sweep => self.sweep(op),
+            Kind::Thin => self.thin(op),
+            Kind::Strike => self.strike(op),
         }
     }
 
@@ -266,7 +276,12 @@ impl Run<'_> {
                     self.known.model.flushed(Some(key), op.start);
                 }
             }
-            Doing::Control(pending) if ok => self.known.apply(pending),
+            Doing::Control(pending) if ok => {
+                if matches!(pending.control, Control::Delete(_)) {
+                    self.handing_on = self.step + HANDING_ON;
+                }
+                self.known.apply(pending);
+            }
             Doing::Control(pending) => {
                 // In a failed pool only the next opening tells.
                 if self.pool_failed() {
@@ -296,7 +311,7 @@ impl Run<'_> {
         let drawn = || (0..self.setup.masks).map(|i| mix(&[draw, i]) >> 16).collect();
         let masks: Vec<u64> = match self.aim {
             Some(aim) if aim.step == self.step => aim.mask.map_or_else(drawn, |mask| vec![mask]),
-            None if self.setup.cut_every > 0 && draw.is_multiple_of(self.setup.cut_every) => drawn(),
+            None if self.cuts_here(draw) => drawn(),
             _ => return Ok(()),
         };
         let kind = if mix(&[draw]).is_multiple_of(8) { Crash::Kill } else { Crash::Power };
@@ -315,6 +330,11 @@ impl Run<'_> {
                 .map_err(|v| v.at(self.step, mask))?;
         }
         Ok(())
+    }
+
+    fn cuts_here(&self, draw: u64) -> bool {
+        let of = |every: u64| every > 0 && draw.is_multiple_of(every);
+        of(self.setup.cut_every) || self.step < self.handing_on && of(self.setup.cut_deletions)
     }
 
     /// What is known if everything in flight may or may not have happened.

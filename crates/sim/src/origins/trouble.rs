@@ -55,6 +55,14 @@ impl Run<'_> {
         self.trouble.armed_until = self.now() + LONGEST;
     }
 
+    /// The n-th flush of a disk from now on fails.
+    pub(super) fn arm_flush(&mut self, disk: usize, n: u64) {
+        self.say(|| format!("flush {n} of disk {disk} from now on fails"));
+        self.session.disks[disk].arm(Fault { on: Request::Flush, harm: Harm::Eio, when: When::Once(n), within: None });
+        self.trouble.armed = Some(6);
+        self.trouble.armed_until = self.now() + LONGEST;
+    }
+
     /// Disarms faults when there have been enough steps.
     pub(super) fn end_of_faults(&mut self) {
         if self.trouble.armed.is_some() && self.now() > self.trouble.armed_until {

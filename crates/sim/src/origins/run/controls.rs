@@ -1,5 +1,6 @@
 //! What changes which volumes there are, and what the engine does behind everybody's back.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 
 use forkdisk::{ErrorKind, SnapshotFlags};
@@ -9,7 +10,11 @@ use crate::disk::{Crash, Medium, SimDisk};
 use crate::history::{PATIENCE, Violation};
 use crate::model::{Control, Key, Rule, Volume};
 use crate::origins::recover::{protection, recover};
-use crate::origins::{Kind, ORIGIN, Op, Setup};
+use crate::origins::{Kind, ORIGIN, Op};
+use crate::rng::Rng;
+
+/// What one operation writes has numbers so far apart.
+const NUMBERS: u32 = 1_000_000;
 
 impl Run<'_> {
     /// Control operations come one after the other.
@@ -124,28 +129,131 @@ impl Run<'_> {
     }
 
     /// Of what nothing shows through to; what has snapshots goes with them.
-    pub(super) fn delete(&mut self, op: &Op) -> Result<(), Violation> {
+    /// Whether something is being deleted.
+    pub(super) fn delete(&mut self, op: &Op) -> Result<bool, Violation> {
         if !self.wait_for_controls()? {
-            return Ok(());
+            return Ok(false);
         }
         let (origin, known) = (self.known.origin, &self.known);
         let rolling = self.rolling();
         let held = |key| rolling.as_deref() == Some(&known.model.name(key));
         let wanted = |key, v: &Volume| key != origin && v.name != "vol" && known.is_free(key) && !held(key);
-        let Some(key) = self.any(op.draws[0], wanted) else { return Ok(()) };
+        let of_origin = |key, v: &Volume| v.of == Some(origin) && wanted(key, v);
+        let key = match op.kind {
+            Kind::DeleteOldest => self.any(0, of_origin),
+            Kind::DeleteAndCut => self.any(op.draws[0], of_origin),
+            _ => self.any(op.draws[0], wanted),
+        };
+        let Some(key) = key else { return Ok(false) };
         let mut keys = vec![key];
         keys.extend(self.known.model.volumes().filter(|(_, v)| v.of == Some(key)).map(|(k, _)| k));
         let doomed = keys.clone();
         self.wait(move |o| o.keys.iter().any(|key| doomed.contains(key)))?;
         let names: Vec<String> = keys.iter().map(|&key| self.known.model.name(key)).collect();
         if self.known.model.get(key).is_none() {
-            return Ok(());
+            return Ok(false);
         }
         let (pool, text) = (self.session.pool.clone(), format!("delete {names:?}"));
         self.control(Control::Delete(keys.clone()), keys, text, async move {
             let all: Vec<&str> = names.iter().map(|name| &name[..]).collect();
             pool.delete(&all).await.into()
         });
+        Ok(true)
+    }
+
+    /// The next life finds what was kept not handed on, and no table in memory.
+    pub(super) fn delete_and_cut(&mut self, op: &Op) -> Result<(), Violation> {
+        if !self.delete(op)? {
+            return Ok(());
+        }
+        self.wait_for_controls()?;
+        for _ in 0..op.draws[1] % 24 {
+            self.step()?;
+        }
+        let crash = if op.draws[2].is_multiple_of(2) { Crash::Kill } else { Crash::Power };
+        self.cut(crash, op.draws[3])
+    }
+
+    /// A pair that is alone in its leaf is handed on while the leaf before is not in memory.
+    pub(super) fn thin(&mut self, op: &Op) -> Result<(), Violation> {
+        let chunks = self.setup.origin / self.setup.chunk;
+        let mut rng = Rng::new(op.draws[0]);
+        self.rolled_back()?;
+        for _ in 0..self.known.model.volumes().count() {
+            self.delete_and_settle(op)?;
+        }
+        for i in 1..=4 {
+            // Of the origin, and neither dropped nor written.
+            let draws = [rng.next(), 1, 1, 1];
+            self.snapshot(&Op { kind: Kind::Snapshot, number: op.number + i * NUMBERS, draws, ..*op })?;
+            self.wait_for_controls()?;
+            let few = match i {
+                1 => 0,
+                2 => rng.below(2),
+                3 => 1 + rng.below(2),
+                _ => 1 + rng.below(chunks / 80),
+            };
+            let mut places: BTreeSet<u64> = (0..few).map(|_| rng.below(chunks)).collect();
+            // What is inserted in rising order leaves half a leaf behind; the other half fills it. The last leaves
+            // stay full: nothing is merged with them.
+            let (from, passes) = if i == 1 { (0, 1 + rng.below(4).min(1)) } else { (chunks - chunks / 4, 1) };
+            if i <= 2 {
+                places.extend(from..chunks);
+            }
+            for pass in 0..passes {
+                let number = op.number + i * NUMBERS;
+                self.touch(number, places.iter().copied().filter(|at| at % passes == pass).collect())?;
+            }
+        }
+        self.delete_and_settle(op)?;
+        // What a replay changes would be in memory.
+        if !rng.one_in(8) {
+            self.upkeep("checkpoint", |pool| async move { pool.checkpoint().await.into() })?;
+            self.drain()?;
+        }
+        let draws = [1 + rng.below(2), rng.next(), rng.next(), rng.next()];
+        self.delete_and_cut(&Op { draws, ..*op })
+    }
+
+    /// The oldest snapshot of the origin, and all that was kept for it.
+    fn delete_and_settle(&mut self, op: &Op) -> Result<(), Violation> {
+        if self.delete(&Op { kind: Kind::DeleteOldest, ..*op })? {
+            self.wait_for_controls()?;
+            self.upkeep("settle", |pool| async move { pool.settle().await.into() })?;
+            self.drain()?;
+        }
+        Ok(())
+    }
+
+    /// Of several flushes of one disk that are under way for the same changes, one fails.
+    pub(super) fn strike(&mut self, op: &Op) -> Result<(), Violation> {
+        let mut rng = Rng::new(op.draws[3]);
+        if !self.wait_for_controls()? || self.trouble.armed.is_some() {
+            return Ok(());
+        }
+        if self.is_crowded() {
+            self.delete(&Op { kind: Kind::DeleteOldest, ..*op })?;
+            self.wait_for_controls()?;
+        }
+        self.arm_flush(usize::from(!rng.one_in(4)), 1 + rng.below(4));
+        let mut all = vec![Kind::Snapshot, Kind::Checkpoint];
+        all.extend([Kind::Flush, Kind::Flush].into_iter().filter(|_| rng.one_in(3)));
+        if rng.one_in(4) {
+            rng.shuffle(&mut all);
+        }
+        for kind in all {
+            let op = Op { kind, draws: std::array::from_fn(|_| rng.next()), ..*op };
+            match kind {
+                Kind::Snapshot if rng.one_in(4) => self.snapshot(&Op { kind: Kind::Group, ..op })?,
+                Kind::Snapshot => self.snapshot(&op)?,
+                Kind::Flush => self.flush(&op)?,
+                _ => self.upkeep("checkpoint", |pool| async move { pool.checkpoint().await.into() })?,
+            }
+            let reach = *rng.pick(&[1, 8, 40, 80]);
+            for _ in 0..rng.below(reach) {
+                self.step()?;
+            }
+        }
         Ok(())
     }
 
@@ -203,7 +311,7 @@ impl Run<'_> {
     }
 
     pub(super) fn set(&mut self, op: &Op) -> Result<(), Violation> {
-        let (ahead, full) = Setup::policy(op.draws[0]);
+        let (ahead, full) = self.setup.policy(op.draws[0]);
         self.upkeep("set", |pool| async move { pool.set_origin(ORIGIN, ahead, full).await.into() })
     }
 

@@ -3,7 +3,7 @@
 use super::{Doing, Inflight, Outcome, Run};
 use crate::history::Violation;
 use crate::model::{Key, What};
-use crate::origins::{Kind, Op};
+use crate::origins::{Kind, ORIGIN, Op};
 use crate::pattern::SECTOR;
 use crate::rng::{Rng, mix};
 
@@ -121,6 +121,36 @@ impl Run<'_> {
             self.cursor = offset + len;
         }
         if ragged { self.wait(quiet) } else { Ok(()) }
+    }
+
+    /// Writes many chunks of a stretch: what is kept of them fills leaves of its map.
+    pub(super) fn sweep(&mut self, op: &Op) -> Result<(), Violation> {
+        let mut rng = Rng::new(op.draws[1]);
+        let chunks = self.setup.origin / self.setup.chunk;
+        let count = (chunks / *rng.pick(&[1, 1, 2, 4])).max(1);
+        let (first, stride) = (rng.below(chunks - count + 1), *rng.pick(&[1, 1, 1, 2, 3]));
+        self.touch(op.number, (first..first + count).step_by(stride).collect())
+    }
+
+    /// Writes a page of each of these chunks of the origin at once; the executor draws their order.
+    pub(super) fn touch(&mut self, number: u32, chunks: Vec<u64>) -> Result<(), Violation> {
+        let key = self.known.origin;
+        if !self.is_there(key)? {
+            return Ok(());
+        }
+        let start = self.known.model.tick();
+        for offset in chunks.into_iter().map(|chunk| chunk * self.setup.chunk) {
+            let Some(volume) = self.handle(key)? else { return Ok(()) };
+            let len = 4096.min(self.setup.origin - offset);
+            let mut buf = self.session.pool.buffer(len as usize);
+            self.known.model.bytes(key, offset, number, &mut buf);
+            let rec = self.known.model.write(key, offset, len, What::Mark(number));
+            let text = format!("op {number} {ORIGIN} {offset}+{len}");
+            self.submit(Doing::Change { rec, fua: false }, start, vec![key], text, async move {
+                volume.write(offset, buf, false).await.0.into()
+            });
+        }
+        self.wait(move |o| o.keys.contains(&key))
     }
 
     /// What lies in an origin, or shows through to it, is left alone.
