@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use forkdisk_sim::explore::{
-    Campaign, Case, Damage, Damages, Exhaustive, Failure, Found, Hunt, Recipe, fresh as fresh_recipes, kept,
-    parse_ranges, shrink, silence_panics,
+    Campaign, Case, Damage, Damages, Exhaustive, ExhaustiveOrigins, Failure, Found, Hunt, OriginCase, Recipe,
+    fresh as fresh_recipes, kept, parse_ranges, shrink, silence_panics,
 };
 use forkdisk_sim::history::{Aim, Profile, Stats, Violation};
 use forkdisk_sim::planted::{self, Bug};
@@ -56,15 +56,18 @@ struct Args {
     /// Explore all histories of up to three operations until this many crash states.
     #[arg(long)]
     exhaustive: Option<u64>,
+    /// Explore all histories of an origin of up to three operations until this many crash states.
+    #[arg(long)]
+    exhaustive_origins: Option<u64>,
     /// Damage the metadata of small pools in so many ways: bits flipped, pages lost, stale or strayed.
     #[arg(long)]
     flips: Option<u64>,
     /// Replay this one damage of the pool that belongs to the seed.
     #[arg(long, requires = "seed")]
     damage: Option<u64>,
-    /// Replay one short history, as in `write+snapshot:512`.
-    #[arg(long, value_parser = Case::parse)]
-    case: Option<Case>,
+    /// Replay one short history, as in `write+snapshot:512` or `origin:snapshot,12,checkpoint@o3:512`.
+    #[arg(long, value_parser = Short::parse)]
+    case: Option<Short>,
     /// Switch on a planted mistake (`all`: each in turn) and see that it is found.
     #[arg(long)]
     planted: Option<String>,
@@ -74,9 +77,45 @@ struct Args {
     /// Threads.
     #[arg(long, short, default_value_t = threads())]
     jobs: usize,
+    /// Stop after so many failures.
+    #[arg(long, default_value_t = 8)]
+    failures: usize,
+    /// Print what happened in a replay that breaks no promise, too.
+    #[arg(long)]
+    account: bool,
     /// Do not shorten failing histories.
     #[arg(long)]
     no_shrink: bool,
+}
+
+/// A short history, of a pool or of an origin.
+#[derive(Clone)]
+enum Short {
+    Pool(Case),
+    Origin(OriginCase),
+}
+
+impl Short {
+    fn parse(text: &str) -> Result<Short, String> {
+        match text.starts_with("origin:") {
+            true => OriginCase::parse(text).map(Short::Origin),
+            false => Case::parse(text).map(Short::Pool),
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Short::Pool(case) => case.name(),
+            Short::Origin(case) => case.name(),
+        }
+    }
+
+    fn run(&self, aim: Option<Aim>, account: bool) -> (Stats, Option<Violation>, Vec<String>) {
+        match self {
+            Short::Pool(case) => case.run(aim, account),
+            Short::Origin(case) => case.run(aim, account),
+        }
+    }
 }
 
 fn threads() -> usize {
@@ -111,6 +150,7 @@ fn run(args: &Args) -> Result<bool, String> {
     let aim = args.crash.map(|step| Aim { step, mask: args.mask });
     if let Some(case) = &args.case {
         let (stats, violation, account) = case.run(aim, true);
+        account.iter().filter(|_| args.account && violation.is_none()).for_each(|line| println!("{line}"));
         return Ok(tell(&stats, 1, violation.as_ref(), &account));
     }
     if let (Some(seed), Some(number)) = (args.seed, args.damage) {
@@ -122,10 +162,15 @@ fn run(args: &Args) -> Result<bool, String> {
         let (profile, keep, cache) = (args.profile, args.keep.clone(), args.cache);
         let recipe = Recipe { profile, keep, aim, cache, ..Recipe::new(seed, args.steps) };
         let report = recipe.run(true);
+        let told = args.account && report.violation.is_none();
+        report.account.iter().filter(|_| told).for_each(|line| println!("{line}"));
         return Ok(tell(&report.stats, 1, report.violation.as_ref(), &report.account));
     }
     if let Some(budget) = args.exhaustive {
-        return Ok(exhaustive(args, budget));
+        return Ok(exhaustive(args, budget, false));
+    }
+    if let Some(budget) = args.exhaustive_origins {
+        return Ok(exhaustive(args, budget, true));
     }
     if let Some(count) = args.flips {
         return Ok(flips(args, count));
@@ -167,12 +212,12 @@ fn campaign(args: &Args) -> bool {
     recipes.extend(fresh_recipes(args.profile, base, args.seeds, args.steps));
     let n = recipes.len();
     let mut meter = Meter::new();
-    let campaign = Campaign { recipes, jobs: args.jobs, enough: 8 };
+    let campaign = Campaign { recipes, jobs: args.jobs, enough: args.failures };
     let (stats, failures) = campaign.run(|ended, stats, failures| {
         meter.show(|| format!("{ended}/{n} seeds, {} cuts, {failures} failures", stats.cuts));
     });
     meter.clear();
-    for failure in failures.iter().take(8) {
+    for failure in failures.iter().take(args.failures) {
         explain(args, failure);
     }
     summary(&stats, n, failures.len());
@@ -193,15 +238,25 @@ fn explain(args: &Args, failure: &Failure) {
     }
 }
 
-fn exhaustive(args: &Args, budget: u64) -> bool {
-    let exhaustive = Exhaustive { budget, depth: 3, seed: base_seed(args), jobs: args.jobs };
-    println!("base seed {}", exhaustive.seed);
+fn exhaustive(args: &Args, budget: u64, of_origins: bool) -> bool {
+    let (depth, seed, jobs) = (3, base_seed(args), args.jobs);
+    println!("base seed {seed}");
     let mut meter = Meter::new();
-    let (stats, ended, failures) = exhaustive.run(|ended, all, stats| {
+    let progress = |ended: usize, all: usize, stats: &Stats| {
         meter.show(|| {
             format!("{ended}/{all} histories, {} crash states, {} distinct", stats.crash_states, stats.distinct)
         });
-    });
+    };
+    let (stats, ended, failures) = match of_origins {
+        true => {
+            let (stats, ended, failures) = ExhaustiveOrigins { budget, depth, seed, jobs }.run(progress);
+            (stats, ended, failures.into_iter().map(|(case, v)| (Short::Origin(case), v)).collect::<Vec<_>>())
+        }
+        false => {
+            let (stats, ended, failures) = Exhaustive { budget, depth, seed, jobs }.run(progress);
+            (stats, ended, failures.into_iter().map(|(case, v)| (Short::Pool(case), v)).collect())
+        }
+    };
     meter.clear();
     for (case, violation) in failures.iter().take(3) {
         let aim = violation.cut.map_or(String::new(), |(step, mask)| format!(" --crash {step} --mask {mask}"));

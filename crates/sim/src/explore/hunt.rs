@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use super::campaign::spread;
-use super::{Case, Recipe, damage};
+use super::kept::parse_world;
+use super::{Case, FEW_TABLES, Recipe, damage};
 use crate::history::{Profile, Small, Violation};
 use crate::planted::{self, Bug};
 use crate::rng::{Rng, mix};
@@ -57,7 +58,8 @@ fn known(bug: Bug) -> impl Iterator<Item = Attempt> {
     lines.filter_map(move |line| {
         let [name, seed, profile] = line.split_whitespace().collect::<Vec<_>>()[..] else { return None };
         (name == bug.name()).then_some(())?;
-        Some(Attempt::random(seed.parse().ok()?, Profile::from_name(profile)?))
+        let (profile, cache) = parse_world(profile);
+        Some(Attempt::random(seed.parse().ok()?, profile?, cache))
     })
 }
 
@@ -71,7 +73,8 @@ impl Attempt {
         match home {
             Home::None => {}
             Home::Damage => return Attempt::Damaged(seed),
-            Home::Profile(profile) => return Attempt::random(seed, profile),
+            Home::Profile(profile) => return Attempt::random(seed, profile, None),
+            Home::FewTables(profile) => return Attempt::random(seed, profile, Some(FEW_TABLES)),
         }
         match i % 8 {
             3 | 7 => return Attempt::Short(random_case(seed)),
@@ -84,18 +87,20 @@ impl Attempt {
         // Those behind are the homes of their own mistakes.
         let all = &Profile::ALL[..15];
         let turn = turn % (all.len() + extra.len());
-        Attempt::random(seed, all.get(turn).copied().unwrap_or_else(|| extra[turn - all.len()]))
+        Attempt::random(seed, all.get(turn).copied().unwrap_or_else(|| extra[turn - all.len()]), None)
     }
 
-    fn random(seed: u64, profile: Profile) -> Attempt {
+    fn random(seed: u64, profile: Profile, cache: Option<usize>) -> Attempt {
         let (steps, every) = match profile {
             Profile::Journal => (1200, 400),
             Profile::Crowd => (300, 400),
             Profile::Origins => (300, 40),
+            Profile::Rollbacks => (100, 0),
             _ => (300, 60),
         };
-        let dense = (profile != Profile::Calm).then_some((every, 3));
-        Attempt::Random(Recipe { profile: Some(profile), dense, ..Recipe::new(seed, steps) })
+        // The one has no crashes, the other its own.
+        let dense = (profile != Profile::Calm && profile != Profile::Rollbacks).then_some((every, 3));
+        Attempt::Random(Recipe { profile: Some(profile), dense, cache, ..Recipe::new(seed, steps) })
     }
 
     /// What it breaks, and the flags that replay that.
@@ -169,6 +174,8 @@ enum Home {
     None,
     /// The only profile in which it shows, or the one in which it does so soonest.
     Profile(Profile),
+    /// The same with a cache of a few tables.
+    FewTables(Profile),
     /// Damaged metadata.
     Damage,
 }
@@ -178,6 +185,9 @@ fn home(bug: Bug) -> Home {
     use Bug::*;
     let profile = match bug {
         TornSuperblockAccepted | StaleIncarnationReplayed | EarlierRoundReplayed => return Home::Damage,
+        bug if ["released-in-steps", "settled-from-copy"].contains(&bug.name()) => {
+            return Home::FewTables(Profile::Rollbacks);
+        }
         bug if bug.is_of_origins() => Profile::Origins,
         GatherForgetsLosses => Profile::Heirs,
         bug if bug.name().starts_with("gather-") => Profile::Gathering,

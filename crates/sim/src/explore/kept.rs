@@ -19,7 +19,13 @@ pub fn kept() -> Vec<Kept> {
     parse(FILE)
 }
 
-/// One run per line: seed, steps, profile (`-`: the seed's own), then why it is there.
+/// A profile and the cache it runs with, as in `origins/12288`; `-`: what the seed draws.
+pub(super) fn parse_world(text: &str) -> (Option<Profile>, Option<usize>) {
+    let (profile, cache) = text.split_once('/').unwrap_or((text, ""));
+    (Profile::from_name(profile), cache.parse().ok())
+}
+
+/// One run per line: seed, steps, profile and cache, then why it is there.
 fn parse(text: &str) -> Vec<Kept> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines
@@ -27,9 +33,9 @@ fn parse(text: &str) -> Vec<Kept> {
             let mut words = line.split_whitespace();
             let seed = words.next()?.parse().ok()?;
             let steps = words.next()?.parse().ok()?;
-            let profile = words.next().and_then(Profile::from_name);
+            let (profile, cache) = words.next().map_or((None, None), parse_world);
             let why = words.collect::<Vec<_>>().join(" ");
-            Some(Kept { recipe: Recipe { profile, ..Recipe::new(seed, steps) }, why })
+            Some(Kept { recipe: Recipe { profile, cache, ..Recipe::new(seed, steps) }, why })
         })
         .collect()
 }
@@ -42,7 +48,8 @@ mod tests {
     fn every_line_of_the_file_is_understood() {
         let lines = FILE.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#')).count();
         assert_eq!(kept().len(), lines);
-        let parsed = parse("# no\n\n7 300 forks lost a snapshot\n8 20 -\n");
+        let parsed = parse("# no\n\n7 300 forks lost a snapshot\n8 20 -/4096\n");
+        assert_eq!((parsed[0].recipe.cache, parsed[1].recipe.cache), (None, Some(4096)));
         assert_eq!(parsed[0].recipe.profile, Some(Profile::Forks));
         assert_eq!((parsed[0].recipe.seed, parsed[0].why.as_str()), (7, "lost a snapshot"));
         assert_eq!((parsed[1].recipe.steps, parsed[1].recipe.profile), (20, None));

@@ -7,6 +7,7 @@ mod exhaustive;
 mod guard;
 mod hunt;
 mod kept;
+mod origins;
 mod shrink;
 
 use std::fmt::Write as _;
@@ -17,10 +18,11 @@ pub use exhaustive::{Case, Exhaustive};
 pub use guard::silence_panics;
 pub use hunt::{Found, Hunt};
 pub use kept::{Kept, kept};
+pub use origins::{ExhaustiveOrigins, OriginCase};
 pub use shrink::{Shrunk, shrink};
 
 use crate::history::{Aim, Op, Profile, Setup, Stats, Violation, run_history};
-use crate::origins;
+use crate::origins as two_disks;
 
 /// One run by its numbers: all that a replay needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,7 +111,7 @@ impl Recipe {
 
     /// The same with an origin on a disk of its own.
     fn run_origins(&self, profile: Profile, account: bool) -> Report {
-        let mut setup = origins::Setup::new(self.seed, profile);
+        let mut setup = two_disks::Setup::new(self.seed, profile);
         if let Some((every, masks)) = self.dense {
             (setup.cut_every, setup.masks) = (every, masks);
         }
@@ -118,7 +120,7 @@ impl Recipe {
         if let Some(keep) = &self.keep {
             ops.retain(|op| keep.contains(&op.number));
         }
-        let ran = guard::catch(|| origins::run_history(&setup, &ops, self.aim, account));
+        let ran = guard::catch(|| two_disks::run_history(&setup, &ops, self.aim, account));
         let (stats, violation, account) = ran.unwrap_or_else(|v| (Stats::default(), Some(v), Vec::new()));
         Report { stats, violation, account }
     }

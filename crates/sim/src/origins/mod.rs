@@ -8,10 +8,12 @@ mod known;
 mod op;
 mod recover;
 mod run;
+mod small;
 mod trouble;
 
 pub use op::{Kind, Op, Setup};
 pub use run::run_history;
+pub use small::{Small, Together, makes_sense, run_small};
 
 use crate::rng::Rng;
 

@@ -186,6 +186,29 @@ impl Setup {
         }
     }
 
+    /// The run of a short history in full: an origin of four chunks, nothing left to chance.
+    pub fn small(large_sectors: bool) -> Setup {
+        let disk = Config { sector: if large_sectors { 4096 } else { 512 }, cache: Volatile::Yes };
+        Setup {
+            seed: 1,
+            disks: [disk, disk],
+            pool: 12 * MIB,
+            origin: 4 * 4096,
+            chunk: 4096,
+            dirty: 1 << 20,
+            cache: 64 << 10,
+            depth: 8,
+            cut_every: 0,
+            masks: 0,
+            crowd: 8,
+            faults: true,
+            slow_flushes: true,
+            ahead: false,
+            weights: &[],
+            cut_deletions: 0,
+        }
+    }
+
     fn of_origins(seed: u64) -> Setup {
         let mut rng = Rng::new(mix(&[seed, 31]));
         let disk = |rng: &mut Rng| Config {

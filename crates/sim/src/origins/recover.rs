@@ -41,14 +41,33 @@ pub struct Instant([Frozen; 2]);
 impl Instant {
     /// What is left under a mask.
     pub fn crash(&self, mask: u64) -> [Medium; 2] {
-        let (a, b) = masks(mask);
+        self.crash_of(masks(mask))
+    }
+
+    /// How many masks there are for both disks together.
+    pub fn masks(&self) -> u64 {
+        self.0[0].masks().saturating_mul(self.0[1].masks())
+    }
+
+    /// The masks of both disks that the n-th of all stands for.
+    pub fn pair(&self, n: u64) -> (u64, u64) {
+        let origin = self.0[1].masks();
+        (n / origin, n % origin)
+    }
+
+    /// What is left under a mask of each disk.
+    pub fn crash_of(&self, (a, b): (u64, u64)) -> [Medium; 2] {
         [self.0[0].crash(a), self.0[1].crash(b)]
+    }
+
+    /// The same for two pairs of masks only if both disks are the same afterwards.
+    pub fn fingerprint_of(&self, (a, b): (u64, u64)) -> u64 {
+        mix(&[self.0[0].fingerprint(a), self.0[1].fingerprint(b)])
     }
 
     /// The same for two masks only if both disks are the same afterwards.
     pub fn fingerprint(&self, mask: u64) -> u64 {
-        let (a, b) = masks(mask);
-        mix(&[self.0[0].fingerprint(a), self.0[1].fingerprint(b)])
+        self.fingerprint_of(masks(mask))
     }
 }
 

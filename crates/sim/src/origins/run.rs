@@ -14,6 +14,7 @@ use rustc_hash::FxHashSet;
 
 use super::known::Known;
 use super::recover::{Session, make, recover};
+use super::small::Watch;
 use super::trouble::Trouble;
 use super::{Kind, Op, Setup};
 use crate::disk::{Crash, SimDisk};
@@ -47,7 +48,7 @@ pub(super) struct Inflight {
 }
 
 #[derive(Default)]
-struct Outcome {
+pub(super) struct Outcome {
     error: Option<Error>,
     buf: Option<Buf>,
     report: Option<CheckReport>,
@@ -61,7 +62,7 @@ impl From<Result<(), Error>> for Outcome {
 
 /// A run in progress.
 pub(super) struct Run<'a> {
-    setup: &'a Setup,
+    pub setup: &'a Setup,
     pub session: Session,
     pub known: Known,
     inflight: BTreeMap<u64, Inflight>,
@@ -74,7 +75,8 @@ pub(super) struct Run<'a> {
     pub rng: Rng,
     /// Until which step what was kept for a deleted snapshot may still be handed on.
     handing_on: u64,
-    seen: FxHashSet<u64>,
+    pub watch: Option<Watch>,
+    pub seen: FxHashSet<u64>,
     aim: Option<Aim>,
     log: Option<Vec<String>>,
 }
@@ -87,39 +89,50 @@ pub fn run_history(
     aim: Option<Aim>,
     account: bool,
 ) -> (Stats, Option<Violation>, Vec<String>) {
-    let session = match make(setup) {
-        Ok(session) => session,
-        Err(violation) => return (Stats::default(), Some(violation), Vec::new()),
-    };
-    let mut run = Run {
-        setup,
-        session,
-        known: Known::new(setup),
-        inflight: BTreeMap::new(),
-        trouble: Trouble::default(),
-        done: Rc::default(),
-        next: 0,
-        step: 0,
-        cursor: 0,
-        stats: Stats::default(),
-        rng: Rng::new(mix(&[setup.seed, 36])),
-        handing_on: 0,
-        seen: FxHashSet::default(),
-        aim,
-        log: account.then(Vec::new),
-    };
-    let result = run.all(ops);
-    run.stats.faults += run.session.faults_hit();
-    run.stats.steps = run.step;
-    let mut log = run.log.take().unwrap_or_default();
-    if let Err(violation) = &result {
-        log.push(format!("step {}: {violation}", run.step));
-        log.extend(run.inflight.values().map(|i| format!("  in flight since step {}: {}", i.since, i.text)));
-    }
-    (run.stats, result.err(), log)
+    Run::conduct(setup, aim, account, |run| run.all(ops))
 }
 
 impl Run<'_> {
+    /// Makes a pool with an origin, does what `f` says, and reports.
+    pub(super) fn conduct(
+        setup: &Setup,
+        aim: Option<Aim>,
+        account: bool,
+        f: impl FnOnce(&mut Run<'_>) -> Result<(), Violation>,
+    ) -> (Stats, Option<Violation>, Vec<String>) {
+        let session = match make(setup) {
+            Ok(session) => session,
+            Err(violation) => return (Stats::default(), Some(violation), Vec::new()),
+        };
+        let mut run = Run {
+            setup,
+            session,
+            known: Known::new(setup),
+            inflight: BTreeMap::new(),
+            trouble: Trouble::default(),
+            done: Rc::default(),
+            next: 0,
+            step: 0,
+            cursor: 0,
+            stats: Stats::default(),
+            rng: Rng::new(mix(&[setup.seed, 36])),
+            handing_on: 0,
+            watch: None,
+            seen: FxHashSet::default(),
+            aim,
+            log: account.then(Vec::new),
+        };
+        let result = f(&mut run);
+        run.stats.faults += run.session.faults_hit();
+        run.stats.steps = run.step;
+        let mut log = run.log.take().unwrap_or_default();
+        if let Err(violation) = &result {
+            log.push(format!("step {}: {violation}", run.step));
+            log.extend(run.inflight.values().map(|i| format!("  in flight since step {}: {}", i.since, i.text)));
+        }
+        (run.stats, result.err(), log)
+    }
+
     fn all(&mut self, ops: &[Op]) -> Result<(), Violation> {
         for op in ops {
             for _ in 0..op.gap {
@@ -132,6 +145,10 @@ impl Run<'_> {
             self.launch(op)?;
             self.watch_trouble()?;
         }
+        self.end()
+    }
+
+    pub(super) fn end(&mut self) -> Result<(), Violation> {
         self.drain()?;
         self.sync()?;
         self.cut(Crash::Power, mix(&[self.setup.seed, 37]))
@@ -218,7 +235,7 @@ impl Run<'_> {
         self.step
     }
 
-    fn step(&mut self) -> Result<Step, Violation> {
+    pub(super) fn step(&mut self) -> Result<Step, Violation> {
         self.end_of_faults();
         let ran = self.session.exec.step();
         if ran == Step::Idle {
@@ -237,6 +254,7 @@ impl Run<'_> {
         if let Some(op) = self.inflight.values().find(|op| self.step - op.since > PATIENCE) {
             return Err(Violation::new("hang", format!("{} has not ended after {PATIENCE} steps", op.text)));
         }
+        self.watch_step()?;
         self.side_crash()?;
         Ok(ran)
     }
@@ -248,7 +266,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn drain(&mut self) -> Result<(), Violation> {
+    pub(super) fn drain(&mut self) -> Result<(), Violation> {
         self.wait(|_| true)
     }
 
@@ -338,7 +356,7 @@ impl Run<'_> {
     }
 
     /// What is known if everything in flight may or may not have happened.
-    fn in_doubt(&self) -> Known {
+    pub(super) fn in_doubt(&self) -> Known {
         let mut known = self.known.clone();
         known.pending.extend(self.inflight.values().filter_map(|op| match &op.doing {
             Doing::Control(pending) => Some(pending.clone()),

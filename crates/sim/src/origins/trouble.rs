@@ -70,7 +70,7 @@ impl Run<'_> {
         }
     }
 
-    fn disarm(&mut self) {
+    pub(super) fn disarm(&mut self) {
         self.trouble.armed = None;
         self.session.disks.iter().for_each(crate::disk::SimDisk::disarm);
         self.say(|| "faults disarmed".into());

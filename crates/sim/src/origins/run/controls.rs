@@ -18,7 +18,7 @@ const NUMBERS: u32 = 1_000_000;
 
 impl Run<'_> {
     /// Control operations come one after the other.
-    pub(super) fn control(
+    pub(in crate::origins) fn control(
         &mut self,
         control: Control,
         keys: Vec<Key>,
@@ -30,16 +30,16 @@ impl Run<'_> {
         self.submit(Doing::Control(pending), start, keys, text, future);
     }
 
-    pub(super) fn wait_for_controls(&mut self) -> Result<bool, Violation> {
+    pub(in crate::origins) fn wait_for_controls(&mut self) -> Result<bool, Violation> {
         self.wait(|o| matches!(o.doing, Doing::Control(_)))?;
         Ok(self.known.pending.is_empty())
     }
 
-    pub(super) fn is_crowded(&self) -> bool {
+    pub(in crate::origins) fn is_crowded(&self) -> bool {
         self.known.model.volumes().count() >= self.setup.crowd + 2
     }
 
-    pub(super) fn snapshot(&mut self, op: &Op) -> Result<(), Violation> {
+    pub(in crate::origins) fn snapshot(&mut self, op: &Op) -> Result<(), Violation> {
         if !self.wait_for_controls()? || self.is_crowded() {
             return Ok(());
         }
@@ -79,7 +79,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn clone_one(&mut self, op: &Op) -> Result<(), Violation> {
+    pub(in crate::origins) fn clone_one(&mut self, op: &Op) -> Result<(), Violation> {
         if !self.wait_for_controls()? || self.is_crowded() {
             return Ok(());
         }
@@ -101,13 +101,13 @@ impl Run<'_> {
     }
 
     /// Waits until nobody flattens `key`; whether it is there and known what it shows through to.
-    pub(super) fn is_certain(&mut self, key: Key) -> Result<bool, Violation> {
+    pub(in crate::origins) fn is_certain(&mut self, key: Key) -> Result<bool, Violation> {
         self.wait(move |o| matches!(o.doing, Doing::Flatten(k) if k == key))?;
         Ok(self.known.model.get(key).is_some() && !self.known.flattening.contains(&key))
     }
 
     /// Reads and writes of the clone go on meanwhile.
-    pub(super) fn flatten(&mut self, op: &Op) -> Result<(), Violation> {
+    pub(in crate::origins) fn flatten(&mut self, op: &Op) -> Result<(), Violation> {
         if !self.wait_for_controls()? {
             return Ok(());
         }
@@ -130,7 +130,7 @@ impl Run<'_> {
 
     /// Of what nothing shows through to; what has snapshots goes with them.
     /// Whether something is being deleted.
-    pub(super) fn delete(&mut self, op: &Op) -> Result<bool, Violation> {
+    pub(in crate::origins) fn delete(&mut self, op: &Op) -> Result<bool, Violation> {
         if !self.wait_for_controls()? {
             return Ok(false);
         }
@@ -162,7 +162,7 @@ impl Run<'_> {
     }
 
     /// The next life finds what was kept not handed on, and no table in memory.
-    pub(super) fn delete_and_cut(&mut self, op: &Op) -> Result<(), Violation> {
+    pub(in crate::origins) fn delete_and_cut(&mut self, op: &Op) -> Result<(), Violation> {
         if !self.delete(op)? {
             return Ok(());
         }
@@ -175,7 +175,7 @@ impl Run<'_> {
     }
 
     /// A pair that is alone in its leaf is handed on while the leaf before is not in memory.
-    pub(super) fn thin(&mut self, op: &Op) -> Result<(), Violation> {
+    pub(in crate::origins) fn thin(&mut self, op: &Op) -> Result<(), Violation> {
         let chunks = self.setup.origin / self.setup.chunk;
         let mut rng = Rng::new(op.draws[0]);
         self.rolled_back()?;
@@ -226,7 +226,7 @@ impl Run<'_> {
     }
 
     /// Of several flushes of one disk that are under way for the same changes, one fails.
-    pub(super) fn strike(&mut self, op: &Op) -> Result<(), Violation> {
+    pub(in crate::origins) fn strike(&mut self, op: &Op) -> Result<(), Violation> {
         let mut rng = Rng::new(op.draws[3]);
         if !self.wait_for_controls()? || self.trouble.armed.is_some() {
             return Ok(());
@@ -258,12 +258,12 @@ impl Run<'_> {
     }
 
     /// The snapshot that the origin is being rolled back to.
-    pub(super) fn rolling(&self) -> Option<String> {
+    pub(in crate::origins) fn rolling(&self) -> Option<String> {
         self.session.pool.origins().pop().and_then(|origin| origin.rolling)
     }
 
     /// Everything else waits for the acknowledgement, but not for what goes on behind it.
-    pub(super) fn roll_back(&mut self, op: &Op) -> Result<(), Violation> {
+    pub(in crate::origins) fn roll_back(&mut self, op: &Op) -> Result<(), Violation> {
         if !self.wait_for_controls()? || self.rolling().is_some() {
             return Ok(());
         }
@@ -285,7 +285,7 @@ impl Run<'_> {
     }
 
     /// Unless there is no room for what it overwrites, or requests fail.
-    pub(super) fn rolled_back(&mut self) -> Result<(), Violation> {
+    pub(in crate::origins) fn rolled_back(&mut self) -> Result<(), Violation> {
         if !self.is_quiet()? || self.rolling().is_none() {
             return Ok(());
         }
@@ -299,7 +299,7 @@ impl Run<'_> {
         }
     }
 
-    pub(super) fn upkeep<F: Future<Output = Outcome> + 'static>(
+    pub(in crate::origins) fn upkeep<F: Future<Output = Outcome> + 'static>(
         &mut self,
         what: &str,
         f: impl FnOnce(forkdisk::Pool<SimDisk>) -> F,
@@ -310,20 +310,20 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn set(&mut self, op: &Op) -> Result<(), Violation> {
+    pub(in crate::origins) fn set(&mut self, op: &Op) -> Result<(), Violation> {
         let (ahead, full) = self.setup.policy(op.draws[0]);
         self.upkeep("set", |pool| async move { pool.set_origin(ORIGIN, ahead, full).await.into() })
     }
 
     /// Nothing is in flight and nothing is wrong.
-    pub(super) fn is_quiet(&mut self) -> Result<bool, Violation> {
+    pub(in crate::origins) fn is_quiet(&mut self) -> Result<bool, Violation> {
         self.drain()?;
         self.sync()?;
         Ok(self.session.faults_hit() == 0 && self.trouble.armed.is_none() && self.known.pending.is_empty())
     }
 
     /// Closes cleanly: the origin is an ordinary disk that holds what was written, and nothing is lost.
-    pub(super) fn reopen(&mut self, op: &Op) -> Result<(), Violation> {
+    pub(in crate::origins) fn reopen(&mut self, op: &Op) -> Result<(), Violation> {
         if !self.is_quiet()? {
             return Ok(());
         }
@@ -347,7 +347,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn compare_disk(&mut self, medium: &Medium) -> Result<(), Violation> {
+    pub(in crate::origins) fn compare_disk(&mut self, medium: &Medium) -> Result<(), Violation> {
         let mut bytes = vec![0; self.setup.origin as usize];
         medium.image().read(0, &mut bytes);
         let (origin, now) = (self.known.origin, self.known.model.tick());
@@ -355,7 +355,7 @@ impl Run<'_> {
     }
 
     /// The origin is an ordinary disk for a while.
-    pub(super) fn unprotect(&mut self, op: &Op) -> Result<(), Violation> {
+    pub(in crate::origins) fn unprotect(&mut self, op: &Op) -> Result<(), Violation> {
         if !self.is_quiet()? || !self.known.rests.is_empty() || self.rolling().is_some() {
             return Ok(());
         }

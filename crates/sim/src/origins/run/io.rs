@@ -9,7 +9,7 @@ use crate::rng::{Rng, mix};
 
 impl Run<'_> {
     /// A place in whole sectors, mostly near the beginning.
-    pub(super) fn place(draws: [u64; 2], size: u64, ragged: bool) -> (u64, u64) {
+    pub(in crate::origins) fn place(draws: [u64; 2], size: u64, ragged: bool) -> (u64, u64) {
         let mut rng = Rng::new(mix(&draws));
         let reach = (size / 4096).min(*rng.pick(&[4, 32, 1 << 20])).max(1);
         let page = rng.below(reach) * 4096;
@@ -24,14 +24,14 @@ impl Run<'_> {
         (offset, len.min(size - offset))
     }
 
-    pub(super) fn read(&mut self, op: &Op) -> Result<(), Violation> {
+    pub(in crate::origins) fn read(&mut self, op: &Op) -> Result<(), Violation> {
         let Some(key) = self.any(op.draws[0], |_, _| true) else { return Ok(()) };
         self.look_at(op, key, op.draws[3].is_multiple_of(8))
     }
 
     /// Reads a snapshot and at once overwrites what it shows in the origin, so that one may overtake the
     /// other.
-    pub(super) fn chase(&mut self, op: &Op) -> Result<(), Violation> {
+    pub(in crate::origins) fn chase(&mut self, op: &Op) -> Result<(), Violation> {
         let origin = self.known.origin;
         let Some(key) = self.any(op.draws[0], |_, v| v.of == Some(origin)) else { return Ok(()) };
         for _ in 0..1 + op.draws[3] % 3 {
@@ -40,7 +40,7 @@ impl Run<'_> {
         self.write(&Op { draws: [1, op.draws[1], op.draws[2], op.draws[3]], ..*op })
     }
 
-    pub(super) fn look_at(&mut self, op: &Op, key: Key, ragged: bool) -> Result<(), Violation> {
+    pub(in crate::origins) fn look_at(&mut self, op: &Op, key: Key, ragged: bool) -> Result<(), Violation> {
         if !self.is_there(key)? {
             return Ok(());
         }
@@ -58,7 +58,7 @@ impl Run<'_> {
     }
 
     /// Mostly of the origin; else of a volume or clone, half the time of one that is being flattened if there is one.
-    pub(super) fn target(&mut self, op: &Op) -> Result<Option<Key>, Violation> {
+    pub(in crate::origins) fn target(&mut self, op: &Op) -> Result<Option<Key>, Violation> {
         let origin = self.known.origin;
         let flattened = self.inflight.values().find_map(|o| match o.doing {
             Doing::Flatten(key) => Some(key),
@@ -82,7 +82,7 @@ impl Run<'_> {
         Ok(self.is_there(key)?.then_some(key))
     }
 
-    pub(super) fn write(&mut self, op: &Op) -> Result<(), Violation> {
+    pub(in crate::origins) fn write(&mut self, op: &Op) -> Result<(), Violation> {
         let Some(key) = self.target(op)? else { return Ok(()) };
         let size = self.known.model.get(key).map_or(0, |v| v.size);
         let ragged = op.kind == Kind::Ragged;
@@ -124,7 +124,7 @@ impl Run<'_> {
     }
 
     /// Writes many chunks of a stretch: what is kept of them fills leaves of its map.
-    pub(super) fn sweep(&mut self, op: &Op) -> Result<(), Violation> {
+    pub(in crate::origins) fn sweep(&mut self, op: &Op) -> Result<(), Violation> {
         let mut rng = Rng::new(op.draws[1]);
         let chunks = self.setup.origin / self.setup.chunk;
         let count = (chunks / *rng.pick(&[1, 1, 2, 4])).max(1);
@@ -133,28 +133,35 @@ impl Run<'_> {
     }
 
     /// Writes a page of each of these chunks of the origin at once; the executor draws their order.
-    pub(super) fn touch(&mut self, number: u32, chunks: Vec<u64>) -> Result<(), Violation> {
+    pub(in crate::origins) fn touch(&mut self, number: u32, chunks: Vec<u64>) -> Result<(), Violation> {
         let key = self.known.origin;
         if !self.is_there(key)? {
             return Ok(());
         }
-        let start = self.known.model.tick();
-        for offset in chunks.into_iter().map(|chunk| chunk * self.setup.chunk) {
-            let Some(volume) = self.handle(key)? else { return Ok(()) };
-            let len = 4096.min(self.setup.origin - offset);
-            let mut buf = self.session.pool.buffer(len as usize);
-            self.known.model.bytes(key, offset, number, &mut buf);
-            let rec = self.known.model.write(key, offset, len, What::Mark(number));
-            let text = format!("op {number} {ORIGIN} {offset}+{len}");
-            self.submit(Doing::Change { rec, fua: false }, start, vec![key], text, async move {
-                volume.write(offset, buf, false).await.0.into()
-            });
+        for chunk in chunks {
+            self.put(number, chunk, false)?;
         }
         self.wait(move |o| o.keys.contains(&key))
     }
 
+    /// Writes a page of a chunk of the origin.
+    pub(in crate::origins) fn put(&mut self, number: u32, chunk: u64, fua: bool) -> Result<(), Violation> {
+        let (key, offset) = (self.known.origin, chunk * self.setup.chunk);
+        let Some(volume) = self.handle(key)? else { return Ok(()) };
+        let len = 4096.min(self.setup.origin - offset);
+        let mut buf = self.session.pool.buffer(len as usize);
+        self.known.model.bytes(key, offset, number, &mut buf);
+        let rec = self.known.model.write(key, offset, len, What::Mark(number));
+        let start = self.known.model.now();
+        let text = format!("write op {number} {ORIGIN} {offset}+{len}{}", if fua { " fua" } else { "" });
+        self.submit(Doing::Change { rec, fua }, start, vec![key], text, async move {
+            volume.write(offset, buf, fua).await.0.into()
+        });
+        Ok(())
+    }
+
     /// What lies in an origin, or shows through to it, is left alone.
-    pub(super) fn discard(&mut self, op: &Op) -> Result<(), Violation> {
+    pub(in crate::origins) fn discard(&mut self, op: &Op) -> Result<(), Violation> {
         let (rests, flattening) = (self.known.rests.clone(), self.known.flattening.clone());
         let origin = self.known.origin;
         let rests = |key| rests.contains_key(&key) && !flattening.contains(&key);
@@ -172,7 +179,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn flush(&mut self, op: &Op) -> Result<(), Violation> {
+    pub(in crate::origins) fn flush(&mut self, op: &Op) -> Result<(), Violation> {
         let Some(key) = self.target(op)? else { return Ok(()) };
         let Some(volume) = self.handle(key)? else { return Ok(()) };
         let text = format!("flush {}", self.known.model.name(key));

@@ -1,0 +1,252 @@
+//! Short histories of an origin explored in full: a crash at every step, masks of both disks.
+//!
+//! The origin has four chunks of a page, all written, and a snapshot; one chunk was written since. Operations run one
+//! after the other, or two together; of the flushes of one disk one may fail meanwhile.
+
+use super::recover::recover;
+use super::run::Run;
+use super::{Kind, Op, Setup};
+use crate::disk::Crash;
+use crate::history::{Aim, Stats, Violation};
+use crate::rng::mix;
+
+/// Most masks tried at one crash point; where there are more, they are spread over all.
+const MOST_MASKS: u64 = 48;
+/// The same where a flush fails: there are many such histories.
+const FEW_MASKS: u64 = 6;
+
+/// One operation with a fixed meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Small {
+    Write,
+    WriteFua,
+    Other,
+    Volume,
+    Flush,
+    Snapshot,
+    Group,
+    DeleteNewest,
+    DeleteOldest,
+    RollbackNewest,
+    RollbackOldest,
+    Unprotect,
+    Checkpoint,
+    Reopen,
+    Kill,
+}
+
+impl Small {
+    /// All of them.
+    pub const ALL: &'static [Small] = &[
+        Small::Write,
+        Small::WriteFua,
+        Small::Other,
+        Small::Volume,
+        Small::Flush,
+        Small::Snapshot,
+        Small::Group,
+        Small::DeleteNewest,
+        Small::DeleteOldest,
+        Small::RollbackNewest,
+        Small::RollbackOldest,
+        Small::Unprotect,
+        Small::Checkpoint,
+        Small::Reopen,
+        Small::Kill,
+    ];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Small::Write => "write",
+            Small::WriteFua => "fua",
+            Small::Other => "other",
+            Small::Volume => "volume",
+            Small::Flush => "flush",
+            Small::Snapshot => "snapshot",
+            Small::Group => "group",
+            Small::DeleteNewest => "delete-newest",
+            Small::DeleteOldest => "delete-oldest",
+            Small::RollbackNewest => "rollback-newest",
+            Small::RollbackOldest => "rollback-oldest",
+            Small::Unprotect => "unprotect",
+            Small::Checkpoint => "checkpoint",
+            Small::Reopen => "reopen",
+            Small::Kill => "kill",
+        }
+    }
+
+    /// The operation of this name.
+    pub fn from_name(name: &str) -> Option<Small> {
+        Small::ALL.iter().copied().find(|op| op.name() == name)
+    }
+}
+
+/// Operations that are under way together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Together {
+    /// One or two.
+    pub ops: Vec<Small>,
+    /// Steps between them.
+    pub gap: u32,
+    /// The n-th flush of a disk fails meanwhile (0: the pool's, 1: the origin's).
+    pub strike: Option<(usize, u64)>,
+}
+
+impl Together {
+    /// A single operation.
+    pub fn one(op: Small) -> Together {
+        Together { ops: vec![op], gap: 0, strike: None }
+    }
+}
+
+/// Runs a short history. Crashes are tried at every step of its last part and at the end, or only at the aim.
+pub fn run_small(
+    setup: &Setup,
+    parts: &[Together],
+    aim: Option<Aim>,
+    account: bool,
+) -> (Stats, Option<Violation>, Vec<String>) {
+    Run::conduct(setup, None, account, |run| {
+        run.prepare()?;
+        for (i, part) in parts.iter().enumerate() {
+            let masks = if part.strike.is_some() { FEW_MASKS } else { MOST_MASKS };
+            if i + 1 == parts.len() {
+                run.watch = Some(Watch { aim, masks, acks_only: part.strike.is_some(), seen: (0, 0) });
+            }
+            run.part(part, 100 * (i as u32 + 1))?;
+        }
+        for _ in 0..40 {
+            // Background work goes on after the acknowledgement.
+            run.step()?;
+        }
+        run.watch = None;
+        run.end()
+    })
+}
+
+/// The watch over every step of the last part.
+pub(super) struct Watch {
+    aim: Option<Aim>,
+    masks: u64,
+    /// Only what is acknowledged counts as a change.
+    acks_only: bool,
+    seen: (u64, u64),
+}
+
+impl Run<'_> {
+    fn prepare(&mut self) -> Result<(), Violation> {
+        self.touch(1, (0..4).collect())?;
+        self.small(Small::Flush, 2)?;
+        self.drain()?;
+        self.small(Small::Snapshot, 3)?;
+        self.drain()?;
+        self.touch(4, vec![1])
+    }
+
+    fn part(&mut self, part: &Together, number: u32) -> Result<(), Violation> {
+        if let Some((disk, n)) = part.strike {
+            self.arm_flush(disk, n);
+        }
+        for (i, &op) in part.ops.iter().enumerate() {
+            for _ in 0..if i > 0 { part.gap } else { 0 } {
+                self.step()?;
+            }
+            self.small(op, number + i as u32)?;
+        }
+        self.drain()?;
+        if part.strike.is_some() {
+            self.disarm();
+            if self.pool_failed() || self.session.faults_hit() > 0 {
+                self.cut(Crash::Power, u64::from(number))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn small(&mut self, op: Small, number: u32) -> Result<(), Violation> {
+        let origin = self.known.origin;
+        let newest = self.known.model.volumes().filter(|(_, v)| v.of == Some(origin)).count().saturating_sub(1) as u64;
+        // Neither dropped nor written, if it is a snapshot; of the origin.
+        let with = |kind, first| Op { kind, number, gap: 0, draws: [first, 1, 1, 1] };
+        match op {
+            Small::Write => self.put(number, 0, false),
+            Small::WriteFua => self.put(number, 1, true),
+            Small::Other => self.put(number, 2, false),
+            Small::Volume => self.write(&Op { draws: [4, 1, 1, 8], ..with(Kind::Write, 4) }),
+            Small::Flush => self.flush(&with(Kind::Flush, 1)),
+            Small::Snapshot => self.snapshot(&with(Kind::Snapshot, 0)),
+            Small::Group => self.snapshot(&with(Kind::Group, 0)),
+            Small::DeleteNewest => self.delete(&with(Kind::DeleteAndCut, newest)).map(drop),
+            Small::DeleteOldest => self.delete(&with(Kind::DeleteOldest, 0)).map(drop),
+            Small::RollbackNewest => self.roll_back(&with(Kind::Rollback, newest)),
+            Small::RollbackOldest => self.roll_back(&with(Kind::Rollback, 0)),
+            Small::Unprotect => self.unprotect(&with(Kind::Unprotect, 0)),
+            Small::Checkpoint => self.upkeep("checkpoint", |pool| async move { pool.checkpoint().await.into() }),
+            Small::Reopen => self.reopen(&with(Kind::Reopen, 1)),
+            Small::Kill => self.cut(Crash::Kill, 1),
+        }
+    }
+
+    /// Tries crashes at this step if something has changed since the last one.
+    pub(super) fn watch_step(&mut self) -> Result<(), Violation> {
+        let version = self.session.disks[0].version() + self.session.disks[1].version();
+        let acks = self.known.model.acks();
+        let step = self.now();
+        let Some(watch) = &mut self.watch else { return Ok(()) };
+        let now = if watch.acks_only { (0, acks) } else { (version, acks) };
+        match watch.aim {
+            Some(aim) if aim.step != step => return Ok(()),
+            None if watch.seen == now => return Ok(()),
+            _ => {}
+        }
+        watch.seen = now;
+        let (aimed, most) = (watch.aim.and_then(|aim| aim.mask), watch.masks);
+        let instant = self.session.freeze(Crash::Power);
+        let known = self.in_doubt();
+        self.stats.cuts += 1;
+        let all = instant.masks();
+        let masks: Vec<u64> = match aimed {
+            Some(mask) => vec![mask],
+            None if all <= most => (0..all).collect(),
+            None => (0..most).map(|i| (u128::from(i) * u128::from(all) / u128::from(most)) as u64).collect(),
+        };
+        for mask in masks {
+            self.stats.crash_states += 1;
+            let pair = instant.pair(mask);
+            let fresh = self.seen.insert(mix(&[instant.fingerprint_of(pair), acks]));
+            if !fresh && aimed.is_none() {
+                continue;
+            }
+            self.stats.distinct += 1;
+            self.say(|| format!("crash (mask {mask})"));
+            let draw = mix(&[step, mask]);
+            // Now and then recovery is cut, too.
+            let seed = if draw.is_multiple_of(16) { draw } else { draw / 3 * 3 };
+            recover(self.setup, instant.crash_of(pair), &known, seed, &mut self.stats).map_err(|v| v.at(step, mask))?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether every operation of the history has something to work on.
+pub fn makes_sense(parts: &[Together]) -> bool {
+    let mut snapshots = 1;
+    parts.iter().flat_map(|part| &part.ops).all(|op| match op {
+        Small::Snapshot | Small::Group => {
+            snapshots += 1;
+            true
+        }
+        Small::DeleteNewest | Small::DeleteOldest => {
+            snapshots -= 1;
+            snapshots >= 0
+        }
+        Small::Unprotect => {
+            snapshots = 0;
+            true
+        }
+        Small::RollbackNewest | Small::RollbackOldest => snapshots > 0,
+        _ => true,
+    })
+}
