@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build packages tools demo test test-ublk sim check fmt clippy deny man clean
+.PHONY: build packages tools demo test test-ublk sim soak check fmt clippy deny man clean
 
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 TOOLS := $(TARGET)/tools
@@ -38,6 +38,12 @@ test-ublk:
 sim:
 	cargo build --locked --release -p forkdisk-sim
 	$(TARGET)/release/forkdisk-sim $(or $(ARGS),--seeds 300 --steps 2000)
+
+# New seeds of all profiles, without end or for HOURS; goes on where the last run ended. Ctrl-C ends it.
+soak:
+	cargo build --locked --release -p forkdisk-sim
+	$(TARGET)/release/forkdisk-sim --soak $(TARGET)/soak $(if $(HOURS),--hours $(HOURS)) $(if $(JOBS),--jobs $(JOBS)) \
+	    --commit $$(git describe --always --dirty)
 
 check: fmt clippy deny
 

@@ -2,10 +2,14 @@
 #![forbid(unsafe_code)]
 
 use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
+use forkdisk_sim::explore::Soak;
 use forkdisk_sim::explore::{
     Campaign, Case, Damage, Damages, Exhaustive, ExhaustiveOrigins, Failure, Found, Hunt, OriginCase, Recipe,
     fresh as fresh_recipes, kept, parse_ranges, shrink, silence_panics,
@@ -68,6 +72,15 @@ struct Args {
     /// Replay one short history, as in `write+snapshot:512` or `origin:snapshot,12,checkpoint@o3:512`.
     #[arg(long, value_parser = Short::parse)]
     case: Option<Short>,
+    /// Run new seeds of all profiles without end; the next seed, the sums and the failures are kept in this directory.
+    #[arg(long)]
+    soak: Option<PathBuf>,
+    /// End the long run after so many hours.
+    #[arg(long, requires = "soak")]
+    hours: Option<f64>,
+    /// What the long run calls this build.
+    #[arg(long, default_value = "unknown")]
+    commit: String,
     /// Switch on a planted mistake (`all`: each in turn) and see that it is found.
     #[arg(long)]
     planted: Option<String>,
@@ -166,6 +179,9 @@ fn run(args: &Args) -> Result<bool, String> {
         report.account.iter().filter(|_| told).for_each(|line| println!("{line}"));
         return Ok(tell(&report.stats, 1, report.violation.as_ref(), &report.account));
     }
+    if let Some(dir) = &args.soak {
+        return soak(args, dir.clone());
+    }
     if let Some(budget) = args.exhaustive {
         return Ok(exhaustive(args, budget, false));
     }
@@ -176,6 +192,15 @@ fn run(args: &Args) -> Result<bool, String> {
         return Ok(flips(args, count));
     }
     Ok(campaign(args))
+}
+
+fn soak(args: &Args, dir: PathBuf) -> Result<bool, String> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(|e| e.to_string())?;
+    }
+    let time = args.hours.map(|hours| Duration::from_secs_f64(hours * 3600.0));
+    Soak { dir, time, jobs: args.jobs, commit: args.commit.clone(), stop: &stop }.run()
 }
 
 fn flips(args: &Args, count: u64) -> bool {

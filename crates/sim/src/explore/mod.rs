@@ -9,6 +9,7 @@ mod hunt;
 mod kept;
 mod origins;
 mod shrink;
+mod soak;
 
 use std::fmt::Write as _;
 
@@ -20,6 +21,7 @@ pub use hunt::{Found, Hunt};
 pub use kept::{Kept, kept};
 pub use origins::{ExhaustiveOrigins, OriginCase};
 pub use shrink::{Shrunk, shrink};
+pub use soak::Soak;
 
 use crate::history::{Aim, Op, Profile, Setup, Stats, Violation, run_history};
 use crate::origins as two_disks;
