@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build packages tools demo test test-ublk sim soak check fmt clippy deny man clean
+.PHONY: build packages tools demo test test-ublk test-kernels sim soak check fmt clippy deny man clean
 
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 TOOLS := $(TARGET)/tools
@@ -33,6 +33,14 @@ test: packages tools
 test-ublk:
 	cargo build --locked -p forkdisk-cli
 	scripts/test-ublk $(TARGET)/debug/forkdisk
+
+# The end-to-end tests of all doors, and ublk, in a 6.12 kernel under software emulation: an hour at most. `make test`
+# runs the same tests of the doors in a 6.1 kernel.
+test-kernels: packages
+	cargo build --locked --release -p forkdisk-cli
+	tests=$$(cargo test --locked --release -p forkdisk-cli --test e2e --no-run --message-format json \
+	    | sed -n 's/.*"name":"e2e".*"executable":"\([^"]*\)".*/\1/p'); \
+	scripts/test-kernels $(TARGET)/release/forkdisk "$$tests"
 
 # A shorter way to the crash simulator: make sim ARGS="--seeds 50 --steps 2000"
 sim:

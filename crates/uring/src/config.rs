@@ -9,12 +9,10 @@ pub struct Config {
     /// `(bytes, count)` for each size of registered buffer, in rising order of bytes, each a
     /// multiple of 4096. Empty for none.
     pub buffers: Vec<(usize, usize)>,
-    /// How many files and sockets can be registered at a time; the others work without.
-    pub files: u32,
 }
 
 impl Default for Config {
     fn default() -> Config {
-        Config { entries: 256, buffers: vec![(4 << 10, 1024), (64 << 10, 64), (1 << 20, 8)], files: 1024 }
+        Config { entries: 256, buffers: vec![(4 << 10, 1024), (64 << 10, 64), (1 << 20, 8)] }
     }
 }

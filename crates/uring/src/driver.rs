@@ -1,5 +1,5 @@
 //! The ring and everything in flight on it: submits entries in the order in which they were
-//! queued, hands completions to their operations, keeps the tables of registered files and
+//! queued, hands completions to their operations, keeps the table of registered
 //! buffers. Knows nothing of tasks except their wakers.
 //!
 //! Invariants: entries reach the kernel in the order of [`start`](Driver::start), also when the
@@ -10,7 +10,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -39,7 +40,6 @@ const IGNORE: u64 = u64::MAX - 1;
 pub(crate) struct Driver {
     queue: RefCell<Queue>,
     ops: RefCell<Slab<Op>>,
-    free_slots: RefCell<Vec<u32>>,
     pub(crate) pool: Rc<BufPool>,
     /// Where each registered buffer lies, by slot; empty when registration failed.
     registered: Vec<*const u8>,
@@ -61,13 +61,11 @@ impl Driver {
     /// A ring that also wakes up when `wake`, an eventfd, is raised.
     pub(crate) fn new(config: &Config, wake: Arc<OwnedFd>) -> forkdisk::Result<Rc<Driver>> {
         let ring = setup::ring(config.entries)?;
-        let files = setup::register_files(&ring, config.files);
         let pool = BufPool::new(&config.buffers);
         let registered = setup::register_buffers(&ring, &pool);
         let driver = Driver {
             queue: RefCell::new(Queue { ring, overflow: VecDeque::new(), completed: Vec::new() }),
             ops: RefCell::new(Slab::new()),
-            free_slots: RefCell::new((0..files).rev().collect()),
             pool,
             registered,
             timers: RefCell::new(Timers::default()),
@@ -199,24 +197,6 @@ impl Driver {
     pub(crate) fn has_registered_buffers(&self) -> bool {
         !self.registered.is_empty()
     }
-
-    pub(crate) fn register_file(&self, fd: RawFd) -> Option<u32> {
-        let slot = self.free_slots.borrow_mut().pop()?;
-        match self.queue.borrow().ring.submitter().register_files_update(slot, &[fd]) {
-            Ok(1) => Some(slot),
-            _ => {
-                self.free_slots.borrow_mut().push(slot);
-                None
-            }
-        }
-    }
-
-    pub(crate) fn unregister_file(&self, slot: u32) {
-        // A place that could not be emptied is not used again.
-        if self.queue.borrow().ring.submitter().register_files_update(slot, &[-1]).is_ok() {
-            self.free_slots.borrow_mut().push(slot);
-        }
-    }
 }
 
 fn until(deadline: Instant) -> Duration {
@@ -226,7 +206,9 @@ fn until(deadline: Instant) -> Duration {
 /// Drops an operation nobody waited for, and what it brought.
 fn discard(op: Op) {
     if matches!(op.work, Work::Accept) && op.result >= 0 {
-        drop(sys::own(op.result));
+        let connection = sys::own(op.result);
+        // As at any other end of a connection; it fails when the peer was faster.
+        let _ = sys::shutdown(connection.as_fd(), Shutdown::Both);
     }
 }
 

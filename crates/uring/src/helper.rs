@@ -111,7 +111,7 @@ mod tests {
     use crate::{Config, block_on};
 
     fn config() -> Config {
-        Config { entries: 8, buffers: Vec::new(), files: 8 }
+        Config { entries: 8, buffers: Vec::new() }
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod executor;
 mod handle;
 mod helper;
 mod inherited;
+mod kernel;
 mod loop_device;
 mod net;
 mod op;

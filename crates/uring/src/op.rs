@@ -111,7 +111,7 @@ impl Work {
 
     pub(crate) fn entry(&mut self, part: usize, file: &Handle) -> Entry {
         let fd = file.target();
-        let entry = match self {
+        match self {
             Work::Transfer(t) => t.entry(part, file),
             Work::Flush { datasync } => {
                 let flags = if *datasync { FsyncFlags::DATASYNC } else { FsyncFlags::empty() };
@@ -142,8 +142,7 @@ impl Work {
             }
             Work::Readable => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
             Work::Command { number, data } => opcode::UringCmd16::new(fd, *number).cmd(*data).build(),
-        };
-        file.aim(entry)
+        }
     }
 
     /// Takes in the result of entry `part`.
@@ -185,7 +184,7 @@ impl Transfer {
         }
         if result == -libc::EINTR || result == -libc::EAGAIN {
             // Off to a worker thread, which may block: otherwise EAGAIN could go round and round.
-            return Step::Again(file.aim(self.entry(part, file)).flags(Flags::ASYNC));
+            return Step::Again(self.entry(part, file).flags(Flags::ASYNC));
         }
         if result < 0 {
             return Step::Done(result);
@@ -198,7 +197,7 @@ impl Transfer {
         left.offset += whole as u64;
         left.at += whole;
         left.len -= whole;
-        Step::Again(file.aim(self.entry(part, file)))
+        Step::Again(self.entry(part, file))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Makes a ring with the best flags that the running kernel takes, and registers what it can.
+//! Makes a ring with the best flags that the running kernel takes, and registers its buffers if it can.
 
 use std::io;
 use std::rc::Rc;
@@ -6,6 +6,8 @@ use std::rc::Rc;
 use forkdisk::device::BufPool;
 use forkdisk::{Error, ErrorKind};
 use io_uring::{Builder, IoUring};
+
+use crate::kernel;
 
 /// Completions that fit before the kernel has to queue them on the side, per submission entry.
 const COMPLETIONS_PER_ENTRY: u32 = 4;
@@ -25,6 +27,7 @@ const FLAVOURS: [fn(&mut Builder); 4] = [
 ];
 
 pub(crate) fn ring(entries: u32) -> forkdisk::Result<IoUring> {
+    kernel::check()?;
     let mut refused = io::Error::from_raw_os_error(libc::EINVAL);
     for flavour in FLAVOURS {
         let mut builder = IoUring::builder();
@@ -32,7 +35,11 @@ pub(crate) fn ring(entries: u32) -> forkdisk::Result<IoUring> {
         flavour(&mut builder);
         match builder.build(entries) {
             Ok(ring) if ring.params().is_feature_ext_arg() && ring.params().is_feature_nodrop() => return Ok(ring),
-            Ok(_) => return Err(Error::new(ErrorKind::Unsupported, "forkdisk needs Linux 5.11 or later for io_uring")),
+            Ok(_) => {
+                let text =
+                    "io_uring of this kernel lacks what Linux 5.11 has (IORING_FEAT_EXT_ARG), which forkdisk needs";
+                return Err(Error::new(ErrorKind::Unsupported, text));
+            }
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => refused = e,
             Err(e) => return Err(why_refused(e)),
         }
@@ -42,7 +49,7 @@ pub(crate) fn ring(entries: u32) -> forkdisk::Result<IoUring> {
 
 fn why_refused(error: io::Error) -> Error {
     let text = match error.raw_os_error() {
-        Some(libc::ENOSYS) => "this kernel has no io_uring, which forkdisk needs (Linux 5.11 or later)".to_string(),
+        Some(libc::ENOSYS) => "this kernel has no io_uring, which forkdisk needs (CONFIG_IO_URING)".to_string(),
         Some(libc::EPERM | libc::EACCES) => {
             let sysctl = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
             match sysctl.trim() {
@@ -62,16 +69,6 @@ fn why_refused(error: io::Error) -> Error {
         _ => return Error::io("cannot set up an io_uring ring", error),
     };
     Error::new(ErrorKind::Unsupported, text)
-}
-
-/// Makes a table of `count` empty places for files; returns how many there are.
-pub(crate) fn register_files(ring: &IoUring, count: u32) -> u32 {
-    if count == 0 {
-        return 0;
-    }
-    let submitter = ring.submitter();
-    let made = submitter.register_files_sparse(count).or_else(|_| submitter.register_files(&vec![-1; count as usize]));
-    if made.is_ok() { count } else { 0 }
 }
 
 /// Registers the pool's memory; returns where each slot lies, or nothing when the kernel refuses

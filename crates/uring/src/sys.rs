@@ -38,6 +38,19 @@ pub(crate) fn open(path: &Path, flags: c_int, mode: libc::mode_t) -> io::Result<
     }
 }
 
+/// What the kernel calls its release, such as `6.1.0-18-amd64`; empty if it does not say.
+pub(crate) fn kernel_release() -> String {
+    let mut names = MaybeUninit::<libc::utsname>::zeroed();
+    // SAFETY: `names` has room for one utsname, which was zeroed, so that every field ends with a NUL whether the
+    // call fills it or not; any bytes are valid for this struct of characters.
+    let names = unsafe {
+        libc::uname(names.as_mut_ptr());
+        names.assume_init()
+    };
+    let bytes = names.release.iter().map(|&c| c as u8).take_while(|&byte| byte != 0).collect::<Vec<_>>();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
 /// The flags of a descriptor; an error if it is not open.
 pub(crate) fn descriptor_flags(fd: BorrowedFd<'_>) -> io::Result<c_int> {
     // SAFETY: takes no pointers.

@@ -143,7 +143,7 @@ impl UblkDevice {
         });
         match opened {
             Ok((descriptors, ring, file)) => {
-                let handle = Handle::unregistered(rt.driver(), OwnedFd::from(ring));
+                let handle = Handle::new(rt.driver(), OwnedFd::from(ring));
                 Ok(UblkDevice { rt: rt.clone(), number, file, handle, descriptors, helper })
             }
             Err(error) => {

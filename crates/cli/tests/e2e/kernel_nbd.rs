@@ -1,4 +1,5 @@
-//! The kernel's own nbd driver as a client, inside user-mode Linux: file systems on a served pool.
+//! In user-mode Linux 6.1: the kernel's own nbd driver as a client, file systems on a served pool; and the tests of
+//! all doors on that kernel.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -19,21 +20,21 @@ struct Ended {
     is_whole: bool,
 }
 
-/// Runs a scenario in a guest with a disk of 2 GiB; what it said. `None` (after saying why) where there can be no guest.
+/// Runs a scenario in a guest with a disk of 2 GiB, with `words` (KEY=VALUE) in its environment; what it said. `None` (after saying why) where there can be no guest.
 /// User-mode Linux that dies on the way is begun once more: it is not what is tested.
 #[track_caller]
-fn run_in_guest(name: &str) -> Option<String> {
-    let mut ended = one_guest(name)?;
+fn run_in_guest(name: &str, words: &[String]) -> Option<String> {
+    let mut ended = one_guest(name, words)?;
     if !ended.is_whole && !ended.said.contains("FAILED") {
         println!("the guest has died; once more");
-        ended = one_guest(name)?;
+        ended = one_guest(name, words)?;
     }
     assert!(ended.is_whole && !ended.said.contains("FAILED"), "see above");
     Some(ended.said)
 }
 
 #[track_caller]
-fn one_guest(name: &str) -> Option<Ended> {
+fn one_guest(name: &str, words: &[String]) -> Option<Ended> {
     if !cfg!(target_arch = "x86_64") {
         eprintln!("not tested: there is no user-mode Linux for this processor");
         return None;
@@ -67,7 +68,7 @@ fn one_guest(name: &str) -> Option<Ended> {
         ("LABOUT", shown(&work)),
         ("FORKDISK", env!("CARGO_BIN_EXE_forkdisk").to_string()),
     ];
-    command.args(own.map(|(name, value)| format!("{name}={value}")));
+    command.args(own.map(|(name, value)| format!("{name}={value}"))).args(words);
     if let Some(library) = &guest.preload {
         command.env("LD_PRELOAD", library);
     }
@@ -102,7 +103,7 @@ fn the_kernels_nbd_driver_carries_ext4_and_xfs() {
     if !std::path::Path::new("/usr/sbin/mkfs.xfs").exists() && !std::path::Path::new("/sbin/mkfs.xfs").exists() {
         return missing("mkfs.xfs is not installed: xfsprogs has it");
     }
-    let Some(said) = run_in_guest("nbd-filesystems") else { return };
+    let Some(said) = run_in_guest("nbd-filesystems", &[]) else { return };
     for fs in ["ext4", "xfs"] {
         assert!(said.contains(&format!("R nbd-filesystems fs={fs} ")), "{fs} is missing");
     }
@@ -112,6 +113,24 @@ fn the_kernels_nbd_driver_carries_ext4_and_xfs() {
 /// is a read-only device, partitions are devices, `detach`.
 #[test]
 fn volumes_are_attached_by_the_kernels_nbd_driver() {
-    let Some(said) = run_in_guest("nbd-attach") else { return };
+    let Some(said) = run_in_guest("nbd-attach", &[]) else { return };
     assert!(said.contains("R nbd-attach used="));
+}
+
+/// The tests of this program that `lab/doors` names, on Linux 6.1: every door with the clients of the host.
+#[test]
+fn the_doors_work_on_linux_6_1() {
+    let this = std::env::current_exe().unwrap();
+    let doors = concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/doors");
+    let required = std::env::var("FORKDISK_TEST_REQUIRE_CLIENTS").unwrap_or_default();
+    let words = [
+        format!("E2E={}", this.display()),
+        format!("DOORS={doors}"),
+        format!("FORKDISK_TEST_REQUIRE_CLIENTS={required}"),
+    ];
+    let Some(said) = run_in_guest("e2e", &words) else { return };
+    let result = said.lines().find_map(|line| line.strip_prefix("test result: ok. ")).expect("a result");
+    let passed: usize = result.split(' ').next().unwrap().parse().unwrap();
+    let named = fs::read_to_string(doors).unwrap().lines().filter(|line| !line.starts_with('#')).count();
+    assert!(passed >= named, "{passed} tests of {named} names");
 }

@@ -12,6 +12,7 @@ mod config;
 mod control;
 mod daemon;
 mod defrag;
+mod endings;
 mod file_systems;
 mod full_host;
 mod harness;

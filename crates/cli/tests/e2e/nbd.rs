@@ -131,6 +131,16 @@ impl Client {
         self.send(READ, 0, offset, len, &[])
     }
 
+    /// Takes its leave and waits, as long as a reply may take, until the server has ended the connection.
+    pub fn leave(mut self) -> io::Result<()> {
+        self.polite = false;
+        self.send(DISCONNECT, 0, 0, 0, &[])?;
+        match self.stream.read(&mut [0; 16])? {
+            0 => Ok(()),
+            n => Err(io::Error::other(format!("{n} bytes after the end"))),
+        }
+    }
+
     /// Closes the connection without a word, whatever is still on its way.
     pub fn vanish(mut self) {
         self.polite = false;

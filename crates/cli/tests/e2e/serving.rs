@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{LIMIT, Lab, LimitedWait, POOL, Server, noise, wait_until};
+use crate::harness::{LIMIT, Lab, Limited, LimitedWait, POOL, Run, Server, client, noise, succeed, wait_until};
 use crate::nbd::{Client, HAS_FLUSH};
 
 #[test]
@@ -249,4 +249,19 @@ fn a_flood_of_bad_clients_does_not_flood_the_log() {
     let log = fs::read_to_string(lab.path("serve.log")).unwrap();
     assert!(log.contains("stopped"), "other lines are there: {log}");
     assert!(log.lines().count() < CLIENTS / 4, "{} lines: {log}", log.lines().count());
+}
+
+#[test]
+fn a_kernel_that_is_too_old_is_named_at_the_start() {
+    let lab = Lab::empty();
+    let Some(mut setarch) = client("setarch", "util-linux") else { return };
+    let program = lab.command(&["init", POOL, "--size", "64M"]);
+    // The kernel says that it is a Linux 2.6.
+    setarch.args([std::env::consts::ARCH, "--uname-2.6"]).arg(program.get_program()).args(program.get_args());
+    setarch.current_dir(lab.path("")).env_remove("FORKDISK_ANY_KERNEL");
+    let refused = Run::from(setarch.output_within(LIMIT).unwrap()).refused();
+    assert!(refused.starts_with("forkdisk: forkdisk needs Linux 5.15 or later, this is 2.6."), "{refused}");
+    assert!(refused.contains("FORKDISK_ANY_KERNEL=1") && !lab.path(POOL).exists(), "{refused}");
+    succeed(setarch.env("FORKDISK_ANY_KERNEL", "1"));
+    lab.assert_clean();
 }

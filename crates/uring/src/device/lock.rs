@@ -1,8 +1,8 @@
 //! One owner per pool (I11): a lock that lives exactly as long as anybody can still write.
 //!
-//! The lock belongs to the open file description, not to the process. The ring's table of
-//! registered files and every request in flight hold that description too, so the kernel releases
-//! the lock only when the last request has ended, even when the process was killed long before.
+//! The lock belongs to the open file description, not to the process. Every
+//! request in flight holds that description too, so the kernel releases the lock only when the last
+//! request has ended, even when the process was killed long before.
 //! A successor that gets the lock therefore cannot be overtaken by its predecessor's writes.
 
 use std::fs::{self, File};

@@ -91,11 +91,6 @@ impl UringDevice {
         self.state.kind == geometry::Kind::Block
     }
 
-    /// Whether the file is in the ring's table of registered files.
-    pub fn is_registered(&self) -> bool {
-        self.state.handle.is_registered()
-    }
-
     /// Writes whatever is held of stripes that are not full.
     fn release(&self) {
         self.stripes.iter().for_each(|stripes| stripes.release());

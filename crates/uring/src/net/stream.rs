@@ -17,19 +17,42 @@ use crate::handle::Handle;
 use crate::op::{Op, Work, outcome};
 use crate::sys::{self, PeerCred, SockAddr};
 
-/// A connected stream socket, unix or TCP. Clones are the same connection; it is closed when the
-/// last clone and the last operation on it are gone.
+/// A connected stream socket, unix or TCP. Clones are the same connection; it ends when the last
+/// clone and the last operation that somebody waits for are gone: the peer then reads what was
+/// sent and the end.
 ///
 /// Operations are submitted when the method is called and do not borrow the stream. One receive
 /// and one send at a time.
 #[derive(Clone)]
 pub struct Stream {
+    connection: Rc<Connection>,
+}
+
+/// Every end of a connection is a `shutdown(2)`, whatever the kernel still keeps of the socket:
+/// closing the descriptor alone tells the peer nothing while a request is in flight on it.
+struct Connection {
     handle: Rc<Handle>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // It fails when the peer was faster, or if it never was connected.
+        let _ = sys::shutdown(self.handle.fd(), Shutdown::Both);
+    }
 }
 
 impl Stream {
     pub(super) fn of(driver: &Rc<Driver>, fd: OwnedFd) -> Stream {
-        Stream { handle: Handle::new(driver, fd) }
+        Stream { connection: Rc::new(Connection { handle: Handle::new(driver, fd) }) }
+    }
+
+    fn handle(&self) -> &Rc<Handle> {
+        &self.connection.handle
+    }
+
+    fn start(&self, work: Work) -> Ticket {
+        let handle = self.handle();
+        handle.driver().start(handle, work)
     }
 
     /// Takes over a connected stream socket.
@@ -61,9 +84,10 @@ impl Stream {
     /// # Panics
     /// If `at + max` lies beyond the buffer.
     pub fn recv(&self, buf: Buf, at: usize, max: usize) -> impl Future<Output = (io::Result<usize>, Buf)> + 'static {
-        let ticket = self.start_recv(buf, at, max, 0);
+        let (ticket, stream) = (self.start_recv(buf, at, max, 0), self.clone());
         async move {
             let (result, buf) = received(ticket.await);
+            drop(stream);
             (outcome(result), buf)
         }
     }
@@ -94,8 +118,12 @@ impl Stream {
     /// Resolves when a receive would not wait: bytes have arrived or the peer has finished. Takes
     /// nothing, so that whoever waits may receive in a way of its own, such as with descriptors.
     pub fn readable(&self) -> impl Future<Output = io::Result<()>> + 'static {
-        let ticket = self.handle.driver().start(&self.handle, Work::Readable);
-        async move { outcome(ticket.await.result).map(drop) }
+        let (ticket, stream) = (self.start(Work::Readable), self.clone());
+        async move {
+            let result = ticket.await.result;
+            drop(stream);
+            outcome(result).map(drop)
+        }
     }
 
     /// Sends all of `buf[at..at + len]`.
@@ -120,17 +148,15 @@ impl Stream {
     /// If a piece's range lies outside its buffer.
     pub fn send_vectored(&self, pieces: Vec<Piece>) -> impl Future<Output = (io::Result<()>, Vec<Piece>)> + 'static {
         let message = Message::new(pieces);
-        let state = if message.is_sent() {
-            Err(message)
-        } else {
-            Ok(self.handle.driver().start(&self.handle, Work::Send(message)))
-        };
+        let state = if message.is_sent() { Err(message) } else { Ok(self.start(Work::Send(message))) };
+        let stream = self.clone();
         async move {
             let ticket = match state {
                 Ok(ticket) => ticket,
                 Err(message) => return (Ok(()), message.into_pieces()),
             };
             let op = ticket.await;
+            drop(stream);
             match op.work {
                 Work::Send(message) => (outcome(op.result).map(drop), message.into_pieces()),
                 _ => unreachable!("a send stays a send"),
@@ -140,24 +166,24 @@ impl Stream {
 
     /// Ends one or both directions; a receive in flight ends with what had arrived.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        sys::shutdown(self.handle.fd(), how)
+        sys::shutdown(self.handle().fd(), how)
     }
 
     /// Who connected. Unix sockets only.
     pub fn peer_cred(&self) -> io::Result<PeerCred> {
-        sys::peer_cred(self.handle.fd())
+        sys::peer_cred(self.handle().fd())
     }
 
     fn start_recv(&self, mut buf: Buf, at: usize, len: usize, flags: i32) -> Ticket {
         let base = buf[at..at + len].as_mut_ptr();
         let len = u32::try_from(len).expect("a receive of less than 4 GiB");
-        self.handle.driver().start(&self.handle, Work::Recv { buf, base, len, flags })
+        self.start(Work::Recv { buf, base, len, flags })
     }
 }
 
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.handle.fd()
+        self.handle().fd()
     }
 }
 
@@ -170,7 +196,7 @@ fn received(op: Op) -> (i32, Buf) {
 
 async fn connect(rt: &Rt, socket: OwnedFd, addr: SockAddr) -> io::Result<Stream> {
     let stream = Stream::from_fd(rt, socket);
-    let op = rt.driver().start(&stream.handle, Work::Connect(Box::new(addr))).await;
+    let op = stream.start(Work::Connect(Box::new(addr))).await;
     outcome(op.result)?;
     Ok(stream)
 }

@@ -1,0 +1,52 @@
+//! Which kernels this is for.
+
+use forkdisk::{Error, ErrorKind};
+
+use crate::sys;
+
+/// The oldest one.
+const OLDEST: (u32, u32) = (5, 15);
+/// An environment variable that lets any kernel be tried.
+const ANY: &str = "FORKDISK_ANY_KERNEL";
+
+/// An error that says so if this kernel is too old.
+pub(crate) fn check() -> forkdisk::Result<()> {
+    let release = sys::kernel_release();
+    match is_new_enough(&release) || std::env::var_os(ANY).is_some_and(|value| value == "1") {
+        true => Ok(()),
+        false => Err(Error::new(ErrorKind::Unsupported, too_old(&release))),
+    }
+}
+
+/// A release that cannot be read counts as new.
+fn is_new_enough(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|text| text.parse::<u32>());
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= OLDEST,
+        _ => true,
+    }
+}
+
+fn too_old(release: &str) -> String {
+    format!(
+        "forkdisk needs Linux {}.{} or later, this is {release}; where its io_uring is newer than that, {ANY}=1 in the \
+         environment has it tried",
+        OLDEST.0, OLDEST.1
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_compared_by_their_numbers() {
+        let old = ["5.14.0-427.el9.x86_64", "5.9.0", "4.18.0-553", "5.4", "2.6.78"];
+        let new = ["5.15.0", "5.15.0-91-generic", "6.1.176", "6.12.95+deb12-amd64", "6.18", "10.0-rc1", "strange", ""];
+        assert!(old.iter().all(|release| !is_new_enough(release)));
+        assert!(new.iter().all(|release| is_new_enough(release)));
+        assert!(check().is_ok(), "the tests run here");
+        let said = too_old("5.14.0-427.el9.x86_64");
+        assert!(said.starts_with("forkdisk needs Linux 5.15 or later, this is 5.14.0-427.el9.x86_64"), "{said}");
+    }
+}
