@@ -7,6 +7,7 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use forkdisk::Device;
@@ -15,6 +16,7 @@ use forkdisk_uring::{Config, DeviceOptions, Rt, Stream, TcpListener, UnixListene
 
 use crate::certificates::Authority;
 use crate::harness::{Lab, POOL, Server, client, missing, succeed};
+use crate::mount_programs::{Below, Loop};
 use crate::nbd::Client;
 
 /// Connections of each kind that come and go.
@@ -344,6 +346,50 @@ fn a_mount_that_is_taken_away_leaves_nothing_in_its_daemon() {
     }
     server.stop();
     lab.assert_clean();
+}
+
+/// Serves `pool` to one client and stops.
+fn serve_for_a_while(lab: &Lab, pool: &str) {
+    let server = Server::start_on(lab, pool);
+    let mut nbd = Client::connect(server.socket(), "a").unwrap();
+    nbd.write(0, &[7; 8192], true).unwrap();
+    let mut idle = Client::connect(server.socket(), "a").unwrap();
+    idle.start_read(0, 4096).unwrap();
+    server.stop();
+}
+
+#[test]
+fn what_a_pool_lies_on_is_free_when_its_daemon_has_stopped() {
+    let lab = Lab::empty();
+    let Some(mut mkfs) = client("mkfs.ext4", "e2fsprogs") else { return };
+    for name in ["disk", "below"] {
+        fs::File::create(lab.path(name)).unwrap().set_len(128 << 20).unwrap();
+    }
+    // A block device: nobody has it any more, so it loses its file at once.
+    let Some(disk) = Loop::new(&lab.path("disk")) else { return };
+    lab.ok(&["init", &disk.0]);
+    lab.ok(&["create", &format!("{}/a", disk.0), "--size", "8M"]);
+    serve_for_a_while(&lab, &disk.0);
+    assert!(is_free(Path::new(&disk.0)), "somebody has it");
+    let backing = PathBuf::from(format!("/sys/block/{}/loop/backing_file", &disk.0[5..]));
+    assert!(backing.exists());
+    drop(disk);
+    assert!(!backing.exists(), "somebody has it open");
+    // A file: its file system can be unmounted.
+    let Some(disk) = Loop::new(&lab.path("below")) else { return };
+    succeed(mkfs.args(["-q", "-F", &disk.0]));
+    let below = lab.path("mnt");
+    fs::create_dir(&below).unwrap();
+    succeed(Command::new("mount").arg(&disk.0).arg(&below));
+    let guard = Below(below.clone());
+    lab.ok(&["init", "mnt/pool.img", "--size", "64M"]);
+    lab.ok(&["create", "mnt/pool.img/a", "--size", "8M"]);
+    for _ in 0..3 {
+        serve_for_a_while(&lab, "mnt/pool.img");
+        succeed(Command::new("umount").arg(&below));
+        succeed(Command::new("mount").arg(&disk.0).arg(&below));
+    }
+    drop(guard);
 }
 
 /// Runs `test` on a ring on which others wait for what does not happen: a connection, a byte, a pipe.
