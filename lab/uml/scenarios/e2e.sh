@@ -5,5 +5,5 @@ for m in ext4 fuse loop nbd; do modprobe $m || echo "FAILED modprobe $m"; done #
 ip link set lo up || echo "FAILED ip"
 mkdir -p $TMPDIR; mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0 /dev/ubda && mount /dev/ubda $TMPDIR || echo "FAILED mkfs"
 chmod 1777 $TMPDIR; cd $TMPDIR; uname -sr
-$E2E --test-threads=${THREADS:-2} $(grep -v '^#' $DOORS) 2>&1 || echo "FAILED with status $?"
+$E2E --color never --test-threads=${THREADS:-2} $(grep -v '^#' $DOORS) 2>&1 || echo "FAILED with status $?"
 echo "R $SCEN kernel=$(uname -r)"
