@@ -23,6 +23,9 @@ use crate::types::{BLOCK_SIZE, Block, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr,
 use super::load::DIRECTORY_SEED;
 use super::{Failure, Inner, Meta, OpenOptions, Pool};
 
+/// Tables that a cache has room for, unless it is smaller than they are: only tests want that.
+const FEWEST_TABLES: usize = 16;
+
 /// Smallest pool, in bytes.
 const MIN_POOL: u64 = 8 * BLOCK_SIZE;
 
@@ -135,7 +138,7 @@ impl<D: Device> Pool<D> {
             return Err(Error::new(ErrorKind::Corrupt, why));
         }
         let mut meta = Meta {
-            tables: Tables::new((options.cache * 3 / 4).max(16 * PAGE_SIZE)),
+            tables: Tables::new((options.cache * 3 / 4).max(options.cache.min(FEWEST_TABLES * PAGE_SIZE))),
             space: Space::with_cache(
                 Layout::new(superblock.size),
                 superblock.uuid,

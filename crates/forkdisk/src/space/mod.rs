@@ -27,7 +27,7 @@ use std::ops::Range;
 use crate::bits::Bitmap;
 use crate::format::{BlockCounts, CountEntry, CountNode, CountPage, Layout};
 use crate::planted::{Bug, planted};
-use crate::types::{BLOCK_PAGES, Block, Epoch, PageAddr, VirtualPage, VolumeId};
+use crate::types::{BLOCK_PAGES, Block, Epoch, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 
 use affinity::Affinity;
 use delta::{Deltas, by_block, pieces};
@@ -204,7 +204,8 @@ impl Space {
             roots,
             logged: Logged::default(),
             cache: BTreeMap::new(),
-            cache_limit: (bytes / 4200).max(64),
+            // A cache of less than two pages is for tests, in which any look-up is to miss.
+            cache_limit: if bytes < 2 * PAGE_SIZE { 2 } else { (bytes / 4200).max(64) },
             held: 0,
             current: Deltas::default(),
             frozen: Deltas::default(),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::campaign::spread;
 use super::kept::parse_world;
-use super::{Case, FEW_TABLES, Recipe, damage};
+use super::{Case, FEW_TABLES, OriginCase, Recipe, damage};
 use crate::history::{Profile, Small, Violation};
 use crate::planted::{self, Bug};
 use crate::rng::{Rng, mix};
@@ -45,6 +45,8 @@ enum Attempt {
     Random(Recipe),
     /// A short one, with every crash.
     Short(Case),
+    /// Two operations on an origin together, of which a flush fails, with every crash.
+    Struck(OriginCase),
     /// Damaged metadata.
     Damaged(u64),
 }
@@ -75,6 +77,7 @@ impl Attempt {
             Home::Damage => return Attempt::Damaged(seed),
             Home::Profile(profile) => return Attempt::random(seed, profile, None),
             Home::FewTables(profile) => return Attempt::random(seed, profile, Some(FEW_TABLES)),
+            Home::Struck => return Attempt::Struck(OriginCase::struck(hunt, i as usize)),
         }
         match i % 8 {
             3 | 7 => return Attempt::Short(random_case(seed)),
@@ -112,6 +115,11 @@ impl Attempt {
                 Some((v, flags))
             }
             Attempt::Short(case) => {
+                let v = case.run(None, false).1?;
+                let aim = v.cut.map_or(String::new(), |(step, mask)| format!(" --crash {step} --mask {mask}"));
+                Some((v, format!("--case {}{aim}", case.name())))
+            }
+            Attempt::Struck(case) => {
                 let v = case.run(None, false).1?;
                 let aim = v.cut.map_or(String::new(), |(step, mask)| format!(" --crash {step} --mask {mask}"));
                 Some((v, format!("--case {}{aim}", case.name())))
@@ -176,6 +184,8 @@ enum Home {
     Profile(Profile),
     /// The same with a cache of a few tables.
     FewTables(Profile),
+    /// Two operations on an origin together, of which a flush fails.
+    Struck,
     /// Damaged metadata.
     Damage,
 }
@@ -185,9 +195,8 @@ fn home(bug: Bug) -> Home {
     use Bug::*;
     let profile = match bug {
         TornSuperblockAccepted | StaleIncarnationReplayed | EarlierRoundReplayed => return Home::Damage,
-        bug if ["released-in-steps", "settled-from-copy"].contains(&bug.name()) => {
-            return Home::FewTables(Profile::Rollbacks);
-        }
+        ReleasedInSteps => return Home::FewTables(Profile::Rollbacks),
+        SettledFromCopy => return Home::Struck,
         bug if bug.is_of_origins() => Profile::Origins,
         GatherForgetsLosses => Profile::Heirs,
         bug if bug.name().starts_with("gather-") => Profile::Gathering,

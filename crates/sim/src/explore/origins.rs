@@ -64,6 +64,14 @@ impl OriginCase {
         Ok(OriginCase { parts, large_sectors: sector == "4096" })
     }
 
+    /// One of the histories of two operations together of which a flush fails: number `i` in the order that the seed
+    /// draws.
+    pub fn struck(seed: u64, i: usize) -> OriginCase {
+        let mut all = strikes();
+        Rng::new(mix(&[seed, 43])).shuffle(&mut all);
+        OriginCase { parts: vec![all.swap_remove(i % all.len())], large_sectors: false }
+    }
+
     /// Runs it, with every crash or with one.
     pub fn run(&self, aim: Option<Aim>, account: bool) -> (Stats, Option<Violation>, Vec<String>) {
         let setup = Setup::small(self.large_sectors);
