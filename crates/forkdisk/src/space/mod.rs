@@ -204,8 +204,8 @@ impl Space {
             roots,
             logged: Logged::default(),
             cache: BTreeMap::new(),
-            // A cache of less than two pages is for tests, in which any look-up is to miss.
-            cache_limit: if bytes < 2 * PAGE_SIZE { 2 } else { (bytes / 4200).max(64) },
+            // A cache of less than two pages is for tests in which any look-up is to miss; 0 is the least there is else.
+            cache_limit: if (1..2 * PAGE_SIZE).contains(&bytes) { 2 } else { (bytes / 4200).max(64) },
             held: 0,
             current: Deltas::default(),
             frozen: Deltas::default(),
