@@ -11,7 +11,7 @@ type Write = LocalFuture<Result<()>>;
 
 /// Metadata that is not being changed is not kept.
 fn forgetful() -> OpenOptions {
-    OpenOptions { cache: 0, ..OpenOptions::default() }
+    OpenOptions { cache: 16 * 4096, ..OpenOptions::default() }
 }
 
 async fn all(writes: Vec<Write>) {
