@@ -150,10 +150,13 @@ pub use error::{Error, ErrorKind, Result};
 pub use format::{
     Attributes, BreakPolicy, CopierSettings, GatherPolicy, NoSuchPolicy, OriginFull, SnapshotFlags, Throttle,
 };
+#[cfg(feature = "planted")]
+pub use journal::tear;
+pub use journal::{MIN_VOLATILE_BYTES, VolatileLog, VolatileMemory};
 pub use origin::{Coming, OriginInfo, OriginStatistics, ProtectOptions};
 pub use pool::{
     CheckReport, Child, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, GatherReport, LowWater,
-    Mode, OpenOptions, Pool, PoolEvent, PoolInfo, Protection, Recorded, SUPERBLOCK_AT, Usage, VolumeCopying,
+    Mode, OpenOptions, Pool, PoolEvent, PoolInfo, Protection, Recorded, Recovery, SUPERBLOCK_AT, Usage, VolumeCopying,
     VolumeInfo, WhenFull, identify, recorded,
 };
 pub use runtime::{LocalFuture, Runtime};

@@ -114,6 +114,18 @@ bugs! {
     TornSuperblockAccepted = "torn-superblock-accepted",
     /// A record that a checkpoint covers is made longer afterwards.
     RecordsGrowOverMarks = "records-grow-over-marks",
+    /// The volatile log of an earlier life of the pool is replayed.
+    VolatileOfEarlierLife = "volatile-of-earlier-life",
+    /// An entry of the volatile log is replayed whatever its checksum says.
+    VolatileTornTaken = "volatile-torn-taken",
+    /// Records of the volatile log are replayed although the journal has them.
+    VolatileReplayedTwice = "volatile-replayed-twice",
+    /// The volatile log is given up before what it held is durable.
+    VolatileEndedEarly = "volatile-ended-early",
+    /// The commit that takes over what the volatile log held counts as one of the next life.
+    VolatileTakenOverActive = "volatile-taken-over-active",
+    /// What is acknowledged waits until somebody asks for a flush.
+    IntervalForgotten = "interval-forgotten",
     /// The superblock is written over the only whole one first.
     ChosenSuperblockFirst = "chosen-superblock-first",
     /// The second superblock is never written again.

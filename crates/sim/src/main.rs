@@ -57,6 +57,9 @@ struct Args {
     /// Keep so many bytes of clean metadata in memory instead of what the seed draws.
     #[arg(long, requires = "seed")]
     cache: Option<usize>,
+    /// Replay it with memory that outlives the process.
+    #[arg(long, requires = "seed")]
+    lasting: bool,
     /// Explore all histories of up to three operations until this many crash states.
     #[arg(long)]
     exhaustive: Option<u64>,
@@ -173,7 +176,8 @@ fn run(args: &Args) -> Result<bool, String> {
     }
     if let Some(seed) = args.seed {
         let (profile, keep, cache) = (args.profile, args.keep.clone(), args.cache);
-        let recipe = Recipe { profile, keep, aim, cache, ..Recipe::new(seed, args.steps) };
+        let lasting = args.lasting;
+        let recipe = Recipe { profile, keep, aim, cache, lasting, ..Recipe::new(seed, args.steps) };
         let report = recipe.run(true);
         let told = args.account && report.violation.is_none();
         report.account.iter().filter(|_| told).for_each(|line| println!("{line}"));

@@ -10,9 +10,15 @@ use crate::format::{Group, JournalStart, Record, Witness, encode_group};
 use crate::planted::{Bug, planted};
 use crate::types::{PAGE_SIZE, PageAddr};
 
+mod volatile;
 mod witness;
 
+use self::volatile::Writer;
 use self::witness::Witnesses;
+
+#[cfg(feature = "planted")]
+pub use self::volatile::tear;
+pub use self::volatile::{Left, MIN_VOLATILE_BYTES, Place, VolatileLog, VolatileMemory, invalidate, left_behind};
 
 /// Records of one group, at most about this many bytes.
 const GROUP_BYTES: usize = 128 << 10;
@@ -64,6 +70,9 @@ pub struct Journal {
     /// The next record begins a batch: a mark lies before it.
     marked: bool,
     appended: u64,
+    /// Where groups end, as far as replay has come; empty once the pool is open.
+    places: Vec<Place>,
+    volatile: Option<Writer>,
 }
 
 impl Journal {
@@ -87,7 +96,40 @@ impl Journal {
             witnesses: Witnesses::default(),
             marked: false,
             appended: 0,
+            places: vec![Place { position: start.position, chain: start.chain }],
+            volatile: None,
         }
+    }
+
+    /// Where the journal ends.
+    fn place(&self) -> Place {
+        Place { position: self.head, chain: self.chain }
+    }
+
+    /// Whether replay met a group that ends there, or begins there.
+    pub fn has_place(&self, place: Place) -> bool {
+        self.places.contains(&place)
+    }
+
+    /// From now on records also go to `log`, which begins anew.
+    pub fn write_volatile(&mut self, log: &VolatileLog) {
+        assert!(self.pending.is_empty(), "every record is in the journal or in the log");
+        self.volatile = Some(Writer::begin(log, self.uuid, self.incarnation, self.next, self.place()));
+    }
+
+    /// Replay is over: what it met is not asked for any more.
+    pub fn opened(&mut self) {
+        self.places = Vec::new();
+    }
+
+    /// Whether the volatile log wants a commit.
+    pub fn volatile_is_filling(&self) -> bool {
+        self.volatile.as_ref().is_some_and(Writer::is_filling)
+    }
+
+    /// Whether more records have to wait until a commit has emptied the volatile log.
+    pub fn volatile_is_nearly_full(&self) -> bool {
+        self.volatile.as_ref().is_some_and(Writer::is_nearly_full)
     }
 
     /// Bounds the pages that one commit vouches for, and recovery reads.
@@ -196,8 +238,32 @@ impl Journal {
     fn add(&mut self, record: &Record) {
         self.appended += 1;
         if record.is_run() && self.extend_last(record) {
+            return self.add_volatile(record);
+        }
+        self.begin(record);
+        self.add_volatile(record);
+    }
+
+    /// The record that was numbered last also goes to the volatile log.
+    fn add_volatile(&mut self, record: &Record) {
+        if let Some(volatile) = &mut self.volatile {
+            volatile.add(self.next - 1, record);
+        }
+    }
+
+    /// Adds a record that a process left behind, under the number that it had there.
+    pub fn append_left(&mut self, left: &Left) {
+        self.witnesses.forgo();
+        self.appended += 1;
+        if left.sequence + 1 == self.next && self.extend_last(&left.record) {
             return;
         }
+        assert_eq!(left.sequence, self.next, "records are left behind in order");
+        self.begin(&left.record);
+    }
+
+    /// A record with a number of its own.
+    fn begin(&mut self, record: &Record) {
         if std::mem::take(&mut self.marked) || self.pending.last().is_none_or(|b| b.bytes.len() > GROUP_BYTES) {
             self.pending.push(Batch { first: self.next, ..Batch::default() });
         }
@@ -254,12 +320,21 @@ impl Journal {
             groups.push(self.outgoing(batch.first, batch.count, &batch.bytes));
         }
         self.witnesses.take(self.next);
-        Taken { groups, next: self.next, says: self.confirmed, vouched }
+        let (next, place) = (self.next, self.place());
+        if let Some(volatile) = &mut self.volatile {
+            volatile.switch(next, place);
+        }
+        Taken { groups, next, says: self.confirmed, vouched }
     }
 
     /// A group without records, which says that everything so far is durable.
     pub fn seal(&mut self) -> Outgoing {
-        self.outgoing(self.confirmed, 0, &[])
+        let group = self.outgoing(self.confirmed, 0, &[]);
+        let place = self.place();
+        if let Some(volatile) = &mut self.volatile {
+            volatile.goes_on_behind(place);
+        }
+        group
     }
 
     /// Whether there is room for a [`seal`](Self::seal).
@@ -321,6 +396,7 @@ impl Journal {
         // One without records may come before the record that the checkpoint names.
         self.next = self.next.max(group.first + u64::from(group.count));
         self.confirmed = self.confirmed.max(group.confirmed);
+        self.places.push(self.place());
     }
 
     /// Position behind the last group.

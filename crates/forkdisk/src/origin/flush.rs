@@ -11,6 +11,7 @@ impl<D: Device> Origin<D> {
     pub async fn flush(&self) -> Result<()> {
         let flush = async || {
             self.counters.flushes.add(1);
+            self.is_dirty.set(false);
             let outcome = self.device.flush().await.map_err(|e| Error::io("flushing the origin's device", e));
             if let Err(error) = &outcome {
                 let message = format!("{error}; the origin refuses writes until it is opened again");

@@ -72,6 +72,8 @@ pub struct Origin<D> {
     settling: Rc<RangeLocks>,
     /// Whether the pool knows, durably, that the origin is being written.
     marked: Cell<bool>,
+    /// Whether something was written that no flush has covered.
+    pub is_dirty: Cell<bool>,
 }
 
 /// A write that is announced: held until it is made, see [`Volume::coming`](crate::Volume::coming).
@@ -98,6 +100,7 @@ impl<D: Device> Origin<D> {
             unsettled: RefCell::default(),
             settling: Rc::default(),
             marked: Cell::new(false),
+            is_dirty: Cell::new(false),
         }
     }
 
@@ -170,6 +173,18 @@ impl<D: Device> Inner<D> {
             }
         }
         Ok(())
+    }
+
+    /// Flushes origins that were written.
+    pub async fn flush_origins(&self) {
+        let ids: Vec<VolumeId> = self.origins.borrow().keys().copied().collect();
+        for id in ids {
+            let Some(settling) = self.origins.borrow().get(&id).map(|origin| origin.settling.clone()) else { continue };
+            let _held = settling.lock(0..1, Hold::Shared).await;
+            let Some(origin) = self.origins.borrow().get(&id).filter(|o| o.is_dirty.get()).cloned() else { continue };
+            // One that fails refuses what comes, and says why.
+            let _ = origin.flush().await;
+        }
     }
 
     /// No origin's rollback goes on until it is opened again.

@@ -124,6 +124,11 @@ impl<D: Device> Inner<D> {
                     self.unbind().await?;
                     continue;
                 }
+                Room::Volatile => {
+                    self.check_writable()?;
+                    self.clone().commit().await?;
+                    continue;
+                }
             }
             self.check_writable()?;
             // One that runs already makes room; who asks for another writes more than needs be.

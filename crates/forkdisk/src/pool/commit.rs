@@ -70,19 +70,21 @@ impl<D: Device> Inner<D> {
     }
 
     /// Commits in the background after every `UNASKED` bytes of records, whatever was committed in between for other reasons: so
-    /// who asks waits for as much as the time before. And if what is pending would lie in two pieces of the journal.
+    /// who asks waits for as much as the time before. And if what is pending would lie in two pieces of the journal, or
+    /// fills the volatile log.
     pub fn commit_soon(self: &Rc<Self>) {
         let commits = &self.commits;
         if commits.running.get() {
             return;
         }
-        let (recorded, pending, fills_piece) = {
+        let (recorded, pending, fills) = {
             let journal = &self.meta.borrow().journal;
-            (journal.recorded(), journal.pending(), journal.fills_piece(PIECE))
+            let fills = journal.fills_piece(PIECE) || journal.volatile_is_filling();
+            (journal.recorded(), journal.pending(), fills)
         };
         let marks = (recorded - commits.mark.get()) / UNASKED;
         commits.mark.set(commits.mark.get() + marks * UNASKED);
-        if (marks > 0 || fills_piece) && pending > 0 {
+        if (marks > 0 || fills) && pending > 0 {
             commits.asked.set(commits.asked.get() + 1);
             self.start_commits();
         }
@@ -97,6 +99,7 @@ impl<D: Device> Inner<D> {
             let commits = &inner.commits;
             while commits.ended.get() < commits.asked.get() {
                 commits.begun.set(commits.asked.get());
+                inner.interval.begin_commit();
                 let covered = commits.begun.get();
                 inner.counters.commit_group.observe(covered - commits.ended.get());
                 if let Err(error) = inner.commit_once().await

@@ -42,6 +42,7 @@ impl<D: Device> Inner<D> {
             self.publish(&mut meta, &record)?;
             value
         };
+        self.note_dirty();
         self.commit_soon();
         self.checkpoint_soon();
         Ok(value)

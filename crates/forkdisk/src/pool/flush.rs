@@ -21,6 +21,8 @@ impl<D: Device> Inner<D> {
                 && !planted(Bug::FailedFlushForgotten)
             {
                 self.fail(error);
+                // What the device has of the data that records map is not known any more.
+                self.end_volatile();
             }
             outcome
         };

@@ -42,6 +42,8 @@ pub enum Room {
     Enough,
     /// Once the data that the last commit vouched for is known to be durable.
     Vouched,
+    /// Once a commit has emptied the volatile log.
+    Volatile,
     /// After a checkpoint.
     None,
 }
@@ -114,6 +116,8 @@ impl Meta {
             Room::None
         } else if replay + self.journal.vouched_pages() * PAGE_SIZE > share {
             Room::Vouched
+        } else if self.journal.volatile_is_nearly_full() {
+            Room::Volatile
         } else {
             Room::Enough
         }

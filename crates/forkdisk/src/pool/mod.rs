@@ -16,6 +16,7 @@ mod flush;
 mod gather;
 mod host;
 mod info;
+mod interval;
 mod load;
 mod meta;
 mod open;
@@ -23,6 +24,7 @@ mod quota;
 mod reap;
 mod replay;
 mod statistics;
+mod takeover;
 mod verbs;
 mod view;
 mod walk;
@@ -37,6 +39,7 @@ use crate::counters::PoolCounters;
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
+use crate::journal::{VolatileLog, invalidate};
 use crate::origin::Origin;
 use crate::runtime::Runtime;
 use crate::sync::{Event, Flushes, Generations, RangeLocks};
@@ -106,14 +109,32 @@ pub struct OpenOptions {
     pub discard: bool,
     /// Below how much free space the pool says that it is low (default 5 %).
     pub low_water: LowWater,
+    /// Memory that outlives the process, in which nothing acknowledged is lost when only the process dies
+    /// (default: none).
+    pub volatile: Option<VolatileLog>,
+    /// How long something acknowledged may wait before it is committed, with a flush, without anybody asking; zero (the
+    /// default): for ever. The program sets 5 s.
+    pub commit_interval: Duration,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
         let (cache, dirty) = (32 << 20, 64 << 20);
         let (when_full, low_water) = (WhenFull::Error, LowWater::Percent(5));
-        OpenOptions { read_only: false, cache, dirty, when_full, discard: true, low_water }
+        let (volatile, commit_interval) = (None, Duration::ZERO);
+        OpenOptions { read_only: false, cache, dirty, when_full, discard: true, low_water, volatile, commit_interval }
     }
+}
+
+/// What an open found of the one before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// Whether the pool had been closed in order.
+    pub clean: bool,
+    /// Records that were replayed from the journal.
+    pub journal: u64,
+    /// Records that were replayed from the volatile log of a process that died.
+    pub volatile: u64,
 }
 
 /// An open pool. Cheap to clone; all clones are the same pool. Lives on one thread.
@@ -139,6 +160,7 @@ pub(crate) struct Inner<D> {
     pub copier: Copier<D>,
     pub generations: Generations,
     pub commits: commit::Commits,
+    pub interval: interval::Interval,
     pub flushes: Flushes,
     pub checkpoints: checkpoint::Checkpoints,
     pub emptying: emptying::Emptying,
@@ -171,6 +193,7 @@ pub(crate) struct Inner<D> {
     pub closed: Cell<bool>,
     pub counters: PoolCounters,
     pub observer: RefCell<Option<events::Observer>>,
+    pub recovery: Cell<Recovery>,
 }
 
 impl<D: Device> Inner<D> {
@@ -194,6 +217,13 @@ impl<D: Device> Inner<D> {
         Ok(())
     }
 
+    /// The volatile log of this open counts no more.
+    pub fn end_volatile(&self) {
+        if let Some(log) = self.options.volatile.as_ref().filter(|log| log.write) {
+            invalidate(&log.memory);
+        }
+    }
+
     /// From now on nothing is acknowledged.
     pub fn fail(&self, cause: &Error) -> Error {
         let message = format!("{cause}; the pool refuses writes until it is opened again");
@@ -206,6 +236,11 @@ impl<D: Device> Inner<D> {
 }
 
 impl<D: Device> Pool<D> {
+    /// What this open found of the one before it.
+    pub fn recovery(&self) -> Recovery {
+        self.0.recovery.get()
+    }
+
     /// A buffer of `len` bytes fit for the device; its contents are unspecified.
     pub fn buffer(&self, len: usize) -> Buf {
         self.0.device.buffer(len)

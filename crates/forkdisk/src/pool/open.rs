@@ -21,7 +21,7 @@ use crate::space::{Space, Step};
 use crate::types::{BLOCK_SIZE, Block, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr, VirtualPage};
 
 use super::load::DIRECTORY_SEED;
-use super::{Failure, Inner, Meta, OpenOptions, Pool};
+use super::{Failure, Inner, Meta, OpenOptions, Pool, Recovery};
 
 /// Tables that a cache has room for, unless it is smaller than they are: only tests want that.
 const FEWEST_TABLES: usize = 16;
@@ -187,6 +187,7 @@ impl<D: Device> Pool<D> {
             copier,
             generations: Default::default(),
             commits: Default::default(),
+            interval: Default::default(),
             flushes: Default::default(),
             checkpoints: Default::default(),
             emptying: Default::default(),
@@ -208,27 +209,38 @@ impl<D: Device> Pool<D> {
             closed: Cell::new(false),
             counters: Default::default(),
             observer: Default::default(),
+            recovery: Cell::default(),
         }));
         pool.0.load_directory().await?;
+        let mut recovery = Recovery { clean, ..Recovery::default() };
         let mut unsealed = false;
+        let start = pool.0.meta.borrow().journal.next();
         if !clean {
             unsealed = pool.0.replay().await?;
+        }
+        let replayed = pool.0.meta.borrow().journal.next();
+        recovery.journal = replayed.saturating_sub(start);
+        if !clean {
+            recovery.volatile = pool.0.replay_volatile().await?;
             pool.0.copier.set(pool.0.meta.borrow().copier);
         }
+        pool.0.meta.borrow_mut().journal.opened();
         if !pool.0.options.read_only {
             // After a kill of the last owner all of it, data too, may be in a cache only: what reads
             // show from now on stays.
             pool.0.flush_device().await?;
-            {
-                let journal = &mut pool.0.meta.borrow_mut().journal;
-                journal.confirm(journal.next());
-            }
-            if unsealed && !planted(Bug::RecoveryLeavesUnsealed) {
+            pool.0.meta.borrow_mut().journal.confirm(replayed);
+            if recovery.volatile > 0 {
+                // Its group says of those before it that they are durable.
+                pool.0.commit_left_behind().await?;
+            } else if unsealed && !planted(Bug::RecoveryLeavesUnsealed) {
                 // Next time these groups must be taken, or not, whatever their pages hold then.
                 pool.0.activate().await?;
                 pool.0.seal().await?;
             }
+            pool.0.begin_volatile().await?;
         }
+        pool.0.recovery.set(recovery);
         pool.0.delete_orphans()?;
         pool.0.reap_soon();
         pool.0.gather_soon();
@@ -265,6 +277,8 @@ impl<D: Device> Pool<D> {
             inner.flush_device().await?;
         }
         inner.closed.set(true);
+        // Not before: until the superblock says that the pool is clean, a kill needs it.
+        inner.end_volatile();
         Ok(())
     }
 }

@@ -181,7 +181,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    async fn replay_record(&self, record: &Record) -> Result<()> {
+    pub(super) async fn replay_record(&self, record: &Record) -> Result<()> {
         if let Record::Map { to, len, .. } | Record::Keep { to, len, .. } = record {
             self.take_place(*to, u64::from(*len)).await?;
         }

@@ -5,6 +5,7 @@ use crate::device::{Buf, Device};
 use crate::error::Result;
 
 use super::Volume;
+use super::through::Under;
 
 impl<D: Device> Volume<D> {
     /// Fills all of `buf` from `offset`.
@@ -29,6 +30,7 @@ impl<D: Device> Volume<D> {
         let running = self.counters.begin(Operation::Write, buf.len() as u64);
         let (result, buf) = self.write_range(offset, buf, fua).await;
         running.end(result.is_ok());
+        self.note_dirty();
         (result, buf)
     }
 
@@ -47,6 +49,7 @@ impl<D: Device> Volume<D> {
         let running = self.counters.begin(Operation::Discard, len);
         let result = self.discard_range(offset, len).await;
         running.end(result.is_ok());
+        self.note_dirty();
         result
     }
 
@@ -56,7 +59,16 @@ impl<D: Device> Volume<D> {
         let running = self.counters.begin(Operation::Zero, len);
         let result = self.zero_range(offset, len, fua).await;
         running.end(result.is_ok());
+        self.note_dirty();
         result
+    }
+
+    /// Something was acknowledged that may not be durable.
+    pub(super) fn note_dirty(&self) {
+        if let Under::Itself(origin) = self.under() {
+            origin.is_dirty.set(true);
+        }
+        self.inner.note_dirty();
     }
 
     /// Notes that a front end took `nanoseconds` from admitting an operation to answering it. The

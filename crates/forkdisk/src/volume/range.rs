@@ -21,6 +21,12 @@ impl<D: Device> Volume<D> {
     /// copied. Done in steps, each one entry of a map (a page, a block or a whole table): a crash in the
     /// middle leaves a part of it done, and every page shows what it did before or what it shall.
     pub async fn clone_range(&self, source: &Volume<D>, from: u64, to: u64, len: u64) -> Result<()> {
+        let cloned = self.clone_parts(source, from, to, len).await;
+        self.note_dirty();
+        cloned
+    }
+
+    async fn clone_parts(&self, source: &Volume<D>, from: u64, to: u64, len: u64) -> Result<()> {
         source.check_range(from, len)?;
         self.check_write(to, len)?;
         if source.id == self.id && from < to + len && to < from + len {

@@ -265,7 +265,7 @@ fn examine(exhibit: &Exhibit, harmed: &Harmed, older: bool, number: u64) -> Resu
         disk.arm(fault.clone());
     }
     let (device, runtime) = (disk.clone(), std::rc::Rc::new(exec.clone()));
-    let options = crate::history::open_options(&exhibit.setup);
+    let options = crate::history::open_options(&exhibit.setup, None);
     let opened = exec.run(PATIENCE, Pool::open(device, runtime, options));
     let pool = match opened {
         Ok(Ok(pool)) => pool,
@@ -278,7 +278,7 @@ fn examine(exhibit: &Exhibit, harmed: &Harmed, older: bool, number: u64) -> Resu
             return Err(Violation::new("P7", format!("opening does not end: {stuck}")));
         }
     };
-    let session = Session { exec, disk, pool };
+    let session = Session { exec, disk, pool, memory: None };
     let truths: Vec<&Contents> = std::iter::once(&exhibit.contents).chain(older.then_some(&exhibit.before)).collect();
     let mut verdict = compare(&session, &truths, &BTreeSet::new())?;
     let pool = session.pool.clone();

@@ -77,6 +77,7 @@ impl Attempt {
             Home::Damage => return Attempt::Damaged(seed),
             Home::Profile(profile) => return Attempt::random(seed, profile, None),
             Home::FewTables(profile) => return Attempt::random(seed, profile, Some(FEW_TABLES)),
+            Home::Lasting => return Attempt::lasting(seed),
             Home::Struck => return Attempt::Struck(OriginCase::struck(hunt, i as usize)),
         }
         match i % 8 {
@@ -91,6 +92,12 @@ impl Attempt {
         let all = &Profile::ALL[..15];
         let turn = turn % (all.len() + extra.len());
         Attempt::random(seed, all.get(turn).copied().unwrap_or_else(|| extra[turn - all.len()]), None)
+    }
+
+    /// With memory that outlives the process, and crashes that are kills.
+    fn lasting(seed: u64) -> Attempt {
+        let (profile, dense) = (Some(Profile::Cuts), Some((60, 3)));
+        Attempt::Random(Recipe { profile, dense, lasting: true, ..Recipe::new(seed, 300) })
     }
 
     fn random(seed: u64, profile: Profile, cache: Option<usize>) -> Attempt {
@@ -184,6 +191,8 @@ enum Home {
     Profile(Profile),
     /// The same with a cache of a few tables.
     FewTables(Profile),
+    /// With memory that outlives the process.
+    Lasting,
     /// Two operations on an origin together, of which a flush fails.
     Struck,
     /// Damaged metadata.
@@ -197,6 +206,8 @@ fn home(bug: Bug) -> Home {
         TornSuperblockAccepted | StaleIncarnationReplayed | EarlierRoundReplayed => return Home::Damage,
         ReleasedInSteps => return Home::FewTables(Profile::Rollbacks),
         SettledFromCopy => return Home::Struck,
+        IntervalForgotten => return Home::Lasting,
+        bug if bug.name().starts_with("volatile-") => return Home::Lasting,
         bug if bug.is_of_origins() => Profile::Origins,
         GatherForgetsLosses => Profile::Heirs,
         bug if bug.name().starts_with("gather-") => Profile::Gathering,

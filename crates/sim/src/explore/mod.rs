@@ -43,18 +43,21 @@ pub struct Recipe {
     pub dense: Option<(u64, u64)>,
     /// Bytes of clean metadata kept in memory instead of what the seed draws.
     pub cache: Option<usize>,
+    /// There is memory that outlives the process.
+    pub lasting: bool,
 }
 
 /// A cache of so few tables that any look-up can miss (the engine keeps a few more, whatever it is told).
 pub const FEW_TABLES: usize = 12 << 10;
 
 /// New histories: `n` of one profile, or of what their seeds draw and, since those are of another kind, so many more
-/// with origins. Every other one has a cache of a few tables.
+/// with origins. Every other one has a cache of a few tables, and every other two memory that outlives the process.
 pub fn fresh(profile: Option<Profile>, base: u64, n: usize, steps: usize) -> Vec<Recipe> {
     let some = |profile, n: usize, steps: usize| {
         (0..n as u64).map(move |i| {
-            let cache = (base + i).is_multiple_of(2).then_some(FEW_TABLES);
-            Recipe { profile, cache, ..Recipe::new(base + i, steps) }
+            let (cache, lasting) =
+                ((base + i).is_multiple_of(2).then_some(FEW_TABLES), ((base + i) / 2).is_multiple_of(2));
+            Recipe { profile, cache, lasting, ..Recipe::new(base + i, steps) }
         })
     };
     let mut all: Vec<Recipe> = some(profile, n, steps).collect();
@@ -79,7 +82,7 @@ pub struct Report {
 impl Recipe {
     /// The plain run of a seed.
     pub fn new(seed: u64, steps: usize) -> Recipe {
-        Recipe { seed, steps, profile: None, keep: None, aim: None, dense: None, cache: None }
+        Recipe { seed, steps, profile: None, keep: None, aim: None, dense: None, cache: None, lasting: false }
     }
 
     fn setup(&self) -> Setup {
@@ -88,6 +91,7 @@ impl Recipe {
             (setup.cut_every, setup.masks) = (every, masks);
         }
         setup.cache = self.cache.unwrap_or(setup.cache);
+        setup.lasting = self.lasting;
         setup
     }
 
@@ -135,6 +139,9 @@ impl Recipe {
         }
         if let Some(cache) = self.cache {
             let _ = write!(line, " --cache {cache}");
+        }
+        if self.lasting {
+            line.push_str(" --lasting");
         }
         if let Some(keep) = &self.keep {
             let _ = write!(line, " --keep {}", ranges(keep));

@@ -133,7 +133,7 @@ impl Run<'_> {
     fn contents(&self, medium: &Medium, current: bool) -> Result<Contents, Violation> {
         let session = if current {
             let entrance = Entrance { seed: self.setup.seed, cuts: 0, again: false };
-            recover(self.setup, medium, &self.model, &[], entrance, &mut Stats::default())?.session
+            recover(self.setup, (medium, None), &self.model, &[], entrance, &mut Stats::default())?.session
         } else {
             Session::open(self.setup, medium, self.setup.seed)?
         };

@@ -338,6 +338,8 @@ pub struct Setup {
     pub when_full: WhenFull,
     /// Bytes of the disk where requests are slow.
     pub slow: Option<Range<u64>>,
+    /// Whether there is memory that outlives the process: then a kill loses nothing acknowledged.
+    pub lasting: bool,
 }
 
 impl Setup {
@@ -413,6 +415,7 @@ impl Setup {
                 _ if rng.one_in(8) => Some(rng.below(4) * mib..8 * mib),
                 _ => None,
             },
+            lasting: false,
         }
     }
 
@@ -435,6 +438,7 @@ impl Setup {
             crowd: 14,
             when_full: WhenFull::Error,
             slow: None,
+            lasting: false,
         }
     }
 

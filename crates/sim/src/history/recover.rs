@@ -5,8 +5,9 @@
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
+use std::time::Duration;
 
-use forkdisk::{CheckReport, OpenOptions, Pool};
+use forkdisk::{CheckReport, MIN_VOLATILE_BYTES, OpenOptions, Pool, VolatileLog, VolatileMemory};
 
 use super::{Setup, Stats, Violation};
 use crate::disk::{Crash, Fault, Harm, Medium, PAGE, Request, SimDisk, When};
@@ -15,6 +16,8 @@ use crate::model::{Applied, Control, Key, Listing, Model, Pending, Rule};
 use crate::pattern::SECTOR;
 use crate::rng::{Rng, mix};
 
+/// How long something acknowledged may wait, in runs with memory that outlives the process.
+pub const INTERVAL: Duration = Duration::from_secs(5);
 /// Steps after which a single call is given up on.
 pub const PATIENCE: u64 = 3_000_000;
 /// Bytes read at once when a volume is verified.
@@ -30,6 +33,8 @@ pub struct Session {
     pub disk: SimDisk,
     /// The pool.
     pub pool: Pool<SimDisk>,
+    /// What outlives the process, if anything does.
+    pub memory: Option<VolatileMemory>,
 }
 
 impl Drop for Session {
@@ -61,9 +66,20 @@ pub struct Recovered {
     pub model: Model,
 }
 
+/// Bytes of the memory that outlives the process: little, so that it is full now and then.
+const MEMORY: usize = MIN_VOLATILE_BYTES;
+
+/// New memory that outlives the process, if the run has any.
+fn new_memory(setup: &Setup) -> Option<VolatileMemory> {
+    setup.lasting.then(|| VolatileMemory::new(vec![0; MEMORY]))
+}
+
 /// The options a run opens its pool with.
-pub fn open_options(setup: &Setup) -> OpenOptions {
+pub fn open_options(setup: &Setup, memory: Option<&VolatileMemory>) -> OpenOptions {
+    let log = |memory: &VolatileMemory| VolatileLog { memory: memory.clone(), identity: [1; 32], write: true };
     OpenOptions {
+        volatile: memory.map(log),
+        commit_interval: if setup.lasting { INTERVAL } else { Duration::ZERO },
         cache: setup.cache,
         dirty: setup.dirty,
         when_full: setup.when_full,
@@ -79,14 +95,14 @@ pub fn open_options(setup: &Setup) -> OpenOptions {
 /// The promise that is broken.
 pub fn recover(
     setup: &Setup,
-    medium: &Medium,
+    (medium, memory): (&Medium, Option<&VolatileMemory>),
     model: &Model,
     pending: &[Pending],
     entrance: Entrance,
     stats: &mut Stats,
 ) -> Result<Recovered, Violation> {
     let mut rng = Rng::new(mix(&[entrance.seed, 3]));
-    let session = open(setup, medium, &mut rng, entrance.cuts, stats)?;
+    let session = open(setup, (medium, memory), &mut rng, entrance.cuts, stats)?;
     let model = verify(&session, model, pending)?;
     if !entrance.again {
         return Ok(Recovered { session, model });
@@ -99,15 +115,24 @@ pub fn recover(
     let medium = frozen.crash(mask);
     drop(session);
     let second = Entrance { seed: rng.next(), cuts: 0, again: false };
-    recover(setup, &medium, &model, &[], second, stats).map_err(|mut v| {
+    recover(setup, (&medium, None), &model, &[], second, stats).map_err(|mut v| {
         v.what = format!("a second recovery differs from the first: {}", v.what);
         v
     })
 }
 
-/// Opens the pool, now and then cutting the power on the way.
-fn open(setup: &Setup, medium: &Medium, rng: &mut Rng, cuts: u32, stats: &mut Stats) -> Result<Session, Violation> {
-    let mut medium = medium.clone();
+/// Opens the pool, now and then cutting the power on the way, or, where memory is left that would be gone with it,
+/// killing the process.
+fn open(
+    setup: &Setup,
+    (medium, memory): (&Medium, Option<&VolatileMemory>),
+    rng: &mut Rng,
+    cuts: u32,
+    stats: &mut Stats,
+) -> Result<Session, Violation> {
+    let (mut medium, kind) = (medium.clone(), if memory.is_some() { Crash::Kill } else { Crash::Power });
+    let memory = memory.map(VolatileMemory::copy);
+    let find = || memory.clone().or_else(|| new_memory(setup));
     for left in (0..=cuts).rev() {
         let exec = Executor::new(rng.next());
         let disk = SimDisk::new(medium, &exec, rng.next());
@@ -117,9 +142,13 @@ fn open(setup: &Setup, medium: &Medium, rng: &mut Rng, cuts: u32, stats: &mut St
             if rng.one_in(3) {
                 // What fails while it is being opened must do no more harm than the cut that follows.
                 let on = *rng.pick(&[Request::Read, Request::Write, Request::Flush]);
+                // After a failed flush the memory counts no more.
+                let on = if memory.is_some() && on == Request::Flush { Request::Write } else { on };
                 disk.arm(Fault { on, harm: Harm::Eio, when: When::Once(1 + rng.below(12)), within: None });
             }
-            let (device, runtime, options) = (disk.clone(), Rc::new(exec.clone()), open_options(setup));
+            let memory = find();
+            let (device, runtime) = (disk.clone(), Rc::new(exec.clone()));
+            let options = open_options(setup, memory.as_ref());
             let writes = rng.one_in(2);
             exec.spawn(Box::pin(async move {
                 // Keeps the pool open, so that its background work goes on until the cut.
@@ -135,7 +164,7 @@ fn open(setup: &Setup, medium: &Medium, rng: &mut Rng, cuts: u32, stats: &mut St
                 exec.step();
             }
             let mask = if rng.one_in(4) { rng.below(2) } else { rng.next() };
-            medium = disk.freeze(Crash::Power).crash(mask);
+            medium = disk.freeze(kind).crash(mask);
             exec.halt();
             stats.faults += disk.faults_hit();
             stats.cuts += 1;
@@ -143,11 +172,11 @@ fn open(setup: &Setup, medium: &Medium, rng: &mut Rng, cuts: u32, stats: &mut St
             stats.distinct += 1;
             continue;
         }
-        return start(setup, exec, disk);
+        return start_with(setup, exec, disk, find());
     }
     let exec = Executor::new(rng.next());
     let disk = SimDisk::new(medium, &exec, rng.next());
-    start(setup, exec, disk)
+    start_with(setup, exec, disk, find())
 }
 
 /// Opens the pool on a disk.
@@ -155,13 +184,23 @@ fn open(setup: &Setup, medium: &Medium, rng: &mut Rng, cuts: u32, stats: &mut St
 /// # Errors
 /// P6 if it does not open.
 pub fn start(setup: &Setup, exec: Executor, disk: SimDisk) -> Result<Session, Violation> {
+    start_with(setup, exec, disk, new_memory(setup))
+}
+
+fn start_with(
+    setup: &Setup,
+    exec: Executor,
+    disk: SimDisk,
+    memory: Option<VolatileMemory>,
+) -> Result<Session, Violation> {
     if let Some(range) = &setup.slow {
         disk.slow_down(range.clone());
     }
-    let (device, runtime, options) = (disk.clone(), Rc::new(exec.clone()), open_options(setup));
+    let (device, runtime) = (disk.clone(), Rc::new(exec.clone()));
+    let options = open_options(setup, memory.as_ref());
     let opened = exec.run(PATIENCE, Pool::open(device, runtime, options));
     let outcome = match opened {
-        Ok(Ok(pool)) => return Ok(Session { exec, disk, pool }),
+        Ok(Ok(pool)) => return Ok(Session { exec, disk, pool, memory }),
         Ok(Err(e)) => Violation::new("P6", format!("the pool does not open: {e}")),
         Err(stuck) => Violation::new("P6", format!("the pool does not open: {stuck}")),
     };

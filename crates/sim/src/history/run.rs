@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::rc::Rc;
 
-use forkdisk::{Buf, CheckReport, Error, ErrorKind, FormatOptions, Mode, Pool};
+use forkdisk::{Buf, CheckReport, Error, ErrorKind, FormatOptions, Mode, Pool, VolatileMemory, tear};
 use rustc_hash::FxHashSet;
 
 use super::fault::Trouble;
@@ -26,6 +26,9 @@ use crate::rng::{Rng, mix};
 
 /// Where the superblocks lie.
 const SUPERBLOCKS: std::ops::Range<u64> = 0..1 << 20;
+
+/// Steps after which a pool that should be at rest is not waited for any more.
+const REST: u32 = 20_000;
 
 /// A single side crash, for replay: at this step, under this mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +117,8 @@ pub struct Run<'a> {
     pub(super) seen: FxHashSet<u64>,
     aim: Option<Aim>,
     log: Option<Vec<String>>,
+    /// What a process left in memory, of a pool that was opened elsewhere since.
+    stale: Option<VolatileMemory>,
 }
 
 /// Runs a history. With an aim only that one side crash is tried. Returns the numbers, the
@@ -177,6 +182,7 @@ impl<'a> Run<'a> {
             aim,
             seen: FxHashSet::default(),
             log: account.then(Vec::new),
+            stale: None,
         })
     }
 
@@ -368,10 +374,16 @@ impl<'a> Run<'a> {
             None if self.setup.cut_every > 0 && draw.is_multiple_of(self.cut_every()) => self.masks(draw),
             _ => return Ok(()),
         };
-        let kind = if mix(&[draw]).is_multiple_of(8) { Crash::Kill } else { Crash::Power };
+        let one_in = if self.setup.lasting { 2 } else { 8 };
+        let kind = if mix(&[draw]).is_multiple_of(one_in) { Crash::Kill } else { Crash::Power };
         let frozen = self.session.disk.freeze(kind);
         self.model.spread();
         let pending = self.pending();
+        let memory = self.memory_after(kind, draw);
+        let model = match &memory {
+            Some(_) => self.with_all_acknowledged(),
+            None => self.model.clone(),
+        };
         self.stats.cuts += 1;
         for mask in masks {
             self.stats.crash_states += 1;
@@ -384,7 +396,8 @@ impl<'a> Run<'a> {
             self.say(|| format!("side crash ({kind:?}, mask {mask}): {text}"));
             let entrance =
                 Entrance { seed: mix(&[draw, mask]), cuts: (draw >> 8) as u32 % 3, again: draw >> 16 & 3 == 0 };
-            recover(self.setup, &frozen.crash(mask), &self.model, &pending, entrance, &mut self.stats)
+            let left = (&frozen.crash(mask), memory.as_ref());
+            recover(self.setup, left, &model, &pending, entrance, &mut self.stats)
                 .map_err(|v| v.at(self.step, mask))?;
         }
         Ok(())
@@ -411,6 +424,23 @@ impl<'a> Run<'a> {
 
     /// Cuts the power (or kills the process) of the run itself, recovers and goes on.
     pub(super) fn cut(&mut self, kind: Crash, mask: u64) -> Result<(), Violation> {
+        let draw = mix(&[mask, self.step]);
+        let kind = if self.setup.lasting && draw.is_multiple_of(3) { Crash::Kill } else { kind };
+        let has_rested = self.setup.lasting && kind == Crash::Power && draw.is_multiple_of(2) && self.rest()?;
+        let has_rested = has_rested && self.session.pool.info().mode != Mode::Failed;
+        let mut memory = self.memory_after(kind, draw);
+        // Now and then the pool is opened elsewhere, and comes back to what was left here.
+        let elsewhere = memory.is_some() && mix(&[draw, 3]).is_multiple_of(4);
+        if elsewhere {
+            self.stale = memory.take();
+        }
+        if memory.is_some() || has_rested {
+            self.model = self.with_all_acknowledged();
+        }
+        let is_back = !elsewhere && memory.is_none() && mix(&[draw, 4]).is_multiple_of(2);
+        if is_back {
+            memory = self.stale.take();
+        }
         let frozen = self.session.disk.freeze(kind);
         let text = frozen.describe(mask);
         self.say(|| format!("cut ({kind:?}, mask {mask}): {text}"));
@@ -422,11 +452,44 @@ impl<'a> Run<'a> {
         self.stats.distinct += 1;
         self.session.exec.halt();
         let entrance = Entrance { seed: self.rng.next(), cuts: 1, again: false };
-        let recovered = recover(self.setup, &frozen.crash(mask), &self.model, &pending, entrance, &mut self.stats)?;
+        let left = (&frozen.crash(mask), memory.as_ref());
+        let recovered = recover(self.setup, left, &self.model, &pending, entrance, &mut self.stats)?;
         self.forget_session();
         self.session = recovered.session;
         self.model = recovered.model;
         Ok(())
+    }
+
+    /// The memory that a crash of this kind leaves, which it may have been writing to. A failed flush leaves none.
+    fn memory_after(&self, kind: Crash, draw: u64) -> Option<VolatileMemory> {
+        let memory = self.session.memory.as_ref().filter(|_| kind == Crash::Kill)?;
+        if self.session.disk.flush_faults_hit() > 0 {
+            return None;
+        }
+        let memory = memory.copy();
+        if mix(&[draw, 2]).is_multiple_of(3) {
+            tear(&memory);
+        }
+        Some(memory)
+    }
+
+    /// The model of a crash that takes nothing acknowledged.
+    fn with_all_acknowledged(&self) -> Model {
+        let mut model = self.model.clone();
+        let now = model.tick();
+        model.flushed(None, now);
+        model
+    }
+
+    /// Nobody asks for anything, until nothing happens by itself any more; false if that takes too long.
+    fn rest(&mut self) -> Result<bool, Violation> {
+        self.drain()?;
+        for _ in 0..REST {
+            if self.step()? == Step::Idle {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Forgets all that belonged to the last life of the engine.

@@ -258,7 +258,7 @@ impl Run<'_> {
             let draw = mix(&[self.step, mask]);
             let entrance =
                 Entrance { seed: draw, cuts: u32::from(draw.is_multiple_of(16)), again: draw >> 8 & 15 == 0 };
-            recover(self.setup, &frozen.crash(mask), &self.model, &pending, entrance, &mut self.stats)
+            recover(self.setup, (&frozen.crash(mask), None), &self.model, &pending, entrance, &mut self.stats)
                 .map_err(|v| v.at(self.step, mask))?;
         }
         Ok(())

@@ -1,0 +1,489 @@
+//! The volatile log: records that were published and are not yet in the journal, in memory that outlives the process.
+//!
+//! A crash of the process alone loses nothing that the device has completed; what it loses are the records of the last
+//! moments, which lie in the process. So each record is also copied, when it is published, into memory that the
+//! kernel keeps for the next process (see [`VolatileMemory`]). That is a store, no system call and no request. The next
+//! open replays these records behind the journal. After a crash of the machine the memory is gone, and what holds is
+//! what holds for a disk with a volatile write cache.
+//!
+//! The memory is a header of one page and two *areas* of equal length. Records go to one area until a commit takes
+//! them; then to the other, whose records are all in the journal by then, since commits follow one another. All
+//! integers are little-endian; the memory never leaves the machine.
+//!
+//! | where | what |
+//! |---|---|
+//! | 0 | magic `fkdkvlt1` |
+//! | 8 | UUID of the pool |
+//! | 24 | identity: boot and device, a digest of 32 bytes |
+//! | 56 | incarnation |
+//! | 64 | bytes of an area |
+//! | 72 | checksum of the bytes before |
+//! | 4096, and 4096 + bytes of an area | the areas |
+//!
+//! | in an area | what |
+//! |---|---|
+//! | 0 | generation; the sequence number of its first record; checksum of both |
+//! | 24 | twice: position in the journal and chain value of the group that it goes on behind; checksum, with the generation |
+//! | 72 | entries, one behind the other |
+//!
+//! | in an entry | what |
+//! |---|---|
+//! | 0 | sequence number (8 bytes) |
+//! | 8 | bytes of the record (4 bytes) |
+//! | 12 | checksum of all but these 4 bytes, with incarnation and generation |
+//! | 16 | the record |
+//!
+//! Nothing depends on the order of stores: an entry counts if its checksum is right, it goes on where the one before
+//! ends, and its sequence number is that of the one before (a record that was lengthened) or the next one.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::format::Record;
+use crate::planted::{Bug, planted};
+use crate::types::PAGE_SIZE;
+
+const MAGIC: [u8; 8] = *b"fkdkvlt1";
+/// Bytes of the header that its checksum covers.
+const HEADER: usize = 72;
+/// Where the bases of an area lie, how many bytes each has, and where its entries begin.
+const BASES: usize = 24;
+const BASE: usize = 24;
+const ENTRIES: usize = BASES + 2 * BASE;
+/// Bytes of an entry before its record.
+const ENTRY: usize = 16;
+/// Fewest bytes of memory that are of use.
+pub const MIN_VOLATILE_BYTES: usize = PAGE_SIZE + 2 * (16 << 10);
+
+/// Memory that outlives the process: a shared map of a file on tmpfs, for one. Cheap to clone; all clones are the same
+/// memory, of at least [`MIN_VOLATILE_BYTES`] bytes.
+#[derive(Clone)]
+pub struct VolatileMemory(Rc<RefCell<dyn AsMut<[u8]>>>);
+
+impl VolatileMemory {
+    /// Wraps `memory`.
+    pub fn new(memory: impl AsMut<[u8]> + 'static) -> VolatileMemory {
+        VolatileMemory(Rc::new(RefCell::new(memory)))
+    }
+
+    /// The same bytes in memory of their own: what a crash of the process now would leave.
+    #[cfg(feature = "planted")]
+    pub fn copy(&self) -> VolatileMemory {
+        VolatileMemory::new(self.with(|bytes| bytes.to_vec()))
+    }
+
+    fn with<T>(&self, f: impl FnOnce(&mut [u8]) -> T) -> T {
+        f(self.0.borrow_mut().as_mut())
+    }
+}
+
+impl fmt::Debug for VolatileMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VolatileMemory({} bytes)", self.with(|bytes| bytes.len()))
+    }
+}
+
+/// The volatile log of a pool, as it is opened.
+#[derive(Clone, Debug)]
+pub struct VolatileLog {
+    /// Where it is.
+    pub memory: VolatileMemory,
+    /// What it belongs to beside the pool's UUID: a digest of the boot and of the device. What another one left is not
+    /// replayed.
+    pub identity: [u8; 32],
+    /// Whether this open writes it, too; else what another left in it is replayed, and that is all.
+    pub write: bool,
+}
+
+/// A place in the journal: behind a group with this chain value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Position in the journal.
+    pub position: u64,
+    /// Chain value there.
+    pub chain: u64,
+}
+
+/// A record that was left behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// Its sequence number.
+    pub sequence: u64,
+    /// The record, or what one of the same number was lengthened by.
+    pub record: Record,
+}
+
+/// Writes the log.
+pub struct Writer {
+    memory: VolatileMemory,
+    /// Bytes of an area.
+    length: usize,
+    incarnation: u64,
+    generation: u64,
+    /// Where the next entry goes in the area of this generation.
+    at: usize,
+    /// Which of the two bases is written next.
+    base: usize,
+    /// A record did not fit: nothing more is written until the next area.
+    overflown: bool,
+    scratch: Vec<u8>,
+}
+
+fn put(bytes: &mut [u8], at: usize, values: &[u64]) {
+    for (i, value) in values.iter().enumerate() {
+        bytes[at + 8 * i..at + 8 * i + 8].copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+fn get(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+fn area_length(memory: &[u8]) -> usize {
+    (memory.len().saturating_sub(PAGE_SIZE) / 2) & !7
+}
+
+/// Where the area of a generation begins.
+fn area_at(generation: u64, length: usize) -> usize {
+    PAGE_SIZE + (generation % 2) as usize * length
+}
+
+fn sum_of(seed: u64, bytes: &[u8]) -> u64 {
+    xxh3_64_with_seed(bytes, seed)
+}
+
+impl Writer {
+    /// Begins a log: what was in the memory is worth nothing any more.
+    pub fn begin(log: &VolatileLog, uuid: [u8; 16], incarnation: u64, next: u64, place: Place) -> Writer {
+        let memory = log.memory.clone();
+        let length = memory.with(|bytes| {
+            bytes[..HEADER + 8].fill(0);
+            let length = area_length(bytes);
+            bytes[8..24].copy_from_slice(&uuid);
+            bytes[24..56].copy_from_slice(&log.identity);
+            put(bytes, 56, &[incarnation, length as u64]);
+            length
+        });
+        let mut writer = Writer {
+            memory,
+            length,
+            incarnation,
+            generation: 0,
+            at: 0,
+            base: 0,
+            overflown: false,
+            scratch: Vec::new(),
+        };
+        // Both: an area that another log left must not be taken for this one's.
+        writer.memory.with(|bytes| (0..2).for_each(|g| bytes[area_at(g, length)..][..ENTRIES].fill(0)));
+        writer.switch(next, place);
+        writer.memory.with(|bytes| {
+            bytes[..8].copy_from_slice(&MAGIC);
+            let sum = sum_of(0, &bytes[..HEADER]);
+            put(bytes, HEADER, &[sum]);
+        });
+        writer
+    }
+
+    /// A commit takes all records so far: what comes from now on goes to the other area. `next` is the sequence number
+    /// of the next record, `place` is where the journal ends once the commit has written it.
+    pub fn switch(&mut self, next: u64, place: Place) {
+        self.generation += 1;
+        (self.at, self.base, self.overflown) = (ENTRIES, 0, false);
+        let (generation, from) = (self.generation, area_at(self.generation, self.length));
+        self.memory.with(|bytes| {
+            let area = &mut bytes[from..];
+            area[..ENTRIES].fill(0);
+            put(area, 0, &[generation, next]);
+            let sum = sum_of(1, &area[..16]);
+            put(area, 16, &[sum]);
+        });
+        self.goes_on_behind(place);
+    }
+
+    /// The journal has gone on without a record.
+    pub fn goes_on_behind(&mut self, place: Place) {
+        let (at, seed) = (area_at(self.generation, self.length) + BASES + self.base * BASE, self.generation);
+        self.base = 1 - self.base;
+        self.memory.with(|bytes| {
+            put(bytes, at, &[place.position, place.chain, 0]);
+            let sum = sum_of(seed, &bytes[at..at + 16]);
+            put(bytes, at + 16, &[sum]);
+        });
+    }
+
+    /// Adds a record that was given this sequence number, or that lengthens the one which has it.
+    pub fn add(&mut self, sequence: u64, record: &Record) {
+        self.scratch.clear();
+        self.scratch.resize(ENTRY, 0);
+        record.encode(&mut self.scratch);
+        let len = self.scratch.len();
+        if self.overflown || self.at + len > self.length {
+            self.overflown = true;
+            return;
+        }
+        put(&mut self.scratch, 0, &[sequence]);
+        self.scratch[8..12].copy_from_slice(&((len - ENTRY) as u32).to_le_bytes());
+        let sum = entry_sum(seed(self.incarnation, self.generation), &self.scratch);
+        self.scratch[12..16].copy_from_slice(&sum.to_le_bytes());
+        let at = area_at(self.generation, self.length) + self.at;
+        let scratch = &self.scratch;
+        self.memory.with(|bytes| bytes[at..at + len].copy_from_slice(scratch));
+        self.at += len;
+    }
+
+    /// Whether so much has been added since the last commit that it is time for one.
+    pub fn is_filling(&self) -> bool {
+        self.at > self.length / 2
+    }
+
+    /// Whether there is hardly any room before the next commit: who adds more waits for it.
+    pub fn is_nearly_full(&self) -> bool {
+        self.at > self.length / 4 * 3
+    }
+}
+
+/// What checksums of entries begin with: entries that an earlier log left in the same place have others.
+fn seed(incarnation: u64, generation: u64) -> u64 {
+    incarnation.rotate_left(32) ^ generation
+}
+
+/// Checksum of an entry, whatever its own four bytes are.
+fn entry_sum(seed: u64, entry: &[u8]) -> u32 {
+    let head = u64::from_le_bytes(entry[..8].try_into().expect("eight bytes"));
+    let len = u64::from(u32::from_le_bytes(entry[8..12].try_into().expect("four bytes")));
+    sum_of(seed ^ head.rotate_left(20) ^ len.rotate_left(52), &entry[ENTRY..]) as u32
+}
+
+/// What is in the memory counts no more.
+pub fn invalidate(memory: &VolatileMemory) {
+    memory.with(|bytes| bytes[..HEADER + 8].fill(0));
+}
+
+/// What a process that dies while it adds a record leaves, for the simulator: the record has its number and most of
+/// its bytes, and no checksum yet.
+#[cfg(feature = "planted")]
+pub fn tear(memory: &VolatileMemory) {
+    memory.with(|bytes| {
+        let length = area_length(bytes);
+        let areas = (0..2).map(|i| PAGE_SIZE + i * length);
+        let Some(from) = areas.max_by_key(|&from| get(bytes, from)) else { return };
+        let (mut at, mut last) = (from + ENTRIES, None);
+        loop {
+            let len = u32::from_le_bytes(bytes[at + 8..at + 12].try_into().expect("four bytes")) as usize;
+            let seed = seed(get(bytes, 56), get(bytes, from));
+            let end = at + ENTRY + len;
+            let is_whole = len > 0 && end + ENTRY < from + length && {
+                let sum = u32::from_le_bytes(bytes[at + 12..at + 16].try_into().expect("four bytes"));
+                sum == entry_sum(seed, &bytes[at..end])
+            };
+            if !is_whole {
+                break;
+            }
+            (last, at) = (Some(at..end), end);
+        }
+        let Some(last) = last.filter(|last| at + last.len() <= from + length) else { return };
+        let next = get(bytes, last.start) + 1;
+        let len = last.len();
+        bytes.copy_within(last, at);
+        put(bytes, at, &[next]);
+        bytes[at + len - 1] ^= 1;
+    });
+}
+
+/// One area, as it was left.
+struct Area {
+    generation: u64,
+    first: u64,
+    bases: Vec<Place>,
+    left: Vec<Left>,
+}
+
+impl Area {
+    /// The sequence number behind its last record.
+    fn next(&self) -> u64 {
+        self.left.last().map_or(self.first, |left| left.sequence + 1)
+    }
+}
+
+/// What a process left in the log of this pool, if it was the one of this incarnation: records in order, from a place of
+/// the journal on. `is_place` says whether the journal has, or had, a group that ends there.
+pub fn left_behind(log: &VolatileLog, uuid: [u8; 16], incarnation: u64, is_place: impl Fn(Place) -> bool) -> Vec<Left> {
+    log.memory.with(|bytes| {
+        let known = bytes.len() >= MIN_VOLATILE_BYTES
+            && bytes[..8] == MAGIC
+            && get(bytes, HEADER) == sum_of(0, &bytes[..HEADER])
+            && get(bytes, 64) as usize == area_length(bytes);
+        let ours = known && bytes[8..24] == uuid && bytes[24..56] == log.identity;
+        if !ours || get(bytes, 56) != incarnation && !planted(Bug::VolatileOfEarlierLife) {
+            return Vec::new();
+        }
+        let length = area_length(bytes);
+        let written = get(bytes, 56);
+        let areas = (0..2).filter_map(|i| read_area(&bytes[PAGE_SIZE + i * length..][..length], written));
+        let mut areas: Vec<Area> = areas.collect();
+        areas.sort_by_key(|area| area.generation);
+        let Some(begin) = areas.iter().position(|area| area.bases.iter().any(|&place| is_place(place))) else {
+            return Vec::new();
+        };
+        let mut out: Vec<Left> = Vec::new();
+        let mut next = None;
+        for area in areas.into_iter().skip(begin) {
+            if next.is_some_and(|next| next != area.first) {
+                break;
+            }
+            next = Some(area.next());
+            out.extend(area.left);
+        }
+        out
+    })
+}
+
+fn read_area(area: &[u8], incarnation: u64) -> Option<Area> {
+    let (generation, first) = (get(area, 0), get(area, 8));
+    if generation == 0 || get(area, 16) != sum_of(1, &area[..16]) {
+        return None;
+    }
+    let base = |i: usize| {
+        let at = BASES + i * BASE;
+        let place = Place { position: get(area, at), chain: get(area, at + 8) };
+        (get(area, at + 16) == sum_of(generation, &area[at..at + 16])).then_some(place)
+    };
+    let mut out = Area { generation, first, bases: (0..2).filter_map(base).collect(), left: Vec::new() };
+    let mut rest = &area[ENTRIES..];
+    while rest.len() > ENTRY {
+        let len = u32::from_le_bytes(rest[8..12].try_into().expect("four bytes")) as usize;
+        let Some(entry) = rest.get(..ENTRY.saturating_add(len)).filter(|_| len > 0) else { break };
+        let sum = u32::from_le_bytes(rest[12..16].try_into().expect("four bytes"));
+        if sum != entry_sum(seed(incarnation, generation), entry) && !planted(Bug::VolatileTornTaken) {
+            break;
+        }
+        let (sequence, last) = (get(rest, 0), out.left.last().map(|left| left.sequence));
+        let goes_on = last.map_or(sequence == first, |last| sequence == last || sequence == last + 1);
+        let Some(record) = Record::decode_one(&entry[ENTRY..]).filter(|_| goes_on) else { break };
+        out.left.push(Left { sequence, record });
+        rest = &rest[entry.len()..];
+    }
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{PageAddr, VirtualPage, VolumeId};
+
+    const UUID: [u8; 16] = [3; 16];
+
+    fn log(bytes: usize) -> VolatileLog {
+        VolatileLog { memory: VolatileMemory::new(vec![0xa5; bytes]), identity: [9; 32], write: true }
+    }
+
+    fn map(at: u64) -> Record {
+        Record::Map { volume: VolumeId(1), at: VirtualPage(at), len: 1, to: PageAddr(5000 + at) }
+    }
+
+    fn place(position: u64) -> Place {
+        Place { position, chain: position * 7 + 1 }
+    }
+
+    fn sequences(log: &VolatileLog, incarnation: u64, at: u64) -> Vec<u64> {
+        left_behind(log, UUID, incarnation, |p| p == place(at)).iter().map(|left| left.sequence).collect()
+    }
+
+    #[test]
+    fn what_was_added_is_found_behind_its_place() {
+        let log = log(MIN_VOLATILE_BYTES);
+        let mut writer = Writer::begin(&log, UUID, 4, 10, place(100));
+        for sequence in [10, 11, 11, 12] {
+            writer.add(sequence, &map(sequence));
+        }
+        assert_eq!(sequences(&log, 4, 100), [10, 11, 11, 12]);
+        let left = left_behind(&log, UUID, 4, |p| p == place(100));
+        assert_eq!(left[3], Left { sequence: 12, record: map(12) });
+        assert!(sequences(&log, 3, 100).is_empty(), "another incarnation");
+        assert!(sequences(&log, 4, 101).is_empty(), "another place");
+        assert!(left_behind(&log, [4; 16], 4, |_| true).is_empty(), "another pool");
+        let other = VolatileLog { identity: [8; 32], ..log.clone() };
+        assert!(left_behind(&other, UUID, 4, |_| true).is_empty(), "another boot or device");
+        writer.goes_on_behind(place(101));
+        assert_eq!(sequences(&log, 4, 100), sequences(&log, 4, 101), "the group may be there or not");
+        invalidate(&log.memory);
+        assert!(sequences(&log, 4, 100).is_empty());
+    }
+
+    #[test]
+    fn records_of_a_commit_count_until_the_next_one() {
+        let log = log(MIN_VOLATILE_BYTES);
+        let mut writer = Writer::begin(&log, UUID, 1, 0, place(0));
+        writer.add(0, &map(0));
+        writer.switch(1, place(8));
+        writer.add(1, &map(1));
+        assert_eq!(sequences(&log, 1, 0), [0, 1], "the journal has nothing of it");
+        assert_eq!(sequences(&log, 1, 8), [1], "the journal has the first");
+        writer.switch(2, place(16));
+        writer.add(2, &map(2));
+        assert!(sequences(&log, 1, 0).is_empty(), "a journal that lost a commit is another one's");
+        assert_eq!((sequences(&log, 1, 8), sequences(&log, 1, 16)), (vec![1, 2], vec![2]));
+    }
+
+    #[test]
+    fn a_torn_entry_and_all_behind_it_do_not_count() {
+        let log = log(MIN_VOLATILE_BYTES);
+        let mut writer = Writer::begin(&log, UUID, 1, 0, place(0));
+        (0..3).for_each(|sequence| writer.add(sequence, &map(sequence)));
+        let (begin, end) = (area_at(1, writer.length) + ENTRIES, area_at(1, writer.length) + writer.at);
+        let one = (end - begin) / 3;
+        for byte in begin..end {
+            log.memory.with(|bytes| bytes[byte] ^= 0x40);
+            let whole: Vec<u64> = (0..((byte - begin) / one) as u64).collect();
+            assert_eq!(sequences(&log, 1, 0), whole, "byte {byte}");
+            log.memory.with(|bytes| bytes[byte] ^= 0x40);
+        }
+    }
+
+    #[test]
+    fn a_damaged_head_is_noticed() {
+        let log = log(MIN_VOLATILE_BYTES);
+        let mut writer = Writer::begin(&log, UUID, 1, 0, place(0));
+        writer.add(0, &map(0));
+        let area = area_at(1, writer.length);
+        for byte in (0..HEADER + 8).chain(area..area + BASES + BASE) {
+            log.memory.with(|bytes| bytes[byte] ^= 1);
+            assert!(sequences(&log, 1, 0).is_empty(), "byte {byte}");
+            log.memory.with(|bytes| bytes[byte] ^= 1);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_ends_the_area_and_not_the_log() {
+        let log = log(MIN_VOLATILE_BYTES);
+        let mut writer = Writer::begin(&log, UUID, 1, 0, place(0));
+        let mut sequence = 0;
+        while !writer.overflown {
+            writer.add(sequence, &map(sequence));
+            sequence += 1;
+        }
+        assert!(writer.is_filling() && writer.is_nearly_full());
+        writer.add(sequence, &Record::Delete { ids: Vec::new() });
+        assert_eq!(sequences(&log, 1, 0).len() as u64, sequence - 1);
+        writer.switch(sequence + 1, place(8));
+        assert!(!writer.is_filling());
+        writer.add(sequence + 1, &map(0));
+        assert_eq!(sequences(&log, 1, 0).len() as u64, sequence - 1, "nothing behind what is missing");
+        assert_eq!(sequences(&log, 1, 8), [sequence + 1]);
+    }
+
+    #[test]
+    fn a_new_log_has_nothing_of_the_one_before() {
+        let log = log(MIN_VOLATILE_BYTES);
+        let mut writer = Writer::begin(&log, UUID, 1, 0, place(0));
+        (0..9).for_each(|sequence| writer.add(sequence, &map(sequence)));
+        let mut writer = Writer::begin(&log, UUID, 2, 0, place(0));
+        assert!(sequences(&log, 2, 0).is_empty());
+        writer.add(0, &map(77));
+        assert_eq!(sequences(&log, 2, 0), [0]);
+    }
+}

@@ -1,0 +1,63 @@
+//! Taking over what a process left in the volatile log when it died (see `journal::volatile`).
+//!
+//! 1. After replay: the records that the journal does not have are applied in memory, in order.
+//! 2. Under the incarnation of the process that died they are committed: data flushed, group written, flushed. Until
+//!    that has ended the log counts, whatever ends this process; each record keeps its number, so what of it is in the
+//!    journal by then is known.
+//! 3. A superblock with a new incarnation is written: from here on the log counts no more.
+//! 4. If this open writes a log of its own, it begins now.
+
+use std::rc::Rc;
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::journal::{Left, invalidate, left_behind};
+use crate::planted::{Bug, planted};
+
+use super::Inner;
+
+impl<D: Device> Inner<D> {
+    /// Applies what the journal does not have; how many records that were.
+    pub(super) async fn replay_volatile(&self) -> Result<u64> {
+        let Some(log) = &self.options.volatile else { return Ok(0) };
+        let left = {
+            let (superblock, meta) = (self.superblock.borrow(), self.meta.borrow());
+            left_behind(log, superblock.uuid, superblock.incarnation, |place| meta.journal.has_place(place))
+        };
+        let next = self.meta.borrow().journal.next();
+        let is_new = |left: &&Left| left.sequence >= next || planted(Bug::VolatileReplayedTwice);
+        let mut taken = 0;
+        for left in left.iter().filter(is_new) {
+            self.replay_record(&left.record).await?;
+            if !self.options.read_only {
+                self.meta.borrow_mut().journal.append_left(left);
+            }
+            taken += 1;
+        }
+        if planted(Bug::VolatileEndedEarly) {
+            invalidate(&log.memory);
+        }
+        Ok(taken)
+    }
+
+    /// Makes durable what was replayed from the volatile log, as the process that left it would have.
+    pub(super) async fn commit_left_behind(self: &Rc<Self>) -> Result<()> {
+        // A commit or checkpoint of a new incarnation would end the log before its records are durable.
+        self.active.set(!planted(Bug::VolatileTakenOverActive));
+        let outcome = self.clone().commit().await;
+        self.active.set(false);
+        outcome
+    }
+
+    /// Begins the volatile log of this open, or ends the one that was taken over.
+    pub(super) async fn begin_volatile(self: &Rc<Self>) -> Result<()> {
+        let Some(log) = &self.options.volatile else { return Ok(()) };
+        if !log.write {
+            invalidate(&log.memory);
+            return Ok(());
+        }
+        self.activate().await?;
+        self.meta.borrow_mut().journal.write_volatile(log);
+        Ok(())
+    }
+}
