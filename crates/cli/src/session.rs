@@ -12,7 +12,7 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use forkdisk::{OpenOptions, Pool, PoolEvent};
+use forkdisk::{OpenOptions, Pool, PoolEvent, Recovery};
 use forkdisk_control::{
     Call, Client, Failure, FailureKind, Method, NoHost, Observer, Session, attach_origins, detach_origins, params,
     perform, place,
@@ -20,6 +20,7 @@ use forkdisk_control::{
 use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice};
 
 use crate::cli::Global;
+use crate::lasting::Lasting;
 use crate::owner;
 use crate::progress::Progress;
 
@@ -101,11 +102,16 @@ pub fn with_pool<T>(
             }
             runtime.sleep_for(PAUSE).await;
         };
-        let options = OpenOptions { read_only: access == Access::Read, ..OpenOptions::default() };
+        let lasting = Lasting::of(path, false);
+        let read_only = access == Access::Read;
+        let options = OpenOptions { read_only, volatile: lasting.log(), ..OpenOptions::default() };
         let pool = open_pool(device, &runtime, path, options).await?;
         let session = Session::new(pool.clone(), runtime, Rc::new(NoHost));
         let outcome = work(&Caller::Idle(session)).await;
         let closed = close_pool(&pool).await.with_context(|| format!("{}: closing the pool", path.display()));
+        if closed.is_ok() && !read_only {
+            lasting.remove();
+        }
         let value = outcome?;
         closed?;
         Ok(value)
@@ -127,6 +133,7 @@ pub async fn open_pool(
 ) -> Result<Pool<UringDevice>> {
     let read_only = options.read_only;
     let pool = Pool::open(device, Rc::new(runtime.clone()), options).await.context(path.display().to_string())?;
+    tell_recovery(&pool, path);
     pool.observe(|event| match event {
         PoolEvent::Dropped { snapshot } => tracing::warn!(
             "dropped {snapshot}: the pool is full, and it was the oldest snapshot that may be dropped \
@@ -137,6 +144,19 @@ pub async fn open_pool(
         tracing::warn!("the origin {name:?} is not open, nor are its snapshots and their clones: {error}");
     }
     Ok(pool)
+}
+
+/// Says what an open found that was not closed in order.
+fn tell_recovery(pool: &Pool<UringDevice>, path: &Path) {
+    let Recovery { clean, journal, volatile } = pool.recovery();
+    if clean {
+        return;
+    }
+    let path = path.display();
+    tracing::warn!(
+        "{path} was not closed in order: replayed {journal} records of the journal and {volatile} of the volatile log \
+         of a process that ended"
+    );
 }
 
 /// Closes the pool and the devices of its origins.

@@ -59,6 +59,20 @@ impl Drop for PrivateDir {
     }
 }
 
+/// Folders of this pool that may be in memory, the usual one first: its run-time folder, and one below `/dev/shm`.
+pub fn folders_in_memory(uuid: &[u8; 16]) -> Vec<PathBuf> {
+    let user = rustix::process::geteuid().as_raw();
+    let shared = PathBuf::from(format!("/dev/shm/forkdisk-{user}"));
+    own_root().map(|root| root.join("forkdisk")).into_iter().chain([shared]).map(|f| f.join(uuid_text(uuid))).collect()
+}
+
+/// Makes a folder, and those above it, which only this user may enter.
+pub fn make_private(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    path.parent().map_or(Ok(()), |above| if above.starts_with("/dev/shm") { own(above) } else { Ok(()) })?;
+    own(path)
+}
+
 /// The control socket of the pool in one's own folder, which may exist or not.
 pub fn own_control(uuid: &[u8; 16]) -> Option<PathBuf> {
     Some(control_in(&own_root()?, uuid))

@@ -97,6 +97,7 @@ keys! {
     LOW_WATER "low_water" Kind::Share, Serve, "5%", "Below how much free space the log warns that the pool runs full, a size or percent of the pool; 0 for never";
     CACHE "cache" Kind::Size, Serve, "32M", "Clean metadata kept in memory";
     DIRTY "dirty" Kind::Size, Serve, "64M", "Most metadata changed and not yet in a checkpoint";
+    COMMIT_INTERVAL "commit_interval" Kind::Time, Serve, "5s", "How long something acknowledged may wait before it is committed, with a flush, without anybody asking; 0 for ever";
     DISCARD "discard" Kind::Switch, Serve, "yes", "Whether freed space becomes holes in the pool's file or is discarded on its device";
     MAX_CONNECTIONS "max_connections" Kind::Count, Serve, "128", "Connections to the data socket at a time";
     MAX_EXPORT_CONNECTIONS "max_export_connections" Kind::Count, Serve, "96", "Connections to one export at a time; further ones are refused when they ask for it";

@@ -26,6 +26,7 @@ use super::pid_file::PidFile;
 use super::refusals::Refusals;
 use super::space;
 use crate::cli::Global;
+use crate::lasting::Lasting;
 use crate::network::{Doors, Network};
 use crate::progress::Progress;
 use crate::session::{Access, close_pool, daemon, open_device, open_pool};
@@ -95,7 +96,9 @@ pub fn run(
             Ok(device) => device,
             Err(error) => return Err(served_already(global, &path).unwrap_or(error)),
         };
-        let pool = open_pool(device, &runtime, &path, settings.pool.clone()).await?;
+        let lasting = Lasting::of(&path, true);
+        let options = OpenOptions { volatile: lasting.log(), ..settings.pool.clone() };
+        let pool = open_pool(device, &runtime, &path, options).await?;
         let end = Rc::new(End::default());
         let outcome = serve(&path, &runtime, &pool, &settings, signals, &end, announce).await;
         let outcome = match outcome {
@@ -107,6 +110,7 @@ pub fn run(
             }
         };
         if outcome.is_ok() {
+            lasting.remove();
             tracing::info!("stopped");
         }
         outcome

@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use crate::cli::Global;
 use crate::daemon::{detach, space};
+use crate::lasting::{COMMIT_INTERVAL, Lasting};
 use crate::output::{print_json_line, print_line};
 use crate::progress::Progress;
 use crate::session::{Access, daemon, open_device, open_pool};
@@ -124,11 +125,16 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         let signals = runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::HUP.as_raw()])?;
         let access = if options.read_only { Access::Read } else { Access::Write };
         let device = open_device(&runtime, &pool, access)?;
-        let engine = OpenOptions { read_only: options.read_only, ..OpenOptions::default() };
+        let lasting = Lasting::of(&pool, !options.read_only);
+        let (read_only, volatile, commit_interval) = (options.read_only, lasting.log(), COMMIT_INTERVAL);
+        let engine = OpenOptions { read_only, volatile, commit_interval, ..OpenOptions::default() };
         let open = open_pool(device, &runtime, &pool, engine).await?;
         let outcome = serve(&runtime, &open, dir, (options, gather), json, Rc::new(signals)).await;
         let _progress = Progress::spinner("closing the pool");
         let closed = open.close().await.with_context(|| format!("{}: closing the pool", pool.display()));
+        if closed.is_ok() && access == Access::Write {
+            lasting.remove();
+        }
         outcome?;
         closed?;
         tracing::info!("unmounted");

@@ -94,6 +94,7 @@ fn settings(config: &Configuration) -> Result<Settings> {
             cache: config.size(&key::CACHE)?,
             dirty: config.size(&key::DIRTY)?,
             discard: config.switch(&key::DISCARD)?,
+            commit_interval: config.time(&key::COMMIT_INTERVAL)?,
             low_water: config.share(&key::LOW_WATER)?,
             when_full,
             ..OpenOptions::default()
@@ -148,6 +149,7 @@ fn announce(ready: &Ready<'_>, json: bool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lasting::COMMIT_INTERVAL;
 
     #[test]
     fn the_defaults_are_those_of_the_servers_and_of_the_engine() {
@@ -155,7 +157,9 @@ mod tests {
         let shown = |options: &ServerOptions| format!("{options:?}");
         assert_eq!(shown(&settings.data), shown(&ServerOptions::default()));
         assert_eq!(format!("{:?}", settings.control_limits), format!("{:?}", ControlOptions::default()));
-        let pool = OpenOptions { when_full: settings.pool.when_full, ..OpenOptions::default() };
+        let OpenOptions { when_full, commit_interval, .. } = settings.pool;
+        let pool = OpenOptions { when_full, commit_interval, ..OpenOptions::default() };
+        assert_eq!(commit_interval, COMMIT_INTERVAL, "as a mount by itself");
         assert_eq!(format!("{:?}", settings.pool), format!("{pool:?}"));
     }
 }

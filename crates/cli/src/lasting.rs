@@ -1,0 +1,108 @@
+//! Where the volatile log of a pool lies: a file in memory that outlives the daemon, in the pool's run-time folder or,
+//! where that is not in memory, below `/dev/shm`.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use forkdisk::{VolatileLog, VolatileMemory};
+use forkdisk_control::place;
+use forkdisk_uring::LastingMemory;
+
+/// How long something acknowledged waits at most before it is committed, where nothing else is said.
+pub const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
+/// Bytes of the file: a page and two areas of 4 MiB, each for about 100,000 records.
+const BYTES: usize = 4096 + (8 << 20);
+/// What its name begins with; the rest says which file or device the pool lies on, since a copy of a pool has the
+/// same UUID.
+const NAME: &str = "volatile";
+
+/// The file of a pool's volatile log, if there is one.
+#[derive(Default)]
+pub struct Lasting {
+    log: Option<VolatileLog>,
+    path: PathBuf,
+}
+
+impl Lasting {
+    /// What an open of the pool at `path` replays, and writes if `write` is set. There is none where nothing was left and
+    /// nothing is to be written, or no folder is in memory: what holds then is what holds for a crash of the machine.
+    pub fn of(path: &Path, write: bool) -> Lasting {
+        // What is no pool is refused when it is opened.
+        let (Some(uuid), Ok(identity)) = (place::pool_identity(path), identity(path)) else {
+            return Lasting::default();
+        };
+        let mut folders = place::folders_in_memory(&uuid).into_iter();
+        let lasting = folders.find_map(|folder| open(&folder, identity, write)).unwrap_or_default();
+        if write && lasting.log.is_none() {
+            tracing::warn!(
+                "there is no folder in memory for the pool's volatile log: a crash of this process may lose what was \
+                 acknowledged since the last flush, as a crash of the machine does"
+            );
+        }
+        lasting
+    }
+
+    /// For the pool's options.
+    pub fn log(&self) -> Option<VolatileLog> {
+        self.log.clone()
+    }
+
+    /// Removes the file: the pool was closed in order, and nobody else has it yet.
+    pub fn remove(&self) {
+        if self.log.is_some() {
+            let _ = fs::remove_file(&self.path);
+            let _ = self.path.parent().map(fs::remove_dir);
+        }
+    }
+}
+
+fn open(folder: &Path, identity: [u8; 32], write: bool) -> Option<Lasting> {
+    let number = |from: usize| u64::from_le_bytes(identity[from..from + 8].try_into().expect("eight bytes"));
+    let path = folder.join(format!("{NAME}-{:x}-{:x}", number(16), number(24)));
+    let made = if write { place::make_private(folder) } else { Ok(()) };
+    match made.and_then(|()| LastingMemory::open(&path, BYTES, write)) {
+        Ok(memory) => {
+            let log = VolatileLog { memory: VolatileMemory::new(memory?), identity, write };
+            Some(Lasting { log: Some(log), path })
+        }
+        Err(error) => {
+            tracing::debug!(folder = %folder.display(), %error, "no volatile log");
+            None
+        }
+    }
+}
+
+/// A digest of what the log belongs to beside the pool: this boot, and this file or device.
+fn identity(path: &Path) -> io::Result<[u8; 32]> {
+    let mut out = [0; 32];
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let digits: Vec<u8> = boot.bytes().filter_map(|b| char::from(b).to_digit(16).map(|d| d as u8)).collect();
+    out[..16].iter_mut().zip(digits.chunks(2)).for_each(|(byte, pair)| *byte = pair[0] << 4 | pair[pair.len() - 1]);
+    let found = fs::metadata(path)?;
+    let device = found.file_type().is_block_device();
+    let (a, b) = if device { (found.rdev(), 0) } else { (found.dev(), found.ino()) };
+    out[16..24].copy_from_slice(&a.to_le_bytes());
+    out[24..].copy_from_slice(&b.to_le_bytes());
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_files_have_two_identities_and_one_has_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+        fs::write(&a, "1").unwrap();
+        fs::write(&b, "1").unwrap();
+        let link: PathBuf = dir.path().join("c");
+        fs::hard_link(&a, &link).unwrap();
+        assert_ne!(identity(&a).unwrap(), identity(&b).unwrap());
+        assert_eq!(identity(&a).unwrap(), identity(&link).unwrap());
+        assert_ne!(identity(&a).unwrap()[..16], [0; 16]);
+    }
+}

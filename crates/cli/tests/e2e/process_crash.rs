@@ -1,0 +1,199 @@
+//! What a crash of the daemon alone takes with it: nothing that was acknowledged.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+
+use crate::harness::{LIMIT, Lab, LimitedWait, POOL, Server, client, noise, succeed};
+use crate::mount::{Mounted, sh};
+use crate::nbd::Client;
+
+const PAGE: usize = 4096;
+/// First writes without a flush.
+const WRITES: u64 = 3000;
+
+/// Pages of a volume in an order of their own, with what they hold.
+fn pages(seed: u64) -> Vec<(u64, Vec<u8>)> {
+    let mut all: Vec<u64> = (0..WRITES).collect();
+    all.shuffle(&mut SmallRng::seed_from_u64(seed));
+    all.into_iter().map(|page| (page, noise(seed ^ page, PAGE))).collect()
+}
+
+fn write(server: &Server, export: &str, pages: &[(u64, Vec<u8>)]) {
+    let mut client = Client::connect(server.socket(), export).unwrap();
+    for (page, data) in pages {
+        client.write(page * PAGE as u64, data, false).unwrap();
+    }
+    client.vanish();
+}
+
+/// How many pages do not hold what was written.
+fn lost(server: &Server, export: &str, pages: &[(u64, Vec<u8>)]) -> usize {
+    let mut client = Client::connect(server.socket(), export).unwrap();
+    pages.iter().filter(|(page, data)| client.read(page * PAGE as u64, PAGE).unwrap() != *data).count()
+}
+
+/// Files of the volatile log of the lab's pool.
+fn logs(lab: &Lab) -> Vec<PathBuf> {
+    let uuid = lab.json(&["stats", POOL])["uuid"].as_str().unwrap().to_string();
+    let folders = ["/run/forkdisk".to_string(), format!("/dev/shm/forkdisk-{}", rustix::process::geteuid().as_raw())];
+    let own = std::env::var("XDG_RUNTIME_DIR").map(|dir| format!("{dir}/forkdisk"));
+    let entries =
+        folders.into_iter().chain(own).filter_map(|folder| fs::read_dir(PathBuf::from(folder).join(&uuid)).ok());
+    let paths = entries.flatten().map(|entry| entry.unwrap().path());
+    paths.filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("volatile"))).collect()
+}
+
+#[test]
+fn first_writes_that_no_flush_covered_survive_a_killed_daemon() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", &format!("{POOL}/a"), "--size", "32M"]);
+    for round in 0..3 {
+        let server = Server::start(&lab);
+        let pages = pages(round);
+        if round == 2 {
+            lab.ok(&["snapshot", &format!("{POOL}/a@s")]);
+        }
+        write(&server, "a", &pages);
+        server.kill();
+        let server = Server::start(&lab);
+        assert_eq!(lost(&server, "a", &pages), 0, "round {round}");
+        let said = fs::read_to_string(lab.path("serve.log")).unwrap();
+        assert!(said.contains("was not closed in order") && said.contains("of the volatile log"), "{said}");
+        server.stop();
+        assert_eq!(logs(&lab), Vec::<PathBuf>::new(), "what was closed in order leaves no log");
+        lab.assert_clean();
+    }
+}
+
+#[test]
+fn a_verb_behind_a_killed_daemon_sees_and_keeps_what_was_acknowledged() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", &format!("{POOL}/a"), "--size", "32M"]);
+    let server = Server::start(&lab);
+    let pages = pages(7);
+    write(&server, "a", &pages);
+    server.kill();
+    // Reading changes nothing; the first verb that writes takes it over.
+    let read = lab.contents("a");
+    assert!(pages.iter().all(|(page, data)| read[*page as usize * PAGE..][..PAGE] == data[..]));
+    lab.ok(&["snapshot", &format!("{POOL}/a@then")]);
+    let kept = lab.contents("a@then");
+    assert!(kept == read, "the snapshot was taken of something else");
+    lab.assert_clean();
+}
+
+#[test]
+fn what_waited_longer_than_the_commit_interval_survives_a_lost_log_too() {
+    let lab = Lab::with_pool("64M");
+    let crash = |volume: &str, wait: Duration| {
+        lab.ok(&["create", &format!("{POOL}/{volume}"), "--size", "16M"]);
+        let server = Server::start_with(&lab, POOL, &["--commit-interval", "1s"]);
+        let pages = pages(9);
+        write(&server, volume, &pages);
+        std::thread::sleep(wait);
+        // As a crash of the machine leaves it.
+        let logs = logs(&lab);
+        assert!(!logs.is_empty(), "there is no volatile log");
+        server.kill();
+        logs.iter().for_each(|log| fs::remove_file(log).unwrap());
+        let server = Server::start(&lab);
+        let lost = lost(&server, volume, &pages);
+        server.stop();
+        lost
+    };
+    assert_eq!(crash("waits", Duration::from_secs(4)), 0);
+    assert!(crash("does-not", Duration::ZERO) > 0, "nothing is lost without waiting, so the test shows nothing");
+}
+
+#[test]
+fn qemu_reconnects_to_a_daemon_that_was_killed_and_misses_nothing() {
+    let Some(mut qemu) = client("qemu-io", "qemu-utils") else { return };
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", &format!("{POOL}/a"), "--size", "32M"]);
+    let server = Server::start(&lab);
+    let socket = server.socket().to_path_buf();
+    let options = format!("driver=nbd,server.type=unix,server.path={},export=a,reconnect-delay=60", socket.display());
+    let mut child = qemu
+        .args(["-t", "writeback", "--image-opts", &options])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    use std::io::{BufRead, BufReader, Write};
+    stdin.write_all(b"write -P 77 1M 256k\n").unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("ops;") {
+        line.clear();
+        assert!(said.read_line(&mut line).unwrap() > 0, "qemu-io ended");
+    }
+    server.kill();
+    let server = Server::start(&lab);
+    stdin.write_all(b"flush\nread -P 77 1M 256k\nquit\n").unwrap();
+    drop(stdin);
+    let mut rest = String::new();
+    std::io::Read::read_to_string(&mut said, &mut rest).unwrap();
+    child.wait_within(LIMIT).unwrap();
+    assert!(rest.contains("read 262144/262144") && !rest.contains("failed"), "{rest}");
+    server.stop();
+    lab.assert_clean();
+}
+
+#[test]
+fn names_and_attributes_of_a_mount_survive_a_killed_server() {
+    let lab = Lab::with_pool("64M");
+    let Some(mut mounted) = Mounted::new(&lab) else { return };
+    sh(&mounted, "mkdir d && : >d/a && : >d/gone && chmod 640 d/a && mv d/a d/b && rm d/gone && truncate -s 3M d/b");
+    mounted.kill();
+    mounted.release();
+    let Some(mounted) = Mounted::new(&lab) else { return };
+    assert_eq!(sh(&mounted, "ls d; stat -c '%a %s' d/b").trim(), "b\n640 3145728");
+    mounted.unmount(&lab);
+    lab.assert_clean();
+}
+
+#[test]
+fn an_origin_and_its_snapshots_survive_a_killed_daemon() {
+    let lab = Lab::with_pool("64M");
+    let before = noise(1, 8 << 20);
+    let disk = lab.write_file("disk", &before);
+    lab.ok(&["protect", &format!("{POOL}/o"), disk.to_str().unwrap()]);
+    let server = Server::start(&lab);
+    lab.ok(&["snapshot", &format!("{POOL}/o@s")]);
+    let pages: Vec<(u64, Vec<u8>)> = pages(3).into_iter().filter(|(page, _)| *page < 2048).take(400).collect();
+    write(&server, "o", &pages);
+    server.kill();
+    let server = Server::start(&lab);
+    assert_eq!(lost(&server, "o", &pages), 0);
+    let mut client = Client::connect(server.socket(), "o@s").unwrap();
+    assert!(client.read(0, 8 << 20).unwrap() == before, "the snapshot has changed");
+    client.vanish();
+    server.stop();
+    lab.assert_clean();
+}
+
+#[test]
+fn a_copy_of_the_pool_is_not_given_what_the_pool_left() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", &format!("{POOL}/a"), "--size", "32M"]);
+    succeed(Command::new("cp").arg(lab.path(POOL)).arg(lab.path("copy.img")));
+    let server = Server::start(&lab);
+    let pages = pages(5);
+    write(&server, "a", &pages);
+    server.kill();
+    let other = Server::start_on(&lab, "copy.img");
+    assert_eq!(lost(&other, "a", &pages), pages.len());
+    other.stop();
+    let server = Server::start(&lab);
+    assert_eq!(lost(&server, "a", &pages), 0, "the copy took what was the pool's");
+    server.stop();
+    lab.assert_clean();
+}

@@ -1,0 +1,111 @@
+//! Memory that outlives the process: a file on tmpfs, mapped and shared.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use memmap2::MmapMut;
+
+/// A file in memory, mapped. Nobody else writes it while this lives.
+pub struct LastingMemory {
+    map: MmapMut,
+    /// Holds the lock.
+    _file: File,
+}
+
+impl LastingMemory {
+    /// The file at `path`, which is made, `len` bytes long, where there is none; `None` if there is none and `make` is
+    /// not set. All of its memory is set aside, so that no store can fail.
+    ///
+    /// # Errors
+    /// `Unsupported` where the folder is not in memory (tmpfs), `WouldBlock` where another process has the file.
+    pub fn open(path: &Path, len: usize, make: bool) -> io::Result<Option<LastingMemory>> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(make).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let file = match options.open(path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound && !make => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        if !is_in_memory(&file)? {
+            if file.metadata()?.len() == 0 {
+                let _ = fs::remove_file(path);
+            }
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "the folder is not in memory (tmpfs)"));
+        }
+        // Several may read what was left: the pool's own lock keeps writers apart from them.
+        let lock = if make { libc::LOCK_EX } else { libc::LOCK_SH };
+        // SAFETY: a call on a descriptor that is open.
+        if unsafe { libc::flock(file.as_raw_fd(), lock | libc::LOCK_NB) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let found = file.metadata()?.len() as usize;
+        let len = if found >= len || !make { found } else { len };
+        if len == 0 {
+            return Ok(None);
+        }
+        // SAFETY: as above; it returns an error number.
+        match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, len as libc::off_t) } {
+            0 => {}
+            error => {
+                if found == 0 {
+                    let _ = fs::remove_file(path);
+                }
+                return Err(io::Error::from_raw_os_error(error));
+            }
+        }
+        // SAFETY: the file lies in a folder that only this user may enter, is locked, and its storage is set aside:
+        // nobody shortens it or writes it while it is mapped.
+        let map = unsafe { MmapMut::map_mut(&file)? };
+        Ok(Some(LastingMemory { map, _file: file }))
+    }
+}
+
+impl AsMut<[u8]> for LastingMemory {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.map
+    }
+}
+
+fn is_in_memory(file: &File) -> io::Result<bool> {
+    // SAFETY: all bytes of the structure may be zero, and the call fills it.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open and the pointer is to a structure of ours.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    const RAMFS_MAGIC: libc::c_long = 0x8584_58f6;
+    Ok(matches!(found.f_type, libc::TMPFS_MAGIC | RAMFS_MAGIC))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_lasts_and_has_one_owner() {
+        let Ok(dir) = tempfile::tempdir_in("/dev/shm") else { return };
+        let path = dir.path().join("memory");
+        assert!(LastingMemory::open(&path, 8192, false).unwrap().is_none());
+        let mut first = LastingMemory::open(&path, 8192, true).unwrap().unwrap();
+        first.as_mut()[8000..8003].copy_from_slice(b"kep");
+        assert_eq!(LastingMemory::open(&path, 8192, true).err().unwrap().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(LastingMemory::open(&path, 8192, false).err().unwrap().kind(), io::ErrorKind::WouldBlock);
+        drop(first);
+        let _reader = LastingMemory::open(&path, 4096, false).unwrap().unwrap();
+        let mut second = LastingMemory::open(&path, 4096, false).unwrap().unwrap();
+        assert_eq!((second.as_mut().len(), &second.as_mut()[8000..8003]), (8192, &b"kep"[..]));
+    }
+
+    #[test]
+    fn a_folder_on_a_disk_is_refused() {
+        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let path = dir.path().join("memory");
+        match LastingMemory::open(&path, 8192, true) {
+            Err(e) => assert!(e.kind() == io::ErrorKind::Unsupported && !path.exists()),
+            Ok(_) => assert!(is_in_memory(&File::open(dir.path()).unwrap()).unwrap()),
+        }
+    }
+}
