@@ -13,8 +13,8 @@ use forkdisk_uring::LastingMemory;
 
 /// How long something acknowledged waits at most before it is committed, where nothing else is said.
 pub const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
-/// Bytes of the file: a page and two areas of 4 MiB, each for about 100,000 records.
-const BYTES: usize = 4096 + (8 << 20);
+/// Bytes of the file: a page and two areas of 1 MiB, each for about 20,000 records. A commit begins at half of that.
+const BYTES: usize = 4096 + (2 << 20);
 /// What its name begins with; the rest says which file or device the pool lies on, since a copy of a pool has the
 /// same UUID.
 const NAME: &str = "volatile";
