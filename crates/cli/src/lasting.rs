@@ -50,7 +50,8 @@ impl Lasting {
         self.log.clone()
     }
 
-    /// Removes the file: the pool was closed in order, and nobody else has it yet.
+    /// Removes the file, once the pool is closed in order and while its device is still locked: another process that
+    /// opened the pool would have made a file of its own.
     pub fn remove(&self) {
         if self.log.is_some() {
             let _ = fs::remove_file(&self.path);

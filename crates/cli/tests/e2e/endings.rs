@@ -315,12 +315,12 @@ fn a_disk_that_is_not_protected_any_more_is_closed_while_its_daemon_goes_on() {
     assert_eq!(fs::read(lab.path("disk.img")).unwrap()[..4096], [2; 4096]);
 }
 
-/// Opening that waits for nobody.
+/// Options of an open that fails at once where the device is locked.
 fn now() -> DeviceOptions {
     DeviceOptions { patience: Duration::ZERO, ..DeviceOptions::default() }
 }
 
-/// Whether nobody owns the file at `path`.
+/// Whether the lock of the file at `path` is free.
 fn is_free(path: &Path) -> bool {
     let path = path.to_path_buf();
     block_on(Config::default(), |rt| async move { UringDevice::open(&rt, path, &now()).is_ok() }).unwrap()
@@ -365,7 +365,7 @@ fn what_a_pool_lies_on_is_free_when_its_daemon_has_stopped() {
     for name in ["disk", "below"] {
         fs::File::create(lab.path(name)).unwrap().set_len(128 << 20).unwrap();
     }
-    // A block device: nobody has it any more, so it loses its file at once.
+    // A loop device whose last descriptor is closed loses its backing file at once.
     let Some(disk) = Loop::new(&lab.path("disk")) else { return };
     lab.ok(&["init", &disk.0]);
     lab.ok(&["create", &format!("{}/a", disk.0), "--size", "8M"]);
@@ -463,7 +463,7 @@ fn a_connection_is_given_back_while_others_wait_on_its_ring() {
     });
 }
 
-/// A receive that somebody waits for goes on without the stream; one that nobody waits for does not hold the end up.
+/// A receive that is awaited goes on after its stream is dropped; one that is not awaited does not delay the end.
 #[test]
 fn a_connection_ends_with_the_last_who_waits_for_it() {
     let lab = Lab::empty();

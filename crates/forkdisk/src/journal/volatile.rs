@@ -7,7 +7,7 @@
 //! what holds for a disk with a volatile write cache.
 //!
 //! The memory is a header of one page and two *areas* of equal length. Records go to one area until a commit takes
-//! them; then to the other, whose records are all in the journal by then, since commits follow one another. All
+//! them, then to the other: its records are in the journal, because one commit runs at a time. All
 //! integers are little-endian; the memory never leaves the machine.
 //!
 //! | where | what |

@@ -18,7 +18,7 @@ use crate::op::{Op, Work, outcome};
 use crate::sys::{self, PeerCred, SockAddr};
 
 /// A connected stream socket, unix or TCP. Clones are the same connection; it ends when the last
-/// clone and the last operation that somebody waits for are gone: the peer then reads what was
+/// clone and the last awaited operation are gone: the peer then reads what was
 /// sent and the end.
 ///
 /// Operations are submitted when the method is called and do not borrow the stream. One receive
