@@ -194,6 +194,9 @@ pub(crate) struct Inner<D> {
     pub counters: PoolCounters,
     pub observer: RefCell<Option<events::Observer>>,
     pub recovery: Cell<Recovery>,
+    /// The open has ended: before, nothing runs in the background, so that every record is either replayed or in the
+    /// volatile log.
+    pub opened: Cell<bool>,
 }
 
 impl<D: Device> Inner<D> {

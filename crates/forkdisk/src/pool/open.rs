@@ -210,6 +210,7 @@ impl<D: Device> Pool<D> {
             counters: Default::default(),
             observer: Default::default(),
             recovery: Cell::default(),
+            opened: Cell::new(false),
         }));
         pool.0.load_directory().await?;
         let mut recovery = Recovery { clean, ..Recovery::default() };
@@ -241,6 +242,7 @@ impl<D: Device> Pool<D> {
             pool.0.begin_volatile().await?;
         }
         pool.0.recovery.set(recovery);
+        pool.0.opened.set(true);
         pool.0.delete_orphans()?;
         pool.0.reap_soon();
         pool.0.gather_soon();

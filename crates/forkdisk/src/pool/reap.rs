@@ -28,7 +28,10 @@ enum Work {
 impl<D: Device> Inner<D> {
     /// Starts the reaper if there is something to do and it does not run.
     pub fn reap_soon(self: &Rc<Self>) {
-        if self.options.read_only || next_work(&self.meta.borrow()).is_none() || self.reaping.replace(true) {
+        if !self.opened.get() || self.options.read_only || next_work(&self.meta.borrow()).is_none() {
+            return;
+        }
+        if self.reaping.replace(true) {
             return;
         }
         let inner = self.clone();

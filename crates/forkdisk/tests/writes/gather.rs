@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use forkdisk::{ErrorKind, GatherPolicy, GatherReport, OpenOptions, PAGE_SIZE, Pool, Runtime as _, Usage};
+use forkdisk::{
+    ErrorKind, GatherPolicy, GatherReport, OpenOptions, PAGE_SIZE, Pool, Runtime as _, Usage, VolatileLog, VolatileMemory,
+};
 
-use crate::lab::{Disk, Lab, stamp};
+use crate::lab::{Disk, Lab, Tasks, stamp};
 
 /// Pages of the volumes here.
 const PAGES: u64 = 1024;
@@ -598,4 +600,33 @@ fn where_there_is_less_room_in_a_row_several_rows_are_made() {
 async fn expect_all(lab: &Lab, volume: &Disk, pages: u64) {
     let found = lab.stamps(volume, 0, pages as usize).await;
     assert!((0..).zip(found).all(|(page, found)| found == Some(page)));
+}
+
+#[test]
+fn a_pool_that_takes_over_a_volatile_log_gathers_only_once_it_is_open() {
+    let log = VolatileLog { memory: VolatileMemory::new(vec![0; 1 << 20]), identity: [1; 32], write: true };
+    let options = OpenOptions { volatile: Some(log), ..OpenOptions::default() };
+    let tape = Lab::run(64, options.clone(), |lab| async move {
+        drop(scattered_clone(&lab, 4).await);
+        let new = lab.volume("new", 1).await;
+        lab.pool.set_gather("clone", GatherPolicy::Off).await.expect("it is set");
+        lab.pool.delete(&["base"]).await.expect("it is deleted");
+        settle(&lab).await;
+        lab.pool.set_gather("clone", GatherPolicy::Above(1)).await.expect("it is set");
+        // The process dies: its tasks are not run any more.
+        new.write(0, stamp(200_000, 1), false).await.0.expect("there is space");
+        lab.tape
+    });
+    let tasks = Tasks::default();
+    let tape = tape.on(&tasks, Duration::from_micros(1));
+    tasks.clone().run(async move {
+        let pool = Pool::open(tape.clone(), Rc::new(tasks.clone()), options).await.expect("it opens");
+        assert!(pool.recovery().volatile > 0, "{:?}", pool.recovery());
+        assert_eq!(tape.take().0, [], "pages moved before the log was taken over");
+        pool.gathered().await;
+        let lab = Lab { tasks, tape, pool };
+        assert_eq!(fragmentation(&lab, "clone"), 0.0);
+        expect(&lab, &lab.pool.volume("clone").expect("it is there"), 4, 100_000).await;
+        assert_eq!(lab.stamps(&lab.pool.volume("new").expect("it is there"), 0, 1).await, [Some(200_000)]);
+    });
 }

@@ -146,6 +146,7 @@ pub struct Tape {
     inner: MemoryDevice,
     tasks: Tasks,
     state: Rc<State>,
+    read_time: Duration,
 }
 
 #[derive(Default)]
@@ -179,7 +180,12 @@ pub fn stamp_of(bytes: &[u8]) -> Option<u64> {
 
 impl Tape {
     pub fn new(len: u64, tasks: &Tasks) -> Tape {
-        Tape { inner: MemoryDevice::new(len), tasks: tasks.clone(), state: Rc::default() }
+        Tape { inner: MemoryDevice::new(len), tasks: tasks.clone(), state: Rc::default(), read_time: READ }
+    }
+
+    /// The same device for a process that runs other tasks; reads take `read_time`.
+    pub fn on(&self, tasks: &Tasks, read_time: Duration) -> Tape {
+        Tape { inner: self.inner.clone(), tasks: tasks.clone(), state: Rc::default(), read_time }
     }
 
     /// The stamped pages so far, and how many requests they came in; starts anew.
@@ -210,7 +216,7 @@ impl Device for Tape {
 
     fn read(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
         self.state.reads.set(self.state.reads.get() + 1);
-        self.late(READ, self.inner.read(buf, segments))
+        self.late(self.read_time, self.inner.read(buf, segments))
     }
 
     fn write(&self, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {

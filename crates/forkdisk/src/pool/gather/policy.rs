@@ -166,7 +166,7 @@ impl<D: Device> Pool<D> {
 impl<D: Device> Inner<D> {
     /// Starts gathering by policy if there is something to do and it does not run.
     pub fn gather_soon(self: &Rc<Self>) {
-        let idle = self.options.read_only || self.closing.get() || self.failed.borrow().is_some();
+        let idle = !self.opened.get() || self.options.read_only || self.closing.get() || self.failed.borrow().is_some();
         if idle || self.gathering.running.get() || self.is_resting() {
             return;
         }
