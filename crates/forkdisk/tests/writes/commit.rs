@@ -1,8 +1,11 @@
 //! What a flush costs, and where the next write to the same page goes.
 
-use forkdisk::OpenOptions;
+use std::rc::Rc;
+use std::time::Duration;
 
-use super::lab::{Disk, Lab, stamp};
+use forkdisk::{OpenOptions, Pool, Runtime as _, VolatileLog, VolatileMemory};
+
+use super::lab::{Disk, Lab, Tasks, stamp};
 
 /// Writes a page, flushes, and returns where it went and how many flushes of the device that took.
 async fn write_and_flush(lab: &Lab, volume: &Disk, page: u64, number: u64) -> (u64, u64) {
@@ -134,4 +137,40 @@ fn what_a_flush_has_to_write_is_as_much_where_a_piece_of_the_journal_ends() {
         let (first, most) = (at_flush[0], *at_flush.iter().max().expect("there are some"));
         assert!(most <= first + first / 20, "{at_flush:?}");
     });
+}
+
+/// A commit is written while a checkpoint is, whose start lies behind its records. When the checkpoint has ended, what the
+/// commit vouched for may be written in place. Recovery meets its group all the same, and what is in the volatile log goes
+/// on behind it.
+#[test]
+fn the_volatile_log_goes_on_behind_a_group_that_a_checkpoint_has_overtaken() {
+    for delay in (0..600).step_by(20) {
+        let log = VolatileLog { memory: VolatileMemory::new(vec![0; 1 << 20]), identity: [1; 32], write: true };
+        let options = OpenOptions { volatile: Some(log), ..OpenOptions::default() };
+        let tape = Lab::run(64, options.clone(), move |lab| async move {
+            let volume = lab.volume("v", 4).await;
+            write_and_flush(&lab, &volume, 900, 0).await;
+            lab.pool.checkpoint().await.expect("it succeeds");
+            lab.write(&volume, 7, 1, 1).await.expect("there is space");
+            let pool = lab.pool.clone();
+            let checkpoint = lab.tasks.start(async move { pool.checkpoint().await });
+            lab.tasks.sleep(Duration::from_micros(delay)).await;
+            volume.flush().await.expect("it is durable");
+            checkpoint.await.expect("it succeeds");
+            // Both areas of the log now begin behind the group.
+            volume.flush().await.expect("nothing is left to do");
+            lab.write(&volume, 7, 1, 2).await.expect("there is space");
+            lab.write(&volume, 8, 1, 3).await.expect("there is space");
+            lab.tape
+        });
+        // The process has died, and the device has all that it completed.
+        let tasks = Tasks::default();
+        let tape = tape.on(&tasks, Duration::ZERO);
+        tasks.clone().run(async move {
+            let pool = Pool::open(tape.clone(), Rc::new(tasks.clone()), options).await.expect("it opens");
+            let lab = Lab { tasks, tape, pool };
+            let volume = lab.pool.volume("v").expect("it is there");
+            assert_eq!(lab.stamps(&volume, 7, 2).await, [Some(2), Some(3)], "flush {delay} us into the checkpoint");
+        });
+    }
 }

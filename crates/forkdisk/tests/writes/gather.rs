@@ -5,7 +5,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forkdisk::{
-    ErrorKind, GatherPolicy, GatherReport, OpenOptions, PAGE_SIZE, Pool, Runtime as _, Usage, VolatileLog, VolatileMemory,
+    ErrorKind, GatherPolicy, GatherReport, OpenOptions, PAGE_SIZE, Pool, Runtime as _, Usage, VolatileLog,
+    VolatileMemory,
 };
 
 use crate::lab::{Disk, Lab, Tasks, stamp};

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use super::campaign::spread;
-use super::kept::parse_world;
+use super::kept::World;
 use super::{Case, FEW_TABLES, OriginCase, Recipe, damage};
 use crate::history::{Profile, Small, Violation};
 use crate::planted::{self, Bug};
@@ -60,7 +60,7 @@ fn known(bug: Bug) -> impl Iterator<Item = Attempt> {
     lines.filter_map(move |line| {
         let [name, seed, profile] = line.split_whitespace().collect::<Vec<_>>()[..] else { return None };
         (name == bug.name()).then_some(())?;
-        let (profile, cache) = parse_world(profile);
+        let World { profile, cache, .. } = World::parse(profile);
         Some(Attempt::random(seed.parse().ok()?, profile?, cache))
     })
 }

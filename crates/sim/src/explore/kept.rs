@@ -19,13 +19,34 @@ pub fn kept() -> Vec<Kept> {
     parse(FILE)
 }
 
-/// A profile and the cache it runs with, as in `origins/12288`; `-`: what the seed draws.
-pub(super) fn parse_world(text: &str) -> (Option<Profile>, Option<usize>) {
-    let (profile, cache) = text.split_once('/').unwrap_or((text, ""));
-    (Profile::from_name(profile), cache.parse().ok())
+/// What a seed runs in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct World {
+    /// The profile; `None`: what the seed draws.
+    pub profile: Option<Profile>,
+    /// Bytes of its cache; `None`: what the seed draws.
+    pub cache: Option<usize>,
+    /// With memory that outlives the process.
+    pub lasting: bool,
 }
 
-/// One run per line: seed, steps, profile and cache, then why it is there.
+impl World {
+    /// As in `origins/12288` or `-/12288/lasting`; `-`: what the seed draws.
+    pub(super) fn parse(text: &str) -> World {
+        let mut words = text.split('/');
+        let profile = words.next().and_then(Profile::from_name);
+        let mut world = World { profile, ..World::default() };
+        for word in words {
+            match word {
+                "lasting" => world.lasting = true,
+                bytes => world.cache = bytes.parse().ok(),
+            }
+        }
+        world
+    }
+}
+
+/// One run per line: seed, steps, [`World`], then why it is there.
 fn parse(text: &str) -> Vec<Kept> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines
@@ -33,9 +54,9 @@ fn parse(text: &str) -> Vec<Kept> {
             let mut words = line.split_whitespace();
             let seed = words.next()?.parse().ok()?;
             let steps = words.next()?.parse().ok()?;
-            let (profile, cache) = words.next().map_or((None, None), parse_world);
+            let World { profile, cache, lasting } = words.next().map_or(World::default(), World::parse);
             let why = words.collect::<Vec<_>>().join(" ");
-            Some(Kept { recipe: Recipe { profile, cache, ..Recipe::new(seed, steps) }, why })
+            Some(Kept { recipe: Recipe { profile, cache, lasting, ..Recipe::new(seed, steps) }, why })
         })
         .collect()
 }
@@ -48,7 +69,8 @@ mod tests {
     fn every_line_of_the_file_is_understood() {
         let lines = FILE.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#')).count();
         assert_eq!(kept().len(), lines);
-        let parsed = parse("# no\n\n7 300 forks lost a snapshot\n8 20 -/4096\n");
+        let parsed = parse("# no\n\n7 300 forks lost a snapshot\n8 20 -/4096\n9 20 -/4096/lasting\n");
+        assert_eq!((parsed[1].recipe.lasting, parsed[2].recipe.lasting), (false, true));
         assert_eq!((parsed[0].recipe.cache, parsed[1].recipe.cache), (None, Some(4096)));
         assert_eq!(parsed[0].recipe.profile, Some(Profile::Forks));
         assert_eq!((parsed[0].recipe.seed, parsed[0].why.as_str()), (7, "lost a snapshot"));
