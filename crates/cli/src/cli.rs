@@ -128,6 +128,7 @@ enum Verb {
     Unprotect(verbs::protect::UnprotectArgs),
     Grow(verbs::grow::GrowArgs),
     Check(verbs::check::CheckArgs),
+    Repair(verbs::repair::RepairArgs),
     Stats(verbs::stats::StatsArgs),
     Top(verbs::top::TopArgs),
     Serve(verbs::serve::ServeArgs),
@@ -176,6 +177,7 @@ impl Cli {
         let global = &self.global;
         match self.verb {
             Verb::Check(args) => return verbs::check::run(args, global),
+            Verb::Repair(args) => return verbs::repair::run(args, global),
             Verb::Serve(args) => return verbs::serve::run(args, global),
             Verb::Mount(args) => return verbs::mount::run(args, global),
             Verb::Init(args) => verbs::init::run(args, global),

@@ -156,8 +156,8 @@ pub use journal::{MIN_VOLATILE_BYTES, VolatileLog, VolatileMemory};
 pub use origin::{Coming, OriginInfo, OriginStatistics, ProtectOptions};
 pub use pool::{
     CheckReport, Child, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, GatherReport, LowWater,
-    Mode, OpenOptions, Pool, PoolEvent, PoolInfo, Protection, Recorded, Recovery, SUPERBLOCK_AT, Usage, VolumeCopying,
-    VolumeInfo, WhenFull, identify, recorded,
+    Mode, OpenOptions, Pool, PoolEvent, PoolInfo, Protection, Recorded, Recovery, Repair, Replacement, SUPERBLOCK_AT,
+    Usage, VolumeCopying, VolumeInfo, WhenFull, identify, recorded, replace_pages,
 };
 pub use runtime::{LocalFuture, Runtime};
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};

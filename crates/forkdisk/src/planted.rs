@@ -40,6 +40,10 @@ bugs! {
     CountLogOverwritten = "count-log-overwritten",
     /// The log is emptied before the pages that have what it says are durable.
     CountLogEmptiedEarly = "count-log-emptied-early",
+    /// A repair counts one reference where there are several.
+    RepairCountsOnce = "repair-counts-once",
+    /// After a repair the old log of counts goes on counting.
+    RepairKeepsLog = "repair-keeps-log",
     /// A block that is demoted loses its count, and its pages do not get it.
     DemotionKeepsPageCounts = "demotion-keeps-page-counts",
     /// A leaf is promoted as soon as its first and last page are in place.

@@ -2,7 +2,7 @@
 //!
 //! Exit status: 0 clean, 1 could not complete, 2 corrupt, 3 leaks only.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -28,22 +28,38 @@ pub struct CheckArgs {
 /// Checks and reports; changes nothing.
 pub fn run(args: CheckArgs, global: &Global) -> Result<ExitCode> {
     let path = global.pool(args.pool.as_deref())?;
-    let report = match call(global, &path, Access::Read, params::Check {}) {
-        Ok(report) => report,
-        // Damage that keeps the pool from being opened.
-        Err(error) if is_corrupt(&error) => Check::of_damage(format!("{error:#}")),
-        Err(error) => return Err(error),
-    };
+    let report = examine(global, &path)?;
     if global.output.json() {
         print_json(&report)?;
     } else {
         print_text(&report)?;
     }
-    Ok(match report.status.as_str() {
+    Ok(exit_code(&report))
+}
+
+/// Checks the pool at `path`.
+pub fn examine(global: &Global, path: &Path) -> Result<Check> {
+    match call(global, path, Access::Read, params::Check {}) {
+        // Damage that keeps the pool from being opened.
+        Err(error) if is_corrupt(&error) => Ok(Check::of_damage(format!("{error:#}"))),
+        outcome => outcome,
+    }
+}
+
+/// The exit status that tells of a report.
+pub fn exit_code(report: &Check) -> ExitCode {
+    match report.status.as_str() {
         "clean" => ExitCode::SUCCESS,
         "leaks" => ExitCode::from(LEAKS),
         _ => ExitCode::from(CORRUPT),
-    })
+    }
+}
+
+/// One line per damaged place.
+pub fn print_damage(report: &Check) {
+    for damage in &report.damage {
+        eprintln!("forkdisk: {damage}");
+    }
 }
 
 fn is_corrupt(error: &anyhow::Error) -> bool {
@@ -52,9 +68,7 @@ fn is_corrupt(error: &anyhow::Error) -> bool {
 }
 
 fn print_text(report: &Check) -> Result<()> {
-    for damage in &report.damage {
-        eprintln!("forkdisk: {damage}");
-    }
+    print_damage(report);
     let counted = format!("{} volumes and snapshots, {} pages", report.volumes, report.pages);
     match report.status.as_str() {
         "clean" => print_line(&format!("clean: {counted}")),

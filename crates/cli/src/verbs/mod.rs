@@ -25,6 +25,7 @@ pub mod mount;
 pub mod on_mount;
 pub mod protect;
 pub mod rename;
+pub mod repair;
 pub mod resize;
 pub mod rollback;
 pub mod serve;

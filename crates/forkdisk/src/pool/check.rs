@@ -1,11 +1,11 @@
 //! Verification: every reference counted again, independent of the counts kept, and compared.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::FxHashMap;
 
 use crate::device::Device;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::kept::piece;
 use crate::format::ordered::{ORDERED_LEAF, Slots, is_ordered, key, pairs, value};
 use crate::format::{Entry, KeptKey, KeptKind, Kind, MAPPED_LEVEL, TableRef};
@@ -36,12 +36,12 @@ pub struct CheckReport {
 
 /// References found. By block, in a tree: nothing is ever moved as a whole, so no step takes long.
 #[derive(Default)]
-struct Tally {
-    blocks: BTreeMap<Block, Counts>,
+pub(super) struct Tally {
+    pub blocks: BTreeMap<Block, Counts>,
     unplaced: FxHashMap<TableRef, u32>,
     /// Tables that were seen: seams in each itself, and the tables below.
     seen: FxHashMap<TableRef, (u64, Vec<TableRef>)>,
-    report: CheckReport,
+    pub report: CheckReport,
 }
 
 impl Tally {
@@ -83,7 +83,18 @@ impl<D: Device> Pool<D> {
     }
 
     async fn check_once(&self, walk: &Walk) -> Result<CheckReport> {
-        let inner = &self.0;
+        let mut tally = self.0.tally(walk).await?;
+        self.0.compare_counts(walk, &mut tally).await?;
+        self.0.compare_seams(walk, &mut tally).await;
+        tally.report.damage.extend(self.0.superblock_flaw.borrow().clone());
+        Ok(tally.report)
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// Counts every reference that the maps have.
+    pub(super) async fn tally(&self, walk: &Walk) -> Result<Tally> {
+        let inner = self;
         let mut tally = Tally::default();
         let mut todo = Vec::new();
         for root in &walk.roots {
@@ -109,13 +120,9 @@ impl<D: Device> Pool<D> {
             let (first, blocks) = (first.block().0, u64::from(pages) / BLOCK_PAGES);
             (first..first + blocks).for_each(|block| tally.whole(Block(block)));
         }
-        inner.compare_counts(walk, &mut tally).await?;
-        inner.compare_seams(walk, &mut tally).await;
-        Ok(tally.report)
+        Ok(tally)
     }
-}
 
-impl<D: Device> Inner<D> {
     async fn visit(&self, walk: &Walk, visit: Visit, tally: &mut Tally, todo: &mut Vec<Visit>) -> Result<()> {
         let Visit { entry, level, base, from, directory } = visit;
         if entry.is_absent() {
@@ -211,19 +218,24 @@ impl<D: Device> Inner<D> {
     }
 
     async fn compare_counts(&self, walk: &Walk, tally: &mut Tally) -> Result<()> {
-        let mut free = 0;
+        let (mut free, mut lost, mut unread) = (0, false, BTreeSet::new());
         for block in (1..walk.layout.blocks()).map(Block).filter(|&b| !walk.layout.is_reserved(b)) {
             if block.0.is_multiple_of(TURN) {
                 yield_now().await;
             }
             match self.counts_of(walk, block).await {
+                Ok(_) if self.meta.borrow().space.is_lost(block) => lost = true,
                 Ok(counted) => free += tally.compare(block, &counted),
                 Err(e) if e.kind() == ErrorKind::Corrupt || e.kind() == ErrorKind::Io => {
-                    tally.report.damage.push(e.to_string());
+                    lost = true;
+                    unread.insert(e.to_string());
                 }
                 Err(e) => return Err(e),
             }
         }
+        // One page says so of many blocks.
+        tally.report.damage.extend(unread);
+        tally.report.damage.extend(self.meta.borrow().lost_counts.iter().map(Error::to_string));
         if let Some(stray) = tally.blocks.keys().find(|&&b| b.0 >= walk.layout.blocks() || walk.layout.is_reserved(b)) {
             tally.report.damage.push(format!("a map refers to {stray:?}, which cannot hold data"));
         }
@@ -236,7 +248,7 @@ impl<D: Device> Inner<D> {
                 }
             }
         }
-        if walk.available > free {
+        if walk.available > free && !lost {
             let what = format!("{} pages are free but {} are counted as available", free, walk.available);
             tally.report.damage.push(what);
         }

@@ -22,6 +22,10 @@ pub const COUNT_SEED: u8 = 0xe0;
 /// Level in the checksum seed of directory pages.
 pub const DIRECTORY_SEED: u8 = 0xd0;
 
+/// What helps where counts are damaged.
+pub const REPAIR: &str = "its data can be read all the same (`forkdisk export`, `forkdisk mount -o ro`), and \
+                          `forkdisk repair` makes all counts anew from the maps";
+
 /// After so many misses of one change nothing is evicted until it is done: it needs more pages at once than the cache
 /// holds, and would load them in turns for ever.
 const MANY_MISSES: u32 = 32;
@@ -83,11 +87,26 @@ impl<D: Device> Inner<D> {
     }
 
     async fn load_counts(&self, miss: space::Miss) -> Result<()> {
+        match self.read_counts(miss).await {
+            // Reading needs no counts: no reference, no use, until something changes.
+            Err(flaw) if self.options.read_only && matches!(flaw.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
+                let meta = &mut *self.meta.borrow_mut();
+                meta.space.lose(miss);
+                meta.lost_counts.push(flaw);
+                Ok(())
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn read_counts(&self, miss: space::Miss) -> Result<()> {
         let space::Miss::Count { node, page, checksum } = miss;
         let bytes = self.read_page(page).await?;
         let pool = self.superblock.borrow().uuid;
-        let damaged =
-            |what: &str| Error::new(ErrorKind::Corrupt, format!("count page {node:?} at {page:?} is damaged: {what}"));
+        let damaged = |what: &str| {
+            let why = format!("count page {node:?} at {page:?} is damaged: {what}; {REPAIR}");
+            Error::new(ErrorKind::Corrupt, why)
+        };
         let seed = Seed { pool, page, level: COUNT_SEED + node.level, birth: 0 };
         if page_checksum(&seed, &bytes) != checksum && !planted(Bug::OrphanedCountSlotTaken) {
             return Err(damaged("its checksum does not match"));

@@ -34,6 +34,8 @@ pub struct Meta {
     pub moving: Moving,
     /// Why the counts are not known, in a pool that is open for reading only: its data can be read all the same.
     pub uncounted: Option<Error>,
+    /// What is wrong with count pages of such a pool, each once.
+    pub lost_counts: Vec<Error>,
 }
 
 /// Whether more metadata may change.

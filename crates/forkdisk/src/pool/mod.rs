@@ -22,6 +22,7 @@ mod meta;
 mod open;
 mod quota;
 mod reap;
+mod repair;
 mod replay;
 mod statistics;
 mod takeover;
@@ -53,6 +54,7 @@ pub use files::Child;
 pub use gather::GatherReport;
 pub use info::{Mode, PoolInfo, Protection, Recorded, SUPERBLOCK_AT, Usage, VolumeInfo, identify, recorded};
 pub use open::FormatOptions;
+pub use repair::{Repair, Replacement, replace_pages};
 pub use verbs::CreateOptions;
 
 pub(crate) use directory::{Chain, Volume as DirectoryEntry};
@@ -197,6 +199,8 @@ pub(crate) struct Inner<D> {
     /// The open has ended: before, nothing runs in the background, so that every record is either replayed or in the
     /// volatile log.
     pub opened: Cell<bool>,
+    /// What is wrong with the superblock that the pool was not opened by.
+    pub superblock_flaw: RefCell<Option<String>>,
 }
 
 impl<D: Device> Inner<D> {

@@ -20,7 +20,7 @@ use crate::runtime::Runtime;
 use crate::space::{Space, Step};
 use crate::types::{BLOCK_SIZE, Block, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr, VirtualPage};
 
-use super::load::DIRECTORY_SEED;
+use super::load::{DIRECTORY_SEED, REPAIR};
 use super::{Failure, Inner, Meta, OpenOptions, Pool, Recovery};
 
 /// Tables that a cache has room for, unless it is smaller than they are: only tests want that.
@@ -128,7 +128,31 @@ impl<D: Device> Pool<D> {
     /// Opens a pool. If it was not closed cleanly, what its journal holds is taken up again, in
     /// memory; deletions that were under way go on.
     pub async fn open(device: D, runtime: Rc<dyn Runtime>, options: OpenOptions) -> Result<Pool<D>> {
-        let (superblock, slot) = read_superblock(&device).await?;
+        let found = read_superblock(&device).await?;
+        let (superblock, cache) = (&found.superblock, options.cache / 4);
+        let layout = Layout::new(superblock.size);
+        let mut space = Space::with_cache(layout, superblock.uuid, superblock.counts.clone(), cache);
+        let log = read_count_log(&device, superblock).await;
+        let log = log.and_then(|log| space.use_log(superblock.count_log, &log).map_err(|e| damaged_count_log(&e)));
+        let uncounted = match log {
+            Err(flaw) if options.read_only => Some(flaw),
+            outcome => outcome.map(|()| None)?,
+        };
+        let pool = Pool::assemble(device, runtime, options, found, space)?;
+        pool.0.meta.borrow_mut().uncounted = uncounted;
+        pool.recover().await?;
+        Ok(pool)
+    }
+
+    /// A pool as its checkpoint says, with these counts: nothing is loaded, and nothing replayed.
+    pub(super) fn assemble(
+        device: D,
+        runtime: Rc<dyn Runtime>,
+        options: OpenOptions,
+        found: Found,
+        space: Space,
+    ) -> Result<Pool<D>> {
+        let Found { superblock, slot, flaw } = found;
         if device.len() < superblock.size {
             let why = format!(
                 "the pool is {} bytes long, but its device or file only {}: it was truncated; restore it to its full length",
@@ -139,12 +163,7 @@ impl<D: Device> Pool<D> {
         }
         let mut meta = Meta {
             tables: Tables::new((options.cache * 3 / 4).max(options.cache.min(FEWEST_TABLES * PAGE_SIZE))),
-            space: Space::with_cache(
-                Layout::new(superblock.size),
-                superblock.uuid,
-                superblock.counts.clone(),
-                options.cache / 4,
-            ),
+            space,
             directory: Default::default(),
             journal: Journal::new(
                 superblock.uuid,
@@ -156,28 +175,17 @@ impl<D: Device> Pool<D> {
             next_id: superblock.next_id,
             moving: Default::default(),
             uncounted: None,
+            lost_counts: Vec::new(),
             directory_map: directory_map(&superblock),
             copier: superblock.copier,
         };
-        let damaged = |flaw| {
-            let why = format!(
-                "the pool's log of counts is damaged: {flaw}; its data can be read: open it for reading only and copy it"
-            );
-            Error::new(ErrorKind::Corrupt, why)
-        };
-        let log = read_count_log(&device, &superblock).await;
-        match log.and_then(|log| meta.space.use_log(superblock.count_log, &log).map_err(damaged)) {
-            Err(flaw) if options.read_only => meta.uncounted = Some(flaw),
-            outcome => outcome?,
-        }
         meta.room(options.dirty);
         if let Some(stripe) = device.stripe() {
             meta.space.set_stripe(stripe);
         }
-        let clean = superblock.clean;
         let device = Rc::new(device);
         let copier = Copier::new(device.clone(), runtime.clone(), superblock.copier);
-        let pool = Pool(Rc::new(Inner {
+        Ok(Pool(Rc::new(Inner {
             device,
             runtime,
             options,
@@ -211,7 +219,13 @@ impl<D: Device> Pool<D> {
             observer: Default::default(),
             recovery: Cell::default(),
             opened: Cell::new(false),
-        }));
+            superblock_flaw: RefCell::new(flaw),
+        })))
+    }
+
+    /// Takes up what a checkpoint has, and what the journal and the volatile log have behind it.
+    async fn recover(&self) -> Result<()> {
+        let (pool, clean) = (self, self.0.superblock.borrow().clean);
         pool.0.load_directory().await?;
         let mut recovery = Recovery { clean, ..Recovery::default() };
         let mut unsealed = false;
@@ -239,6 +253,11 @@ impl<D: Device> Pool<D> {
                 pool.0.activate().await?;
                 pool.0.seal().await?;
             }
+            if pool.0.superblock_flaw.borrow().is_some() {
+                // Writes both.
+                pool.0.activate().await?;
+                pool.0.superblock_flaw.take();
+            }
             pool.0.begin_volatile().await?;
         }
         pool.0.recovery.set(recovery);
@@ -246,7 +265,7 @@ impl<D: Device> Pool<D> {
         pool.0.delete_orphans()?;
         pool.0.reap_soon();
         pool.0.gather_soon();
-        Ok(pool)
+        Ok(())
     }
 
     /// Waits for requests in flight, writes a checkpoint and marks the pool clean. Afterwards
@@ -314,31 +333,55 @@ fn directory_map(superblock: &Superblock) -> VolumeRecord {
     }
 }
 
-/// The newer of the two superblocks that are whole, and its slot.
-async fn read_superblock<D: Device>(device: &D) -> Result<(Superblock, usize)> {
+/// The superblock that a pool is opened by.
+pub(super) struct Found {
+    pub superblock: Superblock,
+    /// Which of the two it is.
+    pub slot: usize,
+    /// What is wrong with the other one.
+    pub flaw: Option<String>,
+}
+
+fn damaged_count_log(flaw: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("the pool's log of counts is damaged: {flaw}; {REPAIR}"))
+}
+
+/// The newer of the two superblocks that are whole.
+pub(super) async fn read_superblock<D: Device>(device: &D) -> Result<Found> {
     if device.len() < MIN_POOL {
         let why = format!("not a forkdisk pool: it has only {} bytes", device.len());
         return Err(Error::new(ErrorKind::NotAPool, why));
     }
     let mut found: Vec<(Superblock, usize)> = Vec::new();
-    let mut flaws = Vec::new();
+    let (mut flaws, mut flawed) = (Vec::new(), None);
     for (slot, at) in SUPERBLOCK_PAGES.into_iter().enumerate() {
         let segment = Segment { offset: at.offset(), at: 0, len: PAGE_SIZE };
         let (result, buf) = device.read(device.buffer(PAGE_SIZE), smallvec![segment]).await;
-        match result {
-            Err(e) => flaws.push(NotSuper::Damaged(format!("at {at:?} it cannot be read: {e}"))),
+        let flaw = match result {
+            Err(e) => NotSuper::Damaged(format!("at {at:?} it cannot be read: {e}")),
             Ok(()) => match Superblock::decode(at, &buf) {
-                Ok(superblock) => found.push((superblock, slot)),
-                Err(flaw) => flaws.push(flaw),
+                Ok(superblock) => {
+                    found.push((superblock, slot));
+                    continue;
+                }
+                Err(flaw) => flaw,
             },
-        }
+        };
+        let what = match &flaw {
+            NotSuper::Foreign => "it is not one",
+            NotSuper::Newer(what) | NotSuper::Damaged(what) => what,
+        };
+        flawed = Some(format!(
+            "the superblock at {at:?} is damaged: {what}; the other one is whole, and the next open for writing writes both"
+        ));
+        flaws.push(flaw);
     }
     found.sort_by_key(|(s, _)| s.generation);
     if planted(Bug::OlderSuperblockChosen) {
         found.reverse();
     }
-    if let Some(newest) = found.pop() {
-        return Ok(newest);
+    if let Some((superblock, slot)) = found.pop() {
+        return Ok(Found { superblock, slot, flaw: flawed });
     }
     let newer = flaws.iter().find_map(|f| if let NotSuper::Newer(what) = f { Some(what) } else { None });
     let damaged = flaws.iter().find_map(|f| if let NotSuper::Damaged(what) = f { Some(what) } else { None });
@@ -387,7 +430,7 @@ impl<D: Device> Inner<D> {
         meta.has_changes() || meta.copier != self.superblock.borrow().copier
     }
 
-    async fn load_directory(&self) -> Result<()> {
+    pub(super) async fn load_directory(&self) -> Result<()> {
         let pages = self.superblock.borrow().directory_pages;
         let uuid = self.superblock.borrow().uuid;
         let pool_pages = self.meta.borrow().space.layout().pages();

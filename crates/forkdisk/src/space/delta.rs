@@ -184,7 +184,8 @@ impl Deltas {
         delta.lost_until = delta.lost_until.max(until);
     }
 
-    fn change(&mut self, block: Block, pages: Range<usize>, by: i32) -> &mut Delta {
+    /// Changes the counts of some pages of a block.
+    pub fn change(&mut self, block: Block, pages: Range<usize>, by: i32) -> &mut Delta {
         let delta = self.blocks.entry(block).or_default();
         self.entries -= delta.pages.len();
         delta.change(pages, by);

@@ -188,6 +188,8 @@ pub struct Space {
     returning: u64,
     /// A stream begins at a multiple of so many blocks if it can.
     begin_at: u64,
+    /// Count pages that are damaged, in a pool that is only read: nothing is known of what they count.
+    lost: BTreeSet<CountNode>,
 }
 
 impl Space {
@@ -221,6 +223,7 @@ impl Space {
             kept: Kept::default(),
             returning: 0,
             begin_at: 1,
+            lost: BTreeSet::new(),
         };
         space.available = space.free_by_roots();
         space
@@ -311,6 +314,19 @@ impl Space {
         match self.in_block(block) {
             Ok(counts) => counts.unreferenced(pages) as u64,
             Err(_) => pages.len() as u64,
+        }
+    }
+
+    /// These are all references to a block. In a space that has none yet.
+    pub fn set_counts(&mut self, block: Block, counts: &Counts) {
+        self.current.whole(block, counts.whole as i32, 0);
+        let mut from = 0;
+        for alike in counts.pages.chunk_by(|a, b| a == b) {
+            let (pages, by) = (from..from + alike.len(), alike[0].min(PINNED) as i32);
+            from = pages.end;
+            if by > 0 {
+                self.current.change(block, pages, by);
+            }
         }
     }
 

@@ -36,6 +36,19 @@ impl Space {
         self.cache.insert(node, page);
     }
 
+    /// The count page that was missed is damaged: from now on it is as if it had never been written.
+    pub fn lose(&mut self, miss: Miss) {
+        let Miss::Count { node, .. } = miss;
+        self.lost.insert(node);
+    }
+
+    /// Whether nothing is known of a block's counts.
+    pub fn is_lost(&self, block: Block) -> bool {
+        let above = |node: &CountNode| node.parent().map(|(parent, _)| parent);
+        let mut nodes = std::iter::successors(Some(CountNode::leaf_of(block).0), above);
+        !self.lost.is_empty() && nodes.any(|node| self.lost.contains(&node))
+    }
+
     /// What is known of a count page by the page above it and the log.
     pub(super) fn entry(&mut self, node: CountNode) -> Result<CountEntry, Miss> {
         let entry = self.entry_on_device(node)?;
@@ -59,7 +72,10 @@ impl Space {
         if self.cache.contains_key(&node) {
             return Ok(self.cache.get(&node));
         }
-        let entry = self.entry_on_device(node)?;
+        let mut entry = self.entry_on_device(node)?;
+        if self.lost.contains(&node) {
+            entry.slot = None;
+        }
         match entry.slot {
             None if self.logged.changes(node) => {
                 let mut page = CountPage::default();

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use forkdisk::{Error, ErrorKind, Pool};
 
 use super::campaign::spread;
-use super::guard;
+use super::{guard, mend};
 use crate::disk::{Fault, Fill, Harm, Medium, PAGE, Request, SimDisk, When};
 use crate::executor::Executor;
 use crate::history::{Contents, Exhibit, Session, Stats, Violation, page_of};
@@ -25,7 +25,7 @@ const WHOLE: u64 = 8;
 /// Damages per exhibit.
 const EACH: u64 = 4000;
 /// Steps after which opening or reading counts as hanging.
-const PATIENCE: u64 = 300_000;
+pub(super) const PATIENCE: u64 = 300_000;
 
 /// How a damaged pool behaved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,10 +146,10 @@ struct Subject {
 }
 
 /// A damaged medium.
-struct Harmed {
-    medium: Medium,
-    read: Option<Fault>,
-    pages: Vec<u64>,
+pub(super) struct Harmed {
+    pub medium: Medium,
+    pub read: Option<Fault>,
+    pub pages: Vec<u64>,
     what: String,
 }
 
@@ -172,7 +172,12 @@ impl Subject {
         let harmed = self.harm(number);
         self.told.clone_from(&harmed.what);
         let older = harmed.pages.iter().any(|page| self.exhibit.last.contains(page));
-        let result = guard::catch(|| examine(&self.exhibit, &harmed, older, number)).and_then(|verdict| verdict);
+        let result = guard::catch(|| {
+            let verdict = examine(&self.exhibit, &harmed, older, number)?;
+            mend::examine(&self.exhibit, &harmed, older, number)?;
+            Ok(verdict)
+        });
+        let result = result.and_then(|verdict| verdict);
         result.map_err(|v| Violation { what: format!("{}: {}", harmed.what, v.what), ..v })
     }
 
@@ -279,7 +284,7 @@ fn examine(exhibit: &Exhibit, harmed: &Harmed, older: bool, number: u64) -> Resu
         }
     };
     let session = Session { exec, disk, pool, memory: None };
-    let truths: Vec<&Contents> = std::iter::once(&exhibit.contents).chain(older.then_some(&exhibit.before)).collect();
+    let truths = truths(exhibit, older);
     let mut verdict = compare(&session, &truths, &BTreeSet::new())?;
     let pool = session.pool.clone();
     match session.exec.run(PATIENCE, async move { pool.check().await })? {
@@ -296,9 +301,18 @@ fn examine(exhibit: &Exhibit, harmed: &Harmed, older: bool, number: u64) -> Resu
     Ok(verdict)
 }
 
+/// What the pool may hold: what it does, and, where its last commit is damaged, what it held before.
+pub(super) fn truths(exhibit: &Exhibit, older: bool) -> Vec<&Contents> {
+    std::iter::once(&exhibit.contents).chain(older.then_some(&exhibit.before)).collect()
+}
+
 /// Compares all that can be read, except volumes that were written meanwhile, with what it may be.
 /// Each volume for itself: a write in place outlives the commit that it was made durable by.
-fn compare(session: &Session, truths: &[&Contents], except: &BTreeSet<String>) -> Result<Verdict, Violation> {
+pub(super) fn compare(
+    session: &Session,
+    truths: &[&Contents],
+    except: &BTreeSet<String>,
+) -> Result<Verdict, Violation> {
     let mut verdict = Verdict::Harmless;
     let names: BTreeSet<String> =
         session.pool.list().into_iter().map(|v| v.name).filter(|n| !except.contains(n)).collect();
@@ -363,7 +377,7 @@ fn use_it(session: &Session, verdict: &mut Verdict) -> Result<BTreeSet<String>, 
 }
 
 /// An error that speaks of damage is a report; any other is none.
-fn reported(e: &Error) -> Result<Verdict, Violation> {
+pub(super) fn reported(e: &Error) -> Result<Verdict, Violation> {
     match e.kind() {
         ErrorKind::Corrupt | ErrorKind::Io | ErrorKind::NotAPool | ErrorKind::Unsupported | ErrorKind::Failed => {
             Ok(Verdict::Reported)

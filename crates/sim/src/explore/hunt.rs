@@ -203,7 +203,11 @@ enum Home {
 fn home(bug: Bug) -> Home {
     use Bug::*;
     let profile = match bug {
-        TornSuperblockAccepted | StaleIncarnationReplayed | EarlierRoundReplayed => return Home::Damage,
+        TornSuperblockAccepted
+        | StaleIncarnationReplayed
+        | EarlierRoundReplayed
+        | RepairCountsOnce
+        | RepairKeepsLog => return Home::Damage,
         ReleasedInSteps => return Home::FewTables(Profile::Rollbacks),
         SettledFromCopy => return Home::Struck,
         IntervalForgotten => return Home::Lasting,

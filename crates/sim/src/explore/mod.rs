@@ -7,6 +7,7 @@ mod exhaustive;
 mod guard;
 mod hunt;
 mod kept;
+mod mend;
 mod origins;
 mod shrink;
 mod soak;

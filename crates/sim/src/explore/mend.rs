@@ -1,0 +1,108 @@
+//! Damaged counts are no reason to lose anything: whatever the maps reach can be read, and a repair makes the pool whole.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use forkdisk::{OpenOptions, Pool};
+
+use super::damage::{Harmed, PATIENCE, Verdict, compare, reported, truths};
+use crate::disk::{Crash, Medium, SimDisk};
+use crate::executor::Executor;
+use crate::history::{Exhibit, Session, Violation, open_options};
+use crate::rng::mix;
+
+/// The pages of block 0, of which two are superblocks and the others the log of counts, and those of block 1, which count
+/// the blocks of the first region.
+const COUNTS: std::ops::Range<u64> = 0..512;
+const SUPERBLOCKS: [u64; 2] = [0, 128];
+
+/// Whether nothing but counts is damaged.
+fn is_of_counts(harmed: &Harmed) -> bool {
+    let is_count = |page: &u64| COUNTS.contains(page) && !SUPERBLOCKS.contains(page);
+    harmed.read.is_none() && harmed.pages.iter().all(is_count)
+}
+
+fn violation(what: String) -> Violation {
+    Violation::new("P7", what)
+}
+
+/// Reads what is damaged, repairs it, and looks again.
+pub fn examine(exhibit: &Exhibit, harmed: &Harmed, older: bool, number: u64) -> Result<(), Violation> {
+    let is_of_counts = is_of_counts(harmed);
+    // A repair goes over all maps; damage elsewhere is met on the way.
+    if harmed.read.is_some() || !is_of_counts && !number.is_multiple_of(16) {
+        return Ok(());
+    }
+    let truths = truths(exhibit, older);
+    if is_of_counts {
+        let read_only = OpenOptions { read_only: true, ..open_options(&exhibit.setup, None) };
+        let session = open(&harmed.medium, read_only, number)?
+            .map_err(|e| violation(format!("damaged counts, and the pool cannot be opened for reading: {e}")))?;
+        if compare(&session, &truths, &BTreeSet::new())? == Verdict::Reported {
+            return Err(violation("damaged counts, and what maps reach cannot be read".into()));
+        }
+    }
+    let repaired = match repair(&harmed.medium, number)? {
+        Ok(medium) => medium,
+        Err(e) if is_of_counts => return Err(violation(format!("only counts are damaged, and no repair: {e}"))),
+        Err(e) => return reported(&e).map(drop),
+    };
+    let session = match open(&repaired, open_options(&exhibit.setup, None), number)? {
+        Ok(session) => session,
+        Err(e) if is_of_counts => return Err(violation(format!("repaired, and the pool does not open: {e}"))),
+        Err(e) => return reported(&e).map(drop),
+    };
+    let verdict = compare(&session, &truths, &BTreeSet::new())?;
+    let pool = session.pool.clone();
+    let checked = session.exec.run(PATIENCE, async move { pool.check().await })?;
+    match checked {
+        Ok(report)
+            if is_of_counts && (verdict == Verdict::Reported || !report.damage.is_empty() || report.leaked > 0) =>
+        {
+            Err(violation(format!("repaired, and `check` finds {report:?}")))
+        }
+        Ok(_) => Ok(()),
+        Err(e) => reported(&e).map(drop),
+    }
+}
+
+type Outcome<T> = Result<Result<T, forkdisk::Error>, Violation>;
+
+fn open(medium: &Medium, options: OpenOptions, number: u64) -> Outcome<Session> {
+    let exec = Executor::new(mix(&[number, 23]));
+    let disk = SimDisk::new(medium.clone(), &exec, number);
+    let (device, runtime) = (disk.clone(), Rc::new(exec.clone()));
+    let opened = exec.run(PATIENCE, Pool::open(device, runtime, options))?;
+    if opened.is_err() {
+        exec.halt();
+    }
+    Ok(opened.map(|pool| Session { exec, disk, pool, memory: None }))
+}
+
+/// Repairs the pool, now and then after a first try that the power was cut in.
+fn repair(medium: &Medium, number: u64) -> Outcome<Medium> {
+    let mut medium = medium.clone();
+    for is_cut in [number.is_multiple_of(3), false] {
+        let exec = Executor::new(mix(&[number, 24]));
+        let disk = SimDisk::new(medium.clone(), &exec, number);
+        let (device, runtime) = (disk.clone(), Rc::new(exec.clone()));
+        let work = async move { Pool::plan_repair(device, runtime).await?.apply().await };
+        if is_cut {
+            exec.spawn(Box::pin(async move { drop(work.await) }));
+            for _ in 0..number % 600 {
+                exec.step();
+            }
+            medium = disk.freeze(Crash::Power).crash(mix(&[number, 25]));
+        } else {
+            let outcome = exec.run(PATIENCE, work)?;
+            medium = disk.freeze(Crash::Power).crash(0);
+            exec.halt();
+            if let Err(e) = outcome {
+                return Ok(Err(e));
+            }
+            continue;
+        }
+        exec.halt();
+    }
+    Ok(Ok(medium))
+}
