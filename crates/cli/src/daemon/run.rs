@@ -72,6 +72,8 @@ pub struct Ready<'a> {
     pub doors: &'a Doors,
     /// The pool.
     pub pool: &'a Pool<UringDevice>,
+    /// Whether all exports are read-only.
+    pub read_only: bool,
 }
 
 /// Serves the pool at `path` until somebody wants the end, then closes it. `announce` is called when clients
@@ -92,11 +94,13 @@ pub fn run(
     forkdisk_uring::block_on(Config::default(), |runtime| async move {
         // Before anything starts a thread.
         let signals = runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::HUP.as_raw()])?;
-        let device = match open_device(&runtime, &path, Access::Write) {
+        let read_only = settings.pool.read_only;
+        let access = if read_only { Access::Read } else { Access::Write };
+        let device = match open_device(&runtime, &path, access) {
             Ok(device) => device,
             Err(error) => return Err(served_already(global, &path).unwrap_or(error)),
         };
-        let lasting = Lasting::of(&path, true);
+        let lasting = Lasting::of(&path, !read_only);
         let options = OpenOptions { volatile: lasting.log(), ..settings.pool.clone() };
         let pool = open_pool(device, &runtime, &path, options).await?;
         let end = Rc::new(End::default());
@@ -110,7 +114,9 @@ pub fn run(
             }
         };
         if outcome.is_ok() {
-            lasting.remove();
+            if !read_only {
+                lasting.remove();
+            }
             tracing::info!("stopped");
         }
         outcome
@@ -188,7 +194,8 @@ async fn serve(
     }
 
     let (socket, control_socket) = (sockets.data_path.as_deref(), sockets.control_path.as_deref());
-    announce(Ready { socket, control: control_socket, doors: &doors, pool })?;
+    let read_only = settings.pool.read_only;
+    announce(Ready { socket, control: control_socket, doors: &doors, pool, read_only })?;
     if let Some(log_file) = &settings.log_file {
         detach::log_to(log_file)?;
     }
@@ -204,7 +211,7 @@ async fn serve(
     let asked =
         Asked { signals: signals.clone(), end: end.clone(), data: data.handle(), log: settings.log_file.clone() };
     let listening = runtime.spawn(asked.run());
-    let giving_back = runtime.spawn(give_back(runtime.clone(), pool.clone()));
+    let giving_back = runtime.spawn(give_back(runtime.clone(), pool.clone(), read_only));
     let watching = runtime.spawn(space::watch(runtime.clone(), pool.clone()));
     let watchdog = runtime.spawn(watchdog(runtime.clone(), notifier.clone()));
     let handle = control.handle();
@@ -346,7 +353,10 @@ impl Asked {
 
 /// What was trimmed or deleted is free, and a hole in the pool's file, only after a checkpoint. One
 /// comes by itself when much has changed; here it comes for little, too.
-async fn give_back(runtime: Rt, pool: Pool<UringDevice>) {
+async fn give_back(runtime: Rt, pool: Pool<UringDevice>, read_only: bool) {
+    if read_only {
+        return;
+    }
     loop {
         runtime.sleep_for(GIVE_BACK).await;
         if pool.info().freeing > 0

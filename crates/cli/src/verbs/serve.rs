@@ -36,6 +36,11 @@ pub struct ServeArgs {
     #[arg(long, hide = true)]
     until_detached: bool,
 
+    /// Write nothing, not even to recover the pool: all exports are read-only, and verbs that change something are refused.
+    /// Also for a pool whose counts are damaged
+    #[arg(long)]
+    read_only: bool,
+
     #[command(flatten)]
     pub given: Given<true>,
 }
@@ -71,7 +76,8 @@ pub fn run(args: ServeArgs, global: &Global) -> Result<ExitCode> {
         }
     }
     let json = global.output.json();
-    let settings = Settings { until_detached: args.until_detached, ..settings(&global.settings)? };
+    let mut settings = Settings { until_detached: args.until_detached, ..settings(&global.settings)? };
+    settings.pool.read_only = args.read_only;
     daemon::run(&path, settings, global, |ready| announce(&ready, json))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -125,7 +131,7 @@ fn announce(ready: &Ready<'_>, json: bool) -> Result<()> {
         name: info.name.clone(),
         uri: ready.socket.map(|socket| nbd_uri(socket, &info.name)),
         size: info.size,
-        read_only: info.snapshot,
+        read_only: info.snapshot || ready.read_only,
     };
     let exports: Vec<Export> = ready.pool.list().iter().map(export).collect();
     let shown = |path: Option<&Path>| path.map(|path| path.display().to_string());

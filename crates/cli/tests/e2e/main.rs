@@ -37,6 +37,7 @@ mod output;
 mod process_crash;
 mod quota;
 mod readme;
+mod repair;
 mod scenarios;
 mod served;
 mod service_manager;

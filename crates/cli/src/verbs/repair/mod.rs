@@ -136,6 +136,6 @@ fn take_back(path: &Path, file: &Path) -> Result<()> {
                 );
             }
         }
-        Ok(replace_pages(&device, &undo.pages).await.with_context(|| path.display().to_string())?)
+        replace_pages(&device, &undo.pages).await.with_context(|| path.display().to_string())
     })?
 }
