@@ -269,6 +269,9 @@ pub mod params {
             /// When scattered pages of files that are made there are brought together, as in `create`; `null` for `off`.
             #[serde(default)]
             gather: Option<String>,
+            /// Whether `.snapshots` is listed in the root.
+            #[serde(default)]
+            show_snapshots: bool,
         }
         /// Makes a volume or snapshot a block device of the kernel, by its ublk driver.
         Attach {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use forkdisk::{GatherPolicy, Pool, VolumeId};
-use forkdisk_control::{Failure, gather_policy, params};
+use forkdisk_control::{Failure, gather_policy, params, place};
 use forkdisk_fuse::{MountOptions, Session, SessionHandle, Volumes, VolumesOptions, connect, unmount};
 use forkdisk_uring::{Rt, UringDevice};
 
@@ -28,6 +28,8 @@ struct Inner {
     runtime: Rt,
     pool: Pool<UringDevice>,
     all: RefCell<Vec<Mounted>>,
+    /// Whether a volume is used otherwise than through a mount.
+    others: RefCell<Option<Box<dyn Fn(&str) -> bool>>>,
 }
 
 #[derive(Clone)]
@@ -39,7 +41,29 @@ struct Mounted {
 
 impl Mounts {
     pub fn new(runtime: &Rt, pool: &Pool<UringDevice>) -> Mounts {
-        Mounts(Rc::new(Inner { runtime: runtime.clone(), pool: pool.clone(), all: RefCell::default() }))
+        Mounts(Rc::new(Inner {
+            runtime: runtime.clone(),
+            pool: pool.clone(),
+            all: RefCell::default(),
+            others: RefCell::default(),
+        }))
+    }
+
+    /// `in_use` says of a volume whether it is used otherwise than through a mount; `None`: nothing is any more.
+    pub fn guard(&self, in_use: Option<Box<dyn Fn(&str) -> bool>>) {
+        *self.0.others.borrow_mut() = in_use;
+    }
+
+    /// Whether an NBD client or a device of the kernel uses a volume.
+    fn is_used_beside(&self, own: &Rc<Volumes<UringDevice>>, name: &str) -> bool {
+        let elsewhere = self.0.others.borrow().as_ref().is_some_and(|in_use| in_use(name));
+        let Ok(info) = self.0.pool.find(name) else { return elsewhere };
+        // On that mount are the files of loop devices, and nothing else.
+        let devices = place::own_control(&self.0.pool.info().uuid).map(|control| control.with_file_name("mnt"));
+        let is_of_devices = |other: &Mounted| devices.as_ref() == Some(&other.dir);
+        let all = self.0.all.borrow();
+        let is_used = |other: &Mounted| !Rc::ptr_eq(&other.volumes, own) && other.volumes.is_open(info.id);
+        elsewhere || all.iter().any(|other| is_of_devices(other) && is_used(other))
     }
 
     /// Mounts at `dir`, as whoever runs the daemon.
@@ -48,8 +72,9 @@ impl Mounts {
         let options = MountOptions { source: source.display().to_string(), ..MountOptions::default() };
         let connection = connect(&dir, &options)?;
         let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-        let begun =
-            self.begin(params::Mount { dir: dir.display().to_string(), uid, gid, gather: None }, connection).await;
+        let shown = dir.display().to_string();
+        let mount = params::Mount { dir: shown, uid, gid, gather: None, show_snapshots: false };
+        let begun = self.begin(mount, connection).await;
         if begun.is_err() {
             let _ = unmount(&dir, true);
         }
@@ -61,7 +86,8 @@ impl Mounts {
         let (runtime, pool, dir) = (&self.0.runtime, &self.0.pool, PathBuf::from(mount.dir));
         let (uid, gid, deputy) = (mount.uid, mount.gid, Some(deputy()));
         let gather = mount.gather.as_deref().map_or(Ok(GatherPolicy::USUAL), gather_policy)?;
-        let options = VolumesOptions { dir: dir.clone(), uid, gid, alone: false, gather, deputy };
+        let show_snapshots = mount.show_snapshots;
+        let options = VolumesOptions { dir: dir.clone(), uid, gid, alone: false, gather, show_snapshots, deputy };
         let volumes = Volumes::new(pool.clone(), options);
         let session = Session::adopt(runtime, volumes.clone(), &dir, connection).await?;
         let mounted = Mounted { dir, volumes, handle: session.handle() };
@@ -74,6 +100,11 @@ impl Mounts {
                     others.changed_but_for(Some(&own), id, offset, len).await;
                 }
             })
+        }));
+        let (others, own) = (Rc::downgrade(&self.0), Rc::downgrade(&mounted.volumes));
+        mounted.volumes.guard(Box::new(move |name| match (others.upgrade().map(Mounts), own.upgrade()) {
+            (Some(others), Some(own)) => others.is_used_beside(&own, name),
+            _ => false,
         }));
         self.0.all.borrow_mut().push(mounted.clone());
         let mounts = self.clone();

@@ -165,6 +165,10 @@ async fn serve(
     let exports = Served { pool: pool.clone(), fences: fences.clone(), mounts: mounts.clone(), refusals };
     let devices = Devices::new(runtime, path, exports.clone());
     let data = Server::new(runtime, exports, settings.data.clone());
+    let (clients, attached) = (data.handle(), devices.clone());
+    mounts.guard(Some(Box::new(move |name| {
+        clients.clients().iter().any(|client| client.export == name) || !attached.users(name).is_empty()
+    })));
     let identity = Status {
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_string(),
@@ -241,6 +245,7 @@ async fn serve(
     controlling.await;
     handle.idle().await;
     mounts.stop().await;
+    mounts.guard(None);
     for door in measuring {
         door.cancel().await;
     }

@@ -56,7 +56,7 @@ struct Announcement {
     dir: String,
 }
 
-const KNOWN: [&str; 12] = [
+const KNOWN: [&str; 13] = [
     "ro",
     "rw",
     "allow_other",
@@ -67,9 +67,13 @@ const KNOWN: [&str; 12] = [
     "nodiratime",
     "sync",
     "dirsync",
+    SHOW_SNAPSHOTS,
     "nosuid",
     "nodev",
 ];
+
+/// `.snapshots` is listed in the root.
+const SHOW_SNAPSHOTS: &str = "show_snapshots";
 
 /// In front of the name of a policy, and of a number in a hundred.
 const GATHER: &str = "gather=";
@@ -100,7 +104,8 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
     let absolute = |path: &Path| std::path::absolute(path).with_context(|| path.display().to_string());
     let (pool, dir) = (absolute(&pool)?, absolute(dir)?);
     let has = |name: &str| options.iter().any(|o| o == name);
-    let flags = options.iter().filter(|o| !["ro", "rw", "allow_other", ""].contains(&o.as_str()));
+    let show_snapshots = has(SHOW_SNAPSHOTS);
+    let flags = options.iter().filter(|o| !["ro", "rw", "allow_other", SHOW_SNAPSHOTS, ""].contains(&o.as_str()));
     let options = MountOptions {
         source: pool.display().to_string(),
         read_only: has("ro"),
@@ -110,7 +115,7 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
     };
     let json = global.output.json();
     if let Some(mut client) = daemon(global, &pool)? {
-        let dir = mount_served(&mut client, &dir, &options, gather)?;
+        let dir = mount_served(&mut client, &dir, &options, (gather, show_snapshots))?;
         announce(&options.source, &dir, json)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -129,7 +134,7 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         let (read_only, volatile, commit_interval) = (options.read_only, lasting.log(), COMMIT_INTERVAL);
         let engine = OpenOptions { read_only, volatile, commit_interval, ..OpenOptions::default() };
         let open = open_pool(device, &runtime, &pool, engine).await?;
-        let outcome = serve(&runtime, &open, dir, (options, gather), json, Rc::new(signals)).await;
+        let outcome = serve(&runtime, &open, dir, (options, gather, show_snapshots), json, Rc::new(signals)).await;
         let _progress = Progress::spinner("closing the pool");
         let closed = open.close().await.with_context(|| format!("{}: closing the pool", pool.display()));
         if closed.is_ok() && access == Access::Write {
@@ -143,11 +148,17 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
 }
 
 /// Mounts, and has the daemon that serves the pool show it there. Returns where, without links.
-pub fn mount_served(client: &mut Client, dir: &Path, options: &MountOptions, gather: GatherPolicy) -> Result<PathBuf> {
+pub fn mount_served(
+    client: &mut Client,
+    dir: &Path,
+    options: &MountOptions,
+    (gather, show_snapshots): (GatherPolicy, bool),
+) -> Result<PathBuf> {
     let dir = dir.canonicalize().with_context(|| dir.display().to_string())?;
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let connection = connect(&dir, options)?;
-    let mount = params::Mount { dir: dir.display().to_string(), uid, gid, gather: Some(gather.to_string()) };
+    let (gather, dir_text) = (Some(gather.to_string()), dir.display().to_string());
+    let mount = params::Mount { dir: dir_text, uid, gid, gather, show_snapshots };
     if let Err(failure) = client.call(mount, Some(connection.as_fd()), |_| {}) {
         // With the connection everybody who already waits for it is let go.
         drop(connection);
@@ -161,12 +172,13 @@ async fn serve(
     runtime: &Rt,
     pool: &Pool<UringDevice>,
     dir: PathBuf,
-    (options, gather): (MountOptions, GatherPolicy),
+    (options, gather, show_snapshots): (MountOptions, GatherPolicy, bool),
     json: bool,
     signals: Rc<Signals>,
 ) -> Result<()> {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    let shown = VolumesOptions { dir: dir.clone(), uid, gid, alone: true, gather, deputy: Some(deputy()) };
+    let deputy = Some(deputy());
+    let shown = VolumesOptions { dir: dir.clone(), uid, gid, alone: true, gather, show_snapshots, deputy };
     let volumes = Volumes::new(pool.clone(), shown);
     let mount = Mount::mount(runtime, volumes, &dir, &options).await?;
     announce(&options.source, &dir, json)?;

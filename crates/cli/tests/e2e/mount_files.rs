@@ -214,7 +214,7 @@ fn folders_stay_when_they_are_empty() {
     mount.unmount(&lab);
     let Some(mount) = Mounted::new(&lab) else { return };
     let text = sh(&mount, "ls -A; stat -c %a empty; rm -r x cli; ls -A");
-    assert_eq!(text, ".snapshots\ncli\nempty\nx\n700\n.snapshots\nempty\n");
+    assert_eq!(text, "cli\nempty\nx\n700\nempty\n");
     mount.unmount(&lab);
     lab.ok(&["create", "pool.img/empty/v", "--size", "1M"]);
     lab.run(&["create", "pool.img/empty", "--size", "1M"]).refused();
@@ -576,4 +576,58 @@ fn syncing_after_a_file_that_was_written_is_removed_succeeds() {
     drop(root);
     mount.unmount(&lab);
     lab.assert_clean();
+}
+
+#[test]
+fn walkers_leave_snapshots_alone_unless_they_are_to_be_shown() {
+    let lab = lab();
+    lab.import("vm/a", &noise(3, MIB));
+    lab.ok(&["snapshot", "pool.img/vm/a@s"]);
+    let Some(mount) = Mounted::new(&lab) else { return };
+    let text = sh(
+        &mount,
+        "find . | sort; [ $(cat .snapshots/vm/a/s | wc -c) = 1048576 ]; du -s --apparent-size -B 1M vm | cut -f 1",
+    );
+    assert_eq!(text, ".\n./vm\n./vm/a\n1\n");
+    sh(&mount, "mkdir ../empty; rsync -r --delete ../empty/ . 2>/dev/null || true; ls .snapshots/vm/a/s");
+    mount.unmount(&lab);
+    assert_eq!(lab.names(), ["vm/a", "vm/a@s"], "a volume with snapshots stays, and so do they");
+    let Some(mount) = Mounted::with(&lab, &["-o", "show_snapshots"]) else { return };
+    assert_eq!(sh(&mount, "ls -A"), ".snapshots\nvm\n");
+    mount.unmount(&lab);
+}
+
+#[test]
+fn folders_change_with_their_entries() {
+    let lab = lab();
+    let Some(mount) = Mounted::new(&lab) else { return };
+    sh(
+        &mount,
+        "[ $(stat -c %Y .) -gt 1000000000 ]; mkdir d e
+         changes() { a=$(stat -c %.Y.%.Z $1); sleep 0.02; eval \"$2\"; [ $(stat -c %.Y.%.Z $1) != $a ] || { echo \"$1: $2\"; exit 9; }; }
+         for f in . d; do
+             changes $f \": > $f/x\"; changes $f \"mv $f/x $f/y\"; changes $f \"rm $f/y\"; changes $f \"mkdir $f/s\"
+             changes $f \"rmdir $f/s\"; : > $f/z; changes $f \"mv $f/z e/z\"; changes e \"mv e/z $f/z\"; rm $f/z
+         done",
+    );
+    let before = sh(&mount, "stat -c %.Y d");
+    mount.unmount(&lab);
+    let Some(mount) = Mounted::new(&lab) else { return };
+    assert_eq!(sh(&mount, "stat -c %.Y d"), before, "it is kept");
+    mount.unmount(&lab);
+    lab.assert_clean();
+}
+
+#[test]
+fn what_cannot_be_is_told_by_its_own_error() {
+    let lab = lab();
+    let Some(mount) = Mounted::new(&lab) else { return };
+    let long = "n".repeat(200);
+    let error = |outcome: std::io::Result<()>| Errno::from_io_error(&outcome.unwrap_err()).unwrap();
+    sh(&mount, &format!("mkdir {long}; : > file"));
+    assert_eq!(error(fs::write(mount.path(&format!("{long}/{long}")), b"")), Errno::NAMETOOLONG);
+    assert_eq!(error(fs::create_dir(mount.path(&format!("{long}/{long}")))), Errno::NAMETOOLONG);
+    assert_eq!(error(std::os::unix::fs::symlink("file", mount.path("link"))), Errno::PERM);
+    assert_eq!(error(fs::hard_link(mount.path("file"), mount.path("link"))), Errno::PERM);
+    mount.unmount(&lab);
 }

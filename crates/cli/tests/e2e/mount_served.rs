@@ -270,3 +270,25 @@ fn umount_does_not_wait_for_a_daemon_whose_control_socket_it_does_not_know() {
     both.stop();
     lab.assert_clean();
 }
+
+#[test]
+fn what_an_nbd_client_uses_is_not_removed_replaced_or_shortened() {
+    let lab = Lab::with_pool("64M");
+    lab.import("a", &noise(1, MIB));
+    lab.import("b", &noise(2, MIB));
+    let Some(both) = Both::start(&lab) else { return };
+    let mut nbd = both.nbd("a");
+    let busy = |outcome: std::io::Result<()>| assert_eq!(outcome.unwrap_err().raw_os_error(), Some(16), "EBUSY");
+    busy(fs::remove_file(both.dir.join("a")));
+    busy(fs::rename(both.dir.join("b"), both.dir.join("a")));
+    busy(both.file("a").set_len(4096));
+    both.file("a").set_len(2 * MIB as u64).unwrap();
+    nbd.write(0, &noise(3, 4096), true).unwrap();
+    assert!(fs::read(both.dir.join("a")).unwrap()[..4096] == noise(3, 4096));
+    nbd.leave().unwrap();
+    // The daemon notices a moment later that the client has gone.
+    crate::harness::wait_until("the file is free", || fs::rename(both.dir.join("b"), both.dir.join("a")).is_ok());
+    fs::remove_file(both.dir.join("a")).unwrap();
+    both.stop();
+    lab.assert_clean();
+}

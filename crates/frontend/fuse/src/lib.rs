@@ -20,4 +20,4 @@ mod volumes;
 pub use mount::{MountOptions, MountPoint, mount as connect, mounted_at, mounts, unmount};
 pub use own_mount::{Deputy, carry_out};
 pub use session::{Handler, Notifier, Session, SessionHandle, unmount_patiently};
-pub use volumes::{Volumes, VolumesOptions, Watcher};
+pub use volumes::{InUse, Volumes, VolumesOptions, Watcher};

@@ -25,6 +25,7 @@ impl Mount {
             gid: 2,
             alone: true,
             gather: GatherPolicy::Off,
+            show_snapshots: false,
             deputy: None,
         };
         Mount { volumes: Volumes::new(pool.clone(), options), pool }

@@ -226,7 +226,15 @@ async fn serve(
     Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-5", now: 0, journal: None }).await?;
     let pool =
         Pool::open(device, Rc::new(rt.clone()), OpenOptions { discard: false, ..OpenOptions::default() }).await?;
-    let options = VolumesOptions { dir: dir.to_path_buf(), uid: 0, gid: 0, alone: true, gather, deputy: None };
+    let options = VolumesOptions {
+        dir: dir.to_path_buf(),
+        uid: 0,
+        gid: 0,
+        alone: true,
+        gather,
+        show_snapshots: false,
+        deputy: None,
+    };
     let volumes = Volumes::new(pool.clone(), options);
     let session =
         Session::mount(rt, volumes, dir, &MountOptions { source: "bench".into(), ..Default::default() }).await?;

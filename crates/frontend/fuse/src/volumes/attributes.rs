@@ -10,6 +10,8 @@ use crate::codec::{Attr, Kind, Reply, SetAttr, StatFs, Time};
 const VALID: u32 = 1000;
 /// What programs had better read or write at once, in bytes.
 const BEST_IO: u32 = 64 << 10;
+/// Most bytes of a name with all its folders.
+const LONGEST_NAME: usize = 255;
 /// Permission to write, for anybody.
 const WRITE_BITS: u32 = 0o222;
 /// The bits that run a program with its owner's or group's rights.
@@ -37,6 +39,10 @@ impl<D: Device> Volumes<D> {
     pub(super) fn attr_of(&self, node: &Node) -> Outcome<Attr> {
         match node {
             Node::Volume(id) => Ok(self.volume_attr(&self.pool.volume_by_id(*id)?.info())),
+            Node::Folder(path) if path.is_empty() => {
+                let time = self.root_changed.get();
+                Ok(Attr { mtime: time, ctime: time, ..self.folder_attr(self.known_or_default(None, 0o755, 0)) })
+            }
             Node::Folder(path) => match self.pool.child(path)? {
                 Child::Folder(known, created) => Ok(self.folder_attr(self.known_or_default(known, 0o755, created))),
                 Child::Volume(_) => Err(Failed(libc::ESTALE)),
@@ -111,6 +117,9 @@ impl<D: Device> Volumes<D> {
             return Err(Failed(libc::EROFS));
         }
         if let Some(size) = set.size {
+            if size < volume.size() {
+                self.check_unused(&volume.info().name)?;
+            }
             volume.set_size(size).await?;
             self.tell(volume.id(), 0, 0).await;
         }
@@ -192,10 +201,27 @@ impl<D: Device> Volumes<D> {
         Ok(())
     }
 
+    /// An entry of a folder came or went.
+    pub(super) fn touch_folder(&self, path: &str) -> Outcome<()> {
+        if path.is_empty() {
+            self.root_changed.set(now());
+            return Ok(());
+        }
+        if let Child::Folder(known, created) = self.pool.child(path)? {
+            let (known, time) = (self.known_or_default(known, 0o755, created), now().as_nanos());
+            let touched = Attributes { modified: time, changed: time, ..known };
+            self.pool.set_folder_attributes(path, touched, now().seconds as u64)?;
+        }
+        Ok(())
+    }
+
     /// The path that a name in a folder stands for; only folders of volumes have any.
     pub(super) fn path_in(&self, number: u64, name: &str) -> Outcome<String> {
         match self.node(number)? {
-            Node::Folder(path) => Ok(join(&path, name)),
+            Node::Folder(path) => {
+                let path = join(&path, name);
+                if path.len() > LONGEST_NAME { Err(Failed(libc::ENAMETOOLONG)) } else { Ok(path) }
+            }
             Node::Snapshots(_) => Err(Failed(libc::EROFS)),
             Node::Volume(_) | Node::Phantom => Err(Failed(libc::ENOTDIR)),
         }

@@ -18,7 +18,7 @@ impl<D: Device> Volumes<D> {
         match self.node(number)? {
             Node::Folder(path) => {
                 names.extend(self.pool.children(&path).into_iter().map(|(name, folder)| (name, kind(folder))));
-                if path.is_empty() {
+                if path.is_empty() && self.options.show_snapshots {
                     names.push((SNAPSHOTS_NAME.to_string(), Kind::Folder));
                 }
             }

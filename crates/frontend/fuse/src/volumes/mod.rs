@@ -20,7 +20,7 @@ mod shared;
 mod snapshots;
 mod xattr;
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
 use std::future::Future;
 use std::path::PathBuf;
@@ -53,9 +53,15 @@ pub struct VolumesOptions {
     pub alone: bool,
     /// When scattered pages of files that are made there are brought together.
     pub gather: GatherPolicy,
+    /// Whether `.snapshots` is listed in the root; it can be entered by its name in any case.
+    pub show_snapshots: bool,
     /// Who makes the system calls on the mount itself; see [`Handler::deputy`].
     pub deputy: Option<Deputy>,
 }
+
+/// Numbers of operations that no pool can carry out.
+const SYMLINK: u32 = 6;
+const LINK: u32 = 13;
 
 /// An open file.
 struct Open<D: Device> {
@@ -75,11 +81,17 @@ pub struct Volumes<D: Device> {
     copiers: copiers::Copiers,
     notifier: OnceCell<Notifier>,
     watcher: OnceCell<Watcher>,
+    in_use: OnceCell<InUse>,
+    /// When an entry of the root came or went last; it has no record in the pool that could say so.
+    root_changed: Cell<Time>,
 }
 
 /// Is told of a volume that was changed through the file system, from where on and how much (0: all to its end), and
 /// resolves when the program that did it may know.
 pub type Watcher = Box<dyn Fn(VolumeId, u64, u64) -> LocalFuture<()>>;
+
+/// Says whether a volume is used by another way than through this file system, so that its name and its end must stay.
+pub type InUse = Box<dyn Fn(&str) -> bool>;
 
 /// A reply or an errno.
 type Outcome<T = Reply> = std::result::Result<T, Failed>;
@@ -108,9 +120,21 @@ fn now() -> Time {
 impl<D: Device> Volumes<D> {
     /// A file system that shows `pool`.
     pub fn new(pool: Pool<D>, options: VolumesOptions) -> Rc<Volumes<D>> {
-        let (nodes, files, folders, writers, notifier, watcher) = Default::default();
-        let copiers = Default::default();
-        Rc::new(Volumes { pool, options, nodes, files, folders, writers, copiers, notifier, watcher })
+        let (nodes, files, folders, writers, notifier, watcher, in_use) = Default::default();
+        let (copiers, root_changed) = (Default::default(), Cell::new(now()));
+        Rc::new(Volumes {
+            pool,
+            options,
+            nodes,
+            files,
+            folders,
+            writers,
+            copiers,
+            notifier,
+            watcher,
+            in_use,
+            root_changed,
+        })
     }
 
     fn node(&self, number: u64) -> Outcome<Node> {
@@ -166,6 +190,8 @@ impl<D: Device> Volumes<D> {
             }
             Operation::Destroy | Operation::Interrupt => Ok(Reply::Done),
             Operation::Read { .. } | Operation::Write { .. } => unreachable!("carried out by `handle`"),
+            // No links of either kind: what a file system without them answers.
+            Operation::Other(SYMLINK | LINK) => Err(Failed(libc::EPERM)),
             Operation::Init(_) | Operation::Other(_) => Err(Failed(libc::ENOSYS)),
         }
     }

@@ -65,6 +65,7 @@ impl<D: Device> Volumes<D> {
         let path = self.path_in(header.node, name)?;
         let options = CreateOptions { gather: self.options.gather, ..CreateOptions::new(0, now().seconds as u64) };
         let volume = self.pool.create_file(&path, &options, fresh(mode, header.uid, header.gid))?;
+        self.touch_folder(parent(&path))?;
         Ok((self.entry(Node::Volume(volume.id()), self.valid())?, volume))
     }
 
@@ -88,6 +89,7 @@ impl<D: Device> Volumes<D> {
         }
         let path = self.path_in(header.node, name)?;
         self.pool.make_folder(&path, fresh(mode, header.uid, header.gid), now().seconds as u64)?;
+        self.touch_folder(parent(&path))?;
         self.entry(Node::Folder(path), self.valid())
     }
 
@@ -96,8 +98,10 @@ impl<D: Device> Volumes<D> {
             return self.remove_snapshot(&volume, name);
         }
         let path = self.path_in(folder, name)?;
+        self.check_unused(&path)?;
         self.keep_folder(parent(&path))?;
         self.pool.remove(&path)?;
+        self.touch_folder(parent(&path))?;
         self.nodes.borrow_mut().removed(&Node::Snapshots(path));
         Ok(Reply::Done)
     }
@@ -115,6 +119,7 @@ impl<D: Device> Volumes<D> {
         }
         self.keep_folder(parent(&path))?;
         self.pool.remove_folder(&path)?;
+        self.touch_folder(parent(&path))?;
         let mut nodes = self.nodes.borrow_mut();
         nodes.removed(&Node::Folder(path.clone()));
         nodes.removed(&Node::Snapshots(path));
@@ -136,6 +141,9 @@ impl<D: Device> Volumes<D> {
         if there.is_some() && flags & NO_REPLACE != 0 {
             return Err(Failed(libc::EEXIST));
         }
+        if let Some(Child::Volume(_)) = there {
+            self.check_unused(&target)?;
+        }
         self.keep_folder(parent(&source))?;
         match (self.pool.child(&source)?, there) {
             (Child::Volume(_), Some(Child::Folder(..))) => return Err(Failed(libc::EISDIR)),
@@ -152,6 +160,8 @@ impl<D: Device> Volumes<D> {
                 self.pool.rename_folder(&source, &target)?;
             }
         }
+        self.touch_folder(parent(&source))?;
+        self.touch_folder(parent(&target))?;
         let mut nodes = self.nodes.borrow_mut();
         nodes.removed(&Node::Snapshots(target.clone()));
         nodes.renamed(&source, &target);

@@ -6,7 +6,7 @@
 
 use forkdisk::{Device, VolumeId};
 
-use super::nodes::Node;
+use super::{Failed, InUse, Outcome, nodes::Node};
 use super::{Volumes, Watcher};
 use crate::off_thread::off_thread;
 
@@ -25,6 +25,16 @@ impl<D: Device> Volumes<D> {
     /// Has `watcher` told of all that is changed through this mount. There can be one.
     pub fn watch(&self, watcher: Watcher) {
         let _ = self.watcher.set(watcher);
+    }
+
+    /// `in_use` is asked before a volume is removed, replaced or shortened.
+    pub fn guard(&self, in_use: InUse) {
+        let _ = self.in_use.set(in_use);
+    }
+
+    /// Refuses what would take a volume, or a part of it, from under others.
+    pub(super) fn check_unused(&self, name: &str) -> Outcome<()> {
+        if self.in_use.get().is_some_and(|in_use| in_use(name)) { Err(Failed(libc::EBUSY)) } else { Ok(()) }
     }
 
     /// `len` bytes of a volume from `offset` on (0: all to its end), or its length, were changed through this mount.
