@@ -2,7 +2,7 @@
 //! else uses its volumes here.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -103,8 +103,6 @@ pub struct Session {
 /// What verbs of this session are doing.
 #[derive(Default)]
 struct Own {
-    /// Provisional names of imports under way.
-    imports: RefCell<BTreeSet<String>>,
     /// Volumes that verbs read or write, by number, with what they do.
     uses: RefCell<BTreeMap<u64, Vec<&'static str>>>,
     /// Imports and exports under way.
@@ -122,23 +120,6 @@ impl Session {
 
     pub(crate) fn host(&self) -> &dyn Host {
         &*self.host
-    }
-
-    /// A provisional name for an import that no other import of this session has.
-    pub(crate) fn begin_import(&self) -> Provisional {
-        let mut imports = self.own.imports.borrow_mut();
-        let taken: BTreeSet<String> = self.pool.list().into_iter().map(|info| info.name).collect();
-        let name = (std::process::id()..)
-            .map(|number| format!("import-{number}.partial"))
-            .find(|name| !imports.contains(name) && !taken.contains(name))
-            .expect("numbers without end");
-        imports.insert(name.clone());
-        Provisional { name, own: self.own.clone() }
-    }
-
-    /// Whether an import of this session goes on under the provisional name `name`.
-    pub(crate) fn is_importing(&self, name: &str) -> bool {
-        self.own.imports.borrow().contains(name)
     }
 
     /// Notes that an import or export begins; refused when there are many already.
@@ -168,18 +149,6 @@ impl Session {
     /// Seconds since 1970.
     pub(crate) fn now(&self) -> u64 {
         SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
-    }
-}
-
-/// A provisional name that is taken while this lives.
-pub(crate) struct Provisional {
-    pub(crate) name: String,
-    own: Rc<Own>,
-}
-
-impl Drop for Provisional {
-    fn drop(&mut self) {
-        self.own.imports.borrow_mut().remove(&self.name);
     }
 }
 

@@ -161,10 +161,13 @@ fn an_import_whose_caller_is_killed_leaves_nothing() {
     let server = Server::start(&lab);
     let mut import = lab.command(&["import", "-", "pool.img/a"]).stdin(std::process::Stdio::piped()).spawn().unwrap();
     let mut stdin = import.stdin.take().unwrap();
-    stdin.write_all(&noise(1, 1 << 20)).unwrap();
-    wait_until("the import has begun", || lab.names().iter().any(|name| name.ends_with(".partial")));
+    let before = lab.stat("used");
+    stdin.write_all(&noise(1, 8 << 20)).unwrap();
+    wait_until("the import has written", || lab.stat("used") >= before + (4 << 20));
+    assert!(lab.names().is_empty(), "an import that goes on is not seen");
     import.put_down().unwrap();
-    wait_until("the import is undone", || lab.names().is_empty());
+    wait_until("the import is undone", || lab.stat("used") < before + (1 << 20));
+    assert!(lab.names().is_empty());
     drop(stdin);
     server.stop();
     lab.assert_clean();

@@ -34,6 +34,7 @@ mod origins;
 mod origins_full;
 mod origins_told;
 mod output;
+mod partial;
 mod process_crash;
 mod quota;
 mod readme;

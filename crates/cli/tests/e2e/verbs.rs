@@ -89,6 +89,7 @@ fn an_import_clears_away_what_a_killed_one_left() {
     let mut killed = lab.command(&["import", "-", &at("a")]).stdin(Stdio::piped()).spawn().unwrap();
     killed.stdin.as_mut().unwrap().write_all(&noise(1, 8 * MIB)).unwrap();
     killed.put_down().unwrap();
+    assert!(lab.names().is_empty(), "what is not whole has no name");
     lab.import("a", b"whole");
     assert_eq!(lab.names(), ["a"]);
     assert_eq!(lab.contents("a"), b"whole");

@@ -1,7 +1,7 @@
 //! Making a volume out of a raw image.
 //!
-//! Data goes to a volume under a provisional name, which gets its real one when everything is
-//! durable: a volume with the wanted name is always whole.
+//! Data goes to a volume without a name, which gets its name when everything is durable: a volume with a name is
+//! always whole, and what an import that was killed leaves is deleted when the pool is opened again.
 
 use std::sync::atomic::Ordering;
 
@@ -33,48 +33,26 @@ pub async fn import(session: &Session, p: params::Import, call: &Call) -> Result
     check_free(&session.pool.list(), &p.volume)?;
     let image = call.file()?;
     let _turn = session.begin_copy()?;
-    clear_away(session).await?;
     let (sender, parts) = bridge::queue(AHEAD);
     std::thread::spawn(move || read_image(image, &sender));
-    let partial = session.begin_import();
     let mut options = create_options(session, FIRST_SIZE, p.chunk);
     let first = parts.receive().await;
     if let Some(Ok(Part::Length(len))) = first {
         options.size = len;
     }
-    let made = session.pool.create(&partial.name, &options).await;
-    made.map_err(|e| Failure::from(e).about("making the volume"))?;
-    let filled = fill(session, &partial.name, first, &parts, call).await;
+    let made = session.pool.create_unnamed(&options);
+    let volume = made.map_err(|e| Failure::from(e).about("making the volume"))?;
+    let filled = fill(session, &volume, first, &parts, call).await;
     let named = match filled {
-        Ok(()) => session.pool.rename(&partial.name, &p.volume).await.map_err(Failure::from),
+        Ok(()) => session.pool.name_volume(&volume, &p.volume).await.map_err(Failure::from),
         Err(failure) => Err(failure),
     };
+    // One that has no name is deleted with its last handle.
+    drop(volume);
     if let Err(failure) = named {
-        return Err(undo(session, &partial.name, failure, call).await);
+        return Err(undone(session, failure, call).await);
     }
     Ok((&session.pool.find(&p.volume)?).into())
-}
-
-/// Deletes what imports that were killed have left. Imports that go on are this session's: the pool is
-/// open here alone.
-async fn clear_away(session: &Session) -> Result<(), Failure> {
-    let all = session.pool.list();
-    let has_snapshots = |name: &str| all.iter().any(|info| info.name.split_once('@').is_some_and(|(of, _)| of == name));
-    let is_left = |info: &&VolumeInfo| {
-        is_partial(&info.name) && info.in_use == 0 && !session.is_importing(&info.name) && !has_snapshots(&info.name)
-    };
-    let left: Vec<&str> = all.iter().filter(is_left).map(|info| info.name.as_str()).collect();
-    if left.is_empty() {
-        return Ok(());
-    }
-    tracing::warn!("deleting {}: left by an import that was killed", left.join(", "));
-    Ok(session.pool.delete(&left).await?)
-}
-
-/// Whether a volume has a provisional name.
-fn is_partial(name: &str) -> bool {
-    let number = name.strip_prefix("import-").and_then(|rest| rest.strip_suffix(".partial"));
-    number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Refuses a name that is taken, before the long work rather than after it.
@@ -94,30 +72,26 @@ fn check_free(all: &[VolumeInfo], wanted: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn undo(session: &Session, partial: &str, failure: Failure, call: &Call) -> Failure {
-    let removed = match session.pool.delete(&[partial]).await {
-        Ok(()) => settle(session, call).await,
-        Err(e) => Err(e.into()),
-    };
-    match removed {
+/// The failure of an import, when the space of what it had written has come back.
+async fn undone(session: &Session, failure: Failure, call: &Call) -> Failure {
+    match settle(session, call).await {
         Ok(()) => failure,
-        Err(e) => failure.about(format!("{partial} holds what was imported so far and could not be removed ({e})")),
+        Err(e) => failure.about(format!("the space of what was imported so far has not come back yet ({e})")),
     }
 }
 
 async fn fill(
     session: &Session,
-    name: &str,
+    volume: &Volume<UringDevice>,
     first: Option<Result<Part, Failure>>,
     parts: &Parts,
     call: &Call,
 ) -> Result<(), Failure> {
-    let volume = session.pool.volume(name)?;
-    let _using = session.using(volume.id().0, "an import");
     let window = Window::new(session.runtime.clone(), DEPTH);
-    let mut writer = Writer { session, name, volume, window };
+    let mut writer = Writer { session, volume, window };
     let copied = copy(&mut writer, first, parts, call).await;
-    let ended = writer.end().await;
+    // No request is in flight when the volume is given up.
+    let ended = writer.drain().await;
     copied?;
     ended
 }
@@ -156,8 +130,7 @@ async fn copy(
 /// Writes to a volume, several in flight, and makes it longer as needed.
 struct Writer<'a> {
     session: &'a Session,
-    name: &'a str,
-    volume: Volume<UringDevice>,
+    volume: &'a Volume<UringDevice>,
     window: Window<forkdisk::Result<()>>,
 }
 
@@ -168,7 +141,7 @@ impl Writer<'_> {
         let end = offset + bytes.len() as u64;
         let size = self.volume.size();
         if end > size {
-            self.session.pool.resize(self.name, (size * 2).max(end)).await?;
+            self.volume.set_size((size * 2).max(end)).await?;
         }
         let mut buf = self.session.pool.buffer(bytes.len());
         buf.copy_from_slice(bytes);
@@ -180,7 +153,7 @@ impl Writer<'_> {
     async fn set_len(&mut self, len: u64) -> Result<(), Failure> {
         self.drain().await?;
         if self.volume.size() != len {
-            self.session.pool.resize(self.name, len).await?;
+            self.volume.set_size(len).await?;
         }
         Ok(())
     }
@@ -192,24 +165,5 @@ impl Writer<'_> {
             outcome = outcome.and(ended);
         }
         Ok(outcome?)
-    }
-
-    /// Waits for all writes and makes them durable.
-    async fn end(mut self) -> Result<(), Failure> {
-        self.drain().await?;
-        Ok(self.volume.flush().await?)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_provisional_names_are_cleared_away() {
-        assert!(is_partial("import-123.partial"));
-        for name in ["import-.partial", "import-1x.partial", "import-1", "a/import-1.partial", "import-1.partial@x"] {
-            assert!(!is_partial(name), "{name}");
-        }
     }
 }

@@ -373,6 +373,11 @@ fn records_of_files() -> Vec<Record> {
     ]
 }
 
+fn records_of_unnamed() -> Vec<Record> {
+    let id = VolumeId(6);
+    vec![Record::Unnamed { id, size: 1 << 30, chunk: 1 << 16, now: 0x6553_f100 }, Record::Name { id, name: "i".into() }]
+}
+
 fn records_of_rollbacks() -> Vec<Record> {
     let (origin, snapshot) = (VolumeId(1), VolumeId(2));
     vec![
@@ -404,6 +409,7 @@ fn journal_group() {
     assert_group("journal-group", &records(), &[witness]);
     assert_group("journal-group-rollback", &records_of_rollbacks(), &[]);
     assert_group("journal-group-files", &records_of_files(), &[]);
+    assert_group("journal-group-unnamed", &records_of_unnamed(), &[]);
     assert_group("journal-group-clones", &records_of_clones(), &[]);
     assert_group("journal-group-gathering", &records_of_gathering(), &[]);
 }

@@ -69,6 +69,10 @@ pub enum Record {
     /// `volume` gets the contents and size of `source` (0: none at all); what it held goes on as the
     /// dead volume `dead`.
     Replace { volume: VolumeId, source: VolumeId, dead: VolumeId },
+    /// A new, empty volume without a name: an orphan.
+    Unnamed { id: VolumeId, size: u64, chunk: u64, now: u64 },
+    /// An orphan gets a name, and is a volume from now on.
+    Name { id: VolumeId, name: String },
     /// Nothing shows through any more to a volume that was cloned from an origin's snapshot.
     Flatten { id: VolumeId },
     /// When a volume's scattered pages are brought back together.
@@ -259,6 +263,15 @@ impl Record {
                 Append::u8(out, 37);
                 out.u64s(&[volume.0, source.0, dead.0]);
             }
+            Record::Unnamed { id, size, chunk, now } => {
+                Append::u8(out, 38);
+                out.u64s(&[id.0, *size, *chunk, *now]);
+            }
+            Record::Name { id, name } => {
+                Append::u8(out, 39);
+                Append::u64(out, id.0);
+                out.text(name);
+            }
             Record::Flatten { id } => {
                 Append::u8(out, 40);
                 Append::u64(out, id.0);
@@ -400,6 +413,8 @@ impl Record {
             }
             36 => Record::RenameFolder { from: r.text(MAX_NAME)?, to: r.text(MAX_NAME)? },
             37 => Record::Replace { volume: volume(r)?, source: volume(r)?, dead: volume(r)? },
+            38 => Record::Unnamed { id: volume(r)?, size: size(r)?, chunk: chunk(r)?, now: r.u64()? },
+            39 => Record::Name { id: volume(r)?, name: r.text(MAX_NAME)? },
             40 => Record::Flatten { id: volume(r)? },
             48 => Record::SetGather { id: volume(r)?, gather: GatherPolicy::decoded(r.u8()?)? },
             49 => {
@@ -449,6 +464,8 @@ pub mod tests {
             Record::Clone { source: v, id: w, name: name.clone(), now: 7 },
             Record::Rollback { volume: v, snapshot: w, dead: VolumeId(10) },
             Record::Delete { ids: vec![v, w] },
+            Record::Unnamed { id: v, size: 1 << 50, chunk: 65536, now: 5 },
+            Record::Name { id: v, name: name.clone() },
             Record::Rename { id: v, name },
             Record::Resize { id: v, size: 12345 },
             Record::SetChunk { id: v, chunk: 4096 },
@@ -497,6 +514,8 @@ pub mod tests {
         for bad in [
             Record::Create { id, name: "a".into(), size: MAX_VOLUME_SIZE + 1, chunk: 65536, now: 5 },
             Record::Create { id, name: "a".into(), size: 1, chunk: 0, now: 5 },
+            Record::Unnamed { id, size: MAX_VOLUME_SIZE + 1, chunk: 65536, now: 5 },
+            Record::Unnamed { id, size: 1, chunk: 0, now: 5 },
             Record::Resize { id, size: u64::MAX },
             Record::SetChunk { id, chunk: 2048 },
             Record::SetQuota { id, quota: MAX_VOLUME_SIZE + 1 },

@@ -25,8 +25,8 @@ pub enum VolumeState {
     Dead,
     /// A folder that exists whether or not a volume is in it. It has no map.
     Folder,
-    /// Removed while it was open: it has no name any more and is deleted at its last close, or when the
-    /// pool is opened again.
+    /// Without a name: removed while it was open, or not finished yet. It is deleted at its last close, or when
+    /// the pool is opened again.
     Orphan,
     /// A device that is protected in place; `protects` says how.
     Origin,

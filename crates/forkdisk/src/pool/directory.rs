@@ -293,6 +293,16 @@ impl Directory {
         self.judge_gathering(id);
     }
 
+    /// An orphan gets a name that is free, and is a volume from now on.
+    pub fn adopt(&mut self, id: VolumeId, name: &str) {
+        let record = &mut self.change(id).expect("an existing volume").record;
+        debug_assert!(record.state == VolumeState::Orphan && record.name.is_empty());
+        (record.state, record.name) = (VolumeState::Volume, name.to_string());
+        self.names.insert((NO_VOLUME, name.to_string()), id);
+        self.judge_tail(id);
+        self.judge_gathering(id);
+    }
+
     fn unname(&mut self, id: VolumeId) {
         let volume = self.change(id).expect("an existing volume");
         let key = (volume.record.parent, std::mem::take(&mut volume.record.name));

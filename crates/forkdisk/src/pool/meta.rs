@@ -376,6 +376,17 @@ impl Meta {
                 attributes: *attributes,
                 ..VolumeRecord::empty(*id, name, *now)
             }),
+            Record::Unnamed { id, size, chunk, now } => self.add(VolumeRecord {
+                state: VolumeState::Orphan,
+                size: *size,
+                chunk: *chunk,
+                level: level_for(*size),
+                ..VolumeRecord::empty(*id, "", *now)
+            }),
+            Record::Name { id, name } => match self.record_of(*id)?.state {
+                VolumeState::Orphan => self.directory.adopt(*id, name),
+                _ => return Err(Failure::Nonsense(format!("a journal record names volume {}, which has a name", id.0))),
+            },
             Record::Unlink { id } => {
                 self.record_of(*id)?;
                 self.directory.orphan(*id);

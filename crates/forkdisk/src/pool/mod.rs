@@ -26,6 +26,7 @@ mod repair;
 mod replay;
 mod statistics;
 mod takeover;
+mod unnamed;
 mod verbs;
 mod view;
 mod walk;

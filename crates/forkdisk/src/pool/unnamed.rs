@@ -1,0 +1,52 @@
+//! Volumes that get their name when they are finished. Until then no verb finds them, and whatever ends their
+//! making - a failure, a kill, a power cut - deletes them: they are orphans.
+
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, VolumeState};
+use crate::types::VolumeId;
+use crate::volume::Volume;
+
+use super::quota::check_quota;
+use super::verbs::{check_chunk, check_gather, check_size};
+use super::{CreateOptions, Pool};
+
+impl<D: Device> Pool<D> {
+    /// A new, empty volume without a name, opened. It is deleted at its last close, or when the pool is opened
+    /// again, unless [`name_volume`](Self::name_volume) has given it a name. It is always split, never copied, and
+    /// has no quota.
+    pub fn create_unnamed(&self, options: &CreateOptions) -> Result<Volume<D>> {
+        check_size(options.size)?;
+        check_chunk(options.chunk)?;
+        check_gather(options.gather)?;
+        check_quota(options.quota)?;
+        debug_assert!(options.break_policy == BreakPolicy::Split && options.quota == 0);
+        let CreateOptions { size, chunk, now, gather, .. } = *options;
+        let id = self.0.note(|meta| {
+            let id = VolumeId(meta.next_id);
+            Ok((Record::Unnamed { id, size, chunk, now }, id))
+        })?;
+        let volume = self.volume_by_id(id)?;
+        if gather != GatherPolicy::Off {
+            self.0.note(|_| Ok((Record::SetGather { id, gather }, ())))?;
+        }
+        Ok(volume)
+    }
+
+    /// Gives a volume without a name one. When this returns the volume is durable with what was written to it
+    /// before, as a flush makes it.
+    pub async fn name_volume(&self, volume: &Volume<D>, name: &str) -> Result<()> {
+        let id = volume.id();
+        volume.flush().await?;
+        self.0
+            .verb(|meta| {
+                let is_unnamed = |state| state == Some(VolumeState::Orphan);
+                if !is_unnamed(meta.directory.get(id).map(|v| v.record.state)) {
+                    return Err(Error::new(ErrorKind::Invalid, "only a volume without a name can be given its first"));
+                }
+                meta.directory.check_new(NO_VOLUME, name)?;
+                Ok((Record::Name { id, name: name.to_string() }, ()))
+            })
+            .await
+    }
+}
