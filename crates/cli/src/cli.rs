@@ -145,6 +145,8 @@ enum Verb {
     Man(verbs::man::ManArgs),
     #[command(hide = true)]
     OnMount(verbs::on_mount::OnMountArgs),
+    #[command(hide = true)]
+    WithParent(verbs::with_parent::WithParentArgs),
 }
 
 impl Cli {
@@ -154,7 +156,7 @@ impl Cli {
             Verb::Serve(args) => std::mem::take(&mut args.given),
             Verb::Config(args) => std::mem::take(&mut args.given),
             // It does what another process tells it, whatever the file says by now.
-            Verb::OnMount(_) => return Ok(()),
+            Verb::OnMount(_) | Verb::WithParent(_) => return Ok(()),
             _ => Given::default(),
         };
         let file = self.global.config.as_deref().filter(|path| !path.as_os_str().is_empty());
@@ -213,6 +215,7 @@ impl Cli {
             Verb::Completions(args) => verbs::completions::run(args),
             Verb::Man(args) => verbs::man::run(args),
             Verb::OnMount(args) => verbs::on_mount::run(args),
+            Verb::WithParent(args) => verbs::with_parent::run(args),
         }?;
         Ok(ExitCode::SUCCESS)
     }

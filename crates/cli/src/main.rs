@@ -13,6 +13,7 @@ mod network;
 mod output;
 mod owner;
 mod progress;
+mod qemu;
 mod session;
 mod syslog;
 mod top;

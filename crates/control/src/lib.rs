@@ -17,6 +17,7 @@ mod connection;
 mod event;
 mod failure;
 mod files;
+pub mod image;
 mod message;
 mod method;
 mod observer;

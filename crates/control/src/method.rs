@@ -51,6 +51,20 @@ pub mod params {
             /// How much room a first write reserves; `null` for the default.
             #[serde(default)]
             chunk: Option<u64>,
+            /// What the image is: `raw`, or the name of a format; `nbd`: the descriptor is a socket at whose other
+            /// end an NBD server offers the image; `null`: what its first bytes say.
+            #[serde(default)]
+            format: Option<String>,
+            /// The size of the volume: a shorter image is followed by zeroes, a longer one refused; `null` for the
+            /// image's.
+            #[serde(default)]
+            size: Option<u64>,
+            /// What messages call the image.
+            #[serde(default)]
+            source: Option<String>,
+            /// Import what another process has locked for writing.
+            #[serde(default)]
+            force: bool,
         }
         /// Writes a volume or snapshot to the file whose descriptor comes with the request.
         Export {

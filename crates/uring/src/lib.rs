@@ -39,7 +39,7 @@ mod ublk;
 mod watch;
 
 pub use config::Config;
-pub use device::{DeviceOptions, UringDevice};
+pub use device::{DeviceOptions, UringDevice, lock_image};
 pub use executor::{JoinHandle, Rt, block_on};
 pub use inherited::{Inherited, inherited};
 pub use lasting::LastingMemory;

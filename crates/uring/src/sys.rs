@@ -165,19 +165,42 @@ impl Drop for Mapping {
     }
 }
 
+/// A lock on `len` bytes from `start`; length 0 means up to the end, whatever it becomes.
+fn lock_on(exclusive: bool, start: u64, len: u64) -> libc::flock {
+    // SAFETY: all zeroes is a valid flock.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK } as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    (lock.l_start, lock.l_len) = (start as libc::off_t, len as libc::off_t);
+    lock
+}
+
 /// Tries to lock a whole file for its open file description. `Ok(false)`: somebody else has it.
 pub(crate) fn lock_file(fd: BorrowedFd<'_>, exclusive: bool) -> io::Result<bool> {
-    let kind = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
-    // SAFETY: all zeroes is a valid flock; length 0 means up to the end, whatever it becomes.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = kind as libc::c_short;
-    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    set_lock(fd, lock_on(exclusive, 0, 0))
+}
+
+/// As [`lock_file`], shared, one byte.
+pub(crate) fn share_byte(fd: BorrowedFd<'_>, at: u64) -> io::Result<bool> {
+    set_lock(fd, lock_on(false, at, 1))
+}
+
+fn set_lock(fd: BorrowedFd<'_>, lock: libc::flock) -> io::Result<bool> {
     // SAFETY: `lock` lives across the call.
     match check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }) {
         Ok(_) => Ok(true),
         Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
         Err(e) => Err(e),
     }
+}
+
+/// Whether somebody else has a lock on any of `len` bytes from `start` (0: all of them): an exclusive one, or also a
+/// shared one.
+pub(crate) fn is_locked(fd: BorrowedFd<'_>, also_shared: bool, start: u64, len: u64) -> io::Result<bool> {
+    let mut lock = lock_on(also_shared, start, len);
+    // SAFETY: `lock` lives across the call.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) })?;
+    Ok(lock.l_type != libc::F_UNLCK as libc::c_short)
 }
 
 /// Alignment that direct I/O on a file needs.

@@ -1,20 +1,30 @@
-//! `import`: makes a volume out of a raw image.
+//! `import`: makes a volume out of an image.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
-use forkdisk_control::params;
+use clap::builder::PossibleValuesParser;
+use forkdisk_control::image::format::{FORMATS, Format, Kind, named};
+use forkdisk_control::{image, params};
 
 use crate::cli::Global;
 use crate::output::print_if_json;
+use crate::qemu;
 use crate::session::{Access, with_pool};
+use crate::size;
 use crate::verbs::create::ChunkArg;
 
-/// Make a volume out of a raw image
+/// Make a volume out of an image
+///
+/// What the image is shows in its first bytes. A raw image is taken as it is, a compressed one (gzip, xz, zstd, bzip2)
+/// is decompressed. Disks of virtual machines (qcow2 with its backing files, vmdk, vhdx, vdi, vhd) are read through
+/// qemu-nbd, if it is installed. Holes and zeroes take no space.
+///
+/// The volume is there when it is whole: an import that fails or is killed leaves none.
 #[derive(Args)]
 pub struct ImportArgs {
     /// The image, a file or block device; - reads standard input
@@ -25,6 +35,18 @@ pub struct ImportArgs {
     #[arg(value_name = "POOL/VOLUME")]
     address: String,
 
+    /// What the image is, whatever it looks like; raw takes the bytes as they are [default: what its first bytes say]
+    #[arg(long, value_name = "FORMAT", value_parser = PossibleValuesParser::new(FORMATS.iter().map(|f| f.name)))]
+    format: Option<String>,
+
+    /// Size of the volume: a shorter image is followed by zeroes, a longer one is an error [default: the image's]
+    #[arg(long, value_parser = size::parse, value_name = "SIZE")]
+    size: Option<u64>,
+
+    /// Import a file that another program has open and writes: the volume may hold some of each state
+    #[arg(long)]
+    force: bool,
+
     #[command(flatten)]
     chunk: ChunkArg,
 }
@@ -32,21 +54,43 @@ pub struct ImportArgs {
 /// Imports; on failure nothing of it stays behind.
 pub fn run(args: ImportArgs, global: &Global) -> Result<()> {
     let address = global.volume(&args.address)?;
-    let image = open_image(&args.source)?;
-    let method = params::Import { volume: address.name, chunk: args.chunk.chunk };
-    let made =
-        with_pool(global, &address.pool, Access::Write, async |caller| Ok(caller.call(method, Some(image)).await?))?;
-    print_if_json(global, &made)
+    let is_stdin = args.source == Path::new("-");
+    let shown = if is_stdin { "standard input".to_string() } else { args.source.display().to_string() };
+    let mut method = params::Import {
+        volume: address.name,
+        chunk: args.chunk.chunk,
+        format: args.format.clone(),
+        size: args.size,
+        source: Some(shown.clone()),
+        force: args.force,
+    };
+    let import = |method, fd| {
+        with_pool(global, &address.pool, Access::Write, async |caller| Ok(caller.call(method, Some(fd)).await?))
+    };
+    if is_stdin {
+        let stdin = io::stdin().as_fd().try_clone_to_owned().context("standard input cannot be used")?;
+        return print_if_json(global, &import(method, stdin)?);
+    }
+    let file = File::open(&args.source).with_context(|| format!("{shown}: cannot be read"))?;
+    let given = args.format.as_deref().and_then(named);
+    let Some(Format { name, kind: Kind::Disk { driver }, .. }) = format_of(&file, given, &shown)? else {
+        return print_if_json(global, &import(method, OwnedFd::from(file))?);
+    };
+    image::lock(&file, &shown, args.force)?;
+    let reader = qemu::Reader::start(&args.source, &file, name, driver, args.force)?;
+    method.format = Some(image::NBD.to_string());
+    let socket = reader.socket()?;
+    let imported = import(method, socket);
+    let said = reader.end();
+    print_if_json(global, &imported.map_err(|error| qemu::explain(error, &shown, name, said))?)
 }
 
-fn open_image(path: &Path) -> Result<OwnedFd> {
-    let shown = path.display();
-    if path == Path::new("-") {
-        return io::stdin().as_fd().try_clone_to_owned().context("standard input cannot be used");
+/// What is said that the file is, or what it looks like; what cannot be looked at is read as it comes.
+fn format_of(file: &File, given: Option<&'static Format>, shown: &str) -> Result<Option<&'static Format>> {
+    let found = file.metadata().with_context(|| format!("{shown}: cannot be looked at"))?;
+    let kind = std::os::unix::fs::FileTypeExt::is_block_device(&found.file_type());
+    if given.is_some() || !(found.is_file() || kind) {
+        return Ok(given);
     }
-    let file = File::open(path).with_context(|| format!("{shown}: cannot be read"))?;
-    if file.metadata()?.is_dir() {
-        bail!("{shown} is a directory: name a raw image");
-    }
-    Ok(file.into())
+    image::format_of(file).with_context(|| format!("{shown}: cannot be read"))
 }

@@ -35,3 +35,4 @@ pub mod stats;
 pub mod stop;
 pub mod top;
 pub mod umount;
+pub mod with_parent;

@@ -130,7 +130,7 @@ fn a_pool_in_use_says_who_has_it() {
         assert!(message.contains(&holder), "{message}");
     }
     import.put_down().unwrap();
-    lab.ok(&["import", "/dev/null", "pool.img/none"]);
+    lab.ok(&["create", "pool.img/none", "--size", "1M"]);
     lab.ok(&["delete", "pool.img/none"]);
     assert_eq!(lab.names(), ["a", "a@x"]);
 }

@@ -215,7 +215,14 @@ fn a_long_request_tells_how_far_it_has_come() {
     // The image ends when its import has said something.
     let mut writer = Some(writer);
     let mut steps = Vec::new();
-    let import = forkdisk_control::params::Import { volume: "a".into(), chunk: None };
+    let import = forkdisk_control::params::Import {
+        volume: "a".into(),
+        chunk: None,
+        format: None,
+        size: None,
+        source: None,
+        force: false,
+    };
     let made = client.call(import, Some(reader.as_fd()), |step| {
         writer = None;
         steps.push(step);

@@ -16,6 +16,7 @@ mod endings;
 mod file_systems;
 mod full_host;
 mod harness;
+mod import_formats;
 mod kernel_nbd;
 mod kill_loop;
 mod kill_verbs;

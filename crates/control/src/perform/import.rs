@@ -12,7 +12,8 @@ use super::volumes::create_options;
 use super::{Call, settle};
 use crate::bridge::{self, Receiver};
 use crate::failure::{Failure, FailureKind};
-use crate::files::{Part, STEP, read_image};
+use crate::files::STEP;
+use crate::image::{Part, Source, read_image};
 use crate::method::params;
 use crate::observer::Step;
 use crate::reply::VolumeRecord;
@@ -34,15 +35,18 @@ pub async fn import(session: &Session, p: params::Import, call: &Call) -> Result
     let image = call.file()?;
     let _turn = session.begin_copy()?;
     let (sender, parts) = bridge::queue(AHEAD);
-    std::thread::spawn(move || read_image(image, &sender));
-    let mut options = create_options(session, FIRST_SIZE, p.chunk);
+    let source = Source { format: p.format, shown: p.source, force: p.force };
+    std::thread::spawn(move || read_image(image, &source, &sender));
     let first = parts.receive().await;
-    if let Some(Ok(Part::Length(len))) = first {
-        options.size = len;
-    }
+    let known = match &first {
+        Some(Ok(Part::Length(len))) => Some(*len),
+        Some(Err(failure)) => return Err(failure.clone()),
+        _ => None,
+    };
+    let options = create_options(session, p.size.or(known).unwrap_or(FIRST_SIZE), p.chunk);
     let made = session.pool.create_unnamed(&options);
     let volume = made.map_err(|e| Failure::from(e).about("making the volume"))?;
-    let filled = fill(session, &volume, first, &parts, call).await;
+    let filled = fill(session, &volume, p.size, first, &parts, call).await;
     let named = match filled {
         Ok(()) => session.pool.name_volume(&volume, &p.volume).await.map_err(Failure::from),
         Err(failure) => Err(failure),
@@ -83,12 +87,13 @@ async fn undone(session: &Session, failure: Failure, call: &Call) -> Failure {
 async fn fill(
     session: &Session,
     volume: &Volume<UringDevice>,
+    wanted: Option<u64>,
     first: Option<Result<Part, Failure>>,
     parts: &Parts,
     call: &Call,
 ) -> Result<(), Failure> {
     let window = Window::new(session.runtime.clone(), DEPTH);
-    let mut writer = Writer { session, volume, window };
+    let mut writer = Writer { session, volume, wanted, window };
     let copied = copy(&mut writer, first, parts, call).await;
     // No request is in flight when the volume is given up.
     let ended = writer.drain().await;
@@ -110,6 +115,7 @@ async fn copy(
         }
         let reached = match next.transpose()? {
             Some(Part::Length(len)) => {
+                writer.check_fits(len)?;
                 total = Some(len);
                 0
             }
@@ -118,7 +124,10 @@ async fn copy(
                 writer.write(offset, &bytes).await?;
                 end
             }
-            Some(Part::Reached(at)) => at,
+            Some(Part::Reached(at)) => {
+                writer.check_fits(at)?;
+                at
+            }
             Some(Part::End(len)) => return writer.set_len(len).await,
             None => return Err(Failure::new(FailureKind::Io, "the image was not read to its end")),
         };
@@ -131,14 +140,28 @@ async fn copy(
 struct Writer<'a> {
     session: &'a Session,
     volume: &'a Volume<UringDevice>,
+    /// The length that it is to have, whatever the image's is.
+    wanted: Option<u64>,
     window: Window<forkdisk::Result<()>>,
 }
 
 impl Writer<'_> {
+    /// Refuses an image that is longer than the volume is to be.
+    fn check_fits(&self, len: u64) -> Result<(), Failure> {
+        match self.wanted.filter(|wanted| len > *wanted) {
+            None => Ok(()),
+            Some(wanted) => {
+                let text = format!("the image is longer than the size that was asked for ({wanted} bytes)");
+                Err(Failure::new(FailureKind::Invalid, text))
+            }
+        }
+    }
+
     /// Starts writing `bytes` at `offset`; fails if an earlier write failed.
     async fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
         debug_assert!(bytes.len() <= STEP);
         let end = offset + bytes.len() as u64;
+        self.check_fits(end)?;
         let size = self.volume.size();
         if end > size {
             self.volume.set_size((size * 2).max(end)).await?;
@@ -152,6 +175,8 @@ impl Writer<'_> {
 
     async fn set_len(&mut self, len: u64) -> Result<(), Failure> {
         self.drain().await?;
+        self.check_fits(len)?;
+        let len = self.wanted.unwrap_or(len);
         if self.volume.size() != len {
             self.volume.set_size(len).await?;
         }

@@ -385,7 +385,9 @@ impl Meta {
             }),
             Record::Name { id, name } => match self.record_of(*id)?.state {
                 VolumeState::Orphan => self.directory.adopt(*id, name),
-                _ => return Err(Failure::Nonsense(format!("a journal record names volume {}, which has a name", id.0))),
+                _ => {
+                    return Err(Failure::Nonsense(format!("a journal record names volume {}, which has a name", id.0)));
+                }
             },
             Record::Unlink { id } => {
                 self.record_of(*id)?;

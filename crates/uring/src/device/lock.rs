@@ -26,7 +26,7 @@ pub(super) fn acquire(file: &File, path: &Path, exclusive: bool, patience: Durat
         if locked.map_err(|e| Error::io(format!("cannot lock {}", path.display()), e))? {
             return Ok(());
         }
-        if let Some(holder) = holder(file) {
+        if let Some(holder) = holder(file, None) {
             return Err(busy(path, &holder));
         }
         if start.elapsed() >= patience {
@@ -43,14 +43,57 @@ pub(super) fn busy(path: &Path, holder: &str) -> Error {
     Error::new(ErrorKind::Busy, format!("{} is in use by {holder}", path.display()))
 }
 
-/// The process that holds a lock on this file, as `name (pid 123)`.
-fn holder(file: &File) -> Option<String> {
+/// The bytes that QEMU locks in an image, shared, one for each right: from here on those that somebody uses.
+const USED: u64 = 100;
+/// From here on those that somebody lets no other use.
+const NOT_SHARED: u64 = 200;
+/// Rights: to read what does not change meanwhile, to write, to change the length.
+const READ: u64 = 0;
+const WRITE: u64 = 1;
+const RESIZE: u64 = 3;
+
+/// Refuses an image that another process writes, as far as it says so by a lock: QEMU and forkdisk do. As long as
+/// `file` is open QEMU does not begin to write it; other readers do not hinder and are not hindered. A file system
+/// without locks has none in the way.
+pub fn lock_image(file: &File, path: &Path) -> forkdisk::Result<()> {
+    let fd = file.as_fd();
+    // Locked before it is looked: of two who begin at a time one sees the other.
+    for byte in [USED + READ, NOT_SHARED + WRITE, NOT_SHARED + RESIZE] {
+        if matches!(crate::sys::share_byte(fd, byte), Ok(false)) {
+            return Err(busy(path, &holder(file, Some(byte)).unwrap_or_else(|| UNSEEN.to_string())));
+        }
+    }
+    for byte in [USED + WRITE, USED + RESIZE, NOT_SHARED + READ] {
+        if matches!(crate::sys::is_locked(fd, true, byte, 1), Ok(true)) {
+            return Err(busy(path, &holder(file, Some(byte)).unwrap_or_else(|| UNSEEN.to_string())));
+        }
+    }
+    match crate::sys::is_locked(fd, false, 0, 0) {
+        Ok(true) => Err(busy(path, &holder(file, None).unwrap_or_else(|| UNSEEN.to_string()))),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a line of fdinfo tells of a lock of an open file description, on this byte.
+fn tells_of_lock(line: &str, byte: Option<u64>) -> bool {
+    if !line.starts_with("lock:") || !line.contains("OFDLCK") {
+        return false;
+    }
+    let Some(byte) = byte else { return true };
+    let mut from_end = line.split_whitespace().rev();
+    let end = from_end.next().map(|end| end.parse().unwrap_or(u64::MAX));
+    let start = from_end.next().and_then(|start| start.parse().ok());
+    start.zip(end).is_some_and(|(start, end): (u64, u64)| (start..=end).contains(&byte))
+}
+
+/// The process that holds a lock on this file, or on this byte of it, as `name (pid 123)`.
+fn holder(file: &File, byte: Option<u64>) -> Option<String> {
     let identity = identity(&file.metadata().ok()?);
     let me = std::process::id();
     for pid in processes() {
         for fd in open_on(pid, identity) {
             let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).unwrap_or_default();
-            if info.lines().any(|line| line.starts_with("lock:") && line.contains("OFDLCK")) {
+            if info.lines().any(|line| tells_of_lock(line, byte)) {
                 return Some(describe(pid, me));
             }
         }
@@ -106,4 +149,50 @@ fn describe(pid: u32, me: u32) -> String {
     }
     let name: io::Result<String> = fs::read_to_string(format!("/proc/{pid}/comm"));
     format!("{} (pid {pid})", name.as_deref().map_or("a process", str::trim))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    /// A file, and another description of it.
+    fn twice() -> (tempfile::NamedTempFile, File) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let again = File::options().read(true).write(true).open(file.path()).unwrap();
+        (file, again)
+    }
+
+    #[test]
+    fn an_image_that_is_written_is_refused_and_one_that_is_read_is_not() {
+        // What QEMU's readers and writers lock.
+        for (bytes, is_written) in
+            [(&[100_u64, 201, 203] as &[u64], false), (&[100, 101, 103, 201], true), (&[200], true)]
+        {
+            let (ours, theirs) = twice();
+            bytes.iter().for_each(|&byte| assert!(crate::sys::share_byte(theirs.as_fd(), byte).unwrap()));
+            assert_eq!(lock_image(ours.as_file(), ours.path()).is_err(), is_written, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_writer_that_comes_later_sees_the_reader() {
+        let (ours, theirs) = twice();
+        lock_image(ours.as_file(), ours.path()).unwrap();
+        // QEMU looks whether anybody lets no other write.
+        assert!(crate::sys::is_locked(theirs.as_fd(), true, NOT_SHARED + WRITE, 1).unwrap());
+        assert!(!crate::sys::is_locked(theirs.as_fd(), true, USED + WRITE, 1).unwrap());
+    }
+
+    #[test]
+    fn what_is_locked_as_a_whole_is_refused_by_name() {
+        let (ours, theirs) = twice();
+        assert!(crate::sys::lock_file(theirs.as_fd(), true).unwrap());
+        let error = lock_image(ours.as_file(), ours.path()).unwrap_err();
+        assert!(error.to_string().contains("in use by this process already"), "{error}");
+        assert!(!tells_of_lock("lock:\t1: OFDLCK  ADVISORY  READ  -1 00:31:5 100 101", Some(102)));
+        assert!(tells_of_lock("lock:\t1: OFDLCK  ADVISORY  READ  -1 00:31:5 100 101", Some(101)));
+        assert!(tells_of_lock("lock:\t1: OFDLCK  ADVISORY  WRITE -1 00:31:5 0 EOF", Some(7)));
+    }
 }

@@ -18,6 +18,7 @@ use std::rc::Rc;
 use forkdisk::device::{IoResult, Segments, Stripes};
 use forkdisk::{Buf, Device, LocalFuture};
 
+pub use lock::lock_image;
 pub use open::DeviceOptions;
 
 use crate::driver::Ticket;

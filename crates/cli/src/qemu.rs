@@ -1,0 +1,169 @@
+//! Disks of other formats, read through `qemu-nbd` and written by `qemu-img`. What is read is served on a socket that
+//! only this process has. Both programs end with this process, however it ends.
+
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Error, Result, anyhow, bail};
+
+/// Passes the listening socket on as systemd does.
+const HAND_OVER: &str = r#"exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec "$0" "$@""#;
+
+/// A `qemu-nbd` that reads an image, and the connection to it.
+pub struct Reader {
+    child: Child,
+    stream: UnixStream,
+}
+
+impl Reader {
+    /// Starts it on the image at `path`, of which `file` is a handle.
+    pub fn start(path: &Path, file: &File, format: &str, driver: &str, force: bool) -> Result<Reader> {
+        let shown = path.display();
+        let program = find("qemu-nbd").ok_or_else(|| {
+            anyhow!(
+                "{shown}: is in the format {format}, and qemu-nbd, which reads it, is not installed: install it \
+                 (Debian: qemu-utils), or convert the image elsewhere with `qemu-img convert -O raw` and import that; \
+                 --format raw imports the bytes as they are"
+            )
+        })?;
+        let whole = fs::canonicalize(path).with_context(|| format!("{shown}: cannot be found"))?;
+        let is_device = file.metadata()?.file_type().is_block_device();
+        let (listener, stream) = connection().context("making a socket for qemu-nbd")?;
+        let child = with_parent()
+            .args(["/bin/sh", "-c", HAND_OVER])
+            .arg(program)
+            .args(["--read-only", "--image-opts"])
+            .arg(options(&whole, driver, is_device, force))
+            .stdin(OwnedFd::from(listener))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("starting qemu-nbd")?;
+        Ok(Reader { child, stream })
+    }
+
+    /// The connection, for whoever imports.
+    pub fn socket(&self) -> Result<OwnedFd> {
+        Ok(self.stream.try_clone()?.into())
+    }
+
+    /// Ends it; what it said.
+    pub fn end(mut self) -> String {
+        drop(self.stream);
+        // It has been asked for everything, or has said why it gives nothing. One that was not asked yet waits for ever.
+        let _ = self.child.kill();
+        let mut said = Vec::new();
+        if let Some(mut stderr) = self.child.stderr.take() {
+            // What cannot be read is not shown.
+            let _ = stderr.read_to_end(&mut said);
+        }
+        // It has said all that it will.
+        let _ = self.child.wait();
+        String::from_utf8_lossy(&said).trim().replace('\n', "; ")
+    }
+}
+
+/// The failure of an import, with what `qemu-nbd` said.
+pub fn explain(error: Error, shown: &str, format: &str, said: String) -> Error {
+    match said.is_empty() {
+        true => error,
+        false => anyhow!("{shown} ({format}): {error}; {said}"),
+    }
+}
+
+/// A listening socket and a connection to it, made before anybody else could know of it: its name is gone when this
+/// returns.
+fn connection() -> io::Result<(UnixListener, UnixStream)> {
+    let base = std::env::temp_dir();
+    let mut builder = DirBuilder::new();
+    builder.mode(0o700);
+    let pid = std::process::id();
+    let mut names = (0..1000).map(|i| base.join(format!("forkdisk-{pid}-{i}")));
+    let dir = loop {
+        let dir = names.next().ok_or(io::ErrorKind::AlreadyExists)?;
+        match builder.create(&dir) {
+            Ok(()) => break dir,
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(e),
+        }
+    };
+    let path = dir.join("s");
+    let made = UnixListener::bind(&path).and_then(|listener| Ok((listener, UnixStream::connect(&path)?)));
+    // A socket that could not be made has no file.
+    let _ = fs::remove_file(&path);
+    fs::remove_dir(&dir)?;
+    made
+}
+
+/// How QEMU is told what to read. In its options a comma is written twice.
+fn options(path: &Path, driver: &str, is_device: bool, force: bool) -> OsString {
+    let mut out =
+        format!("driver={driver},file.driver={}", if is_device { "host_device" } else { "file" }).into_bytes();
+    if force {
+        out.extend(b",force-share=on");
+    }
+    out.extend(b",file.filename=");
+    for &byte in path.as_os_str().as_bytes() {
+        out.push(byte);
+        if byte == b',' {
+            out.push(byte);
+        }
+    }
+    OsString::from_vec(out)
+}
+
+/// What starts the program that is added to it, which ends with this process.
+fn with_parent() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["with-parent", &std::process::id().to_string(), "--"]);
+    command
+}
+
+/// A program in the folders of `PATH`.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| file.is_file())
+}
+
+/// Runs a program of QEMU's to its end; it ends with this process.
+pub fn run(program: &Path, words: impl Iterator<Item = OsString>) -> Result<()> {
+    let mut command = with_parent();
+    command.arg(program).args(words);
+    let name = program.file_name().unwrap_or_default().display();
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("starting {name}"))?;
+    let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+    if !output.status.success() {
+        bail!("{name} failed ({}): {said}", output.status);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_an_option_whatever_is_in_it() {
+        let text = options(Path::new("/a,b=c/x.vmdk"), "vmdk", false, true);
+        assert_eq!(text, "driver=vmdk,file.driver=file,force-share=on,file.filename=/a,,b=c/x.vmdk");
+        assert_eq!(
+            options(Path::new("/dev/x"), "qcow2", true, false),
+            "driver=qcow2,file.driver=host_device,file.filename=/dev/x"
+        );
+    }
+
+    #[test]
+    fn a_connection_leaves_no_name() {
+        let (listener, stream) = connection().unwrap();
+        drop(stream);
+        assert!(listener.accept().is_ok());
+        assert!(!fs::exists(listener.local_addr().unwrap().as_pathname().unwrap()).unwrap());
+    }
+}

@@ -1,0 +1,473 @@
+//! Images that volumes are made of: what they are, and their parts in order. Every function here may block and runs
+//! on a thread of its own; a thread whose caller has gone ends at its next step.
+
+mod decompress;
+pub mod format;
+mod nbd;
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{self, Cursor, Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use forkdisk::{MAX_VOLUME_SIZE, PAGE_SIZE};
+use forkdisk_uring::lock_image;
+use rustix::event::PollFlags;
+use rustix::fs::{Advice, fadvise};
+
+use crate::bridge::{Gone, Sender};
+use crate::failure::{Failure, FailureKind};
+use crate::files::{STEP, is_ready};
+use crate::sparse::{DataRuns, nonzero_pages};
+
+use decompress::decompressed;
+use format::{Format, Kind, LOOKED_AT};
+
+/// Bytes that are asked of an NBD server at a time.
+const NBD_STEP: u64 = 4 << 20;
+/// Stands among the formats for the socket of an NBD server.
+pub const NBD: &str = "nbd";
+
+/// What an image consists of, in rising order.
+pub(crate) enum Part {
+    /// Its length, if it is known beforehand. Comes first.
+    Length(u64),
+    /// Bytes at an offset; never all zero.
+    Data { offset: u64, bytes: Vec<u8> },
+    /// Everything before this offset has come.
+    Reached(u64),
+    /// The end of the image.
+    End(u64),
+}
+
+/// What is said of an image beside its bytes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Source {
+    /// Its format; `None` to look for it.
+    pub format: Option<String>,
+    /// What messages call it.
+    pub shown: Option<String>,
+    /// Take it although it is in use.
+    pub force: bool,
+}
+
+impl Source {
+    fn shown(&self) -> &str {
+        self.shown.as_deref().unwrap_or("the image")
+    }
+}
+
+type Parts = Sender<Result<Part, Failure>>;
+
+/// What went wrong; nothing when it is only that nobody wants more.
+type Stopped = Option<Failure>;
+
+/// Reads `image` and sends its parts; the last one is its end or why it could not be read.
+pub(crate) fn read_image(image: File, source: &Source, parts: &Parts) {
+    if let Err(Some(failure)) = read_all(image, source, parts) {
+        // Nobody to tell when the caller has gone.
+        let _ = parts.send_blocking(Err(failure));
+    }
+}
+
+fn send(parts: &Parts, part: Part) -> Result<(), Stopped> {
+    parts.send_blocking(Ok(part)).map_err(|Gone| None)
+}
+
+fn invalid(text: impl Into<String>) -> Stopped {
+    Some(Failure::new(FailureKind::Invalid, text))
+}
+
+fn read_all(mut image: File, source: &Source, parts: &Parts) -> Result<(), Stopped> {
+    let shown = source.shown();
+    let wanted = source.format.as_deref();
+    let found = image.metadata().map_err(|e| Failure::file(format!("{shown}: cannot be looked at"), e))?;
+    let kind = found.file_type();
+    if kind.is_dir() {
+        return Err(invalid(format!("{shown}: is a directory, not an image")));
+    }
+    if kind.is_char_device() {
+        let text = "is a character device, which has no length: name a file, a block device or a pipe";
+        return Err(invalid(format!("{shown}: {text}")));
+    }
+    if wanted == Some(NBD) {
+        return read_nbd(UnixStream::from(OwnedFd::from(image)), parts);
+    }
+    let unknown = || invalid(format!("there is no format {:?}", wanted.unwrap_or_default()));
+    let given = wanted.map(|name| format::named(name).ok_or_else(unknown)).transpose()?;
+    let is_disk = kind.is_file() || kind.is_block_device();
+    if is_disk {
+        lock(&image, shown, source.force)?;
+    }
+    let coming = Coming { parts, at: Cell::new(0), unwanted: Cell::new(false) };
+    let failed = |e| coming.failed(shown, e);
+    let Ok(len) = image.seek(SeekFrom::End(0)) else {
+        let mut stream = Patient { file: &image, coming: &coming, head: Cursor::default() };
+        let mut head = vec![0; LOOKED_AT];
+        let n = fill(&mut stream, &mut head).map_err(failed)?;
+        head.truncate(n);
+        if head.is_empty() {
+            return Err(empty(shown));
+        }
+        let format = given.or_else(|| format::recognise(&head, &[])).unwrap_or(Format::RAW);
+        stream.head = Cursor::new(head);
+        return read_stream(stream, format, source);
+    };
+    if len == 0 {
+        return Err(empty(shown));
+    }
+    let (head, tail) = ends(&image, len).map_err(failed)?;
+    let format = given.or_else(|| format::recognise(&head, &tail)).unwrap_or(Format::RAW);
+    if format.kind != Kind::Raw {
+        image.seek(SeekFrom::Start(0)).map_err(failed)?;
+        return read_stream(Patient { file: &image, coming: &coming, head: Cursor::default() }, format, source);
+    }
+    if len > MAX_VOLUME_SIZE {
+        return Err(too_long(shown, len));
+    }
+    // Only advice: reading works without it.
+    let _ = fadvise(&image, 0, None, Advice::Sequential);
+    send(parts, Part::Length(len))?;
+    read_file(&image, len, shown, parts)
+}
+
+/// The format of a file or block device by its first and last bytes; `None`: as far as can be told, it is raw.
+pub fn format_of(image: &File) -> io::Result<Option<&'static Format>> {
+    let mut image = image;
+    let len = image.seek(SeekFrom::End(0))?;
+    image.seek(SeekFrom::Start(0))?;
+    let (head, tail) = ends(image, len)?;
+    Ok(format::recognise(&head, &tail))
+}
+
+/// The first and the last bytes of a file of `len` bytes.
+fn ends(image: &File, len: u64) -> io::Result<(Vec<u8>, Vec<u8>)> {
+    let mut head = vec![0; len.min(LOOKED_AT as u64) as usize];
+    image.read_exact_at(&mut head, 0)?;
+    let mut tail = vec![0; head.len()];
+    image.read_exact_at(&mut tail, len - head.len() as u64)?;
+    Ok((head, tail))
+}
+
+/// Refuses an image, unless `force`, that another program writes; keeps programs that heed QEMU's locks from
+/// beginning to as long as `image` is open.
+pub fn lock(image: &File, shown: &str, force: bool) -> Result<(), Failure> {
+    match force {
+        true => Ok(()),
+        false => lock_image(image, Path::new(shown)).map_err(|error| {
+            let failure = Failure::from(error);
+            let way = "what is imported while it is written may be torn; end that first, or --force imports it anyway";
+            Failure::new(failure.kind, format!("{}: {way}", failure.message))
+        }),
+    }
+}
+
+fn empty(shown: &str) -> Stopped {
+    invalid(format!("{shown}: is empty (0 bytes), which is no image: look at what should have written it"))
+}
+
+fn too_long(shown: &str, len: u64) -> Stopped {
+    invalid(format!("{shown}: is {len} bytes long or more: a volume has at most {MAX_VOLUME_SIZE}"))
+}
+
+fn read_file(image: &File, len: u64, shown: &str, parts: &Parts) -> Result<(), Stopped> {
+    let mut done = 0;
+    for run in DataRuns::new(image, len) {
+        let run = run.map_err(|e| Failure::file(format!("{shown}: looking for data"), e))?;
+        let run = page_aligned(run, done);
+        let mut at = run.start;
+        while at < run.end {
+            let n = (run.end - at).min(STEP as u64) as usize;
+            let mut bytes = vec![0; n];
+            let read = image.read_exact_at(&mut bytes, at);
+            read.map_err(|e| Failure::file(format!("{shown}: cannot be read at byte {at}"), e))?;
+            send_data(parts, at, bytes)?;
+            at += n as u64;
+            done = at;
+        }
+    }
+    send(parts, Part::End(len))
+}
+
+/// Lets a run begin at a page, but not before what is done already.
+fn page_aligned(run: Range<u64>, done: u64) -> Range<u64> {
+    let start = run.start - run.start % PAGE_SIZE as u64;
+    start.max(done)..run.end
+}
+
+/// Reads what QEMU serves on a socket.
+fn read_nbd(stream: UnixStream, parts: &Parts) -> Result<(), Stopped> {
+    let mut export = nbd::Export::open(stream)?;
+    let size = export.size;
+    if size > MAX_VOLUME_SIZE {
+        return Err(too_long("the image", size));
+    }
+    send(parts, Part::Length(size))?;
+    let mut at = 0;
+    while at < size {
+        let len = NBD_STEP.min(size - at);
+        export.read(at, len as u32, |piece| match piece {
+            nbd::Piece::Hole { end } => send(parts, Part::Reached(end)),
+            nbd::Piece::Data { offset, bytes } if bytes.len() <= STEP => send_data(parts, offset, bytes),
+            nbd::Piece::Data { offset, bytes } => {
+                let mut steps = bytes.chunks(STEP).zip(0..);
+                steps.try_for_each(|(step, i)| send_data(parts, offset + i * STEP as u64, step.to_vec()))
+            }
+        })?;
+        at += len;
+    }
+    send(parts, Part::End(size))
+}
+
+/// How far an image that is read as a stream has come, and whether anybody still wants it.
+struct Coming<'a> {
+    parts: &'a Parts,
+    at: Cell<u64>,
+    unwanted: Cell<bool>,
+}
+
+impl Coming<'_> {
+    fn is_wanted(&self) -> bool {
+        let is_wanted = self.parts.send_blocking(Ok(Part::Reached(self.at.get()))).is_ok();
+        self.unwanted.set(!is_wanted);
+        is_wanted
+    }
+
+    fn failed(&self, shown: &str, error: io::Error) -> Stopped {
+        match self.unwanted.get() {
+            true => None,
+            false => Some(Failure::file(format!("{shown}: cannot be read"), error)),
+        }
+    }
+}
+
+/// A stream whose reading ends when nobody wants it any more, however long nothing comes.
+struct Patient<'a> {
+    file: &'a File,
+    coming: &'a Coming<'a>,
+    /// What was read ahead.
+    head: Cursor<Vec<u8>>,
+}
+
+impl Read for Patient<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let ahead = self.head.read(buf)?;
+        if ahead > 0 || buf.is_empty() {
+            return Ok(ahead);
+        }
+        loop {
+            if !is_ready(self.file, PollFlags::IN)? {
+                if !self.coming.is_wanted() {
+                    return Err(io::Error::other("it is not wanted any more"));
+                }
+                continue;
+            }
+            match self.file.read(buf) {
+                Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
+/// Reads a stream in a format that can be read as one.
+fn read_stream(stream: Patient<'_>, format: &Format, source: &Source) -> Result<(), Stopped> {
+    let (shown, coming) = (source.shown(), stream.coming);
+    let by_hand = match format.kind {
+        Kind::Raw => return read_bytes(stream, coming, |e| coming.failed(shown, e), |_, _| Ok(())),
+        Kind::Disk { .. } => return Err(invalid(format::not_read(format, shown))),
+        Kind::Compressed { by_hand } => by_hand,
+    };
+    let name = format.name;
+    let failed = |e: io::Error| match e.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            invalid(format!("{shown}: the {name} stream is cut off: nothing of it was imported; get it again"))
+        }
+        _ => coming.failed(&format!("{shown}: decompressing {name}"), e),
+    };
+    let inner = decompressed(name, stream).ok_or_else(|| invalid(format!("{name} is not read here")))?;
+    let mut inner = inner.map_err(failed)?;
+    // A converter that reads a disk of another format goes back and forth in it: it cannot read a stream.
+    let look = |head: &[u8], tail: &[u8]| match format::recognise(head, tail) {
+        None => Ok(()),
+        Some(found) if matches!(found.kind, Kind::Disk { .. }) => Err(invalid(format!(
+            "{shown}: what is compressed with {name} is in the format {}, not a raw image: decompress it with \
+             `{by_hand} FILE >DISK`, then import DISK",
+            found.name
+        ))),
+        Some(found) => Err(invalid(format!(
+            "{shown}: is compressed twice, with {name} and {}: decompress it with `{by_hand} FILE >IMAGE`, then import \
+             IMAGE",
+            found.name
+        ))),
+    };
+    read_bytes(&mut inner, coming, failed, look)
+}
+
+/// Reads the bytes of a disk, of which `look` sees the first ones, then the first and the last.
+fn read_bytes(
+    mut stream: impl Read,
+    coming: &Coming<'_>,
+    failed: impl Fn(io::Error) -> Stopped,
+    look: impl Fn(&[u8], &[u8]) -> Result<(), Stopped>,
+) -> Result<(), Stopped> {
+    let (mut at, mut head, mut tail) = (0, Vec::new(), Vec::new());
+    loop {
+        let mut bytes = vec![0; STEP];
+        let n = fill(&mut stream, &mut bytes).map_err(&failed)?;
+        bytes.truncate(n);
+        if at == 0 {
+            head = bytes[..n.min(LOOKED_AT)].to_vec();
+            look(&head, &[])?;
+        }
+        let end = at + n as u64;
+        if end > MAX_VOLUME_SIZE {
+            return Err(too_long("the image", end));
+        }
+        tail.extend_from_slice(&bytes[n.saturating_sub(LOOKED_AT)..]);
+        tail.drain(..tail.len().saturating_sub(LOOKED_AT));
+        send_data(coming.parts, at, bytes)?;
+        at = end;
+        coming.at.set(at);
+        if n < STEP {
+            look(&head, &tail)?;
+            return if at == 0 { Err(empty("the image")) } else { send(coming.parts, Part::End(at)) };
+        }
+    }
+}
+
+/// Reads until `buf` is full or the stream ends.
+fn fill(stream: &mut impl Read, buf: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buf.len() {
+        match stream.read(&mut buf[filled..]) {
+            Ok(0) => break,
+            Ok(n) => filled += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(filled)
+}
+
+fn send_data(parts: &Parts, offset: u64, bytes: Vec<u8>) -> Result<(), Stopped> {
+    let end = offset + bytes.len() as u64;
+    let runs = nonzero_pages(&bytes);
+    if runs.len() == 1 && runs[0].len() == bytes.len() {
+        return send(parts, Part::Data { offset, bytes });
+    }
+    for run in runs {
+        send(parts, Part::Data { offset: offset + run.start as u64, bytes: bytes[run].to_vec() })?;
+    }
+    send(parts, Part::Reached(end))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::bridge::{Receiver, queue};
+
+    fn pipe() -> (File, io::PipeWriter) {
+        let (reader, writer) = io::pipe().unwrap();
+        (File::from(OwnedFd::from(reader)), writer)
+    }
+
+    /// What comes of a source: the bytes and the length, or the failure.
+    fn import(image: File, source: Source) -> Result<(Vec<u8>, u64), Failure> {
+        let (sender, parts): (_, Receiver<Result<Part, Failure>>) = queue(4);
+        let thread = std::thread::spawn(move || read_image(image, &source, &sender));
+        let mut out = Vec::new();
+        let outcome = loop {
+            match parts.receive_blocking() {
+                Some(Ok(Part::Data { offset, bytes })) => {
+                    out.resize(offset as usize, 0);
+                    out.extend(bytes);
+                }
+                Some(Ok(Part::End(len))) => break Ok((out, len)),
+                Some(Ok(_)) => {}
+                Some(Err(failure)) => break Err(failure),
+                None => panic!("no end"),
+            }
+        };
+        thread.join().unwrap();
+        outcome
+    }
+
+    fn stream(bytes: &[u8], source: Source) -> Result<(Vec<u8>, u64), Failure> {
+        let (reader, mut writer) = pipe();
+        let bytes = bytes.to_vec();
+        let feeder = std::thread::spawn(move || drop(writer.write_all(&bytes)));
+        let outcome = import(reader, source);
+        feeder.join().unwrap();
+        outcome
+    }
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        out.write_all(bytes).unwrap();
+        out.finish().unwrap()
+    }
+
+    #[test]
+    fn a_stream_is_read_until_the_buffer_is_full_in_spite_of_pauses() {
+        let (reader, mut writer) = pipe();
+        let dribble = std::thread::spawn(move || {
+            for _ in 0..25 {
+                writer.write_all(&[7]).unwrap();
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(import(reader, Source::default()).unwrap(), (vec![7; 25], 25));
+        dribble.join().unwrap();
+    }
+
+    #[test]
+    fn a_stream_that_nobody_wants_is_given_up_though_it_never_ends() {
+        let (reader, _writer) = pipe();
+        let (sender, receiver) = queue(1);
+        drop(receiver);
+        read_image(reader, &Source::default(), &sender);
+    }
+
+    #[test]
+    fn runs_begin_at_pages_and_never_overlap() {
+        assert_eq!(page_aligned(5000..9000, 0), 4096..9000);
+        assert_eq!(page_aligned(5000..9000, 4500), 4500..9000);
+        assert_eq!(page_aligned(8192..9000, 4096), 8192..9000);
+    }
+
+    #[test]
+    fn a_compressed_stream_is_decompressed_and_raw_takes_the_bytes() {
+        let bytes: Vec<u8> = (0..3_000_000_u32).map(|i| (i >> 10) as u8).collect();
+        let packed = gzip(&bytes);
+        assert_eq!(stream(&packed, Source::default()).unwrap(), (bytes, 3_000_000));
+        let raw = Source { format: Some("raw".to_string()), ..Source::default() };
+        assert_eq!(stream(&packed, raw).unwrap(), (packed.clone(), packed.len() as u64));
+        let cut = stream(&packed[..packed.len() - 9], Source::default()).unwrap_err();
+        assert!(cut.message.contains("cut off"), "{}", cut.message);
+    }
+
+    #[test]
+    fn what_cannot_be_read_as_a_stream_is_named_with_a_way_out() {
+        let mut vhd = vec![0; 2 << 20];
+        vhd.extend(b"conectix");
+        vhd.resize((2 << 20) + 512, 0);
+        for (bytes, format, way) in [
+            (b"QFI\xfb\0\0\0\x03".to_vec(), "qcow2", "qemu-img convert -f qcow2 -O raw"),
+            (gzip(b"QFI\xfb\0\0\0\x03"), "qcow2", "gzip -dc FILE >DISK"),
+            (gzip(&gzip(b"x")), "twice", "gzip -dc FILE >IMAGE"),
+            (gzip(&vhd), "vhd", "gzip -dc FILE >DISK"),
+            (Vec::new(), "0 bytes", "look at"),
+            (gzip(b""), "0 bytes", "look at"),
+        ] {
+            let message = stream(&bytes, Source::default()).unwrap_err().message;
+            assert!(message.contains(format) && message.contains(way), "{message}");
+        }
+    }
+}
