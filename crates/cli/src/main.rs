@@ -10,6 +10,7 @@ mod daemon;
 mod lasting;
 mod logging;
 mod network;
+mod new_file;
 mod output;
 mod owner;
 mod progress;
@@ -19,14 +20,12 @@ mod syslog;
 mod top;
 mod verbs;
 
-use std::io;
 use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
 
 use forkdisk_control::size;
-use forkdisk_control::{Failure, FailureKind};
 
 use crate::cli::Cli;
 use crate::logging::Logging;
@@ -41,7 +40,8 @@ fn main() -> ExitCode {
     let configured = cli.configure().and_then(|()| cli.logging());
     match configured.map(Logging::begin).and_then(|()| cli.run()) {
         Ok(status) => status,
-        Err(error) if reader_is_gone(&error) => ExitCode::SUCCESS,
+        // Whoever read a listing has seen enough (`forkdisk list | head`).
+        Err(error) if error.is::<output::ReaderGone>() => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("forkdisk: {error:#}");
             ExitCode::FAILURE
@@ -58,16 +58,4 @@ fn usage(error: clap::Error) -> ExitCode {
     let text = error.to_string();
     eprint!("forkdisk: {}", text.strip_prefix("error: ").unwrap_or(&text));
     ExitCode::from(USAGE)
-}
-
-/// Whether stdout was closed by whoever read it (`forkdisk list | head`).
-fn reader_is_gone(error: &anyhow::Error) -> bool {
-    let broken = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
-    error.chain().any(|cause| {
-        cause.downcast_ref::<io::Error>().is_some_and(broken)
-            || cause.downcast_ref::<Failure>().is_some_and(|failure| failure.kind == FailureKind::BrokenPipe)
-            || cause
-                .downcast_ref::<serde_json::Error>()
-                .is_some_and(|e| e.io_error_kind() == Some(io::ErrorKind::BrokenPipe))
-    })
 }

@@ -1,6 +1,7 @@
 //! What goes to stdout: tables for people, tab-separated lines for scripts, JSON for programs.
 
-use std::io::Write;
+use std::fmt;
+use std::io::{self, Write};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
@@ -65,16 +66,11 @@ impl TableArgs {
 
     /// Writes `rows`, one cell per column, below `header`.
     pub fn print(&self, header: &[Column], rows: &[Vec<String>]) -> Result<()> {
-        let mut out = std::io::stdout().lock();
-        if self.scripted {
-            for row in rows {
-                writeln!(out, "{}", row.join("\t"))?;
-            }
-        } else {
-            write!(out, "{}", layout(header, rows))?;
-        }
-        out.flush()?;
-        Ok(())
+        let text = match self.scripted {
+            true => rows.iter().map(|row| row.join("\t") + "\n").collect(),
+            false => layout(header, rows),
+        };
+        print(text.as_bytes())
     }
 }
 
@@ -117,11 +113,7 @@ fn layout(header: &[Column], rows: &[Vec<String>]) -> String {
 
 /// Writes `value` as JSON, indented.
 pub fn print_json(value: &impl Serialize) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    serde_json::to_writer_pretty(&mut out, value)?;
-    writeln!(out)?;
-    out.flush()?;
-    Ok(())
+    print_line(&serde_json::to_string_pretty(value)?)
 }
 
 /// Writes `value` as JSON if the user wants JSON; verbs that do something say nothing otherwise.
@@ -136,10 +128,29 @@ pub fn print_json_line(value: &impl Serialize) -> Result<()> {
 
 /// Writes one line.
 pub fn print_line(line: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}")?;
-    out.flush()?;
-    Ok(())
+    print(format!("{line}\n").as_bytes())
+}
+
+/// Whoever read what is printed has gone. That is no failure: the verb has done what it was to do.
+#[derive(Debug)]
+pub struct ReaderGone;
+
+impl fmt::Display for ReaderGone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("standard output was closed by its reader")
+    }
+}
+
+impl std::error::Error for ReaderGone {}
+
+/// Writes to standard output. Only this makes a lost reader a [`ReaderGone`]: what an export or a connection loses is
+/// a failure.
+pub fn print(bytes: &[u8]) -> Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Err(ReaderGone.into()),
+        outcome => Ok(outcome?),
+    }
 }
 
 /// A part of a whole in percent.

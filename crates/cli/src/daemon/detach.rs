@@ -4,13 +4,14 @@
 
 use std::env;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::output::print;
 use crate::syslog;
 
 /// How long it may take until clients can connect: recovery reads at most the journal and what it maps.
@@ -59,8 +60,7 @@ pub fn start() -> Result<ExitCode> {
         let code = status.code().and_then(|code| u8::try_from(code).ok()).filter(|&code| code != 0);
         return Ok(ExitCode::from(code.unwrap_or(1)));
     }
-    io::stdout().write_all(&announcement)?;
-    io::stdout().flush()?;
+    print(&announcement)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -5,6 +5,7 @@ use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
 use crate::cli::Cli;
+use crate::output::print;
 
 /// Write a completion script for a shell to standard output
 #[derive(Args)]
@@ -17,6 +18,5 @@ pub struct CompletionsArgs {
 pub fn run(args: CompletionsArgs) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "forkdisk", &mut script);
-    std::io::Write::write_all(&mut std::io::stdout(), &script)?;
-    Ok(())
+    print(&script)
 }

@@ -1,20 +1,26 @@
-//! `export`: writes a volume or snapshot as a raw image.
+//! `export`: writes a volume or snapshot as an image.
 
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use forkdisk_control::params;
 
 use crate::cli::Global;
+use crate::new_file::NewFile;
+use crate::progress::Progress;
+use crate::qemu;
 use crate::session::{Access, with_pool};
 
-/// Write a volume or snapshot as a raw image, with holes where it has none
+/// Write a volume or snapshot as an image, with holes where it has none
 ///
 /// A volume that clients write meanwhile shows some of what they write: export a snapshot for one instant.
+///
+/// A new file gets its name when it is whole; an export that fails or is killed leaves none. A file that is
+/// overwritten (--force) is shorter than the volume until it is whole, and empty after a failure.
 #[derive(Args)]
 pub struct ExportArgs {
     /// What to export
@@ -28,26 +34,79 @@ pub struct ExportArgs {
     /// Overwrite a file that is not empty, or a block device
     #[arg(long)]
     force: bool,
+
+    /// What to write. All but raw are made by qemu-img, need as much room again meanwhile, and round the size up to
+    /// 512 bytes
+    #[arg(long, value_name = "FORMAT", default_value = "raw", value_parser = ["raw", "qcow2", "vhdx", "vdi"])]
+    format: String,
 }
 
-/// Exports; a file that did not exist before is removed again when that fails.
+/// Exports; a file that did not exist before gets its name when it is whole.
 pub fn run(args: ExportArgs, global: &Global) -> Result<()> {
     let address = global.object(&args.address)?;
     let target = args.target.as_path();
-    let is_new = target != Path::new("-") && !target.exists();
-    let exported = with_pool(global, &address.pool, Access::Read, async |caller| {
-        // What does not exist is not worth a file.
-        caller.call(params::List { objects: vec![address.name.clone()] }, None).await?;
-        let file = open_target(target)?;
-        let shown = target.display().to_string();
-        let method = params::Export { object: address.name.clone(), target: Some(shown), force: args.force };
-        Ok(caller.call(method, Some(file)).await?)
-    });
-    if exported.is_err() && is_new {
-        // Half an image is worth less than none; the first error is the one to report.
-        let _ = std::fs::remove_file(target);
+    if args.format != "raw" {
+        return as_disk(&args, global);
     }
-    exported.map(drop)
+    let is_new = target != Path::new("-") && is_free(target);
+    // What does not exist is not worth a file.
+    let exists = params::List { objects: vec![address.name.clone()] };
+    with_pool(global, &address.pool, Access::Read, async |caller| {
+        caller.call(exists, None).await?;
+        let new = is_new.then(|| NewFile::beside(target)).transpose()?;
+        let file = match &new {
+            Some(new) => new.file.try_clone()?.into(),
+            None => open_target(target)?,
+        };
+        let target = Some(shown(target));
+        let method = params::Export { object: address.name.clone(), target, force: args.force };
+        caller.call(method, Some(file)).await?;
+        new.map_or(Ok(()), |new| new.keep(false))
+    })
+}
+
+/// Writes a file in another format: a raw image first, which has no name, and `qemu-img` makes the file of it.
+fn as_disk(args: &ExportArgs, global: &Global) -> Result<()> {
+    let address = global.object(&args.address)?;
+    let (target, format) = (args.target.as_path(), args.format.as_str());
+    let Some(program) = qemu::find("qemu-img") else {
+        bail!(
+            "{format} is written by qemu-img, which is not installed: install it (Debian: qemu-utils), or export a raw \
+             image and convert that elsewhere with `qemu-img convert -f raw -O {format}`"
+        );
+    };
+    let found = std::fs::metadata(target);
+    if target == Path::new("-") || found.as_ref().is_ok_and(|found| !found.is_file()) {
+        bail!("{}: {format} is written to a file: name one", target.display());
+    }
+    if !args.force && found.is_ok_and(|found| found.len() > 0) {
+        bail!("{} exists and is not empty: name another file, or --force overwrites it", target.display());
+    }
+    let raw = with_pool(global, &address.pool, Access::Read, async |caller| {
+        caller.call(params::List { objects: vec![address.name.clone()] }, None).await?;
+        let raw = NewFile::beside(target)?;
+        let method = params::Export { object: address.name.clone(), target: Some(shown(target)), force: false };
+        caller.call(method, Some(raw.file.try_clone()?.into())).await?;
+        Ok(raw)
+    })?;
+    let new = NewFile::beside(target)?;
+    {
+        let _progress = Progress::spinner("converting");
+        let words = ["convert", "-f", "raw", "-O", format];
+        let files = [raw.path(), new.path()];
+        qemu::run(&program, words.iter().map(Into::into).chain(files.map(Into::into)))?;
+    }
+    new.file.sync_all().with_context(|| shown(target))?;
+    new.keep(!is_free(target))
+}
+
+fn shown(target: &Path) -> String {
+    if target == Path::new("-") { "standard output".to_string() } else { target.display().to_string() }
+}
+
+/// Whether there is nothing of this name, not even a link that leads nowhere.
+fn is_free(target: &Path) -> bool {
+    std::fs::symlink_metadata(target).is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
 }
 
 fn open_target(path: &Path) -> Result<OwnedFd> {
