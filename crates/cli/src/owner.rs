@@ -29,6 +29,12 @@ impl InUse {
         self.command == "forkdisk serve"
     }
 
+    /// Whether another verb has it, which will have done with it: not one that serves.
+    pub fn by_a_verb(&self) -> bool {
+        let verb = self.command.strip_prefix("forkdisk ");
+        verb.is_some_and(|verb| !matches!(verb, "serve" | "mount" | "attach" | "bench"))
+    }
+
     /// Who has it, without what to do about it.
     pub fn who(&self) -> String {
         format!("{} is in use by {} (pid {})", self.path.display(), self.command, self.pid)
@@ -44,6 +50,7 @@ impl fmt::Display for InUse {
                 "{who}: `forkdisk umount` ends that; while `forkdisk serve POOL --mount DIR` has it mounted, all \
                  verbs work"
             ),
+            _ if self.by_a_verb() => write!(f, "{who}: try again when that has ended"),
             _ => write!(f, "{who}: wait until it ends, or end it with `kill {}`", self.pid),
         }
     }
@@ -59,9 +66,9 @@ pub fn explain(path: &Path, error: Error) -> anyhow::Error {
     }
 }
 
-/// Whether a refusal of [`explain`] names a daemon.
-pub fn is_a_daemon(error: &anyhow::Error) -> bool {
-    error.downcast_ref().is_some_and(InUse::by_a_daemon)
+/// Whether a refusal of [`explain`] names another verb.
+pub fn is_a_verb(error: &anyhow::Error) -> bool {
+    error.downcast_ref().is_some_and(InUse::by_a_verb)
 }
 
 /// The process that a refusal names, as in `… is in use by qemu-nbd (pid 123)`.
@@ -102,7 +109,9 @@ mod tests {
         );
         let mount = by("forkdisk mount").to_string();
         assert!(mount.contains("`forkdisk umount` ends that") && !mount.contains("kill"), "{mount}");
-        assert!(is_a_daemon(&by("forkdisk serve").into()) && !is_a_daemon(&by("forkdisk mount").into()));
+        assert!(by("forkdisk serve").by_a_daemon() && !by("forkdisk mount").by_a_daemon());
+        assert!(by("forkdisk clone").by_a_verb() && !by("forkdisk mount").by_a_verb() && !by("qemu-nbd").by_a_verb());
+        assert!(!by("forkdisk import").to_string().contains("kill"));
     }
 
     #[test]

@@ -20,8 +20,9 @@ use forkdisk_control::{
 use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice};
 
 use crate::cli::Global;
+use crate::config::key;
 use crate::lasting::Lasting;
-use crate::owner;
+use crate::owner::{self, InUse};
 use crate::progress::Progress;
 
 /// How long a daemon may take to begin or to end.
@@ -80,7 +81,7 @@ pub fn with_pool<T>(
         return at_once(work(&Caller::Served(RefCell::new(client))));
     }
     forkdisk_uring::block_on(Config::default(), |runtime| async move {
-        let start = Instant::now();
+        let mut turn = Turn::new(global)?;
         let device = loop {
             let error = match open_device(&runtime, path, access) {
                 Ok(device) => break device,
@@ -88,20 +89,12 @@ pub fn with_pool<T>(
             };
             // It may have begun to serve the pool a moment ago.
             if let Some(client) = daemon(global, path)? {
+                drop(turn);
                 return work(&Caller::Served(RefCell::new(client))).await;
             }
-            // A daemon that does not answer is beginning or ending, unless its socket is somewhere else.
-            if !owner::is_a_daemon(&error) {
-                return Err(error);
-            }
-            if start.elapsed() > PATIENCE {
-                let (socket, time) = ("on the sockets known here", PATIENCE.as_secs());
-                return Err(anyhow::anyhow!(
-                    "{error}; it did not answer {socket} for {time} s (--control names others)"
-                ));
-            }
-            runtime.sleep_for(PAUSE).await;
+            turn.wait(&runtime, error).await?;
         };
+        drop(turn);
         let lasting = Lasting::of(path, false);
         let read_only = access == Access::Read;
         let options = OpenOptions { read_only, volatile: lasting.log(), ..OpenOptions::default() };
@@ -116,6 +109,48 @@ pub fn with_pool<T>(
         closed?;
         Ok(value)
     })?
+}
+
+/// The waiting for whoever has a pool at the moment.
+pub struct Turn {
+    since: Instant,
+    /// How long another verb is waited for.
+    patience: Duration,
+    progress: Option<Progress>,
+}
+
+impl Turn {
+    /// Begins to wait, for as long as the user said.
+    pub fn new(global: &Global) -> Result<Turn> {
+        Ok(Turn { since: Instant::now(), patience: global.settings.time(&key::WAIT)?, progress: None })
+    }
+
+    /// Waits a little when `error` says that the pool is in use by one who will have done with it soon: another verb,
+    /// or a daemon that is beginning or ending. Fails with `error` otherwise, and when that has lasted too long.
+    pub async fn wait(&mut self, runtime: &Rt, error: anyhow::Error) -> Result<()> {
+        let Some(in_use) = error.downcast_ref::<InUse>() else { return Err(error) };
+        if in_use.by_a_daemon() && self.since.elapsed() > PATIENCE {
+            // It answers somewhere else.
+            let (socket, time) = ("on the sockets known here", PATIENCE.as_secs());
+            return Err(anyhow::anyhow!("{error}; it did not answer {socket} for {time} s (--control names others)"));
+        }
+        if !in_use.by_a_daemon() && !in_use.by_a_verb() {
+            return Err(error);
+        }
+        if in_use.by_a_verb() && self.since.elapsed() >= self.patience {
+            let (who, time) = (in_use.who(), self.patience.as_secs_f64());
+            return Err(match self.patience.is_zero() {
+                true => anyhow::anyhow!("{who}: try again when that has ended, or wait for it with --wait TIME"),
+                false => anyhow::anyhow!(
+                    "{who}; this waited for {time} s: try again when that has ended, or wait longer with --wait TIME"
+                ),
+            });
+        }
+        let waiting = || Progress::spinner(&format!("waiting: {}", in_use.who()));
+        self.progress.get_or_insert_with(waiting);
+        runtime.sleep_for(PAUSE).await;
+        Ok(())
+    }
 }
 
 /// Opens the device under the pool at `path`, or says who has it.

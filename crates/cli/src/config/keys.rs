@@ -71,6 +71,8 @@ keys! {
     POOL "pool" Kind::Path, Every, "", "The pool that addresses without a path are in";
     CONTROL "control" Kind::Path, Every, "",
         "The control socket of the daemon that serves the pool; in the pool's own folder without it";
+    WAIT "wait" Kind::Time, Every, "10s",
+        "How long a verb waits while another verb has the idle pool; 0 for not at all";
     LOG "log" Kind::Choice(&["off", "error", "warn", "info", "debug", "trace"]), Every, "",
         "How much is logged: info by serve, warn by other verbs without it";
     LOG_FORMAT "log_format" Kind::Choice(&["text", "json"]), Every, "text", "How log lines are written";

@@ -28,8 +28,9 @@ use super::space;
 use crate::cli::Global;
 use crate::lasting::Lasting;
 use crate::network::{Doors, Network};
+use crate::owner;
 use crate::progress::Progress;
-use crate::session::{Access, close_pool, daemon, open_device, open_pool};
+use crate::session::{Access, Turn, close_pool, daemon, open_device, open_pool};
 
 /// How often space that was given up is brought back, to the pool and to the file system under it.
 const GIVE_BACK: Duration = Duration::from_secs(5);
@@ -96,10 +97,15 @@ pub fn run(
         let signals = runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::HUP.as_raw()])?;
         let read_only = settings.pool.read_only;
         let access = if read_only { Access::Read } else { Access::Write };
-        let device = match open_device(&runtime, &path, access) {
-            Ok(device) => device,
-            Err(error) => return Err(served_already(global, &path).unwrap_or(error)),
+        let mut turn = Turn::new(global)?;
+        let device = loop {
+            match open_device(&runtime, &path, access) {
+                Ok(device) => break device,
+                Err(error) if owner::is_a_verb(&error) => turn.wait(&runtime, error).await?,
+                Err(error) => return Err(served_already(global, &path).unwrap_or(error)),
+            }
         };
+        drop(turn);
         let lasting = Lasting::of(&path, !read_only);
         let options = OpenOptions { volatile: lasting.log(), ..settings.pool.clone() };
         let pool = open_pool(device, &runtime, &path, options).await?;

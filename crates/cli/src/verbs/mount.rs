@@ -19,8 +19,9 @@ use crate::cli::Global;
 use crate::daemon::{detach, space};
 use crate::lasting::{COMMIT_INTERVAL, Lasting};
 use crate::output::{print_json_line, print_line};
+use crate::owner;
 use crate::progress::Progress;
-use crate::session::{Access, daemon, open_device, open_pool};
+use crate::session::{Access, Turn, daemon, open_device, open_pool};
 use crate::verbs::on_mount::deputy;
 
 /// How often space that was given up is brought back.
@@ -129,7 +130,15 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         // Before anything starts a thread.
         let signals = runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::HUP.as_raw()])?;
         let access = if options.read_only { Access::Read } else { Access::Write };
-        let device = open_device(&runtime, &pool, access)?;
+        let mut turn = Turn::new(global)?;
+        let device = loop {
+            match open_device(&runtime, &pool, access) {
+                Ok(device) => break device,
+                Err(error) if owner::is_a_verb(&error) => turn.wait(&runtime, error).await?,
+                Err(error) => return Err(error),
+            }
+        };
+        drop(turn);
         let lasting = Lasting::of(&pool, !options.read_only);
         let (read_only, volatile, commit_interval) = (options.read_only, lasting.log(), COMMIT_INTERVAL);
         let engine = OpenOptions { read_only, volatile, commit_interval, ..OpenOptions::default() };

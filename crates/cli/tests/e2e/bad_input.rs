@@ -122,13 +122,17 @@ fn a_pool_in_use_says_who_has_it() {
         if import.try_wait().unwrap().is_some() {
             import = start();
         }
-        !lab.run(&["list", POOL]).status.success()
+        !lab.run(&["list", POOL, "--wait", "0"]).status.success()
     });
     let holder = format!("in use by forkdisk import (pid {})", import.id());
     for args in [&["list", POOL] as &[&str], &["create", "pool.img/c", "--size", "1M"], &["serve", POOL]] {
-        let message = lab.run(args).refused();
-        assert!(message.contains(&holder), "{message}");
+        let message = lab.run(&[args, &["--wait", "0"]].concat()).refused();
+        assert!(message.contains(&holder) && !message.contains("kill"), "{message}");
     }
+    let start = std::time::Instant::now();
+    let message = lab.run(&["list", POOL, "--wait", "300ms"]).refused();
+    assert!(message.contains(&holder) && message.contains("waited for 0.3 s"), "{message}");
+    assert!(start.elapsed() >= std::time::Duration::from_millis(300));
     import.put_down().unwrap();
     lab.ok(&["create", "pool.img/none", "--size", "1M"]);
     lab.ok(&["delete", "pool.img/none"]);

@@ -49,3 +49,4 @@ mod tls;
 mod under_load;
 mod vanishing;
 mod verbs;
+mod waiting;
