@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     let configured = cli.configure().and_then(|()| cli.logging());
     match configured.map(Logging::begin).and_then(|()| cli.run()) {
         Ok(status) => status,
-        // Whoever read a listing has seen enough (`forkdisk list | head`).
+        // A listing that is read in part is enough (`forkdisk list | head`).
         Err(error) if error.is::<output::ReaderGone>() => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("forkdisk: {error:#}");

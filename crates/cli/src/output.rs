@@ -131,7 +131,7 @@ pub fn print_line(line: &str) -> Result<()> {
     print(format!("{line}\n").as_bytes())
 }
 
-/// Whoever read what is printed has gone. That is no failure: the verb has done what it was to do.
+/// The reader of what is printed has gone. That is no failure: the verb has done what it was to do.
 #[derive(Debug)]
 pub struct ReaderGone;
 

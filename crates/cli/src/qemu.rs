@@ -49,7 +49,7 @@ impl Reader {
         Ok(Reader { child, stream })
     }
 
-    /// The connection, for whoever imports.
+    /// The connection, for the import.
     pub fn socket(&self) -> Result<OwnedFd> {
         Ok(self.stream.try_clone()?.into())
     }
@@ -57,7 +57,7 @@ impl Reader {
     /// Ends it; what it said.
     pub fn end(mut self) -> String {
         drop(self.stream);
-        // It has been asked for everything, or has said why it gives nothing. One that was not asked yet waits for ever.
+        // It has given everything, or has said why it gives nothing. Before the first request it would wait for ever.
         let _ = self.child.kill();
         let mut said = Vec::new();
         if let Some(mut stderr) = self.child.stderr.take() {
@@ -78,7 +78,7 @@ pub fn explain(error: Error, shown: &str, format: &str, said: String) -> Error {
     }
 }
 
-/// A listening socket and a connection to it, made before anybody else could know of it: its name is gone when this
+/// A listening socket and a connection to it, which no other process can have made before: its name is gone when this
 /// returns.
 fn connection() -> io::Result<(UnixListener, UnixStream)> {
     let base = std::env::temp_dir();

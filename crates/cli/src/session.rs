@@ -28,6 +28,7 @@ use crate::progress::Progress;
 /// How long a daemon may take to begin or to end.
 const PATIENCE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// What a command does to a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +112,7 @@ pub fn with_pool<T>(
     })?
 }
 
-/// The waiting for whoever has a pool at the moment.
+/// The waiting for the verb or daemon that has a pool at the moment.
 pub struct Turn {
     since: Instant,
     /// How long another verb is waited for.
@@ -125,7 +126,7 @@ impl Turn {
         Ok(Turn { since: Instant::now(), patience: global.settings.time(&key::WAIT)?, progress: None })
     }
 
-    /// Waits a little when `error` says that the pool is in use by one who will have done with it soon: another verb,
+    /// Waits a little when `error` says that the pool is in use for a while: by another verb,
     /// or a daemon that is beginning or ending. Fails with `error` otherwise, and when that has lasted too long.
     pub async fn wait(&mut self, runtime: &Rt, error: anyhow::Error) -> Result<()> {
         let Some(in_use) = error.downcast_ref::<InUse>() else { return Err(error) };
@@ -148,7 +149,8 @@ impl Turn {
         }
         let waiting = || Progress::spinner(&format!("waiting: {}", in_use.who()));
         self.progress.get_or_insert_with(waiting);
-        runtime.sleep_for(PAUSE).await;
+        // Each look goes through the descriptors of all processes: seldom, where it lasts.
+        runtime.sleep_for((self.since.elapsed() / 8).clamp(PAUSE, LONGEST_PAUSE)).await;
         Ok(())
     }
 }

@@ -113,7 +113,7 @@ impl Target {
                 format!("; what {shown} held before is gone, it is empty now")
             }
             Target::Sparse { file, .. } => {
-                // It is given up by whoever opened it.
+                // A new file without a name, which goes when it is closed.
                 let _ = file.set_len(0);
                 String::new()
             }

@@ -175,7 +175,7 @@ fn lock_on(exclusive: bool, start: u64, len: u64) -> libc::flock {
     lock
 }
 
-/// Tries to lock a whole file for its open file description. `Ok(false)`: somebody else has it.
+/// Tries to lock a whole file for its open file description. `Ok(false)`: another has it.
 pub(crate) fn lock_file(fd: BorrowedFd<'_>, exclusive: bool) -> io::Result<bool> {
     set_lock(fd, lock_on(exclusive, 0, 0))
 }
@@ -194,7 +194,7 @@ fn set_lock(fd: BorrowedFd<'_>, lock: libc::flock) -> io::Result<bool> {
     }
 }
 
-/// Whether somebody else has a lock on any of `len` bytes from `start` (0: all of them): an exclusive one, or also a
+/// Whether another description has a lock on any of `len` bytes from `start` (0: all of them): an exclusive one, or also a
 /// shared one.
 pub(crate) fn is_locked(fd: BorrowedFd<'_>, also_shared: bool, start: u64, len: u64) -> io::Result<bool> {
     let mut lock = lock_on(also_shared, start, len);

@@ -43,9 +43,9 @@ pub(super) fn busy(path: &Path, holder: &str) -> Error {
     Error::new(ErrorKind::Busy, format!("{} is in use by {holder}", path.display()))
 }
 
-/// The bytes that QEMU locks in an image, shared, one for each right: from here on those that somebody uses.
+/// The bytes that QEMU locks in an image, shared, one for each right: from here on those that are used.
 const USED: u64 = 100;
-/// From here on those that somebody lets no other use.
+/// From here on those that no other process may use.
 const NOT_SHARED: u64 = 200;
 /// Rights: to read what does not change meanwhile, to write, to change the length.
 const READ: u64 = 0;
@@ -180,7 +180,7 @@ mod tests {
     fn a_writer_that_comes_later_sees_the_reader() {
         let (ours, theirs) = twice();
         lock_image(ours.as_file(), ours.path()).unwrap();
-        // QEMU looks whether anybody lets no other write.
+        // QEMU looks whether another process forbids writing.
         assert!(crate::sys::is_locked(theirs.as_fd(), true, NOT_SHARED + WRITE, 1).unwrap());
         assert!(!crate::sys::is_locked(theirs.as_fd(), true, USED + WRITE, 1).unwrap());
     }
