@@ -27,8 +27,9 @@ use crate::sparse::{DataRuns, nonzero_pages};
 use decompress::decompressed;
 use format::{Format, Kind, LOOKED_AT};
 
-/// Bytes that are asked of an NBD server at a time.
+/// Bytes that are asked of an NBD server at a time: where there is data, and behind a hole.
 const NBD_STEP: u64 = 4 << 20;
+const NBD_LONG_STEP: u64 = 32 << 20;
 /// Stands among the formats for the socket of an NBD server.
 pub const NBD: &str = "nbd";
 
@@ -63,13 +64,13 @@ impl Source {
 
 type Parts = Sender<Result<Part, Failure>>;
 
-/// What went wrong; nothing when it is only that nobody wants more.
+/// What went wrong; nothing when it is only that no more is wanted.
 type Stopped = Option<Failure>;
 
 /// Reads `image` and sends its parts; the last one is its end or why it could not be read.
 pub(crate) fn read_image(image: File, source: &Source, parts: &Parts) {
     if let Err(Some(failure)) = read_all(image, source, parts) {
-        // Nobody to tell when the caller has gone.
+        // A caller that has gone is told nothing.
         let _ = parts.send_blocking(Err(failure));
     }
 }
@@ -207,23 +208,26 @@ fn read_nbd(stream: UnixStream, parts: &Parts) -> Result<(), Stopped> {
         return Err(too_long("the image", size));
     }
     send(parts, Part::Length(size))?;
-    let mut at = 0;
+    let (mut at, mut step) = (0, NBD_STEP);
     while at < size {
-        let len = NBD_STEP.min(size - at);
-        export.read(at, len as u32, |piece| match piece {
-            nbd::Piece::Hole { end } => send(parts, Part::Reached(end)),
-            nbd::Piece::Data { offset, bytes } if bytes.len() <= STEP => send_data(parts, offset, bytes),
-            nbd::Piece::Data { offset, bytes } => {
-                let mut steps = bytes.chunks(STEP).zip(0..);
-                steps.try_for_each(|(step, i)| send_data(parts, offset + i * STEP as u64, step.to_vec()))
-            }
+        let len = step.min(size - at);
+        let mut has_data = false;
+        export.read(at, len as u32, |piece| {
+            let (offset, bytes) = match piece {
+                nbd::Piece::Hole { end } => return send(parts, Part::Reached(end)),
+                nbd::Piece::Data { offset, bytes } => (offset, bytes),
+            };
+            has_data = true;
+            let mut steps = bytes.chunks(STEP).zip(0..);
+            steps.try_for_each(|(step, i)| send_data(parts, offset + i * STEP as u64, step.to_vec()))
         })?;
         at += len;
+        step = if has_data { NBD_STEP } else { NBD_LONG_STEP };
     }
     send(parts, Part::End(size))
 }
 
-/// How far an image that is read as a stream has come, and whether anybody still wants it.
+/// How far an image that is read as a stream has come, and whether it is still wanted.
 struct Coming<'a> {
     parts: &'a Parts,
     at: Cell<u64>,
@@ -245,7 +249,7 @@ impl Coming<'_> {
     }
 }
 
-/// A stream whose reading ends when nobody wants it any more, however long nothing comes.
+/// A stream whose reading ends when it is not wanted any more, however long nothing comes.
 struct Patient<'a> {
     file: &'a File,
     coming: &'a Coming<'a>,
@@ -428,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_nobody_wants_is_given_up_though_it_never_ends() {
+    fn a_stream_that_is_not_wanted_is_given_up_though_it_never_ends() {
         let (reader, _writer) = pipe();
         let (sender, receiver) = queue(1);
         drop(receiver);
