@@ -32,7 +32,12 @@ impl InUse {
     /// Whether another verb has it, which will have done with it: not one that serves.
     pub fn by_a_verb(&self) -> bool {
         let verb = self.command.strip_prefix("forkdisk ");
-        verb.is_some_and(|verb| !matches!(verb, "serve" | "mount" | "attach" | "bench"))
+        !self.by_itself() && verb.is_some_and(|verb| !matches!(verb, "serve" | "mount" | "attach" | "bench"))
+    }
+
+    /// Whether this process has it, as a file that it reads or writes.
+    fn by_itself(&self) -> bool {
+        self.pid == std::process::id()
     }
 
     /// Who has it, without what to do about it.
@@ -45,6 +50,10 @@ impl fmt::Display for InUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let who = self.who();
         match self.command.as_str() {
+            _ if self.by_itself() => {
+                let path = self.path.display();
+                write!(f, "{path} is the pool itself, which cannot be a file that this command reads or writes as well")
+            }
             "forkdisk mount" => write!(
                 f,
                 "{who}: `forkdisk umount` ends that; while `forkdisk serve POOL --mount DIR` has it mounted, all \

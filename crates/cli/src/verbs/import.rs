@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -72,25 +73,23 @@ pub fn run(args: ImportArgs, global: &Global) -> Result<()> {
         return print_if_json(global, &import(method, stdin)?);
     }
     let file = File::open(&args.source).with_context(|| format!("{shown}: cannot be read"))?;
-    let given = args.format.as_deref().and_then(named);
-    let Some(Format { name, kind: Kind::Disk { driver }, .. }) = format_of(&file, given, &shown)? else {
+    let kind = file.metadata().with_context(|| format!("{shown}: cannot be looked at"))?.file_type();
+    let is_disk = kind.is_file() || kind.is_block_device();
+    if is_disk {
+        // A daemon looks, too, but calls itself "this process".
+        image::lock(&file, &shown, args.force)?;
+    }
+    let format = match args.format.as_deref().and_then(named) {
+        None if is_disk => image::format_of(&file).with_context(|| format!("{shown}: cannot be read"))?,
+        given => given,
+    };
+    let Some(Format { name, kind: Kind::Disk { driver }, .. }) = format else {
         return print_if_json(global, &import(method, OwnedFd::from(file))?);
     };
-    image::lock(&file, &shown, args.force)?;
     let reader = qemu::Reader::start(&args.source, &file, name, driver, args.force)?;
     method.format = Some(image::NBD.to_string());
     let socket = reader.socket()?;
     let imported = import(method, socket);
     let said = reader.end();
     print_if_json(global, &imported.map_err(|error| qemu::explain(error, &shown, name, said))?)
-}
-
-/// What is said that the file is, or what it looks like; what cannot be looked at is read as it comes.
-fn format_of(file: &File, given: Option<&'static Format>, shown: &str) -> Result<Option<&'static Format>> {
-    let found = file.metadata().with_context(|| format!("{shown}: cannot be looked at"))?;
-    let kind = std::os::unix::fs::FileTypeExt::is_block_device(&found.file_type());
-    if given.is_some() || !(found.is_file() || kind) {
-        return Ok(given);
-    }
-    image::format_of(file).with_context(|| format!("{shown}: cannot be read"))
 }

@@ -276,6 +276,13 @@ fn the_file_of_another_pool_in_use_is_not_imported() {
     assert!(message.contains("in use by forkdisk (pid"), "{message}");
     server.stop();
     lab.ok(&["import", "other.img", &at("a")]);
+    // Nor the pool into itself, idle or served.
+    let message = lab.run(&["import", POOL, &at("b")]).refused();
+    assert!(message.contains("is the pool itself"), "{message}");
+    let server = Server::start(&lab);
+    let message = lab.run(&["import", POOL, &at("b")]).refused();
+    assert!(message.contains(&format!("in use by forkdisk (pid {})", server.pid())), "{message}");
+    server.stop();
 }
 
 #[test]
