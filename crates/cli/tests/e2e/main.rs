@@ -30,6 +30,7 @@ mod mount_programs;
 mod mount_served;
 mod nbd;
 mod nbd_clients;
+mod nbd_hostile;
 mod offload;
 mod origins;
 mod origins_full;

@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::rc::{Rc, Weak};
 
+use memmap2::MmapMut;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Alignment of every buffer in memory, and the unit it is allocated in.
@@ -14,12 +15,60 @@ pub const BUF_ALIGN: usize = 4096;
 #[repr(C, align(4096))]
 struct Frame([u8; BUF_ALIGN]);
 
+/// From this length on memory that no pool keeps comes from the system as zero pages that exist only once they are
+/// touched: a client that announces much and sends nothing costs nothing.
+const LAZY: usize = 1 << 20;
+
+/// What a buffer's bytes lie in: whole frames.
+enum Memory {
+    Frames(Box<[Frame]>),
+    Lazy(MmapMut),
+}
+
+impl Memory {
+    /// Zeroes, `len` bytes rounded up to frames.
+    fn zeroed(len: usize) -> Memory {
+        let frames = len.div_ceil(BUF_ALIGN);
+        if len >= LAZY
+            && let Ok(map) = MmapMut::map_anon(frames * BUF_ALIGN)
+        {
+            return Memory::Lazy(map);
+        }
+        Memory::Frames(<[Frame]>::new_box_zeroed_with_elems(frames).expect("memory for an I/O buffer"))
+    }
+
+    fn none() -> Memory {
+        Memory::Frames(Box::new([]))
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Memory::Frames(frames) => frames.as_bytes(),
+            Memory::Lazy(map) => map,
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Memory::Frames(frames) => frames.as_mut_bytes(),
+            Memory::Lazy(map) => map,
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Memory::Frames(frames) => frames.len() * BUF_ALIGN,
+            Memory::Lazy(map) => map.len(),
+        }
+    }
+}
+
 /// A page-aligned byte buffer, fit for direct I/O.
 ///
 /// A buffer from a [`BufPool`] goes back to it when it is dropped and keeps whatever it held:
 /// whoever takes one must fill all of it before showing it to anybody.
 pub struct Buf {
-    frames: Box<[Frame]>,
+    memory: Memory,
     len: usize,
     slot: Option<u16>,
     home: Weak<BufPool>,
@@ -28,8 +77,7 @@ pub struct Buf {
 impl Buf {
     /// A buffer of `len` zero bytes that belongs to no pool.
     pub fn zeroed(len: usize) -> Buf {
-        let frames = zeroed_frames(len.div_ceil(BUF_ALIGN));
-        Buf { frames, len, slot: None, home: Weak::new() }
+        Buf { memory: Memory::zeroed(len), len, slot: None, home: Weak::new() }
     }
 
     /// A buffer that holds a copy of `bytes`.
@@ -41,7 +89,7 @@ impl Buf {
 
     /// How many bytes the buffer could hold without another allocation.
     pub fn capacity(&self) -> usize {
-        self.frames.len() * BUF_ALIGN
+        self.memory.len()
     }
 
     /// Changes the length within the capacity; the bytes stay as they are.
@@ -59,30 +107,26 @@ impl Buf {
     }
 }
 
-fn zeroed_frames(n: usize) -> Box<[Frame]> {
-    <[Frame]>::new_box_zeroed_with_elems(n).expect("memory for an I/O buffer")
-}
-
 impl Deref for Buf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.frames.as_bytes()[..self.len]
+        &self.memory.bytes()[..self.len]
     }
 }
 
 impl DerefMut for Buf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.frames.as_mut_bytes()[..self.len]
+        &mut self.memory.bytes_mut()[..self.len]
     }
 }
 
 impl Drop for Buf {
     fn drop(&mut self) {
         if let Some(pool) = self.home.upgrade() {
-            let frames = std::mem::replace(&mut self.frames, Box::new([]));
+            let memory = std::mem::replace(&mut self.memory, Memory::none());
             match self.slot {
-                Some(slot) => pool.give_back(slot, frames),
-                None => pool.spare.borrow_mut().keep(frames),
+                Some(slot) => pool.give_back(slot, memory),
+                None => pool.spare.borrow_mut().keep(memory),
             }
         }
     }
@@ -105,7 +149,7 @@ pub struct BufPool {
 /// Memory without a slot that was used once. To get it anew from the system costs a page fault for each page.
 #[derive(Default)]
 struct Spare {
-    kept: Vec<Box<[Frame]>>,
+    kept: Vec<Memory>,
     bytes: usize,
 }
 
@@ -115,19 +159,18 @@ const LEAST_SPARE: usize = 64 << 10;
 
 impl Spare {
     /// A piece for `len` bytes that is not much larger.
-    fn take(&mut self, len: usize) -> Option<Box<[Frame]>> {
-        let fits = |frames: &[Frame]| (len..=2 * len).contains(&(frames.len() * BUF_ALIGN));
-        let at = self.kept.iter().rposition(|frames| fits(frames))?;
-        let frames = self.kept.swap_remove(at);
-        self.bytes -= frames.len() * BUF_ALIGN;
-        Some(frames)
+    fn take(&mut self, len: usize) -> Option<Memory> {
+        let at = self.kept.iter().rposition(|memory| (len..=2 * len).contains(&memory.len()))?;
+        let memory = self.kept.swap_remove(at);
+        self.bytes -= memory.len();
+        Some(memory)
     }
 
-    fn keep(&mut self, frames: Box<[Frame]>) {
-        let bytes = frames.len() * BUF_ALIGN;
+    fn keep(&mut self, memory: Memory) {
+        let bytes = memory.len();
         if bytes >= LEAST_SPARE && self.bytes + bytes <= MOST_SPARE {
             self.bytes += bytes;
-            self.kept.push(frames);
+            self.kept.push(memory);
         }
     }
 }
@@ -135,7 +178,7 @@ impl Spare {
 struct Class {
     bytes: usize,
     first_slot: u16,
-    free: RefCell<Vec<(u16, Box<[Frame]>)>>,
+    free: RefCell<Vec<(u16, Memory)>>,
 }
 
 impl BufPool {
@@ -148,7 +191,7 @@ impl BufPool {
             let first_slot = slot;
             let mut free = Vec::with_capacity(count);
             for _ in 0..count {
-                free.push((slot, zeroed_frames(bytes / BUF_ALIGN)));
+                free.push((slot, Memory::zeroed(bytes)));
                 slot = slot.checked_add(1).expect("at most 65,535 pooled buffers");
             }
             free.reverse();
@@ -161,13 +204,13 @@ impl BufPool {
     /// A buffer of `len` bytes with unspecified contents.
     pub fn take(self: &Rc<Self>, len: usize) -> Buf {
         for class in self.classes.iter().filter(|c| c.bytes >= len) {
-            if let Some((slot, frames)) = class.free.borrow_mut().pop() {
-                return Buf { frames, len, slot: Some(slot), home: Rc::downgrade(self) };
+            if let Some((slot, memory)) = class.free.borrow_mut().pop() {
+                return Buf { memory, len, slot: Some(slot), home: Rc::downgrade(self) };
             }
         }
         let spare = self.spare.borrow_mut().take(len);
-        let frames = spare.unwrap_or_else(|| zeroed_frames(len.div_ceil(BUF_ALIGN)));
-        Buf { frames, len, slot: None, home: Rc::downgrade(self) }
+        let memory = spare.unwrap_or_else(|| Memory::zeroed(len));
+        Buf { memory, len, slot: None, home: Rc::downgrade(self) }
     }
 
     /// Address and length of every pooled buffer that is at rest, ordered by slot: what a device
@@ -175,17 +218,17 @@ impl BufPool {
     pub fn memory(&self) -> Vec<(*const u8, usize)> {
         let mut all: Vec<(u16, *const u8, usize)> = Vec::new();
         for class in &self.classes {
-            for (slot, frames) in class.free.borrow().iter() {
-                all.push((*slot, frames.as_bytes().as_ptr(), class.bytes));
+            for (slot, memory) in class.free.borrow().iter() {
+                all.push((*slot, memory.bytes().as_ptr(), class.bytes));
             }
         }
         all.sort_by_key(|&(slot, ..)| slot);
         all.into_iter().map(|(_, p, n)| (p, n)).collect()
     }
 
-    fn give_back(&self, slot: u16, frames: Box<[Frame]>) {
+    fn give_back(&self, slot: u16, memory: Memory) {
         let class = self.classes.iter().rev().find(|c| c.first_slot <= slot).expect("a slot of this pool");
-        class.free.borrow_mut().push((slot, frames));
+        class.free.borrow_mut().push((slot, memory));
     }
 }
 
@@ -199,6 +242,21 @@ mod tests {
         assert_eq!(b.len(), 10_000);
         assert_eq!(b.as_ptr() as usize % BUF_ALIGN, 0);
         assert!(b.iter().all(|&x| x == 0));
+    }
+
+    #[test]
+    fn a_large_buffer_takes_no_memory_before_it_is_touched() {
+        let resident = || {
+            let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+            pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+        };
+        let before = resident();
+        let mut large = BufPool::new(&[]).take(1 << 30);
+        assert!(resident() < before + (256 << 20), "{} bytes", resident() - before);
+        assert_eq!((large.len(), large.capacity(), large.as_ptr() as usize % BUF_ALIGN), (1 << 30, 1 << 30, 0));
+        large[(1 << 30) - 1] = 7;
+        assert_eq!(large[(1 << 30) - 2..], [0, 7]);
+        assert_eq!(Buf::zeroed((1 << 20) + 1).capacity(), (1 << 20) + BUF_ALIGN, "whole frames");
     }
 
     #[test]
@@ -227,6 +285,6 @@ mod tests {
         drop((again, many));
         assert!(pool.spare.borrow().bytes <= MOST_SPARE && pool.spare.borrow().kept.len() >= 16);
         drop((pool.take(4096), pool.take(8192)));
-        assert!(pool.spare.borrow().kept.iter().all(|frames| frames.len() * BUF_ALIGN >= LEAST_SPARE));
+        assert!(pool.spare.borrow().kept.iter().all(|memory| memory.len() >= LEAST_SPARE));
     }
 }

@@ -1,0 +1,91 @@
+//! NBD clients that announce much and send little, beside one that behaves.
+
+use std::fs;
+
+use crate::harness::{Lab, POOL, Server, noise, wait_until};
+use crate::nbd::Client;
+
+const MIB: usize = 1 << 20;
+/// The longest write there is.
+const LONGEST: u32 = 32 << 20;
+const CLIENTS: usize = 64;
+
+/// Bytes of memory that the daemon has in use.
+fn resident(server: &Server) -> usize {
+    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+}
+
+/// Bytes that requests in flight may fill of the memory that connections share.
+fn granted(lab: &Lab) -> u64 {
+    lab.json(&["stats", POOL])["live"]["server"]["shared_memory_used"].as_u64().unwrap()
+}
+
+/// A neighbour that reads back what it writes and flushes.
+#[track_caller]
+fn works(client: &mut Client) {
+    for i in 0..50 {
+        let data = noise(i, 4096);
+        client.write(i * 4096, &data, i % 10 == 0).unwrap();
+        assert!(client.read(i * 4096, 4096).unwrap() == data);
+    }
+    client.flush().unwrap();
+}
+
+fn crowd(server: &Server, data: &[u8]) -> Vec<Client> {
+    let clients = (0..CLIENTS).map(|_| {
+        let mut client = Client::connect(server.socket(), "v").unwrap();
+        client.start_write(0, LONGEST, data).unwrap();
+        client
+    });
+    clients.collect()
+}
+
+#[test]
+fn announced_writes_take_no_memory_before_their_data_comes() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/v", "pool.img/neighbour", "--size", "40M"]);
+    // Room for all that is announced.
+    let server = Server::start_with(&lab, POOL, &["--shared-memory", "2G"]);
+    let mut neighbour = Client::connect(server.socket(), "neighbour").unwrap();
+    works(&mut neighbour);
+    let before = resident(&server);
+    let clients = crowd(&server, &[]);
+    wait_until("all writes are admitted", || granted(&lab) == u64::from(LONGEST) * CLIENTS as u64);
+    let taken = resident(&server).saturating_sub(before);
+    assert!(taken < 64 * MIB, "{CLIENTS} announced writes took {} MiB", taken / MIB);
+    works(&mut neighbour);
+    clients.into_iter().for_each(Client::vanish);
+    // Again and again, as fast as it goes.
+    for _ in 0..200 {
+        let mut client = Client::connect(server.socket(), "v").unwrap();
+        client.start_write(0, LONGEST, &[]).unwrap();
+        client.vanish();
+    }
+    works(&mut neighbour);
+    wait_until("nothing is admitted any more", || granted(&lab) == 0);
+    server.stop();
+    lab.assert_clean();
+}
+
+#[test]
+fn writes_of_which_half_has_come_hold_up_nobody_else_and_write_nothing() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/v", "pool.img/neighbour", "--size", "40M"]);
+    let server = Server::start(&lab);
+    let mut neighbour = Client::connect(server.socket(), "neighbour").unwrap();
+    // As much as a socket takes, whether the server reads it or not: most of the clients wait for memory.
+    let clients = crowd(&server, &noise(1, 64 << 10));
+    wait_until("the shared memory is taken", || granted(&lab) == 256 << 20);
+    works(&mut neighbour);
+    assert!(resident(&server) < 128 * MIB, "{} MiB", resident(&server) / MIB);
+    clients.into_iter().for_each(Client::vanish);
+    wait_until("the memory is given back", || granted(&lab) == 0);
+    works(&mut neighbour);
+    neighbour.write(20 << 20, &noise(2, 16 * MIB), false).unwrap();
+    drop(neighbour);
+    server.stop();
+    assert!(lab.contents("v").iter().all(|&byte| byte == 0), "half a write was written");
+    lab.assert_clean();
+}
