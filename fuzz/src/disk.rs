@@ -60,8 +60,8 @@ impl Disks {
 impl Exports for Disks {
     type Export = Disk;
 
-    fn list(&self) -> Vec<(String, String)> {
-        self.memory.list()
+    fn list(&self, after: &str, most: usize) -> Vec<(String, String)> {
+        self.memory.list(after, most)
     }
 
     fn open(&self, name: &str) -> Result<Disk> {

@@ -94,7 +94,7 @@ fn refuse_unsafe(tcp: &[SocketAddr], metrics: &[MetricsPlace], security: &Securi
         let without = "others could reach the disks without TLS";
         match security {
             Security::Required(_) => {}
-            Security::Clear => bail!("--tcp {addr}: {without}; give --tls-cert and --tls-key, or --insecure"),
+            Security::Clear | Security::Only(_) => bail!("--tcp {addr}: {without}; give --tls-cert and --tls-key, or --insecure"),
             Security::Offered(_) => bail!("--tcp {addr}: {without}; leave out --tls allowed, or give --insecure"),
         }
     }

@@ -148,8 +148,9 @@ impl State {
 impl Exports for World {
     type Export = Served;
 
-    fn list(&self) -> Vec<(String, String)> {
-        (0..self.0.disks.len()).map(|i| (i.to_string(), "disk".to_string())).collect()
+    fn list(&self, after: &str, most: usize) -> Vec<(String, String)> {
+        let first = after.parse().map_or(0, |last: usize| last + 1);
+        (first..self.0.disks.len()).take(most).map(|i| (i.to_string(), "disk".to_string())).collect()
     }
 
     fn open(&self, name: &str) -> Answer<Served> {
@@ -211,12 +212,16 @@ impl Export for Served {
         let size_of_control = ACTIONS.len() as u64 * PAGE;
         match self {
             Served::Volume(volume) => volume.info(),
-            Served::Disk(disk, name) => {
-                ExportInfo { name: name.clone(), description: String::new(), size: disk.len(), read_only: false }
-            }
+            Served::Disk(disk, name) => ExportInfo {
+                name: name.clone(),
+                description: String::new(),
+                size: disk.len(),
+                read_only: false,
+                multi_conn: true,
+            },
             Served::Control(_) => {
                 let (name, description) = ("control".to_string(), String::new());
-                ExportInfo { name, description, size: size_of_control, read_only: false }
+                ExportInfo { name, description, size: size_of_control, read_only: false, multi_conn: true }
             }
         }
     }

@@ -109,7 +109,7 @@ keys! {
     SHARED_MEMORY "shared_memory" Kind::Size, Serve, "256M", "Data in flight beyond that, of all connections together";
     STARTED_REQUESTS "started_requests" Kind::Count, Serve, "128", "Requests that all connections together have under way in the pool; each active one has an equal share";
     STARTED_BYTES "started_bytes" Kind::Size, Serve, "64M", "Data of such requests, shared likewise";
-    HANDSHAKE_TIMEOUT "handshake_timeout" Kind::Time, Serve, "10s", "How long a client may take to choose an export";
+    HANDSHAKE_TIMEOUT "handshake_timeout" Kind::Time, Serve, "10s", "How long a client that has not chosen an export may do nothing";
     STALL_TIMEOUT "stall_timeout" Kind::Time, Serve, "10s", "How long a client may hold memory that others wait for without moving";
     DRAIN_TIMEOUT "drain_timeout" Kind::Time, Serve, "10s", "How long requests in flight are waited for at the end";
     CONTROL_CONNECTIONS "control_connections" Kind::Count, Serve, "128", "Connections to the control socket at a time";

@@ -63,8 +63,8 @@ pub struct Served {
 impl Exports for Served {
     type Export = ServedExport;
 
-    fn list(&self) -> Vec<(String, String)> {
-        Exports::list(&self.pool)
+    fn list(&self, after: &str, most: usize) -> Vec<(String, String)> {
+        Exports::list(&self.pool, after, most)
     }
 
     fn open(&self, name: &str) -> Result<Self::Export> {

@@ -31,6 +31,7 @@ mod mount_served;
 mod nbd;
 mod nbd_clients;
 mod nbd_hostile;
+mod nbd_listing;
 mod offload;
 mod origins;
 mod origins_full;

@@ -5,6 +5,7 @@
 
 use std::cell::{Cell, OnceCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::rc::Rc;
 
 use crate::copier::User;
@@ -89,6 +90,8 @@ pub struct Directory {
     chains: BTreeMap<VolumeId, Chain>,
     volumes: BTreeMap<VolumeId, Volume>,
     names: BTreeMap<(VolumeId, String), VolumeId>,
+    /// Rises whenever a name comes, goes, or is shown.
+    names_version: u64,
     free_slots: BTreeSet<u64>,
     slots: u64,
     by_slot: BTreeMap<u64, VolumeId>,
@@ -116,6 +119,7 @@ impl Directory {
     }
 
     fn place(&mut self, record: VolumeRecord, slot: u64) {
+        self.names_version += 1;
         if !matches!(record.state, VolumeState::Dead | VolumeState::Orphan) {
             self.names.insert((record.parent, record.name.clone()), record.id);
         }
@@ -304,6 +308,7 @@ impl Directory {
     }
 
     fn unname(&mut self, id: VolumeId) {
+        self.names_version += 1;
         let volume = self.change(id).expect("an existing volume");
         let key = (volume.record.parent, std::mem::take(&mut volume.record.name));
         if self.names.get(&key) == Some(&id) {
@@ -329,6 +334,7 @@ impl Directory {
     }
 
     pub fn rename(&mut self, id: VolumeId, name: &str) {
+        self.names_version += 1;
         let kept = planted(Bug::RenameNotCheckpointed);
         let volume = if kept { self.get_mut(id) } else { self.change(id) }.expect("an existing volume");
         let old = std::mem::replace(&mut volume.record.name, name.to_string());
@@ -361,6 +367,52 @@ impl Directory {
                 None => Ok(()),
             }
         })
+    }
+
+    /// A snapshot or clone that was pending can be seen from now on.
+    pub fn show(&mut self, id: VolumeId) {
+        self.names_version += 1;
+        if let Some(volume) = self.get_mut(id) {
+            volume.pending = false;
+        }
+    }
+
+    /// A number that is another one whenever a name has come or gone.
+    pub fn names_version(&self) -> u64 {
+        self.names_version
+    }
+
+    /// The volumes whose names come behind `after`, in the order of their names.
+    fn volumes_after(&self, after: &str) -> impl Iterator<Item = (&str, VolumeId)> {
+        let behind = self.names.range((Bound::Excluded((NO_VOLUME, after.to_string())), Bound::Unbounded));
+        let all =
+            behind.take_while(|((parent, _), _)| *parent == NO_VOLUME).map(|((_, name), &id)| (name.as_str(), id));
+        all.filter(|(_, id)| self.get(*id).is_some_and(|v| !v.pending && v.record.state != VolumeState::Folder))
+    }
+
+    /// Names of at most `most` volumes and, with `snapshots`, snapshots, each volume before its snapshots: those that
+    /// come behind the name `after`, whether there is one of that name or not.
+    pub fn names_after(&self, after: &str, most: usize, snapshots: bool) -> Vec<String> {
+        let of = |volume: VolumeId, name: &str, after: &str| -> Vec<String> {
+            let behind = self.names.range((Bound::Excluded((volume, after.to_string())), Bound::Unbounded));
+            let all = behind.take_while(|((parent, _), _)| *parent == volume && snapshots);
+            let all = all.filter(|(_, id)| self.get(**id).is_some_and(|v| !v.pending));
+            all.take(most).map(|((_, snapshot), _)| format!("{name}@{snapshot}")).collect()
+        };
+        let (volume, snapshot) = after.split_once('@').unwrap_or((after, ""));
+        let mut names = match self.names.get(&(NO_VOLUME, volume.to_string())) {
+            Some(&id) => of(id, volume, snapshot),
+            None => Vec::new(),
+        };
+        for (name, id) in self.volumes_after(volume) {
+            if names.len() >= most {
+                break;
+            }
+            names.push(name.to_string());
+            names.extend(of(id, name, ""));
+        }
+        names.truncate(most);
+        names
     }
 
     /// Snapshots of a volume.
@@ -596,6 +648,36 @@ mod tests {
             d.add(VolumeRecord { state, ..record });
         }
         d
+    }
+
+    #[test]
+    fn names_are_listed_in_pieces_of_any_size() {
+        let mut d = directory(&["a", "a-b", "e/", "e/x", "f"]);
+        for (id, of, name) in [(10, 1, "2"), (11, 1, "1"), (12, 4, "s"), (13, 5, "t")] {
+            let record = VolumeRecord { parent: VolumeId(of), ..VolumeRecord::empty(VolumeId(id), name, 0) };
+            d.add(VolumeRecord { state: VolumeState::Snapshot, ..record });
+        }
+        let version = d.names_version();
+        d.get_mut(VolumeId(13)).unwrap().pending = true;
+        let all = ["a", "a@1", "a@2", "a-b", "e/x", "e/x@s", "f"];
+        for most in 1..10 {
+            let (mut names, mut after) = (Vec::new(), String::new());
+            loop {
+                let piece = d.names_after(&after, most, true);
+                let Some(last) = piece.last() else { break };
+                assert!(piece.len() <= most);
+                after = last.clone();
+                names.extend(piece);
+            }
+            assert_eq!(names, all, "in pieces of {most}");
+        }
+        assert_eq!(d.names_after("", 2, false), ["a", "a-b"]);
+        assert_eq!(d.names_after("a", 9, false), ["a-b", "e/x", "f"]);
+        assert_eq!(d.names_after("a@15", 2, true), ["a@2", "a-b"], "behind one that has gone");
+        assert_eq!(d.names_after("b@1", 2, true), ["e/x", "e/x@s"]);
+        d.show(VolumeId(13));
+        assert_eq!(d.names_after("f", 2, true), ["f@t"]);
+        assert!(d.names_version() > version);
     }
 
     #[test]

@@ -89,6 +89,22 @@ impl<D: Device> Pool<D> {
         self.0.meta.borrow().directory.children(folder)
     }
 
+    /// Names of at most `most` volumes and snapshots, each volume before its snapshots: those that come behind the name
+    /// `after` (empty: from the first on). A long list in pieces, between which others may run and names come and go.
+    pub fn names_after(&self, after: &str, most: usize) -> Vec<String> {
+        self.0.meta.borrow().directory.names_after(after, most, true)
+    }
+
+    /// As [`names_after`](Self::names_after), volumes only.
+    pub fn volume_names_after(&self, after: &str, most: usize) -> Vec<String> {
+        self.0.meta.borrow().directory.names_after(after, most, false)
+    }
+
+    /// A number that is another one whenever the name of a volume or snapshot has come or gone.
+    pub fn names_version(&self) -> u64 {
+        self.0.meta.borrow().directory.names_version()
+    }
+
     /// The snapshots of a volume, in the order of their names.
     pub fn snapshots_of(&self, volume: &str) -> Result<Vec<VolumeInfo>> {
         let meta = self.0.meta.borrow();

@@ -255,9 +255,7 @@ impl<D: Device> Pool<D> {
         }
         let committed = inner.clone().commit().await;
         for &id in &ids {
-            if let Some(volume) = inner.meta.borrow_mut().directory.get_mut(id) {
-                volume.pending = false;
-            }
+            inner.meta.borrow_mut().directory.show(id);
         }
         committed?;
         if !ids.iter().all(|&id| inner.meta.borrow().directory.is_snapshot(id)) {
@@ -290,9 +288,7 @@ impl<D: Device> Pool<D> {
         };
         inner.generations.barrier().await;
         let committed = inner.clone().commit().await;
-        if let Some(volume) = inner.meta.borrow_mut().directory.get_mut(id) {
-            volume.pending = false;
-        }
+        inner.meta.borrow_mut().directory.show(id);
         committed?;
         inner.info(id)
     }

@@ -20,8 +20,8 @@ struct Raw(Rc<UringDevice>);
 impl Exports for Raw {
     type Export = Raw;
 
-    fn list(&self) -> Vec<(String, String)> {
-        vec![("disk".to_owned(), "raw file".to_owned())]
+    fn list(&self, after: &str, _most: usize) -> Vec<(String, String)> {
+        if after.is_empty() { vec![("disk".to_owned(), "raw file".to_owned())] } else { Vec::new() }
     }
 
     fn open(&self, _name: &str) -> Result<Raw> {
@@ -63,7 +63,13 @@ impl Export for Raw {
     }
 
     fn info(&self) -> ExportInfo {
-        ExportInfo { name: "disk".to_owned(), description: String::new(), size: self.0.len(), read_only: false }
+        ExportInfo {
+            name: "disk".to_owned(),
+            description: String::new(),
+            size: self.0.len(),
+            read_only: false,
+            multi_conn: true,
+        }
     }
 
     async fn read(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {

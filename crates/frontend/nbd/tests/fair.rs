@@ -57,7 +57,7 @@ impl Disk {
 impl Exports for Disk {
     type Export = Disk;
 
-    fn list(&self) -> Vec<(String, String)> {
+    fn list(&self, _after: &str, _most: usize) -> Vec<(String, String)> {
         vec![]
     }
 
@@ -80,7 +80,13 @@ impl Export for Disk {
     }
 
     fn info(&self) -> ExportInfo {
-        ExportInfo { name: "disk".into(), description: String::new(), size: self.size(), read_only: false }
+        ExportInfo {
+            name: "disk".into(),
+            description: String::new(),
+            size: self.size(),
+            read_only: false,
+            multi_conn: true,
+        }
     }
 
     fn size(&self) -> u64 {

@@ -14,6 +14,8 @@ pub struct ExportInfo {
     pub size: u64,
     /// Writes are refused.
     pub read_only: bool,
+    /// A client may open several connections to it.
+    pub multi_conn: bool,
 }
 
 /// Size constraints as NBD_INFO_BLOCK_SIZE tells them, in bytes.
@@ -36,10 +38,11 @@ impl ExportInfo {
     /// The transmission flags: what a client may send in a session with replies of this style. A
     /// snapshot takes no writes, so it announces none of their commands.
     pub fn transmission_flags(&self, style: ReplyStyle) -> u16 {
-        let always = FLAG_HAS_FLAGS | FLAG_SEND_FLUSH | FLAG_SEND_FUA | FLAG_CAN_MULTI_CONN | FLAG_SEND_CACHE;
+        let always = FLAG_HAS_FLAGS | FLAG_SEND_FLUSH | FLAG_SEND_FUA | FLAG_SEND_CACHE;
+        let several = if self.multi_conn { FLAG_CAN_MULTI_CONN } else { 0 };
         let df = if style == ReplyStyle::Simple { 0 } else { FLAG_SEND_DF };
         let writable = FLAG_SEND_TRIM | FLAG_SEND_WRITE_ZEROES | FLAG_SEND_FAST_ZERO;
-        always | df | if self.read_only { FLAG_READ_ONLY } else { writable }
+        always | several | df | if self.read_only { FLAG_READ_ONLY } else { writable }
     }
 }
 
@@ -49,11 +52,14 @@ mod tests {
 
     #[test]
     fn a_writable_export_announces_flush_fua_trim_zeroes_and_cache() {
-        let mut info = ExportInfo { name: "a".into(), description: "".into(), size: 1, read_only: false };
+        let mut info =
+            ExportInfo { name: "a".into(), description: "".into(), size: 1, read_only: false, multi_conn: true };
         assert_eq!(info.transmission_flags(ReplyStyle::Simple), 0b1101_0110_1101);
         assert_eq!(info.transmission_flags(ReplyStyle::Structured), 0b1101_1110_1101);
         info.read_only = true;
         assert_eq!(info.transmission_flags(ReplyStyle::Simple), 0b0101_0000_1111);
         assert_eq!(info.transmission_flags(ReplyStyle::Extended), 0b0101_1000_1111);
+        info.multi_conn = false;
+        assert_eq!(info.transmission_flags(ReplyStyle::Extended), 0b0100_1000_1111);
     }
 }

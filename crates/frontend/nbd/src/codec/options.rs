@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     fn export() -> ExportInfo {
-        ExportInfo { name: "vm".into(), description: "d".into(), size: 0x0102_0304, read_only: false }
+        ExportInfo { name: "vm".into(), description: "d".into(), size: 0x0102_0304, read_only: false, multi_conn: true }
     }
 
     fn golden(encode: impl FnOnce(&mut OptionReplies<'_>)) -> Vec<u8> {

@@ -33,8 +33,9 @@ impl MemoryExports {
 
     /// Adds a disk of `size` zero bytes, replacing one of that name.
     pub fn with(mut self, name: &str, size: usize, read_only: bool) -> MemoryExports {
-        let info = ExportInfo { name: name.to_owned(), description: "memory".to_owned(), size: size as u64, read_only };
-        let bytes = Rc::new(RefCell::new(vec![0; size]));
+        let (description, size) = ("memory".to_owned(), size as u64);
+        let info = ExportInfo { name: name.to_owned(), description, size, read_only, multi_conn: true };
+        let bytes = Rc::new(RefCell::new(vec![0; info.size as usize]));
         self.disks.insert(name.to_owned(), MemoryExport { info: Rc::new(info), bytes });
         self
     }
@@ -43,8 +44,9 @@ impl MemoryExports {
 impl Exports for MemoryExports {
     type Export = MemoryExport;
 
-    fn list(&self) -> Vec<(String, String)> {
-        self.disks.values().map(|d| (d.info.name.clone(), d.info.description.clone())).collect()
+    fn list(&self, after: &str, most: usize) -> Vec<(String, String)> {
+        let behind = self.disks.iter().filter(|(name, _)| after.is_empty() || name.as_str() > after).take(most);
+        behind.map(|(_, d)| (d.info.name.clone(), d.info.description.clone())).collect()
     }
 
     fn open(&self, name: &str) -> Result<MemoryExport> {

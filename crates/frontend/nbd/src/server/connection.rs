@@ -15,7 +15,7 @@ use super::budget::{Quota, SharedMemory};
 use super::export::{Export, Exports};
 use super::fair::{Fair, Share};
 use super::inbox::Inbox;
-use super::negotiate::{Chosen, Ended, Entered, Security, enter};
+use super::negotiate::{Chosen, Ended, Entered, Security, Terms, enter};
 use super::options::ServerOptions;
 use super::outbox::{Failure, Outbox, Outcome, Reply};
 use super::session::{Job, Session};
@@ -113,7 +113,7 @@ impl Control {
 /// Why a connection ended, when it was not the client's wish.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
-    #[error("no export was chosen within {0:?}")]
+    #[error("the client did nothing for {0:?} and had not chosen an export (handshake_timeout)")]
     HandshakeTimeout(Duration),
     #[error(transparent)]
     Negotiation(Ended),
@@ -145,13 +145,14 @@ pub(super) async fn serve<X: Exports, S: ByteStream>(
     control: &Rc<Control>,
     admits: &dyn Fn(&str) -> bool,
 ) -> Result<(), Broken> {
-    let limit = common.options.handshake_timeout;
-    match common.rt.timeout(limit, enter(&*common.exports, stream, security, admits)).await {
-        Err(_) => Err(Broken::HandshakeTimeout(limit)),
-        Ok(Err(ended)) if ended.is_a_farewell() => Ok(()),
-        Ok(Err(ended)) => Err(Broken::Negotiation(ended)),
-        Ok(Ok(Entered::Clear(inbox, chosen))) => transmit(common, inbox, chosen, control).await,
-        Ok(Ok(Entered::Encrypted(inbox, chosen))) => {
+    let (patience, multi_conn) = (common.options.handshake_timeout, common.options.multi_conn());
+    let terms = Terms { rt: &common.rt, patience, multi_conn, admits };
+    match enter(&*common.exports, stream, security, terms).await {
+        Err(Ended::Io(e)) if e.kind() == io::ErrorKind::TimedOut => Err(Broken::HandshakeTimeout(patience)),
+        Err(ended) if ended.is_a_farewell() => Ok(()),
+        Err(ended) => Err(Broken::Negotiation(ended)),
+        Ok(Entered::Clear(inbox, chosen)) => transmit(common, inbox, chosen, control).await,
+        Ok(Entered::Encrypted(inbox, chosen)) => {
             count(&common.counters.encrypted);
             transmit(common, inbox, chosen, control).await
         }

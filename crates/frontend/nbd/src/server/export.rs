@@ -12,8 +12,9 @@ pub trait Exports: 'static {
     /// An export that is open.
     type Export: Export;
 
-    /// Names and descriptions for NBD_OPT_LIST.
-    fn list(&self) -> Vec<(String, String)>;
+    /// Names and descriptions for NBD_OPT_LIST: of at most `most` exports, those that come behind the one of the name
+    /// `after` in an order of the exports' own (empty: from the first on). Exports may come and go between two pieces.
+    fn list(&self, after: &str, most: usize) -> Vec<(String, String)>;
 
     /// Opens an export. The empty name is the default export; `NotFound` if there is none.
     fn open(&self, name: &str) -> Result<Self::Export>;

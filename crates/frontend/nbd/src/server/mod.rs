@@ -20,6 +20,8 @@ mod statistics;
 mod sync;
 
 use std::cell::RefCell;
+use std::fs::File;
+use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -42,6 +44,8 @@ use sync::{Event, unless};
 
 /// How long to wait after a failed accept, such as for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long a connection is waited for that cannot be served for want of descriptors; it is there already.
+const ACCEPT_TO_CLOSE: Duration = Duration::from_millis(10);
 /// How often stalled clients are looked for while somebody waits for memory.
 const STALL_CHECK: Duration = Duration::from_millis(250);
 
@@ -54,6 +58,8 @@ struct State<X> {
     common: Common<X>,
     clients: Rc<Clients>,
     log: LogLimit,
+    /// A descriptor that is kept to accept, and close, a connection for which there is none.
+    spare: RefCell<Option<File>>,
 }
 
 #[derive(Default)]
@@ -140,7 +146,7 @@ impl<X: Exports> Server<X> {
         let fair = Fair::new(&options);
         let (clients, log, counters) = Default::default();
         let common = Common { rt: rt.clone(), exports: Rc::new(exports), options, memory, fair, counters };
-        Server { state: Rc::new(State { common, clients, log }) }
+        Server { state: Rc::new(State { common, clients, log, spare: RefCell::new(spare()) }) }
     }
 
     /// What stops the server.
@@ -160,21 +166,29 @@ impl<X: Exports> Server<X> {
     /// hangs in its export is not waited for any longer than that.
     pub async fn serve_as(&self, listener: impl Accept, security: Security) {
         let state = &self.state;
-        let stop = &state.clients.stop;
         let watch = state.common.rt.spawn(watch_memory(state.clone()));
+        self.listen(listener, security).await;
+        state.end_connections().await;
+        watch.cancel().await;
+    }
+
+    /// Serves clients of one more listener, beside [`serve_as`](Self::serve_as), which watches over memory and the end:
+    /// until [`ServerHandle::stop`], without waiting for clients to end, or until it is cancelled.
+    pub async fn listen(&self, listener: impl Accept, security: Security) {
+        let state = &self.state;
+        let stop = &state.clients.stop;
         while !stop.has_happened() {
             match unless(stop, listener.accept()).await {
                 None => break,
                 Some(Ok(stream)) => self.welcome_as(stream, security.clone()),
                 Some(Err(error)) => {
                     state.log.warn(format_args!("cannot accept a connection: {error}"));
-                    unless(stop, state.common.rt.sleep_for(ACCEPT_PAUSE)).await;
+                    if !(is_short_of_descriptors(&error) && state.turn_away(&listener).await) {
+                        unless(stop, state.common.rt.sleep_for(ACCEPT_PAUSE)).await;
+                    }
                 }
             }
         }
-        drop(listener);
-        state.end_connections().await;
-        watch.cancel().await;
     }
 
     /// Serves a connection that was made elsewhere, unless there are too many.
@@ -190,7 +204,7 @@ impl<X: Exports> Server<X> {
         let most = state.common.options.max_connections;
         if state.clients.connected.borrow().len() >= most {
             count(&counters.refused);
-            state.log.warn(format_args!("refused a connection: there are {most} already"));
+            state.log.warn(format_args!("refused a connection: there are {most} already (max_connections)"));
             return;
         }
         let control = Control::new(&stream);
@@ -216,11 +230,29 @@ impl<X> State<X> {
         let (connected, most) = (self.clients.connected.borrow(), self.common.options.max_export_connections);
         if connected.iter().filter(|control| control.is_on(export)).count() >= most {
             count(&self.common.counters.crowded);
-            self.log.warn(format_args!("refused a client of the export {export:?}: it has {most} connections already"));
+            self.log.warn(format_args!(
+                "refused a client of the export {export:?}: it has {most} connections already (max_export_connections)"
+            ));
             return false;
         }
         control.enter(export);
         true
+    }
+
+    /// Closes the first connection that waits, so that its client does not wait in vain; false if that did not work.
+    async fn turn_away(&self, listener: &impl Accept) -> bool {
+        if self.spare.take().is_none() {
+            *self.spare.borrow_mut() = spare();
+            return false;
+        }
+        let accepted = self.common.rt.timeout(ACCEPT_TO_CLOSE, listener.accept()).await;
+        let is_closed = matches!(accepted, Ok(Ok(_)));
+        drop(accepted);
+        if is_closed {
+            count(&self.common.counters.refused);
+        }
+        *self.spare.borrow_mut() = spare();
+        is_closed
     }
 
     async fn end_connections(&self) {
@@ -233,6 +265,17 @@ impl<X> State<X> {
             rest.iter().for_each(|control| control.disconnect());
         }
     }
+}
+
+/// A descriptor to be let go of; `None` where there is none to be had.
+fn spare() -> Option<File> {
+    File::open("/dev/null").ok()
+}
+
+fn is_short_of_descriptors(error: &io::Error) -> bool {
+    const ENFILE: i32 = 23;
+    const EMFILE: i32 = 24;
+    matches!(error.raw_os_error(), Some(EMFILE | ENFILE))
 }
 
 impl Clients {

@@ -4,9 +4,11 @@
 //! away, nothing that was negotiated before counts any more, and options are answered anew under TLS.
 
 use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use forkdisk::{Error, ErrorKind};
-use forkdisk_uring::ByteStream;
+use forkdisk_uring::{ByteStream, Rt};
 
 use super::contexts::CHANGED;
 use super::export::{Export, Exports};
@@ -20,6 +22,8 @@ use crate::tls::{Grants, Permission, Tls, TlsStream};
 
 /// Replies to a list are sent off in parts of about this size.
 const LIST_PART: usize = 64 << 10;
+/// Names in a list after which others run.
+const LIST_PIECE: usize = 128;
 
 /// Why a negotiation ended without an export.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +73,21 @@ pub enum Security {
     Offered(Tls),
     /// Nothing is listed or opened before TLS has been started.
     Required(Tls),
+    /// Everything goes in the clear, and everybody may open this one export, which is the default export, too. The
+    /// others look as if they did not exist.
+    Only(Arc<str>),
+}
+
+/// What bounds a negotiation in time, and what it tells every client.
+#[derive(Clone, Copy)]
+pub(super) struct Terms<'a> {
+    pub(super) rt: &'a Rt,
+    /// How long a client may take for its next option, and to accept a part of an answer.
+    pub(super) patience: Duration,
+    /// Whether a client may open several connections to an export.
+    pub(super) multi_conn: bool,
+    /// Asked once, with the name of the export that the client is about to enter.
+    pub(super) admits: &'a dyn Fn(&str) -> bool,
 }
 
 /// A client that has chosen an export, and the stream it goes on with.
@@ -77,17 +96,17 @@ pub(super) enum Entered<S, E: Export> {
     Encrypted(Inbox<TlsStream<S>>, Chosen<E>),
 }
 
-/// Greets a client and negotiates to the point where its next byte belongs to a request. `admits` is asked
-/// once, with the name of the export that the client is about to enter.
+/// Greets a client and negotiates to the point where its next byte belongs to a request. A client that takes too long
+/// is `TimedOut`.
 pub(super) async fn enter<X: Exports, S: ByteStream>(
     exports: &X,
     stream: S,
     security: &Security,
-    admits: &dyn Fn(&str) -> bool,
+    terms: Terms<'_>,
 ) -> Result<Entered<S, X::Export>, Ended> {
     let mut inbox = Inbox::new(stream.clone());
     let mut handshake = Handshake::new();
-    let mut clear = Negotiation::new(exports, &stream, Policy::Clear(security), admits);
+    let mut clear = Negotiation::new(exports, &stream, Policy::Clear(security), terms);
     clear.out.extend_from_slice(&GREETING);
     clear.send().await?;
     let tls = match clear.run(&mut handshake, &mut inbox).await? {
@@ -96,17 +115,23 @@ pub(super) async fn enter<X: Exports, S: ByteStream>(
     };
     // The inbox goes, and with it whatever came behind STARTTLS; so does all that was negotiated.
     drop((clear, inbox));
-    let stream = TlsStream::accept(stream, tls.config()).await.map_err(Ended::Tls)?;
+    let accepted = terms.rt.timeout(terms.patience, TlsStream::accept(stream, tls.config())).await;
+    let stream = accepted.map_err(|_| late())?.map_err(Ended::Tls)?;
     let identity = stream.identity();
     if let Some(identity) = &identity {
         tracing::debug!(client = %identity, "a client has shown its certificate");
     }
     let mut inbox = Inbox::new(stream.clone());
     let policy = Policy::Encrypted(tls.grants(identity.as_ref()));
-    match Negotiation::new(exports, &stream, policy, admits).run(&mut handshake, &mut inbox).await? {
+    match Negotiation::new(exports, &stream, policy, terms).run(&mut handshake, &mut inbox).await? {
         Next::Transmission(chosen) => Ok(Entered::Encrypted(inbox, chosen)),
         Next::StartTls(_) => unreachable!("STARTTLS is refused under TLS"),
     }
+}
+
+/// The client takes too long.
+fn late() -> io::Error {
+    io::ErrorKind::TimedOut.into()
 }
 
 /// What a client may do at this point.
@@ -125,7 +150,7 @@ struct Negotiation<'a, X: Exports, S> {
     exports: &'a X,
     stream: &'a S,
     policy: Policy<'a>,
-    admits: &'a dyn Fn(&str) -> bool,
+    terms: Terms<'a>,
     out: Vec<u8>,
     style: ReplyStyle,
     /// Chosen contexts, and the name of the export they belong to.
@@ -133,18 +158,22 @@ struct Negotiation<'a, X: Exports, S> {
 }
 
 impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
-    fn new(exports: &'a X, stream: &'a S, policy: Policy<'a>, admits: &'a dyn Fn(&str) -> bool) -> Self {
+    fn new(exports: &'a X, stream: &'a S, policy: Policy<'a>, terms: Terms<'a>) -> Self {
         let (out, style) = (Vec::new(), ReplyStyle::Simple);
-        Negotiation { exports, stream, policy, admits, out, style, contexts: None }
+        Negotiation { exports, stream, policy, terms, out, style, contexts: None }
     }
 
-    /// Answers options until an export is chosen or TLS is to be started.
+    /// Answers options until an export is chosen or TLS is to be started. What counts is the time since the last
+    /// answer: a long list of exports takes many options.
     async fn run(&mut self, handshake: &mut Handshake, inbox: &mut Inbox<S>) -> Result<Next<X::Export>, Ended> {
+        let Terms { rt, patience, .. } = self.terms;
+        let mut since = Instant::now();
         loop {
             let step = handshake.advance(inbox.bytes())?;
             inbox.consume(step.consumed);
             let Some(message) = step.message else {
-                if !inbox.fill().await? {
+                let left = patience.saturating_sub(since.elapsed());
+                if !rt.timeout(left, inbox.fill()).await.map_err(|_| late())?? {
                     return Err(Ended::Left);
                 }
                 continue;
@@ -154,6 +183,7 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
             if let Some(next) = next? {
                 return Ok(next);
             }
+            since = Instant::now();
         }
     }
 
@@ -161,7 +191,8 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
         if self.out.is_empty() {
             return Ok(());
         }
-        self.stream.send_vectored(vec![std::mem::take(&mut self.out).into()]).await.0
+        let sent = self.stream.send_vectored(vec![std::mem::take(&mut self.out).into()]);
+        self.terms.rt.timeout(self.terms.patience, sent).await.map_err(|_| late())?.0
     }
 
     async fn send_part(&mut self) -> io::Result<()> {
@@ -222,12 +253,25 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
     }
 
     async fn list(&mut self) -> io::Result<()> {
-        for (name, description) in self.exports.list() {
-            if self.permission(&name) == Permission::None {
-                continue;
+        if let Policy::Clear(Security::Only(only)) = self.policy {
+            if let Ok((_, info)) = self.open(only) {
+                self.replies(OPT_LIST).server(&info.name, &info.description);
             }
-            self.replies(OPT_LIST).server(&name, &description);
+            self.replies(OPT_LIST).ack();
+            return Ok(());
+        }
+        let mut after = String::new();
+        loop {
+            let piece = self.exports.list(&after, LIST_PIECE);
+            let Some((last, _)) = piece.last() else { break };
+            after.clone_from(last);
+            for (name, description) in piece {
+                if self.permission(&name) != Permission::None {
+                    self.replies(OPT_LIST).server(&name, &description);
+                }
+            }
             self.send_part().await?;
+            self.terms.rt.yield_now().await;
         }
         self.replies(OPT_LIST).ack();
         Ok(())
@@ -252,6 +296,10 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
     /// Opens an export, as the client may. What it may not open looks to it as if it did not exist.
     fn open(&self, name: &str) -> forkdisk::Result<(X::Export, ExportInfo)> {
         let missing = || Error::new(ErrorKind::NotFound, format!("there is no export {name:?} for you"));
+        let name = match self.policy {
+            Policy::Clear(Security::Only(only)) if name.is_empty() => only,
+            _ => name,
+        };
         let export = match self.exports.open(name) {
             Err(error) if self.is_restricted() => {
                 tracing::debug!(%error, "an export that could not be opened");
@@ -260,6 +308,7 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
             opened => opened?,
         };
         let mut info = export.info();
+        info.multi_conn &= self.terms.multi_conn;
         match self.permission(&info.name) {
             Permission::None => return Err(missing()),
             Permission::ReadOnly => info.read_only = true,
@@ -270,7 +319,7 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
 
     /// Refuses an export that has as many clients as it may have.
     fn admit(&self, opened: (X::Export, ExportInfo)) -> forkdisk::Result<(X::Export, ExportInfo)> {
-        match (self.admits)(&opened.1.name) {
+        match (self.terms.admits)(&opened.1.name) {
             true => Ok(opened),
             false => {
                 let text = format!("the export {:?} has as many connections as it may have", opened.1.name);
@@ -281,13 +330,17 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
 
     fn permission(&self, export: &str) -> Permission {
         match &self.policy {
+            Policy::Clear(Security::Only(only)) if **only != *export => Permission::None,
             Policy::Clear(_) => Permission::Full,
             Policy::Encrypted(grants) => grants.on(export),
         }
     }
 
     fn is_restricted(&self) -> bool {
-        matches!(&self.policy, Policy::Encrypted(grants) if grants.is_restricted())
+        match &self.policy {
+            Policy::Clear(security) => matches!(security, Security::Only(_)),
+            Policy::Encrypted(grants) => grants.is_restricted(),
+        }
     }
 
     /// Whether the client may hear of this context of `export`: what has changed since a snapshot
@@ -298,6 +351,9 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
         };
         let volume = export.split_once('@').map_or(export, |(volume, _)| volume);
         let is_full = snapshot.contains('@');
+        if let Policy::Clear(Security::Only(only)) = self.policy {
+            return !is_full && **only == *export;
+        }
         let full = if is_full { snapshot.to_owned() } else { format!("{volume}@{snapshot}") };
         self.permission(&full) != Permission::None
     }
@@ -308,7 +364,7 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
                 self.replies(OPT_STARTTLS).ack();
                 return Some(tls.clone());
             }
-            Policy::Clear(Security::Clear) => Refusal::Policy,
+            Policy::Clear(Security::Clear | Security::Only(_)) => Refusal::Policy,
             Policy::Encrypted(_) => Refusal::Invalid,
         };
         self.refuse(OPT_STARTTLS, why);
@@ -379,12 +435,16 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
             let matches = |q: &String| if q.ends_with(':') { name.starts_with(q.as_str()) } else { name == q };
             queries.is_empty() || queries.iter().any(matches)
         };
-        for name in export.contexts().iter().filter(|name| asked(name)) {
-            if !self.may_ask(of, name) {
-                continue;
+        for piece in export.contexts().chunks(LIST_PIECE) {
+            for name in piece.iter().filter(|name| asked(name)) {
+                if self.may_ask(of, name) {
+                    self.replies(OPT_LIST_META_CONTEXT).context(0, name);
+                }
             }
-            self.replies(OPT_LIST_META_CONTEXT).context(0, name);
             self.send_part().await?;
+            if piece.len() == LIST_PIECE {
+                self.terms.rt.yield_now().await;
+            }
         }
         self.replies(OPT_LIST_META_CONTEXT).ack();
         Ok(())

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use crate::codec::MAX_PAYLOAD;
 
+/// As many connections clients open at once that are told they may have several: nbdcopy, and the kernel's client.
+const SEVERAL: usize = 4;
+
 /// Limits of a server. The memory that clients can make it use is bounded by
 /// `shared_memory + max_connections × (connection_reserve + 128 KiB)` plus some bookkeeping per
 /// request.
@@ -13,7 +16,7 @@ pub struct ServerOptions {
     pub max_connections: usize,
     /// Of them, those that use one export; further clients of it are refused when they choose it.
     pub max_export_connections: usize,
-    /// From accepting a connection to the end of its negotiation.
+    /// Until a client has chosen an export: between two of its options, and for each part of an answer.
     pub handshake_timeout: Duration,
     /// Requests of one connection that have not been answered entirely.
     pub max_requests: usize,
@@ -55,6 +58,11 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
+    /// Whether clients are told that they may open several connections to an export.
+    pub(super) fn multi_conn(&self) -> bool {
+        self.max_connections.min(self.max_export_connections) >= SEVERAL
+    }
+
     /// Raises limits below which some request could never be admitted.
     pub(super) fn effective(mut self) -> ServerOptions {
         let one = MAX_PAYLOAD as usize;

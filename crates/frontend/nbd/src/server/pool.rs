@@ -36,9 +36,12 @@ pub enum PoolContext<D: Device> {
 impl<D: Device> Exports for Pool<D> {
     type Export = PoolExport<D>;
 
-    fn list(&self) -> Vec<(String, String)> {
-        let volumes = Pool::list(self).into_iter();
-        volumes.map(|v| (v.name, description(v.snapshot))).collect()
+    fn list(&self, after: &str, most: usize) -> Vec<(String, String)> {
+        let described = |name: String| {
+            let description = description(name.contains('@'));
+            (name, description)
+        };
+        self.names_after(after, most).into_iter().map(described).collect()
     }
 
     fn open(&self, name: &str) -> Result<PoolExport<D>> {
@@ -53,9 +56,9 @@ impl<D: Device> Exports for Pool<D> {
 
 /// The default export: the pool's only volume, whatever snapshots it has.
 fn only_volume<D: Device>(pool: &Pool<D>) -> Result<String> {
-    let mut volumes = Pool::list(pool).into_iter().filter(|v| !v.snapshot);
+    let mut volumes = pool.volume_names_after("", 2).into_iter();
     match (volumes.next(), volumes.next()) {
-        (Some(only), None) => Ok(only.name),
+        (Some(only), None) => Ok(only),
         (None, _) => Err(Error::new(ErrorKind::NotFound, "the pool has no volume yet")),
         (Some(_), Some(_)) => {
             let text = "the pool has several volumes: name the export";
@@ -115,6 +118,7 @@ impl<D: Device> Export for PoolExport<D> {
             name,
             size: self.volume.size(),
             read_only: self.volume.read_only(),
+            multi_conn: true,
         }
     }
 
@@ -184,14 +188,13 @@ impl<D: Device> Export for PoolExport<D> {
 
     fn contexts(&self) -> Vec<String> {
         let own = self.volume.name();
-        let line = self.line();
         let mut names = vec![ALLOCATION.to_owned(), DEPTH.to_owned()];
-        for info in self.pool.list().into_iter().filter(|info| info.snapshot && info.name != own) {
-            let Some((volume, snapshot)) = info.name.split_once('@') else { continue };
-            match line.iter().position(|known| known == volume) {
-                Some(0) => names.push(format!("{CHANGED}{snapshot}")),
-                Some(_) => names.push(format!("{CHANGED}{}", info.name)),
-                None => {}
+        for (generation, volume) in self.line().iter().enumerate() {
+            let snapshots = self.pool.snapshots_of(volume).unwrap_or_default().into_iter();
+            for info in snapshots.filter(|info| info.name != own) {
+                let short =
+                    if generation == 0 { info.name.split_once('@').map(|(_, snapshot)| snapshot) } else { None };
+                names.push(format!("{CHANGED}{}", short.unwrap_or(&info.name)));
             }
         }
         names

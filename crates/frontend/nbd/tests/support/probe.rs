@@ -124,8 +124,8 @@ impl ProbeExports {
 impl Exports for ProbeExports {
     type Export = ProbeExport;
 
-    fn list(&self) -> Vec<(String, String)> {
-        self.disks.list()
+    fn list(&self, after: &str, most: usize) -> Vec<(String, String)> {
+        self.disks.list(after, most)
     }
 
     fn open(&self, name: &str) -> Result<ProbeExport> {
@@ -219,8 +219,13 @@ impl Export for ProbeExport {
     }
 
     fn info(&self) -> ExportInfo {
-        let vast =
-            || ExportInfo { name: "vast".to_owned(), description: String::new(), size: self.vast, read_only: false };
+        let vast = || ExportInfo {
+            name: "vast".to_owned(),
+            description: String::new(),
+            size: self.vast,
+            read_only: false,
+            multi_conn: true,
+        };
         self.disk.as_ref().map_or_else(vast, Export::info)
     }
 

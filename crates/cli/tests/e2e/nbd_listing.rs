@@ -1,0 +1,120 @@
+//! Long lists of exports: every client gets through them, and others go on meanwhile.
+
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::harness::{Lab, LimitedWait, POOL, Server, client, noise, succeed};
+use crate::nbd::Client;
+
+const VOLUMES: usize = 2_000;
+/// Of each volume.
+const SNAPSHOTS: usize = 9;
+const EXPORTS: usize = VOLUMES * (1 + SNAPSHOTS);
+
+/// A served pool with many exports.
+fn many(options: &[&str]) -> (Lab, Server) {
+    let lab = Lab::with_pool("256M");
+    let server = Server::start_with(&lab, POOL, options);
+    let names: Vec<String> = (0..VOLUMES).map(|i| format!("pool.img/v{i:04}")).collect();
+    let mut create = vec!["create"];
+    create.extend(names.iter().map(String::as_str));
+    create.extend(["--size", "1M"]);
+    lab.ok(&create);
+    for i in 0..SNAPSHOTS {
+        let names: Vec<String> = names.iter().map(|name| format!("{name}@s{i}")).collect();
+        let mut snapshot = vec!["snapshot"];
+        snapshot.extend(names.iter().map(String::as_str));
+        lab.ok(&snapshot);
+    }
+    (lab, server)
+}
+
+/// Times of 4 KiB reads of another client until `work` ends, the longest and how many there were.
+fn beside(server: &Server, work: impl FnOnce()) -> (Duration, usize) {
+    let mut neighbour = Client::connect(server.socket(), "v0000").unwrap();
+    neighbour.write(0, &noise(1, 4096), true).unwrap();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let reads = scope.spawn(|| {
+            let (mut longest, mut count) = (Duration::ZERO, 0);
+            while !is_over.load(Ordering::SeqCst) {
+                let begin = Instant::now();
+                neighbour.read(0, 4096).unwrap();
+                longest = longest.max(begin.elapsed());
+                count += 1;
+                thread::sleep(Duration::from_millis(1));
+            }
+            (longest, count)
+        });
+        work();
+        is_over.store(true, Ordering::SeqCst);
+        reads.join().unwrap()
+    })
+}
+
+fn list(name: &str, package: &str, args: &[&str], uri: &str) -> Option<Command> {
+    let mut command = client(name, package)?;
+    command.args(args).arg(uri);
+    Some(command)
+}
+
+#[test]
+fn twenty_thousand_exports_are_listed_with_their_contexts_while_others_go_on() {
+    // Each of the exports is an answer: their number does not matter, however short the time for one of them.
+    let (lab, server) = many(&["--handshake-timeout", "2s"]);
+    let uri = format!("nbd+unix:///?socket={}", server.socket().display());
+    let Some(mut info) = list("nbdinfo", "libnbd-bin", &["--list", "--json"], &uri) else { return };
+    let socket = server.socket().to_str().unwrap();
+    let Some(mut qemu) = list("qemu-nbd", "qemu-utils", &["-L", "-k"], socket) else { return };
+    let begin = Instant::now();
+    let (longest, count) = beside(&server, || {
+        let listed = succeed(&mut info);
+        let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+        let exports = listed["exports"].as_array().unwrap();
+        assert_eq!(exports.len(), EXPORTS);
+        let one = exports.iter().find(|export| export["export-name"] == "v1234@s3").unwrap();
+        let contexts = one["contexts"].as_array().unwrap();
+        // Holes, depth, and what has changed since each of the other snapshots.
+        assert_eq!(contexts.len(), 2 + SNAPSHOTS - 1, "{one}");
+        assert!(contexts.iter().any(|context| context == "qemu:dirty-bitmap:s4"), "{one}");
+        let listed = succeed(&mut qemu);
+        assert!(listed.contains(&format!("exports available: {EXPORTS}")), "{}", &listed[..200.min(listed.len())]);
+    });
+    // Gross: a list that looks at all exports for each of them takes minutes and holds others up for seconds.
+    assert!(begin.elapsed() < Duration::from_secs(120), "{:?}", begin.elapsed());
+    assert!(longest < Duration::from_secs(2) && count > 50, "{count} reads, the longest {longest:?}");
+    server.stop();
+    lab.assert_clean();
+}
+
+#[test]
+fn a_client_that_goes_on_asking_is_not_taken_for_a_silent_one() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "--size", "1M"]);
+    let server = Server::start_with(&lab, POOL, &["--handshake-timeout", "1s"]);
+    let Some(mut nbdsh) = client("nbdsh", "python3-libnbd") else { return };
+    let script = format!(
+        "import time\n\
+         h.set_opt_mode(True)\n\
+         h.connect_unix({:?})\n\
+         for i in range(8):\n    time.sleep(0.4)\n    h.set_export_name('a')\n    h.opt_info()\n\
+         h.opt_go()\n\
+         assert h.pread(4096, 0) == bytearray(4096)\n\
+         h.shutdown()\n\
+         h = nbd.NBD()\n\
+         h.set_opt_mode(True)\n\
+         h.connect_unix({:?})\n\
+         time.sleep(3)\n\
+         try:\n    h.opt_info()\n    print('still there')\n\
+         except nbd.Error:\n    print('gone')\n",
+        server.socket().display().to_string(),
+        server.socket().display().to_string(),
+    );
+    let output = nbdsh.args(["-c", &script]).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let output = output.output_within(crate::harness::LIMIT).unwrap();
+    assert!(output.status.success());
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "gone", "a silent client");
+    server.stop();
+}
