@@ -300,8 +300,12 @@ pub mod params {
             /// Its path.
             device: String,
         }
-        /// Ends the daemon; answered when the pool is closed.
-        Stop {}
+        /// Ends the daemon; answered when the pool is closed. Refused while NBD clients are connected.
+        Stop {
+            /// Also with clients, which are disconnected when their requests in flight have been answered.
+            #[serde(default)]
+            force: bool,
+        }
     }
 }
 

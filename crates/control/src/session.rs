@@ -53,8 +53,8 @@ pub trait Host {
         Box::pin(async {})
     }
 
-    /// Begins to end the daemon; resolves when the pool is closed.
-    fn stop(&self) -> LocalFuture<Result<(), Failure>>;
+    /// Begins to end the daemon; resolves when the pool is closed. Refused while clients are connected, but with `force`.
+    fn stop(&self, force: bool) -> LocalFuture<Result<(), Failure>>;
 }
 
 /// Keeps users away while it lives.
@@ -84,7 +84,7 @@ impl Host for NoHost {
         Err(NoHost::refusal())
     }
 
-    fn stop(&self) -> LocalFuture<Result<(), Failure>> {
+    fn stop(&self, _force: bool) -> LocalFuture<Result<(), Failure>> {
         Box::pin(async { Err(NoHost::refusal()) })
     }
 }

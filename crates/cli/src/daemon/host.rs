@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forkdisk::LocalFuture;
-use forkdisk_control::{ClientRecord, Event, Failure, Guard, Host, Status, params};
+use forkdisk_control::{ClientRecord, Event, Failure, FailureKind, Guard, Host, Status, params};
 use forkdisk_monitor::ServerRecord;
 use forkdisk_nbd::{ClientInfo, ServerHandle};
 use forkdisk_uring::Rt;
@@ -18,6 +18,11 @@ use super::mounts::Mounts;
 
 /// How often clients that are being disconnected are counted.
 const LOOK: Duration = Duration::from_millis(5);
+
+/// How long clients that are just leaving are waited for before `stop` is refused.
+const LEAVING: Duration = Duration::from_millis(300);
+/// Clients that a refusal names.
+const SHOWN: usize = 5;
 
 /// A running daemon.
 pub struct Daemon {
@@ -99,14 +104,41 @@ impl Host for Daemon {
         Some((&self.data.statistics()).into())
     }
 
-    fn stop(&self) -> LocalFuture<Result<(), Failure>> {
-        let end = self.end.clone();
+    fn stop(&self, force: bool) -> LocalFuture<Result<(), Failure>> {
+        let (end, data, runtime) = (self.end.clone(), self.data.clone(), self.runtime.clone());
+        let pool = self.identity.pool.clone();
         Box::pin(async move {
+            let mut waited = Duration::ZERO;
+            while !force && !end.wanted.has_happened() && !data.clients().is_empty() {
+                if waited >= LEAVING {
+                    return Err(Failure::new(FailureKind::Busy, in_use(&pool, &data.clients())));
+                }
+                runtime.sleep_for(LOOK).await;
+                waited += LOOK;
+            }
             end.wanted.raise();
             end.reached.wait().await;
             end.outcome.borrow().clone().unwrap_or(Ok(()))
         })
     }
+}
+
+/// Why a daemon with clients does not end.
+fn in_use(pool: &str, clients: &[ClientInfo]) -> String {
+    let shown: Vec<String> =
+        clients.iter().take(SHOWN).map(|client| format!("{} on {}", peer_name(client), client.export)).collect();
+    let count = match clients.len() {
+        1 => "1 client is connected".to_string(),
+        count => format!("{count} clients are connected"),
+    };
+    let more = match clients.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!(
+        "{pool} is in use: {count}: {}{more}; --wait waits until they have gone, --force takes their disks away",
+        shown.join(", ")
+    )
 }
 
 /// A client in words: `an NBD client, qemu-io (pid 123)`.

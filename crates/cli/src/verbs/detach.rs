@@ -60,7 +60,7 @@ pub fn tidy_up(global: &Global, pool: &Path) -> Result<()> {
     if let Some(mut client) = daemon(global, pool)? {
         let status = client.call(params::Status {}, None, |_| {})?;
         if status.until_detached && status.clients.is_empty() && status.mounts.is_empty() {
-            super::stop::end(client)?;
+            super::stop::end(client, super::stop::Clients::Disconnect)?;
         }
     }
     Ok(())

@@ -1,10 +1,12 @@
 //! `stop`: ends the daemon that serves a pool.
 
 use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use forkdisk_control::{Client, params};
+use forkdisk_control::{Client, FailureKind, params};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -18,12 +20,35 @@ const PATIENCE: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 
 /// End the daemon that serves a pool, and wait until the pool is closed
 ///
-/// Requests in flight end, everything is flushed, and the pool is left clean.
+/// Requests in flight end, everything is flushed, and the pool is left clean. Refused while NBD clients are connected,
+/// which would lose their disks.
 #[derive(Args)]
 pub struct StopArgs {
     /// The pool
     pool: Option<PathBuf>,
+
+    /// Wait until no client is connected any more
+    #[arg(long, conflicts_with = "force")]
+    wait: bool,
+
+    /// Disconnect clients, after their requests in flight have been answered
+    #[arg(long)]
+    force: bool,
 }
+
+/// What happens to clients that are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clients {
+    /// The daemon goes on, and that is an error.
+    Refuse,
+    /// They are waited for.
+    Wait,
+    /// They are disconnected.
+    Disconnect,
+}
+
+/// How often it is tried again with clients that are waited for.
+const AGAIN: Duration = Duration::from_millis(200);
 
 /// Ends the daemon; returns when its process has ended.
 pub fn run(args: StopArgs, global: &Global) -> Result<()> {
@@ -36,17 +61,29 @@ pub fn run(args: StopArgs, global: &Global) -> Result<()> {
     let Some(client) = session::daemon(global, &path)? else {
         bail!("{}: no daemon serves this pool", path.display());
     };
-    end(client)
+    let clients = match (args.wait, args.force) {
+        (true, _) => Clients::Wait,
+        (_, true) => Clients::Disconnect,
+        _ => Clients::Refuse,
+    };
+    end(client, clients)
 }
 
 /// Ends the daemon and waits until its process has ended.
-pub fn end(mut client: Client) -> Result<()> {
+pub fn end(mut client: Client, clients: Clients) -> Result<()> {
     let _progress = Progress::spinner("waiting for the daemon to end");
     let status = client.call(params::Status {}, None, |_| {})?;
     // Before it can be another process's number.
     let process = i32::try_from(status.pid).ok().and_then(Pid::from_raw);
     let process = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-    client.call(params::Stop {}, None, |_| {})?;
+    let force = clients == Clients::Disconnect;
+    loop {
+        match client.call(params::Stop { force }, None, |_| {}) {
+            Ok(_) => break,
+            Err(refused) if clients == Clients::Wait && refused.kind == FailureKind::Busy => thread::sleep(AGAIN),
+            Err(failure) => return Err(failure.into()),
+        }
+    }
     match process {
         // The pool's lock goes with the process.
         Some(process) => {

@@ -47,6 +47,7 @@ mod served;
 mod service_manager;
 mod serving;
 mod stomper;
+mod stopping;
 mod tls;
 mod under_load;
 mod vanishing;

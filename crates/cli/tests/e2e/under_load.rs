@@ -158,7 +158,7 @@ fn stop_under_load_returns_when_everything_acknowledged_is_safe() {
     let server = Server::start(&lab);
     let socket = server.socket().to_path_buf();
     let pages = until_the_end(&socket, |_| {
-        assert_eq!(lab.ok(&["stop", POOL]), "");
+        assert_eq!(lab.ok(&["stop", POOL, "--force"]), "");
         // Others may open it at once.
         lab.assert_clean();
     });

@@ -99,8 +99,8 @@ pub async fn perform(session: &Session, request: Request, call: &Call) -> Result
             session.host().detach(p.device).await?;
             Reply::Detach(Default::default())
         }
-        Request::Stop(_) => {
-            session.host().stop().await?;
+        Request::Stop(p) => {
+            session.host().stop(p.force).await?;
             Reply::Stop(Default::default())
         }
     })
