@@ -1,8 +1,9 @@
 //! The control server: accepts peers, refuses strangers, keeps count, ends them.
 
 use std::cell::{Cell, RefCell};
+use std::fs::File;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forkdisk_uring::{Rt, Stream, UnixListener};
 use serde_json::Value;
@@ -14,6 +15,11 @@ use crate::session::Session;
 
 /// How long to wait after a failed accept, such as for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Descriptors that are kept for verbs in case others have taken all that the process may have.
+const RESERVE: usize = 16;
+/// How often a failed accept is told.
+const TELL_AGAIN: Duration = Duration::from_secs(10);
 
 /// Limits of a control server. Peers can make it hold at most about
 /// `max_connections × max_message`, beside what imports and exports take.
@@ -53,6 +59,10 @@ pub(crate) struct State {
     pub stop: Event,
     peers: RefCell<Vec<Rc<Peer>>>,
     changed: Cell<Option<std::task::Waker>>,
+    /// Descriptors to be let go of.
+    reserve: RefCell<Vec<File>>,
+    /// When a failed accept was told last.
+    told: Cell<Option<Instant>>,
 }
 
 /// Stops a server, from anywhere on its thread.
@@ -98,6 +108,21 @@ impl State {
         }
     }
 
+    /// Sets descriptors aside, as far as there are any.
+    fn refill(&self) {
+        let mut reserve = self.reserve.borrow_mut();
+        while reserve.len() < RESERVE
+            && let Ok(file) = File::open("/dev/null")
+        {
+            reserve.push(file);
+        }
+    }
+
+    /// Lets go of the descriptors that were set aside; whether there were any.
+    fn draw_on_reserve(&self) -> bool {
+        !self.reserve.take().is_empty()
+    }
+
     fn rt(&self) -> &Rt {
         &self.session.runtime
     }
@@ -106,8 +131,10 @@ impl State {
 impl Server {
     /// A server for verbs on `session`.
     pub fn new(session: Session, options: ServerOptions) -> Server {
-        let (stop, peers, changed) = Default::default();
-        Server { state: Rc::new(State { session, options, stop, peers, changed }) }
+        let (stop, peers, changed, reserve, told) = Default::default();
+        let state = State { session, options, stop, peers, changed, reserve, told };
+        state.refill();
+        Server { state: Rc::new(state) }
     }
 
     /// What stops the server.
@@ -123,8 +150,13 @@ impl Server {
             match stop.unless(listener.accept()).await {
                 None => break,
                 Some(Ok(stream)) => self.welcome(stream),
+                Some(Err(_)) if self.state.draw_on_reserve() => {}
                 Some(Err(error)) => {
-                    tracing::warn!(%error, "cannot accept a control connection");
+                    let (told, now) = (&self.state.told, Instant::now());
+                    if told.get().is_none_or(|last| now.duration_since(last) >= TELL_AGAIN) {
+                        told.set(Some(now));
+                        tracing::warn!(%error, "cannot accept a control connection");
+                    }
                     stop.unless(self.state.rt().sleep_for(ACCEPT_PAUSE)).await;
                 }
             }
@@ -178,5 +210,6 @@ impl Drop for Place {
     fn drop(&mut self) {
         self.state.peers.borrow_mut().retain(|peer| !Rc::ptr_eq(peer, &self.peer));
         self.state.changed();
+        self.state.refill();
     }
 }

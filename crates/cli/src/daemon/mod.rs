@@ -4,6 +4,7 @@
 //! those in flight end, the pool is flushed and closed, whoever asked is answered.
 
 mod activation;
+pub mod descriptors;
 pub mod detach;
 pub mod devices;
 mod exports;

@@ -16,6 +16,7 @@ use forkdisk_uring::{Config, Rt, Signals, UnixListener, UringDevice};
 use rustix::process::Signal;
 
 use super::activation::{self, Activated};
+use super::descriptors;
 use super::detach;
 use super::devices::Devices;
 use super::exports::{Fences, Served};
@@ -85,6 +86,7 @@ pub fn run(
     global: &Global,
     announce: impl Fn(Ready<'_>) -> Result<()>,
 ) -> Result<()> {
+    descriptors::check(descriptors::raise(), &settings.data, &settings.control_limits)?;
     // A daemon leaves the folder it was started in.
     let absolute = |path: &Path| std::path::absolute(path).with_context(|| path.display().to_string());
     let path = absolute(path)?;

@@ -12,6 +12,7 @@ mod config;
 mod control;
 mod daemon;
 mod defrag;
+mod descriptors;
 mod endings;
 mod file_systems;
 mod full_host;

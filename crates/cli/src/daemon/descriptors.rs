@@ -1,0 +1,59 @@
+//! File descriptors: as many as the process may have, and no promise that needs more.
+
+use anyhow::{Result, bail};
+use forkdisk_control::ServerOptions as ControlOptions;
+use forkdisk_nbd::ServerOptions;
+use rustix::process::{Resource, getrlimit, setrlimit};
+
+/// What a daemon needs beside its connections: the pool, the ring, sockets, signals, mounts, scrapers, files that verbs
+/// bring with them.
+const OTHERS: u64 = 128;
+
+/// Raises the soft limit to the hard one; the limit from now on, `None` for none.
+pub fn raise() -> Option<u64> {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => limit.maximum,
+        Err(error) => {
+            tracing::debug!(%error, "the limit of open files stays as it is");
+            limit.current
+        }
+    }
+}
+
+/// How many descriptors are left for sockets of single volumes. Refuses connections for which there are none.
+pub fn check(limit: Option<u64>, data: &ServerOptions, control: &ControlOptions) -> Result<usize> {
+    let Some(limit) = limit else { return Ok(usize::MAX) };
+    let (clients, verbs) = (data.max_connections as u64, control.max_connections as u64);
+    let needed = clients.saturating_add(verbs).saturating_add(OTHERS);
+    if needed <= limit {
+        return Ok(usize::try_from(limit - needed).unwrap_or(usize::MAX));
+    }
+    let way_out = match limit.saturating_sub(verbs + OTHERS) {
+        0 => "raise it".to_string(),
+        most => format!("lower max_connections to {most}, or raise it"),
+    };
+    bail!(
+        "max_connections = {clients} does not fit: with control_connections = {verbs} and {OTHERS} for other files that \
+         takes {needed} file descriptors, and the limit of this process is {limit} (ulimit -Hn, LimitNOFILE): {way_out}"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_without_descriptors_are_refused_with_what_would_fit() {
+        let data = |max_connections| ServerOptions { max_connections, ..ServerOptions::default() };
+        let control = ControlOptions::default();
+        let of = |limit, connections| check(limit, &data(connections), &control).map_err(|e| e.to_string());
+        assert_eq!(of(None, 1 << 40), Ok(usize::MAX));
+        assert_eq!(of(Some(1024), 768), Ok(0));
+        let refused = of(Some(1024), 2000).unwrap_err();
+        assert!(refused.contains("max_connections to 768") && refused.contains(" 1024 "), "{refused}");
+        assert!(of(Some(100), 1).unwrap_err().ends_with("raise it"));
+        assert_eq!(of(Some(1024), 128), Ok(640));
+    }
+}
