@@ -7,6 +7,7 @@ mod attach;
 mod cli;
 mod config;
 mod daemon;
+mod group;
 mod lasting;
 mod logging;
 mod network;

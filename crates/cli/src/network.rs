@@ -78,6 +78,9 @@ impl Network {
 
     /// Opens all doors.
     pub fn open(&self, rt: &Rt) -> Result<Doors> {
+        if let Some(warning) = open_to_users(&self.tcp, &self.security) {
+            tracing::warn!("{warning}");
+        }
         let tcp = self.tcp.iter().map(|&addr| Ok(TcpListener::bind(rt, addr)?)).collect::<Result<_>>()?;
         let metrics = self.metrics.iter().map(|place| place.open(rt)).collect::<Result<Vec<_>>>()?;
         let metrics_places = self.metrics.iter().zip(&metrics).map(|(place, listener)| match place {
@@ -89,12 +92,26 @@ impl Network {
     }
 }
 
+/// A warning of an address that every user of this machine can connect to.
+fn open_to_users(tcp: &[SocketAddr], security: &Security) -> Option<String> {
+    let addr = tcp.iter().find(|addr| addr.ip().is_loopback())?;
+    let clear = !matches!(security, Security::Required(_));
+    clear.then(|| {
+        format!(
+            "tcp {addr} is served without TLS: every user of this machine can open every disk; the data socket has a \
+             mode and a group (socket_mode, socket_group), TLS certificates (docs/tls.md)"
+        )
+    })
+}
+
 fn refuse_unsafe(tcp: &[SocketAddr], metrics: &[MetricsPlace], security: &Security) -> Result<()> {
     if let Some(addr) = tcp.iter().find(|addr| !addr.ip().is_loopback()) {
         let without = "others could reach the disks without TLS";
         match security {
             Security::Required(_) => {}
-            Security::Clear | Security::Only(_) => bail!("--tcp {addr}: {without}; give --tls-cert and --tls-key, or --insecure"),
+            Security::Clear | Security::Only(_) => {
+                bail!("--tcp {addr}: {without}; give --tls-cert and --tls-key, or --insecure")
+            }
             Security::Offered(_) => bail!("--tcp {addr}: {without}; leave out --tls allowed, or give --insecure"),
         }
     }
@@ -241,6 +258,16 @@ mod tests {
         }
         assert!(parse_metrics("unix:").is_err());
         assert!(parse_metrics("9000").is_err());
+    }
+
+    #[test]
+    fn tcp_on_this_machine_without_tls_is_warned_of() {
+        let warning = |line| network(line).map(|found| open_to_users(&found.tcp, &found.security)).unwrap();
+        assert!(warning("serve --tcp").unwrap().contains("every user"));
+        assert!(warning("serve --tcp 0.0.0.0 --tcp ::1 --insecure").unwrap().contains("[::1]:10809"));
+        for silent in ["serve --tcp 0.0.0.0 --insecure", "serve --metrics 127.0.0.1:9"] {
+            assert_eq!(warning(silent), None, "{silent}");
+        }
     }
 
     #[test]

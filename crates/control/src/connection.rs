@@ -164,7 +164,11 @@ async fn carry_out(
     tracing::debug!(method = request.method(), "a request");
     let session = state.session.clone();
     let runtime = session.runtime.clone();
-    let mut running = runtime.spawn(async move { perform(&session, request, &call).await });
+    let mut running = runtime.spawn(async move {
+        let outcome = perform(&session, request, &call).await;
+        session.host().follow().await;
+        outcome
+    });
     loop {
         match runtime.timeout(state.options.progress_every, &mut running).await {
             Ok(outcome) => return outcome.map_err(RpcError::from),

@@ -53,6 +53,11 @@ pub trait Host {
         Box::pin(async {})
     }
 
+    /// A verb has ended. Resolves when what is offered by name follows the pool's names.
+    fn follow(&self) -> LocalFuture<()> {
+        Box::pin(async {})
+    }
+
     /// Begins to end the daemon; resolves when the pool is closed. Refused while clients are connected, but with `force`.
     fn stop(&self, force: bool) -> LocalFuture<Result<(), Failure>>;
 }

@@ -44,7 +44,7 @@ pub use executor::{JoinHandle, Rt, block_on};
 pub use inherited::{Inherited, inherited};
 pub use lasting::LastingMemory;
 pub use loop_device::{abandon_loop, attach_loop, detach_loop};
-pub use net::{Accept, ByteStream, Piece, Stream, TcpListener, UnixListener};
+pub use net::{Accept, ByteStream, Piece, SocketAccess, Stream, TcpListener, UnixListener};
 pub use signal::Signals;
 pub use sys::PeerCred;
 pub use timer::{Elapsed, Sleep};

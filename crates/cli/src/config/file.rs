@@ -52,10 +52,13 @@ fn value_of(key: &Key, value: &Spanned<DeValue<'_>>) -> Result<String> {
     let text = match (key.kind, value.get_ref()) {
         (Kind::Switch, DeValue::Boolean(true)) => "yes".to_string(),
         (Kind::Switch, DeValue::Boolean(false)) => "no".to_string(),
-        (Kind::Path | Kind::Choice(_) | Kind::Size | Kind::Share | Kind::Time, DeValue::String(text)) => {
-            text.to_string()
+        (
+            Kind::Path | Kind::Choice(_) | Kind::Size | Kind::Share | Kind::Time | Kind::Mode | Kind::Group,
+            DeValue::String(text),
+        ) => text.to_string(),
+        (Kind::Count | Kind::Size | Kind::Share | Kind::Time | Kind::Group, DeValue::Integer(number)) => {
+            number.to_string()
         }
-        (Kind::Count | Kind::Size | Kind::Share | Kind::Time, DeValue::Integer(number)) => number.to_string(),
         (Kind::Addresses | Kind::Places, DeValue::String(text)) => text.to_string(),
         (Kind::Addresses | Kind::Places, DeValue::Array(list)) => {
             let words = list.iter().map(|word| word.get_ref().as_str().context("this takes addresses, in quotes"));
@@ -76,6 +79,8 @@ fn wanted(kind: Kind) -> &'static str {
         Kind::Time => "a time, such as \"10s\" or a number of seconds",
         Kind::Switch => "true or false",
         Kind::Addresses | Kind::Places => "an address in quotes, or several in brackets",
+        Kind::Mode => "a mode, in quotes",
+        Kind::Group => "a group, in quotes",
         Kind::Choice(_) => "a word, in quotes",
     }
 }

@@ -20,6 +20,10 @@ pub enum Kind {
     Share,
     /// A whole number above 0.
     Count,
+    /// Permissions of a file: octal, as chmod takes them.
+    Mode,
+    /// A group of users, by name or number.
+    Group,
     /// How long: a number and `ms`, `s`, `m` or `h`; seconds without.
     Time,
     /// `yes` or `no`.
@@ -78,6 +82,9 @@ keys! {
     LOG_FORMAT "log_format" Kind::Choice(&["text", "json"]), Every, "text", "How log lines are written";
     SOCKET "socket" Kind::Path, Serve, "",
         "Where the data socket goes: /run/forkdisk/UUID/nbd.sock for root, else $XDG_RUNTIME_DIR/forkdisk/UUID/nbd.sock without it";
+    SOCKET_DIR "socket_dir" Kind::Path, Serve, "", "A folder in which each volume has a data socket of its own, VOLUME.sock (docs/nbd.md)";
+    SOCKET_MODE "socket_mode" Kind::Mode, Serve, "", "The mode of data sockets: 0660 with a group, else 0600 without it";
+    SOCKET_GROUP "socket_group" Kind::Group, Serve, "", "The group of data sockets, by name or number";
     MOUNT "mount" Kind::Path, Serve, "", "Mount the pool at this folder, too: every volume is a file there (docs/mount.md)";
     TCP "tcp" Kind::Addresses, Serve, "",
         "Serve over TCP, too, beyond this machine only with TLS or --insecure; 127.0.0.1:10809 where no address is given";
@@ -157,6 +164,8 @@ impl Key {
             Kind::Share => share(text).map(drop),
             Kind::Count => count(text).map(drop),
             Kind::Time => time(text).map(drop),
+            Kind::Mode => mode(text).map(drop),
+            Kind::Group => Ok(()),
             Kind::Addresses => network::parse_addresses(text).map(drop),
             Kind::Places => network::parse_places(text).map(drop),
             Kind::Switch => switch(text).map(drop),
@@ -175,6 +184,8 @@ impl Kind {
             Kind::Share => "SIZE|PERCENT%".to_string(),
             Kind::Count => "NUMBER".to_string(),
             Kind::Time => "TIME".to_string(),
+            Kind::Mode => "MODE".to_string(),
+            Kind::Group => "GROUP".to_string(),
             Kind::Addresses => "ADDR:PORT".to_string(),
             Kind::Places => "ADDR:PORT|unix:PATH".to_string(),
             Kind::Switch => "yes|no".to_string(),
@@ -188,6 +199,14 @@ pub fn count(text: &str) -> Result<usize> {
     match text.parse() {
         Ok(number) if number > 0 => Ok(number),
         _ => bail!("'{text}' is not a whole number above 0"),
+    }
+}
+
+/// Permissions of a file, such as `0660`.
+pub fn mode(text: &str) -> Result<u32> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 && mode & 0o600 == 0o600 => Ok(mode),
+        _ => bail!("'{text}' is not a mode from 0600 to 0777, such as 0660"),
     }
 }
 
@@ -276,6 +295,14 @@ mod tests {
             assert!(share(text).is_err(), "{text}");
         }
         assert_eq!(LowWater::Percent(5).bytes(200), 10);
+    }
+
+    #[test]
+    fn modes_are_octal_and_let_the_owner_in() {
+        assert_eq!((mode("0660").unwrap(), mode("600").unwrap(), mode("0777").unwrap()), (0o660, 0o600, 0o777));
+        for text in ["", "0", "0060", "1777", "0o660", "rw", "0888", "-660"] {
+            assert!(mode(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -140,6 +140,11 @@ impl Settings {
         keys::time(self.get(key).0).with_context(|| key.name)
     }
 
+    /// Permissions of a file.
+    pub fn mode(&self, key: &Key) -> Result<Option<u32>> {
+        self.text(key).map(keys::mode).transpose().with_context(|| key.name)
+    }
+
     /// Yes or no. Every key of this kind has a default.
     pub fn switch(&self, key: &Key) -> Result<bool> {
         keys::switch(self.get(key).0).with_context(|| key.name)
@@ -158,6 +163,8 @@ mod tests {
             keys::Kind::Count => "17",
             keys::Kind::Time => "33s",
             keys::Kind::Switch => "no",
+            keys::Kind::Mode => "0640",
+            keys::Kind::Group => "disk",
             keys::Kind::Addresses => "127.0.0.1:7,[::1]:8",
             keys::Kind::Places => "127.0.0.1:7,unix:/some/where",
             keys::Kind::Choice(words) => words[words.len() - 1],

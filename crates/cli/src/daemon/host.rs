@@ -15,6 +15,7 @@ use forkdisk_uring::Rt;
 use super::devices::Devices;
 use super::exports::Fences;
 use super::mounts::Mounts;
+use super::socket_dir::SocketDir;
 
 /// How often clients that are being disconnected are counted.
 const LOOK: Duration = Duration::from_millis(5);
@@ -32,6 +33,7 @@ pub struct Daemon {
     pub mounts: Mounts,
     pub devices: Devices,
     pub end: Rc<End>,
+    pub socket_dir: Option<SocketDir>,
     /// All but the clients, who come and go.
     pub identity: Status,
 }
@@ -102,6 +104,15 @@ impl Host for Daemon {
 
     fn server(&self) -> Option<ServerRecord> {
         Some((&self.data.statistics()).into())
+    }
+
+    fn follow(&self) -> LocalFuture<()> {
+        let sockets = self.socket_dir.clone();
+        Box::pin(async move {
+            if let Some(sockets) = sockets {
+                sockets.follow().await;
+            }
+        })
     }
 
     fn stop(&self, force: bool) -> LocalFuture<Result<(), Failure>> {

@@ -14,6 +14,7 @@ mod notify;
 mod pid_file;
 mod refusals;
 mod run;
+mod socket_dir;
 pub mod space;
 
 pub use run::{Ready, Settings, run};

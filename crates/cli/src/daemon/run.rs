@@ -12,7 +12,7 @@ use forkdisk_control::{
 };
 use forkdisk_monitor::PoolSource;
 use forkdisk_nbd::{Server, ServerHandle, ServerOptions};
-use forkdisk_uring::{Config, Rt, Signals, UnixListener, UringDevice};
+use forkdisk_uring::{Config, Rt, Signals, SocketAccess, UnixListener, UringDevice};
 use rustix::process::Signal;
 
 use super::activation::{self, Activated};
@@ -25,6 +25,7 @@ use super::mounts::Mounts;
 use super::notify::Notifier;
 use super::pid_file::PidFile;
 use super::refusals::Refusals;
+use super::socket_dir::SocketDir;
 use super::space;
 use crate::cli::Global;
 use crate::lasting::Lasting;
@@ -42,6 +43,10 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub struct Settings {
     /// Where the data socket goes; in the pool's own folder without it.
     pub socket: Option<PathBuf>,
+    /// Where each volume has a data socket of its own.
+    pub socket_dir: Option<PathBuf>,
+    /// Mode and group of data sockets, but for the one in the pool's own folder.
+    pub access: SocketAccess,
     /// Where the control socket goes; in the pool's own folder without it.
     pub control: Option<PathBuf>,
     /// Where the process's number is written.
@@ -68,6 +73,8 @@ pub struct Settings {
 pub struct Ready<'a> {
     /// Where the data socket lies.
     pub socket: Option<&'a Path>,
+    /// Where the sockets of single volumes lie.
+    pub socket_dir: Option<&'a Path>,
     /// Where the control socket lies.
     pub control: Option<&'a Path>,
     /// TCP and metrics.
@@ -86,11 +93,12 @@ pub fn run(
     global: &Global,
     announce: impl Fn(Ready<'_>) -> Result<()>,
 ) -> Result<()> {
-    descriptors::check(descriptors::raise(), &settings.data, &settings.control_limits)?;
+    let room = descriptors::check(descriptors::raise(), &settings.data, &settings.control_limits)?;
     // A daemon leaves the folder it was started in.
     let absolute = |path: &Path| std::path::absolute(path).with_context(|| path.display().to_string());
     let path = absolute(path)?;
-    let paths = [&mut settings.pid_file, &mut settings.log_file, &mut settings.syslog, &mut settings.mount];
+    let Settings { pid_file, log_file, syslog, mount, socket_dir, .. } = &mut settings;
+    let paths = [pid_file, log_file, syslog, mount, socket_dir];
     for path in paths.into_iter().flatten() {
         *path = absolute(path)?;
     }
@@ -112,7 +120,7 @@ pub fn run(
         let options = OpenOptions { volatile: lasting.log(), ..settings.pool.clone() };
         let pool = open_pool(device, &runtime, &path, options).await?;
         let end = Rc::new(End::default());
-        let outcome = serve(&path, &runtime, &pool, &settings, signals, &end, announce).await;
+        let outcome = serve(&path, &runtime, &pool, (&settings, room), signals, &end, announce).await;
         let outcome = match outcome {
             Ok(served) => served.close(&runtime, &pool, &path, &end).await,
             Err(error) => {
@@ -159,7 +167,7 @@ async fn serve(
     path: &Path,
     runtime: &Rt,
     pool: &Pool<UringDevice>,
-    settings: &Settings,
+    (settings, room): (&Settings, usize),
     signals: Signals,
     end: &Rc<End>,
     announce: impl Fn(Ready<'_>) -> Result<()>,
@@ -177,6 +185,10 @@ async fn serve(
     mounts.guard(Some(Box::new(move |name| {
         clients.clients().iter().any(|client| client.export == name) || !attached.users(name).is_empty()
     })));
+    let socket_dir = match &settings.socket_dir {
+        Some(dir) => Some(SocketDir::open(runtime, dir, &data, pool, settings.access, room).await?),
+        None => None,
+    };
     let identity = Status {
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_string(),
@@ -195,6 +207,7 @@ async fn serve(
         mounts: mounts.clone(),
         devices: devices.clone(),
         end: end.clone(),
+        socket_dir: socket_dir.clone(),
         identity,
     };
     let session = Session::new(pool.clone(), runtime.clone(), Rc::new(host));
@@ -206,8 +219,8 @@ async fn serve(
     }
 
     let (socket, control_socket) = (sockets.data_path.as_deref(), sockets.control_path.as_deref());
-    let read_only = settings.pool.read_only;
-    announce(Ready { socket, control: control_socket, doors: &doors, pool, read_only })?;
+    let (dir, read_only) = (settings.socket_dir.as_deref(), settings.pool.read_only);
+    announce(Ready { socket, socket_dir: dir, control: control_socket, doors: &doors, pool, read_only })?;
     if let Some(log_file) = &settings.log_file {
         detach::log_to(log_file)?;
     }
@@ -225,6 +238,7 @@ async fn serve(
     let listening = runtime.spawn(asked.run());
     let giving_back = runtime.spawn(give_back(runtime.clone(), pool.clone(), read_only));
     let watching = runtime.spawn(space::watch(runtime.clone(), pool.clone()));
+    let following = socket_dir.clone().map(|sockets| runtime.spawn(sockets.watch()));
     let watchdog = runtime.spawn(watchdog(runtime.clone(), notifier.clone()));
     let handle = control.handle();
     let (server, listener) = (control.clone(), sockets.control);
@@ -245,6 +259,12 @@ async fn serve(
     tracing::info!("letting clients finish");
     notifier.stopping("letting clients finish");
     devices.stop().await;
+    if let Some(following) = following {
+        following.cancel().await;
+    }
+    if let Some(sockets) = socket_dir {
+        sockets.close().await;
+    }
     data.handle().stop();
     handle.stop();
     for server in serving {
@@ -308,7 +328,8 @@ impl Sockets {
         let (mut data, data_path) = match activated.data.is_empty() {
             true => {
                 let path = place_of(&settings.socket, place::PrivateDir::data)?;
-                (vec![UnixListener::bind(runtime, &path)?], Some(path))
+                let access = if settings.socket.is_some() { settings.access } else { SocketAccess::OWNER };
+                (vec![UnixListener::bind_for(runtime, &path, access)?], Some(path))
             }
             false => (Vec::new(), activated.data.first().and_then(activation::path_of)),
         };

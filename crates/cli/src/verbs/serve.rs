@@ -3,16 +3,18 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use forkdisk::{OpenOptions, WhenFull};
 use forkdisk_control::ServerOptions as ControlOptions;
 use forkdisk_nbd::{ServerOptions, nbd_uri};
+use forkdisk_uring::SocketAccess;
 use serde::Serialize;
 
 use crate::cli::Global;
 use crate::config::{Given, Settings as Configuration, key};
 use crate::daemon::{self, Ready, Settings, detach};
+use crate::group;
 use crate::network::Network;
 use crate::output::{print_json_line, print_line};
 
@@ -49,6 +51,8 @@ pub struct ServeArgs {
 #[derive(Serialize)]
 struct Announcement {
     socket: Option<String>,
+    /// Where each volume has a socket of its own.
+    socket_dir: Option<String>,
     control: Option<String>,
     pid: u32,
     /// Beginnings of URIs over TCP; an export's name follows.
@@ -88,6 +92,8 @@ fn settings(config: &Configuration) -> Result<Settings> {
         _ => WhenFull::Wait(config.time(&key::WAIT_FOR_SPACE)?),
     };
     Ok(Settings {
+        access: access(config)?,
+        socket_dir: config.path(&key::SOCKET_DIR),
         network: Network::from_settings(config)?,
         socket: config.path(&key::SOCKET),
         control: config.path(&key::CONTROL),
@@ -126,6 +132,21 @@ fn settings(config: &Configuration) -> Result<Settings> {
     })
 }
 
+/// Mode and group of the data sockets.
+fn access(config: &Configuration) -> Result<SocketAccess> {
+    let group = config.word(&key::SOCKET_GROUP).map(group::number).transpose()?;
+    let mode = config.mode(&key::SOCKET_MODE)?;
+    let is_reached = config.path(&key::SOCKET).or(config.path(&key::SOCKET_DIR)).is_some();
+    if (group.is_some() || mode.is_some()) && !is_reached {
+        bail!(
+            "socket_mode and socket_group need socket or socket_dir: the pool's own folder in /run lets its own user in \
+             only, and a socket of systemd has SocketMode and SocketGroup"
+        );
+    }
+    let usual = if group.is_some() { 0o660 } else { SocketAccess::OWNER.mode };
+    Ok(SocketAccess { mode: mode.unwrap_or(usual), group })
+}
+
 fn announce(ready: &Ready<'_>, json: bool) -> Result<()> {
     let export = |info: &forkdisk::VolumeInfo| Export {
         name: info.name.clone(),
@@ -138,9 +159,11 @@ fn announce(ready: &Ready<'_>, json: bool) -> Result<()> {
     if json {
         let (socket, control, pid) = (shown(ready.socket), shown(ready.control), std::process::id());
         let (tcp, metrics) = (ready.doors.uris(), ready.doors.metrics_places.clone());
-        return print_json_line(&Announcement { socket, control, pid, tcp, metrics, exports });
+        let socket_dir = shown(ready.socket_dir);
+        return print_json_line(&Announcement { socket, socket_dir, control, pid, tcp, metrics, exports });
     }
     print_line(&format!("socket {}", shown(ready.socket).unwrap_or_else(|| "-".to_string())))?;
+    shown(ready.socket_dir).map_or(Ok(()), |dir| print_line(&format!("socket-dir {dir}")))?;
     ready.doors.uris().iter().try_for_each(|uri| print_line(&format!("tcp {uri}")))?;
     ready.doors.metrics_places.iter().try_for_each(|place| print_line(&format!("metrics {place}")))?;
     for uri in exports.iter().take(ANNOUNCED).filter_map(|export| export.uri.as_deref()) {

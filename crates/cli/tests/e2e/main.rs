@@ -47,6 +47,7 @@ mod scenarios;
 mod served;
 mod service_manager;
 mod serving;
+mod sockets;
 mod stomper;
 mod stopping;
 mod tls;

@@ -15,4 +15,4 @@ pub(crate) use message::Message;
 pub use message::Piece;
 pub use stream::Stream;
 pub use tcp::TcpListener;
-pub use unix::UnixListener;
+pub use unix::{SocketAccess, UnixListener};

@@ -1,9 +1,9 @@
-//! Listening on a unix socket that only its owner can reach.
+//! Listening on a unix socket that only its owner can reach, or those whom its file is given to.
 
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -24,6 +24,20 @@ pub struct UnixListener {
     _file: Option<SocketFile>,
 }
 
+/// Mode and group of a socket's file: connecting takes the right to write it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketAccess {
+    /// The mode of its file.
+    pub mode: u32,
+    /// The group of its file; the process's own without it.
+    pub group: Option<u32>,
+}
+
+impl SocketAccess {
+    /// Its own user only.
+    pub const OWNER: SocketAccess = SocketAccess { mode: 0o600, group: None };
+}
+
 struct SocketFile {
     path: PathBuf,
     /// Device and inode: what was bound, whatever the path leads to later.
@@ -35,6 +49,11 @@ impl UnixListener {
     /// Folders that are missing are made with mode 0700. A socket nobody listens on any more is
     /// replaced; one that somebody listens on is `Busy`, any other file `Exists`.
     pub fn bind(rt: &Rt, path: impl AsRef<Path>) -> forkdisk::Result<UnixListener> {
+        UnixListener::bind_for(rt, path, SocketAccess::OWNER)
+    }
+
+    /// As [`bind`](Self::bind), with another mode and group, which the file has before a client can connect.
+    pub fn bind_for(rt: &Rt, path: impl AsRef<Path>, access: SocketAccess) -> forkdisk::Result<UnixListener> {
         let path = path.as_ref();
         let failed = |e: io::Error| Error::io(format!("cannot listen on {}", path.display()), e);
         let addr = SockAddr::unix(path)
@@ -46,6 +65,9 @@ impl UnixListener {
         sys::set_mode(socket.as_fd(), 0o600).map_err(failed)?;
         sys::bind(socket.as_fd(), &addr).map_err(failed)?;
         let file = SocketFile::at(path).map_err(failed)?;
+        if access != SocketAccess::OWNER {
+            file.give(access).map_err(failed)?;
+        }
         let listener = UnixListener { handle: Handle::new(rt.driver(), socket), _file: Some(file) };
         sys::listen(listener.handle.fd(), BACKLOG).map_err(failed)?;
         Ok(listener)
@@ -66,6 +88,17 @@ impl SocketFile {
     fn at(path: &Path) -> io::Result<SocketFile> {
         let meta = fs::symlink_metadata(path)?;
         Ok(SocketFile { path: path.to_path_buf(), identity: (meta.dev(), meta.ino()) })
+    }
+
+    /// The group first: the mode is for it and not for the one before.
+    fn give(&self, access: SocketAccess) -> io::Result<()> {
+        if access.group.is_some() {
+            std::os::unix::fs::lchown(&self.path, None, access.group)?;
+        }
+        if SocketFile::identity_of(&self.path) != Some(self.identity) {
+            return Err(io::Error::other("another file has taken its place"));
+        }
+        fs::set_permissions(&self.path, fs::Permissions::from_mode(access.mode))
     }
 }
 

@@ -1,0 +1,227 @@
+//! A folder with a data socket for each volume, which follows the names of the pool's volumes.
+//!
+//! A connection to one opens that volume and no other; modes and groups of the files say which users can connect.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forkdisk::Pool;
+use forkdisk_nbd::{Security, Server};
+use forkdisk_uring::{JoinHandle, Rt, SocketAccess, UnixListener, UringDevice};
+
+use super::exports::Served;
+
+/// How often names are looked at that come and go without a verb: files of a mount.
+const LOOK: Duration = Duration::from_millis(100);
+const TURN: Duration = Duration::from_millis(1);
+/// Names that are looked at without letting others run.
+const PIECE: usize = 256;
+/// What follows the volume's name in the name of its socket.
+const SUFFIX: &str = ".sock";
+
+/// All sockets of a folder. Clones are the same.
+#[derive(Clone)]
+pub struct SocketDir(Rc<Inner>);
+
+struct Inner {
+    dir: PathBuf,
+    runtime: Rt,
+    pool: Pool<UringDevice>,
+    server: Server<Served>,
+    access: SocketAccess,
+    /// How many sockets there may be.
+    most: usize,
+    /// By the name of the volume.
+    sockets: RefCell<BTreeMap<String, JoinHandle<()>>>,
+    /// Volumes that have no socket, which has been told.
+    without: RefCell<BTreeSet<String>>,
+    /// Which names the sockets follow.
+    seen: Cell<Option<u64>>,
+    is_busy: Cell<bool>,
+    has_ended: Cell<bool>,
+}
+
+impl SocketDir {
+    /// Makes the folder and a socket for each volume there is.
+    pub async fn open(
+        runtime: &Rt,
+        dir: &Path,
+        server: &Server<Served>,
+        pool: &Pool<UringDevice>,
+        access: SocketAccess,
+        most: usize,
+    ) -> Result<SocketDir> {
+        make(dir, access)?;
+        let (dir, runtime, pool, server) = (dir.to_path_buf(), runtime.clone(), pool.clone(), server.clone());
+        let (sockets, without, seen, is_busy, has_ended) = Default::default();
+        let inner = Inner { dir, runtime, pool, server, access, most, sockets, without, seen, is_busy, has_ended };
+        let sockets = SocketDir(Rc::new(inner));
+        sockets.follow().await;
+        sockets.0.remove_stale();
+        Ok(sockets)
+    }
+
+    /// Follows names that come and go, without end.
+    pub async fn watch(self) {
+        loop {
+            self.0.runtime.sleep_for(LOOK).await;
+            self.follow().await;
+        }
+    }
+
+    /// Opens and closes sockets, so that each volume there is now has one.
+    pub async fn follow(&self) {
+        let inner = &*self.0;
+        while inner.is_busy.get() {
+            inner.runtime.sleep_for(TURN).await;
+        }
+        let version = inner.pool.names_version();
+        if inner.has_ended.get() || inner.seen.get() == Some(version) {
+            return;
+        }
+        let _busy = Busy::new(&inner.is_busy);
+        let names = inner.names().await;
+        let gone: Vec<String> = inner.sockets.borrow().keys().filter(|name| !names.contains(*name)).cloned().collect();
+        for name in gone {
+            let socket = inner.sockets.borrow_mut().remove(&name);
+            if let Some(socket) = socket {
+                socket.cancel().await;
+            }
+        }
+        inner.without.borrow_mut().retain(|name| names.contains(name));
+        for name in names {
+            inner.offer(name);
+        }
+        // What has changed meanwhile is looked at by the next call.
+        inner.seen.set(Some(version));
+    }
+
+    /// Closes all sockets, for good.
+    pub async fn close(&self) {
+        let inner = &*self.0;
+        inner.has_ended.set(true);
+        while inner.is_busy.get() {
+            inner.runtime.sleep_for(TURN).await;
+        }
+        let sockets = inner.sockets.take();
+        for socket in sockets.into_values() {
+            socket.cancel().await;
+        }
+    }
+}
+
+/// One task at a time opens and closes sockets; it may be dropped where it waits.
+struct Busy<'a>(&'a Cell<bool>);
+
+impl Busy<'_> {
+    fn new(is_busy: &Cell<bool>) -> Busy<'_> {
+        is_busy.set(true);
+        Busy(is_busy)
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
+impl Inner {
+    async fn names(&self) -> BTreeSet<String> {
+        let (mut names, mut after) = (BTreeSet::new(), String::new());
+        loop {
+            let piece = self.pool.volume_names_after(&after, PIECE);
+            let Some(last) = piece.last() else { return names };
+            after.clone_from(last);
+            names.extend(piece);
+            self.runtime.yield_now().await;
+        }
+    }
+
+    fn offer(&self, name: String) {
+        if self.sockets.borrow().contains_key(&name) {
+            return;
+        }
+        match self.listen(&name) {
+            Ok(socket) => {
+                self.without.borrow_mut().remove(&name);
+                self.sockets.borrow_mut().insert(name, socket);
+            }
+            Err(error) => {
+                if self.without.borrow_mut().insert(name.clone()) {
+                    tracing::warn!("the volume {name} has no socket of its own: {error:#}");
+                }
+            }
+        }
+    }
+
+    fn listen(&self, name: &str) -> Result<JoinHandle<()>> {
+        let most = self.most;
+        ensure!(self.sockets.borrow().len() < most, "no more than {most} have a file descriptor (LimitNOFILE)");
+        let listener = UnixListener::bind_for(&self.runtime, self.dir.join(file_name(name)), self.access)?;
+        let (server, only) = (self.server.clone(), Security::Only(name.into()));
+        Ok(self.runtime.spawn(async move { server.listen(listener, only).await }))
+    }
+
+    /// Removes sockets of volumes that have gone since a daemon left them behind.
+    fn remove_stale(&self) {
+        let Ok(entries) = fs::read_dir(&self.dir) else { return };
+        let ours: BTreeSet<String> = self.sockets.borrow().keys().map(|name| file_name(name)).collect();
+        for entry in entries.flatten() {
+            let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());
+            let named = |name: &str| name.ends_with(SUFFIX) && !ours.contains(name);
+            let is_left = entry.file_name().to_str().is_some_and(named);
+            let is_refused = |e: std::io::Error| e.kind() == std::io::ErrorKind::ConnectionRefused;
+            if is_socket && is_left && UnixStream::connect(entry.path()).is_err_and(is_refused) {
+                // It is in the way of nothing.
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
+/// A folder that lets through whom its sockets let in.
+fn make(dir: &Path, access: SocketAccess) -> Result<()> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    let shown = || format!("cannot make the folder {} for sockets", dir.display());
+    fs::DirBuilder::new().mode(0o700).create(dir).with_context(shown)?;
+    if access.group.is_some() {
+        std::os::unix::fs::chown(dir, None, access.group).with_context(shown)?;
+    }
+    let enter = |may_connect: u32, bits: u32| if access.mode & may_connect != 0 { bits } else { 0 };
+    let mode = 0o700 | enter(0o020, 0o050) | enter(0o002, 0o005);
+    fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(mode)).with_context(shown)
+}
+
+/// The name of a volume's socket: letters, digits, `.`, `_` and `-` stay, every other byte is `%` and two digits.
+pub fn file_name(volume: &str) -> String {
+    let mut name = String::with_capacity(volume.len() + SUFFIX.len());
+    for &byte in volume.as_bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' | b'_' | b'-' => name.push(byte.into()),
+            _ => name.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    name + SUFFIX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_sockets_are_names_of_files() {
+        assert_eq!(file_name("vm-1_a.b"), "vm-1_a.b.sock");
+        assert_eq!(file_name("lab/vm1"), "lab%2Fvm1.sock");
+        assert_eq!(file_name("a@b%"), "a%40b%25.sock");
+    }
+}
