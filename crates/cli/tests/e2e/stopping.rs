@@ -1,9 +1,13 @@
-//! `stop` with clients connected.
+//! `stop` with clients connected, and restarts under clients that reconnect.
 
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::harness::{LIMIT, Lab, LimitedWait, POOL, Server, noise};
+use serde_json::Value;
+
+use crate::harness::{LIMIT, Lab, LimitedWait, POOL, Server, client, noise, succeed};
 use crate::nbd::Client;
 
 #[test]
@@ -34,4 +38,46 @@ fn stop_tells_who_is_connected_and_ends_only_when_it_may() {
     assert!(client.read(0, 4096).is_err());
     assert!(lab.contents("a")[..4096] == noise(3, 4096));
     lab.assert_clean();
+}
+
+/// Starts a daemon at the usual place; the URI and the socket that it prints.
+fn start_at_the_usual_place(lab: &Lab, pool: &str) -> (String, String) {
+    let said: Value = serde_json::from_str(&lab.ok(&["serve", pool, "--daemon", "--json"])).unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_string();
+    (text(&said["exports"][0]["uri"]), text(&said["socket"]))
+}
+
+#[test]
+fn qemu_outlives_a_restart_at_the_uri_that_serve_prints_also_when_the_pool_has_moved() {
+    let Some(mut qemu) = client("qemu-io", "qemu-utils") else { return };
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "--size", "1M"]);
+    let (uri, socket) = start_at_the_usual_place(&lab, POOL);
+    let options = format!("driver=nbd,server.type=unix,server.path={socket},export=a,reconnect-delay=60");
+    let mut qemu = qemu
+        .args(["-t", "writeback", "--image-opts", &options])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = qemu.stdin.take().unwrap();
+    stdin.write_all(b"write -P 77 0 64k\n").unwrap();
+    let mut said = BufReader::new(qemu.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("ops;") {
+        line.clear();
+        assert!(said.read_line(&mut line).unwrap() > 0, "qemu-io ended");
+    }
+    assert!(lab.run(&["stop", POOL]).refused().contains("qemu-io"));
+    lab.ok(&["stop", POOL, "--force"]);
+    fs::rename(lab.path(POOL), lab.path("moved.img")).unwrap();
+    assert_eq!(start_at_the_usual_place(&lab, "moved.img"), (uri.clone(), socket));
+    stdin.write_all(b"flush\nread -P 77 0 64k\nwrite -P 78 0 64k\nflush\nquit\n").unwrap();
+    drop(stdin);
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    assert!(qemu.wait_within(LIMIT).unwrap().success());
+    assert!(rest.contains("read 65536/65536") && !rest.contains("failed"), "{rest}");
+    succeed(client("qemu-io", "qemu-utils").unwrap().args(["-r", "-f", "raw", "-c", "read -P 78 0 64k", &uri]));
+    lab.ok(&["stop", "moved.img"]);
 }
