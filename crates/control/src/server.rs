@@ -186,7 +186,8 @@ impl Server {
     fn admit(&self, stream: &Stream) -> Result<(), RpcError> {
         let most = self.state.options.max_connections;
         if self.state.peers.borrow().len() >= most {
-            return Err(RpcError::new(ErrorCode::TOO_MANY, format!("there are {most} control connections already")));
+            let text = format!("there are {most} control connections already (control_connections)");
+            return Err(RpcError::new(ErrorCode::TOO_MANY, text));
         }
         let own = rustix::process::geteuid().as_raw();
         match stream.peer_cred() {

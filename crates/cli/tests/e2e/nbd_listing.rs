@@ -31,6 +31,15 @@ fn many(options: &[&str]) -> (Lab, Server) {
     (lab, server)
 }
 
+/// Ends the neighbour's reads, also when an assertion fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// Times of 4 KiB reads of another client until `work` ends, the longest and how many there were.
 fn beside(server: &Server, work: impl FnOnce()) -> (Duration, usize) {
     let mut neighbour = Client::connect(server.socket(), "v0000").unwrap();
@@ -48,8 +57,9 @@ fn beside(server: &Server, work: impl FnOnce()) -> (Duration, usize) {
             }
             (longest, count)
         });
+        let over = Over(&is_over);
         work();
-        is_over.store(true, Ordering::SeqCst);
+        drop(over);
         reads.join().unwrap()
     })
 }
