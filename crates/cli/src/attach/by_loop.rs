@@ -105,8 +105,19 @@ fn object_of(file: &Path) -> Option<String> {
     }
 }
 
+/// Whether the process that served the file behind a device was killed: nothing can be written to it any more.
+pub fn is_left_behind(device: &Path) -> bool {
+    let name = device.file_name().unwrap_or_default().to_string_lossy();
+    let Ok(backing) = fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")) else { return false };
+    let mounts = forkdisk_fuse::mounts();
+    let inside = mounts.iter().map(|(dir, _)| dir).filter(|dir| Path::new(&backing).starts_with(dir));
+    inside.max_by_key(|dir| dir.as_os_str().len()).is_some_and(|dir| is_dead(dir))
+}
+
 pub fn detach(device: &Path) -> Result<()> {
-    match detach_loop(device) {
+    // What is cached of a dead device can be written nowhere.
+    let let_go = if is_left_behind(device) { abandon_loop } else { detach_loop };
+    match let_go(device) {
         Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => Err(in_use(device)),
         outcome => outcome.with_context(|| device.display().to_string()),
     }

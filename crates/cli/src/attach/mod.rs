@@ -112,6 +112,11 @@ pub fn detach(global: &Global, attachment: &Attachment) -> Result<()> {
     }
 }
 
+/// Whether the process behind an attachment was killed, so that the device is of no use any more.
+pub fn is_left_behind(attachment: &Attachment) -> bool {
+    attachment.by == Means::Loop && by_loop::is_left_behind(&attachment.device)
+}
+
 /// Everything that is attached on this machine, by the names of the devices.
 pub fn list() -> Vec<Attachment> {
     let mut names: Vec<String> = fs::read_dir("/sys/block")

@@ -60,7 +60,12 @@ pub fn run(args: AttachArgs, global: &Global) -> Result<()> {
     attach::clean_up();
     let is_it = |other: &Attachment| other.pool == pool && other.object == address.name;
     if let Some(other) = attach::list().into_iter().find(is_it) {
-        bail!("{} is attached already: {}", address.show(), other.device.display());
+        if attach::is_left_behind(&other) {
+            tracing::warn!(device = %other.device.display(), "its daemon was killed: detaching it");
+            attach::detach(global, &other)?;
+        } else {
+            bail!("{} is attached already: {}", address.show(), other.device.display());
+        }
     }
     let mut owner = find_owner(global, &pool)?;
     let target =

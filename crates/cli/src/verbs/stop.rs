@@ -54,7 +54,7 @@ const AGAIN: Duration = Duration::from_millis(200);
 pub fn run(args: StopArgs, global: &Global) -> Result<()> {
     let path = global.pool(args.pool.as_deref())?;
     let absolute = path.canonicalize().with_context(|| path.display().to_string())?;
-    if let Some(attached) = attach::list().into_iter().find(|a| a.pool == absolute) {
+    if let Some(attached) = attach::list().into_iter().find(|a| a.pool == absolute && !attach::is_left_behind(a)) {
         let (device, name) = (attached.device.display(), attached.object);
         bail!("{} is in use: {name} is attached as {device}; `forkdisk detach {device}` first", path.display());
     }

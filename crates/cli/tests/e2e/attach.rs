@@ -291,3 +291,58 @@ fn a_machine_without_ublk_says_so() {
     );
     assert!(it.lab.run(&["stop", POOL]).refused().contains("no daemon"));
 }
+
+/// What is synced on an attached ext4 survives its killed daemon; afterwards the device goes and comes back in whatever order
+/// that is asked for.
+#[test]
+fn a_device_whose_daemon_was_killed_goes_and_comes_back_in_any_order() {
+    let Some(attaching) = Attaching::with_pool("256M") else { return };
+    let lab = &attaching.lab;
+    lab.ok(&["create", &format!("{POOL}/a"), "--size", "64M"]);
+    let server = Server::start(lab);
+    let device = attaching.attach("a");
+    shell(&format!("mkfs.ext4 -q {}", device_text(&device)));
+    attaching.mount(&device, "rw");
+    let mut server = Some(server);
+    for order in ["detach attach", "attach", "serve stop", "serve attach", "serve detach attach"] {
+        let file = attaching.below.join(order.replace(' ', "-"));
+        fs::write(&file, noise(order.len() as u64, MIB)).unwrap();
+        succeed(Command::new("sync").arg("-f").arg(&attaching.below));
+        fs::write(attaching.below.join("unsynced"), noise(9, MIB)).unwrap();
+        server.take().unwrap().kill();
+        let busy = lab.run(&["detach", &attaching.attached()[0].0]);
+        assert!(busy.refused().contains("unmount"), "it is mounted still");
+        succeed(Command::new("umount").arg(&attaching.below));
+        for step in order.split(' ') {
+            match step {
+                "serve" => server = Some(Server::start(lab)),
+                // What is dead does not keep the daemon from ending; the device goes with the next attach.
+                "stop" => {
+                    lab.ok(&["stop", POOL]);
+                    server = None;
+                }
+                "detach" => drop(lab.ok(&["detach", &format!("{POOL}/a")])),
+                _ => assert!(attaching.attach("a").starts_with("/dev/")),
+            }
+        }
+        if order.ends_with("stop") {
+            attaching.attach("a");
+        }
+        let now = attaching.attached();
+        assert_eq!(now.len(), 1, "{order}: {now:?}");
+        attaching.mount(Path::new(&now[0].0), "rw");
+        assert!(fs::read(&file).unwrap() == noise(order.len() as u64, MIB), "{order}");
+        if server.is_none() {
+            // A daemon of our own for the next round.
+            attaching.umount();
+            lab.ok(&["detach", &format!("{POOL}/a")]);
+            server = Some(Server::start(lab));
+            let device = attaching.attach("a");
+            attaching.mount(&device, "rw");
+        }
+    }
+    attaching.umount();
+    lab.ok(&["detach", &format!("{POOL}/a")]);
+    server.unwrap().stop();
+    lab.assert_clean();
+}

@@ -299,6 +299,7 @@ impl Directory {
 
     /// An orphan gets a name that is free, and is a volume from now on.
     pub fn adopt(&mut self, id: VolumeId, name: &str) {
+        self.names_version += 1;
         let record = &mut self.change(id).expect("an existing volume").record;
         debug_assert!(record.state == VolumeState::Orphan && record.name.is_empty());
         (record.state, record.name) = (VolumeState::Volume, name.to_string());

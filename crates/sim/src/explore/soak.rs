@@ -146,7 +146,7 @@ fn clock() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| d.as_secs())
 }
 
-/// Histories of all profiles, half of them with caches of a few tables.
+/// Histories of all profiles, half of them with caches of a few tables, and every other one with memory that outlives the process.
 fn batch(base: u64) -> Vec<Recipe> {
     let drawn = Profile::ALL.into_iter().map(|profile| (profile, EACH, 2000));
     let origins = [(Profile::Origins, 2 * EACH, 1000), (Profile::Rollbacks, 2 * EACH, 100)];
@@ -154,7 +154,8 @@ fn batch(base: u64) -> Vec<Recipe> {
     all.zip(base..)
         .map(|((profile, i, steps), seed)| {
             let cache = i.is_multiple_of(2).then_some(FEW_TABLES);
-            Recipe { profile: Some(profile), cache, ..Recipe::new(seed, steps) }
+            let lasting = (seed / 2).is_multiple_of(2);
+            Recipe { profile: Some(profile), cache, lasting, ..Recipe::new(seed, steps) }
         })
         .collect()
 }
@@ -174,5 +175,7 @@ mod tests {
             let of = |small: bool| all.iter().any(|r| r.profile == Some(profile) && r.cache.is_some() == small);
             assert!(of(true) && of(false), "{profile:?}");
         }
+        let lasting = all.iter().filter(|recipe| recipe.lasting).count();
+        assert!((all.len() / 3..all.len()).contains(&lasting), "{lasting} of {}", all.len());
     }
 }
