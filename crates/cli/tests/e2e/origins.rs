@@ -624,3 +624,19 @@ fn a_stomped_origin_its_snapshots_and_their_clones_each_show_their_own() {
     server.stop();
     lab.assert_clean();
 }
+
+#[test]
+fn a_snapshot_stays_as_long_as_any_of_its_clones() {
+    let lab = lab();
+    lab.ok(&["snapshot", "pool.img/disk@a"]);
+    lab.ok(&["clone", "pool.img/disk@a", "pool.img/c"]);
+    lab.ok(&["clone", "pool.img/disk@a", "pool.img/d"]);
+    for goes in ["c", "d"] {
+        let held = lab.run(&["delete", "pool.img/disk@a", &format!("pool.img/{goes}")]).refused();
+        assert!(held.contains("held by"), "{held}");
+        assert_eq!(lab.names(), ["c", "d", "disk", "disk@a"]);
+    }
+    lab.ok(&["delete", "pool.img/disk@a", "pool.img/c", "pool.img/d"]);
+    assert_eq!(lab.names(), ["disk"]);
+    lab.assert_clean();
+}

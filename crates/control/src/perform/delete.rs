@@ -1,5 +1,7 @@
 //! Deleting volumes and snapshots: all that are named or none.
 
+use std::collections::HashSet;
+
 use super::look::select;
 use super::{Call, SHOWN, refuse_in_use, settle};
 use crate::failure::{Failure, FailureKind};
@@ -39,24 +41,25 @@ fn victims(session: &Session, p: &params::Delete) -> Result<Vec<String>, Failure
     if p.recursive {
         return Ok(all);
     }
+    let (found, named): (HashSet<&String>, HashSet<&String>) = (all.iter().collect(), p.objects.iter().collect());
     for name in &p.objects {
-        if !all.contains(name) {
+        if !found.contains(name) {
             let text = format!("{name} is a folder: -r deletes everything in it");
             return Err(Failure::new(FailureKind::Invalid, text));
         }
     }
     let snapshots_of = |name: &&String| {
         let volume = name.split_once('@').map(|(volume, _)| volume);
-        volume.is_some_and(|volume| p.objects.iter().any(|object| object == volume))
+        volume.is_some_and(|volume| named.contains(&volume.to_string()))
     };
-    let left: Vec<&String> = all.iter().filter(|name| !p.objects.contains(name)).filter(snapshots_of).collect();
+    let left: Vec<&String> = all.iter().filter(|name| !named.contains(name)).filter(snapshots_of).collect();
     if !left.is_empty() {
         let (shown, more) = shorten(&left);
         let text =
             format!("there are snapshots left: {shown}{more}; -r deletes them too (-n shows what it would delete)");
         return Err(Failure::new(FailureKind::Busy, text));
     }
-    Ok(all.into_iter().filter(|name| p.objects.contains(name)).collect())
+    Ok(all.iter().filter(|name| named.contains(name)).cloned().collect())
 }
 
 fn shorten(names: &[&String]) -> (String, String) {

@@ -1,6 +1,7 @@
 //! Verbs on volumes. Each is one journal record: checked, applied and appended in one synchronous
 //! section, acknowledged when it is durable.
 
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use crate::device::Device;
@@ -431,30 +432,31 @@ impl<D: Device> Pool<D> {
 
 /// What is deleted by these names, snapshots first; refuses unless nothing is left that needs any of them.
 fn deletable(meta: &Meta, names: &[&str]) -> Result<Vec<VolumeId>> {
-    let mut ids = Vec::new();
+    let (mut ids, mut named) = (Vec::new(), HashSet::new());
     for &name in names {
         let record = &meta.directory.find(name)?.record;
         if record.state == VolumeState::Origin {
             let why = format!("{name:?} is an origin; unprotect it, and it is an ordinary disk again");
             return Err(Error::new(ErrorKind::Invalid, why));
         }
-        if !ids.contains(&record.id) {
+        if named.insert(record.id) {
             ids.push(record.id);
         }
     }
     for &id in &ids {
-        let left = meta.directory.snapshots_of(id).into_iter().find(|s| !ids.contains(s));
+        let left = meta.directory.snapshots_of(id).into_iter().find(|s| !named.contains(s));
         if let Some(left) = left.and_then(|s| meta.directory.get(s)) {
             let snapshot = meta.directory.full_name(&left.record);
             let why = format!("it has snapshots, such as {snapshot:?}; delete them first or with it (-r)");
             return Err(Error::new(ErrorKind::Busy, why));
         }
     }
-    for &id in &ids {
-        match meta.directory.resting_on(id).map(|v| v.record.id) {
-            Some(by) if !ids.contains(&by) => meta.directory.refuse_held(id)?,
-            _ => {}
-        }
+    let records = || meta.directory.iter().map(|volume| &volume.record);
+    let stays = |record: &&VolumeRecord| record.state != VolumeState::Dead && !named.contains(&record.id);
+    let rolling = |record: &VolumeRecord| record.protects.map_or(NO_VOLUME, |protects| protects.rolling);
+    let holds = |record: &VolumeRecord| [record.base, rolling(record)];
+    if let Some(id) = records().filter(stays).flat_map(holds).find(|id| named.contains(id)) {
+        meta.directory.refuse_held(id)?;
     }
     // A record must never name the snapshot of a volume that is gone.
     ids.sort_by_key(|id| meta.directory.get(*id).map(|v| v.record.state != VolumeState::Snapshot));
