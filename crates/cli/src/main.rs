@@ -14,6 +14,7 @@ mod network;
 mod new_file;
 mod output;
 mod owner;
+mod pool_lock;
 mod progress;
 mod qemu;
 mod session;

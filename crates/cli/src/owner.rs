@@ -13,15 +13,21 @@ pub struct InUse {
     /// Program and verb, without paths and options: `forkdisk serve`.
     command: String,
     pid: u32,
+    /// The path by which it has the pool, where that leads to another file or device than `path`.
+    other: Option<PathBuf>,
 }
 
 impl InUse {
     /// Whether that is what `error`, of opening the device at `path`, says.
     pub fn of(path: &Path, error: &Error) -> Option<InUse> {
-        let pid = named_pid(error)?;
+        Some(InUse::by(path, named_pid(error)?, None))
+    }
+
+    /// The pool at `path` is open in the process `pid`, as the file or device `other` if that is another one.
+    pub fn by(path: &Path, pid: u32, other: Option<PathBuf>) -> InUse {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let command = command_name(&line).unwrap_or_else(|| "another process".to_string());
-        Some(InUse { path: path.to_path_buf(), command, pid })
+        InUse { path: path.to_path_buf(), command, pid, other }
     }
 
     /// Whether a daemon has it, which carries verbs out.
@@ -40,9 +46,20 @@ impl InUse {
         self.pid == std::process::id()
     }
 
+    /// Whether it was opened by a path that leads to another file or device: no daemon answers for this path then.
+    pub fn by_another_way(&self) -> bool {
+        self.other.is_some()
+    }
+
     /// Who has it, without what to do about it.
     pub fn who(&self) -> String {
-        format!("{} is in use by {} (pid {})", self.path.display(), self.command, self.pid)
+        let who = format!("{} is in use by {} (pid {})", self.path.display(), self.command, self.pid);
+        match &self.other {
+            Some(other) => {
+                format!("{who} as {}, which is the same pool by another way or a copy of it", other.display())
+            }
+            None => who,
+        }
     }
 }
 
@@ -53,6 +70,10 @@ impl fmt::Display for InUse {
             _ if self.by_itself() => {
                 let path = self.path.display();
                 write!(f, "{path} is the pool itself, which cannot be a file that this command reads or writes as well")
+            }
+            "forkdisk serve" if let Some(other) = &self.other => {
+                let other = other.display();
+                write!(f, "{who}: use {other} instead, or end that with `forkdisk stop {other}`")
             }
             "forkdisk mount" => write!(
                 f,
@@ -111,7 +132,7 @@ mod tests {
 
     #[test]
     fn what_to_do_depends_on_who_has_it() {
-        let by = |command: &str| InUse { path: "p".into(), command: command.to_string(), pid: 12 };
+        let by = |command: &str| InUse { path: "p".into(), command: command.to_string(), pid: 12, other: None };
         assert_eq!(
             by("qemu-nbd").to_string(),
             "p is in use by qemu-nbd (pid 12): wait until it ends, or end it with `kill 12`"

@@ -23,6 +23,7 @@ use crate::cli::Global;
 use crate::config::key;
 use crate::lasting::Lasting;
 use crate::owner::{self, InUse};
+use crate::pool_lock::PoolLock;
 use crate::progress::Progress;
 
 /// How long a daemon may take to begin or to end.
@@ -83,9 +84,9 @@ pub fn with_pool<T>(
     }
     forkdisk_uring::block_on(Config::default(), |runtime| async move {
         let mut turn = Turn::new(global)?;
-        let device = loop {
+        let (device, _lock) = loop {
             let error = match open_device(&runtime, path, access) {
-                Ok(device) => break device,
+                Ok(opened) => break opened,
                 Err(error) => error,
             };
             // It may have begun to serve the pool a moment ago.
@@ -130,6 +131,9 @@ impl Turn {
     /// or a daemon that is beginning or ending. Fails with `error` otherwise, and when that has lasted too long.
     pub async fn wait(&mut self, runtime: &Rt, error: anyhow::Error) -> Result<()> {
         let Some(in_use) = error.downcast_ref::<InUse>() else { return Err(error) };
+        if in_use.by_a_daemon() && in_use.by_another_way() {
+            return Err(error);
+        }
         if in_use.by_a_daemon() && self.since.elapsed() > PATIENCE {
             // It answers somewhere else.
             let (socket, time) = ("on the sockets known here", PATIENCE.as_secs());
@@ -155,10 +159,11 @@ impl Turn {
     }
 }
 
-/// Opens the device under the pool at `path`, or says who has it.
-pub fn open_device(runtime: &Rt, path: &Path, access: Access) -> Result<UringDevice> {
+/// Opens the device under the pool at `path`, or says who has it. The lock is kept as long as the device is.
+pub fn open_device(runtime: &Rt, path: &Path, access: Access) -> Result<(UringDevice, PoolLock)> {
     let options = DeviceOptions { read_only: access == Access::Read, ..DeviceOptions::default() };
-    UringDevice::open(runtime, path, &options).map_err(|e| owner::explain(path, e))
+    let device = UringDevice::open(runtime, path, &options).map_err(|e| owner::explain(path, e))?;
+    Ok((device, PoolLock::take(path, access)?))
 }
 
 /// Opens the pool on `device`, and the devices of its origins as far as that can be.

@@ -108,9 +108,9 @@ pub fn run(
         let read_only = settings.pool.read_only;
         let access = if read_only { Access::Read } else { Access::Write };
         let mut turn = Turn::new(global)?;
-        let device = loop {
+        let (device, _lock) = loop {
             match open_device(&runtime, &path, access) {
-                Ok(device) => break device,
+                Ok(opened) => break opened,
                 Err(error) if owner::is_a_verb(&error) => turn.wait(&runtime, error).await?,
                 Err(error) => return Err(served_already(global, &path).unwrap_or(error)),
             }

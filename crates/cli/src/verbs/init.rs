@@ -15,6 +15,8 @@ use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice};
 
 use crate::cli::Global;
 use crate::output::print_json;
+use crate::pool_lock::PoolLock;
+use crate::session::Access;
 use crate::{owner, size};
 
 /// Make a pool in a sparse file or on a block device
@@ -70,6 +72,8 @@ fn make(
 ) -> impl Future<Output = Result<PoolInfo>> + use<> {
     let (runtime, path) = (runtime.clone(), path.to_path_buf());
     async move {
+        // Before a pool is overwritten that is open by another way.
+        let _lock = PoolLock::take(&path, Access::Write)?;
         let device = UringDevice::create(&runtime, &path, options.size, force, &DeviceOptions::default())
             .map_err(|e| owner::explain(&path, e))?;
         if options.size == 0 {

@@ -132,9 +132,9 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         let signals = runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::HUP.as_raw()])?;
         let access = if options.read_only { Access::Read } else { Access::Write };
         let mut turn = Turn::new(global)?;
-        let device = loop {
+        let (device, _lock) = loop {
             match open_device(&runtime, &pool, access) {
-                Ok(device) => break device,
+                Ok(opened) => break opened,
                 Err(error) if owner::is_a_verb(&error) => turn.wait(&runtime, error).await?,
                 Err(error) => return Err(error),
             }

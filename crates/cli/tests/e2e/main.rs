@@ -34,6 +34,7 @@ mod nbd_clients;
 mod nbd_hostile;
 mod nbd_listing;
 mod offload;
+mod one_owner;
 mod origins;
 mod origins_full;
 mod origins_told;

@@ -163,10 +163,13 @@ fn what_verbs_change_clients_see_at_once() {
 
 #[test]
 fn a_copy_of_a_pool_is_not_mistaken_for_the_served_one() {
+    // The same UUID: one is open at a time.
     let lab = lab();
     lab.ok(&["create", "pool.img/a", "--size", "1M"]);
     fs::copy(lab.path(POOL), lab.path("copy.img")).unwrap();
-    let _server = Server::start(&lab);
+    let server = Server::start(&lab);
+    lab.run(&["delete", "copy.img/a"]).refused();
+    server.stop();
     lab.ok(&["delete", "copy.img/a"]);
     assert_eq!(lab.names(), ["a"]);
 }

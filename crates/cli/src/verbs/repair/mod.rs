@@ -82,7 +82,7 @@ pub fn run(args: RepairArgs, global: &Global) -> Result<ExitCode> {
     let say = |text: String| if global.output.json() { Ok(()) } else { print_line(&text) };
     let (replaced, undo) = forkdisk_uring::block_on(Config::default(), |runtime| async move {
         let access = if args.dry_run { Access::Read } else { Access::Write };
-        let device = open_device(&runtime, &path, access)?;
+        let (device, _lock) = open_device(&runtime, &path, access)?;
         let plan = Pool::plan_repair(device, Rc::new(runtime)).await.context(path.display().to_string())?;
         let replaced = plan.replacements.len();
         say(format!(
@@ -121,7 +121,7 @@ fn default_undo_file(uuid: &[u8; 16]) -> PathBuf {
 fn take_back(path: &Path, file: &Path) -> Result<()> {
     let undo = UndoFile::read(file)?;
     forkdisk_uring::block_on(Config::default(), |runtime| async move {
-        let device = open_device(&runtime, path, Access::Write)?;
+        let (device, _lock) = open_device(&runtime, path, Access::Write)?;
         for (offset, expected) in &undo.superblocks {
             let segment = forkdisk::device::Segment { offset: *offset, at: 0, len: PAGE_SIZE };
             let buf = forkdisk::Device::buffer(&device, PAGE_SIZE);

@@ -1,0 +1,75 @@
+//! One owner per pool and device, whatever way it comes; and nothing is overwritten that is in use.
+
+use std::fs;
+
+use crate::harness::{Lab, POOL, Server};
+use crate::mount::Mounted;
+use crate::mount_programs::Loop;
+
+/// A pool with a volume, and a loop device over its file.
+fn pool_and_loop() -> Option<(Lab, Loop)> {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "--size", "1M"]);
+    let device = Loop::new(&lab.path(POOL))?;
+    Some((lab, device))
+}
+
+#[test]
+fn a_pool_that_is_served_is_refused_by_another_way() {
+    let Some((lab, device)) = pool_and_loop() else { return };
+    let Some(behind) = Loop::new(device.0.as_ref()) else { return };
+    for (served, others) in [(POOL, [&device.0, &behind.0]), (&device.0, [&POOL.to_string(), &behind.0])] {
+        let server = Server::start_on(&lab, served);
+        fs::create_dir_all(lab.path("m")).unwrap();
+        for other in others {
+            let volume = format!("{other}/a");
+            let snapshot = format!("{other}/a@s");
+            let socket = lab.path("other.sock");
+            let verbs: [&[&str]; 8] = [
+                &["snapshot", &snapshot],
+                &["list", other],
+                &["delete", &volume],
+                &["export", &volume, "out.img"],
+                &["check", other],
+                &["mount", other, "m"],
+                &["serve", other, "--socket", socket.to_str().unwrap(), "--control", "other.control"],
+                &["init", other, "--force", "--size", "64M"],
+            ];
+            for verb in verbs {
+                let run = lab.run(verb);
+                assert!(!run.status.success(), "{verb:?} while {served} is served: {run:?}");
+                let told = run.stderr;
+                assert!(told.contains(&format!("(pid {})", server.pid())), "{verb:?}: {told}");
+                assert!(told.contains("the same pool by another way or a copy of it"), "{verb:?}: {told}");
+            }
+        }
+        server.stop();
+    }
+    lab.assert_clean();
+    assert_eq!(lab.names(), ["a"]);
+}
+
+#[test]
+fn a_pool_that_is_mounted_is_refused_by_another_way_and_not_after_a_kill() {
+    let Some((lab, device)) = pool_and_loop() else { return };
+    let Some(mount) = Mounted::new(&lab) else { return };
+    let snapshot = format!("{}/a@s", device.0);
+    let told = lab.run(&["snapshot", &snapshot]).refused();
+    assert!(told.contains("forkdisk mount") && told.contains("by another way"), "{told}");
+    mount.unmount(&lab);
+    let server = Server::start(&lab);
+    server.kill();
+    // The kernel has released the lock with the process.
+    lab.ok(&["snapshot", &snapshot]);
+    assert_eq!(lab.names(), ["a", "a@s"]);
+}
+
+#[test]
+fn readers_have_a_pool_together_by_two_ways() {
+    let Some((lab, device)) = pool_and_loop() else { return };
+    let server = Server::start_with(&lab, POOL, &["--read-only"]);
+    lab.ok(&["list", &device.0]);
+    lab.run(&["delete", &format!("{}/a", device.0)]).refused();
+    server.stop();
+    lab.ok(&["delete", &format!("{}/a", device.0)]);
+}
