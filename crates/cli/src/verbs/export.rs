@@ -3,6 +3,7 @@
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -111,9 +112,59 @@ fn is_free(target: &Path) -> bool {
 
 fn open_target(path: &Path) -> Result<OwnedFd> {
     if path == Path::new("-") {
-        return io::stdout().as_fd().try_clone_to_owned().context("standard output cannot be used");
+        // As a device it is opened anew, alone.
+        let own = Path::new("/proc/self/fd/1");
+        return match is_block_device(own) {
+            true => open_alone(own, path),
+            false => io::stdout().as_fd().try_clone_to_owned().context("standard output cannot be used"),
+        };
+    }
+    if is_block_device(path) {
+        return open_alone(path, path);
     }
     let is_plain = std::fs::metadata(path).map_or(true, |found| found.is_file());
     let file = OpenOptions::new().write(true).create(is_plain).truncate(false).open(path);
     Ok(file.with_context(|| format!("{}: cannot be written", path.display()))?.into())
+}
+
+fn is_block_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
+}
+
+/// Opens the block device at `path`, which messages call `target`, if nothing holds it: `--force` says no more than that
+/// what is on it may go.
+fn open_alone(path: &Path, target: &Path) -> Result<OwnedFd> {
+    let exclusive = rustix::fs::OFlags::EXCL.bits() as i32;
+    match OpenOptions::new().write(true).custom_flags(exclusive).open(path) {
+        Ok(file) => Ok(file.into()),
+        // Swap is refused as a text file that is executed.
+        Err(e) if matches!(e.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::ExecutableFileBusy) => {
+            let (target, holder) = (shown(target), held_by(path));
+            bail!("{target} is in use: {holder}; --force does not overwrite what is in use")
+        }
+        Err(e) => Err(e).with_context(|| format!("{}: cannot be written", shown(target))),
+    }
+}
+
+/// What holds the block device at `path`, in words, with the way out.
+fn held_by(path: &Path) -> String {
+    let device = |path: &Path| {
+        let found = std::fs::metadata(path).ok().filter(|found| found.file_type().is_block_device());
+        found.map(|found| found.rdev())
+    };
+    let this = device(path);
+    let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
+    let is_this = |name: &str| this.is_some() && device(Path::new(name)) == this;
+    for line in read("/proc/self/mountinfo").lines() {
+        let mut words = line.split(' ');
+        let place = words.nth(4).unwrap_or_default();
+        // After a dash: the type and the source.
+        if words.skip_while(|word| *word != "-").nth(2).is_some_and(is_this) {
+            return format!("it is mounted on {place}; umount that first");
+        }
+    }
+    if read("/proc/swaps").lines().skip(1).filter_map(|line| line.split_whitespace().next()).any(is_this) {
+        return "it is swap; swapoff it first".to_string();
+    }
+    "another program, another device or a mounted partition has it".to_string()
 }

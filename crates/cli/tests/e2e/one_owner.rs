@@ -1,10 +1,11 @@
 //! One owner per pool and device, whatever way it comes; and nothing is overwritten that is in use.
 
 use std::fs;
+use std::process::Command;
 
-use crate::harness::{Lab, POOL, Server};
+use crate::harness::{Lab, POOL, Server, client, succeed};
 use crate::mount::Mounted;
-use crate::mount_programs::Loop;
+use crate::mount_programs::{Below, Loop};
 
 /// A pool with a volume, and a loop device over its file.
 fn pool_and_loop() -> Option<(Lab, Loop)> {
@@ -72,4 +73,27 @@ fn readers_have_a_pool_together_by_two_ways() {
     lab.run(&["delete", &format!("{}/a", device.0)]).refused();
     server.stop();
     lab.ok(&["delete", &format!("{}/a", device.0)]);
+}
+
+#[test]
+fn export_does_not_overwrite_a_device_that_is_mounted_or_swap() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "--size", "1M"]);
+    if client("mkfs.ext4", "e2fsprogs").is_none() {
+        return;
+    }
+    fs::File::create(lab.path("fs.img")).unwrap().set_len(32 << 20).unwrap();
+    let Some(device) = Loop::new(&lab.path("fs.img")) else { return };
+    succeed(client("mkfs.ext4", "e2fsprogs").unwrap().args(["-q", "-F"]).arg(&device.0));
+    let below = Below(lab.path("below"));
+    fs::create_dir(&below.0).unwrap();
+    succeed(Command::new("mount").arg(&device.0).arg(&below.0));
+    let export = ["export", "--force", "pool.img/a", &device.0];
+    let told = lab.run(&export).refused();
+    let place = format!("it is mounted on {}; umount that first", below.0.display());
+    assert!(told.contains(&place) && told.contains("--force does not"), "{told}");
+    let _server = Server::start(&lab);
+    assert!(lab.run(&export).refused().contains(&place), "a daemon's export as well");
+    drop(below);
+    lab.ok(&export);
 }
