@@ -10,13 +10,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use forkdisk::{Device, FormatOptions, OpenOptions, Pool, PoolInfo};
-use forkdisk_control::PoolRecord;
+use forkdisk_control::{PoolRecord, place, uuid_text};
 use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice};
 
 use crate::cli::Global;
 use crate::output::print_json;
 use crate::pool_lock::PoolLock;
-use crate::session::Access;
+use crate::session::{Access, open_device};
 use crate::{owner, size};
 
 /// Make a pool in a sparse file or on a block device
@@ -34,8 +34,14 @@ pub struct InitArgs {
     journal: Option<u64>,
 
     /// Overwrite a target that is not empty: everything in it is lost
+    ///
+    /// A pool that has volumes wants --destroy as well. It is not overwritten while it is in use, nor is a device.
     #[arg(long)]
     force: bool,
+
+    /// Overwrite the pool that has this UUID, with its volumes and snapshots
+    #[arg(long, value_name = "UUID")]
+    destroy: Option<String>,
 }
 
 /// Makes the pool; a file that did not exist before is removed again when that fails.
@@ -51,13 +57,54 @@ pub fn run(args: InitArgs, global: &Global) -> Result<()> {
         // Before anything that the target holds is lost.
         options.check().with_context(|| path.display().to_string())?;
     }
-    let made = forkdisk_uring::block_on(Config::default(), |runtime| make(&runtime, &path, options, args.force))?;
+    let (force, destroy) = (args.force || args.destroy.is_some(), args.destroy.as_deref());
+    if force {
+        // By a runtime of its own, which has let go of the device when it ends.
+        let path = path.as_path();
+        let spare = |runtime: Rt| async move { spare_volumes(&runtime, path, destroy).await };
+        forkdisk_uring::block_on(Config::default(), spare)??;
+    }
+    let made = forkdisk_uring::block_on(Config::default(), |runtime| make(&runtime, &path, options, force))?;
     if made.is_err() && is_new {
         // The reason why the pool could not be made is what the user needs to hear.
         let _ = fs::remove_file(&path);
     }
     let info = made?;
     if global.output.json() { print_json(&PoolRecord::from(&info)) } else { Ok(()) }
+}
+
+/// Refuses to overwrite a pool that has volumes, unless its UUID is `destroy`. One that cannot be read any more may go.
+async fn spare_volumes(runtime: &Rt, path: &Path, destroy: Option<&str>) -> Result<()> {
+    let found = place::pool_identity(path).map(|uuid| uuid_text(&uuid));
+    let shown = path.display();
+    if let Some(destroy) = destroy {
+        return match found {
+            Some(uuid) if uuid.eq_ignore_ascii_case(destroy) => Ok(()),
+            Some(uuid) => bail!("{shown} is the pool {uuid}, not {destroy}: nothing is overwritten"),
+            None => bail!("{shown} is no pool, so not {destroy}: nothing is overwritten"),
+        };
+    }
+    let Some(uuid) = found else { return Ok(()) };
+    let (device, _lock) = open_device(runtime, path, Access::Read)?;
+    let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let pool = match Pool::open(device, Rc::new(runtime.clone()), options).await {
+        Ok(pool) => pool,
+        Err(error) => {
+            tracing::warn!("{shown} was the pool {uuid}, which cannot be read any more, and is overwritten: {error}");
+            return Ok(());
+        }
+    };
+    let (snapshots, volumes): (Vec<_>, Vec<_>) = pool.list().into_iter().partition(|info| info.name.contains('@'));
+    pool.close().await.with_context(|| format!("{shown}: closing the pool"))?;
+    let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    match volumes.len() + snapshots.len() {
+        0 => Ok(()),
+        _ => bail!(
+            "{shown} is the pool {uuid} with {} and {}, which would be lost: --destroy {uuid} overwrites it",
+            count(volumes.len(), "volume"),
+            count(snapshots.len(), "snapshot")
+        ),
+    }
 }
 
 fn is_block_device(path: &Path) -> bool {

@@ -227,13 +227,14 @@ fn run_with_short_files(lab: &Lab, args: &[&str]) -> Run {
 #[test]
 fn a_pool_survives_an_init_that_cannot_succeed() {
     let lab = lab_with_a_volume();
+    let uuid = lab.json(&["stats", POOL])["uuid"].as_str().unwrap().to_string();
     let before = fingerprint(&lab.path(POOL));
     for size in ["1M", "5P"] {
-        lab.run(&["init", POOL, "--force", "--size", size]).refused();
+        lab.run(&["init", POOL, "--destroy", &uuid, "--size", size]).refused();
     }
-    run_with_short_files(&lab, &["init", POOL, "--force", "--size", "512M"]).refused();
-    lab.run(&["init", POOL, "--force", "--size", "64M", "--journal", "64M"]).refused();
-    lab.run(&["init", POOL, "--force", "--size", "64M", "--journal", "0"]).refused();
+    run_with_short_files(&lab, &["init", POOL, "--destroy", &uuid, "--size", "512M"]).refused();
+    lab.run(&["init", POOL, "--destroy", &uuid, "--size", "64M", "--journal", "64M"]).refused();
+    lab.run(&["init", POOL, "--destroy", &uuid, "--size", "64M", "--journal", "0"]).refused();
     assert_eq!(fingerprint(&lab.path(POOL)), before, "the pool was changed");
     assert_eq!(lab.names(), ["a", "a@x"]);
 }

@@ -97,3 +97,21 @@ fn export_does_not_overwrite_a_device_that_is_mounted_or_swap() {
     drop(below);
     lab.ok(&export);
 }
+
+#[test]
+fn init_names_what_it_would_destroy() {
+    let lab = Lab::with_pool("64M");
+    let uuid = lab.json(&["stats", POOL])["uuid"].as_str().unwrap().to_string();
+    lab.ok(&["create", "pool.img/a", "--size", "1M"]);
+    lab.ok(&["snapshot", "pool.img/a@s"]);
+    let told = lab.run(&["init", POOL, "--force", "--size", "64M"]).refused();
+    let would = format!("is the pool {uuid} with 1 volume and 1 snapshot, which would be lost: --destroy {uuid}");
+    assert!(told.contains(&would), "{told}");
+    let other = "00000000-0000-4000-8000-000000000000";
+    lab.run(&["init", POOL, "--destroy", other, "--size", "64M"]).refused();
+    assert_eq!(lab.names(), ["a", "a@s"]);
+    lab.ok(&["init", POOL, "--destroy", &uuid, "--size", "64M"]);
+    assert!(lab.names().is_empty());
+    // Without volumes nothing is lost.
+    lab.ok(&["init", POOL, "--force", "--size", "64M"]);
+}
