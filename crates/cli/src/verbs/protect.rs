@@ -40,7 +40,9 @@ pub struct ProtectArgs {
 pub fn run(args: ProtectArgs, global: &Global) -> Result<()> {
     let (device, name) = args.words.split_last().context("a name and a device or file are needed")?;
     let address = volume(name, global)?;
-    let path = std::fs::canonicalize(device)
+    // Links are kept: /dev/sdX may be another disk after a boot, /dev/disk/by-id/… is the same one.
+    let path = std::fs::metadata(device)
+        .and_then(|_| std::path::absolute(device))
         .with_context(|| format!("{device:?}: there is no device or file here that could be protected"))?;
     let path = path.into_os_string().into_string();
     let path = path.map_err(|path| anyhow::anyhow!("{}: the path is not UTF-8", path.display()))?;

@@ -115,3 +115,18 @@ fn init_names_what_it_would_destroy() {
     // Without volumes nothing is lost.
     lab.ok(&["init", POOL, "--force", "--size", "64M"]);
 }
+
+#[test]
+fn an_origin_keeps_the_link_that_it_was_named_by() {
+    let lab = Lab::with_pool("64M");
+    fs::write(lab.path("disk.img"), vec![7; 1 << 20]).unwrap();
+    std::os::unix::fs::symlink("disk.img", lab.path("by-id")).unwrap();
+    lab.ok(&["protect", "pool.img/d", "by-id"]);
+    let origin = lab.json(&["list", "pool.img/d"]).to_string();
+    assert!(origin.contains(lab.path("by-id").to_str().unwrap()), "{origin}");
+    // The same disk under another name of its own, after a boot.
+    fs::rename(lab.path("disk.img"), lab.path("other.img")).unwrap();
+    fs::remove_file(lab.path("by-id")).unwrap();
+    std::os::unix::fs::symlink("other.img", lab.path("by-id")).unwrap();
+    assert!(lab.contents("d") == vec![7; 1 << 20]);
+}
