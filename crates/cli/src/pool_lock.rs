@@ -95,7 +95,7 @@ fn lock(folder: &Path, path: &Path, access: Access) -> Result<PoolLock> {
         }
         if start.elapsed() >= PATIENCE {
             bail!(
-                "{} is in use by a process that cannot be seen from here, by this path or as a copy with the same UUID: \
+                "{} is in use by a process that cannot be seen from here, as this path or as a copy of it: \
                  it has locked {}",
                 path.display(),
                 name.display()

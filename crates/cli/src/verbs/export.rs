@@ -131,7 +131,7 @@ fn is_block_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }
 
-/// Opens the block device at `path`, which messages call `target`, if nothing holds it: `--force` says no more than that
+/// Opens the block device at `path`, which messages call `target`, if nothing holds it: `--force` says only that
 /// what is on it may go.
 fn open_alone(path: &Path, target: &Path) -> Result<OwnedFd> {
     let exclusive = rustix::fs::OFlags::EXCL.bits() as i32;
