@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 /// A volume or snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeRecord {
+    /// Its number, which no other volume or snapshot of the pool ever gets.
+    #[serde(default)]
+    pub id: u64,
     /// `volume` or `volume@snapshot`.
     pub name: String,
     /// `volume`, `snapshot` or `origin`.
@@ -29,8 +32,11 @@ pub struct VolumeRecord {
     pub gather: String,
     /// Most bytes it may have mapped; `null` for no bound.
     pub quota: Option<u64>,
-    /// What it was cloned from, `null` if nothing; of an origin where its device is.
+    /// What it was cloned from, `null` if nothing or if that is gone; of an origin where its device is.
     pub origin: Option<String>,
+    /// The number of what it was cloned from, `null` if nothing or if that is gone.
+    #[serde(default)]
+    pub origin_id: Option<u64>,
     /// The snapshot of an origin that shows through to it, which it holds; `null` if none does.
     pub depends_on: Option<String>,
     /// When it was made.
@@ -71,6 +77,7 @@ fn flag_names(flags: SnapshotFlags) -> Vec<String> {
 impl From<&VolumeInfo> for VolumeRecord {
     fn from(info: &VolumeInfo) -> VolumeRecord {
         VolumeRecord {
+            id: info.id.0,
             name: info.name.clone(),
             kind: match () {
                 () if info.protected => "origin",
@@ -86,6 +93,7 @@ impl From<&VolumeInfo> for VolumeRecord {
             gather: info.gather.to_string(),
             quota: (info.quota > 0).then_some(info.quota),
             origin: (!info.origin.is_empty()).then(|| info.origin.clone()),
+            origin_id: info.origin_id.map(|id| id.0),
             depends_on: (!info.depends_on.is_empty()).then(|| info.depends_on.clone()),
             created: info.created,
             flags: flag_names(info.flags),

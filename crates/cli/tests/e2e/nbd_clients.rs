@@ -100,6 +100,64 @@ fn qemu_img_reads_the_map_and_the_dirty_bitmap() {
 }
 
 #[test]
+fn what_a_clone_was_cloned_from_is_followed_over_renames_and_deletions() {
+    let lab = Lab::with_pool("256M");
+    lab.import("web", &noise(1, MIB));
+    lab.ok(&["snapshot", "pool.img/web@monday"]);
+    lab.ok(&["clone", "pool.img/web@monday", "pool.img/c1"]);
+    lab.ok(&["clone", "pool.img/c1", "pool.img/c2"]);
+    let origin = |name: &str| {
+        let record = lab.json(&["list", &format!("pool.img/{name}")])[0].clone();
+        (record["origin"].clone(), record["origin_id"].clone())
+    };
+    let monday = lab.json(&["list", "pool.img/web@monday"])[0]["id"].clone();
+    assert!(monday.as_u64().is_some_and(|id| id > 0), "{monday}");
+    let server = Server::start(&lab);
+    lab.ok(&["rename", "pool.img/web", "pool.img/golden"]);
+    assert_eq!(origin("c1"), ("golden@monday".into(), monday.clone()));
+    // Another of the old name is another.
+    lab.ok(&["create", "pool.img/web", "--size", "1M"]);
+    lab.ok(&["snapshot", "pool.img/web@monday"]);
+    assert_eq!(origin("c1"), ("golden@monday".into(), monday.clone()));
+    assert_eq!(origin("c2").0, "c1");
+    lab.ok(&["delete", "pool.img/c1"]);
+    assert_eq!(origin("c2"), (Value::Null, Value::Null));
+    lab.ok(&["create", "pool.img/c1", "--size", "1M"]);
+    assert_eq!(origin("c2").0, Value::Null);
+    let mut written = crate::nbd::Client::connect(server.socket(), "c2").unwrap();
+    written.write(65536, &noise(2, 4096), true).unwrap();
+    drop(written);
+    let look = |server: &Server| {
+        let Some(mut info) = client("nbdinfo", "libnbd-bin") else { return };
+        let text = succeed(info.args(["--list", "--json", &server.uri("c2")]));
+        assert!(text.contains("qemu:dirty-bitmap:golden@monday"), "{text}");
+        assert_eq!(dirty(server, "c2", "golden@monday").unwrap(), [(64, 4)]);
+        assert!(dirty_is_refused(server, "c2", "web@monday"));
+    };
+    look(&server);
+    // From the journal, and from the directory.
+    server.kill();
+    let server = Server::start(&lab);
+    look(&server);
+    server.stop();
+    let server = Server::start(&lab);
+    look(&server);
+    // Its snapshot goes, too: others of that volume can be compared still.
+    lab.ok(&["snapshot", "pool.img/golden@tuesday"]);
+    lab.ok(&["delete", "pool.img/golden@monday"]);
+    assert!(dirty(&server, "c2", "golden@tuesday").is_none_or(|dirty| !dirty.is_empty()));
+    server.stop();
+    lab.assert_clean();
+}
+
+/// Whether an export has no context of that name.
+fn dirty_is_refused(server: &Server, export: &str, since: &str) -> bool {
+    let mut nbdinfo = client("nbdinfo", "libnbd-bin").unwrap();
+    let context = format!("--map=qemu:dirty-bitmap:{since}");
+    !nbdinfo.args(["--json", &context, &server.uri(export)]).output_within(LIMIT).unwrap().status.success()
+}
+
+#[test]
 fn the_dirty_bitmap_is_the_same_after_kill_9() {
     let lab = lab();
     let server = Server::start(&lab);

@@ -151,8 +151,11 @@ pub struct VolumeRecord {
     /// Its name; of a snapshot the part behind `@`.
     pub name: String,
     /// Name of what it was cloned from, as it was then; of an origin the path of its device; empty if
-    /// nothing.
+    /// nothing, or if that is gone.
     pub origin: String,
+    /// What it was cloned from; when that is gone (`origin` is empty then), what that was cloned from or a snapshot
+    /// of, and so on; else [`NO_VOLUME`].
+    pub source: VolumeId,
     /// Length in bytes.
     pub size: u64,
     /// End of a part beyond `size` that is still to be unmapped after shrinking (else ≤ `size`).
@@ -212,6 +215,8 @@ const ESTIMATED_AT: usize = 485;
 const SEAMS_AT: usize = 488;
 /// Where the quota is in a slot.
 const QUOTA_AT: usize = 496;
+/// Where the source is in a slot, of which 7 bytes are kept.
+const SOURCE_AT: usize = 504;
 /// The last byte: flags.
 const FLAGS: usize = DIRECTORY_SLOT - 1;
 
@@ -235,6 +240,7 @@ impl VolumeRecord {
             parent: NO_VOLUME,
             name: name.to_string(),
             origin: String::new(),
+            source: NO_VOLUME,
             size: 0,
             trim_end: 0,
             chunk: 65536,
@@ -292,6 +298,9 @@ impl VolumeRecord {
         slot[QUOTA_AT..QUOTA_AT + 8].copy_from_slice(&self.quota.to_le_bytes());
         slot[ATTRIBUTES_AT..ATTRIBUTES_AT + ATTRIBUTES].copy_from_slice(&Attributes::encode(self.attributes.as_ref()));
         slot[BASE..BASE + 8].copy_from_slice(&self.base.0.to_le_bytes());
+        // A number that long is not reached.
+        let source = if self.source.0 >> 56 == 0 { self.source } else { NO_VOLUME };
+        slot[SOURCE_AT..FLAGS].copy_from_slice(&source.0.to_le_bytes()[..7]);
         slot[FLAGS] = bits;
         if let Some(protects) = &self.protects {
             protects.encode(&mut slot[ORIGIN_TAIL..ATTRIBUTES_AT]);
@@ -329,6 +338,9 @@ impl VolumeRecord {
         let [shared_at, created, cursor] = [r.u64()?, r.u64()?, r.u64()?];
         let root = Entry::from_bytes(r.array()?);
         let quota = Reader(&slot[QUOTA_AT..]).u64()?;
+        let mut source = [0; 8];
+        source[..7].copy_from_slice(&slot[SOURCE_AT..FLAGS]);
+        let source = VolumeId(u64::from_le_bytes(source));
         let gather = GatherPolicy::decoded(slot[GATHER_AT])?;
         let seams = Reader(&slot[SEAMS_AT..]).u64()?;
         let estimated = slot[ESTIMATED_AT] != 0;
@@ -369,6 +381,7 @@ impl VolumeRecord {
             attributes,
             name: r.text(MAX_NAME)?,
             origin: r.text(longest)?,
+            source,
             flags,
             base,
             protects,
@@ -474,6 +487,7 @@ mod tests {
             parent: VolumeId(3),
             name: "n".repeat(MAX_NAME),
             origin: "o".repeat(MAX_ORIGIN),
+            source: VolumeId((1 << 56) - 1),
             size: MAX_VOLUME_SIZE,
             trim_end: 1,
             chunk: 65536,

@@ -88,6 +88,8 @@ pub struct Chain {
 #[derive(Default)]
 pub struct Directory {
     chains: BTreeMap<VolumeId, Chain>,
+    /// Pairs of what was cloned and what became of it: sources of records.
+    descent: BTreeSet<(VolumeId, VolumeId)>,
     volumes: BTreeMap<VolumeId, Volume>,
     names: BTreeMap<(VolumeId, String), VolumeId>,
     /// Rises whenever a name comes, goes, or is shown.
@@ -124,6 +126,9 @@ impl Directory {
             self.names.insert((record.parent, record.name.clone()), record.id);
         }
         self.by_slot.insert(slot, record.id);
+        if record.source != NO_VOLUME {
+            self.descent.insert((record.source, record.id));
+        }
         let id = record.id;
         if record.state == VolumeState::Snapshot {
             let chain = self.chains.entry(record.parent).or_default();
@@ -268,6 +273,7 @@ impl Directory {
     /// A volume becomes dead: its name is free. That is durable once the journal is up to `until`.
     pub fn bury(&mut self, id: VolumeId, until: u64) {
         let parent = self.get(id).expect("an existing volume").record.parent;
+        self.bequeath(id);
         self.unname(id);
         let volume = self.change(id).expect("an existing volume");
         volume.record.state = VolumeState::Dead;
@@ -288,6 +294,44 @@ impl Directory {
         }
         self.chains.remove(&id);
         self.gathering.remove(&id);
+    }
+
+    /// A volume is from now on what was cloned from `source`.
+    pub fn descend(&mut self, id: VolumeId, source: VolumeId) {
+        let record = &mut self.change(id).expect("an existing volume").record;
+        let before = std::mem::replace(&mut record.source, source);
+        self.descent.remove(&(before, id));
+        if source != NO_VOLUME {
+            self.descent.insert((source, id));
+        }
+    }
+
+    /// Volume or snapshot `id` goes: what was cloned from it descends from what it was itself a snapshot of or cloned
+    /// from, and no longer has an origin that could be named.
+    fn bequeath(&mut self, id: VolumeId) {
+        let record = &self.get(id).expect("an existing volume").record;
+        let above = if record.state == VolumeState::Snapshot { record.parent } else { record.source };
+        let heirs: Vec<VolumeId> = self.clones_of(id).collect();
+        for heir in heirs {
+            self.descend(heir, if above == heir { NO_VOLUME } else { above });
+            self.change(heir).expect("an existing volume").record.origin.clear();
+        }
+        self.descend(id, NO_VOLUME);
+    }
+
+    /// What was cloned from this volume or snapshot, or from what was and is gone.
+    fn clones_of(&self, id: VolumeId) -> impl Iterator<Item = VolumeId> {
+        self.descent.range((id, NO_VOLUME)..=(id, VolumeId(u64::MAX))).map(|&(_, clone)| clone)
+    }
+
+    /// What a volume was cloned from, or the nearest of its ancestors that is there still.
+    pub fn ancestor(&self, record: &VolumeRecord) -> Option<&Volume> {
+        match record.source {
+            _ if record.protects.is_some() || record.origin.is_empty() && record.source == NO_VOLUME => None,
+            // Made by a version that kept the name only. One that took the name later is another.
+            NO_VOLUME => self.find(&record.origin).ok().filter(|v| v.record.id < record.id),
+            source => self.get(source),
+        }
     }
 
     /// A volume loses its name and goes on without one.
@@ -450,7 +494,7 @@ impl Directory {
         if let Some(newest) = own.max_by_key(|id| self.volumes[id].record.shared_at) {
             return Some(newest);
         }
-        let origin = self.find(&volume.origin).ok().filter(|v| v.is_snapshot())?;
+        let origin = self.ancestor(volume).filter(|v| v.is_snapshot())?;
         // One that took the name later is another.
         (origin.record.shared_at <= volume.shared_at).then_some(origin.record.id)
     }
@@ -732,6 +776,7 @@ mod tests {
             parent: NO_VOLUME,
             name: format!("v{id}"),
             origin: String::new(),
+            source: NO_VOLUME,
             size,
             trim_end,
             chunk: 65536,
@@ -781,5 +826,29 @@ mod tests {
         d.change(VolumeId(24));
         let ids: Vec<u64> = d.unsettled().iter().map(|id| id.0).collect();
         assert_eq!(ids, (9..=24).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_was_cloned_from_a_volume_that_goes_descends_from_what_that_had_its_contents_from() {
+        let mut d = Directory::default();
+        let of = |id, name: &str, origin: &str, source| VolumeRecord {
+            origin: origin.into(),
+            source: VolumeId(source),
+            ..VolumeRecord::empty(VolumeId(id), name, 0)
+        };
+        d.add(of(1, "base", "", 0));
+        let snapshot = VolumeRecord { parent: VolumeId(1), ..of(2, "g", "", 0) };
+        d.add(VolumeRecord { state: VolumeState::Snapshot, ..snapshot });
+        d.add(of(3, "c1", "base@g", 2));
+        d.add(of(4, "c2", "c1", 3));
+        let above = |d: &Directory, id| d.ancestor(&d.get(VolumeId(id)).unwrap().record).map(|v| v.record.id.0);
+        assert_eq!((above(&d, 4), above(&d, 3), above(&d, 1)), (Some(3), Some(2), None));
+        d.bury(VolumeId(3), 0);
+        assert_eq!(above(&d, 4), Some(2));
+        assert!(d.get(VolumeId(4)).unwrap().record.origin.is_empty(), "what is gone is not named");
+        d.bury(VolumeId(2), 0);
+        assert_eq!(above(&d, 4), Some(1));
+        d.bury(VolumeId(1), 0);
+        assert_eq!((above(&d, 4), d.descent.len()), (None, 0));
     }
 }

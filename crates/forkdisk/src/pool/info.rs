@@ -112,9 +112,11 @@ pub struct VolumeInfo {
     pub scattered: u64,
     /// Most bytes it may have mapped; 0: no bound.
     pub quota: u64,
-    /// Name of what it was cloned from, as it was then; of an origin the path of its device; empty if
-    /// nothing.
+    /// Name of what it was cloned from, as it is now; of an origin the path of its device; empty if nothing, or if
+    /// that is gone.
     pub origin: String,
+    /// The number of what it was cloned from, if that is there still.
+    pub origin_id: Option<VolumeId>,
     /// The snapshot of an origin that shows through to it, which it holds; empty if none does.
     pub depends_on: String,
     /// When it was made, in seconds since 1970.
@@ -175,7 +177,14 @@ impl Meta {
         base.map_or(String::new(), |v| self.directory.full_name(&v.record))
     }
 
+    /// What it was cloned from, if that is there still and has a name.
+    fn origin_of(&self, record: &VolumeRecord) -> Option<&VolumeRecord> {
+        let ancestor = self.directory.ancestor(record).filter(|_| !record.origin.is_empty());
+        ancestor.map(|v| &v.record).filter(|v| !v.name.is_empty())
+    }
+
     pub(crate) fn info_of(&self, record: &VolumeRecord) -> VolumeInfo {
+        let origin = self.origin_of(record);
         VolumeInfo {
             id: record.id,
             name: self.directory.full_name(record),
@@ -195,7 +204,11 @@ impl Meta {
             referenced: record.referenced * PAGE_SIZE as u64,
             scattered: record.seams * PAGE_SIZE as u64,
             quota: record.quota,
-            origin: record.origin.clone(),
+            origin: match record.protects {
+                Some(_) => record.origin.clone(),
+                None => origin.map_or(String::new(), |origin| self.directory.full_name(origin)),
+            },
+            origin_id: origin.map(|origin| origin.id),
             depends_on: self.base_name(record),
             created: record.created,
             in_use: self.directory.get(record.id).map_or(0, |v| v.open.get()),
@@ -275,6 +288,26 @@ impl<D: Device> Pool<D> {
         let mut all: Vec<VolumeInfo> = seen.map(|v| meta.info_of(&v.record)).collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
+    }
+
+    /// The names of the volumes that volume or snapshot `id` has its contents from: its own (empty if it has
+    /// none), that of which it was cloned, and so on, `most` at most. Others without a name are left out.
+    pub fn line_of(&self, id: VolumeId, most: usize) -> Vec<String> {
+        let meta = self.0.meta.borrow();
+        let volume_of = |id: VolumeId| {
+            let record = &meta.directory.get(id)?.record;
+            let volume = if record.state == VolumeState::Snapshot { record.parent } else { id };
+            meta.directory.get(volume)
+        };
+        let (mut line, mut names, mut next) = (Vec::new(), Vec::new(), volume_of(id));
+        while let Some(volume) = next.filter(|v| line.len() < most && !line.contains(&v.record.id)) {
+            line.push(volume.record.id);
+            if names.is_empty() || !volume.record.name.is_empty() {
+                names.push(volume.record.name.clone());
+            }
+            next = meta.directory.ancestor(&volume.record).and_then(|v| volume_of(v.record.id));
+        }
+        names
     }
 
     /// One volume or snapshot, by its name.

@@ -219,6 +219,7 @@ impl Meta {
                         name: name.clone(),
                         created: *now,
                         origin: String::new(),
+                        source: NO_VOLUME,
                         shared_at: self.epoch,
                         quota: 0,
                         flags: *flags,
@@ -246,6 +247,7 @@ impl Meta {
                     name: name.clone(),
                     created: *now,
                     origin: origin_name,
+                    source: *source,
                     shared_at: if planted(Bug::CloneKeepsSharedAt) { Epoch(0) } else { self.epoch },
                     quota: 0,
                     flags: Default::default(),
@@ -268,6 +270,7 @@ impl Meta {
                     parent: NO_VOLUME,
                     name: String::new(),
                     origin: String::new(),
+                    source: NO_VOLUME,
                     cursor: 0,
                     attributes: None,
                     base: NO_VOLUME,
@@ -431,7 +434,8 @@ impl Meta {
         if !old.root.is_absent() {
             let (state, parent, cursor) = (VolumeState::Dead, NO_VOLUME, 0);
             let (name, origin, attributes) = (String::new(), String::new(), None);
-            self.add(VolumeRecord { id: dead, state, parent, name, origin, cursor, attributes, ..old });
+            let (id, source) = (dead, NO_VOLUME);
+            self.add(VolumeRecord { id, state, parent, name, origin, source, cursor, attributes, ..old });
         }
         self.share_root(&new);
         if !planted(Bug::ReplaceKeepsSourceAlone) {
@@ -447,6 +451,7 @@ impl Meta {
             (record.break_policy, record.throttle) = (new.break_policy, new.throttle);
             record.gather = new.gather;
         }
+        self.directory.descend(volume, source);
         self.directory.judge_tail(volume);
         self.directory.judge_gathering(volume);
         self.space.forget_reservations_of(volume);

@@ -311,6 +311,7 @@ fn directory_map(superblock: &Superblock) -> VolumeRecord {
         parent: NO_VOLUME,
         name: String::new(),
         origin: String::new(),
+        source: NO_VOLUME,
         size: 0,
         trim_end: 0,
         chunk: PAGE_SIZE as u64,

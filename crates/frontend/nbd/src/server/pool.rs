@@ -85,24 +85,15 @@ fn volume_of(name: &str) -> &str {
 
 impl<D: Device> PoolExport<D> {
     /// The volumes whose snapshots this one can be compared with: its own, that from which it was
-    /// cloned, and so on, as far as they still have their names.
+    /// cloned, and so on, under the names that they have now.
     fn line(&self) -> Vec<String> {
-        let mut line = vec![volume_of(&self.volume.name()).to_owned()];
-        while let Some(last) = line.last().filter(|_| line.len() < GENERATIONS) {
-            let origin = self.pool.find(last).map(|info| info.origin).unwrap_or_default();
-            let parent = volume_of(&origin);
-            if parent.is_empty() || line.iter().any(|known| known == parent) || self.pool.find(parent).is_err() {
-                break;
-            }
-            line.push(parent.to_owned());
-        }
-        line
+        self.pool.line_of(self.volume.id(), GENERATIONS)
     }
 
     /// The snapshot that is meant by what stands behind `qemu:dirty-bitmap:`.
     fn snapshot(&self, name: &str) -> Option<Volume<D>> {
         let line = self.line();
-        let full = if name.contains('@') { name.to_owned() } else { format!("{}@{name}", line[0]) };
+        let full = if name.contains('@') { name.to_owned() } else { format!("{}@{name}", line.first()?) };
         let is_known = line.iter().any(|volume| volume == volume_of(&full));
         if is_known { self.pool.volume(&full).ok() } else { None }
     }
