@@ -150,6 +150,11 @@ enum Verb {
 }
 
 impl Cli {
+    /// Whether the user wants JSON.
+    pub fn json(&self) -> bool {
+        self.global.output.json()
+    }
+
     /// Puts together what the command line, the environment and the file say.
     pub fn configure(&mut self) -> Result<()> {
         let serve = match &mut self.verb {

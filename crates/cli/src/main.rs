@@ -1,4 +1,5 @@
-//! The `forkdisk` program: one verb per run, results on stdout, everything else on stderr.
+//! The `forkdisk` program: one verb per run, results on stdout, everything else on stderr; under `--json` failures are
+//! JSON, too.
 //!
 //! Exit status: 0 done, 1 failed with nothing changed, 2 wrong usage; `check` has its own.
 
@@ -17,6 +18,7 @@ mod owner;
 mod pool_lock;
 mod progress;
 mod qemu;
+mod refusal;
 mod session;
 mod syslog;
 mod top;
@@ -39,13 +41,17 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(error),
     };
+    let json = cli.json();
     let configured = cli.configure().and_then(|()| cli.logging());
     match configured.map(Logging::begin).and_then(|()| cli.run()) {
         Ok(status) => status,
         // A listing that is read in part is enough (`forkdisk list | head`).
         Err(error) if error.is::<output::ReaderGone>() => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("forkdisk: {error:#}");
+            match json {
+                true => eprintln!("{}", refusal::as_json(&error)),
+                false => eprintln!("forkdisk: {error:#}"),
+            }
             ExitCode::FAILURE
         }
     }
@@ -58,6 +64,10 @@ fn usage(error: clap::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let text = error.to_string();
-    eprint!("forkdisk: {}", text.strip_prefix("error: ").unwrap_or(&text));
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    match refusal::wants_json(std::env::args()) {
+        true => eprintln!("{}", refusal::usage_as_json(text)),
+        false => eprint!("forkdisk: {text}"),
+    }
     ExitCode::from(USAGE)
 }

@@ -17,6 +17,11 @@ pub enum Format {
     Json,
 }
 
+impl Format {
+    /// JSON's name on the command line.
+    pub const JSON: &str = "json";
+}
+
 /// Options of every verb.
 #[derive(Args, Clone, Debug)]
 pub struct OutputArgs {

@@ -35,6 +35,27 @@ fn json_can_be_asked_for_in_two_ways() {
 }
 
 #[test]
+fn failures_are_json_where_results_are() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "--size", "1M"]);
+    let told = |args: &[&str], status: i32| {
+        let run = lab.run(args);
+        assert_eq!((run.status.code(), run.stdout.as_str()), (Some(status), ""), "{args:?}");
+        let said: serde_json::Value = serde_json::from_str(&run.stderr).expect(&run.stderr);
+        assert!(!said["error"].as_str().unwrap().is_empty(), "{said}");
+        said["kind"].as_str().unwrap().to_string()
+    };
+    assert_eq!(told(&["--json", "create", "pool.img/a", "--size", "1M"], 1), "exists");
+    assert_eq!(told(&["list", "pool.img/none", "--json"], 1), "not_found");
+    assert_eq!(told(&["--output", "json", "create", "pool.img/b", "--size", "-1"], 2), "usage");
+    assert_eq!(told(&["no-such-verb", "--output=json"], 2), "usage");
+    let server = crate::harness::Server::start(&lab);
+    assert_eq!(told(&["--json", "snapshot", "pool.img/none@x"], 1), "not_found");
+    server.stop();
+    assert!(lab.run(&["list", "pool.img/none"]).refused().starts_with("forkdisk: "));
+}
+
+#[test]
 fn people_get_a_header_and_short_sizes() {
     let lab = Lab::with_pool("64M");
     lab.ok(&["create", "pool.img/a", "--size", "1536K"]);
