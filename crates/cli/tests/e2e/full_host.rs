@@ -90,6 +90,30 @@ fn a_served_pool_outlasts_a_full_host_file_system() {
 }
 
 #[test]
+fn a_pool_without_data_space_is_low_whatever_it_counts_as_free_and_the_log_says_so() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "64M") else { return };
+    let (server, mut client) = serve_a_volume_in_the_small_file_system(&lab);
+    let log = || fs::read_to_string(lab.path("serve.log")).unwrap();
+    assert_eq!(lab.json(&["stats", "small/pool.img"])["low"], false);
+    fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
+    assert_eq!(client.write(20 << 20, &noise(1, MIB), false).unwrap_err().raw_os_error(), Some(28));
+    let stats = lab.json(&["stats", "small/pool.img"]);
+    assert_eq!((&stats["mode"], &stats["low"]), (&"out-of-data-space".into(), &true.into()), "{stats}");
+    wait_until("the log says that it is full", || log().contains("the pool is out of data space"));
+    fs::remove_file(place.join("filler")).unwrap();
+    client.write(20 << 20, &noise(2, MIB), true).unwrap();
+    wait_until("the log says that there is room", || {
+        client.write(21 << 20, &noise(3, 4096), true).unwrap();
+        log().contains("the pool has data space again")
+    });
+    drop(client);
+    server.stop();
+    assert_eq!(lab.run(&["check", "small/pool.img"]).status.code(), Some(0));
+}
+
+#[test]
 fn gathering_on_a_full_host_file_system_is_refused_and_waits_for_nothing() {
     let lab = Lab::empty();
     let place = lab.path("small");

@@ -42,7 +42,7 @@ pub struct PoolInfo {
     pub freeing: u64,
     /// Below how much free space it is low.
     pub low_water: u64,
-    /// Whether it is, counting what can be used after the next checkpoint.
+    /// Whether it is, counting what can be used after the next checkpoint, or out of data space.
     pub low: bool,
     /// Of `used`: superblock, counts and journal.
     pub metadata: u64,
@@ -238,8 +238,17 @@ impl<D: Device> Inner<D> {
 }
 
 impl<D: Device> Pool<D> {
-    /// Whether there is less free space than [`OpenOptions::low_water`](super::OpenOptions::low_water) says.
+    /// What it will do at the moment.
+    pub fn mode(&self) -> Mode {
+        self.0.mode()
+    }
+
+    /// Whether there is less free space than [`OpenOptions::low_water`](super::OpenOptions::low_water) says, or none that
+    /// can be had, be it for the file system under it.
     pub fn is_low(&self) -> bool {
+        if self.mode() == Mode::OutOfDataSpace {
+            return true;
+        }
         let meta = self.0.meta.borrow();
         let free = (meta.space.available() + meta.space.pending()) * PAGE_SIZE as u64;
         free < self.0.options.low_water.bytes(meta.size())
