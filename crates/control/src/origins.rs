@@ -150,7 +150,7 @@ pub async fn unprotect(session: &Session, p: params::Unprotect, call: &Call) -> 
         session.pool.unprotect(&p.volume, p.recursive).await?;
         settle(session, call).await?;
     }
-    Ok(Deletion { dry_run: p.dry_run, deleted, frees: None })
+    Ok(Deletion { dry_run: p.dry_run, deleted, frees: None, waits: None })
 }
 
 /// The snapshot that an origin is being rolled back to.

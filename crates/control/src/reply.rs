@@ -349,6 +349,9 @@ pub struct Deletion {
     pub deleted: Vec<String>,
     /// Bytes; `null` when nobody asked for them to be counted.
     pub frees: Option<u64>,
+    /// Why their space has not come back yet, if it has not. They are gone in any case.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits: Option<String>,
 }
 
 /// What a check found.

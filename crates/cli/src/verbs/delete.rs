@@ -39,6 +39,9 @@ pub fn run(args: DeleteArgs, global: &Global) -> Result<()> {
     let count = dry_run || args.verbose || global.output.json();
     let deletion =
         call(global, &pool, access, params::Delete { objects: names(addresses), recursive, dry_run, count })?;
+    if let Some(why) = &deletion.waits {
+        tracing::warn!("{why}");
+    }
     if global.output.json() { print_json(&deletion) } else { print_text(&deletion) }
 }
 

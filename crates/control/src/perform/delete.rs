@@ -19,17 +19,21 @@ pub async fn delete(session: &Session, p: params::Delete, call: &Call) -> Result
             refuse_in_use(session, &session.pool.find(name)?, "disconnect it first")?;
         }
     }
-    let mut frees = None;
+    let (mut frees, mut waits) = (None, None);
     if p.count {
         call.say("counting");
         frees = Some(session.pool.freed_by(&names).await?);
     }
     if !p.dry_run {
         session.pool.delete(&names).await?;
-        settle(session, call).await?;
+        // What is deleted stays so. A full file system under the pool makes its space come back later.
+        match settle(session, call).await {
+            Err(failure) if failure.kind == FailureKind::NoSpace => waits = Some(failure.message),
+            settled => settled?,
+        }
     }
     let deleted = names.iter().map(|name| name.to_string()).collect();
-    Ok(Deletion { dry_run: p.dry_run, deleted, frees })
+    Ok(Deletion { dry_run: p.dry_run, deleted, frees, waits })
 }
 
 /// The name of every object that goes, in the order of the list.
