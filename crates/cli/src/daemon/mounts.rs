@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use forkdisk::{GatherPolicy, Pool, VolumeId};
 use forkdisk_control::{Failure, gather_policy, params, place};
-use forkdisk_fuse::{MountOptions, Session, SessionHandle, Volumes, VolumesOptions, connect, unmount};
+use forkdisk_fuse::{InUse, MountOptions, Session, SessionHandle, Volumes, VolumesOptions, connect, unmount};
 use forkdisk_uring::{Rt, UringDevice};
 
 use crate::verbs::on_mount::deputy;
@@ -29,7 +29,7 @@ struct Inner {
     pool: Pool<UringDevice>,
     all: RefCell<Vec<Mounted>>,
     /// Whether a volume is used otherwise than through a mount.
-    others: RefCell<Option<Box<dyn Fn(&str) -> bool>>>,
+    others: RefCell<Option<InUse>>,
 }
 
 #[derive(Clone)]
@@ -50,7 +50,7 @@ impl Mounts {
     }
 
     /// `in_use` says of a volume whether it is used otherwise than through a mount; `None`: nothing is any more.
-    pub fn guard(&self, in_use: Option<Box<dyn Fn(&str) -> bool>>) {
+    pub fn guard(&self, in_use: Option<InUse>) {
         *self.0.others.borrow_mut() = in_use;
     }
 
