@@ -19,11 +19,13 @@ struct Frame([u8; BUF_ALIGN]);
 /// touched: a client that announces much and sends nothing costs nothing.
 const LAZY: usize = 1 << 20;
 
-/// What a buffer's bytes lie in: whole frames.
+/// What a buffer's bytes lie in: whole frames. Two words: a buffer is part of every task that reads or writes.
 enum Memory {
     Frames(Box<[Frame]>),
-    Lazy(MmapMut),
+    Lazy(Box<MmapMut>),
 }
+
+const _: () = assert!(size_of::<Memory>() == 2 * size_of::<usize>());
 
 impl Memory {
     /// Zeroes, `len` bytes rounded up to frames.
@@ -32,7 +34,7 @@ impl Memory {
         if len >= LAZY
             && let Ok(map) = MmapMut::map_anon(frames * BUF_ALIGN)
         {
-            return Memory::Lazy(map);
+            return Memory::Lazy(Box::new(map));
         }
         Memory::Frames(<[Frame]>::new_box_zeroed_with_elems(frames).expect("memory for an I/O buffer"))
     }

@@ -149,7 +149,7 @@ fn with_a_damaged_log_of_counts_data_can_be_read_and_nothing_else() {
         device.write(page, at(), false).await.0.expect("it writes");
         let refused = open(false).await.map(drop).expect_err("it is not to be written to");
         assert_eq!(refused.kind(), ErrorKind::Corrupt);
-        assert!(refused.to_string().contains("log of counts") && refused.to_string().contains("reading only"));
+        assert!(refused.to_string().contains("log of counts") && refused.to_string().contains("forkdisk repair"));
         let pool = open(true).await.expect("it opens for reading");
         let (result, buf) = pool.volume("v").expect("listed").read(1 << 20, Buf::zeroed(1 << 20)).await;
         assert!(result.is_ok() && buf.iter().all(|&byte| byte == 5));
