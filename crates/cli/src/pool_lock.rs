@@ -4,8 +4,8 @@
 //! copy of the pool, are others to it; the UUID is the same. Writers lock alone, readers together. The kernel releases
 //! the lock with the process. Where there is no folder that can be written, there is no lock.
 //!
-//! The file is removed only by who has locked it alone, and counts only while it is the one in the folder: so two never
-//! have different files locked.
+//! The file is removed only under the exclusive lock, and a lock counts only on the file that lies in the folder: so no two
+//! processes hold locks on different files.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
@@ -23,7 +23,7 @@ use crate::session::Access;
 
 /// The file's name in the pool's run-time folder.
 const NAME: &str = "owner.lock";
-/// How long a lock is waited for whose holder cannot be seen: it is beginning or ending.
+/// How long a lock is waited for that names no living process: its holder is beginning or ending.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long one is waited for that has released the device already.
 const ENDING: Duration = Duration::from_secs(1);
@@ -36,7 +36,7 @@ pub struct PoolLock {
 }
 
 impl PoolLock {
-    /// Locks the pool at `path`, or says who has it and by which path. What is no pool is not locked.
+    /// Locks the pool at `path`. The error names the process and the path that hold it. A file that is no pool is not locked.
     pub fn take(path: &Path, access: Access) -> Result<PoolLock> {
         let folder = place::pool_identity(path).and_then(|uuid| place::folders_in_memory(&uuid).into_iter().next());
         folder.map_or(Ok(PoolLock { held: None }), |folder| lock(&folder, path, access))
@@ -87,7 +87,7 @@ fn lock(folder: &Path, path: &Path, access: Access) -> Result<PoolLock> {
         }
         if let Some(holder) = holders(&file).pop() {
             let in_use = in_use(path, &holder);
-            // Who had this very device and let go of its lock is ending.
+            // A process that held this very device and released its lock is ending.
             let ends = !in_use.by_another_way() && holder.pid != std::process::id();
             if !ends || start.elapsed() >= ENDING {
                 return Err(in_use.into());
@@ -112,7 +112,7 @@ fn is_at(file: &File, path: &Path) -> bool {
     ours.is_some() && ours == fs::symlink_metadata(path).map(identity).ok()
 }
 
-/// A line of the file: who has the pool, on which file or device, and by which path.
+/// A line of the file: the process, the file or device, and the path by which it was opened.
 #[derive(Debug, PartialEq)]
 struct Holder {
     pid: u32,
@@ -138,7 +138,7 @@ impl Holder {
     }
 }
 
-/// Who has the pool, as far as they live.
+/// The processes that hold the lock, as far as they live.
 fn holders(mut file: &File) -> Vec<Holder> {
     let mut text = Vec::new();
     let read = file.seek(SeekFrom::Start(0)).and_then(|_| file.read_to_end(&mut text));
@@ -146,7 +146,7 @@ fn holders(mut file: &File) -> Vec<Holder> {
     text.lines().filter_map(Holder::of).filter(Holder::lives).collect()
 }
 
-/// Writes down who has locked it, beside other readers. It serves messages only.
+/// Adds this process to the file, beside other readers. It serves messages only.
 fn note(mut file: &File, path: &Path, access: Access) {
     let others = if access == Access::Read { holders(file) } else { Vec::new() };
     let path_text = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()).display().to_string();

@@ -6,15 +6,20 @@ use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, FileTypeExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Error, Result, anyhow, bail};
+use serde_json::Value;
 
 /// Passes the listening socket on as systemd does.
 const HAND_OVER: &str = r#"exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec "$0" "$@""#;
+
+/// What `qemu-img check` ends with: it could not check; it found damage. (3: leaks only. 63: the format has no check.)
+const NOT_CHECKED: i32 = 1;
+const DAMAGED: i32 = 2;
 
 /// A `qemu-nbd` that reads an image, and the connection to it.
 pub struct Reader {
@@ -35,6 +40,9 @@ impl Reader {
         })?;
         let whole = fs::canonicalize(path).with_context(|| format!("{shown}: cannot be found"))?;
         let is_device = file.metadata()?.file_type().is_block_device();
+        if !force {
+            check(&whole, file, driver, is_device)?;
+        }
         let (listener, stream) = connection().context("making a socket for qemu-nbd")?;
         let child = with_parent()
             .args(["/bin/sh", "-c", HAND_OVER])
@@ -68,6 +76,57 @@ impl Reader {
         let _ = self.child.wait();
         String::from_utf8_lossy(&said).trim().replace('\n', "; ")
     }
+}
+
+/// Refuses an image that is damaged or was cut off: QEMU reads zeroes where a file has ended. Backing files are checked, too.
+/// Formats that have no check, and images without `qemu-img` beside `qemu-nbd`, are taken as they are.
+fn check(path: &Path, file: &File, driver: &str, is_device: bool) -> Result<()> {
+    let refuse = |image: &str, why: &str| {
+        let way = "get it again, or repair a copy with `qemu-img check -r all`; --force imports what can be read";
+        Err(anyhow!("{image}: is damaged or was cut off ({why}): {way}"))
+    };
+    if driver == "vdi" && !is_device && is_cut_vdi(file)? {
+        return refuse(&path.display().to_string(), "it is shorter than its header says");
+    }
+    let Some(program) = find("qemu-img") else { return Ok(()) };
+    let query = |words: &[&str], image: OsString| {
+        let mut command = with_parent();
+        command.arg(&program).args(words).arg(image).stdin(Stdio::null()).output().context("starting qemu-img")
+    };
+    let chain = ["info", "--backing-chain", "--output=json", "--force-share", "--image-opts"];
+    let found = query(&chain, options(path, driver, is_device, true))?;
+    // What cannot be opened fails when it is read, with the reason.
+    let chain: Vec<Value> = serde_json::from_slice(&found.stdout).unwrap_or_default();
+    for (i, image) in chain.iter().enumerate() {
+        let name = image["filename"].as_str().unwrap_or_default();
+        let checked = match i {
+            0 => query(&["check", "--force-share", "--image-opts"], options(path, driver, is_device, true))?,
+            _ => {
+                let format = image["format"].as_str().unwrap_or("raw");
+                query(&["check", "--force-share", "-f", format], name.into())?
+            }
+        };
+        let code = checked.status.code();
+        if code == Some(NOT_CHECKED) || code == Some(DAMAGED) {
+            let shown = if i == 0 { path.display().to_string() } else { name.to_string() };
+            let said =
+                [checked.stderr, checked.stdout].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
+            let first = said.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+            return refuse(&shown, &format!("qemu-img check: {first}"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a VDI is shorter than the blocks that its header counts.
+fn is_cut_vdi(file: &File) -> Result<bool> {
+    let mut header = [0; 0x188];
+    if file.read_exact_at(&mut header, 0).is_err() {
+        return Ok(true);
+    }
+    let field = |at: usize| u64::from(u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes")));
+    let (data, block, extra, allocated) = (field(0x158), field(0x178), field(0x17c), field(0x184));
+    Ok(file.metadata()?.len() < data.saturating_add((block + extra).saturating_mul(allocated)))
 }
 
 /// The failure of an import, with what `qemu-nbd` said.

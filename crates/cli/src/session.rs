@@ -159,7 +159,7 @@ impl Turn {
     }
 }
 
-/// Opens the device under the pool at `path`, or says who has it. The lock is kept as long as the device is.
+/// Opens the device under the pool at `path`; the error names the process that has it. The lock is kept as long as the device.
 pub fn open_device(runtime: &Rt, path: &Path, access: Access) -> Result<(UringDevice, PoolLock)> {
     let options = DeviceOptions { read_only: access == Access::Read, ..DeviceOptions::default() };
     let device = UringDevice::open(runtime, path, &options).map_err(|e| owner::explain(path, e))?;

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use memmap2::MmapMut;
 
-/// A file in memory, mapped. Nobody else writes it while this lives.
+/// A file in memory, mapped. No other process writes it while this lives.
 pub struct LastingMemory {
     map: MmapMut,
     /// Holds the lock.
@@ -57,7 +57,7 @@ impl LastingMemory {
             }
         }
         // SAFETY: the file lies in a folder that only this user may enter, is locked, and its storage is set aside:
-        // nobody shortens it or writes it while it is mapped.
+        // no other process shortens it or writes it while it is mapped.
         let map = unsafe { MmapMut::map_mut(&file)? };
         Ok(Some(LastingMemory { map, _file: file }))
     }

@@ -107,6 +107,10 @@ pub fn run(
         let signals = runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::HUP.as_raw()])?;
         let read_only = settings.pool.read_only;
         let access = if read_only { Access::Read } else { Access::Write };
+        // Readers share the pool, and not its sockets.
+        if read_only && let Some(refusal) = served_already(global, &path) {
+            return Err(refusal);
+        }
         let mut turn = Turn::new(global)?;
         let (device, _lock) = loop {
             match open_device(&runtime, &path, access) {

@@ -187,7 +187,7 @@ impl Inner {
     }
 }
 
-/// A folder that lets through whom its sockets let in.
+/// A folder that the users of its sockets may pass through.
 fn make(dir: &Path, access: SocketAccess) -> Result<()> {
     if dir.is_dir() {
         return Ok(());

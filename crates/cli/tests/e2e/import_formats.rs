@@ -213,6 +213,13 @@ impl Drop for Qemu {
     }
 }
 
+/// Its socket is there before it has opened the image; a client is answered only afterwards.
+fn wait_until_served(socket: &Path) {
+    wait_until("QEMU serves the image", || {
+        crate::nbd::Client::connect(socket, "").is_ok_and(|client| client.leave().is_ok())
+    });
+}
+
 impl Qemu {
     fn on(lab: &Lab, file: &Path, options: &[&str]) -> Option<Qemu> {
         let mut command = client("qemu-nbd", "qemu-utils")?;
@@ -220,7 +227,7 @@ impl Qemu {
         command.args(["-f", "raw", "-t", "-k"]).arg(&socket).args(options).arg(file);
         let child = command.stdin(Stdio::null()).spawn().unwrap();
         let qemu = Qemu(child);
-        wait_until("QEMU serves the image", || socket.exists());
+        wait_until_served(&socket);
         Some(qemu)
     }
 }
@@ -258,7 +265,7 @@ fn a_qcow2_that_qemu_writes_is_refused_unless_forced() {
     let socket = lab.path("qemu.sock");
     let child = command.args(["-f", "qcow2", "-t", "-k"]).arg(&socket).arg(lab.path("i.qcow2")).spawn().unwrap();
     let writer = Qemu(child);
-    wait_until("QEMU serves the image", || socket.exists());
+    wait_until_served(&socket);
     let message = lab.run(&["import", "i.qcow2", &at("a")]).refused();
     assert!(message.contains("in use by qemu-nbd"), "{message}");
     lab.ok(&["import", "i.qcow2", &at("forced"), "--force"]);
@@ -307,4 +314,36 @@ fn the_reader_of_an_import_that_is_killed_ends_with_it() {
     wait_until("qemu-nbd has ended", || reads() == 0);
     assert!(lab.names().is_empty());
     lab.assert_clean();
+}
+
+/// QEMU reads zeroes where a file has ended: a download that broke off would be a disk with holes.
+#[test]
+fn a_disk_that_was_cut_off_is_refused_and_leaves_nothing() {
+    let lab = Lab::with_pool("512M");
+    lab.write_file("disk.raw", &noise(7, 24 * MIB));
+    let cut = |file: &str| {
+        let file = File::options().write(true).open(lab.path(file)).unwrap();
+        file.set_len(file.metadata().unwrap().len() / 2).unwrap();
+    };
+    for format in ["qcow2", "vmdk", "vdi", "vhdx", "vpc"] {
+        let file = format!("a.{format}");
+        let Some(()) = convert(&lab, &["-O", format], &file) else { return };
+        cut(&file);
+        let error = lab.run(&["import", &file, &at("a")]).refused();
+        assert!(error.contains(&file), "{format}: {error}");
+        assert!(lab.names().is_empty(), "{format}");
+    }
+    let Some(()) = convert(&lab, &["-O", "qcow2"], "base.qcow2") else { return };
+    let Some(mut create) = client("qemu-img", "qemu-utils") else { return };
+    succeed(
+        create
+            .args(["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b"])
+            .args([lab.path("base.qcow2"), lab.path("top.qcow2")]),
+    );
+    lab.ok(&["import", "top.qcow2", &at("whole")]);
+    cut("base.qcow2");
+    let error = lab.run(&["import", "top.qcow2", &at("a")]).refused();
+    assert!(error.contains("base.qcow2") && error.contains("cut off"), "{error}");
+    lab.ok(&["import", "top.qcow2", &at("forced"), "--force"]);
+    assert_eq!(lab.names(), ["forced", "whole"]);
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::ops::Range;
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -106,7 +107,7 @@ fn repair_makes_the_counts_anew_and_can_be_taken_back() {
     damage_counts(&lab);
     let damaged = fs::read(lab.path(POOL)).unwrap();
     let dry = lab.ok(&["repair", "-n", POOL]);
-    assert!(dry.contains("3 volumes and snapshots") && dry.contains("would be written"), "{dry}");
+    assert!(dry.contains("3 volumes and snapshots") && dry.contains("would have to be written"), "{dry}");
     assert!(fs::read(lab.path(POOL)).unwrap() == damaged, "-n writes nothing");
     assert_eq!(lab.run(&["check", POOL]).status.code(), Some(2));
 
@@ -203,4 +204,32 @@ fn a_repair_of_damaged_maps_is_refused_and_says_where() {
     damage(&lab, others);
     let run = lab.run(&["repair", POOL]);
     assert!(!run.status.success() && run.stderr.contains("is damaged"), "{run:?}");
+}
+
+#[test]
+fn without_a_whole_undo_file_nothing_is_written() {
+    let (lab, ..) = lab();
+    damage_counts(&lab);
+    let before = fs::read(lab.path(POOL)).unwrap();
+    let error = lab.run(&["repair", POOL, "--undo-file", "none/kept.undo"]);
+    assert!(!error.status.success() && error.stderr.contains("none/kept.undo"), "{error:?}");
+    let small = Command::new("bash")
+        .args(["-c", "ulimit -f 8; trap '' XFSZ; exec \"$@\"", "-", env!("CARGO_BIN_EXE_forkdisk")])
+        .args(["repair", POOL, "--undo-file", "kept.undo"])
+        .current_dir(lab.path("."))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&small.stderr);
+    assert!(!small.status.success() && said.contains("the pool was not written"), "{said}");
+    assert!(!lab.path("kept.undo").exists(), "nothing half stays");
+    assert!(fs::read(lab.path(POOL)).unwrap() == before);
+}
+
+#[test]
+fn a_second_daemon_for_reading_is_refused_and_told_who_serves() {
+    let (lab, ..) = lab();
+    let server = Server::start_with(&lab, POOL, &["--read-only"]);
+    let error = lab.run(&["serve", POOL, "--read-only"]).refused();
+    assert!(error.contains("in use by forkdisk serve") && error.contains(&server.pid().to_string()), "{error}");
+    server.stop();
 }

@@ -122,7 +122,7 @@ impl Journal {
         self.places = Vec::new();
     }
 
-    /// Whether the volatile log wants a commit.
+    /// Whether the volatile log is so full that a commit is due.
     pub fn volatile_is_filling(&self) -> bool {
         self.volatile.as_ref().is_some_and(Writer::is_filling)
     }

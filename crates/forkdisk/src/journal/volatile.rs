@@ -240,7 +240,7 @@ impl Writer {
         self.at > self.length / 2
     }
 
-    /// Whether there is hardly any room before the next commit: who adds more waits for it.
+    /// Whether there is hardly any room before the next commit, which further records have to wait for.
     pub fn is_nearly_full(&self) -> bool {
         self.at > self.length / 4 * 3
     }

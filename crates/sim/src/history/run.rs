@@ -481,7 +481,7 @@ impl<'a> Run<'a> {
         model
     }
 
-    /// Nobody asks for anything, until nothing happens by itself any more; false if that takes too long.
+    /// Makes no requests until nothing happens by itself any more; false if that takes too long.
     fn rest(&mut self) -> Result<bool, Violation> {
         self.drain()?;
         for _ in 0..REST {

@@ -57,7 +57,7 @@ const RESIZE: u64 = 3;
 /// without locks has none in the way.
 pub fn lock_image(file: &File, path: &Path) -> forkdisk::Result<()> {
     let fd = file.as_fd();
-    // Locked before it is looked: of two who begin at a time one sees the other.
+    // Locked before the test: of two processes that begin together at least one sees the lock of the other.
     for byte in [USED + READ, NOT_SHARED + WRITE, NOT_SHARED + RESIZE] {
         if matches!(crate::sys::share_byte(fd, byte), Ok(false)) {
             return Err(busy(path, &holder(file, Some(byte)).unwrap_or_else(|| UNSEEN.to_string())));

@@ -86,11 +86,11 @@ pub fn run(args: RepairArgs, global: &Global) -> Result<ExitCode> {
         let plan = Pool::plan_repair(device, Rc::new(runtime)).await.context(path.display().to_string())?;
         let replaced = plan.replacements.len();
         say(format!(
-            "{} volumes and snapshots refer to {} pages; {replaced} pages of {} {} written: counts, then both superblocks",
+            "{} volumes and snapshots refer to {} pages; {replaced} pages of {} {} to be written: counts, then both superblocks",
             plan.volumes,
             plan.pages,
             human(PAGE_SIZE as u64),
-            if args.dry_run { "would be" } else { "are" }
+            if args.dry_run { "would have" } else { "have" }
         ))?;
         if args.dry_run {
             return Ok((replaced, None));

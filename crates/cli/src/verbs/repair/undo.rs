@@ -4,7 +4,7 @@
 //! that the repair wrote, each with its offset in the pool (8) before its 4096 bytes; n times an offset (8) and what the
 //! page there held (4096 bytes), in the order in which they are to be written back; XXH3 of all this (8).
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -41,7 +41,11 @@ impl UndoFile {
             }
             file => file.with_context(at)?,
         };
-        file.write_all(&self.encode()).and_then(|()| file.sync_all()).with_context(at)?;
+        if let Err(error) = file.write_all(&self.encode()).and_then(|()| file.sync_all()) {
+            // What is not whole takes nothing back.
+            let _ = fs::remove_file(path);
+            return Err(error).with_context(at).context("the pool was not written");
+        }
         let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         File::open(folder).and_then(|folder| folder.sync_all()).with_context(at)
     }

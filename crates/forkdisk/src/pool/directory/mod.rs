@@ -1,0 +1,460 @@
+//! The directory of volumes: every volume's record, found by number and by name.
+//!
+//! It is in memory as a whole (about 400 bytes per volume). On the device each record has a slot
+//! of 512 bytes; a checkpoint writes the pages whose slots changed.
+
+mod descent;
+mod names;
+
+use std::cell::{Cell, OnceCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use crate::copier::User;
+use crate::counters::{VolumeCounters, VolumeStatistics};
+use crate::device::Buf;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{GatherPolicy, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
+use crate::planted::{Bug, planted};
+use crate::sync::{RangeLocks, Turns};
+use crate::types::VolumeId;
+use crate::volume::{Claims, Copies, Rest};
+
+pub use names::check_volume_name;
+
+/// A volume in memory.
+pub struct Volume {
+    pub record: VolumeRecord,
+    slot: u64,
+    /// Open handles; shared with them.
+    pub open: Rc<Cell<usize>>,
+    /// Not shown yet: the snapshot that makes it has not been acknowledged.
+    pub pending: bool,
+    /// Ranges that requests hold at the moment.
+    pub locks: Rc<RangeLocks>,
+    /// What was done to it; made when it is first opened for I/O.
+    pub counters: OnceCell<Rc<VolumeCounters>>,
+    /// Writes accepted and not yet submitted.
+    pub turns: Rc<Turns<Buf>>,
+    /// Chunks that are being copied at the moment, and on whose behalf.
+    pub copies: Rc<Copies>,
+    /// Pages that are being completed with what shows through from an origin.
+    pub edges: Rc<RangeLocks>,
+    /// Whether what it was cloned from still shows through; shared with its handles.
+    pub rest: Rc<Rest>,
+    /// See [`Directory::held_until`].
+    holder: Cell<Holder>,
+    /// What writes under way will add to what it refers to.
+    pub claims: Rc<Claims>,
+}
+
+/// The snapshot that is known to share what a volume has not changed since.
+#[derive(Clone, Copy, Default)]
+enum Holder {
+    /// To be looked for.
+    #[default]
+    Unknown,
+    Nobody,
+    Snapshot(VolumeId),
+}
+
+impl Volume {
+    fn is_snapshot(&self) -> bool {
+        self.record.state == VolumeState::Snapshot
+    }
+}
+
+/// The snapshots of one volume that live, by age.
+#[derive(Default)]
+pub struct Chain {
+    /// Those that share what is kept.
+    pub chained: BTreeSet<VolumeId>,
+    /// Those that have copies of their own.
+    pub independent: BTreeSet<VolumeId>,
+    /// The deletion of others is durable once the journal is up to this sequence number.
+    pub deleted_until: u64,
+    /// That a rollback to one of them has begun is durable once the journal is up to this.
+    pub rolled_until: u64,
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct Directory {
+    chains: BTreeMap<VolumeId, Chain>,
+    /// Pairs of what was cloned and what became of it: sources of records.
+    descent: BTreeSet<(VolumeId, VolumeId)>,
+    volumes: BTreeMap<VolumeId, Volume>,
+    names: BTreeMap<(VolumeId, String), VolumeId>,
+    /// Rises whenever a name comes, goes, or is shown.
+    names_version: u64,
+    free_slots: BTreeSet<u64>,
+    slots: u64,
+    by_slot: BTreeMap<u64, VolumeId>,
+    changed: BTreeSet<u64>,
+    /// Pages that the last freeze took: with those changed since, all whose roots may have moved.
+    frozen: BTreeSet<u64>,
+    /// Dead volumes, and volumes with something mapped beyond their end: what the reaper looks for.
+    dead: BTreeSet<VolumeId>,
+    tails: BTreeSet<VolumeId>,
+    /// Volumes whose scattered pages are brought together without anybody asking.
+    gathering: BTreeSet<VolumeId>,
+    /// What was done to volumes that were deleted since.
+    gone: VolumeStatistics,
+}
+
+impl Directory {
+    /// Adds a volume in the lowest free slot.
+    pub fn add(&mut self, record: VolumeRecord) {
+        let slot = self.free_slots.pop_first().unwrap_or_else(|| {
+            self.slots += 1;
+            self.slots - 1
+        });
+        self.place(record, slot);
+        self.changed.insert(slot / SLOTS_PER_PAGE as u64);
+    }
+
+    fn place(&mut self, record: VolumeRecord, slot: u64) {
+        self.names_version += 1;
+        if !matches!(record.state, VolumeState::Dead | VolumeState::Orphan) {
+            self.names.insert((record.parent, record.name.clone()), record.id);
+        }
+        self.by_slot.insert(slot, record.id);
+        if record.source != NO_VOLUME {
+            self.descent.insert((record.source, record.id));
+        }
+        let id = record.id;
+        if record.state == VolumeState::Snapshot {
+            let chain = self.chains.entry(record.parent).or_default();
+            let part = if record.flags.independent { &mut chain.independent } else { &mut chain.chained };
+            part.insert(id);
+        }
+        if record.state == VolumeState::Dead {
+            self.dead.insert(id);
+        }
+        let user = if record.protects.is_some() { User::Origin } else { User::Break };
+        let copies = Rc::new(Copies::new(user, record.throttle));
+        let (open, locks, turns, counters, edges) = Default::default();
+        let (holder, claims, rest) = Default::default();
+        let volume =
+            Volume { record, slot, open, pending: false, locks, turns, counters, copies, holder, claims, edges, rest };
+        self.volumes.insert(id, volume);
+        self.judge_tail(id);
+        self.judge_gathering(id);
+    }
+
+    /// To be called when a volume's policy of gathering has changed.
+    pub fn judge_gathering(&mut self, id: VolumeId) {
+        let wants = |v: &Volume| v.record.state == VolumeState::Volume && v.record.gather != GatherPolicy::Off;
+        match self.get(id).is_some_and(wants) {
+            true => self.gathering.insert(id),
+            false => self.gathering.remove(&id),
+        };
+    }
+
+    /// Volumes whose scattered pages are brought together without anybody asking.
+    pub fn gathering(&self) -> impl Iterator<Item = &Volume> {
+        self.gathering.iter().filter_map(|id| self.volumes.get(id))
+    }
+
+    /// To be called when a volume's length or the end of its tail has changed.
+    pub fn judge_tail(&mut self, id: VolumeId) {
+        let is_live = |v: &Volume| matches!(v.record.state, VolumeState::Volume | VolumeState::Orphan);
+        let has_tail = |v: &Volume| is_live(v) && v.record.trim_end > v.record.size;
+        match self.get(id).is_some_and(has_tail) {
+            true => self.tails.insert(id),
+            false => self.tails.remove(&id),
+        };
+    }
+
+    /// Whether `id` is a snapshot that lives.
+    pub fn is_snapshot(&self, id: VolumeId) -> bool {
+        self.get(id).is_some_and(|v| v.record.state == VolumeState::Snapshot)
+    }
+
+    /// The living snapshots of a volume, if it ever had any.
+    pub fn chain(&self, of: VolumeId) -> Option<&Chain> {
+        self.chains.get(&of)
+    }
+
+    /// A rollback of this origin begins; that is durable once the journal is up to `until`.
+    pub fn rollback_begins(&mut self, origin: VolumeId, until: u64) {
+        self.chains.entry(origin).or_default().rolled_until = until;
+    }
+
+    /// A volume that shows through to snapshot `id` of an origin, if there is one, or the origin that is being
+    /// rolled back to it.
+    pub fn resting_on(&self, id: VolumeId) -> Option<&Volume> {
+        let rolls = |v: &&Volume| v.record.protects.is_some_and(|p| p.rolling == id);
+        let origin = self.get(id).and_then(|v| self.get(v.record.parent)).filter(rolls);
+        origin.or_else(|| self.iter().find(|v| v.record.base == id && v.record.state != VolumeState::Dead))
+    }
+
+    /// A volume shows through to another snapshot of an origin, or to none.
+    pub fn rest_on(&mut self, id: VolumeId, base: VolumeId) {
+        let volume = self.change(id).expect("an existing volume");
+        let before = std::mem::replace(&mut volume.record.base, base);
+        match base {
+            NO_VOLUME if before != NO_VOLUME => volume.rest.end(),
+            // Nobody has it open.
+            _ => volume.rest = Rc::default(),
+        }
+    }
+
+    /// Refuses if a volume shows through to snapshot `id` of an origin.
+    pub fn refuse_held(&self, id: VolumeId) -> Result<()> {
+        let (Some(held), Some(by)) = (self.get(id), self.resting_on(id)) else { return Ok(()) };
+        let rolls = by.record.protects.is_some();
+        let (held, by) = (self.full_name(&held.record), self.full_name(&by.record));
+        let why = match rolls {
+            true => format!("{by:?} is being rolled back to {held:?}; wait until that has ended"),
+            false => format!("{held:?} is held by {by:?}, which was cloned from it; flatten or delete that first"),
+        };
+        Err(Error::new(ErrorKind::Busy, why))
+    }
+
+    /// The dead volume with the lowest number.
+    pub fn first_dead(&self) -> Option<VolumeId> {
+        self.dead.first().copied()
+    }
+
+    /// The volume with the lowest number that was shortened and still has its tail.
+    pub fn first_tail(&self) -> Option<VolumeId> {
+        self.tails.first().copied()
+    }
+
+    /// Takes over a page read from the device.
+    pub fn load_page(&mut self, page: u64, records: Vec<Option<VolumeRecord>>) -> std::result::Result<(), String> {
+        for (i, record) in records.into_iter().enumerate() {
+            let slot = page * SLOTS_PER_PAGE as u64 + i as u64;
+            self.slots = self.slots.max(slot + 1);
+            match record {
+                None => {
+                    self.free_slots.insert(slot);
+                }
+                Some(record) => {
+                    if self.volumes.contains_key(&record.id) {
+                        return Err(format!("volume {} is there twice", record.id.0));
+                    }
+                    self.place(record, slot);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub fn get(&self, id: VolumeId) -> Option<&Volume> {
+        self.volumes.get(&id)
+    }
+
+    /// The volume, to be changed: its page goes into the next checkpoint.
+    pub fn change(&mut self, id: VolumeId) -> Option<&mut Volume> {
+        let volume = self.volumes.get_mut(&id)?;
+        self.changed.insert(volume.slot / SLOTS_PER_PAGE as u64);
+        Some(volume)
+    }
+
+    /// A volume in memory whose record on the device stays as it is.
+    pub fn get_mut(&mut self, id: VolumeId) -> Option<&mut Volume> {
+        self.volumes.get_mut(&id)
+    }
+
+    /// All volumes, by number.
+    pub fn iter(&self) -> impl Iterator<Item = &Volume> {
+        self.volumes.values()
+    }
+
+    /// A volume becomes dead: its name is free. That is durable once the journal is up to `until`.
+    pub fn bury(&mut self, id: VolumeId, until: u64) {
+        let parent = self.get(id).expect("an existing volume").record.parent;
+        self.bequeath(id);
+        self.unname(id);
+        let volume = self.change(id).expect("an existing volume");
+        volume.record.state = VolumeState::Dead;
+        volume.record.base = NO_VOLUME;
+        volume.record.cursor = 0;
+        volume.record.origin.clear();
+        volume.record.attributes = None;
+        let counters = volume.counters.take();
+        if let Some(counters) = counters {
+            self.gone.merge(&counters.read());
+        }
+        self.dead.insert(id);
+        self.tails.remove(&id);
+        if let Some(chain) = self.chains.get_mut(&parent) {
+            chain.chained.remove(&id);
+            chain.independent.remove(&id);
+            chain.deleted_until = until;
+        }
+        self.chains.remove(&id);
+        self.gathering.remove(&id);
+    }
+
+    /// A volume loses its name and goes on without one.
+    pub fn orphan(&mut self, id: VolumeId) {
+        self.unname(id);
+        self.change(id).expect("an existing volume").record.state = VolumeState::Orphan;
+        self.judge_gathering(id);
+    }
+
+    /// An orphan gets a name that is free, and is a volume from now on.
+    pub fn adopt(&mut self, id: VolumeId, name: &str) {
+        self.names_version += 1;
+        let record = &mut self.change(id).expect("an existing volume").record;
+        debug_assert!(record.state == VolumeState::Orphan && record.name.is_empty());
+        (record.state, record.name) = (VolumeState::Volume, name.to_string());
+        self.names.insert((NO_VOLUME, name.to_string()), id);
+        self.judge_tail(id);
+        self.judge_gathering(id);
+    }
+
+    fn unname(&mut self, id: VolumeId) {
+        self.names_version += 1;
+        let volume = self.change(id).expect("an existing volume");
+        let key = (volume.record.parent, std::mem::take(&mut volume.record.name));
+        if self.names.get(&key) == Some(&id) {
+            self.names.remove(&key);
+        }
+    }
+
+    /// What was done to all volumes, those deleted meanwhile included.
+    pub fn statistics(&self) -> VolumeStatistics {
+        let mut sum = self.gone;
+        self.volumes.values().filter_map(|v| v.counters.get()).for_each(|c| sum.merge(&c.read()));
+        sum
+    }
+
+    /// A dead volume is gone for good.
+    pub fn remove(&mut self, id: VolumeId) {
+        let volume = self.volumes.remove(&id).expect("an existing volume");
+        self.changed.insert(volume.slot / SLOTS_PER_PAGE as u64);
+        self.by_slot.remove(&volume.slot);
+        self.free_slots.insert(volume.slot);
+        self.dead.remove(&id);
+        self.tails.remove(&id);
+    }
+
+    pub fn rename(&mut self, id: VolumeId, name: &str) {
+        self.names_version += 1;
+        let kept = planted(Bug::RenameNotCheckpointed);
+        let volume = if kept { self.get_mut(id) } else { self.change(id) }.expect("an existing volume");
+        let old = std::mem::replace(&mut volume.record.name, name.to_string());
+        let parent = volume.record.parent;
+        self.names.remove(&(parent, old));
+        self.names.insert((parent, name.to_string()), id);
+    }
+
+    /// A snapshot or clone that was pending can be seen from now on.
+    pub fn show(&mut self, id: VolumeId) {
+        self.names_version += 1;
+        if let Some(volume) = self.get_mut(id) {
+            volume.pending = false;
+        }
+    }
+
+    /// Pages whose slots changed since the last checkpoint, with their records.
+    pub fn peek_changed(&self) -> Vec<(u64, [Option<VolumeRecord>; SLOTS_PER_PAGE])> {
+        let page_of = |&page: &u64| {
+            let slot = |i: usize| self.by_slot.get(&(page * SLOTS_PER_PAGE as u64 + i as u64));
+            (page, std::array::from_fn(|i| slot(i).map(|id| self.volumes[id].record.clone())))
+        };
+        self.changed.iter().map(page_of).collect()
+    }
+
+    /// All pages count as unchanged from now on.
+    pub fn take_changed(&mut self) {
+        self.frozen = std::mem::take(&mut self.changed);
+    }
+
+    /// Volumes whose roots may have no address yet, or got one from the checkpoint that is ending:
+    /// those on pages that it wrote or that changed since.
+    pub fn unsettled(&self) -> Vec<VolumeId> {
+        let slots = |&page: &u64| page * SLOTS_PER_PAGE as u64..(page + 1) * SLOTS_PER_PAGE as u64;
+        self.frozen.union(&self.changed).flat_map(|page| self.by_slot.range(slots(page)).map(|(_, &id)| id)).collect()
+    }
+
+    /// Whether anything changed since the last checkpoint.
+    pub fn is_changed(&self) -> bool {
+        !self.changed.is_empty()
+    }
+
+    /// Whether this volume's page changed since the last checkpoint.
+    pub fn has_changed(&self, id: VolumeId) -> bool {
+        self.get(id).is_some_and(|v| self.changed.contains(&(v.slot / SLOTS_PER_PAGE as u64)))
+    }
+
+    /// Pages that changed since the last checkpoint.
+    pub fn changed_pages(&self) -> usize {
+        self.changed.len()
+    }
+
+    /// Pages the directory takes.
+    pub fn pages(&self) -> u64 {
+        self.slots.div_ceil(SLOTS_PER_PAGE as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Entry;
+    use crate::types::Epoch;
+
+    fn record(id: u64, size: u64, trim_end: u64) -> VolumeRecord {
+        VolumeRecord {
+            id: VolumeId(id),
+            state: VolumeState::Volume,
+            parent: NO_VOLUME,
+            name: format!("v{id}"),
+            origin: String::new(),
+            source: NO_VOLUME,
+            size,
+            trim_end,
+            chunk: 65536,
+            referenced: 0,
+            seams: 0,
+            level: 1,
+            root: Entry::ABSENT,
+            shared_at: Epoch(0),
+            created: 0,
+            cursor: 0,
+            flags: Default::default(),
+            base: NO_VOLUME,
+            protects: None,
+            break_policy: Default::default(),
+            throttle: Default::default(),
+            estimated: false,
+            gather: GatherPolicy::Off,
+            quota: 0,
+            attributes: None,
+        }
+    }
+
+    #[test]
+    fn the_reaper_finds_the_dead_and_the_shortened() {
+        let mut d = Directory::default();
+        (1..=3).for_each(|id| d.add(record(id, 10, if id == 2 { 20 } else { 0 })));
+        assert_eq!((d.first_dead(), d.first_tail()), (None, Some(VolumeId(2))));
+        d.change(VolumeId(3)).expect("there").record.trim_end = 11;
+        d.judge_tail(VolumeId(3));
+        d.bury(VolumeId(2), 0);
+        assert_eq!((d.first_dead(), d.first_tail()), (Some(VolumeId(2)), Some(VolumeId(3))));
+        d.change(VolumeId(3)).expect("there").record.trim_end = 0;
+        d.judge_tail(VolumeId(3));
+        d.remove(VolumeId(2));
+        assert_eq!((d.first_dead(), d.first_tail()), (None, None));
+    }
+
+    #[test]
+    fn roots_are_unsettled_on_pages_that_changed_before_and_since_the_freeze() {
+        let mut d = Directory::default();
+        (1..=24).for_each(|id| d.add(record(id, 10, 0)));
+        d.take_changed();
+        d.take_changed();
+        assert!(d.unsettled().is_empty());
+        d.change(VolumeId(9));
+        d.take_changed();
+        d.change(VolumeId(24));
+        let ids: Vec<u64> = d.unsettled().iter().map(|id| id.0).collect();
+        assert_eq!(ids, (9..=24).collect::<Vec<_>>());
+    }
+}
