@@ -16,6 +16,8 @@ use forkdisk::{Error, ErrorKind};
 
 /// Pause between two attempts on a lock whose owner is ending.
 pub(super) const RETRY: Duration = Duration::from_millis(10);
+/// How long an image is waited for whose lock no living process has.
+const ENDING: Duration = Duration::from_secs(1);
 
 /// Locks the whole file, exclusively or shared. Waits up to `patience` while the lock is held
 /// but no living process can be seen to hold it.
@@ -54,24 +56,35 @@ const RESIZE: u64 = 3;
 
 /// Refuses an image that another process writes, as far as it says so by a lock: QEMU and forkdisk do. As long as
 /// `file` is open QEMU does not begin to write it; other readers do not hinder and are not hindered. A file system
-/// without locks has none in the way.
+/// without locks has none in the way. Blocks the thread for up to a second where the lock is that of a process that has
+/// ended: the kernel keeps it until the last request of that process is done.
 pub fn lock_image(file: &File, path: &Path) -> forkdisk::Result<()> {
+    let start = Instant::now();
+    while let Some(byte) = foreign_lock(file) {
+        match holder(file, byte) {
+            Some(holder) => return Err(busy(path, &holder)),
+            None if start.elapsed() >= ENDING => return Err(busy(path, UNSEEN)),
+            None => std::thread::sleep(RETRY),
+        }
+    }
+    Ok(())
+}
+
+/// Locks the image as a reader; the lock of a writer that stands against it, if there is one: on a byte, or on all.
+fn foreign_lock(file: &File) -> Option<Option<u64>> {
     let fd = file.as_fd();
     // Locked before the test: of two processes that begin together at least one sees the lock of the other.
     for byte in [USED + READ, NOT_SHARED + WRITE, NOT_SHARED + RESIZE] {
         if matches!(crate::sys::share_byte(fd, byte), Ok(false)) {
-            return Err(busy(path, &holder(file, Some(byte)).unwrap_or_else(|| UNSEEN.to_string())));
+            return Some(Some(byte));
         }
     }
     for byte in [USED + WRITE, USED + RESIZE, NOT_SHARED + READ] {
         if matches!(crate::sys::is_locked(fd, true, byte, 1), Ok(true)) {
-            return Err(busy(path, &holder(file, Some(byte)).unwrap_or_else(|| UNSEEN.to_string())));
+            return Some(Some(byte));
         }
     }
-    match crate::sys::is_locked(fd, false, 0, 0) {
-        Ok(true) => Err(busy(path, &holder(file, None).unwrap_or_else(|| UNSEEN.to_string()))),
-        _ => Ok(()),
-    }
+    matches!(crate::sys::is_locked(fd, false, 0, 0), Ok(true)).then_some(None)
 }
 
 /// Whether a line of fdinfo tells of a lock of an open file description, on this byte.
