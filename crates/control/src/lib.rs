@@ -17,6 +17,7 @@ mod connection;
 mod event;
 mod failure;
 mod files;
+mod identity;
 pub mod image;
 mod message;
 mod method;

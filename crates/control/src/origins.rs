@@ -1,14 +1,16 @@
 //! Devices of origins: opened with the pool, closed with it.
 
 use std::fs;
+use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use forkdisk::{Error, ErrorKind, OriginFull, Pool};
+use forkdisk::{Device, Error, ErrorKind, OriginChange, OriginFull, OriginPlace, Pool};
 use forkdisk_uring::{DeviceOptions, Rt, UringDevice};
 
 use crate::failure::{Failure, FailureKind};
+use crate::identity;
 use crate::method::params;
 use crate::observer::Step;
 use crate::perform::{Call, settle};
@@ -53,14 +55,22 @@ fn used_by(path: &Path, sys: &Path, swaps: &Path) -> Option<String> {
     names.any(|name| same(Path::new(&name.replace("\\040", " ")))).then(|| "it is swap; swapoff it first".to_string())
 }
 
-fn open_device(runtime: &Rt, path: &Path, read_only: bool) -> Result<(UringDevice, u64), Error> {
+fn open_device(runtime: &Rt, path: &str, read_only: bool) -> Result<(UringDevice, OriginPlace), Error> {
+    let (text, path) = (path, Path::new(path));
     if let Some(why) = used_by(path, Path::new("/sys/block"), Path::new("/proc/swaps")) {
         return Err(Error::new(ErrorKind::Busy, format!("{} is in use: {why}", path.display())));
     }
     let options = DeviceOptions { read_only, ..DeviceOptions::default() };
     let device = UringDevice::open(runtime, path, &options)?;
     // Once it is locked nobody of ours changes it any more.
-    Ok((device, modified(path)))
+    let place = OriginPlace { path: text.into(), identity: identity::of_device(path), modified: modified(path) };
+    Ok((device, place))
+}
+
+/// Bytes of a file or device.
+fn length(path: &Path) -> Result<u64, Failure> {
+    let failed = |e| Failure::from(Error::io(format!("looking how long {} is", path.display()), e));
+    fs::File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0))).map_err(failed)
 }
 
 /// Opens the devices of all origins of `pool`; returns those that cannot be, and why. Everything else in
@@ -68,8 +78,8 @@ fn open_device(runtime: &Rt, path: &Path, read_only: bool) -> Result<(UringDevic
 pub async fn attach_origins(pool: &Pool<UringDevice>, runtime: &Rt, read_only: bool) -> Vec<(String, Error)> {
     let mut failed = Vec::new();
     for origin in pool.origins() {
-        let attached = match open_device(runtime, Path::new(&origin.path), read_only) {
-            Ok((device, modified)) => pool.attach_origin(&origin.name, device, &origin.path, modified).await,
+        let attached = match open_device(runtime, &origin.path, read_only) {
+            Ok((device, place)) => pool.attach_origin(&origin.name, device, &place).await,
             Err(error) => Err(error),
         };
         if let Err(error) = attached {
@@ -128,14 +138,13 @@ fn refuse_pool(path: &Path) -> Result<(), Failure> {
 
 pub async fn protect(session: &Session, p: params::Protect) -> Result<VolumeRecord, Failure> {
     let when_full = policy(p.when_full.as_deref().unwrap_or("wait"))?;
-    let (device, modified) = open_device(&session.runtime, Path::new(&p.path), false)?;
+    let (device, place) = open_device(&session.runtime, &p.path, false)?;
     refuse_pool(Path::new(&p.path))?;
     let options = forkdisk::ProtectOptions {
-        path: p.path,
+        place,
         chunk: p.chunk.unwrap_or(DEFAULT_CHUNK),
         copy_ahead: p.copy_ahead.unwrap_or(DEFAULT_AHEAD),
         when_full,
-        modified,
         now: session.now(),
     };
     Ok((&session.pool.protect(&p.volume, device, &options).await?).into())
@@ -174,11 +183,39 @@ pub async fn rolled_back(session: &Session, origin: &str, call: &Call) -> Result
     }
 }
 
+/// An origin becomes as long as its device, which was made longer.
+pub async fn resize(session: &Session, volume: &str, size: u64) -> Result<(), Failure> {
+    let find = || session.pool.origins().into_iter().find(|origin| origin.name == volume);
+    let not_one = || Failure::new(FailureKind::Invalid, format!("{volume} is not an origin"));
+    let origin = find().ok_or_else(not_one)?;
+    let len = match origin.open {
+        true => length(Path::new(&origin.path))?,
+        false => open_device(&session.runtime, &origin.path, true)?.0.len(),
+    };
+    if size != len || len < origin.size {
+        let text = format!(
+            "{volume} is an origin: it is as long as its device, {}, which has {len} bytes ({} when it was opened last). \
+             Make the device longer first, then give the length that it has (--size); shorter it cannot become",
+            origin.path, origin.size
+        );
+        return Err(Failure::new(FailureKind::Invalid, text));
+    }
+    if origin.open && size == origin.size {
+        return Ok(());
+    }
+    if origin.open {
+        session.pool.detach_origin(volume, || modified(Path::new(&origin.path))).await?;
+    }
+    let (device, place) = open_device(&session.runtime, &origin.path, false)?;
+    Ok(session.pool.attach_changed_origin(volume, device, &place, OriginChange::Longer).await?)
+}
+
 /// The properties of an origin among those that `set` changes.
 pub async fn set(session: &Session, p: &params::Set) -> Result<(), Failure> {
     if let Some(path) = &p.path {
-        let (device, modified) = open_device(&session.runtime, Path::new(path), false)?;
-        session.pool.attach_origin(&p.volume, device, path, modified).await?;
+        let (device, place) = open_device(&session.runtime, path, false)?;
+        // The contents may have been copied to another device; they are compared.
+        session.pool.attach_changed_origin(&p.volume, device, &place, OriginChange::Identity).await?;
     }
     if p.copy_ahead.is_none() && p.when_full.is_none() {
         return Ok(());

@@ -223,6 +223,12 @@ bugs! {
     /// A failed flush of an origin takes back the snapshots that were new when it began, whatever another flush made
     /// durable meanwhile.
     SettledFromCopy = "settled-from-copy",
+    /// A write of an origin goes on before the pool knows durably that the sample it reaches tells nothing any more.
+    WrittenNotedLate = "written-noted-late",
+    /// What an origin's device is recognised by is taken of contents that a power cut may still take back.
+    StampedUnflushed = "stamped-unflushed",
+    /// An origin's device is not looked at when it is opened.
+    OtherDeviceTaken = "other-device-taken",
     /// A write of an origin goes on when its old contents could not be kept.
     WrittenWithoutCopy = "written-without-copy",
     /// An origin that is being rolled back is read as its device is.

@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use anyhow::Result;
 use forkdisk::device::{DeviceModel, Recording, RecordingDevice, Request, RequestKind, zeroes_are_data};
-use forkdisk::{FormatOptions, OpenOptions, OriginFull, Pool, ProtectOptions, SnapshotFlags, Volume};
+use forkdisk::{FormatOptions, OpenOptions, OriginFull, OriginPlace, Pool, ProtectOptions, SnapshotFlags, Volume};
 use forkdisk_uring::Rt;
 
 use super::sparse::Sparse;
@@ -56,7 +56,7 @@ pub struct Bed {
 /// How `forkdisk protect --chunk` does it.
 pub fn protection(chunk: u64) -> ProtectOptions {
     let when_full = OriginFull::Error;
-    ProtectOptions { path: "disk".into(), chunk, copy_ahead: COPY_AHEAD, when_full, modified: 0, now: 0 }
+    ProtectOptions { place: OriginPlace::at("disk", 0), chunk, copy_ahead: COPY_AHEAD, when_full, now: 0 }
 }
 
 /// What reached the disks.

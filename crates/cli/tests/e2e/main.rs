@@ -36,6 +36,7 @@ mod nbd_listing;
 mod offload;
 mod one_owner;
 mod origins;
+mod origins_found;
 mod origins_full;
 mod origins_told;
 mod output;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use crate::harness::{Lab, POOL, Server, client, succeed};
+use crate::harness::{Lab, POOL, Server, client, missing, succeed};
 use crate::mount::Mounted;
 use crate::mount_programs::{Below, Loop};
 
@@ -76,7 +76,56 @@ fn readers_have_a_pool_together_by_two_ways() {
 }
 
 #[test]
-fn export_does_not_overwrite_a_device_that_is_mounted_or_swap() {
+fn a_pool_that_is_served_is_refused_by_a_hard_link_and_a_bind_mount() {
+    let Some((lab, _device)) = pool_and_loop() else { return };
+    fs::hard_link(lab.path(POOL), lab.path("hard.img")).unwrap();
+    let below = Below(lab.path("below"));
+    fs::create_dir(&below.0).unwrap();
+    succeed(Command::new("mount").arg("--bind").arg(lab.path(".")).arg(&below.0));
+    let server = Server::start(&lab);
+    for other in ["hard.img", "below/pool.img", "below/hard.img"] {
+        for verb in
+            [["serve", other, "--socket=o.sock", "--control=o.control"], ["init", other, "--force", "--size=64M"]]
+        {
+            let told = lab.run(&verb).refused();
+            assert!(told.contains(&format!("(pid {})", server.pid())), "{verb:?}: {told}");
+        }
+        // A verb finds the daemon, whatever the pool is called.
+        assert!(lab.ok(&["list", other]).contains('a'));
+    }
+    server.stop();
+    lab.assert_clean();
+}
+
+#[test]
+fn neither_export_nor_init_nor_protect_writes_to_swap() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a", "--size", "1M"]);
+    if client("mkswap", "util-linux").is_none() {
+        return;
+    }
+    let image = lab.write_file("swap.img", &vec![0; 8 << 20]);
+    let Some(device) = Loop::new(&image) else { return };
+    succeed(client("mkswap", "util-linux").unwrap().arg(&device.0));
+    let swapon = Command::new("swapon").arg(&device.0).output().unwrap();
+    if !swapon.status.success() {
+        missing(&format!("swap needs a kernel that allows it: {}", String::from_utf8_lossy(&swapon.stderr)));
+        return;
+    }
+    let verbs: [&[&str]; 3] = [
+        &["export", "--force", "pool.img/a", &device.0],
+        &["init", &device.0, "--force"],
+        &["protect", "pool.img/d", &device.0],
+    ];
+    let told: Vec<_> = verbs.iter().map(|verb| lab.run(verb)).collect();
+    succeed(Command::new("swapoff").arg(&device.0));
+    for (verb, run) in verbs.iter().zip(told) {
+        assert!(!run.status.success() && run.stderr.contains("swap"), "{verb:?}: {}", run.stderr);
+    }
+}
+
+#[test]
+fn export_does_not_overwrite_a_device_that_is_mounted() {
     let lab = Lab::with_pool("64M");
     lab.ok(&["create", "pool.img/a", "--size", "1M"]);
     if client("mkfs.ext4", "e2fsprogs").is_none() {

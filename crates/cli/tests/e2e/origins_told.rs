@@ -101,13 +101,14 @@ fn a_pool_is_not_protected_as_an_origin() {
 }
 
 #[test]
-fn an_origin_is_not_resized_and_no_option_is_said_to_help() {
+fn an_origin_is_as_long_as_its_device_and_no_option_is_said_to_help() {
     let lab = lab();
     for size in ["4M", "16M"] {
         for options in [&[][..], &["--allow-shrink"], &["--allow-shrink", "--force"]] {
             let said = lab.run(&[&["resize", "pool.img/disk", "--size", size], options].concat()).refused();
-            assert!(said.contains("disk is an origin: its size is that of its device"), "{said}");
-            assert!(said.contains("disk.img") && !said.contains("--"), "{said}");
+            assert!(said.contains("disk is an origin: it is as long as its device"), "{said}");
+            assert!(said.contains("disk.img") && !said.contains("--allow-shrink"), "{said}");
+            assert!(!said.contains("--force"), "{said}");
         }
     }
 }

@@ -124,9 +124,9 @@ pub async fn rename(session: &Session, p: params::Rename) -> Result<VolumeRecord
 pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result<VolumeRecord, Failure> {
     let info = session.pool.find(&p.volume)?;
     if info.protected {
-        let (name, device) = (&info.name, &info.origin);
-        let text = format!("{name} is an origin: its size is that of its device, {device}, and cannot be changed here");
-        return Err(invalid(text));
+        crate::origins::resize(session, &p.volume, p.size).await?;
+        session.host().changed(&p.volume).await;
+        return Ok((&session.pool.find(&p.volume)?).into());
     }
     if p.size < info.size && !p.allow_shrink {
         let (name, old) = (&info.name, info.size);

@@ -12,6 +12,7 @@ use super::kept::{KeptKey, Piece};
 use super::ordered::{self, ORDERED_LEAF, TreeRoot};
 use super::record::{Moved, Record};
 use super::settings::{BreakPolicy, CopierSettings, GatherPolicy, Throttle};
+use super::stamp::Stamp;
 use super::superblock::{JournalStart, Superblock};
 use super::table::{decode_table, encode_table};
 use super::volume::{
@@ -146,6 +147,7 @@ fn origin_slot() {
             identity: Identity { modified: 0x1122_3344, fingerprint: 0x5566_7788 },
             rolling: NO_VOLUME,
         }),
+        stamp: Some(stamp()),
         break_policy: BreakPolicy::Split,
         throttle: Throttle::NONE,
         seams: 0,
@@ -163,6 +165,7 @@ fn origin_slot() {
         referenced: 32,
         flags: SnapshotFlags { droppable: true, ..SnapshotFlags::default() },
         protects: None,
+        stamp: None,
         ..origin.clone()
     };
     let clone = VolumeRecord {
@@ -282,6 +285,7 @@ fn directory_page() {
         flags: Default::default(),
         base: NO_VOLUME,
         protects: None,
+        stamp: None,
         break_policy: BreakPolicy::Copy,
         throttle: Throttle { percent: 50, bytes_per_second: 100 << 20 },
         estimated: true,
@@ -391,6 +395,16 @@ fn records_of_rollbacks() -> Vec<Record> {
     ]
 }
 
+fn stamp() -> Box<Stamp> {
+    let hashes = std::array::from_fn(|zone| 0x1000 + zone as u16);
+    Box::new(Stamp { device: "wwn:naa.1".into(), hashes, written: 0x8000_0003 })
+}
+
+fn records_of_stamps() -> Vec<Record> {
+    let id = VolumeId(1);
+    vec![Record::Stamp { id, stamp: stamp() }, Record::Written { id, zones: 4 }]
+}
+
 fn records_of_clones() -> Vec<Record> {
     vec![Record::Flatten { id: VolumeId(3) }]
 }
@@ -414,6 +428,7 @@ fn journal_group() {
     assert_group("journal-group-rollback", &records_of_rollbacks(), &[]);
     assert_group("journal-group-files", &records_of_files(), &[]);
     assert_group("journal-group-unnamed", &records_of_unnamed(), &[]);
+    assert_group("journal-group-stamps", &records_of_stamps(), &[]);
     assert_group("journal-group-clones", &records_of_clones(), &[]);
     assert_group("journal-group-gathering", &records_of_gathering(), &[]);
 }

@@ -16,6 +16,7 @@ mod layout;
 pub mod ordered;
 mod record;
 mod settings;
+mod stamp;
 mod superblock;
 mod table;
 mod volume;
@@ -30,9 +31,10 @@ pub use layout::{CountNode, Layout, SUPERBLOCK_PAGES};
 pub use ordered::TreeRoot;
 pub use record::{Moved, Record};
 pub use settings::{BreakPolicy, COPIER_USERS, CopierSettings, GatherPolicy, NoSuchPolicy, Throttle};
+pub use stamp::{Stamp, ZONES};
 pub use superblock::{JournalStart, NotSuper, Superblock};
 pub use table::{decode_table, encode_table};
 pub use volume::{
-    Attributes, Identity, MAX_NAME, MAX_ORIGIN_TEXT, NO_VOLUME, OriginFull, Protects, SLOTS_PER_PAGE, SnapshotFlags,
-    VolumeRecord, VolumeState, decode_directory_page, encode_directory_page,
+    Attributes, Identity, MAX_NAME, MAX_ORIGIN_TEXT, MAX_STAMPED_TEXT, NO_VOLUME, OriginFull, Protects, SLOTS_PER_PAGE,
+    SnapshotFlags, VolumeRecord, VolumeState, decode_directory_page, encode_directory_page,
 };

@@ -6,9 +6,10 @@ use crate::types::{
 
 use super::cursor::{Append, Reader};
 use super::volume::{
-    Attributes, Identity, MAX_NAME, MAX_ORIGIN_TEXT, OriginFull, SnapshotFlags, policy_byte, policy_of,
+    Attributes, Identity, MAX_NAME, MAX_ORIGIN_TEXT, MAX_STAMPED_TEXT, OriginFull, SnapshotFlags, policy_byte,
+    policy_of,
 };
-use super::{BreakPolicy, CopierSettings, GatherPolicy, Throttle};
+use super::{BreakPolicy, CopierSettings, GatherPolicy, Stamp, Throttle};
 
 /// One change of the pool, told so that replaying it allocates nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +45,10 @@ pub enum Record {
     SetOrigin { id: VolumeId, copy_ahead: u64, when_full: OriginFull },
     /// Where an origin's device is, how it was left, and whether it was stopped cleanly.
     Identify { id: VolumeId, clean: bool, identity: Identity, path: String },
+    /// What an origin's device is recognised by from now on.
+    Stamp { id: VolumeId, stamp: Box<Stamp> },
+    /// The samples of these zones of an origin may be written from now on, a bit each.
+    Written { id: VolumeId, zones: u32 },
     /// `len` pages of an origin from `at` are kept for snapshot `sequence`, in the pool from `to` on.
     Keep { origin: VolumeId, sequence: VolumeId, at: VirtualPage, len: u32, to: PageAddr },
     /// A rollback of `origin` to `snapshot` has brought back all chunks before `cursor`; `snapshot` 0: it has ended.
@@ -201,6 +206,17 @@ impl Record {
                 out.extend([16, u8::from(*clean)]);
                 out.u64s(&[id.0, identity.modified, identity.fingerprint]);
                 out.text(path);
+            }
+            Record::Stamp { id, stamp } => {
+                Append::u8(out, 50);
+                Append::u64(out, id.0);
+                out.extend(stamp.zones_to_bytes());
+                out.text(&stamp.device);
+            }
+            Record::Written { id, zones } => {
+                Append::u8(out, 51);
+                Append::u64(out, id.0);
+                Append::u32(out, *zones);
             }
             Record::Keep { origin, sequence, at, len, to } => {
                 Append::u8(out, 17);
@@ -424,6 +440,11 @@ impl Record {
                 let n = r.u32().filter(|&n| u64::from(n) <= BLOCK_PAGES)?;
                 Record::Gather { volumes, at, moved: (0..n).map(|_| Moved::decode(r)).collect::<Option<_>>()? }
             }
+            50 => {
+                let (id, (hashes, written)) = (volume(r)?, Stamp::zones_from_bytes(r)?);
+                Record::Stamp { id, stamp: Box::new(Stamp { device: r.text(MAX_STAMPED_TEXT)?, hashes, written }) }
+            }
+            51 => Record::Written { id: volume(r)?, zones: r.u32()? },
             _ => return None,
         })
     }
@@ -432,6 +453,7 @@ impl Record {
 #[cfg(test)]
 pub mod tests {
     use super::*;
+    use crate::format::ZONES;
     use crate::format::group::tests::{group_of, samples_witnessed};
     use crate::format::group::{Decoded, decode_group};
 
@@ -458,6 +480,8 @@ pub mod tests {
             },
             Record::SetOrigin { id: v, copy_ahead: 1 << 20, when_full: OriginFull::Wait(60) },
             Record::Identify { id: v, clean: true, identity, path: "/dev/y".into() },
+            Record::Stamp { id: v, stamp: Box::new(Stamp { device: "wwn:1".into(), hashes: [9; ZONES], written: 5 }) },
+            Record::Written { id: v, zones: 1 << 31 },
             Record::Keep { origin: v, sequence: w, at: VirtualPage(16), len: 32, to: PageAddr(512) },
             Record::Roll { origin: v, snapshot: w, cursor: 17 },
             Record::Back { origin: v, first: 130, count: 3 },

@@ -3,7 +3,8 @@
 use crate::types::{Epoch, MAX_EPOCH, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId, is_chunk};
 
 use super::cursor::{Append, Reader};
-use super::{BreakPolicy, Entry, GatherPolicy, Throttle, TreeRoot};
+use super::stamp::ZONE_BYTES;
+use super::{BreakPolicy, Entry, GatherPolicy, Stamp, Throttle, TreeRoot};
 
 /// Bytes of one slot.
 pub const DIRECTORY_SLOT: usize = 512;
@@ -187,6 +188,8 @@ pub struct VolumeRecord {
     pub base: VolumeId,
     /// For an origin, also a dead one.
     pub protects: Option<Protects>,
+    /// What an origin's device is recognised by; `None` where an older version left none.
+    pub stamp: Option<Box<Stamp>>,
     /// What a first write to a shared chunk does.
     pub break_policy: BreakPolicy,
     /// What copies for this volume are held to.
@@ -203,6 +206,10 @@ pub struct VolumeRecord {
 const MAX_ORIGIN: usize = 85;
 /// Longest name and path of an origin together.
 pub const MAX_ORIGIN_TEXT: usize = ORIGIN_TAIL - 96 - 4;
+/// Longest name, path and identity of the device of an origin together, where its zones are kept, too.
+pub const MAX_STAMPED_TEXT: usize = ZONES_AT - 96 - 6;
+/// Where the zones of an origin are, behind its texts.
+const ZONES_AT: usize = ORIGIN_TAIL - ZONE_BYTES;
 /// Where an origin's own fields begin, before `base`.
 const ORIGIN_TAIL: usize = 396;
 /// Where the base is in a slot, behind the longest names.
@@ -255,6 +262,7 @@ impl VolumeRecord {
             flags: SnapshotFlags::default(),
             base: NO_VOLUME,
             protects: None,
+            stamp: None,
             break_policy: BreakPolicy::default(),
             throttle: Throttle::NONE,
             gather: GatherPolicy::Off,
@@ -273,7 +281,8 @@ impl VolumeRecord {
             VolumeState::Orphan => 5,
             VolumeState::Origin => 6,
         };
-        let bits = self.flags.to_bits() | u8::from(self.protects.is_some()) << 2;
+        let stamp = self.stamp.as_ref().filter(|_| self.protects.is_some());
+        let bits = self.flags.to_bits() | u8::from(self.protects.is_some()) << 2 | u8::from(stamp.is_some()) << 4;
         Append::u8(&mut out, state);
         Append::u8(&mut out, self.level);
         let (percent, kib) = self.throttle.encoded();
@@ -291,6 +300,10 @@ impl VolumeRecord {
         let most = if self.protects.is_some() { MAX_ORIGIN_TEXT } else { MAX_ORIGIN };
         let cut = (0..=most.min(self.origin.len())).rev().find(|&n| self.origin.is_char_boundary(n));
         out.text(&self.origin[..cut.unwrap_or(0)]);
+        if let Some(stamp) = stamp {
+            out.text(&stamp.device);
+            slot[ZONES_AT..ORIGIN_TAIL].copy_from_slice(&stamp.zones_to_bytes());
+        }
         slot[..out.len()].copy_from_slice(&out);
         slot[GATHER_AT] = self.gather.encoded();
         slot[ESTIMATED_AT] = u8::from(self.estimated);
@@ -322,10 +335,14 @@ impl VolumeRecord {
         let break_policy = policy_of(r.u8()?)?;
         let throttle = Throttle::decoded(r.u8()?, r.u32()?)?;
         let bits = slot[FLAGS];
-        let flags = SnapshotFlags::from_bits(bits & !4)?;
+        let flags = SnapshotFlags::from_bits(bits & !20)?;
         let protects = match bits & 4 {
             0 => (state != VolumeState::Origin).then_some(None)?,
             _ => Some(Protects::decode(&slot[ORIGIN_TAIL..ATTRIBUTES_AT], pool_pages)?),
+        };
+        let zones = match bits & 16 {
+            0 => None,
+            _ => Some(protects.and(Stamp::zones_from_bytes(&mut Reader(&slot[ZONES_AT..ORIGIN_TAIL])))?),
         };
         // There an origin has what it is being rolled back to.
         let base = match protects {
@@ -359,6 +376,14 @@ impl VolumeRecord {
         if !sound {
             return None;
         }
+        let (name, origin) = (r.text(MAX_NAME)?, r.text(longest)?);
+        let stamp = match zones {
+            Some((hashes, written)) => Some(Box::new(Stamp { device: r.text(MAX_STAMPED_TEXT)?, hashes, written })),
+            None => None,
+        };
+        if stamp.as_ref().is_some_and(|stamp| name.len() + origin.len() + stamp.device.len() > MAX_STAMPED_TEXT) {
+            return None;
+        }
         Some(VolumeRecord {
             id: VolumeId(id),
             state,
@@ -379,12 +404,13 @@ impl VolumeRecord {
             gather,
             quota,
             attributes,
-            name: r.text(MAX_NAME)?,
-            origin: r.text(longest)?,
+            name,
+            origin,
             source,
             flags,
             base,
             protects,
+            stamp,
         })
     }
 }
@@ -502,6 +528,7 @@ mod tests {
             flags: SnapshotFlags { independent: true, droppable: true, writable: true },
             base: VolumeId(u64::MAX),
             protects: None,
+            stamp: None,
             break_policy: BreakPolicy::Copy,
             throttle: Throttle { percent: 1, bytes_per_second: u64::from(u32::MAX) * 1024 },
             gather: GatherPolicy::Above(99),
@@ -542,6 +569,30 @@ mod tests {
         encode_directory_page(&slots, &mut page);
         assert_eq!(decode_directory_page(&page, 1000).expect("valid")[0].as_ref(), Some(&record));
         assert!(decode_directory_page(&page, 78).is_err(), "kept chunks outside the pool");
+    }
+
+    #[test]
+    fn an_origin_with_the_longest_texts_and_zones_fits_its_slot() {
+        let protects = Protects {
+            kept: TreeRoot::default(),
+            copy_ahead: 0,
+            when_full: OriginFull::Error,
+            clean: false,
+            identity: Identity::default(),
+            rolling: NO_VOLUME,
+        };
+        let (name, device) = ("n".repeat(60), "d".repeat(66));
+        let origin = "/".repeat(MAX_STAMPED_TEXT - name.len() - device.len());
+        let hashes = std::array::from_fn(|i| u16::MAX - i as u16);
+        let stamp = Some(Box::new(Stamp { device, hashes, written: 1 << 31 | 1 }));
+        let (state, base, flags) = (VolumeState::Origin, NO_VOLUME, SnapshotFlags::default());
+        let record = VolumeRecord { state, base, flags, name, origin, protects: Some(protects), stamp, ..sample() };
+        let (mut page, mut slots) = (vec![0; PAGE_SIZE], [None; SLOTS_PER_PAGE]);
+        slots[0] = Some(&record);
+        encode_directory_page(&slots, &mut page);
+        assert_eq!(decode_directory_page(&page, 1000).expect("valid")[0].as_ref(), Some(&record));
+        page[FLAGS] &= !4;
+        assert!(decode_directory_page(&page, 1000).is_err(), "zones of what is not an origin");
     }
 
     #[test]

@@ -129,6 +129,12 @@ impl Meta {
         of_origin.then_some((parent.record.id, view))
     }
 
+    /// Bytes of the origin's snapshot that shows through where `id` has nothing of its own.
+    pub fn shown_by(&self, id: VolumeId) -> Option<u64> {
+        let record = &self.directory.get(id)?.record;
+        if record.base == NO_VOLUME { Some(record.size) } else { self.shown_by(record.base) }
+    }
+
     /// Whether it is a snapshot of an origin, not of what was cloned from one.
     pub fn is_origins_snapshot(&self, id: VolumeId) -> bool {
         let base = |id| self.directory.get(id).is_some_and(|v| v.record.base == NO_VOLUME);

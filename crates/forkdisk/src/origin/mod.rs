@@ -23,6 +23,7 @@ mod kept;
 mod plan;
 mod read;
 mod rolling;
+mod sample;
 mod soon;
 mod stream;
 mod verbs;
@@ -43,7 +44,7 @@ pub use counted::OriginStatistics;
 pub use kept::View;
 pub use read::Source;
 pub use rolling::refuse_rolling;
-pub use verbs::{OriginInfo, ProtectOptions, check_origin_text};
+pub use verbs::{OriginChange, OriginInfo, OriginPlace, ProtectOptions, check_origin_text};
 
 /// An origin whose device is at hand.
 pub struct Origin<D> {
@@ -72,6 +73,10 @@ pub struct Origin<D> {
     settling: Rc<RangeLocks>,
     /// Whether the pool knows, durably, that the origin is being written.
     marked: Cell<bool>,
+    /// Which of its contents still tell it from another device after a crash.
+    sample: sample::Sample,
+    /// What was noted of that is durable once the journal is up to this sequence number.
+    noted_until: Cell<u64>,
     /// Whether something was written that no flush has covered.
     pub is_dirty: Cell<bool>,
 }
@@ -82,7 +87,7 @@ pub struct Coming {
 }
 
 impl<D: Device> Origin<D> {
-    fn new(id: VolumeId, device: D, size: u64, chunk: u64) -> Origin<D> {
+    fn new(id: VolumeId, device: D, size: u64, chunk: u64, written: u32) -> Origin<D> {
         Origin {
             id,
             device: Rc::new(device),
@@ -100,6 +105,8 @@ impl<D: Device> Origin<D> {
             unsettled: RefCell::default(),
             settling: Rc::default(),
             marked: Cell::new(false),
+            sample: sample::Sample::new(size, written),
+            noted_until: Cell::new(0),
             is_dirty: Cell::new(false),
         }
     }

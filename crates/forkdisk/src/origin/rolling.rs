@@ -85,6 +85,13 @@ impl Meta {
             return Ok((true, rolling.cursor.min(end) - chunk));
         }
         let (protects, _) = self.protects(origin).ok_or(Failure::Gone)?;
+        // What the snapshot ends before stays as it is: the origin has become longer since.
+        let chunk_size = self.directory.get(origin).ok_or(Failure::Gone)?.record.chunk;
+        let shown = self.shown_by(rolling.snapshot).ok_or(Failure::Gone)?.div_ceil(chunk_size);
+        if chunk >= shown {
+            return Ok((true, end - chunk));
+        }
+        let end = end.min(shown);
         let bits = self.listed(&protects.kept, chunk)?;
         let is = |chunk: u64| bits >> (chunk % LISTED) & 1 == 1;
         let end = end.min((chunk / LISTED + 1) * LISTED);

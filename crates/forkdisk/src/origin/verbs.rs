@@ -6,30 +6,62 @@ use smallvec::smallvec;
 
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Identity, MAX_ORIGIN_TEXT, NO_VOLUME, OriginFull, Protects, Record, VolumeRecord, VolumeState};
+use crate::format::{
+    Identity, MAX_ORIGIN_TEXT, MAX_STAMPED_TEXT, NO_VOLUME, OriginFull, Protects, Record, Stamp, VolumeRecord,
+    VolumeState, ZONES,
+};
+use crate::planted::{Bug, planted};
 use crate::pool::{Inner, Meta, Pool, VolumeInfo, check_size, gone};
 use crate::sync::Hold;
 use crate::types::{BLOCK_SIZE, MAX_COPY_AHEAD, PAGE_SIZE, VolumeId, is_chunk};
 
-use super::{Origin, refuse_rolling};
+use super::{Origin, refuse_rolling, sample};
 
-/// Places that a fingerprint looks at, and how many bytes at each.
+/// Places that a fingerprint of an older version looks at, and how many bytes at each.
 const SAMPLES: u64 = 64;
 const SAMPLE: u64 = 4096;
+
+/// Where a device is found, and what is known of it from outside.
+#[derive(Clone, Debug, Default)]
+pub struct OriginPlace {
+    /// Its path, kept for the next open.
+    pub path: String,
+    /// What the device says of itself, such as a WWN or a serial number; empty if nothing.
+    pub identity: String,
+    /// When a file was last changed, in nanoseconds since 1970; 0 for a block device.
+    pub modified: u64,
+}
+
+impl OriginPlace {
+    /// A device that says nothing of itself.
+    pub fn at(path: &str, modified: u64) -> OriginPlace {
+        OriginPlace { path: path.into(), identity: String::new(), modified }
+    }
+}
+
+/// What may be other than it was when the device of an origin is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OriginChange {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Its identity: the contents were copied to another device.
+    Identity,
+    /// Its length: the device was made longer, and the origin becomes as long.
+    Longer,
+}
 
 /// How a device is protected.
 #[derive(Clone, Debug)]
 pub struct ProtectOptions {
-    /// Where the device is found: kept for whoever opens it next.
-    pub path: String,
+    /// The device.
+    pub place: OriginPlace,
     /// Bytes of a chunk, the unit in which old contents are kept: a power of two, 4 KiB to 1 MiB.
     pub chunk: u64,
     /// Most bytes that are kept ahead of a sequential writer (up to 1 GiB; 0: none).
     pub copy_ahead: u64,
     /// What happens to a write whose old contents find no space.
     pub when_full: OriginFull,
-    /// When a file was last changed, in nanoseconds since 1970; 0 for a block device.
-    pub modified: u64,
     /// Seconds since 1970.
     pub now: u64,
 }
@@ -53,6 +85,8 @@ pub struct OriginInfo {
     pub clean: bool,
     /// Whether its device is open.
     pub open: bool,
+    /// How many parts of its contents tell its device from another, if the process ends now.
+    pub told_by: u32,
     /// The snapshot that a rollback under way brings back, as `volume@snapshot`: until that has ended the
     /// device by itself is not what the origin shows.
     pub rolling: Option<String>,
@@ -66,17 +100,23 @@ fn check_options(options: &ProtectOptions, name: &str) -> Result<()> {
     if options.copy_ahead > MAX_COPY_AHEAD {
         return invalid(format!("bad copy_ahead of {} bytes: at most 1 GiB", options.copy_ahead));
     }
-    check_origin_text(name, &options.path)
+    check_origin_text(name, &options.place.path, Some(&options.place.identity))
 }
 
-/// Refuses what does not fit into the slot of an origin.
-pub fn check_origin_text(name: &str, path: &str) -> Result<()> {
-    if name.len() + path.len() <= MAX_ORIGIN_TEXT {
+/// Refuses what does not fit into the slot of an origin; `identity` is what its device says of itself, `None` for an
+/// origin of an older version without a stamp.
+pub fn check_origin_text(name: &str, path: &str, identity: Option<&str>) -> Result<()> {
+    let most = if identity.is_some() { MAX_STAMPED_TEXT } else { MAX_ORIGIN_TEXT };
+    let identity = identity.unwrap_or_default();
+    if name.len() + path.len() + identity.len() <= most {
         return Ok(());
     }
-    let why =
-        format!("the origin's name and the path of its device ({path:?}) are longer than {MAX_ORIGIN_TEXT} bytes");
-    Err(Error::new(ErrorKind::Invalid, format!("{why} together; use shorter ones")))
+    let of = match identity {
+        "" => String::new(),
+        identity => format!(" and its identity ({identity:?})"),
+    };
+    let why = format!("the origin's name, the path of its device ({path:?}){of} are longer than {most} bytes together");
+    Err(Error::new(ErrorKind::Invalid, format!("{why}; use a shorter name or path")))
 }
 
 fn check_device<D: Device>(device: &D) -> Result<()> {
@@ -88,8 +128,7 @@ fn check_device<D: Device>(device: &D) -> Result<()> {
     Ok(())
 }
 
-/// A hash of the device's length and a sample of its contents: two devices that differ may have the
-/// same one, but hardly by mistake.
+/// A hash of the device's length and a sample of its contents, for origins without a stamp.
 async fn fingerprint<D: Device>(device: &D) -> Result<u64> {
     let (len, block) = (device.len(), device.block_size() as u64);
     let step = (len / SAMPLES).max(SAMPLE.max(block)) / block * block;
@@ -115,68 +154,96 @@ impl<D: Device> Pool<D> {
         inner.check_writable()?;
         let size = device.len();
         check_size(size)?;
-        let identity = Identity { modified: options.modified, fingerprint: fingerprint(&device).await? };
-        let ProtectOptions { path, chunk, copy_ahead, when_full, now, .. } = options.clone();
+        let ProtectOptions { place: OriginPlace { path, identity: device_identity, modified }, .. } = options.clone();
+        let ProtectOptions { chunk, copy_ahead, when_full, now, .. } = *options;
+        let identity = Identity { modified, fingerprint: 0 };
+        let hashes = sample::hashes(&device, size).await?;
+        let stamp = Box::new(Stamp { device: device_identity, hashes, written: 0 });
         let id = inner
             .verb(|meta| {
                 meta.directory.check_new(NO_VOLUME, name)?;
                 let id = VolumeId(meta.next_id);
                 inner
                     .publish(meta, &Record::Protect { id, name: name.to_string(), path, size, chunk, now, identity })?;
+                inner.publish(meta, &Record::Stamp { id, stamp })?;
                 // At hand as soon as the name is there: nobody else can bring another device for it.
-                inner.origins.borrow_mut().insert(id, Rc::new(Origin::new(id, device, size, chunk)));
+                inner.origins.borrow_mut().insert(id, Rc::new(Origin::new(id, device, size, chunk, 0)));
                 Ok((Record::SetOrigin { id, copy_ahead, when_full }, id))
             })
             .await?;
         inner.info(id)
     }
 
-    /// Opens the device of an origin; `path` is where it was found, `modified` when a file was changed
-    /// last (0 for a block device). Refused if it is not the device it was: another length, or after a
-    /// clean stop other contents (as far as a sample tells) or another time.
-    pub async fn attach_origin(&self, name: &str, device: D, path: &str, modified: u64) -> Result<()> {
+    /// Opens the device of an origin, which was found at `place`. Refused if it is not the device it was: another
+    /// length or identity, other contents in what was not written since it was stopped or opened last (as far as a
+    /// sample tells), or after a clean stop another time.
+    pub async fn attach_origin(&self, name: &str, device: D, place: &OriginPlace) -> Result<()> {
+        self.attach_changed_origin(name, device, place, OriginChange::Nothing).await
+    }
+
+    /// As [`attach_origin`](Self::attach_origin), of a device that may differ in what `change` says.
+    pub async fn attach_changed_origin(
+        &self,
+        name: &str,
+        device: D,
+        place: &OriginPlace,
+        change: OriginChange,
+    ) -> Result<()> {
         let inner = &self.0;
-        let (id, record) = {
-            let meta = inner.meta.borrow();
-            let record = &meta.directory.find(name)?.record;
-            (record.id, record.clone())
-        };
+        let record = inner.meta.borrow().directory.find(name)?.record.clone();
+        let id = record.id;
         let Some(protects) = record.protects.filter(|_| record.state == VolumeState::Origin) else {
             return Err(Error::new(ErrorKind::Invalid, format!("{name:?} is a volume of the pool, not an origin")));
-        };
-        let other = |what: String| {
-            let why = format!("{path:?} is not the device that {name:?} protects as it was left: {what}");
-            let help = "its snapshots would show what they never held. Give the right device, or unprotect it";
-            Err(Error::new(ErrorKind::Busy, format!("{why}; {help}")))
         };
         let is_open = || Error::new(ErrorKind::Busy, format!("the device of {name:?} is open already"));
         if inner.origins.borrow().contains_key(&id) {
             return Err(is_open());
         }
-        check_origin_text(&record.name, path)?;
-        if device.len() != record.size {
-            return other(format!("it has {} bytes instead of {}", device.len(), record.size));
-        }
+        check_origin_text(&record.name, &place.path, record.stamp.as_ref().map(|_| ""))?;
         check_device(&device)?;
-        if protects.clean && protects.identity.modified != modified {
-            return other("it has been written since it was stopped".into());
-        }
-        if protects.clean && fingerprint(&device).await? != protects.identity.fingerprint {
-            return other("its contents have changed since it was stopped".into());
-        }
-        let origin = Origin::new(id, device, record.size, record.chunk);
+        refuse_other(&record, protects, &device, place, change).await?;
+        let size = device.len();
+        let mut records = Vec::new();
         if !inner.options.read_only {
-            // After a kill what was written may be in a cache only: what is shown from now on stays.
-            origin.flush().await?;
+            if size != record.size {
+                check_size(size)?;
+                records.push(Record::Resize { id, size });
+            }
+            if record.origin != place.path {
+                let (clean, identity, path) = (protects.clean, protects.identity, place.path.clone());
+                records.push(Record::Identify { id, clean, identity, path });
+            }
+        }
+        let written = record.stamp.as_ref().map_or(u32::MAX, |stamp| stamp.written);
+        let mut origin = Origin::new(id, device, size, record.chunk, written);
+        if !inner.options.read_only {
+            // After a kill what was written may be in a cache only: what is shown from now on stays, and so does what
+            // the stamp is taken of.
+            if !planted(Bug::StampedUnflushed) {
+                origin.flush().await?;
+            }
+            let known = record.stamp.as_ref().map_or("", |stamp| &*stamp.device);
+            let tells = known.is_empty() || is_one_kind(known, &place.identity) || change == OriginChange::Identity;
+            let identity = if tells { &place.identity } else { known };
+            let fits = |identity: &&str| check_origin_text(&record.name, &place.path, Some(identity)).is_ok();
+            if let Some(identity) = [identity, ""].into_iter().find(fits) {
+                let hashes = sample::hashes(&*origin.device, size).await?;
+                let stamp = Some(Box::new(Stamp { device: identity.to_string(), hashes, written: 0 }));
+                origin.sample = sample::Sample::new(size, 0);
+                if stamp != record.stamp {
+                    records.extend(stamp.map(|stamp| Record::Stamp { id, stamp }));
+                }
+            }
         }
         let origin = Rc::new(origin);
         {
             // Others may have brought a device, or changed what is known of it, while this one was read.
-            let meta = inner.meta.borrow();
+            let mut meta = inner.meta.borrow_mut();
             let now = meta.directory.get(id).map(|v| &v.record).filter(|now| now.state == VolumeState::Origin);
             let is_same = |now: &VolumeRecord| {
                 let known = |p: Protects| (p.clean, p.identity);
-                (now.size, now.chunk, now.protects.map(known)) == (record.size, record.chunk, Some(known(protects)))
+                let ours = (record.size, record.chunk, &record.stamp, Some(known(protects)));
+                (now.size, now.chunk, &now.stamp, now.protects.map(known)) == ours
             };
             if !now.is_some_and(is_same) {
                 return Err(Error::new(ErrorKind::Busy, format!("{name:?} has been changed meanwhile; try again")));
@@ -184,20 +251,15 @@ impl<D: Device> Pool<D> {
             if inner.origins.borrow().contains_key(&id) {
                 return Err(is_open());
             }
+            if !records.is_empty() {
+                inner.check_writable()?;
+            }
+            // Before any write: a note of what is written comes behind the stamp.
+            records.iter().try_for_each(|record| inner.publish(&mut meta, record))?;
             inner.origins.borrow_mut().insert(id, origin.clone());
         }
         origin.roll_soon(inner);
-        if record.origin != path && !inner.options.read_only {
-            let path = path.to_string();
-            inner
-                .verb(|meta| {
-                    let (protects, _) = meta.protects(id).ok_or_else(gone)?;
-                    let (clean, identity) = (protects.clean, protects.identity);
-                    Ok((Record::Identify { id, clean, identity, path }, ()))
-                })
-                .await?;
-        }
-        Ok(())
+        if records.is_empty() { Ok(()) } else { inner.clone().commit().await }
     }
 
     /// Closes the device of an origin: what was written is durable, and the pool knows how it was left.
@@ -215,13 +277,12 @@ impl<D: Device> Pool<D> {
             let why = || Error::new(ErrorKind::Busy, format!("{name:?} or a snapshot of it is in use; close it first"));
             if Rc::strong_count(origin) > 2 { Err(why()) } else { Ok(()) }
         };
-        let mut identity = None;
+        let mut left = None;
         let flushed = async {
             in_use(&origin)?;
             if origin.marked.get() && inner.check_writable().is_ok() {
                 origin.flush().await?;
-                let modified = modified();
-                identity = Some(Identity { modified, fingerprint: fingerprint(&*origin.device).await? });
+                left = Some(inner.as_left(&origin, modified()).await?);
             }
             // It may have been opened, and written, while its device was read.
             in_use(&origin)
@@ -233,8 +294,8 @@ impl<D: Device> Pool<D> {
         // From here on nobody can open it; nothing has been waited for since it was found unused.
         inner.origins.borrow_mut().remove(&id);
         drop(settling);
-        if let Some(identity) = identity
-            && let Err(error) = inner.identify(id, true, identity).await
+        if let Some((identity, stamp)) = left
+            && let Err(error) = inner.identify(id, true, identity, stamp).await
         {
             inner.origins.borrow_mut().entry(id).or_insert(origin);
             return Err(error);
@@ -328,6 +389,11 @@ impl<D: Device> Pool<D> {
                 when_full: protects.when_full,
                 clean: protects.clean,
                 open: open.contains_key(&record.id),
+                told_by: record
+                    .stamp
+                    .as_ref()
+                    .map_or(0, |stamp| sample::zones(record.size) & !stamp.written)
+                    .count_ones(),
                 rolling: meta.rolled_to(record.id),
             })
             .collect();
@@ -337,9 +403,31 @@ impl<D: Device> Pool<D> {
 }
 
 impl<D: Device> Inner<D> {
-    async fn identify(self: &Rc<Self>, id: VolumeId, clean: bool, identity: Identity) -> Result<()> {
+    /// What an origin will be recognised by once it is closed.
+    async fn as_left(&self, origin: &Origin<D>, modified: u64) -> Result<(Identity, Option<Box<Stamp>>)> {
+        let stamp = self.meta.borrow().directory.get(origin.id).ok_or_else(gone)?.record.stamp.clone();
+        match stamp {
+            Some(stamp) => {
+                let hashes = sample::hashes(&*origin.device, origin.size).await?;
+                let identity = Identity { modified, fingerprint: 0 };
+                Ok((identity, Some(Box::new(Stamp { hashes, written: 0, ..*stamp }))))
+            }
+            None => Ok((Identity { modified, fingerprint: fingerprint(&*origin.device).await? }, None)),
+        }
+    }
+
+    async fn identify(
+        self: &Rc<Self>,
+        id: VolumeId,
+        clean: bool,
+        identity: Identity,
+        stamp: Option<Box<Stamp>>,
+    ) -> Result<()> {
         self.verb(|meta| {
             let path = meta.directory.get(id).ok_or_else(gone)?.record.origin.clone();
+            if let Some(stamp) = stamp {
+                self.publish(meta, &Record::Stamp { id, stamp })?;
+            }
             Ok((Record::Identify { id, clean, identity, path }, ()))
         })
         .await
@@ -354,10 +442,84 @@ impl<D: Device> Origin<D> {
         }
         let _alone = self.edges.lock(u64::MAX - 1..u64::MAX, Hold::Alone).await;
         if !self.marked.get() {
-            inner.identify(self.id, false, Identity::default()).await?;
+            inner.identify(self.id, false, Identity::default(), None).await?;
             self.marked.set(true);
         }
         Ok(())
+    }
+
+    /// Before a write: the pool notes which zones' samples it is the first to reach. That is durable once the journal
+    /// is up to `noted_until`.
+    pub(super) fn note_written(&self, inner: &Inner<D>, offset: u64, end: u64) -> Result<()> {
+        let zones = self.sample.reached(offset, end);
+        if zones == 0 {
+            return Ok(());
+        }
+        let mut meta = inner.meta.borrow_mut();
+        inner.publish(&mut meta, &Record::Written { id: self.id, zones })?;
+        self.sample.note(zones);
+        self.noted_until.set(meta.journal.next());
+        Ok(())
+    }
+
+    /// Whether a crash now could take such a note back.
+    pub(super) fn is_note_pending(&self, inner: &Inner<D>) -> bool {
+        self.noted_until.get() > inner.meta.borrow().journal.confirmed()
+    }
+}
+
+/// Whether two identities can be compared: not everything is known of a device at any time.
+fn is_one_kind(one: &str, other: &str) -> bool {
+    let kind = |identity: &str| identity.split_once(':').map(|(kind, _)| kind.to_string());
+    kind(one).is_some() && kind(one) == kind(other)
+}
+
+/// Refuses a device that is not the one an origin was on, but for what `change` says.
+async fn refuse_other<D: Device>(
+    record: &VolumeRecord,
+    protects: Protects,
+    device: &D,
+    place: &OriginPlace,
+    change: OriginChange,
+) -> Result<()> {
+    let (name, path) = (&record.name, &place.path);
+    let other = |what: String| {
+        let why = format!("{path:?} is not the device that {name:?} protects as it was left: {what}");
+        let help = "its snapshots would show what they never held. Give the right device, or unprotect it";
+        Err(Error::new(ErrorKind::Busy, format!("{why}; {help}")))
+    };
+    let (len, size) = (device.len(), record.size);
+    if len > size && change != OriginChange::Longer {
+        return other(format!("it has {len} bytes instead of {size} (a device that was made longer: resize {name:?})"));
+    }
+    if len < size {
+        return other(format!("it has {len} bytes instead of {size}"));
+    }
+    let known = record.stamp.as_ref().map_or("", |stamp| &*stamp.device);
+    let is_other = is_one_kind(known, &place.identity) && known != place.identity;
+    if is_other && change != OriginChange::Identity {
+        return other(format!("it is {}, not {known}", place.identity));
+    }
+    // A file that was made longer was changed, too.
+    if protects.clean && protects.identity.modified != place.modified && len == size {
+        return other("it has been written since it was stopped".into());
+    }
+    match &record.stamp {
+        Some(stamp) => {
+            let now = sample::hashes(device, size).await?;
+            let differs = |&zone: &usize| stamp.written >> zone & 1 == 0 && stamp.hashes[zone] != now[zone];
+            let since = if protects.clean { "stopped" } else { "opened last, where forkdisk has not written" };
+            match (0..ZONES).find(differs) {
+                Some(_) if !planted(Bug::OtherDeviceTaken) => {
+                    other(format!("its contents have changed since it was {since}"))
+                }
+                _ => Ok(()),
+            }
+        }
+        None if protects.clean && fingerprint(device).await? != protects.identity.fingerprint => {
+            other("its contents have changed since it was stopped".into())
+        }
+        None => Ok(()),
     }
 }
 

@@ -87,6 +87,7 @@ impl<D: Device> Origin<D> {
         inner.check_writable()?;
         self.check_alive()?;
         self.mark(inner).await?;
+        self.note_written(inner, offset, end)?;
         let (mut without_copy, mut came_late) = (false, false);
         loop {
             let chunks = self.chunks(offset, end);
@@ -110,7 +111,9 @@ impl<D: Device> Origin<D> {
                 if !planted(Bug::OriginIgnoresFailedPool) {
                     inner.check_alive()?;
                 }
-                if !self.is_deletion_pending(inner) || planted(Bug::PendingDeletionBelieved) {
+                let deletion = self.is_deletion_pending(inner) && !planted(Bug::PendingDeletionBelieved);
+                let note = self.is_note_pending(inner) && !planted(Bug::WrittenNotedLate);
+                if !deletion && !note {
                     return Ok((held, plan));
                 }
                 drop((plan, held));

@@ -341,6 +341,16 @@ impl Meta {
                 (protects.clean, protects.identity) = (*clean, *identity);
                 self.directory.change(*id).expect("changed above").record.origin = path.clone();
             }
+            Record::Stamp { id, stamp } => {
+                self.protects_mut(*id)?;
+                self.directory.change(*id).expect("changed above").record.stamp = Some(stamp.clone());
+            }
+            Record::Written { id, zones } => {
+                self.protects_mut(*id)?;
+                if let Some(stamp) = &mut self.directory.change(*id).expect("changed above").record.stamp {
+                    stamp.written |= zones;
+                }
+            }
             Record::Keep { origin, sequence, at, len, to } => {
                 let chunk_pages = self.protects(*origin).ok_or_else(|| Failure::Nonsense(Meta::unknown(*origin)))?.1;
                 while *done < u64::from(*len) {

@@ -326,6 +326,7 @@ fn directory_map(superblock: &Superblock) -> VolumeRecord {
         flags: Default::default(),
         base: NO_VOLUME,
         protects: None,
+        stamp: None,
         break_policy: BreakPolicy::default(),
         throttle: Throttle::NONE,
         gather: GatherPolicy::Off,

@@ -324,6 +324,7 @@ impl<D: Device> Pool<D> {
             .verb(|meta| {
                 let record = &meta.directory.find(from)?.record;
                 let (id, parent) = (record.id, record.parent);
+                let stamp = record.stamp.as_ref().map(|stamp| stamp.device.clone());
                 let path = record.protects.map(|_| record.origin.clone());
                 let name = match (from.split_once('@'), to.split_once('@')) {
                     (None, None) => to,
@@ -334,7 +335,7 @@ impl<D: Device> Pool<D> {
                     }
                 };
                 meta.directory.check_new(parent, name)?;
-                path.map_or(Ok(()), |path| check_origin_text(name, &path))?;
+                path.map_or(Ok(()), |path| check_origin_text(name, &path, stamp.as_deref()))?;
                 Ok((Record::Rename { id, name: name.to_string() }, ()))
             })
             .await

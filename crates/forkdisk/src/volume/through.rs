@@ -48,9 +48,9 @@ impl<D: Device> Under<D> {
         match meta.view_of(id) {
             None => Ok(Under::Nothing),
             Some((origin, view)) => {
-                let origin = inner.attached(origin)?;
-                let size = origin.size;
-                Ok(Under::Snapshot(origin, view, size))
+                // The origin may have become longer since.
+                let size = meta.shown_by(id).ok_or_else(gone)?;
+                Ok(Under::Snapshot(inner.attached(origin)?, view, size))
             }
         }
     }

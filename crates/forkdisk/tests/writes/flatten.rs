@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use forkdisk::device::{Buf, IoResult, MemoryDevice, Segments};
 use forkdisk::{
-    Device, ErrorKind, FormatOptions, OpenOptions, OriginFull, PAGE_SIZE, Pool, ProtectOptions, Runtime, SnapshotFlags,
+    Device, ErrorKind, FormatOptions, OpenOptions, OriginFull, OriginPlace, PAGE_SIZE, Pool, ProtectOptions, Runtime,
+    SnapshotFlags,
 };
 
 use crate::lab::{Tape, Tasks, stamp};
@@ -87,8 +88,8 @@ impl Lab {
             let whole: Segments =
                 [forkdisk::device::Segment { offset: 0, at: 0, len: SIZE as usize }].into_iter().collect();
             disks[1].write(first, whole, false).await.0.expect("memory");
-            let (path, when_full) = ("/dev/x".into(), OriginFull::Error);
-            let protect = ProtectOptions { path, chunk: 64 << 10, copy_ahead: 0, when_full, modified: 0, now: 1 };
+            let (place, when_full) = (OriginPlace::at("/dev/x", 0), OriginFull::Error);
+            let protect = ProtectOptions { place, chunk: 64 << 10, copy_ahead: 0, when_full, now: 1 };
             lab.pool.protect("disk", disks[1].clone(), &protect).await.expect("it can be protected");
             lab.pool.snapshot_with(&[("disk", "a")], flags, 1).await.expect("a snapshot");
             lab.write("disk", 512 << 10, stamp(5000, 256)).await;
@@ -388,7 +389,7 @@ fn after_a_crash_at_any_moment_the_clone_reads_the_same() {
             let pool = Pool::open(disk, Rc::new(lab.tasks.clone()), OpenOptions::default()).await.expect("it recovers");
             let holds = pool.find("disk@a").is_ok() && pool.delete(&["disk@a"]).await.is_err();
             if holds {
-                pool.attach_origin("disk", other, "/dev/x", 0).await.expect("it is the same");
+                pool.attach_origin("disk", other, &OriginPlace::at("/dev/x", 0)).await.expect("it is the same");
             }
             seen[usize::from(holds)] = true;
             assert!(contents(&pool, "c").await == before);

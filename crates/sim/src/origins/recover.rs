@@ -2,11 +2,11 @@
 
 use std::rc::Rc;
 
-use forkdisk::{ErrorKind, FormatOptions, OpenOptions, Pool, ProtectOptions, Volume};
+use forkdisk::{Error, ErrorKind, FormatOptions, OpenOptions, OriginPlace, Pool, ProtectOptions, Volume};
 
 use super::known::Known;
 use super::{ORIGIN, Setup, masks};
-use crate::disk::{Crash, Frozen, Medium, SimDisk};
+use crate::disk::{Crash, Fill, Frozen, Medium, SimDisk};
 use crate::executor::Executor;
 use crate::history::{PATIENCE, Stats, Violation, judge};
 use crate::model::{Applied, Control, Key, Listing, Rule};
@@ -82,7 +82,7 @@ fn options(setup: &Setup) -> OpenOptions {
 /// How an origin is protected in all histories.
 pub fn protection(setup: &Setup, draw: u64) -> ProtectOptions {
     let (copy_ahead, when_full) = setup.policy(draw);
-    ProtectOptions { path: PATH.into(), chunk: setup.chunk, copy_ahead, when_full, modified: 0, now: 1 }
+    ProtectOptions { place: OriginPlace::at(PATH, 0), chunk: setup.chunk, copy_ahead, when_full, now: 1 }
 }
 
 /// A new pool that protects an origin of zeroes, and has one volume beside it.
@@ -138,7 +138,18 @@ impl Session {
             exec.halt();
         }
         let (exec, disks) = spin_up(setup, &media, &mut rng);
-        let opened = exec.run(PATIENCE, attach(disks.clone(), exec.clone(), options(setup)));
+        let opening = attach(disks.clone(), exec.clone(), options(setup));
+        let opened = match rng.one_in(4) {
+            true => {
+                let other = another(&media[1], &exec, rng.next());
+                let refusing = refuse_another(disks[0].clone(), other, exec.clone(), options(setup));
+                exec.run(PATIENCE, async move {
+                    refusing.await?;
+                    opening.await
+                })
+            }
+            false => exec.run(PATIENCE, opening),
+        };
         match opened {
             Ok(Ok(pool)) => Ok(Session { exec, disks, pool }),
             Ok(Err(e)) => {
@@ -218,8 +229,26 @@ fn slow_down(setup: &Setup, disks: &[SimDisk; 2]) {
 async fn attach(disks: [SimDisk; 2], exec: Executor, options: OpenOptions) -> forkdisk::Result<Pool<SimDisk>> {
     let [device, origin] = disks;
     let pool = Pool::open(device, Rc::new(exec), options).await?;
-    pool.attach_origin(ORIGIN, origin, PATH, 0).await?;
+    pool.attach_origin(ORIGIN, origin, &OriginPlace::at(PATH, 0)).await?;
     Ok(pool)
+}
+
+/// A disk as long as the origin's, with other contents.
+fn another(origin: &Medium, exec: &Executor, seed: u64) -> SimDisk {
+    let (mut medium, len) = (origin.clone(), origin.len());
+    medium.damage(|image| image.fill(0, len as usize, Fill::Garbage(seed)));
+    SimDisk::new(medium, exec, seed)
+}
+
+/// Offers a disk that is not the origin's, unless nothing is left that tells them apart.
+async fn refuse_another(device: SimDisk, other: SimDisk, exec: Executor, options: OpenOptions) -> forkdisk::Result<()> {
+    let pool = Pool::open(device, Rc::new(exec), options).await?;
+    if pool.origins().iter().any(|origin| origin.told_by > 1)
+        && pool.attach_origin(ORIGIN, other, &OriginPlace::at(PATH, 0)).await.is_ok()
+    {
+        return Err(Error::new(ErrorKind::Corrupt, "another disk was taken for the origin's"));
+    }
+    pool.close().await
 }
 
 /// Opens both disks after a crash and compares everything, resolving what was in flight by what is

@@ -4,7 +4,7 @@ use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::task::Poll;
 
-use forkdisk::{Buf, FormatOptions, OpenOptions, OriginFull, Pool, ProtectOptions, SnapshotFlags};
+use forkdisk::{Buf, FormatOptions, OpenOptions, OriginFull, OriginPlace, Pool, ProtectOptions, SnapshotFlags};
 use forkdisk_sim::disk::{Config, Counts, Medium, SimDisk, Volatile};
 use forkdisk_sim::executor::Executor;
 
@@ -61,7 +61,7 @@ impl World {
 }
 
 pub fn options(copy_ahead: u64, when_full: OriginFull) -> ProtectOptions {
-    ProtectOptions { path: "/dev/x".into(), chunk: CHUNK, copy_ahead, when_full, modified: 0, now: 1 }
+    ProtectOptions { place: OriginPlace::at("/dev/x", 0), chunk: CHUNK, copy_ahead, when_full, now: 1 }
 }
 
 /// Runs `test` on a pool of `pool` bytes that protects an origin of `origin` bytes as "org".

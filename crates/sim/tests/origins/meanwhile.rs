@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use forkdisk::{Buf, ErrorKind, OpenOptions, OriginFull, Pool, ProtectOptions};
+use forkdisk::{Buf, ErrorKind, OpenOptions, OriginFull, OriginPlace, Pool, ProtectOptions};
 use forkdisk_sim::disk::{Crash, Fault, Harm, Request, When};
 use forkdisk_sim::planted::{self, Bug};
 
@@ -60,7 +60,11 @@ fn of_two_devices_brought_for_an_origin_at_once_one_is_taken() {
     for step in steps() {
         let taken = Rc::new(Cell::new(0));
         let attach = |taken: Rc<Cell<u32>>| {
-            async move |w: &World| match w.pool.attach_origin("org", w.disks[1].clone(), "/dev/y", 77).await {
+            async move |w: &World| match w
+                .pool
+                .attach_origin("org", w.disks[1].clone(), &OriginPlace::at("/dev/y", 77))
+                .await
+            {
                 Ok(()) => taken.set(taken.get() + 1),
                 Err(e) => assert_eq!(e.kind(), ErrorKind::Busy),
             }

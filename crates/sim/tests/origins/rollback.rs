@@ -3,10 +3,12 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use forkdisk::{Buf, CreateOptions, ErrorKind, OpenOptions, OriginFull, Pool, ProtectOptions, SnapshotFlags};
+use forkdisk::{
+    Buf, CreateOptions, ErrorKind, OpenOptions, OriginFull, OriginPlace, Pool, ProtectOptions, SnapshotFlags,
+};
 use forkdisk_sim::disk::{Crash, Fault, Harm, Request, When};
 
-use crate::lab::{CHAINED, CHUNK, MIB, PATIENCE, options, restarted, run, run_with};
+use crate::lab::{CHAINED, CHUNK, MIB, PATIENCE, at_step, options, restarted, run, run_with};
 
 #[test]
 fn a_rollback_moves_what_differs_and_no_more() {
@@ -92,7 +94,7 @@ fn a_rollback_survives_closing_and_waits_for_room() {
         assert_eq!(full.kind(), ErrorKind::NoSpace);
         assert_eq!(w.byte("org", 0, 8 * MIB).await, 1, "it shows the snapshot all the same");
         w.pool.detach_origin("org", || 5).await.unwrap();
-        w.pool.attach_origin("org", w.disks[1].clone(), "/dev/x", 5).await.unwrap();
+        w.pool.attach_origin("org", w.disks[1].clone(), &OriginPlace::at("/dev/x", 5)).await.unwrap();
         assert_eq!(w.byte("org", 0, 8 * MIB).await, 1);
         w.pool.delete(&["filler"]).await.unwrap();
         w.pool.settle().await.unwrap();
@@ -151,7 +153,7 @@ fn nothing_is_brought_back_before_it_is_durable_that_the_rollback_has_begun() {
             let expected = exec.run(PATIENCE, async move {
                 let pool = Pool::open(device, runtime, OpenOptions::default()).await.unwrap();
                 let expected = if pool.origins()[0].rolling.is_some() { 1 } else { 2 };
-                pool.attach_origin("org", origin, "/dev/x", 0).await.unwrap();
+                pool.attach_origin("org", origin, &OriginPlace::at("/dev/x", 0)).await.unwrap();
                 let volume = pool.volume("org").unwrap();
                 let (result, buf) = volume.read(4096, Buf::zeroed(MIB as usize - 4096)).await;
                 result.unwrap();
@@ -172,14 +174,10 @@ fn a_snapshot_is_not_written_before_it_is_durable_that_the_rollback_to_it_has_en
         w.write("org@a", 0, 4096, 2).await;
         w.pool.volume("org@a").unwrap().flush().await.unwrap();
         w.pool.rollback("org", "a").await.unwrap();
-        for _ in 0..1000 {
-            if w.pool.origins()[0].rolling.is_none() {
-                break;
-            }
-            w.byte("org@a", CHUNK, 512).await;
+        while w.pool.origins()[0].rolling.is_some() {
+            at_step(&w.exec, w.exec.steps() + 1).await;
         }
-        assert!(w.pool.origins()[0].rolling.is_none(), "it has ended");
-        // That is not durable yet, nor will it be as long as anybody reads.
+        // That it has ended is not durable yet, nor will it be as long as anybody reads.
         w.disks[0].slow_flushes();
         let (done, writer) = (Rc::new(Cell::new(false)), w.clone());
         let noted = done.clone();
@@ -194,7 +192,7 @@ fn a_snapshot_is_not_written_before_it_is_durable_that_the_rollback_to_it_has_en
         let (exec, [device, origin], runtime) = restarted(media, 1);
         let byte = exec.run(PATIENCE, async move {
             let pool = Pool::open(device, runtime, OpenOptions::default()).await.unwrap();
-            pool.attach_origin("org", origin, "/dev/x", 0).await.unwrap();
+            pool.attach_origin("org", origin, &OriginPlace::at("/dev/x", 0)).await.unwrap();
             let (result, buf) = pool.volume("org").unwrap().read(0, Buf::zeroed(4096)).await;
             result.unwrap();
             buf[0]

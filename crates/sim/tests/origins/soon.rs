@@ -1,6 +1,6 @@
 //! What will be written soon is kept along with the first copy that a snapshot needs.
 
-use forkdisk::{Buf, CreateOptions, OpenOptions, OriginFull, Pool};
+use forkdisk::{Buf, CreateOptions, OpenOptions, OriginFull, OriginPlace, Pool};
 use forkdisk_sim::disk::{Crash, Fault, Harm, Request, When};
 
 use crate::lab::{CHAINED, CHUNK, MIB, PATIENCE, options, restarted, run};
@@ -64,7 +64,7 @@ fn what_was_kept_along_with_a_copy_that_failed_is_durable_before_it_is_believed(
         let (exec, [device, origin], runtime) = restarted(media, 1);
         let bytes = exec.run(PATIENCE, async move {
             let pool = Pool::open(device, runtime, OpenOptions::default()).await.unwrap();
-            pool.attach_origin("org", origin, "/dev/x", 0).await.unwrap();
+            pool.attach_origin("org", origin, &OriginPlace::at("/dev/x", 0)).await.unwrap();
             let mut bytes = Vec::new();
             for name in ["org", "org@s"] {
                 let (result, buf) = pool.volume(name).unwrap().read(90 * CHUNK, Buf::zeroed(4096)).await;

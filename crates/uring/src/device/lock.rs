@@ -121,6 +121,11 @@ pub(super) fn block_device_user(path: &Path) -> String {
     if let Some(place) = mount_point(major, minor) {
         return format!("a file system mounted on {place}");
     }
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let mut swaps = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+    if swaps.any(|name| fs::metadata(name).is_ok_and(|found| found.rdev() == meta.rdev() && found.rdev() != 0)) {
+        return "the kernel as swap (swapoff it first)".to_string();
+    }
     let holders = fs::read_dir(format!("/sys/dev/block/{major}:{minor}/holders"));
     if let Some(holder) = holders.into_iter().flatten().flatten().next() {
         return format!("the device {}", holder.file_name().to_string_lossy());

@@ -420,6 +420,7 @@ mod tests {
             flags: Default::default(),
             base: NO_VOLUME,
             protects: None,
+            stamp: None,
             break_policy: Default::default(),
             throttle: Default::default(),
             estimated: false,

@@ -40,7 +40,10 @@ impl Directory {
             let name = format!("{to}{}", &name[from.len()..]);
             check_volume_name(&name)?;
             match self.get(id).filter(|v| v.record.protects.is_some()) {
-                Some(origin) => check_origin_text(&name, &origin.record.origin),
+                Some(Volume { record, .. }) => {
+                    let identity = record.stamp.as_ref().map(|stamp| &*stamp.device);
+                    check_origin_text(&name, &record.origin, identity)
+                }
                 None => Ok(()),
             }
         })

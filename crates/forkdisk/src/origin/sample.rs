@@ -1,0 +1,145 @@
+//! A sample of an origin's contents, by which its device is told from others.
+//!
+//! The device is cut into zones, and some pages of each are looked at: most of them at the beginning, where
+//! partition tables and file systems have what tells them from others, and some at the end. Each zone has a hash of
+//! its own, so that a crash leaves something to compare: before the first write to a zone's sample the pool notes,
+//! durably, that this zone proves nothing any more (`Origin::note_written`).
+
+use std::cell::Cell;
+use std::ops::Range;
+
+use smallvec::smallvec;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::device::{Device, Segment};
+use crate::error::{Error, Result};
+use crate::format::ZONES;
+use crate::types::PAGE_SIZE;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Pages where the first zones end, which are looked at whole.
+const HEAD: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+/// Pages at the end that are one zone, looked at whole.
+const TAIL: u64 = 32;
+/// How many places of a zone in between are looked at, and pages at each.
+const PLACES: u64 = 4;
+const PLACE: u64 = 4;
+
+/// Pages of a device that are looked at, and the number of their zone: in their order.
+type Runs = Vec<(Range<u64>, usize)>;
+
+/// Which zones' samples may have been written since the origin was stamped.
+pub struct Sample {
+    runs: Runs,
+    written: Cell<u32>,
+}
+
+/// What is looked at on a device of `len` bytes.
+fn runs(len: u64) -> Runs {
+    let pages = len.div_ceil(PAGE);
+    let head = HEAD[HEAD.len() - 1];
+    let mut all: Runs = Vec::new();
+    let mut add = |from: u64, to: u64, zone: usize| {
+        let to = to.min(pages);
+        if from < to {
+            all.push((from..to, zone));
+        }
+    };
+    let mut from = 0;
+    for (zone, &to) in HEAD.iter().enumerate() {
+        add(from, to, zone);
+        from = to;
+    }
+    let tail = pages.saturating_sub(TAIL).max(head);
+    let zones = (ZONES - HEAD.len() - 1) as u64;
+    let edge = |i: u64| head + (u128::from(tail - head) * u128::from(i) / u128::from(zones)) as u64;
+    for i in 0..zones {
+        let (begin, end) = (edge(i), edge(i + 1));
+        let step = (end - begin).div_ceil(PLACES).max(1);
+        for place in 0..PLACES {
+            let at = begin + place * step;
+            add(at, (at + PLACE.min(step)).min(end), HEAD.len() + 1 + i as usize);
+        }
+    }
+    add(tail, pages, HEAD.len());
+    all
+}
+
+/// Zones that a device of `len` bytes has, a bit each.
+pub fn zones(len: u64) -> u32 {
+    runs(len).iter().fold(0, |bits, (_, zone)| bits | 1 << zone)
+}
+
+/// Hash of each zone's sample in the device's first `len` bytes.
+pub async fn hashes<D: Device>(device: &D, len: u64) -> Result<[u16; ZONES]> {
+    let mut zones: [Option<Xxh3>; ZONES] = Default::default();
+    let runs = runs(len);
+    for together in runs.chunk_by(|a, b| a.0.end == b.0.start) {
+        let (from, to) = (together[0].0.start * PAGE, (together[together.len() - 1].0.end * PAGE).min(len));
+        let n = (to - from) as usize;
+        let (result, buf) = device.read(device.buffer(n), smallvec![Segment { offset: from, at: 0, len: n }]).await;
+        result.map_err(|e| Error::io(format!("reading the origin at {from}"), e))?;
+        for (pages, zone) in together {
+            let (begin, end) = (pages.start * PAGE - from, (pages.end * PAGE).min(len) - from);
+            zones[*zone].get_or_insert_with(|| Xxh3::with_seed(len)).update(&buf[begin as usize..end as usize]);
+        }
+    }
+    Ok(zones.map(|zone| zone.map_or(0, |hash| hash.digest() as u16)))
+}
+
+impl Sample {
+    /// Of a device of `len` bytes, the samples of these zones written.
+    pub fn new(len: u64, written: u32) -> Sample {
+        Sample { runs: runs(len), written: Cell::new(written) }
+    }
+
+    /// Zones that a write from `offset` to `end` is the first to reach.
+    pub fn reached(&self, offset: u64, end: u64) -> u32 {
+        let written = self.written.get();
+        if written == u32::MAX {
+            return 0;
+        }
+        let (first, last) = (offset / PAGE, end.div_ceil(PAGE));
+        let from = self.runs.partition_point(|(pages, _)| pages.end <= first);
+        let zones = self.runs[from..].iter().take_while(|(pages, _)| pages.start < last);
+        zones.fold(0, |bits, (_, zone)| bits | 1 << zone) & !written
+    }
+
+    /// These zones prove nothing any more.
+    pub fn note(&self, zones: u32) {
+        self.written.set(self.written.get() | zones);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_lie_in_order_within_the_device_and_reach_both_ends() {
+        for pages in [1, 2, 3, 8, 100, 128, 129, 140, 160, 161, 200, 1000, 4096, 1 << 18, (1 << 30) + 7] {
+            let all = runs(pages * PAGE - 512);
+            assert!(all.iter().all(|(run, zone)| run.start < run.end && run.end <= pages && *zone < ZONES), "{pages}");
+            assert!(all.windows(2).all(|two| two[0].0.end <= two[1].0.start), "{pages}: {all:?}");
+            assert_eq!((all[0].0.start, all[all.len() - 1].0.end), (0, pages));
+            assert!(all.iter().map(|(run, _)| run.end - run.start).sum::<u64>() <= 128 + 32 + 23 * 16);
+        }
+        let zones: std::collections::BTreeSet<usize> = runs(1 << 30).into_iter().map(|(_, zone)| zone).collect();
+        assert_eq!(zones.len(), ZONES);
+    }
+
+    #[test]
+    fn a_write_reaches_a_zone_once() {
+        let sample = Sample::new(1 << 30, 0);
+        assert_eq!(sample.reached(0, 1), 1);
+        assert_eq!(sample.reached(4095, 8193), 0b111);
+        sample.note(0b10);
+        assert_eq!(sample.reached(4095, 8193), 0b101);
+        assert_eq!(sample.reached((1 << 30) - 512, 1 << 30), 1 << HEAD.len());
+        assert_eq!(sample.reached(0, 1 << 30), !0b10);
+        // Between two places.
+        assert_eq!(sample.reached(128 * PAGE + 4 * PAGE, 128 * PAGE + 5 * PAGE), 0);
+        sample.note(u32::MAX);
+        assert_eq!(sample.reached(0, 1 << 30), 0);
+    }
+}
