@@ -46,6 +46,11 @@ impl InUse {
         self.pid == std::process::id()
     }
 
+    /// The path by which it was opened, where that leads to another file or device.
+    pub fn other(&self) -> Option<&Path> {
+        self.other.as_deref()
+    }
+
     /// Whether it was opened by a path that leads to another file or device: no daemon answers for this path then.
     pub fn by_another_way(&self) -> bool {
         self.other.is_some()
@@ -73,7 +78,12 @@ impl fmt::Display for InUse {
             }
             "forkdisk serve" if let Some(other) = &self.other => {
                 let other = other.display();
-                write!(f, "{who}: use {other} instead, or end that with `forkdisk stop {other}`")
+                let path = self.path.display();
+                write!(
+                    f,
+                    "{who}: use {other} instead, or end that with `forkdisk stop {other}`; a copy gets an identity \
+                     of its own with `forkdisk set uuid=new {path}`"
+                )
             }
             "forkdisk mount" => write!(
                 f,

@@ -20,6 +20,7 @@ use rustix::io::Errno;
 
 use crate::owner::InUse;
 use crate::session::Access;
+use crate::storage;
 
 /// The file's name in the pool's run-time folder.
 const NAME: &str = "owner.lock";
@@ -36,6 +37,18 @@ pub struct PoolLock {
 }
 
 impl PoolLock {
+    /// As [`take`](Self::take), for a change after which the pool is another one: a process that has one with the same
+    /// UUID is no obstacle where the two are surely stored at different places.
+    pub fn take_copy(path: &Path) -> Result<PoolLock> {
+        PoolLock::take(path, Access::Write).or_else(|error| {
+            let other = error.downcast_ref().and_then(InUse::other);
+            match other.is_some_and(|other| !storage::may_be_one(path, other)) {
+                true => Ok(PoolLock { held: None }),
+                false => Err(error),
+            }
+        })
+    }
+
     /// Locks the pool at `path`. The error names the process and the path that hold it. A file that is no pool is not locked.
     pub fn take(path: &Path, access: Access) -> Result<PoolLock> {
         let folder = place::pool_identity(path).and_then(|uuid| place::folders_in_memory(&uuid).into_iter().next());

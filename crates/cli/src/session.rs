@@ -21,6 +21,7 @@ use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice};
 
 use crate::cli::Global;
 use crate::config::key;
+use crate::host;
 use crate::lasting::Lasting;
 use crate::owner::{self, InUse};
 use crate::pool_lock::PoolLock;
@@ -99,7 +100,7 @@ pub fn with_pool<T>(
         drop(turn);
         let lasting = Lasting::of(path, false);
         let read_only = access == Access::Read;
-        let options = OpenOptions { read_only, volatile: lasting.log(), ..OpenOptions::default() };
+        let options = OpenOptions { read_only, volatile: lasting.log(), ..host::open_options() };
         let pool = open_pool(device, &runtime, path, options).await?;
         let session = Session::new(pool.clone(), runtime, Rc::new(NoHost));
         let outcome = work(&Caller::Idle(session)).await;

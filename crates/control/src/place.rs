@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use forkdisk::{PAGE_SIZE, Recorded, SUPERBLOCK_AT, identify};
+use forkdisk::{PAGE_SIZE, Recorded, SUPERBLOCK_AT};
 
 use crate::reply::uuid_text;
 
@@ -103,7 +103,7 @@ fn control_in(root: &Path, uuid: &[u8; 16]) -> PathBuf {
 /// The identity of the pool at `path`, read without opening it as a pool. `None` if it cannot be read or
 /// is none.
 pub fn pool_identity(path: &Path) -> Option<[u8; 16]> {
-    superblocks(path, identify)?.into_iter().next()
+    recorded(path).map(|recorded| recorded.uuid)
 }
 
 /// What the newest superblock of the pool at `path` says, read as for [`pool_identity`].

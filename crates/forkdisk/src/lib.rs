@@ -155,9 +155,10 @@ pub use journal::tear;
 pub use journal::{MIN_VOLATILE_BYTES, VolatileLog, VolatileMemory};
 pub use origin::{Coming, OriginChange, OriginInfo, OriginPlace, OriginStatistics, ProtectOptions};
 pub use pool::{
-    CheckReport, Child, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, GatherReport, LowWater,
-    Mode, OpenOptions, Pool, PoolEvent, PoolInfo, Protection, Recorded, Recovery, Repair, Replacement, SUPERBLOCK_AT,
-    Usage, VolumeCopying, VolumeInfo, WhenFull, identify, recorded, replace_pages,
+    CheckReport, Child, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, GatherReport,
+    HostIdentity, LowWater, Mode, OpenOptions, Pool, PoolEvent, PoolInfo, Protection, Recorded, Recovery, Repair,
+    Replacement, SUPERBLOCK_AT, Usage, VolumeCopying, VolumeInfo, WhenFull, recorded, replace_pages, set_heartbeat,
+    set_uuid,
 };
 pub use runtime::{LocalFuture, Runtime};
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};

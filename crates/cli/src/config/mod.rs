@@ -1,7 +1,7 @@
 //! The configuration: flags before environment variables before the file before defaults.
 
 mod file;
-mod keys;
+pub mod keys;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

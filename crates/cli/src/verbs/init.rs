@@ -14,6 +14,7 @@ use forkdisk_control::{PoolRecord, place, uuid_text};
 use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice};
 
 use crate::cli::Global;
+use crate::host;
 use crate::output::print_json;
 use crate::pool_lock::PoolLock;
 use crate::session::{Access, open_device};
@@ -86,7 +87,7 @@ async fn spare_volumes(runtime: &Rt, path: &Path, destroy: Option<&str>) -> Resu
     }
     let Some(uuid) = found else { return Ok(()) };
     let (device, _lock) = open_device(runtime, path, Access::Read)?;
-    let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let options = OpenOptions { read_only: true, ..host::open_options() };
     let pool = match Pool::open(device, Rc::new(runtime.clone()), options).await {
         Ok(pool) => pool,
         Err(error) => {
@@ -127,7 +128,7 @@ fn make(
             options.size = device.len();
         }
         Pool::format(&device, &options).await.with_context(|| format!("{}: making the pool", path.display()))?;
-        let pool = Pool::open(device, Rc::new(runtime), OpenOptions::default()).await?;
+        let pool = Pool::open(device, Rc::new(runtime), host::open_options()).await?;
         let info = pool.info();
         pool.close().await?;
         Ok(info)
@@ -140,7 +141,7 @@ fn now() -> u64 {
 }
 
 /// A random identity of version 4.
-fn random_uuid() -> Result<[u8; 16]> {
+pub fn random_uuid() -> Result<[u8; 16]> {
     let mut uuid = [0; 16];
     fs::File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut uuid)).context("reading /dev/urandom")?;
     uuid[6] = uuid[6] & 0x0f | 0x40;

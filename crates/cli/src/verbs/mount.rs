@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use crate::cli::Global;
 use crate::daemon::{descriptors, detach, space};
+use crate::host;
 use crate::lasting::{COMMIT_INTERVAL, Lasting};
 use crate::output::{print_json_line, print_line};
 use crate::owner;
@@ -142,7 +143,7 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         drop(turn);
         let lasting = Lasting::of(&pool, !options.read_only);
         let (read_only, volatile, commit_interval) = (options.read_only, lasting.log(), COMMIT_INTERVAL);
-        let engine = OpenOptions { read_only, volatile, commit_interval, ..OpenOptions::default() };
+        let engine = OpenOptions { read_only, volatile, commit_interval, ..host::open_options() };
         let open = open_pool(device, &runtime, &pool, engine).await?;
         let outcome = serve(&runtime, &open, dir, (options, gather, show_snapshots), json, Rc::new(signals)).await;
         let _progress = Progress::spinner("closing the pool");

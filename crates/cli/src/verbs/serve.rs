@@ -15,6 +15,7 @@ use crate::cli::Global;
 use crate::config::{Given, Settings as Configuration, key};
 use crate::daemon::{self, Ready, Settings, detach};
 use crate::group;
+use crate::host;
 use crate::network::Network;
 use crate::output::{print_json_line, print_line};
 
@@ -109,7 +110,7 @@ fn settings(config: &Configuration) -> Result<Settings> {
             commit_interval: config.time(&key::COMMIT_INTERVAL)?,
             low_water: config.share(&key::LOW_WATER)?,
             when_full,
-            ..OpenOptions::default()
+            ..host::open_options()
         },
         data: ServerOptions {
             max_connections: config.count(&key::MAX_CONNECTIONS)?,
@@ -187,7 +188,7 @@ mod tests {
         assert_eq!(shown(&settings.data), shown(&ServerOptions::default()));
         assert_eq!(format!("{:?}", settings.control_limits), format!("{:?}", ControlOptions::default()));
         let OpenOptions { when_full, commit_interval, .. } = settings.pool;
-        let pool = OpenOptions { when_full, commit_interval, ..OpenOptions::default() };
+        let pool = OpenOptions { when_full, commit_interval, ..host::open_options() };
         assert_eq!(commit_interval, COMMIT_INTERVAL, "as a mount by itself");
         assert_eq!(format!("{:?}", settings.pool), format!("{pool:?}"));
     }

@@ -1,16 +1,29 @@
 //! `set`: changes a volume's properties.
 
+use std::path::Path;
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use forkdisk::GatherPolicy;
-use forkdisk_control::params;
+use forkdisk::{GatherPolicy, OpenOptions};
+use forkdisk_control::{params, uuid_text};
+use forkdisk_uring::{Config, DeviceOptions, UringDevice};
 
 use crate::cli::Global;
+use crate::config::keys;
+use crate::host;
+use crate::lasting::Lasting;
 use crate::output::print_if_json;
-use crate::session::{Access, call};
+use crate::owner;
+use crate::pool_lock::PoolLock;
+use crate::session::{Access, call, close_pool, daemon, open_pool};
 use crate::size;
+use crate::verbs::init::random_uuid;
 
-/// Change a property of a volume
+/// Time between two beats where nothing else is said.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// Change a property of a volume, or of a pool as a whole
 ///
 /// Properties: chunk (how much room a first write reserves: 4K to 64M, a power of two); break (what a first write to a
 /// shared chunk does: split or copy); quota (most bytes that the volume may hold, its own and shared with others; a write
@@ -19,13 +32,17 @@ use crate::size;
 /// such as 20%, while the fragmentation is above it); of an origin:
 /// copy-ahead (most that is kept ahead of a sequential writer), when-full (wait, wait:SECONDS, error, drop-oldest), path (where
 /// the device of one that could not be opened is now).
+///
+/// Of a pool that nothing has open: uuid=new (a copy of a pool gets an identity of its own; what it was copied from may be open
+/// meanwhile); multihost=on, off or the time between two beats (a pool on storage that several hosts share: one of them at a time
+/// has it open, which the others know by its heartbeat).
 #[derive(Args)]
 pub struct SetArgs {
     /// What to change
     #[arg(value_name = "PROPERTY=VALUE", value_parser = parse_property)]
     property: Property,
 
-    /// The volume
+    /// The volume; for uuid and multihost the pool
     #[arg(value_name = "POOL/VOLUME")]
     address: String,
 }
@@ -39,6 +56,14 @@ enum Property {
     Break(String),
     Quota(u64),
     Gather(GatherPolicy),
+    OfPool(PoolChange),
+}
+
+#[derive(Clone, Copy)]
+enum PoolChange {
+    NewUuid,
+    /// Zero: none.
+    Heartbeat(Duration),
 }
 
 fn parse_property(text: &str) -> Result<Property> {
@@ -53,14 +78,24 @@ fn parse_property(text: &str) -> Result<Property> {
         "copy-ahead" => Ok(Property::CopyAhead(size::parse(value)?)),
         "when-full" => Ok(Property::WhenFull(value.to_string())),
         "path" => Ok(Property::Path(value.to_string())),
+        "uuid" if value == "new" => Ok(Property::OfPool(PoolChange::NewUuid)),
+        "uuid" => bail!("a pool gets a UUID that nothing else has: uuid=new"),
+        "multihost" => Ok(Property::OfPool(PoolChange::Heartbeat(match value {
+            "on" => BEAT,
+            "off" => Duration::ZERO,
+            time => keys::time(time)?,
+        }))),
         _ => bail!(
-            "there is no property '{name}' that can be set: chunk, break, quota, gather, copy-ahead, when-full and path are"
+            "there is no property '{name}' that can be set: chunk, break, quota, gather, copy-ahead, when-full, path, uuid and multihost are"
         ),
     }
 }
 
 /// Changes the property; what is stored already stays where it is.
 pub fn run(args: SetArgs, global: &Global) -> Result<()> {
+    if let Property::OfPool(change) = args.property {
+        return change_pool(&global.pool(Some(Path::new(&args.address)))?, change, global);
+    }
     let address = global.volume(&args.address)?;
     let mut method = params::Set {
         volume: address.name,
@@ -83,6 +118,46 @@ pub fn run(args: SetArgs, global: &Global) -> Result<()> {
         }
         Property::Quota(quota) => method.quota = Some(quota),
         Property::Gather(policy) => method.gather = Some(policy.to_string()),
+        Property::OfPool(_) => unreachable!("done above"),
     }
     print_if_json(global, &call(global, &address.pool, Access::Write, method)?)
+}
+
+/// Changes what a pool says of itself that nothing has open.
+fn change_pool(path: &Path, change: PoolChange, global: &Global) -> Result<()> {
+    let shown = path.display();
+    if daemon(global, path)?.is_some() {
+        bail!(
+            "{shown} is served, and this can only be changed while nothing has it open: `forkdisk stop {shown}` first"
+        );
+    }
+    let uuid = random_uuid()?;
+    forkdisk_uring::block_on(Config::default(), |runtime| async move {
+        let open = || UringDevice::open(&runtime, path, &DeviceOptions::default()).map_err(|e| owner::explain(path, e));
+        let device = open()?;
+        let _lock = match change {
+            PoolChange::NewUuid => PoolLock::take_copy(path)?,
+            PoolChange::Heartbeat(_) => PoolLock::take(path, Access::Write)?,
+        };
+        // Replays what is to be replayed, and refuses a pool that another host has open.
+        let lasting = Lasting::of(path, false);
+        let options = OpenOptions { volatile: lasting.log(), ..host::open_options() };
+        let pool = open_pool(device, &runtime, path, options).await?;
+        close_pool(&pool).await.with_context(|| format!("{shown}: closing the pool"))?;
+        lasting.remove();
+        drop(pool);
+        let device = open()?;
+        let changed = match change {
+            PoolChange::NewUuid => forkdisk::set_uuid(&device, uuid).await,
+            PoolChange::Heartbeat(interval) => forkdisk::set_heartbeat(&device, interval).await,
+        };
+        changed.with_context(|| shown.to_string())
+    })??;
+    print_if_json(
+        global,
+        &match change {
+            PoolChange::NewUuid => serde_json::json!({ "uuid": uuid_text(&uuid) }),
+            PoolChange::Heartbeat(interval) => serde_json::json!({ "multihost": interval.as_secs_f64() }),
+        },
+    )
 }

@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_pool_that_is_not_clean_was_closed_if_it_was_written_for_that() {
-        let at = |generation, clean| Recorded { generation, clean };
+        let at = |generation, clean| Recorded { uuid: [0; 16], generation, clean };
         assert!(was_closed(at(5, true), at(5, true)), "nothing was written");
         assert!(was_closed(at(5, false), at(7, true)));
         assert!(was_closed(at(5, false), at(7, false)), "space is still given back");

@@ -1,11 +1,17 @@
 //! One owner per pool and device, whatever way it comes; and nothing is overwritten that is in use.
 
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::rc::Rc;
+use std::sync::mpsc;
+use std::time::Duration;
 
-use crate::harness::{Lab, POOL, Server, client, missing, succeed};
+use forkdisk::{HostIdentity, OpenOptions, Pool};
+
+use crate::harness::{Lab, POOL, Server, client, missing, noise, succeed, wait_until};
 use crate::mount::Mounted;
 use crate::mount_programs::{Below, Loop};
+use crate::nbd::Client;
 
 /// A pool with a volume, and a loop device over its file.
 fn pool_and_loop() -> Option<(Lab, Loop)> {
@@ -145,6 +151,100 @@ fn export_does_not_overwrite_a_device_that_is_mounted() {
     assert!(lab.run(&export).refused().contains(&place), "a daemon's export as well");
     drop(below);
     lab.ok(&export);
+}
+
+#[test]
+fn a_copy_of_a_pool_gets_an_identity_of_its_own_while_the_pool_is_served() {
+    let Some((lab, device)) = pool_and_loop() else { return };
+    lab.import("b", &noise(5, 3 << 20));
+    lab.ok(&["snapshot", "pool.img/b@s"]);
+    // One that was cut off, as copies of disks are: its journal is to be replayed.
+    let killed = Server::start(&lab);
+    let mut client = Client::connect(killed.socket(), "b").unwrap();
+    client.write(0, &[9; 4096], true).unwrap();
+    killed.kill();
+    fs::copy(lab.path(POOL), lab.path("copy.img")).unwrap();
+    let uuid = |pool: &str| lab.json(&["stats", pool])["uuid"].as_str().unwrap().to_string();
+    let server = Server::start(&lab);
+    let old = uuid(POOL);
+    let socket = lab.path("other.sock");
+    let serve = ["serve", "copy.img", "--socket", socket.to_str().unwrap()];
+    let told = lab.run(&serve).refused();
+    assert!(told.contains("a copy gets an identity of its own with `forkdisk set uuid=new "), "{told}");
+    // Not the pool itself, by whatever way, while it is served.
+    for pool in [POOL, &device.0] {
+        let told = lab.run(&["set", "uuid=new", pool]).refused();
+        assert!(told.contains("is served") || told.contains("is in use"), "{told}");
+    }
+    let said = lab.json(&["set", "uuid=new", "copy.img"]);
+    let mut copy = lab.command(&serve).stdout(Stdio::null()).spawn().unwrap();
+    wait_until("the copy is served", || Client::connect(&socket, "b").is_ok());
+    assert_eq!(uuid("copy.img"), said["uuid"].as_str().unwrap());
+    assert!(uuid(POOL) == old && uuid("copy.img") != old);
+    for (socket, byte) in [(server.socket(), 1), (socket.as_path(), 2)] {
+        let mut client = Client::connect(socket, "b").unwrap();
+        assert_eq!(client.read(0, 4096).unwrap(), [9; 4096]);
+        client.write(0, &[byte; 4096], true).unwrap();
+    }
+    lab.ok(&["snapshot", "copy.img/b@t"]);
+    lab.ok(&["stop", "copy.img"]);
+    assert!(copy.wait().unwrap().success());
+    server.stop();
+    lab.ok(&["check", "copy.img"]);
+    lab.assert_clean();
+    assert_eq!(lab.names(), ["a", "b", "b@s"]);
+    // Idle, and once more.
+    let before = uuid(POOL);
+    lab.ok(&["set", "uuid=new", POOL]);
+    assert_ne!(uuid(POOL), before);
+    assert_eq!(lab.contents("b")[..4096], [1; 4096]);
+    lab.assert_clean();
+    for (value, why) in [("uuid=x", "uuid=new"), ("uuid=", "uuid=new")] {
+        let told = lab.run(&["set", value, POOL]);
+        assert!(told.status.code() == Some(2) && told.stderr.contains(why), "{}", told.stderr);
+    }
+}
+
+#[test]
+fn a_pool_that_another_host_has_open_is_refused_and_named() {
+    let Some((lab, device)) = pool_and_loop() else { return };
+    let told = lab.run(&["set", "multihost=1ms", POOL]).refused();
+    assert!(told.contains("100 ms to 60 s"), "{told}");
+    lab.ok(&["set", "multihost=200ms", POOL]);
+    // Through a device of its own and without the locks of this machine, as from another one.
+    let (opened, is_open) = mpsc::channel();
+    let (end, ended) = mpsc::channel::<()>();
+    let elsewhere = std::path::PathBuf::from(&device.0);
+    let host = std::thread::spawn(move || {
+        forkdisk_uring::block_on(forkdisk_uring::Config::default(), |runtime| async move {
+            let options = forkdisk_uring::DeviceOptions::default();
+            let device = forkdisk_uring::UringDevice::open(&runtime, &elsewhere, &options).unwrap();
+            let identity = HostIdentity { name: "elsewhere".into(), boot: [9; 16], open: [1; 16] };
+            let options = OpenOptions { host: Some(identity), ..OpenOptions::default() };
+            let pool = Pool::open(device, Rc::new(runtime.clone()), options).await.unwrap();
+            pool.create("theirs", &forkdisk::CreateOptions::new(1 << 20, 1)).await.unwrap();
+            opened.send(()).unwrap();
+            while ended.try_recv().is_err() {
+                runtime.sleep_for(Duration::from_millis(20)).await;
+            }
+            pool.close().await.unwrap();
+        })
+        .unwrap();
+    });
+    is_open.recv().unwrap();
+    let refused: Vec<String> =
+        [&["list", POOL][..], &["snapshot", "pool.img/a@s"], &["set", "uuid=new", POOL], &["serve", POOL]]
+            .into_iter()
+            .map(|verb| lab.run(verb).refused())
+            .collect();
+    end.send(()).unwrap();
+    host.join().unwrap();
+    for told in refused {
+        assert!(told.contains("in use on another host, \"elsewhere\""), "{told}");
+    }
+    assert_eq!(lab.names(), ["a", "theirs"]);
+    lab.ok(&["set", "multihost=off", POOL]);
+    lab.assert_clean();
 }
 
 #[test]

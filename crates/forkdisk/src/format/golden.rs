@@ -231,6 +231,8 @@ fn count_log_segment() {
 #[test]
 fn superblock() {
     let superblock = Superblock {
+        checksum_uuid: POOL,
+        heartbeat: 0,
         uuid: POOL,
         generation: 0x11,
         incarnation: 2,

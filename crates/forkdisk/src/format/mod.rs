@@ -11,6 +11,7 @@ mod entry;
 #[cfg(test)]
 mod golden;
 mod group;
+mod heartbeat;
 pub mod kept;
 mod layout;
 pub mod ordered;
@@ -26,13 +27,14 @@ pub use count_log::{BlockChange, CountLog, LeafChange, count_log_page, decode_co
 pub use counts::{BlockCounts, CountEntry, CountPage, LEAF_BLOCKS, Slot};
 pub use entry::{Entry, Kind, MAPPED_LEVEL, TableRef};
 pub use group::{Decoded, Group, Witness, decode_group, encode_group, find_group, witness_sum};
+pub use heartbeat::{HEARTBEAT_PAGE, Heartbeat, MAX_HOST};
 pub use kept::{KeptKey, KeptKind};
 pub use layout::{CountNode, Layout, SUPERBLOCK_PAGES};
 pub use ordered::TreeRoot;
 pub use record::{Moved, Record};
 pub use settings::{BreakPolicy, COPIER_USERS, CopierSettings, GatherPolicy, NoSuchPolicy, Throttle};
 pub use stamp::{Stamp, ZONES};
-pub use superblock::{JournalStart, NotSuper, Superblock};
+pub use superblock::{BEATS_APART, JournalStart, NotSuper, Superblock};
 pub use table::{decode_table, encode_table};
 pub use volume::{
     Attributes, Identity, MAX_NAME, MAX_ORIGIN_TEXT, MAX_STAMPED_TEXT, NO_VOLUME, OriginFull, Protects, SLOTS_PER_PAGE,

@@ -20,6 +20,12 @@ const CHECKED: usize = PAGE_SIZE - 4;
 const COPIER_AT: usize = 3840;
 /// Incompatible feature: there is a log of counts.
 const HAS_COUNT_LOG: u64 = 1;
+/// Incompatible feature: pages carry another UUID in their checksums than the pool has.
+const HAS_CHECKSUM_UUID: u64 = 2;
+/// Incompatible feature: whoever opens the pool minds its heartbeat.
+const HAS_HEARTBEAT: u64 = 4;
+/// Shortest and longest time between two beats, in milliseconds.
+pub const BEATS_APART: std::ops::RangeInclusive<u32> = 100..=60_000;
 
 /// Where replay starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -37,6 +43,8 @@ pub struct JournalStart {
 pub struct Superblock {
     /// The pool's identity.
     pub uuid: [u8; 16],
+    /// The UUID in the checksums of pages and journal groups: that of when the pool was made.
+    pub checksum_uuid: [u8; 16],
     /// Rises with every superblock written.
     pub generation: u64,
     /// Rises with every open that writes.
@@ -67,6 +75,8 @@ pub struct Superblock {
     pub count_log: CountLog,
     /// How the pool's copier works.
     pub copier: CopierSettings,
+    /// Milliseconds between two beats of its heartbeat; 0: it has none.
+    pub heartbeat: u32,
 }
 
 /// Why a page is no superblock.
@@ -88,8 +98,15 @@ impl Superblock {
         Append::u32(&mut out, FORMAT_VERSION);
         Append::u32(&mut out, PAGE_SIZE as u32);
         out.extend_from_slice(&self.uuid);
+        let bit = |is: bool, bit: u64| if is { bit } else { 0 };
+        let renewed = self.checksum_uuid != self.uuid;
         // Feature bits: compatible, incompatible.
-        out.u64s(&[0, if self.count_log.pages > 0 { HAS_COUNT_LOG } else { 0 }]);
+        let features = [
+            bit(self.count_log.pages > 0, HAS_COUNT_LOG),
+            bit(renewed, HAS_CHECKSUM_UUID),
+            bit(self.heartbeat > 0, HAS_HEARTBEAT),
+        ];
+        out.u64s(&[0, features.iter().sum()]);
         for v in [
             self.generation,
             self.incarnation,
@@ -118,6 +135,8 @@ impl Superblock {
         self.copier.encode(&mut out);
         Append::u32(&mut out, self.count_log.pages);
         Append::u32(&mut out, self.count_log.checksum);
+        out.extend_from_slice(if renewed { &self.checksum_uuid } else { &[0; 16] });
+        Append::u32(&mut out, self.heartbeat);
         assert!(out.len() <= CHECKED, "the superblock fits its page");
         page[..PAGE_SIZE].fill(0);
         page[..out.len()].copy_from_slice(&out);
@@ -144,7 +163,7 @@ impl Superblock {
         }
         let _compatible = r.u64();
         let incompatible = r.u64().ok_or_else(short)?;
-        if incompatible & !HAS_COUNT_LOG != 0 {
+        if incompatible & !(HAS_COUNT_LOG | HAS_CHECKSUM_UUID | HAS_HEARTBEAT) != 0 {
             return Err(NotSuper::Newer(format!("incompatible feature bits {incompatible:#x}")));
         }
         let mut behind = Reader(&page[COPIER_AT..CHECKED]);
@@ -153,7 +172,12 @@ impl Superblock {
             let count_log = CountLog { pages: behind.u32()?, checksum: behind.u32()? };
             let has_one = incompatible & HAS_COUNT_LOG != 0;
             (count_log.makes_sense() && has_one == (count_log.pages > 0)).then_some(())?;
-            Superblock::fields(uuid, &mut r, copier, count_log)
+            let renewed = behind.array()?;
+            let checksum_uuid = if incompatible & HAS_CHECKSUM_UUID != 0 { renewed } else { uuid };
+            let heartbeat = behind.u32()?;
+            let beats = heartbeat == 0 || BEATS_APART.contains(&heartbeat);
+            (beats && (incompatible & HAS_HEARTBEAT != 0) == (heartbeat > 0)).then_some(())?;
+            Some(Superblock { checksum_uuid, heartbeat, ..Superblock::fields(uuid, &mut r, copier, count_log)? })
         });
         fields.ok_or_else(|| NotSuper::Damaged("a field makes no sense".into()))
     }
@@ -190,6 +214,7 @@ impl Superblock {
         let clean = clean != 0;
         Some(Superblock {
             uuid,
+            checksum_uuid: uuid,
             generation,
             incarnation,
             clean,
@@ -205,6 +230,7 @@ impl Superblock {
             counts,
             count_log,
             copier,
+            heartbeat: 0,
         })
     }
 }
@@ -221,6 +247,7 @@ mod tests {
     fn sample() -> Superblock {
         Superblock {
             uuid: [3; 16],
+            checksum_uuid: [4; 16],
             generation: 9,
             incarnation: 2,
             clean: true,
@@ -239,6 +266,7 @@ mod tests {
             ],
             count_log: CountLog { pages: 252, checksum: 9 },
             copier: CopierSettings { split_count: 3, ..CopierSettings::default() },
+            heartbeat: 60_000,
         }
     }
 
@@ -257,6 +285,7 @@ mod tests {
             Superblock { journal: vec![], ..sample() },
             Superblock { start: crooked, ..sample() },
             Superblock { count_log: long, ..sample() },
+            Superblock { heartbeat: 99, ..sample() },
         ] {
             let mut page = vec![0; PAGE_SIZE];
             bad.encode(SUPERBLOCK_PAGES[0], &mut page);

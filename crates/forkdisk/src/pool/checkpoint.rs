@@ -258,7 +258,7 @@ impl<D: Device> Inner<D> {
 
     /// Adds map tables, and notes their checksums.
     fn encode_tables(&self, tables: &[Placed], out: &mut Vec<(PageAddr, Vec<u8>)>) {
-        let uuid = self.superblock.borrow().uuid;
+        let uuid = self.superblock.borrow().checksum_uuid;
         let mut meta = self.meta.borrow_mut();
         for table in tables {
             let mut bytes = vec![0; PAGE_SIZE];
@@ -272,7 +272,7 @@ impl<D: Device> Inner<D> {
 
     /// Adds directory pages, and notes their checksums in the tables above them.
     fn encode_directory(&self, pages: &[DirectoryPage], out: &mut Vec<(PageAddr, Vec<u8>)>) {
-        let uuid = self.superblock.borrow().uuid;
+        let uuid = self.superblock.borrow().checksum_uuid;
         let mut meta = self.meta.borrow_mut();
         for page in pages {
             let settled: Vec<Option<VolumeRecord>> = page.records.iter().map(|r| settled(&meta, r)).collect();

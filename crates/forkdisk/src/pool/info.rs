@@ -147,27 +147,23 @@ pub struct Usage {
 pub const SUPERBLOCK_AT: [u64; 2] =
     [SUPERBLOCK_PAGES[0].0 * PAGE_SIZE as u64, SUPERBLOCK_PAGES[1].0 * PAGE_SIZE as u64];
 
-/// The identity of the pool whose superblock in slot `slot` (0 or 1) was read as `page`: a look from
-/// outside, without opening the pool. `None` if that is no whole superblock.
-pub fn identify(slot: usize, page: &[u8]) -> Option<[u8; 16]> {
-    let whole = page.get(..PAGE_SIZE)?;
-    Superblock::decode(*SUPERBLOCK_PAGES.get(slot)?, whole).ok().map(|superblock| superblock.uuid)
-}
-
 /// What a superblock says of the pool as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recorded {
+    /// The pool's identity.
+    pub uuid: [u8; 16],
     /// Rises with every superblock written.
     pub generation: u64,
     /// Whether the pool was closed and nothing was left to be done then.
     pub clean: bool,
 }
 
-/// As [`identify`], what the superblock says. The newer of the two holds.
+/// What the superblock in slot `slot` (0 or 1) says that was read as `page`: a look from outside, without opening the
+/// pool. `None` if that is no whole superblock. The newer of the two holds.
 pub fn recorded(slot: usize, page: &[u8]) -> Option<Recorded> {
     let whole = page.get(..PAGE_SIZE)?;
     let superblock = Superblock::decode(*SUPERBLOCK_PAGES.get(slot)?, whole).ok()?;
-    Some(Recorded { generation: superblock.generation, clean: superblock.clean })
+    Some(Recorded { uuid: superblock.uuid, generation: superblock.generation, clean: superblock.clean })
 }
 
 impl Meta {

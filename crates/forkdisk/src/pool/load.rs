@@ -72,7 +72,7 @@ impl<D: Device> Inner<D> {
     }
 
     async fn load_table(&self, page: PageAddr, miss: TableMiss) -> Result<()> {
-        let pool = self.superblock.borrow().uuid;
+        let pool = self.superblock.borrow().checksum_uuid;
         let entries = self.read_table(pool, page, miss.entry, miss.level).await?;
         let mut meta = self.meta.borrow_mut();
         meta.tables.insert_clean(
@@ -102,7 +102,7 @@ impl<D: Device> Inner<D> {
     async fn read_counts(&self, miss: space::Miss) -> Result<()> {
         let space::Miss::Count { node, page, checksum } = miss;
         let bytes = self.read_page(page).await?;
-        let pool = self.superblock.borrow().uuid;
+        let pool = self.superblock.borrow().checksum_uuid;
         let damaged = |what: &str| {
             let why = format!("count page {node:?} at {page:?} is damaged: {what}; {REPAIR}");
             Error::new(ErrorKind::Corrupt, why)

@@ -14,7 +14,9 @@ mod events;
 mod files;
 mod flush;
 mod gather;
+mod heartbeat;
 mod host;
+mod identity;
 mod info;
 mod interval;
 mod load;
@@ -53,7 +55,9 @@ pub use copying::{CopierInfo, VolumeCopying};
 pub use events::PoolEvent;
 pub use files::Child;
 pub use gather::GatherReport;
-pub use info::{Mode, PoolInfo, Protection, Recorded, SUPERBLOCK_AT, Usage, VolumeInfo, identify, recorded};
+pub use heartbeat::HostIdentity;
+pub use identity::{set_heartbeat, set_uuid};
+pub use info::{Mode, PoolInfo, Protection, Recorded, SUPERBLOCK_AT, Usage, VolumeInfo, recorded};
 pub use open::FormatOptions;
 pub use repair::{Repair, Replacement, replace_pages};
 pub use verbs::CreateOptions;
@@ -118,6 +122,8 @@ pub struct OpenOptions {
     /// How long something acknowledged may wait before it is committed, with a flush, without anybody asking; zero (the
     /// default): for ever. The program sets 5 s.
     pub commit_interval: Duration,
+    /// Which host this is: needed for a pool that has a heartbeat.
+    pub host: Option<HostIdentity>,
 }
 
 impl Default for OpenOptions {
@@ -125,7 +131,17 @@ impl Default for OpenOptions {
         let (cache, dirty) = (32 << 20, 64 << 20);
         let (when_full, low_water) = (WhenFull::Error, LowWater::Percent(5));
         let (volatile, commit_interval) = (None, Duration::ZERO);
-        OpenOptions { read_only: false, cache, dirty, when_full, discard: true, low_water, volatile, commit_interval }
+        OpenOptions {
+            read_only: false,
+            cache,
+            dirty,
+            when_full,
+            discard: true,
+            low_water,
+            volatile,
+            commit_interval,
+            host: None,
+        }
     }
 }
 
@@ -202,6 +218,8 @@ pub(crate) struct Inner<D> {
     pub opened: Cell<bool>,
     /// What is wrong with the superblock that the pool was not opened by.
     pub superblock_flaw: RefCell<Option<String>>,
+    /// By which other hosts know that it is open.
+    pub beats: heartbeat::Beats,
 }
 
 impl<D: Device> Inner<D> {

@@ -21,7 +21,7 @@ use crate::space::{Space, Step};
 use crate::types::{BLOCK_SIZE, Block, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr, VirtualPage};
 
 use super::load::{DIRECTORY_SEED, REPAIR};
-use super::{Failure, Inner, Meta, OpenOptions, Pool, Recovery};
+use super::{Failure, Inner, Meta, OpenOptions, Pool, Recovery, heartbeat};
 
 /// Tables that a cache has room for, unless it is smaller than they are: only tests want that.
 const FEWEST_TABLES: usize = 16;
@@ -98,6 +98,8 @@ impl<D: Device> Pool<D> {
         };
         let superblock = Superblock {
             uuid: options.uuid,
+            checksum_uuid: options.uuid,
+            heartbeat: 0,
             generation: 1,
             incarnation: 0,
             clean: true,
@@ -128,10 +130,15 @@ impl<D: Device> Pool<D> {
     /// Opens a pool. If it was not closed cleanly, what its journal holds is taken up again, in
     /// memory; deletions that were under way go on.
     pub async fn open(device: D, runtime: Rc<dyn Runtime>, options: OpenOptions) -> Result<Pool<D>> {
-        let found = read_superblock(&device).await?;
+        let mut found = read_superblock(&device).await?;
+        if found.superblock.heartbeat > 0 {
+            heartbeat::claim(&device, &runtime, &options, &found.superblock).await?;
+            // The owner before may have written until then.
+            found = read_superblock(&device).await?;
+        }
         let (superblock, cache) = (&found.superblock, options.cache / 4);
         let layout = Layout::new(superblock.size);
-        let mut space = Space::with_cache(layout, superblock.uuid, superblock.counts.clone(), cache);
+        let mut space = Space::with_cache(layout, superblock.checksum_uuid, superblock.counts.clone(), cache);
         let log = read_count_log(&device, superblock).await;
         let log = log.and_then(|log| space.use_log(superblock.count_log, &log).map_err(|e| damaged_count_log(&e)));
         let uncounted = match log {
@@ -140,6 +147,8 @@ impl<D: Device> Pool<D> {
         };
         let pool = Pool::assemble(device, runtime, options, found, space)?;
         pool.0.meta.borrow_mut().uncounted = uncounted;
+        // Before recovery, which may take long.
+        pool.0.begin_heartbeat();
         pool.recover().await?;
         Ok(pool)
     }
@@ -166,7 +175,7 @@ impl<D: Device> Pool<D> {
             space,
             directory: Default::default(),
             journal: Journal::new(
-                superblock.uuid,
+                superblock.checksum_uuid,
                 superblock.journal.clone(),
                 superblock.incarnation,
                 superblock.start,
@@ -220,6 +229,7 @@ impl<D: Device> Pool<D> {
             recovery: Cell::default(),
             opened: Cell::new(false),
             superblock_flaw: RefCell::new(flaw),
+            beats: Default::default(),
         })))
     }
 
@@ -300,7 +310,7 @@ impl<D: Device> Pool<D> {
         inner.closed.set(true);
         // Not before: until the superblock says that the pool is clean, a kill needs it.
         inner.end_volatile();
-        Ok(())
+        inner.end_heartbeat().await
     }
 }
 
@@ -434,7 +444,7 @@ impl<D: Device> Inner<D> {
 
     pub(super) async fn load_directory(&self) -> Result<()> {
         let pages = self.superblock.borrow().directory_pages;
-        let uuid = self.superblock.borrow().uuid;
+        let uuid = self.superblock.borrow().checksum_uuid;
         let pool_pages = self.meta.borrow().space.layout().pages();
         for number in 0..pages {
             let entry = self

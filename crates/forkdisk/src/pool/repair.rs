@@ -50,8 +50,9 @@ impl<D: Device> Pool<D> {
         let found = read_superblock(&device).await?;
         let (superblock, chosen) = (found.superblock.clone(), found.slot);
         let layout = Layout::new(superblock.size);
-        let nothing =
-            || Space::new(layout, superblock.uuid, vec![CountEntry::default(); layout.count_nodes(3) as usize]);
+        let nothing = || {
+            Space::new(layout, superblock.checksum_uuid, vec![CountEntry::default(); layout.count_nodes(3) as usize])
+        };
         let options = OpenOptions { read_only: true, ..OpenOptions::default() };
         let pool = Pool::assemble(device, runtime, options, Found { flaw: None, ..found }, nothing())?;
         pool.0.load_directory().await?;

@@ -52,7 +52,7 @@ impl<D: Device> Inner<D> {
     pub(super) async fn replay(&self) -> Result<bool> {
         let (uuid, newest, start) = {
             let superblock = self.superblock.borrow();
-            (superblock.uuid, superblock.incarnation, superblock.start)
+            (superblock.checksum_uuid, superblock.incarnation, superblock.start)
         };
         let mut cursor = {
             let journal = &self.meta.borrow().journal;
@@ -159,7 +159,7 @@ impl<D: Device> Inner<D> {
     /// journal ends, or is a group damaged? It is if any group behind it says that records were durable
     /// which have not been found.
     async fn refuse_damaged_journal(&self, mut window: Vec<u8>, head: u64, limit: u64) -> Result<()> {
-        let (uuid, next) = (self.superblock.borrow().uuid, self.meta.borrow().journal.next());
+        let (uuid, next) = (self.superblock.borrow().checksum_uuid, self.meta.borrow().journal.next());
         let mut window_at = head;
         loop {
             let groups = window.chunks(PAGE_SIZE).enumerate().map(|(i, _)| &window[i * PAGE_SIZE..]);

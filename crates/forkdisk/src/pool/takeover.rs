@@ -22,7 +22,7 @@ impl<D: Device> Inner<D> {
         let Some(log) = &self.options.volatile else { return Ok(0) };
         let left = {
             let (superblock, meta) = (self.superblock.borrow(), self.meta.borrow());
-            left_behind(log, superblock.uuid, superblock.incarnation, |place| meta.journal.has_place(place))
+            left_behind(log, superblock.checksum_uuid, superblock.incarnation, |place| meta.journal.has_place(place))
         };
         let next = self.meta.borrow().journal.next();
         let is_new = |left: &&Left| left.sequence >= next || planted(Bug::VolatileReplayedTwice);

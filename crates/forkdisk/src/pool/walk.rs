@@ -84,7 +84,7 @@ impl Walk {
             journal: superblock.journal.clone(),
             layout,
             available: layout.pages() - layout.reserved_pages() - used,
-            pool: superblock.uuid,
+            pool: superblock.checksum_uuid,
         }
     }
 
@@ -134,7 +134,7 @@ impl<D: Device> Inner<D> {
             journal: superblock.journal.clone(),
             layout: meta.space.layout(),
             available: meta.space.available(),
-            pool: superblock.uuid,
+            pool: superblock.checksum_uuid,
         }
     }
 

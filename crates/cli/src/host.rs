@@ -1,0 +1,34 @@
+//! Which host this is, for pools that have a heartbeat.
+
+use std::fs::{self, File};
+use std::io::Read;
+
+use forkdisk::{HostIdentity, OpenOptions};
+
+/// The default options, with the identity of this host and this open.
+pub fn open_options() -> OpenOptions {
+    OpenOptions { host: identity(), ..OpenOptions::default() }
+}
+
+/// `None` where the kernel does not tell its boot; pools with a heartbeat are refused then.
+fn identity() -> Option<HostIdentity> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: Vec<u8> = text.chars().filter_map(|c| c.to_digit(16)).map(|digit| digit as u8).collect();
+    let bytes: Vec<u8> = digits.chunks_exact(2).map(|two| two[0] << 4 | two[1]).collect();
+    let mut open = [0; 16];
+    File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut open)).ok()?;
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    Some(HostIdentity { name, boot: bytes.try_into().ok()?, open })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_the_same_at_every_open_and_each_open_is_another() {
+        let (one, other) = (identity().unwrap(), identity().unwrap());
+        assert!(one.boot == other.boot && one.boot != [0; 16]);
+        assert_ne!(one.open, other.open);
+    }
+}
