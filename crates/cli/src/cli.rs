@@ -144,6 +144,8 @@ enum Verb {
     #[command(hide = true)]
     Man(verbs::man::ManArgs),
     #[command(hide = true)]
+    HoldFrozen(verbs::hold_frozen::HoldFrozenArgs),
+    #[command(hide = true)]
     OnMount(verbs::on_mount::OnMountArgs),
     #[command(hide = true)]
     WithParent(verbs::with_parent::WithParentArgs),
@@ -161,7 +163,7 @@ impl Cli {
             Verb::Serve(args) => std::mem::take(&mut args.given),
             Verb::Config(args) => std::mem::take(&mut args.given),
             // It does what another process tells it, whatever the file says by now.
-            Verb::OnMount(_) | Verb::WithParent(_) => return Ok(()),
+            Verb::HoldFrozen(_) | Verb::OnMount(_) | Verb::WithParent(_) => return Ok(()),
             _ => Given::default(),
         };
         let file = self.global.config.as_deref().filter(|path| !path.as_os_str().is_empty());
@@ -219,6 +221,7 @@ impl Cli {
             Verb::Bench(args) => verbs::bench::run(args, global),
             Verb::Completions(args) => verbs::completions::run(args),
             Verb::Man(args) => verbs::man::run(args),
+            Verb::HoldFrozen(args) => verbs::hold_frozen::run(args),
             Verb::OnMount(args) => verbs::on_mount::run(args),
             Verb::WithParent(args) => verbs::with_parent::run(args),
         }?;

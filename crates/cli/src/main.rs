@@ -8,6 +8,7 @@ mod attach;
 mod cli;
 mod config;
 mod daemon;
+mod freeze;
 mod group;
 mod host;
 mod lasting;

@@ -16,6 +16,7 @@ pub mod du;
 pub mod export;
 pub mod flatten;
 pub mod grow;
+pub mod hold_frozen;
 pub mod import;
 pub mod init;
 pub mod list;

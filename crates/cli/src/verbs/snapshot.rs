@@ -1,15 +1,24 @@
 //! `snapshot`: freezes one or several volumes at one instant.
 
-use anyhow::Result;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use forkdisk_control::params;
+use forkdisk_control::{VolumeRecord, params};
 
 use crate::address::{names, same_pool};
+use crate::attach;
 use crate::cli::Global;
+use crate::config::key;
+use crate::freeze::{Frozen, files_of};
 use crate::output::print_if_json;
-use crate::session::{Access, call};
+use crate::session::{Access, Caller, with_pool};
 
 /// Take snapshots, all of them at one instant or none
+///
+/// File systems that are mounted from attached volumes are frozen meanwhile (docs/attach.md).
 #[derive(Args)]
 pub struct SnapshotArgs {
     /// The new snapshots
@@ -27,13 +36,102 @@ pub struct SnapshotArgs {
     /// They can be written, and nobody else sees what is (origins only)
     #[arg(long)]
     writable: bool,
+
+    /// Leave mounted file systems of attached volumes alone: their snapshots are as after a crash
+    #[arg(long)]
+    no_freeze: bool,
+
+    /// For how long file systems are frozen at most; if the snapshots take longer, there are none
+    #[arg(long, value_parser = key::time, value_name = "TIME", default_value = "60s", conflicts_with = "no_freeze")]
+    freeze_limit: Duration,
+
+    /// Run this with /bin/sh before; if it fails no snapshot is taken (docs/attach.md)
+    #[arg(long, value_name = "COMMAND")]
+    exec_before: Option<String>,
+
+    /// Run this with /bin/sh after, whether the snapshots were taken or not
+    #[arg(long, value_name = "COMMAND")]
+    exec_after: Option<String>,
 }
 
 /// Takes all the snapshots or none.
 pub fn run(args: SnapshotArgs, global: &Global) -> Result<()> {
     let addresses = args.addresses.iter().map(|text| global.snapshot(text)).collect::<Result<Vec<_>>>()?;
     let pool = same_pool(&addresses)?;
+    let pool = pool.canonicalize().with_context(|| pool.display().to_string())?;
     let (independent, droppable, writable) = (args.independent, args.droppable, args.writable);
     let method = params::Snapshot { snapshots: names(addresses), independent, droppable, writable };
-    print_if_json(global, &call(global, &pool, Access::Write, method)?)
+    let names = method.snapshots.join("\n");
+    let hook = |command: &Option<String>, what: &str, result: &str| match command {
+        Some(command) => run_hook(command, &pool, &names, result).with_context(|| what.to_string()),
+        None => Ok(()),
+    };
+    let limit = (!args.no_freeze).then_some(args.freeze_limit);
+    let taken = hook(&args.exec_before, "no snapshot was taken: --exec-before", "").and_then(|()| {
+        with_pool(global, &pool, Access::Write, async |caller| take(caller, &pool, method, limit).await)
+    });
+    let after = hook(&args.exec_after, "--exec-after", if taken.is_ok() { "taken" } else { "failed" });
+    let taken = match (taken, &after) {
+        (Err(error), Err(after)) => {
+            tracing::warn!("{after:#}");
+            return Err(error);
+        }
+        (taken, _) => taken?,
+    };
+    print_if_json(global, &taken)?;
+    after.context("the snapshots were taken")
+}
+
+async fn take(
+    caller: &Caller,
+    pool: &Path,
+    method: params::Snapshot,
+    limit: Option<Duration>,
+) -> Result<Vec<VolumeRecord>> {
+    let frozen = match limit {
+        Some(limit) => freeze(caller, pool, &method.snapshots, limit).await?,
+        None => None,
+    };
+    let names = method.snapshots.clone();
+    let taken = caller.call(method, None).await;
+    let Some(mut frozen) = frozen else { return Ok(taken?) };
+    let not_frozen = std::mem::take(&mut frozen.not_frozen);
+    let was_held = frozen.end();
+    for reason in not_frozen {
+        tracing::warn!("not frozen, so that its snapshot is as after a crash: {reason}");
+    }
+    let taken = taken?;
+    if !was_held {
+        let delete = params::Delete { objects: names, recursive: false, dry_run: false, count: false };
+        caller.call(delete, None).await.context("deleting snapshots that were taken too late")?;
+        bail!("the file systems were thawed before the snapshots were taken, which were deleted: see --freeze-limit");
+    }
+    Ok(taken)
+}
+
+/// Freezes what is mounted from the volumes, if any of them is a device.
+async fn freeze(caller: &Caller, pool: &Path, snapshots: &[String], limit: Duration) -> Result<Option<Frozen>> {
+    let is_meant = |object: &str| snapshots.iter().any(|name| name.split('@').next() == Some(object));
+    let attached = attach::list().into_iter().filter(|a| a.pool == pool && is_meant(&a.object));
+    let devices: Vec<PathBuf> = attached.filter(|a| !attach::is_left_behind(a)).map(|a| a.device).collect();
+    // Without a daemon nothing could be written to a device.
+    if devices.is_empty() || matches!(caller, Caller::Idle(_)) {
+        return Ok(None);
+    }
+    let status = caller.call(params::Status {}, None).await?;
+    let needed = [vec![pool.to_path_buf()], files_of(status.pid)].concat();
+    let frozen = Frozen::begin(&devices, &needed, limit);
+    frozen.map(Some).context("no snapshot was taken (--no-freeze takes it as after a crash)")
+}
+
+/// Runs a command of the user's; an error if it fails.
+fn run_hook(command: &str, pool: &Path, names: &str, result: &str) -> Result<()> {
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", command]).env("FORKDISK_SNAPSHOT_POOL", pool).env("FORKDISK_SNAPSHOTS", names);
+    shell.env("FORKDISK_SNAPSHOT_RESULT", result).stdin(Stdio::null());
+    // What is printed is the verb's.
+    shell.stdout(std::io::stderr());
+    let status = shell.status().context("/bin/sh")?;
+    ensure!(status.success(), "`{command}` ended with {status}");
+    Ok(())
 }

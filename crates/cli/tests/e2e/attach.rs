@@ -70,11 +70,11 @@ impl Drop for Attaching {
 }
 
 #[track_caller]
-fn shell(script: &str) -> String {
+pub fn shell(script: &str) -> String {
     succeed(Command::new("bash").args(["-euo", "pipefail", "-c", &format!("PATH=$PATH:/usr/sbin:/sbin; {script}")]))
 }
 
-fn device_text(device: &Path) -> &str {
+pub fn device_text(device: &Path) -> &str {
     device.to_str().unwrap()
 }
 

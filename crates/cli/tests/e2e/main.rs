@@ -1,6 +1,7 @@
 //! The real program under real clients: one behaviour per test, named for it.
 
 mod attach;
+mod attach_freeze;
 mod attach_postgres;
 mod bad_input;
 mod bench;

@@ -17,7 +17,7 @@ mod own_mount;
 mod session;
 mod volumes;
 
-pub use mount::{MountOptions, MountPoint, mount as connect, mounted_at, mounts, unmount};
+pub use mount::{MountOptions, MountPoint, mount as connect, mounted_at, mounts, unescape, unmount};
 pub use own_mount::{Deputy, carry_out};
 pub use session::{Handler, Notifier, Session, SessionHandle, unmount_patiently};
 pub use volumes::{InUse, Volumes, VolumesOptions, Watcher};

@@ -251,8 +251,8 @@ fn parse_line(line: &str) -> Option<(PathBuf, MountPoint)> {
     Some((dir, MountPoint { kind, source, device: (major.parse().ok()?, minor.parse().ok()?) }))
 }
 
-/// Blanks and the like are written as `\040`.
-fn unescape(text: &str) -> String {
+/// A path of the table of mounts: blanks and the like are written as `\040` there.
+pub fn unescape(text: &str) -> String {
     let mut out = Vec::new();
     let mut rest = text.as_bytes();
     while let Some((&byte, tail)) = rest.split_first() {

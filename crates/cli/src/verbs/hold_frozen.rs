@@ -1,0 +1,30 @@
+//! `hold-frozen`: freezes file systems for the process that started this, and thaws them when that ends.
+
+use std::fs::File;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::freeze;
+
+/// Freeze file systems until the process that started this says so or ends
+#[derive(Args)]
+pub struct HoldFrozenArgs {
+    /// For how many milliseconds at most
+    limit: u64,
+
+    /// Numbers of inherited descriptors, one in each file system
+    #[arg(required = true)]
+    descriptors: Vec<u32>,
+}
+
+/// Returns when everything is thawed.
+pub fn run(args: HoldFrozenArgs) -> Result<()> {
+    let open = |number: &u32| {
+        let path = format!("/proc/self/fd/{number}");
+        File::open(&path).context(path)
+    };
+    let files = args.descriptors.iter().map(open).collect::<Result<Vec<_>>>()?;
+    freeze::hold(files, Duration::from_millis(args.limit))
+}
