@@ -18,8 +18,13 @@ use crate::reply::Status;
 /// What serves the pool's volumes beside the verbs: a daemon, or nobody.
 pub trait Host {
     /// Who uses the volume or snapshot `name` at the moment, in words, such as
-    /// `an NBD client (pid 123)`.
+    /// `an NBD client (pid 123)`; without its [`devices`](Self::devices).
     fn users(&self, name: &str) -> Vec<String>;
+
+    /// The block devices of the kernel that the volume or snapshot `name` is attached as.
+    fn devices(&self, _name: &str) -> Vec<String> {
+        Vec::new()
+    }
 
     /// Keeps new users away from the volume or snapshot `name`, lets requests in flight end, and
     /// disconnects all who use it. Users may come again when the guard is dropped.

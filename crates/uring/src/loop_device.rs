@@ -51,6 +51,11 @@ pub fn abandon_loop(path: &Path) -> io::Result<()> {
     let_go(path, |_| Ok(()))
 }
 
+/// Has the device at `path` take on the length of its file. Never to be called on the thread that serves the file.
+pub fn resize_loop(path: &Path) -> io::Result<()> {
+    sys::loop_set_capacity(File::open(path)?.as_fd())
+}
+
 fn let_go(path: &Path, first: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
     let start = Instant::now();
     let device = loop {

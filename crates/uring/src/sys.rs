@@ -465,6 +465,7 @@ impl LoopConfig {
 const LOOP_CTL_GET_FREE: c_ulong = 0x4c82;
 const LOOP_CONFIGURE: c_ulong = 0x4c0a;
 const LOOP_CLR_FD: c_ulong = 0x4c01;
+const LOOP_SET_CAPACITY: c_ulong = 0x4c07;
 
 /// The number of a loop device that nobody uses.
 pub(crate) fn loop_free(control: BorrowedFd<'_>) -> io::Result<c_int> {
@@ -482,6 +483,12 @@ pub(crate) fn loop_configure(device: BorrowedFd<'_>, config: &LoopConfig) -> io:
 pub(crate) fn loop_clear(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: takes no pointers.
     check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD) }).map(drop)
+}
+
+/// Has a loop device take on the length of its file.
+pub(crate) fn loop_set_capacity(device: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_SET_CAPACITY) }).map(drop)
 }
 
 #[cfg(test)]

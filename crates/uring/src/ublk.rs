@@ -36,6 +36,7 @@ const DELETE: u32 = command(0x05, 32);
 const START: u32 = command(0x06, 32);
 const STOP: u32 = command(0x07, 32);
 const SET_PARAMS: u32 = command(0x08, 32);
+const UPDATE_SIZE: u32 = command(0x15, 32);
 const FETCH: u32 = command(0x20, 16);
 const COMMIT_AND_FETCH: u32 = command(0x21, 16);
 
@@ -245,6 +246,12 @@ impl UblkDevice {
 /// Forgets device `number`, whose server has died.
 pub fn ublk_forget(number: u32) -> io::Result<()> {
     control(STOP, number, &mut [], 0).and_then(|()| control(DELETE, number, &mut [], 0))
+}
+
+/// Has device `number` take on a length of `size` bytes, of which whole sectors count. Needs Linux 6.16; older ones refuse
+/// it.
+pub fn ublk_resize(number: u32, size: u64) -> io::Result<()> {
+    control(UPDATE_SIZE, number, &mut [], size / SECTOR)
 }
 
 fn new_info() -> [u8; INFO] {

@@ -19,6 +19,16 @@ no "a daemon without devices" $F stop $P; t check $F check $P
 on a@x; [ "$(blockdev --getro $D)" = 1 ] || { echo "FAILED read-only"; halt -f; }
 t "mount of the snapshot" mount -o ro $D $M; [ "$(sha256sum < $M/kept)" = "$sum" ] || { echo "FAILED the snapshot's file"; halt -f; }
 t "umount of the snapshot" umount $M; t "detach of the snapshot" $F detach $P/a@x
+t create $F create $P/live --size 64M; on live; t mkfs mkfs.ext4 -q $D; t mount mount $D $M; echo kept > $M/closed
+t "snapshot of what is mounted" $F snapshot $P/live@x; echo late > $M/late
+for verb in "delete -r $P/live" "rollback --force $P/live@x" "rename $P/live $P/other"; do
+    no "$verb" $F $verb; grep -q "attached as $D: .forkdisk detach $D. first" /run/out || { echo "FAILED message: $(cat /run/out)"; halt -f; }
+done
+t grow $F resize $P/live --size 128M; [ "$(blockdev --getsize64 $D)" = 134217728 ] || { echo "FAILED growth: $(cat /run/out)"; halt -f; }
+t resize2fs resize2fs $D; [ "$(df -k --output=size $M | tail -n 1)" -gt 100000 ] || { echo "FAILED size: $(df -k $M)"; halt -f; }
+t umount umount $M; t fsck e2fsck -f -n $D; t detach $F detach $D
+on live@x; t "mount of a frozen snapshot" mount -o ro $D $M; [ "$(cat $M/closed)" = kept ] && [ ! -e $M/late ] || { echo "FAILED frozen snapshot"; halt -f; }
+t umount umount $M; t detach $F detach $D
 t create $F create $P/disk --size 64M; on disk
 { head -c 450 /dev/zero; printf '\203\0\0\0\0\010\0\0\0\300\001\0'; head -c 48 /dev/zero; printf '\125\252'; } | dd of=$D conv=fsync status=none
 t "read the partitions" blockdev --rereadpt $D

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use forkdisk::GatherPolicy;
 use forkdisk_control::place;
 use forkdisk_fuse::{MountOptions, MountPoint, mounted_at, unmount};
-use forkdisk_uring::{abandon_loop, attach_loop, detach_loop};
+use forkdisk_uring::{abandon_loop, attach_loop, detach_loop, resize_loop};
 use rustix::io::Errno;
 
 use super::{Attachment, Means, Owner, Target, in_use};
@@ -121,6 +121,22 @@ pub fn detach(device: &Path) -> Result<()> {
         Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => Err(in_use(device)),
         outcome => outcome.with_context(|| device.display().to_string()),
     }
+}
+
+/// Has a device take on the length of its file, which is asked for first: the driver goes by what the kernel knows.
+pub fn grow(device: &Path) -> Result<()> {
+    let name = device.file_name().unwrap_or_default().to_string_lossy();
+    let backing = format!("/sys/block/{name}/loop/backing_file");
+    let file = fs::read_to_string(&backing).context(backing)?;
+    let file = file.trim_end_matches('\n');
+    fs::metadata(file).context(file.to_string())?;
+    resize_loop(device).context("the loop driver")
+}
+
+/// Whether the device whose folder in /sys is `dir` is on the file of this volume or snapshot in a mount.
+pub fn is_of(dir: &Path, mount: &Path, object: &str) -> bool {
+    let backing = fs::read_to_string(dir.join("loop/backing_file")).unwrap_or_default();
+    Path::new(backing.trim_end_matches('\n')) == mount.join(file_of(object))
 }
 
 /// What the device `name` is, if it is a loop device on a file of a mounted pool.

@@ -14,6 +14,7 @@ use super::{Attachment, Means, Owner, Target, claim, handshake, number, wait_unt
 const FAMILY: &str = "nbd";
 const CONNECT: u8 = 1;
 const DISCONNECT: u8 = 2;
+const RECONFIGURE: u8 = 3;
 const INDEX: u16 = 1;
 const SIZE: u16 = 2;
 const BLOCK_SIZE: u16 = 3;
@@ -75,6 +76,17 @@ pub fn attach(owner: &mut Owner, target: &Target<'_>) -> Result<PathBuf> {
     Ok(device)
 }
 
+/// Has a device take on a length, as whose it is known to the kernel.
+pub fn grow(attachment: &Attachment, size: u64) -> Result<()> {
+    let name = attachment.device.file_name().unwrap_or_default().to_string_lossy();
+    let index = u32::try_from(number(&name)).context("the number of the device")?;
+    let request = Attributes::default()
+        .with(INDEX, &index.to_ne_bytes())
+        .with(SIZE, &(size / SECTOR * SECTOR).to_ne_bytes())
+        .text(BACKEND, &format!("{MARK}{}/{}", attachment.pool.display(), attachment.object));
+    family()?.ask(RECONFIGURE, 1, request).context("the kernel's NBD client").map(drop)
+}
+
 pub fn detach(device: &Path) -> Result<()> {
     let name = device.file_name().unwrap_or_default().to_string_lossy();
     let index = u32::try_from(number(&name)).context("the number of the device")?;
@@ -92,6 +104,12 @@ pub fn look(name: &str) -> Option<Attachment> {
     fs::metadata(format!("/sys/block/{name}/pid")).ok()?;
     let (pool, object) = split(backend.trim_end_matches('\n').strip_prefix(MARK)?)?;
     Some(Attachment { device: Path::new("/dev").join(name), pool, object, by: Means::Nbd })
+}
+
+/// Whether the device whose folder in /sys is `dir` was connected here for this volume or snapshot.
+pub fn is_of(dir: &Path, pool: &Path, object: &str) -> bool {
+    let backend = fs::read_to_string(dir.join("backend")).unwrap_or_default();
+    dir.join("pid").exists() && backend.trim_end_matches('\n') == format!("{MARK}{}/{object}", pool.display())
 }
 
 /// The pool is the shortest leading part that is not a folder, as in every address.

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use forkdisk_control::params;
-use forkdisk_uring::{ublk_forget, ublk_missing};
+use forkdisk_uring::{ublk_forget, ublk_missing, ublk_resize};
 
 use super::{Attachment, Means, Owner, Target, claim, number, wait_until};
 use crate::cli::Global;
@@ -26,6 +26,12 @@ pub fn attach(owner: &mut Owner, target: &Target<'_>) -> Result<PathBuf> {
     let device = PathBuf::from(client.call(attach, None, |_| {})?.device);
     ensure!(wait_until(|| device.exists()), "{} does not appear", device.display());
     Ok(device)
+}
+
+pub fn grow(device: &Path, size: u64) -> Result<()> {
+    let name = device.file_name().unwrap_or_default().to_string_lossy();
+    let number = u32::try_from(number(&name)).context("the number of the device")?;
+    ublk_resize(number, size).context("the ublk driver (Linux 6.16)")
 }
 
 pub fn detach(global: &Global, attachment: &Attachment) -> Result<()> {

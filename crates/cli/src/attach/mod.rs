@@ -15,7 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use forkdisk_control::Client;
 use serde::Serialize;
@@ -112,9 +112,35 @@ pub fn detach(global: &Global, attachment: &Attachment) -> Result<()> {
     }
 }
 
+/// Has a device take on the length of its volume, which is `size` by now. Programs may go on using it.
+pub fn grow(attachment: &Attachment, size: u64) -> Result<()> {
+    let device = &attachment.device;
+    match attachment.by {
+        Means::Ublk => by_ublk::grow(device, size),
+        Means::Nbd => by_nbd::grow(attachment, size),
+        Means::Loop => by_loop::grow(device),
+    }?;
+    let sectors = Path::new("/sys/class/block").join(device.file_name().unwrap_or_default()).join("size");
+    let sectors: u64 = fs::read_to_string(&sectors).with_context(|| sectors.display().to_string())?.trim().parse()?;
+    ensure!(sectors == size / SECTOR, "the kernel still has it {} bytes long", sectors * SECTOR);
+    Ok(())
+}
+
 /// Whether the process behind an attachment was killed, so that the device is of no use any more.
 pub fn is_left_behind(attachment: &Attachment) -> bool {
     attachment.by == Means::Loop && by_loop::is_left_behind(&attachment.device)
+}
+
+/// The devices of the kernel's NBD client and loop driver that a volume or snapshot of a pool is attached as.
+///
+/// It asks no file system: the pool's own daemon may call it, and nothing may wait for that.
+pub fn devices_of(pool: &Path, private_mount: Option<&Path>, object: &str) -> Vec<PathBuf> {
+    let names = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let is_it = |name: &std::ffi::OsString| {
+        let dir = Path::new("/sys/block").join(name);
+        by_nbd::is_of(&dir, pool, object) || private_mount.is_some_and(|mount| by_loop::is_of(&dir, mount, object))
+    };
+    names.map(|entry| entry.file_name()).filter(is_it).map(|name| Path::new("/dev").join(name)).collect()
 }
 
 /// Everything that is attached on this machine, by the names of the devices.
@@ -136,6 +162,7 @@ fn number(name: &str) -> u64 {
     name.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0)
 }
 
+const SECTOR: u64 = 512;
 /// How long what the kernel does on the side may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(10);

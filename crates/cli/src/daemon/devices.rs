@@ -3,6 +3,7 @@
 //! Which device is whose the driver does not say, so a file for each lies under [`RECORDS`] while its daemon lives.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -14,6 +15,7 @@ use forkdisk_nbd::Export;
 use forkdisk_uring::{Rt, UblkDevice, UblkOperation, UblkRequest, UringDevice, ublk_missing};
 
 use super::exports::{Served, ServedExport};
+use crate::attach;
 
 /// Where it is noted whose a device is: a file for each, named by its number, of three lines: process, pool,
 /// volume or snapshot.
@@ -140,11 +142,20 @@ impl Devices {
         Ok(())
     }
 
-    /// The devices that are the volume or snapshot `name`, in words.
-    pub fn users(&self, name: &str) -> Vec<String> {
+    /// The devices that the volume or snapshot `name` is attached as, by whatever means. A loop device may lie on any mount
+    /// of the pool.
+    pub fn of(&self, name: &str, mounts: &[String]) -> Vec<String> {
         let all = self.0.all.borrow();
-        let users = all.iter().filter(|attached| attached.object == name);
-        users.map(|attached| format!("the device {}", attached.device.path().display())).collect()
+        let own = all.iter().filter(|attached| attached.object == name).map(|attached| attached.device.path());
+        let mounts = mounts.iter().map(|dir| Some(Path::new(dir))).chain([None]);
+        let others = mounts.flat_map(|mount| attach::devices_of(&self.0.path, mount, name));
+        let found: BTreeSet<String> = own.chain(others).map(|path| path.display().to_string()).collect();
+        found.into_iter().collect()
+    }
+
+    /// Whether a device of ublk is the volume or snapshot `name`.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.all.borrow().iter().any(|attached| attached.object == name)
     }
 
     /// Ends all of them.

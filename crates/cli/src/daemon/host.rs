@@ -58,11 +58,11 @@ impl End {
 impl Host for Daemon {
     fn users(&self, name: &str) -> Vec<String> {
         let clients = self.data.clients().into_iter().filter(|client| client.export == name);
-        clients
-            .map(|client| peer_name(&client))
-            .chain(self.mounts.users(name))
-            .chain(self.devices.users(name))
-            .collect()
+        clients.map(|client| peer_name(&client)).chain(self.mounts.users(name)).collect()
+    }
+
+    fn devices(&self, name: &str) -> Vec<String> {
+        self.devices.of(name, &self.mounts.dirs())
     }
 
     fn evict<'a>(&'a self, name: &'a str) -> LocalFuture<Box<dyn Guard>> {

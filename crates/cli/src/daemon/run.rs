@@ -187,7 +187,7 @@ async fn serve(
     let data = Server::new(runtime, exports, settings.data.clone());
     let (clients, attached) = (data.handle(), devices.clone());
     mounts.guard(Some(Box::new(move |name| {
-        clients.clients().iter().any(|client| client.export == name) || !attached.users(name).is_empty()
+        clients.clients().iter().any(|client| client.export == name) || attached.has(name)
     })));
     let socket_dir = match &settings.socket_dir {
         Some(dir) => Some(SocketDir::open(runtime, dir, &data, pool, settings.access, room).await?),

@@ -1,9 +1,12 @@
 //! `resize`: changes how long a volume is.
 
+use std::path::Path;
+
 use anyhow::Result;
 use clap::Args;
-use forkdisk_control::params;
+use forkdisk_control::{VolumeRecord, params};
 
+use crate::attach::{self, Attachment};
 use crate::cli::Global;
 use crate::output::print_if_json;
 use crate::session::{Access, call};
@@ -11,7 +14,8 @@ use crate::size;
 
 /// Change the size of a volume
 ///
-/// Clients of a served volume can use its new size at once; most ask for it only when they connect again.
+/// Clients of a served volume can use its new size at once; most ask for it only when they connect again. A device that a
+/// volume is attached as grows with it.
 #[derive(Args)]
 pub struct ResizeArgs {
     /// The volume
@@ -36,5 +40,22 @@ pub fn run(args: ResizeArgs, global: &Global) -> Result<()> {
     let address = global.volume(&args.address)?;
     let ResizeArgs { size, allow_shrink, force, .. } = args;
     let method = params::Resize { volume: address.name, size, allow_shrink, force };
-    print_if_json(global, &call(global, &address.pool, Access::Write, method)?)
+    let resized = call(global, &address.pool, Access::Write, method)?;
+    grow_devices(&address.pool, &resized);
+    print_if_json(global, &resized)
+}
+
+/// Has devices take on the length of their volume. The volume stays as it is if one cannot.
+fn grow_devices(pool: &Path, volume: &VolumeRecord) {
+    let Ok(pool) = pool.canonicalize() else { return };
+    let is_it = |a: &Attachment| a.pool == pool && a.object == volume.name;
+    for attachment in attach::list().into_iter().filter(is_it).filter(|a| !attach::is_left_behind(a)) {
+        if let Err(error) = attach::grow(&attachment, volume.size) {
+            tracing::warn!(
+                "{} keeps its length: {error:#}. `forkdisk resize` as root with the same size tries again; a device \
+                 that is detached and attached has the new length",
+                attachment.device.display()
+            );
+        }
+    }
 }

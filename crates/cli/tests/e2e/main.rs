@@ -3,6 +3,7 @@
 mod attach;
 mod attach_freeze;
 mod attach_postgres;
+mod attach_used;
 mod bad_input;
 mod bench;
 #[allow(dead_code, reason = "shared with the tests of the NBD server")]

@@ -116,11 +116,25 @@ pub(crate) async fn settle(session: &Session, call: &Call) -> Result<(), Failure
     })
 }
 
+/// Refuses what is a block device of the kernel, naming the way to take that away: no other way is safe for what may be
+/// mounted from it.
+fn refuse_attached(session: &Session, info: &VolumeInfo) -> Result<(), Failure> {
+    let name = &info.name;
+    // A device whose daemon was killed uses nothing.
+    if info.in_use == 0 {
+        return Ok(());
+    }
+    let Some(device) = session.host().devices(name).into_iter().next() else { return Ok(()) };
+    let text = format!("{name} is attached as {device}: `forkdisk detach {device}` first");
+    Err(Failure::new(FailureKind::Busy, text))
+}
+
 /// Refuses what is in use, naming its users; `otherwise` says what could be done.
 fn refuse_in_use(session: &Session, info: &VolumeInfo, otherwise: &str) -> Result<(), Failure> {
     if info.in_use == 0 {
         return Ok(());
     }
+    refuse_attached(session, info)?;
     let mut users = session.users(info.id.0, &info.name);
     if users.is_empty() {
         users.push(format!("{} open handles", info.in_use));

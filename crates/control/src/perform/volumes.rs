@@ -3,7 +3,7 @@
 use forkdisk::{CreateOptions, GatherPolicy, NoSuchPolicy, SnapshotFlags, VolumeInfo};
 
 use super::copier::policy;
-use super::{Call, refuse_in_use, settle};
+use super::{Call, refuse_attached, refuse_in_use, settle};
 use crate::failure::{Failure, FailureKind};
 use crate::method::params;
 use crate::origins;
@@ -87,6 +87,8 @@ pub async fn snapshot(session: &Session, p: params::Snapshot) -> Result<Vec<Volu
 pub async fn rollback(session: &Session, p: params::Rollback, call: &Call) -> Result<VolumeRecord, Failure> {
     let (volume, snapshot) = split_snapshot(&p.snapshot)?;
     session.pool.find(&p.snapshot)?;
+    // Also with `force`, and before anything is disconnected: what is mounted from a device cannot be sent away.
+    refuse_attached(session, &session.pool.find(volume)?)?;
     // One that was interrupted, perhaps; what was written since it began is not to stay.
     origins::rolled_back(session, volume, call).await.map_err(|failure| {
         Failure::new(failure.kind, format!("the rollback to {} has not begun: {}", p.snapshot, failure.message))
@@ -117,6 +119,11 @@ pub async fn rename(session: &Session, p: params::Rename) -> Result<VolumeRecord
         let text = format!("{} cannot become {}: a volume stays a volume, a snapshot stays with its own", p.from, p.to);
         return Err(invalid(text));
     }
+    // The kernel keeps the name under which a device was attached.
+    let snapshots = format!("{}@", p.from);
+    for info in session.pool.list().iter().filter(|info| info.name == p.from || info.name.starts_with(&snapshots)) {
+        refuse_attached(session, info)?;
+    }
     session.pool.rename(&p.from, &p.to).await?;
     Ok((&session.pool.find(&p.to)?).into())
 }
@@ -136,6 +143,9 @@ pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result
             human(p.size)
         );
         return Err(invalid(text));
+    }
+    if p.size < info.size {
+        refuse_attached(session, &info)?;
     }
     if p.size < info.size && !p.force {
         let otherwise = "disconnect it first, or --force makes the volume smaller under its users";
