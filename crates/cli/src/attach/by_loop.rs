@@ -60,9 +60,11 @@ pub fn attach(owner: &mut Owner, target: &Target<'_>) -> Result<PathBuf> {
     attach_loop(&file, target.read_only).context("the loop driver")
 }
 
-/// Whether what is mounted at `dir` has lost the process that served it.
+/// Whether what is mounted at `dir` has lost the process that served it. Attributes may be answered from the kernel's
+/// cache for a while; this never is.
 pub fn is_dead(dir: &Path) -> bool {
-    fs::metadata(dir).is_err_and(|e| e.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()))
+    // The kernel lets go of a process some moments after its end: what has asked by then is told of an abort.
+    rustix::fs::statfs(dir).is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 /// Removes the mount of a daemon that was killed, with the devices on it: behind it nobody could name them.
