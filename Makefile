@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build packages tools demo test test-ublk test-kernels sim soak check fmt clippy deny man clean
+.PHONY: build install packages tools demo test test-ublk test-kernels sim soak check fmt clippy deny man clean
 
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 TOOLS := $(TARGET)/tools
@@ -14,6 +14,12 @@ FSX_VERSION := 0.3.0
 # The product is built by itself: the simulator's planted bugs must not be unified into it.
 build:
 	cargo build --locked --release -p forkdisk-cli
+
+# DESTDIR for packages. /usr, since the units name the program there.
+install: build
+	install -D -m 755 $(TARGET)/release/forkdisk $(DESTDIR)/usr/bin/forkdisk
+	install -D -m 644 -t $(DESTDIR)/usr/lib/systemd/system contrib/systemd/*
+	install -D -m 644 -t $(DESTDIR)/usr/lib/udev/rules.d contrib/udev/*
 
 packages:
 	scripts/packages

@@ -144,6 +144,8 @@ enum Verb {
     #[command(hide = true)]
     Man(verbs::man::ManArgs),
     #[command(hide = true)]
+    DeviceLinks(verbs::device_links::DeviceLinksArgs),
+    #[command(hide = true)]
     HoldFrozen(verbs::hold_frozen::HoldFrozenArgs),
     #[command(hide = true)]
     OnMount(verbs::on_mount::OnMountArgs),
@@ -221,6 +223,7 @@ impl Cli {
             Verb::Bench(args) => verbs::bench::run(args, global),
             Verb::Completions(args) => verbs::completions::run(args),
             Verb::Man(args) => verbs::man::run(args),
+            Verb::DeviceLinks(args) => verbs::device_links::run(args),
             Verb::HoldFrozen(args) => verbs::hold_frozen::run(args),
             Verb::OnMount(args) => verbs::on_mount::run(args),
             Verb::WithParent(args) => verbs::with_parent::run(args),

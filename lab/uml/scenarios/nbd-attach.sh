@@ -14,6 +14,11 @@ full=$(used); rm $M/gone; sync; t fstrim fstrim -v $M; sync; trimmed=$(used)
 [ $((full-trimmed)) -ge $((60*1048576)) ] || { echo "FAILED fstrim: used $full before and $trimmed after"; halt -f; }
 $F attach --list $P > /run/list; grep -q "^$D *nbd *$P/a$" /run/list || { echo "FAILED list: $(tr '\n' ' ' < /run/list)"; halt -f; }
 no "detach of what is mounted" $F detach $D; no "stop of what is attached" $F stop $P; no "attach twice" $F attach --by nbd $P/a
+PID=$($F attach --list $P > /dev/null; pidof -s ${F##*/}); FLAGS=$(sed 's/.*) //' /proc/$PID/stat | cut -d ' ' -f 7)
+[ "$(cat /proc/$PID/oom_score_adj)" = -1000 ] || { echo "FAILED the daemon's out-of-memory score: $(cat /proc/$PID/oom_score_adj)"; halt -f; }
+[ $((FLAGS & 0x180000)) = $((0x180000)) ] || { echo "FAILED the daemon waits for its devices: $FLAGS"; halt -f; }
+sh -c 'echo -1000 > /proc/$$/oom_score_adj; "$0" with-parent $$ cat /proc/self/oom_score_adj; true' $F > /run/out 2>&1
+[ "$(cat /run/out)" = 0 ] || { echo "FAILED the score of what a daemon starts: $(cat /run/out)"; halt -f; }
 sum=$(sha256sum < $M/kept); t umount umount $M; t fsck e2fsck -f -n $D; t snapshot $F snapshot $P/a@x; t detach $F detach $D
 no "a daemon without devices" $F stop $P; t check $F check $P
 on a@x; [ "$(blockdev --getro $D)" = 1 ] || { echo "FAILED read-only"; halt -f; }

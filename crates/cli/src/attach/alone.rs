@@ -16,11 +16,21 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Nobody else attaches or detaches while it lives; it goes with the process.
 pub struct Alone(#[allow(dead_code, reason = "the lock is held by the open file")] File);
 
-/// Waits for its turn.
-pub fn alone() -> Result<Alone> {
+/// If it is its turn now.
+pub fn alone_at_once() -> Option<Alone> {
+    let file = open().ok()?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive).ok().map(|()| Alone(file))
+}
+
+fn open() -> Result<File> {
     let path = Path::new(LOCK);
     path.parent().map_or(Ok(()), fs::create_dir_all).context(LOCK)?;
-    let file = File::options().write(true).create(true).truncate(false).open(path).context(LOCK)?;
+    File::options().write(true).create(true).truncate(false).open(path).context(LOCK)
+}
+
+/// Waits for its turn.
+pub fn alone() -> Result<Alone> {
+    let file = open()?;
     let start = Instant::now();
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {

@@ -8,6 +8,7 @@ mod by_loop;
 mod by_nbd;
 mod by_ublk;
 mod handshake;
+mod links;
 mod netlink;
 
 use std::fmt;
@@ -20,9 +21,10 @@ use clap::ValueEnum;
 use forkdisk_control::Client;
 use serde::Serialize;
 
-pub use alone::alone;
+pub use alone::{alone, alone_at_once};
 pub use by_loop::{is_dead, private_mount};
 pub use by_ublk::clean_up;
+pub use links::{device_behind, is_inside, links_of, refresh};
 
 use crate::cli::Global;
 

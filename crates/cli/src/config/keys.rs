@@ -108,6 +108,7 @@ keys! {
     DIRTY "dirty" Kind::Size, Serve, "64M", "Most metadata changed and not yet in a checkpoint";
     COMMIT_INTERVAL "commit_interval" Kind::Time, Serve, "5s", "How long something acknowledged may wait before it is committed, with a flush, without anybody asking; 0 for ever";
     DISCARD "discard" Kind::Switch, Serve, "yes", "Whether freed space becomes holes in the pool's file or is discarded on its device";
+    MEMORY_RESERVES "memory_reserves" Kind::Switch, Serve, "yes", "Whether a daemon of root is spared by the out-of-memory killer and keeps its memory, as its devices need it (docs/attach.md)";
     MAX_CONNECTIONS "max_connections" Kind::Count, Serve, "128", "Connections to the data socket at a time";
     MAX_EXPORT_CONNECTIONS "max_export_connections" Kind::Count, Serve, "96", "Connections to one export at a time; further ones are refused when they ask for it";
     MAX_REQUESTS "max_requests" Kind::Count, Serve, "128", "Requests of one connection that are not answered yet";

@@ -13,6 +13,7 @@ mod mounts;
 mod notify;
 mod pid_file;
 mod refusals;
+pub mod reserves;
 mod run;
 mod socket_dir;
 pub mod space;

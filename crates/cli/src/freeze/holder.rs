@@ -29,7 +29,7 @@ struct State {
 
 /// Freezes the file systems of `files` and holds them for `limit` at most.
 pub fn hold(files: Vec<File>, limit: Duration) -> Result<()> {
-    // A key that ends the program that started this must not end this.
+    // An interrupt key that ends the program that started this must not end this process.
     let _ = rustix::process::setsid();
     std::env::set_current_dir("/").context("leaving the folder")?;
     // The long part of a freeze, while writers need not wait yet. What fails here fails again below.
@@ -92,7 +92,7 @@ fn freeze_all(files: &[File], state: &Mutex<State>) {
     }
 }
 
-/// Nobody may listen any more.
+/// Says a line. The other end of the pipe may be closed.
 fn say(line: &str) {
     let mut output = io::stdout().lock();
     let _ = writeln!(output, "{line}").and_then(|()| output.flush());

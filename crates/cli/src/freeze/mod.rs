@@ -73,7 +73,7 @@ impl Frozen {
             let code = said.parse::<i32>().map(Errno::from_raw_os_error);
             match (said.as_str(), code) {
                 (holder::FROZEN, _) => self.frozen.push(index),
-                // Whoever froze it thaws it.
+                // Frozen by another program, which is to thaw it.
                 (holder::BUSY, _) => {}
                 (_, Ok(errno @ (Errno::OPNOTSUPP | Errno::NOTTY | Errno::PERM))) => {
                     self.not_frozen.push(format!("{at}: {}", io::Error::from(errno)));

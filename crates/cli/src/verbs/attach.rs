@@ -67,6 +67,7 @@ pub fn run(args: AttachArgs, global: &Global) -> Result<()> {
             bail!("{} is attached already: {}", address.show(), other.device.display());
         }
     }
+    attach::refresh();
     let mut owner = find_owner(global, &pool)?;
     let target =
         Target { pool: &pool, object: &address.name, read_only: args.read_only || address.snapshot().is_some() };
@@ -80,6 +81,7 @@ pub fn run(args: AttachArgs, global: &Global) -> Result<()> {
             return Err(error);
         }
     };
+    attach::refresh();
     match global.output.json() {
         true => print_json(&attached),
         false => print_line(&attached.device.display().to_string()),

@@ -25,12 +25,17 @@ pub struct DetachArgs {
 /// Detaches, and ends what was only there for the device.
 pub fn run(args: DetachArgs, global: &Global) -> Result<()> {
     let _alone = attach::alone()?;
+    let what = Path::new(&args.what);
+    // Before links to what is gone are removed.
+    let device = attach::device_behind(what).unwrap_or_else(|| what.to_path_buf());
     attach::clean_up();
+    attach::refresh();
     let attachments = attach::list();
-    let device = Path::new(&args.what);
     let found = match attachments.iter().find(|a| a.device == device) {
         Some(found) => found,
-        None if device.parent() == Some(Path::new("/dev")) => bail!("{}: forkdisk attached nothing there", args.what),
+        None if device.parent() == Some(Path::new("/dev")) || attach::is_inside(what) => {
+            bail!("{}: forkdisk attached nothing there", args.what)
+        }
         None => {
             let address = global.object(&args.what)?;
             let pool = address.pool.canonicalize().with_context(|| address.pool.display().to_string())?;
@@ -39,6 +44,7 @@ pub fn run(args: DetachArgs, global: &Global) -> Result<()> {
         }
     };
     attach::detach(global, found)?;
+    attach::refresh();
     tidy_up(global, &found.pool)
 }
 

@@ -11,6 +11,7 @@ pub mod create;
 pub mod defrag;
 pub mod delete;
 pub mod detach;
+pub mod device_links;
 pub mod diff;
 pub mod du;
 pub mod export;

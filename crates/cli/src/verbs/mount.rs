@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::cli::Global;
-use crate::daemon::{descriptors, detach, space};
+use crate::daemon::{descriptors, detach, reserves, space};
 use crate::host;
 use crate::lasting::{COMMIT_INTERVAL, Lasting};
 use crate::output::{print_json_line, print_line};
@@ -128,6 +128,7 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         }
     }
     descriptors::raise();
+    reserves::hold(&global.settings)?;
     forkdisk_uring::block_on(Config::default(), |runtime| async move {
         // Before anything starts a thread.
         let signals = runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::HUP.as_raw()])?;

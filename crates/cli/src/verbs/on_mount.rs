@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use forkdisk_fuse::{Deputy, carry_out};
 
+use crate::daemon::reserves;
 use crate::output::print_line;
 
 /// Make a call on a mount for the process that serves it
@@ -23,6 +24,7 @@ pub fn deputy() -> Deputy {
 
 /// Makes the call, and says how it ended.
 pub fn run(args: OnMountArgs) -> Result<()> {
+    reserves::let_go();
     let said = carry_out(&args.words).with_context(|| format!("there is no call {:?}", args.words))?;
     print_line(&said)
 }

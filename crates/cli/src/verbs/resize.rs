@@ -14,8 +14,8 @@ use crate::size;
 
 /// Change the size of a volume
 ///
-/// Clients of a served volume can use its new size at once; most ask for it only when they connect again. A device that a
-/// volume is attached as grows with it.
+/// Clients of a served volume can use its new size at once; most ask for it only when they connect again. A device that
+/// a volume is attached as grows with it.
 #[derive(Args)]
 pub struct ResizeArgs {
     /// The volume

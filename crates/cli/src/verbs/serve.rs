@@ -11,9 +11,10 @@ use forkdisk_nbd::{ServerOptions, nbd_uri};
 use forkdisk_uring::SocketAccess;
 use serde::Serialize;
 
+use crate::attach;
 use crate::cli::Global;
 use crate::config::{Given, Settings as Configuration, key};
-use crate::daemon::{self, Ready, Settings, detach};
+use crate::daemon::{self, Ready, Settings, detach, reserves};
 use crate::group;
 use crate::host;
 use crate::network::Network;
@@ -79,6 +80,13 @@ pub fn run(args: ServeArgs, global: &Global) -> Result<ExitCode> {
             false => return detach::start(),
             true => detach::leave_terminal()?,
         }
+    }
+    reserves::hold(&global.settings)?;
+    // What a killed daemon has left. One that attaches does it itself.
+    if rustix::process::geteuid().is_root()
+        && let Some(_alone) = attach::alone_at_once()
+    {
+        attach::refresh();
     }
     let json = global.output.json();
     let mut settings = Settings { until_detached: args.until_detached, ..settings(&global.settings)? };

@@ -8,6 +8,8 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
+use crate::daemon::reserves;
+
 /// Become another program that ends with the process that started this
 #[derive(Args)]
 pub struct WithParentArgs {
@@ -21,6 +23,7 @@ pub struct WithParentArgs {
 
 /// Returns only if it cannot become that program.
 pub fn run(args: WithParentArgs) -> Result<()> {
+    reserves::let_go();
     set_parent_process_death_signal(Some(Signal::KILL)).context("binding it to the process that started it")?;
     let parent = getppid().map(|pid| pid.as_raw_nonzero().get());
     if parent != i32::try_from(args.parent).ok() {

@@ -102,7 +102,7 @@ fn several_volumes_are_frozen_at_one_instant_and_without_it_none_is() {
     lab.assert_clean();
 }
 
-/// Who froze it by hand thaws it by hand; what is mounted read-only has nothing to freeze.
+/// What was frozen by hand is thawed by hand; what is mounted read-only has nothing to freeze.
 #[test]
 fn what_is_frozen_by_hand_stays_so_and_what_is_read_only_is_left_alone() {
     let Some(it) = Attaching::with_pool("1G") else { return };

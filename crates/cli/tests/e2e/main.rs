@@ -2,6 +2,7 @@
 
 mod attach;
 mod attach_freeze;
+mod attach_lasting;
 mod attach_postgres;
 mod attach_used;
 mod bad_input;
