@@ -12,7 +12,6 @@ use forkdisk_fuse::{MountPoint, mounted_at, unmount, unmount_patiently};
 use forkdisk_uring::{Config, DeviceOptions, UringDevice};
 use rustix::io::Errno;
 
-use crate::attach;
 use crate::cli::Global;
 use crate::owner::InUse;
 use crate::progress::Progress;
@@ -49,7 +48,8 @@ pub fn run(args: UmountArgs, global: &Global) -> Result<()> {
 
 /// The folder without links. A mount whose process was killed cannot be asked: its parent is.
 fn place(dir: &Path) -> std::io::Result<PathBuf> {
-    if !attach::is_dead(dir) {
+    // A paused server must not be waited for here: what is cached of the folder is enough.
+    if !std::fs::metadata(dir).is_err_and(|e| e.raw_os_error() == Some(Errno::NOTCONN.raw_os_error())) {
         return dir.canonicalize();
     }
     let dir = std::path::absolute(dir)?;
