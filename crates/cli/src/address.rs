@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use forkdisk::{NAME_MARKS, is_name_character};
 
 /// Longest name of a volume or a snapshot, in bytes.
 pub const MAX_NAME: usize = 255;
@@ -159,13 +160,13 @@ fn check_volume_name(name: &str) -> Result<()> {
 }
 
 fn check_part(name: &str, part: &str) -> Result<()> {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if part.len() > MAX_NAME {
         bail!("the name {name} is {} bytes long: at most {MAX_NAME} are allowed", name.len());
     }
-    if part.is_empty() || part == "." || part == ".." || part == ".snapshots" || !part.chars().all(allowed) {
+    let is_odd = part.starts_with(' ') || part.ends_with(' ') || !part.chars().all(is_name_character);
+    if part.is_empty() || part == "." || part == ".." || part == ".snapshots" || is_odd {
         bail!(
-            "the name '{}' is not allowed: letters, digits, '.', '_' and '-', parts joined by '/', \
+            "the name '{}' is not allowed: letters, digits, spaces inside, and {NAME_MARKS}, parts joined by '/', \
              no part empty, '.', '..' or '.snapshots'",
             name.escape_debug()
         );
@@ -207,7 +208,9 @@ mod tests {
     #[test]
     fn bad_names_are_refused() {
         let long = "n".repeat(256);
-        for name in ["a//b", "a/../b", ".", "a@", "@x", "a@x@y", "a b", "a/.snapshots/x", "ä", "a\n", "a/", &long] {
+        for name in
+            ["a//b", "a/../b", ".", "a@", "@x", "a@x@y", "a b ", "a%", "a/.snapshots/x", "ä", "a\n", "a/", &long]
+        {
             assert!(parse(name, Some(Path::new("/p"))).is_err(), "{name}");
         }
     }

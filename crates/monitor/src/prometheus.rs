@@ -61,7 +61,7 @@ fn sample(out: &mut String, name: &str, labels: &str, value: impl Display) {
 }
 
 fn volume_label(volume: &VolumeFigures) -> String {
-    // Names consist of letters, digits and ". _ - / @": nothing that would have to be escaped.
+    // Names consist of letters, digits, spaces and "._-+=~#:,/@": nothing that would have to be escaped.
     format!("volume=\"{}\"", volume.name)
 }
 

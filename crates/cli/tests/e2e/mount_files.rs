@@ -193,7 +193,7 @@ fn renaming_moves_files_and_folders_and_replaces_what_was_there() {
         "mkdir -p d/e; echo one > d/e/a; echo two > b; exec 3< b; mv d/e/a b; [ $(cat b) = one ]; [ $(cat <&3) = two ]
          mv b d/e/c; mv d f; [ $(cat f/e/c) = one ]; [ ! -e d ]; mkdir g; mv -T f g; [ $(cat g/e/c) = one ]
          ! mv -T g g/e 2>/dev/null; mkdir h; touch h/x; ! mv -T g h 2>/dev/null; mv -n g/e/c h/x; [ -e g/e/c ]
-         ! mv g/e/c 'h/no good' 2>/dev/null; [ -e g/e/c ]; mkdir .snapshots/g/e/c/s; mv g k; [ $(cat .snapshots/k/e/c/s) = one ]",
+         ! mv g/e/c 'h/no%good' 2>/dev/null; [ -e g/e/c ]; mkdir .snapshots/g/e/c/s; mv g k; [ $(cat .snapshots/k/e/c/s) = one ]",
     );
     let error = fs::rename(mount.path("h/x"), mount.path("k/e/c")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ResourceBusy, "what has snapshots is not replaced");
@@ -229,7 +229,7 @@ fn mkdir_takes_a_snapshot_of_what_was_written_and_rmdir_deletes_it() {
         &mount,
         "echo one > v; mkdir .snapshots/v/s1; echo two > v; mkdir .snapshots/v/s2; echo three > v
          [ $(cat .snapshots/v/s1) = one ]; [ $(cat .snapshots/v/s2) = two ]; [ $(ls .snapshots/v | wc -l) = 2 ]
-         ! mkdir .snapshots/v/s1 2>/dev/null; ! mkdir .snapshots/none/s 2>/dev/null; ! mkdir '.snapshots/v/a b' 2>/dev/null
+         ! mkdir .snapshots/v/s1 2>/dev/null; ! mkdir .snapshots/none/s 2>/dev/null; ! mkdir '.snapshots/v/a%b' 2>/dev/null
          ! rm v 2>/dev/null; [ $(cat v) = three ]; cp .snapshots/v/s1 w; [ $(cat w) = one ]
          mv .snapshots/v/s1 .snapshots/v/first; rmdir .snapshots/v/s2; rm -f .snapshots/v/first; [ -z \"$(ls .snapshots/v)\" ]
          mkdir .snapshots/v/s1; rmdir .snapshots/v/s1; rm v; [ ! -e .snapshots/v ]; ! touch .snapshots/x 2>/dev/null",
@@ -325,7 +325,7 @@ fn truncating_and_growing_again_shows_zeroes() {
 fn names_that_no_volume_may_have_are_einval() {
     let lab = lab();
     let Some(mount) = Mounted::new(&lab) else { return };
-    for bad in ["a b", "a@b", "ä", "x:y", "*"] {
+    for bad in [" a", "a ", "a@b", "ä", "x%y", "*"] {
         let error = File::create(mount.path(bad)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{bad}: {error}");
         let error = fs::create_dir(mount.path(bad)).unwrap_err();

@@ -53,6 +53,7 @@ pub use check::CheckReport;
 pub use compare::{DiffClass, DiffPart, DiffRun};
 pub use copying::{CopierInfo, VolumeCopying};
 pub use events::PoolEvent;
+pub use directory::{NAME_MARKS, is_name_character};
 pub use files::Child;
 pub use gather::GatherReport;
 pub use heartbeat::HostIdentity;

@@ -20,7 +20,7 @@ use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
 use crate::volume::{Claims, Copies, Rest};
 
-pub use names::check_volume_name;
+pub use names::{NAME_MARKS, check_volume_name, is_name_character};
 
 /// A volume in memory.
 pub struct Volume {

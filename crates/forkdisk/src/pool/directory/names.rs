@@ -201,13 +201,25 @@ fn check_part(part: &str, whole: &str) -> Result<()> {
     if whole.len() > MAX_NAME {
         return bad("it is longer than 255 bytes");
     }
-    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    match part.chars().find(|&c| !allowed(c)) {
+    if part.starts_with(' ') || part.ends_with(' ') {
+        return bad("a part of it begins or ends with a space");
+    }
+    match part.chars().find(|&c| !is_name_character(c)) {
         Some(c) => {
-            bad(&format!("{c:?} is not allowed; use letters, digits, '.', '_' and '-', with '/' between folders"))
+            let rule = format!("use letters, digits, spaces and any of {NAME_MARKS}, with '/' between folders");
+            bad(&format!("{c:?} is not allowed; {rule}"))
         }
         None => Ok(()),
     }
+}
+
+/// The marks that names of volumes and snapshots may have beside letters, digits and spaces.
+pub const NAME_MARKS: &str = "._-+=~#:,";
+
+/// Whether `c` may be in a part of a name: the letters, digits and marks that need no escape in JSON or in a label of
+/// Prometheus. A space is neither the first nor the last character of a part.
+pub fn is_name_character(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == ' ' || NAME_MARKS.contains(c)
 }
 
 /// Whether `name` may be a volume's name.
@@ -232,10 +244,28 @@ mod tests {
 
     #[test]
     fn names_follow_the_rules() {
-        for good in ["a", "a/b/c", "A-1_x.raw", &"x".repeat(255)] {
+        for good in ["a", "a/b/c", "A-1_x.raw", "a b/c  d", "lost+found", "#sql-1~", "k=1,12:30", &"x".repeat(255)] {
             assert!(check_volume_name(good).is_ok(), "{good}");
         }
-        for bad in ["", "/", "a/", "/a", "a//b", ".", "a/..", "a b", "a@b", "ä", ".snapshots", &"x".repeat(256)] {
+        for bad in [
+            "",
+            "/",
+            "a/",
+            "/a",
+            "a//b",
+            ".",
+            "a/..",
+            " a",
+            "a /b",
+            " ",
+            "a\nb",
+            "a\"",
+            "a%",
+            "a@b",
+            "ä",
+            ".snapshots",
+            &"x".repeat(256),
+        ] {
             assert!(check_volume_name(bad).is_err(), "{bad}");
         }
     }
