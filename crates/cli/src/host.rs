@@ -1,13 +1,15 @@
-//! Which host this is, for pools that have a heartbeat.
+//! Which host this is, for pools that have a heartbeat, and what time it is.
 
 use std::fs::{self, File};
 use std::io::Read;
 
 use forkdisk::{HostIdentity, OpenOptions};
 
-/// The default options, with the identity of this host and this open.
+use crate::session::nanoseconds_since_1970;
+
+/// The default options, with the clock and the identity of this host and this open.
 pub fn open_options() -> OpenOptions {
-    OpenOptions { host: identity(), ..OpenOptions::default() }
+    OpenOptions { host: identity(), clock: Some(nanoseconds_since_1970), ..OpenOptions::default() }
 }
 
 /// `None` where the kernel does not tell its boot; pools with a heartbeat are refused then.

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context as TaskContext, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use forkdisk::{OpenOptions, Pool, PoolEvent, Recovery};
@@ -158,6 +158,12 @@ impl Turn {
         runtime.sleep_for((self.since.elapsed() / 8).clamp(PAUSE, LONGEST_PAUSE)).await;
         Ok(())
     }
+}
+
+/// What time it is.
+pub fn nanoseconds_since_1970() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
 /// Opens the device under the pool at `path`; the error names the process that has it. The lock is kept as long as the device.

@@ -8,7 +8,7 @@ use crate::cli::Global;
 use crate::output::print_if_json;
 use crate::session::{Access, call};
 
-/// Give a volume the contents of one of its snapshots; newer snapshots stay
+/// Give a volume the contents and the size of one of its snapshots; newer snapshots stay
 #[derive(Args)]
 pub struct RollbackArgs {
     /// The snapshot to go back to

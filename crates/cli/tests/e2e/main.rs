@@ -33,6 +33,7 @@ mod mount_kill;
 mod mount_programs;
 mod mount_served;
 mod nbd;
+mod mount_times;
 mod nbd_clients;
 mod nbd_hostile;
 mod nbd_listing;

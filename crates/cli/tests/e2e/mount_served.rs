@@ -15,18 +15,18 @@ use crate::nbd::Client;
 const MIB: usize = 1 << 20;
 
 /// A daemon on a pool that is mounted at `mnt`, too. Unmounted when dropped.
-struct Both {
+pub struct Both {
     server: Option<Server>,
     dir: PathBuf,
 }
 
 impl Both {
-    fn start(lab: &Lab) -> Option<Both> {
+    pub fn start(lab: &Lab) -> Option<Both> {
         Both::start_with(lab, &[])
     }
 
     /// As [`start`](Self::start), with more options of `serve`.
-    fn start_with(lab: &Lab, options: &[&str]) -> Option<Both> {
+    pub fn start_with(lab: &Lab, options: &[&str]) -> Option<Both> {
         if !Path::new("/dev/fuse").exists() {
             missing("/dev/fuse does not exist: load the kernel module fuse");
             return None;
@@ -38,7 +38,7 @@ impl Both {
         Some(Both { server: Some(server), dir })
     }
 
-    fn nbd(&self, export: &str) -> Client {
+    pub fn nbd(&self, export: &str) -> Client {
         Client::connect(self.server.as_ref().unwrap().socket(), export).unwrap()
     }
 
@@ -46,7 +46,18 @@ impl Both {
         File::options().read(true).write(true).create(true).truncate(false).open(self.dir.join(name)).unwrap()
     }
 
-    fn stop(mut self) {
+    /// A file of the mount.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// Ends the daemon as a crash would, and takes its mount away.
+    pub fn kill(&mut self) {
+        self.server.take().unwrap().kill();
+        succeed(client("fusermount3", "fuse3").unwrap().arg("-u").arg(&self.dir));
+    }
+
+    pub fn stop(mut self) {
         self.server.take().unwrap().stop();
     }
 }
@@ -63,7 +74,7 @@ impl Drop for Both {
 
 /// Runs a shell script in a folder.
 #[track_caller]
-fn sh(dir: &Path, script: &str) {
+pub fn sh(dir: &Path, script: &str) {
     succeed(Command::new("bash").args(["-euo", "pipefail", "-c", script]).current_dir(dir));
 }
 

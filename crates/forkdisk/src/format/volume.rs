@@ -38,9 +38,9 @@ pub enum VolumeState {
 pub struct Attributes {
     /// Permission bits, at most 0o7777.
     pub mode: u32,
-    /// Number of the owner.
+    /// Number of the owner; [`NOT_SET`](Self::NOT_SET) where none was set.
     pub uid: u32,
-    /// Number of the group.
+    /// Number of the group; [`NOT_SET`](Self::NOT_SET) where none was set.
     pub gid: u32,
     /// Last access, in nanoseconds since 1970.
     pub accessed: i64,
@@ -56,6 +56,16 @@ pub const ATTRIBUTES: usize = 36;
 const PRESENT: u32 = 1 << 31;
 
 impl Attributes {
+    /// The number that no owner and no group has.
+    pub const NOT_SET: u32 = u32::MAX;
+
+    /// What a volume made at `created`, in seconds since 1970, has before an owner is set.
+    pub fn of_no_owner(created: u64) -> Attributes {
+        let time = i64::try_from(created).unwrap_or(0).saturating_mul(1_000_000_000);
+        let (uid, gid) = (Attributes::NOT_SET, Attributes::NOT_SET);
+        Attributes { mode: 0o644, uid, gid, accessed: time, modified: time, changed: time }
+    }
+
     /// The attributes' bytes; all 0 where there are none.
     pub fn encode(of: Option<&Attributes>) -> [u8; ATTRIBUTES] {
         let mut out = Vec::with_capacity(ATTRIBUTES);

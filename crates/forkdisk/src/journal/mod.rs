@@ -185,6 +185,11 @@ impl Journal {
         self.add(record);
     }
 
+    /// Adds a record of which it is no matter whether it is durable before data written so far.
+    pub fn append_beside(&mut self, record: &Record) {
+        self.add(record);
+    }
+
     /// Adds the record of a first write; `sum` is that of what the pages hold, if known.
     pub fn append_map(&mut self, record: &Record, sum: Option<u64>) {
         let Record::Map { len, to, .. } = record else { return self.append(record) };

@@ -117,6 +117,7 @@ impl<D: Device> Inner<D> {
     async fn commit_once(self: &Rc<Self>) -> Result<()> {
         self.check_failed()?;
         self.activate().await?;
+        self.record_times_along();
         // Nothing is waited for between the last look and the taking.
         loop {
             if !self.meta.borrow().journal.fits() {

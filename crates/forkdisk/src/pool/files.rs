@@ -13,7 +13,7 @@ use crate::volume::Volume;
 use super::directory::check_volume_name;
 use super::info::VolumeInfo;
 use super::verbs::{check_chunk, check_gather, check_size, writable_volume};
-use super::{CreateOptions, Inner, Meta, Pool};
+use super::{CreateOptions, Inner, LastChange, Meta, Pool};
 
 /// What a name stands for.
 #[derive(Clone, Debug)]
@@ -133,9 +133,10 @@ impl<D: Device> Pool<D> {
 
     /// What the volume or folder with this number has as a file from now on. Refused for snapshots.
     pub fn set_attributes(&self, id: VolumeId, attributes: Attributes) -> Result<()> {
-        self.0.note(|meta| match meta.directory.get(id).map(|v| v.record.state) {
-            Some(VolumeState::Snapshot) => Err(Error::new(ErrorKind::ReadOnly, "a snapshot cannot be changed")),
-            Some(state) if state != VolumeState::Dead => {
+        self.0.note(|meta| match meta.directory.get(id).map(|v| (v.record.state, &v.last_change)) {
+            Some((VolumeState::Snapshot, _)) => Err(Error::new(ErrorKind::ReadOnly, "a snapshot cannot be changed")),
+            Some((state, last_change)) if state != VolumeState::Dead => {
+                last_change.set(LastChange::Recorded);
                 let attributes = Attributes { mode: attributes.mode & 0o7777, ..attributes };
                 Ok((Record::SetAttributes { id, attributes: Some(attributes) }, ()))
             }

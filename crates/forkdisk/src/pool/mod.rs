@@ -28,6 +28,7 @@ mod repair;
 mod replay;
 mod statistics;
 mod takeover;
+mod times;
 mod unnamed;
 mod verbs;
 mod view;
@@ -52,8 +53,8 @@ use crate::types::{PageAddr, VolumeId};
 pub use check::CheckReport;
 pub use compare::{DiffClass, DiffPart, DiffRun};
 pub use copying::{CopierInfo, VolumeCopying};
-pub use events::PoolEvent;
 pub use directory::{NAME_MARKS, is_name_character};
+pub use events::PoolEvent;
 pub use files::Child;
 pub use gather::GatherReport;
 pub use heartbeat::HostIdentity;
@@ -68,6 +69,7 @@ pub(crate) use host::HostShortage;
 pub(crate) use load::{Ended, gone, no_space};
 pub(crate) use meta::{Failure, Meta, pages_of};
 pub(crate) use reap::yield_now;
+pub(crate) use times::LastChange;
 pub(crate) use verbs::{check_size, refuse_in_use};
 
 /// Pages that one step of a verb or of the reaper may need for tables: it is taken only while there
@@ -125,6 +127,9 @@ pub struct OpenOptions {
     pub commit_interval: Duration,
     /// Which host this is: needed for a pool that has a heartbeat.
     pub host: Option<HostIdentity>,
+    /// Says what time it is, in nanoseconds since 1970. With it, volumes keep when they were changed last
+    /// ([`Attributes`](crate::Attributes)); without (the default), that is what [`set_attributes`](Pool::set_attributes) says.
+    pub clock: Option<fn() -> i64>,
 }
 
 impl Default for OpenOptions {
@@ -142,6 +147,7 @@ impl Default for OpenOptions {
             volatile,
             commit_interval,
             host: None,
+            clock: None,
         }
     }
 }
@@ -181,6 +187,8 @@ pub(crate) struct Inner<D> {
     pub generations: Generations,
     pub commits: commit::Commits,
     pub interval: interval::Interval,
+    /// Volumes whose last change is not recorded.
+    pub times: times::Times,
     pub flushes: Flushes,
     pub checkpoints: checkpoint::Checkpoints,
     pub emptying: emptying::Emptying,

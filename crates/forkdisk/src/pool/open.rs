@@ -205,6 +205,7 @@ impl<D: Device> Pool<D> {
             generations: Default::default(),
             commits: Default::default(),
             interval: Default::default(),
+            times: Default::default(),
             flushes: Default::default(),
             checkpoints: Default::default(),
             emptying: Default::default(),
@@ -295,6 +296,7 @@ impl<D: Device> Pool<D> {
             inner.reaped.wait().await;
         }
         inner.log_is_at_rest().await;
+        inner.record_times();
         let nothing_to_do = !inner.active.get() && inner.superblock.borrow().clean && !inner.has_changes();
         if !nothing_to_do {
             inner.clone().patient_checkpoint().await?;

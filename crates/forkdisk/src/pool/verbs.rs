@@ -217,6 +217,7 @@ impl<D: Device> Pool<D> {
                 of.push((id, VolumeId(meta.next_id + of.len() as u64), name.to_string()));
             }
             let ids: Vec<VolumeId> = of.iter().map(|&(_, id, _)| id).collect();
+            of.iter().for_each(|&(source, ..)| inner.record_time(&mut meta, source));
             inner.publish(&mut meta, &Record::Snapshot { of, now, flags })?;
             for &id in &ids {
                 meta.directory.get_mut(id).expect("just made").pending = true;
@@ -310,6 +311,7 @@ impl<D: Device> Pool<D> {
                 refuse_in_use(target, volume)?;
                 let from = meta.directory.find(&format!("{volume}@{snapshot}"))?.record.id;
                 meta.space.forget_reservations_of(id);
+                inner.mark_changed(id, &target.last_change);
                 Ok((Record::Rollback { volume: id, snapshot: from, dead: VolumeId(meta.next_id) }, ()))
             })
             .await?;

@@ -69,6 +69,7 @@ impl<D: Device> Volume<D> {
             origin.is_dirty.set(true);
         }
         self.inner.note_dirty();
+        self.inner.mark_changed(self.id, &self.last_change);
     }
 
     /// Notes that a front end took `nanoseconds` from admitting an operation to answering it. The

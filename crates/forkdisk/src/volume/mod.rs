@@ -26,7 +26,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{VolumeRecord, VolumeState};
 use crate::origin::Coming;
 use crate::planted::{Bug, planted};
-use crate::pool::{DirectoryEntry as Entry, Inner, Meta, Pool, VolumeInfo};
+use crate::pool::{DirectoryEntry as Entry, Inner, LastChange, Meta, Pool, VolumeInfo};
 use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
 
@@ -56,6 +56,7 @@ pub struct Volume<D: Device> {
     under: Under<D>,
     rest: Rc<Rest>,
     copies: Rc<Copies>,
+    last_change: Rc<Cell<LastChange>>,
     /// Whoever writes through this handle sends more before it is answered.
     more: Cell<bool>,
 }
@@ -67,8 +68,8 @@ impl<D: Device> Clone for Volume<D> {
         let (open, locks, turns) = (self.open.clone(), self.locks.clone(), self.turns.clone());
         let (counters, copies) = (self.counters.clone(), self.copies.clone());
         let (edges, under, rest) = (self.edges.clone(), self.under.clone(), self.rest.clone());
-        let more = Cell::new(self.more.get());
-        Volume { inner, id, read_only, open, locks, counters, turns, edges, under, rest, copies, more }
+        let (last_change, more) = (self.last_change.clone(), Cell::new(self.more.get()));
+        Volume { inner, id, read_only, open, locks, counters, turns, edges, under, rest, copies, last_change, more }
     }
 }
 
@@ -115,6 +116,7 @@ impl<D: Device> Pool<D> {
             under,
             rest: volume.rest.clone(),
             copies: volume.copies.clone(),
+            last_change: volume.last_change.clone(),
             more: Cell::new(false),
         })
     }
@@ -150,6 +152,9 @@ impl<D: Device> Volume<D> {
 
     /// What it is at the moment, its name and attributes included; the name is empty once it was removed.
     pub fn info(&self) -> VolumeInfo {
+        if self.last_change.get() == LastChange::Marked {
+            self.inner.take_time(&mut self.inner.meta.borrow_mut(), self.id);
+        }
         let meta = self.inner.meta.borrow();
         meta.info_of(self.record(&meta))
     }

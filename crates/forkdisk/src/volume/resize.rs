@@ -88,6 +88,7 @@ impl<D: Device> Volume<D> {
             None
         };
         self.inner.note(|_| Ok((Record::Resize { id: self.id, size }, ())))?;
+        self.inner.mark_changed(self.id, &self.last_change);
         self.inner.reap_soon();
         Ok(())
     }
@@ -115,6 +116,7 @@ impl<D: Device> Volume<D> {
             let dead = VolumeId(meta.next_id);
             Ok((Record::Replace { volume: self.id, source, dead }, ()))
         })?;
+        self.inner.mark_changed(self.id, &self.last_change);
         self.inner.note_cloned(&self.inner.meta.borrow(), source, self.id);
         // Writes in place of the source that were planned before end before others share the pages.
         self.inner.generations.barrier().await;

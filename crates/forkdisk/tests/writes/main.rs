@@ -16,3 +16,4 @@ mod ranges;
 mod reopen;
 mod space;
 mod stripes;
+mod times;

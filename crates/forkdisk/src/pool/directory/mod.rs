@@ -16,6 +16,7 @@ use crate::device::Buf;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{GatherPolicy, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
 use crate::planted::{Bug, planted};
+use crate::pool::LastChange;
 use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
 use crate::volume::{Claims, Copies, Rest};
@@ -46,6 +47,8 @@ pub struct Volume {
     holder: Cell<Holder>,
     /// What writes under way will add to what it refers to.
     pub claims: Rc<Claims>,
+    /// How far the time of its last change is known; shared with its handles.
+    pub last_change: Rc<Cell<LastChange>>,
 }
 
 /// The snapshot that is known to share what a volume has not changed since.
@@ -134,9 +137,22 @@ impl Directory {
         let user = if record.protects.is_some() { User::Origin } else { User::Break };
         let copies = Rc::new(Copies::new(user, record.throttle));
         let (open, locks, turns, counters, edges) = Default::default();
-        let (holder, claims, rest) = Default::default();
-        let volume =
-            Volume { record, slot, open, pending: false, locks, turns, counters, copies, holder, claims, edges, rest };
+        let (holder, claims, rest, last_change, pending) = Default::default();
+        let volume = Volume {
+            record,
+            slot,
+            open,
+            pending,
+            locks,
+            turns,
+            counters,
+            copies,
+            holder,
+            claims,
+            edges,
+            rest,
+            last_change,
+        };
         self.volumes.insert(id, volume);
         self.judge_tail(id);
         self.judge_gathering(id);

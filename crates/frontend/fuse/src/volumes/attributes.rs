@@ -28,7 +28,9 @@ impl<D: Device> Volumes<D> {
     pub(super) fn known_or_default(&self, known: Option<Attributes>, mode: u32, created: u64) -> Attributes {
         let time = i64::try_from(created).unwrap_or(0).saturating_mul(1_000_000_000);
         let (uid, gid) = (self.options.uid, self.options.gid);
-        known.unwrap_or(Attributes { mode, uid, gid, accessed: time, modified: time, changed: time })
+        let known = known.unwrap_or(Attributes { mode, uid, gid, accessed: time, modified: time, changed: time });
+        let set_or = |number, default| if number == Attributes::NOT_SET { default } else { number };
+        Attributes { uid: set_or(known.uid, uid), gid: set_or(known.gid, gid), ..known }
     }
 
     /// Milliseconds for which the kernel may believe names and attributes: not at all where others change them.
