@@ -15,11 +15,16 @@ FSX_VERSION := 0.3.0
 build:
 	cargo build --locked --release -p forkdisk-cli
 
-# DESTDIR for packages. /usr, since the units name the program there.
-install: build
+# The program, its units and rules, the helper by which mount(8) and /etc/fstab mount pools, and the manual pages. DESTDIR for
+# packages. /usr, since the units name the program there.
+DESTDIR :=
+install: man
 	install -D -m 755 $(TARGET)/release/forkdisk $(DESTDIR)/usr/bin/forkdisk
 	install -D -m 644 -t $(DESTDIR)/usr/lib/systemd/system contrib/systemd/*
 	install -D -m 644 -t $(DESTDIR)/usr/lib/udev/rules.d contrib/udev/*
+	install -d $(DESTDIR)/usr/sbin
+	ln -sf ../bin/forkdisk $(DESTDIR)/usr/sbin/mount.fuse.forkdisk
+	install -D -m 644 -t $(DESTDIR)/usr/share/man/man1 $(TARGET)/man1/*
 
 packages:
 	scripts/packages

@@ -13,6 +13,7 @@ mod group;
 mod host;
 mod lasting;
 mod logging;
+mod mount_helper;
 mod network;
 mod new_file;
 mod output;
@@ -40,6 +41,14 @@ use crate::logging::Logging;
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    match mount_helper::begin() {
+        Some(Ok(())) => return ExitCode::SUCCESS,
+        Some(Err(error)) => {
+            eprintln!("forkdisk: {error:#}");
+            return ExitCode::FAILURE;
+        }
+        None => {}
+    }
     let mut cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage(error),

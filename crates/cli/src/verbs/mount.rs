@@ -81,6 +81,11 @@ const SHOW_SNAPSHOTS: &str = "show_snapshots";
 const GATHER: &str = "gather=";
 const MAX_RATIO: &str = "max_ratio=";
 
+/// Whether there is a mount option of this name, with any value.
+pub fn is_known(option: &str) -> bool {
+    KNOWN.contains(&option) || option.starts_with(GATHER) || option.starts_with(MAX_RATIO)
+}
+
 fn percentage(text: &str) -> Result<u8> {
     let percent = text.parse().ok().filter(|percent| (1..=100).contains(percent));
     percent.with_context(|| format!("mount option {MAX_RATIO}{text}: a percentage from 1 to 100 is expected"))
@@ -95,7 +100,7 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
     };
     let (valued, options): (Vec<String>, Vec<String>) =
         args.options.into_iter().partition(|o| o.starts_with(GATHER) || o.starts_with(MAX_RATIO));
-    let unknown = options.iter().find(|o| !KNOWN.contains(&o.as_str()) && !o.is_empty());
+    let unknown = options.iter().find(|o| !is_known(o) && !o.is_empty());
     if let Some(option) = unknown {
         let known = KNOWN.join(", ");
         bail!("mount option {option:?} is not known; there are {known}, {GATHER}POLICY and {MAX_RATIO}PERCENT");

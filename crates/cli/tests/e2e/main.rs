@@ -30,6 +30,7 @@ mod metrics;
 mod mount;
 mod mount_files;
 mod mount_kill;
+mod mount_fstab;
 mod mount_programs;
 mod mount_served;
 mod nbd;
