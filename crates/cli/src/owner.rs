@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 
 use forkdisk::{Error, ErrorKind};
 
+/// What a process that mounts a pool by itself is called.
+const MOUNT: &str = "forkdisk mount";
+
 /// A pool that is open in another process.
 #[derive(Debug)]
 pub struct InUse {
@@ -15,6 +18,8 @@ pub struct InUse {
     pid: u32,
     /// The path by which it has the pool, where that leads to another file or device than `path`.
     other: Option<PathBuf>,
+    /// A `mount` whose mount is not there: it is taken away already, and the pool is being closed.
+    is_ending: bool,
 }
 
 impl InUse {
@@ -27,7 +32,8 @@ impl InUse {
     pub fn by(path: &Path, pid: u32, other: Option<PathBuf>) -> InUse {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let command = command_name(&line).unwrap_or_else(|| "another process".to_string());
-        InUse { path: path.to_path_buf(), command, pid, other }
+        let is_ending = command == MOUNT && ![Some(path), other.as_deref()].into_iter().flatten().any(is_mounted);
+        InUse { path: path.to_path_buf(), command, pid, other, is_ending }
     }
 
     /// Whether a daemon has it, which carries verbs out.
@@ -35,10 +41,11 @@ impl InUse {
         self.command == "forkdisk serve"
     }
 
-    /// Whether another verb has it, which will have done with it: not one that serves.
+    /// Whether another verb has it, which will have done with it: not one that serves, unless it is ending.
     pub fn by_a_verb(&self) -> bool {
         let verb = self.command.strip_prefix("forkdisk ");
-        !self.by_itself() && verb.is_some_and(|verb| !matches!(verb, "serve" | "mount" | "attach" | "bench"))
+        let serves = |verb| matches!(verb, "serve" | "mount" | "attach" | "bench");
+        !self.by_itself() && (self.is_ending || verb.is_some_and(|verb| !serves(verb)))
     }
 
     /// Whether this process has it, as a file that it reads or writes.
@@ -85,7 +92,7 @@ impl fmt::Display for InUse {
                      of its own with `forkdisk set uuid=new {path}`"
                 )
             }
-            "forkdisk mount" => write!(
+            MOUNT if !self.is_ending => write!(
                 f,
                 "{who}: `forkdisk umount` ends that; while `forkdisk serve POOL --mount DIR` has it mounted, all \
                  verbs work"
@@ -97,6 +104,13 @@ impl fmt::Display for InUse {
 }
 
 impl std::error::Error for InUse {}
+
+/// Whether the pool at `path` is mounted somewhere, as far as this process sees.
+fn is_mounted(path: &Path) -> bool {
+    let Ok(pool) = path.canonicalize() else { return false };
+    let is_it = |source: &str| Path::new(source).canonicalize().is_ok_and(|source| source == pool);
+    forkdisk_fuse::mounts().iter().any(|(_, mount)| is_it(&mount.source))
+}
 
 /// The failure to open the device at `path`, in words for the user.
 pub fn explain(path: &Path, error: Error) -> anyhow::Error {
@@ -142,7 +156,10 @@ mod tests {
 
     #[test]
     fn what_to_do_depends_on_who_has_it() {
-        let by = |command: &str| InUse { path: "p".into(), command: command.to_string(), pid: 12, other: None };
+        let by = |command: &str| {
+            let (path, command, pid) = ("p".into(), command.to_string(), 12);
+            InUse { path, command, pid, other: None, is_ending: false }
+        };
         assert_eq!(
             by("qemu-nbd").to_string(),
             "p is in use by qemu-nbd (pid 12): wait until it ends, or end it with `kill 12`"
@@ -151,6 +168,8 @@ mod tests {
         assert!(mount.contains("`forkdisk umount` ends that") && !mount.contains("kill"), "{mount}");
         assert!(by("forkdisk serve").by_a_daemon() && !by("forkdisk mount").by_a_daemon());
         assert!(by("forkdisk clone").by_a_verb() && !by("forkdisk mount").by_a_verb() && !by("qemu-nbd").by_a_verb());
+        let ending = InUse { is_ending: true, ..by("forkdisk mount") };
+        assert!(ending.by_a_verb() && !ending.to_string().contains("umount"), "{ending}");
         assert!(!by("forkdisk import").to_string().contains("kill"));
     }
 

@@ -1,10 +1,11 @@
-//! A pool mounted by mount(8) and /etc/fstab.
+//! A pool mounted by mount(8) and /etc/fstab, and taken away by umount(8).
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::harness::{Lab, missing, succeed};
+use crate::harness::{Lab, POOL, missing, noise, succeed};
+use crate::mount::Mounted;
 
 pub fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
@@ -12,6 +13,23 @@ pub fn is_root() -> bool {
         missing("other users, mount(8) and namespaces need root");
     }
     is_root
+}
+
+#[test]
+fn a_mount_behind_umount_waits_for_the_daemon_that_is_ending() {
+    let lab = Lab::with_pool("256M");
+    let Some(mount) = Mounted::new(&lab) else { return };
+    mount.unmount(&lab);
+    if !is_root() {
+        return;
+    }
+    for round in 0..4 {
+        lab.ok(&["mount", POOL, "mnt", "--daemon"]);
+        fs::write(lab.path("mnt/f"), noise(round, 40 << 20)).unwrap();
+        succeed(Command::new("umount").arg(lab.path("mnt")));
+    }
+    assert!(lab.contents("f") == noise(3, 40 << 20));
+    lab.assert_clean();
 }
 
 /// In a namespace of its own in which `/sbin` has the helper that `make install` puts there.
