@@ -28,6 +28,7 @@ mod linearizable;
 mod live_backup;
 mod metrics;
 mod mount;
+mod mount_conventions;
 mod mount_files;
 mod mount_kill;
 mod mount_fstab;

@@ -230,6 +230,12 @@ pub fn mounted_at(dir: &Path) -> Option<MountPoint> {
     table.lines().rev().find_map(|line| parse_mount(line, dir))
 }
 
+/// All that the thread `pid` sees mounted, with where, in the order of the kernel's table.
+pub fn table_of(pid: u32) -> Vec<(PathBuf, MountPoint)> {
+    let table = std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+    table.lines().filter_map(parse_line).collect()
+}
+
 /// Every pool that is mounted, with where: absolute paths without links, in the order of the kernel's table.
 pub fn mounts() -> Vec<(PathBuf, MountPoint)> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();

@@ -1,27 +1,42 @@
 //! Programs that look at how much space a file takes before they decide how to copy it.
 //!
 //! `cp`, `mv` and `install` of GNU coreutils let the kernel copy a file (`copy_file_range`, which makes a clone here)
-//! only if it has no holes; a sparse file they read and write piece by piece. So, and for nobody else, a file
-//! that one of them has opened seems to have no holes; the clone has them all.
+//! only if it has no holes; a sparse file they read and write piece by piece. So a file that one of them copies to a
+//! place on this mount seems to have no holes for it; the clone has them all. What it copies elsewhere it sees as it is:
+//! there the copy would lose its holes. A version that has no `copy_file_range` at all (coreutils before 9.0) sees the holes,
+//! too.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fs;
+use std::path::Path;
+
+use super::destination::is_on;
 
 /// Most of them that are remembered.
 const MOST: usize = 1024;
+/// What the symbol of the system call is called in a program that uses it.
+const SYSTEM_CALL: &[u8] = b"copy_file_range";
+/// The largest program that is searched for it.
+const LARGEST: u64 = 64 << 20;
 
 /// Who has opened what and has not asked for its attributes since: (thread, node).
 #[derive(Default)]
-pub struct Copiers(RefCell<HashSet<(u32, u64)>>);
+pub struct Copiers {
+    asking: RefCell<HashSet<(u32, u64)>>,
+    /// Programs by device, number, length and time of change, each with whether it has the system call.
+    programs: RefCell<Vec<(Program, bool)>>,
+}
+
+type Program = (u64, u64, u64, i64);
 
 impl Copiers {
-    /// Remembers that the thread `pid` has opened `node`, if it is one of them.
-    pub fn opened(&self, pid: u32, node: u64) -> bool {
+    /// Remembers that the thread `pid` has opened `node`, if it is one of them and copies to the mount at `dir`.
+    pub fn opened(&self, pid: u32, node: u64, dir: &Path) -> bool {
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        let is_one = is_copier(&name);
+        let is_one = is_copier(&name) && is_on(dir, pid) && self.has_system_call(pid);
         if is_one {
-            let mut known = self.0.borrow_mut();
+            let mut known = self.asking.borrow_mut();
             if known.len() >= MOST {
                 known.clear();
             }
@@ -32,13 +47,37 @@ impl Copiers {
 
     /// Whether the thread is one that has just opened `node`. Answered once.
     pub fn asks(&self, pid: u32, node: u64) -> bool {
-        let mut known = self.0.borrow_mut();
+        let mut known = self.asking.borrow_mut();
         !known.is_empty() && known.remove(&(pid, node))
+    }
+
+    /// Whether the program has `copy_file_range`. What cannot be read counts as a program of today.
+    fn has_system_call(&self, pid: u32) -> bool {
+        use std::os::unix::fs::MetadataExt;
+        let path = format!("/proc/{pid}/exe");
+        // Never a file of a FUSE mount: it may be ours, and this thread serves it.
+        let is_safe = fs::read_link(&path).is_ok_and(|program| !super::destination::is_on_fuse(&program));
+        let Some(found) = is_safe.then(|| fs::metadata(&path).ok()).flatten().filter(|m| m.len() <= LARGEST) else {
+            return true;
+        };
+        let program = (found.dev(), found.ino(), found.len(), found.mtime());
+        if let Some((_, has)) = self.programs.borrow().iter().find(|(known, _)| *known == program) {
+            return *has;
+        }
+        let has = fs::read(&path).map_or(true, |bytes| contains(&bytes, SYSTEM_CALL));
+        let mut programs = self.programs.borrow_mut();
+        programs.truncate(15);
+        programs.insert(0, (program, has));
+        has
     }
 }
 
 fn is_copier(name: &str) -> bool {
     matches!(name.trim_end(), "cp" | "mv" | "install" | "ginstall")
+}
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
 }
 
 #[cfg(test)]
@@ -49,9 +88,24 @@ mod tests {
     fn only_programs_that_copy_are_meant() {
         assert!(is_copier("cp\n") && is_copier("mv\n"));
         assert!(!is_copier("cpio\n") && !is_copier("ls\n") && !is_copier(""));
-        let copiers = Copiers::default();
-        assert!(!copiers.opened(std::process::id(), 3) && !copiers.asks(std::process::id(), 3));
-        copiers.0.borrow_mut().insert((7, 3));
+        let (copiers, own) = (Copiers::default(), std::process::id());
+        assert!(!copiers.opened(own, 3, Path::new("/")) && !copiers.asks(own, 3));
+        copiers.asking.borrow_mut().insert((7, 3));
         assert!(!copiers.asks(7, 4) && copiers.asks(7, 3) && !copiers.asks(7, 3));
+    }
+
+    #[test]
+    fn a_program_without_the_system_call_is_recognised() {
+        assert!(contains(b"..copy_file_range\0..", SYSTEM_CALL) && !contains(b"..copy_file..", SYSTEM_CALL));
+        let copiers = Copiers::default();
+        let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let has = copiers.has_system_call(other.id());
+        let programs = copiers.programs.borrow().len();
+        let again = copiers.has_system_call(other.id());
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert!(!has && !again, "it sleeps and copies nothing");
+        assert_eq!((programs, copiers.programs.borrow().len()), (1, 1), "it is searched once");
+        assert!(copiers.has_system_call(other.id()), "a program that cannot be read");
     }
 }

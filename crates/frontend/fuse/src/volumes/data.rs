@@ -27,7 +27,7 @@ impl<D: Device> Volumes<D> {
         let info = volume.info();
         if !writes
             && info.referenced < info.size
-            && self.copiers.opened(header.pid, header.node)
+            && self.copiers.opened(header.pid, header.node, &self.options.dir)
             && let Some(notifier) = self.notifier.get()
         {
             // It asks again, and so will everybody else.

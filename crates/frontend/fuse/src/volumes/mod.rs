@@ -12,6 +12,7 @@
 mod attributes;
 mod copiers;
 mod data;
+mod destination;
 mod folders;
 mod names;
 mod nodes;
