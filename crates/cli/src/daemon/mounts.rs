@@ -58,12 +58,16 @@ impl Mounts {
     fn is_used_beside(&self, own: &Rc<Volumes<UringDevice>>, name: &str) -> bool {
         let elsewhere = self.0.others.borrow().as_ref().is_some_and(|in_use| in_use(name));
         let Ok(info) = self.0.pool.find(name) else { return elsewhere };
-        // On that mount are the files of loop devices, and nothing else.
-        let devices = place::own_control(&self.0.pool.info().uuid).map(|control| control.with_file_name("mnt"));
+        let devices = self.mount_of_devices();
         let is_of_devices = |other: &Mounted| devices.as_ref() == Some(&other.dir);
         let all = self.0.all.borrow();
         let is_used = |other: &Mounted| !Rc::ptr_eq(&other.volumes, own) && other.volumes.is_open(info.id);
         elsewhere || all.iter().any(|other| is_of_devices(other) && is_used(other))
+    }
+
+    /// Where the mount is on which the files of loop devices are, and nothing else.
+    fn mount_of_devices(&self) -> Option<PathBuf> {
+        place::own_control(&self.0.pool.info().uuid).map(|control| control.with_file_name("mnt"))
     }
 
     /// Mounts at `dir`, as whoever runs the daemon.
@@ -87,7 +91,9 @@ impl Mounts {
         let (uid, gid, deputy) = (mount.uid, mount.gid, Some(deputy()));
         let gather = mount.gather.as_deref().map_or(Ok(GatherPolicy::USUAL), gather_policy)?;
         let show_snapshots = mount.show_snapshots;
-        let options = VolumesOptions { dir: dir.clone(), uid, gid, alone: false, gather, show_snapshots, deputy };
+        let (alone, async_direct) = (false, self.mount_of_devices().as_ref() == Some(&dir));
+        let options =
+            VolumesOptions { dir: dir.clone(), uid, gid, alone, gather, show_snapshots, async_direct, deputy };
         let volumes = Volumes::new(pool.clone(), options);
         let session = Session::adopt(runtime, volumes.clone(), &dir, connection).await?;
         let mounted = Mounted { dir, volumes, handle: session.handle() };

@@ -195,7 +195,8 @@ async fn serve(
 ) -> Result<()> {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let deputy = Some(deputy());
-    let shown = VolumesOptions { dir: dir.clone(), uid, gid, alone: true, gather, show_snapshots, deputy };
+    let (alone, async_direct) = (true, false);
+    let shown = VolumesOptions { dir: dir.clone(), uid, gid, alone, gather, show_snapshots, async_direct, deputy };
     let volumes = Volumes::new(pool.clone(), shown);
     let mount = Mount::mount(runtime, volumes, &dir, &options).await?;
     announce(&options.source, &dir, json)?;

@@ -26,6 +26,7 @@ impl Mount {
             alone: true,
             gather: GatherPolicy::Off,
             show_snapshots: false,
+            async_direct: false,
             deputy: None,
         };
         Mount { volumes: Volumes::new(pool.clone(), options), pool }

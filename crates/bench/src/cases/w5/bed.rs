@@ -233,6 +233,7 @@ async fn serve(
         alone: true,
         gather,
         show_snapshots: false,
+        async_direct: false,
         deputy: None,
     };
     let volumes = Volumes::new(pool.clone(), options);

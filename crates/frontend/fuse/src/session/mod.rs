@@ -49,6 +49,12 @@ pub trait Handler: 'static {
         true
     }
 
+    /// Whether direct writes may be under way when their program goes on. The kernel does not take what it has cached of the
+    /// range away behind such a write, so only where no program reads these files through the cache.
+    fn async_direct(&self) -> bool {
+        false
+    }
+
     /// Who makes the system calls on the mount itself. Without a deputy a thread of this process does, and a kill in
     /// the middle of one leaves a process that does not end.
     fn deputy(&self) -> Option<Deputy> {
@@ -183,7 +189,7 @@ impl<H: Handler> Session<H> {
             let Some(Decoded::Request(Request { header, operation: Operation::Init(init) }, _)) = decoded else {
                 return Err(Error::new(ErrorKind::Unsupported, "the kernel does not begin with a greeting"));
             };
-            let reply = greet(&init, self.handler.caches_writes())?;
+            let reply = greet(&init, self.handler.caches_writes(), self.handler.async_direct())?;
             self.state.send(header.unique, Reply::Init(reply));
             return Ok(());
         }
@@ -306,12 +312,11 @@ impl<H: Handler> Drop for Session<H> {
 }
 
 /// What is taken of what the kernel offers.
-fn greet(init: &InitRequest, caches_writes: bool) -> Result<InitReply> {
+fn greet(init: &InitRequest, caches_writes: bool, async_direct: bool) -> Result<InitReply> {
     const NEEDED: Capabilities = Capabilities::BIG_WRITES.and(Capabilities::MAX_PAGES);
     const WANTED: Capabilities = NEEDED
         .and(Capabilities::ASYNC_READ)
         .and(Capabilities::READDIRPLUS)
-        .and(Capabilities::ASYNC_DIO)
         .and(Capabilities::PARALLEL_DIROPS)
         .and(Capabilities::HANDLE_KILLPRIV_V2);
     if init.major != 7 || init.minor < 31 || !init.offered.has(NEEDED) {
@@ -321,6 +326,7 @@ fn greet(init: &InitRequest, caches_writes: bool) -> Result<InitReply> {
     }
     let wanted = if caches_writes { WANTED.and(Capabilities::WRITEBACK_CACHE) } else { WANTED };
     let wanted = Capabilities(wanted.0 & init.offered.0);
+    let wanted = if async_direct { wanted.and(Capabilities::ASYNC_DIO) } else { wanted };
     let max_readahead = init.max_readahead.max(MAX_WRITE as u32);
     Ok(InitReply { max_readahead, wanted, max_background: BACKGROUND, max_write: MAX_WRITE as u32 })
 }

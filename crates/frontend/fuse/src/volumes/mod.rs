@@ -56,6 +56,8 @@ pub struct VolumesOptions {
     pub gather: GatherPolicy,
     /// Whether `.snapshots` is listed in the root; it can be entered by its name in any case.
     pub show_snapshots: bool,
+    /// Direct writes may run beside each other and beside their program; see [`Handler::async_direct`].
+    pub async_direct: bool,
     /// Who makes the system calls on the mount itself; see [`Handler::deputy`].
     pub deputy: Option<Deputy>,
 }
@@ -264,6 +266,10 @@ impl<D: Device> Handler for Volumes<D> {
 
     fn deputy(&self) -> Option<Deputy> {
         self.options.deputy.clone()
+    fn async_direct(&self) -> bool {
+        self.options.async_direct
+    }
+
     }
 
     fn buffer(&self, len: usize) -> Buf {
