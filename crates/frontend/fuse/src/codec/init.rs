@@ -24,6 +24,8 @@ impl Capabilities {
     /// The file system drops set-user-id and the like itself, and the kernel need not ask for
     /// `security.capability` before every write.
     pub const HANDLE_KILLPRIV_V2: Capabilities = Capabilities(1 << 28);
+    /// No handles of files are given out that outlive the kernel's cache: NFS cannot export it.
+    pub const NO_EXPORT_SUPPORT: Capabilities = Capabilities(1 << 38);
     const INIT_EXT: u64 = 1 << 30;
 
     /// Both together.

@@ -318,15 +318,16 @@ fn greet(init: &InitRequest, caches_writes: bool, async_direct: bool) -> Result<
         .and(Capabilities::ASYNC_READ)
         .and(Capabilities::READDIRPLUS)
         .and(Capabilities::PARALLEL_DIROPS)
-        .and(Capabilities::HANDLE_KILLPRIV_V2);
+        .and(Capabilities::HANDLE_KILLPRIV_V2)
+        .and(Capabilities::NO_EXPORT_SUPPORT);
     if init.major != 7 || init.minor < 31 || !init.offered.has(NEEDED) {
         let why =
             format!("the kernel speaks version {}.{} of FUSE; 7.31 (Linux 5.4) is needed", init.major, init.minor);
         return Err(Error::new(ErrorKind::Unsupported, why));
     }
     let wanted = if caches_writes { WANTED.and(Capabilities::WRITEBACK_CACHE) } else { WANTED };
-    let wanted = Capabilities(wanted.0 & init.offered.0);
     let wanted = if async_direct { wanted.and(Capabilities::ASYNC_DIO) } else { wanted };
+    let wanted = Capabilities(wanted.0 & init.offered.0);
     let max_readahead = init.max_readahead.max(MAX_WRITE as u32);
     Ok(InitReply { max_readahead, wanted, max_background: BACKGROUND, max_write: MAX_WRITE as u32 })
 }

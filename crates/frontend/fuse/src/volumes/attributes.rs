@@ -4,7 +4,7 @@ use forkdisk::{Attributes, BLOCK_SIZE, Child, Device, ErrorKind, Volume, VolumeI
 
 use super::nodes::{Node, join};
 use super::{Failed, Outcome, Volumes, now};
-use crate::codec::{Attr, Kind, Reply, SetAttr, StatFs, Time};
+use crate::codec::{Attr, Header, Kind, Reply, SetAttr, StatFs, Time};
 
 /// Milliseconds for which the kernel may believe names and attributes.
 const VALID: u32 = 1000;
@@ -14,8 +14,17 @@ const BEST_IO: u32 = 64 << 10;
 const LONGEST_NAME: usize = 255;
 /// Permission to write, for anybody.
 const WRITE_BITS: u32 = 0o222;
-/// The bits that run a program with its owner's or group's rights.
-const PRIVILEGES: u32 = 0o6000;
+/// Set-user-id, set-group-id, and whether the group may execute.
+const SET_USER: u32 = 0o4000;
+const SET_GROUP: u32 = 0o2000;
+const GROUP_EXECUTES: u32 = 0o0010;
+
+/// A file's mode without the bits that run it with its owner's or group's rights. Without execution by the group
+/// set-group-id means something else and stays.
+fn without_privileges(mode: u32) -> u32 {
+    let kept = if mode & GROUP_EXECUTES != 0 { mode & !SET_GROUP } else { mode };
+    kept & !SET_USER
+}
 
 /// The attributes of a new file or folder.
 pub fn fresh(mode: u32, uid: u32, gid: u32) -> Attributes {
@@ -56,6 +65,7 @@ impl<D: Device> Volumes<D> {
                 Ok(self.folder_attr(self.known_or_default(None, 0o755, 0)))
             }
             Node::Phantom => Ok(self.folder_attr(self.known_or_default(None, 0o555, 0))),
+            Node::Removed => Ok(Attr { nlink: 0, ..self.folder_attr(self.known_or_default(None, 0o755, 0)) }),
         }
     }
 
@@ -104,13 +114,13 @@ impl<D: Device> Volumes<D> {
             }
             Node::Folder(path) => {
                 let Child::Folder(known, created) = self.pool.child(&path)? else { return Err(Failed(libc::ESTALE)) };
-                let new = changed(self.known_or_default(known, 0o755, created), set);
+                let new = changed(self.known_or_default(known, 0o755, created), set, Kind::Folder);
                 self.pool.set_folder_attributes(&path, new, now().seconds as u64)?;
                 self.get_attr(number, None, 0)
             }
             Node::Snapshots(_) => Err(Failed(libc::EPERM)),
             // `mkdir -m` sets the mode of what it has made, which no snapshot has.
-            Node::Phantom => self.get_attr(number, None, 0),
+            Node::Phantom | Node::Removed => self.get_attr(number, None, 0),
         }
     }
 
@@ -127,7 +137,7 @@ impl<D: Device> Volumes<D> {
         }
         let info = volume.info();
         let old = self.known_or_default(info.attributes, 0o644, info.created);
-        let new = changed(old, set);
+        let new = changed(old, set, Kind::File);
         // A length alone changes nothing that is kept but times, and those the kernel sends itself.
         let is_named = !info.name.is_empty();
         if is_named && (new != old || info.attributes.is_none()) {
@@ -139,24 +149,47 @@ impl<D: Device> Volumes<D> {
     /// The set-user-id and set-group-id bits go, if they are there.
     pub(super) fn drop_privileges(&self, volume: &Volume<D>) -> Outcome<()> {
         match volume.info().attributes {
-            Some(a) if a.mode & PRIVILEGES != 0 => {
-                Ok(self.pool.set_attributes(volume.id(), Attributes { mode: a.mode & !PRIVILEGES, ..a })?)
+            Some(a) if without_privileges(a.mode) != a.mode => {
+                self.pool.set_attributes(volume.id(), Attributes { mode: without_privileges(a.mode), ..a })?;
+                // It may believe the old mode for a while.
+                let node = self.nodes.borrow().number(&Node::Volume(volume.id()));
+                let forgotten = self.notifier.get().map_or(Ok(()), |notifier| notifier.forget_attributes(node));
+                forgotten.map_err(|e| Failed(e.raw_os_error().unwrap_or(libc::EIO)))
             }
             _ => Ok(()),
         }
+    }
+
+    /// As [`drop_privileges`](Self::drop_privileges), for requests that do not say whether the bits go: those of root leave them.
+    pub(super) fn written_by(&self, header: &Header, volume: &Volume<D>) -> Outcome<()> {
+        if header.uid == 0 { Ok(()) } else { self.drop_privileges(volume) }
+    }
+
+    /// The attributes of what `header` makes in the folder `path`: a folder with set-group-id hands down its group, and to
+    /// folders the bit.
+    pub(super) fn fresh_in(&self, path: &str, header: &Header, mode: u32, kind: Kind) -> Outcome<Attributes> {
+        let Child::Folder(known, created) = self.pool.child(path)? else { return Err(Failed(libc::ENOTDIR)) };
+        let folder = self.known_or_default(known, 0o755, created);
+        Ok(match folder.mode & SET_GROUP {
+            0 => fresh(mode, header.uid, header.gid),
+            bit if kind == Kind::Folder => fresh(mode | bit, header.uid, folder.gid),
+            _ => fresh(mode, header.uid, folder.gid),
+        })
     }
 
     pub(super) fn stat_fs(&self) -> Reply {
         let info = self.pool.info();
         let block = 4096;
         let free = info.free / u64::from(block);
-        let files = info.volumes + info.snapshots;
+        let used = info.volumes + info.snapshots;
         // A file needs a page of the directory's at most.
-        Reply::StatFs(StatFs { blocks: info.size / u64::from(block), free, files, free_files: free, block, name: 255 })
+        let (blocks, files) = (info.size / u64::from(block), used + free);
+        Reply::StatFs(StatFs { blocks, free, files, free_files: free, block, name: 255 })
     }
 
     /// Allocates (keeping the size or not), punches holes and zeroes.
-    pub(super) async fn allocate(&self, handle: u64, offset: u64, len: u64, mode: u32) -> Outcome {
+    pub(super) async fn allocate(&self, header: &Header, request: (u64, u64, u64, u32)) -> Outcome {
+        let (handle, offset, len, mode) = request;
         const KEEP_SIZE: u32 = libc::FALLOC_FL_KEEP_SIZE as u32;
         const PUNCH: u32 = libc::FALLOC_FL_PUNCH_HOLE as u32 | KEEP_SIZE;
         const ZERO: u32 = libc::FALLOC_FL_ZERO_RANGE as u32;
@@ -169,6 +202,7 @@ impl<D: Device> Volumes<D> {
             0 | KEEP_SIZE => self.promise_space(volume, offset, end)?,
             _ => return Err(Failed(libc::EOPNOTSUPP)),
         }
+        self.written_by(header, volume)?;
         if mode & KEEP_SIZE == 0 {
             volume.grow_to(end).await?;
         }
@@ -225,6 +259,7 @@ impl<D: Device> Volumes<D> {
                 if path.len() > LONGEST_NAME { Err(Failed(libc::ENAMETOOLONG)) } else { Ok(path) }
             }
             Node::Snapshots(_) => Err(Failed(libc::EROFS)),
+            Node::Removed => Err(Failed(libc::ENOENT)),
             Node::Volume(_) | Node::Phantom => Err(Failed(libc::ENOTDIR)),
         }
     }
@@ -236,7 +271,7 @@ fn attr(ino: u64, kind: Kind, a: &Attributes) -> Attr {
     Attr { ino, kind, mode, nlink: 1, uid, gid, size: 0, blocks: 0, blksize: BEST_IO, atime, mtime, ctime }
 }
 
-fn changed(old: Attributes, set: &SetAttr) -> Attributes {
+fn changed(old: Attributes, set: &SetAttr, kind: Kind) -> Attributes {
     let now = now().as_nanos();
     let time = |wanted: Option<Option<Time>>, old: i64| match wanted {
         None => old,
@@ -245,8 +280,8 @@ fn changed(old: Attributes, set: &SetAttr) -> Attributes {
     };
     let mut mode = set.mode.unwrap_or(old.mode);
     let chowned = set.uid.is_some() || set.gid.is_some();
-    if (chowned && set.mode.is_none()) || set.drop_privileges {
-        mode &= !PRIVILEGES;
+    if kind == Kind::File && ((chowned && set.mode.is_none()) || set.drop_privileges) {
+        mode = without_privileges(mode);
     }
     let modified = time(set.mtime, if set.size.is_some() { now } else { old.modified });
     let new = Attributes {
@@ -274,24 +309,27 @@ mod tests {
 
     #[test]
     fn nothing_changes_that_nobody_asked_for() {
-        assert_eq!(changed(old(), &SetAttr::default()), old());
+        assert_eq!(changed(old(), &SetAttr::default(), Kind::File), old());
     }
 
     #[test]
     fn a_new_owner_takes_the_special_bits_away() {
-        let new = changed(old(), &SetAttr { uid: Some(9), ..SetAttr::default() });
+        let new = changed(old(), &SetAttr { uid: Some(9), ..SetAttr::default() }, Kind::File);
         assert_eq!((new.mode, new.uid, new.gid), (0o755, 9, 2));
         assert!(new.changed > 5);
-        let kept = changed(old(), &SetAttr { uid: Some(9), mode: Some(0o4711), ..SetAttr::default() });
+        let kept = changed(old(), &SetAttr { uid: Some(9), mode: Some(0o4711), ..SetAttr::default() }, Kind::File);
         assert_eq!(kept.mode, 0o4711);
+        let folder = changed(old(), &SetAttr { uid: Some(9), ..SetAttr::default() }, Kind::Folder);
+        assert_eq!(folder.mode, 0o6755, "a folder keeps them");
+        assert_eq!(without_privileges(0o6644), 0o2644, "without execution by the group it is no privilege");
     }
 
     #[test]
     fn times_are_set_to_the_nanosecond() {
         let time = Time { seconds: 7, nanos: 8 };
         let set = SetAttr { mtime: Some(Some(time)), ctime: Some(time), ..SetAttr::default() };
-        let new = changed(old(), &set);
+        let new = changed(old(), &set, Kind::File);
         assert_eq!((new.accessed, new.modified, new.changed), (3, 7_000_000_008, 7_000_000_008));
-        assert!(changed(old(), &SetAttr { size: Some(0), ..SetAttr::default() }).modified > 4);
+        assert!(changed(old(), &SetAttr { size: Some(0), ..SetAttr::default() }, Kind::File).modified > 4);
     }
 }

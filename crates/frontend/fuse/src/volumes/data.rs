@@ -98,7 +98,13 @@ impl<D: Device> Volumes<D> {
         Ok(Reply::Stored(data))
     }
 
-    pub(super) async fn copy_range(&self, from: (u64, u64), to: (u64, u64), len: u64, wide: bool) -> Outcome {
+    pub(super) async fn copy_range(
+        &self,
+        header: &Header,
+        from: (u64, u64),
+        to: (u64, u64),
+        (len, wide): (u64, bool),
+    ) -> Outcome {
         let (source, target) = (self.file(from.0)?, self.file(to.0)?);
         let (source, target) = (&source.volume, &target.volume);
         let size = source.size();
@@ -107,6 +113,7 @@ impl<D: Device> Volumes<D> {
         if len == 0 {
             return Ok(copied(0));
         }
+        self.written_by(header, target)?;
         let whole = from.1 == 0 && to.1 == 0 && len == size && target.size() <= size && source.id() != target.id();
         let own = !target.shows_through() && !source.shows_through();
         if whole && own && (wide || size <= NARROW) {

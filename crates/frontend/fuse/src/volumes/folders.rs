@@ -1,4 +1,4 @@
-//! Listing folders. A listing is made when a folder is opened and stays as it is until it is closed.
+//! Listing folders. A listing is made when it is read from its beginning and stays as it is until that is done again.
 
 use std::rc::Rc;
 
@@ -9,10 +9,22 @@ use super::{Failed, Outcome, Volumes};
 use crate::codec::{DirectoryPage, Kind, Reply};
 
 /// Names of a folder, each with what it is.
-pub struct Listing(Vec<(String, Kind)>);
+type Listing = Rc<Vec<(String, Kind)>>;
+
+/// An open folder: what was found when it was last read from its beginning.
+#[derive(Default)]
+pub struct Opened(Option<Listing>);
 
 impl<D: Device> Volumes<D> {
     pub(super) fn open_folder(&self, number: u64) -> Outcome {
+        if let Node::Volume(_) = self.node(number)? {
+            return Err(Failed(libc::ENOTDIR));
+        }
+        let handle = self.folders.borrow_mut().insert(Opened::default());
+        Ok(Reply::Opened(handle as u64, 0))
+    }
+
+    fn list(&self, number: u64) -> Outcome<Vec<(String, Kind)>> {
         let kind = |is_folder| if is_folder { Kind::Folder } else { Kind::File };
         let mut names: Vec<(String, Kind)> = [".", ".."].map(|n| (n.to_string(), Kind::Folder)).into();
         match self.node(number)? {
@@ -31,19 +43,32 @@ impl<D: Device> Volumes<D> {
             },
             Node::Volume(_) => return Err(Failed(libc::ENOTDIR)),
             Node::Phantom => {}
+            Node::Removed => names.clear(),
         }
-        let handle = self.folders.borrow_mut().insert(Rc::new(Listing(names)));
-        Ok(Reply::Opened(handle as u64, 0))
+        Ok(names)
+    }
+
+    /// What an open folder lists, from `from` on: at its beginning, what is there now.
+    fn listing(&self, number: u64, handle: u64, from: u64) -> Outcome<Listing> {
+        let bad = Failed(libc::EBADF);
+        let known = self.folders.borrow().get(handle as usize).ok_or(bad)?.0.clone();
+        if let (Some(known), 1..) = (known, from) {
+            return Ok(known);
+        }
+        let listing = Rc::new(self.list(number)?);
+        self.folders.borrow_mut().get_mut(handle as usize).ok_or(bad)?.0 = Some(listing.clone());
+        Ok(listing)
     }
 
     pub(super) fn read_folder(&self, number: u64, handle: u64, from: u64, size: u32, plus: bool) -> Outcome {
-        let listing = self.folders.borrow().get(handle as usize).cloned().ok_or(Failed(libc::EBADF))?;
+        let listing = self.listing(number, handle, from)?;
         let mut page = DirectoryPage::new(size);
-        for (i, (name, kind)) in listing.0.iter().enumerate().skip(usize::try_from(from).unwrap_or(usize::MAX)) {
+        for (i, (name, kind)) in listing.iter().enumerate().skip(usize::try_from(from).unwrap_or(usize::MAX)) {
             let next = i as u64 + 1;
             let is_dots = i < 2;
             if !plus || is_dots {
-                let node = if is_dots { number } else { self.number_in(number, name) };
+                // What has gone since is left out.
+                let Some(node) = (if is_dots { Some(number) } else { self.number_in(number, name) }) else { continue };
                 let fits = if plus { page.has_room_plus(name) } else { page.add(node, *kind, name, next) };
                 if !fits {
                     break;
@@ -64,10 +89,10 @@ impl<D: Device> Volumes<D> {
         Ok(page.reply())
     }
 
-    /// The number that `name` in a folder has in listings.
-    fn number_in(&self, folder: u64, name: &str) -> u64 {
-        let node = self.child_node(folder, name);
-        node.map_or(u64::from(u32::MAX), |(node, _)| self.nodes.borrow().number(&node))
+    /// The number that `name` in a folder has in listings, if it is there.
+    fn number_in(&self, folder: u64, name: &str) -> Option<u64> {
+        let (node, _) = self.child_node(folder, name).ok()?;
+        Some(self.nodes.borrow().number(&node))
     }
 
     /// Whether the folder is that of a volume's snapshots, so that what lies in it is one.

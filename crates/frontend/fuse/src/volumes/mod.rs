@@ -78,7 +78,7 @@ pub struct Volumes<D: Device> {
     options: VolumesOptions,
     nodes: RefCell<Nodes>,
     files: RefCell<Slab<Rc<Open<D>>>>,
-    folders: RefCell<Slab<Rc<folders::Listing>>>,
+    folders: RefCell<Slab<folders::Opened>>,
     /// How often each volume is open for writing: only of these may the kernel have something to write back.
     writers: RefCell<HashMap<VolumeId, usize>>,
     copiers: copiers::Copiers,
@@ -186,10 +186,12 @@ impl<D: Device> Volumes<D> {
             Operation::GetXattr { name, size } => self.get_xattr(node, &name, size),
             Operation::ListXattr { size } => self.list_xattr(node, size),
             Operation::RemoveXattr { name } => self.remove_xattr(node, &name),
-            Operation::Allocate { handle, offset, len, mode } => self.allocate(handle, offset, len, mode).await,
+            Operation::Allocate { handle, offset, len, mode } => {
+                self.allocate(&header, (handle, offset, len, mode)).await
+            }
             Operation::Seek { handle, offset, whence } => self.seek(handle, offset, whence).await,
             Operation::CopyRange { handle, offset, to_handle, to_offset, len, wide } => {
-                self.copy_range((handle, offset), (to_handle, to_offset), len, wide).await
+                self.copy_range(&header, (handle, offset), (to_handle, to_offset), (len, wide)).await
             }
             Operation::Destroy | Operation::Interrupt => Ok(Reply::Done),
             Operation::Read { .. } | Operation::Write { .. } => unreachable!("carried out by `handle`"),
@@ -264,12 +266,12 @@ impl<D: Device> Handler for Volumes<D> {
         self.options.alone
     }
 
-    fn deputy(&self) -> Option<Deputy> {
-        self.options.deputy.clone()
     fn async_direct(&self) -> bool {
         self.options.async_direct
     }
 
+    fn deputy(&self) -> Option<Deputy> {
+        self.options.deputy.clone()
     }
 
     fn buffer(&self, len: usize) -> Buf {

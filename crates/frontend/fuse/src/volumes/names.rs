@@ -2,11 +2,10 @@
 
 use forkdisk::{Child, CreateOptions, Device};
 
-use super::attributes::fresh;
 use super::folders::{below, full_name};
 use super::nodes::{Node, SNAPSHOTS_NAME, join, parent};
 use super::{Failed, Outcome, Volumes, now};
-use crate::codec::{Entry, Header, Reply};
+use crate::codec::{Entry, Header, Kind, Reply};
 
 const NO_REPLACE: u32 = libc::RENAME_NOREPLACE;
 
@@ -33,7 +32,7 @@ impl<D: Device> Volumes<D> {
                 Ok((below(&path, name), self.valid()))
             }
             Node::Volume(_) => Err(Failed(libc::ENOTDIR)),
-            Node::Phantom => Err(Failed(libc::ENOENT)),
+            Node::Phantom | Node::Removed => Err(Failed(libc::ENOENT)),
         }
     }
 
@@ -64,7 +63,7 @@ impl<D: Device> Volumes<D> {
     fn make_file(&self, header: &Header, name: &str, mode: u32) -> Outcome<(Entry, forkdisk::Volume<D>)> {
         let path = self.path_in(header.node, name)?;
         let options = CreateOptions { gather: self.options.gather, ..CreateOptions::new(0, now().seconds as u64) };
-        let volume = self.pool.create_file(&path, &options, fresh(mode, header.uid, header.gid))?;
+        let volume = self.pool.create_file(&path, &options, self.fresh_in(parent(&path), header, mode, Kind::File)?)?;
         self.touch_folder(parent(&path))?;
         Ok((self.entry(Node::Volume(volume.id()), self.valid())?, volume))
     }
@@ -88,7 +87,8 @@ impl<D: Device> Volumes<D> {
             return self.take_snapshot(&volume, name).await;
         }
         let path = self.path_in(header.node, name)?;
-        self.pool.make_folder(&path, fresh(mode, header.uid, header.gid), now().seconds as u64)?;
+        let attributes = self.fresh_in(parent(&path), header, mode, Kind::Folder)?;
+        self.pool.make_folder(&path, attributes, now().seconds as u64)?;
         self.touch_folder(parent(&path))?;
         self.entry(Node::Folder(path), self.valid())
     }

@@ -26,6 +26,8 @@ pub enum Node {
     Snapshots(String),
     /// What a snapshot seems to be while a system call insists on a folder. Nothing can be done with it.
     Phantom,
+    /// A folder that was removed or replaced while the kernel holds it. It is empty.
+    Removed,
 }
 
 struct Known {
@@ -49,13 +51,13 @@ impl Default for Nodes {
 }
 
 impl Nodes {
-    /// What `number` stands for; `None` if nobody was ever told of it or it is gone.
+    /// What `number` stands for; `None` if the kernel was never told of it.
     pub fn get(&self, number: u64) -> Option<Node> {
         match number {
             ROOT => Some(Node::Folder(String::new())),
             SNAPSHOTS => Some(Node::Snapshots(String::new())),
             odd if odd % 2 == 1 => Some(Node::Volume(VolumeId(odd / 2))),
-            even => self.known.get(&even).filter(|known| !known.gone).map(|known| known.node.clone()),
+            even => self.known.get(&even).map(|known| if known.gone { Node::Removed } else { known.node.clone() }),
         }
     }
 
@@ -137,7 +139,7 @@ fn moved(node: &Node, from: &str, to: &str) -> Option<Node> {
     match node {
         Node::Folder(p) => path(p).map(Node::Folder),
         Node::Snapshots(p) => path(p).map(Node::Snapshots),
-        Node::Volume(_) | Node::Phantom => None,
+        Node::Volume(_) | Node::Phantom | Node::Removed => None,
     }
 }
 
@@ -177,11 +179,11 @@ mod tests {
         let mut nodes = Nodes::default();
         let old = nodes.remember(folder("a"));
         nodes.removed(&folder("a"));
-        assert_eq!(nodes.get(old), None);
+        assert_eq!(nodes.get(old), Some(Node::Removed));
         let new = nodes.remember(folder("a"));
         assert_ne!(old, new);
         nodes.forget(old, 1);
-        assert_eq!(nodes.get(new), Some(folder("a")));
+        assert_eq!((nodes.get(old), nodes.get(new)), (None, Some(folder("a"))));
     }
 
     #[test]
