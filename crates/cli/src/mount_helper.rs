@@ -1,5 +1,6 @@
 //! The program as `mount.fuse.forkdisk`, which mount(8) runs for lines of /etc/fstab and `mount -t fuse.forkdisk`:
-//! `mount.fuse.forkdisk POOL DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]` becomes `forkdisk mount --daemon POOL DIR`.
+//! `mount.fuse.forkdisk POOL DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]` becomes `forkdisk mount --daemon POOL
+//! DIR`.
 
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
@@ -27,7 +28,8 @@ enum Task {
     Run(Vec<String>),
 }
 
-/// Does what mount(8) wants if the program was started under a helper's name. Returns where there is nothing left to do.
+/// Does what mount(8) wants if the program was started under a helper's name. Returns where there is nothing left to
+/// do.
 pub fn begin() -> Option<Result<()>> {
     let mut arguments = std::env::args_os();
     let name = arguments.next()?;

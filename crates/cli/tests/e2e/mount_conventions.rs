@@ -36,7 +36,8 @@ fn copy_sparse(lab: &Lab, dir: &Path) {
              sync vm; mkdir d .snapshots/vm/s; at={at}
              copied() {{ cmp vm $1; [ $(du -k $1 | cut -f1) -lt 8000 ] || {{ du -k $1; exit 9; }}; }}
              cp vm $at/out/a; install -m 644 vm $at/out/b; cp -t $at/out vm; cp .snapshots/vm/s $at/out/s
-             cp --target-directory=$at/out -a --backup -S .old vm; (cd $at/out; cp $at/mnt/vm c; cp ../mnt/vm ../mnt/../out/d)
+             cp --target-directory=$at/out -a --backup -S .old vm
+             (cd $at/out; cp $at/mnt/vm c; cp ../mnt/vm ../mnt/../out/d)
              for n in a b vm s c d; do copied $at/out/$n; done
              cp vm one; install vm two; cp -t d vm; cp .snapshots/vm/s three; cp vm $at/link/four; (cd d; cp ../vm five)
              cp one d/one; mv d/one $at/out/moved; copied $at/out/moved
@@ -122,7 +123,8 @@ fn folders_with_set_group_id_hand_down_their_group() {
     }
     sh(
         &mount,
-        "mkdir g plain; chgrp 1234 g plain; chmod 2775 g; touch g/f plain/f; mkdir g/s plain/s; mkdir g/s/t; touch g/s/t/f
+        "mkdir g plain; chgrp 1234 g plain; chmod 2775 g; touch g/f plain/f; mkdir g/s plain/s
+         mkdir g/s/t; touch g/s/t/f
          for n in g/f g/s g/s/t g/s/t/f; do [ $(stat -c %g $n) = 1234 ]; done
          for n in plain/f plain/s; do [ $(stat -c %g $n) = 0 ]; done
          [ $(stat -c %a g/s/t) = 2755 ]; [ $(stat -c %a plain/s) = 755 ]; [ $(stat -c %a g/f) = 644 ]

@@ -128,7 +128,8 @@ pub struct OpenOptions {
     /// Which host this is: needed for a pool that has a heartbeat.
     pub host: Option<HostIdentity>,
     /// Says what time it is, in nanoseconds since 1970. With it, volumes keep when they were changed last
-    /// ([`Attributes`](crate::Attributes)); without (the default), that is what [`set_attributes`](Pool::set_attributes) says.
+    /// ([`Attributes`](crate::Attributes)); without (the default), that is what
+    /// [`set_attributes`](Pool::set_attributes) says.
     pub clock: Option<fn() -> i64>,
 }
 

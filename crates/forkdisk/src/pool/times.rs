@@ -1,9 +1,9 @@
 //! When volumes were changed last, for mounts that show them as files.
 //!
-//! A write sets a mark in memory and nothing else. The time is taken when it is asked for and when it is recorded. It is
-//! recorded by a commit that writes records anyway, by the first commit that comes a commit interval after the mark, and by
-//! a close: no flush costs a request more. Each commit records at most one time for each volume. Without a clock
-//! ([`OpenOptions::clock`](super::OpenOptions::clock)) no times are kept.
+//! A write sets a mark in memory and nothing else. The time is taken when it is asked for and when it is recorded. It
+//! is recorded by a commit that writes records anyway, by the first commit that comes a commit interval after the
+//! mark, and by a close: no flush costs a request more. Each commit records at most one time for each volume. Without
+//! a clock ([`OpenOptions::clock`](super::OpenOptions::clock)) no times are kept.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -48,7 +48,7 @@ impl<D: Device> Inner<D> {
         volumes.push(id);
     }
 
-    /// Takes the time of a volume that is marked, for who reads it from its record in memory.
+    /// Takes the time of a volume that is marked, for a reader of its record in memory.
     pub fn take_time(&self, meta: &mut Meta, id: VolumeId) {
         let (Some(clock), Some(volume)) = (self.options.clock, meta.directory.get_mut(id)) else { return };
         let is_shown = !matches!(volume.record.state, VolumeState::Dead | VolumeState::Folder);
@@ -80,8 +80,8 @@ impl<D: Device> Inner<D> {
         volumes.into_iter().for_each(|id| self.record_time(&mut meta, id));
     }
 
-    /// A commit begins: records the times if it writes records anyway, or if they have waited long. Otherwise has a later
-    /// commit do so.
+    /// A commit begins: records the times if it writes records anyway, or if they have waited long. Otherwise has a
+    /// later commit do so.
     pub fn record_times_along(self: &Rc<Self>) {
         if self.times.volumes.borrow().is_empty() {
             return;

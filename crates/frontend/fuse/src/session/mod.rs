@@ -49,8 +49,8 @@ pub trait Handler: 'static {
         true
     }
 
-    /// Whether direct writes may be under way when their program goes on. The kernel does not take what it has cached of the
-    /// range away behind such a write, so only where no program reads these files through the cache.
+    /// Whether direct writes may be under way when their program goes on. The kernel does not take what it has cached
+    /// of the range away behind such a write, so only where no program reads these files through the cache.
     fn async_direct(&self) -> bool {
         false
     }

@@ -160,13 +160,14 @@ impl<D: Device> Volumes<D> {
         }
     }
 
-    /// As [`drop_privileges`](Self::drop_privileges), for requests that do not say whether the bits go: those of root leave them.
+    /// As [`drop_privileges`](Self::drop_privileges), for requests that do not say whether the bits go: those of root
+    /// leave them.
     pub(super) fn written_by(&self, header: &Header, volume: &Volume<D>) -> Outcome<()> {
         if header.uid == 0 { Ok(()) } else { self.drop_privileges(volume) }
     }
 
-    /// The attributes of what `header` makes in the folder `path`: a folder with set-group-id hands down its group, and to
-    /// folders the bit.
+    /// The attributes of what `header` makes in the folder `path`: a folder with set-group-id hands down its group,
+    /// and to folders the bit.
     pub(super) fn fresh_in(&self, path: &str, header: &Header, mode: u32, kind: Kind) -> Outcome<Attributes> {
         let Child::Folder(known, created) = self.pool.child(path)? else { return Err(Failed(libc::ENOTDIR)) };
         let folder = self.known_or_default(known, 0o755, created);

@@ -2,9 +2,9 @@
 //!
 //! `cp`, `mv` and `install` of GNU coreutils let the kernel copy a file (`copy_file_range`, which makes a clone here)
 //! only if it has no holes; a sparse file they read and write piece by piece. So a file that one of them copies to a
-//! place on this mount seems to have no holes for it; the clone has them all. What it copies elsewhere it sees as it is:
-//! there the copy would lose its holes. A version that has no `copy_file_range` at all (coreutils before 9.0) sees the holes,
-//! too.
+//! place on this mount seems to have no holes for it; the clone has them all. What it copies elsewhere it sees as it
+//! is: there the copy would lose its holes. A version that has no `copy_file_range` at all (coreutils before 9.0)
+//! sees the holes, too.
 
 use std::cell::RefCell;
 use std::collections::HashSet;

@@ -1,5 +1,5 @@
-//! Where a program that copies files writes them, from its arguments. Asks the kernel's tables only, no FUSE mount: it may
-//! be the one that waits for the answer.
+//! Where a program that copies files writes them, from its arguments. Asks the kernel's tables only, no FUSE mount:
+//! it may be the one that waits for the answer.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
