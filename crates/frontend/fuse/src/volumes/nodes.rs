@@ -57,7 +57,11 @@ impl Nodes {
             ROOT => Some(Node::Folder(String::new())),
             SNAPSHOTS => Some(Node::Snapshots(String::new())),
             odd if odd % 2 == 1 => Some(Node::Volume(VolumeId(odd / 2))),
-            even => self.known.get(&even).map(|known| if known.gone { Node::Removed } else { known.node.clone() }),
+            even => self.known.get(&even).and_then(|known| match (known.gone, &known.node) {
+                (false, node) => Some(node.clone()),
+                (true, Node::Folder(_)) => Some(Node::Removed),
+                (true, _) => None,
+            }),
         }
     }
 
