@@ -156,9 +156,9 @@ pub use journal::{MIN_VOLATILE_BYTES, VolatileLog, VolatileMemory};
 pub use origin::{Coming, OriginChange, OriginInfo, OriginPlace, OriginStatistics, ProtectOptions};
 pub use pool::{
     CheckReport, Child, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, GatherReport,
-    HostIdentity, LowWater, Mode, NAME_MARKS, OpenOptions, Pool, PoolEvent, PoolInfo, Protection, Recorded, Recovery, Repair,
-    Replacement, SUPERBLOCK_AT, Usage, VolumeCopying, VolumeInfo, WhenFull, is_name_character, recorded, replace_pages, set_heartbeat,
-    set_uuid,
+    HostIdentity, LowWater, Mode, NAME_MARKS, OpenOptions, Pool, PoolEvent, PoolInfo, Protection, Recorded, Recovery,
+    Repair, Replacement, SUPERBLOCK_AT, Usage, VolumeCopying, VolumeInfo, WhenFull, is_name_character, recorded,
+    replace_pages, set_heartbeat, set_uuid,
 };
 pub use runtime::{LocalFuture, Runtime};
 pub use types::{BLOCK_SIZE, MAX_POOL_SIZE, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId};

@@ -149,7 +149,8 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         drop(turn);
         let lasting = Lasting::of(&pool, !options.read_only);
         let (read_only, volatile, commit_interval) = (options.read_only, lasting.log(), COMMIT_INTERVAL);
-        let engine = OpenOptions { read_only, volatile, commit_interval, ..host::open_options() };
+        // The kernel says what time it is when a file is written.
+        let engine = OpenOptions { read_only, volatile, commit_interval, clock: None, ..host::open_options() };
         let open = open_pool(device, &runtime, &pool, engine).await?;
         let outcome = serve(&runtime, &open, dir, (options, gather, show_snapshots), json, Rc::new(signals)).await;
         let _progress = Progress::spinner("closing the pool");
