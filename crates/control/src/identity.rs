@@ -73,7 +73,7 @@ mod tests {
     fn the_identity_is_what_the_kernel_knows_of_the_device() {
         let dir = std::env::temp_dir().join(format!("forkdisk-identity-{}", std::process::id()));
         let (sys, udev, devices) = (dir.join("sys"), dir.join("udev"), dir.join("devices"));
-        [&sys, &udev].map(|dir| fs::create_dir_all(dir).unwrap());
+        [&sys, &udev].iter().for_each(|dir| fs::create_dir_all(dir).unwrap());
         let device = |number: &str, name: &str, files: &[(&str, &str)]| {
             for (file, text) in files {
                 let file = devices.join(name).join(file);
