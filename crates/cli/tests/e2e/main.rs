@@ -58,6 +58,7 @@ mod serving;
 mod sockets;
 mod stomper;
 mod stopping;
+mod thin_device;
 mod tls;
 mod under_load;
 mod vanishing;

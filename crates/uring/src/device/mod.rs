@@ -15,7 +15,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use forkdisk::device::{IoResult, Segments, Stripes};
+use forkdisk::device::{IoResult, Segment, Segments, Stripes};
 use forkdisk::{Buf, Device, LocalFuture};
 
 pub use lock::lock_image;
@@ -163,6 +163,22 @@ impl Request {
     }
 }
 
+impl UringDevice {
+    /// Writes what the range holds once more: a block device that is itself thin has storage for it from then on.
+    async fn write_again(&self, offset: u64, len: u64) -> io::Result<()> {
+        let mut at = offset;
+        while at < offset + len {
+            let n = (offset + len - at).min(1 << 20) as usize;
+            let segment = Segment { offset: at, at: 0, len: n };
+            let (read, buf) = self.read(self.buffer(n), [segment].into_iter().collect()).await;
+            read?;
+            self.write(buf, [segment].into_iter().collect(), false).await.0?;
+            at += n as u64;
+        }
+        Ok(())
+    }
+}
+
 impl Device for UringDevice {
     fn len(&self) -> u64 {
         self.state.len.get()
@@ -238,11 +254,11 @@ impl Device for UringDevice {
     }
 
     fn allocate(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        // A block device has its storage.
         let wanted = len > 0 && !self.is_block_device();
         let ticket = wanted.then(|| self.start(Work::Allocate { offset, len }));
+        let device = self.clone();
         async move {
-            let Some(ticket) = ticket else { return Ok(()) };
+            let Some(ticket) = ticket else { return device.write_again(offset, len).await };
             match outcome(ticket.await.result) {
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => Ok(()),
                 result => result.map(drop),
