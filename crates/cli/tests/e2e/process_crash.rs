@@ -1,6 +1,7 @@
 //! What a crash of the daemon alone takes with it: nothing that was acknowledged.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -127,7 +128,6 @@ fn qemu_reconnects_to_a_daemon_that_was_killed_and_misses_nothing() {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    use std::io::{BufRead, BufReader, Write};
     stdin.write_all(b"write -P 77 1M 256k\n").unwrap();
     let mut said = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
@@ -140,10 +140,83 @@ fn qemu_reconnects_to_a_daemon_that_was_killed_and_misses_nothing() {
     stdin.write_all(b"flush\nread -P 77 1M 256k\nquit\n").unwrap();
     drop(stdin);
     let mut rest = String::new();
-    std::io::Read::read_to_string(&mut said, &mut rest).unwrap();
+    said.read_to_string(&mut rest).unwrap();
     child.wait_within(LIMIT).unwrap();
     assert!(rest.contains("read 262144/262144") && !rest.contains("failed"), "{rest}");
     server.stop();
+    lab.assert_clean();
+}
+
+#[test]
+fn a_libnbd_client_that_connects_again_misses_nothing_and_its_flush_tells_the_truth() {
+    let Some(mut nbdsh) = client("nbdsh", "python3-libnbd") else { return };
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", &format!("{POOL}/a"), "--size", "32M"]);
+    let server = Server::start(&lab);
+    let script = r#"
+import os, random, sys
+pages = {page: random.Random(page).randbytes(4096) for page in random.Random(1).sample(range(4096), 1000)}
+def connected():
+    new = nbd.NBD()
+    new.connect_uri(os.environ["URI"])
+    return new
+h = connected()
+for page, data in pages.items():
+    h.pwrite(data, page * 4096)
+print("written", flush=True)
+sys.stdin.readline()
+try:
+    h.flush()
+    print("the old connection is alive")
+except nbd.Error:
+    h = connected()
+h.flush()
+print("lost", sum(h.pread(4096, page * 4096) != data for page, data in pages.items()), flush=True)
+h.shutdown()
+"#;
+    let mut child = nbdsh
+        .args(["-c", script])
+        .env("URI", server.uri("a"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert_eq!(line, "written\n");
+    server.kill();
+    let server = Server::start(&lab);
+    child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    child.wait_within(LIMIT).unwrap();
+    assert_eq!(rest, "lost 0\n");
+    server.stop();
+    lab.assert_clean();
+}
+
+/// As a crash of the machine leaves it: `sync` and the commit interval are all that the files have.
+#[test]
+fn what_sync_and_the_commit_interval_have_behind_them_is_on_a_mount_after_a_lost_log() {
+    let lab = Lab::with_pool("64M");
+    let mount = lab.path("mnt");
+    fs::create_dir(&mount).unwrap();
+    if client("fusermount3", "fuse3").is_none() {
+        return;
+    }
+    let options = ["--mount", mount.to_str().unwrap(), "--commit-interval", "1s"];
+    let server = Server::start_with(&lab, POOL, &options);
+    let data = noise(3, 3 << 20);
+    fs::create_dir(mount.join("d")).unwrap();
+    fs::write(mount.join("d/vm"), &data).unwrap();
+    succeed(&mut Command::new("sync"));
+    std::thread::sleep(Duration::from_secs(4));
+    let logs = logs(&lab);
+    server.kill();
+    logs.iter().for_each(|log| fs::remove_file(log).unwrap());
+    succeed(Command::new("umount").arg("-l").arg(&mount));
+    assert!(lab.contents("d/vm") == data);
     lab.assert_clean();
 }
 
