@@ -83,11 +83,20 @@ fn identity(path: &Path) -> io::Result<[u8; 32]> {
     let digits: Vec<u8> = boot.bytes().filter_map(|b| char::from(b).to_digit(16).map(|d| d as u8)).collect();
     out[..16].iter_mut().zip(digits.chunks(2)).for_each(|(byte, pair)| *byte = pair[0] << 4 | pair[pair.len() - 1]);
     let found = fs::metadata(path)?;
+    let found = if found.file_type().is_block_device() { behind_loop(&found).unwrap_or(found) } else { found };
     let device = found.file_type().is_block_device();
     let (a, b) = if device { (found.rdev(), 0) } else { (found.dev(), found.ino()) };
     out[16..24].copy_from_slice(&a.to_le_bytes());
     out[24..].copy_from_slice(&b.to_le_bytes());
     Ok(out)
+}
+
+/// The file behind a loop device that shows all of it: the pool is the same by either way.
+fn behind_loop(device: &fs::Metadata) -> Option<fs::Metadata> {
+    let (major, minor) = (rustix::fs::major(device.rdev()), rustix::fs::minor(device.rdev()));
+    let read = |file: &str| fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/loop/{file}")).ok();
+    let backing = read("backing_file").filter(|_| read("offset").is_some_and(|offset| offset.trim() == "0"))?;
+    fs::metadata(backing.trim_end_matches('\n')).ok()
 }
 
 #[cfg(test)]

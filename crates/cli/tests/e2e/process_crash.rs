@@ -12,6 +12,7 @@ use rand::seq::SliceRandom;
 
 use crate::harness::{LIMIT, Lab, LimitedWait, POOL, Server, client, noise, succeed};
 use crate::mount::{Mounted, sh};
+use crate::mount_programs::Loop;
 use crate::nbd::Client;
 
 const PAGE: usize = 4096;
@@ -250,6 +251,23 @@ fn an_origin_and_its_snapshots_survive_a_killed_daemon() {
     assert!(client.read(0, 8 << 20).unwrap() == before, "the snapshot has changed");
     client.vanish();
     server.stop();
+    lab.assert_clean();
+}
+
+#[test]
+fn what_a_killed_daemon_left_is_found_by_a_loop_device_over_the_pool_too() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", &format!("{POOL}/a"), "--size", "32M"]);
+    let Some(device) = Loop::new(&lab.path(POOL)) else { return };
+    for (before, after) in [(POOL, device.0.as_str()), (device.0.as_str(), POOL)] {
+        let server = Server::start_on(&lab, before);
+        let pages = pages(before.len() as u64);
+        write(&server, "a", &pages);
+        server.kill();
+        let server = Server::start_on(&lab, after);
+        assert_eq!(lost(&server, "a", &pages), 0, "{before}, then {after}");
+        server.stop();
+    }
     lab.assert_clean();
 }
 
