@@ -22,7 +22,7 @@ const COPIER_AT: usize = 3840;
 const HAS_COUNT_LOG: u64 = 1;
 /// Incompatible feature: pages carry another UUID in their checksums than the pool has.
 const HAS_CHECKSUM_UUID: u64 = 2;
-/// Incompatible feature: whoever opens the pool minds its heartbeat.
+/// Incompatible feature: the pool has a heartbeat, which every open has to mind.
 const HAS_HEARTBEAT: u64 = 4;
 /// Shortest and longest time between two beats, in milliseconds.
 pub const BEATS_APART: std::ops::RangeInclusive<u32> = 100..=60_000;
