@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use forkdisk::device::MemoryDevice;
-use forkdisk::{CreateOptions, FormatOptions, OpenOptions, Pool};
+use forkdisk::{CreateOptions, FormatOptions, MIN_VOLATILE_BYTES, OpenOptions, Pool, VolatileLog, VolatileMemory};
 use forkdisk_uring::{Config, block_on};
 
 use crate::limits::{LIMIT, Limited as _};
@@ -19,7 +20,7 @@ use super::{PAGE, label, pages};
 
 /// The part that runs in the other process.
 pub const INSIDE: &str = "instructions-inside";
-/// Tells it what to do: `in-place` or `break`, and how many requests.
+/// Tells it what to do: `in-place` or `break`, `-served` behind it or not, and how many requests.
 const WORK: &str = "FORKDISK_BENCH_WORK";
 const SPAN: u64 = 64 << 20;
 const COUNT: u64 = 2000;
@@ -31,7 +32,8 @@ type Costs = BTreeMap<String, u64>;
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for work in ["in-place", "break"] {
+    // By the engine alone, and as a daemon opens a pool: with a volatile log, an interval and a clock.
+    for work in ["in-place", "break", "in-place-served", "break-served"] {
         let (once, twice) = (count(context, work, COUNT)?, count(context, work, 2 * COUNT)?);
         let total = |costs: &Costs| costs.values().sum::<u64>() as f64;
         let case = format!("instructions/{work}");
@@ -119,12 +121,13 @@ fn short(name: &str) -> String {
 pub fn run_inside(_: &Context<'_>) -> Result<Vec<Row>> {
     let work = std::env::var(WORK).with_context(|| format!("{WORK} says what is to be done"))?;
     let (what, count) = work.split_once(' ').context("what, and how often")?;
-    let (shared, count): (bool, u64) = (what == "break", count.parse()?);
+    let (shared, served, count): (_, _, u64) = (what.starts_with("break"), what.ends_with("-served"), count.parse()?);
     block_on(Config::default(), |rt| async move {
         let device = MemoryDevice::new(4 * SPAN);
         let format = FormatOptions { size: 4 * SPAN, uuid: *b"forkdisk-bench-5", now: 0, journal: None };
         Pool::format(&device, &format).await?;
-        let pool = Pool::open(device, std::rc::Rc::new(rt.clone()), OpenOptions::default()).await?;
+        let options = if served { as_served() } else { OpenOptions::default() };
+        let pool = Pool::open(device, std::rc::Rc::new(rt.clone()), options).await?;
         pool.create("v", &CreateOptions::new(SPAN, 0)).await?;
         let volume = pool.volume("v")?;
         let fill = Job { write: true, len: 1 << 20, depth: 1, offsets: sequential(SPAN, 1 << 20) };
@@ -139,6 +142,12 @@ pub fn run_inside(_: &Context<'_>) -> Result<Vec<Row>> {
         load::run(&rt, &pool, &volume, &pages(SPAN, count, 1, 3)).await
     })??;
     Ok(vec![label("instructions/inside").row("requests", "count", (SPAN / PAGE as u64) as f64)])
+}
+
+fn as_served() -> OpenOptions {
+    let memory = VolatileMemory::new(vec![0; MIN_VOLATILE_BYTES.max(4096 + (2 << 20))]);
+    let volatile = Some(VolatileLog { memory, identity: [0; 32], write: true });
+    OpenOptions { volatile, commit_interval: Duration::from_secs(5), clock: Some(|| 0), ..OpenOptions::default() }
 }
 
 #[cfg(test)]
