@@ -128,3 +128,39 @@ fn a_client_that_goes_on_asking_is_not_taken_for_a_silent_one() {
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "gone", "a silent client");
     server.stop();
 }
+
+/// Snapshots of the one volume; a list that names all of them for each of them has 144 million names.
+const OF_ONE: usize = 12_000;
+
+#[test]
+fn a_volume_with_very_many_snapshots_is_listed_and_each_of_them_can_be_asked_for() {
+    let lab = Lab::with_pool("256M");
+    let server = Server::start_with(&lab, POOL, &[]);
+    lab.ok(&["create", "pool.img/v0000", "--size", "1M"]);
+    for piece in 0..OF_ONE / 1_000 {
+        let names: Vec<String> = (0..1_000).map(|i| format!("pool.img/v0000@s{:05}", piece * 1_000 + i)).collect();
+        let mut snapshot = vec!["snapshot"];
+        snapshot.extend(names.iter().map(String::as_str));
+        lab.ok(&snapshot);
+    }
+    let uri = format!("nbd+unix:///?socket={}", server.socket().display());
+    let Some(mut info) = list("nbdinfo", "libnbd-bin", &["--list", "--json"], &uri) else { return };
+    let begin = Instant::now();
+    let (longest, count) = beside(&server, || {
+        let listed: serde_json::Value = serde_json::from_str(&succeed(&mut info)).unwrap();
+        let exports = listed["exports"].as_array().unwrap();
+        assert_eq!(exports.len(), 1 + OF_ONE);
+        let one = exports.iter().find(|export| export["export-name"] == "v0000@s11990").unwrap();
+        let contexts = one["contexts"].as_array().unwrap();
+        assert_eq!(contexts.len(), 2 + 100, "holes, depth, and the last hundred");
+        assert!(contexts.iter().any(|context| context == "qemu:dirty-bitmap:s11999"), "{one}");
+    });
+    assert!(begin.elapsed() < Duration::from_secs(120), "{:?}", begin.elapsed());
+    assert!(longest < Duration::from_secs(2) && count > 50, "{count} reads, the longest {longest:?}");
+    // One that no list names.
+    let uri = format!("nbd+unix:///v0000@s11990?socket={}", server.socket().display());
+    let Some(mut map) = list("nbdinfo", "libnbd-bin", &["--map=qemu:dirty-bitmap:s00000"], &uri) else { return };
+    assert!(succeed(&mut map).contains("clean"));
+    server.stop();
+    lab.assert_clean();
+}

@@ -113,6 +113,12 @@ impl<D: Device> Pool<D> {
         Ok(seen.map(|v| meta.info_of(&v.record)).collect())
     }
 
+    /// The names of at most `most` snapshots of a volume, without the volume's: those that come last in the order of names,
+    /// in that order. Takes no longer for a volume that has many more.
+    pub fn last_snapshot_names(&self, volume: &str, most: usize) -> Vec<String> {
+        self.0.meta.borrow().directory.last_snapshot_names(volume, most)
+    }
+
     /// A new, empty volume, opened.
     pub fn create_file(&self, name: &str, options: &CreateOptions, attributes: Attributes) -> Result<Volume<D>> {
         check_size(options.size)?;

@@ -87,6 +87,16 @@ impl Directory {
         names
     }
 
+    /// The last names of snapshots of a volume in the order of names, at most `most`, without the volume's.
+    pub fn last_snapshot_names(&self, volume: &str, most: usize) -> Vec<String> {
+        let Some(&id) = self.names.get(&(NO_VOLUME, volume.to_string())) else { return Vec::new() };
+        let all = self.names.range((id, String::new())..(VolumeId(id.0 + 1), String::new())).rev();
+        let seen = all.filter(|(_, id)| self.get(**id).is_some_and(|v| !v.pending));
+        let mut names: Vec<String> = seen.take(most).map(|((_, name), _)| name.clone()).collect();
+        names.reverse();
+        names
+    }
+
     /// `volume` or `volume@snapshot`, if it exists and is to be seen.
     pub fn find(&self, name: &str) -> Result<&Volume> {
         let missing = || Error::new(ErrorKind::NotFound, format!("there is no volume or snapshot {name:?}"));

@@ -431,12 +431,20 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
     }
 
     async fn list_contexts(&mut self, export: &X::Export, of: &str, queries: &[String]) -> io::Result<()> {
-        let asked = |name: &str| {
+        let asked = |name: &String| {
             let matches = |q: &String| if q.ends_with(':') { name.starts_with(q.as_str()) } else { name == q };
             queries.is_empty() || queries.iter().any(matches)
         };
-        for piece in export.contexts().chunks(LIST_PIECE) {
-            for name in piece.iter().filter(|name| asked(name)) {
+        let mut found = export.contexts();
+        found.retain(asked);
+        // A list may leave out some; what is asked for by its name is found.
+        for name in queries {
+            if !name.ends_with(':') && !found.contains(name) && export.context(name).is_some() {
+                found.push(name.clone());
+            }
+        }
+        for piece in found.chunks(LIST_PIECE) {
+            for name in piece {
                 if self.may_ask(of, name) {
                     self.replies(OPT_LIST_META_CONTEXT).context(0, name);
                 }

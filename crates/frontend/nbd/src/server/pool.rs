@@ -16,6 +16,9 @@ const FAST_ZERO: u64 = 64 << 10;
 const CACHE_LOOKS: usize = 1024;
 /// How far the line of clones is followed.
 const GENERATIONS: usize = 64;
+/// Snapshots whose contexts a list names; others are there, too. All of them would make a list of a volume's snapshots
+/// as long as the square of their number.
+const LISTED: usize = 100;
 
 /// A volume or snapshot that is open, and the pool it lies in.
 pub struct PoolExport<D: Device> {
@@ -181,12 +184,16 @@ impl<D: Device> Export for PoolExport<D> {
         let own = self.volume.name();
         let mut names = vec![ALLOCATION.to_owned(), DEPTH.to_owned()];
         for (generation, volume) in self.line().iter().enumerate() {
-            let snapshots = self.pool.snapshots_of(volume).unwrap_or_default().into_iter();
-            for info in snapshots.filter(|info| info.name != own) {
-                let short =
-                    if generation == 0 { info.name.split_once('@').map(|(_, snapshot)| snapshot) } else { None };
-                names.push(format!("{CHANGED}{}", short.unwrap_or(&info.name)));
-            }
+            let left = (2 + LISTED).saturating_sub(names.len());
+            let full = |snapshot: &String| format!("{volume}@{snapshot}");
+            // One more, which may be the export itself.
+            let mut others = self.pool.last_snapshot_names(volume, left + 1);
+            others.retain(|snapshot| full(snapshot) != own);
+            let others = others.split_off(others.len().saturating_sub(left));
+            names.extend(others.iter().map(|snapshot| match generation {
+                0 => format!("{CHANGED}{snapshot}"),
+                _ => format!("{CHANGED}{}", full(snapshot)),
+            }));
         }
         names
     }
