@@ -12,7 +12,7 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use forkdisk::{OpenOptions, Pool, PoolEvent, Recovery};
+use forkdisk::{ErrorKind, OpenOptions, Pool, PoolEvent, Recovery};
 use forkdisk_control::{
     Call, Client, Failure, FailureKind, Method, NoHost, Observer, Session, attach_origins, detach_origins, params,
     perform, place,
@@ -109,9 +109,20 @@ pub fn with_pool<T>(
             lasting.remove();
         }
         let value = outcome?;
-        closed?;
+        match closed {
+            // The journal has what the verb did, and the next open goes by that.
+            Err(error) if !read_only && is_full(&error) => tracing::warn!(
+                "it is done, but the pool was not closed in order, which the next open makes up for: give the file \
+                 system under it room: {error:#}"
+            ),
+            closed => closed?,
+        }
         Ok(value)
     })?
+}
+
+fn is_full(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<forkdisk::Error>().is_some_and(|e| e.kind() == ErrorKind::NoSpace)
 }
 
 /// The waiting for the verb or daemon that has a pool at the moment.
@@ -183,16 +194,22 @@ pub async fn open_pool(
     let read_only = options.read_only;
     let pool = Pool::open(device, Rc::new(runtime.clone()), options).await.context(path.display().to_string())?;
     tell_recovery(&pool, path);
-    pool.observe(|event| match event {
-        PoolEvent::Dropped { snapshot } => tracing::warn!(
-            "dropped {snapshot}: the pool is full, and it was the oldest snapshot that may be dropped \
-             (when-full=drop-oldest); grow the pool or delete something to keep the others"
-        ),
-    });
+    pool.observe(tell_dropped);
     for (name, error) in attach_origins(&pool, runtime, read_only).await {
         tracing::warn!("the origin {name:?} is not open, nor are its snapshots and their clones: {error}");
     }
     Ok(pool)
+}
+
+/// Says which snapshot was dropped. What finds no space says so itself where one verb has the pool; the log of a daemon
+/// has it from [`space`](crate::daemon::space).
+pub fn tell_dropped(event: &PoolEvent) {
+    if let PoolEvent::Dropped { snapshot } = event {
+        tracing::warn!(
+            "dropped {snapshot}: the pool is full, and it was the oldest snapshot that may be dropped \
+             (when-full=drop-oldest); grow the pool or delete something to keep the others"
+        );
+    }
 }
 
 /// Says what an open found that was not closed in order.

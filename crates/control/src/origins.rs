@@ -13,7 +13,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::identity;
 use crate::method::params;
 use crate::observer::Step;
-use crate::perform::{Call, settle};
+use crate::perform::{Call, settle_later};
 use crate::place;
 use crate::reply::{Deletion, VolumeRecord, uuid_text};
 use crate::session::Session;
@@ -155,11 +155,12 @@ pub async fn unprotect(session: &Session, p: params::Unprotect, call: &Call) -> 
     let of_it = |name: &String| name.split('@').next() == Some(&p.volume) && name.contains('@');
     let mut deleted: Vec<String> = session.pool.list().into_iter().map(|info| info.name).filter(of_it).collect();
     deleted.push(p.volume.clone());
+    let mut waits = None;
     if !p.dry_run {
         session.pool.unprotect(&p.volume, p.recursive).await?;
-        settle(session, call).await?;
+        waits = settle_later(session, call).await?;
     }
-    Ok(Deletion { dry_run: p.dry_run, deleted, frees: None, waits: None })
+    Ok(Deletion { dry_run: p.dry_run, deleted, frees: None, waits })
 }
 
 /// The snapshot that an origin is being rolled back to.

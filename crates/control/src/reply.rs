@@ -45,6 +45,9 @@ pub struct VolumeRecord {
     pub flags: Vec<String>,
     /// How an origin is protected; `null` for everything else.
     pub protection: Option<ProtectionRecord>,
+    /// Why space that a verb gave up has not come back yet, if the file system under the pool is full.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits: Option<String>,
 }
 
 /// How an origin is protected.
@@ -103,6 +106,7 @@ impl From<&VolumeInfo> for VolumeRecord {
                 clean: protection.clean,
                 rolling: protection.rolling,
             }),
+            waits: None,
         }
     }
 }

@@ -45,13 +45,13 @@ fn measure(case: &str, chunk: u64, span: u64, part: u64) -> Result<Vec<Row>> {
             let pool = fresh(&rt, POOL, OpenOptions::default()).await?;
             pool.create("v", &CreateOptions { chunk, ..CreateOptions::new(span, 0) }).await?;
             let volume = pool.volume("v")?;
-            let before = pool.info().free;
+            let before = pool.info().unused;
             pool.device().take();
             load::run(&rt, &pool, &volume, &writes).await?;
             pool.flush().await?;
             pool.checkpoint().await?;
             let wrote = pool.device().take();
-            let used = before - pool.info().free;
+            let used = before - pool.info().unused;
             load::run(&rt, &pool, &volume, &reads).await?;
             anyhow::Ok((wrote, pool.device().take(), used))
         })??

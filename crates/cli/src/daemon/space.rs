@@ -1,10 +1,14 @@
 //! Says in time that a pool runs full, and when it is.
 
+use std::cell::Cell;
+use std::rc::Rc;
 use std::time::Duration;
 
-use forkdisk::{Mode, Pool};
+use forkdisk::{Mode, Pool, PoolEvent};
 use forkdisk_control::size::human;
 use forkdisk_uring::{Rt, UringDevice};
+
+use crate::session::tell_dropped;
 
 /// How often it looks.
 const LOOK: Duration = Duration::from_secs(1);
@@ -13,6 +17,9 @@ const LOOK: Duration = Duration::from_secs(1);
 /// there is none for a write.
 pub async fn watch(runtime: Rt, pool: Pool<UringDevice>) {
     let (mut was_low, mut was_full) = (false, false);
+    let told = Rc::new(Told::default());
+    let telling = told.clone();
+    pool.observe(move |event| telling.tell(event));
     loop {
         let is_low = pool.is_low();
         if is_low != was_low {
@@ -23,8 +30,43 @@ pub async fn watch(runtime: Rt, pool: Pool<UringDevice>) {
         if is_full != was_full {
             tell_full(&pool, is_full);
         }
+        if !is_full {
+            told.begin_anew();
+        }
         was_full = is_full;
         runtime.sleep_for(LOOK).await;
+    }
+}
+
+/// What was told since the pool had space.
+#[derive(Default)]
+struct Told {
+    waits: Cell<bool>,
+    fails: Cell<bool>,
+}
+
+impl Told {
+    /// Tells the first write that waits for space, and the first that fails.
+    fn tell(&self, event: &PoolEvent) {
+        match event {
+            PoolEvent::WaitsForSpace { volume } if !self.waits.replace(true) => tracing::warn!(
+                %volume,
+                "a write waits for space: grow the pool, delete volumes or snapshots, or give the file system under it room; \
+                 it fails after wait_for_space"
+            ),
+            PoolEvent::OutOfSpace { volume } if !self.fails.replace(true) => tracing::error!(
+                %volume,
+                "writes fail with ENOSPC for want of space: grow the pool, delete volumes or snapshots, or give the file \
+                 system under it room"
+            ),
+            event => tell_dropped(event),
+        }
+    }
+
+    /// The next write that finds no space is the first again.
+    fn begin_anew(&self) {
+        self.waits.set(false);
+        self.fails.set(false);
     }
 }
 

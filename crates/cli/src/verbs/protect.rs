@@ -83,6 +83,9 @@ pub fn run_unprotect(args: UnprotectArgs, global: &Global) -> Result<()> {
     let address = volume(&args.words, global)?;
     let method = params::Unprotect { volume: address.name, recursive: args.recursive, dry_run: args.dry_run };
     let gone = call(global, &address.pool, Access::Write, method)?;
+    if let Some(why) = &gone.waits {
+        tracing::warn!("{why}");
+    }
     if args.dry_run && !global.output.json() {
         return gone.deleted.iter().try_for_each(|name| print_line(name));
     }

@@ -41,6 +41,9 @@ pub fn run(args: ResizeArgs, global: &Global) -> Result<()> {
     let ResizeArgs { size, allow_shrink, force, .. } = args;
     let method = params::Resize { volume: address.name, size, allow_shrink, force };
     let resized = call(global, &address.pool, Access::Write, method)?;
+    if let Some(why) = &resized.waits {
+        tracing::warn!("{why}");
+    }
     grow_devices(&address.pool, &resized);
     print_if_json(global, &resized)
 }

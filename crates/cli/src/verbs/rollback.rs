@@ -25,5 +25,9 @@ pub struct RollbackArgs {
 pub fn run(args: RollbackArgs, global: &Global) -> Result<()> {
     let address = global.snapshot(&args.address)?;
     let method = params::Rollback { snapshot: address.name, force: args.force };
-    print_if_json(global, &call(global, &address.pool, Access::Write, method)?)
+    let record = call(global, &address.pool, Access::Write, method)?;
+    if let Some(why) = &record.waits {
+        tracing::warn!("{why}");
+    }
+    print_if_json(global, &record)
 }

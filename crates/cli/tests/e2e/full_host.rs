@@ -202,7 +202,9 @@ fn a_deletion_on_a_full_host_file_system_is_done_and_says_that_space_is_missing(
     assert!(said.contains("give it room") && !said.contains("try again"), "{said}");
     // What gives nothing back does not speak of it.
     lab.ok(&["resize", "small/pool.img/a", "--size", "600M"]);
-    let said = lab.run(&["resize", "small/pool.img/a", "--size", "512M", "--allow-shrink", "--force"]).refused();
+    let shrunk = lab.run(&["resize", "small/pool.img/a", "--size", "512M", "--allow-shrink", "--force"]);
+    let said = shrunk.stderr;
+    assert!(shrunk.status.success(), "{said}");
     assert!(said.contains("it is done, but its space has not come back yet"), "{said}");
     lab.ok(&["resize", "small/pool.img/a", "--size", "512M"]);
     fs::remove_file(place.join("filler")).unwrap();
@@ -339,4 +341,55 @@ fn a_write_that_does_not_fit_leaves_the_room_to_one_that_does() {
     assert_eq!(lab.run(&["check", "small/pool.img"]).status.code(), Some(0));
     let used = lab.json(&["stats", "small/pool.img"])["used"].as_u64().unwrap();
     assert!(used < 32 << 20, "{used}");
+}
+
+#[test]
+fn what_a_verb_has_done_on_a_full_host_is_done_and_it_says_so() {
+    let lab = Lab::empty();
+    let place = lab.path("small");
+    let Some(_mounted) = SmallFileSystem::mount(&place, "64M") else { return };
+    let at = |name: &str| format!("small/pool.img/{name}");
+    lab.ok(&["init", "small/pool.img", "--size", "1G"]);
+    lab.ok(&["create", &at("gone"), &at("old"), &at("short"), "--size", "512M"]);
+    lab.run_with_input(&["import", "-", &at("a")], &noise(1, 4 * MIB)).ok();
+    lab.ok(&["snapshot", &at("a@s")]);
+    lab.ok(&["clone", &at("a@s"), &at("b")]);
+    fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
+    for args in [
+        &["snapshot", &at("a@t")] as &[&str],
+        &["create", &at("new"), "--size", "1M"],
+        &["clone", &at("a@s"), &at("c")],
+        &["rename", &at("old"), &at("renamed")],
+        &["set", "quota=30M", &at("a")],
+        &["resize", &at("short"), "--size", "1M", "--allow-shrink"],
+        &["rollback", &at("a@s")],
+        &["delete", &at("gone")],
+        &["delete", &at("b")],
+    ] {
+        let run = lab.run(args);
+        assert!(run.status.success(), "{args:?}: {run:?}");
+        // The pool was not closed in order, and all of them say so.
+        assert!(run.stderr.contains("WARN") && run.stderr.contains("it is done"), "{args:?}: {run:?}");
+    }
+    // A copy of the pool as it is now: what was done is durable without any close.
+    let look = |pool: &str| {
+        let all = lab.json(&["list", pool]);
+        let mut names: Vec<_> =
+            all.as_array().unwrap().iter().map(|v| v["name"].as_str().unwrap().to_string()).collect();
+        names.sort();
+        assert_eq!(names, ["a", "a@s", "a@t", "c", "new", "renamed", "short"]);
+        let find = |name: &str| all.as_array().unwrap().iter().find(|v| v["name"] == name).unwrap().clone();
+        assert_eq!((find("short")["size"].as_u64(), find("a")["quota"].as_u64()), (Some(1 << 20), Some(30 << 20)));
+    };
+    let mut copy = Command::new("cp");
+    copy.arg("--sparse=always").arg(place.join("pool.img")).arg(lab.path("copy.img"));
+    crate::harness::succeed(&mut copy);
+    look("copy.img");
+    fs::remove_file(place.join("filler")).unwrap();
+    look("small/pool.img");
+    assert!(lab.run(&["set", "quota=50M", &at("a")]).stderr.contains("not closed in order"), "the one before");
+    assert_eq!(lab.run(&["set", "quota=none", &at("a")]).stderr, "");
+    assert_eq!(lab.run(&["check", "small/pool.img"]).status.code(), Some(0));
+    let out = lab.command(&["export", "small/pool.img/c", "-"]).output_within(LIMIT).unwrap();
+    assert!(out.stdout == noise(1, 4 * MIB));
 }

@@ -19,6 +19,7 @@ mod descriptors;
 mod endings;
 mod file_systems;
 mod full_host;
+mod full_pool;
 mod harness;
 mod import_formats;
 mod kernel_nbd;

@@ -447,7 +447,9 @@ fn statfs_tells_the_truth_and_a_full_pool_is_enospc() {
     file.write_all(&noise(11, 16 * MIB)).unwrap();
     file.sync_all().unwrap();
     let taken = before - free();
-    assert!((16 << 20..18 << 20).contains(&taken), "16 MiB took {taken}");
+    // Its share of what is kept back for tables was no part of it before.
+    let least = (16 << 20) - (16 << 20) / 256;
+    assert!((least..18 << 20).contains(&taken), "16 MiB took {taken}");
     let mut outcome = Ok(());
     for _ in 0..20 {
         outcome = file.write_all(&noise(12, 4 * MIB)).and_then(|()| file.sync_all());

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::look::select;
-use super::{Call, SHOWN, refuse_in_use, settle};
+use super::{Call, SHOWN, refuse_in_use, settle_later};
 use crate::failure::{Failure, FailureKind};
 use crate::method::params;
 use crate::reply::Deletion;
@@ -27,10 +27,7 @@ pub async fn delete(session: &Session, p: params::Delete, call: &Call) -> Result
     if !p.dry_run {
         session.pool.delete(&names).await?;
         // What is deleted stays so. A full file system under the pool makes its space come back later.
-        match settle(session, call).await {
-            Err(failure) if failure.kind == FailureKind::NoSpace => waits = Some(failure.message),
-            settled => settled?,
-        }
+        waits = settle_later(session, call).await?;
     }
     let deleted = names.iter().map(|name| name.to_string()).collect();
     Ok(Deletion { dry_run: p.dry_run, deleted, frees, waits })

@@ -129,6 +129,15 @@ fn refuse_attached(session: &Session, info: &VolumeInfo) -> Result<(), Failure> 
     Err(Failure::new(FailureKind::Busy, text))
 }
 
+/// As [`settle`], for what is done whether space comes back or not: on a full file system under the pool it comes back
+/// later, which is what this says then.
+pub(crate) async fn settle_later(session: &Session, call: &Call) -> Result<Option<String>, Failure> {
+    match settle(session, call).await {
+        Err(failure) if failure.kind == FailureKind::NoSpace => Ok(Some(failure.message)),
+        settled => settled.map(|()| None),
+    }
+}
+
 /// Refuses what is in use, naming its users; `otherwise` says what could be done.
 fn refuse_in_use(session: &Session, info: &VolumeInfo, otherwise: &str) -> Result<(), Failure> {
     if info.in_use == 0 {

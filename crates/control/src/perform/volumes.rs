@@ -3,7 +3,7 @@
 use forkdisk::{CreateOptions, GatherPolicy, NoSuchPolicy, SnapshotFlags, VolumeInfo};
 
 use super::copier::policy;
-use super::{Call, refuse_attached, refuse_in_use, settle};
+use super::{Call, refuse_attached, refuse_in_use, settle_later};
 use crate::failure::{Failure, FailureKind};
 use crate::method::params;
 use crate::origins;
@@ -109,8 +109,8 @@ pub async fn rollback(session: &Session, p: params::Rollback, call: &Call) -> Re
     if session.pool.find(volume)?.protected {
         origins::rolled_back(session, volume, call).await?;
     }
-    settle(session, call).await?;
-    Ok((&session.pool.find(volume)?).into())
+    let waits = settle_later(session, call).await?;
+    Ok(VolumeRecord { waits, ..(&session.pool.find(volume)?).into() })
 }
 
 pub async fn rename(session: &Session, p: params::Rename) -> Result<VolumeRecord, Failure> {
@@ -154,10 +154,8 @@ pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result
     session.pool.resize(&p.volume, p.size).await?;
     session.host().changed(&p.volume).await;
     // A volume that only grows gives nothing back.
-    if p.size < info.size {
-        settle(session, call).await?;
-    }
-    Ok((&session.pool.find(&p.volume)?).into())
+    let waits = if p.size < info.size { settle_later(session, call).await? } else { None };
+    Ok(VolumeRecord { waits, ..(&session.pool.find(&p.volume)?).into() })
 }
 
 pub async fn set(session: &Session, p: params::Set) -> Result<VolumeRecord, Failure> {

@@ -53,18 +53,23 @@ impl<D: Device> Origin<D> {
         match policy {
             OriginFull::Wait(seconds) => {
                 let sleep = || inner.runtime.sleep(Duration::from_secs(u64::from(seconds)));
+                if patience.left.is_none() {
+                    inner.tell_waiting(self.id);
+                }
                 let left = patience.left.get_or_insert_with(sleep);
                 // Others that wait begin checkpoints, too: those alone bring nothing.
                 while inner.meta.borrow().space.available() <= patience.free {
                     if !inner.wait_for_space(left).await {
-                        return Err(no_space());
+                        return inner.tell_if_full(self.id, Err(no_space()));
                     }
                     inner.check_writable()?;
                 }
                 Ok(())
             }
             OriginFull::DropOldest => {
-                let Some(id) = self.oldest_droppable(inner) else { return Err(no_space()) };
+                let Some(id) = self.oldest_droppable(inner) else {
+                    return inner.tell_if_full(self.id, Err(no_space()));
+                };
                 let dropped = inner
                     .verb(|meta| {
                         // It may have been deleted or taken into use since.
@@ -80,7 +85,7 @@ impl<D: Device> Origin<D> {
                 inner.reap_soon();
                 inner.clone().settle().await
             }
-            OriginFull::Error => Err(no_space()),
+            OriginFull::Error => inner.tell_if_full(self.id, Err(no_space())),
         }
     }
 

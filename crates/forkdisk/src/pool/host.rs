@@ -50,12 +50,18 @@ pub struct HostShortage {
     may_end: bool,
     /// Ends when it is to fail.
     patience: Option<LocalFuture<()>>,
+    is_told: bool,
 }
 
 impl HostShortage {
     /// `may_end`: something has been given up and not come back.
     pub fn new(may_end: bool) -> HostShortage {
-        HostShortage { may_end, patience: None }
+        HostShortage { may_end, patience: None, is_told: false }
+    }
+
+    /// Whether it begins to wait now, if it `waits` at all.
+    pub fn begins(&mut self, waits: bool) -> bool {
+        waits && !std::mem::replace(&mut self.is_told, true)
     }
 }
 

@@ -6,9 +6,13 @@ use crate::format::{
     Attributes, BreakPolicy, GatherPolicy, OriginFull, SUPERBLOCK_PAGES, SnapshotFlags, Superblock, VolumeRecord,
     VolumeState,
 };
-use crate::types::{PAGE_SIZE, VolumeId};
+use crate::types::{BLOCK_PAGES, PAGE_SIZE, VolumeId};
+use crate::volume::RESERVE;
 
 use super::{Inner, Meta, Pool};
+
+/// Levels of tables that a write to an empty volume makes.
+const LEVELS: u64 = 4;
 
 /// What a pool will do at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,8 +40,10 @@ pub struct PoolInfo {
     pub size: u64,
     /// What is in use.
     pub used: u64,
-    /// What new writes can use.
+    /// What new writes can use: of `unused`, without what the next checkpoint and the tables of such writes need.
     pub free: u64,
+    /// What nothing uses.
+    pub unused: u64,
     /// What was given up and can be used after the next checkpoint (estimate).
     pub freeing: u64,
     /// Below how much free space it is low.
@@ -214,6 +220,13 @@ impl Meta {
 }
 
 impl Meta {
+    /// Pages that writes can have together. A write needs more than its own: what the checkpoint takes that follows,
+    /// and a table for each block that it does not fill with one.
+    fn writable_pages(&self) -> u64 {
+        let left = self.space.available().saturating_sub(self.checkpoint_pages() + RESERVE);
+        left.saturating_sub(left / BLOCK_PAGES + LEVELS)
+    }
+
     /// Pages kept for snapshots of origins.
     fn kept_pages(&self) -> u64 {
         let of_origin = |r: &&VolumeRecord| self.directory.get(r.parent).is_some_and(|v| v.record.protects.is_some());
@@ -259,14 +272,15 @@ impl<D: Device> Pool<D> {
         let seen = |state| meta.directory.iter().filter(|v| v.record.state == state && !v.pending).count() as u64;
         let volumes = || meta.directory.iter().map(|v| &v.record).filter(|r| r.state == VolumeState::Volume);
         let sum = |of: fn(&VolumeRecord) -> u64| volumes().map(of).sum::<u64>();
-        let (free, freeing) = (meta.space.available() * page, meta.space.pending() * page);
+        let (unused, freeing) = (meta.space.available() * page, meta.space.pending() * page);
         PoolInfo {
             uuid: superblock.uuid,
             created: superblock.created,
             mode: inner.mode(),
             size: meta.size(),
-            used: meta.size().saturating_sub(free + freeing),
-            free,
+            used: meta.size().saturating_sub(unused + freeing),
+            free: meta.writable_pages() * page,
+            unused,
             freeing,
             low_water: inner.options.low_water.bytes(meta.size()),
             low: self.is_low(),

@@ -262,8 +262,13 @@ impl<D: Device> Inner<D> {
 
     /// From now on nothing is acknowledged.
     pub fn fail(&self, cause: &Error) -> Error {
-        let message = format!("{cause}; the pool refuses writes until it is opened again");
-        let error = Error::new(ErrorKind::Failed, message);
+        let error = match self.closing.get() && cause.is_full_host() {
+            // The journal has what the checkpoint would have had.
+            true => Error::new(ErrorKind::NoSpace, cause.to_string()),
+            false => {
+                Error::new(ErrorKind::Failed, format!("{cause}; the pool refuses writes until it is opened again"))
+            }
+        };
         self.failed.borrow_mut().get_or_insert(error.clone());
         self.space_changed.notify();
         self.reaped.notify();

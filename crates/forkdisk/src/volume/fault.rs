@@ -21,7 +21,7 @@ use super::quota::Claim;
 use super::read::push;
 
 /// Pages kept back for tables and for verbs that free space.
-pub(super) const RESERVE: u64 = 48;
+pub const RESERVE: u64 = 48;
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Most pieces of a chunk that are looked at for where it lies.
 const MAX_LOOKS: usize = 16;

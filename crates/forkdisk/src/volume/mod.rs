@@ -31,6 +31,7 @@ use crate::sync::{RangeLocks, Turns};
 use crate::types::VolumeId;
 
 pub use extents::Extent;
+pub(crate) use fault::RESERVE;
 pub use flatten::FlattenReport;
 pub(crate) use join::Copies;
 pub(crate) use quota::Claims;

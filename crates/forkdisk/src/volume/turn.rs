@@ -107,6 +107,8 @@ struct Shortage {
     patience: Option<LocalFuture<()>>,
     /// Its time is over, but there was room for it then.
     is_over: bool,
+    /// It was told that it waits.
+    is_told: bool,
 }
 
 impl<D: Device> Volume<D> {
@@ -153,7 +155,8 @@ impl<D: Device> Volume<D> {
             self.restart(work);
             let locked = lock.take().is_some();
             turn.step_aside();
-            self.make_room(turn, work, &mut shortage).await?;
+            let room = self.make_room(turn, work, &mut shortage).await;
+            self.inner.tell_if_full(self.id, room)?;
             if locked {
                 *lock = Some(self.locks.lock(work.held.clone(), Hold::Alone).await);
             }
@@ -203,6 +206,9 @@ impl<D: Device> Volume<D> {
         }
         self.inner.full.set(true);
         let Some(patience) = &mut shortage.patience else { return Err(no_space()) };
+        if !std::mem::replace(&mut shortage.is_told, true) {
+            self.inner.tell_waiting(self.id);
+        }
         if self.inner.wait_for_space(patience).await { Ok(()) } else { Err(no_space()) }
     }
 }

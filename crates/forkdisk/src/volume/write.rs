@@ -86,11 +86,17 @@ impl<D: Device> Volume<D> {
                     unbound = true;
                     self.inner.unbind().await.map(|()| true)
                 }
-                false if e.is_full_host() => self.inner.room_on_host(&mut shortage).await,
+                false if e.is_full_host() => {
+                    if shortage.begins(self.inner.waits_for_space()) {
+                        self.inner.tell_waiting(self.id);
+                    }
+                    self.inner.room_on_host(&mut shortage).await
+                }
                 false => Ok(false),
             };
             match again {
                 Ok(true) => turn = self.turns.enter(pages.clone()),
+                Ok(false) if e.is_full_host() => return (self.inner.tell_if_full(self.id, Err(e)), buf),
                 Ok(false) => return (Err(e), buf),
                 Err(e) => return (Err(e), buf),
             }

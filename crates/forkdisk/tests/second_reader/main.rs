@@ -264,11 +264,11 @@ fn a_directory_page_that_empties_in_the_life_that_made_it_is_given_back() {
     for name in &names {
         lab.tasks.run(lab.pool.create(name, &CreateOptions::new(MIB, 2))).expect("created");
     }
-    let before = lab.pool.info().free;
+    let before = lab.pool.info().unused;
     lab.tasks.run(lab.pool.checkpoint()).expect("a checkpoint");
     lab.tasks.run(lab.pool.delete(&names)).expect("deleted");
     lab.tasks.run(lab.pool.settle()).expect("settled");
     lab.tasks.run(lab.pool.close()).expect("closed");
-    assert_eq!(lab.pool.info().free, before);
+    assert_eq!(lab.pool.info().unused, before);
     lab.compare(&mut Seen::default());
 }

@@ -186,10 +186,10 @@ fn what_a_table_takes_the_place_of_is_given_back() {
     run(3, prepare, |bench| async move {
         let (source, target) =
             (bench.pool.volume("source").expect("there"), bench.pool.volume("target").expect("there"));
-        let before = bench.pool.info().free;
+        let before = bench.pool.info().unused;
         target.clone_range(&source, 0, 0, GIB).await.expect("shared");
         bench.pool.settle().await.expect("it settles");
-        let more = bench.pool.info().free - before;
+        let more = bench.pool.info().unused - before;
         assert!((GIB..GIB + 64 * PAGE).contains(&more), "{more} bytes came back");
         // Once more changes nothing, and a hole is shared like anything else.
         target.clone_range(&source, 0, 0, GIB).await.expect("shared");

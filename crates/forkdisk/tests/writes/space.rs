@@ -14,12 +14,12 @@ fn places(span: u64, count: u64) -> impl Iterator<Item = u64> {
 
 async fn used_by(lab: &Lab, volume: &Disk, span: u64, count: u64) -> f64 {
     lab.pool.checkpoint().await.expect("it succeeds");
-    let before = lab.pool.info().free;
+    let before = lab.pool.info().unused;
     for at in places(span, count) {
         volume.write(at * 4096, stamp(at, 1), false).await.0.expect("there is space");
     }
     lab.pool.checkpoint().await.expect("it succeeds");
-    (before - lab.pool.info().free) as f64 / (count * 4096) as f64
+    (before - lab.pool.info().unused) as f64 / (count * 4096) as f64
 }
 
 async fn clone_of_a_full_volume(lab: &Lab, mib: u64) -> Disk {
@@ -47,11 +47,11 @@ fn in_a_pool_that_is_nearly_full_they_take_no_more() {
         let filler = lab.volume("filler", 64).await;
         // Leaves 12 MiB, in which every block has something in it.
         let mut at = 0;
-        while lab.pool.info().free > 12 << 20 {
+        while lab.pool.info().unused > 12 << 20 {
             filler.write(at << 20, stamp(0, 128), false).await.0.expect("there is space");
             at += 1;
         }
-        let free = lab.pool.info().free / 4096;
+        let free = lab.pool.info().unused / 4096;
         let count = free * 8 / 10;
         let used = used_by(&lab, &clone, 64 * 256, count).await;
         assert!(used <= 1.1, "{used} bytes for each byte written");
@@ -95,7 +95,7 @@ fn what_was_set_aside_for_one_writer_is_to_be_had_by_another() {
             streams.write(at << 20, stamp(0, 64), false).await.0.expect("there is space");
         }
         lab.pool.checkpoint().await.expect("it succeeds");
-        let free = lab.pool.info().free;
+        let free = lab.pool.info().unused;
         let greedy = lab.volume("greedy", 1024).await;
         let mut at = 0;
         while greedy.write(at << 16, stamp(at, 16), false).await.0.is_ok() {
@@ -115,11 +115,11 @@ fn a_write_that_does_not_fit_leaves_the_room_to_one_that_does() {
             at += 256;
         }
         lab.pool.checkpoint().await.expect("it succeeds");
-        let free = lab.pool.info().free;
+        let free = lab.pool.info().unused;
         for _ in 0..20 {
             volume.write(at * 4096, stamp(at, 256), false).await.0.expect_err("it does not fit");
         }
-        assert_eq!(lab.pool.info().free, free, "nothing is kept for it");
+        assert_eq!(lab.pool.info().unused, free, "nothing is kept for it");
     });
 }
 

@@ -160,8 +160,8 @@ impl Run<'_> {
             return Ok(());
         }
         let info = self.session.pool.info();
-        if info.free > info.size / 2 {
-            let what = format!("{} of {} bytes are free, but: {message}", info.free, info.size);
+        if info.unused > info.size / 2 {
+            let what = format!("{} of {} bytes are free, but: {message}", info.unused, info.size);
             return Err(Violation::new("P9", what));
         }
         Ok(())

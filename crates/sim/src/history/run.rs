@@ -259,7 +259,7 @@ impl<'a> Run<'a> {
 
     /// Neighbouring writes reach the disk in the order of acceptance, but for those that find no space.
     fn judge_order(&mut self) -> Result<(), Violation> {
-        let ample = self.session.pool.info().free > AMPLE && !self.session.disk.may_lack_room();
+        let ample = self.session.pool.info().unused > AMPLE && !self.session.disk.may_lack_room();
         match self.session.disk.order().broken(ample) {
             Some(what) => Err(Violation::new("I5", what)),
             None => Ok(()),

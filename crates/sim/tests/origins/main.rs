@@ -297,7 +297,7 @@ fn a_write_is_not_refused_for_tables_that_it_does_not_need() {
         }
         w.pool.create("v", &CreateOptions::new(8 * MIB, 1)).await.unwrap();
         let mut at = 0;
-        while w.pool.info().free > 5 * MIB {
+        while w.pool.info().unused > 5 * MIB {
             w.write("v", at, CHUNK, 1).await;
             at += CHUNK;
         }
@@ -508,7 +508,7 @@ fn a_write_that_needs_what_a_checkpoint_is_bringing_back_waits_for_it() {
                 w.pool.create(name, &CreateOptions::new(64 * MIB, 1)).await.unwrap();
             }
             w.pool.settle().await.unwrap();
-            let fill = w.pool.info().free - 112 * 4096;
+            let fill = w.pool.info().unused - 112 * 4096;
             w.write("fill", 0, fill, 1).await;
             w.pool.settle().await.unwrap();
             w.pool.delete(&["fill"]).await.unwrap();

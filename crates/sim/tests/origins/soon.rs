@@ -92,7 +92,7 @@ fn finds_room(free: u64, soon: bool) -> bool {
         w.snapshot("s", CHAINED).await;
         w.pool.create("fill", &CreateOptions::new(64 * MIB, 1)).await.unwrap();
         w.pool.settle().await.unwrap();
-        let fill = (w.pool.info().free / 4096).saturating_sub(free);
+        let fill = (w.pool.info().unused / 4096).saturating_sub(free);
         w.write("fill", 0, fill * 4096, 1).await;
         w.pool.settle().await.unwrap();
         let volume = w.pool.volume("org").unwrap();
