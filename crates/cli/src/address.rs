@@ -1,7 +1,7 @@
 //! Addresses: `POOL/volume@snapshot`, and where the pool's path ends.
 //!
 //! POOL is the shortest leading part of the path that exists and is not a directory. With `--pool` or
-//! `FORKDISK_POOL` an address is only `volume@snapshot`, unless it begins with `/`, `./` or `../`.
+//! `FORKDISK_POOL` an address is only `volume@snapshot`, unless it begins with `/`, `./`, `../` or the path of a pool.
 
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use forkdisk::{NAME_MARKS, is_name_character};
+use forkdisk_control::place;
 
 /// Longest name of a volume or a snapshot, in bytes.
 pub const MAX_NAME: usize = 255;
@@ -45,7 +46,7 @@ impl Address {
 /// Splits `text` into pool and name; `default` is the pool that the user named elsewhere.
 pub fn parse(text: &str, default: Option<&Path>) -> Result<Address> {
     let is_path = ["/", "./", "../"].iter().any(|start| text.starts_with(start));
-    if let Some(pool) = default.filter(|_| !is_path) {
+    if let Some(pool) = default.filter(|_| !is_path && !begins_with_a_pool(text)) {
         let address = Address { pool: pool.to_path_buf(), name: text.to_string() };
         check_name(&address)?;
         return Ok(address);
@@ -53,6 +54,19 @@ pub fn parse(text: &str, default: Option<&Path>) -> Result<Address> {
     let address = split(text)?;
     check_name(&address)?;
     Ok(address)
+}
+
+/// Whether a leading part of `text` is the path of a pool, and not of any other file.
+fn begins_with_a_pool(text: &str) -> bool {
+    let path = within_a_file(text).map_or(text, |(path, _)| path);
+    Path::new(path).is_file() && place::pool_identity(Path::new(path)).is_some()
+}
+
+/// The leading part of `text` that is a file or block device, and what follows.
+pub fn within_a_file(text: &str) -> Option<(&str, &str)> {
+    let parts = text.match_indices('/').map(|(at, _)| (&text[..at], text[at..].trim_start_matches('/')));
+    let is_end = |found: Metadata| found.is_file() || found.file_type().is_block_device();
+    parts.into_iter().find(|(path, name)| !name.is_empty() && std::fs::metadata(path).is_ok_and(is_end))
 }
 
 /// The address of a volume or a snapshot: a pool alone is refused.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
 
 use crate::address::{self, Address};
 use crate::config::{Given, Settings, key};
@@ -19,7 +19,8 @@ use crate::verbs;
     version,
     after_help = "An ADDRESS is POOL, POOL/volume or POOL/volume@snapshot. POOL is the shortest leading part \
                   of the path that exists and is not a directory. With --pool or FORKDISK_POOL an address is \
-                  only volume@snapshot.\nSizes take the units K M G T P, 1024 each."
+                  only volume@snapshot, unless it begins with the \
+                  path of a pool.\nSizes take the units K M G T P, 1024 each."
 )]
 pub struct Cli {
     #[command(flatten)]
@@ -46,11 +47,21 @@ pub struct Global {
     /// The configuration in effect.
     #[arg(skip)]
     pub settings: Settings,
+
+    /// The verb's name.
+    #[arg(skip)]
+    verb: String,
 }
 
 impl Global {
     fn default_pool(&self) -> Option<PathBuf> {
         self.settings.path(&key::POOL)
+    }
+
+    /// Which pool `path` is, if it is the default one: what is missing in it was perhaps meant elsewhere.
+    pub fn about_default_pool(&self, path: &Path) -> Option<String> {
+        self.default_pool().filter(|pool| pool == path)?;
+        Some(format!("in the pool {} ({})", path.display(), self.settings.source(&key::POOL)))
     }
 
     /// Where the daemon's control socket lies, if the user said so.
@@ -81,8 +92,12 @@ impl Global {
     /// The pool that a verb on whole pools is for.
     pub fn pool(&self, named: Option<&Path>) -> Result<PathBuf> {
         let path = self.new_pool(named)?;
+        let source = || match named {
+            Some(_) => String::new(),
+            None => format!(" ({})", self.settings.source(&key::POOL)),
+        };
         let found = std::fs::metadata(&path)
-            .with_context(|| format!("{}: there is no pool here that can be opened", path.display()))?;
+            .with_context(|| format!("{}{}: there is no pool here that can be opened", path.display(), source()))?;
         if found.is_dir() {
             anyhow::bail!("{} is a directory, not a pool: name the pool's file or block device", path.display());
         }
@@ -92,7 +107,11 @@ impl Global {
     /// As [`pool`](Self::pool), for one that need not exist.
     pub fn new_pool(&self, named: Option<&Path>) -> Result<PathBuf> {
         let path = named.map(Path::to_path_buf).or_else(|| self.default_pool());
-        path.context("no pool: name its path, or set FORKDISK_POOL")
+        let path = path.context("no pool: name its path, or set FORKDISK_POOL")?;
+        if let Some((pool, name)) = path.to_str().and_then(address::within_a_file) {
+            anyhow::bail!("{} takes a pool: {} names {name} in {pool}", self.verb, path.display());
+        }
+        Ok(path)
     }
 
     /// What a verb that lists works on: the addresses given, or the whole default pool.
@@ -110,29 +129,36 @@ enum Verb {
     Create(verbs::create::CreateArgs),
     Import(verbs::import::ImportArgs),
     Export(verbs::export::ExportArgs),
+    #[command(visible_alias = "snap")]
     Snapshot(verbs::snapshot::SnapshotArgs),
     Clone(verbs::clone::CloneArgs),
     Rollback(verbs::rollback::RollbackArgs),
+    #[command(visible_alias = "ls")]
     List(verbs::list::ListArgs),
     Du(verbs::du::DuArgs),
     Diff(verbs::diff::DiffArgs),
     Map(verbs::map::MapArgs),
+    #[command(alias = "mv")]
     Rename(verbs::rename::RenameArgs),
     Resize(verbs::resize::ResizeArgs),
     Set(verbs::set::SetArgs),
     Defrag(verbs::defrag::DefragArgs),
     Flatten(verbs::flatten::FlattenArgs),
     Copier(verbs::copier::CopierArgs),
+    #[command(visible_alias = "rm", alias = "remove", alias = "destroy")]
     Delete(verbs::delete::DeleteArgs),
     Protect(verbs::protect::ProtectArgs),
     Unprotect(verbs::protect::UnprotectArgs),
     Grow(verbs::grow::GrowArgs),
+    #[command(alias = "fsck")]
     Check(verbs::check::CheckArgs),
     Repair(verbs::repair::RepairArgs),
+    #[command(alias = "info", alias = "df")]
     Stats(verbs::stats::StatsArgs),
     Top(verbs::top::TopArgs),
     Serve(verbs::serve::ServeArgs),
     Mount(verbs::mount::MountArgs),
+    #[command(alias = "unmount")]
     Umount(verbs::umount::UmountArgs),
     Attach(verbs::attach::AttachArgs),
     Detach(verbs::detach::DetachArgs),
@@ -154,6 +180,13 @@ enum Verb {
 }
 
 impl Cli {
+    /// The command line as it was parsed.
+    pub fn read(matches: &ArgMatches) -> Result<Cli, clap::Error> {
+        let mut cli = Cli::from_arg_matches(matches)?;
+        cli.global.verb = matches.subcommand_name().unwrap_or_default().to_string();
+        Ok(cli)
+    }
+
     /// Whether the user wants JSON.
     pub fn json(&self) -> bool {
         self.global.output.json()

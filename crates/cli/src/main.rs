@@ -6,6 +6,7 @@
 mod address;
 mod attach;
 mod cli;
+mod command;
 mod config;
 mod daemon;
 mod freeze;
@@ -30,8 +31,7 @@ mod verbs;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use forkdisk_control::size;
 
@@ -49,7 +49,8 @@ fn main() -> ExitCode {
         }
         None => {}
     }
-    let mut cli = match Cli::try_parse() {
+    let parsed = command::command().try_get_matches().and_then(|matches| Cli::read(&matches));
+    let mut cli = match parsed {
         Ok(cli) => cli,
         Err(error) => return usage(error),
     };
@@ -75,7 +76,11 @@ fn usage(error: clap::Error) -> ExitCode {
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
-    let text = error.to_string();
+    let told = match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(word)) => command::elsewhere(word),
+        _ => None,
+    };
+    let text = told.unwrap_or_else(|| error.to_string());
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     match refusal::wants_json(std::env::args()) {
         true => eprintln!("{}", refusal::usage_as_json(text)),

@@ -71,9 +71,16 @@ impl TableArgs {
 
     /// Writes `rows`, one cell per column, below `header`.
     pub fn print(&self, header: &[Column], rows: &[Vec<String>]) -> Result<()> {
-        let text = match self.scripted {
-            true => rows.iter().map(|row| row.join("\t") + "\n").collect(),
-            false => layout(header, rows),
+        self.print_fitting(header, rows, &[])
+    }
+
+    /// As [`print`](Self::print); on a terminal too narrow for it, the columns `spare` are left out, as many as need be, the
+    /// first one first.
+    pub fn print_fitting(&self, header: &[Column], rows: &[Vec<String>], spare: &[&str]) -> Result<()> {
+        let text = match (self.scripted, terminal_width()) {
+            (true, _) => rows.iter().map(|row| row.join("\t") + "\n").collect(),
+            (false, Some(most)) => fit(header, rows, spare, most),
+            (false, None) => layout(header, rows),
         };
         print(text.as_bytes())
     }
@@ -92,6 +99,28 @@ impl Column {
     fn title(&self) -> &'static str {
         match self {
             Column::Left(title) | Column::Right(title) => title,
+        }
+    }
+}
+
+/// Columns of the terminal that standard output is, if it is one.
+fn terminal_width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    (size.ws_col > 0).then_some(size.ws_col.into())
+}
+
+/// The table in lines of at most `most` columns, if leaving out all of `spare` is enough for that.
+fn fit(header: &[Column], rows: &[Vec<String>], spare: &[&str], most: usize) -> String {
+    let mut left: Vec<usize> = (0..header.len()).collect();
+    let mut spare = spare.iter();
+    loop {
+        let cells = |row: &Vec<String>| left.iter().map(|&i| row[i].clone()).collect();
+        let heading: Vec<Column> = left.iter().map(|&i| header[i]).collect();
+        let text = layout(&heading, &rows.iter().map(cells).collect::<Vec<_>>());
+        let is_wide = text.lines().any(|line| line.chars().count() > most);
+        match spare.next().filter(|_| is_wide) {
+            Some(title) => left.retain(|&i| header[i].title() != *title),
+            None => return text,
         }
     }
 }
@@ -198,6 +227,17 @@ mod tests {
         ] {
             assert_eq!(utc(seconds), text);
         }
+    }
+
+    #[test]
+    fn a_narrow_terminal_shows_the_columns_that_matter_most() {
+        let header = [Column::Left("NAME"), Column::Right("SIZE"), Column::Left("MORE"), Column::Left("MOST")];
+        let rows = vec![vec!["a".into(), "1K".into(), "long text".into(), "b".into()]];
+        let shown = |most| fit(&header, &rows, &["MORE", "MOST"], most).lines().next().unwrap().to_string();
+        assert_eq!(shown(27), "NAME  SIZE  MORE       MOST");
+        assert_eq!(shown(26), "NAME  SIZE  MOST");
+        assert_eq!(shown(15), "NAME  SIZE");
+        assert_eq!(shown(3), "NAME  SIZE", "what is left stays");
     }
 
     #[test]

@@ -73,13 +73,24 @@ pub fn call<M: Method>(global: &Global, path: &Path, access: Access, method: M) 
     with_pool(global, path, access, async |caller| Ok(caller.call(method, None).await?))
 }
 
-/// Runs `work` with whatever can carry verbs out on the pool at `path`.
+/// Runs `work` with whatever can carry verbs out on the pool at `path`. What it does not find in the default pool is told
+/// with the pool's path and where that is said.
 pub fn with_pool<T>(
     global: &Global,
     path: &Path,
     access: Access,
     work: impl AsyncFnOnce(&Caller) -> Result<T>,
 ) -> Result<T> {
+    in_pool(global, path, access, work).map_err(|error| {
+        let failure = error.downcast_ref::<Failure>();
+        match global.about_default_pool(path) {
+            Some(place) if failure.is_some_and(|f| f.kind == FailureKind::NotFound) => error.context(place),
+            _ => error,
+        }
+    })
+}
+
+fn in_pool<T>(global: &Global, path: &Path, access: Access, work: impl AsyncFnOnce(&Caller) -> Result<T>) -> Result<T> {
     if let Some(client) = daemon(global, path)? {
         return at_once(work(&Caller::Served(RefCell::new(client))));
     }

@@ -138,8 +138,9 @@ fn refuse_pool(path: &Path) -> Result<(), Failure> {
 
 pub async fn protect(session: &Session, p: params::Protect) -> Result<VolumeRecord, Failure> {
     let when_full = policy(p.when_full.as_deref().unwrap_or("wait"))?;
-    let (device, place) = open_device(&session.runtime, &p.path, false)?;
+    // Before it is opened: the pool of this session would be told as in use.
     refuse_pool(Path::new(&p.path))?;
+    let (device, place) = open_device(&session.runtime, &p.path, false)?;
     let options = forkdisk::ProtectOptions {
         place,
         chunk: p.chunk.unwrap_or(DEFAULT_CHUNK),

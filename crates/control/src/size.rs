@@ -8,6 +8,9 @@ const UNITS: &str = "KMGTPE";
 /// (`20G`, `1.5TiB`, `4096`, `512B`). Every unit is a power of 1024. A fraction must come to whole bytes.
 pub fn parse(text: &str) -> Result<u64> {
     let text = text.trim();
+    if text.starts_with('-') {
+        bail!("'{text}' is negative: a size is positive");
+    }
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let shift = shift_of(unit.trim())

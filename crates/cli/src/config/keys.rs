@@ -140,8 +140,6 @@ impl Key {
         let default = if self.default.is_empty() { String::new() } else { format!(" [default: {}]", self.default) };
         let arg = Arg::new(self.id)
             .long(self.flag())
-            .env(self.variable())
-            .hide_env(true)
             .help(format!("{}{default}", self.help))
             .value_name(self.kind.value_name())
             .global(self.scope == Scope::Every)
@@ -231,6 +229,9 @@ pub fn switch(text: &str) -> Result<bool> {
 
 /// A number and `ms`, `s`, `m` or `h`; seconds without a unit.
 pub fn time(text: &str) -> Result<Duration> {
+    if text.starts_with('-') {
+        bail!("'{text}' is negative: a time is positive");
+    }
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let factor = match unit.trim() {

@@ -3,11 +3,12 @@
 mod file;
 pub mod keys;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::parser::ValueSource;
+use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use forkdisk::LowWater;
 
@@ -62,19 +63,32 @@ impl<const SERVE: bool> FromArgMatches for Given<SERVE> {
         let given = |key: &'static Key| {
             let words: Vec<&str> = matches.get_many::<String>(key.id)?.map(String::as_str).collect();
             let text = Some(words.join(",")).filter(|text| !text.is_empty())?;
-            let origin = match matches.value_source(key.id)? {
-                ValueSource::EnvVariable => Origin::Environment,
-                _ => Origin::Flag,
-            };
-            Some((key.name, text, origin))
+            Some((key.name, text, Origin::Flag))
         };
-        Ok(Given { values: Given::<SERVE>::keys().filter_map(given).collect() })
+        let mut values = Vec::new();
+        for key in Given::<SERVE>::keys() {
+            match given(key) {
+                Some(flag) => values.push(flag),
+                None => values.extend(in_environment(key, std::env::var_os(key.variable()))?),
+            }
+        }
+        Ok(Given { values })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         *self = Given::from_arg_matches(matches)?;
         Ok(())
     }
+}
+
+/// What the environment says about a key, whose variable has `value`. Not read by the parser, which would name the flag
+/// of a value that does not fit.
+fn in_environment(key: &Key, value: Option<OsString>) -> Result<Option<(&'static str, String, Origin)>, clap::Error> {
+    let refused = |why: String| clap::Error::raw(ErrorKind::InvalidValue, format!("{}: {why}\n", key.variable()));
+    let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
+    let text = value.into_string().map_err(|value| refused(format!("{value:?} is not UTF-8")))?;
+    key.check(&text).map_err(|why| refused(why.to_string()))?;
+    Ok(Some((key.name, text, Origin::Environment)))
 }
 
 /// The configuration in effect.
@@ -103,6 +117,16 @@ impl Settings {
     pub fn get(&self, key: &Key) -> (&str, Origin) {
         let found = self.said.iter().find(|(name, _, _)| *name == key.name);
         found.map_or((key.default, Origin::Default), |(_, text, origin)| (text, origin.clone()))
+    }
+
+    /// Where the value of `key` comes from, in words.
+    pub fn source(&self, key: &Key) -> String {
+        match self.get(key).1 {
+            Origin::Flag => format!("flag --{}", key.flag()),
+            Origin::Environment => format!("environment {}", key.variable()),
+            Origin::File(path, line) => format!("{}:{line}", path.display()),
+            Origin::Default => "default".to_string(),
+        }
     }
 
     fn text(&self, key: &Key) -> Option<&str> {
@@ -193,8 +217,8 @@ mod tests {
             let (every, serve) = parsed(&flag);
             let settings = Settings::load(every, serve, None).unwrap();
             assert_eq!(settings.get(key), (a_value(key), Origin::Flag));
-            let arg = key.arg();
-            assert_eq!(arg.get_env().and_then(|name| name.to_str()), Some(key.variable().as_str()));
+            let variable = in_environment(key, Some(a_value(key).into())).unwrap();
+            assert_eq!(variable, Some((key.name, a_value(key).to_string(), Origin::Environment)));
             let path = dir.path().join(key.name);
             std::fs::write(&path, in_toml(key)).unwrap();
             let settings = Settings::load(Given::default(), Given::default(), Some(&path)).unwrap();

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use forkdisk::{OpenOptions, Pool};
 use forkdisk_control::{
     Failure, FailureKind, Server as ControlServer, ServerHandle as ControlHandle, ServerOptions as ControlOptions,
@@ -101,6 +101,13 @@ pub fn run(
     let paths = [pid_file, log_file, syslog, mount, socket_dir];
     for path in paths.into_iter().flatten() {
         *path = absolute(path)?;
+    }
+    // Before clients are told that they can connect.
+    for file in [&settings.pid_file, &settings.log_file].into_iter().flatten() {
+        let folder = file.parent().filter(|folder| !folder.is_dir());
+        if let Some(folder) = folder {
+            bail!("{}: the folder {} does not exist", file.display(), folder.display());
+        }
     }
     forkdisk_uring::block_on(Config::default(), |runtime| async move {
         // Before anything starts a thread.

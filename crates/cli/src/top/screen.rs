@@ -6,10 +6,13 @@ use anyhow::Result;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
-use ratatui::widgets::{Paragraph, Row, Table};
+use ratatui::widgets::{Paragraph, Row, Table, Wrap};
 use ratatui::{DefaultTerminal, Frame};
 
 use super::rates::{COLUMNS, View};
+
+/// What the last line says.
+const KEYS: &str = "q, Esc, Ctrl-C: end";
 
 /// Shows one view after the other, each for about `interval`, until a key ends it. `next` makes them.
 pub fn run(interval: Duration, mut next: impl FnMut() -> Result<View>) -> Result<()> {
@@ -44,17 +47,40 @@ fn ends(code: KeyCode, modifiers: KeyModifiers) -> bool {
         || code == KeyCode::Char('c') && modifiers.contains(KeyModifiers::CONTROL)
 }
 
+/// What a narrow terminal does without, as indices of [`COLUMNS`]: the first one first.
+const SPARE: [usize; 5] = [8, 10, 7, 9, 11];
+const SPACING: u16 = 2;
+
 fn draw(frame: &mut Frame<'_>, view: &View) {
-    let head = view.head.len() as u16 + 1;
-    let [above, below] = Layout::vertical([Constraint::Length(head), Constraint::Min(0)]).areas(frame.area());
-    frame.render_widget(Paragraph::new(view.head.join("\n")), above);
+    let width = frame.area().width;
+    let lines: usize = view.head.iter().map(|line| line.len().div_ceil(width.max(1).into()).max(1)).sum();
+    let head = u16::try_from(lines).unwrap_or(u16::MAX).saturating_add(1);
+    let parts = [Constraint::Length(head), Constraint::Min(0), Constraint::Length(1)];
+    let [above, below, foot] = Layout::vertical(parts).areas(frame.area());
+    frame.render_widget(Paragraph::new(view.head.join("\n")).wrap(Wrap { trim: false }), above);
     let rows: Vec<[String; COLUMNS.len()]> =
         std::iter::once(&view.total).chain(&view.rows).map(|row| row.cells()).collect();
-    let width = |i: usize| rows.iter().map(|row| row[i].len()).chain([COLUMNS[i].len()]).max().unwrap_or(0) as u16;
-    let widths = (0..COLUMNS.len()).map(|i| Constraint::Length(width(i)));
-    let heading = Row::new(COLUMNS).style(Style::new().add_modifier(Modifier::REVERSED));
-    let table = Table::new(rows.iter().map(|row| Row::new(row.iter().cloned())), widths).header(heading);
-    frame.render_widget(table.column_spacing(2), below);
+    let widths: [u16; COLUMNS.len()] = std::array::from_fn(|i| {
+        rows.iter().map(|row| row[i].len()).chain([COLUMNS[i].len()]).max().unwrap_or(0) as u16
+    });
+    let shown = columns_for(width, &widths);
+    let heading = Row::new(shown.iter().map(|&i| COLUMNS[i])).style(Style::new().add_modifier(Modifier::REVERSED));
+    let cells = rows.iter().map(|row| Row::new(shown.iter().map(|&i| row[i].clone()).collect::<Vec<_>>()));
+    let table = Table::new(cells, shown.iter().map(|&i| Constraint::Length(widths[i]))).header(heading);
+    frame.render_widget(table.column_spacing(SPACING), below);
+    frame.render_widget(Paragraph::new(KEYS), foot);
+}
+
+/// The columns that fit `width` as a whole, as far as leaving out others is enough for that.
+fn columns_for(width: u16, widths: &[u16]) -> Vec<usize> {
+    let mut shown: Vec<usize> = (0..widths.len()).collect();
+    for spare in SPARE {
+        if shown.iter().map(|&i| widths[i] + SPACING).sum::<u16>() <= width + SPACING {
+            break;
+        }
+        shown.retain(|&i| i != spare);
+    }
+    shown
 }
 
 #[cfg(test)]
@@ -72,6 +98,20 @@ mod tests {
             terminal.draw(|frame| draw(frame, &view)).unwrap();
             let text: String = terminal.backend().buffer().content().iter().map(|cell| cell.symbol()).collect();
             assert_eq!(text.contains("WRITE/S"), width == 120, "{width}x{height}");
+        }
+    }
+
+    #[test]
+    fn figures_and_lines_are_whole_on_80_columns() {
+        let mut view = View::between(&Statistics::default(), &Statistics::default(), 1.0);
+        (view.total.read_latency, view.total.write_latency) = ([262.0, 16_400.0], [999.0, 123_400.0]);
+        let last = format!("{}end", "x".repeat(150));
+        view.head.push(last);
+        let mut terminal = Terminal::new(TestBackend::new(80, 30)).unwrap();
+        terminal.draw(|frame| draw(frame, &view)).unwrap();
+        let text: String = terminal.backend().buffer().content().iter().map(|cell| cell.symbol()).collect();
+        for part in [view.total.cells()[3].as_str(), view.total.cells()[6].as_str(), "xend", KEYS] {
+            assert!(text.contains(part), "{part} in {text}");
         }
     }
 

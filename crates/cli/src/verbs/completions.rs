@@ -1,10 +1,10 @@
 //! `completions`: what a shell needs to complete our command line.
 
 use anyhow::Result;
-use clap::{Args, CommandFactory};
+use clap::Args;
 use clap_complete::Shell;
 
-use crate::cli::Cli;
+use crate::command::without_hidden_verbs;
 use crate::output::print;
 
 /// Write a completion script for a shell to standard output
@@ -17,6 +17,6 @@ pub struct CompletionsArgs {
 /// Writes the script.
 pub fn run(args: CompletionsArgs) -> Result<()> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "forkdisk", &mut script);
+    clap_complete::generate(args.shell, &mut without_hidden_verbs(), "forkdisk", &mut script);
     print(&script)
 }

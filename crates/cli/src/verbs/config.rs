@@ -5,7 +5,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::cli::Global;
-use crate::config::{Given, KEYS, Key, Origin};
+use crate::config::{Given, KEYS, Key};
 use crate::output::{Column, TableArgs, print_json};
 
 /// Show the configuration in effect and where each value comes from
@@ -47,13 +47,8 @@ pub fn run(global: &Global) -> Result<()> {
 }
 
 fn record(key: &'static Key, global: &Global) -> Record {
-    let (value, origin) = global.settings.get(key);
-    let from = match origin {
-        Origin::Flag => format!("flag --{}", key.flag()),
-        Origin::Environment => format!("environment {}", key.variable()),
-        Origin::File(path, line) => format!("{}:{line}", path.display()),
-        Origin::Default => "default".to_string(),
-    };
+    let (value, _) = global.settings.get(key);
+    let from = global.settings.source(key);
     let given = |text: &str| Some(text).filter(|text| !text.is_empty()).map(str::to_string);
     Record {
         key: key.name,

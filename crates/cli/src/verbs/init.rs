@@ -49,6 +49,9 @@ pub struct InitArgs {
 pub fn run(args: InitArgs, global: &Global) -> Result<()> {
     let path = global.new_pool(args.path.as_deref())?;
     let is_new = !path.exists();
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.exists()) {
+        bail!("{}: the folder {} does not exist", path.display(), folder.display());
+    }
     let size = args.size.unwrap_or(0);
     if size == 0 && !is_block_device(&path) {
         bail!("{}: a pool in a file needs a size above 0, as in --size 20G", path.display());

@@ -20,7 +20,7 @@ pub struct ListArgs {
     table: TableArgs,
 }
 
-/// Lists by name.
+/// Lists by name. On a terminal of 80 columns, some are left out; -H and --json show all.
 pub fn run(args: ListArgs, global: &Global) -> Result<()> {
     let addresses = global.addresses(&args.addresses)?;
     let pool = same_pool(&addresses)?;
@@ -47,8 +47,11 @@ pub fn run(args: ListArgs, global: &Global) -> Result<()> {
     let mut rows: Vec<Vec<String>> = found.into_iter().map(|record| row(record, &args.table)).collect();
     let shown = shown_columns(&rows, args.table.is_for_people());
     rows.iter_mut().for_each(|row| row.truncate(shown));
-    args.table.print(&header[..shown], &rows)
+    args.table.print_fitting(&header[..shown], &rows, &SPARE)
 }
+
+/// What a narrow terminal does without.
+const SPARE: [&str; 8] = ["GATHER", "CHUNK", "COPY-AHEAD", "WHEN-FULL", "FRAGMENTED", "QUOTA", "DEPENDS-ON", "CREATED"];
 
 /// Columns that every pool has something in; those behind are about origins.
 const USUAL: usize = 10;

@@ -14,6 +14,7 @@ pub mod detach;
 pub mod device_links;
 pub mod diff;
 pub mod du;
+pub mod examples;
 pub mod export;
 pub mod flatten;
 pub mod grow;

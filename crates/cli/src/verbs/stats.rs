@@ -62,7 +62,8 @@ fn live_rows(s: &Statistics, table: &TableArgs) -> Vec<Vec<String>> {
     let (a, mut rows) = (&s.activity, Vec::new());
     let mut add = |name: &str, value: String| rows.push(vec![name.to_string(), value]);
     for (kind, o) in a.volumes.operations.all() {
-        add(&format!("{kind}s"), o.operations.to_string());
+        let plural = if matches!(kind, "flush" | "zero") { "es" } else { "s" };
+        add(&format!("{kind}{plural}"), o.operations.to_string());
         if kind != "flush" {
             add(&format!("{kind}_bytes"), table.size(o.bytes));
         }

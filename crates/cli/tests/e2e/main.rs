@@ -65,3 +65,4 @@ mod under_load;
 mod vanishing;
 mod verbs;
 mod waiting;
+mod wrong_words;

@@ -82,6 +82,43 @@ fn a_reader_that_leaves_early_is_no_error() {
 }
 
 #[test]
+fn a_list_fits_a_terminal_of_80_columns() {
+    let lab = Lab::with_pool("64M");
+    lab.ok(&["create", "pool.img/a-name-of-some-length", "--size", "1M"]);
+    let Some(mut script) = crate::harness::client("script", "bsdutils") else { return };
+    let program = lab.command(&[]).get_program().to_str().unwrap().to_string();
+    let line = format!("stty cols 80; exec {program} list {POOL}");
+    let shown = crate::harness::succeed(script.args(["-qec", &line, "/dev/null"]).current_dir(lab.path("")));
+    let lines: Vec<&str> = shown.lines().collect();
+    assert!(lines.iter().all(|line| line.trim_end().len() <= 80), "{shown}");
+    assert!(lines[0].starts_with("NAME") && lines[0].contains("REFERENCED"), "{shown}");
+    assert!(lab.ok(&["list", POOL]).contains("GATHER"), "what is no terminal has all columns");
+}
+
+#[test]
+fn manual_pages_say_what_a_page_has_to() {
+    let lab = Lab::empty();
+    let made = lab.command(&["man", "man1"]).env("SOURCE_DATE_EPOCH", "951782400").status_within(LIMIT).unwrap();
+    assert!(made.success());
+    let pages: Vec<_> = fs::read_dir(lab.path("man1")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(pages.len() > 30, "{pages:?}");
+    for path in pages {
+        let page = fs::read_to_string(&path).unwrap();
+        let headings = ["NAME", "SYNOPSIS", "OPTIONS", "EXIT STATUS", "ENVIRONMENT", "FILES", "SEE ALSO"];
+        for heading in headings {
+            let named = [format!(".SH {heading}\n"), format!(".SH \"{heading}\"\n")];
+            assert!(named.iter().any(|named| page.contains(named)), "{}: {heading}", path.display());
+        }
+        assert!(page.contains("2000-02-29"), "{}: no date", path.display());
+        let is_of_verb = path.file_name().unwrap() != "forkdisk.1";
+        assert_eq!(page.contains(".SH EXAMPLES\n"), is_of_verb, "{}", path.display());
+    }
+    let help = lab.ok(&["list", "--help"]);
+    assert!(help.contains("Options of every verb:") && help.contains("Examples:\n  forkdisk list"), "{help}");
+    assert!(!lab.ok(&["completions", "bash"]).contains("on-mount"));
+}
+
+#[test]
 fn manual_pages_and_completions_are_made() {
     let lab = Lab::empty();
     lab.ok(&["man", "man1"]);

@@ -61,7 +61,13 @@ async fn make_all(
     Ok(records(&made))
 }
 
+/// Refuses a disk of 0 bytes: a volume of that length comes from an empty file of a mount only.
+fn check_size(size: u64) -> Result<(), Failure> {
+    if size > 0 { Ok(()) } else { Err(invalid("a volume needs a size above 0, as in --size 20G".to_string())) }
+}
+
 pub async fn create(session: &Session, p: params::Create) -> Result<Vec<VolumeRecord>, Failure> {
+    check_size(p.size)?;
     let mut options = create_options(session, p.size, p.chunk);
     if let Some(name) = &p.break_policy {
         options.break_policy = policy(name)?;
@@ -75,6 +81,8 @@ pub async fn create(session: &Session, p: params::Create) -> Result<Vec<VolumeRe
 
 pub async fn clone(session: &Session, p: params::Clone) -> Result<Vec<VolumeRecord>, Failure> {
     let now = session.now();
+    // The source is what a message is about, and not the first of the clones.
+    session.pool.find(&p.source)?;
     make_all(session, &p.volumes, async |name| session.pool.clone_volume(&p.source, name, now).await).await
 }
 
@@ -130,6 +138,7 @@ pub async fn rename(session: &Session, p: params::Rename) -> Result<VolumeRecord
 
 pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result<VolumeRecord, Failure> {
     let info = session.pool.find(&p.volume)?;
+    check_size(p.size)?;
     if info.protected {
         crate::origins::resize(session, &p.volume, p.size).await?;
         session.host().changed(&p.volume).await;

@@ -1,9 +1,9 @@
 //! Listening on a unix socket that only its owner can reach, or those whom its file is given to.
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -46,7 +46,7 @@ struct SocketFile {
 
 impl UnixListener {
     /// Listens on `path`, which only this user may connect to (mode 0600 from the beginning).
-    /// Folders that are missing are made with mode 0700. A socket nobody listens on any more is
+    /// Its folder has to be there. A socket nobody listens on any more is
     /// replaced; one that somebody listens on is `Busy`, any other file `Exists`.
     pub fn bind(rt: &Rt, path: impl AsRef<Path>) -> forkdisk::Result<UnixListener> {
         UnixListener::bind_for(rt, path, SocketAccess::OWNER)
@@ -58,7 +58,7 @@ impl UnixListener {
         let failed = |e: io::Error| Error::io(format!("cannot listen on {}", path.display()), e);
         let addr = SockAddr::unix(path)
             .map_err(|e| Error::new(ErrorKind::Invalid, format!("cannot listen on {}: {e}", path.display())))?;
-        make_parent(path)?;
+        check_parent(path)?;
         remove_stale(path)?;
         let socket = sys::stream_socket(libc::AF_UNIX).map_err(failed)?;
         // The socket's own mode is what its file is created with.
@@ -117,15 +117,13 @@ impl SocketFile {
     }
 }
 
-fn make_parent(path: &Path) -> forkdisk::Result<()> {
+/// A folder made here could hide a mistake in the path, and would stay.
+fn check_parent(path: &Path) -> forkdisk::Result<()> {
     let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty() && !p.exists()) else {
         return Ok(());
     };
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(parent)
-        .map_err(|e| Error::io(format!("cannot make the folder {} for a socket", parent.display()), e))
+    let text = format!("cannot listen on {}: the folder {} does not exist", path.display(), parent.display());
+    Err(Error::new(ErrorKind::NotFound, text))
 }
 
 fn remove_stale(path: &Path) -> forkdisk::Result<()> {

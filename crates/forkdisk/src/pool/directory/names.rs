@@ -175,7 +175,11 @@ impl Directory {
             NO_VOLUME => check_volume_name(name)?,
             _ => check_part(name, name)?,
         }
-        let taken = |what: &str| Err(Error::new(ErrorKind::Exists, format!("{name:?} {what}; choose another name")));
+        let shown = match self.get(parent) {
+            Some(volume) => format!("{}@{name}", volume.record.name),
+            None => name.to_string(),
+        };
+        let taken = |what: &str| Err(Error::new(ErrorKind::Exists, format!("{shown:?} {what}; choose another name")));
         if parent == NO_VOLUME && self.folder(name).is_some() {
             return taken("is a folder");
         }

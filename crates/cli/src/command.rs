@@ -1,0 +1,95 @@
+//! The command line's definition as parser, manual and completions use it: what the derived one cannot say for all verbs
+//! at once.
+
+use clap::{Arg, Command, CommandFactory};
+
+use crate::cli::Cli;
+use crate::verbs::examples;
+
+/// Heading of the options that every verb has.
+const OF_EVERY_VERB: &str = "Options of every verb";
+/// Values that begin with a number: `-5G` is refused as one, and not taken for an option.
+const NUMBERS: [&str; 5] = ["SIZE", "TIME", "NUMBER", "SECONDS", "SIZE|PERCENT%"];
+
+/// Words of other programs that are no verbs, and the way here.
+const ELSEWHERE: [(&[&str], &str); 5] = [
+    (
+        &["send", "receive", "recv"],
+        "`export` writes a volume or snapshot as an image, `import` reads one; NBD clients copy only what changed since a \
+         snapshot (docs/nbd.md)",
+    ),
+    (&["prune", "purge", "expire"], "`list` shows snapshots with their times, `delete` takes several at once"),
+    (&["backup", "restore"], "`export` writes a volume or snapshot as an image, `import` reads one"),
+    (&["cp", "copy"], "`clone` makes a volume that shares everything with another, `export` writes an image"),
+    (&["start", "nbd"], "`serve` offers the volumes of a pool over NBD"),
+];
+
+/// The definition.
+pub fn command() -> Command {
+    Cli::command().mut_args(tune).mut_subcommands(|verb| {
+        let shown = examples::of(verb.get_name()).map(|lines| format!("Examples:\n  {}", lines.join("\n  ")));
+        let verb = verb.mut_args(tune);
+        match shown {
+            Some(shown) => verb.after_help(shown),
+            None => verb,
+        }
+    })
+}
+
+/// The definition without what only our own processes say.
+pub fn without_hidden_verbs() -> Command {
+    let whole = command();
+    let shown: Vec<Command> = whole.get_subcommands().filter(|verb| !verb.is_hide_set()).cloned().collect();
+    let about = whole.get_about().cloned().unwrap_or_default();
+    let more = whole.get_after_help().cloned().unwrap_or_default();
+    let pared =
+        Command::new("forkdisk").about(about).after_help(more).args(whole.get_arguments().cloned()).subcommands(shown);
+    match whole.get_version() {
+        Some(version) => pared.version(version.to_string()),
+        None => pared,
+    }
+}
+
+fn tune(arg: Arg) -> Arg {
+    let is_number = |name: &str| NUMBERS.contains(&name);
+    let takes_number = arg.get_value_names().is_some_and(|names| names.len() == 1 && is_number(&names[0]));
+    let arg = if takes_number { arg.allow_hyphen_values(true) } else { arg };
+    if arg.is_global_set() { arg.help_heading(OF_EVERY_VERB) } else { arg }
+}
+
+/// What is told of a word that is no verb, if it is known from other programs.
+pub fn elsewhere(word: &str) -> Option<String> {
+    let (_, way) = ELSEWHERE.iter().find(|(words, _)| words.contains(&word))?;
+    Some(format!("there is no verb `{word}`: {way}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        command().debug_assert();
+        without_hidden_verbs().debug_assert();
+    }
+
+    #[test]
+    fn every_verb_has_examples_that_its_parser_takes() {
+        let verbs: Vec<String> = command().get_subcommands().map(|verb| verb.get_name().to_string()).collect();
+        for verb in verbs.iter().filter(|verb| !["on-mount", "with-parent"].contains(&verb.as_str())) {
+            let lines = examples::of(verb).unwrap_or_else(|| panic!("{verb} has no example"));
+            for line in lines {
+                let words = line.split_whitespace().take_while(|word| !["|", ">"].contains(word));
+                command().try_get_matches_from(words).unwrap_or_else(|e| panic!("{line}: {e}"));
+            }
+        }
+    }
+
+    #[test]
+    fn no_word_of_another_program_is_a_verb_or_its_alias() {
+        for word in ELSEWHERE.iter().flat_map(|(words, _)| *words) {
+            let error = command().try_get_matches_from(["forkdisk", word]).unwrap_err();
+            assert_eq!(error.kind(), clap::error::ErrorKind::InvalidSubcommand, "{word}");
+        }
+    }
+}
