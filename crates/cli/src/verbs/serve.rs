@@ -196,7 +196,9 @@ mod tests {
         assert_eq!(shown(&settings.data), shown(&ServerOptions::default()));
         assert_eq!(format!("{:?}", settings.control_limits), format!("{:?}", ControlOptions::default()));
         let OpenOptions { when_full, commit_interval, .. } = settings.pool;
-        let pool = OpenOptions { when_full, commit_interval, ..host::open_options() };
+        // Each open has a number of its own.
+        let host = settings.pool.host.clone();
+        let pool = OpenOptions { when_full, commit_interval, host, ..host::open_options() };
         assert_eq!(commit_interval, COMMIT_INTERVAL, "as a mount by itself");
         assert_eq!(format!("{:?}", settings.pool), format!("{pool:?}"));
     }
