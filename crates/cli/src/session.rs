@@ -137,7 +137,7 @@ fn is_full(error: &anyhow::Error) -> bool {
 }
 
 /// The waiting for the verb or daemon that has a pool at the moment.
-pub struct Turn {
+struct Turn {
     since: Instant,
     /// How long another verb is waited for.
     patience: Duration,
@@ -146,13 +146,13 @@ pub struct Turn {
 
 impl Turn {
     /// Begins to wait, for as long as the user said.
-    pub fn new(global: &Global) -> Result<Turn> {
+    fn new(global: &Global) -> Result<Turn> {
         Ok(Turn { since: Instant::now(), patience: global.settings.time(&key::WAIT)?, progress: None })
     }
 
     /// Waits a little when `error` says that the pool is in use for a while: by another verb,
     /// or a daemon that is beginning or ending. Fails with `error` otherwise, and when that has lasted too long.
-    pub async fn wait(&mut self, runtime: &Rt, error: anyhow::Error) -> Result<()> {
+    async fn wait(&mut self, runtime: &Rt, error: anyhow::Error) -> Result<()> {
         let Some(in_use) = error.downcast_ref::<InUse>() else { return Err(error) };
         if in_use.by_a_daemon() && in_use.by_another_way() {
             return Err(error);
@@ -188,11 +188,35 @@ pub fn nanoseconds_since_1970() -> i64 {
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// Opens the device under the pool at `path`; the error names the process that has it. The lock is kept as long as the device.
+/// Opens the device under the pool at `path`; the error names the process that has it. The lock is kept as long as the
+/// device.
 pub fn open_device(runtime: &Rt, path: &Path, access: Access) -> Result<(UringDevice, PoolLock)> {
+    Ok((device_of(runtime, path, access)?, PoolLock::take(path, access)?))
+}
+
+/// As [`open_device`] for writing, also while another process has a pool with the same UUID elsewhere.
+pub fn open_device_of_copy(runtime: &Rt, path: &Path) -> Result<(UringDevice, PoolLock)> {
+    Ok((device_of(runtime, path, Access::Write)?, PoolLock::take_copy(path)?))
+}
+
+fn device_of(runtime: &Rt, path: &Path, access: Access) -> Result<UringDevice> {
     let options = DeviceOptions { read_only: access == Access::Read, ..DeviceOptions::default() };
-    let device = UringDevice::open(runtime, path, &options).map_err(|e| owner::explain(path, e))?;
-    Ok((device, PoolLock::take(path, access)?))
+    UringDevice::open(runtime, path, &options).map_err(|e| owner::explain(path, e))
+}
+
+/// As [`open_device`], waiting for verbs that have the pool; `open` opens it once.
+pub async fn open_device_in_turn(
+    global: &Global,
+    runtime: &Rt,
+    open: impl Fn() -> Result<(UringDevice, PoolLock)>,
+) -> Result<(UringDevice, PoolLock)> {
+    let mut turn = Turn::new(global)?;
+    loop {
+        match open() {
+            Err(error) if owner::is_a_verb(&error) => turn.wait(runtime, error).await?,
+            outcome => return outcome,
+        }
+    }
 }
 
 /// Opens the pool on `device`, and the devices of its origins as far as that can be.

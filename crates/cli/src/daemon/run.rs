@@ -30,9 +30,8 @@ use super::space;
 use crate::cli::Global;
 use crate::lasting::Lasting;
 use crate::network::{Doors, Network};
-use crate::owner;
 use crate::progress::Progress;
-use crate::session::{Access, Turn, close_pool, daemon, open_device, open_pool};
+use crate::session::{Access, close_pool, daemon, open_device, open_device_in_turn, open_pool};
 
 /// How often space that was given up is brought back, to the pool and to the file system under it.
 const GIVE_BACK: Duration = Duration::from_secs(5);
@@ -118,15 +117,8 @@ pub fn run(
         if read_only && let Some(refusal) = served_already(global, &path) {
             return Err(refusal);
         }
-        let mut turn = Turn::new(global)?;
-        let (device, _lock) = loop {
-            match open_device(&runtime, &path, access) {
-                Ok(opened) => break opened,
-                Err(error) if owner::is_a_verb(&error) => turn.wait(&runtime, error).await?,
-                Err(error) => return Err(served_already(global, &path).unwrap_or(error)),
-            }
-        };
-        drop(turn);
+        let opened = open_device_in_turn(global, &runtime, || open_device(&runtime, &path, access)).await;
+        let (device, _lock) = opened.map_err(|error| served_already(global, &path).unwrap_or(error))?;
         let lasting = Lasting::of(&path, !read_only);
         let options = OpenOptions { volatile: lasting.log(), ..settings.pool.clone() };
         let pool = open_pool(device, &runtime, &path, options).await?;

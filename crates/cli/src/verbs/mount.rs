@@ -20,9 +20,8 @@ use crate::daemon::{descriptors, detach, reserves, space};
 use crate::host;
 use crate::lasting::{COMMIT_INTERVAL, Lasting};
 use crate::output::{print_json_line, print_line};
-use crate::owner;
 use crate::progress::Progress;
-use crate::session::{Access, Turn, daemon, open_device, open_pool};
+use crate::session::{Access, daemon, open_device, open_device_in_turn, open_pool};
 use crate::verbs::on_mount::deputy;
 
 /// How often space that was given up is brought back.
@@ -138,15 +137,8 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         // Before anything starts a thread.
         let signals = runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::HUP.as_raw()])?;
         let access = if options.read_only { Access::Read } else { Access::Write };
-        let mut turn = Turn::new(global)?;
-        let (device, _lock) = loop {
-            match open_device(&runtime, &pool, access) {
-                Ok(opened) => break opened,
-                Err(error) if owner::is_a_verb(&error) => turn.wait(&runtime, error).await?,
-                Err(error) => return Err(error),
-            }
-        };
-        drop(turn);
+        let open = || open_device(&runtime, &pool, access);
+        let (device, _lock) = open_device_in_turn(global, &runtime, open).await?;
         let lasting = Lasting::of(&pool, !options.read_only);
         let (read_only, volatile, commit_interval) = (options.read_only, lasting.log(), COMMIT_INTERVAL);
         // The kernel says what time it is when a file is written.

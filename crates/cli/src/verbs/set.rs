@@ -7,16 +7,16 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use forkdisk::{GatherPolicy, OpenOptions};
 use forkdisk_control::{params, uuid_text};
-use forkdisk_uring::{Config, DeviceOptions, UringDevice};
+use forkdisk_uring::Config;
 
 use crate::cli::Global;
 use crate::config::keys;
 use crate::host;
 use crate::lasting::Lasting;
 use crate::output::print_if_json;
-use crate::owner;
-use crate::pool_lock::PoolLock;
-use crate::session::{Access, call, close_pool, daemon, open_pool};
+use crate::session::{
+    Access, call, close_pool, daemon, open_device, open_device_in_turn, open_device_of_copy, open_pool,
+};
 use crate::size;
 use crate::verbs::init::random_uuid;
 
@@ -123,7 +123,7 @@ pub fn run(args: SetArgs, global: &Global) -> Result<()> {
     print_if_json(global, &call(global, &address.pool, Access::Write, method)?)
 }
 
-/// Changes what a pool says of itself that nothing has open.
+/// Changes the superblock of a pool that no process has open.
 fn change_pool(path: &Path, change: PoolChange, global: &Global) -> Result<()> {
     let shown = path.display();
     if daemon(global, path)?.is_some() {
@@ -133,20 +133,17 @@ fn change_pool(path: &Path, change: PoolChange, global: &Global) -> Result<()> {
     }
     let uuid = random_uuid()?;
     forkdisk_uring::block_on(Config::default(), |runtime| async move {
-        let open = || UringDevice::open(&runtime, path, &DeviceOptions::default()).map_err(|e| owner::explain(path, e));
-        let device = open()?;
-        let _lock = match change {
-            PoolChange::NewUuid => PoolLock::take_copy(path)?,
-            PoolChange::Heartbeat(_) => PoolLock::take(path, Access::Write)?,
+        let open = || match change {
+            PoolChange::NewUuid => open_device_of_copy(&runtime, path),
+            PoolChange::Heartbeat(_) => open_device(&runtime, path, Access::Write),
         };
+        let (device, _lock) = open_device_in_turn(global, &runtime, open).await?;
         // Replays what is to be replayed, and refuses a pool that another host has open.
         let lasting = Lasting::of(path, false);
         let options = OpenOptions { volatile: lasting.log(), ..host::open_options() };
-        let pool = open_pool(device, &runtime, path, options).await?;
+        let pool = open_pool(device.clone(), &runtime, path, options).await?;
         close_pool(&pool).await.with_context(|| format!("{shown}: closing the pool"))?;
         lasting.remove();
-        drop(pool);
-        let device = open()?;
         let changed = match change {
             PoolChange::NewUuid => forkdisk::set_uuid(&device, uuid).await,
             PoolChange::Heartbeat(interval) => forkdisk::set_heartbeat(&device, interval).await,

@@ -145,7 +145,7 @@ fn export_does_not_overwrite_a_device_that_is_mounted() {
     succeed(Command::new("mount").arg(&device.0).arg(&below.0));
     let export = ["export", "--force", "pool.img/a", &device.0];
     let told = lab.run(&export).refused();
-    let place = format!("it is mounted on {}; umount that first", below.0.display());
+    let place = format!("in use by a file system mounted on {} (umount it first)", below.0.display());
     assert!(told.contains(&place) && told.contains("--force does not"), "{told}");
     let _server = Server::start(&lab);
     assert!(lab.run(&export).refused().contains(&place), "a daemon's export as well");
@@ -203,6 +203,33 @@ fn a_copy_of_a_pool_gets_an_identity_of_its_own_while_the_pool_is_served() {
         let told = lab.run(&["set", value, POOL]);
         assert!(told.status.code() == Some(2) && told.stderr.contains(why), "{}", told.stderr);
     }
+}
+
+#[test]
+fn changes_of_a_pool_wait_for_verbs_and_each_other_and_a_kill_leaves_it_whole() {
+    let lab = Lab::with_pool("64M");
+    lab.import("a", &noise(8, 2 << 20));
+    let verbs: Vec<_> = (0..5)
+        .flat_map(|i| {
+            let create = lab.command(&["create", &format!("pool.img/c{i}"), "--size", "1M"]);
+            [create, lab.command(&["set", "uuid=new", POOL]), lab.command(&["set", "multihost=100ms", POOL])]
+        })
+        .map(|mut verb| verb.stderr(Stdio::piped()).spawn().unwrap())
+        .collect();
+    for verb in verbs {
+        let output = verb.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    assert_eq!(lab.names().len(), 6);
+    lab.ok(&["set", "multihost=off", POOL]);
+    for round in 0..20 {
+        let mut verb = lab.command(&["set", "uuid=new", POOL]).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(round * 2));
+        let _ = verb.kill();
+        let _ = verb.wait();
+        assert!(lab.contents("a") == noise(8, 2 << 20), "round {round}");
+    }
+    lab.assert_clean();
 }
 
 #[test]

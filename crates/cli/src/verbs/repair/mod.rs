@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::cli::Global;
 use crate::output::{print_json, print_line};
-use crate::session::{Access, open_device};
+use crate::session::{Access, open_device, open_device_in_turn};
 use crate::size::human;
 use crate::verbs::check::{examine, exit_code, print_damage};
 
@@ -63,7 +63,7 @@ struct Done<'a> {
 pub fn run(args: RepairArgs, global: &Global) -> Result<ExitCode> {
     let path = global.pool(args.pool.as_deref())?;
     if let Some(file) = &args.undo {
-        take_back(&path, file)?;
+        take_back(&path, file, global)?;
         return Ok(ExitCode::SUCCESS);
     }
     let before = examine(global, &path)?;
@@ -82,7 +82,8 @@ pub fn run(args: RepairArgs, global: &Global) -> Result<ExitCode> {
     let say = |text: String| if global.output.json() { Ok(()) } else { print_line(&text) };
     let (replaced, undo) = forkdisk_uring::block_on(Config::default(), |runtime| async move {
         let access = if args.dry_run { Access::Read } else { Access::Write };
-        let (device, _lock) = open_device(&runtime, &path, access)?;
+        let open = || open_device(&runtime, &path, access);
+        let (device, _lock) = open_device_in_turn(global, &runtime, open).await?;
         let plan = Pool::plan_repair(device, Rc::new(runtime)).await.context(path.display().to_string())?;
         let replaced = plan.replacements.len();
         say(format!(
@@ -118,10 +119,11 @@ fn default_undo_file(uuid: &[u8; 16]) -> PathBuf {
 }
 
 /// Takes back the repair that left this file.
-fn take_back(path: &Path, file: &Path) -> Result<()> {
+fn take_back(path: &Path, file: &Path, global: &Global) -> Result<()> {
     let undo = UndoFile::read(file)?;
     forkdisk_uring::block_on(Config::default(), |runtime| async move {
-        let (device, _lock) = open_device(&runtime, path, Access::Write)?;
+        let open = || open_device(&runtime, path, Access::Write);
+        let (device, _lock) = open_device_in_turn(global, &runtime, open).await?;
         for (offset, expected) in &undo.superblocks {
             let segment = forkdisk::device::Segment { offset: *offset, at: 0, len: PAGE_SIZE };
             let buf = forkdisk::Device::buffer(&device, PAGE_SIZE);
