@@ -2,11 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use forkdisk_control::{VolumeRecord, params};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::address::{names, same_pool};
 use crate::attach;
@@ -67,7 +70,9 @@ pub fn run(args: SnapshotArgs, global: &Global) -> Result<()> {
         None => Ok(()),
     };
     let limit = (!args.no_freeze).then_some(args.freeze_limit);
+    let interrupted = if args.exec_after.is_some() { note_signals()? } else { Arc::default() };
     let taken = hook(&args.exec_before, "no snapshot was taken: --exec-before", "").and_then(|()| {
+        ensure!(!interrupted.load(Ordering::Relaxed), "no snapshot was taken: a signal ended the verb before");
         with_pool(global, &pool, Access::Write, async |caller| take(caller, &pool, method, limit).await)
     });
     let after = hook(&args.exec_after, "--exec-after", if taken.is_ok() { "taken" } else { "failed" });
@@ -122,6 +127,16 @@ async fn freeze(caller: &Caller, pool: &Path, snapshots: &[String], limit: Durat
     let needed = [vec![pool.to_path_buf()], files_of(status.pid)].concat();
     let frozen = Frozen::begin(&devices, &needed, limit);
     frozen.map(Some).context("no snapshot was taken (--no-freeze takes it as after a crash)")
+}
+
+/// From here on SIGINT, SIGTERM and SIGHUP set the flag instead of ending the process, so that `--exec-after` runs.
+/// Commands that are started have them as before.
+fn note_signals() -> Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, flag.clone()).context("handling signals")?;
+    }
+    Ok(flag)
 }
 
 /// Runs a command of the user's; an error if it fails.

@@ -140,6 +140,16 @@ fn hooks_run_before_and_after_and_a_failed_one_keeps_the_snapshot_from_being_tak
     let refused = lab.run(&["snapshot", "--exec-after", "exit 4", "pool.img/a@3"]).refused();
     assert!(refused.contains("the snapshots were taken") && refused.contains("exit 4"), "{refused}");
     assert_eq!(lab.names(), ["a", "a@1", "a@3"]);
+    // The verb is ended while the first hook runs.
+    let before = format!("touch {}; sleep 2", lab.path("begun").display());
+    let mut verb = lab.command(&["snapshot", "--exec-before", &before, "--exec-after", &after, "pool.img/a@4"]);
+    fs::remove_file(lab.path("after")).unwrap();
+    let verb = verb.stderr(Stdio::piped()).spawn().unwrap();
+    wait_until("the first hook runs", || lab.path("begun").exists());
+    signal(verb.id(), Signal::TERM);
+    let refused = Run::from(verb.output_within(PATIENCE).unwrap()).refused();
+    assert!(refused.contains("a signal ended the verb"), "{refused}");
+    assert_eq!((said("after").as_str(), lab.names().len()), ("failed\n", 3));
 }
 
 /// A program that writes to a file. It cannot be killed while it waits for a frozen file system.
@@ -265,6 +275,15 @@ fn a_killed_daemon_leaves_nothing_frozen() {
     it.lab.assert_clean();
 }
 
+/// There is no snapshot; the file system is unmounted, and the pool is whole.
+fn nothing_was_taken(it: &Attaching, server: Server) {
+    assert_eq!(it.lab.names(), ["a"]);
+    it.umount();
+    it.lab.ok(&["detach", "pool.img/a"]);
+    server.stop();
+    it.lab.assert_clean();
+}
+
 #[test]
 fn a_killed_holder_leaves_nothing_frozen_and_no_snapshot() {
     let Some(it) = Attaching::with_pool("1G") else { return };
@@ -274,11 +293,7 @@ fn a_killed_holder_leaves_nothing_frozen_and_no_snapshot() {
     let refused = Run::from(verb.output_within(PATIENCE).unwrap()).refused();
     assert!(refused.contains("were thawed before"), "{refused}");
     assert!(write.ends_within(Duration::from_secs(5)), "it is thawed");
-    assert_eq!(it.lab.names(), ["a"]);
-    it.umount();
-    it.lab.ok(&["detach", "pool.img/a"]);
-    server.stop();
-    it.lab.assert_clean();
+    nothing_was_taken(&it, server);
 }
 
 #[test]
@@ -291,11 +306,7 @@ fn a_snapshot_that_takes_too_long_is_none_and_the_file_system_goes_on() {
     detour.goes_on.store(true, Ordering::SeqCst);
     let refused = Run::from(verb.output_within(PATIENCE).unwrap()).refused();
     assert!(refused.contains("--freeze-limit"), "{refused}");
-    assert_eq!(it.lab.names(), ["a"]);
-    it.umount();
-    it.lab.ok(&["detach", "pool.img/a"]);
-    server.stop();
-    it.lab.assert_clean();
+    nothing_was_taken(&it, server);
 }
 
 /// Messages, the log and the folder of a verb on what it freezes keep it from nothing; a file system with a log of
