@@ -1,7 +1,7 @@
 //! Which host this is, for pools that have a heartbeat, and what time it is.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{self, Read};
 
 use forkdisk::{HostIdentity, OpenOptions};
 
@@ -14,13 +14,23 @@ pub fn open_options() -> OpenOptions {
 
 /// `None` where the kernel does not tell its boot; pools with a heartbeat are refused then.
 fn identity() -> Option<HostIdentity> {
-    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    Some(HostIdentity { name, boot: boot_id().ok()?, open: random().ok()? })
+}
+
+/// The kernel's number of this boot.
+pub fn boot_id() -> io::Result<[u8; 16]> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let digits: Vec<u8> = text.chars().filter_map(|c| c.to_digit(16)).map(|digit| digit as u8).collect();
     let bytes: Vec<u8> = digits.chunks_exact(2).map(|two| two[0] << 4 | two[1]).collect();
-    let mut open = [0; 16];
-    File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut open)).ok()?;
-    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    Some(HostIdentity { name, boot: bytes.try_into().ok()?, open })
+    bytes.try_into().map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// A random number.
+pub fn random() -> io::Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes))?;
+    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -11,6 +11,8 @@ use forkdisk::{VolatileLog, VolatileMemory};
 use forkdisk_control::place;
 use forkdisk_uring::LastingMemory;
 
+use crate::host;
+
 /// How long something acknowledged waits at most before it is committed, where nothing else is said.
 pub const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
 /// Bytes of the file: a page and two areas of 1 MiB, each for about 20,000 records. A commit begins at half of that.
@@ -79,9 +81,7 @@ fn open(folder: &Path, identity: [u8; 32], write: bool) -> Option<Lasting> {
 /// A digest of what the log belongs to beside the pool: this boot, and this file or device.
 fn identity(path: &Path) -> io::Result<[u8; 32]> {
     let mut out = [0; 32];
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    let digits: Vec<u8> = boot.bytes().filter_map(|b| char::from(b).to_digit(16).map(|d| d as u8)).collect();
-    out[..16].iter_mut().zip(digits.chunks(2)).for_each(|(byte, pair)| *byte = pair[0] << 4 | pair[pair.len() - 1]);
+    out[..16].copy_from_slice(&host::boot_id()?);
     let found = fs::metadata(path)?;
     let found = if found.file_type().is_block_device() { behind_loop(&found).unwrap_or(found) } else { found };
     let device = found.file_type().is_block_device();

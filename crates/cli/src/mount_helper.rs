@@ -28,8 +28,7 @@ enum Task {
     Run(Vec<String>),
 }
 
-/// Does what mount(8) wants if the program was started under a helper's name. Returns where there is nothing left to
-/// do.
+/// Carries out a call of mount(8), if the program was started under a helper's name. `None` if it was not.
 pub fn begin() -> Option<Result<()>> {
     let mut arguments = std::env::args_os();
     let name = arguments.next()?;

@@ -18,7 +18,7 @@ pub struct InUse {
     pid: u32,
     /// The path by which it has the pool, where that leads to another file or device than `path`.
     other: Option<PathBuf>,
-    /// A `mount` whose mount is not there: it is taken away already, and the pool is being closed.
+    /// Whether it is a `forkdisk mount` that closes the pool: its mount point is unmounted already.
     is_ending: bool,
 }
 
@@ -41,7 +41,7 @@ impl InUse {
         self.command == "forkdisk serve"
     }
 
-    /// Whether another verb has it, which will have done with it: not one that serves, unless it is ending.
+    /// Whether a verb has it that ends by itself: any but those that serve, and those that are ending.
     pub fn by_a_verb(&self) -> bool {
         let verb = self.command.strip_prefix("forkdisk ");
         let serves = |verb| matches!(verb, "serve" | "mount" | "attach" | "bench");

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-/// Devices whose storage is elsewhere: nothing here says where.
+/// Devices with storage on other machines or in other processes, which /sys does not describe.
 const FAR: [&str; 4] = ["nbd", "ublk", "rbd", "drbd"];
 
 /// A place where bytes are stored.

@@ -223,7 +223,7 @@ bugs! {
     /// A failed flush of an origin takes back the snapshots that were new when it began, whatever another flush made
     /// durable meanwhile.
     SettledFromCopy = "settled-from-copy",
-    /// A write of an origin goes on before the pool knows durably that the sample it reaches tells nothing any more.
+    /// A write of an origin goes on before the record is durable that it reaches a sample.
     WrittenNotedLate = "written-noted-late",
     /// What an origin's device is recognised by is taken of contents that a power cut may still take back.
     StampedUnflushed = "stamped-unflushed",

@@ -40,7 +40,7 @@ mod ublk;
 mod watch;
 
 pub use config::Config;
-pub use device::{DeviceOptions, UringDevice, lock_image};
+pub use device::{DeviceOptions, UringDevice, block_device_user, lock_image};
 pub use executor::{JoinHandle, Rt, block_on};
 pub use freeze::{freeze, thaw};
 pub use inherited::{Inherited, inherited};

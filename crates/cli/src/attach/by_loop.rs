@@ -125,7 +125,8 @@ pub fn detach(device: &Path) -> Result<()> {
     }
 }
 
-/// Has a device take on the length of its file, which is asked for first: the driver goes by what the kernel knows.
+/// Gives a device the length of its file. The call of `metadata` refreshes the length that the kernel has cached, which
+/// the loop driver uses.
 pub fn grow(device: &Path) -> Result<()> {
     let name = device.file_name().unwrap_or_default().to_string_lossy();
     let backing = format!("/sys/block/{name}/loop/backing_file");
@@ -135,7 +136,8 @@ pub fn grow(device: &Path) -> Result<()> {
     resize_loop(device).context("the loop driver")
 }
 
-/// Whether the device whose folder in /sys is `dir` is on the file of this volume or snapshot in a mount.
+/// Whether a loop device has the file of this volume or snapshot below `mount`; `dir` is the device's folder in
+/// /sys/block.
 pub fn is_of(dir: &Path, mount: &Path, object: &str) -> bool {
     let backing = fs::read_to_string(dir.join("loop/backing_file")).unwrap_or_default();
     Path::new(backing.trim_end_matches('\n')) == mount.join(file_of(object))

@@ -76,7 +76,7 @@ pub fn attach(owner: &mut Owner, target: &Target<'_>) -> Result<PathBuf> {
     Ok(device)
 }
 
-/// Has a device take on a length, as whose it is known to the kernel.
+/// Gives a device a new length. The kernel takes it only with the identifier that the device was connected with.
 pub fn grow(attachment: &Attachment, size: u64) -> Result<()> {
     let name = attachment.device.file_name().unwrap_or_default().to_string_lossy();
     let index = u32::try_from(number(&name)).context("the number of the device")?;
@@ -106,7 +106,7 @@ pub fn look(name: &str) -> Option<Attachment> {
     Some(Attachment { device: Path::new("/dev").join(name), pool, object, by: Means::Nbd })
 }
 
-/// Whether the device whose folder in /sys is `dir` was connected here for this volume or snapshot.
+/// Whether `attach` connected a device to this volume or snapshot; `dir` is the device's folder in /sys/block.
 pub fn is_of(dir: &Path, pool: &Path, object: &str) -> bool {
     let backend = fs::read_to_string(dir.join("backend")).unwrap_or_default();
     dir.join("pid").exists() && backend.trim_end_matches('\n') == format!("{MARK}{}/{object}", pool.display())

@@ -16,14 +16,14 @@ use super::{Attachment, list};
 const DIR: &str = "/dev/forkdisk";
 const BY_UUID: &str = "by-uuid";
 
-/// Makes the links what they should be. What cannot be done is no failure of whatever was asked for.
+/// Makes missing links and removes wrong ones. A failure is logged only: the device works without its link.
 pub fn refresh() {
     if let Err(error) = make_so(Path::new(DIR), &list()) {
         tracing::debug!(%error, "{DIR} cannot be changed");
     }
 }
 
-/// The links that a device should have, without the leading `/dev/`.
+/// Names of a device's links, without the leading `/dev/`.
 pub fn links_of(device: &Path) -> Vec<PathBuf> {
     let all = wanted(Path::new(DIR), &list()).into_iter();
     all.filter(|(_, other)| other == device).map(|(name, _)| Path::new("forkdisk").join(name)).collect()
@@ -39,7 +39,7 @@ fn leads_to(path: &Path, device: &Path) -> bool {
     fs::read_link(path).is_ok_and(|there| there == device || fs::canonicalize(path).is_ok_and(|there| there == device))
 }
 
-/// Whether `path` is one that a link would have.
+/// Whether `path` lies below `/dev/forkdisk`.
 pub fn is_inside(path: &Path) -> bool {
     path.starts_with(DIR)
 }
@@ -58,8 +58,8 @@ fn make_so(dir: &Path, attached: &[Attachment]) -> io::Result<()> {
     Ok(())
 }
 
-/// The links that there should be, and where they lead. Of two pools with the same file name the one whose links are
-/// there has the name.
+/// Names of links and their targets for these devices. If two pools have the same file name, the pool whose links exist
+/// keeps the name.
 fn wanted(dir: &Path, attached: &[Attachment]) -> BTreeMap<PathBuf, PathBuf> {
     let mut wanted = BTreeMap::new();
     let mut owners: BTreeMap<String, PathBuf> = BTreeMap::new();

@@ -135,7 +135,7 @@ pub fn is_left_behind(attachment: &Attachment) -> bool {
 
 /// The devices of the kernel's NBD client and loop driver that a volume or snapshot of a pool is attached as.
 ///
-/// It asks no file system: the pool's own daemon may call it, and nothing may wait for that.
+/// It makes no call on a file system: the pool's own daemon may run it, and would wait for itself.
 pub fn devices_of(pool: &Path, private_mount: Option<&Path>, object: &str) -> Vec<PathBuf> {
     let names = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let is_it = |name: &std::ffi::OsString| {

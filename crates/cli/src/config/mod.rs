@@ -81,8 +81,8 @@ impl<const SERVE: bool> FromArgMatches for Given<SERVE> {
     }
 }
 
-/// What the environment says about a key, whose variable has `value`. Not read by the parser, which would name the flag
-/// of a value that does not fit.
+/// The value of a key from its environment variable, which contains `value`. The argument parser does not read the
+/// variable: its error for an invalid value would name the flag.
 fn in_environment(key: &Key, value: Option<OsString>) -> Result<Option<(&'static str, String, Origin)>, clap::Error> {
     let refused = |why: String| clap::Error::raw(ErrorKind::InvalidValue, format!("{}: {why}\n", key.variable()));
     let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };

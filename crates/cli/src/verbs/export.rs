@@ -3,12 +3,13 @@
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use forkdisk_control::params;
+use forkdisk_uring::block_device_user;
 
 use crate::cli::Global;
 use crate::new_file::NewFile;
@@ -139,32 +140,9 @@ fn open_alone(path: &Path, target: &Path) -> Result<OwnedFd> {
         Ok(file) => Ok(file.into()),
         // Swap is refused as a text file that is executed.
         Err(e) if matches!(e.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::ExecutableFileBusy) => {
-            let (target, holder) = (shown(target), held_by(path));
-            bail!("{target} is in use: {holder}; --force does not overwrite what is in use")
+            let (target, user) = (shown(target), block_device_user(path));
+            bail!("{target} is in use by {user}; --force does not overwrite what is in use")
         }
         Err(e) => Err(e).with_context(|| format!("{}: cannot be written", shown(target))),
     }
-}
-
-/// What holds the block device at `path`, in words, with the way out.
-fn held_by(path: &Path) -> String {
-    let device = |path: &Path| {
-        let found = std::fs::metadata(path).ok().filter(|found| found.file_type().is_block_device());
-        found.map(|found| found.rdev())
-    };
-    let this = device(path);
-    let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
-    let is_this = |name: &str| this.is_some() && device(Path::new(name)) == this;
-    for line in read("/proc/self/mountinfo").lines() {
-        let mut words = line.split(' ');
-        let place = words.nth(4).unwrap_or_default();
-        // After a dash: the type and the source.
-        if words.skip_while(|word| *word != "-").nth(2).is_some_and(is_this) {
-            return format!("it is mounted on {place}; umount that first");
-        }
-    }
-    if read("/proc/swaps").lines().skip(1).filter_map(|line| line.split_whitespace().next()).any(is_this) {
-        return "it is swap; swapoff it first".to_string();
-    }
-    "another program, another device or a mounted partition has it".to_string()
 }

@@ -1,7 +1,6 @@
 //! `init`: makes a pool.
 
 use std::fs;
-use std::io::Read;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -145,8 +144,7 @@ fn now() -> u64 {
 
 /// A random identity of version 4.
 pub fn random_uuid() -> Result<[u8; 16]> {
-    let mut uuid = [0; 16];
-    fs::File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut uuid)).context("reading /dev/urandom")?;
+    let mut uuid = host::random().context("reading /dev/urandom")?;
     uuid[6] = uuid[6] & 0x0f | 0x40;
     uuid[8] = uuid[8] & 0x3f | 0x80;
     Ok(uuid)

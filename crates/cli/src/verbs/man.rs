@@ -44,7 +44,7 @@ fn date() -> String {
     utc(given.unwrap_or_else(now)).chars().take("2026-11-21".len()).collect()
 }
 
-/// One page: what the parser knows, then what every page says.
+/// One page: name, synopsis and options from the parser, then the sections that all pages have.
 fn page(name: &str, command: Command, date: &str) -> std::io::Result<String> {
     let verb = command.get_name().to_string();
     let source = format!("forkdisk {}", env!("CARGO_PKG_VERSION"));

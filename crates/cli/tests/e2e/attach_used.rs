@@ -63,7 +63,7 @@ fn a_loop_device_on_a_file_of_a_mount_is_named_too() {
     lab.assert_clean();
 }
 
-/// ext4's kernel side wants CAP_SYS_RESOURCE, which containers may lack: there it is grown unmounted.
+/// Growing a mounted ext4 needs CAP_SYS_RESOURCE. Without it the file system is grown unmounted.
 #[test]
 fn a_mounted_file_system_grows_with_its_volume() {
     let Some(it) = Attaching::with_pool("2G") else { return };

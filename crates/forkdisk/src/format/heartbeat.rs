@@ -1,4 +1,4 @@
-//! The page by which hosts that share a pool's storage tell which of them has it open.
+//! The heartbeat page: which of the hosts that share a pool's storage has the pool open.
 
 use crate::types::{PAGE_SIZE, PageAddr};
 

@@ -85,8 +85,8 @@ pub struct OriginInfo {
     pub clean: bool,
     /// Whether its device is open.
     pub open: bool,
-    /// How many parts of its contents tell its device from another, if the process ends now.
-    pub told_by: u32,
+    /// Zones whose sample can be compared after a crash now: forkdisk has not written to it since the open.
+    pub comparable_zones: u32,
     /// The snapshot that a rollback under way brings back, as `volume@snapshot`: until that has ended the
     /// device by itself is not what the origin shows.
     pub rolling: Option<String>,
@@ -389,7 +389,7 @@ impl<D: Device> Pool<D> {
                 when_full: protects.when_full,
                 clean: protects.clean,
                 open: open.contains_key(&record.id),
-                told_by: record
+                comparable_zones: record
                     .stamp
                     .as_ref()
                     .map_or(0, |stamp| sample::zones(record.size) & !stamp.written)

@@ -1,8 +1,8 @@
 //! Of the hosts that share a pool's storage one has the pool open, where the pool has a heartbeat.
 //!
-//! The owner writes a page at every beat, having read it: another host's claim in it ends all writing here. A host that
-//! opens the pool waits for beats of an owner that has not closed it, claims the page, and looks after two beats
-//! whether the claim is still there. An owner that stands still for longer than others wait (`BEATS`) may be overtaken
+//! At every beat the owner reads a page and writes it. If the page contains another host's claim, the pool fails and
+//! writes nothing more. An open first watches the page for beats of an owner that has not closed the pool, then writes
+//! its claim, and reads the page again after two beats: the claim must still be there. An owner that stands still for longer than others wait (`BEATS`) may be overtaken
 //! and write after that what was under way: only the storage itself can fence it.
 
 use std::cell::Cell;
@@ -72,7 +72,7 @@ fn in_use(owner: &Heartbeat) -> Error {
     Error::new(ErrorKind::Busy, format!("{what}; close it there first"))
 }
 
-/// Before a pool with a heartbeat is opened: refused where another host has it open; otherwise it is this host's.
+/// Claims a pool with a heartbeat for this host before it is opened. Fails with `Busy` if another host has it open.
 pub(super) async fn claim<D: Device>(
     device: &D,
     runtime: &Rc<dyn Runtime>,

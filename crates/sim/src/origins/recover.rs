@@ -243,7 +243,7 @@ fn another(origin: &Medium, exec: &Executor, seed: u64) -> SimDisk {
 /// Offers a disk that is not the origin's, unless nothing is left that tells them apart.
 async fn refuse_another(device: SimDisk, other: SimDisk, exec: Executor, options: OpenOptions) -> forkdisk::Result<()> {
     let pool = Pool::open(device, Rc::new(exec), options).await?;
-    if pool.origins().iter().any(|origin| origin.told_by > 1)
+    if pool.origins().iter().any(|origin| origin.comparable_zones > 1)
         && pool.attach_origin(ORIGIN, other, &OriginPlace::at(PATH, 0)).await.is_ok()
     {
         return Err(Error::new(ErrorKind::Corrupt, "another disk was taken for the origin's"));

@@ -73,14 +73,14 @@ fn what_was_written_before_a_crash_makes_no_other_disk() {
         for mask in 0..16 {
             let media = w.disks.each_ref().map(|disk| disk.freeze(Crash::Power).crash(mask * 0x9e37_79b9));
             let (exec, [device, origin], runtime) = restarted(media, mask);
-            let told_by = exec.run(PATIENCE, async move {
+            let comparable_zones = exec.run(PATIENCE, async move {
                 let pool = Pool::open(device, runtime, OpenOptions::default()).await.unwrap();
-                let told_by = pool.origins()[0].told_by;
+                let comparable_zones = pool.origins()[0].comparable_zones;
                 pool.attach_origin("org", origin, &place()).await.unwrap();
                 // Once it is open everything is known again.
-                (told_by, pool.origins()[0].told_by)
+                (comparable_zones, pool.origins()[0].comparable_zones)
             });
-            let (crashed, opened) = told_by.unwrap();
+            let (crashed, opened) = comparable_zones.unwrap();
             assert!(crashed < opened && opened > 20, "{crashed} {opened}");
             exec.halt();
         }

@@ -114,12 +114,12 @@ fn holder(file: &File, byte: Option<u64>) -> Option<String> {
     None
 }
 
-/// Who has a block device that the kernel refuses to open exclusively, as far as can be found.
-pub(super) fn block_device_user(path: &Path) -> String {
+/// What uses a block device that the kernel refuses to open exclusively, as far as /proc and /sys show it.
+pub fn block_device_user(path: &Path) -> String {
     let Ok(meta) = fs::metadata(path) else { return UNSEEN.to_string() };
     let (major, minor) = (libc::major(meta.rdev()), libc::minor(meta.rdev()));
-    if let Some(place) = mount_point(major, minor) {
-        return format!("a file system mounted on {place}");
+    if let Some(place) = mount_point(&meta) {
+        return format!("a file system mounted on {place} (umount it first)");
     }
     let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
     let mut swaps = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
@@ -136,11 +136,21 @@ pub(super) fn block_device_user(path: &Path) -> String {
     user.map_or_else(|| UNSEEN.to_string(), |pid| describe(pid, me))
 }
 
-fn mount_point(major: u32, minor: u32) -> Option<String> {
-    let wanted = format!("{major}:{minor}");
+/// Where a device is mounted. Some file systems (btrfs) have a device number of their own: those name their source.
+fn mount_point(device: &fs::Metadata) -> Option<String> {
+    let number = format!("{}:{}", libc::major(device.rdev()), libc::minor(device.rdev()));
     let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let line = table.lines().find(|line| line.split(' ').nth(2) == Some(&wanted))?;
-    line.split(' ').nth(4).map(str::to_string)
+    let is_source = |name: &str| {
+        let found = fs::metadata(name).ok().filter(|found| name.starts_with("/dev/") && found.rdev() != 0);
+        found.is_some_and(|found| found.rdev() == device.rdev())
+    };
+    table.lines().find_map(|line| {
+        let mut words = line.split(' ');
+        let (shown, place) = (words.nth(2)?, words.nth(1)?);
+        // After a dash: the type and the source.
+        let source = words.skip_while(|word| *word != "-").nth(2)?;
+        (shown == number || is_source(source)).then(|| place.to_string())
+    })
 }
 
 fn processes() -> impl Iterator<Item = u32> {

@@ -18,7 +18,7 @@ use std::rc::Rc;
 use forkdisk::device::{IoResult, Segment, Segments, Stripes};
 use forkdisk::{Buf, Device, LocalFuture};
 
-pub use lock::lock_image;
+pub use lock::{block_device_user, lock_image};
 pub use open::DeviceOptions;
 
 use crate::driver::Ticket;
