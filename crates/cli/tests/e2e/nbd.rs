@@ -135,7 +135,10 @@ impl Client {
     pub fn leave(mut self) -> io::Result<()> {
         self.polite = false;
         self.send(DISCONNECT, 0, 0, 0, &[])?;
-        match self.stream.read(&mut [0; 16])? {
+        let mut rest = Vec::new();
+        // Unlike a single read it goes on behind a signal.
+        self.stream.read_to_end(&mut rest)?;
+        match rest.len() {
             0 => Ok(()),
             n => Err(io::Error::other(format!("{n} bytes after the end"))),
         }
