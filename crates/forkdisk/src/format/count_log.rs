@@ -148,7 +148,7 @@ fn read_block(r: &mut Reader<'_>) -> Option<BlockChange> {
     let whole = if head & 1 == 1 { within(read_signed(r)?, u32::MAX.into())? } else { 0 };
     let (mut block, mut seen) = (BlockChange { whole, pages: Vec::new() }, [0; 4]);
     for _ in 0..head >> 1 {
-        let by = within(read_signed(r)?, u16::MAX.into()).filter(|&by| by != 0)? as i32;
+        let by = within(read_signed(r)?, i32::MAX.into()).filter(|&by| by != 0)? as i32;
         let bits = read_pages(r)?;
         if (0..4).any(|i| seen[i] & bits[i] != 0) {
             return None;

@@ -1,9 +1,12 @@
 //! Pages of the tree of reference counts.
 //!
 //! A leaf holds seven blocks of 528 bytes: 16 bytes for the block as a whole (its count in the
-//! first four), then 256 counts of 16 bit, one per page. An upper page holds entries of 16 bytes.
+//! first four), then the lower 16 bits of 256 counts, one per page; its last bytes hold their upper bits. An upper page
+//! holds entries of 16 bytes.
 
 use crate::types::{BLOCK_PAGES, PAGE_SIZE};
+
+use super::upper_bits::{self, UpperBits};
 
 /// Blocks in a leaf.
 pub const LEAF_BLOCKS: usize = 7;
@@ -71,68 +74,146 @@ impl CountEntry {
     }
 }
 
-/// The bytes of one count page, leaf or upper.
+/// A page's count that is *pinned*: how many references there are is not known, so the page is never free again and
+/// never written in place.
+pub const PINNED: u32 = u32::MAX;
+/// A pinned count in a leaf. Larger counts are stored as one more than they are.
+const STORED_PINNED: u32 = u16::MAX as u32;
+
+/// What a leaf stores for a count.
+fn stored(count: u32) -> u32 {
+    match count {
+        count if count < STORED_PINNED => count,
+        count if count < i32::MAX as u32 => count + 1,
+        _ => STORED_PINNED,
+    }
+}
+
+/// One count page, leaf or upper.
 #[derive(Clone)]
-pub struct CountPage(Box<[u8; PAGE_SIZE]>);
+pub struct CountPage {
+    /// As on disk; the upper bits of a leaf's counts as of the last [`seal`](Self::seal).
+    bytes: Box<[u8; PAGE_SIZE]>,
+    /// Upper bits of a leaf's counts; `None`: all 0.
+    upper: Option<Box<UpperBits>>,
+}
 
 impl Default for CountPage {
     fn default() -> Self {
-        CountPage(Box::new([0; PAGE_SIZE]))
+        CountPage { bytes: Box::new([0; PAGE_SIZE]), upper: None }
     }
 }
 
 impl CountPage {
-    /// A copy of a page read from disk.
-    pub fn from_bytes(bytes: &[u8]) -> CountPage {
+    /// A copy of a page of `level` read from disk. `None`: what is behind the counts of a leaf makes no sense.
+    pub fn from_bytes(level: u8, bytes: &[u8]) -> Option<CountPage> {
         let mut page = CountPage::default();
-        page.0.copy_from_slice(&bytes[..PAGE_SIZE]);
-        page
+        page.bytes.copy_from_slice(&bytes[..PAGE_SIZE]);
+        if level == 0 {
+            page.upper = upper_bits::decode(&page.bytes[LEAF_BLOCKS * BLOCK_BYTES..])?;
+        }
+        Some(page)
     }
 
-    /// The bytes on disk.
+    /// The bytes on disk. Those of a leaf must have been [sealed](Self::seal) since its last change.
     pub fn bytes(&self) -> &[u8; PAGE_SIZE] {
-        &self.0
+        &self.bytes
+    }
+
+    /// Brings the upper bits of a leaf's counts into its bytes. Counts for which there is no room become pinned; where
+    /// the upper bits of a leaf have no more than three values, there is always room.
+    pub fn seal(&mut self) {
+        let (counts, room) = self.bytes.split_at_mut(LEAF_BLOCKS * BLOCK_BYTES);
+        room.fill(0);
+        let Some(upper) = self.upper.as_deref_mut() else { return };
+        if upper_bits::encode(upper, room) {
+            return;
+        }
+        let kept = upper_bits::most_common(upper);
+        for (i, upper) in upper.iter_mut().enumerate().filter(|(_, upper)| !kept.contains(upper)) {
+            let at = low_at(i / BLOCK_PAGES as usize, i % BLOCK_PAGES as usize);
+            *upper = 0;
+            counts[at..at + 2].copy_from_slice(&(STORED_PINNED as u16).to_le_bytes());
+        }
+        let fits = upper_bits::encode(upper, room);
+        debug_assert!(fits, "three values always fit");
+    }
+
+    /// Whether a leaf has counts of 65,535 or more, or had some that it may still need.
+    pub fn has_upper_bits(&self) -> bool {
+        self.upper.is_some()
     }
 
     /// Entry `i` of an upper page.
     pub fn entry(&self, i: usize, initially_free: u64) -> Option<CountEntry> {
-        CountEntry::from_bytes(self.0[i * 16..][..16].try_into().ok()?, initially_free)
+        CountEntry::from_bytes(self.bytes[i * 16..][..16].try_into().ok()?, initially_free)
     }
 
     /// Replaces entry `i` of an upper page.
     pub fn set_entry(&mut self, i: usize, entry: CountEntry) {
-        self.0[i * 16..][..16].copy_from_slice(&entry.to_bytes());
+        self.bytes[i * 16..][..16].copy_from_slice(&entry.to_bytes());
     }
 
     /// The counts of the leaf's block number `i`.
     pub fn block(&self, i: usize) -> BlockCounts<'_> {
-        BlockCounts(self.0[i * BLOCK_BYTES..][..BLOCK_BYTES].try_into().expect("seven blocks fit a leaf"))
+        let bytes = self.bytes[i * BLOCK_BYTES..][..BLOCK_BYTES].try_into().expect("seven blocks fit a leaf");
+        let first = i * BLOCK_PAGES as usize;
+        let upper = self.upper.as_ref().map(|upper| &upper[first..first + BLOCK_PAGES as usize]);
+        BlockCounts { bytes, upper }
     }
 
     /// Replaces the whole-block count of block `i`.
     pub fn set_whole(&mut self, i: usize, count: u32) {
-        self.0[i * BLOCK_BYTES..][..4].copy_from_slice(&count.to_le_bytes());
+        self.bytes[i * BLOCK_BYTES..][..4].copy_from_slice(&count.to_le_bytes());
     }
 
     /// Replaces the count of page `page` of block `i`.
-    pub fn set_page(&mut self, i: usize, page: usize, count: u16) {
-        self.0[i * BLOCK_BYTES + 16 + page * 2..][..2].copy_from_slice(&count.to_le_bytes());
+    pub fn set_page(&mut self, i: usize, page: usize, count: u32) {
+        self.set_stored(i, page, stored(count));
     }
+
+    /// Replaces what is stored for the count of page `page` of block `i`.
+    pub fn set_stored(&mut self, i: usize, page: usize, stored: u32) {
+        let (low, high) = (stored as u16, (stored >> 16) as u16);
+        self.bytes[low_at(i, page)..][..2].copy_from_slice(&low.to_le_bytes());
+        if high > 0 || self.upper.is_some() {
+            let upper = self.upper.get_or_insert_with(|| Box::new([0; upper_bits::PAGES]));
+            upper[i * BLOCK_PAGES as usize + page] = high;
+        }
+    }
+}
+
+/// Where the lower bits of a page's count lie in a leaf.
+fn low_at(i: usize, page: usize) -> usize {
+    i * BLOCK_BYTES + 16 + page * 2
 }
 
 /// The counts of one block in a leaf.
 #[derive(Clone, Copy)]
-pub struct BlockCounts<'a>(&'a [u8; BLOCK_BYTES]);
+pub struct BlockCounts<'a> {
+    bytes: &'a [u8; BLOCK_BYTES],
+    upper: Option<&'a [u16]>,
+}
 
 impl BlockCounts<'_> {
     /// References to the block as a whole.
     pub fn whole(&self) -> u32 {
-        u32::from_le_bytes([self.0[0], self.0[1], self.0[2], self.0[3]])
+        u32::from_le_bytes([self.bytes[0], self.bytes[1], self.bytes[2], self.bytes[3]])
     }
 
-    /// References to its page number `page`.
-    pub fn page(&self, page: usize) -> u16 {
-        u16::from_le_bytes([self.0[16 + page * 2], self.0[17 + page * 2]])
+    /// References to its page number `page`, or [`PINNED`].
+    pub fn page(&self, page: usize) -> u32 {
+        match self.stored(page) {
+            STORED_PINNED => PINNED,
+            stored if stored > STORED_PINNED => stored - 1,
+            count => count,
+        }
+    }
+
+    /// What is stored for them. Differences of this are what the log of counts has.
+    pub fn stored(&self, page: usize) -> u32 {
+        let low = u16::from_le_bytes([self.bytes[16 + page * 2], self.bytes[17 + page * 2]]);
+        u32::from(low) | self.upper.map_or(0, |upper| u32::from(upper[page]) << 16)
     }
 }
 
@@ -146,9 +227,50 @@ mod tests {
         page.set_whole(6, u32::MAX);
         page.set_page(6, 255, 0x1234);
         page.set_page(5, 255, 7);
-        let again = CountPage::from_bytes(page.bytes());
+        page.seal();
+        let again = CountPage::from_bytes(0, page.bytes()).expect("valid");
         assert_eq!((again.block(6).whole(), again.block(6).page(255), again.block(6).page(0)), (u32::MAX, 0x1234, 0));
         assert_eq!((again.block(5).whole(), again.block(5).page(255)), (0, 7));
+    }
+
+    #[test]
+    fn large_counts_are_exact() {
+        let mut page = CountPage::default();
+        let counts = [65_533, 65_534, 65_535, 65_536, 65_537, 131_070, 131_071, 0];
+        counts.iter().enumerate().for_each(|(i, &count)| page.set_page(3, 32 * i, count));
+        page.seal();
+        let again = CountPage::from_bytes(0, page.bytes()).expect("valid");
+        counts.iter().enumerate().for_each(|(i, &count)| assert_eq!(again.block(3).page(32 * i), count));
+        assert!(again.has_upper_bits());
+        counts.iter().enumerate().for_each(|(i, _)| page.set_page(3, 32 * i, 7));
+        page.seal();
+        let again = CountPage::from_bytes(0, page.bytes()).expect("valid");
+        assert!(!again.has_upper_bits() && again.block(3).page(64) == 7);
+    }
+
+    /// As builds before large counts wrote it.
+    #[test]
+    fn a_count_that_was_pinned_stays_so() {
+        let mut bytes = [0; PAGE_SIZE];
+        bytes[16..18].copy_from_slice(&u16::MAX.to_le_bytes());
+        let page = CountPage::from_bytes(0, &bytes).expect("valid");
+        assert_eq!((page.block(0).page(0), page.block(0).page(1)), (PINNED, 0));
+    }
+
+    #[test]
+    fn counts_beyond_the_room_of_their_leaf_are_pinned() {
+        let mut page = CountPage::default();
+        let count = |i: usize| (i % 5) as u32 * 65_536 + i as u32;
+        (0..LEAF_BLOCKS * 256).for_each(|i| page.set_page(i / 256, i % 256, count(i)));
+        page.seal();
+        let again = CountPage::from_bytes(0, page.bytes()).expect("valid");
+        let mut exact = 0;
+        for i in 0..LEAF_BLOCKS * 256 {
+            let (now, read) = (page.block(i / 256).page(i % 256), again.block(i / 256).page(i % 256));
+            assert!(now == read && (read == count(i) || read == PINNED), "{i}: {now}, {read}, {}", count(i));
+            exact += usize::from(read == count(i));
+        }
+        assert!(exact >= LEAF_BLOCKS * 256 * 3 / 5, "{exact}");
     }
 
     #[test]

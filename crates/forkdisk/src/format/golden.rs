@@ -203,6 +203,10 @@ fn count_pages() {
     page.set_page(2, 5, 0x0102);
     page.set_page(6, 255, 1);
     assert_example("count-leaf", page.bytes());
+    let mut large = CountPage::default();
+    (0..).zip([65_535, 70_000, 131_071]).for_each(|(i, count)| large.set_page(1, i, count));
+    large.seal();
+    assert_example("count-leaf-large", large.bytes());
     let node = CountNode { level: 0, index: 1 };
     let seed = Seed { pool: POOL, page: node.page(Slot::B), level: 0xe0, birth: 0 };
     let entry = CountEntry { slot: Some(Slot::B), checksum: page_checksum(&seed, page.bytes()), used: 258, common: 0 };
@@ -248,6 +252,7 @@ fn superblock() {
         start: JournalStart { position: 0x3000, sequence: 9, chain: 0x1122_3344_5566_7788 },
         counts: vec![CountEntry { slot: Some(Slot::A), checksum: 0x0a0b_0c0d, used: 0x104, common: 0 }],
         count_log: CountLog { pages: 4, checksum: 0x0403_0201 },
+        large_counts: false,
         copier: CopierSettings {
             throttle: Throttle { percent: 50, bytes_per_second: 1 << 30 },
             buffers: 8 << 20,

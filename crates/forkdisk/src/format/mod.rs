@@ -20,11 +20,12 @@ mod settings;
 mod stamp;
 mod superblock;
 mod table;
+mod upper_bits;
 mod volume;
 
 pub use checksum::{Seed, page_checksum};
 pub use count_log::{BlockChange, CountLog, LeafChange, count_log_page, decode_count_log, encode_count_segment};
-pub use counts::{BlockCounts, CountEntry, CountPage, LEAF_BLOCKS, Slot};
+pub use counts::{BlockCounts, CountEntry, CountPage, LEAF_BLOCKS, PINNED, Slot};
 pub use entry::{Entry, Kind, MAPPED_LEVEL, TableRef};
 pub use group::{Decoded, Group, Witness, decode_group, encode_group, find_group, witness_sum};
 pub use heartbeat::{HEARTBEAT_PAGE, Heartbeat, MAX_HOST};

@@ -24,6 +24,8 @@ const HAS_COUNT_LOG: u64 = 1;
 const HAS_CHECKSUM_UUID: u64 = 2;
 /// Incompatible feature: the pool has a heartbeat, which every open has to mind.
 const HAS_HEARTBEAT: u64 = 4;
+/// Incompatible feature: leaves of counts have upper bits.
+const HAS_LARGE_COUNTS: u64 = 8;
 /// Shortest and longest time between two beats, in milliseconds.
 pub const BEATS_APART: std::ops::RangeInclusive<u32> = 100..=60_000;
 
@@ -73,6 +75,8 @@ pub struct Superblock {
     pub counts: Vec<CountEntry>,
     /// What is to be added to the count pages.
     pub count_log: CountLog,
+    /// There are counts of 65,535 or more, or there were.
+    pub large_counts: bool,
     /// How the pool's copier works.
     pub copier: CopierSettings,
     /// Milliseconds between two beats of its heartbeat; 0: it has none.
@@ -105,6 +109,7 @@ impl Superblock {
             bit(self.count_log.pages > 0, HAS_COUNT_LOG),
             bit(renewed, HAS_CHECKSUM_UUID),
             bit(self.heartbeat > 0, HAS_HEARTBEAT),
+            bit(self.large_counts, HAS_LARGE_COUNTS),
         ];
         out.u64s(&[0, features.iter().sum()]);
         for v in [
@@ -163,7 +168,7 @@ impl Superblock {
         }
         let _compatible = r.u64();
         let incompatible = r.u64().ok_or_else(short)?;
-        if incompatible & !(HAS_COUNT_LOG | HAS_CHECKSUM_UUID | HAS_HEARTBEAT) != 0 {
+        if incompatible & !(HAS_COUNT_LOG | HAS_CHECKSUM_UUID | HAS_HEARTBEAT | HAS_LARGE_COUNTS) != 0 {
             return Err(NotSuper::Newer(format!("incompatible feature bits {incompatible:#x}")));
         }
         let mut behind = Reader(&page[COPIER_AT..CHECKED]);
@@ -177,7 +182,13 @@ impl Superblock {
             let heartbeat = behind.u32()?;
             let beats = heartbeat == 0 || BEATS_APART.contains(&heartbeat);
             (beats && (incompatible & HAS_HEARTBEAT != 0) == (heartbeat > 0)).then_some(())?;
-            Some(Superblock { checksum_uuid, heartbeat, ..Superblock::fields(uuid, &mut r, copier, count_log)? })
+            let large_counts = incompatible & HAS_LARGE_COUNTS != 0;
+            Some(Superblock {
+                checksum_uuid,
+                heartbeat,
+                large_counts,
+                ..Superblock::fields(uuid, &mut r, copier, count_log)?
+            })
         });
         fields.ok_or_else(|| NotSuper::Damaged("a field makes no sense".into()))
     }
@@ -229,6 +240,7 @@ impl Superblock {
             start,
             counts,
             count_log,
+            large_counts: false,
             copier,
             heartbeat: 0,
         })
@@ -265,6 +277,7 @@ mod tests {
                 Layout::new(1 << 52).count_nodes(3) as usize
             ],
             count_log: CountLog { pages: 252, checksum: 9 },
+            large_counts: true,
             copier: CopierSettings { split_count: 3, ..CopierSettings::default() },
             heartbeat: 60_000,
         }

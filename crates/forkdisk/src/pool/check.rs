@@ -6,12 +6,13 @@ use rustc_hash::FxHashMap;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::PINNED;
 use crate::format::kept::piece;
 use crate::format::ordered::{ORDERED_LEAF, Slots, is_ordered, key, pairs, value};
 use crate::format::{Entry, KeptKey, KeptKind, Kind, MAPPED_LEVEL, TableRef};
 use crate::map::{Entries, Stop};
 use crate::ordered;
-use crate::space::{Counts, PINNED};
+use crate::space::Counts;
 use crate::types::{BLOCK_PAGES, Block, FANOUT, PageAddr, table_span};
 
 use super::reap::yield_now;

@@ -193,7 +193,7 @@ impl<D: Device> Inner<D> {
         if planted(Bug::SuperblockBeforePages) {
             let counted = {
                 let old = self.superblock.borrow();
-                Counted { roots: old.counts.clone(), log: old.count_log }
+                Counted { roots: old.counts.clone(), log: old.count_log, large: old.large_counts }
             };
             let early = self.next_superblock(&frozen, counted);
             self.write_superblock_slot(&early, 0).await?;
@@ -223,6 +223,7 @@ impl<D: Device> Inner<D> {
             start: if planted(Bug::ReplayStartsTooLate) { self.meta.borrow_mut().journal.mark() } else { frozen.start },
             counts: counted.roots,
             count_log: counted.log,
+            large_counts: counted.large,
             copier: frozen.copier,
             ..old.clone()
         }

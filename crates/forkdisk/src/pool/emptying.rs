@@ -99,8 +99,8 @@ impl<D: Device> Inner<D> {
         }
         let superblock = {
             let old = self.superblock.borrow();
-            let (counts, count_log) = (counted.roots, counted.log);
-            Superblock { generation: old.generation + 1, counts, count_log, ..old.clone() }
+            let (counts, count_log, large_counts) = (counted.roots, counted.log, counted.large);
+            Superblock { generation: old.generation + 1, counts, count_log, large_counts, ..old.clone() }
         };
         self.write_superblock(&superblock).await?;
         self.meta.borrow_mut().space.end_emptying();

@@ -111,7 +111,8 @@ impl<D: Device> Inner<D> {
         if page_checksum(&seed, &bytes) != checksum && !planted(Bug::OrphanedCountSlotTaken) {
             return Err(damaged("its checksum does not match"));
         }
-        let counts = CountPage::from_bytes(&bytes);
+        let counts =
+            CountPage::from_bytes(node.level, &bytes).ok_or_else(|| damaged("its large counts make no sense"))?;
         self.meta.borrow_mut().space.loaded(miss, counts).map_err(|e| damaged(&e))
     }
 

@@ -114,6 +114,7 @@ impl<D: Device> Pool<D> {
             start: JournalStart::default(),
             counts: counted.roots,
             count_log: counted.log,
+            large_counts: counted.large,
             copier: CopierSettings::default(),
         };
         device.flush().await.map_err(io)?;
@@ -139,6 +140,7 @@ impl<D: Device> Pool<D> {
         let (superblock, cache) = (&found.superblock, options.cache / 4);
         let layout = Layout::new(superblock.size);
         let mut space = Space::with_cache(layout, superblock.checksum_uuid, superblock.counts.clone(), cache);
+        space.set_large_counts(superblock.large_counts);
         let log = read_count_log(&device, superblock).await;
         let log = log.and_then(|log| space.use_log(superblock.count_log, &log).map_err(|e| damaged_count_log(&e)));
         let uncounted = match log {

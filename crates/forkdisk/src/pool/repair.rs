@@ -90,6 +90,7 @@ impl<D: Device> Pool<D> {
         let next = Superblock {
             generation: superblock.generation + 1,
             counts: counted.roots,
+            large_counts: counted.large,
             count_log: if planted(Bug::RepairKeepsLog) { superblock.count_log } else { CountLog::default() },
             ..superblock
         };

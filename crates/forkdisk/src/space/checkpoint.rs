@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use crate::bits::{Bitmap, mask, pages_in, rows};
 use crate::format::{
-    BlockChange, CountEntry, CountLog, CountNode, CountPage, LEAF_BLOCKS, LeafChange, Seed, Slot, count_log_page,
-    encode_count_segment, page_checksum,
+    BlockChange, CountEntry, CountLog, CountNode, CountPage, LEAF_BLOCKS, LeafChange, PINNED, Seed, Slot,
+    count_log_page, encode_count_segment, page_checksum,
 };
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, Block, PAGE_SIZE, PageAddr};
@@ -15,7 +15,7 @@ use crate::types::{BLOCK_PAGES, Block, PAGE_SIZE, PageAddr};
 use super::delta::by_block;
 use super::log::{changes, pages_of, parts};
 use super::tree::free_in;
-use super::{Miss, PINNED, Runs, Space, push_run};
+use super::{Miss, Runs, Space, push_run};
 
 /// Level in the checksum seed of count pages: this plus their level.
 pub const COUNT_SEED: u8 = 0xe0;
@@ -41,6 +41,8 @@ pub struct Counted {
     pub roots: Vec<CountEntry>,
     /// What is to be added to the pages.
     pub log: CountLog,
+    /// There are counts of 65,535 or more, or there were.
+    pub large: bool,
 }
 
 /// How a checkpoint writes counts.
@@ -141,7 +143,7 @@ impl Space {
         let mut leaves: BTreeSet<CountNode> = self.frozen.iter().map(|(b, _)| CountNode::leaf_of(b).0).collect();
         // The pool may have grown since the freeze: the superblock says what it was then.
         let roots = self.work.as_ref().map_or(&self.roots, |given_up| &given_up.done.roots).clone();
-        let mut done = Counted { roots, log: self.logged.end };
+        let mut done = Counted { roots, log: self.logged.end, large: self.large_counts };
         if matches!(way, Way::Pages) {
             leaves.extend(self.logged.nodes());
             if !planted(Bug::CountLogOutlivesPages) {
@@ -204,6 +206,7 @@ impl Space {
                 let used = self.apply(node, old.common, &mut page, &mut freed);
                 change.blocks = changes(&before, &page);
                 let work = self.work.as_mut().expect("between freeze and finish");
+                work.done.large |= page.has_upper_bits();
                 work.freed.append(&mut freed);
                 work.keep(node, page, self.cache_limit);
                 CountEntry { used, common: 0, ..old }
@@ -282,7 +285,11 @@ impl Space {
         }
         let (mut page, mut freed) = (page.unwrap_or_default(), Runs::new());
         let used = match node.level {
-            0 => self.apply(node, old.common, &mut page, &mut freed),
+            0 => {
+                let used = self.apply(node, old.common, &mut page, &mut freed);
+                page.seal();
+                used
+            }
             _ => self.point(node, &mut page, old.used),
         };
         let other = if planted(Bug::CountSlotOverwritten) { |slot| slot } else { Slot::other };
@@ -293,6 +300,7 @@ impl Space {
         let bytes = Box::new(*page.bytes());
         let work = self.work.as_mut().expect("between freeze and finish");
         work.todo.pop();
+        work.done.large |= page.has_upper_bits();
         if node.level == 3 {
             work.done.roots[node.index as usize] = entry;
         }
@@ -342,13 +350,13 @@ impl Space {
             page.set_whole(i, u32::try_from(whole).expect("a block's count does not fall below zero"));
             if let Some(delta) = delta {
                 for p in rows(and(delta.touched, delta.changed())).flatten() {
-                    let before = u32::from(page.block(i).page(p));
+                    let before = page.block(i).page(p);
                     if before == PINNED {
                         continue;
                     }
                     let count = before as i32 + delta.of(p);
                     assert!(count >= 0, "count {count} of {:?} is below zero", block.page(p));
-                    page.set_page(i, p, count.min(PINNED as i32) as u16);
+                    page.set_page(i, p, count as u32);
                 }
             }
             let free = free_in(page, i);
@@ -386,7 +394,7 @@ impl Space {
     /// What was written counts from now on; returns the pages that it made free.
     fn take_over(&mut self) -> Runs {
         let work = self.work.take().expect("between freeze and finish");
-        self.roots = work.done.roots;
+        (self.roots, self.large_counts) = (work.done.roots, work.done.large);
         // It may have grown meanwhile.
         self.roots.resize(self.layout.count_nodes(3) as usize, CountEntry::default());
         match work.way {

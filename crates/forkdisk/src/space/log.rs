@@ -98,8 +98,8 @@ impl Logged {
             let whole = i64::from(page.block(place).whole()) + change.whole;
             page.set_whole(place, u32::try_from(whole).map_err(|_| flaw(whole))?);
             for (by, index) in change.pages.iter().flat_map(|&(by, bits)| rows(bits).flatten().map(move |i| (by, i))) {
-                let count = i64::from(page.block(place).page(index)) + i64::from(by);
-                page.set_page(place, index, u16::try_from(count).map_err(|_| flaw(count))?);
+                let count = i64::from(page.block(place).stored(index)) + i64::from(by);
+                page.set_stored(place, index, u32::try_from(count).map_err(|_| flaw(count))?);
             }
         }
         Ok(())
@@ -178,7 +178,7 @@ pub fn changes(before: &CountPage, after: &CountPage) -> Vec<(u8, BlockChange)> 
         let mut change =
             BlockChange { whole: i64::from(after.whole()) - i64::from(before.whole()), ..BlockChange::default() };
         for index in 0..BLOCK_PAGES as usize {
-            let by = i32::from(after.page(index)) - i32::from(before.page(index));
+            let by = after.stored(index) as i32 - before.stored(index) as i32;
             if by != 0 {
                 let at = change.pages.iter().position(|&(other, _)| other == by).unwrap_or_else(|| {
                     change.pages.push((by, [0; 4]));

@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crate::bits::Bitmap;
-use crate::format::{BlockCounts, CountEntry, CountNode, CountPage, Layout};
+use crate::format::{BlockCounts, CountEntry, CountNode, CountPage, Layout, PINNED};
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, Block, Epoch, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 
@@ -80,10 +80,6 @@ pub struct Want {
 /// Contiguous pages: the first and how many.
 pub type Runs = Vec<(PageAddr, u64)>;
 
-/// The highest count a page can have on the device. One that has reached it keeps it: how many
-/// references there really are is no longer known, so the page is never free again and never
-/// written in place.
-pub const PINNED: u32 = u16::MAX as u32;
 /// All counts of one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counts {
@@ -102,7 +98,7 @@ impl Default for Counts {
 impl Counts {
     fn of(block: BlockCounts<'_>) -> Counts {
         let mut pages = Box::new([0; 256]);
-        pages.iter_mut().enumerate().for_each(|(i, n)| *n = u32::from(block.page(i)));
+        pages.iter_mut().enumerate().for_each(|(i, n)| *n = block.page(i));
         Counts { whole: block.whole(), pages }
     }
 
@@ -137,7 +133,7 @@ impl InBlock<'_> {
         let both = pieces(a, pages).flat_map(|(pages, a)| pieces(b, pages).map(move |(pages, b)| (pages, a + b)));
         let is_none = |base: u32, by| base != PINNED && sum(base, by) == 0;
         let none = |(pages, by): (Range<usize>, i32)| match self.page {
-            Some(counts) => pages.filter(|&i| is_none(counts.page(i).into(), by)).count(),
+            Some(counts) => pages.filter(|&i| is_none(counts.page(i), by)).count(),
             None => pages.len() * usize::from(is_none(0, by)),
         };
         both.map(none).sum()
@@ -145,7 +141,7 @@ impl InBlock<'_> {
 
     /// References to one of its pages by itself.
     pub fn page(&self, index: usize) -> u32 {
-        match self.page.map_or(0, |counts| u32::from(counts.page(index))) {
+        match self.page.map_or(0, |counts| counts.page(index)) {
             PINNED => PINNED,
             base => {
                 let changes = self.deltas.iter().flatten().map(|delta| delta.of(index)).sum();
@@ -166,6 +162,8 @@ pub struct Space {
     uuid: [u8; 16],
     roots: Vec<CountEntry>,
     logged: Logged,
+    /// There are counts of 65,535 or more, or there were.
+    large_counts: bool,
     cache: BTreeMap<CountNode, CountPage>,
     cache_limit: usize,
     /// How many changes under way need many count pages at once: while there are any, none is evicted.
@@ -205,6 +203,7 @@ impl Space {
             uuid,
             roots,
             logged: Logged::default(),
+            large_counts: false,
             cache: BTreeMap::new(),
             // A cache of less than two pages is for tests in which any look-up is to miss; 0 is the least there is else.
             cache_limit: if (1..2 * PAGE_SIZE).contains(&bytes) { 2 } else { (bytes / 4200).max(64) },
@@ -227,6 +226,11 @@ impl Space {
         };
         space.available = space.free_by_roots();
         space
+    }
+
+    /// Whether the pool has counts of 65,535 or more, or had some, by its superblock.
+    pub fn set_large_counts(&mut self, has: bool) {
+        self.large_counts = has;
     }
 
     /// Count pages beyond the limit stay until each `hold(true)` has had its `hold(false)`.
@@ -322,7 +326,7 @@ impl Space {
         self.current.whole(block, counts.whole as i32, 0);
         let mut from = 0;
         for alike in counts.pages.chunk_by(|a, b| a == b) {
-            let (pages, by) = (from..from + alike.len(), alike[0].min(PINNED) as i32);
+            let (pages, by) = (from..from + alike.len(), alike[0].min(i32::MAX as u32) as i32);
             from = pages.end;
             if by > 0 {
                 self.current.change(block, pages, by);
@@ -360,7 +364,7 @@ impl Space {
     /// References to a page by itself.
     pub fn page_count(&mut self, page: PageAddr) -> Result<u32, Miss> {
         let (node, i) = CountNode::leaf_of(page.block());
-        let base = self.page(node)?.map_or(0, |p| u32::from(p.block(i).page(page.index())));
+        let base = self.page(node)?.map_or(0, |p| p.block(i).page(page.index()));
         if base == PINNED {
             return Ok(PINNED);
         }

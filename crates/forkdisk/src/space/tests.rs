@@ -68,17 +68,32 @@ fn a_page_given_up_is_free_after_the_checkpoint_only() {
 }
 
 #[test]
-fn a_count_beyond_the_largest_stays_and_the_page_is_never_free_again() {
-    let mut space = space();
-    let (page, _) = space.alloc_data(want(0, 1)).expect("space");
-    (0..70_000).for_each(|_| space.incr_page(page));
-    checkpoint(&mut space);
-    assert_eq!(space.page_count(page), Ok(PINNED));
-    (0..70_000).for_each(|_| space.decr_page(page, 0));
-    assert_eq!(space.page_count(page), Ok(PINNED), "before the checkpoint");
-    let available = space.available();
-    checkpoint(&mut space);
-    assert_eq!((space.page_count(page), space.available()), (Ok(PINNED), available));
+fn any_number_of_references_is_counted_and_given_up() {
+    for with_log in [false, true] {
+        let mut lab = Logging::new(16);
+        if !with_log {
+            lab.space = space();
+        }
+        let all = lab.space.available();
+        let (page, _) = lab.space.alloc_data(want(0, 1)).expect("space");
+        for count in [65_534, 65_535, 65_536, 200_000_u64] {
+            let before = u64::from(lab.ask(|space| space.page_count(page)));
+            (before..count).for_each(|_| lab.space.incr_page(page));
+            assert_eq!(lab.ask(|space| space.page_count(page)), count as u32, "before the checkpoint");
+            lab.checkpoint();
+            assert_eq!(lab.counted.large, count >= 65_535, "old builds are to refuse it");
+            if with_log {
+                lab.reopen();
+            }
+            assert_eq!((lab.ask(|space| space.page_count(page)), lab.space.available()), (count as u32, all - 1));
+        }
+        (0..199_999).for_each(|_| lab.space.decr_page(page, 0));
+        lab.checkpoint();
+        assert_eq!((lab.ask(|space| space.data_is_exclusive(page)), lab.space.available()), (true, all - 1));
+        lab.space.decr_page(page, 0);
+        lab.checkpoint();
+        assert_eq!(lab.space.available(), all);
+    }
 }
 
 #[test]
@@ -594,7 +609,7 @@ struct Logging {
 impl Logging {
     fn new(mib: u64) -> Logging {
         let layout = Layout::new(mib << 20);
-        let counted = Counted { roots: vec![CountEntry::default()], log: CountLog::default() };
+        let counted = Counted { roots: vec![CountEntry::default()], log: CountLog::default(), large: false };
         let mut space = Space::new(layout, [1; 16], counted.roots.clone());
         space.use_log(counted.log, &[]).expect("none yet");
         Logging { space, pages: BTreeMap::new(), counted }
@@ -606,9 +621,11 @@ impl Logging {
             match call(&mut self.space) {
                 Ok(found) => return found,
                 Err(miss) => {
-                    let Miss::Count { page, .. } = miss;
+                    let Miss::Count { node, page, .. } = miss;
                     let bytes = &self.pages[&page.0];
-                    self.space.loaded(miss, CountPage::from_bytes(bytes)).expect("it makes sense");
+                    self.space
+                        .loaded(miss, CountPage::from_bytes(node.level, bytes).expect("valid"))
+                        .expect("it makes sense");
                 }
             }
         }
@@ -649,12 +666,24 @@ impl Logging {
         let layout = self.space.layout();
         // With as little memory as there can be.
         self.space = Space::with_cache(layout, [1; 16], self.counted.roots.clone(), 0);
+        self.space.set_large_counts(self.counted.large);
         let log = (0..self.counted.log.pages).flat_map(|i| self.pages[&count_log_page(i).0].clone());
         self.space.use_log(self.counted.log, &log.collect::<Vec<u8>>()).expect("what was written");
     }
 
     fn counts(&mut self, block: Block) -> Counts {
         self.ask(|space| space.block_counts(block))
+    }
+}
+
+/// More references than 16 bits count, or all but one given up, of some pages of a block.
+fn flood(space: &mut Space, model: &mut BTreeMap<u64, u32>, block: Block, draw: &mut impl FnMut(u64) -> u64) {
+    let (first, n) = (draw(200) as usize, 1 + draw(50) as usize);
+    for index in first..first + n {
+        let count = model.entry(block.page(index).0).or_default();
+        let by = if *count > 65_000 { 1 - *count as i32 } else { 65_530 + draw(10) as i32 };
+        space.current.change(block, index..index + 1, by);
+        *count = count.wrapping_add_signed(by);
     }
 }
 
@@ -690,6 +719,10 @@ fn with_a_log_counts_are_what_they_are_without() {
         let (mut lab, mut model, mut ways) = (Logging::new(60), BTreeMap::new(), [0, 0]);
         for round in 0..60 {
             stir(&mut lab.space, &mut model, 60, &mut draw);
+            if seed % 2 == 1 && draw(8) == 0 {
+                let block = Block(2 + draw(58));
+                flood(&mut lab.space, &mut model, block, &mut draw);
+            }
             if draw(4) == 0 {
                 // All blocks of a leaf alike: that is noted above it.
                 let leaf = CountNode { level: 0, index: 1 + draw(7) };
