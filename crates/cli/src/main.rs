@@ -28,6 +28,7 @@ mod storage;
 mod syslog;
 mod top;
 mod verbs;
+mod volume_sockets;
 
 use std::process::ExitCode;
 

@@ -59,9 +59,10 @@ fn value_of(key: &Key, value: &Spanned<DeValue<'_>>) -> Result<String> {
         (Kind::Count | Kind::Size | Kind::Share | Kind::Time | Kind::Group, DeValue::Integer(number)) => {
             number.to_string()
         }
-        (Kind::Addresses | Kind::Places, DeValue::String(text)) => text.to_string(),
-        (Kind::Addresses | Kind::Places, DeValue::Array(list)) => {
-            let words = list.iter().map(|word| word.get_ref().as_str().context("this takes addresses, in quotes"));
+        (Kind::Addresses | Kind::Places | Kind::Sockets, DeValue::String(text)) => text.to_string(),
+        (kind @ (Kind::Addresses | Kind::Places | Kind::Sockets), DeValue::Array(list)) => {
+            let words =
+                list.iter().map(|word| word.get_ref().as_str().with_context(|| format!("this takes {}", wanted(kind))));
             words.collect::<Result<Vec<_>>>()?.join(",")
         }
         (kind, _) => bail!("this takes {}", wanted(kind)),
@@ -79,6 +80,7 @@ fn wanted(kind: Kind) -> &'static str {
         Kind::Time => "a time, such as \"10s\" or a number of seconds",
         Kind::Switch => "true or false",
         Kind::Addresses | Kind::Places => "an address in quotes, or several in brackets",
+        Kind::Sockets => "VOLUME=MODE:GROUP in quotes, or several in brackets",
         Kind::Mode => "a mode, in quotes",
         Kind::Group => "a group, in quotes",
         Kind::Choice(_) => "a word, in quotes",

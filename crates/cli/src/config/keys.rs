@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use clap::{Arg, ArgAction};
 use forkdisk::LowWater;
 
-use crate::{network, size};
+use crate::{network, size, volume_sockets};
 
 /// What a value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,8 @@ pub enum Kind {
     Mode,
     /// A group of users, by name or number.
     Group,
+    /// Modes and groups of the sockets of single volumes, one or several.
+    Sockets,
     /// How long: a number and `ms`, `s`, `m` or `h`; seconds without.
     Time,
     /// `yes` or `no`.
@@ -85,6 +87,7 @@ keys! {
     SOCKET_DIR "socket_dir" Kind::Path, Serve, "", "A folder in which each volume has a data socket of its own, VOLUME.sock (docs/nbd.md)";
     SOCKET_MODE "socket_mode" Kind::Mode, Serve, "", "The mode of data sockets: 0660 with a group, else 0600 without it";
     SOCKET_GROUP "socket_group" Kind::Group, Serve, "", "The group of data sockets, by name or number";
+    VOLUME_SOCKETS "volume_sockets" Kind::Sockets, Serve, "", "Mode and group of single sockets in socket_dir; VOLUME may end in '*'; the first that fits counts";
     MOUNT "mount" Kind::Path, Serve, "", "Mount the pool at this folder, too: every volume is a file there (docs/mount.md)";
     TCP "tcp" Kind::Addresses, Serve, "",
         "Serve over TCP, too, beyond this machine only with TLS or --insecure; 127.0.0.1:10809 where no address is given";
@@ -146,7 +149,7 @@ impl Key {
             .value_parser(move |text: &str| self.check(text).map(|()| text.to_string()).map_err(|e| e.to_string()));
         match self.kind {
             Kind::Addresses => arg.num_args(0..=1).default_missing_value(network::USUAL).action(ArgAction::Append),
-            Kind::Places => arg.action(ArgAction::Append),
+            Kind::Places | Kind::Sockets => arg.action(ArgAction::Append),
             Kind::Switch => arg.num_args(0..=1).require_equals(true).default_missing_value("yes"),
             _ => arg,
         }
@@ -165,6 +168,7 @@ impl Key {
             Kind::Time => time(text).map(drop),
             Kind::Mode => mode(text).map(drop),
             Kind::Group => Ok(()),
+            Kind::Sockets => volume_sockets::parse(text).map(drop),
             Kind::Addresses => network::parse_addresses(text).map(drop),
             Kind::Places => network::parse_places(text).map(drop),
             Kind::Switch => switch(text).map(drop),
@@ -185,6 +189,7 @@ impl Kind {
             Kind::Time => "TIME".to_string(),
             Kind::Mode => "MODE".to_string(),
             Kind::Group => "GROUP".to_string(),
+            Kind::Sockets => "VOLUME=MODE[:GROUP]".to_string(),
             Kind::Addresses => "ADDR:PORT".to_string(),
             Kind::Places => "ADDR:PORT|unix:PATH".to_string(),
             Kind::Switch => "yes|no".to_string(),

@@ -32,6 +32,7 @@ use crate::lasting::Lasting;
 use crate::network::{Doors, Network};
 use crate::progress::Progress;
 use crate::session::{Access, close_pool, daemon, open_device, open_device_in_turn, open_pool};
+use crate::volume_sockets::VolumeSockets;
 
 /// How often space that was given up is brought back, to the pool and to the file system under it.
 const GIVE_BACK: Duration = Duration::from_secs(5);
@@ -46,6 +47,8 @@ pub struct Settings {
     pub socket_dir: Option<PathBuf>,
     /// Mode and group of data sockets, but for the one in the pool's own folder.
     pub access: SocketAccess,
+    /// Mode and group of the sockets in `socket_dir`.
+    pub volume_sockets: VolumeSockets,
     /// Where the control socket goes; in the pool's own folder without it.
     pub control: Option<PathBuf>,
     /// Where the process's number is written.
@@ -189,7 +192,7 @@ async fn serve(
         clients.clients().iter().any(|client| client.export == name) || attached.has(name)
     })));
     let socket_dir = match &settings.socket_dir {
-        Some(dir) => Some(SocketDir::open(runtime, dir, &data, pool, settings.access, room).await?),
+        Some(dir) => Some(SocketDir::open(runtime, dir, &data, pool, settings.volume_sockets.clone(), room).await?),
         None => None,
     };
     let identity = Status {

@@ -14,7 +14,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use forkdisk::Pool;
 use forkdisk_nbd::{Security, Server};
-use forkdisk_uring::{JoinHandle, Rt, SocketAccess, UnixListener, UringDevice};
+use forkdisk_uring::{JoinHandle, Rt, UnixListener, UringDevice};
+
+use crate::volume_sockets::VolumeSockets;
 
 use super::exports::Served;
 
@@ -35,7 +37,7 @@ struct Inner {
     runtime: Rt,
     pool: Pool<UringDevice>,
     server: Server<Served>,
-    access: SocketAccess,
+    access: VolumeSockets,
     /// How many sockets there may be.
     most: usize,
     /// By the name of the volume.
@@ -55,10 +57,10 @@ impl SocketDir {
         dir: &Path,
         server: &Server<Served>,
         pool: &Pool<UringDevice>,
-        access: SocketAccess,
+        access: VolumeSockets,
         most: usize,
     ) -> Result<SocketDir> {
-        make(dir, access)?;
+        make(dir, &access)?;
         let (dir, runtime, pool, server) = (dir.to_path_buf(), runtime.clone(), pool.clone(), server.clone());
         let (sockets, without, seen, is_busy, has_ended) = Default::default();
         let inner = Inner { dir, runtime, pool, server, access, most, sockets, without, seen, is_busy, has_ended };
@@ -165,7 +167,7 @@ impl Inner {
     fn listen(&self, name: &str) -> Result<JoinHandle<()>> {
         let most = self.most;
         ensure!(self.sockets.borrow().len() < most, "no more than {most} have a file descriptor (LimitNOFILE)");
-        let listener = UnixListener::bind_for(&self.runtime, self.dir.join(file_name(name)), self.access)?;
+        let listener = UnixListener::bind_for(&self.runtime, self.dir.join(file_name(name)), self.access.of(name))?;
         let (server, only) = (self.server.clone(), Security::Only(name.into()));
         Ok(self.runtime.spawn(async move { server.listen(listener, only).await }))
     }
@@ -188,17 +190,18 @@ impl Inner {
 }
 
 /// A folder that the users of its sockets may pass through.
-fn make(dir: &Path, access: SocketAccess) -> Result<()> {
+fn make(dir: &Path, sockets: &VolumeSockets) -> Result<()> {
     if dir.is_dir() {
         return Ok(());
     }
+    let access = sockets.usual();
     let shown = || format!("cannot make the folder {} for sockets", dir.display());
     fs::DirBuilder::new().mode(0o700).create(dir).with_context(shown)?;
     if access.group.is_some() {
         std::os::unix::fs::chown(dir, None, access.group).with_context(shown)?;
     }
     let enter = |may_connect: u32, bits: u32| if access.mode & may_connect != 0 { bits } else { 0 };
-    let mode = 0o700 | enter(0o020, 0o050) | enter(0o002, 0o005);
+    let mode = 0o700 | enter(0o020, 0o050) | enter(0o002, 0o005) | if sockets.has_others() { 0o001 } else { 0 };
     fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(mode)).with_context(shown)
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use forkdisk::{OpenOptions, WhenFull};
 use forkdisk_control::ServerOptions as ControlOptions;
@@ -19,6 +19,7 @@ use crate::group;
 use crate::host;
 use crate::network::Network;
 use crate::output::{print_json_line, print_line};
+use crate::volume_sockets::VolumeSockets;
 
 /// Exports that are announced to people by name; programs are told all of them.
 const ANNOUNCED: usize = 100;
@@ -100,8 +101,10 @@ fn settings(config: &Configuration) -> Result<Settings> {
         Some("error") => WhenFull::Error,
         _ => WhenFull::Wait(config.time(&key::WAIT_FOR_SPACE)?),
     };
+    let access = access(config)?;
     Ok(Settings {
-        access: access(config)?,
+        access,
+        volume_sockets: volume_sockets(config, access)?,
         socket_dir: config.path(&key::SOCKET_DIR),
         network: Network::from_settings(config)?,
         socket: config.path(&key::SOCKET),
@@ -154,6 +157,15 @@ fn access(config: &Configuration) -> Result<SocketAccess> {
     }
     let usual = if group.is_some() { 0o660 } else { SocketAccess::OWNER.mode };
     Ok(SocketAccess { mode: mode.unwrap_or(usual), group })
+}
+
+/// Mode and group of the sockets of single volumes.
+fn volume_sockets(config: &Configuration, usual: SocketAccess) -> Result<VolumeSockets> {
+    let exceptions = config.word(&key::VOLUME_SOCKETS).unwrap_or_default();
+    if !exceptions.is_empty() && config.path(&key::SOCKET_DIR).is_none() {
+        bail!("volume_sockets needs socket_dir: only there does a volume have a socket of its own");
+    }
+    VolumeSockets::new(usual, exceptions).context("volume_sockets")
 }
 
 fn announce(ready: &Ready<'_>, json: bool) -> Result<()> {

@@ -168,6 +168,33 @@ fn sockets_of_single_volumes_have_the_mode_and_group_that_are_set() {
 }
 
 #[test]
+fn a_single_volumes_socket_may_have_a_mode_and_group_of_its_own() {
+    if !is_root() {
+        return;
+    }
+    let lab = Lab::with_pool("64M");
+    open_to_all(&lab);
+    lab.ok(&["create", "pool.img/a", "--size", "1M"]);
+    let rules = [format!("a=0660:{GROUP}"), format!("lab/*=0660:{}", GROUP + 1)];
+    let message = lab.run(&["serve", POOL, "--volume-sockets", &rules[0]]).refused();
+    assert!(message.contains("socket_dir"), "{message}");
+    let options = ["--socket-dir", "sockets", "--volume-sockets", &rules[0], "--volume-sockets", &rules[1]];
+    let server = Server::start_with(&lab, POOL, &options);
+    lab.ok(&["create", "pool.img/lab/b", "--size", "1M"]);
+    lab.ok(&["create", "pool.img/c", "--size", "1M"]);
+    let own = mode_and_group(&lab.path("sockets").join("c.sock")).1;
+    for (name, mode, group) in [("a.sock", 0o660, GROUP), ("lab%2Fb.sock", 0o660, GROUP + 1), ("c.sock", 0o600, own)] {
+        let socket = lab.path("sockets").join(name);
+        assert_eq!(mode_and_group(&socket), (mode, group), "{name}");
+        for user in [GROUP, GROUP + 1] {
+            let Some(opened) = opens(&socket, user) else { return };
+            assert_eq!(opened, user == group, "{name} by {user}");
+        }
+    }
+    server.stop();
+}
+
+#[test]
 fn several_connections_are_not_offered_where_they_would_be_refused() {
     let lab = Lab::with_pool("64M");
     lab.import("a", &noise(1, 8 << 20));

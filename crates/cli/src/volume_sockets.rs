@@ -1,0 +1,100 @@
+//! Which users the data sockets of single volumes let in.
+
+use anyhow::{Context, Result, bail};
+use forkdisk_uring::SocketAccess;
+
+use crate::config::keys;
+use crate::group;
+
+/// Mode and group of each volume's socket.
+#[derive(Clone, Debug)]
+pub struct VolumeSockets {
+    /// Where nothing else is said.
+    usual: SocketAccess,
+    rules: Vec<Rule>,
+}
+
+#[derive(Clone, Debug)]
+struct Rule {
+    /// Name of a volume, or how names begin.
+    name: String,
+    is_beginning: bool,
+    access: SocketAccess,
+}
+
+impl VolumeSockets {
+    /// As `usual`, with exceptions.
+    pub fn new(usual: SocketAccess, exceptions: &str) -> Result<VolumeSockets> {
+        let rules = parse(exceptions)?.into_iter().map(|(name, mode, group)| {
+            let group = group.map(group::number).transpose()?;
+            let (name, is_beginning) = name.strip_suffix('*').map_or((name, false), |beginning| (beginning, true));
+            let access = SocketAccess { mode, group };
+            Ok(Rule { name: name.to_string(), is_beginning, access })
+        });
+        Ok(VolumeSockets { usual, rules: rules.collect::<Result<_>>()? })
+    }
+
+    /// Those of one volume's socket: by the first rule that is about it.
+    pub fn of(&self, volume: &str) -> SocketAccess {
+        let is_about = |rule: &&Rule| match rule.is_beginning {
+            true => volume.starts_with(&rule.name),
+            false => volume == rule.name,
+        };
+        self.rules.iter().find(is_about).map_or(self.usual, |rule| rule.access)
+    }
+
+    /// Those of all volumes' sockets where nothing else is said.
+    pub fn usual(&self) -> SocketAccess {
+        self.usual
+    }
+
+    /// Whether some are let in that the usual sockets keep out.
+    pub fn has_others(&self) -> bool {
+        let others = |access: SocketAccess| access.mode & 0o022 != 0 && access.group != self.usual.group;
+        self.rules.iter().any(|rule| others(rule.access) || rule.access.mode & !self.usual.mode & 0o022 != 0)
+    }
+}
+
+/// `NAME=MODE[:GROUP]`, with commas between several.
+pub fn parse(text: &str) -> Result<Vec<(&str, u32, Option<&str>)>> {
+    text.split(',').filter(|rule| !rule.is_empty()).map(parse_rule).collect()
+}
+
+fn parse_rule(text: &str) -> Result<(&str, u32, Option<&str>)> {
+    let Some((name, access)) = text.rsplit_once('=').filter(|(name, _)| !name.is_empty()) else {
+        bail!("'{text}' is not VOLUME=MODE or VOLUME=MODE:GROUP, such as vm1=0660:kvm; VOLUME may end in '*'");
+    };
+    let (mode, group) = access.split_once(':').map_or((access, None), |(mode, group)| (mode, Some(group)));
+    if group == Some("") {
+        bail!("'{text}' names no group behind ':'");
+    }
+    Ok((name, keys::mode(mode).with_context(|| format!("'{text}'"))?, group))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_rule_about_a_volume_counts() {
+        let usual = SocketAccess { mode: 0o660, group: Some(7) };
+        let sockets = VolumeSockets::new(usual, "lab/1=0600,lab/*=0660:4711,a=b=0666").unwrap();
+        let of = |name: &str| (sockets.of(name).mode, sockets.of(name).group);
+        assert_eq!((of("lab/1"), of("lab/2")), ((0o600, None), (0o660, Some(4711))));
+        assert_eq!((of("a=b"), of("a")), ((0o666, None), (0o660, Some(7))));
+    }
+
+    #[test]
+    fn a_folder_has_to_let_in_whom_a_socket_lets_in() {
+        let has = |rules: &str| VolumeSockets::new(SocketAccess::OWNER, rules).unwrap().has_others();
+        assert!(has("a=0660:4711") && has("*=0666") && !has("a=0600:4711") && !has("") && !has("a=0644"));
+    }
+
+    #[test]
+    fn what_is_no_rule_is_refused() {
+        for text in ["a", "=0660", "a=", "a=0060", "a=0660:", "a=0660:kvm,b"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+        assert_eq!(parse("").unwrap(), []);
+    }
+}
