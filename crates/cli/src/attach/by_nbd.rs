@@ -1,15 +1,17 @@
 //! By the kernel's NBD client, connected to the data socket of the daemon.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::io::Errno;
 
 use super::netlink::{Attributes, Family, find};
-use super::{Attachment, Means, Owner, Target, claim, handshake, number, wait_until};
+use super::{Attachment, Means, Owner, Target, claim, claim_as_it_is, handshake, number, wait_until};
 
 const FAMILY: &str = "nbd";
 const CONNECT: u8 = 1;
@@ -28,6 +30,8 @@ const READ_ONLY: u64 = 2;
 /// A flush on one connection covers all.
 const MULTI_CONN: u64 = 1 << 8;
 const SECTOR: u64 = 512;
+/// What a direct read is aligned to.
+const PAGE: usize = 4096;
 /// Connections, where the server allows several: the kernel gives each CPU one.
 const CONNECTIONS: usize = 4;
 /// How the kernel is told whose a device is.
@@ -90,12 +94,24 @@ pub fn grow(attachment: &Attachment, size: u64) -> Result<()> {
 pub fn detach(device: &Path) -> Result<()> {
     let name = device.file_name().unwrap_or_default().to_string_lossy();
     let index = u32::try_from(number(&name)).context("the number of the device")?;
-    let claimed = claim(device)?;
+    // What is cached of a dead device can be written nowhere.
+    let claimed = if is_left_behind(device) { claim_as_it_is(device)? } else { claim(device)? };
     family()?.ask(DISCONNECT, 1, Attributes::default().with(INDEX, &index.to_ne_bytes())).context(name.to_string())?;
     drop(claimed);
     let used = format!("/sys/block/{name}/pid");
     ensure!(wait_until(|| !Path::new(&used).exists()), "{} does not go", device.display());
     Ok(())
+}
+
+/// Whether the daemon behind a device has ended. The kernel keeps the device and has an error for every request: one past its
+/// cache tells.
+pub fn is_left_behind(device: &Path) -> bool {
+    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+    let mut room = vec![0; 2 * PAGE];
+    let at = room.as_ptr().align_offset(PAGE);
+    let opened = File::options().read(true).custom_flags(direct).open(device);
+    let read = opened.and_then(|device| device.read_at(&mut room[at..at + PAGE], 0));
+    read.is_err_and(|error| error.raw_os_error() == Some(Errno::IO.raw_os_error()))
 }
 
 /// What the device `name` is, if it is one of the kernel's NBD client that was connected here.

@@ -130,7 +130,12 @@ pub fn grow(attachment: &Attachment, size: u64) -> Result<()> {
 
 /// Whether the process behind an attachment was killed, so that the device is of no use any more.
 pub fn is_left_behind(attachment: &Attachment) -> bool {
-    attachment.by == Means::Loop && by_loop::is_left_behind(&attachment.device)
+    match attachment.by {
+        Means::Loop => by_loop::is_left_behind(&attachment.device),
+        Means::Nbd => by_nbd::is_left_behind(&attachment.device),
+        // It goes with its daemon.
+        Means::Ublk => false,
+    }
 }
 
 /// The devices of the kernel's NBD client and loop driver that a volume or snapshot of a pool is attached as.
@@ -183,6 +188,13 @@ fn wait_until(is_so: impl Fn() -> bool) -> bool {
 
 /// Opens a device so that nobody else can have a claim on it, and writes what the kernel has cached of it.
 fn claim(device: &Path) -> Result<fs::File> {
+    let file = claim_as_it_is(device)?;
+    file.sync_all().with_context(|| format!("{}: writing what is cached", device.display()))?;
+    Ok(file)
+}
+
+/// Opens a device so that nobody else can have a claim on it.
+fn claim_as_it_is(device: &Path) -> Result<fs::File> {
     use std::os::unix::fs::OpenOptionsExt;
     let exclusive = rustix::fs::OFlags::EXCL.bits() as i32;
     let start = Instant::now();
@@ -193,11 +205,7 @@ fn claim(device: &Path) -> Result<fs::File> {
                 std::thread::sleep(PAUSE);
             }
             Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => return Err(in_use(device)),
-            opened => {
-                let file = opened.with_context(|| device.display().to_string())?;
-                file.sync_all().with_context(|| format!("{}: writing what is cached", device.display()))?;
-                return Ok(file);
-            }
+            opened => return opened.with_context(|| device.display().to_string()),
         }
     }
 }
