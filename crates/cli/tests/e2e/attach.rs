@@ -31,10 +31,11 @@ impl Attaching {
         Some(Attaching { lab, below })
     }
 
-    /// Attaches by the loop driver; the device.
+    /// Attaches by the loop driver, or by what `FORKDISK_TEST_ATTACH_BY` names; the device.
     #[track_caller]
     pub fn attach(&self, object: &str) -> PathBuf {
-        let device = self.lab.ok(&["attach", "--by", "loop", &format!("{POOL}/{object}")]);
+        let by = std::env::var("FORKDISK_TEST_ATTACH_BY").unwrap_or("loop".to_string());
+        let device = self.lab.ok(&["attach", "--by", &by, &format!("{POOL}/{object}")]);
         let device = PathBuf::from(device.trim_end());
         assert!(device.starts_with("/dev/"), "{device:?}");
         device
