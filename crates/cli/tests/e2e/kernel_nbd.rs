@@ -117,20 +117,55 @@ fn volumes_are_attached_by_the_kernels_nbd_driver() {
     assert!(said.contains("R nbd-attach used="));
 }
 
+/// `snapshot` freezes what is mounted from a device of the nbd driver, from a partition of it and from device-mapper
+/// devices and LVM above both; a snapshot is mounted without a replay of its journal and has what was closed before.
+#[test]
+fn snapshots_of_what_the_kernels_nbd_driver_carries_freeze_it() {
+    if !["/usr/sbin", "/sbin"].iter().any(|dir| std::path::Path::new(dir).join("mkfs.xfs").exists()) {
+        return missing("mkfs.xfs is not installed: xfsprogs has it");
+    }
+    let Some(said) = run_in_guest("nbd-freeze", &[]) else { return };
+    for case in
+        ["ext4 on=device", "ext4 on=partition", "ext4 on=dm", "ext4 on=dm-partition", "xfs on=device", "xfs on=dm"]
+    {
+        assert!(said.contains(&format!("R nbd-freeze fs={case} ")), "{case} is missing");
+    }
+    if said.contains("LVM is not installed") {
+        missing("lvm is not installed: lvm2 has it");
+    }
+}
+
+/// The tests of snapshots that freeze and of kills in the midst of it, with `attach --by nbd` instead of `--by loop`.
+#[test]
+fn what_is_frozen_above_the_kernels_nbd_driver_is_thawed_whatever_ends() {
+    let lab = Lab::empty();
+    let names = lab.write_file("names", b"attach_freeze::\nprocess_crash::what_a_file_system_on_a_device\n");
+    let words = ["FORKDISK_TEST_ATTACH_BY=nbd".to_string(), "THREADS=1".to_string()];
+    if let Some(passed) = tests_in_guest(&names, &words) {
+        assert!(passed >= 10, "{passed} tests");
+    }
+}
+
 /// The tests of this program that `lab/doors` names, on Linux 6.1: every door with the clients of the host.
 #[test]
 fn the_doors_work_on_linux_6_1() {
-    let this = std::env::current_exe().unwrap();
     let doors = concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/doors");
-    let required = std::env::var("FORKDISK_TEST_REQUIRE_CLIENTS").unwrap_or_default();
-    let words = [
-        format!("E2E={}", this.display()),
-        format!("DOORS={doors}"),
-        format!("FORKDISK_TEST_REQUIRE_CLIENTS={required}"),
-    ];
-    let Some(said) = run_in_guest("e2e", &words) else { return };
-    let result = said.lines().find_map(|line| line.strip_prefix("test result: ok. ")).expect("a result");
-    let passed: usize = result.split(' ').next().unwrap().parse().unwrap();
+    let Some(passed) = tests_in_guest(std::path::Path::new(doors), &[]) else { return };
     let named = fs::read_to_string(doors).unwrap().lines().filter(|line| !line.starts_with('#')).count();
     assert!(passed >= named, "{passed} tests of {named} names");
+}
+
+/// Runs the tests of this program that the file `names` names in a guest; how many have passed.
+#[track_caller]
+fn tests_in_guest(names: &std::path::Path, words: &[String]) -> Option<usize> {
+    let this = std::env::current_exe().unwrap();
+    let required = std::env::var("FORKDISK_TEST_REQUIRE_CLIENTS").unwrap_or_default();
+    let own = [
+        format!("E2E={}", this.display()),
+        format!("DOORS={}", names.display()),
+        format!("FORKDISK_TEST_REQUIRE_CLIENTS={required}"),
+    ];
+    let said = run_in_guest("e2e", &[&own, words].concat())?;
+    let result = said.lines().find_map(|line| line.strip_prefix("test result: ok. ")).expect("a result");
+    Some(result.split(' ').next().unwrap().parse().unwrap())
 }
