@@ -31,7 +31,10 @@ pub fn attach(owner: &mut Owner, target: &Target<'_>) -> Result<PathBuf> {
 pub fn grow(device: &Path, size: u64) -> Result<()> {
     let name = device.file_name().unwrap_or_default().to_string_lossy();
     let number = u32::try_from(number(&name)).context("the number of the device")?;
-    ublk_resize(number, size).context("the ublk driver (Linux 6.16)")
+    let resized = ublk_resize(number, size);
+    let is_too_old = |error: &std::io::Error| error.kind() == std::io::ErrorKind::Unsupported;
+    ensure!(!resized.as_ref().is_err_and(is_too_old), "this kernel's ublk driver cannot change it (Linux 6.16 can)");
+    resized.context("the ublk driver")
 }
 
 pub fn detach(global: &Global, attachment: &Attachment) -> Result<()> {

@@ -55,9 +55,10 @@ fn grow_devices(pool: &Path, volume: &VolumeRecord) {
     for attachment in attach::list().into_iter().filter(is_it).filter(|a| !attach::is_left_behind(a)) {
         if let Err(error) = attach::grow(&attachment, volume.size) {
             tracing::warn!(
-                "{} keeps its length: {error:#}. `forkdisk resize` as root with the same size tries again; a device \
-                 that is detached and attached has the new length",
-                attachment.device.display()
+                "{device} keeps its length: {error:#}. It has the new one once it is unmounted and attached anew \
+                 (`forkdisk detach {device}`, `forkdisk attach`); `forkdisk resize` as root with the same size tries \
+                 again",
+                device = attachment.device.display()
             );
         }
     }
