@@ -40,7 +40,7 @@ demo: packages build
 test: packages tools
 	scripts/test $(TARGET)
 
-# Attaching by ublk, in a 6.12 kernel under software emulation: two to four minutes, no part of `make test`.
+# Attaching by ublk, in a 6.12 kernel under software emulation: three to six minutes, no part of `make test`.
 test-ublk:
 	cargo build --locked -p forkdisk-cli
 	scripts/test-ublk $(TARGET)/debug/forkdisk

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use crate::harness::{LIMIT, Lab, LimitedWait, missing};
+use crate::harness::{LIMIT, Lab, LimitedWait, client, missing};
 
 /// How long a whole guest may take.
 const WHOLE: Duration = Duration::from_secs(600);
@@ -144,6 +144,18 @@ fn what_is_frozen_above_the_kernels_nbd_driver_is_thawed_whatever_ends() {
     if let Some(passed) = tests_in_guest(&names, &words) {
         assert!(passed >= 10, "{passed} tests");
     }
+}
+
+/// A real udevd with the rule of contrib/udev: names of volumes attached by `nbd` and `loop` come and go in its records,
+/// which is what systemd is told.
+#[test]
+fn udev_knows_the_lasting_names_of_attached_volumes() {
+    if client("udevadm", "udev").is_none() {
+        return;
+    }
+    let check = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/udev-guest");
+    let Some(said) = run_in_guest("udev", &[format!("CHECK={check}")]) else { return };
+    assert!(said.contains("udev: all of it works"));
 }
 
 /// The tests of this program that `lab/doors` names, on Linux 6.1: every door with the clients of the host.
