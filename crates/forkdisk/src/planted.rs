@@ -128,6 +128,12 @@ bugs! {
     VolatileEndedEarly = "volatile-ended-early",
     /// The commit that takes over what the volatile log held counts as one of the next life.
     VolatileTakenOverActive = "volatile-taken-over-active",
+    /// Attributes are taken over from the volatile log into the journal, and not into memory.
+    VolatileForgetsAttributes = "volatile-forgets-attributes",
+    /// A chunk of an origin is overwritten as soon as the volatile log says where it is kept.
+    VolatileBelievedDurable = "volatile-believed-durable",
+    /// Volumes without a name that a crash has left are not deleted by the next open.
+    OrphansOutliveCrash = "orphans-outlive-crash",
     /// What is acknowledged waits until somebody asks for a flush.
     IntervalForgotten = "interval-forgotten",
     /// The superblock is written over the only whole one first.

@@ -11,6 +11,7 @@ use std::rc::Rc;
 
 use crate::device::Device;
 use crate::error::Result;
+use crate::format::Record;
 use crate::journal::{Left, invalidate, left_behind};
 use crate::planted::{Bug, planted};
 
@@ -28,7 +29,9 @@ impl<D: Device> Inner<D> {
         let is_new = |left: &&Left| left.sequence >= next || planted(Bug::VolatileReplayedTwice);
         let mut taken = 0;
         for left in left.iter().filter(is_new) {
-            self.replay_record(&left.record).await?;
+            if !(planted(Bug::VolatileForgetsAttributes) && matches!(left.record, Record::SetAttributes { .. })) {
+                self.replay_record(&left.record).await?;
+            }
             if !self.options.read_only {
                 self.meta.borrow_mut().journal.append_left(left);
             }

@@ -60,8 +60,8 @@ fn known(bug: Bug) -> impl Iterator<Item = Attempt> {
     lines.filter_map(move |line| {
         let [name, seed, profile] = line.split_whitespace().collect::<Vec<_>>()[..] else { return None };
         (name == bug.name()).then_some(())?;
-        let World { profile, cache, .. } = World::parse(profile);
-        Some(Attempt::random(seed.parse().ok()?, profile?, cache))
+        let World { profile, cache, lasting } = World::parse(profile);
+        Some(Attempt::Random(Recipe { cache, lasting, ..Attempt::recipe(seed.parse().ok()?, profile?) }))
     })
 }
 
@@ -77,7 +77,7 @@ impl Attempt {
             Home::Damage => return Attempt::Damaged(seed),
             Home::Profile(profile) => return Attempt::random(seed, profile, None),
             Home::FewTables(profile) => return Attempt::random(seed, profile, Some(FEW_TABLES)),
-            Home::Lasting => return Attempt::lasting(seed),
+            Home::Lasting(profile) => return Attempt::lasting(seed, profile),
             Home::Struck => return Attempt::Struck(OriginCase::struck(hunt, i as usize)),
         }
         match i % 8 {
@@ -95,12 +95,15 @@ impl Attempt {
     }
 
     /// With memory that outlives the process, and crashes that are kills.
-    fn lasting(seed: u64) -> Attempt {
-        let (profile, dense) = (Some(Profile::Cuts), Some((60, 3)));
-        Attempt::Random(Recipe { profile, dense, lasting: true, ..Recipe::new(seed, 300) })
+    fn lasting(seed: u64, profile: Profile) -> Attempt {
+        Attempt::Random(Recipe { lasting: true, ..Attempt::recipe(seed, profile) })
     }
 
     fn random(seed: u64, profile: Profile, cache: Option<usize>) -> Attempt {
+        Attempt::Random(Recipe { cache, ..Attempt::recipe(seed, profile) })
+    }
+
+    fn recipe(seed: u64, profile: Profile) -> Recipe {
         let (steps, every) = match profile {
             Profile::Journal => (1200, 400),
             Profile::Crowd => (300, 400),
@@ -110,7 +113,7 @@ impl Attempt {
         };
         // The one has no crashes, the other its own.
         let dense = (profile != Profile::Calm && profile != Profile::Rollbacks).then_some((every, 3));
-        Attempt::Random(Recipe { profile: Some(profile), dense, cache, ..Recipe::new(seed, steps) })
+        Recipe { profile: Some(profile), dense, ..Recipe::new(seed, steps) }
     }
 
     /// What it breaks, and the flags that replay that.
@@ -191,8 +194,8 @@ enum Home {
     Profile(Profile),
     /// The same with a cache of a few tables.
     FewTables(Profile),
-    /// With memory that outlives the process.
-    Lasting,
+    /// The same with memory that outlives the process.
+    Lasting(Profile),
     /// Two operations on an origin together, of which a flush fails.
     Struck,
     /// Damaged metadata.
@@ -210,11 +213,14 @@ fn home(bug: Bug) -> Home {
         | RepairKeepsLog => return Home::Damage,
         ReleasedInSteps => return Home::FewTables(Profile::Rollbacks),
         SettledFromCopy => return Home::Struck,
-        IntervalForgotten => return Home::Lasting,
-        bug if bug.name().starts_with("volatile-") => return Home::Lasting,
+        IntervalForgotten => return Home::Lasting(Profile::Cuts),
+        VolatileForgetsAttributes => return Home::Lasting(Profile::Names),
+        VolatileBelievedDurable => return Home::Lasting(Profile::Origins),
+        bug if bug.name().starts_with("volatile-") => return Home::Lasting(Profile::Cuts),
         bug if bug.is_of_origins() => Profile::Origins,
         GatherForgetsLosses => Profile::Heirs,
         bug if bug.name().starts_with("gather-") => Profile::Gathering,
+        OrphansOutliveCrash => Profile::Names,
         DeadDiscardedBeforeDurable | DeadTablesDiscarded => Profile::Hosts,
         bug if bug.name().starts_with("quota-") => Profile::Quotas,
         SharedTableUncounted | SharedTableRejuvenates | ReplacedTableForgotten => Profile::Ranges,

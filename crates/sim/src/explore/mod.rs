@@ -123,6 +123,7 @@ impl Recipe {
             (setup.cut_every, setup.masks) = (every, masks);
         }
         setup.cache = self.cache.unwrap_or(setup.cache);
+        setup.lasting = self.lasting;
         let mut ops = setup.operations(self.steps);
         if let Some(keep) = &self.keep {
             ops.retain(|op| keep.contains(&op.number));

@@ -131,7 +131,7 @@ impl Run<'_> {
 
     /// P8: nothing that began after the failure is acknowledged.
     pub(super) fn judge_success(&self, op: &Inflight) -> Result<(), Violation> {
-        let acknowledges = changes(&op.doing) || matches!(op.doing, Doing::Flush | Doing::Control(_));
+        let acknowledges = changes(&op.doing) || matches!(op.doing, Doing::Flush | Doing::Control(_) | Doing::Naming);
         match self.trouble.failed {
             Some(failed) if acknowledges && op.start > failed => {
                 Err(Violation::new("P8", format!("acknowledged after the pool had failed: {}", op.text)))
@@ -151,6 +151,7 @@ impl Run<'_> {
             Doing::Read { .. } | Doing::Flush => true,
             Doing::Change { spare, .. } => *spare != Spare::Nothing,
             Doing::Control(pending) => matches!(pending.control, crate::model::Control::Delete(_)),
+            Doing::Unnamed | Doing::Naming => false,
             Doing::Upkeep(_) => true,
         };
         if free {

@@ -20,6 +20,7 @@ impl Run<'_> {
         self.judge_quotas()?;
         self.session.check()?;
         self.compare_all()?;
+        self.remove_names()?;
         self.delete_all()?;
         self.settle_and_count()
     }

@@ -55,6 +55,8 @@ impl Run<'_> {
             Kind::Burst => self.with(op, |run, key| run.burst(op, key)),
             Kind::Overlap => self.with(op, |run, key| run.overlap(op, key)),
             Kind::Audit => self.audit(op),
+            Kind::Names => self.names(op),
+            Kind::Unnamed => self.unnamed(op),
             Kind::Grow => self.grow(op),
             Kind::Checkpoint | Kind::Check | Kind::Settle => {
                 self.upkeep(op.kind);

@@ -8,6 +8,7 @@ mod finish;
 mod gather;
 mod heirs;
 mod launch;
+mod names;
 mod op;
 mod place;
 mod quota;
@@ -20,7 +21,7 @@ use std::fmt;
 
 pub use exhibit::{Contents, Exhibit, page_of, read_all};
 pub use op::{Kind, Op, Profile, Setup};
-pub use recover::{Entrance, PATIENCE, Recovered, Session, judge, open_options, recover};
+pub use recover::{Entrance, PATIENCE, Recovered, Session, judge, lasting_options, new_memory, open_options, recover};
 pub use run::{Aim, Run, run_history};
 pub use small::{Small, run_small};
 

@@ -75,6 +75,10 @@ pub enum Kind {
     Overlap,
     /// The next step of a succession, see `heirs`.
     Heir,
+    /// Changes names and attributes by calls that end at once.
+    Names,
+    /// The next step in the life of a volume without a name.
+    Unnamed,
 }
 
 /// One operation, not yet resolved.
@@ -146,11 +150,13 @@ pub enum Profile {
     Hosts,
     /// Volumes whose clones outlive them, gathered while others give up what they share.
     Heirs,
+    /// Names and attributes, and volumes without a name.
+    Names,
 }
 
 impl Profile {
     /// All that are drawn.
-    pub const ALL: [Profile; 18] = [
+    pub const ALL: [Profile; 19] = [
         Profile::Mixed,
         Profile::Forks,
         Profile::Full,
@@ -169,6 +175,7 @@ impl Profile {
         Profile::Gathering,
         Profile::Hosts,
         Profile::Heirs,
+        Profile::Names,
     ];
 
     /// Those with an origin on a disk of its own.
@@ -197,6 +204,7 @@ impl Profile {
             Profile::Gathering => "gathering",
             Profile::Hosts => "hosts",
             Profile::Heirs => "heirs",
+            Profile::Names => "names",
         }
     }
 
@@ -294,6 +302,11 @@ impl Profile {
                 (Heir, 80), (Read, 4), (Write, 6), (Burst, 2), (Flush, 1), (Discard, 1), (Snapshot, 1), (Clone, 1), (CloneRange, 1),
                 (Delete, 1), (Checkpoint, 2), (Gather, 2), (SetGather, 2), (Settle, 1), (Reopen, 1), (Cut, 1),
             ],
+            Profile::Names => &[
+                (Names, 60), (Unnamed, 24), (Read, 2), (Write, 16), (Flush, 6), (FlushPool, 2), (Discard, 2), (Create, 2), (Snapshot, 3),
+                (Clone, 1), (CloneRange, 2), (Rename, 3), (Delete, 3), (Checkpoint, 4), (Settle, 1), (Reopen, 2), (Cut, 2), (Kill, 2),
+                (Fault, 1),
+            ],
             Profile::Quotas => &[
                 (Read, 6), (Write, 40), (Append, 12), (Ragged, 3), (Burst, 12), (InPlace, 6), (Flush, 5), (Discard, 10), (Zero, 4),
                 (Create, 3), (Snapshot, 5), (Clone, 3), (CloneRange, 5), (Rollback, 3), (Rename, 1), (Resize, 2), (Delete, 4),
@@ -354,6 +367,7 @@ impl Setup {
         let drawn = if mix(&[seed, 15]).is_multiple_of(12) { Profile::Gathering } else { drawn };
         let drawn = if mix(&[seed, 16]).is_multiple_of(14) { Profile::Hosts } else { drawn };
         let drawn = if mix(&[seed, 17]).is_multiple_of(16) { Profile::Heirs } else { drawn };
+        let drawn = if mix(&[seed, 18]).is_multiple_of(16) { Profile::Names } else { drawn };
         let profile = profile.unwrap_or(drawn);
         let mib = 1 << 20;
         let small = profile == Profile::Full;

@@ -12,7 +12,7 @@ use forkdisk::{CheckReport, MIN_VOLATILE_BYTES, OpenOptions, Pool, VolatileLog, 
 use super::{Setup, Stats, Violation};
 use crate::disk::{Crash, Fault, Harm, Medium, PAGE, Request, SimDisk, When};
 use crate::executor::Executor;
-use crate::model::{Applied, Control, Key, Listing, Model, Pending, Rule};
+use crate::model::{Applied, Control, Key, Listing, Model, PREFIX, Pending, Rule};
 use crate::pattern::SECTOR;
 use crate::rng::{Rng, mix};
 
@@ -70,23 +70,30 @@ pub struct Recovered {
 const MEMORY: usize = MIN_VOLATILE_BYTES;
 
 /// New memory that outlives the process, if the run has any.
-fn new_memory(setup: &Setup) -> Option<VolatileMemory> {
-    setup.lasting.then(|| VolatileMemory::new(vec![0; MEMORY]))
+pub fn new_memory(lasting: bool) -> Option<VolatileMemory> {
+    lasting.then(|| VolatileMemory::new(vec![0; MEMORY]))
+}
+
+/// The options that go with such memory.
+pub fn lasting_options(memory: Option<&VolatileMemory>) -> OpenOptions {
+    let log = |memory: &VolatileMemory| VolatileLog { memory: memory.clone(), identity: [1; 32], write: true };
+    OpenOptions {
+        volatile: memory.map(log),
+        commit_interval: if memory.is_some() { INTERVAL } else { Duration::ZERO },
+        ..OpenOptions::default()
+    }
 }
 
 /// The options a run opens its pool with.
 pub fn open_options(setup: &Setup, memory: Option<&VolatileMemory>) -> OpenOptions {
-    let log = |memory: &VolatileMemory| VolatileLog { memory: memory.clone(), identity: [1; 32], write: true };
     OpenOptions {
-        volatile: memory.map(log),
-        commit_interval: if setup.lasting { INTERVAL } else { Duration::ZERO },
         cache: setup.cache,
         dirty: setup.dirty,
         when_full: setup.when_full,
         discard: setup.discard,
         // Times of changes are records of their own.
         clock: mix(&[setup.seed, 41]).is_multiple_of(3).then_some(|| 1),
-        ..OpenOptions::default()
+        ..lasting_options(memory)
     }
 }
 
@@ -134,7 +141,7 @@ fn open(
 ) -> Result<Session, Violation> {
     let (mut medium, kind) = (medium.clone(), if memory.is_some() { Crash::Kill } else { Crash::Power });
     let memory = memory.map(VolatileMemory::copy);
-    let find = || memory.clone().or_else(|| new_memory(setup));
+    let find = || memory.clone().or_else(|| new_memory(setup.lasting));
     for left in (0..=cuts).rev() {
         let exec = Executor::new(rng.next());
         let disk = SimDisk::new(medium, &exec, rng.next());
@@ -186,7 +193,7 @@ fn open(
 /// # Errors
 /// P6 if it does not open.
 pub fn start(setup: &Setup, exec: Executor, disk: SimDisk) -> Result<Session, Violation> {
-    start_with(setup, exec, disk, new_memory(setup))
+    start_with(setup, exec, disk, new_memory(setup.lasting))
 }
 
 fn start_with(
@@ -221,9 +228,10 @@ impl Session {
         start(setup, exec, disk)
     }
 
-    /// What the pool lists.
+    /// What the pool lists, but for names that are changed by calls which end at once.
     pub fn listing(&self) -> Listing {
-        self.pool.list().into_iter().map(|v| (v.name, v.size)).collect()
+        let all = self.pool.list().into_iter().filter(|v| !v.name.starts_with(PREFIX));
+        all.map(|v| (v.name, v.size)).collect()
     }
 
     /// Runs the engine's own verification.
@@ -350,6 +358,7 @@ fn verify(session: &Session, model: &Model, pending: &[Pending]) -> Result<Model
     for key in keys {
         session.compare(&mut model, key, Rule::Crash, true)?;
     }
+    session.compare_names(&mut model)?;
     session.check()?;
     model.adopted();
     Ok(model)

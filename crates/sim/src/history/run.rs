@@ -14,6 +14,7 @@ use rustc_hash::FxHashSet;
 use super::fault::Trouble;
 use super::gather::Gathers;
 use super::heirs::Succession;
+use super::names::Open;
 use super::place::Place;
 use super::quota::Quota;
 use super::recover::{self, Entrance, PATIENCE, Session, recover};
@@ -52,6 +53,10 @@ pub(super) enum Doing {
     Flush,
     /// Changes names, sizes or snapshots.
     Control(Pending),
+    /// Writes a volume without a name.
+    Unnamed,
+    /// Gives one a name.
+    Naming,
     /// Everything else: checkpoint, settle, check, grow.
     Upkeep(&'static str),
 }
@@ -106,6 +111,8 @@ pub struct Run<'a> {
     /// What is to be read once more when a write has ended: it must not change any more.
     suspects: Vec<(u64, Key, Place)>,
     pub(super) names: u32,
+    /// Volumes without a name.
+    pub(super) unnamed: Vec<Open>,
     pub(super) succession: Succession,
     pub(super) gathers: Rc<Gathers>,
     pub(super) stats: Stats,
@@ -171,6 +178,7 @@ impl<'a> Run<'a> {
             places: BTreeMap::new(),
             suspects: Vec::new(),
             names: 0,
+            unnamed: Vec::new(),
             succession: Succession::default(),
             gathers: Rc::default(),
             stats: Stats::default(),
@@ -333,7 +341,8 @@ impl<'a> Run<'a> {
                 self.suspect(pending)?;
             }
             Doing::Control(pending) => self.not_done(pending),
-            Doing::Flush => {}
+            Doing::Naming => self.named(ok),
+            Doing::Flush | Doing::Unnamed => {}
             Doing::Upkeep(_) => outcome.report.iter().try_for_each(recover::judge)?,
         }
         if self.places.remove(&id).is_some() {
@@ -499,6 +508,7 @@ impl<'a> Run<'a> {
         self.inflight.clear();
         self.places.clear();
         self.suspects.clear();
+        self.unnamed.clear();
         self.seen.clear();
         self.trouble = Trouble::default();
     }

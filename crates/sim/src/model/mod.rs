@@ -9,12 +9,14 @@
 
 mod content;
 mod control;
+mod names;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 pub use content::{Cell, Content, Rec, RecId, SECTORS, Time, Version};
 pub use control::{Applied, Control, Pending};
+pub use names::{Entry, Names, PREFIX, Tree, has_children};
 
 use self::content::{SETTLED, settled};
 use self::control::Instant;
@@ -98,6 +100,8 @@ pub struct Model {
     blends: Blends,
     ranges: Vec<RangeClone>,
     instants: Vec<Instant>,
+    /// Names that are changed by calls which end at once.
+    pub names: Names,
 }
 
 impl Model {
@@ -265,6 +269,7 @@ impl Model {
     /// A flush that was submitted at `start` was acknowledged, for one volume or for all.
     pub fn flushed(&mut self, key: Option<Key>, start: Time) {
         self.acks += 1;
+        self.names.flushed(start);
         for (_, volume) in self.volumes.iter_mut().filter(|(k, _)| key.is_none_or(|key| key == **k)) {
             volume.flushed = volume.flushed.max(start);
             let (flushed, recs, horizon) = (volume.flushed, &self.recs, self.horizon);

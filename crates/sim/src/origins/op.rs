@@ -112,6 +112,8 @@ pub struct Setup {
     pub weights: &'static [(Kind, u64)],
     /// After a deletion, one side crash per this many steps on average, as long as what was kept is handed on.
     pub cut_deletions: u64,
+    /// Whether there is memory that outlives the process: then a kill loses nothing acknowledged.
+    pub lasting: bool,
 }
 
 /// Without faults in the setup [`Kind::Fault`] counts for nothing.
@@ -206,6 +208,7 @@ impl Setup {
             ahead: false,
             weights: &[],
             cut_deletions: 0,
+            lasting: false,
         }
     }
 
@@ -238,6 +241,7 @@ impl Setup {
             ahead: true,
             weights: ORIGINS,
             cut_deletions: 0,
+            lasting: false,
         }
     }
 

@@ -2,13 +2,15 @@
 
 use std::rc::Rc;
 
-use forkdisk::{Error, ErrorKind, FormatOptions, OpenOptions, OriginPlace, Pool, ProtectOptions, Volume};
+use forkdisk::{
+    Error, ErrorKind, FormatOptions, OpenOptions, OriginPlace, Pool, ProtectOptions, VolatileMemory, Volume, tear,
+};
 
 use super::known::Known;
 use super::{ORIGIN, Setup, masks};
 use crate::disk::{Crash, Fill, Frozen, Medium, SimDisk};
 use crate::executor::Executor;
-use crate::history::{PATIENCE, Stats, Violation, judge};
+use crate::history::{PATIENCE, Stats, Violation, judge, lasting_options, new_memory};
 use crate::model::{Applied, Control, Key, Listing, Rule};
 use crate::rng::{Rng, mix};
 
@@ -25,6 +27,22 @@ pub struct Session {
     pub disks: [SimDisk; 2],
     /// The pool.
     pub pool: Pool<SimDisk>,
+    /// What outlives the process, if anything does.
+    pub memory: Option<VolatileMemory>,
+}
+
+/// What a crash has left.
+pub struct Left {
+    /// The pool's disk and the origin's.
+    pub media: [Medium; 2],
+    /// The memory that outlives the process.
+    pub memory: Option<VolatileMemory>,
+}
+
+impl From<[Medium; 2]> for Left {
+    fn from(media: [Medium; 2]) -> Left {
+        Left { media, memory: None }
+    }
 }
 
 impl Drop for Session {
@@ -75,8 +93,8 @@ fn p6(what: impl Into<String>) -> Violation {
     Violation::new("P6", what)
 }
 
-fn options(setup: &Setup) -> OpenOptions {
-    OpenOptions { cache: setup.cache, dirty: setup.dirty, ..OpenOptions::default() }
+fn options(setup: &Setup, memory: Option<&VolatileMemory>) -> OpenOptions {
+    OpenOptions { cache: setup.cache, dirty: setup.dirty, ..lasting_options(memory) }
 }
 
 /// How an origin is protected in all histories.
@@ -92,7 +110,8 @@ pub fn make(setup: &Setup) -> Result<Session, Violation> {
     let disks = media.map(|medium| SimDisk::new(medium, &exec, mix(&[setup.seed, 34])));
     slow_down(setup, &disks);
     let (device, origin, runtime) = (disks[0].clone(), disks[1].clone(), Rc::new(exec.clone()));
-    let (open, protect) = (options(setup), protection(setup, setup.seed));
+    let memory = new_memory(setup.lasting);
+    let (open, protect) = (options(setup, memory.as_ref()), protection(setup, setup.seed));
     let format = FormatOptions { size: setup.pool, uuid: [9; 16], now: 1, journal: Some(1 << 20) };
     let volume = forkdisk::CreateOptions::new(super::run::VOLUME, 1);
     let made = exec.run(PATIENCE, async move {
@@ -103,7 +122,7 @@ pub fn make(setup: &Setup) -> Result<Session, Violation> {
         Ok::<_, forkdisk::Error>(pool)
     })?;
     let pool = made.map_err(|e| p6(format!("an origin cannot be protected: {e}")))?;
-    Ok(Session { exec, disks, pool })
+    Ok(Session { exec, disks, pool, memory })
 }
 
 impl Session {
@@ -117,12 +136,26 @@ impl Session {
         self.disks.iter().map(SimDisk::faults_hit).sum()
     }
 
-    /// Opens the pool and its origin, after cutting the power so many times on the way.
-    pub fn open(setup: &Setup, media: [Medium; 2], seed: u64, cuts: u32) -> Result<Session, Violation> {
-        let (mut media, mut rng) = (media, Rng::new(seed));
+    /// What a kill now would leave in the memory that outlives the process, which it may have been writing to. A failed
+    /// flush of the pool leaves nothing.
+    pub fn memory_after(&self, kind: Crash, draw: u64) -> Option<VolatileMemory> {
+        let memory = self.memory.as_ref().filter(|_| kind == Crash::Kill && self.disks[0].flush_faults_hit() == 0)?;
+        let memory = memory.copy();
+        if mix(&[draw, 2]).is_multiple_of(3) {
+            tear(&memory);
+        }
+        Some(memory)
+    }
+
+    /// Opens the pool and its origin, after cutting the power so many times on the way; where memory is left that would
+    /// be gone with it, after killing the process.
+    pub fn open(setup: &Setup, left: Left, seed: u64, cuts: u32) -> Result<Session, Violation> {
+        let (Left { mut media, memory }, mut rng) = (left, Rng::new(seed));
+        let kind = if memory.is_some() { Crash::Kill } else { Crash::Power };
+        let find = || memory.clone().or_else(|| new_memory(setup.lasting));
         for _ in 0..cuts {
             let (exec, disks) = spin_up(setup, &media, &mut rng);
-            let opening = attach(disks.clone(), exec.clone(), options(setup));
+            let opening = attach(disks.clone(), exec.clone(), options(setup, find().as_ref()));
             exec.spawn(Box::pin(async move {
                 let pool = opening.await;
                 if let Ok(pool) = &pool {
@@ -134,15 +167,16 @@ impl Session {
             for _ in 0..1 + rng.below(200) {
                 exec.step();
             }
-            media = Instant(disks.map(|disk| disk.freeze(Crash::Power))).crash(rng.next());
+            media = Instant(disks.map(|disk| disk.freeze(kind))).crash(rng.next());
             exec.halt();
         }
         let (exec, disks) = spin_up(setup, &media, &mut rng);
-        let opening = attach(disks.clone(), exec.clone(), options(setup));
+        let memory = find();
+        let opening = attach(disks.clone(), exec.clone(), options(setup, memory.as_ref()));
         let opened = match rng.one_in(4) {
             true => {
                 let other = another(&media[1], &exec, rng.next());
-                let refusing = refuse_another(disks[0].clone(), other, exec.clone(), options(setup));
+                let refusing = refuse_another(disks[0].clone(), other, exec.clone(), options(setup, memory.as_ref()));
                 exec.run(PATIENCE, async move {
                     refusing.await?;
                     opening.await
@@ -151,7 +185,7 @@ impl Session {
             false => exec.run(PATIENCE, opening),
         };
         match opened {
-            Ok(Ok(pool)) => Ok(Session { exec, disks, pool }),
+            Ok(Ok(pool)) => Ok(Session { exec, disks, pool, memory }),
             Ok(Err(e)) => {
                 exec.halt();
                 Err(p6(format!("the pool or its origin does not open: {e}")))
@@ -255,14 +289,14 @@ async fn refuse_another(device: SimDisk, other: SimDisk, exec: Executor, options
 /// found.
 pub fn recover(
     setup: &Setup,
-    media: [Medium; 2],
+    left: impl Into<Left>,
     known: &Known,
     seed: u64,
     stats: &mut Stats,
 ) -> Result<(Session, Known), Violation> {
     let cuts = (seed % 3) as u32;
     stats.cuts += u64::from(cuts);
-    let session = Session::open(setup, media, mix(&[seed]), cuts)?;
+    let session = Session::open(setup, left.into(), mix(&[seed]), cuts)?;
     let mut known = known.clone();
     let found = session.listing();
     let mut undecided = None;

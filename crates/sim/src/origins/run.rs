@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::rc::Rc;
 
-use forkdisk::{Buf, CheckReport, Error, ErrorKind, Volume};
+use forkdisk::{Buf, CheckReport, Error, ErrorKind, VolatileMemory, Volume};
 use rustc_hash::FxHashSet;
 
 use super::known::Known;
-use super::recover::{Session, make, recover};
+use super::recover::{Left, Session, make, recover};
 use super::small::Watch;
 use super::trouble::Trouble;
 use super::{Kind, Op, Setup};
@@ -332,9 +332,11 @@ impl Run<'_> {
             None if self.cuts_here(draw) => drawn(),
             _ => return Ok(()),
         };
-        let kind = if mix(&[draw]).is_multiple_of(8) { Crash::Kill } else { Crash::Power };
+        let one_in = if self.setup.lasting { 2 } else { 8 };
+        let kind = if mix(&[draw]).is_multiple_of(one_in) { Crash::Kill } else { Crash::Power };
         let instant = self.session.freeze(kind);
-        let known = self.in_doubt();
+        let memory = self.session.memory_after(kind, draw);
+        let known = self.known_after(memory.is_some());
         self.stats.cuts += 1;
         for mask in masks {
             self.stats.crash_states += 1;
@@ -344,7 +346,8 @@ impl Run<'_> {
             }
             self.stats.distinct += 1;
             self.say(|| format!("side crash ({kind:?}, mask {mask})"));
-            recover(self.setup, instant.crash(mask), &known, mix(&[draw, mask]), &mut self.stats)
+            let left = Left { media: instant.crash(mask), memory: memory.as_ref().map(VolatileMemory::copy) };
+            recover(self.setup, left, &known, mix(&[draw, mask]), &mut self.stats)
                 .map_err(|v| v.at(self.step, mask))?;
         }
         Ok(())
@@ -366,18 +369,38 @@ impl Run<'_> {
         known
     }
 
+    /// The same after a crash that, with memory that outlives the process, takes nothing acknowledged: of the origin,
+    /// as long as no flush of its disk has failed.
+    fn known_after(&self, lasting: bool) -> Known {
+        let mut known = self.in_doubt();
+        if !lasting {
+            return known;
+        }
+        let now = known.model.tick();
+        let keys: Vec<Key> = known.model.volumes().map(|(k, _)| k).collect();
+        let is_sound = self.session.disks[1].flush_faults_hit() == 0;
+        for key in keys.into_iter().filter(|&key| key != known.origin || is_sound) {
+            known.model.flushed(Some(key), now);
+        }
+        known
+    }
+
     /// Cuts the power, or kills the process, and goes on with what is left.
     pub fn cut(&mut self, crash: Crash, mask: u64) -> Result<(), Violation> {
+        let draw = mix(&[mask, self.step]);
+        let crash = if self.setup.lasting && draw.is_multiple_of(3) { Crash::Kill } else { crash };
         self.say(|| format!("{crash:?} is cut, mask {mask}"));
         let instant = self.session.freeze(crash);
-        let known = self.in_doubt();
+        let memory = self.session.memory_after(crash, draw);
+        let known = self.known_after(memory.is_some());
         self.stats.faults += self.session.faults_hit();
         self.stats.cuts += 1;
         self.stats.crash_states += 1;
         self.stats.distinct += 1;
         self.session.exec.halt();
-        let (session, known) =
-            recover(self.setup, instant.crash(mask), &known, mix(&[self.setup.seed, 39, self.step]), &mut self.stats)?;
+        let left = Left { media: instant.crash(mask), memory };
+        let seed = mix(&[self.setup.seed, 39, self.step]);
+        let (session, known) = recover(self.setup, left, &known, seed, &mut self.stats)?;
         self.begin_life(session, known);
         Ok(())
     }

@@ -1,0 +1,148 @@
+//! Names in the model: folders and files that are changed by calls which end at once.
+//!
+//! Such changes are durable with the next flush, in the order of the calls. So what a crash leaves is one of the states
+//! since the last of which it is known that it is durable, and none in between. With memory that outlives the process a
+//! kill leaves the last one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Bad;
+use super::content::Time;
+
+/// Where all of them are; no other volume of the model is in there.
+pub const PREFIX: &str = "n/";
+
+/// What a name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Whether it is a folder with a record of its own.
+    pub folder: bool,
+    /// The operation that set its attributes; 0: none.
+    pub mark: u32,
+    /// Bytes of a file.
+    pub size: u64,
+    /// The operation that filled its first pages before it had a name; 0: none.
+    pub filled: u32,
+}
+
+impl Entry {
+    /// What a listing tells of it.
+    fn seen(&self) -> (bool, u32, u64) {
+        (self.folder, self.mark, self.size)
+    }
+}
+
+/// All names at one instant.
+pub type Tree = BTreeMap<String, Entry>;
+
+/// Whether there is anything in a folder.
+pub fn has_children(tree: &Tree, folder: &str) -> bool {
+    let prefix = format!("{folder}/");
+    tree.range(prefix.clone()..).next().is_some_and(|(name, _)| name.starts_with(&prefix))
+}
+
+/// What the names may be.
+#[derive(Clone, Default)]
+pub struct Names {
+    /// The last one that is durable, and those that came later, each with the time from when on; none: no names, ever.
+    states: Vec<(Time, Tree)>,
+    /// What they are if an operation in flight has taken place.
+    maybe: Option<Tree>,
+}
+
+impl Names {
+    /// What the names are now.
+    pub fn now(&self) -> Tree {
+        self.states.last().map_or_else(Tree::new, |(_, tree)| tree.clone())
+    }
+
+    /// A change has ended.
+    pub fn push(&mut self, time: Time, tree: Tree) {
+        if self.states.is_empty() {
+            self.states.push((0, Tree::new()));
+        }
+        self.states.push((time, tree));
+    }
+
+    /// A change begins that may take place at any time from now on; no other one does meanwhile.
+    pub fn begin(&mut self, tree: Tree) {
+        self.maybe = Some(tree);
+    }
+
+    /// It has taken place, and is durable, or it has not.
+    pub fn end(&mut self, time: Time, done: bool) {
+        if let Some(tree) = self.maybe.take().filter(|_| done) {
+            self.states = vec![(time, tree)];
+        }
+    }
+
+    /// A flush that began then has ended.
+    pub fn flushed(&mut self, start: Time) {
+        if let Some(last) = self.states.iter().rposition(|(time, _)| *time < start) {
+            self.states.drain(..last);
+        }
+    }
+
+    /// After a crash: the names were found to be these.
+    ///
+    /// # Errors
+    /// If they cannot be.
+    pub fn settle(&mut self, found: &Tree) -> Result<(), Bad> {
+        let is_it = |tree: &&Tree| {
+            let all = tree.iter().zip(found);
+            tree.len() == found.len() && all.into_iter().all(|(a, b)| a.0 == b.0 && a.1.seen() == b.1.seen())
+        };
+        let empty = Tree::new();
+        let first = self.states.is_empty().then_some(&empty);
+        let mut all = self.maybe.iter().chain(self.states.iter().rev().map(|(_, tree)| tree)).chain(first);
+        let Some(tree) = all.find(is_it).cloned() else {
+            let last = self.now();
+            let names: BTreeSet<&String> = last.keys().chain(found.keys()).collect();
+            let tell = |tree: &Tree, name: &String| tree.get(name).map(Entry::seen);
+            let wrong = names.into_iter().filter(|name| tell(found, name) != tell(&last, name));
+            let wrong: Vec<String> =
+                wrong.map(|name| format!("{name}: {:?}, last {:?}", tell(found, name), tell(&last, name))).collect();
+            let what = format!(
+                "the names are in none of {} states since what was durable (folder, mark, bytes): {}",
+                self.states.len(),
+                wrong.join("; ")
+            );
+            return Err(Bad { promise: "P4", what });
+        };
+        (self.states, self.maybe) = (vec![(0, tree)], None);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(names: &[&str]) -> Tree {
+        let entry = Entry { folder: true, mark: 1, size: 0, filled: 0 };
+        names.iter().map(|name| (name.to_string(), entry)).collect()
+    }
+
+    #[test]
+    fn a_crash_leaves_a_state_since_the_last_flush_and_nothing_in_between() {
+        let mut names = Names::default();
+        assert!(names.clone().settle(&tree(&[])).is_ok());
+        for (time, state) in [(1, &["a"][..]), (2, &["a", "b"]), (3, &["b"])] {
+            names.push(time, tree(state));
+        }
+        for state in [&[][..], &["a"], &["a", "b"], &["b"]] {
+            assert!(names.clone().settle(&tree(state)).is_ok(), "{state:?}");
+        }
+        names.flushed(3);
+        assert!(names.clone().settle(&tree(&["a"])).is_err() && names.clone().settle(&tree(&["a", "b"])).is_ok());
+        names.begin(tree(&["b", "c"]));
+        assert!(names.clone().settle(&tree(&["b", "c"])).is_ok() && names.clone().settle(&tree(&["c"])).is_err());
+        names.end(4, true);
+        assert!(names.settle(&tree(&["b"])).is_err());
+    }
+
+    #[test]
+    fn what_is_in_a_folder_begins_with_its_name_and_a_slash() {
+        assert!(has_children(&tree(&["n/a/x"]), "n/a") && !has_children(&tree(&["n/a", "n/a.x", "n/ab/x"]), "n/a"));
+    }
+}
