@@ -73,6 +73,28 @@ mod tests {
         without_hidden_verbs().debug_assert();
     }
 
+    /// In release builds, too, in which clap itself does not look.
+    #[test]
+    fn no_two_options_of_a_verb_have_one_name() {
+        let mut command = command();
+        command.build();
+        let mut verbs = vec![&command];
+        while let Some(verb) = verbs.pop() {
+            verbs.extend(verb.get_subcommands());
+            let mut names: Vec<String> = verb
+                .get_arguments()
+                .flat_map(|arg| {
+                    let longs = arg.get_long_and_visible_aliases().unwrap_or_default().into_iter().map(str::to_string);
+                    let shorts = arg.get_short_and_visible_aliases().unwrap_or_default();
+                    longs.chain(shorts.into_iter().map(|short| format!("-{short}"))).collect::<Vec<_>>()
+                })
+                .collect();
+            names.sort();
+            let twice = names.windows(2).find(|pair| pair[0] == pair[1]);
+            assert_eq!(twice, None, "{}", verb.get_name());
+        }
+    }
+
     #[test]
     fn every_verb_has_examples_that_its_parser_takes() {
         let verbs: Vec<String> = command().get_subcommands().map(|verb| verb.get_name().to_string()).collect();

@@ -29,7 +29,7 @@ pub struct StopArgs {
 
     /// Wait until no client is connected any more
     #[arg(long, conflicts_with = "force")]
-    wait: bool,
+    wait_for_clients: bool,
 
     /// Disconnect clients, after their requests in flight have been answered
     #[arg(long)]
@@ -61,7 +61,7 @@ pub fn run(args: StopArgs, global: &Global) -> Result<()> {
     let Some(client) = session::daemon(global, &path)? else {
         bail!("{}: no daemon serves this pool", path.display());
     };
-    let clients = match (args.wait, args.force) {
+    let clients = match (args.wait_for_clients, args.force) {
         (true, _) => Clients::Wait,
         (_, true) => Clients::Disconnect,
         _ => Clients::Refuse,

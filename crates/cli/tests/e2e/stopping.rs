@@ -18,11 +18,11 @@ fn stop_tells_who_is_connected_and_ends_only_when_it_may() {
     let connect = |export| Client::connect(server.socket(), export).unwrap();
     let mut clients = vec![connect("a"), connect("b")];
     let message = lab.run(&["stop", POOL]).refused();
-    for word in ["2 clients are connected", " on a", " on b", "--wait", "--force"] {
+    for word in ["2 clients are connected", " on a", " on b", "--wait-for-clients", "--force"] {
         assert!(message.contains(word), "{word}: {message}");
     }
     clients[0].write(0, &noise(1, 4096), false).unwrap();
-    let mut waiting = lab.command(&["stop", POOL, "--wait"]).stdin(Stdio::null()).spawn().unwrap();
+    let mut waiting = lab.command(&["stop", POOL, "--wait-for-clients"]).stdin(Stdio::null()).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(waiting.try_wait().unwrap(), None, "it waits");
     clients[1].write(0, &noise(2, 4096), false).unwrap();
