@@ -18,6 +18,7 @@ use super::inbox::Inbox;
 use super::negotiate::{Chosen, Ended, Entered, Security, Terms, enter};
 use super::options::ServerOptions;
 use super::outbox::{Failure, Outbox, Outcome, Reply};
+use super::pacing::Pacing;
 use super::session::{Job, Session};
 use super::statistics::{Counters, count};
 use crate::codec::{Action, CMD_READ, ErrorCode, MAX_DRAIN, ReplyEncoder, ReplyTo, Request, RequestError};
@@ -134,6 +135,7 @@ pub(super) struct Common<X> {
     pub(super) options: ServerOptions,
     pub(super) memory: Rc<SharedMemory>,
     pub(super) fair: Rc<Fair>,
+    pub(super) pacing: Pacing,
     pub(super) counters: Rc<Counters>,
 }
 
@@ -146,7 +148,8 @@ pub(super) async fn serve<X: Exports, S: ByteStream>(
     admits: &dyn Fn(&str) -> bool,
 ) -> Result<(), Broken> {
     let (patience, multi_conn) = (common.options.handshake_timeout, common.options.multi_conn());
-    let terms = Terms { rt: &common.rt, patience, multi_conn, admits };
+    let (pacing, fair) = (&common.pacing, &*common.fair);
+    let terms = Terms { rt: &common.rt, patience, multi_conn, admits, pacing, fair };
     match enter(&*common.exports, stream, security, terms).await {
         Err(Ended::Io(e)) if e.kind() == io::ErrorKind::TimedOut => Err(Broken::HandshakeTimeout(patience)),
         Err(ended) if ended.is_a_farewell() => Ok(()),

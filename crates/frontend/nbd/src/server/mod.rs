@@ -14,6 +14,7 @@ mod log;
 mod negotiate;
 mod options;
 mod outbox;
+mod pacing;
 mod pool;
 mod session;
 mod statistics;
@@ -39,6 +40,7 @@ use budget::SharedMemory;
 use connection::{Broken, Common, Control};
 use fair::Fair;
 use log::LogLimit;
+use pacing::Pacing;
 use statistics::{Counters, count};
 use sync::{Event, unless};
 
@@ -145,7 +147,8 @@ impl<X: Exports> Server<X> {
         let memory = SharedMemory::new(options.shared_memory);
         let fair = Fair::new(&options);
         let (clients, log, counters) = Default::default();
-        let common = Common { rt: rt.clone(), exports: Rc::new(exports), options, memory, fair, counters };
+        let (rt, exports, pacing) = (rt.clone(), Rc::new(exports), Pacing::new());
+        let common = Common { rt, exports, options, memory, fair, pacing, counters };
         Server { state: Rc::new(State { common, clients, log, spare: RefCell::new(spare()) }) }
     }
 

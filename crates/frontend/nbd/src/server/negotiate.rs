@@ -12,7 +12,9 @@ use forkdisk_uring::{ByteStream, Rt};
 
 use super::contexts::CHANGED;
 use super::export::{Export, Exports};
+use super::fair::Fair;
 use super::inbox::Inbox;
+use super::pacing::Pacing;
 use crate::codec::{
     ExportInfo, GREETING, Handshake, InfoRequests, MAX_CONTEXTS, Message, OPT_ABORT, OPT_EXTENDED_HEADERS, OPT_GO,
     OPT_INFO, OPT_LIST, OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT, OPT_STARTTLS, OPT_STRUCTURED_REPLY, OptionReplies,
@@ -88,6 +90,17 @@ pub(super) struct Terms<'a> {
     pub(super) multi_conn: bool,
     /// Asked once, with the name of the export that the client is about to enter.
     pub(super) admits: &'a dyn Fn(&str) -> bool,
+    /// When the next option may be answered, of any client.
+    pub(super) pacing: &'a Pacing,
+    /// Counts requests of clients that have chosen an export.
+    pub(super) fair: &'a Fair,
+}
+
+impl Terms<'_> {
+    /// An option, or a part of a long answer, has taken the thread since `began`.
+    fn answered(&self, began: Instant) {
+        self.pacing.answered(Instant::now(), began.elapsed(), self.fair.begun());
+    }
 }
 
 /// A client that has chosen an export, and the stream it goes on with.
@@ -178,7 +191,10 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
                 }
                 continue;
             };
+            self.terms.pacing.wait(rt).await;
+            let began = Instant::now();
             let next = self.answer(message, handshake.no_zeroes()).await;
+            self.terms.answered(began);
             self.send().await?;
             if let Some(next) = next? {
                 return Ok(next);
@@ -262,6 +278,8 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
         }
         let mut after = String::new();
         loop {
+            self.terms.pacing.wait(self.terms.rt).await;
+            let began = Instant::now();
             let piece = self.exports.list(&after, LIST_PIECE);
             let Some((last, _)) = piece.last() else { break };
             after.clone_from(last);
@@ -270,6 +288,7 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
                     self.replies(OPT_LIST).server(&name, &description);
                 }
             }
+            self.terms.answered(began);
             self.send_part().await?;
             self.terms.rt.yield_now().await;
         }

@@ -19,6 +19,8 @@ const GENERATIONS: usize = 64;
 /// Snapshots whose contexts a list names; others are there, too. All of them would make a list of a volume's snapshots
 /// as long as the square of their number.
 const LISTED: usize = 100;
+/// The same for an export that is a snapshot itself. Who lists all exports gets these for every one of them.
+const LISTED_OF_SNAPSHOT: usize = 10;
 
 /// A volume or snapshot that is open, and the pool it lies in.
 pub struct PoolExport<D: Device> {
@@ -183,8 +185,9 @@ impl<D: Device> Export for PoolExport<D> {
     fn contexts(&self) -> Vec<String> {
         let own = self.volume.name();
         let mut names = vec![ALLOCATION.to_owned(), DEPTH.to_owned()];
+        let listed = if own.contains('@') { LISTED_OF_SNAPSHOT } else { LISTED };
         for (generation, volume) in self.line().iter().enumerate() {
-            let left = (2 + LISTED).saturating_sub(names.len());
+            let left = (2 + listed).saturating_sub(names.len());
             let full = |snapshot: &String| format!("{volume}@{snapshot}");
             // One more, which may be the export itself.
             let mut others = self.pool.last_snapshot_names(volume, left + 1);
