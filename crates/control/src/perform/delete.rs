@@ -11,7 +11,7 @@ use crate::session::Session;
 
 /// Deletes, and waits until the space is free.
 pub async fn delete(session: &Session, p: params::Delete, call: &Call) -> Result<Deletion, Failure> {
-    let names = victims(session, &p)?;
+    let names = victims(session, &p).await?;
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     session.pool.check_delete(&names)?;
     if !p.dry_run {
@@ -34,15 +34,16 @@ pub async fn delete(session: &Session, p: params::Delete, call: &Call) -> Result
 }
 
 /// The name of every object that goes, in the order of the list.
-fn victims(session: &Session, p: &params::Delete) -> Result<Vec<String>, Failure> {
+async fn victims(session: &Session, p: &params::Delete) -> Result<Vec<String>, Failure> {
     if p.objects.iter().any(String::is_empty) || p.objects.is_empty() {
         return Err(Failure::new(FailureKind::Invalid, "name what is to be deleted"));
     }
-    let all: Vec<String> = select(session, &p.objects)?.into_iter().map(|info| info.name).collect();
+    let all: Vec<String> = select(session, &p.objects).await?.into_iter().map(|info| info.name).collect();
     if p.recursive {
         return Ok(all);
     }
-    let (found, named): (HashSet<&String>, HashSet<&String>) = (all.iter().collect(), p.objects.iter().collect());
+    let (found, named): (HashSet<&String>, HashSet<&str>) =
+        (all.iter().collect(), p.objects.iter().map(String::as_str).collect());
     for name in &p.objects {
         if !found.contains(name) {
             let text = format!("{name} is a folder: -r deletes everything in it");
@@ -51,16 +52,16 @@ fn victims(session: &Session, p: &params::Delete) -> Result<Vec<String>, Failure
     }
     let snapshots_of = |name: &&String| {
         let volume = name.split_once('@').map(|(volume, _)| volume);
-        volume.is_some_and(|volume| named.contains(&volume.to_string()))
+        volume.is_some_and(|volume| named.contains(volume))
     };
-    let left: Vec<&String> = all.iter().filter(|name| !named.contains(name)).filter(snapshots_of).collect();
+    let left: Vec<&String> = all.iter().filter(|name| !named.contains(name.as_str())).filter(snapshots_of).collect();
     if !left.is_empty() {
         let (shown, more) = shorten(&left);
         let text =
             format!("there are snapshots left: {shown}{more}; -r deletes them too (-n shows what it would delete)");
         return Err(Failure::new(FailureKind::Busy, text));
     }
-    Ok(all.iter().filter(|name| named.contains(name)).cloned().collect())
+    Ok(all.iter().filter(|name| named.contains(name.as_str())).cloned().collect())
 }
 
 fn shorten(names: &[&String]) -> (String, String) {

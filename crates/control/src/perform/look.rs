@@ -1,5 +1,7 @@
 //! Looking at volumes without changing anything. What may be long comes in parts of bounded length.
 
+use std::collections::HashSet;
+
 use forkdisk::{Extent, VolumeInfo};
 
 use super::Call;
@@ -15,12 +17,12 @@ const STEP: u64 = 64 << 20;
 /// How far a part goes through holes and shared data before whoever waits hears of it.
 const REACH: u64 = 1 << 46;
 
-pub fn list(session: &Session, p: params::List) -> Result<Vec<VolumeRecord>, Failure> {
-    Ok(select(session, &p.objects)?.iter().map(VolumeRecord::from).collect())
+pub async fn list(session: &Session, p: params::List) -> Result<Vec<VolumeRecord>, Failure> {
+    Ok(select(session, &p.objects).await?.iter().map(VolumeRecord::from).collect())
 }
 
 pub async fn du(session: &Session, p: params::Du, call: &Call) -> Result<Usage, Failure> {
-    let found = select(session, &p.objects)?;
+    let found = select(session, &p.objects).await?;
     call.say("counting");
     let names: Vec<&str> = found.iter().map(|info| info.name.as_str()).collect();
     // All of one moment: each by itself, then all together.
@@ -73,27 +75,67 @@ fn continues(last: &Piece, next: &Piece) -> bool {
     alike && (!next.data || last.shared == next.shared && last.physical + last.length == next.physical)
 }
 
+/// Names that are looked at before others have their turn.
+const NAMES: usize = 1024;
+
 /// The volumes and snapshots that `objects` mean, by name: of a pool (an empty name) all of them, of a
-/// folder all in it, of a volume itself and its snapshots. One that means nothing is an error.
-pub fn select(session: &Session, objects: &[String]) -> Result<Vec<VolumeInfo>, Failure> {
-    let mut all = session.pool.list();
-    for object in objects {
-        if !object.is_empty() && !all.iter().any(|info| covers(object, &info.name)) {
-            let text = format!("{object}: there is no such volume or snapshot; `forkdisk list` shows what there is");
-            return Err(Failure::new(FailureKind::NotFound, text));
+/// folder all in it, of a volume itself and its snapshots. One that means nothing is an error. Takes time in proportion
+/// to the names in the pool, or to the objects where all are snapshots.
+pub async fn select(session: &Session, objects: &[String]) -> Result<Vec<VolumeInfo>, Failure> {
+    let wanted = Wanted::new(objects);
+    let (mut found, mut hit) = (Vec::new(), HashSet::new());
+    if wanted.only_snapshots() {
+        for piece in objects.chunks(NAMES) {
+            let infos = piece.iter().filter_map(|object| Some((object, session.pool.find(object).ok()?)));
+            found.extend(infos.filter(|(object, _)| hit.insert(object.as_str())).map(|(_, info)| info));
+            session.runtime.yield_now().await;
+        }
+    } else {
+        let mut after = String::new();
+        loop {
+            let names = session.pool.names_after(&after, NAMES);
+            let Some(last) = names.last() else { break };
+            after.clone_from(last);
+            let meant = names.iter().filter(|name| wanted.covers(name, &mut hit));
+            found.extend(meant.filter_map(|name| session.pool.find(name).ok()));
+            session.runtime.yield_now().await;
         }
     }
-    if !objects.is_empty() {
-        all.retain(|info| objects.iter().any(|object| covers(object, &info.name)));
+    if let Some(object) = objects.iter().find(|object| !object.is_empty() && !hit.contains(object.as_str())) {
+        let text = format!("{object}: there is no such volume or snapshot; `forkdisk list` shows what there is");
+        return Err(Failure::new(FailureKind::NotFound, text));
     }
-    Ok(all)
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
 }
 
-/// Whether the object `name` is meant by `wanted`, a name, a folder or everything.
-fn covers(wanted: &str, name: &str) -> bool {
-    match name.strip_prefix(wanted) {
-        Some(rest) => wanted.is_empty() || rest.is_empty() || rest.starts_with(['@', '/']),
-        None => false,
+/// What objects mean.
+struct Wanted<'a> {
+    objects: HashSet<&'a str>,
+    everything: bool,
+}
+
+impl<'a> Wanted<'a> {
+    /// No object at all means everything.
+    fn new(objects: &'a [String]) -> Wanted<'a> {
+        let objects: HashSet<&str> = objects.iter().map(String::as_str).collect();
+        let everything = objects.is_empty() || objects.contains("");
+        Wanted { objects, everything }
+    }
+
+    /// Whether all are snapshots, which mean nothing but themselves.
+    fn only_snapshots(&self) -> bool {
+        !self.everything && self.objects.iter().all(|object| object.contains('@'))
+    }
+
+    /// Whether one of them means the volume or snapshot `name`; all that do are added to `hit`.
+    fn covers(&self, name: &str, hit: &mut HashSet<&'a str>) -> bool {
+        let ends = name.match_indices(['@', '/']).map(|(at, _)| at).chain([name.len()]);
+        let known = ends.filter_map(|end| self.objects.get(&name[..end])).fold(false, |_, object| {
+            hit.insert(object);
+            true
+        });
+        known || self.everything
     }
 }
 
@@ -113,7 +155,9 @@ mod tests {
             ("a@x", "a@xy", false),
             ("a@x", "a", false),
         ] {
-            assert_eq!(covers(wanted, name), is_meant, "{wanted} {name}");
+            let objects = [wanted.to_string()];
+            let mut hit = HashSet::new();
+            assert_eq!(Wanted::new(&objects).covers(name, &mut hit), is_meant, "{wanted} {name}");
         }
     }
 

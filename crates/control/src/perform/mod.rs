@@ -69,7 +69,7 @@ pub async fn perform(session: &Session, request: Request, call: &Call) -> Result
         Request::Snapshot(p) => Reply::Snapshot(volumes::snapshot(session, p).await?),
         Request::Clone(p) => Reply::Clone(volumes::clone(session, p).await?),
         Request::Rollback(p) => Reply::Rollback(volumes::rollback(session, p, call).await?),
-        Request::List(p) => Reply::List(look::list(session, p)?),
+        Request::List(p) => Reply::List(look::list(session, p).await?),
         Request::Du(p) => Reply::Du(look::du(session, p, call).await?),
         Request::Diff(p) => Reply::Diff(look::diff(session, p, call).await?),
         Request::Map(p) => Reply::Map(look::map(session, p, call).await?),
