@@ -130,6 +130,8 @@ bugs! {
     VolatileTakenOverActive = "volatile-taken-over-active",
     /// Attributes are taken over from the volatile log into the journal, and not into memory.
     VolatileForgetsAttributes = "volatile-forgets-attributes",
+    /// What has no room in the volatile log is acknowledged all the same.
+    NamesOutrunVolatileLog = "names-outrun-volatile-log",
     /// A chunk of an origin is overwritten as soon as the volatile log says where it is kept.
     VolatileBelievedDurable = "volatile-believed-durable",
     /// Volumes without a name that a crash has left are not deleted by the next open.

@@ -73,6 +73,9 @@ pub struct Journal {
     /// Where groups end, as far as replay has come; empty once the pool is open.
     places: Vec<Place>,
     volatile: Option<Writer>,
+    /// The sequence number behind the last record that did not fit into the volatile log, until a commit has it; else
+    /// 0. Until then nothing from the first such record on outlives the process.
+    unkept: u64,
 }
 
 impl Journal {
@@ -98,6 +101,7 @@ impl Journal {
             appended: 0,
             places: vec![Place { position: start.position, chain: start.chain }],
             volatile: None,
+            unkept: 0,
         }
     }
 
@@ -130,6 +134,18 @@ impl Journal {
     /// Whether more records have to wait until a commit has emptied the volatile log.
     pub fn volatile_is_nearly_full(&self) -> bool {
         self.volatile.as_ref().is_some_and(Writer::is_nearly_full)
+    }
+
+    /// Whether everything recorded so far is in the journal or in the volatile log, as far as there is one.
+    pub fn is_kept(&self) -> bool {
+        self.unkept == 0 || planted(Bug::NamesOutrunVolatileLog)
+    }
+
+    /// A commit has ended that took everything before this sequence number, or found it covered by a checkpoint.
+    pub fn committed(&mut self, next: u64) {
+        if next >= self.unkept {
+            self.unkept = 0;
+        }
     }
 
     /// Bounds the pages that one commit vouches for, and recovery reads.
@@ -251,8 +267,10 @@ impl Journal {
 
     /// The record that was numbered last also goes to the volatile log.
     fn add_volatile(&mut self, record: &Record) {
-        if let Some(volatile) = &mut self.volatile {
-            volatile.add(self.next - 1, record);
+        if let Some(volatile) = &mut self.volatile
+            && !volatile.add(self.next - 1, record)
+        {
+            self.unkept = self.next;
         }
     }
 

@@ -215,15 +215,16 @@ impl Writer {
         });
     }
 
-    /// Adds a record that was given this sequence number, or that lengthens the one which has it.
-    pub fn add(&mut self, sequence: u64, record: &Record) {
+    /// Adds a record that was given this sequence number, or that lengthens the one which has it. False: there is no
+    /// room for it.
+    pub fn add(&mut self, sequence: u64, record: &Record) -> bool {
         self.scratch.clear();
         self.scratch.resize(ENTRY, 0);
         record.encode(&mut self.scratch);
         let len = self.scratch.len();
         if self.overflown || self.at + len > self.length {
             self.overflown = true;
-            return;
+            return false;
         }
         put(&mut self.scratch, 0, &[sequence]);
         self.scratch[8..12].copy_from_slice(&((len - ENTRY) as u32).to_le_bytes());
@@ -233,6 +234,7 @@ impl Writer {
         let scratch = &self.scratch;
         self.memory.with(|bytes| bytes[at..at + len].copy_from_slice(scratch));
         self.at += len;
+        true
     }
 
     /// Whether so much has been added since the last commit that it is time for one.
@@ -272,11 +274,11 @@ pub fn tear(memory: &VolatileMemory) {
         let areas = (0..2).map(|i| PAGE_SIZE + i * length);
         let Some(from) = areas.max_by_key(|&from| get(bytes, from)) else { return };
         let (mut at, mut last) = (from + ENTRIES, None);
-        loop {
+        while at + ENTRY <= from + length {
             let len = u32::from_le_bytes(bytes[at + 8..at + 12].try_into().expect("four bytes")) as usize;
             let seed = seed(get(bytes, 56), get(bytes, from));
             let end = at + ENTRY + len;
-            let is_whole = len > 0 && end + ENTRY < from + length && {
+            let is_whole = len > 0 && end <= from + length && {
                 let sum = u32::from_le_bytes(bytes[at + 12..at + 16].try_into().expect("four bytes"));
                 sum == entry_sum(seed, &bytes[at..end])
             };
@@ -333,7 +335,12 @@ pub fn left_behind(log: &VolatileLog, uuid: [u8; 16], incarnation: u64, is_place
         let mut next = None;
         for area in areas.into_iter().skip(begin) {
             if next.is_some_and(|next| next != area.first) {
-                break;
+                // Records did not fit into the area before. If the journal has the commit that took them, it has all
+                // of that area.
+                if !area.bases.iter().any(|&place| is_place(place)) {
+                    break;
+                }
+                out.clear();
             }
             next = Some(area.next());
             out.extend(area.left);
@@ -398,7 +405,7 @@ mod tests {
         let log = log(MIN_VOLATILE_BYTES);
         let mut writer = Writer::begin(&log, UUID, 4, 10, place(100));
         for sequence in [10, 11, 11, 12] {
-            writer.add(sequence, &map(sequence));
+            assert!(writer.add(sequence, &map(sequence)));
         }
         assert_eq!(sequences(&log, 4, 100), [10, 11, 11, 12]);
         let left = left_behind(&log, UUID, 4, |p| p == place(100));
@@ -433,7 +440,7 @@ mod tests {
     fn a_torn_entry_and_all_behind_it_do_not_count() {
         let log = log(MIN_VOLATILE_BYTES);
         let mut writer = Writer::begin(&log, UUID, 1, 0, place(0));
-        (0..3).for_each(|sequence| writer.add(sequence, &map(sequence)));
+        assert!((0..3).all(|sequence| writer.add(sequence, &map(sequence))));
         let (begin, end) = (area_at(1, writer.length) + ENTRIES, area_at(1, writer.length) + writer.at);
         let one = (end - begin) / 3;
         for byte in begin..end {
@@ -462,25 +469,28 @@ mod tests {
         let log = log(MIN_VOLATILE_BYTES);
         let mut writer = Writer::begin(&log, UUID, 1, 0, place(0));
         let mut sequence = 0;
-        while !writer.overflown {
-            writer.add(sequence, &map(sequence));
+        while writer.add(sequence, &map(sequence)) {
             sequence += 1;
         }
+        sequence += 1;
         assert!(writer.is_filling() && writer.is_nearly_full());
-        writer.add(sequence, &Record::Delete { ids: Vec::new() });
+        assert!(!writer.add(sequence, &Record::Delete { ids: Vec::new() }), "nothing behind what is missing");
         assert_eq!(sequences(&log, 1, 0).len() as u64, sequence - 1);
         writer.switch(sequence + 1, place(8));
         assert!(!writer.is_filling());
         writer.add(sequence + 1, &map(0));
         assert_eq!(sequences(&log, 1, 0).len() as u64, sequence - 1, "nothing behind what is missing");
         assert_eq!(sequences(&log, 1, 8), [sequence + 1]);
+        let left = left_behind(&log, UUID, 1, |p| p == place(0) || p == place(8));
+        let left: Vec<u64> = left.iter().map(|left| left.sequence).collect();
+        assert_eq!(left, [sequence + 1], "the journal has all of the area that was full");
     }
 
     #[test]
     fn a_new_log_has_nothing_of_the_one_before() {
         let log = log(MIN_VOLATILE_BYTES);
         let mut writer = Writer::begin(&log, UUID, 1, 0, place(0));
-        (0..9).for_each(|sequence| writer.add(sequence, &map(sequence)));
+        assert!((0..9).all(|sequence| writer.add(sequence, &map(sequence))));
         let mut writer = Writer::begin(&log, UUID, 2, 0, place(0));
         assert!(sequences(&log, 2, 0).is_empty());
         writer.add(0, &map(77));

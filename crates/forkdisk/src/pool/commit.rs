@@ -51,6 +51,17 @@ impl<D: Device> Inner<D> {
         self.commits.mark.set(self.meta.borrow().journal.recorded());
     }
 
+    /// Waits until nothing that was published before this call is lost if the process dies. At once, but for when
+    /// records did not fit into the volatile log: then for a commit. Whatever is acknowledged without being durable has to
+    /// wait for this.
+    pub async fn kept(self: &Rc<Self>) -> Result<()> {
+        if self.meta.borrow().journal.is_kept() {
+            return Ok(());
+        }
+        self.check_writable()?;
+        Box::pin(self.clone().commit()).await
+    }
+
     async fn next_commit(self: Rc<Self>) -> Result<()> {
         self.check_alive()?;
         if self.options.read_only {
@@ -150,6 +161,7 @@ impl<D: Device> Inner<D> {
             journal.confirm(taken.next);
             journal.said(if planted(Bug::ConfirmedTooEarly) { taken.next } else { taken.says });
         }
+        self.meta.borrow_mut().journal.committed(taken.next);
         self.gather_soon();
         if self.commits.sealing.take() { self.seal().await } else { Ok(()) }
     }

@@ -297,6 +297,18 @@ impl<D: Device> Pool<D> {
         self.0.commit_for_client().await
     }
 
+    /// Waits until the changes of names and attributes so far outlive this process, in a pool that is opened with
+    /// [`OpenOptions::volatile`]. This is so at once unless they come faster than they can be committed. Whoever
+    /// acknowledges such changes before a flush calls this first; writes and the like wait by themselves.
+    pub async fn kept(&self) -> Result<()> {
+        self.0.kept().await
+    }
+
+    /// Whether [`kept`](Self::kept) has nothing to wait for.
+    pub fn is_kept(&self) -> bool {
+        self.0.meta.borrow().journal.is_kept()
+    }
+
     /// Writes a checkpoint: afterwards there is nothing to replay.
     pub async fn checkpoint(&self) -> Result<()> {
         self.0.check_writable()?;

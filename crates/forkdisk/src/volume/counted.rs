@@ -29,6 +29,7 @@ impl<D: Device> Volume<D> {
     pub async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
         let running = self.counters.begin(Operation::Write, buf.len() as u64);
         let (result, buf) = self.write_range(offset, buf, fua).await;
+        let result = self.acknowledge(result).await;
         running.end(result.is_ok());
         self.note_dirty();
         (result, buf)
@@ -48,6 +49,7 @@ impl<D: Device> Volume<D> {
     pub async fn discard(&self, offset: u64, len: u64) -> Result<()> {
         let running = self.counters.begin(Operation::Discard, len);
         let result = self.discard_range(offset, len).await;
+        let result = self.acknowledge(result).await;
         running.end(result.is_ok());
         self.note_dirty();
         result
@@ -58,9 +60,18 @@ impl<D: Device> Volume<D> {
     pub async fn write_zeroes(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         let running = self.counters.begin(Operation::Zero, len);
         let result = self.zero_range(offset, len, fua).await;
+        let result = self.acknowledge(result).await;
         running.end(result.is_ok());
         self.note_dirty();
         result
+    }
+
+    /// What succeeded outlives the process from now on.
+    pub(super) async fn acknowledge(&self, result: Result<()>) -> Result<()> {
+        match result {
+            Ok(()) => self.inner.kept().await,
+            failed => failed,
+        }
     }
 
     /// Something was acknowledged that may not be durable.

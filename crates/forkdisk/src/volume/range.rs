@@ -22,6 +22,7 @@ impl<D: Device> Volume<D> {
     /// middle leaves a part of it done, and every page shows what it did before or what it shall.
     pub async fn clone_range(&self, source: &Volume<D>, from: u64, to: u64, len: u64) -> Result<()> {
         let cloned = self.clone_parts(source, from, to, len).await;
+        let cloned = self.acknowledge(cloned).await;
         self.note_dirty();
         cloned
     }

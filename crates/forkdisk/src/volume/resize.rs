@@ -21,12 +21,14 @@ impl<D: Device> Volume<D> {
     /// A new length in bytes. What lies beyond it is gone; what is added reads as zeroes. Takes no longer
     /// for a long volume that becomes empty than for a short one.
     pub async fn set_size(&self, size: u64) -> Result<()> {
-        self.change_size(size, false).await
+        let changed = self.change_size(size, false).await;
+        self.acknowledge(changed).await
     }
 
     /// As [`set_size`](Self::set_size) if the volume is shorter; else nothing.
     pub async fn grow_to(&self, size: u64) -> Result<()> {
-        self.change_size(size, true).await
+        let changed = self.change_size(size, true).await;
+        self.acknowledge(changed).await
     }
 
     /// From now on the volume has the contents, the length and the chunk of `source`, as a clone has; its name,
@@ -38,8 +40,10 @@ impl<D: Device> Volume<D> {
         if self.shows_through() || source.shows_through() {
             return Err(Error::new(ErrorKind::Invalid, "what shows through to an origin can be copied, not shared"));
         }
-        let _length = self.take_length().await?;
-        self.replace(source.id).await
+        let length = self.take_length().await?;
+        let replaced = self.replace(source.id).await;
+        drop(length);
+        self.acknowledge(replaced).await
     }
 
     /// Refuses a length that what lies under the volume does not allow: an origin's is its device's, and below a

@@ -214,7 +214,7 @@ fn home(bug: Bug) -> Home {
         ReleasedInSteps => return Home::FewTables(Profile::Rollbacks),
         SettledFromCopy => return Home::Struck,
         IntervalForgotten => return Home::Lasting(Profile::Cuts),
-        VolatileForgetsAttributes => return Home::Lasting(Profile::Names),
+        VolatileForgetsAttributes | NamesOutrunVolatileLog => return Home::Lasting(Profile::Names),
         VolatileBelievedDurable => return Home::Lasting(Profile::Origins),
         bug if bug.name().starts_with("volatile-") => return Home::Lasting(Profile::Cuts),
         bug if bug.is_of_origins() => Profile::Origins,

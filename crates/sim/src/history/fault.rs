@@ -148,7 +148,7 @@ impl Run<'_> {
         let by_quota = message.contains("quota");
         self.trouble.full |= !by_quota;
         let free = match &op.doing {
-            Doing::Read { .. } | Doing::Flush => true,
+            Doing::Read { .. } | Doing::Flush | Doing::Keeping => true,
             Doing::Change { spare, .. } => *spare != Spare::Nothing,
             Doing::Control(pending) => matches!(pending.control, crate::model::Control::Delete(_)),
             Doing::Unnamed | Doing::Naming => false,

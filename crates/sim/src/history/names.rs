@@ -13,7 +13,7 @@ use super::op::Op;
 use super::recover::Session;
 use super::run::{Doing, Outcome, Run};
 use crate::disk::{PAGE, SimDisk};
-use crate::model::{Entry, Model, Names, PREFIX, Tree, has_children};
+use crate::model::{Entry, Model, Names, PREFIX, Time, Tree, has_children};
 use crate::rng::Rng;
 
 /// Folders that are made.
@@ -104,6 +104,9 @@ impl Run<'_> {
         let Err(e) = result else {
             let now = self.model.tick();
             self.model.names.push(now, tree);
+            if !self.session.pool.is_kept() {
+                self.keep_names(now);
+            }
             return Ok(());
         };
         match e.kind() {
@@ -111,6 +114,14 @@ impl Run<'_> {
             ErrorKind::Io | ErrorKind::Failed if self.session.disk.faults_hit() > 0 => Ok(()),
             _ => Err(Violation::new("P4", format!("refused without a reason: {text}: {e:?}"))),
         }
+    }
+
+    /// A change that was made at this time is acknowledged when it outlives the process.
+    fn keep_names(&mut self, time: Time) {
+        self.model.names.hold(time);
+        let (pool, start) = (self.session.pool.clone(), self.model.tick());
+        let text = format!("wait until names are kept, since {time}");
+        self.submit(Doing::Keeping, start, Vec::new(), text, async move { pool.kept().await.into() });
     }
 
     /// Some calls on names and attributes, one behind the other.
@@ -122,7 +133,12 @@ impl Run<'_> {
         if rng.one_in(8) {
             self.compare_names_now()?;
         }
-        let many = if rng.one_in(16) { 40 } else { 3 };
+        // Now and then more than the volatile log holds.
+        let many = match rng.below(96) {
+            0 => 800,
+            1..7 => 40,
+            _ => 3,
+        };
         (0..1 + rng.below(many)).try_for_each(|i| self.change_names(&mut rng, op.number + i as u32 * 10_000))
     }
 

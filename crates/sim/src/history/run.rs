@@ -57,6 +57,8 @@ pub(super) enum Doing {
     Unnamed,
     /// Gives one a name.
     Naming,
+    /// Waits until changes of names outlive the process.
+    Keeping,
     /// Everything else: checkpoint, settle, check, grow.
     Upkeep(&'static str),
 }
@@ -342,7 +344,8 @@ impl<'a> Run<'a> {
             }
             Doing::Control(pending) => self.not_done(pending),
             Doing::Naming => self.named(ok),
-            Doing::Flush | Doing::Unnamed => {}
+            Doing::Keeping if ok => self.model.names.kept(op.start),
+            Doing::Flush | Doing::Unnamed | Doing::Keeping => {}
             Doing::Upkeep(_) => outcome.report.iter().try_for_each(recover::judge)?,
         }
         if self.places.remove(&id).is_some() {
@@ -486,7 +489,10 @@ impl<'a> Run<'a> {
     fn with_all_acknowledged(&self) -> Model {
         let mut model = self.model.clone();
         let now = model.tick();
+        let mut names = model.names.clone();
+        names.outlive(now);
         model.flushed(None, now);
+        model.names = names;
         model
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Such changes are durable with the next flush, in the order of the calls. So what a crash leaves is one of the states
 //! since the last of which it is known that it is durable, and none in between. With memory that outlives the process a
-//! kill leaves the last one.
+//! kill leaves the last one, but for changes that came too fast for the memory and were not acknowledged yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,6 +48,8 @@ pub struct Names {
     states: Vec<(Time, Tree)>,
     /// What they are if an operation in flight has taken place.
     maybe: Option<Tree>,
+    /// When the first and the last change were made of those that are not known to outlive the process.
+    unkept: Option<(Time, Time)>,
 }
 
 impl Names {
@@ -64,6 +66,21 @@ impl Names {
         self.states.push((time, tree));
     }
 
+    /// The change that was made at this time may be lost, and all behind it, if the process dies.
+    pub fn hold(&mut self, time: Time) {
+        self.unkept = Some((self.unkept.map_or(time, |(first, _)| first), time));
+    }
+
+    /// All changes that were made before this time outlive the process.
+    pub fn kept(&mut self, time: Time) {
+        self.unkept = self.unkept.filter(|&(_, last)| last >= time);
+    }
+
+    /// The process dies: what was acknowledged is left.
+    pub fn outlive(&mut self, now: Time) {
+        self.flushed(self.unkept.map_or(now, |(first, _)| first));
+    }
+
     /// A change begins that may take place at any time from now on; no other one does meanwhile.
     pub fn begin(&mut self, tree: Tree) {
         self.maybe = Some(tree);
@@ -73,6 +90,7 @@ impl Names {
     pub fn end(&mut self, time: Time, done: bool) {
         if let Some(tree) = self.maybe.take().filter(|_| done) {
             self.states = vec![(time, tree)];
+            self.unkept = None;
         }
     }
 
@@ -109,7 +127,7 @@ impl Names {
             );
             return Err(Bad { promise: "P4", what });
         };
-        (self.states, self.maybe) = (vec![(0, tree)], None);
+        (self.states, self.maybe, self.unkept) = (vec![(0, tree)], None, None);
         Ok(())
     }
 }
@@ -139,6 +157,27 @@ mod tests {
         assert!(names.clone().settle(&tree(&["b", "c"])).is_ok() && names.clone().settle(&tree(&["c"])).is_err());
         names.end(4, true);
         assert!(names.settle(&tree(&["b"])).is_err());
+    }
+
+    #[test]
+    fn the_end_of_a_process_leaves_what_was_acknowledged() {
+        let mut names = Names::default();
+        for (time, state) in [(1, &["a"][..]), (2, &["b"]), (3, &["c"])] {
+            names.push(time, tree(state));
+        }
+        let left = |names: &Names, state: &[&str]| {
+            let mut names = names.clone();
+            names.outlive(9);
+            names.settle(&tree(state)).is_ok()
+        };
+        assert!(left(&names, &["c"]) && !left(&names, &["b"]));
+        names.hold(2);
+        names.hold(3);
+        assert!(left(&names, &["c"]) && left(&names, &["b"]) && left(&names, &["a"]) && !left(&names, &[]));
+        names.kept(3);
+        assert!(left(&names, &["a"]));
+        names.kept(4);
+        assert!(left(&names, &["c"]) && !left(&names, &["b"]));
     }
 
     #[test]

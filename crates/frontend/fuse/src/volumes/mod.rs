@@ -114,6 +114,23 @@ impl From<forkdisk::Error> for Failed {
     }
 }
 
+/// Whether it changes names or attributes. Changes of contents are kept by the engine before it acknowledges them.
+fn changes_names(operation: &Operation) -> bool {
+    use Operation::*;
+    matches!(
+        operation,
+        SetAttr(_)
+            | MakeNode { .. }
+            | MakeFolder { .. }
+            | Unlink { .. }
+            | RemoveFolder { .. }
+            | Rename { .. }
+            | Create { .. }
+            | Allocate { .. }
+            | CopyRange { .. }
+    )
+}
+
 /// The time, to the nanosecond.
 fn now() -> Time {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -146,6 +163,16 @@ impl<D: Device> Volumes<D> {
 
     fn file(&self, handle: u64) -> Outcome<Rc<Open<D>>> {
         self.files.borrow().get(handle as usize).cloned().ok_or(Failed(libc::EBADF))
+    }
+
+    /// Answers when what was changed outlives this process.
+    async fn answer(&self, header: Header, operation: Operation) -> Outcome {
+        let changes = changes_names(&operation);
+        let reply = self.carry_out(header, operation).await?;
+        if changes {
+            self.pool.kept().await?;
+        }
+        Ok(reply)
     }
 
     async fn carry_out(&self, header: Header, operation: Operation) -> Outcome {
@@ -253,7 +280,7 @@ impl<D: Device> Handler for Volumes<D> {
             Operation::Write { handle, offset, flags, data } => {
                 Work::Write { work: self.write(handle, offset, flags, data) }
             }
-            other => Work::Other { work: Box::pin(async move { self.carry_out(header, other).await }) },
+            other => Work::Other { work: Box::pin(async move { self.answer(header, other).await }) },
         }
     }
 
