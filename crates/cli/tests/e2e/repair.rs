@@ -102,6 +102,19 @@ fn check_names_each_damaged_place_once() {
 }
 
 #[test]
+fn check_counts_the_pages_in_use_whatever_is_damaged() {
+    let (lab, ..) = lab();
+    let pages = lab.json(&["check", POOL])["pages"].clone();
+    assert!(pages.as_u64() > Some(2048), "{pages}");
+    for place in [LOG, COUNTS] {
+        assert!(damage(&lab, place.clone()) > 0);
+        let run = lab.run(&["check", POOL, "--json"]);
+        let found: Value = serde_json::from_str(&run.stdout).unwrap_or_else(|e| panic!("{e}: {run:?}"));
+        assert_eq!((run.status.code(), &found["pages"]), (Some(2), &pages), "{place:?}: {run:?}");
+    }
+}
+
+#[test]
 fn repair_makes_the_counts_anew_and_can_be_taken_back() {
     let (lab, a, b) = lab();
     damage_counts(&lab);

@@ -225,10 +225,14 @@ impl<D: Device> Inner<D> {
                 yield_now().await;
             }
             match self.counts_of(walk, block).await {
-                Ok(_) if self.meta.borrow().space.is_lost(block) => lost = true,
+                Ok(_) if self.meta.borrow().space.is_lost(block) => {
+                    lost = true;
+                    tally.count_uncounted(block);
+                }
                 Ok(counted) => free += tally.compare(block, &counted),
                 Err(e) if e.kind() == ErrorKind::Corrupt || e.kind() == ErrorKind::Io => {
                     lost = true;
+                    tally.count_uncounted(block);
                     unread.insert(e.to_string());
                 }
                 Err(e) => return Err(e),
@@ -297,6 +301,13 @@ impl Tally {
         let sum = own + below.iter().map(|&table| self.seams_under(table, sums)).sum::<u64>();
         sums.insert(at, sum);
         sum
+    }
+
+    /// A block whose counts cannot be read: its pages that are referred to.
+    fn count_uncounted(&mut self, block: Block) {
+        let Some(found) = self.blocks.remove(&block) else { return };
+        let pages = found.pages.iter().filter(|&&n| n > 0 || found.whole > 0).count();
+        self.report.pages += pages as u64;
     }
 
     /// Compares what was found of a block with what is counted; returns its free pages.
