@@ -4,6 +4,7 @@
 //! first four), then the lower 16 bits of 256 counts, one per page; its last bytes hold their upper bits. An upper page
 //! holds entries of 16 bytes.
 
+use crate::bits::Bitmap;
 use crate::types::{BLOCK_PAGES, PAGE_SIZE};
 
 use super::upper_bits::{self, UpperBits};
@@ -199,6 +200,21 @@ impl BlockCounts<'_> {
     /// References to the block as a whole.
     pub fn whole(&self) -> u32 {
         u32::from_le_bytes([self.bytes[0], self.bytes[1], self.bytes[2], self.bytes[3]])
+    }
+
+    /// Whether all counts are those of another block.
+    pub fn equals(&self, other: &BlockCounts<'_>) -> bool {
+        self.bytes == other.bytes && self.upper == other.upper
+    }
+
+    /// Which pages are free.
+    pub fn free(&self) -> Bitmap {
+        let mut bits = [0; 4];
+        if self.whole() == 0 {
+            let mut note = |page: usize| bits[page / 64] |= 1 << (page % 64);
+            (0..BLOCK_PAGES as usize).filter(|&page| self.stored(page) == 0).for_each(&mut note);
+        }
+        bits
     }
 
     /// References to its page number `page`, or [`PINNED`].

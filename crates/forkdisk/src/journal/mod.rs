@@ -258,18 +258,15 @@ impl Journal {
 
     fn add(&mut self, record: &Record) {
         self.appended += 1;
-        if record.is_run() && self.extend_last(record) {
-            return self.add_volatile(record);
-        }
-        self.begin(record);
-        self.add_volatile(record);
-    }
-
-    /// The record that was numbered last also goes to the volatile log.
-    fn add_volatile(&mut self, record: &Record) {
-        if let Some(volatile) = &mut self.volatile
-            && !volatile.add(self.next - 1, record)
-        {
+        let is_longer = record.is_run() && self.extend_last(record);
+        let begun_at = if is_longer { 0 } else { self.begin(record) };
+        // The record that was numbered last also goes to the volatile log.
+        let (Some(volatile), Some(batch)) = (&mut self.volatile, self.pending.last()) else { return };
+        let fits = match is_longer {
+            true => volatile.add(self.next - 1, record),
+            false => volatile.add_encoded(self.next - 1, &batch.bytes[begun_at..]),
+        };
+        if !fits {
             self.unkept = self.next;
         }
     }
@@ -285,8 +282,8 @@ impl Journal {
         self.begin(&left.record);
     }
 
-    /// A record with a number of its own.
-    fn begin(&mut self, record: &Record) {
+    /// A record with a number of its own; returns where it begins in the last batch.
+    fn begin(&mut self, record: &Record) -> usize {
         if std::mem::take(&mut self.marked) || self.pending.last().is_none_or(|b| b.bytes.len() > GROUP_BYTES) {
             self.pending.push(Batch { first: self.next, ..Batch::default() });
         }
@@ -298,6 +295,7 @@ impl Journal {
         self.pending_bytes += batch.bytes.len() - before;
         self.recorded += (batch.bytes.len() - before) as u64;
         self.next += 1;
+        before
     }
 
     /// Lengthens the last pending record if `record` goes on where it ends.

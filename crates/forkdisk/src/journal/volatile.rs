@@ -218,21 +218,28 @@ impl Writer {
     /// Adds a record that was given this sequence number, or that lengthens the one which has it. False: there is no
     /// room for it.
     pub fn add(&mut self, sequence: u64, record: &Record) -> bool {
-        self.scratch.clear();
-        self.scratch.resize(ENTRY, 0);
-        record.encode(&mut self.scratch);
-        let len = self.scratch.len();
+        let mut scratch = std::mem::take(&mut self.scratch);
+        scratch.clear();
+        record.encode(&mut scratch);
+        let fits = self.add_encoded(sequence, &scratch);
+        self.scratch = scratch;
+        fits
+    }
+
+    /// As [`add`](Self::add), for a record as bytes.
+    pub fn add_encoded(&mut self, sequence: u64, record: &[u8]) -> bool {
+        let len = ENTRY + record.len();
         if self.overflown || self.at + len > self.length {
             self.overflown = true;
             return false;
         }
-        put(&mut self.scratch, 0, &[sequence]);
-        self.scratch[8..12].copy_from_slice(&((len - ENTRY) as u32).to_le_bytes());
-        let sum = entry_sum(seed(self.incarnation, self.generation), &self.scratch);
-        self.scratch[12..16].copy_from_slice(&sum.to_le_bytes());
         let at = area_at(self.generation, self.length) + self.at;
-        let scratch = &self.scratch;
-        self.memory.with(|bytes| bytes[at..at + len].copy_from_slice(scratch));
+        let sum = record_sum(seed(self.incarnation, self.generation), sequence, record);
+        self.memory.with(|bytes| {
+            let (head, body) = bytes[at..at + len].split_at_mut(ENTRY);
+            body.copy_from_slice(record);
+            put(head, 0, &[sequence, u64::from(sum) << 32 | record.len() as u64]);
+        });
         self.at += len;
         true
     }
@@ -255,9 +262,13 @@ fn seed(incarnation: u64, generation: u64) -> u64 {
 
 /// Checksum of an entry, whatever its own four bytes are.
 fn entry_sum(seed: u64, entry: &[u8]) -> u32 {
-    let head = u64::from_le_bytes(entry[..8].try_into().expect("eight bytes"));
-    let len = u64::from(u32::from_le_bytes(entry[8..12].try_into().expect("four bytes")));
-    sum_of(seed ^ head.rotate_left(20) ^ len.rotate_left(52), &entry[ENTRY..]) as u32
+    record_sum(seed, get(entry, 0), &entry[ENTRY..])
+}
+
+/// Checksum of the entry of a record.
+fn record_sum(seed: u64, sequence: u64, record: &[u8]) -> u32 {
+    let len = record.len() as u64;
+    sum_of(seed ^ sequence.rotate_left(20) ^ len.rotate_left(52), record) as u32
 }
 
 /// What is in the memory counts no more.

@@ -51,11 +51,16 @@ impl<D: Device> Inner<D> {
         self.commits.mark.set(self.meta.borrow().journal.recorded());
     }
 
+    /// Whether [`kept`](Self::kept) has nothing to wait for.
+    pub fn is_kept(&self) -> bool {
+        self.meta.borrow().journal.is_kept()
+    }
+
     /// Waits until nothing that was published before this call is lost if the process dies. At once, but for when
     /// records did not fit into the volatile log: then for a commit. Whatever is acknowledged without being durable has to
     /// wait for this.
     pub async fn kept(self: &Rc<Self>) -> Result<()> {
-        if self.meta.borrow().journal.is_kept() {
+        if self.is_kept() {
             return Ok(());
         }
         self.check_writable()?;

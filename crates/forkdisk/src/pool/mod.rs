@@ -306,7 +306,7 @@ impl<D: Device> Pool<D> {
 
     /// Whether [`kept`](Self::kept) has nothing to wait for.
     pub fn is_kept(&self) -> bool {
-        self.0.meta.borrow().journal.is_kept()
+        self.0.is_kept()
     }
 
     /// Writes a checkpoint: afterwards there is nothing to replay.

@@ -175,6 +175,9 @@ impl Space {
 pub fn changes(before: &CountPage, after: &CountPage) -> Vec<(u8, BlockChange)> {
     let of = |place: usize| {
         let (before, after) = (before.block(place), after.block(place));
+        if before.equals(&after) {
+            return BlockChange::default();
+        }
         let mut change =
             BlockChange { whole: i64::from(after.whole()) - i64::from(before.whole()), ..BlockChange::default() };
         for index in 0..BLOCK_PAGES as usize {

@@ -188,10 +188,5 @@ impl Space {
 
 /// Which pages of the leaf's block number `i` are free.
 pub(super) fn free_in(page: &CountPage, i: usize) -> Bitmap {
-    let counts = page.block(i);
-    let mut bits = [0; 4];
-    if counts.whole() == 0 {
-        (0..BLOCK_PAGES as usize).filter(|&p| counts.page(p) == 0).for_each(|p| bits[p / 64] |= 1 << (p % 64));
-    }
-    bits
+    page.block(i).free()
 }
