@@ -24,6 +24,8 @@ const TAIL: u64 = 32;
 /// How many places of a zone in between are looked at, and pages at each.
 const PLACES: u64 = 4;
 const PLACE: u64 = 4;
+/// Zones that are noted together where writes come in order: each note is a commit that the write waits for.
+const AHEAD: u32 = 8;
 
 /// Pages of a device that are looked at, and the number of their zone: in their order.
 type Runs = Vec<(Range<u64>, usize)>;
@@ -31,6 +33,8 @@ type Runs = Vec<(Range<u64>, usize)>;
 /// Which zones' samples may have been written since the origin was stamped.
 pub struct Sample {
     runs: Runs,
+    /// Zones that the device has.
+    all: u32,
     written: Cell<u32>,
 }
 
@@ -90,10 +94,11 @@ pub async fn hashes<D: Device>(device: &D, len: u64) -> Result<[u16; ZONES]> {
 impl Sample {
     /// Of a device of `len` bytes, the samples of these zones written.
     pub fn new(len: u64, written: u32) -> Sample {
-        Sample { runs: runs(len), written: Cell::new(written) }
+        Sample { runs: runs(len), all: zones(len), written: Cell::new(written) }
     }
 
-    /// Zones that a write from `offset` to `end` is the first to reach.
+    /// Zones that a write from `offset` to `end` is the first to reach. Where the zone before was written already, those
+    /// that a sequential writer reaches next, too.
     pub fn reached(&self, offset: u64, end: u64) -> u32 {
         let written = self.written.get();
         if written == u32::MAX {
@@ -102,7 +107,12 @@ impl Sample {
         let (first, last) = (offset / PAGE, end.div_ceil(PAGE));
         let from = self.runs.partition_point(|(pages, _)| pages.end <= first);
         let zones = self.runs[from..].iter().take_while(|(pages, _)| pages.start < last);
-        zones.fold(0, |bits, (_, zone)| bits | 1 << zone) & !written
+        let reached = zones.fold(0, |bits, (_, zone)| bits | 1 << zone) & !written;
+        // Zones behind the one at the end lie in the order of their numbers.
+        let behind_written =
+            (HEAD.len() + 2..ZONES).filter(|zone| reached >> zone & 1 == 1 && written >> (zone - 1) & 1 == 1);
+        let next = behind_written.fold(0, |bits, zone| bits | ((1 << AHEAD) - 1) << zone);
+        (reached | next) & self.all & !written
     }
 
     /// These zones prove nothing any more.
@@ -126,6 +136,25 @@ mod tests {
         }
         let zones: std::collections::BTreeSet<usize> = runs(1 << 30).into_iter().map(|(_, zone)| zone).collect();
         assert_eq!(zones.len(), ZONES);
+    }
+
+    #[test]
+    fn a_sequential_writer_waits_for_few_notes() {
+        let len = 1 << 30;
+        let notes = |offsets: &mut dyn Iterator<Item = u64>| {
+            let sample = Sample::new(len, 0);
+            let reached = |offset| Some(sample.reached(offset, offset + (1 << 20))).filter(|&zones| zones > 0);
+            let notes: Vec<u32> = offsets.filter_map(reached).inspect(|&zones| sample.note(zones)).collect();
+            (notes.len(), sample.written.get())
+        };
+        assert_eq!(notes(&mut (0..len >> 20).map(|i| i << 20)), (5, u32::MAX), "10 at the beginning, 8, 8, 6, the end");
+        // A write here and there says nothing of others.
+        assert_eq!(notes(&mut [300 << 20].into_iter()).1.count_ones(), 1);
+        let (n, written) = notes(&mut (0..len >> 20).rev().map(|i| i << 20));
+        assert_eq!((n, written), (25, u32::MAX), "backwards");
+        // A small device has fewer zones.
+        let sample = Sample::new(150 * PAGE, 1 << 9);
+        assert_eq!(sample.reached(0, 150 * PAGE) & !zones(150 * PAGE), 0);
     }
 
     #[test]
