@@ -1,4 +1,4 @@
-//! Which users the data sockets of single volumes let in.
+//! Mode and group of the data socket of each volume.
 
 use anyhow::{Context, Result, bail};
 use forkdisk_uring::SocketAccess;
@@ -6,49 +6,49 @@ use forkdisk_uring::SocketAccess;
 use crate::config::keys;
 use crate::group;
 
-/// Mode and group of each volume's socket.
+/// The default mode and group, and the rules for single volumes.
 #[derive(Clone, Debug)]
 pub struct VolumeSockets {
-    /// Where nothing else is said.
+    /// For volumes without a rule.
     usual: SocketAccess,
     rules: Vec<Rule>,
 }
 
 #[derive(Clone, Debug)]
 struct Rule {
-    /// Name of a volume, or how names begin.
+    /// Name of a volume, or a prefix of names.
     name: String,
-    is_beginning: bool,
+    is_prefix: bool,
     access: SocketAccess,
 }
 
 impl VolumeSockets {
-    /// As `usual`, with exceptions.
-    pub fn new(usual: SocketAccess, exceptions: &str) -> Result<VolumeSockets> {
-        let rules = parse(exceptions)?.into_iter().map(|(name, mode, group)| {
+    /// `rules` as [`parse`] takes them; `usual` for all other volumes.
+    pub fn new(usual: SocketAccess, rules: &str) -> Result<VolumeSockets> {
+        let rules = parse(rules)?.into_iter().map(|(name, mode, group)| {
             let group = group.map(group::number).transpose()?;
-            let (name, is_beginning) = name.strip_suffix('*').map_or((name, false), |beginning| (beginning, true));
+            let (name, is_prefix) = name.strip_suffix('*').map_or((name, false), |prefix| (prefix, true));
             let access = SocketAccess { mode, group };
-            Ok(Rule { name: name.to_string(), is_beginning, access })
+            Ok(Rule { name: name.to_string(), is_prefix, access })
         });
         Ok(VolumeSockets { usual, rules: rules.collect::<Result<_>>()? })
     }
 
-    /// Those of one volume's socket: by the first rule that is about it.
+    /// Mode and group of a volume's socket: those of the first rule that matches its name.
     pub fn of(&self, volume: &str) -> SocketAccess {
-        let is_about = |rule: &&Rule| match rule.is_beginning {
+        let matches = |rule: &&Rule| match rule.is_prefix {
             true => volume.starts_with(&rule.name),
             false => volume == rule.name,
         };
-        self.rules.iter().find(is_about).map_or(self.usual, |rule| rule.access)
+        self.rules.iter().find(matches).map_or(self.usual, |rule| rule.access)
     }
 
-    /// Those of all volumes' sockets where nothing else is said.
+    /// Mode and group for volumes without a rule.
     pub fn usual(&self) -> SocketAccess {
         self.usual
     }
 
-    /// Whether some are let in that the usual sockets keep out.
+    /// Whether a rule lets users connect that the default mode and group keep out.
     pub fn has_others(&self) -> bool {
         let others = |access: SocketAccess| access.mode & 0o022 != 0 && access.group != self.usual.group;
         self.rules.iter().any(|rule| others(rule.access) || rule.access.mode & !self.usual.mode & 0o022 != 0)
@@ -92,6 +92,8 @@ mod tests {
 
     #[test]
     fn what_is_no_rule_is_refused() {
+        let message = format!("{:#}", parse("a=66").unwrap_err());
+        assert!(message.contains("from 0600 to 0777"), "{message}");
         for text in ["a", "=0660", "a=", "a=0060", "a=0660:", "a=0660:kvm,b"] {
             assert!(parse(text).is_err(), "{text}");
         }

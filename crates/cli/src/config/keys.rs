@@ -146,7 +146,7 @@ impl Key {
             .help(format!("{}{default}", self.help))
             .value_name(self.kind.value_name())
             .global(self.scope == Scope::Every)
-            .value_parser(move |text: &str| self.check(text).map(|()| text.to_string()).map_err(|e| e.to_string()));
+            .value_parser(move |text: &str| self.check(text).map(|()| text.to_string()).map_err(|e| format!("{e:#}")));
         match self.kind {
             Kind::Addresses => arg.num_args(0..=1).default_missing_value(network::USUAL).action(ArgAction::Append),
             Kind::Places | Kind::Sockets => arg.action(ArgAction::Append),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use forkdisk_control::{Client, FailureKind, params};
+use forkdisk_control::{Client, FailureKind, params, place};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -66,31 +66,45 @@ pub fn run(args: StopArgs, global: &Global) -> Result<()> {
         (_, true) => Clients::Disconnect,
         _ => Clients::Refuse,
     };
-    end(client, clients)
+    if end(client, clients)? == Cause::Another {
+        let is_clean = place::recorded(&path).is_some_and(|recorded| recorded.clean);
+        ensure!(is_clean, "{}: the daemon ended without closing the pool; the next open recovers it", path.display());
+    }
+    Ok(())
+}
+
+/// What ended the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// This call.
+    This,
+    /// Another stop, a signal or a crash, while this call waited for clients.
+    Another,
 }
 
 /// Ends the daemon and waits until its process has ended.
-pub fn end(mut client: Client, clients: Clients) -> Result<()> {
+pub fn end(mut client: Client, clients: Clients) -> Result<Cause> {
     let _progress = Progress::spinner("waiting for the daemon to end");
     let status = client.call(params::Status {}, None, |_| {})?;
     // Before it can be another process's number.
     let process = i32::try_from(status.pid).ok().and_then(Pid::from_raw);
     let process = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     let force = clients == Clients::Disconnect;
-    loop {
+    let cause = loop {
         match client.call(params::Stop { force }, None, |_| {}) {
-            Ok(_) => break,
+            Ok(_) => break Cause::This,
             Err(refused) if clients == Clients::Wait && refused.kind == FailureKind::Busy => thread::sleep(AGAIN),
+            Err(failure) if clients == Clients::Wait && failure.kind == FailureKind::Ending => break Cause::Another,
             Err(failure) => return Err(failure.into()),
         }
-    }
+    };
     match process {
         // The pool's lock goes with the process.
         Some(process) => {
             let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&PATIENCE))?;
-            ensure!(ended > 0, "the pool is closed, but its daemon (pid {}) has not ended in a minute", status.pid);
+            ensure!(ended > 0, "the daemon (pid {}) has not ended in a minute", status.pid);
         }
         None => client.wait_for_end(),
     }
-    Ok(())
+    Ok(cause)
 }

@@ -22,14 +22,28 @@ fn stop_tells_who_is_connected_and_ends_only_when_it_may() {
         assert!(message.contains(word), "{word}: {message}");
     }
     clients[0].write(0, &noise(1, 4096), false).unwrap();
-    let mut waiting = lab.command(&["stop", POOL, "--wait-for-clients"]).stdin(Stdio::null()).spawn().unwrap();
+    // Two of them: the one that comes second finds the daemon gone.
+    let stop = || lab.command(&["stop", POOL, "--wait-for-clients"]).stdin(Stdio::null()).spawn().unwrap();
+    let mut waiting = [stop(), stop()];
     std::thread::sleep(Duration::from_millis(500));
-    assert_eq!(waiting.try_wait().unwrap(), None, "it waits");
+    assert!(waiting.iter_mut().all(|stop| stop.try_wait().unwrap().is_none()), "they wait");
     clients[1].write(0, &noise(2, 4096), false).unwrap();
     drop(clients);
-    assert!(waiting.wait_within(LIMIT).unwrap().success());
+    assert!(waiting.iter_mut().all(|stop| stop.wait_within(LIMIT).unwrap().success()));
     assert!(lab.contents("a")[..4096] == noise(1, 4096) && lab.contents("b")[..4096] == noise(2, 4096));
     drop(server);
+
+    // One whose daemon is killed meanwhile has not left the pool clean.
+    let server = Server::start(&lab);
+    let mut client = Client::connect(server.socket(), "a").unwrap();
+    client.write(4096, &noise(4, 4096), false).unwrap();
+    let stop = lab.command(&["stop", POOL, "--wait-for-clients"]).stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
+    std::thread::sleep(Duration::from_millis(500));
+    server.kill();
+    let (mut stop, mut said) = (stop.unwrap(), String::new());
+    let status = stop.wait_within(LIMIT).unwrap();
+    stop.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(status.code() == Some(1) && said.contains("without closing the pool"), "{said}");
 
     let server = Server::start(&lab);
     let mut client = Client::connect(server.socket(), "a").unwrap();
