@@ -1,6 +1,6 @@
 //! The directory of volumes: every volume's record, found by number and by name.
 //!
-//! It is in memory as a whole (about 400 bytes per volume). On the device each record has a slot
+//! It is in memory as a whole (about 2.5 KiB per volume or snapshot). On the device each record has a slot
 //! of 512 bytes; a checkpoint writes the pages whose slots changed.
 
 mod descent;
