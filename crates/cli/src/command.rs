@@ -73,7 +73,7 @@ mod tests {
         without_hidden_verbs().debug_assert();
     }
 
-    /// In release builds, too, in which clap itself does not look.
+    /// Clap checks this in debug builds only.
     #[test]
     fn no_two_options_of_a_verb_have_one_name() {
         let mut command = command();

@@ -79,7 +79,7 @@ fn one_page_is_shared_by_more_places_than_16_bits_count() {
         assert_whole(&pool).await;
         let volume = pool.volume("v").unwrap();
         let before = pool.info().used;
-        // All but some go; those that are left still read what they did, and nobody else writes there.
+        // All but some go; those that are left still read what they did, and their page is not reused.
         volume.discard(0, (PLACES - 10) * PAGE).await.unwrap();
         pool.settle().await.unwrap();
         volume.write(0, Buf::copy_of(&vec![9; 8 * MIB as usize]), false).await.0.unwrap();

@@ -94,7 +94,7 @@ pub fn grow(attachment: &Attachment, size: u64) -> Result<()> {
 pub fn detach(device: &Path) -> Result<()> {
     let name = device.file_name().unwrap_or_default().to_string_lossy();
     let index = u32::try_from(number(&name)).context("the number of the device")?;
-    // What is cached of a dead device can be written nowhere.
+    // The cache of a dead device cannot be written back.
     let claimed = if is_left_behind(device) { claim_as_it_is(device)? } else { claim(device)? };
     family()?.ask(DISCONNECT, 1, Attributes::default().with(INDEX, &index.to_ne_bytes())).context(name.to_string())?;
     drop(claimed);
@@ -103,8 +103,8 @@ pub fn detach(device: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether the daemon behind a device has ended. The kernel keeps the device and has an error for every request: one past its
-/// cache tells.
+/// Whether the daemon behind a device has ended. The kernel keeps the device and fails every request with an I/O error, so
+/// a direct read, which bypasses the page cache, shows it.
 pub fn is_left_behind(device: &Path) -> bool {
     let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
     let mut room = vec![0; 2 * PAGE];

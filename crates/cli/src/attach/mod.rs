@@ -133,7 +133,7 @@ pub fn is_left_behind(attachment: &Attachment) -> bool {
     match attachment.by {
         Means::Loop => by_loop::is_left_behind(&attachment.device),
         Means::Nbd => by_nbd::is_left_behind(&attachment.device),
-        // It goes with its daemon.
+        // The kernel removes it when its daemon ends.
         Means::Ublk => false,
     }
 }
@@ -186,14 +186,14 @@ fn wait_until(is_so: impl Fn() -> bool) -> bool {
     true
 }
 
-/// Opens a device so that nobody else can have a claim on it, and writes what the kernel has cached of it.
+/// Opens a device exclusively, and writes what the kernel has cached of it.
 fn claim(device: &Path) -> Result<fs::File> {
     let file = claim_as_it_is(device)?;
     file.sync_all().with_context(|| format!("{}: writing what is cached", device.display()))?;
     Ok(file)
 }
 
-/// Opens a device so that nobody else can have a claim on it.
+/// Opens a device exclusively, with its cache as it is.
 fn claim_as_it_is(device: &Path) -> Result<fs::File> {
     use std::os::unix::fs::OpenOptionsExt;
     let exclusive = rustix::fs::OFlags::EXCL.bits() as i32;

@@ -621,7 +621,7 @@ fn folders_change_with_their_entries() {
 }
 
 #[test]
-fn what_cannot_be_is_comparable_zones_its_own_error() {
+fn what_is_impossible_fails_with_its_own_error() {
     let lab = lab();
     let Some(mount) = Mounted::new(&lab) else { return };
     let long = "n".repeat(200);

@@ -163,6 +163,12 @@ fn a_volume_with_very_many_snapshots_is_listed_and_each_of_them_can_be_asked_for
     let uri = format!("nbd+unix:///v0000@s11990?socket={}", server.socket().display());
     let Some(mut map) = list("nbdinfo", "libnbd-bin", &["--map=qemu:dirty-bitmap:s00000"], &uri) else { return };
     assert!(succeed(&mut map).contains("clean"));
+    // Deleting many of many by their names looks each of them up once.
+    let names: Vec<String> = (0..OF_ONE / 2).map(|i| format!("pool.img/v0000@s{i:05}")).collect();
+    let delete = [vec!["delete"], names.iter().map(String::as_str).collect()].concat();
+    let (longest, _) = beside(&server, || drop(lab.ok(&delete)));
+    assert!(longest < Duration::from_secs(1), "the longest read took {longest:?}");
+    assert_eq!(lab.names().len(), 1 + OF_ONE / 2);
     server.stop();
     lab.assert_clean();
 }

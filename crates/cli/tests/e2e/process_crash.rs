@@ -43,8 +43,7 @@ fn lost(server: &Server, export: &str, pages: &[(u64, Vec<u8>)]) -> usize {
     pages.iter().filter(|(page, data)| client.read(page * PAGE as u64, PAGE).unwrap() != *data).count()
 }
 
-/// Writes to a file past the kernel's cache: each write is acknowledged by whoever carries the file, and nothing is
-/// flushed.
+/// Writes to a file past the kernel's page cache, without a flush: each write is acknowledged by the daemon.
 fn write_direct(path: &Path, pages: &[(u64, Vec<u8>)]) {
     let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
     let file = File::options().write(true).custom_flags(direct).open(path).unwrap();

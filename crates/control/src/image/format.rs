@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn every_format_is_comparable_zones_its_magic_number() {
+    fn every_format_is_recognised_by_its_magic_number() {
         for (name, head) in [
             ("qcow2", at(512, 0, b"QFI\xfb\0\0\0\x03")),
             ("qcow2", at(512, 0, b"QFI\xfb\0\0\0\x02")),

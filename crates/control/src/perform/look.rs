@@ -75,7 +75,7 @@ fn continues(last: &Piece, next: &Piece) -> bool {
     alike && (!next.data || last.shared == next.shared && last.physical + last.length == next.physical)
 }
 
-/// Names that are looked at before others have their turn.
+/// Names that are examined before other tasks run.
 const NAMES: usize = 1024;
 
 /// The volumes and snapshots that `objects` mean, by name: of a pool (an empty name) all of them, of a
@@ -109,26 +109,26 @@ pub async fn select(session: &Session, objects: &[String]) -> Result<Vec<VolumeI
     Ok(found)
 }
 
-/// What objects mean.
+/// The objects that a verb names.
 struct Wanted<'a> {
     objects: HashSet<&'a str>,
     everything: bool,
 }
 
 impl<'a> Wanted<'a> {
-    /// No object at all means everything.
+    /// An empty list means every volume and snapshot.
     fn new(objects: &'a [String]) -> Wanted<'a> {
         let objects: HashSet<&str> = objects.iter().map(String::as_str).collect();
         let everything = objects.is_empty() || objects.contains("");
         Wanted { objects, everything }
     }
 
-    /// Whether all are snapshots, which mean nothing but themselves.
+    /// Whether all are snapshots. A snapshot's name matches that snapshot only.
     fn only_snapshots(&self) -> bool {
         !self.everything && self.objects.iter().all(|object| object.contains('@'))
     }
 
-    /// Whether one of them means the volume or snapshot `name`; all that do are added to `hit`.
+    /// Whether an object matches the volume or snapshot `name`. Adds those that do to `hit`.
     fn covers(&self, name: &str, hit: &mut HashSet<&'a str>) -> bool {
         let ends = name.match_indices(['@', '/']).map(|(at, _)| at).chain([name.len()]);
         let known = ends.filter_map(|end| self.objects.get(&name[..end])).fold(false, |_, object| {
@@ -159,6 +159,18 @@ mod tests {
             let mut hit = HashSet::new();
             assert_eq!(Wanted::new(&objects).covers(name, &mut hit), is_meant, "{wanted} {name}");
         }
+    }
+
+    #[test]
+    fn several_objects_cover_what_each_of_them_covers() {
+        let objects: Vec<String> = ["a", "b/c", "d@x", "e"].map(String::from).to_vec();
+        let wanted = Wanted::new(&objects);
+        let mut hit = HashSet::new();
+        let names = ["a", "a@1", "a/b@1", "ab", "b", "b/c/d@9", "b/cc", "d", "d@x", "d@y"];
+        let covered: Vec<&str> = names.into_iter().filter(|name| wanted.covers(name, &mut hit)).collect();
+        assert_eq!(covered, ["a", "a@1", "a/b@1", "b/c/d@9", "d@x"]);
+        assert_eq!(hit, HashSet::from(["a", "b/c", "d@x"]), "nothing is called e");
+        assert!(!wanted.only_snapshots() && Wanted::new(&objects[2..3]).only_snapshots());
     }
 
     #[test]

@@ -106,7 +106,7 @@ impl Default for CountPage {
 }
 
 impl CountPage {
-    /// A copy of a page of `level` read from disk. `None`: what is behind the counts of a leaf makes no sense.
+    /// A copy of a page of `level` read from disk. `None`: the upper bits of a leaf are damaged.
     pub fn from_bytes(level: u8, bytes: &[u8]) -> Option<CountPage> {
         let mut page = CountPage::default();
         page.bytes.copy_from_slice(&bytes[..PAGE_SIZE]);
@@ -121,8 +121,8 @@ impl CountPage {
         &self.bytes
     }
 
-    /// Brings the upper bits of a leaf's counts into its bytes. Counts for which there is no room become pinned; where
-    /// the upper bits of a leaf have no more than three values, there is always room.
+    /// Encodes the upper bits of a leaf's counts into its bytes. Counts that do not fit become pinned; up to three
+    /// different values of upper bits always fit.
     pub fn seal(&mut self) {
         let (counts, room) = self.bytes.split_at_mut(LEAF_BLOCKS * BLOCK_BYTES);
         room.fill(0);
@@ -140,7 +140,7 @@ impl CountPage {
         debug_assert!(fits, "three values always fit");
     }
 
-    /// Whether a leaf has counts of 65,535 or more, or had some that it may still need.
+    /// Whether a leaf has counts of 65,535 or more, or had some since it was read.
     pub fn has_upper_bits(&self) -> bool {
         self.upper.is_some()
     }
@@ -226,7 +226,7 @@ impl BlockCounts<'_> {
         }
     }
 
-    /// What is stored for them. Differences of this are what the log of counts has.
+    /// The stored form of that count. The log of counts has differences of stored forms.
     pub fn stored(&self, page: usize) -> u32 {
         let low = u16::from_le_bytes([self.bytes[16 + page * 2], self.bytes[17 + page * 2]]);
         u32::from(low) | self.upper.map_or(0, |upper| u32::from(upper[page]) << 16)

@@ -1,7 +1,7 @@
 //! The upper 16 bits of the counts of a leaf, in the bytes behind its blocks.
 //!
-//! Few pages have counts of 65,535 and more, and those that have are alike: the tables and pages that many snapshots of
-//! one volume share. So the room that a leaf has left is enough: up to three values in any order, or rows of equal ones.
+//! Few pages have counts of 65,535 or more, and neighbours have similar ones: the tables and pages that many snapshots of
+//! one volume share. The 400 bytes left in a leaf hold three different values in any order, or runs of equal values.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ const ROWS: u8 = 2;
 const VALUES: usize = 3;
 const DIGITS_PER_BYTE: usize = 5;
 
-/// Writes them to `room`, which is all 0: whether they fit.
+/// Writes them to `room`, which is all 0. Returns whether they fit.
 pub fn encode(upper: &UpperBits, room: &mut [u8]) -> bool {
     let Some(values) = values(upper) else { return encode_rows(upper, room) };
     if values == [0; VALUES] {
@@ -97,7 +97,7 @@ pub fn decode(room: &[u8]) -> Option<Option<Box<UpperBits>>> {
     Some(Some(upper))
 }
 
-/// Of all values those of which most pages would be pinned otherwise, and 0: as many as always fit.
+/// 0 and the most frequent other values, as many as always fit. Pages with any other value become pinned.
 pub fn most_common(upper: &UpperBits) -> [u16; VALUES] {
     let mut pages: BTreeMap<u16, usize> = BTreeMap::new();
     upper.iter().filter(|&&value| value > 0).for_each(|&value| *pages.entry(value).or_default() += 1);

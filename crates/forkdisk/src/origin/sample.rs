@@ -24,7 +24,7 @@ const TAIL: u64 = 32;
 /// How many places of a zone in between are looked at, and pages at each.
 const PLACES: u64 = 4;
 const PLACE: u64 = 4;
-/// Zones that are noted together where writes come in order: each note is a commit that the write waits for.
+/// Zones noted together for a sequential writer: each note costs a commit, for which the write waits.
 const AHEAD: u32 = 8;
 
 /// Pages of a device that are looked at, and the number of their zone: in their order.
@@ -97,8 +97,8 @@ impl Sample {
         Sample { runs: runs(len), all: zones(len), written: Cell::new(written) }
     }
 
-    /// Zones that a write from `offset` to `end` is the first to reach. Where the zone before was written already, those
-    /// that a sequential writer reaches next, too.
+    /// Zones that a write from `offset` to `end` is the first to reach. If the zone before one of them was written, a
+    /// sequential writer is assumed, and the zones that it reaches next are included.
     pub fn reached(&self, offset: u64, end: u64) -> u32 {
         let written = self.written.get();
         if written == u32::MAX {
@@ -108,7 +108,7 @@ impl Sample {
         let from = self.runs.partition_point(|(pages, _)| pages.end <= first);
         let zones = self.runs[from..].iter().take_while(|(pages, _)| pages.start < last);
         let reached = zones.fold(0, |bits, (_, zone)| bits | 1 << zone) & !written;
-        // Zones behind the one at the end lie in the order of their numbers.
+        // From this number on, zones lie on the device in the order of their numbers.
         let behind_written =
             (HEAD.len() + 2..ZONES).filter(|zone| reached >> zone & 1 == 1 && written >> (zone - 1) & 1 == 1);
         let next = behind_written.fold(0, |bits, zone| bits | ((1 << AHEAD) - 1) << zone);
@@ -148,7 +148,7 @@ mod tests {
             (notes.len(), sample.written.get())
         };
         assert_eq!(notes(&mut (0..len >> 20).map(|i| i << 20)), (5, u32::MAX), "10 at the beginning, 8, 8, 6, the end");
-        // A write here and there says nothing of others.
+        // A single write adds no other zone.
         assert_eq!(notes(&mut [300 << 20].into_iter()).1.count_ones(), 1);
         let (n, written) = notes(&mut (0..len >> 20).rev().map(|i| i << 20));
         assert_eq!((n, written), (25, u32::MAX), "backwards");

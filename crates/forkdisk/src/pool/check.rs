@@ -303,7 +303,7 @@ impl Tally {
         sum
     }
 
-    /// A block whose counts cannot be read: its pages that are referred to.
+    /// Adds the pages of a block that maps refer to. For a block whose counts cannot be read.
     fn count_uncounted(&mut self, block: Block) {
         let Some(found) = self.blocks.remove(&block) else { return };
         let pages = found.pages.iter().filter(|&&n| n > 0 || found.whole > 0).count();

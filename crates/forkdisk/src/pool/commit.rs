@@ -56,9 +56,8 @@ impl<D: Device> Inner<D> {
         self.meta.borrow().journal.is_kept()
     }
 
-    /// Waits until nothing that was published before this call is lost if the process dies. At once, but for when
-    /// records did not fit into the volatile log: then for a commit. Whatever is acknowledged without being durable has to
-    /// wait for this.
+    /// Waits until every record published before this call survives a crash of the process. Returns at once unless the
+    /// volatile log was full; then it waits for a commit. A change that is not durable is acknowledged only after this.
     pub async fn kept(self: &Rc<Self>) -> Result<()> {
         if self.is_kept() {
             return Ok(());

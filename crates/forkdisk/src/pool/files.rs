@@ -1,6 +1,6 @@
 //! Verbs as file systems have them: on names and attributes, visible at once, durable with the next flush,
-//! in the order in which they were called. A crash leaves all of them up to some point, none in part. Who acknowledges
-//! them earlier awaits [`Pool::kept`] before.
+//! in the order in which they were called. A crash leaves all of them up to some point, none in part. A caller that
+//! acknowledges a change without a flush awaits [`Pool::kept`] first.
 //!
 //! Folders are the parts of names before a `/`. One exists as long as something is in it, or it has a
 //! record of its own, which also keeps its attributes; the root's record has the empty name.

@@ -297,9 +297,9 @@ impl<D: Device> Pool<D> {
         self.0.commit_for_client().await
     }
 
-    /// Waits until the changes of names and attributes so far outlive this process, in a pool that is opened with
-    /// [`OpenOptions::volatile`]. This is so at once unless they come faster than they can be committed. Whoever
-    /// acknowledges such changes before a flush calls this first; writes and the like wait by themselves.
+    /// Waits until all changes of names and attributes so far survive a crash of this process, in a pool that is opened
+    /// with [`OpenOptions::volatile`]. Returns at once unless the volatile log was full. A caller calls this before it
+    /// acknowledges such a change without a flush; writes, discards and changes of size call it themselves.
     pub async fn kept(&self) -> Result<()> {
         self.0.kept().await
     }

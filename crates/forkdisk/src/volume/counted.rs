@@ -29,7 +29,7 @@ impl<D: Device> Volume<D> {
     pub async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
         let running = self.counters.begin(Operation::Write, buf.len() as u64);
         let (mut result, buf) = self.write_range(offset, buf, fua).await;
-        // Nearly always. An await more costs a small write more than a percent of its instructions.
+        // The check avoids an await, which costs a write of 4 KiB more than one percent of its instructions.
         if !self.inner.is_kept() {
             result = self.acknowledge(result).await;
         }
@@ -69,7 +69,7 @@ impl<D: Device> Volume<D> {
         result
     }
 
-    /// What succeeded outlives the process from now on.
+    /// Waits until a successful change survives a crash of the process.
     pub(super) async fn acknowledge(&self, result: Result<()>) -> Result<()> {
         match result {
             Ok(()) => self.inner.kept().await,

@@ -25,7 +25,7 @@ const UNNAMED: usize = 4;
 /// Most names at once.
 const NAMES: usize = 24;
 
-/// A volume that somebody has open and that has no name.
+/// An open volume without a name.
 pub(super) struct Open {
     volume: Volume<SimDisk>,
     size: u64,
@@ -91,7 +91,7 @@ impl Session {
 }
 
 impl Run<'_> {
-    /// Nobody changes names in other ways meanwhile.
+    /// No other operation changes names meanwhile.
     fn await_naming(&mut self) -> Result<bool, Violation> {
         self.wait(|o| matches!(o.doing, Doing::Naming))?;
         Ok(self.session.pool.info().mode != Mode::Failed)

@@ -114,7 +114,7 @@ impl From<forkdisk::Error> for Failed {
     }
 }
 
-/// Whether it changes names or attributes. Changes of contents are kept by the engine before it acknowledges them.
+/// Whether an operation changes names or attributes. The engine itself waits before it acknowledges changes of contents.
 fn changes_names(operation: &Operation) -> bool {
     use Operation::*;
     matches!(
@@ -165,7 +165,7 @@ impl<D: Device> Volumes<D> {
         self.files.borrow().get(handle as usize).cloned().ok_or(Failed(libc::EBADF))
     }
 
-    /// Answers when what was changed outlives this process.
+    /// Replies when the changes survive a crash of this process.
     async fn answer(&self, header: Header, operation: Operation) -> Outcome {
         let changes = changes_names(&operation);
         let reply = self.carry_out(header, operation).await?;

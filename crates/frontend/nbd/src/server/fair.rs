@@ -32,8 +32,6 @@ pub(super) struct Fair {
     /// The current period, and how many requests began in it.
     period: Cell<u64>,
     begun: Cell<usize>,
-    /// Requests begun in all periods.
-    total: Cell<u64>,
     /// Connections that were active in the last period, and those in this one.
     before: Cell<usize>,
     now: Cell<usize>,
@@ -43,21 +41,19 @@ impl Fair {
     pub(super) fn new(options: &ServerOptions) -> Rc<Fair> {
         let (requests, bytes) = (options.started_requests, options.started_bytes);
         let (period, begun, before, now) = (Cell::new(1), Cell::new(0), Cell::new(0), Cell::new(0));
-        let total = Cell::new(0);
-        Rc::new(Fair { requests, bytes, period, begun, total, before, now })
+        Rc::new(Fair { requests, bytes, period, begun, before, now })
     }
 
     fn active(&self) -> usize {
         self.before.get().max(self.now.get()).max(1)
     }
 
-    /// Requests that have begun so far.
+    /// A number that rises with each request that begins.
     pub(super) fn begun(&self) -> u64 {
-        self.total.get()
+        self.period.get() * PERIOD as u64 + self.begun.get() as u64
     }
 
     fn count_request(&self) {
-        self.total.set(self.total.get() + 1);
         let begun = self.begun.get() + 1;
         self.begun.set(begun);
         if begun >= PERIOD {

@@ -90,14 +90,14 @@ pub(super) struct Terms<'a> {
     pub(super) multi_conn: bool,
     /// Asked once, with the name of the export that the client is about to enter.
     pub(super) admits: &'a dyn Fn(&str) -> bool,
-    /// When the next option may be answered, of any client.
+    /// Limits the time that handshakes of all clients take.
     pub(super) pacing: &'a Pacing,
     /// Counts requests of clients that have chosen an export.
     pub(super) fair: &'a Fair,
 }
 
 impl Terms<'_> {
-    /// An option, or a part of a long answer, has taken the thread since `began`.
+    /// Notes the time since `began` for an option, or for a part of a long reply.
     fn answered(&self, began: Instant) {
         self.pacing.answered(Instant::now(), began.elapsed(), self.fair.begun());
     }

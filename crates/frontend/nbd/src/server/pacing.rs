@@ -1,28 +1,28 @@
-//! How much time of the server's thread clients may take that have not chosen an export yet.
+//! Limits the CPU time of handshakes while other clients have requests in flight.
 //!
-//! A list of many exports is thousands of options, each of which takes the thread for some microseconds. As long as other
-//! clients have requests under way, all handshakes together leave them most of the time, so that their requests wait for
-//! one option at most, and the operating system does not take the thread for one that only computes.
+//! Listing many exports takes thousands of options, each of which occupies the thread for some microseconds. While other
+//! clients have requests in flight, all handshakes together get at most a quarter of the thread's time. A request then
+//! waits for one option at most, and the thread does not use up its time slice.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use forkdisk_uring::Rt;
 
-/// How many times as long as the last option took none is answered, beside requests.
+/// Pause after an option while other clients have requests in flight, in multiples of the time that it took.
 const REST: u32 = 3;
-/// What receiving an option and sending its answer takes beside the answer itself, roughly.
+/// Estimated time to receive an option and send its reply, which is added to the measured time.
 const TRANSFER: Duration = Duration::from_micros(30);
-/// For how long a request that began counts as under way.
+/// How long requests count as in flight after the last one began.
 const RECENT: Duration = Duration::from_millis(20);
-/// The longest rest. What took longer was not only the thread's time.
+/// Longest pause. A longer time includes waiting for the client, not only CPU time.
 const MOST: Duration = Duration::from_millis(5);
 
 /// See the module.
 pub(super) struct Pacing {
-    /// No option is answered before.
+    /// The earliest time of the next option.
     next: Cell<Instant>,
-    /// Requests begun when that was looked at last, and when there were more of them than before.
+    /// Count of begun requests at the last option, and the last time at which it had risen.
     seen: Cell<u64>,
     active: Cell<Option<Instant>>,
 }
@@ -43,7 +43,7 @@ impl Pacing {
         }
     }
 
-    /// One has been answered, which took the thread for `took`; `requests` have begun so far.
+    /// Notes that an option was answered in `took`, when `requests` had begun.
     pub(super) fn answered(&self, now: Instant, took: Duration, requests: u64) {
         if self.seen.replace(requests) != requests {
             self.active.set(Some(now));

@@ -19,7 +19,7 @@ const GENERATIONS: usize = 64;
 /// Snapshots whose contexts a list names; others are there, too. All of them would make a list of a volume's snapshots
 /// as long as the square of their number.
 const LISTED: usize = 100;
-/// The same for an export that is a snapshot itself. Who lists all exports gets these for every one of them.
+/// The same for an export that is a snapshot: a list of all exports has these for each of them.
 const LISTED_OF_SNAPSHOT: usize = 10;
 
 /// A volume or snapshot that is open, and the pool it lies in.
