@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use forkdisk::{Buf, Coming, Error, ErrorKind, Result};
+use forkdisk::{Buf, Error, ErrorKind, Result, WriteIntent};
 use forkdisk_nbd::codec::StatusExtent;
 use forkdisk_nbd::memory::{MemoryExport, MemoryExports};
 use forkdisk_nbd::server::ALLOCATION;
@@ -104,7 +104,7 @@ impl Export for Disk {
 
     fn cork(&self, _more: bool) {}
 
-    fn coming(&self, _offset: u64, _len: u64) -> Option<Coming> {
+    fn announce_write(&self, _offset: u64, _len: u64) -> Option<WriteIntent> {
         None
     }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use forkdisk::{NAME_MARKS, is_name_character};
-use forkdisk_control::place;
+use forkdisk_control::runtime_dir;
 
 /// Longest name of a volume or a snapshot, in bytes.
 pub const MAX_NAME: usize = 255;
@@ -59,7 +59,7 @@ pub fn parse(text: &str, default: Option<&Path>) -> Result<Address> {
 /// Whether a leading part of `text` is the path of a pool, and not of any other file.
 fn begins_with_a_pool(text: &str) -> bool {
     let path = within_a_file(text).map_or(text, |(path, _)| path);
-    Path::new(path).is_file() && place::pool_identity(Path::new(path)).is_some()
+    Path::new(path).is_file() && runtime_dir::pool_identity(Path::new(path)).is_some()
 }
 
 /// The leading part of `text` that is a file or block device, and what follows.

@@ -12,7 +12,6 @@ mod daemon;
 mod freeze;
 mod group;
 mod host;
-mod lasting;
 mod logging;
 mod mount_helper;
 mod network;
@@ -28,6 +27,7 @@ mod storage;
 mod syslog;
 mod top;
 mod verbs;
+mod volatile_file;
 mod volume_sockets;
 
 use std::process::ExitCode;

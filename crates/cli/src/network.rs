@@ -38,7 +38,7 @@ struct ClientsFile {
 }
 
 /// All doors, open.
-pub struct Doors {
+pub struct Listeners {
     /// NBD over TCP.
     pub tcp: Vec<TcpListener>,
     /// How clients that come by TCP are protected.
@@ -77,7 +77,7 @@ impl Network {
     }
 
     /// Opens all doors.
-    pub fn open(&self, rt: &Rt) -> Result<Doors> {
+    pub fn open(&self, rt: &Rt) -> Result<Listeners> {
         if let Some(warning) = open_to_users(&self.tcp, &self.security) {
             tracing::warn!("{warning}");
         }
@@ -88,7 +88,7 @@ impl Network {
             MetricsPlace::Tcp(addr) => format!("http://{}/metrics", listener.local_addr().unwrap_or(*addr)),
         });
         let (security, metrics_places) = (self.security.clone(), metrics_places.collect());
-        Ok(Doors { tcp, security, metrics_places, metrics })
+        Ok(Listeners { tcp, security, metrics_places, metrics })
     }
 }
 
@@ -143,7 +143,7 @@ fn load_tls(config: &Settings) -> Result<Option<Tls>> {
     Ok(Some(Tls::load(&TlsFiles { certificate, key, client_ca }, access)?))
 }
 
-impl Doors {
+impl Listeners {
     /// Serves whoever comes: the tasks that serve disks, which end with `server`, and those that
     /// answer scrapers of `source`, which have to be cancelled.
     pub fn serve<X: Exports>(

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use forkdisk_control::place;
+use forkdisk_control::runtime_dir;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
@@ -51,7 +51,8 @@ impl PoolLock {
 
     /// Locks the pool at `path`. The error names the process and the path that hold it. A file that is no pool is not locked.
     pub fn take(path: &Path, access: Access) -> Result<PoolLock> {
-        let folder = place::pool_identity(path).and_then(|uuid| place::folders_in_memory(&uuid).into_iter().next());
+        let folder =
+            runtime_dir::pool_identity(path).and_then(|uuid| runtime_dir::folders_in_memory(&uuid).into_iter().next());
         folder.map_or(Ok(PoolLock { held: None }), |folder| lock(&folder, path, access))
     }
 }
@@ -82,7 +83,7 @@ fn lock(folder: &Path, path: &Path, access: Access) -> Result<PoolLock> {
     loop {
         let mut options = File::options();
         let options = options.read(true).write(true).create(true).truncate(false);
-        let file = match place::make_private(folder).and_then(|()| options.open(&name)) {
+        let file = match runtime_dir::make_private(folder).and_then(|()| options.open(&name)) {
             Ok(file) => file,
             // Its last owner has just removed the folder.
             Err(error) if error.kind() == ErrorKind::NotFound && start.elapsed() < PATIENCE => continue,
@@ -163,7 +164,7 @@ fn holders(mut file: &File) -> Vec<Holder> {
 fn note(mut file: &File, path: &Path, access: Access) {
     let others = if access == Access::Read { holders(file) } else { Vec::new() };
     let path_text = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()).display().to_string();
-    let device = place::file_identity(path).unwrap_or_else(|_| "-".to_string());
+    let device = runtime_dir::file_identity(path).unwrap_or_else(|_| "-".to_string());
     let this = Holder { pid: std::process::id(), device, path: path_text.replace('\n', "?") };
     let text: String = others.iter().chain([&this]).map(Holder::line).collect();
     let written =
@@ -174,7 +175,7 @@ fn note(mut file: &File, path: &Path, access: Access) {
 }
 
 fn in_use(path: &Path, holder: &Holder) -> InUse {
-    let same = place::file_identity(path).is_ok_and(|device| device == holder.device);
+    let same = runtime_dir::file_identity(path).is_ok_and(|device| device == holder.device);
     InUse::by(path, holder.pid, (!same).then(|| PathBuf::from(&holder.path)))
 }
 

@@ -15,17 +15,17 @@ use anyhow::{Context, Result};
 use forkdisk::{ErrorKind, OpenOptions, Pool, PoolEvent, Recovery};
 use forkdisk_control::{
     Call, Client, Failure, FailureKind, Method, NoHost, Observer, Session, attach_origins, detach_origins, params,
-    perform, place,
+    perform, runtime_dir,
 };
 use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice};
 
 use crate::cli::Global;
 use crate::config::key;
 use crate::host;
-use crate::lasting::Lasting;
 use crate::owner::{self, InUse};
 use crate::pool_lock::PoolLock;
 use crate::progress::Progress;
+use crate::volatile_file::VolatileFile;
 
 /// How long a daemon may take to begin or to end.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -95,7 +95,7 @@ fn in_pool<T>(global: &Global, path: &Path, access: Access, work: impl AsyncFnOn
         return at_once(work(&Caller::Served(RefCell::new(client))));
     }
     forkdisk_uring::block_on(Config::default(), |runtime| async move {
-        let mut turn = Turn::new(global)?;
+        let mut turn = PoolTurn::new(global)?;
         let (device, _lock) = loop {
             let error = match open_device(&runtime, path, access) {
                 Ok(opened) => break opened,
@@ -109,15 +109,15 @@ fn in_pool<T>(global: &Global, path: &Path, access: Access, work: impl AsyncFnOn
             turn.wait(&runtime, error).await?;
         };
         drop(turn);
-        let lasting = Lasting::of(path, false);
+        let volatile_file = VolatileFile::of(path, false);
         let read_only = access == Access::Read;
-        let options = OpenOptions { read_only, volatile: lasting.log(), ..host::open_options() };
+        let options = OpenOptions { read_only, volatile: volatile_file.log(), ..host::open_options() };
         let pool = open_pool(device, &runtime, path, options).await?;
         let session = Session::new(pool.clone(), runtime, Rc::new(NoHost));
         let outcome = work(&Caller::Idle(session)).await;
         let closed = close_pool(&pool).await.with_context(|| format!("{}: closing the pool", path.display()));
         if closed.is_ok() && !read_only {
-            lasting.remove();
+            volatile_file.remove();
         }
         let value = outcome?;
         match closed {
@@ -137,17 +137,17 @@ fn is_full(error: &anyhow::Error) -> bool {
 }
 
 /// The waiting for the verb or daemon that has a pool at the moment.
-struct Turn {
+struct PoolTurn {
     since: Instant,
     /// How long another verb is waited for.
     patience: Duration,
     progress: Option<Progress>,
 }
 
-impl Turn {
+impl PoolTurn {
     /// Begins to wait, for as long as the user said.
-    fn new(global: &Global) -> Result<Turn> {
-        Ok(Turn { since: Instant::now(), patience: global.settings.time(&key::WAIT)?, progress: None })
+    fn new(global: &Global) -> Result<PoolTurn> {
+        Ok(PoolTurn { since: Instant::now(), patience: global.settings.time(&key::WAIT)?, progress: None })
     }
 
     /// Waits a little when `error` says that the pool is in use for a while: by another verb,
@@ -210,7 +210,7 @@ pub async fn open_device_in_turn(
     runtime: &Rt,
     open: impl Fn() -> Result<(UringDevice, PoolLock)>,
 ) -> Result<(UringDevice, PoolLock)> {
-    let mut turn = Turn::new(global)?;
+    let mut turn = PoolTurn::new(global)?;
     loop {
         match open() {
             Err(error) if owner::is_a_verb(&error) => turn.wait(runtime, error).await?,
@@ -268,9 +268,9 @@ pub async fn close_pool(pool: &Pool<UringDevice>) -> forkdisk::Result<()> {
 
 /// The daemon that serves the pool at `path`, if one answers.
 pub fn daemon(global: &Global, path: &Path) -> Result<Option<Client>> {
-    let Some(uuid) = place::pool_identity(path) else { return Ok(None) };
-    let file = place::file_identity(path)?;
-    for place in global.control().into_iter().chain(place::control_candidates(&uuid)) {
+    let Some(uuid) = runtime_dir::pool_identity(path) else { return Ok(None) };
+    let file = runtime_dir::file_identity(path)?;
+    for place in global.control().into_iter().chain(runtime_dir::control_candidates(&uuid)) {
         let mut client = match Client::connect(&place) {
             Ok(client) => client,
             Err(error) => {

@@ -14,8 +14,8 @@ use crate::identity;
 use crate::method::params;
 use crate::observer::Step;
 use crate::perform::{Call, settle_later};
-use crate::place;
 use crate::reply::{Deletion, VolumeRecord, uuid_text};
+use crate::runtime_dir;
 use crate::session::Session;
 
 /// Chunk of an origin when nothing else is said, in bytes.
@@ -126,7 +126,7 @@ fn policy(text: &str) -> Result<OriginFull, Failure> {
 
 /// Refuses what begins as a pool does: as an origin it could be written under whoever opens the pool.
 fn refuse_pool(path: &Path) -> Result<(), Failure> {
-    let Some(uuid) = place::pool_identity(path) else { return Ok(()) };
+    let Some(uuid) = runtime_dir::pool_identity(path) else { return Ok(()) };
     let (path, uuid) = (path.display(), uuid_text(&uuid));
     let what = format!("{path} is a forkdisk pool itself ({uuid}) and is not protected");
     let help = format!(
@@ -178,7 +178,7 @@ pub async fn rolled_back(session: &Session, origin: &str, call: &Call) -> Result
         !call.cancelled.load(Ordering::Relaxed)
     };
     let not_all = format!("{origin} is not all back at {snapshot}; that goes on whenever the pool is served");
-    match session.pool.rolled_back(origin, tell).await {
+    match session.pool.wait_rollback(origin, tell).await {
         Ok(()) if rolling(session, origin).as_ref() != Some(&snapshot) => Ok(()),
         Ok(()) => Err(Failure::new(FailureKind::Cancelled, format!("{not_all}: waiting for it was ended"))),
         Err(error) => Err(Failure::new(Failure::from(error.clone()).kind, format!("{not_all}: {error}"))),

@@ -153,7 +153,7 @@ pub use format::{
 #[cfg(feature = "planted")]
 pub use journal::tear;
 pub use journal::{MIN_VOLATILE_BYTES, VolatileLog, VolatileMemory};
-pub use origin::{Coming, OriginChange, OriginInfo, OriginPlace, OriginStatistics, ProtectOptions};
+pub use origin::{OriginChange, OriginInfo, OriginPlace, OriginStatistics, ProtectOptions, WriteIntent};
 pub use pool::{
     CheckReport, Child, CopierInfo, CreateOptions, DiffClass, DiffPart, DiffRun, FormatOptions, GatherReport,
     HostIdentity, LowWater, Mode, NAME_MARKS, OpenOptions, Pool, PoolEvent, PoolInfo, Protection, Recorded, Recovery,

@@ -4,6 +4,9 @@ use std::fmt;
 
 /// Bytes in a page: the unit of mapping, of sharing and of metadata.
 pub const PAGE_SIZE: usize = 4096;
+
+/// [`PAGE_SIZE`] as a length on a device.
+pub const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 /// Pages in a block.
 pub const BLOCK_PAGES: u64 = 256;
 /// Bytes in a block: the unit of free space.
@@ -13,9 +16,9 @@ pub const FANOUT: usize = 256;
 /// Largest volume, in bytes (1 PiB).
 pub const MAX_VOLUME_SIZE: u64 = 1 << 50;
 /// Largest chunk of a volume, in bytes.
-pub const MAX_CHUNK: u64 = 64 << 20;
+pub const MAX_CHUNK_BYTES: u64 = 64 << 20;
 /// Most that is kept ahead of a sequential writer of an origin, in bytes.
-pub const MAX_COPY_AHEAD: u64 = 1 << 30;
+pub const MAX_COPY_AHEAD_BYTES: u64 = 1 << 30;
 /// Largest pool, in bytes (4 PiB).
 pub const MAX_POOL_SIZE: u64 = 1 << 52;
 
@@ -98,7 +101,7 @@ pub const MAX_EPOCH: u64 = 1 << 36;
 
 /// Whether a volume may have a chunk of `bytes` bytes: a power of two from a page to 64 MiB.
 pub fn is_chunk(bytes: u64) -> bool {
-    bytes.is_power_of_two() && (PAGE_SIZE as u64..=MAX_CHUNK).contains(&bytes)
+    bytes.is_power_of_two() && (PAGE_SIZE as u64..=MAX_CHUNK_BYTES).contains(&bytes)
 }
 
 /// The pool's logical time: rises with every verb that makes something shared, never reused.

@@ -86,7 +86,7 @@ fn operations_are_counted_per_volume_as_clients_asked_for_them() {
         v.write_zeroes(100, 200, true).await.expect("zeroed");
         v.discard(4 * PAGE, 2 * PAGE).await.expect("discarded");
         v.flush().await.expect("flushed");
-        v.took(Operation::Read, 5_000);
+        v.record_latency(Operation::Read, 5_000);
         let s = of(&pool, "v");
         let seen = Operation::ALL.map(|o| (s.of(o).operations, s.of(o).bytes, s.of(o).errors, s.of(o).in_flight));
         let expected = [(4, 5101, 1, 0), (1, 8 * PAGE, 0, 0), (1, 0, 0, 0), (1, 2 * PAGE, 0, 0), (1, 200, 0, 0)];
@@ -124,7 +124,7 @@ fn the_sum_over_the_pool_keeps_what_was_deleted() {
         }
         let before = pool.statistics().volumes;
         pool.delete(&["a"]).await.expect("deleted");
-        pool.settle().await.expect("settled");
+        pool.wait_freed().await.expect("settled");
         let after = pool.statistics();
         assert_eq!(after.volumes, before, "totals never fall");
         assert_eq!(after.volumes.of(Operation::Write).bytes, 2 * PAGE);

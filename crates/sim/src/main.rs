@@ -14,7 +14,7 @@ use forkdisk_sim::explore::{
     Campaign, Case, Damage, Damages, Exhaustive, ExhaustiveOrigins, Failure, Found, Hunt, OriginCase, Recipe,
     fresh as fresh_recipes, kept, parse_ranges, shrink, silence_panics,
 };
-use forkdisk_sim::history::{Aim, Profile, Stats, Violation};
+use forkdisk_sim::history::{CrashPoint, Profile, Stats, Violation};
 use forkdisk_sim::planted::{self, Bug};
 use forkdisk_sim::rng::mix;
 
@@ -126,7 +126,7 @@ impl Short {
         }
     }
 
-    fn run(&self, aim: Option<Aim>, account: bool) -> (Stats, Option<Violation>, Vec<String>) {
+    fn run(&self, aim: Option<CrashPoint>, account: bool) -> (Stats, Option<Violation>, Vec<String>) {
         match self {
             Short::Pool(case) => case.run(aim, account),
             Short::Origin(case) => case.run(aim, account),
@@ -163,7 +163,7 @@ fn run(args: &Args) -> Result<bool, String> {
         Some(name) => return hunt(args, name),
         None => {}
     }
-    let aim = args.crash.map(|step| Aim { step, mask: args.mask });
+    let aim = args.crash.map(|step| CrashPoint { step, mask: args.mask });
     if let Some(case) = &args.case {
         let (stats, violation, account) = case.run(aim, true);
         account.iter().filter(|_| args.account && violation.is_none()).for_each(|line| println!("{line}"));
@@ -290,7 +290,7 @@ fn exhaustive(args: &Args, budget: u64, of_origins: bool) -> bool {
     for (case, violation) in failures.iter().take(3) {
         let aim = violation.cut.map_or(String::new(), |(step, mask)| format!(" --crash {step} --mask {mask}"));
         println!("\n{}: {violation}\n  replay: forkdisk-sim --case {}{aim}", case.name(), case.name());
-        let aim = violation.cut.map(|(step, mask)| Aim { step, mask: Some(mask) });
+        let aim = violation.cut.map(|(step, mask)| CrashPoint { step, mask: Some(mask) });
         for line in case.run(aim, true).2 {
             println!("    {line}");
         }

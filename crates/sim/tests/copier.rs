@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use forkdisk::copier::{Client, Copier, Group, Job, Piece, Place, Source, User};
+use forkdisk::copier::{Client, Copier, CopyClass, CopySource, Job, JobGroup, Piece, Place};
 use forkdisk::device::{RecordingDevice, RequestKind};
 use forkdisk::{CopierSettings, Throttle};
 use forkdisk_sim::disk::{Config, Medium, SimDisk, Volatile};
@@ -42,32 +42,32 @@ fn copy(seed: u64, near: bool, gated: bool) -> Seen {
     let disk = Rc::new(RecordingDevice::new(sim, |_| true));
     let settings = CopierSettings { subjob_size: 64 << 10, buffers: 5 * (64 << 10), ..CopierSettings::default() };
     let copier = Copier::new(disk.clone(), Rc::new(exec.clone()), settings);
-    let client = Rc::new(Client::new(User::Break, Throttle::NONE));
+    let client = Rc::new(Client::new(CopyClass::Break, Throttle::NONE));
     let ended = Rc::<RefCell<Vec<u64>>>::default();
     let gate = copier.gate();
     let mut tickets = Vec::new();
     for i in 0..JOBS {
         let at = i * (LEN + 4 * KIB);
         let place = |offset| Place { device: disk.clone(), offset };
-        let source = vec![Piece { len: LEN, from: Source::Device(place(at)) }];
+        let source = vec![Piece { len: LEN, from: CopySource::Device(place(at)) }];
         let job = Job {
             source,
             destinations: [place((16 << 20) + at)].into_iter().collect(),
             near: i..i + if near { 2 } else { 1 },
-            group: Group::default(),
-            witness: None,
+            group: JobGroup::default(),
+            observer: None,
             hold: gated.then(|| gate.hold()),
         };
         let (ticket, list) = (Rc::new(copier.submit(&client, job, Vec::new())), ended.clone());
         tickets.push(ticket.clone());
         exec.spawn(Box::pin(async move {
-            ticket.done().await.expect("nothing fails");
+            ticket.wait_done().await.expect("nothing fails");
             list.borrow_mut().push(i);
         }));
     }
     exec.spawn(Box::pin(async move {
         for ticket in tickets {
-            ticket.read().await;
+            ticket.wait_read().await;
         }
         drop(gate);
     }));

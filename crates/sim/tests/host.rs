@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forkdisk::{Buf, CreateOptions, ErrorKind, FormatOptions, Mode, OpenOptions, Pool, Runtime, WhenFull};
-use forkdisk_sim::disk::{Config, Crash, Fault, Harm, Medium, Request, SimDisk, Volatile, When};
+use forkdisk_sim::disk::{Config, Crash, Fault, Medium, ReadDamage, Request, SimDisk, Volatile, When};
 use forkdisk_sim::executor::Executor;
 
 const MIB: u64 = 1 << 20;
@@ -141,7 +141,7 @@ fn a_write_that_the_host_had_no_room_for_keeps_neither_space_nor_room() {
         run(seed, async move |exec, disk| {
             let pool = pool(&exec, &disk, WhenFull::Error).await;
             pool.create("b", &CreateOptions::new(32 * MIB, 1)).await.unwrap();
-            pool.settle().await.unwrap();
+            pool.wait_freed().await.unwrap();
             let used = pool.info().used;
             let volume = pool.volume("b").unwrap();
             disk.leave_room(100);
@@ -158,7 +158,7 @@ fn a_write_that_the_host_had_no_room_for_keeps_neither_space_nor_room() {
             for piece in 0..30 {
                 write(&pool, "b", piece, 4).await.unwrap();
             }
-            pool.settle().await.unwrap();
+            pool.wait_freed().await.unwrap();
             assert!(pool.info().used <= used + 31 * MIB, "{} {used}", pool.info().used);
             assert_whole(&pool).await;
         });
@@ -200,7 +200,7 @@ fn who_waits_for_room_goes_on_when_the_first_commit_has_found_it() {
             pool(&exec, &disk, when_full).await.close().await.unwrap();
             let pool = open(&exec, disk.clone(), when_full).await;
             let superblocks = Some(0..2 * 4096);
-            disk.arm(Fault { on: Request::Write, harm: Harm::Enospc, when: When::Once(1), within: superblocks });
+            disk.arm(Fault { on: Request::Write, harm: ReadDamage::Enospc, when: When::Once(1), within: superblocks });
             pool.snapshot(&[("a", "s")], 2).await.unwrap();
             exec.sleep(Duration::from_secs(3)).await;
             // Both look whether somebody waits for room.

@@ -76,9 +76,9 @@ fn names_that_outrun_the_volatile_log_are_kept_before_they_are_acknowledged() {
     killed(
         |pool| async move {
             change_names(&pool);
-            assert!(!pool.is_kept(), "the log is too long for this test");
-            pool.kept().await.unwrap();
-            assert!(pool.is_kept());
+            assert!(!pool.is_process_safe(), "the log is too long for this test");
+            pool.wait_process_safe().await.unwrap();
+            assert!(pool.is_process_safe());
         },
         |pool| async move { assert_names(&pool) },
     );

@@ -50,7 +50,7 @@ async fn assert_whole(pool: &Pool<SimDisk>) {
 
 /// Nothing is there any more, and all is free.
 async fn assert_empty(pool: &Pool<SimDisk>, used_at_first: u64) {
-    pool.settle().await.unwrap();
+    pool.wait_freed().await.unwrap();
     assert_eq!(pool.info().used, used_at_first);
     assert_whole(pool).await;
 }
@@ -81,20 +81,20 @@ fn one_page_is_shared_by_more_places_than_16_bits_count() {
         let before = pool.info().used;
         // All but some go; those that are left still read what they did, and their page is not reused.
         volume.discard(0, (PLACES - 10) * PAGE).await.unwrap();
-        pool.settle().await.unwrap();
+        pool.wait_freed().await.unwrap();
         volume.write(0, Buf::copy_of(&vec![9; 8 * MIB as usize]), false).await.0.unwrap();
         let (result, buf) = volume.read((PLACES - 10) * PAGE, Buf::zeroed(9 * PAGE_SIZE)).await;
         result.unwrap();
         assert!(buf.iter().all(|&byte| byte == 5));
         assert_whole(&pool).await;
         volume.discard(0, volume.size()).await.unwrap();
-        pool.settle().await.unwrap();
+        pool.wait_freed().await.unwrap();
         assert!(pool.info().used < before);
         drop(volume);
         pool.delete(&["v"]).await.unwrap();
     });
     step(medium, 4, async |pool| {
-        pool.settle().await.unwrap();
+        pool.wait_freed().await.unwrap();
         assert_whole(&pool).await;
         assert_eq!(pool.info().volumes, 0);
     });
@@ -124,14 +124,14 @@ fn a_volume_may_have_more_snapshots_than_16_bits_count_references() {
         for some in names.chunks(1000) {
             pool.delete(&some.iter().map(String::as_str).collect::<Vec<_>>()).await.unwrap();
         }
-        pool.settle().await.unwrap();
+        pool.wait_freed().await.unwrap();
         let (result, buf) =
             pool.volume(&format!("v@s{}", SNAPSHOTS - 1)).unwrap().read(0, Buf::zeroed(MIB as usize)).await;
         result.unwrap();
         assert!(buf.iter().all(|&byte| byte == 5));
         assert_whole(&pool).await;
         pool.delete(&[&format!("v@s{}", SNAPSHOTS - 1), "v"]).await.unwrap();
-        pool.settle().await.unwrap();
+        pool.wait_freed().await.unwrap();
     });
     step(medium, 4, async move |pool| assert_empty(&pool, used.get()).await);
 }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use forkdisk::{Buf, CreateOptions, ErrorKind, FormatOptions, OpenOptions, PAGE_SIZE, Pool, SUPERBLOCK_AT, set_uuid};
-use forkdisk_sim::disk::{Config, Crash, Fault, Harm, Medium, Request, SimDisk, Volatile, When};
+use forkdisk_sim::disk::{Config, Crash, Fault, Medium, ReadDamage, Request, SimDisk, Volatile, When};
 use forkdisk_sim::executor::Executor;
 
 const MIB: u64 = 1 << 20;
@@ -110,7 +110,7 @@ fn a_pool_that_was_not_closed_is_opened_first_and_a_failed_write_changes_nothing
         assert_eq!(set_uuid(&device, [2; 16]).await.unwrap_err().kind(), ErrorKind::Busy);
         pool.close().await.unwrap();
         let within = Some(0..SUPERBLOCK_AT[0] + PAGE_SIZE as u64);
-        device.arm(Fault { on: Request::Write, harm: Harm::Eio, when: When::From(1), within });
+        device.arm(Fault { on: Request::Write, harm: ReadDamage::Eio, when: When::From(1), within });
         let _ = set_uuid(&device, [2; 16]).await.unwrap_err();
     })
     .unwrap();

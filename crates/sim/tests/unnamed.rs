@@ -36,7 +36,7 @@ fn a_volume_without_a_name_is_not_seen_and_goes_with_its_last_handle() {
         assert_eq!((pool.list().len(), pool.info().volumes), (0, 0));
         assert!(pool.info().unused < free);
         drop(volume);
-        pool.settle().await.unwrap();
+        pool.wait_freed().await.unwrap();
         assert!(pool.info().unused >= free - MIB / 16, "{} of {free}", pool.info().unused);
         let report = pool.check().await.unwrap();
         assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
@@ -65,7 +65,7 @@ fn a_crash_before_the_name_deletes_the_volume_and_a_name_makes_it_last() {
             let names: Vec<String> = again.list().into_iter().map(|info| info.name).collect();
             if !is_named {
                 assert!(names.is_empty(), "{names:?}");
-                again.settle().await.unwrap();
+                again.wait_freed().await.unwrap();
             } else {
                 assert_eq!(names, ["whole"]);
                 let volume = again.volume("whole").unwrap();

@@ -136,12 +136,12 @@ fn what_a_deletion_would_free_is_told_while_writers_go_on() {
 fn what_a_check_held_back_is_free_when_it_has_ended() {
     run(6, 64 << 20, async move |exec, disk| {
         let pool = pool(disk, Rc::new(exec.clone()), 64 << 20).await;
-        pool.settle().await.unwrap();
+        pool.wait_freed().await.unwrap();
         let before = pool.info().used;
         beside_writers(exec, pool.clone(), assert_whole).await;
         let names: Vec<String> = pool.list().into_iter().map(|volume| volume.name).collect();
         pool.delete(&names.iter().map(String::as_str).collect::<Vec<_>>()).await.unwrap();
-        pool.settle().await.unwrap();
+        pool.wait_freed().await.unwrap();
         let after = pool.info();
         assert!(after.used < before && after.freeing == 0, "{after:?}, {before} with a volume");
     });

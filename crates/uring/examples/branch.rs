@@ -60,7 +60,7 @@ pub fn run(path: &Path, mut say: impl FnMut(String) + 'static) -> Result<(), Box
 
         drop((base, before, branch));
         pool.delete(&["base", "base@before", "branch"]).await?;
-        pool.settle().await?;
+        pool.wait_freed().await?;
         let info = pool.info();
         say(format!("all deleted: {} KiB are used by volumes", (info.used - info.metadata) >> 10));
         Ok(pool.close().await?)

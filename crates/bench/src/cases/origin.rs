@@ -101,7 +101,7 @@ impl Bed {
     /// Deletes a snapshot and waits until its space is given back.
     pub async fn delete(&self, name: &str) -> Result<()> {
         self.pool.delete(&[&format!("{NAME}@{name}")]).await?;
-        self.pool.settle().await?;
+        self.pool.wait_freed().await?;
         Ok(())
     }
 

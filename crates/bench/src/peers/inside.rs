@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use forkdisk::device::{DelayingDevice, MemoryDevice, RecordingDevice, Segment};
 use forkdisk::{
-    Buf, Coming, CreateOptions, Device, Error, ErrorKind, FormatOptions, OpenOptions, Pool, Result as Answer,
+    Buf, CreateOptions, Device, Error, ErrorKind, FormatOptions, OpenOptions, Pool, Result as Answer, WriteIntent,
 };
 use forkdisk_nbd::codec::StatusExtent;
 use forkdisk_nbd::{Export, ExportInfo, Exports, Server, ServerOptions};
@@ -122,7 +122,7 @@ impl State {
             }
             (Action::Delete, Some(pool)) => {
                 pool.delete(&[SNAPSHOT]).await?;
-                pool.settle().await?;
+                pool.wait_freed().await?;
             }
             (Action::Settle, Some(pool)) => pool.checkpoint().await?,
             (_, None) => bail!("there is no pool"),
@@ -232,9 +232,9 @@ impl Export for Served {
         }
     }
 
-    fn coming(&self, offset: u64, len: u64) -> Option<Coming> {
+    fn announce_write(&self, offset: u64, len: u64) -> Option<WriteIntent> {
         match self {
-            Served::Volume(volume) => volume.coming(offset, len),
+            Served::Volume(volume) => volume.announce_write(offset, len),
             _ => None,
         }
     }

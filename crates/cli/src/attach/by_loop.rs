@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use forkdisk::GatherPolicy;
-use forkdisk_control::place;
+use forkdisk_control::runtime_dir;
 use forkdisk_fuse::{MountOptions, MountPoint, mounted_at, unmount};
 use forkdisk_uring::{abandon_loop, attach_loop, detach_loop, resize_loop};
 use rustix::io::Errno;
@@ -22,8 +22,8 @@ const SNAPSHOTS: &str = ".snapshots";
 
 /// Where the daemon's pool is mounted for its devices.
 pub fn private_mount(pool: &Path) -> Result<PathBuf> {
-    let uuid = place::pool_identity(pool).with_context(|| format!("{}: not a pool", pool.display()))?;
-    let control = place::own_control(&uuid).context("there is no folder for the mount")?;
+    let uuid = runtime_dir::pool_identity(pool).with_context(|| format!("{}: not a pool", pool.display()))?;
+    let control = runtime_dir::own_control(&uuid).context("there is no folder for the mount")?;
     Ok(control.with_file_name("mnt"))
 }
 

@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};
 
-use forkdisk_control::{place, uuid_text};
+use forkdisk_control::{runtime_dir, uuid_text};
 
 use super::{Attachment, list};
 
@@ -72,7 +72,7 @@ fn wanted(dir: &Path, attached: &[Attachment]) -> BTreeMap<PathBuf, PathBuf> {
         if !object.components().all(|part| matches!(part, Component::Normal(_))) {
             continue;
         }
-        if let Some(uuid) = place::pool_identity(&attachment.pool) {
+        if let Some(uuid) = runtime_dir::pool_identity(&attachment.pool) {
             let name = Path::new(BY_UUID).join(uuid_text(&uuid)).join(object);
             wanted.insert(name, attachment.device.clone());
         }

@@ -3,7 +3,7 @@
 //! What is attached is known by the kernel alone: devices say whose they are, so nothing is kept here that could be
 //! wrong after a crash.
 
-mod alone;
+mod attach_lock;
 mod by_loop;
 mod by_nbd;
 mod by_ublk;
@@ -21,7 +21,7 @@ use clap::ValueEnum;
 use forkdisk_control::Client;
 use serde::Serialize;
 
-pub use alone::{alone, alone_at_once};
+pub use attach_lock::{alone, alone_at_once};
 pub use by_loop::{is_dead, private_mount};
 pub use by_ublk::clean_up;
 pub use links::{device_behind, is_inside, links_of, refresh};

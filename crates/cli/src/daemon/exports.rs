@@ -6,24 +6,24 @@ use std::rc::Rc;
 
 use std::time::Duration;
 
-use forkdisk::{Buf, Coming, Error, ErrorKind, Operation, Pool, Result, VolumeId};
+use forkdisk::{Buf, Error, ErrorKind, Operation, Pool, Result, VolumeId, WriteIntent};
 use forkdisk_control::Guard;
 use forkdisk_nbd::codec::{ExportInfo, StatusExtent};
 use forkdisk_nbd::{Export, Exports};
 use forkdisk_uring::UringDevice;
 
+use super::io_error_log::IoErrorLog;
 use super::mounts::Mounts;
-use super::refusals::Refusals;
 
 /// Names that are closed to new users, with how often.
 #[derive(Clone, Default)]
-pub struct Fences(Rc<RefCell<BTreeMap<String, usize>>>);
+pub struct ExportLocks(Rc<RefCell<BTreeMap<String, usize>>>);
 
-impl Fences {
+impl ExportLocks {
     /// Closes `name` until the guard is dropped.
-    pub fn close(&self, name: &str) -> Fence {
+    pub fn close(&self, name: &str) -> ExportLock {
         *self.0.borrow_mut().entry(name.to_string()).or_default() += 1;
-        Fence { fences: self.clone(), name: name.to_string() }
+        ExportLock { export_locks: self.clone(), name: name.to_string() }
     }
 
     fn is_closed(&self, name: &str) -> bool {
@@ -32,20 +32,20 @@ impl Fences {
 }
 
 /// Keeps an export closed.
-pub struct Fence {
-    fences: Fences,
+pub struct ExportLock {
+    export_locks: ExportLocks,
     name: String,
 }
 
-impl Guard for Fence {}
+impl Guard for ExportLock {}
 
-impl Drop for Fence {
+impl Drop for ExportLock {
     fn drop(&mut self) {
-        let mut fences = self.fences.0.borrow_mut();
-        if let Some(count) = fences.get_mut(&self.name) {
+        let mut export_locks = self.export_locks.0.borrow_mut();
+        if let Some(count) = export_locks.get_mut(&self.name) {
             *count -= 1;
             if *count == 0 {
-                fences.remove(&self.name);
+                export_locks.remove(&self.name);
             }
         }
     }
@@ -55,9 +55,9 @@ impl Drop for Fence {
 #[derive(Clone)]
 pub struct Served {
     pub pool: Pool<UringDevice>,
-    pub fences: Fences,
+    pub export_locks: ExportLocks,
     pub mounts: Mounts,
-    pub refusals: Refusals,
+    pub io_errors: IoErrorLog,
 }
 
 impl Exports for Served {
@@ -68,13 +68,13 @@ impl Exports for Served {
     }
 
     fn open(&self, name: &str) -> Result<Self::Export> {
-        if self.fences.is_closed(name) || name.is_empty() && self.has_fences() {
+        if self.export_locks.is_closed(name) || name.is_empty() && self.has_locks() {
             let text = format!("{name} is closed while it is rolled back; try again");
             return Err(Error::new(ErrorKind::Busy, text));
         }
         let export = Exports::open(&self.pool, name)?;
         let id = self.pool.find(&export.info().name)?.id;
-        Ok(ServedExport { export, id, mounts: self.mounts.clone(), refusals: self.refusals.clone() })
+        Ok(ServedExport { export, id, mounts: self.mounts.clone(), io_errors: self.io_errors.clone() })
     }
 
     fn buffer(&self, len: usize) -> Buf {
@@ -84,8 +84,8 @@ impl Exports for Served {
 
 impl Served {
     /// The default export is one of them by another name.
-    fn has_fences(&self) -> bool {
-        !self.fences.0.borrow().is_empty()
+    fn has_locks(&self) -> bool {
+        !self.export_locks.0.borrow().is_empty()
     }
 }
 
@@ -95,12 +95,12 @@ pub struct ServedExport {
     export: PoolExport,
     id: VolumeId,
     mounts: Mounts,
-    refusals: Refusals,
+    io_errors: IoErrorLog,
 }
 
 impl ServedExport {
     fn noted<T>(&self, what: &str, result: Result<T>) -> Result<T> {
-        result.inspect_err(|error| self.refusals.note(self.id, what, || self.export.info().name, error))
+        result.inspect_err(|error| self.io_errors.note(self.id, what, || self.export.info().name, error))
     }
 }
 
@@ -113,8 +113,8 @@ impl Export for ServedExport {
         self.export.cork(more);
     }
 
-    fn coming(&self, offset: u64, len: u64) -> Option<Coming> {
-        self.export.coming(offset, len)
+    fn announce_write(&self, offset: u64, len: u64) -> Option<WriteIntent> {
+        self.export.announce_write(offset, len)
     }
 
     async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {

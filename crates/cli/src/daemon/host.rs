@@ -13,7 +13,7 @@ use forkdisk_nbd::{ClientInfo, ServerHandle};
 use forkdisk_uring::Rt;
 
 use super::devices::Devices;
-use super::exports::Fences;
+use super::exports::ExportLocks;
 use super::mounts::Mounts;
 use super::socket_dir::SocketDir;
 
@@ -29,7 +29,7 @@ const SHOWN: usize = 5;
 pub struct Daemon {
     pub runtime: Rt,
     pub data: ServerHandle,
-    pub fences: Fences,
+    pub export_locks: ExportLocks,
     pub mounts: Mounts,
     pub devices: Devices,
     pub end: Rc<End>,
@@ -66,13 +66,13 @@ impl Host for Daemon {
     }
 
     fn evict<'a>(&'a self, name: &'a str) -> LocalFuture<Box<dyn Guard>> {
-        let fence = self.fences.close(name);
+        let lock = self.export_locks.close(name);
         let (data, runtime, name) = (self.data.clone(), self.runtime.clone(), name.to_string());
         Box::pin(async move {
             while data.disconnect(&name) > 0 {
                 runtime.sleep_for(LOOK).await;
             }
-            Box::new(fence) as Box<dyn Guard>
+            Box::new(lock) as Box<dyn Guard>
         })
     }
 

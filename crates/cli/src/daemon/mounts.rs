@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use forkdisk::{GatherPolicy, Pool, VolumeId};
-use forkdisk_control::{Failure, gather_policy, params, place};
+use forkdisk_control::{Failure, gather_policy, params, runtime_dir};
 use forkdisk_fuse::{InUse, MountOptions, Session, SessionHandle, Volumes, VolumesOptions, connect, unmount};
 use forkdisk_uring::{Rt, UringDevice};
 
-use crate::verbs::on_mount::deputy;
+use crate::verbs::on_mount::syscall_helper;
 
 /// How often mounts that are ending are counted.
 const LOOK: Duration = Duration::from_millis(5);
@@ -67,7 +67,7 @@ impl Mounts {
 
     /// Where the mount is on which the files of loop devices are, and nothing else.
     fn mount_of_devices(&self) -> Option<PathBuf> {
-        place::own_control(&self.0.pool.info().uuid).map(|control| control.with_file_name("mnt"))
+        runtime_dir::own_control(&self.0.pool.info().uuid).map(|control| control.with_file_name("mnt"))
     }
 
     /// Mounts at `dir`, as whoever runs the daemon.
@@ -88,12 +88,12 @@ impl Mounts {
     /// Serves what somebody has mounted.
     pub async fn begin(&self, mount: params::Mount, connection: OwnedFd) -> Result<(), Failure> {
         let (runtime, pool, dir) = (&self.0.runtime, &self.0.pool, PathBuf::from(mount.dir));
-        let (uid, gid, deputy) = (mount.uid, mount.gid, Some(deputy()));
+        let (uid, gid, syscall_helper) = (mount.uid, mount.gid, Some(syscall_helper()));
         let gather = mount.gather.as_deref().map_or(Ok(GatherPolicy::USUAL), gather_policy)?;
         let show_snapshots = mount.show_snapshots;
         let (alone, async_direct) = (false, self.mount_of_devices().as_ref() == Some(&dir));
         let options =
-            VolumesOptions { dir: dir.clone(), uid, gid, alone, gather, show_snapshots, async_direct, deputy };
+            VolumesOptions { dir: dir.clone(), uid, gid, alone, gather, show_snapshots, async_direct, syscall_helper };
         let volumes = Volumes::new(pool.clone(), options);
         let session = Session::adopt(runtime, volumes.clone(), &dir, connection).await?;
         let mounted = Mounted { dir, volumes, handle: session.handle() };

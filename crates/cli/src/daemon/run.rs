@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use forkdisk::{OpenOptions, Pool};
 use forkdisk_control::{
     Failure, FailureKind, Server as ControlServer, ServerHandle as ControlHandle, ServerOptions as ControlOptions,
-    Session, Status, params, place, uuid_text,
+    Session, Status, params, runtime_dir, uuid_text,
 };
 use forkdisk_monitor::PoolSource;
 use forkdisk_nbd::{Server, ServerHandle, ServerOptions};
@@ -19,19 +19,19 @@ use super::activation::{self, Activated};
 use super::descriptors;
 use super::detach;
 use super::devices::Devices;
-use super::exports::{Fences, Served};
+use super::exports::{ExportLocks, Served};
 use super::host::{Daemon, End};
+use super::io_error_log::IoErrorLog;
 use super::mounts::Mounts;
 use super::notify::Notifier;
 use super::pid_file::PidFile;
-use super::refusals::Refusals;
 use super::socket_dir::SocketDir;
 use super::space;
 use crate::cli::Global;
-use crate::lasting::Lasting;
-use crate::network::{Doors, Network};
+use crate::network::{Listeners, Network};
 use crate::progress::Progress;
 use crate::session::{Access, close_pool, daemon, open_device, open_device_in_turn, open_pool};
+use crate::volatile_file::VolatileFile;
 use crate::volume_sockets::VolumeSockets;
 
 /// How often space that was given up is brought back, to the pool and to the file system under it.
@@ -80,7 +80,7 @@ pub struct Ready<'a> {
     /// Where the control socket lies.
     pub control: Option<&'a Path>,
     /// TCP and metrics.
-    pub doors: &'a Doors,
+    pub listeners: &'a Listeners,
     /// The pool.
     pub pool: &'a Pool<UringDevice>,
     /// Whether all exports are read-only.
@@ -122,8 +122,8 @@ pub fn run(
         }
         let opened = open_device_in_turn(global, &runtime, || open_device(&runtime, &path, access)).await;
         let (device, _lock) = opened.map_err(|error| served_already(global, &path).unwrap_or(error))?;
-        let lasting = Lasting::of(&path, !read_only);
-        let options = OpenOptions { volatile: lasting.log(), ..settings.pool.clone() };
+        let volatile_file = VolatileFile::of(&path, !read_only);
+        let options = OpenOptions { volatile: volatile_file.log(), ..settings.pool.clone() };
         let pool = open_pool(device, &runtime, &path, options).await?;
         let end = Rc::new(End::default());
         let outcome = serve(&path, &runtime, &pool, (&settings, room), signals, &end, announce).await;
@@ -137,7 +137,7 @@ pub fn run(
         };
         if outcome.is_ok() {
             if !read_only {
-                lasting.remove();
+                volatile_file.remove();
             }
             tracing::info!("stopped");
         }
@@ -166,7 +166,7 @@ struct Serving {
 /// Files that go with the daemon.
 struct Places {
     _pid_file: Option<PidFile>,
-    _private: Option<place::PrivateDir>,
+    _private: Option<runtime_dir::PrivateDir>,
 }
 
 async fn serve(
@@ -180,11 +180,11 @@ async fn serve(
 ) -> Result<Serving> {
     let activated = activation::take()?;
     let sockets = Sockets::open(runtime, pool, settings, activated)?;
-    let doors = settings.network.open(runtime)?;
-    let fences = Fences::default();
+    let listeners = settings.network.open(runtime)?;
+    let export_locks = ExportLocks::default();
     let mounts = Mounts::new(runtime, pool);
-    let refusals = Refusals::default();
-    let exports = Served { pool: pool.clone(), fences: fences.clone(), mounts: mounts.clone(), refusals };
+    let io_errors = IoErrorLog::default();
+    let exports = Served { pool: pool.clone(), export_locks: export_locks.clone(), mounts: mounts.clone(), io_errors };
     let devices = Devices::new(runtime, path, exports.clone());
     let data = Server::new(runtime, exports, settings.data.clone());
     let (clients, attached) = (data.handle(), devices.clone());
@@ -200,7 +200,7 @@ async fn serve(
         version: env!("CARGO_PKG_VERSION").to_string(),
         pool: path.display().to_string(),
         uuid: uuid_text(&pool.info().uuid),
-        file: place::file_identity(path)?,
+        file: runtime_dir::file_identity(path)?,
         socket: sockets.data_path.as_ref().map(|path| path.display().to_string()),
         clients: Vec::new(),
         mounts: Vec::new(),
@@ -209,7 +209,7 @@ async fn serve(
     let host = Daemon {
         runtime: runtime.clone(),
         data: data.handle(),
-        fences,
+        export_locks,
         mounts: mounts.clone(),
         devices: devices.clone(),
         end: end.clone(),
@@ -226,7 +226,7 @@ async fn serve(
 
     let (socket, control_socket) = (sockets.data_path.as_deref(), sockets.control_path.as_deref());
     let (dir, read_only) = (settings.socket_dir.as_deref(), settings.pool.read_only);
-    announce(Ready { socket, socket_dir: dir, control: control_socket, doors: &doors, pool, read_only })?;
+    announce(Ready { socket, socket_dir: dir, control: control_socket, listeners: &listeners, pool, read_only })?;
     if let Some(log_file) = &settings.log_file {
         detach::log_to(log_file)?;
     }
@@ -250,7 +250,7 @@ async fn serve(
     let (server, listener) = (control.clone(), sockets.control);
     let controlling = runtime.spawn(async move { server.serve(listener).await });
     let source = PoolSource { pool: pool.clone(), server: Some(data.handle()) };
-    let (by_tcp, measuring) = doors.serve(runtime, &data, source);
+    let (by_tcp, measuring) = listeners.serve(runtime, &data, source);
     let serving: Vec<_> = sockets
         .data
         .into_iter()
@@ -316,7 +316,7 @@ struct Sockets {
     data_path: Option<PathBuf>,
     control: UnixListener,
     control_path: Option<PathBuf>,
-    private: Option<place::PrivateDir>,
+    private: Option<runtime_dir::PrivateDir>,
 }
 
 impl Sockets {
@@ -324,16 +324,16 @@ impl Sockets {
         let needs_private = settings.socket.is_none() && activated.data.is_empty()
             || settings.control.is_none() && activated.control.is_none();
         let private = match needs_private {
-            true => Some(place::PrivateDir::make(&pool.info().uuid)?),
+            true => Some(runtime_dir::PrivateDir::make(&pool.info().uuid)?),
             false => None,
         };
-        let place_of = |chosen: &Option<PathBuf>, usual: fn(&place::PrivateDir) -> PathBuf| -> Result<PathBuf> {
+        let place_of = |chosen: &Option<PathBuf>, usual: fn(&runtime_dir::PrivateDir) -> PathBuf| -> Result<PathBuf> {
             let path = chosen.clone().or_else(|| private.as_ref().map(usual)).context("no place for the socket")?;
             std::path::absolute(&path).with_context(|| format!("{}: no such place", path.display()))
         };
         let (mut data, data_path) = match activated.data.is_empty() {
             true => {
-                let path = place_of(&settings.socket, place::PrivateDir::data)?;
+                let path = place_of(&settings.socket, runtime_dir::PrivateDir::data)?;
                 let access = if settings.socket.is_some() { settings.access } else { SocketAccess::OWNER };
                 (vec![UnixListener::bind_for(runtime, &path, access)?], Some(path))
             }
@@ -346,7 +346,7 @@ impl Sockets {
                 (UnixListener::from_fd(runtime, fd), path)
             }
             None => {
-                let path = place_of(&settings.control, place::PrivateDir::control)?;
+                let path = place_of(&settings.control, runtime_dir::PrivateDir::control)?;
                 (UnixListener::bind(runtime, &path)?, Some(path))
             }
         };

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use forkdisk::{Device, FormatOptions, OpenOptions, Pool, PoolInfo};
-use forkdisk_control::{PoolRecord, place, uuid_text};
+use forkdisk_control::{PoolRecord, runtime_dir, uuid_text};
 use forkdisk_uring::{Config, DeviceOptions, Rt, UringDevice};
 
 use crate::cli::Global;
@@ -78,7 +78,7 @@ pub fn run(args: InitArgs, global: &Global) -> Result<()> {
 
 /// Refuses to overwrite a pool that has volumes, unless its UUID is `destroy`. One that cannot be read any more may go.
 async fn spare_volumes(runtime: &Rt, path: &Path, destroy: Option<&str>) -> Result<()> {
-    let found = place::pool_identity(path).map(|uuid| uuid_text(&uuid));
+    let found = runtime_dir::pool_identity(path).map(|uuid| uuid_text(&uuid));
     let shown = path.display();
     if let Some(destroy) = destroy {
         return match found {

@@ -18,11 +18,11 @@ use serde::Serialize;
 use crate::cli::Global;
 use crate::daemon::{descriptors, detach, reserves, space};
 use crate::host;
-use crate::lasting::{COMMIT_INTERVAL, Lasting};
 use crate::output::{print_json_line, print_line};
 use crate::progress::Progress;
 use crate::session::{Access, daemon, open_device, open_device_in_turn, open_pool};
-use crate::verbs::on_mount::deputy;
+use crate::verbs::on_mount::syscall_helper;
+use crate::volatile_file::{COMMIT_INTERVAL, VolatileFile};
 
 /// How often space that was given up is brought back.
 const GIVE_BACK: Duration = Duration::from_secs(5);
@@ -139,8 +139,8 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         let access = if options.read_only { Access::Read } else { Access::Write };
         let open = || open_device(&runtime, &pool, access);
         let (device, _lock) = open_device_in_turn(global, &runtime, open).await?;
-        let lasting = Lasting::of(&pool, !options.read_only);
-        let (read_only, volatile, commit_interval) = (options.read_only, lasting.log(), COMMIT_INTERVAL);
+        let volatile_file = VolatileFile::of(&pool, !options.read_only);
+        let (read_only, volatile, commit_interval) = (options.read_only, volatile_file.log(), COMMIT_INTERVAL);
         // The kernel says what time it is when a file is written.
         let engine = OpenOptions { read_only, volatile, commit_interval, clock: None, ..host::open_options() };
         let open = open_pool(device, &runtime, &pool, engine).await?;
@@ -148,7 +148,7 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
         let _progress = Progress::spinner("closing the pool");
         let closed = open.close().await.with_context(|| format!("{}: closing the pool", pool.display()));
         if closed.is_ok() && access == Access::Write {
-            lasting.remove();
+            volatile_file.remove();
         }
         outcome?;
         closed?;
@@ -187,9 +187,10 @@ async fn serve(
     signals: Rc<Signals>,
 ) -> Result<()> {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    let deputy = Some(deputy());
+    let syscall_helper = Some(syscall_helper());
     let (alone, async_direct) = (true, false);
-    let shown = VolumesOptions { dir: dir.clone(), uid, gid, alone, gather, show_snapshots, async_direct, deputy };
+    let shown =
+        VolumesOptions { dir: dir.clone(), uid, gid, alone, gather, show_snapshots, async_direct, syscall_helper };
     let volumes = Volumes::new(pool.clone(), shown);
     let mount = Mount::mount(runtime, volumes, &dir, &options).await?;
     announce(&options.source, &dir, json)?;

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use forkdisk_fuse::{Deputy, carry_out};
+use forkdisk_fuse::{SyscallHelper, carry_out};
 
 use crate::daemon::reserves;
 use crate::output::print_line;
@@ -18,8 +18,8 @@ pub struct OnMountArgs {
 }
 
 /// How the process that serves starts this: from its own file, also when another version lies in its place by now.
-pub fn deputy() -> Deputy {
-    Deputy { program: "/proc/self/exe".into(), args: ["on-mount", "--"].map(OsString::from).to_vec() }
+pub fn syscall_helper() -> SyscallHelper {
+    SyscallHelper { program: "/proc/self/exe".into(), args: ["on-mount", "--"].map(OsString::from).to_vec() }
 }
 
 /// Makes the call, and says how it ended.

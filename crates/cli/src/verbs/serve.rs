@@ -179,14 +179,14 @@ fn announce(ready: &Ready<'_>, json: bool) -> Result<()> {
     let shown = |path: Option<&Path>| path.map(|path| path.display().to_string());
     if json {
         let (socket, control, pid) = (shown(ready.socket), shown(ready.control), std::process::id());
-        let (tcp, metrics) = (ready.doors.uris(), ready.doors.metrics_places.clone());
+        let (tcp, metrics) = (ready.listeners.uris(), ready.listeners.metrics_places.clone());
         let socket_dir = shown(ready.socket_dir);
         return print_json_line(&Announcement { socket, socket_dir, control, pid, tcp, metrics, exports });
     }
     print_line(&format!("socket {}", shown(ready.socket).unwrap_or_else(|| "-".to_string())))?;
     shown(ready.socket_dir).map_or(Ok(()), |dir| print_line(&format!("socket-dir {dir}")))?;
-    ready.doors.uris().iter().try_for_each(|uri| print_line(&format!("tcp {uri}")))?;
-    ready.doors.metrics_places.iter().try_for_each(|place| print_line(&format!("metrics {place}")))?;
+    ready.listeners.uris().iter().try_for_each(|uri| print_line(&format!("tcp {uri}")))?;
+    ready.listeners.metrics_places.iter().try_for_each(|place| print_line(&format!("metrics {place}")))?;
     for uri in exports.iter().take(ANNOUNCED).filter_map(|export| export.uri.as_deref()) {
         print_line(uri)?;
     }
@@ -199,7 +199,7 @@ fn announce(ready: &Ready<'_>, json: bool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lasting::COMMIT_INTERVAL;
+    use crate::volatile_file::COMMIT_INTERVAL;
 
     #[test]
     fn the_defaults_are_those_of_the_servers_and_of_the_engine() {
@@ -209,8 +209,8 @@ mod tests {
         assert_eq!(format!("{:?}", settings.control_limits), format!("{:?}", ControlOptions::default()));
         let OpenOptions { when_full, commit_interval, .. } = settings.pool;
         // Each open has a number of its own.
-        let host = settings.pool.host.clone();
-        let pool = OpenOptions { when_full, commit_interval, host, ..host::open_options() };
+        let host = settings.pool.host_enospc.clone();
+        let pool = OpenOptions { when_full, commit_interval, host_enospc: host, ..host::open_options() };
         assert_eq!(commit_interval, COMMIT_INTERVAL, "as a mount by itself");
         assert_eq!(format!("{:?}", settings.pool), format!("{pool:?}"));
     }

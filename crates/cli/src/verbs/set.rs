@@ -12,13 +12,13 @@ use forkdisk_uring::Config;
 use crate::cli::Global;
 use crate::config::keys;
 use crate::host;
-use crate::lasting::Lasting;
 use crate::output::print_if_json;
 use crate::session::{
     Access, call, close_pool, daemon, open_device, open_device_in_turn, open_device_of_copy, open_pool,
 };
 use crate::size;
 use crate::verbs::init::random_uuid;
+use crate::volatile_file::VolatileFile;
 
 /// Time between two beats where nothing else is said.
 const BEAT: Duration = Duration::from_secs(1);
@@ -139,11 +139,11 @@ fn change_pool(path: &Path, change: PoolChange, global: &Global) -> Result<()> {
         };
         let (device, _lock) = open_device_in_turn(global, &runtime, open).await?;
         // Replays what is to be replayed, and refuses a pool that another host has open.
-        let lasting = Lasting::of(path, false);
-        let options = OpenOptions { volatile: lasting.log(), ..host::open_options() };
+        let volatile_file = VolatileFile::of(path, false);
+        let options = OpenOptions { volatile: volatile_file.log(), ..host::open_options() };
         let pool = open_pool(device.clone(), &runtime, path, options).await?;
         close_pool(&pool).await.with_context(|| format!("{shown}: closing the pool"))?;
-        lasting.remove();
+        volatile_file.remove();
         let changed = match change {
             PoolChange::NewUuid => forkdisk::set_uuid(&device, uuid).await,
             PoolChange::Heartbeat(interval) => forkdisk::set_heartbeat(&device, interval).await,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use forkdisk_control::{Client, FailureKind, params, place};
+use forkdisk_control::{Client, FailureKind, params, runtime_dir};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -67,7 +67,7 @@ pub fn run(args: StopArgs, global: &Global) -> Result<()> {
         _ => Clients::Refuse,
     };
     if end(client, clients)? == Cause::Another {
-        let is_clean = place::recorded(&path).is_some_and(|recorded| recorded.clean);
+        let is_clean = runtime_dir::recorded(&path).is_some_and(|recorded| recorded.clean);
         ensure!(is_clean, "{}: the daemon ended without closing the pool; the next open recovers it", path.display());
     }
     Ok(())

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use forkdisk::{ErrorKind, Recorded};
-use forkdisk_control::{params, place};
+use forkdisk_control::{params, runtime_dir};
 use forkdisk_fuse::{MountPoint, mounted_at, unmount, unmount_patiently};
 use forkdisk_uring::{Config, DeviceOptions, UringDevice};
 use rustix::io::Errno;
@@ -74,7 +74,7 @@ pub fn end(global: &Global, dir: &Path) -> Result<()> {
         tracing::warn!(%error, "what was written there may not be durable yet");
     }
     // Nobody begins to close the pool before the mount is gone.
-    let before = place::recorded(&pool);
+    let before = runtime_dir::recorded(&pool);
     unmount_patiently(dir)?;
     let written = wait(global, &pool, dir, matches!(keeper, Ok(Keeper::Daemon { .. })))?;
     // What can only be read, or was left by a process that was killed, is closed by nobody.
@@ -120,7 +120,7 @@ fn keeper(global: &Global, pool: &Path) -> Result<Keeper> {
                 by => Keeper::Process(by.map_or_else(|| e.to_string(), |by| by.who())),
             },
             // While it is ours nobody changes it.
-            Ok(_locked) => Keeper::Nobody(place::recorded(pool)),
+            Ok(_locked) => Keeper::Nobody(runtime_dir::recorded(pool)),
             // Whatever is wrong with it, nobody has it any more.
             Err(_) => Keeper::Nobody(None),
         }

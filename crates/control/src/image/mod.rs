@@ -104,10 +104,10 @@ fn read_all(mut image: File, source: &Source, parts: &Parts) -> Result<(), Stopp
     if is_disk {
         lock(&image, shown, source.force)?;
     }
-    let coming = Coming { parts, at: Cell::new(0), unwanted: Cell::new(false) };
+    let coming = DataProgress { parts, at: Cell::new(0), unwanted: Cell::new(false) };
     let failed = |e| coming.failed(shown, e);
     let Ok(len) = image.seek(SeekFrom::End(0)) else {
-        let mut stream = Patient { file: &image, coming: &coming, head: Cursor::default() };
+        let mut stream = RetryingReader { file: &image, coming: &coming, head: Cursor::default() };
         let mut head = vec![0; LOOKED_AT];
         let n = fill(&mut stream, &mut head).map_err(failed)?;
         head.truncate(n);
@@ -125,7 +125,7 @@ fn read_all(mut image: File, source: &Source, parts: &Parts) -> Result<(), Stopp
     let format = given.or_else(|| format::recognise(&head, &tail)).unwrap_or(Format::RAW);
     if format.kind != Kind::Raw {
         image.seek(SeekFrom::Start(0)).map_err(failed)?;
-        return read_stream(Patient { file: &image, coming: &coming, head: Cursor::default() }, format, source);
+        return read_stream(RetryingReader { file: &image, coming: &coming, head: Cursor::default() }, format, source);
     }
     if len > MAX_VOLUME_SIZE {
         return Err(too_long(shown, len));
@@ -228,13 +228,13 @@ fn read_nbd(stream: UnixStream, parts: &Parts) -> Result<(), Stopped> {
 }
 
 /// How far an image that is read as a stream has come, and whether it is still wanted.
-struct Coming<'a> {
+struct DataProgress<'a> {
     parts: &'a Parts,
     at: Cell<u64>,
     unwanted: Cell<bool>,
 }
 
-impl Coming<'_> {
+impl DataProgress<'_> {
     fn is_wanted(&self) -> bool {
         let is_wanted = self.parts.send_blocking(Ok(Part::Reached(self.at.get()))).is_ok();
         self.unwanted.set(!is_wanted);
@@ -250,14 +250,14 @@ impl Coming<'_> {
 }
 
 /// A stream whose reading ends when it is not wanted any more, however long nothing comes.
-struct Patient<'a> {
+struct RetryingReader<'a> {
     file: &'a File,
-    coming: &'a Coming<'a>,
+    coming: &'a DataProgress<'a>,
     /// What was read ahead.
     head: Cursor<Vec<u8>>,
 }
 
-impl Read for Patient<'_> {
+impl Read for RetryingReader<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let ahead = self.head.read(buf)?;
         if ahead > 0 || buf.is_empty() {
@@ -279,7 +279,7 @@ impl Read for Patient<'_> {
 }
 
 /// Reads a stream in a format that can be read as one.
-fn read_stream(stream: Patient<'_>, format: &Format, source: &Source) -> Result<(), Stopped> {
+fn read_stream(stream: RetryingReader<'_>, format: &Format, source: &Source) -> Result<(), Stopped> {
     let (shown, coming) = (source.shown(), stream.coming);
     let by_hand = match format.kind {
         Kind::Raw => return read_bytes(stream, coming, |e| coming.failed(shown, e), |_, _| Ok(())),
@@ -315,7 +315,7 @@ fn read_stream(stream: Patient<'_>, format: &Format, source: &Source) -> Result<
 /// Reads the bytes of a disk, of which `look` sees the first ones, then the first and the last.
 fn read_bytes(
     mut stream: impl Read,
-    coming: &Coming<'_>,
+    coming: &DataProgress<'_>,
     failed: impl Fn(io::Error) -> Stopped,
     look: impl Fn(&[u8], &[u8]) -> Result<(), Stopped>,
 ) -> Result<(), Stopped> {

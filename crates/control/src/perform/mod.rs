@@ -109,7 +109,7 @@ pub async fn perform(session: &Session, request: Request, call: &Call) -> Result
 /// Waits until deletions have given their space back, so that the next verb finds it free.
 pub(crate) async fn settle(session: &Session, call: &Call) -> Result<(), Failure> {
     call.say("giving space back");
-    session.pool.settle().await.map_err(|error| {
+    session.pool.wait_freed().await.map_err(|error| {
         let failure = Failure::from(error);
         let text = format!("it is done, but its space has not come back yet: {}", failure.message);
         Failure::new(failure.kind, text)

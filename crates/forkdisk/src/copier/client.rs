@@ -5,11 +5,11 @@ use std::cell::{Cell, RefCell};
 use crate::format::Throttle;
 
 use super::throttle::Meter;
-use super::{CopyStats, User};
+use super::{CopyClass, CopyStats};
 
 /// Somebody who has things copied, such as one volume.
 pub struct Client {
-    user: User,
+    user: CopyClass,
     pub(super) meter: RefCell<Meter>,
     pub(super) stats: Cell<CopyStats>,
     /// Its first waiting job has been counted as held up.
@@ -18,13 +18,13 @@ pub struct Client {
 
 impl Client {
     /// A client of a kind, held to `throttle`.
-    pub fn new(user: User, throttle: Throttle) -> Client {
+    pub fn new(user: CopyClass, throttle: Throttle) -> Client {
         let (meter, stats) = (RefCell::new(Meter::new(throttle)), Cell::default());
         Client { user, meter, stats, held: Cell::new(false) }
     }
 
     /// Its kind.
-    pub fn user(&self) -> User {
+    pub fn user(&self) -> CopyClass {
         self.user
     }
 
@@ -34,7 +34,7 @@ impl Client {
     }
 
     /// What it is held to from now on. The copier learns of it at the next
-    /// [`look_again`](super::Copier::look_again).
+    /// [`throttle_changed`](super::Copier::throttle_changed).
     pub fn set_throttle(&self, throttle: Throttle) {
         if self.throttle() != throttle {
             self.meter.borrow_mut().set(throttle);

@@ -11,12 +11,12 @@ use crate::runtime::Runtime;
 use crate::sync::Event;
 
 use super::buffers::Buffers;
-use super::gate::{Gate, Hold};
+use super::gate::{GateHold, WriteGate};
 use super::job::{Progress, Pump};
 use super::queue::{Choice, Limits, Queues};
 use super::subjob::SubJob;
 use super::throttle::Meter;
-use super::{Client, CopyStats, Job, Ticket, USERS, User};
+use super::{CLASSES_COUNT, Client, CopyClass, CopyStats, Job, JobHandle};
 
 /// The copier of a pool. Cheap to clone; all clones are the same one.
 pub struct Copier<D>(pub(super) Rc<Engine<D>>);
@@ -46,7 +46,7 @@ pub(super) struct State<D> {
     live: BTreeMap<u64, Rc<Progress>>,
     next: u64,
     stats: CopyStats,
-    by_user: [CopyStats; USERS],
+    by_user: [CopyStats; CLASSES_COUNT],
 }
 
 impl<D: Device> Copier<D> {
@@ -81,19 +81,19 @@ impl<D: Device> Copier<D> {
             }
             state.settings = settings;
         }
-        self.look_again();
+        self.throttle_changed();
     }
 
     /// To be called when a client's throttle has changed.
-    pub fn look_again(&self) {
+    pub fn throttle_changed(&self) {
         self.0.alarm.set(None);
         self.0.clone().pump();
     }
 
     /// Holds back writes of jobs until it is dropped.
-    pub fn gate(&self) -> Gate {
+    pub fn gate(&self) -> WriteGate {
         let engine: Rc<dyn Pump> = self.0.clone();
-        Gate::new(Rc::downgrade(&engine))
+        WriteGate::new(Rc::downgrade(&engine))
     }
 
     /// Figures of all clients together, and bytes of buffers in use.
@@ -103,13 +103,13 @@ impl<D: Device> Copier<D> {
     }
 
     /// Figures of all clients of one kind together.
-    pub fn stats_of(&self, user: User) -> CopyStats {
+    pub fn stats_of(&self, user: CopyClass) -> CopyStats {
         self.0.state.borrow().by_user[user as usize]
     }
 
     /// Takes on `job` for `client`. If nothing is in its way its first reads are submitted before
     /// this returns.
-    pub fn submit(&self, client: &Rc<Client>, job: Job<D>, given: Vec<super::Given>) -> Ticket {
+    pub fn submit(&self, client: &Rc<Client>, job: Job<D>, given: Vec<super::ProvidedBytes>) -> JobHandle {
         let progress = {
             let now = self.0.runtime.now();
             let state = &mut *self.0.state.borrow_mut();
@@ -124,7 +124,7 @@ impl<D: Device> Copier<D> {
         };
         self.0.clone().pump();
         let engine: Rc<dyn Pump> = self.0.clone();
-        Ticket { progress, engine: Rc::downgrade(&engine) }
+        JobHandle { progress, engine: Rc::downgrade(&engine) }
     }
 }
 
@@ -161,12 +161,12 @@ impl<D> State<D> {
     /// Whether nothing that was submitted before `job` and lies near it has yet to be written.
     pub fn is_turn_of(&self, job: &Progress, beside: impl Fn(u64) -> bool) -> bool {
         let earlier = self.live.range(..job.number);
-        earlier.into_iter().all(|(&number, other)| other.is_sealed() || !other.is_near(job) || beside(number))
+        earlier.into_iter().all(|(&number, other)| other.is_fully_submitted() || !other.is_near(job) || beside(number))
     }
 
     /// Whether a gate holds the job back.
     pub fn is_held(&self, job: &Progress) -> bool {
-        job.hold.as_ref().is_some_and(Hold::is_closed) && self.queues.len() == 0
+        job.hold.as_ref().is_some_and(GateHold::is_closed) && self.queues.len() == 0
     }
 
     fn next(&mut self, now: Duration, make: impl Fn(usize) -> crate::device::Buf) -> Choice<D> {
@@ -196,11 +196,11 @@ impl<D> State<D> {
                 stats.merged += u64::from(i > 0);
                 if first {
                     stats.queued -= 1;
-                    stats.wait += now.saturating_sub(job.submitted);
+                    stats.wait += now.saturating_sub(job.submitted_at);
                 }
             });
             job.started.set(part.at + part.len);
-            job.flying.set(job.flying.get() + 1);
+            job.in_flight.set(job.in_flight.get() + 1);
         }
     }
 
@@ -221,7 +221,7 @@ impl<D> State<D> {
         });
         for part in &sub.parts {
             let job = &part.job.progress;
-            job.flying.set(job.flying.get() - 1);
+            job.in_flight.set(job.in_flight.get() - 1);
         }
     }
 
@@ -243,7 +243,7 @@ impl<D> State<D> {
     }
 
     fn note_job(&mut self, job: &Progress, now: Duration) {
-        let took = now.saturating_sub(job.submitted);
+        let took = now.saturating_sub(job.submitted_at);
         let never_started = job.started.get() == 0;
         let given: u64 = job.given.take().iter().map(|g| g.range.len() as u64).sum();
         let (failed, cancelled) = job.end();
@@ -286,7 +286,7 @@ impl<D: Device> Pump for Engine<D> {
         ended.iter().for_each(|job| job.changed.notify());
     }
 
-    fn turned(&self) {
+    fn recheck_order(&self) {
         self.turned.notify();
     }
 }

@@ -12,7 +12,7 @@ use crate::device::Buf;
 use crate::planted::{Bug, planted};
 use crate::sync::Event;
 
-use super::gate::Hold;
+use super::gate::GateHold;
 use super::{Client, MAX_DESTINATIONS, Moved};
 
 /// A place on a device.
@@ -41,21 +41,21 @@ impl<D> Place<D> {
 }
 
 /// Where a piece of a source comes from.
-pub enum Source<D> {
+pub enum CopySource<D> {
     /// A device.
     Device(Place<D>),
     /// Nothing was ever there.
     Zeroes,
-    /// The job is given all of it (see [`Ticket::give`]): nothing is read.
+    /// The job is given all of it (see [`JobHandle::give`]): nothing is read.
     Given,
 }
 
-impl<D> Clone for Source<D> {
+impl<D> Clone for CopySource<D> {
     fn clone(&self) -> Self {
         match self {
-            Source::Device(place) => Source::Device(place.clone()),
-            Source::Zeroes => Source::Zeroes,
-            Source::Given => Source::Given,
+            CopySource::Device(place) => CopySource::Device(place.clone()),
+            CopySource::Zeroes => CopySource::Zeroes,
+            CopySource::Given => CopySource::Given,
         }
     }
 }
@@ -65,7 +65,7 @@ pub struct Piece<D> {
     /// Bytes, a multiple of the devices' block sizes, not 0.
     pub len: u64,
     /// Where they come from.
-    pub from: Source<D>,
+    pub from: CopySource<D>,
 }
 
 /// A copy: all pieces of the source, one behind the other, to each destination.
@@ -77,23 +77,23 @@ pub struct Job<D> {
     /// Jobs of one client whose ranges overlap are written and ended in the order of submission.
     pub near: Range<u64>,
     /// Jobs that stand and fall together: when one fails, nothing more of the others is written.
-    pub group: Group,
+    pub group: JobGroup,
     /// Is told what is being written, and where in the job it lies; not of what a device clones.
-    pub witness: Option<Sight>,
+    pub observer: Option<DataObserver>,
     /// It is written when this lets it.
-    pub hold: Option<Hold>,
+    pub hold: Option<GateHold>,
 }
 
-/// See [`Job::witness`].
-pub type Sight = Rc<dyn Fn(u64, &[u8])>;
+/// See [`Job::observer`].
+pub type DataObserver = Rc<dyn Fn(u64, &[u8])>;
 
 /// See [`Job::group`]. A job of its own has a new one.
 #[derive(Clone, Default)]
-pub struct Group(Rc<Cell<bool>>);
+pub struct JobGroup(Rc<Cell<bool>>);
 
 /// Bytes that take the place of what a source holds.
 #[derive(Clone)]
-pub struct Given {
+pub struct ProvidedBytes {
     /// Where they go, in bytes from the start of the job.
     pub at: u64,
     /// Where they are in `bytes`.
@@ -122,22 +122,22 @@ pub(super) struct Progress {
     /// Bytes that sub-jobs have been made of, from the start.
     pub started: Cell<u64>,
     /// Bytes whose write has been submitted, from the start.
-    pub sealed: Cell<u64>,
+    pub submitted: Cell<u64>,
     /// Bytes that have been read, or need not be.
     pub read: Cell<u64>,
     /// Sub-jobs in flight.
-    pub flying: Cell<usize>,
+    pub in_flight: Cell<usize>,
     failure: RefCell<Option<CopyError>>,
-    group: Group,
-    pub given: RefCell<Vec<Given>>,
-    pub witness: Option<Sight>,
-    pub hold: Option<Hold>,
+    group: JobGroup,
+    pub given: RefCell<Vec<ProvidedBytes>>,
+    pub checksum: Option<DataObserver>,
+    pub hold: Option<GateHold>,
     /// What its sub-jobs have done.
     pub moved: Cell<Moved>,
     /// It is over, and everybody before it that lies near is, too.
     pub ended: Cell<bool>,
     pub changed: Event,
-    pub submitted: Duration,
+    pub submitted_at: Duration,
     /// Since when it has had the head of the queue and no buffer.
     pub starved: Cell<Option<Duration>>,
 }
@@ -168,13 +168,13 @@ impl Progress {
 
     /// Whether all of it has been submitted to be written.
     fn is_written(&self) -> bool {
-        self.sealed.get() == self.len
+        self.submitted.get() == self.len
     }
 
     /// Everything before byte `end` has been submitted to be written.
-    pub fn seal(&self, end: u64) {
-        self.sealed.set(self.sealed.get().max(end));
-        if self.is_sealed() {
+    pub fn note_submitted(&self, end: u64) {
+        self.submitted.set(self.submitted.get().max(end));
+        if self.is_fully_submitted() {
             self.changed.notify();
         }
     }
@@ -188,13 +188,13 @@ impl Progress {
     }
 
     /// Whether nothing of it will be submitted to a device any more.
-    pub fn is_sealed(&self) -> bool {
+    pub fn is_fully_submitted(&self) -> bool {
         self.is_written() || self.has_failed()
     }
 
     /// Whether none of its requests is in flight and none will be.
     pub fn is_over(&self) -> bool {
-        self.flying.get() == 0 && (self.started.get() == self.len || self.has_failed())
+        self.in_flight.get() == 0 && (self.started.get() == self.len || self.has_failed())
     }
 
     pub fn is_near(&self, other: &Progress) -> bool {
@@ -206,7 +206,7 @@ impl Progress {
     pub fn given_in(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let all = self.given.borrow();
         let counted = if planted(Bug::JoinedBesideClone) { all.len().min(1) } else { all.len() };
-        let clip = |g: &Given| g.at.max(range.start)..(g.at + g.range.len() as u64).min(range.end);
+        let clip = |g: &ProvidedBytes| g.at.max(range.start)..(g.at + g.range.len() as u64).min(range.end);
         let mut parts: Vec<Range<u64>> = all[..counted].iter().map(clip).filter(|part| !part.is_empty()).collect();
         parts.sort_by_key(|part| part.start);
         let mut out: Vec<Range<u64>> = Vec::with_capacity(parts.len());
@@ -264,18 +264,18 @@ impl<D> Job<D> {
             near: self.near.clone(),
             len: self.len(),
             started: Cell::new(0),
-            sealed: Cell::new(0),
+            submitted: Cell::new(0),
             read: Cell::new(0),
-            flying: Cell::new(0),
+            in_flight: Cell::new(0),
             failure: RefCell::new(None),
             group: self.group.clone(),
             given: RefCell::default(),
-            witness: self.witness.clone(),
+            checksum: self.observer.clone(),
             hold: self.hold.clone(),
             moved: Cell::default(),
             ended: Cell::new(false),
             changed: Event::default(),
-            submitted: now,
+            submitted_at: now,
             starved: Cell::new(None),
         };
         Queued { progress: Rc::new(progress), source: self.source, destinations: self.destinations }
@@ -290,7 +290,7 @@ impl<D> Queued<D> {
             let (from, to) = (start.max(at), (start + piece.len).min(end));
             if from < to {
                 let source = match &piece.from {
-                    Source::Device(place) => Source::Device(place.after(from - start)),
+                    CopySource::Device(place) => CopySource::Device(place.after(from - start)),
                     other => other.clone(),
                 };
                 out.push(Piece { len: to - from, from: source });
@@ -303,7 +303,7 @@ impl<D> Queued<D> {
     /// Whether this job goes on where `before` ends, at the source and at every destination.
     pub fn continues(&self, before: &Queued<D>) -> bool {
         let source = match (before.source.last(), self.source.first()) {
-            (Some(Piece { len, from: Source::Device(a) }), Some(Piece { from: Source::Device(b), .. })) => {
+            (Some(Piece { len, from: CopySource::Device(a) }), Some(Piece { from: CopySource::Device(b), .. })) => {
                 b.follows(a, *len)
             }
             (Some(_), Some(_)) => true,
@@ -320,20 +320,20 @@ pub(super) trait Pump {
     /// What can start, starts; what is over, ends.
     fn pump(self: Rc<Self>);
     /// A write may have been let go.
-    fn turned(&self);
+    fn recheck_order(&self);
 }
 
 /// A job that was submitted. Dropping it cancels nothing.
-pub struct Ticket {
+pub struct JobHandle {
     pub(super) progress: Rc<Progress>,
     pub(super) engine: Weak<dyn Pump>,
 }
 
-impl Ticket {
+impl JobHandle {
     /// The job takes these bytes instead of what its source holds there, unless that part of it has
     /// been written already or it has failed; then nothing changes and the answer is false. Of bytes
     /// given twice the later ones count.
-    pub fn give(&self, given: Given) -> bool {
+    pub fn give(&self, given: ProvidedBytes) -> bool {
         let takes = self.takes(given.at);
         if takes {
             self.progress.given.borrow_mut().push(given);
@@ -343,7 +343,7 @@ impl Ticket {
 
     /// Whether bytes from `at` on can still be given to it.
     pub fn takes(&self, at: u64) -> bool {
-        at >= self.progress.sealed.get() && !self.progress.has_failed() && !self.progress.ended.get()
+        at >= self.progress.submitted.get() && !self.progress.has_failed() && !self.progress.ended.get()
     }
 
     /// Starts nothing more of the job. What is in flight ends first.
@@ -352,7 +352,7 @@ impl Ticket {
             self.progress.fail(CopyError::Cancelled);
             if let Some(engine) = self.engine.upgrade() {
                 // It may wait to be written.
-                engine.turned();
+                engine.recheck_order();
                 engine.pump();
             }
         }
@@ -369,7 +369,7 @@ impl Ticket {
     }
 
     /// Resolves when all of it has been read, or nothing more will be.
-    pub async fn read(&self) {
+    pub async fn wait_read(&self) {
         let progress = &self.progress;
         while progress.read.get() < progress.len && !progress.has_failed() && !progress.ended.get() {
             progress.changed.wait().await;
@@ -377,8 +377,8 @@ impl Ticket {
     }
 
     /// Resolves when everything has been submitted to the destinations (true), or nothing more will be.
-    pub async fn sealed(&self) -> bool {
-        while !self.progress.is_sealed() && !self.progress.ended.get() {
+    pub async fn wait_submitted(&self) -> bool {
+        while !self.progress.is_fully_submitted() && !self.progress.ended.get() {
             self.progress.changed.wait().await;
         }
         self.progress.is_written()
@@ -386,7 +386,7 @@ impl Ticket {
 
     /// Resolves when none of its requests is in flight any more: everything is written to all
     /// destinations (not durable before a flush of theirs), or why not.
-    pub async fn done(&self) -> Result<(), CopyError> {
+    pub async fn wait_done(&self) -> Result<(), CopyError> {
         while !self.progress.ended.get() {
             self.progress.changed.wait().await;
         }

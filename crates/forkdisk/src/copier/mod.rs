@@ -8,9 +8,9 @@
 //! - **Order.** Sub-jobs of one client start in the order in which its jobs were submitted. One that
 //!   gets no buffer keeps its place, and everybody behind it waits. Writes of jobs that lie *near*
 //!   each other are submitted in that order, too, and such jobs end in that order.
-//! - **Progress.** Every kind of [`User`] has buffers for one sub-job of its own. A sub-job waits
+//! - **Progress.** Every kind of [`CopyClass`] has buffers for one sub-job of its own. A sub-job waits
 //!   only for sub-jobs that started before it, and those have their buffers.
-//!   A [`Gate`] holds no write back while any job waits to be started.
+//!   A [`WriteGate`] holds no write back while any job waits to be started.
 //! - **All or nothing, told as it is.** A job that could not read, could not write, or was cancelled
 //!   ends with that; what it has written then is of no use. An error ends its own job only, also where
 //!   jobs were merged into one request.
@@ -34,8 +34,8 @@ mod tests;
 
 pub use client::Client;
 pub use engine::Copier;
-pub use gate::{Gate, Hold};
-pub use job::{CopyError, Given, Group, Job, Piece, Place, Sight, Source, Ticket};
+pub use gate::{GateHold, WriteGate};
+pub use job::{CopyError, CopySource, DataObserver, Job, JobGroup, JobHandle, Piece, Place, ProvidedBytes};
 pub use stats::{CopyStats, Moved};
 
 use crate::format::COPIER_USERS;
@@ -45,7 +45,7 @@ pub const MAX_DESTINATIONS: usize = 8;
 
 /// What copies are made for. Each kind has a queue and a reserve of buffers of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum User {
+pub enum CopyClass {
     /// First writes to shared chunks.
     Break,
     /// Bringing scattered blocks together.
@@ -59,5 +59,5 @@ pub enum User {
 }
 
 /// How many kinds there are.
-pub(crate) const USERS: usize = COPIER_USERS as usize;
-const _: () = assert!(User::Flatten as usize + 1 == USERS);
+pub(crate) const CLASSES_COUNT: usize = COPIER_USERS as usize;
+const _: () = assert!(CopyClass::Flatten as usize + 1 == CLASSES_COUNT);

@@ -12,22 +12,20 @@ use std::pin::Pin;
 
 use crate::device::Device;
 use crate::planted::{Bug, planted};
-use crate::types::PAGE_SIZE;
+use crate::types::PAGE_BYTES;
 
-use super::job::{Place, Source};
+use super::job::{CopySource, Place};
 use super::queue::Part;
 use super::subjob::SubJob;
 
-const PAGE: u64 = PAGE_SIZE as u64;
-
 /// A request to clone a range, or to make it zero.
-struct Shift<D> {
+struct OffloadRequest<D> {
     from: Option<Place<D>>,
     to: Place<D>,
     len: u64,
 }
 
-impl<D: Device> Shift<D> {
+impl<D: Device> OffloadRequest<D> {
     fn submit(&self) -> Pin<Box<dyn Future<Output = io::Result<()>>>> {
         let to = &self.to;
         match &self.from {
@@ -37,7 +35,7 @@ impl<D: Device> Shift<D> {
     }
 
     /// Whether `next` goes on where this one ends.
-    fn takes(&self, next: &Shift<D>) -> bool {
+    fn takes(&self, next: &OffloadRequest<D>) -> bool {
         let source = match (&self.from, &next.from) {
             (Some(a), Some(b)) => b.follows(a, self.len),
             (None, None) => true,
@@ -81,14 +79,14 @@ impl<D: Device> SubJob<D> {
         for part in &self.parts {
             for piece in part.job.pieces(part.at, part.len) {
                 let able = |to: &Place<D>| match &piece.from {
-                    Source::Device(from) => to.device.can_clone(&from.device),
-                    Source::Zeroes => to.device.can_clone(&to.device),
-                    Source::Given => true,
+                    CopySource::Device(from) => to.device.can_clone(&from.device),
+                    CopySource::Zeroes => to.device.can_clone(&to.device),
+                    CopySource::Given => true,
                 };
                 if !part.job.destinations.iter().all(able) {
                     return false;
                 }
-                any |= !matches!(piece.from, Source::Given);
+                any |= !matches!(piece.from, CopySource::Given);
             }
         }
         any
@@ -97,7 +95,7 @@ impl<D: Device> SubJob<D> {
     /// Clones what there is to clone, then completes the pages that were given in part; or, where the
     /// device cannot, reads everything. Nothing is in flight afterwards.
     pub(super) async fn offload(&mut self) {
-        if self.shift_all().await.is_err() {
+        if self.offload_all().await.is_err() {
             self.offloads = false;
         }
         // What is given while something is read may have to be completed as well.
@@ -110,15 +108,15 @@ impl<D: Device> SubJob<D> {
     }
 
     /// Clones for all parts. If that fails, each part is tried by itself to see whose failure it is.
-    async fn shift_all(&mut self) -> Result<(), Unsupported> {
+    async fn offload_all(&mut self) -> Result<(), Unsupported> {
         let parts = self.alive();
-        let Err(error) = self.shift(&parts).await? else { return Ok(()) };
+        let Err(error) = self.offload_parts(&parts).await? else { return Ok(()) };
         if let [part] = parts[..] {
             self.fail(part, error, true);
             return Ok(());
         }
         for part in parts {
-            if let Err(error) = self.shift(&[part]).await? {
+            if let Err(error) = self.offload_parts(&[part]).await? {
                 self.fail(part, error, true);
             }
         }
@@ -127,10 +125,10 @@ impl<D: Device> SubJob<D> {
 
     /// Submits all requests for some of the parts and waits for all of them, also when one has failed: none
     /// may reach a place that is somebody else's by then.
-    async fn shift(&mut self, parts: &[usize]) -> Result<io::Result<()>, Unsupported> {
-        let bytes = |&part: &usize| self.shifts(&[part]).iter().map(|shift| shift.len).sum();
+    async fn offload_parts(&mut self, parts: &[usize]) -> Result<io::Result<()>, Unsupported> {
+        let bytes = |&part: &usize| self.offload_requests(&[part]).iter().map(|shift| shift.len).sum();
         let moved: Vec<u64> = parts.iter().map(bytes).collect();
-        let requests: Vec<_> = self.shifts(parts).iter().map(Shift::submit).collect();
+        let requests: Vec<_> = self.offload_requests(parts).iter().map(OffloadRequest::submit).collect();
         let (mut result, mut supported) = (Ok(()), true);
         for request in requests {
             match request.await {
@@ -149,8 +147,8 @@ impl<D: Device> SubJob<D> {
 
     /// What is cloned or made zero for some of the parts, by destination, in order: all but pieces of which
     /// every page is written anyway.
-    fn shifts(&self, parts: &[usize]) -> Vec<Shift<D>> {
-        let mut out: Vec<Shift<D>> = Vec::new();
+    fn offload_requests(&self, parts: &[usize]) -> Vec<OffloadRequest<D>> {
+        let mut out: Vec<OffloadRequest<D>> = Vec::new();
         for d in 0..self.parts[0].job.destinations.len() {
             for part in parts.iter().map(|&i| &self.parts[i]) {
                 let (mut at, given) = (part.at, given_pages(part));
@@ -161,9 +159,9 @@ impl<D: Device> SubJob<D> {
                         continue;
                     }
                     let shift = match piece.from {
-                        Source::Device(from) => Shift { from: Some(from), to, len: piece.len },
-                        Source::Zeroes => Shift { from: None, to, len: piece.len },
-                        Source::Given => continue,
+                        CopySource::Device(from) => OffloadRequest { from: Some(from), to, len: piece.len },
+                        CopySource::Zeroes => OffloadRequest { from: None, to, len: piece.len },
+                        CopySource::Given => continue,
                     };
                     match out.last_mut() {
                         Some(last) if last.takes(&shift) => last.len += shift.len,
@@ -187,8 +185,8 @@ fn in_buffer<D>(range: &Range<u64>, start: usize, part: &Part<D>) -> Range<usize
 
 /// The page around byte `at` of a part's job, as far as it lies in the part.
 fn page_around<D>(at: u64, part: &Part<D>) -> Range<u64> {
-    let first = at / PAGE * PAGE;
-    first.max(part.at)..(first + PAGE).min(part.at + part.len)
+    let first = at / PAGE_BYTES * PAGE_BYTES;
+    first.max(part.at)..(first + PAGE_BYTES).min(part.at + part.len)
 }
 
 /// Pages of a part of which something was given, but not all.

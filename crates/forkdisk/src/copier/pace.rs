@@ -8,24 +8,24 @@ use crate::device::Device;
 use super::{Client, Copier};
 
 /// Longest sleep before it is looked again: throttles may have changed.
-const LOOK: Duration = Duration::from_millis(100);
+const MAX_SLEEP: Duration = Duration::from_millis(100);
 
 /// Somebody moves bytes on behalf of a client; ends when it is dropped.
-pub struct Pace<'a, D: Device> {
+pub struct PacedTransfer<'a, D: Device> {
     copier: &'a Copier<D>,
     client: Rc<Client>,
     since: Duration,
     bytes: u64,
 }
 
-impl<D: Device> Pace<'_, D> {
+impl<D: Device> PacedTransfer<'_, D> {
     /// So many bytes have been moved: whoever comes next pays for them.
     pub fn moved(&mut self, bytes: u64) {
         self.bytes += bytes;
     }
 }
 
-impl<D: Device> Drop for Pace<'_, D> {
+impl<D: Device> Drop for PacedTransfer<'_, D> {
     fn drop(&mut self) {
         self.copier.0.charge(&self.client, self.bytes, self.since);
     }
@@ -42,15 +42,15 @@ impl<D: Device> Copier<D> {
     /// Waits until the throttles of the pool and of `client` allow more; `None` if `goes_on`, which is asked now and then,
     /// answers false before that. What is moved until the answer is dropped counts for both, but as if it came after
     /// all others: whoever moves it may wait for somebody whose copy must not wait for him.
-    pub async fn pace(&self, client: &Rc<Client>, mut goes_on: impl FnMut() -> bool) -> Option<Pace<'_, D>> {
+    pub async fn pace(&self, client: &Rc<Client>, mut goes_on: impl FnMut() -> bool) -> Option<PacedTransfer<'_, D>> {
         let mut held = false;
         while let Some(wait) = self.0.wait(client, held) {
             held = true;
             if !goes_on() {
                 return None;
             }
-            self.0.runtime.sleep(wait.min(LOOK)).await;
+            self.0.runtime.sleep(wait.min(MAX_SLEEP)).await;
         }
-        Some(Pace { copier: self, client: client.clone(), since: self.0.runtime.now(), bytes: 0 })
+        Some(PacedTransfer { copier: self, client: client.clone(), since: self.0.runtime.now(), bytes: 0 })
     }
 }

@@ -13,7 +13,7 @@ use crate::planted::{Bug, planted};
 use super::buffers::Buffers;
 use super::job::{Progress, Queued};
 use super::throttle::Meter;
-use super::{Client, USERS, User};
+use super::{CLASSES_COUNT, Client, CopyClass};
 
 /// A part of a job, made into (a part of) a sub-job.
 pub struct Part<D> {
@@ -42,7 +42,7 @@ pub struct Limits<'a> {
 
 /// Jobs of which not everything has started.
 pub struct Queues<D> {
-    of: [VecDeque<Rc<Queued<D>>>; USERS],
+    of: [VecDeque<Rc<Queued<D>>>; CLASSES_COUNT],
     /// The kind that is looked at first: they take turns.
     turn: usize,
 }
@@ -86,11 +86,11 @@ impl<D> Queues<D> {
         }
         let held = limits.meter.wait(limits.now);
         let mut soonest: Option<Duration> = None;
-        for i in 0..USERS {
-            let user = (self.turn + i) % USERS;
+        for i in 0..CLASSES_COUNT {
+            let user = (self.turn + i) % CLASSES_COUNT;
             match self.head(user, held, limits, &make) {
                 Head::Start(buf, parts) => {
-                    self.turn = (user + 1) % USERS;
+                    self.turn = (user + 1) % CLASSES_COUNT;
                     return Choice::Start(buf, parts);
                 }
                 Head::Wait(time) => soonest = Some(soonest.map_or(time, |s| s.min(time))),
@@ -117,7 +117,7 @@ impl<D> Queues<D> {
             if progress.has_failed() || blocked.contains(&client) {
                 continue;
             }
-            if progress.flying.get() >= limits.split_count {
+            if progress.in_flight.get() >= limits.split_count {
                 blocked.push(client);
                 continue;
             }
@@ -186,15 +186,15 @@ fn note_throttled(client: &Client) {
 }
 
 /// For messages and figures.
-impl User {
+impl CopyClass {
     /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {
-            User::Break => "break",
-            User::Gather => "gather",
-            User::Origin => "origin",
-            User::Transfer => "transfer",
-            User::Flatten => "flatten",
+            CopyClass::Break => "break",
+            CopyClass::Gather => "gather",
+            CopyClass::Origin => "origin",
+            CopyClass::Transfer => "transfer",
+            CopyClass::Flatten => "flatten",
         }
     }
 }

@@ -12,14 +12,14 @@ use crate::device::{Buf, Device, IoResult, Segment, Segments};
 use crate::planted::{Bug, planted};
 
 use super::engine::Engine;
-use super::job::{CopyError, Place, Source};
+use super::job::{CopyError, CopySource, Place};
 use super::queue::Part;
 use super::stats::Moved;
 
 /// A request that has been submitted.
 type Request = Pin<Box<dyn Future<Output = IoResult>>>;
 /// All that belongs together, of which the first request has been submitted.
-pub type Begun<D> = (Vec<Group<D>>, Request);
+pub type StartedTransfer<D> = (Vec<SegmentGroup<D>>, Request);
 
 /// See the module. All parts belong to one client and follow each other at every destination.
 pub struct SubJob<D> {
@@ -38,12 +38,12 @@ pub struct SubJob<D> {
 }
 
 /// Segments of one request, all on one device.
-pub struct Group<D> {
+pub struct SegmentGroup<D> {
     device: Rc<D>,
     segments: Segments,
 }
 
-impl<D> Group<D> {
+impl<D> SegmentGroup<D> {
     fn bytes(&self) -> u64 {
         self.segments.iter().map(|s| s.len as u64).sum()
     }
@@ -81,12 +81,12 @@ impl<D> SubJob<D> {
 
 impl<D: Device> SubJob<D> {
     /// Fills in what comes from nowhere and submits the first read of what is missing, if anything is.
-    pub fn start_reading(&mut self) -> Option<Begun<D>> {
+    pub fn start_reading(&mut self) -> Option<StartedTransfer<D>> {
         self.fill = self.missing();
         let mut zeroes = Vec::new();
         let all: Vec<usize> = (0..self.parts.len()).collect();
         self.each_source(&all, |from, place| {
-            if matches!(from, Source::Zeroes) {
+            if matches!(from, CopySource::Zeroes) {
                 zeroes.push(place);
             }
         });
@@ -100,7 +100,7 @@ impl<D: Device> SubJob<D> {
     }
 
     /// Reads, waits for its turn, writes. Failures end up with the jobs they belong to.
-    pub async fn run(&mut self, engine: &Rc<Engine<D>>, reading: Option<Begun<D>>) {
+    pub async fn run(&mut self, engine: &Rc<Engine<D>>, reading: Option<StartedTransfer<D>>) {
         if let Some(reading) = reading {
             self.finish(reading, false).await;
         }
@@ -128,7 +128,7 @@ impl<D: Device> SubJob<D> {
     }
 
     /// Where everything that is to be filled of some of the parts comes from, and its place in the buffer.
-    fn each_source(&self, parts: &[usize], mut see: impl FnMut(Source<D>, Range<usize>)) {
+    fn each_source(&self, parts: &[usize], mut see: impl FnMut(CopySource<D>, Range<usize>)) {
         for (_, (start, part)) in self.placed().enumerate().filter(|(i, _)| parts.contains(i)) {
             let end = start + part.len as usize;
             for range in &self.fill {
@@ -147,10 +147,10 @@ impl<D: Device> SubJob<D> {
     }
 
     /// What is read for some of the parts, by device, in order.
-    fn reads(&self, parts: &[usize]) -> Vec<Group<D>> {
-        let mut groups: Vec<Group<D>> = Vec::new();
+    fn reads(&self, parts: &[usize]) -> Vec<SegmentGroup<D>> {
+        let mut groups: Vec<SegmentGroup<D>> = Vec::new();
         self.each_source(parts, |from, place| {
-            if let Source::Device(source) = from {
+            if let CopySource::Device(source) = from {
                 push(&mut groups, &source, place.start, place.len());
             }
         });
@@ -158,8 +158,8 @@ impl<D: Device> SubJob<D> {
     }
 
     /// What is written for some of the parts, by device.
-    fn writes(&self, parts: &[usize]) -> Vec<Group<D>> {
-        let mut groups: Vec<Group<D>> = Vec::new();
+    fn writes(&self, parts: &[usize]) -> Vec<SegmentGroup<D>> {
+        let mut groups: Vec<SegmentGroup<D>> = Vec::new();
         for d in 0..self.parts[0].job.destinations.len() {
             for (i, (start, part)) in self.placed().enumerate().filter(|(i, _)| parts.contains(i)) {
                 for range in self.written(i) {
@@ -173,7 +173,7 @@ impl<D: Device> SubJob<D> {
 
     /// The rest of what has begun. If something failed, each part is tried by itself to see whose
     /// failure it is.
-    pub(super) async fn finish(&mut self, (groups, first): Begun<D>, write: bool) {
+    pub(super) async fn finish(&mut self, (groups, first): StartedTransfer<D>, write: bool) {
         let parts = self.alive();
         let (mut result, buf) = first.await;
         self.buf = Some(buf);
@@ -197,14 +197,14 @@ impl<D: Device> SubJob<D> {
             Err(error) if self.parts.len() == 1 => self.fail(0, error, write),
             Err(_) => {
                 for part in self.alive() {
-                    self.alone(part, write).await;
+                    self.transfer_part(part, write).await;
                 }
             }
         }
     }
 
     /// Reads or writes one part by itself.
-    async fn alone(&mut self, part: usize, write: bool) {
+    async fn transfer_part(&mut self, part: usize, write: bool) {
         for group in if write { self.writes(&[part]) } else { self.reads(&[part]) } {
             match self.transfer(&group, write).await {
                 Ok(()) => {
@@ -216,12 +216,12 @@ impl<D: Device> SubJob<D> {
         }
     }
 
-    fn note_requests(&mut self, groups: &[Group<D>], write: bool) {
+    fn note_requests(&mut self, groups: &[SegmentGroup<D>], write: bool) {
         self.requests[usize::from(write)] += groups.iter().map(|group| group.segments.len() as u64).sum::<u64>();
     }
 
-    fn note_transfer(&mut self, part: usize, groups: &[Group<D>], write: bool) {
-        let bytes: u64 = groups.iter().map(Group::bytes).sum();
+    fn note_transfer(&mut self, part: usize, groups: &[SegmentGroup<D>], write: bool) {
+        let bytes: u64 = groups.iter().map(SegmentGroup::bytes).sum();
         self.note(part, |moved| *if write { &mut moved.written } else { &mut moved.read } += bytes);
     }
 
@@ -248,7 +248,8 @@ impl<D: Device> SubJob<D> {
             let state = engine.state.borrow();
             self.parts.iter().all(|part| {
                 let job = &part.job.progress;
-                job.has_failed() || job.sealed.get() == part.at && state.is_turn_of(job, beside) && !state.is_held(job)
+                job.has_failed()
+                    || job.submitted.get() == part.at && state.is_turn_of(job, beside) && !state.is_held(job)
             })
         };
         while !is_turn() && !self.all_failed() {
@@ -257,17 +258,17 @@ impl<D: Device> SubJob<D> {
     }
 
     /// Lays what was given over what was read and submits the first write, if there is one.
-    fn start_writing(&mut self) -> Option<Begun<D>> {
+    fn start_writing(&mut self) -> Option<StartedTransfer<D>> {
         let groups = self.writes(&self.alive());
         let mut buf = self.take_buf();
         for (start, part) in self.placed() {
             let job = &part.job.progress;
             let bytes = &mut buf[start..start + part.len as usize];
             job.overlay(part.at, bytes);
-            if let Some(witness) = job.witness.as_ref().filter(|_| !self.offloads && !job.has_failed()) {
-                witness(part.at, bytes);
+            if let Some(checksum) = job.checksum.as_ref().filter(|_| !self.offloads && !job.has_failed()) {
+                checksum(part.at, bytes);
             }
-            job.seal(part.at + part.len);
+            job.note_submitted(part.at + part.len);
         }
         let Some(first) = groups.first() else {
             self.buf = Some(buf);
@@ -277,7 +278,7 @@ impl<D: Device> SubJob<D> {
         Some((groups, request))
     }
 
-    async fn transfer(&mut self, group: &Group<D>, write: bool) -> io::Result<()> {
+    async fn transfer(&mut self, group: &SegmentGroup<D>, write: bool) -> io::Result<()> {
         let (buf, segments) = (self.take_buf(), group.segments.clone());
         let (result, buf) = match write {
             true => group.device.write(buf, segments, false).await,
@@ -289,10 +290,10 @@ impl<D: Device> SubJob<D> {
 }
 
 /// Adds a piece: to the last one where it goes on, to its device's group, or to a new one.
-fn push<D>(groups: &mut Vec<Group<D>>, place: &Place<D>, at: usize, len: usize) {
+fn push<D>(groups: &mut Vec<SegmentGroup<D>>, place: &Place<D>, at: usize, len: usize) {
     let segment = Segment { offset: place.offset, at, len };
     let Some(group) = groups.iter_mut().find(|g| Rc::ptr_eq(&g.device, &place.device)) else {
-        groups.push(Group { device: place.device.clone(), segments: smallvec![segment] });
+        groups.push(SegmentGroup { device: place.device.clone(), segments: smallvec![segment] });
         return;
     };
     match group.segments.last_mut() {

@@ -7,13 +7,13 @@ use crate::format::Throttle;
 /// Times beyond this are halved, so that what was long ago counts for less and less.
 const WINDOW: Duration = Duration::from_secs(1);
 /// Shortest wait worth a timer.
-const SHORTEST: Duration = Duration::from_millis(1);
+const MIN_WAIT: Duration = Duration::from_millis(1);
 
 /// Measures what is done and says when there may be more.
 pub struct Meter {
     limit: Throttle,
     /// Sub-jobs in flight.
-    flying: usize,
+    in_flight: usize,
     /// Up to when `busy` and `total` are counted.
     until: Duration,
     /// Of the time `total`, how long anything was in flight.
@@ -27,7 +27,7 @@ impl Meter {
     /// A meter that holds to `limit`.
     pub fn new(limit: Throttle) -> Meter {
         let zero = Duration::ZERO;
-        Meter { limit, flying: 0, until: zero, busy: zero, total: zero, due: zero }
+        Meter { limit, in_flight: 0, until: zero, busy: zero, total: zero, due: zero }
     }
 
     /// The limit.
@@ -37,7 +37,7 @@ impl Meter {
 
     /// A new limit: what was done before is forgotten.
     pub fn set(&mut self, limit: Throttle) {
-        *self = Meter { flying: self.flying, until: self.until, ..Meter::new(limit) };
+        *self = Meter { in_flight: self.in_flight, until: self.until, ..Meter::new(limit) };
     }
 
     /// How long to wait before the next sub-job may start; `None`: not at all.
@@ -49,13 +49,13 @@ impl Meter {
             percent => (self.busy * 100 / u32::from(percent)).saturating_sub(self.total),
         };
         let wait = bytes.max(share);
-        (!wait.is_zero()).then_some(wait.max(SHORTEST))
+        (!wait.is_zero()).then_some(wait.max(MIN_WAIT))
     }
 
     /// A sub-job of `bytes` bytes starts.
     pub fn start(&mut self, bytes: u64, now: Duration) {
         self.count(now);
-        self.flying += 1;
+        self.in_flight += 1;
         self.owe(bytes, now);
     }
 
@@ -76,14 +76,14 @@ impl Meter {
     /// A sub-job ends.
     pub fn end(&mut self, now: Duration) {
         self.count(now);
-        self.flying -= 1;
+        self.in_flight -= 1;
     }
 
     fn count(&mut self, now: Duration) {
         let passed = now.saturating_sub(self.until);
         self.until = self.until.max(now);
         self.total += passed;
-        if self.flying > 0 {
+        if self.in_flight > 0 {
             self.busy += passed;
         }
         while self.total > WINDOW {

@@ -107,10 +107,10 @@ pub(crate) struct VolumeCounters {
 
 impl VolumeCounters {
     /// An operation on `bytes` bytes begins. It ends when what is returned is dropped.
-    pub fn begin(&self, operation: Operation, bytes: u64) -> Running<'_> {
+    pub fn begin(&self, operation: Operation, bytes: u64) -> RunningOperation<'_> {
         let counters = &self.operations[operation as usize];
         counters.begun.add(1);
-        Running { counters, bytes, ok: false }
+        RunningOperation { counters, bytes, ok: false }
     }
 
     /// A first write of `bytes` bytes was published; `shared`: there were others with the old page.
@@ -119,7 +119,7 @@ impl VolumeCounters {
     }
 
     /// An operation took that many nanoseconds.
-    pub fn took(&self, operation: Operation, nanoseconds: u64) {
+    pub fn record_latency(&self, operation: Operation, nanoseconds: u64) {
         self.operations[operation as usize].latency.observe(nanoseconds);
     }
 
@@ -140,20 +140,20 @@ impl VolumeCounters {
 }
 
 /// An operation that has begun. One that is dropped without having [ended](Self::end) has failed.
-pub(crate) struct Running<'a> {
+pub(crate) struct RunningOperation<'a> {
     counters: &'a OperationCounters,
     bytes: u64,
     ok: bool,
 }
 
-impl Running<'_> {
+impl RunningOperation<'_> {
     /// The operation has ended.
     pub fn end(mut self, ok: bool) {
         self.ok = ok;
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for RunningOperation<'_> {
     fn drop(&mut self) {
         self.counters.ended.add(1);
         match self.ok {
@@ -185,7 +185,7 @@ mod tests {
         let (a, b) = (VolumeCounters::default(), VolumeCounters::default());
         a.begin(Operation::Zero, 5).end(true);
         b.begin(Operation::Zero, 7).end(true);
-        b.took(Operation::Zero, 900);
+        b.record_latency(Operation::Zero, 900);
         a.fault(true, 4096);
         b.fault(true, 8192);
         b.fault(false, 4096);

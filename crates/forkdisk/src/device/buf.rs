@@ -9,15 +9,15 @@ use memmap2::MmapMut;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Alignment of every buffer in memory, and the unit it is allocated in.
-pub const BUF_ALIGN: usize = 4096;
+pub const BUF_ALIGN_BYTES: usize = 4096;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(4096))]
-struct Frame([u8; BUF_ALIGN]);
+struct Frame([u8; BUF_ALIGN_BYTES]);
 
 /// From this length on memory that no pool keeps comes from the system as zero pages that exist only once they are
 /// touched: a client that announces much and sends nothing costs nothing.
-const LAZY: usize = 1 << 20;
+const LAZY_ALLOC_BYTES: usize = 1 << 20;
 
 /// What a buffer's bytes lie in: whole frames. Two words: a buffer is part of every task that reads or writes.
 enum Memory {
@@ -30,9 +30,9 @@ const _: () = assert!(size_of::<Memory>() == 2 * size_of::<usize>());
 impl Memory {
     /// Zeroes, `len` bytes rounded up to frames.
     fn zeroed(len: usize) -> Memory {
-        let frames = len.div_ceil(BUF_ALIGN);
-        if len >= LAZY
-            && let Ok(map) = MmapMut::map_anon(frames * BUF_ALIGN)
+        let frames = len.div_ceil(BUF_ALIGN_BYTES);
+        if len >= LAZY_ALLOC_BYTES
+            && let Ok(map) = MmapMut::map_anon(frames * BUF_ALIGN_BYTES)
         {
             return Memory::Lazy(Box::new(map));
         }
@@ -59,7 +59,7 @@ impl Memory {
 
     fn len(&self) -> usize {
         match self {
-            Memory::Frames(frames) => frames.len() * BUF_ALIGN,
+            Memory::Frames(frames) => frames.len() * BUF_ALIGN_BYTES,
             Memory::Lazy(map) => map.len(),
         }
     }
@@ -156,8 +156,8 @@ struct Spare {
 }
 
 /// Most bytes of memory without a slot that are kept, and the smallest piece that is worth it.
-const MOST_SPARE: usize = 16 << 20;
-const LEAST_SPARE: usize = 64 << 10;
+const MAX_SPARE_BYTES: usize = 16 << 20;
+const MIN_SPARE_BYTES: usize = 64 << 10;
 
 impl Spare {
     /// A piece for `len` bytes that is not much larger.
@@ -170,7 +170,7 @@ impl Spare {
 
     fn keep(&mut self, memory: Memory) {
         let bytes = memory.len();
-        if bytes >= LEAST_SPARE && self.bytes + bytes <= MOST_SPARE {
+        if bytes >= MIN_SPARE_BYTES && self.bytes + bytes <= MAX_SPARE_BYTES {
             self.bytes += bytes;
             self.kept.push(memory);
         }
@@ -189,7 +189,7 @@ impl BufPool {
         let mut slot = 0u16;
         let mut classes = Vec::new();
         for &(bytes, count) in sizes {
-            assert!(bytes.is_multiple_of(BUF_ALIGN), "a pooled buffer is whole pages");
+            assert!(bytes.is_multiple_of(BUF_ALIGN_BYTES), "a pooled buffer is whole pages");
             let first_slot = slot;
             let mut free = Vec::with_capacity(count);
             for _ in 0..count {
@@ -242,7 +242,7 @@ mod tests {
     fn a_buffer_is_aligned_and_zero() {
         let b = Buf::zeroed(10_000);
         assert_eq!(b.len(), 10_000);
-        assert_eq!(b.as_ptr() as usize % BUF_ALIGN, 0);
+        assert_eq!(b.as_ptr() as usize % BUF_ALIGN_BYTES, 0);
         assert!(b.iter().all(|&x| x == 0));
     }
 
@@ -255,10 +255,10 @@ mod tests {
         let before = resident();
         let mut large = BufPool::new(&[]).take(1 << 30);
         assert!(resident() < before + (256 << 20), "{} bytes", resident() - before);
-        assert_eq!((large.len(), large.capacity(), large.as_ptr() as usize % BUF_ALIGN), (1 << 30, 1 << 30, 0));
+        assert_eq!((large.len(), large.capacity(), large.as_ptr() as usize % BUF_ALIGN_BYTES), (1 << 30, 1 << 30, 0));
         large[(1 << 30) - 1] = 7;
         assert_eq!(large[(1 << 30) - 2..], [0, 7]);
-        assert_eq!(Buf::zeroed((1 << 20) + 1).capacity(), (1 << 20) + BUF_ALIGN, "whole frames");
+        assert_eq!(Buf::zeroed((1 << 20) + 1).capacity(), (1 << 20) + BUF_ALIGN_BYTES, "whole frames");
     }
 
     #[test]
@@ -285,8 +285,8 @@ mod tests {
         assert_eq!((again.as_ptr(), again.len(), again.slot()), (at, (1 << 20) - 5, None));
         let many: Vec<Buf> = (0..40).map(|_| pool.take(1 << 20)).collect();
         drop((again, many));
-        assert!(pool.spare.borrow().bytes <= MOST_SPARE && pool.spare.borrow().kept.len() >= 16);
+        assert!(pool.spare.borrow().bytes <= MAX_SPARE_BYTES && pool.spare.borrow().kept.len() >= 16);
         drop((pool.take(4096), pool.take(8192)));
-        assert!(pool.spare.borrow().kept.iter().all(|memory| memory.len() >= LEAST_SPARE));
+        assert!(pool.spare.borrow().kept.iter().all(|memory| memory.len() >= MIN_SPARE_BYTES));
     }
 }

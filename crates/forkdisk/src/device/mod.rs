@@ -8,7 +8,7 @@
 mod buf;
 mod delaying;
 mod failing;
-mod gate;
+mod in_flight;
 mod memory;
 mod models;
 mod recording;
@@ -21,7 +21,7 @@ use std::io;
 
 use smallvec::SmallVec;
 
-pub use buf::{BUF_ALIGN, Buf, BufPool};
+pub use buf::{BUF_ALIGN_BYTES, Buf, BufPool};
 pub use delaying::DelayingDevice;
 pub use failing::FailingDevice;
 pub use memory::MemoryDevice;

@@ -13,7 +13,7 @@ use super::memory::is_zero;
 use super::{Buf, Device, IoResult, Segments};
 
 /// How many requests back a neighbour is looked for.
-const NEIGHBOURS: usize = 256;
+const MAX_NEIGHBOURS: usize = 256;
 
 /// What a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl Recording {
     pub fn inversions(&self) -> u64 {
         let writes: Vec<&Request> = self.requests.iter().filter(|r| r.kind == RequestKind::WriteData).collect();
         let overtook = |(i, write): (usize, &&Request)| {
-            writes[i.saturating_sub(NEIGHBOURS)..i].iter().any(|earlier| earlier.offset == write.offset + write.len)
+            writes[i.saturating_sub(MAX_NEIGHBOURS)..i].iter().any(|earlier| earlier.offset == write.offset + write.len)
         };
         writes.iter().enumerate().filter(|&w| overtook(w)).count() as u64
     }

@@ -8,7 +8,7 @@
 //!
 //! That is done only while the device is [corked](super::Device::cork): while whoever writes knows of a client that does
 //! not wait for the answer before it sends more. And never for long: a held end is written after half of the time that
-//! its stream has lasted, or three times the pause between its writes (at least [`SHORTEST`], at most [`LONGEST`]); before a
+//! its stream has lasted, or three times the pause between its writes (at least [`MIN_HOLD`], at most [`MAX_HOLD`]); before a
 //! flush; before anything else that comes near it. A stream in which the successor did not come in time is held less often,
 //! after two such every fourth time.
 //!
@@ -23,22 +23,22 @@ use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::gate::Gate;
+use super::in_flight::InFlightLimit;
 use super::{Buf, Device, IoResult, Segment, Segments};
 use crate::runtime::Runtime;
 use crate::sync::Event;
 
 /// Longest that an end is held, and what even a young stream has.
-const LONGEST: Duration = Duration::from_secs(2);
-const SHORTEST: Duration = Duration::from_millis(200);
+const MAX_HOLD: Duration = Duration::from_secs(2);
+const MIN_HOLD: Duration = Duration::from_millis(200);
 /// Streams that are known at a time.
-const STREAMS: usize = 8;
+const MAX_STREAMS: usize = 8;
 /// What a write to elsewhere must not overtake: a held end so near to it.
-const NEAR: u64 = 64 << 20;
+const RELEASE_DISTANCE_BYTES: u64 = 64 << 20;
 /// After so many disappointments in a row a stream is held no less often: every fourth end.
-const MISSES: u32 = 2;
+const MAX_MISSES: u32 = 2;
 /// Largest stripe that is filled.
-const LARGEST: u64 = 16 << 20;
+const MAX_STRIPE_BYTES: u64 = 16 << 20;
 
 /// What an array with parity wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub struct Stripes<D> {
     device: D,
     runtime: Rc<dyn Runtime>,
     stripe: u64,
-    gate: Rc<Gate<D>>,
+    gate: Rc<InFlightLimit<D>>,
     corked: Cell<bool>,
     number: Cell<u64>,
     streams: RefCell<Vec<Stream>>,
@@ -67,7 +67,7 @@ struct Stream {
     began: Duration,
     /// When it was last written to, as a number that rises with each write.
     used: u64,
-    held: Option<Held>,
+    held: Option<HeldEnd>,
     misses: u32,
     /// Writes that went on where one before ended.
     writes: u32,
@@ -76,12 +76,12 @@ struct Stream {
 }
 
 /// The beginning of what belongs to one stripe, not yet written.
-struct Held {
+struct HeldEnd {
     number: u64,
     at: u64,
     len: usize,
     buf: Buf,
-    done: Rc<Done>,
+    done: Rc<EndOutcome>,
 }
 
 /// An error for several: its kind, its number and its text.
@@ -89,12 +89,12 @@ type Failed = (io::ErrorKind, Option<i32>, String);
 
 /// What became of a held end, for all writes that have a part in it.
 #[derive(Default)]
-struct Done {
+struct EndOutcome {
     outcome: RefCell<Option<Result<(), Failed>>>,
     changed: Event,
 }
 
-impl Done {
+impl EndOutcome {
     fn set(&self, result: io::Result<()>) {
         let known = result.map_err(|e| (e.kind(), e.raw_os_error(), e.to_string()));
         *self.outcome.borrow_mut() = Some(known);
@@ -118,10 +118,10 @@ impl<D: Device + Clone> Stripes<D> {
     /// For a device that is an `array`; `None` if its stripes are none that can be filled.
     pub fn new(device: D, runtime: Rc<dyn Runtime>, array: Array) -> Option<Rc<Stripes<D>>> {
         let Array { stripe, in_flight } = array;
-        let fits = (8192..=LARGEST).contains(&stripe) && stripe.is_multiple_of(4096);
+        let fits = (8192..=MAX_STRIPE_BYTES).contains(&stripe) && stripe.is_multiple_of(4096);
         let (corked, number, streams) = (Cell::new(false), Cell::new(0), RefCell::default());
         fits.then(|| {
-            let gate = Gate::new(device.clone(), runtime.clone(), in_flight);
+            let gate = InFlightLimit::new(device.clone(), runtime.clone(), in_flight);
             Rc::new(Stripes { device, runtime, stripe, gate, corked, number, streams })
         })
     }
@@ -139,7 +139,7 @@ impl<D: Device + Clone> Stripes<D> {
     /// As [`Device::write`].
     pub fn write(self: &Rc<Self>, buf: Buf, segments: Segments, fua: bool) -> impl Future<Output = IoResult> + 'static {
         let mut straight = Segments::new();
-        let mut parts: SmallVec<[Rc<Done>; 2]> = SmallVec::new();
+        let mut parts: SmallVec<[Rc<EndOutcome>; 2]> = SmallVec::new();
         for segment in &segments {
             match fua {
                 true => {
@@ -171,7 +171,7 @@ impl<D: Device + Clone> Stripes<D> {
         buf: &Buf,
         mut segment: Segment,
         straight: &mut Segments,
-        parts: &mut SmallVec<[Rc<Done>; 2]>,
+        parts: &mut SmallVec<[Rc<EndOutcome>; 2]>,
     ) {
         let (from, end) = (segment.offset, segment.offset + segment.len as u64);
         let known = self.streams.borrow().iter().position(|s| s.next == from);
@@ -216,7 +216,13 @@ impl<D: Device + Clone> Stripes<D> {
     }
 
     /// Takes what does not fill a stripe off a segment of stream `i`, if that may be held.
-    fn hold_end(self: &Rc<Self>, i: usize, buf: &Buf, segment: &mut Segment, parts: &mut SmallVec<[Rc<Done>; 2]>) {
+    fn hold_end(
+        self: &Rc<Self>,
+        i: usize,
+        buf: &Buf,
+        segment: &mut Segment,
+        parts: &mut SmallVec<[Rc<EndOutcome>; 2]>,
+    ) {
         let end = segment.offset + segment.len as u64;
         let ragged = (end % self.stripe).min(segment.len as u64) as usize;
         if ragged > 0 && self.may_hold(i) {
@@ -242,7 +248,7 @@ impl<D: Device + Clone> Stripes<D> {
             // Whatever has ended there goes on as this one.
             streams.retain(|s| s.next != next || s.held.is_some());
             streams.push(stream);
-            let oldest = (streams.len() > STREAMS).then(|| (0..streams.len()).min_by_key(|&i| streams[i].used));
+            let oldest = (streams.len() > MAX_STREAMS).then(|| (0..streams.len()).min_by_key(|&i| streams[i].used));
             oldest.flatten().and_then(|i| streams.remove(i).held)
         };
         if let Some(held) = oldest {
@@ -257,18 +263,18 @@ impl<D: Device + Clone> Stripes<D> {
         may
     }
 
-    fn hold(self: &Rc<Self>, i: usize, at: u64, bytes: &[u8]) -> Rc<Done> {
+    fn hold(self: &Rc<Self>, i: usize, at: u64, bytes: &[u8]) -> Rc<EndOutcome> {
         let mut buf = self.device.buffer((self.stripe - at % self.stripe) as usize);
         buf[..bytes.len()].copy_from_slice(bytes);
-        let (number, done) = (self.number.get(), Rc::new(Done::default()));
-        let held = Held { number, at, len: bytes.len(), buf, done: done.clone() };
+        let (number, done) = (self.number.get(), Rc::new(EndOutcome::default()));
+        let held = HeldEnd { number, at, len: bytes.len(), buf, done: done.clone() };
         let (began, writes) = {
             let stream = &mut self.streams.borrow_mut()[i];
             stream.held = Some(held);
             (stream.began, stream.writes)
         };
         let age = self.runtime.now().saturating_sub(began);
-        let time = (age / 2).max(age * 3 / writes.max(1)).clamp(SHORTEST, LONGEST);
+        let time = (age / 2).max(age * 3 / writes.max(1)).clamp(MIN_HOLD, MAX_HOLD);
         let (this, wait) = (self.clone(), self.runtime.sleep(time));
         self.runtime.spawn(Box::pin(async move {
             wait.await;
@@ -284,7 +290,7 @@ impl<D: Device + Clone> Stripes<D> {
             let is_it = |s: &&mut Stream| s.held.as_ref().is_some_and(|held| held.number == number);
             let Some(stream) = streams.iter_mut().find(is_it) else { return };
             stream.skip = (1 << stream.misses) - 1;
-            stream.misses = (stream.misses + 1).min(MISSES);
+            stream.misses = (stream.misses + 1).min(MAX_MISSES);
             stream.held.take()
         };
         if let Some(held) = held {
@@ -300,7 +306,8 @@ impl<D: Device + Clone> Stripes<D> {
     /// Writes what is held near a range that something else is about to be done to.
     pub fn release_near(&self, offset: u64, len: u64) {
         self.release_where(|held| {
-            held.at < (offset + len).saturating_add(NEAR) && offset < held.at + held.len as u64 + NEAR
+            held.at < (offset + len).saturating_add(RELEASE_DISTANCE_BYTES)
+                && offset < held.at + held.len as u64 + RELEASE_DISTANCE_BYTES
         });
     }
 
@@ -309,8 +316,8 @@ impl<D: Device + Clone> Stripes<D> {
         self.release_where(|held| held.at < offset + len && offset < held.at + held.len as u64);
     }
 
-    fn release_where(&self, which: impl Fn(&Held) -> bool) {
-        let mut held: SmallVec<[Held; 2]> = SmallVec::new();
+    fn release_where(&self, which: impl Fn(&HeldEnd) -> bool) {
+        let mut held: SmallVec<[HeldEnd; 2]> = SmallVec::new();
         for stream in self.streams.borrow_mut().iter_mut() {
             if stream.held.as_ref().is_some_and(&which) {
                 held.extend(stream.held.take());
@@ -319,8 +326,8 @@ impl<D: Device + Clone> Stripes<D> {
         held.into_iter().for_each(|held| self.submit(held));
     }
 
-    fn submit(&self, held: Held) {
-        let Held { at, len, buf, done, .. } = held;
+    fn submit(&self, held: HeldEnd) {
+        let HeldEnd { at, len, buf, done, .. } = held;
         let write = self.gate.write(buf, smallvec![Segment { offset: at, at: 0, len }], false);
         self.runtime.spawn(Box::pin(async move { done.set(write.await.0) }));
     }

@@ -15,7 +15,7 @@ use super::layout::SUPERBLOCK_PAGES;
 /// Pages there are for it.
 const COUNT_LOG_PAGES: u32 = 252;
 /// Bytes of which a segment is a multiple.
-const UNIT: usize = 4 * PAGE_SIZE;
+const COUNT_LOG_UNIT_BYTES: usize = 4 * PAGE_SIZE;
 /// The kind in its checksum.
 const SEED_LEVEL: u8 = 0xc0;
 
@@ -43,7 +43,7 @@ impl CountLog {
 
     /// Whether there can be such a one.
     pub fn makes_sense(self) -> bool {
-        let is_whole = (self.pages as usize * PAGE_SIZE).is_multiple_of(UNIT);
+        let is_whole = (self.pages as usize * PAGE_SIZE).is_multiple_of(COUNT_LOG_UNIT_BYTES);
         self.pages <= COUNT_LOG_PAGES && is_whole && (self.pages > 0 || self.checksum == 0)
     }
 
@@ -108,7 +108,7 @@ pub fn encode_count_segment(changes: &[LeafChange]) -> Vec<u8> {
             }
         }
     }
-    out.resize(out.len().next_multiple_of(UNIT), 0);
+    out.resize(out.len().next_multiple_of(COUNT_LOG_UNIT_BYTES), 0);
     out
 }
 
@@ -133,7 +133,7 @@ pub fn decode_count_log(log: &[u8], leaves: u64) -> Option<Vec<LeafChange>> {
         let taken = rest.len() - r.0.len();
         // A segment without a change does not exist: it would have no page.
         (taken > 1).then_some(())?;
-        rest = rest.get(taken.next_multiple_of(UNIT)..)?;
+        rest = rest.get(taken.next_multiple_of(COUNT_LOG_UNIT_BYTES)..)?;
     }
     Some(changes)
 }
@@ -356,7 +356,7 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused() {
-        let page = |bytes: &[u8]| [bytes, &vec![0; UNIT - bytes.len()]].concat();
+        let page = |bytes: &[u8]| [bytes, &vec![0; COUNT_LOG_UNIT_BYTES - bytes.len()]].concat();
         for (bytes, flaw) in [
             (&[0][..], "a segment without a leaf"),
             (&[1, 9, 0, 0, 0], "a leaf that the pool does not have"),

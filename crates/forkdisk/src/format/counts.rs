@@ -178,7 +178,7 @@ impl CountPage {
         let (low, high) = (stored as u16, (stored >> 16) as u16);
         self.bytes[low_at(i, page)..][..2].copy_from_slice(&low.to_le_bytes());
         if high > 0 || self.upper.is_some() {
-            let upper = self.upper.get_or_insert_with(|| Box::new([0; upper_bits::PAGES]));
+            let upper = self.upper.get_or_insert_with(|| Box::new([0; upper_bits::LEAF_PAGES]));
             upper[i * BLOCK_PAGES as usize + page] = high;
         }
     }

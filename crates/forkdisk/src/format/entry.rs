@@ -74,15 +74,15 @@ impl fmt::Debug for TableRef {
 
 /// One entry.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub struct Entry(u128);
+pub struct MapEntry(u128);
 
-impl Entry {
+impl MapEntry {
     /// The entry of what was never written.
-    pub const ABSENT: Entry = Entry(0);
+    pub const ABSENT: MapEntry = MapEntry(0);
 
-    fn build(place: u64, kind: u8, birth: Epoch, checksum: u32) -> Entry {
+    fn build(place: u64, kind: u8, birth: Epoch, checksum: u32) -> MapEntry {
         debug_assert!(birth.0 < MAX_EPOCH);
-        Entry(
+        MapEntry(
             u128::from(place)
                 | u128::from(kind) << KIND_SHIFT
                 | u128::from(birth.0) << BIRTH_SHIFT
@@ -91,30 +91,30 @@ impl Entry {
     }
 
     /// One page of data.
-    pub fn page(at: PageAddr, birth: Epoch) -> Entry {
-        Entry::build(at.0, KIND_PAGE, birth, 0)
+    pub fn page(at: PageAddr, birth: Epoch) -> MapEntry {
+        MapEntry::build(at.0, KIND_PAGE, birth, 0)
     }
 
     /// One page of metadata (a directory page) with its checksum.
-    pub fn checked_page(at: PageAddr, birth: Epoch, checksum: u32) -> Entry {
-        Entry::build(at.0, KIND_PAGE, birth, checksum)
+    pub fn checked_page(at: PageAddr, birth: Epoch, checksum: u32) -> MapEntry {
+        MapEntry::build(at.0, KIND_PAGE, birth, checksum)
     }
 
     /// A whole block of data.
-    pub fn block(at: Block, birth: Epoch) -> Entry {
-        Entry::build(at.first_page().0, KIND_BLOCK, birth, 0)
+    pub fn block(at: Block, birth: Epoch) -> MapEntry {
+        MapEntry::build(at.first_page().0, KIND_BLOCK, birth, 0)
     }
 
     /// A table; the checksum is 0 while it is only in memory.
-    pub fn table(at: TableRef, birth: Epoch, checksum: u32) -> Entry {
+    pub fn table(at: TableRef, birth: Epoch, checksum: u32) -> MapEntry {
         let kind = if at.page().is_some() { KIND_TABLE } else { KIND_UNPLACED };
-        Entry::build(at.0 & !MEMORY, kind, birth, checksum)
+        MapEntry::build(at.0 & !MEMORY, kind, birth, checksum)
     }
 
     /// The same, of a table of level 0 or 1 that maps so many pages.
-    pub fn mapping(self, pages: u32) -> Entry {
+    pub fn mapping(self, pages: u32) -> MapEntry {
         debug_assert!(self.kind() == Kind::Table && u128::from(pages) <= MAPPED_MASK);
-        Entry(self.0 & !(MAPPED_MASK << MAPPED_SHIFT) | u128::from(pages) << MAPPED_SHIFT)
+        MapEntry(self.0 & !(MAPPED_MASK << MAPPED_SHIFT) | u128::from(pages) << MAPPED_SHIFT)
     }
 
     fn number(self) -> u8 {
@@ -170,8 +170,8 @@ impl Entry {
     }
 
     /// A slot that holds these bits.
-    pub fn from_bits(bits: u128) -> Entry {
-        Entry(bits)
+    pub fn from_bits(bits: u128) -> MapEntry {
+        MapEntry(bits)
     }
 
     /// Whether entries may [follow](Self::behind) it.
@@ -180,9 +180,9 @@ impl Entry {
     }
 
     /// The entry `n` slots further on where each says the page behind the one before it, or all say nothing.
-    pub fn behind(self, n: usize) -> Entry {
+    pub fn behind(self, n: usize) -> MapEntry {
         debug_assert!(n == 0 || self.can_go_on());
-        if self.is_absent() { self } else { Entry(self.0 + n as u128) }
+        if self.is_absent() { self } else { MapEntry(self.0 + n as u128) }
     }
 
     /// The bytes on disk.
@@ -190,9 +190,9 @@ impl Entry {
         self.0.to_le_bytes()
     }
 
-    /// The entry in 16 bytes from disk; [`Entry::flaw`] says whether it makes sense.
-    pub fn from_bytes(bytes: [u8; 16]) -> Entry {
-        Entry(u128::from_le_bytes(bytes))
+    /// The entry in 16 bytes from disk; [`MapEntry::flaw`] says whether it makes sense.
+    pub fn from_bytes(bytes: [u8; 16]) -> MapEntry {
+        MapEntry(u128::from_le_bytes(bytes))
     }
 
     /// What is wrong with an entry read from disk in a table of `level` of a pool of `pages` pages.
@@ -214,7 +214,7 @@ impl Entry {
     }
 }
 
-impl fmt::Debug for Entry {
+impl fmt::Debug for MapEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind() {
             Kind::Absent => f.write_str("absent"),
@@ -231,35 +231,35 @@ mod tests {
     #[test]
     fn fields_do_not_touch_each_other() {
         let (top, last) = ((1 << 40) - 1, MAX_EPOCH - 1);
-        let e = Entry::table(TableRef::on_disk(PageAddr(top)), Epoch(0), u32::MAX);
+        let e = MapEntry::table(TableRef::on_disk(PageAddr(top)), Epoch(0), u32::MAX);
         assert_eq!((e.addr().0, e.birth().0, e.checksum(), e.kind(), e.mapped()), (top, 0, u32::MAX, Kind::Table, 0));
-        let e = Entry::table(TableRef::on_disk(PageAddr(0)), Epoch(0), 0).mapping(65536);
+        let e = MapEntry::table(TableRef::on_disk(PageAddr(0)), Epoch(0), 0).mapping(65536);
         assert_eq!((e.addr().0, e.birth().0, e.checksum(), e.kind(), e.mapped()), (0, 0, 0, Kind::Table, 65536));
         assert_eq!(e.mapping(1).mapped(), 1);
-        let e = Entry::page(PageAddr(0), Epoch(last));
+        let e = MapEntry::page(PageAddr(0), Epoch(last));
         assert_eq!((e.addr().0, e.birth().0, e.checksum(), e.kind(), e.mapped()), (0, last, 0, Kind::Page, 0));
-        assert_eq!(Entry::from_bytes(e.to_bytes()), e);
+        assert_eq!(MapEntry::from_bytes(e.to_bytes()), e);
     }
 
     #[test]
     fn a_table_in_memory_is_no_page() {
         let r = TableRef::in_memory(7);
         assert_eq!(r.page(), None);
-        assert_eq!(Entry::table(r, Epoch(1), 0).table_ref(), r);
+        assert_eq!(MapEntry::table(r, Epoch(1), 0).table_ref(), r);
     }
 
     #[test]
     fn entries_that_make_no_sense_are_named() {
-        let page = Entry::page(PageAddr(99), Epoch(1));
+        let page = MapEntry::page(PageAddr(99), Epoch(1));
         assert_eq!(page.flaw(0, 100), None);
         assert!(page.flaw(0, 99).is_some());
         assert!(page.flaw(1, 100).is_some());
-        assert!(Entry::block(Block(0), Epoch(1)).flaw(1, 255).is_some());
-        assert!(Entry::table(TableRef::on_disk(PageAddr(1)), Epoch(1), 0).flaw(0, 9).is_some());
-        assert!(Entry::from_bytes([9; 16]).flaw(0, 1 << 40).is_some());
-        let table = Entry::table(TableRef::on_disk(PageAddr(1)), Epoch(1), 0);
+        assert!(MapEntry::block(Block(0), Epoch(1)).flaw(1, 255).is_some());
+        assert!(MapEntry::table(TableRef::on_disk(PageAddr(1)), Epoch(1), 0).flaw(0, 9).is_some());
+        assert!(MapEntry::from_bytes([9; 16]).flaw(0, 1 << 40).is_some());
+        let table = MapEntry::table(TableRef::on_disk(PageAddr(1)), Epoch(1), 0);
         assert!(table.mapping(256).flaw(1, 9).is_none() && table.mapping(257).flaw(1, 9).is_some());
         assert!(table.mapping(65536).flaw(2, 9).is_none() && table.mapping(1).flaw(3, 9).is_some());
-        assert!(Entry::table(TableRef::in_memory(1), Epoch(1), 0).flaw(1, 9).is_some());
+        assert!(MapEntry::table(TableRef::in_memory(1), Epoch(1), 0).flaw(1, 9).is_some());
     }
 }

@@ -6,18 +6,18 @@
 use super::checksum::{Seed, page_checksum};
 use super::count_log::{BlockChange, CountLog, LeafChange, decode_count_log, encode_count_segment};
 use super::counts::{CountEntry, CountPage, Slot};
-use super::entry::{Entry, TableRef};
-use super::group::{Decoded, Group, Witness, decode_group, encode_group};
-use super::kept::{KeptKey, Piece};
+use super::entry::{MapEntry, TableRef};
+use super::exception::{ExceptionKey, Piece};
+use super::group::{DataChecksum, Decoded, JournalGroup, decode_group, encode_group};
 use super::ordered::{self, ORDERED_LEAF, TreeRoot};
-use super::record::{Moved, Record};
+use super::record::{MovedRun, Record};
 use super::settings::{BreakPolicy, CopierSettings, GatherPolicy, Throttle};
 use super::stamp::Stamp;
 use super::superblock::{JournalStart, Superblock};
 use super::table::{decode_table, encode_table};
 use super::volume::{
-    Attributes, Identity, NO_VOLUME, OriginFull, Protects, SLOTS_PER_PAGE, SnapshotFlags, VolumeRecord, VolumeState,
-    decode_directory_page, encode_directory_page,
+    Attributes, Identity, NO_VOLUME, OriginFull, OriginRecord, SLOTS_PER_PAGE, SnapshotFlags, VolumeRecord,
+    VolumeState, decode_directory_page, encode_directory_page,
 };
 use super::{CountNode, SUPERBLOCK_PAGES};
 use crate::types::{Block, Epoch, FANOUT, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
@@ -62,8 +62,8 @@ fn assert_example(name: &str, bytes: &[u8]) {
 }
 
 fn leaf() -> Vec<u8> {
-    let mut entries = Box::new([Entry::ABSENT; FANOUT]);
-    entries[1] = Entry::page(PageAddr(0x1234), Epoch(5));
+    let mut entries = Box::new([MapEntry::ABSENT; FANOUT]);
+    entries[1] = MapEntry::page(PageAddr(0x1234), Epoch(5));
     let mut page = vec![0; PAGE_SIZE];
     encode_table(&entries, &mut page);
     page
@@ -72,29 +72,30 @@ fn leaf() -> Vec<u8> {
 /// The level-1 table above [`leaf`], which lies in page 0x800 and was born in epoch 6.
 fn upper() -> Vec<u8> {
     let seed = Seed { pool: POOL, page: PageAddr(0x800), level: 0, birth: 6 };
-    let mut entries = Box::new([Entry::ABSENT; FANOUT]);
-    entries[0] = Entry::block(Block(0x20), Epoch(3));
-    entries[255] = Entry::table(TableRef::on_disk(PageAddr(0x800)), Epoch(6), page_checksum(&seed, &leaf())).mapping(1);
+    let mut entries = Box::new([MapEntry::ABSENT; FANOUT]);
+    entries[0] = MapEntry::block(Block(0x20), Epoch(3));
+    entries[255] =
+        MapEntry::table(TableRef::on_disk(PageAddr(0x800)), Epoch(6), page_checksum(&seed, &leaf())).mapping(1);
     let mut page = vec![0; PAGE_SIZE];
     encode_table(&entries, &mut page);
     page
 }
 
-fn root() -> Entry {
+fn root() -> MapEntry {
     let seed = Seed { pool: POOL, page: PageAddr(0x801), level: 1, birth: 6 };
-    Entry::table(TableRef::on_disk(PageAddr(0x801)), Epoch(6), page_checksum(&seed, &upper())).mapping(257)
+    MapEntry::table(TableRef::on_disk(PageAddr(0x801)), Epoch(6), page_checksum(&seed, &upper())).mapping(257)
 }
 
 /// A leaf of an origin's ordered map: two chunks of 16 pages kept for snapshot 2, one of them in two
 /// pieces, and the list of both.
 fn kept_leaf() -> Vec<u8> {
-    let (sequence, mut page) = (VolumeId(2), Box::new([Entry::ABSENT; FANOUT]));
-    let piece = |to, pages| Entry::from_bits(Piece { to: PageAddr(to), pages }.to_bits());
+    let (sequence, mut page) = (VolumeId(2), Box::new([MapEntry::ABSENT; FANOUT]));
+    let piece = |to, pages| MapEntry::from_bits(Piece { to: PageAddr(to), pages }.to_bits());
     let pairs = [
-        (KeptKey::chained(5, sequence, 0), piece(0x1240, 16)),
-        (KeptKey::chained(7, sequence, 0), piece(0x1250, 4)),
-        (KeptKey::chained(7, sequence, 4), piece(0x1300, 12)),
-        (KeptKey::list(sequence, 5), Entry::from_bits(1 << 5 | 1 << 7)),
+        (ExceptionKey::chained(5, sequence, 0), piece(0x1240, 16)),
+        (ExceptionKey::chained(7, sequence, 0), piece(0x1250, 4)),
+        (ExceptionKey::chained(7, sequence, 4), piece(0x1300, 12)),
+        (ExceptionKey::list(sequence, 5), MapEntry::from_bits(1 << 5 | 1 << 7)),
     ];
     pairs.iter().enumerate().for_each(|(i, &(key, value))| ordered::insert(&mut page, i, key.0, value));
     let mut bytes = vec![0; PAGE_SIZE];
@@ -106,8 +107,8 @@ fn kept_leaf() -> Vec<u8> {
 fn kept_chunks() {
     assert_example("ordered-leaf", &kept_leaf());
     let seed = Seed { pool: POOL, page: PageAddr(0x803), level: ORDERED_LEAF, birth: 6 };
-    let leaf = Entry::table(TableRef::on_disk(PageAddr(0x803)), Epoch(6), page_checksum(&seed, &kept_leaf()));
-    let mut above = Box::new([Entry::ABSENT; FANOUT]);
+    let leaf = MapEntry::table(TableRef::on_disk(PageAddr(0x803)), Epoch(6), page_checksum(&seed, &kept_leaf()));
+    let mut above = Box::new([MapEntry::ABSENT; FANOUT]);
     ordered::insert(&mut above, 0, 0, leaf);
     let mut bytes = vec![0; PAGE_SIZE];
     encode_table(&above, &mut bytes);
@@ -130,22 +131,22 @@ fn origin_slot() {
         chunk: 1 << 16,
         referenced: 0,
         level: 2,
-        root: Entry::ABSENT,
+        root: MapEntry::ABSENT,
         shared_at: Epoch(0),
         created: 0x6553_f100,
         cursor: 0,
         flags: SnapshotFlags::default(),
         base: NO_VOLUME,
-        protects: Some(Protects {
-            kept: TreeRoot {
-                entry: Entry::table(TableRef::on_disk(PageAddr(0x803)), Epoch(6), 0xdead_beef),
+        origin_record: Some(OriginRecord {
+            exceptions: TreeRoot {
+                entry: MapEntry::table(TableRef::on_disk(PageAddr(0x803)), Epoch(6), 0xdead_beef),
                 height: 1,
             },
             copy_ahead: 8 << 20,
             when_full: OriginFull::Wait(60),
             clean: true,
             identity: Identity { modified: 0x1122_3344, fingerprint: 0x5566_7788 },
-            rolling: NO_VOLUME,
+            rollback_to: NO_VOLUME,
         }),
         stamp: Some(stamp()),
         break_policy: BreakPolicy::Split,
@@ -164,7 +165,7 @@ fn origin_slot() {
         origin: String::new(),
         referenced: 32,
         flags: SnapshotFlags { droppable: true, ..SnapshotFlags::default() },
-        protects: None,
+        origin_record: None,
         stamp: None,
         ..origin.clone()
     };
@@ -285,13 +286,13 @@ fn directory_page() {
         referenced: 257,
         seams: 3,
         level: 2,
-        root: Entry::table(TableRef::on_disk(PageAddr(0x802)), Epoch(6), 0xdead_beef),
+        root: MapEntry::table(TableRef::on_disk(PageAddr(0x802)), Epoch(6), 0xdead_beef),
         shared_at: Epoch(4),
         created: 0x6553_f100,
         cursor: 0,
         flags: Default::default(),
         base: NO_VOLUME,
-        protects: None,
+        origin_record: None,
         stamp: None,
         break_policy: BreakPolicy::Copy,
         throttle: Throttle { percent: 50, bytes_per_second: 100 << 20 },
@@ -307,7 +308,7 @@ fn directory_page() {
         name: "x".into(),
         origin: String::new(),
         source: NO_VOLUME,
-        root: Entry::ABSENT,
+        root: MapEntry::ABSENT,
         referenced: 0,
         seams: 0,
         gather: GatherPolicy::Off,
@@ -365,7 +366,7 @@ fn records() -> Vec<Record> {
         },
         Record::SetOrigin { id: v, copy_ahead: 8 << 20, when_full: OriginFull::Wait(60) },
         Record::Identify { id: v, clean: true, identity, path: "/dev/sdb".into() },
-        Record::Keep { origin: v, sequence: w, at: VirtualPage(0x50), len: 16, to: PageAddr(0x1240) },
+        Record::CopyOut { origin: v, sequence: w, at: VirtualPage(0x50), len: 16, to: PageAddr(0x1240) },
         Record::SetCopying {
             id: v,
             break_policy: BreakPolicy::Copy,
@@ -390,15 +391,18 @@ fn records_of_files() -> Vec<Record> {
 
 fn records_of_unnamed() -> Vec<Record> {
     let id = VolumeId(6);
-    vec![Record::Unnamed { id, size: 1 << 30, chunk: 1 << 16, now: 0x6553_f100 }, Record::Name { id, name: "i".into() }]
+    vec![
+        Record::CreateUnnamed { id, size: 1 << 30, chunk: 1 << 16, now: 0x6553_f100 },
+        Record::NameVolume { id, name: "i".into() },
+    ]
 }
 
 fn records_of_rollbacks() -> Vec<Record> {
     let (origin, snapshot) = (VolumeId(1), VolumeId(2));
     vec![
-        Record::Roll { origin, snapshot, cursor: 0x40 },
-        Record::Back { origin, first: 0x82, count: 3 },
-        Record::Roll { origin, snapshot: VolumeId(0), cursor: 0x400 },
+        Record::RollbackProgress { origin, snapshot, cursor: 0x40 },
+        Record::ChunksRolledBack { origin, first: 0x82, count: 3 },
+        Record::RollbackProgress { origin, snapshot: VolumeId(0), cursor: 0x400 },
     ]
 }
 
@@ -409,7 +413,7 @@ fn stamp() -> Box<Stamp> {
 
 fn records_of_stamps() -> Vec<Record> {
     let id = VolumeId(1);
-    vec![Record::Stamp { id, stamp: stamp() }, Record::Written { id, zones: 4 }]
+    vec![Record::Stamp { id, stamp: stamp() }, Record::ZonesWritten { id, zones: 4 }]
 }
 
 fn records_of_clones() -> Vec<Record> {
@@ -419,8 +423,8 @@ fn records_of_clones() -> Vec<Record> {
 fn records_of_gathering() -> Vec<Record> {
     let (v, w) = (VolumeId(1), VolumeId(2));
     let moved = vec![
-        Moved { slot: 7, len: 2, from: PageAddr(0x1234), to: PageAddr(0x2007) },
-        Moved { slot: 255, len: 1, from: PageAddr(0x1300), to: PageAddr(0x20ff) },
+        MovedRun { slot: 7, len: 2, from: PageAddr(0x1234), to: PageAddr(0x2007) },
+        MovedRun { slot: 255, len: 1, from: PageAddr(0x1300), to: PageAddr(0x20ff) },
     ];
     vec![
         Record::SetGather { id: v, gather: GatherPolicy::Idle },
@@ -430,8 +434,8 @@ fn records_of_gathering() -> Vec<Record> {
 
 #[test]
 fn journal_group() {
-    let witness = Witness { to: PageAddr(0x1234), pages: 2, sum: 0x8877_6655_4433_2211 };
-    assert_group("journal-group", &records(), &[witness]);
+    let checksum = DataChecksum { to: PageAddr(0x1234), pages: 2, sum: 0x8877_6655_4433_2211 };
+    assert_group("journal-group", &records(), &[checksum]);
     assert_group("journal-group-rollback", &records_of_rollbacks(), &[]);
     assert_group("journal-group-files", &records_of_files(), &[]);
     assert_group("journal-group-unnamed", &records_of_unnamed(), &[]);
@@ -441,17 +445,17 @@ fn journal_group() {
 }
 
 #[track_caller]
-fn assert_group(name: &str, records: &[Record], witnesses: &[Witness]) {
+fn assert_group(name: &str, records: &[Record], checksums: &[DataChecksum]) {
     let mut body = Vec::new();
     records.iter().for_each(|r| r.encode(&mut body));
-    witnesses.iter().for_each(|w| w.encode(&mut body));
+    checksums.iter().for_each(|w| w.encode(&mut body));
     let (first, count, confirmed) = (9, records.len() as u32, 9);
-    let group = Group { incarnation: 2, first, count, bytes: 0, chain: 0, confirmed };
+    let group = JournalGroup { incarnation: 2, first, count, bytes: 0, chain: 0, confirmed };
     let before = 0x1122_3344_5566_7788;
     let (bytes, _) = encode_group(&POOL, before, &group, &body);
     assert_example(name, &bytes);
     let Decoded::Group(_, again, found) = decode_group(&POOL, before, &example(name), 1 << 20) else {
         panic!("the example is no group")
     };
-    assert_eq!((&again[..], &found[..]), (records, witnesses));
+    assert_eq!((&again[..], &found[..]), (records, checksums));
 }

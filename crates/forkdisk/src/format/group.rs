@@ -14,25 +14,25 @@ use super::Record;
 use super::cursor::{Append, Reader};
 
 /// Bytes of a group's header.
-pub const GROUP_HEADER: usize = 64;
+pub const GROUP_HEADER_BYTES: usize = 64;
 const MAGIC: [u8; 8] = *b"fkdjrnl1";
 
 /// Pages that a group's records map, and what they held when it was written: the group is worth nothing
 /// unless they hold that, or a later group says that it was durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Witness {
+pub struct DataChecksum {
     /// The first of them.
     pub to: PageAddr,
     /// How many, one behind the other.
     pub pages: u32,
-    /// [`witness_sum`] of what they hold.
+    /// [`data_checksum`] of what they hold.
     pub sum: u64,
 }
 
-/// Bytes of a witness.
-const WITNESS: usize = 20;
+/// Bytes of a checksum.
+const DATA_CHECKSUM_BYTES: usize = 20;
 
-impl Witness {
+impl DataChecksum {
     /// Appends its bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
         Append::u64(out, self.to.0);
@@ -42,20 +42,20 @@ impl Witness {
 }
 
 /// The checksum of `bytes`, whole pages that lie in the pool from `to` on.
-pub fn witness_sum(to: PageAddr, bytes: &[u8]) -> u64 {
+pub fn data_checksum(to: PageAddr, bytes: &[u8]) -> u64 {
     xxh3_64_with_seed(bytes, to.0)
 }
 
 /// A group's header, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Group {
+pub struct JournalGroup {
     /// Number of the open under which it was written.
     pub incarnation: u64,
     /// Sequence number of its first record.
     pub first: u64,
     /// How many records.
     pub count: u32,
-    /// Bytes of the records and of the witnesses behind them (without the header).
+    /// Bytes of the records and of the checksums behind them (without the header).
     pub bytes: u32,
     /// Chain value over this group and everything before it.
     pub chain: u64,
@@ -63,10 +63,10 @@ pub struct Group {
     pub confirmed: u64,
 }
 
-impl Group {
+impl JournalGroup {
     /// Bytes the group takes in the journal: whole pages.
     pub fn length(bytes: usize) -> u64 {
-        (GROUP_HEADER + bytes).next_multiple_of(PAGE_SIZE) as u64
+        (GROUP_HEADER_BYTES + bytes).next_multiple_of(PAGE_SIZE) as u64
     }
 }
 
@@ -79,41 +79,41 @@ fn chain_value(pool: &[u8; 16], before: u64, head: &[u8], body: &[u8]) -> u64 {
 }
 
 /// The bytes of a group and its chain value. `group.chain` is ignored.
-pub fn encode_group(pool: &[u8; 16], before: u64, group: &Group, records: &[u8]) -> (Vec<u8>, u64) {
-    let mut head = Vec::with_capacity(GROUP_HEADER);
+pub fn encode_group(pool: &[u8; 16], before: u64, group: &JournalGroup, records: &[u8]) -> (Vec<u8>, u64) {
+    let mut head = Vec::with_capacity(GROUP_HEADER_BYTES);
     head.extend_from_slice(&MAGIC);
     head.u64s(&[group.incarnation, group.first, group.confirmed]);
     Append::u32(&mut head, group.count);
     Append::u32(&mut head, records.len() as u32);
     let chain = chain_value(pool, before, &head, records);
     head.u64s(&[chain, before]);
-    head.resize(GROUP_HEADER, 0);
+    head.resize(GROUP_HEADER_BYTES, 0);
     head.extend_from_slice(records);
     (head, chain)
 }
 
 /// The header at the start of `bytes` and the chain value before it, if it looks like one; nothing
 /// is verified yet.
-fn peek_group(bytes: &[u8]) -> Option<(Group, u64)> {
+fn peek_group(bytes: &[u8]) -> Option<(JournalGroup, u64)> {
     let mut r = Reader(bytes);
     if r.array::<8>()? != MAGIC {
         return None;
     }
     let [incarnation, first, confirmed] = [r.u64()?, r.u64()?, r.u64()?];
-    Some((Group { incarnation, first, confirmed, count: r.u32()?, bytes: r.u32()?, chain: r.u64()? }, r.u64()?))
+    Some((JournalGroup { incarnation, first, confirmed, count: r.u32()?, bytes: r.u32()?, chain: r.u64()? }, r.u64()?))
 }
 
 /// The group of this pool at the start of `bytes`, whatever comes before it.
-pub fn find_group(pool: &[u8; 16], bytes: &[u8]) -> Option<Group> {
+pub fn find_group(pool: &[u8; 16], bytes: &[u8]) -> Option<JournalGroup> {
     let (group, before) = peek_group(bytes)?;
-    let records = bytes.get(GROUP_HEADER..GROUP_HEADER + group.bytes as usize)?;
+    let records = bytes.get(GROUP_HEADER_BYTES..GROUP_HEADER_BYTES + group.bytes as usize)?;
     (chain_value(pool, before, &bytes[..40], records) == group.chain).then_some(group)
 }
 
 /// What [`decode_group`] made of some bytes.
 pub enum Decoded {
     /// A group that belongs here, its records, and what it vouches for.
-    Group(Group, Vec<Record>, Vec<Witness>),
+    Group(JournalGroup, Vec<Record>, Vec<DataChecksum>),
     /// It may be one, but that takes this many bytes to tell, at most `limit`.
     Needs(u64),
     /// Not a group that follows the one before.
@@ -126,25 +126,25 @@ pub fn decode_group(pool: &[u8; 16], before: u64, bytes: &[u8], limit: u64) -> D
     let Some((group, said)) = peek_group(bytes) else {
         return Decoded::End;
     };
-    let whole = GROUP_HEADER + group.bytes as usize;
+    let whole = GROUP_HEADER_BYTES + group.bytes as usize;
     let follows = said == before || planted(Bug::EarlierRoundReplayed) || planted(Bug::StaleIncarnationReplayed);
-    if !follows || Group::length(group.bytes as usize) > limit {
+    if !follows || JournalGroup::length(group.bytes as usize) > limit {
         return Decoded::End;
     }
     if bytes.len() < whole {
-        return Decoded::Needs(Group::length(group.bytes as usize));
+        return Decoded::Needs(JournalGroup::length(group.bytes as usize));
     }
-    let records = &bytes[GROUP_HEADER..whole];
+    let records = &bytes[GROUP_HEADER_BYTES..whole];
     if chain_value(pool, said, &bytes[..40], records) != group.chain {
         return Decoded::End;
     }
     let mut r = Reader(records);
     let decoded: Option<Vec<Record>> = (0..group.count).map(|_| Record::decode(&mut r)).collect();
-    let witness = |r: &mut Reader<'_>| Some(Witness { to: PageAddr(r.u64()?), pages: r.u32()?, sum: r.u64()? });
+    let checksum = |r: &mut Reader<'_>| Some(DataChecksum { to: PageAddr(r.u64()?), pages: r.u32()?, sum: r.u64()? });
     match decoded {
-        Some(decoded) if r.0.len().is_multiple_of(WITNESS) => {
-            let witnesses = (0..r.0.len() / WITNESS).map_while(|_| witness(&mut r)).collect();
-            Decoded::Group(group, decoded, witnesses)
+        Some(decoded) if r.0.len().is_multiple_of(DATA_CHECKSUM_BYTES) => {
+            let checksums = (0..r.0.len() / DATA_CHECKSUM_BYTES).map_while(|_| checksum(&mut r)).collect();
+            Decoded::Group(group, decoded, checksums)
         }
         _ => Decoded::End,
     }
@@ -155,15 +155,19 @@ pub mod tests {
     use super::*;
     use crate::format::record::tests::samples;
 
-    pub fn samples_witnessed() -> Vec<Witness> {
-        vec![Witness { to: PageAddr(512), pages: 256, sum: 77 }, Witness { to: PageAddr(900), pages: 1, sum: u64::MAX }]
+    pub fn samples_witnessed() -> Vec<DataChecksum> {
+        vec![
+            DataChecksum { to: PageAddr(512), pages: 256, sum: 77 },
+            DataChecksum { to: PageAddr(900), pages: 1, sum: u64::MAX },
+        ]
     }
 
     pub fn group_of(records: &[Record], before: u64) -> (Vec<u8>, u64) {
         let mut body = Vec::new();
         records.iter().for_each(|r| r.encode(&mut body));
         samples_witnessed().iter().for_each(|w| w.encode(&mut body));
-        let group = Group { incarnation: 3, first: 10, count: records.len() as u32, bytes: 0, chain: 0, confirmed: 9 };
+        let group =
+            JournalGroup { incarnation: 3, first: 10, count: records.len() as u32, bytes: 0, chain: 0, confirmed: 9 };
         encode_group(&[5; 16], before, &group, &body)
     }
 
@@ -182,7 +186,7 @@ pub mod tests {
         for bit in 0..bytes.len() * 8 {
             let mut bad = bytes.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            let reserved = (56..GROUP_HEADER).contains(&(bit / 8));
+            let reserved = (56..GROUP_HEADER_BYTES).contains(&(bit / 8));
             let taken = matches!(decode_group(&[5; 16], 1, &bad, 1 << 20), Decoded::Group(..));
             assert_eq!(taken, reserved, "bit {bit}");
             assert_eq!(find_group(&[5; 16], &bad).is_some(), reserved, "bit {bit}");

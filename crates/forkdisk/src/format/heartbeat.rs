@@ -8,10 +8,10 @@ use super::cursor::{Append, Reader};
 /// The last page of block 0, which neither the superblocks nor the log of counts use.
 pub const HEARTBEAT_PAGE: PageAddr = PageAddr(255);
 /// Longest name of a host that is kept.
-pub const MAX_HOST: usize = 64;
+pub const MAX_HOST_BYTES: usize = 64;
 const MAGIC: [u8; 8] = *b"fkdbeat1";
 const SEED_LEVEL: u8 = 0xf1;
-const CHECKED: usize = PAGE_SIZE - 4;
+const CHECKED_BYTES: usize = PAGE_SIZE - 4;
 
 /// What the page says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,19 +43,19 @@ impl Heartbeat {
         out.text(&self.host);
         page[..PAGE_SIZE].fill(0);
         page[..out.len()].copy_from_slice(&out);
-        let sum = page_checksum(&seed(uuid), &page[..CHECKED]);
-        page[CHECKED..PAGE_SIZE].copy_from_slice(&sum.to_le_bytes());
+        let sum = page_checksum(&seed(uuid), &page[..CHECKED_BYTES]);
+        page[CHECKED_BYTES..PAGE_SIZE].copy_from_slice(&sum.to_le_bytes());
     }
 
     /// Reads the page; `None` where none was written, or not as a whole.
     pub fn decode(uuid: [u8; 16], page: &[u8]) -> Option<Heartbeat> {
-        let mut r = Reader(&page[..CHECKED]);
+        let mut r = Reader(&page[..CHECKED_BYTES]);
         (r.array() == Some(MAGIC)).then_some(())?;
-        let sum = u32::from_le_bytes(page[CHECKED..PAGE_SIZE].try_into().ok()?);
-        (page_checksum(&seed(uuid), &page[..CHECKED]) == sum).then_some(())?;
+        let sum = u32::from_le_bytes(page[CHECKED_BYTES..PAGE_SIZE].try_into().ok()?);
+        (page_checksum(&seed(uuid), &page[..CHECKED_BYTES]) == sum).then_some(())?;
         let (open, boot, sequence, interval) = (r.array()?, r.array()?, r.u64()?, r.u32()?);
         let active = r.u32().filter(|&active| active < 2)? == 1;
-        Some(Heartbeat { open, boot, sequence, interval, active, host: r.text(MAX_HOST)? })
+        Some(Heartbeat { open, boot, sequence, interval, active, host: r.text(MAX_HOST_BYTES)? })
     }
 }
 
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_heartbeat_survives_the_trip_and_no_bit_of_it_may_flip() {
-        let host = "h".repeat(MAX_HOST);
+        let host = "h".repeat(MAX_HOST_BYTES);
         let beat = Heartbeat { open: [1; 16], boot: [2; 16], sequence: 3, interval: 1000, active: true, host };
         let mut page = vec![7; PAGE_SIZE];
         beat.encode([9; 16], &mut page);

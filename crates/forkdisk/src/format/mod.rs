@@ -8,11 +8,11 @@ mod count_log;
 mod counts;
 mod cursor;
 mod entry;
+pub mod exception;
 #[cfg(test)]
 mod golden;
 mod group;
 mod heartbeat;
-pub mod kept;
 mod layout;
 pub mod ordered;
 mod record;
@@ -26,18 +26,19 @@ mod volume;
 pub use checksum::{Seed, page_checksum};
 pub use count_log::{BlockChange, CountLog, LeafChange, count_log_page, decode_count_log, encode_count_segment};
 pub use counts::{BlockCounts, CountEntry, CountPage, LEAF_BLOCKS, PINNED, Slot};
-pub use entry::{Entry, Kind, MAPPED_LEVEL, TableRef};
-pub use group::{Decoded, Group, Witness, decode_group, encode_group, find_group, witness_sum};
-pub use heartbeat::{HEARTBEAT_PAGE, Heartbeat, MAX_HOST};
-pub use kept::{KeptKey, KeptKind};
+pub use entry::{Kind, MAPPED_LEVEL, MapEntry, TableRef};
+pub use exception::{ExceptionKey, ExceptionKind};
+pub use group::{DataChecksum, Decoded, JournalGroup, data_checksum, decode_group, encode_group, find_group};
+pub use heartbeat::{HEARTBEAT_PAGE, Heartbeat, MAX_HOST_BYTES};
 pub use layout::{CountNode, Layout, SUPERBLOCK_PAGES};
 pub use ordered::TreeRoot;
-pub use record::{Moved, Record};
+pub use record::{MovedRun, Record};
 pub use settings::{BreakPolicy, COPIER_USERS, CopierSettings, GatherPolicy, NoSuchPolicy, Throttle};
 pub use stamp::{Stamp, ZONES};
 pub use superblock::{BEATS_APART, JournalStart, NotSuper, Superblock};
 pub use table::{decode_table, encode_table};
 pub use volume::{
-    Attributes, Identity, MAX_NAME, MAX_ORIGIN_TEXT, MAX_STAMPED_TEXT, NO_VOLUME, OriginFull, Protects, SLOTS_PER_PAGE,
-    SnapshotFlags, VolumeRecord, VolumeState, decode_directory_page, encode_directory_page,
+    Attributes, Identity, MAX_NAME_BYTES, MAX_ORIGIN_TEXT_BYTES, MAX_STAMPED_TEXT_BYTES, NO_VOLUME, OriginFull,
+    OriginRecord, SLOTS_PER_PAGE, SnapshotFlags, VolumeRecord, VolumeState, decode_directory_page,
+    encode_directory_page,
 };

@@ -6,24 +6,24 @@
 
 use crate::types::{FANOUT, PAGE_SIZE};
 
-use super::kept;
-use super::{Entry, Kind};
+use super::exception;
+use super::{Kind, MapEntry};
 
 /// Level of a leaf of an ordered map in checksum seeds and in memory; pages above count up from it.
 pub const ORDERED_LEAF: u8 = 0x40;
 /// Levels an ordered map can have.
 pub const MAX_ORDERED_HEIGHT: u8 = 16;
 /// Pairs a page holds.
-pub const PAIRS: usize = (FANOUT - 2) / 2;
+pub const PAIRS_PER_LEAF: usize = (FANOUT - 2) / 2;
 
 /// The slots of a page in memory.
-pub type Slots = [Entry; FANOUT];
+pub type Slots = [MapEntry; FANOUT];
 
 /// Where the root of an ordered map is, and how many levels it has (0: the map is empty).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TreeRoot {
     /// The root page's entry.
-    pub entry: Entry,
+    pub entry: MapEntry,
     /// Levels.
     pub height: u8,
 }
@@ -64,22 +64,22 @@ pub fn key(page: &Slots, i: usize) -> u128 {
 }
 
 /// Value of pair `i`.
-pub fn value(page: &Slots, i: usize) -> Entry {
+pub fn value(page: &Slots, i: usize) -> MapEntry {
     page[3 + 2 * i]
 }
 
 /// Replaces the key of pair `i`.
 pub fn set_key(page: &mut Slots, i: usize, key: u128) {
-    page[2 + 2 * i] = Entry::from_bits(key);
+    page[2 + 2 * i] = MapEntry::from_bits(key);
 }
 
 /// Replaces the value of pair `i`.
-pub fn set_value(page: &mut Slots, i: usize, value: Entry) {
+pub fn set_value(page: &mut Slots, i: usize, value: MapEntry) {
     page[3 + 2 * i] = value;
 }
 
 fn set_pairs(page: &mut Slots, n: usize) {
-    page[0] = Entry::from_bits(n as u128);
+    page[0] = MapEntry::from_bits(n as u128);
 }
 
 /// The first pair whose key is not below `wanted`.
@@ -93,10 +93,10 @@ pub fn position(page: &Slots, wanted: u128) -> usize {
 }
 
 /// Puts a pair before pair `i` of a page that is not full.
-pub fn insert(page: &mut Slots, i: usize, key: u128, value: Entry) {
+pub fn insert(page: &mut Slots, i: usize, key: u128, value: MapEntry) {
     let n = pairs(page);
     page.copy_within(2 + 2 * i..2 + 2 * n, 4 + 2 * i);
-    (page[2 + 2 * i], page[3 + 2 * i]) = (Entry::from_bits(key), value);
+    (page[2 + 2 * i], page[3 + 2 * i]) = (MapEntry::from_bits(key), value);
     set_pairs(page, n + 1);
 }
 
@@ -104,16 +104,16 @@ pub fn insert(page: &mut Slots, i: usize, key: u128, value: Entry) {
 pub fn remove(page: &mut Slots, i: usize) {
     let n = pairs(page);
     page.copy_within(4 + 2 * i..2 + 2 * n, 2 + 2 * i);
-    (page[2 * n], page[2 * n + 1]) = (Entry::ABSENT, Entry::ABSENT);
+    (page[2 * n], page[2 * n + 1]) = (MapEntry::ABSENT, MapEntry::ABSENT);
     set_pairs(page, n - 1);
 }
 
 /// Takes pairs `from..` out and returns a page that holds them.
 pub fn split(page: &mut Slots, from: usize) -> Box<Slots> {
-    let mut right = Box::new([Entry::ABSENT; FANOUT]);
+    let mut right = Box::new([MapEntry::ABSENT; FANOUT]);
     let n = pairs(page);
     right[2..2 + 2 * (n - from)].copy_from_slice(&page[2 + 2 * from..2 + 2 * n]);
-    page[2 + 2 * from..2 + 2 * n].fill(Entry::ABSENT);
+    page[2 + 2 * from..2 + 2 * n].fill(MapEntry::ABSENT);
     set_pairs(&mut right, n - from);
     set_pairs(page, from);
     right
@@ -123,18 +123,18 @@ pub fn split(page: &mut Slots, from: usize) -> Box<Slots> {
 pub fn append(page: &mut Slots, right: &Slots, first: u128) {
     let (n, m) = (pairs(page), pairs(right));
     page[2 + 2 * n..2 + 2 * (n + m)].copy_from_slice(&right[2..2 + 2 * m]);
-    page[2 + 2 * n] = Entry::from_bits(first);
+    page[2 + 2 * n] = MapEntry::from_bits(first);
     set_pairs(page, n + m);
 }
 
 /// Reads a page of `level`, or says what is wrong with it.
 pub fn decode_ordered(bytes: &[u8], level: u8, pool_pages: u64) -> Result<Box<Slots>, String> {
-    let mut page = Box::new([Entry::ABSENT; FANOUT]);
+    let mut page = Box::new([MapEntry::ABSENT; FANOUT]);
     for (slot, bytes) in page.iter_mut().zip(bytes[..PAGE_SIZE].chunks_exact(16)) {
-        *slot = Entry::from_bytes(bytes.try_into().expect("16 bytes"));
+        *slot = MapEntry::from_bytes(bytes.try_into().expect("16 bytes"));
     }
     let n = page[0].bits();
-    if n == 0 || n > PAIRS as u128 {
+    if n == 0 || n > PAIRS_PER_LEAF as u128 {
         return Err(format!("it says that it holds {n} pairs"));
     }
     let n = n as usize;
@@ -146,7 +146,7 @@ pub fn decode_ordered(bytes: &[u8], level: u8, pool_pages: u64) -> Result<Box<Sl
             return Err(format!("the key of pair {i} does not rise"));
         }
         let flaw = match level {
-            ORDERED_LEAF => kept::flaw(key(&page, i), value(&page, i).bits(), pool_pages),
+            ORDERED_LEAF => exception::flaw(key(&page, i), value(&page, i).bits(), pool_pages),
             _ if value(&page, i).kind() != Kind::Table => Some("a value that is no page"),
             _ => value(&page, i).flaw(1, pool_pages),
         };
@@ -160,15 +160,15 @@ pub fn decode_ordered(bytes: &[u8], level: u8, pool_pages: u64) -> Result<Box<Sl
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::kept::Piece;
-    use crate::format::{KeptKey, encode_table};
+    use crate::format::exception::Piece;
+    use crate::format::{ExceptionKey, encode_table};
     use crate::types::{PageAddr, VolumeId};
 
     fn leaf(n: u64) -> Box<Slots> {
-        let mut page = Box::new([Entry::ABSENT; FANOUT]);
+        let mut page = Box::new([MapEntry::ABSENT; FANOUT]);
         for i in 0..n {
             let piece = Piece { to: PageAddr(512 + i), pages: 1 };
-            let (key, value) = (KeptKey::chained(i, VolumeId(3), 0).0, Entry::from_bits(piece.to_bits()));
+            let (key, value) = (ExceptionKey::chained(i, VolumeId(3), 0).0, MapEntry::from_bits(piece.to_bits()));
             insert(&mut page, i as usize, key, value);
         }
         page
@@ -183,7 +183,7 @@ mod tests {
         assert!(page == leaf(10));
         remove(&mut page, 3);
         assert_eq!(pairs(&page), 9);
-        let lost = KeptKey::chained(3, VolumeId(3), 0).0;
+        let lost = ExceptionKey::chained(3, VolumeId(3), 0).0;
         assert_eq!(position(&page, lost), 3);
         assert!(key(&page, 3) > lost);
     }

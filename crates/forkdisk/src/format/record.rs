@@ -1,13 +1,14 @@
 //! Journal records.
 
 use crate::types::{
-    BLOCK_PAGES, BLOCK_SIZE, MAX_COPY_AHEAD, MAX_VOLUME_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, is_chunk,
+    BLOCK_PAGES, BLOCK_SIZE, MAX_COPY_AHEAD_BYTES, MAX_VOLUME_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId,
+    is_chunk,
 };
 
 use super::cursor::{Append, Reader};
 use super::volume::{
-    Attributes, Identity, MAX_NAME, MAX_ORIGIN_TEXT, MAX_STAMPED_TEXT, OriginFull, SnapshotFlags, policy_byte,
-    policy_of,
+    Attributes, Identity, MAX_NAME_BYTES, MAX_ORIGIN_TEXT_BYTES, MAX_STAMPED_TEXT_BYTES, OriginFull, SnapshotFlags,
+    policy_byte, policy_of,
 };
 use super::{BreakPolicy, CopierSettings, GatherPolicy, Stamp, Throttle};
 
@@ -48,13 +49,13 @@ pub enum Record {
     /// What an origin's device is recognised by from now on.
     Stamp { id: VolumeId, stamp: Box<Stamp> },
     /// The samples of these zones of an origin may be written from now on, a bit each.
-    Written { id: VolumeId, zones: u32 },
+    ZonesWritten { id: VolumeId, zones: u32 },
     /// `len` pages of an origin from `at` are kept for snapshot `sequence`, in the pool from `to` on.
-    Keep { origin: VolumeId, sequence: VolumeId, at: VirtualPage, len: u32, to: PageAddr },
+    CopyOut { origin: VolumeId, sequence: VolumeId, at: VirtualPage, len: u32, to: PageAddr },
     /// A rollback of `origin` to `snapshot` has brought back all chunks before `cursor`; `snapshot` 0: it has ended.
-    Roll { origin: VolumeId, snapshot: VolumeId, cursor: u64 },
+    RollbackProgress { origin: VolumeId, snapshot: VolumeId, cursor: u64 },
     /// A rollback under way has brought back `count` chunks of `origin` from `first` on, which are listed together.
-    Back { origin: VolumeId, first: u64, count: u32 },
+    ChunksRolledBack { origin: VolumeId, first: u64, count: u32 },
     /// A new break policy and throttle.
     SetCopying { id: VolumeId, break_policy: BreakPolicy, throttle: Throttle },
     /// New settings of the pool's copier.
@@ -75,21 +76,21 @@ pub enum Record {
     /// dead volume `dead`.
     Replace { volume: VolumeId, source: VolumeId, dead: VolumeId },
     /// A new, empty volume without a name: an orphan.
-    Unnamed { id: VolumeId, size: u64, chunk: u64, now: u64 },
+    CreateUnnamed { id: VolumeId, size: u64, chunk: u64, now: u64 },
     /// An orphan gets a name, and is a volume from now on.
-    Name { id: VolumeId, name: String },
+    NameVolume { id: VolumeId, name: String },
     /// Nothing shows through any more to a volume that was cloned from an origin's snapshot.
     Flatten { id: VolumeId },
     /// When a volume's scattered pages are brought back together.
     SetGather { id: VolumeId, gather: GatherPolicy },
     /// In the virtual block that begins at `at`, the entries of these volumes that refer to pages in `moved`
     /// refer to where those were moved.
-    Gather { volumes: Vec<VolumeId>, at: VirtualPage, moved: Vec<Moved> },
+    Gather { volumes: Vec<VolumeId>, at: VirtualPage, moved: Vec<MovedRun> },
 }
 
 /// A run of pages of one virtual block that was copied to another place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moved {
+pub struct MovedRun {
     /// The first of them, counted from the beginning of the virtual block.
     pub slot: u8,
     /// How many: 1 to 256.
@@ -99,7 +100,7 @@ pub struct Moved {
     pub to: PageAddr,
 }
 
-impl Moved {
+impl MovedRun {
     /// The pages, counted from the beginning of the virtual block.
     pub fn slots(&self) -> std::ops::Range<usize> {
         usize::from(self.slot)..usize::from(self.slot) + usize::from(self.len)
@@ -111,10 +112,10 @@ impl Moved {
         Some((PageAddr(self.from.0 + i), PageAddr(self.to.0 + i)))
     }
 
-    fn decode(r: &mut Reader<'_>) -> Option<Moved> {
+    fn decode(r: &mut Reader<'_>) -> Option<MovedRun> {
         let (slot, more) = (r.u8()?, r.u8()?);
         let len = u16::from(more) + 1;
-        let moved = Moved { slot, len, from: PageAddr(r.u64()?), to: PageAddr(r.u64()?) };
+        let moved = MovedRun { slot, len, from: PageAddr(r.u64()?), to: PageAddr(r.u64()?) };
         (usize::from(slot) + usize::from(len) <= BLOCK_PAGES as usize).then_some(moved)
     }
 }
@@ -213,22 +214,22 @@ impl Record {
                 out.extend(stamp.zones_to_bytes());
                 out.text(&stamp.device);
             }
-            Record::Written { id, zones } => {
+            Record::ZonesWritten { id, zones } => {
                 Append::u8(out, 51);
                 Append::u64(out, id.0);
                 Append::u32(out, *zones);
             }
-            Record::Keep { origin, sequence, at, len, to } => {
+            Record::CopyOut { origin, sequence, at, len, to } => {
                 Append::u8(out, 17);
                 out.u64s(&[origin.0, sequence.0, at.0]);
                 Append::u32(out, *len);
                 Append::u64(out, to.0);
             }
-            Record::Roll { origin, snapshot, cursor } => {
+            Record::RollbackProgress { origin, snapshot, cursor } => {
                 Append::u8(out, 18);
                 out.u64s(&[origin.0, snapshot.0, *cursor]);
             }
-            Record::Back { origin, first, count } => {
+            Record::ChunksRolledBack { origin, first, count } => {
                 Append::u8(out, 19);
                 out.u64s(&[origin.0, *first]);
                 Append::u32(out, *count);
@@ -279,11 +280,11 @@ impl Record {
                 Append::u8(out, 37);
                 out.u64s(&[volume.0, source.0, dead.0]);
             }
-            Record::Unnamed { id, size, chunk, now } => {
+            Record::CreateUnnamed { id, size, chunk, now } => {
                 Append::u8(out, 38);
                 out.u64s(&[id.0, *size, *chunk, *now]);
             }
-            Record::Name { id, name } => {
+            Record::NameVolume { id, name } => {
                 Append::u8(out, 39);
                 Append::u64(out, id.0);
                 out.text(name);
@@ -319,7 +320,7 @@ impl Record {
 
     /// Whether it may be taken together with the next one, see [`extend`](Self::extend).
     pub fn is_run(&self) -> bool {
-        matches!(self, Record::Map { .. } | Record::Keep { .. })
+        matches!(self, Record::Map { .. } | Record::CopyOut { .. })
     }
 
     /// Takes `next` into this record if both map (or keep) and `next` goes on where this one ends, in
@@ -327,12 +328,12 @@ impl Record {
     pub fn extend(&mut self, next: &Record) -> bool {
         let (whose, at, len, to) = match self {
             Record::Map { volume, at, len, to } => ((*volume, None), *at, len, *to),
-            Record::Keep { origin, sequence, at, len, to } => ((*origin, Some(*sequence)), *at, len, *to),
+            Record::CopyOut { origin, sequence, at, len, to } => ((*origin, Some(*sequence)), *at, len, *to),
             _ => return false,
         };
         let (w, a, n, t) = match next {
             Record::Map { volume, at, len, to } => ((*volume, None), *at, len, *to),
-            Record::Keep { origin, sequence, at, len, to } => ((*origin, Some(*sequence)), *at, len, *to),
+            Record::CopyOut { origin, sequence, at, len, to } => ((*origin, Some(*sequence)), *at, len, *to),
             _ => return false,
         };
         let ends = u64::from(*len);
@@ -356,25 +357,26 @@ impl Record {
             2 => Record::Unmap { volume: volume(r)?, at: page(r)?, len: page(r)?.0 },
             3 => {
                 let (id, size, chunk, now) = (volume(r)?, size(r)?, chunk(r)?, r.u64()?);
-                Record::Create { id, size, chunk, now, name: r.text(MAX_NAME)? }
+                Record::Create { id, size, chunk, now, name: r.text(MAX_NAME_BYTES)? }
             }
             kind @ (4 | 13) => {
                 let bits = if kind == 13 { r.u8().filter(|&bits| bits != 0)? } else { 0 };
                 let flags = SnapshotFlags::from_bits(bits)?;
                 let (now, n) = (r.u64()?, r.u32()?);
-                let of = (0..n).map(|_| Some((volume(r)?, volume(r)?, r.text(MAX_NAME)?))).collect::<Option<_>>()?;
+                let of =
+                    (0..n).map(|_| Some((volume(r)?, volume(r)?, r.text(MAX_NAME_BYTES)?))).collect::<Option<_>>()?;
                 Record::Snapshot { of, now, flags }
             }
             5 => {
                 let (source, id, now) = (volume(r)?, volume(r)?, r.u64()?);
-                Record::Clone { source, id, now, name: r.text(MAX_NAME)? }
+                Record::Clone { source, id, now, name: r.text(MAX_NAME_BYTES)? }
             }
             6 => Record::Rollback { volume: volume(r)?, snapshot: volume(r)?, dead: volume(r)? },
             7 => {
                 let n = r.u32()?;
                 Record::Delete { ids: (0..n).map(|_| volume(r)).collect::<Option<_>>()? }
             }
-            8 => Record::Rename { id: volume(r)?, name: r.text(MAX_NAME)? },
+            8 => Record::Rename { id: volume(r)?, name: r.text(MAX_NAME_BYTES)? },
             9 => Record::Resize { id: volume(r)?, size: size(r)? },
             10 => Record::SetChunk { id: volume(r)?, chunk: chunk(r)? },
             11 => {
@@ -385,20 +387,24 @@ impl Record {
             14 => {
                 let (id, size, chunk, now) = (volume(r)?, size(r)?, chunk(r)?, r.u64()?);
                 let identity = Identity { modified: r.u64()?, fingerprint: r.u64()? };
-                let (name, path) = (r.text(MAX_NAME)?, r.text(MAX_ORIGIN_TEXT)?);
-                let fits = name.len() + path.len() <= MAX_ORIGIN_TEXT && chunk <= BLOCK_SIZE;
+                let (name, path) = (r.text(MAX_NAME_BYTES)?, r.text(MAX_ORIGIN_TEXT_BYTES)?);
+                let fits = name.len() + path.len() <= MAX_ORIGIN_TEXT_BYTES && chunk <= BLOCK_SIZE;
                 fits.then_some(Record::Protect { id, name, path, size, chunk, now, identity })?
             }
             15 => {
                 let when_full = OriginFull::from_parts(r.u8()?, r.u32()?)?;
-                Record::SetOrigin { id: volume(r)?, copy_ahead: r.u64().filter(|&n| n <= MAX_COPY_AHEAD)?, when_full }
+                Record::SetOrigin {
+                    id: volume(r)?,
+                    copy_ahead: r.u64().filter(|&n| n <= MAX_COPY_AHEAD_BYTES)?,
+                    when_full,
+                }
             }
             16 => {
                 let clean = r.u8().filter(|&bit| bit < 2)? == 1;
                 let (id, identity) = (volume(r)?, Identity { modified: r.u64()?, fingerprint: r.u64()? });
-                Record::Identify { id, clean, identity, path: r.text(MAX_ORIGIN_TEXT)? }
+                Record::Identify { id, clean, identity, path: r.text(MAX_ORIGIN_TEXT_BYTES)? }
             }
-            17 => Record::Keep {
+            17 => Record::CopyOut {
                 origin: volume(r)?,
                 sequence: volume(r)?,
                 at: page(r)?,
@@ -407,9 +413,9 @@ impl Record {
             },
             18 => {
                 let (origin, snapshot) = (volume(r)?, VolumeId(r.u64()?));
-                Record::Roll { origin, snapshot, cursor: r.u64()? }
+                Record::RollbackProgress { origin, snapshot, cursor: r.u64()? }
             }
-            19 => Record::Back { origin: volume(r)?, first: r.u64()?, count: r.u32()? },
+            19 => Record::ChunksRolledBack { origin: volume(r)?, first: r.u64()?, count: r.u32()? },
             20 => {
                 let (id, break_policy) = (volume(r)?, policy_of(r.u8()?)?);
                 Record::SetCopying { id, break_policy, throttle: Throttle::decoded(r.u8()?, r.u32()?)? }
@@ -419,18 +425,18 @@ impl Record {
             32 => Record::SetAttributes { id: volume(r)?, attributes: Attributes::decode(r)? },
             33 => {
                 let (id, now, attributes) = (volume(r)?, r.u64()?, Attributes::decode(r)?);
-                Record::MakeFolder { id, now, attributes, name: r.text(MAX_NAME)? }
+                Record::MakeFolder { id, now, attributes, name: r.text(MAX_NAME_BYTES)? }
             }
             34 => Record::Unlink { id: volume(r)? },
             35 => {
                 let (id, replaced) = (volume(r)?, volume(r)?);
                 let kept = r.u8().filter(|&k| k <= 1)? == 1;
-                Record::RenameOver { id, replaced, kept, name: r.text(MAX_NAME)? }
+                Record::RenameOver { id, replaced, kept, name: r.text(MAX_NAME_BYTES)? }
             }
-            36 => Record::RenameFolder { from: r.text(MAX_NAME)?, to: r.text(MAX_NAME)? },
+            36 => Record::RenameFolder { from: r.text(MAX_NAME_BYTES)?, to: r.text(MAX_NAME_BYTES)? },
             37 => Record::Replace { volume: volume(r)?, source: volume(r)?, dead: volume(r)? },
-            38 => Record::Unnamed { id: volume(r)?, size: size(r)?, chunk: chunk(r)?, now: r.u64()? },
-            39 => Record::Name { id: volume(r)?, name: r.text(MAX_NAME)? },
+            38 => Record::CreateUnnamed { id: volume(r)?, size: size(r)?, chunk: chunk(r)?, now: r.u64()? },
+            39 => Record::NameVolume { id: volume(r)?, name: r.text(MAX_NAME_BYTES)? },
             40 => Record::Flatten { id: volume(r)? },
             48 => Record::SetGather { id: volume(r)?, gather: GatherPolicy::decoded(r.u8()?)? },
             49 => {
@@ -438,13 +444,16 @@ impl Record {
                 let n = r.u32()?;
                 let volumes = (0..n).map(|_| volume(r)).collect::<Option<_>>()?;
                 let n = r.u32().filter(|&n| u64::from(n) <= BLOCK_PAGES)?;
-                Record::Gather { volumes, at, moved: (0..n).map(|_| Moved::decode(r)).collect::<Option<_>>()? }
+                Record::Gather { volumes, at, moved: (0..n).map(|_| MovedRun::decode(r)).collect::<Option<_>>()? }
             }
             50 => {
                 let (id, (hashes, written)) = (volume(r)?, Stamp::zones_from_bytes(r)?);
-                Record::Stamp { id, stamp: Box::new(Stamp { device: r.text(MAX_STAMPED_TEXT)?, hashes, written }) }
+                Record::Stamp {
+                    id,
+                    stamp: Box::new(Stamp { device: r.text(MAX_STAMPED_TEXT_BYTES)?, hashes, written }),
+                }
             }
-            51 => Record::Written { id: volume(r)?, zones: r.u32()? },
+            51 => Record::ZonesWritten { id: volume(r)?, zones: r.u32()? },
             _ => return None,
         })
     }
@@ -481,15 +490,15 @@ pub mod tests {
             Record::SetOrigin { id: v, copy_ahead: 1 << 20, when_full: OriginFull::Wait(60) },
             Record::Identify { id: v, clean: true, identity, path: "/dev/y".into() },
             Record::Stamp { id: v, stamp: Box::new(Stamp { device: "wwn:1".into(), hashes: [9; ZONES], written: 5 }) },
-            Record::Written { id: v, zones: 1 << 31 },
-            Record::Keep { origin: v, sequence: w, at: VirtualPage(16), len: 32, to: PageAddr(512) },
-            Record::Roll { origin: v, snapshot: w, cursor: 17 },
-            Record::Back { origin: v, first: 130, count: 3 },
+            Record::ZonesWritten { id: v, zones: 1 << 31 },
+            Record::CopyOut { origin: v, sequence: w, at: VirtualPage(16), len: 32, to: PageAddr(512) },
+            Record::RollbackProgress { origin: v, snapshot: w, cursor: 17 },
+            Record::ChunksRolledBack { origin: v, first: 130, count: 3 },
             Record::Clone { source: v, id: w, name: name.clone(), now: 7 },
             Record::Rollback { volume: v, snapshot: w, dead: VolumeId(10) },
             Record::Delete { ids: vec![v, w] },
-            Record::Unnamed { id: v, size: 1 << 50, chunk: 65536, now: 5 },
-            Record::Name { id: v, name: name.clone() },
+            Record::CreateUnnamed { id: v, size: 1 << 50, chunk: 65536, now: 5 },
+            Record::NameVolume { id: v, name: name.clone() },
             Record::Rename { id: v, name },
             Record::Resize { id: v, size: 12345 },
             Record::SetChunk { id: v, chunk: 4096 },
@@ -515,8 +524,8 @@ pub mod tests {
                 volumes: vec![v, w],
                 at: VirtualPage(512),
                 moved: vec![
-                    Moved { slot: 0, len: 255, from: PageAddr(9), to: PageAddr(1024) },
-                    Moved { slot: 255, len: 1, from: PageAddr(7), to: PageAddr(1279) },
+                    MovedRun { slot: 0, len: 255, from: PageAddr(9), to: PageAddr(1024) },
+                    MovedRun { slot: 255, len: 1, from: PageAddr(7), to: PageAddr(1279) },
                 ],
             },
         ]
@@ -525,11 +534,11 @@ pub mod tests {
     #[test]
     fn every_record_survives_the_trip() {
         let (bytes, chain) = group_of(&samples(), 42);
-        let Decoded::Group(group, records, witnesses) = decode_group(&[5; 16], 42, &bytes, 1 << 20) else {
+        let Decoded::Group(group, records, checksums) = decode_group(&[5; 16], 42, &bytes, 1 << 20) else {
             panic!("a valid group")
         };
         assert_eq!((group.incarnation, group.first, group.chain), (3, 10, chain));
-        assert_eq!((records, witnesses), (samples(), samples_witnessed()));
+        assert_eq!((records, checksums), (samples(), samples_witnessed()));
     }
 
     #[test]
@@ -538,8 +547,8 @@ pub mod tests {
         for bad in [
             Record::Create { id, name: "a".into(), size: MAX_VOLUME_SIZE + 1, chunk: 65536, now: 5 },
             Record::Create { id, name: "a".into(), size: 1, chunk: 0, now: 5 },
-            Record::Unnamed { id, size: MAX_VOLUME_SIZE + 1, chunk: 65536, now: 5 },
-            Record::Unnamed { id, size: 1, chunk: 0, now: 5 },
+            Record::CreateUnnamed { id, size: MAX_VOLUME_SIZE + 1, chunk: 65536, now: 5 },
+            Record::CreateUnnamed { id, size: 1, chunk: 0, now: 5 },
             Record::Resize { id, size: u64::MAX },
             Record::SetChunk { id, chunk: 2048 },
             Record::SetQuota { id, quota: MAX_VOLUME_SIZE + 1 },
@@ -549,7 +558,7 @@ pub mod tests {
             Record::Gather {
                 volumes: vec![id],
                 at: VirtualPage(0),
-                moved: vec![Moved { slot: 1, len: 256, from: PageAddr(9), to: PageAddr(1024) }],
+                moved: vec![MovedRun { slot: 1, len: 256, from: PageAddr(9), to: PageAddr(1024) }],
             },
         ] {
             let (bytes, _) = group_of(std::slice::from_ref(&bad), 42);

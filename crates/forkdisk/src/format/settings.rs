@@ -10,7 +10,7 @@ pub const SUBJOB_SIZES: std::ops::RangeInclusive<u32> = 64 << 10..=1 << 20;
 /// Most sub-jobs of one job in flight.
 pub const MAX_SPLIT_COUNT: u32 = 64;
 /// Most bytes of buffers.
-pub const MAX_BUFFERS: u64 = 1 << 30;
+pub const MAX_BUFFER_BYTES: u64 = 1 << 30;
 /// Kinds of users of the copier; each has a reserve of one sub-job.
 pub const COPIER_USERS: u64 = 5;
 
@@ -173,7 +173,7 @@ impl Default for CopierSettings {
 }
 
 /// Bytes of the settings on disk.
-const LENGTH: usize = 28;
+const SETTINGS_BYTES: usize = 28;
 
 impl CopierSettings {
     /// The bytes of buffers that settings with this sub-job need at least.
@@ -189,7 +189,7 @@ impl CopierSettings {
         if !(1..=MAX_SPLIT_COUNT).contains(&self.split_count) {
             return Some(format!("bad split_count {}: 1 to {MAX_SPLIT_COUNT}", self.split_count));
         }
-        if !(self.least_buffers()..=MAX_BUFFERS).contains(&self.buffers) {
+        if !(self.least_buffers()..=MAX_BUFFER_BYTES).contains(&self.buffers) {
             let least = self.least_buffers();
             return Some(format!("bad buffers of {} bytes: {least} (five sub-jobs) to 1 GiB", self.buffers));
         }
@@ -209,7 +209,7 @@ impl CopierSettings {
 
     /// Settings from their bytes; nothing but zeroes are those of a pool that never set any.
     pub(super) fn decode(r: &mut Reader<'_>) -> Option<CopierSettings> {
-        let bytes = r.bytes(LENGTH)?;
+        let bytes = r.bytes(SETTINGS_BYTES)?;
         if bytes.iter().all(|&b| b == 0) {
             return Some(CopierSettings::default());
         }
@@ -233,7 +233,7 @@ mod tests {
     fn again(settings: CopierSettings) -> Option<CopierSettings> {
         let mut bytes = Vec::new();
         settings.encode(&mut bytes);
-        assert_eq!(bytes.len(), LENGTH);
+        assert_eq!(bytes.len(), SETTINGS_BYTES);
         CopierSettings::decode(&mut Reader(&bytes))
     }
 
@@ -258,7 +258,7 @@ mod tests {
         for settings in [odd, CopierSettings::default()] {
             assert_eq!(again(settings), Some(settings));
         }
-        assert_eq!(CopierSettings::decode(&mut Reader(&[0; LENGTH])), Some(CopierSettings::default()));
+        assert_eq!(CopierSettings::decode(&mut Reader(&[0; SETTINGS_BYTES])), Some(CopierSettings::default()));
     }
 
     #[test]

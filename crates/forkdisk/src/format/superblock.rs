@@ -5,7 +5,7 @@ use crate::types::{MAX_EPOCH, MAX_POOL_SIZE, PAGE_SIZE, PageAddr};
 
 use super::checksum::{Seed, page_checksum};
 use super::cursor::{Append, Reader};
-use super::{CopierSettings, CountEntry, CountLog, CountNode, Entry, Layout};
+use super::{CopierSettings, CountEntry, CountLog, CountNode, Layout, MapEntry};
 
 const MAGIC: [u8; 8] = *b"forkdisk";
 /// Version of the format.
@@ -15,7 +15,7 @@ pub const MAX_JOURNAL_EXTENTS: usize = 16;
 /// Most level-3 count pages a pool can have (4 PiB).
 const MAX_COUNT_ROOTS: u64 = 76;
 const SEED_LEVEL: u8 = 0xf0;
-const CHECKED: usize = PAGE_SIZE - 4;
+const CHECKED_BYTES: usize = PAGE_SIZE - 4;
 /// Where the copier's settings lie, behind the counts of the largest pool.
 const COPIER_AT: usize = 3840;
 /// Incompatible feature: there is a log of counts.
@@ -64,7 +64,7 @@ pub struct Superblock {
     /// Level and root of the directory's map.
     pub directory_level: u8,
     /// See `directory_level`.
-    pub directory: Entry,
+    pub directory: MapEntry,
     /// Directory pages in use.
     pub directory_pages: u64,
     /// The journal's pieces: first page and number of pages.
@@ -142,16 +142,16 @@ impl Superblock {
         Append::u32(&mut out, self.count_log.checksum);
         out.extend_from_slice(if renewed { &self.checksum_uuid } else { &[0; 16] });
         Append::u32(&mut out, self.heartbeat);
-        assert!(out.len() <= CHECKED, "the superblock fits its page");
+        assert!(out.len() <= CHECKED_BYTES, "the superblock fits its page");
         page[..PAGE_SIZE].fill(0);
         page[..out.len()].copy_from_slice(&out);
-        let sum = page_checksum(&seed(self.uuid, at), &page[..CHECKED]);
-        page[CHECKED..PAGE_SIZE].copy_from_slice(&sum.to_le_bytes());
+        let sum = page_checksum(&seed(self.uuid, at), &page[..CHECKED_BYTES]);
+        page[CHECKED_BYTES..PAGE_SIZE].copy_from_slice(&sum.to_le_bytes());
     }
 
     /// Reads the superblock in the page `at`.
     pub fn decode(at: PageAddr, page: &[u8]) -> Result<Superblock, NotSuper> {
-        let mut r = Reader(&page[..CHECKED]);
+        let mut r = Reader(&page[..CHECKED_BYTES]);
         if r.array() != Some(MAGIC) {
             return Err(NotSuper::Foreign);
         }
@@ -159,8 +159,8 @@ impl Superblock {
         let version = r.u32().ok_or_else(short)?;
         let page_size = r.u32().ok_or_else(short)?;
         let uuid: [u8; 16] = r.array().ok_or_else(short)?;
-        let sum = u32::from_le_bytes(page[CHECKED..PAGE_SIZE].try_into().expect("four bytes"));
-        if page_checksum(&seed(uuid, at), &page[..CHECKED]) != sum && !planted(Bug::TornSuperblockAccepted) {
+        let sum = u32::from_le_bytes(page[CHECKED_BYTES..PAGE_SIZE].try_into().expect("four bytes"));
+        if page_checksum(&seed(uuid, at), &page[..CHECKED_BYTES]) != sum && !planted(Bug::TornSuperblockAccepted) {
             return Err(NotSuper::Damaged("its checksum does not match".into()));
         }
         if version != FORMAT_VERSION || page_size != PAGE_SIZE as u32 {
@@ -171,7 +171,7 @@ impl Superblock {
         if incompatible & !(HAS_COUNT_LOG | HAS_CHECKSUM_UUID | HAS_HEARTBEAT | HAS_LARGE_COUNTS) != 0 {
             return Err(NotSuper::Newer(format!("incompatible feature bits {incompatible:#x}")));
         }
-        let mut behind = Reader(&page[COPIER_AT..CHECKED]);
+        let mut behind = Reader(&page[COPIER_AT..CHECKED_BYTES]);
         let settings = CopierSettings::decode(&mut behind);
         let fields = settings.and_then(|copier| {
             let count_log = CountLog { pages: behind.u32()?, checksum: behind.u32()? };
@@ -197,7 +197,7 @@ impl Superblock {
         let [generation, incarnation, clean, size] = [r.u64()?, r.u64()?, r.u64()?, r.u64()?];
         let [created, epoch, next_id] = [r.u64()?, r.u64()?, r.u64()?];
         let [directory_level, directory_pages] = [r.u64()?, r.u64()?];
-        let directory = Entry::from_bytes(r.array()?);
+        let directory = MapEntry::from_bytes(r.array()?);
         let start = JournalStart { position: r.u64()?, sequence: r.u64()?, chain: r.u64()? };
         let (extents, roots) = (r.u32()? as usize, r.u32()?);
         let layout = Layout::new(size);
@@ -268,7 +268,7 @@ mod tests {
             epoch: 5,
             next_id: 6,
             directory_level: 1,
-            directory: Entry::ABSENT,
+            directory: MapEntry::ABSENT,
             directory_pages: 0,
             journal: vec![(PageAddr(512), 256); MAX_JOURNAL_EXTENTS],
             start: JournalStart { position: 4096, sequence: 7, chain: 8 },

@@ -11,37 +11,37 @@ use super::counts::LEAF_BLOCKS;
 use super::cursor::Reader;
 
 /// Pages of a leaf.
-pub const PAGES: usize = LEAF_BLOCKS * BLOCK_PAGES as usize;
+pub const LEAF_PAGES: usize = LEAF_BLOCKS * BLOCK_PAGES as usize;
 /// One number per page.
-pub type UpperBits = [u16; PAGES];
+pub type UpperBits = [u16; LEAF_PAGES];
 
 /// Forms: none, any order of three values, rows.
 const NONE: u8 = 0;
 const DIGITS: u8 = 1;
 const ROWS: u8 = 2;
 /// Values that the first form has, and how many of its digits lie in a byte.
-const VALUES: usize = 3;
+const MAX_VALUES: usize = 3;
 const DIGITS_PER_BYTE: usize = 5;
 
 /// Writes them to `room`, which is all 0. Returns whether they fit.
 pub fn encode(upper: &UpperBits, room: &mut [u8]) -> bool {
     let Some(values) = values(upper) else { return encode_rows(upper, room) };
-    if values == [0; VALUES] {
+    if values == [0; MAX_VALUES] {
         return true;
     }
     let mut out = vec![DIGITS];
     values.iter().for_each(|value| out.extend_from_slice(&value.to_le_bytes()));
     let digit = |value: &u16| values.iter().position(|v| v == value).expect("one of the three") as u8;
     for pages in upper.chunks(DIGITS_PER_BYTE) {
-        out.push(pages.iter().rev().fold(0, |byte, value| byte * VALUES as u8 + digit(value)));
+        out.push(pages.iter().rev().fold(0, |byte, value| byte * MAX_VALUES as u8 + digit(value)));
     }
     room[..out.len()].copy_from_slice(&out);
     true
 }
 
 /// All different values, 0 first, if there are no more than the first form has.
-fn values(upper: &UpperBits) -> Option<[u16; VALUES]> {
-    let (mut values, mut n) = ([0; VALUES], 1);
+fn values(upper: &UpperBits) -> Option<[u16; MAX_VALUES]> {
+    let (mut values, mut n) = ([0; MAX_VALUES], 1);
     for row in upper.chunk_by(|a, b| a == b) {
         if !values[..n].contains(&row[0]) {
             *values.get_mut(n)? = row[0];
@@ -69,16 +69,16 @@ fn encode_rows(upper: &UpperBits, room: &mut [u8]) -> bool {
 /// Reads them. `None`: they make no sense. `Some(None)`: all are 0.
 pub fn decode(room: &[u8]) -> Option<Option<Box<UpperBits>>> {
     let mut r = Reader(room);
-    let mut upper = Box::new([0; PAGES]);
+    let mut upper = Box::new([0; LEAF_PAGES]);
     match r.u8()? {
         NONE => return r.0.iter().all(|&byte| byte == 0).then_some(None),
         DIGITS => {
-            let values: [u16; VALUES] = [r.u16()?, r.u16()?, r.u16()?];
+            let values: [u16; MAX_VALUES] = [r.u16()?, r.u16()?, r.u16()?];
             for pages in upper.chunks_mut(DIGITS_PER_BYTE) {
                 let mut byte = r.u8()?;
                 for page in pages {
-                    *page = values[usize::from(byte) % VALUES];
-                    byte /= VALUES as u8;
+                    *page = values[usize::from(byte) % MAX_VALUES];
+                    byte /= MAX_VALUES as u8;
                 }
                 (byte == 0).then_some(())?;
             }
@@ -90,7 +90,7 @@ pub fn decode(room: &[u8]) -> Option<Option<Box<UpperBits>>> {
                 upper.get_mut(at..at + len)?.fill(value);
                 at += len;
             }
-            (at == PAGES).then_some(())?;
+            (at == LEAF_PAGES).then_some(())?;
         }
         _ => return None,
     }
@@ -98,12 +98,12 @@ pub fn decode(room: &[u8]) -> Option<Option<Box<UpperBits>>> {
 }
 
 /// 0 and the most frequent other values, as many as always fit. Pages with any other value become pinned.
-pub fn most_common(upper: &UpperBits) -> [u16; VALUES] {
+pub fn most_common(upper: &UpperBits) -> [u16; MAX_VALUES] {
     let mut pages: BTreeMap<u16, usize> = BTreeMap::new();
     upper.iter().filter(|&&value| value > 0).for_each(|&value| *pages.entry(value).or_default() += 1);
     let mut values: Vec<(usize, u16)> = pages.into_iter().map(|(value, n)| (n, value)).collect();
     values.sort_unstable_by(|a, b| b.cmp(a));
-    let mut kept = [0; VALUES];
+    let mut kept = [0; MAX_VALUES];
     kept[1..].iter_mut().zip(values).for_each(|(kept, (_, value))| *kept = value);
     kept
 }
@@ -116,15 +116,15 @@ mod tests {
 
     fn round_trip(upper: &UpperBits) -> Option<Box<UpperBits>> {
         let mut room = [0; ROOM];
-        encode(upper, &mut room).then(|| decode(&room).expect("valid").unwrap_or_else(|| Box::new([0; PAGES])))
+        encode(upper, &mut room).then(|| decode(&room).expect("valid").unwrap_or_else(|| Box::new([0; LEAF_PAGES])))
     }
 
     #[test]
     fn three_values_fit_in_any_order() {
         let upper: UpperBits = std::array::from_fn(|i| [0, 9, u16::MAX][i * i * 7 % 11 % 3]);
         assert_eq!(round_trip(&upper).as_deref(), Some(&upper));
-        assert_eq!(round_trip(&[0; PAGES]).as_deref(), Some(&[0; PAGES]));
-        assert_eq!(round_trip(&[5; PAGES]).as_deref(), Some(&[5; PAGES]));
+        assert_eq!(round_trip(&[0; LEAF_PAGES]).as_deref(), Some(&[0; LEAF_PAGES]));
+        assert_eq!(round_trip(&[5; LEAF_PAGES]).as_deref(), Some(&[5; LEAF_PAGES]));
     }
 
     #[test]

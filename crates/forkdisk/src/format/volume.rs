@@ -4,14 +4,14 @@ use crate::types::{Epoch, MAX_EPOCH, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId, is_ch
 
 use super::cursor::{Append, Reader};
 use super::stamp::ZONE_BYTES;
-use super::{BreakPolicy, Entry, GatherPolicy, Stamp, Throttle, TreeRoot};
+use super::{BreakPolicy, GatherPolicy, MapEntry, Stamp, Throttle, TreeRoot};
 
 /// Bytes of one slot.
-pub const DIRECTORY_SLOT: usize = 512;
+pub const DIRECTORY_SLOT_BYTES: usize = 512;
 /// Slots in a directory page.
-pub const SLOTS_PER_PAGE: usize = PAGE_SIZE / DIRECTORY_SLOT;
+pub const SLOTS_PER_PAGE: usize = PAGE_SIZE / DIRECTORY_SLOT_BYTES;
 /// Longest name, in bytes.
-pub const MAX_NAME: usize = 255;
+pub const MAX_NAME_BYTES: usize = 255;
 /// Stands for "no volume".
 pub const NO_VOLUME: VolumeId = VolumeId(0);
 
@@ -51,7 +51,7 @@ pub struct Attributes {
 }
 
 /// Bytes of encoded attributes.
-pub const ATTRIBUTES: usize = 36;
+pub const ATTRIBUTES_BYTES: usize = 36;
 /// Set in the encoded mode: there are attributes at all.
 const PRESENT: u32 = 1 << 31;
 
@@ -67,13 +67,13 @@ impl Attributes {
     }
 
     /// The attributes' bytes; all 0 where there are none.
-    pub fn encode(of: Option<&Attributes>) -> [u8; ATTRIBUTES] {
-        let mut out = Vec::with_capacity(ATTRIBUTES);
+    pub fn encode(of: Option<&Attributes>) -> [u8; ATTRIBUTES_BYTES] {
+        let mut out = Vec::with_capacity(ATTRIBUTES_BYTES);
         if let Some(a) = of {
             [a.mode | PRESENT, a.uid, a.gid].into_iter().for_each(|v| Append::u32(&mut out, v));
             [a.accessed, a.modified, a.changed].into_iter().for_each(|v| Append::u64(&mut out, v as u64));
         }
-        out.resize(ATTRIBUTES, 0);
+        out.resize(ATTRIBUTES_BYTES, 0);
         out.try_into().expect("of this length")
     }
 
@@ -111,9 +111,9 @@ pub struct Identity {
 
 /// What the pool keeps of an origin beside its volume record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Protects {
+pub struct OriginRecord {
     /// The ordered map of its kept chunks.
-    pub kept: TreeRoot,
+    pub exceptions: TreeRoot,
     /// Most bytes that are kept ahead of a sequential writer; a multiple of 1 KiB.
     pub copy_ahead: u64,
     /// What happens when the pool is full.
@@ -123,7 +123,7 @@ pub struct Protects {
     /// How it was left.
     pub identity: Identity,
     /// The snapshot that a rollback under way brings back, else [`NO_VOLUME`].
-    pub rolling: VolumeId,
+    pub rollback_to: VolumeId,
 }
 
 /// What is said of a snapshot when it is taken.
@@ -182,7 +182,7 @@ pub struct VolumeRecord {
     /// Level of the root table, 1 to 4.
     pub level: u8,
     /// The root table's entry.
-    pub root: Entry,
+    pub root: MapEntry,
     /// Entries born later than this are this volume's alone.
     pub shared_at: Epoch,
     /// When it was made, in seconds since 1970.
@@ -197,7 +197,7 @@ pub struct VolumeRecord {
     /// [`NO_VOLUME`].
     pub base: VolumeId,
     /// For an origin, also a dead one.
-    pub protects: Option<Protects>,
+    pub origin_record: Option<OriginRecord>,
     /// What an origin's device is recognised by; `None` where an older version left none.
     pub stamp: Option<Box<Stamp>>,
     /// What a first write to a shared chunk does.
@@ -213,17 +213,17 @@ pub struct VolumeRecord {
 }
 
 /// Longest origin that is kept (a longer one is cut).
-const MAX_ORIGIN: usize = 85;
+const MAX_ORIGIN_BYTES: usize = 85;
 /// Longest name and path of an origin together.
-pub const MAX_ORIGIN_TEXT: usize = ORIGIN_TAIL - 96 - 4;
+pub const MAX_ORIGIN_TEXT_BYTES: usize = ORIGIN_TAIL_AT - 96 - 4;
 /// Longest name, path and identity of the device of an origin together, where its zones are kept, too.
-pub const MAX_STAMPED_TEXT: usize = ZONES_AT - 96 - 6;
+pub const MAX_STAMPED_TEXT_BYTES: usize = ZONES_AT - 96 - 6;
 /// Where the zones of an origin are, behind its texts.
-const ZONES_AT: usize = ORIGIN_TAIL - ZONE_BYTES;
+const ZONES_AT: usize = ORIGIN_TAIL_AT - ZONE_BYTES;
 /// Where an origin's own fields begin, before `base`.
-const ORIGIN_TAIL: usize = 396;
+const ORIGIN_TAIL_AT: usize = 396;
 /// Where the base is in a slot, behind the longest names.
-const BASE: usize = 440;
+const BASE_AT: usize = 440;
 /// Where the attributes begin in a slot.
 const ATTRIBUTES_AT: usize = 448;
 /// Where the policy of gathering is in a slot, and the seams.
@@ -235,7 +235,7 @@ const QUOTA_AT: usize = 496;
 /// Where the source is in a slot, of which 7 bytes are kept.
 const SOURCE_AT: usize = 504;
 /// The last byte: flags.
-const FLAGS: usize = DIRECTORY_SLOT - 1;
+const FLAGS_AT: usize = DIRECTORY_SLOT_BYTES - 1;
 
 impl VolumeRecord {
     /// Counts seams that came and went. An estimate does not go below 0.
@@ -265,13 +265,13 @@ impl VolumeRecord {
             seams: 0,
             estimated: false,
             level: 1,
-            root: Entry::ABSENT,
+            root: MapEntry::ABSENT,
             shared_at: Epoch(0),
             created,
             cursor: 0,
             flags: SnapshotFlags::default(),
             base: NO_VOLUME,
-            protects: None,
+            origin_record: None,
             stamp: None,
             break_policy: BreakPolicy::default(),
             throttle: Throttle::NONE,
@@ -282,7 +282,7 @@ impl VolumeRecord {
     }
 
     fn encode(&self, slot: &mut [u8]) {
-        let mut out = Vec::with_capacity(DIRECTORY_SLOT);
+        let mut out = Vec::with_capacity(DIRECTORY_SLOT_BYTES);
         let state = match self.state {
             VolumeState::Volume => 1,
             VolumeState::Snapshot => 2,
@@ -291,8 +291,8 @@ impl VolumeRecord {
             VolumeState::Orphan => 5,
             VolumeState::Origin => 6,
         };
-        let stamp = self.stamp.as_ref().filter(|_| self.protects.is_some());
-        let bits = self.flags.to_bits() | u8::from(self.protects.is_some()) << 2 | u8::from(stamp.is_some()) << 4;
+        let stamp = self.stamp.as_ref().filter(|_| self.origin_record.is_some());
+        let bits = self.flags.to_bits() | u8::from(self.origin_record.is_some()) << 2 | u8::from(stamp.is_some()) << 4;
         Append::u8(&mut out, state);
         Append::u8(&mut out, self.level);
         let (percent, kib) = self.throttle.encoded();
@@ -307,26 +307,27 @@ impl VolumeRecord {
         }
         out.extend_from_slice(&self.root.to_bytes());
         out.text(&self.name);
-        let most = if self.protects.is_some() { MAX_ORIGIN_TEXT } else { MAX_ORIGIN };
+        let most = if self.origin_record.is_some() { MAX_ORIGIN_TEXT_BYTES } else { MAX_ORIGIN_BYTES };
         let cut = (0..=most.min(self.origin.len())).rev().find(|&n| self.origin.is_char_boundary(n));
         out.text(&self.origin[..cut.unwrap_or(0)]);
         if let Some(stamp) = stamp {
             out.text(&stamp.device);
-            slot[ZONES_AT..ORIGIN_TAIL].copy_from_slice(&stamp.zones_to_bytes());
+            slot[ZONES_AT..ORIGIN_TAIL_AT].copy_from_slice(&stamp.zones_to_bytes());
         }
         slot[..out.len()].copy_from_slice(&out);
         slot[GATHER_AT] = self.gather.encoded();
         slot[ESTIMATED_AT] = u8::from(self.estimated);
         slot[SEAMS_AT..SEAMS_AT + 8].copy_from_slice(&self.seams.min(self.referenced).to_le_bytes());
         slot[QUOTA_AT..QUOTA_AT + 8].copy_from_slice(&self.quota.to_le_bytes());
-        slot[ATTRIBUTES_AT..ATTRIBUTES_AT + ATTRIBUTES].copy_from_slice(&Attributes::encode(self.attributes.as_ref()));
-        slot[BASE..BASE + 8].copy_from_slice(&self.base.0.to_le_bytes());
+        slot[ATTRIBUTES_AT..ATTRIBUTES_AT + ATTRIBUTES_BYTES]
+            .copy_from_slice(&Attributes::encode(self.attributes.as_ref()));
+        slot[BASE_AT..BASE_AT + 8].copy_from_slice(&self.base.0.to_le_bytes());
         // A number that long is not reached.
         let source = if self.source.0 >> 56 == 0 { self.source } else { NO_VOLUME };
-        slot[SOURCE_AT..FLAGS].copy_from_slice(&source.0.to_le_bytes()[..7]);
-        slot[FLAGS] = bits;
-        if let Some(protects) = &self.protects {
-            protects.encode(&mut slot[ORIGIN_TAIL..ATTRIBUTES_AT]);
+        slot[SOURCE_AT..FLAGS_AT].copy_from_slice(&source.0.to_le_bytes()[..7]);
+        slot[FLAGS_AT] = bits;
+        if let Some(protects) = &self.origin_record {
+            protects.encode(&mut slot[ORIGIN_TAIL_AT..ATTRIBUTES_AT]);
         }
     }
 
@@ -344,29 +345,29 @@ impl VolumeRecord {
         let level = r.u8()?;
         let break_policy = policy_of(r.u8()?)?;
         let throttle = Throttle::decoded(r.u8()?, r.u32()?)?;
-        let bits = slot[FLAGS];
+        let bits = slot[FLAGS_AT];
         let flags = SnapshotFlags::from_bits(bits & !20)?;
         let protects = match bits & 4 {
             0 => (state != VolumeState::Origin).then_some(None)?,
-            _ => Some(Protects::decode(&slot[ORIGIN_TAIL..ATTRIBUTES_AT], pool_pages)?),
+            _ => Some(OriginRecord::decode(&slot[ORIGIN_TAIL_AT..ATTRIBUTES_AT], pool_pages)?),
         };
         let zones = match bits & 16 {
             0 => None,
-            _ => Some(protects.and(Stamp::zones_from_bytes(&mut Reader(&slot[ZONES_AT..ORIGIN_TAIL])))?),
+            _ => Some(protects.and(Stamp::zones_from_bytes(&mut Reader(&slot[ZONES_AT..ORIGIN_TAIL_AT])))?),
         };
         // There an origin has what it is being rolled back to.
         let base = match protects {
             Some(_) => NO_VOLUME,
-            None => VolumeId(u64::from_le_bytes(slot[BASE..BASE + 8].try_into().ok()?)),
+            None => VolumeId(u64::from_le_bytes(slot[BASE_AT..BASE_AT + 8].try_into().ok()?)),
         };
-        let longest = if protects.is_some() { MAX_ORIGIN_TEXT } else { MAX_ORIGIN };
+        let longest = if protects.is_some() { MAX_ORIGIN_TEXT_BYTES } else { MAX_ORIGIN_BYTES };
         let [id, parent, size, trim_end, chunk, referenced] =
             [r.u64()?, r.u64()?, r.u64()?, r.u64()?, r.u64()?, r.u64()?];
         let [shared_at, created, cursor] = [r.u64()?, r.u64()?, r.u64()?];
-        let root = Entry::from_bytes(r.array()?);
+        let root = MapEntry::from_bytes(r.array()?);
         let quota = Reader(&slot[QUOTA_AT..]).u64()?;
         let mut source = [0; 8];
-        source[..7].copy_from_slice(&slot[SOURCE_AT..FLAGS]);
+        source[..7].copy_from_slice(&slot[SOURCE_AT..FLAGS_AT]);
         let source = VolumeId(u64::from_le_bytes(source));
         let gather = GatherPolicy::decoded(slot[GATHER_AT])?;
         let seams = Reader(&slot[SEAMS_AT..]).u64()?;
@@ -386,12 +387,14 @@ impl VolumeRecord {
         if !sound {
             return None;
         }
-        let (name, origin) = (r.text(MAX_NAME)?, r.text(longest)?);
+        let (name, origin) = (r.text(MAX_NAME_BYTES)?, r.text(longest)?);
         let stamp = match zones {
-            Some((hashes, written)) => Some(Box::new(Stamp { device: r.text(MAX_STAMPED_TEXT)?, hashes, written })),
+            Some((hashes, written)) => {
+                Some(Box::new(Stamp { device: r.text(MAX_STAMPED_TEXT_BYTES)?, hashes, written }))
+            }
             None => None,
         };
-        if stamp.as_ref().is_some_and(|stamp| name.len() + origin.len() + stamp.device.len() > MAX_STAMPED_TEXT) {
+        if stamp.as_ref().is_some_and(|stamp| name.len() + origin.len() + stamp.device.len() > MAX_STAMPED_TEXT_BYTES) {
             return None;
         }
         Some(VolumeRecord {
@@ -419,13 +422,13 @@ impl VolumeRecord {
             source,
             flags,
             base,
-            protects,
+            origin_record: protects,
             stamp,
         })
     }
 }
 
-impl Protects {
+impl OriginRecord {
     /// Fills what is an origin's own in a slot; `base` comes behind.
     fn encode(&self, tail: &mut [u8]) {
         let (policy, wait) = self.when_full.to_parts();
@@ -433,22 +436,29 @@ impl Protects {
         put(0, &((self.copy_ahead >> 10) as u32).to_le_bytes());
         put(4, &self.identity.modified.to_le_bytes());
         put(12, &self.identity.fingerprint.to_le_bytes());
-        put(20, &[u8::from(self.clean), policy, self.kept.height]);
+        put(20, &[u8::from(self.clean), policy, self.exceptions.height]);
         put(24, &wait.to_le_bytes());
-        put(28, &self.kept.entry.to_bytes());
-        put(BASE - ORIGIN_TAIL, &self.rolling.0.to_le_bytes());
+        put(28, &self.exceptions.entry.to_bytes());
+        put(BASE_AT - ORIGIN_TAIL_AT, &self.rollback_to.0.to_le_bytes());
     }
 
-    fn decode(tail: &[u8], pool_pages: u64) -> Option<Protects> {
+    fn decode(tail: &[u8], pool_pages: u64) -> Option<OriginRecord> {
         let mut r = Reader(tail);
         let copy_ahead = u64::from(r.u32()?) << 10;
         let identity = Identity { modified: r.u64()?, fingerprint: r.u64()? };
         let [clean, policy, height, zero] = r.array()?;
         let when_full = OriginFull::from_parts(policy, r.u32()?)?;
-        let kept = TreeRoot { entry: Entry::from_bytes(r.array()?), height };
+        let kept = TreeRoot { entry: MapEntry::from_bytes(r.array()?), height };
         let rolling = VolumeId(r.u64()?);
         let sound = clean <= 1 && zero == 0 && kept.flaw(pool_pages).is_none();
-        sound.then_some(Protects { kept, copy_ahead, when_full, clean: clean == 1, identity, rolling })
+        sound.then_some(OriginRecord {
+            exceptions: kept,
+            copy_ahead,
+            when_full,
+            clean: clean == 1,
+            identity,
+            rollback_to: rolling,
+        })
     }
 }
 
@@ -493,7 +503,7 @@ pub(super) fn policy_of(byte: u8) -> Option<BreakPolicy> {
 /// Writes a directory page.
 pub fn encode_directory_page(slots: &[Option<&VolumeRecord>; SLOTS_PER_PAGE], page: &mut [u8]) {
     page[..PAGE_SIZE].fill(0);
-    for (slot, out) in slots.iter().zip(page.chunks_exact_mut(DIRECTORY_SLOT)) {
+    for (slot, out) in slots.iter().zip(page.chunks_exact_mut(DIRECTORY_SLOT_BYTES)) {
         if let Some(record) = slot {
             record.encode(out);
         }
@@ -502,7 +512,7 @@ pub fn encode_directory_page(slots: &[Option<&VolumeRecord>; SLOTS_PER_PAGE], pa
 
 /// Reads a directory page, or says which slot is damaged.
 pub fn decode_directory_page(page: &[u8], pool_pages: u64) -> Result<Vec<Option<VolumeRecord>>, String> {
-    let slots = page[..PAGE_SIZE].chunks_exact(DIRECTORY_SLOT).enumerate();
+    let slots = page[..PAGE_SIZE].chunks_exact(DIRECTORY_SLOT_BYTES).enumerate();
     slots
         .map(|(i, slot)| match slot[0] {
             0 => Ok(None),
@@ -521,8 +531,8 @@ mod tests {
             id: VolumeId(u64::MAX),
             state: VolumeState::Snapshot,
             parent: VolumeId(3),
-            name: "n".repeat(MAX_NAME),
-            origin: "o".repeat(MAX_ORIGIN),
+            name: "n".repeat(MAX_NAME_BYTES),
+            origin: "o".repeat(MAX_ORIGIN_BYTES),
             source: VolumeId((1 << 56) - 1),
             size: MAX_VOLUME_SIZE,
             trim_end: 1,
@@ -531,13 +541,13 @@ mod tests {
             seams: 11,
             estimated: true,
             level: 4,
-            root: Entry::table(super::super::TableRef::on_disk(PageAddr(77)), Epoch(5), 0xdead_beef),
+            root: MapEntry::table(super::super::TableRef::on_disk(PageAddr(77)), Epoch(5), 0xdead_beef),
             shared_at: Epoch(4),
             created: 1_700_000_000,
             cursor: 1 << 38,
             flags: SnapshotFlags { independent: true, droppable: true, writable: true },
             base: VolumeId(u64::MAX),
-            protects: None,
+            origin_record: None,
             stamp: None,
             break_policy: BreakPolicy::Copy,
             throttle: Throttle { percent: 1, bytes_per_second: u64::from(u32::MAX) * 1024 },
@@ -560,20 +570,20 @@ mod tests {
     #[test]
     fn an_origin_with_the_longest_path_fits_its_slot() {
         let kept = TreeRoot {
-            entry: Entry::table(super::super::TableRef::on_disk(PageAddr(78)), Epoch(6), 0xdead_beef),
+            entry: MapEntry::table(super::super::TableRef::on_disk(PageAddr(78)), Epoch(6), 0xdead_beef),
             height: 3,
         };
-        let protects = Protects {
-            kept,
+        let protects = OriginRecord {
+            exceptions: kept,
             copy_ahead: 8 << 20,
             when_full: OriginFull::Wait(u32::MAX),
             clean: true,
             identity: Identity { modified: u64::MAX, fingerprint: u64::MAX },
-            rolling: VolumeId(77),
+            rollback_to: VolumeId(77),
         };
         let (state, base, flags) = (VolumeState::Origin, NO_VOLUME, SnapshotFlags::default());
-        let origin = "/".repeat(MAX_ORIGIN_TEXT - MAX_NAME);
-        let record = VolumeRecord { state, base, flags, origin, protects: Some(protects), ..sample() };
+        let origin = "/".repeat(MAX_ORIGIN_TEXT_BYTES - MAX_NAME_BYTES);
+        let record = VolumeRecord { state, base, flags, origin, origin_record: Some(protects), ..sample() };
         let (mut page, mut slots) = (vec![0; PAGE_SIZE], [None; SLOTS_PER_PAGE]);
         slots[0] = Some(&record);
         encode_directory_page(&slots, &mut page);
@@ -583,25 +593,26 @@ mod tests {
 
     #[test]
     fn an_origin_with_the_longest_texts_and_zones_fits_its_slot() {
-        let protects = Protects {
-            kept: TreeRoot::default(),
+        let protects = OriginRecord {
+            exceptions: TreeRoot::default(),
             copy_ahead: 0,
             when_full: OriginFull::Error,
             clean: false,
             identity: Identity::default(),
-            rolling: NO_VOLUME,
+            rollback_to: NO_VOLUME,
         };
         let (name, device) = ("n".repeat(60), "d".repeat(66));
-        let origin = "/".repeat(MAX_STAMPED_TEXT - name.len() - device.len());
+        let origin = "/".repeat(MAX_STAMPED_TEXT_BYTES - name.len() - device.len());
         let hashes = std::array::from_fn(|i| u16::MAX - i as u16);
         let stamp = Some(Box::new(Stamp { device, hashes, written: 1 << 31 | 1 }));
         let (state, base, flags) = (VolumeState::Origin, NO_VOLUME, SnapshotFlags::default());
-        let record = VolumeRecord { state, base, flags, name, origin, protects: Some(protects), stamp, ..sample() };
+        let record =
+            VolumeRecord { state, base, flags, name, origin, origin_record: Some(protects), stamp, ..sample() };
         let (mut page, mut slots) = (vec![0; PAGE_SIZE], [None; SLOTS_PER_PAGE]);
         slots[0] = Some(&record);
         encode_directory_page(&slots, &mut page);
         assert_eq!(decode_directory_page(&page, 1000).expect("valid")[0].as_ref(), Some(&record));
-        page[FLAGS] &= !4;
+        page[FLAGS_AT] &= !4;
         assert!(decode_directory_page(&page, 1000).is_err(), "zones of what is not an origin");
     }
 
@@ -639,7 +650,7 @@ mod tests {
         let again = decode_directory_page(&page, 1000).expect("valid");
         assert_eq!(again[7].as_ref(), Some(&record));
         assert!(again[..7].iter().all(Option::is_none));
-        page[7 * DIRECTORY_SLOT + 1] = 9;
+        page[7 * DIRECTORY_SLOT_BYTES + 1] = 9;
         assert!(decode_directory_page(&page, 1000).is_err());
     }
 }

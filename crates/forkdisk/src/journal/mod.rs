@@ -6,29 +6,31 @@
 //! journal's length.
 
 use crate::device::Segment;
-use crate::format::{Group, JournalStart, Record, Witness, encode_group};
+use crate::format::{DataChecksum, JournalGroup, JournalStart, Record, encode_group};
 use crate::planted::{Bug, planted};
 use crate::types::{PAGE_SIZE, PageAddr};
 
+mod data_checksums;
 mod volatile;
-mod witness;
 
+use self::data_checksums::ChecksummedPages;
 use self::volatile::Writer;
-use self::witness::Witnesses;
 
 #[cfg(feature = "planted")]
 pub use self::volatile::tear;
-pub use self::volatile::{Left, MIN_VOLATILE_BYTES, Place, VolatileLog, VolatileMemory, invalidate, left_behind};
+pub use self::volatile::{
+    GroupEnd, MIN_VOLATILE_BYTES, RecoveredRecord, VolatileLog, VolatileMemory, invalidate, recover,
+};
 
 /// Records of one group, at most about this many bytes.
-const GROUP_BYTES: usize = 128 << 10;
+const MAX_GROUP_BYTES: usize = 128 << 10;
 
 #[derive(Default)]
 struct Batch {
     bytes: Vec<u8>,
     count: u32,
     first: u64,
-    witnesses: Vec<Witness>,
+    checksums: Vec<DataChecksum>,
 }
 
 /// A group on its way to the device.
@@ -40,15 +42,15 @@ pub struct Outgoing {
 }
 
 /// What a commit writes.
-pub struct Taken {
+pub struct PendingCommit {
     /// In order.
     pub groups: Vec<Outgoing>,
     /// The sequence number behind the last record.
     pub next: u64,
     /// The groups say that everything before this sequence number was durable.
-    pub says: u64,
+    pub claims_durable: u64,
     /// The groups vouch for all data their records map: it need not be flushed before them.
-    pub vouched: bool,
+    pub covers_data: bool,
 }
 
 /// See the module.
@@ -66,16 +68,16 @@ pub struct Journal {
     pending_bytes: usize,
     recorded: u64,
     last_map: Option<usize>,
-    witnesses: Witnesses,
+    checksums: ChecksummedPages,
     /// The next record begins a batch: a mark lies before it.
     marked: bool,
     appended: u64,
     /// Where groups end, as far as replay has come; empty once the pool is open.
-    places: Vec<Place>,
+    group_ends: Vec<GroupEnd>,
     volatile: Option<Writer>,
     /// The sequence number behind the last record that did not fit into the volatile log, until a commit has it; else
     /// 0. Until then nothing from the first such record on outlives the process.
-    unkept: u64,
+    overflow_seq: u64,
 }
 
 impl Journal {
@@ -96,34 +98,34 @@ impl Journal {
             pending_bytes: 0,
             recorded: 0,
             last_map: None,
-            witnesses: Witnesses::default(),
+            checksums: ChecksummedPages::default(),
             marked: false,
             appended: 0,
-            places: vec![Place { position: start.position, chain: start.chain }],
+            group_ends: vec![GroupEnd { position: start.position, chain: start.chain }],
             volatile: None,
-            unkept: 0,
+            overflow_seq: 0,
         }
     }
 
     /// Where the journal ends.
-    fn place(&self) -> Place {
-        Place { position: self.head, chain: self.chain }
+    fn end_position(&self) -> GroupEnd {
+        GroupEnd { position: self.head, chain: self.chain }
     }
 
     /// Whether replay met a group that ends there, or begins there.
-    pub fn has_place(&self, place: Place) -> bool {
-        self.places.contains(&place)
+    pub fn has_group_end(&self, place: GroupEnd) -> bool {
+        self.group_ends.contains(&place)
     }
 
     /// From now on records also go to `log`, which begins anew.
     pub fn write_volatile(&mut self, log: &VolatileLog) {
         assert!(self.pending.is_empty(), "every record is in the journal or in the log");
-        self.volatile = Some(Writer::begin(log, self.uuid, self.incarnation, self.next, self.place()));
+        self.volatile = Some(Writer::begin(log, self.uuid, self.incarnation, self.next, self.end_position()));
     }
 
     /// Replay is over: what it met is not asked for any more.
-    pub fn opened(&mut self) {
-        self.places = Vec::new();
+    pub fn end_replay(&mut self) {
+        self.group_ends = Vec::new();
     }
 
     /// Whether the volatile log is so full that a commit is due.
@@ -137,25 +139,25 @@ impl Journal {
     }
 
     /// Whether everything recorded so far is in the journal or in the volatile log, as far as there is one.
-    pub fn is_kept(&self) -> bool {
-        self.unkept == 0 || planted(Bug::NamesOutrunVolatileLog)
+    pub fn is_process_safe(&self) -> bool {
+        self.overflow_seq == 0 || planted(Bug::NamesOutrunVolatileLog)
     }
 
     /// A commit has ended that took everything before this sequence number, or found it covered by a checkpoint.
     pub fn committed(&mut self, next: u64) {
-        if next >= self.unkept {
-            self.unkept = 0;
+        if next >= self.overflow_seq {
+            self.overflow_seq = 0;
         }
     }
 
     /// Bounds the pages that one commit vouches for, and recovery reads.
-    pub fn vouch_for(&mut self, pages: usize) {
-        self.witnesses.limit(pages as u64);
+    pub fn limit_checksummed_pages(&mut self, pages: usize) {
+        self.checksums.limit(pages as u64);
     }
 
     /// Pages that recovery may have to read because a written commit vouches for them.
-    pub fn vouched_pages(&self) -> usize {
-        self.witnesses.written_pages() as usize
+    pub fn checksummed_pages(&self) -> usize {
+        self.checksums.written_pages() as usize
     }
 
     /// Bytes of the journal.
@@ -196,70 +198,70 @@ impl Journal {
     /// Adds a record behind all others. What it says must not be durable before all data written so far.
     pub fn append(&mut self, record: &Record) {
         if !(planted(Bug::GatherRecordBeforeData) && matches!(record, Record::Gather { .. })) {
-            self.witnesses.forgo();
+            self.checksums.require_data_flush();
         }
         self.add(record);
     }
 
     /// Adds a record of which it is no matter whether it is durable before data written so far.
-    pub fn append_beside(&mut self, record: &Record) {
+    pub fn append_unordered(&mut self, record: &Record) {
         self.add(record);
     }
 
     /// Adds the record of a first write; `sum` is that of what the pages hold, if known.
     pub fn append_map(&mut self, record: &Record, sum: Option<u64>) {
         let Record::Map { len, to, .. } = record else { return self.append(record) };
-        let sum = sum.filter(|_| self.witnesses.wants(u64::from(*len)));
+        let sum = sum.filter(|_| self.checksums.wants(u64::from(*len)));
         self.add(record);
         match (sum, self.pending.last_mut()) {
             (Some(sum), Some(batch)) => {
-                batch.witnesses.push(Witness { to: *to, pages: *len, sum });
-                self.witnesses.add(*to, u64::from(*len));
+                batch.checksums.push(DataChecksum { to: *to, pages: *len, sum });
+                self.checksums.add(*to, u64::from(*len));
             }
-            _ => self.witnesses.forgo(),
+            _ => self.checksums.require_data_flush(),
         }
     }
 
-    /// Adds the record of pages that were copied. `witnesses` are of what was copied, all of it with the first
+    /// Adds the record of pages that were copied. `checksums` are of what was copied, all of it with the first
     /// record of several and none with the others; `None`: it is not known.
-    pub fn append_copied(&mut self, record: &Record, witnesses: Option<&[Witness]>) {
-        let Some(witnesses) = witnesses else { return self.append(record) };
+    pub fn append_copied(&mut self, record: &Record, checksums: Option<&[DataChecksum]>) {
+        let Some(checksums) = checksums else { return self.append(record) };
         self.add(record);
-        if matches!(record, Record::Keep { .. }) && planted(Bug::KeptNotVouched) {
+        if matches!(record, Record::CopyOut { .. }) && planted(Bug::KeptNotVouched) {
             return;
         }
-        for witness in witnesses {
-            match self.pending.last_mut().filter(|_| self.witnesses.wants(u64::from(witness.pages))) {
+        for checksum in checksums {
+            match self.pending.last_mut().filter(|_| self.checksums.wants(u64::from(checksum.pages))) {
                 Some(batch) => {
-                    batch.witnesses.push(*witness);
-                    self.witnesses.add(witness.to, u64::from(witness.pages));
+                    batch.checksums.push(*checksum);
+                    self.checksums.add(checksum.to, u64::from(checksum.pages));
                 }
-                None => self.witnesses.forgo(),
+                None => self.checksums.require_data_flush(),
             }
         }
     }
 
     /// Whether a checksum of `pages` pages that are about to be written is of use.
     pub fn wants_sum(&self, pages: u64) -> bool {
-        self.witnesses.wants(pages)
+        self.checksums.wants(pages)
     }
 
     /// These pages are about to be written in place. False: recovery may ask for what they hold now; they
     /// must not be.
-    pub fn may_change(&mut self, page: PageAddr, pages: u64) -> bool {
-        self.witnesses.may_change(page, pages)
+    pub fn may_overwrite(&mut self, page: PageAddr, pages: u64) -> bool {
+        self.checksums.may_overwrite(page, pages)
     }
 
     /// Whether there are pages that must not be written in place. A commit of everything pending followed
     /// by a [`seal`](Self::seal) ends that.
-    pub fn vouches(&self) -> bool {
-        self.witnesses.holds_any()
+    pub fn holds_pages(&self) -> bool {
+        self.checksums.holds_pages()
     }
 
     fn add(&mut self, record: &Record) {
         self.appended += 1;
         let is_longer = record.is_run() && self.extend_last(record);
-        let begun_at = if is_longer { 0 } else { self.begin(record) };
+        let begun_at = if is_longer { 0 } else { self.begin_record(record) };
         // The record that was numbered last also goes to the volatile log.
         let (Some(volatile), Some(batch)) = (&mut self.volatile, self.pending.last()) else { return };
         let fits = match is_longer {
@@ -267,24 +269,24 @@ impl Journal {
             false => volatile.add_encoded(self.next - 1, &batch.bytes[begun_at..]),
         };
         if !fits {
-            self.unkept = self.next;
+            self.overflow_seq = self.next;
         }
     }
 
     /// Adds a record that a process left behind, under the number that it had there.
-    pub fn append_left(&mut self, left: &Left) {
-        self.witnesses.forgo();
+    pub fn append_recovered(&mut self, left: &RecoveredRecord) {
+        self.checksums.require_data_flush();
         self.appended += 1;
         if left.sequence + 1 == self.next && self.extend_last(&left.record) {
             return;
         }
         assert_eq!(left.sequence, self.next, "records are left behind in order");
-        self.begin(&left.record);
+        self.begin_record(&left.record);
     }
 
     /// A record with a number of its own; returns where it begins in the last batch.
-    fn begin(&mut self, record: &Record) -> usize {
-        if std::mem::take(&mut self.marked) || self.pending.last().is_none_or(|b| b.bytes.len() > GROUP_BYTES) {
+    fn begin_record(&mut self, record: &Record) -> usize {
+        if std::mem::take(&mut self.marked) || self.pending.last().is_none_or(|b| b.bytes.len() > MAX_GROUP_BYTES) {
             self.pending.push(Batch { first: self.next, ..Batch::default() });
         }
         let batch = self.pending.last_mut().expect("just added");
@@ -312,13 +314,13 @@ impl Journal {
 
     /// Bytes in the journal that the pending records would take.
     pub fn needed(&self) -> u64 {
-        self.pending.iter().map(|b| Group::length(b.bytes.len() + 20 * b.witnesses.len())).sum()
+        self.pending.iter().map(|b| JournalGroup::length(b.bytes.len() + 20 * b.checksums.len())).sum()
     }
 
     /// Whether the pending records reach the end of the piece of the journal where they will lie: from the next one on they
     /// would lie in two, which takes a request each. Pieces of less than `shortest` bytes do not count: they end too often.
-    pub fn fills_piece(&self, shortest: u64) -> bool {
-        let (_, bytes, within) = self.piece(self.head);
+    pub fn fills_extent(&self, shortest: u64) -> bool {
+        let (_, bytes, within) = self.extent_at(self.head);
         bytes >= shortest && !self.pending.is_empty() && self.needed() >= bytes - within
     }
 
@@ -328,44 +330,44 @@ impl Journal {
     }
 
     /// Hands out the pending records as groups, in order.
-    pub fn take(&mut self) -> Taken {
+    pub fn take(&mut self) -> PendingCommit {
         assert!(self.fits(), "the journal would overwrite what replay needs");
         self.pending_bytes = 0;
         self.last_map = None;
-        let vouched = self.witnesses.vouch();
+        let covered = self.checksums.covers_data();
         let mut groups = Vec::new();
         for mut batch in std::mem::take(&mut self.pending) {
-            if vouched {
-                batch.witnesses.iter().for_each(|w| w.encode(&mut batch.bytes));
+            if covered {
+                batch.checksums.iter().for_each(|w| w.encode(&mut batch.bytes));
             }
             groups.push(self.outgoing(batch.first, batch.count, &batch.bytes));
         }
-        self.witnesses.take(self.next);
-        let (next, place) = (self.next, self.place());
+        self.checksums.take(self.next);
+        let (next, place) = (self.next, self.end_position());
         if let Some(volatile) = &mut self.volatile {
             volatile.switch(next, place);
         }
-        Taken { groups, next, says: self.confirmed, vouched }
+        PendingCommit { groups, next, claims_durable: self.confirmed, covers_data: covered }
     }
 
     /// A group without records, which says that everything so far is durable.
     pub fn seal(&mut self) -> Outgoing {
         let group = self.outgoing(self.confirmed, 0, &[]);
-        let place = self.place();
+        let place = self.end_position();
         if let Some(volatile) = &mut self.volatile {
-            volatile.goes_on_behind(place);
+            volatile.set_base(place);
         }
         group
     }
 
     /// Whether there is room for a [`seal`](Self::seal).
     pub fn seal_fits(&self) -> bool {
-        self.used() + Group::length(0) <= self.length
+        self.used() + JournalGroup::length(0) <= self.length
     }
 
     fn outgoing(&mut self, first: u64, count: u32, body: &[u8]) -> Outgoing {
         let (incarnation, confirmed) = (self.incarnation, self.confirmed);
-        let group = Group { incarnation, first, count, bytes: body.len() as u32, chain: 0, confirmed };
+        let group = JournalGroup { incarnation, first, count, bytes: body.len() as u32, chain: 0, confirmed };
         let (mut bytes, chain) = encode_group(&self.uuid, self.chain, &group, body);
         bytes.resize(bytes.len().next_multiple_of(PAGE_SIZE), 0);
         let position = self.head;
@@ -375,18 +377,18 @@ impl Journal {
     }
 
     /// Everything before this sequence number is durable.
-    pub fn confirmed(&self) -> u64 {
+    pub fn durable_seq(&self) -> u64 {
         self.confirmed
     }
 
     /// Everything before sequence number `next` is durable.
-    pub fn confirm(&mut self, next: u64) {
+    pub fn set_durable(&mut self, next: u64) {
         self.confirmed = self.confirmed.max(next);
     }
 
     /// The device itself says so of everything before `sequence`: a durable group, or a checkpoint.
-    pub fn said(&mut self, sequence: u64) {
-        self.witnesses.confirmed(sequence);
+    pub fn durable_recorded(&mut self, sequence: u64) {
+        self.checksums.set_durable(sequence);
     }
 
     /// Where replay starts once the state of now is durable. What is appended from here on goes
@@ -402,7 +404,7 @@ impl Journal {
     /// need not be written any more. Otherwise more of them than the journal is long would never be.
     pub fn released(&mut self, start: JournalStart) {
         self.tail = start.position;
-        self.said(start.sequence);
+        self.durable_recorded(start.sequence);
         self.pending.retain(|batch| batch.first >= start.sequence);
         self.pending_bytes = self.pending.iter().map(|batch| batch.bytes.len()).sum();
         if self.pending.is_empty() {
@@ -411,13 +413,13 @@ impl Journal {
     }
 
     /// Replay found a group here: go on behind it.
-    pub fn replayed(&mut self, group: &Group) {
-        self.head += Group::length(group.bytes as usize);
+    pub fn replayed(&mut self, group: &JournalGroup) {
+        self.head += JournalGroup::length(group.bytes as usize);
         self.chain = group.chain;
         // One without records may come before the record that the checkpoint names.
         self.next = self.next.max(group.first + u64::from(group.count));
         self.confirmed = self.confirmed.max(group.confirmed);
-        self.places.push(self.place());
+        self.group_ends.push(self.end_position());
     }
 
     /// Position behind the last group.
@@ -429,7 +431,7 @@ impl Journal {
     pub fn segments(&self, position: u64, len: usize) -> Vec<Segment> {
         let (mut at, mut out) = (0, Vec::new());
         while at < len {
-            let (offset, bytes, within) = self.piece(position + at as u64);
+            let (offset, bytes, within) = self.extent_at(position + at as u64);
             let n = (bytes - within).min((len - at) as u64) as usize;
             out.push(Segment { offset: offset + within, at, len: n });
             at += n;
@@ -438,7 +440,7 @@ impl Journal {
     }
 
     /// The piece of the journal that holds `position`: where on the device it begins, its bytes, and how many of them lie before.
-    fn piece(&self, position: u64) -> (u64, u64, u64) {
+    fn extent_at(&self, position: u64) -> (u64, u64, u64) {
         let mut within = position % self.length;
         for &(first, pages) in &self.extents {
             let bytes = u64::from(pages) * PAGE_SIZE as u64;
@@ -509,23 +511,23 @@ mod tests {
     #[test]
     fn what_is_pending_fills_a_piece_when_it_reaches_its_end() {
         let mut j = journal();
-        assert!(!j.fills_piece(0), "nothing is pending");
+        assert!(!j.fills_extent(0), "nothing is pending");
         j.append(&map(0, 1));
-        assert!(!j.fills_piece(0), "one page of two");
+        assert!(!j.fills_extent(0), "one page of two");
         j.take();
-        assert!(!j.fills_piece(0));
+        assert!(!j.fills_extent(0));
         j.append(&map(2, 1));
-        assert!(j.fills_piece(2 * 4096) && !j.fills_piece(3 * 4096));
+        assert!(j.fills_extent(2 * 4096) && !j.fills_extent(3 * 4096));
         let taken = j.take().groups;
         assert_eq!(j.segments(taken[0].position, taken[0].bytes.len()).len(), 1);
         // The next piece is one page, and behind it is the first one.
         j.append(&map(4, 1));
-        assert!(j.fills_piece(4096));
+        assert!(j.fills_extent(4096));
         let here = j.mark();
         j.take();
         j.released(here);
         j.append(&map(6, 1));
-        assert!(!j.fills_piece(0), "wrapped");
+        assert!(!j.fills_extent(0), "wrapped");
     }
 
     #[test]
@@ -564,27 +566,27 @@ mod tests {
         j.append_map(&map(1, 500), Some(7));
         j.append_map(&map(2, 501), Some(8));
         let taken = j.take();
-        let Decoded::Group(group, records, witnesses) = decode_group(&[1; 16], 0, &taken.groups[0].bytes, 1 << 20)
+        let Decoded::Group(group, records, checksums) = decode_group(&[1; 16], 0, &taken.groups[0].bytes, 1 << 20)
         else {
             panic!()
         };
-        assert!(taken.vouched && records.len() == 1, "the records are merged, what they vouch for is not");
-        let expected = [(500, 7), (501, 8)].map(|(to, sum)| Witness { to: PageAddr(to), pages: 1, sum });
-        assert_eq!(witnesses, expected);
-        j.confirm(taken.next);
-        assert!(!j.may_change(PageAddr(501), 1), "the device does not say that it is durable");
+        assert!(taken.covers_data && records.len() == 1, "the records are merged, what they vouch for is not");
+        let expected = [(500, 7), (501, 8)].map(|(to, sum)| DataChecksum { to: PageAddr(to), pages: 1, sum });
+        assert_eq!(checksums, expected);
+        j.set_durable(taken.next);
+        assert!(!j.may_overwrite(PageAddr(501), 1), "the device does not say that it is durable");
 
         let here = j.mark();
         j.released(here);
         j.append_map(&map(9, 600), Some(9));
         j.append(&Record::Delete { ids: vec![VolumeId(5)] });
         let taken = j.take();
-        let Decoded::Group(_, records, witnesses) =
+        let Decoded::Group(_, records, checksums) =
             decode_group(&[1; 16], group.chain, &taken.groups[0].bytes, 1 << 20)
         else {
             panic!()
         };
-        assert!(!taken.vouched && records.len() == 2 && witnesses.is_empty());
-        assert!(j.may_change(PageAddr(501), 1) && j.may_change(PageAddr(600), 1));
+        assert!(!taken.covers_data && records.len() == 2 && checksums.is_empty());
+        assert!(j.may_overwrite(PageAddr(501), 1) && j.may_overwrite(PageAddr(600), 1));
     }
 }

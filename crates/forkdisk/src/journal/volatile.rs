@@ -48,13 +48,13 @@ use crate::types::PAGE_SIZE;
 
 const MAGIC: [u8; 8] = *b"fkdkvlt1";
 /// Bytes of the header that its checksum covers.
-const HEADER: usize = 72;
+const HEADER_BYTES: usize = 72;
 /// Where the bases of an area lie, how many bytes each has, and where its entries begin.
-const BASES: usize = 24;
-const BASE: usize = 24;
-const ENTRIES: usize = BASES + 2 * BASE;
+const BASES_OFFSET: usize = 24;
+const BASE_BYTES: usize = 24;
+const ENTRIES_OFFSET: usize = BASES_OFFSET + 2 * BASE_BYTES;
 /// Bytes of an entry before its record.
-const ENTRY: usize = 16;
+const ENTRY_BYTES: usize = 16;
 /// Fewest bytes of memory that are of use.
 pub const MIN_VOLATILE_BYTES: usize = PAGE_SIZE + 2 * (16 << 10);
 
@@ -100,7 +100,7 @@ pub struct VolatileLog {
 
 /// A place in the journal: behind a group with this chain value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct GroupEnd {
     /// Position in the journal.
     pub position: u64,
     /// Chain value there.
@@ -109,7 +109,7 @@ pub struct Place {
 
 /// A record that was left behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Left {
+pub struct RecoveredRecord {
     /// Its sequence number.
     pub sequence: u64,
     /// The record, or what one of the same number was lengthened by.
@@ -157,10 +157,10 @@ fn sum_of(seed: u64, bytes: &[u8]) -> u64 {
 
 impl Writer {
     /// Begins a log: what was in the memory is worth nothing any more.
-    pub fn begin(log: &VolatileLog, uuid: [u8; 16], incarnation: u64, next: u64, place: Place) -> Writer {
+    pub fn begin(log: &VolatileLog, uuid: [u8; 16], incarnation: u64, next: u64, place: GroupEnd) -> Writer {
         let memory = log.memory.clone();
         let length = memory.with(|bytes| {
-            bytes[..HEADER + 8].fill(0);
+            bytes[..HEADER_BYTES + 8].fill(0);
             let length = area_length(bytes);
             bytes[8..24].copy_from_slice(&uuid);
             bytes[24..56].copy_from_slice(&log.identity);
@@ -178,35 +178,36 @@ impl Writer {
             scratch: Vec::new(),
         };
         // Both: an area that another log left must not be taken for this one's.
-        writer.memory.with(|bytes| (0..2).for_each(|g| bytes[area_at(g, length)..][..ENTRIES].fill(0)));
+        writer.memory.with(|bytes| (0..2).for_each(|g| bytes[area_at(g, length)..][..ENTRIES_OFFSET].fill(0)));
         writer.switch(next, place);
         writer.memory.with(|bytes| {
             bytes[..8].copy_from_slice(&MAGIC);
-            let sum = sum_of(0, &bytes[..HEADER]);
-            put(bytes, HEADER, &[sum]);
+            let sum = sum_of(0, &bytes[..HEADER_BYTES]);
+            put(bytes, HEADER_BYTES, &[sum]);
         });
         writer
     }
 
     /// A commit takes all records so far: what comes from now on goes to the other area. `next` is the sequence number
     /// of the next record, `place` is where the journal ends once the commit has written it.
-    pub fn switch(&mut self, next: u64, place: Place) {
+    pub fn switch(&mut self, next: u64, place: GroupEnd) {
         self.generation += 1;
-        (self.at, self.base, self.overflown) = (ENTRIES, 0, false);
+        (self.at, self.base, self.overflown) = (ENTRIES_OFFSET, 0, false);
         let (generation, from) = (self.generation, area_at(self.generation, self.length));
         self.memory.with(|bytes| {
             let area = &mut bytes[from..];
-            area[..ENTRIES].fill(0);
+            area[..ENTRIES_OFFSET].fill(0);
             put(area, 0, &[generation, next]);
             let sum = sum_of(1, &area[..16]);
             put(area, 16, &[sum]);
         });
-        self.goes_on_behind(place);
+        self.set_base(place);
     }
 
     /// The journal has gone on without a record.
-    pub fn goes_on_behind(&mut self, place: Place) {
-        let (at, seed) = (area_at(self.generation, self.length) + BASES + self.base * BASE, self.generation);
+    pub fn set_base(&mut self, place: GroupEnd) {
+        let (at, seed) =
+            (area_at(self.generation, self.length) + BASES_OFFSET + self.base * BASE_BYTES, self.generation);
         self.base = 1 - self.base;
         self.memory.with(|bytes| {
             put(bytes, at, &[place.position, place.chain, 0]);
@@ -228,7 +229,7 @@ impl Writer {
 
     /// As [`add`](Self::add), for a record as bytes.
     pub fn add_encoded(&mut self, sequence: u64, record: &[u8]) -> bool {
-        let len = ENTRY + record.len();
+        let len = ENTRY_BYTES + record.len();
         if self.overflown || self.at + len > self.length {
             self.overflown = true;
             return false;
@@ -236,7 +237,7 @@ impl Writer {
         let at = area_at(self.generation, self.length) + self.at;
         let sum = record_sum(seed(self.incarnation, self.generation), sequence, record);
         self.memory.with(|bytes| {
-            let (head, body) = bytes[at..at + len].split_at_mut(ENTRY);
+            let (head, body) = bytes[at..at + len].split_at_mut(ENTRY_BYTES);
             body.copy_from_slice(record);
             put(head, 0, &[sequence, u64::from(sum) << 32 | record.len() as u64]);
         });
@@ -262,7 +263,7 @@ fn seed(incarnation: u64, generation: u64) -> u64 {
 
 /// Checksum of an entry, whatever its own four bytes are.
 fn entry_sum(seed: u64, entry: &[u8]) -> u32 {
-    record_sum(seed, get(entry, 0), &entry[ENTRY..])
+    record_sum(seed, get(entry, 0), &entry[ENTRY_BYTES..])
 }
 
 /// Checksum of the entry of a record.
@@ -273,7 +274,7 @@ fn record_sum(seed: u64, sequence: u64, record: &[u8]) -> u32 {
 
 /// What is in the memory counts no more.
 pub fn invalidate(memory: &VolatileMemory) {
-    memory.with(|bytes| bytes[..HEADER + 8].fill(0));
+    memory.with(|bytes| bytes[..HEADER_BYTES + 8].fill(0));
 }
 
 /// What a process that dies while it adds a record leaves, for the simulator: the record has its number and most of
@@ -284,11 +285,11 @@ pub fn tear(memory: &VolatileMemory) {
         let length = area_length(bytes);
         let areas = (0..2).map(|i| PAGE_SIZE + i * length);
         let Some(from) = areas.max_by_key(|&from| get(bytes, from)) else { return };
-        let (mut at, mut last) = (from + ENTRIES, None);
-        while at + ENTRY <= from + length {
+        let (mut at, mut last) = (from + ENTRIES_OFFSET, None);
+        while at + ENTRY_BYTES <= from + length {
             let len = u32::from_le_bytes(bytes[at + 8..at + 12].try_into().expect("four bytes")) as usize;
             let seed = seed(get(bytes, 56), get(bytes, from));
-            let end = at + ENTRY + len;
+            let end = at + ENTRY_BYTES + len;
             let is_whole = len > 0 && end <= from + length && {
                 let sum = u32::from_le_bytes(bytes[at + 12..at + 16].try_into().expect("four bytes"));
                 sum == entry_sum(seed, &bytes[at..end])
@@ -311,8 +312,8 @@ pub fn tear(memory: &VolatileMemory) {
 struct Area {
     generation: u64,
     first: u64,
-    bases: Vec<Place>,
-    left: Vec<Left>,
+    bases: Vec<GroupEnd>,
+    left: Vec<RecoveredRecord>,
 }
 
 impl Area {
@@ -324,11 +325,16 @@ impl Area {
 
 /// What a process left in the log of this pool, if it was the one of this incarnation: records in order, from a place of
 /// the journal on. `is_place` says whether the journal has, or had, a group that ends there.
-pub fn left_behind(log: &VolatileLog, uuid: [u8; 16], incarnation: u64, is_place: impl Fn(Place) -> bool) -> Vec<Left> {
+pub fn recover(
+    log: &VolatileLog,
+    uuid: [u8; 16],
+    incarnation: u64,
+    is_place: impl Fn(GroupEnd) -> bool,
+) -> Vec<RecoveredRecord> {
     log.memory.with(|bytes| {
         let known = bytes.len() >= MIN_VOLATILE_BYTES
             && bytes[..8] == MAGIC
-            && get(bytes, HEADER) == sum_of(0, &bytes[..HEADER])
+            && get(bytes, HEADER_BYTES) == sum_of(0, &bytes[..HEADER_BYTES])
             && get(bytes, 64) as usize == area_length(bytes);
         let ours = known && bytes[8..24] == uuid && bytes[24..56] == log.identity;
         if !ours || get(bytes, 56) != incarnation && !planted(Bug::VolatileOfEarlierLife) {
@@ -342,7 +348,7 @@ pub fn left_behind(log: &VolatileLog, uuid: [u8; 16], incarnation: u64, is_place
         let Some(begin) = areas.iter().position(|area| area.bases.iter().any(|&place| is_place(place))) else {
             return Vec::new();
         };
-        let mut out: Vec<Left> = Vec::new();
+        let mut out: Vec<RecoveredRecord> = Vec::new();
         let mut next = None;
         for area in areas.into_iter().skip(begin) {
             if next.is_some_and(|next| next != area.first) {
@@ -366,23 +372,23 @@ fn read_area(area: &[u8], incarnation: u64) -> Option<Area> {
         return None;
     }
     let base = |i: usize| {
-        let at = BASES + i * BASE;
-        let place = Place { position: get(area, at), chain: get(area, at + 8) };
+        let at = BASES_OFFSET + i * BASE_BYTES;
+        let place = GroupEnd { position: get(area, at), chain: get(area, at + 8) };
         (get(area, at + 16) == sum_of(generation, &area[at..at + 16])).then_some(place)
     };
     let mut out = Area { generation, first, bases: (0..2).filter_map(base).collect(), left: Vec::new() };
-    let mut rest = &area[ENTRIES..];
-    while rest.len() > ENTRY {
+    let mut rest = &area[ENTRIES_OFFSET..];
+    while rest.len() > ENTRY_BYTES {
         let len = u32::from_le_bytes(rest[8..12].try_into().expect("four bytes")) as usize;
-        let Some(entry) = rest.get(..ENTRY.saturating_add(len)).filter(|_| len > 0) else { break };
+        let Some(entry) = rest.get(..ENTRY_BYTES.saturating_add(len)).filter(|_| len > 0) else { break };
         let sum = u32::from_le_bytes(rest[12..16].try_into().expect("four bytes"));
         if sum != entry_sum(seed(incarnation, generation), entry) && !planted(Bug::VolatileTornTaken) {
             break;
         }
         let (sequence, last) = (get(rest, 0), out.left.last().map(|left| left.sequence));
         let goes_on = last.map_or(sequence == first, |last| sequence == last || sequence == last + 1);
-        let Some(record) = Record::decode_one(&entry[ENTRY..]).filter(|_| goes_on) else { break };
-        out.left.push(Left { sequence, record });
+        let Some(record) = Record::decode_one(&entry[ENTRY_BYTES..]).filter(|_| goes_on) else { break };
+        out.left.push(RecoveredRecord { sequence, record });
         rest = &rest[entry.len()..];
     }
     Some(out)
@@ -403,12 +409,12 @@ mod tests {
         Record::Map { volume: VolumeId(1), at: VirtualPage(at), len: 1, to: PageAddr(5000 + at) }
     }
 
-    fn place(position: u64) -> Place {
-        Place { position, chain: position * 7 + 1 }
+    fn place(position: u64) -> GroupEnd {
+        GroupEnd { position, chain: position * 7 + 1 }
     }
 
     fn sequences(log: &VolatileLog, incarnation: u64, at: u64) -> Vec<u64> {
-        left_behind(log, UUID, incarnation, |p| p == place(at)).iter().map(|left| left.sequence).collect()
+        recover(log, UUID, incarnation, |p| p == place(at)).iter().map(|left| left.sequence).collect()
     }
 
     #[test]
@@ -419,14 +425,14 @@ mod tests {
             assert!(writer.add(sequence, &map(sequence)));
         }
         assert_eq!(sequences(&log, 4, 100), [10, 11, 11, 12]);
-        let left = left_behind(&log, UUID, 4, |p| p == place(100));
-        assert_eq!(left[3], Left { sequence: 12, record: map(12) });
+        let left = recover(&log, UUID, 4, |p| p == place(100));
+        assert_eq!(left[3], RecoveredRecord { sequence: 12, record: map(12) });
         assert!(sequences(&log, 3, 100).is_empty(), "another incarnation");
         assert!(sequences(&log, 4, 101).is_empty(), "another place");
-        assert!(left_behind(&log, [4; 16], 4, |_| true).is_empty(), "another pool");
+        assert!(recover(&log, [4; 16], 4, |_| true).is_empty(), "another pool");
         let other = VolatileLog { identity: [8; 32], ..log.clone() };
-        assert!(left_behind(&other, UUID, 4, |_| true).is_empty(), "another boot or device");
-        writer.goes_on_behind(place(101));
+        assert!(recover(&other, UUID, 4, |_| true).is_empty(), "another boot or device");
+        writer.set_base(place(101));
         assert_eq!(sequences(&log, 4, 100), sequences(&log, 4, 101), "the group may be there or not");
         invalidate(&log.memory);
         assert!(sequences(&log, 4, 100).is_empty());
@@ -452,7 +458,7 @@ mod tests {
         let log = log(MIN_VOLATILE_BYTES);
         let mut writer = Writer::begin(&log, UUID, 1, 0, place(0));
         assert!((0..3).all(|sequence| writer.add(sequence, &map(sequence))));
-        let (begin, end) = (area_at(1, writer.length) + ENTRIES, area_at(1, writer.length) + writer.at);
+        let (begin, end) = (area_at(1, writer.length) + ENTRIES_OFFSET, area_at(1, writer.length) + writer.at);
         let one = (end - begin) / 3;
         for byte in begin..end {
             log.memory.with(|bytes| bytes[byte] ^= 0x40);
@@ -468,7 +474,7 @@ mod tests {
         let mut writer = Writer::begin(&log, UUID, 1, 0, place(0));
         writer.add(0, &map(0));
         let area = area_at(1, writer.length);
-        for byte in (0..HEADER + 8).chain(area..area + BASES + BASE) {
+        for byte in (0..HEADER_BYTES + 8).chain(area..area + BASES_OFFSET + BASE_BYTES) {
             log.memory.with(|bytes| bytes[byte] ^= 1);
             assert!(sequences(&log, 1, 0).is_empty(), "byte {byte}");
             log.memory.with(|bytes| bytes[byte] ^= 1);
@@ -492,7 +498,7 @@ mod tests {
         writer.add(sequence + 1, &map(0));
         assert_eq!(sequences(&log, 1, 0).len() as u64, sequence - 1, "nothing behind what is missing");
         assert_eq!(sequences(&log, 1, 8), [sequence + 1]);
-        let left = left_behind(&log, UUID, 1, |p| p == place(0) || p == place(8));
+        let left = recover(&log, UUID, 1, |p| p == place(0) || p == place(8));
         let left: Vec<u64> = left.iter().map(|left| left.sequence).collect();
         assert_eq!(left, [sequence + 1], "the journal has all of the area that was full");
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::format::{Entry, Kind, TableRef, VolumeRecord};
+use crate::format::{Kind, MapEntry, TableRef, VolumeRecord};
 use crate::planted::{Bug, planted};
 use crate::space::{self, Space};
 use crate::types::{BLOCK_PAGES, Block, Epoch, FANOUT, PageAddr, VirtualPage, table_span};
@@ -87,7 +87,7 @@ impl Editor<'_> {
     }
 
     /// One more reference to whatever `entry` stands for.
-    pub fn share(&mut self, entry: Entry) {
+    pub fn share(&mut self, entry: MapEntry) {
         match entry.kind() {
             Kind::Absent => {}
             Kind::Page => self.space.incr_page(entry.addr()),
@@ -122,7 +122,7 @@ impl Editor<'_> {
     }
 
     /// A table that may be changed in place of the one `entry` points to.
-    fn own(&mut self, entry: Entry, level: u8, exclusive: bool) -> Result<(NodeId, Entry), Stop> {
+    fn own(&mut self, entry: MapEntry, level: u8, exclusive: bool) -> Result<(NodeId, MapEntry), Stop> {
         let id = self.tables.get(entry, level)?;
         if exclusive && self.tables.is_dirty(id) {
             return Ok((id, entry));
@@ -130,7 +130,7 @@ impl Editor<'_> {
         self.tables.follow_from(id);
         let mut entries = self.tables.node(id).entries().clone();
         if level > 0 {
-            entries.change_tables(|e| self.tables.settle_finished(e));
+            entries.change_tables(|e| self.tables.resolve_finished_addr(e));
         }
         // Alone, but not for good: the copy is not, either.
         let until = if exclusive { self.table_lost_until(entry.table_ref()) } else { 0 };
@@ -154,7 +154,7 @@ impl Editor<'_> {
         place.map_or(0, |page| self.space.page_lost_until(page)).max(self.tables.lost_until(at))
     }
 
-    fn is_exclusive(&mut self, volume: &VolumeRecord, entry: Entry) -> Result<bool, Stop> {
+    fn is_exclusive(&mut self, volume: &VolumeRecord, entry: MapEntry) -> Result<bool, Stop> {
         Ok(entry.birth() > volume.shared_at || self.table_count(entry.table_ref())? == 1)
     }
 
@@ -209,7 +209,7 @@ impl Editor<'_> {
     }
 
     /// A leaf that says what a block entry said; its reference moves from the block to its pages.
-    fn demote(&mut self, entry: Entry) -> (NodeId, Entry) {
+    fn demote(&mut self, entry: MapEntry) -> (NodeId, MapEntry) {
         let block = entry.addr().block();
         if planted(Bug::DemotionKeepsPageCounts) {
             self.space.decr_block(block, self.until);
@@ -230,7 +230,7 @@ impl Editor<'_> {
             let gone = self.drop_leaf(old);
             self.space.incr_block(to.block());
             volume.count_seams(0, gone.seams);
-            self.tables.set(id, slot, Entry::block(to.block(), self.epoch));
+            self.tables.set(id, slot, MapEntry::block(to.block(), self.epoch));
             volume.referenced = volume.referenced + BLOCK_PAGES - gone.pages;
             return Ok(());
         }
@@ -239,7 +239,7 @@ impl Editor<'_> {
         let slots = first..first + len as usize;
         volume.count_seams(0, self.tables.node(leaf).entries().seams_in(slots.clone()));
         let gone = self.give_up_pages(leaf, slots.clone());
-        self.tables.set_run(leaf, slots.clone(), Entry::page(to, self.epoch));
+        self.tables.set_run(leaf, slots.clone(), MapEntry::page(to, self.epoch));
         self.space.incr_pages(to, len);
         volume.referenced = volume.referenced + len - gone;
         volume.count_seams(self.seams_around(leaf, slots), 0);
@@ -277,7 +277,7 @@ impl Editor<'_> {
         self.space.promote(block);
         self.tables.remove(leaf);
         let &(parent, slot) = &path[path.len() - 2];
-        self.tables.set(parent, slot, Entry::block(block, birth));
+        self.tables.set(parent, slot, MapEntry::block(block, birth));
     }
 
     /// Whether the data at `at` belongs to this volume alone, by the counts (the slow way).

@@ -8,19 +8,19 @@ use std::ops::Range;
 
 use smallvec::{Array, SmallVec};
 
-use crate::format::{Entry, Kind};
+use crate::format::{Kind, MapEntry};
 use crate::replace::replace;
 use crate::types::{Block, Epoch, FANOUT, PageAddr};
 
 /// Most runs: half of what an array takes.
-const MAX_OWN: usize = 113;
+const MAX_OWN_ENTRIES: usize = 113;
 /// Most that an array has for it to be given up.
-const FEW: usize = 64;
+const MAX_SPARSE_ENTRIES: usize = 64;
 /// Where an array is looked at to find out which block most of it follows from.
 const PROBES: [usize; 5] = [0, 63, 126, 189, 252];
 
 /// Whether both are mapped, and the second not behind the first.
-fn is_seam(before: Entry, entry: Entry) -> bool {
+fn is_seam(before: MapEntry, entry: MapEntry) -> bool {
     !before.is_absent() && !entry.is_absent() && entry.addr().0 != before.addr().0 + 1
 }
 
@@ -30,14 +30,14 @@ pub struct Entries(Shape);
 
 #[derive(Clone)]
 enum Shape {
-    Array(Box<[Entry; FANOUT]>),
+    Array(Box<[MapEntry; FANOUT]>),
     Sparse(Box<Sparse>),
 }
 
 #[derive(Clone)]
 struct Sparse {
     /// What every other entry follows from: absent, or a block whose pages they are.
-    base: Entry,
+    base: MapEntry,
     /// The others, in rising order; none touches another that it could be one with.
     own: Vec<Run>,
 }
@@ -52,7 +52,7 @@ struct Run {
 }
 
 impl Run {
-    fn new(slots: Range<usize>, entry: Entry) -> Run {
+    fn new(slots: Range<usize>, entry: MapEntry) -> Run {
         debug_assert!(!slots.is_empty() && (slots.len() == 1 || entry.can_go_on()));
         Run { first: slots.start as u8, last: (slots.end - 1) as u8, entry: entry.to_bytes() }
     }
@@ -65,40 +65,40 @@ impl Run {
         usize::from(self.last) + 1
     }
 
-    fn get(&self, slot: usize) -> Entry {
-        Entry::from_bytes(self.entry).behind(slot - self.start())
+    fn get(&self, slot: usize) -> MapEntry {
+        MapEntry::from_bytes(self.entry).behind(slot - self.start())
     }
 
     /// Whether the two are one.
     fn goes_on_with(&self, next: &Run) -> bool {
-        let entry = Entry::from_bytes(self.entry);
-        self.end() == next.start() && entry.can_go_on() && self.get(self.end()) == Entry::from_bytes(next.entry)
+        let entry = MapEntry::from_bytes(self.entry);
+        self.end() == next.start() && entry.can_go_on() && self.get(self.end()) == MapEntry::from_bytes(next.entry)
     }
 }
 
 impl Entries {
     /// All absent.
     pub fn absent() -> Entries {
-        Entries::alike(Entry::ABSENT)
+        Entries::alike(MapEntry::ABSENT)
     }
 
     /// The pages of a block, each with the block's birth.
-    pub fn of_block(block: Entry) -> Entries {
+    pub fn of_block(block: MapEntry) -> Entries {
         debug_assert_eq!(block.kind(), Kind::Block);
         Entries::alike(block)
     }
 
-    fn alike(base: Entry) -> Entries {
+    fn alike(base: MapEntry) -> Entries {
         Entries(Shape::Sparse(Box::new(Sparse { base, own: Vec::new() })))
     }
 
     /// As an array for good: slots of an ordered map, which follow from nothing.
-    pub fn whole(entries: Box<[Entry; FANOUT]>) -> Entries {
+    pub fn whole(entries: Box<[MapEntry; FANOUT]>) -> Entries {
         Entries(Shape::Array(entries))
     }
 
     /// The array that [`whole`](Self::whole) was given.
-    pub fn array(&self) -> &[Entry; FANOUT] {
+    pub fn array(&self) -> &[MapEntry; FANOUT] {
         match &self.0 {
             Shape::Array(entries) => entries,
             Shape::Sparse(_) => unreachable!("a page of an ordered map is kept whole"),
@@ -106,7 +106,7 @@ impl Entries {
     }
 
     /// As [`array`](Self::array), to be changed.
-    pub fn array_mut(&mut self) -> &mut [Entry; FANOUT] {
+    pub fn array_mut(&mut self) -> &mut [MapEntry; FANOUT] {
         match &mut self.0 {
             Shape::Array(entries) => entries,
             Shape::Sparse(_) => unreachable!("a page of an ordered map is kept whole"),
@@ -114,7 +114,7 @@ impl Entries {
     }
 
     /// One of them.
-    pub fn get(&self, slot: usize) -> Entry {
+    pub fn get(&self, slot: usize) -> MapEntry {
         match &self.0 {
             Shape::Array(entries) => entries[slot],
             Shape::Sparse(sparse) => sparse.get(slot),
@@ -122,14 +122,14 @@ impl Entries {
     }
 
     /// Sets one of them; returns what it was.
-    pub fn set(&mut self, slot: usize, entry: Entry) -> Entry {
+    pub fn set(&mut self, slot: usize, entry: MapEntry) -> MapEntry {
         let old = self.get(slot);
         self.set_run(slot..slot + 1, entry);
         old
     }
 
     /// Sets those in `slots` to `first` and what goes on behind it.
-    pub fn set_run(&mut self, slots: Range<usize>, first: Entry) {
+    pub fn set_run(&mut self, slots: Range<usize>, first: MapEntry) {
         debug_assert!(!slots.is_empty());
         match &mut self.0 {
             Shape::Array(entries) => {
@@ -137,7 +137,7 @@ impl Entries {
             }
             Shape::Sparse(sparse) => {
                 sparse.set_run(slots, first);
-                if sparse.own.len() > MAX_OWN {
+                if sparse.own.len() > MAX_OWN_ENTRIES {
                     self.0 = Shape::Array(self.to_array());
                 }
             }
@@ -145,7 +145,7 @@ impl Entries {
     }
 
     /// Those in `slots`, as runs: where each lies, and the first entry, behind which the others go on.
-    pub fn runs(&self, slots: Range<usize>) -> impl Iterator<Item = (Range<usize>, Entry)> + '_ {
+    pub fn runs(&self, slots: Range<usize>) -> impl Iterator<Item = (Range<usize>, MapEntry)> + '_ {
         let mut own = match &self.0 {
             Shape::Array(_) => [].iter(),
             Shape::Sparse(sparse) => sparse.own[sparse.first_from(slots.start)..].iter(),
@@ -170,7 +170,7 @@ impl Entries {
     }
 
     /// All of them in order.
-    pub fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = MapEntry> + '_ {
         self.runs(0..FANOUT).flat_map(|(slots, entry)| (0..slots.len()).map(move |n| entry.behind(n)))
     }
 
@@ -198,7 +198,7 @@ impl Entries {
         if slots.len() == 1 {
             return self.seams_beside(slots);
         }
-        let mut before = Entry::ABSENT;
+        let mut before = MapEntry::ABSENT;
         let mut seams = 0;
         for (slots, entry) in self.runs(slots.start.saturating_sub(1)..(slots.end + 1).min(FANOUT)) {
             seams += u64::from(is_seam(before, entry));
@@ -236,7 +236,7 @@ impl Entries {
     }
 
     /// As an array.
-    pub fn to_array(&self) -> Box<[Entry; FANOUT]> {
+    pub fn to_array(&self) -> Box<[MapEntry; FANOUT]> {
         match &self.0 {
             Shape::Array(entries) => entries.clone(),
             Shape::Sparse(_) => {
@@ -247,13 +247,13 @@ impl Entries {
     }
 
     /// Replaces each entry that points to a table by what `change` makes of it.
-    pub fn change_tables(&mut self, change: impl Fn(Entry) -> Entry) {
-        let is_table = |e: Entry| e.kind() == Kind::Table;
+    pub fn change_tables(&mut self, change: impl Fn(MapEntry) -> MapEntry) {
+        let is_table = |e: MapEntry| e.kind() == Kind::Table;
         match &mut self.0 {
             Shape::Array(entries) => entries.iter_mut().filter(|e| is_table(**e)).for_each(|e| *e = change(*e)),
             Shape::Sparse(sparse) => {
                 for run in &mut sparse.own {
-                    let entry = Entry::from_bytes(run.entry);
+                    let entry = MapEntry::from_bytes(run.entry);
                     if is_table(entry) {
                         run.entry = change(entry).to_bytes();
                     }
@@ -265,14 +265,14 @@ impl Entries {
     /// Memory they take beside `self`, in bytes.
     pub fn bytes(&self) -> usize {
         match &self.0 {
-            Shape::Array(_) => size_of::<[Entry; FANOUT]>(),
+            Shape::Array(_) => size_of::<[MapEntry; FANOUT]>(),
             Shape::Sparse(sparse) => size_of::<Sparse>() + sparse.own.capacity() * size_of::<Run>(),
         }
     }
 }
 
-impl From<Box<[Entry; FANOUT]>> for Entries {
-    fn from(entries: Box<[Entry; FANOUT]>) -> Entries {
+impl From<Box<[MapEntry; FANOUT]>> for Entries {
+    fn from(entries: Box<[MapEntry; FANOUT]>) -> Entries {
         match Sparse::of(&entries) {
             Some(sparse) => Entries(Shape::Sparse(Box::new(sparse))),
             None => Entries(Shape::Array(entries)),
@@ -281,30 +281,30 @@ impl From<Box<[Entry; FANOUT]>> for Entries {
 }
 
 /// How many of the entries, at least one, go on behind the first.
-fn length(entries: &[Entry]) -> usize {
+fn length(entries: &[MapEntry]) -> usize {
     let first = entries[0];
-    let goes_on = |&(n, entry): &(usize, &Entry)| n == 0 || first.can_go_on() && *entry == first.behind(n);
+    let goes_on = |&(n, entry): &(usize, &MapEntry)| n == 0 || first.can_go_on() && *entry == first.behind(n);
     entries.iter().enumerate().take_while(goes_on).count()
 }
 
 /// What an entry is that follows from what the others are.
-fn follows(base: Entry, slot: usize) -> Entry {
+fn follows(base: MapEntry, slot: usize) -> MapEntry {
     match base.is_absent() {
-        true => Entry::ABSENT,
-        false => Entry::page(base.addr().block().page(slot), base.birth()),
+        true => MapEntry::ABSENT,
+        false => MapEntry::page(base.addr().block().page(slot), base.birth()),
     }
 }
 
 /// The block that an entry is a page of, if it lies where that has it.
-fn block_behind(entry: Entry, slot: usize) -> Option<Entry> {
+fn block_behind(entry: MapEntry, slot: usize) -> Option<MapEntry> {
     (entry.kind() == Kind::Page && entry.addr().index() == slot)
-        .then(|| Entry::block(entry.addr().block(), entry.birth()))
+        .then(|| MapEntry::block(entry.addr().block(), entry.birth()))
 }
 
 impl Sparse {
     /// The same as an array, if it is an array that says mostly the same.
-    fn of(entries: &[Entry; FANOUT]) -> Option<Sparse> {
-        let mut bases: SmallVec<[Entry; 6]> = SmallVec::from_slice(&[Entry::ABSENT]);
+    fn of(entries: &[MapEntry; FANOUT]) -> Option<Sparse> {
+        let mut bases: SmallVec<[MapEntry; 6]> = SmallVec::from_slice(&[MapEntry::ABSENT]);
         let probed = PROBES.into_iter().filter_map(|slot| block_behind(entries[slot], slot));
         probed.for_each(|base| {
             if !bases.contains(&base) {
@@ -315,7 +315,7 @@ impl Sparse {
         sparse.min_by_key(|sparse| sparse.own.len())
     }
 
-    fn get(&self, slot: usize) -> Entry {
+    fn get(&self, slot: usize) -> MapEntry {
         match self.own.get(self.first_from(slot)) {
             Some(run) if run.start() <= slot => run.get(slot),
             _ => follows(self.base, slot),
@@ -327,7 +327,7 @@ impl Sparse {
         self.own.partition_point(|run| run.end() <= slot)
     }
 
-    fn set_run(&mut self, slots: Range<usize>, first: Entry) {
+    fn set_run(&mut self, slots: Range<usize>, first: MapEntry) {
         let from = self.first_from(slots.start);
         let to = from + self.own[from..].iter().take_while(|run| run.start() < slots.end).count();
         // With those beside them, which may become one with what is set.
@@ -357,14 +357,14 @@ fn push(runs: &mut SmallVec<impl Array<Item = Run>>, run: Run) {
 }
 
 /// The runs of entries that do not follow from `base`, unless they are many.
-fn own_of(entries: &[Entry; FANOUT], base: Entry) -> Option<Vec<Run>> {
-    let mut own: SmallVec<[Run; FEW]> = SmallVec::new();
+fn own_of(entries: &[MapEntry; FANOUT], base: MapEntry) -> Option<Vec<Run>> {
+    let mut own: SmallVec<[Run; MAX_SPARSE_ENTRIES]> = SmallVec::new();
     for (slot, &entry) in entries.iter().enumerate() {
         if entry == follows(base, slot) {
             continue;
         }
         push(&mut own, Run::new(slot..slot + 1, entry));
-        if own.len() > FEW {
+        if own.len() > MAX_SPARSE_ENTRIES {
             return None;
         }
     }
@@ -377,8 +377,8 @@ mod tests {
     use crate::format::TableRef;
     use crate::types::{Block, Epoch};
 
-    fn page(at: u64) -> Entry {
-        Entry::page(PageAddr(at), Epoch(9))
+    fn page(at: u64) -> MapEntry {
+        MapEntry::page(PageAddr(at), Epoch(9))
     }
 
     /// Sets entries in an order that looks random and compares with an array after each.
@@ -386,7 +386,7 @@ mod tests {
         let mut array = entries.to_array();
         for i in 0..600_u64 {
             let slot = (i * 89 % 256) as usize;
-            let new = if i % 5 == 4 { Entry::ABSENT } else { page(1000 + i) };
+            let new = if i % 5 == 4 { MapEntry::ABSENT } else { page(1000 + i) };
             assert_eq!(entries.set(slot, new), std::mem::replace(&mut array[slot], new));
             assert!(entries.iter().eq(array.iter().copied()), "after {i}");
         }
@@ -396,8 +396,8 @@ mod tests {
             entries.set_run(slots.clone(), page(5000 + 300 * i));
             slots.clone().enumerate().for_each(|(n, slot)| array[slot] = page(5000 + 300 * i + n as u64));
             let hole = (i * 53 % 256) as usize..((i * 53 % 256) as usize + (i % 7) as usize + 1).min(FANOUT);
-            entries.set_run(hole.clone(), Entry::ABSENT);
-            array[hole].fill(Entry::ABSENT);
+            entries.set_run(hole.clone(), MapEntry::ABSENT);
+            array[hole].fill(MapEntry::ABSENT);
             assert!(entries.iter().eq(array.iter().copied()), "after run {i}");
             let plain = Entries::whole(array.clone());
             for (from, to) in [(0, 256), (first, 256), (first, first), (first, slots.end), (256, 256)] {
@@ -417,17 +417,17 @@ mod tests {
     #[test]
     fn they_say_what_an_array_would_say() {
         compare(Entries::absent());
-        compare(Entries::of_block(Entry::block(Block(3), Epoch(4))));
+        compare(Entries::of_block(MapEntry::block(Block(3), Epoch(4))));
         compare(Entries::from(Box::new([page(5); FANOUT])));
     }
 
     #[test]
     fn a_block_stands_for_its_pages() {
-        let mut entries = Entries::of_block(Entry::block(Block(3), Epoch(4)));
+        let mut entries = Entries::of_block(MapEntry::block(Block(3), Epoch(4)));
         entries.set(7, page(9));
-        assert_eq!(entries.get(6), Entry::page(Block(3).page(6), Epoch(4)));
+        assert_eq!(entries.get(6), MapEntry::page(Block(3).page(6), Epoch(4)));
         assert_eq!(entries.get(7), page(9));
-        assert_eq!(entries.get(255), Entry::page(Block(3).page(255), Epoch(4)));
+        assert_eq!(entries.get(255), MapEntry::page(Block(3).page(255), Epoch(4)));
     }
 
     #[test]
@@ -444,7 +444,7 @@ mod tests {
     }
 
     /// Sets the slots one by one, in an order that looks random, to pages one behind the other.
-    fn filled(base: Entry) -> Entries {
+    fn filled(base: MapEntry) -> Entries {
         let mut entries = if base.is_absent() { Entries::absent() } else { Entries::of_block(base) };
         (0..FANOUT).map(|i| i * 89 % FANOUT).for_each(|slot| _ = entries.set(slot, page(512 + slot as u64)));
         entries
@@ -452,7 +452,7 @@ mod tests {
 
     #[test]
     fn runs_that_meet_are_one() {
-        for base in [Entry::ABSENT, Entry::block(Block(3), Epoch(4)), Entry::block(Block(2), Epoch(9))] {
+        for base in [MapEntry::ABSENT, MapEntry::block(Block(3), Epoch(4)), MapEntry::block(Block(2), Epoch(9))] {
             let mut entries = Entries::absent();
             entries.set_run(0..100, page(512));
             entries.set_run(200..256, page(712));
@@ -467,23 +467,23 @@ mod tests {
 
     #[test]
     fn what_the_rest_says_is_not_kept() {
-        let block = Entry::block(Block(3), Epoch(4));
+        let block = MapEntry::block(Block(3), Epoch(4));
         let mut entries = Entries::of_block(block);
         entries.set_run(10..200, page(5000));
-        entries.set_run(10..200, Entry::page(Block(3).page(10), Epoch(4)));
+        entries.set_run(10..200, MapEntry::page(Block(3).page(10), Epoch(4)));
         assert_eq!(entries.runs(0..FANOUT).count(), 1);
         assert_eq!(entries.as_block(), Some((Block(3), Epoch(4), Epoch(4))));
-        entries.set(7, Entry::page(Block(3).page(7), Epoch(6)));
+        entries.set(7, MapEntry::page(Block(3).page(7), Epoch(6)));
         assert_eq!(entries.as_block(), Some((Block(3), Epoch(4), Epoch(6))));
-        entries.set(8, Entry::page(Block(3).page(9), Epoch(6)));
+        entries.set(8, MapEntry::page(Block(3).page(9), Epoch(6)));
         assert_eq!(entries.as_block(), None, "not where the block has it");
-        entries.set(8, Entry::ABSENT);
+        entries.set(8, MapEntry::ABSENT);
         assert_eq!(entries.as_block(), None);
     }
 
     #[test]
     fn tables_one_behind_the_other_are_no_run() {
-        let table = |at| Entry::table(TableRef::in_memory(at), Epoch(1), 0);
+        let table = |at| MapEntry::table(TableRef::in_memory(at), Epoch(1), 0);
         let mut entries = Entries::absent();
         (0..4).for_each(|i| _ = entries.set(i, table(i as u64)));
         entries.change_tables(|e| if e == table(2) { table(9) } else { e });
@@ -492,8 +492,8 @@ mod tests {
 
     #[test]
     fn an_array_that_says_mostly_the_same_takes_little() {
-        for mut entries in [Entries::absent(), Entries::of_block(Entry::block(Block(3), Epoch(4)))] {
-            for i in 0..FEW {
+        for mut entries in [Entries::absent(), Entries::of_block(MapEntry::block(Block(3), Epoch(4)))] {
+            for i in 0..MAX_SPARSE_ENTRIES {
                 entries.set(i * 3, page(i as u64 * 1000));
             }
             let array = entries.to_array();
@@ -502,21 +502,21 @@ mod tests {
             entries.set(255, page(7));
             assert_eq!(Entries::from(entries.to_array()).bytes(), 4096, "one too many");
         }
-        let mut checked = [Entry::ABSENT; FANOUT];
-        checked[9] = Entry::checked_page(PageAddr(9), Epoch(1), 77);
+        let mut checked = [MapEntry::ABSENT; FANOUT];
+        checked[9] = MapEntry::checked_page(PageAddr(9), Epoch(1), 77);
         assert_eq!(Entries::from(Box::new(checked)).get(9), checked[9]);
     }
 
     #[test]
     fn only_tables_are_changed() {
-        let table = |at| Entry::table(TableRef::on_disk(PageAddr(at)), Epoch(1), 0);
+        let table = |at| MapEntry::table(TableRef::on_disk(PageAddr(at)), Epoch(1), 0);
         let mut sparse = Entries::absent();
         sparse.set(3, table(1));
-        sparse.set(4, Entry::block(Block(1), Epoch(1)));
+        sparse.set(4, MapEntry::block(Block(1), Epoch(1)));
         for mut entries in [sparse.clone(), Entries(Shape::Array(sparse.to_array()))] {
-            entries.change_tables(|e| if e == table(1) { table(2) } else { Entry::ABSENT });
+            entries.change_tables(|e| if e == table(1) { table(2) } else { MapEntry::ABSENT });
             assert_eq!(entries.get(3), table(2));
-            assert_eq!((entries.get(4), entries.get(5)), (Entry::block(Block(1), Epoch(1)), Entry::ABSENT));
+            assert_eq!((entries.get(4), entries.get(5)), (MapEntry::block(Block(1), Epoch(1)), MapEntry::ABSENT));
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::format::{Entry, Kind};
+use crate::format::{Kind, MapEntry};
 use crate::types::{Epoch, VirtualPage, VolumeId, table_span};
 
 use super::edit::{Editor, Stop};
@@ -17,7 +17,7 @@ use super::store::NodeId;
 #[derive(Clone, Copy, Debug)]
 pub struct Member {
     pub id: VolumeId,
-    pub root: Entry,
+    pub root: MapEntry,
     pub level: u8,
     pub shared_at: Epoch,
     /// How much it matters how it lies.
@@ -26,7 +26,7 @@ pub struct Member {
 
 /// What refers to a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum By {
+pub(super) enum Referrer {
     /// A member, by its place among them.
     Root(usize),
     /// The table of a part, by its place.
@@ -34,12 +34,12 @@ pub(super) enum By {
 }
 
 /// A table, or a block entry.
-pub(super) struct Part {
-    pub entry: Entry,
+pub(super) struct SubMap {
+    pub entry: MapEntry,
     pub level: u8,
     /// `None`: a block entry, found in tables of level 1.
     pub node: Option<NodeId>,
-    pub by: Vec<By>,
+    pub by: Vec<Referrer>,
     /// Of a leaf or block: the members that reach it.
     pub members: Vec<usize>,
 }
@@ -49,12 +49,12 @@ pub struct Family {
     pub members: Vec<Member>,
     /// The first page of the virtual block.
     pub at: VirtualPage,
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<SubMap>,
 }
 
 impl Family {
     /// The leaves and blocks.
-    pub(super) fn leaves(&self) -> impl Iterator<Item = (usize, &Part)> {
+    pub(super) fn leaves(&self) -> impl Iterator<Item = (usize, &SubMap)> {
         self.parts.iter().enumerate().filter(|(_, part)| part.level == 0)
     }
 
@@ -65,7 +65,7 @@ impl Family {
     }
 
     /// How much it matters how a leaf or block lies.
-    pub(super) fn weight(&self, part: &Part) -> u64 {
+    pub(super) fn weight(&self, part: &SubMap) -> u64 {
         part.members.iter().map(|&m| self.members[m].weight).max().unwrap_or(0)
     }
 
@@ -88,7 +88,7 @@ impl Editor<'_> {
             if at.0 >= table_span(level) {
                 continue;
             }
-            let (mut entry, mut level, mut by) = (root, level, By::Root(member));
+            let (mut entry, mut level, mut by) = (root, level, Referrer::Root(member));
             while !entry.is_absent() {
                 let (key, node) = match entry.kind() {
                     Kind::Table => {
@@ -101,7 +101,7 @@ impl Editor<'_> {
                 let is_new = *key == usize::MAX;
                 if is_new {
                     *key = family.parts.len();
-                    family.parts.push(Part { entry, level, node, by: Vec::new(), members: Vec::new() });
+                    family.parts.push(SubMap { entry, level, node, by: Vec::new(), members: Vec::new() });
                 }
                 let part = *key;
                 // Another way into a table that was seen leads on to what was seen.
@@ -113,7 +113,7 @@ impl Editor<'_> {
                     break;
                 };
                 entry = self.tables.node(node).entry(at.slot(level));
-                by = By::Table(part);
+                by = Referrer::Table(part);
                 level -= 1;
             }
         }
@@ -121,7 +121,7 @@ impl Editor<'_> {
     }
 
     /// What a leaf or block says of its pages.
-    pub(super) fn said(&self, part: &Part) -> Entries {
+    pub(super) fn said(&self, part: &SubMap) -> Entries {
         match part.node {
             Some(node) => self.tables.node(node).entries().clone(),
             None => Entries::of_block(part.entry),
@@ -140,8 +140,8 @@ impl Editor<'_> {
             };
             known[i] = itself
                 && part.by.iter().all(|by| match *by {
-                    By::Root(_) => true,
-                    By::Table(above) => known[above],
+                    Referrer::Root(_) => true,
+                    Referrer::Table(above) => known[above],
                 });
         }
         Ok(known)

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::format::{Entry, Kind, VolumeRecord};
+use crate::format::{Kind, MapEntry, VolumeRecord};
 use crate::types::{BLOCK_PAGES, Block, Epoch, FANOUT, PageAddr, VirtualPage, entry_span, table_span};
 
 use super::edit::Editor;
@@ -72,14 +72,14 @@ fn leaf_run(entries: &Entries, from: usize, max: u64) -> Run {
     let first = entries.get(from);
     let mut len = 1;
     if limit > 1 {
-        let goes_on = |(slots, entry): &(Range<usize>, Entry)| *entry == first.behind(slots.start - from);
+        let goes_on = |(slots, entry): &(Range<usize>, MapEntry)| *entry == first.behind(slots.start - from);
         len = entries.runs(from..from + limit).take_while(goes_on).map(|(slots, _)| slots.len()).sum();
     }
     Run { data: (!first.is_absent()).then_some((first.addr(), first.birth())), len: len as u64 }
 }
 
 /// The entry of level 1 that covers `at`: absent, a block, or a leaf.
-pub fn leaf_entry(tables: &mut Tables, volume: &VolumeRecord, at: VirtualPage) -> Result<Entry, TableMiss> {
+pub fn leaf_entry(tables: &mut Tables, volume: &VolumeRecord, at: VirtualPage) -> Result<MapEntry, TableMiss> {
     let (mut entry, mut level) = (volume.root, volume.level);
     while !entry.is_absent() && level >= 1 {
         let id = tables.get(entry, level)?;

@@ -7,8 +7,8 @@
 mod edit;
 mod entries;
 mod family;
-mod gather;
 mod lookup;
+mod move_pages;
 mod range;
 mod release;
 mod store;
@@ -16,7 +16,7 @@ mod store;
 pub use edit::{Editor, Stop};
 pub use entries::Entries;
 pub use family::{Family, Member};
-pub use gather::{Movable, seams_if, seams_of};
 pub use lookup::{Home, Run, lookup};
+pub use move_pages::{Movable, seams_if, seams_of};
 pub use range::{Shared, shared_level};
 pub use store::{NodeId, Placed, TableMiss, Tables};

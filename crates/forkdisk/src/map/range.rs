@@ -1,7 +1,7 @@
 //! Sharing a range of one volume with another: whole tables where both sides are aligned alike, entries
 //! elsewhere.
 
-use crate::format::{Entry, Kind, TableRef, VolumeRecord};
+use crate::format::{Kind, MapEntry, TableRef, VolumeRecord};
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, Epoch, VirtualPage, entry_span, table_span};
 
@@ -16,7 +16,7 @@ pub struct Shared {
     pub pages: u64,
     /// A table that had been the target's alone, and its level: nothing points to it any more, and what it
     /// points to is still counted.
-    pub replaced: Option<(Entry, u8)>,
+    pub replaced: Option<(MapEntry, u8)>,
 }
 
 impl Shared {
@@ -26,9 +26,9 @@ impl Shared {
 }
 
 /// What becomes of what an entry pointed to before.
-enum Gone {
+enum Replaced {
     /// A table of the target's own: it goes on as a dead volume.
-    Replaced(Entry),
+    Replaced(MapEntry),
     /// A table that others have as well.
     Shared(TableRef),
     /// What an entry of level 1 stands for.
@@ -79,7 +79,7 @@ impl Editor<'_> {
         let slots = first..first + n as usize;
         target.count_seams(0, self.tables.node(leaf).entries().seams_in(slots.clone()));
         let gone = self.give_up_pages(leaf, slots.clone());
-        self.tables.set_run(leaf, slots.clone(), Entry::page(addr, birth));
+        self.tables.set_run(leaf, slots.clone(), MapEntry::page(addr, birth));
         self.space.incr_pages(addr, n);
         target.referenced = target.referenced + n - gone;
         target.count_seams(self.seams_around(leaf, slots), 0);
@@ -126,12 +126,12 @@ impl Editor<'_> {
         // shared on the way have given each of their entries one more reference.
         let mut path = self.writable(target, to, level)?;
         let &(id, slot) = path.last().expect("a path has a table");
-        let old = self.tables.settle_finished(self.tables.node(id).entry(slot));
+        let old = self.tables.resolve_finished_addr(self.tables.node(id).entry(slot));
         let is_alone = is_alone && self.table_count(old.table_ref())? == 1;
         let gone = match old.kind() {
-            Kind::Table if is_alone && level > 1 => Gone::Replaced(old),
-            Kind::Table if !is_alone => Gone::Shared(old.table_ref()),
-            _ => Gone::Leaf(self.find_leaf(old)?),
+            Kind::Table if is_alone && level > 1 => Replaced::Replaced(old),
+            Kind::Table if !is_alone => Replaced::Shared(old.table_ref()),
+            _ => Replaced::Leaf(self.find_leaf(old)?),
         };
         // From here on nothing is looked up that could be missing. The new reference first: the old one may be to
         // something below the same table.
@@ -139,12 +139,13 @@ impl Editor<'_> {
             self.share(entry);
         }
         match gone {
-            Gone::Replaced(table) => shared.replaced = Some((table, level - 1)),
-            Gone::Shared(table) => self.unshare_table(table),
-            Gone::Leaf(leaf) => _ = self.drop_leaf(leaf),
+            Replaced::Replaced(table) => shared.replaced = Some((table, level - 1)),
+            Replaced::Shared(table) => self.unshare_table(table),
+            Replaced::Leaf(leaf) => _ = self.drop_leaf(leaf),
         }
         if planted(Bug::SharedTableRejuvenates) && entry.kind() == Kind::Table {
-            let young = Entry::table(entry.table_ref(), Epoch(self.epoch.0), entry.checksum()).mapping(entry.mapped());
+            let young =
+                MapEntry::table(entry.table_ref(), Epoch(self.epoch.0), entry.checksum()).mapping(entry.mapped());
             self.tables.set(id, slot, young);
         } else {
             self.tables.set(id, slot, entry);
@@ -161,9 +162,9 @@ impl Editor<'_> {
     }
 
     /// What a volume has at `at` in a table of `level`, or would have there.
-    fn entry_at(&mut self, volume: &VolumeRecord, at: VirtualPage, level: u8) -> Result<Entry, Stop> {
+    fn entry_at(&mut self, volume: &VolumeRecord, at: VirtualPage, level: u8) -> Result<MapEntry, Stop> {
         if at.0 >= table_span(volume.level) {
-            return Ok(Entry::ABSENT);
+            return Ok(MapEntry::ABSENT);
         }
         let (mut entry, mut here) = (volume.root, volume.level);
         while !entry.is_absent() && here >= level {
@@ -171,10 +172,10 @@ impl Editor<'_> {
             entry = self.tables.node(id).entry(at.slot(here));
             here -= 1;
         }
-        Ok(self.tables.settle_finished(entry))
+        Ok(self.tables.resolve_finished_addr(entry))
     }
 
-    fn is_same(&self, a: Entry, b: Entry) -> bool {
+    fn is_same(&self, a: MapEntry, b: MapEntry) -> bool {
         match (a.kind(), b.kind()) {
             (Kind::Table, Kind::Table) => self.tables.resolve(a.table_ref()) == self.tables.resolve(b.table_ref()),
             (Kind::Table, _) | (_, Kind::Table) => false,

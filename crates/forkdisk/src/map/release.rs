@@ -1,20 +1,20 @@
 //! Taking things out of a map: holes, and the walk that gives a dead volume's space back.
 
-use crate::format::{Entry, Kind, TableRef, VolumeRecord};
+use crate::format::{Kind, MapEntry, TableRef, VolumeRecord};
 use crate::types::{BLOCK_PAGES, Block, FANOUT, VirtualPage, entry_span, table_span};
 
 use super::edit::{Editor, Path, Stop};
 use super::store::NodeId;
 
 /// What a part of a map held.
-pub(super) struct Held {
+pub(super) struct ReleasedPages {
     pub pages: u64,
     pub seams: u64,
 }
 
 /// What an entry of level 1 stands for, with everything at hand that giving it up takes.
 pub(super) enum Leaf {
-    Nothing,
+    Absent,
     Block(Block),
     /// A table that other entries point to as well.
     Shared(NodeId, TableRef),
@@ -24,9 +24,9 @@ pub(super) enum Leaf {
 
 impl Editor<'_> {
     /// Looks up what an entry of level 1 stands for; changes nothing.
-    pub(super) fn find_leaf(&mut self, entry: Entry) -> Result<Leaf, Stop> {
+    pub(super) fn find_leaf(&mut self, entry: MapEntry) -> Result<Leaf, Stop> {
         match entry.kind() {
-            Kind::Absent => Ok(Leaf::Nothing),
+            Kind::Absent => Ok(Leaf::Absent),
             Kind::Block => Ok(Leaf::Block(entry.addr().block())),
             Kind::Table => {
                 let (leaf, at) = (self.tables.get(entry, 0)?, entry.table_ref());
@@ -37,19 +37,19 @@ impl Editor<'_> {
     }
 
     /// One reference less to what an entry of level 1 stands for; returns what was mapped.
-    pub(super) fn drop_leaf(&mut self, leaf: Leaf) -> Held {
+    pub(super) fn drop_leaf(&mut self, leaf: Leaf) -> ReleasedPages {
         let (leaf, at, is_shared) = match leaf {
-            Leaf::Nothing => return Held { pages: 0, seams: 0 },
+            Leaf::Absent => return ReleasedPages { pages: 0, seams: 0 },
             Leaf::Block(block) => {
                 self.space.decr_block(block, self.until);
-                return Held { pages: BLOCK_PAGES, seams: 0 };
+                return ReleasedPages { pages: BLOCK_PAGES, seams: 0 };
             }
             Leaf::Shared(leaf, at) => (leaf, at, true),
             Leaf::Own(leaf, at) => (leaf, at, false),
         };
         self.tables.follow_from(leaf);
         let entries = self.tables.node(leaf).entries();
-        let held = Held { pages: entries.mapped(), seams: entries.seams() };
+        let held = ReleasedPages { pages: entries.mapped(), seams: entries.seams() };
         if is_shared {
             self.unshare_table(at);
         } else {
@@ -79,7 +79,7 @@ impl Editor<'_> {
             let gone = self.drop_leaf(old);
             volume.referenced -= gone.pages;
             volume.count_seams(0, gone.seams);
-            self.tables.set(id, slot, Entry::ABSENT);
+            self.tables.set(id, slot, MapEntry::ABSENT);
             self.prune(volume, &mut path);
             return Ok(VirtualPage(stop));
         }
@@ -88,7 +88,7 @@ impl Editor<'_> {
         let slots = first..first + (stop - at.0) as usize;
         volume.count_seams(0, self.tables.node(leaf).entries().seams_in(slots.clone()));
         volume.referenced -= self.give_up_pages(leaf, slots.clone());
-        self.tables.set_run(leaf, slots, Entry::ABSENT);
+        self.tables.set_run(leaf, slots, MapEntry::ABSENT);
         self.prune(volume, &mut path);
         Ok(VirtualPage(stop))
     }
@@ -101,8 +101,8 @@ impl Editor<'_> {
             }
             self.tables.remove(id);
             match path.last() {
-                None => volume.root = Entry::ABSENT,
-                Some(&(parent, slot)) => drop(self.tables.set(parent, slot, Entry::ABSENT)),
+                None => volume.root = MapEntry::ABSENT,
+                Some(&(parent, slot)) => drop(self.tables.set(parent, slot, MapEntry::ABSENT)),
             }
         }
     }

@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use slab::Slab;
 
 use crate::format::ordered::{Slots, child_slots, is_ordered};
-use crate::format::{Entry, Kind, MAPPED_LEVEL, TableRef};
+use crate::format::{Kind, MAPPED_LEVEL, MapEntry, TableRef};
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, Epoch, PageAddr};
 
@@ -20,7 +20,7 @@ use super::entries::Entries;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableMiss {
     /// The entry that points to it.
-    pub entry: Entry,
+    pub entry: MapEntry,
     /// Its level.
     pub level: u8,
 }
@@ -54,7 +54,7 @@ pub struct Node {
 }
 
 /// Memory of a changed table beside its entries: the node, its keys in three maps, its place.
-const NODE: usize = 2 * size_of::<Node>() + 176;
+const NODE_BYTES: usize = 2 * size_of::<Node>() + 176;
 
 impl Node {
     /// What it says.
@@ -68,12 +68,12 @@ impl Node {
     }
 
     /// One of its entries.
-    pub fn entry(&self, slot: usize) -> Entry {
+    pub fn entry(&self, slot: usize) -> MapEntry {
         self.entries.get(slot)
     }
 
     fn bytes(&self) -> usize {
-        NODE + self.entries.bytes()
+        NODE_BYTES + self.entries.bytes()
     }
 }
 
@@ -88,15 +88,15 @@ pub struct Placed {
 }
 
 /// Where a checkpoint put a table; once its bytes are settled, its checksum and how many pages it maps (see
-/// [`Entry::mapped`]).
-type Place = (PageAddr, Option<(u32, u32)>);
+/// [`MapEntry::mapped`]).
+type Placement = (PageAddr, Option<(u32, u32)>);
 
 pub struct Tables {
     nodes: Slab<Node>,
     by_ref: FxHashMap<TableRef, usize>,
     /// Where tables with a number were placed, by the running checkpoint and the one before it.
-    placed: FxHashMap<TableRef, Place>,
-    before: FxHashMap<TableRef, Place>,
+    placed: FxHashMap<TableRef, Placement>,
+    before: FxHashMap<TableRef, Placement>,
     next: u64,
     dirty: usize,
     dirty_bytes: usize,
@@ -197,35 +197,35 @@ impl Tables {
     pub fn resolve(&self, at: TableRef) -> TableRef {
         match at.page() {
             Some(_) => at,
-            None => self.place_of(at).map_or(at, |(page, _)| TableRef::on_disk(page)),
+            None => self.placement_of(at).map_or(at, |(page, _)| TableRef::on_disk(page)),
         }
     }
 
-    fn place_of(&self, at: TableRef) -> Option<Place> {
+    fn placement_of(&self, at: TableRef) -> Option<Placement> {
         self.placed.get(&at).or_else(|| self.before.get(&at)).copied()
     }
 
     /// The entry with its table's address and checksum filled in, once a checkpoint wrote it.
-    pub fn settle(&self, entry: Entry) -> Entry {
-        match (entry.kind(), self.place_of(entry.table_ref())) {
+    pub fn resolve_addr(&self, entry: MapEntry) -> MapEntry {
+        match (entry.kind(), self.placement_of(entry.table_ref())) {
             (Kind::Table, Some((page, Some((sum, mapped))))) if entry.table_ref().page().is_none() => {
-                Entry::table(TableRef::on_disk(page), entry.birth(), sum).mapping(mapped)
+                MapEntry::table(TableRef::on_disk(page), entry.birth(), sum).mapping(mapped)
             }
             _ => entry,
         }
     }
 
-    /// As [`settle`](Self::settle), but only for what a finished checkpoint wrote: tables of a
+    /// As [`resolve_addr`](Self::resolve_addr), but only for what a finished checkpoint wrote: tables of a
     /// running one are not known by their addresses yet.
-    pub fn settle_finished(&self, entry: Entry) -> Entry {
+    pub fn resolve_finished_addr(&self, entry: MapEntry) -> MapEntry {
         match self.placed.contains_key(&entry.table_ref()) {
             true => entry,
-            false => self.settle(entry),
+            false => self.resolve_addr(entry),
         }
     }
 
     /// The table an entry points to.
-    pub fn get(&mut self, entry: Entry, level: u8) -> Result<NodeId, TableMiss> {
+    pub fn get(&mut self, entry: MapEntry, level: u8) -> Result<NodeId, TableMiss> {
         debug_assert_eq!(entry.kind(), Kind::Table);
         let at = entry.table_ref();
         let found = self.by_ref.get(&at).or_else(|| self.by_ref.get(&self.resolve(at)));
@@ -237,7 +237,7 @@ impl Tables {
                 self.hits += 1;
                 Ok(NodeId(i))
             }
-            None => Err(TableMiss { entry: self.settle(entry), level }),
+            None => Err(TableMiss { entry: self.resolve_addr(entry), level }),
         }
     }
 
@@ -251,12 +251,12 @@ impl Tables {
     }
 
     /// Sets an entry of a table that may be changed; returns what it was.
-    pub fn set(&mut self, id: NodeId, slot: usize, entry: Entry) -> Entry {
+    pub fn set(&mut self, id: NodeId, slot: usize, entry: MapEntry) -> MapEntry {
         self.change(id, |entries| entries.set(slot, entry))
     }
 
     /// Sets some entries of a leaf that may be changed to `first` and what goes on behind it.
-    pub fn set_run(&mut self, id: NodeId, slots: Range<usize>, first: Entry) {
+    pub fn set_run(&mut self, id: NodeId, slots: Range<usize>, first: MapEntry) {
         self.change(id, |entries| entries.set_run(slots, first));
     }
 
@@ -291,7 +291,7 @@ impl Tables {
     }
 
     /// A new table with one reference, and the entry that points to it.
-    pub fn create(&mut self, level: u8, birth: Epoch, entries: Entries) -> (NodeId, Entry) {
+    pub fn create(&mut self, level: u8, birth: Epoch, entries: Entries) -> (NodeId, MapEntry) {
         let key = TableRef::in_memory(self.next);
         self.next += 1;
         self.dirty += 1;
@@ -307,7 +307,7 @@ impl Tables {
         });
         self.dirty_bytes += self.nodes[i].bytes();
         self.by_ref.insert(key, i);
-        (NodeId(i), Entry::table(key, birth, 0))
+        (NodeId(i), MapEntry::table(key, birth, 0))
     }
 
     /// References of a table that has no address yet; `None`: its count is in the space map.
@@ -327,7 +327,7 @@ impl Tables {
         entries: Entries,
         refs: u32,
         lost_until: u64,
-    ) -> (NodeId, Entry) {
+    ) -> (NodeId, MapEntry) {
         let (id, entry) = self.create(level, birth, entries);
         let node = &mut self.nodes[id.0];
         (node.state, node.lost_until) = (State::Dirty { refs }, lost_until);
@@ -410,28 +410,28 @@ impl Tables {
     ///
     /// In memory they stay as they are until [`finish`](Self::finish): until then the tables below
     /// are known by their numbers only, and a second copy of one must not be loaded.
-    pub fn settled_entries(&self, id: NodeId) -> Entries {
+    pub fn on_disk_entries(&self, id: NodeId) -> Entries {
         let node = &self.nodes[id.0];
         let mut entries = node.entries.clone();
         // Pages of an ordered map have numbers where they have no children; those may look like anything.
         match is_ordered(node.level) {
-            false if node.level > 0 => entries.change_tables(|e| self.settle_for_disk(e)),
+            false if node.level > 0 => entries.change_tables(|e| self.on_disk_entry(e)),
             true => child_slots(node.level).for_each(|slot| {
-                entries.set(slot, self.settle_for_disk(entries.get(slot)));
+                entries.set(slot, self.on_disk_entry(entries.get(slot)));
             }),
             false => {}
         }
         entries
     }
 
-    fn settle_for_disk(&self, entry: Entry) -> Entry {
-        let settled = self.settle(entry);
-        if settled.kind() == Kind::Table && settled.table_ref().page().is_none() {
+    fn on_disk_entry(&self, entry: MapEntry) -> MapEntry {
+        let resolved = self.resolve_addr(entry);
+        if resolved.kind() == Kind::Table && resolved.table_ref().page().is_none() {
             // A dead volume's table that has been given back already; its cursor is past it.
             debug_assert!(!self.by_ref.contains_key(&entry.table_ref()));
-            return Entry::ABSENT;
+            return MapEntry::ABSENT;
         }
-        settled
+        resolved
     }
 
     /// Sets the checksum of directory pages in a frozen table of level 0.
@@ -439,7 +439,7 @@ impl Tables {
         let node = &mut self.nodes[id.0];
         assert!(matches!(node.state, State::Frozen));
         let e = node.entries.get(slot);
-        node.entries.set(slot, Entry::checked_page(e.addr(), e.birth(), checksum));
+        node.entries.set(slot, MapEntry::checked_page(e.addr(), e.birth(), checksum));
     }
 
     /// Notes the checksum of a frozen table's bytes and how many pages `entries`, what they say, map.
@@ -451,14 +451,14 @@ impl Tables {
             _ => 0,
         };
         let mapped = if planted(Bug::TableCountsOneShort) { mapped.saturating_sub(1) } else { mapped };
-        let settled = (checksum, mapped as u32);
-        self.placed.get_mut(&node.key).expect("placed when it was frozen").1 = Some(settled);
+        let resolved = (checksum, mapped as u32);
+        self.placed.get_mut(&node.key).expect("placed when it was frozen").1 = Some(resolved);
     }
 
     /// How many pages an entry of a table of `level` maps. That needs tables in memory only, but for those
     /// above level 2.
-    pub fn mapped(&mut self, entry: Entry, level: u8) -> Result<u64, TableMiss> {
-        let entry = self.settle(entry);
+    pub fn mapped(&mut self, entry: MapEntry, level: u8) -> Result<u64, TableMiss> {
+        let entry = self.resolve_addr(entry);
         if entry.kind() != Kind::Table || entry.table_ref().page().is_some() && level <= MAPPED_LEVEL + 1 {
             return Ok(mapped_at_once(entry));
         }
@@ -466,7 +466,7 @@ impl Tables {
         if level == 1 {
             return Ok(self.node(id).entries().mapped());
         }
-        let below: Vec<Entry> = self.node(id).entries().iter().filter(|e| !e.is_absent()).collect();
+        let below: Vec<MapEntry> = self.node(id).entries().iter().filter(|e| !e.is_absent()).collect();
         below.into_iter().try_fold(0, |sum, e| Ok(sum + self.mapped(e, level - 1)?))
     }
 
@@ -488,7 +488,7 @@ impl Tables {
         }
         for &i in &frozen {
             if self.nodes.contains(i) && self.nodes[i].level > 0 {
-                self.nodes[i].entries = self.settled_entries(NodeId(i));
+                self.nodes[i].entries = self.on_disk_entries(NodeId(i));
             }
             self.clean_bytes += self.nodes.get(i).map_or(0, Node::bytes);
         }
@@ -537,7 +537,7 @@ impl Tables {
 }
 
 /// Pages that an entry maps, by itself.
-fn mapped_at_once(entry: Entry) -> u64 {
+fn mapped_at_once(entry: MapEntry) -> u64 {
     match entry.kind() {
         Kind::Table => entry.mapped().into(),
         Kind::Block => BLOCK_PAGES,
@@ -555,10 +555,10 @@ mod tests {
     fn a_table_is_found_by_number_and_by_address() {
         let mut t = Tables::new(1 << 20);
         let (leaf_id, leaf) = t.create(0, Epoch(1), Entries::absent());
-        t.set(leaf_id, 9, Entry::page(PageAddr(7), Epoch(1)));
+        t.set(leaf_id, 9, MapEntry::page(PageAddr(7), Epoch(1)));
         let (root_id, root) = t.create(1, Epoch(1), Entries::absent());
         t.set(root_id, 3, leaf);
-        t.set(root_id, 4, Entry::block(Block(9), Epoch(1)));
+        t.set(root_id, 4, MapEntry::block(Block(9), Epoch(1)));
         assert_eq!(t.mapped(root, 2), Ok(257), "from what is in memory");
         let mut next = 100;
         let placed = t.freeze(|| {
@@ -567,24 +567,24 @@ mod tests {
         });
         assert_eq!(placed.iter().map(|p| p.level).collect::<Vec<_>>(), [0, 1], "lower levels first");
         for p in &placed {
-            let entries = t.settled_entries(p.node);
+            let entries = t.on_disk_entries(p.node);
             t.written(p.node, &entries, 7);
         }
         t.finish();
         let old = t.get(root, 1).expect("by its number");
-        assert_eq!(t.get(t.settle(root), 1), Ok(old), "by its address");
-        assert_eq!(t.node(old).entry(3), Entry::table(TableRef::on_disk(PageAddr(101)), Epoch(1), 7).mapping(1));
-        assert_eq!(t.settle(root).mapped(), 257, "what is written says how much it maps");
+        assert_eq!(t.get(t.resolve_addr(root), 1), Ok(old), "by its address");
+        assert_eq!(t.node(old).entry(3), MapEntry::table(TableRef::on_disk(PageAddr(101)), Epoch(1), 7).mapping(1));
+        assert_eq!(t.resolve_addr(root).mapped(), 257, "what is written says how much it maps");
         assert_eq!(t.mapped(root, 2), Ok(257));
         assert_eq!(t.unwritten(), 0);
     }
 
     #[test]
     fn only_clean_tables_are_evicted() {
-        let mut t = Tables::new(2 * (NODE + Entries::absent().bytes()));
+        let mut t = Tables::new(2 * (NODE_BYTES + Entries::absent().bytes()));
         let (_, dirty) = t.create(0, Epoch(1), Entries::absent());
         for page in 0..10 {
-            let entry = Entry::table(TableRef::on_disk(PageAddr(page)), Epoch(1), 0);
+            let entry = MapEntry::table(TableRef::on_disk(PageAddr(page)), Epoch(1), 0);
             t.insert_clean(&TableMiss { entry, level: 0 }, Entries::absent());
         }
         t.evict();

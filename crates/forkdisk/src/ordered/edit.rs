@@ -11,17 +11,17 @@
 
 use smallvec::SmallVec;
 
-use crate::format::ordered::{self, ORDERED_LEAF, PAIRS, Slots};
-use crate::format::{Entry, TreeRoot};
+use crate::format::ordered::{self, ORDERED_LEAF, PAIRS_PER_LEAF, Slots};
+use crate::format::{MapEntry, TreeRoot};
 use crate::map::{Editor, Entries, NodeId, Stop, TableMiss};
 use crate::types::FANOUT;
 
 use super::{Pair, Path, descend, root_level};
 
 /// A page with fewer pairs looks for a neighbour to be merged with.
-const FEW: usize = PAIRS / 4;
+const MIN_PAIRS: usize = PAIRS_PER_LEAF / 4;
 /// Most pairs of a page that two were merged into.
-const MERGED: usize = PAIRS * 3 / 4;
+const MAX_MERGED_PAIRS: usize = PAIRS_PER_LEAF * 3 / 4;
 
 /// What becomes of a page from which a pair is taken.
 enum Shrunk {
@@ -115,9 +115,9 @@ impl Editor<'_> {
     }
 
     fn set_pair(&mut self, root: &mut TreeRoot, key: u128, value: u128) {
-        let value = Entry::from_bits(value);
+        let value = MapEntry::from_bits(value);
         if root.height == 0 {
-            let mut page = Box::new([Entry::ABSENT; FANOUT]);
+            let mut page = Box::new([MapEntry::ABSENT; FANOUT]);
             ordered::insert(&mut page, 0, key, value);
             *root = TreeRoot { entry: self.tables.create(ORDERED_LEAF, self.epoch, Entries::whole(page)).1, height: 1 };
             return;
@@ -140,16 +140,16 @@ impl Editor<'_> {
     }
 
     /// Puts a pair into the leaf at the end of `path`; full pages are split, up to the root.
-    fn add_pair(&mut self, root: &mut TreeRoot, path: &Path, mut key: u128, mut value: Entry) {
+    fn add_pair(&mut self, root: &mut TreeRoot, path: &Path, mut key: u128, mut value: MapEntry) {
         for (depth, &(id, at)) in path.iter().enumerate().rev() {
             // In a leaf `at` is where the pair goes, above it is the child that was split.
             let at = if depth + 1 == path.len() { at } else { at + 1 };
             let page = self.tables.slots_mut(id);
-            if ordered::pairs(page) < PAIRS {
+            if ordered::pairs(page) < PAIRS_PER_LEAF {
                 return ordered::insert(page, at, key, value);
             }
             // Whoever appends leaves full pages behind.
-            let middle = if at == PAIRS { PAIRS } else { PAIRS / 2 };
+            let middle = if at == PAIRS_PER_LEAF { PAIRS_PER_LEAF } else { PAIRS_PER_LEAF / 2 };
             let mut right = ordered::split(page, middle);
             match at < middle {
                 true => ordered::insert(page, at, key, value),
@@ -158,7 +158,7 @@ impl Editor<'_> {
             key = ordered::key(&right, 0);
             value = self.tables.create(root_level(root.height) - depth as u8, self.epoch, Entries::whole(right)).1;
         }
-        let mut top = Box::new([Entry::ABSENT; FANOUT]);
+        let mut top = Box::new([MapEntry::ABSENT; FANOUT]);
         ordered::insert(&mut top, 0, 0, root.entry);
         ordered::insert(&mut top, 1, key, value);
         root.height += 1;
@@ -199,7 +199,7 @@ impl Editor<'_> {
     fn load_neighbours(&mut self, root: &TreeRoot, path: &Path) -> Result<(), TableMiss> {
         for depth in (1..path.len()).rev() {
             let left = self.pairs_left(path, depth);
-            if left >= FEW || self.neighbour(root, path, depth, left)?.is_none() && left > 0 {
+            if left >= MIN_PAIRS || self.neighbour(root, path, depth, left)?.is_none() && left > 0 {
                 break;
             }
         }
@@ -216,7 +216,7 @@ impl Editor<'_> {
                 plan.push(Shrunk::Goes);
                 continue;
             }
-            match (depth, left < FEW) {
+            match (depth, left < MIN_PAIRS) {
                 (1.., true) => match self.neighbour(root, path, depth, left) {
                     Ok(Some(left)) => plan.push(Shrunk::Merges { left }),
                     Ok(None) | Err(_) => break,
@@ -250,7 +250,7 @@ impl Editor<'_> {
         };
         let entry = ordered::value(self.tables.node(parent).slots(), other);
         let id = self.tables.get(entry, root_level(root.height) - depth as u8)?;
-        let fits = left + ordered::pairs(self.tables.node(id).slots()) <= MERGED;
+        let fits = left + ordered::pairs(self.tables.node(id).slots()) <= MAX_MERGED_PAIRS;
         Ok(fits.then_some(at.min(other)))
     }
 
@@ -306,14 +306,14 @@ impl Editor<'_> {
     }
 
     /// A page that may be changed in place of the one `entry` points to, which is in memory.
-    fn own_page(&mut self, entry: Entry, level: u8) -> (NodeId, Entry) {
+    fn own_page(&mut self, entry: MapEntry, level: u8) -> (NodeId, MapEntry) {
         let id = self.tables.get(entry, level).expect("looked up before");
         if self.tables.is_dirty(id) {
             return (id, entry);
         }
         let mut page = Box::new(*self.tables.node(id).slots());
         for slot in ordered::child_slots(level) {
-            page[slot] = self.tables.settle_finished(page[slot]);
+            page[slot] = self.tables.resolve_finished_addr(page[slot]);
         }
         self.free_table(id, entry.table_ref());
         self.tables.create(level, self.epoch, Entries::whole(page))

@@ -18,7 +18,7 @@ mod tests;
 use smallvec::SmallVec;
 
 use crate::format::ordered::{self, ORDERED_LEAF};
-use crate::format::{Entry, TreeRoot};
+use crate::format::{MapEntry, TreeRoot};
 use crate::map::{NodeId, TableMiss, Tables};
 
 /// A key and its value.
@@ -104,7 +104,7 @@ pub fn scan(tables: &mut Tables, root: &TreeRoot, from: u128, end: u128, max: us
 }
 
 /// The pages right below a page of `level`.
-pub fn children(page: &ordered::Slots, level: u8) -> Vec<Entry> {
+pub fn children(page: &ordered::Slots, level: u8) -> Vec<MapEntry> {
     let n = if level > ORDERED_LEAF { ordered::pairs(page) } else { 0 };
     (0..n).map(|i| ordered::value(page, i)).collect()
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use proptest::prelude::*;
 
 use super::*;
-use crate::format::ordered::PAIRS;
+use crate::format::ordered::PAIRS_PER_LEAF;
 use crate::format::{CountEntry, Layout};
 use crate::map::Entries;
 use crate::map::{Editor, Stop};
@@ -111,7 +111,7 @@ impl World {
 
     fn finish(&mut self, placed: Vec<crate::map::Placed>) {
         for p in placed {
-            let entries = self.tables.settled_entries(p.node);
+            let entries = self.tables.on_disk_entries(p.node);
             self.tables.written(p.node, &entries, 7);
             self.device.insert(p.at, entries);
         }
@@ -119,7 +119,7 @@ impl World {
         let freed = self.space.finish();
         self.space.release(freed);
         self.tables.finish();
-        self.root.entry = self.tables.settle(self.root.entry);
+        self.root.entry = self.tables.resolve_addr(self.root.entry);
         self.tables.evict();
     }
 
@@ -244,7 +244,7 @@ fn bounds_rise_when_keys_come_below_those_of_what_was_removed() {
 #[test]
 fn rising_keys_fill_their_pages() {
     let mut world = World::new(1000);
-    (0..PAIRS as u128 * 100).for_each(|k| assert_eq!(world.insert(k, k), None));
+    (0..PAIRS_PER_LEAF as u128 * 100).for_each(|k| assert_eq!(world.insert(k, k), None));
     assert_eq!(world.root.height, 2);
     assert_eq!(world.pages(), 101);
 }
@@ -283,13 +283,13 @@ fn memory_is_bounded_by_the_cache() {
 /// A map with a leaf of one pair in the middle, nothing of which is in memory; the key of that pair.
 fn with_a_lone_pair() -> (World, u128) {
     let mut world = World::new(1000);
-    let n = 3 * PAIRS as u128;
+    let n = 3 * PAIRS_PER_LEAF as u128;
     (0..n).for_each(|k| assert_eq!(world.insert(k * 10, k), None));
     let placed = world.freeze();
     world.finish(placed);
     // Its neighbours are not in memory when its pairs go, so it is merged with neither.
-    let lone = (PAIRS as u128 + 5) * 10;
-    for k in PAIRS as u128..2 * PAIRS as u128 {
+    let lone = (PAIRS_PER_LEAF as u128 + 5) * 10;
+    for k in PAIRS_PER_LEAF as u128..2 * PAIRS_PER_LEAF as u128 {
         world.cool();
         if k * 10 != lone {
             world.run(|e, root| {
@@ -311,14 +311,14 @@ fn with_a_lone_pair() -> (World, u128) {
 #[test]
 fn a_batch_that_empties_a_leaf_and_goes_on_in_its_neighbour_is_whole() {
     let (mut world, lone) = with_a_lone_pair();
-    assert_eq!(world.all().len(), 2 * PAIRS + 1);
+    assert_eq!(world.all().len(), 2 * PAIRS_PER_LEAF + 1);
     world.cool();
     let mut batch = Batch::default();
     batch.remove(lone);
     batch.set(lone - 1, 77);
     world.change(&batch);
     let all = world.all();
-    assert_eq!(all.len(), 2 * PAIRS + 1);
+    assert_eq!(all.len(), 2 * PAIRS_PER_LEAF + 1);
     assert!(all.contains(&(lone - 1, 77)) && !all.iter().any(|&(key, _)| key == lone));
     world.pages();
 }

@@ -2,44 +2,45 @@
 //!
 //! The pool's copier moves the bytes, in the order of their offsets, with its buffers and no faster than
 //! its throttles and the origin's allow. One commit serves all who copy at the same time, and a sequential
-//! writer copies many chunks at once, all of them read before any is written where buffers allow it (see `copier::Gate`). The records vouch for what was copied (see `journal::witness`), so
+//! writer copies many chunks at once, all of them read before any is written where buffers allow it (see `copier::Gate`). The records vouch for what was copied (see `journal::checksum`), so
 //! that one flush makes copies and records durable.
 
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::copier::{Client, CopyError, Gate, Group, Job, MAX_DESTINATIONS, Piece, Place, Source, Ticket};
+use crate::copier::{
+    Client, CopyError, CopySource, Job, JobGroup, JobHandle, MAX_DESTINATIONS, Piece, Place, WriteGate,
+};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::format::{Record, Witness, witness_sum};
+use crate::format::{DataChecksum, Record, data_checksum};
 use crate::planted::{Bug, planted};
-use crate::pool::{Ended, Inner, gone};
-use crate::sync::{Hold, PlanGuard, RangeGuard};
-use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
+use crate::pool::{EditError, Inner, deleted_error};
+use crate::sync::{LockMode, PlanGuard, RangeGuard};
+use crate::types::{PAGE_BYTES, PageAddr, VirtualPage};
 
 use super::Origin;
-use super::full::Patience;
-use super::plan::{Copy, CopyPlan, RESERVE};
+use super::out_of_space::SpaceWait;
+use super::plan::{CopyPlan, PageCopy, RESERVED_PAGES};
 
-const PAGE: u64 = PAGE_SIZE as u64;
 /// How much, in what is copied ahead at most, is copied for those who wait before they are answered.
-const SERVED: u64 = 2;
+const FOLLOWERS_PART: u64 = 2;
 /// How long a write waits for others behind it where there were some before.
-const GATHER: Duration = Duration::from_micros(300);
+const FOLLOWER_WAIT: Duration = Duration::from_micros(300);
 
 /// Copies that have been submitted: they are written when their gate opens.
-struct Begun {
+struct StartedCopies {
     plan: CopyPlan,
-    tickets: Vec<(VirtualPage, Ticket)>,
+    tickets: Vec<(VirtualPage, JobHandle)>,
     _guard: PlanGuard,
 }
 
-impl Begun {
+impl StartedCopies {
     /// Resolves when everything has been read, as far as it can be.
     async fn read(&self) {
         for (_, ticket) in &self.tickets {
-            ticket.read().await;
+            ticket.wait_read().await;
         }
     }
 }
@@ -58,57 +59,58 @@ impl<D: Device> Origin<D> {
         inner: &Rc<Inner<D>>,
         offset: u64,
         end: u64,
-        mut patience: Option<&mut Patience>,
-    ) -> std::result::Result<(), Ended> {
+        mut patience: Option<&mut SpaceWait>,
+    ) -> std::result::Result<(), EditError> {
         let mut limit = inner.meta.borrow().protects(self.id).map_or(0, |(p, _)| p.copy_ahead);
         loop {
-            let far = self.streams.borrow_mut().far(offset, end, limit);
+            let lookahead = self.streams.borrow_mut().lookahead(offset, end, limit);
             // Who comes behind meanwhile waits behind, and this behind those whose stream it goes on with: it may be kept
             // for by then.
-            let reach = far.reach.next_multiple_of(self.chunk).min(self.size);
-            let others_come = far.reach > end;
-            let from = self.streams.borrow().begins(offset, limit);
-            let turn = self.turns.lock(self.chunks(from, reach), Hold::Alone).await;
-            if self.first_lacking(inner, offset, end).await?.is_none() {
+            let reach = lookahead.group_end.next_multiple_of(self.chunk).min(self.size);
+            let others_come = lookahead.group_end > end;
+            let from = self.streams.borrow().announced_start(offset, limit);
+            let turn = self.copy_locks.lock(self.chunks(from, reach), LockMode::Exclusive).await;
+            if self.first_missing_exception(inner, offset, end).await?.is_none() {
                 return Ok(());
             }
-            if far.alone {
-                inner.runtime.sleep(GATHER).await;
+            if lookahead.alone {
+                inner.runtime.sleep(FOLLOWER_WAIT).await;
             }
             // Those before it are kept for as well: they may wait elsewhere.
-            let from = self.streams.borrow().begins(offset, limit).max(from);
-            let from = self.first_lacking(inner, from, end).await?.unwrap_or(offset);
-            let far = self.streams.borrow_mut().far(offset, end, reach.saturating_sub(end));
-            if far.alone {
-                self.streams.borrow_mut().came_alone(end);
+            let from = self.streams.borrow().announced_start(offset, limit).max(from);
+            let from = self.first_missing_exception(inner, from, end).await?.unwrap_or(offset);
+            let lookahead = self.streams.borrow_mut().lookahead(offset, end, reach.saturating_sub(end));
+            if lookahead.alone {
+                self.streams.borrow_mut().no_follower(end);
             }
-            let far = far.end.next_multiple_of(self.chunk).min(reach);
+            let lookahead = lookahead.end.next_multiple_of(self.chunk).min(reach);
             if others_come {
                 // What is written of the stream ends first: a disk that goes to and fro between that and the copies takes longer
                 // for both.
-                let before = offset.saturating_sub(SERVED * limit);
-                drop(self.locks.lock(self.chunks(before, offset), Hold::Alone).await);
+                let before = offset.saturating_sub(FOLLOWERS_PART * limit);
+                drop(self.locks.lock(self.chunks(before, offset), LockMode::Exclusive).await);
             }
-            let mut held = self.locks.lock(self.chunks(from, far), Hold::Alone).await;
-            inner.admit().await?;
+            let mut held = self.locks.lock(self.chunks(from, lookahead), LockMode::Exclusive).await;
+            inner.wait_below_dirty_limit().await?;
             if let Some(patience) = patience.as_deref_mut() {
-                patience.tries(inner.meta.borrow().space.available());
+                patience.note_attempt(inner.meta.borrow().space.available());
             }
             let mut along = Vec::new();
-            let copied = self.copy_for_all(inner, offset..end, (from, far), limit, (&mut held, &mut along)).await;
+            let copied =
+                self.copy_with_followers(inner, offset..end, (from, lookahead), limit, (&mut held, &mut along)).await;
             // Also if that failed: what is found to be kept is durable, or nobody gets to it.
             let believed = planted(Bug::VolatileBelievedDurable) && inner.options.volatile.is_some();
             if !planted(Bug::OriginBeforeRecord) && !believed {
-                inner.clone().commit().await.map_err(Ended::Error)?;
+                inner.clone().commit().await.map_err(EditError::Error)?;
             }
             match copied {
                 Ok(()) => return Ok(()),
-                Err(Ended::Error(e)) => return Err(Ended::Error(e)),
+                Err(EditError::Error(e)) => return Err(EditError::Error(e)),
                 // What is not asked for yet is not worth waiting for.
-                Err(Ended::NoSpace) if limit > 0 => limit = 0,
-                Err(Ended::NoSpace) => {
+                Err(EditError::NoSpace) if limit > 0 => limit = 0,
+                Err(EditError::NoSpace) => {
                     drop((held, along, turn));
-                    let Some(patience) = patience.as_deref_mut() else { return Err(Ended::NoSpace) };
+                    let Some(patience) = patience.as_deref_mut() else { return Err(EditError::NoSpace) };
                     self.wait_for_space(inner, patience).await?;
                 }
             }
@@ -118,84 +120,90 @@ impl<D: Device> Origin<D> {
     /// Copies from `from` to `far`, and on behind that, up to where the chunks are held, for those who have come behind the write in
     /// `range` meanwhile, so that one commit serves them, too. Along with it, what will be written soon; those chunks are held as long
     /// as `along` is. Only what fails of the first is told: who came meets by himself what stands in the way.
-    async fn copy_for_all(
+    async fn copy_with_followers(
         &self,
         inner: &Rc<Inner<D>>,
         range: Range<u64>,
-        (from, far): (u64, u64),
+        (from, lookahead): (u64, u64),
         limit: u64,
         (held, along): (&mut RangeGuard, &mut Vec<RangeGuard>),
-    ) -> std::result::Result<(), Ended> {
-        let (mut first, mut done, mut far) = (None, from, far);
+    ) -> std::result::Result<(), EditError> {
+        let (mut first, mut done, mut lookahead) = (None, from, lookahead);
         loop {
             // All of it is read before any of it is written.
             let gate = inner.copier.gate();
-            let soon = match first {
-                None => self.begin_what_is_written_soon(inner, limit, from..far, (&gate, &mut *along)).await,
+            let hot_ranges = match first {
+                None => self.begin_hot_ranges(inner, limit, from..lookahead, (&gate, &mut *along)).await,
                 Some(_) => Vec::new(),
             };
             let mut begun = Vec::new();
             loop {
-                far = self.reach_who_came(range.clone(), (from, far), limit, held);
-                if far <= done || begun.last().is_some_and(std::result::Result::is_err) {
+                lookahead = self.extend_to_followers(range.clone(), (from, lookahead), limit, held);
+                if lookahead <= done || begun.last().is_some_and(std::result::Result::is_err) {
                     break;
                 }
-                let copy = self.begin_copy(inner, done, far, &gate).await;
+                let copy = self.begin_copy(inner, done, lookahead, &gate).await;
                 if let Ok(copy) = &copy {
                     copy.read().await;
                 }
                 begun.push(copy);
-                done = far;
+                done = lookahead;
             }
             drop(gate);
-            for copy in soon {
+            for copy in hot_ranges {
                 let _ = self.end_copy(inner, copy).await;
             }
             let mut failed = false;
             for copy in begun {
                 let copied = match copy {
-                    Ok(copy) => self.end_copy(inner, copy).await.map_err(Ended::Error),
+                    Ok(copy) => self.end_copy(inner, copy).await.map_err(EditError::Error),
                     Err(refused) => Err(refused),
                 };
                 failed |= copied.is_err();
                 first.get_or_insert(copied);
             }
-            far = self.reach_who_came(range.clone(), (from, far), limit, held);
-            if failed || far <= done {
+            lookahead = self.extend_to_followers(range.clone(), (from, lookahead), limit, held);
+            if failed || lookahead <= done {
                 return first.unwrap_or(Ok(()));
             }
         }
     }
 
     /// Where those end that have come behind the write in `range`; the chunks are held up to there. If they cannot be, `far`.
-    fn reach_who_came(&self, range: Range<u64>, (from, far): (u64, u64), limit: u64, held: &mut RangeGuard) -> u64 {
-        let asked = self.streams.borrow_mut().came(range.start, range.end, SERVED * limit);
+    fn extend_to_followers(
+        &self,
+        range: Range<u64>,
+        (from, lookahead): (u64, u64),
+        limit: u64,
+        held: &mut RangeGuard,
+    ) -> u64 {
+        let asked = self.streams.borrow_mut().followers_end(range.start, range.end, FOLLOWERS_PART * limit);
         let reach = asked.next_multiple_of(self.chunk).min(self.size);
-        if reach > far && held.widen(self.chunks(from, reach)) { reach } else { far }
+        if reach > lookahead && held.widen(self.chunks(from, reach)) { reach } else { lookahead }
     }
 
     /// With the first copy for a new snapshot: begins to copy what will be written soon besides `apart`. Whatever stands in the
     /// way, who writes it meets that. The chunks are held as long as `along` is.
-    async fn begin_what_is_written_soon(
+    async fn begin_hot_ranges(
         &self,
         inner: &Rc<Inner<D>>,
         limit: u64,
         apart: Range<u64>,
-        (gate, along): (&Gate, &mut Vec<RangeGuard>),
-    ) -> Vec<Begun> {
+        (gate, along): (&WriteGate, &mut Vec<RangeGuard>),
+    ) -> Vec<StartedCopies> {
         if limit == 0 {
             return Vec::new();
         }
         let apart = apart.start / self.chunk * self.chunk..apart.end;
-        let views = inner.meta.borrow().views_to_keep(self.id);
-        let due = self.soon.borrow_mut().due(&views, self.chunk, self.size);
+        let views = inner.meta.borrow().copy_out_views(self.id);
+        let due = self.hot_ranges.borrow_mut().due(&views, self.chunk, self.size);
         let mut begun = Vec::new();
-        if !self.has_plenty(inner, due.iter().chain([&apart]), views.len() as u64) {
+        if !self.has_ample_space(inner, due.iter().chain([&apart]), views.len() as u64) {
             return begun;
         }
         for Range { start, end } in due.into_iter().flat_map(|range| without(range, &apart)) {
-            let lacks_a_copy = matches!(self.first_lacking(inner, start, end).await, Ok(Some(_)));
-            if lacks_a_copy && let Some(guard) = self.locks.try_lock(self.chunks(start, end), Hold::Alone) {
+            let lacks_a_copy = matches!(self.first_missing_exception(inner, start, end).await, Ok(Some(_)));
+            if lacks_a_copy && let Some(guard) = self.locks.try_lock(self.chunks(start, end), LockMode::Exclusive) {
                 along.push(guard);
                 begun.extend(self.begin_copy(inner, start, end, gate).await.ok());
             }
@@ -208,10 +216,10 @@ impl<D: Device> Origin<D> {
 
     /// Whether the pool has twice the room that copies of all these take: what nobody has asked for yet takes no space from who
     /// has.
-    fn has_plenty<'a>(&self, inner: &Inner<D>, ranges: impl Iterator<Item = &'a Range<u64>>, views: u64) -> bool {
-        let pages: u64 = ranges.map(|range| (range.end - range.start).div_ceil(PAGE)).sum();
+    fn has_ample_space<'a>(&self, inner: &Inner<D>, ranges: impl Iterator<Item = &'a Range<u64>>, views: u64) -> bool {
+        let pages: u64 = ranges.map(|range| (range.end - range.start).div_ceil(PAGE_BYTES)).sum();
         let meta = inner.meta.borrow();
-        meta.space.available() >= 2 * (meta.checkpoint_pages() + RESERVE + views * (pages + RESERVE))
+        meta.space.available() >= 2 * (meta.checkpoint_pages() + RESERVED_PAGES + views * (pages + RESERVED_PAGES))
     }
 
     /// Begins to copy what lacks a copy; the chunks are held alone.
@@ -220,38 +228,38 @@ impl<D: Device> Origin<D> {
         inner: &Rc<Inner<D>>,
         offset: u64,
         end: u64,
-        gate: &Gate,
-    ) -> std::result::Result<Begun, Ended> {
-        let chunk_pages = self.chunk / PAGE;
+        gate: &WriteGate,
+    ) -> std::result::Result<StartedCopies, EditError> {
+        let chunk_pages = self.chunk / PAGE_BYTES;
         let start = VirtualPage(offset / self.chunk * chunk_pages);
-        let end = VirtualPage(end.div_ceil(self.chunk) * chunk_pages).min(VirtualPage(self.size.div_ceil(PAGE)));
+        let end = VirtualPage(end.div_ceil(self.chunk) * chunk_pages).min(VirtualPage(self.size.div_ceil(PAGE_BYTES)));
         let guard = inner.generations.enter();
-        let mut plan = CopyPlan::new(inner.meta.borrow().views_to_keep(self.id), start, end);
-        inner.edit(|meta| plan.admit(meta, self.id, chunk_pages)).await?;
-        if let Err(ended) = inner.edit(|meta| plan.advance(meta, self.id, chunk_pages)).await {
+        let mut plan = CopyPlan::new(inner.meta.borrow().copy_out_views(self.id), start, end);
+        inner.retry_on_miss(|meta| plan.admit(meta, self.id, chunk_pages)).await?;
+        if let Err(ended) = inner.retry_on_miss(|meta| plan.advance(meta, self.id, chunk_pages)).await {
             let mut meta = inner.meta.borrow_mut();
-            plan.copies.iter().for_each(|copy| meta.space.untake(copy.to, copy.len));
+            plan.copies.iter().for_each(|copy| meta.space.return_pages(copy.to, copy.len));
             return Err(ended);
         }
         if planted(Bug::RecordBeforeCopy) {
-            self.publish(inner, &plan).await.map_err(Ended::Error)?;
-            inner.clone().commit().await.map_err(Ended::Error)?;
+            self.publish(inner, &plan).await.map_err(EditError::Error)?;
+            inner.clone().commit().await.map_err(EditError::Error)?;
         }
         let Some(client) = inner.meta.borrow().directory.get(self.id).map(|v| v.copies.client().clone()) else {
-            inner.meta.borrow_mut().space.abandon(plan.pages());
-            return Err(Ended::Error(gone()));
+            inner.meta.borrow_mut().space.write_off(plan.pages());
+            return Err(EditError::Error(deleted_error()));
         };
         let tickets = self.submit(inner, &client, &plan, gate);
-        Ok(Begun { plan, tickets, _guard: guard })
+        Ok(StartedCopies { plan, tickets, _guard: guard })
     }
 
     /// Waits until the bytes are there, and publishes that. Nothing of it is durable yet.
-    async fn end_copy(&self, inner: &Rc<Inner<D>>, begun: Begun) -> Result<()> {
+    async fn end_copy(&self, inner: &Rc<Inner<D>>, begun: StartedCopies) -> Result<()> {
         let mut outcome = Ok(());
         for (at, ticket) in &begun.tickets {
-            let failed = match ticket.done().await {
+            let failed = match ticket.wait_done().await {
                 Err(CopyError::Read(e)) if !planted(Bug::OriginCopyErrorSwallowed) => {
-                    Error::io(format!("reading the origin at {}", at.0 * PAGE), e)
+                    Error::io(format!("reading the origin at {}", at.0 * PAGE_BYTES), e)
                 }
                 Err(CopyError::Write(e)) => Error::io("writing the pool to keep a chunk", e),
                 // It fell together with one that says why.
@@ -263,7 +271,7 @@ impl<D: Device> Origin<D> {
             outcome = self.publish(inner, &begun.plan).await;
         }
         if outcome.is_err() {
-            inner.meta.borrow_mut().space.abandon(begun.plan.pages());
+            inner.meta.borrow_mut().space.write_off(begun.plan.pages());
         }
         outcome
     }
@@ -274,10 +282,10 @@ impl<D: Device> Origin<D> {
         inner: &Inner<D>,
         client: &Rc<Client>,
         plan: &CopyPlan,
-        gate: &Gate,
-    ) -> Vec<(VirtualPage, Ticket)> {
-        let (mut left, mut tickets, group): (Vec<&Copy>, _, _) =
-            (plan.copies.iter().collect(), Vec::new(), Group::default());
+        gate: &WriteGate,
+    ) -> Vec<(VirtualPage, JobHandle)> {
+        let (mut left, mut tickets, group): (Vec<&PageCopy>, _, _) =
+            (plan.copies.iter().collect(), Vec::new(), JobGroup::default());
         while let Some(&first) = left.first() {
             let mut alike = Vec::new();
             left.retain(|copy| {
@@ -294,21 +302,21 @@ impl<D: Device> Origin<D> {
     }
 
     /// One read of the origin, written to the places of all these copies.
-    fn job(&self, inner: &Inner<D>, copies: &[&Copy], group: &Group, gate: &Gate) -> Job<D> {
+    fn job(&self, inner: &Inner<D>, copies: &[&PageCopy], group: &JobGroup, gate: &WriteGate) -> Job<D> {
         let (at, len) = (copies[0].at, copies[0].len);
-        let real = ((at.0 + len) * PAGE).min(self.size) - at.0 * PAGE;
-        let place = Place { device: self.device.clone(), offset: at.0 * PAGE };
-        let mut source = vec![Piece { len: real, from: Source::Device(place) }];
-        if real < len * PAGE {
-            source.push(Piece { len: len * PAGE - real, from: Source::Zeroes });
+        let real = ((at.0 + len) * PAGE_BYTES).min(self.size) - at.0 * PAGE_BYTES;
+        let place = Place { device: self.device.clone(), offset: at.0 * PAGE_BYTES };
+        let mut source = vec![Piece { len: real, from: CopySource::Device(place) }];
+        if real < len * PAGE_BYTES {
+            source.push(Piece { len: len * PAGE_BYTES - real, from: CopySource::Zeroes });
         }
-        let places = |copy: &&Copy| Place { device: inner.device.clone(), offset: copy.to.offset() };
-        let told: Vec<_> = copies.iter().map(|copy| (copy.to, copy.witnesses.clone())).collect();
-        let witness = move |at: u64, bytes: &[u8]| {
-            for (to, witnesses) in &told {
-                let to = PageAddr(to.0 + at / PAGE);
-                let pages = (bytes.len() as u64 / PAGE) as u32;
-                witnesses.borrow_mut().push(Witness { to, pages, sum: witness_sum(to, bytes) });
+        let places = |copy: &&PageCopy| Place { device: inner.device.clone(), offset: copy.to.offset() };
+        let told: Vec<_> = copies.iter().map(|copy| (copy.to, copy.checksums.clone())).collect();
+        let checksum = move |at: u64, bytes: &[u8]| {
+            for (to, checksums) in &told {
+                let to = PageAddr(to.0 + at / PAGE_BYTES);
+                let pages = (bytes.len() as u64 / PAGE_BYTES) as u32;
+                checksums.borrow_mut().push(DataChecksum { to, pages, sum: data_checksum(to, bytes) });
             }
         };
         Job {
@@ -316,21 +324,21 @@ impl<D: Device> Origin<D> {
             destinations: copies.iter().map(places).collect(),
             near: at.0..at.0 + len,
             group: group.clone(),
-            witness: Some(Rc::new(witness)),
+            observer: Some(Rc::new(checksum)),
             hold: Some(gate.hold()),
         }
     }
 
     /// From now on the copies are found. A snapshot deleted meanwhile needs none.
     async fn publish(&self, inner: &Inner<D>, plan: &CopyPlan) -> Result<()> {
-        let chunk_pages = self.chunk / PAGE;
+        let chunk_pages = self.chunk / PAGE_BYTES;
         for copy in &plan.copies {
-            let witnesses = copy.witnesses.take();
-            let known = witnesses.iter().map(|w| u64::from(w.pages)).sum::<u64>() == copy.len;
-            let mut vouched = known.then_some(&witnesses[..]);
+            let checksums = copy.checksums.take();
+            let known = checksums.iter().map(|w| u64::from(w.pages)).sum::<u64>() == copy.len;
+            let mut covered = known.then_some(&checksums[..]);
             let mut done = 0;
             while done < copy.len {
-                let step = inner.look(|meta| {
+                let step = inner.retry_no_alloc(|meta| {
                     let chain = meta.directory.chain(self.id);
                     let lives = chain
                         .is_some_and(|c| c.chained.contains(&copy.sequence) || c.independent.contains(&copy.sequence));
@@ -340,15 +348,15 @@ impl<D: Device> Origin<D> {
                     let at = VirtualPage(copy.at.0 + done);
                     let len = (copy.len - done).min(chunk_pages - at.0 % chunk_pages);
                     let to = PageAddr(copy.to.0 + done);
-                    meta.keep(self.id, copy.sequence, at, len, to)?;
+                    meta.add_exceptions(self.id, copy.sequence, at, len, to)?;
                     let (origin, sequence) = (self.id, copy.sequence);
-                    let record = Record::Keep { origin, sequence, at, len: len as u32, to };
-                    meta.journal.append_copied(&record, vouched);
+                    let record = Record::CopyOut { origin, sequence, at, len: len as u32, to };
+                    meta.journal.append_copied(&record, covered);
                     Ok(Some(len))
                 });
                 let Some(len) = step.await? else { break };
                 // The first record vouches for all of it.
-                vouched = vouched.map(|_| &[][..]);
+                covered = covered.map(|_| &[][..]);
                 done += len;
             }
         }

@@ -14,17 +14,17 @@
 //!   checkpoint, which waits for plans.
 //! - A failed or full pool fails writes of the origin that need a copy; it never lets them through.
 
-mod account;
+mod accounting;
 mod copy;
-mod counted;
+mod exceptions;
 mod flush;
-mod full;
-mod kept;
+mod hot_ranges;
+mod out_of_space;
 mod plan;
 mod read;
-mod rolling;
+mod rollback;
 mod sample;
-mod soon;
+mod statistics;
 mod stream;
 mod verbs;
 mod write;
@@ -37,13 +37,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
 use crate::planted::{Bug, planted};
 use crate::pool::Inner;
-use crate::sync::{Flushes, Hold, RangeLocks};
+use crate::sync::{Flushes, LockMode, RangeLocks};
 use crate::types::VolumeId;
 
-pub use counted::OriginStatistics;
-pub use kept::View;
-pub use read::Source;
-pub use rolling::refuse_rolling;
+pub use exceptions::ExceptionView;
+pub use read::PageSource;
+pub use rollback::refuse_during_rollback;
+pub use statistics::OriginStatistics;
 pub use verbs::{OriginChange, OriginInfo, OriginPlace, ProtectOptions, check_origin_text};
 
 /// An origin whose device is at hand.
@@ -57,22 +57,22 @@ pub struct Origin<D> {
     /// By chunk: shared by who reads or writes in place, alone for who copies.
     pub locks: Rc<RangeLocks>,
     /// By chunk, alone: whose turn to copy it is.
-    turns: Rc<RangeLocks>,
+    copy_locks: Rc<RangeLocks>,
     /// Blocks of the device that are written in part, by block.
     pub edges: Rc<RangeLocks>,
     streams: Rc<RefCell<stream::Streams>>,
-    soon: RefCell<soon::Soon>,
+    hot_ranges: RefCell<hot_ranges::HotRanges>,
     flushes: Flushes,
-    counters: counted::Counters,
-    roller: rolling::Roller,
+    counters: statistics::Counters,
+    rollback_task: rollback::RollbackTask,
     /// Why nothing is acknowledged any more.
     failed: RefCell<Option<Error>>,
     /// Snapshots, with their groups, whose record must not be durable before what the origin holds is.
-    unsettled: RefCell<Vec<VolumeId>>,
+    unflushed_snapshots: RefCell<Vec<VolumeId>>,
     /// Held by commits that see to that.
-    settling: Rc<RangeLocks>,
+    flush_lock: Rc<RangeLocks>,
     /// Whether the pool knows, durably, that the origin is being written.
-    marked: Cell<bool>,
+    marked_dirty: Cell<bool>,
     /// Which of its contents still tell it from another device after a crash.
     sample: sample::Sample,
     /// What was noted of that is durable once the journal is up to this sequence number.
@@ -81,9 +81,9 @@ pub struct Origin<D> {
     pub is_dirty: Cell<bool>,
 }
 
-/// A write that is announced: held until it is made, see [`Volume::coming`](crate::Volume::coming).
-pub struct Coming {
-    _announced: stream::Waiting,
+/// A write that is announced: held until it is made, see [`Volume::announce_write`](crate::Volume::announce_write).
+pub struct WriteIntent {
+    _announced: stream::QueuedRange,
 }
 
 impl<D: Device> Origin<D> {
@@ -94,17 +94,17 @@ impl<D: Device> Origin<D> {
             size,
             chunk,
             locks: Rc::default(),
-            turns: Rc::default(),
+            copy_locks: Rc::default(),
             edges: Rc::default(),
             streams: Rc::default(),
-            soon: RefCell::default(),
+            hot_ranges: RefCell::default(),
             flushes: Flushes::default(),
-            counters: counted::Counters::default(),
-            roller: rolling::Roller::default(),
+            counters: statistics::Counters::default(),
+            rollback_task: rollback::RollbackTask::default(),
             failed: RefCell::new(None),
-            unsettled: RefCell::default(),
-            settling: Rc::default(),
-            marked: Cell::new(false),
+            unflushed_snapshots: RefCell::default(),
+            flush_lock: Rc::default(),
+            marked_dirty: Cell::new(false),
             sample: sample::Sample::new(size, written),
             noted_until: Cell::new(0),
             is_dirty: Cell::new(false),
@@ -118,8 +118,8 @@ impl<D: Device> Origin<D> {
 
     /// A write from `offset` to `end` will be made as soon as its data is there: what is copied before it anyway
     /// reaches so far at once.
-    pub fn announce(&self, offset: u64, end: u64) -> Coming {
-        Coming { _announced: stream::Streams::announce(&self.streams, offset, end) }
+    pub fn announce(&self, offset: u64, end: u64) -> WriteIntent {
+        WriteIntent { _announced: stream::Streams::announce(&self.streams, offset, end) }
     }
 
     /// Refuses once a flush has failed.
@@ -130,25 +130,26 @@ impl<D: Device> Origin<D> {
 
 impl<D: Device> Origin<D> {
     /// A group of snapshots has been published, one of them of this origin.
-    pub fn published(&self, group: &[VolumeId]) {
-        self.unsettled.borrow_mut().extend(group);
+    pub fn note_snapshots(&self, group: &[VolumeId]) {
+        self.unflushed_snapshots.borrow_mut().extend(group);
     }
 
     /// Makes durable what snapshots that were published since the last call show; otherwise returns
     /// those that must not be.
-    async fn settle_snapshots(&self) -> Vec<VolumeId> {
+    async fn flush_new_snapshots(&self) -> Vec<VolumeId> {
         // They stay in the list meanwhile: every other commit has to wait for a flush, too.
-        let covered = self.unsettled.borrow().clone();
+        let covered = self.unflushed_snapshots.borrow().clone();
         if covered.is_empty() {
             return Vec::new();
         }
         if planted(Bug::SettledTooEarly) {
-            self.unsettled.take();
+            self.unflushed_snapshots.take();
         }
         let flushed = self.flush().await;
         // Another flush may have settled some of them, or taken them back, while this one ran: only those that are
         // still in the list are this flush's to decide.
-        let decided: Vec<VolumeId> = self.unsettled.borrow_mut().extract_if(.., |id| covered.contains(id)).collect();
+        let decided: Vec<VolumeId> =
+            self.unflushed_snapshots.borrow_mut().extract_if(.., |id| covered.contains(id)).collect();
         match flushed {
             Ok(()) => Vec::new(),
             Err(_) if planted(Bug::SettledFromCopy) => covered,
@@ -159,20 +160,22 @@ impl<D: Device> Origin<D> {
 
 impl<D: Device> Inner<D> {
     /// Whether there are new snapshots whose origins are to be flushed before their records are.
-    pub fn has_unsettled_origins(&self) -> bool {
-        self.origins.borrow().values().any(|origin| !origin.unsettled.borrow().is_empty())
+    pub fn has_unflushed_snapshots(&self) -> bool {
+        self.origins.borrow().values().any(|origin| !origin.unflushed_snapshots.borrow().is_empty())
     }
 
     /// Before records become durable: so does whatever new snapshots of origins show. Those of an
     /// origin that fails to do so are gone with the same commit.
-    pub async fn settle_origins(&self) -> Result<()> {
+    pub async fn flush_snapshotted_origins(&self) -> Result<()> {
         let ids: Vec<VolumeId> = self.origins.borrow().keys().copied().collect();
         for id in ids {
-            let Some(settling) = self.origins.borrow().get(&id).map(|origin| origin.settling.clone()) else { continue };
+            let Some(settling) = self.origins.borrow().get(&id).map(|origin| origin.flush_lock.clone()) else {
+                continue;
+            };
             // Before the origin is: who waits here is no user either.
-            let _held = settling.lock(0..1, Hold::Shared).await;
+            let _held = settling.lock(0..1, LockMode::Shared).await;
             let Some(origin) = self.origins.borrow().get(&id).cloned() else { continue };
-            let lost = origin.settle_snapshots().await;
+            let lost = origin.flush_new_snapshots().await;
             let mut meta = self.meta.borrow_mut();
             let ids: Vec<VolumeId> = lost.into_iter().filter(|&id| meta.directory.is_snapshot(id)).collect();
             if !ids.is_empty() {
@@ -186,8 +189,10 @@ impl<D: Device> Inner<D> {
     pub async fn flush_origins(&self) {
         let ids: Vec<VolumeId> = self.origins.borrow().keys().copied().collect();
         for id in ids {
-            let Some(settling) = self.origins.borrow().get(&id).map(|origin| origin.settling.clone()) else { continue };
-            let _held = settling.lock(0..1, Hold::Shared).await;
+            let Some(settling) = self.origins.borrow().get(&id).map(|origin| origin.flush_lock.clone()) else {
+                continue;
+            };
+            let _held = settling.lock(0..1, LockMode::Shared).await;
             let Some(origin) = self.origins.borrow().get(&id).filter(|o| o.is_dirty.get()).cloned() else { continue };
             // One that fails refuses what comes, and says why.
             let _ = origin.flush().await;

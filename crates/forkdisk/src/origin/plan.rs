@@ -3,29 +3,29 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::format::Witness;
+use crate::format::DataChecksum;
 use crate::map::Stop;
 use crate::pool::{Failure, Meta};
-use crate::space::Want;
+use crate::space::AllocRequest;
 use crate::types::{BLOCK_PAGES, Epoch, PageAddr, VirtualPage, VolumeId};
 
-use super::View;
+use super::ExceptionView;
 
 /// Pages of the pool kept back for tables and for verbs that free space.
-pub const RESERVE: u64 = 64;
+pub const RESERVED_PAGES: u64 = 64;
 
 /// Pages of the origin on their way to a place in the pool.
-pub struct Copy {
+pub struct PageCopy {
     pub sequence: VolumeId,
     pub at: VirtualPage,
     pub len: u64,
     pub to: PageAddr,
     /// What was written there, as far as the copier has told.
-    pub witnesses: Rc<RefCell<Vec<Witness>>>,
+    pub checksums: Rc<RefCell<Vec<DataChecksum>>>,
 }
 
 /// How much is to be copied, as far as it has been counted.
-struct Count {
+struct PageCount {
     view: usize,
     next: VirtualPage,
     pages: u64,
@@ -33,19 +33,19 @@ struct Count {
 
 /// What is to be copied, as far as it has been decided.
 pub struct CopyPlan {
-    views: Vec<View>,
-    count: Count,
+    views: Vec<ExceptionView>,
+    count: PageCount,
     /// The view whose copies are being planned, and the page planned next.
     view: usize,
     next: VirtualPage,
     start: VirtualPage,
     end: VirtualPage,
-    pub copies: Vec<Copy>,
+    pub copies: Vec<PageCopy>,
 }
 
 impl CopyPlan {
-    pub fn new(views: Vec<View>, start: VirtualPage, end: VirtualPage) -> CopyPlan {
-        let count = Count { view: 0, next: start, pages: 0 };
+    pub fn new(views: Vec<ExceptionView>, start: VirtualPage, end: VirtualPage) -> CopyPlan {
+        let count = PageCount { view: 0, next: start, pages: 0 };
         CopyPlan { views, count, view: 0, next: start, start, end, copies: Vec::new() }
     }
 
@@ -54,7 +54,7 @@ impl CopyPlan {
     /// kept of a large range may be more than the cache holds.
     pub fn admit(&mut self, meta: &mut Meta, origin: VolumeId, chunk_pages: u64) -> std::result::Result<(), Failure> {
         while let Some(&view) = self.views.get(self.count.view) {
-            while let Some(len) = meta.unkept(origin, view, &mut self.count.next, self.end)? {
+            while let Some(len) = meta.missing_exception(origin, view, &mut self.count.next, self.end)? {
                 self.count.pages += len;
                 self.count.next.0 += len;
             }
@@ -63,7 +63,7 @@ impl CopyPlan {
         let pages = self.count.pages;
         // Besides the data: pages of the ordered map, a path for each view and at worst one more per copy.
         let tables = 12 * self.views.len() as u64 + pages / chunk_pages;
-        match meta.space.available() < meta.checkpoint_pages() + RESERVE + tables + pages {
+        match meta.space.available() < meta.checkpoint_pages() + RESERVED_PAGES + tables + pages {
             true => Err(Failure::Stop(Stop::NoSpace)),
             false => Ok(()),
         }
@@ -73,17 +73,17 @@ impl CopyPlan {
     pub fn advance(&mut self, meta: &mut Meta, origin: VolumeId, chunk_pages: u64) -> std::result::Result<(), Failure> {
         while let Some(&view) = self.views.get(self.view) {
             let sequence = match view {
-                View::Chained { from, .. } => from,
-                View::Independent(id) => id,
+                ExceptionView::Chained { from, .. } => from,
+                ExceptionView::Independent(id) => id,
             };
-            while let Some(len) = meta.unkept(origin, view, &mut self.next, self.end)? {
+            while let Some(len) = meta.missing_exception(origin, view, &mut self.next, self.end)? {
                 let at = self.next;
                 let pages = len.min(BLOCK_PAGES - at.index() as u64);
-                let need = meta.checkpoint_pages() + RESERVE + pages;
+                let need = meta.checkpoint_pages() + RESERVED_PAGES + pages;
                 meta.space.ensure_known(need).map_err(Stop::from)?;
                 // Nothing kept is ever shared.
                 let (shared_at, write) = (Epoch(0), at.0..at.0 + len);
-                let want = Want { volume: sequence, at, pages, chunk_pages, shared_at, write, beside: None };
+                let want = AllocRequest { volume: sequence, at, pages, chunk_pages, shared_at, write, beside: None };
                 let (to, len) = meta.space.alloc_data(want).map_err(Stop::from)?;
                 self.add(sequence, at, len, to);
                 self.next = VirtualPage(at.0 + len);
@@ -101,14 +101,14 @@ impl CopyPlan {
     /// What lies behind the last one on both sides goes along with it: what older snapshots keep cuts the
     /// range to pieces, but no copy has to be.
     fn add(&mut self, sequence: VolumeId, at: VirtualPage, len: u64, to: PageAddr) {
-        let goes_on = |last: &&mut Copy| {
+        let goes_on = |last: &&mut PageCopy| {
             last.sequence == sequence
                 && (last.at.0 + last.len, last.to.0 + last.len) == (at.0, to.0)
                 && (last.at.block(), last.to.block()) == (at.block(), to.block())
         };
         match self.copies.last_mut().filter(goes_on) {
             Some(last) => last.len += len,
-            None => self.copies.push(Copy { sequence, at, len, to, witnesses: Rc::default() }),
+            None => self.copies.push(PageCopy { sequence, at, len, to, checksums: Rc::default() }),
         }
     }
 }

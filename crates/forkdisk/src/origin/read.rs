@@ -8,22 +8,20 @@ use crate::error::{Error, Result};
 use crate::map::{Stop, lookup};
 use crate::planted::{Bug, planted};
 use crate::pool::{Failure, Inner, Meta};
-use crate::sync::Hold;
-use crate::types::{PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
+use crate::sync::LockMode;
+use crate::types::{PAGE_BYTES, PageAddr, VirtualPage, VolumeId};
 use crate::volume::push;
 
 use super::Origin;
-use super::kept::{View, kept_run};
-
-const PAGE: u64 = PAGE_SIZE as u64;
+use super::exceptions::{ExceptionView, exception_run};
 
 /// Where a page of a volume that shows through to an origin comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum PageSource {
     /// A page of the pool of its own.
     Own(PageAddr),
     /// A page of the pool that is kept.
-    Kept(PageAddr),
+    Exception(PageAddr),
     /// The same page of the origin.
     Origin,
     /// Beyond the end of what shows through.
@@ -36,28 +34,29 @@ impl Meta {
     pub fn source_of(
         &mut self,
         id: VolumeId,
-        (origin, view, end): (VolumeId, View, u64),
+        (origin, view, end): (VolumeId, ExceptionView, u64),
         at: VirtualPage,
         max: u64,
-    ) -> std::result::Result<(Source, u64), Failure> {
+    ) -> std::result::Result<(PageSource, u64), Failure> {
         let record = &self.directory.get(id).ok_or(Failure::Gone)?.record;
         let own = lookup(&mut self.tables, record, at, max).map_err(Stop::from)?;
         if let Some((page, _)) = own.data {
-            return Ok((Source::Own(page), own.len));
+            return Ok((PageSource::Own(page), own.len));
         }
         if at.0 >= end {
-            return Ok((Source::Zero, own.len));
+            return Ok((PageSource::Zero, own.len));
         }
         let (protects, chunk_pages) = self.protects(origin).ok_or(Failure::Gone)?;
         let max = own.len.min(end - at.0);
-        let run = kept_run(&mut self.tables, &protects.kept, chunk_pages, view, at, max).map_err(Stop::from)?;
-        Ok((run.at.map_or(Source::Origin, Source::Kept), run.len))
+        let run =
+            exception_run(&mut self.tables, &protects.exceptions, chunk_pages, view, at, max).map_err(Stop::from)?;
+        Ok((run.at.map_or(PageSource::Origin, PageSource::Exception), run.len))
     }
 }
 
 /// Parts of a read, by where they come from.
 #[derive(Default)]
-struct Parts {
+struct ReadParts {
     pool: Segments,
     origin: Segments,
     zero: Vec<(usize, usize)>,
@@ -78,25 +77,25 @@ impl<D: Device> Origin<D> {
         &self,
         inner: &Inner<D>,
         id: VolumeId,
-        (view, size): (View, u64),
+        (view, size): (ExceptionView, u64),
         offset: u64,
         mut buf: Buf,
     ) -> (Result<()>, Buf) {
         let end = offset + buf.len() as u64;
         // Nothing is written under a read that goes to the origin.
         let chunks = if planted(Bug::OriginReaderNotHeld) { 0..0 } else { self.chunks(offset, end) };
-        let _held = self.locks.lock(chunks, Hold::Shared).await;
+        let _held = self.locks.lock(chunks, LockMode::Shared).await;
         let _plan = inner.generations.enter();
         // What has been found stays found when a table has to be loaded: all of a large range may be more than
         // the cache holds.
-        let (mut parts, mut at) = (Parts::default(), offset);
+        let (mut parts, mut at) = (ReadParts::default(), offset);
         let found = inner
-            .look(|meta| {
+            .retry_no_alloc(|meta| {
                 while at < end {
-                    let page = VirtualPage(at / PAGE);
-                    let through = (self.id, view, size.div_ceil(PAGE));
-                    let (source, n) = meta.source_of(id, through, page, end.div_ceil(PAGE) - page.0)?;
-                    let stop = ((page.0 + n) * PAGE).min(end);
+                    let page = VirtualPage(at / PAGE_BYTES);
+                    let through = (self.id, view, size.div_ceil(PAGE_BYTES));
+                    let (source, n) = meta.source_of(id, through, page, end.div_ceil(PAGE_BYTES) - page.0)?;
+                    let stop = ((page.0 + n) * PAGE_BYTES).min(end);
                     parts.add(source, at, stop, (at - offset) as usize, size);
                     at = stop;
                 }
@@ -132,14 +131,16 @@ impl<D: Device> Origin<D> {
     }
 }
 
-impl Parts {
+impl ReadParts {
     /// Bytes `from..to` of the volume go to `at` of the buffer; what shows through has `size` bytes.
-    fn add(&mut self, source: Source, from: u64, to: u64, at: usize, size: u64) {
+    fn add(&mut self, source: PageSource, from: u64, to: u64, at: usize, size: u64) {
         let len = (to - from) as usize;
         match source {
-            Source::Own(page) | Source::Kept(page) => push(&mut self.pool, page.offset() + from % PAGE, at, len),
-            Source::Zero => self.zero.push((at, len)),
-            Source::Origin => {
+            PageSource::Own(page) | PageSource::Exception(page) => {
+                push(&mut self.pool, page.offset() + from % PAGE_BYTES, at, len)
+            }
+            PageSource::Zero => self.zero.push((at, len)),
+            PageSource::Origin => {
                 let there = (size.max(from).min(to) - from) as usize;
                 if there > 0 {
                     push(&mut self.origin, from, at, there);

@@ -14,18 +14,17 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::device::{Device, Segment};
 use crate::error::{Error, Result};
 use crate::format::ZONES;
-use crate::types::PAGE_SIZE;
+use crate::types::PAGE_BYTES;
 
-const PAGE: u64 = PAGE_SIZE as u64;
 /// Pages where the first zones end, which are looked at whole.
 const HEAD: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 /// Pages at the end that are one zone, looked at whole.
-const TAIL: u64 = 32;
+const TAIL_PAGES: u64 = 32;
 /// How many places of a zone in between are looked at, and pages at each.
-const PLACES: u64 = 4;
-const PLACE: u64 = 4;
+const SAMPLES_PER_ZONE: u64 = 4;
+const SAMPLE_PAGES: u64 = 4;
 /// Zones noted together for a sequential writer: each note costs a commit, for which the write waits.
-const AHEAD: u32 = 8;
+const ZONES_AHEAD: u32 = 8;
 
 /// Pages of a device that are looked at, and the number of their zone: in their order.
 type Runs = Vec<(Range<u64>, usize)>;
@@ -40,7 +39,7 @@ pub struct Sample {
 
 /// What is looked at on a device of `len` bytes.
 fn runs(len: u64) -> Runs {
-    let pages = len.div_ceil(PAGE);
+    let pages = len.div_ceil(PAGE_BYTES);
     let head = HEAD[HEAD.len() - 1];
     let mut all: Runs = Vec::new();
     let mut add = |from: u64, to: u64, zone: usize| {
@@ -54,15 +53,15 @@ fn runs(len: u64) -> Runs {
         add(from, to, zone);
         from = to;
     }
-    let tail = pages.saturating_sub(TAIL).max(head);
+    let tail = pages.saturating_sub(TAIL_PAGES).max(head);
     let zones = (ZONES - HEAD.len() - 1) as u64;
     let edge = |i: u64| head + (u128::from(tail - head) * u128::from(i) / u128::from(zones)) as u64;
     for i in 0..zones {
         let (begin, end) = (edge(i), edge(i + 1));
-        let step = (end - begin).div_ceil(PLACES).max(1);
-        for place in 0..PLACES {
+        let step = (end - begin).div_ceil(SAMPLES_PER_ZONE).max(1);
+        for place in 0..SAMPLES_PER_ZONE {
             let at = begin + place * step;
-            add(at, (at + PLACE.min(step)).min(end), HEAD.len() + 1 + i as usize);
+            add(at, (at + SAMPLE_PAGES.min(step)).min(end), HEAD.len() + 1 + i as usize);
         }
     }
     add(tail, pages, HEAD.len());
@@ -79,12 +78,12 @@ pub async fn hashes<D: Device>(device: &D, len: u64) -> Result<[u16; ZONES]> {
     let mut zones: [Option<Xxh3>; ZONES] = Default::default();
     let runs = runs(len);
     for together in runs.chunk_by(|a, b| a.0.end == b.0.start) {
-        let (from, to) = (together[0].0.start * PAGE, (together[together.len() - 1].0.end * PAGE).min(len));
+        let (from, to) = (together[0].0.start * PAGE_BYTES, (together[together.len() - 1].0.end * PAGE_BYTES).min(len));
         let n = (to - from) as usize;
         let (result, buf) = device.read(device.buffer(n), smallvec![Segment { offset: from, at: 0, len: n }]).await;
         result.map_err(|e| Error::io(format!("reading the origin at {from}"), e))?;
         for (pages, zone) in together {
-            let (begin, end) = (pages.start * PAGE - from, (pages.end * PAGE).min(len) - from);
+            let (begin, end) = (pages.start * PAGE_BYTES - from, (pages.end * PAGE_BYTES).min(len) - from);
             zones[*zone].get_or_insert_with(|| Xxh3::with_seed(len)).update(&buf[begin as usize..end as usize]);
         }
     }
@@ -104,14 +103,14 @@ impl Sample {
         if written == u32::MAX {
             return 0;
         }
-        let (first, last) = (offset / PAGE, end.div_ceil(PAGE));
+        let (first, last) = (offset / PAGE_BYTES, end.div_ceil(PAGE_BYTES));
         let from = self.runs.partition_point(|(pages, _)| pages.end <= first);
         let zones = self.runs[from..].iter().take_while(|(pages, _)| pages.start < last);
         let reached = zones.fold(0, |bits, (_, zone)| bits | 1 << zone) & !written;
         // From this number on, zones lie on the device in the order of their numbers.
         let behind_written =
             (HEAD.len() + 2..ZONES).filter(|zone| reached >> zone & 1 == 1 && written >> (zone - 1) & 1 == 1);
-        let next = behind_written.fold(0, |bits, zone| bits | ((1 << AHEAD) - 1) << zone);
+        let next = behind_written.fold(0, |bits, zone| bits | ((1 << ZONES_AHEAD) - 1) << zone);
         (reached | next) & self.all & !written
     }
 
@@ -128,7 +127,7 @@ mod tests {
     #[test]
     fn samples_lie_in_order_within_the_device_and_reach_both_ends() {
         for pages in [1, 2, 3, 8, 100, 128, 129, 140, 160, 161, 200, 1000, 4096, 1 << 18, (1 << 30) + 7] {
-            let all = runs(pages * PAGE - 512);
+            let all = runs(pages * PAGE_BYTES - 512);
             assert!(all.iter().all(|(run, zone)| run.start < run.end && run.end <= pages && *zone < ZONES), "{pages}");
             assert!(all.windows(2).all(|two| two[0].0.end <= two[1].0.start), "{pages}: {all:?}");
             assert_eq!((all[0].0.start, all[all.len() - 1].0.end), (0, pages));
@@ -153,8 +152,8 @@ mod tests {
         let (n, written) = notes(&mut (0..len >> 20).rev().map(|i| i << 20));
         assert_eq!((n, written), (25, u32::MAX), "backwards");
         // A small device has fewer zones.
-        let sample = Sample::new(150 * PAGE, 1 << 9);
-        assert_eq!(sample.reached(0, 150 * PAGE) & !zones(150 * PAGE), 0);
+        let sample = Sample::new(150 * PAGE_BYTES, 1 << 9);
+        assert_eq!(sample.reached(0, 150 * PAGE_BYTES) & !zones(150 * PAGE_BYTES), 0);
     }
 
     #[test]
@@ -167,7 +166,7 @@ mod tests {
         assert_eq!(sample.reached((1 << 30) - 512, 1 << 30), 1 << HEAD.len());
         assert_eq!(sample.reached(0, 1 << 30), !0b10);
         // Between two places.
-        assert_eq!(sample.reached(128 * PAGE + 4 * PAGE, 128 * PAGE + 5 * PAGE), 0);
+        assert_eq!(sample.reached(128 * PAGE_BYTES + 4 * PAGE_BYTES, 128 * PAGE_BYTES + 5 * PAGE_BYTES), 0);
         sample.note(u32::MAX);
         assert_eq!(sample.reached(0, 1 << 30), 0);
     }

@@ -7,19 +7,19 @@ use smallvec::smallvec;
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    Identity, MAX_ORIGIN_TEXT, MAX_STAMPED_TEXT, NO_VOLUME, OriginFull, Protects, Record, Stamp, VolumeRecord,
-    VolumeState, ZONES,
+    Identity, MAX_ORIGIN_TEXT_BYTES, MAX_STAMPED_TEXT_BYTES, NO_VOLUME, OriginFull, OriginRecord, Record, Stamp,
+    VolumeRecord, VolumeState, ZONES,
 };
 use crate::planted::{Bug, planted};
-use crate::pool::{Inner, Meta, Pool, VolumeInfo, check_size, gone};
-use crate::sync::Hold;
-use crate::types::{BLOCK_SIZE, MAX_COPY_AHEAD, PAGE_SIZE, VolumeId, is_chunk};
+use crate::pool::{Inner, Meta, Pool, VolumeInfo, check_size, deleted_error};
+use crate::sync::LockMode;
+use crate::types::{BLOCK_SIZE, MAX_COPY_AHEAD_BYTES, PAGE_SIZE, VolumeId, is_chunk};
 
-use super::{Origin, refuse_rolling, sample};
+use super::{Origin, refuse_during_rollback, sample};
 
 /// Places that a fingerprint of an older version looks at, and how many bytes at each.
-const SAMPLES: u64 = 64;
-const SAMPLE: u64 = 4096;
+const SAMPLE_COUNT: u64 = 64;
+const SAMPLE_BYTES: u64 = 4096;
 
 /// Where a device is found, and what is known of it from outside.
 #[derive(Clone, Debug, Default)]
@@ -97,7 +97,7 @@ fn check_options(options: &ProtectOptions, name: &str) -> Result<()> {
     if !is_chunk(options.chunk) || options.chunk > BLOCK_SIZE {
         return invalid(format!("bad chunk of {} bytes: a power of two from 4 KiB to 1 MiB", options.chunk));
     }
-    if options.copy_ahead > MAX_COPY_AHEAD {
+    if options.copy_ahead > MAX_COPY_AHEAD_BYTES {
         return invalid(format!("bad copy_ahead of {} bytes: at most 1 GiB", options.copy_ahead));
     }
     check_origin_text(name, &options.place.path, Some(&options.place.identity))
@@ -106,7 +106,7 @@ fn check_options(options: &ProtectOptions, name: &str) -> Result<()> {
 /// Refuses what does not fit into the slot of an origin; `identity` is what its device says of itself, `None` for an
 /// origin of an older version without a stamp.
 pub fn check_origin_text(name: &str, path: &str, identity: Option<&str>) -> Result<()> {
-    let most = if identity.is_some() { MAX_STAMPED_TEXT } else { MAX_ORIGIN_TEXT };
+    let most = if identity.is_some() { MAX_STAMPED_TEXT_BYTES } else { MAX_ORIGIN_TEXT_BYTES };
     let identity = identity.unwrap_or_default();
     if name.len() + path.len() + identity.len() <= most {
         return Ok(());
@@ -131,11 +131,11 @@ fn check_device<D: Device>(device: &D) -> Result<()> {
 /// A hash of the device's length and a sample of its contents, for origins without a stamp.
 async fn fingerprint<D: Device>(device: &D) -> Result<u64> {
     let (len, block) = (device.len(), device.block_size() as u64);
-    let step = (len / SAMPLES).max(SAMPLE.max(block)) / block * block;
+    let step = (len / SAMPLE_COUNT).max(SAMPLE_BYTES.max(block)) / block * block;
     let mut hash = xxhash_rust::xxh3::Xxh3::with_seed(len);
     let mut at = 0;
     while at < len {
-        let n = SAMPLE.max(block).min(len - at) as usize;
+        let n = SAMPLE_BYTES.max(block).min(len - at) as usize;
         let (result, buf) = device.read(device.buffer(n), smallvec![Segment { offset: at, at: 0, len: n }]).await;
         result.map_err(|e| Error::io(format!("reading the origin at {at}"), e))?;
         hash.update(&buf);
@@ -192,7 +192,7 @@ impl<D: Device> Pool<D> {
         let inner = &self.0;
         let record = inner.meta.borrow().directory.find(name)?.record.clone();
         let id = record.id;
-        let Some(protects) = record.protects.filter(|_| record.state == VolumeState::Origin) else {
+        let Some(protects) = record.origin_record.filter(|_| record.state == VolumeState::Origin) else {
             return Err(Error::new(ErrorKind::Invalid, format!("{name:?} is a volume of the pool, not an origin")));
         };
         let is_open = || Error::new(ErrorKind::Busy, format!("the device of {name:?} is open already"));
@@ -201,7 +201,7 @@ impl<D: Device> Pool<D> {
         }
         check_origin_text(&record.name, &place.path, record.stamp.as_ref().map(|_| ""))?;
         check_device(&device)?;
-        refuse_other(&record, protects, &device, place, change).await?;
+        check_same_device(&record, protects, &device, place, change).await?;
         let size = device.len();
         let mut records = Vec::new();
         if !inner.options.read_only {
@@ -223,7 +223,7 @@ impl<D: Device> Pool<D> {
                 origin.flush().await?;
             }
             let known = record.stamp.as_ref().map_or("", |stamp| &*stamp.device);
-            let tells = known.is_empty() || is_one_kind(known, &place.identity) || change == OriginChange::Identity;
+            let tells = known.is_empty() || are_comparable(known, &place.identity) || change == OriginChange::Identity;
             let identity = if tells { &place.identity } else { known };
             let fits = |identity: &&str| check_origin_text(&record.name, &place.path, Some(identity)).is_ok();
             if let Some(identity) = [identity, ""].into_iter().find(fits) {
@@ -241,9 +241,9 @@ impl<D: Device> Pool<D> {
             let mut meta = inner.meta.borrow_mut();
             let now = meta.directory.get(id).map(|v| &v.record).filter(|now| now.state == VolumeState::Origin);
             let is_same = |now: &VolumeRecord| {
-                let known = |p: Protects| (p.clean, p.identity);
+                let known = |p: OriginRecord| (p.clean, p.identity);
                 let ours = (record.size, record.chunk, &record.stamp, Some(known(protects)));
-                (now.size, now.chunk, &now.stamp, now.protects.map(known)) == ours
+                (now.size, now.chunk, &now.stamp, now.origin_record.map(known)) == ours
             };
             if !now.is_some_and(is_same) {
                 return Err(Error::new(ErrorKind::Busy, format!("{name:?} has been changed meanwhile; try again")));
@@ -258,7 +258,7 @@ impl<D: Device> Pool<D> {
             records.iter().try_for_each(|record| inner.publish(&mut meta, record))?;
             inner.origins.borrow_mut().insert(id, origin.clone());
         }
-        origin.roll_soon(inner);
+        origin.start_rollback_task(inner);
         if records.is_empty() { Ok(()) } else { inner.clone().commit().await }
     }
 
@@ -271,7 +271,7 @@ impl<D: Device> Pool<D> {
         let origin = inner.attached(id)?;
         origin.stop_rolling().await;
         // A commit that goes on by itself is no user, and takes hold of no origin while this is held.
-        let settling = origin.settling.lock(0..1, Hold::Alone).await;
+        let settling = origin.flush_lock.lock(0..1, LockMode::Exclusive).await;
         // The map's and ours.
         let in_use = |origin: &Rc<Origin<D>>| {
             let why = || Error::new(ErrorKind::Busy, format!("{name:?} or a snapshot of it is in use; close it first"));
@@ -280,15 +280,15 @@ impl<D: Device> Pool<D> {
         let mut left = None;
         let flushed = async {
             in_use(&origin)?;
-            if origin.marked.get() && inner.check_writable().is_ok() {
+            if origin.marked_dirty.get() && inner.check_writable().is_ok() {
                 origin.flush().await?;
-                left = Some(inner.as_left(&origin, modified()).await?);
+                left = Some(inner.identity_at_close(&origin, modified()).await?);
             }
             // It may have been opened, and written, while its device was read.
             in_use(&origin)
         };
         if let Err(error) = flushed.await {
-            origin.roll_soon(inner);
+            origin.start_rollback_task(inner);
             return Err(error);
         }
         // From here on nobody can open it; nothing has been waited for since it was found unused.
@@ -319,7 +319,7 @@ impl<D: Device> Pool<D> {
         let mut settling = None;
         if let Some(origin) = &open {
             origin.stop_rolling().await;
-            settling = Some(origin.settling.lock(0..1, Hold::Alone).await);
+            settling = Some(origin.flush_lock.lock(0..1, LockMode::Exclusive).await);
             in_use()?;
             origin.flush().await?;
         }
@@ -351,14 +351,14 @@ impl<D: Device> Pool<D> {
         }
         // A rollback never ends where the device is gone.
         if inner.origins.borrow().contains_key(&record.id) {
-            refuse_rolling(&meta, record.id)?;
+            refuse_during_rollback(&meta, record.id)?;
         }
         unprotectable(&meta, record.id, snapshots).map(drop)
     }
 
     /// How old contents of an origin are kept from now on.
     pub async fn set_origin(&self, name: &str, copy_ahead: u64, when_full: OriginFull) -> Result<()> {
-        if copy_ahead > MAX_COPY_AHEAD {
+        if copy_ahead > MAX_COPY_AHEAD_BYTES {
             return Err(Error::new(ErrorKind::Invalid, "bad copy_ahead: at most 1 GiB"));
         }
         self.0
@@ -379,7 +379,7 @@ impl<D: Device> Pool<D> {
             .directory
             .iter()
             .filter(|v| v.record.state == VolumeState::Origin)
-            .filter_map(|v| v.record.protects.map(|protects| (&v.record, protects)))
+            .filter_map(|v| v.record.origin_record.map(|protects| (&v.record, protects)))
             .map(|(record, protects)| OriginInfo {
                 name: record.name.clone(),
                 path: record.origin.clone(),
@@ -394,7 +394,7 @@ impl<D: Device> Pool<D> {
                     .as_ref()
                     .map_or(0, |stamp| sample::zones(record.size) & !stamp.written)
                     .count_ones(),
-                rolling: meta.rolled_to(record.id),
+                rolling: meta.rollback_snapshot(record.id),
             })
             .collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
@@ -404,8 +404,8 @@ impl<D: Device> Pool<D> {
 
 impl<D: Device> Inner<D> {
     /// What an origin will be recognised by once it is closed.
-    async fn as_left(&self, origin: &Origin<D>, modified: u64) -> Result<(Identity, Option<Box<Stamp>>)> {
-        let stamp = self.meta.borrow().directory.get(origin.id).ok_or_else(gone)?.record.stamp.clone();
+    async fn identity_at_close(&self, origin: &Origin<D>, modified: u64) -> Result<(Identity, Option<Box<Stamp>>)> {
+        let stamp = self.meta.borrow().directory.get(origin.id).ok_or_else(deleted_error)?.record.stamp.clone();
         match stamp {
             Some(stamp) => {
                 let hashes = sample::hashes(&*origin.device, origin.size).await?;
@@ -424,7 +424,7 @@ impl<D: Device> Inner<D> {
         stamp: Option<Box<Stamp>>,
     ) -> Result<()> {
         self.verb(|meta| {
-            let path = meta.directory.get(id).ok_or_else(gone)?.record.origin.clone();
+            let path = meta.directory.get(id).ok_or_else(deleted_error)?.record.origin.clone();
             if let Some(stamp) = stamp {
                 self.publish(meta, &Record::Stamp { id, stamp })?;
             }
@@ -436,14 +436,14 @@ impl<D: Device> Inner<D> {
 
 impl<D: Device> Origin<D> {
     /// Before the first write: the pool knows, durably, that the origin is no longer as it was left.
-    pub(super) async fn mark(&self, inner: &Rc<Inner<D>>) -> Result<()> {
-        if self.marked.get() {
+    pub(super) async fn mark_dirty(&self, inner: &Rc<Inner<D>>) -> Result<()> {
+        if self.marked_dirty.get() {
             return Ok(());
         }
-        let _alone = self.edges.lock(u64::MAX - 1..u64::MAX, Hold::Alone).await;
-        if !self.marked.get() {
+        let _alone = self.edges.lock(u64::MAX - 1..u64::MAX, LockMode::Exclusive).await;
+        if !self.marked_dirty.get() {
             inner.identify(self.id, false, Identity::default(), None).await?;
-            self.marked.set(true);
+            self.marked_dirty.set(true);
         }
         Ok(())
     }
@@ -456,7 +456,7 @@ impl<D: Device> Origin<D> {
             return Ok(());
         }
         let mut meta = inner.meta.borrow_mut();
-        inner.publish(&mut meta, &Record::Written { id: self.id, zones })?;
+        inner.publish(&mut meta, &Record::ZonesWritten { id: self.id, zones })?;
         self.sample.note(zones);
         self.noted_until.set(meta.journal.next());
         Ok(())
@@ -464,20 +464,20 @@ impl<D: Device> Origin<D> {
 
     /// Whether a crash now could take such a note back.
     pub(super) fn is_note_pending(&self, inner: &Inner<D>) -> bool {
-        self.noted_until.get() > inner.meta.borrow().journal.confirmed()
+        self.noted_until.get() > inner.meta.borrow().journal.durable_seq()
     }
 }
 
 /// Whether two identities can be compared: not everything is known of a device at any time.
-fn is_one_kind(one: &str, other: &str) -> bool {
+fn are_comparable(one: &str, other: &str) -> bool {
     let kind = |identity: &str| identity.split_once(':').map(|(kind, _)| kind.to_string());
     kind(one).is_some() && kind(one) == kind(other)
 }
 
 /// Refuses a device that is not the one an origin was on, but for what `change` says.
-async fn refuse_other<D: Device>(
+async fn check_same_device<D: Device>(
     record: &VolumeRecord,
-    protects: Protects,
+    protects: OriginRecord,
     device: &D,
     place: &OriginPlace,
     change: OriginChange,
@@ -496,7 +496,7 @@ async fn refuse_other<D: Device>(
         return other(format!("it has {len} bytes instead of {size}"));
     }
     let known = record.stamp.as_ref().map_or("", |stamp| &*stamp.device);
-    let is_other = is_one_kind(known, &place.identity) && known != place.identity;
+    let is_other = are_comparable(known, &place.identity) && known != place.identity;
     if is_other && change != OriginChange::Identity {
         return other(format!("it is {}, not {known}", place.identity));
     }
@@ -523,7 +523,7 @@ async fn refuse_other<D: Device>(
     }
 }
 
-const _: () = assert!(SAMPLE == PAGE_SIZE as u64);
+const _: () = assert!(SAMPLE_BYTES == PAGE_SIZE as u64);
 
 /// The snapshots that go with an origin; refuses where there are some and they are not to, or somebody needs one.
 fn unprotectable(meta: &Meta, origin: VolumeId, snapshots: bool) -> Result<Vec<VolumeId>> {
@@ -535,8 +535,8 @@ fn unprotectable(meta: &Meta, origin: VolumeId, snapshots: bool) -> Result<Vec<V
         return Err(Error::new(ErrorKind::Busy, why));
     }
     for &snapshot in &ids {
-        match meta.directory.resting_on(snapshot) {
-            Some(by) if by.record.id != origin => meta.directory.refuse_held(snapshot)?,
+        match meta.directory.clones_backed_by(snapshot) {
+            Some(by) if by.record.id != origin => meta.directory.refuse_with_clones(snapshot)?,
             _ => {}
         }
     }

@@ -7,17 +7,16 @@ use smallvec::smallvec;
 use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
-use crate::pool::{Ended, Inner, no_space};
-use crate::sync::{Hold, PlanGuard, RangeGuard};
-use crate::types::{PAGE_SIZE, VirtualPage};
+use crate::pool::{EditError, Inner, no_space_error};
+use crate::sync::{LockMode, PlanGuard, RangeGuard};
+use crate::types::{PAGE_BYTES, VirtualPage};
 
 use super::Origin;
-use super::full::Patience;
+use super::out_of_space::SpaceWait;
 use super::stream::Streams;
 
-const PAGE: u64 = PAGE_SIZE as u64;
 /// Bytes of zeroes written at once.
-const ZEROES: u64 = 1 << 20;
+const ZERO_BUFFER_BYTES: u64 = 1 << 20;
 
 impl<D: Device> Origin<D> {
     /// Writes `buf`, the range of which has been checked.
@@ -25,15 +24,15 @@ impl<D: Device> Origin<D> {
         let unit = self.device.block_size() as u64;
         let end = offset + buf.len() as u64;
         let blocks = offset / unit..end.div_ceil(unit);
-        if let Err(e) = self.bring_back_first(inner, offset, end).await {
+        if let Err(e) = self.roll_back_before_write(inner, offset, end).await {
             return (Err(e), buf);
         }
         if offset.is_multiple_of(unit) && end.is_multiple_of(unit) {
-            let _edges = self.edges.lock(blocks, Hold::Shared).await;
+            let _edges = self.edges.lock(blocks, LockMode::Shared).await;
             return self.write_blocks(inner, offset, buf, fua).await;
         }
         // Blocks that are written in part are completed first.
-        let _edges = self.edges.lock(blocks.clone(), Hold::Alone).await;
+        let _edges = self.edges.lock(blocks.clone(), LockMode::Exclusive).await;
         let start = blocks.start * unit;
         let wide = self.device.buffer((blocks.end * unit - start) as usize);
         let (read, mut wide) = self.read(start, wide).await;
@@ -49,7 +48,7 @@ impl<D: Device> Origin<D> {
     pub async fn write_zeroes(&self, inner: &Rc<Inner<D>>, offset: u64, len: u64, fua: bool) -> Result<()> {
         let mut done = 0;
         while done < len {
-            let n = ZEROES.min(len - done);
+            let n = ZERO_BUFFER_BYTES.min(len - done);
             self.write(inner, offset + done, Buf::zeroed(n as usize), fua).await.0?;
             done += n;
         }
@@ -58,13 +57,13 @@ impl<D: Device> Origin<D> {
 
     /// Writes whole blocks of the device.
     async fn write_blocks(&self, inner: &Rc<Inner<D>>, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
-        self.soon.borrow_mut().note(offset, buf.len() as u64, self.chunk);
+        self.hot_ranges.borrow_mut().note(offset, buf.len() as u64, self.chunk);
         let waiting = Streams::enter(&self.streams, offset, offset + buf.len() as u64);
-        let mut patience = Patience::default();
+        let mut patience = SpaceWait::default();
         let held = match self.admit(inner, offset, offset + buf.len() as u64, Some(&mut patience)).await {
             Ok(held) => held,
-            Err(Ended::NoSpace) => return (Err(no_space()), buf),
-            Err(Ended::Error(e)) => return (Err(e), buf),
+            Err(EditError::NoSpace) => return (Err(no_space_error()), buf),
+            Err(EditError::Error(e)) => return (Err(e), buf),
         };
         drop(waiting);
         let segment = Segment { offset, at: 0, len: buf.len() };
@@ -82,16 +81,16 @@ impl<D: Device> Origin<D> {
         inner: &Rc<Inner<D>>,
         offset: u64,
         end: u64,
-        mut patience: Option<&mut Patience>,
-    ) -> std::result::Result<(RangeGuard, PlanGuard), Ended> {
+        mut patience: Option<&mut SpaceWait>,
+    ) -> std::result::Result<(RangeGuard, PlanGuard), EditError> {
         inner.check_writable()?;
         self.check_alive()?;
-        self.mark(inner).await?;
+        self.mark_dirty(inner).await?;
         self.note_written(inner, offset, end)?;
         let (mut without_copy, mut came_late) = (false, false);
         loop {
             let chunks = self.chunks(offset, end);
-            let held = match self.locks.try_lock(chunks.clone(), Hold::Shared) {
+            let held = match self.locks.try_lock(chunks.clone(), LockMode::Shared) {
                 Some(held) => held,
                 // Somebody copies there. Others wait for that, too, and will be kept for by it, whether their chunks are
                 // among those or not: they all go on in the order in which they came if they wait in one queue.
@@ -99,13 +98,13 @@ impl<D: Device> Origin<D> {
                     self.copy_out(inner, offset, end, patience.as_deref_mut()).await?;
                     continue;
                 }
-                None => self.locks.lock(chunks, Hold::Shared).await,
+                None => self.locks.lock(chunks, LockMode::Shared).await,
             };
             let plan = inner.generations.enter();
             if without_copy {
                 return Ok((held, plan));
             }
-            if self.first_lacking(inner, offset, end).await?.is_none() {
+            if self.first_missing_exception(inner, offset, end).await?.is_none() {
                 self.check_alive()?;
                 // What is found kept may be so in memory only, for ever.
                 if !planted(Bug::OriginIgnoresFailedPool) {
@@ -132,41 +131,41 @@ impl<D: Device> Origin<D> {
     /// deleted.
     fn is_deletion_pending(&self, inner: &Inner<D>) -> bool {
         let meta = inner.meta.borrow();
-        meta.directory.chain(self.id).is_some_and(|chain| chain.deleted_until > meta.journal.confirmed())
+        meta.directory.chain(self.id).is_some_and(|chain| chain.deleted_until > meta.journal.durable_seq())
     }
 
     /// Where the first begins, in bytes, of what the range holds and somebody would lose.
-    pub(super) async fn first_lacking(&self, inner: &Inner<D>, offset: u64, end: u64) -> Result<Option<u64>> {
-        let (first, mut last) = (VirtualPage(offset / PAGE), VirtualPage(end.div_ceil(PAGE)));
+    pub(super) async fn first_missing_exception(&self, inner: &Inner<D>, offset: u64, end: u64) -> Result<Option<u64>> {
+        let (first, mut last) = (VirtualPage(offset / PAGE_BYTES), VirtualPage(end.div_ceil(PAGE_BYTES)));
         if planted(Bug::SecondChunkForgotten) {
-            last = VirtualPage(last.0.min((offset / self.chunk + 1) * self.chunk / PAGE));
+            last = VirtualPage(last.0.min((offset / self.chunk + 1) * self.chunk / PAGE_BYTES));
         }
         // How far it has been looked, as long as the same snapshots are to be kept for.
         let (mut views, mut looked, mut at, mut found) = (Vec::new(), 0, first, None);
         inner
-            .look(|meta| {
-                let now = meta.views_to_keep(self.id);
+            .retry_no_alloc(|meta| {
+                let now = meta.copy_out_views(self.id);
                 if now != views {
                     (views, looked, at, found) = (now, 0, first, None);
                 }
                 while let Some(&view) = views.get(looked) {
                     let view = match view {
-                        super::View::Chained { .. } if planted(Bug::OldCopyTakenForNew) => {
-                            super::View::chained(crate::types::VolumeId(0))
+                        super::ExceptionView::Chained { .. } if planted(Bug::OldCopyTakenForNew) => {
+                            super::ExceptionView::chained(crate::types::VolumeId(0))
                         }
-                        super::View::Independent(_) if planted(Bug::IndependentNotKept) => {
+                        super::ExceptionView::Independent(_) if planted(Bug::IndependentNotKept) => {
                             (looked, at) = (looked + 1, first);
                             continue;
                         }
                         view => view,
                     };
                     let end = found.unwrap_or(last);
-                    if meta.unkept(self.id, view, &mut at, end)?.is_some() {
+                    if meta.missing_exception(self.id, view, &mut at, end)?.is_some() {
                         found = Some(at);
                     }
                     (looked, at) = (looked + 1, first);
                 }
-                Ok(found.map(|page| page.0 * PAGE))
+                Ok(found.map(|page| page.0 * PAGE_BYTES))
             })
             .await
     }

@@ -7,9 +7,9 @@ use rustc_hash::FxHashMap;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::PINNED;
-use crate::format::kept::piece;
+use crate::format::exception::piece;
 use crate::format::ordered::{ORDERED_LEAF, Slots, is_ordered, key, pairs, value};
-use crate::format::{Entry, KeptKey, KeptKind, Kind, MAPPED_LEVEL, TableRef};
+use crate::format::{ExceptionKey, ExceptionKind, Kind, MAPPED_LEVEL, MapEntry, TableRef};
 use crate::map::{Entries, Stop};
 use crate::ordered;
 use crate::space::Counts;
@@ -20,7 +20,7 @@ use super::walk::{Root, Walk};
 use super::{Inner, Pool};
 
 /// Blocks compared before others have their turn.
-const TURN: u64 = 16;
+const BLOCKS_PER_TURN: u64 = 16;
 
 /// What a check found.
 #[derive(Clone, Debug, Default)]
@@ -49,7 +49,9 @@ impl Tally {
     /// Pieces in a leaf of an origin's ordered map.
     fn kept(&mut self, leaf: &Slots) {
         for i in 0..pairs(leaf) {
-            if let Some(KeptKind::Chained { .. } | KeptKind::Independent { .. }) = KeptKey(key(leaf, i)).kind() {
+            if let Some(ExceptionKind::Chained { .. } | ExceptionKind::Independent { .. }) =
+                ExceptionKey(key(leaf, i)).kind()
+            {
                 let piece = piece(value(leaf, i).bits());
                 (0..piece.pages).for_each(|p| self.page(PageAddr(piece.to.0 + p)));
             }
@@ -67,7 +69,7 @@ impl Tally {
 
 /// A table still to be visited.
 struct Visit {
-    entry: Entry,
+    entry: MapEntry,
     level: u8,
     /// First virtual page of the table, and the first that counts (for dead volumes).
     base: u64,
@@ -190,8 +192,8 @@ impl<D: Device> Inner<D> {
     /// Whether a volume maps as many pages as its record says.
     async fn compare_mapped(&self, walk: &Walk, root: &Root, referenced: u64, tally: &mut Tally) -> Result<()> {
         let found = self
-            .look(|meta| {
-                self.still(meta, walk)?;
+            .retry_no_alloc(|meta| {
+                self.check_unchanged(meta, walk)?;
                 Ok(meta.tables.mapped(root.entry, root.level + 1).map_err(Stop::from)?)
             })
             .await;
@@ -209,7 +211,7 @@ impl<D: Device> Inner<D> {
     }
 
     /// Seams of a table, and the tables below it.
-    fn outline(&self, entries: &[Entry; FANOUT], level: u8) -> (u64, Vec<TableRef>) {
+    fn outline(&self, entries: &[MapEntry; FANOUT], level: u8) -> (u64, Vec<TableRef>) {
         if level == 0 {
             return (Entries::from(Box::new(*entries)).seams(), Vec::new());
         }
@@ -221,7 +223,7 @@ impl<D: Device> Inner<D> {
     async fn compare_counts(&self, walk: &Walk, tally: &mut Tally) -> Result<()> {
         let (mut free, mut lost, mut unread) = (0, false, BTreeSet::new());
         for block in (1..walk.layout.blocks()).map(Block).filter(|&b| !walk.layout.is_reserved(b)) {
-            if block.0.is_multiple_of(TURN) {
+            if block.0.is_multiple_of(BLOCKS_PER_TURN) {
                 yield_now().await;
             }
             match self.counts_of(walk, block).await {
@@ -262,7 +264,7 @@ impl<D: Device> Inner<D> {
 }
 
 /// Pages that an entry of a table of level 0 or 1 maps.
-fn mapped_by(entry: &Entry) -> u64 {
+fn mapped_by(entry: &MapEntry) -> u64 {
     match entry.kind() {
         Kind::Page => 1,
         Kind::Block => BLOCK_PAGES,

@@ -19,23 +19,23 @@ use smallvec::{SmallVec, smallvec};
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    CopierSettings, Entry, JournalStart, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord,
+    CopierSettings, JournalStart, MapEntry, SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, VolumeRecord,
     encode_directory_page, encode_table, page_checksum,
 };
 use crate::map::{Editor, NodeId, Placed, Stop, lookup};
 use crate::planted::{Bug, planted};
-use crate::space::{Counted, Refusal, Step};
-use crate::sync::{Event, Hold};
+use crate::space::{Refusal, Step, WrittenCounts};
+use crate::sync::{Event, LockMode};
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage};
 
 use super::load::DIRECTORY_SEED;
-use super::meta::Room;
+use super::meta::DirtyState;
 use super::reap::yield_now;
 use super::walk::Root;
 use super::{Failure, Inner, Meta};
 
 /// Most pages written by one request.
-const BATCH: usize = 256;
+const BATCH_PAGES: usize = 256;
 
 /// Who writes a checkpoint, and who waits for it.
 #[derive(Default)]
@@ -60,7 +60,7 @@ struct Frozen {
     pages: Vec<DirectoryPage>,
     /// Tables of the directory's own map, lower levels first.
     directory_tables: Vec<Placed>,
-    directory: Entry,
+    directory: MapEntry,
     directory_level: u8,
     directory_pages: u64,
     start: JournalStart,
@@ -112,19 +112,19 @@ impl<D: Device> Inner<D> {
     }
 
     /// Waits while as much is dirty as may be.
-    pub async fn admit(self: &Rc<Self>) -> Result<()> {
+    pub async fn wait_below_dirty_limit(self: &Rc<Self>) -> Result<()> {
         loop {
-            let room = self.meta.borrow_mut().room(self.options.dirty);
+            let room = self.meta.borrow_mut().dirty_state(self.options.dirty);
             match room {
-                Room::Enough => return Ok(()),
-                Room::None => {}
+                DirtyState::BelowLimit => return Ok(()),
+                DirtyState::NeedsCheckpoint => {}
                 // Recovery need not ask for the data of the last commit any more.
-                Room::Vouched => {
+                DirtyState::NeedsSeal => {
                     self.check_writable()?;
-                    self.unbind().await?;
+                    self.commit_sealed().await?;
                     continue;
                 }
-                Room::Volatile => {
+                DirtyState::NeedsCommit => {
                     self.check_writable()?;
                     self.clone().commit().await?;
                     continue;
@@ -136,7 +136,7 @@ impl<D: Device> Inner<D> {
                 if !self.checkpoints.running.get() {
                     return self.clone().patient_checkpoint().await;
                 }
-                self.checkpoint_ends().await;
+                self.wait_checkpoint_end().await;
                 Ok(())
             };
             Box::pin(self.unless_full(ends)).await?;
@@ -144,7 +144,7 @@ impl<D: Device> Inner<D> {
     }
 
     /// Waits for the end of the checkpoint that runs, if one does.
-    pub async fn checkpoint_ends(&self) {
+    pub async fn wait_checkpoint_end(&self) {
         if self.checkpoints.running.get() {
             self.checkpoints.changed.wait().await;
         }
@@ -153,7 +153,7 @@ impl<D: Device> Inner<D> {
     /// Waits for the end of the one that runs, or of one that this starts; it may have failed.
     pub async fn next_checkpoint(self: &Rc<Self>) {
         self.start_checkpoint();
-        self.checkpoint_ends().await;
+        self.wait_checkpoint_end().await;
     }
 
     fn start_checkpoint(self: &Rc<Self>) {
@@ -166,7 +166,7 @@ impl<D: Device> Inner<D> {
                 inner.fail(&error);
             }
             inner.checkpoints.running.set(false);
-            inner.host.has_room();
+            inner.host.unblock();
             inner.checkpoints.done.set(inner.checkpoints.done.get() + 1);
             inner.checkpoints.changed.notify();
             inner.space_changed.notify();
@@ -174,13 +174,13 @@ impl<D: Device> Inner<D> {
     }
 
     async fn checkpoint_once(self: &Rc<Self>) -> Result<()> {
-        self.log_is_at_rest().await;
+        self.wait_count_log_flush().await;
         self.check_failed()?;
         self.activate().await?;
         let (frozen, seen) = loop {
-            self.settle_origins().await?;
-            let frozen = self.look(|meta| {
-                if self.has_unsettled_origins() {
+            self.flush_snapshotted_origins().await?;
+            let frozen = self.retry_no_alloc(|meta| {
+                if self.has_unflushed_snapshots() {
                     return Ok(None);
                 }
                 let frozen = freeze(meta)?;
@@ -193,7 +193,7 @@ impl<D: Device> Inner<D> {
         if planted(Bug::SuperblockBeforePages) {
             let counted = {
                 let old = self.superblock.borrow();
-                Counted { roots: old.counts.clone(), log: old.count_log, large: old.large_counts }
+                WrittenCounts { roots: old.counts.clone(), log: old.count_log, large: old.large_counts }
             };
             let early = self.next_superblock(&frozen, counted);
             self.write_superblock_slot(&early, 0).await?;
@@ -209,7 +209,7 @@ impl<D: Device> Inner<D> {
         self.finish(frozen.start, seen).await
     }
 
-    fn next_superblock(&self, frozen: &Frozen, counted: Counted) -> Superblock {
+    fn next_superblock(&self, frozen: &Frozen, counted: WrittenCounts) -> Superblock {
         let old = self.superblock.borrow();
         Superblock {
             generation: old.generation + 1,
@@ -217,7 +217,7 @@ impl<D: Device> Inner<D> {
             epoch: frozen.epoch,
             next_id: frozen.next_id,
             size: frozen.size,
-            directory: self.meta.borrow().tables.settle(frozen.directory),
+            directory: self.meta.borrow().tables.resolve_addr(frozen.directory),
             directory_level: frozen.directory_level,
             directory_pages: frozen.directory_pages,
             start: if planted(Bug::ReplayStartsTooLate) { self.meta.borrow_mut().journal.mark() } else { frozen.start },
@@ -233,15 +233,15 @@ impl<D: Device> Inner<D> {
     /// one piece, as far as there is one.
     async fn write_maps(self: &Rc<Self>, frozen: &Frozen) -> Result<()> {
         let mut out = Vec::new();
-        for tables in frozen.tables.chunks(BATCH) {
+        for tables in frozen.tables.chunks(BATCH_PAGES) {
             self.encode_tables(tables, &mut out);
             self.write_full_batch(&mut out).await?;
         }
-        for pages in frozen.pages.chunks(BATCH) {
+        for pages in frozen.pages.chunks(BATCH_PAGES) {
             self.encode_directory(pages, &mut out);
             self.write_full_batch(&mut out).await?;
         }
-        for tables in frozen.directory_tables.chunks(BATCH) {
+        for tables in frozen.directory_tables.chunks(BATCH_PAGES) {
             self.encode_tables(tables, &mut out);
             self.write_full_batch(&mut out).await?;
         }
@@ -250,10 +250,10 @@ impl<D: Device> Inner<D> {
 
     /// Leaves what does not fill a request for later.
     async fn write_full_batch(self: &Rc<Self>, out: &mut Vec<(PageAddr, Vec<u8>)>) -> Result<()> {
-        if out.len() < BATCH {
+        if out.len() < BATCH_PAGES {
             return Ok(());
         }
-        let rest = out.split_off(BATCH);
+        let rest = out.split_off(BATCH_PAGES);
         self.write_pages(std::mem::replace(out, rest)).await
     }
 
@@ -263,7 +263,7 @@ impl<D: Device> Inner<D> {
         let mut meta = self.meta.borrow_mut();
         for table in tables {
             let mut bytes = vec![0; PAGE_SIZE];
-            let entries = meta.tables.settled_entries(table.node);
+            let entries = meta.tables.on_disk_entries(table.node);
             encode_table(&entries.to_array(), &mut bytes);
             let seed = Seed { pool: uuid, page: table.at, level: table.level, birth: table.birth.0 };
             meta.tables.written(table.node, &entries, page_checksum(&seed, &bytes));
@@ -276,9 +276,9 @@ impl<D: Device> Inner<D> {
         let uuid = self.superblock.borrow().checksum_uuid;
         let mut meta = self.meta.borrow_mut();
         for page in pages {
-            let settled: Vec<Option<VolumeRecord>> = page.records.iter().map(|r| settled(&meta, r)).collect();
+            let resolved: Vec<Option<VolumeRecord>> = page.records.iter().map(|r| on_disk_record(&meta, r)).collect();
             let mut bytes = vec![0; PAGE_SIZE];
-            encode_directory_page(&std::array::from_fn(|i| settled[i].as_ref()), &mut bytes);
+            encode_directory_page(&std::array::from_fn(|i| resolved[i].as_ref()), &mut bytes);
             let seed = Seed { pool: uuid, page: page.at, level: DIRECTORY_SEED, birth: 0 };
             let sum = page_checksum(&seed, &bytes);
             meta.tables.set_frozen_checksum(page.leaf, page.slot, sum);
@@ -287,10 +287,13 @@ impl<D: Device> Inner<D> {
     }
 
     /// Writes the count pages this checkpoint changes, or what changes to their log.
-    pub(super) async fn write_counts(self: &Rc<Self>) -> Result<Counted> {
+    pub(super) async fn write_counts(self: &Rc<Self>) -> Result<WrittenCounts> {
         loop {
-            let step =
-                self.look(|meta| meta.space.checkpoint_step(BATCH).map_err(|m| Failure::Stop(Stop::Count(m)))).await?;
+            let step = self
+                .retry_no_alloc(|meta| {
+                    meta.space.checkpoint_step(BATCH_PAGES).map_err(|m| Failure::Stop(Stop::Count(m)))
+                })
+                .await?;
             match step {
                 Step::Write(pages) if pages.is_empty() => yield_now().await,
                 Step::Write(pages) => {
@@ -322,8 +325,8 @@ impl<D: Device> Inner<D> {
             let (result, again) = self.device.write(buf, segments.clone(), false).await;
             match result.map_err(|e| Error::io("writing metadata", e)) {
                 // It went to places that nothing refers to yet.
-                Err(e) if e.kind() == ErrorKind::NoSpace && !self.log_is_being_emptied() => {
-                    self.outlast_full_host(e).await?;
+                Err(e) if e.kind() == ErrorKind::NoSpace && !self.is_flushing_count_log() => {
+                    self.retry_until_space(e).await?;
                 }
                 outcome => return outcome,
             }
@@ -341,7 +344,7 @@ impl<D: Device> Inner<D> {
             let (result, again) = self.device.write(buf, smallvec![segment], false).await;
             match result.map_err(|e| Error::io("writing the superblock", e)) {
                 // Even what is written in place takes room on some file systems.
-                Err(e) if e.kind() == ErrorKind::NoSpace => self.outlast_full_host(e).await?,
+                Err(e) if e.kind() == ErrorKind::NoSpace => self.retry_until_space(e).await?,
                 outcome => return outcome,
             }
             buf = again;
@@ -372,7 +375,7 @@ impl<D: Device> Inner<D> {
         if self.active.get() {
             return Ok(());
         }
-        let _alone = self.superblock_lock.lock(0..1, Hold::Alone).await;
+        let _alone = self.superblock_lock.lock(0..1, LockMode::Exclusive).await;
         if self.active.get() {
             return Ok(());
         }
@@ -386,7 +389,7 @@ impl<D: Device> Inner<D> {
         self.write_superblock(&next).await?;
         self.active.set(true);
         // It may have had to wait for some, and no checkpoint with it.
-        self.host.has_room();
+        self.host.unblock();
         Ok(())
     }
 
@@ -397,11 +400,11 @@ impl<D: Device> Inner<D> {
             meta.tables.finish();
             meta.tables.evict();
             meta.journal.released(start);
-            meta.journal.confirm(start.sequence);
-            meta.settle_roots();
+            meta.journal.set_durable(start.sequence);
+            meta.resolve_roots();
             let freed = meta.space.finish();
             if self.superblock.borrow().count_log.pages == 0 {
-                self.log_waits();
+                self.postpone_count_log();
             }
             let is_held = meta.space.view().is_some();
             if let Some(roots) = seen.filter(|_| !is_held) {
@@ -437,18 +440,18 @@ impl<D: Device> Inner<D> {
 }
 
 /// The record with its root's address and checksum.
-fn settled(meta: &Meta, record: &Option<VolumeRecord>) -> Option<VolumeRecord> {
+fn on_disk_record(meta: &Meta, record: &Option<VolumeRecord>) -> Option<VolumeRecord> {
     let mut record = record.clone()?;
-    record.root = meta.tables.settle(record.root);
-    if let Some(protects) = &mut record.protects {
-        protects.kept.entry = meta.tables.settle(protects.kept.entry);
+    record.root = meta.tables.resolve_addr(record.root);
+    if let Some(protects) = &mut record.origin_record {
+        protects.exceptions.entry = meta.tables.resolve_addr(protects.exceptions.entry);
     }
     Some(record)
 }
 
 /// Step 1. Everything that may have to be loaded comes first; the rest cannot fail.
 fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
-    let changed = meta.directory.peek_changed();
+    let changed = meta.directory.changed_entries();
     let mut leaves = Vec::with_capacity(changed.len());
     let mut directory_nodes: BTreeSet<NodeId> = BTreeSet::new();
     // These losses are the checkpoint's own.
@@ -488,7 +491,7 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
     let (tables, directory_tables): (Vec<Placed>, Vec<Placed>) = {
         for (number, (leaf, slot), records) in leaves {
             let at = next();
-            let old = meta.tables.set(leaf, slot, Entry::checked_page(at, meta.epoch, 0));
+            let old = meta.tables.set(leaf, slot, MapEntry::checked_page(at, meta.epoch, 0));
             match old.is_absent() {
                 true => meta.directory_map.referenced += 1,
                 false => meta.space.decr_table(old.addr(), until),

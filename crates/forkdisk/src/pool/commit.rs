@@ -1,7 +1,7 @@
 //! Group commit: one flush of the device and one write to the journal for everybody who waits.
 //!
 //! Order: data durable → journal records written → durable → acknowledged. Where the records carry checksums
-//! of the data (see `journal::witness`), one flush makes both durable: if it does not come to that, recovery
+//! of the data (see `journal::checksum`), one flush makes both durable: if it does not come to that, recovery
 //! sees what is missing. A commit covers whatever was published before it began; who comes later waits for
 //! the next.
 
@@ -19,11 +19,11 @@ use crate::sync::Event;
 use super::Inner;
 
 /// Records are committed without anybody asking whenever there are this many bytes more: who asks waits for little.
-const UNASKED: u64 = 256 << 10;
+const BACKGROUND_COMMIT_BYTES: u64 = 256 << 10;
 /// So are those that reach the end of a piece of the journal, where it is at least so many bytes long.
-const PIECE: u64 = 1 << 20;
+const MIN_EXTENT_BYTES: u64 = 1 << 20;
 /// Groups are written by requests of at most this many bytes, or one by one.
-const REQUEST: usize = 1 << 20;
+const MAX_REQUEST_BYTES: usize = 1 << 20;
 
 /// Who commits, and who waits for it.
 #[derive(Default)]
@@ -35,31 +35,31 @@ pub struct Commits {
     sealing: Cell<bool>,
     ended: Cell<u64>,
     /// How many bytes had been recorded when somebody last asked, or `UNASKED` or a multiple of it more.
-    mark: Cell<u64>,
+    background_mark: Cell<u64>,
     changed: Event,
 }
 
 impl<D: Device> Inner<D> {
     /// Makes everything published and every write acknowledged so far durable.
     pub async fn commit(self: Rc<Self>) -> Result<()> {
-        self.set_mark();
+        self.reset_background_mark();
         self.next_commit().await
     }
 
     /// Commits that nobody asks for are counted from here.
-    pub(super) fn set_mark(&self) {
-        self.commits.mark.set(self.meta.borrow().journal.recorded());
+    pub(super) fn reset_background_mark(&self) {
+        self.commits.background_mark.set(self.meta.borrow().journal.recorded());
     }
 
-    /// Whether [`kept`](Self::kept) has nothing to wait for.
-    pub fn is_kept(&self) -> bool {
-        self.meta.borrow().journal.is_kept()
+    /// Whether [`wait_process_safe`](Self::wait_process_safe) has nothing to wait for.
+    pub fn is_process_safe(&self) -> bool {
+        self.meta.borrow().journal.is_process_safe()
     }
 
     /// Waits until every record published before this call survives a crash of the process. Returns at once unless the
     /// volatile log was full; then it waits for a commit. A change that is not durable is acknowledged only after this.
-    pub async fn kept(self: &Rc<Self>) -> Result<()> {
-        if self.is_kept() {
+    pub async fn wait_process_safe(self: &Rc<Self>) -> Result<()> {
+        if self.is_process_safe() {
             return Ok(());
         }
         self.check_writable()?;
@@ -94,11 +94,11 @@ impl<D: Device> Inner<D> {
         }
         let (recorded, pending, fills) = {
             let journal = &self.meta.borrow().journal;
-            let fills = journal.fills_piece(PIECE) || journal.volatile_is_filling();
+            let fills = journal.fills_extent(MIN_EXTENT_BYTES) || journal.volatile_is_filling();
             (journal.recorded(), journal.pending(), fills)
         };
-        let marks = (recorded - commits.mark.get()) / UNASKED;
-        commits.mark.set(commits.mark.get() + marks * UNASKED);
+        let marks = (recorded - commits.background_mark.get()) / BACKGROUND_COMMIT_BYTES;
+        commits.background_mark.set(commits.background_mark.get() + marks * BACKGROUND_COMMIT_BYTES);
         if (marks > 0 || fills) && pending > 0 {
             commits.asked.set(commits.asked.get() + 1);
             self.start_commits();
@@ -137,8 +137,8 @@ impl<D: Device> Inner<D> {
         loop {
             if !self.meta.borrow().journal.fits() {
                 self.host.while_journal_is_full(self.clone().patient_checkpoint()).await?;
-            } else if self.has_unsettled_origins() {
-                self.settle_origins().await?;
+            } else if self.has_unflushed_snapshots() {
+                self.flush_snapshotted_origins().await?;
             } else {
                 break;
             }
@@ -146,24 +146,24 @@ impl<D: Device> Inner<D> {
         // Records taken now describe data that was written completely before they were published.
         let taken = {
             let mut meta = self.meta.borrow_mut();
-            meta.room(self.options.dirty);
+            meta.dirty_state(self.options.dirty);
             meta.journal.take()
         };
         if taken.groups.is_empty() {
             self.flush_device().await?;
         } else {
-            if !taken.vouched && !planted(Bug::DataFlushSkipped) {
+            if !taken.covers_data && !planted(Bug::DataFlushSkipped) {
                 self.flush_device().await?;
             }
-            for groups in together(taken.groups) {
+            for groups in merge_groups(taken.groups) {
                 self.write_groups(groups).await?;
             }
             if !planted(Bug::JournalFlushSkipped) {
                 self.flush_device().await?;
             }
             let journal = &mut self.meta.borrow_mut().journal;
-            journal.confirm(taken.next);
-            journal.said(if planted(Bug::ConfirmedTooEarly) { taken.next } else { taken.says });
+            journal.set_durable(taken.next);
+            journal.durable_recorded(if planted(Bug::ConfirmedTooEarly) { taken.next } else { taken.claims_durable });
         }
         self.meta.borrow_mut().journal.committed(taken.next);
         self.gather_soon();
@@ -172,7 +172,7 @@ impl<D: Device> Inner<D> {
 
     /// Makes the device itself say that everything committed is durable: whatever is written in place
     /// from now on, recovery does not ask for what was there.
-    pub async fn unbind(self: &Rc<Self>) -> Result<()> {
+    pub async fn commit_sealed(self: &Rc<Self>) -> Result<()> {
         self.commits.sealing.set(true);
         self.clone().next_commit().await
     }
@@ -183,11 +183,11 @@ impl<D: Device> Inner<D> {
         }
         let (group, next) = {
             let journal = &mut self.meta.borrow_mut().journal;
-            (journal.seal(), journal.confirmed())
+            (journal.seal(), journal.durable_seq())
         };
         self.write_groups(group).await?;
         self.flush_device().await?;
-        self.meta.borrow_mut().journal.said(next);
+        self.meta.borrow_mut().journal.durable_recorded(next);
         Ok(())
     }
 
@@ -200,10 +200,10 @@ impl<D: Device> Inner<D> {
             self.counters.journal_writes.add(&segments);
             let (result, again) = self.device.write(buf, segments.clone(), false).await;
             match result.map_err(|e| Error::io("writing the journal", e)) {
-                Err(e) if e.kind() == ErrorKind::NoSpace => self.outlast_full_journal(e).await?,
+                Err(e) if e.kind() == ErrorKind::NoSpace => self.retry_journal_until_space(e).await?,
                 outcome => {
                     if waited {
-                        self.host.has_room();
+                        self.host.unblock();
                     }
                     return outcome;
                 }
@@ -215,11 +215,13 @@ impl<D: Device> Inner<D> {
 
 /// Groups one behind the other as one piece, as long as a request may be. Recovery finds each group whole or not at all,
 /// whatever it was written with.
-fn together(groups: Vec<Outgoing>) -> Vec<Outgoing> {
+fn merge_groups(groups: Vec<Outgoing>) -> Vec<Outgoing> {
     let mut pieces: Vec<Outgoing> = Vec::with_capacity(groups.len());
     for group in groups {
         match pieces.last_mut() {
-            Some(piece) if piece.bytes.len() + group.bytes.len() <= REQUEST => piece.bytes.extend(group.bytes),
+            Some(piece) if piece.bytes.len() + group.bytes.len() <= MAX_REQUEST_BYTES => {
+                piece.bytes.extend(group.bytes)
+            }
             _ => pieces.push(group),
         }
     }

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::device::Device;
 use crate::error::Result;
-use crate::format::{Entry, Kind, TableRef, VolumeRecord, VolumeState};
+use crate::format::{Kind, MapEntry, TableRef, VolumeRecord, VolumeState};
 use crate::map::{Stop, Tables, lookup};
-use crate::origin::Source;
+use crate::origin::PageSource;
 use crate::planted::{Bug, planted};
 use crate::space::Counts;
 use crate::types::{BLOCK_PAGES, BLOCK_SIZE, Block, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
@@ -136,9 +136,9 @@ impl Meta {
         if record.state == VolumeState::Origin {
             let chunk_pages = record.chunk / PAGE_SIZE as u64;
             let (chunk, end) = (at.0 / chunk_pages, (at.0 + max).div_ceil(chunk_pages));
-            let (back, chunks) = self.is_back(record.id, chunk, end)?;
+            let (back, chunks) = self.is_rolled_back(record.id, chunk, end)?;
             let max = max.min((chunk + chunks) * chunk_pages - at.0);
-            return match self.rolling(record.id).filter(|_| !back) {
+            return match self.rollback(record.id).filter(|_| !back) {
                 None => Ok((Some(Place::Origin(record.id)), max)),
                 Some(rolling) => {
                     let snapshot = self.directory.get(rolling.snapshot).ok_or(Failure::Gone)?.record.clone();
@@ -153,9 +153,9 @@ impl Meta {
         let end = self.directory.get(origin).map_or(0, |v| pages_of(v.record.size));
         let (source, len) = self.source_of(record.id, (origin, view, end), at, max)?;
         let place = match source {
-            Source::Own(page) | Source::Kept(page) => Some(Place::Pool(page)),
-            Source::Origin => Some(Place::Origin(origin)),
-            Source::Zero => None,
+            PageSource::Own(page) | PageSource::Exception(page) => Some(Place::Pool(page)),
+            PageSource::Origin => Some(Place::Origin(origin)),
+            PageSource::Zero => None,
         };
         Ok((place, len))
     }
@@ -164,7 +164,7 @@ impl Meta {
 /// References that a walk has given up. By block, in a tree: nothing is ever moved as a whole, so no
 /// step takes long.
 #[derive(Default)]
-struct Given {
+struct ReleasedRefs {
     tables: BTreeMap<TableRef, u32>,
     blocks: BTreeMap<Block, Counts>,
     freed: u64,
@@ -229,7 +229,7 @@ impl<D: Device> Pool<D> {
         let count = async |walk: &Walk| {
             let mut freed = Vec::with_capacity(lists.len());
             for ids in &lists {
-                freed.push(inner.give_up_all(walk, ids).await?);
+                freed.push(inner.release_all(walk, ids).await?);
             }
             Ok(freed)
         };
@@ -253,7 +253,7 @@ impl<D: Device> Inner<D> {
         let end = if at < both { both.min(end) } else { end };
         let (sides, first) = ((at < a.1, at < b.1), VirtualPage(at / page));
         let max = end.div_ceil(page) - first.0;
-        let (n, class) = self.look(|meta| next_run(meta, (a.0, b.0), sides, first, max)).await?;
+        let (n, class) = self.retry_no_alloc(|meta| next_run(meta, (a.0, b.0), sides, first, max)).await?;
         Ok((((first.0 + n) * page).min(end), class))
     }
 
@@ -262,7 +262,7 @@ impl<D: Device> Inner<D> {
     pub(crate) async fn compare_from(&self, a: VolumeId, b: VolumeId, at: u64, end: u64) -> Result<(u64, bool)> {
         let size = |id| match self.meta.borrow().directory.get(id) {
             Some(volume) => Ok(volume.record.size),
-            None => Err(super::load::gone()),
+            None => Err(super::load::deleted_error()),
         };
         let (stop, class) = self.compare_step((a, size(a)?), (b, size(b)?), at, end).await?;
         let is_same = class == DiffClass::Same || class == DiffClass::RightOnly && planted(Bug::ChangesLeaveOutHoles);
@@ -272,9 +272,9 @@ impl<D: Device> Inner<D> {
         Ok((stop, is_same))
     }
 
-    async fn give_up_all(&self, walk: &Walk, ids: &BTreeSet<VolumeId>) -> Result<u64> {
-        let mut given = Given::default();
-        let mut todo: Vec<(Entry, u8)> = Vec::new();
+    async fn release_all(&self, walk: &Walk, ids: &BTreeSet<VolumeId>) -> Result<u64> {
+        let mut given = ReleasedRefs::default();
+        let mut todo: Vec<(MapEntry, u8)> = Vec::new();
         let mut missing = ids.clone();
         for root in walk.roots.iter().filter(|root| !root.is_dead && ids.contains(&root.id)) {
             missing.remove(&root.id);
@@ -283,22 +283,22 @@ impl<D: Device> Inner<D> {
             }
         }
         if !missing.is_empty() {
-            return Err(super::load::gone());
+            return Err(super::load::deleted_error());
         }
         while let Some((entry, level)) = todo.pop() {
-            self.give_up(walk, entry, level, &mut given, &mut todo).await?;
+            self.release_table(walk, entry, level, &mut given, &mut todo).await?;
         }
-        Ok((given.freed + self.kept_freed_by(ids).await?) * PAGE_SIZE as u64)
+        Ok((given.freed + self.exceptions_freed_by(ids).await?) * PAGE_SIZE as u64)
     }
 
     /// One reference to a table less; if it was the last, its entries are given up, too.
-    async fn give_up(
+    async fn release_table(
         &self,
         walk: &Walk,
-        entry: Entry,
+        entry: MapEntry,
         level: u8,
-        given: &mut Given,
-        todo: &mut Vec<(Entry, u8)>,
+        given: &mut ReleasedRefs,
+        todo: &mut Vec<(MapEntry, u8)>,
     ) -> Result<()> {
         let at = self.meta.borrow().tables.resolve(entry.table_ref());
         let count = self.references_to(walk, at, given).await?;
@@ -313,13 +313,13 @@ impl<D: Device> Inner<D> {
                 Kind::Table => todo.push((child, level - 1)),
                 Kind::Page => {
                     let (page, block) = (child.addr(), child.addr().block());
-                    self.bring(walk, block, given).await?;
+                    self.loaded_counts(walk, block, given).await?;
                     given.blocks.entry(block).or_default().pages[page.index()] += 1;
                     given.freed += u64::from(given.is_free(block, page.index()));
                 }
                 Kind::Block => {
                     let block = child.addr().block();
-                    self.bring(walk, block, given).await?;
+                    self.loaded_counts(walk, block, given).await?;
                     given.blocks.entry(block).or_default().whole += 1;
                     given.freed += (0..BLOCK_PAGES as usize).filter(|&i| given.is_free(block, i)).count() as u64;
                 }
@@ -330,21 +330,21 @@ impl<D: Device> Inner<D> {
     }
 
     /// References to a table.
-    async fn references_to(&self, walk: &Walk, at: TableRef, given: &mut Given) -> Result<u32> {
+    async fn references_to(&self, walk: &Walk, at: TableRef, given: &mut ReleasedRefs) -> Result<u32> {
         let unplaced = self.meta.borrow().tables.refs(at);
         match (at.page(), unplaced) {
             (_, Some(refs)) if walk.is_of_memory() => Ok(refs),
             (Some(page), _) => {
-                let counts = self.bring(walk, page.block(), given).await?;
+                let counts = self.loaded_counts(walk, page.block(), given).await?;
                 Ok(counts.pages[page.index()])
             }
-            (None, _) => Err(super::load::changed()),
+            (None, _) => Err(super::load::changed_error()),
         }
     }
 
     /// Has the counts of a block at hand. Blocks differ from one entry to the next where writes were
     /// scattered: then each lets others have their turn.
-    async fn bring<'g>(&self, walk: &Walk, block: Block, given: &'g mut Given) -> Result<&'g Counts> {
+    async fn loaded_counts<'g>(&self, walk: &Walk, block: Block, given: &'g mut ReleasedRefs) -> Result<&'g Counts> {
         if given.last.as_ref().is_none_or(|(last, _)| *last != block) {
             yield_now().await;
             given.last = Some((block, self.counts_of(walk, block).await?));
@@ -353,7 +353,7 @@ impl<D: Device> Inner<D> {
     }
 }
 
-impl Given {
+impl ReleasedRefs {
     /// Whether every reference to a page of the block at hand, its own and its block's, has been
     /// given up.
     fn is_free(&self, block: Block, index: usize) -> bool {

@@ -65,7 +65,7 @@ impl<D: Device> Pool<D> {
                 Ok((Record::SetCopying { id, break_policy, throttle }, ()))
             })
             .await?;
-        self.0.copier.look_again();
+        self.0.copier.throttle_changed();
         Ok(())
     }
 

@@ -39,30 +39,30 @@ impl<D: Device> Pool<D> {
 
 impl<D: Device> Inner<D> {
     /// Tells that a write to `id` waits for space.
-    pub fn tell_waiting(&self, id: VolumeId) {
-        if let Some(volume) = self.name_to_tell(id) {
-            self.tell(&PoolEvent::WaitsForSpace { volume });
+    pub fn report_waiting(&self, id: VolumeId) {
+        if let Some(volume) = self.name_to_report(id) {
+            self.report(&PoolEvent::WaitsForSpace { volume });
         }
     }
 
     /// Tells that a write to `id` fails, if `outcome` is that it found no space.
-    pub fn tell_if_full<T>(&self, id: VolumeId, outcome: Result<T>) -> Result<T> {
+    pub fn report_if_full<T>(&self, id: VolumeId, outcome: Result<T>) -> Result<T> {
         if outcome.as_ref().is_err_and(|e| e.kind() == ErrorKind::NoSpace)
-            && let Some(volume) = self.name_to_tell(id)
+            && let Some(volume) = self.name_to_report(id)
         {
-            self.tell(&PoolEvent::OutOfSpace { volume });
+            self.report(&PoolEvent::OutOfSpace { volume });
         }
         outcome
     }
 
     /// The name of a volume; nothing while no observer is there.
-    fn name_to_tell(&self, id: VolumeId) -> Option<String> {
+    fn name_to_report(&self, id: VolumeId) -> Option<String> {
         self.observer.borrow().as_ref()?;
         let meta = self.meta.borrow();
         Some(meta.directory.get(id).map_or_else(String::new, |v| meta.directory.full_name(&v.record)))
     }
 
-    pub fn tell(&self, event: &PoolEvent) {
+    pub fn report(&self, event: &PoolEvent) {
         if let Some(observer) = &*self.observer.borrow() {
             observer(event);
         }

@@ -1,6 +1,6 @@
 //! Verbs as file systems have them: on names and attributes, visible at once, durable with the next flush,
 //! in the order in which they were called. A crash leaves all of them up to some point, none in part. A caller that
-//! acknowledges a change without a flush awaits [`Pool::kept`] first.
+//! acknowledges a change without a flush awaits [`Pool::wait_process_safe`] first.
 //!
 //! Folders are the parts of names before a `/`. One exists as long as something is in it, or it has a
 //! record of its own, which also keeps its attributes; the root's record has the empty name.
@@ -64,7 +64,7 @@ impl<D: Device> Inner<D> {
 
     /// Deletes what was removed and still open when the pool was last in use.
     pub(super) fn delete_orphans(self: &std::rc::Rc<Self>) -> Result<()> {
-        let orphan = |v: &&super::directory::Volume| v.record.state == VolumeState::Orphan;
+        let orphan = |v: &&super::directory::CatalogEntry| v.record.state == VolumeState::Orphan;
         let ids: Vec<VolumeId> = self.meta.borrow().directory.iter().filter(orphan).map(|v| v.record.id).collect();
         if ids.is_empty() || self.options.read_only || planted(Bug::OrphansOutliveCrash) {
             return Ok(());
@@ -246,16 +246,16 @@ impl<D: Device> Pool<D> {
 }
 
 /// Refuses to remove an origin, and a snapshot of one that is in use or shows through to a volume.
-fn refuse_origin(meta: &Meta, volume: &super::directory::Volume) -> Result<()> {
+fn refuse_origin(meta: &Meta, volume: &super::directory::CatalogEntry) -> Result<()> {
     let id = volume.record.id;
     if volume.record.state == VolumeState::Origin {
         let why = "it is an origin; unprotect it, and it is an ordinary disk again";
         return Err(Error::new(ErrorKind::Invalid, why));
     }
-    if volume.open.get() > 0 && meta.is_origins_snapshot(id) {
+    if volume.open.get() > 0 && meta.is_origin_snapshot(id) {
         return Err(Error::new(ErrorKind::Busy, "it is a snapshot of an origin and in use; close it first"));
     }
-    meta.directory.refuse_held(id)
+    meta.directory.refuse_with_clones(id)
 }
 
 fn refuse_with_snapshots(meta: &Meta, id: VolumeId) -> Result<()> {

@@ -13,17 +13,17 @@ use smallvec::smallvec;
 
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{HEARTBEAT_PAGE, Heartbeat, MAX_HOST, Superblock};
+use crate::format::{HEARTBEAT_PAGE, Heartbeat, MAX_HOST_BYTES, Superblock};
 use crate::runtime::Runtime;
-use crate::sync::{Hold, RangeLocks};
+use crate::sync::{LockMode, RangeLocks};
 use crate::types::PAGE_SIZE;
 
 use super::{Inner, OpenOptions};
 
 /// For how many beats an owner is waited for that has not closed the pool.
-const BEATS: u32 = 5;
+const TAKEOVER_BEATS: u32 = 5;
 /// Looks during a beat.
-const LOOKS: u32 = 4;
+const READS_PER_BEAT: u32 = 4;
 
 /// Which host opens a pool, and which open of it this is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ async fn write<D: Device>(device: &D, uuid: [u8; 16], beat: &Heartbeat) -> Resul
 }
 
 fn beat(host: &HostIdentity, sequence: u64, interval: u32, active: bool) -> Heartbeat {
-    let cut = (0..=MAX_HOST.min(host.name.len())).rev().find(|&n| host.name.is_char_boundary(n));
+    let cut = (0..=MAX_HOST_BYTES.min(host.name.len())).rev().find(|&n| host.name.is_char_boundary(n));
     let name = host.name[..cut.unwrap_or(0)].to_string();
     Heartbeat { open: host.open, boot: host.boot, sequence, interval, active, host: name }
 }
@@ -83,7 +83,7 @@ pub(super) async fn claim<D: Device>(
     if interval == 0 {
         return Ok(());
     }
-    let Some(host) = &options.host else {
+    let Some(host) = &options.host_enospc else {
         let why = "the pool has a heartbeat, by which hosts are told apart: open it with the identity of this one";
         return Err(Error::new(ErrorKind::Unsupported, why));
     };
@@ -91,8 +91,8 @@ pub(super) async fn claim<D: Device>(
     let ours = found.as_ref().is_some_and(|found| found.boot == host.boot);
     if let Some(owner) = found.filter(|found| found.active && !ours) {
         let beat = Duration::from_millis(owner.interval.max(interval).into());
-        for _ in 0..BEATS * LOOKS {
-            runtime.sleep(beat / LOOKS).await;
+        for _ in 0..TAKEOVER_BEATS * READS_PER_BEAT {
+            runtime.sleep(beat / READS_PER_BEAT).await;
             match read(device, uuid).await? {
                 Some(now) if now == owner => {}
                 Some(now) => return Err(in_use(&now)),
@@ -118,7 +118,7 @@ pub(super) async fn claim<D: Device>(
 impl<D: Device> Inner<D> {
     fn heartbeat(&self) -> Option<(HostIdentity, u32)> {
         let interval = self.superblock.borrow().heartbeat;
-        let host = self.options.host.clone().filter(|_| interval > 0 && !self.options.read_only);
+        let host = self.options.host_enospc.clone().filter(|_| interval > 0 && !self.options.read_only);
         host.map(|host| (host, interval))
     }
 
@@ -139,7 +139,7 @@ impl<D: Device> Inner<D> {
 
     /// One beat; whether there is another one.
     async fn beat_once(&self, host: &HostIdentity, interval: u32) -> bool {
-        let _turn = self.beats.turn.lock(0..1, Hold::Alone).await;
+        let _turn = self.beats.turn.lock(0..1, LockMode::Exclusive).await;
         if self.beats.ended.get() {
             return false;
         }
@@ -164,7 +164,7 @@ impl<D: Device> Inner<D> {
     /// The pool is closed: other hosts need not wait.
     pub(super) async fn end_heartbeat(&self) -> Result<()> {
         let Some((host, interval)) = self.heartbeat() else { return Ok(()) };
-        let _turn = self.beats.turn.lock(0..1, Hold::Alone).await;
+        let _turn = self.beats.turn.lock(0..1, LockMode::Exclusive).await;
         if self.beats.ended.replace(true) {
             return Ok(());
         }

@@ -7,12 +7,12 @@ use crate::format::{
     VolumeState,
 };
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, VolumeId};
-use crate::volume::RESERVE;
+use crate::volume::RESERVED_PAGES;
 
 use super::{Inner, Meta, Pool};
 
 /// Levels of tables that a write to an empty volume makes.
-const LEVELS: u64 = 4;
+const MAX_MAP_LEVELS: u64 = 4;
 
 /// What a pool will do at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,11 +192,11 @@ impl Meta {
             name: self.directory.full_name(record),
             snapshot: record.state == VolumeState::Snapshot,
             protected: record.state == VolumeState::Origin,
-            protection: record.protects.as_ref().map(|protects| Protection {
+            protection: record.origin_record.as_ref().map(|protects| Protection {
                 copy_ahead: protects.copy_ahead,
                 when_full: protects.when_full,
                 clean: protects.clean,
-                rolling: self.rolled_to(record.id),
+                rolling: self.rollback_snapshot(record.id),
             }),
             flags: record.flags,
             size: record.size,
@@ -206,7 +206,7 @@ impl Meta {
             referenced: record.referenced * PAGE_SIZE as u64,
             scattered: record.seams * PAGE_SIZE as u64,
             quota: record.quota,
-            origin: match record.protects {
+            origin: match record.origin_record {
                 Some(_) => record.origin.clone(),
                 None => origin.map_or(String::new(), |origin| self.directory.full_name(origin)),
             },
@@ -223,13 +223,14 @@ impl Meta {
     /// Pages that writes can have together. A write needs more than its own: what the checkpoint takes that follows,
     /// and a table for each block that it does not fill with one.
     fn writable_pages(&self) -> u64 {
-        let left = self.space.available().saturating_sub(self.checkpoint_pages() + RESERVE);
-        left.saturating_sub(left / BLOCK_PAGES + LEVELS)
+        let left = self.space.available().saturating_sub(self.checkpoint_pages() + RESERVED_PAGES);
+        left.saturating_sub(left / BLOCK_PAGES + MAX_MAP_LEVELS)
     }
 
     /// Pages kept for snapshots of origins.
     fn kept_pages(&self) -> u64 {
-        let of_origin = |r: &&VolumeRecord| self.directory.get(r.parent).is_some_and(|v| v.record.protects.is_some());
+        let of_origin =
+            |r: &&VolumeRecord| self.directory.get(r.parent).is_some_and(|v| v.record.origin_record.is_some());
         let snapshots = self.directory.iter().map(|v| &v.record).filter(|r| r.state == VolumeState::Snapshot);
         snapshots.filter(of_origin).map(|r| r.cursor).sum()
     }

@@ -8,7 +8,7 @@ use smallvec::smallvec;
 use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::ordered::is_ordered;
-use crate::format::{CountPage, Entry, Seed, decode_table, page_checksum};
+use crate::format::{CountPage, MapEntry, Seed, decode_table, page_checksum};
 use crate::map::{Entries, Stop, TableMiss};
 use crate::planted::{Bug, planted};
 use crate::runtime::LocalFuture;
@@ -23,24 +23,24 @@ pub const COUNT_SEED: u8 = 0xe0;
 pub const DIRECTORY_SEED: u8 = 0xd0;
 
 /// What helps where counts are damaged.
-pub const REPAIR: &str = "its data can be read all the same (`forkdisk export`, `forkdisk mount -o ro`), and \
+pub const REPAIR_HINT: &str = "its data can be read all the same (`forkdisk export`, `forkdisk mount -o ro`), and \
                           `forkdisk repair` makes all counts anew from the maps";
 
 /// After so many misses of one change nothing is evicted until it is done: it needs more pages at once than the cache
 /// holds, and would load them in turns for ever.
-const MANY_MISSES: u32 = 32;
+const PIN_AFTER_MISSES: u32 = 32;
 
 /// Why an attempt at a change of metadata ended without success.
-pub enum Ended {
+pub enum EditError {
     /// There is no space for it.
     NoSpace,
     /// Anything else.
     Error(Error),
 }
 
-impl From<Error> for Ended {
-    fn from(error: Error) -> Ended {
-        Ended::Error(error)
+impl From<Error> for EditError {
+    fn from(error: Error) -> EditError {
+        EditError::Error(error)
     }
 }
 
@@ -59,16 +59,16 @@ impl<D: Device> Inner<D> {
         &self,
         pool: [u8; 16],
         page: PageAddr,
-        entry: Entry,
+        entry: MapEntry,
         level: u8,
-    ) -> Result<Box<[Entry; FANOUT]>> {
+    ) -> Result<Box<[MapEntry; FANOUT]>> {
         let bytes = self.read_page(page).await?;
         let seed = Seed { pool, page, level, birth: entry.birth().0 };
         if page_checksum(&seed, &bytes) != entry.checksum() && !planted(Bug::TableChecksumIgnored) {
-            return Err(damaged_table(level, page, "its checksum does not match"));
+            return Err(damaged_table_error(level, page, "its checksum does not match"));
         }
         let pages = self.meta.borrow().space.layout().pages();
-        decode_table(&bytes, level, pages).map_err(|e| damaged_table(level, page, &e))
+        decode_table(&bytes, level, pages).map_err(|e| damaged_table_error(level, page, &e))
     }
 
     async fn load_table(&self, page: PageAddr, miss: TableMiss) -> Result<()> {
@@ -104,7 +104,7 @@ impl<D: Device> Inner<D> {
         let bytes = self.read_page(page).await?;
         let pool = self.superblock.borrow().checksum_uuid;
         let damaged = |what: &str| {
-            let why = format!("count page {node:?} at {page:?} is damaged: {what}; {REPAIR}");
+            let why = format!("count page {node:?} at {page:?} is damaged: {what}; {REPAIR_HINT}");
             Error::new(ErrorKind::Corrupt, why)
         };
         let seed = Seed { pool, page, level: COUNT_SEED + node.level, birth: 0 };
@@ -117,13 +117,13 @@ impl<D: Device> Inner<D> {
     }
 
     /// Brings into memory what `stop` asks for. What another loads already is waited for.
-    pub async fn load(&self, stop: Stop) -> std::result::Result<(), Ended> {
+    pub async fn load(&self, stop: Stop) -> std::result::Result<(), EditError> {
         let page = match stop {
             Stop::Table(miss) => miss.entry.table_ref().page().expect("what is not in memory has an address"),
             Stop::Count(space::Miss::Count { page, .. }) => page,
             // What is kept for a view comes back before anybody goes without.
             Stop::NoSpace if self.take_space_of_view().await => return Ok(()),
-            Stop::NoSpace => return Err(Ended::NoSpace),
+            Stop::NoSpace => return Err(EditError::NoSpace),
         };
         if !self.loading.borrow_mut().insert(page) {
             self.loaded.wait().await;
@@ -137,17 +137,17 @@ impl<D: Device> Inner<D> {
         };
         self.loading.borrow_mut().remove(&page);
         self.loaded.notify();
-        outcome.map_err(Ended::Error)
+        outcome.map_err(EditError::Error)
     }
 
     /// Repeats `attempt` until it misses nothing.
     ///
     /// An attempt that stops must have changed nothing that a map, a count or a record says, or have noted how far it
     /// has come: see "Changes of several steps" in ARCHITECTURE.md.
-    pub async fn edit<T>(
+    pub async fn retry_on_miss<T>(
         &self,
         mut attempt: impl FnMut(&mut Meta) -> std::result::Result<T, Failure>,
-    ) -> std::result::Result<T, Ended> {
+    ) -> std::result::Result<T, EditError> {
         let (mut misses, mut _held) = (0, None);
         loop {
             let outcome = {
@@ -162,35 +162,38 @@ impl<D: Device> Inner<D> {
                 Ok(value) => return Ok(value),
                 Err(Failure::Stop(stop)) => {
                     misses += 1;
-                    if misses == MANY_MISSES {
-                        _held = Some(self.hold());
+                    if misses == PIN_AFTER_MISSES {
+                        _held = Some(self.pin_caches());
                     }
                     // What is to be loaded is not given to others before it has been.
                     let _plan = self.generations.enter();
                     // Loading is rare, and this future part of every read's.
                     Box::pin(self.load(stop)).await?;
                 }
-                Err(Failure::Nonsense(what)) => return Err(Ended::Error(Error::new(ErrorKind::Corrupt, what))),
-                Err(Failure::Gone) => return Err(Ended::Error(gone())),
-                Err(Failure::Changed) => return Err(Ended::Error(changed())),
-                Err(Failure::OverQuota) => return Err(Ended::Error(over_quota())),
+                Err(Failure::Nonsense(what)) => return Err(EditError::Error(Error::new(ErrorKind::Corrupt, what))),
+                Err(Failure::Gone) => return Err(EditError::Error(deleted_error())),
+                Err(Failure::Changed) => return Err(EditError::Error(changed_error())),
+                Err(Failure::OverQuota) => return Err(EditError::Error(over_quota_error())),
             }
         }
     }
 
-    /// As [`edit`](Self::edit) for what needs no space.
-    pub async fn look<T>(&self, attempt: impl FnMut(&mut Meta) -> std::result::Result<T, Failure>) -> Result<T> {
-        self.edit(attempt).await.map_err(|ended| match ended {
-            Ended::NoSpace => no_space(),
-            Ended::Error(error) => error,
+    /// As [`retry_on_miss`](Self::retry_on_miss) for what needs no space.
+    pub async fn retry_no_alloc<T>(
+        &self,
+        attempt: impl FnMut(&mut Meta) -> std::result::Result<T, Failure>,
+    ) -> Result<T> {
+        self.retry_on_miss(attempt).await.map_err(|ended| match ended {
+            EditError::NoSpace => no_space_error(),
+            EditError::Error(error) => error,
         })
     }
 }
 
 /// Nothing is evicted from the caches of tables and counts as long as this lives.
-pub struct Held<'a, D>(&'a Inner<D>);
+pub struct CachePin<'a, D>(&'a Inner<D>);
 
-impl<D> Drop for Held<'_, D> {
+impl<D> Drop for CachePin<'_, D> {
     fn drop(&mut self) {
         // Borrowed only by an attempt that panics.
         let Ok(mut meta) = self.0.meta.try_borrow_mut() else { return };
@@ -201,48 +204,48 @@ impl<D> Drop for Held<'_, D> {
 
 impl<D: Device> Inner<D> {
     /// Has the caches of tables and counts grow beyond their limits for a change that needs many pages at once.
-    fn hold(&self) -> Held<'_, D> {
+    fn pin_caches(&self) -> CachePin<'_, D> {
         let mut meta = self.meta.borrow_mut();
         meta.tables.hold(true);
         meta.space.hold(true);
-        Held(self)
+        CachePin(self)
     }
 
-    /// As [`look`](Self::look) for what needs more tables and counts at once than the cache may hold: a family's,
+    /// As [`retry_no_alloc`](Self::retry_no_alloc) for what needs more tables and counts at once than the cache may hold: a family's,
     /// and those of 256 pages.
-    pub async fn look_holding<T>(
+    pub async fn retry_pinned<T>(
         &self,
         attempt: impl FnMut(&mut Meta) -> std::result::Result<T, Failure>,
     ) -> Result<T> {
-        let _held = self.hold();
-        self.look(attempt).await
+        let _held = self.pin_caches();
+        self.retry_no_alloc(attempt).await
     }
 }
 
 /// The error of whoever comes too late.
-pub fn gone() -> Error {
+pub fn deleted_error() -> Error {
     Error::new(ErrorKind::NotFound, "it has been deleted meanwhile")
 }
 
 /// The error of a walk under which the maps changed.
-pub fn changed() -> Error {
+pub fn changed_error() -> Error {
     let text = "the pool changes too fast for this and has too little free space to hold on to what it was; try again \
                 when there is less to do, or delete something";
     Error::new(ErrorKind::Busy, text)
 }
 
 /// The error of whoever meets a table that is not what its entry says.
-pub fn damaged_table(level: u8, page: PageAddr, what: &str) -> Error {
+pub fn damaged_table_error(level: u8, page: PageAddr, what: &str) -> Error {
     Error::new(ErrorKind::Corrupt, format!("map table of level {level} at {page:?} is damaged: {what}"))
 }
 
 /// The error of a write that found no space.
-pub fn no_space() -> Error {
+pub fn no_space_error() -> Error {
     Error::new(ErrorKind::NoSpace, "the pool is full; delete volumes or snapshots, discard, or grow the pool")
 }
 
 /// The error of a write that would take its volume past its quota.
-fn over_quota() -> Error {
+fn over_quota_error() -> Error {
     Error::new(ErrorKind::NoSpace, "the volume has reached its quota; discard what is not needed or raise the quota")
 }
 

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::format::{
-    CopierSettings, Kind, Layout, Moved, NO_VOLUME, OriginFull, Protects, Record, VolumeRecord, VolumeState,
+    CopierSettings, Kind, Layout, MovedRun, NO_VOLUME, OriginFull, OriginRecord, Record, VolumeRecord, VolumeState,
 };
 use crate::journal::Journal;
 use crate::map::{Editor, Member, Shared, Stop, Tables};
@@ -12,11 +12,11 @@ use crate::types::{
     BLOCK_PAGES, BLOCK_SIZE, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span,
 };
 
-use super::directory::{Directory, Volume as Entry};
-use super::gather::Moving;
+use super::directory::{CatalogEntry, Directory};
+use super::gather::WatchedPages;
 
 /// What is kept ahead of a sequential writer of an origin when nothing else is said, in bytes.
-const DEFAULT_COPY_AHEAD: u64 = 8 << 20;
+const DEFAULT_COPY_AHEAD_BYTES: u64 = 8 << 20;
 
 /// The state that one thread owns and that a checkpoint makes durable.
 pub struct Meta {
@@ -31,7 +31,7 @@ pub struct Meta {
     /// How the pool's copier works.
     pub copier: CopierSettings,
     /// Pages that are being brought elsewhere.
-    pub moving: Moving,
+    pub watched: WatchedPages,
     /// Why the counts are not known, in a pool that is open for reading only: its data can be read all the same.
     pub uncounted: Option<Error>,
     /// What is wrong with count pages of such a pool, each once.
@@ -40,14 +40,14 @@ pub struct Meta {
 
 /// Whether more metadata may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
-    Enough,
+pub enum DirtyState {
+    BelowLimit,
     /// Once the data that the last commit vouched for is known to be durable.
-    Vouched,
+    NeedsSeal,
     /// Once a commit has emptied the volatile log.
-    Volatile,
+    NeedsCommit,
     /// After a checkpoint.
-    None,
+    NeedsCheckpoint,
 }
 
 /// Recovery reads no more than the journal and as much as may be dirty, `budget`: the eighth part is for
@@ -68,25 +68,25 @@ pub fn level_for(bytes: u64) -> u8 {
 
 impl Meta {
     /// Tables and counts together with the record of `id`, which is marked as changed.
-    pub fn edit(&mut self, id: VolumeId) -> Option<(Editor<'_>, &mut VolumeRecord)> {
+    pub fn editor_for(&mut self, id: VolumeId) -> Option<(Editor<'_>, &mut VolumeRecord)> {
         let volume = self.directory.change(id)?;
         // The record of what is done comes behind all others.
-        let (until, confirmed) = (self.journal.next() + 1, self.journal.confirmed());
+        let (until, confirmed) = (self.journal.next() + 1, self.journal.durable_seq());
         let editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch, until, confirmed };
         Some((editor, &mut volume.record))
     }
 
-    /// As [`edit`](Self::edit) for what only looks: the record stays as it is.
-    pub fn view(&mut self, id: VolumeId) -> Option<(Editor<'_>, &VolumeRecord)> {
+    /// As [`editor_for`](Self::editor_for) for what only looks: the record stays as it is.
+    pub fn read_editor(&mut self, id: VolumeId) -> Option<(Editor<'_>, &VolumeRecord)> {
         let volume = self.directory.get(id)?;
-        let (until, confirmed) = (self.journal.next() + 1, self.journal.confirmed());
+        let (until, confirmed) = (self.journal.next() + 1, self.journal.durable_seq());
         let editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch, until, confirmed };
         Some((editor, &volume.record))
     }
 
     /// Tables and counts.
     pub fn editor(&mut self) -> Editor<'_> {
-        let (until, confirmed) = (self.journal.next() + 1, self.journal.confirmed());
+        let (until, confirmed) = (self.journal.next() + 1, self.journal.durable_seq());
         Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch, until, confirmed }
     }
 
@@ -111,17 +111,17 @@ impl Meta {
     }
 
     /// Whether more may change, if `budget` may be dirty. What commits vouch for takes what replay leaves of its share.
-    pub fn room(&mut self, budget: usize) -> Room {
+    pub fn dirty_state(&mut self, budget: usize) -> DirtyState {
         let (share, replay) = (replay_share(budget), self.replay_bytes());
-        self.journal.vouch_for(share.saturating_sub(replay) / PAGE_SIZE);
+        self.journal.limit_checksummed_pages(share.saturating_sub(replay) / PAGE_SIZE);
         if self.dirty_bytes() > budget || replay > share {
-            Room::None
-        } else if replay + self.journal.vouched_pages() * PAGE_SIZE > share {
-            Room::Vouched
+            DirtyState::NeedsCheckpoint
+        } else if replay + self.journal.checksummed_pages() * PAGE_SIZE > share {
+            DirtyState::NeedsSeal
         } else if self.journal.volatile_is_nearly_full() {
-            Room::Volatile
+            DirtyState::NeedsCommit
         } else {
-            Room::Enough
+            DirtyState::BelowLimit
         }
     }
 
@@ -132,19 +132,19 @@ impl Meta {
     }
 
     /// Volumes point to their roots' addresses once those are durable.
-    pub fn settle_roots(&mut self) {
-        for id in self.directory.unsettled() {
+    pub fn resolve_roots(&mut self) {
+        for id in self.directory.moved_roots() {
             let volume = self.directory.get_mut(id).expect("listed");
-            volume.record.root = self.tables.settle(volume.record.root);
-            if let Some(protects) = &mut volume.record.protects {
-                protects.kept.entry = self.tables.settle(protects.kept.entry);
+            volume.record.root = self.tables.resolve_addr(volume.record.root);
+            if let Some(protects) = &mut volume.record.origin_record {
+                protects.exceptions.entry = self.tables.resolve_addr(protects.exceptions.entry);
             }
         }
         debug_assert!(
-            self.directory.iter().all(|v| self.tables.settle(v.record.root) == v.record.root),
+            self.directory.iter().all(|v| self.tables.resolve_addr(v.record.root) == v.record.root),
             "a root can only have moved on a page that changed"
         );
-        self.directory_map.root = self.tables.settle(self.directory_map.root);
+        self.directory_map.root = self.tables.resolve_addr(self.directory_map.root);
     }
 
     fn advance(&mut self) {
@@ -155,8 +155,9 @@ impl Meta {
     fn raise_shared(&mut self, id: VolumeId) {
         let epoch = self.epoch;
         // One that was removed while it was open is still written.
-        let changes =
-            |v: &Entry| matches!(v.record.state, VolumeState::Volume | VolumeState::Orphan) || v.record.flags.writable;
+        let changes = |v: &CatalogEntry| {
+            matches!(v.record.state, VolumeState::Volume | VolumeState::Orphan) || v.record.flags.writable
+        };
         if self.directory.get(id).is_some_and(changes)
             && let Some(volume) = self.directory.change(id)
         {
@@ -191,7 +192,7 @@ impl Meta {
             Record::Unmap { volume, at, len } => {
                 while *done < *len {
                     let (mut editor, record) =
-                        self.edit(*volume).ok_or_else(|| Failure::Nonsense(Meta::unknown(*volume)))?;
+                        self.editor_for(*volume).ok_or_else(|| Failure::Nonsense(Meta::unknown(*volume)))?;
                     let next = editor.unmap_step(record, VirtualPage(at.0 + *done), VirtualPage(at.0 + len))?;
                     *done = next.0 - at.0;
                 }
@@ -223,7 +224,7 @@ impl Meta {
                         shared_at: self.epoch,
                         quota: 0,
                         flags: *flags,
-                        protects: None,
+                        origin_record: None,
                         cursor: 0,
                         ..origin
                     };
@@ -287,15 +288,15 @@ impl Meta {
                 (record.seams, record.estimated) = (to.seams, to.estimated);
                 (record.size, record.trim_end, record.shared_at) = (to.size, to.trim_end, epoch);
                 // Since the snapshot was taken the volume may have been flattened.
-                self.directory.rest_on(*volume, to.base);
-                self.directory.judge_tail(*volume);
+                self.directory.set_base(*volume, to.base);
+                self.directory.update_tail(*volume);
                 self.advance();
             }
             Record::Delete { ids } => {
                 let until = self.journal.next() + 1;
                 ids.iter().try_for_each(|&id| self.refuse_unknown(id))?;
                 for &id in ids {
-                    self.directory.bury(id, until);
+                    self.directory.mark_dead(id, until);
                     self.space.forget_reservations_of(id);
                 }
             }
@@ -304,13 +305,13 @@ impl Meta {
                 self.directory.rename(*id, name);
             }
             Record::Resize { id, size } => {
-                let (mut editor, record) = self.edit(*id).ok_or_else(|| Failure::Nonsense(Meta::unknown(*id)))?;
+                let (mut editor, record) = self.editor_for(*id).ok_or_else(|| Failure::Nonsense(Meta::unknown(*id)))?;
                 if *size < record.size && !planted(Bug::ShrinkKeepsTail) {
                     record.trim_end = record.trim_end.max(record.size);
                 }
                 record.size = *size;
                 editor.raise(record, pages_of(*size));
-                self.directory.judge_tail(*id);
+                self.directory.update_tail(*id);
             }
             Record::SetChunk { id, chunk } => {
                 self.record_of(*id)?;
@@ -322,13 +323,13 @@ impl Meta {
                 size: *size,
                 chunk: *chunk,
                 level: level_for(*size),
-                protects: Some(Protects {
-                    kept: Default::default(),
-                    copy_ahead: DEFAULT_COPY_AHEAD,
+                origin_record: Some(OriginRecord {
+                    exceptions: Default::default(),
+                    copy_ahead: DEFAULT_COPY_AHEAD_BYTES,
                     when_full: OriginFull::Wait(60),
                     clean: true,
                     identity: *identity,
-                    rolling: NO_VOLUME,
+                    rollback_to: NO_VOLUME,
                 }),
                 ..VolumeRecord::empty(*id, name, *now)
             }),
@@ -345,23 +346,27 @@ impl Meta {
                 self.protects_mut(*id)?;
                 self.directory.change(*id).expect("changed above").record.stamp = Some(stamp.clone());
             }
-            Record::Written { id, zones } => {
+            Record::ZonesWritten { id, zones } => {
                 self.protects_mut(*id)?;
                 if let Some(stamp) = &mut self.directory.change(*id).expect("changed above").record.stamp {
                     stamp.written |= zones;
                 }
             }
-            Record::Keep { origin, sequence, at, len, to } => {
+            Record::CopyOut { origin, sequence, at, len, to } => {
                 let chunk_pages = self.protects(*origin).ok_or_else(|| Failure::Nonsense(Meta::unknown(*origin)))?.1;
                 while *done < u64::from(*len) {
                     let from = VirtualPage(at.0 + *done);
                     let n = (u64::from(*len) - *done).min(chunk_pages - from.0 % chunk_pages);
-                    self.keep(*origin, *sequence, from, n, PageAddr(to.0 + *done))?;
+                    self.add_exceptions(*origin, *sequence, from, n, PageAddr(to.0 + *done))?;
                     *done += n;
                 }
             }
-            Record::Roll { origin, snapshot, cursor } => self.roll(*origin, *snapshot, *cursor)?,
-            Record::Back { origin, first, count } => self.note_back(*origin, *first, u64::from(*count))?,
+            Record::RollbackProgress { origin, snapshot, cursor } => {
+                self.advance_rollback(*origin, *snapshot, *cursor)?
+            }
+            Record::ChunksRolledBack { origin, first, count } => {
+                self.note_rolled_back(*origin, *first, u64::from(*count))?
+            }
             Record::SetCopying { id, break_policy, throttle } => {
                 self.record_of(*id)?;
                 let volume = self.directory.change(*id).expect("read above");
@@ -389,14 +394,14 @@ impl Meta {
                 attributes: *attributes,
                 ..VolumeRecord::empty(*id, name, *now)
             }),
-            Record::Unnamed { id, size, chunk, now } => self.add(VolumeRecord {
+            Record::CreateUnnamed { id, size, chunk, now } => self.add(VolumeRecord {
                 state: VolumeState::Orphan,
                 size: *size,
                 chunk: *chunk,
                 level: level_for(*size),
                 ..VolumeRecord::empty(*id, "", *now)
             }),
-            Record::Name { id, name } => match self.record_of(*id)?.state {
+            Record::NameVolume { id, name } => match self.record_of(*id)?.state {
                 VolumeState::Orphan => self.directory.adopt(*id, name),
                 _ => {
                     return Err(Failure::Nonsense(format!("a journal record names volume {}, which has a name", id.0)));
@@ -411,7 +416,7 @@ impl Meta {
                 self.record_of(*replaced)?;
                 match kept {
                     true => self.directory.orphan(*replaced),
-                    false => self.directory.bury(*replaced, self.journal.next() + 1),
+                    false => self.directory.mark_dead(*replaced, self.journal.next() + 1),
                 }
                 self.directory.rename(*id, name);
             }
@@ -419,12 +424,12 @@ impl Meta {
             Record::Replace { volume, source, dead } => self.replace(*volume, *source, *dead)?,
             Record::Flatten { id } => {
                 self.record_of(*id)?;
-                self.directory.rest_on(*id, NO_VOLUME);
+                self.directory.set_base(*id, NO_VOLUME);
             }
             Record::SetGather { id, gather } => {
                 self.record_of(*id)?;
                 self.directory.change(*id).expect("read above").record.gather = *gather;
-                self.directory.judge_gathering(*id);
+                self.directory.update_gathering(*id);
             }
             Record::Gather { volumes, at, moved } => self.move_pages(volumes, *at, moved)?,
         }
@@ -462,21 +467,21 @@ impl Meta {
             record.gather = new.gather;
         }
         self.directory.descend(volume, source);
-        self.directory.judge_tail(volume);
-        self.directory.judge_gathering(volume);
+        self.directory.update_tail(volume);
+        self.directory.update_gathering(volume);
         self.space.forget_reservations_of(volume);
         self.advance();
         Ok(())
     }
 
-    fn protects_mut(&mut self, id: VolumeId) -> Result<&mut Protects, Failure> {
-        let protects = self.directory.change(id).and_then(|v| v.record.protects.as_mut());
+    fn protects_mut(&mut self, id: VolumeId) -> Result<&mut OriginRecord, Failure> {
+        let protects = self.directory.change(id).and_then(|v| v.record.origin_record.as_mut());
         protects.ok_or_else(|| Failure::Nonsense(Meta::unknown(id)))
     }
 
     /// Maps pages within one virtual block.
     pub fn map(&mut self, volume: VolumeId, at: VirtualPage, len: u64, to: PageAddr) -> Result<(), Failure> {
-        let (mut editor, record) = self.edit(volume).ok_or_else(|| Failure::Nonsense(Meta::unknown(volume)))?;
+        let (mut editor, record) = self.editor_for(volume).ok_or_else(|| Failure::Nonsense(Meta::unknown(volume)))?;
         Ok(editor.map_run(record, at, len, to)?)
     }
 
@@ -501,7 +506,7 @@ impl Meta {
         self.advance();
         let source = self.record_of(source)?;
         let is_usable = dead != NO_VOLUME && self.directory.get(dead).is_none();
-        let (mut editor, record) = self.edit(target).expect("it was there above");
+        let (mut editor, record) = self.editor_for(target).expect("it was there above");
         if !is_usable && editor.replaces_table(&source, from, record, to, max)? {
             return Err(Failure::Nonsense(format!("a journal record makes volume {} a second time", dead.0)));
         }
@@ -534,7 +539,7 @@ impl Meta {
     }
 
     /// Replaces pages that were moved in the maps of these volumes.
-    fn move_pages(&mut self, volumes: &[VolumeId], at: VirtualPage, moved: &[Moved]) -> Result<(), Failure> {
+    fn move_pages(&mut self, volumes: &[VolumeId], at: VirtualPage, moved: &[MovedRun]) -> Result<(), Failure> {
         let members = self.members(volumes.iter().copied(), at);
         let mut editor = self.editor();
         let family = editor.family(members, at)?;

@@ -8,14 +8,14 @@ mod checkpoint;
 mod commit;
 mod compare;
 mod copying;
+mod count_log_flush;
 mod directory;
-mod emptying;
 mod events;
 mod files;
 mod flush;
 mod gather;
 mod heartbeat;
-mod host;
+mod host_enospc;
 mod identity;
 mod info;
 mod interval;
@@ -64,9 +64,9 @@ pub use open::FormatOptions;
 pub use repair::{Repair, Replacement, replace_pages};
 pub use verbs::CreateOptions;
 
-pub(crate) use directory::{Chain, Volume as DirectoryEntry};
-pub(crate) use host::HostShortage;
-pub(crate) use load::{Ended, gone, no_space};
+pub(crate) use directory::{CatalogEntry, Chain};
+pub(crate) use host_enospc::HostShortage;
+pub(crate) use load::{EditError, deleted_error, no_space_error};
 pub(crate) use meta::{Failure, Meta, pages_of};
 pub(crate) use reap::yield_now;
 pub(crate) use times::LastChange;
@@ -126,7 +126,7 @@ pub struct OpenOptions {
     /// default): for ever. The program sets 5 s.
     pub commit_interval: Duration,
     /// Which host this is: needed for a pool that has a heartbeat.
-    pub host: Option<HostIdentity>,
+    pub host_enospc: Option<HostIdentity>,
     /// Says what time it is, in nanoseconds since 1970. With it, volumes keep when they were changed last
     /// ([`Attributes`](crate::Attributes)); without (the default), that is what
     /// [`set_attributes`](Pool::set_attributes) says.
@@ -147,7 +147,7 @@ impl Default for OpenOptions {
             low_water,
             volatile,
             commit_interval,
-            host: None,
+            host_enospc: None,
             clock: None,
         }
     }
@@ -192,8 +192,8 @@ pub(crate) struct Inner<D> {
     pub times: times::Times,
     pub flushes: Flushes,
     pub checkpoints: checkpoint::Checkpoints,
-    pub emptying: emptying::Emptying,
-    pub host: host::Host,
+    pub count_log_flush: count_log_flush::CountLogFlush,
+    pub host: host_enospc::HostEnospc,
     /// Why nothing is acknowledged any more.
     pub failed: RefCell<Option<Error>>,
     /// Space came back, or the pool failed: whoever waits for space looks again.
@@ -206,7 +206,7 @@ pub(crate) struct Inner<D> {
     /// Held by the reaper during a turn, and by a check so that nothing is reaped meanwhile.
     pub reap_lock: Rc<RangeLocks>,
     /// Who brings scattered pages together.
-    pub gathering: gather::Gathering,
+    pub gathering: gather::GatherScheduler,
     /// Pages of metadata that are being loaded.
     pub loading: RefCell<HashSet<PageAddr>>,
     pub loaded: Event,
@@ -300,20 +300,20 @@ impl<D: Device> Pool<D> {
     /// Waits until all changes of names and attributes so far survive a crash of this process, in a pool that is opened
     /// with [`OpenOptions::volatile`]. Returns at once unless the volatile log was full. A caller calls this before it
     /// acknowledges such a change without a flush; writes, discards and changes of size call it themselves.
-    pub async fn kept(&self) -> Result<()> {
-        self.0.kept().await
+    pub async fn wait_process_safe(&self) -> Result<()> {
+        self.0.wait_process_safe().await
     }
 
-    /// Whether [`kept`](Self::kept) has nothing to wait for.
-    pub fn is_kept(&self) -> bool {
-        self.0.is_kept()
+    /// Whether [`wait_process_safe`](Self::wait_process_safe) has nothing to wait for.
+    pub fn is_process_safe(&self) -> bool {
+        self.0.is_process_safe()
     }
 
     /// Writes a checkpoint: afterwards there is nothing to replay.
     pub async fn checkpoint(&self) -> Result<()> {
         self.0.check_writable()?;
         self.0.clone().checkpoint().await?;
-        self.0.set_mark();
+        self.0.reset_background_mark();
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use crate::copier::Copier;
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    BreakPolicy, CopierSettings, CountEntry, Entry, GatherPolicy, JournalStart, Kind, Layout, NO_VOLUME, NotSuper,
+    BreakPolicy, CopierSettings, CountEntry, GatherPolicy, JournalStart, Kind, Layout, MapEntry, NO_VOLUME, NotSuper,
     SLOTS_PER_PAGE, SUPERBLOCK_PAGES, Seed, Superblock, Throttle, VolumeRecord, VolumeState, count_log_page,
     decode_directory_page, page_checksum,
 };
@@ -20,14 +20,14 @@ use crate::runtime::Runtime;
 use crate::space::{Space, Step};
 use crate::types::{BLOCK_SIZE, Block, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr, VirtualPage};
 
-use super::load::{DIRECTORY_SEED, REPAIR};
+use super::load::{DIRECTORY_SEED, REPAIR_HINT};
 use super::{Failure, Inner, Meta, OpenOptions, Pool, Recovery, heartbeat};
 
 /// Tables that a cache has room for, unless it is smaller than they are: only tests want that.
-const FEWEST_TABLES: usize = 16;
+const MIN_CACHED_TABLES: usize = 16;
 
 /// Smallest pool, in bytes.
-const MIN_POOL: u64 = 8 * BLOCK_SIZE;
+const MIN_POOL_BYTES: u64 = 8 * BLOCK_SIZE;
 
 /// How a new pool is laid out.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ pub struct FormatOptions {
 impl FormatOptions {
     /// Says what is wrong with the options, if anything, before any device is touched (`Invalid`).
     pub fn check(&self) -> Result<()> {
-        if self.size < MIN_POOL || self.size > MAX_POOL_SIZE {
+        if self.size < MIN_POOL_BYTES || self.size > MAX_POOL_SIZE {
             let why = format!("a pool of {} bytes cannot be made; its size must be 8 MiB to 4 PiB", self.size);
             return Err(Error::new(ErrorKind::Invalid, why));
         }
@@ -108,7 +108,7 @@ impl<D: Device> Pool<D> {
             epoch: 1,
             next_id: 1,
             directory_level: 1,
-            directory: Entry::ABSENT,
+            directory: MapEntry::ABSENT,
             directory_pages: 0,
             journal: vec![(first.first_page(), (blocks * 256) as u32)],
             start: JournalStart::default(),
@@ -160,10 +160,10 @@ impl<D: Device> Pool<D> {
         device: D,
         runtime: Rc<dyn Runtime>,
         options: OpenOptions,
-        found: Found,
+        found: OpenedPool,
         space: Space,
     ) -> Result<Pool<D>> {
-        let Found { superblock, slot, flaw } = found;
+        let OpenedPool { superblock, slot, flaw } = found;
         if device.len() < superblock.size {
             let why = format!(
                 "the pool is {} bytes long, but its device or file only {}: it was truncated; restore it to its full length",
@@ -173,7 +173,7 @@ impl<D: Device> Pool<D> {
             return Err(Error::new(ErrorKind::Corrupt, why));
         }
         let mut meta = Meta {
-            tables: Tables::new((options.cache * 3 / 4).max(options.cache.min(FEWEST_TABLES * PAGE_SIZE))),
+            tables: Tables::new((options.cache * 3 / 4).max(options.cache.min(MIN_CACHED_TABLES * PAGE_SIZE))),
             space,
             directory: Default::default(),
             journal: Journal::new(
@@ -184,13 +184,13 @@ impl<D: Device> Pool<D> {
             ),
             epoch: Epoch(superblock.epoch),
             next_id: superblock.next_id,
-            moving: Default::default(),
+            watched: Default::default(),
             uncounted: None,
             lost_counts: Vec::new(),
             directory_map: directory_map(&superblock),
             copier: superblock.copier,
         };
-        meta.room(options.dirty);
+        meta.dirty_state(options.dirty);
         if let Some(stripe) = device.stripe() {
             meta.space.set_stripe(stripe);
         }
@@ -210,7 +210,7 @@ impl<D: Device> Pool<D> {
             times: Default::default(),
             flushes: Default::default(),
             checkpoints: Default::default(),
-            emptying: Default::default(),
+            count_log_flush: Default::default(),
             host: Default::default(),
             failed: RefCell::new(None),
             space_changed: Default::default(),
@@ -252,12 +252,12 @@ impl<D: Device> Pool<D> {
             recovery.volatile = pool.0.replay_volatile().await?;
             pool.0.copier.set(pool.0.meta.borrow().copier);
         }
-        pool.0.meta.borrow_mut().journal.opened();
+        pool.0.meta.borrow_mut().journal.end_replay();
         if !pool.0.options.read_only {
             // After a kill of the last owner all of it, data too, may be in a cache only: what reads
             // show from now on stays.
             pool.0.flush_device().await?;
-            pool.0.meta.borrow_mut().journal.confirm(replayed);
+            pool.0.meta.borrow_mut().journal.set_durable(replayed);
             if recovery.volatile > 0 {
                 // Its group says of those before it that they are durable.
                 pool.0.commit_left_behind().await?;
@@ -297,7 +297,7 @@ impl<D: Device> Pool<D> {
         while inner.reaping.get() && !inner.full.get() {
             inner.reaped.wait().await;
         }
-        inner.log_is_at_rest().await;
+        inner.wait_count_log_flush().await;
         inner.record_times();
         let nothing_to_do = !inner.active.get() && inner.superblock.borrow().clean && !inner.has_changes();
         if !nothing_to_do {
@@ -339,7 +339,7 @@ fn directory_map(superblock: &Superblock) -> VolumeRecord {
         cursor: 0,
         flags: Default::default(),
         base: NO_VOLUME,
-        protects: None,
+        origin_record: None,
         stamp: None,
         break_policy: BreakPolicy::default(),
         throttle: Throttle::NONE,
@@ -350,7 +350,7 @@ fn directory_map(superblock: &Superblock) -> VolumeRecord {
 }
 
 /// The superblock that a pool is opened by.
-pub(super) struct Found {
+pub(super) struct OpenedPool {
     pub superblock: Superblock,
     /// Which of the two it is.
     pub slot: usize,
@@ -359,12 +359,12 @@ pub(super) struct Found {
 }
 
 fn damaged_count_log(flaw: &str) -> Error {
-    Error::new(ErrorKind::Corrupt, format!("the pool's log of counts is damaged: {flaw}; {REPAIR}"))
+    Error::new(ErrorKind::Corrupt, format!("the pool's log of counts is damaged: {flaw}; {REPAIR_HINT}"))
 }
 
 /// The newer of the two superblocks that are whole.
-pub(super) async fn read_superblock<D: Device>(device: &D) -> Result<Found> {
-    if device.len() < MIN_POOL {
+pub(super) async fn read_superblock<D: Device>(device: &D) -> Result<OpenedPool> {
+    if device.len() < MIN_POOL_BYTES {
         let why = format!("not a forkdisk pool: it has only {} bytes", device.len());
         return Err(Error::new(ErrorKind::NotAPool, why));
     }
@@ -397,7 +397,7 @@ pub(super) async fn read_superblock<D: Device>(device: &D) -> Result<Found> {
         found.reverse();
     }
     if let Some((superblock, slot)) = found.pop() {
-        return Ok(Found { superblock, slot, flaw: flawed });
+        return Ok(OpenedPool { superblock, slot, flaw: flawed });
     }
     let newer = flaws.iter().find_map(|f| if let NotSuper::Newer(what) = f { Some(what) } else { None });
     let damaged = flaws.iter().find_map(|f| if let NotSuper::Damaged(what) = f { Some(what) } else { None });
@@ -452,7 +452,7 @@ impl<D: Device> Inner<D> {
         let pool_pages = self.meta.borrow().space.layout().pages();
         for number in 0..pages {
             let entry = self
-                .look(|meta| {
+                .retry_no_alloc(|meta| {
                     let at = VirtualPage(number);
                     let run =
                         lookup(&mut meta.tables, &meta.directory_map, at, 1).map_err(|m| Failure::Stop(m.into()))?;

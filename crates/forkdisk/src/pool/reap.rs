@@ -8,19 +8,19 @@ use std::task::{Context, Poll};
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Entry, Record, VolumeState};
+use crate::format::{MapEntry, Record, VolumeState};
 use crate::map::{Editor, Stop};
 use crate::planted::{Bug, planted};
-use crate::sync::Hold;
+use crate::sync::LockMode;
 use crate::types::{VirtualPage, VolumeId};
 
-use super::{Ended, Failure, Inner, Meta, STEP_PAGES, pages_of};
+use super::{EditError, Failure, Inner, Meta, STEP_PAGES, pages_of};
 
 /// Pieces (of at most 256 pages) given back before others have their turn.
-const TURN: usize = 16;
+const PIECES_PER_TURN: usize = 16;
 
 /// What the reaper does next.
-enum Work {
+enum ReapWork {
     Dead(VolumeId),
     Tail(VolumeId),
 }
@@ -44,7 +44,7 @@ impl<D: Device> Inner<D> {
             }
             inner.reaping.set(false);
             inner.reaped.notify();
-            inner.host.try_again();
+            inner.host.retry_now();
         }));
     }
 
@@ -60,15 +60,15 @@ impl<D: Device> Inner<D> {
                 return Ok(());
             }
             // What waits for room on the host may get it from what is given back here.
-            self.unless_stuck(self.admit()).await.or_else(outlast)?;
-            let turn = self.reap_lock.lock(0..1, Hold::Alone).await;
+            self.unless_blocked(self.wait_below_dirty_limit()).await.or_else(ignore_no_space)?;
+            let turn = self.reap_lock.lock(0..1, LockMode::Exclusive).await;
             let work = next_work(&self.meta.borrow());
             match work {
                 None => return Ok(()),
-                Some(Work::Dead(id)) => self.reap_dead(id).await?,
+                Some(ReapWork::Dead(id)) => self.reap_dead(id).await?,
                 // On a full pool it goes on when a checkpoint has brought space back.
-                Some(Work::Tail(id)) if !self.reap_tail(id).await? => return Ok(()),
-                Some(Work::Tail(_)) => {}
+                Some(ReapWork::Tail(id)) if !self.reap_tail(id).await? => return Ok(()),
+                Some(ReapWork::Tail(_)) => {}
             }
             drop(turn);
             yield_now().await;
@@ -76,15 +76,15 @@ impl<D: Device> Inner<D> {
     }
 
     async fn reap_dead(&self, id: VolumeId) -> Result<()> {
-        for _ in 0..TURN {
+        for _ in 0..PIECES_PER_TURN {
             let done = self
-                .look(|meta| {
+                .retry_no_alloc(|meta| {
                     let Some(volume) = meta.directory.change(id) else { return Ok(true) };
                     if planted(Bug::DeleteKeepsCounts) {
                         return Ok(true);
                     }
                     // The record that killed it has been published already.
-                    let (until, confirmed) = (meta.journal.next(), meta.journal.confirmed());
+                    let (until, confirmed) = (meta.journal.next(), meta.journal.durable_seq());
                     let mut editor = Editor {
                         tables: &mut meta.tables,
                         space: &mut meta.space,
@@ -92,16 +92,16 @@ impl<D: Device> Inner<D> {
                         until,
                         confirmed,
                     };
-                    let of_origin = volume.record.protects.is_some();
+                    let of_origin = volume.record.origin_record.is_some();
                     let done = editor.reap_step(&mut volume.record)?;
                     if done && !planted(Bug::ReapedRootStays) {
                         // What is kept may take more steps: a checkpoint between them must not point to
                         // tables that are gone.
-                        volume.record.root = Entry::ABSENT;
+                        volume.record.root = MapEntry::ABSENT;
                     }
                     match done {
                         true if of_origin => meta.release_origin(id),
-                        true => meta.release_kept(id),
+                        true => meta.release_exceptions(id),
                         false => Ok(false),
                     }
                 })
@@ -124,13 +124,13 @@ impl<D: Device> Inner<D> {
     /// space for the tables that have to be changed.
     async fn reap_tail(self: &Rc<Self>, id: VolumeId) -> Result<bool> {
         let (mut seen, mut at, mut tried) = (None, 0, false);
-        for _ in 0..TURN {
+        for _ in 0..PIECES_PER_TURN {
             let step = self
-                .edit(|meta| {
+                .retry_on_miss(|meta| {
                     if meta.space.available() < meta.checkpoint_pages() + STEP_PAGES {
                         return Err(Failure::Stop(Stop::NoSpace));
                     }
-                    let Some((mut editor, record)) = meta.edit(id) else { return Ok(true) };
+                    let Some((mut editor, record)) = meta.editor_for(id) else { return Ok(true) };
                     if !matches!(record.state, VolumeState::Volume | VolumeState::Orphan) {
                         return Ok(true);
                     }
@@ -147,7 +147,7 @@ impl<D: Device> Inner<D> {
                     }
                     if record.referenced == mapped {
                         record.trim_end = 0;
-                        meta.directory.judge_tail(id);
+                        meta.directory.update_tail(id);
                         return Ok(true);
                     }
                     meta.journal.append(&Record::Unmap { volume: id, at: VirtualPage(from), len: at - from });
@@ -157,12 +157,12 @@ impl<D: Device> Inner<D> {
             match step {
                 Ok(true) => return Ok(true),
                 Ok(false) => tried = false,
-                Err(Ended::NoSpace) if tried => return Ok(false),
-                Err(Ended::NoSpace) => {
+                Err(EditError::NoSpace) if tried => return Ok(false),
+                Err(EditError::NoSpace) => {
                     tried = true;
-                    self.unless_stuck(self.clone().patient_checkpoint()).await.or_else(outlast)?;
+                    self.unless_blocked(self.clone().patient_checkpoint()).await.or_else(ignore_no_space)?;
                 }
-                Err(Ended::Error(e)) => return Err(e),
+                Err(EditError::Error(e)) => return Err(e),
             }
         }
         Ok(true)
@@ -170,11 +170,11 @@ impl<D: Device> Inner<D> {
 
     /// Waits until there is nothing left to give back and all of it may be used again; not where the file system
     /// under the pool is full, though it goes on then, too.
-    pub async fn settle(self: Rc<Self>) -> Result<()> {
-        self.unless_stuck(self.clone().all_given_back()).await
+    pub async fn wait_freed(self: Rc<Self>) -> Result<()> {
+        self.unless_blocked(self.clone().free_everything()).await
     }
 
-    async fn all_given_back(self: Rc<Self>) -> Result<()> {
+    async fn free_everything(self: Rc<Self>) -> Result<()> {
         self.reap_soon();
         while self.reaping.get() {
             self.reaped.wait().await;
@@ -187,13 +187,13 @@ impl<D: Device> Inner<D> {
 }
 
 /// Not to be stopped by a full host.
-pub(super) fn outlast(error: Error) -> Result<()> {
+pub(super) fn ignore_no_space(error: Error) -> Result<()> {
     if error.kind() == ErrorKind::NoSpace { Ok(()) } else { Err(error) }
 }
 
-fn next_work(meta: &Meta) -> Option<Work> {
+fn next_work(meta: &Meta) -> Option<ReapWork> {
     let directory = &meta.directory;
-    directory.first_dead().map(Work::Dead).or_else(|| directory.first_tail().map(Work::Tail))
+    directory.first_dead().map(ReapWork::Dead).or_else(|| directory.first_tail().map(ReapWork::Tail))
 }
 
 /// Lets every other task that is ready run first.

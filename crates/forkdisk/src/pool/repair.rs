@@ -21,11 +21,11 @@ use crate::runtime::Runtime;
 use crate::space::{Space, Step};
 use crate::types::{PAGE_SIZE, PageAddr};
 
-use super::open::{Found, read_superblock};
+use super::open::{OpenedPool, read_superblock};
 use super::{OpenOptions, Pool};
 
 /// Count pages made in one step.
-const STEP: usize = 256;
+const COUNT_PAGES_PER_STEP: usize = 256;
 
 /// A page of the pool that a repair writes: its offset in bytes, and what it will hold.
 pub type Replacement = (u64, Box<[u8; PAGE_SIZE]>);
@@ -54,7 +54,7 @@ impl<D: Device> Pool<D> {
             Space::new(layout, superblock.checksum_uuid, vec![CountEntry::default(); layout.count_nodes(3) as usize])
         };
         let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-        let pool = Pool::assemble(device, runtime, options, Found { flaw: None, ..found }, nothing())?;
+        let pool = Pool::assemble(device, runtime, options, OpenedPool { flaw: None, ..found }, nothing())?;
         pool.0.load_directory().await?;
         let tally = pool.0.walk(async |walk| pool.0.tally(walk).await).await?;
         if let [first, more @ ..] = &tally.report.damage[..] {
@@ -82,7 +82,7 @@ impl<D: Device> Pool<D> {
         let mut replacements = Vec::new();
         let counted = loop {
             let missing = |_| Error::new(ErrorKind::Corrupt, "new counts are missing");
-            match space.checkpoint_step(STEP).map_err(missing)? {
+            match space.checkpoint_step(COUNT_PAGES_PER_STEP).map_err(missing)? {
                 Step::Write(pages) => replacements.extend(pages.into_iter().map(|(at, bytes)| (at.offset(), bytes))),
                 Step::Done(counted) => break counted,
             }

@@ -9,29 +9,29 @@ use smallvec::smallvec;
 
 use crate::device::{Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Decoded, Group, Record, Witness, decode_group, find_group, witness_sum};
+use crate::format::{DataChecksum, Decoded, JournalGroup, Record, data_checksum, decode_group, find_group};
 use crate::planted::{Bug, planted};
 use crate::types::{PAGE_SIZE, PageAddr};
 
 use super::{Failure, Inner};
 
 /// Bytes read at once during replay.
-const REPLAY_WINDOW: u64 = 1 << 20;
+const REPLAY_WINDOW_BYTES: u64 = 1 << 20;
 /// Bytes of a window that are looked at again together with the next one: more than most groups have.
-const REPLAY_OVERLAP: usize = 256 << 10;
+const REPLAY_OVERLAP_BYTES: usize = 256 << 10;
 /// How often replay goes on behind a place that read otherwise the second time.
-const REREADS: usize = 8;
-/// Most pages that one witness may speak of.
-const WITNESS_PAGES: u32 = 8192;
+const MAX_REREADS: usize = 8;
+/// Most pages that one checksum may speak of.
+const MAX_VERIFIED_PAGES: u32 = 8192;
 
 /// A group that may not be worth anything.
-struct Held {
-    group: Group,
+struct ReplayedData {
+    group: JournalGroup,
     records: Vec<Record>,
-    witnesses: Vec<Witness>,
+    checksums: Vec<DataChecksum>,
 }
 
-impl Held {
+impl ReplayedData {
     /// Sequence number behind its last record.
     fn next(&self) -> u64 {
         self.group.first + u64::from(self.group.count)
@@ -58,7 +58,7 @@ impl<D: Device> Inner<D> {
             let journal = &self.meta.borrow().journal;
             Cursor { head: journal.head(), chain: journal.chain(), limit: journal.length() - journal.used() }
         };
-        let mut held: VecDeque<Held> = VecDeque::new();
+        let mut held: VecDeque<ReplayedData> = VecDeque::new();
         let mut incarnation = 0;
         let mut window: Vec<u8> = Vec::new();
         let mut window_at = start.position;
@@ -67,16 +67,16 @@ impl<D: Device> Inner<D> {
             let Cursor { head, chain, limit } = cursor;
             let have = window.get((head - window_at) as usize..).unwrap_or(&[]);
             let next = match decode_group(&uuid, chain, have, limit) {
-                Decoded::Group(group, records, witnesses) => Held { group, records, witnesses },
+                Decoded::Group(group, records, checksums) => ReplayedData { group, records, checksums },
                 other => {
                     // A group may be longer than the window.
                     let least = if let Decoded::Needs(length) = other { length } else { 0 };
-                    let enough = limit.min(REPLAY_WINDOW).max(least);
+                    let enough = limit.min(REPLAY_WINDOW_BYTES).max(least);
                     let missing = enough.saturating_sub(have.len() as u64);
                     window.drain(..(head - window_at) as usize);
                     window_at = head;
                     if missing == 0 {
-                        if rereads < REREADS && self.reads_otherwise(&window, head).await? {
+                        if rereads < MAX_REREADS && self.reads_otherwise(&window, head).await? {
                             rereads += 1;
                             window.clear();
                             continue;
@@ -93,14 +93,14 @@ impl<D: Device> Inner<D> {
                 break;
             }
             incarnation = next.group.incarnation;
-            let length = Group::length(next.group.bytes as usize);
+            let length = JournalGroup::length(next.group.bytes as usize);
             cursor = Cursor { head: head + length, chain: next.group.chain, limit: limit - length };
             while held.front().is_some_and(|before| before.next() <= next.group.confirmed) {
                 let before = held.pop_front().expect("just seen");
-                self.take_up(&before, start.sequence).await?;
+                self.apply_group(&before, start.sequence).await?;
             }
-            if held.is_empty() && next.witnesses.is_empty() {
-                self.take_up(&next, start.sequence).await?;
+            if held.is_empty() && next.checksums.is_empty() {
+                self.apply_group(&next, start.sequence).await?;
             } else {
                 held.push_back(next);
             }
@@ -110,16 +110,16 @@ impl<D: Device> Inner<D> {
             // What lies before the checkpoint's start was durable when the checkpoint was; its pages may have been written
             // in place since.
             let is_said = group.next() <= start.sequence;
-            if !is_said && !planted(Bug::VouchedNotVerified) && !self.is_there(&group.witnesses).await? {
+            if !is_said && !planted(Bug::VouchedNotVerified) && !self.is_there(&group.checksums).await? {
                 break;
             }
-            self.take_up(&group, start.sequence).await?;
+            self.apply_group(&group, start.sequence).await?;
         }
         self.refuse_damaged_journal(window, cursor.head, cursor.limit).await?;
         Ok(unsealed)
     }
 
-    async fn take_up(&self, taken: &Held, start: u64) -> Result<()> {
+    async fn apply_group(&self, taken: &ReplayedData, start: u64) -> Result<()> {
         for (i, record) in taken.records.iter().enumerate() {
             if taken.group.first + i as u64 >= start || planted(Bug::RecoveryReplaysTwice) {
                 self.replay_record(record).await?;
@@ -130,18 +130,18 @@ impl<D: Device> Inner<D> {
     }
 
     /// Whether the pages hold what is said of them.
-    async fn is_there(&self, witnesses: &[Witness]) -> Result<bool> {
+    async fn is_there(&self, checksums: &[DataChecksum]) -> Result<bool> {
         let pages = self.meta.borrow().space.layout().pages();
-        for witness in witnesses {
-            let inside = witness.to.0.checked_add(u64::from(witness.pages)).is_some_and(|end| end <= pages);
-            if !inside || witness.pages > WITNESS_PAGES {
+        for checksum in checksums {
+            let inside = checksum.to.0.checked_add(u64::from(checksum.pages)).is_some_and(|end| end <= pages);
+            if !inside || checksum.pages > MAX_VERIFIED_PAGES {
                 return Err(Error::new(ErrorKind::Corrupt, "a journal group vouches for pages outside the pool"));
             }
-            let len = witness.pages as usize * PAGE_SIZE;
-            let segment = Segment { offset: witness.to.offset(), at: 0, len };
+            let len = checksum.pages as usize * PAGE_SIZE;
+            let segment = Segment { offset: checksum.to.offset(), at: 0, len };
             let (result, buf) = self.device.read(self.device.buffer(len), smallvec![segment]).await;
             result.map_err(|e| Error::io("reading data that was written last, for recovery", e))?;
-            if witness_sum(witness.to, &buf) != witness.sum {
+            if data_checksum(checksum.to, &buf) != checksum.sum {
                 return Ok(false);
             }
         }
@@ -151,7 +151,7 @@ impl<D: Device> Inner<D> {
     /// Whether the beginning of `window`, read from `position`, reads otherwise now: the journal did not
     /// end there, a read had gone wrong.
     async fn reads_otherwise(&self, window: &[u8], position: u64) -> Result<bool> {
-        let seen = &window[..window.len().min(REPLAY_OVERLAP)];
+        let seen = &window[..window.len().min(REPLAY_OVERLAP_BYTES)];
         Ok(!seen.is_empty() && self.read_journal(position, seen.len() as u64).await? != seen)
     }
 
@@ -177,25 +177,25 @@ impl<D: Device> Inner<D> {
                 return Ok(());
             }
             // What may be the beginning of a group stays, so that it is seen whole and nothing is read twice.
-            let seen = window.len().saturating_sub(REPLAY_OVERLAP);
+            let seen = window.len().saturating_sub(REPLAY_OVERLAP_BYTES);
             window.drain(..seen);
             window_at += seen as u64;
-            window.extend(self.read_journal(at, (head + limit - at).min(REPLAY_WINDOW)).await?);
+            window.extend(self.read_journal(at, (head + limit - at).min(REPLAY_WINDOW_BYTES)).await?);
         }
     }
 
     pub(super) async fn replay_record(&self, record: &Record) -> Result<()> {
-        if let Record::Map { to, len, .. } | Record::Keep { to, len, .. } = record {
+        if let Record::Map { to, len, .. } | Record::CopyOut { to, len, .. } = record {
             self.take_place(*to, u64::from(*len)).await?;
         }
         if let Record::Gather { moved, .. } = record {
             for run in moved {
                 self.take_place(run.to, u64::from(run.len)).await?;
             }
-            return self.look_holding(|meta| meta.apply(record, &mut 0)).await;
+            return self.retry_pinned(|meta| meta.apply(record, &mut 0)).await;
         }
         let mut done = 0;
-        self.look(|meta| meta.apply(record, &mut done)).await
+        self.retry_no_alloc(|meta| meta.apply(record, &mut done)).await
     }
 
     /// These pages were handed out before the crash.
@@ -204,7 +204,7 @@ impl<D: Device> Inner<D> {
         if !inside {
             return Err(Error::new(ErrorKind::Corrupt, "a journal record maps pages outside the pool"));
         }
-        self.look(|meta| meta.space.mark_allocated(to, len).map_err(|m| Failure::Stop(m.into()))).await
+        self.retry_no_alloc(|meta| meta.space.mark_allocated(to, len).map_err(|m| Failure::Stop(m.into()))).await
     }
 
     async fn read_journal(&self, position: u64, len: u64) -> Result<Vec<u8>> {

@@ -1,6 +1,6 @@
 //! What was done since the pool was opened, for whoever watches it.
 
-use crate::copier::User;
+use crate::copier::CopyClass;
 use crate::counters::{PoolStatistics, Requests, VolumeStatistics};
 use crate::device::Device;
 use crate::format::VolumeState;
@@ -15,7 +15,7 @@ impl<D: Device> Pool<D> {
         let counted = inner.counters.read();
         let mut data = counted.data;
         // What is kept for snapshots of origins.
-        let kept = inner.copier.stats_of(User::Origin);
+        let kept = inner.copier.stats_of(CopyClass::Origin);
         data.write.merge(&Requests { count: kept.writes, bytes: kept.bytes_written });
         PoolStatistics {
             data,

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::Record;
-use crate::journal::{Left, invalidate, left_behind};
+use crate::journal::{RecoveredRecord, invalidate, recover};
 use crate::planted::{Bug, planted};
 
 use super::Inner;
@@ -23,17 +23,17 @@ impl<D: Device> Inner<D> {
         let Some(log) = &self.options.volatile else { return Ok(0) };
         let left = {
             let (superblock, meta) = (self.superblock.borrow(), self.meta.borrow());
-            left_behind(log, superblock.checksum_uuid, superblock.incarnation, |place| meta.journal.has_place(place))
+            recover(log, superblock.checksum_uuid, superblock.incarnation, |place| meta.journal.has_group_end(place))
         };
         let next = self.meta.borrow().journal.next();
-        let is_new = |left: &&Left| left.sequence >= next || planted(Bug::VolatileReplayedTwice);
+        let is_new = |left: &&RecoveredRecord| left.sequence >= next || planted(Bug::VolatileReplayedTwice);
         let mut taken = 0;
         for left in left.iter().filter(is_new) {
             if !(planted(Bug::VolatileForgetsAttributes) && matches!(left.record, Record::SetAttributes { .. })) {
                 self.replay_record(&left.record).await?;
             }
             if !self.options.read_only {
-                self.meta.borrow_mut().journal.append_left(left);
+                self.meta.borrow_mut().journal.append_recovered(left);
             }
             taken += 1;
         }

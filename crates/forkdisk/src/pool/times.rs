@@ -70,7 +70,7 @@ impl<D: Device> Inner<D> {
         volume.last_change.set(LastChange::Recorded);
         let attributes = volume.record.attributes;
         // A commit that vouches for its data goes on doing so.
-        meta.journal.append_beside(&Record::SetAttributes { id, attributes });
+        meta.journal.append_unordered(&Record::SetAttributes { id, attributes });
     }
 
     /// Records all times that are not.

@@ -24,7 +24,7 @@ impl<D: Device> Pool<D> {
         let CreateOptions { size, chunk, now, gather, .. } = *options;
         let id = self.0.note(|meta| {
             let id = VolumeId(meta.next_id);
-            Ok((Record::Unnamed { id, size, chunk, now }, id))
+            Ok((Record::CreateUnnamed { id, size, chunk, now }, id))
         })?;
         let volume = self.volume_by_id(id)?;
         if gather != GatherPolicy::Off {
@@ -45,7 +45,7 @@ impl<D: Device> Pool<D> {
                     return Err(Error::new(ErrorKind::Invalid, "only a volume without a name can be given its first"));
                 }
                 meta.directory.check_new(NO_VOLUME, name)?;
-                Ok((Record::Name { id, name: name.to_string() }, ()))
+                Ok((Record::NameVolume { id, name: name.to_string() }, ()))
             })
             .await
     }

@@ -8,19 +8,19 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BreakPolicy, GatherPolicy, NO_VOLUME, Record, SnapshotFlags, Throttle, VolumeRecord, VolumeState};
 use crate::map::Stop;
-use crate::origin::{check_origin_text, refuse_rolling};
+use crate::origin::{check_origin_text, refuse_during_rollback};
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, BLOCK_SIZE, MAX_VOLUME_SIZE, VolumeId, is_chunk};
 
-use super::directory::Volume;
+use super::directory::CatalogEntry;
 use super::info::VolumeInfo;
-use super::load::{changed, gone};
+use super::load::{changed_error, deleted_error};
 use super::quota::check_quota;
-use super::reap::outlast;
+use super::reap::ignore_no_space;
 use super::{Failure, Inner, Meta, Pool};
 
 /// Chunk of a volume when nothing else is said, in bytes.
-const DEFAULT_CHUNK: u64 = 64 << 10;
+const DEFAULT_CHUNK_BYTES: u64 = 64 << 10;
 
 /// How a new volume is made.
 #[derive(Clone, Debug)]
@@ -43,7 +43,7 @@ impl CreateOptions {
     /// A volume of `size` bytes with the default chunk (64 KiB), whose chunks are split, without a quota, and that nobody gathers.
     pub fn new(size: u64, now: u64) -> CreateOptions {
         let (break_policy, gather) = (BreakPolicy::Split, GatherPolicy::Off);
-        CreateOptions { size, chunk: DEFAULT_CHUNK, break_policy, quota: 0, gather, now }
+        CreateOptions { size, chunk: DEFAULT_CHUNK_BYTES, break_policy, quota: 0, gather, now }
     }
 }
 
@@ -71,7 +71,7 @@ pub(super) fn check_chunk(chunk: u64) -> Result<()> {
     }
 }
 
-pub(super) fn writable_volume(volume: &Volume, name: &str) -> Result<VolumeId> {
+pub(super) fn writable_volume(volume: &CatalogEntry, name: &str) -> Result<VolumeId> {
     match volume.record.state {
         VolumeState::Origin => {
             let why = format!("{name:?} is an origin: its data lies outside of the pool, so this cannot be done to it");
@@ -88,7 +88,7 @@ fn not_open(record: &VolumeRecord) -> Error {
 }
 
 /// Refuses what somebody has open.
-pub fn refuse_in_use(volume: &Volume, name: &str) -> Result<()> {
+pub fn refuse_in_use(volume: &CatalogEntry, name: &str) -> Result<()> {
     match volume.open.get() {
         0 => Ok(()),
         n => Err(Error::new(ErrorKind::Busy, format!("{name:?} is in use ({n} open); close it first"))),
@@ -105,8 +105,8 @@ impl<D: Device> Inner<D> {
                 Ok(())
             }
             Err(Failure::Nonsense(what)) => Err(Error::new(ErrorKind::Corrupt, what)),
-            Err(Failure::Gone) => Err(gone()),
-            Err(Failure::Changed) => Err(changed()),
+            Err(Failure::Gone) => Err(deleted_error()),
+            Err(Failure::Changed) => Err(changed_error()),
             Err(Failure::OverQuota) => unreachable!("verbs on volumes map nothing"),
             Err(Failure::Stop(stop)) => unreachable!("verbs on volumes touch no tables: {stop:?}"),
         }
@@ -136,7 +136,7 @@ impl<D: Device> Inner<D> {
 
     pub fn info(&self, id: VolumeId) -> Result<VolumeInfo> {
         let meta = self.meta.borrow();
-        let volume = meta.directory.get(id).ok_or_else(gone)?;
+        let volume = meta.directory.get(id).ok_or_else(deleted_error)?;
         Ok(meta.info_of(&volume.record))
     }
 }
@@ -201,7 +201,7 @@ impl<D: Device> Pool<D> {
                     _ => writable_volume(volume, source)?,
                 };
                 if volume.record.state == VolumeState::Origin {
-                    refuse_rolling(&meta, id)?;
+                    refuse_during_rollback(&meta, id)?;
                     origins.push(inner.origins.borrow().get(&id).cloned().ok_or_else(|| not_open(&volume.record))?);
                 } else if flags.independent {
                     let why = format!("snapshots of {source:?} are independent anyway; only an origin's form a chain");
@@ -223,7 +223,7 @@ impl<D: Device> Pool<D> {
                 meta.directory.get_mut(id).expect("just made").pending = true;
             }
             for origin in origins.iter().filter(|_| !planted(Bug::OriginNotFlushed)) {
-                origin.published(&ids);
+                origin.note_snapshots(&ids);
             }
             ids
         };
@@ -249,7 +249,7 @@ impl<D: Device> Pool<D> {
         if !origins.is_empty() {
             // The first write behind it needs places for copies, and somebody waits for that. What is wrong is said there.
             let _ = inner
-                .look(|meta| {
+                .retry_no_alloc(|meta| {
                     let wanted = BLOCK_PAGES.min(meta.space.available());
                     Ok(meta.space.ensure_known(wanted).map_err(Stop::from)?)
                 })
@@ -263,7 +263,7 @@ impl<D: Device> Pool<D> {
         if !ids.iter().all(|&id| inner.meta.borrow().directory.is_snapshot(id)) {
             // The commit left them out: an origin could not be flushed for it.
             origins.iter().try_for_each(|origin| origin.check_alive())?;
-            return Err(gone());
+            return Err(deleted_error());
         }
         ids.into_iter().map(|id| inner.info(id)).collect()
     }
@@ -297,7 +297,7 @@ impl<D: Device> Pool<D> {
 
     /// `volume` gets the contents and the size of its snapshot `snapshot` (the part behind `@`).
     /// All snapshots stay. Refused while the volume is in use. What an origin holds is brought back in the
-    /// background ([`rolled_back`](Self::rolled_back) waits for it).
+    /// background ([`wait_rollback`](Self::wait_rollback) waits for it).
     pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
         let inner = &self.0;
         let state = inner.meta.borrow().directory.find(volume)?.record.state;
@@ -327,7 +327,7 @@ impl<D: Device> Pool<D> {
                 let record = &meta.directory.find(from)?.record;
                 let (id, parent) = (record.id, record.parent);
                 let stamp = record.stamp.as_ref().map(|stamp| stamp.device.clone());
-                let path = record.protects.map(|_| record.origin.clone());
+                let path = record.origin_record.map(|_| record.origin.clone());
                 let name = match (from.split_once('@'), to.split_once('@')) {
                     (None, None) => to,
                     (Some((a, _)), Some((b, name))) if a == b => name,
@@ -370,7 +370,7 @@ impl<D: Device> Pool<D> {
 
     /// Deletes volumes and snapshots, all or none. A volume with snapshots that are not in the
     /// list is refused, and so is whatever is in use. When this returns the names are durably
-    /// gone; their space comes back in the background ([`settle`](Self::settle) waits for it).
+    /// gone; their space comes back in the background ([`wait_freed`](Self::wait_freed) waits for it).
     pub async fn delete(&self, names: &[&str]) -> Result<()> {
         let inner = &self.0;
         inner
@@ -392,8 +392,8 @@ impl<D: Device> Pool<D> {
     }
 
     /// Waits until every deletion has given its space back.
-    pub async fn settle(&self) -> Result<()> {
-        self.0.clone().settle().await
+    pub async fn wait_freed(&self) -> Result<()> {
+        self.0.clone().wait_freed().await
     }
 
     /// Makes the pool `size` bytes (rounded down to whole MiB); a pool file is lengthened.
@@ -429,7 +429,7 @@ impl<D: Device> Pool<D> {
         inner.full.set(false);
         inner.space_changed.notify();
         // It is done, whether a full host lets a checkpoint end or not.
-        inner.clone().checkpoint().await.or_else(outlast)
+        inner.clone().checkpoint().await.or_else(ignore_no_space)
     }
 }
 
@@ -456,10 +456,10 @@ fn deletable(meta: &Meta, names: &[&str]) -> Result<Vec<VolumeId>> {
     }
     let records = || meta.directory.iter().map(|volume| &volume.record);
     let stays = |record: &&VolumeRecord| record.state != VolumeState::Dead && !named.contains(&record.id);
-    let rolling = |record: &VolumeRecord| record.protects.map_or(NO_VOLUME, |protects| protects.rolling);
+    let rolling = |record: &VolumeRecord| record.origin_record.map_or(NO_VOLUME, |protects| protects.rollback_to);
     let holds = |record: &VolumeRecord| [record.base, rolling(record)];
     if let Some(id) = records().filter(stays).flat_map(holds).find(|id| named.contains(id)) {
-        meta.directory.refuse_held(id)?;
+        meta.directory.refuse_with_clones(id)?;
     }
     // A record must never name the snapshot of a volume that is gone.
     ids.sort_by_key(|id| meta.directory.get(*id).map(|v| v.record.state != VolumeState::Snapshot));

@@ -34,9 +34,9 @@ pub fn roots_of(meta: &Meta) -> Vec<Root> {
     let root = |record: &crate::format::VolumeRecord| {
         let is_dead = record.state == VolumeState::Dead;
         let from = if is_dead { record.cursor } else { 0 };
-        let kept = record.protects.map_or_else(Default::default, |protects| protects.kept);
+        let kept = record.origin_record.map_or_else(Default::default, |protects| protects.exceptions);
         let (id, entry, level) = (record.id, record.root, record.level);
-        let referenced = (!meta.is_origins_snapshot(id)).then_some(record.referenced);
+        let referenced = (!meta.is_origin_snapshot(id)).then_some(record.referenced);
         let seams = (!record.estimated).then_some(record.seams);
         Root { id, entry, level, from, is_dead, kept, referenced, seams }
     };
@@ -71,8 +71,8 @@ impl<D: Device> Inner<D> {
     /// The checkpoint that froze `roots` is durable, and nothing has been frozen since.
     pub fn show(&self, meta: &mut Meta, mut roots: Vec<Root>) {
         for root in &mut roots {
-            root.entry = meta.tables.settle(root.entry);
-            root.kept.entry = meta.tables.settle(root.kept.entry);
+            root.entry = meta.tables.resolve_addr(root.entry);
+            root.kept.entry = meta.tables.resolve_addr(root.kept.entry);
         }
         let superblock = self.superblock.borrow();
         let number = meta.space.begin_view();

@@ -9,23 +9,23 @@ use rustc_hash::FxHashMap;
 use crate::types::{BLOCK_PAGES, Block, Epoch, PageAddr, VolumeId};
 
 /// Most blocks kept for streams.
-const MAX_OWNED: usize = 4096;
+const MAX_STREAM_BLOCKS: usize = 4096;
 /// Most chunks kept.
 const MAX_CHUNKS: usize = 16_384;
 /// Writers of one volume that are told apart.
 const MAX_WRITERS: usize = 16;
 /// Most blocks in which room for chunks is left.
-const MAX_OPEN: usize = 64;
+const MAX_OPEN_BLOCKS: usize = 64;
 /// Most chunks remembered whose rest nobody is kept for.
-const MAX_LEFT: usize = 16_384;
+const MAX_ABANDONED_CHUNKS: usize = 16_384;
 /// Pages from which on a write is a stream by itself.
-const STREAM_PAGES: u64 = 64;
+const MIN_STREAM_WRITE_PAGES: u64 = 64;
 /// Pages that smaller writes must have filled one behind the other, to be one. A random writer that
 /// happens to hit the place behind another write does so once, not again and again.
-const STREAM_RUN: u64 = 33;
+const MIN_STREAM_RUN_PAGES: u64 = 33;
 /// Pages that a stream's next write may begin behind the end of the last one: requests side by side
 /// do not always arrive in order.
-const SLACK: u64 = 16;
+const STREAM_GAP_PAGES: u64 = 16;
 
 type Key = (VolumeId, u64);
 
@@ -79,7 +79,7 @@ pub struct Chunk {
 
 /// A chunk that its volume has left: the pages that were free then are kept for nobody.
 #[derive(Clone, Copy)]
-pub struct Left {
+pub struct AbandonedChunk {
     /// The chunk.
     pub first: PageAddr,
     /// Pages of the chunk, and how many of them were free.
@@ -92,7 +92,7 @@ pub struct Affinity {
     owned: Bounded<Block>,
     chunks: Bounded<Chunk>,
     /// Chunks that were left, the first one first, and the pages free in them.
-    left: VecDeque<Left>,
+    abandoned: VecDeque<AbandonedChunk>,
     left_pages: u64,
     /// Who has written to each volume lately, the latest last.
     writers: FxHashMap<VolumeId, VecDeque<Writer>>,
@@ -106,12 +106,12 @@ pub struct Affinity {
 
 impl Default for Affinity {
     fn default() -> Self {
-        let (owned, chunks) = (Bounded::new(MAX_OWNED), Bounded::new(MAX_CHUNKS));
+        let (owned, chunks) = (Bounded::new(MAX_STREAM_BLOCKS), Bounded::new(MAX_CHUNKS));
         let (left, open) = (VecDeque::new(), VecDeque::new());
         Affinity {
             owned,
             chunks,
-            left,
+            abandoned: left,
             left_pages: 0,
             writers: FxHashMap::default(),
             open,
@@ -130,7 +130,7 @@ impl Affinity {
         if let Some(writer) = writers.iter().rev().find(|w| same(w)) {
             return writer.stream;
         }
-        let goes_on = |w: &Writer| (w.end..=w.end + SLACK).contains(&write.start);
+        let goes_on = |w: &Writer| (w.end..=w.end + STREAM_GAP_PAGES).contains(&write.start);
         let run = match writers.iter().rposition(goes_on) {
             Some(at) => writers.remove(at).map_or(write.start, |w| w.run),
             None => write.start,
@@ -138,7 +138,7 @@ impl Affinity {
         if writers.len() >= MAX_WRITERS {
             writers.pop_front();
         }
-        let stream = write.end - write.start >= STREAM_PAGES || write.end - run >= STREAM_RUN;
+        let stream = write.end - write.start >= MIN_STREAM_WRITE_PAGES || write.end - run >= MIN_STREAM_RUN_PAGES;
         writers.push_back(Writer { run, start: write.start, end: write.end, stream });
         stream
     }
@@ -166,7 +166,7 @@ impl Affinity {
 
     /// From page `next` on the block has room for chunks.
     pub fn leave_open(&mut self, block: Block, next: u64) {
-        if self.open.len() >= MAX_OPEN {
+        if self.open.len() >= MAX_OPEN_BLOCKS {
             self.open.pop_front();
         }
         self.open.push_back((block, next));
@@ -194,38 +194,38 @@ impl Affinity {
     }
 
     /// Nobody is kept for any more in a chunk.
-    pub fn leave(&mut self, left: Left) {
+    pub fn abandon_chunk(&mut self, left: AbandonedChunk) {
         if left.free == 0 {
             return;
         }
-        if self.left.len() >= MAX_LEFT {
-            self.take_left();
+        if self.abandoned.len() >= MAX_ABANDONED_CHUNKS {
+            self.remove_oldest_abandoned();
         }
         self.left_pages += left.free;
-        self.left.push_back(left);
+        self.abandoned.push_back(left);
     }
 
     /// Pages in chunks that were left.
-    pub fn left_pages(&self) -> u64 {
+    pub fn abandoned_pages(&self) -> u64 {
         self.left_pages
     }
 
     /// The chunk that was left first.
-    pub fn first_left(&self) -> Option<Left> {
-        self.left.front().copied()
+    pub fn oldest_abandoned(&self) -> Option<AbandonedChunk> {
+        self.abandoned.front().copied()
     }
 
     /// So many pages of the chunk that was left first are in use.
-    pub fn use_left(&mut self, pages: u64) {
-        if let Some(left) = self.left.front_mut() {
+    pub fn use_abandoned(&mut self, pages: u64) {
+        if let Some(left) = self.abandoned.front_mut() {
             left.free -= pages;
             self.left_pages -= pages;
         }
     }
 
     /// Forgets the chunk that was left first.
-    pub fn take_left(&mut self) {
-        if let Some(left) = self.left.pop_front() {
+    pub fn remove_oldest_abandoned(&mut self) {
+        if let Some(left) = self.abandoned.pop_front() {
             self.left_pages -= left.free;
         }
     }

@@ -22,30 +22,30 @@ use crate::bits::{Bitmap, bit, first_unset, mask, pages_in, rows};
 use crate::format::CountNode;
 use crate::types::{BLOCK_PAGES, BLOCK_SIZE, Block, PageAddr};
 
-use super::affinity::{Chunk, Left};
-use super::{Miss, Refusal, Space, Want};
+use super::affinity::{AbandonedChunk, Chunk};
+use super::{AllocRequest, Miss, Refusal, Space};
 
 /// Part of the free space that may lie unused in chunks that were left.
-pub(super) const LEFT_PART: u64 = 8;
+pub(super) const ABANDONED_PART: u64 = 8;
 /// Part of the pool's blocks, from the end, that data leaves to metadata; part of its leaves that is searched for
 /// places for metadata, and how many these are at least.
 const META_PART: u64 = 64;
-const META_LEAVES: u64 = 16;
+const MIN_META_LEAVES: u64 = 16;
 /// Most blocks that data leaves to metadata: a checkpoint takes a sixteenth of it.
-const MOST_META_BLOCKS: u64 = 1024;
+const MAX_META_BLOCKS: u64 = 1024;
 /// Leaves from the end that are searched for the best places for metadata; beyond these, for any.
-const MOST_META_LEAVES: u64 = 1024;
+const MAX_META_LEAVES: u64 = 1024;
 /// Most blocks after which stripes and blocks begin together, for streams to begin there, and empty blocks that are
 /// looked at for that.
 const MAX_STRIPE_BLOCKS: u64 = 32;
-const MAX_LOOKS: usize = 64;
+const MAX_LOOKUPS: usize = 64;
 /// Pages that must be free in a block that is in use, for more metadata to go there.
-const META_PAGES: u64 = 64;
+const MIN_META_FREE_PAGES: u64 = 64;
 
 impl Space {
     /// One or more contiguous pages for a write, at most as many as wanted.
-    pub fn alloc_data(&mut self, want: Want) -> Result<(PageAddr, u64), Refusal> {
-        let Want { volume, at, pages, chunk_pages, .. } = want;
+    pub fn alloc_data(&mut self, want: AllocRequest) -> Result<(PageAddr, u64), Refusal> {
+        let AllocRequest { volume, at, pages, chunk_pages, .. } = want;
         let (index, virtual_block) = (at.index(), at.block());
         let stream = self.affinity.is_stream(volume, &want.write) || chunk_pages >= BLOCK_PAGES;
         if let Some(block) = self.affinity.owned(volume, virtual_block)
@@ -81,14 +81,14 @@ impl Space {
     }
 
     /// These pages, if they are free: what was left out when the chunk was begun.
-    fn take_beside(&mut self, want: &Want) -> Option<(PageAddr, u64)> {
+    fn take_beside(&mut self, want: &AllocRequest) -> Option<(PageAddr, u64)> {
         let (beside, within) = (want.beside?, want.at.0 % want.chunk_pages);
         let is_in_line = beside.0 % want.chunk_pages == within;
         let max = want.pages.min(want.chunk_pages - within);
         if is_in_line { self.take(beside.block(), beside.index(), max) } else { None }
     }
 
-    fn take_in_chunk(&mut self, want: &Want) -> Result<Option<(PageAddr, u64)>, Miss> {
+    fn take_in_chunk(&mut self, want: &AllocRequest) -> Result<Option<(PageAddr, u64)>, Miss> {
         let (chunk, within) = (want.at.0 / want.chunk_pages, want.at.0 % want.chunk_pages);
         let max = want.pages.min(want.chunk_pages - within);
         let mut left = None;
@@ -97,7 +97,7 @@ impl Space {
             if kept.shared_at != want.shared_at || kept.pages != want.chunk_pages {
                 // What fills its chunk is to lie in one piece.
                 if 2 * max <= want.chunk_pages
-                    && let Some(run) = self.take_left(max)
+                    && let Some(run) = self.take_abandoned(max)
                 {
                     return Ok(Some(run));
                 }
@@ -106,11 +106,11 @@ impl Space {
                 return Ok(Some(run));
             }
         }
-        let room = self.room_for_chunk(want, chunk)?;
+        let room = self.place_for_chunk(want, chunk)?;
         // Only now: an attempt that misses a count page is repeated, and a chunk is left once.
         if let Some(Chunk { first, pages, .. }) = left {
             let free = self.free_in_chunk(first, pages);
-            self.affinity.leave(Left { first, pages, free });
+            self.affinity.abandon_chunk(AbandonedChunk { first, pages, free });
         }
         let Some((block, next)) = room else { return Ok(None) };
         let kept = Chunk { first: block.page(next as usize), pages: want.chunk_pages, shared_at: want.shared_at };
@@ -121,7 +121,7 @@ impl Space {
 
     /// Where a chunk may lie: behind the one before it; in an empty block if it begins a virtual block; in
     /// a block that has room left.
-    fn room_for_chunk(&mut self, want: &Want, chunk: u64) -> Result<Option<(Block, u64)>, Miss> {
+    fn place_for_chunk(&mut self, want: &AllocRequest, chunk: u64) -> Result<Option<(Block, u64)>, Miss> {
         let pages = want.chunk_pages;
         let begins = (chunk * pages).is_multiple_of(BLOCK_PAGES);
         if !begins
@@ -141,28 +141,28 @@ impl Space {
     }
 
     /// The block at whose beginning the first chunk of this virtual block lies.
-    fn begun_by_a_chunk(&self, want: &Want) -> Option<Block> {
+    fn begun_by_a_chunk(&self, want: &AllocRequest) -> Option<Block> {
         let chunk = want.at.block() * BLOCK_PAGES / want.chunk_pages;
         let first = self.affinity.chunk(want.volume, chunk).filter(|kept| kept.pages == want.chunk_pages)?.first;
         (first.index() == 0).then_some(first.block())
     }
 
     /// Pages of the chunk that was left first, if too much is left.
-    fn take_left(&mut self, max: u64) -> Option<(PageAddr, u64)> {
-        while self.affinity.left_pages() > self.available / LEFT_PART {
-            let left = self.affinity.first_left()?;
+    fn take_abandoned(&mut self, max: u64) -> Option<(PageAddr, u64)> {
+        while self.affinity.abandoned_pages() > self.available / ABANDONED_PART {
+            let left = self.affinity.oldest_abandoned()?;
             let (block, from) = (left.first.block(), left.first.index());
             let free = self.free_in_chunk(left.first, left.pages);
             // One in which space was freed since is no longer what was left.
             if free == 0 || free > left.free {
-                self.affinity.take_left();
+                self.affinity.remove_oldest_abandoned();
                 continue;
             }
             let bits = &self.free[&block];
             let end = from + left.pages as usize;
             let index = (from..end).find(|&i| bit(bits, i)).expect("one is free");
             let run = self.take(block, index, max.min((end - index) as u64))?;
-            self.affinity.use_left(left.free - free + run.1);
+            self.affinity.use_abandoned(left.free - free + run.1);
             return Some(run);
         }
         None
@@ -220,7 +220,7 @@ impl Space {
         let Some(first) = self.empty_block(None)? else { return Ok(None) };
         self.search_up_to(Block(first.0 + 2 * self.begin_at))?;
         let near = |from: Block| {
-            let mut near = self.empty.range(from..).take(MAX_LOOKS);
+            let mut near = self.empty.range(from..).take(MAX_LOOKUPS);
             let is_for_data = |last| self.is_for_data(last) && !self.is_for_metadata(last);
             near.find(|&&b| self.is_empty_group(b) && is_for_data(Block(b.0 + self.begin_at - 1))).copied()
         };
@@ -267,10 +267,10 @@ impl Space {
     }
 
     /// Pages that were handed out and never written: they may be handed out again, or will with the next checkpoint.
-    pub fn untake(&mut self, first: PageAddr, n: u64) {
+    pub fn return_pages(&mut self, first: PageAddr, n: u64) {
         for page in (first.0..first.0 + n).map(PageAddr) {
             if self.frozen.is_touched(page) || !self.current.untouch(page) {
-                self.abandon(1);
+                self.write_off(1);
                 continue;
             }
             self.handed_out -= 1;
@@ -280,7 +280,7 @@ impl Space {
 
     /// So many pages that were handed out, and may have been written, are not mapped: the next checkpoint brings them
     /// back.
-    pub fn abandon(&mut self, n: u64) {
+    pub fn write_off(&mut self, n: u64) {
         self.current.note_gone(n);
     }
 
@@ -297,8 +297,9 @@ impl Space {
             }
             let block = row.next().map(Block).or_else(|| self.block_for_meta(left)).expect("as many pages are known");
             self.affinity.meta_block = Some(block);
-            let run =
-                self.take(block, room_for(left, &self.free[&block]), left).expect("a known block has a free page");
+            let run = self
+                .take(block, free_run_start(left, &self.free[&block]), left)
+                .expect("a known block has a free page");
             left -= run.1;
             out.push(run);
         }
@@ -309,9 +310,10 @@ impl Space {
     /// row; else any.
     fn block_for_meta(&self, pages: u64) -> Option<Block> {
         let from = self.first_for_meta();
-        let fits = |block: &Block| self.free.get(block).is_some_and(|bits| has_room_for(pages, bits));
+        let fits = |block: &Block| self.free.get(block).is_some_and(|bits| has_free_run(pages, bits));
         let used_last = || self.affinity.meta_block;
-        let roomy = || self.free.range(from..).rev().filter(|(_, bits)| pages_in(bits) >= META_PAGES).map(|(b, _)| *b);
+        let roomy =
+            || self.free.range(from..).rev().filter(|(_, bits)| pages_in(bits) >= MIN_META_FREE_PAGES).map(|(b, _)| *b);
         // A whole block only an empty one has.
         let fitting = || if pages < BLOCK_PAGES { roomy().find(fits) } else { None };
         used_last()
@@ -353,7 +355,7 @@ impl Space {
     /// Whether an empty block is left to metadata, since data finds other places.
     pub(super) fn is_for_metadata(&self, block: Block) -> bool {
         let blocks = self.layout.blocks();
-        let first = Block(blocks - blocks.div_ceil(META_PART).min(MOST_META_BLOCKS));
+        let first = Block(blocks - blocks.div_ceil(META_PART).min(MAX_META_BLOCKS));
         block >= first && self.free.range(..first).next().is_some()
     }
 
@@ -364,7 +366,7 @@ impl Space {
     /// From this leaf on metadata is preferred.
     fn leaves_for_meta(&self) -> u64 {
         let leaves = self.layout.count_nodes(0);
-        leaves - (leaves / META_PART).max(META_LEAVES).min(leaves / 2)
+        leaves - (leaves / META_PART).max(MIN_META_LEAVES).min(leaves / 2)
     }
 
     /// Searches from the end until room for so many pages of metadata is known there, or there is none, or none that is
@@ -375,7 +377,7 @@ impl Space {
             let begun = self.affinity.meta_block.and_then(|b| self.free.get(&b)).map_or(0, pages_in);
             let empty = self.empty.range(self.first_for_meta()..).count() as u64 * BLOCK_PAGES;
             let is_enough = begun + empty >= pages && self.has_row_for_meta(pages);
-            let is_far = self.layout.count_nodes(0) - self.scan_end >= MOST_META_LEAVES && self.known >= pages;
+            let is_far = self.layout.count_nodes(0) - self.scan_end >= MAX_META_LEAVES && self.known >= pages;
             if is_enough || is_far || !self.scan_leaf_from_the_end(limit)? {
                 return Ok(());
             }
@@ -415,13 +417,13 @@ impl Space {
 }
 
 /// Whether so many free pages lie in a row, or all that a block has.
-fn has_room_for(pages: u64, bits: &Bitmap) -> bool {
+fn has_free_run(pages: u64, bits: &Bitmap) -> bool {
     let wanted = pages.min(BLOCK_PAGES) as usize;
     rows(*bits).any(|row| row.len() >= wanted)
 }
 
 /// Where so many free pages lie in a row; else where most do.
-fn room_for(pages: u64, bits: &Bitmap) -> usize {
+fn free_run_start(pages: u64, bits: &Bitmap) -> usize {
     let wanted = usize::try_from(pages).unwrap_or(usize::MAX);
     let fits = rows(*bits).find(|row| row.len() >= wanted);
     let room = fits.or_else(|| rows(*bits).max_by_key(|row| (row.len(), Reverse(row.start))));

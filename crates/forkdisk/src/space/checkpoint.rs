@@ -12,8 +12,8 @@ use crate::format::{
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, Block, PAGE_SIZE, PageAddr};
 
+use super::count_log::{changes, pages_of, parts};
 use super::delta::by_block;
-use super::log::{changes, pages_of, parts};
 use super::tree::free_in;
 use super::{Miss, Runs, Space, push_run};
 
@@ -21,7 +21,7 @@ use super::{Miss, Runs, Space, push_run};
 pub const COUNT_SEED: u8 = 0xe0;
 
 /// Pages looked at in a step, per page that may be written in it.
-const STEPS: usize = 8;
+const LOOKUPS_PER_PAGE: usize = 8;
 
 /// A page to be written, and where.
 type Image = (PageAddr, Box<[u8; PAGE_SIZE]>);
@@ -31,12 +31,12 @@ pub enum Step {
     /// Write these pages.
     Write(Vec<Image>),
     /// All are written; the superblock is to say this.
-    Done(Counted),
+    Done(WrittenCounts),
 }
 
 /// Where the counts of a checkpoint are.
 #[derive(Clone)]
-pub struct Counted {
+pub struct WrittenCounts {
     /// Entries of the uppermost pages.
     pub roots: Vec<CountEntry>,
     /// What is to be added to the pages.
@@ -46,7 +46,7 @@ pub struct Counted {
 }
 
 /// How a checkpoint writes counts.
-enum Way {
+enum CountsTarget {
     /// Into their pages.
     Pages,
     /// As a segment of the log.
@@ -64,8 +64,8 @@ struct Segment {
 }
 
 /// How far a checkpoint has come.
-pub struct Work {
-    way: Way,
+pub struct CheckpointWork {
+    way: CountsTarget,
     level: u8,
     todo: Vec<CountNode>,
     /// What will be known of the pages written so far.
@@ -76,7 +76,7 @@ pub struct Work {
     outdated: Vec<CountNode>,
     /// Pages that will be free.
     freed: Runs,
-    done: Counted,
+    done: WrittenCounts,
 }
 
 /// Levels above the leaves.
@@ -86,7 +86,7 @@ const LEAF_BYTES: usize = 4;
 const BLOCK_BYTES: usize = 1;
 const SET_BYTES: usize = 4;
 
-impl Work {
+impl CheckpointWork {
     /// A page as it is from now on, if there is room for it.
     fn keep(&mut self, node: CountNode, page: CountPage, limit: usize) {
         // Pages above leaves are asked for more often.
@@ -105,46 +105,46 @@ impl Space {
         assert!(self.frozen.is_empty() && self.work.is_none(), "one checkpoint at a time");
         self.frozen = std::mem::take(&mut self.current);
         self.handed_out = 0;
-        let to_log = self.logged.room() > 0 && !self.logged.is_to_end;
-        let way = if to_log { Way::Log(Segment::default()) } else { Way::Pages };
+        let to_log = self.logged.free_pages() > 0 && !self.logged.retiring;
+        let way = if to_log { CountsTarget::Log(Segment::default()) } else { CountsTarget::Pages };
         self.begin_work(way);
     }
 
     /// Has the next checkpoint bring what is logged to the pages, if that takes so many at most: whether it will.
-    pub fn end_log(&mut self, most: u64) -> bool {
-        self.logged.is_to_end = (1..=most).contains(&(self.logged.leaves() as u64));
-        self.logged.is_to_end
+    pub fn retire_log(&mut self, most: u64) -> bool {
+        self.logged.retiring = (1..=most).contains(&(self.logged.leaves() as u64));
+        self.logged.retiring
     }
 
     /// Has what is logged brought to the pages, as a checkpoint of nothing else.
-    pub fn begin_emptying(&mut self) {
+    pub fn begin_log_flush(&mut self) {
         assert!(self.frozen.is_empty() && self.work.is_none(), "no checkpoint meanwhile");
-        self.begin_work(Way::Pages);
+        self.begin_work(CountsTarget::Pages);
     }
 
     /// The pages and what refers to them are durable. What is free stays what it is: of what the last checkpoint made
     /// free, some may have come into use after all.
-    pub fn end_emptying(&mut self) {
+    pub fn end_log_flush(&mut self) {
         let freed = self.take_over();
         assert!(freed.is_empty(), "nothing changes");
     }
 
     /// Emptying is left for later: nothing refers to what was written, and all is as it was before.
-    pub fn give_up_emptying(&mut self) {
+    pub fn abort_log_flush(&mut self) {
         self.work = None;
     }
 
     /// The checkpoint that runs writes pages after all.
-    pub(super) fn give_up_log(&mut self) {
-        self.begin_work(Way::Pages);
+    pub(super) fn write_pages_instead_of_log(&mut self) {
+        self.begin_work(CountsTarget::Pages);
     }
 
-    fn begin_work(&mut self, way: Way) {
+    fn begin_work(&mut self, way: CountsTarget) {
         let mut leaves: BTreeSet<CountNode> = self.frozen.iter().map(|(b, _)| CountNode::leaf_of(b).0).collect();
         // The pool may have grown since the freeze: the superblock says what it was then.
         let roots = self.work.as_ref().map_or(&self.roots, |given_up| &given_up.done.roots).clone();
-        let mut done = Counted { roots, log: self.logged.end, large: self.large_counts };
-        if matches!(way, Way::Pages) {
+        let mut done = WrittenCounts { roots, log: self.logged.end, large: self.large_counts };
+        if matches!(way, CountsTarget::Pages) {
             leaves.extend(self.logged.nodes());
             if !planted(Bug::CountLogOutlivesPages) {
                 done.log = CountLog::default();
@@ -152,18 +152,18 @@ impl Space {
         }
         let todo = leaves.into_iter().rev().collect();
         let (new, images, outdated, freed) = Default::default();
-        self.work = Some(Work { way, level: 0, todo, new, images, outdated, freed, done });
+        self.work = Some(CheckpointWork { way, level: 0, todo, new, images, outdated, freed, done });
     }
 
     /// The next pages to write: at most `max`, or a segment of the log. There may be none in a step.
     pub fn checkpoint_step(&mut self, max: usize) -> Result<Step, Miss> {
         let (mut out, mut steps) = (Vec::new(), 0);
-        while out.len() < max && steps < STEPS * max {
+        while out.len() < max && steps < LOOKUPS_PER_PAGE * max {
             steps += 1;
             let work = self.work.as_ref().expect("between freeze and finish");
             match work.todo.last().copied() {
-                Some(node) if matches!(work.way, Way::Log(_)) => self.log_leaf(node)?,
-                None if matches!(work.way, Way::Log(_)) && work.level < 3 => out.extend(self.next_segment()),
+                Some(node) if matches!(work.way, CountsTarget::Log(_)) => self.log_leaf(node)?,
+                None if matches!(work.way, CountsTarget::Log(_)) && work.level < 3 => out.extend(self.next_segment()),
                 Some(node) => {
                     // What this step has made is kept in `work` even if the next page is missing.
                     match self.next_image(node) {
@@ -216,7 +216,7 @@ impl Space {
         change.common = i32::from(entry.common) - i32::from(old.common);
         let work = self.work.as_mut().expect("between freeze and finish");
         work.todo.pop();
-        let Way::Log(segment) = &mut work.way else { unreachable!("asked before") };
+        let CountsTarget::Log(segment) = &mut work.way else { unreachable!("asked before") };
         // One that was touched and is as it was needs no mention.
         if change.used == 0 && change.common == 0 && change.blocks.is_empty() {
             return Ok(());
@@ -225,8 +225,8 @@ impl Space {
         segment.bytes += LEAF_BYTES + change.blocks.iter().map(of_block).sum::<usize>();
         segment.parts += parts(&change);
         segment.changes.push(change);
-        if pages_of(segment.bytes) > self.logged.room() || !self.logged.holds(segment.parts) {
-            self.give_up_log();
+        if pages_of(segment.bytes) > self.logged.free_pages() || !self.logged.fits_memory(segment.parts) {
+            self.write_pages_instead_of_log();
         }
         Ok(())
     }
@@ -234,12 +234,12 @@ impl Space {
     /// The segment, if it is of use.
     fn next_segment(&mut self) -> Vec<Image> {
         let work = self.work.as_ref().expect("between freeze and finish");
-        let Way::Log(Segment { changes, .. }) = &work.way else { unreachable!("asked before") };
+        let CountsTarget::Log(Segment { changes, .. }) = &work.way else { unreachable!("asked before") };
         // What nothing has changed in needs nothing.
         let bytes = if changes.is_empty() { Vec::new() } else { encode_count_segment(changes) };
         let pages = pages_of(bytes.len());
-        if pages > self.logged.room() || pages > self.leaves_without_log(changes) + UPPER_LEVELS {
-            self.give_up_log();
+        if pages > self.logged.free_pages() || pages > self.leaves_without_log(changes) + UPPER_LEVELS {
+            self.write_pages_instead_of_log();
             return Vec::new();
         }
         let first = if planted(Bug::CountLogOverwritten) { 0 } else { self.logged.end.pages };
@@ -398,8 +398,8 @@ impl Space {
         // It may have grown meanwhile.
         self.roots.resize(self.layout.count_nodes(3) as usize, CountEntry::default());
         match work.way {
-            Way::Pages => self.logged.clear(),
-            Way::Log(segment) => self.logged.add(segment.changes),
+            CountsTarget::Pages => self.logged.clear(),
+            CountsTarget::Log(segment) => self.logged.add(segment.changes),
         }
         self.logged.end = work.done.log;
         if self.cache.len() + work.images.len() > self.cache_limit {

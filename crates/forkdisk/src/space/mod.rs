@@ -11,12 +11,12 @@
 mod affinity;
 mod alloc;
 mod checkpoint;
-mod dead;
+mod contiguous;
+mod count_log;
 mod delta;
-mod gather;
-mod log;
+mod pending_free;
 mod tree;
-mod view;
+mod view_counts;
 
 #[cfg(test)]
 mod tests;
@@ -30,11 +30,11 @@ use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, Block, Epoch, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 
 use affinity::Affinity;
+use count_log::CountLogState;
 use delta::{Deltas, by_block, pieces};
-use log::Logged;
-use view::Kept;
+use view_counts::ViewImages;
 
-pub use checkpoint::{Counted, Step};
+pub use checkpoint::{Step, WrittenCounts};
 
 /// A count page that is needed and not in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl From<Miss> for Refusal {
 
 /// Who wants space, for what.
 #[derive(Clone, Debug)]
-pub struct Want {
+pub struct AllocRequest {
     /// The writer.
     pub volume: VolumeId,
     /// The first page to be mapped.
@@ -161,7 +161,7 @@ pub struct Space {
     layout: Layout,
     uuid: [u8; 16],
     roots: Vec<CountEntry>,
-    logged: Logged,
+    logged: CountLogState,
     /// There are counts of 65,535 or more, or there were.
     large_counts: bool,
     cache: BTreeMap<CountNode, CountPage>,
@@ -170,7 +170,7 @@ pub struct Space {
     held: u32,
     current: Deltas,
     frozen: Deltas,
-    work: Option<checkpoint::Work>,
+    work: Option<checkpoint::CheckpointWork>,
     /// Pages known to be free and not touched, by block, and the blocks of which that is all.
     free: BTreeMap<Block, Bitmap>,
     empty: BTreeSet<Block>,
@@ -181,7 +181,7 @@ pub struct Space {
     available: u64,
     handed_out: u64,
     affinity: Affinity,
-    kept: Kept,
+    kept: ViewImages,
     /// Pages that a finished checkpoint has freed and that are not handed out yet: they are being discarded.
     returning: u64,
     /// A stream begins at a multiple of so many blocks if it can.
@@ -202,7 +202,7 @@ impl Space {
             layout,
             uuid,
             roots,
-            logged: Logged::default(),
+            logged: CountLogState::default(),
             large_counts: false,
             cache: BTreeMap::new(),
             // A cache of less than two pages is for tests in which any look-up is to miss; 0 is the least there is else.
@@ -219,7 +219,7 @@ impl Space {
             available: 0,
             handed_out: 0,
             affinity: Affinity::default(),
-            kept: Kept::default(),
+            kept: ViewImages::default(),
             returning: 0,
             begin_at: 1,
             lost: BTreeSet::new(),

@@ -1,6 +1,6 @@
 //! The life of a page: handed out, counted, given up, and free again only after a checkpoint.
 
-use super::alloc::LEFT_PART;
+use super::alloc::ABANDONED_PART;
 use super::*;
 use crate::bits::*;
 use crate::format::{CountLog, count_log_page};
@@ -29,13 +29,13 @@ fn pages_written(space: &mut Space) -> usize {
     written
 }
 
-fn want(at: u64, pages: u64) -> Want {
+fn want(at: u64, pages: u64) -> AllocRequest {
     shared(at, pages, 0)
 }
 
-fn shared(at: u64, pages: u64, shared_at: u64) -> Want {
+fn shared(at: u64, pages: u64, shared_at: u64) -> AllocRequest {
     let (volume, at, write) = (VolumeId(1), VirtualPage(at), at..at + pages);
-    Want { volume, at, pages, chunk_pages: 16, shared_at: Epoch(shared_at), write, beside: None }
+    AllocRequest { volume, at, pages, chunk_pages: 16, shared_at: Epoch(shared_at), write, beside: None }
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn what_is_not_in_memory_is_taken_for_pending() {
     let (first, _) = space.alloc_data(want(0, 16)).expect("space");
     (0..2).for_each(|_| space.incr_pages(first, 16));
     checkpoint(&mut space);
-    space.end_log(100);
+    space.retire_log(100);
     checkpoint(&mut space);
     let roots = space.roots.clone();
     assert_eq!(space.used_by_checkpoint(), 16);
@@ -455,7 +455,7 @@ fn what_is_left_of_chunks_is_used_before_it_is_an_eighth_of_the_free_space() {
             blocks.insert(page.block());
         }
     }
-    let bound = 64 + 256 / LEFT_PART as usize + 1;
+    let bound = 64 + 256 / ABANDONED_PART as usize + 1;
     assert!((64..=bound).contains(&blocks.len()), "{} blocks are in use", blocks.len());
 }
 
@@ -533,7 +533,7 @@ fn a_chunk_kept_under_a_smaller_size_is_left_within_its_block() {
     // None of these begins a virtual block or goes on behind another: they lie one behind the other.
     let mut chunks = (1..60).rev().filter(|chunk| chunk % 16 != 0);
     let chunk = chunks.find(|&chunk| place(chunk).index() / 16 == 15).expect("the last of a block");
-    let want = Want { chunk_pages: 128, ..shared(chunk * 128, 1, 1) };
+    let want = AllocRequest { chunk_pages: 128, ..shared(chunk * 128, 1, 1) };
     assert!(space.alloc_data(want).is_ok());
 }
 
@@ -544,7 +544,7 @@ fn a_volume_whose_chunk_has_changed_begins_new_chunks() {
         let at = chunk * chunk_pages;
         // Far from each other: no stream.
         let write = at << 20..(at << 20) + 1;
-        space.alloc_data(Want { chunk_pages, write, ..shared(at, 1, shared_at) })
+        space.alloc_data(AllocRequest { chunk_pages, write, ..shared(at, 1, shared_at) })
     };
     // Chunks of four pages fill a block; then the same numbers stand for larger ones.
     let mut seen: BTreeSet<u64> = (0..64).map(|i| take(2 * i + 1, 4, 0).expect("space").0.0).collect();
@@ -571,7 +571,7 @@ fn bits_of_ranges() {
 
 /// A volume written in order, a block at a time, until it has `count` blocks or there is no space.
 fn stream(space: &mut Space, count: u64) -> Vec<Block> {
-    let block = |at: u64| space.alloc_data(Want { write: at..at + BLOCK_PAGES, ..shared(at, BLOCK_PAGES, 0) });
+    let block = |at: u64| space.alloc_data(AllocRequest { write: at..at + BLOCK_PAGES, ..shared(at, BLOCK_PAGES, 0) });
     let all = (0..count).map(|i| i * BLOCK_PAGES).map(block).map_while(Result::ok);
     all.map(|(first, n)| if n == BLOCK_PAGES { first.block() } else { panic!("{n} pages at {first:?}") }).collect()
 }
@@ -603,13 +603,13 @@ fn an_array_that_is_nearly_full_gives_what_there_is() {
 struct Logging {
     space: Space,
     pages: BTreeMap<u64, Vec<u8>>,
-    counted: Counted,
+    counted: WrittenCounts,
 }
 
 impl Logging {
     fn new(mib: u64) -> Logging {
         let layout = Layout::new(mib << 20);
-        let counted = Counted { roots: vec![CountEntry::default()], log: CountLog::default(), large: false };
+        let counted = WrittenCounts { roots: vec![CountEntry::default()], log: CountLog::default(), large: false };
         let mut space = Space::new(layout, [1; 16], counted.roots.clone());
         space.use_log(counted.log, &[]).expect("none yet");
         Logging { space, pages: BTreeMap::new(), counted }
@@ -786,15 +786,15 @@ fn what_changes_little_in_many_places_takes_one_unit() {
 fn a_log_that_is_to_end_is_in_its_pages_with_the_next_checkpoint() {
     let mut lab = Logging::new(100);
     let one_in_each = |lab: &mut Logging| (2..37).for_each(|block| lab.space.incr_page(Block(block).page(3)));
-    assert!(!lab.space.end_log(1000), "there is none");
+    assert!(!lab.space.retire_log(1000), "there is none");
     one_in_each(&mut lab);
     lab.checkpoint();
     let leaves = lab.counted.log.pages as u64 + 1;
     assert!(lab.counted.log.pages > 0 && leaves < 6, "a segment is less than the leaves");
-    assert!(!lab.space.end_log(4), "five leaves are more than that");
+    assert!(!lab.space.retire_log(4), "five leaves are more than that");
     lab.space.incr_page(Block(2).page(4));
     lab.checkpoint();
-    assert!(lab.counted.log.pages > 0 && lab.space.end_log(6));
+    assert!(lab.counted.log.pages > 0 && lab.space.retire_log(6));
     assert_eq!((lab.checkpoint(), lab.counted.log.pages), (6 + 3, 0), "six leaves and those above them");
     assert_eq!(
         (lab.counts(Block(2)).pages[3], lab.counts(Block(2)).pages[4], lab.counts(Block(36)).pages[3]),
@@ -831,7 +831,7 @@ fn a_pool_may_grow_by_a_root_while_a_checkpoint_turns_from_the_log_to_pages() {
     let after = Layout::new((before.blocks() + 868) << 20);
     assert_eq!((before.count_nodes(3), after.count_nodes(3)), (1, 2));
     lab.space.grow(after);
-    lab.space.give_up_log();
+    lab.space.write_pages_instead_of_log();
     let written = lab.write();
     assert_eq!((written, lab.counted.roots.len()), (4, 1), "it says what the pool was when it was frozen");
     assert_eq!(lab.counts(Block(9)).pages[1..3], [1, 1]);
@@ -889,13 +889,13 @@ fn a_log_is_emptied_beside_changes_that_belong_to_the_next_checkpoint() {
     lab.space.incr_page(Block(9).page(3));
     lab.space.decr_page(Block(10).page(3), 0);
     // Once in vain, as on a host that is full.
-    lab.space.begin_emptying();
+    lab.space.begin_log_flush();
     assert!(matches!(lab.ask(|space| space.checkpoint_step(2)), Step::Write(pages) if pages.len() == 2));
-    lab.space.give_up_emptying();
+    lab.space.abort_log_flush();
     assert_eq!((lab.counts(Block(9)).pages[3], lab.space.available()), (pages + 1, free));
-    lab.space.begin_emptying();
+    lab.space.begin_log_flush();
     lab.space.incr_page(Block(9).page(4));
-    let written = lab.write_until(Space::end_emptying);
+    let written = lab.write_until(Space::end_log_flush);
     assert_eq!((written, lab.counted.log.pages), (6 + 3, 0), "six leaves and those above them");
     assert_eq!(lab.space.available(), free);
     assert_eq!((lab.counts(Block(9)).pages[3], lab.counts(Block(9)).pages[4]), (pages + 1, 1));
@@ -921,7 +921,7 @@ fn emptying_the_log_leaves_in_use_what_came_into_use_behind_the_last_freeze() {
     lab.space.incr_page(Block(50).page(0));
     lab.space.release(freed.expect("it is finished"));
     let free = lab.space.available();
-    lab.space.begin_emptying();
-    lab.write_until(Space::end_emptying);
+    lab.space.begin_log_flush();
+    lab.write_until(Space::end_log_flush);
     assert_eq!((lab.counted.log.pages, lab.space.available()), (0, free));
 }

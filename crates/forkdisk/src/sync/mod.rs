@@ -2,12 +2,12 @@
 
 mod event;
 mod flushes;
-mod generation;
-mod range;
-mod turns;
+mod plans;
+mod range_lock;
+mod write_queue;
 
 pub use event::Event;
 pub use flushes::Flushes;
-pub use generation::{Generations, PlanGuard};
-pub use range::{Hold, RangeGuard, RangeLocks};
-pub use turns::{Came, Taken, Turn, Turns};
+pub use plans::{Generations, PlanGuard};
+pub use range_lock::{LockMode, RangeGuard, RangeLocks};
+pub use write_queue::{Admitted, MergedWrite, QueuedWrite, WriteQueue};

@@ -10,30 +10,29 @@ use std::rc::Rc;
 
 use smallvec::smallvec;
 
-use crate::copier::{CopyError, Given, Group, Job, Moved, Piece, Place, Source};
+use crate::copier::{CopyError, CopySource, Job, JobGroup, Moved, Piece, Place, ProvidedBytes};
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::BreakPolicy;
 use crate::map::{Run, Stop, lookup};
 use crate::planted::{Bug, planted};
 use crate::pool::{Failure, Meta, pages_of};
-use crate::space::{Refusal, Want};
-use crate::sync::Turn;
-use crate::types::{BLOCK_PAGES, Epoch, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
+use crate::space::{AllocRequest, Refusal};
+use crate::sync::QueuedWrite;
+use crate::types::{BLOCK_PAGES, Epoch, PAGE_BYTES, PageAddr, VirtualPage, VolumeId};
 
 use super::Volume;
-use super::fault::{Fault, RESERVE, WritePlan};
-use super::join::{Break, Running};
-use super::turn::{Work, fits};
+use super::fault::{Fault, RESERVED_PAGES, WritePlan};
+use super::inflight_copies::{CopyPart, InflightBreak};
+use super::pending_write::{PendingWrite, is_mergeable};
 
-const PAGE: u64 = PAGE_SIZE as u64;
 /// What a write covers is read all the same where that saves a request, up to this many pages: a
 /// request costs the disks of docs/benchmarks.md as much as 80 to 120 KiB.
-const READ_THROUGH: u64 = 16;
+const READ_THROUGH_PAGES: u64 = 16;
 
 /// Where a page's old contents are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Old {
+pub(super) enum OldContents {
     /// There; the rest of the run behind it.
     At(PageAddr),
     /// Nowhere: zeroes.
@@ -47,13 +46,13 @@ pub(super) struct ChunkCopy {
     pub at: VirtualPage,
     pub to: PageAddr,
     /// Runs of pages and where they come from.
-    pub from: Vec<(u64, Old)>,
+    pub from: Vec<(u64, OldContents)>,
 }
 
 impl ChunkCopy {
     /// Bytes of the volume that it holds.
     fn range(&self) -> Range<u64> {
-        self.at.0 * PAGE..(self.at.0 + self.pages()) * PAGE
+        self.at.0 * PAGE_BYTES..(self.at.0 + self.pages()) * PAGE_BYTES
     }
 
     fn pages(&self) -> u64 {
@@ -76,7 +75,7 @@ impl WritePlan {
     ) -> std::result::Result<bool, Failure> {
         let Some(chunk) = self.copying else { return Ok(false) };
         let first = page.0 / chunk * chunk;
-        let (mut editor, record) = meta.view(id).expect("a volume with a handle is not removed");
+        let (mut editor, record) = meta.read_editor(id).expect("a volume with a handle is not removed");
         let end = (first + chunk).min(pages_of(record.size)).max(page.0 + 1);
         let (mut runs, mut shared, mut at) = (Vec::new(), false, first);
         while at < end {
@@ -105,12 +104,12 @@ impl WritePlan {
         meta.admits(id, new)?;
         let Some(faults) = self.place_chunk(meta, id, (chunk, shared_at), &runs)? else { return Ok(false) };
         self.claim.add(meta, id, new);
-        self.forget_from(first * PAGE);
+        self.forget_from(first * PAGE_BYTES);
         for fault in faults {
             self.copy_for(&runs, &fault);
             self.faults.push(fault);
         }
-        self.next = self.end.min(end * PAGE);
+        self.next = self.end.min(end * PAGE_BYTES);
         Ok(true)
     }
 
@@ -124,7 +123,7 @@ impl WritePlan {
     ) -> std::result::Result<Option<Vec<Fault>>, Failure> {
         let needed = self.needed(runs);
         let pages: u64 = needed.iter().map(|r| r.end - r.start).sum();
-        let need = meta.checkpoint_pages() + RESERVE + pages;
+        let need = meta.checkpoint_pages() + RESERVED_PAGES + pages;
         if meta.space.available() < need {
             return Ok(None);
         }
@@ -133,7 +132,7 @@ impl WritePlan {
         let refused = needed.into_iter().find_map(|extent| {
             let want = |at: u64| {
                 let (pages, write) = ((extent.end - at).min(BLOCK_PAGES - at % BLOCK_PAGES), extent.clone());
-                Want { volume: id, at: VirtualPage(at), pages, chunk_pages, shared_at, write, beside: None }
+                AllocRequest { volume: id, at: VirtualPage(at), pages, chunk_pages, shared_at, write, beside: None }
             };
             let mut at = extent.start;
             while at < extent.end {
@@ -141,14 +140,14 @@ impl WritePlan {
                     Ok(found) => found,
                     Err(refusal) => return Some(refusal),
                 };
-                faults.push(Fault { at: VirtualPage(at), len, to, shared: true, moved: false, sum: None });
+                faults.push(Fault { at: VirtualPage(at), len, to, shared: true, relocated: false, sum: None });
                 at += len;
             }
             None
         });
         let Some(refusal) = refused else { return Ok(Some(faults)) };
         // The attempt is repeated, or nothing is copied: what it was handed goes back.
-        faults.iter().for_each(|fault| meta.space.untake(fault.to, fault.len));
+        faults.iter().for_each(|fault| meta.space.return_pages(fault.to, fault.len));
         match refusal {
             Refusal::NoSpace => Ok(None),
             Refusal::Miss(miss) => Err(Failure::Stop(miss.into())),
@@ -169,13 +168,13 @@ impl WritePlan {
 
     /// Pages of the volume that the write replaces wholly.
     fn covered(&self) -> Range<u64> {
-        let first = self.start.div_ceil(PAGE);
-        first..(self.end / PAGE).max(first)
+        let first = self.start.div_ceil(PAGE_BYTES);
+        first..(self.end / PAGE_BYTES).max(first)
     }
 
     /// Pages of the volume that the write touches.
     fn touched(&self) -> Range<u64> {
-        self.start / PAGE..self.end.div_ceil(PAGE)
+        self.start / PAGE_BYTES..self.end.div_ceil(PAGE_BYTES)
     }
 
     /// Pages of holes that the write touches.
@@ -205,17 +204,17 @@ impl WritePlan {
     }
 
     /// Where the pages of `range` come from.
-    fn sources(&self, runs: &[ChunkRun], range: Range<u64>) -> Vec<(u64, Old)> {
+    fn sources(&self, runs: &[ChunkRun], range: Range<u64>) -> Vec<(u64, OldContents)> {
         let covered = self.covered();
-        let mut out: Vec<(u64, Old)> = Vec::new();
+        let mut out: Vec<(u64, OldContents)> = Vec::new();
         for &(at, len, data) in runs {
             let (from, to) = (at.max(range.start), (at + len).min(range.end));
             let cuts = [from, covered.start.clamp(from, to.max(from)), covered.end.clamp(from, to.max(from)), to];
             for pair in cuts.windows(2).filter(|pair| pair[0] < pair[1]) {
                 let old = match data {
-                    _ if covered.contains(&pair[0]) => Old::Covered,
-                    Some(addr) => Old::At(PageAddr(addr.0 + pair[0] - at)),
-                    None => Old::Hole,
+                    _ if covered.contains(&pair[0]) => OldContents::Covered,
+                    Some(addr) => OldContents::At(PageAddr(addr.0 + pair[0] - at)),
+                    None => OldContents::Hole,
                 };
                 out.push((pair[1] - pair[0], old));
             }
@@ -225,12 +224,15 @@ impl WritePlan {
 }
 
 /// The same with runs that go on where the one before ends made one.
-fn joined(runs: Vec<(u64, Old)>) -> Vec<(u64, Old)> {
-    let mut out: Vec<(u64, Old)> = Vec::with_capacity(runs.len());
+fn joined(runs: Vec<(u64, OldContents)>) -> Vec<(u64, OldContents)> {
+    let mut out: Vec<(u64, OldContents)> = Vec::with_capacity(runs.len());
     for (len, old) in runs {
         match (out.last_mut(), old) {
-            (Some((before, Old::At(addr))), Old::At(next)) if next.0 == addr.0 + *before => *before += len,
-            (Some((before, Old::Hole)), Old::Hole) | (Some((before, Old::Covered)), Old::Covered) => *before += len,
+            (Some((before, OldContents::At(addr))), OldContents::At(next)) if next.0 == addr.0 + *before => {
+                *before += len
+            }
+            (Some((before, OldContents::Hole)), OldContents::Hole)
+            | (Some((before, OldContents::Covered)), OldContents::Covered) => *before += len,
             _ => out.push((len, old)),
         }
     }
@@ -238,11 +240,12 @@ fn joined(runs: Vec<(u64, Old)>) -> Vec<(u64, Old)> {
 }
 
 /// Joins reads that a short covered stretch parts, where what it covers lies between them.
-fn read_through(runs: Vec<(u64, Old)>) -> Vec<(u64, Old)> {
-    let mut out: Vec<(u64, Old)> = Vec::with_capacity(runs.len());
+fn read_through(runs: Vec<(u64, OldContents)>) -> Vec<(u64, OldContents)> {
+    let mut out: Vec<(u64, OldContents)> = Vec::with_capacity(runs.len());
     for (len, old) in runs {
-        if let (Old::At(next), [.., (before, Old::At(addr)), (gap, Old::Covered)]) = (old, &mut out[..])
-            && *gap <= READ_THROUGH
+        if let (OldContents::At(next), [.., (before, OldContents::At(addr)), (gap, OldContents::Covered)]) =
+            (old, &mut out[..])
+            && *gap <= READ_THROUGH_PAGES
             && next.0 == addr.0 + *before + *gap
         {
             *before += *gap + len;
@@ -260,7 +263,7 @@ impl<D: Device> Volume<D> {
     pub(super) fn break_range(&self, range: Range<u64>) -> (Option<u64>, Range<u64>) {
         let meta = self.inner.meta.borrow();
         let record = self.record(&meta);
-        let chunk = record.chunk / PAGE;
+        let chunk = record.chunk / PAGE_BYTES;
         match record.break_policy {
             BreakPolicy::Copy => (Some(chunk), range.start / chunk * chunk..range.end.next_multiple_of(chunk)),
             BreakPolicy::Split => (None, range),
@@ -269,19 +272,24 @@ impl<D: Device> Volume<D> {
 
     /// Writes what is planned, of which something is copied, and maps it. The turn ends when all of it
     /// has been submitted.
-    pub(super) async fn write_copying(&self, turn: Turn<Buf>, work: &mut Work, buf: Buf) -> (Result<()>, Buf) {
+    pub(super) async fn write_copying(
+        &self,
+        queued: QueuedWrite<Buf>,
+        work: &mut PendingWrite,
+        buf: Buf,
+    ) -> (Result<()>, Buf) {
         let own = buf.len();
-        let bytes = Rc::new(self.with_those_along(work, buf));
+        let bytes = Rc::new(self.with_merged(work, buf));
         let parts = self.start_copies(&work.plan, &bytes);
-        give_those_behind(&turn, work, &parts);
-        let copies = self.copies.begin(parts, &turn, work.plan.end() * PAGE);
+        give_followers(&queued, work, &parts);
+        let copies = self.copies.begin(parts, &queued, work.plan.end() * PAGE_BYTES);
         let early = planted(Bug::CopyMappedBeforeWritten);
         let mut result = if early { self.publish(&work.plan).await } else { Ok(()) };
-        result = result.and(self.put_rest(work, &bytes).await);
+        result = result.and(self.write_uncopied(work, &bytes).await);
         for part in &copies.parts {
-            part.ticket.sealed().await;
+            part.ticket.wait_submitted().await;
         }
-        turn.submitted(&work.along);
+        queued.submitted(&work.merged);
         let copied = self.await_copies(work, &copies).await;
         result = match result.and(copied) {
             Ok(()) if !early => self.publish(&work.plan).await,
@@ -297,16 +305,16 @@ impl<D: Device> Volume<D> {
     }
 
     /// The client's bytes, followed by those of the writes that go along.
-    fn with_those_along(&self, work: &Work, buf: Buf) -> Buf {
-        if work.along.is_empty() {
+    fn with_merged(&self, work: &PendingWrite, buf: Buf) -> Buf {
+        if work.merged.is_empty() {
             return buf;
         }
-        let more: usize = work.along.iter().map(|taken| taken.look(|b| b.len())).sum();
+        let more: usize = work.merged.iter().map(|taken| taken.with_payload(|b| b.len())).sum();
         let mut all = self.inner.device.buffer(buf.len() + more);
         let mut at = buf.len();
         all[..at].copy_from_slice(&buf);
-        for taken in &work.along {
-            at += taken.look(|b| {
+        for taken in &work.merged {
+            at += taken.with_payload(|b| {
                 all[at..at + b.len()].copy_from_slice(b);
                 b.len()
             });
@@ -315,7 +323,7 @@ impl<D: Device> Volume<D> {
     }
 
     /// Writes what is not copied: what goes in place, and chunks that are covered.
-    async fn put_rest(&self, work: &Work, bytes: &Buf) -> Result<()> {
+    async fn write_uncopied(&self, work: &PendingWrite, bytes: &Buf) -> Result<()> {
         if work.plan.segments.is_empty() && work.plan.partials.is_empty() {
             return Ok(());
         }
@@ -324,23 +332,23 @@ impl<D: Device> Volume<D> {
         let (rest, segments) = self.assemble(work, &pages, bytes, &[]);
         self.inner.counters.data_writes.add(&segments);
         let (result, _) = self.inner.device.write(rest, segments, false).await;
-        self.explain(work.offset, result)
+        self.device_error(work.offset, result)
     }
 
     /// Begins the copies of `plan`; `bytes` are what is written from its start on.
-    fn start_copies(&self, plan: &WritePlan, bytes: &Rc<Buf>) -> Vec<Running> {
-        let (mut parts, group) = (Vec::with_capacity(plan.copies.len()), Group::default());
+    fn start_copies(&self, plan: &WritePlan, bytes: &Rc<Buf>) -> Vec<CopyPart> {
+        let (mut parts, group) = (Vec::with_capacity(plan.copies.len()), JobGroup::default());
         for copy in &plan.copies {
             let range = copy.range();
             let (from, to) = (range.start.max(plan.start), range.end.min(plan.end));
-            let given = (from < to).then(|| Given {
+            let given = (from < to).then(|| ProvidedBytes {
                 at: from - range.start,
                 range: (from - plan.start) as usize..(to - plan.start) as usize,
                 bytes: bytes.clone(),
             });
             let ticket =
                 self.inner.copier.submit(self.copies.client(), self.job(copy, &group), given.into_iter().collect());
-            parts.push(Running { range, ticket });
+            parts.push(CopyPart { range, ticket });
         }
         parts
     }
@@ -354,24 +362,24 @@ impl<D: Device> Volume<D> {
             both.iter().filter(|(_, bytes)| *bytes > 0).for_each(|(count, bytes)| count.add_one(*bytes));
             return;
         }
-        counters.data_writes.add_one(copy.pages() * PAGE);
+        counters.data_writes.add_one(copy.pages() * PAGE_BYTES);
         for &(len, old) in &copy.from {
-            if matches!(old, Old::At(_)) {
-                counters.data_reads.add_one(len * PAGE);
+            if matches!(old, OldContents::At(_)) {
+                counters.data_reads.add_one(len * PAGE_BYTES);
             }
         }
     }
 
-    fn job(&self, copy: &ChunkCopy, group: &Group) -> Job<D> {
+    fn job(&self, copy: &ChunkCopy, group: &JobGroup) -> Job<D> {
         let place = |page: PageAddr| Place { device: self.inner.device.clone(), offset: page.offset() };
-        let source = |&(len, old): &(u64, Old)| {
+        let source = |&(len, old): &(u64, OldContents)| {
             let from = match old {
-                Old::At(page) => Source::Device(place(page)),
-                Old::Hole if planted(Bug::CopyFillsHoles) => Source::Given,
-                Old::Hole => Source::Zeroes,
-                Old::Covered => Source::Given,
+                OldContents::At(page) => CopySource::Device(place(page)),
+                OldContents::Hole if planted(Bug::CopyFillsHoles) => CopySource::Given,
+                OldContents::Hole => CopySource::Zeroes,
+                OldContents::Covered => CopySource::Given,
             };
-            Piece { len: len * PAGE, from }
+            Piece { len: len * PAGE_BYTES, from }
         };
         let (first, pages) = (copy.at, copy.pages());
         Job {
@@ -379,16 +387,16 @@ impl<D: Device> Volume<D> {
             destinations: smallvec![place(copy.to)],
             near: first.block().saturating_sub(1)..VirtualPage(first.0 + pages - 1).block() + 2,
             group: group.clone(),
-            witness: None,
+            observer: None,
             hold: None,
         }
     }
 
     /// Waits for all copies of a write. When one has failed the others are of no use.
-    async fn await_copies(&self, work: &Work, copies: &Break) -> Result<()> {
+    async fn await_copies(&self, work: &PendingWrite, copies: &InflightBreak) -> Result<()> {
         let mut result = Ok(());
         for (part, copy) in copies.parts.iter().zip(&work.plan.copies) {
-            let done = part.ticket.done().await;
+            let done = part.ticket.wait_done().await;
             self.count_copy(copy, part.ticket.moved());
             let Err(error) = done else { continue };
             let at = part.range.start;
@@ -408,18 +416,19 @@ impl<D: Device> Volume<D> {
 }
 
 /// Takes along who waits directly behind, as far as the last copy reaches.
-fn give_those_behind(turn: &Turn<Buf>, work: &mut Work, parts: &[Running]) {
+fn give_followers(queued: &QueuedWrite<Buf>, work: &mut PendingWrite, parts: &[CopyPart]) {
     let plan = &work.plan;
-    let Some(last) = parts.last().filter(|last| plan.end.is_multiple_of(PAGE) && last.range.contains(&plan.end)) else {
+    let Some(last) = parts.last().filter(|last| plan.end.is_multiple_of(PAGE_BYTES) && last.range.contains(&plan.end))
+    else {
         return;
     };
-    let (mut at, had) = (plan.end, work.along.len());
-    let limit = plan.end().next_multiple_of(BLOCK_PAGES).min(last.range.end / PAGE);
-    turn.take_along(&mut work.along, plan.end(), limit, fits);
-    for taken in &work.along[had..] {
-        let bytes = Rc::new(taken.look(|b| Buf::copy_of(b)));
+    let (mut at, had) = (plan.end, work.merged.len());
+    let limit = plan.end().next_multiple_of(BLOCK_PAGES).min(last.range.end / PAGE_BYTES);
+    queued.merge_followers(&mut work.merged, plan.end(), limit, is_mergeable);
+    for taken in &work.merged[had..] {
+        let bytes = Rc::new(taken.with_payload(|b| Buf::copy_of(b)));
         let len = bytes.len();
-        let given = last.ticket.give(Given { at: at - last.range.start, range: 0..len, bytes });
+        let given = last.ticket.give(ProvidedBytes { at: at - last.range.start, range: 0..len, bytes });
         debug_assert!(given, "nothing of a copy that has just begun is written");
         at += len as u64;
     }
@@ -431,23 +440,30 @@ mod tests {
 
     #[test]
     fn runs_that_go_on_are_one() {
-        let at = |page| Old::At(PageAddr(page));
-        let runs = vec![(2, at(5)), (3, at(7)), (1, at(11)), (1, Old::Hole), (1, Old::Hole), (4, Old::Covered)];
-        assert_eq!(joined(runs), [(5, at(5)), (1, at(11)), (2, Old::Hole), (4, Old::Covered)]);
+        let at = |page| OldContents::At(PageAddr(page));
+        let runs = vec![
+            (2, at(5)),
+            (3, at(7)),
+            (1, at(11)),
+            (1, OldContents::Hole),
+            (1, OldContents::Hole),
+            (4, OldContents::Covered),
+        ];
+        assert_eq!(joined(runs), [(5, at(5)), (1, at(11)), (2, OldContents::Hole), (4, OldContents::Covered)]);
     }
 
     #[test]
     fn what_a_write_covers_is_read_only_where_that_saves_a_request() {
-        let at = |page| Old::At(PageAddr(page));
-        let short = vec![(4, at(100)), (2, Old::Covered), (10, at(106))];
+        let at = |page| OldContents::At(PageAddr(page));
+        let short = vec![(4, at(100)), (2, OldContents::Covered), (10, at(106))];
         assert_eq!(read_through(short), [(16, at(100))]);
-        let long = vec![(4, at(100)), (17, Old::Covered), (10, at(121))];
+        let long = vec![(4, at(100)), (17, OldContents::Covered), (10, at(121))];
         assert_eq!(read_through(long.clone()), long);
-        let elsewhere = vec![(4, at(100)), (2, Old::Covered), (10, at(500))];
+        let elsewhere = vec![(4, at(100)), (2, OldContents::Covered), (10, at(500))];
         assert_eq!(read_through(elsewhere.clone()), elsewhere);
-        let twice = vec![(1, at(10)), (1, Old::Covered), (1, at(12)), (1, Old::Covered), (1, at(14))];
+        let twice = vec![(1, at(10)), (1, OldContents::Covered), (1, at(12)), (1, OldContents::Covered), (1, at(14))];
         assert_eq!(read_through(twice), [(5, at(10))]);
-        let edge = vec![(2, Old::Covered), (10, at(2)), (1, Old::Hole), (3, Old::Covered)];
+        let edge = vec![(2, OldContents::Covered), (10, at(2)), (1, OldContents::Hole), (3, OldContents::Covered)];
         assert_eq!(read_through(edge.clone()), edge);
     }
 }

@@ -5,49 +5,47 @@ use crate::error::Result;
 use crate::format::Record;
 use crate::map::{Stop, lookup};
 use crate::planted::{Bug, planted};
-use crate::pool::{Ended, Failure, STEP_PAGES, no_space};
-use crate::sync::Hold;
-use crate::types::{PAGE_SIZE, VirtualPage};
+use crate::pool::{EditError, Failure, STEP_PAGES, no_space_error};
+use crate::sync::LockMode;
+use crate::types::{PAGE_BYTES, VirtualPage};
 
 use super::Volume;
-use super::through::Under;
-
-const PAGE: u64 = PAGE_SIZE as u64;
+use super::backing::Backing;
 
 impl<D: Device> Volume<D> {
     pub(super) async fn discard_range(&self, offset: u64, len: u64) -> Result<()> {
         self.check_write(offset, len)?;
-        if self.shows_through() {
+        if self.has_backing() {
             // A hole would show what lies under it.
             return Ok(());
         }
-        let (first, end) = (offset.div_ceil(PAGE), self.whole_end(offset + len));
+        let (first, end) = (offset.div_ceil(PAGE_BYTES), self.whole_end(offset + len));
         match self.unmap(first, end).await {
-            Err(Ended::NoSpace) | Ok(()) => Ok(()),
-            Err(Ended::Error(e)) => Err(e),
+            Err(EditError::NoSpace) | Ok(()) => Ok(()),
+            Err(EditError::Error(e)) => Err(e),
         }
     }
 
     pub(super) async fn zero_range(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.check_write(offset, len)?;
-        match self.under() {
-            Under::Nothing => {}
-            Under::Itself(origin) => return origin.write_zeroes(&self.inner, offset, len, fua).await,
-            Under::Snapshot(..) => {
-                self.write_zeroes_over(offset, len).await?;
+        match self.backing() {
+            Backing::None => {}
+            Backing::Origin(origin) => return origin.write_zeroes(&self.inner, offset, len, fua).await,
+            Backing::Snapshot(..) => {
+                self.write_zeroes_with_backing(offset, len).await?;
                 return if fua { self.flush().await } else { Ok(()) };
             }
         }
         let stop = offset + len;
-        let (first, end) = (offset.div_ceil(PAGE), self.whole_end(stop));
+        let (first, end) = (offset.div_ceil(PAGE_BYTES), self.whole_end(stop));
         if first >= end {
             self.zero_edge(offset, stop).await?;
         } else {
-            self.zero_edge(offset, first * PAGE).await?;
-            self.zero_edge((end * PAGE).min(stop), stop).await?;
+            self.zero_edge(offset, first * PAGE_BYTES).await?;
+            self.zero_edge((end * PAGE_BYTES).min(stop), stop).await?;
             self.unmap(first, end).await.map_err(|ended| match ended {
-                Ended::NoSpace => no_space(),
-                Ended::Error(e) => e,
+                EditError::NoSpace => no_space_error(),
+                EditError::Error(e) => e,
             })?;
         }
         if fua { self.commit().await } else { Ok(()) }
@@ -55,7 +53,7 @@ impl<D: Device> Volume<D> {
 
     /// First page not wholly before `stop`; the last page of a volume counts as whole.
     fn whole_end(&self, stop: u64) -> u64 {
-        if stop == self.size() { stop.div_ceil(PAGE) } else { stop / PAGE }
+        if stop == self.size() { stop.div_ceil(PAGE_BYTES) } else { stop / PAGE_BYTES }
     }
 
     async fn zero_edge(&self, from: u64, to: u64) -> Result<()> {
@@ -72,44 +70,44 @@ impl<D: Device> Volume<D> {
     /// Zeroes what the volume's last page holds beyond its end.
     pub(crate) async fn zero_beyond_end(&self) -> Result<()> {
         let size = self.size();
-        let rest = (size.next_multiple_of(PAGE) - size) as usize;
-        let last = VirtualPage(size / PAGE);
-        let mapped = self.inner.look(|meta| {
+        let rest = (size.next_multiple_of(PAGE_BYTES) - size) as usize;
+        let last = VirtualPage(size / PAGE_BYTES);
+        let mapped = self.inner.retry_no_alloc(|meta| {
             let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
             Ok(lookup(&mut meta.tables, record, last, 1).map_err(Stop::from)?.data.is_some())
         });
         if rest == 0 || !mapped.await? {
             return Ok(());
         }
-        self.write_locked(size, Buf::zeroed(rest)).await.0
+        self.write_unaligned(size, Buf::zeroed(rest)).await.0
     }
 
     /// Unmaps pages `first..end` in steps of at most a virtual block.
-    async fn unmap(&self, first: u64, end: u64) -> std::result::Result<(), Ended> {
+    async fn unmap(&self, first: u64, end: u64) -> std::result::Result<(), EditError> {
         if first >= end {
             return Ok(());
         }
         let held = if planted(Bug::DiscardIgnoresWriters) { end..end } else { first..end };
-        let _lock = self.locks.lock(held, Hold::Alone).await;
+        let _lock = self.locks.lock(held, LockMode::Exclusive).await;
         let mut at = first;
         let mut retried = false;
         while at < end {
-            self.inner.admit().await.map_err(Ended::Error)?;
-            self.inner.check_writable().map_err(Ended::Error)?;
-            let step = self.inner.edit(|meta| {
+            self.inner.wait_below_dirty_limit().await.map_err(EditError::Error)?;
+            self.inner.check_writable().map_err(EditError::Error)?;
+            let step = self.inner.retry_on_miss(|meta| {
                 if meta.space.available() < meta.checkpoint_pages() + STEP_PAGES {
                     return Err(Failure::Stop(Stop::NoSpace));
                 }
-                let (mut editor, record) = meta.edit(self.id).expect("a volume with a handle is not removed");
+                let (mut editor, record) = meta.editor_for(self.id).expect("a volume with a handle is not removed");
                 let next = editor.unmap_step(record, VirtualPage(at), VirtualPage(end))?;
                 meta.journal.append(&Record::Unmap { volume: self.id, at: VirtualPage(at), len: next.0 - at });
                 Ok(next.0)
             });
             match step.await {
                 Ok(next) => (at, retried) = (next, false),
-                Err(Ended::NoSpace) if !retried => {
+                Err(EditError::NoSpace) if !retried => {
                     retried = true;
-                    self.inner.clone().checkpoint().await.map_err(Ended::Error)?;
+                    self.inner.clone().checkpoint().await.map_err(EditError::Error)?;
                 }
                 Err(ended) => return Err(ended),
             }

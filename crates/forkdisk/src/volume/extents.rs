@@ -6,7 +6,7 @@ use crate::map::{Stop, lookup};
 use crate::types::{PAGE_SIZE, VirtualPage};
 
 use super::Volume;
-use super::through::Under;
+use super::backing::Backing;
 
 /// A run of a volume that is alike. In bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,18 +30,19 @@ impl<D: Device> Volume<D> {
         let page = PAGE_SIZE as u64;
         let (mut at, end) = (offset, offset + len);
         let mut out: Vec<Extent> = Vec::new();
-        if let Under::Itself(_) = &self.under {
+        if let Backing::Origin(_) = &self.backing {
             let shared = false;
             return Ok(vec![Extent { offset, len, data: true, physical: 0, shared }]);
         }
-        let through = self.shows_through();
+        let through = self.has_backing();
         while at < end {
             let first = VirtualPage(at / page);
             let max = end.div_ceil(page) - first.0;
             let (run, shared) = self
                 .inner
-                .look(|meta| {
-                    let (mut editor, record) = meta.view(self.id).expect("a volume with a handle is not removed");
+                .retry_no_alloc(|meta| {
+                    let (mut editor, record) =
+                        meta.read_editor(self.id).expect("a volume with a handle is not removed");
                     let run = lookup(editor.tables, record, first, max).map_err(Stop::from)?;
                     let young = !self.read_only && run.data.is_some_and(|(_, birth)| birth > record.shared_at);
                     let shared = run.data.is_some() && !young && !editor.is_alone(record, first)?;

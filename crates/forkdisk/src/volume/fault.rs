@@ -8,23 +8,22 @@
 use std::cell::Cell;
 
 use crate::device::Segments;
-use crate::format::{VolumeRecord, witness_sum};
+use crate::format::{VolumeRecord, data_checksum};
 use crate::journal::Journal;
 use crate::map::{Editor, Run, Stop, lookup};
 use crate::planted::{Bug, planted};
 use crate::pool::{Failure, Meta};
-use crate::space::Want;
-use crate::types::{BLOCK_PAGES, Epoch, PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
+use crate::space::AllocRequest;
+use crate::types::{BLOCK_PAGES, Epoch, PAGE_BYTES, PageAddr, VirtualPage, VolumeId};
 
 use super::copy_break::ChunkCopy;
-use super::quota::Claim;
+use super::quota::QuotaClaim;
 use super::read::push;
 
 /// Pages kept back for tables and for verbs that free space.
-pub const RESERVE: u64 = 48;
-const PAGE: u64 = PAGE_SIZE as u64;
+pub const RESERVED_PAGES: u64 = 48;
 /// Most pieces of a chunk that are looked at for where it lies.
-const MAX_LOOKS: usize = 16;
+const MAX_LOOKUPS: usize = 16;
 
 /// A page that is completed before it is written.
 pub(super) struct Partial {
@@ -46,7 +45,7 @@ pub(super) struct Fault {
     /// Whether others have the old pages (a break), or there are none (a provision).
     pub shared: bool,
     /// They take the place of pages that recovery might ask for: it shall not ask for these.
-    pub moved: bool,
+    pub relocated: bool,
     /// What they will hold, if that was of use when they were written.
     pub sum: Option<u64>,
 }
@@ -71,7 +70,7 @@ pub(super) struct WritePlan {
     /// Pieces that are copied before they are written; each has its fault.
     pub copies: Vec<ChunkCopy>,
     /// Of the faults, pages that the volume does not refer to yet.
-    pub claim: Claim,
+    pub claim: QuotaClaim,
     /// Pages of the faults that the volume's map has by now.
     pub published: Cell<u64>,
 }
@@ -80,7 +79,7 @@ impl WritePlan {
     pub fn new(start: u64, len: u64, unit: usize, copying: Option<u64>) -> WritePlan {
         let (segments, partials, faults, copies) = (Segments::new(), Vec::new(), Vec::new(), Vec::new());
         let (end, unit) = (start + len, unit as u64);
-        let claim = Claim::default();
+        let claim = QuotaClaim::default();
         let published = Cell::new(0);
         WritePlan { next: start, start, end, unit, copying, segments, partials, faults, copies, claim, published }
     }
@@ -93,12 +92,12 @@ impl WritePlan {
         }
         let record = &meta.directory.get(id).expect("a volume with a handle is not removed").record;
         while self.next < self.end {
-            let page = self.next / PAGE;
-            match lookup(&mut meta.tables, record, VirtualPage(page), self.end.div_ceil(PAGE) - page) {
+            let page = self.next / PAGE_BYTES;
+            match lookup(&mut meta.tables, record, VirtualPage(page), self.end.div_ceil(PAGE_BYTES) - page) {
                 Ok(Run { data: Some((addr, birth)), len })
                     if birth > record.shared_at
-                        && meta.journal.may_change(addr, len)
-                        && meta.moving.note(addr, len) =>
+                        && meta.journal.may_overwrite(addr, len)
+                        && meta.watched.note(addr, len) =>
                 {
                     self.in_place(addr, len);
                 }
@@ -120,30 +119,30 @@ impl WritePlan {
 
     /// One page behind the last.
     pub fn end(&self) -> u64 {
-        self.end.div_ceil(PAGE)
+        self.end.div_ceil(PAGE_BYTES)
     }
 
     /// More is to be written, up to page `end`.
     pub fn extend(&mut self, end: u64) {
-        debug_assert!(self.end.is_multiple_of(PAGE) && end * PAGE > self.end);
-        self.end = end * PAGE;
+        debug_assert!(self.end.is_multiple_of(PAGE_BYTES) && end * PAGE_BYTES > self.end);
+        self.end = end * PAGE_BYTES;
     }
 
     /// Whether all of it can have new pages.
-    pub fn has_room(&self, meta: &Meta) -> bool {
-        meta.space.available() >= meta.checkpoint_pages() + RESERVE + self.end() - self.start / PAGE
+    pub fn fits(&self, meta: &Meta) -> bool {
+        meta.space.available() >= meta.checkpoint_pages() + RESERVED_PAGES + self.end() - self.start / PAGE_BYTES
     }
 
     /// Plans on from where the last attempt stopped. Unless it `may_fault`, there is no space for it.
     pub fn advance(&mut self, meta: &mut Meta, id: VolumeId, may_fault: bool) -> Result<(), Failure> {
         while self.next < self.end {
-            let page = VirtualPage(self.next / PAGE);
-            let whole = self.next.is_multiple_of(PAGE) && self.end - self.next >= PAGE;
+            let page = VirtualPage(self.next / PAGE_BYTES);
+            let whole = self.next.is_multiple_of(PAGE_BYTES) && self.end - self.next >= PAGE_BYTES;
             let max = if whole { self.whole_pages(page) } else { 1 };
-            let held = meta.directory.held_until(id);
-            let (may_need, available) = (meta.checkpoint_pages() + RESERVE, meta.space.available());
-            let (mut editor, record) = meta.view(id).expect("a volume with a handle is not removed");
-            let (chunk_pages, shared_at) = (record.chunk / PAGE, record.shared_at);
+            let held = meta.directory.last_shared_at(id);
+            let (may_need, available) = (meta.checkpoint_pages() + RESERVED_PAGES, meta.space.available());
+            let (mut editor, record) = meta.read_editor(id).expect("a volume with a handle is not removed");
+            let (chunk_pages, shared_at) = (record.chunk / PAGE_BYTES, record.shared_at);
             let run = lookup(editor.tables, record, page, max).map_err(Stop::from)?;
             let mut len = run.len;
             let mut alone = run.data.is_some_and(|(_, birth)| birth > record.shared_at)
@@ -156,11 +155,11 @@ impl WritePlan {
                 (alone, len) = (true, 1);
             }
             let hole = run.data.is_none().then_some(Hole { at: page, held });
-            let beside = if alone { None } else { self.beside(&mut editor, record, hole) };
+            let beside = if alone { None } else { self.neighbour_place(&mut editor, record, hole) };
             let mut moved = false;
             if let Some((addr, _)) = run.data.filter(|_| alone) {
-                moved = !meta.journal.may_change(addr, len);
-                alone = !moved && meta.moving.note(addr, len);
+                moved = !meta.journal.may_overwrite(addr, len);
+                alone = !moved && meta.watched.note(addr, len);
             }
             match run.data {
                 Some((addr, _)) if alone => self.in_place(addr, len),
@@ -170,18 +169,19 @@ impl WritePlan {
                     if old.is_none() {
                         meta.admits(id, len)?;
                     }
-                    let need = meta.checkpoint_pages() + RESERVE + len;
+                    let need = meta.checkpoint_pages() + RESERVED_PAGES + len;
                     if meta.space.available() < need {
                         return Err(Failure::Stop(Stop::NoSpace));
                     }
                     meta.space.ensure_known(need).map_err(Stop::from)?;
-                    let write = self.start / PAGE..self.end();
-                    let want = Want { volume: id, at: page, pages: len, chunk_pages, shared_at, write, beside };
+                    let write = self.start / PAGE_BYTES..self.end();
+                    let want = AllocRequest { volume: id, at: page, pages: len, chunk_pages, shared_at, write, beside };
                     let (to, n) = meta.space.alloc_data(want).map_err(Stop::from)?;
                     if old.is_none() {
                         self.claim.add(meta, id, n);
                     }
-                    let fault = Fault { at: page, len: n, to, shared: old.is_some() && !moved, moved, sum: None };
+                    let fault =
+                        Fault { at: page, len: n, to, shared: old.is_some() && !moved, relocated: moved, sum: None };
                     self.fault(fault, old.map(|(addr, _)| addr), whole);
                 }
             }
@@ -191,31 +191,31 @@ impl WritePlan {
 
     /// Notes what new pages will hold, where the next commit can make use of it; `segments` of `bytes` are
     /// about to be written.
-    pub fn vouch(&mut self, journal: &Journal, bytes: &[u8], segments: &Segments) {
-        for fault in self.faults.iter_mut().filter(|fault| !fault.moved && journal.wants_sum(fault.len)) {
-            let (from, len) = (fault.to.offset(), fault.len * PAGE);
+    pub fn checksum_data(&mut self, journal: &Journal, bytes: &[u8], segments: &Segments) {
+        for fault in self.faults.iter_mut().filter(|fault| !fault.relocated && journal.wants_sum(fault.len)) {
+            let (from, len) = (fault.to.offset(), fault.len * PAGE_BYTES);
             let whole = segments.iter().find(|s| s.offset <= from && from + len <= s.offset + s.len as u64);
             fault.sum = whole.map(|s| {
                 let at = s.at + (from - s.offset) as usize;
-                witness_sum(fault.to, &bytes[at..at + len as usize])
+                data_checksum(fault.to, &bytes[at..at + len as usize])
             });
         }
     }
 
     /// Where these pages would lie if they and what this write has planned before them in their chunk were one piece; if they
     /// are a hole, they and what their chunk holds already and keeps. What would have to be loaded is not asked.
-    fn beside(&self, editor: &mut Editor<'_>, record: &VolumeRecord, hole: Option<Hole>) -> Option<PageAddr> {
+    fn neighbour_place(&self, editor: &mut Editor<'_>, record: &VolumeRecord, hole: Option<Hole>) -> Option<PageAddr> {
         let at = (self.next - self.start) as usize;
         let last = self.segments.last().filter(|s| s.at + s.len == at && !self.next.is_multiple_of(record.chunk));
         let before = last.map(|s| s.offset + s.len as u64);
-        if let Some(end) = before.filter(|end| end.is_multiple_of(PAGE)) {
-            return Some(PageAddr(end / PAGE));
+        if let Some(end) = before.filter(|end| end.is_multiple_of(PAGE_BYTES)) {
+            return Some(PageAddr(end / PAGE_BYTES));
         }
         let Hole { at: VirtualPage(page), held } = hole?;
-        let chunk = record.chunk / PAGE;
+        let chunk = record.chunk / PAGE_BYTES;
         let mut at = page - page % chunk;
         let end = at + chunk;
-        for _ in 0..MAX_LOOKS {
+        for _ in 0..MAX_LOOKUPS {
             if at >= end {
                 break;
             }
@@ -236,7 +236,7 @@ impl WritePlan {
     /// How many whole pages from `page` on are planned at once: within a block, and up to the last
     /// chunk if that is to be copied because the write ends within it.
     fn whole_pages(&self, page: VirtualPage) -> u64 {
-        let end = self.end / PAGE;
+        let end = self.end / PAGE_BYTES;
         let cut = self.copying.map(|chunk| end / chunk * chunk).filter(|&cut| cut > page.0);
         (cut.unwrap_or(end) - page.0).min(BLOCK_PAGES - page.index() as u64)
     }
@@ -252,14 +252,14 @@ impl WritePlan {
     }
 
     fn in_place(&mut self, addr: PageAddr, pages: u64) {
-        let within = self.next % PAGE;
-        let stop = (self.next / PAGE * PAGE + pages * PAGE).min(self.end);
+        let within = self.next % PAGE_BYTES;
+        let stop = (self.next / PAGE_BYTES * PAGE_BYTES + pages * PAGE_BYTES).min(self.end);
         let (at, len) = ((self.next - self.start) as usize, (stop - self.next) as usize);
         if within.is_multiple_of(self.unit) && (len as u64).is_multiple_of(self.unit) {
             push(&mut self.segments, addr.offset() + within, at, len);
         } else {
             // At most the last page of a run can be ragged.
-            let full = len as u64 / PAGE * PAGE;
+            let full = len as u64 / PAGE_BYTES * PAGE_BYTES;
             if full > 0 && within == 0 {
                 push(&mut self.segments, addr.offset(), at, full as usize);
                 self.next += full;
@@ -275,12 +275,12 @@ impl WritePlan {
         let Fault { at: page, len: n, to, .. } = fault;
         self.faults.push(fault);
         if whole {
-            push(&mut self.segments, to.offset(), at, (n * PAGE) as usize);
-            self.next += n * PAGE;
+            push(&mut self.segments, to.offset(), at, (n * PAGE_BYTES) as usize);
+            self.next += n * PAGE_BYTES;
             return;
         }
-        let stop = ((page.0 + 1) * PAGE).min(self.end);
-        let within = (self.next % PAGE) as usize;
+        let stop = ((page.0 + 1) * PAGE_BYTES).min(self.end);
+        let within = (self.next % PAGE_BYTES) as usize;
         let from = old.filter(|_| !planted(Bug::NeighboursLostInBreak));
         self.partials.push(Partial { at, len: (stop - self.next) as usize, within, from, to });
         self.next = stop;

@@ -14,19 +14,18 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{NO_VOLUME, Record, VolumeState};
 use crate::map::{Stop, lookup};
 use crate::planted::{Bug, planted};
-use crate::pool::{Pool, no_space, pages_of, yield_now};
-use crate::sync::Hold;
-use crate::types::{BLOCK_PAGES, PAGE_SIZE, VirtualPage};
+use crate::pool::{Pool, no_space_error, pages_of, yield_now};
+use crate::sync::LockMode;
+use crate::types::{BLOCK_PAGES, PAGE_BYTES, PAGE_SIZE, VirtualPage};
 
 use super::Volume;
-use super::fault::RESERVE;
-use super::through::Under;
+use super::backing::Backing;
+use super::fault::RESERVED_PAGES;
 
-const PAGE: u64 = PAGE_SIZE as u64;
 /// Stands for the whole in the locks of edges, behind all pages: one at a time flattens.
-const ALL: u64 = u64::MAX - 1;
+const FLATTEN_LOCK: u64 = u64::MAX - 1;
 /// Runs of the map looked at in one step.
-const LOOKS: usize = 256;
+const LOOKUPS_PER_STEP: usize = 256;
 
 /// What came of flattening a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,9 +60,9 @@ impl<D: Device> Pool<D> {
 
 impl<D: Device> Volume<D> {
     async fn flatten(&self, mut progress: impl FnMut(u64, u64) -> bool) -> Result<FlattenReport> {
-        let _one = self.edges.lock(ALL..ALL + 1, Hold::Alone).await;
+        let _one = self.edges.lock(FLATTEN_LOCK..FLATTEN_LOCK + 1, LockMode::Exclusive).await;
         let mut report = FlattenReport::default();
-        let Under::Snapshot(_, _, below) = self.under() else {
+        let Backing::Snapshot(_, _, below) = self.backing() else {
             // Somebody else was faster.
             return Ok(FlattenReport { independent: true, ..report });
         };
@@ -72,36 +71,36 @@ impl<D: Device> Volume<D> {
             self.inner.note(|_| Ok((Record::Flatten { id: self.id }, ())))?;
         }
         let mut at = 0;
-        while let Some(next) = self.next_showing(at, pages_of(bytes)).await? {
-            if !progress((next * PAGE).min(bytes), bytes) {
+        while let Some(next) = self.next_backed_page(at, pages_of(bytes)).await? {
+            if !progress((next * PAGE_BYTES).min(bytes), bytes) {
                 self.inner.clone().commit().await?;
                 return Ok(report);
             }
             let client = self.copies.client();
-            let goes_on = || progress((next * PAGE).min(bytes), bytes);
+            let goes_on = || progress((next * PAGE_BYTES).min(bytes), bytes);
             let Some(mut pace) = self.inner.copier.pace(client, goes_on).await else {
                 self.inner.clone().commit().await?;
                 return Ok(report);
             };
-            let stride = self.inner.copier.stride(client).map_or(BLOCK_PAGES, |bytes| bytes / PAGE);
+            let stride = self.inner.copier.stride(client).map_or(BLOCK_PAGES, |bytes| bytes / PAGE_BYTES);
             at = pages_of(bytes).min((next / BLOCK_PAGES + 1) * BLOCK_PAGES).min(next + stride);
-            report.copied += self.take_over(next..at, |read| pace.moved(read)).await?;
+            report.copied += self.copy_from_backing(next..at, |read| pace.moved(read)).await?;
         }
-        self.become_independent().await?;
+        self.remove_backing().await?;
         report.independent = true;
         let _ = progress(bytes, bytes);
         Ok(report)
     }
 
     /// The first page from `at` on and before `end` that the volume does not have.
-    async fn next_showing(&self, mut at: u64, end: u64) -> Result<Option<u64>> {
+    async fn next_backed_page(&self, mut at: u64, end: u64) -> Result<Option<u64>> {
         while at < end {
             let (next, found) = self
                 .inner
-                .look(|meta| {
+                .retry_no_alloc(|meta| {
                     let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
                     let mut next = at;
-                    for _ in 0..LOOKS {
+                    for _ in 0..LOOKUPS_PER_STEP {
                         let run =
                             lookup(&mut meta.tables, record, VirtualPage(next), end - next).map_err(Stop::from)?;
                         if run.data.is_none() {
@@ -126,33 +125,33 @@ impl<D: Device> Volume<D> {
 
     /// Copies what shows through in these pages of one virtual block; how many bytes that were. `moved` is told how
     /// many had to be read for it.
-    async fn take_over(&self, pages: Range<u64>, mut moved: impl FnMut(u64)) -> Result<u64> {
+    async fn copy_from_backing(&self, pages: Range<u64>, mut moved: impl FnMut(u64)) -> Result<u64> {
         // As who completes a page with what shows through: nobody writes here in between.
         let _pages = match planted(Bug::FlattenIgnoresWriters) {
             true => None,
-            false => Some(self.edges.lock(pages.clone(), Hold::Alone).await),
+            false => Some(self.edges.lock(pages.clone(), LockMode::Exclusive).await),
         };
         let (mut at, mut copied) = (pages.start, 0);
-        while let Some(first) = self.next_showing(at, pages.end).await? {
-            at = self.next_own(first, pages.end).await?;
-            let (offset, end) = (first * PAGE, (at * PAGE).min(self.size()));
+        while let Some(first) = self.next_backed_page(at, pages.end).await? {
+            at = self.next_own_page(first, pages.end).await?;
+            let (offset, end) = (first * PAGE_BYTES, (at * PAGE_BYTES).min(self.size()));
             let (read, buf) = self.read_range(offset, self.inner.device.buffer((end - offset) as usize)).await;
             read?;
             moved(end - offset);
             for piece in not_zero(&buf) {
-                self.make_room_for(piece.len() as u64).await?;
+                self.check_space_for(piece.len() as u64).await?;
                 let mut part = self.inner.device.buffer(piece.len());
                 part.copy_from_slice(&buf[piece.clone()]);
                 copied += part.len() as u64;
-                self.write_locked(offset + piece.start as u64, part).await.0?;
+                self.write_unaligned(offset + piece.start as u64, part).await.0?;
             }
         }
         Ok(copied)
     }
 
     /// The first page from `at` on and before `end` that the volume has, or `end`.
-    async fn next_own(&self, at: u64, end: u64) -> Result<u64> {
-        let own = self.inner.look(|meta| {
+    async fn next_own_page(&self, at: u64, end: u64) -> Result<u64> {
+        let own = self.inner.retry_no_alloc(|meta| {
             let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
             let mut next = at;
             while next < end {
@@ -168,25 +167,25 @@ impl<D: Device> Volume<D> {
     }
 
     /// Fails at once where a write would wait for space: others wait for what is held.
-    async fn make_room_for(&self, bytes: u64) -> Result<()> {
+    async fn check_space_for(&self, bytes: u64) -> Result<()> {
         let has_room = || {
             let meta = self.inner.meta.borrow();
-            meta.space.available() >= meta.checkpoint_pages() + RESERVE + pages_of(bytes)
+            meta.space.available() >= meta.checkpoint_pages() + RESERVED_PAGES + pages_of(bytes)
         };
         if !has_room() && self.inner.has_pending_space() {
             self.inner.clone().checkpoint().await?;
         }
-        if has_room() { Ok(()) } else { Err(no_space()) }
+        if has_room() { Ok(()) } else { Err(no_space_error()) }
     }
 
     /// Everything that could show through is the volume's own: nothing lies under it from now on.
-    async fn become_independent(&self) -> Result<()> {
+    async fn remove_backing(&self) -> Result<()> {
         // Whoever completes a page with what shows through has ended, and nobody begins.
-        let edges = self.edges.lock(0..ALL, Hold::Alone).await;
-        self.rest.complete().await;
+        let edges = self.edges.lock(0..FLATTEN_LOCK, LockMode::Exclusive).await;
+        self.backing_state.stop_readers().await;
         let noted = self.inner.note(|_| Ok((Record::Flatten { id: self.id }, ())));
         if let Err(error) = noted {
-            self.rest.reopen();
+            self.backing_state.reopen();
             return Err(error);
         }
         drop(edges);

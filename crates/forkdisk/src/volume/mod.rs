@@ -1,20 +1,20 @@
 //! A volume open for I/O: one file per verb.
 
+mod backing;
 mod copy_break;
-mod counted;
 mod discard;
 mod extents;
 mod fault;
 mod flatten;
-mod join;
-mod put;
+mod inflight_copies;
+mod io;
+mod pending_write;
 mod quota;
 mod range;
 mod read;
 mod resize;
 mod status;
-mod through;
-mod turn;
+mod submit;
 mod write;
 
 use std::cell::Cell;
@@ -24,21 +24,21 @@ use crate::counters::VolumeCounters;
 use crate::device::{Buf, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{VolumeRecord, VolumeState};
-use crate::origin::Coming;
+use crate::origin::WriteIntent;
 use crate::planted::{Bug, planted};
-use crate::pool::{DirectoryEntry as Entry, Inner, LastChange, Meta, Pool, VolumeInfo};
-use crate::sync::{RangeLocks, Turns};
+use crate::pool::{CatalogEntry, Inner, LastChange, Meta, Pool, VolumeInfo};
+use crate::sync::{RangeLocks, WriteQueue};
 use crate::types::VolumeId;
 
+use backing::Backing;
+pub(crate) use backing::BackingState;
 pub use extents::Extent;
-pub(crate) use fault::RESERVE;
+pub(crate) use fault::RESERVED_PAGES;
 pub use flatten::FlattenReport;
-pub(crate) use join::Copies;
-pub(crate) use quota::Claims;
+pub(crate) use inflight_copies::InflightCopies;
+pub(crate) use quota::QuotaClaims;
 pub(crate) use read::push;
 pub use status::{Sharing, StatusRun};
-pub(crate) use through::Rest;
-use through::Under;
 
 /// A volume or snapshot open for I/O. While a handle exists the volume is not deleted.
 ///
@@ -51,26 +51,40 @@ pub struct Volume<D: Device> {
     open: Rc<Cell<usize>>,
     locks: Rc<RangeLocks>,
     counters: Rc<VolumeCounters>,
-    turns: Rc<Turns<Buf>>,
+    write_queue: Rc<WriteQueue<Buf>>,
     /// Pages that are completed with what shows through, see `through.rs`.
     edges: Rc<RangeLocks>,
-    under: Under<D>,
-    rest: Rc<Rest>,
-    copies: Rc<Copies>,
+    backing: Backing<D>,
+    backing_state: Rc<BackingState>,
+    copies: Rc<InflightCopies>,
     last_change: Rc<Cell<LastChange>>,
     /// Whoever writes through this handle sends more before it is answered.
-    more: Cell<bool>,
+    corked: Cell<bool>,
 }
 
 impl<D: Device> Clone for Volume<D> {
     fn clone(&self) -> Self {
         self.open.set(self.open.get() + 1);
         let (inner, id, read_only) = (self.inner.clone(), self.id, self.read_only);
-        let (open, locks, turns) = (self.open.clone(), self.locks.clone(), self.turns.clone());
+        let (open, locks, write_queue) = (self.open.clone(), self.locks.clone(), self.write_queue.clone());
         let (counters, copies) = (self.counters.clone(), self.copies.clone());
-        let (edges, under, rest) = (self.edges.clone(), self.under.clone(), self.rest.clone());
-        let (last_change, more) = (self.last_change.clone(), Cell::new(self.more.get()));
-        Volume { inner, id, read_only, open, locks, counters, turns, edges, under, rest, copies, last_change, more }
+        let (edges, backing, backing_state) = (self.edges.clone(), self.backing.clone(), self.backing_state.clone());
+        let (last_change, more) = (self.last_change.clone(), Cell::new(self.corked.get()));
+        Volume {
+            inner,
+            id,
+            read_only,
+            open,
+            locks,
+            counters,
+            write_queue,
+            edges,
+            backing,
+            backing_state,
+            copies,
+            last_change,
+            corked: more,
+        }
     }
 }
 
@@ -94,15 +108,16 @@ impl<D: Device> Pool<D> {
     /// Opens a volume or snapshot by its number for I/O, also one that was removed while it was open.
     pub fn volume_by_id(&self, id: VolumeId) -> Result<Volume<D>> {
         let meta = self.0.meta.borrow();
-        let is_there = |v: &&Entry| !matches!(v.record.state, VolumeState::Dead | VolumeState::Folder) && !v.pending;
+        let is_there =
+            |v: &&CatalogEntry| !matches!(v.record.state, VolumeState::Dead | VolumeState::Folder) && !v.pending;
         match meta.directory.get(id).filter(is_there) {
             Some(volume) => self.handle(&meta, volume),
             None => Err(Error::new(ErrorKind::NotFound, format!("there is no volume with the number {}", id.0))),
         }
     }
 
-    fn handle(&self, meta: &Meta, volume: &Entry) -> Result<Volume<D>> {
-        let under = Under::of(&self.0, meta, volume.record.id)?;
+    fn handle(&self, meta: &Meta, volume: &CatalogEntry) -> Result<Volume<D>> {
+        let backing = Backing::of(&self.0, meta, volume.record.id)?;
         volume.open.set(volume.open.get() + 1);
         Ok(Volume {
             inner: self.0.clone(),
@@ -112,13 +127,13 @@ impl<D: Device> Pool<D> {
             open: volume.open.clone(),
             locks: volume.locks.clone(),
             counters: volume.counters.get_or_init(Rc::default).clone(),
-            turns: volume.turns.clone(),
+            write_queue: volume.write_queue.clone(),
             edges: volume.edges.clone(),
-            under,
-            rest: volume.rest.clone(),
+            backing,
+            backing_state: volume.backing.clone(),
             copies: volume.copies.clone(),
             last_change: volume.last_change.clone(),
-            more: Cell::new(false),
+            corked: Cell::new(false),
         })
     }
 }
@@ -127,15 +142,15 @@ impl<D: Device> Volume<D> {
     /// A hint for the writes that are made through this handle from now on: whoever makes them sends `more` before
     /// they are answered (see [`Device::cork`]).
     pub fn cork(&self, more: bool) {
-        self.more.set(more);
+        self.corked.set(more);
     }
 
     /// A hint: this range, in bytes, will be written as soon as its data is there, which is on its way. It is taken
     /// back when what is returned is dropped; that is done just before the write is made, or when none will come.
     /// `None` where it would make no difference.
-    pub fn coming(&self, offset: u64, len: u64) -> Option<Coming> {
-        match &self.under {
-            Under::Itself(origin) => Some(origin.announce(offset, (offset + len).min(origin.size))),
+    pub fn announce_write(&self, offset: u64, len: u64) -> Option<WriteIntent> {
+        match &self.backing {
+            Backing::Origin(origin) => Some(origin.announce(offset, (offset + len).min(origin.size))),
             _ => None,
         }
     }
@@ -172,12 +187,12 @@ impl<D: Device> Volume<D> {
 
     /// Whether data of it lies in an origin: it is one, a snapshot of one, or was cloned from such a
     /// snapshot. Ranges of it can be copied, but not shared.
-    pub fn shows_through(&self) -> bool {
-        !self.under().is_nothing()
+    pub fn has_backing(&self) -> bool {
+        !self.backing().is_none()
     }
 
     async fn commit(&self) -> Result<()> {
-        if let Under::Itself(origin) = &self.under {
+        if let Backing::Origin(origin) = &self.backing {
             return origin.flush().await;
         }
         if planted(Bug::FlushCoversOneVolume) && !self.inner.meta.borrow().directory.has_changed(self.id) {

@@ -15,9 +15,9 @@ use super::Volume;
 
 /// Pages that writes under way will add to what a volume refers to.
 #[derive(Default)]
-pub struct Claims(Cell<u64>);
+pub struct QuotaClaims(Cell<u64>);
 
-impl Claims {
+impl QuotaClaims {
     /// How many.
     pub fn pages(&self) -> u64 {
         self.0.get()
@@ -26,12 +26,12 @@ impl Claims {
 
 /// What one write claims; given back when it goes.
 #[derive(Default)]
-pub(super) struct Claim {
-    of: Option<Rc<Claims>>,
+pub(super) struct QuotaClaim {
+    of: Option<Rc<QuotaClaims>>,
     pages: Cell<u64>,
 }
 
-impl Claim {
+impl QuotaClaim {
     /// Claims `pages` more of volume `id`.
     pub fn add(&mut self, meta: &Meta, id: VolumeId, pages: u64) {
         let all = self.of.get_or_insert_with(|| {
@@ -42,7 +42,7 @@ impl Claim {
     }
 
     /// `pages` of them are mapped.
-    pub fn redeem(&self, pages: u64) {
+    pub fn commit(&self, pages: u64) {
         let Some(all) = &self.of else { return };
         debug_assert!(pages <= self.pages.get(), "a page that becomes the volume's was claimed");
         let pages = pages.min(self.pages.get());
@@ -51,16 +51,16 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for QuotaClaim {
     fn drop(&mut self) {
-        self.redeem(self.pages.get());
+        self.commit(self.pages.get());
     }
 }
 
 impl<D: Device> Volume<D> {
     /// Refuses the step of a range clone that `share_step` will take, if this volume's quota has no room
     /// for it.
-    pub(super) fn admits_sharing(
+    pub(super) fn check_quota_for_sharing(
         &self,
         meta: &mut Meta,
         source: &Volume<D>,
@@ -76,7 +76,7 @@ impl<D: Device> Volume<D> {
             Some(level) => meta.editor().difference(&s, from, &t, to, level)?,
             None => {
                 let run = run_at(meta, source.id, from, pages)?;
-                (if run.data.is_some() { run.len } else { 0 }, mapped(meta, self.id, to, run.len)?)
+                (if run.data.is_some() { run.len } else { 0 }, mapped_pages(meta, self.id, to, run.len)?)
             }
         };
         meta.admits(self.id, comes.saturating_sub(goes))
@@ -89,7 +89,7 @@ fn run_at(meta: &mut Meta, id: VolumeId, at: VirtualPage, max: u64) -> Result<Ru
 }
 
 /// How many of these pages hold something.
-fn mapped(meta: &mut Meta, id: VolumeId, at: VirtualPage, pages: u64) -> Result<u64, Failure> {
+fn mapped_pages(meta: &mut Meta, id: VolumeId, at: VirtualPage, pages: u64) -> Result<u64, Failure> {
     let (mut done, mut found) = (0, 0);
     while done < pages {
         let run = run_at(meta, id, VirtualPage(at.0 + done), pages - done)?;

@@ -5,15 +5,14 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
 use crate::map::{Stop, shared_level};
 use crate::planted::{Bug, planted};
-use crate::pool::{Ended, Failure, STEP_PAGES};
-use crate::sync::Hold;
-use crate::types::{BLOCK_PAGES, PAGE_SIZE, VirtualPage, VolumeId, entry_span};
+use crate::pool::{EditError, Failure, STEP_PAGES};
+use crate::sync::LockMode;
+use crate::types::{BLOCK_PAGES, PAGE_BYTES, VirtualPage, VolumeId, entry_span};
 
 use super::Volume;
 
-const PAGE: u64 = PAGE_SIZE as u64;
 /// Bytes copied at once where nothing can be shared.
-const COPY: u64 = 1 << 20;
+const COPY_BYTES: u64 = 1 << 20;
 
 impl<D: Device> Volume<D> {
     /// Shares `len` bytes of `source` from `from` with this volume at `to`. Where both lie alike
@@ -22,7 +21,7 @@ impl<D: Device> Volume<D> {
     /// middle leaves a part of it done, and every page shows what it did before or what it shall.
     pub async fn clone_range(&self, source: &Volume<D>, from: u64, to: u64, len: u64) -> Result<()> {
         let cloned = self.clone_parts(source, from, to, len).await;
-        let cloned = self.acknowledge(cloned).await;
+        let cloned = self.wait_process_safe(cloned).await;
         self.note_dirty();
         cloned
     }
@@ -33,21 +32,22 @@ impl<D: Device> Volume<D> {
         if source.id == self.id && from < to + len && to < from + len {
             return Err(Error::new(ErrorKind::Invalid, "the ranges of a clone within one volume overlap"));
         }
-        let first = to.next_multiple_of(PAGE);
-        let end = (to + len) / PAGE * PAGE;
-        let through = self.shows_through() || source.shows_through();
-        if from % PAGE != to % PAGE || first >= end || through {
+        let first = to.next_multiple_of(PAGE_BYTES);
+        let end = (to + len) / PAGE_BYTES * PAGE_BYTES;
+        let through = self.has_backing() || source.has_backing();
+        if from % PAGE_BYTES != to % PAGE_BYTES || first >= end || through {
             return self.copy_range(source, from, to, len).await;
         }
         self.copy_range(source, from, to, first - to).await?;
-        self.share_range(source, (from + (first - to)) / PAGE, first / PAGE, (end - first) / PAGE).await?;
+        self.share_range(source, (from + (first - to)) / PAGE_BYTES, first / PAGE_BYTES, (end - first) / PAGE_BYTES)
+            .await?;
         self.copy_range(source, from + (end - to), end, to + len - end).await
     }
 
     async fn copy_range(&self, source: &Volume<D>, from: u64, to: u64, len: u64) -> Result<()> {
         let mut done = 0;
         while done < len {
-            let n = COPY.min(len - done);
+            let n = COPY_BYTES.min(len - done);
             let (read, buf) = source.read_range(from + done, self.inner.device.buffer(n as usize)).await;
             if !planted(Bug::CopyErrorSwallowed) {
                 read?;
@@ -61,20 +61,20 @@ impl<D: Device> Volume<D> {
     async fn share_range(&self, source: &Volume<D>, from: u64, to: u64, pages: u64) -> Result<()> {
         let mut done = 0;
         while done < pages {
-            self.inner.admit().await?;
+            self.inner.wait_below_dirty_limit().await?;
             let (f, t) = (VirtualPage(from + done), VirtualPage(to + done));
             let max = self.step(source, f, t, pages - done);
-            let _alone = self.locks.lock(t.0..t.0 + max, Hold::Alone).await;
+            let _alone = self.locks.lock(t.0..t.0 + max, LockMode::Exclusive).await;
             // Meanwhile the volume may have got another length, and with that a higher or a lower map.
-            self.check_write(t.0 * PAGE, (pages - done) * PAGE)?;
+            self.check_write(t.0 * PAGE_BYTES, (pages - done) * PAGE_BYTES)?;
             if self.step(source, f, t, pages - done) != max {
                 continue;
             }
-            let step = self.inner.edit(|meta| {
+            let step = self.inner.retry_on_miss(|meta| {
                 if meta.space.available() < meta.checkpoint_pages() + STEP_PAGES {
                     return Err(Failure::Stop(Stop::NoSpace));
                 }
-                self.admits_sharing(meta, source, f, t, max)?;
+                self.check_quota_for_sharing(meta, source, f, t, max)?;
                 let dead = VolumeId(meta.next_id);
                 let len = meta.share_step(source.id, f, self.id, t, max, dead)?;
                 let (source, target) = (source.id, self.id);
@@ -83,13 +83,13 @@ impl<D: Device> Volume<D> {
             });
             match step.await {
                 Ok(len) => done += len,
-                Err(Ended::NoSpace) => return Err(crate::pool::no_space()),
-                Err(Ended::Error(e)) => return Err(e),
+                Err(EditError::NoSpace) => return Err(crate::pool::no_space_error()),
+                Err(EditError::Error(e)) => return Err(e),
             }
             // Writes in place of the source that were planned before end before others share the pages.
             self.inner.generations.barrier().await;
         }
-        if from == 0 && to == 0 && pages >= source.size().div_ceil(PAGE) {
+        if from == 0 && to == 0 && pages >= source.size().div_ceil(PAGE_BYTES) {
             self.inner.note_cloned(&self.inner.meta.borrow(), source.id, self.id);
         }
         self.inner.reap_soon();

@@ -7,7 +7,7 @@ use crate::pool::Failure;
 use crate::types::{PAGE_SIZE, VirtualPage};
 
 use super::Volume;
-use super::through::Under;
+use super::backing::Backing;
 
 /// What a read consists of: device requests, and parts of the buffer to be zeroed.
 struct ReadPlan {
@@ -23,7 +23,7 @@ impl<D: Device> Volume<D> {
         if buf.is_empty() {
             return (Ok(()), buf);
         }
-        let unit = self.unit();
+        let unit = self.backing_block_size();
         if offset.is_multiple_of(unit as u64) && buf.len().is_multiple_of(unit) {
             return self.read_aligned(offset, buf).await;
         }
@@ -32,7 +32,7 @@ impl<D: Device> Volume<D> {
     }
 
     pub(super) async fn read_range_sparse(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
-        let unit = self.unit() as u64;
+        let unit = self.backing_block_size() as u64;
         if buf.is_empty() || !offset.is_multiple_of(unit) || !(buf.len() as u64).is_multiple_of(unit) {
             let (result, buf) = self.read_range(offset, buf).await;
             return (result.map(|()| Vec::new()), buf);
@@ -46,7 +46,7 @@ impl<D: Device> Volume<D> {
     /// Reads whole pages around the range and copies the part asked for.
     async fn read_around(&self, offset: u64, mut buf: Buf) -> (Result<()>, Buf) {
         // An origin has nothing beyond its end.
-        let page = if let Under::Itself(_) = &self.under { self.unit() } else { PAGE_SIZE } as u64;
+        let page = if let Backing::Origin(_) = &self.backing { self.backing_block_size() } else { PAGE_SIZE } as u64;
         let (start, end) = (offset / page * page, (offset + buf.len() as u64).next_multiple_of(page));
         let wide = self.inner.device.buffer((end - start) as usize);
         let (result, wide) = self.read_aligned(start, wide).await;
@@ -66,11 +66,11 @@ impl<D: Device> Volume<D> {
 
     /// Reads what is mapped, and tells which parts of the buffer are holes.
     async fn read_mapped(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
-        let (result, buf) = match self.seen_below() {
-            Under::Nothing => return self.read_own(offset, buf).await,
-            Under::Itself(origin) => Box::pin(origin.read_now(&self.inner, offset, buf)).await,
-            Under::Snapshot(origin, view, size) => {
-                let _looker = self.rest.look();
+        let (result, buf) = match self.visible_backing() {
+            Backing::None => return self.read_own(offset, buf).await,
+            Backing::Origin(origin) => Box::pin(origin.read_current(&self.inner, offset, buf)).await,
+            Backing::Snapshot(origin, view, size) => {
+                let _reader = self.backing_state.reader();
                 Box::pin(origin.read_through(&self.inner, self.id, (*view, *size), offset, buf)).await
             }
         };
@@ -80,7 +80,7 @@ impl<D: Device> Volume<D> {
     /// As [`read_mapped`](Self::read_mapped), where nothing shows through.
     async fn read_own(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
         let plan = self.inner.generations.enter();
-        let planned = self.inner.look(|meta| {
+        let planned = self.inner.retry_no_alloc(|meta| {
             let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
             let (mut at, end) = (offset, offset + buf.len() as u64);
             let mut plan = ReadPlan { segments: Segments::new(), holes: Vec::new() };

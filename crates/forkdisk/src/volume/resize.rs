@@ -8,27 +8,27 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{NO_VOLUME, Record, VolumeState};
 use crate::pool::{check_size, pages_of};
-use crate::sync::{Hold, RangeGuard};
+use crate::sync::{LockMode, RangeGuard};
 use crate::types::VolumeId;
 
 use super::Volume;
-use super::through::Under;
+use super::backing::Backing;
 
 /// Stands for the length in the locks of a volume, behind all pages.
-const LENGTH: u64 = u64::MAX - 1;
+const LENGTH_LOCK: u64 = u64::MAX - 1;
 
 impl<D: Device> Volume<D> {
     /// A new length in bytes. What lies beyond it is gone; what is added reads as zeroes. Takes no longer
     /// for a long volume that becomes empty than for a short one.
     pub async fn set_size(&self, size: u64) -> Result<()> {
         let changed = self.change_size(size, false).await;
-        self.acknowledge(changed).await
+        self.wait_process_safe(changed).await
     }
 
     /// As [`set_size`](Self::set_size) if the volume is shorter; else nothing.
     pub async fn grow_to(&self, size: u64) -> Result<()> {
         let changed = self.change_size(size, true).await;
-        self.acknowledge(changed).await
+        self.wait_process_safe(changed).await
     }
 
     /// From now on the volume has the contents, the length and the chunk of `source`, as a clone has; its name,
@@ -37,24 +37,24 @@ impl<D: Device> Volume<D> {
         if self.id == source.id {
             return Err(Error::new(ErrorKind::Invalid, "a volume cannot take the place of itself"));
         }
-        if self.shows_through() || source.shows_through() {
+        if self.has_backing() || source.has_backing() {
             return Err(Error::new(ErrorKind::Invalid, "what shows through to an origin can be copied, not shared"));
         }
-        let length = self.take_length().await?;
+        let length = self.lock_length().await?;
         let replaced = self.replace(source.id).await;
         drop(length);
-        self.acknowledge(replaced).await
+        self.wait_process_safe(replaced).await
     }
 
     /// Refuses a length that what lies under the volume does not allow: an origin's is its device's, and below a
     /// shorter clone of a snapshot the origin would show when it grows again.
-    fn check_under(&self, size: u64) -> Result<()> {
-        match self.under() {
-            Under::Itself(_) => Err(Error::new(ErrorKind::Invalid, "an origin is as long as its device")),
-            Under::Snapshot(..) if self.record(&self.inner.meta.borrow()).state == VolumeState::Snapshot => {
+    fn check_backing_size(&self, size: u64) -> Result<()> {
+        match self.backing() {
+            Backing::Origin(_) => Err(Error::new(ErrorKind::Invalid, "an origin is as long as its device")),
+            Backing::Snapshot(..) if self.record(&self.inner.meta.borrow()).state == VolumeState::Snapshot => {
                 Err(Error::new(ErrorKind::ReadOnly, "a snapshot has the length it was taken with"))
             }
-            Under::Snapshot(..) if size < self.size() => {
+            Backing::Snapshot(..) if size < self.size() => {
                 let why =
                     "it shows through to the origin it was cloned from; flatten it first, then it can be made smaller";
                 Err(Error::new(ErrorKind::Invalid, why))
@@ -63,9 +63,9 @@ impl<D: Device> Volume<D> {
         }
     }
 
-    async fn take_length(&self) -> Result<RangeGuard> {
+    async fn lock_length(&self) -> Result<RangeGuard> {
         self.check_write(0, 0)?;
-        let guard = self.locks.lock(LENGTH..LENGTH + 1, Hold::Alone).await;
+        let guard = self.locks.lock(LENGTH_LOCK..LENGTH_LOCK + 1, LockMode::Exclusive).await;
         self.inner.check_writable()?;
         Ok(guard)
     }
@@ -75,8 +75,8 @@ impl<D: Device> Volume<D> {
         if grow_only && self.size() >= size {
             return self.check_write(0, 0);
         }
-        self.check_under(size)?;
-        let _length = self.take_length().await?;
+        self.check_backing_size(size)?;
+        let _length = self.lock_length().await?;
         let now = self.size();
         if now == size || grow_only && now > size {
             return Ok(());
@@ -86,7 +86,7 @@ impl<D: Device> Volume<D> {
         }
         // Writes beyond the new end have ended before it moves.
         let _beyond = if size < now {
-            Some(self.locks.lock(pages_of(size)..LENGTH, Hold::Alone).await)
+            Some(self.locks.lock(pages_of(size)..LENGTH_LOCK, LockMode::Exclusive).await)
         } else {
             self.prepare_to_grow().await?;
             None
@@ -114,8 +114,8 @@ impl<D: Device> Volume<D> {
     }
 
     async fn replace(&self, source: VolumeId) -> Result<()> {
-        let alone = self.locks.lock(0..LENGTH, Hold::Alone).await;
-        self.inner.admit().await?;
+        let alone = self.locks.lock(0..LENGTH_LOCK, LockMode::Exclusive).await;
+        self.inner.wait_below_dirty_limit().await?;
         self.inner.note(|meta| {
             let dead = VolumeId(meta.next_id);
             Ok((Record::Replace { volume: self.id, source, dead }, ()))

@@ -8,12 +8,11 @@
 use crate::device::Device;
 use crate::error::Result;
 use crate::map::{Stop, lookup};
-use crate::types::{PAGE_SIZE, VirtualPage};
+use crate::types::{PAGE_BYTES, VirtualPage};
 
 use super::Volume;
-use super::through::Under;
+use super::backing::Backing;
 
-const PAGE: u64 = PAGE_SIZE as u64;
 /// Pages of a run whose counts are looked at in one step.
 const PAGES_PER_STEP: u64 = 256;
 
@@ -56,14 +55,14 @@ impl<D: Device> Volume<D> {
             if at >= end {
                 break;
             }
-            let first = VirtualPage(at / PAGE);
-            let run = self.inner.look(|meta| {
+            let first = VirtualPage(at / PAGE_BYTES);
+            let run = self.inner.retry_no_alloc(|meta| {
                 let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
-                Ok(lookup(&mut meta.tables, record, first, end.div_ceil(PAGE) - first.0).map_err(Stop::from)?)
+                Ok(lookup(&mut meta.tables, record, first, end.div_ceil(PAGE_BYTES) - first.0).map_err(Stop::from)?)
             });
             let run = run.await?;
-            let stop = ((first.0 + run.len) * PAGE).min(end);
-            push(&mut runs, stop - at, run.data.is_some() || self.shows_through());
+            let stop = ((first.0 + run.len) * PAGE_BYTES).min(end);
+            push(&mut runs, stop - at, run.data.is_some() || self.has_backing());
             at = stop;
         }
         Ok(runs)
@@ -79,9 +78,9 @@ impl<D: Device> Volume<D> {
             if at >= end {
                 break;
             }
-            let first = VirtualPage(at / PAGE);
-            let (pages, sharing) = self.sharing_of(first, end.div_ceil(PAGE) - first.0).await?;
-            let stop = ((first.0 + pages) * PAGE).min(end);
+            let first = VirtualPage(at / PAGE_BYTES);
+            let (pages, sharing) = self.sharing_of(first, end.div_ceil(PAGE_BYTES) - first.0).await?;
+            let stop = ((first.0 + pages) * PAGE_BYTES).min(end);
             push(&mut runs, stop - at, sharing);
             at = stop;
         }
@@ -91,14 +90,14 @@ impl<D: Device> Volume<D> {
     /// Pages from `first` on with one answer. The counts are asked for every page: one of a run may
     /// have lost its other references long before its neighbours.
     async fn sharing_of(&self, first: VirtualPage, max: u64) -> Result<(u64, Sharing)> {
-        let step = self.inner.look(|meta| {
-            let (mut editor, record) = meta.view(self.id).expect("a volume with a handle is not removed");
+        let step = self.inner.retry_no_alloc(|meta| {
+            let (mut editor, record) = meta.read_editor(self.id).expect("a volume with a handle is not removed");
             let run = lookup(editor.tables, record, first, max).map_err(Stop::from)?;
             let Some((_, birth)) = run.data else {
-                let through = match self.under() {
-                    Under::Nothing => Sharing::Hole,
-                    Under::Itself(_) => Sharing::Own,
-                    Under::Snapshot(..) => Sharing::Shared,
+                let through = match self.backing() {
+                    Backing::None => Sharing::Hole,
+                    Backing::Origin(_) => Sharing::Own,
+                    Backing::Snapshot(..) => Sharing::Shared,
                 };
                 return Ok((run.len, through));
             };

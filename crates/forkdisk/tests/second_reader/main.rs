@@ -267,7 +267,7 @@ fn a_directory_page_that_empties_in_the_life_that_made_it_is_given_back() {
     let before = lab.pool.info().unused;
     lab.tasks.run(lab.pool.checkpoint()).expect("a checkpoint");
     lab.tasks.run(lab.pool.delete(&names)).expect("deleted");
-    lab.tasks.run(lab.pool.settle()).expect("settled");
+    lab.tasks.run(lab.pool.wait_freed()).expect("settled");
     lab.tasks.run(lab.pool.close()).expect("closed");
     assert_eq!(lab.pool.info().unused, before);
     lab.compare(&mut Seen::default());

@@ -51,7 +51,7 @@ pub struct Pool<'a> {
     pub volumes: BTreeMap<u64, Volume>,
     /// Records of the journal that were applied.
     pub replayed: usize,
-    /// Witnesses that were asked.
+    /// Checksums that were asked.
     pub witnessed: usize,
 }
 
@@ -236,9 +236,9 @@ impl<'a> Pool<'a> {
             held.push(group);
         }
         for group in held {
-            // Records that are read, not applied, end where the witnesses begin.
-            let witnesses = self.records(&group, u64::MAX);
-            if !witnesses.chunks(20).all(|w| self.is_there(w)) {
+            // Records that are read, not applied, end where the checksums begin.
+            let checksums = self.records(&group, u64::MAX);
+            if !checksums.chunks(20).all(|w| self.is_there(w)) {
                 return;
             }
             self.records(&group, fresh);
@@ -251,13 +251,13 @@ impl<'a> Pool<'a> {
         for sequence in (u64_at(group, 16)..).take(u32_at(group, 32) as usize) {
             self.record(&mut fields, sequence >= fresh);
         }
-        assert!(fields.0.len().is_multiple_of(20), "whole witnesses");
+        assert!(fields.0.len().is_multiple_of(20), "whole checksums");
         fields.0.to_vec()
     }
 
-    fn is_there(&mut self, witness: &[u8]) -> bool {
+    fn is_there(&mut self, checksum: &[u8]) -> bool {
         self.witnessed += 1;
-        let (to, pages, sum) = (u64_at(witness, 0), u64::from(u32_at(witness, 8)), u64_at(witness, 12));
+        let (to, pages, sum) = (u64_at(checksum, 0), u64::from(u32_at(checksum, 8)), u64_at(checksum, 12));
         let bytes: Vec<u8> = (0..pages).flat_map(|i| (self.page)(to + i)).collect();
         xxh3_64_with_seed(&bytes, to) == sum
     }

@@ -30,7 +30,7 @@ fn a_page_provisioned_beside_others_does_not_break_them() {
         let clone = lab.pool.volume("clone").expect("just made");
         drop(volume);
         lab.pool.delete(&["volume"]).await.expect("it is deleted");
-        lab.pool.settle().await.expect("it settles");
+        lab.pool.wait_freed().await.expect("it settles");
         lab.tape.take();
         // A hole in a table that is there, and one in a table that is not, so that those above it change.
         for page in [255, 40 * 256 + 7] {
@@ -58,7 +58,7 @@ fn a_hole_is_filled_beside_the_rest_of_its_chunk_unless_that_is_shared() {
         let clone = lab.pool.volume("clone").expect("just made");
         drop(volume);
         lab.pool.delete(&["volume"]).await.expect("it is deleted");
-        lab.pool.settle().await.expect("it settles");
+        lab.pool.wait_freed().await.expect("it settles");
         // Together with one, behind it, before it, around it.
         for (page, pages) in [(40, 3), (104, 2), (168, 5)] {
             lab.tape.take();

@@ -134,7 +134,7 @@ fn a_flattened_clone_reads_the_same_and_holds_nothing() {
         lab.pool.delete(&["disk@a"]).await.expect("nobody holds it");
         lab.write("disk", 0, stamp(9000, 1024)).await;
         lab.pool.unprotect("disk", false).await.expect("nothing of it is left");
-        lab.pool.settle().await.expect("it can be waited for");
+        lab.pool.wait_freed().await.expect("it can be waited for");
         assert!(lab.read("c").await == before);
         assert_clean(&lab.pool).await;
         lab.pool.close().await.expect("it closes");
@@ -150,9 +150,9 @@ fn pages_of_zeroes_stay_holes_and_holes_are_made_only_afterwards() {
         let c = lab.pool.volume("c").expect("it is there");
         c.discard(0, MIB).await.expect("it does nothing");
         let before = lab.read("c").await;
-        assert!(c.shows_through() && before[0] != 0);
+        assert!(c.has_backing() && before[0] != 0);
         lab.pool.flatten("c", on).await.expect("there is room");
-        assert!(!c.shows_through());
+        assert!(!c.has_backing());
         let extents = c.extents(0, SIZE).await.expect("in memory");
         let data: Vec<(u64, bool)> = extents.iter().map(|e| (e.len, e.data)).collect();
         assert_eq!(data, [(MIB, true), (MIB, false), (2 * MIB + 512, true)]);
@@ -188,7 +188,7 @@ fn a_clone_of_a_writable_snapshot_keeps_what_was_written_there() {
         lab.write("disk@a", 0, stamp(8000, 1000)).await;
         lab.pool.flatten("c", on).await.expect("there is room");
         lab.pool.delete(&["disk@a"]).await.expect("nobody holds it");
-        lab.pool.settle().await.expect("it can be waited for");
+        lab.pool.wait_freed().await.expect("it can be waited for");
         assert!(lab.read("c").await == before);
         assert_clean(&lab.pool).await;
     });
@@ -239,7 +239,7 @@ fn snapshots_and_clones_of_the_clone_rest_where_they_did() {
         assert_eq!(lab.pool.delete(&["disk@a"]).await.unwrap_err().kind(), ErrorKind::Busy);
         lab.pool.flatten("c", on).await.expect("there is room");
         lab.pool.delete(&["disk@a"]).await.expect("nobody holds it");
-        lab.pool.settle().await.expect("it can be waited for");
+        lab.pool.wait_freed().await.expect("it can be waited for");
         assert!(lab.read("c").await == before);
         assert_clean(&lab.pool).await;
     });
@@ -267,7 +267,7 @@ fn without_space_the_clone_is_as_before() {
         assert_eq!(lab.pool.delete(&["disk@a"]).await.unwrap_err().kind(), ErrorKind::Busy);
         drop(fill);
         lab.pool.delete(&["fill"]).await.expect("not in use");
-        lab.pool.settle().await.expect("it can be waited for");
+        lab.pool.wait_freed().await.expect("it can be waited for");
         assert!(lab.pool.flatten("c", on).await.expect("there is room").independent);
         assert!(lab.read("c").await == before);
         assert_clean(&lab.pool).await;
@@ -393,7 +393,7 @@ fn after_a_crash_at_any_moment_the_clone_reads_the_same() {
             }
             seen[usize::from(holds)] = true;
             assert!(contents(&pool, "c").await == before);
-            pool.settle().await.expect("it can be waited for");
+            pool.wait_freed().await.expect("it can be waited for");
             assert_clean(&pool).await;
             assert!(contents(&pool, "c").await == before);
             if holds {

@@ -57,7 +57,7 @@ async fn gather(lab: &Lab, name: &str) -> GatherReport {
 }
 
 async fn settle(lab: &Lab) {
-    lab.pool.settle().await.expect("it settles");
+    lab.pool.wait_freed().await.expect("it settles");
 }
 
 async fn usage(lab: &Lab, name: &str) -> Usage {
@@ -179,14 +179,14 @@ fn by_policy_nobody_is_gathered_at_the_expense_of_another_volume() {
             lab.pool.set_gather(name, GatherPolicy::Idle).await.expect("it is set");
         }
         let before = fragmentation(&lab, "volume");
-        lab.pool.gathered().await;
+        lab.pool.wait_gathered().await;
         assert_eq!((fragmentation(&lab, "volume"), fragmentation(&lab, "clone")), (before, 0.0));
         // A snapshot has to give way.
         lab.pool.delete(&["clone"]).await.expect("it is deleted");
         lab.pool.snapshot(&[("volume", "then")], 0).await.expect("a snapshot");
         scatter(&volume, 8, 200_000).await;
         settle(&lab).await;
-        lab.pool.gathered().await;
+        lab.pool.wait_gathered().await;
         assert_eq!(fragmentation(&lab, "volume"), 0.0);
         expect(&lab, &volume, 8, 200_000).await;
         expect(&lab, &lab.pool.volume("volume@then").expect("it is there"), 8, 100_000).await;
@@ -210,13 +210,13 @@ fn by_policy_pages_of_another_volume_stay_even_if_both_together_gain() {
         assert!(before > 2.0 * clone && clone > 5.0, "{before} {clone}");
         for policy in [GatherPolicy::Auto, GatherPolicy::Idle, GatherPolicy::Above(1)] {
             lab.pool.set_gather("next", policy).await.expect("it is set");
-            lab.pool.gathered().await;
+            lab.pool.wait_gathered().await;
             assert_eq!((fragmentation(&lab, "next"), fragmentation(&lab, "clone")), (before, clone), "{policy:?}");
         }
         lab.pool.set_gather("next", GatherPolicy::Auto).await.expect("it is set");
         lab.pool.delete(&["clone"]).await.expect("it is deleted");
         settle(&lab).await;
-        lab.pool.gathered().await;
+        lab.pool.wait_gathered().await;
         assert_eq!(fragmentation(&lab, "next"), 0.0, "nobody else has any of it");
     });
 }
@@ -242,7 +242,7 @@ fn by_policy_own_pages_are_gathered_beside_those_that_have_to_stay() {
             settle(&lab).await;
             for (policy, expected) in [(GatherPolicy::Auto, auto), (GatherPolicy::Idle, idle)] {
                 lab.pool.set_gather("next", policy).await.expect("it is set");
-                lab.pool.gathered().await;
+                lab.pool.wait_gathered().await;
                 let (now, base) = (fragmentation(&lab, "next"), fragmentation(&lab, "base"));
                 assert!(expected.contains(&now) && base == 0.0, "{shared} {moved} {policy:?}: {now} {base}");
             }
@@ -264,11 +264,11 @@ fn above_a_threshold_only_and_when_it_is_idle() {
         scatter(&volume, 8, 100_000).await;
         lab.pool.delete(&["volume@a"]).await.expect("it is deleted");
         settle(&lab).await;
-        lab.pool.gathered().await;
+        lab.pool.wait_gathered().await;
         let some = fragmentation(&lab, "volume");
         assert!((12.0..40.0).contains(&some), "{some}");
         lab.pool.set_gather("volume", GatherPolicy::Above(5)).await.expect("it is set");
-        lab.pool.gathered().await;
+        lab.pool.wait_gathered().await;
         assert_eq!(fragmentation(&lab, "volume"), 0.0);
         expect(&lab, &volume, 8, 100_000).await;
         assert_eq!(lab.pool.find("volume").expect("it is there").gather, GatherPolicy::Above(5));
@@ -355,12 +355,12 @@ fn auto_moves_little_for_what_it_brings_and_whole_blocks_for_nothing() {
         lab.pool.set_gather("clone", GatherPolicy::Auto).await.expect("it is set");
         settle(&lab).await;
         lab.tape.take();
-        lab.pool.gathered().await;
+        lab.pool.wait_gathered().await;
         let (pages, _) = lab.tape.take();
         assert!(pages.is_empty(), "as long as others are where it would go, all of each block had to be moved");
         lab.pool.delete(&["base"]).await.expect("it is deleted");
         settle(&lab).await;
-        lab.pool.gathered().await;
+        lab.pool.wait_gathered().await;
         let (pages, _) = lab.tape.take();
         // A checkpoint may cut one block's copy short: that is made again.
         let moved: BTreeSet<(u64, u64)> = pages.iter().map(|page| (page.at, page.stamp)).collect();
@@ -376,7 +376,7 @@ fn auto_moves_little_for_what_it_brings_and_whole_blocks_for_nothing() {
         lab.pool.delete(&["clone"]).await.expect("it is deleted");
         settle(&lab).await;
         lab.tape.take();
-        lab.pool.gathered().await;
+        lab.pool.wait_gathered().await;
         assert!(lab.tape.take().0.is_empty() && fragmentation(&lab, "next") > 0.0);
         assert_eq!(
             lab.pool.find("next").expect("it is there").gather,
@@ -406,10 +406,10 @@ fn auto_leaves_blocks_with_holes_and_the_end_of_a_volume_is_none() {
         let before = seams();
         lab.pool.set_gather("clone", GatherPolicy::Auto).await.expect("it is set");
         assert_eq!(seams(), before, "nothing before it has been quiet for a while");
-        lab.pool.gathered().await;
+        lab.pool.wait_gathered().await;
         assert_eq!(seams(), 31, "those of the first block, which has a hole");
         lab.pool.set_gather("clone", GatherPolicy::Idle).await.expect("it is set");
-        lab.pool.gathered().await;
+        lab.pool.wait_gathered().await;
         assert_eq!(seams(), 0);
         let found = lab.stamps(&clone, 0, (PAGES - 128) as usize).await;
         assert_eq!((found[0], found[5], found[6], found[880]), (Some(100_000), None, Some(6), Some(100_880)));
@@ -422,7 +422,7 @@ fn auto_does_nothing_while_somebody_writes_and_holds_up_nobody_who_closes() {
     Lab::run(64, OpenOptions::default(), |lab| async move {
         let clone = scattered_clone(&lab, 16).await;
         lab.pool.set_gather("clone", GatherPolicy::Auto).await.expect("it is set");
-        lab.pool.gathered().await;
+        lab.pool.wait_gathered().await;
         lab.pool.delete(&["base"]).await.expect("it is deleted");
         let seen = || (lab.pool.info().generation, lab.pool.statistics().gathered_bytes);
         let before = seen();
@@ -440,7 +440,7 @@ fn auto_does_nothing_while_somebody_writes_and_holds_up_nobody_who_closes() {
         let pool = Pool::open(lab.tape.clone(), Rc::new(lab.tasks.clone()), OpenOptions::default()).await;
         let lab = Lab { pool: pool.expect("it opens"), ..lab };
         assert!(lab.pool.info().generation > checkpoints);
-        lab.pool.gathered().await;
+        lab.pool.wait_gathered().await;
         assert_eq!(fragmentation(&lab, "clone"), 0.0, "it goes on behind the next open");
         expect(&lab, &lab.pool.volume("clone").expect("it is there"), 16, 100_000).await;
     });
@@ -466,7 +466,7 @@ fn auto_takes_pages_home_in_a_pool_that_was_opened_anew() {
         let lab = Lab { pool: pool.expect("it opens"), ..lab };
         assert!(fragmentation(&lab, "clone") > 5.0);
         lab.pool.set_gather("clone", GatherPolicy::Auto).await.expect("it is set");
-        lab.pool.gathered().await;
+        lab.pool.wait_gathered().await;
         assert_eq!(fragmentation(&lab, "clone"), 0.0);
         let clone = lab.pool.volume("clone").expect("it is there");
         expect(&lab, &clone, 16, 100_000).await;
@@ -535,7 +535,7 @@ fn what_can_go_home_does_and_the_rest_stays() {
         lab.pool.delete(&["base"]).await.expect("it is deleted");
         settle(&lab).await;
         lab.pool.set_gather("clone", GatherPolicy::Auto).await.expect("it is set");
-        lab.pool.gathered().await;
+        lab.pool.wait_gathered().await;
         let seams = lab.pool.find("clone").expect("it is there").scattered / PAGE_SIZE as u64;
         assert_eq!(seams, 1, "the first page is elsewhere still");
         expect(&lab, &clone, 16, 100_000).await;
@@ -550,13 +550,13 @@ fn many_volumes_that_nobody_has_to_gather_are_looked_through_now_and_then_and_ga
         for i in 0..80 {
             lab.pool.clone_volume("base", &format!("clone{i}"), 0).await.expect("a clone");
         }
-        lab.pool.gathered().await;
+        lab.pool.wait_gathered().await;
         let clone = lab.pool.volume("clone79").expect("it is there");
         scatter(&clone, 4, 100_000).await;
         let names: Vec<String> = (0..79).map(|i| format!("clone{i}")).chain(["base".to_string()]).collect();
         lab.pool.delete(&names.iter().map(String::as_str).collect::<Vec<_>>()).await.expect("they are deleted");
         settle(&lab).await;
-        lab.pool.gathered().await;
+        lab.pool.wait_gathered().await;
         assert_eq!(fragmentation(&lab, "clone79"), 0.0);
         expect(&lab, &clone, 4, 100_000).await;
     });
@@ -624,7 +624,7 @@ fn a_pool_that_takes_over_a_volatile_log_gathers_only_once_it_is_open() {
         let pool = Pool::open(tape.clone(), Rc::new(tasks.clone()), options).await.expect("it opens");
         assert!(pool.recovery().volatile > 0, "{:?}", pool.recovery());
         assert_eq!(tape.take().0, [], "pages moved before the log was taken over");
-        pool.gathered().await;
+        pool.wait_gathered().await;
         let lab = Lab { tasks, tape, pool };
         assert_eq!(fragmentation(&lab, "clone"), 0.0);
         expect(&lab, &lab.pool.volume("clone").expect("it is there"), 4, 100_000).await;

@@ -76,7 +76,7 @@ where
         let pool = open().await.expect("it opens again");
         device.take();
         test(Bench { device, pool: pool.clone() }).await;
-        pool.settle().await.expect("it settles");
+        pool.wait_freed().await.expect("it settles");
         let report = pool.check().await.expect("it can be checked");
         assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
     });
@@ -188,7 +188,7 @@ fn what_a_table_takes_the_place_of_is_given_back() {
             (bench.pool.volume("source").expect("there"), bench.pool.volume("target").expect("there"));
         let before = bench.pool.info().unused;
         target.clone_range(&source, 0, 0, GIB).await.expect("shared");
-        bench.pool.settle().await.expect("it settles");
+        bench.pool.wait_freed().await.expect("it settles");
         let more = bench.pool.info().unused - before;
         assert!((GIB..GIB + 64 * PAGE).contains(&more), "{more} bytes came back");
         // Once more changes nothing, and a hole is shared like anything else.

@@ -135,7 +135,7 @@ fn a_pool_that_is_closed_just_behind_a_deletion_is_marked_clean() {
         let options = OpenOptions::default();
         let pool = forkdisk::Pool::open(lab.tape.clone(), std::rc::Rc::new(lab.tasks.clone()), options).await;
         let pool = pool.expect("it opens");
-        pool.settle().await.expect("it settles");
+        pool.wait_freed().await.expect("it settles");
         assert!(pool.info().used < 12 << 20, "the next open gave it back: {}", pool.info().used);
     });
 }

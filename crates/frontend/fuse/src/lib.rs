@@ -13,11 +13,11 @@
 pub mod codec;
 mod mount;
 mod off_thread;
-mod own_mount;
 mod session;
+mod syscall_helper;
 mod volumes;
 
 pub use mount::{MountOptions, MountPoint, mount as connect, mounted_at, mounts, unescape, unmount};
-pub use own_mount::{Deputy, carry_out};
 pub use session::{Handler, Notifier, Session, SessionHandle, unmount_patiently};
+pub use syscall_helper::{SyscallHelper, carry_out};
 pub use volumes::{InUse, Volumes, VolumesOptions, Watcher};

@@ -27,7 +27,7 @@ impl Mount {
             gather: GatherPolicy::Off,
             show_snapshots: false,
             async_direct: false,
-            deputy: None,
+            syscall_helper: None,
         };
         Mount { volumes: Volumes::new(pool.clone(), options), pool }
     }
@@ -144,13 +144,13 @@ fn what_is_removed_while_open_lives_until_its_last_close_or_the_next_opening() {
                 mount.done(0, Operation::Release { handle }).await;
             }
         }
-        mount.pool.settle().await.unwrap();
+        mount.pool.wait_freed().await.unwrap();
         let used = mount.pool.info().used;
         // The process ends with one of them open; what it had flushed is there, nameless.
         mount.done(0, Operation::SyncFolder).await;
         let again = Mount::open(&rt, &device).await;
         assert!(again.pool.list().is_empty());
-        again.pool.settle().await.unwrap();
+        again.pool.wait_freed().await.unwrap();
         assert!(again.pool.info().used < used, "the page of b has come back");
         assert!(again.pool.check().await.unwrap().damage.is_empty());
     });
@@ -220,7 +220,7 @@ fn a_whole_copy_shares_everything_and_takes_the_place_of_what_was_there() {
         assert_eq!(mount.read(b, 0, 400_000).await, [7; 300_000]);
         mount.write(b, 10, &[9]).await;
         assert_eq!((mount.read(a, 10, 1).await, mount.read(b, 10, 1).await), (vec![7], vec![9]));
-        mount.pool.settle().await.unwrap();
+        mount.pool.wait_freed().await.unwrap();
         assert!(mount.pool.info().used < used, "what b had is free, and b has one page of its own");
         assert!(matches!(mount.ask(0, copy(false)).await, Reply::Written(300_000)));
         assert_eq!(mount.read(b, 10, 1).await, [7]);

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forkdisk::device::Segment;
-use forkdisk::{Buf, Coming, Device, Error, Result};
+use forkdisk::{Buf, Device, Error, Result, WriteIntent};
 use forkdisk_nbd::codec::StatusExtent;
 use forkdisk_nbd::{Export, ExportInfo, Exports, Server, ServerOptions, nbd_uri};
 use forkdisk_uring::{Config, DeviceOptions, UnixListener, UringDevice, block_on};
@@ -38,7 +38,7 @@ impl Export for Raw {
 
     fn cork(&self, _more: bool) {}
 
-    fn coming(&self, _offset: u64, _len: u64) -> Option<Coming> {
+    fn announce_write(&self, _offset: u64, _len: u64) -> Option<WriteIntent> {
         None
     }
 

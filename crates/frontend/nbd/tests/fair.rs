@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use forkdisk::{Buf, Coming, Result};
+use forkdisk::{Buf, Result, WriteIntent};
 use forkdisk_nbd::codec::*;
 use forkdisk_nbd::memory::MemoryStream;
 use forkdisk_nbd::{Export, ExportInfo, Exports, Server, ServerOptions};
@@ -75,7 +75,7 @@ impl Export for Disk {
 
     fn cork(&self, _more: bool) {}
 
-    fn coming(&self, _offset: u64, _len: u64) -> Option<Coming> {
+    fn announce_write(&self, _offset: u64, _len: u64) -> Option<WriteIntent> {
         None
     }
 

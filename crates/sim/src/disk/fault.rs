@@ -20,7 +20,7 @@ pub enum Request {
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Harm {
+pub enum ReadDamage {
     /// EIO; a write may have landed in any of its sectors.
     Eio,
     /// ENOSPC; nothing landed.
@@ -39,14 +39,14 @@ pub enum Harm {
     Misdirected,
 }
 
-impl Harm {
+impl ReadDamage {
     /// The error that the request ends with; `None` for a read that only returns damage.
     pub fn error(self) -> Option<io::Error> {
         match self {
-            Harm::Eio => Some(io::Error::from_raw_os_error(5)),
-            Harm::Enospc => Some(io::Error::from_raw_os_error(28)),
-            Harm::Eintr => Some(io::Error::from_raw_os_error(4)),
-            Harm::Short => Some(io::Error::new(io::ErrorKind::UnexpectedEof, "the request ended early")),
+            ReadDamage::Eio => Some(io::Error::from_raw_os_error(5)),
+            ReadDamage::Enospc => Some(io::Error::from_raw_os_error(28)),
+            ReadDamage::Eintr => Some(io::Error::from_raw_os_error(4)),
+            ReadDamage::Short => Some(io::Error::new(io::ErrorKind::UnexpectedEof, "the request ended early")),
             _ => None,
         }
     }
@@ -69,7 +69,7 @@ pub struct Fault {
     /// The kind of request it hits.
     pub on: Request,
     /// What happens to it.
-    pub harm: Harm,
+    pub harm: ReadDamage,
     /// Which of them.
     pub when: When,
     /// Only requests that touch this range of bytes; `None`: all.
@@ -96,7 +96,7 @@ impl Faults {
     }
 
     /// Whether this may happen to requests.
-    pub fn is_armed(&self, harm: Harm) -> bool {
+    pub fn is_armed(&self, harm: ReadDamage) -> bool {
         self.armed.iter().any(|(fault, _)| fault.harm == harm)
     }
 
@@ -116,7 +116,7 @@ impl Faults {
     }
 
     /// Counts a request and tells what is to happen to it. The first fault that matches wins.
-    pub fn strike(&mut self, on: Request, offset: u64, len: u64) -> Option<Harm> {
+    pub fn strike(&mut self, on: Request, offset: u64, len: u64) -> Option<ReadDamage> {
         let mut harm = None;
         for (fault, seen) in &mut self.armed {
             let touches = fault.within.as_ref().is_none_or(|r| offset < r.end && r.start < offset + len.max(1));
@@ -147,7 +147,7 @@ mod tests {
 
     fn hits(when: When) -> Vec<u64> {
         let mut faults = Faults::default();
-        faults.arm(Fault { on: Request::Read, harm: Harm::Eio, when, within: Some(100..200) });
+        faults.arm(Fault { on: Request::Read, harm: ReadDamage::Eio, when, within: Some(100..200) });
         (1..=6)
             .filter(|_| {
                 assert_eq!(faults.strike(Request::Write, 100, 8), None);

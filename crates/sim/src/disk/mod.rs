@@ -27,7 +27,7 @@ use forkdisk::Device;
 use forkdisk::device::{Buf, IoResult, Segment, Segments};
 
 pub use crash::{Crash, Frozen, Medium};
-pub use fault::{Fault, Harm, Request, When};
+pub use fault::{Fault, ReadDamage, Request, When};
 pub use image::{Fill, Image, PAGE, fill_bytes};
 pub use masks::{ALL_PAIRS, ALL_SUBSETS, enumerated};
 pub use order::Order;
@@ -161,7 +161,7 @@ impl SimDisk {
     /// Whether writes may end with ENOSPC.
     pub fn may_lack_room(&self) -> bool {
         let state = self.state.borrow();
-        state.host.room().is_some() || state.faults.is_armed(Harm::Enospc)
+        state.host.room().is_some() || state.faults.is_armed(ReadDamage::Enospc)
     }
 
     /// Requests that begin in this range of bytes end late from now on.
@@ -224,27 +224,27 @@ impl State {
     }
 
     /// What happens to a write.
-    fn strike_write(&mut self, offset: u64, len: u64) -> Option<Harm> {
+    fn strike_write(&mut self, offset: u64, len: u64) -> Option<ReadDamage> {
         let harm = self.faults.strike(Request::Write, offset, len);
         if harm.is_some() || self.host.hold(offset, len) {
             return harm;
         }
         self.faults.note_hit();
-        Some(Harm::Enospc)
+        Some(ReadDamage::Enospc)
     }
 
-    fn end_read(&mut self, harm: Option<Harm>, offset: u64, out: &mut [u8]) -> io::Result<()> {
+    fn end_read(&mut self, harm: Option<ReadDamage>, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let (rng, cache) = (&mut self.rng, &self.cache);
         cache.read(offset, out, || rng.one_in(2));
         match harm {
             None => {}
-            Some(Harm::BitFlip) => {
+            Some(ReadDamage::BitFlip) => {
                 let bit = rng.index(out.len() * 8);
                 out[bit / 8] ^= 1 << (bit % 8);
             }
-            Some(Harm::Zeroed) => out.fill(0),
-            Some(Harm::Stale) => cache.durable.read(offset, out),
-            Some(Harm::Misdirected) => {
+            Some(ReadDamage::Zeroed) => out.fill(0),
+            Some(ReadDamage::Stale) => cache.durable.read(offset, out),
+            Some(ReadDamage::Misdirected) => {
                 let sectors = cache.len.saturating_sub(out.len() as u64) / cache.sector as u64;
                 cache.current.read(rng.below(sectors + 1) * cache.sector as u64, out);
             }
@@ -257,20 +257,20 @@ impl State {
     }
 
     /// A write or discard ends: it lands, or as much of it as the harm lets through.
-    fn end_change(&mut self, order: u64, harm: Option<Harm>, fua: bool) -> io::Result<()> {
+    fn end_change(&mut self, order: u64, harm: Option<ReadDamage>, fua: bool) -> io::Result<()> {
         let mut entry = self.cache.take(order);
-        let Some(error) = harm.and_then(Harm::error) else {
+        let Some(error) = harm.and_then(ReadDamage::error) else {
             let durable = fua || self.config.cache == Volatile::No;
             self.cache.land(entry, durable);
             return Ok(());
         };
         let (sector, rng) = (self.config.sector, &mut self.rng);
         match harm {
-            Some(Harm::Eio) => {
+            Some(ReadDamage::Eio) => {
                 let density = rng.below(9);
                 entry.thin(sector, || rng.below(8) < density);
             }
-            Some(Harm::Short) => {
+            Some(ReadDamage::Short) => {
                 let mut left = rng.index(entry.units(sector).len());
                 entry.thin(sector, || {
                     left = left.saturating_sub(1);
@@ -284,7 +284,7 @@ impl State {
     }
 
     /// A clone ends: if the source has changed meanwhile, it may have got either contents.
-    fn end_clone(&mut self, order: u64, harm: Option<Harm>, from: u64) -> io::Result<()> {
+    fn end_clone(&mut self, order: u64, harm: Option<ReadDamage>, from: u64) -> io::Result<()> {
         let at = self.cache.flying.iter().position(|e| e.order == order).expect("a request in flight");
         if let Change::Write(bytes) = &self.cache.flying[at].change {
             let mut now = vec![0; bytes.len()];
@@ -315,8 +315,8 @@ impl State {
         }
     }
 
-    fn end_flush(&mut self, point: u64, harm: Option<Harm>) -> io::Result<()> {
-        match harm.and_then(Harm::error) {
+    fn end_flush(&mut self, point: u64, harm: Option<ReadDamage>) -> io::Result<()> {
+        match harm.and_then(ReadDamage::error) {
             None => {
                 self.cache.flushed(point);
                 Ok(())

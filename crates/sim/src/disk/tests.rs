@@ -165,7 +165,7 @@ fn the_length_is_an_item_of_its_own() {
 #[test]
 fn a_failed_flush_is_not_mended_by_a_later_one() {
     let (exec, disk) = disk(DISK, 1);
-    disk.arm(Fault { on: Request::Flush, harm: Harm::Eio, when: When::Once(1), within: None });
+    disk.arm(Fault { on: Request::Flush, harm: ReadDamage::Eio, when: When::Once(1), within: None });
     let d = disk.clone();
     exec.run(1000, async move {
         put(&d, 0, 1, 1, false).await.unwrap();
@@ -189,8 +189,8 @@ fn damaged_reads_succeed_and_failed_writes_land_in_part() {
         let flips = exec
             .run(1000, async move {
                 put(&d, 0, 0xff, 4, true).await.unwrap();
-                d.arm(Fault { on: Request::Read, harm: Harm::BitFlip, when: When::Once(1), within: None });
-                d.arm(Fault { on: Request::Write, harm: Harm::Eio, when: When::Once(1), within: None });
+                d.arm(Fault { on: Request::Read, harm: ReadDamage::BitFlip, when: When::Once(1), within: None });
+                d.arm(Fault { on: Request::Write, harm: ReadDamage::Eio, when: When::Once(1), within: None });
                 let (result, buf) = d.read(Buf::zeroed(2048), segs(0, 2048)).await;
                 result.unwrap();
                 assert_eq!(put(&d, 0, 1, 4, false).await.unwrap_err().raw_os_error(), Some(5));
@@ -298,7 +298,7 @@ fn what_is_cloned_or_made_zero_is_lost_like_a_write() {
 #[test]
 fn faults_of_writes_hit_clones() {
     let (exec, disk) = disk(DISK, 5);
-    disk.arm(Fault { on: Request::Write, harm: Harm::Enospc, when: When::From(1), within: Some(1024..1536) });
+    disk.arm(Fault { on: Request::Write, harm: ReadDamage::Enospc, when: When::From(1), within: Some(1024..1536) });
     let d = disk.clone();
     exec.run(1000, async move {
         loop {

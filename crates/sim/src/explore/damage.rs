@@ -10,9 +10,9 @@ use forkdisk::{Error, ErrorKind, Pool};
 
 use super::campaign::spread;
 use super::{guard, mend};
-use crate::disk::{Fault, Fill, Harm, Medium, PAGE, Request, SimDisk, When};
+use crate::disk::{Fault, Fill, Medium, PAGE, ReadDamage, Request, SimDisk, When};
 use crate::executor::Executor;
-use crate::history::{Contents, Exhibit, Session, Stats, Violation, page_of};
+use crate::history::{Contents, PoolImage, Session, Stats, Violation, page_of};
 use crate::rng::{Rng, mix};
 
 const BITS: u64 = PAGE as u64 * 8;
@@ -87,10 +87,10 @@ pub struct Outcome {
 impl Damages {
     /// Runs them all, telling `progress` how many have been tried.
     pub fn run(&self, mut progress: impl FnMut(u64)) -> Outcome {
-        let (exhibits, mut all) = (self.count.div_ceil(EACH) as usize, Outcome::default());
-        let share = self.count.div_ceil(exhibits.max(1) as u64);
+        let (images, mut all) = (self.count.div_ceil(EACH) as usize, Outcome::default());
+        let share = self.count.div_ceil(images.max(1) as u64);
         let work = |i: usize| sample(self.seed + i as u64, share, 3);
-        spread(self.jobs, exhibits, work, |_, outcome| {
+        spread(self.jobs, images, work, |_, outcome| {
             all.stats.add(&outcome.stats);
             all.reported += outcome.reported;
             all.failures.extend(outcome.failures);
@@ -139,14 +139,14 @@ pub fn sample(seed: u64, count: u64, enough: usize) -> Outcome {
 
 /// An exhibit with what is needed to damage it.
 struct Subject {
-    exhibit: Exhibit,
+    image: PoolImage,
     /// The same pool under another identity.
-    other: Exhibit,
+    other: PoolImage,
     told: String,
 }
 
 /// A damaged medium.
-pub(super) struct Harmed {
+pub(super) struct DamagedDisk {
     pub medium: Medium,
     pub read: Option<Fault>,
     pub pages: Vec<u64>,
@@ -155,34 +155,34 @@ pub(super) struct Harmed {
 
 impl Subject {
     fn new(seed: u64) -> Result<Subject, Violation> {
-        let made = guard::catch(|| Ok((Exhibit::new(seed, [7; 16])?, Exhibit::new(seed, [8; 16])?)));
-        let (exhibit, other) = made.and_then(|made| made)?;
-        Ok(Subject { exhibit, other, told: String::new() })
+        let made = guard::catch(|| Ok((PoolImage::new(seed, [7; 16])?, PoolImage::new(seed, [8; 16])?)));
+        let (image, other) = made.and_then(|made| made)?;
+        Ok(Subject { image, other, told: String::new() })
     }
 
     fn bits(&self) -> u64 {
-        self.exhibit.pages.len() as u64 * BITS
+        self.image.pages.len() as u64 * BITS
     }
 
     fn count(&self) -> u64 {
-        self.bits() + self.exhibit.pages.len() as u64 * KINDS + WHOLE
+        self.bits() + self.image.pages.len() as u64 * KINDS + WHOLE
     }
 
     fn judge(&mut self, number: u64) -> Result<Verdict, Violation> {
         let harmed = self.harm(number);
         self.told.clone_from(&harmed.what);
-        let older = harmed.pages.iter().any(|page| self.exhibit.last.contains(page));
+        let older = harmed.pages.iter().any(|page| self.image.last.contains(page));
         let result = guard::catch(|| {
-            let verdict = examine(&self.exhibit, &harmed, older, number)?;
-            mend::examine(&self.exhibit, &harmed, older, number)?;
+            let verdict = examine(&self.image, &harmed, older, number)?;
+            mend::examine(&self.image, &harmed, older, number)?;
             Ok(verdict)
         });
         let result = result.and_then(|verdict| verdict);
         result.map_err(|v| Violation { what: format!("{}: {}", harmed.what, v.what), ..v })
     }
 
-    fn harm(&self, number: u64) -> Harmed {
-        let (medium, pages) = (&self.exhibit.medium, &self.exhibit.pages);
+    fn harm(&self, number: u64) -> DamagedDisk {
+        let (medium, pages) = (&self.image.medium, &self.image.pages);
         let number = number % self.count();
         if number < self.bits() {
             let (page, bit) = (pages[(number / BITS) as usize], number % BITS);
@@ -201,7 +201,7 @@ impl Subject {
             }),
             1 => self.page(page, format!("zeroes in page {page}"), |bytes| bytes.fill(0)),
             2 => self.page(page, format!("an earlier version in page {page}"), |bytes| {
-                *bytes = page_of(&self.exhibit.earlier, page);
+                *bytes = page_of(&self.image.earlier, page);
             }),
             3 => self.page(page, format!("another pool's page in page {page}"), |bytes| {
                 *bytes = page_of(&self.other.medium, page);
@@ -209,11 +209,11 @@ impl Subject {
             4 => {
                 let drawn = pages[Rng::new(number).index(pages.len())];
                 // What the last commit wrote, it wrote over what had gone astray before.
-                let last = &self.exhibit.last;
+                let last = &self.image.last;
                 let to = if last.contains(&drawn) && !last.contains(&page) { page } else { drawn };
                 let strayed = page_of(medium, page);
                 let mut harmed = self.page(page, format!("page {page} was written to page {to} instead"), |bytes| {
-                    *bytes = page_of(&self.exhibit.earlier, page);
+                    *bytes = page_of(&self.image.earlier, page);
                 });
                 if to != page {
                     harmed.medium.damage(|image| image.write(to * PAGE as u64, &strayed));
@@ -222,26 +222,27 @@ impl Subject {
                 harmed
             }
             _ => {
-                let harm = [Harm::BitFlip, Harm::Zeroed, Harm::Misdirected, Harm::Eio][kind as usize - 5];
+                let harm = [ReadDamage::BitFlip, ReadDamage::Zeroed, ReadDamage::Misdirected, ReadDamage::Eio]
+                    [kind as usize - 5];
                 let at = page * PAGE as u64;
                 let fault = Fault { on: Request::Read, harm, when: When::Once(1), within: Some(at..at + PAGE as u64) };
                 let what = format!("the first read of page {page} returns {harm:?}");
-                Harmed { medium: medium.clone(), read: Some(fault), pages: vec![page], what }
+                DamagedDisk { medium: medium.clone(), read: Some(fault), pages: vec![page], what }
             }
         }
     }
 
-    fn page(&self, page: u64, what: String, change: impl FnOnce(&mut [u8; PAGE])) -> Harmed {
-        let mut medium = self.exhibit.medium.clone();
+    fn page(&self, page: u64, what: String, change: impl FnOnce(&mut [u8; PAGE])) -> DamagedDisk {
+        let mut medium = self.image.medium.clone();
         let mut bytes = page_of(&medium, page);
         change(&mut bytes);
         medium.damage(|image| image.write(page * PAGE as u64, &bytes));
-        Harmed { medium, read: None, pages: vec![page], what }
+        DamagedDisk { medium, read: None, pages: vec![page], what }
     }
 
     /// Damage to the pool as a whole.
-    fn whole(&self, number: u64) -> Harmed {
-        let mut medium = self.exhibit.medium.clone();
+    fn whole(&self, number: u64) -> DamagedDisk {
+        let mut medium = self.image.medium.clone();
         let len = medium.len();
         let what = match number {
             0 => {
@@ -258,19 +259,19 @@ impl Subject {
                 format!("the device shortened to {shorter} bytes")
             }
         };
-        Harmed { medium, read: None, pages: SUPERBLOCKS.to_vec(), what }
+        DamagedDisk { medium, read: None, pages: SUPERBLOCKS.to_vec(), what }
     }
 }
 
 /// Opens, lists, reads, checks, and goes on working.
-fn examine(exhibit: &Exhibit, harmed: &Harmed, older: bool, number: u64) -> Result<Verdict, Violation> {
+fn examine(image: &PoolImage, harmed: &DamagedDisk, older: bool, number: u64) -> Result<Verdict, Violation> {
     let exec = Executor::new(mix(&[number, 22]));
     let disk = SimDisk::new(harmed.medium.clone(), &exec, number);
     if let Some(fault) = &harmed.read {
         disk.arm(fault.clone());
     }
     let (device, runtime) = (disk.clone(), std::rc::Rc::new(exec.clone()));
-    let options = crate::history::open_options(&exhibit.setup, None);
+    let options = crate::history::open_options(&image.setup, None);
     let opened = exec.run(PATIENCE, Pool::open(device, runtime, options));
     let pool = match opened {
         Ok(Ok(pool)) => pool,
@@ -284,7 +285,7 @@ fn examine(exhibit: &Exhibit, harmed: &Harmed, older: bool, number: u64) -> Resu
         }
     };
     let session = Session { exec, disk, pool, memory: None };
-    let truths = truths(exhibit, older);
+    let truths = truths(image, older);
     let mut verdict = compare(&session, &truths, &BTreeSet::new())?;
     let pool = session.pool.clone();
     match session.exec.run(PATIENCE, async move { pool.check().await })? {
@@ -302,8 +303,8 @@ fn examine(exhibit: &Exhibit, harmed: &Harmed, older: bool, number: u64) -> Resu
 }
 
 /// What the pool may hold: what it does, and, where its last commit is damaged, what it held before.
-pub(super) fn truths(exhibit: &Exhibit, older: bool) -> Vec<&Contents> {
-    std::iter::once(&exhibit.contents).chain(older.then_some(&exhibit.before)).collect()
+pub(super) fn truths(image: &PoolImage, older: bool) -> Vec<&Contents> {
+    std::iter::once(&image.contents).chain(older.then_some(&image.before)).collect()
 }
 
 /// Compares all that can be read, except volumes that were written meanwhile, with what it may be.
@@ -365,7 +366,7 @@ fn use_it(session: &Session, verdict: &mut Verdict) -> Result<BTreeSet<String>, 
         pool.rollback(&volume, "new").await?;
         pool.checkpoint().await?;
         pool.delete(&[&format!("{volume}@new")]).await?;
-        pool.settle().await?;
+        pool.wait_freed().await?;
         pool.close().await
     };
     match session.exec.run(PATIENCE * 4, work)? {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::campaign::spread;
 use super::guard;
-use crate::history::{Aim, Setup, Small, Stats, Violation, run_small};
+use crate::history::{CrashPoint, Setup, Small, Stats, Violation, run_small};
 use crate::rng::{Rng, mix};
 
 /// A history and the disk it runs on.
@@ -39,7 +39,7 @@ impl Case {
     }
 
     /// Runs it, with every crash or with one.
-    pub fn run(&self, aim: Option<Aim>, account: bool) -> (Stats, Option<Violation>, Vec<String>) {
+    pub fn run(&self, aim: Option<CrashPoint>, account: bool) -> (Stats, Option<Violation>, Vec<String>) {
         let setup = Setup::small(self.large_sectors);
         guard::catch(|| run_small(&setup, &self.ops, aim, account))
             .unwrap_or_else(|violation| (Stats::default(), Some(violation), Vec::new()))

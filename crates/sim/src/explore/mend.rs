@@ -5,10 +5,10 @@ use std::rc::Rc;
 
 use forkdisk::{OpenOptions, Pool};
 
-use super::damage::{Harmed, PATIENCE, Verdict, compare, reported, truths};
+use super::damage::{DamagedDisk, PATIENCE, Verdict, compare, reported, truths};
 use crate::disk::{Crash, Medium, SimDisk};
 use crate::executor::Executor;
-use crate::history::{Exhibit, Session, Violation, open_options};
+use crate::history::{PoolImage, Session, Violation, open_options};
 use crate::rng::mix;
 
 /// The pages of block 0, of which two are superblocks and the others the log of counts, and those of block 1, which count
@@ -17,7 +17,7 @@ const COUNTS: std::ops::Range<u64> = 0..512;
 const SUPERBLOCKS: [u64; 2] = [0, 128];
 
 /// Whether nothing but counts is damaged.
-fn is_of_counts(harmed: &Harmed) -> bool {
+fn is_of_counts(harmed: &DamagedDisk) -> bool {
     let is_count = |page: &u64| COUNTS.contains(page) && !SUPERBLOCKS.contains(page);
     harmed.read.is_none() && harmed.pages.iter().all(is_count)
 }
@@ -27,15 +27,15 @@ fn violation(what: String) -> Violation {
 }
 
 /// Reads what is damaged, repairs it, and looks again.
-pub fn examine(exhibit: &Exhibit, harmed: &Harmed, older: bool, number: u64) -> Result<(), Violation> {
+pub fn examine(image: &PoolImage, harmed: &DamagedDisk, older: bool, number: u64) -> Result<(), Violation> {
     let is_of_counts = is_of_counts(harmed);
     // A repair goes over all maps; damage elsewhere is met on the way.
     if harmed.read.is_some() || !is_of_counts && !number.is_multiple_of(16) {
         return Ok(());
     }
-    let truths = truths(exhibit, older);
+    let truths = truths(image, older);
     if is_of_counts {
-        let read_only = OpenOptions { read_only: true, ..open_options(&exhibit.setup, None) };
+        let read_only = OpenOptions { read_only: true, ..open_options(&image.setup, None) };
         let session = open(&harmed.medium, read_only, number)?
             .map_err(|e| violation(format!("damaged counts, and the pool cannot be opened for reading: {e}")))?;
         if compare(&session, &truths, &BTreeSet::new())? == Verdict::Reported {
@@ -47,7 +47,7 @@ pub fn examine(exhibit: &Exhibit, harmed: &Harmed, older: bool, number: u64) -> 
         Err(e) if is_of_counts => return Err(violation(format!("only counts are damaged, and no repair: {e}"))),
         Err(e) => return reported(&e).map(drop),
     };
-    let session = match open(&repaired, open_options(&exhibit.setup, None), number)? {
+    let session = match open(&repaired, open_options(&image.setup, None), number)? {
         Ok(session) => session,
         Err(e) if is_of_counts => return Err(violation(format!("repaired, and the pool does not open: {e}"))),
         Err(e) => return reported(&e).map(drop),

@@ -24,7 +24,7 @@ pub use origins::{ExhaustiveOrigins, OriginCase};
 pub use shrink::{Shrunk, shrink};
 pub use soak::Soak;
 
-use crate::history::{Aim, Op, Profile, Setup, Stats, Violation, run_history};
+use crate::history::{CrashPoint, Op, Profile, Setup, Stats, Violation, run_history};
 use crate::origins as two_disks;
 
 /// One run by its numbers: all that a replay needs.
@@ -39,7 +39,7 @@ pub struct Recipe {
     /// Numbers of the operations that are carried out; `None`: all.
     pub keep: Option<Vec<u32>>,
     /// The one side crash to try; `None`: those that the seed draws.
-    pub aim: Option<Aim>,
+    pub aim: Option<CrashPoint>,
     /// Side crashes are this dense instead of what the seed draws (steps, masks).
     pub dense: Option<(u64, u64)>,
     /// Bytes of clean metadata kept in memory instead of what the seed draws.
@@ -159,7 +159,7 @@ impl Recipe {
 
     /// The same run, aimed at the side crash in which `violation` showed.
     pub fn aimed(&self, violation: &Violation) -> Recipe {
-        let aim = violation.cut.map(|(step, mask)| Aim { step, mask: Some(mask) });
+        let aim = violation.cut.map(|(step, mask)| CrashPoint { step, mask: Some(mask) });
         Recipe { aim: aim.or(self.aim), ..self.clone() }
     }
 }
@@ -216,7 +216,7 @@ mod tests {
         let recipe = Recipe {
             profile: Some(Profile::Forks),
             keep: Some(vec![1, 2, 5]),
-            aim: Some(Aim { step: 70, mask: Some(9) }),
+            aim: Some(CrashPoint { step: 70, mask: Some(9) }),
             cache: Some(FEW_TABLES),
             ..Recipe::new(4, 20)
         };

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::campaign::spread;
 use super::guard;
-use crate::history::{Aim, Stats, Violation};
+use crate::history::{CrashPoint, Stats, Violation};
 use crate::origins::{Setup, Small, Together, makes_sense, run_small};
 use crate::rng::{Rng, mix};
 
@@ -73,7 +73,7 @@ impl OriginCase {
     }
 
     /// Runs it, with every crash or with one.
-    pub fn run(&self, aim: Option<Aim>, account: bool) -> (Stats, Option<Violation>, Vec<String>) {
+    pub fn run(&self, aim: Option<CrashPoint>, account: bool) -> (Stats, Option<Violation>, Vec<String>) {
         let setup = Setup::small(self.large_sectors);
         guard::catch(|| run_small(&setup, &self.parts, aim, account))
             .unwrap_or_else(|violation| (Stats::default(), Some(violation), Vec::new()))

@@ -149,7 +149,7 @@ impl Run<'_> {
     /// Waits until all space is accounted for; false if the pool is too full for that.
     fn settled(&mut self) -> Result<bool, Violation> {
         let pool = self.session.pool.clone();
-        match self.session.exec.run(PATIENCE, async move { pool.settle().await })? {
+        match self.session.exec.run(PATIENCE, async move { pool.wait_freed().await })? {
             Ok(()) => Ok(true),
             Err(e) if e.kind() == ErrorKind::NoSpace => Ok(false),
             Err(e) => Err(Violation::new("P6", format!("the pool does not settle: {e}"))),

@@ -6,7 +6,7 @@ use forkdisk::{BreakPolicy, CopierSettings, CreateOptions, Throttle};
 use super::Violation;
 use super::op::{Op, Profile};
 use super::place::Place;
-use super::run::{Doing, Inflight, Run, Spare};
+use super::run::{AllowedFailure, Inflight, OperationState, Run};
 use crate::model::Key;
 use crate::rng::{Rng, mix};
 
@@ -49,7 +49,7 @@ impl Run<'_> {
         let copies = self.setup.profile == Profile::Copies;
         let chunk = if copies { copied_chunk(op.draws[1]) } else { chunk(op.draws[1]) };
         let text = format!("set the chunk of {name} to {chunk} bytes");
-        self.submit(Doing::Upkeep("set chunk"), start, vec![key], text, async move {
+        self.submit(OperationState::Upkeep("set chunk"), start, vec![key], text, async move {
             pool.set_chunk(&name, chunk).await.into()
         });
         Ok(())
@@ -62,13 +62,13 @@ impl Run<'_> {
         if rng.one_in(2) {
             let policy = *rng.pick(&[BreakPolicy::Copy, BreakPolicy::Copy, BreakPolicy::Split]);
             let text = format!("set the break policy of {name} to {policy:?}");
-            self.submit(Doing::Upkeep("set break"), start, vec![key], text, async move {
+            self.submit(OperationState::Upkeep("set break"), start, vec![key], text, async move {
                 pool.set_break_policy(&name, policy).await.into()
             });
         } else {
             let throttle = throttle(&mut rng);
             let text = format!("set the throttle of {name} to {throttle:?}");
-            self.submit(Doing::Upkeep("set throttle"), start, vec![key], text, async move {
+            self.submit(OperationState::Upkeep("set throttle"), start, vec![key], text, async move {
                 pool.set_throttle(&name, throttle).await.into()
             });
         }
@@ -89,7 +89,7 @@ impl Run<'_> {
         };
         let (pool, start) = (self.session.pool.clone(), self.model.tick());
         let text = format!("set the copier to {settings:?}");
-        self.submit(Doing::Upkeep("set copier"), start, Vec::new(), text, async move {
+        self.submit(OperationState::Upkeep("set copier"), start, Vec::new(), text, async move {
             pool.set_copier(settings).await.into()
         });
         Ok(())
@@ -120,7 +120,7 @@ impl Run<'_> {
                 continue;
             }
             let one = op.write_of(i);
-            self.write(&one, key, Some(place), Spare::Nothing)?;
+            self.write(&one, key, Some(place), AllowedFailure::Nothing)?;
         }
         Ok(())
     }

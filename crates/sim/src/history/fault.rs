@@ -3,9 +3,9 @@
 use forkdisk::Mode;
 
 use super::launch::changes;
-use super::run::{Doing, Inflight, Run, Spare};
+use super::run::{AllowedFailure, Inflight, OperationState, Run};
 use super::{Op, Profile, Violation};
-use crate::disk::{Crash, Fault, Harm, Request, When};
+use crate::disk::{Crash, Fault, ReadDamage, Request, When};
 use crate::model::{Pending, Time};
 use crate::rng::Rng;
 
@@ -53,9 +53,11 @@ impl Run<'_> {
             Request::SetLen,
         ]);
         let harm = match on {
-            Request::Flush | Request::Discard | Request::SetLen => Harm::Eio,
-            Request::Read => *rng.pick(&[Harm::Eio, Harm::Eio, Harm::Short]),
-            Request::Write => *rng.pick(&[Harm::Eio, Harm::Eio, Harm::Eio, Harm::Short, Harm::Enospc]),
+            Request::Flush | Request::Discard | Request::SetLen => ReadDamage::Eio,
+            Request::Read => *rng.pick(&[ReadDamage::Eio, ReadDamage::Eio, ReadDamage::Short]),
+            Request::Write => {
+                *rng.pick(&[ReadDamage::Eio, ReadDamage::Eio, ReadDamage::Eio, ReadDamage::Short, ReadDamage::Enospc])
+            }
         };
         let reach = *rng.pick(&[1, 8, 40]);
         let n = 1 + rng.below(reach);
@@ -131,7 +133,8 @@ impl Run<'_> {
 
     /// P8: nothing that began after the failure is acknowledged.
     pub(super) fn judge_success(&self, op: &Inflight) -> Result<(), Violation> {
-        let acknowledges = changes(&op.doing) || matches!(op.doing, Doing::Flush | Doing::Control(_) | Doing::Naming);
+        let acknowledges = changes(&op.doing)
+            || matches!(op.doing, OperationState::Flush | OperationState::Control(_) | OperationState::Naming);
         match self.trouble.failed {
             Some(failed) if acknowledges && op.start > failed => {
                 Err(Violation::new("P8", format!("acknowledged after the pool had failed: {}", op.text)))
@@ -148,11 +151,11 @@ impl Run<'_> {
         let by_quota = message.contains("quota");
         self.trouble.full |= !by_quota;
         let free = match &op.doing {
-            Doing::Read { .. } | Doing::Flush | Doing::Keeping => true,
-            Doing::Change { spare, .. } => *spare != Spare::Nothing,
-            Doing::Control(pending) => matches!(pending.control, crate::model::Control::Delete(_)),
-            Doing::Unnamed | Doing::Naming => false,
-            Doing::Upkeep(_) => true,
+            OperationState::Read { .. } | OperationState::Flush | OperationState::Keeping => true,
+            OperationState::Change { spare, .. } => *spare != AllowedFailure::Nothing,
+            OperationState::Control(pending) => matches!(pending.control, crate::model::Control::Delete(_)),
+            OperationState::Unnamed | OperationState::Naming => false,
+            OperationState::Upkeep(_) => true,
         };
         if free {
             return Err(Violation::new("P9", format!("needs no space, but was refused for want of it: {message}")));
@@ -173,7 +176,7 @@ impl Run<'_> {
         let failed = self.session.pool.info().mode == Mode::Failed;
         // Its records are not written, and the next flush covers them.
         let refused = message.contains("the file system under the pool is full");
-        if matches!(op.doing, Doing::Flush) && !failed && !refused {
+        if matches!(op.doing, OperationState::Flush) && !failed && !refused {
             return Err(Violation::new("P8", format!("a flush failed and the pool goes on: {message}")));
         }
         Ok(())

@@ -3,7 +3,7 @@
 use forkdisk::{Mode, PoolInfo};
 
 use super::recover::{self, PATIENCE};
-use super::run::{Doing, Outcome, Run, format};
+use super::run::{OperationState, Outcome, Run, format};
 use super::{Setup, Violation};
 use crate::disk::{Crash, SimDisk};
 use crate::executor::Executor;
@@ -64,8 +64,8 @@ impl Run<'_> {
         for (name, checkpoint) in [("settle", false), ("checkpoint", true), ("settle", false), ("checkpoint", true)] {
             let pool = self.session.pool.clone();
             let (start, text) = (self.model.tick(), name.to_owned());
-            self.submit(Doing::Upkeep(name), start, Vec::new(), text, async move {
-                Outcome::from(if checkpoint { pool.checkpoint().await } else { pool.settle().await })
+            self.submit(OperationState::Upkeep(name), start, Vec::new(), text, async move {
+                Outcome::from(if checkpoint { pool.checkpoint().await } else { pool.wait_freed().await })
             });
             self.drain()?;
         }

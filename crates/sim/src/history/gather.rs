@@ -8,7 +8,7 @@ use forkdisk::{ErrorKind, GatherPolicy};
 use super::Violation;
 use super::op::{Kind, Op};
 use super::place;
-use super::run::{Doing, Outcome, Run};
+use super::run::{OperationState, Outcome, Run};
 use crate::model::Key;
 use crate::rng::Rng;
 
@@ -48,7 +48,7 @@ impl Run<'_> {
         let gathers = Rc::clone(&self.gathers);
         gathers.to.set(0);
         gathers.count.set(gathers.count.get() + 1);
-        self.submit(Doing::Upkeep("gather"), start, Vec::new(), text, async move {
+        self.submit(OperationState::Upkeep("gather"), start, Vec::new(), text, async move {
             let noted = |at, _| {
                 gathers.to.set(at);
                 true
@@ -79,7 +79,7 @@ impl Run<'_> {
             _ => GatherPolicy::Above(1 + rng.below(12) as u8),
         };
         let text = format!("set the policy of gathering of {name} to {policy:?}");
-        self.submit(Doing::Upkeep("set gather"), start, vec![key], text, async move {
+        self.submit(OperationState::Upkeep("set gather"), start, vec![key], text, async move {
             pool.set_gather(&name, policy).await.into()
         });
         Ok(())

@@ -4,7 +4,7 @@ use forkdisk::{Error, ErrorKind};
 
 use super::op::{Kind, Op, Profile};
 use super::place::{self, Place};
-use super::run::{Doing, Inflight, Outcome, Run, Spare};
+use super::run::{AllowedFailure, Inflight, OperationState, Outcome, Run};
 use super::verb::Verb;
 use super::{Violation, recover};
 use crate::disk::{Crash, SimDisk};
@@ -15,12 +15,12 @@ use crate::rng::Rng;
 const PAGE: u64 = 4096;
 
 /// Whether it changes contents.
-pub(super) fn changes(doing: &Doing) -> bool {
-    matches!(doing, Doing::Change { .. })
+pub(super) fn changes(doing: &OperationState) -> bool {
+    matches!(doing, OperationState::Change { .. })
 }
 
 fn is_control(op: &Inflight, key: Key) -> bool {
-    matches!(op.doing, Doing::Control(_)) && op.keys.contains(&key)
+    matches!(op.doing, OperationState::Control(_)) && op.keys.contains(&key)
 }
 
 /// Controls that data operations may run beside.
@@ -35,7 +35,7 @@ impl Run<'_> {
             Kind::Read => self.with(op, |run, key| run.read(op, key)),
             Kind::Write => self.with(op, |run, key| {
                 let place = place::range(op, run.size(key));
-                run.write(op, key, place, Spare::Nothing)
+                run.write(op, key, place, AllowedFailure::Nothing)
             }),
             Kind::Append => self.with(op, |run, key| run.append(op, key)),
             Kind::Ragged => self.with(op, |run, key| run.ragged(op, key)),
@@ -49,7 +49,7 @@ impl Run<'_> {
             Kind::SetCopying => self.with(op, |run, key| run.set_copying(op, key)),
             Kind::SetCopier => self.set_copier(op),
             Kind::Gather => self.gather(op),
-            Kind::Heir => self.heir(op),
+            Kind::Heir => self.clone(op),
             Kind::SetGather => self.with(op, |run, key| run.set_gather(op, key)),
             Kind::SetQuota => self.with(op, |run, key| run.set_quota(op, key)),
             Kind::Burst => self.with(op, |run, key| run.burst(op, key)),
@@ -108,7 +108,7 @@ impl Run<'_> {
     ) -> Result<(), Violation> {
         let family = self.family(key);
         self.wait(|o| match &o.doing {
-            Doing::Control(p) => !is_gentle(p) && o.keys.contains(&family),
+            OperationState::Control(p) => !is_gentle(p) && o.keys.contains(&family),
             _ => false,
         })?;
         if self.model.get(key).is_none() || self.is_unsure(family) {
@@ -156,14 +156,20 @@ impl Run<'_> {
         let vague = self.inflight.values().any(|o| is_control(o, key) && is_rollback(o));
         let text = format!("read {} {offset}+{len}", self.model.name(key));
         let start = self.model.tick();
-        self.submit(Doing::Read { key, offset, vague }, start, vec![key], text, async move {
+        self.submit(OperationState::Read { key, offset, vague }, start, vec![key], text, async move {
             let (result, buf) = volume.read(offset, buf).await;
             Outcome { buf: Some(buf), ..result.into() }
         });
         Ok(())
     }
 
-    pub(super) fn write(&mut self, op: &Op, key: Key, place: Option<Place>, spare: Spare) -> Result<(), Violation> {
+    pub(super) fn write(
+        &mut self,
+        op: &Op,
+        key: Key,
+        place: Option<Place>,
+        spare: AllowedFailure,
+    ) -> Result<(), Violation> {
         let Some(Place { offset, len }) = place else {
             return Ok(());
         };
@@ -183,7 +189,7 @@ impl Run<'_> {
         self.model.spread();
         let start = self.model.now();
         let (disk, op) = (self.session.disk.clone(), op.number);
-        self.submit(Doing::Change { rec, fua, spare }, start, vec![key], text, async move {
+        self.submit(OperationState::Change { rec, fua, spare }, start, vec![key], text, async move {
             disk.order().accept(op, key, offset, len);
             let (result, _) = volume.write(offset, buf, fua).await;
             disk.order().end(op);
@@ -197,15 +203,17 @@ impl Run<'_> {
     fn append(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
         let from = self.cursors.get(&key).copied().unwrap_or(0);
         let place = place::stretch(op, from, self.size(key));
-        self.write(op, key, place, Spare::Nothing)
+        self.write(op, key, place, AllowedFailure::Nothing)
     }
 
     /// The model keeps track of parts of sectors only while nothing else changes the volume.
     fn ragged(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
-        let quiet = |o: &Inflight| !matches!(o.doing, Doing::Read { .. } | Doing::Flush) && o.keys.contains(&key);
+        let quiet = |o: &Inflight| {
+            !matches!(o.doing, OperationState::Read { .. } | OperationState::Flush) && o.keys.contains(&key)
+        };
         self.wait(quiet)?;
         let place = place::ragged(op, self.size(key));
-        self.write(op, key, place, Spare::Nothing)?;
+        self.write(op, key, place, AllowedFailure::Nothing)?;
         self.wait(quiet)
     }
 
@@ -225,7 +233,7 @@ impl Run<'_> {
         if self.is_unsure(key) || self.inflight.values().any(|o| o.keys.contains(&key)) {
             return Ok(());
         }
-        self.write(op, key, Some(Place { offset, len: PAGE }), Spare::Space)
+        self.write(op, key, Some(Place { offset, len: PAGE }), AllowedFailure::Space)
     }
 
     fn fill(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
@@ -233,7 +241,7 @@ impl Run<'_> {
         for i in 0..8.max(self.size(key) >> 20).min(16) {
             let offset = (i << 20) % self.size(key).max(1);
             let len = len.min(self.size(key) - offset);
-            self.write(op, key, Some(Place { offset, len }), Spare::Nothing)?;
+            self.write(op, key, Some(Place { offset, len }), AllowedFailure::Nothing)?;
             self.wait(|o| o.keys.contains(&key))?;
             if self.model.get(key).is_none() || self.is_unsure(key) {
                 break;
@@ -247,10 +255,12 @@ impl Run<'_> {
         let pool = self.session.pool.clone();
         let text = key.map_or("flush the pool".into(), |key| format!("flush {}", self.model.name(key)));
         match key {
-            None => self.submit(Doing::Flush, start, Vec::new(), text, async move { pool.flush().await.into() }),
+            None => {
+                self.submit(OperationState::Flush, start, Vec::new(), text, async move { pool.flush().await.into() })
+            }
             Some(key) => {
                 let volume = self.handle(key)?;
-                self.submit(Doing::Flush, start, vec![key], text, async move { volume.flush().await.into() });
+                self.submit(OperationState::Flush, start, vec![key], text, async move { volume.flush().await.into() });
             }
         }
         Ok(())
@@ -277,14 +287,14 @@ impl Run<'_> {
             let from = offset.next_multiple_of(PAGE);
             let rec = self.model.write(key, from, to.saturating_sub(from), What::Zero);
             let (start, text) = (self.model.now(), format!("discard {name} {offset}+{len}"));
-            let doing = Doing::Change { rec, fua: false, spare: Spare::Discard };
+            let doing = OperationState::Change { rec, fua: false, spare: AllowedFailure::Discard };
             self.submit(doing, start, vec![key], text, async move { volume.discard(offset, len).await.into() });
         } else {
             let fua = kind == Kind::ZeroFua;
             let rec = self.model.write(key, offset, len, What::Zero);
             let (start, text) =
                 (self.model.now(), format!("zero {name} {offset}+{len}{}", if fua { " fua" } else { "" }));
-            let doing = Doing::Change { rec, fua, spare: Spare::Nothing };
+            let doing = OperationState::Change { rec, fua, spare: AllowedFailure::Nothing };
             self.submit(
                 doing,
                 start,
@@ -304,9 +314,9 @@ impl Run<'_> {
         };
         let family = self.family(source);
         let busy = |o: &Inflight| match &o.doing {
-            Doing::Control(_) => o.keys.contains(&family) || o.keys.contains(&target),
+            OperationState::Control(_) => o.keys.contains(&family) || o.keys.contains(&target),
             // Chains of copies in flight are more than the model follows.
-            Doing::Change { .. } => {
+            OperationState::Change { .. } => {
                 o.text.starts_with("share") && (o.keys.contains(&source) || o.keys.contains(&target))
             }
             _ => false,
@@ -344,7 +354,7 @@ impl Run<'_> {
         let text = format!("share {} {from}+{len} into {} {to}", self.model.name(source.0), self.model.name(target.0));
         let rec = self.model.clone_range(source, target, len);
         let start = self.model.now();
-        let doing = Doing::Change { rec, fua: false, spare: Spare::Nothing };
+        let doing = OperationState::Change { rec, fua: false, spare: AllowedFailure::Nothing };
         self.submit(doing, start, vec![target.0, source.0], text, async move {
             t.clone_range(&s, from, to, len).await.into()
         });
@@ -363,7 +373,7 @@ impl Run<'_> {
             return Ok(());
         }
         let text = format!("share {offset}+{len} of {} into itself at {to}", self.model.name(key));
-        self.submit(Doing::Upkeep("overlap"), start, vec![key], text, async move {
+        self.submit(OperationState::Upkeep("overlap"), start, vec![key], text, async move {
             match volume.clone_range(&volume, offset, to, len).await {
                 Err(e) if e.kind() == ErrorKind::Invalid => Outcome::default(),
                 Err(e) => Err(e).into(),
@@ -374,7 +384,7 @@ impl Run<'_> {
     }
 
     fn grow(&mut self, op: &Op) -> Result<(), Violation> {
-        if self.inflight.values().any(|o| matches!(o.doing, Doing::Upkeep("grow"))) {
+        if self.inflight.values().any(|o| matches!(o.doing, OperationState::Upkeep("grow"))) {
             return Ok(());
         }
         self.grow_to((1 + op.draws[0] % 6) << 20)
@@ -388,7 +398,13 @@ impl Run<'_> {
         }
         let (pool, start) = (self.session.pool.clone(), self.model.tick());
         let text = format!("grow the pool to {size}");
-        self.submit(Doing::Upkeep("grow"), start, Vec::new(), text, async move { pool.grow(size).await.into() });
+        self.submit(
+            OperationState::Upkeep("grow"),
+            start,
+            Vec::new(),
+            text,
+            async move { pool.grow(size).await.into() },
+        );
         Ok(())
     }
 
@@ -399,14 +415,14 @@ impl Run<'_> {
             Kind::Check => ("check", "check"),
             _ => ("settle", "settle"),
         };
-        self.submit(Doing::Upkeep(name), start, Vec::new(), text.into(), async move {
+        self.submit(OperationState::Upkeep(name), start, Vec::new(), text.into(), async move {
             match kind {
                 Kind::Checkpoint => pool.checkpoint().await.into(),
                 Kind::Check => match pool.check().await {
                     Ok(report) => Outcome { report: Some(report), ..Outcome::default() },
                     Err(e) => Err(e).into(),
                 },
-                _ => pool.settle().await.into(),
+                _ => pool.wait_freed().await.into(),
             }
         });
     }
@@ -430,12 +446,12 @@ impl Run<'_> {
 
 /// Whether it is a rollback.
 pub(super) fn is_rollback(op: &Inflight) -> bool {
-    matches!(&op.doing, Doing::Control(p) if matches!(p.control, Control::Rollback(..)))
+    matches!(&op.doing, OperationState::Control(p) if matches!(p.control, Control::Rollback(..)))
 }
 
 /// Whether it may make a volume smaller.
 pub(super) fn may_shrink(op: &Inflight) -> bool {
-    is_rollback(op) || matches!(&op.doing, Doing::Control(p) if matches!(p.control, Control::Resize(..)))
+    is_rollback(op) || matches!(&op.doing, OperationState::Control(p) if matches!(p.control, Control::Resize(..)))
 }
 
 impl Run<'_> {
@@ -527,7 +543,7 @@ impl Run<'_> {
         self.wait(|o| {
             let near = o.keys.iter().any(|key| keys.contains(key));
             let shares = o.text.starts_with("share");
-            near && (rough || matches!(o.doing, Doing::Control(_)) || (rollback && shares))
+            near && (rough || matches!(o.doing, OperationState::Control(_)) || (rollback && shares))
         })?;
         let exists = |key: &Key| self.model.get(*key).is_some();
         if !keys.iter().all(exists) || keys.iter().any(|&key| self.is_unsure(key)) {
@@ -549,7 +565,7 @@ impl Run<'_> {
         if let Control::Rollback(volume, _) = control {
             self.forgive_quota(volume);
             for o in self.inflight.values_mut().filter(|o| o.keys.contains(&volume)) {
-                if let Doing::Read { vague, .. } = &mut o.doing {
+                if let OperationState::Read { vague, .. } = &mut o.doing {
                     *vague = true;
                 }
             }
@@ -565,13 +581,9 @@ impl Run<'_> {
         let pending = self.model.begin(control);
         let start = pending.start;
         let copies = self.setup.profile == Profile::Copies;
-        self.submit(
-            Doing::Control(pending),
-            start,
-            keys,
-            text,
-            async move { verb.carry_out(&pool, copies).await.into() },
-        );
+        self.submit(OperationState::Control(pending), start, keys, text, async move {
+            verb.carry_out(&pool, copies).await.into()
+        });
     }
 
     fn describe(&self, control: &Control) -> String {

@@ -2,27 +2,27 @@
 
 mod audit;
 mod copying;
-mod exhibit;
 mod fault;
 mod finish;
 mod gather;
-mod heirs;
 mod launch;
 mod names;
 mod op;
 mod place;
+mod pool_image;
 mod quota;
 mod recover;
 mod run;
 mod small;
+mod succession;
 mod verb;
 
 use std::fmt;
 
-pub use exhibit::{Contents, Exhibit, page_of, read_all};
 pub use op::{Kind, Op, Profile, Setup};
+pub use pool_image::{Contents, PoolImage, page_of, read_all};
 pub use recover::{Entrance, PATIENCE, Recovered, Session, judge, lasting_options, new_memory, open_options, recover};
-pub use run::{Aim, Run, run_history};
+pub use run::{CrashPoint, Run, run_history};
 pub use small::{Small, run_small};
 
 /// A promise that was broken, and where.

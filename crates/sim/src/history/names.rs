@@ -11,7 +11,7 @@ use forkdisk::{Attributes, Child, CreateOptions, Error, ErrorKind, Mode, Pool, V
 use super::Violation;
 use super::op::Op;
 use super::recover::Session;
-use super::run::{Doing, Outcome, Run};
+use super::run::{OperationState, Outcome, Run};
 use crate::disk::{PAGE, SimDisk};
 use crate::model::{Entry, Model, Names, PREFIX, Time, Tree, has_children};
 use crate::rng::Rng;
@@ -93,7 +93,7 @@ impl Session {
 impl Run<'_> {
     /// No other operation changes names meanwhile.
     fn await_naming(&mut self) -> Result<bool, Violation> {
-        self.wait(|o| matches!(o.doing, Doing::Naming))?;
+        self.wait(|o| matches!(o.doing, OperationState::Naming))?;
         Ok(self.session.pool.info().mode != Mode::Failed)
     }
 
@@ -104,7 +104,7 @@ impl Run<'_> {
         let Err(e) = result else {
             let now = self.model.tick();
             self.model.names.push(now, tree);
-            if !self.session.pool.is_kept() {
+            if !self.session.pool.is_process_safe() {
                 self.keep_names(now);
             }
             return Ok(());
@@ -121,7 +121,13 @@ impl Run<'_> {
         self.model.names.hold(time);
         let (pool, start) = (self.session.pool.clone(), self.model.tick());
         let text = format!("wait until names are kept, since {time}");
-        self.submit(Doing::Keeping, start, Vec::new(), text, async move { pool.kept().await.into() });
+        self.submit(
+            OperationState::Keeping,
+            start,
+            Vec::new(),
+            text,
+            async move { pool.wait_process_safe().await.into() },
+        );
     }
 
     /// Some calls on names and attributes, one behind the other.
@@ -283,7 +289,7 @@ impl Run<'_> {
         let (volume, filled, fua, start) =
             (open.volume.clone(), Rc::clone(&open.filled), rng.one_in(4), self.model.tick());
         let text = format!("write {len} bytes of a volume without a name");
-        self.submit(Doing::Unnamed, start, Vec::new(), text, async move {
+        self.submit(OperationState::Unnamed, start, Vec::new(), text, async move {
             let (result, _) = volume.write(0, buf, fua).await;
             filled.set(filled.get() || result.is_ok());
             result.into()
@@ -293,7 +299,7 @@ impl Run<'_> {
 
     fn give_name(&mut self, at: usize, rng: &mut Rng) -> Result<(), Violation> {
         // A write in flight may fail half way.
-        self.wait(|o| matches!(o.doing, Doing::Unnamed | Doing::Naming))?;
+        self.wait(|o| matches!(o.doing, OperationState::Unnamed | OperationState::Naming))?;
         let (name, mut tree) = (self.file_name(rng), self.model.names.now());
         if tree.contains_key(&name) || self.session.pool.info().mode == Mode::Failed || at >= self.unnamed.len() {
             return Ok(());
@@ -304,7 +310,7 @@ impl Run<'_> {
         self.model.names.begin(tree);
         let (pool, start, text) =
             (self.session.pool.clone(), self.model.tick(), format!("give a volume the name {name}"));
-        self.submit(Doing::Naming, start, Vec::new(), text, async move {
+        self.submit(OperationState::Naming, start, Vec::new(), text, async move {
             Outcome::from(pool.name_volume(&volume, &name).await)
         });
         Ok(())

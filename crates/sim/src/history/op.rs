@@ -203,7 +203,7 @@ impl Profile {
             Profile::Ranges => "ranges",
             Profile::Gathering => "gathering",
             Profile::Hosts => "hosts",
-            Profile::Heirs => "heirs",
+            Profile::Heirs => "clones",
             Profile::Names => "names",
         }
     }

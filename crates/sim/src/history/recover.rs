@@ -10,7 +10,7 @@ use std::time::Duration;
 use forkdisk::{CheckReport, MIN_VOLATILE_BYTES, OpenOptions, Pool, VolatileLog, VolatileMemory};
 
 use super::{Setup, Stats, Violation};
-use crate::disk::{Crash, Fault, Harm, Medium, PAGE, Request, SimDisk, When};
+use crate::disk::{Crash, Fault, Medium, PAGE, ReadDamage, Request, SimDisk, When};
 use crate::executor::Executor;
 use crate::model::{Applied, Control, Key, Listing, Model, PREFIX, Pending, Rule};
 use crate::pattern::SECTOR;
@@ -153,7 +153,7 @@ fn open(
                 let on = *rng.pick(&[Request::Read, Request::Write, Request::Flush]);
                 // After a failed flush the memory counts no more.
                 let on = if memory.is_some() && on == Request::Flush { Request::Write } else { on };
-                disk.arm(Fault { on, harm: Harm::Eio, when: When::Once(1 + rng.below(12)), within: None });
+                disk.arm(Fault { on, harm: ReadDamage::Eio, when: When::Once(1 + rng.below(12)), within: None });
             }
             let memory = find();
             let (device, runtime) = (disk.clone(), Rc::new(exec.clone()));

@@ -13,12 +13,12 @@ use rustc_hash::FxHashSet;
 
 use super::fault::Trouble;
 use super::gather::Gathers;
-use super::heirs::Succession;
 use super::names::Open;
 use super::place::Place;
 use super::quota::Quota;
 use super::recover::{self, Entrance, PATIENCE, Session, recover};
 use super::small::Watch;
+use super::succession::CloneSuccession;
 use super::{Op, Setup, Stats, Violation};
 use crate::disk::{Crash, Medium, SimDisk};
 use crate::executor::{Executor, Step};
@@ -33,7 +33,7 @@ const REST: u32 = 20_000;
 
 /// A single side crash, for replay: at this step, under this mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Aim {
+pub struct CrashPoint {
     /// Executor step of the run.
     pub step: u64,
     /// Number of the mask; `None`: the masks that the run would try itself.
@@ -44,11 +44,11 @@ pub struct Aim {
 const AMPLE: u64 = 8 << 20;
 
 /// What an operation in flight is about.
-pub(super) enum Doing {
+pub(super) enum OperationState {
     /// Reads this range; unchecked if the volume was rolled back meanwhile.
     Read { key: Key, offset: u64, vague: bool },
     /// Changes contents.
-    Change { rec: RecId, fua: bool, spare: Spare },
+    Change { rec: RecId, fua: bool, spare: AllowedFailure },
     /// Makes everything durable.
     Flush,
     /// Changes names, sizes or snapshots.
@@ -65,7 +65,7 @@ pub(super) enum Doing {
 
 /// What an operation may not fail with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Spare {
+pub(super) enum AllowedFailure {
     /// ENOSPC is fine when the pool is full.
     Nothing,
     /// It needs no space: ENOSPC breaks P9.
@@ -75,7 +75,7 @@ pub(super) enum Spare {
 }
 
 pub(super) struct Inflight {
-    pub doing: Doing,
+    pub doing: OperationState,
     pub start: Time,
     pub since: u64,
     /// Whether a control operation that may make a volume smaller was in flight at the same time.
@@ -115,7 +115,7 @@ pub struct Run<'a> {
     pub(super) names: u32,
     /// Volumes without a name.
     pub(super) unnamed: Vec<Open>,
-    pub(super) succession: Succession,
+    pub(super) succession: CloneSuccession,
     pub(super) gathers: Rc<Gathers>,
     pub(super) stats: Stats,
     pub(super) rng: Rng,
@@ -124,7 +124,7 @@ pub struct Run<'a> {
     pub(super) step: u64,
     pub(super) watch: Option<Watch>,
     pub(super) seen: FxHashSet<u64>,
-    aim: Option<Aim>,
+    aim: Option<CrashPoint>,
     log: Option<Vec<String>>,
     /// What a process left in memory, of a pool that was opened elsewhere since.
     stale: Option<VolatileMemory>,
@@ -135,7 +135,7 @@ pub struct Run<'a> {
 pub fn run_history(
     setup: &Setup,
     ops: &[Op],
-    aim: Option<Aim>,
+    aim: Option<CrashPoint>,
     account: bool,
 ) -> (Stats, Option<Violation>, Vec<String>) {
     Run::conduct(setup, aim, account, |run| run.all(ops))
@@ -145,7 +145,7 @@ impl<'a> Run<'a> {
     /// Makes a pool, does what `f` says, and reports.
     pub(super) fn conduct(
         setup: &Setup,
-        aim: Option<Aim>,
+        aim: Option<CrashPoint>,
         account: bool,
         f: impl FnOnce(&mut Run<'_>) -> Result<(), Violation>,
     ) -> (Stats, Option<Violation>, Vec<String>) {
@@ -164,7 +164,7 @@ impl<'a> Run<'a> {
         (run.stats, result.err(), log)
     }
 
-    fn new(setup: &'a Setup, aim: Option<Aim>, account: bool) -> Result<Run<'a>, Violation> {
+    fn new(setup: &'a Setup, aim: Option<CrashPoint>, account: bool) -> Result<Run<'a>, Violation> {
         let medium = format(setup, setup.pool)?;
         let exec = Executor::new(mix(&[setup.seed, 4]));
         let disk = SimDisk::new(medium, &exec, mix(&[setup.seed, 5]));
@@ -181,7 +181,7 @@ impl<'a> Run<'a> {
             suspects: Vec::new(),
             names: 0,
             unnamed: Vec::new(),
-            succession: Succession::default(),
+            succession: CloneSuccession::default(),
             gathers: Rc::default(),
             stats: Stats::default(),
             rng: Rng::new(mix(&[setup.seed, 6])),
@@ -219,7 +219,7 @@ impl<'a> Run<'a> {
     /// Starts an operation; its outcome is taken up at the step in which it ends.
     pub(super) fn submit(
         &mut self,
-        doing: Doing,
+        doing: OperationState,
         start: Time,
         keys: Vec<Key>,
         text: String,
@@ -327,26 +327,26 @@ impl<'a> Run<'a> {
         self.judge_outcome(&op, &outcome)?;
         let ok = outcome.error.is_none();
         match &op.doing {
-            Doing::Read { key, offset, vague } => {
+            OperationState::Read { key, offset, vague } => {
                 if let (true, false, Some(buf)) = (ok, *vague, &outcome.buf) {
                     self.model.check(*key, *offset, buf, Rule::Since(op.start))?;
                 }
             }
-            Doing::Change { rec, fua, spare } => {
-                let skipped = *spare == Spare::Discard && self.trouble.full;
+            OperationState::Change { rec, fua, spare } => {
+                let skipped = *spare == AllowedFailure::Discard && self.trouble.full;
                 self.model.end(*rec, ok && !skipped, *fua);
             }
             // A flush of one volume covers all.
-            Doing::Flush if ok => self.model.flushed(None, op.start),
-            Doing::Control(pending) if ok => {
+            OperationState::Flush if ok => self.model.flushed(None, op.start),
+            OperationState::Control(pending) if ok => {
                 self.model.apply(pending);
                 self.suspect(pending)?;
             }
-            Doing::Control(pending) => self.not_done(pending),
-            Doing::Naming => self.named(ok),
-            Doing::Keeping if ok => self.model.names.kept(op.start),
-            Doing::Flush | Doing::Unnamed | Doing::Keeping => {}
-            Doing::Upkeep(_) => outcome.report.iter().try_for_each(recover::judge)?,
+            OperationState::Control(pending) => self.not_done(pending),
+            OperationState::Naming => self.named(ok),
+            OperationState::Keeping if ok => self.model.names.kept(op.start),
+            OperationState::Flush | OperationState::Unnamed | OperationState::Keeping => {}
+            OperationState::Upkeep(_) => outcome.report.iter().try_for_each(recover::judge)?,
         }
         if self.places.remove(&id).is_some() {
             let ended = self.suspects.extract_if(.., |s| s.0 == id).collect::<Vec<_>>();
@@ -370,7 +370,7 @@ impl<'a> Run<'a> {
     /// Control operations that may or may not have happened.
     pub(super) fn pending(&self) -> Vec<Pending> {
         let flying = self.inflight.values().filter_map(|op| match &op.doing {
-            Doing::Control(pending) => Some(pending.clone()),
+            OperationState::Control(pending) => Some(pending.clone()),
             _ => None,
         });
         let mut all: Vec<Pending> = self.trouble.unsure.iter().cloned().chain(flying).collect();

@@ -5,8 +5,8 @@
 
 use super::place::Place;
 use super::recover::{Entrance, recover};
-use super::run::{Run, Spare};
-use super::{Aim, Kind, Op, Setup, Stats, Violation};
+use super::run::{AllowedFailure, Run};
+use super::{CrashPoint, Kind, Op, Setup, Stats, Violation};
 use crate::disk::Crash;
 use crate::model::{Control, Key};
 use crate::rng::mix;
@@ -131,7 +131,7 @@ impl Small {
 pub fn run_small(
     setup: &Setup,
     ops: &[Small],
-    aim: Option<Aim>,
+    aim: Option<CrashPoint>,
     account: bool,
 ) -> (Stats, Option<Violation>, Vec<String>) {
     Run::conduct(setup, None, account, |run| {
@@ -154,7 +154,7 @@ pub fn run_small(
 
 /// The watch over every step of an operation.
 pub(super) struct Watch {
-    aim: Option<Aim>,
+    aim: Option<CrashPoint>,
     disk: u64,
     acks: u64,
 }
@@ -180,7 +180,7 @@ impl Run<'_> {
     fn put(&mut self, number: u32, key: Key, offset: u64, len: u64, fua: bool) -> Result<(), Violation> {
         let draws = [0, 0, 0, u64::from(!fua), 0];
         let op = Op { kind: Kind::Write, number, gap: 0, draws };
-        self.write(&op, key, Some(Place { offset, len }), Spare::Nothing)?;
+        self.write(&op, key, Some(Place { offset, len }), AllowedFailure::Nothing)?;
         self.drain()
     }
 

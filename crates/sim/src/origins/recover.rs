@@ -32,16 +32,16 @@ pub struct Session {
 }
 
 /// What a crash has left.
-pub struct Left {
+pub struct CrashedDisks {
     /// The pool's disk and the origin's.
     pub media: [Medium; 2],
     /// The memory that outlives the process.
     pub memory: Option<VolatileMemory>,
 }
 
-impl From<[Medium; 2]> for Left {
-    fn from(media: [Medium; 2]) -> Left {
-        Left { media, memory: None }
+impl From<[Medium; 2]> for CrashedDisks {
+    fn from(media: [Medium; 2]) -> CrashedDisks {
+        CrashedDisks { media, memory: None }
     }
 }
 
@@ -149,8 +149,8 @@ impl Session {
 
     /// Opens the pool and its origin, after cutting the power so many times on the way; where memory is left that would
     /// be gone with it, after killing the process.
-    pub fn open(setup: &Setup, left: Left, seed: u64, cuts: u32) -> Result<Session, Violation> {
-        let (Left { mut media, memory }, mut rng) = (left, Rng::new(seed));
+    pub fn open(setup: &Setup, left: CrashedDisks, seed: u64, cuts: u32) -> Result<Session, Violation> {
+        let (CrashedDisks { mut media, memory }, mut rng) = (left, Rng::new(seed));
         let kind = if memory.is_some() { Crash::Kill } else { Crash::Power };
         let find = || memory.clone().or_else(|| new_memory(setup.lasting));
         for _ in 0..cuts {
@@ -289,7 +289,7 @@ async fn refuse_another(device: SimDisk, other: SimDisk, exec: Executor, options
 /// found.
 pub fn recover(
     setup: &Setup,
-    left: impl Into<Left>,
+    left: impl Into<CrashedDisks>,
     known: &Known,
     seed: u64,
     stats: &mut Stats,

@@ -13,13 +13,13 @@ use forkdisk::{Buf, CheckReport, Error, ErrorKind, VolatileMemory, Volume};
 use rustc_hash::FxHashSet;
 
 use super::known::Known;
-use super::recover::{Left, Session, make, recover};
+use super::recover::{CrashedDisks, Session, make, recover};
 use super::small::Watch;
 use super::trouble::Trouble;
 use super::{Kind, Op, Setup};
 use crate::disk::{Crash, SimDisk};
 use crate::executor::Step;
-use crate::history::{Aim, PATIENCE, Stats, Violation, judge};
+use crate::history::{CrashPoint, PATIENCE, Stats, Violation, judge};
 use crate::model::{Control, Key, Pending, RecId, Rule, Time};
 use crate::rng::{Rng, mix};
 
@@ -30,7 +30,7 @@ pub const VOLUME: u64 = 96 * 4096;
 const HANDING_ON: u64 = 200;
 
 /// What an operation in flight is about.
-pub(super) enum Doing {
+pub(super) enum OperationState {
     Read { key: Key, offset: u64 },
     Change { rec: RecId, fua: bool },
     Flush(Key),
@@ -40,7 +40,7 @@ pub(super) enum Doing {
 }
 
 pub(super) struct Inflight {
-    pub doing: Doing,
+    pub doing: OperationState,
     pub start: Time,
     since: u64,
     pub keys: Vec<Key>,
@@ -77,7 +77,7 @@ pub(super) struct Run<'a> {
     handing_on: u64,
     pub watch: Option<Watch>,
     pub seen: FxHashSet<u64>,
-    aim: Option<Aim>,
+    aim: Option<CrashPoint>,
     log: Option<Vec<String>>,
 }
 
@@ -86,7 +86,7 @@ pub(super) struct Run<'a> {
 pub fn run_history(
     setup: &Setup,
     ops: &[Op],
-    aim: Option<Aim>,
+    aim: Option<CrashPoint>,
     account: bool,
 ) -> (Stats, Option<Violation>, Vec<String>) {
     Run::conduct(setup, aim, account, |run| run.all(ops))
@@ -96,7 +96,7 @@ impl Run<'_> {
     /// Makes a pool with an origin, does what `f` says, and reports.
     pub(super) fn conduct(
         setup: &Setup,
-        aim: Option<Aim>,
+        aim: Option<CrashPoint>,
         account: bool,
         f: impl FnOnce(&mut Run<'_>) -> Result<(), Violation>,
     ) -> (Stats, Option<Violation>, Vec<String>) {
@@ -164,7 +164,7 @@ impl Run<'_> {
     fn sync(&mut self) -> Result<(), Violation> {
         // A failed pool may show what it never made durable, and so may one that is about to drop one: for
         // a write, or for a rollback that goes on by itself.
-        let busy = |o: &Inflight| matches!(o.doing, Doing::Control(_) | Doing::Change { .. });
+        let busy = |o: &Inflight| matches!(o.doing, OperationState::Control(_) | OperationState::Change { .. });
         let drops = self.inflight.values().any(busy) || self.rolling().is_some();
         if !self.known.may_drop || self.pool_failed() || drops {
             return Ok(());
@@ -188,7 +188,7 @@ impl Run<'_> {
             Kind::Rollback => self.roll_back(op),
             Kind::RolledBack => self.rolled_back(),
             Kind::Checkpoint => self.upkeep("checkpoint", |pool| async move { pool.checkpoint().await.into() }),
-            Kind::Settle => self.upkeep("settle", |pool| async move { pool.settle().await.into() }),
+            Kind::Settle => self.upkeep("settle", |pool| async move { pool.wait_freed().await.into() }),
             Kind::Check => self.upkeep("check", |pool| async move {
                 match pool.check().await {
                     Ok(report) => Outcome { report: Some(report), ..Outcome::default() },
@@ -213,7 +213,7 @@ impl Run<'_> {
 
     fn submit(
         &mut self,
-        doing: Doing,
+        doing: OperationState,
         start: Time,
         keys: Vec<Key>,
         text: String,
@@ -281,39 +281,39 @@ impl Run<'_> {
         self.judge_outcome(&op, outcome.error.as_ref(), vanished)?;
         let ok = outcome.error.is_none();
         match &op.doing {
-            Doing::Read { key, offset } => {
+            OperationState::Read { key, offset } => {
                 if let (true, Some(buf)) = (ok, &outcome.buf) {
                     self.known.model.check(*key, *offset, buf, Rule::Since(op.start))?;
                 }
             }
-            Doing::Change { rec, fua } => self.known.model.end(*rec, ok, *fua),
-            Doing::Flush(key) if ok => {
+            OperationState::Change { rec, fua } => self.known.model.end(*rec, ok, *fua),
+            OperationState::Flush(key) if ok => {
                 let own = *key == self.known.origin;
                 let keys: Vec<Key> = self.known.model.volumes().map(|(k, _)| k).collect();
                 for key in keys.into_iter().filter(|&k| (k == self.known.origin) == own) {
                     self.known.model.flushed(Some(key), op.start);
                 }
             }
-            Doing::Control(pending) if ok => {
+            OperationState::Control(pending) if ok => {
                 if matches!(pending.control, Control::Delete(_)) {
                     self.handing_on = self.step + HANDING_ON;
                 }
                 self.known.apply(pending);
             }
-            Doing::Control(pending) => {
+            OperationState::Control(pending) => {
                 // In a failed pool only the next opening tells.
                 if self.pool_failed() {
                     self.known.pending.push(pending.clone());
                 }
             }
-            Doing::Flush(_) => {}
-            Doing::Flatten(key) if ok => self.known.flattened(*key),
+            OperationState::Flush(_) => {}
+            OperationState::Flatten(key) if ok => self.known.flattened(*key),
             // In a failed pool only the next opening tells.
-            Doing::Flatten(key) if !self.pool_failed() => drop(self.known.flattening.remove(key)),
-            Doing::Flatten(_) => {}
+            OperationState::Flatten(key) if !self.pool_failed() => drop(self.known.flattening.remove(key)),
+            OperationState::Flatten(_) => {}
             // What could not be read is damage and leaks to a check.
-            Doing::Upkeep if self.session.faults_hit() == 0 => outcome.report.iter().try_for_each(judge)?,
-            Doing::Upkeep => {}
+            OperationState::Upkeep if self.session.faults_hit() == 0 => outcome.report.iter().try_for_each(judge)?,
+            OperationState::Upkeep => {}
         }
         let now = self.known.model.now();
         // What may or may not have happened shows what there was then, however late that is found out.
@@ -346,7 +346,7 @@ impl Run<'_> {
             }
             self.stats.distinct += 1;
             self.say(|| format!("side crash ({kind:?}, mask {mask})"));
-            let left = Left { media: instant.crash(mask), memory: memory.as_ref().map(VolatileMemory::copy) };
+            let left = CrashedDisks { media: instant.crash(mask), memory: memory.as_ref().map(VolatileMemory::copy) };
             recover(self.setup, left, &known, mix(&[draw, mask]), &mut self.stats)
                 .map_err(|v| v.at(self.step, mask))?;
         }
@@ -362,7 +362,7 @@ impl Run<'_> {
     pub(super) fn in_doubt(&self) -> Known {
         let mut known = self.known.clone();
         known.pending.extend(self.inflight.values().filter_map(|op| match &op.doing {
-            Doing::Control(pending) => Some(pending.clone()),
+            OperationState::Control(pending) => Some(pending.clone()),
             _ => None,
         }));
         known.pending.sort_by_key(|p| p.start);
@@ -398,7 +398,7 @@ impl Run<'_> {
         self.stats.crash_states += 1;
         self.stats.distinct += 1;
         self.session.exec.halt();
-        let left = Left { media: instant.crash(mask), memory };
+        let left = CrashedDisks { media: instant.crash(mask), memory };
         let seed = mix(&[self.setup.seed, 39, self.step]);
         let (session, known) = recover(self.setup, left, &known, seed, &mut self.stats)?;
         self.begin_life(session, known);
@@ -423,7 +423,7 @@ impl Run<'_> {
 
     /// Waits until nobody deletes `key`; whether it is still there.
     fn is_there(&mut self, key: Key) -> Result<bool, Violation> {
-        self.wait(|o| matches!(&o.doing, Doing::Control(p) if matches!(p.control, Control::Delete(_))))?;
+        self.wait(|o| matches!(&o.doing, OperationState::Control(p) if matches!(p.control, Control::Delete(_))))?;
         Ok(self.known.model.get(key).is_some() && self.known.pending.is_empty())
     }
 

@@ -7,7 +7,7 @@ use super::recover::recover;
 use super::run::Run;
 use super::{Kind, Op, Setup};
 use crate::disk::Crash;
-use crate::history::{Aim, Stats, Violation};
+use crate::history::{CrashPoint, Stats, Violation};
 use crate::rng::mix;
 
 /// Most masks tried at one crash point; where there are more, they are spread over all.
@@ -105,7 +105,7 @@ impl Together {
 pub fn run_small(
     setup: &Setup,
     parts: &[Together],
-    aim: Option<Aim>,
+    aim: Option<CrashPoint>,
     account: bool,
 ) -> (Stats, Option<Violation>, Vec<String>) {
     Run::conduct(setup, None, account, |run| {
@@ -128,7 +128,7 @@ pub fn run_small(
 
 /// The watch over every step of the last part.
 pub(super) struct Watch {
-    aim: Option<Aim>,
+    aim: Option<CrashPoint>,
     masks: u64,
     /// Only what is acknowledged counts as a change.
     acks_only: bool,

@@ -3,8 +3,8 @@
 use forkdisk::{Error, ErrorKind, Mode};
 
 use super::Op;
-use super::run::{Doing, Inflight, Run};
-use crate::disk::{Crash, Fault, Harm, Request, When};
+use super::run::{Inflight, OperationState, Run};
+use crate::disk::{Crash, Fault, ReadDamage, Request, When};
 use crate::history::Violation;
 use crate::model::Time;
 use crate::rng::Rng;
@@ -44,8 +44,8 @@ impl Run<'_> {
         let disk = rng.index(2);
         let on = *rng.pick(&[Request::Read, Request::Read, Request::Write, Request::Write, Request::Flush]);
         let harm = match on {
-            Request::Write => *rng.pick(&[Harm::Eio, Harm::Eio, Harm::Short]),
-            _ => Harm::Eio,
+            Request::Write => *rng.pick(&[ReadDamage::Eio, ReadDamage::Eio, ReadDamage::Short]),
+            _ => ReadDamage::Eio,
         };
         let n = 1 + rng.below(*rng.clone().pick(&[1, 8, 40]));
         let when = *rng.pick(&[When::Once(n), When::Once(n), When::From(n), When::Every(n + 1)]);
@@ -58,7 +58,12 @@ impl Run<'_> {
     /// The n-th flush of a disk from now on fails.
     pub(super) fn arm_flush(&mut self, disk: usize, n: u64) {
         self.say(|| format!("flush {n} of disk {disk} from now on fails"));
-        self.session.disks[disk].arm(Fault { on: Request::Flush, harm: Harm::Eio, when: When::Once(n), within: None });
+        self.session.disks[disk].arm(Fault {
+            on: Request::Flush,
+            harm: ReadDamage::Eio,
+            when: When::Once(n),
+            within: None,
+        });
         self.trouble.armed = Some(6);
         self.trouble.armed_until = self.now() + LONGEST;
     }
@@ -106,7 +111,8 @@ impl Run<'_> {
     pub fn judge_outcome(&mut self, op: &Inflight, error: Option<&Error>, vanished: bool) -> Result<(), Violation> {
         let of_origin = op.keys.first() == Some(&self.known.origin);
         let Some(error) = error else {
-            let acknowledges = matches!(op.doing, Doing::Flush(_) | Doing::Change { .. }) && of_origin;
+            let acknowledges =
+                matches!(op.doing, OperationState::Flush(_) | OperationState::Change { .. }) && of_origin;
             return match self.trouble.origin_failed {
                 Some(failed) if acknowledges && op.start > failed => {
                     Err(Violation::new("P8", format!("acknowledged after the origin had failed: {}", op.text)))
@@ -118,7 +124,7 @@ impl Run<'_> {
         match error.kind() {
             ErrorKind::NoSpace => self.judge_full(op, message),
             ErrorKind::Io | ErrorKind::Failed | ErrorKind::Corrupt if self.session.faults_hit() > 0 => {
-                if matches!(op.doing, Doing::Flush(_)) && of_origin {
+                if matches!(op.doing, OperationState::Flush(_)) && of_origin {
                     let now = self.known.model.tick();
                     self.trouble.origin_failed.get_or_insert(now);
                 }
@@ -137,7 +143,7 @@ impl Run<'_> {
         if self.session.faults_hit() > 0 {
             return Ok(());
         }
-        if matches!(op.doing, Doing::Read { .. } | Doing::Flush(_) | Doing::Upkeep) {
+        if matches!(op.doing, OperationState::Read { .. } | OperationState::Flush(_) | OperationState::Upkeep) {
             let what = format!("needs no space, but was refused for want of it: {message}");
             return Err(Violation::new("P9", what));
         }

@@ -149,7 +149,7 @@ fn independent_snapshots_have_a_copy_each() {
         assert!((4 * CHUNK..5 * CHUNK).contains(&pool.bytes_written), "{pool:?}");
         assert_eq!((origin.bytes_read, origin.bytes_written), (CHUNK, CHUNK));
         w.pool.delete(&["org@s1", "org@s3"]).await.unwrap();
-        w.pool.settle().await.unwrap();
+        w.pool.wait_freed().await.unwrap();
         assert_eq!((w.byte("org@s0", 0, CHUNK).await, w.byte("org@s2", 0, CHUNK).await), (0, 0));
     });
 }
@@ -167,7 +167,7 @@ fn deleting_costs_what_the_snapshot_alone_holds_and_moves_no_data() {
         let (few, origin) = w
             .counts(async {
                 w.pool.delete(&["org@few"]).await.unwrap();
-                w.pool.settle().await.unwrap();
+                w.pool.wait_freed().await.unwrap();
             })
             .await;
         assert!(few.bytes_written < 300 << 10, "{few:?}");
@@ -197,11 +197,11 @@ fn used_space_is_what_is_kept_and_all_of_it_comes_back() {
         w.write("org", 100 * CHUNK, 512, 3).await;
         assert_eq!(w.pool.usage("org@b").await.unwrap().exclusive, 8 * CHUNK, "a needs the last one");
         w.pool.delete(&["org@b"]).await.unwrap();
-        w.pool.settle().await.unwrap();
+        w.pool.wait_freed().await.unwrap();
         assert_eq!(w.pool.find("org@a").unwrap().referenced, 33 * CHUNK);
         assert_eq!(w.byte("org@a", 0, 16 * MIB).await, 0);
         w.pool.unprotect("org", true).await.unwrap();
-        w.pool.settle().await.unwrap();
+        w.pool.wait_freed().await.unwrap();
         assert!(w.pool.info().used <= empty, "{} {empty}", w.pool.info().used);
     });
 }
@@ -282,7 +282,7 @@ fn a_full_pool_stops_the_write_and_leaves_origin_and_snapshots_as_they_are() {
         // What is kept can be written again.
         w.write("org", 0, written * CHUNK, 2).await;
         w.pool.delete(&["org@s"]).await.unwrap();
-        w.pool.settle().await.unwrap();
+        w.pool.wait_freed().await.unwrap();
         w.write("org", written * CHUNK, CHUNK, 3).await;
     });
 }
@@ -443,7 +443,7 @@ fn a_writable_snapshot_keeps_to_itself_what_is_written_to_it() {
         assert_eq!(handle.set_size(16 * MIB).await.unwrap_err().kind(), ErrorKind::ReadOnly);
         drop((fixed, handle));
         w.pool.delete(&["c", "org@s"]).await.unwrap();
-        w.pool.settle().await.unwrap();
+        w.pool.wait_freed().await.unwrap();
         assert_eq!(w.byte("org@old", 0, 8 * MIB).await, 0, "what it needs was handed on");
         let plain = w.pool.create("v", &forkdisk::CreateOptions::new(MIB, 1)).await.unwrap();
         assert!(!plain.protected);
@@ -473,7 +473,7 @@ fn a_checkpoint_between_a_dead_snapshots_map_and_what_was_kept_for_it_leaves_a_p
             let (exec, [device, _], runtime) = restarted(media, round);
             let opened = exec.run(PATIENCE, async move {
                 let pool = Pool::open(device, runtime, OpenOptions::default()).await?;
-                pool.settle().await?;
+                pool.wait_freed().await?;
                 pool.check().await
             });
             let report = opened.unwrap().unwrap_or_else(|e| panic!("after {round} checkpoints: {e}"));
@@ -507,10 +507,10 @@ fn a_write_that_needs_what_a_checkpoint_is_bringing_back_waits_for_it() {
             for name in ["fill", "small"] {
                 w.pool.create(name, &CreateOptions::new(64 * MIB, 1)).await.unwrap();
             }
-            w.pool.settle().await.unwrap();
+            w.pool.wait_freed().await.unwrap();
             let fill = w.pool.info().unused - 112 * 4096;
             w.write("fill", 0, fill, 1).await;
-            w.pool.settle().await.unwrap();
+            w.pool.wait_freed().await.unwrap();
             w.pool.delete(&["fill"]).await.unwrap();
             while w.pool.info().freeing < fill {
                 w.byte("org", 0, 4096).await;

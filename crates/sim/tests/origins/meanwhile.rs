@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use forkdisk::{Buf, ErrorKind, OpenOptions, OriginFull, OriginPlace, Pool, ProtectOptions};
-use forkdisk_sim::disk::{Crash, Fault, Harm, Request, When};
+use forkdisk_sim::disk::{Crash, Fault, ReadDamage, Request, When};
 use forkdisk_sim::planted::{self, Bug};
 
 use crate::in_order;
@@ -126,7 +126,7 @@ fn snapshot_beside_a_failed_flush(seed: u64, nth: u64, step: u64) -> (bool, bool
     run_seeded(seed, OpenOptions::default(), 64 * MIB, 8 * MIB, options(MIB, OriginFull::Error), move |w| async move {
         w.snapshot("old", CHAINED).await;
         w.write("org", 0, MIB, 1).await;
-        w.disks[1].arm(Fault { on: Request::Flush, harm: Harm::Eio, when: When::Once(nth), within: None });
+        w.disks[1].arm(Fault { on: Request::Flush, harm: ReadDamage::Eio, when: When::Once(nth), within: None });
         let (pool, clock, start) = (&w.pool, &w.exec, w.exec.steps());
         let acknowledged = Cell::new(false);
         let work = async |is_snapshot: bool| match is_snapshot {
@@ -198,7 +198,7 @@ fn lost_by_a_cold_deletion(seed: u64) -> u64 {
         w.snapshot("new", CHAINED).await;
         w.pool.checkpoint().await.unwrap();
         w.pool.delete(&["org@mid"]).await.unwrap();
-        w.pool.settle().await.unwrap();
+        w.pool.wait_freed().await.unwrap();
         let volume = w.pool.volume("org@old").unwrap();
         let (result, buf) = volume.read(0, Buf::zeroed(4 << 20)).await;
         result.unwrap();

@@ -140,7 +140,7 @@ fn an_origin_that_grew_is_taken_on_with_its_snapshots() {
         w.pool.resize("c", 7 * MIB).await.unwrap();
         assert_eq!(w.byte("c", 4 * MIB, 3 * MIB).await, 0);
         w.pool.rollback("org", "a").await.unwrap();
-        w.pool.rolled_back("org", |_, _| true).await.unwrap();
+        w.pool.wait_rollback("org", |_, _| true).await.unwrap();
         assert_eq!((size("org"), w.byte("org", 0, 4 * MIB).await), (8 * MIB, 1));
         assert_eq!((w.byte("org", 5 * MIB, 3 * MIB).await, w.byte("org@b", 6 * MIB, MIB).await), (4, 3));
         // The same after a crash.

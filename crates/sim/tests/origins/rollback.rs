@@ -6,7 +6,7 @@ use std::rc::Rc;
 use forkdisk::{
     Buf, CreateOptions, ErrorKind, OpenOptions, OriginFull, OriginPlace, Pool, ProtectOptions, SnapshotFlags,
 };
-use forkdisk_sim::disk::{Crash, Fault, Harm, Request, When};
+use forkdisk_sim::disk::{Crash, Fault, ReadDamage, Request, When};
 
 use crate::lab::{CHAINED, CHUNK, MIB, PATIENCE, at_step, options, restarted, run, run_with};
 
@@ -21,7 +21,7 @@ fn a_rollback_moves_what_differs_and_no_more() {
         let (pool, origin) = w
             .counts(async {
                 w.pool.rollback("org", "a").await.unwrap();
-                w.pool.rolled_back("org", |_, _| true).await.unwrap();
+                w.pool.wait_rollback("org", |_, _| true).await.unwrap();
             })
             .await;
         assert_eq!(origin.bytes_written, changed, "what differs comes back");
@@ -31,7 +31,7 @@ fn a_rollback_moves_what_differs_and_no_more() {
         // Once more there is nothing to keep, and what is written back is what is there.
         assert_eq!(w.byte("org", 0, 8 * MIB).await, 1);
         w.pool.rollback("org", "b").await.unwrap();
-        w.pool.rolled_back("org", |_, _| true).await.unwrap();
+        w.pool.wait_rollback("org", |_, _| true).await.unwrap();
         assert_eq!(w.byte("org", 2 * MIB, 4 * MIB).await, 2);
         assert_eq!(w.byte("org@a", 0, 8 * MIB).await, 1);
         assert_eq!(w.byte("org@b", 2 * MIB, 4 * MIB).await, 2);
@@ -64,7 +64,7 @@ fn what_is_written_during_a_rollback_stays_and_the_next_rollback_knows_nothing_o
             assert_eq!(w.byte("org", at, 512).await, 3);
             assert_eq!(w.byte("org", at + 512, 4096).await, 1);
         }
-        w.pool.rolled_back("org", |_, _| true).await.unwrap();
+        w.pool.wait_rollback("org", |_, _| true).await.unwrap();
         assert_eq!(w.pool.origins()[0].rolling, None);
         for &at in &places {
             assert_eq!(w.byte("org", at, 512).await, 3);
@@ -72,10 +72,10 @@ fn what_is_written_during_a_rollback_stays_and_the_next_rollback_knows_nothing_o
         }
         w.pool.rollback("org", "b").await.unwrap();
         assert_eq!(w.byte("org", 0, 32 * MIB).await, 2, "at once");
-        w.pool.rolled_back("org", |_, _| true).await.unwrap();
+        w.pool.wait_rollback("org", |_, _| true).await.unwrap();
         assert_eq!(w.byte("org", 0, 32 * MIB).await, 2);
         w.pool.unprotect("org", true).await.unwrap();
-        w.pool.settle().await.unwrap();
+        w.pool.wait_freed().await.unwrap();
     });
 }
 
@@ -90,15 +90,15 @@ fn a_rollback_survives_closing_and_waits_for_room() {
         w.pool.create("filler", &CreateOptions::new(8 * MIB, 1)).await.unwrap();
         w.write("filler", 0, 7 * MIB, 9).await;
         w.pool.rollback("org", "a").await.unwrap();
-        let full = w.pool.rolled_back("org", |_, _| true).await.unwrap_err();
+        let full = w.pool.wait_rollback("org", |_, _| true).await.unwrap_err();
         assert_eq!(full.kind(), ErrorKind::NoSpace);
         assert_eq!(w.byte("org", 0, 8 * MIB).await, 1, "it shows the snapshot all the same");
         w.pool.detach_origin("org", || 5).await.unwrap();
         w.pool.attach_origin("org", w.disks[1].clone(), &OriginPlace::at("/dev/x", 5)).await.unwrap();
         assert_eq!(w.byte("org", 0, 8 * MIB).await, 1);
         w.pool.delete(&["filler"]).await.unwrap();
-        w.pool.settle().await.unwrap();
-        while w.pool.rolled_back("org", |_, _| true).await.is_err() {}
+        w.pool.wait_freed().await.unwrap();
+        while w.pool.wait_rollback("org", |_, _| true).await.is_err() {}
         assert_eq!(w.byte("org", 0, 8 * MIB).await, 1);
         assert_eq!(w.byte("org@b", 0, 8 * MIB).await, 2);
     });
@@ -112,14 +112,14 @@ fn no_snapshot_is_dropped_because_the_origins_own_device_is_full() {
         w.write("org", 0, MIB, 2).await;
         w.snapshot("a", CHAINED).await;
         w.write("org", 0, MIB, 3).await;
-        w.disks[1].arm(Fault { on: Request::Write, harm: Harm::Enospc, when: When::From(1), within: None });
+        w.disks[1].arm(Fault { on: Request::Write, harm: ReadDamage::Enospc, when: When::From(1), within: None });
         w.pool.rollback("org", "a").await.unwrap();
         for _ in 0..3 {
-            let full = w.pool.rolled_back("org", |_, _| true).await.unwrap_err();
+            let full = w.pool.wait_rollback("org", |_, _| true).await.unwrap_err();
             assert_eq!(full.kind(), ErrorKind::NoSpace);
         }
         w.disks[1].disarm();
-        while w.pool.rolled_back("org", |_, _| true).await.is_err() {}
+        while w.pool.wait_rollback("org", |_, _| true).await.is_err() {}
         for (name, byte) in [("org", 2), ("org@a", 2), ("org@old", 1)] {
             assert_eq!(w.byte(name, 0, MIB).await, byte, "{name}");
         }
@@ -216,7 +216,7 @@ fn an_origin_whose_device_is_gone_is_unprotected_though_it_is_being_rolled_back(
         let refused = w.pool.unprotect("org", false).await.unwrap_err();
         assert!(refused.to_string().contains("it has snapshots"), "{refused}");
         w.pool.unprotect("org", true).await.unwrap();
-        w.pool.settle().await.unwrap();
+        w.pool.wait_freed().await.unwrap();
         assert!(w.pool.list().is_empty());
     });
 }

@@ -1,7 +1,7 @@
 //! What will be written soon is kept along with the first copy that a snapshot needs.
 
 use forkdisk::{Buf, CreateOptions, OpenOptions, OriginFull, OriginPlace, Pool};
-use forkdisk_sim::disk::{Crash, Fault, Harm, Request, When};
+use forkdisk_sim::disk::{Crash, Fault, ReadDamage, Request, When};
 
 use crate::lab::{CHAINED, CHUNK, MIB, PATIENCE, options, restarted, run};
 
@@ -53,7 +53,7 @@ fn what_was_kept_along_with_a_copy_that_failed_is_durable_before_it_is_believed(
         }
         w.snapshot("s", CHAINED).await;
         let bad = 20 * MIB..20 * MIB + CHUNK;
-        w.disks[1].arm(Fault { on: Request::Read, harm: Harm::Eio, when: When::From(1), within: Some(bad) });
+        w.disks[1].arm(Fault { on: Request::Read, harm: ReadDamage::Eio, when: When::From(1), within: Some(bad) });
         let volume = w.pool.volume("org").unwrap();
         volume.write(20 * MIB, Buf::copy_of(&[2; 4096]), false).await.0.unwrap_err();
         w.disks[1].disarm();
@@ -91,10 +91,10 @@ fn finds_room(free: u64, soon: bool) -> bool {
         }
         w.snapshot("s", CHAINED).await;
         w.pool.create("fill", &CreateOptions::new(64 * MIB, 1)).await.unwrap();
-        w.pool.settle().await.unwrap();
+        w.pool.wait_freed().await.unwrap();
         let fill = (w.pool.info().unused / 4096).saturating_sub(free);
         w.write("fill", 0, fill * 4096, 1).await;
-        w.pool.settle().await.unwrap();
+        w.pool.wait_freed().await.unwrap();
         let volume = w.pool.volume("org").unwrap();
         out.set(volume.write(20 * MIB, Buf::copy_of(&[2; 4096]), false).await.0.is_ok());
     });

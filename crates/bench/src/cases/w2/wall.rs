@@ -66,7 +66,7 @@ fn measure(cell: &Cell, path: &Path, span: u64, size: u64, times: usize) -> Resu
             pool.checkpoint().await?;
             let shared = timed(&rt, &pool, &volume, &cell.dd(span)).await?;
             pool.delete(&["v@s"]).await?;
-            pool.settle().await?;
+            pool.wait_freed().await?;
             let alone = timed(&rt, &pool, &volume, &cell.dd(span)).await?;
             if round > 0 {
                 rounds.push((shared, alone));

@@ -234,7 +234,7 @@ async fn serve(
         gather,
         show_snapshots: false,
         async_direct: false,
-        deputy: None,
+        syscall_helper: None,
     };
     let volumes = Volumes::new(pool.clone(), options);
     let session =
@@ -276,9 +276,9 @@ async fn serve(
 async fn settle(pool: &MountedPool) -> Result<()> {
     let before = pool.statistics().gathered_bytes;
     // Two checkpoints: what the first frees, tables that it replaced included, is free with the second.
-    pool.settle().await?;
+    pool.wait_freed().await?;
     if has_gathered(pool, before).await {
-        pool.settle().await?;
+        pool.wait_freed().await?;
     }
     Ok(())
 }
@@ -294,7 +294,7 @@ async fn write_out(pool: &MountedPool) -> Result<()> {
 
 /// Waits until nothing is to be gathered; whether anything was since it had been `before`.
 async fn has_gathered(pool: &MountedPool, before: u64) -> bool {
-    pool.gathered().await;
+    pool.wait_gathered().await;
     pool.statistics().gathered_bytes > before
 }
 

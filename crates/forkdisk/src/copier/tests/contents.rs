@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::super::Given;
+use super::super::ProvidedBytes;
 use super::*;
 
 #[test]
@@ -23,15 +23,15 @@ fn a_job_reaches_all_its_destinations_also_on_another_device() {
     }
     job.destinations.push(Place { device: far.clone(), offset: 512 * KIB });
     let ticket = lab.submit(job);
-    lab.clock.run(ticket.done()).expect("copied");
+    lab.clock.run(ticket.wait_done()).expect("copied");
     for i in 0..7 {
         assert_eq!(lab.contents(HALF + (i << 20), 128 * KIB), pattern(4096, 128 * KIB));
     }
     let back = Job {
-        source: vec![Piece { len: 128 * KIB, from: Source::Device(Place { device: far, offset: 512 * KIB }) }],
+        source: vec![Piece { len: 128 * KIB, from: CopySource::Device(Place { device: far, offset: 512 * KIB }) }],
         ..lab.job(0, HALF + (20 << 20), 1)
     };
-    lab.clock.run(lab.submit(back).done()).expect("copied");
+    lab.clock.run(lab.submit(back).wait_done()).expect("copied");
     assert_eq!(lab.contents(HALF + (20 << 20), 128 * KIB), pattern(4096, 128 * KIB));
     let (reads, writes) = (lab.client.stats().bytes_read, lab.client.stats().bytes_written);
     assert_eq!((reads, writes), (2 * 128 * KIB, 9 * 128 * KIB));
@@ -42,7 +42,7 @@ fn bytes_that_come_too_late_are_refused() {
     let lab = Lab::new(scarce(), 81);
     let ticket = lab.submit(lab.job(0, HALF, 192 * KIB));
     let bytes = Rc::new(Buf::copy_of(&[7; 100]));
-    let given = |at| Given { at, range: 0..100, bytes: bytes.clone() };
+    let given = |at| ProvidedBytes { at, range: 0..100, bytes: bytes.clone() };
     assert!(ticket.give(given(50)), "nothing is written yet");
     while lab.client.stats().bytes_written < 64 * KIB {
         lab.clock.settle();
@@ -50,7 +50,7 @@ fn bytes_that_come_too_late_are_refused() {
     }
     assert!(!ticket.give(given(64 * KIB - 50)), "a part of it is written");
     assert!(ticket.give(given(191 * KIB)));
-    lab.clock.run(ticket.done()).expect("copied");
+    lab.clock.run(ticket.wait_done()).expect("copied");
     assert!(!ticket.give(given(191 * KIB)), "it is over");
     let mut expected = pattern(0, 192 * KIB);
     expected[50..150].fill(7);
@@ -89,7 +89,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// A job and what its destination has to hold in the end, unless it was cancelled.
 struct Expected {
-    ticket: Ticket,
+    ticket: JobHandle,
     to: u64,
     bytes: Vec<u8>,
     cancelled: bool,
@@ -104,17 +104,17 @@ fn submit(lab: &Lab, pieces: &[(u64, u8, u64)], to: u64) -> Expected {
         let from = match kind {
             0 => {
                 bytes.extend(pattern(from, len));
-                Source::Device(lab.place(from))
+                CopySource::Device(lab.place(from))
             }
             1 => {
                 bytes.resize(bytes.len() + len as usize, 0);
-                Source::Zeroes
+                CopySource::Zeroes
             }
             _ => {
                 let own = Buf::copy_of(&vec![from as u8 ^ 0x5a; len as usize]);
                 bytes.extend_from_slice(&own);
-                given.push(Given { at, range: 0..len as usize, bytes: Rc::new(own) });
-                Source::Given
+                given.push(ProvidedBytes { at, range: 0..len as usize, bytes: Rc::new(own) });
+                CopySource::Given
             }
         };
         source.push(Piece { len, from });
@@ -123,8 +123,8 @@ fn submit(lab: &Lab, pieces: &[(u64, u8, u64)], to: u64) -> Expected {
         source,
         destinations: smallvec![lab.place(to)],
         near: to / (1 << 20)..to / (1 << 20) + 2,
-        group: Group::default(),
-        witness: None,
+        group: JobGroup::default(),
+        observer: None,
         hold: None,
     };
     Expected { ticket: lab.copier.submit(&lab.client, job, given), to, bytes, cancelled: false }
@@ -153,7 +153,7 @@ proptest! {
                     let at = at % job.bytes.len() as u64;
                     let len = len.min(job.bytes.len() - at as usize);
                     let bytes = Rc::new(Buf::copy_of(&vec![i as u8; len]));
-                    if job.ticket.give(Given { at, range: 0..len, bytes }) {
+                    if job.ticket.give(ProvidedBytes { at, range: 0..len, bytes }) {
                         job.bytes[at as usize..at as usize + len].fill(i as u8);
                     }
                 }
@@ -176,7 +176,7 @@ proptest! {
         }
         lab.idle();
         for job in &jobs {
-            let result = lab.clock.run(job.ticket.done());
+            let result = lab.clock.run(job.ticket.wait_done());
             prop_assert!(result.is_ok() || job.cancelled);
             if result.is_ok() {
                 prop_assert!(lab.contents(job.to, job.bytes.len() as u64) == job.bytes);

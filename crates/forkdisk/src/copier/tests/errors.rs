@@ -8,11 +8,11 @@ fn three(bad: u64, seed: u64, settings: CopierSettings) -> (Lab, Vec<Result<(), 
     let lab = Lab::new(settings, seed);
     lab.refuse(move |request| (request.offset..request.offset + request.len).contains(&bad));
     let len = 320 * KIB;
-    let tickets: Vec<Ticket> = (0..3).map(|i| lab.submit(lab.job(i << 20, HALF + (i << 20), len))).collect();
+    let tickets: Vec<JobHandle> = (0..3).map(|i| lab.submit(lab.job(i << 20, HALF + (i << 20), len))).collect();
     let results = lab.clock.run(async {
         let mut results = Vec::new();
         for ticket in &tickets {
-            results.push(ticket.done().await);
+            results.push(ticket.wait_done().await);
         }
         results
     });
@@ -54,12 +54,12 @@ fn in_a_merged_request_an_error_finds_the_job_it_belongs_to() {
         let at = (1 << 20) + bad * 16 * KIB + if read { 0 } else { HALF };
         lab.refuse(move |request| (request.offset..request.offset + request.len).contains(&at));
         let first = lab.submit(lab.job(0, HALF, 64 * KIB));
-        let tickets: Vec<Ticket> =
+        let tickets: Vec<JobHandle> =
             (0..4).map(|i| (1 << 20) + i * 16 * KIB).map(|at| lab.submit(lab.job(at, HALF + at, 16 * KIB))).collect();
         lab.clock.run(async {
-            first.done().await.expect("copied");
+            first.wait_done().await.expect("copied");
             for (i, ticket) in tickets.iter().enumerate() {
-                assert_eq!(ticket.done().await.is_err(), i as u64 == bad, "job {i}, bad {bad}");
+                assert_eq!(ticket.wait_done().await.is_err(), i as u64 == bad, "job {i}, bad {bad}");
             }
         });
         lab.idle();
@@ -81,9 +81,9 @@ fn a_job_cancelled_in_the_queue_does_nothing_and_one_in_flight_stops() {
     flying.cancel();
     queued.cancel();
     lab.clock.run(async {
-        assert!(matches!(flying.done().await, Err(CopyError::Cancelled)));
-        assert!(matches!(queued.done().await, Err(CopyError::Cancelled)));
-        behind.done().await.expect("copied");
+        assert!(matches!(flying.wait_done().await, Err(CopyError::Cancelled)));
+        assert!(matches!(queued.wait_done().await, Err(CopyError::Cancelled)));
+        behind.wait_done().await.expect("copied");
     });
     lab.idle();
     let seen = lab.disk.take();
@@ -99,10 +99,10 @@ fn a_job_cancelled_in_the_queue_does_nothing_and_one_in_flight_stops() {
 fn a_job_that_fails_holds_up_nobody_behind_it() {
     let lab = Lab::new(ample(), 51);
     lab.refuse(|request| request.kind == RequestKind::Read && request.offset < 1 << 20);
-    let tickets: Vec<Ticket> = (0..20).map(|i| lab.submit(lab.job(i << 20, HALF + (i << 20), 512 * KIB))).collect();
+    let tickets: Vec<JobHandle> = (0..20).map(|i| lab.submit(lab.job(i << 20, HALF + (i << 20), 512 * KIB))).collect();
     lab.clock.run(async {
         for (i, ticket) in tickets.iter().enumerate() {
-            assert_eq!(ticket.done().await.is_err(), i == 0);
+            assert_eq!(ticket.wait_done().await.is_err(), i == 0);
         }
     });
     assert!(places(&lab.disk.take(), RequestKind::WriteData).is_sorted());

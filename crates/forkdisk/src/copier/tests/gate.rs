@@ -1,26 +1,26 @@
 //! A gate holds writes back until everything is read, and nobody from anything.
 
 use super::*;
-use crate::copier::Gate;
+use crate::copier::WriteGate;
 
 const LEN: u64 = 192 * KIB;
 
-fn held(lab: &Lab, gate: &Gate, at: u64) -> Ticket {
+fn held(lab: &Lab, gate: &WriteGate, at: u64) -> JobHandle {
     lab.submit(Job { hold: Some(gate.hold()), ..lab.job(at, HALF + at, LEN) })
 }
 
-fn all_read(lab: &Lab, tickets: &[Ticket]) {
+fn all_read(lab: &Lab, tickets: &[JobHandle]) {
     lab.clock.run(async {
         for ticket in tickets {
-            ticket.read().await;
+            ticket.wait_read().await;
         }
     });
 }
 
-fn all_done(lab: &Lab, tickets: &[Ticket]) {
+fn all_done(lab: &Lab, tickets: &[JobHandle]) {
     lab.clock.run(async {
         for ticket in tickets {
-            ticket.done().await.expect("copied");
+            ticket.wait_done().await.expect("copied");
         }
     });
     for at in (0..tickets.len() as u64).map(|i| i * LEN) {
@@ -51,12 +51,12 @@ fn it_does_not_hold_while_anything_waits_to_be_started() {
     for settings in [scarce(), CopierSettings { split_count: 1, ..ample() }, throttled] {
         let lab = Lab::new(settings, 12);
         let gate = lab.copier.gate();
-        let tickets: Vec<Ticket> = (0..8).map(|i| held(&lab, &gate, i * LEN)).collect();
+        let tickets: Vec<JobHandle> = (0..8).map(|i| held(&lab, &gate, i * LEN)).collect();
         all_read(&lab, &tickets);
         // Somebody else, who needs the buffers that the last of them holds.
-        let other = Rc::new(Client::new(User::Break, Throttle::NONE));
+        let other = Rc::new(Client::new(CopyClass::Break, Throttle::NONE));
         let more = lab.copier.submit(&other, lab.job(0, HALF + (20 << 20), 4 << 20), Vec::new());
-        lab.clock.run(more.done()).expect("copied");
+        lab.clock.run(more.wait_done()).expect("copied");
         drop(gate);
         all_done(&lab, &tickets);
     }
@@ -67,10 +67,10 @@ fn what_cannot_be_read_is_not_waited_for() {
     let lab = Lab::new(ample(), 13);
     lab.refuse(|request| request.kind == RequestKind::Read && request.offset == LEN);
     let gate = lab.copier.gate();
-    let tickets: Vec<Ticket> = (0..3).map(|i| held(&lab, &gate, i * LEN)).collect();
+    let tickets: Vec<JobHandle> = (0..3).map(|i| held(&lab, &gate, i * LEN)).collect();
     all_read(&lab, &tickets);
     drop(gate);
-    let ends: Vec<bool> = tickets.iter().map(|ticket| lab.clock.run(ticket.done()).is_ok()).collect();
+    let ends: Vec<bool> = tickets.iter().map(|ticket| lab.clock.run(ticket.wait_done()).is_ok()).collect();
     assert_eq!(ends, [true, false, true]);
 }
 
@@ -91,7 +91,7 @@ fn what_is_cancelled_ends_behind_a_closed_gate() {
     let ticket = held(&lab, &gate, 0);
     all_read(&lab, std::slice::from_ref(&ticket));
     ticket.cancel();
-    lab.clock.run(ticket.done()).expect_err("cancelled");
+    lab.clock.run(ticket.wait_done()).expect_err("cancelled");
     assert!(lab.copier.0.is_idle());
     drop(gate);
 }

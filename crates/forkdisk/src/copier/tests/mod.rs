@@ -25,7 +25,7 @@ use crate::device::{
 use crate::format::{CopierSettings, Throttle};
 use crate::runtime::{LocalFuture, Runtime};
 
-use super::{Client, Copier, Group, Job, Piece, Place, Source, Ticket, User};
+use super::{Client, Copier, CopyClass, CopySource, Job, JobGroup, JobHandle, Piece, Place};
 
 const KIB: u64 = 1 << 10;
 
@@ -223,7 +223,7 @@ impl Lab {
         let jittery = Jittery { inner: failing, clock: clock.clone(), random, reach };
         let disk = Rc::new(RecordingDevice::new(jittery, |_| true));
         let copier = Copier::new(disk.clone(), Rc::new(clock.clone()), settings);
-        let client = Rc::new(Client::new(User::Break, Throttle::NONE));
+        let client = Rc::new(Client::new(CopyClass::Break, Throttle::NONE));
         let lab = Lab { clock, disk, copier, client, refuse, with, memory };
         lab.fill();
         lab
@@ -256,18 +256,18 @@ impl Lab {
 
     /// A copy of `len` bytes; everything is near everything.
     pub fn job(&self, from: u64, to: u64, len: u64) -> Job<Disk> {
-        let source = vec![Piece { len, from: Source::Device(self.place(from)) }];
+        let source = vec![Piece { len, from: CopySource::Device(self.place(from)) }];
         Job {
             source,
             destinations: smallvec![self.place(to)],
             near: 0..1,
-            group: Group::default(),
-            witness: None,
+            group: JobGroup::default(),
+            observer: None,
             hold: None,
         }
     }
 
-    pub fn submit(&self, job: Job<Disk>) -> Ticket {
+    pub fn submit(&self, job: Job<Disk>) -> JobHandle {
         self.copier.submit(&self.client, job, Vec::new())
     }
 

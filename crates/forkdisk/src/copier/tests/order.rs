@@ -3,7 +3,7 @@
 use super::*;
 
 /// Submits 24 jobs of 192 KiB, each at the place behind the one before.
-fn sequential(lab: &Lab, gap: u64) -> Vec<Ticket> {
+fn sequential(lab: &Lab, gap: u64) -> Vec<JobHandle> {
     let len = 192 * KIB;
     (0..24).map(|i| lab.submit(lab.job(i * (len + gap), HALF + i * (len + gap), len))).collect()
 }
@@ -15,7 +15,7 @@ fn device_order_is_arrival_order_also_without_buffers() {
         let tickets = sequential(&lab, 4 * KIB);
         lab.clock.run(async {
             for ticket in &tickets {
-                ticket.done().await.expect("copied");
+                ticket.wait_done().await.expect("copied");
             }
         });
         let seen = lab.disk.take();
@@ -34,7 +34,7 @@ fn device_order_is_arrival_order_also_without_buffers() {
 fn jobs_that_lie_near_end_in_order_and_others_when_they_can() {
     let lab = Lab::with_pace(ample(), 77, 200);
     let near = |i: u64| i / 4 * 10..i / 4 * 10 + 2;
-    let tickets: Vec<Ticket> = (0..16)
+    let tickets: Vec<JobHandle> = (0..16)
         .map(|i| lab.submit(Job { near: near(i), ..lab.job(i * 128 * KIB, HALF + i * 128 * KIB, 64 * KIB) }))
         .collect();
     let mut ended: Vec<usize> = Vec::new();
@@ -59,27 +59,29 @@ fn jobs_that_lie_near_end_in_order_and_others_when_they_can() {
 #[test]
 fn clients_do_not_wait_for_the_order_of_others() {
     let lab = Lab::new(CopierSettings { split_count: 1, ..ample() }, 9);
-    let other = Rc::new(Client::new(User::Break, Throttle::NONE));
+    let other = Rc::new(Client::new(CopyClass::Break, Throttle::NONE));
     let long = lab.submit(lab.job(0, HALF, 4 << 20));
     let short = lab.copier.submit(&other, lab.job(8 << 20, HALF + (8 << 20), 64 * KIB), Vec::new());
-    lab.clock.run(short.done()).expect("copied");
+    lab.clock.run(short.wait_done()).expect("copied");
     assert!(!long.progress.ended.get());
-    lab.clock.run(long.done()).expect("copied");
+    lab.clock.run(long.wait_done()).expect("copied");
 }
 
 #[test]
 fn every_kind_of_user_goes_on_while_another_holds_all_it_may() {
     let lab = Lab::new(scarce(), 13);
     let long = lab.submit(lab.job(0, HALF, 8 << 20));
-    for (i, user) in [User::Gather, User::Origin, User::Transfer, User::Flatten].into_iter().enumerate() {
+    for (i, user) in
+        [CopyClass::Gather, CopyClass::Origin, CopyClass::Transfer, CopyClass::Flatten].into_iter().enumerate()
+    {
         let at = (10 + i as u64) << 20;
         let client = Rc::new(Client::new(user, Throttle::NONE));
         let ticket = lab.copier.submit(&client, lab.job(at, HALF + at, 256 * KIB), Vec::new());
-        lab.clock.run(ticket.done()).expect("copied");
+        lab.clock.run(ticket.wait_done()).expect("copied");
         assert_eq!(client.stats().jobs, 1, "{}", user.name());
     }
     assert!(!long.progress.ended.get());
-    lab.clock.run(long.done()).expect("copied");
+    lab.clock.run(long.wait_done()).expect("copied");
 }
 
 #[test]
@@ -87,16 +89,16 @@ fn neighbours_in_the_queue_become_one_request() {
     let lab = Lab::new(scarce(), 21);
     // The first holds the only buffer; those behind it go on where the one before ends.
     let first = lab.submit(lab.job(0, HALF, 64 * KIB));
-    let small: Vec<Ticket> = (0..8)
+    let small: Vec<JobHandle> = (0..8)
         .map(|i| lab.submit(lab.job((1 << 20) + i * 16 * KIB, HALF + (1 << 20) + i * 16 * KIB, 16 * KIB)))
         .collect();
     let apart = lab.submit(lab.job((1 << 20) + 512 * KIB, HALF + (1 << 20) + 128 * KIB, 16 * KIB));
     lab.clock.run(async {
-        first.done().await.expect("copied");
+        first.wait_done().await.expect("copied");
         for ticket in &small {
-            ticket.done().await.expect("copied");
+            ticket.wait_done().await.expect("copied");
         }
-        apart.done().await.expect("copied");
+        apart.wait_done().await.expect("copied");
     });
     let seen = lab.disk.take();
     let mib = 1 << 20;

@@ -7,7 +7,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// How long it takes to copy 16 MiB with requests of exactly 1 ms.
 fn time(lab: &Lab) -> Duration {
     let (from, ticket) = (lab.clock.now(), lab.submit(lab.job(0, HALF, 16 << 20)));
-    lab.clock.run(ticket.done()).expect("copied");
+    lab.clock.run(ticket.wait_done()).expect("copied");
     lab.clock.now() - from
 }
 
@@ -51,7 +51,7 @@ fn a_new_limit_counts_at_once_for_what_is_under_way() {
     assert!(lab.client.stats().bytes_written <= 4 * 64 * KIB, "one sub-job a second");
     lab.copier.set(CopierSettings { throttle: Throttle::NONE, ..lab.copier.settings() });
     let from = lab.clock.now();
-    lab.clock.run(ticket.done()).expect("copied");
+    lab.clock.run(ticket.wait_done()).expect("copied");
     assert!(lab.clock.now() - from < SECOND);
     assert_eq!(lab.contents(HALF, 16 << 20), pattern(0, 16 << 20));
 }
@@ -59,16 +59,16 @@ fn a_new_limit_counts_at_once_for_what_is_under_way() {
 #[test]
 fn a_client_that_is_held_up_holds_up_no_other() {
     let lab = lab(Throttle::NONE);
-    let slow = Rc::new(Client::new(User::Break, Throttle { percent: 1, bytes_per_second: 1024 }));
-    let jobs: Vec<Ticket> =
+    let slow = Rc::new(Client::new(CopyClass::Break, Throttle { percent: 1, bytes_per_second: 1024 }));
+    let jobs: Vec<JobHandle> =
         (0..4).map(|i| lab.copier.submit(&slow, lab.job(i << 20, HALF + (i << 20), 64 * KIB), Vec::new())).collect();
     assert!(time(&lab) < SECOND);
     assert_eq!(slow.stats().queued, 3);
     slow.set_throttle(Throttle::NONE);
-    lab.copier.look_again();
+    lab.copier.throttle_changed();
     lab.clock.run(async {
         for job in &jobs {
-            job.done().await.expect("copied");
+            job.wait_done().await.expect("copied");
         }
     });
     assert!(lab.clock.now() < 2 * SECOND);
@@ -77,7 +77,7 @@ fn a_client_that_is_held_up_holds_up_no_other() {
 #[test]
 fn settings_change_while_copies_run() {
     let lab = Lab::new(ample(), 61);
-    let tickets: Vec<Ticket> = (0..6).map(|i| lab.submit(lab.job(i << 22, HALF + (i << 22), 4 << 20))).collect();
+    let tickets: Vec<JobHandle> = (0..6).map(|i| lab.submit(lab.job(i << 22, HALF + (i << 22), 4 << 20))).collect();
     for (i, size) in [(1, 1 << 20), (2, 64 << 10), (3, 512 << 10), (4, 128 << 10)] {
         for _ in 0..10 {
             lab.clock.settle();
@@ -89,7 +89,7 @@ fn settings_change_while_copies_run() {
     }
     lab.clock.run(async {
         for ticket in &tickets {
-            ticket.done().await.expect("copied");
+            ticket.wait_done().await.expect("copied");
         }
     });
     assert!(lab.copier.0.is_idle());

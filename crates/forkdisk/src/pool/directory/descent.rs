@@ -3,7 +3,7 @@
 use crate::format::{NO_VOLUME, VolumeRecord, VolumeState};
 use crate::types::{Epoch, VolumeId};
 
-use super::{Directory, Holder, Volume};
+use super::{CatalogEntry, Directory, SharingSnapshot};
 
 impl Directory {
     /// A volume is from now on what was cloned from `source`.
@@ -18,7 +18,7 @@ impl Directory {
 
     /// Volume or snapshot `id` goes: what was cloned from it descends from what it was itself a snapshot of or cloned
     /// from, and no longer has an origin that could be named.
-    pub(super) fn bequeath(&mut self, id: VolumeId) {
+    pub(super) fn inherit_source(&mut self, id: VolumeId) {
         let record = &self.get(id).expect("an existing volume").record;
         let above = if record.state == VolumeState::Snapshot { record.parent } else { record.source };
         let heirs: Vec<VolumeId> = self.clones_of(id).collect();
@@ -35,9 +35,9 @@ impl Directory {
     }
 
     /// What a volume was cloned from, or the nearest of its ancestors that is there still.
-    pub fn ancestor(&self, record: &VolumeRecord) -> Option<&Volume> {
+    pub fn ancestor(&self, record: &VolumeRecord) -> Option<&CatalogEntry> {
         match record.source {
-            _ if record.protects.is_some() || record.origin.is_empty() && record.source == NO_VOLUME => None,
+            _ if record.origin_record.is_some() || record.origin.is_empty() && record.source == NO_VOLUME => None,
             // Made by a version that kept the name only. One that took the name later is another.
             NO_VOLUME => self.find(&record.origin).ok().filter(|v| v.record.id < record.id),
             source => self.get(source),
@@ -53,27 +53,27 @@ impl Directory {
     /// A snapshot of this volume has been taken.
     pub fn note_snapshot(&mut self, id: VolumeId) {
         if let Some(volume) = self.volumes.get(&id) {
-            volume.holder.set(Holder::Unknown);
+            volume.holder.set(SharingSnapshot::Unknown);
         }
     }
 
     /// What a volume maps and was born in this epoch or before is most likely shared with a snapshot that
     /// still exists: the newest of its own, or the one it was cloned from. A hint that saves asking the
     /// counts. It errs where another volume's range was cloned, and after a rollback to an older snapshot.
-    pub fn held_until(&self, id: VolumeId) -> Option<Epoch> {
+    pub fn last_shared_at(&self, id: VolumeId) -> Option<Epoch> {
         let volume = self.volumes.get(&id)?;
         let born = |id: VolumeId| self.volumes.get(&id).filter(|v| v.is_snapshot()).map(|v| v.record.shared_at);
         match volume.holder.get() {
-            Holder::Nobody => return None,
-            Holder::Snapshot(holder) if born(holder).is_some() => return born(holder),
-            Holder::Unknown | Holder::Snapshot(_) => {}
+            SharingSnapshot::None => return None,
+            SharingSnapshot::Snapshot(holder) if born(holder).is_some() => return born(holder),
+            SharingSnapshot::Unknown | SharingSnapshot::Snapshot(_) => {}
         }
-        let found = self.find_holder(&volume.record);
-        volume.holder.set(found.map_or(Holder::Nobody, Holder::Snapshot));
+        let found = self.find_sharing_snapshot(&volume.record);
+        volume.holder.set(found.map_or(SharingSnapshot::None, SharingSnapshot::Snapshot));
         found.and_then(born)
     }
 
-    fn find_holder(&self, volume: &VolumeRecord) -> Option<VolumeId> {
+    fn find_sharing_snapshot(&self, volume: &VolumeRecord) -> Option<VolumeId> {
         let own = self.snapshots_of(volume.id).into_iter();
         if let Some(newest) = own.max_by_key(|id| self.volumes[id].record.shared_at) {
             return Some(newest);
@@ -103,12 +103,12 @@ mod tests {
         d.add(of(4, "c2", "c1", 3));
         let above = |d: &Directory, id| d.ancestor(&d.get(VolumeId(id)).unwrap().record).map(|v| v.record.id.0);
         assert_eq!((above(&d, 4), above(&d, 3), above(&d, 1)), (Some(3), Some(2), None));
-        d.bury(VolumeId(3), 0);
+        d.mark_dead(VolumeId(3), 0);
         assert_eq!(above(&d, 4), Some(2));
         assert!(d.get(VolumeId(4)).unwrap().record.origin.is_empty(), "what is gone is not named");
-        d.bury(VolumeId(2), 0);
+        d.mark_dead(VolumeId(2), 0);
         assert_eq!(above(&d, 4), Some(1));
-        d.bury(VolumeId(1), 0);
+        d.mark_dead(VolumeId(1), 0);
         assert_eq!((above(&d, 4), d.descent.len()), (None, 0));
     }
 }

@@ -10,21 +10,21 @@ use std::cell::{Cell, OnceCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use crate::copier::User;
+use crate::copier::CopyClass;
 use crate::counters::{VolumeCounters, VolumeStatistics};
 use crate::device::Buf;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{GatherPolicy, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
 use crate::planted::{Bug, planted};
 use crate::pool::LastChange;
-use crate::sync::{RangeLocks, Turns};
+use crate::sync::{RangeLocks, WriteQueue};
 use crate::types::VolumeId;
-use crate::volume::{Claims, Copies, Rest};
+use crate::volume::{BackingState, InflightCopies, QuotaClaims};
 
 pub use names::{NAME_MARKS, check_volume_name, is_name_character};
 
 /// A volume in memory.
-pub struct Volume {
+pub struct CatalogEntry {
     pub record: VolumeRecord,
     slot: u64,
     /// Open handles; shared with them.
@@ -36,32 +36,32 @@ pub struct Volume {
     /// What was done to it; made when it is first opened for I/O.
     pub counters: OnceCell<Rc<VolumeCounters>>,
     /// Writes accepted and not yet submitted.
-    pub turns: Rc<Turns<Buf>>,
+    pub write_queue: Rc<WriteQueue<Buf>>,
     /// Chunks that are being copied at the moment, and on whose behalf.
-    pub copies: Rc<Copies>,
+    pub copies: Rc<InflightCopies>,
     /// Pages that are being completed with what shows through from an origin.
     pub edges: Rc<RangeLocks>,
     /// Whether what it was cloned from still shows through; shared with its handles.
-    pub rest: Rc<Rest>,
-    /// See [`Directory::held_until`].
-    holder: Cell<Holder>,
+    pub backing: Rc<BackingState>,
+    /// See [`Directory::last_shared_at`].
+    holder: Cell<SharingSnapshot>,
     /// What writes under way will add to what it refers to.
-    pub claims: Rc<Claims>,
+    pub claims: Rc<QuotaClaims>,
     /// How far the time of its last change is known; shared with its handles.
     pub last_change: Rc<Cell<LastChange>>,
 }
 
 /// The snapshot that is known to share what a volume has not changed since.
 #[derive(Clone, Copy, Default)]
-enum Holder {
+enum SharingSnapshot {
     /// To be looked for.
     #[default]
     Unknown,
-    Nobody,
+    None,
     Snapshot(VolumeId),
 }
 
-impl Volume {
+impl CatalogEntry {
     fn is_snapshot(&self) -> bool {
         self.record.state == VolumeState::Snapshot
     }
@@ -86,7 +86,7 @@ pub struct Directory {
     chains: BTreeMap<VolumeId, Chain>,
     /// Pairs of what was cloned and what became of it: sources of records.
     descent: BTreeSet<(VolumeId, VolumeId)>,
-    volumes: BTreeMap<VolumeId, Volume>,
+    volumes: BTreeMap<VolumeId, CatalogEntry>,
     names: BTreeMap<(VolumeId, String), VolumeId>,
     /// Rises whenever a name comes, goes, or is shown.
     names_version: u64,
@@ -134,33 +134,33 @@ impl Directory {
         if record.state == VolumeState::Dead {
             self.dead.insert(id);
         }
-        let user = if record.protects.is_some() { User::Origin } else { User::Break };
-        let copies = Rc::new(Copies::new(user, record.throttle));
+        let user = if record.origin_record.is_some() { CopyClass::Origin } else { CopyClass::Break };
+        let copies = Rc::new(InflightCopies::new(user, record.throttle));
         let (open, locks, turns, counters, edges) = Default::default();
         let (holder, claims, rest, last_change, pending) = Default::default();
-        let volume = Volume {
+        let volume = CatalogEntry {
             record,
             slot,
             open,
             pending,
             locks,
-            turns,
+            write_queue: turns,
             counters,
             copies,
             holder,
             claims,
             edges,
-            rest,
+            backing: rest,
             last_change,
         };
         self.volumes.insert(id, volume);
-        self.judge_tail(id);
-        self.judge_gathering(id);
+        self.update_tail(id);
+        self.update_gathering(id);
     }
 
     /// To be called when a volume's policy of gathering has changed.
-    pub fn judge_gathering(&mut self, id: VolumeId) {
-        let wants = |v: &Volume| v.record.state == VolumeState::Volume && v.record.gather != GatherPolicy::Off;
+    pub fn update_gathering(&mut self, id: VolumeId) {
+        let wants = |v: &CatalogEntry| v.record.state == VolumeState::Volume && v.record.gather != GatherPolicy::Off;
         match self.get(id).is_some_and(wants) {
             true => self.gathering.insert(id),
             false => self.gathering.remove(&id),
@@ -168,14 +168,14 @@ impl Directory {
     }
 
     /// Volumes whose scattered pages are brought together without anybody asking.
-    pub fn gathering(&self) -> impl Iterator<Item = &Volume> {
+    pub fn gathering(&self) -> impl Iterator<Item = &CatalogEntry> {
         self.gathering.iter().filter_map(|id| self.volumes.get(id))
     }
 
     /// To be called when a volume's length or the end of its tail has changed.
-    pub fn judge_tail(&mut self, id: VolumeId) {
-        let is_live = |v: &Volume| matches!(v.record.state, VolumeState::Volume | VolumeState::Orphan);
-        let has_tail = |v: &Volume| is_live(v) && v.record.trim_end > v.record.size;
+    pub fn update_tail(&mut self, id: VolumeId) {
+        let is_live = |v: &CatalogEntry| matches!(v.record.state, VolumeState::Volume | VolumeState::Orphan);
+        let has_tail = |v: &CatalogEntry| is_live(v) && v.record.trim_end > v.record.size;
         match self.get(id).is_some_and(has_tail) {
             true => self.tails.insert(id),
             false => self.tails.remove(&id),
@@ -199,27 +199,27 @@ impl Directory {
 
     /// A volume that shows through to snapshot `id` of an origin, if there is one, or the origin that is being
     /// rolled back to it.
-    pub fn resting_on(&self, id: VolumeId) -> Option<&Volume> {
-        let rolls = |v: &&Volume| v.record.protects.is_some_and(|p| p.rolling == id);
+    pub fn clones_backed_by(&self, id: VolumeId) -> Option<&CatalogEntry> {
+        let rolls = |v: &&CatalogEntry| v.record.origin_record.is_some_and(|p| p.rollback_to == id);
         let origin = self.get(id).and_then(|v| self.get(v.record.parent)).filter(rolls);
         origin.or_else(|| self.iter().find(|v| v.record.base == id && v.record.state != VolumeState::Dead))
     }
 
     /// A volume shows through to another snapshot of an origin, or to none.
-    pub fn rest_on(&mut self, id: VolumeId, base: VolumeId) {
+    pub fn set_base(&mut self, id: VolumeId, base: VolumeId) {
         let volume = self.change(id).expect("an existing volume");
         let before = std::mem::replace(&mut volume.record.base, base);
         match base {
-            NO_VOLUME if before != NO_VOLUME => volume.rest.end(),
+            NO_VOLUME if before != NO_VOLUME => volume.backing.remove(),
             // Nobody has it open.
-            _ => volume.rest = Rc::default(),
+            _ => volume.backing = Rc::default(),
         }
     }
 
     /// Refuses if a volume shows through to snapshot `id` of an origin.
-    pub fn refuse_held(&self, id: VolumeId) -> Result<()> {
-        let (Some(held), Some(by)) = (self.get(id), self.resting_on(id)) else { return Ok(()) };
-        let rolls = by.record.protects.is_some();
+    pub fn refuse_with_clones(&self, id: VolumeId) -> Result<()> {
+        let (Some(held), Some(by)) = (self.get(id), self.clones_backed_by(id)) else { return Ok(()) };
+        let rolls = by.record.origin_record.is_some();
         let (held, by) = (self.full_name(&held.record), self.full_name(&by.record));
         let why = match rolls {
             true => format!("{by:?} is being rolled back to {held:?}; wait until that has ended"),
@@ -258,31 +258,31 @@ impl Directory {
         Ok(())
     }
 
-    pub fn get(&self, id: VolumeId) -> Option<&Volume> {
+    pub fn get(&self, id: VolumeId) -> Option<&CatalogEntry> {
         self.volumes.get(&id)
     }
 
     /// The volume, to be changed: its page goes into the next checkpoint.
-    pub fn change(&mut self, id: VolumeId) -> Option<&mut Volume> {
+    pub fn change(&mut self, id: VolumeId) -> Option<&mut CatalogEntry> {
         let volume = self.volumes.get_mut(&id)?;
         self.changed.insert(volume.slot / SLOTS_PER_PAGE as u64);
         Some(volume)
     }
 
     /// A volume in memory whose record on the device stays as it is.
-    pub fn get_mut(&mut self, id: VolumeId) -> Option<&mut Volume> {
+    pub fn get_mut(&mut self, id: VolumeId) -> Option<&mut CatalogEntry> {
         self.volumes.get_mut(&id)
     }
 
     /// All volumes, by number.
-    pub fn iter(&self) -> impl Iterator<Item = &Volume> {
+    pub fn iter(&self) -> impl Iterator<Item = &CatalogEntry> {
         self.volumes.values()
     }
 
     /// A volume becomes dead: its name is free. That is durable once the journal is up to `until`.
-    pub fn bury(&mut self, id: VolumeId, until: u64) {
+    pub fn mark_dead(&mut self, id: VolumeId, until: u64) {
         let parent = self.get(id).expect("an existing volume").record.parent;
-        self.bequeath(id);
+        self.inherit_source(id);
         self.unname(id);
         let volume = self.change(id).expect("an existing volume");
         volume.record.state = VolumeState::Dead;
@@ -309,7 +309,7 @@ impl Directory {
     pub fn orphan(&mut self, id: VolumeId) {
         self.unname(id);
         self.change(id).expect("an existing volume").record.state = VolumeState::Orphan;
-        self.judge_gathering(id);
+        self.update_gathering(id);
     }
 
     /// An orphan gets a name that is free, and is a volume from now on.
@@ -319,8 +319,8 @@ impl Directory {
         debug_assert!(record.state == VolumeState::Orphan && record.name.is_empty());
         (record.state, record.name) = (VolumeState::Volume, name.to_string());
         self.names.insert((NO_VOLUME, name.to_string()), id);
-        self.judge_tail(id);
-        self.judge_gathering(id);
+        self.update_tail(id);
+        self.update_gathering(id);
     }
 
     fn unname(&mut self, id: VolumeId) {
@@ -368,7 +368,7 @@ impl Directory {
     }
 
     /// Pages whose slots changed since the last checkpoint, with their records.
-    pub fn peek_changed(&self) -> Vec<(u64, [Option<VolumeRecord>; SLOTS_PER_PAGE])> {
+    pub fn changed_entries(&self) -> Vec<(u64, [Option<VolumeRecord>; SLOTS_PER_PAGE])> {
         let page_of = |&page: &u64| {
             let slot = |i: usize| self.by_slot.get(&(page * SLOTS_PER_PAGE as u64 + i as u64));
             (page, std::array::from_fn(|i| slot(i).map(|id| self.volumes[id].record.clone())))
@@ -383,7 +383,7 @@ impl Directory {
 
     /// Volumes whose roots may have no address yet, or got one from the checkpoint that is ending:
     /// those on pages that it wrote or that changed since.
-    pub fn unsettled(&self) -> Vec<VolumeId> {
+    pub fn moved_roots(&self) -> Vec<VolumeId> {
         let slots = |&page: &u64| page * SLOTS_PER_PAGE as u64..(page + 1) * SLOTS_PER_PAGE as u64;
         self.frozen.union(&self.changed).flat_map(|page| self.by_slot.range(slots(page)).map(|(_, &id)| id)).collect()
     }
@@ -412,7 +412,7 @@ impl Directory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::Entry;
+    use crate::format::MapEntry;
     use crate::types::Epoch;
 
     fn record(id: u64, size: u64, trim_end: u64) -> VolumeRecord {
@@ -429,13 +429,13 @@ mod tests {
             referenced: 0,
             seams: 0,
             level: 1,
-            root: Entry::ABSENT,
+            root: MapEntry::ABSENT,
             shared_at: Epoch(0),
             created: 0,
             cursor: 0,
             flags: Default::default(),
             base: NO_VOLUME,
-            protects: None,
+            origin_record: None,
             stamp: None,
             break_policy: Default::default(),
             throttle: Default::default(),
@@ -452,11 +452,11 @@ mod tests {
         (1..=3).for_each(|id| d.add(record(id, 10, if id == 2 { 20 } else { 0 })));
         assert_eq!((d.first_dead(), d.first_tail()), (None, Some(VolumeId(2))));
         d.change(VolumeId(3)).expect("there").record.trim_end = 11;
-        d.judge_tail(VolumeId(3));
-        d.bury(VolumeId(2), 0);
+        d.update_tail(VolumeId(3));
+        d.mark_dead(VolumeId(2), 0);
         assert_eq!((d.first_dead(), d.first_tail()), (Some(VolumeId(2)), Some(VolumeId(3))));
         d.change(VolumeId(3)).expect("there").record.trim_end = 0;
-        d.judge_tail(VolumeId(3));
+        d.update_tail(VolumeId(3));
         d.remove(VolumeId(2));
         assert_eq!((d.first_dead(), d.first_tail()), (None, None));
     }
@@ -467,11 +467,11 @@ mod tests {
         (1..=24).for_each(|id| d.add(record(id, 10, 0)));
         d.take_changed();
         d.take_changed();
-        assert!(d.unsettled().is_empty());
+        assert!(d.moved_roots().is_empty());
         d.change(VolumeId(9));
         d.take_changed();
         d.change(VolumeId(24));
-        let ids: Vec<u64> = d.unsettled().iter().map(|id| id.0).collect();
+        let ids: Vec<u64> = d.moved_roots().iter().map(|id| id.0).collect();
         assert_eq!(ids, (9..=24).collect::<Vec<_>>());
     }
 }

@@ -3,11 +3,11 @@
 use std::ops::Bound;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{MAX_NAME, NO_VOLUME, VolumeRecord, VolumeState};
+use crate::format::{MAX_NAME_BYTES, NO_VOLUME, VolumeRecord, VolumeState};
 use crate::origin::check_origin_text;
 use crate::types::VolumeId;
 
-use super::{Directory, Volume};
+use super::{CatalogEntry, Directory};
 
 /// What a name in a folder was found by.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -39,8 +39,8 @@ impl Directory {
         inside.try_for_each(|((_, name), &id)| {
             let name = format!("{to}{}", &name[from.len()..]);
             check_volume_name(&name)?;
-            match self.get(id).filter(|v| v.record.protects.is_some()) {
-                Some(Volume { record, .. }) => {
+            match self.get(id).filter(|v| v.record.origin_record.is_some()) {
+                Some(CatalogEntry { record, .. }) => {
                     let identity = record.stamp.as_ref().map(|stamp| &*stamp.device);
                     check_origin_text(&name, &record.origin, identity)
                 }
@@ -98,7 +98,7 @@ impl Directory {
     }
 
     /// `volume` or `volume@snapshot`, if it exists and is to be seen.
-    pub fn find(&self, name: &str) -> Result<&Volume> {
+    pub fn find(&self, name: &str) -> Result<&CatalogEntry> {
         let missing = || Error::new(ErrorKind::NotFound, format!("there is no volume or snapshot {name:?}"));
         let (volume, snapshot) = match name.split_once('@') {
             Some((v, s)) => (v, Some(s)),
@@ -212,7 +212,7 @@ fn check_part(part: &str, whole: &str) -> Result<()> {
     if part == "." || part == ".." || part == ".snapshots" {
         return bad("'.', '..' and '.snapshots' are reserved");
     }
-    if whole.len() > MAX_NAME {
+    if whole.len() > MAX_NAME_BYTES {
         return bad("it is longer than 255 bytes");
     }
     if part.starts_with(' ') || part.ends_with(' ') {
@@ -353,7 +353,7 @@ mod tests {
         assert!(d.folder("").is_some());
         d.orphan(VolumeId(2));
         assert!(d.find("v").is_err() && d.check_new(NO_VOLUME, "v").is_ok());
-        d.bury(VolumeId(2), 0);
+        d.mark_dead(VolumeId(2), 0);
         assert!(d.folder("").is_some(), "its empty name is the root's");
         assert_eq!(d.first_dead(), Some(VolumeId(2)));
     }

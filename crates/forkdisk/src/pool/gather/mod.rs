@@ -19,26 +19,26 @@ use std::task::Poll;
 
 use smallvec::smallvec;
 
-use crate::copier::{CopyError, Group, Job, Piece, Place, Source, Ticket};
+use crate::copier::{CopyError, CopySource, Job, JobGroup, JobHandle, Piece, Place};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::Moved;
+use crate::format::MovedRun;
 use crate::map::Stop;
 use crate::planted::{Bug, planted};
-use crate::sync::{Hold, PlanGuard};
+use crate::sync::{LockMode, PlanGuard};
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span};
 
 use super::reap::yield_now;
 use super::{Failure, Inner, Pool};
 
-use plan::{Placed, Way};
-pub use policy::Gathering;
+use plan::{GatherMode, Placed};
+pub use policy::GatherScheduler;
 use row::Rows;
 
 /// Virtual blocks looked at before others have their turn.
-const LOOKS: u64 = 256;
+const BLOCKS_PER_STEP: u64 = 256;
 /// How often a block is tried again whose pages were written meanwhile, or whose copy was cut short.
-const TRIES: usize = 4;
+const MAX_TRIES: usize = 4;
 
 /// What came of gathering a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -66,18 +66,18 @@ enum Outcome {
     /// Nothing was to be done.
     Nothing,
     /// There is no room.
-    NoRoom,
+    NoSpace,
     /// The file system under the pool has no room.
     HostFull,
     /// Others were in the way.
-    Disturbed,
+    Conflict,
 }
 
 /// Pages that are being copied elsewhere, and which of them were written since.
 #[derive(Default)]
-pub struct Moving(BTreeMap<PageAddr, bool>);
+pub struct WatchedPages(BTreeMap<PageAddr, bool>);
 
-impl Moving {
+impl WatchedPages {
     fn watch(&mut self, pages: impl Iterator<Item = PageAddr>) {
         self.0.extend(pages.map(|page| (page, false)));
     }
@@ -112,12 +112,12 @@ impl<D: Device> Pool<D> {
         self.0.check_writable()?;
         let before = self.find(name)?;
         // Two would each look for a row of blocks, and move all of it.
-        let Some(_asked) = self.0.gathering.ask(before.id) else {
+        let Some(_asked) = self.0.gathering.request(before.id) else {
             let why = format!("{name:?} is being gathered already; wait until that has ended");
             return Err(Error::new(ErrorKind::Busy, why));
         };
         let mut report = GatherReport { before: before.fragmentation(), ..GatherReport::default() };
-        self.0.take_back_space().await?;
+        self.0.wait_space_freed().await?;
         let (mut rows, mut gone_over, mut blocks) = (Rows::new(before.id), 0, BTreeSet::new());
         while let Some((at, way)) = rows.next(&self.0).await? {
             // It may begin again, for rows that there was no room for.
@@ -134,7 +134,7 @@ impl<D: Device> Pool<D> {
                     report.host_full = true;
                     break;
                 }
-                Outcome::Nothing | Outcome::NoRoom | Outcome::Disturbed => {}
+                Outcome::Nothing | Outcome::NoSpace | Outcome::Conflict => {}
             }
         }
         report.blocks = blocks.len() as u64;
@@ -151,11 +151,11 @@ impl<D: Device> Pool<D> {
 
 impl<D: Device> Inner<D> {
     /// Has what was given up come back: pages go home where that is free. Refuses where that can take for ever.
-    async fn take_back_space(self: &Rc<Self>) -> Result<()> {
-        self.unless_stuck(self.space_comes_back()).await
+    async fn wait_space_freed(self: &Rc<Self>) -> Result<()> {
+        self.unless_blocked(self.free_pending_space()).await
     }
 
-    async fn space_comes_back(self: &Rc<Self>) -> Result<()> {
+    async fn free_pending_space(self: &Rc<Self>) -> Result<()> {
         while self.reaping.get() {
             self.check_writable()?;
             self.reaped.wait().await;
@@ -170,9 +170,9 @@ impl<D: Device> Inner<D> {
     async fn next_scattered(&self, id: VolumeId, mut at: VirtualPage) -> Result<Option<VirtualPage>> {
         loop {
             let (next, found) = self
-                .look(|meta| {
+                .retry_no_alloc(|meta| {
                     let (mut editor, record) = meta.living(id)?;
-                    let (next, found) = editor.next_scattered(record, at, LOOKS).map_err(Stop::from)?;
+                    let (next, found) = editor.next_scattered(record, at, BLOCKS_PER_STEP).map_err(Stop::from)?;
                     Ok((next, found || next.0 >= table_span(record.level)))
                 })
                 .await?;
@@ -200,23 +200,23 @@ impl<D: Device> Inner<D> {
     }
 
     /// Gathers one virtual block, trying again if others are in the way.
-    async fn gather_for(self: &Rc<Self>, id: VolumeId, at: VirtualPage, way: Way) -> Result<Outcome> {
-        let mut outcome = Outcome::Disturbed;
+    async fn gather_for(self: &Rc<Self>, id: VolumeId, at: VirtualPage, way: GatherMode) -> Result<Outcome> {
+        let mut outcome = Outcome::Conflict;
         let mut emptied = false;
-        for _ in 0..TRIES {
+        for _ in 0..MAX_TRIES {
             self.check_writable()?;
-            self.check_not_stuck()?;
+            self.check_not_blocked()?;
             if self.closing.get() {
                 return Err(Error::new(ErrorKind::Failed, "the pool is being closed"));
             }
             outcome = self.gather_block(id, at, way).await?;
             match outcome {
                 // What was moved before lies in the way until the next checkpoint, as do places that were taken in vain.
-                Outcome::Disturbed | Outcome::NoRoom | Outcome::HostFull if !emptied && self.has_pending_space() => {
+                Outcome::Conflict | Outcome::NoSpace | Outcome::HostFull if !emptied && self.has_pending_space() => {
                     emptied = true;
-                    self.unless_stuck(self.clone().checkpoint()).await?;
+                    self.unless_blocked(self.clone().checkpoint()).await?;
                 }
-                Outcome::Disturbed => yield_now().await,
+                Outcome::Conflict => yield_now().await,
                 _ => break,
             }
         }
@@ -226,37 +226,37 @@ impl<D: Device> Inner<D> {
     }
 
     /// Brings together what of one virtual block is worth it.
-    async fn gather_block(self: &Rc<Self>, id: VolumeId, at: VirtualPage, way: Way) -> Result<Outcome> {
+    async fn gather_block(self: &Rc<Self>, id: VolumeId, at: VirtualPage, way: GatherMode) -> Result<Outcome> {
         // One at a time: a plan that is waited for cuts copies short.
-        let _alone = self.gathering.lock.lock(0..1, Hold::Alone).await;
-        self.admit().await?;
-        let Some(wish) = self.look_holding(|meta| meta.wish_to_gather(id, at, way)).await? else {
+        let _alone = self.gathering.lock.lock(0..1, LockMode::Exclusive).await;
+        self.wait_below_dirty_limit().await?;
+        let Some(plan) = self.retry_pinned(|meta| meta.plan_moves(id, at, way)).await? else {
             return Ok(Outcome::Nothing);
         };
-        self.meta.borrow_mut().moving.watch(wish.pages());
+        self.meta.borrow_mut().watched.watch(plan.pages());
         let outcome = self.gather_watched(id, at, way).await;
-        self.meta.borrow_mut().moving.forget();
+        self.meta.borrow_mut().watched.forget();
         outcome
     }
 
-    async fn gather_watched(self: &Rc<Self>, id: VolumeId, at: VirtualPage, way: Way) -> Result<Outcome> {
+    async fn gather_watched(self: &Rc<Self>, id: VolumeId, at: VirtualPage, way: GatherMode) -> Result<Outcome> {
         // Writes in place that were planned before anybody watched.
         if !planted(Bug::GatherOvertakesWriters) {
             self.generations.barrier().await;
         }
         let plan = self.generations.enter();
         let placed = self
-            .look_holding(|meta| {
-                let Some(wish) = meta.wish_to_gather(id, at, way)? else { return Ok(None) };
-                if !wish.pages().all(|page| meta.moving.is_watched(page)) {
+            .retry_pinned(|meta| {
+                let Some(plan) = meta.plan_moves(id, at, way)? else { return Ok(None) };
+                if !plan.pages().all(|page| meta.watched.is_watched(page)) {
                     return Ok(None);
                 }
-                Ok(Some(meta.place_gathered(wish).map_err(|miss| Failure::Stop(miss.into()))?))
+                Ok(Some(meta.place_gathered(plan).map_err(|miss| Failure::Stop(miss.into()))?))
             })
             .await?;
         let moved = match placed {
-            None => return Ok(Outcome::Disturbed),
-            Some(Placed::NoRoom) => return Ok(Outcome::NoRoom),
+            None => return Ok(Outcome::Conflict),
+            Some(Placed::NoRoom) => return Ok(Outcome::NoSpace),
             Some(Placed::Moves(moved)) => moved,
         };
         let plan = match planted(Bug::GatherOutlivesCheckpoint) {
@@ -268,11 +268,11 @@ impl<D: Device> Inner<D> {
         };
         let outcome = match self.copy_gathered(id, &moved, plan.as_ref()).await {
             Ok(true) => self.publish_gathered(id, at, &moved).await,
-            Ok(false) => Ok(Outcome::Disturbed),
+            Ok(false) => Ok(Outcome::Conflict),
             Err(error) => Err(error),
         };
         if !matches!(outcome, Ok(Outcome::Moved(_))) {
-            self.meta.borrow_mut().space.abandon(moved.iter().map(|run| u64::from(run.len)).sum());
+            self.meta.borrow_mut().space.write_off(moved.iter().map(|run| u64::from(run.len)).sum());
         }
         match outcome {
             Err(e) if e.is_full_host() => Ok(Outcome::HostFull),
@@ -281,13 +281,13 @@ impl<D: Device> Inner<D> {
     }
 
     /// Copies pages to their new place. False: it was cut short, or could not be read or written.
-    async fn copy_gathered(&self, id: VolumeId, moved: &[Moved], plan: Option<&PlanGuard>) -> Result<bool> {
+    async fn copy_gathered(&self, id: VolumeId, moved: &[MovedRun], plan: Option<&PlanGuard>) -> Result<bool> {
         let client = {
             let meta = self.meta.borrow();
             let Some(volume) = meta.directory.get(id) else { return Ok(false) };
-            volume.copies.gatherer().clone()
+            volume.copies.gather_client().clone()
         };
-        let tickets: Vec<Ticket> =
+        let tickets: Vec<JobHandle> =
             self.jobs(moved).into_iter().map(|job| self.copier.submit(&client, job, Vec::new())).collect();
         let requests = moved.len() + tickets.len();
         self.gathering.requests.set(self.gathering.requests.get() + requests as u64);
@@ -296,7 +296,7 @@ impl<D: Device> Inner<D> {
         let mut done = pin!(async {
             let mut failure = None;
             for ticket in &tickets {
-                if let Err(error) = ticket.done().await {
+                if let Err(error) = ticket.wait_done().await {
                     failure = failure.or(Some(error));
                 }
             }
@@ -312,7 +312,7 @@ impl<D: Device> Inner<D> {
         let failure = poll_fn(|cx| {
             if !is_cut && turned.as_mut().poll(cx).is_ready() {
                 is_cut = true;
-                tickets.iter().for_each(Ticket::cancel);
+                tickets.iter().for_each(JobHandle::cancel);
             }
             match done.as_mut().poll(cx) {
                 Poll::Ready(failure) => Poll::Ready(failure),
@@ -329,13 +329,13 @@ impl<D: Device> Inner<D> {
     }
 
     /// One job for each piece that is written.
-    fn jobs(&self, moved: &[Moved]) -> Vec<Job<D>> {
+    fn jobs(&self, moved: &[MovedRun]) -> Vec<Job<D>> {
         let place = |page: PageAddr| Place { device: self.device.clone(), offset: page.offset() };
-        let group = Group::default();
+        let group = JobGroup::default();
         let mut jobs: Vec<(u64, Job<D>)> = Vec::new();
         for run in moved {
             let len = u64::from(run.len) * PAGE_SIZE as u64;
-            let piece = Piece { len, from: Source::Device(place(run.from)) };
+            let piece = Piece { len, from: CopySource::Device(place(run.from)) };
             match jobs.last_mut() {
                 Some((end, job)) if *end == run.to.0 => {
                     job.source.push(piece);
@@ -344,7 +344,7 @@ impl<D: Device> Inner<D> {
                 _ => {
                     let near = jobs.len() as u64..jobs.len() as u64 + 1;
                     let (source, destinations) = (vec![piece], smallvec![place(run.to)]);
-                    let job = Job { source, destinations, near, group: group.clone(), witness: None, hold: None };
+                    let job = Job { source, destinations, near, group: group.clone(), observer: None, hold: None };
                     jobs.push((run.to.0 + u64::from(run.len), job));
                 }
             }
@@ -352,9 +352,9 @@ impl<D: Device> Inner<D> {
         jobs.into_iter().map(|(_, job)| job).collect()
     }
 
-    async fn publish_gathered(&self, id: VolumeId, at: VirtualPage, moved: &[Moved]) -> Result<Outcome> {
+    async fn publish_gathered(&self, id: VolumeId, at: VirtualPage, moved: &[MovedRun]) -> Result<Outcome> {
         self.check_writable()?;
-        let published = self.look_holding(|meta| {
+        let published = self.retry_pinned(|meta| {
             let Some(record) = meta.gather_record(id, at, moved)? else { return Ok(None) };
             let mut done = 0;
             meta.apply(&record, &mut done)?;
@@ -367,7 +367,7 @@ impl<D: Device> Inner<D> {
                 self.counters.gathered.add(pages * PAGE_SIZE as u64);
                 Ok(Outcome::Moved(pages))
             }
-            Ok(None) => Ok(Outcome::Disturbed),
+            Ok(None) => Ok(Outcome::Conflict),
             Err(error) => Err(error),
         }
     }

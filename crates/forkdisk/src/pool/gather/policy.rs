@@ -13,29 +13,29 @@ use crate::pool::{Inner, Meta, Pool};
 use crate::sync::{Event, RangeLocks};
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, VirtualPage, VolumeId};
 
-use super::{Outcome, Way};
+use super::{GatherMode, Outcome};
 
 /// How long nobody may have read or written for the pool to be idle.
-const QUIET: Duration = Duration::from_millis(200);
+const IDLE_AFTER: Duration = Duration::from_millis(200);
 /// A volume that was gone over is gone over again when it has more seams than were left by this part of them
 /// and so many.
-const MORE_PART: u64 = 8;
-const MORE: u64 = 16;
+const REGATHER_PART: u64 = 8;
+const REGATHER_SEAMS: u64 = 16;
 /// By `auto` a volume is gathered where more than this part of its pages are seams.
 const AUTO_PART: u64 = 256;
 /// Pages of a volume that `auto` does not go over again only because some volume was given back.
-const LARGE: u64 = (16 << 30) / PAGE_SIZE as u64;
+const LARGE_VOLUME_PAGES: u64 = (16 << 30) / PAGE_SIZE as u64;
 /// A volume that was gone over in vain, again and again, is gone over anew when at most so many others have been given back.
-const MOST_GIVEN_BACK: u64 = 16;
+const MAX_PATIENCE_VOLUMES: u64 = 16;
 /// When so many pages have been moved for each count page of which something is logged, these are written, too: while nobody
 /// waits for it, and next to what was moved it is little.
-const MOVED_PER_LEAF: u64 = 8;
-/// With more volumes that have a policy they are looked through at most once in [`QUIET`].
-const MANY: usize = 64;
+const MOVED_PAGES_PER_LEAF: u64 = 8;
+/// With more volumes that have a policy they are looked through at most once in [`IDLE_AFTER`].
+const MANY_VOLUMES: usize = 64;
 
 /// Who gathers.
 #[derive(Default)]
-pub struct Gathering {
+pub struct GatherScheduler {
     /// Held for one virtual block.
     pub(super) lock: Rc<RangeLocks>,
     running: Cell<bool>,
@@ -45,18 +45,18 @@ pub struct Gathering {
     /// They were looked through a moment ago; whether somebody has asked for it since.
     resting: Cell<bool>,
     awaited: Cell<bool>,
-    left: RefCell<BTreeMap<VolumeId, Left>>,
+    left: RefCell<BTreeMap<VolumeId, LastPass>>,
     /// What somebody is having gathered.
-    asked: Rc<RefCell<BTreeSet<VolumeId>>>,
+    requested: Rc<RefCell<BTreeSet<VolumeId>>>,
 }
 
 /// Somebody is having a volume gathered, while this exists.
-pub(super) struct Asked {
+pub(super) struct GatherRequest {
     id: VolumeId,
     all: Rc<RefCell<BTreeSet<VolumeId>>>,
 }
 
-impl Drop for Asked {
+impl Drop for GatherRequest {
     fn drop(&mut self) {
         self.all.borrow_mut().remove(&self.id);
     }
@@ -64,7 +64,7 @@ impl Drop for Asked {
 
 /// How a volume was when it had been gone over.
 #[derive(Clone, Copy)]
-struct Left {
+struct LastPass {
     seams: u64,
     /// Volumes that had been given back by then.
     reaped: u64,
@@ -73,11 +73,11 @@ struct Left {
     patience: u64,
 }
 
-impl Gathering {
+impl GatherScheduler {
     /// Somebody wants this volume gathered; `None` if somebody does so already.
-    pub(super) fn ask(&self, id: VolumeId) -> Option<Asked> {
-        let is_first = self.asked.borrow_mut().insert(id);
-        is_first.then(|| Asked { id, all: Rc::clone(&self.asked) })
+    pub(super) fn request(&self, id: VolumeId) -> Option<GatherRequest> {
+        let is_first = self.requested.borrow_mut().insert(id);
+        is_first.then(|| GatherRequest { id, all: Rc::clone(&self.requested) })
     }
 
     fn is_due(&self, record: &VolumeRecord, reaped: u64) -> bool {
@@ -88,32 +88,32 @@ impl Gathering {
             GatherPolicy::Above(percent) => record.seams * 100 > record.referenced * u64::from(percent),
         };
         let left = self.left.borrow();
-        let goes_by_reaped = record.gather != GatherPolicy::Auto || record.referenced <= LARGE;
-        let fits = |left: &Left| {
+        let goes_by_reaped = record.gather != GatherPolicy::Auto || record.referenced <= LARGE_VOLUME_PAGES;
+        let fits = |left: &LastPass| {
             let given_back = goes_by_reaped && reaped - left.reaped >= left.patience;
-            given_back || record.seams > left.seams + left.seams / MORE_PART + MORE
+            given_back || record.seams > left.seams + left.seams / REGATHER_PART + REGATHER_SEAMS
         };
         is_scattered && left.get(&record.id).is_none_or(fits)
     }
 
     /// Nothing was moved if it was `in_vain`; there are no `seams` if it is gone.
-    fn was_gone_over(&self, id: VolumeId, seams: Option<u64>, reaped: u64, in_vain: bool) {
+    fn note_pass(&self, id: VolumeId, seams: Option<u64>, reaped: u64, in_vain: bool) {
         let mut left = self.left.borrow_mut();
         let before = left.remove(&id);
         let Some(seams) = seams else { return };
         let patience = match before {
             Some(before) if in_vain && reaped - before.reaped >= before.patience => {
-                (2 * before.patience).min(MOST_GIVEN_BACK)
+                (2 * before.patience).min(MAX_PATIENCE_VOLUMES)
             }
             // It was gone over because it had been scattered more: that says nothing about deletions.
             Some(before) if in_vain => before.patience,
             _ => 1,
         };
-        left.insert(id, Left { seams, reaped, patience });
+        left.insert(id, LastPass { seams, reaped, patience });
     }
 
     /// What is known of the one is true of the other as long as it is like it.
-    fn was_cloned(&self, source: &VolumeRecord, copy: &VolumeRecord) {
+    fn note_clone(&self, source: &VolumeRecord, copy: &VolumeRecord) {
         // A copy's seams may have been estimated, which makes them fewer.
         let is_alike = source.referenced == copy.referenced && copy.seams <= source.seams;
         let mut all = self.left.borrow_mut();
@@ -154,7 +154,7 @@ impl<D: Device> Pool<D> {
     }
 
     /// Resolves when nothing is being gathered by policy, and nothing is to be.
-    pub async fn gathered(&self) {
+    pub async fn wait_gathered(&self) {
         self.0.gathering.resting.set(false);
         self.0.gather_soon();
         while self.0.gathering.running.get() {
@@ -183,9 +183,9 @@ impl<D: Device> Inner<D> {
                 let is_done = inner.gather_by_policy(id).await.is_ok();
                 let moved = inner.counters.gathered.get() - gathered;
                 // As above.
-                let _ = inner.end_log_of_counts(moved / PAGE_SIZE as u64).await;
+                let _ = inner.retire_count_log(moved / PAGE_SIZE as u64).await;
                 let seams = inner.meta.borrow().directory.get(id).map(|volume| volume.record.seams);
-                inner.gathering.was_gone_over(id, seams, reaped, is_done && moved == 0);
+                inner.gathering.note_pass(id, seams, reaped, is_done && moved == 0);
             }
             inner.gathering.running.set(false);
             inner.gathering.ended.notify();
@@ -195,7 +195,7 @@ impl<D: Device> Inner<D> {
     /// `copy` has just become a clone of `source`: what was looked for in vain there need not be looked for here.
     pub fn note_cloned(&self, meta: &Meta, source: VolumeId, copy: VolumeId) {
         if let (Some(source), Some(copy)) = (meta.directory.get(source), meta.directory.get(copy)) {
-            self.gathering.was_cloned(&source.record, &copy.record);
+            self.gathering.note_clone(&source.record, &copy.record);
         }
     }
 
@@ -210,12 +210,12 @@ impl<D: Device> Inner<D> {
 
     /// Nothing is to be done. Where looking takes its time it is not looked again for a while.
     fn rest(self: &Rc<Self>) {
-        if self.meta.borrow().directory.gathering().count() <= MANY {
+        if self.meta.borrow().directory.gathering().count() <= MANY_VOLUMES {
             return;
         }
         self.gathering.resting.set(true);
         // Nobody keeps a pool open for it.
-        let (inner, pause) = (Rc::downgrade(self), self.runtime.sleep(QUIET));
+        let (inner, pause) = (Rc::downgrade(self), self.runtime.sleep(IDLE_AFTER));
         self.runtime.spawn(Box::pin(async move {
             pause.await;
             let Some(inner) = inner.upgrade() else { return };
@@ -235,9 +235,9 @@ impl<D: Device> Inner<D> {
     }
 
     /// So many pages have been moved.
-    async fn end_log_of_counts(self: &Rc<Self>, moved: u64) -> Result<()> {
-        let is_to_end = self.may_gather() && self.meta.borrow_mut().space.end_log(moved / MOVED_PER_LEAF);
-        if is_to_end { self.unless_stuck(self.clone().checkpoint()).await } else { Ok(()) }
+    async fn retire_count_log(self: &Rc<Self>, moved: u64) -> Result<()> {
+        let is_to_end = self.may_gather() && self.meta.borrow_mut().space.retire_log(moved / MOVED_PAGES_PER_LEAF);
+        if is_to_end { self.unless_blocked(self.clone().checkpoint()).await } else { Ok(()) }
     }
 
     /// Goes over a volume once.
@@ -248,20 +248,20 @@ impl<D: Device> Inner<D> {
             let policy = self.meta.borrow().directory.get(id).map(|volume| volume.record.gather);
             match policy {
                 None | Some(GatherPolicy::Off) => return Ok(()),
-                Some(GatherPolicy::Auto | GatherPolicy::Idle) => last = self.until_quiet(last).await,
+                Some(GatherPolicy::Auto | GatherPolicy::Idle) => last = self.wait_idle(last).await,
                 Some(GatherPolicy::Above(_)) => {}
             }
-            let way = if policy == Some(GatherPolicy::Auto) { Way::Home } else { Way::Unasked };
+            let way = if policy == Some(GatherPolicy::Auto) { GatherMode::Home } else { GatherMode::ByPolicy };
             if !self.may_gather() {
                 return Ok(());
             }
             if !has_taken_back {
-                self.take_back_space().await?;
+                self.wait_space_freed().await?;
                 has_taken_back = true;
             }
             let Some(next) = self.next_scattered(id, at).await? else { return Ok(()) };
             let outcome = self.gather_for(id, next, way).await?;
-            if matches!(outcome, Outcome::NoRoom | Outcome::HostFull) {
+            if matches!(outcome, Outcome::NoSpace | Outcome::HostFull) {
                 return Ok(());
             }
             at = VirtualPage(next.0 + BLOCK_PAGES);
@@ -275,14 +275,14 @@ impl<D: Device> Inner<D> {
     }
 
     /// If anybody has read or written since `last`, or nobody has looked yet: waits until nobody has for a while. What it is then.
-    async fn until_quiet(&self, mut last: Option<u64>) -> Option<u64> {
+    async fn wait_idle(&self, mut last: Option<u64>) -> Option<u64> {
         while self.may_gather() {
             let now = Some(self.activity());
             if now == last {
                 break;
             }
             last = now;
-            self.runtime.sleep(QUIET).await;
+            self.runtime.sleep(IDLE_AFTER).await;
         }
         last
     }
@@ -301,35 +301,35 @@ mod tests {
             referenced: 10_000,
             ..VolumeRecord::empty(id, "volume", 0)
         };
-        let gathering = Gathering::default();
+        let gathering = GatherScheduler::default();
         let mut looks = Vec::new();
         for reaped in 0..100 {
             if gathering.is_due(&record(100), reaped) {
                 looks.push(reaped);
-                gathering.was_gone_over(id, Some(100), reaped, true);
+                gathering.note_pass(id, Some(100), reaped, true);
             }
         }
         assert_eq!(looks, [0, 1, 3, 7, 15, 31, 47, 63, 79, 95]);
         // Where something was moved there may be more, and what has been scattered since is reason enough.
         assert!(!gathering.is_due(&record(100), 100) && gathering.is_due(&record(150), 100));
-        gathering.was_gone_over(id, Some(100), 100, false);
+        gathering.note_pass(id, Some(100), 100, false);
         assert!(!gathering.is_due(&record(100), 100) && gathering.is_due(&record(100), 101));
         // Looked through in vain for what had been written, however often: one deletion is enough.
         for seams in [150, 200, 300, 400] {
-            gathering.was_gone_over(id, Some(seams), 100, true);
+            gathering.note_pass(id, Some(seams), 100, true);
         }
         assert!(!gathering.is_due(&record(400), 100) && gathering.is_due(&record(400), 101));
         // A clone is like it, until something is written.
         let clone = |seams| VolumeRecord { id: VolumeId(8), ..record(seams) };
-        gathering.was_cloned(&record(400), &VolumeRecord { referenced: 9_999, ..clone(400) });
+        gathering.note_clone(&record(400), &VolumeRecord { referenced: 9_999, ..clone(400) });
         assert!(gathering.is_due(&clone(400), 100), "it is not all of it");
-        gathering.was_cloned(&record(400), &VolumeRecord { gather: GatherPolicy::Idle, ..clone(400) });
+        gathering.note_clone(&record(400), &VolumeRecord { gather: GatherPolicy::Idle, ..clone(400) });
         assert!(gathering.is_due(&clone(400), 100), "what nobody looked for was not looked for in vain");
-        gathering.was_cloned(&record(400), &clone(399));
+        gathering.note_clone(&record(400), &clone(399));
         assert!(!gathering.is_due(&clone(400), 100) && gathering.is_due(&clone(400), 101));
         assert!(gathering.is_due(&clone(500), 100));
         gathering.forget(VolumeId(8));
-        gathering.was_gone_over(id, None, 101, true);
+        gathering.note_pass(id, None, 101, true);
         assert!(gathering.left.borrow().is_empty(), "it is gone");
     }
 }

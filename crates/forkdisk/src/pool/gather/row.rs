@@ -14,10 +14,10 @@ use crate::map::{Home, Stop};
 use crate::pool::{Failure, Inner, Meta, yield_now};
 use crate::types::{BLOCK_PAGES, VirtualPage, VolumeId, table_span};
 
-use super::plan::Way;
+use super::plan::GatherMode;
 
 /// Most virtual blocks in a row.
-const STRETCH: usize = 128;
+const STRETCH_BLOCKS: usize = 128;
 /// A jump to another place for so many blocks is one too many: a disk takes about as long for one as for a block.
 const BLOCKS_PER_JUMP: usize = 16;
 
@@ -33,7 +33,7 @@ pub struct Rows {
     scattered: Option<VirtualPage>,
     is_last: bool,
     /// There was no room for a row somewhere, which there may be when everything else is gathered.
-    lacked_room: bool,
+    lacked_space: bool,
     is_second: bool,
 }
 
@@ -52,15 +52,15 @@ impl Rows {
     pub fn new(id: VolumeId) -> Rows {
         let (start, row) = (VirtualPage(0), VecDeque::new());
         let scattered = Some(start);
-        Rows { id, at: start, end: start, row, scattered, is_last: false, lacked_room: false, is_second: false }
+        Rows { id, at: start, end: start, row, scattered, is_last: false, lacked_space: false, is_second: false }
     }
 
     /// The virtual block that is to be gathered next, and how.
-    pub async fn next<D: Device>(&mut self, inner: &Rc<Inner<D>>) -> Result<Option<(VirtualPage, Way)>> {
+    pub async fn next<D: Device>(&mut self, inner: &Rc<Inner<D>>) -> Result<Option<(VirtualPage, GatherMode)>> {
         loop {
             if let Some(next) = self.row.pop_front() {
                 self.at = VirtualPage(next.0 + BLOCK_PAGES);
-                return Ok(Some((next, Way::InOrder)));
+                return Ok(Some((next, GatherMode::Sequential)));
             }
             // What could not be moved may be gathered by itself: it was tried.
             if let Some(found) = self.scattered.filter(|&found| found <= self.at) {
@@ -69,29 +69,29 @@ impl Rows {
             }
             if let Some(next) = self.scattered.filter(|&next| next < self.end) {
                 self.at = VirtualPage(next.0 + BLOCK_PAGES);
-                return Ok(Some((next, Way::Asked)));
+                return Ok(Some((next, GatherMode::Requested)));
             }
             if self.is_last {
-                if self.is_second || !self.lacked_room {
+                if self.is_second || !self.lacked_space {
                     return Ok(None);
                 }
-                inner.take_back_space().await?;
+                inner.wait_space_freed().await?;
                 // Each was gathered by itself, as far as it could be.
                 *self = Rows { is_second: true, scattered: None, ..Rows::new(self.id) };
             }
             self.at = self.end;
             let stretch = inner.stretch_from(self.id, self.at).await?;
             (self.end, self.row, self.is_last) = (stretch.end, stretch.row, stretch.is_last);
-            self.lacked_room |= stretch.lacks_room;
+            self.lacked_space |= stretch.lacks_room;
         }
     }
 }
 
 /// Where virtual blocks will lie when each has been gathered by itself.
 #[derive(Default)]
-struct Homes(Vec<(VirtualPage, Home)>);
+struct BlockPlaces(Vec<(VirtualPage, Home)>);
 
-impl Homes {
+impl BlockPlaces {
     /// Whether reading them jumps about more than it should.
     fn are_out_of_order(&self) -> bool {
         let jumps =
@@ -105,10 +105,10 @@ impl<D: Device> Inner<D> {
     /// A stretch of virtual blocks from `at` on.
     async fn stretch_from(self: &Rc<Self>, id: VolumeId, at: VirtualPage) -> Result<Stretch> {
         let (mut homes, mut stretch) =
-            (Homes::default(), Stretch { end: at, row: VecDeque::new(), lacks_room: false, is_last: false });
-        for _ in 0..STRETCH {
+            (BlockPlaces::default(), Stretch { end: at, row: VecDeque::new(), lacks_room: false, is_last: false });
+        for _ in 0..STRETCH_BLOCKS {
             let here = stretch.end;
-            let (home, behind, is_end) = self.look(|meta| home_of(meta, id, here)).await?;
+            let (home, behind, is_end) = self.retry_no_alloc(|meta| home_of(meta, id, here)).await?;
             if is_end {
                 stretch.is_last = true;
                 break;
@@ -123,7 +123,7 @@ impl<D: Device> Inner<D> {
         let wanted = homes.0.len();
         let mut room = self.row_to_gather(wanted).await?;
         if room < wanted && self.has_pending_space() {
-            self.take_back_space().await?;
+            self.wait_space_freed().await?;
             room = self.row_to_gather(wanted).await?;
         }
         stretch.lacks_room = room < wanted;
@@ -143,7 +143,7 @@ impl<D: Device> Inner<D> {
     /// How many blocks in a row there are, at most so many as are wanted.
     async fn row_to_gather(&self, wanted: usize) -> Result<usize> {
         let room = |meta: &mut Meta| meta.space.row_to_gather(wanted as u64).map_err(|miss| Failure::Stop(miss.into()));
-        Ok((self.look(room).await? as usize).min(wanted))
+        Ok((self.retry_no_alloc(room).await? as usize).min(wanted))
     }
 }
 

@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use crate::codec::{Capabilities, Decoded, HEAD, Header, InitReply, InitRequest, MAX_WRITE, Operation, Reply, Request};
 use crate::mount::{MountOptions, mount, raise_read_ahead, unmount};
 use crate::off_thread::off_thread;
-use crate::own_mount::{Deputy, OwnCall};
+use crate::syscall_helper::{MountCall, SyscallHelper};
 use memory::Memory;
 
 pub use notify::Notifier;
@@ -57,7 +57,7 @@ pub trait Handler: 'static {
 
     /// Who makes the system calls on the mount itself. Without a deputy a thread of this process does, and a kill in
     /// the middle of one leaves a process that does not end.
-    fn deputy(&self) -> Option<Deputy> {
+    fn syscall_helper(&self) -> Option<SyscallHelper> {
         None
     }
 
@@ -72,7 +72,7 @@ struct State {
     rt: Rt,
     connection: Watched,
     dir: PathBuf,
-    deputy: Option<Deputy>,
+    syscall_helper: Option<SyscallHelper>,
     memory: Memory,
     requests: Cell<usize>,
     stopping: Cell<bool>,
@@ -96,14 +96,14 @@ impl SessionHandle {
         if state.stopping.replace(true) {
             return;
         }
-        let (dir, deputy) = (state.dir.clone(), state.deputy.clone());
+        let (dir, syscall_helper) = (state.dir.clone(), state.syscall_helper.clone());
         let ended = off_thread(move || {
-            let make = |call: OwnCall| call.make(deputy.as_ref());
-            if let Err(error) = make(OwnCall::WriteBackAll(dir.clone())) {
+            let make = |call: MountCall| call.make(syscall_helper.as_ref());
+            if let Err(error) = make(MountCall::WriteBackAll(dir.clone())) {
                 tracing::warn!(%error, "writing back what the kernel has cached");
             }
-            make(OwnCall::Unmount(dir.clone())).or_else(|error| match error.errno {
-                libc::EBUSY => make(OwnCall::Detach(dir)).map(|()| tracing::warn!("{error}; it goes away lazily")),
+            make(MountCall::Unmount(dir.clone())).or_else(|error| match error.errno {
+                libc::EBUSY => make(MountCall::Detach(dir)).map(|()| tracing::warn!("{error}; it goes away lazily")),
                 _ => Err(error),
             })
         });
@@ -151,7 +151,7 @@ impl<H: Handler> Session<H> {
             rt: rt.clone(),
             connection,
             dir: dir.clone(),
-            deputy: handler.deputy(),
+            syscall_helper: handler.syscall_helper(),
             memory: Memory::new(
                 CONTENTS,
                 Box::new({

@@ -115,7 +115,7 @@ impl<D: Device> Volumes<D> {
         }
         self.written_by(header, target)?;
         let whole = from.1 == 0 && to.1 == 0 && len == size && target.size() <= size && source.id() != target.id();
-        let own = !target.shows_through() && !source.shows_through();
+        let own = !target.has_backing() && !source.has_backing();
         if whole && own && (wide || size <= NARROW) {
             target.replace_with(source).await?;
             self.tell(target.id(), 0, 0).await;

@@ -35,8 +35,8 @@ use pin_project_lite::pin_project;
 use slab::Slab;
 
 use crate::codec::{Entry, Header, Operation, Reply, Time};
-use crate::own_mount::Deputy;
 use crate::session::{Handler, Notifier};
+use crate::syscall_helper::SyscallHelper;
 use nodes::{Node, Nodes};
 
 /// How a pool is shown.
@@ -58,8 +58,8 @@ pub struct VolumesOptions {
     pub show_snapshots: bool,
     /// Direct writes may run beside each other and beside their program; see [`Handler::async_direct`].
     pub async_direct: bool,
-    /// Who makes the system calls on the mount itself; see [`Handler::deputy`].
-    pub deputy: Option<Deputy>,
+    /// Who makes the system calls on the mount itself; see [`Handler::syscall_helper`].
+    pub syscall_helper: Option<SyscallHelper>,
 }
 
 /// Numbers of operations that no pool can carry out.
@@ -170,7 +170,7 @@ impl<D: Device> Volumes<D> {
         let changes = changes_names(&operation);
         let reply = self.carry_out(header, operation).await?;
         if changes {
-            self.pool.kept().await?;
+            self.pool.wait_process_safe().await?;
         }
         Ok(reply)
     }
@@ -297,8 +297,8 @@ impl<D: Device> Handler for Volumes<D> {
         self.options.async_direct
     }
 
-    fn deputy(&self) -> Option<Deputy> {
-        self.options.deputy.clone()
+    fn syscall_helper(&self) -> Option<SyscallHelper> {
+        self.options.syscall_helper.clone()
     }
 
     fn buffer(&self, len: usize) -> Buf {

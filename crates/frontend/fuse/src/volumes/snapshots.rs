@@ -13,7 +13,7 @@ use super::nodes::Node;
 use super::{Failed, Outcome, Volumes, now};
 use crate::codec::{Entry, Reply};
 use crate::off_thread::off_thread;
-use crate::own_mount::{OwnCall, Refusal};
+use crate::syscall_helper::{MountCall, Refusal};
 
 impl<D: Device> Volumes<D> {
     pub(super) async fn take_snapshot(&self, volume: &str, name: &str) -> Outcome<Entry> {
@@ -30,8 +30,9 @@ impl<D: Device> Volumes<D> {
 
     /// Lets the kernel write what it has cached of a volume, so that the snapshot shows it.
     async fn write_back(&self, volume: &str) -> Outcome<()> {
-        let (call, deputy) = (OwnCall::WriteBack(self.options.dir.join(volume)), self.options.deputy.clone());
-        match off_thread(move || call.make(deputy.as_ref())).await {
+        let (call, syscall_helper) =
+            (MountCall::WriteBack(self.options.dir.join(volume)), self.options.syscall_helper.clone());
+        match off_thread(move || call.make(syscall_helper.as_ref())).await {
             // Not allowed to us, or not mounted here: then there is nothing of ours in the cache.
             Err(Refusal { errno: libc::EACCES | libc::EPERM | libc::ENOENT, .. }) => Ok(()),
             outcome => outcome.map_err(|refusal| Failed(refusal.errno)),

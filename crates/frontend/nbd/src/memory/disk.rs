@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use forkdisk::{Buf, Coming, Error, ErrorKind, Result};
+use forkdisk::{Buf, Error, ErrorKind, Result, WriteIntent};
 
 use crate::codec::{ExportInfo, STATE_HOLE, STATE_ZERO, StatusExtent};
 use crate::server::{ALLOCATION, Export, Exports};
@@ -90,7 +90,7 @@ impl Export for MemoryExport {
 
     fn cork(&self, _more: bool) {}
 
-    fn coming(&self, _offset: u64, _len: u64) -> Option<Coming> {
+    fn announce_write(&self, _offset: u64, _len: u64) -> Option<WriteIntent> {
         None
     }
 

@@ -278,8 +278,8 @@ impl<X: Exports> Reader<'_, X> {
         let mut permit = self.quota.admit(len).await;
         let payload = match action {
             Action::Write { .. } => {
-                let coming = session.export.coming(request.offset, len as u64);
-                Some((self.payload(inbox, self.exports.buffer(len)).await?, coming))
+                let intent = session.export.announce_write(request.offset, len as u64);
+                Some((self.payload(inbox, self.exports.buffer(len)).await?, intent))
             }
             _ => None,
         };
@@ -289,10 +289,10 @@ impl<X: Exports> Reader<'_, X> {
         let (rt, session) = (&session.rt, session.clone());
         match (action, payload) {
             (Action::Read { whole, .. }, _) => drop(rt.spawn(session.read(job, self.exports.buffer(len), whole))),
-            (Action::Write { fua, .. }, Some((buf, coming))) => {
+            (Action::Write { fua, .. }, Some((buf, intent))) => {
                 // Whoever did not wait for the answer to another request sends more.
                 session.export.cork(self.quota.requests() > 1 || !inbox.bytes().is_empty());
-                drop(rt.spawn(session.write(job, buf, fua, coming)))
+                drop(rt.spawn(session.write(job, buf, fua, intent)))
             }
             (action, _) => drop(rt.spawn(session.other(job, action))),
         }

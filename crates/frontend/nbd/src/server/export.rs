@@ -3,7 +3,7 @@
 use std::future::{Future, ready};
 use std::time::Duration;
 
-use forkdisk::{Buf, Coming, Operation, Result};
+use forkdisk::{Buf, Operation, Result, WriteIntent};
 
 use crate::codec::{ExportInfo, StatusExtent};
 
@@ -56,7 +56,7 @@ pub trait Export: 'static {
 
     /// A hint: this range is about to be written, its data is being received. Held until just before that, or
     /// until no write will come of it.
-    fn coming(&self, offset: u64, len: u64) -> Option<Coming>;
+    fn announce_write(&self, offset: u64, len: u64) -> Option<WriteIntent>;
 
     /// Writes all of `buf`; with `fua` it is durable when this returns.
     fn write(&self, offset: u64, buf: Buf, fua: bool) -> impl Future<Output = (Result<()>, Buf)>;

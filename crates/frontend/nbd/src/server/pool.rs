@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use forkdisk::{Buf, Coming, Device, Error, ErrorKind, Operation, PAGE_SIZE, Pool, Result, Sharing, StatusRun, Volume};
+use forkdisk::{
+    Buf, Device, Error, ErrorKind, Operation, PAGE_SIZE, Pool, Result, Sharing, StatusRun, Volume, WriteIntent,
+};
 
 use super::contexts::{ALLOCATION, CHANGED, DEPTH, DEPTH_HOLE, DEPTH_OWN, DEPTH_SHARED};
 use super::export::{Export, Exports};
@@ -126,8 +128,8 @@ impl<D: Device> Export for PoolExport<D> {
         self.volume.cork(more);
     }
 
-    fn coming(&self, offset: u64, len: u64) -> Option<Coming> {
-        self.volume.coming(offset, len)
+    fn announce_write(&self, offset: u64, len: u64) -> Option<WriteIntent> {
+        self.volume.announce_write(offset, len)
     }
 
     async fn read(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
@@ -179,7 +181,7 @@ impl<D: Device> Export for PoolExport<D> {
     }
 
     fn took(&self, operation: Operation, time: Duration) {
-        self.volume.took(operation, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        self.volume.record_latency(operation, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 
     fn contexts(&self) -> Vec<String> {

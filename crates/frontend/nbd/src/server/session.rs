@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use forkdisk::{Buf, Coming, Error, Operation};
+use forkdisk::{Buf, Error, Operation, WriteIntent};
 use forkdisk_uring::Rt;
 
 use super::budget::Permit;
@@ -93,9 +93,9 @@ impl<E: Export> Session<E> {
         fails(from, to).await.then_some(from)
     }
 
-    pub(super) async fn write(self: Rc<Self>, job: Job, buf: Buf, fua: bool, coming: Option<Coming>) {
+    pub(super) async fn write(self: Rc<Self>, job: Job, buf: Buf, fua: bool, intent: Option<WriteIntent>) {
         // Nobody else runs before it is under way.
-        drop(coming);
+        drop(intent);
         let (result, buf) = match buf.is_empty() {
             true => (Ok(()), buf),
             false => self.export.write(job.to.offset, buf, fua).await,

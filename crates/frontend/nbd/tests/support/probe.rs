@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use forkdisk::{Buf, Coming, Error, ErrorKind, Result};
+use forkdisk::{Buf, Error, ErrorKind, Result, WriteIntent};
 use forkdisk_nbd::codec::StatusExtent;
 use forkdisk_nbd::memory::{MemoryExport, MemoryExports};
 use forkdisk_nbd::server::ALLOCATION;
@@ -177,7 +177,7 @@ impl Export for ProbeExport {
         self.shared.hints.lock().unwrap().push(format!("more: {more}"));
     }
 
-    fn coming(&self, offset: u64, len: u64) -> Option<Coming> {
+    fn announce_write(&self, offset: u64, len: u64) -> Option<WriteIntent> {
         self.shared.hints.lock().unwrap().push(format!("coming: {offset} {len}"));
         None
     }

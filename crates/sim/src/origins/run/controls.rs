@@ -5,7 +5,7 @@ use std::future::Future;
 
 use forkdisk::{ErrorKind, SnapshotFlags};
 
-use super::{Doing, Outcome, Run};
+use super::{OperationState, Outcome, Run};
 use crate::disk::{Crash, Medium, SimDisk};
 use crate::history::{PATIENCE, Violation};
 use crate::model::{Control, Key, Rule, Volume};
@@ -27,11 +27,11 @@ impl Run<'_> {
     ) {
         let pending = self.known.model.begin(control);
         let start = pending.start;
-        self.submit(Doing::Control(pending), start, keys, text, future);
+        self.submit(OperationState::Control(pending), start, keys, text, future);
     }
 
     pub(in crate::origins) fn wait_for_controls(&mut self) -> Result<bool, Violation> {
-        self.wait(|o| matches!(o.doing, Doing::Control(_)))?;
+        self.wait(|o| matches!(o.doing, OperationState::Control(_)))?;
         Ok(self.known.pending.is_empty())
     }
 
@@ -102,7 +102,7 @@ impl Run<'_> {
 
     /// Waits until nobody flattens `key`; whether it is there and known what it shows through to.
     pub(in crate::origins) fn is_certain(&mut self, key: Key) -> Result<bool, Violation> {
-        self.wait(move |o| matches!(o.doing, Doing::Flatten(k) if k == key))?;
+        self.wait(move |o| matches!(o.doing, OperationState::Flatten(k) if k == key))?;
         Ok(self.known.model.get(key).is_some() && !self.known.flattening.contains(&key))
     }
 
@@ -115,14 +115,14 @@ impl Run<'_> {
         let Some(key) = self.any(op.draws[0], |key, v| v.of.is_none() && rests.contains_key(&key)) else {
             return Ok(());
         };
-        self.wait(|o| matches!(o.doing, Doing::Flatten(_) | Doing::Upkeep))?;
+        self.wait(|o| matches!(o.doing, OperationState::Flatten(_) | OperationState::Upkeep))?;
         if !self.known.rests.contains_key(&key) || self.known.flattening.contains(&key) {
             return Ok(());
         }
         self.known.flattening.insert(key);
         let (pool, name) = (self.session.pool.clone(), self.known.model.name(key));
         let start = self.known.model.tick();
-        self.submit(Doing::Flatten(key), start, vec![key], format!("flatten {name}"), async move {
+        self.submit(OperationState::Flatten(key), start, vec![key], format!("flatten {name}"), async move {
             pool.flatten(&name, |_, _| true).await.map(drop).into()
         });
         Ok(())
@@ -219,7 +219,7 @@ impl Run<'_> {
     fn delete_and_settle(&mut self, op: &Op) -> Result<(), Violation> {
         if self.delete(&Op { kind: Kind::DeleteOldest, ..*op })? {
             self.wait_for_controls()?;
-            self.upkeep("settle", |pool| async move { pool.settle().await.into() })?;
+            self.upkeep("settle", |pool| async move { pool.wait_freed().await.into() })?;
             self.drain()?;
         }
         Ok(())
@@ -291,7 +291,7 @@ impl Run<'_> {
         }
         self.say(|| "waits until the rollback has ended".into());
         let pool = self.session.pool.clone();
-        match self.session.exec.run(PATIENCE, async move { pool.rolled_back(ORIGIN, |_, _| true).await })? {
+        match self.session.exec.run(PATIENCE, async move { pool.wait_rollback(ORIGIN, |_, _| true).await })? {
             Err(e) if e.kind() != ErrorKind::NoSpace => {
                 Err(Violation::new("P6", format!("a rollback does not end: {e}")))
             }
@@ -306,7 +306,7 @@ impl Run<'_> {
     ) -> Result<(), Violation> {
         let start = self.known.model.tick();
         let future = f(self.session.pool.clone());
-        self.submit(Doing::Upkeep, start, Vec::new(), what.into(), future);
+        self.submit(OperationState::Upkeep, start, Vec::new(), what.into(), future);
         Ok(())
     }
 

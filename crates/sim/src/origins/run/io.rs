@@ -1,6 +1,6 @@
 //! Reads, writes, discards and flushes.
 
-use super::{Doing, Inflight, Outcome, Run};
+use super::{Inflight, OperationState, Outcome, Run};
 use crate::history::Violation;
 use crate::model::{Key, What};
 use crate::origins::{Kind, ORIGIN, Op};
@@ -50,7 +50,7 @@ impl Run<'_> {
         let buf = self.session.pool.buffer(len as usize);
         let text = format!("read {} {offset}+{len}", self.known.model.name(key));
         let start = self.known.model.tick();
-        self.submit(Doing::Read { key, offset }, start, vec![key], text, async move {
+        self.submit(OperationState::Read { key, offset }, start, vec![key], text, async move {
             let (result, buf) = volume.read(offset, buf).await;
             Outcome { buf: Some(buf), ..result.into() }
         });
@@ -61,7 +61,7 @@ impl Run<'_> {
     pub(in crate::origins) fn target(&mut self, op: &Op) -> Result<Option<Key>, Violation> {
         let origin = self.known.origin;
         let flattened = self.inflight.values().find_map(|o| match o.doing {
-            Doing::Flatten(key) => Some(key),
+            OperationState::Flatten(key) => Some(key),
             _ => None,
         });
         let key = match flattened {
@@ -93,8 +93,9 @@ impl Run<'_> {
             len = (4096 * (1 + op.draws[1] % 8)).min(size - offset);
         }
         // The model keeps track of parts of sectors only while nothing else changes the volume.
-        let quiet =
-            move |o: &Inflight| matches!(o.doing, Doing::Change { .. } | Doing::Control(_)) && o.keys.contains(&key);
+        let quiet = move |o: &Inflight| {
+            matches!(o.doing, OperationState::Change { .. } | OperationState::Control(_)) && o.keys.contains(&key)
+        };
         if ragged {
             self.wait(quiet)?;
         }
@@ -109,8 +110,8 @@ impl Run<'_> {
         let rec = self.known.model.write(key, offset, len, what);
         let start = self.known.model.now();
         // As a client's next request does; none may come of it.
-        let coming = (op.draws[3] / 8).is_multiple_of(4).then(|| volume.coming(offset + len, len)).flatten();
-        self.submit(Doing::Change { rec, fua }, start, vec![key], text, async move {
+        let coming = (op.draws[3] / 8).is_multiple_of(4).then(|| volume.announce_write(offset + len, len)).flatten();
+        self.submit(OperationState::Change { rec, fua }, start, vec![key], text, async move {
             let _coming = coming;
             match zero {
                 true => volume.write_zeroes(offset, len, fua).await.into(),
@@ -154,7 +155,7 @@ impl Run<'_> {
         let rec = self.known.model.write(key, offset, len, What::Mark(number));
         let start = self.known.model.now();
         let text = format!("write op {number} {ORIGIN} {offset}+{len}{}", if fua { " fua" } else { "" });
-        self.submit(Doing::Change { rec, fua }, start, vec![key], text, async move {
+        self.submit(OperationState::Change { rec, fua }, start, vec![key], text, async move {
             volume.write(offset, buf, fua).await.0.into()
         });
         Ok(())
@@ -175,7 +176,13 @@ impl Run<'_> {
         let Some(volume) = self.handle(key)? else { return Ok(()) };
         let text = format!("discard {} {offset}+{len}", self.known.model.name(key));
         let start = self.known.model.tick();
-        self.submit(Doing::Upkeep, start, vec![key], text, async move { volume.discard(offset, len).await.into() });
+        self.submit(
+            OperationState::Upkeep,
+            start,
+            vec![key],
+            text,
+            async move { volume.discard(offset, len).await.into() },
+        );
         Ok(())
     }
 
@@ -184,7 +191,7 @@ impl Run<'_> {
         let Some(volume) = self.handle(key)? else { return Ok(()) };
         let text = format!("flush {}", self.known.model.name(key));
         let start = self.known.model.tick();
-        self.submit(Doing::Flush(key), start, vec![key], text, async move { volume.flush().await.into() });
+        self.submit(OperationState::Flush(key), start, vec![key], text, async move { volume.flush().await.into() });
         Ok(())
     }
 }

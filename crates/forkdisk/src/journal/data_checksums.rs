@@ -16,7 +16,7 @@ use crate::planted::{Bug, planted};
 use crate::types::PageAddr;
 
 /// Most pages a commit ever vouches for: recovery may have to read them all.
-const MAX_PAGES: u64 = 8192;
+const MAX_CHECKSUMMED_PAGES: u64 = 8192;
 /// Most extents: 20 bytes each in the journal.
 const MAX_EXTENTS: usize = 2048;
 
@@ -37,61 +37,67 @@ struct Commit {
 }
 
 /// See the module.
-pub struct Witnesses {
+pub struct ChecksummedPages {
     /// Most pages a commit vouches for.
-    most: u64,
+    max_pages: u64,
     pending: Extents,
     pages: u64,
     /// The pending records go the long way.
-    plain: bool,
+    needs_data_flush: bool,
     /// Commits whose groups are written.
     written: Vec<Commit>,
 }
 
-impl Default for Witnesses {
-    fn default() -> Witnesses {
-        Witnesses { most: MAX_PAGES, pending: Extents::new(), pages: 0, plain: false, written: Vec::new() }
+impl Default for ChecksummedPages {
+    fn default() -> ChecksummedPages {
+        ChecksummedPages {
+            max_pages: MAX_CHECKSUMMED_PAGES,
+            pending: Extents::new(),
+            pages: 0,
+            needs_data_flush: false,
+            written: Vec::new(),
+        }
     }
 }
 
-impl Witnesses {
+impl ChecksummedPages {
     /// A commit vouches for no more than `pages`.
     pub fn limit(&mut self, pages: u64) {
-        self.most = pages.min(MAX_PAGES);
-        if self.pages > self.most {
-            self.forgo();
+        self.max_pages = pages.min(MAX_CHECKSUMMED_PAGES);
+        if self.pages > self.max_pages {
+            self.require_data_flush();
         }
     }
 
     /// Whether it is of use to know what `pages` more pages hold.
     pub fn wants(&self, pages: u64) -> bool {
-        !self.plain && self.pages + pages <= self.most && self.pending.len() < MAX_EXTENTS
+        !self.needs_data_flush && self.pages + pages <= self.max_pages && self.pending.len() < MAX_EXTENTS
     }
 
     /// A pending record maps these pages, and what they hold is known.
     pub fn add(&mut self, to: PageAddr, pages: u64) {
-        if !self.plain {
+        if !self.needs_data_flush {
             self.pending.insert(to.0, pages);
             self.pages += pages;
         }
     }
 
     /// The next commit flushes the data first.
-    pub fn forgo(&mut self) {
-        self.plain = true;
+    pub fn require_data_flush(&mut self) {
+        self.needs_data_flush = true;
         self.pending.clear();
         self.pages = 0;
     }
 
     /// Whether the next commit vouches for all that its records map.
-    pub fn vouch(&self) -> bool {
-        !self.plain
+    pub fn covers_data(&self) -> bool {
+        !self.needs_data_flush
     }
 
     /// These pages are about to be written in place. False: they must not be.
-    pub fn may_change(&mut self, page: PageAddr, pages: u64) -> bool {
+    pub fn may_overwrite(&mut self, page: PageAddr, pages: u64) -> bool {
         if overlaps(&self.pending, page, pages) && !planted(Bug::PendingChangedUnnoticed) {
-            self.forgo();
+            self.require_data_flush();
         }
         planted(Bug::VouchedWrittenInPlace) || !self.written.iter().any(|commit| overlaps(&commit.extents, page, pages))
     }
@@ -102,11 +108,11 @@ impl Witnesses {
         if !pending.is_empty() {
             self.written.push(Commit { next, pages: self.pages, extents: pending });
         }
-        (self.pages, self.plain) = (0, false);
+        (self.pages, self.needs_data_flush) = (0, false);
     }
 
     /// The device itself says that everything before `sequence` is durable.
-    pub fn confirmed(&mut self, sequence: u64) {
+    pub fn set_durable(&mut self, sequence: u64) {
         self.written.retain(|commit| commit.next > sequence);
     }
 
@@ -116,7 +122,7 @@ impl Witnesses {
     }
 
     /// Whether any page must not be written in place.
-    pub fn holds_any(&self) -> bool {
+    pub fn holds_pages(&self) -> bool {
         !self.written.is_empty()
     }
 }
@@ -127,49 +133,49 @@ mod tests {
 
     #[test]
     fn a_pending_page_that_changes_makes_the_commit_plain() {
-        let mut witnesses = Witnesses::default();
-        witnesses.add(PageAddr(100), 4);
-        assert!(witnesses.may_change(PageAddr(96), 4) && witnesses.may_change(PageAddr(104), 1));
-        assert!(witnesses.vouch(), "beside it");
-        assert!(witnesses.may_change(PageAddr(103), 1), "in place");
-        assert!(!witnesses.vouch() && !witnesses.wants(1));
-        witnesses.take(7);
-        assert!(witnesses.vouch() && witnesses.wants(1) && !witnesses.holds_any());
+        let mut checksums = ChecksummedPages::default();
+        checksums.add(PageAddr(100), 4);
+        assert!(checksums.may_overwrite(PageAddr(96), 4) && checksums.may_overwrite(PageAddr(104), 1));
+        assert!(checksums.covers_data(), "beside it");
+        assert!(checksums.may_overwrite(PageAddr(103), 1), "in place");
+        assert!(!checksums.covers_data() && !checksums.wants(1));
+        checksums.take(7);
+        assert!(checksums.covers_data() && checksums.wants(1) && !checksums.holds_pages());
     }
 
     #[test]
     fn a_written_page_stays_until_the_device_says_so() {
-        let mut witnesses = Witnesses::default();
-        witnesses.add(PageAddr(100), 4);
-        witnesses.take(7);
-        witnesses.add(PageAddr(200), 1);
-        witnesses.take(9);
-        assert!(!witnesses.may_change(PageAddr(90), 11) && !witnesses.may_change(PageAddr(200), 1));
-        witnesses.confirmed(7);
-        assert!(witnesses.may_change(PageAddr(100), 4) && !witnesses.may_change(PageAddr(200), 1));
-        witnesses.confirmed(9);
-        assert!(!witnesses.holds_any());
+        let mut checksums = ChecksummedPages::default();
+        checksums.add(PageAddr(100), 4);
+        checksums.take(7);
+        checksums.add(PageAddr(200), 1);
+        checksums.take(9);
+        assert!(!checksums.may_overwrite(PageAddr(90), 11) && !checksums.may_overwrite(PageAddr(200), 1));
+        checksums.set_durable(7);
+        assert!(checksums.may_overwrite(PageAddr(100), 4) && !checksums.may_overwrite(PageAddr(200), 1));
+        checksums.set_durable(9);
+        assert!(!checksums.holds_pages());
     }
 
     #[test]
     fn what_is_left_for_it_bounds_a_commit() {
-        let mut witnesses = Witnesses::default();
-        witnesses.add(PageAddr(0), 10);
-        witnesses.limit(10);
-        assert!(witnesses.vouch() && !witnesses.wants(1));
-        witnesses.limit(9);
-        assert!(!witnesses.vouch(), "less is left than was when they were added");
-        witnesses.take(7);
-        assert_eq!(witnesses.written_pages(), 0);
-        witnesses.add(PageAddr(0), 9);
-        witnesses.take(8);
-        assert_eq!(witnesses.written_pages(), 9);
+        let mut checksums = ChecksummedPages::default();
+        checksums.add(PageAddr(0), 10);
+        checksums.limit(10);
+        assert!(checksums.covers_data() && !checksums.wants(1));
+        checksums.limit(9);
+        assert!(!checksums.covers_data(), "less is left than was when they were added");
+        checksums.take(7);
+        assert_eq!(checksums.written_pages(), 0);
+        checksums.add(PageAddr(0), 9);
+        checksums.take(8);
+        assert_eq!(checksums.written_pages(), 9);
     }
 
     #[test]
     fn what_recovery_would_have_to_read_is_bounded() {
-        let mut witnesses = Witnesses::default();
-        witnesses.add(PageAddr(0), MAX_PAGES - 1);
-        assert!(witnesses.wants(1) && !witnesses.wants(2));
+        let mut checksums = ChecksummedPages::default();
+        checksums.add(PageAddr(0), MAX_CHECKSUMMED_PAGES - 1);
+        assert!(checksums.wants(1) && !checksums.wants(2));
     }
 }

@@ -9,19 +9,19 @@ use std::path::Path;
 use memmap2::MmapMut;
 
 /// A file in memory, mapped. No other process writes it while this lives.
-pub struct LastingMemory {
+pub struct SharedMemory {
     map: MmapMut,
     /// Holds the lock.
     _file: File,
 }
 
-impl LastingMemory {
+impl SharedMemory {
     /// The file at `path`, which is made, `len` bytes long, where there is none; `None` if there is none and `make` is
     /// not set. All of its memory is set aside, so that no store can fail.
     ///
     /// # Errors
     /// `Unsupported` where the folder is not in memory (tmpfs), `WouldBlock` where another process has the file.
-    pub fn open(path: &Path, len: usize, make: bool) -> io::Result<Option<LastingMemory>> {
+    pub fn open(path: &Path, len: usize, make: bool) -> io::Result<Option<SharedMemory>> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(make).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let file = match options.open(path) {
@@ -59,11 +59,11 @@ impl LastingMemory {
         // SAFETY: the file lies in a folder that only this user may enter, is locked, and its storage is set aside:
         // no other process shortens it or writes it while it is mapped.
         let map = unsafe { MmapMut::map_mut(&file)? };
-        Ok(Some(LastingMemory { map, _file: file }))
+        Ok(Some(SharedMemory { map, _file: file }))
     }
 }
 
-impl AsMut<[u8]> for LastingMemory {
+impl AsMut<[u8]> for SharedMemory {
     fn as_mut(&mut self) -> &mut [u8] {
         &mut self.map
     }
@@ -88,14 +88,14 @@ mod tests {
     fn it_lasts_and_has_one_owner() {
         let Ok(dir) = tempfile::tempdir_in("/dev/shm") else { return };
         let path = dir.path().join("memory");
-        assert!(LastingMemory::open(&path, 8192, false).unwrap().is_none());
-        let mut first = LastingMemory::open(&path, 8192, true).unwrap().unwrap();
+        assert!(SharedMemory::open(&path, 8192, false).unwrap().is_none());
+        let mut first = SharedMemory::open(&path, 8192, true).unwrap().unwrap();
         first.as_mut()[8000..8003].copy_from_slice(b"kep");
-        assert_eq!(LastingMemory::open(&path, 8192, true).err().unwrap().kind(), io::ErrorKind::WouldBlock);
-        assert_eq!(LastingMemory::open(&path, 8192, false).err().unwrap().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(SharedMemory::open(&path, 8192, true).err().unwrap().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(SharedMemory::open(&path, 8192, false).err().unwrap().kind(), io::ErrorKind::WouldBlock);
         drop(first);
-        let _reader = LastingMemory::open(&path, 4096, false).unwrap().unwrap();
-        let mut second = LastingMemory::open(&path, 4096, false).unwrap().unwrap();
+        let _reader = SharedMemory::open(&path, 4096, false).unwrap().unwrap();
+        let mut second = SharedMemory::open(&path, 4096, false).unwrap().unwrap();
         assert_eq!((second.as_mut().len(), &second.as_mut()[8000..8003]), (8192, &b"kep"[..]));
     }
 
@@ -103,7 +103,7 @@ mod tests {
     fn a_folder_on_a_disk_is_refused() {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let path = dir.path().join("memory");
-        match LastingMemory::open(&path, 8192, true) {
+        match SharedMemory::open(&path, 8192, true) {
             Err(e) => assert!(e.kind() == io::ErrorKind::Unsupported && !path.exists()),
             Ok(_) => assert!(is_in_memory(&File::open(dir.path()).unwrap()).unwrap()),
         }

@@ -18,7 +18,7 @@ use crate::session::unmount_patiently;
 /// How a deputy is started. It has to write to its standard output what [`carry_out`] returns for the arguments
 /// that follow [`args`](Self::args).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Deputy {
+pub struct SyscallHelper {
     /// The program.
     pub program: PathBuf,
     /// Its first arguments.
@@ -27,7 +27,7 @@ pub struct Deputy {
 
 /// A call on our own mount, or one of its files. Never made on the thread that serves the mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum OwnCall {
+pub enum MountCall {
     /// Lets the kernel write what it has cached of a file.
     WriteBack(PathBuf),
     /// Lets the kernel write what it has cached of the whole mount.
@@ -68,18 +68,18 @@ type Outcome = Result<(), Refusal>;
 /// What a deputy does: makes the call that `words` say, and returns how it ended, for its standard output. `None` if
 /// they say no call.
 pub fn carry_out(words: &[OsString]) -> Option<String> {
-    OwnCall::from_words(words).map(|call| to_line(&call.make_here()))
+    MountCall::from_words(words).map(|call| to_line(&call.make_here()))
 }
 
-impl OwnCall {
+impl MountCall {
     /// Has the deputy make the call, and waits for its end. Without a deputy it is made here.
-    pub fn make(&self, deputy: Option<&Deputy>) -> Outcome {
-        let Some(deputy) = deputy else { return self.make_here() };
-        match deputy.start(self) {
+    pub fn make(&self, syscall_helper: Option<&SyscallHelper>) -> Outcome {
+        let Some(syscall_helper) = syscall_helper else { return self.make_here() };
+        match syscall_helper.start(self) {
             Ok(child) => finish(child),
             Err(error) => {
                 // What is cached counts for more than how a kill ends.
-                tracing::warn!(%error, "{} cannot be started for a call on the mount", deputy.program.display());
+                tracing::warn!(%error, "{} cannot be started for a call on the mount", syscall_helper.program.display());
                 self.make_here()
             }
         }
@@ -87,37 +87,37 @@ impl OwnCall {
 
     fn make_here(&self) -> Outcome {
         match self {
-            OwnCall::WriteBack(file) => Ok(File::open(file)?.sync_data()?),
-            OwnCall::WriteBackAll(dir) => Ok(rustix::fs::syncfs(File::open(dir)?).map_err(io::Error::from)?),
-            OwnCall::Unmount(dir) => Ok(unmount_patiently(dir)?),
-            OwnCall::Detach(dir) => Ok(unmount(dir, true)?),
+            MountCall::WriteBack(file) => Ok(File::open(file)?.sync_data()?),
+            MountCall::WriteBackAll(dir) => Ok(rustix::fs::syncfs(File::open(dir)?).map_err(io::Error::from)?),
+            MountCall::Unmount(dir) => Ok(unmount_patiently(dir)?),
+            MountCall::Detach(dir) => Ok(unmount(dir, true)?),
         }
     }
 
     fn words(&self) -> (&'static str, &Path) {
         match self {
-            OwnCall::WriteBack(file) => ("write-back", file),
-            OwnCall::WriteBackAll(dir) => ("write-back-all", dir),
-            OwnCall::Unmount(dir) => ("unmount", dir),
-            OwnCall::Detach(dir) => ("detach", dir),
+            MountCall::WriteBack(file) => ("write-back", file),
+            MountCall::WriteBackAll(dir) => ("write-back-all", dir),
+            MountCall::Unmount(dir) => ("unmount", dir),
+            MountCall::Detach(dir) => ("detach", dir),
         }
     }
 
-    fn from_words(words: &[OsString]) -> Option<OwnCall> {
+    fn from_words(words: &[OsString]) -> Option<MountCall> {
         let [call, path] = words else { return None };
         let path = PathBuf::from(path);
         Some(match call.to_str()? {
-            "write-back" => OwnCall::WriteBack(path),
-            "write-back-all" => OwnCall::WriteBackAll(path),
-            "unmount" => OwnCall::Unmount(path),
-            "detach" => OwnCall::Detach(path),
+            "write-back" => MountCall::WriteBack(path),
+            "write-back-all" => MountCall::WriteBackAll(path),
+            "unmount" => MountCall::Unmount(path),
+            "detach" => MountCall::Detach(path),
             _ => return None,
         })
     }
 }
 
-impl Deputy {
-    fn start(&self, call: &OwnCall) -> io::Result<Child> {
+impl SyscallHelper {
+    fn start(&self, call: &MountCall) -> io::Result<Child> {
         let (word, path) = call.words();
         let mut command = Command::new(&self.program);
         command.args(&self.args).arg(word).arg(path).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -160,20 +160,20 @@ mod tests {
     use super::*;
 
     /// A shell in the place of the program: it knows the call as `$1` and the path as `$2`.
-    fn shell(script: &str) -> Deputy {
-        Deputy { program: "/bin/sh".into(), args: ["-c", script, "deputy"].map(OsString::from).to_vec() }
+    fn shell(script: &str) -> SyscallHelper {
+        SyscallHelper { program: "/bin/sh".into(), args: ["-c", script, "syscall_helper"].map(OsString::from).to_vec() }
     }
 
     #[test]
     fn calls_and_their_words_belong_together() {
         let path = || PathBuf::from("/a b");
-        let all = [OwnCall::WriteBack, OwnCall::WriteBackAll, OwnCall::Unmount, OwnCall::Detach];
+        let all = [MountCall::WriteBack, MountCall::WriteBackAll, MountCall::Unmount, MountCall::Detach];
         for call in all.map(|call| call(path())) {
             let (word, path) = call.words();
-            assert_eq!(OwnCall::from_words(&[word.into(), path.into()]), Some(call.clone()));
+            assert_eq!(MountCall::from_words(&[word.into(), path.into()]), Some(call.clone()));
         }
-        assert_eq!(OwnCall::from_words(&["sing".into(), "/".into()]), None);
-        assert_eq!(OwnCall::from_words(&["unmount".into()]), None);
+        assert_eq!(MountCall::from_words(&["sing".into(), "/".into()]), None);
+        assert_eq!(MountCall::from_words(&["unmount".into()]), None);
     }
 
     #[test]
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_deputy_says_how_it_went() {
-        let call = OwnCall::WriteBack("/nowhere/at all".into());
+        let call = MountCall::WriteBack("/nowhere/at all".into());
         let said = shell(r#"test "$1 $2" = "write-back /nowhere/at all" && echo "28 full""#);
         assert_eq!(call.make(Some(&said)), Err(Refusal { errno: libc::ENOSPC, text: "full".to_string() }));
         assert_eq!(call.make(Some(&shell("echo 0 done"))), Ok(()));
@@ -202,11 +202,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, "x").unwrap();
-        let none = Deputy { program: dir.path().join("none"), args: Vec::new() };
-        for deputy in [None, Some(&none)] {
-            assert_eq!(OwnCall::WriteBack(file.clone()).make(deputy), Ok(()));
-            assert_eq!(OwnCall::WriteBackAll(dir.path().into()).make(deputy), Ok(()));
-            let refusal = OwnCall::WriteBack(dir.path().join("gone")).make(deputy).unwrap_err();
+        let none = SyscallHelper { program: dir.path().join("none"), args: Vec::new() };
+        for syscall_helper in [None, Some(&none)] {
+            assert_eq!(MountCall::WriteBack(file.clone()).make(syscall_helper), Ok(()));
+            assert_eq!(MountCall::WriteBackAll(dir.path().into()).make(syscall_helper), Ok(()));
+            let refusal = MountCall::WriteBack(dir.path().join("gone")).make(syscall_helper).unwrap_err();
             assert_eq!(refusal.errno, libc::ENOENT, "{refusal}");
         }
     }

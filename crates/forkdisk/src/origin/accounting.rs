@@ -5,19 +5,19 @@ use std::collections::BTreeSet;
 
 use crate::device::Device;
 use crate::error::Result;
-use crate::format::kept::piece;
-use crate::format::{KeptKey, KeptKind, VolumeState};
+use crate::format::exception::piece;
+use crate::format::{ExceptionKey, ExceptionKind, VolumeState};
 use crate::map::Stop;
 use crate::ordered;
 use crate::pool::{Failure, Inner, Meta};
 use crate::types::VolumeId;
 
 /// Pairs looked at in one step.
-const STEP: usize = 64;
+const PAIRS_PER_STEP: usize = 64;
 
 /// How far the kept chunks of one snapshot have been counted.
-struct Counted {
-    next: KeptKey,
+struct CountCursor {
+    next: ExceptionKey,
     /// Chunks of the list at `next` that have been counted.
     of_list: u32,
     pages: u64,
@@ -29,25 +29,31 @@ impl Meta {
         &mut self,
         id: VolumeId,
         doomed: &BTreeSet<VolumeId>,
-        counted: &mut Counted,
+        counted: &mut CountCursor,
     ) -> std::result::Result<bool, Failure> {
         let record = &self.directory.get(id).ok_or(Failure::Gone)?.record;
         let (origin, independent) = (record.parent, record.flags.independent);
         let alive = self.directory.get(origin).is_some_and(|v| v.record.state == VolumeState::Origin);
         let Some((protects, chunk_pages)) = self.protects(origin).filter(|_| alive) else { return Ok(true) };
         let (first, end) = match independent {
-            true => (KeptKey::independent(id, 0, 0), KeptKey::independent(VolumeId(id.0 + 1), 0, 0)),
-            false => (KeptKey::list(id, 0), KeptKey::list(VolumeId(id.0 + 1), 0)),
+            true => (ExceptionKey::independent(id, 0, 0), ExceptionKey::independent(VolumeId(id.0 + 1), 0, 0)),
+            false => (ExceptionKey::list(id, 0), ExceptionKey::list(VolumeId(id.0 + 1), 0)),
         };
         let from = counted.next.max(first);
-        let pairs = ordered::scan(&mut self.tables, &protects.kept, from.0, end.0, if independent { STEP } else { 1 });
+        let pairs = ordered::scan(
+            &mut self.tables,
+            &protects.exceptions,
+            from.0,
+            end.0,
+            if independent { PAIRS_PER_STEP } else { 1 },
+        );
         let pairs = pairs.map_err(Stop::from)?;
         let older =
             |chain: &crate::pool::Chain| chain.chained.range(..id).rev().find(|id| !doomed.contains(id)).copied();
         let heir = self.directory.chain(origin).and_then(older);
         for &(key, value) in &pairs {
-            match KeptKey(key).kind() {
-                Some(KeptKind::List { first, .. }) => {
+            match ExceptionKey(key).kind() {
+                Some(ExceptionKind::List { first, .. }) => {
                     // Chunk by chunk: more pages than the cache holds may be needed for all of them.
                     while counted.of_list < u128::BITS {
                         if value >> counted.of_list & 1 == 1 {
@@ -61,19 +67,19 @@ impl Meta {
                 _ => counted.pages += piece(value).pages,
             }
         }
-        counted.next = pairs.last().map_or(end, |&(key, _)| KeptKey(key).next());
+        counted.next = pairs.last().map_or(end, |&(key, _)| ExceptionKey(key).next());
         Ok(pairs.is_empty())
     }
 }
 
 impl<D: Device> Inner<D> {
     /// Pages kept that deleting all of `doomed` together would free.
-    pub async fn kept_freed_by(&self, doomed: &BTreeSet<VolumeId>) -> Result<u64> {
+    pub async fn exceptions_freed_by(&self, doomed: &BTreeSet<VolumeId>) -> Result<u64> {
         let mut pages = 0;
         for &id in doomed {
-            let mut counted = Counted { next: KeptKey(0), of_list: 0, pages: 0 };
-            let of_origin = self.meta.borrow().is_origins_snapshot(id);
-            while of_origin && !self.look(|meta| meta.count_freed(id, doomed, &mut counted)).await? {}
+            let mut counted = CountCursor { next: ExceptionKey(0), of_list: 0, pages: 0 };
+            let of_origin = self.meta.borrow().is_origin_snapshot(id);
+            while of_origin && !self.retry_no_alloc(|meta| meta.count_freed(id, doomed, &mut counted)).await? {}
             pages += counted.pages;
         }
         Ok(pages)

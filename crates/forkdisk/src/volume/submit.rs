@@ -7,43 +7,49 @@ use smallvec::smallvec;
 use crate::device::{Buf, Device, IoResult, Segment, Segments};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
-use crate::sync::{Taken, Turn};
+use crate::sync::{MergedWrite, QueuedWrite};
 use crate::types::PAGE_SIZE;
 
 use super::Volume;
 use super::fault::{Partial, WritePlan};
+use super::pending_write::PendingWrite;
 use super::read::push;
-use super::turn::Work;
 
 impl<D: Device> Volume<D> {
     /// Submits the data in rising order, the completed `pages` among it, gives up the turn, and waits for
     /// the end.
-    pub(super) async fn put(&self, turn: Turn<Buf>, work: &mut Work, pages: Vec<Buf>, buf: Buf) -> (Result<()>, Buf) {
+    pub(super) async fn submit_planned(
+        &self,
+        queued: QueuedWrite<Buf>,
+        work: &mut PendingWrite,
+        pages: Vec<Buf>,
+        buf: Buf,
+    ) -> (Result<()>, Buf) {
         let counters = &self.inner.counters;
         let (result, buf) = match self.assembled(work, &pages, &buf) {
             Some((whole, segments)) => {
                 counters.data_writes.add(&segments);
-                work.plan.vouch(&self.inner.meta.borrow().journal, &whole, &segments);
+                work.plan.checksum_data(&self.inner.meta.borrow().journal, &whole, &segments);
                 let write = self.submit(whole, segments);
-                turn.submitted(&work.along);
+                queued.submitted(&work.merged);
                 (write.await.0, buf)
             }
             None => {
                 let segments = work.plan.segments.clone();
                 counters.data_writes.add(&segments);
-                work.plan.vouch(&self.inner.meta.borrow().journal, &buf, &segments);
+                work.plan.checksum_data(&self.inner.meta.borrow().journal, &buf, &segments);
                 let write = self.submit(buf, segments);
-                turn.submitted(&work.along);
+                queued.submitted(&work.merged);
                 write.await
             }
         };
-        (self.explain(work.offset, result), buf)
+        (self.device_error(work.offset, result), buf)
     }
 
     /// A write of data, with what is known of its successor.
     fn submit(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
         let device = &self.inner.device;
-        device.cork(self.more.get());
+        device.cork(self.corked.get());
         let write = device.write(buf, segments, false);
         // What the engine itself writes is waited for.
         device.cork(false);
@@ -52,19 +58,25 @@ impl<D: Device> Volume<D> {
 
     /// All of the data in a buffer of its own, and its segments there, if it cannot be written from `buf`:
     /// because pages were completed, others were taken along, or the whole pages lie at odd places in it.
-    fn assembled(&self, work: &Work, pages: &[Buf], buf: &Buf) -> Option<(Buf, Segments)> {
+    fn assembled(&self, work: &PendingWrite, pages: &[Buf], buf: &Buf) -> Option<(Buf, Segments)> {
         let WritePlan { segments, partials, .. } = &work.plan;
         let odd = segments.first().is_some_and(|s| !s.at.is_multiple_of(self.inner.device.block_size()));
-        if partials.is_empty() && work.along.is_empty() && !odd {
+        if partials.is_empty() && work.merged.is_empty() && !odd {
             return None;
         }
-        Some(self.assemble(work, pages, buf, &work.along))
+        Some(self.assemble(work, pages, buf, &work.merged))
     }
 
     /// What is planned to be written of `own` and what the writes `along` hold behind it, with the
     /// completed `pages`, in a buffer from the beginning of the first page, and its segments there in rising
     /// order.
-    pub(super) fn assemble(&self, work: &Work, pages: &[Buf], own: &[u8], along: &[Taken<Buf>]) -> (Buf, Segments) {
+    pub(super) fn assemble(
+        &self,
+        work: &PendingWrite,
+        pages: &[Buf],
+        own: &[u8],
+        along: &[MergedWrite<Buf>],
+    ) -> (Buf, Segments) {
         let WritePlan { segments, partials, .. } = &work.plan;
         let lead = (work.offset % PAGE_SIZE as u64) as usize;
         let len = (work.plan.end() - work.offset / PAGE_SIZE as u64) as usize * PAGE_SIZE;
@@ -72,7 +84,7 @@ impl<D: Device> Volume<D> {
         let mut at = lead + own.len();
         whole[lead..at].copy_from_slice(own);
         for taken in along {
-            at += taken.look(|more| {
+            at += taken.with_payload(|more| {
                 if !planted(Bug::TakenAlongForgotten) {
                     whole[at..at + more.len()].copy_from_slice(more);
                 }
@@ -92,7 +104,7 @@ impl<D: Device> Volume<D> {
     }
 
     /// The pages of which only pieces are written, as a whole.
-    pub(super) async fn completed(&self, work: &Work, data: &[u8]) -> Result<Vec<Buf>> {
+    pub(super) async fn completed(&self, work: &PendingWrite, data: &[u8]) -> Result<Vec<Buf>> {
         let mut pages = Vec::with_capacity(work.plan.partials.len());
         for partial in &work.plan.partials {
             pages.push(self.complete(partial, data).await?);

@@ -21,7 +21,7 @@ pub type Contents = BTreeMap<String, Vec<u8>>;
 const POOL: u64 = 12 << 20;
 
 /// A pool at rest.
-pub struct Exhibit {
+pub struct PoolImage {
     /// How it is opened.
     pub setup: Setup,
     /// The disk.
@@ -38,12 +38,12 @@ pub struct Exhibit {
     pub last: BTreeSet<u64>,
 }
 
-impl Exhibit {
+impl PoolImage {
     /// The exhibit that belongs to a seed, in a pool of the given identity.
     ///
     /// # Errors
     /// Whatever the history breaks, before anything is damaged.
-    pub fn new(seed: u64, uuid: [u8; 16]) -> Result<Exhibit, Violation> {
+    pub fn new(seed: u64, uuid: [u8; 16]) -> Result<PoolImage, Violation> {
         let mut rng = Rng::new(mix(&[seed, 20]));
         let profile = *rng.pick(&[Profile::Forks, Profile::Mixed, Profile::Blocks]);
         let setup = Setup {
@@ -58,13 +58,13 @@ impl Exhibit {
         };
         let steps = 20 + rng.index(60);
         let closed = rng.one_in(3);
-        let mut exhibit = None;
+        let mut image = None;
         let (_, violation, _) = Run::conduct(&setup, None, false, |run| {
-            exhibit = Some(run.exhibit(&setup.operations(steps), closed)?);
+            image = Some(run.image(&setup.operations(steps), closed)?);
             Ok(())
         });
-        match (exhibit, violation) {
-            (Some(exhibit), None) => Ok(exhibit),
+        match (image, violation) {
+            (Some(image), None) => Ok(image),
             (_, Some(v)) => Err(Violation { what: format!("before any damage: {}", v.what), ..v }),
             (None, None) => Err(Violation::new("P6", "a history ended without a pool")),
         }
@@ -72,11 +72,11 @@ impl Exhibit {
 }
 
 impl Run<'_> {
-    fn exhibit(&mut self, ops: &[Op], closed: bool) -> Result<Exhibit, Violation> {
+    fn image(&mut self, ops: &[Op], closed: bool) -> Result<PoolImage, Violation> {
         let half = ops.len() / 2;
         self.some(&ops[..half])?;
         let pool = self.session.pool.clone();
-        self.session.exec.run(PATIENCE, async move { pool.settle().await })?.map_err(unsettled)?;
+        self.session.exec.run(PATIENCE, async move { pool.wait_freed().await })?.map_err(unsettled)?;
         let earlier = self.at_rest()?;
         self.some(&ops[half..])?;
         let before = self.at_rest()?;
@@ -92,7 +92,7 @@ impl Run<'_> {
         let changed = |page: &u64| page_of(&medium, *page) != page_of(&before, *page);
         let last = if closed { BTreeSet::new() } else { pages.iter().copied().filter(changed).collect() };
         let before = self.contents(&before, false)?;
-        Ok(Exhibit { setup: self.setup.clone(), medium, earlier, contents, before, pages, last })
+        Ok(PoolImage { setup: self.setup.clone(), medium, earlier, contents, before, pages, last })
     }
 
     fn some(&mut self, ops: &[Op]) -> Result<(), Violation> {
@@ -122,7 +122,7 @@ impl Run<'_> {
         for (i, key) in keys.into_iter().enumerate() {
             let op = Op { kind: Kind::Write, number: 1_000_000 + i as u32, gap: 0, draws: [1; 5] };
             let place = super::place::Place { offset: 0, len: self.size(key).min(PAGE as u64) };
-            self.write(&op, key, Some(place), super::run::Spare::Nothing)?;
+            self.write(&op, key, Some(place), super::run::AllowedFailure::Nothing)?;
         }
         self.drain()?;
         self.flush(None)?;

@@ -19,13 +19,13 @@ use crate::types::{Block, PageAddr};
 use super::{Counts, Miss, Space};
 
 /// Most images kept: 64 MiB of them.
-const IMAGES: usize = 16_384;
+const MAX_IMAGES: usize = 16_384;
 /// Most leaves for which is kept what was noted above them: 8 MiB, roughly.
-const COMMONS: usize = 16 * IMAGES;
+const MAX_LEAF_NOTES: usize = 16 * MAX_IMAGES;
 
 /// See the module.
 #[derive(Default)]
-pub struct Kept {
+pub struct ViewImages {
     /// Views begun so far: the number of the last one.
     begun: u64,
     /// Leaves as they were when the view began, if later checkpoints changed them (`None`: never
@@ -37,7 +37,7 @@ pub struct Kept {
     pages: u64,
 }
 
-impl Kept {
+impl ViewImages {
     /// Pages of a block that are withheld.
     pub fn withheld(&self, block: Block) -> Bitmap {
         self.withheld.get(&block).copied().unwrap_or_default()
@@ -84,7 +84,7 @@ impl Space {
     pub(super) fn keep_image(&mut self, node: CountNode, page: Option<&CountPage>) {
         let Some(images) = self.kept.images.as_mut().filter(|_| !planted(Bug::ViewTakesNewCounts)) else { return };
         images.entry(node).or_insert_with(|| page.cloned());
-        if images.len() > IMAGES {
+        if images.len() > MAX_IMAGES {
             self.kept.images = None;
         }
     }
@@ -100,7 +100,7 @@ impl Space {
             return;
         }
         self.kept.commons.entry(node).or_insert(entry.common);
-        if self.kept.commons.len() > COMMONS {
+        if self.kept.commons.len() > MAX_LEAF_NOTES {
             self.kept.images = None;
         }
     }

@@ -9,7 +9,7 @@ use crate::runtime::Runtime;
 use crate::sync::Event;
 
 /// See the module.
-pub struct Gate<D> {
+pub struct InFlightLimit<D> {
     device: D,
     runtime: Rc<dyn Runtime>,
     most: u64,
@@ -23,7 +23,7 @@ pub struct Gate<D> {
 
 /// A write on its way.
 struct Passing<D> {
-    gate: Rc<Gate<D>>,
+    gate: Rc<InFlightLimit<D>>,
     bytes: u64,
 }
 
@@ -34,11 +34,11 @@ struct Passed {
     is_there: Event,
 }
 
-impl<D: Device> Gate<D> {
+impl<D: Device> InFlightLimit<D> {
     /// Lets at most `most` bytes be on their way; a write that is larger passes by itself.
-    pub fn new(device: D, runtime: Rc<dyn Runtime>, most: u64) -> Rc<Gate<D>> {
+    pub fn new(device: D, runtime: Rc<dyn Runtime>, most: u64) -> Rc<InFlightLimit<D>> {
         let (passing, given, turn, changed) = Default::default();
-        Rc::new(Gate { device, runtime, most, passing, given, turn, changed })
+        Rc::new(InFlightLimit { device, runtime, most, passing, given, turn, changed })
     }
 
     /// As [`Device::write`]. It goes on when nobody waits for the outcome: others may wait behind it.

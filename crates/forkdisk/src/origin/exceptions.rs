@@ -4,8 +4,8 @@
 //! the first snapshot not older than its own. So a piece can be handed to an older snapshot, or
 //! given up, without anybody who lives seeing a difference.
 
-use crate::format::kept::{LISTED, Piece, piece};
-use crate::format::{KeptKey, KeptKind, NO_VOLUME, Protects, TreeRoot, VolumeState};
+use crate::format::exception::{CHUNKS_PER_LIST, Piece, piece};
+use crate::format::{ExceptionKey, ExceptionKind, NO_VOLUME, OriginRecord, TreeRoot, VolumeState};
 use crate::map::{Editor, Stop, TableMiss, Tables};
 use crate::ordered::{self, Batch};
 use crate::planted::{Bug, planted};
@@ -13,52 +13,56 @@ use crate::pool::{Failure, Meta};
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 
 /// Pairs looked at or given up at once.
-const STEP: usize = 32;
+const PAIRS_PER_STEP: usize = 32;
 
 /// Whose copies count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum View {
+pub enum ExceptionView {
     /// The chain's, of snapshots from `from` on and before `below`.
     Chained { from: VolumeId, below: VolumeId },
     /// One independent snapshot's own.
     Independent(VolumeId),
 }
 
-impl View {
+impl ExceptionView {
     /// What a chained snapshot sees.
-    pub fn chained(from: VolumeId) -> View {
-        View::Chained { from, below: VolumeId(u64::MAX) }
+    pub fn chained(from: VolumeId) -> ExceptionView {
+        ExceptionView::Chained { from, below: VolumeId(u64::MAX) }
     }
 
-    fn first_key(self, chunk: u64) -> KeptKey {
+    fn first_key(self, chunk: u64) -> ExceptionKey {
         match self {
-            View::Chained { from, .. } => KeptKey::chained(chunk, from, 0),
-            View::Independent(id) => KeptKey::independent(id, chunk, 0),
+            ExceptionView::Chained { from, .. } => ExceptionKey::chained(chunk, from, 0),
+            ExceptionView::Independent(id) => ExceptionKey::independent(id, chunk, 0),
         }
     }
 
     /// Chunk and first page of a piece that counts.
-    fn place(self, key: u128) -> Option<(u64, u64, VolumeId)> {
-        match (self, KeptKey(key).kind()?) {
-            (View::Chained { .. }, KeptKind::Chained { chunk, page, sequence }) => Some((chunk, page, sequence)),
-            (View::Independent(id), KeptKind::Independent { sequence, chunk, page }) if sequence == id => {
+    fn locate(self, key: u128) -> Option<(u64, u64, VolumeId)> {
+        match (self, ExceptionKey(key).kind()?) {
+            (ExceptionView::Chained { .. }, ExceptionKind::Chained { chunk, page, sequence }) => {
+                Some((chunk, page, sequence))
+            }
+            (ExceptionView::Independent(id), ExceptionKind::Independent { sequence, chunk, page })
+                if sequence == id =>
+            {
                 Some((chunk, page, id))
             }
             _ => None,
         }
     }
 
-    fn counts(self, sequence: VolumeId) -> bool {
+    fn includes(self, sequence: VolumeId) -> bool {
         match self {
-            View::Chained { from, below } => (from..below).contains(&sequence),
-            View::Independent(_) => true,
+            ExceptionView::Chained { from, below } => (from..below).contains(&sequence),
+            ExceptionView::Independent(_) => true,
         }
     }
 }
 
 /// Pages of a view that come from one place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeptRun {
+pub struct ExceptionRun {
     /// Where in the pool; `None`: they are still the origin's own.
     pub at: Option<PageAddr>,
     /// How many.
@@ -67,42 +71,42 @@ pub struct KeptRun {
 
 /// Where `view` finds page `at` and those behind it, at most `max` (> 0). One search, however many
 /// snapshots there are.
-pub fn kept_run(
+pub fn exception_run(
     tables: &mut Tables,
     kept: &TreeRoot,
     chunk_pages: u64,
-    view: View,
+    view: ExceptionView,
     at: VirtualPage,
     max: u64,
-) -> Result<KeptRun, TableMiss> {
+) -> Result<ExceptionRun, TableMiss> {
     let (chunk, within) = (at.0 / chunk_pages, at.0 % chunk_pages);
     let mut limit = max;
     let mut key = view.first_key(chunk);
     loop {
-        let pairs = ordered::scan(tables, kept, key.0, KeptKey::END.0, STEP)?;
-        let Some(&(last, _)) = pairs.last() else { return Ok(KeptRun { at: None, len: limit }) };
+        let pairs = ordered::scan(tables, kept, key.0, ExceptionKey::END.0, PAIRS_PER_STEP)?;
+        let Some(&(last, _)) = pairs.last() else { return Ok(ExceptionRun { at: None, len: limit }) };
         for (key, value) in pairs {
-            let Some((c, page, sequence)) = view.place(key) else { return Ok(KeptRun { at: None, len: limit }) };
+            let Some((c, page, sequence)) = view.locate(key) else { return Ok(ExceptionRun { at: None, len: limit }) };
             if c > chunk {
-                return Ok(KeptRun { at: None, len: limit.min(c * chunk_pages - at.0) });
+                return Ok(ExceptionRun { at: None, len: limit.min(c * chunk_pages - at.0) });
             }
             let Piece { to, pages } = piece(value);
-            if !view.counts(sequence) || page + pages <= within {
+            if !view.includes(sequence) || page + pages <= within {
                 continue;
             }
             if page <= within {
                 let len = limit.min(page + pages - within);
-                return Ok(KeptRun { at: Some(PageAddr(to.0 + within - page)), len });
+                return Ok(ExceptionRun { at: Some(PageAddr(to.0 + within - page)), len });
             }
             // A piece that counts more than those behind it begins here.
             limit = limit.min(page - within);
         }
-        key = KeptKey(last).next();
+        key = ExceptionKey(last).next();
     }
 }
 
 /// What becomes of a part of a piece whose snapshot is gone.
-struct Part {
+struct PiecePart {
     page: u64,
     piece: Piece,
     /// Whether the next older snapshot needs it.
@@ -111,32 +115,32 @@ struct Part {
 
 impl Meta {
     /// What the record of an origin says of its kept chunks, and the pages of one.
-    pub fn protects(&self, origin: VolumeId) -> Option<(Protects, u64)> {
+    pub fn protects(&self, origin: VolumeId) -> Option<(OriginRecord, u64)> {
         let record = &self.directory.get(origin)?.record;
-        Some((record.protects?, record.chunk / PAGE_SIZE as u64))
+        Some((record.origin_record?, record.chunk / PAGE_SIZE as u64))
     }
 
     /// The origin that a snapshot, or what was cloned from one, shows through to, and whose copies count
     /// for it.
-    pub fn view_of(&self, id: VolumeId) -> Option<(VolumeId, View)> {
+    pub fn view_of(&self, id: VolumeId) -> Option<(VolumeId, ExceptionView)> {
         let record = &self.directory.get(id)?.record;
         if record.base != NO_VOLUME {
             return self.view_of(record.base);
         }
         let parent = self.directory.get(record.parent)?;
         let of_origin = record.state == VolumeState::Snapshot && parent.record.state == VolumeState::Origin;
-        let view = if record.flags.independent { View::Independent(id) } else { View::chained(id) };
+        let view = if record.flags.independent { ExceptionView::Independent(id) } else { ExceptionView::chained(id) };
         of_origin.then_some((parent.record.id, view))
     }
 
     /// Bytes of the origin's snapshot that shows through where `id` has nothing of its own.
-    pub fn shown_by(&self, id: VolumeId) -> Option<u64> {
+    pub fn backing_size(&self, id: VolumeId) -> Option<u64> {
         let record = &self.directory.get(id)?.record;
-        if record.base == NO_VOLUME { Some(record.size) } else { self.shown_by(record.base) }
+        if record.base == NO_VOLUME { Some(record.size) } else { self.backing_size(record.base) }
     }
 
     /// Whether it is a snapshot of an origin, not of what was cloned from one.
-    pub fn is_origins_snapshot(&self, id: VolumeId) -> bool {
+    pub fn is_origin_snapshot(&self, id: VolumeId) -> bool {
         let base = |id| self.directory.get(id).is_some_and(|v| v.record.base == NO_VOLUME);
         self.view_of(id).is_some() && base(id)
     }
@@ -144,7 +148,7 @@ impl Meta {
     /// Pages kept of `chunk` for `id` that `heir`, the next older snapshot that stays, does not need.
     pub fn freed_of(
         &mut self,
-        protects: &Protects,
+        protects: &OriginRecord,
         chunk_pages: u64,
         chunk: u64,
         id: VolumeId,
@@ -156,25 +160,25 @@ impl Meta {
 
     /// The views that need the old contents of whatever is written to an origin: of the chain only the
     /// newest snapshot, and every independent one.
-    pub fn views_to_keep(&self, origin: VolumeId) -> Vec<View> {
+    pub fn copy_out_views(&self, origin: VolumeId) -> Vec<ExceptionView> {
         let Some(chain) = self.directory.chain(origin) else { return Vec::new() };
-        let newest = chain.chained.last().map(|&id| View::chained(id));
-        newest.into_iter().chain(chain.independent.iter().map(|&id| View::Independent(id))).collect()
+        let newest = chain.chained.last().map(|&id| ExceptionView::chained(id));
+        newest.into_iter().chain(chain.independent.iter().map(|&id| ExceptionView::Independent(id))).collect()
     }
 
     /// Moves `at` on to the next page before `end` that `view` would lose if it were written; how many
     /// there are from there on. What has been looked at is not looked at again after a stop: however much
     /// is kept, a repeated attempt needs few pages.
-    pub fn unkept(
+    pub fn missing_exception(
         &mut self,
         origin: VolumeId,
-        view: View,
+        view: ExceptionView,
         at: &mut VirtualPage,
         end: VirtualPage,
     ) -> Result<Option<u64>, Failure> {
         let (protects, chunk_pages) = self.protects(origin).ok_or(Failure::Gone)?;
         while *at < end {
-            let run = kept_run(&mut self.tables, &protects.kept, chunk_pages, view, *at, end.0 - at.0);
+            let run = exception_run(&mut self.tables, &protects.exceptions, chunk_pages, view, *at, end.0 - at.0);
             let run = run.map_err(Stop::from)?;
             if run.at.is_none() {
                 return Ok(Some(run.len));
@@ -184,14 +188,14 @@ impl Meta {
         Ok(None)
     }
 
-    fn edit_kept(&mut self, origin: VolumeId, until: u64) -> Option<(Editor<'_>, &mut Protects)> {
-        let confirmed = self.journal.confirmed();
-        let protects = self.directory.change(origin)?.record.protects.as_mut()?;
+    fn edit_exceptions(&mut self, origin: VolumeId, until: u64) -> Option<(Editor<'_>, &mut OriginRecord)> {
+        let confirmed = self.journal.durable_seq();
+        let protects = self.directory.change(origin)?.record.origin_record.as_mut()?;
         let editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch, until, confirmed };
         Some((editor, protects))
     }
 
-    fn refer(&mut self, id: VolumeId, by: i64) {
+    fn count_referenced(&mut self, id: VolumeId, by: i64) {
         if let Some(volume) = self.directory.change(id) {
             let record = &mut volume.record;
             record.referenced = record.referenced.saturating_add_signed(by);
@@ -202,7 +206,7 @@ impl Meta {
     }
 
     /// Keeps `len` pages of one chunk, from `at` on, for `sequence`: all of them or, on a stop, none.
-    pub fn keep(
+    pub fn add_exceptions(
         &mut self,
         origin: VolumeId,
         sequence: VolumeId,
@@ -218,79 +222,80 @@ impl Meta {
         let (chunk, page) = (at.0 / chunk_pages, at.0 % chunk_pages);
         debug_assert!(page + len <= chunk_pages);
         let until = self.journal.next() + 1;
-        let (mut editor, protects) = self.edit_kept(origin, until).ok_or_else(nonsense)?;
+        let (mut editor, protects) = self.edit_exceptions(origin, until).ok_or_else(nonsense)?;
         let mut batch = Batch::default();
         let value = Piece { to, pages: len }.to_bits();
         match independent {
-            true => batch.set(KeptKey::independent(sequence, chunk, page).0, value),
+            true => batch.set(ExceptionKey::independent(sequence, chunk, page).0, value),
             false => {
-                batch.set(KeptKey::chained(chunk, sequence, page).0, value);
-                editor.list_chunk(&protects.kept, KeptKey::list(sequence, chunk), chunk, &mut batch)?;
+                batch.set(ExceptionKey::chained(chunk, sequence, page).0, value);
+                editor.list_chunk(&protects.exceptions, ExceptionKey::list(sequence, chunk), chunk, &mut batch)?;
             }
         }
-        let prepared = editor.tree_prepare(&protects.kept, batch)?;
-        editor.tree_apply(&mut protects.kept, prepared);
+        let prepared = editor.tree_prepare(&protects.exceptions, batch)?;
+        editor.tree_apply(&mut protects.exceptions, prepared);
         editor.space.incr_pages(to, len);
-        self.refer(sequence, len as i64);
+        self.count_referenced(sequence, len as i64);
         Ok(())
     }
 
     /// Which of the chunks that are listed together with `chunk` are back, a bit each.
-    pub fn listed(&mut self, kept: &TreeRoot, chunk: u64) -> Result<u128, Failure> {
-        let bits = ordered::get(&mut self.tables, kept, KeptKey::back(chunk).0).map_err(Stop::from)?;
+    pub fn rolled_back_chunks(&mut self, kept: &TreeRoot, chunk: u64) -> Result<u128, Failure> {
+        let bits = ordered::get(&mut self.tables, kept, ExceptionKey::back(chunk).0).map_err(Stop::from)?;
         Ok(bits.unwrap_or(0))
     }
 
     /// The first chunk of the first list of chunks that are back which begins before `end`.
-    pub fn first_back_list(&mut self, origin: VolumeId, end: u64) -> Result<Option<u64>, Failure> {
+    pub fn first_rolled_back_list(&mut self, origin: VolumeId, end: u64) -> Result<Option<u64>, Failure> {
         let (protects, _) = self.protects(origin).ok_or(Failure::Gone)?;
-        let to = KeptKey::back(end.next_multiple_of(LISTED)).0;
-        let found = ordered::scan(&mut self.tables, &protects.kept, KeptKey::back(0).0, to, 1).map_err(Stop::from)?;
-        Ok(found.first().and_then(|&(key, _)| match KeptKey(key).kind()? {
-            KeptKind::Back { first } => Some(first),
+        let to = ExceptionKey::back(end.next_multiple_of(CHUNKS_PER_LIST)).0;
+        let found = ordered::scan(&mut self.tables, &protects.exceptions, ExceptionKey::back(0).0, to, 1)
+            .map_err(Stop::from)?;
+        Ok(found.first().and_then(|&(key, _)| match ExceptionKey(key).kind()? {
+            ExceptionKind::Back { first } => Some(first),
             _ => None,
         }))
     }
 
     /// Lists `count` chunks, which are listed together, as back.
-    pub fn note_back(&mut self, origin: VolumeId, first: u64, count: u64) -> Result<(), Failure> {
+    pub fn note_rolled_back(&mut self, origin: VolumeId, first: u64, count: u64) -> Result<(), Failure> {
         let until = self.journal.next() + 1;
         let nonsense = || Failure::Nonsense(format!("chunks of volume {}, which is no origin, are back", origin.0));
-        let inside = count > 0 && first % LISTED + count <= LISTED;
-        let (mut editor, protects) = self.edit_kept(origin, until).filter(|_| inside).ok_or_else(nonsense)?;
-        let key = KeptKey::back(first).0;
-        let bits = ordered::get(editor.tables, &protects.kept, key).map_err(Stop::from)?.unwrap_or(0);
+        let inside = count > 0 && first % CHUNKS_PER_LIST + count <= CHUNKS_PER_LIST;
+        let (mut editor, protects) = self.edit_exceptions(origin, until).filter(|_| inside).ok_or_else(nonsense)?;
+        let key = ExceptionKey::back(first).0;
+        let bits = ordered::get(editor.tables, &protects.exceptions, key).map_err(Stop::from)?.unwrap_or(0);
         let mut batch = Batch::default();
-        batch.set(key, (first..first + count).fold(bits, |bits, chunk| bits | 1 << (chunk % LISTED)));
-        let prepared = editor.tree_prepare(&protects.kept, batch)?;
-        editor.tree_apply(&mut protects.kept, prepared);
+        batch.set(key, (first..first + count).fold(bits, |bits, chunk| bits | 1 << (chunk % CHUNKS_PER_LIST)));
+        let prepared = editor.tree_prepare(&protects.exceptions, batch)?;
+        editor.tree_apply(&mut protects.exceptions, prepared);
         Ok(())
     }
 
     /// A rollback of an origin to `snapshot` has brought back all chunks before `cursor`; without a
     /// snapshot it has ended. At most one list of chunks that are back ends before there, and goes.
-    pub fn roll(&mut self, origin: VolumeId, snapshot: VolumeId, cursor: u64) -> Result<(), Failure> {
+    pub fn advance_rollback(&mut self, origin: VolumeId, snapshot: VolumeId, cursor: u64) -> Result<(), Failure> {
         let nonsense = || Failure::Nonsense(format!("volume {}, which is no origin, is rolled back", origin.0));
         let record = &self.directory.get(origin).ok_or_else(nonsense)?.record;
         let ended = snapshot == NO_VOLUME;
-        let end = if ended { record.size.div_ceil(record.chunk).next_multiple_of(LISTED) } else { cursor };
+        let end = if ended { record.size.div_ceil(record.chunk).next_multiple_of(CHUNKS_PER_LIST) } else { cursor };
         if !ended && self.directory.get(snapshot).is_none_or(|v| v.record.parent != origin) {
             return Err(Failure::Nonsense(format!("origin {} is rolled back to another's snapshot", origin.0)));
         }
         // One that begins has none, and its record is a verb's, which looks for no tables.
         let list = match cursor {
             0 => None,
-            _ => self.first_back_list(origin, end)?.filter(|first| first + LISTED <= end),
+            _ => self.first_rolled_back_list(origin, end)?.filter(|first| first + CHUNKS_PER_LIST <= end),
         };
         let until = self.journal.next() + 1;
-        let (mut editor, protects) = self.edit_kept(origin, until).ok_or_else(nonsense)?;
+        let (mut editor, protects) = self.edit_exceptions(origin, until).ok_or_else(nonsense)?;
         let mut batch = Batch::default();
         list.filter(|_| !planted(Bug::BackListStays))
             .into_iter()
-            .for_each(|first| batch.remove(KeptKey::back(first).0));
-        let prepared = editor.tree_prepare(&protects.kept, batch)?;
-        editor.tree_apply(&mut protects.kept, prepared);
-        protects.rolling = snapshot;
+            .for_each(|first| batch.remove(ExceptionKey::back(first).0));
+        let prepared = editor.tree_prepare(&protects.exceptions, batch)?;
+        editor.tree_apply(&mut protects.exceptions, prepared);
+        protects.rollback_to = snapshot;
         if !ended && cursor == 0 {
             self.directory.rollback_begins(origin, until);
         }
@@ -300,22 +305,23 @@ impl Meta {
     }
 
     /// Name of the snapshot that an origin is being rolled back to.
-    pub fn rolled_to(&self, origin: VolumeId) -> Option<String> {
-        let rolling = self.rolling(origin)?;
-        Some(self.directory.full_name(&self.directory.get(rolling.snapshot)?.record))
+    pub fn rollback_snapshot(&self, origin: VolumeId) -> Option<String> {
+        let rollback = self.rollback(origin)?;
+        Some(self.directory.full_name(&self.directory.get(rollback.snapshot)?.record))
     }
 
     /// Gives up what is kept for the dead snapshot `id`, or hands it on to the next older one, a small
     /// step at a time; true when nothing is left.
-    pub fn release_kept(&mut self, id: VolumeId) -> Result<bool, Failure> {
+    pub fn release_exceptions(&mut self, id: VolumeId) -> Result<bool, Failure> {
         let Some(dead) = self.directory.get(id).map(|v| &v.record) else { return Ok(true) };
         let (origin, independent) = (dead.parent, dead.flags.independent);
         let alive = self.directory.get(origin).is_some_and(|v| v.record.state == VolumeState::Origin);
         match (alive, independent) {
             (false, _) => Ok(true),
             (true, true) => {
-                let (from, end) = (KeptKey::independent(id, 0, 0), KeptKey::independent(VolumeId(id.0 + 1), 0, 0));
-                self.give_up_kept(origin, from, end)
+                let (from, end) =
+                    (ExceptionKey::independent(id, 0, 0), ExceptionKey::independent(VolumeId(id.0 + 1), 0, 0));
+                self.free_exceptions(origin, from, end)
             }
             (true, false) => self.release_chunk(origin, id),
         }
@@ -324,28 +330,29 @@ impl Meta {
     /// Gives up everything that is kept of a dead origin, a small step at a time; true when nothing is
     /// left.
     pub fn release_origin(&mut self, id: VolumeId) -> Result<bool, Failure> {
-        self.give_up_kept(id, KeptKey(0), KeptKey::END)
+        self.free_exceptions(id, ExceptionKey(0), ExceptionKey::END)
     }
 
-    fn give_up_kept(&mut self, origin: VolumeId, from: KeptKey, end: KeptKey) -> Result<bool, Failure> {
+    fn free_exceptions(&mut self, origin: VolumeId, from: ExceptionKey, end: ExceptionKey) -> Result<bool, Failure> {
         let until = self.journal.next();
-        let Some((mut editor, protects)) = self.edit_kept(origin, until) else { return Ok(true) };
-        let pairs = ordered::scan(editor.tables, &protects.kept, from.0, end.0, STEP).map_err(Stop::from)?;
+        let Some((mut editor, protects)) = self.edit_exceptions(origin, until) else { return Ok(true) };
+        let pairs =
+            ordered::scan(editor.tables, &protects.exceptions, from.0, end.0, PAIRS_PER_STEP).map_err(Stop::from)?;
         let mut batch = Batch::default();
         pairs.iter().for_each(|&(key, _)| batch.remove(key));
-        let prepared = editor.tree_prepare(&protects.kept, batch)?;
-        editor.tree_apply(&mut protects.kept, prepared);
-        pairs.iter().for_each(|&(key, value)| editor.give_up_piece(KeptKey(key), value));
+        let prepared = editor.tree_prepare(&protects.exceptions, batch)?;
+        editor.tree_apply(&mut protects.exceptions, prepared);
+        pairs.iter().for_each(|&(key, value)| editor.free_piece(ExceptionKey(key), value));
         Ok(pairs.is_empty())
     }
 
     /// The next chunk that is listed for the dead snapshot `id` of the chain.
     fn release_chunk(&mut self, origin: VolumeId, id: VolumeId) -> Result<bool, Failure> {
         let (protects, chunk_pages) = self.protects(origin).ok_or(Failure::Gone)?;
-        let (from, end) = (KeptKey::list(id, 0), KeptKey::list(VolumeId(id.0 + 1), 0));
-        let listed = ordered::scan(&mut self.tables, &protects.kept, from.0, end.0, 1).map_err(Stop::from)?;
+        let (from, end) = (ExceptionKey::list(id, 0), ExceptionKey::list(VolumeId(id.0 + 1), 0));
+        let listed = ordered::scan(&mut self.tables, &protects.exceptions, from.0, end.0, 1).map_err(Stop::from)?;
         let Some(&(key, bits)) = listed.first() else { return Ok(true) };
-        let Some(KeptKind::List { first, .. }) = KeptKey(key).kind() else { return Ok(true) };
+        let Some(ExceptionKind::List { first, .. }) = ExceptionKey(key).kind() else { return Ok(true) };
         let chunk = first + u64::from(bits.trailing_zeros());
         let heir = self.directory.chain(origin).and_then(|chain| chain.chained.range(..id).next_back().copied());
         let heir = if planted(Bug::RelabelToOldest) {
@@ -355,18 +362,18 @@ impl Meta {
         };
         let parts = self.parts_of(&protects, chunk_pages, chunk, id, heir)?;
         let until = self.journal.next();
-        let Some((mut editor, protects)) = self.edit_kept(origin, until) else { return Ok(true) };
-        let kept = &mut protects.kept;
+        let Some((mut editor, protects)) = self.edit_exceptions(origin, until) else { return Ok(true) };
+        let kept = &mut protects.exceptions;
         let mut batch = Batch::default();
-        let inherits = |part: &Part| heir.filter(|_| part.needed);
+        let inherits = |part: &PiecePart| heir.filter(|_| part.needed);
         for part in &parts {
-            batch.remove(KeptKey::chained(chunk, id, part.page).0);
+            batch.remove(ExceptionKey::chained(chunk, id, part.page).0);
             if let Some(heir) = inherits(part) {
-                batch.set(KeptKey::chained(chunk, heir, part.page).0, part.piece.to_bits());
+                batch.set(ExceptionKey::chained(chunk, heir, part.page).0, part.piece.to_bits());
             }
         }
         if let Some(heir) = parts.iter().find_map(inherits) {
-            editor.list_chunk(kept, KeptKey::list(heir, chunk), chunk, &mut batch)?;
+            editor.list_chunk(kept, ExceptionKey::list(heir, chunk), chunk, &mut batch)?;
         }
         if planted(Bug::ReleasedInSteps) {
             drop(editor.tree_prepare(kept, batch.clone())?);
@@ -382,12 +389,12 @@ impl Meta {
             gone += part.piece.pages;
             match inherits(part) {
                 Some(_) => handed += part.piece.pages,
-                None => editor.give_up_piece(KeptKey::chained(chunk, id, part.page), part.piece.to_bits()),
+                None => editor.free_piece(ExceptionKey::chained(chunk, id, part.page), part.piece.to_bits()),
             }
         }
-        self.refer(id, -(gone as i64));
+        self.count_referenced(id, -(gone as i64));
         if let Some(heir) = heir.filter(|_| handed > 0) {
-            self.refer(heir, handed as i64);
+            self.count_referenced(heir, handed as i64);
         }
         Ok(false)
     }
@@ -396,47 +403,48 @@ impl Meta {
     /// them.
     fn parts_of(
         &mut self,
-        protects: &Protects,
+        protects: &OriginRecord,
         chunk_pages: u64,
         chunk: u64,
         id: VolumeId,
         heir: Option<VolumeId>,
-    ) -> Result<Vec<Part>, Failure> {
-        let (mut key, end) = (KeptKey::chained(chunk, id, 0), KeptKey::chained(chunk, VolumeId(id.0 + 1), 0));
+    ) -> Result<Vec<PiecePart>, Failure> {
+        let (mut key, end) = (ExceptionKey::chained(chunk, id, 0), ExceptionKey::chained(chunk, VolumeId(id.0 + 1), 0));
         let mut parts = Vec::new();
         loop {
-            let pairs = ordered::scan(&mut self.tables, &protects.kept, key.0, end.0, STEP).map_err(Stop::from)?;
+            let pairs = ordered::scan(&mut self.tables, &protects.exceptions, key.0, end.0, PAIRS_PER_STEP)
+                .map_err(Stop::from)?;
             let Some(&(last, _)) = pairs.last() else { return Ok(parts) };
             for (found, value) in pairs {
-                let Some(KeptKind::Chained { page, .. }) = KeptKey(found).kind() else { return Ok(parts) };
+                let Some(ExceptionKind::Chained { page, .. }) = ExceptionKey(found).kind() else { return Ok(parts) };
                 let whole = piece(value);
                 let mut done = 0;
                 while done < whole.pages {
                     let left = whole.pages - done;
                     let at = VirtualPage(chunk * chunk_pages + page + done);
                     let run = match heir {
-                        None => KeptRun { at: Some(PageAddr(0)), len: left },
+                        None => ExceptionRun { at: Some(PageAddr(0)), len: left },
                         Some(from) => {
-                            let view = View::Chained { from, below: id };
-                            kept_run(&mut self.tables, &protects.kept, chunk_pages, view, at, left)
+                            let view = ExceptionView::Chained { from, below: id };
+                            exception_run(&mut self.tables, &protects.exceptions, chunk_pages, view, at, left)
                                 .map_err(Stop::from)?
                         }
                     };
                     let piece = Piece { to: PageAddr(whole.to.0 + done), pages: run.len };
                     let needed = run.at.is_none() && !planted(Bug::KeptLostOnDelete);
-                    parts.push(Part { page: page + done, piece, needed });
+                    parts.push(PiecePart { page: page + done, piece, needed });
                     done += run.len;
                 }
             }
-            key = KeptKey(last).next();
+            key = ExceptionKey(last).next();
         }
     }
 }
 
 impl Editor<'_> {
     /// Adds to `batch` that something of `chunk` is kept under `list`.
-    fn list_chunk(&mut self, kept: &TreeRoot, list: KeptKey, chunk: u64, batch: &mut Batch) -> Result<(), Stop> {
-        let bit = 1 << (chunk % LISTED);
+    fn list_chunk(&mut self, kept: &TreeRoot, list: ExceptionKey, chunk: u64, batch: &mut Batch) -> Result<(), Stop> {
+        let bit = 1 << (chunk % CHUNKS_PER_LIST);
         let bits = ordered::get(self.tables, kept, list.0)?.unwrap_or(0);
         if bits & bit == 0 {
             batch.set(list.0, bits | bit);
@@ -444,8 +452,8 @@ impl Editor<'_> {
         Ok(())
     }
 
-    fn give_up_piece(&mut self, key: KeptKey, value: u128) {
-        if let Some(KeptKind::Chained { .. } | KeptKind::Independent { .. }) = key.kind() {
+    fn free_piece(&mut self, key: ExceptionKey, value: u128) {
+        if let Some(ExceptionKind::Chained { .. } | ExceptionKind::Independent { .. }) = key.kind() {
             let Piece { to, pages } = piece(value);
             self.space.decr_pages(to, pages, self.until);
         }

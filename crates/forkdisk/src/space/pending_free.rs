@@ -9,7 +9,7 @@ use crate::types::{BLOCK_PAGES, Block, PageAddr};
 use super::{Miss, Runs, Space, push};
 
 /// Blocks looked at in a step: their counts have to be in memory at once.
-const STEP: usize = 16;
+const BLOCKS_PER_STEP: usize = 16;
 
 impl Space {
     /// One reference less to a table or another page of metadata; `until` as for [`decr_page`](Self::decr_page).
@@ -27,23 +27,23 @@ impl Space {
 
     /// Pages in the next few blocks from `from` on that data was given up in, were not told before, and where to look
     /// next. Some of them may have been handed out and not be published yet.
-    pub fn dead_data(&mut self, from: Block) -> Result<(Runs, Option<Block>), Miss> {
-        let mut blocks: Vec<Block> = self.current.blocks_from(from).take(STEP).collect();
-        blocks.extend(self.frozen.blocks_from(from).take(STEP));
+    pub fn pending_free_runs(&mut self, from: Block) -> Result<(Runs, Option<Block>), Miss> {
+        let mut blocks: Vec<Block> = self.current.blocks_from(from).take(BLOCKS_PER_STEP).collect();
+        blocks.extend(self.frozen.blocks_from(from).take(BLOCKS_PER_STEP));
         blocks.sort_unstable();
         blocks.dedup();
-        blocks.truncate(STEP);
-        let next = blocks.get(STEP - 1).map(|last| Block(last.0 + 1));
+        blocks.truncate(BLOCKS_PER_STEP);
+        let next = blocks.get(BLOCKS_PER_STEP - 1).map(|last| Block(last.0 + 1));
         let mut runs = Runs::new();
         for block in blocks {
-            let dead = self.dead_in(block)?;
+            let dead = self.pending_free_in(block)?;
             (0..BLOCK_PAGES as usize).filter(|&i| bit(&dead, i)).for_each(|i| push(&mut runs, block.page(i)));
         }
         Ok((runs, next))
     }
 
-    /// Of pages that [`dead_data`](Self::dead_data) told, those that are still of no use, as runs within blocks.
-    pub fn still_dead(&mut self, told: &Runs) -> Result<Runs, Miss> {
+    /// Of pages that [`pending_free_runs`](Self::pending_free_runs) told, those that are still of no use, as runs within blocks.
+    pub fn still_pending(&mut self, told: &Runs) -> Result<Runs, Miss> {
         let mut runs = Runs::new();
         for page in told.iter().flat_map(|&(first, n)| (first.0..first.0 + n).map(PageAddr)) {
             if bit(&self.marked_in(page.block()), page.index()) {
@@ -74,7 +74,7 @@ impl Space {
         std::array::from_fn(|i| marked[0][i] | marked[1][i])
     }
 
-    fn dead_in(&mut self, block: Block) -> Result<Bitmap, Miss> {
+    fn pending_free_in(&mut self, block: Block) -> Result<Bitmap, Miss> {
         let (a, b, marked) = (self.current.touched(block), self.frozen.touched(block), self.marked_in(block));
         let mut dead: Bitmap = std::array::from_fn(|i| (a[i] | b[i]) & !marked[i]);
         if dead == [0; 4] {

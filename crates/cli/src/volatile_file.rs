@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forkdisk::{VolatileLog, VolatileMemory};
-use forkdisk_control::place;
-use forkdisk_uring::LastingMemory;
+use forkdisk_control::runtime_dir;
+use forkdisk_uring::SharedMemory;
 
 use crate::host;
 
@@ -23,28 +23,28 @@ const NAME: &str = "volatile";
 
 /// The file of a pool's volatile log, if there is one.
 #[derive(Default)]
-pub struct Lasting {
+pub struct VolatileFile {
     log: Option<VolatileLog>,
     path: PathBuf,
 }
 
-impl Lasting {
+impl VolatileFile {
     /// What an open of the pool at `path` replays, and writes if `write` is set. There is none where nothing was left and
     /// nothing is to be written, or no folder is in memory: what holds then is what holds for a crash of the machine.
-    pub fn of(path: &Path, write: bool) -> Lasting {
+    pub fn of(path: &Path, write: bool) -> VolatileFile {
         // What is no pool is refused when it is opened.
-        let (Some(uuid), Ok(identity)) = (place::pool_identity(path), identity(path)) else {
-            return Lasting::default();
+        let (Some(uuid), Ok(identity)) = (runtime_dir::pool_identity(path), identity(path)) else {
+            return VolatileFile::default();
         };
-        let mut folders = place::folders_in_memory(&uuid).into_iter();
-        let lasting = folders.find_map(|folder| open(&folder, identity, write)).unwrap_or_default();
-        if write && lasting.log.is_none() {
+        let mut folders = runtime_dir::folders_in_memory(&uuid).into_iter();
+        let volatile_file = folders.find_map(|folder| open(&folder, identity, write)).unwrap_or_default();
+        if write && volatile_file.log.is_none() {
             tracing::warn!(
                 "there is no folder in memory for the pool's volatile log: a crash of this process may lose what was \
                  acknowledged since the last flush, as a crash of the machine does"
             );
         }
-        lasting
+        volatile_file
     }
 
     /// For the pool's options.
@@ -62,14 +62,14 @@ impl Lasting {
     }
 }
 
-fn open(folder: &Path, identity: [u8; 32], write: bool) -> Option<Lasting> {
+fn open(folder: &Path, identity: [u8; 32], write: bool) -> Option<VolatileFile> {
     let number = |from: usize| u64::from_le_bytes(identity[from..from + 8].try_into().expect("eight bytes"));
     let path = folder.join(format!("{NAME}-{:x}-{:x}", number(16), number(24)));
-    let made = if write { place::make_private(folder) } else { Ok(()) };
-    match made.and_then(|()| LastingMemory::open(&path, BYTES, write)) {
+    let made = if write { runtime_dir::make_private(folder) } else { Ok(()) };
+    match made.and_then(|()| SharedMemory::open(&path, BYTES, write)) {
         Ok(memory) => {
             let log = VolatileLog { memory: VolatileMemory::new(memory?), identity, write };
-            Some(Lasting { log: Some(log), path })
+            Some(VolatileFile { log: Some(log), path })
         }
         Err(error) => {
             tracing::debug!(folder = %folder.display(), %error, "no volatile log");

@@ -9,9 +9,9 @@ use std::task::Poll;
 use crate::device::{Buf, Device};
 use crate::error::{ErrorKind, Result};
 use crate::planted::{Bug, planted};
-use crate::pool::{Ended, WhenFull, no_space};
+use crate::pool::{EditError, WhenFull, no_space_error};
 use crate::runtime::LocalFuture;
-use crate::sync::{Hold, PlanGuard, RangeGuard, RangeLocks, Taken, Turn};
+use crate::sync::{LockMode, MergedWrite, PlanGuard, QueuedWrite, RangeGuard, RangeLocks};
 use crate::types::{BLOCK_PAGES, PAGE_SIZE};
 
 use super::Volume;
@@ -19,15 +19,15 @@ use super::fault::WritePlan;
 
 /// Largest write that is taken along by another, or takes others along, in bytes: what is copied must
 /// cost less than the request it saves.
-const SMALL: usize = 64 << 10;
+const MAX_MERGED_BYTES: usize = 64 << 10;
 
 /// Whether a write is one that is taken along: small, and whole pages.
-pub(super) fn fits(buf: &Buf, pages: &Range<u64>) -> bool {
-    buf.len() <= SMALL && buf.len() as u64 == (pages.end - pages.start) * PAGE_SIZE as u64
+pub(super) fn is_mergeable(buf: &Buf, pages: &Range<u64>) -> bool {
+    buf.len() <= MAX_MERGED_BYTES && buf.len() as u64 == (pages.end - pages.start) * PAGE_SIZE as u64
 }
 
 /// A write under way.
-pub(super) struct Work {
+pub(super) struct PendingWrite {
     pub offset: u64,
     len: usize,
     unit: usize,
@@ -36,24 +36,24 @@ pub(super) struct Work {
     /// Pages that are held for it.
     held: Range<u64>,
     /// Whether nobody is taken along.
-    alone: bool,
+    exclusive: bool,
     pub plan: WritePlan,
     /// Writes that go on where this one ends, and are done together with it.
-    pub along: Vec<Taken<Buf>>,
+    pub merged: Vec<MergedWrite<Buf>>,
     locks: Vec<RangeGuard>,
 }
 
-impl Work {
-    pub fn new(offset: u64, len: usize, unit: usize, copying: Option<u64>, held: Range<u64>) -> Work {
+impl PendingWrite {
+    pub fn new(offset: u64, len: usize, unit: usize, copying: Option<u64>, held: Range<u64>) -> PendingWrite {
         let plan = WritePlan::new(offset, len as u64, unit, copying);
-        Work { offset, len, unit, copying, held, alone: false, plan, along: Vec::new(), locks: Vec::new() }
+        PendingWrite { offset, len, unit, copying, held, exclusive: false, plan, merged: Vec::new(), locks: Vec::new() }
     }
 
     /// Forgets the plan and whoever was taken along.
     fn restart(&mut self) {
-        let alone = self.alone;
-        *self = Work::new(self.offset, self.len, self.unit, self.copying, self.held.clone());
-        self.alone = alone;
+        let alone = self.exclusive;
+        *self = PendingWrite::new(self.offset, self.len, self.unit, self.copying, self.held.clone());
+        self.exclusive = alone;
     }
 
     /// There is no space: no chunk is copied any more, and only what is written need be held.
@@ -65,24 +65,24 @@ impl Work {
     }
 
     /// Takes along who waits directly behind, within the block.
-    fn take_along(&mut self, turn: &Turn<Buf>, locks: &Rc<RangeLocks>) {
+    fn merge_followers(&mut self, queued: &QueuedWrite<Buf>, locks: &Rc<RangeLocks>) {
         let page = PAGE_SIZE as u64;
-        if self.alone || self.len > SMALL || !(self.offset + self.len as u64).is_multiple_of(page) {
+        if self.exclusive || self.len > MAX_MERGED_BYTES || !(self.offset + self.len as u64).is_multiple_of(page) {
             return;
         }
-        let (end, had) = (self.plan.end(), self.along.len());
+        let (end, had) = (self.plan.end(), self.merged.len());
         let mut limit = end.next_multiple_of(BLOCK_PAGES);
         if self.copying.is_some() {
             // Of a further chunk more would have to be held than those who come along write.
             limit = limit.min(self.held.end);
         }
-        let until = turn.take_along(&mut self.along, end, limit, fits);
+        let until = queued.merge_followers(&mut self.merged, end, limit, is_mergeable);
         if until == end {
             return;
         }
         if until > self.held.end {
-            let Some(lock) = locks.try_lock(end..until, Hold::Alone) else {
-                self.along.truncate(had);
+            let Some(lock) = locks.try_lock(end..until, LockMode::Exclusive) else {
+                self.merged.truncate(had);
                 return;
             };
             self.locks.push(lock);
@@ -91,9 +91,9 @@ impl Work {
     }
 
     /// Tells those who were taken along how it went.
-    pub fn deliver(self, result: &Result<()>) {
+    pub fn complete_merged(self, result: &Result<()>) {
         drop(self.locks);
-        self.along.into_iter().for_each(|taken| taken.deliver(result.clone()));
+        self.merged.into_iter().for_each(|taken| taken.complete(result.clone()));
     }
 }
 
@@ -101,14 +101,14 @@ impl Work {
 #[derive(Default)]
 struct Shortage {
     /// Checkpoints made for it since free space last changed.
-    emptied: u32,
+    checkpoints: u32,
     free: u64,
     /// Ends when it is to fail.
     patience: Option<LocalFuture<()>>,
     /// Its time is over, but there was room for it then.
-    is_over: bool,
+    timed_out: bool,
     /// It was told that it waits.
-    is_told: bool,
+    reported: bool,
 }
 
 impl<D: Device> Volume<D> {
@@ -116,109 +116,114 @@ impl<D: Device> Volume<D> {
     /// that: who comes before it may need more pages than it writes, and it waits for them.
     pub(super) async fn plan(
         &self,
-        turn: &Turn<Buf>,
-        work: &mut Work,
+        queued: &QueuedWrite<Buf>,
+        work: &mut PendingWrite,
         lock: &mut Option<RangeGuard>,
     ) -> Result<PlanGuard> {
         let mut shortage = Shortage::default();
-        let mut unbound = false;
+        let mut sealed = false;
         loop {
-            self.inner.admit().await?;
+            self.inner.wait_below_dirty_limit().await?;
             let guard = self.inner.generations.enter();
-            let planned = self.inner.edit(|meta| {
-                work.take_along(turn, &self.locks);
-                work.plan.advance(meta, self.id, turn.is_first())
+            let planned = self.inner.retry_on_miss(|meta| {
+                work.merge_followers(queued, &self.locks);
+                work.plan.advance(meta, self.id, queued.is_first())
             });
             match planned.await {
                 Ok(()) => return Ok(guard),
                 // A quota that has no room for all of them may have some for this one.
-                Err(Ended::Error(e)) if e.kind() == ErrorKind::NoSpace && !work.along.is_empty() => {
-                    work.alone = true;
+                Err(EditError::Error(e)) if e.kind() == ErrorKind::NoSpace && !work.merged.is_empty() => {
+                    work.exclusive = true;
                     self.restart(work);
                     continue;
                 }
-                Err(Ended::Error(e)) => {
-                    self.untake(work);
+                Err(EditError::Error(e)) => {
+                    self.return_pages(work);
                     return Err(e);
                 }
-                Err(Ended::NoSpace) if planted(Bug::FullLeavesHalf) => self.publish(&work.plan).await?,
-                Err(Ended::NoSpace) => {}
+                Err(EditError::NoSpace) if planted(Bug::FullLeavesHalf) => self.publish(&work.plan).await?,
+                Err(EditError::NoSpace) => {}
             }
             drop(guard);
             // Pages that recovery might ask for are written elsewhere, but not for want of space.
-            if !std::mem::replace(&mut unbound, true) && self.inner.meta.borrow().journal.vouches() {
+            if !std::mem::replace(&mut sealed, true) && self.inner.meta.borrow().journal.holds_pages() {
                 self.restart(work);
-                self.inner.unbind().await?;
+                self.inner.commit_sealed().await?;
                 continue;
             }
             work.give_up_copying();
             self.restart(work);
             let locked = lock.take().is_some();
-            turn.step_aside();
-            let room = self.make_room(turn, work, &mut shortage).await;
-            self.inner.tell_if_full(self.id, room)?;
+            queued.yield_for_space();
+            let room = self.wait_for_free_space(queued, work, &mut shortage).await;
+            self.inner.report_if_full(self.id, room)?;
             if locked {
-                *lock = Some(self.locks.lock(work.held.clone(), Hold::Alone).await);
+                *lock = Some(self.locks.lock(work.held.clone(), LockMode::Exclusive).await);
             }
-            turn.step_back();
+            queued.rejoin();
         }
     }
 
     /// Plans from the beginning.
-    fn restart(&self, work: &mut Work) {
-        self.untake(work);
+    fn restart(&self, work: &mut PendingWrite) {
+        self.return_pages(work);
         work.restart();
     }
 
     /// What the plan was handed is to be had by others.
-    fn untake(&self, work: &Work) {
+    fn return_pages(&self, work: &PendingWrite) {
         let mut meta = self.inner.meta.borrow_mut();
-        work.plan.faults.iter().for_each(|fault| meta.space.untake(fault.to, fault.len));
+        work.plan.faults.iter().for_each(|fault| meta.space.return_pages(fault.to, fault.len));
     }
 
     /// Waits until there may be space for it: for its turn among those who need some, for a checkpoint
     /// that brings back what was given up, for others to free some.
-    async fn make_room(&self, turn: &Turn<Buf>, work: &Work, shortage: &mut Shortage) -> Result<()> {
+    async fn wait_for_free_space(
+        &self,
+        queued: &QueuedWrite<Buf>,
+        work: &PendingWrite,
+        shortage: &mut Shortage,
+    ) -> Result<()> {
         self.inner.check_writable()?;
         if shortage.patience.is_none()
-            && !shortage.is_over
+            && !shortage.timed_out
             && let WhenFull::Wait(time) = self.inner.options.when_full
         {
             shortage.patience = Some(self.inner.runtime.sleep(time));
         }
-        if !turn.is_first() {
-            let waited = shortage.until_first(turn).await;
-            if waited.is_err() && !shortage.is_over && self.comes_to_room(work).await {
+        if !queued.is_first() {
+            let waited = shortage.until_first(queued).await;
+            if waited.is_err() && !shortage.timed_out && self.will_fit(work).await {
                 // The first goes on, or gives up in its time.
-                (shortage.is_over, shortage.patience) = (true, None);
-                return shortage.until_first(turn).await;
+                (shortage.timed_out, shortage.patience) = (true, None);
+                return shortage.until_first(queued).await;
             }
             return waited;
         }
         let free = self.inner.meta.borrow().space.available();
         if free != shortage.free {
-            (shortage.free, shortage.emptied) = (free, 0);
+            (shortage.free, shortage.checkpoints) = (free, 0);
         }
         // What was given up comes back with a checkpoint; tables it replaces with one more.
-        if shortage.emptied < 2 && self.inner.has_pending_space() {
-            shortage.emptied += 1;
+        if shortage.checkpoints < 2 && self.inner.has_pending_space() {
+            shortage.checkpoints += 1;
             return self.inner.clone().checkpoint().await;
         }
         self.inner.full.set(true);
-        let Some(patience) = &mut shortage.patience else { return Err(no_space()) };
-        if !std::mem::replace(&mut shortage.is_told, true) {
-            self.inner.tell_waiting(self.id);
+        let Some(patience) = &mut shortage.patience else { return Err(no_space_error()) };
+        if !std::mem::replace(&mut shortage.reported, true) {
+            self.inner.report_waiting(self.id);
         }
-        if self.inner.wait_for_space(patience).await { Ok(()) } else { Err(no_space()) }
+        if self.inner.wait_for_space(patience).await { Ok(()) } else { Err(no_space_error()) }
     }
 }
 
 impl<D: Device> Volume<D> {
     /// Whether there is room for it now, or once the checkpoint that runs has ended.
-    async fn comes_to_room(&self, work: &Work) -> bool {
-        let has_room = || work.plan.has_room(&self.inner.meta.borrow());
+    async fn will_fit(&self, work: &PendingWrite) -> bool {
+        let has_room = || work.plan.fits(&self.inner.meta.borrow());
         if !has_room() {
-            self.inner.checkpoint_ends().await;
+            self.inner.wait_checkpoint_end().await;
         }
         has_room()
     }
@@ -226,19 +231,19 @@ impl<D: Device> Volume<D> {
 
 impl Shortage {
     /// Waits for those who were without space before it.
-    async fn until_first(&mut self, turn: &Turn<Buf>) -> Result<()> {
+    async fn until_first(&mut self, queued: &QueuedWrite<Buf>) -> Result<()> {
         let outcome = poll_fn(|cx| {
-            turn.watch(cx.waker());
-            if turn.is_first() {
+            queued.watch(cx.waker());
+            if queued.is_first() {
                 return Poll::Ready(Ok(()));
             }
             match self.patience.as_mut().map(|patience| patience.as_mut().poll(cx)) {
-                Some(Poll::Ready(())) => Poll::Ready(Err(no_space())),
+                Some(Poll::Ready(())) => Poll::Ready(Err(no_space_error())),
                 _ => Poll::Pending,
             }
         })
         .await;
-        turn.stop_waiting();
+        queued.stop_waiting();
         outcome
     }
 }

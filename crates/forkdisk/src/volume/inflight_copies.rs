@@ -6,38 +6,38 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
-use crate::copier::{Client, Given, Ticket, User};
+use crate::copier::{Client, CopyClass, JobHandle, ProvidedBytes};
 use crate::device::{Buf, Device};
 use crate::error::Error;
 use crate::format::Throttle;
 use crate::planted::{Bug, planted};
-use crate::sync::{Event, Turn};
+use crate::sync::{Event, QueuedWrite};
 
 use super::Volume;
 
 /// A part of a volume that is being copied to a new place.
-pub struct Running {
+pub struct CopyPart {
     /// Bytes of the volume.
     pub range: Range<u64>,
-    pub ticket: Ticket,
+    pub ticket: JobHandle,
 }
 
 /// All copies that one write has begun.
-pub struct Break {
-    pub parts: Vec<Running>,
+pub struct InflightBreak {
+    pub parts: Vec<CopyPart>,
     /// The turns of the write that has begun them and of those that have joined.
-    turns: RefCell<Vec<u64>>,
+    queued_ids: RefCell<Vec<u64>>,
     /// Bytes of the volume before this one are taken: whoever joins begins behind.
     joined: Cell<u64>,
     outcome: RefCell<Option<Result<(), Error>>>,
     ended: Event,
 }
 
-impl Break {
+impl InflightBreak {
     /// The parts that hold `range`, if it lies in them wholly.
-    fn parts_of(&self, range: &Range<u64>) -> Option<Vec<&Running>> {
-        let overlap = |p: &&Running| p.range.start < range.end && range.start < p.range.end;
-        let parts: Vec<&Running> = self.parts.iter().filter(overlap).collect();
+    fn parts_of(&self, range: &Range<u64>) -> Option<Vec<&CopyPart>> {
+        let overlap = |p: &&CopyPart| p.range.start < range.end && range.start < p.range.end;
+        let parts: Vec<&CopyPart> = self.parts.iter().filter(overlap).collect();
         let held: u64 = parts.iter().map(|p| p.range.end.min(range.end) - p.range.start.max(range.start)).sum();
         (held == range.end - range.start).then_some(parts)
     }
@@ -53,17 +53,17 @@ impl Break {
 }
 
 /// What a volume has copied at the moment, and on whose behalf.
-pub struct Copies {
+pub struct InflightCopies {
     client: Rc<Client>,
     gatherer: Rc<Client>,
-    running: RefCell<Vec<Rc<Break>>>,
+    running: RefCell<Vec<Rc<InflightBreak>>>,
 }
 
-impl Copies {
+impl InflightCopies {
     /// None yet; later ones are made for `user` and held to `throttle`.
-    pub fn new(user: User, throttle: Throttle) -> Copies {
+    pub fn new(user: CopyClass, throttle: Throttle) -> InflightCopies {
         let client = |user| Rc::new(Client::new(user, throttle));
-        Copies { client: client(user), gatherer: client(User::Gather), running: RefCell::default() }
+        InflightCopies { client: client(user), gatherer: client(CopyClass::Gather), running: RefCell::default() }
     }
 
     /// The copier's client.
@@ -72,7 +72,7 @@ impl Copies {
     }
 
     /// The client for whom scattered pages are brought together.
-    pub fn gatherer(&self) -> &Rc<Client> {
+    pub fn gather_client(&self) -> &Rc<Client> {
         &self.gatherer
     }
 
@@ -83,16 +83,21 @@ impl Copies {
     }
 
     /// Others may join from now on, from byte `from` of the volume.
-    pub fn begin(&self, parts: Vec<Running>, turn: &Turn<Buf>, from: u64) -> Rc<Break> {
+    pub fn begin(&self, parts: Vec<CopyPart>, queued: &QueuedWrite<Buf>, from: u64) -> Rc<InflightBreak> {
         let (outcome, ended) = Default::default();
-        let new =
-            Rc::new(Break { parts, turns: RefCell::new(vec![turn.id()]), joined: Cell::new(from), outcome, ended });
+        let new = Rc::new(InflightBreak {
+            parts,
+            queued_ids: RefCell::new(vec![queued.id()]),
+            joined: Cell::new(from),
+            outcome,
+            ended,
+        });
         self.running.borrow_mut().push(new.clone());
         new
     }
 
     /// The copies are mapped, or have failed.
-    pub fn end(&self, ended: &Rc<Break>, outcome: Result<(), Error>) {
+    pub fn end(&self, ended: &Rc<InflightBreak>, outcome: Result<(), Error>) {
         self.running.borrow_mut().retain(|b| !Rc::ptr_eq(b, ended));
         *ended.outcome.borrow_mut() = Some(outcome);
         ended.ended.notify();
@@ -103,12 +108,17 @@ impl<D: Device> Volume<D> {
     /// Takes `buf` along with a copy under way, if there is one that can. `Err` gives the buffer
     /// back, and the turn it has: it has to be written in the ordinary way, as also after a copy that
     /// failed.
-    pub(super) async fn join_copy(&self, offset: u64, buf: Buf, pages: &Range<u64>) -> Result<Buf, (Buf, Turn<Buf>)> {
+    pub(super) async fn join_copy(
+        &self,
+        offset: u64,
+        buf: Buf,
+        pages: &Range<u64>,
+    ) -> Result<Buf, (Buf, QueuedWrite<Buf>)> {
         let range = offset..offset + buf.len() as u64;
-        let found = self.copy_to_join(&range, pages);
-        let turn = self.turns.enter(pages.clone());
-        let Some(joined) = found else { return Err((buf, turn)) };
-        joined.turns.borrow_mut().push(turn.id());
+        let found = self.joinable_copy(&range, pages);
+        let queued = self.write_queue.enter(pages.clone());
+        let Some(joined) = found else { return Err((buf, queued)) };
+        joined.queued_ids.borrow_mut().push(queued.id());
         joined.joined.set(range.end);
         let bytes = Rc::new(buf);
         let parts = joined.parts_of(&range).expect("found with it");
@@ -116,24 +126,24 @@ impl<D: Device> Volume<D> {
             let (from, to) = (part.range.start.max(range.start), part.range.end.min(range.end));
             let place = (from - offset) as usize..(to - offset) as usize;
             if !planted(Bug::JoinedWriteLost) {
-                part.ticket.give(Given { at: from - part.range.start, range: place, bytes: bytes.clone() });
+                part.ticket.give(ProvidedBytes { at: from - part.range.start, range: place, bytes: bytes.clone() });
             }
         }
         let mut submitted = true;
         for part in &parts {
-            submitted &= part.ticket.sealed().await;
+            submitted &= part.ticket.wait_submitted().await;
         }
         // It keeps its place if it has to be written after all.
-        let turn = (!submitted).then_some(turn);
+        let queued = (!submitted).then_some(queued);
         let outcome = joined.outcome().await;
         let buf = Rc::try_unwrap(bytes).unwrap_or_else(|shared| Buf::copy_of(&shared));
         match outcome {
             Ok(()) => Ok(buf),
-            Err(_) => Err((buf, turn.unwrap_or_else(|| self.turns.enter(pages.clone())))),
+            Err(_) => Err((buf, queued.unwrap_or_else(|| self.write_queue.enter(pages.clone())))),
         }
     }
 
-    fn copy_to_join(&self, range: &Range<u64>, pages: &Range<u64>) -> Option<Rc<Break>> {
+    fn joinable_copy(&self, range: &Range<u64>, pages: &Range<u64>) -> Option<Rc<InflightBreak>> {
         let running = self.copies.running.borrow();
         if running.is_empty() {
             return None;
@@ -141,11 +151,12 @@ impl<D: Device> Volume<D> {
         if self.locks.is_awaited(pages) {
             return None;
         }
-        let takes = |part: &&Running| {
+        let takes = |part: &&CopyPart| {
             planted(Bug::JoinedWriteTooLate) || part.ticket.takes(range.start.max(part.range.start) - part.range.start)
         };
-        let joins = |b: &&Rc<Break>| {
-            let in_order = b.joined.get() <= range.start && self.turns.has_only(pages, &b.turns.borrow());
+        let joins = |b: &&Rc<InflightBreak>| {
+            let in_order =
+                b.joined.get() <= range.start && self.write_queue.is_behind_only(pages, &b.queued_ids.borrow());
             in_order && b.parts_of(range).is_some_and(|parts| parts.iter().all(takes))
         };
         running.iter().find(joins).cloned()

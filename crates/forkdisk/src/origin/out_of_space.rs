@@ -6,18 +6,18 @@ use std::time::Duration;
 use crate::device::Device;
 use crate::error::Result;
 use crate::format::{OriginFull, Record};
-use crate::pool::{Inner, PoolEvent, no_space};
+use crate::pool::{Inner, PoolEvent, no_space_error};
 use crate::runtime::LocalFuture;
 use crate::types::VolumeId;
 
 use super::Origin;
 
 /// Checkpoints that one write begins for space that was given up.
-const CHECKPOINTS: u32 = 2;
+const MAX_CHECKPOINTS: u32 = 2;
 
 /// What a write has tried already to get space.
 #[derive(Default)]
-pub struct Patience {
+pub struct SpaceWait {
     emptied: u32,
     /// Most pages that were free before it tried: it tries again when there are more.
     free: u64,
@@ -25,9 +25,9 @@ pub struct Patience {
     left: Option<LocalFuture<()>>,
 }
 
-impl Patience {
+impl SpaceWait {
     /// It is about to try, with so many pages free.
-    pub fn tries(&mut self, free: u64) {
+    pub fn note_attempt(&mut self, free: u64) {
         if free > self.free {
             (self.free, self.emptied) = (free, 0);
         }
@@ -36,15 +36,15 @@ impl Patience {
 
 impl<D: Device> Origin<D> {
     /// Waits for space or makes some; fails when neither helps. Nothing is held meanwhile.
-    pub(super) async fn wait_for_space(&self, inner: &Rc<Inner<D>>, patience: &mut Patience) -> Result<()> {
+    pub(super) async fn wait_for_space(&self, inner: &Rc<Inner<D>>, patience: &mut SpaceWait) -> Result<()> {
         inner.check_writable()?;
         let free = inner.meta.borrow().space.available();
         if free > patience.free {
             // Some came back while it was found that there is none.
-            patience.tries(free);
+            patience.note_attempt(free);
             return Ok(());
         }
-        if patience.emptied < CHECKPOINTS && inner.has_pending_space() {
+        if patience.emptied < MAX_CHECKPOINTS && inner.has_pending_space() {
             patience.emptied += 1;
             return inner.clone().checkpoint().await;
         }
@@ -54,13 +54,13 @@ impl<D: Device> Origin<D> {
             OriginFull::Wait(seconds) => {
                 let sleep = || inner.runtime.sleep(Duration::from_secs(u64::from(seconds)));
                 if patience.left.is_none() {
-                    inner.tell_waiting(self.id);
+                    inner.report_waiting(self.id);
                 }
                 let left = patience.left.get_or_insert_with(sleep);
                 // Others that wait begin checkpoints, too: those alone bring nothing.
                 while inner.meta.borrow().space.available() <= patience.free {
                     if !inner.wait_for_space(left).await {
-                        return inner.tell_if_full(self.id, Err(no_space()));
+                        return inner.report_if_full(self.id, Err(no_space_error()));
                     }
                     inner.check_writable()?;
                 }
@@ -68,7 +68,7 @@ impl<D: Device> Origin<D> {
             }
             OriginFull::DropOldest => {
                 let Some(id) = self.oldest_droppable(inner) else {
-                    return inner.tell_if_full(self.id, Err(no_space()));
+                    return inner.report_if_full(self.id, Err(no_space_error()));
                 };
                 let dropped = inner
                     .verb(|meta| {
@@ -80,12 +80,12 @@ impl<D: Device> Origin<D> {
                     .await?;
                 if let Some(snapshot) = dropped {
                     inner.counters.dropped.add(1);
-                    inner.tell(&PoolEvent::Dropped { snapshot });
+                    inner.report(&PoolEvent::Dropped { snapshot });
                 }
                 inner.reap_soon();
-                inner.clone().settle().await
+                inner.clone().wait_freed().await
             }
-            OriginFull::Error => inner.tell_if_full(self.id, Err(no_space())),
+            OriginFull::Error => inner.report_if_full(self.id, Err(no_space_error())),
         }
     }
 
@@ -95,8 +95,8 @@ impl<D: Device> Origin<D> {
         let mut all: Vec<VolumeId> = chain.chained.iter().chain(&chain.independent).copied().collect();
         all.sort_unstable();
         all.into_iter().find(|&id| {
-            let idle = |v: &crate::pool::DirectoryEntry| v.record.flags.droppable && v.open.get() == 0 && !v.pending;
-            meta.directory.get(id).is_some_and(idle) && meta.directory.resting_on(id).is_none()
+            let idle = |v: &crate::pool::CatalogEntry| v.record.flags.droppable && v.open.get() == 0 && !v.pending;
+            meta.directory.get(id).is_some_and(idle) && meta.directory.clones_backed_by(id).is_none()
         })
     }
 }

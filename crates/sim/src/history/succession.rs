@@ -8,7 +8,7 @@
 use super::Violation;
 use super::op::{Kind, Op, WRITES};
 use super::place::{self, Place};
-use super::run::{Run, Spare};
+use super::run::{AllowedFailure, Run};
 use crate::model::{Control, Key};
 use crate::rng::{Rng, mix};
 
@@ -17,7 +17,7 @@ const BLOCK: u64 = 1 << 20;
 
 /// What comes next, and whom it concerns, by name.
 #[derive(Default)]
-pub(super) struct Succession {
+pub(super) struct CloneSuccession {
     step: u8,
     /// The one that is deleted, its clone, and the clone of that.
     names: [String; 3],
@@ -37,7 +37,7 @@ enum Who {
 
 impl Run<'_> {
     /// The next step of the succession.
-    pub(super) fn heir(&mut self, op: &Op) -> Result<(), Violation> {
+    pub(super) fn clone(&mut self, op: &Op) -> Result<(), Violation> {
         let mut rng = Rng::new(op.draws[1]);
         let step = self.succession.step;
         self.succession.step = (step + 1) % 13;
@@ -71,7 +71,7 @@ impl Run<'_> {
     fn begin_succession(&mut self, rng: &mut Rng) -> Result<(), Violation> {
         let blocks = 3 + rng.below(2);
         let names = [self.name("v"), self.name("c"), self.name("c")];
-        self.succession = Succession { step: 1, names, blocks, block: rng.below(blocks) };
+        self.succession = CloneSuccession { step: 1, names, blocks, block: rng.below(blocks) };
         let control = Control::Create(self.succession.names[0].clone(), blocks * BLOCK);
         self.control(control)?;
         self.drain()
@@ -124,7 +124,7 @@ impl Run<'_> {
         let mut one = op.write_of(i);
         // All of them are durable at once, or none.
         one.draws[3] = op.draws[3];
-        self.write(&one, key, place.within(self.size(key)), Spare::Nothing)
+        self.write(&one, key, place.within(self.size(key)), AllowedFailure::Nothing)
     }
 
     /// The heir gives up a block just before that is gathered for its clone, or at any time, and the clone is

@@ -14,12 +14,12 @@ const PATIENCE: Duration = Duration::from_secs(180);
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Nobody else attaches or detaches while it lives; it goes with the process.
-pub struct Alone(#[allow(dead_code, reason = "the lock is held by the open file")] File);
+pub struct AttachLock(#[allow(dead_code, reason = "the lock is held by the open file")] File);
 
 /// If it is its turn now.
-pub fn alone_at_once() -> Option<Alone> {
+pub fn alone_at_once() -> Option<AttachLock> {
     let file = open().ok()?;
-    flock(&file, FlockOperation::NonBlockingLockExclusive).ok().map(|()| Alone(file))
+    flock(&file, FlockOperation::NonBlockingLockExclusive).ok().map(|()| AttachLock(file))
 }
 
 fn open() -> Result<File> {
@@ -29,12 +29,12 @@ fn open() -> Result<File> {
 }
 
 /// Waits for its turn.
-pub fn alone() -> Result<Alone> {
+pub fn alone() -> Result<AttachLock> {
     let file = open()?;
     let start = Instant::now();
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(Alone(file)),
+            Ok(()) => return Ok(AttachLock(file)),
             Err(Errno::WOULDBLOCK | Errno::INTR) => {}
             Err(error) => return Err(error).context(LOCK),
         }

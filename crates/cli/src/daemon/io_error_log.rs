@@ -13,9 +13,9 @@ const QUIET: Duration = Duration::from_secs(60);
 
 /// When which kind of failure of which volume was seen last.
 #[derive(Clone, Default)]
-pub struct Refusals(Rc<RefCell<HashMap<(VolumeId, ErrorKind), Instant>>>);
+pub struct IoErrorLog(Rc<RefCell<HashMap<(VolumeId, ErrorKind), Instant>>>);
 
-impl Refusals {
+impl IoErrorLog {
     /// A request (`what`) to a volume has failed.
     pub fn note(&self, id: VolumeId, what: &str, name: impl FnOnce() -> String, error: &Error) {
         if is_told_as_such(error) && self.is_news((id, error.kind()), Instant::now()) {
@@ -51,14 +51,14 @@ mod tests {
 
     #[test]
     fn a_cause_is_news_once_until_it_has_been_quiet() {
-        let (refusals, start) = (Refusals::default(), Instant::now());
+        let (io_errors, start) = (IoErrorLog::default(), Instant::now());
         let cause = (VolumeId(1), ErrorKind::Busy);
-        let seen = |second| refusals.is_news(cause, start + Duration::from_secs(second));
+        let seen = |second| io_errors.is_news(cause, start + Duration::from_secs(second));
         assert_eq!([0, 1, 59, 110, 169].map(seen), [true, false, false, false, false]);
-        assert!(refusals.is_news((VolumeId(1), ErrorKind::Io), start + Duration::from_secs(169)), "another cause");
-        assert!(refusals.is_news((VolumeId(2), ErrorKind::Busy), start + Duration::from_secs(169)), "another volume");
+        assert!(io_errors.is_news((VolumeId(1), ErrorKind::Io), start + Duration::from_secs(169)), "another cause");
+        assert!(io_errors.is_news((VolumeId(2), ErrorKind::Busy), start + Duration::from_secs(169)), "another volume");
         assert!(seen(229), "again after a minute");
-        assert_eq!(refusals.0.borrow().len(), 1, "what is over is forgotten");
+        assert_eq!(io_errors.0.borrow().len(), 1, "what is over is forgotten");
     }
 
     #[test]

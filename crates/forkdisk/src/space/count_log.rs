@@ -18,14 +18,14 @@ use crate::types::{BLOCK_PAGES, PAGE_SIZE};
 use super::Space;
 
 /// Most pages of a log that this program writes: those in front of the second superblock, so that each segment is one request.
-const MOST_PAGES: u32 = 124;
+const MAX_LOG_PAGES: u32 = 124;
 
 /// Memory of a part, in bytes, roughly.
 const PART_BYTES: usize = 64;
 
 /// See the module.
 #[derive(Default)]
-pub struct Logged {
+pub struct CountLogState {
     /// Most pages of it; 0: none are written.
     limit: u32,
     /// Most parts that are added, so that it takes no more memory than the cache of count pages.
@@ -34,21 +34,21 @@ pub struct Logged {
     /// Where it ends.
     pub end: CountLog,
     /// The next checkpoint is to write pages, although it has room.
-    pub is_to_end: bool,
+    pub retiring: bool,
     /// Changes in leaves, by the number of the leaf and the block's place in it, in their order.
     leaves: BTreeMap<u64, Vec<(u8, BlockChange)>>,
     /// What changes in the entries of leaves and of the pages above them: pages in use, references noted.
     entries: BTreeMap<CountNode, (i64, i64)>,
 }
 
-impl Logged {
+impl CountLogState {
     /// Pages that may be added.
-    pub fn room(&self) -> u32 {
+    pub fn free_pages(&self) -> u32 {
         self.limit.saturating_sub(self.end.pages)
     }
 
     /// Whether there is memory for so many more parts.
-    pub fn holds(&self, parts: usize) -> bool {
+    pub fn fits_memory(&self, parts: usize) -> bool {
         self.parts + parts <= self.max_parts
     }
 
@@ -124,7 +124,7 @@ impl Logged {
 
     /// Everything is in count pages; the log is empty.
     pub fn clear(&mut self) {
-        *self = Logged { limit: self.limit, max_parts: self.max_parts, ..Logged::default() };
+        *self = CountLogState { limit: self.limit, max_parts: self.max_parts, ..CountLogState::default() };
     }
 }
 
@@ -156,7 +156,7 @@ impl Space {
 
     /// Whether there is no more room in the log than is taken.
     pub fn log_is_half_full(&self) -> bool {
-        self.logged.end.pages > 0 && self.logged.end.pages >= self.logged.room()
+        self.logged.end.pages > 0 && self.logged.end.pages >= self.logged.free_pages()
     }
 
     /// Of how many leaves the log changes counts.
@@ -167,7 +167,7 @@ impl Space {
     /// Reading the log is to be no more work than reading both slots of the pages that it stands for.
     pub(super) fn limit_log(&mut self) {
         let pages: u64 = (0..4).map(|level| self.layout.count_nodes(level)).sum();
-        self.logged.limit = u32::try_from(2 * pages).unwrap_or(u32::MAX).min(MOST_PAGES);
+        self.logged.limit = u32::try_from(2 * pages).unwrap_or(u32::MAX).min(MAX_LOG_PAGES);
     }
 }
 

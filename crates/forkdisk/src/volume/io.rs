@@ -5,7 +5,7 @@ use crate::device::{Buf, Device};
 use crate::error::Result;
 
 use super::Volume;
-use super::through::Under;
+use super::backing::Backing;
 
 impl<D: Device> Volume<D> {
     /// Fills all of `buf` from `offset`.
@@ -30,8 +30,8 @@ impl<D: Device> Volume<D> {
         let running = self.counters.begin(Operation::Write, buf.len() as u64);
         let (mut result, buf) = self.write_range(offset, buf, fua).await;
         // The check avoids an await, which costs a write of 4 KiB more than one percent of its instructions.
-        if !self.inner.is_kept() {
-            result = self.acknowledge(result).await;
+        if !self.inner.is_process_safe() {
+            result = self.wait_process_safe(result).await;
         }
         running.end(result.is_ok());
         self.note_dirty();
@@ -52,7 +52,7 @@ impl<D: Device> Volume<D> {
     pub async fn discard(&self, offset: u64, len: u64) -> Result<()> {
         let running = self.counters.begin(Operation::Discard, len);
         let result = self.discard_range(offset, len).await;
-        let result = self.acknowledge(result).await;
+        let result = self.wait_process_safe(result).await;
         running.end(result.is_ok());
         self.note_dirty();
         result
@@ -63,23 +63,23 @@ impl<D: Device> Volume<D> {
     pub async fn write_zeroes(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         let running = self.counters.begin(Operation::Zero, len);
         let result = self.zero_range(offset, len, fua).await;
-        let result = self.acknowledge(result).await;
+        let result = self.wait_process_safe(result).await;
         running.end(result.is_ok());
         self.note_dirty();
         result
     }
 
     /// Waits until a successful change survives a crash of the process.
-    pub(super) async fn acknowledge(&self, result: Result<()>) -> Result<()> {
+    pub(super) async fn wait_process_safe(&self, result: Result<()>) -> Result<()> {
         match result {
-            Ok(()) => self.inner.kept().await,
+            Ok(()) => self.inner.wait_process_safe().await,
             failed => failed,
         }
     }
 
     /// Something was acknowledged that may not be durable.
     pub(super) fn note_dirty(&self) {
-        if let Under::Itself(origin) = self.under() {
+        if let Backing::Origin(origin) = self.backing() {
             origin.is_dirty.set(true);
         }
         self.inner.note_dirty();
@@ -88,7 +88,7 @@ impl<D: Device> Volume<D> {
 
     /// Notes that a front end took `nanoseconds` from admitting an operation to answering it. The
     /// engine has no clock of its own.
-    pub fn took(&self, operation: Operation, nanoseconds: u64) {
-        self.counters.took(operation, nanoseconds);
+    pub fn record_latency(&self, operation: Operation, nanoseconds: u64) {
+        self.counters.record_latency(operation, nanoseconds);
     }
 }

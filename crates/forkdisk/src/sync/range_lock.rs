@@ -12,44 +12,44 @@ use super::Event;
 
 /// How a range is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hold {
+pub enum LockMode {
     /// Together with others who share it.
     Shared,
     /// Alone.
-    Alone,
+    Exclusive,
 }
 
-struct Claim {
+struct LockRequest {
     id: u64,
     range: Range<u64>,
-    hold: Hold,
+    hold: LockMode,
     granted: bool,
 }
 
-impl Claim {
-    fn conflicts(&self, other: &Claim) -> bool {
+impl LockRequest {
+    fn conflicts(&self, other: &LockRequest) -> bool {
         let overlap = self.range.start < other.range.end && other.range.start < self.range.end;
-        overlap && (self.hold == Hold::Alone || other.hold == Hold::Alone)
+        overlap && (self.hold == LockMode::Exclusive || other.hold == LockMode::Exclusive)
     }
 }
 
 /// Numbers rise along the queue.
 #[derive(Default)]
-struct Claims {
+struct LockQueue {
     next: u64,
-    queue: VecDeque<Claim>,
+    queue: VecDeque<LockRequest>,
     /// How many of them are to be alone, and how many are not granted yet.
     alone: usize,
     waiting: usize,
 }
 
-impl Claims {
+impl LockQueue {
     /// Adds a claim that nobody has granted yet.
-    fn add(&mut self, range: Range<u64>, hold: Hold) -> u64 {
+    fn add(&mut self, range: Range<u64>, hold: LockMode) -> u64 {
         self.next += 1;
-        self.alone += usize::from(hold == Hold::Alone);
+        self.alone += usize::from(hold == LockMode::Exclusive);
         self.waiting += 1;
-        self.queue.push_back(Claim { id: self.next, range, hold, granted: false });
+        self.queue.push_back(LockRequest { id: self.next, range, hold, granted: false });
         self.next
     }
 
@@ -58,7 +58,7 @@ impl Claims {
     }
 
     /// Whether none of the first `n` claims is in the way of `claim`.
-    fn is_free(&self, claim: &Claim, n: usize) -> bool {
+    fn is_free(&self, claim: &LockRequest, n: usize) -> bool {
         let all_share = self.alone == 0;
         all_share || !self.queue.iter().take(n).any(|c| c.conflicts(claim))
     }
@@ -78,7 +78,7 @@ impl Claims {
     fn remove(&mut self, id: u64) -> bool {
         let at = self.place(id);
         let claim = self.queue.remove(at).expect("found there");
-        self.alone -= usize::from(claim.hold == Hold::Alone);
+        self.alone -= usize::from(claim.hold == LockMode::Exclusive);
         self.waiting -= usize::from(!claim.granted);
         self.waiting > 0
     }
@@ -87,7 +87,7 @@ impl Claims {
 /// All claims on one volume, oldest first.
 #[derive(Default)]
 pub struct RangeLocks {
-    claims: RefCell<Claims>,
+    claims: RefCell<LockQueue>,
     changed: Event,
 }
 
@@ -99,7 +99,7 @@ pub struct RangeGuard {
 
 impl RangeLocks {
     /// Holds `range`; waits for every earlier claim that conflicts with it.
-    pub async fn lock(self: &Rc<Self>, range: Range<u64>, hold: Hold) -> RangeGuard {
+    pub async fn lock(self: &Rc<Self>, range: Range<u64>, hold: LockMode) -> RangeGuard {
         let id = self.claims.borrow_mut().add(range, hold);
         let guard = RangeGuard { locks: self.clone(), id };
         while !self.claims.borrow_mut().try_grant(id) {
@@ -111,12 +111,12 @@ impl RangeLocks {
     /// Whether somebody waits for a part of `range`.
     pub fn is_awaited(&self, range: &Range<u64>) -> bool {
         let claims = self.claims.borrow();
-        let waits = |c: &Claim| !c.granted && c.range.start < range.end && range.start < c.range.end;
+        let waits = |c: &LockRequest| !c.granted && c.range.start < range.end && range.start < c.range.end;
         claims.waiting > 0 && claims.queue.iter().any(waits)
     }
 
     /// Holds `range` if no claim conflicts with it; never waits.
-    pub fn try_lock(self: &Rc<Self>, range: Range<u64>, hold: Hold) -> Option<RangeGuard> {
+    pub fn try_lock(self: &Rc<Self>, range: Range<u64>, hold: LockMode) -> Option<RangeGuard> {
         let mut claims = self.claims.borrow_mut();
         let id = claims.add(range, hold);
         if claims.try_grant(id) {
@@ -133,9 +133,9 @@ impl RangeGuard {
     pub fn widen(&mut self, range: Range<u64>) -> bool {
         let mut claims = self.locks.claims.borrow_mut();
         let at = claims.place(self.id);
-        let wide = Claim { id: self.id, range, hold: claims.queue[at].hold, granted: true };
+        let wide = LockRequest { id: self.id, range, hold: claims.queue[at].hold, granted: true };
         debug_assert!(wide.range.start == claims.queue[at].range.start && claims.queue[at].range.end <= wide.range.end);
-        let in_the_way = |(i, c): (usize, &Claim)| i != at && (i < at || c.granted) && c.conflicts(&wide);
+        let in_the_way = |(i, c): (usize, &LockRequest)| i != at && (i < at || c.granted) && c.conflicts(&wide);
         if claims.queue.iter().enumerate().any(in_the_way) {
             return false;
         }
@@ -171,24 +171,24 @@ mod tests {
     #[test]
     fn those_who_share_do_not_wait_for_one_another() {
         let locks = Rc::new(RangeLocks::default());
-        let a = locks.try_lock(0..4, Hold::Shared).expect("the first");
-        let b = locks.try_lock(2..6, Hold::Shared).expect("shared as well");
-        assert!(locks.try_lock(3..4, Hold::Alone).is_none());
-        let c = locks.try_lock(6..8, Hold::Alone).expect("it overlaps nothing");
-        assert!(locks.try_lock(7..9, Hold::Shared).is_none());
+        let a = locks.try_lock(0..4, LockMode::Shared).expect("the first");
+        let b = locks.try_lock(2..6, LockMode::Shared).expect("shared as well");
+        assert!(locks.try_lock(3..4, LockMode::Exclusive).is_none());
+        let c = locks.try_lock(6..8, LockMode::Exclusive).expect("it overlaps nothing");
+        assert!(locks.try_lock(7..9, LockMode::Shared).is_none());
         drop((a, b, c));
-        assert!(locks.try_lock(0..9, Hold::Alone).is_some());
+        assert!(locks.try_lock(0..9, LockMode::Exclusive).is_some());
     }
 
     #[test]
     fn a_claim_waits_for_all_earlier_ones_in_its_way() {
         let locks = Rc::new(RangeLocks::default());
-        let first = locks.try_lock(0..4, Hold::Shared).expect("the first");
-        let mut alone = pin!(locks.lock(0..2, Hold::Alone));
+        let first = locks.try_lock(0..4, LockMode::Shared).expect("the first");
+        let mut alone = pin!(locks.lock(0..2, LockMode::Exclusive));
         assert!(poll(alone.as_mut()).is_none());
         assert!(locks.is_awaited(&(1..9)) && !locks.is_awaited(&(2..9)), "what is held is not awaited");
-        assert!(locks.try_lock(1..2, Hold::Shared).is_none(), "behind the one that waits to be alone");
-        let mut later = pin!(locks.lock(1..2, Hold::Shared));
+        assert!(locks.try_lock(1..2, LockMode::Shared).is_none(), "behind the one that waits to be alone");
+        let mut later = pin!(locks.lock(1..2, LockMode::Shared));
         assert!(poll(later.as_mut()).is_none());
         drop(first);
         let held = poll(alone.as_mut()).expect("its turn");
@@ -200,19 +200,19 @@ mod tests {
     #[test]
     fn who_widens_goes_before_those_who_wait_and_not_before_others() {
         let locks = Rc::new(RangeLocks::default());
-        let mut early = pin!(locks.lock(9..10, Hold::Alone));
-        let tenth = locks.try_lock(9..10, Hold::Shared).expect("nobody has asked yet");
+        let mut early = pin!(locks.lock(9..10, LockMode::Exclusive));
+        let tenth = locks.try_lock(9..10, LockMode::Shared).expect("nobody has asked yet");
         assert!(poll(early.as_mut()).is_none());
-        let mut first = locks.try_lock(0..4, Hold::Alone).expect("nobody else");
-        let mut waits = pin!(locks.lock(3..6, Hold::Shared));
+        let mut first = locks.try_lock(0..4, LockMode::Exclusive).expect("nobody else");
+        let mut waits = pin!(locks.lock(3..6, LockMode::Shared));
         assert!(poll(waits.as_mut()).is_none());
-        let seventh = locks.try_lock(7..8, Hold::Shared).expect("nobody else");
+        let seventh = locks.try_lock(7..8, LockMode::Shared).expect("nobody else");
         assert!(first.widen(0..6), "behind it in the queue");
         assert!(!first.widen(0..8), "held");
         drop((seventh, tenth));
         assert!(!first.widen(0..10), "before it in the queue");
         assert!(first.widen(0..9));
-        assert!(locks.try_lock(8..9, Hold::Shared).is_none());
+        assert!(locks.try_lock(8..9, LockMode::Shared).is_none());
         assert!(poll(waits.as_mut()).is_none());
         drop(first);
         assert!(poll(waits.as_mut()).is_some() && poll(early.as_mut()).is_some());
@@ -221,11 +221,11 @@ mod tests {
     #[test]
     fn a_claim_given_up_is_in_nobodys_way() {
         let locks = Rc::new(RangeLocks::default());
-        let first = locks.try_lock(0..4, Hold::Shared).expect("the first");
-        let mut alone = Box::pin(locks.lock(0..2, Hold::Alone));
+        let first = locks.try_lock(0..4, LockMode::Shared).expect("the first");
+        let mut alone = Box::pin(locks.lock(0..2, LockMode::Exclusive));
         assert!(poll(alone.as_mut()).is_none());
         drop(alone);
-        assert!(locks.try_lock(0..1, Hold::Shared).is_some());
+        assert!(locks.try_lock(0..1, LockMode::Shared).is_some());
         drop(first);
         let claims = locks.claims.borrow();
         assert_eq!((claims.queue.len(), claims.alone, claims.waiting), (0, 0, 0));

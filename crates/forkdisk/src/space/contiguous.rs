@@ -6,13 +6,13 @@ use crate::types::{BLOCK_PAGES, Block, PageAddr};
 use super::{Miss, Space};
 
 /// Part of the pool that gathering leaves free.
-const KEPT_PART: u64 = 64;
+const RESERVED_PART: u64 = 64;
 /// Leaves of counts from the first on that are searched for empty blocks in a row, where there is one at all.
-const SEARCHED: u64 = 4096;
+const MAX_SEARCHED_LEAVES: u64 = 4096;
 /// Times as many blocks as are wanted in a row, known to be empty, for which no more are searched.
-const PLENTY: u64 = 8;
+const AMPLE_FACTOR: u64 = 8;
 /// Empty blocks among which a row is looked for.
-const LOOKED_AT: usize = 1 << 16;
+const MAX_EXAMINED_BLOCKS: usize = 1 << 16;
 
 impl Space {
     /// Whether a page is known to be free.
@@ -35,8 +35,8 @@ impl Space {
     }
 
     /// Whether `pages` can be taken for gathering and `kept` as well, and some are left to others.
-    pub fn has_room_to_gather(&self, pages: u64, kept: u64) -> bool {
-        self.available >= pages + kept + self.layout.pages() / KEPT_PART
+    pub fn fits_gather(&self, pages: u64, kept: u64) -> bool {
+        self.available >= pages + kept + self.layout.pages() / RESERVED_PART
     }
 
     /// A block of which every page is free, for a virtual block of many pages: the one behind `before`, where the
@@ -50,7 +50,8 @@ impl Space {
         }
         loop {
             let (len, first) = self.longest_row(wanted);
-            let is_enough = self.empty.len() as u64 >= PLENTY * wanted || self.scan >= SEARCHED && first.is_some();
+            let is_enough =
+                self.empty.len() as u64 >= AMPLE_FACTOR * wanted || self.scan >= MAX_SEARCHED_LEAVES && first.is_some();
             if len >= wanted || is_enough {
                 return Ok(first);
             }
@@ -73,7 +74,7 @@ impl Space {
     fn longest_row(&self, wanted: u64) -> (u64, Option<Block>) {
         let (mut longest, mut row): ((u64, Option<Block>), (u64, Block)) = ((0, None), (0, Block(0)));
         let is_for_data = |&&block: &&Block| self.is_for_data(block) && !self.is_for_metadata(block);
-        for &block in self.empty.iter().take(LOOKED_AT).take_while(is_for_data) {
+        for &block in self.empty.iter().take(MAX_EXAMINED_BLOCKS).take_while(is_for_data) {
             row = if block.0 == row.1.0 + row.0 && row.0 > 0 { (row.0 + 1, row.1) } else { (1, block) };
             if row.0 > longest.0 {
                 longest = (row.0, Some(row.1));

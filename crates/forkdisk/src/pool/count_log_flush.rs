@@ -19,11 +19,11 @@ use crate::types::PAGE_SIZE;
 use super::Inner;
 
 /// Pages of data that must have been written since the log was empty, for each count page that it is about.
-const WRITTEN_PER_LEAF: u64 = 64;
+const WRITTEN_PAGES_PER_LEAF: u64 = 64;
 
 /// Whether it runs, and when it is worth it.
 #[derive(Default)]
-pub struct Emptying {
+pub struct CountLogFlush {
     running: Cell<bool>,
     ended: Event,
     /// Bytes of data that had been written when the log was empty last, or was to be.
@@ -32,30 +32,30 @@ pub struct Emptying {
 
 impl<D: Device> Inner<D> {
     /// Starts emptying the log if it is time. For whoever has written data: it is to be little beside that.
-    pub fn empty_log_soon(self: &Rc<Self>) {
-        let is_busy = self.emptying.running.get() || self.checkpoint_runs() || self.is_stuck();
-        if is_busy || self.closing.get() || self.failed.borrow().is_some() || !self.log_is_due() {
+    pub fn flush_count_log_soon(self: &Rc<Self>) {
+        let is_busy = self.count_log_flush.running.get() || self.checkpoint_runs() || self.is_blocked();
+        if is_busy || self.closing.get() || self.failed.borrow().is_some() || !self.is_count_log_due() {
             return;
         }
-        self.emptying.running.set(true);
+        self.count_log_flush.running.set(true);
         let inner = self.clone();
         self.runtime.spawn(Box::pin(async move {
-            if let Err(error) = inner.empty_log().await {
+            if let Err(error) = inner.flush_count_log().await {
                 inner.fail(&error);
             }
             // It may have had to wait for some.
-            inner.host.has_room();
-            inner.emptying.running.set(false);
-            inner.emptying.ended.notify();
+            inner.host.unblock();
+            inner.count_log_flush.running.set(false);
+            inner.count_log_flush.ended.notify();
         }));
     }
 
-    fn log_is_due(&self) -> bool {
+    fn is_count_log_due(&self) -> bool {
         let meta = self.meta.borrow();
-        let written = self.data_written() - self.emptying.written.get();
+        let written = self.data_written() - self.count_log_flush.written.get();
         // How long the pool is now is for a checkpoint to say.
         meta.space.log_is_half_full()
-            && written >= meta.space.logged_leaves() * WRITTEN_PER_LEAF * PAGE_SIZE as u64
+            && written >= meta.space.logged_leaves() * WRITTEN_PAGES_PER_LEAF * PAGE_SIZE as u64
             && meta.size() == self.superblock.borrow().size
     }
 
@@ -64,33 +64,33 @@ impl<D: Device> Inner<D> {
     }
 
     /// The log is empty now, or will not be for a while: not before as much has been written again.
-    pub(super) fn log_waits(&self) {
-        self.emptying.written.set(self.data_written());
+    pub(super) fn postpone_count_log(&self) {
+        self.count_log_flush.written.set(self.data_written());
     }
 
     /// Whether the log is being emptied.
-    pub(super) fn log_is_being_emptied(&self) -> bool {
-        self.emptying.running.get()
+    pub(super) fn is_flushing_count_log(&self) -> bool {
+        self.count_log_flush.running.get()
     }
 
     /// Waits until the log is not being emptied.
-    pub(super) async fn log_is_at_rest(&self) {
-        while self.emptying.running.get() {
-            self.emptying.ended.wait().await;
+    pub(super) async fn wait_count_log_flush(&self) {
+        while self.count_log_flush.running.get() {
+            self.count_log_flush.ended.wait().await;
         }
     }
 
-    async fn empty_log(self: &Rc<Self>) -> Result<()> {
+    async fn flush_count_log(self: &Rc<Self>) -> Result<()> {
         self.activate().await?;
-        if !self.log_is_due() {
+        if !self.is_count_log_due() {
             return Ok(());
         }
-        self.meta.borrow_mut().space.begin_emptying();
+        self.meta.borrow_mut().space.begin_log_flush();
         let counted = match self.write_counts().await {
             Ok(counted) => counted,
             Err(_) => {
-                self.meta.borrow_mut().space.give_up_emptying();
-                self.log_waits();
+                self.meta.borrow_mut().space.abort_log_flush();
+                self.postpone_count_log();
                 return self.check_failed();
             }
         };
@@ -103,8 +103,8 @@ impl<D: Device> Inner<D> {
             Superblock { generation: old.generation + 1, counts, count_log, large_counts, ..old.clone() }
         };
         self.write_superblock(&superblock).await?;
-        self.meta.borrow_mut().space.end_emptying();
-        self.log_waits();
+        self.meta.borrow_mut().space.end_log_flush();
+        self.postpone_count_log();
         // A page that is not referred to any more may still be on its way to somebody who wants to know what it says.
         self.generations.barrier().await;
         Ok(())

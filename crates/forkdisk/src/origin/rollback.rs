@@ -20,41 +20,40 @@ use smallvec::smallvec;
 
 use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::kept::LISTED;
-use crate::format::{NO_VOLUME, OriginFull, Protects, Record, VolumeState};
+use crate::format::exception::CHUNKS_PER_LIST;
+use crate::format::{NO_VOLUME, OriginFull, OriginRecord, Record, VolumeState};
 use crate::map::Stop;
 use crate::planted::{Bug, planted};
-use crate::pool::{Ended, Failure, Inner, Meta, Pool, no_space, refuse_in_use};
-use crate::sync::{Event, Hold, RangeLocks};
-use crate::types::{PAGE_SIZE, VirtualPage, VolumeId};
+use crate::pool::{EditError, Failure, Inner, Meta, Pool, no_space_error, refuse_in_use};
+use crate::sync::{Event, LockMode, RangeLocks};
+use crate::types::{PAGE_BYTES, VirtualPage, VolumeId};
 
-use super::full::Patience;
-use super::{Origin, Source, View};
+use super::out_of_space::SpaceWait;
+use super::{ExceptionView, Origin, PageSource};
 
-const PAGE: u64 = PAGE_SIZE as u64;
 /// Most bytes brought back at once: as long as that takes somebody who writes there may have to wait.
-const BATCH: u64 = 1 << 20;
+const BATCH_BYTES: u64 = 1 << 20;
 /// Pages of the pool that noting chunks may take.
-const ROOM: u64 = 16;
+const RESERVED_PAGES: u64 = 16;
 /// Runs looked at before others have their turn.
-const LOOKS: usize = 256;
+const LOOKUPS_PER_STEP: usize = 256;
 /// Pause before what has failed is tried again.
-const RETRY: Duration = Duration::from_secs(1);
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// A rollback under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rolling {
+pub struct Rollback {
     /// The snapshot that is brought back.
     pub snapshot: VolumeId,
     /// Whose copies count for it.
-    pub view: View,
+    pub view: ExceptionView,
     /// Chunks before this one are back.
     pub cursor: u64,
 }
 
 /// The task that brings an origin's chunks back.
 #[derive(Default)]
-pub(super) struct Roller {
+pub(super) struct RollbackTask {
     running: Cell<bool>,
     /// It is to end after the step that it is in.
     stop: Cell<bool>,
@@ -64,70 +63,75 @@ pub(super) struct Roller {
     /// Why the last step came to nothing.
     error: RefCell<Option<Error>>,
     /// That was because the pool is full.
-    starved: Cell<bool>,
+    out_of_space: Cell<bool>,
     /// Chunks that are being brought back, by chunk.
-    merging: Rc<RangeLocks>,
+    chunk_locks: Rc<RangeLocks>,
 }
 
 impl Meta {
     /// The rollback of an origin that is under way.
-    pub fn rolling(&self, origin: VolumeId) -> Option<Rolling> {
+    pub fn rollback(&self, origin: VolumeId) -> Option<Rollback> {
         let record = &self.directory.get(origin)?.record;
-        let snapshot = record.protects?.rolling;
+        let snapshot = record.origin_record?.rollback_to;
         let (_, view) = self.view_of(snapshot)?;
-        Some(Rolling { snapshot, view, cursor: record.cursor })
+        Some(Rollback { snapshot, view, cursor: record.cursor })
     }
 
     /// Whether `chunk` is back, and for how many from there on, at most up to `end`, that is so.
-    pub fn is_back(&mut self, origin: VolumeId, chunk: u64, end: u64) -> std::result::Result<(bool, u64), Failure> {
-        let Some(rolling) = self.rolling(origin) else { return Ok((true, end - chunk)) };
-        if chunk < rolling.cursor {
-            return Ok((true, rolling.cursor.min(end) - chunk));
+    pub fn is_rolled_back(
+        &mut self,
+        origin: VolumeId,
+        chunk: u64,
+        end: u64,
+    ) -> std::result::Result<(bool, u64), Failure> {
+        let Some(rollback) = self.rollback(origin) else { return Ok((true, end - chunk)) };
+        if chunk < rollback.cursor {
+            return Ok((true, rollback.cursor.min(end) - chunk));
         }
         let (protects, _) = self.protects(origin).ok_or(Failure::Gone)?;
         // What the snapshot ends before stays as it is: the origin has become longer since.
         let chunk_size = self.directory.get(origin).ok_or(Failure::Gone)?.record.chunk;
-        let shown = self.shown_by(rolling.snapshot).ok_or(Failure::Gone)?.div_ceil(chunk_size);
+        let shown = self.backing_size(rollback.snapshot).ok_or(Failure::Gone)?.div_ceil(chunk_size);
         if chunk >= shown {
             return Ok((true, end - chunk));
         }
         let end = end.min(shown);
-        let bits = self.listed(&protects.kept, chunk)?;
-        let is = |chunk: u64| bits >> (chunk % LISTED) & 1 == 1;
-        let end = end.min((chunk / LISTED + 1) * LISTED);
+        let bits = self.rolled_back_chunks(&protects.exceptions, chunk)?;
+        let is = |chunk: u64| bits >> (chunk % CHUNKS_PER_LIST) & 1 == 1;
+        let end = end.min((chunk / CHUNKS_PER_LIST + 1) * CHUNKS_PER_LIST);
         Ok((is(chunk), (chunk..end).take_while(|&c| is(c) == is(chunk)).count() as u64))
     }
 
     /// Parts of an origin, in bytes, that the rollback changes, from byte `at` on: at most so many looks.
     /// Moves `at` on to where the next call goes on.
-    fn lost_parts(
+    fn rollback_changes(
         &mut self,
         origin: VolumeId,
         at: &mut u64,
         end: u64,
         parts: &mut Vec<Range<u64>>,
     ) -> std::result::Result<(), Failure> {
-        let Some(rolling) = self.rolling(origin) else {
+        let Some(rollback) = self.rollback(origin) else {
             *at = end;
             return Ok(());
         };
         let record = &self.directory.get(origin).ok_or(Failure::Gone)?.record;
-        let (chunk, pages) = (record.chunk, record.size.div_ceil(PAGE));
-        for _ in 0..LOOKS {
+        let (chunk, pages) = (record.chunk, record.size.div_ceil(PAGE_BYTES));
+        for _ in 0..LOOKUPS_PER_STEP {
             if *at >= end {
                 return Ok(());
             }
-            let (back, chunks) = self.is_back(origin, *at / chunk, end.div_ceil(chunk))?;
+            let (back, chunks) = self.is_rolled_back(origin, *at / chunk, end.div_ceil(chunk))?;
             let stop = ((*at / chunk + chunks) * chunk).min(end);
             if back {
                 *at = stop;
                 continue;
             }
-            let page = VirtualPage(*at / PAGE);
-            let through = (origin, rolling.view, pages);
-            let (source, n) = self.source_of(rolling.snapshot, through, page, stop.div_ceil(PAGE) - page.0)?;
-            let next = ((page.0 + n) * PAGE).min(stop);
-            if matches!(source, Source::Own(_) | Source::Kept(_)) {
+            let page = VirtualPage(*at / PAGE_BYTES);
+            let through = (origin, rollback.view, pages);
+            let (source, n) = self.source_of(rollback.snapshot, through, page, stop.div_ceil(PAGE_BYTES) - page.0)?;
+            let next = ((page.0 + n) * PAGE_BYTES).min(stop);
+            if matches!(source, PageSource::Own(_) | PageSource::Exception(_)) {
                 match parts.last_mut().filter(|last| last.end == *at) {
                     Some(last) => last.end = next,
                     None => parts.push(*at..next),
@@ -140,14 +144,14 @@ impl Meta {
 }
 
 impl<D: Device> Origin<D> {
-    fn rolling(&self, inner: &Inner<D>) -> Option<Rolling> {
-        inner.meta.borrow().rolling(self.id)
+    fn rollback(&self, inner: &Inner<D>) -> Option<Rollback> {
+        inner.meta.borrow().rollback(self.id)
     }
 
     /// As [`read`](Self::read), of what counts: as long as a rollback is under way, of chunks that are not
     /// back what the snapshot shows.
-    pub async fn read_now(&self, inner: &Inner<D>, offset: u64, mut buf: Buf) -> (Result<()>, Buf) {
-        if self.rolling(inner).is_none() || planted(Bug::RollbackNotShown) {
+    pub async fn read_current(&self, inner: &Inner<D>, offset: u64, mut buf: Buf) -> (Result<()>, Buf) {
+        if self.rollback(inner).is_none() || planted(Bug::RollbackNotShown) {
             return self.read(offset, buf).await;
         }
         let end = offset + buf.len() as u64;
@@ -156,24 +160,24 @@ impl<D: Device> Origin<D> {
             let chunks = self.chunks(at, end);
             // Nothing is said of it once the rollback has ended.
             let found = inner
-                .look(|meta| {
-                    let rolling = meta.rolling(self.id);
-                    Ok((rolling, meta.is_back(self.id, chunks.start, chunks.end)?))
+                .retry_no_alloc(|meta| {
+                    let rollback = meta.rollback(self.id);
+                    Ok((rollback, meta.is_rolled_back(self.id, chunks.start, chunks.end)?))
                 })
                 .await;
-            let (rolling, (back, n)) = match found {
+            let (rollback, (back, n)) = match found {
                 Ok(found) => found,
                 Err(e) => return (Err(e), buf),
             };
             let stop = ((chunks.start + n) * self.chunk).min(end);
-            let part = match rolling.filter(|_| !back) {
+            let part = match rollback.filter(|_| !back) {
                 None => self.read(at, self.device.buffer((stop - at) as usize)).await,
-                Some(rolling) => self.read_snapshot(inner, rolling, at, stop).await,
+                Some(rollback) => self.read_snapshot(inner, rollback, at, stop).await,
             };
             match part {
                 (Ok(()), part) => buf[(at - offset) as usize..(stop - offset) as usize].copy_from_slice(&part),
                 // The rollback ended while this waited, and the snapshot was deleted: now the origin has it.
-                (Err(e), _) if e.kind() == ErrorKind::NotFound && self.has_ended(inner, rolling) => continue,
+                (Err(e), _) if e.kind() == ErrorKind::NotFound && self.has_ended(inner, rollback) => continue,
                 (Err(e), _) => return (Err(e), buf),
             }
             at = stop;
@@ -182,16 +186,17 @@ impl<D: Device> Origin<D> {
     }
 
     /// Whether this rollback is not under way any more.
-    fn has_ended(&self, inner: &Inner<D>, rolling: Option<Rolling>) -> bool {
-        let snapshot = |rolling: Option<Rolling>| rolling.map(|rolling| rolling.snapshot);
-        snapshot(self.rolling(inner)) != snapshot(rolling)
+    fn has_ended(&self, inner: &Inner<D>, rollback: Option<Rollback>) -> bool {
+        let snapshot = |rollback: Option<Rollback>| rollback.map(|rollback| rollback.snapshot);
+        snapshot(self.rollback(inner)) != snapshot(rollback)
     }
 
     /// What the snapshot shows from `offset` to `end`; whole pages of it are read.
-    async fn read_snapshot(&self, inner: &Inner<D>, rolling: Rolling, offset: u64, end: u64) -> (Result<()>, Buf) {
-        let (start, stop) = (offset / PAGE * PAGE, end.next_multiple_of(PAGE));
+    async fn read_snapshot(&self, inner: &Inner<D>, rollback: Rollback, offset: u64, end: u64) -> (Result<()>, Buf) {
+        let (start, stop) = (offset / PAGE_BYTES * PAGE_BYTES, end.next_multiple_of(PAGE_BYTES));
         let buf = self.device.buffer((stop - start) as usize);
-        let (result, mut buf) = self.read_through(inner, rolling.snapshot, (rolling.view, self.size), start, buf).await;
+        let (result, mut buf) =
+            self.read_through(inner, rollback.snapshot, (rollback.view, self.size), start, buf).await;
         buf.copy_within((offset - start) as usize..(end - start) as usize, 0);
         buf.set_len((end - offset) as usize);
         (result, buf)
@@ -199,23 +204,23 @@ impl<D: Device> Origin<D> {
 
     /// Before somebody writes from `offset` to `end`: what he does not overwrite is back, and it is known,
     /// durably, that these chunks are.
-    pub(super) async fn bring_back_first(&self, inner: &Rc<Inner<D>>, offset: u64, end: u64) -> Result<()> {
+    pub(super) async fn roll_back_before_write(&self, inner: &Rc<Inner<D>>, offset: u64, end: u64) -> Result<()> {
         let chunks = self.chunks(offset, end);
-        let mut patience = Patience::default();
+        let mut patience = SpaceWait::default();
         loop {
             self.rollback_ended().await;
-            if self.rolling(inner).is_none() {
+            if self.rollback(inner).is_none() {
                 return Ok(());
             }
-            let alone = self.roller.merging.lock(chunks.clone(), Hold::Alone).await;
-            let noted = match self.bring_back(inner, chunks.clone()).await {
+            let alone = self.rollback_task.chunk_locks.lock(chunks.clone(), LockMode::Exclusive).await;
+            let noted = match self.roll_back_chunks(inner, chunks.clone()).await {
                 Ok(()) => self.note_back(inner, chunks.clone()).await,
                 Err(ended) => Err(ended),
             };
             match noted {
                 Ok(()) => return Ok(()),
-                Err(Ended::Error(e)) => return Err(e),
-                Err(Ended::NoSpace) => {
+                Err(EditError::Error(e)) => return Err(e),
+                Err(EditError::NoSpace) => {
                     drop(alone);
                     self.wait_for_space(inner, &mut patience).await?;
                 }
@@ -225,28 +230,28 @@ impl<D: Device> Origin<D> {
 
     /// Waits while a rollback has ended and that is not durable.
     pub async fn rollback_ended(&self) {
-        while self.roller.ending.get() {
-            self.roller.changed.wait().await;
+        while self.rollback_task.ending.get() {
+            self.rollback_task.changed.wait().await;
         }
     }
 
     /// Writes what the snapshot has of these chunks to the origin, as far as they are not back; they are
     /// held.
-    async fn bring_back(&self, inner: &Rc<Inner<D>>, chunks: Range<u64>) -> std::result::Result<(), Ended> {
+    async fn roll_back_chunks(&self, inner: &Rc<Inner<D>>, chunks: Range<u64>) -> std::result::Result<(), EditError> {
         // What is written must not be there after a crash that takes the rollback back.
-        if self.is_beginning(inner) {
-            inner.clone().commit().await.map_err(Ended::Error)?;
+        if self.is_start_pending(inner) {
+            inner.clone().commit().await.map_err(EditError::Error)?;
         }
         let end = (chunks.end * self.chunk).min(self.size);
         let mut at = chunks.start * self.chunk;
         while at < end {
-            let Some(rolling) = self.rolling(inner) else { return Ok(()) };
+            let Some(rollback) = self.rollback(inner) else { return Ok(()) };
             let mut parts = Vec::new();
             // What has been found stays found when a table has to be loaded.
-            inner.edit(|meta| meta.lost_parts(self.id, &mut at, end, &mut parts)).await?;
+            inner.retry_on_miss(|meta| meta.rollback_changes(self.id, &mut at, end, &mut parts)).await?;
             for part in parts.iter().flat_map(pieces) {
-                let (read, buf) = self.read_snapshot(inner, rolling, part.start, part.end).await;
-                read.map_err(Ended::Error)?;
+                let (read, buf) = self.read_snapshot(inner, rollback, part.start, part.end).await;
+                read.map_err(EditError::Error)?;
                 let held = match planted(Bug::RolledBackWithoutCopy) {
                     true => None,
                     false => Some(self.admit(inner, part.start, part.end, None).await?),
@@ -255,7 +260,7 @@ impl<D: Device> Origin<D> {
                 self.counters.writes.add(&[segment]);
                 let (written, _) = self.device.write(buf, smallvec![segment], false).await;
                 drop(held);
-                let failed = |e| Ended::Error(Error::io(format!("bringing back the origin at {}", part.start), e));
+                let failed = |e| EditError::Error(Error::io(format!("bringing back the origin at {}", part.start), e));
                 written.map_err(failed)?;
             }
         }
@@ -263,31 +268,31 @@ impl<D: Device> Origin<D> {
     }
 
     /// Whether a crash now could take back that the rollback has begun.
-    fn is_beginning(&self, inner: &Inner<D>) -> bool {
+    fn is_start_pending(&self, inner: &Inner<D>) -> bool {
         let meta = inner.meta.borrow();
-        meta.directory.chain(self.id).is_some_and(|chain| chain.rolled_until > meta.journal.confirmed())
+        meta.directory.chain(self.id).is_some_and(|chain| chain.rolled_until > meta.journal.durable_seq())
     }
 
     /// These chunks are back, durably.
-    async fn note_back(&self, inner: &Rc<Inner<D>>, chunks: Range<u64>) -> std::result::Result<(), Ended> {
+    async fn note_back(&self, inner: &Rc<Inner<D>>, chunks: Range<u64>) -> std::result::Result<(), EditError> {
         let mut flushed = planted(Bug::BackBeforeFlush);
         let mut at = chunks.start;
         while at < chunks.end && !planted(Bug::BackNotNoted) {
-            let (back, n) = inner.edit(|meta| meta.is_back(self.id, at, chunks.end)).await?;
+            let (back, n) = inner.retry_on_miss(|meta| meta.is_rolled_back(self.id, at, chunks.end)).await?;
             // One record speaks of chunks that are listed together.
-            let n = n.min((at / LISTED + 1) * LISTED - at);
+            let n = n.min((at / CHUNKS_PER_LIST + 1) * CHUNKS_PER_LIST - at);
             if !back {
                 if !flushed {
-                    self.flush().await.map_err(Ended::Error)?;
+                    self.flush().await.map_err(EditError::Error)?;
                     flushed = true;
                 }
-                let record = Record::Back { origin: self.id, first: at, count: n as u32 };
+                let record = Record::ChunksRolledBack { origin: self.id, first: at, count: n as u32 };
                 inner
-                    .edit(|meta| {
-                        if meta.space.available() < meta.checkpoint_pages() + ROOM {
+                    .retry_on_miss(|meta| {
+                        if meta.space.available() < meta.checkpoint_pages() + RESERVED_PAGES {
                             return Err(Failure::Stop(Stop::NoSpace));
                         }
-                        meta.note_back(self.id, at, n)?;
+                        meta.note_rolled_back(self.id, at, n)?;
                         meta.journal.append(&record);
                         Ok(())
                     })
@@ -295,115 +300,115 @@ impl<D: Device> Origin<D> {
             }
             at += n;
         }
-        if flushed { inner.clone().commit().await.map_err(Ended::Error) } else { Ok(()) }
+        if flushed { inner.clone().commit().await.map_err(EditError::Error) } else { Ok(()) }
     }
 
     /// Brings back what is not yet, in the background.
-    pub(super) fn roll_soon(self: &Rc<Self>, inner: &Rc<Inner<D>>) {
-        let idle = self.rolling(inner).is_none() || inner.options.read_only;
-        if idle || self.roller.running.replace(true) {
+    pub(super) fn start_rollback_task(self: &Rc<Self>, inner: &Rc<Inner<D>>) {
+        let idle = self.rollback(inner).is_none() || inner.options.read_only;
+        if idle || self.rollback_task.running.replace(true) {
             return;
         }
-        self.roller.stop.set(false);
+        self.rollback_task.stop.set(false);
         let (origin, inner) = (self.clone(), inner.clone());
         let runtime = inner.runtime.clone();
         runtime.spawn(Box::pin(async move {
             origin.roll(&inner).await;
             drop(inner);
-            origin.roller.running.set(false);
-            origin.roller.changed.notify();
+            origin.rollback_task.running.set(false);
+            origin.rollback_task.changed.notify();
         }));
     }
 
     /// The task in the background ends, and has ended when this returns.
     pub(super) async fn stop_rolling(&self) {
-        self.roller.stop.set(true);
-        while self.roller.running.get() {
-            self.roller.changed.wait().await;
+        self.rollback_task.stop.set(true);
+        while self.rollback_task.running.get() {
+            self.rollback_task.changed.wait().await;
         }
     }
 
     async fn roll(&self, inner: &Rc<Inner<D>>) {
-        let mut patience = Patience::default();
+        let mut patience = SpaceWait::default();
         loop {
-            let over = self.roller.stop.get() || inner.closing.get() || inner.closed.get();
+            let over = self.rollback_task.stop.get() || inner.closing.get() || inner.closed.get();
             if over || self.check_alive().is_err() || inner.check_alive().is_err() {
                 return;
             }
-            let ended = match self.roll_step(inner).await {
+            let ended = match self.rollback_step(inner).await {
                 // The next one may have begun before the record of this one's end was durable.
-                Ok(()) if self.rolling(inner).is_some() => continue,
+                Ok(()) if self.rollback(inner).is_some() => continue,
                 Ok(()) => return,
                 Err(ended) => ended,
             };
             // The origin's own device may be full, too: nothing in the pool helps there.
-            let is_full = matches!(ended, Ended::NoSpace);
+            let is_full = matches!(ended, EditError::NoSpace);
             let drops =
                 inner.meta.borrow().protects(self.id).is_some_and(|(p, _)| p.when_full == OriginFull::DropOldest);
             if is_full && drops && self.wait_for_space(inner, &mut patience).await.is_ok() {
                 continue;
             }
-            self.roller.starved.set(is_full);
-            *self.roller.error.borrow_mut() = Some(match ended {
-                Ended::NoSpace => no_space(),
-                Ended::Error(e) => e,
+            self.rollback_task.out_of_space.set(is_full);
+            *self.rollback_task.error.borrow_mut() = Some(match ended {
+                EditError::NoSpace => no_space_error(),
+                EditError::Error(e) => e,
             });
-            self.roller.changed.notify();
+            self.rollback_task.changed.notify();
             if is_full && inner.has_pending_space() {
                 let _ = inner.clone().checkpoint().await;
             }
-            inner.runtime.sleep(RETRY).await;
+            inner.runtime.sleep(RETRY_AFTER).await;
         }
     }
 
     /// How long somebody waits for space by the origin's policy.
     fn patience(&self, inner: &Inner<D>) -> Duration {
         match inner.meta.borrow().protects(self.id) {
-            Some((Protects { when_full: OriginFull::Wait(seconds), .. }, _)) => Duration::from_secs(seconds.into()),
+            Some((OriginRecord { when_full: OriginFull::Wait(seconds), .. }, _)) => Duration::from_secs(seconds.into()),
             _ => Duration::ZERO,
         }
     }
 
     /// Brings back some chunks behind the cursor, or moves it on over those that need nothing.
-    async fn roll_step(&self, inner: &Rc<Inner<D>>) -> std::result::Result<(), Ended> {
+    async fn rollback_step(&self, inner: &Rc<Inner<D>>) -> std::result::Result<(), EditError> {
         let last = self.size.div_ceil(self.chunk);
-        let Some(Rolling { snapshot, cursor, .. }) = self.rolling(inner) else { return Ok(()) };
-        let batch = cursor..(cursor + (BATCH / self.chunk).max(1)).min(last);
+        let Some(Rollback { snapshot, cursor, .. }) = self.rollback(inner) else { return Ok(()) };
+        let batch = cursor..(cursor + (BATCH_BYTES / self.chunk).max(1)).min(last);
         let (mut at, mut parts) = (cursor * self.chunk, Vec::new());
         let end = self.size;
         // Nobody lists chunks behind the cursor while it is decided how far it moves.
-        let mut alone = self.roller.merging.lock(cursor..last, Hold::Alone).await;
+        let mut alone = self.rollback_task.chunk_locks.lock(cursor..last, LockMode::Exclusive).await;
         while parts.is_empty() && at < end {
-            inner.edit(|meta| meta.lost_parts(self.id, &mut at, end, &mut parts)).await?;
+            inner.retry_on_miss(|meta| meta.rollback_changes(self.id, &mut at, end, &mut parts)).await?;
         }
         let next = parts.first().map_or(last, |part| part.start / self.chunk);
         let mut to = if next > cursor { next } else { batch.end };
         if next == cursor {
             drop(alone);
-            alone = self.roller.merging.lock(batch.clone(), Hold::Alone).await;
-            self.bring_back(inner, batch).await?;
+            alone = self.rollback_task.chunk_locks.lock(batch.clone(), LockMode::Exclusive).await;
+            self.roll_back_chunks(inner, batch).await?;
         }
         // One list goes with each step.
-        if let Some(list) = inner.edit(|meta| meta.first_back_list(self.id, to)).await? {
-            to = to.min(list + LISTED);
+        if let Some(list) = inner.retry_on_miss(|meta| meta.first_rolled_back_list(self.id, to)).await? {
+            to = to.min(list + CHUNKS_PER_LIST);
         }
-        self.flush().await.map_err(Ended::Error)?;
+        self.flush().await.map_err(EditError::Error)?;
         let to = if planted(Bug::CursorTooFar) { (to + 1).min(last) } else { to };
         let snapshot = if to == last { NO_VOLUME } else { snapshot };
-        let record = Record::Roll { origin: self.id, snapshot, cursor: to };
-        self.roller.ending.set(to == last && !planted(Bug::RollbackEndBelieved));
-        let moved = inner.edit(|meta| {
-            meta.roll(self.id, snapshot, to)?;
+        let record = Record::RollbackProgress { origin: self.id, snapshot, cursor: to };
+        self.rollback_task.ending.set(to == last && !planted(Bug::RollbackEndBelieved));
+        let moved = inner.retry_on_miss(|meta| {
+            meta.advance_rollback(self.id, snapshot, to)?;
             meta.journal.append(&record);
             Ok(())
         });
         let durable = match moved.await {
-            Ok(()) => inner.clone().commit().await.map_err(Ended::Error),
+            Ok(()) => inner.clone().commit().await.map_err(EditError::Error),
             Err(ended) => Err(ended),
         };
         drop(alone);
-        self.roller.ending.set(false);
-        self.roller.changed.notify();
+        self.rollback_task.ending.set(false);
+        self.rollback_task.changed.notify();
         durable?;
         inner.checkpoint_soon();
         Ok(())
@@ -412,12 +417,12 @@ impl<D: Device> Origin<D> {
 
 /// How long a rollback has come no further for want of space.
 #[derive(Default)]
-struct Hunger(Option<(u64, Duration)>);
+struct SpaceStall(Option<(u64, Duration)>);
 
-impl Hunger {
+impl SpaceStall {
     /// Whether whoever waits for the rollback, which lacks space where it is now, waits on.
-    fn bears(&mut self, patience: Duration, rolling: Rolling, now: Duration) -> bool {
-        let (cursor, since) = self.0.filter(|&(cursor, _)| cursor == rolling.cursor).unwrap_or((rolling.cursor, now));
+    fn keeps_waiting(&mut self, patience: Duration, rollback: Rollback, now: Duration) -> bool {
+        let (cursor, since) = self.0.filter(|&(cursor, _)| cursor == rollback.cursor).unwrap_or((rollback.cursor, now));
         self.0 = Some((cursor, since));
         now.saturating_sub(since) < patience
     }
@@ -426,7 +431,7 @@ impl Hunger {
 /// A range in pieces of at most one batch.
 fn pieces(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
     let end = range.end;
-    (range.start..end).step_by(BATCH as usize).map(move |at| at..(at + BATCH).min(end))
+    (range.start..end).step_by(BATCH_BYTES as usize).map(move |at| at..(at + BATCH_BYTES).min(end))
 }
 
 impl<D: Device> Pool<D> {
@@ -444,20 +449,20 @@ impl<D: Device> Pool<D> {
                     refuse_in_use(entry, name)?;
                 }
             }
-            refuse_rolling(meta, target.record.id)?;
+            refuse_during_rollback(meta, target.record.id)?;
             Ok((target.record.id, from.record.id))
         };
         let (id, _) = find(&inner.meta.borrow())?;
         let origin = inner.attached(id)?;
         origin.check_alive()?;
-        origin.mark(inner).await?;
+        origin.mark_dirty(inner).await?;
         inner
             .verb(|meta| {
                 let (origin, snapshot) = find(meta)?;
-                Ok((Record::Roll { origin, snapshot, cursor: 0 }, ()))
+                Ok((Record::RollbackProgress { origin, snapshot, cursor: 0 }, ()))
             })
             .await?;
-        origin.roll_soon(inner);
+        origin.start_rollback_task(inner);
         Ok(())
     }
 
@@ -465,33 +470,34 @@ impl<D: Device> Pool<D> {
     /// told how many bytes of how many, and waiting ends when it answers false. Fails when a step does, for want of
     /// space only once it has waited as long as a write would, though the rollback goes on. Another one that begins
     /// when it has ended is not waited for.
-    pub async fn rolled_back(&self, name: &str, mut progress: impl FnMut(u64, u64) -> bool) -> Result<()> {
+    pub async fn wait_rollback(&self, name: &str, mut progress: impl FnMut(u64, u64) -> bool) -> Result<()> {
         let inner = &self.0;
         let id = inner.meta.borrow().directory.find(name)?.record.id;
         let origin = inner.attached(id)?;
-        origin.roller.error.take();
-        let snapshot = origin.rolling(inner).map(|rolling| rolling.snapshot);
-        let mut hunger = Hunger::default();
-        while let Some(rolling) = origin.rolling(inner).filter(|rolling| Some(rolling.snapshot) == snapshot) {
-            if !progress((rolling.cursor * origin.chunk).min(origin.size), origin.size) {
+        origin.rollback_task.error.take();
+        let snapshot = origin.rollback(inner).map(|rollback| rollback.snapshot);
+        let mut hunger = SpaceStall::default();
+        while let Some(rollback) = origin.rollback(inner).filter(|rollback| Some(rollback.snapshot) == snapshot) {
+            if !progress((rollback.cursor * origin.chunk).min(origin.size), origin.size) {
                 return Ok(());
             }
-            if let Some(error) = origin.roller.error.take()
-                && !(origin.roller.starved.get() && hunger.bears(origin.patience(inner), rolling, inner.runtime.now()))
+            if let Some(error) = origin.rollback_task.error.take()
+                && !(origin.rollback_task.out_of_space.get()
+                    && hunger.keeps_waiting(origin.patience(inner), rollback, inner.runtime.now()))
             {
                 return Err(error);
             }
             origin.check_alive()?;
             inner.check_writable()?;
-            if origin.roller.stop.get() || inner.closing.get() || inner.closed.get() {
+            if origin.rollback_task.stop.get() || inner.closing.get() || inner.closed.get() {
                 return Err(Error::new(
                     ErrorKind::Busy,
                     format!("{name:?} is being closed; its rollback goes on when it is opened again"),
                 ));
             }
             // Not yet where the same has been asked for again just when it ended.
-            origin.roll_soon(inner);
-            origin.roller.changed.wait().await;
+            origin.start_rollback_task(inner);
+            origin.rollback_task.changed.wait().await;
         }
         let _ = progress(origin.size, origin.size);
         Ok(())
@@ -499,10 +505,10 @@ impl<D: Device> Pool<D> {
 }
 
 /// Refuses while a rollback of the origin is under way.
-pub fn refuse_rolling(meta: &Meta, origin: VolumeId) -> Result<()> {
-    let Some(rolling) = meta.rolling(origin) else { return Ok(()) };
+pub fn refuse_during_rollback(meta: &Meta, origin: VolumeId) -> Result<()> {
+    let Some(rollback) = meta.rollback(origin) else { return Ok(()) };
     let name = |id| meta.directory.get(id).map(|v| meta.directory.full_name(&v.record)).unwrap_or_default();
     let why =
-        format!("{:?} is being rolled back to {:?}; wait until that has ended", name(origin), name(rolling.snapshot));
+        format!("{:?} is being rolled back to {:?}; wait until that has ended", name(origin), name(rollback.snapshot));
     Err(Error::new(ErrorKind::Busy, why))
 }

@@ -5,19 +5,19 @@
 //! alone still is, and what was not still is not. The arithmetic is exact also where the family is not
 //! everybody: who is not in it keeps the old page.
 
-use crate::format::{Entry, Kind, Moved};
+use crate::format::{Kind, MapEntry, MovedRun};
 use crate::planted::{Bug, planted};
 use crate::types::{BLOCK_PAGES, FANOUT, PageAddr, VolumeId};
 
 use super::edit::{Editor, Stop};
-use super::family::{By, Family, Part};
+use super::family::{Family, Referrer, SubMap};
 use super::store::NodeId;
 
 /// What changes in the records of volumes.
 #[derive(Default)]
 pub struct Gathered {
     /// New roots.
-    pub roots: Vec<(VolumeId, Entry)>,
+    pub roots: Vec<(VolumeId, MapEntry)>,
     /// Seams of each before and now.
     pub seams: Vec<(VolumeId, u64, u64)>,
 }
@@ -36,7 +36,7 @@ pub struct Movable {
     pub tables: u64,
 }
 
-fn pages_of(entries: impl Iterator<Item = Entry>) -> Vec<Option<PageAddr>> {
+fn pages_of(entries: impl Iterator<Item = MapEntry>) -> Vec<Option<PageAddr>> {
     entries.map(|e| (!e.is_absent()).then(|| e.addr())).collect()
 }
 
@@ -101,7 +101,7 @@ impl Editor<'_> {
 
     /// Replaces the pages in `moved` wherever the family refers to them. All of it happens or, on a [`Stop`],
     /// nothing.
-    pub fn move_pages(&mut self, family: &Family, moved: &[Moved]) -> Result<Gathered, Stop> {
+    pub fn move_pages(&mut self, family: &Family, moved: &[MovedRun]) -> Result<Gathered, Stop> {
         let refer = self.who_refers(family, moved);
         let mut changes = vec![false; family.parts.len()];
         refer.iter().for_each(|&leaf| mark(family, leaf, &mut changes));
@@ -134,17 +134,17 @@ impl Editor<'_> {
     }
 
     /// The leaves and blocks that refer to pages in `moved`.
-    pub fn who_refers(&self, family: &Family, moved: &[Moved]) -> Vec<usize> {
-        let refers = |part: &Part| {
+    pub fn who_refers(&self, family: &Family, moved: &[MovedRun]) -> Vec<usize> {
+        let refers = |part: &SubMap| {
             let said = self.said(part);
-            let hit = |run: &Moved| run.slots().any(|slot| is_moved(said.get(slot), slot, run).is_some());
+            let hit = |run: &MovedRun| run.slots().any(|slot| is_moved(said.get(slot), slot, run).is_some());
             moved.iter().any(hit)
         };
         family.leaves().filter(|(_, part)| refers(part)).map(|(i, _)| i).collect()
     }
 
     /// For the planted mistake: what a leaf refers to is given up, and it goes on referring to it.
-    fn lose(&mut self, part: &Part, node: NodeId, moved: &[Moved]) {
+    fn lose(&mut self, part: &SubMap, node: NodeId, moved: &[MovedRun]) {
         debug_assert_eq!(part.level, 0);
         for run in moved {
             for slot in run.slots() {
@@ -157,7 +157,7 @@ impl Editor<'_> {
     }
 
     /// The table of a part, changeable, with as many references as the family knows; the others keep the old one.
-    fn own_shared(&mut self, part: &Part, node: NodeId) -> (NodeId, Entry) {
+    fn own_shared(&mut self, part: &SubMap, node: NodeId) -> (NodeId, MapEntry) {
         let (known, at) = (part.by.len() as u32, part.entry.table_ref());
         // It differs from what was looked up if a table above, which others keep as well, was copied since.
         let count = self.known_count(at);
@@ -169,7 +169,7 @@ impl Editor<'_> {
         let lost = place.map_or(0, |page| self.space.page_lost_until(page)).max(self.tables.lost_until(at));
         let mut entries = self.tables.node(node).entries().clone();
         if part.level > 0 {
-            entries.change_tables(|e| self.tables.settle_finished(e));
+            entries.change_tables(|e| self.tables.resolve_finished_addr(e));
         }
         if count <= known {
             if let Some(page) = place {
@@ -187,7 +187,7 @@ impl Editor<'_> {
     }
 
     /// A leaf in the place of a block entry that several tables have.
-    fn demote_shared(&mut self, part: &Part) -> (NodeId, Entry) {
+    fn demote_shared(&mut self, part: &SubMap) -> (NodeId, MapEntry) {
         let block = part.entry.addr().block();
         self.space.demote(block);
         (1..part.by.len()).for_each(|_| self.space.decr_block(block, self.until));
@@ -196,11 +196,11 @@ impl Editor<'_> {
     }
 
     /// Everybody who referred to a part refers to `entry`.
-    fn refer(&mut self, family: &Family, part: &Part, entry: Entry, nodes: &[Option<NodeId>], out: &mut Gathered) {
+    fn refer(&mut self, family: &Family, part: &SubMap, entry: MapEntry, nodes: &[Option<NodeId>], out: &mut Gathered) {
         for by in &part.by {
             match *by {
-                By::Root(member) => out.roots.push((family.members[member].id, entry)),
-                By::Table(above) => {
+                Referrer::Root(member) => out.roots.push((family.members[member].id, entry)),
+                Referrer::Table(above) => {
                     let node = nodes[above].expect("what is above a leaf is a table");
                     self.tables.set(node, family.at.slot(part.level + 1), entry);
                 }
@@ -208,14 +208,14 @@ impl Editor<'_> {
         }
     }
 
-    fn replace(&mut self, family: &Family, part: &Part, node: NodeId, moved: &[Moved], out: &mut Gathered) {
+    fn replace(&mut self, family: &Family, part: &SubMap, node: NodeId, moved: &[MovedRun], out: &mut Gathered) {
         let before = self.tables.node(node).entries().seams();
         for run in moved {
             for slot in run.slots() {
                 let old = self.tables.node(node).entry(slot);
                 let Some(to) = is_moved(old, slot, run) else { continue };
                 let birth = if planted(Bug::GatherRejuvenates) { self.epoch } else { old.birth() };
-                self.tables.set(node, slot, Entry::page(to, birth));
+                self.tables.set(node, slot, MapEntry::page(to, birth));
                 self.space.decr_page(old.addr(), self.until);
                 self.space.incr_page(to);
             }
@@ -225,7 +225,7 @@ impl Editor<'_> {
     }
 
     /// Turns a leaf whose pages lie in one block, in place, into a block entry of all who refer to it.
-    fn promote_shared(&mut self, family: &Family, part: &Part, node: NodeId, nodes: &[Option<NodeId>]) {
+    fn promote_shared(&mut self, family: &Family, part: &SubMap, node: NodeId, nodes: &[Option<NodeId>]) {
         let Some((block, oldest, youngest)) = self.tables.node(node).entries().as_block() else { return };
         // One birth stands for all: nobody may take his own for shared, or the other way round.
         let alike = |&m: &usize| {
@@ -242,13 +242,13 @@ impl Editor<'_> {
             self.space.note_lost(block, self.tables.lost_until_of(node));
         }
         self.tables.remove(node);
-        let entry = Entry::block(block, oldest);
+        let entry = MapEntry::block(block, oldest);
         self.refer(family, part, entry, nodes, &mut Gathered::default());
     }
 }
 
 /// Where the page of a slot lies now, if it was moved.
-fn is_moved(entry: Entry, slot: usize, run: &Moved) -> Option<PageAddr> {
+fn is_moved(entry: MapEntry, slot: usize, run: &MovedRun) -> Option<PageAddr> {
     let (from, to) = run.of(slot)?;
     (entry.kind() == Kind::Page && entry.addr() == from).then_some(to)
 }
@@ -259,7 +259,7 @@ fn mark(family: &Family, part: usize, changes: &mut [bool]) {
         return;
     }
     for by in &family.parts[part].by {
-        if let By::Table(above) = *by {
+        if let Referrer::Table(above) = *by {
             mark(family, above, changes);
         }
     }

@@ -1,0 +1,196 @@
+//! Volumes whose data, or a part of it, lies in an origin: the origin itself, its snapshots, and what
+//! was cloned from them.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use crate::device::{Buf, Device};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::VolumeState;
+use crate::origin::{ExceptionView, Origin, refuse_during_rollback};
+use crate::pool::{Inner, Meta};
+use crate::sync::{Event, LockMode};
+use crate::types::{PAGE_BYTES, VolumeId};
+
+use super::Volume;
+
+/// Bytes of zeroes written at once.
+const ZERO_BUFFER_BYTES: u64 = 1 << 20;
+
+/// What lies under a volume's own pages.
+pub(super) enum Backing<D: Device> {
+    /// Nothing: zeroes.
+    None,
+    /// It is an origin, and has no pages of its own.
+    Origin(Rc<Origin<D>>),
+    /// An origin's snapshot of so many bytes.
+    Snapshot(Rc<Origin<D>>, ExceptionView, u64),
+}
+
+impl<D: Device> Clone for Backing<D> {
+    fn clone(&self) -> Self {
+        match self {
+            Backing::None => Backing::None,
+            Backing::Origin(origin) => Backing::Origin(origin.clone()),
+            Backing::Snapshot(origin, view, size) => Backing::Snapshot(origin.clone(), *view, *size),
+        }
+    }
+}
+
+impl<D: Device> Backing<D> {
+    /// What lies under `id`; its origin's device must be open.
+    pub fn of(inner: &Inner<D>, meta: &Meta, id: VolumeId) -> Result<Backing<D>> {
+        let gone = || Error::new(ErrorKind::NotFound, "it has been deleted meanwhile");
+        if meta.directory.get(id).ok_or_else(gone)?.record.state == VolumeState::Origin {
+            return Ok(Backing::Origin(inner.attached(id)?));
+        }
+        match meta.view_of(id) {
+            None => Ok(Backing::None),
+            Some((origin, view)) => {
+                // The origin may have become longer since.
+                let size = meta.backing_size(id).ok_or_else(gone)?;
+                Ok(Backing::Snapshot(inner.attached(origin)?, view, size))
+            }
+        }
+    }
+
+    pub fn is_none(&self) -> bool {
+        matches!(self, Backing::None)
+    }
+}
+
+/// How far a volume is with becoming independent of what it was cloned from.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum BackingStage {
+    /// What lies under it shows through where it has nothing of its own.
+    #[default]
+    InUse,
+    /// Whatever could show through is its own by now: nobody looks below any more. A hole would still show it
+    /// after a crash.
+    Unused,
+    /// Nothing lies under it.
+    Removed,
+}
+
+/// Whether what a volume was cloned from still lies under it, and who is looking there.
+#[derive(Default)]
+pub(crate) struct BackingState {
+    stage: Cell<BackingStage>,
+    lookers: Cell<usize>,
+    left: Event,
+}
+
+/// Somebody who reads what lies under a volume.
+pub(super) struct BackingReader<'a>(&'a BackingState);
+
+impl Drop for BackingReader<'_> {
+    fn drop(&mut self) {
+        self.0.lookers.set(self.0.lookers.get() - 1);
+        if self.0.lookers.get() == 0 {
+            self.0.left.notify();
+        }
+    }
+}
+
+impl BackingState {
+    pub(super) fn reader(&self) -> BackingReader<'_> {
+        self.lookers.set(self.lookers.get() + 1);
+        BackingReader(self)
+    }
+
+    /// From now on nobody looks below; returns when the last who did has left.
+    pub(super) async fn stop_readers(&self) {
+        self.stage.set(BackingStage::Unused);
+        while self.lookers.get() > 0 {
+            self.left.wait().await;
+        }
+    }
+
+    /// It could not be made to last.
+    pub(super) fn reopen(&self) {
+        self.stage.set(BackingStage::InUse);
+    }
+
+    /// Nothing lies under the volume.
+    pub fn remove(&self) {
+        self.stage.set(BackingStage::Removed);
+    }
+
+    pub(super) fn is_removed(&self) -> bool {
+        self.stage.get() == BackingStage::Removed
+    }
+}
+
+impl<D: Device> Volume<D> {
+    /// What lies under the volume's own pages.
+    pub(super) fn backing(&self) -> &Backing<D> {
+        if self.backing_state.is_removed() { &Backing::None } else { &self.backing }
+    }
+
+    /// What of it is to be looked at.
+    pub(super) fn visible_backing(&self) -> &Backing<D> {
+        if self.backing_state.stage.get() == BackingStage::InUse { &self.backing } else { &Backing::None }
+    }
+
+    /// The least that the devices below read and write at once, in bytes.
+    pub(super) fn backing_block_size(&self) -> usize {
+        let own = self.inner.device.block_size();
+        match &self.backing {
+            Backing::None => own,
+            Backing::Origin(origin) => origin.device.block_size(),
+            Backing::Snapshot(origin, ..) => own.max(origin.device.block_size()),
+        }
+    }
+
+    /// Refuses to change a snapshot that its origin is being rolled back to; waits until it is durable that this has
+    /// ended: a crash before would bring back from it once more.
+    async fn refuse_during_rollback(&self) -> Result<()> {
+        let Backing::Snapshot(origin, ..) = &self.backing else { return Ok(()) };
+        origin.rollback_ended().await;
+        let meta = self.inner.meta.borrow();
+        match meta.rollback(origin.id).is_some_and(|rollback| rollback.snapshot == self.id) {
+            true => refuse_during_rollback(&meta, origin.id),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes to a volume that shows through to an origin's snapshot: pages written in part are
+    /// completed with what shows through.
+    pub(super) async fn write_with_backing(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
+        if let Err(e) = self.refuse_during_rollback().await {
+            return (Err(e), buf);
+        }
+        let (size, end) = (self.size(), offset + buf.len() as u64);
+        let (first, last) = (offset / PAGE_BYTES, end.div_ceil(PAGE_BYTES));
+        if offset.is_multiple_of(PAGE_BYTES) && (end.is_multiple_of(PAGE_BYTES) || end == size) {
+            let _pages = self.edges.lock(first..last, LockMode::Shared).await;
+            return self.write_unaligned(offset, buf).await;
+        }
+        let pages = self.edges.lock(first..last, LockMode::Exclusive).await;
+        if self.backing_state.is_removed() {
+            // Others no longer hold the pages they complete.
+            drop(pages);
+            return self.write_unaligned(offset, buf).await;
+        }
+        let start = first * PAGE_BYTES;
+        let wide = self.inner.device.buffer(((last * PAGE_BYTES).min(size) - start) as usize);
+        let (read, mut wide) = self.read(start, wide).await;
+        if let Err(e) = read {
+            return (Err(e), buf);
+        }
+        let at = (offset - start) as usize;
+        wide[at..at + buf.len()].copy_from_slice(&buf);
+        (self.write_unaligned(start, wide).await.0, buf)
+    }
+
+    /// Zeroes that hide what shows through.
+    pub(super) async fn write_zeroes_with_backing(&self, offset: u64, len: u64) -> Result<()> {
+        let mut done = 0;
+        while done < len {
+            let n = ZERO_BUFFER_BYTES.min(len - done);
+            self.write_with_backing(offset + done, Buf::zeroed(n as usize)).await.0?;
+            done += n;
+        }
+        Ok(())
+    }
+}
