@@ -10,57 +10,24 @@
 //! The engine has no threads, no clock and no executor of its own. Whoever embeds it brings two
 //! things: a [`Device`] (reads, writes, flushes of byte ranges) and a [`Runtime`] (spawns tasks, lets
 //! time pass). The crate `forkdisk-uring` has both for Linux, on io_uring; its example `branch`
-//! shows every verb on a pool file. Here is the smallest runtime that works, on a
-//! [device in memory](device::MemoryDevice):
+//! shows every verb on a pool file. For tests and first steps there are [`testing::Inline`], a runtime on the
+//! calling thread, and [a device in memory](device::MemoryDevice):
 //!
 //! ```
-//! use std::cell::RefCell;
-//! use std::future::{Future, ready};
 //! use std::rc::Rc;
-//! use std::time::Duration;
 //!
 //! use forkdisk::device::{Buf, MemoryDevice};
-//! use forkdisk::{CreateOptions, FormatOptions, LocalFuture, OpenOptions, Pool, Runtime};
-//!
-//! /// An executor that polls all its tasks until the first one has ended.
-//! #[derive(Clone, Default)]
-//! struct Tasks(Rc<RefCell<Vec<LocalFuture<()>>>>);
-//!
-//! impl Runtime for Tasks {
-//!     fn spawn(&self, task: LocalFuture<()>) {
-//!         self.0.borrow_mut().push(task);
-//!     }
-//!     fn sleep(&self, _time: Duration) -> LocalFuture<()> {
-//!         Box::pin(ready(()))
-//!     }
-//!     fn now(&self) -> Duration {
-//!         Duration::ZERO
-//!     }
-//! }
-//!
-//! impl Tasks {
-//!     fn run<T>(&self, first: impl Future<Output = T>) -> T {
-//!         let mut first = std::pin::pin!(first);
-//!         let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-//!         loop {
-//!             if let std::task::Poll::Ready(value) = first.as_mut().poll(&mut cx) {
-//!                 return value;
-//!             }
-//!             let mut tasks = self.0.take();
-//!             tasks.retain_mut(|task| task.as_mut().poll(&mut cx).is_pending());
-//!             self.0.borrow_mut().append(&mut tasks);
-//!         }
-//!     }
-//! }
+//! use forkdisk::testing::Inline;
+//! use forkdisk::{CreateOptions, FormatOptions, OpenOptions, Pool};
 //!
 //! # fn main() -> forkdisk::Result<()> {
-//! let tasks = Tasks::default();
+//! let runtime = Inline::new();
 //! let disk = MemoryDevice::new(16 << 20);
-//! tasks.run(async {
+//! runtime.run(async {
 //!     let now = 1_700_000_000;
 //!     let options = FormatOptions { size: 16 << 20, uuid: [7; 16], now, journal: None };
 //!     Pool::format(&disk, &options).await?;
-//!     let pool = Pool::open(disk.clone(), Rc::new(tasks.clone()), OpenOptions::default()).await?;
+//!     let pool = Pool::open(disk.clone(), Rc::new(runtime.clone()), OpenOptions::default()).await?;
 //!
 //!     // A volume may be larger than its pool: only what is written takes space.
 //!     pool.create("base", &CreateOptions::new(1 << 40, now)).await?;
@@ -137,6 +104,7 @@ mod replace;
 mod runtime;
 mod space;
 mod sync;
+pub mod testing;
 mod types;
 mod volume;
 

@@ -1,58 +1,20 @@
 //! The counters say what was done, to the byte: every figure is compared with known work, and the
 //! requests with what a recording device saw.
 
-use std::cell::RefCell;
-use std::future::{Future, ready};
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use forkdisk::device::{Buf, MemoryDevice, RecordingDevice, RequestKind};
-use forkdisk::{
-    CreateOptions, FormatOptions, LocalFuture, OpenOptions, Operation, Pool, Requests, Runtime, VolumeStatistics,
-};
+use forkdisk::testing::Inline;
+use forkdisk::{CreateOptions, FormatOptions, OpenOptions, Operation, Pool, Requests, VolumeStatistics};
 
 const PAGE: u64 = 4096;
-
-#[derive(Clone, Default)]
-struct Tasks(Rc<RefCell<Vec<LocalFuture<()>>>>);
-
-impl Runtime for Tasks {
-    fn spawn(&self, task: LocalFuture<()>) {
-        self.0.borrow_mut().push(task);
-    }
-
-    fn sleep(&self, _time: Duration) -> LocalFuture<()> {
-        Box::pin(ready(()))
-    }
-
-    fn now(&self) -> Duration {
-        Duration::ZERO
-    }
-}
-
-impl Tasks {
-    fn run<T>(&self, first: impl Future<Output = T>) -> T {
-        let mut first = pin!(first);
-        let mut context = Context::from_waker(Waker::noop());
-        loop {
-            if let Poll::Ready(value) = first.as_mut().poll(&mut context) {
-                return value;
-            }
-            let mut tasks = self.0.take();
-            tasks.retain_mut(|task| task.as_mut().poll(&mut context).is_pending());
-            self.0.borrow_mut().append(&mut tasks);
-        }
-    }
-}
 
 type Lab = Pool<RecordingDevice<MemoryDevice>>;
 
 /// Pages that a client wrote begin with this.
 const MARK: u8 = 0xda;
 
-fn lab(tasks: &Tasks) -> Lab {
+fn lab(tasks: &Inline) -> Lab {
     let disk = MemoryDevice::new(64 << 20);
     let options = FormatOptions { size: 64 << 20, uuid: [3; 16], now: 1, journal: None };
     tasks.run(Pool::format(&disk, &options)).expect("a pool");
@@ -72,7 +34,7 @@ fn data(len: u64) -> Buf {
 
 #[test]
 fn operations_are_counted_per_volume_as_clients_asked_for_them() {
-    let tasks = Tasks::default();
+    let tasks = Inline::default();
     tasks.run(async {
         let pool = lab(&tasks);
         pool.create("v", &CreateOptions::new(1 << 20, 1)).await.expect("created");
@@ -97,7 +59,7 @@ fn operations_are_counted_per_volume_as_clients_asked_for_them() {
 
 #[test]
 fn faults_are_told_apart_by_whether_others_have_the_page() {
-    let tasks = Tasks::default();
+    let tasks = Inline::default();
     tasks.run(async {
         let pool = lab(&tasks);
         pool.create("v", &CreateOptions::new(1 << 20, 1)).await.expect("created");
@@ -114,7 +76,7 @@ fn faults_are_told_apart_by_whether_others_have_the_page() {
 
 #[test]
 fn the_sum_over_the_pool_keeps_what_was_deleted() {
-    let tasks = Tasks::default();
+    let tasks = Inline::default();
     tasks.run(async {
         let pool = lab(&tasks);
         for name in ["a", "b"] {
@@ -135,7 +97,7 @@ fn the_sum_over_the_pool_keeps_what_was_deleted() {
 
 #[test]
 fn device_requests_are_what_the_device_saw() {
-    let tasks = Tasks::default();
+    let tasks = Inline::default();
     tasks.run(async {
         let pool = lab(&tasks);
         pool.create("v", &CreateOptions::new(8 << 20, 1)).await.expect("created");

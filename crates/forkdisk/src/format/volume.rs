@@ -1,5 +1,7 @@
 //! The directory: one slot of 512 bytes per volume or snapshot, eight to a page.
 
+use std::sync::Arc;
+
 use crate::types::{Epoch, MAX_EPOCH, MAX_VOLUME_SIZE, PAGE_SIZE, VolumeId, is_chunk};
 
 use super::cursor::{Append, Reader};
@@ -159,8 +161,8 @@ pub struct VolumeRecord {
     pub state: VolumeState,
     /// The volume a snapshot belongs to, else [`NO_VOLUME`].
     pub parent: VolumeId,
-    /// Its name; of a snapshot the part behind `@`.
-    pub name: String,
+    /// Its name; of a snapshot the part behind `@`. Shared with the directory's index of names.
+    pub name: Arc<str>,
     /// Name of what it was cloned from, as it was then; of an origin the path of its device; empty if
     /// nothing, or if that is gone.
     pub origin: String,
@@ -255,7 +257,7 @@ impl VolumeRecord {
             id,
             state: VolumeState::Volume,
             parent: NO_VOLUME,
-            name: name.to_string(),
+            name: name.into(),
             origin: String::new(),
             source: NO_VOLUME,
             size: 0,
@@ -417,7 +419,7 @@ impl VolumeRecord {
             gather,
             quota,
             attributes,
-            name,
+            name: name.into(),
             origin,
             source,
             flags,
@@ -531,7 +533,7 @@ mod tests {
             id: VolumeId(u64::MAX),
             state: VolumeState::Snapshot,
             parent: VolumeId(3),
-            name: "n".repeat(MAX_NAME_BYTES),
+            name: "n".repeat(MAX_NAME_BYTES).into(),
             origin: "o".repeat(MAX_ORIGIN_BYTES),
             source: VolumeId((1 << 56) - 1),
             size: MAX_VOLUME_SIZE,
@@ -606,8 +608,16 @@ mod tests {
         let hashes = std::array::from_fn(|i| u16::MAX - i as u16);
         let stamp = Some(Box::new(Stamp { device, hashes, written: 1 << 31 | 1 }));
         let (state, base, flags) = (VolumeState::Origin, NO_VOLUME, SnapshotFlags::default());
-        let record =
-            VolumeRecord { state, base, flags, name, origin, origin_record: Some(protects), stamp, ..sample() };
+        let record = VolumeRecord {
+            state,
+            base,
+            flags,
+            name: name.into(),
+            origin,
+            origin_record: Some(protects),
+            stamp,
+            ..sample()
+        };
         let (mut page, mut slots) = (vec![0; PAGE_SIZE], [None; SLOTS_PER_PAGE]);
         slots[0] = Some(&record);
         encode_directory_page(&slots, &mut page);

@@ -245,7 +245,7 @@ impl<D: Device> Origin<D> {
             self.publish(inner, &plan).await.map_err(EditError::Error)?;
             inner.clone().commit().await.map_err(EditError::Error)?;
         }
-        let Some(client) = inner.meta.borrow().directory.get(self.id).map(|v| v.copies.client().clone()) else {
+        let Some(client) = inner.meta.borrow_mut().copy_client(self.id) else {
             inner.meta.borrow_mut().space.write_off(plan.pages());
             return Err(EditError::Error(deleted_error()));
         };

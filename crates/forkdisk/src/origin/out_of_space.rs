@@ -95,8 +95,10 @@ impl<D: Device> Origin<D> {
         let mut all: Vec<VolumeId> = chain.chained.iter().chain(&chain.independent).copied().collect();
         all.sort_unstable();
         all.into_iter().find(|&id| {
-            let idle = |v: &crate::pool::CatalogEntry| v.record.flags.droppable && v.open.get() == 0 && !v.pending;
-            meta.directory.get(id).is_some_and(idle) && meta.directory.clones_backed_by(id).is_none()
+            let idle = |v: &crate::pool::CatalogEntry| v.record.flags.droppable && !v.pending;
+            meta.directory.get(id).is_some_and(idle)
+                && meta.live.handles(id) == 0
+                && meta.directory.clones_backed_by(id).is_none()
         })
     }
 }

@@ -446,7 +446,7 @@ impl<D: Device> Pool<D> {
             for (entry, name) in [(target, volume), (from, &name)] {
                 // Those who only read a snapshot are not in the way.
                 if entry.record.state == VolumeState::Origin || entry.record.flags.writable {
-                    refuse_in_use(entry, name)?;
+                    refuse_in_use(meta, entry.record.id, name)?;
                 }
             }
             refuse_during_rollback(meta, target.record.id)?;

@@ -28,13 +28,13 @@ impl<D: Device> Pool<D> {
     pub fn origin_statistics(&self) -> Vec<OriginStatistics> {
         let (meta, origins) = (self.0.meta.borrow(), self.0.origins.borrow());
         let statistics = origins.values().filter_map(|origin| {
-            let volume = meta.directory.get(origin.id)?;
+            let name = meta.directory.get(origin.id)?.record.name.to_string();
             // Whatever is copied on its behalf is read from its device.
-            let copied = volume.copies.client().stats();
+            let copied = meta.live.activity(origin.id).map(|activity| activity.copies.stats()).unwrap_or_default();
             let mut read = origin.counters.reads.read();
             read.merge(&Requests { count: copied.reads, bytes: copied.bytes_read });
             let device = Traffic { read, write: origin.counters.writes.read() };
-            Some(OriginStatistics { name: volume.record.name.clone(), device, flushes: origin.counters.flushes.get() })
+            Some(OriginStatistics { name, device, flushes: origin.counters.flushes.get() })
         });
         let mut all: Vec<OriginStatistics> = statistics.collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));

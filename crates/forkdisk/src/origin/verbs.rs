@@ -381,7 +381,7 @@ impl<D: Device> Pool<D> {
             .filter(|v| v.record.state == VolumeState::Origin)
             .filter_map(|v| v.record.origin_record.map(|protects| (&v.record, protects)))
             .map(|(record, protects)| OriginInfo {
-                name: record.name.clone(),
+                name: record.name.to_string(),
                 path: record.origin.clone(),
                 size: record.size,
                 chunk: record.chunk,

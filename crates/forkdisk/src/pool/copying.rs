@@ -93,6 +93,13 @@ impl<D: Device> Pool<D> {
             return Err(Error::new(ErrorKind::ReadOnly, format!("{name:?} is a snapshot; nothing is copied for it")));
         };
         let (break_policy, throttle) = (volume.record.break_policy, volume.record.throttle);
-        Ok(VolumeCopying { break_policy, throttle, stats: volume.copies.client().stats() })
+        Ok(VolumeCopying {
+            break_policy,
+            throttle,
+            stats: meta
+                .live
+                .activity(volume.record.id)
+                .map_or_else(Default::default, |activity| activity.copies.stats()),
+        })
     }
 }

@@ -15,7 +15,7 @@ use crate::volume::Volume;
 use super::directory::check_volume_name;
 use super::info::VolumeInfo;
 use super::verbs::{check_chunk, check_gather, check_size, writable_volume};
-use super::{CreateOptions, Inner, LastChange, Meta, Pool};
+use super::{CreateOptions, Inner, Meta, Pool};
 
 /// What a name stands for.
 #[derive(Clone, Debug)]
@@ -53,6 +53,9 @@ impl<D: Device> Inner<D> {
     /// To be called when nobody has the volume open any more: one that was removed is deleted.
     pub(crate) fn last_closed(self: &std::rc::Rc<Self>, id: VolumeId) {
         let is_orphan = |meta: &Meta| meta.directory.get(id).is_some_and(|v| v.record.state == VolumeState::Orphan);
+        if let Ok(mut meta) = self.meta.try_borrow_mut() {
+            meta.live.release(id);
+        }
         // Else the next open of the pool deletes it.
         if self.check_writable().is_ok()
             && self.meta.try_borrow_mut().is_ok_and(|meta| is_orphan(&meta))
@@ -141,10 +144,10 @@ impl<D: Device> Pool<D> {
 
     /// What the volume or folder with this number has as a file from now on. Refused for snapshots.
     pub fn set_attributes(&self, id: VolumeId, attributes: Attributes) -> Result<()> {
-        self.0.note(|meta| match meta.directory.get(id).map(|v| (v.record.state, &v.last_change)) {
-            Some((VolumeState::Snapshot, _)) => Err(Error::new(ErrorKind::ReadOnly, "a snapshot cannot be changed")),
-            Some((state, last_change)) if state != VolumeState::Dead => {
-                last_change.set(LastChange::Recorded);
+        self.0.note(|meta| match meta.directory.get(id).map(|v| v.record.state) {
+            Some(VolumeState::Snapshot) => Err(Error::new(ErrorKind::ReadOnly, "a snapshot cannot be changed")),
+            Some(state) if state != VolumeState::Dead => {
+                meta.live.set_change_recorded(id);
                 let attributes = Attributes { mode: attributes.mode & 0o7777, ..attributes };
                 Ok((Record::SetAttributes { id, attributes: Some(attributes) }, ()))
             }
@@ -198,7 +201,7 @@ impl<D: Device> Pool<D> {
             let id = volume.record.id;
             refuse_with_snapshots(meta, id)?;
             refuse_origin(meta, volume)?;
-            Ok((if volume.open.get() > 0 { Record::Unlink { id } } else { Record::Delete { ids: vec![id] } }, ()))
+            Ok((if meta.live.handles(id) > 0 { Record::Unlink { id } } else { Record::Delete { ids: vec![id] } }, ()))
         })?;
         self.0.reap_soon();
         Ok(())
@@ -215,7 +218,7 @@ impl<D: Device> Pool<D> {
                 meta.directory.check_new(NO_VOLUME, to)?;
                 return Ok((Record::Rename { id, name }, ()));
             };
-            let (replaced, kept) = (old.record.id, old.open.get() > 0);
+            let (replaced, kept) = (old.record.id, meta.live.handles(old.record.id) > 0);
             if replaced == id {
                 return Ok((Record::Rename { id, name }, ()));
             }
@@ -252,7 +255,7 @@ fn refuse_origin(meta: &Meta, volume: &super::directory::CatalogEntry) -> Result
         let why = "it is an origin; unprotect it, and it is an ordinary disk again";
         return Err(Error::new(ErrorKind::Invalid, why));
     }
-    if volume.open.get() > 0 && meta.is_origin_snapshot(id) {
+    if meta.live.handles(id) > 0 && meta.is_origin_snapshot(id) {
         return Err(Error::new(ErrorKind::Busy, "it is a snapshot of an origin and in use; close it first"));
     }
     meta.directory.refuse_with_clones(id)

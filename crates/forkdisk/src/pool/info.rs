@@ -213,7 +213,7 @@ impl Meta {
             origin_id: origin.map(|origin| origin.id),
             depends_on: self.base_name(record),
             created: record.created,
-            in_use: self.directory.get(record.id).map_or(0, |v| v.open.get()),
+            in_use: self.live.handles(record.id),
             attributes: record.attributes,
         }
     }
@@ -323,7 +323,7 @@ impl<D: Device> Pool<D> {
         while let Some(volume) = next.filter(|v| line.len() < most && !line.contains(&v.record.id)) {
             line.push(volume.record.id);
             if names.is_empty() || !volume.record.name.is_empty() {
-                names.push(volume.record.name.clone());
+                names.push(volume.record.name.to_string());
             }
             next = meta.directory.ancestor(&volume.record).and_then(|v| volume_of(v.record.id));
         }

@@ -1,5 +1,8 @@
 //! All metadata of a pool in one place, and what each journal record does to it.
 
+use std::rc::Rc;
+
+use crate::copier::Client;
 use crate::error::Error;
 use crate::format::{
     CopierSettings, Kind, Layout, MovedRun, NO_VOLUME, OriginFull, OriginRecord, Record, VolumeRecord, VolumeState,
@@ -11,6 +14,7 @@ use crate::space::Space;
 use crate::types::{
     BLOCK_PAGES, BLOCK_SIZE, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span,
 };
+use crate::volume::LiveVolumes;
 
 use super::directory::{CatalogEntry, Directory};
 use super::gather::WatchedPages;
@@ -23,6 +27,7 @@ pub struct Meta {
     pub tables: Tables,
     pub space: Space,
     pub directory: Directory,
+    pub live: LiveVolumes,
     pub journal: Journal,
     pub epoch: Epoch,
     pub next_id: u64,
@@ -217,7 +222,7 @@ impl Meta {
                         id: *id,
                         state: VolumeState::Snapshot,
                         parent: *source,
-                        name: name.clone(),
+                        name: name.as_str().into(),
                         created: *now,
                         origin: String::new(),
                         source: NO_VOLUME,
@@ -245,7 +250,7 @@ impl Meta {
                     id: *id,
                     state: VolumeState::Volume,
                     parent: NO_VOLUME,
-                    name: name.clone(),
+                    name: name.as_str().into(),
                     created: *now,
                     origin: origin_name,
                     source: *source,
@@ -269,7 +274,7 @@ impl Meta {
                     id: *dead,
                     state: VolumeState::Dead,
                     parent: NO_VOLUME,
-                    name: String::new(),
+                    name: "".into(),
                     origin: String::new(),
                     source: NO_VOLUME,
                     cursor: 0,
@@ -288,7 +293,7 @@ impl Meta {
                 (record.seams, record.estimated) = (to.seams, to.estimated);
                 (record.size, record.trim_end, record.shared_at) = (to.size, to.trim_end, epoch);
                 // Since the snapshot was taken the volume may have been flattened.
-                self.directory.set_base(*volume, to.base);
+                self.set_base(*volume, to.base);
                 self.directory.update_tail(*volume);
                 self.advance();
             }
@@ -296,7 +301,7 @@ impl Meta {
                 let until = self.journal.next() + 1;
                 ids.iter().try_for_each(|&id| self.refuse_unknown(id))?;
                 for &id in ids {
-                    self.directory.mark_dead(id, until);
+                    self.mark_dead(id, until);
                     self.space.forget_reservations_of(id);
                 }
             }
@@ -371,7 +376,9 @@ impl Meta {
                 self.record_of(*id)?;
                 let volume = self.directory.change(*id).expect("read above");
                 (volume.record.break_policy, volume.record.throttle) = (*break_policy, *throttle);
-                volume.copies.set_throttle(*throttle);
+                if let Some(activity) = self.live.activity(*id) {
+                    activity.set_throttle(*throttle);
+                }
             }
             Record::SetCopier { settings } => self.copier = *settings,
             Record::SetQuota { id, quota } => {
@@ -416,7 +423,7 @@ impl Meta {
                 self.record_of(*replaced)?;
                 match kept {
                     true => self.directory.orphan(*replaced),
-                    false => self.directory.mark_dead(*replaced, self.journal.next() + 1),
+                    false => self.mark_dead(*replaced, self.journal.next() + 1),
                 }
                 self.directory.rename(*id, name);
             }
@@ -424,7 +431,7 @@ impl Meta {
             Record::Replace { volume, source, dead } => self.replace(*volume, *source, *dead)?,
             Record::Flatten { id } => {
                 self.record_of(*id)?;
-                self.directory.set_base(*id, NO_VOLUME);
+                self.set_base(*id, NO_VOLUME);
             }
             Record::SetGather { id, gather } => {
                 self.record_of(*id)?;
@@ -448,7 +455,7 @@ impl Meta {
         self.next_id = self.next_id.max(dead.0 + 1);
         if !old.root.is_absent() {
             let (state, parent, cursor) = (VolumeState::Dead, NO_VOLUME, 0);
-            let (name, origin, attributes) = (String::new(), String::new(), None);
+            let (name, origin, attributes) = ("".into(), String::new(), None);
             let (id, source) = (dead, NO_VOLUME);
             self.add(VolumeRecord { id, state, parent, name, origin, source, cursor, attributes, ..old });
         }
@@ -472,6 +479,28 @@ impl Meta {
         self.space.forget_reservations_of(volume);
         self.advance();
         Ok(())
+    }
+
+    /// The copier's client for a volume that is there.
+    pub fn copy_client(&mut self, id: VolumeId) -> Option<Rc<Client>> {
+        let record = &self.directory.get(id)?.record;
+        Some(self.live.activity_or_create(record).copies.clone())
+    }
+
+    fn mark_dead(&mut self, id: VolumeId, until: u64) {
+        self.directory.mark_dead(id, until);
+        self.live.note_deleted(id);
+    }
+
+    /// Sets the snapshot of an origin that shows through to a volume; [`NO_VOLUME`]: none.
+    fn set_base(&mut self, id: VolumeId, base: VolumeId) {
+        self.directory.set_base(id, base);
+        if let Some(live) = self.live.get(id) {
+            match base {
+                NO_VOLUME => live.backing.remove(),
+                _ => live.backing.reset(),
+            }
+        }
     }
 
     fn protects_mut(&mut self, id: VolumeId) -> Result<&mut OriginRecord, Failure> {

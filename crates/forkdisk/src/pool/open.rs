@@ -176,6 +176,7 @@ impl<D: Device> Pool<D> {
             tables: Tables::new((options.cache * 3 / 4).max(options.cache.min(MIN_CACHED_TABLES * PAGE_SIZE))),
             space,
             directory: Default::default(),
+            live: Default::default(),
             journal: Journal::new(
                 superblock.checksum_uuid,
                 superblock.journal.clone(),
@@ -323,7 +324,7 @@ fn directory_map(superblock: &Superblock) -> VolumeRecord {
         id: NO_VOLUME,
         state: VolumeState::Volume,
         parent: NO_VOLUME,
-        name: String::new(),
+        name: "".into(),
         origin: String::new(),
         source: NO_VOLUME,
         size: 0,

@@ -24,7 +24,7 @@ impl Meta {
     /// Refuses `more` pages that a volume does not refer to yet where its quota has no room for them.
     pub fn admits(&self, id: VolumeId, more: u64) -> std::result::Result<(), Failure> {
         let volume = self.directory.get(id).expect("a volume with a handle is not removed");
-        let claimed = if planted(Bug::QuotaForgetsClaims) { 0 } else { volume.claims.pages() };
+        let claimed = if planted(Bug::QuotaForgetsClaims) { 0 } else { self.live.of_handle(id).claims.pages() };
         let pages = volume.record.referenced + claimed + more;
         match volume.record.quota {
             0 => Ok(()),

@@ -3,7 +3,7 @@
 use crate::copier::CopyClass;
 use crate::counters::{PoolStatistics, Requests, VolumeStatistics};
 use crate::device::Device;
-use crate::format::VolumeState;
+use crate::format::{VolumeRecord, VolumeState};
 use crate::types::PAGE_SIZE;
 
 use super::{Pool, VolumeInfo};
@@ -19,7 +19,7 @@ impl<D: Device> Pool<D> {
         data.write.merge(&Requests { count: kept.writes, bytes: kept.bytes_written });
         PoolStatistics {
             data,
-            volumes: meta.directory.statistics(),
+            volumes: meta.live.statistics(),
             records: meta.journal.appended(),
             cache_hits: meta.tables.hits(),
             cache_bytes: (meta.tables.len() * PAGE_SIZE) as u64,
@@ -32,8 +32,12 @@ impl<D: Device> Pool<D> {
     /// `None` if nobody has opened it for I/O.
     pub fn volume_statistics(&self) -> Vec<(VolumeInfo, Option<VolumeStatistics>)> {
         let meta = self.0.meta.borrow();
+        let figures = |record: &VolumeRecord| {
+            let used = meta.live.activity(record.id).filter(|activity| activity.opened.get());
+            used.map(|activity| activity.counters.read())
+        };
         let seen = meta.directory.iter().filter(|v| v.record.state != VolumeState::Dead && !v.pending);
-        let mut all: Vec<_> = seen.map(|v| (meta.info_of(&v.record), v.counters.get().map(|c| c.read()))).collect();
+        let mut all: Vec<_> = seen.map(|v| (meta.info_of(&v.record), figures(&v.record))).collect();
         all.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
         all
     }

@@ -51,9 +51,10 @@ impl<D: Device> Inner<D> {
     /// Takes the time of a volume that is marked, for a reader of its record in memory.
     pub fn take_time(&self, meta: &mut Meta, id: VolumeId) {
         let (Some(clock), Some(volume)) = (self.options.clock, meta.directory.get_mut(id)) else { return };
+        let Some(live) = meta.live.get(id) else { return };
         let is_shown = !matches!(volume.record.state, VolumeState::Dead | VolumeState::Folder);
-        if volume.last_change.get() == LastChange::Marked && is_shown {
-            volume.last_change.set(LastChange::Taken);
+        if live.last_change.get() == LastChange::Marked && is_shown {
+            live.last_change.set(LastChange::Taken);
             let now = clock();
             let known = volume.record.attributes.unwrap_or_else(|| Attributes::of_no_owner(volume.record.created));
             volume.record.attributes = Some(Attributes { modified: now, changed: now, ..known });
@@ -63,12 +64,11 @@ impl<D: Device> Inner<D> {
     /// Records the time of a volume that is marked.
     pub fn record_time(&self, meta: &mut Meta, id: VolumeId) {
         self.take_time(meta, id);
-        if meta.directory.get(id).is_none_or(|v| v.last_change.get() != LastChange::Taken) {
+        if meta.live.get(id).is_none_or(|live| live.last_change.get() != LastChange::Taken) {
             return;
         }
-        let volume = meta.directory.change(id).expect("found above");
-        volume.last_change.set(LastChange::Recorded);
-        let attributes = volume.record.attributes;
+        let attributes = meta.directory.change(id).expect("its time was taken").record.attributes;
+        meta.live.set_change_recorded(id);
         // A commit that vouches for its data goes on doing so.
         meta.journal.append_unordered(&Record::SetAttributes { id, attributes });
     }

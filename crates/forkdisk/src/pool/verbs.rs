@@ -88,8 +88,8 @@ fn not_open(record: &VolumeRecord) -> Error {
 }
 
 /// Refuses what somebody has open.
-pub fn refuse_in_use(volume: &CatalogEntry, name: &str) -> Result<()> {
-    match volume.open.get() {
+pub fn refuse_in_use(meta: &Meta, id: VolumeId, name: &str) -> Result<()> {
+    match meta.live.handles(id) {
         0 => Ok(()),
         n => Err(Error::new(ErrorKind::Busy, format!("{name:?} is in use ({n} open); close it first"))),
     }
@@ -308,10 +308,12 @@ impl<D: Device> Pool<D> {
             .verb(|meta| {
                 let target = meta.directory.find(volume)?;
                 let id = writable_volume(target, volume)?;
-                refuse_in_use(target, volume)?;
+                refuse_in_use(meta, id, volume)?;
                 let from = meta.directory.find(&format!("{volume}@{snapshot}"))?.record.id;
                 meta.space.forget_reservations_of(id);
-                inner.mark_changed(id, &target.last_change);
+                let live = meta.live.get_or_create(id).clone();
+                inner.mark_changed(id, &live.last_change);
+                meta.live.release(id);
                 Ok((Record::Rollback { volume: id, snapshot: from, dead: VolumeId(meta.next_id) }, ()))
             })
             .await?;
@@ -376,7 +378,7 @@ impl<D: Device> Pool<D> {
         inner
             .verb(|meta| {
                 for &name in names {
-                    refuse_in_use(meta.directory.find(name)?, name)?;
+                    refuse_in_use(meta, meta.directory.find(name)?.record.id, name)?;
                 }
                 let ids = deletable(meta, names)?;
                 Ok((Record::Delete { ids }, ()))

@@ -116,6 +116,12 @@ impl BackingState {
         self.stage.set(BackingStage::Removed);
     }
 
+    /// The volume gets another backing; it has no handle.
+    pub fn reset(&self) {
+        debug_assert_eq!(self.lookers.get(), 0);
+        self.stage.set(BackingStage::InUse);
+    }
+
     pub(super) fn is_removed(&self) -> bool {
         self.stage.get() == BackingStage::Removed
     }
@@ -124,12 +130,12 @@ impl BackingState {
 impl<D: Device> Volume<D> {
     /// What lies under the volume's own pages.
     pub(super) fn backing(&self) -> &Backing<D> {
-        if self.backing_state.is_removed() { &Backing::None } else { &self.backing }
+        if self.live.backing.is_removed() { &Backing::None } else { &self.backing }
     }
 
     /// What of it is to be looked at.
     pub(super) fn visible_backing(&self) -> &Backing<D> {
-        if self.backing_state.stage.get() == BackingStage::InUse { &self.backing } else { &Backing::None }
+        if self.live.backing.stage.get() == BackingStage::InUse { &self.backing } else { &Backing::None }
     }
 
     /// The least that the devices below read and write at once, in bytes.
@@ -163,11 +169,11 @@ impl<D: Device> Volume<D> {
         let (size, end) = (self.size(), offset + buf.len() as u64);
         let (first, last) = (offset / PAGE_BYTES, end.div_ceil(PAGE_BYTES));
         if offset.is_multiple_of(PAGE_BYTES) && (end.is_multiple_of(PAGE_BYTES) || end == size) {
-            let _pages = self.edges.lock(first..last, LockMode::Shared).await;
+            let _pages = self.live.edges.lock(first..last, LockMode::Shared).await;
             return self.write_unaligned(offset, buf).await;
         }
-        let pages = self.edges.lock(first..last, LockMode::Exclusive).await;
-        if self.backing_state.is_removed() {
+        let pages = self.live.edges.lock(first..last, LockMode::Exclusive).await;
+        if self.live.backing.is_removed() {
             // Others no longer hold the pages they complete.
             drop(pages);
             return self.write_unaligned(offset, buf).await;

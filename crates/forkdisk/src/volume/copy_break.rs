@@ -282,7 +282,7 @@ impl<D: Device> Volume<D> {
         let bytes = Rc::new(self.with_merged(work, buf));
         let parts = self.start_copies(&work.plan, &bytes);
         give_followers(&queued, work, &parts);
-        let copies = self.copies.begin(parts, &queued, work.plan.end() * PAGE_BYTES);
+        let copies = self.live.begin_break(parts, &queued, work.plan.end() * PAGE_BYTES);
         let early = planted(Bug::CopyMappedBeforeWritten);
         let mut result = if early { self.publish(&work.plan).await } else { Ok(()) };
         result = result.and(self.write_uncopied(work, &bytes).await);
@@ -298,7 +298,7 @@ impl<D: Device> Volume<D> {
             }
             other => other,
         };
-        self.copies.end(&copies, result.clone());
+        self.live.end_break(&copies, result.clone());
         let mut buf = Rc::try_unwrap(bytes).unwrap_or_else(|shared| Buf::copy_of(&shared));
         buf.set_len(own);
         (result, buf)
@@ -347,7 +347,7 @@ impl<D: Device> Volume<D> {
                 bytes: bytes.clone(),
             });
             let ticket =
-                self.inner.copier.submit(self.copies.client(), self.job(copy, &group), given.into_iter().collect());
+                self.inner.copier.submit(&self.activity.copies, self.job(copy, &group), given.into_iter().collect());
             parts.push(CopyPart { range, ticket });
         }
         parts

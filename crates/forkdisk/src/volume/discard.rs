@@ -88,7 +88,7 @@ impl<D: Device> Volume<D> {
             return Ok(());
         }
         let held = if planted(Bug::DiscardIgnoresWriters) { end..end } else { first..end };
-        let _lock = self.locks.lock(held, LockMode::Exclusive).await;
+        let _lock = self.live.locks.lock(held, LockMode::Exclusive).await;
         let mut at = first;
         let mut retried = false;
         while at < end {

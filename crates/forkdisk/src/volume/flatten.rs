@@ -60,7 +60,7 @@ impl<D: Device> Pool<D> {
 
 impl<D: Device> Volume<D> {
     async fn flatten(&self, mut progress: impl FnMut(u64, u64) -> bool) -> Result<FlattenReport> {
-        let _one = self.edges.lock(FLATTEN_LOCK..FLATTEN_LOCK + 1, LockMode::Exclusive).await;
+        let _one = self.live.edges.lock(FLATTEN_LOCK..FLATTEN_LOCK + 1, LockMode::Exclusive).await;
         let mut report = FlattenReport::default();
         let Backing::Snapshot(_, _, below) = self.backing() else {
             // Somebody else was faster.
@@ -76,7 +76,7 @@ impl<D: Device> Volume<D> {
                 self.inner.clone().commit().await?;
                 return Ok(report);
             }
-            let client = self.copies.client();
+            let client = &self.activity.copies;
             let goes_on = || progress((next * PAGE_BYTES).min(bytes), bytes);
             let Some(mut pace) = self.inner.copier.pace(client, goes_on).await else {
                 self.inner.clone().commit().await?;
@@ -129,7 +129,7 @@ impl<D: Device> Volume<D> {
         // As who completes a page with what shows through: nobody writes here in between.
         let _pages = match planted(Bug::FlattenIgnoresWriters) {
             true => None,
-            false => Some(self.edges.lock(pages.clone(), LockMode::Exclusive).await),
+            false => Some(self.live.edges.lock(pages.clone(), LockMode::Exclusive).await),
         };
         let (mut at, mut copied) = (pages.start, 0);
         while let Some(first) = self.next_backed_page(at, pages.end).await? {
@@ -181,11 +181,11 @@ impl<D: Device> Volume<D> {
     /// Everything that could show through is the volume's own: nothing lies under it from now on.
     async fn remove_backing(&self) -> Result<()> {
         // Whoever completes a page with what shows through has ended, and nobody begins.
-        let edges = self.edges.lock(0..FLATTEN_LOCK, LockMode::Exclusive).await;
-        self.backing_state.stop_readers().await;
+        let edges = self.live.edges.lock(0..FLATTEN_LOCK, LockMode::Exclusive).await;
+        self.live.backing.stop_readers().await;
         let noted = self.inner.note(|_| Ok((Record::Flatten { id: self.id }, ())));
         if let Err(error) = noted {
-            self.backing_state.reopen();
+            self.live.backing.reopen();
             return Err(error);
         }
         drop(edges);

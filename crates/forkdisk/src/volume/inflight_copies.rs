@@ -6,14 +6,14 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
-use crate::copier::{Client, CopyClass, JobHandle, ProvidedBytes};
+use crate::copier::{JobHandle, ProvidedBytes};
 use crate::device::{Buf, Device};
 use crate::error::Error;
-use crate::format::Throttle;
 use crate::planted::{Bug, planted};
 use crate::sync::{Event, QueuedWrite};
 
 use super::Volume;
+use super::live::Live;
 
 /// A part of a volume that is being copied to a new place.
 pub struct CopyPart {
@@ -52,38 +52,9 @@ impl InflightBreak {
     }
 }
 
-/// What a volume has copied at the moment, and on whose behalf.
-pub struct InflightCopies {
-    client: Rc<Client>,
-    gatherer: Rc<Client>,
-    running: RefCell<Vec<Rc<InflightBreak>>>,
-}
-
-impl InflightCopies {
-    /// None yet; later ones are made for `user` and held to `throttle`.
-    pub fn new(user: CopyClass, throttle: Throttle) -> InflightCopies {
-        let client = |user| Rc::new(Client::new(user, throttle));
-        InflightCopies { client: client(user), gatherer: client(CopyClass::Gather), running: RefCell::default() }
-    }
-
-    /// The copier's client.
-    pub fn client(&self) -> &Rc<Client> {
-        &self.client
-    }
-
-    /// The client for whom scattered pages are brought together.
-    pub fn gather_client(&self) -> &Rc<Client> {
-        &self.gatherer
-    }
-
-    /// What its copies are held to from now on.
-    pub fn set_throttle(&self, throttle: Throttle) {
-        self.client.set_throttle(throttle);
-        self.gatherer.set_throttle(throttle);
-    }
-
+impl Live {
     /// Others may join from now on, from byte `from` of the volume.
-    pub fn begin(&self, parts: Vec<CopyPart>, queued: &QueuedWrite<Buf>, from: u64) -> Rc<InflightBreak> {
+    pub fn begin_break(&self, parts: Vec<CopyPart>, queued: &QueuedWrite<Buf>, from: u64) -> Rc<InflightBreak> {
         let (outcome, ended) = Default::default();
         let new = Rc::new(InflightBreak {
             parts,
@@ -92,13 +63,13 @@ impl InflightCopies {
             outcome,
             ended,
         });
-        self.running.borrow_mut().push(new.clone());
+        self.breaks.borrow_mut().push(new.clone());
         new
     }
 
     /// The copies are mapped, or have failed.
-    pub fn end(&self, ended: &Rc<InflightBreak>, outcome: Result<(), Error>) {
-        self.running.borrow_mut().retain(|b| !Rc::ptr_eq(b, ended));
+    pub fn end_break(&self, ended: &Rc<InflightBreak>, outcome: Result<(), Error>) {
+        self.breaks.borrow_mut().retain(|b| !Rc::ptr_eq(b, ended));
         *ended.outcome.borrow_mut() = Some(outcome);
         ended.ended.notify();
     }
@@ -116,7 +87,7 @@ impl<D: Device> Volume<D> {
     ) -> Result<Buf, (Buf, QueuedWrite<Buf>)> {
         let range = offset..offset + buf.len() as u64;
         let found = self.joinable_copy(&range, pages);
-        let queued = self.write_queue.enter(pages.clone());
+        let queued = self.live.write_queue.enter(pages.clone());
         let Some(joined) = found else { return Err((buf, queued)) };
         joined.queued_ids.borrow_mut().push(queued.id());
         joined.joined.set(range.end);
@@ -139,16 +110,16 @@ impl<D: Device> Volume<D> {
         let buf = Rc::try_unwrap(bytes).unwrap_or_else(|shared| Buf::copy_of(&shared));
         match outcome {
             Ok(()) => Ok(buf),
-            Err(_) => Err((buf, queued.unwrap_or_else(|| self.write_queue.enter(pages.clone())))),
+            Err(_) => Err((buf, queued.unwrap_or_else(|| self.live.write_queue.enter(pages.clone())))),
         }
     }
 
     fn joinable_copy(&self, range: &Range<u64>, pages: &Range<u64>) -> Option<Rc<InflightBreak>> {
-        let running = self.copies.running.borrow();
+        let running = self.live.breaks.borrow();
         if running.is_empty() {
             return None;
         }
-        if self.locks.is_awaited(pages) {
+        if self.live.locks.is_awaited(pages) {
             return None;
         }
         let takes = |part: &&CopyPart| {
@@ -156,7 +127,7 @@ impl<D: Device> Volume<D> {
         };
         let joins = |b: &&Rc<InflightBreak>| {
             let in_order =
-                b.joined.get() <= range.start && self.write_queue.is_behind_only(pages, &b.queued_ids.borrow());
+                b.joined.get() <= range.start && self.live.write_queue.is_behind_only(pages, &b.queued_ids.borrow());
             in_order && b.parts_of(range).is_some_and(|parts| parts.iter().all(takes))
         };
         running.iter().find(joins).cloned()

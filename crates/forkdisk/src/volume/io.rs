@@ -10,7 +10,7 @@ use super::backing::Backing;
 impl<D: Device> Volume<D> {
     /// Fills all of `buf` from `offset`.
     pub async fn read(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
-        let running = self.counters.begin(Operation::Read, buf.len() as u64);
+        let running = self.activity.counters.begin(Operation::Read, buf.len() as u64);
         let (result, buf) = self.read_range(offset, buf).await;
         running.end(result.is_ok());
         (result, buf)
@@ -19,7 +19,7 @@ impl<D: Device> Volume<D> {
     /// As [`read`](Self::read), but parts that are holes may be left as they are in `buf` and
     /// reported instead: where they begin in it and how long they are, in rising order.
     pub async fn read_sparse(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
-        let running = self.counters.begin(Operation::Read, buf.len() as u64);
+        let running = self.activity.counters.begin(Operation::Read, buf.len() as u64);
         let (result, buf) = self.read_range_sparse(offset, buf).await;
         running.end(result.is_ok());
         (result, buf)
@@ -27,7 +27,7 @@ impl<D: Device> Volume<D> {
 
     /// Writes all of `buf` at `offset`. With `fua` it is durable when this returns.
     pub async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
-        let running = self.counters.begin(Operation::Write, buf.len() as u64);
+        let running = self.activity.counters.begin(Operation::Write, buf.len() as u64);
         let (mut result, buf) = self.write_range(offset, buf, fua).await;
         // The check avoids an await, which costs a write of 4 KiB more than one percent of its instructions.
         if !self.inner.is_process_safe() {
@@ -40,7 +40,7 @@ impl<D: Device> Volume<D> {
 
     /// Makes every write acknowledged so far durable, of all volumes of the pool.
     pub async fn flush(&self) -> Result<()> {
-        let running = self.counters.begin(Operation::Flush, 0);
+        let running = self.activity.counters.begin(Operation::Flush, 0);
         let result = self.commit().await;
         running.end(result.is_ok());
         result
@@ -50,7 +50,7 @@ impl<D: Device> Volume<D> {
     /// ragged edges stay as they are (the end of the volume is none). On a full pool parts may be
     /// left alone.
     pub async fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        let running = self.counters.begin(Operation::Discard, len);
+        let running = self.activity.counters.begin(Operation::Discard, len);
         let result = self.discard_range(offset, len).await;
         let result = self.wait_process_safe(result).await;
         running.end(result.is_ok());
@@ -61,7 +61,7 @@ impl<D: Device> Volume<D> {
     /// The range reads as zeroes afterwards; whole pages give their space back. With `fua` that is
     /// durable when this returns.
     pub async fn write_zeroes(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
-        let running = self.counters.begin(Operation::Zero, len);
+        let running = self.activity.counters.begin(Operation::Zero, len);
         let result = self.zero_range(offset, len, fua).await;
         let result = self.wait_process_safe(result).await;
         running.end(result.is_ok());
@@ -83,12 +83,12 @@ impl<D: Device> Volume<D> {
             origin.is_dirty.set(true);
         }
         self.inner.note_dirty();
-        self.inner.mark_changed(self.id, &self.last_change);
+        self.inner.mark_changed(self.id, &self.live.last_change);
     }
 
     /// Notes that a front end took `nanoseconds` from admitting an operation to answering it. The
     /// engine has no clock of its own.
     pub fn record_latency(&self, operation: Operation, nanoseconds: u64) {
-        self.counters.record_latency(operation, nanoseconds);
+        self.activity.counters.record_latency(operation, nanoseconds);
     }
 }

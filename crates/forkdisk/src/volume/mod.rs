@@ -8,6 +8,7 @@ mod fault;
 mod flatten;
 mod inflight_copies;
 mod io;
+mod live;
 mod pending_write;
 mod quota;
 mod range;
@@ -20,23 +21,20 @@ mod write;
 use std::cell::Cell;
 use std::rc::Rc;
 
-use crate::counters::VolumeCounters;
-use crate::device::{Buf, Device};
+use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{VolumeRecord, VolumeState};
 use crate::origin::WriteIntent;
 use crate::planted::{Bug, planted};
 use crate::pool::{CatalogEntry, Inner, LastChange, Meta, Pool, VolumeInfo};
-use crate::sync::{RangeLocks, WriteQueue};
 use crate::types::VolumeId;
 
 use backing::Backing;
-pub(crate) use backing::BackingState;
 pub use extents::Extent;
 pub(crate) use fault::RESERVED_PAGES;
 pub use flatten::FlattenReport;
-pub(crate) use inflight_copies::InflightCopies;
-pub(crate) use quota::QuotaClaims;
+use live::Activity;
+pub(crate) use live::{Live, LiveVolumes};
 pub(crate) use read::push;
 pub use status::{Sharing, StatusRun};
 
@@ -48,50 +46,32 @@ pub struct Volume<D: Device> {
     inner: Rc<Inner<D>>,
     id: VolumeId,
     read_only: bool,
-    open: Rc<Cell<usize>>,
-    locks: Rc<RangeLocks>,
-    counters: Rc<VolumeCounters>,
-    write_queue: Rc<WriteQueue<Buf>>,
-    /// Pages that are completed with what shows through, see `through.rs`.
-    edges: Rc<RangeLocks>,
+    live: Rc<Live>,
+    activity: Rc<Activity>,
     backing: Backing<D>,
-    backing_state: Rc<BackingState>,
-    copies: Rc<InflightCopies>,
-    last_change: Rc<Cell<LastChange>>,
     /// Whoever writes through this handle sends more before it is answered.
     corked: Cell<bool>,
 }
 
 impl<D: Device> Clone for Volume<D> {
     fn clone(&self) -> Self {
-        self.open.set(self.open.get() + 1);
-        let (inner, id, read_only) = (self.inner.clone(), self.id, self.read_only);
-        let (open, locks, write_queue) = (self.open.clone(), self.locks.clone(), self.write_queue.clone());
-        let (counters, copies) = (self.counters.clone(), self.copies.clone());
-        let (edges, backing, backing_state) = (self.edges.clone(), self.backing.clone(), self.backing_state.clone());
-        let (last_change, more) = (self.last_change.clone(), Cell::new(self.corked.get()));
+        self.live.open.set(self.live.open.get() + 1);
         Volume {
-            inner,
-            id,
-            read_only,
-            open,
-            locks,
-            counters,
-            write_queue,
-            edges,
-            backing,
-            backing_state,
-            copies,
-            last_change,
-            corked: more,
+            inner: self.inner.clone(),
+            id: self.id,
+            read_only: self.read_only,
+            live: self.live.clone(),
+            activity: self.activity.clone(),
+            backing: self.backing.clone(),
+            corked: Cell::new(self.corked.get()),
         }
     }
 }
 
 impl<D: Device> Drop for Volume<D> {
     fn drop(&mut self) {
-        self.open.set(self.open.get() - 1);
-        if self.open.get() == 0 {
+        self.live.open.set(self.live.open.get() - 1);
+        if self.live.open.get() == 0 {
             self.inner.last_closed(self.id);
         }
     }
@@ -101,40 +81,31 @@ impl<D: Device> Pool<D> {
     /// Opens `volume` or `volume@snapshot` for I/O. For an origin, its snapshots and their clones the
     /// origin's device must be open ([`attach_origin`](Self::attach_origin)).
     pub fn volume(&self, name: &str) -> Result<Volume<D>> {
-        let meta = self.0.meta.borrow();
-        self.handle(&meta, meta.directory.find(name)?)
+        let mut meta = self.0.meta.borrow_mut();
+        let id = meta.directory.find(name)?.record.id;
+        self.handle(&mut meta, id)
     }
 
     /// Opens a volume or snapshot by its number for I/O, also one that was removed while it was open.
     pub fn volume_by_id(&self, id: VolumeId) -> Result<Volume<D>> {
-        let meta = self.0.meta.borrow();
+        let mut meta = self.0.meta.borrow_mut();
         let is_there =
             |v: &&CatalogEntry| !matches!(v.record.state, VolumeState::Dead | VolumeState::Folder) && !v.pending;
         match meta.directory.get(id).filter(is_there) {
-            Some(volume) => self.handle(&meta, volume),
+            Some(_) => self.handle(&mut meta, id),
             None => Err(Error::new(ErrorKind::NotFound, format!("there is no volume with the number {}", id.0))),
         }
     }
 
-    fn handle(&self, meta: &Meta, volume: &CatalogEntry) -> Result<Volume<D>> {
-        let backing = Backing::of(&self.0, meta, volume.record.id)?;
-        volume.open.set(volume.open.get() + 1);
-        Ok(Volume {
-            inner: self.0.clone(),
-            id: volume.record.id,
-            read_only: volume.record.state == VolumeState::Snapshot && !volume.record.flags.writable
-                || self.0.options.read_only,
-            open: volume.open.clone(),
-            locks: volume.locks.clone(),
-            counters: volume.counters.get_or_init(Rc::default).clone(),
-            write_queue: volume.write_queue.clone(),
-            edges: volume.edges.clone(),
-            backing,
-            backing_state: volume.backing.clone(),
-            copies: volume.copies.clone(),
-            last_change: volume.last_change.clone(),
-            corked: Cell::new(false),
-        })
+    fn handle(&self, meta: &mut Meta, id: VolumeId) -> Result<Volume<D>> {
+        let backing = Backing::of(&self.0, meta, id)?;
+        let record = &meta.directory.get(id).expect("found by the caller").record;
+        let read_only = record.state == VolumeState::Snapshot && !record.flags.writable || self.0.options.read_only;
+        let activity = meta.live.activity_or_create(record).clone();
+        activity.opened.set(true);
+        let live = meta.live.get_or_create(id).clone();
+        live.open.set(live.open.get() + 1);
+        Ok(Volume { inner: self.0.clone(), id, read_only, live, activity, backing, corked: Cell::new(false) })
     }
 }
 
@@ -168,7 +139,7 @@ impl<D: Device> Volume<D> {
 
     /// What it is at the moment, its name and attributes included; the name is empty once it was removed.
     pub fn info(&self) -> VolumeInfo {
-        if self.last_change.get() == LastChange::Marked {
+        if self.live.last_change.get() == LastChange::Marked {
             self.inner.take_time(&mut self.inner.meta.borrow_mut(), self.id);
         }
         let meta = self.inner.meta.borrow();

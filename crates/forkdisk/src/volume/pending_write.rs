@@ -126,7 +126,7 @@ impl<D: Device> Volume<D> {
             self.inner.wait_below_dirty_limit().await?;
             let guard = self.inner.generations.enter();
             let planned = self.inner.retry_on_miss(|meta| {
-                work.merge_followers(queued, &self.locks);
+                work.merge_followers(queued, &self.live.locks);
                 work.plan.advance(meta, self.id, queued.is_first())
             });
             match planned.await {
@@ -158,7 +158,7 @@ impl<D: Device> Volume<D> {
             let room = self.wait_for_free_space(queued, work, &mut shortage).await;
             self.inner.report_if_full(self.id, room)?;
             if locked {
-                *lock = Some(self.locks.lock(work.held.clone(), LockMode::Exclusive).await);
+                *lock = Some(self.live.locks.lock(work.held.clone(), LockMode::Exclusive).await);
             }
             queued.rejoin();
         }

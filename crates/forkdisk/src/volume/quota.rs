@@ -34,9 +34,7 @@ pub(super) struct QuotaClaim {
 impl QuotaClaim {
     /// Claims `pages` more of volume `id`.
     pub fn add(&mut self, meta: &Meta, id: VolumeId, pages: u64) {
-        let all = self.of.get_or_insert_with(|| {
-            meta.directory.get(id).expect("a volume with a handle is not removed").claims.clone()
-        });
+        let all = self.of.get_or_insert_with(|| meta.live.of_handle(id).claims.clone());
         all.0.set(all.0.get() + pages);
         self.pages.set(self.pages.get() + pages);
     }

@@ -64,7 +64,7 @@ impl<D: Device> Volume<D> {
             self.inner.wait_below_dirty_limit().await?;
             let (f, t) = (VirtualPage(from + done), VirtualPage(to + done));
             let max = self.step(source, f, t, pages - done);
-            let _alone = self.locks.lock(t.0..t.0 + max, LockMode::Exclusive).await;
+            let _alone = self.live.locks.lock(t.0..t.0 + max, LockMode::Exclusive).await;
             // Meanwhile the volume may have got another length, and with that a higher or a lower map.
             self.check_write(t.0 * PAGE_BYTES, (pages - done) * PAGE_BYTES)?;
             if self.step(source, f, t, pages - done) != max {

@@ -70,7 +70,7 @@ impl<D: Device> Volume<D> {
             Backing::None => return self.read_own(offset, buf).await,
             Backing::Origin(origin) => Box::pin(origin.read_current(&self.inner, offset, buf)).await,
             Backing::Snapshot(origin, view, size) => {
-                let _reader = self.backing_state.reader();
+                let _reader = self.live.backing.reader();
                 Box::pin(origin.read_through(&self.inner, self.id, (*view, *size), offset, buf)).await
             }
         };

@@ -65,7 +65,7 @@ impl<D: Device> Volume<D> {
 
     async fn lock_length(&self) -> Result<RangeGuard> {
         self.check_write(0, 0)?;
-        let guard = self.locks.lock(LENGTH_LOCK..LENGTH_LOCK + 1, LockMode::Exclusive).await;
+        let guard = self.live.locks.lock(LENGTH_LOCK..LENGTH_LOCK + 1, LockMode::Exclusive).await;
         self.inner.check_writable()?;
         Ok(guard)
     }
@@ -86,13 +86,13 @@ impl<D: Device> Volume<D> {
         }
         // Writes beyond the new end have ended before it moves.
         let _beyond = if size < now {
-            Some(self.locks.lock(pages_of(size)..LENGTH_LOCK, LockMode::Exclusive).await)
+            Some(self.live.locks.lock(pages_of(size)..LENGTH_LOCK, LockMode::Exclusive).await)
         } else {
             self.prepare_to_grow().await?;
             None
         };
         self.inner.note(|_| Ok((Record::Resize { id: self.id, size }, ())))?;
-        self.inner.mark_changed(self.id, &self.last_change);
+        self.inner.mark_changed(self.id, &self.live.last_change);
         self.inner.reap_soon();
         Ok(())
     }
@@ -114,13 +114,13 @@ impl<D: Device> Volume<D> {
     }
 
     async fn replace(&self, source: VolumeId) -> Result<()> {
-        let alone = self.locks.lock(0..LENGTH_LOCK, LockMode::Exclusive).await;
+        let alone = self.live.locks.lock(0..LENGTH_LOCK, LockMode::Exclusive).await;
         self.inner.wait_below_dirty_limit().await?;
         self.inner.note(|meta| {
             let dead = VolumeId(meta.next_id);
             Ok((Record::Replace { volume: self.id, source, dead }, ()))
         })?;
-        self.inner.mark_changed(self.id, &self.last_change);
+        self.inner.mark_changed(self.id, &self.live.last_change);
         self.inner.note_cloned(&self.inner.meta.borrow(), source, self.id);
         // Writes in place of the source that were planned before end before others share the pages.
         self.inner.generations.barrier().await;

@@ -48,7 +48,7 @@ impl<D: Device> Volume<D> {
     pub(super) async fn write_unaligned(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
         let page = PAGE_SIZE as u64;
         let pages = offset / page..(offset + buf.len() as u64).div_ceil(page);
-        if self.write_queue.may_pass(&pages)
+        if self.live.write_queue.may_pass(&pages)
             && let Some(InPlace { segments, held }) = self.in_place(offset, buf.len(), &pages)
         {
             self.inner.counters.data_writes.add(&segments);
@@ -101,7 +101,7 @@ impl<D: Device> Volume<D> {
                 false => Ok(false),
             };
             match again {
-                Ok(true) => queued = self.write_queue.enter(pages.clone()),
+                Ok(true) => queued = self.live.write_queue.enter(pages.clone()),
                 Ok(false) if e.is_full_host() => return (self.inner.report_if_full(self.id, Err(e)), buf),
                 Ok(false) => return (Err(e), buf),
                 Err(e) => return (Err(e), buf),
@@ -116,7 +116,7 @@ impl<D: Device> Volume<D> {
         if !plan.is_in_place(&mut self.inner.meta.borrow_mut(), self.id) {
             return None;
         }
-        let lock = self.locks.try_lock(pages.clone(), LockMode::Shared)?;
+        let lock = self.live.locks.try_lock(pages.clone(), LockMode::Shared)?;
         let lock = (!planted(Bug::LockReleasedEarly)).then_some(lock);
         Some(InPlace { segments: plan.segments, held: (lock, self.inner.generations.enter()) })
     }
@@ -144,7 +144,7 @@ impl<D: Device> Volume<D> {
             return (self.device_error(offset, result), buf, false);
         }
         let (copying, held) = self.break_range(pages);
-        let lock = self.locks.lock(held.clone(), LockMode::Exclusive).await;
+        let lock = self.live.locks.lock(held.clone(), LockMode::Exclusive).await;
         let mut lock = (!planted(Bug::LockReleasedEarly)).then_some(lock);
         let mut work = PendingWrite::new(offset, buf.len(), self.inner.device.block_size(), copying, held);
         let guard = match self.plan(&queued, &mut work, &mut lock).await {
@@ -206,7 +206,7 @@ impl<D: Device> Volume<D> {
                 .await?;
             plan.published.set(plan.published.get() + fault.len);
             if !fault.relocated {
-                self.counters.fault(fault.shared, fault.len * PAGE_SIZE as u64);
+                self.activity.counters.fault(fault.shared, fault.len * PAGE_SIZE as u64);
             }
         }
         Ok(())

@@ -1,86 +1,20 @@
 //! A pool on a device in memory that counts, delays and refuses, by a clock that is moved by hand.
 
-use std::cell::{Cell, RefCell};
-use std::future::Future;
+use std::cell::RefCell;
 use std::io;
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use forkdisk::device::{
     Buf, DelayingDevice, FailingDevice, MemoryDevice, Recording, RecordingDevice, Request, RequestKind,
 };
-use forkdisk::{BreakPolicy, CreateOptions, FormatOptions, LocalFuture, OpenOptions, Pool, Result, Runtime, Volume};
+use forkdisk::testing::Inline;
+use forkdisk::{BreakPolicy, CreateOptions, FormatOptions, OpenOptions, Pool, Result, Runtime, Volume};
 
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
 /// What every request takes.
 pub const LATENCY: Duration = Duration::from_millis(5);
-
-/// Tasks, and time that passes when nothing else can happen.
-#[derive(Clone, Default)]
-pub struct Clock(Rc<Inner>);
-
-#[derive(Default)]
-struct Inner {
-    tasks: RefCell<Vec<LocalFuture<()>>>,
-    now: Cell<Duration>,
-    alarms: RefCell<Vec<Duration>>,
-}
-
-impl Runtime for Clock {
-    fn spawn(&self, task: LocalFuture<()>) {
-        self.0.tasks.borrow_mut().push(task);
-    }
-
-    fn sleep(&self, time: Duration) -> LocalFuture<()> {
-        let (inner, end) = (self.0.clone(), self.0.now.get() + time);
-        inner.alarms.borrow_mut().push(end);
-        let until = move |_: &mut Context<'_>| if inner.now.get() >= end { Poll::Ready(()) } else { Poll::Pending };
-        Box::pin(std::future::poll_fn(until))
-    }
-
-    fn now(&self) -> Duration {
-        self.0.now.get()
-    }
-}
-
-impl Clock {
-    /// Polls everything until nothing happens any more at this moment.
-    pub fn settle(&self) {
-        let mut context = Context::from_waker(Waker::noop());
-        for _ in 0..12 {
-            let mut tasks = self.0.tasks.take();
-            tasks.retain_mut(|task| task.as_mut().poll(&mut context).is_pending());
-            self.0.tasks.borrow_mut().append(&mut tasks);
-        }
-    }
-
-    fn tick(&self) -> bool {
-        let mut alarms = self.0.alarms.borrow_mut();
-        let Some(&next) = alarms.iter().min() else { return false };
-        alarms.retain(|&alarm| alarm > next);
-        self.0.now.set(self.0.now.get().max(next));
-        true
-    }
-
-    /// Runs `future` to its end.
-    pub fn run<T>(&self, future: impl Future<Output = T>) -> T {
-        let mut future = pin!(future);
-        let mut context = Context::from_waker(Waker::noop());
-        let mut quiet = 0;
-        // A long walk gives way again and again without asking for the time.
-        while quiet < 1024 {
-            self.settle();
-            if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
-                return value;
-            }
-            quiet = if self.tick() { 0 } else { quiet + 1 };
-        }
-        panic!("nothing will ever happen any more")
-    }
-}
 
 pub type Disk = RecordingDevice<DelayingDevice<FailingDevice<MemoryDevice>>>;
 type Verdict = Rc<RefCell<Box<dyn FnMut(&Request) -> bool>>>;
@@ -90,7 +24,7 @@ pub type Ended = Rc<RefCell<Vec<(usize, Result<()>)>>>;
 
 /// A pool, and what is beneath it.
 pub struct Lab {
-    pub clock: Clock,
+    pub clock: Inline,
     pub disk: Disk,
     pub pool: Pool<Disk>,
     refuse: Verdict,
@@ -99,8 +33,8 @@ pub struct Lab {
 impl Lab {
     /// A pool of 256 MiB.
     pub fn new() -> Lab {
-        let (clock, refuse): (Clock, Verdict) =
-            (Clock::default(), Rc::new(RefCell::new(Box::new(|_: &Request| false))));
+        let (clock, refuse): (Inline, Verdict) =
+            (Inline::default(), Rc::new(RefCell::new(Box::new(|_: &Request| false))));
         let verdict = refuse.clone();
         let failing = FailingDevice::new(MemoryDevice::new(256 * MIB), move |request| {
             verdict.borrow_mut()(request).then(|| io::Error::other("refused"))
@@ -113,7 +47,7 @@ impl Lab {
         Lab { clock, disk, pool, refuse }
     }
 
-    fn open(clock: &Clock, disk: &Disk) -> Pool<Disk> {
+    fn open(clock: &Inline, disk: &Disk) -> Pool<Disk> {
         clock.run(Pool::open(disk.clone(), Rc::new(clock.clone()), OpenOptions::default())).expect("opened")
     }
 
@@ -157,7 +91,7 @@ impl Lab {
                 let (result, _) = volume.write(at, filled(len, fill), false).await;
                 list.borrow_mut().push((i, result));
             }));
-            self.clock.settle();
+            self.clock.run_until_idle();
         }
         ended
     }
@@ -165,8 +99,8 @@ impl Lab {
     /// Waits until `n` of them have ended.
     pub fn await_all(&self, ended: &Ended, n: usize) {
         while ended.borrow().len() < n {
-            assert!(self.clock.tick(), "a write waits for ever");
-            self.clock.settle();
+            assert!(self.clock.advance(), "a write waits for ever");
+            self.clock.run_until_idle();
         }
     }
 

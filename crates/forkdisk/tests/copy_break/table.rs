@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use forkdisk::device::RequestKind::{Flush, Read, WriteData};
 use forkdisk::device::{DeviceModel, Recording, Request};
-use forkdisk::{BreakPolicy, CopierSettings, Runtime};
+use forkdisk::{BreakPolicy, CopierSettings};
 
 use crate::lab::{KIB, Lab, MIB};
 

@@ -4,17 +4,11 @@
 
 mod reader;
 
-use std::cell::RefCell;
-use std::future::{Future, ready};
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use forkdisk::device::{Buf, MemoryDevice, Segment};
-use forkdisk::{
-    BreakPolicy, CopierSettings, CreateOptions, Device, FormatOptions, LocalFuture, OpenOptions, Pool, Runtime,
-};
+use forkdisk::testing::Inline;
+use forkdisk::{BreakPolicy, CopierSettings, CreateOptions, Device, FormatOptions, OpenOptions, Pool};
 
 use reader::PAGE;
 
@@ -22,42 +16,10 @@ use reader::PAGE;
 const POOL: u64 = 900 << 20;
 const MIB: u64 = 1 << 20;
 
-#[derive(Clone, Default)]
-struct Tasks(Rc<RefCell<Vec<LocalFuture<()>>>>);
-
-impl Runtime for Tasks {
-    fn spawn(&self, task: LocalFuture<()>) {
-        self.0.borrow_mut().push(task);
-    }
-
-    fn sleep(&self, _time: Duration) -> LocalFuture<()> {
-        Box::pin(ready(()))
-    }
-
-    fn now(&self) -> Duration {
-        Duration::ZERO
-    }
-}
-
-impl Tasks {
-    fn run<T>(&self, first: impl Future<Output = T>) -> T {
-        let mut first = pin!(first);
-        let mut context = Context::from_waker(Waker::noop());
-        loop {
-            if let Poll::Ready(value) = first.as_mut().poll(&mut context) {
-                return value;
-            }
-            let mut tasks = self.0.take();
-            tasks.retain_mut(|task| task.as_mut().poll(&mut context).is_pending());
-            self.0.borrow_mut().append(&mut tasks);
-        }
-    }
-}
-
 /// A pool in memory, and what is done to it.
 struct Lab {
     disk: MemoryDevice,
-    tasks: Tasks,
+    tasks: Inline,
     pool: Pool<MemoryDevice>,
     random: u64,
     made: u64,
@@ -65,7 +27,7 @@ struct Lab {
 
 impl Lab {
     fn new(seed: u64, journal: u64) -> Lab {
-        let (disk, tasks) = (MemoryDevice::new(POOL), Tasks::default());
+        let (disk, tasks) = (MemoryDevice::new(POOL), Inline::default());
         let options = FormatOptions { size: POOL, uuid: *b"a second reader!", now: 1, journal: Some(journal) };
         tasks.run(Pool::format(&disk, &options)).expect("a pool");
         let pool = open(&disk, &tasks);
@@ -226,7 +188,7 @@ struct Seen {
     second_region: bool,
 }
 
-fn open(disk: &MemoryDevice, tasks: &Tasks) -> Pool<MemoryDevice> {
+fn open(disk: &MemoryDevice, tasks: &Inline) -> Pool<MemoryDevice> {
     tasks.run(Pool::open(disk.clone(), Rc::new(tasks.clone()), OpenOptions::default())).expect("opened")
 }
 

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use forkdisk::device::{Buf, FailingDevice, IoResult, MemoryDevice, RequestKind, Segments};
 use forkdisk::{BLOCK_SIZE, CreateOptions, Device, FormatOptions, OpenOptions, PAGE_SIZE, Pool};
 
-use crate::lab::Tasks;
+use forkdisk::testing::Inline;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -57,7 +57,7 @@ fn scattered(i: u64, span: u64) -> u64 {
 /// `count` pages of a full volume of `gib` GiB that a snapshot shares, in random order, with `dirty` MiB for
 /// changed metadata; a flush and a checkpoint at the end.
 fn cost(gib: u64, dirty: usize, count: u64) -> Cost {
-    let tasks = Tasks::default();
+    let tasks = Inline::default();
     let (size, span) = (gib << 30, (gib << 30) / PAGE);
     let device = Scale { inner: MemoryDevice::new(size * 5 / 2), data: Rc::default(), metadata: Rc::default() };
     let counters = device.clone();
@@ -150,7 +150,7 @@ async fn rounds_of_clones<D: Device>(pool: &Pool<D>, metadata: &Cell<u64>, round
 }
 
 /// Runs `test` on a pool with a [`full_volume`] on `device`, and checks the pool, opened again too.
-fn on_full_pool<D: Device + Clone + 'static>(tasks: &Tasks, device: D, test: impl AsyncFnOnce(&Pool<D>) + 'static) {
+fn on_full_pool<D: Device + Clone + 'static>(tasks: &Inline, device: D, test: impl AsyncFnOnce(&Pool<D>) + 'static) {
     let (runtime, size) = (Rc::new(tasks.clone()), device.len());
     tasks.run(async move {
         let format = FormatOptions { size, uuid: [7; 16], now: 0, journal: None };
@@ -174,7 +174,7 @@ fn emptied(rounds: &[[u64; 3]], usual: u64) -> usize {
 
 #[test]
 fn the_log_of_counts_is_emptied_beside_writes_and_not_when_somebody_waits() {
-    let (tasks, metadata) = (Tasks::default(), Rc::new(Cell::new(0)));
+    let (tasks, metadata) = (Inline::default(), Rc::new(Cell::new(0)));
     let device = Scale { inner: MemoryDevice::new(2 << 30), data: Rc::default(), metadata: metadata.clone() };
     on_full_pool(&tasks, device, async move |pool| {
         let rounds = rounds_of_clones(pool, &metadata, 0..40).await;
@@ -187,7 +187,7 @@ fn the_log_of_counts_is_emptied_beside_writes_and_not_when_somebody_waits() {
 
 #[test]
 fn where_a_page_of_counts_cannot_be_written_the_log_is_emptied_later_and_nobody_waits() {
-    let (tasks, metadata) = (Tasks::default(), Rc::new(Cell::new(0)));
+    let (tasks, metadata) = (Inline::default(), Rc::new(Cell::new(0)));
     let scale = Scale { inner: MemoryDevice::new(2 << 30), data: Rc::default(), metadata: metadata.clone() };
     let left = Rc::new(Cell::new(0));
     let to_refuse = left.clone();

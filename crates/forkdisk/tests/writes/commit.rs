@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use forkdisk::{OpenOptions, Pool, Runtime as _, VolatileLog, VolatileMemory};
 
-use super::lab::{Disk, Lab, Tasks, stamp};
+use super::lab::{Disk, Lab, stamp};
+use forkdisk::testing::Inline;
 
 /// Writes a page, flushes, and returns where it went and how many flushes of the device that took.
 async fn write_and_flush(lab: &Lab, volume: &Disk, page: u64, number: u64) -> (u64, u64) {
@@ -164,7 +165,7 @@ fn the_volatile_log_goes_on_behind_a_group_that_a_checkpoint_has_overtaken() {
             lab.tape
         });
         // The process has died, and the device has all that it completed.
-        let tasks = Tasks::default();
+        let tasks = Inline::default();
         let tape = tape.on(&tasks, Duration::ZERO);
         tasks.clone().run(async move {
             let pool = Pool::open(tape.clone(), Rc::new(tasks.clone()), options).await.expect("it opens");

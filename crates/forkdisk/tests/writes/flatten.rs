@@ -12,7 +12,8 @@ use forkdisk::{
     SnapshotFlags,
 };
 
-use crate::lab::{Tape, Tasks, stamp};
+use crate::lab::{Tape, stamp};
+use forkdisk::testing::Inline;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const MIB: u64 = 1 << 20;
@@ -30,7 +31,7 @@ struct Noted {
 }
 
 impl Noted {
-    fn new(len: u64, tasks: &Tasks) -> Noted {
+    fn new(len: u64, tasks: &Inline) -> Noted {
         Noted { inner: Tape::new(len, tasks), writes: Rc::default() }
     }
 }
@@ -49,7 +50,7 @@ impl Device for Noted {
 /// A pool that protects an origin as `disk`, with the snapshot `disk@a` and its clone `c`.
 #[derive(Clone)]
 struct Lab {
-    tasks: Tasks,
+    tasks: Inline,
     pool: Pool<Noted>,
     disks: [Noted; 2],
 }
@@ -75,7 +76,7 @@ impl Lab {
     /// On a pool of `mib` MiB; the origin holds stamps but for its second MiB, the first half of which is kept for
     /// the snapshot, which is taken with `flags`.
     fn run<F: Future<Output = ()>>(mib: u64, flags: SnapshotFlags, test: impl FnOnce(Lab) -> F + 'static) {
-        let tasks = Tasks::default();
+        let tasks = Inline::default();
         let disks = [mib << 20, SIZE].map(|len| Noted::new(len, &tasks));
         tasks.clone().run(async move {
             let format = FormatOptions { size: mib << 20, uuid: [7; 16], now: 0, journal: None };

@@ -9,7 +9,8 @@ use forkdisk::{
     VolatileMemory,
 };
 
-use crate::lab::{Disk, Lab, Tasks, stamp};
+use crate::lab::{Disk, Lab, stamp};
+use forkdisk::testing::Inline;
 
 /// Pages of the volumes here.
 const PAGES: u64 = 1024;
@@ -618,7 +619,7 @@ fn a_pool_that_takes_over_a_volatile_log_gathers_only_once_it_is_open() {
         new.write(0, stamp(200_000, 1), false).await.0.expect("there is space");
         lab.tape
     });
-    let tasks = Tasks::default();
+    let tasks = Inline::default();
     let tape = tape.on(&tasks, Duration::from_micros(1));
     tasks.clone().run(async move {
         let pool = Pool::open(tape.clone(), Rc::new(tasks.clone()), options).await.expect("it opens");

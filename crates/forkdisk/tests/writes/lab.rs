@@ -1,133 +1,18 @@
 //! A laboratory: an executor with virtual time, and a device that writes down what reaches it.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::io;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use forkdisk::device::{Buf, IoResult, MemoryDevice, Segments};
+use forkdisk::testing::Inline;
 use forkdisk::{
     CreateOptions, Device, FormatOptions, LocalFuture, OpenOptions, PAGE_SIZE, Pool, Result, Runtime, Volume,
 };
 
 const PAGE: u64 = PAGE_SIZE as u64;
-
-#[derive(Default)]
-struct Flag(AtomicBool);
-
-impl Wake for Flag {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Tasks in the order in which they were spawned, and timers that expire when no task can go on.
-#[derive(Clone, Default)]
-pub struct Tasks(Rc<Inner>);
-
-#[derive(Default)]
-struct Inner {
-    tasks: RefCell<VecDeque<(Arc<Flag>, LocalFuture<()>)>>,
-    timers: RefCell<BTreeMap<(Duration, u64), Rc<Timer>>>,
-    next: Cell<u64>,
-    now: Cell<Duration>,
-}
-
-#[derive(Default)]
-struct Timer {
-    rung: Cell<bool>,
-    waker: RefCell<Option<Waker>>,
-}
-
-impl Runtime for Tasks {
-    fn spawn(&self, task: LocalFuture<()>) {
-        self.0.tasks.borrow_mut().push_back((Arc::new(Flag(AtomicBool::new(true))), task));
-    }
-
-    fn sleep(&self, time: Duration) -> LocalFuture<()> {
-        let timer = Rc::new(Timer::default());
-        self.0.next.set(self.0.next.get() + 1);
-        self.0.timers.borrow_mut().insert((self.0.now.get() + time, self.0.next.get()), timer.clone());
-        Box::pin(poll_fn(move |cx| {
-            if timer.rung.get() {
-                return Poll::Ready(());
-            }
-            *timer.waker.borrow_mut() = Some(cx.waker().clone());
-            Poll::Pending
-        }))
-    }
-
-    fn now(&self) -> Duration {
-        self.0.now.get()
-    }
-}
-
-impl Tasks {
-    /// Time since the beginning.
-    pub fn now(&self) -> Duration {
-        self.0.now.get()
-    }
-
-    /// Starts a task whose outcome can be waited for.
-    pub fn start<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> LocalFuture<T> {
-        let (out, done) = (Rc::new(RefCell::new(None)), Rc::new(RefCell::new(None::<Waker>)));
-        let (result, waker) = (out.clone(), done.clone());
-        self.spawn(Box::pin(async move {
-            let value = future.await;
-            *result.borrow_mut() = Some(value);
-            if let Some(waker) = waker.take() {
-                waker.wake();
-            }
-        }));
-        Box::pin(poll_fn(move |cx| match out.take() {
-            Some(value) => Poll::Ready(value),
-            None => {
-                *done.borrow_mut() = Some(cx.waker().clone());
-                Poll::Pending
-            }
-        }))
-    }
-
-    /// Runs until `main` has ended.
-    pub fn run<T: 'static>(&self, main: impl Future<Output = T> + 'static) -> T {
-        let mut main = self.start(main);
-        let mut cx = Context::from_waker(Waker::noop());
-        loop {
-            while self.turn() {}
-            if let Poll::Ready(value) = main.as_mut().poll(&mut cx) {
-                return value;
-            }
-            let ((at, _), timer) = self.0.timers.borrow_mut().pop_first().expect("somebody waits for something");
-            self.0.now.set(at);
-            timer.rung.set(true);
-            if let Some(waker) = timer.waker.take() {
-                waker.wake();
-            }
-        }
-    }
-
-    /// Polls every task that was woken, once; whether there was any.
-    fn turn(&self) -> bool {
-        let (mut any, count) = (false, self.0.tasks.borrow().len());
-        for _ in 0..count {
-            let (flag, mut task) = self.0.tasks.borrow_mut().pop_front().expect("counted");
-            let mut done = false;
-            if flag.0.swap(false, Ordering::Relaxed) {
-                any = true;
-                done = task.as_mut().poll(&mut Context::from_waker(&Waker::from(flag.clone()))).is_ready();
-            }
-            if !done {
-                self.0.tasks.borrow_mut().push_back((flag, task));
-            }
-        }
-        any
-    }
-}
 
 /// A page of a client's as it reached the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +29,7 @@ pub struct Page {
 #[derive(Clone)]
 pub struct Tape {
     inner: MemoryDevice,
-    tasks: Tasks,
+    tasks: Inline,
     state: Rc<State>,
     read_time: Duration,
 }
@@ -179,12 +64,12 @@ pub fn stamp_of(bytes: &[u8]) -> Option<u64> {
 }
 
 impl Tape {
-    pub fn new(len: u64, tasks: &Tasks) -> Tape {
+    pub fn new(len: u64, tasks: &Inline) -> Tape {
         Tape { inner: MemoryDevice::new(len), tasks: tasks.clone(), state: Rc::default(), read_time: READ }
     }
 
     /// The same device for a process that runs other tasks; reads take `read_time`.
-    pub fn on(&self, tasks: &Tasks, read_time: Duration) -> Tape {
+    pub fn on(&self, tasks: &Inline, read_time: Duration) -> Tape {
         Tape { inner: self.inner.clone(), tasks: tasks.clone(), state: Rc::default(), read_time }
     }
 
@@ -243,7 +128,7 @@ impl Device for Tape {
 /// A pool on a tape.
 #[derive(Clone)]
 pub struct Lab {
-    pub tasks: Tasks,
+    pub tasks: Inline,
     pub tape: Tape,
     pub pool: Pool<Tape>,
 }
@@ -257,7 +142,7 @@ impl Lab {
         options: OpenOptions,
         test: impl FnOnce(Lab) -> F + 'static,
     ) -> T {
-        let tasks = Tasks::default();
+        let tasks = Inline::default();
         let tape = Tape::new(mib << 20, &tasks);
         tasks.clone().run(async move {
             let format = FormatOptions { size: mib << 20, uuid: [7; 16], now: 0, journal: None };

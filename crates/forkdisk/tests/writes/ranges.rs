@@ -9,7 +9,8 @@ use forkdisk::device::{
 };
 use forkdisk::{BLOCK_SIZE, CreateOptions, Device, DiffClass, FormatOptions, OpenOptions, PAGE_SIZE, Pool, Volume};
 
-use crate::lab::{Lab, Tasks};
+use crate::lab::Lab;
+use forkdisk::testing::Inline;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const GIB: u64 = 1 << 30;
@@ -64,7 +65,7 @@ where
     A: Future<Output = ()>,
     B: Future<Output = ()>,
 {
-    let (tasks, size) = (Tasks::default(), gib * GIB);
+    let (tasks, size) = (Inline::default(), gib * GIB);
     let device = RecordingDevice::new(Sparse(MemoryDevice::new(size)), zeroes_are_data);
     tasks.clone().run(async move {
         let format = FormatOptions { size, uuid: [7; 16], now: 0, journal: None };

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use forkdisk::device::{Buf, IoResult, MemoryDevice, Segment, Segments};
 use forkdisk::{BLOCK_SIZE, CreateOptions, Device, ErrorKind, FormatOptions, OpenOptions, PAGE_SIZE, Pool};
 
-use crate::lab::Tasks;
+use forkdisk::testing::Inline;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const DIRTY: usize = 8 << 20;
@@ -58,7 +58,7 @@ struct Reopened {
 /// `tables` tables of level 0 on the device, of which each of the writes changes another; the last `vouched` MiB of
 /// new data come at the end, in one commit.
 fn reopened(tables: u64, vouched: u64) -> Reopened {
-    let tasks = Tasks::default();
+    let tasks = Inline::default();
     let size = (tables + vouched) * 5 / 4 * BLOCK_SIZE + (256 << 20);
     let inner = MemoryDevice::new(size);
     let device = Held { inner: inner.clone(), held: Rc::default(), waits: Rc::default(), read: Rc::default() };
@@ -109,7 +109,7 @@ fn reopened(tables: u64, vouched: u64) -> Reopened {
     });
     seen.held.set(false);
     seen.read.set(0);
-    let tasks = Tasks::default();
+    let tasks = Inline::default();
     let (device, runtime) = (seen.clone(), tasks.clone());
     let journal = tasks.run(async move {
         let options = OpenOptions { dirty: DIRTY, ..OpenOptions::default() };
@@ -120,14 +120,14 @@ fn reopened(tables: u64, vouched: u64) -> Reopened {
 }
 
 /// Lets everything go on that can.
-async fn runtime_sleep(tasks: &Tasks) {
+async fn runtime_sleep(tasks: &Inline) {
     use forkdisk::Runtime as _;
     tasks.sleep(std::time::Duration::from_secs(10)).await;
 }
 
 #[test]
 fn with_a_damaged_log_of_counts_data_can_be_read_and_nothing_else() {
-    let tasks = Tasks::default();
+    let tasks = Inline::default();
     let device = MemoryDevice::new(64 << 20);
     let runtime = Rc::new(tasks.clone());
     tasks.run(async move {

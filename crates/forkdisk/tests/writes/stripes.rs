@@ -10,7 +10,7 @@ use std::time::Duration;
 use forkdisk::device::{self, Buf, IoResult, MemoryDevice, Segment, Segments, StripedDevice};
 use forkdisk::{CreateOptions, Device, FormatOptions, OpenOptions, Pool, Runtime};
 
-use crate::lab::Tasks;
+use forkdisk::testing::Inline;
 
 /// Three chunks of 512 KiB: RAID5 of four disks.
 const STRIPE: u64 = 1536 << 10;
@@ -25,7 +25,7 @@ const WRITE: Duration = Duration::from_millis(1);
 #[derive(Clone)]
 struct Array {
     inner: MemoryDevice,
-    tasks: Tasks,
+    tasks: Inline,
     state: Rc<State>,
 }
 
@@ -43,7 +43,7 @@ struct State {
 }
 
 impl Array {
-    fn new(tasks: &Tasks) -> Array {
+    fn new(tasks: &Inline) -> Array {
         Array { inner: MemoryDevice::new(LEN), tasks: tasks.clone(), state: Rc::default() }
     }
 
@@ -125,8 +125,8 @@ fn write(
     async move { write.await.0 }
 }
 
-fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Tasks, Array, StripedDevice<Array>) -> F + 'static) {
-    let tasks = Tasks::default();
+fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Inline, Array, StripedDevice<Array>) -> F + 'static) {
+    let tasks = Inline::default();
     let array = Array::new(&tasks);
     let wants = device::Array { stripe: STRIPE, in_flight: IN_FLIGHT };
     let device = StripedDevice::new(array.clone(), Rc::new(tasks.clone()), wants);
@@ -134,7 +134,7 @@ fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Tasks, Array, Striped
 }
 
 /// Requests of 5 MiB in order, `gap` apart, not waited for.
-async fn stream(tasks: &Tasks, device: &StripedDevice<Array>, count: u64, gap: Duration) {
+async fn stream(tasks: &Inline, device: &StripedDevice<Array>, count: u64, gap: Duration) {
     let mut all = Vec::new();
     for i in 0..count {
         all.push(tasks.start(write(device, i * (5 << 20), 5 << 20)));

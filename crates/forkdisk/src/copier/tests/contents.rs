@@ -45,8 +45,8 @@ fn bytes_that_come_too_late_are_refused() {
     let given = |at| ProvidedBytes { at, range: 0..100, bytes: bytes.clone() };
     assert!(ticket.give(given(50)), "nothing is written yet");
     while lab.client.stats().bytes_written < 64 * KIB {
-        lab.clock.settle();
-        lab.clock.tick();
+        lab.clock.run_until_idle();
+        lab.clock.advance();
     }
     assert!(!ticket.give(given(64 * KIB - 50)), "a part of it is written");
     assert!(ticket.give(given(191 * KIB)));
@@ -158,8 +158,8 @@ proptest! {
                     }
                 }
                 Step::Wait(ticks) => (0..ticks).for_each(|_| {
-                    lab.clock.settle();
-                    lab.clock.tick();
+                    lab.clock.run_until_idle();
+                    lab.clock.advance();
                 }),
                 Step::Set(size, split_count, offload) => {
                     let buffers = 5 << 20;

@@ -77,7 +77,7 @@ fn a_job_cancelled_in_the_queue_does_nothing_and_one_in_flight_stops() {
     let flying = lab.submit(lab.job(0, HALF, 1 << 20));
     let queued = lab.submit(lab.job(2 << 20, HALF + (2 << 20), 1 << 20));
     let behind = lab.submit(lab.job(4 << 20, HALF + (4 << 20), 64 * KIB));
-    lab.clock.settle();
+    lab.clock.run_until_idle();
     flying.cancel();
     queued.cancel();
     lab.clock.run(async {

@@ -10,10 +10,8 @@ mod pace;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::OnceLock;
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use smallvec::smallvec;
@@ -24,79 +22,16 @@ use crate::device::{
 };
 use crate::format::{CopierSettings, Throttle};
 use crate::runtime::{LocalFuture, Runtime};
+use crate::testing::Inline;
 
 use super::{Client, Copier, CopyClass, CopySource, Job, JobGroup, JobHandle, Piece, Place};
 
 const KIB: u64 = 1 << 10;
 
-/// Tasks, and time that passes when nothing else can happen.
-#[derive(Clone, Default)]
-pub struct Clock(Rc<Inner>);
-
-#[derive(Default)]
-struct Inner {
-    tasks: RefCell<Vec<LocalFuture<()>>>,
-    now: Cell<Duration>,
-    alarms: RefCell<Vec<Duration>>,
-}
-
-impl Runtime for Clock {
-    fn spawn(&self, task: LocalFuture<()>) {
-        self.0.tasks.borrow_mut().push(task);
-    }
-
-    fn sleep(&self, time: Duration) -> LocalFuture<()> {
-        let (inner, end) = (self.0.clone(), self.0.now.get() + time);
-        inner.alarms.borrow_mut().push(end);
-        let until = move |_: &mut Context<'_>| if inner.now.get() >= end { Poll::Ready(()) } else { Poll::Pending };
-        Box::pin(std::future::poll_fn(until))
-    }
-
-    fn now(&self) -> Duration {
-        self.0.now.get()
-    }
-}
-
-impl Clock {
-    /// Polls everything until nothing happens any more at this moment.
-    fn settle(&self) {
-        let mut context = Context::from_waker(Waker::noop());
-        for _ in 0..8 {
-            let mut tasks = self.0.tasks.take();
-            tasks.retain_mut(|task| task.as_mut().poll(&mut context).is_pending());
-            self.0.tasks.borrow_mut().append(&mut tasks);
-        }
-    }
-
-    /// Goes on to the next alarm; false: there is none.
-    fn tick(&self) -> bool {
-        let mut alarms = self.0.alarms.borrow_mut();
-        let Some(&next) = alarms.iter().min() else { return false };
-        alarms.retain(|&alarm| alarm > next);
-        self.0.now.set(self.0.now.get().max(next));
-        true
-    }
-
-    fn run<T>(&self, future: impl Future<Output = T>) -> T {
-        let mut future = pin!(future);
-        let mut context = Context::from_waker(Waker::noop());
-        // A device in memory is ready when it has been polled once more.
-        let mut quiet = 0;
-        while quiet < 4 {
-            self.settle();
-            if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
-                return value;
-            }
-            quiet = if self.tick() { 0 } else { quiet + 1 };
-        }
-        panic!("nothing will ever happen any more")
-    }
-}
-
 /// A device whose requests take effect at once and end after times of their own.
 pub struct Jittery<D> {
     inner: D,
-    clock: Clock,
+    clock: Inline,
     random: Cell<u64>,
     /// Most milliseconds that a request takes.
     reach: u64,
@@ -183,7 +118,7 @@ type Verdict = Rc<RefCell<Box<dyn FnMut(&Request) -> bool>>>;
 /// A copier and its disk of 64 MiB: the first half is the source, where every 8 bytes hold their
 /// own offset; the second is free.
 pub struct Lab {
-    pub clock: Clock,
+    pub clock: Inline,
     pub disk: Rc<Disk>,
     pub copier: Copier<Disk>,
     pub client: Rc<Client>,
@@ -212,7 +147,7 @@ impl Lab {
 
     /// Requests take 1 to `reach` ms.
     pub fn with_pace(settings: CopierSettings, seed: u64, reach: u64) -> Lab {
-        let (clock, memory) = (Clock::default(), MemoryDevice::new(2 * HALF));
+        let (clock, memory) = (Inline::default(), MemoryDevice::new(2 * HALF));
         let refuse: Verdict = Rc::new(RefCell::new(Box::new(|_: &Request| false)));
         let (verdict, with) = (refuse.clone(), Rc::new(Cell::new(io::ErrorKind::Other)));
         let error = with.clone();
@@ -280,10 +215,10 @@ impl Lab {
 
     /// Waits until the copier has nothing to do.
     pub fn idle(&self) {
-        self.clock.settle();
+        self.clock.run_until_idle();
         while !self.copier.0.is_idle() {
-            assert!(self.clock.tick(), "the copier waits for ever");
-            self.clock.settle();
+            assert!(self.clock.advance(), "the copier waits for ever");
+            self.clock.run_until_idle();
         }
     }
 }

@@ -118,9 +118,9 @@ fn a_piece_of_which_every_page_is_written_is_not_cloned_before() {
 fn bytes_given_while_the_device_clones_are_written_when_that_has_ended() {
     let lab = Lab::with_pace(cloning(scarce()), 9, 50);
     let ticket = lab.submit(lab.job(0, HALF, 64 * KIB));
-    lab.clock.settle();
+    lab.clock.run_until_idle();
     assert!(ticket.give(given(8192, 4096, 1)) && ticket.give(given(20_000, 300, 2)));
-    lab.clock.settle();
+    lab.clock.run_until_idle();
     let seen = lab.disk.take();
     assert_eq!((seen.count(RequestKind::Clone), seen.transfers()), (1, 0), "nothing on top of what is cloned now");
     lab.clock.run(ticket.wait_submitted());
@@ -204,7 +204,7 @@ fn a_clone_that_fails_fails_its_job_only_also_when_jobs_are_merged() {
 fn a_job_that_is_cancelled_while_it_is_cloned_writes_nothing_on_top() {
     let lab = Lab::with_pace(cloning(scarce()), 13, 50);
     let ticket = lab.copier.submit(&lab.client, lab.job(0, HALF, MIB), vec![given(0, 4096, 1)]);
-    lab.clock.settle();
+    lab.clock.run_until_idle();
     ticket.cancel();
     assert!(!ticket.progress.ended.get(), "the clone is under way");
     assert!(matches!(lab.clock.run(ticket.wait_done()), Err(CopyError::Cancelled)));

@@ -39,13 +39,13 @@ fn jobs_that_lie_near_end_in_order_and_others_when_they_can() {
         .collect();
     let mut ended: Vec<usize> = Vec::new();
     loop {
-        lab.clock.settle();
+        lab.clock.run_until_idle();
         for (i, ticket) in tickets.iter().enumerate() {
             if ticket.progress.ended.get() && !ended.contains(&i) {
                 ended.push(i);
             }
         }
-        if !lab.clock.tick() {
+        if !lab.clock.advance() {
             break;
         }
     }

@@ -45,8 +45,8 @@ fn a_new_limit_counts_at_once_for_what_is_under_way() {
     let lab = lab(slow);
     let ticket = lab.submit(lab.job(0, HALF, 16 << 20));
     while lab.clock.now() < 3 * SECOND {
-        lab.clock.settle();
-        assert!(lab.clock.tick());
+        lab.clock.run_until_idle();
+        assert!(lab.clock.advance());
     }
     assert!(lab.client.stats().bytes_written <= 4 * 64 * KIB, "one sub-job a second");
     lab.copier.set(CopierSettings { throttle: Throttle::NONE, ..lab.copier.settings() });
@@ -80,8 +80,8 @@ fn settings_change_while_copies_run() {
     let tickets: Vec<JobHandle> = (0..6).map(|i| lab.submit(lab.job(i << 22, HALF + (i << 22), 4 << 20))).collect();
     for (i, size) in [(1, 1 << 20), (2, 64 << 10), (3, 512 << 10), (4, 128 << 10)] {
         for _ in 0..10 {
-            lab.clock.settle();
-            lab.clock.tick();
+            lab.clock.run_until_idle();
+            lab.clock.advance();
         }
         let settings = CopierSettings { subjob_size: size, split_count: i, buffers: 5 << 20, ..ample() };
         assert_eq!(settings.flaw(), None);

@@ -46,8 +46,7 @@ impl Directory {
 
     /// Snapshots of a volume.
     pub fn snapshots_of(&self, id: VolumeId) -> Vec<VolumeId> {
-        let from = (id, String::new());
-        self.names.range(from..).take_while(|((parent, _), _)| *parent == id).map(|(_, &id)| id).collect()
+        self.names.range((id, "".into())..).take_while(|((parent, _), _)| *parent == id).map(|(_, &id)| id).collect()
     }
 
     /// A snapshot of this volume has been taken.

@@ -6,49 +6,25 @@
 mod descent;
 mod names;
 
-use std::cell::{Cell, OnceCell};
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::rc::Rc;
+use std::sync::Arc;
 
-use crate::copier::CopyClass;
-use crate::counters::{VolumeCounters, VolumeStatistics};
-use crate::device::Buf;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{GatherPolicy, NO_VOLUME, SLOTS_PER_PAGE, VolumeRecord, VolumeState};
 use crate::planted::{Bug, planted};
-use crate::pool::LastChange;
-use crate::sync::{RangeLocks, WriteQueue};
 use crate::types::VolumeId;
-use crate::volume::{BackingState, InflightCopies, QuotaClaims};
 
 pub use names::{NAME_MARKS, check_volume_name, is_name_character};
 
-/// A volume in memory.
+/// What the catalog keeps of a volume or snapshot in memory; [`Live`](crate::volume::Live) is apart.
 pub struct CatalogEntry {
     pub record: VolumeRecord,
     slot: u64,
-    /// Open handles; shared with them.
-    pub open: Rc<Cell<usize>>,
     /// Not shown yet: the snapshot that makes it has not been acknowledged.
     pub pending: bool,
-    /// Ranges that requests hold at the moment.
-    pub locks: Rc<RangeLocks>,
-    /// What was done to it; made when it is first opened for I/O.
-    pub counters: OnceCell<Rc<VolumeCounters>>,
-    /// Writes accepted and not yet submitted.
-    pub write_queue: Rc<WriteQueue<Buf>>,
-    /// Chunks that are being copied at the moment, and on whose behalf.
-    pub copies: Rc<InflightCopies>,
-    /// Pages that are being completed with what shows through from an origin.
-    pub edges: Rc<RangeLocks>,
-    /// Whether what it was cloned from still shows through; shared with its handles.
-    pub backing: Rc<BackingState>,
     /// See [`Directory::last_shared_at`].
     holder: Cell<SharingSnapshot>,
-    /// What writes under way will add to what it refers to.
-    pub claims: Rc<QuotaClaims>,
-    /// How far the time of its last change is known; shared with its handles.
-    pub last_change: Rc<Cell<LastChange>>,
 }
 
 /// The snapshot that is known to share what a volume has not changed since.
@@ -86,8 +62,9 @@ pub struct Directory {
     chains: BTreeMap<VolumeId, Chain>,
     /// Pairs of what was cloned and what became of it: sources of records.
     descent: BTreeSet<(VolumeId, VolumeId)>,
-    volumes: BTreeMap<VolumeId, CatalogEntry>,
-    names: BTreeMap<(VolumeId, String), VolumeId>,
+    /// Boxed: a node of the tree has room for 11 and is about half full.
+    volumes: BTreeMap<VolumeId, Box<CatalogEntry>>,
+    names: BTreeMap<(VolumeId, Arc<str>), VolumeId>,
     /// Rises whenever a name comes, goes, or is shown.
     names_version: u64,
     free_slots: BTreeSet<u64>,
@@ -101,8 +78,6 @@ pub struct Directory {
     tails: BTreeSet<VolumeId>,
     /// Volumes whose scattered pages are brought together without anybody asking.
     gathering: BTreeSet<VolumeId>,
-    /// What was done to volumes that were deleted since.
-    gone: VolumeStatistics,
 }
 
 impl Directory {
@@ -134,26 +109,8 @@ impl Directory {
         if record.state == VolumeState::Dead {
             self.dead.insert(id);
         }
-        let user = if record.origin_record.is_some() { CopyClass::Origin } else { CopyClass::Break };
-        let copies = Rc::new(InflightCopies::new(user, record.throttle));
-        let (open, locks, turns, counters, edges) = Default::default();
-        let (holder, claims, rest, last_change, pending) = Default::default();
-        let volume = CatalogEntry {
-            record,
-            slot,
-            open,
-            pending,
-            locks,
-            write_queue: turns,
-            counters,
-            copies,
-            holder,
-            claims,
-            edges,
-            backing: rest,
-            last_change,
-        };
-        self.volumes.insert(id, volume);
+        let volume = CatalogEntry { record, slot, pending: false, holder: Cell::default() };
+        self.volumes.insert(id, Box::new(volume));
         self.update_tail(id);
         self.update_gathering(id);
     }
@@ -169,7 +126,7 @@ impl Directory {
 
     /// Volumes whose scattered pages are brought together without anybody asking.
     pub fn gathering(&self) -> impl Iterator<Item = &CatalogEntry> {
-        self.gathering.iter().filter_map(|id| self.volumes.get(id))
+        self.gathering.iter().filter_map(|id| self.get(*id))
     }
 
     /// To be called when a volume's length or the end of its tail has changed.
@@ -208,12 +165,7 @@ impl Directory {
     /// A volume shows through to another snapshot of an origin, or to none.
     pub fn set_base(&mut self, id: VolumeId, base: VolumeId) {
         let volume = self.change(id).expect("an existing volume");
-        let before = std::mem::replace(&mut volume.record.base, base);
-        match base {
-            NO_VOLUME if before != NO_VOLUME => volume.backing.remove(),
-            // Nobody has it open.
-            _ => volume.backing = Rc::default(),
-        }
+        volume.record.base = base;
     }
 
     /// Refuses if a volume shows through to snapshot `id` of an origin.
@@ -259,7 +211,7 @@ impl Directory {
     }
 
     pub fn get(&self, id: VolumeId) -> Option<&CatalogEntry> {
-        self.volumes.get(&id)
+        self.volumes.get(&id).map(|volume| &**volume)
     }
 
     /// The volume, to be changed: its page goes into the next checkpoint.
@@ -271,12 +223,12 @@ impl Directory {
 
     /// A volume in memory whose record on the device stays as it is.
     pub fn get_mut(&mut self, id: VolumeId) -> Option<&mut CatalogEntry> {
-        self.volumes.get_mut(&id)
+        self.volumes.get_mut(&id).map(|volume| &mut **volume)
     }
 
     /// All volumes, by number.
     pub fn iter(&self) -> impl Iterator<Item = &CatalogEntry> {
-        self.volumes.values()
+        self.volumes.values().map(|volume| &**volume)
     }
 
     /// A volume becomes dead: its name is free. That is durable once the journal is up to `until`.
@@ -290,10 +242,6 @@ impl Directory {
         volume.record.cursor = 0;
         volume.record.origin.clear();
         volume.record.attributes = None;
-        let counters = volume.counters.take();
-        if let Some(counters) = counters {
-            self.gone.merge(&counters.read());
-        }
         self.dead.insert(id);
         self.tails.remove(&id);
         if let Some(chain) = self.chains.get_mut(&parent) {
@@ -317,8 +265,9 @@ impl Directory {
         self.names_version += 1;
         let record = &mut self.change(id).expect("an existing volume").record;
         debug_assert!(record.state == VolumeState::Orphan && record.name.is_empty());
-        (record.state, record.name) = (VolumeState::Volume, name.to_string());
-        self.names.insert((NO_VOLUME, name.to_string()), id);
+        (record.state, record.name) = (VolumeState::Volume, name.into());
+        let name = record.name.clone();
+        self.names.insert((NO_VOLUME, name), id);
         self.update_tail(id);
         self.update_gathering(id);
     }
@@ -330,13 +279,6 @@ impl Directory {
         if self.names.get(&key) == Some(&id) {
             self.names.remove(&key);
         }
-    }
-
-    /// What was done to all volumes, those deleted meanwhile included.
-    pub fn statistics(&self) -> VolumeStatistics {
-        let mut sum = self.gone;
-        self.volumes.values().filter_map(|v| v.counters.get()).for_each(|c| sum.merge(&c.read()));
-        sum
     }
 
     /// A dead volume is gone for good.
@@ -353,10 +295,11 @@ impl Directory {
         self.names_version += 1;
         let kept = planted(Bug::RenameNotCheckpointed);
         let volume = if kept { self.get_mut(id) } else { self.change(id) }.expect("an existing volume");
-        let old = std::mem::replace(&mut volume.record.name, name.to_string());
+        let name: Arc<str> = name.into();
+        let old = std::mem::replace(&mut volume.record.name, name.clone());
         let parent = volume.record.parent;
         self.names.remove(&(parent, old));
-        self.names.insert((parent, name.to_string()), id);
+        self.names.insert((parent, name), id);
     }
 
     /// A snapshot or clone that was pending can be seen from now on.
@@ -420,7 +363,7 @@ mod tests {
             id: VolumeId(id),
             state: VolumeState::Volume,
             parent: NO_VOLUME,
-            name: format!("v{id}"),
+            name: format!("v{id}").into(),
             origin: String::new(),
             source: NO_VOLUME,
             size,

@@ -23,9 +23,9 @@ impl Directory {
     /// Renames a folder's own record and everything in the folder.
     pub fn rename_folder(&mut self, from: &str, to: &str) {
         let within = format!("{from}/");
-        let from_here = self.names.range((NO_VOLUME, from.to_string())..);
+        let from_here = self.names.range((NO_VOLUME, from.into())..);
         let all = from_here.take_while(|((parent, name), _)| *parent == NO_VOLUME && name.starts_with(from));
-        let all = all.filter(|((_, name), _)| name == from || name.starts_with(&within));
+        let all = all.filter(|((_, name), _)| &**name == from || name.starts_with(&within));
         let moved: Vec<(VolumeId, String)> =
             all.map(|((_, name), &id)| (id, format!("{to}{}", &name[from.len()..]))).collect();
         moved.iter().for_each(|(id, name)| self.rename(*id, name));
@@ -34,7 +34,7 @@ impl Directory {
     /// Whether every name in the folder may begin with `to` in place of `from`.
     pub fn check_renamed(&self, from: &str, to: &str) -> Result<()> {
         let within = format!("{from}/");
-        let names = self.names.range((NO_VOLUME, within.clone())..);
+        let names = self.names.range((NO_VOLUME, within.as_str().into())..);
         let mut inside = names.take_while(|((parent, name), _)| *parent == NO_VOLUME && name.starts_with(&within));
         inside.try_for_each(|((_, name), &id)| {
             let name = format!("{to}{}", &name[from.len()..]);
@@ -56,9 +56,8 @@ impl Directory {
 
     /// The volumes whose names come behind `after`, in the order of their names.
     fn volumes_after(&self, after: &str) -> impl Iterator<Item = (&str, VolumeId)> {
-        let behind = self.names.range((Bound::Excluded((NO_VOLUME, after.to_string())), Bound::Unbounded));
-        let all =
-            behind.take_while(|((parent, _), _)| *parent == NO_VOLUME).map(|((_, name), &id)| (name.as_str(), id));
+        let behind = self.names.range((Bound::Excluded((NO_VOLUME, after.into())), Bound::Unbounded));
+        let all = behind.take_while(|((parent, _), _)| *parent == NO_VOLUME).map(|((_, name), &id)| (&**name, id));
         all.filter(|(_, id)| self.get(*id).is_some_and(|v| !v.pending && v.record.state != VolumeState::Folder))
     }
 
@@ -66,13 +65,13 @@ impl Directory {
     /// come behind the name `after`, whether there is one of that name or not.
     pub fn names_after(&self, after: &str, most: usize, snapshots: bool) -> Vec<String> {
         let of = |volume: VolumeId, name: &str, after: &str| -> Vec<String> {
-            let behind = self.names.range((Bound::Excluded((volume, after.to_string())), Bound::Unbounded));
+            let behind = self.names.range((Bound::Excluded((volume, after.into())), Bound::Unbounded));
             let all = behind.take_while(|((parent, _), _)| *parent == volume && snapshots);
             let all = all.filter(|(_, id)| self.get(**id).is_some_and(|v| !v.pending));
             all.take(most).map(|((_, snapshot), _)| format!("{name}@{snapshot}")).collect()
         };
         let (volume, snapshot) = after.split_once('@').unwrap_or((after, ""));
-        let mut names = match self.names.get(&(NO_VOLUME, volume.to_string())) {
+        let mut names = match self.names.get(&(NO_VOLUME, volume.into())) {
             Some(&id) => of(id, volume, snapshot),
             None => Vec::new(),
         };
@@ -89,10 +88,10 @@ impl Directory {
 
     /// The last names of snapshots of a volume in the order of names, at most `most`, without the volume's.
     pub fn last_snapshot_names(&self, volume: &str, most: usize) -> Vec<String> {
-        let Some(&id) = self.names.get(&(NO_VOLUME, volume.to_string())) else { return Vec::new() };
-        let all = self.names.range((id, String::new())..(VolumeId(id.0 + 1), String::new())).rev();
+        let Some(&id) = self.names.get(&(NO_VOLUME, volume.into())) else { return Vec::new() };
+        let all = self.names.range((id, "".into())..(VolumeId(id.0 + 1), "".into())).rev();
         let seen = all.filter(|(_, id)| self.get(**id).is_some_and(|v| !v.pending));
-        let mut names: Vec<String> = seen.take(most).map(|((_, name), _)| name.clone()).collect();
+        let mut names: Vec<String> = seen.take(most).map(|((_, name), _)| name.to_string()).collect();
         names.reverse();
         names
     }
@@ -104,9 +103,9 @@ impl Directory {
             Some((v, s)) => (v, Some(s)),
             None => (name, None),
         };
-        let mut id = *self.names.get(&(NO_VOLUME, volume.to_string())).ok_or_else(missing)?;
+        let mut id = *self.names.get(&(NO_VOLUME, volume.into())).ok_or_else(missing)?;
         if let Some(snapshot) = snapshot {
-            id = *self.names.get(&(id, snapshot.to_string())).ok_or_else(missing)?;
+            id = *self.names.get(&(id, snapshot.into())).ok_or_else(missing)?;
         }
         match self.get(id).filter(|v| !v.pending) {
             Some(v) if v.record.state == VolumeState::Folder => {
@@ -118,7 +117,7 @@ impl Directory {
 
     /// The record of a folder, if it has one of its own; the root's name is empty.
     pub fn folder(&self, name: &str) -> Option<&VolumeRecord> {
-        let record = &self.get(*self.names.get(&(NO_VOLUME, name.to_string()))?)?.record;
+        let record = &self.get(*self.names.get(&(NO_VOLUME, name.into()))?)?.record;
         (record.state == VolumeState::Folder).then_some(record)
     }
 
@@ -130,7 +129,7 @@ impl Directory {
     /// The first name directly in `folder` that does not lie before `from`, and what it is.
     fn next_child(&self, folder: &str, from: &str) -> Option<(&str, Found)> {
         let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
-        let mut all = self.names.range((NO_VOLUME, format!("{prefix}{from}"))..);
+        let mut all = self.names.range((NO_VOLUME, format!("{prefix}{from}").into())..);
         all.find_map(|((parent, name), id)| {
             if *parent != NO_VOLUME || !name.starts_with(&prefix) {
                 return Some(None);
@@ -165,7 +164,7 @@ impl Directory {
     pub fn full_name(&self, volume: &VolumeRecord) -> String {
         match self.get(volume.parent) {
             Some(parent) if volume.state == VolumeState::Snapshot => format!("{}@{}", parent.record.name, volume.name),
-            _ => volume.name.clone(),
+            _ => volume.name.to_string(),
         }
     }
 
@@ -183,20 +182,20 @@ impl Directory {
         if parent == NO_VOLUME && self.folder(name).is_some() {
             return taken("is a folder");
         }
-        if self.names.contains_key(&(parent, name.to_string())) {
+        if self.names.contains_key(&(parent, name.into())) {
             return taken("exists already");
         }
         if parent != NO_VOLUME {
             return Ok(());
         }
         let folder = format!("{name}/");
-        let inside = self.names.range((NO_VOLUME, folder.clone())..).next();
+        let inside = self.names.range((NO_VOLUME, folder.as_str().into())..).next();
         if inside.is_some_and(|((p, n), _)| *p == NO_VOLUME && n.starts_with(&folder)) {
             return taken("is a folder with volumes in it");
         }
         for (i, _) in name.match_indices('/') {
             let above = &name[..i];
-            if self.names.contains_key(&(NO_VOLUME, above.to_string())) && self.folder(above).is_none() {
+            if self.names.contains_key(&(NO_VOLUME, above.into())) && self.folder(above).is_none() {
                 return taken(&format!("would lie in {:?}, which is a volume and not a folder", &name[..i]));
             }
         }

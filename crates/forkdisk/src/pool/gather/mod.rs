@@ -283,9 +283,9 @@ impl<D: Device> Inner<D> {
     /// Copies pages to their new place. False: it was cut short, or could not be read or written.
     async fn copy_gathered(&self, id: VolumeId, moved: &[MovedRun], plan: Option<&PlanGuard>) -> Result<bool> {
         let client = {
-            let meta = self.meta.borrow();
+            let meta = &mut *self.meta.borrow_mut();
             let Some(volume) = meta.directory.get(id) else { return Ok(false) };
-            volume.copies.gather_client().clone()
+            meta.live.activity_or_create(&volume.record).gather.clone()
         };
         let tickets: Vec<JobHandle> =
             self.jobs(moved).into_iter().map(|job| self.copier.submit(&client, job, Vec::new())).collect();
