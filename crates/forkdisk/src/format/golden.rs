@@ -137,7 +137,7 @@ fn origin_slot() {
         cursor: 0,
         flags: SnapshotFlags::default(),
         base: NO_VOLUME,
-        origin_record: Some(OriginRecord {
+        origin_record: Some(Box::new(OriginRecord {
             exceptions: TreeRoot {
                 entry: MapEntry::table(TableRef::on_disk(PageAddr(0x803)), Epoch(6), 0xdead_beef),
                 height: 1,
@@ -147,7 +147,7 @@ fn origin_slot() {
             clean: true,
             identity: Identity { modified: 0x1122_3344, fingerprint: 0x5566_7788 },
             rollback_to: NO_VOLUME,
-        }),
+        })),
         stamp: Some(stamp()),
         break_policy: BreakPolicy::Split,
         throttle: Throttle::NONE,

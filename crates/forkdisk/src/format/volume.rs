@@ -199,7 +199,7 @@ pub struct VolumeRecord {
     /// [`NO_VOLUME`].
     pub base: VolumeId,
     /// For an origin, also a dead one.
-    pub origin_record: Option<OriginRecord>,
+    pub origin_record: Option<Box<OriginRecord>>,
     /// What an origin's device is recognised by; `None` where an older version left none.
     pub stamp: Option<Box<Stamp>>,
     /// What a first write to a shared chunk does.
@@ -424,7 +424,7 @@ impl VolumeRecord {
             source,
             flags,
             base,
-            origin_record: protects,
+            origin_record: protects.map(Box::new),
             stamp,
         })
     }
@@ -585,7 +585,7 @@ mod tests {
         };
         let (state, base, flags) = (VolumeState::Origin, NO_VOLUME, SnapshotFlags::default());
         let origin = "/".repeat(MAX_ORIGIN_TEXT_BYTES - MAX_NAME_BYTES);
-        let record = VolumeRecord { state, base, flags, origin, origin_record: Some(protects), ..sample() };
+        let record = VolumeRecord { state, base, flags, origin, origin_record: Some(Box::new(protects)), ..sample() };
         let (mut page, mut slots) = (vec![0; PAGE_SIZE], [None; SLOTS_PER_PAGE]);
         slots[0] = Some(&record);
         encode_directory_page(&slots, &mut page);
@@ -614,7 +614,7 @@ mod tests {
             flags,
             name: name.into(),
             origin,
-            origin_record: Some(protects),
+            origin_record: Some(Box::new(protects)),
             stamp,
             ..sample()
         };

@@ -117,7 +117,7 @@ impl Meta {
     /// What the record of an origin says of its kept chunks, and the pages of one.
     pub fn protects(&self, origin: VolumeId) -> Option<(OriginRecord, u64)> {
         let record = &self.directory.get(origin)?.record;
-        Some((record.origin_record?, record.chunk / PAGE_SIZE as u64))
+        Some((*record.origin_record.as_deref()?, record.chunk / PAGE_SIZE as u64))
     }
 
     /// The origin that a snapshot, or what was cloned from one, shows through to, and whose copies count

@@ -72,7 +72,7 @@ impl Meta {
     /// The rollback of an origin that is under way.
     pub fn rollback(&self, origin: VolumeId) -> Option<Rollback> {
         let record = &self.directory.get(origin)?.record;
-        let snapshot = record.origin_record?.rollback_to;
+        let snapshot = record.origin_record.as_ref()?.rollback_to;
         let (_, view) = self.view_of(snapshot)?;
         Some(Rollback { snapshot, view, cursor: record.cursor })
     }

@@ -192,7 +192,7 @@ impl<D: Device> Pool<D> {
         let inner = &self.0;
         let record = inner.meta.borrow().directory.find(name)?.record.clone();
         let id = record.id;
-        let Some(protects) = record.origin_record.filter(|_| record.state == VolumeState::Origin) else {
+        let Some(protects) = record.origin_record.clone().filter(|_| record.state == VolumeState::Origin) else {
             return Err(Error::new(ErrorKind::Invalid, format!("{name:?} is a volume of the pool, not an origin")));
         };
         let is_open = || Error::new(ErrorKind::Busy, format!("the device of {name:?} is open already"));
@@ -201,7 +201,7 @@ impl<D: Device> Pool<D> {
         }
         check_origin_text(&record.name, &place.path, record.stamp.as_ref().map(|_| ""))?;
         check_device(&device)?;
-        check_same_device(&record, protects, &device, place, change).await?;
+        check_same_device(&record, *protects, &device, place, change).await?;
         let size = device.len();
         let mut records = Vec::new();
         if !inner.options.read_only {
@@ -241,9 +241,9 @@ impl<D: Device> Pool<D> {
             let mut meta = inner.meta.borrow_mut();
             let now = meta.directory.get(id).map(|v| &v.record).filter(|now| now.state == VolumeState::Origin);
             let is_same = |now: &VolumeRecord| {
-                let known = |p: OriginRecord| (p.clean, p.identity);
-                let ours = (record.size, record.chunk, &record.stamp, Some(known(protects)));
-                (now.size, now.chunk, &now.stamp, now.origin_record.map(known)) == ours
+                let known = |p: &OriginRecord| (p.clean, p.identity);
+                let ours = (record.size, record.chunk, &record.stamp, Some(known(&protects)));
+                (now.size, now.chunk, &now.stamp, now.origin_record.as_deref().map(known)) == ours
             };
             if !now.is_some_and(is_same) {
                 return Err(Error::new(ErrorKind::Busy, format!("{name:?} has been changed meanwhile; try again")));
@@ -379,7 +379,7 @@ impl<D: Device> Pool<D> {
             .directory
             .iter()
             .filter(|v| v.record.state == VolumeState::Origin)
-            .filter_map(|v| v.record.origin_record.map(|protects| (&v.record, protects)))
+            .filter_map(|v| v.record.origin_record.as_deref().map(|protects| (&v.record, protects)))
             .map(|(record, protects)| OriginInfo {
                 name: record.name.to_string(),
                 path: record.origin.clone(),

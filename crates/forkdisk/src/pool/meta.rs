@@ -328,14 +328,14 @@ impl Meta {
                 size: *size,
                 chunk: *chunk,
                 level: level_for(*size),
-                origin_record: Some(OriginRecord {
+                origin_record: Some(Box::new(OriginRecord {
                     exceptions: Default::default(),
                     copy_ahead: DEFAULT_COPY_AHEAD_BYTES,
                     when_full: OriginFull::Wait(60),
                     clean: true,
                     identity: *identity,
                     rollback_to: NO_VOLUME,
-                }),
+                })),
                 ..VolumeRecord::empty(*id, name, *now)
             }),
             Record::SetOrigin { id, copy_ahead, when_full } => {
@@ -504,7 +504,7 @@ impl Meta {
     }
 
     fn protects_mut(&mut self, id: VolumeId) -> Result<&mut OriginRecord, Failure> {
-        let protects = self.directory.change(id).and_then(|v| v.record.origin_record.as_mut());
+        let protects = self.directory.change(id).and_then(|v| v.record.origin_record.as_deref_mut());
         protects.ok_or_else(|| Failure::Nonsense(Meta::unknown(id)))
     }
 

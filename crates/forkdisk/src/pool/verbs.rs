@@ -329,7 +329,7 @@ impl<D: Device> Pool<D> {
                 let record = &meta.directory.find(from)?.record;
                 let (id, parent) = (record.id, record.parent);
                 let stamp = record.stamp.as_ref().map(|stamp| stamp.device.clone());
-                let path = record.origin_record.map(|_| record.origin.clone());
+                let path = record.origin_record.as_ref().map(|_| record.origin.clone());
                 let name = match (from.split_once('@'), to.split_once('@')) {
                     (None, None) => to,
                     (Some((a, _)), Some((b, name))) if a == b => name,
@@ -458,7 +458,8 @@ fn deletable(meta: &Meta, names: &[&str]) -> Result<Vec<VolumeId>> {
     }
     let records = || meta.directory.iter().map(|volume| &volume.record);
     let stays = |record: &&VolumeRecord| record.state != VolumeState::Dead && !named.contains(&record.id);
-    let rolling = |record: &VolumeRecord| record.origin_record.map_or(NO_VOLUME, |protects| protects.rollback_to);
+    let rolling =
+        |record: &VolumeRecord| record.origin_record.as_ref().map_or(NO_VOLUME, |protects| protects.rollback_to);
     let holds = |record: &VolumeRecord| [record.base, rolling(record)];
     if let Some(id) = records().filter(stays).flat_map(holds).find(|id| named.contains(id)) {
         meta.directory.refuse_with_clones(id)?;

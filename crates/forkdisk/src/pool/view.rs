@@ -34,7 +34,7 @@ pub fn roots_of(meta: &Meta) -> Vec<Root> {
     let root = |record: &crate::format::VolumeRecord| {
         let is_dead = record.state == VolumeState::Dead;
         let from = if is_dead { record.cursor } else { 0 };
-        let kept = record.origin_record.map_or_else(Default::default, |protects| protects.exceptions);
+        let kept = record.origin_record.as_ref().map_or_else(Default::default, |protects| protects.exceptions);
         let (id, entry, level) = (record.id, record.root, record.level);
         let referenced = (!meta.is_origin_snapshot(id)).then_some(record.referenced);
         let seams = (!record.estimated).then_some(record.seams);

@@ -157,7 +157,7 @@ impl Directory {
     /// A volume that shows through to snapshot `id` of an origin, if there is one, or the origin that is being
     /// rolled back to it.
     pub fn clones_backed_by(&self, id: VolumeId) -> Option<&CatalogEntry> {
-        let rolls = |v: &&CatalogEntry| v.record.origin_record.is_some_and(|p| p.rollback_to == id);
+        let rolls = |v: &&CatalogEntry| v.record.origin_record.as_ref().is_some_and(|p| p.rollback_to == id);
         let origin = self.get(id).and_then(|v| self.get(v.record.parent)).filter(rolls);
         origin.or_else(|| self.iter().find(|v| v.record.base == id && v.record.state != VolumeState::Dead))
     }
