@@ -17,12 +17,13 @@ use crate::error::{Error, Result};
 use crate::format::{DataChecksum, Record, data_checksum};
 use crate::planted::{Bug, planted};
 use crate::pool::{EditError, Inner, deleted_error};
+use crate::space::Need;
 use crate::sync::{LockMode, PlanGuard, RangeGuard};
 use crate::types::{PAGE_BYTES, PageAddr, VirtualPage};
 
 use super::Origin;
 use super::out_of_space::SpaceWait;
-use super::plan::{CopyPlan, PageCopy, RESERVED_PAGES};
+use super::plan::{CopyPlan, PageCopy};
 
 /// How much, in what is copied ahead at most, is copied for those who wait before they are answered.
 const FOLLOWERS_PART: u64 = 2;
@@ -218,8 +219,7 @@ impl<D: Device> Origin<D> {
     /// has.
     fn has_ample_space<'a>(&self, inner: &Inner<D>, ranges: impl Iterator<Item = &'a Range<u64>>, views: u64) -> bool {
         let pages: u64 = ranges.map(|range| (range.end - range.start).div_ceil(PAGE_BYTES)).sum();
-        let meta = inner.meta.borrow();
-        meta.space.available() >= 2 * (meta.checkpoint_pages() + RESERVED_PAGES + views * (pages + RESERVED_PAGES))
+        inner.meta.borrow().reserve(Need::CopyAhead { pages, views }).is_ok()
     }
 
     /// Begins to copy what lacks a copy; the chunks are held alone.

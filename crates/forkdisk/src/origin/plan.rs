@@ -6,13 +6,10 @@ use std::rc::Rc;
 use crate::format::DataChecksum;
 use crate::map::Stop;
 use crate::pool::{Failure, Meta};
-use crate::space::AllocRequest;
+use crate::space::{AllocRequest, Need};
 use crate::types::{BLOCK_PAGES, Epoch, PageAddr, VirtualPage, VolumeId};
 
 use super::ExceptionView;
-
-/// Pages of the pool kept back for tables and for verbs that free space.
-pub const RESERVED_PAGES: u64 = 64;
 
 /// Pages of the origin on their way to a place in the pool.
 pub struct PageCopy {
@@ -63,10 +60,8 @@ impl CopyPlan {
         let pages = self.count.pages;
         // Besides the data: pages of the ordered map, a path for each view and at worst one more per copy.
         let tables = 12 * self.views.len() as u64 + pages / chunk_pages;
-        match meta.space.available() < meta.checkpoint_pages() + RESERVED_PAGES + tables + pages {
-            true => Err(Failure::Stop(Stop::NoSpace)),
-            false => Ok(()),
-        }
+        let _ = meta.reserve(Need::CopyOut { pages, tables })?;
+        Ok(())
     }
 
     /// Plans on from where the last attempt stopped.
@@ -79,12 +74,12 @@ impl CopyPlan {
             while let Some(len) = meta.missing_exception(origin, view, &mut self.next, self.end)? {
                 let at = self.next;
                 let pages = len.min(BLOCK_PAGES - at.index() as u64);
-                let need = meta.checkpoint_pages() + RESERVED_PAGES + pages;
-                meta.space.ensure_known(need).map_err(Stop::from)?;
+                let reserved = meta.reserve(Need::CopyOut { pages, tables: 0 })?;
+                meta.space.find_reserved(&reserved).map_err(Stop::from)?;
                 // Nothing kept is ever shared.
                 let (shared_at, write) = (Epoch(0), at.0..at.0 + len);
                 let want = AllocRequest { volume: sequence, at, pages, chunk_pages, shared_at, write, beside: None };
-                let (to, len) = meta.space.alloc_data(want).map_err(Stop::from)?;
+                let (to, len) = meta.space.alloc_data(want, &reserved).map_err(Stop::from)?;
                 self.add(sequence, at, len, to);
                 self.next = VirtualPage(at.0 + len);
             }

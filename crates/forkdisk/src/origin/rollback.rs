@@ -22,9 +22,9 @@ use crate::device::{Buf, Device, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::exception::CHUNKS_PER_LIST;
 use crate::format::{NO_VOLUME, OriginFull, OriginRecord, Record, VolumeState};
-use crate::map::Stop;
 use crate::planted::{Bug, planted};
 use crate::pool::{EditError, Failure, Inner, Meta, Pool, no_space_error, refuse_in_use};
+use crate::space::Need;
 use crate::sync::{Event, LockMode, RangeLocks};
 use crate::types::{PAGE_BYTES, VirtualPage, VolumeId};
 
@@ -33,8 +33,6 @@ use super::{ExceptionView, Origin, PageSource};
 
 /// Most bytes brought back at once: as long as that takes somebody who writes there may have to wait.
 const BATCH_BYTES: u64 = 1 << 20;
-/// Pages of the pool that noting chunks may take.
-const RESERVED_PAGES: u64 = 16;
 /// Runs looked at before others have their turn.
 const LOOKUPS_PER_STEP: usize = 256;
 /// Pause before what has failed is tried again.
@@ -289,9 +287,7 @@ impl<D: Device> Origin<D> {
                 let record = Record::ChunksRolledBack { origin: self.id, first: at, count: n as u32 };
                 inner
                     .retry_on_miss(|meta| {
-                        if meta.space.available() < meta.checkpoint_pages() + RESERVED_PAGES {
-                            return Err(Failure::Stop(Stop::NoSpace));
-                        }
+                        let _ = meta.reserve(Need::NoteRollback)?;
                         meta.note_rolled_back(self.id, at, n)?;
                         meta.journal.append(&record);
                         Ok(())

@@ -7,7 +7,6 @@ use crate::format::{
     VolumeState,
 };
 use crate::types::{BLOCK_PAGES, PAGE_SIZE, VolumeId};
-use crate::volume::RESERVED_PAGES;
 
 use super::{Inner, Meta, Pool};
 
@@ -223,7 +222,7 @@ impl Meta {
     /// Pages that writes can have together. A write needs more than its own: what the checkpoint takes that follows,
     /// and a table for each block that it does not fill with one.
     fn writable_pages(&self) -> u64 {
-        let left = self.space.available().saturating_sub(self.checkpoint_pages() + RESERVED_PAGES);
+        let left = self.space.unreserved(self.checkpoint_pages());
         left.saturating_sub(left / BLOCK_PAGES + MAX_MAP_LEVELS)
     }
 

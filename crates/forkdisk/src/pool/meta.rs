@@ -10,7 +10,7 @@ use crate::format::{
 use crate::journal::Journal;
 use crate::map::{Editor, Member, Shared, Stop, Tables};
 use crate::planted::{Bug, planted};
-use crate::space::Space;
+use crate::space::{Need, Reservation, Space};
 use crate::types::{
     BLOCK_PAGES, BLOCK_SIZE, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr, VirtualPage, VolumeId, table_span,
 };
@@ -134,6 +134,11 @@ impl Meta {
     pub fn checkpoint_pages(&self) -> u64 {
         // Directory pages need tables of their own map: at most one path per page.
         (self.tables.dirty() + self.directory.changed_pages() * 2 + 8) as u64
+    }
+
+    /// Admits what takes free pages; see [`Space::reserve`].
+    pub fn reserve(&self, need: Need) -> Result<Reservation, Stop> {
+        self.space.reserve(need, self.checkpoint_pages()).map_err(Stop::from)
     }
 
     /// Volumes point to their roots' addresses once those are durable.

@@ -72,10 +72,6 @@ pub(crate) use reap::yield_now;
 pub(crate) use times::LastChange;
 pub(crate) use verbs::{check_size, refuse_in_use};
 
-/// Pages that one step of a verb or of the reaper may need for tables: it is taken only while there
-/// is room for them beside what the next checkpoint needs.
-pub(crate) const STEP_PAGES: u64 = 12;
-
 /// What happens to a write that needs space when there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenFull {

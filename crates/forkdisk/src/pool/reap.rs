@@ -9,12 +9,14 @@ use std::task::{Context, Poll};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{MapEntry, Record, VolumeState};
-use crate::map::{Editor, Stop};
+use crate::map::Editor;
 use crate::planted::{Bug, planted};
 use crate::sync::LockMode;
 use crate::types::{VirtualPage, VolumeId};
 
-use super::{EditError, Failure, Inner, Meta, STEP_PAGES, pages_of};
+use crate::space::Need;
+
+use super::{EditError, Inner, Meta, pages_of};
 
 /// Pieces (of at most 256 pages) given back before others have their turn.
 const PIECES_PER_TURN: usize = 16;
@@ -127,9 +129,7 @@ impl<D: Device> Inner<D> {
         for _ in 0..PIECES_PER_TURN {
             let step = self
                 .retry_on_miss(|meta| {
-                    if meta.space.available() < meta.checkpoint_pages() + STEP_PAGES {
-                        return Err(Failure::Stop(Stop::NoSpace));
-                    }
+                    let _ = meta.reserve(Need::Step)?;
                     let Some((mut editor, record)) = meta.editor_for(id) else { return Ok(true) };
                     if !matches!(record.state, VolumeState::Volume | VolumeState::Orphan) {
                         return Ok(true);

@@ -23,7 +23,7 @@ use crate::format::CountNode;
 use crate::types::{BLOCK_PAGES, BLOCK_SIZE, Block, PageAddr};
 
 use super::affinity::{AbandonedChunk, Chunk};
-use super::{AllocRequest, Miss, Refusal, Space};
+use super::{AllocRequest, Miss, Refusal, Reservation, Space};
 
 /// Part of the free space that may lie unused in chunks that were left.
 pub(super) const ABANDONED_PART: u64 = 8;
@@ -44,7 +44,7 @@ const MIN_META_FREE_PAGES: u64 = 64;
 
 impl Space {
     /// One or more contiguous pages for a write, at most as many as wanted.
-    pub fn alloc_data(&mut self, want: AllocRequest) -> Result<(PageAddr, u64), Refusal> {
+    pub fn alloc_data(&mut self, want: AllocRequest, _: &Reservation) -> Result<(PageAddr, u64), Refusal> {
         let AllocRequest { volume, at, pages, chunk_pages, .. } = want;
         let (index, virtual_block) = (at.index(), at.block());
         let stream = self.affinity.is_stream(volume, &want.write) || chunk_pages >= BLOCK_PAGES;

@@ -3,10 +3,8 @@
 use crate::bits::bit;
 use crate::types::{BLOCK_PAGES, Block, PageAddr};
 
-use super::{Miss, Space};
+use super::{Miss, Reservation, Space};
 
-/// Part of the pool that gathering leaves free.
-const RESERVED_PART: u64 = 64;
 /// Leaves of counts from the first on that are searched for empty blocks in a row, where there is one at all.
 const MAX_SEARCHED_LEAVES: u64 = 4096;
 /// Times as many blocks as are wanted in a row, known to be empty, for which no more are searched.
@@ -26,17 +24,12 @@ impl Space {
     }
 
     /// Takes all of these pages, or none where not all of them are known to be free.
-    pub fn take_all(&mut self, pages: impl Iterator<Item = PageAddr> + Clone) -> bool {
+    pub fn take_all(&mut self, pages: impl Iterator<Item = PageAddr> + Clone, _: &Reservation) -> bool {
         let all = pages.clone().all(|page| self.is_known_free(page));
         for page in pages.filter(|_| all) {
             self.take(page.block(), page.index(), 1).expect("looked up just now");
         }
         all
-    }
-
-    /// Whether `pages` can be taken for gathering and `kept` as well, and some are left to others.
-    pub fn fits_gather(&self, pages: u64, kept: u64) -> bool {
-        self.available >= pages + kept + self.layout.pages() / RESERVED_PART
     }
 
     /// A block of which every page is free, for a virtual block of many pages: the one behind `before`, where the
@@ -87,11 +80,11 @@ impl Space {
     }
 
     /// `n` pages in one piece (at most a block), one such run behind the other; taken.
-    pub fn run_to_gather(&mut self, n: u64) -> Result<Option<PageAddr>, Miss> {
+    pub fn run_to_gather(&mut self, n: u64, reserved: &Reservation) -> Result<Option<PageAddr>, Miss> {
         debug_assert!(n <= BLOCK_PAGES);
         if let Some(next) = self.affinity.gathered
             && next.index() as u64 + n <= BLOCK_PAGES
-            && self.take_all((next.0..next.0 + n).map(PageAddr))
+            && self.take_all((next.0..next.0 + n).map(PageAddr), reserved)
         {
             self.affinity.gathered = Some(PageAddr(next.0 + n)).filter(|p| p.index() != 0);
             return Ok(Some(next));

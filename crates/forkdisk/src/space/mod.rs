@@ -15,6 +15,7 @@ mod contiguous;
 mod count_log;
 mod delta;
 mod pending_free;
+mod reserve;
 mod tree;
 mod view_counts;
 
@@ -35,6 +36,7 @@ use delta::{Deltas, by_block, pieces};
 use view_counts::ViewImages;
 
 pub use checkpoint::{Step, WrittenCounts};
+pub use reserve::{Need, Reservation};
 
 /// A count page that is needed and not in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

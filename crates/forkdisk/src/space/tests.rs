@@ -45,19 +45,19 @@ fn every_page_is_handed_out_once() {
     let all = space.available();
     let mut at = 1;
     while space.available() > 0 {
-        let (first, n) = space.alloc_data(want(at, 3)).expect("there is space");
+        let (first, n) = space.alloc_data(want(at, 3), &Reservation::unchecked()).expect("there is space");
         at += 37;
         assert!((first.0..first.0 + n).all(|p| seen.insert(p)), "{first:?} twice");
     }
     assert_eq!(seen.len() as u64, all);
-    assert_eq!(space.alloc_data(want(0, 1)), Err(Refusal::NoSpace));
+    assert_eq!(space.alloc_data(want(0, 1), &Reservation::unchecked()), Err(Refusal::NoSpace));
 }
 
 #[test]
 fn a_page_given_up_is_free_after_the_checkpoint_only() {
     let mut space = space();
     let all = space.available();
-    let (page, _) = space.alloc_data(want(0, 1)).expect("space");
+    let (page, _) = space.alloc_data(want(0, 1), &Reservation::unchecked()).expect("space");
     space.incr_page(page);
     checkpoint(&mut space);
     assert_eq!((space.page_count(page), space.available()), (Ok(1), all - 1));
@@ -75,7 +75,7 @@ fn any_number_of_references_is_counted_and_given_up() {
             lab.space = space();
         }
         let all = lab.space.available();
-        let (page, _) = lab.space.alloc_data(want(0, 1)).expect("space");
+        let (page, _) = lab.space.alloc_data(want(0, 1), &Reservation::unchecked()).expect("space");
         for count in [65_534, 65_535, 65_536, 200_000_u64] {
             let before = u64::from(lab.ask(|space| space.page_count(page)));
             (before..count).for_each(|_| lab.space.incr_page(page));
@@ -99,7 +99,7 @@ fn any_number_of_references_is_counted_and_given_up() {
 #[test]
 fn counts_are_right_while_freed_space_is_being_released() {
     let mut space = space();
-    let (page, _) = space.alloc_data(want(0, 1)).expect("space");
+    let (page, _) = space.alloc_data(want(0, 1), &Reservation::unchecked()).expect("space");
     space.incr_page(page);
     space.freeze();
     while let Step::Write(_) = space.checkpoint_step(8).expect("all count pages are new") {}
@@ -113,7 +113,7 @@ fn counts_are_right_while_freed_space_is_being_released() {
 #[test]
 fn what_a_checkpoint_brings_back_is_pending_until_it_can_be_handed_out() {
     let mut space = space();
-    let (page, _) = space.alloc_data(want(0, 1)).expect("space");
+    let (page, _) = space.alloc_data(want(0, 1), &Reservation::unchecked()).expect("space");
     space.incr_page(page);
     checkpoint(&mut space);
     space.decr_page(page, 0);
@@ -129,7 +129,7 @@ fn what_a_checkpoint_brings_back_is_pending_until_it_can_be_handed_out() {
 #[test]
 fn what_somebody_else_still_refers_to_is_not_pending() {
     let mut space = space();
-    let (first, n) = space.alloc_data(want(0, 16)).expect("space");
+    let (first, n) = space.alloc_data(want(0, 16), &Reservation::unchecked()).expect("space");
     assert_eq!(n, 16);
     (0..2).for_each(|_| space.incr_pages(first, 16));
     checkpoint(&mut space);
@@ -152,7 +152,7 @@ fn what_somebody_else_still_refers_to_is_not_pending() {
 #[test]
 fn of_a_block_that_is_given_up_the_pages_that_are_referred_to_are_not_pending() {
     let mut space = space();
-    let (first, n) = space.alloc_data(want(0, 256)).expect("space");
+    let (first, n) = space.alloc_data(want(0, 256), &Reservation::unchecked()).expect("space");
     assert_eq!((n, first.index()), (256, 0));
     let block = first.block();
     (0..2).for_each(|_| space.incr_block(block));
@@ -181,7 +181,9 @@ fn next(state: &mut u64, below: u64) -> u64 {
 #[test]
 fn pending_is_what_nothing_refers_to_whatever_comes_and_goes() {
     let mut space = space();
-    let blocks: Vec<Block> = (0..6).map(|i| space.alloc_data(want(i * 256, 256)).expect("space").0.block()).collect();
+    let blocks: Vec<Block> = (0..6)
+        .map(|i| space.alloc_data(want(i * 256, 256), &Reservation::unchecked()).expect("space").0.block())
+        .collect();
     // References to each block as a whole and to its pages.
     let mut model = [(1_u32, [0_u32; 256]); 6];
     blocks.iter().for_each(|&block| space.incr_block(block));
@@ -246,7 +248,7 @@ fn pending_is_what_nothing_refers_to_whatever_comes_and_goes() {
 #[test]
 fn what_is_not_in_memory_is_taken_for_pending() {
     let mut space = space();
-    let (first, _) = space.alloc_data(want(0, 16)).expect("space");
+    let (first, _) = space.alloc_data(want(0, 16), &Reservation::unchecked()).expect("space");
     (0..2).for_each(|_| space.incr_pages(first, 16));
     checkpoint(&mut space);
     space.retire_log(100);
@@ -261,12 +263,16 @@ fn what_is_not_in_memory_is_taken_for_pending() {
 #[test]
 fn a_stream_lies_in_one_piece_and_in_place() {
     let mut space = space();
-    let (first, _) = space.alloc_data(want(0, 4)).expect("space");
+    let (first, _) = space.alloc_data(want(0, 4), &Reservation::unchecked()).expect("space");
     assert_eq!(first.index(), 0);
     for at in (4..256).step_by(4) {
-        assert_eq!(space.alloc_data(want(at, 4)), Ok((PageAddr(first.0 + at), 4)));
+        assert_eq!(space.alloc_data(want(at, 4), &Reservation::unchecked()), Ok((PageAddr(first.0 + at), 4)));
     }
-    assert_eq!(space.alloc_data(want(256, 4)), Ok((PageAddr(first.0 + 256), 4)), "the next block follows");
+    assert_eq!(
+        space.alloc_data(want(256, 4), &Reservation::unchecked()),
+        Ok((PageAddr(first.0 + 256), 4)),
+        "the next block follows"
+    );
 }
 
 #[test]
@@ -316,7 +322,7 @@ fn tables_lie_where_no_stream_grows() {
     let mut next = None;
     for block in 0..64 {
         for at in (block * 256..(block + 1) * 256).step_by(64) {
-            let (first, n) = space.alloc_data(want(at, 64)).expect("space");
+            let (first, n) = space.alloc_data(want(at, 64), &Reservation::unchecked()).expect("space");
             assert!(n == 64 && next.is_none_or(|next| next == first), "{first:?} does not go on at {next:?}");
             next = Some(PageAddr(first.0 + n));
         }
@@ -353,7 +359,7 @@ fn the_last_empty_blocks_are_left_to_metadata_as_long_as_any_other_page_is_free(
     let mut space = Space::new(Layout::new(256 << 20), [1; 16], vec![CountEntry::default()]);
     let mut at = 0;
     let last = loop {
-        let (first, n) = space.alloc_data(want(at, 256)).expect("space");
+        let (first, n) = space.alloc_data(want(at, 256), &Reservation::unchecked()).expect("space");
         space.incr_pages(first, n);
         at += 256;
         // 1/64 of the pool.
@@ -365,8 +371,12 @@ fn the_last_empty_blocks_are_left_to_metadata_as_long_as_any_other_page_is_free(
     let page = Block(100).page(7);
     space.decr_page(page, 0);
     checkpoint(&mut space);
-    assert_eq!(space.alloc_data(want(at, 64)), Ok((page, 1)), "a block beyond {last:?} was taken");
-    let (first, n) = space.alloc_data(want(at + 256, 64)).expect("there are some");
+    assert_eq!(
+        space.alloc_data(want(at, 64), &Reservation::unchecked()),
+        Ok((page, 1)),
+        "a block beyond {last:?} was taken"
+    );
+    let (first, n) = space.alloc_data(want(at + 256, 64), &Reservation::unchecked()).expect("there are some");
     assert!(first.block() > last && n == 64, "nothing else is left, and {first:?} was taken");
 }
 
@@ -424,7 +434,8 @@ fn tables_take_what_is_left_of_a_full_pool() {
     let mut space = space();
     let mut taken = 0;
     while space.available() > 100 {
-        taken += space.alloc_data(want(taken, 64.min(space.available() - 100))).expect("space").1;
+        taken +=
+            space.alloc_data(want(taken, 64.min(space.available() - 100)), &Reservation::unchecked()).expect("space").1;
     }
     space.prepare_meta(100).expect("no count page has been written");
     space.ensure_known(100).expect("there are as many");
@@ -435,7 +446,9 @@ fn tables_take_what_is_left_of_a_full_pool() {
 #[test]
 fn who_is_shared_again_begins_new_chunks_one_behind_the_other() {
     let mut space = space();
-    let mut place = |chunk: u64, epoch| space.alloc_data(shared(chunk * 16 + epoch, 1, epoch)).expect("space").0;
+    let mut place = |chunk: u64, epoch| {
+        space.alloc_data(shared(chunk * 16 + epoch, 1, epoch), &Reservation::unchecked()).expect("space").0
+    };
     let first: Vec<PageAddr> = [9, 3, 6].map(|chunk| place(chunk, 0)).to_vec();
     let again: Vec<PageAddr> = [3, 9, 6].map(|chunk| place(chunk, 1)).to_vec();
     let chunks = |pages: &[PageAddr]| pages.iter().map(|p| p.0 / 16).collect::<Vec<_>>();
@@ -451,7 +464,8 @@ fn what_is_left_of_chunks_is_used_before_it_is_an_eighth_of_the_free_space() {
     // One page of every chunk of 64 MiB, shared again and again: 16 times as much if no chunk's rest were used.
     for epoch in 0..8 {
         for chunk in 0..1024 {
-            let (page, _) = space.alloc_data(shared(chunk * 16 + epoch, 1, epoch)).expect("space");
+            let (page, _) =
+                space.alloc_data(shared(chunk * 16 + epoch, 1, epoch), &Reservation::unchecked()).expect("space");
             blocks.insert(page.block());
         }
     }
@@ -462,7 +476,8 @@ fn what_is_left_of_chunks_is_used_before_it_is_an_eighth_of_the_free_space() {
 /// Three volumes' worth of pages in use, as the last checkpoint left them.
 fn with_pages(n: u64) -> (Space, Vec<PageAddr>) {
     let mut space = space();
-    let pages: Vec<PageAddr> = (0..n).map(|at| space.alloc_data(want(at, 1)).expect("space").0).collect();
+    let pages: Vec<PageAddr> =
+        (0..n).map(|at| space.alloc_data(want(at, 1), &Reservation::unchecked()).expect("space").0).collect();
     pages.iter().for_each(|&page| space.incr_page(page));
     checkpoint(&mut space);
     (space, pages)
@@ -504,7 +519,7 @@ fn what_is_freed_beside_a_view_is_handed_out_after_its_end_only() {
     assert_eq!((space.available(), space.withheld(), space.pending()), (available, 1, 1));
     let mut seen = BTreeSet::new();
     while space.available() > 0 {
-        let (first, n) = space.alloc_data(want(1 << 20, 3)).expect("there is space");
+        let (first, n) = space.alloc_data(want(1 << 20, 3), &Reservation::unchecked()).expect("there is space");
         seen.extend(first.0..first.0 + n);
     }
     assert!(!seen.contains(&pages[3].0), "withheld");
@@ -512,7 +527,7 @@ fn what_is_freed_beside_a_view_is_handed_out_after_its_end_only() {
     assert_eq!((space.view(), &withheld[..]), (None, &[(pages[3], 1)][..]));
     assert_eq!(space.available(), 0, "it is not discarded yet");
     space.release_withheld(withheld);
-    assert_eq!(space.alloc_data(want(1 << 21, 1)), Ok((pages[3], 1)));
+    assert_eq!(space.alloc_data(want(1 << 21, 1), &Reservation::unchecked()), Ok((pages[3], 1)));
 }
 
 #[test]
@@ -529,12 +544,13 @@ fn what_is_freed_once_a_view_has_ended_is_free_at_once() {
 #[test]
 fn a_chunk_kept_under_a_smaller_size_is_left_within_its_block() {
     let mut space = space();
-    let mut place = |chunk: u64| space.alloc_data(shared(chunk * 16, 1, 0)).expect("space").0;
+    let mut place =
+        |chunk: u64| space.alloc_data(shared(chunk * 16, 1, 0), &Reservation::unchecked()).expect("space").0;
     // None of these begins a virtual block or goes on behind another: they lie one behind the other.
     let mut chunks = (1..60).rev().filter(|chunk| chunk % 16 != 0);
     let chunk = chunks.find(|&chunk| place(chunk).index() / 16 == 15).expect("the last of a block");
     let want = AllocRequest { chunk_pages: 128, ..shared(chunk * 128, 1, 1) };
-    assert!(space.alloc_data(want).is_ok());
+    assert!(space.alloc_data(want, &Reservation::unchecked()).is_ok());
 }
 
 #[test]
@@ -544,7 +560,7 @@ fn a_volume_whose_chunk_has_changed_begins_new_chunks() {
         let at = chunk * chunk_pages;
         // Far from each other: no stream.
         let write = at << 20..(at << 20) + 1;
-        space.alloc_data(AllocRequest { chunk_pages, write, ..shared(at, 1, shared_at) })
+        space.alloc_data(AllocRequest { chunk_pages, write, ..shared(at, 1, shared_at) }, &Reservation::unchecked())
     };
     // Chunks of four pages fill a block; then the same numbers stand for larger ones.
     let mut seen: BTreeSet<u64> = (0..64).map(|i| take(2 * i + 1, 4, 0).expect("space").0.0).collect();
@@ -571,7 +587,12 @@ fn bits_of_ranges() {
 
 /// A volume written in order, a block at a time, until it has `count` blocks or there is no space.
 fn stream(space: &mut Space, count: u64) -> Vec<Block> {
-    let block = |at: u64| space.alloc_data(AllocRequest { write: at..at + BLOCK_PAGES, ..shared(at, BLOCK_PAGES, 0) });
+    let block = |at: u64| {
+        space.alloc_data(
+            AllocRequest { write: at..at + BLOCK_PAGES, ..shared(at, BLOCK_PAGES, 0) },
+            &Reservation::unchecked(),
+        )
+    };
     let all = (0..count).map(|i| i * BLOCK_PAGES).map(block).map_while(Result::ok);
     all.map(|(first, n)| if n == BLOCK_PAGES { first.block() } else { panic!("{n} pages at {first:?}") }).collect()
 }
@@ -914,7 +935,7 @@ fn emptying_the_log_leaves_in_use_what_came_into_use_behind_the_last_freeze() {
     assert!(lab.counted.log.pages > 0);
     // Handed out, and mapped only when the checkpoint has found that nothing refers to it.
     lab.ask(|space| space.learn_free(Block(50)));
-    assert!(lab.space.take_all([Block(50).page(0)].into_iter()));
+    assert!(lab.space.take_all([Block(50).page(0)].into_iter(), &Reservation::unchecked()));
     lab.space.freeze();
     let mut freed = None;
     lab.write_until(|space| freed = Some(space.finish()));

@@ -17,12 +17,13 @@ use crate::format::BreakPolicy;
 use crate::map::{Run, Stop, lookup};
 use crate::planted::{Bug, planted};
 use crate::pool::{Failure, Meta, pages_of};
+use crate::space::Need;
 use crate::space::{AllocRequest, Refusal};
 use crate::sync::QueuedWrite;
 use crate::types::{BLOCK_PAGES, Epoch, PAGE_BYTES, PageAddr, VirtualPage, VolumeId};
 
 use super::Volume;
-use super::fault::{Fault, RESERVED_PAGES, WritePlan};
+use super::fault::{Fault, WritePlan};
 use super::inflight_copies::{CopyPart, InflightBreak};
 use super::pending_write::{PendingWrite, is_mergeable};
 
@@ -123,11 +124,8 @@ impl WritePlan {
     ) -> std::result::Result<Option<Vec<Fault>>, Failure> {
         let needed = self.needed(runs);
         let pages: u64 = needed.iter().map(|r| r.end - r.start).sum();
-        let need = meta.checkpoint_pages() + RESERVED_PAGES + pages;
-        if meta.space.available() < need {
-            return Ok(None);
-        }
-        meta.space.ensure_known(need).map_err(Stop::from)?;
+        let Ok(reserved) = meta.reserve(Need::Write(pages)) else { return Ok(None) };
+        meta.space.find_reserved(&reserved).map_err(Stop::from)?;
         let mut faults = Vec::new();
         let refused = needed.into_iter().find_map(|extent| {
             let want = |at: u64| {
@@ -136,7 +134,7 @@ impl WritePlan {
             };
             let mut at = extent.start;
             while at < extent.end {
-                let (to, len) = match meta.space.alloc_data(want(at)) {
+                let (to, len) = match meta.space.alloc_data(want(at), &reserved) {
                     Ok(found) => found,
                     Err(refusal) => return Some(refusal),
                 };

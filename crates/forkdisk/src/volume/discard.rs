@@ -5,7 +5,8 @@ use crate::error::Result;
 use crate::format::Record;
 use crate::map::{Stop, lookup};
 use crate::planted::{Bug, planted};
-use crate::pool::{EditError, Failure, STEP_PAGES, no_space_error};
+use crate::pool::{EditError, no_space_error};
+use crate::space::Need;
 use crate::sync::LockMode;
 use crate::types::{PAGE_BYTES, VirtualPage};
 
@@ -95,9 +96,7 @@ impl<D: Device> Volume<D> {
             self.inner.wait_below_dirty_limit().await.map_err(EditError::Error)?;
             self.inner.check_writable().map_err(EditError::Error)?;
             let step = self.inner.retry_on_miss(|meta| {
-                if meta.space.available() < meta.checkpoint_pages() + STEP_PAGES {
-                    return Err(Failure::Stop(Stop::NoSpace));
-                }
+                let _ = meta.reserve(Need::Step)?;
                 let (mut editor, record) = meta.editor_for(self.id).expect("a volume with a handle is not removed");
                 let next = editor.unmap_step(record, VirtualPage(at), VirtualPage(end))?;
                 meta.journal.append(&Record::Unmap { volume: self.id, at: VirtualPage(at), len: next.0 - at });

@@ -14,14 +14,13 @@ use crate::map::{Editor, Run, Stop, lookup};
 use crate::planted::{Bug, planted};
 use crate::pool::{Failure, Meta};
 use crate::space::AllocRequest;
+use crate::space::Need;
 use crate::types::{BLOCK_PAGES, Epoch, PAGE_BYTES, PageAddr, VirtualPage, VolumeId};
 
 use super::copy_break::ChunkCopy;
 use super::quota::QuotaClaim;
 use super::read::push;
 
-/// Pages kept back for tables and for verbs that free space.
-pub const RESERVED_PAGES: u64 = 48;
 /// Most pieces of a chunk that are looked at for where it lies.
 const MAX_LOOKUPS: usize = 16;
 
@@ -130,7 +129,7 @@ impl WritePlan {
 
     /// Whether all of it can have new pages.
     pub fn fits(&self, meta: &Meta) -> bool {
-        meta.space.available() >= meta.checkpoint_pages() + RESERVED_PAGES + self.end() - self.start / PAGE_BYTES
+        meta.reserve(Need::Write(self.end() - self.start / PAGE_BYTES)).is_ok()
     }
 
     /// Plans on from where the last attempt stopped. Unless it `may_fault`, there is no space for it.
@@ -140,14 +139,14 @@ impl WritePlan {
             let whole = self.next.is_multiple_of(PAGE_BYTES) && self.end - self.next >= PAGE_BYTES;
             let max = if whole { self.whole_pages(page) } else { 1 };
             let held = meta.directory.last_shared_at(id);
-            let (may_need, available) = (meta.checkpoint_pages() + RESERVED_PAGES, meta.space.available());
+            let checkpoint = meta.checkpoint_pages();
             let (mut editor, record) = meta.read_editor(id).expect("a volume with a handle is not removed");
             let (chunk_pages, shared_at) = (record.chunk / PAGE_BYTES, record.shared_at);
             let run = lookup(editor.tables, record, page, max).map_err(Stop::from)?;
             let mut len = run.len;
             let mut alone = run.data.is_some_and(|(_, birth)| birth > record.shared_at)
                 || planted(Bug::WritesSharedInPlace) && run.data.is_some();
-            let has_room = may_fault && available >= may_need + len;
+            let has_room = may_fault && editor.space.reserve(Need::Write(len), checkpoint).is_ok();
             // While there is room, what a snapshot holds most likely is not asked about.
             let asks = run.data.is_some_and(|(_, birth)| !has_room || held.is_none_or(|until| birth > until));
             if !alone && asks && editor.is_alone_for_good(record, page)? {
@@ -169,14 +168,11 @@ impl WritePlan {
                     if old.is_none() {
                         meta.admits(id, len)?;
                     }
-                    let need = meta.checkpoint_pages() + RESERVED_PAGES + len;
-                    if meta.space.available() < need {
-                        return Err(Failure::Stop(Stop::NoSpace));
-                    }
-                    meta.space.ensure_known(need).map_err(Stop::from)?;
+                    let reserved = meta.reserve(Need::Write(len))?;
+                    meta.space.find_reserved(&reserved).map_err(Stop::from)?;
                     let write = self.start / PAGE_BYTES..self.end();
                     let want = AllocRequest { volume: id, at: page, pages: len, chunk_pages, shared_at, write, beside };
-                    let (to, n) = meta.space.alloc_data(want).map_err(Stop::from)?;
+                    let (to, n) = meta.space.alloc_data(want, &reserved).map_err(Stop::from)?;
                     if old.is_none() {
                         self.claim.add(meta, id, n);
                     }

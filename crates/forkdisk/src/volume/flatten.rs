@@ -20,7 +20,7 @@ use crate::types::{BLOCK_PAGES, PAGE_BYTES, PAGE_SIZE, VirtualPage};
 
 use super::Volume;
 use super::backing::Backing;
-use super::fault::RESERVED_PAGES;
+use crate::space::Need;
 
 /// Stands for the whole in the locks of edges, behind all pages: one at a time flattens.
 const FLATTEN_LOCK: u64 = u64::MAX - 1;
@@ -168,10 +168,7 @@ impl<D: Device> Volume<D> {
 
     /// Fails at once where a write would wait for space: others wait for what is held.
     async fn check_space_for(&self, bytes: u64) -> Result<()> {
-        let has_room = || {
-            let meta = self.inner.meta.borrow();
-            meta.space.available() >= meta.checkpoint_pages() + RESERVED_PAGES + pages_of(bytes)
-        };
+        let has_room = || self.inner.meta.borrow().reserve(Need::Write(pages_of(bytes))).is_ok();
         if !has_room() && self.inner.has_pending_space() {
             self.inner.clone().checkpoint().await?;
         }

@@ -31,7 +31,6 @@ use crate::types::VolumeId;
 
 use backing::Backing;
 pub use extents::Extent;
-pub(crate) use fault::RESERVED_PAGES;
 pub use flatten::FlattenReport;
 use live::Activity;
 pub(crate) use live::{Live, LiveVolumes};

@@ -3,9 +3,10 @@
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Record;
-use crate::map::{Stop, shared_level};
+use crate::map::shared_level;
 use crate::planted::{Bug, planted};
-use crate::pool::{EditError, Failure, STEP_PAGES};
+use crate::pool::EditError;
+use crate::space::Need;
 use crate::sync::LockMode;
 use crate::types::{BLOCK_PAGES, PAGE_BYTES, VirtualPage, VolumeId, entry_span};
 
@@ -71,9 +72,7 @@ impl<D: Device> Volume<D> {
                 continue;
             }
             let step = self.inner.retry_on_miss(|meta| {
-                if meta.space.available() < meta.checkpoint_pages() + STEP_PAGES {
-                    return Err(Failure::Stop(Stop::NoSpace));
-                }
+                let _ = meta.reserve(Need::Step)?;
                 self.check_quota_for_sharing(meta, source, f, t, max)?;
                 let dead = VolumeId(meta.next_id);
                 let len = meta.share_step(source.id, f, self.id, t, max, dead)?;

@@ -12,15 +12,13 @@ use std::collections::BTreeMap;
 use crate::format::{MovedRun, Record, VolumeRecord, VolumeState};
 use crate::map::{Editor, Family, Movable, Stop, lookup, seams_if, seams_of};
 use crate::pool::{Failure, Meta, pages_of};
-use crate::space::Miss;
+use crate::space::{Miss, Need};
 use crate::types::{BLOCK_PAGES, Block, FANOUT, PageAddr, VirtualPage, VolumeId};
 
 /// Volumes and snapshots among which it is looked for those who share something.
 const MAX_MEMBERS: usize = 256;
 /// Most virtual blocks for which room in one piece is looked for.
 const MAX_ROW_BLOCKS: u64 = 256;
-/// Pages kept back for tables and for verbs that free space.
-const RESERVED_PAGES: u64 = 64;
 
 /// Most pages that are moved by policy for each seam that is one no more: where they go home, and elsewhere.
 const RETURN_PAGES_PER_SEAM: u64 = 2;
@@ -210,10 +208,9 @@ impl Meta {
     /// Finds room for a wish and takes it.
     pub fn place_gathered(&mut self, plan: MovePlan) -> Result<Placed, Miss> {
         let MovePlan { mut steps, target, tables, before, follow } = plan;
-        let kept = self.checkpoint_pages() + tables + RESERVED_PAGES;
-        if !self.space.fits_gather(steps.len() as u64, kept) {
+        let Ok(reserved) = self.reserve(Need::Move { pages: steps.len() as u64, tables }) else {
             return Ok(Placed::NoRoom);
-        }
+        };
         match target {
             Target::Return => {}
             Target::Block => match self.space.block_to_gather(before, follow)? {
@@ -221,12 +218,14 @@ impl Meta {
                 None => return Ok(Placed::NoRoom),
             },
             Target::Run => {
-                let Some(first) = self.space.run_to_gather(steps.len() as u64)? else { return Ok(Placed::NoRoom) };
+                let Some(first) = self.space.run_to_gather(steps.len() as u64, &reserved)? else {
+                    return Ok(Placed::NoRoom);
+                };
                 steps.iter_mut().zip(first.0..).for_each(|((_, _, to), place)| *to = PageAddr(place));
                 return Ok(Placed::Moves(runs(&steps)));
             }
         }
-        let all = self.space.take_all(steps.iter().map(|&(_, _, to)| to));
+        let all = self.space.take_all(steps.iter().map(|&(_, _, to)| to), &reserved);
         Ok(if all { Placed::Moves(runs(&steps)) } else { Placed::NoRoom })
     }
 
@@ -242,7 +241,7 @@ impl Meta {
         let pages = moved.iter().flat_map(|run| run.slots().filter_map(|slot| run.of(slot).map(|(f, t)| (slot, f, t))));
         let stays = |&(slot, from, _): &PageMove| movable.pages[slot] == Some(from) && !self.watched.was_written(from);
         let steps: Vec<PageMove> = pages.filter(stays).collect();
-        if steps.is_empty() || self.space.available() < self.checkpoint_pages() + movable.tables + RESERVED_PAGES {
+        if steps.is_empty() || self.reserve(Need::PublishMove { tables: movable.tables }).is_err() {
             return Ok(None);
         }
         let moved = runs(&steps);
