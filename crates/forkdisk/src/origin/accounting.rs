@@ -1,5 +1,5 @@
-//! What deleting snapshots of origins would free: the deletion's own decisions, taken without doing
-//! anything.
+//! Space that deleting snapshots of origins would free: makes the decisions of the deletion without carrying
+//! them out.
 
 use std::collections::BTreeSet;
 
@@ -12,19 +12,19 @@ use crate::ordered;
 use crate::pool::{Failure, Inner, Meta};
 use crate::types::VolumeId;
 
-/// Pairs looked at in one step.
+/// Pairs looked up in one step.
 const PAIRS_PER_STEP: usize = 64;
 
-/// How far the kept chunks of one snapshot have been counted.
+/// Progress of counting the exceptions of one snapshot.
 struct CountCursor {
     next: ExceptionKey,
-    /// Chunks of the list at `next` that have been counted.
+    /// Chunks counted of the list at `next`.
     of_list: u32,
     pages: u64,
 }
 
 impl Meta {
-    /// Counts on; true when that was the end.
+    /// Counts on; true at the end.
     fn count_freed(
         &mut self,
         id: VolumeId,
@@ -54,7 +54,7 @@ impl Meta {
         for &(key, value) in &pairs {
             match ExceptionKey(key).kind() {
                 Some(ExceptionKind::List { first, .. }) => {
-                    // Chunk by chunk: more pages than the cache holds may be needed for all of them.
+                    // One chunk at a time: all of them may need more pages than the cache holds.
                     while counted.of_list < u128::BITS {
                         if value >> counted.of_list & 1 == 1 {
                             let chunk = first + u64::from(counted.of_list);
@@ -73,7 +73,7 @@ impl Meta {
 }
 
 impl<D: Device> Inner<D> {
-    /// Pages kept that deleting all of `doomed` together would free.
+    /// Exceptions, in pages, that deleting all of `doomed` together would free.
     pub async fn exceptions_freed_by(&self, doomed: &BTreeSet<VolumeId>) -> Result<u64> {
         let mut pages = 0;
         for &id in doomed {

@@ -1,9 +1,10 @@
 //! Copying out what is about to be overwritten: copy durable in the pool → record durable.
 //!
-//! The pool's copier moves the bytes, in the order of their offsets, with its buffers and no faster than
-//! its throttles and the origin's allow. One commit serves all who copy at the same time, and a sequential
-//! writer copies many chunks at once, all of them read before any is written where buffers allow it (see `copier::Gate`). The records vouch for what was copied (see `journal::checksum`), so
-//! that one flush makes copies and records durable.
+//! The pool's copier moves the bytes in the order of their offsets, with its buffers, within its throttles
+//! and those of the origin. One commit serves all copies that run at a time. A sequential writer copies many
+//! chunks at once, all of them read before any is written where the buffers suffice (see
+//! `copier::WriteGate`). The records carry checksums of the copies (see `journal::data_checksums`), so that
+//! one flush makes copies and records durable.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -25,12 +26,12 @@ use super::Origin;
 use super::out_of_space::SpaceWait;
 use super::plan::{CopyPlan, PageCopy};
 
-/// How much, in what is copied ahead at most, is copied for those who wait before they are answered.
+/// Copies for queued writes reach at most this multiple of copy-ahead.
 const FOLLOWERS_PART: u64 = 2;
-/// How long a write waits for others behind it where there were some before.
+/// Time for which a write waits for followers of its stream, if the stream had some before.
 const FOLLOWER_WAIT: Duration = Duration::from_micros(300);
 
-/// Copies that have been submitted: they are written when their gate opens.
+/// Submitted copies; they are written when their gate opens.
 struct StartedCopies {
     plan: CopyPlan,
     tickets: Vec<(VirtualPage, JobHandle)>,
@@ -38,7 +39,7 @@ struct StartedCopies {
 }
 
 impl StartedCopies {
-    /// Resolves when everything has been read, as far as it can be.
+    /// Waits until everything was read or failed.
     async fn read(&self) {
         for (_, ticket) in &self.tickets {
             ticket.wait_read().await;
@@ -46,15 +47,15 @@ impl StartedCopies {
     }
 }
 
-/// What of `range` lies before and behind `other`, both of whole chunks.
+/// The parts of `range` before and behind `other`; both are whole chunks.
 fn without(range: Range<u64>, other: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let parts = [range.start..range.end.min(other.start), range.start.max(other.end)..range.end];
     parts.into_iter().filter(|part| !part.is_empty())
 }
 
 impl<D: Device> Origin<D> {
-    /// Keeps what the range holds for everybody who would lose it, and more for whoever writes on behind
-    /// it. Without `patience` nobody waits for space.
+    /// Copies out what the range holds for all snapshots that need it, and more ahead of a sequential writer.
+    /// Without `patience` it does not wait for space.
     pub(super) async fn copy_out(
         &self,
         inner: &Rc<Inner<D>>,
@@ -65,8 +66,8 @@ impl<D: Device> Origin<D> {
         let mut limit = inner.meta.borrow().protects(self.id).map_or(0, |(p, _)| p.copy_ahead);
         loop {
             let lookahead = self.streams.borrow_mut().lookahead(offset, end, limit);
-            // Who comes behind meanwhile waits behind, and this behind those whose stream it goes on with: it may be kept
-            // for by then.
+            // Later writes of the stream queue behind this lock; this one queues behind earlier ones, which
+            // may have copied its chunks already.
             let reach = lookahead.group_end.next_multiple_of(self.chunk).min(self.size);
             let others_come = lookahead.group_end > end;
             let from = self.streams.borrow().announced_start(offset, limit);
@@ -77,7 +78,7 @@ impl<D: Device> Origin<D> {
             if lookahead.alone {
                 inner.runtime.sleep(FOLLOWER_WAIT).await;
             }
-            // Those before it are kept for as well: they may wait elsewhere.
+            // Queued writes before it are included: they may wait for another lock.
             let from = self.streams.borrow().announced_start(offset, limit).max(from);
             let from = self.first_missing_exception(inner, from, end).await?.unwrap_or(offset);
             let lookahead = self.streams.borrow_mut().lookahead(offset, end, reach.saturating_sub(end));
@@ -86,8 +87,8 @@ impl<D: Device> Origin<D> {
             }
             let lookahead = lookahead.end.next_multiple_of(self.chunk).min(reach);
             if others_come {
-                // What is written of the stream ends first: a disk that goes to and fro between that and the copies takes longer
-                // for both.
+                // Writes of the stream that are under way end first: a disk that seeks between them and the
+                // copies takes longer for both.
                 let before = offset.saturating_sub(FOLLOWERS_PART * limit);
                 drop(self.locks.lock(self.chunks(before, offset), LockMode::Exclusive).await);
             }
@@ -99,7 +100,7 @@ impl<D: Device> Origin<D> {
             let mut along = Vec::new();
             let copied =
                 self.copy_with_followers(inner, offset..end, (from, lookahead), limit, (&mut held, &mut along)).await;
-            // Also if that failed: what is found to be kept is durable, or nobody gets to it.
+            // Also after a failure: exceptions found by others are durable, or nothing is written on them.
             let believed = planted(Bug::VolatileBelievedDurable) && inner.options.volatile.is_some();
             if !planted(Bug::OriginBeforeRecord) && !believed {
                 inner.clone().commit().await.map_err(EditError::Error)?;
@@ -107,7 +108,7 @@ impl<D: Device> Origin<D> {
             match copied {
                 Ok(()) => return Ok(()),
                 Err(EditError::Error(e)) => return Err(EditError::Error(e)),
-                // What is not asked for yet is not worth waiting for.
+                // Copy-ahead is not worth waiting for.
                 Err(EditError::NoSpace) if limit > 0 => limit = 0,
                 Err(EditError::NoSpace) => {
                     drop((held, along, turn));
@@ -118,9 +119,10 @@ impl<D: Device> Origin<D> {
         }
     }
 
-    /// Copies from `from` to `far`, and on behind that, up to where the chunks are held, for those who have come behind the write in
-    /// `range` meanwhile, so that one commit serves them, too. Along with it, what will be written soon; those chunks are held as long
-    /// as `along` is. Only what fails of the first is told: who came meets by himself what stands in the way.
+    /// Copies from `from` to `lookahead`, and on to the end of the locked chunks for writes that queued
+    /// behind `range` meanwhile, so that one commit serves them, too. Copies the hot ranges along with it;
+    /// their chunks stay locked as long as `along` lives. Returns only the failure of the first copy: the
+    /// other writes meet theirs themselves.
     async fn copy_with_followers(
         &self,
         inner: &Rc<Inner<D>>,
@@ -170,7 +172,8 @@ impl<D: Device> Origin<D> {
         }
     }
 
-    /// Where those end that have come behind the write in `range`; the chunks are held up to there. If they cannot be, `far`.
+    /// End of the writes that queued behind `range`; extends the lock to there. If that is not possible,
+    /// `lookahead`.
     fn extend_to_followers(
         &self,
         range: Range<u64>,
@@ -183,8 +186,8 @@ impl<D: Device> Origin<D> {
         if reach > lookahead && held.widen(self.chunks(from, reach)) { reach } else { lookahead }
     }
 
-    /// With the first copy for a new snapshot: begins to copy what will be written soon besides `apart`. Whatever stands in the
-    /// way, who writes it meets that. The chunks are held as long as `along` is.
+    /// With the first copy for a new snapshot: starts copies of the hot ranges, except for `apart`. Failures
+    /// are left to the writes that meet them. The chunks stay locked as long as `along` lives.
     async fn begin_hot_ranges(
         &self,
         inner: &Rc<Inner<D>>,
@@ -215,14 +218,14 @@ impl<D: Device> Origin<D> {
         begun
     }
 
-    /// Whether the pool has twice the room that copies of all these take: what nobody has asked for yet takes no space from who
-    /// has.
+    /// Whether twice the space that all these copies need is free: copy-ahead must not take space that writes
+    /// need.
     fn has_ample_space<'a>(&self, inner: &Inner<D>, ranges: impl Iterator<Item = &'a Range<u64>>, views: u64) -> bool {
         let pages: u64 = ranges.map(|range| (range.end - range.start).div_ceil(PAGE_BYTES)).sum();
         inner.meta.borrow().reserve(Need::CopyAhead { pages, views }).is_ok()
     }
 
-    /// Begins to copy what lacks a copy; the chunks are held alone.
+    /// Starts the missing copies of a range; its chunks are locked exclusively.
     async fn begin_copy(
         &self,
         inner: &Rc<Inner<D>>,
@@ -253,7 +256,7 @@ impl<D: Device> Origin<D> {
         Ok(StartedCopies { plan, tickets, _guard: guard })
     }
 
-    /// Waits until the bytes are there, and publishes that. Nothing of it is durable yet.
+    /// Waits for the copies and publishes them. Nothing is durable yet.
     async fn end_copy(&self, inner: &Rc<Inner<D>>, begun: StartedCopies) -> Result<()> {
         let mut outcome = Ok(());
         for (at, ticket) in &begun.tickets {
@@ -262,7 +265,7 @@ impl<D: Device> Origin<D> {
                     Error::io(format!("reading the origin at {}", at.0 * PAGE_BYTES), e)
                 }
                 Err(CopyError::Write(e)) => Error::io("writing the pool to keep a chunk", e),
-                // It fell together with one that says why.
+                // Cancelled because another job of the group failed, which reports why.
                 Ok(()) | Err(_) => continue,
             };
             outcome = outcome.and(Err(failed));
@@ -276,7 +279,7 @@ impl<D: Device> Origin<D> {
         outcome
     }
 
-    /// Has the bytes moved. What several snapshots need of the same pages is read once.
+    /// Submits the copies. Pages that several snapshots need are read once.
     fn submit(
         &self,
         inner: &Inner<D>,
@@ -329,7 +332,7 @@ impl<D: Device> Origin<D> {
         }
     }
 
-    /// From now on the copies are found. A snapshot deleted meanwhile needs none.
+    /// Publishes the exceptions. Snapshots deleted meanwhile need none.
     async fn publish(&self, inner: &Inner<D>, plan: &CopyPlan) -> Result<()> {
         let chunk_pages = self.chunk / PAGE_BYTES;
         for copy in &plan.copies {
@@ -355,7 +358,7 @@ impl<D: Device> Origin<D> {
                     Ok(Some(len))
                 });
                 let Some(len) = step.await? else { break };
-                // The first record vouches for all of it.
+                // The checksums of all go with the first record.
                 covered = covered.map(|_| &[][..]);
                 done += len;
             }

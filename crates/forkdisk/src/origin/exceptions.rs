@@ -1,8 +1,8 @@
-//! What is kept of an origin, and for whom: pieces of chunks in its ordered map.
+//! The exceptions of an origin: pieces of chunks in its ordered map, and the snapshots that they belong to.
 //!
-//! A piece stands for pages; whoever looks for a page takes, of the pieces that hold it, the one of
-//! the first snapshot not older than its own. So a piece can be handed to an older snapshot, or
-//! given up, without anybody who lives seeing a difference.
+//! A piece stands for pages. A lookup takes, of the pieces that contain a page, that of the first snapshot
+//! not older than its own. So a piece can be handed to an older snapshot, or freed, without a visible change
+//! for living snapshots.
 
 use crate::format::exception::{CHUNKS_PER_LIST, Piece, piece};
 use crate::format::{ExceptionKey, ExceptionKind, NO_VOLUME, OriginRecord, TreeRoot, VolumeState};
@@ -12,20 +12,20 @@ use crate::planted::{Bug, planted};
 use crate::pool::{Failure, Meta};
 use crate::types::{PAGE_SIZE, PageAddr, VirtualPage, VolumeId};
 
-/// Pairs looked at or given up at once.
+/// Pairs looked up or freed at once.
 const PAIRS_PER_STEP: usize = 32;
 
-/// Whose copies count.
+/// Which exceptions a snapshot sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExceptionView {
-    /// The chain's, of snapshots from `from` on and before `below`.
+    /// Those of the chain's snapshots from `from` on and before `below`.
     Chained { from: VolumeId, below: VolumeId },
-    /// One independent snapshot's own.
+    /// Those of one independent snapshot.
     Independent(VolumeId),
 }
 
 impl ExceptionView {
-    /// What a chained snapshot sees.
+    /// The view of a chained snapshot.
     pub fn chained(from: VolumeId) -> ExceptionView {
         ExceptionView::Chained { from, below: VolumeId(u64::MAX) }
     }
@@ -37,7 +37,7 @@ impl ExceptionView {
         }
     }
 
-    /// Chunk and first page of a piece that counts.
+    /// Chunk, first page and snapshot of a piece that the view includes.
     fn locate(self, key: u128) -> Option<(u64, u64, VolumeId)> {
         match (self, ExceptionKey(key).kind()?) {
             (ExceptionView::Chained { .. }, ExceptionKind::Chained { chunk, page, sequence }) => {
@@ -60,17 +60,17 @@ impl ExceptionView {
     }
 }
 
-/// Pages of a view that come from one place.
+/// Pages of a view from one place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExceptionRun {
-    /// Where in the pool; `None`: they are still the origin's own.
+    /// Address in the pool; `None`: on the device of the origin.
     pub at: Option<PageAddr>,
-    /// How many.
+    /// Number of pages.
     pub len: u64,
 }
 
-/// Where `view` finds page `at` and those behind it, at most `max` (> 0). One search, however many
-/// snapshots there are.
+/// Where `view` finds page `at` and those behind it, at most `max` (> 0). One search, however many snapshots
+/// there are.
 pub fn exception_run(
     tables: &mut Tables,
     kept: &TreeRoot,
@@ -98,30 +98,29 @@ pub fn exception_run(
                 let len = limit.min(page + pages - within);
                 return Ok(ExceptionRun { at: Some(PageAddr(to.0 + within - page)), len });
             }
-            // A piece that counts more than those behind it begins here.
+            // A piece with precedence over those behind it begins here.
             limit = limit.min(page - within);
         }
         key = ExceptionKey(last).next();
     }
 }
 
-/// What becomes of a part of a piece whose snapshot is gone.
+/// Fate of a part of a piece whose snapshot was deleted.
 struct PiecePart {
     page: u64,
     piece: Piece,
-    /// Whether the next older snapshot needs it.
+    /// The next older snapshot needs it.
     needed: bool,
 }
 
 impl Meta {
-    /// What the record of an origin says of its kept chunks, and the pages of one.
+    /// The origin's record, and the pages of a chunk.
     pub fn protects(&self, origin: VolumeId) -> Option<(OriginRecord, u64)> {
         let record = &self.directory.get(origin)?.record;
         Some((*record.origin_record.as_deref()?, record.chunk / PAGE_SIZE as u64))
     }
 
-    /// The origin that a snapshot, or what was cloned from one, shows through to, and whose copies count
-    /// for it.
+    /// For a snapshot of an origin or a clone of one: the origin, and the exceptions that it sees.
     pub fn view_of(&self, id: VolumeId) -> Option<(VolumeId, ExceptionView)> {
         let record = &self.directory.get(id)?.record;
         if record.base != NO_VOLUME {
@@ -133,19 +132,20 @@ impl Meta {
         of_origin.then_some((parent.record.id, view))
     }
 
-    /// Bytes of the origin's snapshot that shows through where `id` has nothing of its own.
+    /// Bytes of the origin's snapshot that is the backing of `id`.
     pub fn backing_size(&self, id: VolumeId) -> Option<u64> {
         let record = &self.directory.get(id)?.record;
         if record.base == NO_VOLUME { Some(record.size) } else { self.backing_size(record.base) }
     }
 
-    /// Whether it is a snapshot of an origin, not of what was cloned from one.
+    /// Whether `id` is a snapshot of an origin (not of a clone).
     pub fn is_origin_snapshot(&self, id: VolumeId) -> bool {
         let base = |id| self.directory.get(id).is_some_and(|v| v.record.base == NO_VOLUME);
         self.view_of(id).is_some() && base(id)
     }
 
-    /// Pages kept of `chunk` for `id` that `heir`, the next older snapshot that stays, does not need.
+    /// Exceptions of `chunk`, in pages, that belong to `id` and that `heir`, the next older snapshot that
+    /// stays, does not need.
     pub fn freed_of(
         &mut self,
         protects: &OriginRecord,
@@ -158,17 +158,17 @@ impl Meta {
         Ok(parts.iter().filter(|part| heir.is_none() || !part.needed).map(|part| part.piece.pages).sum())
     }
 
-    /// The views that need the old contents of whatever is written to an origin: of the chain only the
-    /// newest snapshot, and every independent one.
+    /// The views that need the old contents of whatever is written: the newest snapshot of the chain, and
+    /// every independent one.
     pub fn copy_out_views(&self, origin: VolumeId) -> Vec<ExceptionView> {
         let Some(chain) = self.directory.chain(origin) else { return Vec::new() };
         let newest = chain.chained.last().map(|&id| ExceptionView::chained(id));
         newest.into_iter().chain(chain.independent.iter().map(|&id| ExceptionView::Independent(id))).collect()
     }
 
-    /// Moves `at` on to the next page before `end` that `view` would lose if it were written; how many
-    /// there are from there on. What has been looked at is not looked at again after a stop: however much
-    /// is kept, a repeated attempt needs few pages.
+    /// Moves `at` to the next page before `end` that `view` would lose by a write; returns the number of such
+    /// pages from there on. A repeated attempt continues where the last one stopped, so it needs few pages in
+    /// memory.
     pub fn missing_exception(
         &mut self,
         origin: VolumeId,
@@ -205,7 +205,8 @@ impl Meta {
         }
     }
 
-    /// Keeps `len` pages of one chunk, from `at` on, for `sequence`: all of them or, on a stop, none.
+    /// Adds exceptions for `len` pages of one chunk from `at` on for `sequence`: all of them or, on a stop,
+    /// none.
     pub fn add_exceptions(
         &mut self,
         origin: VolumeId,
@@ -239,13 +240,13 @@ impl Meta {
         Ok(())
     }
 
-    /// Which of the chunks that are listed together with `chunk` are back, a bit each.
+    /// Which of the chunks listed together with `chunk` are rolled back, a bit each.
     pub fn rolled_back_chunks(&mut self, kept: &TreeRoot, chunk: u64) -> Result<u128, Failure> {
         let bits = ordered::get(&mut self.tables, kept, ExceptionKey::back(chunk).0).map_err(Stop::from)?;
         Ok(bits.unwrap_or(0))
     }
 
-    /// The first chunk of the first list of chunks that are back which begins before `end`.
+    /// First chunk of the first list of rolled-back chunks that begins before `end`.
     pub fn first_rolled_back_list(&mut self, origin: VolumeId, end: u64) -> Result<Option<u64>, Failure> {
         let (protects, _) = self.protects(origin).ok_or(Failure::Gone)?;
         let to = ExceptionKey::back(end.next_multiple_of(CHUNKS_PER_LIST)).0;
@@ -257,7 +258,7 @@ impl Meta {
         }))
     }
 
-    /// Lists `count` chunks, which are listed together, as back.
+    /// Lists `count` chunks, which share a list, as rolled back.
     pub fn note_rolled_back(&mut self, origin: VolumeId, first: u64, count: u64) -> Result<(), Failure> {
         let until = self.journal.next() + 1;
         let nonsense = || Failure::Nonsense(format!("chunks of volume {}, which is no origin, are back", origin.0));
@@ -272,8 +273,8 @@ impl Meta {
         Ok(())
     }
 
-    /// A rollback of an origin to `snapshot` has brought back all chunks before `cursor`; without a
-    /// snapshot it has ended. At most one list of chunks that are back ends before there, and goes.
+    /// A rollback of an origin to `snapshot` is done for all chunks before `cursor`; without a snapshot it
+    /// has ended. Removes the list of rolled-back chunks that ends before there; there is at most one.
     pub fn advance_rollback(&mut self, origin: VolumeId, snapshot: VolumeId, cursor: u64) -> Result<(), Failure> {
         let nonsense = || Failure::Nonsense(format!("volume {}, which is no origin, is rolled back", origin.0));
         let record = &self.directory.get(origin).ok_or_else(nonsense)?.record;
@@ -282,7 +283,7 @@ impl Meta {
         if !ended && self.directory.get(snapshot).is_none_or(|v| v.record.parent != origin) {
             return Err(Failure::Nonsense(format!("origin {} is rolled back to another's snapshot", origin.0)));
         }
-        // One that begins has none, and its record is a verb's, which looks for no tables.
+        // At its start there is no list, and the record is that of a verb, which loads no tables.
         let list = match cursor {
             0 => None,
             _ => self.first_rolled_back_list(origin, end)?.filter(|first| first + CHUNKS_PER_LIST <= end),
@@ -310,8 +311,8 @@ impl Meta {
         Some(self.directory.full_name(&self.directory.get(rollback.snapshot)?.record))
     }
 
-    /// Gives up what is kept for the dead snapshot `id`, or hands it on to the next older one, a small
-    /// step at a time; true when nothing is left.
+    /// Frees the exceptions of the dead snapshot `id` or hands them to the next older one, in small steps;
+    /// true when nothing is left.
     pub fn release_exceptions(&mut self, id: VolumeId) -> Result<bool, Failure> {
         let Some(dead) = self.directory.get(id).map(|v| &v.record) else { return Ok(true) };
         let (origin, independent) = (dead.parent, dead.flags.independent);
@@ -327,8 +328,7 @@ impl Meta {
         }
     }
 
-    /// Gives up everything that is kept of a dead origin, a small step at a time; true when nothing is
-    /// left.
+    /// Frees all exceptions of a dead origin in small steps; true when nothing is left.
     pub fn release_origin(&mut self, id: VolumeId) -> Result<bool, Failure> {
         self.free_exceptions(id, ExceptionKey(0), ExceptionKey::END)
     }
@@ -346,7 +346,7 @@ impl Meta {
         Ok(pairs.is_empty())
     }
 
-    /// The next chunk that is listed for the dead snapshot `id` of the chain.
+    /// Handles the next chunk listed for the dead snapshot `id` of the chain.
     fn release_chunk(&mut self, origin: VolumeId, id: VolumeId) -> Result<bool, Failure> {
         let (protects, chunk_pages) = self.protects(origin).ok_or(Failure::Gone)?;
         let (from, end) = (ExceptionKey::list(id, 0), ExceptionKey::list(VolumeId(id.0 + 1), 0));
@@ -399,8 +399,8 @@ impl Meta {
         Ok(false)
     }
 
-    /// The pieces of `chunk` kept for `id`, cut where the next older snapshot begins or ceases to need
-    /// them.
+    /// The pieces of `chunk` that belong to `id`, split where the next older snapshot begins or ceases to
+    /// need them.
     fn parts_of(
         &mut self,
         protects: &OriginRecord,
@@ -442,7 +442,7 @@ impl Meta {
 }
 
 impl Editor<'_> {
-    /// Adds to `batch` that something of `chunk` is kept under `list`.
+    /// Adds to `batch` the note that `list` has an exception of `chunk`.
     fn list_chunk(&mut self, kept: &TreeRoot, list: ExceptionKey, chunk: u64, batch: &mut Batch) -> Result<(), Stop> {
         let bit = 1 << (chunk % CHUNKS_PER_LIST);
         let bits = ordered::get(self.tables, kept, list.0)?.unwrap_or(0);

@@ -6,8 +6,8 @@ use crate::error::{Error, ErrorKind, Result};
 use super::Origin;
 
 impl<D: Device> Origin<D> {
-    /// Makes everything written to the origin before this call durable. If that fails, it takes no
-    /// more writes until it is opened again.
+    /// Makes all earlier writes to the origin durable. After a failure it accepts no writes until it is
+    /// opened again.
     pub async fn flush(&self) -> Result<()> {
         let flush = async || {
             self.counters.flushes.add(1);

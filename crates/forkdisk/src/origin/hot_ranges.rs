@@ -1,45 +1,45 @@
-//! What will be written soon, as far as small writes tell: pieces that are written again and again (a file system's
-//! superblock, a database's control file), and what lies ahead of a log that goes on where it ended (a journal).
-//! It has to be kept for every new snapshot sooner or later, and each piece would cost a commit that somebody waits for; so
-//! it is kept along with the first copy that a snapshot needs.
+//! Ranges that will probably be written soon, judged by small writes: pieces that are rewritten again and
+//! again (a file system's superblock, a database's control file), and the space ahead of a log that continues
+//! at its end (a journal). Every new snapshot needs copies of them sooner or later, and each would cost a
+//! commit that a write waits for; so they are copied along with the first copy for a snapshot.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::ExceptionView;
 
-/// Pieces of which it is remembered that they have been written.
+/// Pieces remembered.
 const MAX_PIECES: usize = 64;
-/// The shortest piece, in bytes: chunks may be larger.
+/// Shortest piece, in bytes; chunks may be larger.
 const PIECE_BYTES: u64 = 64 << 10;
-/// Bytes of pieces that are kept along; two of them at least.
+/// Most bytes of pieces copied along, but at least two pieces.
 const MAX_HOT_BYTES: u64 = 256 << 10;
-/// The longest write that counts: a stream's are longer.
+/// Largest write that counts; larger ones belong to streams.
 const MAX_SMALL_WRITE_BYTES: u64 = 64 << 10;
-/// Places where a small write has ended.
+/// Ends of small writes remembered.
 const MAX_LOG_ENDS: usize = 8;
-/// How often one has to go on where the last has ended to be a log.
+/// Continuations that make a log.
 const MIN_LOG_WRITES: u32 = 2;
-/// Logs for which something is kept along, and bytes ahead of each.
+/// Logs that are copied ahead, and bytes ahead of each.
 const MAX_LOGS: usize = 2;
 const LOG_AHEAD_BYTES: u64 = 64 << 10;
 
-/// Where a small write ended, and how often it went on where one had.
+/// End of a small write, and how often writes have continued there.
 struct LogEnd {
     at: u64,
     times: u32,
 }
 
-/// Which pieces those are, and which logs; what was written last is in front.
+/// The pieces and logs, most recent first.
 #[derive(Default)]
 pub struct HotRanges {
-    /// Written once; another piece was written since then, but for the first.
+    /// Pieces written once, most recent first. All but the first have been followed by a write elsewhere.
     written_once: VecDeque<u64>,
-    /// Written again after another piece was.
+    /// Pieces rewritten after a write elsewhere.
     rewritten: VecDeque<u64>,
     last: Option<u64>,
     ends: VecDeque<LogEnd>,
-    /// For whom they have been kept.
+    /// Views for which they were copied.
     copied_for: Vec<ExceptionView>,
 }
 
@@ -56,7 +56,7 @@ impl HotRanges {
     fn note_end(&mut self, offset: u64, len: u64) {
         let known = self.ends.iter().position(|end| end.at == offset).and_then(|i| self.ends.remove(i));
         self.ends.push_front(LogEnd { at: offset + len, times: known.map_or(0, |end| end.times + 1) });
-        // A log is not forgotten for writes here and there.
+        // Scattered writes do not displace a log.
         if self.ends.len() > MAX_LOG_ENDS {
             let last = self.ends.iter().rposition(|end| end.times < MIN_LOG_WRITES).unwrap_or(MAX_LOG_ENDS);
             self.ends.remove(last);
@@ -77,8 +77,8 @@ impl HotRanges {
         self.rewritten.truncate((MAX_HOT_BYTES / PIECE_BYTES) as usize);
     }
 
-    /// What of a device of `size` bytes is to be kept along with the first copy for `views`: whole chunks, in order; nothing
-    /// the next time.
+    /// Ranges of a device of `size` bytes to be copied along with the first copy for `views`: whole chunks,
+    /// in ascending order; nothing for the same views again.
     pub fn due(&mut self, views: &[ExceptionView], chunk: u64, size: u64) -> Vec<Range<u64>> {
         if self.copied_for == views {
             return Vec::new();
@@ -163,7 +163,7 @@ mod tests {
         let mut hot_ranges = HotRanges::default();
         let log = |hot_ranges: &mut HotRanges, start: u64, writes: u64| {
             (0..writes).for_each(|i| hot_ranges.note(start + i * 8192, 8192, 4 * K));
-            // Others write elsewhere meanwhile.
+            // Writes elsewhere.
             (0..100).for_each(|i| hot_ranges.note((500 + i * 3) << 20, 512, 4 * K));
         };
         log(&mut hot_ranges, 1 << 20, 2);

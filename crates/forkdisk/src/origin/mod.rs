@@ -1,17 +1,18 @@
-//! A device that is protected in place: an *origin*. Its data stays where it is; the pool keeps what
-//! was overwritten since its snapshots were taken.
+//! A device that is protected in place: an *origin*. Its data stays in place; the pool keeps the
+//! *exceptions*: old contents of chunks that were overwritten since its snapshots were taken.
 //!
-//! Before the first write to a chunk since the newest snapshot the old contents are copied into the
-//! pool and recorded, once however many snapshots there are. The order is: copy durable in the pool →
-//! record durable → write to the origin (`copy.rs`, `write.rs`). What is kept, and for whom, is the
-//! business of `kept.rs`; reading through it of `read.rs`; a rollback of `rolling.rs`.
+//! Before the first write to a chunk since the newest snapshot, its old contents are copied into the pool and
+//! recorded, once for all snapshots. The order is: copy durable in the pool → record durable → write to the
+//! origin (`copy.rs`, `write.rs`). `exceptions.rs` says which exceptions there are and which snapshots they
+//! belong to, `read.rs` reads through them, `rollback.rs` rolls back.
 //!
 //! Invariants:
-//! - Whoever reads an origin's chunk for a snapshot holds it *shared*, and so does whoever writes a
-//!   chunk that is kept. Copying a chunk out holds it alone. So nothing is written under a reader,
-//!   and no copy is taken under a writer.
-//! - Nobody waits for a chunk while a plan is under way: whoever holds the chunk may wait for a
-//!   checkpoint, which waits for plans.
+//!
+//! - A read of an origin's chunk for a snapshot locks the chunk *shared*, and so does a write to a chunk that
+//!   was copied out. Copying a chunk out locks it exclusively. So nothing is written under a reader, and no
+//!   copy is taken under a writer.
+//! - No request waits for a chunk while it has a plan: the holder of the chunk may wait for a checkpoint,
+//!   which waits for plans.
 //! - A failed or full pool fails writes of the origin that need a copy; it never lets them through.
 
 mod accounting;
@@ -46,42 +47,42 @@ pub use rollback::refuse_during_rollback;
 pub use statistics::OriginStatistics;
 pub use verbs::{OriginChange, OriginInfo, OriginPlace, ProtectOptions, check_origin_text};
 
-/// An origin whose device is at hand.
+/// An origin whose device is open.
 pub struct Origin<D> {
     pub id: VolumeId,
     pub device: Rc<D>,
-    /// Bytes.
+    /// Length in bytes.
     pub size: u64,
     /// Bytes of a chunk.
     pub chunk: u64,
-    /// By chunk: shared by who reads or writes in place, alone for who copies.
+    /// By chunk: shared by reads and writes in place, exclusive for copying out.
     pub locks: Rc<RangeLocks>,
-    /// By chunk, alone: whose turn to copy it is.
+    /// By chunk, exclusive: the order of copies.
     copy_locks: Rc<RangeLocks>,
-    /// Blocks of the device that are written in part, by block.
+    /// Partially written blocks of the device, by block.
     pub edges: Rc<RangeLocks>,
     streams: Rc<RefCell<stream::Streams>>,
     hot_ranges: RefCell<hot_ranges::HotRanges>,
     flushes: Flushes,
     counters: statistics::Counters,
     rollback_task: rollback::RollbackTask,
-    /// Why nothing is acknowledged any more.
+    /// The error after which nothing is acknowledged.
     failed: RefCell<Option<Error>>,
-    /// Snapshots, with their groups, whose record must not be durable before what the origin holds is.
+    /// Snapshots, with their groups, whose record must not be durable before the origin was flushed.
     unflushed_snapshots: RefCell<Vec<VolumeId>>,
-    /// Held by commits that see to that.
+    /// Held by commits that flush for snapshots.
     flush_lock: Rc<RangeLocks>,
-    /// Whether the pool knows, durably, that the origin is being written.
+    /// The pool has recorded durably that the origin is in use.
     marked_dirty: Cell<bool>,
-    /// Which of its contents still tell it from another device after a crash.
+    /// Contents by which the device is recognised after a crash.
     sample: sample::Sample,
-    /// What was noted of that is durable once the journal is up to this sequence number.
+    /// Records of written zones are durable once the journal is durable up to this sequence number.
     noted_until: Cell<u64>,
-    /// Whether something was written that no flush has covered.
+    /// Something was written since the last flush.
     pub is_dirty: Cell<bool>,
 }
 
-/// A write that is announced: held until it is made, see [`Volume::announce_write`](crate::Volume::announce_write).
+/// An announced write; see [`Volume::announce_write`](crate::Volume::announce_write).
 pub struct WriteIntent {
     _announced: stream::QueuedRange,
 }
@@ -111,33 +112,32 @@ impl<D: Device> Origin<D> {
         }
     }
 
-    /// Chunks that hold the bytes from `offset` to `end`.
+    /// Chunks that contain the bytes from `offset` to `end`.
     pub fn chunks(&self, offset: u64, end: u64) -> std::ops::Range<u64> {
         offset / self.chunk..end.div_ceil(self.chunk)
     }
 
-    /// A write from `offset` to `end` will be made as soon as its data is there: what is copied before it anyway
-    /// reaches so far at once.
+    /// Announces a write from `offset` to `end`: a copy that runs before it includes its chunks.
     pub fn announce(&self, offset: u64, end: u64) -> WriteIntent {
         WriteIntent { _announced: stream::Streams::announce(&self.streams, offset, end) }
     }
 
-    /// Refuses once a flush has failed.
+    /// Refuses after a failed flush.
     pub fn check_alive(&self) -> Result<()> {
         self.failed.borrow().as_ref().map_or(Ok(()), |e| Err(e.clone()))
     }
 }
 
 impl<D: Device> Origin<D> {
-    /// A group of snapshots has been published, one of them of this origin.
+    /// A group of snapshots was published, one of them of this origin.
     pub fn note_snapshots(&self, group: &[VolumeId]) {
         self.unflushed_snapshots.borrow_mut().extend(group);
     }
 
-    /// Makes durable what snapshots that were published since the last call show; otherwise returns
-    /// those that must not be.
+    /// Flushes for the snapshots published since the last call; returns those whose record must not become
+    /// durable.
     async fn flush_new_snapshots(&self) -> Vec<VolumeId> {
-        // They stay in the list meanwhile: every other commit has to wait for a flush, too.
+        // They stay in the list during the flush: every other commit has to wait for a flush, too.
         let covered = self.unflushed_snapshots.borrow().clone();
         if covered.is_empty() {
             return Vec::new();
@@ -146,8 +146,8 @@ impl<D: Device> Origin<D> {
             self.unflushed_snapshots.take();
         }
         let flushed = self.flush().await;
-        // Another flush may have settled some of them, or taken them back, while this one ran: only those that are
-        // still in the list are this flush's to decide.
+        // Another flush may have handled some of them, or they may have been withdrawn: decide only on those
+        // still in the list.
         let decided: Vec<VolumeId> =
             self.unflushed_snapshots.borrow_mut().extract_if(.., |id| covered.contains(id)).collect();
         match flushed {
@@ -159,20 +159,20 @@ impl<D: Device> Origin<D> {
 }
 
 impl<D: Device> Inner<D> {
-    /// Whether there are new snapshots whose origins are to be flushed before their records are.
+    /// Whether origins have to be flushed before records of new snapshots become durable.
     pub fn has_unflushed_snapshots(&self) -> bool {
         self.origins.borrow().values().any(|origin| !origin.unflushed_snapshots.borrow().is_empty())
     }
 
-    /// Before records become durable: so does whatever new snapshots of origins show. Those of an
-    /// origin that fails to do so are gone with the same commit.
+    /// Before records become durable: flushes the origins of new snapshots. Snapshots of an origin whose
+    /// flush fails are deleted with the same commit.
     pub async fn flush_snapshotted_origins(&self) -> Result<()> {
         let ids: Vec<VolumeId> = self.origins.borrow().keys().copied().collect();
         for id in ids {
             let Some(settling) = self.origins.borrow().get(&id).map(|origin| origin.flush_lock.clone()) else {
                 continue;
             };
-            // Before the origin is: who waits here is no user either.
+            // The lock comes before the use of the origin: a commit that waits here is no user.
             let _held = settling.lock(0..1, LockMode::Shared).await;
             let Some(origin) = self.origins.borrow().get(&id).cloned() else { continue };
             let lost = origin.flush_new_snapshots().await;
@@ -194,12 +194,12 @@ impl<D: Device> Inner<D> {
             };
             let _held = settling.lock(0..1, LockMode::Shared).await;
             let Some(origin) = self.origins.borrow().get(&id).filter(|o| o.is_dirty.get()).cloned() else { continue };
-            // One that fails refuses what comes, and says why.
+            // After a failure the origin refuses requests with the reason.
             let _ = origin.flush().await;
         }
     }
 
-    /// No origin's rollback goes on until it is opened again.
+    /// Stops the rollbacks of all origins until they are opened again.
     pub async fn stop_rolling(&self) {
         let origins: Vec<Rc<Origin<D>>> = self.origins.borrow().values().cloned().collect();
         for origin in origins {
@@ -207,7 +207,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// The origin's device, if it is at hand.
+    /// The origin, if its device is open.
     pub fn attached(&self, id: VolumeId) -> Result<Rc<Origin<D>>> {
         self.origins.borrow().get(&id).cloned().ok_or_else(|| {
             let meta = self.meta.borrow();

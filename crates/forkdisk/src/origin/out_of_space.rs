@@ -1,4 +1,4 @@
-//! A copy finds no space: what then is the origin's policy. Nothing is ever written without its copy.
+//! A copy finds no space: the origin's policy decides. Nothing is written without its copy.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,21 +12,21 @@ use crate::types::VolumeId;
 
 use super::Origin;
 
-/// Checkpoints that one write begins for space that was given up.
+/// Checkpoints that one write starts to get freed space back.
 const MAX_CHECKPOINTS: u32 = 2;
 
-/// What a write has tried already to get space.
+/// What a write has tried to get space.
 #[derive(Default)]
 pub struct SpaceWait {
     emptied: u32,
-    /// Most pages that were free before it tried: it tries again when there are more.
+    /// Most pages that were free before an attempt: more free pages are worth another attempt.
     free: u64,
-    /// What is left of it, once it waits.
+    /// The rest of its wait.
     left: Option<LocalFuture<()>>,
 }
 
 impl SpaceWait {
-    /// It is about to try, with so many pages free.
+    /// Notes an attempt with this many free pages.
     pub fn note_attempt(&mut self, free: u64) {
         if free > self.free {
             (self.free, self.emptied) = (free, 0);
@@ -35,12 +35,12 @@ impl SpaceWait {
 }
 
 impl<D: Device> Origin<D> {
-    /// Waits for space or makes some; fails when neither helps. Nothing is held meanwhile.
+    /// Waits for space or frees some; fails if neither helps. Holds nothing meanwhile.
     pub(super) async fn wait_for_space(&self, inner: &Rc<Inner<D>>, patience: &mut SpaceWait) -> Result<()> {
         inner.check_writable()?;
         let free = inner.meta.borrow().space.available();
         if free > patience.free {
-            // Some came back while it was found that there is none.
+            // Some was freed since the attempt failed.
             patience.note_attempt(free);
             return Ok(());
         }
@@ -57,7 +57,7 @@ impl<D: Device> Origin<D> {
                     inner.report_waiting(self.id);
                 }
                 let left = patience.left.get_or_insert_with(sleep);
-                // Others that wait begin checkpoints, too: those alone bring nothing.
+                // Other waiting writes start checkpoints, too; those alone free nothing.
                 while inner.meta.borrow().space.available() <= patience.free {
                     if !inner.wait_for_space(left).await {
                         return inner.report_if_full(self.id, Err(no_space_error()));
@@ -72,7 +72,7 @@ impl<D: Device> Origin<D> {
                 };
                 let dropped = inner
                     .verb(|meta| {
-                        // It may have been deleted or taken into use since.
+                        // It may have been deleted or opened since.
                         let found = meta.directory.get(id).filter(|_| meta.directory.is_snapshot(id));
                         let name = found.map(|v| meta.directory.full_name(&v.record));
                         Ok((Record::Delete { ids: name.iter().map(|_| id).collect() }, name))

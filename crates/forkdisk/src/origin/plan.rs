@@ -1,4 +1,4 @@
-//! Which pages are to be copied for whom before they are overwritten, and to which places in the pool.
+//! Planning which pages are copied for which snapshots before they are overwritten, and to which places.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,28 +11,28 @@ use crate::types::{BLOCK_PAGES, Epoch, PageAddr, VirtualPage, VolumeId};
 
 use super::ExceptionView;
 
-/// Pages of the origin on their way to a place in the pool.
+/// Pages of the origin to be copied to a place in the pool.
 pub struct PageCopy {
     pub sequence: VolumeId,
     pub at: VirtualPage,
     pub len: u64,
     pub to: PageAddr,
-    /// What was written there, as far as the copier has told.
+    /// Checksums of what was written, as reported by the copier.
     pub checksums: Rc<RefCell<Vec<DataChecksum>>>,
 }
 
-/// How much is to be copied, as far as it has been counted.
+/// Progress of counting what is to be copied.
 struct PageCount {
     view: usize,
     next: VirtualPage,
     pages: u64,
 }
 
-/// What is to be copied, as far as it has been decided.
+/// Copies decided so far.
 pub struct CopyPlan {
     views: Vec<ExceptionView>,
     count: PageCount,
-    /// The view whose copies are being planned, and the page planned next.
+    /// Index of the view being planned, and the next page.
     view: usize,
     next: VirtualPage,
     start: VirtualPage,
@@ -46,9 +46,9 @@ impl CopyPlan {
         CopyPlan { views, count, view: 0, next: start, start, end, copies: Vec::new() }
     }
 
-    /// Refuses unless there is room for all of it: what is handed out in vain comes back with the next
-    /// checkpoint only. An attempt that is repeated counts on from where the last one stopped: all that is
-    /// kept of a large range may be more than the cache holds.
+    /// Refuses unless there is space for all of it: pages allocated in vain are free again only after the
+    /// next checkpoint. A repeated attempt counts on from where the last one stopped: the exceptions of a
+    /// large range may be more than the cache holds.
     pub fn admit(&mut self, meta: &mut Meta, origin: VolumeId, chunk_pages: u64) -> std::result::Result<(), Failure> {
         while let Some(&view) = self.views.get(self.count.view) {
             while let Some(len) = meta.missing_exception(origin, view, &mut self.count.next, self.end)? {
@@ -76,7 +76,7 @@ impl CopyPlan {
                 let pages = len.min(BLOCK_PAGES - at.index() as u64);
                 let reserved = meta.reserve(Need::CopyOut { pages, tables: 0 })?;
                 meta.space.find_reserved(&reserved).map_err(Stop::from)?;
-                // Nothing kept is ever shared.
+                // Exceptions are never shared.
                 let (shared_at, write) = (Epoch(0), at.0..at.0 + len);
                 let want = AllocRequest { volume: sequence, at, pages, chunk_pages, shared_at, write, beside: None };
                 let (to, len) = meta.space.alloc_data(want, &reserved).map_err(Stop::from)?;
@@ -88,13 +88,13 @@ impl CopyPlan {
         Ok(())
     }
 
-    /// Pages that have been handed out for it.
+    /// Pages allocated for it.
     pub fn pages(&self) -> u64 {
         self.copies.iter().map(|copy| copy.len).sum()
     }
 
-    /// What lies behind the last one on both sides goes along with it: what older snapshots keep cuts the
-    /// range to pieces, but no copy has to be.
+    /// Extends the last copy if it is contiguous on both sides: exceptions of older snapshots split the
+    /// range, but not the copy.
     fn add(&mut self, sequence: VolumeId, at: VirtualPage, len: u64, to: PageAddr) {
         let goes_on = |last: &&mut PageCopy| {
             last.sequence == sequence

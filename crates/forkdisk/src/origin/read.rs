@@ -1,5 +1,4 @@
-//! Reading an origin, and reading what shows through to it: own pages first, then what is kept, then
-//! the origin itself.
+//! Reading an origin and volumes that have it as backing: own pages first, then exceptions, then the origin.
 
 use smallvec::smallvec;
 
@@ -15,22 +14,22 @@ use crate::volume::push;
 use super::Origin;
 use super::exceptions::{ExceptionView, exception_run};
 
-/// Where a page of a volume that shows through to an origin comes from.
+/// Source of a page of a volume that has an origin as backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageSource {
-    /// A page of the pool of its own.
+    /// A page of its own, in the pool.
     Own(PageAddr),
-    /// A page of the pool that is kept.
+    /// An exception, in the pool.
     Exception(PageAddr),
     /// The same page of the origin.
     Origin,
-    /// Beyond the end of what shows through.
+    /// Zeroes, beyond the end of the backing.
     Zero,
 }
 
 impl Meta {
-    /// Where `id`, which shows through to `origin`, has its page `at` and those behind it (at most
-    /// `max`). What shows through ends at page `end`.
+    /// Source of page `at` of `id`, whose backing is `origin`, and of those behind it (at most `max`). The
+    /// backing ends at page `end`.
     pub fn source_of(
         &mut self,
         id: VolumeId,
@@ -54,7 +53,7 @@ impl Meta {
     }
 }
 
-/// Parts of a read, by where they come from.
+/// Parts of a read by source.
 #[derive(Default)]
 struct ReadParts {
     pool: Segments,
@@ -63,7 +62,7 @@ struct ReadParts {
 }
 
 impl<D: Device> Origin<D> {
-    /// Fills `buf`, whole blocks of the device, from the origin as it is.
+    /// Fills `buf`, whole blocks of the device, from the origin's device.
     pub async fn read(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
         let segment = Segment { offset, at: 0, len: buf.len() };
         self.counters.reads.add(&[segment]);
@@ -71,8 +70,8 @@ impl<D: Device> Origin<D> {
         (result.map_err(|e| Error::io(format!("reading the origin at {offset}"), e)), buf)
     }
 
-    /// Fills `buf` from `offset` of volume `id`, which shows through to this origin's first `size`
-    /// bytes. Both are whole blocks of both devices.
+    /// Fills `buf` from `offset` of volume `id`, whose backing is the first `size` bytes of this origin. Both
+    /// are whole blocks of both devices.
     pub async fn read_through(
         &self,
         inner: &Inner<D>,
@@ -86,8 +85,7 @@ impl<D: Device> Origin<D> {
         let chunks = if planted(Bug::OriginReaderNotHeld) { 0..0 } else { self.chunks(offset, end) };
         let _held = self.locks.lock(chunks, LockMode::Shared).await;
         let _plan = inner.generations.enter();
-        // What has been found stays found when a table has to be loaded: all of a large range may be more than
-        // the cache holds.
+        // Results stay when a table has to be loaded: a large range may need more than the cache holds.
         let (mut parts, mut at) = (ReadParts::default(), offset);
         let found = inner
             .retry_no_alloc(|meta| {
@@ -114,7 +112,7 @@ impl<D: Device> Origin<D> {
         }
         inner.counters.data_reads.add(&parts.pool);
         self.counters.reads.add(&parts.origin);
-        // Parts of two devices: the origin's come by way of a buffer of their own.
+        // Parts of two devices: those of the origin are read into a buffer of their own.
         let aside = (!parts.origin.is_empty()).then(|| self.device.buffer(buf.len()));
         let other = aside.map(|aside| self.device.read(aside, parts.origin.clone()));
         let (mut result, mut buf) = self.fetch(&inner.device, buf, parts.pool).await;
@@ -132,7 +130,7 @@ impl<D: Device> Origin<D> {
 }
 
 impl ReadParts {
-    /// Bytes `from..to` of the volume go to `at` of the buffer; what shows through has `size` bytes.
+    /// Adds bytes `from..to` of the volume at `at` of the buffer; the backing has `size` bytes.
     fn add(&mut self, source: PageSource, from: u64, to: u64, at: usize, size: u64) {
         let len = (to - from) as usize;
         match source {

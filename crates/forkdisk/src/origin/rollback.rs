@@ -31,43 +31,43 @@ use crate::types::{PAGE_BYTES, VirtualPage, VolumeId};
 use super::out_of_space::SpaceWait;
 use super::{ExceptionView, Origin, PageSource};
 
-/// Most bytes brought back at once: as long as that takes somebody who writes there may have to wait.
+/// Most bytes rolled back at once; a write to the same chunks may wait for that long.
 const BATCH_BYTES: u64 = 1 << 20;
-/// Runs looked at before others have their turn.
+/// Runs looked up before other tasks run.
 const LOOKUPS_PER_STEP: usize = 256;
-/// Pause before what has failed is tried again.
+/// Pause before a failed step is retried.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// A rollback under way.
+/// A running rollback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rollback {
-    /// The snapshot that is brought back.
+    /// The snapshot that is rolled back to.
     pub snapshot: VolumeId,
-    /// Whose copies count for it.
+    /// Exceptions that belong to it.
     pub view: ExceptionView,
-    /// Chunks before this one are back.
+    /// All chunks before this one are rolled back.
     pub cursor: u64,
 }
 
-/// The task that brings an origin's chunks back.
+/// The task that rolls an origin back.
 #[derive(Default)]
 pub(super) struct RollbackTask {
     running: Cell<bool>,
-    /// It is to end after the step that it is in.
+    /// Ends the task after its current step.
     stop: Cell<bool>,
     changed: Event,
-    /// The record that it has ended is not durable yet: after a crash it goes on.
+    /// The record of the end is not durable yet: after a crash the rollback continues.
     ending: Cell<bool>,
-    /// Why the last step came to nothing.
+    /// Why the last step failed.
     error: RefCell<Option<Error>>,
-    /// That was because the pool is full.
+    /// The last step failed because the pool is full.
     out_of_space: Cell<bool>,
-    /// Chunks that are being brought back, by chunk.
+    /// Chunks being rolled back, by chunk.
     chunk_locks: Rc<RangeLocks>,
 }
 
 impl Meta {
-    /// The rollback of an origin that is under way.
+    /// The running rollback of an origin.
     pub fn rollback(&self, origin: VolumeId) -> Option<Rollback> {
         let record = &self.directory.get(origin)?.record;
         let snapshot = record.origin_record.as_ref()?.rollback_to;
@@ -75,7 +75,8 @@ impl Meta {
         Some(Rollback { snapshot, view, cursor: record.cursor })
     }
 
-    /// Whether `chunk` is back, and for how many from there on, at most up to `end`, that is so.
+    /// Whether `chunk` is rolled back, and for how many chunks from there on, at most up to `end`, the answer
+    /// is the same.
     pub fn is_rolled_back(
         &mut self,
         origin: VolumeId,
@@ -87,7 +88,7 @@ impl Meta {
             return Ok((true, rollback.cursor.min(end) - chunk));
         }
         let (protects, _) = self.protects(origin).ok_or(Failure::Gone)?;
-        // What the snapshot ends before stays as it is: the origin has become longer since.
+        // Beyond the end of the snapshot nothing is rolled back: the origin has grown since.
         let chunk_size = self.directory.get(origin).ok_or(Failure::Gone)?.record.chunk;
         let shown = self.backing_size(rollback.snapshot).ok_or(Failure::Gone)?.div_ceil(chunk_size);
         if chunk >= shown {
@@ -100,8 +101,8 @@ impl Meta {
         Ok((is(chunk), (chunk..end).take_while(|&c| is(c) == is(chunk)).count() as u64))
     }
 
-    /// Parts of an origin, in bytes, that the rollback changes, from byte `at` on: at most so many looks.
-    /// Moves `at` on to where the next call goes on.
+    /// Parts of an origin, in bytes, that the rollback changes, from byte `at` on, within a bounded number of
+    /// lookups. Moves `at` to where the next call continues.
     fn rollback_changes(
         &mut self,
         origin: VolumeId,
@@ -146,8 +147,8 @@ impl<D: Device> Origin<D> {
         inner.meta.borrow().rollback(self.id)
     }
 
-    /// As [`read`](Self::read), of what counts: as long as a rollback is under way, of chunks that are not
-    /// back what the snapshot shows.
+    /// Like [`read`](Self::read), with the valid contents: during a rollback, chunks that are not rolled back
+    /// are read from the snapshot.
     pub async fn read_current(&self, inner: &Inner<D>, offset: u64, mut buf: Buf) -> (Result<()>, Buf) {
         if self.rollback(inner).is_none() || planted(Bug::RollbackNotShown) {
             return self.read(offset, buf).await;
@@ -156,7 +157,7 @@ impl<D: Device> Origin<D> {
         let mut at = offset;
         while at < end {
             let chunks = self.chunks(at, end);
-            // Nothing is said of it once the rollback has ended.
+            // Finds nothing once the rollback has ended.
             let found = inner
                 .retry_no_alloc(|meta| {
                     let rollback = meta.rollback(self.id);
@@ -174,7 +175,8 @@ impl<D: Device> Origin<D> {
             };
             match part {
                 (Ok(()), part) => buf[(at - offset) as usize..(stop - offset) as usize].copy_from_slice(&part),
-                // The rollback ended while this waited, and the snapshot was deleted: now the origin has it.
+                // The rollback ended during the read, and the snapshot was deleted: the origin has the
+                // contents.
                 (Err(e), _) if e.kind() == ErrorKind::NotFound && self.has_ended(inner, rollback) => continue,
                 (Err(e), _) => return (Err(e), buf),
             }
@@ -183,13 +185,13 @@ impl<D: Device> Origin<D> {
         (Ok(()), buf)
     }
 
-    /// Whether this rollback is not under way any more.
+    /// Whether this rollback has ended.
     fn has_ended(&self, inner: &Inner<D>, rollback: Option<Rollback>) -> bool {
         let snapshot = |rollback: Option<Rollback>| rollback.map(|rollback| rollback.snapshot);
         snapshot(self.rollback(inner)) != snapshot(rollback)
     }
 
-    /// What the snapshot shows from `offset` to `end`; whole pages of it are read.
+    /// Reads the snapshot from `offset` to `end`, in whole pages.
     async fn read_snapshot(&self, inner: &Inner<D>, rollback: Rollback, offset: u64, end: u64) -> (Result<()>, Buf) {
         let (start, stop) = (offset / PAGE_BYTES * PAGE_BYTES, end.next_multiple_of(PAGE_BYTES));
         let buf = self.device.buffer((stop - start) as usize);
@@ -200,8 +202,8 @@ impl<D: Device> Origin<D> {
         (result, buf)
     }
 
-    /// Before somebody writes from `offset` to `end`: what he does not overwrite is back, and it is known,
-    /// durably, that these chunks are.
+    /// Before a write from `offset` to `end`: rolls the affected chunks back except for what is overwritten,
+    /// and records that durably.
     pub(super) async fn roll_back_before_write(&self, inner: &Rc<Inner<D>>, offset: u64, end: u64) -> Result<()> {
         let chunks = self.chunks(offset, end);
         let mut patience = SpaceWait::default();
@@ -226,17 +228,16 @@ impl<D: Device> Origin<D> {
         }
     }
 
-    /// Waits while a rollback has ended and that is not durable.
+    /// Waits while the end of a rollback is not durable.
     pub async fn rollback_ended(&self) {
         while self.rollback_task.ending.get() {
             self.rollback_task.changed.wait().await;
         }
     }
 
-    /// Writes what the snapshot has of these chunks to the origin, as far as they are not back; they are
-    /// held.
+    /// Writes the snapshot's contents of these locked chunks to the origin where they are not rolled back.
     async fn roll_back_chunks(&self, inner: &Rc<Inner<D>>, chunks: Range<u64>) -> std::result::Result<(), EditError> {
-        // What is written must not be there after a crash that takes the rollback back.
+        // A crash that loses the start of the rollback must not leave its writes.
         if self.is_start_pending(inner) {
             inner.clone().commit().await.map_err(EditError::Error)?;
         }
@@ -245,7 +246,7 @@ impl<D: Device> Origin<D> {
         while at < end {
             let Some(rollback) = self.rollback(inner) else { return Ok(()) };
             let mut parts = Vec::new();
-            // What has been found stays found when a table has to be loaded.
+            // Results stay when a table has to be loaded.
             inner.retry_on_miss(|meta| meta.rollback_changes(self.id, &mut at, end, &mut parts)).await?;
             for part in parts.iter().flat_map(pieces) {
                 let (read, buf) = self.read_snapshot(inner, rollback, part.start, part.end).await;
@@ -265,19 +266,19 @@ impl<D: Device> Origin<D> {
         Ok(())
     }
 
-    /// Whether a crash now could take back that the rollback has begun.
+    /// Whether a crash now could lose the start of the rollback.
     fn is_start_pending(&self, inner: &Inner<D>) -> bool {
         let meta = inner.meta.borrow();
         meta.directory.chain(self.id).is_some_and(|chain| chain.rolled_until > meta.journal.durable_seq())
     }
 
-    /// These chunks are back, durably.
+    /// Records durably that these chunks are rolled back.
     async fn note_back(&self, inner: &Rc<Inner<D>>, chunks: Range<u64>) -> std::result::Result<(), EditError> {
         let mut flushed = planted(Bug::BackBeforeFlush);
         let mut at = chunks.start;
         while at < chunks.end && !planted(Bug::BackNotNoted) {
             let (back, n) = inner.retry_on_miss(|meta| meta.is_rolled_back(self.id, at, chunks.end)).await?;
-            // One record speaks of chunks that are listed together.
+            // One record covers chunks that share a list.
             let n = n.min((at / CHUNKS_PER_LIST + 1) * CHUNKS_PER_LIST - at);
             if !back {
                 if !flushed {
@@ -299,7 +300,7 @@ impl<D: Device> Origin<D> {
         if flushed { inner.clone().commit().await.map_err(EditError::Error) } else { Ok(()) }
     }
 
-    /// Brings back what is not yet, in the background.
+    /// Starts the background task of a rollback.
     pub(super) fn start_rollback_task(self: &Rc<Self>, inner: &Rc<Inner<D>>) {
         let idle = self.rollback(inner).is_none() || inner.options.read_only;
         if idle || self.rollback_task.running.replace(true) {
@@ -316,7 +317,7 @@ impl<D: Device> Origin<D> {
         }));
     }
 
-    /// The task in the background ends, and has ended when this returns.
+    /// Stops the background task and waits for its end.
     pub(super) async fn stop_rolling(&self) {
         self.rollback_task.stop.set(true);
         while self.rollback_task.running.get() {
@@ -332,12 +333,12 @@ impl<D: Device> Origin<D> {
                 return;
             }
             let ended = match self.rollback_step(inner).await {
-                // The next one may have begun before the record of this one's end was durable.
+                // The next rollback may have begun before the end of this one was durable.
                 Ok(()) if self.rollback(inner).is_some() => continue,
                 Ok(()) => return,
                 Err(ended) => ended,
             };
-            // The origin's own device may be full, too: nothing in the pool helps there.
+            // The origin's own device may be full, too: space in the pool does not help there.
             let is_full = matches!(ended, EditError::NoSpace);
             let drops =
                 inner.meta.borrow().protects(self.id).is_some_and(|(p, _)| p.when_full == OriginFull::DropOldest);
@@ -357,7 +358,7 @@ impl<D: Device> Origin<D> {
         }
     }
 
-    /// How long somebody waits for space by the origin's policy.
+    /// How long a write waits for space by the origin's policy.
     fn patience(&self, inner: &Inner<D>) -> Duration {
         match inner.meta.borrow().protects(self.id) {
             Some((OriginRecord { when_full: OriginFull::Wait(seconds), .. }, _)) => Duration::from_secs(seconds.into()),
@@ -365,14 +366,14 @@ impl<D: Device> Origin<D> {
         }
     }
 
-    /// Brings back some chunks behind the cursor, or moves it on over those that need nothing.
+    /// Rolls back some chunks behind the cursor, or advances it over chunks that need nothing.
     async fn rollback_step(&self, inner: &Rc<Inner<D>>) -> std::result::Result<(), EditError> {
         let last = self.size.div_ceil(self.chunk);
         let Some(Rollback { snapshot, cursor, .. }) = self.rollback(inner) else { return Ok(()) };
         let batch = cursor..(cursor + (BATCH_BYTES / self.chunk).max(1)).min(last);
         let (mut at, mut parts) = (cursor * self.chunk, Vec::new());
         let end = self.size;
-        // Nobody lists chunks behind the cursor while it is decided how far it moves.
+        // No chunks behind the cursor are listed while the next cursor is decided.
         let mut alone = self.rollback_task.chunk_locks.lock(cursor..last, LockMode::Exclusive).await;
         while parts.is_empty() && at < end {
             inner.retry_on_miss(|meta| meta.rollback_changes(self.id, &mut at, end, &mut parts)).await?;
@@ -384,7 +385,7 @@ impl<D: Device> Origin<D> {
             alone = self.rollback_task.chunk_locks.lock(batch.clone(), LockMode::Exclusive).await;
             self.roll_back_chunks(inner, batch).await?;
         }
-        // One list goes with each step.
+        // Each step removes one list.
         if let Some(list) = inner.retry_on_miss(|meta| meta.first_rolled_back_list(self.id, to)).await? {
             to = to.min(list + CHUNKS_PER_LIST);
         }
@@ -411,12 +412,12 @@ impl<D: Device> Origin<D> {
     }
 }
 
-/// How long a rollback has come no further for want of space.
+/// How long a rollback has made no progress for lack of space.
 #[derive(Default)]
 struct SpaceStall(Option<(u64, Duration)>);
 
 impl SpaceStall {
-    /// Whether whoever waits for the rollback, which lacks space where it is now, waits on.
+    /// Whether the caller, which waits for a rollback without space, goes on waiting.
     fn keeps_waiting(&mut self, patience: Duration, rollback: Rollback, now: Duration) -> bool {
         let (cursor, since) = self.0.filter(|&(cursor, _)| cursor == rollback.cursor).unwrap_or((rollback.cursor, now));
         self.0 = Some((cursor, since));
@@ -424,23 +425,23 @@ impl SpaceStall {
     }
 }
 
-/// A range in pieces of at most one batch.
+/// Splits a range into batches.
 fn pieces(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
     let end = range.end;
     (range.start..end).step_by(BATCH_BYTES as usize).map(move |at| at..(at + BATCH_BYTES).min(end))
 }
 
 impl<D: Device> Pool<D> {
-    /// An origin gets the contents of its snapshot; all snapshots stay. When this returns that is durable
-    /// and what is read; what differs is brought back in the background, also after a crash, and until
-    /// then the device by itself is not what the origin shows.
+    /// Rolls an origin back to its snapshot; all snapshots stay. On return that is durable and visible; the
+    /// differences are written in the background, also after a crash, and until then the device alone does
+    /// not have the contents of the origin.
     pub(crate) async fn roll_back_origin(&self, volume: &str, snapshot: &str) -> Result<()> {
         let inner = &self.0;
         let name = format!("{volume}@{snapshot}");
         let find = |meta: &Meta| -> Result<(VolumeId, VolumeId)> {
             let (target, from) = (meta.directory.find(volume)?, meta.directory.find(&name)?);
             for (entry, name) in [(target, volume), (from, &name)] {
-                // Those who only read a snapshot are not in the way.
+                // Readers of a snapshot are not in the way.
                 if entry.record.state == VolumeState::Origin || entry.record.flags.writable {
                     refuse_in_use(meta, entry.record.id, name)?;
                 }
@@ -462,10 +463,10 @@ impl<D: Device> Pool<D> {
         Ok(())
     }
 
-    /// Waits until the rollback of an origin, if one is under way, has brought everything back; `progress` is
-    /// told how many bytes of how many, and waiting ends when it answers false. Fails when a step does, for want of
-    /// space only once it has waited as long as a write would, though the rollback goes on. Another one that begins
-    /// when it has ended is not waited for.
+    /// Waits for the end of the origin's rollback, if one is running. `progress` gets the bytes done and the
+    /// total; if it returns false, the wait ends. Fails when a step fails; for lack of space only after the
+    /// wait of the origin's policy, while the rollback goes on. Does not wait for another rollback that
+    /// begins then.
     pub async fn wait_rollback(&self, name: &str, mut progress: impl FnMut(u64, u64) -> bool) -> Result<()> {
         let inner = &self.0;
         let id = inner.meta.borrow().directory.find(name)?.record.id;
@@ -491,7 +492,7 @@ impl<D: Device> Pool<D> {
                     format!("{name:?} is being closed; its rollback goes on when it is opened again"),
                 ));
             }
-            // Not yet where the same has been asked for again just when it ended.
+            // Not yet if another rollback was requested just when this one ended.
             origin.start_rollback_task(inner);
             origin.rollback_task.changed.wait().await;
         }
@@ -500,7 +501,7 @@ impl<D: Device> Pool<D> {
     }
 }
 
-/// Refuses while a rollback of the origin is under way.
+/// Refuses while a rollback of the origin is running.
 pub fn refuse_during_rollback(meta: &Meta, origin: VolumeId) -> Result<()> {
     let Some(rollback) = meta.rollback(origin) else { return Ok(()) };
     let name = |id| meta.directory.get(id).map(|v| meta.directory.full_name(&v.record)).unwrap_or_default();

@@ -1,9 +1,9 @@
-//! A sample of an origin's contents, by which its device is told from others.
+//! A sample of an origin's contents, by which its device is recognised.
 //!
-//! The device is cut into zones, and some pages of each are looked at: most of them at the beginning, where
-//! partition tables and file systems have what tells them from others, and some at the end. Each zone has a hash of
-//! its own, so that a crash leaves something to compare: before the first write to a zone's sample the pool notes,
-//! durably, that this zone proves nothing any more (`Origin::note_written`).
+//! The device is divided into zones, and some pages of each are sampled: most of them at the beginning, where
+//! partition tables and file systems have their identity, and some at the end. Each zone has a hash of its
+//! own, so that something remains to compare after a crash: before the first write to a zone's sample the
+//! pool records durably that this zone proves nothing any more (`Origin::note_written`).
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -16,28 +16,28 @@ use crate::error::{Error, Result};
 use crate::format::ZONES;
 use crate::types::PAGE_BYTES;
 
-/// Pages where the first zones end, which are looked at whole.
+/// Ends of the first zones, in pages; all of their pages are sampled.
 const HEAD: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
-/// Pages at the end that are one zone, looked at whole.
+/// Pages at the end that are one zone; all are sampled.
 const TAIL_PAGES: u64 = 32;
-/// How many places of a zone in between are looked at, and pages at each.
+/// Samples of each zone in between, and pages of each sample.
 const SAMPLES_PER_ZONE: u64 = 4;
 const SAMPLE_PAGES: u64 = 4;
-/// Zones noted together for a sequential writer: each note costs a commit, for which the write waits.
+/// Zones recorded together for a sequential writer: each record costs a commit that the write waits for.
 const ZONES_AHEAD: u32 = 8;
 
-/// Pages of a device that are looked at, and the number of their zone: in their order.
+/// Sampled pages of a device with the number of their zone, in ascending order.
 type Runs = Vec<(Range<u64>, usize)>;
 
-/// Which zones' samples may have been written since the origin was stamped.
+/// Zones whose sample may have been written since the origin was stamped.
 pub struct Sample {
     runs: Runs,
-    /// Zones that the device has.
+    /// Zones of the device, a bit each.
     all: u32,
     written: Cell<u32>,
 }
 
-/// What is looked at on a device of `len` bytes.
+/// What is sampled on a device of `len` bytes.
 fn runs(len: u64) -> Runs {
     let pages = len.div_ceil(PAGE_BYTES);
     let head = HEAD[HEAD.len() - 1];
@@ -68,7 +68,7 @@ fn runs(len: u64) -> Runs {
     all
 }
 
-/// Zones that a device of `len` bytes has, a bit each.
+/// Zones of a device of `len` bytes, a bit each.
 pub fn zones(len: u64) -> u32 {
     runs(len).iter().fold(0, |bits, (_, zone)| bits | 1 << zone)
 }
@@ -91,13 +91,13 @@ pub async fn hashes<D: Device>(device: &D, len: u64) -> Result<[u16; ZONES]> {
 }
 
 impl Sample {
-    /// Of a device of `len` bytes, the samples of these zones written.
+    /// State for a device of `len` bytes with these zones written.
     pub fn new(len: u64, written: u32) -> Sample {
         Sample { runs: runs(len), all: zones(len), written: Cell::new(written) }
     }
 
-    /// Zones that a write from `offset` to `end` is the first to reach. If the zone before one of them was written, a
-    /// sequential writer is assumed, and the zones that it reaches next are included.
+    /// Zones that a write from `offset` to `end` is the first to reach. If the zone before one of them was
+    /// written, a sequential writer is assumed, and the next zones are included.
     pub fn reached(&self, offset: u64, end: u64) -> u32 {
         let written = self.written.get();
         if written == u32::MAX {
@@ -114,7 +114,7 @@ impl Sample {
         (reached | next) & self.all & !written
     }
 
-    /// These zones prove nothing any more.
+    /// Marks these zones as written.
     pub fn note(&self, zones: u32) {
         self.written.set(self.written.get() | zones);
     }
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(sample.reached(4095, 8193), 0b101);
         assert_eq!(sample.reached((1 << 30) - 512, 1 << 30), 1 << HEAD.len());
         assert_eq!(sample.reached(0, 1 << 30), !0b10);
-        // Between two places.
+        // Between two samples.
         assert_eq!(sample.reached(128 * PAGE_BYTES + 4 * PAGE_BYTES, 128 * PAGE_BYTES + 5 * PAGE_BYTES), 0);
         sample.note(u32::MAX);
         assert_eq!(sample.reached(0, 1 << 30), 0);

@@ -1,21 +1,21 @@
-//! What was done on the devices of origins.
+//! Figures of the devices of origins.
 
 use crate::counters::{Counter, RequestCounters, Requests, Traffic};
 use crate::device::Device;
 use crate::pool::Pool;
 
-/// What was done on an origin's own device since the pool was opened.
+/// Requests to an origin's own device since the pool was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OriginStatistics {
     /// The origin.
     pub name: String,
-    /// Reads, those of what is kept for snapshots among them, and writes.
+    /// Reads, including those of copies, and writes.
     pub device: Traffic,
     /// Flushes.
     pub flushes: u64,
 }
 
-/// The counters of an origin, without those of the copier.
+/// Counters of an origin without those of the copier.
 #[derive(Default)]
 pub struct Counters {
     pub reads: RequestCounters,
@@ -24,12 +24,12 @@ pub struct Counters {
 }
 
 impl<D: Device> Pool<D> {
-    /// What was done on the devices of origins, by name, of those that are open.
+    /// Figures of the devices of open origins, sorted by name.
     pub fn origin_statistics(&self) -> Vec<OriginStatistics> {
         let (meta, origins) = (self.0.meta.borrow(), self.0.origins.borrow());
         let statistics = origins.values().filter_map(|origin| {
             let name = meta.directory.get(origin.id)?.record.name.to_string();
-            // Whatever is copied on its behalf is read from its device.
+            // Copies read from the origin's device.
             let copied = meta.live.activity(origin.id).map(|activity| activity.copies.stats()).unwrap_or_default();
             let mut read = origin.counters.reads.read();
             read.merge(&Requests { count: copied.reads, bytes: copied.bytes_read });

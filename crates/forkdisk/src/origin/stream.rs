@@ -1,36 +1,36 @@
-//! How far behind a write what it is about to overwrite is kept along with it: for those who wait behind it
-//! already, and for who writes one thing behind the other.
+//! How far beyond a write its old contents are copied out in advance (copy-ahead): for writes already queued
+//! behind it, and for sequential writers.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// Streams that are remembered.
+/// Streams remembered.
 const MAX_STREAMS: usize = 16;
-/// How far a write may be from where a stream was expected to go on, in bytes: several requests of
-/// one writer are under way at once, and not always in order.
+/// Largest distance of a write from the expected position of its stream, in bytes: a writer may have several
+/// requests under way that arrive out of order.
 const STREAM_GAP_BYTES: u64 = 1 << 20;
-/// What share of what it has written is kept blindly for a stream whose requests come one by one. Where several
-/// have waited at once, those tell where it ends.
+/// Divisor of the bytes a stream has written: that much is copied ahead if its requests come one at a time.
+/// Where several were queued at once, their end is known.
 const UNANNOUNCED_PART: u64 = 2;
 
 #[derive(Clone, Copy)]
 struct Stream {
     end: u64,
-    /// Bytes written one behind the other.
+    /// Bytes written contiguously.
     written: u64,
-    /// Others of it have waited behind one that was copying.
+    /// Writes of the stream have queued behind one that was copying.
     queued: bool,
 }
 
-/// How far a write has to look ahead.
+/// How far a write copies ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lookahead {
-    /// Where what is kept along with it ends.
+    /// End of what is copied along with it.
     pub end: u64,
-    /// Who comes before that waits behind it, and is kept for with all others who do, at once.
+    /// Writes that begin before this offset queue behind it and are then served together.
     pub group_end: u64,
-    /// Nobody waits behind it, although others of its stream did: they may be on their way.
+    /// No write is queued behind it although the stream had queued writes before: they may be on their way.
     pub alone: bool,
 }
 
@@ -42,16 +42,16 @@ impl Stream {
     }
 }
 
-/// The streams of one origin, the one written last in front, and the writes that wait or are announced.
+/// The streams of one origin, most recent first, and the queued and announced writes.
 #[derive(Default)]
 pub struct Streams {
     all: Vec<Stream>,
-    /// Ends by beginning and number.
+    /// End of each, by start and number.
     waiting: BTreeMap<(u64, u64), u64>,
     next: u64,
 }
 
-/// A write that waits until it may go on, or of which it is known that it will be made.
+/// A write that is queued or announced; dropping this removes it.
 pub struct QueuedRange {
     streams: Rc<RefCell<Streams>>,
     key: (u64, u64),
@@ -64,13 +64,13 @@ impl Drop for QueuedRange {
 }
 
 impl Streams {
-    /// Notes a write, which waits as long as what is returned is there.
+    /// Notes a write that is queued as long as the returned value lives.
     pub fn enter(this: &Rc<RefCell<Streams>>, offset: u64, end: u64) -> QueuedRange {
         this.borrow_mut().note(offset, end);
         Streams::announce(this, offset, end)
     }
 
-    /// A write will be made; until then what is returned is kept.
+    /// Notes a write that is announced as long as the returned value lives.
     pub fn announce(this: &Rc<RefCell<Streams>>, offset: u64, end: u64) -> QueuedRange {
         let mut streams = this.borrow_mut();
         let key = (offset, streams.next);
@@ -90,9 +90,9 @@ impl Streams {
         self.all.truncate(MAX_STREAMS);
     }
 
-    /// Where what is kept along with the write from `offset` to `end` ends, at most `limit` bytes behind it: with
-    /// those that wait or are announced without a gap behind it; and blindly a share of what its stream has written, so that what is
-    /// kept for nothing when it ends is never more than that.
+    /// How far the write from `offset` to `end` copies ahead, at most `limit` bytes: over queued and
+    /// announced writes that follow without a gap, and by a share of what its stream has written, which
+    /// bounds what is copied in vain at its end.
     pub fn lookahead(&mut self, offset: u64, end: u64, limit: u64) -> Lookahead {
         let asked = self.announced_end(offset, end, limit);
         let is_its = |s: &&mut Stream| asked.abs_diff(s.end) <= STREAM_GAP_BYTES;
@@ -108,7 +108,8 @@ impl Streams {
         Lookahead { end, group_end: reach.max(end), alone }
     }
 
-    /// As [`announced_end`](Self::announced_end), when they have had time to come: if they have, they tell where their stream ends.
+    /// Like [`announced_end`](Self::announced_end), after followers had time to queue: if there are some,
+    /// they show where the stream ends.
     pub fn followers_end(&mut self, offset: u64, end: u64, limit: u64) -> u64 {
         let asked = self.announced_end(offset, end, limit);
         if asked > end
@@ -119,8 +120,8 @@ impl Streams {
         asked
     }
 
-    /// Where those end that wait or are announced without a gap behind the write from `offset` to `end`. Who begins more
-    /// than `limit` behind it is not among them.
+    /// End of the queued and announced writes that follow the write from `offset` to `end` without a gap and
+    /// begin at most `limit` behind it.
     pub fn announced_end(&self, offset: u64, end: u64, limit: u64) -> u64 {
         let mut asked = end;
         for (&(start, _), &stop) in self.waiting.range((offset, 0)..) {
@@ -132,7 +133,7 @@ impl Streams {
         asked
     }
 
-    /// Where those begin, at most `limit` before `offset`, that wait or are announced without a gap up to there.
+    /// Start of the queued and announced writes that reach `offset` without a gap, at most `limit` before it.
     pub fn announced_start(&self, offset: u64, limit: u64) -> u64 {
         let mut begin = offset;
         for (&(start, _), &stop) in self.waiting.range(..(offset, 0)).rev() {
@@ -144,7 +145,7 @@ impl Streams {
         begin.max(offset.saturating_sub(limit))
     }
 
-    /// Nobody has come to wait behind the write that ends there: its stream's writes come one by one.
+    /// No write has queued behind the one that ends there: the writes of its stream come one at a time.
     pub fn no_follower(&mut self, end: u64) {
         if let Some(stream) = self.all.iter_mut().find(|s| end.abs_diff(s.end) <= STREAM_GAP_BYTES) {
             stream.queued = false;
@@ -206,7 +207,7 @@ mod tests {
         assert_eq!(streams.borrow().waiting.len(), 1);
         drop(first);
         assert!(streams.borrow().waiting.is_empty());
-        // One more behind them may be the first of several again, or they come one by one from now on.
+        // One more may be the first of several again, or they come one at a time from now on.
         let last = Streams::enter(&streams, 512 * K, 576 * K);
         assert_eq!(lookahead(512 * K, 8 << 20), (576, true));
         streams.borrow_mut().no_follower(576 * K);

@@ -1,4 +1,4 @@
-//! Protecting a device, opening and closing it, and leaving it an ordinary disk again.
+//! Protecting a device, opening and closing it, and ending the protection.
 
 use std::rc::Rc;
 
@@ -17,78 +17,78 @@ use crate::types::{BLOCK_SIZE, MAX_COPY_AHEAD_BYTES, PAGE_SIZE, VolumeId, is_chu
 
 use super::{Origin, refuse_during_rollback, sample};
 
-/// Places that a fingerprint of an older version looks at, and how many bytes at each.
+/// Samples of the fingerprint of an older version, and bytes of each.
 const SAMPLE_COUNT: u64 = 64;
 const SAMPLE_BYTES: u64 = 4096;
 
-/// Where a device is found, and what is known of it from outside.
+/// Path and outside identity of a device.
 #[derive(Clone, Debug, Default)]
 pub struct OriginPlace {
     /// Its path, kept for the next open.
     pub path: String,
-    /// What the device says of itself, such as a WWN or a serial number; empty if nothing.
+    /// Identity that the device reports, such as a WWN or a serial number; empty if none.
     pub identity: String,
-    /// When a file was last changed, in nanoseconds since 1970; 0 for a block device.
+    /// Modification time of a file in nanoseconds since 1970; 0 for a block device.
     pub modified: u64,
 }
 
 impl OriginPlace {
-    /// A device that says nothing of itself.
+    /// A device without an identity.
     pub fn at(path: &str, modified: u64) -> OriginPlace {
         OriginPlace { path: path.into(), identity: String::new(), modified }
     }
 }
 
-/// What may be other than it was when the device of an origin is opened.
+/// Change of a device that an open of its origin accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OriginChange {
-    /// Nothing.
+    /// None.
     #[default]
     Nothing,
-    /// Its identity: the contents were copied to another device.
+    /// Another identity: the contents were copied to another device.
     Identity,
-    /// Its length: the device was made longer, and the origin becomes as long.
+    /// A greater length: the origin grows with it.
     Longer,
 }
 
-/// How a device is protected.
+/// Options of protecting a device.
 #[derive(Clone, Debug)]
 pub struct ProtectOptions {
     /// The device.
     pub place: OriginPlace,
-    /// Bytes of a chunk, the unit in which old contents are kept: a power of two, 4 KiB to 1 MiB.
+    /// Bytes of a chunk, the unit of copying out: a power of two, 4 KiB to 1 MiB.
     pub chunk: u64,
-    /// Most bytes that are kept ahead of a sequential writer (up to 1 GiB; 0: none).
+    /// Most bytes copied ahead of a sequential writer (up to 1 GiB; 0: none).
     pub copy_ahead: u64,
-    /// What happens to a write whose old contents find no space.
+    /// What happens to a write if there is no space for the old contents.
     pub when_full: OriginFull,
     /// Seconds since 1970.
     pub now: u64,
 }
 
-/// An origin, as the pool knows it.
+/// An origin as the pool knows it.
 #[derive(Clone, Debug)]
 pub struct OriginInfo {
     /// Its name.
     pub name: String,
-    /// Where its device was last.
+    /// Path of its device at the last open.
     pub path: String,
     /// Bytes.
     pub size: u64,
     /// Bytes of a chunk.
     pub chunk: u64,
-    /// Most bytes kept ahead of a sequential writer.
+    /// Most bytes copied ahead of a sequential writer.
     pub copy_ahead: u64,
-    /// What happens to a write whose old contents find no space.
+    /// What happens to a write if there is no space for the old contents.
     pub when_full: OriginFull,
-    /// Whether it was stopped cleanly.
+    /// Whether it was closed in order.
     pub clean: bool,
     /// Whether its device is open.
     pub open: bool,
-    /// Zones whose sample can be compared after a crash now: forkdisk has not written to it since the open.
+    /// Zones whose sample could be compared after a crash now: not written since the open.
     pub comparable_zones: u32,
-    /// The snapshot that a rollback under way brings back, as `volume@snapshot`: until that has ended the
-    /// device by itself is not what the origin shows.
+    /// The snapshot of a running rollback, as `volume@snapshot`; until it ends, the device alone does not
+    /// have the contents of the origin.
     pub rolling: Option<String>,
 }
 
@@ -103,8 +103,8 @@ fn check_options(options: &ProtectOptions, name: &str) -> Result<()> {
     check_origin_text(name, &options.place.path, Some(&options.place.identity))
 }
 
-/// Refuses what does not fit into the slot of an origin; `identity` is what its device says of itself, `None` for an
-/// origin of an older version without a stamp.
+/// Refuses texts that do not fit into the directory slot of an origin; `identity` is that of its device,
+/// `None` for an origin of an older version without a stamp.
 pub fn check_origin_text(name: &str, path: &str, identity: Option<&str>) -> Result<()> {
     let most = if identity.is_some() { MAX_STAMPED_TEXT_BYTES } else { MAX_ORIGIN_TEXT_BYTES };
     let identity = identity.unwrap_or_default();
@@ -128,7 +128,7 @@ fn check_device<D: Device>(device: &D) -> Result<()> {
     Ok(())
 }
 
-/// A hash of the device's length and a sample of its contents, for origins without a stamp.
+/// Hash of the device's length and a sample of its contents, for origins without a stamp.
 async fn fingerprint<D: Device>(device: &D) -> Result<u64> {
     let (len, block) = (device.len(), device.block_size() as u64);
     let step = (len / SAMPLE_COUNT).max(SAMPLE_BYTES.max(block)) / block * block;
@@ -145,8 +145,8 @@ async fn fingerprint<D: Device>(device: &D) -> Result<u64> {
 }
 
 impl<D: Device> Pool<D> {
-    /// Protects `device` under `name`, from now on a volume like any other whose data stays where it
-    /// is. The device is open afterwards.
+    /// Protects `device` under `name`: from now on a volume whose data stays in place. The device is open
+    /// afterwards.
     pub async fn protect(&self, name: &str, device: D, options: &ProtectOptions) -> Result<VolumeInfo> {
         check_options(options, name)?;
         check_device(&device)?;
@@ -166,7 +166,7 @@ impl<D: Device> Pool<D> {
                 inner
                     .publish(meta, &Record::Protect { id, name: name.to_string(), path, size, chunk, now, identity })?;
                 inner.publish(meta, &Record::Stamp { id, stamp })?;
-                // At hand as soon as the name is there: nobody else can bring another device for it.
+                // Registered as soon as the name exists, so that no other device can be opened for it.
                 inner.origins.borrow_mut().insert(id, Rc::new(Origin::new(id, device, size, chunk, 0)));
                 Ok((Record::SetOrigin { id, copy_ahead, when_full }, id))
             })
@@ -174,14 +174,14 @@ impl<D: Device> Pool<D> {
         inner.info(id)
     }
 
-    /// Opens the device of an origin, which was found at `place`. Refused if it is not the device it was: another
-    /// length or identity, other contents in what was not written since it was stopped or opened last (as far as a
-    /// sample tells), or after a clean stop another time.
+    /// Opens the device of an origin, found at `place`. Refused if it is another device: another length or
+    /// identity, other contents where nothing was written since the last close or open (as far as the sample
+    /// shows), or after a clean close another modification time.
     pub async fn attach_origin(&self, name: &str, device: D, place: &OriginPlace) -> Result<()> {
         self.attach_changed_origin(name, device, place, OriginChange::Nothing).await
     }
 
-    /// As [`attach_origin`](Self::attach_origin), of a device that may differ in what `change` says.
+    /// Like [`attach_origin`](Self::attach_origin), for a device with the accepted `change`.
     pub async fn attach_changed_origin(
         &self,
         name: &str,
@@ -217,8 +217,8 @@ impl<D: Device> Pool<D> {
         let written = record.stamp.as_ref().map_or(u32::MAX, |stamp| stamp.written);
         let mut origin = Origin::new(id, device, size, record.chunk, written);
         if !inner.options.read_only {
-            // After a kill what was written may be in a cache only: what is shown from now on stays, and so does what
-            // the stamp is taken of.
+            // After a kill, written data may be in a volatile cache only: flush, so that what is read and
+            // stamped from now on stays.
             if !planted(Bug::StampedUnflushed) {
                 origin.flush().await?;
             }
@@ -237,7 +237,7 @@ impl<D: Device> Pool<D> {
         }
         let origin = Rc::new(origin);
         {
-            // Others may have brought a device, or changed what is known of it, while this one was read.
+            // Another call may have opened the device or changed its record while it was read.
             let mut meta = inner.meta.borrow_mut();
             let now = meta.directory.get(id).map(|v| &v.record).filter(|now| now.state == VolumeState::Origin);
             let is_same = |now: &VolumeRecord| {
@@ -254,7 +254,7 @@ impl<D: Device> Pool<D> {
             if !records.is_empty() {
                 inner.check_writable()?;
             }
-            // Before any write: a note of what is written comes behind the stamp.
+            // Before any write: notes of written zones follow the stamp.
             records.iter().try_for_each(|record| inner.publish(&mut meta, record))?;
             inner.origins.borrow_mut().insert(id, origin.clone());
         }
@@ -262,17 +262,17 @@ impl<D: Device> Pool<D> {
         if records.is_empty() { Ok(()) } else { inner.clone().commit().await }
     }
 
-    /// Closes the device of an origin: what was written is durable, and the pool knows how it was left.
-    /// `modified` tells, once everything is written, when the file was changed last. Refused while it,
-    /// or what shows through to it, is in use.
+    /// Closes the device of an origin: all writes become durable, and its identity is recorded. `modified` is
+    /// called after the last write and returns the modification time of the file. Refused while the origin or
+    /// a volume with it as backing is in use.
     pub async fn detach_origin(&self, name: &str, modified: impl FnOnce() -> u64) -> Result<()> {
         let inner = &self.0;
         let id = inner.meta.borrow().directory.find(name)?.record.id;
         let origin = inner.attached(id)?;
         origin.stop_rolling().await;
-        // A commit that goes on by itself is no user, and takes hold of no origin while this is held.
+        // A background commit is no user, and uses no origin while this lock is held.
         let settling = origin.flush_lock.lock(0..1, LockMode::Exclusive).await;
-        // The map's and ours.
+        // One reference is the table's, one is ours.
         let in_use = |origin: &Rc<Origin<D>>| {
             let why = || Error::new(ErrorKind::Busy, format!("{name:?} or a snapshot of it is in use; close it first"));
             if Rc::strong_count(origin) > 2 { Err(why()) } else { Ok(()) }
@@ -284,14 +284,14 @@ impl<D: Device> Pool<D> {
                 origin.flush().await?;
                 left = Some(inner.identity_at_close(&origin, modified()).await?);
             }
-            // It may have been opened, and written, while its device was read.
+            // It may have been opened and written while its device was read.
             in_use(&origin)
         };
         if let Err(error) = flushed.await {
             origin.start_rollback_task(inner);
             return Err(error);
         }
-        // From here on nobody can open it; nothing has been waited for since it was found unused.
+        // It cannot be opened from here on; nothing was awaited since it was found unused.
         inner.origins.borrow_mut().remove(&id);
         drop(settling);
         if let Some((identity, stamp)) = left
@@ -303,8 +303,8 @@ impl<D: Device> Pool<D> {
         Ok(())
     }
 
-    /// Leaves an origin an ordinary disk: its data stays as it is, its name and all its snapshots are
-    /// gone. With `snapshots` false it is refused while it has any. Its device need not be open.
+    /// Ends the protection: the data stays in place, the name and all snapshots are deleted. Without
+    /// `snapshots` it is refused if there are any. The device need not be open.
     pub async fn unprotect(&self, name: &str, snapshots: bool) -> Result<()> {
         let inner = &self.0;
         self.check_unprotect(name, snapshots)?;
@@ -325,7 +325,7 @@ impl<D: Device> Pool<D> {
         }
         inner
             .verb(|meta| {
-                // It may have been opened while it was flushed, or its device brought.
+                // It may have been opened during the flush.
                 in_use()?;
                 if open.is_none() && inner.origins.borrow().contains_key(&id) {
                     return Err(Error::new(ErrorKind::Busy, format!("{name:?} has been opened meanwhile; try again")));
@@ -341,7 +341,7 @@ impl<D: Device> Pool<D> {
         Ok(())
     }
 
-    /// Refuses what [`unprotect`](Self::unprotect) would, but for what is in use.
+    /// Refuses what [`unprotect`](Self::unprotect) would, except for volumes in use.
     pub fn check_unprotect(&self, name: &str, snapshots: bool) -> Result<()> {
         let inner = &self.0;
         let meta = inner.meta.borrow();
@@ -349,14 +349,14 @@ impl<D: Device> Pool<D> {
         if record.state != VolumeState::Origin {
             return Err(Error::new(ErrorKind::Invalid, format!("{name:?} is a volume of the pool: delete it")));
         }
-        // A rollback never ends where the device is gone.
+        // Without the device a rollback never ends.
         if inner.origins.borrow().contains_key(&record.id) {
             refuse_during_rollback(&meta, record.id)?;
         }
         unprotectable(&meta, record.id, snapshots).map(drop)
     }
 
-    /// How old contents of an origin are kept from now on.
+    /// Sets copy-ahead and the policy for a full pool.
     pub async fn set_origin(&self, name: &str, copy_ahead: u64, when_full: OriginFull) -> Result<()> {
         if copy_ahead > MAX_COPY_AHEAD_BYTES {
             return Err(Error::new(ErrorKind::Invalid, "bad copy_ahead: at most 1 GiB"));
@@ -372,7 +372,7 @@ impl<D: Device> Pool<D> {
             .await
     }
 
-    /// All origins, by name.
+    /// All origins, sorted by name.
     pub fn origins(&self) -> Vec<OriginInfo> {
         let (meta, open) = (self.0.meta.borrow(), self.0.origins.borrow());
         let mut all: Vec<OriginInfo> = meta
@@ -403,7 +403,7 @@ impl<D: Device> Pool<D> {
 }
 
 impl<D: Device> Inner<D> {
-    /// What an origin will be recognised by once it is closed.
+    /// Identity and stamp by which a closed origin is recognised.
     async fn identity_at_close(&self, origin: &Origin<D>, modified: u64) -> Result<(Identity, Option<Box<Stamp>>)> {
         let stamp = self.meta.borrow().directory.get(origin.id).ok_or_else(deleted_error)?.record.stamp.clone();
         match stamp {
@@ -435,7 +435,7 @@ impl<D: Device> Inner<D> {
 }
 
 impl<D: Device> Origin<D> {
-    /// Before the first write: the pool knows, durably, that the origin is no longer as it was left.
+    /// Before the first write: records durably that the origin is in use.
     pub(super) async fn mark_dirty(&self, inner: &Rc<Inner<D>>) -> Result<()> {
         if self.marked_dirty.get() {
             return Ok(());
@@ -448,8 +448,8 @@ impl<D: Device> Origin<D> {
         Ok(())
     }
 
-    /// Before a write: the pool notes which zones' samples it is the first to reach. That is durable once the journal
-    /// is up to `noted_until`.
+    /// Before a write: records the zones whose sample it is the first to reach. Durable once the journal is
+    /// durable up to `noted_until`.
     pub(super) fn note_written(&self, inner: &Inner<D>, offset: u64, end: u64) -> Result<()> {
         let zones = self.sample.reached(offset, end);
         if zones == 0 {
@@ -462,19 +462,20 @@ impl<D: Device> Origin<D> {
         Ok(())
     }
 
-    /// Whether a crash now could take such a note back.
+    /// Whether a crash now could lose such a record.
     pub(super) fn is_note_pending(&self, inner: &Inner<D>) -> bool {
         self.noted_until.get() > inner.meta.borrow().journal.durable_seq()
     }
 }
 
-/// Whether two identities can be compared: not everything is known of a device at any time.
+/// Whether two identities are of one kind and can be compared: a device does not report everything at any
+/// time.
 fn are_comparable(one: &str, other: &str) -> bool {
     let kind = |identity: &str| identity.split_once(':').map(|(kind, _)| kind.to_string());
     kind(one).is_some() && kind(one) == kind(other)
 }
 
-/// Refuses a device that is not the one an origin was on, but for what `change` says.
+/// Refuses a device that is not the origin's, except for the accepted `change`.
 async fn check_same_device<D: Device>(
     record: &VolumeRecord,
     protects: OriginRecord,
@@ -500,7 +501,7 @@ async fn check_same_device<D: Device>(
     if is_other && change != OriginChange::Identity {
         return other(format!("it is {}, not {known}", place.identity));
     }
-    // A file that was made longer was changed, too.
+    // A file that has grown has another modification time, too.
     if protects.clean && protects.identity.modified != place.modified && len == size {
         return other("it has been written since it was stopped".into());
     }
@@ -525,7 +526,8 @@ async fn check_same_device<D: Device>(
 
 const _: () = assert!(SAMPLE_BYTES == PAGE_SIZE as u64);
 
-/// The snapshots that go with an origin; refuses where there are some and they are not to, or somebody needs one.
+/// The snapshots that are deleted with an origin; refuses if there are some and `snapshots` is false, or if
+/// one is needed.
 fn unprotectable(meta: &Meta, origin: VolumeId, snapshots: bool) -> Result<Vec<VolumeId>> {
     let ids = meta.directory.snapshots_of(origin);
     if let Some(&first) = ids.first().filter(|_| !snapshots) {

@@ -1,4 +1,4 @@
-//! Writing to an origin: in place, once what its snapshots need is kept.
+//! Writing to an origin: in place, after the exceptions of its snapshots are durable.
 
 use std::rc::Rc;
 
@@ -15,11 +15,11 @@ use super::Origin;
 use super::out_of_space::SpaceWait;
 use super::stream::Streams;
 
-/// Bytes of zeroes written at once.
+/// Zeroes written at once, in bytes.
 const ZERO_BUFFER_BYTES: u64 = 1 << 20;
 
 impl<D: Device> Origin<D> {
-    /// Writes `buf`, the range of which has been checked.
+    /// Writes `buf`; the range has been checked.
     pub async fn write(&self, inner: &Rc<Inner<D>>, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
         let unit = self.device.block_size() as u64;
         let end = offset + buf.len() as u64;
@@ -31,7 +31,7 @@ impl<D: Device> Origin<D> {
             let _edges = self.edges.lock(blocks, LockMode::Shared).await;
             return self.write_blocks(inner, offset, buf, fua).await;
         }
-        // Blocks that are written in part are completed first.
+        // Completes partial blocks first.
         let _edges = self.edges.lock(blocks.clone(), LockMode::Exclusive).await;
         let start = blocks.start * unit;
         let wide = self.device.buffer((blocks.end * unit - start) as usize);
@@ -74,8 +74,8 @@ impl<D: Device> Origin<D> {
         (result.map_err(|e| Error::io(format!("writing the origin at {offset}"), e)), buf)
     }
 
-    /// Waits until the range may be written; it may as long as what is returned is held. Without
-    /// `patience` nobody waits for space.
+    /// Waits until the range may be written, which holds as long as the returned guard lives. Without
+    /// `patience` it does not wait for space.
     pub(super) async fn admit(
         &self,
         inner: &Rc<Inner<D>>,
@@ -92,8 +92,8 @@ impl<D: Device> Origin<D> {
             let chunks = self.chunks(offset, end);
             let held = match self.locks.try_lock(chunks.clone(), LockMode::Shared) {
                 Some(held) => held,
-                // Somebody copies there. Others wait for that, too, and will be kept for by it, whether their chunks are
-                // among those or not: they all go on in the order in which they came if they wait in one queue.
+                // A copy is running there. Other writes wait for it, too, and it may serve them; in one queue
+                // they continue in their order.
                 None if !std::mem::replace(&mut came_late, true) => {
                     self.copy_out(inner, offset, end, patience.as_deref_mut()).await?;
                     continue;
@@ -106,7 +106,7 @@ impl<D: Device> Origin<D> {
             }
             if self.first_missing_exception(inner, offset, end).await?.is_none() {
                 self.check_alive()?;
-                // What is found kept may be so in memory only, for ever.
+                // After a failure of the pool, exceptions may exist in memory only.
                 if !planted(Bug::OriginIgnoresFailedPool) {
                     inner.check_alive()?;
                 }
@@ -127,20 +127,19 @@ impl<D: Device> Origin<D> {
         }
     }
 
-    /// Whether a crash now could bring back a snapshot for which nothing has been kept since it was
-    /// deleted.
+    /// Whether a crash now could bring back a snapshot for which nothing was copied since its deletion.
     fn is_deletion_pending(&self, inner: &Inner<D>) -> bool {
         let meta = inner.meta.borrow();
         meta.directory.chain(self.id).is_some_and(|chain| chain.deleted_until > meta.journal.durable_seq())
     }
 
-    /// Where the first begins, in bytes, of what the range holds and somebody would lose.
+    /// First byte of the range whose old contents a snapshot would lose.
     pub(super) async fn first_missing_exception(&self, inner: &Inner<D>, offset: u64, end: u64) -> Result<Option<u64>> {
         let (first, mut last) = (VirtualPage(offset / PAGE_BYTES), VirtualPage(end.div_ceil(PAGE_BYTES)));
         if planted(Bug::SecondChunkForgotten) {
             last = VirtualPage(last.0.min((offset / self.chunk + 1) * self.chunk / PAGE_BYTES));
         }
-        // How far it has been looked, as long as the same snapshots are to be kept for.
+        // Progress, valid as long as the same snapshots need copies.
         let (mut views, mut looked, mut at, mut found) = (Vec::new(), 0, first, None);
         inner
             .retry_no_alloc(|meta| {

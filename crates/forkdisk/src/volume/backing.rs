@@ -1,5 +1,5 @@
-//! Volumes whose data, or a part of it, lies in an origin: the origin itself, its snapshots, and what
-//! was cloned from them.
+//! Volumes whose data, or a part of it, lies in an origin: the origin itself, its snapshots, and clones of
+//! those.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -14,16 +14,16 @@ use crate::types::{PAGE_BYTES, VolumeId};
 
 use super::Volume;
 
-/// Bytes of zeroes written at once.
+/// Zeroes written at once, in bytes.
 const ZERO_BUFFER_BYTES: u64 = 1 << 20;
 
-/// What lies under a volume's own pages.
+/// What a volume reads where it has no page of its own.
 pub(super) enum Backing<D: Device> {
-    /// Nothing: zeroes.
+    /// Zeroes.
     None,
-    /// It is an origin, and has no pages of its own.
+    /// The origin itself, which has no pages in the pool.
     Origin(Rc<Origin<D>>),
-    /// An origin's snapshot of so many bytes.
+    /// A snapshot of an origin, and its length in bytes.
     Snapshot(Rc<Origin<D>>, ExceptionView, u64),
 }
 
@@ -38,7 +38,7 @@ impl<D: Device> Clone for Backing<D> {
 }
 
 impl<D: Device> Backing<D> {
-    /// What lies under `id`; its origin's device must be open.
+    /// The backing of `id`; the device of its origin must be open.
     pub fn of(inner: &Inner<D>, meta: &Meta, id: VolumeId) -> Result<Backing<D>> {
         let gone = || Error::new(ErrorKind::NotFound, "it has been deleted meanwhile");
         if meta.directory.get(id).ok_or_else(gone)?.record.state == VolumeState::Origin {
@@ -47,7 +47,7 @@ impl<D: Device> Backing<D> {
         match meta.view_of(id) {
             None => Ok(Backing::None),
             Some((origin, view)) => {
-                // The origin may have become longer since.
+                // The origin may have grown since.
                 let size = meta.backing_size(id).ok_or_else(gone)?;
                 Ok(Backing::Snapshot(inner.attached(origin)?, view, size))
             }
@@ -59,20 +59,20 @@ impl<D: Device> Backing<D> {
     }
 }
 
-/// How far a volume is with becoming independent of what it was cloned from.
+/// State of the separation of a volume from its backing.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum BackingStage {
-    /// What lies under it shows through where it has nothing of its own.
+    /// Reads of unmapped pages go to the backing.
     #[default]
     InUse,
-    /// Whatever could show through is its own by now: nobody looks below any more. A hole would still show it
+    /// The volume has pages for everything: the backing is not read any more. A hole would still show it
     /// after a crash.
     Unused,
-    /// Nothing lies under it.
+    /// The volume has no backing.
     Removed,
 }
 
-/// Whether what a volume was cloned from still lies under it, and who is looking there.
+/// Whether a volume still has a backing, and the number of its readers.
 #[derive(Default)]
 pub(crate) struct BackingState {
     stage: Cell<BackingStage>,
@@ -80,7 +80,7 @@ pub(crate) struct BackingState {
     left: Event,
 }
 
-/// Somebody who reads what lies under a volume.
+/// A read of the backing under way.
 pub(super) struct BackingReader<'a>(&'a BackingState);
 
 impl Drop for BackingReader<'_> {
@@ -98,7 +98,7 @@ impl BackingState {
         BackingReader(self)
     }
 
-    /// From now on nobody looks below; returns when the last who did has left.
+    /// Stops new reads of the backing and waits for those under way.
     pub(super) async fn stop_readers(&self) {
         self.stage.set(BackingStage::Unused);
         while self.lookers.get() > 0 {
@@ -106,17 +106,17 @@ impl BackingState {
         }
     }
 
-    /// It could not be made to last.
+    /// The change could not be made durable: reads go to the backing again.
     pub(super) fn reopen(&self) {
         self.stage.set(BackingStage::InUse);
     }
 
-    /// Nothing lies under the volume.
+    /// The volume has no backing from now on.
     pub fn remove(&self) {
         self.stage.set(BackingStage::Removed);
     }
 
-    /// The volume gets another backing; it has no handle.
+    /// The volume gets another backing; it must have no handle.
     pub fn reset(&self) {
         debug_assert_eq!(self.lookers.get(), 0);
         self.stage.set(BackingStage::InUse);
@@ -128,17 +128,17 @@ impl BackingState {
 }
 
 impl<D: Device> Volume<D> {
-    /// What lies under the volume's own pages.
+    /// The backing.
     pub(super) fn backing(&self) -> &Backing<D> {
         if self.live.backing.is_removed() { &Backing::None } else { &self.backing }
     }
 
-    /// What of it is to be looked at.
+    /// The backing, if it is still read.
     pub(super) fn visible_backing(&self) -> &Backing<D> {
         if self.live.backing.stage.get() == BackingStage::InUse { &self.backing } else { &Backing::None }
     }
 
-    /// The least that the devices below read and write at once, in bytes.
+    /// The largest block size of the devices below, in bytes.
     pub(super) fn backing_block_size(&self) -> usize {
         let own = self.inner.device.block_size();
         match &self.backing {
@@ -148,8 +148,8 @@ impl<D: Device> Volume<D> {
         }
     }
 
-    /// Refuses to change a snapshot that its origin is being rolled back to; waits until it is durable that this has
-    /// ended: a crash before would bring back from it once more.
+    /// Refuses to change a snapshot while its origin is being rolled back to it; waits until the end of a
+    /// rollback is durable, since after a crash it would continue.
     async fn refuse_during_rollback(&self) -> Result<()> {
         let Backing::Snapshot(origin, ..) = &self.backing else { return Ok(()) };
         origin.rollback_ended().await;
@@ -160,8 +160,7 @@ impl<D: Device> Volume<D> {
         }
     }
 
-    /// Writes to a volume that shows through to an origin's snapshot: pages written in part are
-    /// completed with what shows through.
+    /// Writes to a volume with a snapshot of an origin as backing: completes partial pages from the backing.
     pub(super) async fn write_with_backing(&self, offset: u64, buf: Buf) -> (Result<()>, Buf) {
         if let Err(e) = self.refuse_during_rollback().await {
             return (Err(e), buf);
@@ -174,7 +173,7 @@ impl<D: Device> Volume<D> {
         }
         let pages = self.live.edges.lock(first..last, LockMode::Exclusive).await;
         if self.live.backing.is_removed() {
-            // Others no longer hold the pages they complete.
+            // Other writes no longer hold the pages that they complete.
             drop(pages);
             return self.write_unaligned(offset, buf).await;
         }
@@ -189,7 +188,7 @@ impl<D: Device> Volume<D> {
         (self.write_unaligned(start, wide).await.0, buf)
     }
 
-    /// Zeroes that hide what shows through.
+    /// Writes zeroes that hide the backing.
     pub(super) async fn write_zeroes_with_backing(&self, offset: u64, len: u64) -> Result<()> {
         let mut done = 0;
         while done < len {

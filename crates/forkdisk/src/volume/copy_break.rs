@@ -1,9 +1,9 @@
-//! Breaking by copying: a first write to a shared chunk moves the whole chunk to a new place, in
-//! one piece, and takes the client's bytes along.
+//! Breaking by copying: a first write to a shared chunk moves the whole chunk to a new place, in one piece,
+//! and merges the client's bytes.
 //!
-//! Each byte of the chunk is read at most once (what the write covers is not) and written once.
-//! Pages that were never written stay holes unless the write lies in them. Without room for the
-//! whole chunk it is split as if that were the policy.
+//! Each byte of the chunk is read at most once (bytes that the write covers are not) and written once.
+//! Unmapped pages stay holes unless the write touches them. Without space for the whole chunk, only the
+//! written pages are broken (policy `split`).
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -27,31 +27,31 @@ use super::fault::{Fault, WritePlan};
 use super::inflight_copies::{CopyPart, InflightBreak};
 use super::pending_write::{PendingWrite, is_mergeable};
 
-/// What a write covers is read all the same where that saves a request, up to this many pages: a
-/// request costs the disks of docs/benchmarks.md as much as 80 to 120 KiB.
+/// Covered pages are read nevertheless if that saves a request, up to this many pages: a request costs the
+/// disks of docs/benchmarks.md as much as 80 to 120 KiB.
 const READ_THROUGH_PAGES: u64 = 16;
 
-/// Where a page's old contents are.
+/// Where the old contents of a page are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OldContents {
-    /// There; the rest of the run behind it.
+    /// At this address; the rest of the run follows.
     At(PageAddr),
-    /// Nowhere: zeroes.
+    /// Unmapped: zeroes.
     Hole,
-    /// It does not matter: all of it is written.
+    /// Irrelevant: the write covers it.
     Covered,
 }
 
-/// Pages that are copied to one place, in one piece.
+/// Pages that are copied to one contiguous place.
 pub(super) struct ChunkCopy {
     pub at: VirtualPage,
     pub to: PageAddr,
-    /// Runs of pages and where they come from.
+    /// Runs of pages and their sources.
     pub from: Vec<(u64, OldContents)>,
 }
 
 impl ChunkCopy {
-    /// Bytes of the volume that it holds.
+    /// Its range in the volume, in bytes.
     fn range(&self) -> Range<u64> {
         self.at.0 * PAGE_BYTES..(self.at.0 + self.pages()) * PAGE_BYTES
     }
@@ -61,13 +61,12 @@ impl ChunkCopy {
     }
 }
 
-/// A run of pages of a chunk: first page, how many, where they are.
+/// A run of pages of a chunk: first page, number of pages, address.
 type ChunkRun = (u64, u64, Option<PageAddr>);
 
 impl WritePlan {
-    /// Plans to copy the chunk around `page`, which cannot be written in place. False: it is not to
-    /// be copied (by policy, because nothing of it is shared or would have to be copied, or for want
-    /// of room).
+    /// Plans to copy the chunk around `page`, which cannot be written in place. False if it is not copied: by
+    /// policy, because nothing of it is shared or has to be copied, or because space is short.
     pub(super) fn copy_chunk(
         &mut self,
         meta: &mut Meta,
@@ -85,7 +84,7 @@ impl WritePlan {
                 && birth <= record.shared_at
                 && !shared
             {
-                // By the counts it may be this volume's alone all the same.
+                // The counts may still show that the page is exclusive.
                 for p in at..at + len {
                     if !editor.is_alone_for_good(record, VirtualPage(p))? {
                         shared = true;
@@ -114,7 +113,7 @@ impl WritePlan {
         Ok(true)
     }
 
-    /// Finds room for what the runs and the write need of a chunk.
+    /// Allocates space for what the runs and the write need of a chunk.
     fn place_chunk(
         &self,
         meta: &mut Meta,
@@ -144,7 +143,7 @@ impl WritePlan {
             None
         });
         let Some(refusal) = refused else { return Ok(Some(faults)) };
-        // The attempt is repeated, or nothing is copied: what it was handed goes back.
+        // The attempt is repeated or nothing is copied: return what was allocated.
         faults.iter().for_each(|fault| meta.space.return_pages(fault.to, fault.len));
         match refusal {
             Refusal::NoSpace => Ok(None),
@@ -152,7 +151,7 @@ impl WritePlan {
         }
     }
 
-    /// Adds what `fault` maps to the last copy if it goes on where that ends, else as a copy of its own.
+    /// Appends what `fault` maps to the last copy if it is contiguous with it, else adds a copy.
     fn copy_for(&mut self, runs: &[ChunkRun], fault: &Fault) {
         let from = self.sources(runs, fault.at.0..fault.at.0 + fault.len);
         match self.copies.last_mut() {
@@ -164,13 +163,13 @@ impl WritePlan {
         }
     }
 
-    /// Pages of the volume that the write replaces wholly.
+    /// Pages that the write replaces completely.
     fn covered(&self) -> Range<u64> {
         let first = self.start.div_ceil(PAGE_BYTES);
         first..(self.end / PAGE_BYTES).max(first)
     }
 
-    /// Pages of the volume that the write touches.
+    /// Pages that the write touches.
     fn touched(&self) -> Range<u64> {
         self.start / PAGE_BYTES..self.end.div_ceil(PAGE_BYTES)
     }
@@ -182,7 +181,7 @@ impl WritePlan {
         holes.map(|&(at, len, _)| (at + len).min(touched.end).saturating_sub(at.max(touched.start))).sum()
     }
 
-    /// Pages that get a new place: those that are mapped, and those that are written.
+    /// Pages that get a new place: mapped ones and written ones.
     fn needed(&self, runs: &[ChunkRun]) -> Vec<Range<u64>> {
         let touched = self.touched();
         let mut out: Vec<Range<u64>> = Vec::new();
@@ -201,7 +200,7 @@ impl WritePlan {
         out
     }
 
-    /// Where the pages of `range` come from.
+    /// Sources of the pages of `range`.
     fn sources(&self, runs: &[ChunkRun], range: Range<u64>) -> Vec<(u64, OldContents)> {
         let covered = self.covered();
         let mut out: Vec<(u64, OldContents)> = Vec::new();
@@ -221,7 +220,7 @@ impl WritePlan {
     }
 }
 
-/// The same with runs that go on where the one before ends made one.
+/// Merges contiguous runs.
 fn joined(runs: Vec<(u64, OldContents)>) -> Vec<(u64, OldContents)> {
     let mut out: Vec<(u64, OldContents)> = Vec::with_capacity(runs.len());
     for (len, old) in runs {
@@ -237,7 +236,7 @@ fn joined(runs: Vec<(u64, OldContents)>) -> Vec<(u64, OldContents)> {
     out
 }
 
-/// Joins reads that a short covered stretch parts, where what it covers lies between them.
+/// Merges reads that are separated by a short covered stretch, if what lies between them is that stretch.
 fn read_through(runs: Vec<(u64, OldContents)>) -> Vec<(u64, OldContents)> {
     let mut out: Vec<(u64, OldContents)> = Vec::with_capacity(runs.len());
     for (len, old) in runs {
@@ -256,8 +255,8 @@ fn read_through(runs: Vec<(u64, OldContents)>) -> Vec<(u64, OldContents)> {
 }
 
 impl<D: Device> Volume<D> {
-    /// Pages of this volume's chunks if they are copied when they are broken, and the pages that a
-    /// write to `range` then has to hold.
+    /// Pages of a chunk, if chunks are copied on a break, and the pages that a write to `range` then has to
+    /// lock.
     pub(super) fn break_range(&self, range: Range<u64>) -> (Option<u64>, Range<u64>) {
         let meta = self.inner.meta.borrow();
         let record = self.record(&meta);
@@ -268,8 +267,7 @@ impl<D: Device> Volume<D> {
         }
     }
 
-    /// Writes what is planned, of which something is copied, and maps it. The turn ends when all of it
-    /// has been submitted.
+    /// Writes a plan that has copies, and maps it. Leaves the write queue when all of it was submitted.
     pub(super) async fn write_copying(
         &self,
         queued: QueuedWrite<Buf>,
@@ -302,7 +300,7 @@ impl<D: Device> Volume<D> {
         (result, buf)
     }
 
-    /// The client's bytes, followed by those of the writes that go along.
+    /// The client's bytes followed by those of the merged writes.
     fn with_merged(&self, work: &PendingWrite, buf: Buf) -> Buf {
         if work.merged.is_empty() {
             return buf;
@@ -320,7 +318,7 @@ impl<D: Device> Volume<D> {
         all
     }
 
-    /// Writes what is not copied: what goes in place, and chunks that are covered.
+    /// Writes what is not copied: pieces in place, and covered chunks.
     async fn write_uncopied(&self, work: &PendingWrite, bytes: &Buf) -> Result<()> {
         if work.plan.segments.is_empty() && work.plan.partials.is_empty() {
             return Ok(());
@@ -333,7 +331,7 @@ impl<D: Device> Volume<D> {
         self.device_error(work.offset, result)
     }
 
-    /// Begins the copies of `plan`; `bytes` are what is written from its start on.
+    /// Starts the copies of `plan`; `bytes` is the data from its start on.
     fn start_copies(&self, plan: &WritePlan, bytes: &Rc<Buf>) -> Vec<CopyPart> {
         let (mut parts, group) = (Vec::with_capacity(plan.copies.len()), JobGroup::default());
         for copy in &plan.copies {
@@ -351,8 +349,8 @@ impl<D: Device> Volume<D> {
         parts
     }
 
-    /// Counts each run as a request: what sub-jobs cut apart is one piece of work. Where the device cloned,
-    /// that is what was read and written beside it.
+    /// Counts each run as one request, although sub-jobs split it. Where the device cloned, counts what was
+    /// read and written besides.
     fn count_copy(&self, copy: &ChunkCopy, moved: Moved) {
         let counters = &self.inner.counters;
         if moved.offloaded > 0 {
@@ -390,7 +388,7 @@ impl<D: Device> Volume<D> {
         }
     }
 
-    /// Waits for all copies of a write. When one has failed the others are of no use.
+    /// Waits for all copies of a write. If one failed, the others are discarded.
     async fn await_copies(&self, work: &PendingWrite, copies: &InflightBreak) -> Result<()> {
         let mut result = Ok(());
         for (part, copy) in copies.parts.iter().zip(&work.plan.copies) {
@@ -413,7 +411,7 @@ impl<D: Device> Volume<D> {
     }
 }
 
-/// Takes along who waits directly behind, as far as the last copy reaches.
+/// Merges the writes queued directly behind, up to the end of the last copy.
 fn give_followers(queued: &QueuedWrite<Buf>, work: &mut PendingWrite, parts: &[CopyPart]) {
     let plan = &work.plan;
     let Some(last) = parts.last().filter(|last| plan.end.is_multiple_of(PAGE_BYTES) && last.range.contains(&plan.end))

@@ -17,7 +17,7 @@ impl<D: Device> Volume<D> {
     pub(super) async fn discard_range(&self, offset: u64, len: u64) -> Result<()> {
         self.check_write(offset, len)?;
         if self.has_backing() {
-            // A hole would show what lies under it.
+            // A hole would show the backing.
             return Ok(());
         }
         let (first, end) = (offset.div_ceil(PAGE_BYTES), self.whole_end(offset + len));
@@ -52,7 +52,7 @@ impl<D: Device> Volume<D> {
         if fua { self.commit().await } else { Ok(()) }
     }
 
-    /// First page not wholly before `stop`; the last page of a volume counts as whole.
+    /// First page that does not end at or before `stop`; the last page of a volume counts as whole.
     fn whole_end(&self, stop: u64) -> u64 {
         if stop == self.size() { stop.div_ceil(PAGE_BYTES) } else { stop / PAGE_BYTES }
     }
@@ -68,7 +68,7 @@ impl<D: Device> Volume<D> {
         self.write_range(from, Buf::zeroed((to - from) as usize), false).await.0
     }
 
-    /// Zeroes what the volume's last page holds beyond its end.
+    /// Zeroes the rest of the volume's last page.
     pub(crate) async fn zero_beyond_end(&self) -> Result<()> {
         let size = self.size();
         let rest = (size.next_multiple_of(PAGE_BYTES) - size) as usize;

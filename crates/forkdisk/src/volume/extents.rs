@@ -1,4 +1,4 @@
-//! What of a volume is data and what is holes.
+//! Data and holes of a volume.
 
 use crate::device::Device;
 use crate::error::Result;
@@ -8,23 +8,23 @@ use crate::types::{PAGE_SIZE, VirtualPage};
 use super::Volume;
 use super::backing::Backing;
 
-/// A run of a volume that is alike. In bytes.
+/// A run of a volume with one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Where it starts.
+    /// Start in bytes.
     pub offset: u64,
-    /// How long it is.
+    /// Length in bytes.
     pub len: u64,
     /// Whether it holds data; a hole reads as zeroes and holds no space.
     pub data: bool,
-    /// Where the data lies in the pool (0 for a hole).
+    /// Byte offset of the data in the pool (0 for a hole).
     pub physical: u64,
-    /// Whether others refer to it, too (judged by the first page of the run).
+    /// Whether others refer to it, according to the first page of the run.
     pub shared: bool,
 }
 
 impl<D: Device> Volume<D> {
-    /// The extents of a range, in order, without gaps.
+    /// The extents of a range, in ascending order without gaps.
     pub async fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>> {
         self.check_range(offset, len)?;
         let page = PAGE_SIZE as u64;
@@ -51,7 +51,7 @@ impl<D: Device> Volume<D> {
                 .await?;
             let stop = ((first.0 + run.len) * page).min(end);
             let physical = run.data.map_or(0, |(addr, _)| addr.offset() + at % page);
-            // What shows through is somebody else's data, wherever it lies.
+            // Data of the backing belongs to others.
             let (data, shared) = (run.data.is_some() || through, shared || through && run.data.is_none());
             let extent = Extent { offset: at, len: stop - at, data, physical, shared };
             match out.last_mut() {

@@ -1,9 +1,9 @@
-//! Planning a write: where each piece goes, decided before anything is done.
+//! Planning a write: the destination of each piece, decided before anything is done.
 //!
-//! - In place: the page is this volume's alone, and recovery would not ask for what it holds now.
-//! - Provision or break: a new page; the mapping is published once the data is there.
-//! - A piece smaller than what can be written at once: its page is completed, from the old page
-//!   or with zeroes.
+//! - In place: the page is exclusive to the volume, and recovery would not verify its current contents.
+//! - Provision or break: a new page; its mapping is published after the data was written.
+//! - A piece smaller than the block size of the device: its page is completed from the old page or with
+//!   zeroes.
 
 use std::cell::Cell;
 
@@ -21,56 +21,57 @@ use super::copy_break::ChunkCopy;
 use super::quota::QuotaClaim;
 use super::read::push;
 
-/// Most pieces of a chunk that are looked at for where it lies.
+/// Most pieces of a chunk that are looked up to find where it lies.
 const MAX_LOOKUPS: usize = 16;
 
 /// A page that is completed before it is written.
 pub(super) struct Partial {
-    /// Where the new bytes are in the client's buffer, and how many.
+    /// Offset and length of the new bytes in the client's buffer.
     pub at: usize,
     pub len: usize,
-    /// Where they go in the page.
+    /// Offset in the page.
     pub within: usize,
-    /// The page the rest comes from; `None`: zeroes.
+    /// Source of the other bytes of the page; `None`: zeroes.
     pub from: Option<PageAddr>,
     pub to: PageAddr,
 }
 
-/// Pages to be mapped once they are written.
+/// Pages to be mapped after they were written.
 pub(super) struct Fault {
     pub at: VirtualPage,
     pub len: u64,
     pub to: PageAddr,
-    /// Whether others have the old pages (a break), or there are none (a provision).
+    /// The old pages have other owners (a break); else there are none (a provision).
     pub shared: bool,
-    /// They take the place of pages that recovery might ask for: it shall not ask for these.
+    /// Relocated because recovery may verify the old pages. These get no checksum, or the volume would move
+    /// again at every flush.
     pub relocated: bool,
-    /// What they will hold, if that was of use when they were written.
+    /// Checksum of the data, if the next commit can use it.
     pub sum: Option<u64>,
 }
 
-/// Pages that are not mapped yet, of a volume whose pages born in an epoch up to `held` a snapshot holds, most likely.
+/// Unmapped pages. A snapshot probably holds pages of this volume born in epochs up to `held`.
 struct Hole {
     at: VirtualPage,
     held: Option<Epoch>,
 }
 
-/// Where every piece of a write goes.
+/// The destination of each piece of a write.
 pub(super) struct WritePlan {
     pub next: u64,
     pub start: u64,
     pub end: u64,
     unit: u64,
-    /// Pages of the chunks that are copied as wholes when they are broken; `None`: none are.
+    /// Pages of a chunk, if chunks are copied as a whole on a break; `None`: they are not.
     pub copying: Option<u64>,
     pub segments: Segments,
     pub partials: Vec<Partial>,
     pub faults: Vec<Fault>,
-    /// Pieces that are copied before they are written; each has its fault.
+    /// Pieces copied before they are written; each has its fault.
     pub copies: Vec<ChunkCopy>,
-    /// Of the faults, pages that the volume does not refer to yet.
+    /// Pages of the faults that the volume does not refer to yet.
     pub claim: QuotaClaim,
-    /// Pages of the faults that the volume's map has by now.
+    /// Pages of the faults that are mapped.
     pub published: Cell<u64>,
 }
 
@@ -83,8 +84,8 @@ impl WritePlan {
         WritePlan { next: start, start, end, unit, copying, segments, partials, faults, copies, claim, published }
     }
 
-    /// Plans the whole write if every piece goes to a page that is mapped and this volume's alone,
-    /// in units the device can write, judged by what is in memory. Otherwise it is as if fresh.
+    /// Plans the whole write in place if each piece goes to a mapped page that is exclusive to the volume, in
+    /// device blocks, according to what is in memory. Otherwise leaves the plan empty.
     pub fn is_in_place(&mut self, meta: &mut Meta, id: VolumeId) -> bool {
         if !self.start.is_multiple_of(self.unit) || !self.end.is_multiple_of(self.unit) {
             return false;
@@ -111,28 +112,29 @@ impl WritePlan {
         true
     }
 
-    /// Pages that were handed out for it and that no map has.
+    /// Pages allocated for it that no map has.
     pub fn unpublished(&self) -> u64 {
         self.faults.iter().map(|fault| fault.len).sum::<u64>() - self.published.get()
     }
 
-    /// One page behind the last.
+    /// End of the write, as a page number (exclusive).
     pub fn end(&self) -> u64 {
         self.end.div_ceil(PAGE_BYTES)
     }
 
-    /// More is to be written, up to page `end`.
+    /// Extends the write to page `end`.
     pub fn extend(&mut self, end: u64) {
         debug_assert!(self.end.is_multiple_of(PAGE_BYTES) && end * PAGE_BYTES > self.end);
         self.end = end * PAGE_BYTES;
     }
 
-    /// Whether all of it can have new pages.
+    /// Whether the free space admits new pages for all of it.
     pub fn fits(&self, meta: &Meta) -> bool {
         meta.reserve(Need::Write(self.end() - self.start / PAGE_BYTES)).is_ok()
     }
 
-    /// Plans on from where the last attempt stopped. Unless it `may_fault`, there is no space for it.
+    /// Plans on from where the last attempt stopped. Without `may_fault` it fails with `NoSpace` where a new
+    /// page is needed.
     pub fn advance(&mut self, meta: &mut Meta, id: VolumeId, may_fault: bool) -> Result<(), Failure> {
         while self.next < self.end {
             let page = VirtualPage(self.next / PAGE_BYTES);
@@ -147,10 +149,10 @@ impl WritePlan {
             let mut alone = run.data.is_some_and(|(_, birth)| birth > record.shared_at)
                 || planted(Bug::WritesSharedInPlace) && run.data.is_some();
             let has_room = may_fault && editor.space.reserve(Need::Write(len), checkpoint).is_ok();
-            // While there is room, what a snapshot holds most likely is not asked about.
+            // While there is space, pages that a snapshot most likely holds are not looked up in the counts.
             let asks = run.data.is_some_and(|(_, birth)| !has_room || held.is_none_or(|until| birth > until));
             if !alone && asks && editor.is_alone_for_good(record, page)? {
-                // Known by the counts only, page by page.
+                // Known from the counts only, one page at a time.
                 (alone, len) = (true, 1);
             }
             let hole = run.data.is_none().then_some(Hole { at: page, held });
@@ -185,7 +187,7 @@ impl WritePlan {
         Ok(())
     }
 
-    /// Notes what new pages will hold, where the next commit can make use of it; `segments` of `bytes` are
+    /// Computes the checksums of new pages where the next commit can use them; `segments` of `bytes` are
     /// about to be written.
     pub fn checksum_data(&mut self, journal: &Journal, bytes: &[u8], segments: &Segments) {
         for fault in self.faults.iter_mut().filter(|fault| !fault.relocated && journal.wants_sum(fault.len)) {
@@ -198,8 +200,8 @@ impl WritePlan {
         }
     }
 
-    /// Where these pages would lie if they and what this write has planned before them in their chunk were one piece; if they
-    /// are a hole, they and what their chunk holds already and keeps. What would have to be loaded is not asked.
+    /// The address that makes these pages contiguous with those that this write planned before them in the
+    /// chunk; for a hole, with what the chunk has and keeps. Uses only what is in memory.
     fn neighbour_place(&self, editor: &mut Editor<'_>, record: &VolumeRecord, hole: Option<Hole>) -> Option<PageAddr> {
         let at = (self.next - self.start) as usize;
         let last = self.segments.last().filter(|s| s.at + s.len == at && !self.next.is_multiple_of(record.chunk));
@@ -229,15 +231,15 @@ impl WritePlan {
         None
     }
 
-    /// How many whole pages from `page` on are planned at once: within a block, and up to the last
-    /// chunk if that is to be copied because the write ends within it.
+    /// How many whole pages from `page` on are planned at once: within a block, and up to the last chunk if
+    /// the write ends within it and it is to be copied.
     fn whole_pages(&self, page: VirtualPage) -> u64 {
         let end = self.end / PAGE_BYTES;
         let cut = self.copying.map(|chunk| end / chunk * chunk).filter(|&cut| cut > page.0);
         (cut.unwrap_or(end) - page.0).min(BLOCK_PAGES - page.index() as u64)
     }
 
-    /// Drops what is planned to be written from byte `from` of the volume on.
+    /// Drops the plan from byte `from` of the volume on.
     pub(super) fn forget_from(&mut self, from: u64) {
         let keep = from.saturating_sub(self.start) as usize;
         self.partials.retain(|p| p.at < keep);
@@ -254,7 +256,7 @@ impl WritePlan {
         if within.is_multiple_of(self.unit) && (len as u64).is_multiple_of(self.unit) {
             push(&mut self.segments, addr.offset() + within, at, len);
         } else {
-            // At most the last page of a run can be ragged.
+            // Only the last page of a run can be partial.
             let full = len as u64 / PAGE_BYTES * PAGE_BYTES;
             if full > 0 && within == 0 {
                 push(&mut self.segments, addr.offset(), at, full as usize);

@@ -1,11 +1,10 @@
-//! Flattening: a volume that was cloned from an origin's snapshot gets pages of its own for whatever
-//! shows through, and no longer depends on the snapshot.
+//! Flattening: a clone of an origin's snapshot gets pages of its own for everything that it reads from its
+//! backing, and no longer depends on the snapshot.
 //!
-//! What lies below never changes, and a volume that rests on it never loses a page of its own. So one pass
-//! is enough, and each part of it is a write like any other, of what was there before: held against others
-//! who write the same pages, of no effect on what anybody reads. Pages of zeroes stay holes.
-//! The end is one journal record behind those of all the copies: a crash leaves the volume resting on the
-//! snapshot, or independent of it.
+//! The backing never changes, and a volume with a backing never loses a page of its own. So one pass
+//! suffices, and each part is a write of what could be read there before: it is ordered with other writers of
+//! the same pages and changes nothing for readers. Pages of zeroes stay holes. The end is one journal record
+//! behind those of all copies: after a crash the volume depends on the snapshot, or is independent.
 
 use std::ops::Range;
 
@@ -22,25 +21,24 @@ use super::Volume;
 use super::backing::Backing;
 use crate::space::Need;
 
-/// Stands for the whole in the locks of edges, behind all pages: one at a time flattens.
+/// Lock number, beyond all pages, held while a volume is flattened: one flatten at a time.
 const FLATTEN_LOCK: u64 = u64::MAX - 1;
-/// Runs of the map looked at in one step.
+/// Runs of the map looked up in one step.
 const LOOKUPS_PER_STEP: usize = 256;
 
-/// What came of flattening a volume.
+/// Result of flattening a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlattenReport {
-    /// Bytes that were copied.
+    /// Bytes copied.
     pub copied: u64,
-    /// Whether it depends on no origin any more; else it was ended early.
+    /// Whether the volume depends on no origin; false if it ended early.
     pub independent: bool,
 }
 
 impl<D: Device> Pool<D> {
-    /// Makes a clone of an origin's snapshot independent: what shows through is copied, and the snapshot is no longer
-    /// held by it. Tells `progress` how many bytes of how many it has gone over, and ends when that answers false;
-    /// what was copied stays, and the next call goes on. Reads and writes go on meanwhile. Where there is no
-    /// space the clone stays as it is.
+    /// Makes a clone of an origin's snapshot independent: copies what it reads from the snapshot. `progress`
+    /// gets the bytes done and the total; if it returns false, the call ends, what was copied stays, and the
+    /// next call continues. Reads and writes continue meanwhile. Without space the clone stays as it is.
     pub async fn flatten(&self, name: &str, progress: impl FnMut(u64, u64) -> bool) -> Result<FlattenReport> {
         self.0.check_writable()?;
         {
@@ -63,7 +61,7 @@ impl<D: Device> Volume<D> {
         let _one = self.live.edges.lock(FLATTEN_LOCK..FLATTEN_LOCK + 1, LockMode::Exclusive).await;
         let mut report = FlattenReport::default();
         let Backing::Snapshot(_, _, below) = self.backing() else {
-            // Somebody else was faster.
+            // Another call flattened it.
             return Ok(FlattenReport { independent: true, ..report });
         };
         let bytes = (*below).min(self.size());
@@ -92,7 +90,7 @@ impl<D: Device> Volume<D> {
         Ok(report)
     }
 
-    /// The first page from `at` on and before `end` that the volume does not have.
+    /// The first page in `at..end` that the volume does not have.
     async fn next_backed_page(&self, mut at: u64, end: u64) -> Result<Option<u64>> {
         while at < end {
             let (next, found) = self
@@ -123,10 +121,10 @@ impl<D: Device> Volume<D> {
         Ok(None)
     }
 
-    /// Copies what shows through in these pages of one virtual block; how many bytes that were. `moved` is told how
-    /// many had to be read for it.
+    /// Copies these pages of one virtual block from the backing; returns the bytes copied. `moved` gets the
+    /// bytes read for it.
     async fn copy_from_backing(&self, pages: Range<u64>, mut moved: impl FnMut(u64)) -> Result<u64> {
-        // As who completes a page with what shows through: nobody writes here in between.
+        // Holds the pages like a write that completes them from the backing: no write comes in between.
         let _pages = match planted(Bug::FlattenIgnoresWriters) {
             true => None,
             false => Some(self.live.edges.lock(pages.clone(), LockMode::Exclusive).await),
@@ -149,7 +147,7 @@ impl<D: Device> Volume<D> {
         Ok(copied)
     }
 
-    /// The first page from `at` on and before `end` that the volume has, or `end`.
+    /// The first page in `at..end` that the volume has, else `end`.
     async fn next_own_page(&self, at: u64, end: u64) -> Result<u64> {
         let own = self.inner.retry_no_alloc(|meta| {
             let record = &meta.directory.get(self.id).expect("a volume with a handle is not removed").record;
@@ -166,7 +164,7 @@ impl<D: Device> Volume<D> {
         own.await
     }
 
-    /// Fails at once where a write would wait for space: others wait for what is held.
+    /// Fails at once where a write would wait for space, since other requests wait for the locks held here.
     async fn check_space_for(&self, bytes: u64) -> Result<()> {
         let has_room = || self.inner.meta.borrow().reserve(Need::Write(pages_of(bytes))).is_ok();
         if !has_room() && self.inner.has_pending_space() {
@@ -175,9 +173,9 @@ impl<D: Device> Volume<D> {
         if has_room() { Ok(()) } else { Err(no_space_error()) }
     }
 
-    /// Everything that could show through is the volume's own: nothing lies under it from now on.
+    /// Removes the backing: the volume has pages for everything that it read from there.
     async fn remove_backing(&self) -> Result<()> {
-        // Whoever completes a page with what shows through has ended, and nobody begins.
+        // Completions of pages from the backing have ended, and none begins.
         let edges = self.live.edges.lock(0..FLATTEN_LOCK, LockMode::Exclusive).await;
         self.live.backing.stop_readers().await;
         let noted = self.inner.note(|_| Ok((Record::Flatten { id: self.id }, ())));
@@ -190,7 +188,7 @@ impl<D: Device> Volume<D> {
     }
 }
 
-/// Parts of `bytes`, whole pages but for the last, that hold anything but zeroes.
+/// Parts of `bytes` with other bytes than zeroes, in whole pages except for the last.
 fn not_zero(bytes: &Buf) -> Vec<Range<usize>> {
     let mut parts: Vec<Range<usize>> = Vec::new();
     let mut at = 0;

@@ -1,6 +1,6 @@
-//! Copies under way for one volume, and writes that join them: a write to a chunk that is being
-//! copied need not wait and write a second time. Its bytes go along with the copy, as long as
-//! those that lie there have not been written and nobody waits who came before it.
+//! Running copies of one volume, and writes that join them: a write to a chunk that is being copied is merged
+//! into the copy instead of waiting and writing a second time. That is possible until the affected part was
+//! submitted, and while no earlier write waits for it.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -17,24 +17,24 @@ use super::live::Live;
 
 /// A part of a volume that is being copied to a new place.
 pub struct CopyPart {
-    /// Bytes of the volume.
+    /// Range in the volume, in bytes.
     pub range: Range<u64>,
     pub ticket: JobHandle,
 }
 
-/// All copies that one write has begun.
+/// All copies that one write started.
 pub struct InflightBreak {
     pub parts: Vec<CopyPart>,
-    /// The turns of the write that has begun them and of those that have joined.
+    /// Numbers in the write queue of the write that started them and of those that joined.
     queued_ids: RefCell<Vec<u64>>,
-    /// Bytes of the volume before this one are taken: whoever joins begins behind.
+    /// Bytes of the volume before this offset are taken: a joining write begins behind it.
     joined: Cell<u64>,
     outcome: RefCell<Option<Result<(), Error>>>,
     ended: Event,
 }
 
 impl InflightBreak {
-    /// The parts that hold `range`, if it lies in them wholly.
+    /// The parts that together contain `range`, if they do.
     fn parts_of(&self, range: &Range<u64>) -> Option<Vec<&CopyPart>> {
         let overlap = |p: &&CopyPart| p.range.start < range.end && range.start < p.range.end;
         let parts: Vec<&CopyPart> = self.parts.iter().filter(overlap).collect();
@@ -53,7 +53,7 @@ impl InflightBreak {
 }
 
 impl Live {
-    /// Others may join from now on, from byte `from` of the volume.
+    /// Registers copies that writes may join from byte `from` of the volume on.
     pub fn begin_break(&self, parts: Vec<CopyPart>, queued: &QueuedWrite<Buf>, from: u64) -> Rc<InflightBreak> {
         let (outcome, ended) = Default::default();
         let new = Rc::new(InflightBreak {
@@ -67,7 +67,7 @@ impl Live {
         new
     }
 
-    /// The copies are mapped, or have failed.
+    /// Ends the copies: they were mapped, or failed.
     pub fn end_break(&self, ended: &Rc<InflightBreak>, outcome: Result<(), Error>) {
         self.breaks.borrow_mut().retain(|b| !Rc::ptr_eq(b, ended));
         *ended.outcome.borrow_mut() = Some(outcome);
@@ -76,9 +76,8 @@ impl Live {
 }
 
 impl<D: Device> Volume<D> {
-    /// Takes `buf` along with a copy under way, if there is one that can. `Err` gives the buffer
-    /// back, and the turn it has: it has to be written in the ordinary way, as also after a copy that
-    /// failed.
+    /// Merges `buf` into a running copy if one accepts it. `Err` returns the buffer and its place in the
+    /// write queue: it has to be written normally, also after a copy that failed.
     pub(super) async fn join_copy(
         &self,
         offset: u64,
@@ -104,7 +103,7 @@ impl<D: Device> Volume<D> {
         for part in &parts {
             submitted &= part.ticket.wait_submitted().await;
         }
-        // It keeps its place if it has to be written after all.
+        // Keeps its place in the queue in case it has to be written normally.
         let queued = (!submitted).then_some(queued);
         let outcome = joined.outcome().await;
         let buf = Rc::try_unwrap(bytes).unwrap_or_else(|shared| Buf::copy_of(&shared));

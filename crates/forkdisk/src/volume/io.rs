@@ -1,4 +1,4 @@
-//! The verbs that clients see, each counted as one operation.
+//! The verbs of clients; each counts as one operation.
 
 use crate::counters::Operation;
 use crate::device::{Buf, Device};
@@ -16,8 +16,8 @@ impl<D: Device> Volume<D> {
         (result, buf)
     }
 
-    /// As [`read`](Self::read), but parts that are holes may be left as they are in `buf` and
-    /// reported instead: where they begin in it and how long they are, in rising order.
+    /// Like [`read`](Self::read), but may leave holes unwritten in `buf`; returns their offset in `buf` and
+    /// length, in ascending order.
     pub async fn read_sparse(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
         let running = self.activity.counters.begin(Operation::Read, buf.len() as u64);
         let (result, buf) = self.read_range_sparse(offset, buf).await;
@@ -25,11 +25,11 @@ impl<D: Device> Volume<D> {
         (result, buf)
     }
 
-    /// Writes all of `buf` at `offset`. With `fua` it is durable when this returns.
+    /// Writes all of `buf` at `offset`. With `fua` the data is durable on return.
     pub async fn write(&self, offset: u64, buf: Buf, fua: bool) -> (Result<()>, Buf) {
         let running = self.activity.counters.begin(Operation::Write, buf.len() as u64);
         let (mut result, buf) = self.write_range(offset, buf, fua).await;
-        // The check avoids an await, which costs a write of 4 KiB more than one percent of its instructions.
+        // This check avoids an await, which costs more than one percent of the instructions of a 4 KiB write.
         if !self.inner.is_process_safe() {
             result = self.wait_process_safe(result).await;
         }
@@ -38,7 +38,7 @@ impl<D: Device> Volume<D> {
         (result, buf)
     }
 
-    /// Makes every write acknowledged so far durable, of all volumes of the pool.
+    /// Makes all acknowledged writes durable, of all volumes of the pool.
     pub async fn flush(&self) -> Result<()> {
         let running = self.activity.counters.begin(Operation::Flush, 0);
         let result = self.commit().await;
@@ -46,9 +46,8 @@ impl<D: Device> Volume<D> {
         result
     }
 
-    /// The whole pages within the range read as zeroes afterwards and give their space back; its
-    /// ragged edges stay as they are (the end of the volume is none). On a full pool parts may be
-    /// left alone.
+    /// Whole pages within the range read as zeroes afterwards and their space is freed. Partial pages at the
+    /// edges stay unchanged, except at the end of the volume. On a full pool some pages may stay.
     pub async fn discard(&self, offset: u64, len: u64) -> Result<()> {
         let running = self.activity.counters.begin(Operation::Discard, len);
         let result = self.discard_range(offset, len).await;
@@ -58,8 +57,8 @@ impl<D: Device> Volume<D> {
         result
     }
 
-    /// The range reads as zeroes afterwards; whole pages give their space back. With `fua` that is
-    /// durable when this returns.
+    /// The range reads as zeroes afterwards; the space of whole pages is freed. With `fua` that is durable on
+    /// return.
     pub async fn write_zeroes(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         let running = self.activity.counters.begin(Operation::Zero, len);
         let result = self.zero_range(offset, len, fua).await;
@@ -77,7 +76,7 @@ impl<D: Device> Volume<D> {
         }
     }
 
-    /// Something was acknowledged that may not be durable.
+    /// Records that a change was acknowledged that may not be durable.
     pub(super) fn note_dirty(&self) {
         if let Backing::Origin(origin) = self.backing() {
             origin.is_dirty.set(true);
@@ -86,8 +85,8 @@ impl<D: Device> Volume<D> {
         self.inner.mark_changed(self.id, &self.live.last_change);
     }
 
-    /// Notes that a front end took `nanoseconds` from admitting an operation to answering it. The
-    /// engine has no clock of its own.
+    /// Records the time from admitting an operation to answering it, in nanoseconds, as measured by a front
+    /// end; the engine has no clock.
     pub fn record_latency(&self, operation: Operation, nanoseconds: u64) {
         self.activity.counters.record_latency(operation, nanoseconds);
     }

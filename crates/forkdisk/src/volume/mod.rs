@@ -1,4 +1,4 @@
-//! A volume open for I/O: one file per verb.
+//! A volume open for I/O. Each verb has a file.
 
 mod backing;
 mod copy_break;
@@ -48,7 +48,7 @@ pub struct Volume<D: Device> {
     live: Rc<Live>,
     activity: Rc<Activity>,
     backing: Backing<D>,
-    /// Whoever writes through this handle sends more before it is answered.
+    /// The client pipelines: more writes follow before this one is acknowledged (like TCP_CORK).
     corked: Cell<bool>,
 }
 
@@ -77,15 +77,15 @@ impl<D: Device> Drop for Volume<D> {
 }
 
 impl<D: Device> Pool<D> {
-    /// Opens `volume` or `volume@snapshot` for I/O. For an origin, its snapshots and their clones the
-    /// origin's device must be open ([`attach_origin`](Self::attach_origin)).
+    /// Opens `volume` or `volume@snapshot` for I/O. For an origin, its snapshots and their clones, the device
+    /// of the origin must be open ([`attach_origin`](Self::attach_origin)).
     pub fn volume(&self, name: &str) -> Result<Volume<D>> {
         let mut meta = self.0.meta.borrow_mut();
         let id = meta.directory.find(name)?.record.id;
         self.handle(&mut meta, id)
     }
 
-    /// Opens a volume or snapshot by its number for I/O, also one that was removed while it was open.
+    /// Opens a volume or snapshot by its number for I/O, also one that was removed while open.
     pub fn volume_by_id(&self, id: VolumeId) -> Result<Volume<D>> {
         let mut meta = self.0.meta.borrow_mut();
         let is_there =
@@ -109,15 +109,15 @@ impl<D: Device> Pool<D> {
 }
 
 impl<D: Device> Volume<D> {
-    /// A hint for the writes that are made through this handle from now on: whoever makes them sends `more` before
-    /// they are answered (see [`Device::cork`]).
+    /// Hint for later writes through this handle: with `more`, further writes follow before these are
+    /// acknowledged (see [`Device::cork`]).
     pub fn cork(&self, more: bool) {
         self.corked.set(more);
     }
 
-    /// A hint: this range, in bytes, will be written as soon as its data is there, which is on its way. It is taken
-    /// back when what is returned is dropped; that is done just before the write is made, or when none will come.
-    /// `None` where it would make no difference.
+    /// Hint: this range, in bytes, will be written as soon as its data has arrived. Dropping the returned
+    /// value withdraws the hint; drop it just before the write, or when no write will follow. `None` where
+    /// the hint has no effect.
     pub fn announce_write(&self, offset: u64, len: u64) -> Option<WriteIntent> {
         match &self.backing {
             Backing::Origin(origin) => Some(origin.announce(offset, (offset + len).min(origin.size))),
@@ -136,7 +136,7 @@ impl<D: Device> Volume<D> {
         meta.directory.full_name(self.record(&meta))
     }
 
-    /// What it is at the moment, its name and attributes included; the name is empty once it was removed.
+    /// Current state, with name and attributes; the name is empty after removal.
     pub fn info(&self) -> VolumeInfo {
         if self.live.last_change.get() == LastChange::Marked {
             self.inner.take_time(&mut self.inner.meta.borrow_mut(), self.id);
@@ -155,8 +155,8 @@ impl<D: Device> Volume<D> {
         self.read_only
     }
 
-    /// Whether data of it lies in an origin: it is one, a snapshot of one, or was cloned from such a
-    /// snapshot. Ranges of it can be copied, but not shared.
+    /// Whether data of the volume lies in an origin: it is an origin, a snapshot of one, or a clone of such a
+    /// snapshot. Its ranges can be copied, but not shared.
     pub fn has_backing(&self) -> bool {
         !self.backing().is_none()
     }

@@ -1,5 +1,5 @@
-//! A write whose turn has come: planned until nothing is missing, with what waits directly behind it,
-//! and what it does while there is no space.
+//! A write admitted by the write queue: it is planned until nothing is missing, merged with the writes queued
+//! directly behind it, and waits for space if there is none.
 
 use std::future::poll_fn;
 use std::ops::Range;
@@ -17,11 +17,10 @@ use crate::types::{BLOCK_PAGES, PAGE_SIZE};
 use super::Volume;
 use super::fault::WritePlan;
 
-/// Largest write that is taken along by another, or takes others along, in bytes: what is copied must
-/// cost less than the request it saves.
+/// Largest write that is merged with others, in bytes: copying it must cost less than the request it saves.
 const MAX_MERGED_BYTES: usize = 64 << 10;
 
-/// Whether a write is one that is taken along: small, and whole pages.
+/// Whether a write can be merged: it is small and covers whole pages.
 pub(super) fn is_mergeable(buf: &Buf, pages: &Range<u64>) -> bool {
     buf.len() <= MAX_MERGED_BYTES && buf.len() as u64 == (pages.end - pages.start) * PAGE_SIZE as u64
 }
@@ -31,14 +30,14 @@ pub(super) struct PendingWrite {
     pub offset: u64,
     len: usize,
     unit: usize,
-    /// Pages of the chunks that are copied as wholes when they are broken; `None`: none are.
+    /// Pages of a chunk, if chunks are copied as a whole on a break; `None`: they are not.
     copying: Option<u64>,
-    /// Pages that are held for it.
+    /// Pages locked for it.
     held: Range<u64>,
-    /// Whether nobody is taken along.
+    /// Nothing is merged with it.
     exclusive: bool,
     pub plan: WritePlan,
-    /// Writes that go on where this one ends, and are done together with it.
+    /// Writes that continue at the end of this one and are done with it.
     pub merged: Vec<MergedWrite<Buf>>,
     locks: Vec<RangeGuard>,
 }
@@ -49,14 +48,14 @@ impl PendingWrite {
         PendingWrite { offset, len, unit, copying, held, exclusive: false, plan, merged: Vec::new(), locks: Vec::new() }
     }
 
-    /// Forgets the plan and whoever was taken along.
+    /// Drops the plan and the merged writes.
     fn restart(&mut self) {
         let alone = self.exclusive;
         *self = PendingWrite::new(self.offset, self.len, self.unit, self.copying, self.held.clone());
         self.exclusive = alone;
     }
 
-    /// There is no space: no chunk is copied any more, and only what is written need be held.
+    /// No space: stops copying whole chunks and locks only the pages that are written.
     fn give_up_copying(&mut self) {
         if self.copying.take().is_some() {
             let page = PAGE_SIZE as u64;
@@ -64,7 +63,7 @@ impl PendingWrite {
         }
     }
 
-    /// Takes along who waits directly behind, within the block.
+    /// Merges the writes queued directly behind it, within the block.
     fn merge_followers(&mut self, queued: &QueuedWrite<Buf>, locks: &Rc<RangeLocks>) {
         let page = PAGE_SIZE as u64;
         if self.exclusive || self.len > MAX_MERGED_BYTES || !(self.offset + self.len as u64).is_multiple_of(page) {
@@ -73,7 +72,7 @@ impl PendingWrite {
         let (end, had) = (self.plan.end(), self.merged.len());
         let mut limit = end.next_multiple_of(BLOCK_PAGES);
         if self.copying.is_some() {
-            // Of a further chunk more would have to be held than those who come along write.
+            // A further chunk would lock more pages than the merged writes cover.
             limit = limit.min(self.held.end);
         }
         let until = queued.merge_followers(&mut self.merged, end, limit, is_mergeable);
@@ -90,7 +89,7 @@ impl PendingWrite {
         self.plan.extend(until);
     }
 
-    /// Tells those who were taken along how it went.
+    /// Completes the merged writes with the same result.
     pub fn complete_merged(self, result: &Result<()>) {
         drop(self.locks);
         self.merged.into_iter().for_each(|taken| taken.complete(result.clone()));
@@ -100,20 +99,20 @@ impl PendingWrite {
 /// How long a write has been without space.
 #[derive(Default)]
 struct Shortage {
-    /// Checkpoints made for it since free space last changed.
+    /// Checkpoints made for it since the free space last changed.
     checkpoints: u32,
     free: u64,
-    /// Ends when it is to fail.
+    /// Timer after which it fails.
     patience: Option<LocalFuture<()>>,
-    /// Its time is over, but there was room for it then.
+    /// The timer expired, but the write fitted at that moment.
     timed_out: bool,
-    /// It was told that it waits.
+    /// Its wait was reported as an event.
     reported: bool,
 }
 
 impl<D: Device> Volume<D> {
-    /// Completes the plan, waiting for space if need be. Never holds a plan or the `lock` while it waits for
-    /// that: who comes before it may need more pages than it writes, and it waits for them.
+    /// Completes the plan and waits for space if necessary. Holds neither plan nor `lock` during that wait:
+    /// an earlier write may need more pages than it writes, and waits for those.
     pub(super) async fn plan(
         &self,
         queued: &QueuedWrite<Buf>,
@@ -131,7 +130,7 @@ impl<D: Device> Volume<D> {
             });
             match planned.await {
                 Ok(()) => return Ok(guard),
-                // A quota that has no room for all of them may have some for this one.
+                // The quota may have room for this write without the merged ones.
                 Err(EditError::Error(e)) if e.kind() == ErrorKind::NoSpace && !work.merged.is_empty() => {
                     work.exclusive = true;
                     self.restart(work);
@@ -145,7 +144,8 @@ impl<D: Device> Volume<D> {
                 Err(EditError::NoSpace) => {}
             }
             drop(guard);
-            // Pages that recovery might ask for are written elsewhere, but not for want of space.
+            // Pages that recovery may verify are relocated, unless space is short: a sealed commit allows to
+            // overwrite them.
             if !std::mem::replace(&mut sealed, true) && self.inner.meta.borrow().journal.holds_pages() {
                 self.restart(work);
                 self.inner.commit_sealed().await?;
@@ -170,14 +170,14 @@ impl<D: Device> Volume<D> {
         work.restart();
     }
 
-    /// What the plan was handed is to be had by others.
+    /// Returns the pages that the plan was given.
     fn return_pages(&self, work: &PendingWrite) {
         let mut meta = self.inner.meta.borrow_mut();
         work.plan.faults.iter().for_each(|fault| meta.space.return_pages(fault.to, fault.len));
     }
 
-    /// Waits until there may be space for it: for its turn among those who need some, for a checkpoint
-    /// that brings back what was given up, for others to free some.
+    /// Waits until there may be space: for the earlier writes without space, for a checkpoint that returns
+    /// freed space, or for space freed by others.
     async fn wait_for_free_space(
         &self,
         queued: &QueuedWrite<Buf>,
@@ -194,7 +194,7 @@ impl<D: Device> Volume<D> {
         if !queued.is_first() {
             let waited = shortage.until_first(queued).await;
             if waited.is_err() && !shortage.timed_out && self.will_fit(work).await {
-                // The first goes on, or gives up in its time.
+                // The first in line continues, or fails when its timer expires.
                 (shortage.timed_out, shortage.patience) = (true, None);
                 return shortage.until_first(queued).await;
             }
@@ -204,7 +204,7 @@ impl<D: Device> Volume<D> {
         if free != shortage.free {
             (shortage.free, shortage.checkpoints) = (free, 0);
         }
-        // What was given up comes back with a checkpoint; tables it replaces with one more.
+        // A checkpoint returns freed space; one more returns the tables that it replaced.
         if shortage.checkpoints < 2 && self.inner.has_pending_space() {
             shortage.checkpoints += 1;
             return self.inner.clone().checkpoint().await;
@@ -219,7 +219,7 @@ impl<D: Device> Volume<D> {
 }
 
 impl<D: Device> Volume<D> {
-    /// Whether there is room for it now, or once the checkpoint that runs has ended.
+    /// Whether the write fits now, or after the running checkpoint.
     async fn will_fit(&self, work: &PendingWrite) -> bool {
         let has_room = || work.plan.fits(&self.inner.meta.borrow());
         if !has_room() {
@@ -230,7 +230,7 @@ impl<D: Device> Volume<D> {
 }
 
 impl Shortage {
-    /// Waits for those who were without space before it.
+    /// Waits until no earlier write lacks space.
     async fn until_first(&mut self, queued: &QueuedWrite<Buf>) -> Result<()> {
         let outcome = poll_fn(|cx| {
             queued.watch(cx.waker());

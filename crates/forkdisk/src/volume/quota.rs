@@ -1,7 +1,6 @@
-//! What writes under way have been promised of their volume's quota.
+//! Quota promised to writes under way.
 //!
-//! A page counts as claimed from the plan that maps it where nothing was mapped, until it is mapped or
-//! the plan is given up: never twice, and never not at all.
+//! A page is claimed from the plan that maps a hole until it is mapped or the plan is dropped: exactly once.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -13,18 +12,18 @@ use crate::types::{VirtualPage, VolumeId};
 
 use super::Volume;
 
-/// Pages that writes under way will add to what a volume refers to.
+/// Pages that writes under way will add to those that a volume refers to.
 #[derive(Default)]
 pub struct QuotaClaims(Cell<u64>);
 
 impl QuotaClaims {
-    /// How many.
+    /// Number of pages.
     pub fn pages(&self) -> u64 {
         self.0.get()
     }
 }
 
-/// What one write claims; given back when it goes.
+/// The claim of one write; dropping it returns the rest.
 #[derive(Default)]
 pub(super) struct QuotaClaim {
     of: Option<Rc<QuotaClaims>>,
@@ -39,7 +38,7 @@ impl QuotaClaim {
         self.pages.set(self.pages.get() + pages);
     }
 
-    /// `pages` of them are mapped.
+    /// `pages` of the claim were mapped.
     pub fn commit(&self, pages: u64) {
         let Some(all) = &self.of else { return };
         debug_assert!(pages <= self.pages.get(), "a page that becomes the volume's was claimed");
@@ -56,8 +55,7 @@ impl Drop for QuotaClaim {
 }
 
 impl<D: Device> Volume<D> {
-    /// Refuses the step of a range clone that `share_step` will take, if this volume's quota has no room
-    /// for it.
+    /// Refuses the next `share_step` of a range clone if it would exceed the quota of this volume.
     pub(super) fn check_quota_for_sharing(
         &self,
         meta: &mut Meta,
@@ -86,7 +84,7 @@ fn run_at(meta: &mut Meta, id: VolumeId, at: VirtualPage, max: u64) -> Result<Ru
     Ok(lookup(&mut meta.tables, record, at, max).map_err(Stop::from)?)
 }
 
-/// How many of these pages hold something.
+/// Number of these pages that are mapped.
 fn mapped_pages(meta: &mut Meta, id: VolumeId, at: VirtualPage, pages: u64) -> Result<u64, Failure> {
     let (mut done, mut found) = (0, 0);
     while done < pages {

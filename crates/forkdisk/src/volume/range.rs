@@ -1,4 +1,4 @@
-//! Range clone: pages of one volume shared into another.
+//! Range clone: shares pages of one volume with another.
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -12,14 +12,14 @@ use crate::types::{BLOCK_PAGES, PAGE_BYTES, VirtualPage, VolumeId, entry_span};
 
 use super::Volume;
 
-/// Bytes copied at once where nothing can be shared.
+/// Bytes copied at once where sharing is not possible.
 const COPY_BYTES: u64 = 1 << 20;
 
 impl<D: Device> Volume<D> {
-    /// Shares `len` bytes of `source` from `from` with this volume at `to`. Where both lie alike
-    /// within their pages, whole pages are shared and only ragged edges copied; otherwise all is
-    /// copied. Done in steps, each one entry of a map (a page, a block or a whole table): a crash in the
-    /// middle leaves a part of it done, and every page shows what it did before or what it shall.
+    /// Shares `len` bytes of `source` from `from` with this volume at `to`. If both offsets are equal modulo
+    /// the page size, whole pages are shared and only partial pages at the edges copied; otherwise all is
+    /// copied. Each step is one map entry (a page, a block or a whole table): after a crash each page has its
+    /// old or its new contents.
     pub async fn clone_range(&self, source: &Volume<D>, from: u64, to: u64, len: u64) -> Result<()> {
         let cloned = self.clone_parts(source, from, to, len).await;
         let cloned = self.wait_process_safe(cloned).await;
@@ -66,7 +66,7 @@ impl<D: Device> Volume<D> {
             let (f, t) = (VirtualPage(from + done), VirtualPage(to + done));
             let max = self.step(source, f, t, pages - done);
             let _alone = self.live.locks.lock(t.0..t.0 + max, LockMode::Exclusive).await;
-            // Meanwhile the volume may have got another length, and with that a higher or a lower map.
+            // The volume may have been resized, and its map have another height.
             self.check_write(t.0 * PAGE_BYTES, (pages - done) * PAGE_BYTES)?;
             if self.step(source, f, t, pages - done) != max {
                 continue;
@@ -85,7 +85,7 @@ impl<D: Device> Volume<D> {
                 Err(EditError::NoSpace) => return Err(crate::pool::no_space_error()),
                 Err(EditError::Error(e)) => return Err(e),
             }
-            // Writes in place of the source that were planned before end before others share the pages.
+            // Planned writes in place to the source end before its pages are shared.
             self.inner.generations.barrier().await;
         }
         if from == 0 && to == 0 && pages >= source.size().div_ceil(PAGE_BYTES) {
@@ -97,8 +97,8 @@ impl<D: Device> Volume<D> {
         Ok(())
     }
 
-    /// The most that the next step of a range clone may change: one entry of the highest level that both
-    /// sides have aligned, or up to the end of a virtual block of either.
+    /// Most pages that the next step may change: one entry of the highest level at which both sides are
+    /// aligned, or up to the end of a virtual block of either.
     fn step(&self, source: &Volume<D>, from: VirtualPage, to: VirtualPage, pages: u64) -> u64 {
         let meta = self.inner.meta.borrow();
         let room = |p: VirtualPage| BLOCK_PAGES - p.index() as u64;

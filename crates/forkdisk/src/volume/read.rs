@@ -1,4 +1,4 @@
-//! Reading: what is mapped comes from the device, the rest is zeroes.
+//! Reading: mapped pages from the device, zeroes elsewhere.
 
 use crate::device::{Buf, Device, Segment, Segments};
 use crate::error::{Error, Result};
@@ -9,7 +9,7 @@ use crate::types::{PAGE_SIZE, VirtualPage};
 use super::Volume;
 use super::backing::Backing;
 
-/// What a read consists of: device requests, and parts of the buffer to be zeroed.
+/// Device requests of a read, and parts of the buffer to be zeroed.
 struct ReadPlan {
     segments: Segments,
     holes: Vec<(usize, usize)>,
@@ -27,7 +27,7 @@ impl<D: Device> Volume<D> {
         if offset.is_multiple_of(unit as u64) && buf.len().is_multiple_of(unit) {
             return self.read_aligned(offset, buf).await;
         }
-        // What is rare lies elsewhere: this future is moved about with every read.
+        // Boxed: rare, and this future is moved with every read.
         Box::pin(self.read_around(offset, buf)).await
     }
 
@@ -43,9 +43,9 @@ impl<D: Device> Volume<D> {
         }
     }
 
-    /// Reads whole pages around the range and copies the part asked for.
+    /// Reads the whole pages around the range and copies the requested part.
     async fn read_around(&self, offset: u64, mut buf: Buf) -> (Result<()>, Buf) {
-        // An origin has nothing beyond its end.
+        // An origin ends with its last block, not at a page.
         let page = if let Backing::Origin(_) = &self.backing { self.backing_block_size() } else { PAGE_SIZE } as u64;
         let (start, end) = (offset / page * page, (offset + buf.len() as u64).next_multiple_of(page));
         let wide = self.inner.device.buffer((end - start) as usize);
@@ -64,7 +64,7 @@ impl<D: Device> Volume<D> {
         (result.map(zero), buf)
     }
 
-    /// Reads what is mapped, and tells which parts of the buffer are holes.
+    /// Reads what is mapped; returns the parts of the buffer that are holes.
     async fn read_mapped(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
         let (result, buf) = match self.visible_backing() {
             Backing::None => return self.read_own(offset, buf).await,
@@ -77,7 +77,7 @@ impl<D: Device> Volume<D> {
         (result.map(|()| Vec::new()), buf)
     }
 
-    /// As [`read_mapped`](Self::read_mapped), where nothing shows through.
+    /// Like [`read_mapped`](Self::read_mapped) for a volume without backing.
     async fn read_own(&self, offset: u64, buf: Buf) -> (Result<Vec<(usize, usize)>>, Buf) {
         let plan = self.inner.generations.enter();
         let planned = self.inner.retry_no_alloc(|meta| {
@@ -118,7 +118,7 @@ impl<D: Device> Volume<D> {
     }
 }
 
-/// Adds a piece, as part of the last one where it goes on.
+/// Adds a piece; extends the last segment if it is contiguous with it.
 pub(crate) fn push(segments: &mut Segments, offset: u64, at: usize, len: usize) {
     match segments.last_mut() {
         Some(s) if s.offset + s.len as u64 == offset && s.at + s.len == at => s.len += len,

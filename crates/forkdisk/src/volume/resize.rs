@@ -1,8 +1,8 @@
-//! Changing a volume's length, and its contents as a whole. Published at once like a write, durable with
-//! the next flush.
+//! Changing the length of a volume, or all of its contents. Published at once like a write, durable with the
+//! next flush.
 //!
-//! One at a time for each volume: what grows clears the rest of the last page first, and nobody may
-//! write there in between.
+//! One change at a time for each volume: growing zeroes the rest of the last page first, and no write may
+//! come in between.
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -14,25 +14,25 @@ use crate::types::VolumeId;
 use super::Volume;
 use super::backing::Backing;
 
-/// Stands for the length in the locks of a volume, behind all pages.
+/// Lock number of the length, beyond all pages.
 const LENGTH_LOCK: u64 = u64::MAX - 1;
 
 impl<D: Device> Volume<D> {
-    /// A new length in bytes. What lies beyond it is gone; what is added reads as zeroes. Takes no longer
-    /// for a long volume that becomes empty than for a short one.
+    /// Sets the length in bytes. Data beyond it is dropped; added space reads as zeroes. The time does not
+    /// depend on the amount of dropped data.
     pub async fn set_size(&self, size: u64) -> Result<()> {
         let changed = self.change_size(size, false).await;
         self.wait_process_safe(changed).await
     }
 
-    /// As [`set_size`](Self::set_size) if the volume is shorter; else nothing.
+    /// Like [`set_size`](Self::set_size) if the volume is shorter; otherwise does nothing.
     pub async fn grow_to(&self, size: u64) -> Result<()> {
         let changed = self.change_size(size, true).await;
         self.wait_process_safe(changed).await
     }
 
-    /// From now on the volume has the contents, the length and the chunk of `source`, as a clone has; its name,
-    /// attributes and snapshots stay. Takes no longer for a long source than for a short one.
+    /// Replaces contents, length and chunk with those of `source`, as a clone has them; name, attributes and
+    /// snapshots stay. The time does not depend on the length.
     pub async fn replace_with(&self, source: &Volume<D>) -> Result<()> {
         if self.id == source.id {
             return Err(Error::new(ErrorKind::Invalid, "a volume cannot take the place of itself"));
@@ -46,8 +46,8 @@ impl<D: Device> Volume<D> {
         self.wait_process_safe(replaced).await
     }
 
-    /// Refuses a length that what lies under the volume does not allow: an origin's is its device's, and below a
-    /// shorter clone of a snapshot the origin would show when it grows again.
+    /// Refuses a length that the backing does not allow: an origin is as long as its device, and a clone of a
+    /// snapshot that grows again would show the origin beyond its shorter length.
     fn check_backing_size(&self, size: u64) -> Result<()> {
         match self.backing() {
             Backing::Origin(_) => Err(Error::new(ErrorKind::Invalid, "an origin is as long as its device")),
@@ -84,7 +84,7 @@ impl<D: Device> Volume<D> {
         if size == 0 {
             return self.replace(NO_VOLUME).await;
         }
-        // Writes beyond the new end have ended before it moves.
+        // Writes beyond the new end finish before it changes.
         let _beyond = if size < now {
             Some(self.live.locks.lock(pages_of(size)..LENGTH_LOCK, LockMode::Exclusive).await)
         } else {
@@ -97,7 +97,7 @@ impl<D: Device> Volume<D> {
         Ok(())
     }
 
-    /// What is still mapped beyond the end from when the volume was longer must not come back.
+    /// Unmaps what is left beyond the end from before a shrink, so that it does not reappear.
     async fn prepare_to_grow(&self) -> Result<()> {
         let has_tail = || {
             let meta = self.inner.meta.borrow();
@@ -109,7 +109,7 @@ impl<D: Device> Volume<D> {
             self.inner.reap_soon();
             self.inner.reaped.wait().await;
         }
-        // What the last page still holds; nobody sees it before the end moves.
+        // The rest of the last page: not readable before the end moves.
         self.zero_beyond_end().await
     }
 
@@ -122,7 +122,7 @@ impl<D: Device> Volume<D> {
         })?;
         self.inner.mark_changed(self.id, &self.live.last_change);
         self.inner.note_cloned(&self.inner.meta.borrow(), source, self.id);
-        // Writes in place of the source that were planned before end before others share the pages.
+        // Planned writes in place to the source end before its pages are shared.
         self.inner.generations.barrier().await;
         drop(alone);
         self.inner.reap_soon();

@@ -1,9 +1,8 @@
-//! What of a range is mapped, the volume's own, or changed since a snapshot: from the map alone, in
-//! bounded portions.
+//! Which parts of a range are mapped, exclusive, or changed since a snapshot: from the map alone, in bounded
+//! portions.
 //!
-//! Every call looks at no more runs of the map than it is told, and tells of the front of its range
-//! as far as that went. Nothing here reads or changes data. Writes that happen meanwhile may or may
-//! not be seen.
+//! Each call looks at no more runs of the map than `looks` and describes the front of its range up to there.
+//! It reads and changes no data. Concurrent writes may or may not be seen.
 
 use crate::device::Device;
 use crate::error::Result;
@@ -13,30 +12,30 @@ use crate::types::{PAGE_BYTES, VirtualPage};
 use super::Volume;
 use super::backing::Backing;
 
-/// Pages of a run whose counts are looked at in one step.
+/// Pages of a run whose counts are looked up in one step.
 const PAGES_PER_STEP: u64 = 256;
 
-/// Who refers to a part of a volume.
+/// Which volumes refer to a part of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
-    /// Nobody: a hole, which reads as zeroes.
+    /// None: a hole, which reads as zeroes.
     Hole,
-    /// This volume or snapshot alone.
+    /// Only this volume or snapshot.
     Own,
-    /// Another volume or snapshot, too.
+    /// Other volumes or snapshots, too.
     Shared,
 }
 
-/// Bytes that are alike.
+/// A run of bytes with one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusRun<T> {
-    /// How many; never 0.
+    /// Bytes; never 0.
     pub len: u64,
-    /// What they are.
+    /// The value.
     pub value: T,
 }
 
-/// Runs in order, neighbours of one kind as one.
+/// Appends a run; merges neighbours with the same value.
 fn push<T: PartialEq>(runs: &mut Vec<StatusRun<T>>, len: u64, value: T) {
     match runs.last_mut() {
         Some(last) if last.value == value => last.len += len,
@@ -45,8 +44,7 @@ fn push<T: PartialEq>(runs: &mut Vec<StatusRun<T>>, len: u64, value: T) {
 }
 
 impl<D: Device> Volume<D> {
-    /// Whether the range holds data or is a hole, from `offset` on, looking at no more than `looks`
-    /// runs of the map (at least one).
+    /// Data and holes from `offset` on, looking at no more than `looks` runs of the map (at least one).
     pub async fn allocation(&self, offset: u64, len: u64, looks: usize) -> Result<Vec<StatusRun<bool>>> {
         self.check_range(offset, len)?;
         let (mut at, end) = (offset, offset + len);
@@ -68,8 +66,8 @@ impl<D: Device> Volume<D> {
         Ok(runs)
     }
 
-    /// Who refers to the range, page by page, from `offset` on, looking at no more than `looks` runs
-    /// of the map (at least one).
+    /// Which volumes refer to each page from `offset` on, looking at no more than `looks` runs of the map (at
+    /// least one).
     pub async fn sharing(&self, offset: u64, len: u64, looks: usize) -> Result<Vec<StatusRun<Sharing>>> {
         self.check_range(offset, len)?;
         let (mut at, end) = (offset, offset + len);
@@ -87,8 +85,8 @@ impl<D: Device> Volume<D> {
         Ok(runs)
     }
 
-    /// Pages from `first` on with one answer. The counts are asked for every page: one of a run may
-    /// have lost its other references long before its neighbours.
+    /// Pages from `first` on with one answer. The counts of every page are needed: one page of a run may have
+    /// lost its other references long before its neighbours.
     async fn sharing_of(&self, first: VirtualPage, max: u64) -> Result<(u64, Sharing)> {
         let step = self.inner.retry_no_alloc(|meta| {
             let (mut editor, record) = meta.read_editor(self.id).expect("a volume with a handle is not removed");
@@ -116,12 +114,11 @@ impl<D: Device> Volume<D> {
         step.await
     }
 
-    /// Where this volume may differ from `other`, from `offset` on, looking at no more than `looks`
-    /// runs of the maps (at least one). What both share is the same; where they have different
-    /// pages, or only one has any, it says `true`, whatever the bytes are. What lies past the end
-    /// of `other` has changed where this volume has data.
+    /// Where this volume may differ from `other`, from `offset` on, looking at no more than `looks` runs of
+    /// the maps (at least one). Shared pages are equal; where the pages differ or only one volume has any,
+    /// the value is true, whatever the bytes are. Beyond the end of `other`, data of this volume has changed.
     ///
-    /// The cost is that of the map pages looked at, which are those that the two do not share.
+    /// The cost is that of the map pages which the two do not share.
     pub async fn changed_since(
         &self,
         other: &Volume<D>,

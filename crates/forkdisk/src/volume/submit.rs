@@ -1,4 +1,4 @@
-//! Writing a planned write's data. Nothing of it is visible before it is published, except in place.
+//! Writing the data of a planned write. Nothing is visible before it is published, except in place.
 
 use std::future::Future;
 
@@ -16,7 +16,7 @@ use super::pending_write::PendingWrite;
 use super::read::push;
 
 impl<D: Device> Volume<D> {
-    /// Submits the data in rising order, the completed `pages` among it, gives up the turn, and waits for
+    /// Submits the data in ascending order, with the completed `pages`, leaves the write queue, and waits for
     /// the end.
     pub(super) async fn submit_planned(
         &self,
@@ -46,18 +46,18 @@ impl<D: Device> Volume<D> {
         (self.device_error(work.offset, result), buf)
     }
 
-    /// A write of data, with what is known of its successor.
+    /// Submits a data write with the hint whether more writes follow.
     fn submit(&self, buf: Buf, segments: Segments) -> impl Future<Output = IoResult> + 'static {
         let device = &self.inner.device;
         device.cork(self.corked.get());
         let write = device.write(buf, segments, false);
-        // What the engine itself writes is waited for.
+        // Writes of the engine itself are awaited: no further write follows.
         device.cork(false);
         write
     }
 
-    /// All of the data in a buffer of its own, and its segments there, if it cannot be written from `buf`:
-    /// because pages were completed, others were taken along, or the whole pages lie at odd places in it.
+    /// Copies all data to one buffer, with its segments, if it cannot be written from `buf`: because pages
+    /// were completed, writes were merged, or whole pages are not aligned in it.
     fn assembled(&self, work: &PendingWrite, pages: &[Buf], buf: &Buf) -> Option<(Buf, Segments)> {
         let WritePlan { segments, partials, .. } = &work.plan;
         let odd = segments.first().is_some_and(|s| !s.at.is_multiple_of(self.inner.device.block_size()));
@@ -67,9 +67,8 @@ impl<D: Device> Volume<D> {
         Some(self.assemble(work, pages, buf, &work.merged))
     }
 
-    /// What is planned to be written of `own` and what the writes `along` hold behind it, with the
-    /// completed `pages`, in a buffer from the beginning of the first page, and its segments there in rising
-    /// order.
+    /// Lays the planned part of `own`, the data of the writes `along` behind it and the completed `pages`
+    /// into a new buffer that starts at the first page; its segments are in ascending order.
     pub(super) fn assemble(
         &self,
         work: &PendingWrite,
@@ -103,7 +102,7 @@ impl<D: Device> Volume<D> {
         (whole, segments)
     }
 
-    /// The pages of which only pieces are written, as a whole.
+    /// Reads and completes the pages of which only a part is written.
     pub(super) async fn completed(&self, work: &PendingWrite, data: &[u8]) -> Result<Vec<Buf>> {
         let mut pages = Vec::with_capacity(work.plan.partials.len());
         for partial in &work.plan.partials {
@@ -123,7 +122,7 @@ impl<D: Device> Volume<D> {
                 page = read;
             }
             None if planted(Bug::ZeroFillSkipped) => {
-                // Whatever lay in the new page: that is what the zeroes are for.
+                // The new page has old contents of another owner: write all of it, zeroes included.
                 let segment = Segment { offset: partial.to.offset(), at: 0, len: PAGE_SIZE };
                 page = self.inner.device.read(page, smallvec![segment]).await.1;
             }

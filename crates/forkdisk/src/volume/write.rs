@@ -1,8 +1,7 @@
-//! Writing: plan, write the data, publish the mappings, answer.
+//! Writing: plan, write the data, publish the mappings, acknowledge.
 //!
-//! What goes in place at once needs no more than a look at the map. Everything else takes its turn
-//! behind earlier writes to the same and neighbouring blocks, so that they reach the device in the order
-//! in which they were accepted.
+//! A write in place needs one lookup in the map. All others queue behind earlier writes to the same and
+//! neighbouring blocks, so that writes reach the device in the order of acceptance.
 
 use std::ops::Range;
 
@@ -19,7 +18,7 @@ use super::backing::Backing;
 use super::fault::WritePlan;
 use super::pending_write::PendingWrite;
 
-/// A write that changes no metadata: where it goes, and what it holds meanwhile.
+/// A write that changes no metadata: its segments, and what it holds until it ends.
 struct InPlace {
     segments: Segments,
     held: (Option<RangeGuard>, PlanGuard),
@@ -34,7 +33,7 @@ impl<D: Device> Volume<D> {
             return (Ok(()), buf);
         }
         let (result, buf) = match self.backing() {
-            // What is rare, or waits for a device anyway, lies elsewhere: this future is moved about with every write.
+            // Boxed: these paths are rare or wait for a device, and this future is moved with every write.
             Backing::Origin(origin) => return Box::pin(origin.write(&self.inner, offset, buf, fua)).await,
             Backing::Snapshot(..) => Box::pin(self.write_with_backing(offset, buf)).await,
             Backing::None => self.write_unaligned(offset, buf).await,
@@ -59,7 +58,7 @@ impl<D: Device> Volume<D> {
         Box::pin(self.write_queued(offset, buf, &pages)).await
     }
 
-    /// Writes behind those who came before to the same or neighbouring blocks.
+    /// Writes in the order of the write queue: after earlier writes to the same and neighbouring blocks.
     async fn write_queued(&self, offset: u64, buf: Buf, pages: &Range<u64>) -> (Result<()>, Buf) {
         let (buf, queued) = match self.join_copy(offset, buf, pages).await {
             Ok(buf) => return (Ok(()), buf),
@@ -72,8 +71,8 @@ impl<D: Device> Volume<D> {
         outcome
     }
 
-    /// Writes in turn, and again if the host was full and need not be. What was to go elsewhere only because recovery
-    /// might ask for its pages goes in place as soon as recovery will not; what was given up may come back.
+    /// Writes and retries: once after a sealed commit (pages covered by a checksum may be overwritten then),
+    /// and after a checkpoint returned freed space, or while a full host file system is waited for.
     async fn write_with_retry(
         &self,
         offset: u64,
@@ -109,7 +108,7 @@ impl<D: Device> Volume<D> {
         }
     }
 
-    /// Plans the write if it goes in place as a whole, judged by what is in memory, and nobody is in
+    /// Plans the write if all of it goes in place, according to what is in memory, and no other request is in
     /// the way.
     fn in_place(&self, offset: u64, len: usize, pages: &Range<u64>) -> Option<InPlace> {
         let mut plan = WritePlan::new(offset, len as u64, self.inner.device.block_size(), None);
@@ -121,7 +120,7 @@ impl<D: Device> Volume<D> {
         Some(InPlace { segments: plan.segments, held: (lock, self.inner.generations.enter()) })
     }
 
-    /// Also tells whether any of it was moved, or may have been.
+    /// The flag tells whether pages were, or may have been, relocated.
     async fn write_once(
         &self,
         offset: u64,
@@ -134,7 +133,7 @@ impl<D: Device> Volume<D> {
             Admitted::AfterWait(buf) => (buf, true),
             Admitted::Merged(result, buf) => return (result, buf, true),
         };
-        // Whoever was before it may have made its pages this volume's own.
+        // An earlier write may have broken these pages for this volume.
         if has_waited && let Some(InPlace { segments, held }) = self.in_place(offset, buf.len(), &pages) {
             self.inner.counters.data_writes.add(&segments);
             let write = self.inner.device.write(buf, segments, false);
@@ -158,7 +157,7 @@ impl<D: Device> Volume<D> {
         };
         drop((guard, lock));
         if let Err(e) = &result {
-            // A full pool has its checkpoint begun by whoever needs it.
+            // On a full pool the write that needs space starts the checkpoint.
             self.inner.meta.borrow_mut().space.write_off(work.plan.unpublished());
             self.inner.full.set(self.inner.full.get() || e.is_full_host());
         }
@@ -166,7 +165,7 @@ impl<D: Device> Volume<D> {
         (result, buf, moved)
     }
 
-    /// Writes what is planned and maps it.
+    /// Writes the planned data and maps it.
     async fn write_planned(&self, queued: QueuedWrite<Buf>, work: &mut PendingWrite, buf: Buf) -> (Result<()>, Buf) {
         let early = planted(Bug::MappedBeforeWritten);
         if early && let Err(e) = self.publish(&work.plan).await {
@@ -185,12 +184,12 @@ impl<D: Device> Volume<D> {
         (result, buf)
     }
 
-    /// Says where a device request failed.
+    /// Turns the error of a device request into one that names the volume and offset.
     pub(super) fn device_error(&self, offset: u64, result: std::io::Result<()>) -> Result<()> {
         result.map_err(|e| Error::io(format!("writing {} at {offset}", self.name()), e))
     }
 
-    /// Maps what was written to new pages.
+    /// Maps the new pages.
     pub(super) async fn publish(&self, plan: &WritePlan) -> Result<()> {
         for fault in &plan.faults {
             self.inner
