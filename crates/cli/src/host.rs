@@ -9,7 +9,7 @@ use crate::session::nanoseconds_since_1970;
 
 /// The default options, with the clock and the identity of this host and this open.
 pub fn open_options() -> OpenOptions {
-    OpenOptions { host_enospc: identity(), clock: Some(nanoseconds_since_1970), ..OpenOptions::default() }
+    OpenOptions { host: identity(), clock: Some(nanoseconds_since_1970), ..OpenOptions::default() }
 }
 
 /// `None` where the kernel does not tell its boot; pools with a heartbeat are refused then.

@@ -15,7 +15,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 fn host(number: u8, open: u8) -> OpenOptions {
     let host = HostIdentity { name: format!("host{number}"), boot: [number; 16], open: [open; 16] };
-    OpenOptions { host_enospc: Some(host), ..OpenOptions::default() }
+    OpenOptions { host: Some(host), ..OpenOptions::default() }
 }
 
 async fn open(disk: &SimDisk, exec: &Executor, options: OpenOptions) -> Result<Pool<SimDisk>, Error> {

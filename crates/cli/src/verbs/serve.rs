@@ -209,8 +209,8 @@ mod tests {
         assert_eq!(format!("{:?}", settings.control_limits), format!("{:?}", ControlOptions::default()));
         let OpenOptions { when_full, commit_interval, .. } = settings.pool;
         // Each open has a number of its own.
-        let host = settings.pool.host_enospc.clone();
-        let pool = OpenOptions { when_full, commit_interval, host_enospc: host, ..host::open_options() };
+        let host = settings.pool.host.clone();
+        let pool = OpenOptions { when_full, commit_interval, host, ..host::open_options() };
         assert_eq!(commit_interval, COMMIT_INTERVAL, "as a mount by itself");
         assert_eq!(format!("{:?}", settings.pool), format!("{pool:?}"));
     }

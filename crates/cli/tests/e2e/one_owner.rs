@@ -247,7 +247,7 @@ fn a_pool_that_another_host_has_open_is_refused_and_named() {
             let options = forkdisk_uring::DeviceOptions::default();
             let device = forkdisk_uring::UringDevice::open(&runtime, &elsewhere, &options).unwrap();
             let identity = HostIdentity { name: "elsewhere".into(), boot: [9; 16], open: [1; 16] };
-            let options = OpenOptions { host_enospc: Some(identity), ..OpenOptions::default() };
+            let options = OpenOptions { host: Some(identity), ..OpenOptions::default() };
             let pool = Pool::open(device, Rc::new(runtime.clone()), options).await.unwrap();
             pool.create("theirs", &forkdisk::CreateOptions::new(1 << 20, 1)).await.unwrap();
             opened.send(()).unwrap();

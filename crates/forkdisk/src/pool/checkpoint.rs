@@ -1,12 +1,12 @@
-//! Checkpoints: the whole of the metadata, durable at new places, without stopping writers.
+//! Checkpoints: all metadata, durable at new places, without stopping writers.
 //!
-//! 1. Freeze (synchronous): every changed table gets an address, changed directory pages get new
-//!    ones, the deltas of counts are set aside. From here on writers work on copies.
-//! 2. Write tables bottom-up, then directory pages and the directory's tables, then count pages to
-//!    their other slots. Flush.
+//! 1. Freeze (synchronous): every changed table gets an address, changed directory pages get new ones, the
+//!   deltas of counts are set aside. Later writers work on copies.
+//! 2. Write tables bottom-up, then directory pages and the directory's tables, then count pages to their
+//!   other slots. Flush.
 //! 3. Superblock to one slot, flush, to the other, flush.
-//! 4. What the old state alone held is free: plans made before the freeze end, then the space is
-//!    discarded, then it may be used again.
+//! 4. What only the old state held is free: plans made before the freeze end, then the space is discarded,
+//!   then it may be reused.
 //!
 //! A crash before 3 leaves the old superblock and all it points to; replay starts where it says.
 
@@ -37,7 +37,7 @@ use super::{Failure, Inner, Meta};
 /// Most pages written by one request.
 const BATCH_PAGES: usize = 256;
 
-/// Who writes a checkpoint, and who waits for it.
+/// The checkpoint that runs, and the tasks that wait for it.
 #[derive(Default)]
 pub struct Checkpoints {
     running: Cell<bool>,
@@ -71,16 +71,17 @@ struct Frozen {
 }
 
 impl<D: Device> Inner<D> {
-    /// Writes a checkpoint of everything published before this call; not where that has to wait for a full host and
-    /// nobody wants to wait for space.
+    /// Writes a checkpoint of everything published before this call. Returns ENOSPC instead of waiting for a
+    /// full host file system if the pool does not wait for space.
     pub async fn checkpoint(self: Rc<Self>) -> Result<()> {
         self.unless_full(self.clone().patient_checkpoint()).await
     }
 
-    /// Writes a checkpoint of everything published before this call, however long the host is full.
+    /// Writes a checkpoint of everything published before this call; waits for a full host file system as
+    /// long as necessary.
     pub async fn patient_checkpoint(self: Rc<Self>) -> Result<()> {
         self.check_alive()?;
-        // One that runs already may have been frozen before: wait for it and for one more.
+        // A running one may have been frozen before this call: wait for it and for one more.
         while self.checkpoints.running.get() {
             self.checkpoints.changed.wait().await;
             self.check_alive()?;
@@ -93,7 +94,8 @@ impl<D: Device> Inner<D> {
         self.check_failed()
     }
 
-    /// Starts one in the background when enough has changed, or somebody waits for the space it frees.
+    /// Starts a checkpoint in the background if enough has changed, or if a request waits for the space it
+    /// frees.
     pub fn checkpoint_soon(self: &Rc<Self>) {
         let due = {
             let meta = self.meta.borrow();
@@ -106,19 +108,19 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Whether one is being written.
+    /// Whether a checkpoint is running.
     pub(super) fn checkpoint_runs(&self) -> bool {
         self.checkpoints.running.get()
     }
 
-    /// Waits while as much is dirty as may be.
+    /// Waits while the limit of dirty metadata is reached.
     pub async fn wait_below_dirty_limit(self: &Rc<Self>) -> Result<()> {
         loop {
             let room = self.meta.borrow_mut().dirty_state(self.options.dirty);
             match room {
                 DirtyState::BelowLimit => return Ok(()),
                 DirtyState::NeedsCheckpoint => {}
-                // Recovery need not ask for the data of the last commit any more.
+                // Recovery no longer verifies the data of the last commit.
                 DirtyState::NeedsSeal => {
                     self.check_writable()?;
                     self.commit_sealed().await?;
@@ -131,7 +133,7 @@ impl<D: Device> Inner<D> {
                 }
             }
             self.check_writable()?;
-            // One that runs already makes room; who asks for another writes more than needs be.
+            // A running checkpoint lowers the amount; another one would write more than necessary.
             let ends = async {
                 if !self.checkpoints.running.get() {
                     return self.clone().patient_checkpoint().await;
@@ -143,14 +145,14 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Waits for the end of the checkpoint that runs, if one does.
+    /// Waits for the end of the running checkpoint, if any.
     pub async fn wait_checkpoint_end(&self) {
         if self.checkpoints.running.get() {
             self.checkpoints.changed.wait().await;
         }
     }
 
-    /// Waits for the end of the one that runs, or of one that this starts; it may have failed.
+    /// Waits for the end of the running checkpoint, or of one that this call starts; it may have failed.
     pub async fn next_checkpoint(self: &Rc<Self>) {
         self.start_checkpoint();
         self.wait_checkpoint_end().await;
@@ -166,7 +168,7 @@ impl<D: Device> Inner<D> {
                 inner.fail(&error);
             }
             inner.checkpoints.running.set(false);
-            inner.host.unblock();
+            inner.host_enospc.unblock();
             inner.checkpoints.done.set(inner.checkpoints.done.get() + 1);
             inner.checkpoints.changed.notify();
             inner.space_changed.notify();
@@ -229,8 +231,8 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Writes the tables of volumes, the directory and its tables: each holds checksums of those before it. They lie in
-    /// one piece, as far as there is one.
+    /// Writes the tables of volumes, the directory and its tables, in this order: each holds checksums of
+    /// those before it. They are contiguous as far as space allows.
     async fn write_maps(self: &Rc<Self>, frozen: &Frozen) -> Result<()> {
         let mut out = Vec::new();
         for tables in frozen.tables.chunks(BATCH_PAGES) {
@@ -248,7 +250,7 @@ impl<D: Device> Inner<D> {
         self.write_pages(out).await
     }
 
-    /// Leaves what does not fill a request for later.
+    /// Writes full requests and leaves the rest in `out`.
     async fn write_full_batch(self: &Rc<Self>, out: &mut Vec<(PageAddr, Vec<u8>)>) -> Result<()> {
         if out.len() < BATCH_PAGES {
             return Ok(());
@@ -257,7 +259,7 @@ impl<D: Device> Inner<D> {
         self.write_pages(std::mem::replace(out, rest)).await
     }
 
-    /// Adds map tables, and notes their checksums.
+    /// Adds map tables and notes their checksums.
     fn encode_tables(&self, tables: &[Placed], out: &mut Vec<(PageAddr, Vec<u8>)>) {
         let uuid = self.superblock.borrow().checksum_uuid;
         let mut meta = self.meta.borrow_mut();
@@ -271,7 +273,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Adds directory pages, and notes their checksums in the tables above them.
+    /// Adds directory pages and notes their checksums in the tables above them.
     fn encode_directory(&self, pages: &[DirectoryPage], out: &mut Vec<(PageAddr, Vec<u8>)>) {
         let uuid = self.superblock.borrow().checksum_uuid;
         let mut meta = self.meta.borrow_mut();
@@ -286,7 +288,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Writes the count pages this checkpoint changes, or what changes to their log.
+    /// Writes the count pages that this checkpoint changes, or a segment of their log.
     pub(super) async fn write_counts(self: &Rc<Self>) -> Result<WrittenCounts> {
         loop {
             let step = self
@@ -304,7 +306,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Writes pages, neighbours in one request.
+    /// Writes pages; contiguous ones in one request.
     async fn write_pages(self: &Rc<Self>, mut pages: Vec<(PageAddr, Vec<u8>)>) -> Result<()> {
         pages.sort_by_key(|&(at, _)| at);
         let mut buf = self.device.buffer(pages.len() * PAGE_SIZE);
@@ -324,7 +326,7 @@ impl<D: Device> Inner<D> {
             self.counters.metadata_writes.add(&segments);
             let (result, again) = self.device.write(buf, segments.clone(), false).await;
             match result.map_err(|e| Error::io("writing metadata", e)) {
-                // It went to places that nothing refers to yet.
+                // Nothing refers to these places yet.
                 Err(e) if e.kind() == ErrorKind::NoSpace && !self.is_flushing_count_log() => {
                     self.retry_until_space(e).await?;
                 }
@@ -343,7 +345,7 @@ impl<D: Device> Inner<D> {
             let segment = Segment { offset: at.offset(), at: 0, len: PAGE_SIZE };
             let (result, again) = self.device.write(buf, smallvec![segment], false).await;
             match result.map_err(|e| Error::io("writing the superblock", e)) {
-                // Even what is written in place takes room on some file systems.
+                // Writes in place need space on some file systems, too.
                 Err(e) if e.kind() == ErrorKind::NoSpace => self.retry_until_space(e).await?,
                 outcome => return outcome,
             }
@@ -351,8 +353,8 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Writes both slots, one after the other, each durable before the next step. The first is
-    /// the one that the last open did not choose: the other may be the only one that is whole.
+    /// Writes both slots, one after the other, each durable before the next step. The slot that the last open
+    /// did not choose comes first: the other may be the only valid one.
     pub async fn write_superblock(self: &Rc<Self>, superblock: &Superblock) -> Result<()> {
         let chosen = self.superblock_slot.get() ^ usize::from(planted(Bug::ChosenSuperblockFirst));
         for slot in [1 - chosen, chosen] {
@@ -369,8 +371,8 @@ impl<D: Device> Inner<D> {
         Ok(())
     }
 
-    /// The first write of this open: a superblock with a new incarnation, so that journal groups
-    /// of earlier opens are never taken for ours.
+    /// The first write of this open: a superblock with a new incarnation, so that recovery rejects journal
+    /// groups of earlier opens.
     pub async fn activate(self: &Rc<Self>) -> Result<()> {
         if self.active.get() {
             return Ok(());
@@ -383,17 +385,17 @@ impl<D: Device> Inner<D> {
             let old = self.superblock.borrow();
             Superblock { generation: old.generation + 1, incarnation: old.incarnation + 1, clean: false, ..old.clone() }
         };
-        // What recovery read may still be in a cache only.
+        // What recovery read may be in a volatile cache only.
         self.flush_device().await?;
         self.meta.borrow_mut().journal.incarnation = next.incarnation;
         self.write_superblock(&next).await?;
         self.active.set(true);
-        // It may have had to wait for some, and no checkpoint with it.
-        self.host.unblock();
+        // It may have waited for space, and no checkpoint did.
+        self.host_enospc.unblock();
         Ok(())
     }
 
-    /// Step 4: the state before is given up.
+    /// Step 4: frees what only the old state held.
     async fn finish(self: &Rc<Self>, start: JournalStart, seen: Option<Vec<Root>>) -> Result<()> {
         let (freed, is_held) = {
             let mut meta = self.meta.borrow_mut();
@@ -449,12 +451,12 @@ fn on_disk_record(meta: &Meta, record: &Option<VolumeRecord>) -> Option<VolumeRe
     Some(record)
 }
 
-/// Step 1. Everything that may have to be loaded comes first; the rest cannot fail.
+/// Step 1. Loads everything it may need first; the rest cannot fail.
 fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
     let changed = meta.directory.changed_entries();
     let mut leaves = Vec::with_capacity(changed.len());
     let mut directory_nodes: BTreeSet<NodeId> = BTreeSet::new();
-    // These losses are the checkpoint's own.
+    // These losses belong to the checkpoint.
     let (until, confirmed) = (0, 0);
     let mut editor = Editor { tables: &mut meta.tables, space: &mut meta.space, epoch: meta.epoch, until, confirmed };
     for (number, records) in &changed {
@@ -469,7 +471,8 @@ fn freeze(meta: &mut Meta) -> std::result::Result<Frozen, Failure> {
             editor.writable(&mut meta.directory_map, at, 0)?;
         }
     }
-    // Paths are taken again once all are writable: a later one may have replaced a table of an earlier.
+    // Look up the paths again after all are writable: a later path may have replaced a table of an earlier
+    // one.
     for (number, records) in &changed {
         if records.iter().any(Option::is_some) {
             let path = editor.writable(&mut meta.directory_map, VirtualPage(*number), 0)?;

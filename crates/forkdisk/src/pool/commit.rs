@@ -1,9 +1,9 @@
-//! Group commit: one flush of the device and one write to the journal for everybody who waits.
+//! Group commit: one device flush and one journal write for all waiting flushes.
 //!
-//! Order: data durable → journal records written → durable → acknowledged. Where the records carry checksums
-//! of the data (see `journal::checksum`), one flush makes both durable: if it does not come to that, recovery
-//! sees what is missing. A commit covers whatever was published before it began; who comes later waits for
-//! the next.
+//! Order: data durable → journal records written → durable → acknowledged. If the records carry checksums of
+//! the data (see `journal::data_checksums`), one flush makes both durable: after a crash in between recovery
+//! finds out what is missing. A commit covers what was published before it began; later requests wait for the
+//! next one.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -18,46 +18,49 @@ use crate::sync::Event;
 
 use super::Inner;
 
-/// Records are committed without anybody asking whenever there are this many bytes more: who asks waits for little.
+/// Start a background commit after this many bytes of new records, so that the next flush has little left to
+/// write.
 const BACKGROUND_COMMIT_BYTES: u64 = 256 << 10;
-/// So are those that reach the end of a piece of the journal, where it is at least so many bytes long.
+/// Also start one when pending records reach the end of a journal extent of at least this many bytes.
 const MIN_EXTENT_BYTES: u64 = 1 << 20;
-/// Groups are written by requests of at most this many bytes, or one by one.
+/// Contiguous groups are written by requests of at most this many bytes.
 const MAX_REQUEST_BYTES: usize = 1 << 20;
 
-/// Who commits, and who waits for it.
+/// The commit that runs, and the tasks that wait for it.
 #[derive(Default)]
 pub struct Commits {
     running: Cell<bool>,
     asked: Cell<u64>,
     begun: Cell<u64>,
-    /// The next one ends with the device itself saying that everything is durable.
+    /// The next commit ends with a seal.
     sealing: Cell<bool>,
     ended: Cell<u64>,
-    /// How many bytes had been recorded when somebody last asked, or `UNASKED` or a multiple of it more.
+    /// Value of `journal.recorded()` at the last flush, advanced by multiples of the interval at each
+    /// background commit.
     background_mark: Cell<u64>,
     changed: Event,
 }
 
 impl<D: Device> Inner<D> {
-    /// Makes everything published and every write acknowledged so far durable.
+    /// Makes everything published and every acknowledged write durable.
     pub async fn commit(self: Rc<Self>) -> Result<()> {
         self.reset_background_mark();
         self.next_commit().await
     }
 
-    /// Commits that nobody asks for are counted from here.
+    /// Counts the interval of background commits from here.
     pub(super) fn reset_background_mark(&self) {
         self.commits.background_mark.set(self.meta.borrow().journal.recorded());
     }
 
-    /// Whether [`wait_process_safe`](Self::wait_process_safe) has nothing to wait for.
+    /// Whether [`wait_process_safe`](Self::wait_process_safe) would return at once.
     pub fn is_process_safe(&self) -> bool {
         self.meta.borrow().journal.is_process_safe()
     }
 
-    /// Waits until every record published before this call survives a crash of the process. Returns at once unless the
-    /// volatile log was full; then it waits for a commit. A change that is not durable is acknowledged only after this.
+    /// Waits until every record published before this call survives a crash of the process. Returns at once
+    /// unless the volatile log was full; then it waits for a commit. A change that is not durable is
+    /// acknowledged only after this.
     pub async fn wait_process_safe(self: &Rc<Self>) -> Result<()> {
         if self.is_process_safe() {
             return Ok(());
@@ -72,7 +75,7 @@ impl<D: Device> Inner<D> {
             return Ok(());
         }
         let commits = &self.commits;
-        // One that has begun: who joins it waits, so that even then nothing turns without end.
+        // Planted bug: join the commit that is already running. It still waits once, so callers cannot loop.
         let join = planted(Bug::FlushJoinsRunningCommit) && commits.begun.get() > commits.ended.get();
         let ticket = if join { commits.begun.get() } else { commits.asked.get() + 1 };
         commits.asked.set(commits.asked.get().max(ticket));
@@ -84,9 +87,9 @@ impl<D: Device> Inner<D> {
         self.check_failed()
     }
 
-    /// Commits in the background after every `UNASKED` bytes of records, whatever was committed in between for other reasons: so
-    /// who asks waits for as much as the time before. And if what is pending would lie in two pieces of the journal, or
-    /// fills the volatile log.
+    /// Starts a background commit after every `BACKGROUND_COMMIT_BYTES` of records, independent of other
+    /// commits, so that flushes find about the same amount of work each time; and when pending records would
+    /// span two journal extents or fill the volatile log.
     pub fn commit_soon(self: &Rc<Self>) {
         let commits = &self.commits;
         if commits.running.get() {
@@ -133,17 +136,17 @@ impl<D: Device> Inner<D> {
         self.check_failed()?;
         self.activate().await?;
         self.record_times_along();
-        // Nothing is waited for between the last look and the taking.
+        // No await between the last check and taking the records.
         loop {
             if !self.meta.borrow().journal.fits() {
-                self.host.while_journal_is_full(self.clone().patient_checkpoint()).await?;
+                self.host_enospc.while_journal_is_full(self.clone().patient_checkpoint()).await?;
             } else if self.has_unflushed_snapshots() {
                 self.flush_snapshotted_origins().await?;
             } else {
                 break;
             }
         }
-        // Records taken now describe data that was written completely before they were published.
+        // Records taken now describe data that was completely written before they were published.
         let taken = {
             let mut meta = self.meta.borrow_mut();
             meta.dirty_state(self.options.dirty);
@@ -170,8 +173,8 @@ impl<D: Device> Inner<D> {
         if self.commits.sealing.take() { self.seal().await } else { Ok(()) }
     }
 
-    /// Makes the device itself say that everything committed is durable: whatever is written in place
-    /// from now on, recovery does not ask for what was there.
+    /// Commits and seals: the device itself states that everything committed is durable, so recovery verifies
+    /// no page that is written in place from now on.
     pub async fn commit_sealed(self: &Rc<Self>) -> Result<()> {
         self.commits.sealing.set(true);
         self.clone().next_commit().await
@@ -179,7 +182,7 @@ impl<D: Device> Inner<D> {
 
     pub(super) async fn seal(self: &Rc<Self>) -> Result<()> {
         while !self.meta.borrow().journal.seal_fits() {
-            self.host.while_journal_is_full(self.clone().patient_checkpoint()).await?;
+            self.host_enospc.while_journal_is_full(self.clone().patient_checkpoint()).await?;
         }
         let (group, next) = {
             let journal = &mut self.meta.borrow_mut().journal;
@@ -203,7 +206,7 @@ impl<D: Device> Inner<D> {
                 Err(e) if e.kind() == ErrorKind::NoSpace => self.retry_journal_until_space(e).await?,
                 outcome => {
                     if waited {
-                        self.host.unblock();
+                        self.host_enospc.unblock();
                     }
                     return outcome;
                 }
@@ -213,8 +216,8 @@ impl<D: Device> Inner<D> {
     }
 }
 
-/// Groups one behind the other as one piece, as long as a request may be. Recovery finds each group whole or not at all,
-/// whatever it was written with.
+/// Merges contiguous groups into requests of limited size. Recovery accepts each group as a whole or not at
+/// all, whatever request it was written by.
 fn merge_groups(groups: Vec<Outgoing>) -> Vec<Outgoing> {
     let mut pieces: Vec<Outgoing> = Vec::with_capacity(groups.len());
     for group in groups {

@@ -1,10 +1,10 @@
-//! Emptying the log of counts between two checkpoints: what it says goes to the count pages, and a superblock
-//! that says nothing else new refers to these.
+//! Flushing the count log between two checkpoints: its changes are written to the count pages, and a
+//! superblock that is otherwise the last one refers to them.
 //!
-//! A checkpoint that finds the log full writes all count pages that it is about, while somebody waits for the
-//! checkpoint. So it is emptied when it is half full, as soon as that is little beside what has been written.
-//! Writers and commits go on meanwhile; a checkpoint waits until it has ended. Nothing depends on it: where the host has
-//! no room for a count page, or one cannot be read, it is left for later.
+//! A checkpoint that finds the log full writes all count pages that it changes, and requests wait for that.
+//! So the log is flushed when it is half full, as soon as the cost is small against the data written since.
+//! Writers and commits go on meanwhile; a checkpoint waits for the end. It is optional: if the host has no
+//! space for a count page or one cannot be read, it is postponed.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -18,20 +18,20 @@ use crate::types::PAGE_SIZE;
 
 use super::Inner;
 
-/// Pages of data that must have been written since the log was empty, for each count page that it is about.
+/// Pages of data that must have been written since the log was empty, for each count page that it changes.
 const WRITTEN_PAGES_PER_LEAF: u64 = 64;
 
-/// Whether it runs, and when it is worth it.
+/// Whether it runs, and since when.
 #[derive(Default)]
 pub struct CountLogFlush {
     running: Cell<bool>,
     ended: Event,
-    /// Bytes of data that had been written when the log was empty last, or was to be.
+    /// Bytes of data written when the log was last empty or its flush was postponed.
     written: Cell<u64>,
 }
 
 impl<D: Device> Inner<D> {
-    /// Starts emptying the log if it is time. For whoever has written data: it is to be little beside that.
+    /// Called after data writes: flushes the log only when that costs little against the data written since.
     pub fn flush_count_log_soon(self: &Rc<Self>) {
         let is_busy = self.count_log_flush.running.get() || self.checkpoint_runs() || self.is_blocked();
         if is_busy || self.closing.get() || self.failed.borrow().is_some() || !self.is_count_log_due() {
@@ -43,8 +43,8 @@ impl<D: Device> Inner<D> {
             if let Err(error) = inner.flush_count_log().await {
                 inner.fail(&error);
             }
-            // It may have had to wait for some.
-            inner.host.unblock();
+            // It may have waited for space.
+            inner.host_enospc.unblock();
             inner.count_log_flush.running.set(false);
             inner.count_log_flush.ended.notify();
         }));
@@ -53,7 +53,7 @@ impl<D: Device> Inner<D> {
     fn is_count_log_due(&self) -> bool {
         let meta = self.meta.borrow();
         let written = self.data_written() - self.count_log_flush.written.get();
-        // How long the pool is now is for a checkpoint to say.
+        // A new length of the pool is for the next checkpoint to write.
         meta.space.log_is_half_full()
             && written >= meta.space.logged_leaves() * WRITTEN_PAGES_PER_LEAF * PAGE_SIZE as u64
             && meta.size() == self.superblock.borrow().size
@@ -63,17 +63,17 @@ impl<D: Device> Inner<D> {
         self.counters.data_writes.read().bytes
     }
 
-    /// The log is empty now, or will not be for a while: not before as much has been written again.
+    /// The log is empty now or not worth a flush: wait until as much data was written again.
     pub(super) fn postpone_count_log(&self) {
         self.count_log_flush.written.set(self.data_written());
     }
 
-    /// Whether the log is being emptied.
+    /// Whether the log is being flushed.
     pub(super) fn is_flushing_count_log(&self) -> bool {
         self.count_log_flush.running.get()
     }
 
-    /// Waits until the log is not being emptied.
+    /// Waits until the log is not being flushed.
     pub(super) async fn wait_count_log_flush(&self) {
         while self.count_log_flush.running.get() {
             self.count_log_flush.ended.wait().await;
@@ -105,7 +105,7 @@ impl<D: Device> Inner<D> {
         self.write_superblock(&superblock).await?;
         self.meta.borrow_mut().space.end_log_flush();
         self.postpone_count_log();
-        // A page that is not referred to any more may still be on its way to somebody who wants to know what it says.
+        // A page that nothing refers to any more may still be read.
         self.generations.barrier().await;
         Ok(())
     }

@@ -7,8 +7,7 @@ use crate::planted::{Bug, planted};
 use super::Inner;
 
 impl<D: Device> Inner<D> {
-    /// Makes everything the device has acknowledged before this call durable. If that fails, so
-    /// does the pool.
+    /// Makes everything durable that the device acknowledged before this call. A failure fails the pool.
     pub async fn flush_device(&self) -> Result<()> {
         let once = async || self.device.flush().await.map_err(|e| Error::io("flushing the pool's device", e));
         let flush = async || {
@@ -21,7 +20,7 @@ impl<D: Device> Inner<D> {
                 && !planted(Bug::FailedFlushForgotten)
             {
                 self.fail(error);
-                // What the device has of the data that records map is not known any more.
+                // The state of the data that records map is unknown from here on.
                 self.end_volatile();
             }
             outcome
@@ -29,7 +28,7 @@ impl<D: Device> Inner<D> {
         self.flushes.join(|| self.check_failed(), flush).await
     }
 
-    /// Refuses once the pool has failed.
+    /// Refuses after a failure of the pool.
     pub fn check_failed(&self) -> Result<()> {
         self.failed.borrow().as_ref().map_or(Ok(()), |e| Err(e.clone()))
     }

@@ -83,7 +83,7 @@ pub(super) async fn claim<D: Device>(
     if interval == 0 {
         return Ok(());
     }
-    let Some(host) = &options.host_enospc else {
+    let Some(host) = &options.host else {
         let why = "the pool has a heartbeat, by which hosts are told apart: open it with the identity of this one";
         return Err(Error::new(ErrorKind::Unsupported, why));
     };
@@ -118,7 +118,7 @@ pub(super) async fn claim<D: Device>(
 impl<D: Device> Inner<D> {
     fn heartbeat(&self) -> Option<(HostIdentity, u32)> {
         let interval = self.superblock.borrow().heartbeat;
-        let host = self.options.host_enospc.clone().filter(|_| interval > 0 && !self.options.read_only);
+        let host = self.options.host.clone().filter(|_| interval > 0 && !self.options.read_only);
         host.map(|host| (host, interval))
     }
 

@@ -1,12 +1,12 @@
-//! A full file system under the pool. The pool may have free space then that the host has none for.
+//! ENOSPC of the host file system: the pool may have free space for which the host has none.
 //!
-//! Data that finds no room is refused, as in a full pool. Metadata waits: a checkpoint goes to places that nothing
-//! refers to, so it tries again until there is room; the journal has its storage set aside. Waiting alone would be for
-//! ever where it is the pool that fills the host, because what is given up comes back with the checkpoint that waits.
-//! So it is given back *early*: pages of data that nothing refers to any more, if the journal says so durably, are
-//! discarded before a checkpoint says so. Recovery begins with the old checkpoint and goes by the journal; on its way
-//! it reads tables, but no data. It does read what a commit vouches for (`journal::checksum`), so the device must have
-//! said before that those are durable. The pages are handed out again only when the checkpoint has ended, as always.
+//! Data writes fail, as in a full pool. Metadata waits: a checkpoint writes to places that nothing refers to,
+//! so it can be retried until there is space; the journal is allocated in advance. If the pool itself fills
+//! the host, waiting alone would never end, since freed space is discarded by the checkpoint that waits. So
+//! it is discarded *early*: data pages that nothing refers to, according to durable records, are discarded
+//! before the checkpoint ends. Recovery starts from the old checkpoint and replays the journal; it reads
+//! tables, but no data except what is covered by checksums (`journal::data_checksums`), so a seal comes
+//! first. The pages are reused only after the checkpoint, as always.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -27,67 +27,67 @@ use super::{Failure, Inner, WhenFull, yield_now};
 
 /// Pause before metadata is written again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Pages given back early before the metadata is tried again.
+/// Pages discarded early before the write of metadata is retried.
 const EARLY_FREE_PAGES: u64 = 16 << 10;
 
-/// What is known of the file system under the pool.
+/// State of the host file system.
 #[derive(Default)]
 pub struct HostEnospc {
-    /// The checkpoint that runs waits for it to have room.
+    /// The running checkpoint waits for space on the host.
     blocked: Cell<bool>,
-    is_stuck: Event,
+    became_blocked: Event,
     /// A commit waits for a checkpoint.
     journal_is_full: Cell<bool>,
-    /// There may be room, or something that can be given back.
+    /// There may be space, or something that can be discarded.
     retry: Event,
-    /// The checkpoint that waits has tried again.
+    /// The waiting checkpoint has retried.
     retried: Event,
 }
 
-/// A write that the host has no room for.
+/// A write for which the host has no space.
 pub struct HostShortage {
-    /// Something had been given up before it, and it was not tried again since.
+    /// Freed space existed before it, and no retry was made since.
     may_end: bool,
-    /// Ends when it is to fail.
+    /// Timer after which it fails.
     patience: Option<LocalFuture<()>>,
-    is_told: bool,
+    reported: bool,
 }
 
 impl HostShortage {
-    /// `may_end`: something has been given up and not come back.
+    /// `may_end`: freed space has not been returned yet.
     pub fn new(may_end: bool) -> HostShortage {
-        HostShortage { may_end, patience: None, is_told: false }
+        HostShortage { may_end, patience: None, reported: false }
     }
 
-    /// Whether it begins to wait now, if it `waits` at all.
+    /// Whether its wait begins now, if it `waits` at all.
     pub fn begins(&mut self, waits: bool) -> bool {
-        waits && !std::mem::replace(&mut self.is_told, true)
+        waits && !std::mem::replace(&mut self.reported, true)
     }
 }
 
 impl HostEnospc {
-    /// The checkpoint that had to wait has ended, or none had to.
+    /// The waiting checkpoint ended, or none waited.
     pub fn unblock(&self) {
         self.blocked.set(false);
         self.retried.notify();
     }
 
-    /// The checkpoint that waits, if one does, tries again at once.
+    /// Lets a waiting checkpoint retry at once.
     pub fn retry_now(&self) {
         self.retry.notify();
     }
 
-    /// Runs a checkpoint for a journal that has no room.
+    /// Runs a checkpoint for a full journal.
     pub async fn while_journal_is_full<T>(&self, checkpoint: impl Future<Output = T>) -> T {
         self.journal_is_full.set(true);
-        self.is_stuck.notify();
+        self.became_blocked.notify();
         let outcome = checkpoint.await;
         self.journal_is_full.set(false);
         outcome
     }
 }
 
-/// What comes first: the outcome of `work`, or `None` as soon as `other` ends.
+/// The outcome of `work`, or `None` as soon as `other` ends first.
 async fn unless<T>(work: &mut Pin<&mut impl Future<Output = T>>, other: impl Future<Output = ()>) -> Option<T> {
     let mut other = pin!(other);
     poll_fn(|cx| match work.as_mut().poll(cx) {
@@ -98,17 +98,17 @@ async fn unless<T>(work: &mut Pin<&mut impl Future<Output = T>>, other: impl Fut
 }
 
 impl<D: Device> Inner<D> {
-    /// Whether whoever finds no space waits for some.
+    /// Whether requests wait for space.
     pub fn waits_for_space(&self) -> bool {
         matches!(self.options.when_full, WhenFull::Wait(_))
     }
 
-    /// Whether a checkpoint waits for room.
+    /// Whether a checkpoint waits for space on the host.
     pub fn is_blocked(&self) -> bool {
-        self.host.blocked.get()
+        self.host_enospc.blocked.get()
     }
 
-    /// Refuses while a checkpoint waits for room.
+    /// Refuses while a checkpoint waits for space on the host.
     pub fn check_not_blocked(&self) -> Result<()> {
         if !self.is_blocked() {
             return Ok(());
@@ -116,35 +116,35 @@ impl<D: Device> Inner<D> {
         Err(Error::new(ErrorKind::NoSpace, "the file system under the pool is full: give it room"))
     }
 
-    /// What `work` brings, unless a checkpoint has to wait for room, and still has to when it has tried again.
-    /// `work` only waits; it may be given up at any point.
+    /// The outcome of `work`, unless a checkpoint waits for space and still does after a retry. `work` must
+    /// only wait; it may be dropped at any point.
     pub async fn unless_blocked<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         self.retry_checkpoint().await;
         let mut work = pin!(work);
         loop {
             self.check_not_blocked()?;
-            if let Some(outcome) = unless(&mut work, self.host.is_stuck.wait()).await {
+            if let Some(outcome) = unless(&mut work, self.host_enospc.became_blocked.wait()).await {
                 return outcome;
             }
         }
     }
 
-    /// Has a checkpoint that waits try again.
+    /// Lets a waiting checkpoint retry and waits for the outcome.
     async fn retry_checkpoint(&self) {
         if self.is_blocked() {
-            let tried = self.host.retried.wait();
-            self.host.retry_now();
+            let tried = self.host_enospc.retried.wait();
+            self.host_enospc.retry_now();
             tried.await;
         }
     }
 
-    /// As [`unless_blocked`](Self::unless_blocked) where nobody wants to wait for space.
+    /// Like [`unless_blocked`](Self::unless_blocked) if requests do not wait for space.
     pub async fn unless_full<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         if self.waits_for_space() { work.await } else { self.unless_blocked(work).await }
     }
 
-    /// A commit that somebody outside asked for: it is not waited for where it takes a checkpoint that has to wait,
-    /// and nobody wants to wait for space. It goes on all the same.
+    /// Commit for a client. Returns ENOSPC instead of waiting when the checkpoint it needs is blocked by a
+    /// full host file system and requests do not wait for space. The commit itself goes on.
     pub async fn commit_for_client(self: &Rc<Self>) -> Result<()> {
         let commit = self.clone().commit();
         if self.waits_for_space() {
@@ -152,18 +152,18 @@ impl<D: Device> Inner<D> {
         }
         let mut commit = pin!(commit);
         loop {
-            if self.host.journal_is_full.get() {
+            if self.host_enospc.journal_is_full.get() {
                 self.retry_checkpoint().await;
                 self.check_not_blocked()?;
             }
-            if let Some(outcome) = unless(&mut commit, self.host.is_stuck.wait()).await {
+            if let Some(outcome) = unless(&mut commit, self.host_enospc.became_blocked.wait()).await {
                 return outcome;
             }
         }
     }
 
-    /// Metadata found no room, which `error` says: gives back what can be, or waits a little. Refuses where nobody waits
-    /// any more.
+    /// Metadata found no space (`error`): discards what can be, or waits a little. Refuses when the pool
+    /// closes.
     pub async fn retry_until_space(self: &Rc<Self>, error: Error) -> Result<()> {
         self.check_failed()?;
         self.full.set(true);
@@ -173,34 +173,34 @@ impl<D: Device> Inner<D> {
         if self.closing.get() {
             return Err(error);
         }
-        self.host.blocked.set(true);
-        self.host.is_stuck.notify();
-        self.host.retried.notify();
+        self.host_enospc.blocked.set(true);
+        self.host_enospc.became_blocked.notify();
+        self.host_enospc.retried.notify();
         let mut pause = pin!(self.runtime.sleep(RETRY_AFTER));
-        unless(&mut pause, self.host.retry.wait()).await;
+        unless(&mut pause, self.host_enospc.retry.wait()).await;
         self.check_failed()
     }
 
-    /// The journal found no room, which `error` says; on most file systems its storage is set aside. Nothing of it is
-    /// acknowledged before it is written as a whole, to the same place, so it can be tried again.
+    /// The journal found no space (`error`), although most file systems allocate it in advance. Nothing is
+    /// acknowledged before all of it is written to the same place, so the write can be retried.
     pub async fn retry_journal_until_space(&self, error: Error) -> Result<()> {
         self.check_failed()?;
         if self.closing.get() {
             return Err(error);
         }
         self.full.set(true);
-        self.host.blocked.set(true);
-        self.host.journal_is_full.set(true);
-        self.host.is_stuck.notify();
-        self.host.retried.notify();
+        self.host_enospc.blocked.set(true);
+        self.host_enospc.journal_is_full.set(true);
+        self.host_enospc.became_blocked.notify();
+        self.host_enospc.retried.notify();
         let mut pause = pin!(self.runtime.sleep(RETRY_AFTER));
-        unless(&mut pause, self.host.retry.wait()).await;
-        self.host.journal_is_full.set(false);
+        unless(&mut pause, self.host_enospc.retry.wait()).await;
+        self.host_enospc.journal_is_full.set(false);
         self.check_failed()
     }
 
-    /// Has what was given up come back for a write that the host had no room for, and waits for room where it is
-    /// waited for; whether another try is worth it.
+    /// For a write without space on the host: gets freed space back and waits if the pool waits for space.
+    /// Returns whether to retry.
     pub async fn wait_for_host_space(self: &Rc<Self>, shortage: &mut HostShortage) -> Result<bool> {
         if self.closing.get() {
             return Ok(false);
@@ -209,7 +209,7 @@ impl<D: Device> Inner<D> {
             let patience = shortage.patience.get_or_insert_with(|| self.runtime.sleep(time));
             let mut room = pin!(async {
                 self.clone().patient_checkpoint().await?;
-                // Metadata needs less of it than data may.
+                // Metadata may need less space than data.
                 self.runtime.sleep(RETRY_AFTER).await;
                 Ok(true)
             });
@@ -225,9 +225,9 @@ impl<D: Device> Inner<D> {
         Ok(self.unless_blocked(self.clone().patient_checkpoint()).await.is_ok())
     }
 
-    /// Discards data that was given up, as far as it stays given up whatever happens. Whether there was any.
+    /// Discards freed data that stays free whatever happens. Returns whether there was any.
     async fn discard_early(self: &Rc<Self>) -> Result<bool> {
-        // Whoever walks a view needs no checkpoint to come to its end.
+        // The walk of a view needs no checkpoint to end.
         if !self.options.discard || self.meta.borrow().space.view().is_some() {
             return Ok(false);
         }
@@ -235,14 +235,14 @@ impl<D: Device> Inner<D> {
         if dead.is_empty() {
             return Ok(false);
         }
-        // A commit may come to wait for the checkpoint that waits here.
-        let mut unbound = pin!(self.commit_sealed());
+        // A commit may have to wait for the checkpoint that waits here.
+        let mut sealed = pin!(self.commit_sealed());
         if !planted(Bug::DeadDiscardedBeforeDurable)
-            && unless(&mut unbound, self.runtime.sleep(RETRY_AFTER)).await.is_none_or(|outcome| outcome.is_err())
+            && unless(&mut sealed, self.runtime.sleep(RETRY_AFTER)).await.is_none_or(|outcome| outcome.is_err())
         {
             return Ok(false);
         }
-        // Readers may be on their way there, and a write may yet publish what it was handed.
+        // Readers may be under way, and a write may still publish a page it was given.
         self.generations.barrier().await;
         let dead = self
             .retry_no_alloc(|meta| {
@@ -260,7 +260,7 @@ impl<D: Device> Inner<D> {
         Ok(!dead.is_empty())
     }
 
-    /// Data that nothing refers to any more, some of it if it is much.
+    /// Data that nothing refers to any more, up to a limit.
     async fn pending_free_data(&self) -> Result<Runs> {
         let (mut dead, mut pages, mut from) = (Runs::new(), 0, Some(Block(0)));
         while let Some(block) = from.filter(|_| pages < EARLY_FREE_PAGES) {

@@ -1,8 +1,8 @@
-//! Nothing acknowledged waits longer than the *commit interval*: some time after the first change that is not durable
-//! the pool is committed, with a flush, without anybody asking. A pool in which nothing changes does nothing.
+//! Nothing acknowledged waits longer than the *commit interval*: that time after the first change that is not
+//! durable the pool is committed, with a flush. An idle pool does nothing.
 //!
-//! One task at most sleeps, and only while something is not durable. It holds no pool while it sleeps: a pool that is
-//! dropped meanwhile is gone.
+//! At most one task sleeps, and only while something is not durable. It holds no reference to the pool
+//! meanwhile.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -13,26 +13,26 @@ use crate::planted::{Bug, planted};
 
 use super::Inner;
 
-/// What is acknowledged and may not be durable.
+/// What was acknowledged and may not be durable.
 #[derive(Default)]
 pub struct Interval {
-    /// Something is.
+    /// There is something.
     is_dirty: Cell<bool>,
-    /// Since when.
+    /// Time of the first such change.
     since: Cell<Duration>,
     /// The task sleeps.
     sleeps: Cell<bool>,
 }
 
 impl Interval {
-    /// A commit covers all that was acknowledged so far.
+    /// A commit covers everything acknowledged so far.
     pub fn begin_commit(&self) {
         self.is_dirty.set(false);
     }
 }
 
 impl<D: Device> Inner<D> {
-    /// Something was acknowledged that is not durable.
+    /// Records that something was acknowledged that is not durable.
     pub fn note_dirty(self: &Rc<Self>) {
         if !self.interval.is_dirty.replace(true) {
             self.begin_interval();
@@ -56,13 +56,13 @@ impl<D: Device> Inner<D> {
                 if !inner.interval.is_dirty.get() || inner.check_alive().is_err() {
                     return inner.interval.sleeps.set(false);
                 }
-                // What came behind an earlier commit has waited less.
+                // Changes after an earlier commit have waited less.
                 let age = runtime.now().saturating_sub(inner.interval.since.get());
                 left = length.saturating_sub(age);
                 if left.is_zero() {
                     left = length;
                     inner.flush_origins().await;
-                    // A failure has failed the pool, which says so to the next request.
+                    // An error has failed the pool; the next request returns it.
                     let _ = inner.clone().commit().await;
                 }
             }

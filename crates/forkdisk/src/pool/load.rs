@@ -1,4 +1,4 @@
-//! Loading what a metadata change missed, and repeating the change.
+//! Loading the metadata that a change missed, and repeating the change.
 
 use std::future::Future;
 use std::task::Poll;
@@ -17,24 +17,24 @@ use crate::types::{FANOUT, PAGE_SIZE, PageAddr};
 
 use super::{Failure, Inner, Meta};
 
-/// Level in the checksum seed of count pages: this plus their level.
+/// Seed level of the checksum of count pages: this plus their level.
 pub const COUNT_SEED: u8 = 0xe0;
-/// Level in the checksum seed of directory pages.
+/// Seed level of the checksum of directory pages.
 pub const DIRECTORY_SEED: u8 = 0xd0;
 
-/// What helps where counts are damaged.
+/// Hint for damaged counts.
 pub const REPAIR_HINT: &str = "its data can be read all the same (`forkdisk export`, `forkdisk mount -o ro`), and \
                           `forkdisk repair` makes all counts anew from the maps";
 
-/// After so many misses of one change nothing is evicted until it is done: it needs more pages at once than the cache
-/// holds, and would load them in turns for ever.
+/// After this many misses of one change nothing is evicted until it is done: it needs more pages at once than
+/// the cache holds and would never end otherwise.
 const PIN_AFTER_MISSES: u32 = 32;
 
-/// Why an attempt at a change of metadata ended without success.
+/// Why a change of metadata failed.
 pub enum EditError {
-    /// There is no space for it.
+    /// No space.
     NoSpace,
-    /// Anything else.
+    /// Any other error.
     Error(Error),
 }
 
@@ -88,7 +88,7 @@ impl<D: Device> Inner<D> {
 
     async fn load_counts(&self, miss: space::Miss) -> Result<()> {
         match self.read_counts(miss).await {
-            // Reading needs no counts: no reference, no use, until something changes.
+            // Reading data needs no counts: without them nothing is allocated or freed.
             Err(flaw) if self.options.read_only && matches!(flaw.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
                 let meta = &mut *self.meta.borrow_mut();
                 meta.space.lose(miss);
@@ -116,12 +116,12 @@ impl<D: Device> Inner<D> {
         self.meta.borrow_mut().space.loaded(miss, counts).map_err(|e| damaged(&e))
     }
 
-    /// Brings into memory what `stop` asks for. What another loads already is waited for.
+    /// Loads the page that `stop` names; waits if it is being loaded already.
     pub async fn load(&self, stop: Stop) -> std::result::Result<(), EditError> {
         let page = match stop {
             Stop::Table(miss) => miss.entry.table_ref().page().expect("what is not in memory has an address"),
             Stop::Count(space::Miss::Count { page, .. }) => page,
-            // What is kept for a view comes back before anybody goes without.
+            // A view ends before a request fails for the space that it holds.
             Stop::NoSpace if self.take_space_of_view().await => return Ok(()),
             Stop::NoSpace => return Err(EditError::NoSpace),
         };
@@ -142,8 +142,8 @@ impl<D: Device> Inner<D> {
 
     /// Repeats `attempt` until it misses nothing.
     ///
-    /// An attempt that stops must have changed nothing that a map, a count or a record says, or have noted how far it
-    /// has come: see "Changes of several steps" in ARCHITECTURE.md.
+    /// An attempt that stops must leave maps, counts and records unchanged, or must have noted its progress:
+    /// see "Changes of several steps" in ARCHITECTURE.md.
     pub async fn retry_on_miss<T>(
         &self,
         mut attempt: impl FnMut(&mut Meta) -> std::result::Result<T, Failure>,
@@ -165,9 +165,9 @@ impl<D: Device> Inner<D> {
                     if misses == PIN_AFTER_MISSES {
                         _held = Some(self.pin_caches());
                     }
-                    // What is to be loaded is not given to others before it has been.
+                    // The page to be loaded must not be reused before it was read.
                     let _plan = self.generations.enter();
-                    // Loading is rare, and this future part of every read's.
+                    // Boxed: loading is rare, and this future is part of every read.
                     Box::pin(self.load(stop)).await?;
                 }
                 Err(Failure::Nonsense(what)) => return Err(EditError::Error(Error::new(ErrorKind::Corrupt, what))),
@@ -178,7 +178,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// As [`retry_on_miss`](Self::retry_on_miss) for what needs no space.
+    /// Like [`retry_on_miss`](Self::retry_on_miss) for an attempt that needs no space.
     pub async fn retry_no_alloc<T>(
         &self,
         attempt: impl FnMut(&mut Meta) -> std::result::Result<T, Failure>,
@@ -190,12 +190,12 @@ impl<D: Device> Inner<D> {
     }
 }
 
-/// Nothing is evicted from the caches of tables and counts as long as this lives.
+/// Nothing is evicted from the caches of tables and counts while this lives.
 pub struct CachePin<'a, D>(&'a Inner<D>);
 
 impl<D> Drop for CachePin<'_, D> {
     fn drop(&mut self) {
-        // Borrowed only by an attempt that panics.
+        // Still borrowed only when an attempt panics.
         let Ok(mut meta) = self.0.meta.try_borrow_mut() else { return };
         meta.tables.hold(false);
         meta.space.hold(false);
@@ -203,7 +203,7 @@ impl<D> Drop for CachePin<'_, D> {
 }
 
 impl<D: Device> Inner<D> {
-    /// Has the caches of tables and counts grow beyond their limits for a change that needs many pages at once.
+    /// Lets the caches of tables and counts exceed their limits for a change that needs many pages at once.
     fn pin_caches(&self) -> CachePin<'_, D> {
         let mut meta = self.meta.borrow_mut();
         meta.tables.hold(true);
@@ -211,8 +211,8 @@ impl<D: Device> Inner<D> {
         CachePin(self)
     }
 
-    /// As [`retry_no_alloc`](Self::retry_no_alloc) for what needs more tables and counts at once than the cache may hold: a family's,
-    /// and those of 256 pages.
+    /// Like [`retry_no_alloc`](Self::retry_no_alloc) for an attempt that needs more tables and counts at once
+    /// than the cache may hold: those of a family and of 256 pages.
     pub async fn retry_pinned<T>(
         &self,
         attempt: impl FnMut(&mut Meta) -> std::result::Result<T, Failure>,
@@ -222,40 +222,40 @@ impl<D: Device> Inner<D> {
     }
 }
 
-/// The error of whoever comes too late.
+/// The volume was deleted meanwhile.
 pub fn deleted_error() -> Error {
     Error::new(ErrorKind::NotFound, "it has been deleted meanwhile")
 }
 
-/// The error of a walk under which the maps changed.
+/// The maps changed during a walk.
 pub fn changed_error() -> Error {
     let text = "the pool changes too fast for this and has too little free space to hold on to what it was; try again \
                 when there is less to do, or delete something";
     Error::new(ErrorKind::Busy, text)
 }
 
-/// The error of whoever meets a table that is not what its entry says.
+/// A table does not match its entry.
 pub fn damaged_table_error(level: u8, page: PageAddr, what: &str) -> Error {
     Error::new(ErrorKind::Corrupt, format!("map table of level {level} at {page:?} is damaged: {what}"))
 }
 
-/// The error of a write that found no space.
+/// A write found no space.
 pub fn no_space_error() -> Error {
     Error::new(ErrorKind::NoSpace, "the pool is full; delete volumes or snapshots, discard, or grow the pool")
 }
 
-/// The error of a write that would take its volume past its quota.
+/// A write would exceed its volume's quota.
 fn over_quota_error() -> Error {
     Error::new(ErrorKind::NoSpace, "the volume has reached its quota; discard what is not needed or raise the quota")
 }
 
 impl<D: Device> Inner<D> {
-    /// Whether a checkpoint would give space back.
+    /// Whether a checkpoint would return space.
     pub fn has_pending_space(&self) -> bool {
         self.meta.borrow().space.pending() > 0 || self.reaping.get()
     }
 
-    /// Waits for space to come back; false if `patience` ended first.
+    /// Waits until space was freed; false if `patience` ended first.
     pub async fn wait_for_space(&self, patience: &mut LocalFuture<()>) -> bool {
         let mut changed = std::pin::pin!(self.space_changed.wait());
         std::future::poll_fn(|cx| {

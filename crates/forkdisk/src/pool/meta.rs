@@ -1,4 +1,4 @@
-//! All metadata of a pool in one place, and what each journal record does to it.
+//! All metadata of a pool, and the effect of each journal record on it.
 
 use std::rc::Rc;
 
@@ -19,10 +19,10 @@ use crate::volume::LiveVolumes;
 use super::directory::{CatalogEntry, Directory};
 use super::gather::WatchedPages;
 
-/// What is kept ahead of a sequential writer of an origin when nothing else is said, in bytes.
+/// Default of copy-ahead, in bytes.
 const DEFAULT_COPY_AHEAD_BYTES: u64 = 8 << 20;
 
-/// The state that one thread owns and that a checkpoint makes durable.
+/// State owned by one thread, made durable by checkpoints.
 pub struct Meta {
     pub tables: Tables,
     pub space: Space,
@@ -31,32 +31,32 @@ pub struct Meta {
     pub journal: Journal,
     pub epoch: Epoch,
     pub next_id: u64,
-    /// The directory's own map; its pages hold records.
+    /// The directory's own map; its pages hold the records of volumes.
     pub directory_map: VolumeRecord,
-    /// How the pool's copier works.
+    /// Settings of the copier.
     pub copier: CopierSettings,
-    /// Pages that are being brought elsewhere.
+    /// Pages that are being moved.
     pub watched: WatchedPages,
-    /// Why the counts are not known, in a pool that is open for reading only: its data can be read all the same.
+    /// Why the counts are unknown, in a pool opened read-only; data can be read without them.
     pub uncounted: Option<Error>,
-    /// What is wrong with count pages of such a pool, each once.
+    /// Damaged count pages of such a pool, each once.
     pub lost_counts: Vec<Error>,
 }
 
-/// Whether more metadata may change.
+/// Whether more metadata may become dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirtyState {
     BelowLimit,
-    /// Once the data that the last commit vouched for is known to be durable.
+    /// After a seal: the data that the last commit covers by checksums counts towards the limit.
     NeedsSeal,
-    /// Once a commit has emptied the volatile log.
+    /// After a commit: the volatile log is nearly full.
     NeedsCommit,
     /// After a checkpoint.
     NeedsCheckpoint,
 }
 
-/// Recovery reads no more than the journal and as much as may be dirty, `budget`: the eighth part is for
-/// what every opening reads, the rest for the tables and counts that replay reads and the data that the last commit vouches for.
+/// The part of `budget`, the limit of dirty metadata, for what replay reads: tables, counts, and data covered
+/// by the checksums of the last commit. The other eighth is for what every open reads.
 fn replay_share(budget: usize) -> usize {
     budget / 8 * 7
 }
@@ -72,16 +72,16 @@ pub fn level_for(bytes: u64) -> u8 {
 }
 
 impl Meta {
-    /// Tables and counts together with the record of `id`, which is marked as changed.
+    /// An editor together with the record of `id`, which is marked as changed.
     pub fn editor_for(&mut self, id: VolumeId) -> Option<(Editor<'_>, &mut VolumeRecord)> {
         let volume = self.directory.change(id)?;
-        // The record of what is done comes behind all others.
+        // The record of this change follows all others.
         let (until, confirmed) = (self.journal.next() + 1, self.journal.durable_seq());
         let editor = Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch, until, confirmed };
         Some((editor, &mut volume.record))
     }
 
-    /// As [`editor_for`](Self::editor_for) for what only looks: the record stays as it is.
+    /// Like [`editor_for`](Self::editor_for) for reading: the record is not marked.
     pub fn read_editor(&mut self, id: VolumeId) -> Option<(Editor<'_>, &VolumeRecord)> {
         let volume = self.directory.get(id)?;
         let (until, confirmed) = (self.journal.next() + 1, self.journal.durable_seq());
@@ -89,33 +89,34 @@ impl Meta {
         Some((editor, &volume.record))
     }
 
-    /// Tables and counts.
+    /// An editor of tables and counts.
     pub fn editor(&mut self) -> Editor<'_> {
         let (until, confirmed) = (self.journal.next() + 1, self.journal.durable_seq());
         Editor { tables: &mut self.tables, space: &mut self.space, epoch: self.epoch, until, confirmed }
     }
 
-    /// Bytes of the pool.
+    /// Length of the pool in bytes.
     pub fn size(&self) -> u64 {
         self.space.layout().blocks() * BLOCK_SIZE
     }
 
-    /// Bytes of metadata that are not in a finished checkpoint.
+    /// Bytes of metadata not yet in a finished checkpoint.
     pub fn dirty_bytes(&self) -> usize {
         self.tables.unwritten_bytes() + self.directory.changed_pages() * PAGE_SIZE + self.space.dirty_bytes()
     }
 
-    /// Bytes of tables and counts that replay reads if it comes to that now.
+    /// Bytes of tables and counts that replay would read after a crash now.
     pub fn replay_bytes(&self) -> usize {
         (self.tables.read_by_replay() + self.space.read_by_replay()) * PAGE_SIZE
     }
 
-    /// Whether so much has changed that it is time for a checkpoint, if `budget` may be dirty.
+    /// Whether it is time for a checkpoint, with at most `budget` bytes dirty.
     pub fn is_filling(&self, budget: usize) -> bool {
         self.dirty_bytes() > budget / 2 || self.replay_bytes() > replay_share(budget) / 4 * 3
     }
 
-    /// Whether more may change, if `budget` may be dirty. What commits vouch for takes what replay leaves of its share.
+    /// Whether more may become dirty, with a limit of `budget` bytes. Data covered by checksums of commits
+    /// uses what replay leaves of its part.
     pub fn dirty_state(&mut self, budget: usize) -> DirtyState {
         let (share, replay) = (replay_share(budget), self.replay_bytes());
         self.journal.limit_checksummed_pages(share.saturating_sub(replay) / PAGE_SIZE);
@@ -130,7 +131,7 @@ impl Meta {
         }
     }
 
-    /// What the next checkpoint needs in pages.
+    /// Pages that the next checkpoint writes, at most.
     pub fn checkpoint_pages(&self) -> u64 {
         // Directory pages need tables of their own map: at most one path per page.
         (self.tables.dirty() + self.directory.changed_pages() * 2 + 8) as u64
@@ -141,7 +142,7 @@ impl Meta {
         self.space.reserve(need, self.checkpoint_pages()).map_err(Stop::from)
     }
 
-    /// Volumes point to their roots' addresses once those are durable.
+    /// Replaces the numbers of root tables by their addresses once those are durable.
     pub fn resolve_roots(&mut self) {
         for id in self.directory.moved_roots() {
             let volume = self.directory.get_mut(id).expect("listed");
@@ -161,10 +162,10 @@ impl Meta {
         self.epoch = Epoch(self.epoch.0 + 1);
     }
 
-    /// Whatever is mapped in `id` now may be shared from now on. Of a snapshot that is known.
+    /// Everything mapped in `id` may be shared from now on. Snapshots never change, so theirs stays.
     fn raise_shared(&mut self, id: VolumeId) {
         let epoch = self.epoch;
-        // One that was removed while it was open is still written.
+        // A volume removed while open can still be written.
         let changes = |v: &CatalogEntry| {
             matches!(v.record.state, VolumeState::Volume | VolumeState::Orphan) || v.record.flags.writable
         };
@@ -187,8 +188,8 @@ impl Meta {
         self.directory.get(id).map(|v| v.record.clone()).ok_or_else(|| Failure::Nonsense(Meta::unknown(id)))
     }
 
-    /// Does to the metadata what `record` says, from page `done` of it on (`Map`, `Unmap`,
-    /// `CloneRange`). May be called again after a [`Stop`].
+    /// Applies `record` to the metadata, from page `done` of it on (`Map`, `Unmap`, `CloneRange`). May be
+    /// repeated after a [`Stop`].
     pub fn apply(&mut self, record: &Record, done: &mut u64) -> Result<(), Failure> {
         match record {
             Record::Map { volume, at, len, to } => {
@@ -247,7 +248,7 @@ impl Meta {
             Record::Clone { source, id, name, now } => {
                 let origin = self.record_of(*source)?;
                 let origin_name = self.directory.full_name(&origin);
-                // What was cloned from an origin's snapshot holds it.
+                // A clone of an origin's snapshot has it as base.
                 let base =
                     if self.view_of(*source).is_none() || origin.base != NO_VOLUME { origin.base } else { *source };
                 let of_origin = origin.base == NO_VOLUME && base != NO_VOLUME;
@@ -262,7 +263,7 @@ impl Meta {
                     shared_at: if planted(Bug::CloneKeepsSharedAt) { Epoch(0) } else { self.epoch },
                     quota: 0,
                     flags: Default::default(),
-                    // There it counts what is kept, too.
+                    // Of an origin's snapshot, exceptions count as well.
                     referenced: if of_origin { origin.referenced - origin.cursor } else { origin.referenced },
                     cursor: 0,
                     base,
@@ -297,7 +298,7 @@ impl Meta {
                 (record.root, record.level, record.referenced) = (to.root, to.level, to.referenced);
                 (record.seams, record.estimated) = (to.seams, to.estimated);
                 (record.size, record.trim_end, record.shared_at) = (to.size, to.trim_end, epoch);
-                // Since the snapshot was taken the volume may have been flattened.
+                // The volume may have been flattened since the snapshot.
                 self.set_base(*volume, to.base);
                 self.directory.update_tail(*volume);
                 self.advance();
@@ -448,7 +449,7 @@ impl Meta {
         Ok(())
     }
 
-    /// `volume` gets what `source` has, or nothing; what it had goes on as a dead volume.
+    /// `volume` gets the contents of `source`, or none; its old contents become a dead volume.
     fn replace(&mut self, volume: VolumeId, source: VolumeId, dead: VolumeId) -> Result<(), Failure> {
         let old = self.record_of(volume)?;
         let new = match source {
@@ -456,7 +457,7 @@ impl Meta {
             source => self.record_of(source)?,
         };
         let origin = if source == NO_VOLUME { String::new() } else { self.directory.full_name(&new) };
-        // Used up in any case, so that numbers do not depend on what there was to give up.
+        // Used in any case: numbers must not depend on whether there was something to free.
         self.next_id = self.next_id.max(dead.0 + 1);
         if !old.root.is_absent() {
             let (state, parent, cursor) = (VolumeState::Dead, NO_VOLUME, 0);
@@ -486,7 +487,7 @@ impl Meta {
         Ok(())
     }
 
-    /// The copier's client for a volume that is there.
+    /// The copier's client of an existing volume.
     pub fn copy_client(&mut self, id: VolumeId) -> Option<Rc<Client>> {
         let record = &self.directory.get(id)?.record;
         Some(self.live.activity_or_create(record).copies.clone())
@@ -497,7 +498,7 @@ impl Meta {
         self.live.note_deleted(id);
     }
 
-    /// Sets the snapshot of an origin that shows through to a volume; [`NO_VOLUME`]: none.
+    /// Sets the snapshot of an origin that is the backing of a volume; [`NO_VOLUME`]: none.
     fn set_base(&mut self, id: VolumeId, base: VolumeId) {
         self.directory.set_base(id, base);
         if let Some(live) = self.live.get(id) {
@@ -519,8 +520,8 @@ impl Meta {
         Ok(editor.map_run(record, at, len, to)?)
     }
 
-    /// Shares pages of one volume with another; see [`Editor::share_step`]. `dead` becomes what was replaced:
-    /// its number is used up in any case.
+    /// Shares pages of one volume with another; see [`Editor::share_step`]. `dead` gets what was replaced;
+    /// its number is used in any case.
     pub fn share_step(
         &mut self,
         source: VolumeId,
@@ -532,7 +533,7 @@ impl Meta {
     ) -> Result<u64, Failure> {
         self.refuse_unknown(source)?;
         self.refuse_unknown(target)?;
-        // Harmless if the step has to be repeated: a higher `shared_at` only makes later writes go elsewhere.
+        // Harmless if the step is repeated: a higher `shared_at` only relocates later writes.
         if !planted(Bug::RangeCloneKeepsSharedAt) {
             self.raise_shared(source);
         }
@@ -557,7 +558,7 @@ impl Meta {
         self.directory.add(record);
     }
 
-    /// The maps of these volumes, of those that still have one there, as far as it has not been given back.
+    /// The maps of those of these volumes that still have pages from `at` on.
     pub fn members(&self, ids: impl Iterator<Item = VolumeId>, at: VirtualPage) -> Vec<Member> {
         let member = |record: &VolumeRecord| {
             let VolumeRecord { id, root, level, shared_at, .. } = *record;
@@ -572,7 +573,7 @@ impl Meta {
         ids.filter_map(|id| member(&self.directory.get(id)?.record)).collect()
     }
 
-    /// Replaces pages that were moved in the maps of these volumes.
+    /// Replaces moved pages in the maps of these volumes.
     fn move_pages(&mut self, volumes: &[VolumeId], at: VirtualPage, moved: &[MovedRun]) -> Result<(), Failure> {
         let members = self.members(volumes.iter().copied(), at);
         let mut editor = self.editor();
@@ -602,18 +603,18 @@ impl Meta {
     }
 }
 
-/// Why a step on the metadata could not be done.
+/// Why a step on the metadata failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// Something must be loaded first, or there is no space.
+    /// Something has to be loaded first, or there is no space.
     Stop(Stop),
-    /// It contradicts what is there: damage.
+    /// The record contradicts the metadata: damage.
     Nonsense(String),
-    /// The volume has been deleted.
+    /// The volume was deleted.
     Gone,
-    /// The maps are no longer those that a walk began with.
+    /// The maps changed since a walk began.
     Changed,
-    /// The volume's quota is in the way.
+    /// The volume would exceed its quota.
     OverQuota,
 }
 

@@ -122,7 +122,7 @@ pub struct OpenOptions {
     /// default): for ever. The program sets 5 s.
     pub commit_interval: Duration,
     /// Which host this is: needed for a pool that has a heartbeat.
-    pub host_enospc: Option<HostIdentity>,
+    pub host: Option<HostIdentity>,
     /// Says what time it is, in nanoseconds since 1970. With it, volumes keep when they were changed last
     /// ([`Attributes`](crate::Attributes)); without (the default), that is what
     /// [`set_attributes`](Pool::set_attributes) says.
@@ -143,7 +143,7 @@ impl Default for OpenOptions {
             low_water,
             volatile,
             commit_interval,
-            host_enospc: None,
+            host: None,
             clock: None,
         }
     }
@@ -189,7 +189,7 @@ pub(crate) struct Inner<D> {
     pub flushes: Flushes,
     pub checkpoints: checkpoint::Checkpoints,
     pub count_log_flush: count_log_flush::CountLogFlush,
-    pub host: host_enospc::HostEnospc,
+    pub host_enospc: host_enospc::HostEnospc,
     /// Why nothing is acknowledged any more.
     pub failed: RefCell<Option<Error>>,
     /// Space came back, or the pool failed: whoever waits for space looks again.

@@ -1,4 +1,4 @@
-//! Making a pool, opening it, recovering it, closing it.
+//! Formatting, opening, recovering and closing a pool.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -23,19 +23,19 @@ use crate::types::{BLOCK_SIZE, Block, Epoch, MAX_POOL_SIZE, PAGE_SIZE, PageAddr,
 use super::load::{DIRECTORY_SEED, REPAIR_HINT};
 use super::{Failure, Inner, Meta, OpenOptions, Pool, Recovery, heartbeat};
 
-/// Tables that a cache has room for, unless it is smaller than they are: only tests want that.
+/// Tables that the cache holds at least, unless a test sets a smaller cache.
 const MIN_CACHED_TABLES: usize = 16;
 
 /// Smallest pool, in bytes.
 const MIN_POOL_BYTES: u64 = 8 * BLOCK_SIZE;
 
-/// How a new pool is laid out.
+/// Layout of a new pool.
 #[derive(Clone, Debug)]
 pub struct FormatOptions {
-    /// Bytes of the pool (8 MiB to 4 PiB; a rest of less than 1 MiB is left unused). The device
-    /// must be at least this long.
+    /// Length of the pool in bytes (8 MiB to 4 PiB; a remainder below 1 MiB is unused). The device must be at
+    /// least this long.
     pub size: u64,
-    /// The pool's identity; must be new.
+    /// Identity of the pool; must be unique.
     pub uuid: [u8; 16],
     /// Seconds since 1970.
     pub now: u64,
@@ -44,7 +44,7 @@ pub struct FormatOptions {
 }
 
 impl FormatOptions {
-    /// Says what is wrong with the options, if anything, before any device is touched (`Invalid`).
+    /// Checks the options before any device is touched (`Invalid`).
     pub fn check(&self) -> Result<()> {
         if self.size < MIN_POOL_BYTES || self.size > MAX_POOL_SIZE {
             let why = format!("a pool of {} bytes cannot be made; its size must be 8 MiB to 4 PiB", self.size);
@@ -65,7 +65,7 @@ impl FormatOptions {
 }
 
 impl<D: Device> Pool<D> {
-    /// Makes an empty pool of the device. Whatever was there is lost.
+    /// Formats the device as an empty pool. Its contents are lost.
     pub async fn format(device: &D, options: &FormatOptions) -> Result<()> {
         options.check()?;
         if device.len() < options.size {
@@ -79,7 +79,7 @@ impl<D: Device> Pool<D> {
         (0..blocks).for_each(|i| space.incr_block(Block(first.0 + i)));
         space.freeze();
         let io = |e| Error::io("writing a new pool", e);
-        // Flushes go on when the file system under the pool is full.
+        // Flushes succeed while the host file system is full, since the journal is allocated.
         device.allocate(first.first_page().offset(), blocks * BLOCK_SIZE).await.map_err(io)?;
         let counted = loop {
             let step =
@@ -128,13 +128,12 @@ impl<D: Device> Pool<D> {
         Ok(())
     }
 
-    /// Opens a pool. If it was not closed cleanly, what its journal holds is taken up again, in
-    /// memory; deletions that were under way go on.
+    /// Opens a pool. After an unclean end, replays its journal in memory and continues deletions.
     pub async fn open(device: D, runtime: Rc<dyn Runtime>, options: OpenOptions) -> Result<Pool<D>> {
         let mut found = read_superblock(&device).await?;
         if found.superblock.heartbeat > 0 {
             heartbeat::claim(&device, &runtime, &options, &found.superblock).await?;
-            // The owner before may have written until then.
+            // The previous owner may have written until then.
             found = read_superblock(&device).await?;
         }
         let (superblock, cache) = (&found.superblock, options.cache / 4);
@@ -155,7 +154,7 @@ impl<D: Device> Pool<D> {
         Ok(pool)
     }
 
-    /// A pool as its checkpoint says, with these counts: nothing is loaded, and nothing replayed.
+    /// A pool in the state of its checkpoint with these counts: nothing loaded, nothing replayed.
     pub(super) fn assemble(
         device: D,
         runtime: Rc<dyn Runtime>,
@@ -212,7 +211,7 @@ impl<D: Device> Pool<D> {
             flushes: Default::default(),
             checkpoints: Default::default(),
             count_log_flush: Default::default(),
-            host: Default::default(),
+            host_enospc: Default::default(),
             failed: RefCell::new(None),
             space_changed: Default::default(),
             reaping: Cell::new(false),
@@ -237,7 +236,7 @@ impl<D: Device> Pool<D> {
         })))
     }
 
-    /// Takes up what a checkpoint has, and what the journal and the volatile log have behind it.
+    /// Loads the last checkpoint and replays the journal and the volatile log.
     async fn recover(&self) -> Result<()> {
         let (pool, clean) = (self, self.0.superblock.borrow().clean);
         pool.0.load_directory().await?;
@@ -255,15 +254,15 @@ impl<D: Device> Pool<D> {
         }
         pool.0.meta.borrow_mut().journal.end_replay();
         if !pool.0.options.read_only {
-            // After a kill of the last owner all of it, data too, may be in a cache only: what reads
-            // show from now on stays.
+            // After a kill of the last owner data may be in a volatile cache only: make durable what reads
+            // return from now on.
             pool.0.flush_device().await?;
             pool.0.meta.borrow_mut().journal.set_durable(replayed);
             if recovery.volatile > 0 {
-                // Its group says of those before it that they are durable.
+                // Its group states that the groups before it are durable.
                 pool.0.commit_left_behind().await?;
             } else if unsealed && !planted(Bug::RecoveryLeavesUnsealed) {
-                // Next time these groups must be taken, or not, whatever their pages hold then.
+                // The next recovery must accept the same groups, whatever their pages hold then.
                 pool.0.activate().await?;
                 pool.0.seal().await?;
             }
@@ -282,8 +281,8 @@ impl<D: Device> Pool<D> {
         Ok(())
     }
 
-    /// Waits for requests in flight, writes a checkpoint and marks the pool clean. Afterwards
-    /// every request is refused.
+    /// Waits for requests in flight, writes a checkpoint and marks the pool clean. Later requests are
+    /// refused.
     pub async fn close(&self) -> Result<()> {
         let inner = &self.0;
         if inner.options.read_only {
@@ -292,7 +291,7 @@ impl<D: Device> Pool<D> {
         }
         inner.check_alive()?;
         inner.stop_rolling().await;
-        // Ends the waiting for a full host, of which requests in flight may be part.
+        // Ends the wait for a full host, which requests in flight may be part of.
         inner.closing.set(true);
         inner.generations.barrier().await;
         while inner.reaping.get() && !inner.full.get() {
@@ -309,11 +308,11 @@ impl<D: Device> Pool<D> {
             let clean = Superblock { generation: old.generation + 1, clean: !inner.has_changes(), ..old };
             inner.write_superblock(&clean).await?;
         } else {
-            // Data written in place changes no metadata.
+            // Data written in place changed no metadata.
             inner.flush_device().await?;
         }
         inner.closed.set(true);
-        // Not before: until the superblock says that the pool is clean, a kill needs it.
+        // Not earlier: until the superblock is marked clean, recovery after a kill needs it.
         inner.end_volatile();
         inner.end_heartbeat().await
     }
@@ -353,9 +352,9 @@ fn directory_map(superblock: &Superblock) -> VolumeRecord {
 /// The superblock that a pool is opened by.
 pub(super) struct OpenedPool {
     pub superblock: Superblock,
-    /// Which of the two it is.
+    /// Its slot.
     pub slot: usize,
-    /// What is wrong with the other one.
+    /// Damage of the other slot.
     pub flaw: Option<String>,
 }
 
@@ -363,7 +362,7 @@ fn damaged_count_log(flaw: &str) -> Error {
     Error::new(ErrorKind::Corrupt, format!("the pool's log of counts is damaged: {flaw}; {REPAIR_HINT}"))
 }
 
-/// The newer of the two superblocks that are whole.
+/// The newer of the valid superblocks.
 pub(super) async fn read_superblock<D: Device>(device: &D) -> Result<OpenedPool> {
     if device.len() < MIN_POOL_BYTES {
         let why = format!("not a forkdisk pool: it has only {} bytes", device.len());
@@ -434,14 +433,14 @@ async fn read_count_log<D: Device>(device: &D, superblock: &Superblock) -> Resul
 }
 
 impl Meta {
-    /// Whether memory holds anything the last checkpoint does not.
+    /// Whether memory has changes that are not in the last checkpoint.
     pub fn has_changes(&self) -> bool {
         self.tables.unwritten() > 0 || self.directory.is_changed() || self.space.dirty_bytes() > 0
     }
 }
 
 impl<D: Device> Inner<D> {
-    /// Whether memory holds anything the last superblock does not lead to.
+    /// Whether memory has changes that the last superblock does not lead to.
     fn has_changes(&self) -> bool {
         let meta = self.meta.borrow();
         meta.has_changes() || meta.copier != self.superblock.borrow().copier

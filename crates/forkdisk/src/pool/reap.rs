@@ -46,7 +46,7 @@ impl<D: Device> Inner<D> {
             }
             inner.reaping.set(false);
             inner.reaped.notify();
-            inner.host.retry_now();
+            inner.host_enospc.retry_now();
         }));
     }
 

@@ -1,7 +1,7 @@
-//! Recovery: takes up, in memory, what the journal holds behind the last checkpoint.
+//! Recovery: replays the journal behind the last checkpoint in memory.
 //!
-//! A group that vouches for data is taken only if a later group says that it was durable, or if its data
-//! is there. Since a later one may still come it is held until the journal ends.
+//! A group with checksums of data counts only if a later group states that it was durable, or if its data is
+//! there. Since a later group may follow, it is held until the journal ends.
 
 use std::collections::VecDeque;
 
@@ -17,14 +17,14 @@ use super::{Failure, Inner};
 
 /// Bytes read at once during replay.
 const REPLAY_WINDOW_BYTES: u64 = 1 << 20;
-/// Bytes of a window that are looked at again together with the next one: more than most groups have.
+/// Bytes of a window that are examined again with the next one: more than most groups have.
 const REPLAY_OVERLAP_BYTES: usize = 256 << 10;
-/// How often replay goes on behind a place that read otherwise the second time.
+/// How often replay continues at a place that read differently the second time.
 const MAX_REREADS: usize = 8;
-/// Most pages that one checksum may speak of.
+/// Most pages that one checksum may cover.
 const MAX_VERIFIED_PAGES: u32 = 8192;
 
-/// A group that may not be worth anything.
+/// A group held until it is decided.
 struct ReplayedData {
     group: JournalGroup,
     records: Vec<Record>,
@@ -47,8 +47,8 @@ struct Cursor {
 }
 
 impl<D: Device> Inner<D> {
-    /// Takes up what was committed after the checkpoint. True: some of it was taken, or not, by what its
-    /// data is now, so that it has to be sealed.
+    /// Replays what was committed after the checkpoint. True if data had to be verified to decide on groups:
+    /// then a seal must follow.
     pub(super) async fn replay(&self) -> Result<bool> {
         let (uuid, newest, start) = {
             let superblock = self.superblock.borrow();
@@ -107,8 +107,8 @@ impl<D: Device> Inner<D> {
         }
         let unsealed = !held.is_empty();
         for group in held {
-            // What lies before the checkpoint's start was durable when the checkpoint was; its pages may have been written
-            // in place since.
+            // Records before the start of the checkpoint were durable when it was; their pages may have been
+            // written in place since.
             let is_said = group.next() <= start.sequence;
             if !is_said && !planted(Bug::VouchedNotVerified) && !self.is_there(&group.checksums).await? {
                 break;
@@ -129,7 +129,7 @@ impl<D: Device> Inner<D> {
         Ok(())
     }
 
-    /// Whether the pages hold what is said of them.
+    /// Whether the pages match their checksums.
     async fn is_there(&self, checksums: &[DataChecksum]) -> Result<bool> {
         let pages = self.meta.borrow().space.layout().pages();
         for checksum in checksums {
@@ -148,16 +148,15 @@ impl<D: Device> Inner<D> {
         Ok(true)
     }
 
-    /// Whether the beginning of `window`, read from `position`, reads otherwise now: the journal did not
-    /// end there, a read had gone wrong.
+    /// Whether the beginning of `window`, read from `position`, reads differently now: then a read went
+    /// wrong, and the journal does not end there.
     async fn reads_otherwise(&self, window: &[u8], position: u64) -> Result<bool> {
         let seen = &window[..window.len().min(REPLAY_OVERLAP_BYTES)];
         Ok(!seen.is_empty() && self.read_journal(position, seen.len() as u64).await? != seen)
     }
 
-    /// Replay has ended at `head`; `window` is what has been read from there on. Is that where the
-    /// journal ends, or is a group damaged? It is if any group behind it says that records were durable
-    /// which have not been found.
+    /// Replay ended at `head`; `window` was read from there on. The journal is damaged if any group behind
+    /// states that records were durable which were not found.
     async fn refuse_damaged_journal(&self, mut window: Vec<u8>, head: u64, limit: u64) -> Result<()> {
         let (uuid, next) = (self.superblock.borrow().checksum_uuid, self.meta.borrow().journal.next());
         let mut window_at = head;
@@ -176,7 +175,7 @@ impl<D: Device> Inner<D> {
             if at == head + limit {
                 return Ok(());
             }
-            // What may be the beginning of a group stays, so that it is seen whole and nothing is read twice.
+            // Keep what may be the beginning of a group, so that it is seen whole and nothing is read twice.
             let seen = window.len().saturating_sub(REPLAY_OVERLAP_BYTES);
             window.drain(..seen);
             window_at += seen as u64;
@@ -198,7 +197,7 @@ impl<D: Device> Inner<D> {
         self.retry_no_alloc(|meta| meta.apply(record, &mut done)).await
     }
 
-    /// These pages were handed out before the crash.
+    /// Marks pages as allocated before the crash.
     async fn take_place(&self, to: PageAddr, len: u64) -> Result<()> {
         let inside = to.0.checked_add(len).is_some_and(|e| e <= self.meta.borrow().space.layout().pages());
         if !inside {

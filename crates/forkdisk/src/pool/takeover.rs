@@ -1,11 +1,11 @@
-//! Taking over what a process left in the volatile log when it died (see `journal::volatile`).
+//! Recovery from the volatile log of a process that died (see `journal::volatile`).
 //!
-//! 1. After replay: the records that the journal does not have are applied in memory, in order.
-//! 2. Under the incarnation of the process that died they are committed: data flushed, group written, flushed. Until
-//!    that has ended the log counts, whatever ends this process; each record keeps its number, so what of it is in the
-//!    journal by then is known.
-//! 3. A superblock with a new incarnation is written: from here on the log counts no more.
-//! 4. If this open writes a log of its own, it begins now.
+//! 1. After replay: apply the records that the journal does not have, in order, in memory.
+//! 2. Commit them under the incarnation of the process that died: data flushed, group written, flushed. Until
+//!   that ends the log stays valid, whatever ends this process; each record keeps its number, which tells
+//!   whether it is in the journal.
+//! 3. Write a superblock with a new incarnation: from here on the log is invalid.
+//! 4. If this open writes a volatile log, it begins now.
 
 use std::rc::Rc;
 
@@ -18,7 +18,7 @@ use crate::planted::{Bug, planted};
 use super::Inner;
 
 impl<D: Device> Inner<D> {
-    /// Applies what the journal does not have; how many records that were.
+    /// Applies the records that the journal does not have; returns their number.
     pub(super) async fn replay_volatile(&self) -> Result<u64> {
         let Some(log) = &self.options.volatile else { return Ok(0) };
         let left = {
@@ -43,16 +43,17 @@ impl<D: Device> Inner<D> {
         Ok(taken)
     }
 
-    /// Makes durable what was replayed from the volatile log, as the process that left it would have.
+    /// Makes durable what was replayed from the volatile log, under the incarnation that wrote it.
     pub(super) async fn commit_left_behind(self: &Rc<Self>) -> Result<()> {
-        // A commit or checkpoint of a new incarnation would end the log before its records are durable.
+        // A commit or checkpoint of a new incarnation would invalidate the log before its records are
+        // durable.
         self.active.set(!planted(Bug::VolatileTakenOverActive));
         let outcome = self.clone().commit().await;
         self.active.set(false);
         outcome
     }
 
-    /// Begins the volatile log of this open, or ends the one that was taken over.
+    /// Begins the volatile log of this open, or ends the one that was recovered.
     pub(super) async fn begin_volatile(self: &Rc<Self>) -> Result<()> {
         let Some(log) = &self.options.volatile else { return Ok(()) };
         if !log.write {
