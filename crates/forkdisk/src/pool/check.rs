@@ -1,4 +1,4 @@
-//! Verification: every reference counted again, independent of the counts kept, and compared.
+//! Verification: counts every reference again, independent of the stored counts, and compares.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,34 +19,34 @@ use super::reap::yield_now;
 use super::walk::{Root, Walk};
 use super::{Inner, Pool};
 
-/// Blocks compared before others have their turn.
+/// Blocks compared before other tasks run.
 const BLOCKS_PER_TURN: u64 = 16;
 
-/// What a check found.
+/// Result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct CheckReport {
-    /// What is damaged, and where.
+    /// Each damaged place.
     pub damage: Vec<String>,
     /// Pages counted as used that nothing refers to.
     pub leaked: u64,
     /// Pages referred to.
     pub pages: u64,
-    /// Volumes and snapshots looked at.
+    /// Volumes and snapshots examined.
     pub volumes: u64,
 }
 
-/// References found. By block, in a tree: nothing is ever moved as a whole, so no step takes long.
+/// References found, by block in a tree: nothing is ever moved as a whole, so every step is short.
 #[derive(Default)]
 pub(super) struct Tally {
     pub blocks: BTreeMap<Block, Counts>,
     unplaced: FxHashMap<TableRef, u32>,
-    /// Tables that were seen: seams in each itself, and the tables below.
+    /// Tables seen: the seams in each, and the tables below it.
     seen: FxHashMap<TableRef, (u64, Vec<TableRef>)>,
     pub report: CheckReport,
 }
 
 impl Tally {
-    /// Pieces in a leaf of an origin's ordered map.
+    /// Counts the pieces in a leaf of an origin's ordered map.
     fn kept(&mut self, leaf: &Slots) {
         for i in 0..pairs(leaf) {
             if let Some(ExceptionKind::Chained { .. } | ExceptionKind::Independent { .. }) =
@@ -71,16 +71,16 @@ impl Tally {
 struct Visit {
     entry: MapEntry,
     level: u8,
-    /// First virtual page of the table, and the first that counts (for dead volumes).
+    /// First virtual page of the table, and the first that is valid (for dead volumes).
     base: u64,
     from: u64,
     directory: bool,
 }
 
 impl<D: Device> Pool<D> {
-    /// Counts every reference again and compares: as they are now, or, if writers do not stand still,
-    /// as a checkpoint leaves them that this call starts. Neither writers nor checkpoints wait for
-    /// it. `Busy` if the pool has too little free space to hold on to that state.
+    /// Counts every reference again and compares with the counts: in memory, or, if writers are active, in a
+    /// view of the next checkpoint. Writers and checkpoints do not wait. `Busy` if the free space is too
+    /// small to hold the view.
     pub async fn check(&self) -> Result<CheckReport> {
         self.0.walk(async |walk| self.check_once(walk).await).await
     }
@@ -95,7 +95,7 @@ impl<D: Device> Pool<D> {
 }
 
 impl<D: Device> Inner<D> {
-    /// Counts every reference that the maps have.
+    /// Counts all references of the maps.
     pub(super) async fn tally(&self, walk: &Walk) -> Result<Tally> {
         let inner = self;
         let mut tally = Tally::default();
@@ -140,7 +140,7 @@ impl<D: Device> Inner<D> {
             }
             at
         };
-        // A table of a dead volume that is half given back belongs to it alone.
+        // A table of a partly released dead volume is exclusive to it.
         if tally.seen.contains_key(&at) {
             return Ok(());
         }
@@ -161,7 +161,7 @@ impl<D: Device> Inner<D> {
             }
             return Ok(());
         }
-        // A dead volume's tables have holes where what they pointed to has been given back.
+        // Tables of a dead volume have holes where entries were released.
         if entry.table_ref().page().is_some() && level <= MAPPED_LEVEL && from == 0 && !directory {
             let found: u64 = entries.iter().map(mapped_by).sum();
             if found != u64::from(entry.mapped()) {
@@ -189,7 +189,7 @@ impl<D: Device> Inner<D> {
         Ok(())
     }
 
-    /// Whether a volume maps as many pages as its record says.
+    /// Compares the pages that a volume maps with its record.
     async fn compare_mapped(&self, walk: &Walk, root: &Root, referenced: u64, tally: &mut Tally) -> Result<()> {
         let found = self
             .retry_no_alloc(|meta| {
@@ -203,7 +203,7 @@ impl<D: Device> Inner<D> {
                 let what = format!("volume {} maps {found} pages, but {referenced} are counted", root.id.0);
                 tally.report.damage.push(what);
             }
-            // The walk that follows says so.
+            // The walk that follows reports it.
             Err(e) if e.kind() == ErrorKind::Corrupt || e.kind() == ErrorKind::Io => {}
             Err(e) => return Err(e),
         }
@@ -240,7 +240,7 @@ impl<D: Device> Inner<D> {
                 Err(e) => return Err(e),
             }
         }
-        // One page says so of many blocks.
+        // One unreadable page stands for many blocks.
         tally.report.damage.extend(unread);
         tally.report.damage.extend(self.meta.borrow().lost_counts.iter().map(Error::to_string));
         if let Some(stray) = tally.blocks.keys().find(|&&b| b.0 >= walk.layout.blocks() || walk.layout.is_reserved(b)) {
@@ -274,14 +274,14 @@ fn mapped_by(entry: &MapEntry) -> u64 {
 }
 
 impl<D: Device> Inner<D> {
-    /// Compares the seams of every volume with what is counted.
+    /// Compares the seams of each volume with its record.
     async fn compare_seams(&self, walk: &Walk, tally: &mut Tally) {
         let mut sums: FxHashMap<TableRef, u64> = FxHashMap::default();
         for root in walk.roots.iter().filter(|root| !root.is_dead && root.entry.kind() == Kind::Table) {
             yield_now().await;
             let at = self.meta.borrow().tables.resolve(root.entry.table_ref());
             let found = tally.seams_under(at, &mut sums);
-            // What could not be read is damage by itself.
+            // Unreadable tables are damage by themselves.
             if let Some(seams) = root.seams.filter(|&seams| seams != found && tally.report.damage.is_empty()) {
                 let id = root.id.0;
                 let what = format!(
@@ -294,7 +294,7 @@ impl<D: Device> Inner<D> {
 }
 
 impl Tally {
-    /// Seams in a table and all below it; `sums` are those that are known.
+    /// Seams in a table and all below it; `sums` holds the known ones.
     fn seams_under(&self, at: TableRef, sums: &mut FxHashMap<TableRef, u64>) -> u64 {
         if let Some(&sum) = sums.get(&at) {
             return sum;
@@ -305,14 +305,14 @@ impl Tally {
         sum
     }
 
-    /// Adds the pages of a block that maps refer to. For a block whose counts cannot be read.
+    /// Adds the mapped pages of a block whose counts cannot be read.
     fn count_uncounted(&mut self, block: Block) {
         let Some(found) = self.blocks.remove(&block) else { return };
         let pages = found.pages.iter().filter(|&&n| n > 0 || found.whole > 0).count();
         self.report.pages += pages as u64;
     }
 
-    /// Compares what was found of a block with what is counted; returns its free pages.
+    /// Compares the references found for a block with its counts; returns its free pages.
     fn compare(&mut self, block: Block, counted: &Counts) -> u64 {
         let expected = self.blocks.remove(&block).unwrap_or_default();
         let whole = counted.whole;

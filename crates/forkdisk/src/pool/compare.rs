@@ -1,4 +1,4 @@
-//! Comparing volumes and telling what only they hold, by walking their maps.
+//! Comparing volumes, and finding what only they refer to, by walking their maps.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,43 +15,43 @@ use super::reap::yield_now;
 use super::walk::Walk;
 use super::{Failure, Inner, Meta, Pool, Usage, pages_of};
 
-/// How a range of two volumes compares, as `thin_delta` says it.
+/// Result of comparing a range of two volumes, in the terms of `thin_delta`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiffClass {
-    /// The same data, shared, or nothing in both.
+    /// Shared data, or holes in both.
     Same,
-    /// Data in both, not the same pages.
+    /// Data in both, on different pages.
     Different,
-    /// Data in the left one only.
+    /// Data only in the left one.
     LeftOnly,
-    /// Data in the right one only.
+    /// Data only in the right one.
     RightOnly,
 }
 
-/// A run of one class. In bytes.
+/// A run of one class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiffRun {
-    /// Where it starts.
+    /// Start in bytes.
     pub offset: u64,
-    /// How long it is.
+    /// Length in bytes.
     pub len: u64,
-    /// How the two compare.
+    /// Class.
     pub class: DiffClass,
 }
 
 /// A part of a comparison.
 #[derive(Clone, Debug)]
 pub struct DiffPart {
-    /// In rising order, without gaps.
+    /// In ascending order without gaps.
     pub runs: Vec<DiffRun>,
-    /// Where the next part begins; `None` after the last.
+    /// Start of the next part; `None` after the last.
     pub next: Option<u64>,
 }
 
-/// Steps of a comparison after which others have their turn.
+/// Steps of a comparison before other tasks run.
 const STEPS_PER_TURN: usize = 256;
 
-/// Pages from `at` on for which both maps have the same table or both have nothing, if any.
+/// Pages from `at` on for which both maps have the same table or both have none.
 fn same_tables(
     tables: &mut Tables,
     a: &VolumeRecord,
@@ -60,7 +60,7 @@ fn same_tables(
 ) -> std::result::Result<u64, Stop> {
     let (mut x, mut xl, mut y, mut yl) = (a.root, a.level, b.root, b.level);
     loop {
-        // Bring the higher one down first.
+        // Descend in the higher one first.
         let level = xl.max(yl);
         let span = table_span(level);
         let same = x.is_absent() && y.is_absent()
@@ -87,7 +87,7 @@ fn same_tables(
     }
 }
 
-/// The next run of the volumes `ids`, of which only those in `sides` count.
+/// The next run of the volumes `ids`, of which only those in `sides` are compared.
 fn next_run(
     meta: &mut Meta,
     ids: (VolumeId, VolumeId),
@@ -116,17 +116,17 @@ fn next_run(
     Ok((x.1.min(y.1), class))
 }
 
-/// Where a page of a volume lies.
+/// Place of a page of a volume.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// In the pool.
     Pool(PageAddr),
-    /// In this origin, at the same place.
+    /// On the device of this origin, at the same offset.
     Origin(VolumeId),
 }
 
 impl Meta {
-    /// Where page `at` of a volume lies and how many behind it lie alike; `None`: nowhere, zeroes.
+    /// Place of page `at` of a volume, and the number of contiguous pages from there; `None`: a hole.
     fn place_of(
         &mut self,
         record: &VolumeRecord,
@@ -161,28 +161,27 @@ impl Meta {
     }
 }
 
-/// References that a walk has given up. By block, in a tree: nothing is ever moved as a whole, so no
-/// step takes long.
+/// References that a walk has subtracted, by block in a tree: nothing is ever moved as a whole, so every step
+/// is short.
 #[derive(Default)]
 struct ReleasedRefs {
     tables: BTreeMap<TableRef, u32>,
     blocks: BTreeMap<Block, Counts>,
     freed: u64,
-    /// The block looked at last, and its counts.
+    /// The block used last, and its counts.
     last: Option<(Block, Counts)>,
 }
 
 impl<D: Device> Pool<D> {
-    /// Compares two volumes or snapshots page by page, without looking at what they share as a
-    /// whole. Runs come in rising order; neighbours of one class are one run. Writes that happen
-    /// meanwhile may or may not be seen.
+    /// Compares two volumes or snapshots page by page; shared tables are skipped as a whole. Runs are in
+    /// ascending order, neighbours of one class merged. Concurrent writes may or may not be seen.
     pub async fn diff(&self, left: &str, right: &str) -> Result<Vec<DiffRun>> {
         let part = self.diff_part(left, right, 0, usize::MAX).await?;
         Ok(part.runs)
     }
 
-    /// As [`diff`](Self::diff), from byte `from` on (0, or where the part before ended) and for at most
-    /// `max` runs, at least one. A run may go on in the next part.
+    /// Like [`diff`](Self::diff), from byte `from` on (0, or the end of the previous part), at most `max`
+    /// runs and at least one. A run may continue in the next part.
     pub async fn diff_part(&self, left: &str, right: &str, from: u64, max: usize) -> Result<DiffPart> {
         let (a, b) = (self.find(left)?, self.find(right)?);
         let bytes = a.size.max(b.size);
@@ -206,7 +205,7 @@ impl<D: Device> Pool<D> {
         Ok(DiffPart { runs, next: None })
     }
 
-    /// How much a volume or snapshot refers to, and how much of it is its own.
+    /// How much a volume or snapshot refers to, and how much of it is exclusive.
     pub async fn usage(&self, name: &str) -> Result<Usage> {
         let referenced = self.find(name)?.referenced;
         Ok(Usage { referenced, exclusive: self.freed_by(&[name]).await? })
@@ -217,8 +216,8 @@ impl<D: Device> Pool<D> {
         Ok(self.freed_by_each(&[names.to_vec()]).await?[0])
     }
 
-    /// As [`freed_by`](Self::freed_by) for several lists of names, each by itself, all of one moment. Writers
-    /// do not wait for it; see [`check`](Self::check).
+    /// Like [`freed_by`](Self::freed_by) for each of several lists of names, at one instant. Writers do not
+    /// wait; see [`check`](Self::check).
     pub async fn freed_by_each(&self, lists: &[Vec<&str>]) -> Result<Vec<u64>> {
         let inner = &self.0;
         let ids_of = |names: &Vec<&str>| -> Result<BTreeSet<VolumeId>> {
@@ -238,8 +237,7 @@ impl<D: Device> Pool<D> {
 }
 
 impl<D: Device> Inner<D> {
-    /// The run from byte `at` on, of two volumes that have these sizes: where it stops, at `end` at
-    /// the latest, and its class.
+    /// End of the run from byte `at` on (at most `end`) of two volumes of these sizes, and its class.
     async fn compare_step(
         &self,
         a: (VolumeId, u64),
@@ -248,7 +246,7 @@ impl<D: Device> Inner<D> {
         end: u64,
     ) -> Result<(u64, DiffClass)> {
         let page = PAGE_SIZE as u64;
-        // What a volume's last page and its map hold beyond its end is none of its contents.
+        // The part of the last page and of the map beyond the end is no contents.
         let both = a.1.min(b.1);
         let end = if at < both { both.min(end) } else { end };
         let (sides, first) = ((at < a.1, at < b.1), VirtualPage(at / page));
@@ -257,8 +255,7 @@ impl<D: Device> Inner<D> {
         Ok((((first.0 + n) * page).min(end), class))
     }
 
-    /// Where the run of `a` and `b` that begins at byte `at` stops, at `end` at the latest, and
-    /// whether both are the same there.
+    /// End of the run of `a` and `b` from byte `at` on (at most `end`), and whether both are equal there.
     pub(crate) async fn compare_from(&self, a: VolumeId, b: VolumeId, at: u64, end: u64) -> Result<(u64, bool)> {
         let size = |id| match self.meta.borrow().directory.get(id) {
             Some(volume) => Ok(volume.record.size),
@@ -291,7 +288,7 @@ impl<D: Device> Inner<D> {
         Ok((given.freed + self.exceptions_freed_by(ids).await?) * PAGE_SIZE as u64)
     }
 
-    /// One reference to a table less; if it was the last, its entries are given up, too.
+    /// Subtracts a reference to a table; with the last one, its entries are released, too.
     async fn release_table(
         &self,
         walk: &Walk,
@@ -342,8 +339,8 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Has the counts of a block at hand. Blocks differ from one entry to the next where writes were
-    /// scattered: then each lets others have their turn.
+    /// Loads the counts of a block. After scattered writes each entry may be in another block: then other
+    /// tasks run in between.
     async fn loaded_counts<'g>(&self, walk: &Walk, block: Block, given: &'g mut ReleasedRefs) -> Result<&'g Counts> {
         if given.last.as_ref().is_none_or(|(last, _)| *last != block) {
             yield_now().await;
@@ -354,8 +351,7 @@ impl<D: Device> Inner<D> {
 }
 
 impl ReleasedRefs {
-    /// Whether every reference to a page of the block at hand, its own and its block's, has been
-    /// given up.
+    /// Whether every reference to a page of the loaded block, its own and its block's, was subtracted.
     fn is_free(&self, block: Block, index: usize) -> bool {
         let counted = self.last.as_ref().filter(|(last, _)| *last == block).map(|(_, counts)| counts);
         let (Some(counted), Some(given)) = (counted, self.blocks.get(&block)) else { return false };

@@ -1,4 +1,4 @@
-//! What can be set and asked about copying: break policy, throttles, the copier's settings.
+//! Settings and figures of copying: break policy, throttles, the copier.
 
 use crate::copier::CopyStats;
 use crate::device::Device;
@@ -8,37 +8,36 @@ use crate::format::{BreakPolicy, CopierSettings, Record, Throttle, VolumeState};
 use super::Pool;
 use super::verbs::writable_volume;
 
-/// A pool's copier: how it works, and what it has done since the pool was opened.
+/// Settings and figures of a pool's copier.
 #[derive(Clone, Copy, Debug)]
 pub struct CopierInfo {
     /// Its settings.
     pub settings: CopierSettings,
-    /// Figures of everything that was copied.
+    /// Figures of all copies since the pool was opened.
     pub stats: CopyStats,
     /// Bytes of buffers in use.
     pub buffers_in_use: u64,
 }
 
-/// How a volume's data is copied, and what has been copied for it since the pool was opened.
+/// Settings and figures of the copies of a volume.
 #[derive(Clone, Copy, Debug)]
 pub struct VolumeCopying {
     /// What a first write to a shared chunk does.
     pub break_policy: BreakPolicy,
-    /// What its copies are held to, beside what all copies of the pool are.
+    /// Limit of its copies, besides that of the pool.
     pub throttle: Throttle,
-    /// Figures of what was copied for it.
+    /// Figures of its copies since the pool was opened.
     pub stats: CopyStats,
 }
 
 impl<D: Device> Pool<D> {
-    /// What a first write to a shared chunk of the volume does from now on. A clone has the policy
-    /// of what it was cloned from.
+    /// Sets the break policy of the volume. A clone inherits it.
     pub async fn set_break_policy(&self, name: &str, break_policy: BreakPolicy) -> Result<()> {
         self.set_copying(name, |_, throttle| (break_policy, throttle)).await
     }
 
-    /// What copies for the volume are held to from now on, those under way included. Clients' writes
-    /// that need a copy wait with it.
+    /// Limits copies for the volume, including those under way. Clients' writes that need a copy wait with
+    /// it.
     pub async fn set_throttle(&self, name: &str, throttle: Throttle) -> Result<()> {
         if !throttle.is_valid() {
             return Err(Error::new(
@@ -69,7 +68,7 @@ impl<D: Device> Pool<D> {
         Ok(())
     }
 
-    /// How the pool's copier works from now on.
+    /// Sets how the pool's copier works.
     pub async fn set_copier(&self, settings: CopierSettings) -> Result<()> {
         if let Some(flaw) = settings.flaw() {
             return Err(Error::new(ErrorKind::Invalid, flaw));
@@ -79,13 +78,13 @@ impl<D: Device> Pool<D> {
         Ok(())
     }
 
-    /// The pool's copier.
+    /// Settings and figures of the copier.
     pub fn copier(&self) -> CopierInfo {
         let (stats, buffers_in_use) = self.0.copier.stats();
         CopierInfo { settings: self.0.meta.borrow().copier, stats, buffers_in_use }
     }
 
-    /// How one volume's data is copied.
+    /// Settings and figures of one volume.
     pub fn copying(&self, name: &str) -> Result<VolumeCopying> {
         let meta = self.0.meta.borrow();
         let volume = meta.directory.find(name)?;

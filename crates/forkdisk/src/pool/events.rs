@@ -1,4 +1,4 @@
-//! What happens to a pool without anybody asking for it, for whoever tells people.
+//! Events of a pool that no request asked for, for logs and notifications.
 
 use crate::device::Device;
 use crate::error::{ErrorKind, Result};
@@ -6,7 +6,7 @@ use crate::types::VolumeId;
 
 use super::{Inner, Pool};
 
-/// Something that nobody asked for.
+/// An event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PoolEvent {
     /// An origin's oldest droppable snapshot was deleted, durably, because the pool is full.
@@ -14,38 +14,39 @@ pub enum PoolEvent {
         /// As `volume@snapshot`.
         snapshot: String,
     },
-    /// A write found no space, be it in the pool or in the file system under it, and waits for some. Each is told.
+    /// A write found no space in the pool or the host file system, and waits for some. Reported for each
+    /// write.
     WaitsForSpace {
         /// The volume's name; empty if it has none.
         volume: String,
     },
-    /// A write found no space and fails. Each is told.
+    /// A write failed for lack of space. Reported for each write.
     OutOfSpace {
         /// The volume's name; empty if it has none.
         volume: String,
     },
 }
 
-/// Whoever is told of them.
+/// Receiver of events.
 pub type Observer = Box<dyn Fn(&PoolEvent)>;
 
 impl<D: Device> Pool<D> {
-    /// Has `observer` told of every event from now on; whoever was told before is not any more. It must not wait, nor
-    /// use the pool.
+    /// Sets the receiver of all events from now on, in place of any other. It must neither wait nor use the
+    /// pool.
     pub fn observe(&self, observer: impl Fn(&PoolEvent) + 'static) {
         *self.0.observer.borrow_mut() = Some(Box::new(observer));
     }
 }
 
 impl<D: Device> Inner<D> {
-    /// Tells that a write to `id` waits for space.
+    /// Reports that a write to `id` waits for space.
     pub fn report_waiting(&self, id: VolumeId) {
         if let Some(volume) = self.name_to_report(id) {
             self.report(&PoolEvent::WaitsForSpace { volume });
         }
     }
 
-    /// Tells that a write to `id` fails, if `outcome` is that it found no space.
+    /// Reports that a write to `id` fails, if `outcome` is a lack of space.
     pub fn report_if_full<T>(&self, id: VolumeId, outcome: Result<T>) -> Result<T> {
         if outcome.as_ref().is_err_and(|e| e.kind() == ErrorKind::NoSpace)
             && let Some(volume) = self.name_to_report(id)
@@ -55,7 +56,7 @@ impl<D: Device> Inner<D> {
         outcome
     }
 
-    /// The name of a volume; nothing while no observer is there.
+    /// The name of a volume; `None` without a receiver.
     fn name_to_report(&self, id: VolumeId) -> Option<String> {
         self.observer.borrow().as_ref()?;
         let meta = self.meta.borrow();

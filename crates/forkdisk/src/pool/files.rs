@@ -1,9 +1,9 @@
-//! Verbs as file systems have them: on names and attributes, visible at once, durable with the next flush,
-//! in the order in which they were called. A crash leaves all of them up to some point, none in part. A caller that
+//! Verbs of file systems, on names and attributes: visible at once, durable with the next flush, in the order
+//! of the calls. After a crash all of them up to some point have happened, none in part. A caller that
 //! acknowledges a change without a flush awaits [`Pool::wait_process_safe`] first.
 //!
-//! Folders are the parts of names before a `/`. One exists as long as something is in it, or it has a
-//! record of its own, which also keeps its attributes; the root's record has the empty name.
+//! Folders are the parts of names before a `/`. A folder exists while something is in it, or if it has a
+//! record, which also keeps its attributes; the record of the root has the empty name.
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -17,13 +17,13 @@ use super::info::VolumeInfo;
 use super::verbs::{check_chunk, check_gather, check_size, writable_volume};
 use super::{CreateOptions, Inner, Meta, Pool};
 
-/// What a name stands for.
+/// Object of a name.
 #[derive(Clone, Debug)]
 pub enum Child {
     /// A volume.
     Volume(VolumeInfo),
-    /// A folder, with its attributes if somebody set any, and when it was made (0: nobody made it, a volume
-    /// is in it).
+    /// A folder, with its attributes if they were set, and its time of creation (0: implied by a volume in
+    /// it).
     Folder(Option<Attributes>, u64),
 }
 
@@ -32,7 +32,8 @@ fn missing(name: &str) -> Error {
 }
 
 impl<D: Device> Inner<D> {
-    /// One change: `decide` checks and says what to do, then it is done. The next commit makes it durable.
+    /// Runs one change: `decide` checks and returns the record, which is applied. The next commit makes it
+    /// durable.
     pub(crate) fn note<T>(
         self: &std::rc::Rc<Self>,
         decide: impl FnOnce(&mut Meta) -> Result<(Record, T)>,
@@ -50,13 +51,13 @@ impl<D: Device> Inner<D> {
         Ok(value)
     }
 
-    /// To be called when nobody has the volume open any more: one that was removed is deleted.
+    /// Called at the last close of a volume: drops its live state, and deletes it if it was removed.
     pub(crate) fn last_closed(self: &std::rc::Rc<Self>, id: VolumeId) {
         let is_orphan = |meta: &Meta| meta.directory.get(id).is_some_and(|v| v.record.state == VolumeState::Orphan);
         if let Ok(mut meta) = self.meta.try_borrow_mut() {
             meta.live.release(id);
         }
-        // Else the next open of the pool deletes it.
+        // Otherwise the next open of the pool deletes it.
         if self.check_writable().is_ok()
             && self.meta.try_borrow_mut().is_ok_and(|meta| is_orphan(&meta))
             && self.note(|_| Ok((Record::Delete { ids: vec![id] }, ()))).is_ok()
@@ -65,7 +66,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Deletes what was removed and still open when the pool was last in use.
+    /// Deletes volumes that were removed and still open at the last use of the pool.
     pub(super) fn delete_orphans(self: &std::rc::Rc<Self>) -> Result<()> {
         let orphan = |v: &&super::directory::CatalogEntry| v.record.state == VolumeState::Orphan;
         let ids: Vec<VolumeId> = self.meta.borrow().directory.iter().filter(orphan).map(|v| v.record.id).collect();
@@ -77,7 +78,7 @@ impl<D: Device> Inner<D> {
 }
 
 impl<D: Device> Pool<D> {
-    /// What `name` stands for; the empty name is the root.
+    /// The object of `name`; the empty name is the root.
     pub fn child(&self, name: &str) -> Result<Child> {
         let meta = self.0.meta.borrow();
         let directory = &meta.directory;
@@ -89,28 +90,29 @@ impl<D: Device> Pool<D> {
         }
     }
 
-    /// Names of everything directly in a folder (empty: the root), in order, each with whether it is a folder.
+    /// Names of everything directly in a folder (empty: the root), sorted, each with whether it is a folder.
     pub fn children(&self, folder: &str) -> Vec<(String, bool)> {
         self.0.meta.borrow().directory.children(folder)
     }
 
-    /// Names of at most `most` volumes and snapshots, each volume before its snapshots: those that come behind the name
-    /// `after` (empty: from the first on). A long list in pieces, between which others may run and names come and go.
+    /// Names of at most `most` volumes and snapshots, each volume before its snapshots, that sort after the
+    /// name `after` (empty: from the first on). For long lists in pieces, between which other tasks run and
+    /// names come and go.
     pub fn names_after(&self, after: &str, most: usize) -> Vec<String> {
         self.0.meta.borrow().directory.names_after(after, most, true)
     }
 
-    /// As [`names_after`](Self::names_after), volumes only.
+    /// Like [`names_after`](Self::names_after), volumes only.
     pub fn volume_names_after(&self, after: &str, most: usize) -> Vec<String> {
         self.0.meta.borrow().directory.names_after(after, most, false)
     }
 
-    /// A number that is another one whenever the name of a volume or snapshot has come or gone.
+    /// A number that changes whenever the name of a volume or snapshot appears or disappears.
     pub fn names_version(&self) -> u64 {
         self.0.meta.borrow().directory.names_version()
     }
 
-    /// The snapshots of a volume, in the order of their names.
+    /// The snapshots of a volume, sorted by name.
     pub fn snapshots_of(&self, volume: &str) -> Result<Vec<VolumeInfo>> {
         let meta = self.0.meta.borrow();
         let ids = meta.directory.snapshots_of(meta.directory.find(volume)?.record.id);
@@ -118,13 +120,13 @@ impl<D: Device> Pool<D> {
         Ok(seen.map(|v| meta.info_of(&v.record)).collect())
     }
 
-    /// The names of at most `most` snapshots of a volume, without the volume's: those that come last in the order of names,
-    /// in that order. Takes no longer for a volume that has many more.
+    /// The last names of snapshots of a volume in sorted order, at most `most`, without the volume's part.
+    /// The time does not depend on the number of snapshots.
     pub fn last_snapshot_names(&self, volume: &str, most: usize) -> Vec<String> {
         self.0.meta.borrow().directory.last_snapshot_names(volume, most)
     }
 
-    /// A new, empty volume, opened.
+    /// Creates and opens an empty volume.
     pub fn create_file(&self, name: &str, options: &CreateOptions, attributes: Attributes) -> Result<Volume<D>> {
         check_size(options.size)?;
         check_chunk(options.chunk)?;
@@ -142,7 +144,7 @@ impl<D: Device> Pool<D> {
         self.volume_by_id(id)
     }
 
-    /// What the volume or folder with this number has as a file from now on. Refused for snapshots.
+    /// Sets the attributes of the volume or folder with this number. Refused for snapshots.
     pub fn set_attributes(&self, id: VolumeId, attributes: Attributes) -> Result<()> {
         self.0.note(|meta| match meta.directory.get(id).map(|v| v.record.state) {
             Some(VolumeState::Snapshot) => Err(Error::new(ErrorKind::ReadOnly, "a snapshot cannot be changed")),
@@ -155,7 +157,7 @@ impl<D: Device> Pool<D> {
         })
     }
 
-    /// A folder that stays when nothing is in it. Refused if there is a volume or folder of this name.
+    /// Creates a folder that exists without contents. Refused if a volume or folder has this name.
     pub fn make_folder(&self, name: &str, attributes: Attributes, now: u64) -> Result<()> {
         check_volume_name(name)?;
         self.0.note(|meta| {
@@ -165,7 +167,7 @@ impl<D: Device> Pool<D> {
         })
     }
 
-    /// Attributes of a folder (empty: the root), which gets a record of its own if it has none.
+    /// Sets the attributes of a folder (empty: the root), which gets a record if it has none.
     pub fn set_folder_attributes(&self, name: &str, attributes: Attributes, now: u64) -> Result<()> {
         let known = self.0.meta.borrow().directory.folder(name).map(|record| record.id);
         if let Some(id) = known {
@@ -180,7 +182,7 @@ impl<D: Device> Pool<D> {
         })
     }
 
-    /// Removes a folder that is empty; any other is `Busy`.
+    /// Removes an empty folder; any other is `Busy`.
     pub fn remove_folder(&self, name: &str) -> Result<()> {
         self.0.note(|meta| {
             if meta.directory.has_children(name) {
@@ -193,8 +195,8 @@ impl<D: Device> Pool<D> {
         Ok(())
     }
 
-    /// Removes a volume or a snapshot (`volume@snapshot`): its name is gone, its contents when nobody has it open any
-    /// more. Refused for a volume that has snapshots.
+    /// Removes a volume or a snapshot (`volume@snapshot`): its name at once, its contents at the last close.
+    /// Refused for a volume that has snapshots.
     pub fn remove(&self, name: &str) -> Result<()> {
         self.0.note(|meta| {
             let volume = meta.directory.find(name)?;
@@ -207,8 +209,8 @@ impl<D: Device> Pool<D> {
         Ok(())
     }
 
-    /// Gives a volume another name; its snapshots go with it. A volume that has the name already is removed
-    /// in the same instant, as [`remove`](Self::remove) does, or the rename is refused (`replace` false).
+    /// Renames a volume; its snapshots go with it. If a volume has the new name, it is removed in the same
+    /// instant, as by [`remove`](Self::remove), or without `replace` the rename is refused.
     pub fn rename_file(&self, from: &str, to: &str, replace: bool) -> Result<()> {
         self.0.note(|meta| {
             let id = writable_volume(meta.directory.find(from)?, from)?;
@@ -230,8 +232,7 @@ impl<D: Device> Pool<D> {
         Ok(())
     }
 
-    /// Gives a folder another name, and with it everything in it. The new name must be free, and not within
-    /// the folder.
+    /// Renames a folder and everything in it. The new name must be free, and not within the folder.
     pub fn rename_folder(&self, from: &str, to: &str) -> Result<()> {
         self.0.note(|meta| {
             let directory = &meta.directory;
@@ -248,7 +249,7 @@ impl<D: Device> Pool<D> {
     }
 }
 
-/// Refuses to remove an origin, and a snapshot of one that is in use or shows through to a volume.
+/// Refuses to remove an origin, and a snapshot of one that is in use or the backing of a volume.
 fn refuse_origin(meta: &Meta, volume: &super::directory::CatalogEntry) -> Result<()> {
     let id = volume.record.id;
     if volume.record.state == VolumeState::Origin {

@@ -1,9 +1,10 @@
-//! Of the hosts that share a pool's storage one has the pool open, where the pool has a heartbeat.
+//! With a heartbeat, one of the hosts that share a pool's storage has the pool open.
 //!
-//! At every beat the owner reads a page and writes it. If the page contains another host's claim, the pool fails and
-//! writes nothing more. An open first watches the page for beats of an owner that has not closed the pool, then writes
-//! its claim, and reads the page again after two beats: the claim must still be there. An owner that stands still for longer than others wait (`BEATS`) may be overtaken
-//! and write after that what was under way: only the storage itself can fence it.
+//! At every beat the owner reads a page and writes it. If the page contains another host's claim, the pool
+//! fails and writes nothing more. An open first watches the page for beats of an owner that has not closed
+//! the pool, then writes its claim and reads the page again after two beats: the claim must still be there.
+//! An owner that pauses for longer than others wait (`TAKEOVER_BEATS`) may be overtaken and then still write
+//! requests under way: only the storage itself can fence it.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -20,17 +21,18 @@ use crate::types::PAGE_SIZE;
 
 use super::{Inner, OpenOptions};
 
-/// For how many beats an owner is waited for that has not closed the pool.
+/// Beats for which an open waits for an owner that has not closed the pool.
 const TAKEOVER_BEATS: u32 = 5;
-/// Looks during a beat.
+/// Reads during a beat.
 const READS_PER_BEAT: u32 = 4;
 
-/// Which host opens a pool, and which open of it this is.
+/// The host that opens a pool, and this open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostIdentity {
     /// Its name, for messages; cut at 64 bytes.
     pub name: String,
-    /// A number of this boot of this machine: owners of the same boot are told apart by locks, not by the heartbeat.
+    /// A number of this boot of this machine: owners of the same boot are told apart by locks, not by the
+    /// heartbeat.
     pub boot: [u8; 16],
     /// A random number.
     pub open: [u8; 16],
@@ -45,7 +47,7 @@ pub struct Beats {
     turn: Rc<RangeLocks>,
 }
 
-/// The page, if it was ever written as a whole.
+/// The page, if it was ever completely written.
 async fn read<D: Device>(device: &D, uuid: [u8; 16]) -> Result<Option<Heartbeat>> {
     let segment = Segment { offset: HEARTBEAT_PAGE.offset(), at: 0, len: PAGE_SIZE };
     let (result, page) = device.read(device.buffer(PAGE_SIZE), smallvec![segment]).await;
@@ -137,7 +139,7 @@ impl<D: Device> Inner<D> {
         }));
     }
 
-    /// One beat; whether there is another one.
+    /// One beat; returns whether there is another one.
     async fn beat_once(&self, host: &HostIdentity, interval: u32) -> bool {
         let _turn = self.beats.turn.lock(0..1, LockMode::Exclusive).await;
         if self.beats.ended.get() {
@@ -161,7 +163,7 @@ impl<D: Device> Inner<D> {
         true
     }
 
-    /// The pool is closed: other hosts need not wait.
+    /// Marks the pool as closed: other hosts need not wait.
     pub(super) async fn end_heartbeat(&self) -> Result<()> {
         let Some((host, interval)) = self.heartbeat() else { return Ok(()) };
         let _turn = self.beats.turn.lock(0..1, LockMode::Exclusive).await;

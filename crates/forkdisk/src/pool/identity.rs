@@ -1,4 +1,4 @@
-//! What a pool that nothing has open says of itself, changed in both superblocks.
+//! Changing properties in both superblocks of a pool that is not open.
 
 use std::time::Duration;
 
@@ -10,20 +10,22 @@ use crate::types::PAGE_SIZE;
 use super::open::read_superblock;
 use super::repair::{Replacement, replace_pages};
 
-/// Gives a pool that was closed in order another UUID, so that it and what it was copied from are two pools. Nothing
-/// else may have it open. A crash leaves the old UUID or the new one.
+/// Gives a pool that was closed in order another UUID, so that it and the pool it was copied from are two.
+/// Nothing else may have it open. A crash leaves the old UUID or the new one.
 ///
 /// # Errors
-/// `Busy` where the pool was not closed in order: open it for writing first.
+///
+/// `Busy` if the pool was not closed in order: open it for writing first.
 pub async fn set_uuid<D: Device>(device: &D, uuid: [u8; 16]) -> Result<()> {
     change(device, |old| Superblock { uuid, ..old }).await
 }
 
-/// As [`set_uuid`], gives a pool a heartbeat by which one host at a time has it open, or none (zero): whole
-/// milliseconds between two beats, 100 ms to 60 s.
+/// Gives a pool a heartbeat, with which one host at a time has it open, or removes it (zero). `interval`:
+/// time between two beats in whole milliseconds, 100 ms to 60 s.
 ///
 /// # Errors
-/// `Invalid` for another time, and as [`set_uuid`].
+///
+/// `Invalid` for another interval, and those of [`set_uuid`].
 pub async fn set_heartbeat<D: Device>(device: &D, interval: Duration) -> Result<()> {
     let heartbeat = u32::try_from(interval.as_millis()).unwrap_or(u32::MAX);
     let is_whole = Duration::from_millis(heartbeat.into()) == interval;
@@ -44,7 +46,7 @@ async fn change<D: Device>(device: &D, to: impl FnOnce(Superblock) -> Superblock
     }
     let generation = found.superblock.generation + 1;
     let next = Superblock { generation, ..to(found.superblock) };
-    // First the one that was not chosen: the other may be the only one that is whole.
+    // The slot that was not chosen comes first: the other may be the only valid one.
     let pages = [1 - found.slot, found.slot].map(|slot| page(&next, slot));
     replace_pages(device, &pages).await
 }

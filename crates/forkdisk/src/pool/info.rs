@@ -1,4 +1,4 @@
-//! What can be asked of a pool without changing it.
+//! Properties of a pool and its volumes.
 
 use crate::device::Device;
 use crate::error::Result;
@@ -10,44 +10,45 @@ use crate::types::{BLOCK_PAGES, PAGE_SIZE, VolumeId};
 
 use super::{Inner, Meta, Pool};
 
-/// Levels of tables that a write to an empty volume makes.
+/// Most levels of tables that a write to an empty volume creates.
 const MAX_MAP_LEVELS: u64 = 4;
 
-/// What a pool will do at the moment.
+/// What a pool accepts at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Everything.
     ReadWrite,
-    /// Reading only: it was opened so.
+    /// Reads only: opened read-only.
     ReadOnly,
     /// Everything that needs no new space.
     OutOfDataSpace,
-    /// Reading only, until it is opened again: a flush or a write of metadata failed.
+    /// Reads only until it is opened again: a flush or a metadata write failed.
     Failed,
 }
 
-/// The pool as a whole. All amounts in bytes.
+/// Properties of a pool. All amounts in bytes.
 #[derive(Clone, Debug)]
 pub struct PoolInfo {
-    /// Its identity.
+    /// Identity.
     pub uuid: [u8; 16],
-    /// When it was made, in seconds since 1970.
+    /// Time of creation, in seconds since 1970.
     pub created: u64,
-    /// What it will do at the moment.
+    /// What it accepts at the moment.
     pub mode: Mode,
-    /// Its length.
+    /// Length.
     pub size: u64,
-    /// What is in use.
+    /// In use.
     pub used: u64,
-    /// What new writes can use: of `unused`, without what the next checkpoint and the tables of such writes need.
+    /// What new writes can use: `unused` without the needs of the next checkpoint and of the tables of such
+    /// writes.
     pub free: u64,
-    /// What nothing uses.
+    /// Not in use.
     pub unused: u64,
-    /// What was given up and can be used after the next checkpoint (estimate).
+    /// Freed, and usable after the next checkpoint (estimate).
     pub freeing: u64,
-    /// Below how much free space it is low.
+    /// Free space below which it is low.
     pub low_water: u64,
-    /// Whether it is, counting what can be used after the next checkpoint, or out of data space.
+    /// Low, counting what the next checkpoint frees, or out of data space.
     pub low: bool,
     /// Of `used`: superblock, counts and journal.
     pub metadata: u64,
@@ -57,13 +58,13 @@ pub struct PoolInfo {
     pub origins: u64,
     /// Number of snapshots.
     pub snapshots: u64,
-    /// What is kept for snapshots of origins.
+    /// Exceptions of origins.
     pub kept: u64,
-    /// What volumes have mapped, each for itself.
+    /// Mapped by volumes, each counted separately.
     pub referenced: u64,
-    /// Of that, what does not lie behind what is before it; see [`VolumeInfo::scattered`].
+    /// Of that, scattered; see [`VolumeInfo::scattered`].
     pub scattered: u64,
-    /// Metadata changed and not yet in a checkpoint.
+    /// Dirty metadata.
     pub dirty: u64,
     /// Length of the journal.
     pub journal_size: u64,
@@ -71,100 +72,100 @@ pub struct PoolInfo {
     pub journal_used: u64,
     /// Rises with every superblock.
     pub generation: u64,
-    /// Whether it was closed cleanly before it was opened.
+    /// Closed in order before it was opened.
     pub clean: bool,
 }
 
-/// How an origin is protected.
+/// Protection of an origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Protection {
-    /// Most bytes kept ahead of a sequential writer.
+    /// Most bytes copied ahead of a sequential writer.
     pub copy_ahead: u64,
-    /// What happens to a write whose old contents find no space.
+    /// What happens to a write if there is no space for the old contents.
     pub when_full: OriginFull,
-    /// Whether it was stopped cleanly and has not been written since.
+    /// Closed in order and not written since.
     pub clean: bool,
-    /// The snapshot that a rollback under way brings back, as `volume@snapshot`.
+    /// The snapshot of a running rollback, as `volume@snapshot`.
     pub rolling: Option<String>,
 }
 
-/// One volume or snapshot.
+/// Properties of a volume or snapshot.
 #[derive(Clone, Debug)]
 pub struct VolumeInfo {
-    /// Its number.
+    /// Number.
     pub id: VolumeId,
     /// `volume` or `volume@snapshot`.
     pub name: String,
-    /// Whether it is a snapshot.
+    /// A snapshot.
     pub snapshot: bool,
-    /// Whether it is an origin: a device that is protected in place.
+    /// An origin: a device that is protected in place.
     pub protected: bool,
-    /// How an origin is protected.
+    /// Protection of an origin.
     pub protection: Option<Protection>,
-    /// What was said of a snapshot when it was taken.
+    /// Flags of a snapshot.
     pub flags: SnapshotFlags,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub size: u64,
-    /// How much room a first write reserves, in bytes.
+    /// Chunk: space that a first write reserves, in bytes.
     pub chunk: u64,
     /// What a first write to a shared chunk does.
     pub break_policy: BreakPolicy,
-    /// When its scattered pages are brought together.
+    /// When its scattered pages are gathered by policy.
     pub gather: GatherPolicy,
     /// Bytes mapped.
     pub referenced: u64,
-    /// Of them, bytes that do not lie behind those before them in their block of 1 MiB.
+    /// Of them, scattered: not behind the page before them in their block of 1 MiB.
     pub scattered: u64,
-    /// Most bytes it may have mapped; 0: no bound.
+    /// Most bytes that it may have mapped; 0: no limit.
     pub quota: u64,
-    /// Name of what it was cloned from, as it is now; of an origin the path of its device; empty if nothing, or if
-    /// that is gone.
+    /// Current name of the volume or snapshot that it was cloned from; of an origin the path of its device;
+    /// empty if there is none.
     pub origin: String,
-    /// The number of what it was cloned from, if that is there still.
+    /// Number of the volume or snapshot that it was cloned from, if that exists.
     pub origin_id: Option<VolumeId>,
-    /// The snapshot of an origin that shows through to it, which it holds; empty if none does.
+    /// The snapshot of an origin that is its backing; empty if there is none.
     pub depends_on: String,
-    /// When it was made, in seconds since 1970.
+    /// Time of creation, in seconds since 1970.
     pub created: u64,
     /// Open handles.
     pub in_use: usize,
-    /// What it has as a file; `None` until somebody sets any of it.
+    /// Attributes as a file; `None` if they were never set.
     pub attributes: Option<Attributes>,
 }
 
 impl VolumeInfo {
-    /// How scattered it is, in percent: pages that do not lie behind the page before them, of all that are mapped.
+    /// Fragmentation: scattered pages in percent of mapped pages.
     pub fn fragmentation(&self) -> f64 {
         if self.referenced == 0 { 0.0 } else { 100.0 * self.scattered as f64 / self.referenced as f64 }
     }
 }
 
-/// How much of what a volume refers to is its own. In bytes.
+/// What a volume refers to, and how much of it is exclusive. In bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Mapped.
     pub referenced: u64,
-    /// What deleting this one alone would free, tables included.
+    /// What deleting only this one would free, tables included.
     pub exclusive: u64,
 }
 
-/// Where the two superblocks of a pool lie, in bytes; each is [`PAGE_SIZE`] long.
+/// Offsets of the two superblocks of a pool, in bytes; each is [`PAGE_SIZE`] long.
 pub const SUPERBLOCK_AT: [u64; 2] =
     [SUPERBLOCK_PAGES[0].0 * PAGE_SIZE as u64, SUPERBLOCK_PAGES[1].0 * PAGE_SIZE as u64];
 
-/// What a superblock says of the pool as a whole.
+/// Contents of a superblock that describe the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// The pool's identity.
+    /// Identity of the pool.
     pub uuid: [u8; 16],
-    /// Rises with every superblock written.
+    /// Rises with every superblock.
     pub generation: u64,
-    /// Whether the pool was closed and nothing was left to be done then.
+    /// Closed in order, with nothing left to do.
     pub clean: bool,
 }
 
-/// What the superblock in slot `slot` (0 or 1) says that was read as `page`: a look from outside, without opening the
-/// pool. `None` if that is no whole superblock. The newer of the two holds.
+/// Decodes `page`, read from superblock slot `slot` (0 or 1), without opening the pool. `None` if it is no
+/// valid superblock. The newer of the two counts.
 pub fn recorded(slot: usize, page: &[u8]) -> Option<Recorded> {
     let whole = page.get(..PAGE_SIZE)?;
     let superblock = Superblock::decode(*SUPERBLOCK_PAGES.get(slot)?, whole).ok()?;
@@ -172,13 +173,13 @@ pub fn recorded(slot: usize, page: &[u8]) -> Option<Recorded> {
 }
 
 impl Meta {
-    /// The snapshot of an origin that shows through to a clone; empty if none does.
+    /// The snapshot of an origin that is the backing of a clone; empty if there is none.
     fn base_name(&self, record: &VolumeRecord) -> String {
         let base = self.directory.get(record.base).filter(|_| record.state != VolumeState::Origin);
         base.map_or(String::new(), |v| self.directory.full_name(&v.record))
     }
 
-    /// What it was cloned from, if that is there still and has a name.
+    /// The volume or snapshot that it was cloned from, if it exists and has a name.
     fn origin_of(&self, record: &VolumeRecord) -> Option<&VolumeRecord> {
         let ancestor = self.directory.ancestor(record).filter(|_| !record.origin.is_empty());
         ancestor.map(|v| &v.record).filter(|v| !v.name.is_empty())
@@ -219,14 +220,14 @@ impl Meta {
 }
 
 impl Meta {
-    /// Pages that writes can have together. A write needs more than its own: what the checkpoint takes that follows,
-    /// and a table for each block that it does not fill with one.
+    /// Pages that writes can get together. A write needs more than its data: the pages of the next
+    /// checkpoint, and a table for each block that it does not fill.
     fn writable_pages(&self) -> u64 {
         let left = self.space.unreserved(self.checkpoint_pages());
         left.saturating_sub(left / BLOCK_PAGES + MAX_MAP_LEVELS)
     }
 
-    /// Pages kept for snapshots of origins.
+    /// Exceptions of all origins, in pages.
     fn kept_pages(&self) -> u64 {
         let of_origin =
             |r: &&VolumeRecord| self.directory.get(r.parent).is_some_and(|v| v.record.origin_record.is_some());
@@ -247,13 +248,13 @@ impl<D: Device> Inner<D> {
 }
 
 impl<D: Device> Pool<D> {
-    /// What it will do at the moment.
+    /// What the pool accepts at the moment.
     pub fn mode(&self) -> Mode {
         self.0.mode()
     }
 
-    /// Whether there is less free space than [`OpenOptions::low_water`](super::OpenOptions::low_water) says, or none that
-    /// can be had, be it for the file system under it.
+    /// Whether less space is free than [`OpenOptions::low_water`](super::OpenOptions::low_water), or none can
+    /// be used, in the pool or the host file system.
     pub fn is_low(&self) -> bool {
         if self.mode() == Mode::OutOfDataSpace {
             return true;
@@ -263,7 +264,7 @@ impl<D: Device> Pool<D> {
         free < self.0.options.low_water.bytes(meta.size())
     }
 
-    /// The pool as a whole.
+    /// Properties of the pool.
     pub fn info(&self) -> PoolInfo {
         let inner = &self.0;
         let (meta, superblock) = (inner.meta.borrow(), inner.superblock.borrow());
@@ -299,7 +300,7 @@ impl<D: Device> Pool<D> {
         }
     }
 
-    /// All volumes and snapshots, by name.
+    /// All volumes and snapshots, sorted by name.
     pub fn list(&self) -> Vec<VolumeInfo> {
         let meta = self.0.meta.borrow();
         let named = |state| matches!(state, VolumeState::Volume | VolumeState::Snapshot | VolumeState::Origin);
@@ -309,8 +310,8 @@ impl<D: Device> Pool<D> {
         all
     }
 
-    /// The names of the volumes that volume or snapshot `id` has its contents from: its own (empty if it has
-    /// none), that of which it was cloned, and so on, `most` at most. Others without a name are left out.
+    /// Names of the volumes that volume or snapshot `id` descends from: its own (empty if it has none), that
+    /// of its source, and so on, at most `most`. Other volumes without a name are left out.
     pub fn line_of(&self, id: VolumeId, most: usize) -> Vec<String> {
         let meta = self.0.meta.borrow();
         let volume_of = |id: VolumeId| {
@@ -329,7 +330,7 @@ impl<D: Device> Pool<D> {
         names
     }
 
-    /// One volume or snapshot, by its name.
+    /// A volume or snapshot by name.
     pub fn find(&self, name: &str) -> Result<VolumeInfo> {
         let meta = self.0.meta.borrow();
         Ok(meta.info_of(&meta.directory.find(name)?.record))

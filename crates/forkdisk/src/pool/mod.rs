@@ -1,7 +1,7 @@
 //! An open pool: the single owner of all metadata.
 //!
-//! Metadata changes happen in short synchronous sections (`Inner::edit`); what they miss is loaded
-//! between two attempts. Device I/O happens outside of them.
+//! Metadata changes in short synchronous sections (`Inner::retry_on_miss`); what they miss is loaded between
+//! two attempts. Device I/O happens outside of them.
 
 mod check;
 mod checkpoint;
@@ -81,7 +81,7 @@ pub enum WhenFull {
     Error,
 }
 
-/// Below how much free space a pool is low.
+/// Free space below which a pool is low.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LowWater {
     /// Percent of the pool.
@@ -91,7 +91,7 @@ pub enum LowWater {
 }
 
 impl LowWater {
-    /// In a pool of `size` bytes; 0: it is never low.
+    /// The limit in a pool of `size` bytes; 0: never low.
     pub fn bytes(self, size: u64) -> u64 {
         match self {
             LowWater::Percent(percent) => size / 100 * u64::from(percent),
@@ -100,32 +100,32 @@ impl LowWater {
     }
 }
 
-/// How a pool is opened.
+/// Options of opening a pool.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// Nothing is written, not even by recovery.
     pub read_only: bool,
     /// Bytes of clean metadata kept in memory (default 32 MiB).
     pub cache: usize,
-    /// Most bytes of metadata changed and not yet in a checkpoint (default 64 MiB).
+    /// Most bytes of dirty metadata (default 64 MiB).
     pub dirty: usize,
     /// What happens to a write that needs space when there is none (default: `Error`).
     pub when_full: WhenFull,
-    /// Whether freed space is discarded on the device: holes in a pool file (default true).
+    /// Whether freed space is discarded on the device, which makes holes in a pool file (default true).
     pub discard: bool,
-    /// Below how much free space the pool says that it is low (default 5 %).
+    /// Free space below which the pool is reported as low (default 5 %).
     pub low_water: LowWater,
-    /// Memory that outlives the process, in which nothing acknowledged is lost when only the process dies
+    /// Memory that outlives the process: with it, a crash of the process alone loses nothing acknowledged
     /// (default: none).
     pub volatile: Option<VolatileLog>,
-    /// How long something acknowledged may wait before it is committed, with a flush, without anybody asking; zero (the
-    /// default): for ever. The program sets 5 s.
+    /// Longest time for which an acknowledged change waits before it is committed with a flush; zero (the
+    /// default): no limit. The program sets 5 s.
     pub commit_interval: Duration,
-    /// Which host this is: needed for a pool that has a heartbeat.
+    /// Identity of this host: required for a pool with a heartbeat.
     pub host: Option<HostIdentity>,
-    /// Says what time it is, in nanoseconds since 1970. With it, volumes keep when they were changed last
-    /// ([`Attributes`](crate::Attributes)); without (the default), that is what
-    /// [`set_attributes`](Pool::set_attributes) says.
+    /// Clock in nanoseconds since 1970. With it, volumes record the time of their last change
+    /// ([`Attributes`](crate::Attributes)); without (the default) only
+    /// [`set_attributes`](Pool::set_attributes) does.
     pub clock: Option<fn() -> i64>,
 }
 
@@ -149,20 +149,20 @@ impl Default for OpenOptions {
     }
 }
 
-/// What an open found of the one before it.
+/// What the open found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// Whether the pool had been closed in order.
+    /// The pool had been closed in order.
     pub clean: bool,
-    /// Records that were replayed from the journal.
+    /// Records replayed from the journal.
     pub journal: u64,
-    /// Records that were replayed from the volatile log of a process that died.
+    /// Records replayed from the volatile log of a process that died.
     pub volatile: u64,
 }
 
-/// An open pool. Cheap to clone; all clones are the same pool. Lives on one thread.
+/// An open pool, for use on one thread (`!Send`). Cheap to clone; all clones are the same pool.
 ///
-/// The futures of its methods must be run to their end (spawn a task for each request).
+/// Run the futures of its methods to their end (spawn a task for each request).
 pub struct Pool<D: Device>(pub(crate) Rc<Inner<D>>);
 
 impl<D: Device> Clone for Pool<D> {
@@ -184,52 +184,52 @@ pub(crate) struct Inner<D> {
     pub generations: Generations,
     pub commits: commit::Commits,
     pub interval: interval::Interval,
-    /// Volumes whose last change is not recorded.
+    /// Volumes with a last change that is not recorded.
     pub times: times::Times,
     pub flushes: Flushes,
     pub checkpoints: checkpoint::Checkpoints,
     pub count_log_flush: count_log_flush::CountLogFlush,
     pub host_enospc: host_enospc::HostEnospc,
-    /// Why nothing is acknowledged any more.
+    /// The error after which nothing is acknowledged.
     pub failed: RefCell<Option<Error>>,
-    /// Space came back, or the pool failed: whoever waits for space looks again.
+    /// Space was freed, or the pool failed: waiting requests check again.
     pub space_changed: Event,
     /// Whether the reaper runs.
     pub reaping: Cell<bool>,
     pub reaped: Event,
-    /// The walks that nobody stands still for.
+    /// Walks over a frozen checkpoint view; writers do not wait for them.
     pub views: view::Views,
-    /// Held by the reaper during a turn, and by a check so that nothing is reaped meanwhile.
+    /// Held by the reaper during a step, and by a check so that nothing is reaped meanwhile.
     pub reap_lock: Rc<RangeLocks>,
-    /// Who brings scattered pages together.
+    /// The scheduler of gathering.
     pub gathering: gather::GatherScheduler,
     /// Pages of metadata that are being loaded.
     pub loading: RefCell<HashSet<PageAddr>>,
     pub loaded: Event,
-    /// The slot that held it when the pool was opened.
+    /// The slot that was newer when the pool was opened.
     pub superblock_slot: Cell<usize>,
     /// Held while the superblock is written: an older one must never follow a newer one.
     pub superblock_lock: Rc<RangeLocks>,
-    /// Whether the superblock carries this open's incarnation.
+    /// The superblock carries the incarnation of this open.
     pub active: Cell<bool>,
     pub full: Cell<bool>,
-    /// Nobody waits for the host any more.
+    /// The pool is closing: nothing waits for a full host.
     pub closing: Cell<bool>,
     pub closed: Cell<bool>,
     pub counters: PoolCounters,
     pub observer: RefCell<Option<events::Observer>>,
     pub recovery: Cell<Recovery>,
-    /// The open has ended: before, nothing runs in the background, so that every record is either replayed or in the
-    /// volatile log.
+    /// The open has ended. Before that no background task runs, so that every record is either replayed or in
+    /// the volatile log.
     pub opened: Cell<bool>,
-    /// What is wrong with the superblock that the pool was not opened by.
+    /// Damage of the other superblock slot.
     pub superblock_flaw: RefCell<Option<String>>,
-    /// By which other hosts know that it is open.
+    /// Heartbeat for other hosts.
     pub beats: heartbeat::Beats,
 }
 
 impl<D: Device> Inner<D> {
-    /// Refuses when the pool cannot be written.
+    /// Refuses if the pool cannot be written.
     pub fn check_writable(&self) -> Result<()> {
         self.check_alive()?;
         if self.options.read_only {
@@ -238,7 +238,7 @@ impl<D: Device> Inner<D> {
         Ok(())
     }
 
-    /// Refuses when nothing may be acknowledged any more.
+    /// Refuses after a failure.
     pub fn check_alive(&self) -> Result<()> {
         if let Some(error) = &*self.failed.borrow() {
             return Err(error.clone());
@@ -249,17 +249,17 @@ impl<D: Device> Inner<D> {
         Ok(())
     }
 
-    /// The volatile log of this open counts no more.
+    /// Invalidates the volatile log of this open.
     pub fn end_volatile(&self) {
         if let Some(log) = self.options.volatile.as_ref().filter(|log| log.write) {
             invalidate(&log.memory);
         }
     }
 
-    /// From now on nothing is acknowledged.
+    /// Fails the pool: nothing is acknowledged from now on.
     pub fn fail(&self, cause: &Error) -> Error {
         let error = match self.closing.get() && cause.is_full_host() {
-            // The journal has what the checkpoint would have had.
+            // The journal has everything that the checkpoint would contain.
             true => Error::new(ErrorKind::NoSpace, cause.to_string()),
             false => {
                 Error::new(ErrorKind::Failed, format!("{cause}; the pool refuses writes until it is opened again"))
@@ -273,12 +273,12 @@ impl<D: Device> Inner<D> {
 }
 
 impl<D: Device> Pool<D> {
-    /// What this open found of the one before it.
+    /// What the open of this pool found.
     pub fn recovery(&self) -> Recovery {
         self.0.recovery.get()
     }
 
-    /// A buffer of `len` bytes fit for the device; its contents are unspecified.
+    /// A buffer of `len` bytes fit for the device, with unspecified contents.
     pub fn buffer(&self, len: usize) -> Buf {
         self.0.device.buffer(len)
     }
@@ -288,19 +288,19 @@ impl<D: Device> Pool<D> {
         &self.0.device
     }
 
-    /// Makes everything acknowledged so far durable.
+    /// Makes all acknowledged changes durable.
     pub async fn flush(&self) -> Result<()> {
         self.0.commit_for_client().await
     }
 
-    /// Waits until all changes of names and attributes so far survive a crash of this process, in a pool that is opened
-    /// with [`OpenOptions::volatile`]. Returns at once unless the volatile log was full. A caller calls this before it
-    /// acknowledges such a change without a flush; writes, discards and changes of size call it themselves.
+    /// Waits until all changes of names and attributes survive a crash of this process, in a pool opened with
+    /// [`OpenOptions::volatile`]. Returns at once unless the volatile log was full. Call it before such a
+    /// change is acknowledged without a flush; writes, discards and changes of size call it themselves.
     pub async fn wait_process_safe(&self) -> Result<()> {
         self.0.wait_process_safe().await
     }
 
-    /// Whether [`wait_process_safe`](Self::wait_process_safe) has nothing to wait for.
+    /// Whether [`wait_process_safe`](Self::wait_process_safe) would return at once.
     pub fn is_process_safe(&self) -> bool {
         self.0.is_process_safe()
     }

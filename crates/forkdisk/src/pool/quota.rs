@@ -1,8 +1,8 @@
-//! A volume's quota: a bound in bytes on what it refers to, whether others share it or not.
+//! Quota of a volume: a limit in bytes of what it refers to, shared or not.
 //!
-//! What may be mapped is judged when a write is planned, together with what other writes under way
-//! have been promised; what is mapped already can always be written. A quota below what a volume
-//! refers to takes nothing away: the volume grows no further until it refers to less.
+//! It is checked when a write is planned, including what other writes under way have claimed; mapped pages
+//! can always be overwritten. A quota below what a volume refers to removes nothing: the volume cannot grow
+//! until it refers to less.
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -21,7 +21,7 @@ pub(super) fn check_quota(quota: u64) -> Result<()> {
 }
 
 impl Meta {
-    /// Refuses `more` pages that a volume does not refer to yet where its quota has no room for them.
+    /// Refuses `more` pages that a volume does not refer to yet if they exceed its quota.
     pub fn admits(&self, id: VolumeId, more: u64) -> std::result::Result<(), Failure> {
         let volume = self.directory.get(id).expect("a volume with a handle is not removed");
         let claimed = if planted(Bug::QuotaForgetsClaims) { 0 } else { self.live.of_handle(id).claims.pages() };
@@ -36,8 +36,8 @@ impl Meta {
 }
 
 impl<D: Device> Pool<D> {
-    /// The most bytes that the volume may have mapped from now on, at most 1 PiB; 0: no bound. Whole pages
-    /// count. A snapshot or clone of the volume has no quota, a rollback leaves it as it is.
+    /// Sets the most bytes that the volume may have mapped, at most 1 PiB, in whole pages; 0: no limit. A
+    /// snapshot or clone of the volume has no quota, a rollback keeps it.
     pub async fn set_quota(&self, name: &str, quota: u64) -> Result<()> {
         check_quota(quota)?;
         self.0

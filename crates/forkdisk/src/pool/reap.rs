@@ -1,5 +1,5 @@
-//! Giving space back in the background: the maps of dead volumes, and what lies beyond the end of
-//! volumes that were shortened. Works in small steps; after each others have their turn.
+//! The reaper: frees the space of dead volumes, and of the tails of volumes that shrank, in the background.
+//! Works in small steps; other tasks run in between.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -18,17 +18,17 @@ use crate::space::Need;
 
 use super::{EditError, Inner, Meta, pages_of};
 
-/// Pieces (of at most 256 pages) given back before others have their turn.
+/// Pieces (of at most 256 pages) freed before other tasks run.
 const PIECES_PER_TURN: usize = 16;
 
-/// What the reaper does next.
+/// The next work of the reaper.
 enum ReapWork {
     Dead(VolumeId),
     Tail(VolumeId),
 }
 
 impl<D: Device> Inner<D> {
-    /// Starts the reaper if there is something to do and it does not run.
+    /// Starts the reaper if it does not run and there is work.
     pub fn reap_soon(self: &Rc<Self>) {
         if !self.opened.get() || self.options.read_only || next_work(&self.meta.borrow()).is_none() {
             return;
@@ -38,7 +38,7 @@ impl<D: Device> Inner<D> {
         }
         let inner = self.clone();
         self.runtime.spawn(Box::pin(async move {
-            // A pool that is being closed refuses what the reaper asks of it: it goes on at the next open.
+            // A closing pool refuses the requests of the reaper; the next open continues.
             if let Err(error) = inner.reap().await
                 && !inner.closed.get()
             {
@@ -50,7 +50,7 @@ impl<D: Device> Inner<D> {
         }));
     }
 
-    /// A pool that is being closed is left to the next open, unless that takes room which only this can bring.
+    /// A closing pool leaves the work to the next open, unless closing needs the space that only this frees.
     fn may_reap(&self) -> bool {
         let goes_on = !self.closing.get() || self.full.get();
         goes_on && !self.closed.get() && self.failed.borrow().is_none()
@@ -61,14 +61,14 @@ impl<D: Device> Inner<D> {
             if !self.may_reap() {
                 return Ok(());
             }
-            // What waits for room on the host may get it from what is given back here.
+            // A wait for space on the host may end by what is freed here.
             self.unless_blocked(self.wait_below_dirty_limit()).await.or_else(ignore_no_space)?;
             let turn = self.reap_lock.lock(0..1, LockMode::Exclusive).await;
             let work = next_work(&self.meta.borrow());
             match work {
                 None => return Ok(()),
                 Some(ReapWork::Dead(id)) => self.reap_dead(id).await?,
-                // On a full pool it goes on when a checkpoint has brought space back.
+                // On a full pool it continues after a checkpoint has returned space.
                 Some(ReapWork::Tail(id)) if !self.reap_tail(id).await? => return Ok(()),
                 Some(ReapWork::Tail(_)) => {}
             }
@@ -85,7 +85,7 @@ impl<D: Device> Inner<D> {
                     if planted(Bug::DeleteKeepsCounts) {
                         return Ok(true);
                     }
-                    // The record that killed it has been published already.
+                    // The record of the deletion was published before.
                     let (until, confirmed) = (meta.journal.next(), meta.journal.durable_seq());
                     let mut editor = Editor {
                         tables: &mut meta.tables,
@@ -97,8 +97,8 @@ impl<D: Device> Inner<D> {
                     let of_origin = volume.record.origin_record.is_some();
                     let done = editor.reap_step(&mut volume.record)?;
                     if done && !planted(Bug::ReapedRootStays) {
-                        // What is kept may take more steps: a checkpoint between them must not point to
-                        // tables that are gone.
+                        // Exceptions may take more steps: a checkpoint in between must not point to freed
+                        // tables.
                         volume.record.root = MapEntry::ABSENT;
                     }
                     match done {
@@ -121,9 +121,9 @@ impl<D: Device> Inner<D> {
         Ok(())
     }
 
-    /// Goes from the new end to the old one. Holes are skipped as a whole and journal nothing, so a
-    /// turn can begin from the new end again: there is no cursor to be kept. False if there is no
-    /// space for the tables that have to be changed.
+    /// Unmaps from the new end to the old one. Holes are skipped as a whole without a record, so a turn can
+    /// restart at the new end: no cursor is stored. False if there is no space for the tables that have to be
+    /// changed.
     async fn reap_tail(self: &Rc<Self>, id: VolumeId) -> Result<bool> {
         let (mut seen, mut at, mut tried) = (None, 0, false);
         for _ in 0..PIECES_PER_TURN {
@@ -135,7 +135,7 @@ impl<D: Device> Inner<D> {
                         return Ok(true);
                     }
                     if seen != Some((record.size, record.shared_at)) {
-                        // Shortened again meanwhile, so that the tail begins earlier, or other contents.
+                        // Shrunk again, or replaced, meanwhile.
                         seen = Some((record.size, record.shared_at));
                         at = pages_of(record.size);
                     }
@@ -168,8 +168,8 @@ impl<D: Device> Inner<D> {
         Ok(true)
     }
 
-    /// Waits until there is nothing left to give back and all of it may be used again; not where the file system
-    /// under the pool is full, though it goes on then, too.
+    /// Waits until all deleted space is free and reusable; returns ENOSPC when the host file system is full,
+    /// though the work goes on.
     pub async fn wait_freed(self: Rc<Self>) -> Result<()> {
         self.unless_blocked(self.clone().free_everything()).await
     }
@@ -181,12 +181,13 @@ impl<D: Device> Inner<D> {
         }
         self.check_writable()?;
         self.clone().checkpoint().await?;
-        // The first may have been frozen before the last piece; tables it replaced come with the next.
+        // The first may have been frozen before the last piece was freed; tables it replaced come with the
+        // next.
         self.checkpoint().await
     }
 }
 
-/// Not to be stopped by a full host.
+/// A full host does not stop the reaper.
 pub(super) fn ignore_no_space(error: Error) -> Result<()> {
     if error.kind() == ErrorKind::NoSpace { Ok(()) } else { Err(error) }
 }
@@ -196,7 +197,7 @@ fn next_work(meta: &Meta) -> Option<ReapWork> {
     directory.first_dead().map(ReapWork::Dead).or_else(|| directory.first_tail().map(ReapWork::Tail))
 }
 
-/// Lets every other task that is ready run first.
+/// Lets every other ready task run first.
 pub async fn yield_now() {
     struct Yield(bool);
     impl Future for Yield {

@@ -1,13 +1,13 @@
-//! Repair: counts made anew from the maps.
+//! Repair: rebuilds the counts from the maps.
 //!
-//! The maps say what is in use; counts say the same in another way, so that a writer need not go over all maps to find a
-//! free page. Where count pages or their log are damaged, nothing is lost: every reference is counted again, as `check`
-//! does, and all counts are written anew.
+//! The maps say what is in use; the counts say the same in another form, so that a writer need not read all
+//! maps to find a free page. If count pages or their log are damaged, nothing is lost: every reference is
+//! counted again, as `check` does, and all counts are written anew.
 //!
-//! What is counted is what the last checkpoint left. The journal stays as it is, and the next open replays it on top of
-//! the new counts. Count pages have fixed places, so nothing has to be allocated: the new ones are written over the old
-//! ones, and then both superblocks say where they are. A crash in between leaves a pool whose counts are damaged, which
-//! it was before; its maps are not touched, and the repair can be made again.
+//! The state is that of the last checkpoint. The journal stays, and the next open replays it on the new
+//! counts. Count pages have fixed places, so nothing is allocated: the new ones overwrite the old ones, then
+//! both superblocks refer to them. A crash in between leaves damaged counts, as before; the maps are
+//! unchanged, and the repair can be repeated.
 
 use std::rc::Rc;
 
@@ -30,22 +30,24 @@ const COUNT_PAGES_PER_STEP: usize = 256;
 /// A page of the pool that a repair writes: its offset in bytes, and what it will hold.
 pub type Replacement = (u64, Box<[u8; PAGE_SIZE]>);
 
-/// A repair that has been worked out and not carried out.
+/// A planned repair.
 pub struct Repair<D> {
     device: Rc<D>,
     /// Identity of the pool.
     pub uuid: [u8; 16],
-    /// Volumes and snapshots whose maps were gone over.
+    /// Volumes and snapshots whose maps were read.
     pub volumes: u64,
     /// Pages that they refer to.
     pub pages: u64,
-    /// What is to be written, in this order: count pages, then the superblocks, each of these durable before the next.
+    /// What is to be written, in this order: count pages, then the superblocks, each durable before the next
+    /// page.
     pub replacements: Vec<Replacement>,
 }
 
 impl<D: Device> Pool<D> {
-    /// Works out the counts of the pool on `device` from its maps, and writes nothing. All new count pages are in memory
-    /// then: one page per seven MiB in use. `Corrupt` if a map or the directory is damaged, which says where.
+    /// Computes the counts of the pool on `device` from its maps without writing. All new count pages are
+    /// held in memory: one page per seven MiB in use. `Corrupt`, with the place, if a map or the directory is
+    /// damaged.
     pub async fn plan_repair(device: D, runtime: Rc<dyn Runtime>) -> Result<Repair<D>> {
         let found = read_superblock(&device).await?;
         let (superblock, chosen) = (found.superblock.clone(), found.slot);
@@ -105,7 +107,7 @@ impl<D: Device> Pool<D> {
 }
 
 impl<D: Device> Repair<D> {
-    /// What it would write over, in the same order. A page that cannot be read counts as zeroes.
+    /// The pages that it would overwrite, in the same order. An unreadable page counts as zeroes.
     pub async fn replaced(&self) -> Vec<Replacement> {
         let mut out = Vec::with_capacity(self.replacements.len());
         for &(offset, _) in &self.replacements {
@@ -120,7 +122,7 @@ impl<D: Device> Repair<D> {
         out
     }
 
-    /// Carries it out. Nothing else may have the pool open.
+    /// Carries the repair out. Nothing else may have the pool open.
     pub async fn apply(&self) -> Result<()> {
         replace_pages(&*self.device, &self.replacements).await
     }

@@ -1,4 +1,4 @@
-//! What was done since the pool was opened, for whoever watches it.
+//! Figures since the pool was opened.
 
 use crate::copier::CopyClass;
 use crate::counters::{PoolStatistics, Requests, VolumeStatistics};
@@ -9,12 +9,12 @@ use crate::types::PAGE_SIZE;
 use super::{Pool, VolumeInfo};
 
 impl<D: Device> Pool<D> {
-    /// What was done since the pool was opened.
+    /// Figures of the pool.
     pub fn statistics(&self) -> PoolStatistics {
         let (inner, meta) = (&self.0, self.0.meta.borrow());
         let counted = inner.counters.read();
         let mut data = counted.data;
-        // What is kept for snapshots of origins.
+        // Copies of origins.
         let kept = inner.copier.stats_of(CopyClass::Origin);
         data.write.merge(&Requests { count: kept.writes, bytes: kept.bytes_written });
         PoolStatistics {
@@ -28,8 +28,7 @@ impl<D: Device> Pool<D> {
         }
     }
 
-    /// All volumes and snapshots by name, each with what was done to it since the pool was opened;
-    /// `None` if nobody has opened it for I/O.
+    /// All volumes and snapshots sorted by name, each with its figures; `None` if it was not opened for I/O.
     pub fn volume_statistics(&self) -> Vec<(VolumeInfo, Option<VolumeStatistics>)> {
         let meta = self.0.meta.borrow();
         let figures = |record: &VolumeRecord| {

@@ -1,9 +1,9 @@
-//! When volumes were changed last, for mounts that show them as files.
+//! Times of the last change of volumes, for mounts that show them as files.
 //!
-//! A write sets a mark in memory and nothing else. The time is taken when it is asked for and when it is recorded. It
-//! is recorded by a commit that writes records anyway, by the first commit that comes a commit interval after the
-//! mark, and by a close: no flush costs a request more. Each commit records at most one time for each volume. Without
-//! a clock ([`OpenOptions::clock`](super::OpenOptions::clock)) no times are kept.
+//! A write sets a mark in memory and nothing else. The time is taken when it is read or recorded. It is
+//! recorded by a commit that writes records anyway, by the first commit after the commit interval, and by a
+//! close: no flush costs an additional request. Each commit records at most one time for each volume. Without
+//! a clock ([`OpenOptions::clock`](super::OpenOptions::clock)) no times are recorded.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,15 +15,15 @@ use crate::types::VolumeId;
 
 use super::{Inner, Meta};
 
-/// How far the time of a volume's last change is known.
+/// State of the time of a volume's last change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LastChange {
-    /// The record of the volume has it, or it was set.
+    /// In the record of the volume.
     #[default]
     Recorded,
-    /// The volume was changed since.
+    /// Changed since: the time is not taken yet.
     Marked,
-    /// The volume in memory has it, the journal does not.
+    /// Taken in memory, not in the journal.
     Taken,
 }
 
@@ -31,12 +31,12 @@ pub enum LastChange {
 #[derive(Default)]
 pub struct Times {
     volumes: RefCell<Vec<VolumeId>>,
-    /// When the first of them was marked, by the clock of the runtime.
+    /// Time of the first mark, by the clock of the runtime.
     since: Cell<Duration>,
 }
 
 impl<D: Device> Inner<D> {
-    /// The contents or the length of the volume were changed.
+    /// Marks a change of contents or length.
     pub fn mark_changed(&self, id: VolumeId, last: &Cell<LastChange>) {
         if self.options.clock.is_none() || last.replace(LastChange::Marked) != LastChange::Recorded {
             return;
@@ -48,7 +48,7 @@ impl<D: Device> Inner<D> {
         volumes.push(id);
     }
 
-    /// Takes the time of a volume that is marked, for a reader of its record in memory.
+    /// Takes the time of a marked volume, for a reader of its record.
     pub fn take_time(&self, meta: &mut Meta, id: VolumeId) {
         let (Some(clock), Some(volume)) = (self.options.clock, meta.directory.get_mut(id)) else { return };
         let Some(live) = meta.live.get(id) else { return };
@@ -61,7 +61,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Records the time of a volume that is marked.
+    /// Records the time of a marked volume.
     pub fn record_time(&self, meta: &mut Meta, id: VolumeId) {
         self.take_time(meta, id);
         if meta.live.get(id).is_none_or(|live| live.last_change.get() != LastChange::Taken) {
@@ -69,19 +69,19 @@ impl<D: Device> Inner<D> {
         }
         let attributes = meta.directory.change(id).expect("its time was taken").record.attributes;
         meta.live.set_change_recorded(id);
-        // A commit that vouches for its data goes on doing so.
+        // Unordered: a commit with checksums of its data stays one.
         meta.journal.append_unordered(&Record::SetAttributes { id, attributes });
     }
 
-    /// Records all times that are not.
+    /// Records all times.
     pub fn record_times(&self) {
         let volumes = self.times.volumes.take();
         let mut meta = self.meta.borrow_mut();
         volumes.into_iter().for_each(|id| self.record_time(&mut meta, id));
     }
 
-    /// A commit begins: records the times if it writes records anyway, or if they have waited long. Otherwise has a
-    /// later commit do so.
+    /// At the beginning of a commit: records the times if it writes records anyway, or if they have waited
+    /// long; otherwise leaves them to a later commit.
     pub fn record_times_along(self: &Rc<Self>) {
         if self.times.volumes.borrow().is_empty() {
             return;

@@ -1,5 +1,5 @@
-//! Volumes that get their name when they are finished. Until then no verb finds them, and whatever ends their
-//! making - a failure, a kill, a power cut - deletes them: they are orphans.
+//! Volumes that get their name when they are complete. Until then no verb finds them; a failure, a kill or a
+//! power failure in between deletes them: they are orphans.
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -12,8 +12,8 @@ use super::verbs::{check_chunk, check_gather, check_size};
 use super::{CreateOptions, Pool};
 
 impl<D: Device> Pool<D> {
-    /// A new, empty volume without a name, opened. It is deleted at its last close, or when the pool is opened
-    /// again, unless [`name_volume`](Self::name_volume) has given it a name. It is always split, never copied, and
+    /// Creates and opens an empty volume without a name. It is deleted at its last close, or at the next open
+    /// of the pool, unless [`name_volume`](Self::name_volume) named it. Its break policy is `split`, and it
     /// has no quota.
     pub fn create_unnamed(&self, options: &CreateOptions) -> Result<Volume<D>> {
         check_size(options.size)?;
@@ -33,8 +33,7 @@ impl<D: Device> Pool<D> {
         Ok(volume)
     }
 
-    /// Gives a volume without a name one. When this returns the volume is durable with what was written to it
-    /// before, as a flush makes it.
+    /// Names an unnamed volume. On return the name and all earlier writes to the volume are durable.
     pub async fn name_volume(&self, volume: &Volume<D>, name: &str) -> Result<()> {
         let id = volume.id();
         volume.flush().await?;

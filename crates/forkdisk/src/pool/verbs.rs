@@ -1,5 +1,5 @@
-//! Verbs on volumes. Each is one journal record: checked, applied and appended in one synchronous
-//! section, acknowledged when it is durable.
+//! Verbs on volumes: each is checked, applied and appended to the journal in one synchronous section, and
+//! acknowledged when it is durable.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -19,28 +19,29 @@ use super::quota::check_quota;
 use super::reap::ignore_no_space;
 use super::{Failure, Inner, Meta, Pool};
 
-/// Chunk of a volume when nothing else is said, in bytes.
+/// Default chunk of a volume, in bytes.
 const DEFAULT_CHUNK_BYTES: u64 = 64 << 10;
 
-/// How a new volume is made.
+/// Options of a new volume.
 #[derive(Clone, Debug)]
 pub struct CreateOptions {
     /// Length in bytes, up to 1 PiB.
     pub size: u64,
-    /// How much room a first write reserves: bytes, a power of two from 4 KiB to 64 MiB.
+    /// Chunk: space that a first write reserves, in bytes, a power of two from 4 KiB to 64 MiB.
     pub chunk: u64,
     /// What a first write to a shared chunk does.
     pub break_policy: BreakPolicy,
-    /// Most bytes it may have mapped, at most 1 PiB; 0: no bound.
+    /// Most bytes that it may have mapped, at most 1 PiB; 0: no limit.
     pub quota: u64,
-    /// When its scattered pages are brought together without anybody asking.
+    /// When its scattered pages are gathered by policy.
     pub gather: GatherPolicy,
     /// Seconds since 1970.
     pub now: u64,
 }
 
 impl CreateOptions {
-    /// A volume of `size` bytes with the default chunk (64 KiB), whose chunks are split, without a quota, and that nobody gathers.
+    /// A volume of `size` bytes with the default chunk (64 KiB), break policy `split`, no quota, and
+    /// gathering off.
     pub fn new(size: u64, now: u64) -> CreateOptions {
         let (break_policy, gather) = (BreakPolicy::Split, GatherPolicy::Off);
         CreateOptions { size, chunk: DEFAULT_CHUNK_BYTES, break_policy, quota: 0, gather, now }
@@ -87,7 +88,7 @@ fn not_open(record: &VolumeRecord) -> Error {
     Error::new(ErrorKind::Busy, why)
 }
 
-/// Refuses what somebody has open.
+/// Refuses a volume that has handles.
 pub fn refuse_in_use(meta: &Meta, id: VolumeId, name: &str) -> Result<()> {
     match meta.live.handles(id) {
         0 => Ok(()),
@@ -96,7 +97,7 @@ pub fn refuse_in_use(meta: &Meta, id: VolumeId, name: &str) -> Result<()> {
 }
 
 impl<D: Device> Inner<D> {
-    /// Applies `record` and appends it; the caller commits.
+    /// Applies `record` and appends it to the journal; the caller commits.
     pub fn publish(&self, meta: &mut Meta, record: &Record) -> Result<()> {
         let mut done = 0;
         match meta.apply(record, &mut done) {
@@ -112,7 +113,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// One verb: `decide` checks and says what to do, then it is done and made durable.
+    /// Runs one verb: `decide` checks and returns the record, which is applied and made durable.
     pub async fn verb<T>(self: &Rc<Self>, decide: impl FnOnce(&mut Meta) -> Result<(Record, T)>) -> Result<T> {
         self.check_writable()?;
         let value = {
@@ -125,7 +126,7 @@ impl<D: Device> Inner<D> {
         Ok(value)
     }
 
-    /// Makes the device at least `size` bytes long, durably.
+    /// Grows the device to at least `size` bytes, durably.
     async fn lengthen(&self, size: u64) -> Result<()> {
         if self.device.len() >= size {
             return Ok(());
@@ -142,7 +143,7 @@ impl<D: Device> Inner<D> {
 }
 
 impl<D: Device> Pool<D> {
-    /// A new, empty volume.
+    /// Creates an empty volume.
     pub async fn create(&self, name: &str, options: &CreateOptions) -> Result<VolumeInfo> {
         check_size(options.size)?;
         check_chunk(options.chunk)?;
@@ -173,15 +174,15 @@ impl<D: Device> Pool<D> {
         self.0.info(id)
     }
 
-    /// Snapshots of several volumes at one instant, or none of them: `("a", "x")` makes `a@x`.
+    /// Takes snapshots of several volumes at one instant, all or none: `("a", "x")` makes `a@x`.
     ///
-    /// Each shows what was acknowledged before this call; of writes in flight, either.
+    /// Each has all writes acknowledged before this call; of writes in flight it may have either state.
     pub async fn snapshot(&self, sources: &[(&str, &str)], now: u64) -> Result<Vec<VolumeInfo>> {
         self.snapshot_with(sources, SnapshotFlags::default(), now).await
     }
 
-    /// As [`snapshot`](Self::snapshot); `flags` hold for all of them. The devices of origins among the
-    /// sources must be open: what was written to them becomes durable first.
+    /// Like [`snapshot`](Self::snapshot), with `flags` for all of them. The devices of origins among the
+    /// sources must be open: their writes become durable first.
     pub async fn snapshot_with(
         &self,
         sources: &[(&str, &str)],
@@ -227,11 +228,11 @@ impl<D: Device> Pool<D> {
             }
             ids
         };
-        // Writes in place that were planned before end first; newer ones break already.
+        // Planned writes in place end first; newer writes break already.
         if !planted(Bug::SnapshotIgnoresWriters) {
             inner.generations.barrier().await;
         }
-        // What an origin holds becomes the snapshot's contents: it must not be lost by a crash.
+        // The contents of an origin become those of the snapshot: make them durable.
         let mut flushed = Ok(());
         for origin in origins.iter().filter(|_| !planted(Bug::OriginNotFlushed)) {
             flushed = flushed.and(origin.flush().await);
@@ -247,7 +248,8 @@ impl<D: Device> Pool<D> {
             return Err(error);
         }
         if !origins.is_empty() {
-            // The first write behind it needs places for copies, and somebody waits for that. What is wrong is said there.
+            // The first write after it needs places for copies, and waits for them. Errors are reported
+            // there.
             let _ = inner
                 .retry_no_alloc(|meta| {
                     let wanted = BLOCK_PAGES.min(meta.space.available());
@@ -261,15 +263,15 @@ impl<D: Device> Pool<D> {
         }
         committed?;
         if !ids.iter().all(|&id| inner.meta.borrow().directory.is_snapshot(id)) {
-            // The commit left them out: an origin could not be flushed for it.
+            // The commit withdrew them because an origin could not be flushed.
             origins.iter().try_for_each(|origin| origin.check_alive())?;
             return Err(deleted_error());
         }
         ids.into_iter().map(|id| inner.info(id)).collect()
     }
 
-    /// A new writable volume with the contents of a volume or snapshot. Takes no longer for a
-    /// large one than for a small one.
+    /// Creates a writable volume with the contents of a volume or snapshot, in a time that does not depend on
+    /// its size.
     pub async fn clone_volume(&self, source: &str, name: &str, now: u64) -> Result<VolumeInfo> {
         let inner = &self.0;
         inner.check_writable()?;
@@ -295,9 +297,9 @@ impl<D: Device> Pool<D> {
         inner.info(id)
     }
 
-    /// `volume` gets the contents and the size of its snapshot `snapshot` (the part behind `@`).
-    /// All snapshots stay. Refused while the volume is in use. What an origin holds is brought back in the
-    /// background ([`wait_rollback`](Self::wait_rollback) waits for it).
+    /// Gives `volume` the contents and the size of its snapshot `snapshot` (the part behind `@`). All
+    /// snapshots stay. Refused while the volume is in use. An origin is rolled back in the background
+    /// ([`wait_rollback`](Self::wait_rollback) waits for it).
     pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
         let inner = &self.0;
         let state = inner.meta.borrow().directory.find(volume)?.record.state;
@@ -321,8 +323,8 @@ impl<D: Device> Pool<D> {
         Ok(())
     }
 
-    /// A new name, for a volume (`a` to `b`) or a snapshot (`a@x` to `a@y`). Snapshots of a volume
-    /// go with it.
+    /// Renames a volume (`a` to `b`) or a snapshot (`a@x` to `a@y`). Snapshots of a volume keep their part of
+    /// the name.
     pub async fn rename(&self, from: &str, to: &str) -> Result<()> {
         self.0
             .verb(|meta| {
@@ -345,7 +347,7 @@ impl<D: Device> Pool<D> {
             .await
     }
 
-    /// A new length in bytes. What lies beyond it is gone; what is added reads as zeroes.
+    /// Sets the length in bytes. Data beyond it is dropped; added space reads as zeroes.
     pub async fn resize(&self, name: &str, size: u64) -> Result<()> {
         check_size(size)?;
         self.0.check_writable()?;
@@ -359,7 +361,7 @@ impl<D: Device> Pool<D> {
         self.0.clone().commit().await
     }
 
-    /// How much room a first write reserves from now on: bytes, a power of two, 4 KiB to 64 MiB.
+    /// Sets the chunk: space that a first write reserves, in bytes, a power of two from 4 KiB to 64 MiB.
     pub async fn set_chunk(&self, name: &str, chunk: u64) -> Result<()> {
         check_chunk(chunk)?;
         self.0
@@ -370,9 +372,9 @@ impl<D: Device> Pool<D> {
             .await
     }
 
-    /// Deletes volumes and snapshots, all or none. A volume with snapshots that are not in the
-    /// list is refused, and so is whatever is in use. When this returns the names are durably
-    /// gone; their space comes back in the background ([`wait_freed`](Self::wait_freed) waits for it).
+    /// Deletes volumes and snapshots, all or none. Refused for a volume with snapshots that are not in the
+    /// list, and for volumes in use. On return the names are durably gone; the space is freed in the
+    /// background ([`wait_freed`](Self::wait_freed) waits for it).
     pub async fn delete(&self, names: &[&str]) -> Result<()> {
         let inner = &self.0;
         inner
@@ -388,22 +390,22 @@ impl<D: Device> Pool<D> {
         Ok(())
     }
 
-    /// Refuses what [`delete`](Self::delete) would, but for what is in use.
+    /// Refuses what [`delete`](Self::delete) would, except for volumes in use.
     pub fn check_delete(&self, names: &[&str]) -> Result<()> {
         deletable(&self.0.meta.borrow(), names).map(drop)
     }
 
-    /// Waits until every deletion has given its space back.
+    /// Waits until the space of all deletions is free.
     pub async fn wait_freed(&self) -> Result<()> {
         self.0.clone().wait_freed().await
     }
 
-    /// Makes the pool `size` bytes (rounded down to whole MiB); a pool file is lengthened.
+    /// Grows the pool to `size` bytes (rounded down to whole MiB), and a pool file with it.
     pub async fn grow(&self, size: u64) -> Result<()> {
         let inner = &self.0;
         inner.check_writable()?;
         let size = size / BLOCK_SIZE * BLOCK_SIZE;
-        // The superblock's length may be older: it changes with the next checkpoint only.
+        // The superblock may have an older length: it changes with the next checkpoint.
         let refuse_smaller = |now: u64| match size < now {
             true => {
                 let why = format!("the pool has {now} bytes and cannot be made smaller ({size})");
@@ -420,7 +422,7 @@ impl<D: Device> Pool<D> {
         }
         inner
             .verb(|meta| {
-                // It may have grown further while its device was lengthened.
+                // It may have grown further while the device grew.
                 refuse_smaller(meta.size())?;
                 Ok((Record::Grow { size }, ()))
             })
@@ -430,12 +432,12 @@ impl<D: Device> Pool<D> {
         }
         inner.full.set(false);
         inner.space_changed.notify();
-        // It is done, whether a full host lets a checkpoint end or not.
+        // It has grown even if a full host blocks the checkpoint.
         inner.clone().checkpoint().await.or_else(ignore_no_space)
     }
 }
 
-/// What is deleted by these names, snapshots first; refuses unless nothing is left that needs any of them.
+/// The volumes and snapshots of these names, snapshots first; refuses if something else needs one of them.
 fn deletable(meta: &Meta, names: &[&str]) -> Result<Vec<VolumeId>> {
     let (mut ids, mut named) = (Vec::new(), HashSet::new());
     for &name in names {
@@ -464,7 +466,7 @@ fn deletable(meta: &Meta, names: &[&str]) -> Result<Vec<VolumeId>> {
     if let Some(id) = records().filter(stays).flat_map(holds).find(|id| named.contains(id)) {
         meta.directory.refuse_with_clones(id)?;
     }
-    // A record must never name the snapshot of a volume that is gone.
+    // A record must never name the snapshot of a deleted volume.
     ids.sort_by_key(|id| meta.directory.get(*id).map(|v| v.record.state != VolumeState::Snapshot));
     Ok(ids)
 }

@@ -1,10 +1,9 @@
 //! Views: all metadata as one checkpoint left it, for walks that cannot keep up with writers.
 //!
-//! A view begins with the end of a checkpoint and needs nobody to stand still. Its tables lie on the
-//! device; what later checkpoints free is withheld until the view ends, and the counts that they
-//! change are kept ([`space::view`](crate::space)). Checkpoints, and with them writers, never wait for
-//! a view: one that holds too much is ended, and whoever walks it notices at the next step. One view
-//! lives at a time; who wants another waits.
+//! A view begins at the end of a checkpoint; nothing has to stop for it. Its tables lie on the device; what
+//! later checkpoints free is withheld until the view ends, and the counts that they change are kept
+//! ([`space::view_counts`](crate::space)). Checkpoints and writers never wait for a view: one that holds too
+//! much is ended, which its walk notices at the next step. There is one view at a time; further ones wait.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -18,18 +17,18 @@ use crate::types::{PAGE_SIZE, PageAddr};
 use super::walk::{Root, Walk};
 use super::{Inner, Meta};
 
-/// Who wants a view, and the one that has begun.
+/// Requests for a view, and the live one.
 #[derive(Default)]
 pub struct Views {
     wanted: Cell<bool>,
     begun: RefCell<Option<Walk>>,
-    /// Held by whoever walks a view.
+    /// Held during the walk of a view.
     pub lock: Rc<RangeLocks>,
-    /// What a view withheld is on its way back.
+    /// Space withheld by a view is being released.
     releasing: Cell<bool>,
 }
 
-/// Every map there is: those of volumes, dead ones from their cursors on. Folders have none.
+/// All maps: those of volumes, of dead ones from their cursors on. Folders have none.
 pub fn roots_of(meta: &Meta) -> Vec<Root> {
     let root = |record: &crate::format::VolumeRecord| {
         let is_dead = record.state == VolumeState::Dead;
@@ -45,8 +44,8 @@ pub fn roots_of(meta: &Meta) -> Vec<Root> {
 }
 
 impl<D: Device> Inner<D> {
-    /// A view of everything published before this call: of the next checkpoint, which this starts.
-    /// The caller holds the lock, and ends the view with [`end_view`](Self::end_view).
+    /// A view of everything published before this call: of the next checkpoint, which this starts. The caller
+    /// holds the lock and ends the view with [`end_view`](Self::end_view).
     pub async fn begin_view(self: &Rc<Self>) -> Result<Walk> {
         self.views.wanted.set(true);
         loop {
@@ -62,13 +61,13 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// The maps that a view will show, taken while a checkpoint freezes the same; `None` if nobody
-    /// wants one.
+    /// The roots that a view will show, taken while a checkpoint freezes the same state; `None` if no view is
+    /// requested.
     pub fn roots_for_view(&self, meta: &Meta) -> Option<Vec<Root>> {
         self.views.wanted.get().then(|| roots_of(meta))
     }
 
-    /// The checkpoint that froze `roots` is durable, and nothing has been frozen since.
+    /// Begins the view: the checkpoint that froze `roots` is durable, and nothing was frozen since.
     pub fn show(&self, meta: &mut Meta, mut roots: Vec<Root>) {
         for root in &mut roots {
             root.entry = meta.tables.resolve_addr(root.entry);
@@ -81,8 +80,7 @@ impl<D: Device> Inner<D> {
             Some(Walk::over_view(number, roots, &superblock, meta.space.used_by_checkpoint()));
     }
 
-    /// Ends the view that is live, if any, and gives back what it withheld. False if there was
-    /// nothing to be given back.
+    /// Ends the live view, if any, and releases what it withheld. False if there was nothing.
     pub async fn end_view(&self) -> bool {
         if self.views.releasing.get() {
             while self.views.releasing.get() {
@@ -102,19 +100,19 @@ impl<D: Device> Inner<D> {
         true
     }
 
-    /// Ends the view that is live if that brings space back.
+    /// Ends the live view if that frees space.
     pub async fn take_space_of_view(&self) -> bool {
         let is_of_use = self.views.releasing.get() || self.meta.borrow().space.withheld() > 0;
         is_of_use && self.end_view().await
     }
 
-    /// Discards on the device what is free and not yet to be handed out.
+    /// Discards freed pages on the device before they are reused.
     pub async fn discard_freed(&self, runs: &[(PageAddr, u64)]) {
         if !self.options.discard {
             return;
         }
         for &(first, pages) in runs {
-            // A discard that fails costs space on the host and nothing else.
+            // A failed discard costs space on the host and nothing else.
             self.counters.discards.add_one(pages * PAGE_SIZE as u64);
             let _ = self.device.discard(first.offset(), pages * PAGE_SIZE as u64).await;
         }

@@ -1,9 +1,9 @@
 //! Walks over all of several maps, which must not change meanwhile.
 //!
-//! A walk holds entries while it waits for the device. On a pool where nothing happens it goes over
-//! what is in memory: every step looks first whether something has changed, and if so the whole walk
-//! begins again. If that is to no avail it goes over a view (`view.rs`) instead, which stays as it is
-//! whatever writers do. Either way others have their turn after a few steps.
+//! A walk holds entries while it waits for the device. On an idle pool it walks the maps in memory: each step
+//! first checks whether anything changed, and if so the whole walk begins again. If that fails repeatedly it
+//! walks a view (`view.rs`), which stays the same whatever writers do. In both cases other tasks run after a
+//! few steps.
 
 use std::rc::Rc;
 
@@ -20,29 +20,29 @@ use super::reap::yield_now;
 use super::view::roots_of;
 use super::{Failure, Inner, Meta};
 
-/// How often a walk over what is in memory begins again.
+/// Attempts in memory.
 const MAX_MEMORY_WALKS: usize = 2;
-/// How many views it tries after that.
+/// Attempts on views after that.
 const MAX_VIEWS: usize = 8;
 
-/// A map to be walked.
+/// The root of a map to be walked.
 #[derive(Clone, Copy)]
 pub struct Root {
     pub id: VolumeId,
     pub entry: MapEntry,
     pub level: u8,
-    /// The first virtual page that counts: what lies before it has been given back.
+    /// The first valid virtual page: everything before it was released.
     pub from: u64,
     pub is_dead: bool,
     /// The ordered map of an origin.
     pub kept: TreeRoot,
-    /// Pages that it is said to map; a snapshot of an origin is counted otherwise.
+    /// Mapped pages according to the record; not for a snapshot of an origin.
     pub referenced: Option<u64>,
-    /// Seams that are counted, unless they are an estimate.
+    /// Seams according to the record, unless they are an estimate.
     pub seams: Option<u64>,
 }
 
-/// What the metadata in memory was when a walk began: different whenever a reference is.
+/// Version of the metadata in memory: changes with every reference.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct MetadataVersion {
     records: u64,
@@ -52,20 +52,20 @@ struct MetadataVersion {
 }
 
 enum WalkSource {
-    /// What is in memory, as long as nothing changes.
+    /// The metadata in memory, while it stays unchanged.
     Memory(MetadataVersion),
     /// The view of this number.
     View(u64),
 }
 
-/// What a walk goes over.
+/// The state that a walk runs on.
 pub struct Walk {
     source: WalkSource,
     /// The maps of volumes.
     pub roots: Vec<Root>,
-    /// The directory's own.
+    /// The map of the directory.
     pub directory: (MapEntry, u8),
-    /// Where the journal lies, in pages.
+    /// Extents of the journal, in pages.
     pub journal: Vec<(PageAddr, u32)>,
     pub layout: Layout,
     /// Pages that count as free.
@@ -74,7 +74,7 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// Over the view that begins with `superblock`, when so many pages are in use that are not reserved.
+    /// A walk over the view that begins with `superblock`; `used` pages are in use besides reserved ones.
     pub fn over_view(number: u64, roots: Vec<Root>, superblock: &Superblock, used: u64) -> Walk {
         let layout = Layout::new(superblock.size);
         Walk {
@@ -95,8 +95,8 @@ impl Walk {
 }
 
 impl<D: Device> Inner<D> {
-    /// Runs `walk` over all metadata of one moment not before this call. Nothing is reaped while it
-    /// goes over memory. `Busy` if there is too little room to hold a view as long as it takes.
+    /// Runs `walk` over all metadata at one instant not before this call. The reaper pauses while it runs in
+    /// memory. `Busy` if there is too little space to hold a view for that long.
     pub async fn walk<T>(self: &Rc<Self>, walk: impl AsyncFn(&Walk) -> Result<T>) -> Result<T> {
         for _ in 0..MAX_MEMORY_WALKS {
             let _still = self.reap_lock.lock(0..1, LockMode::Exclusive).await;
@@ -138,7 +138,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Refuses a step of a walk that no longer goes over what it began with.
+    /// Refuses a step of a walk whose state is gone.
     pub fn check_unchanged(&self, meta: &Meta, walk: &Walk) -> std::result::Result<(), Failure> {
         let is_same = match &walk.source {
             WalkSource::Memory(then) => self.moment(meta) == *then,
@@ -156,7 +156,7 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// The entries of a table. Lets others have their turn.
+    /// The entries of a table. Lets other tasks run.
     pub async fn table_of(&self, walk: &Walk, entry: MapEntry, level: u8) -> Result<Box<[MapEntry; FANOUT]>> {
         yield_now().await;
         if walk.is_of_memory() {
@@ -171,8 +171,8 @@ impl<D: Device> Inner<D> {
         let Some(page) = entry.table_ref().page() else {
             return Err(damaged_table_error(level, PageAddr(0), "it was never written"));
         };
-        // Not through the cache: the page may be free by now, and must not be found there when
-        // another table takes it.
+        // Not through the cache: the page may be free by now, and must not be found there when another table
+        // gets it.
         let entries = self.read_table(walk.pool, page, entry, level).await;
         self.retry_no_alloc(|meta| self.check_unchanged(meta, walk)).await?;
         entries
