@@ -1,0 +1,65 @@
+//! Exceptions from the rules: few, each with a reason.
+
+use crate::Violation;
+
+/// Most exceptions of all rules together.
+pub const MOST_COUNT: usize = 10;
+
+/// An exception: violations of `rule` in `path` whose text has `what` are not counted.
+#[derive(Clone, Copy, Debug)]
+pub struct Allowed {
+    pub rule: &'static str,
+    pub path: &'static str,
+    pub what: &'static str,
+    pub reason: &'static str,
+}
+
+/// All exceptions.
+pub const ALLOWED: [Allowed; 0] = [];
+
+/// Returns `violations` without those that `allowed` names for `rule`.
+pub fn filter(allowed: &[Allowed], rule: &str, violations: Vec<Violation>) -> Vec<Violation> {
+    let is_allowed = |violation: &Violation| {
+        allowed
+            .iter()
+            .any(|entry| entry.rule == rule && entry.path == violation.path && violation.what.contains(entry.what))
+    };
+    violations.into_iter().filter(|violation| !is_allowed(violation)).collect()
+}
+
+/// Returns what is wrong with the list itself: too many entries, one without a reason.
+pub fn check(allowed: &[Allowed]) -> Vec<String> {
+    let mut problems = Vec::new();
+    if allowed.len() > MOST_COUNT {
+        problems.push(format!("{} exceptions, at most {MOST_COUNT}: mend the code instead", allowed.len()));
+    }
+    for entry in allowed {
+        if entry.reason.split_whitespace().count() < 3 || entry.what.is_empty() {
+            problems.push(format!("{} of {}: an exception needs a reason and a text", entry.rule, entry.path));
+        }
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Source;
+
+    const ENTRY: Allowed = Allowed { rule: "lines", path: "a.rs", what: "of 130", reason: "a table of the kernel" };
+
+    #[test]
+    fn only_what_is_named_is_allowed() {
+        let of = |path: &str, what: &str| Violation::new(&Source::new(path, ""), 1, what);
+        let all = vec![of("a.rs", "line of 130"), of("a.rs", "line of 140"), of("b.rs", "line of 130")];
+        assert_eq!(filter(&[ENTRY], "lines", all.clone()).len(), 2);
+        assert_eq!(filter(&[ENTRY], "files", all).len(), 3);
+    }
+
+    #[test]
+    fn an_eleventh_exception_or_one_without_a_reason_is_found() {
+        assert_eq!(check(&[ENTRY; 10]).len(), 0);
+        assert_eq!(check(&[ENTRY; 11]).len(), 1);
+        assert_eq!(check(&[Allowed { reason: "", ..ENTRY }]).len(), 1);
+    }
+}
