@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn durations_patterns_of_bits_and_tests_need_none() {
-        let text = "const IDLE: Duration = Duration::from_secs(1);\nconst KEY: u64 = 0x1234;\nconst TEXT: &str = \"\";\n\
+        let text = "const IDLE: Duration = Duration::from_secs(1);\nconst KEY: u64 = 0x1234;\n\n\
             #[cfg(test)]\nmod tests { const MANY: usize = 8; }\n";
         assert_eq!(names(text), [0; 0]);
     }

@@ -1,12 +1,13 @@
 //! Comments name requests, tasks and callers, not persons.
 //!
-//! In comments of Rust files and scripts none of [`PERSONS`] may stand. Documents may speak of people.
+//! In comments of Rust files and scripts none of [`PERSONS`] may stand; `whose` may, since things have it, too.
+//! Documents may speak of people.
 
 use crate::{Source, Violation, comments};
 
 /// Words for persons.
-pub const PERSONS: [&str; 11] =
-    ["who", "whom", "whoever", "whose", "nobody", "somebody", "anybody", "everybody", "someone", "anyone", "everyone"];
+pub const PERSONS: [&str; 10] =
+    ["who", "whom", "whoever", "nobody", "somebody", "anybody", "everybody", "someone", "anyone", "everyone"];
 
 /// Comments with a word of [`PERSONS`]; text in quotation marks or backquotes is quoted and may have it.
 pub fn check(source: &Source) -> Vec<Violation> {
