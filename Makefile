@@ -15,8 +15,8 @@ FSX_VERSION := 0.3.0
 build:
 	cargo build --locked --release -p forkdisk-cli
 
-# The program, its units and rules, the helper by which mount(8) and /etc/fstab mount pools, and the manual pages. DESTDIR for
-# packages. /usr, since the units name the program there.
+# The program, its units and rules, the helper by which mount(8) and /etc/fstab mount pools, and the manual pages.
+# DESTDIR for packages. /usr, since the units name the program there.
 DESTDIR :=
 install: man
 	install -D -m 755 $(TARGET)/release/forkdisk $(DESTDIR)/usr/bin/forkdisk

@@ -20,7 +20,8 @@ const LONGEST: f64 = 2.0;
 /// One colour for each target, ours first.
 const COLOURS: [&str; 6] = ["#1f6fb4", "#e08214", "#4d9a4a", "#8c62aa", "#9a6a4f", "#888888"];
 
-const STYLE: &str = "body{font:14px/1.4 system-ui,sans-serif;margin:2em auto;max-width:60em;padding:0 1em;color:#222;background:#fff}\
+const STYLE: &str = "body{font:14px/1.4 system-ui,sans-serif;margin:2em auto;max-width:60em;padding:0 \
+    1em;color:#222;background:#fff}\
 h1{font-size:1.4em}h2{font-size:1.2em;margin-top:2em;border-bottom:1px solid #ccc}h3{font-size:1em;margin-bottom:.2em}\
 svg{max-width:100%;height:auto}svg text{font:11px system-ui,sans-serif;fill:#222}svg .no{fill:#b00020;font-weight:bold}\
 table{border-collapse:collapse;font-size:12px}td,th{padding:1px 8px;text-align:left;border-bottom:1px solid #eee}\
@@ -32,8 +33,10 @@ pub fn page(title: &str, rows: &[Row]) -> String {
     let met = rows.iter().filter(|row| row.met == Some(true)).count();
     let title = escape(title);
     let mut out = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title><style>{STYLE}</style></head>\n\
-         <body><h1>{title}</h1>\n<p>{met} of {judged} goals met. Bars are ratios: 1 is as if nothing had happened, longer is \
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta \
+         charset=\"utf-8\"><title>{title}</title><style>{STYLE}</style></head>\n\
+         <body><h1>{title}</h1>\n<p>{met} of {judged} goals met. Bars are ratios: 1 is as if nothing had happened, \
+         longer is \
          better; a red figure misses its goal, which the mark on its bar shows.</p>\n"
     );
     for group in distinct(rows, |row| group_of(row)) {
@@ -128,7 +131,8 @@ fn bar(out: &mut String, row: &Row, colour: &str, y: f64, scale: f64) {
     let width = end - LEFT;
     let _ = writeln!(
         out,
-        "<rect x=\"{LEFT}\" y=\"{y}\" width=\"{width:.1}\" height=\"{height}\" fill=\"{colour}\"><title>{} {}: {median}</title></rect>",
+        "<rect x=\"{LEFT}\" y=\"{y}\" width=\"{width:.1}\" height=\"{height}\" fill=\"{colour}\"><title>{} {}: \
+         {median}</title></rect>",
         escape(&row.case),
         escape(&row.target)
     );

@@ -1,5 +1,5 @@
-//! The command line's definition as parser, manual and completions use it: what the derived one cannot say for all verbs
-//! at once.
+//! The command line's definition as parser, manual and completions use it: what the derived one cannot say for all
+//! verbs at once.
 
 use clap::{Arg, Command, CommandFactory};
 
@@ -15,7 +15,8 @@ const NUMBERS: [&str; 5] = ["SIZE", "TIME", "NUMBER", "SECONDS", "SIZE|PERCENT%"
 const ELSEWHERE: [(&[&str], &str); 5] = [
     (
         &["send", "receive", "recv"],
-        "`export` writes a volume or snapshot as an image, `import` reads one; NBD clients copy only what changed since a \
+        "`export` writes a volume or snapshot as an image, `import` reads one; NBD clients copy only what changed \
+         since a \
          snapshot (docs/nbd.md)",
     ),
     (&["prune", "purge", "expire"], "`list` shows snapshots with their times, `delete` takes several at once"),

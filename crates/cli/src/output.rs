@@ -74,8 +74,8 @@ impl TableArgs {
         self.print_fitting(header, rows, &[])
     }
 
-    /// As [`print`](Self::print); on a terminal too narrow for it, the columns `spare` are left out, as many as need be, the
-    /// first one first.
+    /// As [`print`](Self::print); on a terminal too narrow for it, the columns `spare` are left out, as many as need
+    /// be, the first one first.
     pub fn print_fitting(&self, header: &[Column], rows: &[Vec<String>], spare: &[&str]) -> Result<()> {
         let text = match (self.scripted, terminal_width()) {
             (true, _) => rows.iter().map(|row| row.join("\t") + "\n").collect(),

@@ -4,8 +4,8 @@
 //! copy of the pool, are others to it; the UUID is the same. Writers lock alone, readers together. The kernel releases
 //! the lock with the process. Where there is no folder that can be written, there is no lock.
 //!
-//! The file is removed only under the exclusive lock, and a lock counts only on the file that lies in the folder: so no two
-//! processes hold locks on different files.
+//! The file is removed only under the exclusive lock, and a lock counts only on the file that lies in the folder: so no
+//! two processes hold locks on different files.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
@@ -49,7 +49,8 @@ impl PoolLock {
         })
     }
 
-    /// Locks the pool at `path`. The error names the process and the path that hold it. A file that is no pool is not locked.
+    /// Locks the pool at `path`. The error names the process and the path that hold it. A file that is no pool is not
+    /// locked.
     pub fn take(path: &Path, access: Access) -> Result<PoolLock> {
         let folder =
             runtime_dir::pool_identity(path).and_then(|uuid| runtime_dir::folders_in_memory(&uuid).into_iter().next());

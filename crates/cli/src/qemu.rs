@@ -78,8 +78,8 @@ impl Reader {
     }
 }
 
-/// Refuses an image that is damaged or was cut off: QEMU reads zeroes where a file has ended. Backing files are checked, too.
-/// Formats that have no check, and images without `qemu-img` beside `qemu-nbd`, are taken as they are.
+/// Refuses an image that is damaged or was cut off: QEMU reads zeroes where a file has ended. Backing files are
+/// checked, too. Formats that have no check, and images without `qemu-img` beside `qemu-nbd`, are taken as they are.
 fn check(path: &Path, file: &File, driver: &str, is_device: bool) -> Result<()> {
     let refuse = |image: &str, why: &str| {
         let way = "get it again, or repair a copy with `qemu-img check -r all`; --force imports what can be read";

@@ -73,8 +73,8 @@ pub fn call<M: Method>(global: &Global, path: &Path, access: Access, method: M) 
     with_pool(global, path, access, async |caller| Ok(caller.call(method, None).await?))
 }
 
-/// Runs `work` with whatever can carry verbs out on the pool at `path`. What it does not find in the default pool is told
-/// with the pool's path and where that is said.
+/// Runs `work` with whatever can carry verbs out on the pool at `path`. What it does not find in the default pool is
+/// told with the pool's path and where that is said.
 pub fn with_pool<T>(
     global: &Global,
     path: &Path,

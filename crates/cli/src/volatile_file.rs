@@ -29,8 +29,9 @@ pub struct VolatileFile {
 }
 
 impl VolatileFile {
-    /// What an open of the pool at `path` replays, and writes if `write` is set. There is none where nothing was left and
-    /// nothing is to be written, or no folder is in memory: what holds then is what holds for a crash of the machine.
+    /// What an open of the pool at `path` replays, and writes if `write` is set. There is none where nothing was left
+    /// and nothing is to be written, or no folder is in memory: what holds then is what holds for a crash of the
+    /// machine.
     pub fn of(path: &Path, write: bool) -> VolatileFile {
         // What is no pool is refused when it is opened.
         let (Some(uuid), Ok(identity)) = (runtime_dir::pool_identity(path), identity(path)) else {

@@ -39,8 +39,8 @@ pub mod params {
             /// Most bytes each may have mapped; 0 and `null` for no bound.
             #[serde(default)]
             quota: Option<u64>,
-            /// When their scattered pages are brought together: `off`, `auto`, `idle` or a percentage as in `20%`; `null`
-            /// for `off`.
+            /// When their scattered pages are brought together: `off`, `auto`, `idle` or a percentage as in `20%`;
+            /// `null` for `off`.
             #[serde(default)]
             gather: Option<String>,
         }
@@ -280,7 +280,8 @@ pub mod params {
             uid: u32,
             /// Their group.
             gid: u32,
-            /// When scattered pages of files that are made there are brought together, as in `create`; `null` for `off`.
+            /// When scattered pages of files that are made there are brought together, as in `create`; `null` for
+            /// `off`.
             #[serde(default)]
             gather: Option<String>,
             /// Whether `.snapshots` is listed in the root.

@@ -196,7 +196,8 @@ pub async fn resize(session: &Session, volume: &str, size: u64) -> Result<(), Fa
     };
     if size != len || len < origin.size {
         let text = format!(
-            "{volume} is an origin: it is as long as its device, {}, which has {len} bytes ({} when it was opened last). \
+            "{volume} is an origin: it is as long as its device, {}, which has {len} bytes ({} when it was opened \
+             last). \
              Make the device longer first, then give the length that it has (--size); shorter it cannot become",
             origin.path, origin.size
         );

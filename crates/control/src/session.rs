@@ -63,7 +63,8 @@ pub trait Host {
         Box::pin(async {})
     }
 
-    /// Begins to end the daemon; resolves when the pool is closed. Refused while clients are connected, but with `force`.
+    /// Begins to end the daemon; resolves when the pool is closed. Refused while clients are connected, but with
+    /// `force`.
     fn stop(&self, force: bool) -> LocalFuture<Result<(), Failure>>;
 }
 

@@ -3,7 +3,8 @@
 //! At each step it either polls one ready task, or lets one pending device request end, or - when
 //! there is nothing else to do, and now and then before - lets the earliest timer expire. Which one
 //! is drawn from the seed, so that one seed is one interleaving. No clock, no thread, no hash order
-//! has a say. Now and then a request is *parked*: it ends long after those that came later. It can be stopped dead between any two steps, which is what a crash is to software.
+//! has a say. Now and then a request is *parked*: it ends long after those that came later. It can be stopped dead
+//! between any two steps, which is what a crash is to software.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -51,7 +52,8 @@ impl fmt::Display for Stuck {
         match self {
             Stuck::Deadlock { step, tasks } => write!(
                 f,
-                "deadlock at step {step}: no task is ready, no request is pending, no timer is set, and {tasks} tasks wait"
+                "deadlock at step {step}: no task is ready, no request is pending, no timer is set, and {tasks} tasks \
+                 wait"
             ),
             Stuck::Endless { step } => {
                 write!(f, "no end in sight at step {step}: tasks keep running without finishing")

@@ -50,8 +50,8 @@ struct Args {
     /// Carry out only these operations of the history: 1-40,57
     #[arg(long, requires = "seed", value_parser = parse_ranges)]
     keep: Option<std::vec::Vec<u32>>,
-    /// What the histories dwell on (mixed, forks, full, faults, races, cuts, blocks, calm, journal, crowd, large, copies, quotas, files, ranges, gathering,
-    /// hosts, heirs, names, origins, rollbacks).
+    /// What the histories dwell on (mixed, forks, full, faults, races, cuts, blocks, calm, journal, crowd, large,
+    /// copies, quotas, files, ranges, gathering, hosts, heirs, names, origins, rollbacks).
     #[arg(long, value_parser = parse_profile)]
     profile: Option<Profile>,
     /// Keep so many bytes of clean metadata in memory instead of what the seed draws.

@@ -34,7 +34,8 @@ impl Seen {
 }
 
 /// Copies a stretch in jobs that do not touch, with buffers for one sub-job at a time. `near`: whether the
-/// jobs lie near each other; `gated`: nothing is to be written before all is read, for which there are not enough buffers.
+/// jobs lie near each other; `gated`: nothing is to be written before all is read, for which there are not enough
+/// buffers.
 fn copy(seed: u64, near: bool, gated: bool) -> Seen {
     let exec = Executor::new(seed);
     let config = Config { sector: 512, cache: Volatile::Yes };

@@ -351,7 +351,8 @@ fn report(costs: &mut [Vec<Cost>; 3], what: &str) {
         }
         let ratio = micros / bare;
         println!(
-            "{what:<6} {way:<7} {micros:6.3} us CPU ({user:5.3} user)  {ratio:5.2} x  {allocations:6.3} allocations  {requests:6.3} requests"
+            "{what:<6} {way:<7} {micros:6.3} us CPU ({user:5.3} user)  {ratio:5.2} x  {allocations:6.3} allocations  \
+             {requests:6.3} requests"
         );
     }
 }

@@ -181,7 +181,8 @@ impl Inner {
         let waker = Waker::from(self.shared.clone());
         let mut cx = Context::from_waker(&waker);
         loop {
-            // Swapped, not stored: who wakes it just before raises nothing, so what made them do so has to be seen here.
+            // Swapped, not stored: who wakes it just before raises nothing, so what made them do so has to be seen
+            // here.
             if self.shared.main_ready.swap(false, Ordering::AcqRel)
                 && let Poll::Ready(value) = main.as_mut().poll(&mut cx)
             {

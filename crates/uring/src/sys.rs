@@ -194,8 +194,8 @@ fn set_lock(fd: BorrowedFd<'_>, lock: libc::flock) -> io::Result<bool> {
     }
 }
 
-/// Whether another description has a lock on any of `len` bytes from `start` (0: all of them): an exclusive one, or also a
-/// shared one.
+/// Whether another description has a lock on any of `len` bytes from `start` (0: all of them): an exclusive one, or
+/// also a shared one.
 pub(crate) fn is_locked(fd: BorrowedFd<'_>, also_shared: bool, start: u64, len: u64) -> io::Result<bool> {
     let mut lock = lock_on(also_shared, start, len);
     // SAFETY: `lock` lives across the call.

@@ -248,8 +248,8 @@ pub fn ublk_forget(number: u32) -> io::Result<()> {
     control(STOP, number, &mut [], 0).and_then(|()| control(DELETE, number, &mut [], 0))
 }
 
-/// Has device `number` take on a length of `size` bytes, of which whole sectors count. Needs Linux 6.16; older ones refuse
-/// it.
+/// Has device `number` take on a length of `size` bytes, of which whole sectors count. Needs Linux 6.16; older ones
+/// refuse it.
 pub fn ublk_resize(number: u32, size: u64) -> io::Result<()> {
     control(UPDATE_SIZE, number, &mut [], size / SECTOR)
 }

@@ -1,5 +1,6 @@
-# W1 for `forkdisk bench w1`: ext4 with and without a snapshot below it; PEER=forkdisk: on a volume of a pool, or on an origin that a pool protects; PEER=dm-snapshot: an origin; CHUNKS in sectors
-# SIZES=10,100 (MiB) FSMB=size of the file system
+# W1 for `forkdisk bench w1`: ext4 with and without a snapshot below it; PEER=forkdisk: on a volume of a pool, or on an
+# origin that a pool protects; PEER=dm-snapshot: an origin; CHUNKS in sectors SIZES=10,100 (MiB) FSMB=size of the file
+# system
 AFTER=sync; MB=1048576; S=$((FSMB*2048)); M=/run/mnt; mkdir -p $M; modprobe ext4
 case $PEER in
 forkdisk) F=$V; snap_on() { act 2; }; snap_off() { act 3; };;

@@ -1,5 +1,5 @@
-# W3 for `forkdisk bench w3`: md RAID5 of disks 0 to 3, disk 4 for dm-thin's metadata: the array, dm-thin on it, a pool on it
-# COUNT requests of 2 MiB
+# W3 for `forkdisk bench w3`: md RAID5 of disks 0 to 3, disk 4 for dm-thin's metadata: the array, dm-thin on it, a pool
+# on it COUNT requests of 2 MiB
 dmsetup remove slice0; dmsetup remove slice1; AFTER=sync; modprobe raid456; n=$((COUNT*2097152)); REP=1; export XDG_RUNTIME_DIR=/run
 dmesg -n 1; mdadm --create /dev/md5 --run --assume-clean --level=5 --raid-devices=4 --chunk=512 --metadata=1.2 --bitmap=none /dev/nbd0 /dev/nbd1 /dev/nbd2 /dev/nbd3 > /run/mdadm.log 2>&1 || { echo "FAILED mdadm: $(tail -3 /run/mdadm.log | tr "\n" " ")"; halt -f; }
 echo 4096 > /sys/block/md5/md/stripe_cache_size; S0=$(blockdev --getsz /dev/md5)

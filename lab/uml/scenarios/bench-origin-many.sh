@@ -1,5 +1,6 @@
-# W4 for `forkdisk bench w4`: an origin with N dm-snapshot snapshots, each with an exception store of its own (a slice of D1); on the device itself (what=raw)
-# MIB=size of the origin STORE=MiB of each store OPS=random pages COUNTS=1,2,4,8,16; chunks of 64 KiB
+# W4 for `forkdisk bench w4`: an origin with N dm-snapshot snapshots, each with an exception store of its own (a slice
+# of D1); on the device itself (what=raw) MIB=size of the origin STORE=MiB of each store OPS=random pages
+# COUNTS=1,2,4,8,16; chunks of 64 KiB
 MB=1048576; S=$((MIB*2048)); REP=1; cs=$((STORE*2048))
 rnd() { $FORKDISK bench inside random $1 $((MIB*MB)) $OPS $2 12; }
 dmsetup create base --table "0 $S linear $D0 0"

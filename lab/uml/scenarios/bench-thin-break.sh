@@ -1,5 +1,5 @@
-# W2 for `forkdisk bench w2`: dm-thin, whole volumes written again: nothing shared, then everything shared, by size of a sub-job
-# SIZES="BLOCK_KIB:IO_KIB:MIB ..." SUBS=64,512
+# W2 for `forkdisk bench w2`: dm-thin, whole volumes written again: nothing shared, then everything shared, by size of a
+# sub-job SIZES="BLOCK_KIB:IO_KIB:MIB ..." SUBS=64,512
 MB=1048576; S0=$(blockdev --getsz $D0); REP=1; echo 512 > /sys/module/dm_mod/parameters/kcopyd_subjob_size_kb
 for p in $(lst $SIZES); do bs=${p%%:*} mib=${p##*:} io=${p#*:}; io=${io%:*}; n=$((mib*MB)) S=$((mib*2048))
  for sub in $(lst ${SUBS:-64,512}); do

@@ -1,5 +1,5 @@
-# W3 for `forkdisk bench w3`: dd bs=2M through the page cache and past it: PEER=dm-thin: the device, then fresh thin volumes; PEER=pool: a fresh volume of a pool
-# COUNT requests of 2 MiB
+# W3 for `forkdisk bench w3`: dd bs=2M through the page cache and past it: PEER=dm-thin: the device, then fresh thin
+# volumes; PEER=pool: a fresh volume of a pool COUNT requests of 2 MiB
 AFTER=sync; n=$((COUNT*2097152)); REP=1; S0=$(blockdev --getsz $D0 2>/dev/null || echo 0)
 case $PEER in
 pool) case $HOW in cached) m "what=pool how=cached" $n bwfs $V 2097152 $n;; direct) m "what=pool how=direct" $n dwf $V 2097152 $n;; esac;;

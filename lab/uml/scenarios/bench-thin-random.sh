@@ -1,5 +1,5 @@
-# W2 for `forkdisk bench w2`: dm-thin, first writes of 4 KiB in random order after N snapshots, with nothing shared (N=0), and on the device itself
-# MIB=512 OPS=1024 BETWEEN=8 COUNTS=1,16,256 DEPTHS=1,32 BS=64
+# W2 for `forkdisk bench w2`: dm-thin, first writes of 4 KiB in random order after N snapshots, with nothing shared
+# (N=0), and on the device itself MIB=512 OPS=1024 BETWEEN=8 COUNTS=1,16,256 DEPTHS=1,32 BS=64
 MB=1048576; S=$((MIB*2048)); REP=1; sectors=$((${BS:-64}*2)); S0=$(blockdev --getsz $D0)
 rnd() { $FORKDISK bench inside random $1 $((MIB*MB)) $2 $3 $4; }
 for depth in $(lst $DEPTHS); do

@@ -1,5 +1,5 @@
-# `forkdisk attach` by the kernel's nbd driver: mkfs, mount, files, fstrim, a partition, a snapshot as a read-only device, detach
-# FORKDISK: the program; MBS: MiB of the file system; the pool lies on ubda
+# `forkdisk attach` by the kernel's nbd driver: mkfs, mount, files, fstrim, a partition, a snapshot as a read-only
+# device, detach FORKDISK: the program; MBS: MiB of the file system; the pool lies on ubda
 KIND=; P=/dev/ubda M=/run/mnt F=$FORKDISK; mkdir -p $M; export FORKDISK_COLOR=never
 modprobe ext4 && modprobe nbd || echo "FAILED modules" # forkdisk itself cannot know where the lab keeps its modules
 # t WHAT COMMAND...: one step; says what failed, and that nothing else can be relied on

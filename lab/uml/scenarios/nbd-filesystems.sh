@@ -1,6 +1,6 @@
-# ext4 and xfs on volumes of a served pool, through the kernel's nbd driver over 4 connections: mkfs, mount, files, fstrim, a
-# snapshot of the mounted volume, unmount, fsck; then the snapshot through a clone: fsck, mount, the same files
-# FORKDISK: the program; MBS: MiB of each file system; the pool lies on ubda
+# ext4 and xfs on volumes of a served pool, through the kernel's nbd driver over 4 connections: mkfs, mount, files,
+# fstrim, a snapshot of the mounted volume, unmount, fsck; then the snapshot through a clone: fsck, mount, the same
+# files FORKDISK: the program; MBS: MiB of each file system; the pool lies on ubda
 KIND=; P=/dev/ubda S=/run/nbd.sock M=/run/mnt F=$FORKDISK; mkdir -p $M; export FORKDISK_COLOR=never
 modprobe nbd nbds_max=4 max_part=0 && modprobe ext4 && modprobe xfs || echo "FAILED modules"
 # t WHAT COMMAND...: one step; says what failed, and that nothing else can be relied on

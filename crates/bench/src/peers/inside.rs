@@ -50,8 +50,8 @@ enum Action {
 /// `SOCKET TRACE DISKS BYTES LATENCY [VOLUME_BYTES [ORIGIN_CHUNK]]`: serves until it is killed. Every request
 /// of the disks waits for the latency, in milliseconds, any number side by side: memory answers at once,
 /// while the one processor of the guest is busy for it, and nobody can send another request meanwhile as they
-/// can where there is a disk. With a volume's size the first disk has a pool with one volume, `v`; with a chunk, too, `v` is an origin that lies
-/// in front of the pool on that disk.
+/// can where there is a disk. With a volume's size the first disk has a pool with one volume, `v`; with a chunk, too,
+/// `v` is an origin that lies in front of the pool on that disk.
 pub fn run(arguments: &[OsString]) -> Result<()> {
     let [socket, trace, numbers @ ..] = arguments else { bail!("a socket and a file for the trace are needed") };
     let (socket, trace) = (PathBuf::from(socket), PathBuf::from(trace));

@@ -103,8 +103,8 @@ pub fn detach(device: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether the daemon behind a device has ended. The kernel keeps the device and fails every request with an I/O error, so
-/// a direct read, which bypasses the page cache, shows it.
+/// Whether the daemon behind a device has ended. The kernel keeps the device and fails every request with an I/O error,
+/// so a direct read, which bypasses the page cache, shows it.
 pub fn is_left_behind(device: &Path) -> bool {
     let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
     let mut room = vec![0; 2 * PAGE];

@@ -66,7 +66,14 @@ macro_rules! keys {
     ($($constant:ident $name:literal $kind:expr, $scope:ident, $default:literal, $help:literal;)*) => {
         $(#[doc = $help]
         pub const $constant: Key =
-            Key { name: $name, id: concat!("key ", $name), kind: $kind, scope: Scope::$scope, default: $default, help: $help };)*
+            Key {
+                name: $name,
+                id: concat!("key ", $name),
+                kind: $kind,
+                scope: Scope::$scope,
+                default: $default,
+                help: $help,
+            };)*
 
         /// All of them, in the order in which they are shown.
         pub const KEYS: &[Key] = &[$($constant),*];
@@ -83,18 +90,27 @@ keys! {
         "How much is logged: info by serve, warn by other verbs without it";
     LOG_FORMAT "log_format" Kind::Choice(&["text", "json"]), Every, "text", "How log lines are written";
     SOCKET "socket" Kind::Path, Serve, "",
-        "Where the data socket goes: /run/forkdisk/UUID/nbd.sock for root, else $XDG_RUNTIME_DIR/forkdisk/UUID/nbd.sock without it";
-    SOCKET_DIR "socket_dir" Kind::Path, Serve, "", "A folder in which each volume has a data socket of its own, VOLUME.sock (docs/nbd.md)";
-    SOCKET_MODE "socket_mode" Kind::Mode, Serve, "", "The mode of data sockets: 0660 with a group, else 0600 without it";
+        "Where the data socket goes: /run/forkdisk/UUID/nbd.sock for root, else \
+         $XDG_RUNTIME_DIR/forkdisk/UUID/nbd.sock without it";
+    SOCKET_DIR "socket_dir" Kind::Path, Serve, "",
+        "A folder in which each volume has a data socket of its own, VOLUME.sock (docs/nbd.md)";
+    SOCKET_MODE "socket_mode" Kind::Mode, Serve, "",
+        "The mode of data sockets: 0660 with a group, else 0600 without it";
     SOCKET_GROUP "socket_group" Kind::Group, Serve, "", "The group of data sockets, by name or number";
-    VOLUME_SOCKETS "volume_sockets" Kind::Sockets, Serve, "", "Mode and group of single sockets in socket_dir; VOLUME may end in '*'; the first that fits counts";
-    MOUNT "mount" Kind::Path, Serve, "", "Mount the pool at this folder, too: every volume is a file there (docs/mount.md)";
+    VOLUME_SOCKETS "volume_sockets" Kind::Sockets, Serve, "",
+        "Mode and group of single sockets in socket_dir; VOLUME may end in '*'; the first that fits counts";
+    MOUNT "mount" Kind::Path, Serve, "",
+        "Mount the pool at this folder, too: every volume is a file there (docs/mount.md)";
     TCP "tcp" Kind::Addresses, Serve, "",
-        "Serve over TCP, too, beyond this machine only with TLS or --insecure; 127.0.0.1:10809 where no address is given";
-    TLS_CERT "tls_cert" Kind::Path, Serve, "", "The server's certificate for TLS over TCP (PEM), those between it and the root behind it";
+        "Serve over TCP, too, beyond this machine only with TLS or --insecure; 127.0.0.1:10809 where no address is \
+         given";
+    TLS_CERT "tls_cert" Kind::Path, Serve, "",
+        "The server's certificate for TLS over TCP (PEM), those between it and the root behind it";
     TLS_KEY "tls_key" Kind::Path, Serve, "", "The private key of the certificate (PEM)";
-    TLS_CLIENT_CA "tls_client_ca" Kind::Path, Serve, "", "Authorities (PEM) of which clients over TCP must show a certificate";
-    TLS_CLIENTS "tls_clients" Kind::Path, Serve, "", "The table of which certificate may open which export (TOML, docs/tls.md)";
+    TLS_CLIENT_CA "tls_client_ca" Kind::Path, Serve, "",
+        "Authorities (PEM) of which clients over TCP must show a certificate";
+    TLS_CLIENTS "tls_clients" Kind::Path, Serve, "",
+        "The table of which certificate may open which export (TOML, docs/tls.md)";
     TLS "tls" Kind::Choice(&["off", "allowed", "required"]), Serve, "",
         "Whether clients over TCP use TLS: required where there is a certificate, else off without it";
     METRICS "metrics" Kind::Places, Serve, "", "Answer HTTP requests for /metrics in the format of Prometheus";
@@ -103,25 +119,38 @@ keys! {
     LOG_FILE "log_file" Kind::Path, Serve, "", "Where the log goes instead of stderr; SIGHUP opens it again";
     SYSLOG "syslog" Kind::Path, Serve, "/dev/log",
         "Where the log goes with --daemon and without a log file: the socket of journald or syslogd, if it is there";
-    LOG_BURST "log_burst" Kind::Count, Serve, "20", "Log lines of one kind within ten seconds; more are counted and left out";
-    WHEN_FULL "when_full" Kind::Choice(&["wait", "error"]), Serve, "wait", "What happens to a write that finds the pool, or the file system under it, full";
+    LOG_BURST "log_burst" Kind::Count, Serve, "20",
+        "Log lines of one kind within ten seconds; more are counted and left out";
+    WHEN_FULL "when_full" Kind::Choice(&["wait", "error"]), Serve, "wait",
+        "What happens to a write that finds the pool, or the file system under it, full";
     WAIT_FOR_SPACE "wait_for_space" Kind::Time, Serve, "60s", "How long such a write waits before it fails";
-    LOW_WATER "low_water" Kind::Share, Serve, "5%", "Below how much free space the log warns that the pool runs full, a size or percent of the pool; 0 for never";
+    LOW_WATER "low_water" Kind::Share, Serve, "5%",
+        "Below how much free space the log warns that the pool runs full, a size or percent of the pool; 0 for never";
     CACHE "cache" Kind::Size, Serve, "32M", "Clean metadata kept in memory";
     DIRTY "dirty" Kind::Size, Serve, "64M", "Most metadata changed and not yet in a checkpoint";
-    COMMIT_INTERVAL "commit_interval" Kind::Time, Serve, "5s", "How long something acknowledged may wait before it is committed, with a flush, without anybody asking; 0 for ever";
-    DISCARD "discard" Kind::Switch, Serve, "yes", "Whether freed space becomes holes in the pool's file or is discarded on its device";
-    MEMORY_RESERVES "memory_reserves" Kind::Switch, Serve, "yes", "Whether a daemon of root is spared by the out-of-memory killer and keeps its memory, as its devices need it (docs/attach.md)";
+    COMMIT_INTERVAL "commit_interval" Kind::Time, Serve, "5s",
+        "How long something acknowledged may wait before it is committed, with a flush, without anybody asking; 0 for \
+         ever";
+    DISCARD "discard" Kind::Switch, Serve, "yes",
+        "Whether freed space becomes holes in the pool's file or is discarded on its device";
+    MEMORY_RESERVES "memory_reserves" Kind::Switch, Serve, "yes",
+        "Whether a daemon of root is spared by the out-of-memory killer and keeps its memory, as its devices need it \
+         (docs/attach.md)";
     MAX_CONNECTIONS "max_connections" Kind::Count, Serve, "128", "Connections to the data socket at a time";
-    MAX_EXPORT_CONNECTIONS "max_export_connections" Kind::Count, Serve, "96", "Connections to one export at a time; further ones are refused when they ask for it";
+    MAX_EXPORT_CONNECTIONS "max_export_connections" Kind::Count, Serve, "96",
+        "Connections to one export at a time; further ones are refused when they ask for it";
     MAX_REQUESTS "max_requests" Kind::Count, Serve, "128", "Requests of one connection that are not answered yet";
     MAX_REQUEST_BYTES "max_request_bytes" Kind::Size, Serve, "64M", "Data of such requests";
-    CONNECTION_RESERVE "connection_reserve" Kind::Size, Serve, "1M", "Data that a connection may have in flight without asking the others";
+    CONNECTION_RESERVE "connection_reserve" Kind::Size, Serve, "1M",
+        "Data that a connection may have in flight without asking the others";
     SHARED_MEMORY "shared_memory" Kind::Size, Serve, "256M", "Data in flight beyond that, of all connections together";
-    STARTED_REQUESTS "started_requests" Kind::Count, Serve, "128", "Requests that all connections together have under way in the pool; each active one has an equal share";
+    STARTED_REQUESTS "started_requests" Kind::Count, Serve, "128",
+        "Requests that all connections together have under way in the pool; each active one has an equal share";
     STARTED_BYTES "started_bytes" Kind::Size, Serve, "64M", "Data of such requests, shared likewise";
-    HANDSHAKE_TIMEOUT "handshake_timeout" Kind::Time, Serve, "10s", "How long a client that has not chosen an export may do nothing";
-    STALL_TIMEOUT "stall_timeout" Kind::Time, Serve, "10s", "How long a client may hold memory that others wait for without moving";
+    HANDSHAKE_TIMEOUT "handshake_timeout" Kind::Time, Serve, "10s",
+        "How long a client that has not chosen an export may do nothing";
+    STALL_TIMEOUT "stall_timeout" Kind::Time, Serve, "10s",
+        "How long a client may hold memory that others wait for without moving";
     DRAIN_TIMEOUT "drain_timeout" Kind::Time, Serve, "10s", "How long requests in flight are waited for at the end";
     CONTROL_CONNECTIONS "control_connections" Kind::Count, Serve, "128", "Connections to the control socket at a time";
     CONTROL_MESSAGE "control_message" Kind::Size, Serve, "1M", "Longest message on the control socket";

@@ -35,7 +35,8 @@ pub fn check(limit: Option<u64>, data: &ServerOptions, control: &ControlOptions)
         most => format!("lower max_connections to {most}, or raise it"),
     };
     bail!(
-        "max_connections = {clients} does not fit: with control_connections = {verbs} and {OTHERS} for other files that \
+        "max_connections = {clients} does not fit: with control_connections = {verbs} and {OTHERS} for other files \
+         that \
          takes {needed} file descriptors, and the limit of this process is {limit} (ulimit -Hn, LimitNOFILE): {way_out}"
     );
 }

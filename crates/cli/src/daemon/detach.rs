@@ -43,7 +43,8 @@ pub fn start() -> Result<ExitCode> {
         if some == 0 {
             let _ = child.kill();
             bail!(
-                "the process that serves (pid {}) did not say in {} s that clients can connect: it waited for the pool's \
+                "the process that serves (pid {}) did not say in {} s that clients can connect: it waited for the \
+                 pool's \
                  device, for recovery or for its sockets",
                 child.id(),
                 PATIENCE.tv_sec

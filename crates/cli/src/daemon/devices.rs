@@ -142,8 +142,8 @@ impl Devices {
         Ok(())
     }
 
-    /// The devices that the volume or snapshot `name` is attached as, by whatever means. A loop device may lie on any mount
-    /// of the pool.
+    /// The devices that the volume or snapshot `name` is attached as, by whatever means. A loop device may lie on any
+    /// mount of the pool.
     pub fn of(&self, name: &str, mounts: &[String]) -> Vec<String> {
         let all = self.0.all.borrow();
         let own = all.iter().filter(|attached| attached.object == name).map(|attached| attached.device.path());

@@ -147,7 +147,8 @@ fn in_use(pool: &str, clients: &[ClientInfo]) -> String {
         more => format!(" and {more} more"),
     };
     format!(
-        "{pool} is in use: {count}: {}{more}; --wait-for-clients waits until they have gone, --force takes their disks away",
+        "{pool} is in use: {count}: {}{more}; --wait-for-clients waits until they have gone, --force takes their disks \
+         away",
         shown.join(", ")
     )
 }

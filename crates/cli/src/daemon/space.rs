@@ -51,12 +51,14 @@ impl Told {
         match event {
             PoolEvent::WaitsForSpace { volume } if !self.waits.replace(true) => tracing::warn!(
                 %volume,
-                "a write waits for space: grow the pool, delete volumes or snapshots, or give the file system under it room; \
+                "a write waits for space: grow the pool, delete volumes or snapshots, or give the file system under it \
+                 room; \
                  it fails after wait_for_space"
             ),
             PoolEvent::OutOfSpace { volume } if !self.fails.replace(true) => tracing::error!(
                 %volume,
-                "writes fail with ENOSPC for want of space: grow the pool, delete volumes or snapshots, or give the file \
+                "writes fail with ENOSPC for want of space: grow the pool, delete volumes or snapshots, or give the \
+                 file \
                  system under it room"
             ),
             event => tell_dropped(event),
@@ -76,7 +78,8 @@ fn tell(pool: &Pool<UringDevice>, is_low: bool) {
     match is_low {
         true => tracing::warn!(
             %used, %free, %low_water,
-            "the pool runs full: grow it, delete volumes or snapshots, or have origins drop their oldest snapshots (set when-full=drop-oldest)"
+            "the pool runs full: grow it, delete volumes or snapshots, or have origins drop their oldest snapshots \
+             (set when-full=drop-oldest)"
         ),
         false => tracing::info!(%used, %free, %low_water, "the pool is no longer low on space"),
     }
@@ -88,7 +91,8 @@ fn tell_full(pool: &Pool<UringDevice>, is_full: bool) {
     match is_full {
         true => tracing::warn!(
             %used, %free,
-            "the pool is out of data space: what needs new space waits or fails (when-full) until the pool, or the file \
+            "the pool is out of data space: what needs new space waits or fails (when-full) until the pool, or the \
+             file \
              system under it, has room"
         ),
         false => tracing::info!(%used, %free, "the pool has data space again"),

@@ -20,7 +20,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Make a volume or snapshot a block device, and print which
 ///
 /// By the best means that this machine has: the kernel's ublk driver, else its NBD client, else its loop driver with
-/// direct I/O on the volume's file. Needs root. A pool that nobody serves is served in the background until its last device is detached.
+/// direct I/O on the volume's file. Needs root. A pool that nobody serves is served in the background until its last
+/// device is detached.
 #[derive(Args)]
 pub struct AttachArgs {
     /// A volume or snapshot; with --list a pool

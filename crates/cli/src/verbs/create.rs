@@ -35,9 +35,9 @@ pub struct CreateArgs {
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     quota: Option<u64>,
 
-    /// When scattered pages are brought together without anybody asking: off; auto (while nobody reads or writes, as long as it
-    /// moves little); idle (while nobody reads or writes); or a percentage such as 20% (while the fragmentation is above it)
-    /// [default: auto]
+    /// When scattered pages are brought together without anybody asking: off; auto (while nobody reads or writes, as
+    /// long as it moves little); idle (while nobody reads or writes); or a percentage such as 20% (while the
+    /// fragmentation is above it) [default: auto]
     #[arg(long, value_name = "POLICY")]
     gather: Option<GatherPolicy>,
 }

@@ -11,10 +11,10 @@ use crate::size::human;
 
 /// Bring together what a volume or snapshot has scattered
 ///
-/// Pages that were written at different times lie in different places. They are moved, a MiB of the volume at a time, to
-/// where they lie in one piece. Nothing is unshared: what snapshots and clones share is moved for all of them, and stays
-/// where it is if it is shared in another way. Clients go on meanwhile; the copier's throttles hold it back (`forkdisk
-/// copier`). `set gather=` has it done without asking.
+/// Pages that were written at different times lie in different places. They are moved, a MiB of the volume at a time,
+/// to where they lie in one piece. Nothing is unshared: what snapshots and clones share is moved for all of them, and
+/// stays where it is if it is shared in another way. Clients go on meanwhile; the copier's throttles hold it back
+/// (`forkdisk copier`). `set gather=` has it done without asking.
 #[derive(Args)]
 pub struct DefragArgs {
     /// The volume or snapshot

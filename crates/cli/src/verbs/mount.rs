@@ -43,9 +43,10 @@ pub struct MountArgs {
     #[arg(long)]
     daemon: bool,
 
-    /// Options: ro, allow_other, noexec, noatime, nodiratime, sync, dirsync; gather=POLICY: when scattered pages of files
-    /// that are made there are brought together, as in `set gather=`, auto without it; max_ratio=PERCENT: how many of the
-    /// pages that may wait to be written on this machine may be of this mount, 1 to 100 (root only), 1 without it
+    /// Options: ro, allow_other, noexec, noatime, nodiratime, sync, dirsync; gather=POLICY: when scattered pages of
+    /// files that are made there are brought together, as in `set gather=`, auto without it; max_ratio=PERCENT: how
+    /// many of the pages that may wait to be written on this machine may be of this mount, 1 to 100 (root only), 1
+    /// without it
     #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
     options: Vec<String>,
 }

@@ -41,8 +41,8 @@ pub struct ServeArgs {
     #[arg(long, hide = true)]
     until_detached: bool,
 
-    /// Write nothing, not even to recover the pool: all exports are read-only, and verbs that change something are refused.
-    /// Also for a pool whose counts are damaged
+    /// Write nothing, not even to recover the pool: all exports are read-only, and verbs that change something are
+    /// refused. Also for a pool whose counts are damaged
     #[arg(long)]
     read_only: bool,
 
@@ -151,7 +151,8 @@ fn access(config: &Configuration) -> Result<SocketAccess> {
     let is_reached = config.path(&key::SOCKET).or(config.path(&key::SOCKET_DIR)).is_some();
     if (group.is_some() || mode.is_some()) && !is_reached {
         bail!(
-            "socket_mode and socket_group need socket or socket_dir: the pool's own folder in /run lets its own user in \
+            "socket_mode and socket_group need socket or socket_dir: the pool's own folder in /run lets its own user \
+             in \
              only, and a socket of systemd has SocketMode and SocketGroup"
         );
     }

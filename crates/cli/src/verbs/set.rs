@@ -26,16 +26,16 @@ const BEAT: Duration = Duration::from_secs(1);
 /// Change a property of a volume, or of a pool as a whole
 ///
 /// Properties: chunk (how much room a first write reserves: 4K to 64M, a power of two); break (what a first write to a
-/// shared chunk does: split or copy); quota (most bytes that the volume may hold, its own and shared with others; a write
-/// beyond it fails with ENOSPC; none: no bound); gather (when scattered pages are brought together without anybody asking:
-/// off; auto, while nobody reads or writes, as long as it moves little; idle, while nobody reads or writes; or a percentage
-/// such as 20%, while the fragmentation is above it); of an origin:
-/// copy-ahead (most that is kept ahead of a sequential writer), when-full (wait, wait:SECONDS, error, drop-oldest), path (where
-/// the device of one that could not be opened is now).
+/// shared chunk does: split or copy); quota (most bytes that the volume may hold, its own and shared with others; a
+/// write beyond it fails with ENOSPC; none: no bound); gather (when scattered pages are brought together without
+/// anybody asking: off; auto, while nobody reads or writes, as long as it moves little; idle, while nobody reads or
+/// writes; or a percentage such as 20%, while the fragmentation is above it); of an origin:
+/// copy-ahead (most that is kept ahead of a sequential writer), when-full (wait, wait:SECONDS, error, drop-oldest),
+/// path (where the device of one that could not be opened is now).
 ///
-/// Of a pool that nothing has open: uuid=new (a copy of a pool gets an identity of its own; what it was copied from may be open
-/// meanwhile); multihost=on, off or the time between two beats (a pool on storage that several hosts share: one of them at a time
-/// has it open, which the others know by its heartbeat).
+/// Of a pool that nothing has open: uuid=new (a copy of a pool gets an identity of its own; what it was copied from may
+/// be open meanwhile); multihost=on, off or the time between two beats (a pool on storage that several hosts share: one
+/// of them at a time has it open, which the others know by its heartbeat).
 #[derive(Args)]
 pub struct SetArgs {
     /// What to change
@@ -86,7 +86,8 @@ fn parse_property(text: &str) -> Result<Property> {
             time => keys::time(time)?,
         }))),
         _ => bail!(
-            "there is no property '{name}' that can be set: chunk, break, quota, gather, copy-ahead, when-full, path, uuid and multihost are"
+            "there is no property '{name}' that can be set: chunk, break, quota, gather, copy-ahead, when-full, path, \
+             uuid and multihost are"
         ),
     }
 }

@@ -137,8 +137,8 @@ enum Written {
 }
 
 /// Waits until what came from the mount is written. A daemon says so; a process that did nothing but mount has the pool
-/// open for as long. A daemon that answered before (`answered`) and no longer does is ending, and is waited for; one that
-/// never did goes on serving.
+/// open for as long. A daemon that answered before (`answered`) and no longer does is ending, and is waited for; one
+/// that never did goes on serving.
 fn wait(global: &Global, pool: &Path, dir: &Path, answered: bool) -> Result<Written> {
     let _progress = Progress::spinner("waiting for the pool to be closed");
     let start = Instant::now();

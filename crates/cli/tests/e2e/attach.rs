@@ -293,8 +293,8 @@ fn a_machine_without_ublk_says_so() {
     assert!(it.lab.run(&["stop", POOL]).refused().contains("no daemon"));
 }
 
-/// What is synced on an attached ext4 survives its killed daemon; afterwards the device goes and comes back in whatever order
-/// that is asked for.
+/// What is synced on an attached ext4 survives its killed daemon; afterwards the device goes and comes back in whatever
+/// order that is asked for.
 #[test]
 fn a_device_whose_daemon_was_killed_goes_and_comes_back_in_any_order() {
     let Some(attaching) = Attaching::with_pool("256M") else { return };

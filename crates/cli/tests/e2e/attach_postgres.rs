@@ -1,4 +1,5 @@
-//! PostgreSQL on ext4 on an attached volume: a snapshot while it runs is a whole database, on which a second server works.
+//! PostgreSQL on ext4 on an attached volume: a snapshot while it runs is a whole database, on which a second server
+//! works.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -20,8 +20,9 @@ struct Ended {
     is_whole: bool,
 }
 
-/// Runs a scenario in a guest with a disk of 2 GiB, with `words` (KEY=VALUE) in its environment; what it said. `None` (after saying why) where there can be no guest.
-/// User-mode Linux that dies on the way is begun once more: it is not what is tested.
+/// Runs a scenario in a guest with a disk of 2 GiB, with `words` (KEY=VALUE) in its environment; what it said. `None`
+/// (after saying why) where there can be no guest. User-mode Linux that dies on the way is begun once more: it is not
+/// what is tested.
 #[track_caller]
 fn run_in_guest(name: &str, words: &[String]) -> Option<String> {
     let mut ended = one_guest(name, words)?;
@@ -146,8 +147,8 @@ fn what_is_frozen_above_the_kernels_nbd_driver_is_thawed_whatever_ends() {
     }
 }
 
-/// A real udevd with the rule of contrib/udev: names of volumes attached by `nbd` and `loop` come and go in its records,
-/// which is what systemd is told.
+/// A real udevd with the rule of contrib/udev: names of volumes attached by `nbd` and `loop` come and go in its
+/// records, which is what systemd is told.
 #[test]
 fn udev_knows_the_lasting_names_of_attached_volumes() {
     if client("udevadm", "udev").is_none() {

@@ -47,10 +47,13 @@ fn a_name_that_was_looked_for_in_vain_is_there_once_it_is_made() {
     let Some(mount) = Mounted::new(&lab) else { return };
     sh(
         &mount,
-        "for n in a b c d e f b/x; do [ ! -e $n ]; done; echo one > a; [ -e a ]; mkdir b; [ -d b ]; [ ! -e b/x ]; cp a b/x; [ -e b/x ]
+        "for n in a b c d e f b/x; do [ ! -e $n ]; done; echo one > a; [ -e a ]; mkdir b; [ -d b ]; [ ! -e b/x ]; cp a \
+         b/x; [ -e b/x ]
          mv a c; [ -e c ]; [ ! -e a ]; mv b d; [ -e d/x ]; [ ! -e b ]; cp c a; rm a; [ ! -e a ]; : > a; [ -e a ]
-         [ ! -e .snapshots/e ]; [ ! -e .snapshots/c/s ]; cp c e; [ -d .snapshots/e ]; mkdir .snapshots/c/s; [ $(cat .snapshots/c/s) = one ]
-         rmdir .snapshots/c/s; [ ! -e .snapshots/c/s ]; mv c f; [ -d .snapshots/f ]; [ ! -e .snapshots/c ]; [ $(ls | wc -l) = 4 ]",
+         [ ! -e .snapshots/e ]; [ ! -e .snapshots/c/s ]; cp c e; [ -d .snapshots/e ]; mkdir .snapshots/c/s; [ $(cat \
+         .snapshots/c/s) = one ]
+         rmdir .snapshots/c/s; [ ! -e .snapshots/c/s ]; mv c f; [ -d .snapshots/f ]; [ ! -e .snapshots/c ]; [ $(ls | \
+         wc -l) = 4 ]",
     );
     mount.unmount(&lab);
     assert_eq!(lab.names(), ["a", "d/x", "e", "f"]);
@@ -69,7 +72,8 @@ fn cp_makes_a_clone_whatever_the_size() {
     let Some(mount) = Mounted::new(&lab) else { return };
     sh(
         &mount,
-        "cp a b; cp a d; cp b c; cp large larger; cp -a a e; cmp a b; cmp a c; rm d; [ $(stat -c %s larger) = $((900 << 40)) ]",
+        "cp a b; cp a d; cp b c; cp large larger; cp -a a e; cmp a b; cmp a c; rm d; [ $(stat -c %s larger) = $((900 \
+         << 40)) ]",
     );
     fs::File::options().write(true).open(mount.path("b")).unwrap().write_all_at(&noise(4, 8192), 4096).unwrap();
     sh(&mount, "! cmp -s a b; cmp a c; cmp -n 4096 a b; cmp -i 12288 a b; du -k b | grep -q '^65536\\b'");
@@ -193,7 +197,8 @@ fn renaming_moves_files_and_folders_and_replaces_what_was_there() {
         "mkdir -p d/e; echo one > d/e/a; echo two > b; exec 3< b; mv d/e/a b; [ $(cat b) = one ]; [ $(cat <&3) = two ]
          mv b d/e/c; mv d f; [ $(cat f/e/c) = one ]; [ ! -e d ]; mkdir g; mv -T f g; [ $(cat g/e/c) = one ]
          ! mv -T g g/e 2>/dev/null; mkdir h; touch h/x; ! mv -T g h 2>/dev/null; mv -n g/e/c h/x; [ -e g/e/c ]
-         ! mv g/e/c 'h/no%good' 2>/dev/null; [ -e g/e/c ]; mkdir .snapshots/g/e/c/s; mv g k; [ $(cat .snapshots/k/e/c/s) = one ]",
+         ! mv g/e/c 'h/no%good' 2>/dev/null; [ -e g/e/c ]; mkdir .snapshots/g/e/c/s; mv g k; [ $(cat \
+         .snapshots/k/e/c/s) = one ]",
     );
     let error = fs::rename(mount.path("h/x"), mount.path("k/e/c")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ResourceBusy, "what has snapshots is not replaced");
@@ -229,9 +234,11 @@ fn mkdir_takes_a_snapshot_of_what_was_written_and_rmdir_deletes_it() {
         &mount,
         "echo one > v; mkdir .snapshots/v/s1; echo two > v; mkdir .snapshots/v/s2; echo three > v
          [ $(cat .snapshots/v/s1) = one ]; [ $(cat .snapshots/v/s2) = two ]; [ $(ls .snapshots/v | wc -l) = 2 ]
-         ! mkdir .snapshots/v/s1 2>/dev/null; ! mkdir .snapshots/none/s 2>/dev/null; ! mkdir '.snapshots/v/a%b' 2>/dev/null
+         ! mkdir .snapshots/v/s1 2>/dev/null; ! mkdir .snapshots/none/s 2>/dev/null; ! mkdir '.snapshots/v/a%b' \
+         2>/dev/null
          ! rm v 2>/dev/null; [ $(cat v) = three ]; cp .snapshots/v/s1 w; [ $(cat w) = one ]
-         mv .snapshots/v/s1 .snapshots/v/first; rmdir .snapshots/v/s2; rm -f .snapshots/v/first; [ -z \"$(ls .snapshots/v)\" ]
+         mv .snapshots/v/s1 .snapshots/v/first; rmdir .snapshots/v/s2; rm -f .snapshots/v/first; [ -z \"$(ls \
+         .snapshots/v)\" ]
          mkdir .snapshots/v/s1; rmdir .snapshots/v/s1; rm v; [ ! -e .snapshots/v ]; ! touch .snapshots/x 2>/dev/null",
     );
     mount.unmount(&lab);
@@ -313,8 +320,10 @@ fn truncating_and_growing_again_shows_zeroes() {
     let Some(mount) = Mounted::new(&lab) else { return };
     sh(
         &mount,
-        "head -c 3000000 /dev/urandom > a; truncate -s 1234567 a; truncate -s 5000000 a; cmp -n 3765433 -i 1234567:0 a /dev/zero
-         head -c 100 a > h; : > a; [ $(stat -c %s a) = 0 ]; truncate -s 3000000 a; cmp -n 3000000 a /dev/zero; [ $(stat -c %b a) = 0 ]
+        "head -c 3000000 /dev/urandom > a; truncate -s 1234567 a; truncate -s 5000000 a; cmp -n 3765433 -i 1234567:0 a \
+         /dev/zero
+         head -c 100 a > h; : > a; [ $(stat -c %s a) = 0 ]; truncate -s 3000000 a; cmp -n 3000000 a /dev/zero; [ \
+         $(stat -c %b a) = 0 ]
          printf end >> a; [ $(stat -c %s a) = 3000003 ]; [ $(tail -c 3 a) = end ]",
     );
     mount.unmount(&lab);
@@ -546,7 +555,8 @@ fn somebody_without_root_mounts_through_fusermount3() {
          if ./forkdisk mount p m -o max_ratio=50 2> said; then exit 1; fi; grep -q max_ratio said; ! mountpoint -q m
          ./forkdisk mount p m --daemon >/dev/null
          trap 'fusermount3 -u -q -z m || true' EXIT; echo hello > m/a; cp m/a m/b; mkdir .x; cat m/b; stat -c %U m/a
-         mkdir m/.snapshots/a/s; rmdir m/.snapshots/a/s; ./forkdisk umount m; ./forkdisk list p -H; ./forkdisk check p >/dev/null";
+         mkdir m/.snapshots/a/s; rmdir m/.snapshots/a/s; ./forkdisk umount m; ./forkdisk list p -H; ./forkdisk check p \
+         >/dev/null";
     let mut nobody = std::process::Command::new("setpriv");
     nobody.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "bash", "-euc", script, "bash"]);
     let said = succeed(nobody.arg(dir.path()).env("HOME", dir.path()).env_remove("FORKDISK_POOL"));
@@ -606,7 +616,8 @@ fn folders_change_with_their_entries() {
     sh(
         &mount,
         "[ $(stat -c %Y .) -gt 1000000000 ]; mkdir d e
-         changes() { a=$(stat -c %.Y.%.Z $1); sleep 0.02; eval \"$2\"; [ $(stat -c %.Y.%.Z $1) != $a ] || { echo \"$1: $2\"; exit 9; }; }
+         changes() { a=$(stat -c %.Y.%.Z $1); sleep 0.02; eval \"$2\"; [ $(stat -c %.Y.%.Z $1) != $a ] || { echo \"$1: \
+         $2\"; exit 9; }; }
          for f in . d; do
              changes $f \": > $f/x\"; changes $f \"mv $f/x $f/y\"; changes $f \"rm $f/y\"; changes $f \"mkdir $f/s\"
              changes $f \"rmdir $f/s\"; : > $f/z; changes $f \"mv $f/z e/z\"; changes e \"mv e/z $f/z\"; rm $f/z

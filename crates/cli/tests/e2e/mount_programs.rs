@@ -83,7 +83,12 @@ fn clones_between_runs_of_fsx_never_change() {
     let Some(mount) = Mounted::new(&lab) else { return };
     let runs = crate::kill_loop::number_from_env("FORKDISK_TEST_FSX_RUNS", 12);
     let mut ancestors: Vec<(String, u64)> = Vec::new();
-    let config = lab.write_file("fsx.toml", b"flen = 3000000\n[opsize]\nmax = 150000\n[weights]\nclose_open = 1.0\nread = 10.0\nwrite = 10.0\nmapread = 5.0\nmapwrite = 5.0\ntruncate = 2.0\nfsync = 1.0\nfdatasync = 1.0\nposix_fallocate = 1.0\npunch_hole = 3.0\ncopy_file_range = 3.0\nhole = 1.0\n");
+    let config = lab.write_file(
+        "fsx.toml",
+        b"flen = 3000000\n[opsize]\nmax = 150000\n[weights]\nclose_open = \
+        1.0\nread = 10.0\nwrite = 10.0\nmapread = 5.0\nmapwrite = 5.0\ntruncate = 2.0\nfsync = 1.0\nfdatasync = \
+        1.0\nposix_fallocate = 1.0\npunch_hole = 3.0\ncopy_file_range = 3.0\nhole = 1.0\n",
+    );
     for run in 0..runs {
         let mut fsx = client("fsx", "make tools").unwrap();
         fsx.args(["-N", "250", "-S", &(run + 1).to_string(), "-f"]).arg(&config).arg(mount.path("file"));

@@ -342,7 +342,10 @@ fn map_covers_a_volume_from_end_to_end() {
     let mut image = vec![0; 3 * MIB];
     image[MIB..MIB + 8192].copy_from_slice(&noise(11, 8192));
     lab.import("a", &image);
-    let hole = |start: usize, length: usize| json!({ "start": start, "length": length, "depth": 0, "present": false, "zero": true, "data": false });
+    let hole = |start: usize, length: usize| {
+        let (present, zero, data) = (false, true, false);
+        json!({ "start": start, "length": length, "depth": 0, "present": present, "zero": zero, "data": data })
+    };
     let data = json!({ "start": MIB, "length": 8192, "depth": 0, "present": true, "zero": false, "data": true });
     let expected = json!([hole(0, MIB), data, hole(MIB + 8192, 2 * MIB - 8192)]);
     assert_eq!(lab.json(&["map", &at("a")]), expected);

@@ -6,8 +6,8 @@ use std::rc::{Rc, Weak};
 
 use super::job::Pump;
 
-/// Whoever submits several jobs one after the other and wants all of them read before any is written. The gate opens when this
-/// is dropped. Nobody is kept from anything by it: it does not hold while any job waits to be started.
+/// Whoever submits several jobs one after the other and wants all of them read before any is written. The gate opens
+/// when this is dropped. Nobody is kept from anything by it: it does not hold while any job waits to be started.
 pub struct WriteGate {
     hold: GateHold,
     engine: Weak<dyn Pump>,

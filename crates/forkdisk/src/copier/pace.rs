@@ -39,9 +39,9 @@ impl<D: Device> Copier<D> {
         held.then_some(u64::from(settings.subjob_size))
     }
 
-    /// Waits until the throttles of the pool and of `client` allow more; `None` if `goes_on`, which is asked now and then,
-    /// answers false before that. What is moved until the answer is dropped counts for both, but as if it came after
-    /// all others: whoever moves it may wait for somebody whose copy must not wait for him.
+    /// Waits until the throttles of the pool and of `client` allow more; `None` if `goes_on`, which is asked now and
+    /// then, answers false before that. What is moved until the answer is dropped counts for both, but as if it came
+    /// after all others: whoever moves it may wait for somebody whose copy must not wait for him.
     pub async fn pace(&self, client: &Rc<Client>, mut goes_on: impl FnMut() -> bool) -> Option<PacedTransfer<'_, D>> {
         let mut held = false;
         while let Some(wait) = self.0.wait(client, held) {

@@ -6,14 +6,15 @@
 //! in a buffer of its own, until its successor fills the stripe; only then is it written, and
 //! only then is the write that it belongs to acknowledged.
 //!
-//! That is done only while the device is [corked](super::Device::cork): while whoever writes knows of a client that does
-//! not wait for the answer before it sends more. And never for long: a held end is written after half of the time that
-//! its stream has lasted, or three times the pause between its writes (at least [`MIN_HOLD`], at most [`MAX_HOLD`]); before a
-//! flush; before anything else that comes near it. A stream in which the successor did not come in time is held less often,
-//! after two such every fourth time.
+//! That is done only while the device is [corked](super::Device::cork): while whoever writes knows of a client that
+//! does not wait for the answer before it sends more. And never for long: a held end is written after half of the time
+//! that its stream has lasted, or three times the pause between its writes (at least [`MIN_HOLD`], at most
+//! [`MAX_HOLD`]); before a flush; before anything else that comes near it. A stream in which the successor did not come
+//! in time is held less often, after two such every fourth time.
 //!
 //! And an array that has no memory left for more stripes lets who writes wait in the middle of one, which it then reads
-//! first, too. So no more is on its way to it than it [can hold](Array::in_flight); what comes then waits here, in its order.
+//! first, too. So no more is on its way to it than it [can hold](Array::in_flight); what comes then waits here, in its
+//! order.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;

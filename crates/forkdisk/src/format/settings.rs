@@ -32,16 +32,17 @@ pub enum GatherPolicy {
     Off,
     /// While nobody reads or writes, whatever it takes.
     Idle,
-    /// While nobody reads or writes, what takes little: where all of a MiB is mapped, pages go to the block in which most of them
-    /// lie, at most two for each that lies behind the one before it then, in volumes where more than one in 256 does not.
+    /// While nobody reads or writes, what takes little: where all of a MiB is mapped, pages go to the block in which
+    /// most of them lie, at most two for each that lies behind the one before it then, in volumes where more than one
+    /// in 256 does not.
     Auto,
     /// While more than so many percent of its pages, 1 to 99, do not lie behind the page before them.
     Above(u8),
 }
 
 impl GatherPolicy {
-    /// What the program and its mounts give a volume where nobody says otherwise, so that clones do not age. The library
-    /// gives [`Off`](Self::Off): it moves nothing by itself.
+    /// What the program and its mounts give a volume where nobody says otherwise, so that clones do not age. The
+    /// library gives [`Off`](Self::Off): it moves nothing by itself.
     pub const USUAL: GatherPolicy = GatherPolicy::Auto;
 
     /// Whether its number is within its bounds.

@@ -1,7 +1,7 @@
 //! The upper 16 bits of the counts of a leaf, in the bytes behind its blocks.
 //!
-//! Few pages have counts of 65,535 or more, and neighbours have similar ones: the tables and pages that many snapshots of
-//! one volume share. The 400 bytes left in a leaf hold three different values in any order, or runs of equal values.
+//! Few pages have counts of 65,535 or more, and neighbours have similar ones: the tables and pages that many snapshots
+//! of one volume share. The 400 bytes left in a leaf hold three different values in any order, or runs of equal values.
 
 use std::collections::BTreeMap;
 

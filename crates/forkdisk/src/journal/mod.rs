@@ -317,8 +317,9 @@ impl Journal {
         self.pending.iter().map(|b| JournalGroup::length(b.bytes.len() + 20 * b.checksums.len())).sum()
     }
 
-    /// Whether the pending records reach the end of the piece of the journal where they will lie: from the next one on they
-    /// would lie in two, which takes a request each. Pieces of less than `shortest` bytes do not count: they end too often.
+    /// Whether the pending records reach the end of the piece of the journal where they will lie: from the next one on
+    /// they would lie in two, which takes a request each. Pieces of less than `shortest` bytes do not count: they end
+    /// too often.
     pub fn fills_extent(&self, shortest: u64) -> bool {
         let (_, bytes, within) = self.extent_at(self.head);
         bytes >= shortest && !self.pending.is_empty() && self.needed() >= bytes - within
@@ -439,7 +440,8 @@ impl Journal {
         out
     }
 
-    /// The piece of the journal that holds `position`: where on the device it begins, its bytes, and how many of them lie before.
+    /// The piece of the journal that holds `position`: where on the device it begins, its bytes, and how many of them
+    /// lie before.
     fn extent_at(&self, position: u64) -> (u64, u64, u64) {
         let mut within = position % self.length;
         for &(first, pages) in &self.extents {

@@ -23,7 +23,7 @@
 //! | in an area | what |
 //! |---|---|
 //! | 0 | generation; the sequence number of its first record; checksum of both |
-//! | 24 | twice: position in the journal and chain value of the group that it goes on behind; checksum, with the generation |
+//! | 24 | twice: journal position and chain value of the group that it goes on behind; checksum, with generation |
 //! | 72 | entries, one behind the other |
 //!
 //! | in an entry | what |
@@ -323,8 +323,8 @@ impl Area {
     }
 }
 
-/// What a process left in the log of this pool, if it was the one of this incarnation: records in order, from a place of
-/// the journal on. `is_place` says whether the journal has, or had, a group that ends there.
+/// What a process left in the log of this pool, if it was the one of this incarnation: records in order, from a place
+/// of the journal on. `is_place` says whether the journal has, or had, a group that ends there.
 pub fn recover(
     log: &VolatileLog,
     uuid: [u8; 16],

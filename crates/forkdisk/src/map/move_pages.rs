@@ -53,8 +53,8 @@ pub fn seams_if(pages: &[Option<PageAddr>], now: impl Fn(usize, PageAddr) -> Pag
 }
 
 impl Movable {
-    /// The first leaf that would have more seams if each page lay where `now` says, of those that weigh as much as the volume's
-    /// own.
+    /// The first leaf that would have more seams if each page lay where `now` says, of those that weigh as much as the
+    /// volume's own.
     pub fn burdened(&self, now: impl Fn(usize, PageAddr) -> PageAddr) -> Option<&[Option<PageAddr>]> {
         let mut peers = self.leaves.iter().filter(|(_, weight)| *weight >= self.mine);
         peers.find(|(pages, _)| seams_if(pages, &now) > seams_of(pages)).map(|(pages, _)| &pages[..])

@@ -165,7 +165,8 @@ impl<D: Device> Pool<D> {
         let OpenedPool { superblock, slot, flaw } = found;
         if device.len() < superblock.size {
             let why = format!(
-                "the pool is {} bytes long, but its device or file only {}: it was truncated; restore it to its full length",
+                "the pool is {} bytes long, but its device or file only {}: it was truncated; restore it to its full \
+                 length",
                 superblock.size,
                 device.len()
             );
@@ -388,7 +389,8 @@ pub(super) async fn read_superblock<D: Device>(device: &D) -> Result<OpenedPool>
             NotSuper::Newer(what) | NotSuper::Damaged(what) => what,
         };
         flawed = Some(format!(
-            "the superblock at {at:?} is damaged: {what}; the other one is whole, and the next open for writing writes both"
+            "the superblock at {at:?} is damaged: {what}; the other one is whole, and the next open for writing writes \
+             both"
         ));
         flaws.push(flaw);
     }

@@ -9,8 +9,8 @@
 //!
 //! A chunk is kept until its volume is shared again: what is written then begins chunks of its own, so
 //! that a volume with many snapshots is written as fast as one with few. But a hole in a
-//! chunk whose other pages stay where they are is filled there, if its place is still free. What is unused in the old chunks
-//! is bounded: beyond an eighth of the free space it is filled first, page behind page.
+//! chunk whose other pages stay where they are is filled there, if its place is still free. What is unused in the old
+//! chunks is bounded: beyond an eighth of the free space it is filled first, page behind page.
 //!
 //! Metadata comes from the end of the pool, where no stream grows: the last blocks are left to it as long as there
 //! is any other free page, for a checkpoint to write its tables in few pieces however long chunks have been begun.
@@ -203,8 +203,8 @@ impl Space {
         self.begin_at = if blocks <= MAX_STRIPE_BLOCKS { blocks } else { 1 };
     }
 
-    /// As [`empty_block`](Self::empty_block). Where the device wants whole stripes, blocks in which stripes begin and end
-    /// are taken together or not at all, as long as there are such near.
+    /// As [`empty_block`](Self::empty_block). Where the device wants whole stripes, blocks in which stripes begin and
+    /// end are taken together or not at all, as long as there are such near.
     fn block_for_stream(&mut self, before: Option<Block>) -> Result<Option<Block>, Miss> {
         if self.begin_at == 1 {
             return self.empty_block(before);
@@ -326,8 +326,8 @@ impl Space {
             .or_else(|| self.free.keys().next_back().copied())
     }
 
-    /// As many empty blocks in a row, nearest to the end, as pages of metadata take that no block has room for; if there
-    /// is no such row, the longest.
+    /// As many empty blocks in a row, nearest to the end, as pages of metadata take that no block has room for; if
+    /// there is no such row, the longest.
     fn row_for_meta(&self, pages: u64) -> Range<u64> {
         let (blocks, mut longest) = (pages.div_ceil(BLOCK_PAGES), 0..0);
         if blocks < 2 {

@@ -17,7 +17,8 @@ use crate::types::{BLOCK_PAGES, PAGE_SIZE};
 
 use super::Space;
 
-/// Most pages of a log that this program writes: those in front of the second superblock, so that each segment is one request.
+/// Most pages of a log that this program writes: those in front of the second superblock, so that each segment is one
+/// request.
 const MAX_LOG_PAGES: u32 = 124;
 
 /// Memory of a part, in bytes, roughly.

@@ -207,7 +207,8 @@ impl Space {
             logged: CountLogState::default(),
             large_counts: false,
             cache: BTreeMap::new(),
-            // A cache of less than two pages is for tests in which any look-up is to miss; 0 is the least there is else.
+            // A cache of less than two pages is for tests in which any look-up is to miss; 0 is the least there is
+            // else.
             cache_limit: if (1..2 * PAGE_SIZE).contains(&bytes) { 2 } else { (bytes / 4200).max(64) },
             held: 0,
             current: Deltas::default(),

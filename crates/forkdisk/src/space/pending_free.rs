@@ -42,7 +42,8 @@ impl Space {
         Ok((runs, next))
     }
 
-    /// Of pages that [`pending_free_runs`](Self::pending_free_runs) told, those that are still of no use, as runs within blocks.
+    /// Of pages that [`pending_free_runs`](Self::pending_free_runs) told, those that are still of no use, as runs
+    /// within blocks.
     pub fn still_pending(&mut self, told: &Runs) -> Result<Runs, Miss> {
         let mut runs = Runs::new();
         for page in told.iter().flat_map(|&(first, n)| (first.0..first.0 + n).map(PageAddr)) {

@@ -1,4 +1,5 @@
-//! Waiting on one thread: an event, flushes of a device, locks on ranges, the order of writes, and generations of plans.
+//! Waiting on one thread: an event, flushes of a device, locks on ranges, the order of writes, and generations of
+//! plans.
 
 mod event;
 mod flushes;

@@ -128,8 +128,8 @@ impl RangeLocks {
 }
 
 impl RangeGuard {
-    /// Holds all of `range`, which begins where it does, unless that is in the way of an earlier claim or of who holds a
-    /// part of it. Who waits for a part of it waits on.
+    /// Holds all of `range`, which begins where it does, unless that is in the way of an earlier claim or of who holds
+    /// a part of it. Who waits for a part of it waits on.
     pub fn widen(&mut self, range: Range<u64>) -> bool {
         let mut claims = self.locks.claims.borrow_mut();
         let at = claims.place(self.id);

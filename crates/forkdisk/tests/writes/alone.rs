@@ -14,7 +14,8 @@ fn places(mut pages: Vec<Page>) -> Vec<u64> {
     pages.iter().map(|page| page.at).collect()
 }
 
-/// What is given up to change something else in the same table, or in the block where the table lies, leaves them alone.
+/// What is given up to change something else in the same table, or in the block where the table lies, leaves them
+/// alone.
 #[test]
 fn a_page_provisioned_beside_others_does_not_break_them() {
     Lab::run(128, OpenOptions::default(), |lab| async move {

@@ -140,9 +140,9 @@ fn what_a_flush_has_to_write_is_as_much_where_a_piece_of_the_journal_ends() {
     });
 }
 
-/// A commit is written while a checkpoint is, whose start lies behind its records. When the checkpoint has ended, what the
-/// commit vouched for may be written in place. Recovery meets its group all the same, and what is in the volatile log goes
-/// on behind it.
+/// A commit is written while a checkpoint is, whose start lies behind its records. When the checkpoint has ended, what
+/// the commit vouched for may be written in place. Recovery meets its group all the same, and what is in the volatile
+/// log goes on behind it.
 #[test]
 fn the_volatile_log_goes_on_behind_a_group_that_a_checkpoint_has_overtaken() {
     for delay in (0..600).step_by(20) {

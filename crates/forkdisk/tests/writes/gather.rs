@@ -194,8 +194,8 @@ fn by_policy_nobody_is_gathered_at_the_expense_of_another_volume() {
     });
 }
 
-/// Most of a block has been written anew, so the rest could follow: all in all there would be fewer seams. But whom it was
-/// cloned from has the rest, too, and may be deleted soon.
+/// Most of a block has been written anew, so the rest could follow: all in all there would be fewer seams. But whom it
+/// was cloned from has the rest, too, and may be deleted soon.
 #[test]
 fn by_policy_pages_of_another_volume_stay_even_if_both_together_gain() {
     Lab::run(64, OpenOptions::default(), |lab| async move {
@@ -447,7 +447,8 @@ fn auto_does_nothing_while_somebody_writes_and_holds_up_nobody_who_closes() {
     });
 }
 
-/// Where the search for free space has not come yet, as in a pool that was opened a moment ago, it is home all the same.
+/// Where the search for free space has not come yet, as in a pool that was opened a moment ago, it is home all the
+/// same.
 #[test]
 fn auto_takes_pages_home_in_a_pool_that_was_opened_anew() {
     Lab::run(256, OpenOptions::default(), |lab| async move {
@@ -481,7 +482,8 @@ fn auto_takes_pages_home_in_a_pool_that_was_opened_anew() {
     });
 }
 
-/// A block that has become whole, whose pages another volume has given up, which is not durable yet: the old bytes stay.
+/// A block that has become whole, whose pages another volume has given up, which is not durable yet: the old bytes
+/// stay.
 #[test]
 fn what_a_crash_would_share_again_is_not_written_in_place_once_it_is_in_one_piece() {
     Lab::run(64, OpenOptions::default(), |lab| async move {

@@ -243,8 +243,8 @@ fn a_volume_that_was_removed_while_open_keeps_its_writes_to_itself() {
     });
 }
 
-/// What shared the pages lost them to another range clone, which is not durable yet: whatever becomes of the tables above
-/// them meanwhile, the old bytes stay.
+/// What shared the pages lost them to another range clone, which is not durable yet: whatever becomes of the tables
+/// above them meanwhile, the old bytes stay.
 #[test]
 fn pages_that_a_crash_would_share_again_are_not_written_in_place() {
     Lab::run(64, OpenOptions::default(), |lab| async move {

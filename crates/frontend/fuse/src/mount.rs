@@ -30,8 +30,8 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// Further options, such as `noexec`, `nosuid`, `nodev`, `noatime`.
     pub flags: Vec<String>,
-    /// Of the pages that may wait to be written on this machine, how many in a hundred may be of this mount, if not as many
-    /// as the kernel gives to any FUSE mount.
+    /// Of the pages that may wait to be written on this machine, how many in a hundred may be of this mount, if not as
+    /// many as the kernel gives to any FUSE mount.
     pub max_ratio: Option<u8>,
 }
 

@@ -79,7 +79,8 @@ impl MountCall {
             Ok(child) => finish(child),
             Err(error) => {
                 // What is cached counts for more than how a kill ends.
-                tracing::warn!(%error, "{} cannot be started for a call on the mount", syscall_helper.program.display());
+                tracing::warn!(%error, "{} cannot be started for a call on the \
+                    mount", syscall_helper.program.display());
                 self.make_here()
             }
         }

@@ -200,7 +200,8 @@ proptest! {
 
     #[test]
     fn hostile_bytes_never_panic_and_never_make_it_keep_more_than_a_name(
-        good_flags: bool, list in vec((any::<u32>(), 0u32..13, any::<u32>(), any::<bool>(), vec(any::<u8>(), 0..600)), 0..8),
+        good_flags: bool,
+        list in vec((any::<u32>(), 0u32..13, any::<u32>(), any::<bool>(), vec(any::<u8>(), 0..600)), 0..8),
         tail in vec(any::<u8>(), 0..600), step in 1usize..700,
     ) {
         let mut bytes = if good_flags { vec![0, 0, 0, 3] } else { vec![] };

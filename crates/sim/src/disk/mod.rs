@@ -217,7 +217,8 @@ impl State {
         }
         let device = self.cache.len;
         let why = format!(
-            "{what:?} of {len} bytes at {offset}, {at} bytes into its buffer, on a device of {device} bytes with {sector}-byte sectors"
+            "{what:?} of {len} bytes at {offset}, {at} bytes into its buffer, on a device of {device} bytes with \
+             {sector}-byte sectors"
         );
         self.misuse.get_or_insert(why.clone());
         Err(io::Error::new(io::ErrorKind::InvalidInput, why))

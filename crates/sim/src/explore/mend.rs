@@ -1,4 +1,5 @@
-//! Damaged counts are no reason to lose anything: whatever the maps reach can be read, and a repair makes the pool whole.
+//! Damaged counts are no reason to lose anything: whatever the maps reach can be read, and a repair makes the pool
+//! whole.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -11,8 +12,8 @@ use crate::executor::Executor;
 use crate::history::{PoolImage, Session, Violation, open_options};
 use crate::rng::mix;
 
-/// The pages of block 0, of which two are superblocks and the others the log of counts, and those of block 1, which count
-/// the blocks of the first region.
+/// The pages of block 0, of which two are superblocks and the others the log of counts, and those of block 1, which
+/// count the blocks of the first region.
 const COUNTS: std::ops::Range<u64> = 0..512;
 const SUPERBLOCKS: [u64; 2] = [0, 128];
 

@@ -146,7 +146,8 @@ fn clock() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| d.as_secs())
 }
 
-/// Histories of all profiles, half of them with caches of a few tables, and every other one with memory that outlives the process.
+/// Histories of all profiles, half of them with caches of a few tables, and every other one with memory that outlives
+/// the process.
 fn batch(base: u64) -> Vec<Recipe> {
     let drawn = Profile::ALL.into_iter().map(|profile| (profile, EACH, 2000));
     let origins = [(Profile::Origins, 2 * EACH, 1000), (Profile::Rollbacks, 2 * EACH, 100)];

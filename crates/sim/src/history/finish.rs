@@ -76,7 +76,8 @@ impl Run<'_> {
             return Err(Violation::new(
                 "P6",
                 format!(
-                    "everything is deleted, but {} bytes are used ({} of metadata) and {} are being freed; a new pool of {} bytes uses {} ({} of metadata)",
+                    "everything is deleted, but {} bytes are used ({} of metadata) and {} are being freed; a new pool \
+                     of {} bytes uses {} ({} of metadata)",
                     found.used, found.metadata, found.freeing, found.size, fresh.used, fresh.metadata
                 ),
             ));

@@ -188,7 +188,8 @@ impl Model {
             return Ok(());
         }
         let what = format!(
-            "{} is no point in time: it shows a write that began at {after}, but one acknowledged at {before} is missing (sector {sector})",
+            "{} is no point in time: it shows a write that began at {after}, but one acknowledged at {before} is \
+             missing (sector {sector})",
             self.name(key)
         );
         Err(Bad { promise: "P5", what })

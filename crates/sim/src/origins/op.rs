@@ -121,9 +121,10 @@ pub struct Setup {
 const ORIGINS: &[(Kind, u64)] = {
     use Kind::*;
     &[
-        (Read, 30), (Write, 60), (Append, 16), (Chase, 8), (Ragged, 3), (Zero, 2), (Discard, 1), (Flush, 12), (Snapshot, 14), (Independent, 3),
-        (Group, 3), (Clone, 5), (Flatten, 2), (Delete, 14), (Rollback, 4), (RolledBack, 1), (Checkpoint, 4), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 2),
-        (Kill, 1), (Fault, 8), (Set, 2), (Unprotect, 1),
+        (Read, 30), (Write, 60), (Append, 16), (Chase, 8), (Ragged, 3), (Zero, 2), (Discard, 1), (Flush, 12),
+        (Snapshot, 14), (Independent, 3), (Group, 3), (Clone, 5), (Flatten, 2), (Delete, 14), (Rollback, 4),
+        (RolledBack, 1), (Checkpoint, 4), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 2), (Kill, 1), (Fault, 8),
+        (Set, 2), (Unprotect, 1),
     ]
 };
 
@@ -132,9 +133,10 @@ const ORIGINS: &[(Kind, u64)] = {
 const STRIKES: &[(Kind, u64)] = {
     use Kind::*;
     &[
-        (Read, 10), (Write, 30), (Append, 4), (Chase, 4), (Zero, 1), (Flush, 6), (Snapshot, 16), (Independent, 2), (Group, 4), (Clone, 2), (Flatten, 1),
-        (Delete, 8), (DeleteOldest, 6), (DeleteAndCut, 3), (Rollback, 10), (RolledBack, 2), (Checkpoint, 3), (Check, 1), (Settle, 1), (Reopen, 1),
-        (Cut, 1), (Kill, 1), (Fault, 3), (Strike, 36), (Set, 2), (Unprotect, 1),
+        (Read, 10), (Write, 30), (Append, 4), (Chase, 4), (Zero, 1), (Flush, 6), (Snapshot, 16), (Independent, 2),
+        (Group, 4), (Clone, 2), (Flatten, 1), (Delete, 8), (DeleteOldest, 6), (DeleteAndCut, 3), (Rollback, 10),
+        (RolledBack, 2), (Checkpoint, 3), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 1), (Kill, 1), (Fault, 3),
+        (Strike, 36), (Set, 2), (Unprotect, 1),
     ]
 };
 
@@ -143,9 +145,9 @@ const STRIKES: &[(Kind, u64)] = {
 const SWEEPS: &[(Kind, u64)] = {
     use Kind::*;
     &[
-        (Read, 6), (Write, 24), (Chase, 2), (Zero, 1), (Flush, 4), (Snapshot, 8), (Independent, 1), (Group, 1), (Clone, 1), (Delete, 6),
-        (DeleteOldest, 8), (DeleteAndCut, 4), (Rollback, 3), (RolledBack, 1), (Checkpoint, 3), (Check, 1), (Settle, 2), (Reopen, 2), (Cut, 1), (Kill, 1),
-        (Sweep, 2), (Thin, 20), (Set, 1),
+        (Read, 6), (Write, 24), (Chase, 2), (Zero, 1), (Flush, 4), (Snapshot, 8), (Independent, 1), (Group, 1),
+        (Clone, 1), (Delete, 6), (DeleteOldest, 8), (DeleteAndCut, 4), (Rollback, 3), (RolledBack, 1), (Checkpoint, 3),
+        (Check, 1), (Settle, 2), (Reopen, 2), (Cut, 1), (Kill, 1), (Sweep, 2), (Thin, 20), (Set, 1),
     ]
 };
 

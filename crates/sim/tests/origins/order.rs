@@ -15,8 +15,8 @@ const WRITES: usize = 20;
 const SEEDS: u64 = 12;
 const LEN: u64 = MIB - 12 * 4096;
 
-/// How many of the writes of a stream reach the origin behind one that came later; each comes so many steps of the executor
-/// after the one before it.
+/// How many of the writes of a stream reach the origin behind one that came later; each comes so many steps of the
+/// executor after the one before it.
 fn shuffled(seed: u64, pause: u64) -> usize {
     let exec = Executor::new(seed);
     let config = Config { sector: 512, cache: Volatile::Yes };

@@ -78,7 +78,8 @@ fn what_was_kept_along_with_a_copy_that_failed_is_durable_before_it_is_believed(
     });
 }
 
-/// Whether a first write finds room in a pool with so many free pages, with something that will be written soon or without.
+/// Whether a first write finds room in a pool with so many free pages, with something that will be written soon or
+/// without.
 fn finds_room(free: u64, soon: bool) -> bool {
     let found = std::rc::Rc::new(std::cell::Cell::new(false));
     let out = found.clone();

@@ -1,5 +1,5 @@
-//! The published table on a volume that is attached on this machine: `dd` into a file on ext4, on a loop device with direct
-//! I/O, on the file that the volume is in a mounted pool.
+//! The published table on a volume that is attached on this machine: `dd` into a file on ext4, on a loop device with
+//! direct I/O, on the file that the volume is in a mounted pool.
 
 use std::fs::{self, File};
 use std::process::Command;
@@ -17,7 +17,8 @@ use crate::rows::{Row, Samples};
 use crate::runner::Context;
 
 const MIB: u64 = 1 << 20;
-/// Files of so many MiB are written several times: where ext4 puts one of them is worth some seeks, which weigh 3 % each.
+/// Files of so many MiB are written several times: where ext4 puts one of them is worth some seeks, which weigh 3 %
+/// each.
 const SMALL: u64 = 10;
 const TIMES: usize = 5;
 const VOLUME: &str = "v";

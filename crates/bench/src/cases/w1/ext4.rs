@@ -148,8 +148,8 @@ pub fn compare(label: &Label<'_>, alone: &Measured, shared: &Measured) -> Vec<Ro
     rows
 }
 
-/// The same of what the device got, without a snapshot and with one, until the client's `bytes` were synced, and with what
-/// came behind.
+/// The same of what the device got, without a snapshot and with one, until the client's `bytes` were synced, and with
+/// what came behind.
 pub fn compare_traces(label: &Label<'_>, done: [Recording; 2], in_all: [Recording; 2], bytes: u64) -> Vec<Row> {
     let trace = |recording| Trace { recording, depth: WRITEBACK };
     let ([base, ours], [base_in_all, ours_in_all]) = (done.map(trace), in_all.map(trace));

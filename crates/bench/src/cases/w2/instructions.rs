@@ -158,7 +158,8 @@ mod tests {
     fn functions_are_told_apart_from_what_they_call() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("out");
-        let text = "events: Ir\nfn=(1) a::b::<u8>::c\n10 5\n+1 3\ncfn=(2) d\ncalls=1 20\n12 100\nfn=(2)\n20 100\nfn=(1)\n* 2\n";
+        let text = "events: Ir\nfn=(1) a::b::<u8>::c\n10 5\n+1 3\ncfn=(2) d\ncalls=1 20\n12 100\nfn=(2)\n20 \
+            100\nfn=(1)\n* 2\n";
         std::fs::write(&path, text).unwrap();
         assert_eq!(costs(&path).unwrap(), Costs::from([("a::b::c".into(), 10), ("d".into(), 100)]));
         assert_eq!(short("<forkdisk::x::Y<T> as a::Z<B>>::poll::h0123456789abcdef"), "x::Y::poll");

@@ -1,5 +1,5 @@
-//! A pool in a file on the device that is timed, mounted by a thread of this process: what its engine asks of the device is
-//! counted, and its CPU time is this process's.
+//! A pool in a file on the device that is timed, mounted by a thread of this process: what its engine asks of the
+//! device is counted, and its CPU time is this process's.
 
 use std::fs;
 use std::io::{self, PipeWriter, Read, Write};

@@ -16,8 +16,8 @@ const PER_PAGE: [Part; 2] = [("write", |r| r.write), ("sync", |r| r.sync)];
 /// A unit of cost: its name, and how many a round has.
 type Unit = (&'static str, fn(&Round) -> u64);
 
-/// What their cost is told by: pages that are written, each counted once, and the same with those that have to be read for it,
-/// of which the coded incremental mode has more with every round, on any file system.
+/// What their cost is told by: pages that are written, each counted once, and the same with those that have to be read
+/// for it, of which the coded incremental mode has more with every round, on any file system.
 const UNITS: [Unit; 2] = [("page", |r| r.pages), ("page_moved", |r| r.pages + r.read)];
 
 /// Growth, times and counts of every part.

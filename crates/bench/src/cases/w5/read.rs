@@ -52,7 +52,8 @@ fn measured(context: &Context<'_>, case: &str, policy: GatherPolicy, ask: bool) 
     Ok((rows(case, "forkdisk", plan.size, recordings), rounds))
 }
 
-/// Reading a file of `size` bytes when it was fresh, and when it had aged: modelled time of the first ÷ that of the last.
+/// Reading a file of `size` bytes when it was fresh, and when it had aged: modelled time of the first ÷ that of the
+/// last.
 pub fn rows(case: &str, target: &str, size: u64, recordings: Vec<Recording>) -> Vec<Row> {
     let ops = (size >> 20) as usize;
     let mut traces = recordings.into_iter().map(|recording| Trace::of(recording, ops, DEPTH));

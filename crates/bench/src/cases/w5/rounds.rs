@@ -251,8 +251,8 @@ fn step(place: &impl Place, rest: Rest, work: impl FnOnce() -> Result<f64>) -> R
     Ok(Step { counts, cpu, all_cpu, wall, settled })
 }
 
-/// What it takes to write to its place what a log holds: what reaches the device, and seconds of the kernel's threads. To
-/// have that done takes something itself, which emptying an empty log shows.
+/// What it takes to write to its place what a log holds: what reaches the device, and seconds of the kernel's threads.
+/// To have that done takes something itself, which emptying an empty log shows.
 fn in_log(place: &impl Place) -> Result<(Counts, f64)> {
     let empty = || -> Result<(Counts, f64)> {
         let (counts, threads) = (place.counts()?, KernelThreads::at_rest());

@@ -26,8 +26,8 @@ use undo::UndoFile;
 
 /// Make a pool's counts of references anew from its maps; nothing may have the pool open
 ///
-/// For pools of which `check` finds count pages, their log or a superblock damaged, or leaks. Maps, data, the directory of
-/// volumes and the journal are not touched. What is written over is kept in an undo file first.
+/// For pools of which `check` finds count pages, their log or a superblock damaged, or leaks. Maps, data, the directory
+/// of volumes and the journal are not touched. What is written over is kept in an undo file first.
 #[derive(Args)]
 pub struct RepairArgs {
     /// The pool
@@ -87,7 +87,8 @@ pub fn run(args: RepairArgs, global: &Global) -> Result<ExitCode> {
         let plan = Pool::plan_repair(device, Rc::new(runtime)).await.context(path.display().to_string())?;
         let replaced = plan.replacements.len();
         say(format!(
-            "{} volumes and snapshots refer to {} pages; {replaced} pages of {} {} to be written: counts, then both superblocks",
+            "{} volumes and snapshots refer to {} pages; {replaced} pages of {} {} to be written: counts, then both \
+             superblocks",
             plan.volumes,
             plan.pages,
             human(PAGE_SIZE as u64),
@@ -131,7 +132,8 @@ fn take_back(path: &Path, file: &Path, global: &Global) -> Result<()> {
             result.with_context(|| format!("{}: reading the superblock", path.display()))?;
             if found[..] != expected[..] {
                 bail!(
-                    "{} is another pool than {} was made for, or was changed since that repair, which cannot be taken back \
+                    "{} is another pool than {} was made for, or was changed since that repair, which cannot be taken \
+                     back \
                      any more",
                     path.display(),
                     file.display()

@@ -1,8 +1,8 @@
 //! The undo file of a repair.
 //!
-//! Integers are little-endian: magic `fkdkundo`, UUID of the pool (16 bytes), number n of pages (8); the two superblocks
-//! that the repair wrote, each with its offset in the pool (8) before its 4096 bytes; n times an offset (8) and what the
-//! page there held (4096 bytes), in the order in which they are to be written back; XXH3 of all this (8).
+//! Integers are little-endian: magic `fkdkundo`, UUID of the pool (16 bytes), number n of pages (8); the two
+//! superblocks that the repair wrote, each with its offset in the pool (8) before its 4096 bytes; n times an offset (8)
+//! and what the page there held (4096 bytes), in the order in which they are to be written back; XXH3 of all this (8).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};

@@ -162,8 +162,8 @@ proptest! {
                     lab.clock.advance();
                 }),
                 Step::Set(size, split_count, offload) => {
-                    let buffers = 5 << 20;
-                    lab.copier.set(CopierSettings { subjob_size: size << 16, split_count, buffers, offload, ..scarce() });
+                    let (subjob_size, buffers) = (size << 16, 5 << 20);
+                    lab.copier.set(CopierSettings { subjob_size, split_count, buffers, offload, ..scarce() });
                 }
                 Step::Refuse => lab.refuse_to_clone(),
                 Step::Cancel(which) if !jobs.is_empty() => {

@@ -47,8 +47,8 @@ pub struct GatherReport {
     pub moved: u64,
     /// Blocks of 1 MiB of the volume of which something was moved.
     pub blocks: u64,
-    /// Blocks that are scattered still, in all of the volume: their pages are shared in ways that moving them would undo, were
-    /// written all the time, or there is no room in one piece.
+    /// Blocks that are scattered still, in all of the volume: their pages are shared in ways that moving them would
+    /// undo, were written all the time, or there is no room in one piece.
     pub left: u64,
     /// It ended before the end of the volume: the file system under the pool had no room for what was to be moved.
     pub host_full: bool,
@@ -211,7 +211,8 @@ impl<D: Device> Inner<D> {
             }
             outcome = self.gather_block(id, at, way).await?;
             match outcome {
-                // What was moved before lies in the way until the next checkpoint, as do places that were taken in vain.
+                // What was moved before lies in the way until the next checkpoint, as do places that were taken in
+                // vain.
                 Outcome::Conflict | Outcome::NoSpace | Outcome::HostFull if !emptied && self.has_pending_space() => {
                     emptied = true;
                     self.unless_blocked(self.clone().checkpoint()).await?;

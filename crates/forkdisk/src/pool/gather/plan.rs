@@ -40,8 +40,8 @@ enum Target {
 /// At whose expense a volume is gathered.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GatherMode {
-    /// As [`ByPolicy`](GatherMode::ByPolicy), and pages only go home, in blocks without holes. What still fills up in random places
-    /// would be moved again and again.
+    /// As [`ByPolicy`](GatherMode::ByPolicy), and pages only go home, in blocks without holes. What still fills up in
+    /// random places would be moved again and again.
     Home,
     /// By policy: everybody's seams count, and no other volume gets more of them.
     ByPolicy,
@@ -273,7 +273,8 @@ fn limit_to_worthwhile(plan: MovePlan, movable: &Movable, way: GatherMode) -> Op
         GatherMode::Home | GatherMode::ByPolicy => {
             let cost = if way == GatherMode::Home { RETURN_PAGES_PER_SEAM } else { MOVED_PAGES_PER_SEAM };
             let is_cheap = after < before && plan.steps.len() as u64 <= cost * (before - after);
-            // Where some of it has to stay it is all looked at again when the other is gone: not much is not worth it twice.
+            // Where some of it has to stay it is all looked at again when the other is gone: not much is not worth it
+            // twice.
             let is_much = way != GatherMode::Home || plan.steps.len() == wished || 2 * after <= before;
             is_cheap && is_much && movable.weight(&now) < movable.weight(|_, page| page)
         }

@@ -25,10 +25,11 @@ const REGATHER_SEAMS: u64 = 16;
 const AUTO_PART: u64 = 256;
 /// Pages of a volume that `auto` does not go over again only because some volume was given back.
 const LARGE_VOLUME_PAGES: u64 = (16 << 30) / PAGE_SIZE as u64;
-/// A volume that was gone over in vain, again and again, is gone over anew when at most so many others have been given back.
+/// A volume that was gone over in vain, again and again, is gone over anew when at most so many others have been given
+/// back.
 const MAX_PATIENCE_VOLUMES: u64 = 16;
-/// When so many pages have been moved for each count page of which something is logged, these are written, too: while nobody
-/// waits for it, and next to what was moved it is little.
+/// When so many pages have been moved for each count page of which something is logged, these are written, too: while
+/// nobody waits for it, and next to what was moved it is little.
 const MOVED_PAGES_PER_LEAF: u64 = 8;
 /// With more volumes that have a policy they are looked through at most once in [`IDLE_AFTER`].
 const MANY_VOLUMES: usize = 64;
@@ -68,8 +69,8 @@ struct LastPass {
     seams: u64,
     /// Volumes that had been given back by then.
     reaped: u64,
-    /// So many have to be given back before it is gone over again: twice as many each time that nothing was moved, so that
-    /// what is to be had from nobody is not looked for with every deletion.
+    /// So many have to be given back before it is gone over again: twice as many each time that nothing was moved, so
+    /// that what is to be had from nobody is not looked for with every deletion.
     patience: u64,
 }
 
@@ -274,7 +275,8 @@ impl<D: Device> Inner<D> {
         reads + writes - self.gathering.requests.get()
     }
 
-    /// If anybody has read or written since `last`, or nobody has looked yet: waits until nobody has for a while. What it is then.
+    /// If anybody has read or written since `last`, or nobody has looked yet: waits until nobody has for a while. What
+    /// it is then.
     async fn wait_idle(&self, mut last: Option<u64>) -> Option<u64> {
         while self.may_gather() {
             let now = Some(self.activity());

@@ -29,8 +29,9 @@ impl Notifier {
         self.invalidate(node, -1)
     }
 
-    /// The kernel forgets what it has cached of `len` bytes of a node from `from` on (0: to its end) and its attributes.
-    /// Waits for requests that are filling just these pages, so never call it on the thread that serves the mount.
+    /// The kernel forgets what it has cached of `len` bytes of a node from `from` on (0: to its end) and its
+    /// attributes. Waits for requests that are filling just these pages, so never call it on the thread that serves the
+    /// mount.
     pub fn forget(&self, node: u64, from: u64, len: u64) -> io::Result<()> {
         let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         self.send(node, signed(from), signed(len))

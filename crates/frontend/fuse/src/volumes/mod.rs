@@ -114,7 +114,8 @@ impl From<forkdisk::Error> for Failed {
     }
 }
 
-/// Whether an operation changes names or attributes. The engine itself waits before it acknowledges changes of contents.
+/// Whether an operation changes names or attributes. The engine itself waits before it acknowledges changes of
+/// contents.
 fn changes_names(operation: &Operation) -> bool {
     use Operation::*;
     matches!(

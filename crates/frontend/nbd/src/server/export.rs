@@ -83,8 +83,8 @@ pub trait Export: 'static {
     /// data received, until its reply was ready.
     fn took(&self, _operation: Operation, _time: Duration) {}
 
-    /// The names of its metadata contexts. Where they are very many, some may be left out; [`context`](Self::context) opens
-    /// those, too.
+    /// The names of its metadata contexts. Where they are very many, some may be left out; [`context`](Self::context)
+    /// opens those, too.
     fn contexts(&self) -> Vec<String>;
 
     /// Opens the metadata context of this name; `None` if there is none.

@@ -164,8 +164,8 @@ impl<X: Exports> Server<X> {
         self.serve_as(listener, Security::Clear).await;
     }
 
-    /// Serves whoever connects to `listener`, protected as `security` says, until [`ServerHandle::stop`]; then waits for the
-    /// clients to end, and disconnects those that have not within `drain_timeout`. A request that
+    /// Serves whoever connects to `listener`, protected as `security` says, until [`ServerHandle::stop`]; then waits
+    /// for the clients to end, and disconnects those that have not within `drain_timeout`. A request that
     /// hangs in its export is not waited for any longer than that.
     pub async fn serve_as(&self, listener: impl Accept, security: Security) {
         let state = &self.state;

@@ -1,8 +1,8 @@
 //! Limits the CPU time of handshakes while other clients have requests in flight.
 //!
-//! Listing many exports takes thousands of options, each of which occupies the thread for some microseconds. While other
-//! clients have requests in flight, all handshakes together get at most a quarter of the thread's time. A request then
-//! waits for one option at most, and the thread does not use up its time slice.
+//! Listing many exports takes thousands of options, each of which occupies the thread for some microseconds. While
+//! other clients have requests in flight, all handshakes together get at most a quarter of the thread's time. A request
+//! then waits for one option at most, and the thread does not use up its time slice.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
