@@ -12,7 +12,7 @@ use forkdisk::{NAME_MARKS, is_name_character};
 use forkdisk_control::runtime_dir;
 
 /// Longest name of a volume or a snapshot, in bytes.
-pub const MAX_NAME: usize = 255;
+pub const MAX_NAME_BYTES: usize = 255;
 
 /// A pool, and what in it is meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -167,15 +167,15 @@ fn check_name(address: &Address) -> Result<()> {
 }
 
 fn check_volume_name(name: &str) -> Result<()> {
-    if name.len() > MAX_NAME {
-        bail!("the name {name} is {} bytes long: at most {MAX_NAME} are allowed", name.len());
+    if name.len() > MAX_NAME_BYTES {
+        bail!("the name {name} is {} bytes long: at most {MAX_NAME_BYTES} are allowed", name.len());
     }
     name.split('/').try_for_each(|part| check_part(name, part))
 }
 
 fn check_part(name: &str, part: &str) -> Result<()> {
-    if part.len() > MAX_NAME {
-        bail!("the name {name} is {} bytes long: at most {MAX_NAME} are allowed", name.len());
+    if part.len() > MAX_NAME_BYTES {
+        bail!("the name {name} is {} bytes long: at most {MAX_NAME_BYTES} are allowed", name.len());
     }
     let is_odd = part.starts_with(' ') || part.ends_with(' ') || !part.chars().all(is_name_character);
     if part.is_empty() || part == "." || part == ".." || part == ".snapshots" || is_odd {

@@ -39,7 +39,7 @@ use forkdisk_control::size;
 use crate::cli::Cli;
 use crate::logging::Logging;
 
-const USAGE: u8 = 2;
+const USAGE_STATUS: u8 = 2;
 
 fn main() -> ExitCode {
     match mount_helper::begin() {
@@ -87,5 +87,5 @@ fn usage(error: clap::Error) -> ExitCode {
         true => eprintln!("{}", refusal::usage_as_json(text)),
         false => eprint!("forkdisk: {text}"),
     }
-    ExitCode::from(USAGE)
+    ExitCode::from(USAGE_STATUS)
 }

@@ -18,8 +18,8 @@ use serde_json::Value;
 const HAND_OVER: &str = r#"exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec "$0" "$@""#;
 
 /// What `qemu-img check` ends with: it could not check; it found damage. (3: leaks only. 63: the format has no check.)
-const NOT_CHECKED: i32 = 1;
-const DAMAGED: i32 = 2;
+const NOT_CHECKED_STATUS: i32 = 1;
+const DAMAGED_STATUS: i32 = 2;
 
 /// A `qemu-nbd` that reads an image, and the connection to it.
 pub struct Reader {
@@ -107,7 +107,7 @@ fn check(path: &Path, file: &File, driver: &str, is_device: bool) -> Result<()> 
             }
         };
         let code = checked.status.code();
-        if code == Some(NOT_CHECKED) || code == Some(DAMAGED) {
+        if code == Some(NOT_CHECKED_STATUS) || code == Some(DAMAGED_STATUS) {
             let shown = if i == 0 { path.display().to_string() } else { name.to_string() };
             let said =
                 [checked.stderr, checked.stdout].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();

@@ -12,7 +12,7 @@ use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::MakeWriter;
 
 /// Among syslog's facilities: daemons.
-const FACILITY: u8 = 3;
+const FACILITY_ID: u8 = 3;
 
 static LOG: OnceLock<UnixDatagram> = OnceLock::new();
 
@@ -72,7 +72,7 @@ fn datagram(level: Level, pid: u32, line: &[u8]) -> Vec<u8> {
         Level::INFO => 6,
         _ => 7,
     };
-    let mut datagram = format!("<{}>forkdisk[{pid}]: ", FACILITY * 8 + severity).into_bytes();
+    let mut datagram = format!("<{}>forkdisk[{pid}]: ", FACILITY_ID * 8 + severity).into_bytes();
     datagram.extend(line.trim_ascii_end());
     datagram
 }

@@ -16,7 +16,7 @@ use crate::host;
 /// How long something acknowledged waits at most before it is committed, where nothing else is said.
 pub const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
 /// Bytes of the file: a page and two areas of 1 MiB, each for about 20,000 records. A commit begins at half of that.
-const BYTES: usize = 4096 + (2 << 20);
+const SPARE_BYTES: usize = 4096 + (2 << 20);
 /// What its name begins with; the rest says which file or device the pool lies on, since a copy of a pool has the
 /// same UUID.
 const NAME: &str = "volatile";
@@ -67,7 +67,7 @@ fn open(folder: &Path, identity: [u8; 32], write: bool) -> Option<VolatileFile> 
     let number = |from: usize| u64::from_le_bytes(identity[from..from + 8].try_into().expect("eight bytes"));
     let path = folder.join(format!("{NAME}-{:x}-{:x}", number(16), number(24)));
     let made = if write { runtime_dir::make_private(folder) } else { Ok(()) };
-    match made.and_then(|()| SharedMemory::open(&path, BYTES, write)) {
+    match made.and_then(|()| SharedMemory::open(&path, SPARE_BYTES, write)) {
         Ok(memory) => {
             let log = VolatileLog { memory: VolatileMemory::new(memory?), identity, write };
             Some(VolatileFile { log: Some(log), path })

@@ -24,14 +24,14 @@ use crate::perform::{Call, perform};
 use crate::server::State;
 
 /// Descriptors that come with one piece of a message.
-const FILES_AT_ONCE: usize = 4;
+const MAX_FILES_PER_PIECE: usize = 4;
 /// Descriptors that wait for the request they belong to.
 const MAX_FILES: usize = 8;
 /// Bytes received at a time.
-const PIECE: usize = 64 << 10;
+const PIECE_BYTES: usize = 64 << 10;
 
 /// Bytes behind a message that is too long that are still received.
-const MOST_FORGOTTEN: usize = 64 << 20;
+const MAX_FORGOTTEN_BYTES: usize = 64 << 20;
 
 /// What the server knows of a connection.
 pub struct Peer {
@@ -224,7 +224,7 @@ impl Inbox {
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
         let forget = async {
             let mut forgotten = 0;
-            while forgotten < MOST_FORGOTTEN && matches!(self.receive().await, Ok(true)) {
+            while forgotten < MAX_FORGOTTEN_BYTES && matches!(self.receive().await, Ok(true)) {
                 forgotten += self.bytes.len();
                 self.bytes.clear();
                 self.files.clear();
@@ -238,9 +238,9 @@ impl Inbox {
     async fn receive(&mut self) -> Result<bool, Closed> {
         loop {
             self.stream.readable().await?;
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_AT_ONCE))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES_PER_PIECE))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
-            let mut piece = [0; PIECE];
+            let mut piece = [0; PIECE_BYTES];
             let into = &mut [io::IoSliceMut::new(&mut piece)];
             let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
             let received = match recvmsg(self.stream.as_fd(), into, &mut control, flags) {

@@ -15,11 +15,11 @@ use crate::failure::{Failure, FailureKind};
 use crate::sparse::nonzero_pages;
 
 /// Bytes moved at a time.
-pub const STEP: usize = 1 << 20;
+pub const STEP_BYTES: usize = 1 << 20;
 /// How long a thread waits for a pipe before it looks whether its caller is still there.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// What a pipe that can be written to takes without blocking.
-const PIPE_BUF: usize = 4096;
+const PIPE_BUF_BYTES: usize = 4096;
 
 /// Whether a read or write would not block, after waiting for that a little. What cannot be asked is ready.
 pub fn is_ready(file: &File, wanted: PollFlags) -> io::Result<bool> {
@@ -86,7 +86,7 @@ impl Target {
             }
             Target::Dense { file, at, is_device } => {
                 const ZEROES: &[u8] = &[0; 64 << 10];
-                let piece = if *is_device { STEP } else { PIPE_BUF };
+                let piece = if *is_device { STEP_BYTES } else { PIPE_BUF_BYTES };
                 while *at < offset {
                     let n = (offset - *at).min(ZEROES.len() as u64) as usize;
                     write_pieces(file, &ZEROES[..n], piece, at, wanted)?;

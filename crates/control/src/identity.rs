@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 /// Longest identity that is kept, without its kind; of a longer one the end is.
-const MOST: usize = 60;
+const MAX_NAME_BYTES: usize = 60;
 
 /// The identity of the block device at `path`, as `KIND:TEXT`; empty for a file, and where the kernel knows of none.
 pub fn of_device(path: &Path) -> String {
@@ -59,7 +59,7 @@ fn attribute(file: &Path) -> Option<String> {
 fn tidy(text: &str) -> Option<String> {
     let words: Vec<&str> = text.split(|c: char| !c.is_ascii_graphic()).filter(|word| !word.is_empty()).collect();
     let text = words.join("_");
-    let text = &text[text.len().saturating_sub(MOST)..];
+    let text = &text[text.len().saturating_sub(MAX_NAME_BYTES)..];
     (!text.is_empty()).then(|| text.to_string())
 }
 
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(of("252:0"), "serial:disk_of_mine");
         assert_eq!(of("252:17"), "partuuid:1234-5", "a disk without a serial number");
         assert_eq!((of("252:18"), of("252:19")), ("partuuid:77-8".into(), String::new()));
-        assert_eq!(of("253:0").len(), "dm:".len() + MOST);
+        assert_eq!(of("253:0").len(), "dm:".len() + MAX_NAME_BYTES);
         assert_eq!((of("7:0"), of("9:9")), (String::new(), String::new()));
         assert_eq!(identity(&devices.join("vda/serial"), &sys, &udev), "", "a file");
         fs::remove_dir_all(dir).unwrap();

@@ -19,11 +19,11 @@ use crate::runtime_dir;
 use crate::session::Session;
 
 /// Chunk of an origin when nothing else is said, in bytes.
-const DEFAULT_CHUNK: u64 = 64 << 10;
+const DEFAULT_CHUNK_BYTES: u64 = 64 << 10;
 /// What is kept ahead of a sequential writer when nothing else is said, in bytes.
-const DEFAULT_AHEAD: u64 = 8 << 20;
+const DEFAULT_AHEAD_BYTES: u64 = 8 << 20;
 /// How long a write waits for space when nothing else is said, in seconds.
-const DEFAULT_WAIT: u32 = 60;
+const DEFAULT_WAIT_SECONDS: u32 = 60;
 
 /// When the file at `path` was changed last, in nanoseconds since 1970; 0 for a block device and for what
 /// cannot be looked at.
@@ -117,7 +117,7 @@ fn policy(text: &str) -> Result<OriginFull, Failure> {
     };
     match text.split_once(':') {
         Some(("wait", seconds)) => Ok(OriginFull::Wait(seconds.parse().map_err(|_| unknown())?)),
-        None if text == "wait" => Ok(OriginFull::Wait(DEFAULT_WAIT)),
+        None if text == "wait" => Ok(OriginFull::Wait(DEFAULT_WAIT_SECONDS)),
         None if text == "error" => Ok(OriginFull::Error),
         None if text == "drop-oldest" => Ok(OriginFull::DropOldest),
         _ => Err(unknown()),
@@ -143,8 +143,8 @@ pub async fn protect(session: &Session, p: params::Protect) -> Result<VolumeReco
     let (device, place) = open_device(&session.runtime, &p.path, false)?;
     let options = forkdisk::ProtectOptions {
         place,
-        chunk: p.chunk.unwrap_or(DEFAULT_CHUNK),
-        copy_ahead: p.copy_ahead.unwrap_or(DEFAULT_AHEAD),
+        chunk: p.chunk.unwrap_or(DEFAULT_CHUNK_BYTES),
+        copy_ahead: p.copy_ahead.unwrap_or(DEFAULT_AHEAD_BYTES),
         when_full,
         now: session.now(),
     };

@@ -17,7 +17,7 @@ use crate::session::Session;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Descriptors that are kept for verbs in case others have taken all that the process may have.
-const RESERVE: usize = 16;
+const RESERVE_FDS: usize = 16;
 /// How often a failed accept is told.
 const TELL_AGAIN: Duration = Duration::from_secs(10);
 
@@ -111,7 +111,7 @@ impl State {
     /// Sets descriptors aside, as far as there are any.
     fn refill(&self) {
         let mut reserve = self.reserve.borrow_mut();
-        while reserve.len() < RESERVE
+        while reserve.len() < RESERVE_FDS
             && let Ok(file) = File::open("/dev/null")
         {
             reserve.push(file);

@@ -121,7 +121,7 @@ struct Own {
 }
 
 /// Imports and exports at a time: each holds up to about 16 MiB and a thread.
-const MOST_COPIES: usize = 16;
+const MAX_COPIES_COUNT: usize = 16;
 
 impl Session {
     /// A session on `pool`, whose volumes `host` serves.
@@ -136,7 +136,7 @@ impl Session {
     /// Notes that an import or export begins; refused when there are many already.
     pub(crate) fn begin_copy(&self) -> Result<Copying, Failure> {
         let going_on = self.own.copies.get();
-        if going_on >= MOST_COPIES {
+        if going_on >= MAX_COPIES_COUNT {
             let text = format!("{going_on} imports and exports go on already: try again when one has ended");
             return Err(Failure::new(FailureKind::Busy, text));
         }

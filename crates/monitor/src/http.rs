@@ -18,13 +18,13 @@ use crate::collect::Source;
 use crate::prometheus;
 
 /// Connections at a time; more are closed at once.
-const MOST: usize = 16;
+const MAX_CONNECTIONS: usize = 16;
 /// Most bytes of a request's head.
-const MAX_HEAD: usize = 8 << 10;
+const MAX_HEAD_BYTES: usize = 8 << 10;
 /// For a request to arrive, and for its answer to be fetched.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of the answer sent at once.
-const PART: usize = 64 << 10;
+const PART_BYTES: usize = 64 << 10;
 /// After a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -96,8 +96,8 @@ impl<S: Source> MetricsServer<S> {
     pub async fn serve(self, listener: MetricsListener) {
         loop {
             match listener.accept().await {
-                Ok(stream) if self.connected.get() < MOST => self.welcome(stream),
-                Ok(_) => tracing::debug!("a scraper was refused: there are {MOST} already"),
+                Ok(stream) if self.connected.get() < MAX_CONNECTIONS => self.welcome(stream),
+                Ok(_) => tracing::debug!("a scraper was refused: there are {MAX_CONNECTIONS} already"),
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection for metrics");
                     self.rt.sleep_for(ACCEPT_PAUSE).await;
@@ -144,7 +144,7 @@ async fn answer(rt: &Rt, source: &impl Source, stream: &Stream) -> io::Result<()
     for family in prometheus::families() {
         family(&statistics, &mut text);
         rt.yield_now().await;
-        if text.len() >= PART {
+        if text.len() >= PART_BYTES {
             append(&mut out, &mut text, reply.chunked);
             send(rt, stream, std::mem::take(&mut out)).await?;
         }
@@ -172,9 +172,9 @@ async fn send(rt: &Rt, stream: &Stream, bytes: Vec<u8>) -> io::Result<()> {
 
 /// Everything up to the empty line; a head that is too long ends where the limit is.
 async fn receive_head(stream: &Stream) -> io::Result<Vec<u8>> {
-    let (mut buf, mut len) = (Buf::zeroed(MAX_HEAD), 0);
-    while len < MAX_HEAD && !is_whole(&buf[..len]) {
-        let (result, back) = stream.recv(buf, len, MAX_HEAD - len).await;
+    let (mut buf, mut len) = (Buf::zeroed(MAX_HEAD_BYTES), 0);
+    while len < MAX_HEAD_BYTES && !is_whole(&buf[..len]) {
+        let (result, back) = stream.recv(buf, len, MAX_HEAD_BYTES - len).await;
         buf = back;
         match result? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(status(b"GET /metrics HTTP/1.1 more\r\n\r\n"), "400");
         assert_eq!(status(b"\xff\xfe \r\n\r\n"), "400");
         assert_eq!(status(b"\r\n\r\n"), "400");
-        assert_eq!(status(&[b'a'; MAX_HEAD]), "431");
+        assert_eq!(status(&[b'a'; MAX_HEAD_BYTES]), "431");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 /// Kernel clock ticks per second, the same on every Linux.
-const TICKS: u64 = 100;
+const TICKS_PER_SECOND: u64 = 100;
 
 /// What a process uses. A figure that /proc does not tell is 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,8 +44,8 @@ fn parse(stat: &str, uptime: &str, now: u64) -> Option<ProcessRecord> {
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
     let up: f64 = uptime.split_ascii_whitespace().next()?.parse().ok()?;
     Some(ProcessRecord {
-        started_ms: (now + field(22)? * 1000 / TICKS).saturating_sub((up * 1000.0) as u64),
-        cpu_ms: (field(14)? + field(15)?) * 1000 / TICKS,
+        started_ms: (now + field(22)? * 1000 / TICKS_PER_SECOND).saturating_sub((up * 1000.0) as u64),
+        cpu_ms: (field(14)? + field(15)?) * 1000 / TICKS_PER_SECOND,
         ..ProcessRecord::default()
     })
 }

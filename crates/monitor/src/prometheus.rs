@@ -16,7 +16,7 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Powers of two (nanoseconds) at which latencies are cut: 4 µs to 17 s, each four times the last.
 const LATENCY_BOUNDS: std::ops::RangeInclusive<usize> = 12..=34;
-const LATENCY_STEP: usize = 2;
+const LATENCY_STEP_BUCKETS: usize = 2;
 /// Powers of two at which sizes of groups are cut.
 const GROUP_BOUNDS: std::ops::RangeInclusive<usize> = 0..=10;
 const NANOSECONDS: f64 = 1e9;
@@ -213,7 +213,7 @@ fn operations(all: &mut Vec<Family>, of: &'static str, rows: Rows) {
             head(out, &name, "histogram", "Time from the admission of a request until its reply was ready.");
             for (labels, a) in rows(s) {
                 let latency = &a.operations.all()[i].1.latency;
-                histogram(out, &name, &labels, latency, LATENCY_BOUNDS, LATENCY_STEP, NANOSECONDS);
+                histogram(out, &name, &labels, latency, LATENCY_BOUNDS, LATENCY_STEP_BUCKETS, NANOSECONDS);
             }
         }));
     }

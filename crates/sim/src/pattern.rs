@@ -14,7 +14,7 @@ pub const SECTOR: usize = 512;
 const OP_BITS: u32 = 22;
 const VOLUME_BITS: u32 = 15;
 const PLACE_BITS: u32 = 26;
-const BLEND: u64 = 1 << 63;
+const BLEND_FLAG: u64 = 1 << 63;
 const KEY: u64 = 0x9d3f_2c71_b0e6_5a48;
 
 /// A sector's contents by name: zeroes, the mark of a write, or a blend.
@@ -51,8 +51,8 @@ impl fmt::Debug for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == Value::ZERO {
             f.write_str("zeroes")
-        } else if self.0 & BLEND != 0 {
-            write!(f, "blend {}", self.0 & !BLEND)
+        } else if self.0 & BLEND_FLAG != 0 {
+            write!(f, "blend {}", self.0 & !BLEND_FLAG)
         } else {
             write!(f, "op {} (volume #{}, sector {})", self.op(), self.volume(), self.place())
         }
@@ -77,15 +77,15 @@ impl Blends {
         self.fill(over, &mut top);
         bytes[from..to].copy_from_slice(&top[from..to]);
         self.0.push(Rc::new(Blend { bytes, base, over }));
-        Value(BLEND | (self.0.len() as u64 - 1))
+        Value(BLEND_FLAG | (self.0.len() as u64 - 1))
     }
 
     /// Puts the value's bytes into a whole sector.
     pub fn fill(&self, value: Value, sector: &mut [u8]) {
         if value == Value::ZERO {
             sector.fill(0);
-        } else if value.0 & BLEND != 0 {
-            sector.copy_from_slice(&self.0[(value.0 & !BLEND) as usize].bytes);
+        } else if value.0 & BLEND_FLAG != 0 {
+            sector.copy_from_slice(&self.0[(value.0 & !BLEND_FLAG) as usize].bytes);
         } else {
             for (i, word) in sector.as_chunks_mut::<8>().0.iter_mut().enumerate() {
                 *word = value.word(i);
@@ -98,7 +98,7 @@ impl Blends {
         if value == Value::ZERO {
             return is_zero(bytes);
         }
-        if bytes.len() == SECTOR && value.0 & BLEND == 0 {
+        if bytes.len() == SECTOR && value.0 & BLEND_FLAG == 0 {
             return is_mark(value, bytes);
         }
         let mut sector = [0; SECTOR];
@@ -118,12 +118,12 @@ impl Blends {
             return Found::Value(value);
         }
         if let Some(i) = self.0.iter().position(|b| b.bytes == *bytes) {
-            return Found::Value(Value(BLEND | i as u64));
+            return Found::Value(Value(BLEND_FLAG | i as u64));
         }
         for (i, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
             let value = Value((u64::from_le_bytes(*word).wrapping_mul(inverse(2 * i as u64 + 1))) ^ KEY);
             let hits = (0..SECTOR / 8).filter(|&j| bytes[8 * j..8 * j + 8] == value.word(j)).count();
-            if hits >= 4 && value.0 & BLEND == 0 {
+            if hits >= 4 && value.0 & BLEND_FLAG == 0 {
                 return Found::Torn(value, 8 * hits);
             }
         }
@@ -135,18 +135,18 @@ impl Blends {
         if value == Value::ZERO {
             return true;
         }
-        if value.0 & BLEND == 0 {
+        if value.0 & BLEND_FLAG == 0 {
             return volumes.contains(&value.volume());
         }
-        let blend = &self.0[(value.0 & !BLEND) as usize];
+        let blend = &self.0[(value.0 & !BLEND_FLAG) as usize];
         self.comes_from(blend.base, volumes) && self.comes_from(blend.over, volumes)
     }
 
     /// Says how a blend came about.
     pub fn explain(&self, value: Value) -> String {
-        match value.0 & BLEND != 0 {
+        match value.0 & BLEND_FLAG != 0 {
             true => {
-                let blend = &self.0[(value.0 & !BLEND) as usize];
+                let blend = &self.0[(value.0 & !BLEND_FLAG) as usize];
                 format!("{:?} over {}", blend.over, self.explain(blend.base))
             }
             false => format!("{value:?}"),
@@ -196,7 +196,7 @@ pub fn is_zero(bytes: &[u8]) -> bool {
 pub fn mark_of(bytes: &[u8]) -> Option<Value> {
     let first = u64::from_le_bytes(*bytes.first_chunk::<8>()?);
     let value = Value(first ^ KEY);
-    (value.0 & BLEND == 0 && value.op() > 0 && is_mark(value, bytes)).then_some(value)
+    (value.0 & BLEND_FLAG == 0 && value.op() > 0 && is_mark(value, bytes)).then_some(value)
 }
 
 #[cfg(test)]

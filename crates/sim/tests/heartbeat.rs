@@ -1,4 +1,5 @@
 //! Hosts that share a pool's storage: one of them at a time has it open.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use forkdisk_sim::disk::{Config, Crash, Medium, SimDisk, Volatile};
 use forkdisk_sim::executor::Executor;
 
 const MIB: u64 = 1 << 20;
-const PATIENCE: u64 = 3_000_000;
+const PATIENCE_STEPS: u64 = 3_000_000;
 const SECOND: Duration = Duration::from_secs(1);
 
 fn host(number: u8, open: u8) -> OpenOptions {
@@ -27,7 +28,7 @@ fn run<F: Future<Output = ()> + 'static>(seed: u64, test: impl FnOnce(SimDisk, E
     let exec = Executor::new(seed);
     let disk = SimDisk::new(Medium::blank(Config { sector: 512, cache: Volatile::Yes }, 16 * MIB), &exec, seed);
     let (device, runtime) = (disk.clone(), exec.clone());
-    exec.run(PATIENCE, async move {
+    exec.run(PATIENCE_STEPS, async move {
         let options = FormatOptions { size: 16 * MIB, uuid: [1; 16], now: 1, journal: None };
         Pool::format(&device, &options).await.unwrap();
         for bad in [Duration::from_millis(99), Duration::from_secs(61), Duration::from_micros(150_500)] {
@@ -38,7 +39,7 @@ fn run<F: Future<Output = ()> + 'static>(seed: u64, test: impl FnOnce(SimDisk, E
         assert_eq!(unnamed.kind(), ErrorKind::Unsupported);
     })
     .unwrap();
-    exec.run(PATIENCE, test(disk, exec.clone())).unwrap();
+    exec.run(PATIENCE_STEPS, test(disk, exec.clone())).unwrap();
     exec.halt();
 }
 

@@ -1,5 +1,6 @@
 //! A sparse pool whose file system runs full behaves like a full pool: nothing breaks, and what is removed
 //! makes room.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::future::Future;
 use std::rc::Rc;
@@ -10,7 +11,7 @@ use forkdisk_sim::disk::{Config, Crash, Fault, Medium, ReadDamage, Request, SimD
 use forkdisk_sim::executor::Executor;
 
 const MIB: u64 = 1 << 20;
-const PATIENCE: u64 = 5_000_000;
+const PATIENCE_STEPS: u64 = 5_000_000;
 
 fn run<F: Future + 'static>(seed: u64, f: impl FnOnce(Executor, SimDisk) -> F)
 where
@@ -18,7 +19,7 @@ where
 {
     let exec = Executor::new(seed);
     let disk = SimDisk::new(Medium::blank(Config { sector: 512, cache: Volatile::Yes }, 64 * MIB), &exec, seed);
-    exec.run(PATIENCE, f(exec.clone(), disk.clone())).unwrap();
+    exec.run(PATIENCE_STEPS, f(exec.clone(), disk.clone())).unwrap();
     assert_eq!(disk.misuse(), None, "seed {seed}");
 }
 

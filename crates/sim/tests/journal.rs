@@ -1,5 +1,6 @@
 //! Journals that get more than fits: more records than they are long, a record longer than what replay
 //! reads at once.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::rc::Rc;
 
@@ -9,7 +10,7 @@ use forkdisk_sim::executor::Executor;
 
 const MIB: u64 = 1 << 20;
 /// Turns after which something that should have ended has not.
-const PATIENCE: u64 = 3_000_000;
+const PATIENCE_STEPS: u64 = 3_000_000;
 
 async fn pool(device: &MemoryDevice, exec: &Executor, journal: u64) -> Pool<MemoryDevice> {
     let options = FormatOptions { size: 64 * MIB, uuid: [7; 16], now: 1, journal: Some(journal) };
@@ -25,7 +26,7 @@ async fn open(device: &MemoryDevice, exec: &Executor) -> Pool<MemoryDevice> {
 fn more_records_than_the_journal_is_long_are_taken_by_a_checkpoint() {
     let exec = Executor::new(1);
     let (device, runtime) = (MemoryDevice::new(64 * MIB), exec.clone());
-    let ran = exec.run(PATIENCE, async move {
+    let ran = exec.run(PATIENCE_STEPS, async move {
         let pool = pool(&device, &runtime, MIB).await;
         pool.create("a", &CreateOptions::new(1 << 30, 1)).await.unwrap();
         let volume = pool.volume("a").unwrap();
@@ -51,7 +52,7 @@ fn more_records_than_the_journal_is_long_are_taken_by_a_checkpoint() {
 fn a_record_longer_than_what_replay_reads_at_once_is_replayed() {
     let exec = Executor::new(2);
     let (device, runtime) = (MemoryDevice::new(64 * MIB), exec.clone());
-    let ran = exec.run(PATIENCE, async move {
+    let ran = exec.run(PATIENCE_STEPS, async move {
         let pool = pool(&device, &runtime, 8 * MIB).await;
         pool.create("a", &CreateOptions::new(1 << 30, 1)).await.unwrap();
         let names: Vec<String> = (0..5000).map(|i| format!("{i:0250}")).collect();
@@ -68,7 +69,7 @@ fn a_record_longer_than_what_replay_reads_at_once_is_replayed() {
 fn opening_reads_the_journal_once_and_its_end_twice() {
     let exec = Executor::new(3);
     let (device, runtime) = (MemoryDevice::new(64 * MIB), exec.clone());
-    let ran = exec.run(PATIENCE, async move {
+    let ran = exec.run(PATIENCE_STEPS, async move {
         pool(&device, &runtime, 16 * MIB).await.create("a", &CreateOptions::new(1 << 30, 1)).await.unwrap();
         // A crash: nothing is closed.
         let seen = RecordingDevice::new(device, zeroes_are_data);

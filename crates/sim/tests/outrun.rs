@@ -1,4 +1,5 @@
 //! Changes of names that come faster than commits: what did not fit into the volatile log is not acknowledged yet.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::rc::Rc;
 
@@ -10,7 +11,7 @@ use forkdisk_sim::disk::{Config, Crash, Medium, SimDisk, Volatile};
 use forkdisk_sim::executor::Executor;
 
 const MIB: u64 = 1 << 20;
-const PATIENCE: u64 = 3_000_000;
+const PATIENCE_STEPS: u64 = 3_000_000;
 /// Changes that are far too many for the volatile log.
 const MANY: u32 = 1000;
 
@@ -33,7 +34,7 @@ fn killed<W: Future<Output = ()> + 'static, L: Future<Output = ()> + 'static>(
     let disk = SimDisk::new(Medium::blank(Config { sector: 512, cache: Volatile::Yes }, 64 * MIB), &exec, 1);
     let memory = VolatileMemory::new(vec![0; MIN_VOLATILE_BYTES]);
     let (device, runtime, options_now) = (disk.clone(), exec.clone(), options(&memory));
-    exec.run(PATIENCE, async move {
+    exec.run(PATIENCE_STEPS, async move {
         let format = FormatOptions { size: 64 * MIB, uuid: [7; 16], now: 1, journal: None };
         Pool::format(&device, &format).await.unwrap();
         let pool = Pool::open(device, Rc::new(runtime), options_now).await.unwrap();
@@ -45,7 +46,7 @@ fn killed<W: Future<Output = ()> + 'static, L: Future<Output = ()> + 'static>(
     exec.halt();
     let exec = Executor::new(2);
     let (device, runtime) = (SimDisk::new(medium, &exec, 2), exec.clone());
-    exec.run(PATIENCE, async move {
+    exec.run(PATIENCE_STEPS, async move {
         look(Pool::open(device, Rc::new(runtime), options(&left)).await.unwrap()).await;
     })
     .unwrap();
@@ -85,7 +86,7 @@ fn names_that_outrun_the_volatile_log_are_kept_before_they_are_acknowledged() {
 }
 
 #[test]
-fn a_write_behind_names_that_outrun_the_volatile_log_is_kept_when_it_is_acknowledged() {
+fn a_write_behind_names_that_outrun_the_volatile_log_is_durable_when_acknowledged() {
     killed(
         |pool| async move {
             // It is admitted before the names come.

@@ -1,4 +1,5 @@
 //! Writes and reads at any byte, against a plain array, on a disk that takes whole sectors only.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::rc::Rc;
 
@@ -9,7 +10,7 @@ use forkdisk_sim::rng::Rng;
 
 const POOL: u64 = 16 << 20;
 const SIZE: usize = 300_001;
-const PATIENCE: u64 = 10_000_000;
+const PATIENCE_STEPS: u64 = 10_000_000;
 
 async fn volume(disk: SimDisk, runtime: Rc<dyn Runtime>) -> (Pool<SimDisk>, Volume<SimDisk>) {
     let options = FormatOptions { size: POOL, uuid: [7; 16], now: 1, journal: None };
@@ -52,7 +53,7 @@ fn a_discard_up_to_the_end_gives_the_last_partial_page_back() {
     let exec = Executor::new(1);
     let disk = SimDisk::new(Medium::blank(Config { sector: 512, cache: Volatile::Yes }, POOL), &exec, 1);
     let runtime = Rc::new(exec.clone());
-    let ran = exec.run(PATIENCE, async move {
+    let ran = exec.run(PATIENCE_STEPS, async move {
         let (pool, volume) = volume(disk, runtime).await;
         volume.write(0, Buf::copy_of(&vec![1; SIZE]), false).await.0.unwrap();
         volume.discard(0, SIZE as u64).await.unwrap();
@@ -68,7 +69,7 @@ fn on_sectors_of(sector: usize) {
     for seed in 0..4 {
         let exec = Executor::new(seed);
         let disk = SimDisk::new(Medium::blank(Config { sector, cache: Volatile::Yes }, POOL), &exec, seed);
-        let ran = exec.run(PATIENCE, exercise(disk.clone(), Rc::new(exec.clone()), seed));
+        let ran = exec.run(PATIENCE_STEPS, exercise(disk.clone(), Rc::new(exec.clone()), seed));
         assert_eq!(disk.misuse(), None, "seed {seed}");
         ran.unwrap();
     }

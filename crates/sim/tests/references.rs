@@ -1,4 +1,5 @@
 //! More references to one page than 16 bits count: snapshots, tables and pages alike come and go without a trace.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::rc::Rc;
 
@@ -8,7 +9,7 @@ use forkdisk_sim::executor::Executor;
 
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = PAGE_SIZE as u64;
-const PATIENCE: u64 = 200_000_000;
+const PATIENCE_STEPS: u64 = 200_000_000;
 
 fn machine(medium: Medium, seed: u64) -> (Executor, SimDisk) {
     let exec = Executor::new(seed);
@@ -24,7 +25,7 @@ fn step<F: Future<Output = ()> + 'static>(
 ) -> Medium {
     let (exec, disk) = machine(medium, seed);
     let (at, runtime) = (disk.clone(), exec.clone());
-    exec.run(PATIENCE, async move {
+    exec.run(PATIENCE_STEPS, async move {
         f(Pool::open(at, Rc::new(runtime), OpenOptions::default()).await.unwrap()).await;
     })
     .unwrap();
@@ -37,7 +38,7 @@ fn formatted(size: u64) -> Medium {
     let (exec, disk) = machine(Medium::blank(Config { sector: 512, cache: Volatile::Yes }, size), 1);
     let at = disk.clone();
     let options = FormatOptions { size, uuid: [1; 16], now: 1, journal: None };
-    exec.run(PATIENCE, async move { Pool::format(&at, &options).await.unwrap() }).unwrap();
+    exec.run(PATIENCE_STEPS, async move { Pool::format(&at, &options).await.unwrap() }).unwrap();
     let medium = disk.freeze(Crash::Power).crash(1);
     exec.halt();
     medium

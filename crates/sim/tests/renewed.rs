@@ -1,4 +1,5 @@
 //! A pool gets another UUID: whatever comes meanwhile, it is a whole pool with the old one or the new one.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::rc::Rc;
 
@@ -7,7 +8,7 @@ use forkdisk_sim::disk::{Config, Crash, Fault, Medium, ReadDamage, Request, SimD
 use forkdisk_sim::executor::Executor;
 
 const MIB: u64 = 1 << 20;
-const PATIENCE: u64 = 3_000_000;
+const PATIENCE_STEPS: u64 = 3_000_000;
 
 fn machine(medium: Medium, seed: u64) -> (Executor, SimDisk) {
     let exec = Executor::new(seed);
@@ -35,7 +36,7 @@ fn pool() -> Medium {
         drop(volume);
         pool.close().await.unwrap();
     };
-    exec.run(PATIENCE, work).unwrap();
+    exec.run(PATIENCE_STEPS, work).unwrap();
     let medium = disk.freeze(Crash::Kill).crash(u64::MAX);
     exec.halt();
     medium
@@ -45,7 +46,7 @@ fn pool() -> Medium {
 fn verified(medium: Medium, seed: u64) -> u8 {
     let (exec, disk) = machine(medium, seed);
     let runtime = exec.clone();
-    let uuid = exec.run(PATIENCE, async move {
+    let uuid = exec.run(PATIENCE_STEPS, async move {
         let pool = open(&disk, &runtime).await;
         let volume = pool.volume("v").unwrap();
         let (result, buf) = volume.read(0, Buf::zeroed(8192)).await;
@@ -104,7 +105,7 @@ fn a_crash_at_any_moment_leaves_the_old_uuid_or_the_new_one() {
 fn a_pool_that_was_not_closed_is_opened_first_and_a_failed_write_changes_nothing() {
     let (exec, disk) = machine(pool(), 3);
     let (runtime, device) = (exec.clone(), disk.clone());
-    exec.run(PATIENCE, async move {
+    exec.run(PATIENCE_STEPS, async move {
         let pool = open(&device, &runtime).await;
         pool.create("w", &CreateOptions::new(MIB, 1)).await.unwrap();
         assert_eq!(set_uuid(&device, [2; 16]).await.unwrap_err().kind(), ErrorKind::Busy);

@@ -1,4 +1,5 @@
 //! Volumes that get their name when they are finished: whatever comes before that leaves nothing of them.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::rc::Rc;
 
@@ -8,7 +9,7 @@ use forkdisk_sim::executor::Executor;
 
 const MIB: u64 = 1 << 20;
 /// Turns after which something that should have ended has not.
-const PATIENCE: u64 = 3_000_000;
+const PATIENCE_STEPS: u64 = 3_000_000;
 
 async fn open(device: &MemoryDevice, exec: &Executor) -> Pool<MemoryDevice> {
     Pool::open(device.clone(), Rc::new(exec.clone()), OpenOptions::default()).await.unwrap()
@@ -22,7 +23,7 @@ async fn pool(device: &MemoryDevice, exec: &Executor) -> Pool<MemoryDevice> {
 
 fn run<F: Future<Output = ()> + 'static>(work: impl FnOnce(MemoryDevice, Executor) -> F) {
     let exec = Executor::new(1);
-    exec.run(PATIENCE, work(MemoryDevice::new(64 * MIB), exec.clone())).unwrap();
+    exec.run(PATIENCE_STEPS, work(MemoryDevice::new(64 * MIB), exec.clone())).unwrap();
 }
 
 #[test]

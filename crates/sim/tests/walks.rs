@@ -1,4 +1,5 @@
 //! Walks over whole maps while writers do not stand still: `check`, and what deleting would free.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -11,7 +12,7 @@ use forkdisk_sim::rng::Rng;
 /// More tables of level 0 than are kept in memory.
 const SIZE: u64 = 64 << 20;
 const BLOCK: u64 = 1 << 20;
-const PATIENCE: u64 = 50_000_000;
+const PATIENCE_STEPS: u64 = 50_000_000;
 const WALKS: u64 = 12;
 
 /// A pool in which changed metadata goes into a checkpoint soon.
@@ -84,7 +85,7 @@ where
 {
     let exec = Executor::new(seed);
     let disk = SimDisk::new(Medium::blank(Config { sector: 512, cache: Volatile::Yes }, size), &exec, seed);
-    exec.run(PATIENCE, f(exec.clone(), disk.clone())).unwrap();
+    exec.run(PATIENCE_STEPS, f(exec.clone(), disk.clone())).unwrap();
     assert_eq!(disk.misuse(), None, "seed {seed}");
 }
 

@@ -3,7 +3,8 @@
 //! Checked are constants of integer types in product code. A name passes if its last word is of [`UNITS`], if
 //! it says `…_PER_…`, or if it is itself a unit of length ([`LENGTHS`]: `PAGE` is a page in bytes). A
 //! `Duration` has its unit in its type. Files of [`PROTOCOLS`] hold the numbers of protocols, formats and
-//! the kernel's interfaces under the names that these have there; a hexadecimal value is a pattern of bits.
+//! the kernel's interfaces under the names that these have there, and so does a value that `libc` or `rustix`
+//! gives; a hexadecimal or octal value is a pattern of bits.
 
 use syn::visit::{self, Visit};
 
@@ -54,10 +55,19 @@ pub const UNITS: &[&str] = &[
     "SEGMENTS",
     "FILES",
     "NAMES",
+    "OPERATIONS",
+    "MASKS",
+    "ATTEMPTS",
+    "NODES",
+    "HISTORIES",
     "THREADS",
     "JOBS",
     "STREAMS",
     "VOLUMES",
+    "WRITES",
+    "LOOKUPS",
+    "EXTENTS",
+    "DIGITS",
     "FDS",
     // Numbers that count nothing.
     "MAGIC",
@@ -69,12 +79,14 @@ pub const UNITS: &[&str] = &[
     "FLAG",
     "FLAGS",
     "ERRNO",
+    "OPCODE",
+    "CODE",
     "INDEX",
     "ID",
 ];
 
 /// Names that are a length in bytes by themselves.
-pub const LENGTHS: [&str; 3] = ["PAGE", "BLOCK", "SECTOR"];
+pub const LENGTHS: [&str; 6] = ["PAGE", "BLOCK", "SECTOR", "KIB", "MIB", "GIB"];
 
 /// Parts of paths of files whose numbers are those of a protocol, format or kernel interface.
 pub const PROTOCOLS: &[&str] = &[
@@ -83,6 +95,9 @@ pub const PROTOCOLS: &[&str] = &[
     "/attach/netlink.rs",
     "/attach/by_nbd.rs",
     "/attach/handshake.rs",
+    "/device/lock.rs",
+    "/loop_device.rs",
+    "/server/contexts.rs",
     "/image/nbd.rs",
     "/message.rs",
     "/sys.rs",
@@ -112,7 +127,7 @@ struct Found<'a> {
 
 impl Found<'_> {
     fn look(&mut self, name: &syn::Ident, r#type: &syn::Type, value: Option<&syn::Expr>) {
-        if is_integer(r#type) && !has_unit(&name.to_string()) && !value.is_some_and(is_hexadecimal) {
+        if is_integer(r#type) && !has_unit(&name.to_string()) && !value.is_some_and(is_pattern_or_foreign) {
             let what = format!("const `{name}` has no unit: end its name with one (`_BYTES`, `_PAGES`, `_COUNT`, …)");
             self.violations.push(Violation::new(self.source, name.span().start().line, what));
         }
@@ -157,9 +172,20 @@ fn is_integer(r#type: &syn::Type) -> bool {
     matches!(r#type, syn::Type::Path(path) if INTEGERS.iter().any(|name| path.path.is_ident(name)))
 }
 
-fn is_hexadecimal(value: &syn::Expr) -> bool {
-    let syn::Expr::Lit(literal) = value else { return false };
-    matches!(&literal.lit, syn::Lit::Int(number) if number.to_string().starts_with("0x"))
+fn is_pattern_or_foreign(value: &syn::Expr) -> bool {
+    match value {
+        syn::Expr::Lit(literal) => match &literal.lit {
+            syn::Lit::Int(number) => ["0x", "0o"].iter().any(|prefix| number.to_string().starts_with(prefix)),
+            _ => false,
+        },
+        syn::Expr::Path(path) => {
+            path.path.segments.first().is_some_and(|first| first.ident == "libc" || first.ident == "rustix")
+        }
+        syn::Expr::Cast(cast) => is_pattern_or_foreign(&cast.expr),
+        syn::Expr::Binary(binary) => is_pattern_or_foreign(&binary.left),
+        syn::Expr::MethodCall(call) => is_pattern_or_foreign(&call.receiver),
+        _ => false,
+    }
 }
 
 fn has_unit(name: &str) -> bool {
@@ -190,7 +216,8 @@ mod tests {
 
     #[test]
     fn durations_patterns_of_bits_and_tests_need_none() {
-        let text = "const IDLE: Duration = Duration::from_secs(1);\nconst KEY: u64 = 0x1234;\n\n\
+        let text = "const IDLE: Duration = Duration::from_secs(1);\nconst KEY: u64 = 0x1234;\n\
+            const PUNCH: u32 = libc::PUNCH as u32;\nconst USER: u32 = 0o4000;\n\
             #[cfg(test)]\nmod tests { const MANY: usize = 8; }\n";
         assert_eq!(names(text), [0; 0]);
     }

@@ -33,9 +33,9 @@ use crate::sys;
 use crate::timer::Timers;
 
 /// `user_data` of the poll on the eventfd.
-const WAKE: u64 = u64::MAX;
+const WAKE_ID: u64 = u64::MAX;
 /// `user_data` of entries whose completion says nothing.
-const IGNORE: u64 = u64::MAX - 1;
+const IGNORE_ID: u64 = u64::MAX - 1;
 
 pub(crate) struct Driver {
     queue: RefCell<Queue>,
@@ -108,11 +108,11 @@ impl Driver {
         };
         for &(user_data, result) in &completed {
             match user_data {
-                WAKE => {
+                WAKE_ID => {
                     sys::eventfd_clear(self.wake.as_fd());
                     self.listen_for_wakes();
                 }
-                IGNORE => {}
+                IGNORE_ID => {}
                 _ => self.complete(user_data as u32 as usize, (user_data >> 32) as usize, result),
             }
         }
@@ -162,12 +162,12 @@ impl Driver {
 
     fn listen_for_wakes(&self) {
         let poll = opcode::PollAdd::new(Fd(self.wake.as_raw_fd()), libc::POLLIN as u32);
-        self.queue.borrow_mut().push(poll.build().user_data(WAKE));
+        self.queue.borrow_mut().push(poll.build().user_data(WAKE_ID));
     }
 
     fn cancel(&self, key: usize) {
         let entry = opcode::AsyncCancel::new(key as u64).build();
-        self.queue.borrow_mut().push(entry.user_data(IGNORE));
+        self.queue.borrow_mut().push(entry.user_data(IGNORE_ID));
     }
 
     /// Ends everything: waits for requests to disks, cancels all others. Nothing can be started

@@ -9,7 +9,7 @@ use crate::sys;
 /// The first descriptor that is handed over.
 const FIRST: RawFd = 3;
 /// No manager hands over more; a larger number is nonsense.
-const MOST: i32 = 4096;
+const MAX_FDS: i32 = 4096;
 
 /// A descriptor that was handed over.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub fn inherited() -> Vec<Inherited> {
     if !is_ours || TAKEN.swap(true, Ordering::Relaxed) {
         return Vec::new();
     }
-    let count = number("LISTEN_FDS").unwrap_or(0).clamp(0, MOST);
+    let count = number("LISTEN_FDS").unwrap_or(0).clamp(0, MAX_FDS);
     let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
     let names = names.split(':').filter(|name| !name.is_empty()).map(str::to_string);
     let names = names.chain(std::iter::repeat("unknown".to_string()));

@@ -21,11 +21,11 @@ use crate::sys::SockAddr;
 
 /// The most bytes that one entry asks for: a multiple of every block size below the kernel's
 /// limit of 2 GiB less a page.
-const MAX_ENTRY: usize = 1 << 30;
+const MAX_ENTRY_BYTES: usize = 1 << 30;
 
 /// From this many bytes on a worker thread of the kernel copies what is sent: one core copies about 2 GB/s, and the
 /// ring's thread has others to serve meanwhile.
-const LARGE_SEND: usize = 256 << 10;
+const LARGE_SEND_BYTES: usize = 256 << 10;
 
 pub(crate) struct Op {
     pub(crate) work: Work,
@@ -130,7 +130,7 @@ impl Work {
             }
             Work::Recv { base, len, flags, .. } => opcode::Recv::new(fd, *base, *len).flags(*flags).build(),
             Work::Send(message) => {
-                let is_large = message.left() >= LARGE_SEND;
+                let is_large = message.left() >= LARGE_SEND_BYTES;
                 let flags = (libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32;
                 let entry = opcode::SendMsg::new(fd, message.header()).flags(flags).build();
                 if is_large { entry.flags(Flags::ASYNC) } else { entry }
@@ -166,7 +166,7 @@ impl Transfer {
         let fd = file.target();
         let s = self.segments[part];
         let at = self.base.wrapping_add(s.at);
-        let len = s.len.min(MAX_ENTRY) as u32;
+        let len = s.len.min(MAX_ENTRY_BYTES) as u32;
         match (self.write, self.slot) {
             (false, Some(slot)) => opcode::ReadFixed::new(fd, at, len, slot).offset(s.offset).build(),
             (false, None) => opcode::Read::new(fd, at, len).offset(s.offset).build(),
@@ -192,7 +192,7 @@ impl Transfer {
         // What a continued request starts at must be aligned again; repeating a part is harmless.
         let whole = result as usize / self.block * self.block;
         if whole == 0 {
-            return Step::Done(if self.write { -libc::ENOSPC } else { SHORT });
+            return Step::Done(if self.write { -libc::ENOSPC } else { SHORT_ERRNO });
         }
         left.offset += whole as u64;
         left.at += whole;
@@ -202,12 +202,12 @@ impl Transfer {
 }
 
 /// A read met the end of the file. No errno has this number.
-const SHORT: i32 = -100_000;
+const SHORT_ERRNO: i32 = -100_000;
 
 /// The error that a negative result stands for.
 pub(crate) fn error(result: i32) -> io::Error {
     match result {
-        SHORT => io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the range that was read"),
+        SHORT_ERRNO => io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the range that was read"),
         _ => io::Error::from_raw_os_error(-result),
     }
 }

@@ -7,7 +7,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 
 /// What a daemon needs beside its connections: the pool, the ring, sockets, signals, mounts, scrapers, files that verbs
 /// bring with them.
-const OTHERS: u64 = 128;
+const OTHER_FILES: u64 = 128;
 
 /// Raises the soft limit to the hard one; the limit from now on, `None` for none.
 pub fn raise() -> Option<u64> {
@@ -26,17 +26,17 @@ pub fn raise() -> Option<u64> {
 pub fn check(limit: Option<u64>, data: &ServerOptions, control: &ControlOptions) -> Result<usize> {
     let Some(limit) = limit else { return Ok(usize::MAX) };
     let (clients, verbs) = (data.max_connections as u64, control.max_connections as u64);
-    let needed = clients.saturating_add(verbs).saturating_add(OTHERS);
+    let needed = clients.saturating_add(verbs).saturating_add(OTHER_FILES);
     if needed <= limit {
         return Ok(usize::try_from(limit - needed).unwrap_or(usize::MAX));
     }
-    let way_out = match limit.saturating_sub(verbs + OTHERS) {
+    let way_out = match limit.saturating_sub(verbs + OTHER_FILES) {
         0 => "raise it".to_string(),
         most => format!("lower max_connections to {most}, or raise it"),
     };
     bail!(
-        "max_connections = {clients} does not fit: with control_connections = {verbs} and {OTHERS} for other files \
-         that \
+        "max_connections = {clients} does not fit: with control_connections = {verbs} and {OTHER_FILES} for other \
+         files that \
          takes {needed} file descriptors, and the limit of this process is {limit} (ulimit -Hn, LimitNOFILE): {way_out}"
     );
 }

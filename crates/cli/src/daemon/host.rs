@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(5);
 /// How long clients that are just leaving are waited for before `stop` is refused.
 const LEAVING: Duration = Duration::from_millis(300);
 /// Clients that a refusal names.
-const SHOWN: usize = 5;
+const SHOWN_COUNT: usize = 5;
 
 /// A running daemon.
 pub struct Daemon {
@@ -137,12 +137,12 @@ impl Host for Daemon {
 /// Why a daemon with clients does not end.
 fn in_use(pool: &str, clients: &[ClientInfo]) -> String {
     let shown: Vec<String> =
-        clients.iter().take(SHOWN).map(|client| format!("{} on {}", peer_name(client), client.export)).collect();
+        clients.iter().take(SHOWN_COUNT).map(|client| format!("{} on {}", peer_name(client), client.export)).collect();
     let count = match clients.len() {
         1 => "1 client is connected".to_string(),
         count => format!("{count} clients are connected"),
     };
-    let more = match clients.len().saturating_sub(SHOWN) {
+    let more = match clients.len().saturating_sub(SHOWN_COUNT) {
         0 => String::new(),
         more => format!(" and {more} more"),
     };

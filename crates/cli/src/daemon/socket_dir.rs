@@ -24,7 +24,7 @@ use super::exports::Served;
 const LOOK: Duration = Duration::from_millis(100);
 const TURN: Duration = Duration::from_millis(1);
 /// Names that are looked at without letting others run.
-const PIECE: usize = 256;
+const BATCH_COUNT: usize = 256;
 /// What follows the volume's name in the name of its socket.
 const SUFFIX: &str = ".sock";
 
@@ -139,7 +139,7 @@ impl Inner {
     async fn names(&self) -> BTreeSet<String> {
         let (mut names, mut after) = (BTreeSet::new(), String::new());
         loop {
-            let piece = self.pool.volume_names_after(&after, PIECE);
+            let piece = self.pool.volume_names_after(&after, BATCH_COUNT);
             let Some(last) = piece.last() else { return names };
             after.clone_from(last);
             names.extend(piece);

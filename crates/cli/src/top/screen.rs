@@ -49,7 +49,7 @@ fn ends(code: KeyCode, modifiers: KeyModifiers) -> bool {
 
 /// What a narrow terminal does without, as indices of [`COLUMNS`]: the first one first.
 const SPARE: [usize; 5] = [8, 10, 7, 9, 11];
-const SPACING: u16 = 2;
+const SPACING_COLUMNS: u16 = 2;
 
 fn draw(frame: &mut Frame<'_>, view: &View) {
     let width = frame.area().width;
@@ -67,7 +67,7 @@ fn draw(frame: &mut Frame<'_>, view: &View) {
     let heading = Row::new(shown.iter().map(|&i| COLUMNS[i])).style(Style::new().add_modifier(Modifier::REVERSED));
     let cells = rows.iter().map(|row| Row::new(shown.iter().map(|&i| row[i].clone()).collect::<Vec<_>>()));
     let table = Table::new(cells, shown.iter().map(|&i| Constraint::Length(widths[i]))).header(heading);
-    frame.render_widget(table.column_spacing(SPACING), below);
+    frame.render_widget(table.column_spacing(SPACING_COLUMNS), below);
     frame.render_widget(Paragraph::new(KEYS), foot);
 }
 
@@ -75,7 +75,7 @@ fn draw(frame: &mut Frame<'_>, view: &View) {
 fn columns_for(width: u16, widths: &[u16]) -> Vec<usize> {
     let mut shown: Vec<usize> = (0..widths.len()).collect();
     for spare in SPARE {
-        if shown.iter().map(|&i| widths[i] + SPACING).sum::<u16>() <= width + SPACING {
+        if shown.iter().map(|&i| widths[i] + SPACING_COLUMNS).sum::<u16>() <= width + SPACING_COLUMNS {
             break;
         }
         shown.retain(|&i| i != spare);

@@ -15,8 +15,8 @@ use crate::output::{print_json, print_line};
 use crate::session::{Access, call};
 use crate::size::human;
 
-const CORRUPT: u8 = 2;
-const LEAKS: u8 = 3;
+const CORRUPT_STATUS: u8 = 2;
+const LEAKS_STATUS: u8 = 3;
 
 /// Verify a pool: exit status 0 clean, 1 could not complete, 2 corrupt, 3 leaks only
 #[derive(Args)]
@@ -50,8 +50,8 @@ pub fn examine(global: &Global, path: &Path) -> Result<Check> {
 pub fn exit_code(report: &Check) -> ExitCode {
     match report.status.as_str() {
         "clean" => ExitCode::SUCCESS,
-        "leaks" => ExitCode::from(LEAKS),
-        _ => ExitCode::from(CORRUPT),
+        "leaks" => ExitCode::from(LEAKS_STATUS),
+        _ => ExitCode::from(CORRUPT_STATUS),
     }
 }
 

@@ -54,13 +54,13 @@ pub fn run(args: ListArgs, global: &Global) -> Result<()> {
 const SPARE: [&str; 8] = ["GATHER", "CHUNK", "COPY-AHEAD", "WHEN-FULL", "FRAGMENTED", "QUOTA", "DEPENDS-ON", "CREATED"];
 
 /// Columns that every pool has something in; those behind are about origins.
-const USUAL: usize = 10;
+const USUAL_COLUMNS: usize = 10;
 
 /// How many columns are shown: people see none about origins where there are none.
 fn shown_columns(rows: &[Vec<String>], for_people: bool) -> usize {
-    let all = rows.first().map_or(USUAL, Vec::len);
-    let is_empty = rows.iter().all(|row| row[USUAL..].iter().all(|cell| cell == "-"));
-    if for_people && is_empty { USUAL } else { all }
+    let all = rows.first().map_or(USUAL_COLUMNS, Vec::len);
+    let is_empty = rows.iter().all(|row| row[USUAL_COLUMNS..].iter().all(|cell| cell == "-"));
+    if for_people && is_empty { USUAL_COLUMNS } else { all }
 }
 
 fn row(record: VolumeRecord, table: &TableArgs) -> Vec<String> {
@@ -89,10 +89,10 @@ mod tests {
 
     #[test]
     fn columns_about_origins_are_for_pools_that_have_some_and_for_scripts() {
-        let row = |last: &str| [vec!["-".to_string(); USUAL + 3], vec![last.to_string()]].concat();
-        assert_eq!(shown_columns(&[], true), USUAL);
-        assert_eq!(shown_columns(&[row("-"), row("-")], true), USUAL);
-        assert_eq!(shown_columns(&[row("-"), row("8M")], true), USUAL + 4);
-        assert_eq!(shown_columns(&[row("-")], false), USUAL + 4);
+        let row = |last: &str| [vec!["-".to_string(); USUAL_COLUMNS + 3], vec![last.to_string()]].concat();
+        assert_eq!(shown_columns(&[], true), USUAL_COLUMNS);
+        assert_eq!(shown_columns(&[row("-"), row("-")], true), USUAL_COLUMNS);
+        assert_eq!(shown_columns(&[row("-"), row("8M")], true), USUAL_COLUMNS + 4);
+        assert_eq!(shown_columns(&[row("-")], false), USUAL_COLUMNS + 4);
     }
 }

@@ -22,7 +22,7 @@ use crate::output::{print_json_line, print_line};
 use crate::volume_sockets::VolumeSockets;
 
 /// Exports that are announced to people by name; programs are told all of them.
-const ANNOUNCED: usize = 100;
+const ANNOUNCED_COUNT: usize = 100;
 
 /// Serve every volume and snapshot as an NBD export
 ///
@@ -188,10 +188,10 @@ fn announce(ready: &Ready<'_>, json: bool) -> Result<()> {
     shown(ready.socket_dir).map_or(Ok(()), |dir| print_line(&format!("socket-dir {dir}")))?;
     ready.listeners.uris().iter().try_for_each(|uri| print_line(&format!("tcp {uri}")))?;
     ready.listeners.metrics_places.iter().try_for_each(|place| print_line(&format!("metrics {place}")))?;
-    for uri in exports.iter().take(ANNOUNCED).filter_map(|export| export.uri.as_deref()) {
+    for uri in exports.iter().take(ANNOUNCED_COUNT).filter_map(|export| export.uri.as_deref()) {
         print_line(uri)?;
     }
-    match exports.len().saturating_sub(ANNOUNCED) {
+    match exports.len().saturating_sub(ANNOUNCED_COUNT) {
         0 => Ok(()),
         more => print_line(&format!("and {more} more")),
     }

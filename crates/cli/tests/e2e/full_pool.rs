@@ -25,7 +25,7 @@ fn fill(client: &mut Client, at: u64) -> u64 {
 }
 
 #[test]
-fn the_first_write_that_waits_for_space_is_logged_and_the_first_that_fails_once_each_time_the_pool_is_full() {
+fn the_first_wait_for_space_and_the_first_failure_are_logged_once_per_full_pool() {
     let lab = Lab::with_pool("64M");
     lab.ok(&["create", "pool.img/a", "pool.img/b", "pool.img/c", "--size", "1G"]);
     // No warning before it: the mark is 0.

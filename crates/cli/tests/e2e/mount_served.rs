@@ -236,7 +236,7 @@ fn a_pool_that_is_served_is_mounted_by_its_daemon() {
 }
 
 #[test]
-fn snapshots_are_folders_to_rmdir_on_the_mount_of_a_daemon_and_nothing_on_the_way_to_them_is() {
+fn rmdir_on_the_mount_of_a_daemon_removes_snapshots_and_no_folder_above_them() {
     let lab = Lab::with_pool("256M");
     let Some(both) = Both::start(&lab) else { return };
     fs::create_dir(lab.path("two")).unwrap();

@@ -221,7 +221,7 @@ h.shutdown()
 
 /// As a crash of the machine leaves it: `sync` and the commit interval are all that the files have.
 #[test]
-fn what_sync_and_the_commit_interval_have_behind_them_is_on_a_mount_after_a_lost_log() {
+fn what_was_synced_or_committed_by_interval_is_on_a_mount_after_a_lost_log() {
     let lab = Lab::with_pool("64M");
     let mount = lab.path("mnt");
     fs::create_dir(&mount).unwrap();

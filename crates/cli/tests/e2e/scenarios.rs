@@ -402,7 +402,7 @@ fn a_discard_makes_room_in_a_full_pool() {
 }
 
 #[test]
-fn a_write_that_finds_no_space_waits_and_goes_on_after_growing_and_others_go_on_meanwhile() {
+fn a_write_without_space_waits_until_the_pool_grows_and_others_go_on_meanwhile() {
     let mut it = Served::with("16M", &["--when-full", "wait", "--wait-for-space", "1h"]);
     it.create(&["a"], 1 << 30);
     let mut writer = it.client("a");

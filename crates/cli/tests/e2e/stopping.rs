@@ -62,7 +62,7 @@ fn start_at_the_usual_place(lab: &Lab, pool: &str) -> (String, String) {
 }
 
 #[test]
-fn qemu_outlives_a_restart_at_the_uri_that_serve_prints_also_when_the_pool_has_moved() {
+fn qemu_outlives_a_restart_at_the_uri_that_serve_prints_even_of_a_moved_pool() {
     let Some(mut qemu) = client("qemu-io", "qemu-utils") else { return };
     let lab = Lab::with_pool("64M");
     lab.ok(&["create", "pool.img/a", "--size", "1M"]);

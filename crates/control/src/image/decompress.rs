@@ -5,18 +5,18 @@ use std::io::{self, BufReader, Read};
 use liblzma::stream::{CONCATENATED, Stream};
 
 /// Most memory that an xz stream may ask for; `xz -9` asks for 65 MiB.
-const MOST_MEMORY: u64 = 256 << 20;
+const MAX_MEMORY_BYTES: u64 = 256 << 20;
 /// Bytes read from the compressed side at a time.
-const PIECE: usize = 256 << 10;
+const PIECE_BYTES: usize = 256 << 10;
 
 /// What is in the compressed stream `of`, whose format is called `name`; several members in a row are one stream.
 /// `None` if there is no such format.
 pub fn decompressed<'a>(name: &str, of: impl Read + 'a) -> Option<io::Result<Box<dyn Read + 'a>>> {
-    let of = BufReader::with_capacity(PIECE, of);
+    let of = BufReader::with_capacity(PIECE_BYTES, of);
     Some(match name {
         "gzip" => Ok(Box::new(flate2::bufread::MultiGzDecoder::new(of))),
         "bzip2" => Ok(Box::new(bzip2::bufread::MultiBzDecoder::new(of))),
-        "xz" => Stream::new_stream_decoder(MOST_MEMORY, CONCATENATED)
+        "xz" => Stream::new_stream_decoder(MAX_MEMORY_BYTES, CONCATENATED)
             .map(|stream| Box::new(liblzma::bufread::XzDecoder::new_stream(of, stream)) as Box<dyn Read>)
             .map_err(io::Error::from),
         "zstd" => zstd::stream::read::Decoder::with_buffer(of).map(|decoder| Box::new(decoder) as Box<dyn Read>),

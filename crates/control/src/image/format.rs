@@ -1,7 +1,7 @@
 //! What a file is by its first bytes: a table of the formats that must not be taken for a raw image.
 
 /// Bytes of the beginning, and of the end, that [`recognise`] looks at.
-pub const LOOKED_AT: usize = 512;
+pub const LOOKED_AT_BYTES: usize = 512;
 
 /// What can be done with a format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

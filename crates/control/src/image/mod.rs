@@ -21,15 +21,15 @@ use rustix::fs::{Advice, fadvise};
 
 use crate::bridge::{Gone, Sender};
 use crate::failure::{Failure, FailureKind};
-use crate::files::{STEP, is_ready};
+use crate::files::{STEP_BYTES, is_ready};
 use crate::sparse::{DataRuns, nonzero_pages};
 
 use decompress::decompressed;
-use format::{Format, Kind, LOOKED_AT};
+use format::{Format, Kind, LOOKED_AT_BYTES};
 
 /// Bytes that are asked of an NBD server at a time: where there is data, and behind a hole.
-const NBD_STEP: u64 = 4 << 20;
-const NBD_LONG_STEP: u64 = 32 << 20;
+const NBD_STEP_BYTES: u64 = 4 << 20;
+const NBD_LONG_STEP_BYTES: u64 = 32 << 20;
 /// Stands among the formats for the socket of an NBD server.
 pub const NBD: &str = "nbd";
 
@@ -108,7 +108,7 @@ fn read_all(mut image: File, source: &Source, parts: &Parts) -> Result<(), Stopp
     let failed = |e| coming.failed(shown, e);
     let Ok(len) = image.seek(SeekFrom::End(0)) else {
         let mut stream = RetryingReader { file: &image, coming: &coming, head: Cursor::default() };
-        let mut head = vec![0; LOOKED_AT];
+        let mut head = vec![0; LOOKED_AT_BYTES];
         let n = fill(&mut stream, &mut head).map_err(failed)?;
         head.truncate(n);
         if head.is_empty() {
@@ -147,7 +147,7 @@ pub fn format_of(image: &File) -> io::Result<Option<&'static Format>> {
 
 /// The first and the last bytes of a file of `len` bytes.
 fn ends(image: &File, len: u64) -> io::Result<(Vec<u8>, Vec<u8>)> {
-    let mut head = vec![0; len.min(LOOKED_AT as u64) as usize];
+    let mut head = vec![0; len.min(LOOKED_AT_BYTES as u64) as usize];
     image.read_exact_at(&mut head, 0)?;
     let mut tail = vec![0; head.len()];
     image.read_exact_at(&mut tail, len - head.len() as u64)?;
@@ -182,7 +182,7 @@ fn read_file(image: &File, len: u64, shown: &str, parts: &Parts) -> Result<(), S
         let run = page_aligned(run, done);
         let mut at = run.start;
         while at < run.end {
-            let n = (run.end - at).min(STEP as u64) as usize;
+            let n = (run.end - at).min(STEP_BYTES as u64) as usize;
             let mut bytes = vec![0; n];
             let read = image.read_exact_at(&mut bytes, at);
             read.map_err(|e| Failure::file(format!("{shown}: cannot be read at byte {at}"), e))?;
@@ -208,7 +208,7 @@ fn read_nbd(stream: UnixStream, parts: &Parts) -> Result<(), Stopped> {
         return Err(too_long("the image", size));
     }
     send(parts, Part::Length(size))?;
-    let (mut at, mut step) = (0, NBD_STEP);
+    let (mut at, mut step) = (0, NBD_STEP_BYTES);
     while at < size {
         let len = step.min(size - at);
         let mut has_data = false;
@@ -218,11 +218,11 @@ fn read_nbd(stream: UnixStream, parts: &Parts) -> Result<(), Stopped> {
                 nbd::Piece::Data { offset, bytes } => (offset, bytes),
             };
             has_data = true;
-            let mut steps = bytes.chunks(STEP).zip(0..);
-            steps.try_for_each(|(step, i)| send_data(parts, offset + i * STEP as u64, step.to_vec()))
+            let mut steps = bytes.chunks(STEP_BYTES).zip(0..);
+            steps.try_for_each(|(step, i)| send_data(parts, offset + i * STEP_BYTES as u64, step.to_vec()))
         })?;
         at += len;
-        step = if has_data { NBD_STEP } else { NBD_LONG_STEP };
+        step = if has_data { NBD_STEP_BYTES } else { NBD_LONG_STEP_BYTES };
     }
     send(parts, Part::End(size))
 }
@@ -321,23 +321,23 @@ fn read_bytes(
 ) -> Result<(), Stopped> {
     let (mut at, mut head, mut tail) = (0, Vec::new(), Vec::new());
     loop {
-        let mut bytes = vec![0; STEP];
+        let mut bytes = vec![0; STEP_BYTES];
         let n = fill(&mut stream, &mut bytes).map_err(&failed)?;
         bytes.truncate(n);
         if at == 0 {
-            head = bytes[..n.min(LOOKED_AT)].to_vec();
+            head = bytes[..n.min(LOOKED_AT_BYTES)].to_vec();
             look(&head, &[])?;
         }
         let end = at + n as u64;
         if end > MAX_VOLUME_SIZE {
             return Err(too_long("the image", end));
         }
-        tail.extend_from_slice(&bytes[n.saturating_sub(LOOKED_AT)..]);
-        tail.drain(..tail.len().saturating_sub(LOOKED_AT));
+        tail.extend_from_slice(&bytes[n.saturating_sub(LOOKED_AT_BYTES)..]);
+        tail.drain(..tail.len().saturating_sub(LOOKED_AT_BYTES));
         send_data(coming.parts, at, bytes)?;
         at = end;
         coming.at.set(at);
-        if n < STEP {
+        if n < STEP_BYTES {
             look(&head, &tail)?;
             return if at == 0 { Err(empty("the image")) } else { send(coming.parts, Part::End(at)) };
         }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::look::select;
-use super::{Call, SHOWN, refuse_in_use, settle_later};
+use super::{Call, SHOWN_COUNT, refuse_in_use, settle_later};
 use crate::failure::{Failure, FailureKind};
 use crate::method::params;
 use crate::reply::Deletion;
@@ -65,8 +65,8 @@ async fn victims(session: &Session, p: &params::Delete) -> Result<Vec<String>, F
 }
 
 fn shorten(names: &[&String]) -> (String, String) {
-    let shown = names.iter().take(SHOWN).map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
-    let rest = names.len().saturating_sub(SHOWN);
+    let shown = names.iter().take(SHOWN_COUNT).map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+    let rest = names.len().saturating_sub(SHOWN_COUNT);
     (shown, if rest > 0 { format!(" and {rest} more") } else { String::new() })
 }
 

@@ -8,7 +8,7 @@ use forkdisk_uring::UringDevice;
 use super::Call;
 use crate::bridge::{self, Gone, Sender};
 use crate::failure::{Failure, FailureKind};
-use crate::files::{Chunk, STEP, write_image};
+use crate::files::{Chunk, STEP_BYTES, write_image};
 use crate::method::params;
 use crate::observer::Step;
 use crate::reply::Done;
@@ -16,11 +16,11 @@ use crate::session::Session;
 use crate::window::Window;
 
 /// Reads in flight.
-const DEPTH: usize = 8;
+const DEPTH_COUNT: usize = 8;
 /// Chunks that wait to be written.
-const AHEAD: usize = 4;
+const AHEAD_COUNT: usize = 4;
 /// Bytes of a volume whose extents are looked up at a time.
-const LOOK_AHEAD: u64 = 64 << 20;
+const LOOK_AHEAD_BYTES: u64 = 64 << 20;
 
 type ReadTask = (u64, forkdisk::Result<()>, Buf);
 
@@ -31,7 +31,7 @@ pub async fn export(session: &Session, p: params::Export, call: &Call) -> Result
     let _turn = session.begin_copy()?;
     let file = call.file()?;
     let (size, shown) = (volume.size(), p.target.unwrap_or_else(|| "the target".to_string()));
-    let (chunks, incoming) = bridge::queue(AHEAD);
+    let (chunks, incoming) = bridge::queue(AHEAD_COUNT);
     let (report, outcome) = bridge::queue(1);
     let cancelled = call.cancelled.clone();
     std::thread::spawn(move || {
@@ -41,7 +41,7 @@ pub async fn export(session: &Session, p: params::Export, call: &Call) -> Result
         // Nobody to tell when the caller has gone.
         let _ = report.send_blocking(written);
     });
-    let window = Window::new(session.runtime.clone(), DEPTH);
+    let window = Window::new(session.runtime.clone(), DEPTH_COUNT);
     let mut reader = Reader { session, volume: &volume, chunks, window };
     let read = reader.run(size, call).await;
     // In flight requests end before anything else happens to the volume.
@@ -88,7 +88,7 @@ impl Reader<'_> {
     async fn run(&mut self, size: u64, call: &Call) -> Result<(), Stop> {
         let mut from = 0;
         while from < size {
-            let len = LOOK_AHEAD.min(size - from);
+            let len = LOOK_AHEAD_BYTES.min(size - from);
             for extent in self.volume.extents(from, len).await?.iter().filter(|extent| extent.data) {
                 self.read(extent.offset, extent.len, size, call).await?;
             }
@@ -105,7 +105,7 @@ impl Reader<'_> {
     async fn read(&mut self, offset: u64, len: u64, size: u64, call: &Call) -> Result<(), Stop> {
         let mut done = 0;
         while done < len {
-            let n = (STEP as u64).min(len - done);
+            let n = (STEP_BYTES as u64).min(len - done);
             let (at, volume) = (offset + done, self.volume.clone());
             let buf = self.session.pool.buffer(n as usize);
             let task = async move {

@@ -12,7 +12,7 @@ use super::volumes::create_options;
 use super::{Call, settle};
 use crate::bridge::{self, Receiver};
 use crate::failure::{Failure, FailureKind};
-use crate::files::STEP;
+use crate::files::STEP_BYTES;
 use crate::image::{Part, Source, read_image};
 use crate::method::params;
 use crate::observer::Step;
@@ -21,9 +21,9 @@ use crate::session::Session;
 use crate::window::Window;
 
 /// Writes in flight.
-const DEPTH: usize = 8;
+const DEPTH_COUNT: usize = 8;
 /// Parts of the image that are read ahead.
-const AHEAD: usize = 4;
+const AHEAD_COUNT: usize = 4;
 /// First size of a volume whose length is not known yet; it doubles when it is full.
 const FIRST_SIZE: u64 = 64 << 20;
 
@@ -34,7 +34,7 @@ pub async fn import(session: &Session, p: params::Import, call: &Call) -> Result
     check_free(&session.pool.list(), &p.volume)?;
     let image = call.file()?;
     let _turn = session.begin_copy()?;
-    let (sender, parts) = bridge::queue(AHEAD);
+    let (sender, parts) = bridge::queue(AHEAD_COUNT);
     let source = Source { format: p.format, shown: p.source, force: p.force };
     std::thread::spawn(move || read_image(image, &source, &sender));
     let first = parts.receive().await;
@@ -92,7 +92,7 @@ async fn fill(
     parts: &Parts,
     call: &Call,
 ) -> Result<(), Failure> {
-    let window = Window::new(session.runtime.clone(), DEPTH);
+    let window = Window::new(session.runtime.clone(), DEPTH_COUNT);
     let mut writer = Writer { session, volume, wanted, window };
     let copied = copy(&mut writer, first, parts, call).await;
     // No request is in flight when the volume is given up.
@@ -159,7 +159,7 @@ impl Writer<'_> {
 
     /// Starts writing `bytes` at `offset`; fails if an earlier write failed.
     async fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
-        debug_assert!(bytes.len() <= STEP);
+        debug_assert!(bytes.len() <= STEP_BYTES);
         let end = offset + bytes.len() as u64;
         self.check_fits(end)?;
         let size = self.volume.size();

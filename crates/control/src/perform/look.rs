@@ -11,11 +11,11 @@ use crate::reply::{Change, Diff, DuRecord, Piece, PieceMap, Usage, VolumeRecord}
 use crate::session::Session;
 
 /// About how many runs a part of a map or comparison has.
-const PART: usize = 4096;
+const PART_COUNT: usize = 4096;
 /// Bytes of a volume that are looked up at a time: at most 16,384 runs.
-const STEP: u64 = 64 << 20;
+const STEP_BYTES: u64 = 64 << 20;
 /// How far a part goes through holes and shared data before whoever waits hears of it.
-const REACH: u64 = 1 << 46;
+const REACH_BYTES: u64 = 1 << 46;
 
 pub async fn list(session: &Session, p: params::List) -> Result<Vec<VolumeRecord>, Failure> {
     Ok(select(session, &p.objects).await?.iter().map(VolumeRecord::from).collect())
@@ -39,7 +39,7 @@ pub async fn du(session: &Session, p: params::Du, call: &Call) -> Result<Usage, 
 
 pub async fn diff(session: &Session, p: params::Diff, call: &Call) -> Result<Diff, Failure> {
     call.say("comparing");
-    let part = session.pool.diff_part(&p.left, &p.right, p.from, PART).await?;
+    let part = session.pool.diff_part(&p.left, &p.right, p.from, PART_COUNT).await?;
     Ok(Diff { changes: part.runs.iter().filter_map(Change::of).collect(), next: part.next })
 }
 
@@ -48,12 +48,12 @@ pub async fn map(session: &Session, p: params::Map, call: &Call) -> Result<Piece
     let _using = session.using(volume.id().0, "a look at its map");
     call.say("looking up");
     let mut pieces: Vec<Piece> = Vec::new();
-    let (mut at, mut step) = (p.from, STEP);
-    while at < volume.size() && pieces.len() < PART && at - p.from < REACH {
+    let (mut at, mut step) = (p.from, STEP_BYTES);
+    while at < volume.size() && pieces.len() < PART_COUNT && at - p.from < REACH_BYTES {
         let len = step.min(volume.size() - at);
         let extents = volume.extents(at, len).await?;
         // Holes are found at once whatever their length.
-        step = if extents.iter().all(|extent| !extent.data) { (step * 2).min(REACH) } else { STEP };
+        step = if extents.iter().all(|extent| !extent.data) { (step * 2).min(REACH_BYTES) } else { STEP_BYTES };
         extents.iter().for_each(|extent| add(&mut pieces, extent));
         at += len;
         session.runtime.yield_now().await;
@@ -76,7 +76,7 @@ fn continues(last: &Piece, next: &Piece) -> bool {
 }
 
 /// Names that are examined before other tasks run.
-const NAMES: usize = 1024;
+const MAX_NAMES: usize = 1024;
 
 /// The volumes and snapshots that `objects` mean, by name: of a pool (an empty name) all of them, of a
 /// folder all in it, of a volume itself and its snapshots. One that means nothing is an error. Takes time in proportion
@@ -85,7 +85,7 @@ pub async fn select(session: &Session, objects: &[String]) -> Result<Vec<VolumeI
     let wanted = Wanted::new(objects);
     let (mut found, mut hit) = (Vec::new(), HashSet::new());
     if wanted.only_snapshots() {
-        for piece in objects.chunks(NAMES) {
+        for piece in objects.chunks(MAX_NAMES) {
             let infos = piece.iter().filter_map(|object| Some((object, session.pool.find(object).ok()?)));
             found.extend(infos.filter(|(object, _)| hit.insert(object.as_str())).map(|(_, info)| info));
             session.runtime.yield_now().await;
@@ -93,7 +93,7 @@ pub async fn select(session: &Session, objects: &[String]) -> Result<Vec<VolumeI
     } else {
         let mut after = String::new();
         loop {
-            let names = session.pool.names_after(&after, NAMES);
+            let names = session.pool.names_after(&after, MAX_NAMES);
             let Some(last) = names.last() else { break };
             after.clone_from(last);
             let meant = names.iter().filter(|name| wanted.covers(name, &mut hit));

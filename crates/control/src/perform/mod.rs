@@ -148,12 +148,12 @@ fn refuse_in_use(session: &Session, info: &VolumeInfo, otherwise: &str) -> Resul
     if users.is_empty() {
         users.push(format!("{} open handles", info.in_use));
     }
-    let more = users.len().saturating_sub(SHOWN);
-    users.truncate(SHOWN);
+    let more = users.len().saturating_sub(SHOWN_COUNT);
+    users.truncate(SHOWN_COUNT);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let text = format!("{} is in use by {}{more}: {otherwise}", info.name, users.join(", "));
     Err(Failure::new(FailureKind::Busy, text))
 }
 
 /// How many of a list a message shows.
-const SHOWN: usize = 5;
+const SHOWN_COUNT: usize = 5;

@@ -1,4 +1,5 @@
 //! A pool in memory as a file system, asked as the kernel asks, without a kernel.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::rc::Rc;
 

@@ -1,4 +1,5 @@
 //! Metadata contexts of volumes and snapshots of a real pool.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 mod support;
 

@@ -1,5 +1,6 @@
 //! The fuzzing of the server, without libFuzzer: every input of the corpus, and inputs made from
 //! them by chance.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 #[path = "../../../../fuzz/src/lib.rs"]
 mod fuzz;

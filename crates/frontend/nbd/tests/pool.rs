@@ -1,4 +1,5 @@
 //! A real pool behind the server: volumes and snapshots as exports.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 mod support;
 

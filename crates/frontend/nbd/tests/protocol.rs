@@ -1,4 +1,5 @@
 //! What the server does for clients that keep to the protocol, one behaviour per test.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 mod support;
 

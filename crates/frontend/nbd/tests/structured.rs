@@ -1,5 +1,6 @@
 //! What needs more than simple replies: chunks, holes, errors with a place, metadata contexts and
 //! extended headers.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 mod support;
 

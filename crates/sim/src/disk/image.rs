@@ -7,10 +7,10 @@ use std::rc::Rc;
 
 /// Bytes of one page of an image.
 pub const PAGE: usize = 4096;
-const FAN: usize = 64;
+const FAN_PAGES: usize = 64;
 
 type Page = [u8; PAGE];
-type Group = [Option<Rc<Page>>; FAN];
+type Group = [Option<Rc<Page>>; FAN_PAGES];
 
 /// Sparse contents; a clone shares everything with its source.
 #[derive(Clone, Default)]
@@ -29,16 +29,16 @@ pub enum Fill {
 
 impl Image {
     fn page(&self, index: u64) -> Option<&Page> {
-        let group = self.groups.get(index as usize / FAN)?.as_ref()?;
-        group[index as usize % FAN].as_deref()
+        let group = self.groups.get(index as usize / FAN_PAGES)?.as_ref()?;
+        group[index as usize % FAN_PAGES].as_deref()
     }
 
     fn slot(&mut self, index: u64) -> &mut Option<Rc<Page>> {
-        let (group, at) = (index as usize / FAN, index as usize % FAN);
+        let (group, at) = (index as usize / FAN_PAGES, index as usize % FAN_PAGES);
         if self.groups.len() <= group {
             self.groups.resize(group + 1, None);
         }
-        let group = self.groups[group].get_or_insert_with(|| Rc::new([const { None }; FAN]));
+        let group = self.groups[group].get_or_insert_with(|| Rc::new([const { None }; FAN_PAGES]));
         &mut Rc::make_mut(group)[at]
     }
 
@@ -105,9 +105,12 @@ impl Image {
             self.fill(len, PAGE - within, Fill::Zero);
         }
         let first = len.div_ceil(PAGE as u64) as usize;
-        self.groups.truncate(first.div_ceil(FAN));
-        if !first.is_multiple_of(FAN) && first / FAN < self.groups.len() && self.groups[first / FAN].is_some() {
-            for at in first..first.next_multiple_of(FAN) {
+        self.groups.truncate(first.div_ceil(FAN_PAGES));
+        if !first.is_multiple_of(FAN_PAGES)
+            && first / FAN_PAGES < self.groups.len()
+            && self.groups[first / FAN_PAGES].is_some()
+        {
+            for at in first..first.next_multiple_of(FAN_PAGES) {
                 *self.slot(at as u64) = None;
             }
         }
@@ -118,7 +121,7 @@ impl Image {
         let mut found = Vec::new();
         for (g, group) in self.groups.iter().enumerate() {
             let Some(group) = group else { continue };
-            found.extend((0..FAN).filter(|&i| group[i].is_some()).map(|i| (g * FAN + i) as u64));
+            found.extend((0..FAN_PAGES).filter(|&i| group[i].is_some()).map(|i| (g * FAN_PAGES + i) as u64));
         }
         found
     }

@@ -24,18 +24,18 @@ impl Survivors {
 }
 
 /// Up to this many versions all subsets are taken.
-pub const ALL_SUBSETS: usize = 12;
+pub const ALL_SUBSETS_WRITES: usize = 12;
 /// Up to this many versions all pairs are taken.
-pub const ALL_PAIRS: usize = 64;
+pub const ALL_PAIRS_WRITES: usize = 64;
 
 /// How many numbers the rule enumerates for `k` versions; higher numbers are random subsets (for
 /// k ≤ 12 there is nothing left to draw, they wrap around).
 pub fn enumerated(k: usize) -> u64 {
-    if k <= ALL_SUBSETS {
+    if k <= ALL_SUBSETS_WRITES {
         return 1 << k;
     }
     let k = k as u64;
-    let pairs = if k <= ALL_PAIRS as u64 { k * (k - 1) } else { 0 };
+    let pairs = if k <= ALL_PAIRS_WRITES as u64 { k * (k - 1) } else { 0 };
     2 + 2 * k + 2 * (k - 1) + pairs
 }
 
@@ -43,7 +43,7 @@ pub fn enumerated(k: usize) -> u64 {
 /// so that random subsets can also lose requests as wholes.
 pub fn survivors(owner: &[u32], mask: u64) -> Survivors {
     let k = owner.len();
-    if k <= ALL_SUBSETS {
+    if k <= ALL_SUBSETS_WRITES {
         return Survivors((0..k).map(|i| mask >> i & 1 == 1).collect());
     }
     if mask >= enumerated(k) {

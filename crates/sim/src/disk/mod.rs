@@ -29,7 +29,7 @@ use forkdisk::device::{Buf, IoResult, Segment, Segments};
 pub use crash::{Crash, Frozen, Medium};
 pub use fault::{Fault, ReadDamage, Request, When};
 pub use image::{Fill, Image, PAGE, fill_bytes};
-pub use masks::{ALL_PAIRS, ALL_SUBSETS, enumerated};
+pub use masks::{ALL_PAIRS_WRITES, ALL_SUBSETS_WRITES, enumerated};
 pub use order::Order;
 
 use self::cache::{Cache, Change, Entry};
@@ -39,7 +39,7 @@ use crate::executor::Executor;
 use crate::rng::Rng;
 
 /// One in so many clones is answered with `Unsupported`.
-const UNSUPPORTED: u64 = 16;
+const CLONES_PER_UNSUPPORTED: u64 = 16;
 
 /// Whether completed writes may be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +86,7 @@ struct State {
 }
 
 /// Stands for where a flush begins.
-const FLUSHES: u64 = u64::MAX - 1;
+const FLUSHES_ID: u64 = u64::MAX - 1;
 
 /// A simulated disk; clones are handles to the same one.
 #[derive(Clone)]
@@ -171,7 +171,7 @@ impl SimDisk {
 
     /// Flushes end late from now on.
     pub fn slow_flushes(&self) {
-        self.slow_down(FLUSHES..u64::MAX);
+        self.slow_down(FLUSHES_ID..u64::MAX);
     }
 
     /// Requests that a fault has hit so far.
@@ -304,7 +304,7 @@ impl State {
         self.counts.clones += 1;
         let len = bytes.len();
         self.admit(Request::Write, to, 0, len as u64)?;
-        if self.rng.one_in(UNSUPPORTED) {
+        if self.rng.one_in(CLONES_PER_UNSUPPORTED) {
             return Err(io::ErrorKind::Unsupported.into());
         }
         Ok(self.cache.submit(Change::Write(bytes.into()), to, len))
@@ -406,7 +406,7 @@ impl Device for SimDisk {
         let harm = state.faults.strike(Request::Flush, 0, 0);
         let point = state.cache.flush_point();
         drop(state);
-        self.request(FLUSHES, move |state| state.end_flush(point, harm))
+        self.request(FLUSHES_ID, move |state| state.end_flush(point, harm))
     }
 
     fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {

@@ -15,17 +15,17 @@ use crate::executor::Executor;
 use crate::history::{Contents, PoolImage, Session, Stats, Violation, page_of};
 use crate::rng::{Rng, mix};
 
-const BITS: u64 = PAGE as u64 * 8;
+const BITS_PER_PAGE: u64 = PAGE as u64 * 8;
 /// Where the superblocks lie.
 const SUPERBLOCKS: [u64; 2] = [0, 128];
 /// Kinds of damage to a page as a whole.
-const KINDS: u64 = 9;
+const PAGE_KINDS_COUNT: u64 = 9;
 /// Kinds of damage to the pool as a whole.
-const WHOLE: u64 = 8;
+const POOL_KINDS_COUNT: u64 = 8;
 /// Damages per exhibit.
-const EACH: u64 = 4000;
+const EACH_COUNT: u64 = 4000;
 /// Steps after which opening or reading counts as hanging.
-pub(super) const PATIENCE: u64 = 300_000;
+pub(super) const PATIENCE_STEPS: u64 = 300_000;
 
 /// How a damaged pool behaved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ pub struct Outcome {
 impl Damages {
     /// Runs them all, telling `progress` how many have been tried.
     pub fn run(&self, mut progress: impl FnMut(u64)) -> Outcome {
-        let (images, mut all) = (self.count.div_ceil(EACH) as usize, Outcome::default());
+        let (images, mut all) = (self.count.div_ceil(EACH_COUNT) as usize, Outcome::default());
         let share = self.count.div_ceil(images.max(1) as u64);
         let work = |i: usize| sample(self.seed + i as u64, share, 3);
         spread(self.jobs, images, work, |_, outcome| {
@@ -121,8 +121,8 @@ pub fn sample(seed: u64, count: u64, enough: usize) -> Outcome {
             _ if everything => i,
             i if i < all - bits && i < count / 2 => pages[i as usize],
             // Everything hangs on the superblocks, and most pages say most at their beginning.
-            _ if rng.one_in(8) => rng.below(2) * BITS + rng.below(512 * 8),
-            _ if rng.one_in(2) => rng.below(bits) / BITS * BITS + rng.below(512 * 8),
+            _ if rng.one_in(8) => rng.below(2) * BITS_PER_PAGE + rng.below(512 * 8),
+            _ if rng.one_in(2) => rng.below(bits) / BITS_PER_PAGE * BITS_PER_PAGE + rng.below(512 * 8),
             _ => rng.below(bits),
         };
         outcome.stats.flips += 1;
@@ -161,11 +161,11 @@ impl Subject {
     }
 
     fn bits(&self) -> u64 {
-        self.image.pages.len() as u64 * BITS
+        self.image.pages.len() as u64 * BITS_PER_PAGE
     }
 
     fn count(&self) -> u64 {
-        self.bits() + self.image.pages.len() as u64 * KINDS + WHOLE
+        self.bits() + self.image.pages.len() as u64 * PAGE_KINDS_COUNT + POOL_KINDS_COUNT
     }
 
     fn judge(&mut self, number: u64) -> Result<Verdict, Violation> {
@@ -185,16 +185,16 @@ impl Subject {
         let (medium, pages) = (&self.image.medium, &self.image.pages);
         let number = number % self.count();
         if number < self.bits() {
-            let (page, bit) = (pages[(number / BITS) as usize], number % BITS);
+            let (page, bit) = (pages[(number / BITS_PER_PAGE) as usize], number % BITS_PER_PAGE);
             return self.page(page, format!("bit {bit} of page {page} flipped"), |bytes| {
                 bytes[bit as usize / 8] ^= 1 << (bit % 8);
             });
         }
         let number = number - self.bits();
-        if number >= pages.len() as u64 * KINDS {
-            return self.whole(number - pages.len() as u64 * KINDS);
+        if number >= pages.len() as u64 * PAGE_KINDS_COUNT {
+            return self.whole(number - pages.len() as u64 * PAGE_KINDS_COUNT);
         }
-        let (page, kind) = (pages[(number / KINDS) as usize], number % KINDS);
+        let (page, kind) = (pages[(number / PAGE_KINDS_COUNT) as usize], number % PAGE_KINDS_COUNT);
         match kind {
             0 => self.page(page, format!("garbage in page {page}"), |bytes| {
                 crate::disk::fill_bytes(Fill::Garbage(number), page * PAGE as u64, bytes);
@@ -272,7 +272,7 @@ fn examine(image: &PoolImage, harmed: &DamagedDisk, older: bool, number: u64) ->
     }
     let (device, runtime) = (disk.clone(), std::rc::Rc::new(exec.clone()));
     let options = crate::history::open_options(&image.setup, None);
-    let opened = exec.run(PATIENCE, Pool::open(device, runtime, options));
+    let opened = exec.run(PATIENCE_STEPS, Pool::open(device, runtime, options));
     let pool = match opened {
         Ok(Ok(pool)) => pool,
         Ok(Err(e)) => {
@@ -288,7 +288,7 @@ fn examine(image: &PoolImage, harmed: &DamagedDisk, older: bool, number: u64) ->
     let truths = truths(image, older);
     let mut verdict = compare(&session, &truths, &BTreeSet::new())?;
     let pool = session.pool.clone();
-    match session.exec.run(PATIENCE, async move { pool.check().await })? {
+    match session.exec.run(PATIENCE_STEPS, async move { pool.check().await })? {
         Ok(report) if report.damage.is_empty() && report.leaked == 0 => {}
         Ok(_) => verdict = Verdict::Reported,
         Err(e) => verdict = reported(&e)?,
@@ -341,7 +341,7 @@ fn read_one(session: &Session, name: &str) -> Result<Result<Vec<u8>, Error>, Vio
         Err(e) => return Ok(Err(e)),
     };
     let buf = session.pool.buffer(volume.size() as usize);
-    let (result, buf) = session.exec.run(PATIENCE, async move { volume.read(0, buf).await })?;
+    let (result, buf) = session.exec.run(PATIENCE_STEPS, async move { volume.read(0, buf).await })?;
     Ok(result.map(|()| buf.to_vec()))
 }
 
@@ -369,7 +369,7 @@ fn use_it(session: &Session, verdict: &mut Verdict) -> Result<BTreeSet<String>, 
         pool.wait_freed().await?;
         pool.close().await
     };
-    match session.exec.run(PATIENCE * 4, work)? {
+    match session.exec.run(PATIENCE_STEPS * 4, work)? {
         Ok(()) => {}
         Err(e) if e.kind() == ErrorKind::NoSpace => {}
         Err(e) => *verdict = reported(&e)?,

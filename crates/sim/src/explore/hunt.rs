@@ -66,7 +66,7 @@ fn known(bug: Bug) -> impl Iterator<Item = Attempt> {
 }
 
 /// Damages tried in one attempt.
-const DAMAGES: u64 = 400;
+const DAMAGES_COUNT: u64 = 400;
 
 impl Attempt {
     /// Without a home the profiles take turns; between them come short histories and damage.
@@ -135,7 +135,7 @@ impl Attempt {
                 Some((v, format!("--case {}{aim}", case.name())))
             }
             Attempt::Damaged(seed) => {
-                let (damage, v) = damage::sample(*seed, DAMAGES, 1).failures.pop()?;
+                let (damage, v) = damage::sample(*seed, DAMAGES_COUNT, 1).failures.pop()?;
                 Some((v, damage.flags()))
             }
         }

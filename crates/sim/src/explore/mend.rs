@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use forkdisk::{OpenOptions, Pool};
 
-use super::damage::{DamagedDisk, PATIENCE, Verdict, compare, reported, truths};
+use super::damage::{DamagedDisk, PATIENCE_STEPS, Verdict, compare, reported, truths};
 use crate::disk::{Crash, Medium, SimDisk};
 use crate::executor::Executor;
 use crate::history::{PoolImage, Session, Violation, open_options};
@@ -55,7 +55,7 @@ pub fn examine(image: &PoolImage, harmed: &DamagedDisk, older: bool, number: u64
     };
     let verdict = compare(&session, &truths, &BTreeSet::new())?;
     let pool = session.pool.clone();
-    let checked = session.exec.run(PATIENCE, async move { pool.check().await })?;
+    let checked = session.exec.run(PATIENCE_STEPS, async move { pool.check().await })?;
     match checked {
         Ok(report)
             if is_of_counts && (verdict == Verdict::Reported || !report.damage.is_empty() || report.leaked > 0) =>
@@ -73,7 +73,7 @@ fn open(medium: &Medium, options: OpenOptions, number: u64) -> Outcome<Session> 
     let exec = Executor::new(mix(&[number, 23]));
     let disk = SimDisk::new(medium.clone(), &exec, number);
     let (device, runtime) = (disk.clone(), Rc::new(exec.clone()));
-    let opened = exec.run(PATIENCE, Pool::open(device, runtime, options))?;
+    let opened = exec.run(PATIENCE_STEPS, Pool::open(device, runtime, options))?;
     if opened.is_err() {
         exec.halt();
     }
@@ -95,7 +95,7 @@ fn repair(medium: &Medium, number: u64) -> Outcome<Medium> {
             }
             medium = disk.freeze(Crash::Power).crash(mix(&[number, 25]));
         } else {
-            let outcome = exec.run(PATIENCE, work)?;
+            let outcome = exec.run(PATIENCE_STEPS, work)?;
             medium = disk.freeze(Crash::Power).crash(0);
             exec.halt();
             if let Err(e) = outcome {

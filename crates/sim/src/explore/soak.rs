@@ -14,11 +14,11 @@ use super::{Damages, ExhaustiveOrigins, FEW_TABLES, Recipe};
 use crate::history::{Profile, Stats};
 
 /// Seeds of each drawn profile in a batch; of each with origins twice as many.
-const EACH: u64 = 2;
+const EACH_COUNT: u64 = 2;
 /// Crash states of short histories of origins in a batch.
-const SHORT: u64 = 10_000;
+const SHORT_COUNT: u64 = 10_000;
 /// Damages in a batch.
-const DAMAGES: u64 = 2_000;
+const DAMAGES_COUNT: u64 = 2_000;
 
 /// A long run.
 pub struct Soak<'a> {
@@ -112,13 +112,13 @@ impl Soak<'_> {
                 true
             });
             if !ends() {
-                let short = ExhaustiveOrigins { budget: SHORT, depth: 3, seed: base, jobs: self.jobs };
+                let short = ExhaustiveOrigins { budget: SHORT_COUNT, depth: 3, seed: base, jobs: self.jobs };
                 let (stats, _, failures) = short.run_longer();
                 state.stats.add(&stats);
                 failed.extend(
                     failures.iter().map(|(case, v)| format!("{v}\n  replay: forkdisk-sim --case {}", case.name())),
                 );
-                let damages = Damages { count: DAMAGES, seed: base, jobs: self.jobs }.run(|_| ());
+                let damages = Damages { count: DAMAGES_COUNT, seed: base, jobs: self.jobs }.run(|_| ());
                 state.stats.add(&damages.stats);
                 failed.extend(
                     damages
@@ -149,8 +149,8 @@ fn clock() -> u64 {
 /// Histories of all profiles, half of them with caches of a few tables, and every other one with memory that outlives
 /// the process.
 fn batch(base: u64) -> Vec<Recipe> {
-    let drawn = Profile::ALL.into_iter().map(|profile| (profile, EACH, 2000));
-    let origins = [(Profile::Origins, 2 * EACH, 1000), (Profile::Rollbacks, 2 * EACH, 100)];
+    let drawn = Profile::ALL.into_iter().map(|profile| (profile, EACH_COUNT, 2000));
+    let origins = [(Profile::Origins, 2 * EACH_COUNT, 1000), (Profile::Rollbacks, 2 * EACH_COUNT, 100)];
     let all = drawn.chain(origins).flat_map(|(profile, n, steps)| (0..n).map(move |i| (profile, i, steps)));
     all.zip(base..)
         .map(|((profile, i, steps), seed)| {

@@ -3,7 +3,7 @@
 use forkdisk::{DiffClass, ErrorKind, Mode};
 
 use super::place;
-use super::recover::PATIENCE;
+use super::recover::PATIENCE_STEPS;
 use super::run::Run;
 use super::{Op, Violation};
 use crate::disk::PAGE;
@@ -11,7 +11,7 @@ use crate::model::{Control, Key};
 use crate::rng::Rng;
 
 /// Volumes up to this size are compared with others.
-const MOST: u64 = 4 << 20;
+const MAX_AUDITED_BYTES: u64 = 4 << 20;
 
 impl Run<'_> {
     /// Nothing else runs meanwhile, and nothing fails.
@@ -28,7 +28,7 @@ impl Run<'_> {
 
     /// `diff` never calls two ranges the same that differ, nor data what is none.
     fn compare_two(&mut self, rng: &mut Rng) -> Result<(), Violation> {
-        let small = self.model.volumes().filter(|(_, v)| v.size <= MOST);
+        let small = self.model.volumes().filter(|(_, v)| v.size <= MAX_AUDITED_BYTES);
         let keys: Vec<Key> = small.map(|(key, _)| key).collect();
         if keys.is_empty() {
             return Ok(());
@@ -37,7 +37,7 @@ impl Run<'_> {
         let [left, right] = [&names[0], &names[1]].map(|name| self.whole(name));
         let (left, right) = (left?, right?);
         let (pool, [a, b]) = (self.session.pool.clone(), names.clone());
-        let runs = self.session.exec.run(PATIENCE, async move { pool.diff(&a, &b).await })?;
+        let runs = self.session.exec.run(PATIENCE_STEPS, async move { pool.diff(&a, &b).await })?;
         let runs = runs.map_err(|e| Violation::new("P6", format!("diff of {names:?} failed: {e}")))?;
         let mut at = 0;
         for run in &runs {
@@ -85,7 +85,8 @@ impl Run<'_> {
         while at < end {
             let (looks, from, len) = (1 + rng.index(9), at as u64, (end - at) as u64);
             let (x, y) = (a.clone(), b.clone());
-            let runs = self.session.exec.run(PATIENCE, async move { x.changed_since(&y, from, len, looks).await })?;
+            let runs =
+                self.session.exec.run(PATIENCE_STEPS, async move { x.changed_since(&y, from, len, looks).await })?;
             let runs = runs.map_err(|e| wrong(e.to_string()))?;
             if runs.is_empty() {
                 return Err(wrong(format!("nothing is said of {len} bytes at {at}")));
@@ -124,7 +125,7 @@ impl Run<'_> {
         }
         let names: Vec<String> = victims.iter().map(|&key| self.model.name(key)).collect();
         let (pool, list) = (self.session.pool.clone(), names.clone());
-        let foretold = self.session.exec.run(PATIENCE, async move {
+        let foretold = self.session.exec.run(PATIENCE_STEPS, async move {
             let list: Vec<&str> = list.iter().map(String::as_str).collect();
             pool.freed_by(&list).await
         })?;
@@ -149,7 +150,7 @@ impl Run<'_> {
     /// Waits until all space is accounted for; false if the pool is too full for that.
     fn settled(&mut self) -> Result<bool, Violation> {
         let pool = self.session.pool.clone();
-        match self.session.exec.run(PATIENCE, async move { pool.wait_freed().await })? {
+        match self.session.exec.run(PATIENCE_STEPS, async move { pool.wait_freed().await })? {
             Ok(()) => Ok(true),
             Err(e) if e.kind() == ErrorKind::NoSpace => Ok(false),
             Err(e) => Err(Violation::new("P6", format!("the pool does not settle: {e}"))),

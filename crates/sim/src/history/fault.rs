@@ -10,9 +10,9 @@ use crate::model::{Pending, Time};
 use crate::rng::Rng;
 
 /// Steps after a failed flush in which every task of the engine has had its turn.
-const GRACE: u64 = 400;
+const GRACE_STEPS: u64 = 400;
 /// Steps for which faults stay armed at most.
-const LONGEST: u64 = 20_000;
+const MAX_FAULT_STEPS: u64 = 20_000;
 
 /// What is wrong in this life of the engine.
 #[derive(Default)]
@@ -65,7 +65,7 @@ impl Run<'_> {
         self.say(|| format!("from now on {on:?} requests fail: {harm:?}, {when:?}"));
         self.session.disk.arm(Fault { on, harm, when, within: None });
         self.trouble.armed = Some(4 + rng.below(20) as u32);
-        self.trouble.armed_until = self.now() + LONGEST;
+        self.trouble.armed_until = self.now() + MAX_FAULT_STEPS;
     }
 
     /// The file system under the pool has little room or none, until faults are disarmed.
@@ -75,7 +75,7 @@ impl Run<'_> {
         self.say(|| format!("from now on the host has room for {pages} pages"));
         self.session.disk.leave_room(pages);
         self.trouble.armed = Some(8 + rng.below(50) as u32);
-        self.trouble.armed_until = self.now() + LONGEST;
+        self.trouble.armed_until = self.now() + MAX_FAULT_STEPS;
     }
 
     /// Disarms faults and reopens failed pools when it is time.
@@ -121,7 +121,7 @@ impl Run<'_> {
         if self.trouble.struck.is_none() && self.session.disk.flush_faults_hit() > 0 {
             self.trouble.struck = Some(now);
         }
-        let overdue = self.trouble.struck.is_some_and(|at| now > at + GRACE);
+        let overdue = self.trouble.struck.is_some_and(|at| now > at + GRACE_STEPS);
         if overdue || self.session.pool.info().mode == Mode::Failed {
             self.trouble.failed = Some(self.model.tick());
         }

@@ -2,7 +2,7 @@
 
 use forkdisk::{Mode, PoolInfo};
 
-use super::recover::{self, PATIENCE};
+use super::recover::{self, PATIENCE_STEPS};
 use super::run::{OperationState, Outcome, Run, format};
 use super::{Setup, Violation};
 use crate::disk::{Crash, SimDisk};
@@ -92,7 +92,7 @@ fn fresh(setup: &Setup, size: u64) -> Result<PoolInfo, Violation> {
     let disk = SimDisk::new(format(setup, size)?, &exec, 1);
     let session = recover::start(setup, exec, disk)?;
     let pool = session.pool.clone();
-    let done = session.exec.run(PATIENCE, async move { pool.checkpoint().await })?;
+    let done = session.exec.run(PATIENCE_STEPS, async move { pool.checkpoint().await })?;
     done.map_err(|e| Violation::new("P6", format!("a new pool cannot write a checkpoint: {e}")))?;
     Ok(session.pool.info())
 }

@@ -435,7 +435,7 @@ impl Run<'_> {
         }
         self.say(|| "close and open again".into());
         let pool = self.session.pool.clone();
-        let closed = self.session.exec.run(recover::PATIENCE, async move { pool.close().await })?;
+        let closed = self.session.exec.run(recover::PATIENCE_STEPS, async move { pool.close().await })?;
         closed.map_err(|e| Violation::new("P6", format!("the pool cannot be closed: {e}")))?;
         let start = self.model.tick();
         self.model.flushed(None, start);

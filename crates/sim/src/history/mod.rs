@@ -21,7 +21,9 @@ use std::fmt;
 
 pub use op::{Kind, Op, Profile, Setup};
 pub use pool_image::{Contents, PoolImage, page_of, read_all};
-pub use recover::{Entrance, PATIENCE, Recovered, Session, judge, lasting_options, new_memory, open_options, recover};
+pub use recover::{
+    Entrance, PATIENCE_STEPS, Recovered, Session, judge, lasting_options, new_memory, open_options, recover,
+};
 pub use run::{CrashPoint, Run, run_history};
 pub use small::{Small, run_small};
 

@@ -19,11 +19,11 @@ use crate::rng::Rng;
 /// Folders that are made.
 const FOLDERS: [&str; 5] = ["n/a", "n/b", "n/a/c", "n/b/c", "n/a/c/d"];
 /// Names of files in them.
-const FILES: u64 = 6;
+const MAX_FILES: u64 = 6;
 /// Most volumes without a name at once.
-const UNNAMED: usize = 4;
+const MAX_UNNAMED_VOLUMES: usize = 4;
 /// Most names at once.
-const NAMES: usize = 24;
+const MAX_NAMES: usize = 24;
 
 /// An open volume without a name.
 pub(super) struct Open {
@@ -168,7 +168,7 @@ impl Run<'_> {
         let is_there = |tree: &Tree, name: &str| tree.contains_key(name) || has_children(tree, name);
         let made = Entry { folder: true, mark, size: 0, filled: 0 };
         match (rng.below(10), file) {
-            (0, _) if is_free(&tree, &folder) && tree.len() < NAMES => {
+            (0, _) if is_free(&tree, &folder) && tree.len() < MAX_NAMES => {
                 let result = pool.make_folder(&folder, attributes(mark), 1);
                 tree.insert(folder.clone(), made);
                 self.noted(format!("make the folder {folder}, mark {mark}"), result, tree)
@@ -208,7 +208,7 @@ impl Run<'_> {
                 let (result, open) = (result.as_ref().map(drop).map_err(Error::clone), result.ok().flatten());
                 self.noted(format!("remove {file}"), result, tree)?;
                 // Else it goes with its handle.
-                if let Some(volume) = open.filter(|_| self.unnamed.len() < UNNAMED) {
+                if let Some(volume) = open.filter(|_| self.unnamed.len() < MAX_UNNAMED_VOLUMES) {
                     let (size, mark) = (volume.size(), if filled > 0 { filled } else { mark });
                     self.unnamed.push(Open { volume, size, is_new: false, mark, filled: Rc::default() });
                 }
@@ -227,7 +227,7 @@ impl Run<'_> {
                     format!("rename {file} to {new_file}, which is {}open", if open.is_some() { "" } else { "not " });
                 self.noted(text, result, tree)
             }
-            (8 | 9, _) if !tree.contains_key(&new_file) && tree.len() < NAMES => {
+            (8 | 9, _) if !tree.contains_key(&new_file) && tree.len() < MAX_NAMES => {
                 let size = (1 + rng.below(8)) * PAGE as u64;
                 let result = pool.create_file(&new_file, &CreateOptions::new(size, 1), attributes(mark)).map(drop);
                 let entry = Entry { folder: false, mark: 0, size, filled: 0 };
@@ -245,7 +245,7 @@ impl Run<'_> {
 
     fn file_name(&self, rng: &mut Rng) -> String {
         let folder = if rng.one_in(3) { "n" } else { *rng.pick(&FOLDERS) };
-        format!("{folder}/x{}", rng.below(FILES))
+        format!("{folder}/x{}", rng.below(MAX_FILES))
     }
 
     /// One step in the life of a volume without a name.
@@ -256,7 +256,7 @@ impl Run<'_> {
         }
         let at = (!self.unnamed.is_empty()).then(|| rng.index(self.unnamed.len()));
         match (rng.below(6), at) {
-            (0..=2, _) if self.unnamed.len() < UNNAMED => self.create_unnamed(op, &mut rng),
+            (0..=2, _) if self.unnamed.len() < MAX_UNNAMED_VOLUMES => self.create_unnamed(op, &mut rng),
             (3, Some(at)) => {
                 let Open { volume, .. } = self.unnamed.swap_remove(at);
                 self.say(|| "a volume without a name is closed".into());

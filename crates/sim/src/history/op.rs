@@ -95,13 +95,13 @@ pub struct Op {
 }
 
 /// Most writes that one operation makes of itself.
-pub const WRITES: u64 = 8;
+pub const MAX_WRITES: u64 = 8;
 
 impl Op {
     /// One of the writes of an operation that makes several, with a number that no operation has.
     pub fn write_of(&self, i: u64) -> Op {
-        debug_assert!(i < WRITES);
-        let number = 2_000_000 + (self.number % 250_000) * WRITES as u32 + i as u32;
+        debug_assert!(i < MAX_WRITES);
+        let number = 2_000_000 + (self.number % 250_000) * MAX_WRITES as u32 + i as u32;
         Op { kind: Kind::Write, number, gap: 0, draws: std::array::from_fn(|d| mix(&[self.draws[d], i])) }
     }
 }

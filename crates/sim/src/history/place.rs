@@ -8,9 +8,9 @@ use crate::rng::{Rng, mix};
 const PAGE: u64 = 4096;
 const BLOCK: u64 = 1 << 20;
 /// What a table of level 1 covers.
-const TABLE: u64 = 256 * BLOCK;
+const TABLE_BYTES: u64 = 256 * BLOCK;
 /// Volumes beyond this size are used around some places only.
-const LARGE: u64 = 8 << 20;
+const LARGE_BYTES: u64 = 8 << 20;
 
 /// A range of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,10 +73,10 @@ pub fn range(op: &Op, size: u64) -> Option<Place> {
 
 /// Where in a large volume things happen: mostly where its blocks and tables meet.
 fn base(rng: &mut Rng, size: u64) -> u64 {
-    if size <= LARGE {
+    if size <= LARGE_BYTES {
         return 0;
     }
-    let edge = *rng.pick(&[0, BLOCK, 2 * BLOCK, TABLE, 2 * TABLE, size]);
+    let edge = *rng.pick(&[0, BLOCK, 2 * BLOCK, TABLE_BYTES, 2 * TABLE_BYTES, size]);
     let near = edge.saturating_sub(8 * PAGE);
     if near < size { near / PAGE * PAGE } else { 0 }
 }
@@ -93,12 +93,12 @@ pub fn ragged(op: &Op, size: u64) -> Option<Place> {
 /// with ragged ends. `None` where one of them is too short.
 pub fn tables(draw: u64, source: u64, target: u64) -> Option<(Place, u64)> {
     let mut rng = Rng::new(draw);
-    let (from, to) = (rng.below((source / TABLE).max(1)), rng.below((target / TABLE).max(1)));
-    let most = (source / TABLE).checked_sub(from)?.min((target / TABLE).checked_sub(to)?);
+    let (from, to) = (rng.below((source / TABLE_BYTES).max(1)), rng.below((target / TABLE_BYTES).max(1)));
+    let most = (source / TABLE_BYTES).checked_sub(from)?.min((target / TABLE_BYTES).checked_sub(to)?);
     if most == 0 {
         return None;
     }
-    let (mut offset, mut at, mut len) = (from * TABLE, to * TABLE, (1 + rng.below(most)) * TABLE);
+    let (mut offset, mut at, mut len) = (from * TABLE_BYTES, to * TABLE_BYTES, (1 + rng.below(most)) * TABLE_BYTES);
     if rng.one_in(3) {
         let before = *rng.pick(&[0, PAGE, 3 * PAGE, BLOCK, BLOCK + PAGE]).min(&offset.min(at));
         let after = *rng.pick(&[0, PAGE, BLOCK, 2 * BLOCK + PAGE]);
@@ -135,11 +135,12 @@ pub fn resized(setup: &Setup, now: u64, draw: u64) -> u64 {
 pub fn size(setup: &Setup, draw: u64) -> u64 {
     let mut rng = Rng::new(draw);
     if setup.profile == Profile::Large {
-        let around = *rng.pick(&[BLOCK, 3 * BLOCK, TABLE, TABLE, TABLE + BLOCK, 2 * TABLE]);
+        let around = *rng.pick(&[BLOCK, 3 * BLOCK, TABLE_BYTES, TABLE_BYTES, TABLE_BYTES + BLOCK, 2 * TABLE_BYTES]);
         return around - 4 * SECTOR as u64 * rng.below(8) + PAGE * rng.below(4);
     }
     if setup.profile == Profile::Ranges {
-        return *rng.pick(&[TABLE, 2 * TABLE, 2 * TABLE + BLOCK, 3 * TABLE]) + PAGE * rng.below(4);
+        return *rng.pick(&[TABLE_BYTES, 2 * TABLE_BYTES, 2 * TABLE_BYTES + BLOCK, 3 * TABLE_BYTES])
+            + PAGE * rng.below(4);
     }
     let pages = 1 + rng.below(setup.pages * 2);
     let ragged = if rng.one_in(8) { rng.below(8) * SECTOR as u64 } else { 0 };

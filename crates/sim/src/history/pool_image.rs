@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::recover::{self, Entrance, PATIENCE, Session, recover};
+use super::recover::{self, Entrance, PATIENCE_STEPS, Session, recover};
 use super::run::Run;
 use super::{Kind, Op, Profile, Setup, Stats, Violation};
 use crate::disk::{Crash, Medium, PAGE};
@@ -18,7 +18,7 @@ use crate::rng::{Rng, mix};
 pub type Contents = BTreeMap<String, Vec<u8>>;
 
 /// Pools of exhibits have this many bytes.
-const POOL: u64 = 12 << 20;
+const POOL_BYTES: u64 = 12 << 20;
 
 /// A pool at rest.
 pub struct PoolImage {
@@ -47,7 +47,7 @@ impl PoolImage {
         let mut rng = Rng::new(mix(&[seed, 20]));
         let profile = *rng.pick(&[Profile::Forks, Profile::Mixed, Profile::Blocks]);
         let setup = Setup {
-            pool: POOL,
+            pool: POOL_BYTES,
             journal: 1 << 20,
             uuid,
             pages: if profile == Profile::Blocks { 300 } else { *rng.pick(&[8, 24, 64]) },
@@ -76,14 +76,14 @@ impl Run<'_> {
         let half = ops.len() / 2;
         self.some(&ops[..half])?;
         let pool = self.session.pool.clone();
-        self.session.exec.run(PATIENCE, async move { pool.wait_freed().await })?.map_err(unsettled)?;
+        self.session.exec.run(PATIENCE_STEPS, async move { pool.wait_freed().await })?.map_err(unsettled)?;
         let earlier = self.at_rest()?;
         self.some(&ops[half..])?;
         let before = self.at_rest()?;
         self.touch_all()?;
         if closed {
             let pool = self.session.pool.clone();
-            let done = self.session.exec.run(PATIENCE, async move { pool.close().await })?;
+            let done = self.session.exec.run(PATIENCE_STEPS, async move { pool.close().await })?;
             done.map_err(|e| Violation::new("P6", format!("the pool cannot be closed: {e}")))?;
         }
         let medium = self.session.disk.freeze(Crash::Power).crash(0);
@@ -156,7 +156,7 @@ pub fn read_all(session: &Session) -> Result<Contents, forkdisk::Error> {
         let buf = session.pool.buffer(info.size as usize);
         let (result, buf) = session
             .exec
-            .run(recover::PATIENCE, async move { volume.read(0, buf).await })
+            .run(recover::PATIENCE_STEPS, async move { volume.read(0, buf).await })
             .map_err(|stuck| forkdisk::Error::new(forkdisk::ErrorKind::Invalid, stuck.to_string()))?;
         result?;
         all.insert(info.name, buf.to_vec());

@@ -4,7 +4,7 @@ use forkdisk::Mode;
 
 use super::Violation;
 use super::op::Op;
-use super::recover::PATIENCE;
+use super::recover::PATIENCE_STEPS;
 use super::run::Run;
 use crate::model::Key;
 use crate::rng::Rng;
@@ -41,7 +41,7 @@ impl Run<'_> {
         };
         self.say(|| format!("set the quota of {name}, which holds {held} bytes, to {bytes}"));
         let (pool, of) = (self.session.pool.clone(), name.clone());
-        self.session.exec.run(PATIENCE, async move { pool.set_quota(&of, bytes).await })?.map_err(wrong)?;
+        self.session.exec.run(PATIENCE_STEPS, async move { pool.set_quota(&of, bytes).await })?.map_err(wrong)?;
         let most = if bytes == 0 { u64::MAX } else { held.max(bytes) };
         self.quotas.insert(key, Quota { bytes, most });
         Ok(())

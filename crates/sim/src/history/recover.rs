@@ -19,11 +19,11 @@ use crate::rng::{Rng, mix};
 /// How long something acknowledged may wait, in runs with memory that outlives the process.
 pub const INTERVAL: Duration = Duration::from_secs(5);
 /// Steps after which a single call is given up on.
-pub const PATIENCE: u64 = 3_000_000;
+pub const PATIENCE_STEPS: u64 = 3_000_000;
 /// Bytes read at once when a volume is verified.
-const STRIDE: u64 = 256 << 10;
+const STRIDE_BYTES: u64 = 256 << 10;
 /// Volumes up to this size are read whole.
-const WHOLE: u64 = 2 << 20;
+const WHOLE_BYTES: u64 = 2 << 20;
 
 /// One life of the engine: an executor, a disk and the open pool.
 pub struct Session {
@@ -67,11 +67,11 @@ pub struct Recovered {
 }
 
 /// Bytes of the memory that outlives the process: little, so that it is full now and then.
-const MEMORY: usize = MIN_VOLATILE_BYTES;
+const MEMORY_BYTES: usize = MIN_VOLATILE_BYTES;
 
 /// New memory that outlives the process, if the run has any.
 pub fn new_memory(lasting: bool) -> Option<VolatileMemory> {
-    lasting.then(|| VolatileMemory::new(vec![0; MEMORY]))
+    lasting.then(|| VolatileMemory::new(vec![0; MEMORY_BYTES]))
 }
 
 /// The options that go with such memory.
@@ -207,7 +207,7 @@ fn start_with(
     }
     let (device, runtime) = (disk.clone(), Rc::new(exec.clone()));
     let options = open_options(setup, memory.as_ref());
-    let opened = exec.run(PATIENCE, Pool::open(device, runtime, options));
+    let opened = exec.run(PATIENCE_STEPS, Pool::open(device, runtime, options));
     let outcome = match opened {
         Ok(Ok(pool)) => return Ok(Session { exec, disk, pool, memory }),
         Ok(Err(e)) => Violation::new("P6", format!("the pool does not open: {e}")),
@@ -240,7 +240,7 @@ impl Session {
     /// P6 if it finds fault.
     pub fn check(&self) -> Result<(), Violation> {
         let pool = self.pool.clone();
-        let report = self.exec.run(PATIENCE, async move { pool.check().await })?;
+        let report = self.exec.run(PATIENCE_STEPS, async move { pool.check().await })?;
         match report {
             Ok(report) => judge(&report),
             Err(e) => Err(Violation::new("P6", format!("check could not complete: {e}"))),
@@ -264,7 +264,7 @@ impl Session {
         let unreadable = |e| Violation::new("P6", format!("{name} cannot be read at {offset}: {e}"));
         let volume = self.pool.volume(name).map_err(unreadable)?;
         let buf = self.pool.buffer(len as usize);
-        let (result, buf) = self.exec.run(PATIENCE, async move { volume.read(offset, buf).await })?;
+        let (result, buf) = self.exec.run(PATIENCE_STEPS, async move { volume.read(offset, buf).await })?;
         result.map_err(unreadable)?;
         Ok(buf)
     }
@@ -288,12 +288,12 @@ impl Session {
     /// What of a volume has to be read: all of it, but of a large one only what either side says is
     /// not a hole.
     fn stretches(&self, model: &Model, key: Key, name: &str, size: u64) -> Result<Vec<(u64, u64)>, Violation> {
-        if size <= WHOLE {
-            return Ok((0..size).step_by(STRIDE as usize).map(|at| (at, STRIDE.min(size - at))).collect());
+        if size <= WHOLE_BYTES {
+            return Ok((0..size).step_by(STRIDE_BYTES as usize).map(|at| (at, STRIDE_BYTES.min(size - at))).collect());
         }
         let unreadable = |e| Violation::new("P6", format!("the extents of {name} cannot be told: {e}"));
         let volume = self.pool.volume(name).map_err(unreadable)?;
-        let found = self.exec.run(PATIENCE, async move { volume.extents(0, size).await })?.map_err(unreadable)?;
+        let found = self.exec.run(PATIENCE_STEPS, async move { volume.extents(0, size).await })?.map_err(unreadable)?;
         let page = PAGE as u64;
         let written = model.get(key).map_or_else(Vec::new, |v| v.written());
         let mut pages: BTreeSet<u64> = written.into_iter().map(|sector| sector * SECTOR as u64).collect();
@@ -304,7 +304,7 @@ impl Session {
         for at in pages.into_iter().filter(|&at| at < size) {
             let len = page.min(size - at);
             match out.last_mut() {
-                Some((from, n)) if *from + *n == at && *n < STRIDE => *n += len,
+                Some((from, n)) if *from + *n == at && *n < STRIDE_BYTES => *n += len,
                 _ => out.push((at, len)),
             }
         }

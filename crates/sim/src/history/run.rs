@@ -16,7 +16,7 @@ use super::gather::Gathers;
 use super::names::Open;
 use super::place::Place;
 use super::quota::Quota;
-use super::recover::{self, Entrance, PATIENCE, Session, recover};
+use super::recover::{self, Entrance, PATIENCE_STEPS, Session, recover};
 use super::small::Watch;
 use super::succession::CloneSuccession;
 use super::{Op, Setup, Stats, Violation};
@@ -29,7 +29,7 @@ use crate::rng::{Rng, mix};
 const SUPERBLOCKS: std::ops::Range<u64> = 0..1 << 20;
 
 /// Steps after which a pool that should be at rest is not waited for any more.
-const REST: u32 = 20_000;
+const REST_STEPS: u32 = 20_000;
 
 /// A single side crash, for replay: at this step, under this mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub struct CrashPoint {
 }
 
 /// With more bytes free than this nobody waits for space, nor has waited lately.
-const AMPLE: u64 = 8 << 20;
+const AMPLE_BYTES: u64 = 8 << 20;
 
 /// What an operation in flight is about.
 pub(super) enum OperationState {
@@ -258,8 +258,8 @@ impl<'a> Run<'a> {
         for (id, outcome) in done {
             self.take_up(id, outcome)?;
         }
-        if let Some(op) = self.inflight.values().find(|op| self.step - op.since > PATIENCE) {
-            return Err(Violation::new("hang", format!("{} has not ended after {PATIENCE} steps", op.text)));
+        if let Some(op) = self.inflight.values().find(|op| self.step - op.since > PATIENCE_STEPS) {
+            return Err(Violation::new("hang", format!("{} has not ended after {PATIENCE_STEPS} steps", op.text)));
         }
         self.watch_step()?;
         self.judge_order()?;
@@ -269,7 +269,7 @@ impl<'a> Run<'a> {
 
     /// Neighbouring writes reach the disk in the order of acceptance, but for those that find no space.
     fn judge_order(&mut self) -> Result<(), Violation> {
-        let ample = self.session.pool.info().unused > AMPLE && !self.session.disk.may_lack_room();
+        let ample = self.session.pool.info().unused > AMPLE_BYTES && !self.session.disk.may_lack_room();
         match self.session.disk.order().broken(ample) {
             Some(what) => Err(Violation::new("I5", what)),
             None => Ok(()),
@@ -499,7 +499,7 @@ impl<'a> Run<'a> {
     /// Makes no requests until nothing happens by itself any more; false if that takes too long.
     fn rest(&mut self) -> Result<bool, Violation> {
         self.drain()?;
-        for _ in 0..REST {
+        for _ in 0..REST_STEPS {
             if self.step()? == Step::Idle {
                 return Ok(true);
             }
@@ -550,7 +550,7 @@ pub(super) fn format(setup: &Setup, size: u64) -> Result<Medium, Violation> {
     let disk = SimDisk::new(Medium::blank(setup.disk, size), &exec, mix(&[setup.seed, 9]));
     let options = FormatOptions { size, uuid: setup.uuid, now: 1, journal: Some(setup.journal) };
     let device = disk.clone();
-    let made = exec.run(PATIENCE, async move { Pool::format(&device, &options).await })?;
+    let made = exec.run(PATIENCE_STEPS, async move { Pool::format(&device, &options).await })?;
     let mask = mix(&[setup.seed, 10]);
     let medium = disk.freeze(Crash::Power).crash(mask);
     exec.halt();

@@ -13,7 +13,7 @@ use crate::rng::mix;
 
 const PAGE: u64 = 4096;
 /// Most masks tried at one crash point; where the rule has more, they are spread over it.
-const MOST_MASKS: u64 = 600;
+const MAX_MASKS: u64 = 600;
 
 /// One operation with a fixed meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -242,10 +242,8 @@ impl Run<'_> {
         let all = frozen.masks();
         let masks: Vec<u64> = match aimed {
             Some(mask) => vec![mask],
-            None if all <= MOST_MASKS => (0..all).collect(),
-            None => {
-                (0..MOST_MASKS).map(|i| i * all / MOST_MASKS).chain((0..16).map(|i| mix(&[i, self.step]))).collect()
-            }
+            None if all <= MAX_MASKS => (0..all).collect(),
+            None => (0..MAX_MASKS).map(|i| i * all / MAX_MASKS).chain((0..16).map(|i| mix(&[i, self.step]))).collect(),
         };
         for mask in masks {
             self.stats.crash_states += 1;

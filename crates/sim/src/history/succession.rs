@@ -6,7 +6,7 @@
 //! what else goes on in a history gets in between, and now and then a step is left out.
 
 use super::Violation;
-use super::op::{Kind, Op, WRITES};
+use super::op::{Kind, MAX_WRITES, Op};
 use super::place::{self, Place};
 use super::run::{AllowedFailure, Run};
 use crate::model::{Control, Key};
@@ -108,12 +108,12 @@ impl Run<'_> {
 
     /// Writes single pages of all blocks.
     fn scatter(&mut self, op: &Op, key: Key) -> Result<(), Violation> {
-        (0..WRITES).try_for_each(|i| self.touch(op, key, i % self.succession.blocks, i))
+        (0..MAX_WRITES).try_for_each(|i| self.touch(op, key, i % self.succession.blocks, i))
     }
 
     /// Writes one page of a block; each write of an operation has pages of its own.
     fn touch(&mut self, op: &Op, key: Key, block: u64, i: u64) -> Result<(), Violation> {
-        let page = Rng::new(mix(&[op.draws[2], i])).below(256 / WRITES) * WRITES + i;
+        let page = Rng::new(mix(&[op.draws[2], i])).below(256 / MAX_WRITES) * MAX_WRITES + i;
         self.write_one(op, key, Place { offset: block * BLOCK + page * PAGE, len: PAGE }, i)
     }
 
@@ -164,7 +164,7 @@ impl Run<'_> {
     /// Single pages, one after the other.
     fn write_given_up(&mut self, op: &Op, rng: &mut Rng) -> Result<(), Violation> {
         let block = self.succession.block;
-        for i in 0..WRITES {
+        for i in 0..MAX_WRITES {
             self.let_go_on(rng)?;
             self.by(Who::Next, |run, key| run.touch(op, key, block, i))?;
         }

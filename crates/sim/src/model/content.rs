@@ -11,7 +11,7 @@ use crate::pattern::Value;
 pub type Time = u64;
 
 /// Sectors in a page of the model.
-pub const SECTORS: u64 = 8;
+pub const SECTORS_PER_PAGE: u64 = 8;
 
 /// The number of an operation that changes contents.
 pub type RecId = u32;
@@ -43,10 +43,10 @@ pub struct Version {
 
 /// All versions that one sector may hold, in the order of submission.
 pub type Cell = SmallVec<[Version; 1]>;
-type Page = [Cell; SECTORS as usize];
+type Page = [Cell; SECTORS_PER_PAGE as usize];
 /// Pages of a group.
-const FAN: usize = 64;
-type Group = [Option<Rc<Page>>; FAN];
+const FAN_PAGES: usize = 64;
+type Group = [Option<Rc<Page>>; FAN_PAGES];
 
 /// A sector that holds exactly `value`.
 pub fn settled(value: Value) -> Cell {
@@ -64,12 +64,12 @@ pub struct Content {
 impl Content {
     /// The sector's versions; `None` means zeroes, settled.
     pub fn cell(&self, sector: u64) -> Option<&Cell> {
-        Some(&self.page(sector)?[(sector % SECTORS) as usize])
+        Some(&self.page(sector)?[(sector % SECTORS_PER_PAGE) as usize])
     }
 
     fn page(&self, sector: u64) -> Option<&Page> {
-        let at = (sector / SECTORS) as usize;
-        self.groups.get(at / FAN)?.as_ref()?[at % FAN].as_deref()
+        let at = (sector / SECTORS_PER_PAGE) as usize;
+        self.groups.get(at / FAN_PAGES)?.as_ref()?[at % FAN_PAGES].as_deref()
     }
 
     /// The sector's versions, written out.
@@ -80,14 +80,14 @@ impl Content {
     /// The sector's versions, to be changed. [`settle`](Self::settle) or [`mark`](Self::mark) its
     /// page afterwards.
     pub fn cell_mut(&mut self, sector: u64) -> &mut Cell {
-        let at = (sector / SECTORS) as usize;
-        if self.groups.len() <= at / FAN {
-            self.groups.resize(at / FAN + 1, None);
+        let at = (sector / SECTORS_PER_PAGE) as usize;
+        if self.groups.len() <= at / FAN_PAGES {
+            self.groups.resize(at / FAN_PAGES + 1, None);
         }
-        let group = self.groups[at / FAN].get_or_insert_with(|| Rc::new([const { None }; FAN]));
-        let page =
-            Rc::make_mut(group)[at % FAN].get_or_insert_with(|| Rc::new(std::array::from_fn(|_| settled(Value::ZERO))));
-        &mut Rc::make_mut(page)[(sector % SECTORS) as usize]
+        let group = self.groups[at / FAN_PAGES].get_or_insert_with(|| Rc::new([const { None }; FAN_PAGES]));
+        let page = Rc::make_mut(group)[at % FAN_PAGES]
+            .get_or_insert_with(|| Rc::new(std::array::from_fn(|_| settled(Value::ZERO))));
+        &mut Rc::make_mut(page)[(sector % SECTORS_PER_PAGE) as usize]
     }
 
     /// Replaces a sector's versions.
@@ -98,12 +98,12 @@ impl Content {
 
     /// Notes that the sector's page has versions to settle.
     pub fn mark(&mut self, sector: u64) {
-        self.unsettled.insert(sector / SECTORS);
+        self.unsettled.insert(sector / SECTORS_PER_PAGE);
     }
 
     /// First sectors of the pages that may hold more than one settled version.
     pub fn unsettled(&self) -> Vec<u64> {
-        self.unsettled.iter().map(|p| p * SECTORS).collect()
+        self.unsettled.iter().map(|p| p * SECTORS_PER_PAGE).collect()
     }
 
     /// Whether the page of this sector was never written.
@@ -114,20 +114,21 @@ impl Content {
     /// First sectors of the pages that were written, in rising order.
     pub fn written(&self) -> Vec<u64> {
         let groups = self.groups.iter().enumerate().filter_map(|(g, group)| Some((g, group.as_ref()?)));
-        let pages = groups.flat_map(|(g, group)| (0..FAN).filter(|&i| group[i].is_some()).map(move |i| g * FAN + i));
-        pages.map(|page| page as u64 * SECTORS).collect()
+        let pages = groups
+            .flat_map(|(g, group)| (0..FAN_PAGES).filter(|&i| group[i].is_some()).map(move |i| g * FAN_PAGES + i));
+        pages.map(|page| page as u64 * SECTORS_PER_PAGE).collect()
     }
 
     /// Whether nothing in the page of this sector is in doubt.
     pub fn is_settled(&self, sector: u64) -> bool {
-        !self.unsettled.contains(&(sector / SECTORS))
+        !self.unsettled.contains(&(sector / SECTORS_PER_PAGE))
     }
 
     /// Drops versions that can never show again, in every unsettled page.
     pub fn settle(&mut self, mut prune: impl FnMut(&mut Cell)) {
         for page in std::mem::take(&mut self.unsettled) {
             let mut open = false;
-            for sector in page * SECTORS..(page + 1) * SECTORS {
+            for sector in page * SECTORS_PER_PAGE..(page + 1) * SECTORS_PER_PAGE {
                 let cell = self.cell_mut(sector);
                 prune(cell);
                 open |= cell.len() > 1 || cell[0].rec != SETTLED;
@@ -140,13 +141,13 @@ impl Content {
 
     /// Forgets everything from `sector` on.
     pub fn truncate(&mut self, sector: u64) {
-        for rest in sector..sector.next_multiple_of(SECTORS) {
+        for rest in sector..sector.next_multiple_of(SECTORS_PER_PAGE) {
             if !self.is_hole(rest) {
                 *self.cell_mut(rest) = settled(Value::ZERO);
             }
         }
-        let page = sector.div_ceil(SECTORS);
-        let (group, within) = (page as usize / FAN, page as usize % FAN);
+        let page = sector.div_ceil(SECTORS_PER_PAGE);
+        let (group, within) = (page as usize / FAN_PAGES, page as usize % FAN_PAGES);
         if let Some(Some(group)) = self.groups.get_mut(group) {
             Rc::make_mut(group)[within..].fill(None);
         }

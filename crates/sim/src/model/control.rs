@@ -1,7 +1,7 @@
 //! Control operations in the model: each happens as a whole.
 
 use super::content::{Cell, Content, SETTLED, Time, Version, settled};
-use super::{Bad, Key, Listing, Model, Rule, SECTORS, Volume};
+use super::{Bad, Key, Listing, Model, Rule, SECTORS_PER_PAGE, Volume};
 use crate::pattern::{SECTOR, Value};
 
 /// A control operation.
@@ -152,7 +152,7 @@ impl Model {
         let volume = &self.volumes[&source];
         let mut content = volume.content.clone();
         for first in volume.content.unsettled() {
-            for sector in first..first + SECTORS {
+            for sector in first..first + SECTORS_PER_PAGE {
                 let seen = self.candidates(volume, &volume.content.versions(sector), Rule::Since(start));
                 if seen.len() > 1 {
                     instant.open.push((target, sector, seen.clone()));
@@ -204,7 +204,7 @@ impl Model {
         let (mut content, size) = (self.volumes[&snapshot].content.clone(), self.volumes[&snapshot].size);
         let old = &self.volumes[&key].content;
         for first in old.unsettled() {
-            for sector in (first..first + SECTORS).filter(|s| s * (SECTOR as u64) < size) {
+            for sector in (first..first + SECTORS_PER_PAGE).filter(|s| s * (SECTOR as u64) < size) {
                 let beside = |v: &&Version| self.recs[v.rec as usize].end >= start;
                 let cell = old.versions(sector);
                 let mut beside: Cell = cell.iter().filter(beside).copied().collect();

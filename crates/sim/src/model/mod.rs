@@ -14,7 +14,7 @@ mod names;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-pub use content::{Cell, Content, Rec, RecId, SECTORS, Time, Version};
+pub use content::{Cell, Content, Rec, RecId, SECTORS_PER_PAGE, Time, Version};
 pub use control::{Applied, Control, Pending};
 pub use names::{Entry, Names, PREFIX, Tree, has_children};
 
@@ -78,7 +78,7 @@ pub struct Bad {
 }
 
 /// Longest range, in sectors, of which each is looked at.
-const DENSE: u64 = 2048;
+const DENSE_SECTORS: u64 = 2048;
 
 #[derive(Clone)]
 struct RangeClone {
@@ -241,13 +241,13 @@ impl Model {
     /// The sectors of a range clone of which anything is known on either side: a hole that stays one needs no
     /// version, and most of a long range is holes.
     fn spoken_of(&self, range: &RangeClone) -> Vec<u64> {
-        if range.sectors <= DENSE {
+        if range.sectors <= DENSE_SECTORS {
             return (0..range.sectors).collect();
         }
         let pages = |(key, first): (Key, u64)| {
             let written = self.volumes.get(&key).map(Volume::written).unwrap_or_default();
             // Where the sides are not aligned alike, a page of one lies in two of the other.
-            let sectors = written.into_iter().flat_map(|page| page..page + SECTORS);
+            let sectors = written.into_iter().flat_map(|page| page..page + SECTORS_PER_PAGE);
             sectors.filter(move |s| (first..first + range.sectors).contains(s)).map(move |s| s - first)
         };
         let all: BTreeSet<u64> = pages(range.source).chain(pages(range.target)).collect();
@@ -304,7 +304,7 @@ impl Model {
     pub fn check(&mut self, key: Key, offset: u64, bytes: &[u8], rule: Rule) -> Result<(), Bad> {
         self.spread();
         let mut at = 0;
-        let (page, mut skip) = (SECTORS * SECTOR as u64, 0);
+        let (page, mut skip) = (SECTORS_PER_PAGE * SECTOR as u64, 0);
         for (sector, within) in sectors(offset, bytes.len() as u64) {
             let part = &bytes[at..at + within.len()];
             at += part.len();
@@ -312,13 +312,14 @@ impl Model {
                 continue;
             }
             let volume = &self.volumes[&key];
-            let whole =
-                sector.is_multiple_of(SECTORS) && part.len() == SECTOR && bytes.len() - at >= page as usize - SECTOR;
+            let whole = sector.is_multiple_of(SECTORS_PER_PAGE)
+                && part.len() == SECTOR
+                && bytes.len() - at >= page as usize - SECTOR;
             if whole
                 && volume.content.is_hole(sector)
                 && is_zero(&bytes[at - part.len()..at - part.len() + page as usize])
             {
-                skip = sector + SECTORS;
+                skip = sector + SECTORS_PER_PAGE;
                 continue;
             }
             if let Some([only]) = volume.content.cell(sector).map(|cell| &cell[..])
@@ -437,7 +438,7 @@ impl Model {
         let Some(volume) = self.volumes.get(&key) else {
             return false;
         };
-        (sector..sector + SECTORS).all(|s| {
+        (sector..sector + SECTORS_PER_PAGE).all(|s| {
             let only = volume.content.cell(s).filter(|cell| cell.len() == 1);
             only.is_some_and(|cell| cell[0].value != Value::ZERO && self.recs[cell[0].rec as usize].ok)
         })

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::run::VOLUME;
+use super::run::VOLUME_BYTES;
 use super::{ORIGIN, Setup};
 use crate::history::Violation;
 use crate::model::{Control, Key, Listing, Model, Pending};
@@ -30,7 +30,7 @@ pub struct Known {
 impl Known {
     pub fn new(setup: &Setup) -> Known {
         let mut model = Model::new();
-        for (name, size) in [(ORIGIN, setup.origin), ("vol", VOLUME)] {
+        for (name, size) in [(ORIGIN, setup.origin), ("vol", VOLUME_BYTES)] {
             let pending = model.begin(Control::Create(name.into(), size));
             model.apply(&pending);
         }

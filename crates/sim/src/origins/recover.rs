@@ -10,12 +10,12 @@ use super::known::Known;
 use super::{ORIGIN, Setup, masks};
 use crate::disk::{Crash, Fill, Frozen, Medium, SimDisk};
 use crate::executor::Executor;
-use crate::history::{PATIENCE, Stats, Violation, judge, lasting_options, new_memory};
+use crate::history::{PATIENCE_STEPS, Stats, Violation, judge, lasting_options, new_memory};
 use crate::model::{Applied, Control, Key, Listing, Rule};
 use crate::rng::{Rng, mix};
 
 /// Bytes read at once when a volume is verified.
-const STRIDE: u64 = 256 << 10;
+const STRIDE_BYTES: u64 = 256 << 10;
 /// Where the origin is said to be found.
 const PATH: &str = "/origin";
 
@@ -113,8 +113,8 @@ pub fn make(setup: &Setup) -> Result<Session, Violation> {
     let memory = new_memory(setup.lasting);
     let (open, protect) = (options(setup, memory.as_ref()), protection(setup, setup.seed));
     let format = FormatOptions { size: setup.pool, uuid: [9; 16], now: 1, journal: Some(1 << 20) };
-    let volume = forkdisk::CreateOptions::new(super::run::VOLUME, 1);
-    let made = exec.run(PATIENCE, async move {
+    let volume = forkdisk::CreateOptions::new(super::run::VOLUME_BYTES, 1);
+    let made = exec.run(PATIENCE_STEPS, async move {
         Pool::format(&device, &format).await?;
         let pool = Pool::open(device, runtime, open).await?;
         pool.protect(ORIGIN, origin, &protect).await?;
@@ -177,12 +177,12 @@ impl Session {
             true => {
                 let other = another(&media[1], &exec, rng.next());
                 let refusing = refuse_another(disks[0].clone(), other, exec.clone(), options(setup, memory.as_ref()));
-                exec.run(PATIENCE, async move {
+                exec.run(PATIENCE_STEPS, async move {
                     refusing.await?;
                     opening.await
                 })
             }
-            false => exec.run(PATIENCE, opening),
+            false => exec.run(PATIENCE_STEPS, opening),
         };
         match opened {
             Ok(Ok(pool)) => Ok(Session { exec, disks, pool, memory }),
@@ -211,9 +211,9 @@ impl Session {
             Err(e) if e.kind() == ErrorKind::NotFound && known.is_droppable(key) => return Ok(()),
             Err(e) => return Err(p6(format!("{name} cannot be opened: {e}"))),
         };
-        for offset in (0..size).step_by(STRIDE as usize) {
+        for offset in (0..size).step_by(STRIDE_BYTES as usize) {
             let unreadable = |e| p6(format!("{name} cannot be read at {offset}: {e}"));
-            let buf = self.read(&volume, offset, STRIDE.min(size - offset))?.map_err(unreadable)?;
+            let buf = self.read(&volume, offset, STRIDE_BYTES.min(size - offset))?.map_err(unreadable)?;
             known.model.check(key, offset, &buf, rule)?;
             if adopt {
                 known.model.adopt(key, offset, &buf);
@@ -229,14 +229,14 @@ impl Session {
         len: u64,
     ) -> Result<forkdisk::Result<forkdisk::Buf>, Violation> {
         let (buf, volume) = (self.pool.buffer(len as usize), volume.clone());
-        let (result, buf) = self.exec.run(PATIENCE, async move { volume.read(offset, buf).await })?;
+        let (result, buf) = self.exec.run(PATIENCE_STEPS, async move { volume.read(offset, buf).await })?;
         Ok(result.map(|()| buf))
     }
 
     /// Runs the engine's own verification, and looks whether every device request was well-formed.
     pub fn check(&self) -> Result<(), Violation> {
         let pool = self.pool.clone();
-        let report = self.exec.run(PATIENCE, async move { pool.check().await })?;
+        let report = self.exec.run(PATIENCE_STEPS, async move { pool.check().await })?;
         judge(&report.map_err(|e| p6(format!("check could not complete: {e}")))?)?;
         match self.disks.iter().find_map(SimDisk::misuse) {
             Some(what) => Err(Violation::new("contract", what)),

@@ -19,15 +19,15 @@ use super::trouble::Trouble;
 use super::{Kind, Op, Setup};
 use crate::disk::{Crash, SimDisk};
 use crate::executor::Step;
-use crate::history::{CrashPoint, PATIENCE, Stats, Violation, judge};
+use crate::history::{CrashPoint, PATIENCE_STEPS, Stats, Violation, judge};
 use crate::model::{Control, Key, Pending, RecId, Rule, Time};
 use crate::rng::{Rng, mix};
 
 /// Bytes of the pool volume beside the origin.
-pub const VOLUME: u64 = 96 * 4096;
+pub const VOLUME_BYTES: u64 = 96 * 4096;
 
 /// Steps after a deletion for which side crashes are as dense as the setup says.
-const HANDING_ON: u64 = 200;
+const HANDING_ON_STEPS: u64 = 200;
 
 /// What an operation in flight is about.
 pub(super) enum OperationState {
@@ -251,8 +251,8 @@ impl Run<'_> {
         for (id, outcome) in done {
             self.take_up(id, outcome)?;
         }
-        if let Some(op) = self.inflight.values().find(|op| self.step - op.since > PATIENCE) {
-            return Err(Violation::new("hang", format!("{} has not ended after {PATIENCE} steps", op.text)));
+        if let Some(op) = self.inflight.values().find(|op| self.step - op.since > PATIENCE_STEPS) {
+            return Err(Violation::new("hang", format!("{} has not ended after {PATIENCE_STEPS} steps", op.text)));
         }
         self.watch_step()?;
         self.side_crash()?;
@@ -296,7 +296,7 @@ impl Run<'_> {
             }
             OperationState::Control(pending) if ok => {
                 if matches!(pending.control, Control::Delete(_)) {
-                    self.handing_on = self.step + HANDING_ON;
+                    self.handing_on = self.step + HANDING_ON_STEPS;
                 }
                 self.known.apply(pending);
             }

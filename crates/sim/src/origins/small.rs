@@ -11,9 +11,9 @@ use crate::history::{CrashPoint, Stats, Violation};
 use crate::rng::mix;
 
 /// Most masks tried at one crash point; where there are more, they are spread over all.
-const MOST_MASKS: u64 = 48;
+const MAX_MASKS: u64 = 48;
 /// The same where a flush fails: there are many such histories.
-const FEW_MASKS: u64 = 6;
+const MIN_MASKS: u64 = 6;
 
 /// One operation with a fixed meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -111,7 +111,7 @@ pub fn run_small(
     Run::conduct(setup, None, account, |run| {
         run.prepare()?;
         for (i, part) in parts.iter().enumerate() {
-            let masks = if part.strike.is_some() { FEW_MASKS } else { MOST_MASKS };
+            let masks = if part.strike.is_some() { MIN_MASKS } else { MAX_MASKS };
             if i + 1 == parts.len() {
                 run.watch = Some(Watch { aim, masks, acks_only: part.strike.is_some(), seen: (0, 0) });
             }

@@ -10,7 +10,7 @@ use crate::model::Time;
 use crate::rng::Rng;
 
 /// Steps for which faults stay armed at most.
-const LONGEST: u64 = 20_000;
+const MAX_TROUBLE_STEPS: u64 = 20_000;
 
 /// What is wrong in this life of the engine.
 #[derive(Default)]
@@ -38,7 +38,7 @@ impl Run<'_> {
             self.say(|| format!("from now on the host has room for {pages} pages of the pool"));
             self.session.disks[0].leave_room(pages);
             self.trouble.armed = Some(4 + rng.below(30) as u32);
-            self.trouble.armed_until = self.now() + LONGEST;
+            self.trouble.armed_until = self.now() + MAX_TROUBLE_STEPS;
             return;
         }
         let disk = rng.index(2);
@@ -52,7 +52,7 @@ impl Run<'_> {
         self.say(|| format!("from now on {on:?} requests of disk {disk} fail: {harm:?}, {when:?}"));
         self.session.disks[disk].arm(Fault { on, harm, when, within: None });
         self.trouble.armed = Some(4 + rng.below(20) as u32);
-        self.trouble.armed_until = self.now() + LONGEST;
+        self.trouble.armed_until = self.now() + MAX_TROUBLE_STEPS;
     }
 
     /// The n-th flush of a disk from now on fails.
@@ -65,7 +65,7 @@ impl Run<'_> {
             within: None,
         });
         self.trouble.armed = Some(6);
-        self.trouble.armed_until = self.now() + LONGEST;
+        self.trouble.armed_until = self.now() + MAX_TROUBLE_STEPS;
     }
 
     /// Disarms faults when there have been enough steps.

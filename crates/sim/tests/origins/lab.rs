@@ -8,7 +8,7 @@ use forkdisk::{Buf, FormatOptions, OpenOptions, OriginFull, OriginPlace, Pool, P
 use forkdisk_sim::disk::{Config, Counts, Medium, SimDisk, Volatile};
 use forkdisk_sim::executor::Executor;
 
-pub const PATIENCE: u64 = 100_000_000;
+pub const PATIENCE_STEPS: u64 = 100_000_000;
 pub const CHUNK: u64 = 64 << 10;
 pub const MIB: u64 = 1 << 20;
 pub const CHAINED: SnapshotFlags = SnapshotFlags { independent: false, droppable: false, writable: false };
@@ -95,7 +95,7 @@ pub fn run_seeded<F>(
     let config = Config { sector: 512, cache: Volatile::Yes };
     let disks = [pool, origin].map(|len| SimDisk::new(Medium::blank(config, len), &exec, len));
     let (device, other, runtime) = (disks[0].clone(), disks[1].clone(), Rc::new(exec.clone()));
-    let opened = exec.run(PATIENCE, async move {
+    let opened = exec.run(PATIENCE_STEPS, async move {
         let options = FormatOptions { size: pool, uuid: [7; 16], now: 1, journal: None };
         Pool::format(&device, &options).await.unwrap();
         let pool = Pool::open(device, runtime, open).await.unwrap();
@@ -104,8 +104,8 @@ pub fn run_seeded<F>(
     });
     let world = World { pool: opened.unwrap(), disks: disks.clone(), exec: exec.clone() };
     let pool = world.pool.clone();
-    exec.run(PATIENCE, test(world)).unwrap();
-    let report = exec.run(PATIENCE, async move { pool.check().await }).unwrap().unwrap();
+    exec.run(PATIENCE_STEPS, test(world)).unwrap();
+    let report = exec.run(PATIENCE_STEPS, async move { pool.check().await }).unwrap().unwrap();
     assert!(report.damage.is_empty() && report.leaked == 0, "{report:?}");
     assert_eq!(disks.iter().find_map(SimDisk::misuse), None);
     exec.halt();

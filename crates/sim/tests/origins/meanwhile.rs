@@ -8,7 +8,7 @@ use forkdisk_sim::disk::{Crash, Fault, ReadDamage, Request, When};
 use forkdisk_sim::planted::{self, Bug};
 
 use crate::in_order;
-use crate::lab::{CHAINED, CHUNK, MIB, PATIENCE, World, at_step, options, restarted, run, run_seeded};
+use crate::lab::{CHAINED, CHUNK, MIB, PATIENCE_STEPS, World, at_step, options, restarted, run, run_seeded};
 
 /// Steps of the executor after which the other one begins.
 fn steps() -> impl Iterator<Item = u64> {
@@ -140,7 +140,7 @@ fn snapshot_beside_a_failed_flush(seed: u64, nth: u64, step: u64) -> (bool, bool
         let _ = pool.checkpoint().await;
         let media = w.disks.each_ref().map(|disk| disk.freeze(Crash::Power).crash(0));
         let (exec, [device, _], runtime) = restarted(media, step);
-        let found = exec.run(PATIENCE, async move {
+        let found = exec.run(PATIENCE_STEPS, async move {
             let pool = Pool::open(device, runtime, OpenOptions::default()).await.unwrap();
             pool.find("org@new").is_ok()
         });

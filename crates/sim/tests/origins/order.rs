@@ -8,7 +8,7 @@ use forkdisk_sim::disk::{Config, Medium, SimDisk, Volatile};
 use forkdisk_sim::executor::Executor;
 
 use crate::in_order;
-use crate::lab::{MIB, PATIENCE, at_step, options};
+use crate::lab::{MIB, PATIENCE_STEPS, at_step, options};
 
 /// Requests of a file of zeroes, nearly as large as may be and not at the edges of chunks.
 const WRITES: usize = 20;
@@ -24,7 +24,7 @@ fn shuffled(seed: u64, pause: u64) -> usize {
         .map(|len| RecordingDevice::new(SimDisk::new(Medium::blank(config, len), &exec, seed), zeroes_are_data));
     let (runtime, device, record) = (Rc::new(exec.clone()), origin.clone(), origin.clone());
     let clock = exec.clone();
-    let recording = exec.run(PATIENCE, async move {
+    let recording = exec.run(PATIENCE_STEPS, async move {
         let format = FormatOptions { size: 64 * MIB, uuid: [7; 16], now: 1, journal: None };
         Pool::format(&pool, &format).await.unwrap();
         let pool = Pool::open(pool, runtime, OpenOptions::default()).await.unwrap();

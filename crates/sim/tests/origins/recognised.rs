@@ -3,7 +3,7 @@
 use forkdisk::{Buf, ErrorKind, OpenOptions, OriginChange, OriginFull, OriginPlace, Pool};
 use forkdisk_sim::disk::{Config, Crash, Medium, SimDisk, Volatile};
 
-use crate::lab::{CHAINED, CHUNK, MIB, PATIENCE, World, options, restarted, run};
+use crate::lab::{CHAINED, CHUNK, MIB, PATIENCE_STEPS, World, options, restarted, run};
 
 fn place() -> OriginPlace {
     OriginPlace::at("/dev/x", 0)
@@ -22,7 +22,7 @@ fn offered_after_kill(w: &World, other: Medium, seed: u64) -> String {
     let [pool, origin] = w.disks.each_ref().map(|disk| disk.freeze(Crash::Kill).crash(u64::MAX));
     let (exec, [device, other], runtime) = restarted([pool, other], seed);
     let (origin, offered) = (SimDisk::new(origin, &exec, seed), other.clone());
-    let refused = exec.run(PATIENCE, async move {
+    let refused = exec.run(PATIENCE_STEPS, async move {
         let pool = Pool::open(device, runtime, OpenOptions::default()).await.unwrap();
         let refused = pool.attach_origin("org", offered, &place()).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Busy);
@@ -36,7 +36,7 @@ fn offered_after_kill(w: &World, other: Medium, seed: u64) -> String {
 }
 
 #[test]
-fn after_a_crash_another_disk_of_the_same_length_is_refused_before_anything_is_written() {
+fn after_a_crash_another_disk_of_the_same_length_is_refused_before_any_write() {
     run(64 * MIB, 8 * MIB, options(0, OriginFull::Error), |w| async move {
         w.write("org", 2 * MIB, MIB, 1).await;
         w.snapshot("a", CHAINED).await;
@@ -73,7 +73,7 @@ fn what_was_written_before_a_crash_makes_no_other_disk() {
         for mask in 0..16 {
             let media = w.disks.each_ref().map(|disk| disk.freeze(Crash::Power).crash(mask * 0x9e37_79b9));
             let (exec, [device, origin], runtime) = restarted(media, mask);
-            let comparable_zones = exec.run(PATIENCE, async move {
+            let comparable_zones = exec.run(PATIENCE_STEPS, async move {
                 let pool = Pool::open(device, runtime, OpenOptions::default()).await.unwrap();
                 let comparable_zones = pool.origins()[0].comparable_zones;
                 pool.attach_origin("org", origin, &place()).await.unwrap();
@@ -147,7 +147,7 @@ fn an_origin_that_grew_is_taken_on_with_its_snapshots() {
         let pool = w.disks[0].freeze(Crash::Kill).crash(u64::MAX);
         let medium = longer.freeze(Crash::Kill).crash(u64::MAX);
         let (exec, [device, origin], runtime) = restarted([pool, medium], 4);
-        let found = exec.run(PATIENCE, async move {
+        let found = exec.run(PATIENCE_STEPS, async move {
             let pool = Pool::open(device, runtime, OpenOptions::default()).await.unwrap();
             pool.attach_origin("org", origin, &place()).await.unwrap();
             let (result, buf) = pool.volume("org").unwrap().read(8 * MIB - CHUNK, Buf::zeroed(CHUNK as usize)).await;

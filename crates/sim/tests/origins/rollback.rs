@@ -8,7 +8,7 @@ use forkdisk::{
 };
 use forkdisk_sim::disk::{Crash, Fault, ReadDamage, Request, When};
 
-use crate::lab::{CHAINED, CHUNK, MIB, PATIENCE, at_step, options, restarted, run, run_with};
+use crate::lab::{CHAINED, CHUNK, MIB, PATIENCE_STEPS, at_step, options, restarted, run, run_with};
 
 #[test]
 fn a_rollback_moves_what_differs_and_no_more() {
@@ -39,7 +39,7 @@ fn a_rollback_moves_what_differs_and_no_more() {
 }
 
 #[test]
-fn what_is_written_during_a_rollback_stays_and_the_next_rollback_knows_nothing_of_it() {
+fn writes_during_a_rollback_stay_and_the_next_rollback_ignores_them() {
     let protect = ProtectOptions { chunk: 4096, ..options(0, OriginFull::Error) };
     // Hardly a table of what is kept stays in memory.
     let open = OpenOptions { cache: 64 << 10, dirty: 64 << 10, ..OpenOptions::default() };
@@ -150,7 +150,7 @@ fn nothing_is_brought_back_before_it_is_durable_that_the_rollback_has_begun() {
             let frozen = w.disks.each_ref().map(|disk| disk.freeze(Crash::Power));
             let media = [frozen[0].crash(pool_mask), frozen[1].crash(origin_mask)];
             let (exec, [device, origin], runtime) = restarted(media, 2 * pool_mask + origin_mask);
-            let expected = exec.run(PATIENCE, async move {
+            let expected = exec.run(PATIENCE_STEPS, async move {
                 let pool = Pool::open(device, runtime, OpenOptions::default()).await.unwrap();
                 let expected = if pool.origins()[0].rolling.is_some() { 1 } else { 2 };
                 pool.attach_origin("org", origin, &OriginPlace::at("/dev/x", 0)).await.unwrap();
@@ -190,7 +190,7 @@ fn a_snapshot_is_not_written_before_it_is_durable_that_the_rollback_to_it_has_en
         }
         let media = w.disks.each_ref().map(|disk| disk.freeze(Crash::Kill).crash(0));
         let (exec, [device, origin], runtime) = restarted(media, 1);
-        let byte = exec.run(PATIENCE, async move {
+        let byte = exec.run(PATIENCE_STEPS, async move {
             let pool = Pool::open(device, runtime, OpenOptions::default()).await.unwrap();
             pool.attach_origin("org", origin, &OriginPlace::at("/dev/x", 0)).await.unwrap();
             let (result, buf) = pool.volume("org").unwrap().read(0, Buf::zeroed(4096)).await;

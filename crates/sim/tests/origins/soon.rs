@@ -3,7 +3,7 @@
 use forkdisk::{Buf, CreateOptions, OpenOptions, OriginFull, OriginPlace, Pool};
 use forkdisk_sim::disk::{Crash, Fault, ReadDamage, Request, When};
 
-use crate::lab::{CHAINED, CHUNK, MIB, PATIENCE, options, restarted, run};
+use crate::lab::{CHAINED, CHUNK, MIB, PATIENCE_STEPS, options, restarted, run};
 
 #[test]
 fn what_is_written_again_and_again_is_kept_with_the_first_copy_for_a_snapshot() {
@@ -62,7 +62,7 @@ fn what_was_kept_along_with_a_copy_that_failed_is_durable_before_it_is_believed(
         // What was written to the origin gets through the power cut, what the pool has not flushed does not.
         let media = [w.disks[0].freeze(Crash::Power).crash(0), w.disks[1].freeze(Crash::Kill).crash(0)];
         let (exec, [device, origin], runtime) = restarted(media, 1);
-        let bytes = exec.run(PATIENCE, async move {
+        let bytes = exec.run(PATIENCE_STEPS, async move {
             let pool = Pool::open(device, runtime, OpenOptions::default()).await.unwrap();
             pool.attach_origin("org", origin, &OriginPlace::at("/dev/x", 0)).await.unwrap();
             let mut bytes = Vec::new();

@@ -13,7 +13,7 @@ use crate::op::{Work, outcome};
 use crate::sys;
 
 /// File systems clone whole blocks of their own, which are pages mostly. Larger ones refuse.
-const UNIT: u64 = 4096;
+const UNIT_BYTES: u64 = 4096;
 
 /// What is known about cloning on one device.
 #[derive(Default)]
@@ -82,7 +82,7 @@ impl UringDevice {
     }
 
     fn check_clone(&self, source: &UringDevice, from: u64, to: u64, len: u64) -> io::Result<()> {
-        if !self.may_clone(source) || [from, to, len].iter().any(|n| !n.is_multiple_of(UNIT)) {
+        if !self.may_clone(source) || [from, to, len].iter().any(|n| !n.is_multiple_of(UNIT_BYTES)) {
             return Err(io::ErrorKind::Unsupported.into());
         }
         source.check_place(from, len)?;

@@ -10,8 +10,8 @@ use forkdisk::device::Array;
 use crate::sys;
 
 /// The largest block size the engine can work with, in bytes.
-const MAX_BLOCK: usize = 4096;
-const MIN_BLOCK: usize = 512;
+const MAX_BLOCK_BYTES: usize = 4096;
+const MIN_BLOCK_BYTES: usize = 512;
 /// Stripes that may be on their way to an array, however little memory it has.
 const FEWEST_STRIPES: u64 = 8;
 
@@ -43,8 +43,8 @@ pub(super) fn len(file: &File, kind: Kind) -> io::Result<u64> {
 /// The block size for requests that go through the page cache.
 pub(super) fn buffered_block(fd: BorrowedFd<'_>, kind: Kind) -> io::Result<usize> {
     match kind {
-        Kind::File => Ok(MIN_BLOCK),
-        Kind::Block => Ok(sys::sector_size(fd)?.clamp(MIN_BLOCK, MAX_BLOCK)),
+        Kind::File => Ok(MIN_BLOCK_BYTES),
+        Kind::Block => Ok(sys::sector_size(fd)?.clamp(MIN_BLOCK_BYTES, MAX_BLOCK_BYTES)),
     }
 }
 
@@ -56,10 +56,10 @@ pub(super) fn direct_block(fd: BorrowedFd<'_>, kind: Kind) -> io::Result<Option<
         (Some(align), _) => align.offset.max(align.memory) as usize,
         (None, Kind::Block) => sys::sector_size(fd)?,
         // An older kernel does not say: whole pages suit every file system.
-        (None, Kind::File) => MAX_BLOCK,
+        (None, Kind::File) => MAX_BLOCK_BYTES,
     };
-    let block = said.max(MIN_BLOCK);
-    Ok((block <= MAX_BLOCK && block.is_power_of_two()).then_some(block))
+    let block = said.max(MIN_BLOCK_BYTES);
+    Ok((block <= MAX_BLOCK_BYTES && block.is_power_of_two()).then_some(block))
 }
 
 /// What a block device wants that is an array with parity: it says so by its optimal request. A partition says nothing,

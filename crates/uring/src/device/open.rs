@@ -18,7 +18,7 @@ use crate::handle::Handle;
 use crate::sys;
 
 /// How much of a block device must be zero for it to count as empty, in bytes.
-const EMPTY_PROBE: u64 = 1 << 20;
+const EMPTY_PROBE_BYTES: u64 = 1 << 20;
 
 /// How to open a device.
 #[derive(Clone, Debug)]
@@ -165,7 +165,7 @@ fn prepare_block(file: &File, path: &Path, size: u64, force: bool) -> forkdisk::
     }
     // Through the page cache: a probe needs no aligned memory.
     let mut start = Vec::new();
-    let read = File::open(path).and_then(|probe| probe.take(EMPTY_PROBE).read_to_end(&mut start));
+    let read = File::open(path).and_then(|probe| probe.take(EMPTY_PROBE_BYTES).read_to_end(&mut start));
     read.map_err(failed)?;
     if start.iter().any(|&byte| byte != 0) { Err(not_empty(path, "does not begin with zeroes")) } else { Ok(()) }
 }

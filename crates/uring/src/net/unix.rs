@@ -15,7 +15,7 @@ use crate::handle::Handle;
 use crate::sys::{self, SockAddr};
 
 /// Connections the kernel keeps until they are accepted.
-const BACKLOG: i32 = 128;
+const BACKLOG_CONNECTIONS: i32 = 128;
 
 /// A unix socket that accepts connections. Its file is removed when this is dropped, unless
 /// another socket has taken its place.
@@ -69,7 +69,7 @@ impl UnixListener {
             file.give(access).map_err(failed)?;
         }
         let listener = UnixListener { handle: Handle::new(rt.driver(), socket), _file: Some(file) };
-        sys::listen(listener.handle.fd(), BACKLOG).map_err(failed)?;
+        sys::listen(listener.handle.fd(), BACKLOG_CONNECTIONS).map_err(failed)?;
         Ok(listener)
     }
 

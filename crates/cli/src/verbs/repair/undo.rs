@@ -14,8 +14,8 @@ use forkdisk::{PAGE_SIZE, Replacement};
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 8] = b"fkdkundo";
-const HEADER: usize = 32;
-const EACH: usize = 8 + PAGE_SIZE;
+const HEADER_BYTES: usize = 32;
+const EACH_BYTES: usize = 8 + PAGE_SIZE;
 
 /// See the module.
 pub struct UndoFile {
@@ -58,7 +58,7 @@ impl UndoFile {
     }
 
     fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(HEADER + (2 + self.pages.len()) * EACH + 8);
+        let mut out = Vec::with_capacity(HEADER_BYTES + (2 + self.pages.len()) * EACH_BYTES + 8);
         out.extend_from_slice(MAGIC);
         out.extend_from_slice(&self.uuid);
         out.extend_from_slice(&(self.pages.len() as u64).to_le_bytes());
@@ -72,11 +72,11 @@ impl UndoFile {
 
     fn decode(bytes: &[u8]) -> Option<UndoFile> {
         let (body, sum) = bytes.split_last_chunk::<8>()?;
-        let (header, pages) = body.split_at_checked(HEADER)?;
+        let (header, pages) = body.split_at_checked(HEADER_BYTES)?;
         let count = u64::from_le_bytes(header[24..].try_into().ok()?);
         let is_whole = header[..8] == *MAGIC
             && xxh3_64(body) == u64::from_le_bytes(*sum)
-            && pages.len() as u64 == count.checked_add(2)?.checked_mul(EACH as u64)?;
+            && pages.len() as u64 == count.checked_add(2)?.checked_mul(EACH_BYTES as u64)?;
         if !is_whole {
             return None;
         }
@@ -84,7 +84,7 @@ impl UndoFile {
             let (offset, bytes) = bytes.split_first_chunk::<8>()?;
             Some((u64::from_le_bytes(*offset), Box::new(<[u8; PAGE_SIZE]>::try_from(bytes).ok()?)))
         };
-        let mut superblocks = pages.chunks_exact(EACH).map(page).collect::<Option<Vec<Replacement>>>()?;
+        let mut superblocks = pages.chunks_exact(EACH_BYTES).map(page).collect::<Option<Vec<Replacement>>>()?;
         let pages = superblocks.split_off(2);
         Some(UndoFile { uuid: header[8..24].try_into().ok()?, superblocks, pages })
     }

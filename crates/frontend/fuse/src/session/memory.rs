@@ -9,9 +9,9 @@ use forkdisk::Buf;
 use crate::codec::MAX_WRITE;
 
 /// Buffers of full size that are kept.
-const KEPT: usize = 32;
+const KEPT_COUNT: usize = 32;
 /// Up to this many bytes a buffer is made for its size.
-const SMALL: usize = 64 << 10;
+const SMALL_BYTES: usize = 64 << 10;
 
 pub struct Memory {
     used: Cell<usize>,
@@ -31,7 +31,7 @@ impl Memory {
 
     /// A buffer of `len` bytes with unspecified contents.
     pub fn buffer(&self, len: usize) -> Buf {
-        if len <= SMALL {
+        if len <= SMALL_BYTES {
             return (self.source)(len);
         }
         let mut buf = self.free.borrow_mut().pop().unwrap_or_else(|| (self.source)(len.max(MAX_WRITE)));
@@ -42,7 +42,7 @@ impl Memory {
     /// Keeps a buffer for later, if it has full size and no other home.
     pub fn keep(&self, mut buf: Buf) {
         let mut free = self.free.borrow_mut();
-        if buf.slot().is_none() && buf.capacity() == MAX_WRITE && free.len() < KEPT {
+        if buf.slot().is_none() && buf.capacity() == MAX_WRITE && free.len() < KEPT_COUNT {
             buf.set_len(MAX_WRITE);
             free.push(buf);
         }

@@ -30,11 +30,11 @@ use memory::Memory;
 pub use notify::Notifier;
 
 /// Requests that the kernel may have under way without anybody waiting for them.
-const BACKGROUND: u16 = 64;
+const BACKGROUND_REQUESTS: u16 = 64;
 /// Most bytes of contents in requests under way; beyond it no further request is read.
-const CONTENTS: usize = 256 << 20;
+const CONTENTS_BYTES: usize = 256 << 20;
 /// Requests received before tasks have their turn.
-const BATCH: usize = 32;
+const BATCH_REQUESTS: usize = 32;
 /// How long files that are still open when the session is stopped may go on.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -153,7 +153,7 @@ impl<H: Handler> Session<H> {
             dir: dir.clone(),
             syscall_helper: handler.syscall_helper(),
             memory: Memory::new(
-                CONTENTS,
+                CONTENTS_BYTES,
                 Box::new({
                     let handler = handler.clone();
                     move |len| handler.buffer(len)
@@ -236,7 +236,7 @@ impl<H: Handler> Session<H> {
                 None => return Err(Error::new(ErrorKind::Io, "the kernel sent half a request")),
             }
             batch += 1;
-            if batch == BATCH {
+            if batch == BATCH_REQUESTS {
                 batch = 0;
                 self.state.rt.yield_now().await;
             }
@@ -329,7 +329,7 @@ fn greet(init: &InitRequest, caches_writes: bool, async_direct: bool) -> Result<
     let wanted = if async_direct { wanted.and(Capabilities::ASYNC_DIO) } else { wanted };
     let wanted = Capabilities(wanted.0 & init.offered.0);
     let max_readahead = init.max_readahead.max(MAX_WRITE as u32);
-    Ok(InitReply { max_readahead, wanted, max_background: BACKGROUND, max_write: MAX_WRITE as u32 })
+    Ok(InitReply { max_readahead, wanted, max_background: BACKGROUND_REQUESTS, max_write: MAX_WRITE as u32 })
 }
 
 impl State {

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 #[derive(Clone)]
 pub struct Notifier(Arc<OwnedFd>);
 
-const INVALIDATE_INODE: i32 = 2;
+const INVALIDATE_INODE_CODE: i32 = 2;
 
 impl Notifier {
     pub(super) fn new(connection: &impl AsFd) -> io::Result<Notifier> {
@@ -44,7 +44,7 @@ impl Notifier {
     fn send(&self, node: u64, from: i64, len: i64) -> io::Result<()> {
         let mut message = Vec::with_capacity(40);
         message.extend_from_slice(&40u32.to_ne_bytes());
-        message.extend_from_slice(&INVALIDATE_INODE.to_ne_bytes());
+        message.extend_from_slice(&INVALIDATE_INODE_CODE.to_ne_bytes());
         message.extend_from_slice(&0u64.to_ne_bytes());
         message.extend_from_slice(&node.to_ne_bytes());
         message.extend_from_slice(&from.to_ne_bytes());

@@ -7,11 +7,11 @@ use super::{Failed, Outcome, Volumes, now};
 use crate::codec::{Attr, Header, Kind, Reply, SetAttr, StatFs, Time};
 
 /// Milliseconds for which the kernel may believe names and attributes.
-const VALID: u32 = 1000;
+const VALID_MS: u32 = 1000;
 /// What programs had better read or write at once, in bytes.
-const BEST_IO: u32 = 64 << 10;
+const BEST_IO_BYTES: u32 = 64 << 10;
 /// Most bytes of a name with all its folders.
-const LONGEST_NAME: usize = 255;
+const MAX_NAME_BYTES: usize = 255;
 /// Permission to write, for anybody.
 const WRITE_BITS: u32 = 0o222;
 /// Set-user-id, set-group-id, and whether the group may execute.
@@ -44,7 +44,7 @@ impl<D: Device> Volumes<D> {
 
     /// Milliseconds for which the kernel may believe names and attributes: not at all where others change them.
     pub(super) fn valid(&self) -> u32 {
-        if self.options.alone { VALID } else { 0 }
+        if self.options.alone { VALID_MS } else { 0 }
     }
 
     pub(super) fn attr_of(&self, node: &Node) -> Outcome<Attr> {
@@ -257,7 +257,7 @@ impl<D: Device> Volumes<D> {
         match self.node(number)? {
             Node::Folder(path) => {
                 let path = join(&path, name);
-                if path.len() > LONGEST_NAME { Err(Failed(libc::ENAMETOOLONG)) } else { Ok(path) }
+                if path.len() > MAX_NAME_BYTES { Err(Failed(libc::ENAMETOOLONG)) } else { Ok(path) }
             }
             Node::Snapshots(_) => Err(Failed(libc::EROFS)),
             Node::Removed => Err(Failed(libc::ENOENT)),
@@ -269,7 +269,7 @@ impl<D: Device> Volumes<D> {
 fn attr(ino: u64, kind: Kind, a: &Attributes) -> Attr {
     let [atime, mtime, ctime] = [a.accessed, a.modified, a.changed].map(Time::from_nanos);
     let (mode, uid, gid) = (a.mode, a.uid, a.gid);
-    Attr { ino, kind, mode, nlink: 1, uid, gid, size: 0, blocks: 0, blksize: BEST_IO, atime, mtime, ctime }
+    Attr { ino, kind, mode, nlink: 1, uid, gid, size: 0, blocks: 0, blksize: BEST_IO_BYTES, atime, mtime, ctime }
 }
 
 fn changed(old: Attributes, set: &SetAttr, kind: Kind) -> Attributes {

@@ -14,11 +14,11 @@ use std::path::Path;
 use super::destination::is_on;
 
 /// Most of them that are remembered.
-const MOST: usize = 1024;
+const MAX_COPIERS_COUNT: usize = 1024;
 /// What the symbol of the system call is called in a program that uses it.
 const SYSTEM_CALL: &[u8] = b"copy_file_range";
 /// The largest program that is searched for it.
-const LARGEST: u64 = 64 << 20;
+const MAX_COPY_BYTES: u64 = 64 << 20;
 
 /// Who has opened what and has not asked for its attributes since: (thread, node).
 #[derive(Default)]
@@ -37,7 +37,7 @@ impl Copiers {
         let is_one = is_copier(&name) && is_on(dir, pid) && self.has_system_call(pid);
         if is_one {
             let mut known = self.asking.borrow_mut();
-            if known.len() >= MOST {
+            if known.len() >= MAX_COPIERS_COUNT {
                 known.clear();
             }
             known.insert((pid, node));
@@ -57,7 +57,8 @@ impl Copiers {
         let path = format!("/proc/{pid}/exe");
         // Never a file of a FUSE mount: it may be ours, and this thread serves it.
         let is_safe = fs::read_link(&path).is_ok_and(|program| !super::destination::is_on_fuse(&program));
-        let Some(found) = is_safe.then(|| fs::metadata(&path).ok()).flatten().filter(|m| m.len() <= LARGEST) else {
+        let Some(found) = is_safe.then(|| fs::metadata(&path).ok()).flatten().filter(|m| m.len() <= MAX_COPY_BYTES)
+        else {
             return true;
         };
         let program = (found.dev(), found.ino(), found.len(), found.mtime());

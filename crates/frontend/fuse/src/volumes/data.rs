@@ -10,11 +10,11 @@ use crate::codec::{Header, Reply, open_flags, write_flags};
 use crate::off_thread::off_thread;
 
 /// Most bytes shared for one request; the caller asks for the rest, and can be interrupted in between.
-const SHARED_AT_ONCE: u64 = 64 << 30;
+const SHARED_AT_ONCE_BYTES: u64 = 64 << 30;
 /// Most bytes copied for one request, where nothing can be shared.
-const COPIED_AT_ONCE: u64 = 64 << 20;
+const COPIED_AT_ONCE_BYTES: u64 = 64 << 20;
 /// What fits into a reply of 32 bits, in whole blocks.
-const NARROW: u64 = (u32::MAX as u64) & !((1 << 20) - 1);
+const NARROW_BYTES: u64 = (u32::MAX as u64) & !((1 << 20) - 1);
 
 impl<D: Device> Volumes<D> {
     pub(super) fn open(&self, header: &Header, flags: u32) -> Outcome {
@@ -116,15 +116,15 @@ impl<D: Device> Volumes<D> {
         self.written_by(header, target)?;
         let whole = from.1 == 0 && to.1 == 0 && len == size && target.size() <= size && source.id() != target.id();
         let own = !target.has_backing() && !source.has_backing();
-        if whole && own && (wide || size <= NARROW) {
+        if whole && own && (wide || size <= NARROW_BYTES) {
             target.replace_with(source).await?;
             self.tell(target.id(), 0, 0).await;
             return Ok(copied(len));
         }
         let page = PAGE_SIZE as u64;
         let alike = own && from.1 % page == to.1 % page;
-        let most = if alike { SHARED_AT_ONCE } else { COPIED_AT_ONCE };
-        let len = len.min(if wide { most } else { most.min(NARROW) });
+        let most = if alike { SHARED_AT_ONCE_BYTES } else { COPIED_AT_ONCE_BYTES };
+        let len = len.min(if wide { most } else { most.min(NARROW_BYTES) });
         let end = to.1.checked_add(len).ok_or(Failed(libc::EFBIG))?;
         target.grow_to(end).await.map_err(too_large)?;
         target.clone_range(source, from.1, to.1, len).await?;

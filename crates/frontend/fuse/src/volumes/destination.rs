@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use crate::mount::{MountPoint, mounted_at, table_of};
 
 /// Links that are followed.
-const LINKS: usize = 40;
+const MAX_LINKS_COUNT: usize = 40;
 
 /// Whether the thread `pid`, a `cp`, `mv` or `install`, copies to what is mounted at `dir`.
 pub fn is_on(dir: &Path, pid: u32) -> bool {
@@ -64,7 +64,7 @@ fn destination(arguments: &[String]) -> Option<&str> {
 fn resolve(path: &Path, table: &[(PathBuf, MountPoint)], root: &Path) -> PathBuf {
     let mut done = PathBuf::from("/");
     let mut left: Vec<PathBuf> = parts(path);
-    let mut links = LINKS;
+    let mut links = MAX_LINKS_COUNT;
     while let Some(part) = left.pop() {
         if part == Path::new("..") {
             done.pop();

@@ -63,8 +63,8 @@ pub struct VolumesOptions {
 }
 
 /// Numbers of operations that no pool can carry out.
-const SYMLINK: u32 = 6;
-const LINK: u32 = 13;
+const SYMLINK_OPCODE: u32 = 6;
+const LINK_OPCODE: u32 = 13;
 
 /// An open file.
 struct Open<D: Device> {
@@ -224,7 +224,7 @@ impl<D: Device> Volumes<D> {
             Operation::Destroy | Operation::Interrupt => Ok(Reply::Done),
             Operation::Read { .. } | Operation::Write { .. } => unreachable!("carried out by `handle`"),
             // No links of either kind: what a file system without them answers.
-            Operation::Other(SYMLINK | LINK) => Err(Failed(libc::EPERM)),
+            Operation::Other(SYMLINK_OPCODE | LINK_OPCODE) => Err(Failed(libc::EPERM)),
             Operation::Init(_) | Operation::Other(_) => Err(Failed(libc::ENOSYS)),
         }
     }

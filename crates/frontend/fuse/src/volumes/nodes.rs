@@ -9,9 +9,9 @@ use std::collections::HashMap;
 use forkdisk::VolumeId;
 
 /// The root's number.
-pub const ROOT: u64 = 1;
+pub const ROOT_ID: u64 = 1;
 /// The number of the folder of all snapshots.
-const SNAPSHOTS: u64 = 2;
+const SNAPSHOTS_ID: u64 = 2;
 /// The name of that folder, in the root.
 pub const SNAPSHOTS_NAME: &str = ".snapshots";
 
@@ -46,7 +46,7 @@ pub struct Nodes {
 
 impl Default for Nodes {
     fn default() -> Nodes {
-        Nodes { known: HashMap::new(), numbers: HashMap::new(), next: SNAPSHOTS + 2 }
+        Nodes { known: HashMap::new(), numbers: HashMap::new(), next: SNAPSHOTS_ID + 2 }
     }
 }
 
@@ -54,8 +54,8 @@ impl Nodes {
     /// What `number` stands for; `None` if the kernel was never told of it.
     pub fn get(&self, number: u64) -> Option<Node> {
         match number {
-            ROOT => Some(Node::Folder(String::new())),
-            SNAPSHOTS => Some(Node::Snapshots(String::new())),
+            ROOT_ID => Some(Node::Folder(String::new())),
+            SNAPSHOTS_ID => Some(Node::Snapshots(String::new())),
             odd if odd % 2 == 1 => Some(Node::Volume(VolumeId(odd / 2))),
             even => self.known.get(&even).and_then(|known| match (known.gone, &known.node) {
                 (false, node) => Some(node.clone()),
@@ -129,8 +129,8 @@ impl Nodes {
 fn fixed(node: &Node) -> Option<u64> {
     match node {
         Node::Volume(id) => Some(id.0 * 2 + 1),
-        Node::Folder(path) if path.is_empty() => Some(ROOT),
-        Node::Snapshots(path) if path.is_empty() => Some(SNAPSHOTS),
+        Node::Folder(path) if path.is_empty() => Some(ROOT_ID),
+        Node::Snapshots(path) if path.is_empty() => Some(SNAPSHOTS_ID),
         _ => None,
     }
 }
@@ -210,7 +210,7 @@ mod tests {
             nodes.forget(number, 1);
             assert_eq!(nodes.get(number), Some(node));
         }
-        assert_eq!(nodes.get(ROOT), Some(folder("")));
+        assert_eq!(nodes.get(ROOT_ID), Some(folder("")));
         assert_eq!(
             (join("", "a"), join("a/b", "c"), parent("a/b"), parent("a")),
             ("a".into(), "a/b/c".into(), "a", "")

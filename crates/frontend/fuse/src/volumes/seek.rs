@@ -30,7 +30,7 @@ impl<D: Device> Volumes<D> {
 }
 
 /// Runs of the map looked at in one go.
-const LOOKS: usize = 1024;
+const MAX_LOOKUPS: usize = 1024;
 
 /// The first place from `offset` on that is data or a hole, as wanted.
 async fn first<D: Device>(volume: &Volume<D>, offset: u64, data: bool) -> Outcome<Option<u64>> {
@@ -40,7 +40,7 @@ async fn first<D: Device>(volume: &Volume<D>, offset: u64, data: bool) -> Outcom
         if left == 0 {
             return Ok(None);
         }
-        for run in volume.allocation(at, left, LOOKS).await? {
+        for run in volume.allocation(at, left, MAX_LOOKUPS).await? {
             if run.value == data {
                 return Ok(Some(at));
             }

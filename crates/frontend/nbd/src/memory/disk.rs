@@ -10,7 +10,7 @@ use crate::codec::{ExportInfo, STATE_HOLE, STATE_ZERO, StatusExtent};
 use crate::server::{ALLOCATION, Export, Exports};
 
 /// Zeroes are holes in units of so many bytes, counted from where a request begins.
-const UNIT: usize = 4096;
+const UNIT_BYTES: usize = 4096;
 
 /// A set of disks in memory. The only disk is the default export.
 #[derive(Clone, Default)]
@@ -74,11 +74,11 @@ impl MemoryExport {
 /// Parts of `bytes` that are whole units of zeroes, as [`Export::read_sparse`] tells them.
 fn holes(bytes: &[u8]) -> Vec<(usize, usize)> {
     let mut holes: Vec<(usize, usize)> = Vec::new();
-    for (i, unit) in bytes.chunks(UNIT).enumerate() {
+    for (i, unit) in bytes.chunks(UNIT_BYTES).enumerate() {
         match holes.last_mut() {
             _ if unit.iter().any(|&b| b != 0) => {}
-            Some((at, len)) if *at + *len == i * UNIT => *len += unit.len(),
-            _ => holes.push((i * UNIT, unit.len())),
+            Some((at, len)) if *at + *len == i * UNIT_BYTES => *len += unit.len(),
+            _ => holes.push((i * UNIT_BYTES, unit.len())),
         }
     }
     holes
@@ -124,7 +124,7 @@ impl Export for MemoryExport {
     }
 
     async fn status(&self, _context: &(), offset: u64, len: u64, looks: usize) -> Result<Vec<StatusExtent>> {
-        let len = len.min((looks.max(1) * UNIT) as u64);
+        let len = len.min((looks.max(1) * UNIT_BYTES) as u64);
         self.with_range(offset, len, |bytes| {
             let end = bytes.len();
             let (mut extents, mut at) = (Vec::new(), 0);

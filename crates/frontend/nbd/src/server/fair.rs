@@ -23,7 +23,7 @@ const LEAST_REQUESTS: usize = 1;
 /// Bytes of data that a connection may always have under way. A single request may have more.
 const LEAST_BYTES: usize = 1 << 20;
 /// Requests, of all connections, after which it is counted anew who is active.
-const PERIOD: usize = 256;
+const PERIOD_REQUESTS: usize = 256;
 
 /// What all connections share.
 pub(super) struct Fair {
@@ -50,13 +50,13 @@ impl Fair {
 
     /// A number that rises with each request that begins.
     pub(super) fn begun(&self) -> u64 {
-        self.period.get() * PERIOD as u64 + self.begun.get() as u64
+        self.period.get() * PERIOD_REQUESTS as u64 + self.begun.get() as u64
     }
 
     fn count_request(&self) {
         let begun = self.begun.get() + 1;
         self.begun.set(begun);
-        if begun >= PERIOD {
+        if begun >= PERIOD_REQUESTS {
             self.begun.set(0);
             self.period.set(self.period.get() + 1);
             self.before.set(self.now.replace(0));
@@ -164,7 +164,7 @@ mod tests {
         let shares: Vec<_> = (0..10).map(|_| Share::new(&fair)).collect();
         shares.iter().for_each(|share| drop(now(share.begin(0)).expect("the first one")));
         assert_eq!(fill(&shares[3]).len(), 10);
-        for _ in 0..2 * PERIOD {
+        for _ in 0..2 * PERIOD_REQUESTS {
             drop(now(shares[0].begin(0)).expect("a place"));
         }
         assert_eq!(fill(&shares[0]).len(), 100, "the others have not been active for a whole period");

@@ -12,11 +12,11 @@ use forkdisk_uring::ByteStream;
 
 /// Bytes of the staging buffer. More than any handshake message and than any request with a
 /// payload that is not received directly.
-pub(super) const STAGING: usize = 128 << 10;
+pub(super) const STAGING_BYTES: usize = 128 << 10;
 /// A payload of which at least so much is missing is received directly into its buffer.
-const DIRECT: usize = 16 << 10;
+const DIRECT_BYTES: usize = 16 << 10;
 /// What a receive asks for after a large payload.
-const LITTLE: usize = 4 << 10;
+const LITTLE_BYTES: usize = 4 << 10;
 
 pub(super) struct Inbox<S> {
     stream: S,
@@ -27,7 +27,7 @@ pub(super) struct Inbox<S> {
 
 impl<S: ByteStream> Inbox<S> {
     pub(super) fn new(stream: S) -> Inbox<S> {
-        Inbox { stream, staging: Buf::zeroed(STAGING), filled: 0..0, ask: STAGING }
+        Inbox { stream, staging: Buf::zeroed(STAGING_BYTES), filled: 0..0, ask: STAGING_BYTES }
     }
 
     /// Where the bytes come from.
@@ -50,14 +50,14 @@ impl<S: ByteStream> Inbox<S> {
     pub(super) async fn fill(&mut self) -> io::Result<bool> {
         self.make_room();
         let at = self.filled.end;
-        let ask = self.ask.min(STAGING - at);
+        let ask = self.ask.min(STAGING_BYTES - at);
         let staging = std::mem::replace(&mut self.staging, Buf::zeroed(0));
         let (result, staging) = self.stream.recv(staging, at, ask).await;
         self.staging = staging;
         let n = result?;
         self.filled.end += n;
         if n == ask {
-            self.ask = (self.ask * 4).min(STAGING);
+            self.ask = (self.ask * 4).min(STAGING_BYTES);
         }
         Ok(n > 0)
     }
@@ -74,14 +74,14 @@ impl<S: ByteStream> Inbox<S> {
             if have == len {
                 return Ok(Some(buf));
             }
-            if len - have >= DIRECT {
+            if len - have >= DIRECT_BYTES {
                 break;
             }
             if !self.fill().await? {
                 return Ok(None);
             }
         }
-        self.ask = LITTLE;
+        self.ask = LITTLE_BYTES;
         match self.stream.recv_exact(buf, have, len - have).await {
             (Ok(()), buf) => Ok(Some(buf)),
             (Err(e), _) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
@@ -99,7 +99,7 @@ impl<S: ByteStream> Inbox<S> {
             if len == 0 {
                 return Ok(true);
             }
-            self.ask = STAGING;
+            self.ask = STAGING_BYTES;
             if !self.fill().await? {
                 return Ok(false);
             }
@@ -110,7 +110,7 @@ impl<S: ByteStream> Inbox<S> {
     fn make_room(&mut self) {
         if self.filled.is_empty() {
             self.filled = 0..0;
-        } else if self.filled.end > STAGING / 2 {
+        } else if self.filled.end > STAGING_BYTES / 2 {
             self.staging.copy_within(self.filled.clone(), 0);
             self.filled = 0..self.filled.len();
         }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 /// Warnings per [`WINDOW`].
-const MOST: u32 = 10;
+const MAX_LOGGED_COUNT: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(10);
 
 /// Lets a few warnings through in each window of time and counts the others.
@@ -31,13 +31,13 @@ impl LogLimit {
     /// Counts a warning: whether it may be written, and how many were not in the last window.
     fn count(&self, now: Instant) -> (bool, u32) {
         let fresh = self.window.get().is_none_or(|start| now.duration_since(start) >= WINDOW);
-        let swallowed = if fresh { self.seen.get().saturating_sub(MOST) } else { 0 };
+        let swallowed = if fresh { self.seen.get().saturating_sub(MAX_LOGGED_COUNT) } else { 0 };
         if fresh {
             self.window.set(Some(now));
             self.seen.set(0);
         }
         self.seen.set(self.seen.get().saturating_add(1));
-        (self.seen.get() <= MOST, swallowed)
+        (self.seen.get() <= MAX_LOGGED_COUNT, swallowed)
     }
 }
 
@@ -50,8 +50,8 @@ mod tests {
         let log = LogLimit::default();
         let start = Instant::now();
         let written = (0..1000).filter(|_| log.count(start).0).count();
-        assert_eq!(written, MOST as usize);
-        assert_eq!(log.count(start + WINDOW), (true, 1000 - MOST));
+        assert_eq!(written, MAX_LOGGED_COUNT as usize);
+        assert_eq!(log.count(start + WINDOW), (true, 1000 - MAX_LOGGED_COUNT));
         assert_eq!(log.count(start + WINDOW), (true, 0));
     }
 }

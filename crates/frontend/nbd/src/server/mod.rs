@@ -276,9 +276,9 @@ fn spare() -> Option<File> {
 }
 
 fn is_short_of_descriptors(error: &io::Error) -> bool {
-    const ENFILE: i32 = 23;
-    const EMFILE: i32 = 24;
-    matches!(error.raw_os_error(), Some(EMFILE | ENFILE))
+    const ENFILE_ERRNO: i32 = 23;
+    const EMFILE_ERRNO: i32 = 24;
+    matches!(error.raw_os_error(), Some(EMFILE_ERRNO | ENFILE_ERRNO))
 }
 
 impl Clients {

@@ -23,9 +23,9 @@ use crate::codec::{
 use crate::tls::{Grants, Permission, Tls, TlsStream};
 
 /// Replies to a list are sent off in parts of about this size.
-const LIST_PART: usize = 64 << 10;
+const LIST_PART_BYTES: usize = 64 << 10;
 /// Names in a list after which others run.
-const LIST_PIECE: usize = 128;
+const LIST_PIECE_COUNT: usize = 128;
 
 /// Why a negotiation ended without an export.
 #[derive(Debug, thiserror::Error)]
@@ -212,7 +212,7 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
     }
 
     async fn send_part(&mut self) -> io::Result<()> {
-        if self.out.len() >= LIST_PART { self.send().await } else { Ok(()) }
+        if self.out.len() >= LIST_PART_BYTES { self.send().await } else { Ok(()) }
     }
 
     fn replies(&mut self, option: u32) -> OptionReplies<'_> {
@@ -280,7 +280,7 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
         loop {
             self.terms.pacing.wait(self.terms.rt).await;
             let began = Instant::now();
-            let piece = self.exports.list(&after, LIST_PIECE);
+            let piece = self.exports.list(&after, LIST_PIECE_COUNT);
             let Some((last, _)) = piece.last() else { break };
             after.clone_from(last);
             for (name, description) in piece {
@@ -462,14 +462,14 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
                 found.push(name.clone());
             }
         }
-        for piece in found.chunks(LIST_PIECE) {
+        for piece in found.chunks(LIST_PIECE_COUNT) {
             for name in piece {
                 if self.may_ask(of, name) {
                     self.replies(OPT_LIST_META_CONTEXT).context(0, name);
                 }
             }
             self.send_part().await?;
-            if piece.len() == LIST_PIECE {
+            if piece.len() == LIST_PIECE_COUNT {
                 self.terms.rt.yield_now().await;
             }
         }

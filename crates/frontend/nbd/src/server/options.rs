@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::codec::MAX_PAYLOAD;
 
 /// As many connections clients open at once that are told they may have several: nbdcopy, and the kernel's client.
-const SEVERAL: usize = 4;
+const SEVERAL_CONNECTIONS: usize = 4;
 
 /// Limits of a server. The memory that clients can make it use is bounded by
 /// `shared_memory + max_connections × (connection_reserve + 128 KiB)` plus some bookkeeping per
@@ -60,7 +60,7 @@ impl Default for ServerOptions {
 impl ServerOptions {
     /// Whether clients are told that they may open several connections to an export.
     pub(super) fn multi_conn(&self) -> bool {
-        self.max_connections.min(self.max_export_connections) >= SEVERAL
+        self.max_connections.min(self.max_export_connections) >= SEVERAL_CONNECTIONS
     }
 
     /// Raises limits below which some request could never be admitted.

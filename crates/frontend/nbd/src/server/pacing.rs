@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use forkdisk_uring::Rt;
 
 /// Pause after an option while other clients have requests in flight, in multiples of the time that it took.
-const REST: u32 = 3;
+const REST_PER_OPTION: u32 = 3;
 /// Estimated time to receive an option and send its reply, which is added to the measured time.
 const TRANSFER: Duration = Duration::from_micros(30);
 /// How long requests count as in flight after the last one began.
@@ -49,7 +49,7 @@ impl Pacing {
             self.active.set(Some(now));
         }
         if self.active.get().is_some_and(|since| now.saturating_duration_since(since) < RECENT) {
-            self.next.set(now + ((took + TRANSFER) * REST).min(MOST));
+            self.next.set(now + ((took + TRANSFER) * REST_PER_OPTION).min(MOST));
         }
     }
 }

@@ -13,16 +13,16 @@ use crate::codec::{ExportInfo, STATE_DIRTY, STATE_HOLE, STATE_ZERO, StatusExtent
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// From this length on zeroing by the map is faster than writing, whatever its ragged ends cost.
-const FAST_ZERO: u64 = 64 << 10;
+const FAST_ZERO_BYTES: u64 = 64 << 10;
 /// Runs of the map that CACHE looks at.
-const CACHE_LOOKS: usize = 1024;
+const CACHE_LOOKUPS: usize = 1024;
 /// How far the line of clones is followed.
-const GENERATIONS: usize = 64;
+const MAX_DESCENT_LEVELS: usize = 64;
 /// Snapshots whose contexts a list names; others are there, too. All of them would make a list of a volume's snapshots
 /// as long as the square of their number.
-const LISTED: usize = 100;
+const LISTED_COUNT: usize = 100;
 /// The same for an export that is a snapshot: a list of all exports has these for each of them.
-const LISTED_OF_SNAPSHOT: usize = 10;
+const LISTED_OF_SNAPSHOT_COUNT: usize = 10;
 
 /// A volume or snapshot that is open, and the pool it lies in.
 pub struct PoolExport<D: Device> {
@@ -94,7 +94,7 @@ impl<D: Device> PoolExport<D> {
     /// The volumes whose snapshots this one can be compared with: its own, that from which it was
     /// cloned, and so on, under the names that they have now.
     fn line(&self) -> Vec<String> {
-        self.pool.line_of(self.volume.id(), GENERATIONS)
+        self.pool.line_of(self.volume.id(), MAX_DESCENT_LEVELS)
     }
 
     /// The snapshot that is meant by what stands behind `qemu:dirty-bitmap:`.
@@ -155,7 +155,7 @@ impl<D: Device> Export for PoolExport<D> {
     fn zeroing_is_fast(&self, offset: u64, len: u64) -> bool {
         let end = offset + len;
         let is_whole = offset.is_multiple_of(PAGE) && (end.is_multiple_of(PAGE) || end == self.volume.size());
-        is_whole || len >= FAST_ZERO
+        is_whole || len >= FAST_ZERO_BYTES
     }
 
     /// NBD lets a trimmed range hold anything. Clients that pass on a hole punched into a file
@@ -173,7 +173,7 @@ impl<D: Device> Export for PoolExport<D> {
 
     /// Loads the map of the range; the data is not kept.
     async fn cache(&self, offset: u64, len: u64) -> Result<()> {
-        self.volume.allocation(offset, len, CACHE_LOOKS).await.map(drop)
+        self.volume.allocation(offset, len, CACHE_LOOKUPS).await.map(drop)
     }
 
     async fn flush(&self) -> Result<()> {
@@ -187,7 +187,7 @@ impl<D: Device> Export for PoolExport<D> {
     fn contexts(&self) -> Vec<String> {
         let own = self.volume.name();
         let mut names = vec![ALLOCATION.to_owned(), DEPTH.to_owned()];
-        let listed = if own.contains('@') { LISTED_OF_SNAPSHOT } else { LISTED };
+        let listed = if own.contains('@') { LISTED_OF_SNAPSHOT_COUNT } else { LISTED_COUNT };
         for (generation, volume) in self.line().iter().enumerate() {
             let left = (2 + listed).saturating_sub(names.len());
             let full = |snapshot: &String| format!("{volume}@{snapshot}");

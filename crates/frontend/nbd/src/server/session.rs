@@ -13,14 +13,14 @@ use super::outbox::{Failure, Outbox, Outcome, Reply};
 use crate::codec::{Action, ErrorCode, ReplyStyle, ReplyTo, StatusExtent};
 
 /// A read of at least so many bytes tells of holes, where the client can be told.
-const SPARSE_READ: usize = 4096;
+const SPARSE_READ_BYTES: usize = 4096;
 /// The unit, from the beginning of the export, to which a failed read is narrowed down.
-const FAULT: u64 = 4096;
+const FAULT_BYTES: u64 = 4096;
 /// Most extents of one context in a reply.
 pub(super) const MAX_EXTENTS: usize = 1024;
 /// Pieces of a map that are looked at without letting others run, and for one context of a reply.
-const LOOKS: usize = 256;
-const MAX_LOOKS: usize = 4096;
+const FIRST_LOOKUPS: usize = 256;
+const MAX_LOOKUPS: usize = 4096;
 
 /// What the tasks of a connection's requests share.
 pub(super) struct Session<E: Export> {
@@ -50,7 +50,7 @@ impl<E: Export> Session<E> {
         let (offset, len) = (job.to.offset, buf.len());
         let outcome = if buf.is_empty() {
             Outcome::Data(buf)
-        } else if whole || !self.style.has_chunks() || len < SPARSE_READ {
+        } else if whole || !self.style.has_chunks() || len < SPARSE_READ_BYTES {
             match self.export.read(offset, buf).await {
                 (Ok(()), buf) => Outcome::Data(buf),
                 (Err(error), buf) => self.read_failed(error, offset, buf).await,
@@ -85,9 +85,9 @@ impl<E: Export> Session<E> {
         };
         // Everything before `from` can be read; something before `to` cannot.
         let (mut from, mut to) = (offset, offset + len);
-        while from / FAULT != (to - 1) / FAULT {
-            let last = (to - 1) / FAULT * FAULT;
-            let middle = (from + (to - from) / 2).next_multiple_of(FAULT).min(last);
+        while from / FAULT_BYTES != (to - 1) / FAULT_BYTES {
+            let last = (to - 1) / FAULT_BYTES * FAULT_BYTES;
+            let middle = (from + (to - from) / 2).next_multiple_of(FAULT_BYTES).min(last);
             if fails(from, middle).await { to = middle } else { from = middle }
         }
         fails(from, to).await.then_some(from)
@@ -158,8 +158,8 @@ impl<E: Export> Session<E> {
         let mut extents: Vec<StatusExtent> = Vec::new();
         let mut count = 0;
         let (mut at, end) = (offset, offset + len);
-        for _ in 0..MAX_LOOKS / LOOKS {
-            for extent in self.export.status(context, at, end - at, LOOKS).await? {
+        for _ in 0..MAX_LOOKUPS / FIRST_LOOKUPS {
+            for extent in self.export.status(context, at, end - at, FIRST_LOOKUPS).await? {
                 at += extent.len;
                 match extents.last_mut() {
                     Some(last) if last.flags == extent.flags => last.len += extent.len,

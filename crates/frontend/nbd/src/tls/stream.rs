@@ -2,7 +2,7 @@
 //!
 //! Receiving and sending share the session and borrow it only between waits. A receive never sends:
 //! what the session wants to say (an answer to a key update) leaves with the next send. Invariant:
-//! ciphertext and plaintext that wait here are bounded by [`CIPHERTEXT`] and one TLS record.
+//! ciphertext and plaintext that wait here are bounded by [`CIPHERTEXT_BYTES`] and one TLS record.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -19,9 +19,9 @@ use rustls::{ServerConfig, ServerConnection};
 use super::identity::Identity;
 
 /// Bytes of ciphertext received at once.
-const CIPHERTEXT: usize = 128 << 10;
+const CIPHERTEXT_BYTES: usize = 128 << 10;
 /// Plaintext encrypted before it is sent off.
-const SEND_PART: usize = 256 << 10;
+const SEND_PART_BYTES: usize = 256 << 10;
 
 /// The server's end of a TLS session over `S`. Clones are the same connection.
 pub struct TlsStream<S> {
@@ -50,7 +50,7 @@ impl<S: ByteStream> TlsStream<S> {
         let mut session = ServerConnection::new(config).map_err(io::Error::other)?;
         // Whoever sends bounds what is encrypted at a time.
         session.set_buffer_limit(None);
-        let arrived = RefCell::new((Buf::zeroed(CIPHERTEXT), 0..0));
+        let arrived = RefCell::new((Buf::zeroed(CIPHERTEXT_BYTES), 0..0));
         let inner = Inner { stream, session: RefCell::new(session), arrived, ended: Cell::new(false) };
         let tls = TlsStream { inner: Rc::new(inner) };
         let agreed = tls.inner.handshake().await;
@@ -130,7 +130,7 @@ impl<S: ByteStream> Inner<S> {
     }
 
     async fn send(&self, pieces: &[Piece]) -> io::Result<()> {
-        let mut room = SEND_PART;
+        let mut room = SEND_PART_BYTES;
         for piece in pieces {
             let mut rest = piece.bytes();
             while !rest.is_empty() {
@@ -139,7 +139,7 @@ impl<S: ByteStream> Inner<S> {
                 (rest, room) = (later, room - part.len());
                 if room == 0 {
                     self.send_pending().await?;
-                    room = SEND_PART;
+                    room = SEND_PART_BYTES;
                 }
             }
         }

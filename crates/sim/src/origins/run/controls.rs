@@ -7,14 +7,14 @@ use forkdisk::{ErrorKind, SnapshotFlags};
 
 use super::{OperationState, Outcome, Run};
 use crate::disk::{Crash, Medium, SimDisk};
-use crate::history::{PATIENCE, Violation};
+use crate::history::{PATIENCE_STEPS, Violation};
 use crate::model::{Control, Key, Rule, Volume};
 use crate::origins::recover::{protection, recover};
 use crate::origins::{Kind, ORIGIN, Op};
 use crate::rng::Rng;
 
 /// What one operation writes has numbers so far apart.
-const NUMBERS: u32 = 1_000_000;
+const IDS_PER_OPERATION: u32 = 1_000_000;
 
 impl Run<'_> {
     /// Control operations come one after the other.
@@ -185,7 +185,7 @@ impl Run<'_> {
         for i in 1..=4 {
             // Of the origin, and neither dropped nor written.
             let draws = [rng.next(), 1, 1, 1];
-            self.snapshot(&Op { kind: Kind::Snapshot, number: op.number + i * NUMBERS, draws, ..*op })?;
+            self.snapshot(&Op { kind: Kind::Snapshot, number: op.number + i * IDS_PER_OPERATION, draws, ..*op })?;
             self.wait_for_controls()?;
             let few = match i {
                 1 => 0,
@@ -201,7 +201,7 @@ impl Run<'_> {
                 places.extend(from..chunks);
             }
             for pass in 0..passes {
-                let number = op.number + i * NUMBERS;
+                let number = op.number + i * IDS_PER_OPERATION;
                 self.touch(number, places.iter().copied().filter(|at| at % passes == pass).collect())?;
             }
         }
@@ -291,7 +291,7 @@ impl Run<'_> {
         }
         self.say(|| "waits until the rollback has ended".into());
         let pool = self.session.pool.clone();
-        match self.session.exec.run(PATIENCE, async move { pool.wait_rollback(ORIGIN, |_, _| true).await })? {
+        match self.session.exec.run(PATIENCE_STEPS, async move { pool.wait_rollback(ORIGIN, |_, _| true).await })? {
             Err(e) if e.kind() != ErrorKind::NoSpace => {
                 Err(Violation::new("P6", format!("a rollback does not end: {e}")))
             }
@@ -330,7 +330,7 @@ impl Run<'_> {
         self.say(|| "closes and opens again".into());
         let rolling = self.rolling().is_some();
         let pool = self.session.pool.clone();
-        let closed = self.session.exec.run(PATIENCE, async move {
+        let closed = self.session.exec.run(PATIENCE_STEPS, async move {
             pool.detach_origin(ORIGIN, || 0).await?;
             pool.close().await
         })?;
@@ -362,7 +362,7 @@ impl Run<'_> {
         self.say(|| "unprotects the origin and protects it again".into());
         let (pool, disk) = (self.session.pool.clone(), self.session.disks[1].clone());
         let options = protection(self.setup, op.draws[0]);
-        let done = self.session.exec.run(PATIENCE, async move {
+        let done = self.session.exec.run(PATIENCE_STEPS, async move {
             pool.unprotect(ORIGIN, true).await?;
             pool.protect(ORIGIN, disk, &options).await
         })?;
