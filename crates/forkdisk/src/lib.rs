@@ -87,6 +87,7 @@
 //! but for those that wait for space. Whoever reads what is being written sees either.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
+#![deny(clippy::iter_over_hash_type)]
 
 mod bits;
 pub mod copier;

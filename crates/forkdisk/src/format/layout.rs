@@ -149,14 +149,14 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::collections::BTreeSet;
 
     use super::*;
 
     #[test]
     fn no_two_count_pages_share_a_place() {
         let layout = Layout::new(3000 << 20);
-        let mut seen = HashSet::new();
+        let mut seen = BTreeSet::new();
         for level in 0..4 {
             for index in 0..layout.count_nodes(level) {
                 for slot in [Slot::A, Slot::B] {

@@ -28,7 +28,7 @@ impl Shared {
 /// What becomes of what an entry pointed to before.
 enum Replaced {
     /// A table of the target's own: it goes on as a dead volume.
-    Replaced(MapEntry),
+    Table(MapEntry),
     /// A table that others have as well.
     Shared(TableRef),
     /// What an entry of level 1 stands for.
@@ -129,7 +129,7 @@ impl Editor<'_> {
         let old = self.tables.resolve_finished_addr(self.tables.node(id).entry(slot));
         let is_alone = is_alone && self.table_count(old.table_ref())? == 1;
         let gone = match old.kind() {
-            Kind::Table if is_alone && level > 1 => Replaced::Replaced(old),
+            Kind::Table if is_alone && level > 1 => Replaced::Table(old),
             Kind::Table if !is_alone => Replaced::Shared(old.table_ref()),
             _ => Replaced::Leaf(self.find_leaf(old)?),
         };
@@ -139,7 +139,7 @@ impl Editor<'_> {
             self.share(entry);
         }
         match gone {
-            Replaced::Replaced(table) => shared.replaced = Some((table, level - 1)),
+            Replaced::Table(table) => shared.replaced = Some((table, level - 1)),
             Replaced::Shared(table) => self.unshare_table(table),
             Replaced::Leaf(leaf) => _ = self.drop_leaf(leaf),
         }

@@ -1,6 +1,6 @@
 //! The ordered map against the standard library's, with checkpoints, loads and evictions between.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
@@ -20,7 +20,7 @@ struct World {
     tables: Tables,
     space: Space,
     root: TreeRoot,
-    device: HashMap<PageAddr, Entries>,
+    device: BTreeMap<PageAddr, Entries>,
     loads: usize,
 }
 
@@ -32,7 +32,7 @@ impl World {
             tables: Tables::new(cached * PAGE_IN_MEMORY),
             space,
             root: TreeRoot::default(),
-            device: HashMap::new(),
+            device: BTreeMap::new(),
             loads: 0,
         }
     }

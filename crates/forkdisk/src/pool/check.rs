@@ -39,7 +39,7 @@ pub struct CheckReport {
 #[derive(Default)]
 pub(super) struct Tally {
     pub blocks: BTreeMap<Block, Counts>,
-    unplaced: FxHashMap<TableRef, u32>,
+    unplaced: BTreeMap<TableRef, u32>,
     /// Tables seen: the seams in each, and the tables below it.
     seen: FxHashMap<TableRef, (u64, Vec<TableRef>)>,
     pub report: CheckReport,

@@ -35,7 +35,7 @@ mod view;
 mod walk;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -204,7 +204,7 @@ pub(crate) struct Inner<D> {
     /// The scheduler of gathering.
     pub gathering: gather::GatherScheduler,
     /// Pages of metadata that are being loaded.
-    pub loading: RefCell<HashSet<PageAddr>>,
+    pub loading: RefCell<BTreeSet<PageAddr>>,
     pub loaded: Event,
     /// The slot that was newer when the pool was opened.
     pub superblock_slot: Cell<usize>,

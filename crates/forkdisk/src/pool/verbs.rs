@@ -1,7 +1,7 @@
 //! Verbs on volumes: each is checked, applied and appended to the journal in one synchronous section, and
 //! acknowledged when it is durable.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use crate::device::Device;
@@ -439,7 +439,7 @@ impl<D: Device> Pool<D> {
 
 /// The volumes and snapshots of these names, snapshots first; refuses if something else needs one of them.
 fn deletable(meta: &Meta, names: &[&str]) -> Result<Vec<VolumeId>> {
-    let (mut ids, mut named) = (Vec::new(), HashSet::new());
+    let (mut ids, mut named) = (Vec::new(), BTreeSet::new());
     for &name in names {
         let record = &meta.directory.find(name)?.record;
         if record.state == VolumeState::Origin {

@@ -98,7 +98,7 @@ fn copy_then_write(chunk: u64, io: u64) -> Recording {
 }
 
 #[test]
-fn on_every_modelled_device_a_copying_break_is_ahead_of_copying_first_and_writing_then() {
+fn a_copying_break_is_faster_than_copying_then_writing_on_every_modelled_device() {
     for (chunk, ios) in CELLS {
         for &io in ios {
             let (_, _, times, _) = overwrite(chunk * KIB, io * KIB, 512 * KIB);

@@ -1,6 +1,7 @@
 //! docs/format.md is enough to read a pool: a reader written from it finds in the pages of the
 //! device what the engine says is in the volumes, after closing in order and after a kill, and the
 //! counts on the device are the references there are.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 mod reader;
 

@@ -186,7 +186,7 @@ fn the_log_of_counts_is_emptied_beside_writes_and_not_when_somebody_waits() {
 }
 
 #[test]
-fn where_a_page_of_counts_cannot_be_written_the_log_is_emptied_later_and_nobody_waits() {
+fn if_a_count_page_cannot_be_written_the_log_is_emptied_later_and_no_write_waits() {
     let (tasks, metadata) = (Inline::default(), Rc::new(Cell::new(0)));
     let scale = Scale { inner: MemoryDevice::new(2 << 30), data: Rc::default(), metadata: metadata.clone() };
     let left = Rc::new(Cell::new(0));

@@ -546,7 +546,7 @@ fn what_can_go_home_does_and_the_rest_stays() {
 }
 
 #[test]
-fn many_volumes_that_nobody_has_to_gather_are_looked_through_now_and_then_and_gathered_all_the_same() {
+fn many_volumes_with_a_gather_policy_are_searched_now_and_then_and_gathered() {
     Lab::run(128, OpenOptions::default(), |lab| async move {
         drop(full(&lab, "base").await);
         lab.pool.set_gather("base", GatherPolicy::Auto).await.expect("it is set");

@@ -1,5 +1,6 @@
 //! Where writes go and in which order: the engine on devices in memory whose every request is written
 //! down, with a clock of its own.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 #[macro_use]
 mod forward;

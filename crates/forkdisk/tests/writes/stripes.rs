@@ -277,7 +277,7 @@ fn a_held_end_that_cannot_be_written_fails_all_who_have_a_part_in_it() {
 }
 
 #[test]
-fn a_volume_whose_client_sends_more_is_written_in_whole_stripes_and_the_journal_never_waits() {
+fn a_pipelining_client_is_written_in_whole_stripes_and_the_journal_never_waits() {
     run(|tasks, array, device| async move {
         let format = FormatOptions { size: LEN, uuid: [7; 16], now: 0, journal: None };
         Pool::format(&device, &format).await.expect("a new pool");

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_cloned_from_a_volume_that_goes_descends_from_what_that_had_its_contents_from() {
+    fn clones_of_a_deleted_volume_descend_from_the_source_of_that() {
         let mut d = Directory::default();
         let of = |id, name: &str, origin: &str, source| VolumeRecord {
             origin: origin.into(),
