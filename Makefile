@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build install packages tools demo test test-ublk test-kernels sim soak check fmt clippy deny man clean
+.PHONY: build install packages tools demo test test-ublk test-kernels sim soak check fmt clippy tidy deny man clean
 
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 TOOLS := $(TARGET)/tools
@@ -64,7 +64,7 @@ soak:
 	$(TARGET)/release/forkdisk-sim --soak $(TARGET)/soak $(if $(HOURS),--hours $(HOURS)) $(if $(JOBS),--jobs $(JOBS)) \
 	    --commit $$(git describe --always --dirty)
 
-check: fmt clippy deny
+check: fmt clippy tidy deny
 
 fmt:
 	cargo fmt --all --check
@@ -72,6 +72,10 @@ fmt:
 clippy:
 	cargo clippy --locked --workspace --exclude forkdisk-sim --all-targets -- -D warnings
 	cargo clippy --locked -p forkdisk-sim --all-targets -- -D warnings
+
+# The rules of crates/tidy over the whole repository.
+tidy:
+	cargo test --locked --quiet -p forkdisk-tidy
 
 deny:
 	scripts/deny $(TOOLS)

@@ -1,4 +1,5 @@
 //! What volumes and snapshots take in memory while they are idle.
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::rc::Rc;
 

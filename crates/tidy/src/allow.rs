@@ -28,6 +28,24 @@ pub const ALLOWED: &[Allowed] = &[
         what: "has no unit",
         reason: "numbers of one case each, beside the workload that they describe",
     },
+    Allowed {
+        rule: "units",
+        path: "crates/forkdisk/",
+        what: "has no unit",
+        reason: "for now: the constants of the engine are being renamed; remove this with the last of them",
+    },
+    Allowed {
+        rule: "words",
+        path: "crates/",
+        what: "in a comment",
+        reason: "for now: comments are being rewritten crate by crate; remove this with the last of them",
+    },
+    Allowed {
+        rule: "functions",
+        path: "crates/forkdisk/src/format/record.rs",
+        what: "code` has",
+        reason: "one exhaustive match over all kinds of records, an arm of few lines each: a table, not a program",
+    },
 ];
 
 /// Returns `violations` without those that `allowed` names for `rule`.
@@ -38,6 +56,14 @@ pub fn filter(allowed: &[Allowed], rule: &str, violations: Vec<Violation>) -> Ve
         })
     };
     violations.into_iter().filter(|violation| !is_allowed(violation)).collect()
+}
+
+/// Returns the exceptions for `rule` that no violation needs any more.
+pub fn unused<'a>(allowed: &'a [Allowed], rule: &str, violations: &[Violation]) -> Vec<&'a Allowed> {
+    let is_needed = |entry: &Allowed| {
+        violations.iter().any(|found| found.path.starts_with(entry.path) && found.what.contains(entry.what))
+    };
+    allowed.iter().filter(|entry| entry.rule == rule && !is_needed(entry)).collect()
 }
 
 /// Returns what is wrong with the list itself: too many entries, one without a reason.
@@ -67,6 +93,14 @@ mod tests {
         let all = vec![of("a.rs", "line of 130"), of("a.rs", "line of 140"), of("b.rs", "line of 130")];
         assert_eq!(filter(&[ENTRY], "lines", all.clone()).len(), 2);
         assert_eq!(filter(&[ENTRY], "files", all).len(), 3);
+    }
+
+    #[test]
+    fn an_exception_that_nothing_needs_is_found() {
+        let violation = Violation::new(&Source::new("a.rs", ""), 1, "line of 130");
+        assert_eq!(unused(&[ENTRY], "lines", &[violation]).len(), 0);
+        assert_eq!(unused(&[ENTRY], "lines", &[]).len(), 1);
+        assert_eq!(unused(&[ENTRY], "files", &[]).len(), 0);
     }
 
     #[test]

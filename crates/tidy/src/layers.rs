@@ -12,7 +12,7 @@ use crate::{Source, Violation};
 pub const ENGINE: &[&[&str]] = &[
     &["error", "planted", "replace", "runtime", "types"],
     &["bits", "sync"],
-    &["device", "format"],
+    &["device", "format", "testing"],
     &["copier", "counters", "journal", "space"],
     &["map"],
     &["ordered"],

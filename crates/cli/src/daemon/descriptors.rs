@@ -36,8 +36,8 @@ pub fn check(limit: Option<u64>, data: &ServerOptions, control: &ControlOptions)
     };
     bail!(
         "max_connections = {clients} does not fit: with control_connections = {verbs} and {OTHER_FILES} for other \
-         files that \
-         takes {needed} file descriptors, and the limit of this process is {limit} (ulimit -Hn, LimitNOFILE): {way_out}"
+         files that takes {needed} file descriptors, and the limit of this process is {limit} (ulimit -Hn, \
+         LimitNOFILE): {way_out}"
     );
 }
 

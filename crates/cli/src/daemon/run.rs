@@ -169,6 +169,29 @@ struct Places {
     _private: Option<runtime_dir::PrivateDir>,
 }
 
+/// What the daemon says of itself; clients and mounts are filled in when it is asked.
+fn identity(path: &Path, pool: &Pool<UringDevice>, sockets: &Sockets, settings: &Settings) -> Result<Status> {
+    Ok(Status {
+        pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").to_string(),
+        pool: path.display().to_string(),
+        uuid: uuid_text(&pool.info().uuid),
+        file: runtime_dir::file_identity(path)?,
+        socket: sockets.data_path.as_ref().map(|path| path.display().to_string()),
+        clients: Vec::new(),
+        mounts: Vec::new(),
+        until_detached: settings.until_detached,
+    })
+}
+
+/// Tells the log and the service manager that clients can connect.
+fn report_serving(path: &Path, sockets: &Sockets, notifier: &Notifier) {
+    let shown = |path: &Option<PathBuf>| path.as_ref().map_or("-".to_string(), |path| path.display().to_string());
+    let (data_path, control_path) = (shown(&sockets.data_path), shown(&sockets.control_path));
+    tracing::info!(pool = %path.display(), socket = %data_path, control = %control_path, "serving");
+    notifier.ready(&format!("serving {}", path.display()));
+}
+
 async fn serve(
     path: &Path,
     runtime: &Rt,
@@ -195,17 +218,7 @@ async fn serve(
         Some(dir) => Some(SocketDir::open(runtime, dir, &data, pool, settings.volume_sockets.clone(), room).await?),
         None => None,
     };
-    let identity = Status {
-        pid: std::process::id(),
-        version: env!("CARGO_PKG_VERSION").to_string(),
-        pool: path.display().to_string(),
-        uuid: uuid_text(&pool.info().uuid),
-        file: runtime_dir::file_identity(path)?,
-        socket: sockets.data_path.as_ref().map(|path| path.display().to_string()),
-        clients: Vec::new(),
-        mounts: Vec::new(),
-        until_detached: settings.until_detached,
-    };
+    let identity = identity(path, pool, &sockets, settings)?;
     let host = Daemon {
         runtime: runtime.clone(),
         data: data.handle(),
@@ -233,10 +246,7 @@ async fn serve(
     if detach::is_detached() {
         detach::let_go(settings.log_file.as_deref(), settings.syslog.as_deref())?;
     }
-    let shown = |path: &Option<PathBuf>| path.as_ref().map_or("-".to_string(), |path| path.display().to_string());
-    let (data_path, control_path) = (shown(&sockets.data_path), shown(&sockets.control_path));
-    tracing::info!(pool = %path.display(), socket = %data_path, control = %control_path, "serving");
-    notifier.ready(&format!("serving {}", path.display()));
+    report_serving(path, &sockets, &notifier);
 
     let signals = Rc::new(signals);
     let asked =

@@ -16,6 +16,7 @@ mod run;
 mod small;
 mod succession;
 mod verb;
+mod weights;
 
 use std::fmt;
 

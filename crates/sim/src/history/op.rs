@@ -3,6 +3,7 @@
 //! An operation is resolved only when its turn comes ("volume 7 of those there are"), so that a
 //! history stays meaningful when the shrinker leaves operations out.
 
+use super::weights;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -213,112 +214,28 @@ impl Profile {
         Profile::ALL.into_iter().chain(Profile::OF_ORIGINS).find(|p| p.name() == name)
     }
 
-    #[rustfmt::skip]
     fn weights(self) -> &'static [(Kind, u64)] {
-        use Kind::*;
         match self {
-            Profile::Mixed => &[
-                (Read, 20), (Write, 40), (Append, 10), (Ragged, 3), (InPlace, 4), (Flush, 10), (FlushPool, 1),
-                (Discard, 6), (Zero, 5), (Create, 3), (Snapshot, 6), (Group, 2), (Clone, 4), (CloneRange, 4),
-                (Rollback, 3), (Rename, 2), (Resize, 3), (Delete, 7), (Grow, 1), (Checkpoint, 2), (Check, 1),
-                (Settle, 1), (Reopen, 1), (Cut, 1), (Kill, 1), (SetChunk, 2), (Audit, 1), (Overlap, 1),
-            ],
-            Profile::Forks => &[
-                (Read, 10), (Write, 30), (Append, 4), (Ragged, 2), (Flush, 6), (Discard, 6), (Zero, 4), (Create, 2),
-                (Snapshot, 14), (Group, 4), (Clone, 10), (CloneRange, 10), (Rollback, 9), (Rename, 3), (Resize, 4),
-                (Delete, 16), (Checkpoint, 3), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 1), (Audit, 3),
-            ],
-            Profile::Full => &[
-                (Read, 8), (Write, 40), (Append, 10), (InPlace, 12), (Flush, 8), (Discard, 8), (Zero, 4), (Create, 2),
-                (Snapshot, 5), (Clone, 3), (CloneRange, 3), (Rollback, 2), (Delete, 8), (Grow, 2), (Fill, 4),
-                (Checkpoint, 2), (Settle, 2), (Reopen, 1), (Cut, 1),
-            ],
-            Profile::Faults => &[
-                (Read, 14), (Write, 36), (Append, 6), (Ragged, 2), (Flush, 12), (Discard, 5), (Zero, 4), (Create, 3),
-                (Snapshot, 6), (Group, 1), (Clone, 4), (CloneRange, 10), (Rollback, 3), (Rename, 1), (Resize, 2),
-                (Delete, 5), (Grow, 2), (Checkpoint, 4), (Fault, 7), (Settle, 1), (Cut, 1),
-            ],
-            Profile::Races => &[
-                (Read, 30), (Write, 50), (Append, 4), (Flush, 10), (Discard, 16), (Zero, 8), (Snapshot, 8), (Group, 2),
-                (Clone, 3), (CloneRange, 6), (Rollback, 6), (Delete, 8), (Create, 1), (Checkpoint, 4), (Cut, 1),
-            ],
-            Profile::Cuts => &[
-                (Read, 4), (Write, 24), (Append, 3), (Ragged, 1), (Flush, 8), (Discard, 4), (Zero, 2), (Create, 2),
-                (Snapshot, 4), (Group, 1), (Clone, 3), (CloneRange, 3), (Rollback, 3), (Rename, 1), (Resize, 2),
-                (Delete, 5), (Grow, 1), (Checkpoint, 3), (Reopen, 1), (Cut, 5), (Kill, 3),
-            ],
-            Profile::Blocks => &[
-                (Read, 8), (Write, 16), (Append, 40), (Flush, 6), (Discard, 5), (Zero, 4), (Create, 2), (Snapshot, 7),
-                (Clone, 4), (CloneRange, 5), (Rollback, 3), (Resize, 2), (Delete, 8), (Checkpoint, 3), (Cut, 1),
-                (Reopen, 1), (Check, 1), (Fill, 3),
-            ],
-            Profile::Calm => &[
-                (Read, 30), (Write, 40), (Append, 8), (Ragged, 4), (InPlace, 2), (Flush, 4), (Discard, 6), (Zero, 5),
-                (Create, 2), (Snapshot, 5), (Clone, 3), (CloneRange, 4), (Rollback, 2), (Rename, 1), (Resize, 2),
-                (Delete, 5), (Checkpoint, 1), (Reopen, 1), (SetChunk, 2), (Audit, 1),
-            ],
-            Profile::Journal => &[
-                (Read, 20), (Write, 480), (InPlace, 20), (Flush, 80), (Discard, 200), (Zero, 40), (Create, 4),
-                (Snapshot, 40), (Clone, 16), (CloneRange, 40), (Rename, 8), (Delete, 56), (Checkpoint, 1), (Cut, 1),
-                (Kill, 1), (Reopen, 1),
-            ],
-            Profile::Crowd => &[
-                (Read, 6), (Write, 20), (Flush, 3), (Discard, 2), (Create, 8), (Snapshot, 40), (Group, 4), (Clone, 14),
-                (CloneRange, 3), (Rollback, 4), (Rename, 2), (Delete, 12), (Checkpoint, 1), (Audit, 1), (Cut, 1),
-                (Reopen, 1),
-            ],
-            Profile::Files => &[
-                (Read, 8), (Write, 30), (Append, 8), (Ragged, 2), (Flush, 4), (Discard, 4), (Zero, 2), (Create, 6),
-                (Snapshot, 5), (Clone, 2), (CloneRange, 5), (Replace, 16), (Usurp, 8), (Rollback, 2), (Rename, 2),
-                (Resize, 4), (Delete, 12), (Checkpoint, 3), (Audit, 1), (Check, 1), (Settle, 1), (Reopen, 1), (Cut, 2),
-                (Kill, 1),
-            ],
+            Profile::Mixed => weights::MIXED,
+            Profile::Forks => weights::FORKS,
+            Profile::Full => weights::FULL,
+            Profile::Faults => weights::FAULTS,
+            Profile::Races => weights::RACES,
+            Profile::Cuts => weights::CUTS,
+            Profile::Blocks => weights::BLOCKS,
+            Profile::Calm => weights::CALM,
+            Profile::Journal => weights::JOURNAL,
+            Profile::Crowd => weights::CROWD,
+            Profile::Files => weights::FILES,
+            Profile::Ranges => weights::RANGES,
+            Profile::Large => weights::LARGE,
+            Profile::Copies => weights::COPIES,
+            Profile::Gathering => weights::GATHERING,
+            Profile::Hosts => weights::HOSTS,
+            Profile::Heirs => weights::HEIRS,
+            Profile::Names => weights::NAMES,
+            Profile::Quotas => weights::QUOTAS,
             Profile::Origins | Profile::Rollbacks => &[],
-            Profile::Ranges => &[
-                (Read, 12), (Write, 40), (Append, 6), (Flush, 6), (Discard, 4), (Zero, 2), (Create, 3), (Snapshot, 5),
-                (Clone, 3), (CloneRange, 26), (Rollback, 2), (Resize, 2), (Delete, 8), (Checkpoint, 6), (Audit, 1),
-                (Check, 2), (Settle, 2), (Reopen, 2), (Cut, 2), (Kill, 1),
-            ],
-            Profile::Large => &[
-                (Read, 12), (Write, 40), (Append, 10), (Ragged, 3), (Flush, 8), (Discard, 8), (Zero, 6), (Create, 3),
-                (Snapshot, 6), (Group, 2), (Clone, 5), (CloneRange, 8), (Rollback, 4), (Rename, 1), (Resize, 10),
-                (Delete, 8), (Checkpoint, 3), (Audit, 2), (Overlap, 1), (Settle, 1), (Reopen, 1), (Cut, 1),
-                (SetChunk, 3),
-            ],
-            Profile::Copies => &[
-                (Read, 12), (Write, 30), (Append, 8), (Ragged, 4), (Burst, 14), (InPlace, 2), (Flush, 6), (Discard, 4),
-                (Zero, 4), (Create, 2), (Snapshot, 22), (Group, 2), (Clone, 6), (CloneRange, 6), (Rollback, 4),
-                (Resize, 2), (Delete, 12), (Checkpoint, 2), (Reopen, 1), (Cut, 1), (Fault, 3), (SetChunk, 3),
-                (SetCopying, 6), (SetCopier, 4),
-            ],
-            Profile::Gathering => &[
-                (Read, 8), (Write, 44), (Append, 3), (Ragged, 1), (InPlace, 4), (Burst, 6), (Flush, 6), (Discard, 2),
-                (Zero, 1), (Create, 2), (Snapshot, 10), (Clone, 6), (CloneRange, 4), (Rollback, 3), (Replace, 2),
-                (Resize, 2), (Delete, 12), (Checkpoint, 4), (Gather, 30), (SetGather, 3), (SetCopying, 8),
-                (SetCopier, 4), (Settle, 2), (Reopen, 1), (Cut, 1), (Fault, 1), (Fill, 1),
-            ],
-            Profile::Hosts => &[
-                (Read, 8), (Write, 40), (Append, 8), (InPlace, 4), (Flush, 8), (Discard, 8), (Zero, 3), (Create, 4),
-                (Snapshot, 6), (Clone, 3), (CloneRange, 4), (Replace, 2), (Rollback, 2), (Resize, 3), (Delete, 12),
-                (Checkpoint, 6), (Gather, 2), (Grow, 1), (Fault, 9), (Settle, 2), (Reopen, 2), (Cut, 2),
-                (Kill, 1),
-            ],
-            Profile::Heirs => &[
-                (Heir, 80), (Read, 4), (Write, 6), (Burst, 2), (Flush, 1), (Discard, 1), (Snapshot, 1), (Clone, 1),
-                (CloneRange, 1), (Delete, 1), (Checkpoint, 2), (Gather, 2), (SetGather, 2), (Settle, 1), (Reopen, 1),
-                (Cut, 1),
-            ],
-            Profile::Names => &[
-                (Names, 60), (Unnamed, 24), (Read, 2), (Write, 16), (Flush, 6), (FlushPool, 2), (Discard, 2),
-                (Create, 2), (Snapshot, 3), (Clone, 1), (CloneRange, 2), (Rename, 3), (Delete, 3), (Checkpoint, 4),
-                (Settle, 1), (Reopen, 2), (Cut, 2), (Kill, 2), (Fault, 1),
-            ],
-            Profile::Quotas => &[
-                (Read, 6), (Write, 40), (Append, 12), (Ragged, 3), (Burst, 12), (InPlace, 6), (Flush, 5),
-                (Discard, 10), (Zero, 4), (Create, 3), (Snapshot, 5), (Clone, 3), (CloneRange, 5), (Rollback, 3),
-                (Rename, 1), (Resize, 2), (Delete, 4), (Checkpoint, 3), (SetQuota, 8), (SetCopying, 2), (Reopen, 2),
-                (Cut, 2),
-            ],
         }
     }
 }
