@@ -1,88 +1,21 @@
 //! The name of a constant that is a size, a time or a count ends with its unit.
 //!
-//! Checked are constants of integer types in product code. A name passes if its last word is of [`UNITS`], if
-//! it says `…_PER_…`, or if it is itself a unit of length ([`LENGTHS`]: `PAGE` is a page in bytes). A
-//! `Duration` has its unit in its type. Files of [`PROTOCOLS`] hold the numbers of protocols, formats and
-//! the kernel's interfaces under the names that these have there, and so does a value that `libc` or `rustix`
-//! gives; a hexadecimal or octal value is a pattern of bits.
+//! Checked are constants of integer types in product code. A name of two words or more passes if its last
+//! word is a plural (`_BYTES`, `_PAGES`, `_MS`, `_WRITERS`) or of [`UNITS`]. A name with `_PER_` passes, and
+//! one that is itself a unit of length ([`LENGTHS`]: `PAGE` is a page in bytes). A `Duration` has its unit in
+//! its type. Files of [`PROTOCOLS`] hold the numbers of protocols, formats and the kernel's interfaces under
+//! the names that these have there, and so does a value that `libc` or `rustix` gives; a hexadecimal or octal
+//! value is a pattern of bits.
 
 use syn::visit::{self, Visit};
 
 use crate::{Source, Violation};
 
-/// Last words of names that say what a number counts.
+/// Last words, besides plurals, of names that say what a number counts or what it is. A size is in bytes; a
+/// part is one in so many.
 pub const UNITS: &[&str] = &[
-    // Lengths. A size is in bytes.
-    "BYTES",
-    "SIZE",
-    "KIB",
-    "MIB",
-    "SECTORS",
-    "PAGES",
-    "BLOCKS",
-    "CHUNKS",
-    "STRIPES",
-    "TABLES",
-    "BITS",
-    "SHIFT",
-    "CHARACTERS",
-    "LINES",
-    "COLUMNS",
-    "ROWS",
-    // Times.
-    "NS",
-    "US",
-    "MS",
-    "SECONDS",
-    "MINUTES",
-    "HOURS",
-    "DAYS",
-    "TICKS",
-    "STEPS",
-    "ROUNDS",
-    // Shares.
-    "PERCENT",
-    "PERMILLE",
-    // Counts.
-    "COUNT",
-    "ENTRIES",
-    "RECORDS",
-    "BUCKETS",
-    "SLOTS",
-    "LEVELS",
-    "CONNECTIONS",
-    "REQUESTS",
-    "SEGMENTS",
-    "FILES",
-    "NAMES",
-    "OPERATIONS",
-    "MASKS",
-    "ATTEMPTS",
-    "NODES",
-    "HISTORIES",
-    "THREADS",
-    "JOBS",
-    "STREAMS",
-    "VOLUMES",
-    "WRITES",
-    "LOOKUPS",
-    "EXTENTS",
-    "DIGITS",
-    "FDS",
-    // Numbers that count nothing.
-    "MAGIC",
-    "VERSION",
-    "PORT",
-    "STATUS",
-    "SEED",
-    "MASK",
-    "FLAG",
-    "FLAGS",
-    "ERRNO",
-    "OPCODE",
-    "CODE",
-    "INDEX",
-    "ID",
+    "SIZE", "KIB", "MIB", "GIB", "OFFSET", "SHIFT", "PERCENT", "PERMILLE", "PART", "FACTOR", "COUNT", "EPOCH", "MAGIC",
+    "VERSION", "PORT", "SEED", "MASK", "FLAG", "ERRNO", "OPCODE", "CODE", "INDEX", "ID",
 ];
 
 /// Names that are a length in bytes by themselves.
@@ -189,9 +122,8 @@ fn is_pattern_or_foreign(value: &syn::Expr) -> bool {
 }
 
 fn has_unit(name: &str) -> bool {
-    LENGTHS.contains(&name)
-        || name.contains("_PER_")
-        || name.rsplit_once('_').is_some_and(|(_, last)| UNITS.contains(&last))
+    let is_unit = |last: &str| UNITS.contains(&last) || (last.ends_with('S') && !last.ends_with("SS"));
+    LENGTHS.contains(&name) || name.contains("_PER_") || name.rsplit_once('_').is_some_and(|(_, last)| is_unit(last))
 }
 
 #[cfg(test)]
