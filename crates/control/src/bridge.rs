@@ -11,9 +11,9 @@ use std::task::{Poll, Waker};
 struct Queue<T> {
     items: VecDeque<T>,
     room: usize,
-    /// The sender is gone: what is in the queue is the rest.
+    /// The sender is dropped: no items follow those in the queue.
     ended: bool,
-    /// The receiver is gone: nobody takes anything any more.
+    /// The receiver is dropped: no item is taken out any more.
     refused: bool,
     waker: Option<Waker>,
 }
@@ -28,7 +28,7 @@ impl<T> Shared<T> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// After every change: wakes whichever side waits.
+    /// Wakes the waiting side, task or thread; called after every change.
     fn announce(&self, mut queue: MutexGuard<'_, Queue<T>>) {
         let waker = queue.waker.take();
         drop(queue);
@@ -39,17 +39,17 @@ impl<T> Shared<T> {
     }
 }
 
-/// The end that things are put in.
+/// The sending half of a queue.
 pub struct Sender<T>(Arc<Shared<T>>);
 
-/// The end that things come out of.
+/// The receiving half of a queue.
 pub struct Receiver<T>(Arc<Shared<T>>);
 
-/// The other end is gone.
+/// The other half of the queue was dropped.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Gone;
 
-/// A queue for at most `room` things.
+/// Creates a queue for at most `room` items.
 pub fn queue<T>(room: usize) -> (Sender<T>, Receiver<T>) {
     let queue = Queue { items: VecDeque::new(), room: room.max(1), ended: false, refused: false, waker: None };
     let shared = Arc::new(Shared { queue: Mutex::new(queue), changed: Condvar::new() });
@@ -57,7 +57,7 @@ pub fn queue<T>(room: usize) -> (Sender<T>, Receiver<T>) {
 }
 
 impl<T> Sender<T> {
-    /// Puts `item` in; sleeps while the queue is full.
+    /// Appends `item`; blocks the thread while the queue is full.
     pub fn send_blocking(&self, item: T) -> Result<(), Gone> {
         let mut queue = self.0.lock();
         while queue.items.len() == queue.room && !queue.refused {
@@ -71,7 +71,7 @@ impl<T> Sender<T> {
         Ok(())
     }
 
-    /// Puts `item` in; waits while the queue is full.
+    /// Appends `item`; waits while the queue is full.
     pub async fn send(&self, item: T) -> Result<(), Gone> {
         let mut item = Some(item);
         poll_fn(|cx| {
@@ -100,7 +100,7 @@ impl<T> Drop for Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// The next thing; sleeps while there is none, `None` when there will be none.
+    /// Takes the next item; blocks the thread while the queue is empty. `None` after the last item.
     pub fn receive_blocking(&self) -> Option<T> {
         let mut queue = self.0.lock();
         loop {
@@ -115,7 +115,7 @@ impl<T> Receiver<T> {
         }
     }
 
-    /// The next thing; waits while there is none, `None` when there will be none.
+    /// Takes the next item; waits while the queue is empty. `None` after the last item.
     pub async fn receive(&self) -> Option<T> {
         poll_fn(|cx| {
             let mut queue = self.0.lock();

@@ -1,4 +1,4 @@
-//! The other side of the protocol, for programs that wait for their answers.
+//! Client of the control protocol, for programs that block until an answer arrives.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -28,8 +28,8 @@ impl Client {
         Ok(Client { stream: UnixStream::connect(path)?, received: Vec::new(), last_id: 0 })
     }
 
-    /// Asks for `method`, with the descriptor `file` for verbs that read or write one, and waits for the
-    /// answer; `reached` hears how far it has come.
+    /// Calls `method` and waits for the answer. `file` is passed along for verbs that read or write
+    /// a file; `reached` is called with each progress notification.
     pub fn call<M: Method>(
         &mut self,
         method: M,
@@ -42,7 +42,8 @@ impl Client {
         let params = request.params().map_err(|e| Failure::new(FailureKind::Invalid, e.to_string()))?;
         let message = json!({"jsonrpc": "2.0", "id": id, "method": request.method(), "params": params});
         let sent = self.send(format!("{message}\n").as_bytes(), file);
-        // A daemon that refuses a connection says so and closes it: what it said comes first.
+        // A daemon that refuses a connection sends an error and closes it: read that error before
+        // reporting a failed send.
         let answer = loop {
             let message = match self.receive() {
                 Ok(message) => message,

@@ -1,7 +1,7 @@
 //! One control connection: requests are read, carried out and answered one after the other.
 //!
-//! A request that was started runs to its end whatever becomes of the peer; a peer that has gone
-//! altogether is noticed when it is told how far the request has come.
+//! A request that was started runs to its end even if the peer half-closes the connection; a closed
+//! connection is noticed when a progress notification cannot be sent.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -23,21 +23,21 @@ use crate::observer::{Observer, Step};
 use crate::perform::{Call, perform};
 use crate::server::State;
 
-/// Descriptors that come with one piece of a message.
-const MAX_FILES_PER_PIECE: usize = 4;
-/// Descriptors that wait for the request they belong to.
+/// Most descriptors received with one piece of a message.
+const FILES_AT_ONCE: usize = 4;
+/// Most received descriptors that wait for the request they belong to.
 const MAX_FILES: usize = 8;
 /// Bytes received at a time.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Bytes behind a message that is too long that are still received.
-const MAX_FORGOTTEN_BYTES: usize = 64 << 20;
+/// Most bytes received and dropped after a message that is too long.
+const MOST_FORGOTTEN: usize = 64 << 20;
 
-/// What the server knows of a connection.
+/// State of one connection, as the server sees it.
 pub struct Peer {
     stream: Stream,
     busy: Cell<bool>,
-    /// It waits until the daemon has ended.
+    /// The request under way is `stop`: the peer waits until the daemon has ended.
     stopping: Cell<bool>,
     cancelled: RefCell<Arc<AtomicBool>>,
 }
@@ -57,7 +57,7 @@ impl Peer {
         self.stopping.get()
     }
 
-    /// A verb that can be undone ends.
+    /// Cancels the request under way, if its verb can be undone.
     pub fn cancel(&self) {
         self.cancelled.borrow().store(true, Ordering::Relaxed);
     }
@@ -121,7 +121,7 @@ async fn send(state: &State, peer: &Peer, message: &Value) -> Result<(), Closed>
     }
 }
 
-/// Carries one request out; the answer, if one is wanted.
+/// Carries out one request; returns the answer, or `None` for a notification.
 async fn handle(state: &State, peer: &Peer, inbox: &mut Inbox, item: Item) -> Option<Value> {
     let outcome = match item.request {
         Err(error) => Err(error),
@@ -138,7 +138,7 @@ async fn handle(state: &State, peer: &Peer, inbox: &mut Inbox, item: Item) -> Op
     Some(message::answer(&item.id?, outcome))
 }
 
-/// Remembers the last step.
+/// Keeps the last step reported by a verb.
 #[derive(Default)]
 struct Reached(RefCell<Option<Step>>);
 
@@ -185,17 +185,17 @@ async fn carry_out(
     }
 }
 
-/// What has arrived and has not been taken.
+/// Received bytes and descriptors that no request has taken yet.
 struct Inbox {
     stream: Stream,
     bytes: Vec<u8>,
-    /// How far `bytes` has been searched for the end of a line.
+    /// Number of leading bytes of `bytes` that are known to hold no line end.
     seen: usize,
     files: VecDeque<OwnedFd>,
 }
 
 impl Inbox {
-    /// The next line without its end; `None` when the peer has finished.
+    /// Returns the next line without its line end; `None` when the peer has closed its side.
     async fn line(&mut self, most: usize) -> Result<Option<Vec<u8>>, Closed> {
         loop {
             if let Some(end) = self.bytes[self.seen..].iter().position(|&byte| byte == b'\n') {
@@ -217,10 +217,10 @@ impl Inbox {
         }
     }
 
-    /// Takes what the peer still sends, to no purpose, for a while: to one that is in the middle of a message the
-    /// end of the connection would be an error of its own, and it would not come to read what was answered.
+    /// Receives and drops what the peer still sends, within limits of bytes and time. Closing the
+    /// connection in the middle of a message would give the peer an error before it reads the answer.
     async fn forget_the_rest(&mut self, state: &State) {
-        // It may have gone already.
+        // Fails if the peer is gone already.
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
         let forget = async {
             let mut forgotten = 0;
@@ -234,7 +234,7 @@ impl Inbox {
         let _ = state.stop.unless(state.session.runtime.timeout(limit, forget)).await;
     }
 
-    /// Receives some bytes and the descriptors that come with them; false when the peer has finished.
+    /// Receives some bytes and the descriptors that come with them; returns false when the peer has closed its side.
     async fn receive(&mut self) -> Result<bool, Closed> {
         loop {
             self.stream.readable().await?;

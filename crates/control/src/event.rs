@@ -1,10 +1,10 @@
-//! Something that happens once, on one thread; any number of tasks can wait for it.
+//! One-time events on one thread; any number of tasks can wait for each.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
-/// Something that happens once.
+/// An event that is raised at most once.
 #[derive(Default)]
 pub struct Event {
     happened: Cell<bool>,
@@ -12,18 +12,18 @@ pub struct Event {
 }
 
 impl Event {
-    /// It happens now; whoever waits goes on.
+    /// Raises the event; all waiting tasks resume.
     pub fn raise(&self) {
         self.happened.set(true);
         self.waiting.take().into_iter().for_each(Waker::wake);
     }
 
-    /// Whether it has happened.
+    /// Returns whether the event was raised.
     pub fn has_happened(&self) -> bool {
         self.happened.get()
     }
 
-    /// Resolves when it happens, or has happened already.
+    /// Waits until the event is raised; returns at once if it was raised before.
     pub async fn wait(&self) {
         poll_fn(|cx| {
             if self.happened.get() {
@@ -38,7 +38,7 @@ impl Event {
         .await
     }
 
-    /// What `work` resolves with, or `None` when the event happens before; `work` is dropped then.
+    /// Runs `work` until it ends or the event is raised; in the latter case drops `work` and returns `None`.
     pub async fn unless<F: Future>(&self, work: F) -> Option<F::Output> {
         let mut work = std::pin::pin!(work);
         let mut wait = std::pin::pin!(self.wait());

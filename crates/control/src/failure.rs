@@ -1,9 +1,9 @@
-//! Why a verb was not done: a kind that programs can tell, and a message for people.
+//! Failures of verbs: a kind for programs and a message for people.
 
 use forkdisk::ErrorKind;
 use serde::{Deserialize, Serialize};
 
-/// What kind of failure it is. Each has a number of its own in the protocol.
+/// Kind of a failure. Each kind has its own number in the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureKind {
@@ -13,7 +13,7 @@ pub enum FailureKind {
     Exists,
     /// A bad name, size, range or option.
     Invalid,
-    /// In use, or has what must go first.
+    /// In use, or has dependents that must be deleted first.
     Busy,
     /// A snapshot, or a pool that was opened for reading.
     ReadOnly,
@@ -29,13 +29,13 @@ pub enum FailureKind {
     Failed,
     /// Not a forkdisk pool.
     NotAPool,
-    /// Whoever read what was written has gone.
+    /// The reader of a pipe that was written to has closed it.
     BrokenPipe,
-    /// Whoever asked has gone.
+    /// The caller has disconnected.
     Cancelled,
-    /// The daemon is ending.
+    /// The daemon is shutting down.
     Ending,
-    /// The peer or its message was refused before any verb: see the code.
+    /// The peer or its message was refused before any verb ran; the error code says why.
     Protocol,
 }
 
@@ -59,13 +59,13 @@ impl FailureKind {
         (FailureKind::Protocol, 15),
     ];
 
-    /// Its number in the protocol.
+    /// Returns the number of this kind in the protocol.
     pub fn code(self) -> i64 {
         let found = FailureKind::CODES.iter().find(|(kind, _)| *kind == self);
         found.map_or(0, |(_, code)| *code)
     }
 
-    /// The kind with this number; what is not a verb's failure is the protocol's.
+    /// Returns the kind with number `code`; [`FailureKind::Protocol`] for a number that is no verb's failure.
     pub fn from_code(code: i64) -> FailureKind {
         let found = FailureKind::CODES.iter().find(|(_, number)| *number == code);
         found.map_or(FailureKind::Protocol, |(kind, _)| *kind)
@@ -90,23 +90,23 @@ impl From<ErrorKind> for FailureKind {
     }
 }
 
-/// A verb that was not done, and why: what, where, what to do about it.
+/// Failure of a verb. The message says what failed, where, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {
-    /// What kind it is.
+    /// Kind of the failure.
     pub kind: FailureKind,
-    /// For people.
+    /// Message for people.
     pub message: String,
 }
 
 impl Failure {
-    /// A failure of `kind`, told by `message`.
+    /// Creates a failure of `kind` with `message`.
     pub fn new(kind: FailureKind, message: impl Into<String>) -> Failure {
         Failure { kind, message: message.into() }
     }
 
-    /// A file of the caller's that failed while doing `what`.
+    /// Creates the failure of an operation on a caller's file; `what` names file and operation.
     pub fn file(what: impl std::fmt::Display, error: std::io::Error) -> Failure {
         let kind = match error.kind() {
             std::io::ErrorKind::BrokenPipe => FailureKind::BrokenPipe,
@@ -116,7 +116,7 @@ impl Failure {
         Failure::new(kind, format!("{what}: {error}"))
     }
 
-    /// The same failure, with what it was about before its message.
+    /// Returns the same failure with `what` in front of its message.
     pub(crate) fn about(mut self, what: impl std::fmt::Display) -> Failure {
         self.message = format!("{what}: {}", self.message);
         self

@@ -1,5 +1,5 @@
 //! Callers' files that an image is written to. Every function here may block and runs
-//! on a thread of its own; a thread whose caller has gone ends at its next step.
+//! on a separate thread; a thread whose caller has disconnected ends at its next step.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -15,13 +15,14 @@ use crate::failure::{Failure, FailureKind};
 use crate::sparse::nonzero_pages;
 
 /// Bytes moved at a time.
-pub const STEP_BYTES: usize = 1 << 20;
-/// How long a thread waits for a pipe before it looks whether its caller is still there.
+pub const STEP: usize = 1 << 20;
+/// How long a thread waits for a pipe before it checks whether its caller is still connected.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// What a pipe that can be written to takes without blocking.
-const PIPE_BUF_BYTES: usize = 4096;
+/// Bytes that a writable pipe takes without blocking.
+const PIPE_BUF: usize = 4096;
 
-/// Whether a read or write would not block, after waiting for that a little. What cannot be asked is ready.
+/// Waits up to [`PATIENCE`] and returns whether a read or write would not block. A file that cannot
+/// be polled is ready.
 pub fn is_ready(file: &File, wanted: PollFlags) -> io::Result<bool> {
     let time = rustix::event::Timespec { tv_sec: 0, tv_nsec: i64::from(PATIENCE.subsec_nanos()) };
     match poll(&mut [PollFd::new(file, wanted)], Some(&time)) {
@@ -31,17 +32,17 @@ pub fn is_ready(file: &File, wanted: PollFlags) -> io::Result<bool> {
     }
 }
 
-/// A file that an image is written to.
+/// The file that an image is written to.
 pub enum Target {
-    /// A file that reads as zeroes where nothing is written. It is shorter than the image until that is whole;
-    /// `had`: it held something else before.
+    /// A regular file, where unwritten ranges read as zeroes. It is shorter than the image until
+    /// the image is complete. `had`: it was not empty before.
     Sparse { file: File, had: bool },
-    /// Whatever takes every byte in its turn: a pipe, a block device.
+    /// A pipe or block device: every byte is written in order, zeroes too.
     Dense { file: File, at: u64, is_device: bool },
 }
 
 impl Target {
-    /// Prepares `file`, which messages call `shown`, for an image of `size` bytes.
+    /// Prepares `file` for an image of `size` bytes; `shown` is its name in messages.
     pub fn open(file: File, shown: &str, size: u64, force: bool) -> Result<Target, Failure> {
         let found = file.metadata().map_err(|e| Failure::file(format!("{shown}: cannot be looked at"), e))?;
         if found.file_type().is_block_device() {
@@ -56,7 +57,7 @@ impl Target {
         }
         refuse_in_use(&file, shown)?;
         let had = found.len() > 0;
-        // Whether it may become that long is to be known at once; that it is, when the image is whole.
+        // Checks early that the file system allows this length; the file gets it when the image is complete.
         let made = file.set_len(0).and_then(|()| file.set_len(size)).and_then(|()| file.set_len(0));
         made.map_err(|e| Failure::file(format!("{shown}: cannot be made {size} bytes long"), e))?;
         Ok(Target::Sparse { file, had })
@@ -105,15 +106,15 @@ impl Target {
         }
     }
 
-    /// The failure of a write, with the state that the target is left in: never one that looks whole.
+    /// Extends `error` with the state in which the target is left. The target never looks like a complete image.
     fn failed(self, shown: &str, size: u64, error: Failure) -> Failure {
         let text = match self {
-            // One that cannot even be emptied is still shorter than the image.
+            // A file that cannot be truncated is still shorter than the image.
             Target::Sparse { file, had: true } if file.set_len(0).is_ok() => {
                 format!("; what {shown} held before is gone, it is empty now")
             }
             Target::Sparse { file, .. } => {
-                // A new file without a name, which goes when it is closed.
+                // A new file that has no name yet: it is removed when it is closed.
                 let _ = file.set_len(0);
                 String::new()
             }
@@ -129,7 +130,7 @@ impl Target {
     }
 }
 
-/// Writes in pieces; `at` goes along.
+/// Writes `bytes` in pieces and advances `at` with each.
 fn write_pieces(
     file: &mut File,
     bytes: &[u8],
@@ -158,23 +159,23 @@ fn write_pieces(
     Ok(())
 }
 
-/// Refuses what is locked: the pool that is exported from, or any other in use.
+/// Refuses a locked file: the exported pool itself, or another pool in use.
 fn refuse_in_use(target: &File, shown: &str) -> Result<(), Failure> {
     match fcntl_lock(target, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::ACCESS | Errno::AGAIN) => {
             let text = format!("{shown} is in use, by this pool or another: name another target");
             Err(Failure::new(FailureKind::Busy, text))
         }
-        // A file system without locks has no pool in use either.
+        // On a file system without locks no pool can be open either.
         _ => Ok(()),
     }
 }
 
-/// What is written: bytes at an offset, in rising order.
+/// Bytes to write and their offset; chunks come in rising order.
 pub type Chunk = (u64, Vec<u8>);
 
-/// Prepares `file` and writes what comes, up to `size`, while `wanted` says that somebody waits for it.
-/// The end of the chunks before `complete` was said is a caller who gave up.
+/// Prepares `file` and writes all chunks, up to `size`, while `wanted` returns true. If the chunks
+/// end without the final `None`, the caller has given up.
 pub fn write_image(
     file: File,
     shown: &str,

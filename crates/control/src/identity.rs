@@ -1,19 +1,20 @@
-//! What a block device says of itself: its WWN, its serial number, or the UUID that LVM, md or a partition table gave
-//! it. It stays the same when the device gets another name, and no other device has it.
+//! Identity of a block device: its WWN, its serial number, or the UUID from LVM, md or a partition
+//! table. It is unique and stays the same when the device gets another name.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-/// Longest identity that is kept, without its kind; of a longer one the end is.
-const MAX_NAME_BYTES: usize = 60;
+/// Longest identity that is stored, in bytes without its kind; longer ones lose their beginning.
+const MOST: usize = 60;
 
-/// The identity of the block device at `path`, as `KIND:TEXT`; empty for a file, and where the kernel knows of none.
+/// Returns the identity of the block device at `path` as `KIND:TEXT`; empty for a file and if the
+/// kernel reports none.
 pub fn of_device(path: &Path) -> String {
     identity(path, Path::new("/sys/dev/block"), Path::new("/run/udev/data"))
 }
 
-/// `sys` and `udev` are /sys/dev/block and /run/udev/data.
+/// As [`of_device`], with other directories in place of /sys/dev/block and /run/udev/data.
 fn identity(path: &Path, sys: &Path, udev: &Path) -> String {
     let Ok(found) = fs::metadata(path) else { return String::new() };
     if !found.file_type().is_block_device() {
@@ -38,7 +39,7 @@ fn of_number(number: &str, sys: &Path, udev: &Path) -> Option<String> {
     uuid.map(|uuid| format!("partuuid:{uuid}"))
 }
 
-/// Of a whole device, the directory of which in sysfs is `dir`.
+/// Returns the identity of a whole device, given its sysfs directory.
 fn of_disk(dir: &Path) -> Option<String> {
     let places = [
         ("wwn", "wwid"),
@@ -55,7 +56,7 @@ fn attribute(file: &Path) -> Option<String> {
     tidy(&fs::read_to_string(file).ok()?)
 }
 
-/// In one word, without what cannot be printed; `None` for nothing.
+/// Joins the printable words of `text` with `_`; `None` if there are none.
 fn tidy(text: &str) -> Option<String> {
     let words: Vec<&str> = text.split(|c: char| !c.is_ascii_graphic()).filter(|word| !word.is_empty()).collect();
     let text = words.join("_");

@@ -1,13 +1,13 @@
-//! Verbs on an open pool, and the way to them from outside.
+//! Verbs on an open pool, and the control protocol that makes them available to other processes.
 //!
-//! [`perform`] carries a [`Request`] out on a pool that is open in this process. A program that opens an
-//! idle pool for one verb calls it; so does a daemon that serves the pool, for whoever asks over its
+//! [`perform`] carries out a [`Request`] on a pool that is open in this process. A program that opens
+//! an idle pool for one verb calls it; a daemon that serves the pool calls it for requests on its
 //! control socket ([`Server`], JSON-RPC 2.0, docs/control.md). So a verb does the same in both places.
 //!
-//! Owns: what verbs mean, their parameters, results and failures; the protocol. Never does: parse command
-//! lines, print, decide who may have the pool. Invariants: what a peer can make the daemon hold is
-//! bounded by [`ServerOptions`]; nothing here blocks the thread that serves the pool (files that callers
-//! hand over are read and written on threads of their own).
+//! Owns: the meaning of verbs, their parameters, results and failures; the protocol. Never does:
+//! parse command lines, print, decide which process may open the pool. Invariants: what a peer can
+//! make the daemon hold is bounded by [`ServerOptions`]; nothing here blocks the thread that serves
+//! the pool (callers' files are read and written on separate threads).
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

@@ -7,24 +7,24 @@ use crate::failure::{Failure, FailureKind};
 use crate::method::{Request, Unclear};
 use crate::observer::Step;
 
-/// The method of the notifications that say how far a request has come.
+/// Method name of progress notifications.
 pub const PROGRESS: &str = "progress";
-/// Requests in a batch.
+/// Most requests in a batch.
 pub const MAX_BATCH: usize = 32;
 
-/// Numbers of errors that are not a verb's.
+/// Error codes of the protocol other than those of verbs.
 pub struct ErrorCode;
 
 impl ErrorCode {
     /// Not JSON, or nested too deeply.
     pub const PARSE: i64 = -32700;
-    /// JSON, but no request.
+    /// JSON, but not a request.
     pub const REQUEST: i64 = -32600;
-    /// There is no such method.
+    /// Unknown method.
     pub const METHOD: i64 = -32601;
-    /// Missing, unknown or unfit parameters.
+    /// Missing, unknown or invalid parameters.
     pub const PARAMS: i64 = -32602;
-    /// The message is longer than the server takes; it closes the connection.
+    /// The message exceeds the server's limit; the server closes the connection.
     pub const TOO_LONG: i64 = -32001;
     /// The peer is neither the daemon's user nor root; the server closes the connection.
     pub const NOT_PERMITTED: i64 = -32002;
@@ -32,12 +32,12 @@ impl ErrorCode {
     pub const TOO_MANY: i64 = -32003;
 }
 
-/// An error as the protocol has it.
+/// An error object of the protocol.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RpcError {
     pub code: i64,
     pub message: String,
-    /// Only of a verb's failure.
+    /// Set for a verb's failure only.
     pub kind: Option<FailureKind>,
 }
 
@@ -53,14 +53,14 @@ impl From<Failure> for RpcError {
     }
 }
 
-/// One request of a peer, or why it is none. `id` is `None` for a notification, which gets no answer.
+/// One request of a peer, or the error of an invalid one. `id` is `None` for a notification, which gets no answer.
 #[derive(Debug, PartialEq)]
 pub struct Item {
     pub id: Option<Value>,
     pub request: Result<Request, RpcError>,
 }
 
-/// What a line held.
+/// A parsed line.
 #[derive(Debug, PartialEq)]
 pub enum Incoming {
     One(Item),
@@ -71,7 +71,7 @@ fn refused(code: i64, message: impl Into<String>) -> Item {
     Item { id: Some(Value::Null), request: Err(RpcError::new(code, message)) }
 }
 
-/// Reads one line.
+/// Parses one line.
 pub fn parse(line: &[u8]) -> Incoming {
     match serde_json::from_slice(line) {
         Err(error) => Incoming::One(refused(ErrorCode::PARSE, format!("this is not JSON: {error}"))),
@@ -114,7 +114,7 @@ fn item(value: Value) -> Item {
     Item { id, request }
 }
 
-/// The answer to the request `id`.
+/// Builds the answer to request `id`.
 pub fn answer(id: &Value, outcome: Result<impl Serialize, RpcError>) -> Value {
     let outcome = outcome.and_then(|reply| {
         serde_json::to_value(reply).map_err(|e| RpcError::new(-32603, format!("the answer cannot be written: {e}")))
@@ -131,13 +131,13 @@ pub fn answer(id: &Value, outcome: Result<impl Serialize, RpcError>) -> Value {
     }
 }
 
-/// The notification that the request `id` has reached `step`.
+/// Builds the notification that request `id` has reached `step`.
 pub fn progress(id: &Value, step: &Step) -> Value {
     let Step { what, done, total } = step;
     json!({"jsonrpc": "2.0", "method": PROGRESS, "params": {"id": id, "what": what, "done": done, "total": total}})
 }
 
-/// `value` as a line.
+/// Serialises `value` as one line.
 pub fn line(value: &Value) -> Vec<u8> {
     let mut line = value.to_string().into_bytes();
     line.push(b'\n');

@@ -1,4 +1,4 @@
-//! The methods of the protocol: one table, from which the requests, the replies and their names come.
+//! The methods of the protocol: one table that defines requests, replies and their names.
 
 use forkdisk_monitor::Statistics;
 use serde::{Deserialize, Serialize};
@@ -24,53 +24,53 @@ pub mod params {
     }
 
     parameters! {
-        /// Makes empty volumes, all of them or none.
+        /// Creates empty volumes, all of them or none.
         Create {
             /// Their names.
             volumes: Vec<String>,
             /// The size of each.
             size: u64,
-            /// How much room a first write reserves; `null` for the default.
+            /// Bytes that a first write reserves around itself; `null` for the default.
             #[serde(default)]
             chunk: Option<u64>,
             /// What a first write to a shared chunk does: `split` or `copy`; `null` for the default.
             #[serde(default, rename = "break")]
             break_policy: Option<String>,
-            /// Most bytes each may have mapped; 0 and `null` for no bound.
+            /// Most bytes that each may have mapped; 0 and `null` for no limit.
             #[serde(default)]
             quota: Option<u64>,
-            /// When their scattered pages are brought together: `off`, `auto`, `idle` or a percentage as in `20%`;
-            /// `null` for `off`.
+            /// When their scattered pages are gathered: `off`, `auto`, `idle` or a percentage as in
+            /// `20%`; `null` for `off`.
             #[serde(default)]
             gather: Option<String>,
         }
-        /// Makes a volume out of the image whose descriptor comes with the request.
+        /// Creates a volume from the image whose descriptor comes with the request.
         Import {
             /// The new volume.
             volume: String,
-            /// How much room a first write reserves; `null` for the default.
+            /// Bytes that a first write reserves around itself; `null` for the default.
             #[serde(default)]
             chunk: Option<u64>,
-            /// What the image is: `raw`, or the name of a format; `nbd`: the descriptor is a socket at whose other
-            /// end an NBD server offers the image; `null`: what its first bytes say.
+            /// Format of the image: `raw`, or the name of a format; `nbd`: the descriptor is a socket
+            /// to an NBD server that offers the image; `null`: recognised by its first bytes.
             #[serde(default)]
             format: Option<String>,
-            /// The size of the volume: a shorter image is followed by zeroes, a longer one refused; `null` for the
-            /// image's.
+            /// The size of the volume: a shorter image is followed by zeroes, a longer one is
+            /// refused; `null` for the size of the image.
             #[serde(default)]
             size: Option<u64>,
-            /// What messages call the image.
+            /// Name of the image in messages.
             #[serde(default)]
             source: Option<String>,
-            /// Import what another process has locked for writing.
+            /// Import an image even if another process has locked it for writing.
             #[serde(default)]
             force: bool,
         }
         /// Writes a volume or snapshot to the file whose descriptor comes with the request.
         Export {
-            /// What is written.
+            /// The volume or snapshot.
             object: String,
-            /// What messages call the file.
+            /// Name of the file in messages.
             #[serde(default)]
             target: Option<String>,
             /// Overwrite a file that is not empty, or a block device.
@@ -81,17 +81,17 @@ pub mod params {
         Snapshot {
             /// `volume@snapshot` each.
             snapshots: Vec<String>,
-            /// With copies of their own instead of sharing the chain's (origins only).
+            /// Keep separate copies instead of sharing the chain's (origins only).
             #[serde(default)]
             independent: bool,
             /// They may be deleted when the pool is full.
             #[serde(default)]
             droppable: bool,
-            /// They can be written, seen by nobody else (origins only).
+            /// They can be written; their changes are visible nowhere else (origins only).
             #[serde(default)]
             writable: bool,
         }
-        /// Makes writable volumes that share everything with `source`, all of them or none.
+        /// Creates writable clones that share everything with `source`, all of them or none.
         Clone {
             /// A volume or snapshot.
             source: String,
@@ -112,47 +112,47 @@ pub mod params {
             #[serde(default)]
             objects: Vec<String>,
         }
-        /// Counts what volumes hold, and what they hold alone.
+        /// Counts the bytes that volumes reference, and those that each holds exclusively.
         Du {
             /// As in `list`.
             #[serde(default)]
             objects: Vec<String>,
         }
-        /// Compares two volumes or snapshots, in parts.
+        /// Compares two volumes or snapshots; the result comes in parts.
         Diff {
             /// The older side.
             left: String,
             /// The newer side.
             right: String,
-            /// Where this part begins: 0, or `next` of the part before.
+            /// Start of this part: 0, or `next` of the previous part.
             #[serde(default)]
             from: u64,
         }
-        /// Shows where a volume or snapshot has data, in parts.
+        /// Shows where a volume or snapshot has data; the result comes in parts.
         Map {
             /// The volume or snapshot.
             object: String,
-            /// Where this part begins: 0, or `next` of the part before.
+            /// Start of this part: 0, or `next` of the previous part.
             #[serde(default)]
             from: u64,
         }
-        /// Gives a volume or snapshot another name.
+        /// Renames a volume or snapshot.
         Rename {
-            /// Its name.
+            /// Current name.
             from: String,
-            /// Its new name.
+            /// New name.
             to: String,
         }
         /// Changes the length of a volume.
         Resize {
             /// The volume.
             volume: String,
-            /// Its new length.
+            /// New length.
             size: u64,
-            /// Allow a smaller one: what lies beyond it is lost.
+            /// Allow a smaller length: data beyond it is lost.
             #[serde(default)]
             allow_shrink: bool,
-            /// Make a volume smaller although it is in use.
+            /// Shrink a volume even if it is in use.
             #[serde(default)]
             force: bool,
         }
@@ -160,84 +160,85 @@ pub mod params {
         Set {
             /// The volume.
             volume: String,
-            /// How much room a first write reserves; `null` leaves it.
+            /// Bytes that a first write reserves around itself; `null` leaves it unchanged.
             #[serde(default)]
             chunk: Option<u64>,
-            /// What a first write to a shared chunk does: `split` or `copy`; `null` leaves it.
+            /// What a first write to a shared chunk does: `split` or `copy`; `null` leaves it unchanged.
             #[serde(default, rename = "break")]
             break_policy: Option<String>,
-            /// Most bytes it may have mapped; 0 for no bound, `null` leaves it.
+            /// Most bytes it may have mapped; 0 for no limit, `null` leaves it unchanged.
             #[serde(default)]
             quota: Option<u64>,
-            /// When its scattered pages are brought together: `off`, `auto`, `idle` or a percentage as in `20%`; `null`
-            /// leaves it.
+            /// When its scattered pages are gathered: `off`, `auto`, `idle` or a percentage as in
+            /// `20%`; `null` leaves it unchanged.
             #[serde(default)]
             gather: Option<String>,
-            /// Of an origin: most that is kept ahead of a sequential writer; `null` leaves it.
+            /// For an origin: most bytes copied ahead of a sequential writer; `null` leaves it unchanged.
             #[serde(default)]
             copy_ahead: Option<u64>,
-            /// Of an origin: `wait`, `wait:SECONDS`, `error` or `drop-oldest`; `null` leaves it.
+            /// For an origin: `wait`, `wait:SECONDS`, `error` or `drop-oldest`; `null` leaves it unchanged.
             #[serde(default)]
             when_full: Option<String>,
-            /// Of an origin that could not be opened: where its device is now; `null` leaves it.
+            /// For an origin that could not be opened: the new path of its device; `null` leaves it unchanged.
             #[serde(default)]
             path: Option<String>,
         }
         /// Protects a device or file in place.
         Protect {
-            /// The name it gets.
+            /// Name of the new origin.
             volume: String,
-            /// The device or file, an absolute path.
+            /// Absolute path of the device or file.
             path: String,
             /// The unit in which old contents are kept; `null` for the default.
             #[serde(default)]
             chunk: Option<u64>,
-            /// Most that is kept ahead of a sequential writer; `null` for the default.
+            /// Most bytes copied ahead of a sequential writer; `null` for the default.
             #[serde(default)]
             copy_ahead: Option<u64>,
             /// `wait`, `wait:SECONDS`, `error` or `drop-oldest`; `null` for the default.
             #[serde(default)]
             when_full: Option<String>,
         }
-        /// Leaves an origin an ordinary disk.
+        /// Ends the protection of an origin, which becomes an ordinary disk.
         Unprotect {
             /// The origin.
             volume: String,
-            /// Delete its snapshots, too.
+            /// Also delete its snapshots.
             #[serde(default)]
             recursive: bool,
             /// Change nothing.
             #[serde(default)]
             dry_run: bool,
         }
-        /// Brings together what a volume or snapshot has scattered, as far as that unshares nothing.
+        /// Gathers the scattered pages of a volume or snapshot, as far as that unshares nothing.
         Defrag {
             /// The volume or snapshot.
             object: String,
         }
-        /// Makes a clone of an origin's snapshot independent: whatever shows through is copied.
+        /// Makes a clone of an origin's snapshot independent: copies everything that shows through.
         Flatten {
             /// The clone.
             volume: String,
         }
-        /// Shows, and first changes, how the pool's copier works, or how a volume is copied.
+        /// Shows the settings and figures of the pool's copier or of one volume, after changing those that are given.
         Copier {
             /// The volume; `null` for the pool.
             #[serde(default)]
             volume: Option<String>,
-            /// Most bytes copied by one pair of requests; as all that follow, `null` leaves it. The pool's alone.
+            /// Most bytes copied by one pair of requests; as in all fields below, `null` leaves it
+            /// unchanged. Pool only.
             #[serde(default)]
             subjob_size: Option<u32>,
-            /// Most sub-jobs of one job in flight. The pool's alone.
+            /// Most sub-jobs of one job in flight. Pool only.
             #[serde(default)]
             split_count: Option<u32>,
-            /// Bytes of buffers. The pool's alone.
+            /// Bytes of buffers. Pool only.
             #[serde(default)]
             buffers: Option<u64>,
-            /// Whether the host's file system is asked to clone what is copied. The pool's alone.
+            /// Whether the host's file system is asked to clone copied ranges. Pool only.
             #[serde(default)]
             offload: Option<bool>,
-            /// Percent of the time in which anything may be in flight; 100 for no limit.
+            /// Percent of the time in which copies may be in flight; 100 for no limit.
             #[serde(default)]
             percent: Option<u8>,
             /// Bytes copied per second; 0 for no limit.
@@ -248,13 +249,13 @@ pub mod params {
         Delete {
             /// Volumes, snapshots, and with `recursive` folders.
             objects: Vec<String>,
-            /// With all snapshots of a volume, and all volumes of a folder.
+            /// Also delete all snapshots of a volume, and all volumes of a folder.
             #[serde(default)]
             recursive: bool,
             /// Delete nothing.
             #[serde(default)]
             dry_run: bool,
-            /// Count what it frees.
+            /// Count the bytes that this frees.
             #[serde(default)]
             count: bool,
         }
@@ -263,65 +264,64 @@ pub mod params {
             /// Its new size.
             size: u64,
         }
-        /// Counts every reference again and compares.
+        /// Recounts all references and compares them with the stored counts.
         Check {}
         /// Shows the state of the pool.
         Stats {}
-        /// Shows everything that is counted: the pool, its volumes, the server, the process.
+        /// Shows all counters: of the pool, its volumes, the server and the process.
         Statistics {}
         /// Shows the daemon and its clients.
         Status {}
-        /// Shows the pool as a folder of files: the descriptor that comes with the request is a connection to
-        /// the kernel's FUSE, which whoever asks has mounted.
+        /// Mounts the pool as a folder of files: the descriptor that comes with the request is a
+        /// connection to the kernel's FUSE driver, which the caller has mounted.
         Mount {
             /// Where it is mounted: an absolute path without links.
             dir: String,
-            /// Owner of files that nobody has given an owner to.
+            /// Owner of files whose owner was never set.
             uid: u32,
             /// Their group.
             gid: u32,
-            /// When scattered pages of files that are made there are brought together, as in `create`; `null` for
-            /// `off`.
+            /// When scattered pages of files created there are gathered, as in `create`; `null` for `off`.
             #[serde(default)]
             gather: Option<String>,
             /// Whether `.snapshots` is listed in the root.
             #[serde(default)]
             show_snapshots: bool,
         }
-        /// Makes a volume or snapshot a block device of the kernel, by its ublk driver.
+        /// Attaches a volume or snapshot as a block device through the kernel's ublk driver.
         Attach {
             /// The volume or snapshot.
             object: String,
-            /// A device that cannot be written, as that of a snapshot always is.
+            /// Make the device read-only; the device of a snapshot always is.
             #[serde(default)]
             read_only: bool,
         }
-        /// Takes a block device away that `attach` has made; what the kernel has cached of it is written first.
+        /// Removes a block device that `attach` created, after writing out what the kernel has cached for it.
         Detach {
-            /// Its path.
+            /// Path of the device.
             device: String,
         }
         /// Ends the daemon; answered when the pool is closed. Refused while NBD clients are connected.
         Stop {
-            /// Also with clients, which are disconnected when their requests in flight have been answered.
+            /// Stop even if clients are connected; they are disconnected when their requests in flight were answered.
             #[serde(default)]
             force: bool,
         }
     }
 }
 
-/// A method's parameters, and what it answers with.
+/// The parameters of a method, with the method's name and the type of its reply.
 pub trait Method: Into<Request> {
     /// The method's name.
     const NAME: &'static str;
-    /// What it answers with.
+    /// Type of its reply.
     type Reply: Serialize + for<'a> Deserialize<'a>;
 
-    /// Takes this method's reply out of any; `None` if it is another's.
+    /// Returns the reply of this method; `None` if `reply` belongs to another method.
     fn reply_of(reply: Reply) -> Option<Self::Reply>;
 }
 
-/// Why a request could not be understood.
+/// Why a request could not be parsed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unclear {
     Method,
@@ -330,12 +330,12 @@ pub(crate) enum Unclear {
 
 macro_rules! methods {
     ($($name:literal $params:ident => $reply:ty,)*) => {
-        /// What can be asked of a pool: a method with its parameters.
+        /// A method with its parameters.
         #[derive(Clone, Debug, PartialEq, Eq)]
         #[allow(missing_docs, reason = "each is documented with its parameters")]
         pub enum Request { $($params(params::$params)),* }
 
-        /// What a method answers with.
+        /// The reply of a method.
         #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
         #[serde(untagged)]
         #[allow(missing_docs, reason = "each is documented as a type of its own")]
@@ -345,17 +345,17 @@ macro_rules! methods {
             /// The names of all methods.
             pub const NAMES: &'static [&'static str] = &[$($name),*];
 
-            /// The method's name.
+            /// Returns the name of the method.
             pub fn method(&self) -> &'static str {
                 match self { $(Request::$params(_) => $name),* }
             }
 
-            /// Its parameters as JSON.
+            /// Returns the parameters as JSON.
             pub(crate) fn params(&self) -> serde_json::Result<Value> {
                 match self { $(Request::$params(params) => serde_json::to_value(params)),* }
             }
 
-            /// The request for `method` with `params`.
+            /// Builds the request for `method` with `params`.
             pub(crate) fn from_parts(method: &str, params: Value) -> Result<Request, Unclear> {
                 match method {
                     $($name => serde_json::from_value(params)

@@ -1,37 +1,37 @@
-//! How far a verb has come, for whoever waits for it.
+//! Progress reports of verbs.
 
 use serde::{Deserialize, Serialize};
 
-/// Where a verb is.
+/// Progress of a verb.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// What is going on, such as `importing`.
+    /// Current activity, such as `importing`.
     pub what: String,
-    /// Bytes done; `null` where there is nothing to count.
+    /// Bytes done; `null` if the activity counts no bytes.
     pub done: Option<u64>,
-    /// Bytes in all, if that is known.
+    /// Total bytes, if known.
     pub total: Option<u64>,
 }
 
 impl Step {
-    /// Something that lasts, without anything to count.
+    /// Creates a step without byte counts.
     pub fn lasting(what: &str) -> Step {
         Step { what: what.to_string(), done: None, total: None }
     }
 
-    /// `done` bytes of `total`.
+    /// Creates a step of `done` bytes of `total`.
     pub fn bytes(what: &str, done: u64, total: Option<u64>) -> Step {
         Step { what: what.to_string(), done: Some(done), total }
     }
 }
 
-/// Is told how far a verb has come.
+/// Receives the progress of a verb.
 pub trait Observer {
-    /// The verb is here now. Called often; must not block.
+    /// Reports the current step. Called often; must not block.
     fn reached(&self, step: Step);
 }
 
-/// Wants to know nothing.
+/// Ignores all progress.
 pub struct Silent;
 
 impl Observer for Silent {

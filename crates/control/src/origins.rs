@@ -1,4 +1,4 @@
-//! Devices of origins: opened with the pool, closed with it.
+//! Devices of origins: opened and closed together with the pool.
 
 use std::fs;
 use std::io::{Seek, SeekFrom};
@@ -18,15 +18,15 @@ use crate::reply::{Deletion, VolumeRecord, uuid_text};
 use crate::runtime_dir;
 use crate::session::Session;
 
-/// Chunk of an origin when nothing else is said, in bytes.
-const DEFAULT_CHUNK_BYTES: u64 = 64 << 10;
-/// What is kept ahead of a sequential writer when nothing else is said, in bytes.
-const DEFAULT_AHEAD_BYTES: u64 = 8 << 20;
-/// How long a write waits for space when nothing else is said, in seconds.
-const DEFAULT_WAIT_SECONDS: u32 = 60;
+/// Default chunk of an origin, in bytes.
+const DEFAULT_CHUNK: u64 = 64 << 10;
+/// Default copy-ahead for a sequential writer, in bytes.
+const DEFAULT_AHEAD: u64 = 8 << 20;
+/// Default time that a write waits for space, in seconds.
+const DEFAULT_WAIT: u32 = 60;
 
-/// When the file at `path` was changed last, in nanoseconds since 1970; 0 for a block device and for what
-/// cannot be looked at.
+/// Returns the modification time of the file at `path`, in nanoseconds since 1970; 0 for a block
+/// device and if the file cannot be examined.
 fn modified(path: &Path) -> u64 {
     let of_file = |found: fs::Metadata| match found.file_type().is_block_device() {
         true => 0,
@@ -35,9 +35,9 @@ fn modified(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, of_file)
 }
 
-/// Who else has the file or device, of those that a lock does not tell: the kernel as a loop device's backing
-/// file, or as swap. (A mounted or otherwise held block device refuses to be opened alone.) `sys` and `swaps`
-/// are /sys/block and /proc/swaps.
+/// Finds a use of the file or device that no lock reveals: as the backing file of a loop device, or
+/// as swap. (A mounted or otherwise held block device refuses to be opened exclusively.) `sys` and
+/// `swaps` are /sys/block and /proc/swaps.
 fn used_by(path: &Path, sys: &Path, swaps: &Path) -> Option<String> {
     let place = |path: &Path| fs::metadata(path).map(|m| (m.dev(), m.ino(), m.rdev())).ok();
     let this = place(path)?;
@@ -51,7 +51,7 @@ fn used_by(path: &Path, sys: &Path, swaps: &Path) -> Option<String> {
     }
     let swaps = fs::read_to_string(swaps).unwrap_or_default();
     let mut names = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
-    // Blanks in names are written as octal numbers.
+    // Blanks in names appear as the octal escape \040.
     names.any(|name| same(Path::new(&name.replace("\\040", " ")))).then(|| "it is swap; swapoff it first".to_string())
 }
 
@@ -62,19 +62,19 @@ fn open_device(runtime: &Rt, path: &str, read_only: bool) -> Result<(UringDevice
     }
     let options = DeviceOptions { read_only, ..DeviceOptions::default() };
     let device = UringDevice::open(runtime, path, &options)?;
-    // Once it is locked nobody of ours changes it any more.
+    // After the lock was taken no other forkdisk process changes the file.
     let place = OriginPlace { path: text.into(), identity: identity::of_device(path), modified: modified(path) };
     Ok((device, place))
 }
 
-/// Bytes of a file or device.
+/// Returns the length of a file or device in bytes.
 fn length(path: &Path) -> Result<u64, Failure> {
     let failed = |e| Failure::from(Error::io(format!("looking how long {} is", path.display()), e));
     fs::File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0))).map_err(failed)
 }
 
-/// Opens the devices of all origins of `pool`; returns those that cannot be, and why. Everything else in
-/// the pool can be used without them.
+/// Opens the devices of all origins of `pool`; returns the origins whose device cannot be opened,
+/// with the error. Everything else in the pool can be used without them.
 pub async fn attach_origins(pool: &Pool<UringDevice>, runtime: &Rt, read_only: bool) -> Vec<(String, Error)> {
     let mut failed = Vec::new();
     for origin in pool.origins() {
@@ -89,10 +89,10 @@ pub async fn attach_origins(pool: &Pool<UringDevice>, runtime: &Rt, read_only: b
     failed
 }
 
-/// Closes the devices of all origins, so that the pool knows how they were left.
+/// Closes the devices of all origins, so that the pool records the state in which each was left.
 ///
 /// # Errors
-/// The first that could not be closed in order; the others are closed all the same.
+/// The first failure to close an origin cleanly; the others are closed all the same.
 pub async fn detach_origins(pool: &Pool<UringDevice>) -> Result<(), Error> {
     let mut outcome = Ok(());
     for origin in pool.origins().into_iter().filter(|origin| origin.open) {
@@ -109,7 +109,7 @@ pub async fn detach_origins(pool: &Pool<UringDevice>) -> Result<(), Error> {
     outcome
 }
 
-/// Reads `wait`, `wait:SECONDS`, `error` or `drop-oldest`.
+/// Parses `wait`, `wait:SECONDS`, `error` or `drop-oldest`.
 fn policy(text: &str) -> Result<OriginFull, Failure> {
     let unknown = || {
         let text = format!("{text:?} is no policy for a full pool: wait, wait:SECONDS, error or drop-oldest");
@@ -124,7 +124,8 @@ fn policy(text: &str) -> Result<OriginFull, Failure> {
     }
 }
 
-/// Refuses what begins as a pool does: as an origin it could be written under whoever opens the pool.
+/// Refuses a file or device that begins with a pool's superblock: as an origin it could be written
+/// while it is open as a pool.
 fn refuse_pool(path: &Path) -> Result<(), Failure> {
     let Some(uuid) = runtime_dir::pool_identity(path) else { return Ok(()) };
     let (path, uuid) = (path.display(), uuid_text(&uuid));
@@ -138,7 +139,7 @@ fn refuse_pool(path: &Path) -> Result<(), Failure> {
 
 pub async fn protect(session: &Session, p: params::Protect) -> Result<VolumeRecord, Failure> {
     let when_full = policy(p.when_full.as_deref().unwrap_or("wait"))?;
-    // Before it is opened: the pool of this session would be told as in use.
+    // Before it is opened, since the pool of this session would be reported as in use.
     refuse_pool(Path::new(&p.path))?;
     let (device, place) = open_device(&session.runtime, &p.path, false)?;
     let options = forkdisk::ProtectOptions {
@@ -164,13 +165,13 @@ pub async fn unprotect(session: &Session, p: params::Unprotect, call: &Call) -> 
     Ok(Deletion { dry_run: p.dry_run, deleted, frees: None, waits })
 }
 
-/// The snapshot that an origin is being rolled back to.
+/// Returns the snapshot that a rollback of the origin is restoring.
 pub fn rolling(session: &Session, volume: &str) -> Option<String> {
     session.pool.origins().into_iter().find(|origin| origin.name == volume)?.rolling
 }
 
-/// Waits until a rollback that is under way has brought everything back; fails when whoever asked has gone, or the
-/// daemon ends, before that.
+/// Waits until a rollback under way is complete; fails if the caller disconnects or the daemon ends
+/// before that.
 pub async fn rolled_back(session: &Session, origin: &str, call: &Call) -> Result<(), Failure> {
     let Some(snapshot) = rolling(session, origin) else { return Ok(()) };
     let tell = |done, total| {
@@ -185,7 +186,7 @@ pub async fn rolled_back(session: &Session, origin: &str, call: &Call) -> Result
     }
 }
 
-/// An origin becomes as long as its device, which was made longer.
+/// Sets the length of an origin to that of its device, which must have grown.
 pub async fn resize(session: &Session, volume: &str, size: u64) -> Result<(), Failure> {
     let find = || session.pool.origins().into_iter().find(|origin| origin.name == volume);
     let not_one = || Failure::new(FailureKind::Invalid, format!("{volume} is not an origin"));
@@ -213,11 +214,11 @@ pub async fn resize(session: &Session, volume: &str, size: u64) -> Result<(), Fa
     Ok(session.pool.attach_changed_origin(volume, device, &place, OriginChange::Longer).await?)
 }
 
-/// The properties of an origin among those that `set` changes.
+/// Changes the properties that only origins have.
 pub async fn set(session: &Session, p: &params::Set) -> Result<(), Failure> {
     if let Some(path) = &p.path {
         let (device, place) = open_device(&session.runtime, path, false)?;
-        // The contents may have been copied to another device; they are compared.
+        // The contents may have been copied to another device; the samples are compared.
         session.pool.attach_changed_origin(&p.volume, device, &place, OriginChange::Identity).await?;
     }
     if p.copy_ahead.is_none() && p.when_full.is_none() {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// A volume or snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeRecord {
-    /// Its number, which no other volume or snapshot of the pool ever gets.
+    /// Its number, never used again for another volume or snapshot of the pool.
     #[serde(default)]
     pub id: u64,
     /// `volume` or `volume@snapshot`.
@@ -21,31 +21,31 @@ pub struct VolumeRecord {
     pub size: u64,
     /// Bytes mapped.
     pub referenced: u64,
-    /// Of them, bytes that do not lie behind those before them in their MiB of the volume.
+    /// Of them, scattered bytes: not behind those before them in their MiB of the volume.
     pub scattered: u64,
-    /// How much room a first write reserves.
+    /// Bytes that a first write reserves around itself.
     pub chunk: u64,
     /// What a first write to a shared chunk does: `split` or `copy`.
     #[serde(rename = "break")]
     pub break_policy: String,
-    /// When its scattered pages are brought together: `off`, `auto`, `idle` or a percentage as in `20%`.
+    /// When its scattered pages are gathered: `off`, `auto`, `idle` or a percentage as in `20%`.
     pub gather: String,
-    /// Most bytes it may have mapped; `null` for no bound.
+    /// Most bytes it may have mapped; `null` for no limit.
     pub quota: Option<u64>,
-    /// What it was cloned from, `null` if nothing or if that is gone; of an origin where its device is.
+    /// What it was cloned from, `null` if nothing or if that was deleted; for an origin the path of its device.
     pub origin: Option<String>,
-    /// The number of what it was cloned from, `null` if nothing or if that is gone.
+    /// The number of what it was cloned from, `null` if nothing or if that was deleted.
     #[serde(default)]
     pub origin_id: Option<u64>,
-    /// The snapshot of an origin that shows through to it, which it holds; `null` if none does.
+    /// The snapshot of an origin that shows through to it and is held by it; `null` if there is none.
     pub depends_on: Option<String>,
-    /// When it was made.
+    /// Creation time.
     pub created: u64,
-    /// What was said of a snapshot when it was taken: `independent`, `droppable`, `writable`.
+    /// Options a snapshot was taken with: `independent`, `droppable`, `writable`.
     pub flags: Vec<String>,
     /// How an origin is protected; `null` for everything else.
     pub protection: Option<ProtectionRecord>,
-    /// Why space that a verb gave up has not come back yet, if the file system under the pool is full.
+    /// Why space that a verb freed is not available yet: the file system under the pool is full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
 }
@@ -53,17 +53,17 @@ pub struct VolumeRecord {
 /// How an origin is protected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProtectionRecord {
-    /// Most that is kept ahead of a sequential writer.
+    /// Most bytes copied ahead of a sequential writer.
     pub copy_ahead: u64,
     /// `wait:SECONDS`, `error` or `drop-oldest`.
     pub when_full: String,
     /// Whether it was stopped cleanly and has not been written since.
     pub clean: bool,
-    /// The snapshot that a rollback under way brings back, else `null`.
+    /// The snapshot that a rollback under way restores, else `null`.
     pub rolling: Option<String>,
 }
 
-/// A policy for a full pool in words.
+/// Returns a policy for a full pool as text.
 pub fn when_full_name(policy: OriginFull) -> String {
     match policy {
         OriginFull::Wait(seconds) => format!("wait:{seconds}"),
@@ -111,7 +111,7 @@ impl From<&VolumeInfo> for VolumeRecord {
     }
 }
 
-/// The name of a break policy.
+/// Returns the name of a break policy.
 pub fn policy_name(policy: BreakPolicy) -> &'static str {
     match policy {
         BreakPolicy::Split => "split",
@@ -119,26 +119,26 @@ pub fn policy_name(policy: BreakPolicy) -> &'static str {
     }
 }
 
-/// What came of bringing scattered pages together. In bytes.
+/// Result of gathering a volume's scattered pages. In bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gathering {
     /// The volume or snapshot.
     pub name: String,
     /// Bytes mapped.
     pub referenced: u64,
-    /// Of them, bytes that did not lie behind those before them.
+    /// Of them, scattered bytes before.
     pub before: u64,
-    /// Those that do not now.
+    /// Scattered bytes now.
     pub after: u64,
     /// Bytes that were moved.
     pub moved: u64,
-    /// MiB of the volume that are scattered still: sharing, constant writes or a lack of room is in the way.
+    /// MiB of the volume that are still scattered, because of sharing, constant writes or a lack of space.
     pub left: u64,
-    /// It ended early: the file system under the pool had no room to move more.
+    /// Whether it ended early because the file system under the pool had no space to move more.
     pub host_full: bool,
 }
 
-/// What came of making a clone independent. In bytes.
+/// Result of making a clone independent. In bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flattening {
     /// The clone.
@@ -154,7 +154,7 @@ pub struct Flattening {
 pub struct CopierRecord {
     /// The volume; `null` for the pool.
     pub volume: Option<String>,
-    /// Of a volume: its break policy.
+    /// For a volume: its break policy.
     #[serde(rename = "break")]
     pub break_policy: Option<String>,
     /// Most bytes copied by one pair of requests.
@@ -163,11 +163,11 @@ pub struct CopierRecord {
     pub split_count: u32,
     /// Bytes of buffers.
     pub buffers: u64,
-    /// Of them, those in use.
+    /// Of them, bytes in use.
     pub buffers_in_use: u64,
-    /// Whether the host's file system is asked to clone what is copied.
+    /// Whether the host's file system is asked to clone copied ranges.
     pub offload: bool,
-    /// Percent of the time in which anything may be in flight; 100: no limit.
+    /// Percent of the time in which copies may be in flight; 100: no limit.
     pub percent: u8,
     /// Bytes copied per second; 0: no limit.
     pub bytes_per_second: u64,
@@ -175,38 +175,38 @@ pub struct CopierRecord {
     pub queued: u64,
     /// Sub-jobs in flight.
     pub in_flight: u64,
-    /// Jobs that ended, however.
+    /// Jobs that ended, with any result.
     pub jobs: u64,
-    /// Of them, those that could not read or write.
+    /// Of them, those that failed to read or write.
     pub failed: u64,
-    /// Of them, those that were given up.
+    /// Of them, those that were cancelled.
     pub cancelled: u64,
-    /// Jobs that shared a request with the one before.
+    /// Jobs merged into a request of the job before.
     pub merged: u64,
     /// Bytes read.
     pub bytes_read: u64,
     /// Bytes written.
     pub bytes_written: u64,
-    /// Bytes that the host's file system cloned or made zero, neither read nor written.
+    /// Bytes that the host's file system cloned or zeroed instead of reads and writes.
     pub bytes_offloaded: u64,
-    /// Bytes of clients' writes that copies took along.
+    /// Bytes of clients' writes that were written together with a copy.
     pub bytes_given: u64,
     /// How often a job waited for a buffer.
     pub buffer_waits: u64,
-    /// How long, altogether.
+    /// Total time of these waits.
     pub buffer_wait: u64,
-    /// How often a throttle held a job up.
+    /// How often a throttle delayed a job.
     pub throttle_waits: u64,
-    /// How long jobs waited for their first sub-job, altogether.
+    /// Total time that jobs waited for their first sub-job.
     pub wait: u64,
-    /// How long jobs took, altogether.
+    /// Total time that jobs took.
     pub latency: u64,
-    /// The longest that one took.
+    /// Longest time that one job took.
     pub longest: u64,
 }
 
 impl CopierRecord {
-    /// What is to be told of a copier, or of one volume that it copies.
+    /// Builds the record of a copier, or of one volume that it copies.
     pub(crate) fn of(copier: &CopierInfo, volume: Option<(String, VolumeCopying)>) -> CopierRecord {
         let (settings, of) = (&copier.settings, volume.as_ref().map(|(_, copying)| copying));
         let throttle = of.map_or(settings.throttle, |copying| copying.throttle);
@@ -245,15 +245,15 @@ impl CopierRecord {
 /// A volume or snapshot as a block device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
-    /// Its path.
+    /// Path of the device.
     pub device: String,
 }
 
-/// Nothing to say but that it was done.
+/// Reply of a verb that returns no data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {}
 
-/// What volumes hold.
+/// Bytes that volumes hold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// One entry for each, by name.
@@ -262,32 +262,32 @@ pub struct Usage {
     pub frees: u64,
 }
 
-/// What one volume or snapshot holds.
+/// Bytes that one volume or snapshot holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DuRecord {
     /// `volume` or `volume@snapshot`.
     pub name: String,
     /// Bytes mapped.
     pub referenced: u64,
-    /// Of them, bytes that do not lie behind those before them in their MiB of the volume.
+    /// Of them, scattered bytes: not behind those before them in their MiB of the volume.
     pub scattered: u64,
     /// Bytes that deleting it alone would free.
     pub exclusive: u64,
 }
 
-/// A part of the right side that is not as on the left.
+/// A range in which the right side differs from the left.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// Where it starts.
+    /// Start in bytes.
     pub offset: u64,
-    /// How long it is.
+    /// Length in bytes.
     pub length: u64,
     /// `different` (both have data), `left_only` or `right_only`.
     pub class: String,
 }
 
 impl Change {
-    /// The change that a run shows, if any.
+    /// Returns the change that `run` describes; `None` if both sides are the same.
     pub(crate) fn of(run: &DiffRun) -> Option<Change> {
         let class = match run.class {
             DiffClass::Same => return None,
@@ -298,7 +298,7 @@ impl Change {
         Some(Change { offset: run.offset, length: run.len, class: class.to_string() })
     }
 
-    /// Whether the right side has data there.
+    /// Returns whether the right side has data in this range.
     pub fn exists(&self) -> bool {
         self.class != "left_only"
     }
@@ -309,20 +309,20 @@ impl Change {
 pub struct Diff {
     /// In rising order.
     pub changes: Vec<Change>,
-    /// Where the next part begins; `null` after the last.
+    /// Start of the next part; `null` after the last.
     pub next: Option<u64>,
 }
 
-/// A run of a volume that is alike.
+/// A run of a volume with the same properties throughout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
-    /// Where it starts.
+    /// Start in bytes.
     pub offset: u64,
-    /// How long it is.
+    /// Length in bytes.
     pub length: u64,
     /// Whether it holds data; a hole reads as zeroes.
     pub data: bool,
-    /// Whether others refer to it, too.
+    /// Whether other volumes refer to it, too.
     pub shared: bool,
     /// Where the data lies in the pool (0 for a hole).
     pub physical: u64,
@@ -340,36 +340,36 @@ impl From<&Extent> for Piece {
 pub struct PieceMap {
     /// In order, without gaps.
     pub pieces: Vec<Piece>,
-    /// Where the next part begins; `null` after the last.
+    /// Start of the next part; `null` after the last.
     pub next: Option<u64>,
 }
 
 /// What was deleted, or would be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Deletion {
-    /// Whether nothing was deleted.
+    /// Whether this only shows what would be deleted.
     pub dry_run: bool,
     /// Every volume and snapshot, by name.
     pub deleted: Vec<String>,
-    /// Bytes; `null` when nobody asked for them to be counted.
+    /// Bytes freed; `null` if the request did not ask to count them.
     pub frees: Option<u64>,
-    /// Why their space has not come back yet, if it has not. They are gone in any case.
+    /// Why their space is not available yet, if it is not. They are deleted in any case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
 }
 
-/// What a check found.
+/// Result of a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
     /// `clean`, `leaks` or `corrupt`.
     pub status: String,
-    /// What is damaged and where.
+    /// Descriptions of damage, with places.
     pub damage: Vec<String>,
-    /// Bytes that are counted as used and used by nothing.
+    /// Bytes counted as used to which nothing refers.
     pub leaked: u64,
-    /// Pages referred to.
+    /// Referenced pages.
     pub pages: u64,
-    /// Volumes and snapshots looked at.
+    /// Volumes and snapshots checked.
     pub volumes: u64,
 }
 
@@ -391,7 +391,7 @@ impl From<CheckReport> for Check {
 }
 
 impl Check {
-    /// The report of damage that kept the pool from being looked at.
+    /// Creates the report of damage that prevented the pool from being checked.
     pub fn of_damage(what: String) -> Check {
         CheckReport { damage: vec![what], ..CheckReport::default() }.into()
     }
@@ -416,8 +416,8 @@ pub struct PoolRecord {
     pub origins: u64,
     pub snapshots: u64,
     pub kept: u64,
-    /// Bytes that volumes have mapped, each counted for itself, and how many of them do not lie behind those
-    /// before them.
+    /// Bytes that volumes have mapped, each volume counted separately, and how many of them are
+    /// scattered.
     pub referenced: u64,
     pub scattered: u64,
     pub dirty: u64,
@@ -461,27 +461,27 @@ impl From<&PoolInfo> for PoolRecord {
     }
 }
 
-/// A daemon, and who uses it.
+/// A daemon and its clients.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// Its process.
+    /// Process id.
     pub pid: u32,
-    /// Its version.
+    /// Version of the program.
     pub version: String,
     /// The pool's path.
     pub pool: String,
     /// The pool's identity.
     pub uuid: String,
-    /// The file or block device that is open: what tells it from a copy with the same identity.
+    /// The open file or block device, which distinguishes it from a copy with the same identity.
     pub file: String,
-    /// Where the data socket lies; `null` when it was handed over by a service manager.
+    /// Path of the data socket; `null` if a service manager passed it.
     pub socket: Option<String>,
     /// Clients of the data socket that have chosen an export.
     pub clients: Vec<ClientRecord>,
-    /// Where the pool is mounted.
+    /// Directories where the pool is mounted.
     #[serde(default)]
     pub mounts: Vec<String>,
-    /// It was started for devices of the kernel and ends when the last of them is detached.
+    /// Whether it was started for attached devices and ends when the last of them is detached.
     #[serde(default)]
     pub until_detached: bool,
 }
@@ -491,11 +491,11 @@ pub struct Status {
 pub struct ClientRecord {
     /// The volume or snapshot.
     pub export: String,
-    /// Who it is, as far as that is known.
+    /// Description of the client, as far as known.
     pub peer: String,
 }
 
-/// A pool's identity as text, in the usual five groups.
+/// Formats a pool's identity in the usual five groups.
 pub fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])

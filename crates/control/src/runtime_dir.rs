@@ -1,4 +1,4 @@
-//! Where a daemon's sockets lie when nobody says otherwise, and where to look for them.
+//! Default places of a daemon's sockets, and the search for them.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,19 +9,19 @@ use forkdisk::{PAGE_SIZE, Recorded, SUPERBLOCK_AT};
 
 use crate::reply::uuid_text;
 
-/// The file name of the data socket in the pool's own folder.
+/// File name of the data socket in the pool's private folder.
 const DATA: &str = "nbd.sock";
-/// The file name of the control socket there.
+/// File name of the control socket in that folder.
 const CONTROL: &str = "control.sock";
 
-/// The folder for the sockets of one pool, which only this user may enter. Removed when dropped, if
-/// nothing else is in it.
+/// The folder for the sockets of one pool, accessible to this user only. Dropping it removes the
+/// folder if it is empty.
 pub struct PrivateDir {
     path: PathBuf,
 }
 
 impl PrivateDir {
-    /// Makes `/run/forkdisk/UUID` for root, `$XDG_RUNTIME_DIR/forkdisk/UUID` (or
+    /// Creates `/run/forkdisk/UUID` for root, `$XDG_RUNTIME_DIR/forkdisk/UUID` (or
     /// `/run/user/UID/forkdisk/UUID`) for others.
     pub fn make(uuid: &[u8; 16]) -> io::Result<PrivateDir> {
         let root = own_root().ok_or_else(|| {
@@ -41,12 +41,12 @@ impl PrivateDir {
         Ok(PrivateDir { path })
     }
 
-    /// The data socket's place.
+    /// Returns the path of the data socket.
     pub fn data(&self) -> PathBuf {
         self.path.join(DATA)
     }
 
-    /// The control socket's place.
+    /// Returns the path of the control socket.
     pub fn control(&self) -> PathBuf {
         self.path.join(CONTROL)
     }
@@ -54,32 +54,33 @@ impl PrivateDir {
 
 impl Drop for PrivateDir {
     fn drop(&mut self) {
-        // Somebody else's file in it is reason enough to leave it.
+        // Fails if other files are in it; the folder stays then.
         let _ = fs::remove_dir(&self.path);
     }
 }
 
-/// Folders of this pool that may be in memory, the usual one first: its run-time folder, and one below `/dev/shm`.
+/// Returns folders of this pool that may be in memory, the default first: its run-time folder, and
+/// one below `/dev/shm`.
 pub fn folders_in_memory(uuid: &[u8; 16]) -> Vec<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let shared = PathBuf::from(format!("/dev/shm/forkdisk-{user}"));
     own_root().map(|root| root.join("forkdisk")).into_iter().chain([shared]).map(|f| f.join(uuid_text(uuid))).collect()
 }
 
-/// Makes a folder, and those above it, which only this user may enter.
+/// Creates a folder and its parents, accessible to this user only.
 pub fn make_private(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     path.parent().map_or(Ok(()), |above| if above.starts_with("/dev/shm") { own(above) } else { Ok(()) })?;
     own(path)
 }
 
-/// The control socket of the pool in one's own folder, which may exist or not.
+/// Returns the path of the pool's control socket in this user's run-time folder, whether it exists or not.
 pub fn own_control(uuid: &[u8; 16]) -> Option<PathBuf> {
     Some(control_in(&own_root()?, uuid))
 }
 
-/// Where the control socket of the pool `uuid` may lie, most likely first; only places where
-/// something is. Root also looks at other users' pools.
+/// Returns existing paths where the control socket of pool `uuid` may be, most likely first.
+/// For root that includes other users' folders.
 pub fn control_candidates(uuid: &[u8; 16]) -> Vec<PathBuf> {
     let mut roots: Vec<PathBuf> = own_root().into_iter().chain([PathBuf::from("/run")]).collect();
     if is_root() {
@@ -100,20 +101,20 @@ fn control_in(root: &Path, uuid: &[u8; 16]) -> PathBuf {
     root.join("forkdisk").join(uuid_text(uuid)).join(CONTROL)
 }
 
-/// The identity of the pool at `path`, read without opening it as a pool. `None` if it cannot be read or
-/// is none.
+/// Reads the identity of the pool at `path` without opening it as a pool. `None` if it cannot be
+/// read or is not a pool.
 pub fn pool_identity(path: &Path) -> Option<[u8; 16]> {
     recorded(path).map(|recorded| recorded.uuid)
 }
 
-/// What the newest superblock of the pool at `path` says, read as for [`pool_identity`].
+/// Reads the newest superblock of the pool at `path`, as [`pool_identity`] does.
 pub fn recorded(path: &Path) -> Option<Recorded> {
     superblocks(path, forkdisk::recorded)?.into_iter().max_by_key(|recorded| recorded.generation)
 }
 
-/// What `look` finds in the superblocks of the pool at `path`.
+/// Applies `look` to the superblocks of the pool at `path`.
 fn superblocks<T>(path: &Path, look: fn(usize, &[u8]) -> Option<T>) -> Option<Vec<T>> {
-    // A pipe would block.
+    // Opening a pipe would block.
     let kind = fs::metadata(path).ok()?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
         return None;
@@ -127,7 +128,7 @@ fn superblocks<T>(path: &Path, look: fn(usize, &[u8]) -> Option<T>) -> Option<Ve
     Some(found.collect())
 }
 
-/// What tells the file or block device at `path` from every other on this machine, whatever the path.
+/// Returns a text that identifies the file or block device at `path` on this machine, whatever its path.
 pub fn file_identity(path: &Path) -> io::Result<String> {
     let found = fs::metadata(path)?;
     Ok(match found.file_type().is_block_device() {
@@ -152,7 +153,7 @@ fn own_root() -> Option<PathBuf> {
     xdg_runtime_dir().or_else(|| usual().filter(|dir| dir.is_dir()))
 }
 
-/// A folder that was there already must be ours, and is closed to others.
+/// Closes a folder to other users; fails if it existed and belongs to another user.
 fn own(path: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(path)?;
     if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {

@@ -1,4 +1,4 @@
-//! The control server: accepts peers, refuses strangers, keeps count, ends them.
+//! The control server: accepts connections, refuses other users and connections over the limit, stops them all.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -13,25 +13,25 @@ use crate::event::Event;
 use crate::message::{self, ErrorCode, RpcError};
 use crate::session::Session;
 
-/// How long to wait after a failed accept, such as for want of file descriptors.
+/// Pause after a failed accept, for example when file descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Descriptors that are kept for verbs in case others have taken all that the process may have.
-const RESERVE_FDS: usize = 16;
-/// How often a failed accept is told.
+/// Descriptors reserved for verbs, in case the process reaches its limit.
+const RESERVE: usize = 16;
+/// Least time between two log messages about failed accepts.
 const TELL_AGAIN: Duration = Duration::from_secs(10);
 
 /// Limits of a control server. Peers can make it hold at most about
-/// `max_connections × max_message`, beside what imports and exports take.
+/// `max_connections × max_message`, plus the buffers of imports and exports.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Connections at a time; more are refused with an error.
+    /// Most connections at a time; more are refused with an error.
     pub max_connections: usize,
-    /// Bytes of one message of a peer.
+    /// Most bytes of one message of a peer.
     pub max_message: usize,
     /// A peer that takes longer than this to accept an answer is disconnected.
     pub send_timeout: Duration,
-    /// How often whoever waits hears how far a request has come.
+    /// Interval of progress notifications.
     pub progress_every: Duration,
 }
 
@@ -55,30 +55,30 @@ pub struct Server {
 pub(crate) struct State {
     pub session: Session,
     pub options: ServerOptions,
-    /// No further request is read, and verbs that can be undone end.
+    /// Raised by `stop`: no further request is read, and verbs that can be undone end.
     pub stop: Event,
     peers: RefCell<Vec<Rc<Peer>>>,
     changed: Cell<Option<std::task::Waker>>,
-    /// Descriptors to be let go of.
+    /// Reserved descriptors, closed to make room when an accept fails.
     reserve: RefCell<Vec<File>>,
-    /// When a failed accept was told last.
+    /// When a failed accept was logged last.
     told: Cell<Option<Instant>>,
 }
 
-/// Stops a server, from anywhere on its thread.
+/// Stops a server; usable anywhere on the server's thread.
 #[derive(Clone)]
 pub struct ServerHandle {
     state: Rc<State>,
 }
 
 impl ServerHandle {
-    /// Reads no further request. Those under way end: imports and exports are given up, the others done.
+    /// Stops reading requests. Imports and exports under way are cancelled; other requests are completed.
     pub fn stop(&self) {
         self.state.stop.raise();
         self.state.peers.borrow().iter().for_each(|peer| peer.cancel());
     }
 
-    /// Waits until every request under way has ended, but for those that asked for the daemon's end.
+    /// Waits until every request under way has ended, except `stop` requests.
     pub async fn idle(&self) {
         self.until(|peer| !peer.is_busy() || peer.waits_for_end()).await;
     }
@@ -101,14 +101,14 @@ impl ServerHandle {
 }
 
 impl State {
-    /// To be called whenever what a peer does has changed.
+    /// Wakes the waiting task; called whenever the state of a peer has changed.
     pub fn changed(&self) {
         if let Some(waker) = self.changed.take() {
             waker.wake();
         }
     }
 
-    /// Sets descriptors aside, as far as there are any.
+    /// Refills the reserve of descriptors as far as the process limit allows.
     fn refill(&self) {
         let mut reserve = self.reserve.borrow_mut();
         while reserve.len() < RESERVE_FDS
@@ -118,7 +118,7 @@ impl State {
         }
     }
 
-    /// Lets go of the descriptors that were set aside; whether there were any.
+    /// Closes the reserved descriptors; returns whether there were any.
     fn draw_on_reserve(&self) -> bool {
         !self.reserve.take().is_empty()
     }
@@ -129,7 +129,7 @@ impl State {
 }
 
 impl Server {
-    /// A server for verbs on `session`.
+    /// Creates a server for verbs on `session`.
     pub fn new(session: Session, options: ServerOptions) -> Server {
         let (stop, peers, changed, reserve, told) = Default::default();
         let state = State { session, options, stop, peers, changed, reserve, told };
@@ -137,13 +137,13 @@ impl Server {
         Server { state: Rc::new(state) }
     }
 
-    /// What stops the server.
+    /// Returns a handle that stops the server.
     pub fn handle(&self) -> ServerHandle {
         ServerHandle { state: self.state.clone() }
     }
 
-    /// Serves whoever connects to `listener`, until [`ServerHandle::stop`]. Requests under way may go on
-    /// after that.
+    /// Serves all connections to `listener` until [`ServerHandle::stop`]. Requests under way may
+    /// continue after this returns.
     pub async fn serve(&self, listener: UnixListener) {
         let State { stop, .. } = &*self.state;
         while !stop.has_happened() {
@@ -169,7 +169,7 @@ impl Server {
             let refusal = message::line(&message::answer(&Value::Null, Err::<(), _>(error)));
             let (rt, limit) = (self.state.rt().clone(), self.state.options.send_timeout);
             let sent = stream.send_vectored(vec![refusal.into()]);
-            // A peer that does not read it need not know.
+            // A failed send does not matter: the peer did not read it.
             drop(self.state.rt().spawn(async move { drop(rt.timeout(limit, sent).await) }));
             return;
         }
@@ -201,7 +201,7 @@ impl Server {
     }
 }
 
-/// A peer's place among the others.
+/// Keeps a peer in the server's list of peers while it lives.
 struct Place {
     state: Rc<State>,
     peer: Rc<Peer>,

@@ -1,5 +1,5 @@
-//! A pool that is open in this process, as verbs see it: the engine, the runtime under it, and who
-//! else uses its volumes here.
+//! A pool that is open in this process, as verbs see it: the engine, its runtime, and the users of
+//! its volumes in this process.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -15,63 +15,64 @@ use crate::failure::{Failure, FailureKind};
 use crate::method::params;
 use crate::reply::Status;
 
-/// What serves the pool's volumes beside the verbs: a daemon, or nobody.
+/// The daemon that serves the pool's volumes, as verbs see it. [`NoHost`] if there is none.
 pub trait Host {
-    /// Who uses the volume or snapshot `name` at the moment, in words, such as
-    /// `an NBD client (pid 123)`; without its [`devices`](Self::devices).
+    /// Describes the current users of the volume or snapshot `name`, such as `an NBD client (pid
+    /// 123)`; without its [`devices`](Self::devices).
     fn users(&self, name: &str) -> Vec<String>;
 
-    /// The block devices of the kernel that the volume or snapshot `name` is attached as.
+    /// Returns the block devices as which the volume or snapshot `name` is attached.
     fn devices(&self, _name: &str) -> Vec<String> {
         Vec::new()
     }
 
-    /// Keeps new users away from the volume or snapshot `name`, lets requests in flight end, and
-    /// disconnects all who use it. Users may come again when the guard is dropped.
+    /// Refuses new users of the volume or snapshot `name`, completes requests in flight, and
+    /// disconnects its users. New users are accepted again when the guard is dropped.
     fn evict<'a>(&'a self, name: &'a str) -> LocalFuture<Box<dyn Guard>>;
 
-    /// What is being served.
+    /// Returns the state of the daemon.
     fn status(&self) -> Result<Status, Failure>;
 
-    /// What the server did with its connections; `None` if there is none.
+    /// Returns the server's counters; `None` if there is no server.
     fn server(&self) -> Option<ServerRecord> {
         None
     }
 
-    /// Shows the pool as files through `connection`, which the caller has mounted; resolves when they can be used.
+    /// Serves the pool as files on `connection`, which the caller has mounted; resolves when the files can be used.
     fn mount(&self, _mount: params::Mount, _connection: OwnedFd) -> LocalFuture<Result<(), Failure>> {
         Box::pin(async { Err(NoHost::refusal()) })
     }
 
-    /// Makes a volume or snapshot a block device of the kernel; its path.
+    /// Attaches a volume or snapshot as a block device; returns its path.
     fn attach(&self, _attach: params::Attach) -> LocalFuture<Result<String, Failure>> {
         Box::pin(async { Err(NoHost::refusal()) })
     }
 
-    /// Takes a block device away that [`attach`](Self::attach) has made.
+    /// Removes a block device that [`attach`](Self::attach) created.
     fn detach(&self, _device: String) -> LocalFuture<Result<(), Failure>> {
         Box::pin(async { Err(NoHost::refusal()) })
     }
 
-    /// A verb gave the volume `name` other contents or another length. Resolves when nobody sees the old ones.
+    /// Reports that a verb changed the contents or length of the volume `name`. Resolves when no
+    /// user sees the old ones.
     fn changed<'a>(&'a self, _name: &'a str) -> LocalFuture<()> {
         Box::pin(async {})
     }
 
-    /// A verb has ended. Resolves when what is offered by name follows the pool's names.
+    /// Reports that a verb has ended. Resolves when the exports match the pool's names.
     fn follow(&self) -> LocalFuture<()> {
         Box::pin(async {})
     }
 
-    /// Begins to end the daemon; resolves when the pool is closed. Refused while clients are connected, but with
-    /// `force`.
+    /// Starts to end the daemon; resolves when the pool is closed. Refused while clients are
+    /// connected, unless `force`.
     fn stop(&self, force: bool) -> LocalFuture<Result<(), Failure>>;
 }
 
-/// Keeps users away while it lives.
+/// Refuses new users of a volume while it lives.
 pub trait Guard {}
 
-/// The host of a pool that is open for one verb only.
+/// Host of a pool that is open for one verb only.
 pub struct NoHost;
 
 impl NoHost {
@@ -103,28 +104,28 @@ impl Host for NoHost {
 /// An open pool and the runtime under it. Cheap to clone; all clones are the same session.
 #[derive(Clone)]
 pub struct Session {
-    /// The engine on its device.
+    /// The pool.
     pub pool: Pool<UringDevice>,
-    /// Where tasks run.
+    /// Runtime that runs the tasks.
     pub runtime: Rt,
     host: Rc<dyn Host>,
     own: Rc<Own>,
 }
 
-/// What verbs of this session are doing.
+/// Uses of the pool by verbs of this session.
 #[derive(Default)]
 struct Own {
-    /// Volumes that verbs read or write, by number, with what they do.
+    /// For each volume number, descriptions of the verbs that read or write it.
     uses: RefCell<BTreeMap<u64, Vec<&'static str>>>,
     /// Imports and exports under way.
     copies: Cell<usize>,
 }
 
-/// Imports and exports at a time: each holds up to about 16 MiB and a thread.
-const MAX_COPIES_COUNT: usize = 16;
+/// Most imports and exports at a time: each uses up to about 16 MiB and a thread.
+const MOST_COPIES: usize = 16;
 
 impl Session {
-    /// A session on `pool`, whose volumes `host` serves.
+    /// Creates a session on `pool`, whose volumes `host` serves.
     pub fn new(pool: Pool<UringDevice>, runtime: Rt, host: Rc<dyn Host>) -> Session {
         Session { pool, runtime, host, own: Rc::default() }
     }
@@ -133,7 +134,7 @@ impl Session {
         &*self.host
     }
 
-    /// Notes that an import or export begins; refused when there are many already.
+    /// Registers an import or export; refused if too many are under way.
     pub(crate) fn begin_copy(&self) -> Result<Copying, Failure> {
         let going_on = self.own.copies.get();
         if going_on >= MAX_COPIES_COUNT {
@@ -144,20 +145,20 @@ impl Session {
         Ok(Copying { own: self.own.clone() })
     }
 
-    /// Notes that a verb does `what` with volume number `id` until the guard is dropped.
+    /// Registers that a verb does `what` with volume number `id` until the guard is dropped.
     pub(crate) fn using(&self, id: u64, what: &'static str) -> Using {
         self.own.uses.borrow_mut().entry(id).or_default().push(what);
         Using { own: self.own.clone(), id, what }
     }
 
-    /// Who uses a volume or snapshot, in words; empty if nobody does.
+    /// Describes the users of a volume or snapshot; empty if there are none.
     pub(crate) fn users(&self, id: u64, name: &str) -> Vec<String> {
         let own = self.own.uses.borrow();
         let verbs = own.get(&id).into_iter().flatten().map(|what| what.to_string());
         verbs.chain(self.host.users(name)).collect()
     }
 
-    /// Seconds since 1970.
+    /// Returns the time in seconds since 1970.
     pub(crate) fn now(&self) -> u64 {
         SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
     }
@@ -174,7 +175,7 @@ impl Drop for Copying {
     }
 }
 
-/// A note that a verb uses a volume.
+/// Registration of a verb's use of a volume.
 pub(crate) struct Using {
     own: Rc<Own>,
     id: u64,

@@ -1,11 +1,11 @@
-//! Sizes as people write them: IEC units, 1024 each, exact to the byte on the way in.
+//! Sizes as text: IEC units, 1024 each; parsing is exact to the byte.
 
 use anyhow::{Result, bail};
 
 const UNITS: &str = "KMGTPE";
 
-/// Bytes in `text`: a number, then optionally `K M G T P E`, alone or followed by `iB` or `B`
-/// (`20G`, `1.5TiB`, `4096`, `512B`). Every unit is a power of 1024. A fraction must come to whole bytes.
+/// Parses a number, optionally followed by `K M G T P E`, alone or with `iB` or `B` (`20G`, `1.5TiB`,
+/// `4096`, `512B`). Every unit is a power of 1024. A fraction must give a whole number of bytes.
 pub fn parse(text: &str) -> Result<u64> {
     let text = text.trim();
     if text.starts_with('-') {
@@ -49,7 +49,7 @@ fn fraction_of(text: &str, digits: &str, shift: u32) -> Result<u64> {
     Ok((bytes / scale) as u64)
 }
 
-/// `bytes` for people: three digits and a unit (`1.50G`, `64K`, `0`).
+/// Formats `bytes` with three digits and a unit (`1.50G`, `64K`, `0`).
 pub fn human(bytes: u64) -> String {
     if bytes < 1024 {
         return bytes.to_string();

@@ -1,4 +1,4 @@
-//! Where a file has data, and which pages of a buffer are not zero.
+//! Data ranges of a file, and non-zero pages of a buffer.
 
 use std::fs::File;
 use std::io;
@@ -8,8 +8,8 @@ use forkdisk::PAGE_SIZE;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-/// The runs of a file that may hold data, in rising order, ends cut to `len`. A file system that
-/// knows no holes gives one run.
+/// Iterator over the ranges of a file that may hold data, in rising order, cut off at `len`. On a
+/// file system without support for holes there is one range.
 pub struct DataRuns<'a> {
     file: &'a File,
     at: u64,
@@ -17,7 +17,7 @@ pub struct DataRuns<'a> {
 }
 
 impl<'a> DataRuns<'a> {
-    /// The runs within the first `len` bytes of `file`. Moves the file's position.
+    /// Creates the iterator over the first `len` bytes of `file`. Moves the file's position.
     pub fn new(file: &'a File, len: u64) -> DataRuns<'a> {
         DataRuns { file, at: 0, len }
     }
@@ -35,7 +35,7 @@ impl<'a> DataRuns<'a> {
         let end = match seek(self.file, SeekFrom::Hole(start)) {
             Ok(end) => end.min(self.len),
             Err(Errno::INVAL | Errno::NOTSUP) => self.len,
-            // The file was cut off in between: there is nothing left to read.
+            // The file was truncated meanwhile: nothing is left to read.
             Err(Errno::NXIO) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
@@ -52,7 +52,7 @@ impl Iterator for DataRuns<'_> {
     }
 }
 
-/// The runs of pages in `bytes` that are not all zero; the last page may be short.
+/// Returns the runs of pages in `bytes` that are not all zero; the last page may be short.
 pub fn nonzero_pages(bytes: &[u8]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (i, page) in bytes.chunks(PAGE_SIZE).enumerate() {

@@ -1,5 +1,5 @@
 //! A window of tasks: several requests in flight, outcomes in the order in which they were
-//! started. Nothing is ever dropped half-way.
+//! started. No task is dropped before its end.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -14,12 +14,12 @@ pub struct Window<T> {
 }
 
 impl<T: 'static> Window<T> {
-    /// An empty window for `depth` tasks, at least one.
+    /// Creates an empty window for `depth` tasks, at least one.
     pub fn new(runtime: Rt, depth: usize) -> Window<T> {
         Window { runtime, depth: depth.max(1), running: VecDeque::new() }
     }
 
-    /// Starts `future`. When the window is full, waits for the oldest task and returns its outcome.
+    /// Starts `future`. If the window is full, waits for the oldest task and returns its outcome.
     pub async fn push(&mut self, future: impl Future<Output = T> + 'static) -> Option<T> {
         let oldest = if self.running.len() >= self.depth { self.pop().await } else { None };
         self.running.push_back(self.runtime.spawn(future));

@@ -1,16 +1,16 @@
-//! Compressed streams, decompressed as they are read. What is cut off or damaged is an error, never a short disk.
+//! Decompression of streams while they are read. A truncated or damaged stream is an error, never a short disk.
 
 use std::io::{self, BufReader, Read};
 
 use liblzma::stream::{CONCATENATED, Stream};
 
-/// Most memory that an xz stream may ask for; `xz -9` asks for 65 MiB.
-const MAX_MEMORY_BYTES: u64 = 256 << 20;
+/// Memory limit for an xz stream; `xz -9` needs 65 MiB.
+const MOST_MEMORY: u64 = 256 << 20;
 /// Bytes read from the compressed side at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// What is in the compressed stream `of`, whose format is called `name`; several members in a row are one stream.
-/// `None` if there is no such format.
+/// Returns a reader of the decompressed contents of `of` for the format `name`; several members in
+/// a row are one stream. `None` if the format is unknown.
 pub fn decompressed<'a>(name: &str, of: impl Read + 'a) -> Option<io::Result<Box<dyn Read + 'a>>> {
     let of = BufReader::with_capacity(PIECE_BYTES, of);
     Some(match name {

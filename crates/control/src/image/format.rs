@@ -1,16 +1,16 @@
-//! What a file is by its first bytes: a table of the formats that must not be taken for a raw image.
+//! Recognition of image formats by magic numbers, so that no other format is taken for a raw image.
 
-/// Bytes of the beginning, and of the end, that [`recognise`] looks at.
-pub const LOOKED_AT_BYTES: usize = 512;
+/// Bytes of the beginning and of the end that [`recognise`] examines.
+pub const LOOKED_AT: usize = 512;
 
-/// What can be done with a format.
+/// How an image format is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The bytes of the disk themselves.
     Raw,
     /// A compressed stream, which is decompressed as it is read.
     Compressed {
-        /// The command that writes what is in it to standard output.
+        /// Command that writes the decompressed contents to standard output.
         by_hand: &'static str,
     },
     /// A virtual disk that QEMU's tools can read.
@@ -20,25 +20,25 @@ pub enum Kind {
     },
 }
 
-/// A format, and how it is told.
+/// An image format and its magic numbers.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Format {
-    /// What `--format` calls it.
+    /// Its name as a value of `--format`.
     pub name: &'static str,
-    /// What can be done with it.
+    /// How it is handled.
     pub kind: Kind,
-    /// Any of these tells it.
+    /// Magic numbers; any of them identifies the format.
     signs: &'static [Sign],
 }
 
-/// Bytes at one place.
+/// A magic number and its place.
 #[derive(Debug, PartialEq, Eq)]
 enum Sign {
-    /// That far from the beginning.
+    /// Offset from the beginning, bytes.
     At(usize, &'static [u8]),
-    /// At the beginning, and others that far from it.
+    /// Bytes at the beginning, and an offset with other bytes.
     Both(&'static [u8], usize, &'static [u8]),
-    /// At the beginning of the last 512 bytes.
+    /// Bytes at the beginning of the last 512 bytes.
     InTail(&'static [u8]),
 }
 
@@ -55,7 +55,7 @@ impl Format {
     pub const RAW: &'static Format = &RAW;
 }
 
-/// Every format that is known.
+/// All known formats.
 pub static FORMATS: [Format; 13] = [
     RAW,
     Format { name: "qcow", kind: Kind::Disk { driver: "qcow" }, signs: &[Both(b"QFI\xfb", 4, &[0, 0, 0, 1])] },
@@ -87,18 +87,18 @@ impl Sign {
     }
 }
 
-/// The format of a file that begins with `head` and whose last 512 bytes are `tail` (empty if they are not known);
-/// `None`: as far as can be told, its bytes are the disk's.
+/// Returns the format of a file that begins with `head` and whose last 512 bytes are `tail` (empty
+/// if unknown); `None` if no magic number matches, so that the file is taken as raw.
 pub fn recognise(head: &[u8], tail: &[u8]) -> Option<&'static Format> {
     FORMATS.iter().find(|format| format.signs.iter().any(|sign| sign.is_in(head, tail)))
 }
 
-/// The format with this name, as `--format` gives it.
+/// Returns the format that `--format` calls `name`.
 pub fn named(name: &str) -> Option<&'static Format> {
     FORMATS.iter().find(|format| format.name == name)
 }
 
-/// Why a disk of another format is not read here, and what to do; `shown` is what messages call it.
+/// Returns the message for a format that cannot be imported, with what to do; `shown` names the image.
 pub fn not_read(format: &Format, shown: &str) -> String {
     let name = format.name;
     let Kind::Disk { driver } = format.kind else {

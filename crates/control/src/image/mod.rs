@@ -1,5 +1,5 @@
-//! Images that volumes are made of: what they are, and their parts in order. Every function here may block and runs
-//! on a thread of its own; a thread whose caller has gone ends at its next step.
+//! Sources of imports: recognises an image's format and reads its parts in order. Every function here may
+//! block and runs on a separate thread; a thread whose caller has disconnected ends at its next step.
 
 mod decompress;
 pub mod format;
@@ -27,32 +27,32 @@ use crate::sparse::{DataRuns, nonzero_pages};
 use decompress::decompressed;
 use format::{Format, Kind, LOOKED_AT_BYTES};
 
-/// Bytes that are asked of an NBD server at a time: where there is data, and behind a hole.
-const NBD_STEP_BYTES: u64 = 4 << 20;
-const NBD_LONG_STEP_BYTES: u64 = 32 << 20;
-/// Stands among the formats for the socket of an NBD server.
+/// Bytes requested from an NBD server at a time: where there is data, and after a hole.
+const NBD_STEP: u64 = 4 << 20;
+const NBD_LONG_STEP: u64 = 32 << 20;
+/// Format name for the socket of an NBD server.
 pub const NBD: &str = "nbd";
 
-/// What an image consists of, in rising order.
+/// A part of an image; parts come in rising order.
 pub(crate) enum Part {
-    /// Its length, if it is known beforehand. Comes first.
+    /// The image's length, if it is known beforehand. Comes first.
     Length(u64),
     /// Bytes at an offset; never all zero.
     Data { offset: u64, bytes: Vec<u8> },
-    /// Everything before this offset has come.
+    /// Everything before this offset was sent.
     Reached(u64),
-    /// The end of the image.
+    /// End of the image, with its length.
     End(u64),
 }
 
-/// What is said of an image beside its bytes.
+/// Properties of an image that its caller gave.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Source {
-    /// Its format; `None` to look for it.
+    /// Format; `None`: recognise it.
     pub format: Option<String>,
-    /// What messages call it.
+    /// Name of the image in messages.
     pub shown: Option<String>,
-    /// Take it although it is in use.
+    /// Import the image even if it is in use.
     pub force: bool,
 }
 
@@ -64,13 +64,13 @@ impl Source {
 
 type Parts = Sender<Result<Part, Failure>>;
 
-/// What went wrong; nothing when it is only that no more is wanted.
+/// Why reading stopped: a failure, or `None` if the receiver is gone.
 type Stopped = Option<Failure>;
 
-/// Reads `image` and sends its parts; the last one is its end or why it could not be read.
+/// Reads `image` and sends its parts. The last message is the end of the image or the failure.
 pub(crate) fn read_image(image: File, source: &Source, parts: &Parts) {
     if let Err(Some(failure)) = read_all(image, source, parts) {
-        // A caller that has gone is told nothing.
+        // If the caller has gone, the failure is dropped.
         let _ = parts.send_blocking(Err(failure));
     }
 }
@@ -130,13 +130,13 @@ fn read_all(mut image: File, source: &Source, parts: &Parts) -> Result<(), Stopp
     if len > MAX_VOLUME_SIZE {
         return Err(too_long(shown, len));
     }
-    // Only advice: reading works without it.
+    // The advice may fail: reading works without it.
     let _ = fadvise(&image, 0, None, Advice::Sequential);
     send(parts, Part::Length(len))?;
     read_file(&image, len, shown, parts)
 }
 
-/// The format of a file or block device by its first and last bytes; `None`: as far as can be told, it is raw.
+/// Returns the format of a file or block device by its first and last bytes; `None` if it is taken as raw.
 pub fn format_of(image: &File) -> io::Result<Option<&'static Format>> {
     let mut image = image;
     let len = image.seek(SeekFrom::End(0))?;
@@ -145,7 +145,7 @@ pub fn format_of(image: &File) -> io::Result<Option<&'static Format>> {
     Ok(format::recognise(&head, &tail))
 }
 
-/// The first and the last bytes of a file of `len` bytes.
+/// Returns the first and the last bytes of a file of `len` bytes.
 fn ends(image: &File, len: u64) -> io::Result<(Vec<u8>, Vec<u8>)> {
     let mut head = vec![0; len.min(LOOKED_AT_BYTES as u64) as usize];
     image.read_exact_at(&mut head, 0)?;
@@ -154,8 +154,8 @@ fn ends(image: &File, len: u64) -> io::Result<(Vec<u8>, Vec<u8>)> {
     Ok((head, tail))
 }
 
-/// Refuses an image, unless `force`, that another program writes; keeps programs that heed QEMU's locks from
-/// beginning to as long as `image` is open.
+/// Locks `image` against writers that respect QEMU's locks for as long as it is open. Fails, unless
+/// `force`, if another program writes it.
 pub fn lock(image: &File, shown: &str, force: bool) -> Result<(), Failure> {
     match force {
         true => Ok(()),
@@ -194,13 +194,13 @@ fn read_file(image: &File, len: u64, shown: &str, parts: &Parts) -> Result<(), S
     send(parts, Part::End(len))
 }
 
-/// Lets a run begin at a page, but not before what is done already.
+/// Moves the start of `run` down to a page boundary, but not below `done`.
 fn page_aligned(run: Range<u64>, done: u64) -> Range<u64> {
     let start = run.start - run.start % PAGE_SIZE as u64;
     start.max(done)..run.end
 }
 
-/// Reads what QEMU serves on a socket.
+/// Reads the export of the NBD server (QEMU) behind `stream`.
 fn read_nbd(stream: UnixStream, parts: &Parts) -> Result<(), Stopped> {
     let mut export = nbd::Export::open(stream)?;
     let size = export.size;
@@ -227,7 +227,7 @@ fn read_nbd(stream: UnixStream, parts: &Parts) -> Result<(), Stopped> {
     send(parts, Part::End(size))
 }
 
-/// How far an image that is read as a stream has come, and whether it is still wanted.
+/// Progress of an image that is read as a stream: position, and whether the receiver still takes parts.
 struct DataProgress<'a> {
     parts: &'a Parts,
     at: Cell<u64>,
@@ -249,11 +249,11 @@ impl DataProgress<'_> {
     }
 }
 
-/// A stream whose reading ends when it is not wanted any more, however long nothing comes.
+/// A stream whose `read` ends with an error once the image is not wanted any more, even if no data arrives.
 struct RetryingReader<'a> {
     file: &'a File,
     coming: &'a DataProgress<'a>,
-    /// What was read ahead.
+    /// Bytes that were read ahead.
     head: Cursor<Vec<u8>>,
 }
 
@@ -278,7 +278,7 @@ impl Read for RetryingReader<'_> {
     }
 }
 
-/// Reads a stream in a format that can be read as one.
+/// Reads a stream in a format that does not need seeking.
 fn read_stream(stream: RetryingReader<'_>, format: &Format, source: &Source) -> Result<(), Stopped> {
     let (shown, coming) = (source.shown(), stream.coming);
     let by_hand = match format.kind {
@@ -295,7 +295,7 @@ fn read_stream(stream: RetryingReader<'_>, format: &Format, source: &Source) -> 
     };
     let inner = decompressed(name, stream).ok_or_else(|| invalid(format!("{name} is not read here")))?;
     let mut inner = inner.map_err(failed)?;
-    // A converter that reads a disk of another format goes back and forth in it: it cannot read a stream.
+    // The converter for other disk formats needs to seek: it cannot read a stream.
     let look = |head: &[u8], tail: &[u8]| match format::recognise(head, tail) {
         None => Ok(()),
         Some(found) if matches!(found.kind, Kind::Disk { .. }) => Err(invalid(format!(
@@ -312,7 +312,7 @@ fn read_stream(stream: RetryingReader<'_>, format: &Format, source: &Source) -> 
     read_bytes(&mut inner, coming, failed, look)
 }
 
-/// Reads the bytes of a disk, of which `look` sees the first ones, then the first and the last.
+/// Reads the bytes of a disk. `look` checks the first bytes, and at the end the first and last bytes.
 fn read_bytes(
     mut stream: impl Read,
     coming: &DataProgress<'_>,
@@ -382,7 +382,7 @@ mod tests {
         (File::from(OwnedFd::from(reader)), writer)
     }
 
-    /// What comes of a source: the bytes and the length, or the failure.
+    /// Imports an image; returns its bytes and length, or the failure.
     fn import(image: File, source: Source) -> Result<(Vec<u8>, u64), Failure> {
         let (sender, parts): (_, Receiver<Result<Part, Failure>>) = queue(4);
         let thread = std::thread::spawn(move || read_image(image, &source, &sender));

@@ -1,5 +1,5 @@
-//! A client for one export of an NBD server that is reached through an open socket: what QEMU reads for us. Holes
-//! arrive as such (structured replies).
+//! NBD client for one export, over a connected socket; QEMU serves images of other formats this
+//! way. Holes arrive as such (structured replies).
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -11,7 +11,7 @@ const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 const REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const CHUNK_MAGIC: u32 = 0x668e_33ef;
-/// Of the handshake: fixed newstyle, no padding.
+/// Client flags of the handshake: fixed newstyle, no padding.
 const FLAGS: u32 = 3;
 const OPT_GO: u32 = 7;
 const OPT_STRUCTURED: u32 = 8;
@@ -21,17 +21,17 @@ const REPLY_ERROR: u32 = 1 << 31;
 const CHUNK_DATA: u16 = 1;
 const CHUNK_HOLE: u16 = 2;
 const CHUNK_ERROR: u16 = 1 << 15;
-/// Longest text of a reply that is taken.
+/// Most bytes of an option reply or error text that are accepted.
 const LONGEST: u32 = 64 << 10;
 
-/// An export that was opened.
+/// An open export.
 pub struct Export {
     stream: UnixStream,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub size: u64,
 }
 
-/// A part of what was read.
+/// A part of a read range.
 pub enum Piece {
     /// Bytes at an offset.
     Data { offset: u64, bytes: Vec<u8> },
@@ -81,7 +81,7 @@ impl Export {
         Ok(Export { stream, size: size.ok_or_else(|| odd("no size"))? })
     }
 
-    /// Reads `len` bytes from `offset` and hands their parts to `take`.
+    /// Reads `len` bytes at `offset` and passes their parts to `take`.
     pub fn read<E: From<Failure>>(
         &mut self,
         offset: u64,
@@ -175,7 +175,7 @@ fn answer(stream: &mut UnixStream, to: u32) -> Result<(u32, Vec<u8>), Failure> {
 mod tests {
     use super::*;
 
-    /// What a server says whose export has 8,192 bytes: data, then a hole.
+    /// Returns the bytes of a server whose export has 8,192 bytes: data, then a hole.
     fn script(end: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         out.extend(NBD_MAGIC.to_be_bytes());

@@ -1,4 +1,4 @@
-//! How volumes are copied: break policies, throttles, the copier's settings and figures.
+//! How volumes are copied: break policies, throttles, settings and figures of the copier.
 
 use forkdisk::{BreakPolicy, Throttle};
 
@@ -7,7 +7,7 @@ use crate::method::params;
 use crate::reply::CopierRecord;
 use crate::session::Session;
 
-/// The policy of that name.
+/// Returns the break policy called `name`.
 pub fn policy(name: &str) -> Result<BreakPolicy, Failure> {
     match name {
         "split" => Ok(BreakPolicy::Split),
@@ -16,7 +16,7 @@ pub fn policy(name: &str) -> Result<BreakPolicy, Failure> {
     }
 }
 
-/// The throttle that `old` becomes.
+/// Applies the changes in `p` to the throttle `old`.
 fn changed(old: Throttle, p: &params::Copier) -> Throttle {
     Throttle {
         percent: p.percent.unwrap_or(old.percent),
@@ -33,7 +33,7 @@ pub async fn copier(session: &Session, p: params::Copier) -> Result<CopierRecord
         new.split_count = p.split_count.unwrap_or(old.split_count);
         new.offload = p.offload.unwrap_or(old.offload);
         new.throttle = changed(old.throttle, &p);
-        // Larger sub-jobs need larger buffers, unless somebody says how large.
+        // Larger sub-jobs need larger buffers, unless the request sets their size.
         new.buffers = p.buffers.unwrap_or(old.buffers.max(new.least_buffers()));
         if new != old {
             pool.set_copier(new).await?;

@@ -1,4 +1,4 @@
-//! Bringing together what a volume has scattered.
+//! Gathering the scattered pages of a volume.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +9,7 @@ use crate::observer::Step;
 use crate::reply::Gathering;
 use crate::session::Session;
 
-/// Goes over the volume. Whoever asked may go away meanwhile: what was done by then stays done.
+/// Gathers the volume's pages. If the caller disconnects meanwhile, what was done by then remains.
 pub async fn defrag(session: &Session, p: params::Defrag, call: &Call) -> Result<Gathering, Failure> {
     let before = session.pool.find(&p.object)?.scattered;
     let tell = |done, total| {

@@ -1,4 +1,4 @@
-//! Deleting volumes and snapshots: all that are named or none.
+//! Deletion of volumes and snapshots: all that are named or none.
 
 use std::collections::HashSet;
 
@@ -9,7 +9,7 @@ use crate::method::params;
 use crate::reply::Deletion;
 use crate::session::Session;
 
-/// Deletes, and waits until the space is free.
+/// Deletes the objects and waits until their space is free.
 pub async fn delete(session: &Session, p: params::Delete, call: &Call) -> Result<Deletion, Failure> {
     let names = victims(session, &p).await?;
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -26,14 +26,14 @@ pub async fn delete(session: &Session, p: params::Delete, call: &Call) -> Result
     }
     if !p.dry_run {
         session.pool.delete(&names).await?;
-        // What is deleted stays so. A full file system under the pool makes its space come back later.
+        // The deletion is durable. If the file system under the pool is full, the space is freed later.
         waits = settle_later(session, call).await?;
     }
     let deleted = names.iter().map(|name| name.to_string()).collect();
     Ok(Deletion { dry_run: p.dry_run, deleted, frees, waits })
 }
 
-/// The name of every object that goes, in the order of the list.
+/// Returns the names of all objects to delete, in the order of the list.
 async fn victims(session: &Session, p: &params::Delete) -> Result<Vec<String>, Failure> {
     if p.objects.iter().any(String::is_empty) || p.objects.is_empty() {
         return Err(Failure::new(FailureKind::Invalid, "name what is to be deleted"));

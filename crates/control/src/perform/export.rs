@@ -1,4 +1,4 @@
-//! Writing a volume or snapshot as a raw image, with holes where it has none.
+//! Export of a volume or snapshot as a raw image, with holes where it has no data.
 
 use std::sync::atomic::Ordering;
 
@@ -16,15 +16,15 @@ use crate::session::Session;
 use crate::window::Window;
 
 /// Reads in flight.
-const DEPTH_COUNT: usize = 8;
-/// Chunks that wait to be written.
-const AHEAD_COUNT: usize = 4;
+const DEPTH: usize = 8;
+/// Most chunks that wait to be written.
+const AHEAD: usize = 4;
 /// Bytes of a volume whose extents are looked up at a time.
 const LOOK_AHEAD_BYTES: u64 = 64 << 20;
 
 type ReadTask = (u64, forkdisk::Result<()>, Buf);
 
-/// Exports what the volume holds; a volume that is being written shows some of it.
+/// Exports a volume or snapshot. Writes during the export of a volume may or may not be in the image.
 pub async fn export(session: &Session, p: params::Export, call: &Call) -> Result<Done, Failure> {
     let volume = session.pool.volume(&p.object)?;
     let _using = session.using(volume.id().0, "an export to a file");
@@ -38,29 +38,29 @@ pub async fn export(session: &Session, p: params::Export, call: &Call) -> Result
         let is_wanted = || !cancelled.load(Ordering::Relaxed);
         let written = write_image(file, &shown, size, p.force, &incoming, &is_wanted);
         drop(incoming);
-        // Nobody to tell when the caller has gone.
+        // Fails only if the caller is gone.
         let _ = report.send_blocking(written);
     });
     let window = Window::new(session.runtime.clone(), DEPTH_COUNT);
     let mut reader = Reader { session, volume: &volume, chunks, window };
     let read = reader.run(size, call).await;
-    // In flight requests end before anything else happens to the volume.
+    // Requests in flight end before the volume is released.
     while reader.window.pop().await.is_some() {}
     drop(reader);
     let broken = || Err(Failure::new(FailureKind::Io, "the export broke off"));
     let written = outcome.receive().await.unwrap_or_else(broken);
     match read {
         Err(Stop::Failed(failure)) => Err(failure),
-        // What the file refused is why nothing more could be sent.
+        // If the file refused a write, that is the reason why sending failed: report it.
         Ok(()) | Err(Stop::Refused) => written.map(|()| Done {}),
     }
 }
 
 /// Why reading ended early.
 enum Stop {
-    /// Something could not be read.
+    /// A read failed.
     Failed(Failure),
-    /// The file takes no more.
+    /// The thread that writes the file has ended.
     Refused,
 }
 
@@ -76,7 +76,7 @@ impl From<Gone> for Stop {
     }
 }
 
-/// Reads a volume's data in order, several requests in flight, and passes it on.
+/// Reads a volume's data in order, with several requests in flight, and sends it to the writing thread.
 struct Reader<'a> {
     session: &'a Session,
     volume: &'a Volume<UringDevice>,

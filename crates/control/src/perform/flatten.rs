@@ -9,8 +9,8 @@ use crate::observer::Step;
 use crate::reply::Flattening;
 use crate::session::Session;
 
-/// Copies whatever shows through. Whoever asked may go away meanwhile: what was copied by then stays, and asking
-/// again goes on.
+/// Copies everything that shows through. If the caller disconnects meanwhile, what was copied
+/// remains and the next call continues there.
 pub async fn flatten(session: &Session, p: params::Flatten, call: &Call) -> Result<Flattening, Failure> {
     let tell = |done, total| {
         call.observer.reached(Step::bytes("flattening", done, Some(total)));

@@ -1,7 +1,7 @@
-//! Making a volume out of a raw image.
+//! Creation of a volume from a raw image.
 //!
-//! Data goes to a volume without a name, which gets its name when everything is durable: a volume with a name is
-//! always whole, and what an import that was killed leaves is deleted when the pool is opened again.
+//! Data goes to a volume without a name, which is named when everything is durable: a volume with a
+//! name is always complete, and what a killed import leaves is deleted when the pool is opened again.
 
 use std::sync::atomic::Ordering;
 
@@ -21,15 +21,15 @@ use crate::session::Session;
 use crate::window::Window;
 
 /// Writes in flight.
-const DEPTH_COUNT: usize = 8;
-/// Parts of the image that are read ahead.
-const AHEAD_COUNT: usize = 4;
-/// First size of a volume whose length is not known yet; it doubles when it is full.
+const DEPTH: usize = 8;
+/// Most parts of the image that are read ahead.
+const AHEAD: usize = 4;
+/// Initial size of a volume whose final length is unknown, in bytes; it doubles when it is full.
 const FIRST_SIZE: u64 = 64 << 20;
 
 type Parts = Receiver<Result<Part, Failure>>;
 
-/// Imports; on failure nothing of it stays behind.
+/// Imports an image; a failure leaves nothing behind.
 pub async fn import(session: &Session, p: params::Import, call: &Call) -> Result<VolumeRecord, Failure> {
     check_free(&session.pool.list(), &p.volume)?;
     let image = call.file()?;
@@ -51,7 +51,7 @@ pub async fn import(session: &Session, p: params::Import, call: &Call) -> Result
         Ok(()) => session.pool.name_volume(&volume, &p.volume).await.map_err(Failure::from),
         Err(failure) => Err(failure),
     };
-    // One that has no name is deleted with its last handle.
+    // A volume without a name is deleted with its last handle.
     drop(volume);
     if let Err(failure) = named {
         return Err(undone(session, failure, call).await);
@@ -59,7 +59,7 @@ pub async fn import(session: &Session, p: params::Import, call: &Call) -> Result
     Ok((&session.pool.find(&p.volume)?).into())
 }
 
-/// Refuses a name that is taken, before the long work rather than after it.
+/// Refuses a name that is taken, before the long copy instead of after it.
 fn check_free(all: &[VolumeInfo], wanted: &str) -> Result<(), Failure> {
     let below = |outer: &str, inner: &str| inner.strip_prefix(outer).is_some_and(|rest| rest.starts_with('/'));
     for info in all {
@@ -76,7 +76,7 @@ fn check_free(all: &[VolumeInfo], wanted: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The failure of an import, when the space of what it had written has come back.
+/// Waits until the space of a failed import is free, then returns the import's failure.
 async fn undone(session: &Session, failure: Failure, call: &Call) -> Failure {
     match settle(session, call).await {
         Ok(()) => failure,
@@ -95,7 +95,7 @@ async fn fill(
     let window = Window::new(session.runtime.clone(), DEPTH_COUNT);
     let mut writer = Writer { session, volume, wanted, window };
     let copied = copy(&mut writer, first, parts, call).await;
-    // No request is in flight when the volume is given up.
+    // No request may be in flight when the volume is dropped.
     let ended = writer.drain().await;
     copied?;
     ended
@@ -136,17 +136,17 @@ async fn copy(
     }
 }
 
-/// Writes to a volume, several in flight, and makes it longer as needed.
+/// Writes to a volume with several requests in flight and extends it as needed.
 struct Writer<'a> {
     session: &'a Session,
     volume: &'a Volume<UringDevice>,
-    /// The length that it is to have, whatever the image's is.
+    /// Requested length, independent of the image's.
     wanted: Option<u64>,
     window: Window<forkdisk::Result<()>>,
 }
 
 impl Writer<'_> {
-    /// Refuses an image that is longer than the volume is to be.
+    /// Refuses an image that is longer than the requested length.
     fn check_fits(&self, len: u64) -> Result<(), Failure> {
         match self.wanted.filter(|wanted| len > *wanted) {
             None => Ok(()),
@@ -183,7 +183,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Waits for all writes; the first failure is the one reported.
+    /// Waits for all writes; returns the first failure.
     async fn drain(&mut self) -> Result<(), Failure> {
         let mut outcome = Ok(());
         while let Some(ended) = self.window.pop().await {

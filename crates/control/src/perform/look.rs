@@ -1,4 +1,4 @@
-//! Looking at volumes without changing anything. What may be long comes in parts of bounded length.
+//! Verbs that only read volumes. Long results come in parts of bounded length.
 
 use std::collections::HashSet;
 
@@ -10,12 +10,12 @@ use crate::method::params;
 use crate::reply::{Change, Diff, DuRecord, Piece, PieceMap, Usage, VolumeRecord};
 use crate::session::Session;
 
-/// About how many runs a part of a map or comparison has.
-const PART_COUNT: usize = 4096;
-/// Bytes of a volume that are looked up at a time: at most 16,384 runs.
-const STEP_BYTES: u64 = 64 << 20;
-/// How far a part goes through holes and shared data before whoever waits hears of it.
-const REACH_BYTES: u64 = 1 << 46;
+/// Approximate number of runs in a part of a map or comparison.
+const PART: usize = 4096;
+/// Bytes of a volume examined at a time: at most 16,384 runs.
+const STEP: u64 = 64 << 20;
+/// Most bytes of holes and shared data that one part covers, so that the caller hears of the progress.
+const REACH: u64 = 1 << 46;
 
 pub async fn list(session: &Session, p: params::List) -> Result<Vec<VolumeRecord>, Failure> {
     Ok(select(session, &p.objects).await?.iter().map(VolumeRecord::from).collect())
@@ -25,7 +25,7 @@ pub async fn du(session: &Session, p: params::Du, call: &Call) -> Result<Usage, 
     let found = select(session, &p.objects).await?;
     call.say("counting");
     let names: Vec<&str> = found.iter().map(|info| info.name.as_str()).collect();
-    // All of one moment: each by itself, then all together.
+    // All counts are of one instant: each object alone, then all together.
     let mut lists: Vec<Vec<&str>> = names.iter().map(|name| vec![*name]).collect();
     lists.push(names);
     let mut freed = session.pool.freed_by_each(&lists).await?;
@@ -52,8 +52,8 @@ pub async fn map(session: &Session, p: params::Map, call: &Call) -> Result<Piece
     while at < volume.size() && pieces.len() < PART_COUNT && at - p.from < REACH_BYTES {
         let len = step.min(volume.size() - at);
         let extents = volume.extents(at, len).await?;
-        // Holes are found at once whatever their length.
-        step = if extents.iter().all(|extent| !extent.data) { (step * 2).min(REACH_BYTES) } else { STEP_BYTES };
+        // Lookups of holes take constant time, independent of their length.
+        step = if extents.iter().all(|extent| !extent.data) { (step * 2).min(REACH) } else { STEP };
         extents.iter().for_each(|extent| add(&mut pieces, extent));
         at += len;
         session.runtime.yield_now().await;
@@ -69,18 +69,18 @@ fn add(pieces: &mut Vec<Piece>, extent: &Extent) {
     }
 }
 
-/// Whether `next` is alike what lies before it.
+/// Returns whether `next` continues `last` with the same properties.
 fn continues(last: &Piece, next: &Piece) -> bool {
     let alike = last.data == next.data && last.offset + last.length == next.offset;
     alike && (!next.data || last.shared == next.shared && last.physical + last.length == next.physical)
 }
 
-/// Names that are examined before other tasks run.
-const MAX_NAMES: usize = 1024;
+/// Number of names examined before other tasks run.
+const NAMES: usize = 1024;
 
-/// The volumes and snapshots that `objects` mean, by name: of a pool (an empty name) all of them, of a
-/// folder all in it, of a volume itself and its snapshots. One that means nothing is an error. Takes time in proportion
-/// to the names in the pool, or to the objects where all are snapshots.
+/// Returns the volumes and snapshots that match `objects`, by name: an empty name matches everything, a
+/// folder all volumes in it, a volume itself and its snapshots. An object that matches nothing is an error.
+/// Takes time in proportion to the names in the pool, or to the number of objects if all are snapshots.
 pub async fn select(session: &Session, objects: &[String]) -> Result<Vec<VolumeInfo>, Failure> {
     let wanted = Wanted::new(objects);
     let (mut found, mut hit) = (Vec::new(), HashSet::new());
@@ -109,26 +109,26 @@ pub async fn select(session: &Session, objects: &[String]) -> Result<Vec<VolumeI
     Ok(found)
 }
 
-/// The objects that a verb names.
+/// The objects given to a verb.
 struct Wanted<'a> {
     objects: HashSet<&'a str>,
     everything: bool,
 }
 
 impl<'a> Wanted<'a> {
-    /// An empty list means every volume and snapshot.
+    /// Creates the matcher. An empty list means every volume and snapshot.
     fn new(objects: &'a [String]) -> Wanted<'a> {
         let objects: HashSet<&str> = objects.iter().map(String::as_str).collect();
         let everything = objects.is_empty() || objects.contains("");
         Wanted { objects, everything }
     }
 
-    /// Whether all are snapshots. A snapshot's name matches that snapshot only.
+    /// Returns whether all objects are snapshots. A snapshot's name matches that snapshot only.
     fn only_snapshots(&self) -> bool {
         !self.everything && self.objects.iter().all(|object| object.contains('@'))
     }
 
-    /// Whether an object matches the volume or snapshot `name`. Adds those that do to `hit`.
+    /// Returns whether an object matches the volume or snapshot `name`. Adds the objects that do to `hit`.
     fn covers(&self, name: &str, hit: &mut HashSet<&'a str>) -> bool {
         let ends = name.match_indices(['@', '/']).map(|(at, _)| at).chain([name.len()]);
         let known = ends.filter_map(|end| self.objects.get(&name[..end])).fold(false, |_, object| {

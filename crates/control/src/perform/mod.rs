@@ -1,4 +1,4 @@
-//! Carrying verbs out on an open pool: one function per verb, the same for an idle and a served pool.
+//! Execution of verbs on an open pool: one function per verb, the same for an idle and a served pool.
 
 mod copier;
 mod defrag;
@@ -26,14 +26,14 @@ use crate::origins;
 use crate::reply::Device;
 use crate::session::Session;
 
-/// What comes with a request beside its parameters.
+/// What accompanies a request besides its parameters.
 #[derive(Clone)]
 pub struct Call {
-    /// Is told how far the verb has come.
+    /// Receives the verb's progress.
     pub observer: Rc<dyn Observer>,
     /// The caller's file, for verbs that read or write one.
     pub file: Option<Rc<OwnedFd>>,
-    /// Whoever asked has gone: verbs that can be undone end then.
+    /// Set when the caller has disconnected: verbs that can be undone end then.
     pub cancelled: Arc<AtomicBool>,
 }
 
@@ -58,9 +58,9 @@ impl Call {
     }
 }
 
-/// Carries `request` out. Done as a whole or not at all; durable when it returns.
+/// Carries out `request`, completely or not at all; its effects are durable when this returns.
 ///
-/// Must be run to its end, as everything on a [`forkdisk::Pool`].
+/// The future must be run to its end, as every future of a [`forkdisk::Pool`].
 pub async fn perform(session: &Session, request: Request, call: &Call) -> Result<Reply, Failure> {
     Ok(match request {
         Request::Create(p) => Reply::Create(volumes::create(session, p).await?),
@@ -106,7 +106,7 @@ pub async fn perform(session: &Session, request: Request, call: &Call) -> Result
     })
 }
 
-/// Waits until deletions have given their space back, so that the next verb finds it free.
+/// Waits until deletions have freed their space, so that the next verb can use it.
 pub(crate) async fn settle(session: &Session, call: &Call) -> Result<(), Failure> {
     call.say("giving space back");
     session.pool.wait_freed().await.map_err(|error| {
@@ -116,11 +116,11 @@ pub(crate) async fn settle(session: &Session, call: &Call) -> Result<(), Failure
     })
 }
 
-/// Refuses what is a block device of the kernel, naming the way to take that away: no other way is safe for what may be
-/// mounted from it.
+/// Refuses a volume that is attached as a block device; the message says how to detach it. Nothing
+/// else is safe for a file system that may be mounted on it.
 fn refuse_attached(session: &Session, info: &VolumeInfo) -> Result<(), Failure> {
     let name = &info.name;
-    // A device whose daemon was killed uses nothing.
+    // The device of a killed daemon uses nothing.
     if info.in_use == 0 {
         return Ok(());
     }
@@ -129,8 +129,8 @@ fn refuse_attached(session: &Session, info: &VolumeInfo) -> Result<(), Failure> 
     Err(Failure::new(FailureKind::Busy, text))
 }
 
-/// As [`settle`], for what is done whether space comes back or not: on a full file system under the pool it comes back
-/// later, which is what this says then.
+/// As [`settle`], for verbs whose effect does not depend on the freed space. If the file system
+/// under the pool is full, returns the message that says that the space is freed later.
 pub(crate) async fn settle_later(session: &Session, call: &Call) -> Result<Option<String>, Failure> {
     match settle(session, call).await {
         Err(failure) if failure.kind == FailureKind::NoSpace => Ok(Some(failure.message)),
@@ -138,7 +138,7 @@ pub(crate) async fn settle_later(session: &Session, call: &Call) -> Result<Optio
     }
 }
 
-/// Refuses what is in use, naming its users; `otherwise` says what could be done.
+/// Refuses a volume in use; the message names its users and ends with the advice `otherwise`.
 fn refuse_in_use(session: &Session, info: &VolumeInfo, otherwise: &str) -> Result<(), Failure> {
     if info.in_use == 0 {
         return Ok(());
@@ -155,5 +155,5 @@ fn refuse_in_use(session: &Session, info: &VolumeInfo, otherwise: &str) -> Resul
     Err(Failure::new(FailureKind::Busy, text))
 }
 
-/// How many of a list a message shows.
-const SHOWN_COUNT: usize = 5;
+/// Most entries of a list that a message shows.
+const SHOWN: usize = 5;

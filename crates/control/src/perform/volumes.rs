@@ -1,4 +1,4 @@
-//! Making and changing volumes.
+//! Creation and changes of volumes.
 
 use forkdisk::{CreateOptions, GatherPolicy, NoSuchPolicy, SnapshotFlags, VolumeInfo};
 
@@ -19,7 +19,7 @@ fn records(made: &[VolumeInfo]) -> Vec<VolumeRecord> {
     made.iter().map(VolumeRecord::from).collect()
 }
 
-/// How a volume of `size` bytes is made.
+/// Returns the options for a new volume of `size` bytes.
 pub fn create_options(session: &Session, size: u64, chunk: Option<u64>) -> CreateOptions {
     let mut options = CreateOptions { gather: GatherPolicy::USUAL, ..CreateOptions::new(size, session.now()) };
     if let Some(chunk) = chunk {
@@ -28,18 +28,18 @@ pub fn create_options(session: &Session, size: u64, chunk: Option<u64>) -> Creat
     options
 }
 
-/// The policy of gathering that has this name.
+/// Parses a policy of gathering.
 pub fn gather_policy(name: &str) -> Result<GatherPolicy, Failure> {
     name.parse().map_err(|refused: NoSuchPolicy| invalid(refused.to_string()))
 }
 
-/// The parts of `volume@snapshot`.
+/// Splits `volume@snapshot`.
 fn split_snapshot(name: &str) -> Result<(&str, &str), Failure> {
     let parts = name.split_once('@');
     parts.ok_or_else(|| invalid(format!("{name} is a volume: name a snapshot, as in {name}@name")))
 }
 
-/// Makes `names` with `make`; when one cannot be made, those made before it go again.
+/// Creates `names` with `make`; if one fails, deletes those created before it.
 async fn make_all(
     session: &Session,
     names: &[String],
@@ -61,7 +61,7 @@ async fn make_all(
     Ok(records(&made))
 }
 
-/// Refuses a disk of 0 bytes: a volume of that length comes from an empty file of a mount only.
+/// Refuses a disk of 0 bytes: only an empty file on a mount creates a volume of that length.
 fn check_size(size: u64) -> Result<(), Failure> {
     if size > 0 { Ok(()) } else { Err(invalid("a volume needs a size above 0, as in --size 20G".to_string())) }
 }
@@ -81,7 +81,7 @@ pub async fn create(session: &Session, p: params::Create) -> Result<Vec<VolumeRe
 
 pub async fn clone(session: &Session, p: params::Clone) -> Result<Vec<VolumeRecord>, Failure> {
     let now = session.now();
-    // The source is what a message is about, and not the first of the clones.
+    // A missing source must be reported as such, not as a failure of the first clone.
     session.pool.find(&p.source)?;
     make_all(session, &p.volumes, async |name| session.pool.clone_volume(&p.source, name, now).await).await
 }
@@ -95,13 +95,13 @@ pub async fn snapshot(session: &Session, p: params::Snapshot) -> Result<Vec<Volu
 pub async fn rollback(session: &Session, p: params::Rollback, call: &Call) -> Result<VolumeRecord, Failure> {
     let (volume, snapshot) = split_snapshot(&p.snapshot)?;
     session.pool.find(&p.snapshot)?;
-    // Also with `force`, and before anything is disconnected: what is mounted from a device cannot be sent away.
+    // Also with `force`, and before clients are disconnected: users of a mounted device cannot be disconnected.
     refuse_attached(session, &session.pool.find(volume)?)?;
-    // One that was interrupted, perhaps; what was written since it began is not to stay.
+    // Completes a rollback that was interrupted: the new one must also revert what was written since that one began.
     origins::rolled_back(session, volume, call).await.map_err(|failure| {
         Failure::new(failure.kind, format!("the rollback to {} has not begun: {}", p.snapshot, failure.message))
     })?;
-    // Held until the old contents are gone: nobody comes back in between.
+    // Held until the old contents are gone, so that no client reconnects in between.
     let _kept_away = match p.force {
         true => {
             call.say("disconnecting clients");
@@ -162,7 +162,7 @@ pub async fn resize(session: &Session, p: params::Resize, call: &Call) -> Result
     }
     session.pool.resize(&p.volume, p.size).await?;
     session.host().changed(&p.volume).await;
-    // A volume that only grows gives nothing back.
+    // Growing a volume frees nothing.
     let waits = if p.size < info.size { settle_later(session, call).await? } else { None };
     Ok(VolumeRecord { waits, ..(&session.pool.find(&p.volume)?).into() })
 }
