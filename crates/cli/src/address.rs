@@ -1,4 +1,4 @@
-//! Addresses: `POOL/volume@snapshot`, and where the pool's path ends.
+//! Parsing of addresses: `POOL/volume@snapshot`, split where the pool's path ends.
 //!
 //! POOL is the shortest leading part of the path that exists and is not a directory. With `--pool` or
 //! `FORKDISK_POOL` an address is only `volume@snapshot`, unless it begins with `/`, `./`, `../` or the path of a pool.
@@ -14,27 +14,27 @@ use forkdisk_control::runtime_dir;
 /// Longest name of a volume or a snapshot, in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
 
-/// A pool, and what in it is meant.
+/// A pool, or an object in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// Where the pool lies.
+    /// Path of the pool.
     pub pool: PathBuf,
     /// `volume`, `volume@snapshot`, or empty for the pool itself.
     pub name: String,
 }
 
 impl Address {
-    /// The volume's name, without a snapshot's.
+    /// Returns the volume's name, without a snapshot's.
     pub fn volume(&self) -> &str {
         self.name.split_once('@').map_or(&self.name, |(volume, _)| volume)
     }
 
-    /// The snapshot's own name, if one is meant.
+    /// Returns the snapshot's own name, if there is one.
     pub fn snapshot(&self) -> Option<&str> {
         self.name.split_once('@').map(|(_, snapshot)| snapshot)
     }
 
-    /// The address as a user would write it.
+    /// Returns the address as a user would write it.
     pub fn show(&self) -> String {
         match self.name.as_str() {
             "" => self.pool.display().to_string(),
@@ -43,7 +43,7 @@ impl Address {
     }
 }
 
-/// Splits `text` into pool and name; `default` is the pool that the user named elsewhere.
+/// Splits `text` into pool and name; `default` is the configured pool.
 pub fn parse(text: &str, default: Option<&Path>) -> Result<Address> {
     let is_path = ["/", "./", "../"].iter().any(|start| text.starts_with(start));
     if let Some(pool) = default.filter(|_| !is_path && !begins_with_a_pool(text)) {
@@ -56,20 +56,20 @@ pub fn parse(text: &str, default: Option<&Path>) -> Result<Address> {
     Ok(address)
 }
 
-/// Whether a leading part of `text` is the path of a pool, and not of any other file.
+/// Returns whether a leading part of `text` is the path of a pool; other files do not count.
 fn begins_with_a_pool(text: &str) -> bool {
     let path = within_a_file(text).map_or(text, |(path, _)| path);
     Path::new(path).is_file() && runtime_dir::pool_identity(Path::new(path)).is_some()
 }
 
-/// The leading part of `text` that is a file or block device, and what follows.
+/// Returns the leading part of `text` that is a file or block device, and the rest.
 pub fn within_a_file(text: &str) -> Option<(&str, &str)> {
     let parts = text.match_indices('/').map(|(at, _)| (&text[..at], text[at..].trim_start_matches('/')));
     let is_end = |found: Metadata| found.is_file() || found.file_type().is_block_device();
     parts.into_iter().find(|(path, name)| !name.is_empty() && std::fs::metadata(path).is_ok_and(is_end))
 }
 
-/// The address of a volume or a snapshot: a pool alone is refused.
+/// Parses the address of a volume or a snapshot; refuses a pool alone.
 pub fn parse_object(text: &str, default: Option<&Path>) -> Result<Address> {
     let address = parse(text, default)?;
     if address.name.is_empty() {
@@ -79,7 +79,7 @@ pub fn parse_object(text: &str, default: Option<&Path>) -> Result<Address> {
     Ok(address)
 }
 
-/// The address of a volume: a pool alone or a snapshot is refused.
+/// Parses the address of a volume; refuses a pool alone and a snapshot.
 pub fn parse_volume(text: &str, default: Option<&Path>) -> Result<Address> {
     let address = parse_object(text, default)?;
     if address.snapshot().is_some() {
@@ -88,7 +88,7 @@ pub fn parse_volume(text: &str, default: Option<&Path>) -> Result<Address> {
     Ok(address)
 }
 
-/// The address of a snapshot.
+/// Parses the address of a snapshot.
 pub fn parse_snapshot(text: &str, default: Option<&Path>) -> Result<Address> {
     let address = parse_object(text, default)?;
     if address.snapshot().is_none() {
@@ -97,7 +97,7 @@ pub fn parse_snapshot(text: &str, default: Option<&Path>) -> Result<Address> {
     Ok(address)
 }
 
-/// All of them, which must lie in one pool.
+/// Returns the pool of all `addresses`; fails if they are in several.
 pub fn same_pool(addresses: &[Address]) -> Result<PathBuf> {
     let first = &addresses.first().context("no address was given")?.pool;
     for other in addresses {
@@ -108,7 +108,7 @@ pub fn same_pool(addresses: &[Address]) -> Result<PathBuf> {
     Ok(first.clone())
 }
 
-/// The names in the pool.
+/// Returns the names within the pool.
 pub fn names(addresses: Vec<Address>) -> Vec<String> {
     addresses.into_iter().map(|address| address.name).collect()
 }

@@ -1,4 +1,4 @@
-//! The command line: verbs and the options that all of them have.
+//! The command line: verbs and the options common to all of them.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -33,7 +33,7 @@ pub struct Cli {
 /// Options of every verb.
 #[derive(Args, Clone)]
 pub struct Global {
-    /// How results are written.
+    /// Format of results.
     #[command(flatten)]
     pub output: OutputArgs,
 
@@ -44,11 +44,11 @@ pub struct Global {
     #[command(flatten)]
     given: Given<false>,
 
-    /// The configuration in effect.
+    /// The effective configuration.
     #[arg(skip)]
     pub settings: Settings,
 
-    /// The verb's name.
+    /// Name of the verb.
     #[arg(skip)]
     verb: String,
 }
@@ -58,38 +58,39 @@ impl Global {
         self.settings.path(&key::POOL)
     }
 
-    /// Which pool `path` is, if it is the default one: what is missing in it was perhaps meant elsewhere.
+    /// Describes the default pool if `path` is it. Added to errors about missing objects: another
+    /// pool may have been meant.
     pub fn about_default_pool(&self, path: &Path) -> Option<String> {
         self.default_pool().filter(|pool| pool == path)?;
         Some(format!("in the pool {} ({})", path.display(), self.settings.source(&key::POOL)))
     }
 
-    /// Where the daemon's control socket lies, if the user said so.
+    /// Returns the configured path of the daemon's control socket.
     pub fn control(&self) -> Option<PathBuf> {
         self.settings.path(&key::CONTROL)
     }
 
-    /// Any address: a pool or what is in one.
+    /// Parses any address: a pool or an object in it.
     pub fn address(&self, text: &str) -> Result<Address> {
         address::parse(text, self.default_pool().as_deref())
     }
 
-    /// The address of a volume or snapshot.
+    /// Parses the address of a volume or snapshot.
     pub fn object(&self, text: &str) -> Result<Address> {
         address::parse_object(text, self.default_pool().as_deref())
     }
 
-    /// The address of a volume.
+    /// Parses the address of a volume.
     pub fn volume(&self, text: &str) -> Result<Address> {
         address::parse_volume(text, self.default_pool().as_deref())
     }
 
-    /// The address of a snapshot.
+    /// Parses the address of a snapshot.
     pub fn snapshot(&self, text: &str) -> Result<Address> {
         address::parse_snapshot(text, self.default_pool().as_deref())
     }
 
-    /// The pool that a verb on whole pools is for.
+    /// Returns the path of an existing pool: `named`, or the default pool.
     pub fn pool(&self, named: Option<&Path>) -> Result<PathBuf> {
         let path = self.new_pool(named)?;
         let source = || match named {
@@ -104,7 +105,7 @@ impl Global {
         Ok(path)
     }
 
-    /// As [`pool`](Self::pool), for one that need not exist.
+    /// As [`pool`](Self::pool), for a pool that need not exist.
     pub fn new_pool(&self, named: Option<&Path>) -> Result<PathBuf> {
         let path = named.map(Path::to_path_buf).or_else(|| self.default_pool());
         let path = path.context("no pool: name its path, or set FORKDISK_POOL")?;
@@ -114,7 +115,7 @@ impl Global {
         Ok(path)
     }
 
-    /// What a verb that lists works on: the addresses given, or the whole default pool.
+    /// Returns the addresses that a listing verb works on: those given, or the whole default pool.
     pub fn addresses(&self, given: &[String]) -> Result<Vec<Address>> {
         if given.is_empty() {
             return Ok(vec![Address { pool: self.pool(None)?, name: String::new() }]);
@@ -180,24 +181,24 @@ enum Verb {
 }
 
 impl Cli {
-    /// The command line as it was parsed.
+    /// Builds the command line from the parser's matches.
     pub fn read(matches: &ArgMatches) -> Result<Cli, clap::Error> {
         let mut cli = Cli::from_arg_matches(matches)?;
         cli.global.verb = matches.subcommand_name().unwrap_or_default().to_string();
         Ok(cli)
     }
 
-    /// Whether the user wants JSON.
+    /// Returns whether the user wants JSON.
     pub fn json(&self) -> bool {
         self.global.output.json()
     }
 
-    /// Puts together what the command line, the environment and the file say.
+    /// Merges the command line, the environment and the file into the configuration.
     pub fn configure(&mut self) -> Result<()> {
         let serve = match &mut self.verb {
             Verb::Serve(args) => std::mem::take(&mut args.given),
             Verb::Config(args) => std::mem::take(&mut args.given),
-            // It does what another process tells it, whatever the file says by now.
+            // These act on behalf of another process, whatever the file says by now.
             Verb::HoldFrozen(_) | Verb::OnMount(_) | Verb::WithParent(_) => return Ok(()),
             _ => Given::default(),
         };
@@ -206,7 +207,7 @@ impl Cli {
         Ok(())
     }
 
-    /// How to log: as the user said, else as suits the verb.
+    /// Returns the logging options: those configured, else the verb's defaults.
     pub fn logging(&self) -> Result<Logging> {
         let is_server = matches!(self.verb, Verb::Serve(_) | Verb::Mount(_));
         let settings = &self.global.settings;
@@ -216,7 +217,7 @@ impl Cli {
         Ok(Logging { level, json: settings.word(&key::LOG_FORMAT) == Some("json"), burst })
     }
 
-    /// Carries out the verb.
+    /// Runs the verb.
     pub fn run(self) -> Result<ExitCode> {
         let global = &self.global;
         match self.verb {

@@ -1,17 +1,17 @@
-//! The command line's definition as parser, manual and completions use it: what the derived one cannot say for all
-//! verbs at once.
+//! The command line's definition for parser, manual and completions: adds what the derived
+//! definition cannot express for all verbs at once.
 
 use clap::{Arg, Command, CommandFactory};
 
 use crate::cli::Cli;
 use crate::verbs::examples;
 
-/// Heading of the options that every verb has.
+/// Heading of the options common to all verbs.
 const OF_EVERY_VERB: &str = "Options of every verb";
-/// Values that begin with a number: `-5G` is refused as one, and not taken for an option.
+/// Value names of numbers: `-5G` is refused as a negative number instead of an unknown option.
 const NUMBERS: [&str; 5] = ["SIZE", "TIME", "NUMBER", "SECONDS", "SIZE|PERCENT%"];
 
-/// Words of other programs that are no verbs, and the way here.
+/// Verbs of other programs that forkdisk lacks, and what to use instead.
 const ELSEWHERE: [(&[&str], &str); 5] = [
     (
         &["send", "receive", "recv"],
@@ -25,7 +25,7 @@ const ELSEWHERE: [(&[&str], &str); 5] = [
     (&["start", "nbd"], "`serve` offers the volumes of a pool over NBD"),
 ];
 
-/// The definition.
+/// Returns the definition.
 pub fn command() -> Command {
     Cli::command().mut_args(tune).mut_subcommands(|verb| {
         let shown = examples::of(verb.get_name()).map(|lines| format!("Examples:\n  {}", lines.join("\n  ")));
@@ -37,7 +37,7 @@ pub fn command() -> Command {
     })
 }
 
-/// The definition without what only our own processes say.
+/// Returns the definition without the verbs that only forkdisk itself and udev use.
 pub fn without_hidden_verbs() -> Command {
     let whole = command();
     let shown: Vec<Command> = whole.get_subcommands().filter(|verb| !verb.is_hide_set()).cloned().collect();
@@ -58,7 +58,7 @@ fn tune(arg: Arg) -> Arg {
     if arg.is_global_set() { arg.help_heading(OF_EVERY_VERB) } else { arg }
 }
 
-/// What is told of a word that is no verb, if it is known from other programs.
+/// Returns the message for an unknown verb that is known from other programs.
 pub fn elsewhere(word: &str) -> Option<String> {
     let (_, way) = ELSEWHERE.iter().find(|(words, _)| words.contains(&word))?;
     Some(format!("there is no verb `{word}`: {way}\n"))
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn every_verb_has_examples_that_its_parser_takes() {
         let verbs: Vec<String> = command().get_subcommands().map(|verb| verb.get_name().to_string()).collect();
-        // Begun by forkdisk itself, or by udev.
+        // Started by forkdisk itself, or by udev.
         let internal = ["device-links", "hold-frozen", "on-mount", "with-parent"];
         for verb in verbs.iter().filter(|verb| !internal.contains(&verb.as_str())) {
             let lines = examples::of(verb).unwrap_or_else(|| panic!("{verb} has no example"));

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 const FILE: &str = "/etc/group";
 
-/// The number of a group.
+/// Returns the number of a group.
 pub fn number(group: &str) -> Result<u32> {
     if let Ok(number) = group.parse() {
         return Ok(number);
@@ -15,7 +15,7 @@ pub fn number(group: &str) -> Result<u32> {
     if let Some(number) = find(&file, group) {
         return Ok(number);
     }
-    // Those of a directory service, if there is one.
+    // Groups of a directory service, if one is configured.
     let asked = Command::new("getent").args(["group", "--", group]).output();
     let answer = asked.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     match find(&answer, group) {

@@ -1,4 +1,4 @@
-//! Which host this is, for pools that have a heartbeat, and what time it is.
+//! Identity of this host, for pools with a heartbeat, and the clock.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -7,18 +7,18 @@ use forkdisk::{HostIdentity, OpenOptions};
 
 use crate::session::nanoseconds_since_1970;
 
-/// The default options, with the clock and the identity of this host and this open.
+/// Returns the default options, with the clock and the identity of this host and this open.
 pub fn open_options() -> OpenOptions {
     OpenOptions { host: identity(), clock: Some(nanoseconds_since_1970), ..OpenOptions::default() }
 }
 
-/// `None` where the kernel does not tell its boot; pools with a heartbeat are refused then.
+/// Returns `None` if the kernel does not report its boot id; pools with a heartbeat are refused then.
 fn identity() -> Option<HostIdentity> {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     Some(HostIdentity { name, boot: boot_id().ok()?, open: random().ok()? })
 }
 
-/// The kernel's number of this boot.
+/// Returns the kernel's id of this boot.
 pub fn boot_id() -> io::Result<[u8; 16]> {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let digits: Vec<u8> = text.chars().filter_map(|c| c.to_digit(16)).map(|digit| digit as u8).collect();
@@ -26,7 +26,7 @@ pub fn boot_id() -> io::Result<[u8; 16]> {
     bytes.try_into().map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// A random number.
+/// Returns 16 random bytes.
 pub fn random() -> io::Result<[u8; 16]> {
     let mut bytes = [0; 16];
     File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes))?;

@@ -1,4 +1,4 @@
-//! Where log lines go, in which form, and how many.
+//! Target, format and rate limit of log lines.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -16,22 +16,22 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::output::utc;
 use crate::syslog::{Line, Lines};
 
-/// In which lines of one kind are counted.
+/// Window in which lines of one kind are counted.
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// How a log is written.
+/// Options of the log.
 pub struct Logging {
-    /// What is written.
+    /// Least severe level that is written.
     pub level: LevelFilter,
-    /// As JSON objects instead of text.
+    /// Write JSON objects instead of text.
     pub json: bool,
-    /// Lines of one kind within ten seconds; more are counted and left out.
+    /// Most lines of one kind within ten seconds; more are counted and left out.
     pub burst: Option<usize>,
 }
 
 impl Logging {
-    /// Begins to log: to stderr, wherever that leads, or to the system's log once a daemon has gone to the
-    /// background without a file for it.
+    /// Starts logging to stderr. A daemon without a log file later redirects the lines to the
+    /// system's log when it goes to the background.
     pub fn begin(self) {
         let layer = tracing_subscriber::fmt::layer().with_writer(Lines).with_target(false).with_ansi(false);
         let limit = RateLimit { json: self.json, counts: Mutex::new(Counts::new(self.burst.unwrap_or(usize::MAX))) };
@@ -43,14 +43,14 @@ impl Logging {
     }
 }
 
-/// Lets a few lines of each kind (each place in the program) through in each window of time, counts the others, and
-/// says how many there were.
+/// Limits the lines of each kind (each place in the program) per window of time, counts those left
+/// out, and logs their number.
 struct RateLimit {
     json: bool,
     counts: Mutex<Counts<Identifier>>,
 }
 
-/// How many lines of each kind there were in its window of time.
+/// Numbers of lines of each kind in its current window of time.
 struct Counts<K> {
     most: usize,
     seen: HashMap<K, (Instant, usize)>,
@@ -61,7 +61,7 @@ impl<K: Eq + Hash> Counts<K> {
         Counts { most, seen: HashMap::new() }
     }
 
-    /// Counts a line: whether it may be written, and how many before it were not.
+    /// Counts a line. Returns whether it may be written, and how many lines before it were left out.
     fn count(&mut self, kind: K, now: Instant) -> (bool, usize) {
         let (since, lines) = self.seen.entry(kind).or_insert((now, 0));
         let mut left_out = 0;
@@ -84,7 +84,7 @@ impl RateLimit {
             }
             false => format!("{}  WARN {message}", utc(now)),
         };
-        // A log that cannot be written has nowhere to say so.
+        // A failure to write the log cannot be logged.
         let _ = Line::of(Level::WARN).write_all(format!("{line}\n").as_bytes());
     }
 }

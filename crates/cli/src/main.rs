@@ -1,7 +1,7 @@
-//! The `forkdisk` program: one verb per run, results on stdout, everything else on stderr; under `--json` failures are
-//! JSON, too.
+//! The `forkdisk` program: one verb per run, results on stdout, everything else on stderr; with
+//! `--json` failures are JSON, too.
 //!
-//! Exit status: 0 done, 1 failed with nothing changed, 2 wrong usage; `check` has its own.
+//! Exit status: 0 done, 1 failed with nothing changed, 2 wrong usage; `check` defines its own.
 
 mod address;
 mod attach;
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     let configured = cli.configure().and_then(|()| cli.logging());
     match configured.map(Logging::begin).and_then(|()| cli.run()) {
         Ok(status) => status,
-        // A listing that is read in part is enough (`forkdisk list | head`).
+        // A listing that is read only in part is no failure (`forkdisk list | head`).
         Err(error) if error.is::<output::ReaderGone>() => ExitCode::SUCCESS,
         Err(error) => {
             match json {
@@ -73,7 +73,7 @@ fn main() -> ExitCode {
 
 fn usage(error: clap::Error) -> ExitCode {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        // Help that nobody reads to its end is no failure.
+        // Help that is read only in part is no failure.
         let _ = error.print();
         return ExitCode::SUCCESS;
     }

@@ -1,6 +1,6 @@
-//! The program as `mount.fuse.forkdisk`, which mount(8) runs for lines of /etc/fstab and `mount -t fuse.forkdisk`:
-//! `mount.fuse.forkdisk POOL DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]` becomes `forkdisk mount --daemon POOL
-//! DIR`.
+//! The program as `mount.fuse.forkdisk`, which mount(8) runs for lines of /etc/fstab and `mount -t
+//! fuse.forkdisk`: `mount.fuse.forkdisk POOL DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`
+//! becomes `forkdisk mount --daemon POOL DIR`.
 
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
@@ -10,16 +10,16 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// Names of links to the program under which it is a helper of mount(8).
+/// Names of links to the program that make it a helper of mount(8).
 const NAMES: [&str; 2] = ["mount.fuse.forkdisk", "mount.forkdisk"];
-/// What mount(8), systemd and /etc/fstab mean for themselves.
+/// Options for mount(8), systemd and /etc/fstab, which the helper ignores.
 const OF_OTHERS: [&str; 14] = [
     "defaults", "auto", "noauto", "nofail", "user", "nouser", "users", "owner", "group", "_netdev", "relatime",
     "async", "suid", "dev",
 ];
 const PREFIXES_OF_OTHERS: [&str; 6] = ["x-", "X-", "user=", "comment=", "uhelper=", "subtype="];
 
-/// What the helper is to do.
+/// Task of the helper.
 #[derive(Debug, PartialEq, Eq)]
 enum Task {
     /// Nothing (`-f`).
@@ -28,7 +28,7 @@ enum Task {
     Run(Vec<String>),
 }
 
-/// Carries out a call of mount(8), if the program was started under a helper's name. `None` if it was not.
+/// Runs as the helper of mount(8) if the program was started under a helper's name; else returns `None`.
 pub fn begin() -> Option<Result<()>> {
     let mut arguments = std::env::args_os();
     let name = arguments.next()?;
@@ -39,7 +39,7 @@ pub fn begin() -> Option<Result<()>> {
     })
 }
 
-/// Becomes the program with other arguments.
+/// Replaces this process by the program with other arguments.
 fn run(arguments: &[String]) -> Result<Infallible> {
     let program = std::env::current_exe().context("this program's own file is not found")?;
     Err(Command::new(program).args(arguments).exec()).context("starting forkdisk mount")
@@ -80,7 +80,7 @@ fn task(arguments: impl Iterator<Item = OsString>) -> Result<Task> {
     if is_sloppy {
         options.retain(|option| crate::verbs::mount::is_known(option));
     }
-    // As mount.fuse3 writes program and source in one.
+    // mount.fuse3 writes program and source as one word.
     let pool = pool.strip_prefix("forkdisk#").unwrap_or(pool);
     let mut run: Vec<String> = ["mount", "--daemon"].map(String::from).into();
     if !options.is_empty() {

@@ -1,6 +1,6 @@
-//! Which doors a server opens besides its unix socket: TCP, TLS, metrics.
+//! Network listeners of a server besides its unix socket: TCP, TLS, metrics.
 //!
-//! What others beyond this machine could reach needs TLS that cannot be left out, or `--insecure`.
+//! A listener that other machines could reach needs mandatory TLS or `--insecure`.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -14,14 +14,14 @@ use serde::Deserialize;
 
 use crate::config::{Settings, key};
 
-/// The port that NBD has.
+/// The registered port of NBD.
 const NBD_PORT: u16 = 10809;
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), NBD_PORT);
 
-/// Where `--tcp` listens when it has no address.
+/// Address of `--tcp` without a value.
 pub const USUAL: &str = "127.0.0.1:10809";
 
-/// Where metrics are to be had.
+/// Address of a metrics server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetricsPlace {
     /// An HTTP server.
@@ -30,26 +30,26 @@ pub enum MetricsPlace {
     Unix(PathBuf),
 }
 
-/// The table of clients, as its file has it.
+/// The table of clients, as stored in its file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ClientsFile {
     client: Vec<AccessEntry>,
 }
 
-/// All doors, open.
+/// All listeners, open.
 pub struct Listeners {
     /// NBD over TCP.
     pub tcp: Vec<TcpListener>,
-    /// How clients that come by TCP are protected.
+    /// Protection of TCP clients.
     pub security: Security,
-    /// For scrapers.
+    /// HTTP servers for metrics.
     pub metrics: Vec<MetricsListener>,
-    /// Where those are, for people.
+    /// Their addresses, for people.
     pub metrics_places: Vec<String>,
 }
 
-/// Doors that are to be opened, all of them found safe.
+/// Listeners that were checked for safety and are not open yet.
 pub struct Network {
     tcp: Vec<SocketAddr>,
     metrics: Vec<MetricsPlace>,
@@ -57,8 +57,8 @@ pub struct Network {
 }
 
 impl Network {
-    /// What the configuration says. Refuses what contradicts itself or is not safe, and reads
-    /// certificates; nothing is opened yet.
+    /// Reads the listeners from the configuration. Refuses contradictions and unsafe listeners, and
+    /// reads certificates; opens nothing.
     pub fn from_settings(config: &Settings) -> Result<Network> {
         let tcp = parse_addresses(config.word(&key::TCP).unwrap_or_default())?;
         let metrics = parse_places(config.word(&key::METRICS).unwrap_or_default())?;
@@ -76,7 +76,7 @@ impl Network {
         Ok(Network { tcp, metrics, security })
     }
 
-    /// Opens all doors.
+    /// Opens all listeners.
     pub fn open(&self, rt: &Rt) -> Result<Listeners> {
         if let Some(warning) = open_to_users(&self.tcp, &self.security) {
             tracing::warn!("{warning}");
@@ -92,7 +92,7 @@ impl Network {
     }
 }
 
-/// A warning of an address that every user of this machine can connect to.
+/// Returns a warning about an address to which every user of this machine can connect.
 fn open_to_users(tcp: &[SocketAddr], security: &Security) -> Option<String> {
     let addr = tcp.iter().find(|addr| addr.ip().is_loopback())?;
     let clear = !matches!(security, Security::Required(_));
@@ -144,8 +144,8 @@ fn load_tls(config: &Settings) -> Result<Option<Tls>> {
 }
 
 impl Listeners {
-    /// Serves whoever comes: the tasks that serve disks, which end with `server`, and those that
-    /// answer scrapers of `source`, which have to be cancelled.
+    /// Starts to serve all listeners. Returns the tasks that serve disks, which end with `server`,
+    /// and those that answer metrics requests from `source`, which have to be cancelled.
     pub fn serve<X: Exports>(
         self,
         rt: &Rt,
@@ -161,7 +161,7 @@ impl Listeners {
         (self.tcp.into_iter().map(serve).collect(), self.metrics.into_iter().map(answer).collect())
     }
 
-    /// The URI prefix for each TCP address; an export's name follows.
+    /// Returns the URI prefix of each TCP address; an export's name follows it.
     pub fn uris(&self) -> Vec<String> {
         let scheme = if matches!(self.security, Security::Required(_)) { "nbds" } else { "nbd" };
         self.tcp.iter().map(|listener| format!("{scheme}://{}/", listener.local_addr())).collect()
@@ -172,7 +172,7 @@ impl MetricsPlace {
     fn open(&self, rt: &Rt) -> Result<MetricsListener> {
         Ok(match self {
             MetricsPlace::Tcp(addr) => MetricsListener::tcp(rt, *addr)?,
-            // A daemon leaves its folder, and removes the socket when it ends.
+            // Absolute, since a daemon changes its folder and removes the socket when it ends.
             MetricsPlace::Unix(path) => MetricsListener::unix(rt, &std::path::absolute(path)?)?,
         })
     }
@@ -185,17 +185,17 @@ fn read_clients(path: &Path) -> Result<AccessTable> {
     AccessTable::new(file.client).with_context(|| path.display().to_string())
 }
 
-/// TCP addresses, with commas between them.
+/// Parses TCP addresses, separated by commas.
 pub fn parse_addresses(text: &str) -> Result<Vec<SocketAddr>> {
     text.split(',').filter(|word| !word.is_empty()).map(parse_tcp).collect()
 }
 
-/// Where metrics are to be had, with commas between the places.
+/// Parses addresses of metrics servers, separated by commas.
 pub fn parse_places(text: &str) -> Result<Vec<MetricsPlace>> {
     text.split(',').filter(|word| !word.is_empty()).map(parse_metrics).collect()
 }
 
-/// `ADDR:PORT`, or one of them alone: an address, `localhost`, or `:PORT`.
+/// Parses `ADDR:PORT`, or one of both alone: an address, `localhost`, or `:PORT`.
 fn parse_tcp(text: &str) -> Result<SocketAddr> {
     if let Ok(ip) = text.trim_matches(['[', ']']).parse::<IpAddr>() {
         return Ok(SocketAddr::new(ip, NBD_PORT));
@@ -221,7 +221,7 @@ fn parse_metrics(text: &str) -> Result<MetricsPlace> {
     }
 }
 
-/// Only what is written as an address, or `localhost`: no look-up that could ask others.
+/// Parses a numeric address or `localhost`; never asks a name server.
 fn resolve(text: &str) -> Option<SocketAddr> {
     if let Ok(addr) = text.parse() {
         return Some(addr);

@@ -1,5 +1,5 @@
-//! Files that get their name when they are whole: however the program ends before that, none is left that could be
-//! taken for it.
+//! Files that get their name when they are complete: a program that ends before that leaves no file
+//! that could be taken for a complete one.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,17 +10,17 @@ use anyhow::{Context, Result};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, linkat, openat, renameat_with};
 use rustix::io::Errno;
 
-/// A file without its name yet.
+/// A new file that has no name yet.
 pub struct NewFile {
     /// Open for reading and writing.
     pub file: File,
     target: PathBuf,
-    /// What it is called meanwhile, where the file system has no files without a name.
+    /// Temporary name, on file systems without unnamed files.
     provisional: Option<PathBuf>,
 }
 
 impl NewFile {
-    /// An empty one for `target`.
+    /// Creates an empty file for `target`.
     pub fn beside(target: &Path) -> Result<NewFile> {
         let failed = || format!("{}: cannot be written", target.display());
         let dir = folder(target);
@@ -37,13 +37,13 @@ impl NewFile {
         Ok(NewFile { file: made.0, target: target.to_path_buf(), provisional: made.1 })
     }
 
-    /// A path by which other programs of this user reach it, as long as this one has it.
+    /// Returns a path by which other programs of this user reach the file while this process has it open.
     pub fn path(&self) -> PathBuf {
         let process = std::process::id();
         self.provisional.clone().unwrap_or_else(|| format!("/proc/{process}/fd/{}", self.file.as_raw_fd()).into())
     }
 
-    /// Gives it its name, which lasts; in place of another file only if `replace`.
+    /// Gives the file its name, durably; replaces an existing file only if `replace`.
     pub fn keep(mut self, replace: bool) -> Result<()> {
         let kept = self.name(replace);
         kept.with_context(|| format!("{}: cannot be given its name", self.target.display()))
@@ -61,7 +61,7 @@ impl NewFile {
             renameat_with(CWD, from, CWD, &self.target, flags)?;
             self.provisional = None;
         }
-        // Not every file system can do that for a folder; those that cannot need not.
+        // Fails on file systems that cannot sync a folder and do not need to.
         let _ = File::open(folder(&self.target)).and_then(|dir| dir.sync_all());
         Ok(())
     }
@@ -70,7 +70,7 @@ impl NewFile {
 impl Drop for NewFile {
     fn drop(&mut self) {
         if let Some(path) = &self.provisional {
-            // It is not whole; whatever failed before is what is told.
+            // The file is incomplete. A failure here would hide the error that led to it.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -81,7 +81,7 @@ fn folder(target: &Path) -> PathBuf {
     dir.map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
-/// A name beside the target that says what it is.
+/// Returns a temporary name beside the target that tells what the file is.
 fn provisional(target: &Path) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
     folder(target).join(format!(".{name}.{}.forkdisk-partial", std::process::id()))

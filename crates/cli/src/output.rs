@@ -1,4 +1,4 @@
-//! What goes to stdout: tables for people, tab-separated lines for scripts, JSON for programs.
+//! Output on stdout: tables for people, tab-separated lines for scripts, JSON for programs.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::cli::Global;
 use crate::size::human;
 
-/// How results are written: tables for people, JSON for programs.
+/// Format of results: tables for people, JSON for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     Text,
@@ -18,7 +18,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// JSON's name on the command line.
+    /// Name of JSON on the command line.
     pub const JSON: &str = "json";
 }
 
@@ -35,7 +35,7 @@ pub struct OutputArgs {
 }
 
 impl OutputArgs {
-    /// Whether the user wants JSON.
+    /// Returns whether the user wants JSON.
     pub fn json(&self) -> bool {
         self.json || self.output == Format::Json
     }
@@ -54,17 +54,17 @@ pub struct TableArgs {
 }
 
 impl TableArgs {
-    /// `bytes` as this user wants to see them.
+    /// Formats `bytes` as the options say.
     pub fn size(&self, bytes: u64) -> String {
         if self.exact { bytes.to_string() } else { human(bytes) }
     }
 
-    /// `seconds` since 1970 as this user wants to see them.
+    /// Formats `seconds` since 1970 as the options say.
     pub fn time(&self, seconds: u64) -> String {
         if self.exact { seconds.to_string() } else { utc(seconds) }
     }
 
-    /// Whether there is room for headers and remarks.
+    /// Returns whether headers and remarks may be printed.
     pub fn is_for_people(&self) -> bool {
         !self.scripted
     }
@@ -74,8 +74,8 @@ impl TableArgs {
         self.print_fitting(header, rows, &[])
     }
 
-    /// As [`print`](Self::print); on a terminal too narrow for it, the columns `spare` are left out, as many as need
-    /// be, the first one first.
+    /// As [`print`](Self::print); on a terminal that is too narrow, drops as many of the columns
+    /// `spare` as needed, in their order.
     pub fn print_fitting(&self, header: &[Column], rows: &[Vec<String>], spare: &[&str]) -> Result<()> {
         let text = match (self.scripted, terminal_width()) {
             (true, _) => rows.iter().map(|row| row.join("\t") + "\n").collect(),
@@ -86,12 +86,12 @@ impl TableArgs {
     }
 }
 
-/// A column's heading and how its cells line up.
+/// Heading and alignment of a column.
 #[derive(Clone, Copy, Debug)]
 pub enum Column {
-    /// Text, on the left.
+    /// Text, aligned to the left.
     Left(&'static str),
-    /// Figures, on the right.
+    /// Numbers, aligned to the right.
     Right(&'static str),
 }
 
@@ -103,13 +103,13 @@ impl Column {
     }
 }
 
-/// Columns of the terminal that standard output is, if it is one.
+/// Returns the width of the terminal on standard output; `None` if it is not a terminal.
 fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     (size.ws_col > 0).then_some(size.ws_col.into())
 }
 
-/// The table in lines of at most `most` columns, if leaving out all of `spare` is enough for that.
+/// Formats the table in lines of at most `most` columns, if dropping all of `spare` suffices for that.
 fn fit(header: &[Column], rows: &[Vec<String>], spare: &[&str], most: usize) -> String {
     let mut left: Vec<usize> = (0..header.len()).collect();
     let mut spare = spare.iter();
@@ -150,7 +150,7 @@ pub fn print_json(value: &impl Serialize) -> Result<()> {
     print_line(&serde_json::to_string_pretty(value)?)
 }
 
-/// Writes `value` as JSON if the user wants JSON; verbs that do something say nothing otherwise.
+/// Writes `value` as JSON if the user wants JSON; else writes nothing.
 pub fn print_if_json(global: &Global, value: &impl Serialize) -> Result<()> {
     if global.output.json() { print_json(value) } else { Ok(()) }
 }
@@ -165,7 +165,7 @@ pub fn print_line(line: &str) -> Result<()> {
     print(format!("{line}\n").as_bytes())
 }
 
-/// The reader of what is printed has gone. That is no failure: the verb has done what it was to do.
+/// Standard output was closed by its reader. Not a failure: the verb has done its work.
 #[derive(Debug)]
 pub struct ReaderGone;
 
@@ -177,8 +177,8 @@ impl fmt::Display for ReaderGone {
 
 impl std::error::Error for ReaderGone {}
 
-/// Writes to standard output. Only this makes a lost reader a [`ReaderGone`]: what an export or a connection loses is
-/// a failure.
+/// Writes to standard output. Only here does a closed pipe become [`ReaderGone`]; for an export or
+/// a connection it stays a failure.
 pub fn print(bytes: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
@@ -187,20 +187,20 @@ pub fn print(bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// A part of a whole in percent.
+/// Formats a part of a whole in percent.
 pub fn percent_of(part: u64, whole: u64) -> String {
     format!("{:.1}%", if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 })
 }
 
-/// `seconds` since 1970 as `2026-11-21T02:31:40Z`.
+/// Formats `seconds` since 1970 as `2026-11-21T02:31:40Z`.
 pub fn utc(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     let (year, month, day) = civil(days);
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
 }
 
-/// The Gregorian date `days` after 1970-01-01, counted in years that begin in March so that the
-/// leap day comes last.
+/// Returns the Gregorian date `days` after 1970-01-01. Computed in years that begin in March, so
+/// that the leap day comes last.
 fn civil(days: u64) -> (u64, u64, u64) {
     let since_0000 = days + 719_468;
     let (era, in_era) = (since_0000 / 146_097, since_0000 % 146_097);

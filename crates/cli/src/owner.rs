@@ -1,4 +1,4 @@
-//! Says who has a pool that cannot be opened, by program and verb, and what to do about it.
+//! Reports which process has a pool open, by program and verb, and what to do about it.
 
 use std::fmt;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use forkdisk::{Error, ErrorKind};
 
-/// What a process that mounts a pool by itself is called.
+/// Command of a process that mounts a pool without a daemon.
 const MOUNT: &str = "forkdisk mount";
 
 /// A pool that is open in another process.
@@ -16,19 +16,20 @@ pub struct InUse {
     /// Program and verb, without paths and options: `forkdisk serve`.
     command: String,
     pid: u32,
-    /// The path by which it has the pool, where that leads to another file or device than `path`.
+    /// The path by which the process opened the pool, if it leads to another file or device than `path`.
     other: Option<PathBuf>,
-    /// Whether it is a `forkdisk mount` that closes the pool: its mount point is unmounted already.
+    /// Whether it is a `forkdisk mount` that is closing the pool: its mount point is unmounted already.
     is_ending: bool,
 }
 
 impl InUse {
-    /// Whether that is what `error`, of opening the device at `path`, says.
+    /// Builds the report from `error`, the failure to open the device at `path`; `None` if it names no process.
     pub fn of(path: &Path, error: &Error) -> Option<InUse> {
         Some(InUse::by(path, named_pid(error)?, None))
     }
 
-    /// The pool at `path` is open in the process `pid`, as the file or device `other` if that is another one.
+    /// Builds the report for the pool at `path`, open in process `pid`, as file or device `other`
+    /// if that is another one.
     pub fn by(path: &Path, pid: u32, other: Option<PathBuf>) -> InUse {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let command = command_name(&line).unwrap_or_else(|| "another process".to_string());
@@ -36,34 +37,36 @@ impl InUse {
         InUse { path: path.to_path_buf(), command, pid, other, is_ending }
     }
 
-    /// Whether a daemon has it, which carries verbs out.
+    /// Returns whether the process is a daemon, which carries out verbs.
     pub fn by_a_daemon(&self) -> bool {
         self.command == "forkdisk serve"
     }
 
-    /// Whether a verb has it that ends by itself: any but those that serve, and those that are ending.
+    /// Returns whether the process is a verb that ends without a request: any but those that serve,
+    /// unless they are ending.
     pub fn by_a_verb(&self) -> bool {
         let verb = self.command.strip_prefix("forkdisk ");
         let serves = |verb| matches!(verb, "serve" | "mount" | "attach" | "bench");
         !self.by_itself() && (self.is_ending || verb.is_some_and(|verb| !serves(verb)))
     }
 
-    /// Whether this process has it, as a file that it reads or writes.
+    /// Returns whether it is this process, which uses the pool as a plain file.
     fn by_itself(&self) -> bool {
         self.pid == std::process::id()
     }
 
-    /// The path by which it was opened, where that leads to another file or device.
+    /// Returns the path by which it was opened, if that leads to another file or device.
     pub fn other(&self) -> Option<&Path> {
         self.other.as_deref()
     }
 
-    /// Whether it was opened by a path that leads to another file or device: no daemon answers for this path then.
+    /// Returns whether it was opened by a path that leads to another file or device. No daemon
+    /// answers for this path then.
     pub fn by_another_way(&self) -> bool {
         self.other.is_some()
     }
 
-    /// Who has it, without what to do about it.
+    /// Describes the process, without advice.
     pub fn who(&self) -> String {
         let who = format!("{} is in use by {} (pid {})", self.path.display(), self.command, self.pid);
         match &self.other {
@@ -105,14 +108,14 @@ impl fmt::Display for InUse {
 
 impl std::error::Error for InUse {}
 
-/// Whether the pool at `path` is mounted somewhere, as far as this process sees.
+/// Returns whether the pool at `path` is mounted in the mount namespace of this process.
 fn is_mounted(path: &Path) -> bool {
     let Ok(pool) = path.canonicalize() else { return false };
     let is_it = |source: &str| Path::new(source).canonicalize().is_ok_and(|source| source == pool);
     forkdisk_fuse::mounts().iter().any(|(_, mount)| is_it(&mount.source))
 }
 
-/// The failure to open the device at `path`, in words for the user.
+/// Converts the failure to open the device at `path` to one with advice.
 pub fn explain(path: &Path, error: Error) -> anyhow::Error {
     match InUse::of(path, &error) {
         Some(in_use) => in_use.into(),
@@ -120,12 +123,12 @@ pub fn explain(path: &Path, error: Error) -> anyhow::Error {
     }
 }
 
-/// Whether a refusal of [`explain`] names another verb.
+/// Returns whether an error of [`explain`] names another verb.
 pub fn is_a_verb(error: &anyhow::Error) -> bool {
     error.downcast_ref().is_some_and(InUse::by_a_verb)
 }
 
-/// The process that a refusal names, as in `… is in use by qemu-nbd (pid 123)`.
+/// Returns the process that an error names, as in `… is in use by qemu-nbd (pid 123)`.
 fn named_pid(error: &Error) -> Option<u32> {
     let text = error.to_string();
     let (_, rest) = text.rsplit_once("(pid ").filter(|_| error.kind() == ErrorKind::Busy)?;

@@ -1,11 +1,11 @@
-//! One owner per pool on this machine, whatever way it comes: a lock by the pool's UUID in its run-time folder.
+//! One owner per pool on this machine, by whatever path: a lock by the pool's UUID in its run-time folder.
 //!
-//! The lock of the device (`forkdisk-uring`) knows one file or one device. A loop device over the pool's file, and a
-//! copy of the pool, are others to it; the UUID is the same. Writers lock alone, readers together. The kernel releases
-//! the lock with the process. Where there is no folder that can be written, there is no lock.
+//! The lock of the device (`forkdisk-uring`) covers one file or one device. A loop device over the pool's
+//! file, and a copy of the pool, are different devices with the same UUID. Writers lock exclusively, readers
+//! share. The kernel releases the lock when the process ends. Without a writable folder there is no lock.
 //!
-//! The file is removed only under the exclusive lock, and a lock counts only on the file that lies in the folder: so no
-//! two processes hold locks on different files.
+//! The file is removed only under the exclusive lock, and a lock counts only on the file that lies
+//! in the folder: so no two processes hold locks on different files.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
@@ -24,21 +24,21 @@ use crate::storage;
 
 /// The file's name in the pool's run-time folder.
 const NAME: &str = "owner.lock";
-/// How long a lock is waited for that names no living process: its holder is beginning or ending.
+/// How long to wait for a lock that names no living process: its holder is starting or ending.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long one is waited for that has released the device already.
+/// How long to wait for a holder that has released the device already.
 const ENDING: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Released when dropped. Holds nothing where there is nothing to lock.
+/// The lock; released when dropped. Holds nothing if there is nothing to lock.
 #[must_use]
 pub struct PoolLock {
     held: Option<(File, PathBuf)>,
 }
 
 impl PoolLock {
-    /// As [`take`](Self::take), for a change after which the pool is another one: a process that has one with the same
-    /// UUID is no obstacle where the two are surely stored at different places.
+    /// As [`take`](Self::take), for a change that gives the pool a new identity: a process that has a
+    /// pool with the same UUID open is no obstacle if the two are certainly stored in different places.
     pub fn take_copy(path: &Path) -> Result<PoolLock> {
         PoolLock::take(path, Access::Write).or_else(|error| {
             let other = error.downcast_ref().and_then(InUse::other);
@@ -49,8 +49,8 @@ impl PoolLock {
         })
     }
 
-    /// Locks the pool at `path`. The error names the process and the path that hold it. A file that is no pool is not
-    /// locked.
+    /// Locks the pool at `path`. The error names the holding process and its path. A file that is
+    /// not a pool is not locked.
     pub fn take(path: &Path, access: Access) -> Result<PoolLock> {
         let folder =
             runtime_dir::pool_identity(path).and_then(|uuid| runtime_dir::folders_in_memory(&uuid).into_iter().next());
@@ -61,10 +61,10 @@ impl PoolLock {
 impl Drop for PoolLock {
     fn drop(&mut self) {
         let Some((file, path)) = &self.held else { return };
-        // A reader that is not the last one leaves the file to the others.
+        // Only the last reader gets the exclusive lock and removes the file.
         if flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() && is_at(file, path) {
             let _ = fs::remove_file(path);
-            // Not while something else is in it.
+            // Fails if other files are in it.
             let _ = path.parent().map(fs::remove_dir);
         }
     }
@@ -86,7 +86,7 @@ fn lock(folder: &Path, path: &Path, access: Access) -> Result<PoolLock> {
         let options = options.read(true).write(true).create(true).truncate(false);
         let file = match runtime_dir::make_private(folder).and_then(|()| options.open(&name)) {
             Ok(file) => file,
-            // Its last owner has just removed the folder.
+            // The previous owner has just removed the folder.
             Err(error) if error.kind() == ErrorKind::NotFound && start.elapsed() < PATIENCE => continue,
             Err(error) => return none(&error),
         };
@@ -95,14 +95,14 @@ fn lock(folder: &Path, path: &Path, access: Access) -> Result<PoolLock> {
                 note(&file, path, access);
                 return Ok(PoolLock { held: Some((file, name)) });
             }
-            // Its last owner has just removed it.
+            // The previous owner has just removed it.
             Ok(()) => continue,
             Err(Errno::AGAIN) => {}
             Err(error) => return none(&error),
         }
         if let Some(holder) = holders(&file).pop() {
             let in_use = in_use(path, &holder);
-            // A process that held this very device and released its lock is ending.
+            // A process that held this device and released its lock is ending.
             let ends = !in_use.by_another_way() && holder.pid != std::process::id();
             if !ends || start.elapsed() >= ENDING {
                 return Err(in_use.into());
@@ -120,14 +120,14 @@ fn lock(folder: &Path, path: &Path, access: Access) -> Result<PoolLock> {
     }
 }
 
-/// Whether `file` is what lies at `path`.
+/// Returns whether `file` is the file at `path`.
 fn is_at(file: &File, path: &Path) -> bool {
     let identity = |meta: fs::Metadata| (meta.dev(), meta.ino());
     let ours = file.metadata().map(identity).ok();
     ours.is_some() && ours == fs::symlink_metadata(path).map(identity).ok()
 }
 
-/// A line of the file: the process, the file or device, and the path by which it was opened.
+/// A line of the file: process, file or device, and the path by which it was opened.
 #[derive(Debug, PartialEq)]
 struct Holder {
     pid: u32,
@@ -146,14 +146,14 @@ impl Holder {
         format!("{} {} {}\n", self.pid, self.device, self.path)
     }
 
-    /// Whether that process has the file open still.
+    /// Returns whether that process still has the file open.
     fn lives(&self) -> bool {
         let fds = fs::read_dir(format!("/proc/{}/fd", self.pid)).into_iter().flatten().flatten();
         fds.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|to| to.ends_with(NAME))
     }
 }
 
-/// The processes that hold the lock, as far as they live.
+/// Returns the living processes that hold the lock.
 fn holders(mut file: &File) -> Vec<Holder> {
     let mut text = Vec::new();
     let read = file.seek(SeekFrom::Start(0)).and_then(|_| file.read_to_end(&mut text));
@@ -161,7 +161,7 @@ fn holders(mut file: &File) -> Vec<Holder> {
     text.lines().filter_map(Holder::of).filter(Holder::lives).collect()
 }
 
-/// Adds this process to the file, beside other readers. It serves messages only.
+/// Adds this process to the file, next to other readers. Used in messages only.
 fn note(mut file: &File, path: &Path, access: Access) {
     let others = if access == Access::Read { holders(file) } else { Vec::new() };
     let path_text = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()).display().to_string();

@@ -1,4 +1,4 @@
-//! Progress on stderr: nothing for the first second, nothing at all when stderr is no terminal.
+//! Progress on stderr: shown after one second, and only on a terminal.
 
 use std::cell::RefCell;
 use std::io::IsTerminal;
@@ -16,14 +16,14 @@ const LASTING: &str = "{spinner} {msg} {elapsed}";
 const STREAM: &str = "{spinner} {msg} {binary_bytes} {binary_bytes_per_sec}";
 const BYTES: &str = "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
 
-/// A bar (when the end is known) or a spinner, cleared when dropped.
+/// A bar (if the total is known) or a spinner, cleared when dropped.
 pub struct Progress {
     bar: ProgressBar,
     shown: RefCell<Shown>,
     shower: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
-/// What the bar is set up for.
+/// Text and template that the bar shows.
 #[derive(Default, PartialEq)]
 struct Shown {
     what: String,
@@ -31,14 +31,14 @@ struct Shown {
 }
 
 impl Progress {
-    /// Progress of whatever it will hear of.
+    /// Creates a progress display without a text.
     pub fn new() -> Progress {
         let bar = ProgressBar::hidden();
         let shower = std::io::stderr().is_terminal().then(|| show_later(bar.clone()));
         Progress { bar, shown: RefCell::default(), shower }
     }
 
-    /// Says that `what` is going on.
+    /// Creates a spinner with the text `what`.
     pub fn spinner(what: &str) -> Progress {
         let progress = Progress::new();
         progress.reached(Step::lasting(what));
@@ -90,7 +90,7 @@ impl Drop for Progress {
     fn drop(&mut self) {
         if let Some((stop, thread)) = self.shower.take() {
             drop(stop);
-            // A thread that only draws has nothing to report.
+            // The thread only draws; it has no result.
             let _ = thread.join();
         }
         self.bar.finish_and_clear();

@@ -1,5 +1,5 @@
-//! Disks of other formats, read through `qemu-nbd` and written by `qemu-img`. What is read is served on a socket that
-//! only this process has. Both programs end with this process, however it ends.
+//! Disks of other formats, read through `qemu-nbd` and written by `qemu-img`. An image is read over a
+//! socket that only this process can reach. Both programs end with this process, even if it is killed.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
@@ -14,21 +14,21 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Error, Result, anyhow, bail};
 use serde_json::Value;
 
-/// Passes the listening socket on as systemd does.
+/// Passes the listening socket as systemd does.
 const HAND_OVER: &str = r#"exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec "$0" "$@""#;
 
-/// What `qemu-img check` ends with: it could not check; it found damage. (3: leaks only. 63: the format has no check.)
-const NOT_CHECKED_STATUS: i32 = 1;
-const DAMAGED_STATUS: i32 = 2;
+/// Exit codes of `qemu-img check`: check not possible; damage found. (3: leaks only. 63: the format has no check.)
+const NOT_CHECKED: i32 = 1;
+const DAMAGED: i32 = 2;
 
-/// A `qemu-nbd` that reads an image, and the connection to it.
+/// A running `qemu-nbd` that reads an image, and the connection to it.
 pub struct Reader {
     child: Child,
     stream: UnixStream,
 }
 
 impl Reader {
-    /// Starts it on the image at `path`, of which `file` is a handle.
+    /// Starts `qemu-nbd` on the image at `path`; `file` is an open handle of it.
     pub fn start(path: &Path, file: &File, format: &str, driver: &str, force: bool) -> Result<Reader> {
         let shown = path.display();
         let program = find("qemu-nbd").ok_or_else(|| {
@@ -57,29 +57,29 @@ impl Reader {
         Ok(Reader { child, stream })
     }
 
-    /// The connection, for the import.
+    /// Returns the connection, for the import.
     pub fn socket(&self) -> Result<OwnedFd> {
         Ok(self.stream.try_clone()?.into())
     }
 
-    /// Ends it; what it said.
+    /// Ends the program; returns its messages.
     pub fn end(mut self) -> String {
         drop(self.stream);
-        // It has given everything, or has said why it gives nothing. Before the first request it would wait for ever.
+        // All data has arrived, or its error has. Before the first request it would wait forever.
         let _ = self.child.kill();
         let mut said = Vec::new();
         if let Some(mut stderr) = self.child.stderr.take() {
-            // What cannot be read is not shown.
+            // Messages that cannot be read are not shown.
             let _ = stderr.read_to_end(&mut said);
         }
-        // It has said all that it will.
+        // Its output is complete.
         let _ = self.child.wait();
         String::from_utf8_lossy(&said).trim().replace('\n', "; ")
     }
 }
 
-/// Refuses an image that is damaged or was cut off: QEMU reads zeroes where a file has ended. Backing files are
-/// checked, too. Formats that have no check, and images without `qemu-img` beside `qemu-nbd`, are taken as they are.
+/// Refuses an image that is damaged or truncated: QEMU reads zeroes past the end of a file. Backing files are
+/// checked, too. Images in formats without a check, and without `qemu-img` beside `qemu-nbd`, are accepted unchecked.
 fn check(path: &Path, file: &File, driver: &str, is_device: bool) -> Result<()> {
     let refuse = |image: &str, why: &str| {
         let way = "get it again, or repair a copy with `qemu-img check -r all`; --force imports what can be read";
@@ -95,7 +95,7 @@ fn check(path: &Path, file: &File, driver: &str, is_device: bool) -> Result<()> 
     };
     let chain = ["info", "--backing-chain", "--output=json", "--force-share", "--image-opts"];
     let found = query(&chain, options(path, driver, is_device, true))?;
-    // What cannot be opened fails when it is read, with the reason.
+    // An image that cannot be opened fails with the reason when it is read.
     let chain: Vec<Value> = serde_json::from_slice(&found.stdout).unwrap_or_default();
     for (i, image) in chain.iter().enumerate() {
         let name = image["filename"].as_str().unwrap_or_default();
@@ -118,7 +118,7 @@ fn check(path: &Path, file: &File, driver: &str, is_device: bool) -> Result<()> 
     Ok(())
 }
 
-/// Whether a VDI is shorter than the blocks that its header counts.
+/// Returns whether a VDI is shorter than the blocks that its header counts.
 fn is_cut_vdi(file: &File) -> Result<bool> {
     let mut header = [0; 0x188];
     if file.read_exact_at(&mut header, 0).is_err() {
@@ -129,7 +129,7 @@ fn is_cut_vdi(file: &File) -> Result<bool> {
     Ok(file.metadata()?.len() < data.saturating_add((block + extra).saturating_mul(allocated)))
 }
 
-/// The failure of an import, with what `qemu-nbd` said.
+/// Adds the messages of `qemu-nbd` to the failure of an import.
 pub fn explain(error: Error, shown: &str, format: &str, said: String) -> Error {
     match said.is_empty() {
         true => error,
@@ -137,8 +137,8 @@ pub fn explain(error: Error, shown: &str, format: &str, said: String) -> Error {
     }
 }
 
-/// A listening socket and a connection to it, which no other process can have made before: its name is gone when this
-/// returns.
+/// Creates a listening socket and a connection to it. No other process can have connected before:
+/// the socket's name is removed when this returns.
 fn connection() -> io::Result<(UnixListener, UnixStream)> {
     let base = std::env::temp_dir();
     let mut builder = DirBuilder::new();
@@ -161,7 +161,7 @@ fn connection() -> io::Result<(UnixListener, UnixStream)> {
     made
 }
 
-/// How QEMU is told what to read. In its options a comma is written twice.
+/// Returns QEMU's options for the image. In them a comma is written twice.
 fn options(path: &Path, driver: &str, is_device: bool, force: bool) -> OsString {
     let mut out =
         format!("driver={driver},file.driver={}", if is_device { "host_device" } else { "file" }).into_bytes();
@@ -178,20 +178,20 @@ fn options(path: &Path, driver: &str, is_device: bool, force: bool) -> OsString 
     OsString::from_vec(out)
 }
 
-/// What starts the program that is added to it, which ends with this process.
+/// Returns a command that starts the program added to it and ends it with this process.
 fn with_parent() -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.args(["with-parent", &std::process::id().to_string(), "--"]);
     command
 }
 
-/// A program in the folders of `PATH`.
+/// Finds a program in the folders of `PATH`.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| file.is_file())
 }
 
-/// Runs a program of QEMU's to its end; it ends with this process.
+/// Runs one of QEMU's programs to its end; it ends early if this process does.
 pub fn run(program: &Path, words: impl Iterator<Item = OsString>) -> Result<()> {
     let mut command = with_parent();
     command.arg(program).args(words);

@@ -1,4 +1,4 @@
-//! How a failure is told on standard error: a line for people, or an object of JSON for programs.
+//! Format of failures on standard error: a line for people, or a JSON object for programs.
 
 use forkdisk_control::{Failure, FailureKind};
 use serde_json::{Value, json};
@@ -6,17 +6,17 @@ use serde_json::{Value, json};
 use crate::output::Format;
 use crate::owner::InUse;
 
-/// What `error` is told as to a program.
+/// Formats `error` as JSON.
 pub fn as_json(error: &anyhow::Error) -> Value {
     json!({ "error": format!("{error:#}"), "kind": kind(error) })
 }
 
-/// What wrong usage is told as to a program.
+/// Formats wrong usage as JSON.
 pub fn usage_as_json(text: &str) -> Value {
     json!({ "error": text.trim(), "kind": "usage" })
 }
 
-/// Whether a command line that could not be understood asks for JSON.
+/// Returns whether a command line that failed to parse requests JSON.
 pub fn wants_json(arguments: impl Iterator<Item = String>) -> bool {
     let arguments: Vec<String> = arguments.take_while(|argument| argument != "--").collect();
     let apart = |pair: &[String]| pair[0] == "--output" && pair[1] == Format::JSON;
@@ -24,7 +24,7 @@ pub fn wants_json(arguments: impl Iterator<Item = String>) -> bool {
         || arguments.windows(2).any(apart)
 }
 
-/// The kind of a failure, as in the control protocol; `other` where that has none.
+/// Returns the kind of a failure, as in the control protocol; `other` if there is none.
 fn kind(error: &anyhow::Error) -> Value {
     let known = |cause: &(dyn std::error::Error + 'static)| {
         let failure = cause.downcast_ref::<Failure>().map(|failure| failure.kind);
@@ -38,7 +38,7 @@ fn kind(error: &anyhow::Error) -> Value {
     }
 }
 
-/// The kind of what went wrong with a file.
+/// Returns the kind of a file error.
 fn of_file(error: &std::io::Error) -> FailureKind {
     use std::io::ErrorKind;
     match error.kind() {

@@ -1,6 +1,7 @@
-//! The way to a pool: through the daemon that serves it, or by opening it for one command.
+//! Access to a pool: through the daemon that serves it, or by opening it for one command.
 //!
-//! A verb asks a [`Caller`], which carries it out here or has it carried out there; it cannot tell which.
+//! A verb calls methods on a [`Caller`], which runs them in this process or in the daemon; verbs do
+//! not see the difference.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -27,30 +28,30 @@ use crate::pool_lock::PoolLock;
 use crate::progress::Progress;
 use crate::volatile_file::VolatileFile;
 
-/// How long a daemon may take to begin or to end.
+/// How long a daemon may take to start or to end.
 const PATIENCE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// What a command does to a pool.
+/// Access that a command needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Looks only: nothing on the device changes, and others may look at the same time.
+    /// Read-only: nothing on the device changes, and other readers may have the pool open at the same time.
     Read,
-    /// Changes it.
+    /// Writes to the pool.
     Write,
 }
 
-/// What carries verbs out.
+/// Executor of verbs.
 pub enum Caller {
-    /// The pool is open here.
+    /// The pool is open in this process.
     Idle(Session),
-    /// A daemon has it.
+    /// A daemon has the pool open.
     Served(RefCell<Client>),
 }
 
 impl Caller {
-    /// Has `method` carried out, with the file that goes with it, if any.
+    /// Carries out `method`, with the file that belongs to it, if any.
     pub async fn call<M: Method>(&self, method: M, file: Option<OwnedFd>) -> Result<M::Reply, Failure> {
         let progress = Rc::new(Progress::new());
         match self {
@@ -68,13 +69,13 @@ impl Caller {
     }
 }
 
-/// Has one `method` carried out on the pool at `path`.
+/// Carries out one `method` on the pool at `path`.
 pub fn call<M: Method>(global: &Global, path: &Path, access: Access, method: M) -> Result<M::Reply> {
     with_pool(global, path, access, async |caller| Ok(caller.call(method, None).await?))
 }
 
-/// Runs `work` with whatever can carry verbs out on the pool at `path`. What it does not find in the default pool is
-/// told with the pool's path and where that is said.
+/// Runs `work` with an executor of verbs for the pool at `path`. If an object is missing in the
+/// default pool, the error names the pool's path and the source of that setting.
 pub fn with_pool<T>(
     global: &Global,
     path: &Path,
@@ -101,7 +102,7 @@ fn in_pool<T>(global: &Global, path: &Path, access: Access, work: impl AsyncFnOn
                 Ok(opened) => break opened,
                 Err(error) => error,
             };
-            // It may have begun to serve the pool a moment ago.
+            // A daemon may have started to serve the pool a moment ago.
             if let Some(client) = daemon(global, path)? {
                 drop(turn);
                 return work(&Caller::Served(RefCell::new(client))).await;
@@ -121,7 +122,7 @@ fn in_pool<T>(global: &Global, path: &Path, access: Access, work: impl AsyncFnOn
         }
         let value = outcome?;
         match closed {
-            // The journal has what the verb did, and the next open goes by that.
+            // The journal contains what the verb did; the next open replays it.
             Err(error) if !read_only && is_full(&error) => tracing::warn!(
                 "it is done, but the pool was not closed in order, which the next open makes up for: give the file \
                  system under it room: {error:#}"
@@ -136,29 +137,29 @@ fn is_full(error: &anyhow::Error) -> bool {
     error.downcast_ref::<forkdisk::Error>().is_some_and(|e| e.kind() == ErrorKind::NoSpace)
 }
 
-/// The waiting for the verb or daemon that has a pool at the moment.
+/// Wait for a verb or daemon that has the pool open.
 struct PoolTurn {
     since: Instant,
-    /// How long another verb is waited for.
+    /// How long to wait for another verb.
     patience: Duration,
     progress: Option<Progress>,
 }
 
 impl PoolTurn {
-    /// Begins to wait, for as long as the user said.
+    /// Starts the wait, with the configured limit.
     fn new(global: &Global) -> Result<PoolTurn> {
         Ok(PoolTurn { since: Instant::now(), patience: global.settings.time(&key::WAIT)?, progress: None })
     }
 
-    /// Waits a little when `error` says that the pool is in use for a while: by another verb,
-    /// or a daemon that is beginning or ending. Fails with `error` otherwise, and when that has lasted too long.
+    /// Waits a little if `error` says that the pool is in use temporarily: by another verb, or by a
+    /// daemon that is starting or ending. Otherwise, and after the limit, fails with `error`.
     async fn wait(&mut self, runtime: &Rt, error: anyhow::Error) -> Result<()> {
         let Some(in_use) = error.downcast_ref::<InUse>() else { return Err(error) };
         if in_use.by_a_daemon() && in_use.by_another_way() {
             return Err(error);
         }
         if in_use.by_a_daemon() && self.since.elapsed() > PATIENCE {
-            // It answers somewhere else.
+            // The daemon answers on another socket.
             let (socket, time) = ("on the sockets known here", PATIENCE.as_secs());
             return Err(anyhow::anyhow!("{error}; it did not answer {socket} for {time} s (--control names others)"));
         }
@@ -176,20 +177,20 @@ impl PoolTurn {
         }
         let waiting = || Progress::spinner(&format!("waiting: {}", in_use.who()));
         self.progress.get_or_insert_with(waiting);
-        // Each look goes through the descriptors of all processes: seldom, where it lasts.
+        // Each attempt scans the descriptors of all processes: the pause grows with the time waited.
         runtime.sleep_for((self.since.elapsed() / 8).clamp(PAUSE, LONGEST_PAUSE)).await;
         Ok(())
     }
 }
 
-/// What time it is.
+/// Returns the time in nanoseconds since 1970.
 pub fn nanoseconds_since_1970() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// Opens the device under the pool at `path`; the error names the process that has it. The lock is kept as long as the
-/// device.
+/// Opens the device under the pool at `path`; the error names the process that has it open. The
+/// lock must be kept as long as the device.
 pub fn open_device(runtime: &Rt, path: &Path, access: Access) -> Result<(UringDevice, PoolLock)> {
     Ok((device_of(runtime, path, access)?, PoolLock::take(path, access)?))
 }
@@ -204,7 +205,7 @@ fn device_of(runtime: &Rt, path: &Path, access: Access) -> Result<UringDevice> {
     UringDevice::open(runtime, path, &options).map_err(|e| owner::explain(path, e))
 }
 
-/// As [`open_device`], waiting for verbs that have the pool; `open` opens it once.
+/// As [`open_device`], but waits for verbs that have the pool open; `open` makes one attempt.
 pub async fn open_device_in_turn(
     global: &Global,
     runtime: &Rt,
@@ -219,7 +220,7 @@ pub async fn open_device_in_turn(
     }
 }
 
-/// Opens the pool on `device`, and the devices of its origins as far as that can be.
+/// Opens the pool on `device`, and the devices of its origins as far as possible.
 pub async fn open_pool(
     device: UringDevice,
     runtime: &Rt,
@@ -236,8 +237,8 @@ pub async fn open_pool(
     Ok(pool)
 }
 
-/// Says which snapshot was dropped. What finds no space says so itself where one verb has the pool; the log of a daemon
-/// has it from [`space`](crate::daemon::space).
+/// Logs which snapshot was dropped. A verb that finds no space fails with a message of its own; in
+/// a daemon [`space`](crate::daemon::space) logs it.
 pub fn tell_dropped(event: &PoolEvent) {
     if let PoolEvent::Dropped { snapshot } = event {
         tracing::warn!(
@@ -247,7 +248,7 @@ pub fn tell_dropped(event: &PoolEvent) {
     }
 }
 
-/// Says what an open found that was not closed in order.
+/// Logs what was recovered from a pool that was not closed cleanly.
 fn tell_recovery(pool: &Pool<UringDevice>, path: &Path) {
     let Recovery { clean, journal, volatile } = pool.recovery();
     if clean {
@@ -266,7 +267,7 @@ pub async fn close_pool(pool: &Pool<UringDevice>) -> forkdisk::Result<()> {
     detached.and(pool.close().await)
 }
 
-/// The daemon that serves the pool at `path`, if one answers.
+/// Connects to the daemon that serves the pool at `path`; `None` if none answers.
 pub fn daemon(global: &Global, path: &Path) -> Result<Option<Client>> {
     let Some(uuid) = runtime_dir::pool_identity(path) else { return Ok(None) };
     let file = runtime_dir::file_identity(path)?;
@@ -279,10 +280,10 @@ pub fn daemon(global: &Global, path: &Path) -> Result<Option<Client>> {
             }
         };
         match client.call(params::Status {}, None, |_| {}) {
-            // A copy of a pool has the same identity and is another pool.
+            // A copy of a pool has the same identity but is another pool.
             Ok(status) if status.file == file => return Ok(Some(client)),
             Ok(status) => tracing::debug!(socket = %place.display(), other = status.pool, "serves another pool"),
-            // It is ending: whether the pool is free shows when it is opened.
+            // The daemon is ending: opening the pool shows whether it is free.
             Err(failure) if failure.kind == FailureKind::Ending => {}
             Err(failure) => return Err(failure.into()),
         }
@@ -290,7 +291,7 @@ pub fn daemon(global: &Global, path: &Path) -> Result<Option<Client>> {
     Ok(None)
 }
 
-/// The outcome of a future that only waits by blocking.
+/// Returns the outcome of a future that blocks instead of waiting.
 fn at_once<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut TaskContext::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,

@@ -1,11 +1,11 @@
-//! What lies under a file or block device in the end, to tell a copy of a pool from the pool by another way.
+//! Storage below a file or block device, to distinguish a copy of a pool from the pool by another path.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-/// Devices with storage on other machines or in other processes, which /sys does not describe.
+/// Devices whose storage is on other machines or in other processes, which /sys does not describe.
 const FAR: [&str; 4] = ["nbd", "ublk", "rbd", "drbd"];
 
 /// A place where bytes are stored.
@@ -15,14 +15,14 @@ enum Place {
         dev: u64,
         ino: u64,
     },
-    /// A device by its number; of a partition, that of its disk as well.
+    /// A device by its number; for a partition with the number of its disk.
     Device {
         number: String,
         disk: Option<String>,
     },
 }
 
-/// Whether the two paths may lead to the same bytes: also where that cannot be found out.
+/// Returns whether the two paths may lead to the same bytes; true also if that cannot be determined.
 pub fn may_be_one(a: &Path, b: &Path) -> bool {
     let sys = Path::new("/sys/dev/block");
     match (places(a, sys), places(b, sys)) {
@@ -51,7 +51,7 @@ fn places(path: &Path, sys: &Path) -> io::Result<Vec<Place>> {
     Ok(out)
 }
 
-/// Adds what lies under the device of this number.
+/// Adds the storage below the device with this number.
 fn under(number: &str, sys: &Path, out: &mut Vec<Place>) -> io::Result<()> {
     let dir = fs::canonicalize(sys.join(number))?;
     let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -60,7 +60,7 @@ fn under(number: &str, sys: &Path, out: &mut Vec<Place>) -> io::Result<()> {
     }
     let dev = |dir: &Path| fs::read_to_string(dir.join("dev")).map(|text| text.trim().to_string());
     let disk = if dir.join("partition").exists() { Some(dev(dir.parent().unwrap_or(&dir))?) } else { None };
-    // Whatever holds the device is found by its own number, too.
+    // Other paths to the same storage may end at this device's number.
     out.push(Place::Device { number: number.to_string(), disk: disk.clone() });
     let whole = if disk.is_some() { dir.parent().unwrap_or(&dir) } else { &dir };
     if let Ok(backing) = fs::read_to_string(whole.join("loop/backing_file")) {

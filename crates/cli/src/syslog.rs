@@ -1,7 +1,7 @@
-//! Log lines for the system's log: what a daemon says that has no log file.
+//! Writer for the system's log, used by a daemon without a log file.
 //!
-//! journald and syslogd take one datagram per line from the same socket, in the old form
-//! `<PRIORITY>TAG[PID]: TEXT`. A line that they do not take at once is lost: nobody waits for a log.
+//! journald and syslogd take one datagram per line from the same socket, in the traditional form
+//! `<PRIORITY>TAG[PID]: TEXT`. A line that cannot be sent at once is lost: logging never blocks.
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixDatagram;
@@ -11,25 +11,25 @@ use std::sync::OnceLock;
 use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Among syslog's facilities: daemons.
-const FACILITY_ID: u8 = 3;
+/// The syslog facility for daemons.
+const FACILITY: u8 = 3;
 
 static LOG: OnceLock<UnixDatagram> = OnceLock::new();
 
-/// From now on lines go to the socket at `path` instead of stderr.
+/// Redirects log lines from stderr to the socket at `path`.
 pub fn begin(path: &Path) -> io::Result<()> {
     let socket = UnixDatagram::unbound()?;
     socket.connect(path)?;
     socket.set_nonblocking(true)?;
-    // A second one changes nothing: the first is as good.
+    // A second call has no effect: both sockets are equivalent.
     let _ = LOG.set(socket);
     Ok(())
 }
 
-/// Takes log lines to wherever they go: stderr, or the system's log.
+/// Writes log lines to their current target: stderr, or the system's log.
 pub struct Lines;
 
-/// Takes one line.
+/// Writer for one line.
 pub struct Line(Level);
 
 impl MakeWriter<'_> for Lines {
@@ -45,7 +45,7 @@ impl MakeWriter<'_> for Lines {
 }
 
 impl Line {
-    /// One for a line of this level.
+    /// Creates the writer for a line of this level.
     pub fn of(level: Level) -> Line {
         Line(level)
     }

@@ -1,5 +1,5 @@
-//! Where the volatile log of a pool lies: a file in memory that outlives the daemon, in the pool's run-time folder or,
-//! where that is not in memory, below `/dev/shm`.
+//! Place of a pool's volatile log: a file in memory that outlives the daemon, in the pool's
+//! run-time folder, or below `/dev/shm` if that folder is not in memory.
 
 use std::fs;
 use std::io;
@@ -13,15 +13,16 @@ use forkdisk_uring::SharedMemory;
 
 use crate::host;
 
-/// How long something acknowledged waits at most before it is committed, where nothing else is said.
+/// Default commit interval: how long an acknowledged write waits at most before it is committed.
 pub const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
-/// Bytes of the file: a page and two areas of 1 MiB, each for about 20,000 records. A commit begins at half of that.
-const SPARE_BYTES: usize = 4096 + (2 << 20);
-/// What its name begins with; the rest says which file or device the pool lies on, since a copy of a pool has the
-/// same UUID.
+/// Size of the file: a page and two areas of 1 MiB, each for about 20,000 records. A commit begins
+/// when an area is half full.
+const BYTES: usize = 4096 + (2 << 20);
+/// Prefix of its name; the rest identifies the file or device of the pool, since a copy of a pool
+/// has the same UUID.
 const NAME: &str = "volatile";
 
-/// The file of a pool's volatile log, if there is one.
+/// The file of a pool's volatile log; empty if there is none.
 #[derive(Default)]
 pub struct VolatileFile {
     log: Option<VolatileLog>,
@@ -29,11 +30,11 @@ pub struct VolatileFile {
 }
 
 impl VolatileFile {
-    /// What an open of the pool at `path` replays, and writes if `write` is set. There is none where nothing was left
-    /// and nothing is to be written, or no folder is in memory: what holds then is what holds for a crash of the
-    /// machine.
+    /// Opens the volatile log for the pool at `path`; creates it if `write` is set. Empty if none
+    /// was left and `write` is not set, or if no folder is in memory: a crash of the process then
+    /// loses what a crash of the machine would.
     pub fn of(path: &Path, write: bool) -> VolatileFile {
-        // What is no pool is refused when it is opened.
+        // A file that is not a pool is refused when it is opened.
         let (Some(uuid), Ok(identity)) = (runtime_dir::pool_identity(path), identity(path)) else {
             return VolatileFile::default();
         };
@@ -48,13 +49,13 @@ impl VolatileFile {
         volatile_file
     }
 
-    /// For the pool's options.
+    /// Returns the log for the pool's options.
     pub fn log(&self) -> Option<VolatileLog> {
         self.log.clone()
     }
 
-    /// Removes the file, once the pool is closed in order and while its device is still locked: another process that
-    /// opened the pool would have made a file of its own.
+    /// Removes the file. Called after a clean close, while the pool's device is still locked: no
+    /// other process can have created a new file for the pool by then.
     pub fn remove(&self) {
         if self.log.is_some() {
             let _ = fs::remove_file(&self.path);
@@ -79,7 +80,7 @@ fn open(folder: &Path, identity: [u8; 32], write: bool) -> Option<VolatileFile> 
     }
 }
 
-/// A digest of what the log belongs to beside the pool: this boot, and this file or device.
+/// Returns what the log belongs to besides the pool: this boot, and the pool's file or device.
 fn identity(path: &Path) -> io::Result<[u8; 32]> {
     let mut out = [0; 32];
     out[..16].copy_from_slice(&host::boot_id()?);
@@ -92,7 +93,7 @@ fn identity(path: &Path) -> io::Result<[u8; 32]> {
     Ok(out)
 }
 
-/// The file behind a loop device that shows all of it: the pool is the same by either way.
+/// Returns the file behind a loop device that shows all of it: both are the same pool.
 fn behind_loop(device: &fs::Metadata) -> Option<fs::Metadata> {
     let (major, minor) = (rustix::fs::major(device.rdev()), rustix::fs::minor(device.rdev()));
     let read = |file: &str| fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/loop/{file}")).ok();

@@ -23,7 +23,7 @@ struct Rule {
 }
 
 impl VolumeSockets {
-    /// `rules` as [`parse`] takes them; `usual` for all other volumes.
+    /// Creates the rules from `rules`, as for [`parse`]; `usual` applies to all other volumes.
     pub fn new(usual: SocketAccess, rules: &str) -> Result<VolumeSockets> {
         let rules = parse(rules)?.into_iter().map(|(name, mode, group)| {
             let group = group.map(group::number).transpose()?;
@@ -34,7 +34,7 @@ impl VolumeSockets {
         Ok(VolumeSockets { usual, rules: rules.collect::<Result<_>>()? })
     }
 
-    /// Mode and group of a volume's socket: those of the first rule that matches its name.
+    /// Returns mode and group of a volume's socket: those of the first rule that matches its name.
     pub fn of(&self, volume: &str) -> SocketAccess {
         let matches = |rule: &&Rule| match rule.is_prefix {
             true => volume.starts_with(&rule.name),
@@ -43,19 +43,19 @@ impl VolumeSockets {
         self.rules.iter().find(matches).map_or(self.usual, |rule| rule.access)
     }
 
-    /// Mode and group for volumes without a rule.
+    /// Returns mode and group for volumes without a rule.
     pub fn usual(&self) -> SocketAccess {
         self.usual
     }
 
-    /// Whether a rule lets users connect that the default mode and group keep out.
+    /// Returns whether a rule lets users connect that the default mode and group exclude.
     pub fn has_others(&self) -> bool {
         let others = |access: SocketAccess| access.mode & 0o022 != 0 && access.group != self.usual.group;
         self.rules.iter().any(|rule| others(rule.access) || rule.access.mode & !self.usual.mode & 0o022 != 0)
     }
 }
 
-/// `NAME=MODE[:GROUP]`, with commas between several.
+/// Parses `NAME=MODE[:GROUP]`, separated by commas.
 pub fn parse(text: &str) -> Result<Vec<(&str, u32, Option<&str>)>> {
     text.split(',').filter(|rule| !rule.is_empty()).map(parse_rule).collect()
 }

@@ -1,4 +1,4 @@
-//! One `attach` or `detach` at a time on a machine: each looks at what there is, and then changes it.
+//! Serialises `attach` and `detach` on a machine: each inspects the devices and then changes them.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -9,14 +9,14 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 const LOCK: &str = "/run/forkdisk/attach.lock";
-/// The longest that one of them takes, and some more.
+/// Longer than any of them takes.
 const PATIENCE: Duration = Duration::from_secs(180);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Nobody else attaches or detaches while it lives; it goes with the process.
+/// The lock of all `attach` and `detach` calls; released when dropped or when the process ends.
 pub struct AttachLock(#[allow(dead_code, reason = "the lock is held by the open file")] File);
 
-/// If it is its turn now.
+/// Takes the lock if it is free.
 pub fn alone_at_once() -> Option<AttachLock> {
     let file = open().ok()?;
     flock(&file, FlockOperation::NonBlockingLockExclusive).ok().map(|()| AttachLock(file))
@@ -28,7 +28,7 @@ fn open() -> Result<File> {
     File::options().write(true).create(true).truncate(false).open(path).context(LOCK)
 }
 
-/// Waits for its turn.
+/// Waits for the lock.
 pub fn alone() -> Result<AttachLock> {
     let file = open()?;
     let start = Instant::now();

@@ -1,7 +1,7 @@
-//! By the kernel's loop driver, with direct I/O on the volume's file in a mount.
+//! Attaching by the kernel's loop driver, with direct I/O on the volume's file in a mount.
 //!
-//! A daemon's pool gets a mount of its own for it, in the folder of the daemon's sockets: nobody unmounts it by
-//! mistake, and only root may enter it.
+//! For a daemon's pool a private mount is made in the folder of the daemon's sockets: it is not
+//! unmounted by mistake, and only root may enter it.
 
 use std::fs::{self, DirBuilder, File};
 use std::os::unix::fs::DirBuilderExt;
@@ -20,7 +20,7 @@ use crate::verbs::mount::mount_served;
 const SECTOR: u64 = 512;
 const SNAPSHOTS: &str = ".snapshots";
 
-/// Where the daemon's pool is mounted for its devices.
+/// Returns the directory where the daemon's pool is mounted for its devices.
 pub fn private_mount(pool: &Path) -> Result<PathBuf> {
     let uuid = runtime_dir::pool_identity(pool).with_context(|| format!("{}: not a pool", pool.display()))?;
     let control = runtime_dir::own_control(&uuid).context("there is no folder for the mount")?;
@@ -60,14 +60,14 @@ pub fn attach(owner: &mut Owner, target: &Target<'_>) -> Result<PathBuf> {
     attach_loop(&file, target.read_only).context("the loop driver")
 }
 
-/// Whether what is mounted at `dir` has lost the process that served it. Attributes may be answered from the kernel's
-/// cache for a while; this never is.
+/// Returns whether the process behind the mount at `dir` is gone. `stat` may be answered from the
+/// kernel's cache for a while; `statfs` never is.
 pub fn is_dead(dir: &Path) -> bool {
-    // The kernel lets go of a process some moments after its end: what has asked by then is told of an abort.
+    // The kernel aborts the connection some moments after the process ended: requests under way get ECONNABORTED.
     rustix::fs::statfs(dir).is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED))
 }
 
-/// Removes the mount of a daemon that was killed, with the devices on it: behind it nobody could name them.
+/// Removes the mount of a killed daemon, with the devices on it: below a new mount they could not be found any more.
 fn remove_dead(dir: &Path) -> Result<()> {
     while mounted_at(dir).is_some_and(|mount| mount.is_pool()) && is_dead(dir) {
         tracing::warn!(dir = %dir.display(), "the daemon that had mounted it was killed: unmounting");
@@ -80,7 +80,7 @@ fn remove_dead(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The loop devices on files of a mount.
+/// Returns the loop devices on files of a mount.
 fn devices_in(dir: &Path) -> Result<Vec<PathBuf>> {
     let names = fs::read_dir("/sys/block").context("/sys/block")?.map(|entry| Ok(entry?.file_name()));
     let names: Vec<_> = names.collect::<std::io::Result<_>>().context("/sys/block")?;
@@ -91,7 +91,7 @@ fn devices_in(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(inside.map(|name| Path::new("/dev").join(name)).collect())
 }
 
-/// The file of a volume or snapshot in a mount.
+/// Returns the path of a volume's or snapshot's file in a mount.
 fn file_of(object: &str) -> PathBuf {
     match object.split_once('@') {
         None => PathBuf::from(object),
@@ -99,7 +99,7 @@ fn file_of(object: &str) -> PathBuf {
     }
 }
 
-/// The volume or snapshot of a file in a mount.
+/// Returns the volume or snapshot of a file in a mount.
 fn object_of(file: &Path) -> Option<String> {
     match file.strip_prefix(SNAPSHOTS) {
         Err(_) => Some(file.to_str()?.to_string()),
@@ -107,7 +107,7 @@ fn object_of(file: &Path) -> Option<String> {
     }
 }
 
-/// Whether the process that served the file behind a device was killed: nothing can be written to it any more.
+/// Returns whether the process that served the file of a device is gone: writes to the device fail then.
 pub fn is_left_behind(device: &Path) -> bool {
     let name = device.file_name().unwrap_or_default().to_string_lossy();
     let Ok(backing) = fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")) else { return false };
@@ -117,7 +117,7 @@ pub fn is_left_behind(device: &Path) -> bool {
 }
 
 pub fn detach(device: &Path) -> Result<()> {
-    // What is cached of a dead device can be written nowhere.
+    // The cache of a dead device cannot be written.
     let let_go = if is_left_behind(device) { abandon_loop } else { detach_loop };
     match let_go(device) {
         Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => Err(in_use(device)),
@@ -125,8 +125,8 @@ pub fn detach(device: &Path) -> Result<()> {
     }
 }
 
-/// Gives a device the length of its file. The call of `metadata` refreshes the length that the kernel has cached, which
-/// the loop driver uses.
+/// Sets a device to the length of its file. The call of `metadata` refreshes the kernel's cached
+/// length, which the loop driver uses.
 pub fn grow(device: &Path) -> Result<()> {
     let name = device.file_name().unwrap_or_default().to_string_lossy();
     let backing = format!("/sys/block/{name}/loop/backing_file");
@@ -136,18 +136,18 @@ pub fn grow(device: &Path) -> Result<()> {
     resize_loop(device).context("the loop driver")
 }
 
-/// Whether a loop device has the file of this volume or snapshot below `mount`; `dir` is the device's folder in
-/// /sys/block.
+/// Returns whether a loop device uses the file of this volume or snapshot below `mount`; `dir` is
+/// the device's folder in /sys/block.
 pub fn is_of(dir: &Path, mount: &Path, object: &str) -> bool {
     let backing = fs::read_to_string(dir.join("loop/backing_file")).unwrap_or_default();
     Path::new(backing.trim_end_matches('\n')) == mount.join(file_of(object))
 }
 
-/// What the device `name` is, if it is a loop device on a file of a mounted pool.
+/// Returns the attachment of device `name` if it is a loop device on a file of a mounted pool.
 pub fn look(name: &str, mounts: &[(PathBuf, MountPoint)]) -> Option<Attachment> {
     let backing = fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")).ok()?;
     let backing = Path::new(backing.trim_end_matches('\n'));
-    // The innermost mount is the one that the file lies in.
+    // The file belongs to the innermost mount.
     let inside = mounts.iter().filter(|(dir, _)| backing.starts_with(dir));
     let (dir, mount) = inside.max_by_key(|(dir, _)| dir.as_os_str().len())?;
     let object = object_of(backing.strip_prefix(dir).ok()?)?;

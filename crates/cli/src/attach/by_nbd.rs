@@ -1,4 +1,4 @@
-//! By the kernel's NBD client, connected to the data socket of the daemon.
+//! Attaching by the kernel's NBD client, connected to the daemon's data socket.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -27,14 +27,14 @@ const SOCKET_FD: u16 = 1;
 const BACKEND: u16 = 10;
 
 const READ_ONLY: u64 = 2;
-/// A flush on one connection covers all.
+/// A flush on one connection covers all connections.
 const MULTI_CONN: u64 = 1 << 8;
 const SECTOR: u64 = 512;
-/// What a direct read is aligned to.
+/// Alignment of a direct read.
 const PAGE: usize = 4096;
-/// Connections, where the server allows several: the kernel gives each CPU one.
+/// Number of connections if the server allows several: the kernel gives each CPU one.
 const CONNECTIONS: usize = 4;
-/// How the kernel is told whose a device is.
+/// Prefix of the identifier under which the kernel keeps a device's address.
 const MARK: &str = "forkdisk:";
 
 fn family() -> Result<Family> {
@@ -80,7 +80,7 @@ pub fn attach(owner: &mut Owner, target: &Target<'_>) -> Result<PathBuf> {
     Ok(device)
 }
 
-/// Gives a device a new length. The kernel takes it only with the identifier that the device was connected with.
+/// Gives a device a new length. The kernel accepts it only with the identifier that the device was connected with.
 pub fn grow(attachment: &Attachment, size: u64) -> Result<()> {
     let name = attachment.device.file_name().unwrap_or_default().to_string_lossy();
     let index = u32::try_from(number(&name)).context("the number of the device")?;
@@ -103,8 +103,8 @@ pub fn detach(device: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether the daemon behind a device has ended. The kernel keeps the device and fails every request with an I/O error,
-/// so a direct read, which bypasses the page cache, shows it.
+/// Returns whether the daemon behind a device has ended. The kernel keeps the device and fails
+/// every request with an I/O error, so a direct read, which bypasses the page cache, detects it.
 pub fn is_left_behind(device: &Path) -> bool {
     let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
     let mut room = vec![0; 2 * PAGE];
@@ -114,7 +114,7 @@ pub fn is_left_behind(device: &Path) -> bool {
     read.is_err_and(|error| error.raw_os_error() == Some(Errno::IO.raw_os_error()))
 }
 
-/// What the device `name` is, if it is one of the kernel's NBD client that was connected here.
+/// Returns the attachment of device `name` if it is an NBD device that `attach` connected.
 pub fn look(name: &str) -> Option<Attachment> {
     let backend = fs::read_to_string(format!("/sys/block/{name}/backend")).ok()?;
     fs::metadata(format!("/sys/block/{name}/pid")).ok()?;
@@ -122,13 +122,14 @@ pub fn look(name: &str) -> Option<Attachment> {
     Some(Attachment { device: Path::new("/dev").join(name), pool, object, by: Means::Nbd })
 }
 
-/// Whether `attach` connected a device to this volume or snapshot; `dir` is the device's folder in /sys/block.
+/// Returns whether `attach` connected a device to this volume or snapshot; `dir` is the device's
+/// folder in /sys/block.
 pub fn is_of(dir: &Path, pool: &Path, object: &str) -> bool {
     let backend = fs::read_to_string(dir.join("backend")).unwrap_or_default();
     dir.join("pid").exists() && backend.trim_end_matches('\n') == format!("{MARK}{}/{object}", pool.display())
 }
 
-/// The pool is the shortest leading part that is not a folder, as in every address.
+/// Splits an address: the pool is the shortest leading part that is not a folder.
 fn split(address: &str) -> Option<(PathBuf, String)> {
     let ends = address.char_indices().filter(|&(at, c)| c == '/' && at > 0).map(|(at, _)| at);
     let mut ends = ends.filter(|&at| fs::metadata(&address[..at]).is_ok_and(|found| !found.is_dir()));

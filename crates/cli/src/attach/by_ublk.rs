@@ -1,4 +1,4 @@
-//! By the kernel's ublk driver, served by the daemon on the pool's own thread.
+//! Attaching by the kernel's ublk driver, served by the daemon on the pool's own thread.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub fn grow(device: &Path, size: u64) -> Result<()> {
 
 pub fn detach(global: &Global, attachment: &Attachment) -> Result<()> {
     let device = &attachment.device;
-    // Refused while it is in use, and writes what is cached.
+    // Fails while the device is in use; writes what is cached.
     drop(claim(device)?);
     let mut client = daemon(global, &attachment.pool)?
         .with_context(|| format!("{}: no daemon serves it any more", attachment.pool.display()))?;
@@ -48,7 +48,7 @@ pub fn detach(global: &Global, attachment: &Attachment) -> Result<()> {
     Ok(())
 }
 
-/// What the device `name` is, if a daemon of ours serves it.
+/// Returns the attachment of device `name` if a forkdisk daemon serves it.
 pub fn look(name: &str) -> Option<Attachment> {
     name.strip_prefix("ublkb")?;
     let (_, pool, object) = read_record(&Path::new(RECORDS).join(number(name).to_string()))?;
@@ -61,7 +61,7 @@ fn read_record(path: &Path) -> Option<(u32, PathBuf, String)> {
     Some((lines.next()?.parse().ok()?, PathBuf::from(lines.next()?), lines.next()?.to_string()))
 }
 
-/// Has the kernel forget devices whose daemon has died, and removes what is noted of them.
+/// Removes devices of dead daemons from the kernel, and their records.
 pub fn clean_up() {
     for entry in fs::read_dir(RECORDS).into_iter().flatten().flatten() {
         let path = entry.path();

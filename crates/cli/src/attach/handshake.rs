@@ -1,5 +1,5 @@
-//! The beginning of an NBD connection, as far as the kernel's client needs it done: it takes over in the
-//! transmission phase.
+//! The handshake of an NBD connection, as far as the kernel's client needs it done: the kernel
+//! takes over in the transmission phase.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,21 +14,21 @@ const OPT_GO: u32 = 7;
 const REP_ACK: u32 = 1;
 const REP_INFO: u32 = 3;
 const INFO_EXPORT: u16 = 0;
-/// Set in replies that are errors.
+/// Bit of replies that are errors.
 const ERROR: u32 = 1 << 31;
-/// Longer replies have no meaning here.
+/// Longest reply that is accepted.
 const LONGEST: usize = 64 << 10;
 
-/// What the server says of an export.
+/// Properties of an export, as the server reports them.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Export {
-    /// Bytes.
+    /// Length in bytes.
     pub size: u64,
     /// Transmission flags.
     pub flags: u16,
 }
 
-/// Chooses the export `name`; after that the stream is in the transmission phase, with simple replies.
+/// Opens the export `name`; then the stream is in the transmission phase, with simple replies.
 pub fn choose(stream: &mut UnixStream, name: &str) -> Result<Export> {
     let mut greeting = [0; 18];
     stream.read_exact(&mut greeting).context("waiting for the server's greeting")?;

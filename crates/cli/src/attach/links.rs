@@ -1,7 +1,8 @@
-//! Lasting names of attached volumes: links below `/dev/forkdisk`, whatever number the kernel gives a device.
+//! Persistent names of attached volumes: links below `/dev/forkdisk`, independent of the kernel's device numbers.
 //!
-//! `POOL/VOLUME` has the file name of the pool, where the pool is a file; `by-uuid/UUID/VOLUME` has its identity, and
-//! is there for every pool. What is attached decides which links there are: each look removes those that are wrong.
+//! `POOL/VOLUME` uses the file name of the pool and exists only for pools in files;
+//! `by-uuid/UUID/VOLUME` uses its identity and exists for every pool. The links are derived from
+//! the attached devices: each refresh removes wrong ones.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,30 +17,30 @@ use super::{Attachment, list};
 const DIR: &str = "/dev/forkdisk";
 const BY_UUID: &str = "by-uuid";
 
-/// Makes missing links and removes wrong ones. A failure is logged only: the device works without its link.
+/// Creates missing links and removes wrong ones. A failure is logged only: the device works without its link.
 pub fn refresh() {
     if let Err(error) = make_so(Path::new(DIR), &list()) {
         tracing::debug!(%error, "{DIR} cannot be changed");
     }
 }
 
-/// Names of a device's links, without the leading `/dev/`.
+/// Returns the links of a device, without the leading `/dev/`.
 pub fn links_of(device: &Path) -> Vec<PathBuf> {
     let all = wanted(Path::new(DIR), &list()).into_iter();
     all.filter(|(_, other)| other == device).map(|(name, _)| Path::new("forkdisk").join(name)).collect()
 }
 
-/// The device behind a link below `/dev/forkdisk`, if `path` is one.
+/// Returns the device behind a link below `/dev/forkdisk`, if `path` is one.
 pub fn device_behind(path: &Path) -> Option<PathBuf> {
     path.starts_with(DIR).then(|| fs::canonicalize(path).or_else(|_| fs::read_link(path)).ok()).flatten()
 }
 
-/// Whether a link leads to a device. Links of udev are relative.
+/// Returns whether a link leads to `device`. Links of udev are relative.
 fn leads_to(path: &Path, device: &Path) -> bool {
     fs::read_link(path).is_ok_and(|there| there == device || fs::canonicalize(path).is_ok_and(|there| there == device))
 }
 
-/// Whether `path` lies below `/dev/forkdisk`.
+/// Returns whether `path` lies below `/dev/forkdisk`.
 pub fn is_inside(path: &Path) -> bool {
     path.starts_with(DIR)
 }
@@ -58,8 +59,8 @@ fn make_so(dir: &Path, attached: &[Attachment]) -> io::Result<()> {
     Ok(())
 }
 
-/// Names of links and their targets for these devices. If two pools have the same file name, the pool whose links exist
-/// keeps the name.
+/// Returns the links and their targets for these devices. If two pools have the same file name, the
+/// pool whose links exist keeps the name.
 fn wanted(dir: &Path, attached: &[Attachment]) -> BTreeMap<PathBuf, PathBuf> {
     let mut wanted = BTreeMap::new();
     let mut owners: BTreeMap<String, PathBuf> = BTreeMap::new();
@@ -86,7 +87,7 @@ fn wanted(dir: &Path, attached: &[Attachment]) -> BTreeMap<PathBuf, PathBuf> {
     wanted
 }
 
-/// The name of a pool that is a file: what udev would escape in names of devices is escaped as udev does it.
+/// Returns the name of a pool that is a file, escaped as udev escapes names of devices.
 fn name_of(pool: &Path) -> Option<String> {
     let is_file = fs::metadata(pool).is_ok_and(|found| found.is_file());
     let name = pool.file_name().filter(|name| is_file && *name != BY_UUID)?;
@@ -107,7 +108,7 @@ fn remove_others(dir: &Path, inside: &Path, wanted: &BTreeMap<PathBuf, PathBuf>)
         match entry.file_type() {
             Ok(kind) if kind.is_dir() => {
                 remove_others(dir, &name, wanted);
-                // One that is not empty stays.
+                // Fails for a folder that is not empty.
                 let _ = fs::remove_dir(dir.join(&name));
             }
             Ok(kind)
@@ -161,7 +162,7 @@ mod tests {
         assert!(!dir.exists());
     }
 
-    /// How many links there are.
+    /// Counts the links.
     fn walk(dir: &Path) -> usize {
         let entries = fs::read_dir(dir).unwrap().flatten();
         entries.map(|entry| if entry.file_type().unwrap().is_dir() { walk(&entry.path()) } else { 1 }).sum()

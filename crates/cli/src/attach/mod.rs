@@ -1,7 +1,7 @@
 //! Volumes as block devices of the kernel.
 //!
-//! What is attached is known by the kernel alone: devices say whose they are, so nothing is kept here that could be
-//! wrong after a crash.
+//! The kernel is the only record of attached devices: each device carries its address, so no state
+//! is kept here that could be wrong after a crash.
 
 mod attach_lock;
 mod by_loop;
@@ -28,7 +28,7 @@ pub use links::{device_behind, is_inside, links_of, refresh};
 
 use crate::cli::Global;
 
-/// How a volume becomes a block device, best first.
+/// Means of making a volume a block device, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Means {
@@ -50,28 +50,28 @@ impl fmt::Display for Means {
     }
 }
 
-/// A volume or snapshot that is a block device.
+/// A volume or snapshot attached as a block device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Attachment {
-    /// `/dev/nbd0`.
+    /// Path of the device, such as `/dev/nbd0`.
     pub device: PathBuf,
-    /// The pool's path.
+    /// Path of the pool.
     pub pool: PathBuf,
     /// The volume or snapshot.
     pub object: String,
-    /// How.
+    /// Means by which it is attached.
     pub by: Means,
 }
 
-/// What has the pool open.
+/// The process that has the pool open.
 pub enum Owner {
-    /// A daemon, and where its data socket lies.
+    /// A daemon, and the path of its data socket.
     Daemon(Box<Client>, Option<PathBuf>),
-    /// A process that does nothing but mount it there.
+    /// A process that only mounts the pool, and the mount's directory.
     Mount(PathBuf),
 }
 
-/// What is to become a block device.
+/// An object to attach.
 pub struct Target<'a> {
     pub pool: &'a Path,
     pub object: &'a str,
@@ -79,13 +79,13 @@ pub struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// As it is named in lists and by the kernel.
+    /// Returns the address, as shown in lists and kept by the kernel.
     fn address(&self) -> String {
         format!("{}/{}", self.pool.display(), self.object)
     }
 }
 
-/// Attaches by the first of `means` that works. The error says why none does.
+/// Attaches by the first of `means` that works. The error contains the reason of each.
 pub fn attach(owner: &mut Owner, target: &Target<'_>, means: &[Means]) -> Result<Attachment> {
     let mut reasons = Vec::new();
     for &by in means {
@@ -105,7 +105,7 @@ pub fn attach(owner: &mut Owner, target: &Target<'_>, means: &[Means]) -> Result
     bail!("{} cannot become a block device here: {}", target.address(), reasons.join("; "))
 }
 
-/// Ends an attachment after everything is written. Refused while something is mounted from the device.
+/// Detaches a device after everything is written. Fails while a file system is mounted from it.
 pub fn detach(global: &Global, attachment: &Attachment) -> Result<()> {
     match attachment.by {
         Means::Ublk => by_ublk::detach(global, attachment),
@@ -114,7 +114,7 @@ pub fn detach(global: &Global, attachment: &Attachment) -> Result<()> {
     }
 }
 
-/// Has a device take on the length of its volume, which is `size` by now. Programs may go on using it.
+/// Sets a device to the new length of its volume, `size`. The device may stay in use.
 pub fn grow(attachment: &Attachment, size: u64) -> Result<()> {
     let device = &attachment.device;
     match attachment.by {
@@ -128,19 +128,19 @@ pub fn grow(attachment: &Attachment, size: u64) -> Result<()> {
     Ok(())
 }
 
-/// Whether the process behind an attachment was killed, so that the device is of no use any more.
+/// Returns whether the process behind an attachment is gone, so that the device is useless.
 pub fn is_left_behind(attachment: &Attachment) -> bool {
     match attachment.by {
         Means::Loop => by_loop::is_left_behind(&attachment.device),
         Means::Nbd => by_nbd::is_left_behind(&attachment.device),
-        // The kernel removes it when its daemon ends.
+        // The kernel removes the device when its daemon ends.
         Means::Ublk => false,
     }
 }
 
-/// The devices of the kernel's NBD client and loop driver that a volume or snapshot of a pool is attached as.
+/// Returns the NBD and loop devices that a volume or snapshot of a pool is attached as.
 ///
-/// It makes no call on a file system: the pool's own daemon may run it, and would wait for itself.
+/// Makes no system call on a file system: the pool's own daemon may run this, and would wait for itself.
 pub fn devices_of(pool: &Path, private_mount: Option<&Path>, object: &str) -> Vec<PathBuf> {
     let names = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let is_it = |name: &std::ffi::OsString| {
@@ -150,7 +150,7 @@ pub fn devices_of(pool: &Path, private_mount: Option<&Path>, object: &str) -> Ve
     names.map(|entry| entry.file_name()).filter(is_it).map(|name| Path::new("/dev").join(name)).collect()
 }
 
-/// Everything that is attached on this machine, by the names of the devices.
+/// Returns all attachments on this machine, sorted by device name.
 pub fn list() -> Vec<Attachment> {
     let mut names: Vec<String> = fs::read_dir("/sys/block")
         .into_iter()
@@ -170,11 +170,11 @@ fn number(name: &str) -> u64 {
 }
 
 const SECTOR: u64 = 512;
-/// How long what the kernel does on the side may take.
+/// How long asynchronous work of the kernel may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Waits until `is_so`; false if it never comes.
+/// Waits until `is_so` returns true; returns false after [`PATIENCE`].
 fn wait_until(is_so: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !is_so() {
@@ -186,21 +186,21 @@ fn wait_until(is_so: impl Fn() -> bool) -> bool {
     true
 }
 
-/// Opens a device exclusively, and writes what the kernel has cached of it.
+/// Opens a device exclusively, and writes what the kernel has cached for it.
 fn claim(device: &Path) -> Result<fs::File> {
     let file = claim_as_it_is(device)?;
     file.sync_all().with_context(|| format!("{}: writing what is cached", device.display()))?;
     Ok(file)
 }
 
-/// Opens a device exclusively, with its cache as it is.
+/// Opens a device exclusively and leaves its cache alone.
 fn claim_as_it_is(device: &Path) -> Result<fs::File> {
     use std::os::unix::fs::OpenOptionsExt;
     let exclusive = rustix::fs::OFlags::EXCL.bits() as i32;
     let start = Instant::now();
     loop {
         match fs::File::options().read(true).custom_flags(exclusive).open(device) {
-            // Programs that look at new devices hold them for a moment.
+            // Programs that examine new devices hold them for a moment.
             Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy && start.elapsed() < Duration::from_secs(1) => {
                 std::thread::sleep(PAUSE);
             }

@@ -1,6 +1,6 @@
-//! Generic netlink, as far as the kernel's NBD client is told by it what to do: one request, one answer.
+//! Generic netlink, as far as the kernel's NBD client needs it: one request, one answer.
 //!
-//! Messages are native-endian and padded to four bytes. What the kernel sends is checked for its lengths all the same.
+//! Messages are native-endian and padded to four bytes. Lengths in the kernel's messages are checked before use.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,11 +12,11 @@ const CONTROL: u16 = 0x10;
 const GET_FAMILY: u8 = 3;
 const FAMILY_ID: u16 = 1;
 const FAMILY_NAME: u16 = 2;
-/// A message that tells the outcome.
+/// Type of messages that carry the outcome.
 const ERROR: u16 = 2;
 const REQUEST: u16 = 1;
 const ACKNOWLEDGE: u16 = 4;
-/// An attribute that consists of attributes.
+/// Bit of an attribute that contains attributes.
 const NESTED: u16 = 1 << 15;
 
 /// Attributes of a request.
@@ -24,9 +24,9 @@ const NESTED: u16 = 1 << 15;
 pub struct Attributes(Vec<u8>);
 
 impl Attributes {
-    /// One of a kind, with its contents.
+    /// Appends an attribute of `kind`.
     pub fn with(mut self, kind: u16, contents: &[u8]) -> Attributes {
-        // Attributes here are names, numbers and lists of few of them.
+        // Attributes here are names, numbers and short lists of numbers.
         let len = u16::try_from(contents.len() + 4).expect("short contents");
         self.0.extend_from_slice(&len.to_ne_bytes());
         self.0.extend_from_slice(&kind.to_ne_bytes());
@@ -35,25 +35,25 @@ impl Attributes {
         self
     }
 
-    /// One that consists of others.
+    /// Appends an attribute that contains other attributes.
     pub fn nested(self, kind: u16, inside: Attributes) -> Attributes {
         self.with(kind | NESTED, &inside.0)
     }
 
-    /// A text, which the kernel wants to end with a zero.
+    /// Appends a text, which the kernel requires to end with a zero byte.
     pub fn text(self, kind: u16, text: &str) -> Attributes {
         self.with(kind, &[text.as_bytes(), &[0]].concat())
     }
 }
 
-/// A family of requests that the kernel knows.
+/// A generic netlink family.
 pub struct Family {
     socket: OwnedFd,
     id: u16,
 }
 
 impl Family {
-    /// Finds it by its name; `NotFound` if the kernel does not have it.
+    /// Finds a family by its name; `NotFound` if the kernel does not have it.
     pub fn find(name: &str) -> io::Result<Family> {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(GENERIC))?;
@@ -65,7 +65,7 @@ impl Family {
         Ok(Family { id, ..controller })
     }
 
-    /// Has a command carried out; the attributes of the answer.
+    /// Sends a command; returns the attributes of the answer.
     pub fn ask(&self, command: u8, version: u8, attributes: Attributes) -> io::Result<Vec<u8>> {
         let len = 20 + attributes.0.len() as u32;
         let mut message = len.to_ne_bytes().to_vec();
@@ -90,7 +90,7 @@ impl Family {
     }
 }
 
-/// The messages in `bytes`, each with its kind.
+/// Splits `bytes` into messages with their types.
 fn messages(mut bytes: &[u8]) -> Vec<(u16, &[u8])> {
     let mut found = Vec::new();
     while bytes.len() >= 16 {
@@ -104,7 +104,7 @@ fn messages(mut bytes: &[u8]) -> Vec<(u16, &[u8])> {
     found
 }
 
-/// The contents of the first attribute of a kind.
+/// Returns the contents of the first attribute of `kind`.
 pub fn find(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
     while attributes.len() >= 4 {
         let len = usize::from(u16::from_ne_bytes([attributes[0], attributes[1]]));
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn the_kernel_knows_its_own_controller_and_no_family_without_a_name() {
-        // Sandboxes may allow no netlink at all.
+        // A sandbox may not allow netlink at all.
         let Ok(family) = Family::find("nlctrl") else { return };
         assert_eq!(family.id, CONTROL);
         assert!(Family::find("forkdisk-none").is_err());

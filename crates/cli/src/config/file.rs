@@ -1,4 +1,4 @@
-//! The configuration file: TOML, every key at its top level, none unknown.
+//! The configuration file: TOML with top-level keys only; unknown keys are refused.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::keys::{KEYS, Key, Kind, nearest};
 
-/// A value that the file gives, and the line it stands in.
+/// A value from the file, and the number of its line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Given {
     pub name: &'static str,

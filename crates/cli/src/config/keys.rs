@@ -1,5 +1,5 @@
-//! Every key of the configuration, in one table. From it come the flags, the environment variables, the keys
-//! of the file, their defaults and their documentation.
+//! Table of all configuration keys. Flags, environment variables, keys of the file, defaults and
+//! documentation are derived from it.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use forkdisk::LowWater;
 
 use crate::{network, size, volume_sockets};
 
-/// What a value is.
+/// Type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Where something lies.
+    /// A path.
     Path,
-    /// Bytes, with a unit.
+    /// Bytes, with an optional unit.
     Size,
-    /// Bytes, with a unit, or a percentage.
+    /// Bytes with an optional unit, or a percentage.
     Share,
     /// A whole number above 0.
     Count,
@@ -24,9 +24,9 @@ pub enum Kind {
     Mode,
     /// A group of users, by name or number.
     Group,
-    /// Modes and groups of the sockets of single volumes, one or several.
+    /// Rules for modes and groups of the sockets of single volumes, one or several.
     Sockets,
-    /// How long: a number and `ms`, `s`, `m` or `h`; seconds without.
+    /// A duration: a number and `ms`, `s`, `m` or `h`; seconds without a unit.
     Time,
     /// `yes` or `no`.
     Switch,
@@ -38,7 +38,7 @@ pub enum Kind {
     Choice(&'static [&'static str]),
 }
 
-/// Which verbs a key is for.
+/// Verbs to which a key applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// All of them.
@@ -47,18 +47,18 @@ pub enum Scope {
     Serve,
 }
 
-/// One key.
+/// A configuration key.
 #[derive(Debug)]
 pub struct Key {
-    /// As in the file: `log_file`.
+    /// Its name in the file: `log_file`.
     pub name: &'static str,
-    /// What the parser of the command line knows it by.
+    /// Its identifier in the parser of the command line.
     pub id: &'static str,
     pub kind: Kind,
     pub scope: Scope,
-    /// Empty where there is none.
+    /// Empty if there is no default.
     pub default: &'static str,
-    /// What it does, in one sentence.
+    /// Effect of the key, in one sentence.
     pub help: &'static str,
 }
 
@@ -75,99 +75,77 @@ macro_rules! keys {
                 help: $help,
             };)*
 
-        /// All of them, in the order in which they are shown.
+        /// All keys, in the order in which they are shown.
         pub const KEYS: &[Key] = &[$($constant),*];
     };
 }
 
 keys! {
-    POOL "pool" Kind::Path, Every, "", "The pool that addresses without a path are in";
+    POOL "pool" Kind::Path, Every, "", "The pool of addresses without a path";
     CONTROL "control" Kind::Path, Every, "",
-        "The control socket of the daemon that serves the pool; in the pool's own folder without it";
+        "The control socket of the daemon that serves the pool; without it, the one in the pool's own folder";
     WAIT "wait" Kind::Time, Every, "10s",
-        "How long a verb waits while another verb has the idle pool; 0 for not at all";
+        "How long a verb waits while another verb has the pool open; 0: not at all";
     LOG "log" Kind::Choice(&["off", "error", "warn", "info", "debug", "trace"]), Every, "",
-        "How much is logged: info by serve, warn by other verbs without it";
+        "Least severe level that is logged; without it, info by serve and warn by other verbs";
     LOG_FORMAT "log_format" Kind::Choice(&["text", "json"]), Every, "text", "How log lines are written";
     SOCKET "socket" Kind::Path, Serve, "",
-        "Where the data socket goes: /run/forkdisk/UUID/nbd.sock for root, else \
-         $XDG_RUNTIME_DIR/forkdisk/UUID/nbd.sock without it";
-    SOCKET_DIR "socket_dir" Kind::Path, Serve, "",
-        "A folder in which each volume has a data socket of its own, VOLUME.sock (docs/nbd.md)";
-    SOCKET_MODE "socket_mode" Kind::Mode, Serve, "",
-        "The mode of data sockets: 0660 with a group, else 0600 without it";
+        "Path of the data socket; without it, /run/forkdisk/UUID/nbd.sock for root, else $XDG_RUNTIME_DIR/forkdisk/UUID/nbd.sock";
+    SOCKET_DIR "socket_dir" Kind::Path, Serve, "", "A folder with a separate data socket for each volume, VOLUME.sock (docs/nbd.md)";
+    SOCKET_MODE "socket_mode" Kind::Mode, Serve, "", "The mode of data sockets; without it, 0660 with a group, else 0600";
     SOCKET_GROUP "socket_group" Kind::Group, Serve, "", "The group of data sockets, by name or number";
-    VOLUME_SOCKETS "volume_sockets" Kind::Sockets, Serve, "",
-        "Mode and group of single sockets in socket_dir; VOLUME may end in '*'; the first that fits counts";
-    MOUNT "mount" Kind::Path, Serve, "",
-        "Mount the pool at this folder, too: every volume is a file there (docs/mount.md)";
+    VOLUME_SOCKETS "volume_sockets" Kind::Sockets, Serve, "", "Mode and group of single sockets in socket_dir; VOLUME may end in '*'; the first match applies";
+    MOUNT "mount" Kind::Path, Serve, "", "Also mount the pool on this folder: every volume is a file there (docs/mount.md)";
     TCP "tcp" Kind::Addresses, Serve, "",
-        "Serve over TCP, too, beyond this machine only with TLS or --insecure; 127.0.0.1:10809 where no address is \
-         given";
-    TLS_CERT "tls_cert" Kind::Path, Serve, "",
-        "The server's certificate for TLS over TCP (PEM), those between it and the root behind it";
+        "Also serve over TCP, to other machines only with TLS or --insecure; 127.0.0.1:10809 if no address is given";
+    TLS_CERT "tls_cert" Kind::Path, Serve, "", "The server's certificate for TLS over TCP (PEM), followed by intermediate certificates";
     TLS_KEY "tls_key" Kind::Path, Serve, "", "The private key of the certificate (PEM)";
-    TLS_CLIENT_CA "tls_client_ca" Kind::Path, Serve, "",
-        "Authorities (PEM) of which clients over TCP must show a certificate";
-    TLS_CLIENTS "tls_clients" Kind::Path, Serve, "",
-        "The table of which certificate may open which export (TOML, docs/tls.md)";
+    TLS_CLIENT_CA "tls_client_ca" Kind::Path, Serve, "", "Certificate authorities (PEM); clients over TCP must present a certificate of one of them";
+    TLS_CLIENTS "tls_clients" Kind::Path, Serve, "", "Table of the exports that each client certificate may open (TOML, docs/tls.md)";
     TLS "tls" Kind::Choice(&["off", "allowed", "required"]), Serve, "",
-        "Whether clients over TCP use TLS: required where there is a certificate, else off without it";
-    METRICS "metrics" Kind::Places, Serve, "", "Answer HTTP requests for /metrics in the format of Prometheus";
-    INSECURE "insecure" Kind::Switch, Serve, "no", "Let others beyond this machine connect without TLS";
-    PID_FILE "pid_file" Kind::Path, Serve, "", "Where the process's number is written";
-    LOG_FILE "log_file" Kind::Path, Serve, "", "Where the log goes instead of stderr; SIGHUP opens it again";
+        "Whether clients over TCP use TLS; without it, required if there is a certificate, else off";
+    METRICS "metrics" Kind::Places, Serve, "", "Answer HTTP requests for /metrics in the Prometheus text format";
+    INSECURE "insecure" Kind::Switch, Serve, "no", "Let clients on other machines connect without TLS";
+    PID_FILE "pid_file" Kind::Path, Serve, "", "File for the process number";
+    LOG_FILE "log_file" Kind::Path, Serve, "", "Log file, instead of stderr; SIGHUP reopens it";
     SYSLOG "syslog" Kind::Path, Serve, "/dev/log",
-        "Where the log goes with --daemon and without a log file: the socket of journald or syslogd, if it is there";
-    LOG_BURST "log_burst" Kind::Count, Serve, "20",
-        "Log lines of one kind within ten seconds; more are counted and left out";
-    WHEN_FULL "when_full" Kind::Choice(&["wait", "error"]), Serve, "wait",
-        "What happens to a write that finds the pool, or the file system under it, full";
+        "Target of the log with --daemon and without a log file: the socket of journald or syslogd, if it exists";
+    LOG_BURST "log_burst" Kind::Count, Serve, "20", "Most log lines of one kind within ten seconds; more are counted and left out";
+    WHEN_FULL "when_full" Kind::Choice(&["wait", "error"]), Serve, "wait", "What a write does when the pool, or the file system under it, is full";
     WAIT_FOR_SPACE "wait_for_space" Kind::Time, Serve, "60s", "How long such a write waits before it fails";
-    LOW_WATER "low_water" Kind::Share, Serve, "5%",
-        "Below how much free space the log warns that the pool runs full, a size or percent of the pool; 0 for never";
+    LOW_WATER "low_water" Kind::Share, Serve, "5%", "Free space below which a warning is logged, a size or percent of the pool; 0: never";
     CACHE "cache" Kind::Size, Serve, "32M", "Clean metadata kept in memory";
-    DIRTY "dirty" Kind::Size, Serve, "64M", "Most metadata changed and not yet in a checkpoint";
-    COMMIT_INTERVAL "commit_interval" Kind::Time, Serve, "5s",
-        "How long something acknowledged may wait before it is committed, with a flush, without anybody asking; 0 for \
-         ever";
-    DISCARD "discard" Kind::Switch, Serve, "yes",
-        "Whether freed space becomes holes in the pool's file or is discarded on its device";
-    MEMORY_RESERVES "memory_reserves" Kind::Switch, Serve, "yes",
-        "Whether a daemon of root is spared by the out-of-memory killer and keeps its memory, as its devices need it \
-         (docs/attach.md)";
-    MAX_CONNECTIONS "max_connections" Kind::Count, Serve, "128", "Connections to the data socket at a time";
-    MAX_EXPORT_CONNECTIONS "max_export_connections" Kind::Count, Serve, "96",
-        "Connections to one export at a time; further ones are refused when they ask for it";
-    MAX_REQUESTS "max_requests" Kind::Count, Serve, "128", "Requests of one connection that are not answered yet";
-    MAX_REQUEST_BYTES "max_request_bytes" Kind::Size, Serve, "64M", "Data of such requests";
-    CONNECTION_RESERVE "connection_reserve" Kind::Size, Serve, "1M",
-        "Data that a connection may have in flight without asking the others";
-    SHARED_MEMORY "shared_memory" Kind::Size, Serve, "256M", "Data in flight beyond that, of all connections together";
-    STARTED_REQUESTS "started_requests" Kind::Count, Serve, "128",
-        "Requests that all connections together have under way in the pool; each active one has an equal share";
-    STARTED_BYTES "started_bytes" Kind::Size, Serve, "64M", "Data of such requests, shared likewise";
-    HANDSHAKE_TIMEOUT "handshake_timeout" Kind::Time, Serve, "10s",
-        "How long a client that has not chosen an export may do nothing";
-    STALL_TIMEOUT "stall_timeout" Kind::Time, Serve, "10s",
-        "How long a client may hold memory that others wait for without moving";
-    DRAIN_TIMEOUT "drain_timeout" Kind::Time, Serve, "10s", "How long requests in flight are waited for at the end";
-    CONTROL_CONNECTIONS "control_connections" Kind::Count, Serve, "128", "Connections to the control socket at a time";
+    DIRTY "dirty" Kind::Size, Serve, "64M", "Most changed metadata that is not yet in a checkpoint";
+    COMMIT_INTERVAL "commit_interval" Kind::Time, Serve, "5s", "Longest time until an acknowledged write is committed and flushed in the background; 0: never";
+    DISCARD "discard" Kind::Switch, Serve, "yes", "Whether freed space becomes holes in the pool's file or is discarded on its device";
+    MEMORY_RESERVES "memory_reserves" Kind::Switch, Serve, "yes", "Whether a daemon of root is exempt from the out-of-memory killer and locks its memory, as its devices need it (docs/attach.md)";
+    MAX_CONNECTIONS "max_connections" Kind::Count, Serve, "128", "Most connections to the data socket at a time";
+    MAX_EXPORT_CONNECTIONS "max_export_connections" Kind::Count, Serve, "96", "Most connections to one export at a time; further ones are refused when they choose it";
+    MAX_REQUESTS "max_requests" Kind::Count, Serve, "128", "Most requests of one connection that are not answered yet";
+    MAX_REQUEST_BYTES "max_request_bytes" Kind::Size, Serve, "64M", "Most data of such requests";
+    CONNECTION_RESERVE "connection_reserve" Kind::Size, Serve, "1M", "Data that each connection may have in flight before it uses shared memory";
+    SHARED_MEMORY "shared_memory" Kind::Size, Serve, "256M", "Most data in flight beyond that, of all connections together";
+    STARTED_REQUESTS "started_requests" Kind::Count, Serve, "128", "Most requests that all connections together have under way in the pool; active connections get equal shares";
+    STARTED_BYTES "started_bytes" Kind::Size, Serve, "64M", "Most data of such requests, shared in the same manner";
+    HANDSHAKE_TIMEOUT "handshake_timeout" Kind::Time, Serve, "10s", "How long a client that has not chosen an export may be idle";
+    STALL_TIMEOUT "stall_timeout" Kind::Time, Serve, "10s", "How long a client may hold shared memory without progress while others wait for it";
+    DRAIN_TIMEOUT "drain_timeout" Kind::Time, Serve, "10s", "How long the end of the daemon waits for requests in flight";
+    CONTROL_CONNECTIONS "control_connections" Kind::Count, Serve, "128", "Most connections to the control socket at a time";
     CONTROL_MESSAGE "control_message" Kind::Size, Serve, "1M", "Longest message on the control socket";
 }
 
 impl Key {
-    /// As a flag, without its dashes: `log-file`.
+    /// Returns the name of its flag, without dashes: `log-file`.
     pub fn flag(&self) -> String {
         self.name.replace('_', "-")
     }
 
-    /// As an environment variable: `FORKDISK_LOG_FILE`.
+    /// Returns the name of its environment variable: `FORKDISK_LOG_FILE`.
     pub fn variable(&self) -> String {
         format!("FORKDISK_{}", self.name.to_uppercase())
     }
 
-    /// As an argument of the command line.
+    /// Returns its argument of the command line.
     pub fn arg(&'static self) -> Arg {
         let default = if self.default.is_empty() { String::new() } else { format!(" [default: {}]", self.default) };
         let arg = Arg::new(self.id)
@@ -184,7 +162,7 @@ impl Key {
         }
     }
 
-    /// Refuses a value that is none of this key's. An empty one says nothing.
+    /// Checks that `text` is a valid value of this key. An empty text counts as unset.
     pub fn check(&self, text: &str) -> Result<()> {
         if text.is_empty() {
             return Ok(());
@@ -208,7 +186,7 @@ impl Key {
 }
 
 impl Kind {
-    /// What a value is, in a word.
+    /// Returns the placeholder of a value in help texts.
     pub fn value_name(self) -> String {
         match self {
             Kind::Path => "PATH".to_string(),
@@ -227,7 +205,7 @@ impl Kind {
     }
 }
 
-/// A whole number above 0.
+/// Parses a whole number above 0.
 pub fn count(text: &str) -> Result<usize> {
     match text.parse() {
         Ok(number) if number > 0 => Ok(number),
@@ -235,7 +213,7 @@ pub fn count(text: &str) -> Result<usize> {
     }
 }
 
-/// Permissions of a file, such as `0660`.
+/// Parses permissions of a file, such as `0660`.
 pub fn mode(text: &str) -> Result<u32> {
     match u32::from_str_radix(text, 8) {
         Ok(mode) if mode <= 0o777 && mode & 0o600 == 0o600 => Ok(mode),
@@ -243,7 +221,7 @@ pub fn mode(text: &str) -> Result<u32> {
     }
 }
 
-/// A size, or a percentage as in `5%`.
+/// Parses a size, or a percentage as in `5%`.
 pub fn share(text: &str) -> Result<LowWater> {
     let Some(number) = text.strip_suffix('%') else { return size::parse(text).map(LowWater::Bytes) };
     match number.trim().parse() {
@@ -252,7 +230,7 @@ pub fn share(text: &str) -> Result<LowWater> {
     }
 }
 
-/// `yes` or `no`.
+/// Parses `yes` or `no`.
 pub fn switch(text: &str) -> Result<bool> {
     match text {
         "yes" | "true" => Ok(true),
@@ -261,7 +239,7 @@ pub fn switch(text: &str) -> Result<bool> {
     }
 }
 
-/// A number and `ms`, `s`, `m` or `h`; seconds without a unit.
+/// Parses a number and `ms`, `s`, `m` or `h`; seconds without a unit.
 pub fn time(text: &str) -> Result<Duration> {
     if text.starts_with('-') {
         bail!("'{text}' is negative: a time is positive");
@@ -281,14 +259,14 @@ pub fn time(text: &str) -> Result<Duration> {
     }
 }
 
-/// The key whose name is most like `name`, if any is.
+/// Returns the key whose name is most similar to `name`; `None` if none is similar enough.
 pub fn nearest(name: &str) -> Option<&'static Key> {
     let wanted = name.replace('-', "_").to_lowercase();
     let near = KEYS.iter().map(|key| (distance(&wanted, key.name), key)).min_by_key(|(distance, _)| *distance);
     near.filter(|(distance, key)| *distance <= key.name.len().max(wanted.len()) / 2).map(|(_, key)| key)
 }
 
-/// How many letters have to be changed, added or left out to make `a` into `b`.
+/// Returns the edit distance of `a` and `b`: letters changed, added or removed.
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.chars().count()).collect();
     for (i, x) in a.chars().enumerate() {

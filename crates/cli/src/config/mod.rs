@@ -1,4 +1,4 @@
-//! The configuration: flags before environment variables before the file before defaults.
+//! The configuration. Flags take precedence over environment variables, those over the file, the file over defaults.
 
 mod file;
 pub mod keys;
@@ -19,10 +19,10 @@ pub mod key {
     pub use super::keys::*;
 }
 
-/// The file that is read when nobody names one.
+/// The default configuration file.
 const USUAL_FILE: &str = "/etc/forkdisk/config.toml";
 
-/// Where a value comes from.
+/// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// The command line.
@@ -31,11 +31,11 @@ pub enum Origin {
     Environment,
     /// A line of the file.
     File(PathBuf, usize),
-    /// Nobody said anything.
+    /// The built-in default.
     Default,
 }
 
-/// What the command line and the environment say about keys for `serve` (or for every verb).
+/// Values from the command line and the environment, for the keys of `serve` or for those of every verb.
 #[derive(Clone, Debug, Default)]
 pub struct Given<const SERVE: bool> {
     values: Vec<(&'static str, String, Origin)>,
@@ -81,8 +81,8 @@ impl<const SERVE: bool> FromArgMatches for Given<SERVE> {
     }
 }
 
-/// The value of a key from its environment variable, which contains `value`. The argument parser does not read the
-/// variable: its error for an invalid value would name the flag.
+/// Returns the value of `key` from its environment variable, which contains `value`. The argument
+/// parser does not read the variable: its error for an invalid value would name the flag.
 fn in_environment(key: &Key, value: Option<OsString>) -> Result<Option<(&'static str, String, Origin)>, clap::Error> {
     let refused = |why: String| clap::Error::raw(ErrorKind::InvalidValue, format!("{}: {why}\n", key.variable()));
     let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
@@ -91,16 +91,16 @@ fn in_environment(key: &Key, value: Option<OsString>) -> Result<Option<(&'static
     Ok(Some((key.name, text, Origin::Environment)))
 }
 
-/// The configuration in effect.
+/// The effective configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// What somebody said, the first word first.
+    /// Values that were set, highest precedence first.
     said: Vec<(&'static str, String, Origin)>,
 }
 
 impl Settings {
-    /// Puts together what was said: on the command line and in the environment, and in the file (`file`, or the
-    /// usual one if there is one).
+    /// Merges the values of the command line, the environment and the file (`file`, or the default
+    /// file if it exists).
     pub fn load(every: Given<false>, serve: Given<true>, file: Option<&Path>) -> Result<Settings> {
         let usual = Path::new(USUAL_FILE);
         let path = file.or_else(|| usual.exists().then_some(usual));
@@ -113,13 +113,13 @@ impl Settings {
         Ok(Settings { said })
     }
 
-    /// The value of `key`, empty where there is none, and where it comes from.
+    /// Returns the value of `key`, empty if it has none, and its source.
     pub fn get(&self, key: &Key) -> (&str, Origin) {
         let found = self.said.iter().find(|(name, _, _)| *name == key.name);
         found.map_or((key.default, Origin::Default), |(_, text, origin)| (text, origin.clone()))
     }
 
-    /// Where the value of `key` comes from, in words.
+    /// Describes the source of the value of `key`.
     pub fn source(&self, key: &Key) -> String {
         match self.get(key).1 {
             Origin::Flag => format!("flag --{}", key.flag()),
@@ -133,43 +133,43 @@ impl Settings {
         Some(self.get(key).0).filter(|text| !text.is_empty())
     }
 
-    /// A word.
+    /// Returns a value as text.
     pub fn word(&self, key: &Key) -> Option<&str> {
         self.text(key)
     }
 
-    /// A path.
+    /// Returns a path.
     pub fn path(&self, key: &Key) -> Option<PathBuf> {
         self.text(key).map(PathBuf::from)
     }
 
-    /// Bytes. Every key of this kind has a default.
+    /// Returns bytes. Every key of this kind has a default.
     pub fn size(&self, key: &Key) -> Result<usize> {
         let bytes = crate::size::parse(self.get(key).0).with_context(|| key.name)?;
         usize::try_from(bytes).with_context(|| format!("{}: too large for this machine", key.name))
     }
 
-    /// Bytes or percent. Every key of this kind has a default.
+    /// Returns bytes or percent. Every key of this kind has a default.
     pub fn share(&self, key: &Key) -> Result<LowWater> {
         keys::share(self.get(key).0).with_context(|| key.name)
     }
 
-    /// A whole number. Every key of this kind has a default.
+    /// Returns a whole number. Every key of this kind has a default.
     pub fn count(&self, key: &Key) -> Result<usize> {
         keys::count(self.get(key).0).with_context(|| key.name)
     }
 
-    /// How long. Every key of this kind has a default.
+    /// Returns a duration. Every key of this kind has a default.
     pub fn time(&self, key: &Key) -> Result<Duration> {
         keys::time(self.get(key).0).with_context(|| key.name)
     }
 
-    /// Permissions of a file.
+    /// Returns permissions of a file.
     pub fn mode(&self, key: &Key) -> Result<Option<u32>> {
         self.text(key).map(keys::mode).transpose().with_context(|| key.name)
     }
 
-    /// Yes or no. Every key of this kind has a default.
+    /// Returns a switch. Every key of this kind has a default.
     pub fn switch(&self, key: &Key) -> Result<bool> {
         keys::switch(self.get(key).0).with_context(|| key.name)
     }

@@ -1,4 +1,4 @@
-//! Sockets that a service manager listens on for us.
+//! Sockets passed by a service manager.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -7,19 +7,19 @@ use forkdisk_uring::{Inherited, inherited};
 use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 use rustix::net::{AddressFamily, getsockname};
 
-/// The name that tells the control socket from data sockets (`FileDescriptorName=`).
+/// The name of the control socket; other names are data sockets (`FileDescriptorName=`).
 const CONTROL: &str = "control";
 
-/// What was handed over.
+/// Sockets that were passed.
 #[derive(Default)]
 pub struct Activated {
-    /// For clients of the volumes.
+    /// Data sockets, for clients of the volumes.
     pub data: Vec<OwnedFd>,
-    /// For verbs.
+    /// The control socket, for verbs.
     pub control: Option<OwnedFd>,
 }
 
-/// Takes over the sockets of this process; each must be a listening unix socket.
+/// Takes the passed sockets; each must be a listening unix socket.
 pub fn take() -> Result<Activated> {
     let mut taken = Activated::default();
     for Inherited { name, fd } in inherited() {
@@ -41,7 +41,7 @@ fn check(fd: &OwnedFd) -> Result<()> {
     Ok(())
 }
 
-/// Where a socket lies, if it has a path.
+/// Returns the path of a socket, if it has one.
 pub fn path_of(fd: impl AsFd) -> Option<std::path::PathBuf> {
     use std::os::unix::ffi::OsStrExt;
     let address = rustix::net::SocketAddrUnix::try_from(getsockname(fd).ok()?).ok()?;

@@ -1,15 +1,15 @@
-//! File descriptors: as many as the process may have, and no promise that needs more.
+//! Limit of file descriptors: raised as far as possible; configured connections must fit in it.
 
 use anyhow::{Result, bail};
 use forkdisk_control::ServerOptions as ControlOptions;
 use forkdisk_nbd::ServerOptions;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// What a daemon needs beside its connections: the pool, the ring, sockets, signals, mounts, scrapers, files that verbs
-/// bring with them.
-const OTHER_FILES: u64 = 128;
+/// Descriptors that a daemon needs besides its connections: the pool, the ring, sockets, signals,
+/// mounts, metrics connections, files passed with requests.
+const OTHERS: u64 = 128;
 
-/// Raises the soft limit to the hard one; the limit from now on, `None` for none.
+/// Raises the soft limit to the hard one; returns the new limit, `None` for unlimited.
 pub fn raise() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
     let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -22,7 +22,8 @@ pub fn raise() -> Option<u64> {
     }
 }
 
-/// How many descriptors are left for sockets of single volumes. Refuses connections for which there are none.
+/// Returns how many descriptors are left for sockets of single volumes. Fails if the connections
+/// alone exceed the limit.
 pub fn check(limit: Option<u64>, data: &ServerOptions, control: &ControlOptions) -> Result<usize> {
     let Some(limit) = limit else { return Ok(usize::MAX) };
     let (clients, verbs) = (data.max_connections as u64, control.max_connections as u64);

@@ -1,6 +1,6 @@
-//! Going to the background: a second process serves, the first one returns when clients can connect.
+//! Start in the background: a second process serves, the first one returns when clients can connect.
 //!
-//! Until then the second one has the caller's stderr, so that whatever keeps it from serving is said there.
+//! Until then the second process keeps the caller's stderr, so that errors of the start appear there.
 
 use std::env;
 use std::fs::File;
@@ -14,19 +14,19 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::output::print;
 use crate::syslog;
 
-/// How long it may take until clients can connect: recovery reads at most the journal and what it maps.
+/// How long the start may take: recovery reads at most the journal and the data it maps.
 const PATIENCE: Timespec = Timespec { tv_sec: 300, tv_nsec: 0 };
 
-/// Set in the environment of the process that serves.
+/// Environment variable that marks the process that serves.
 const MARK: &str = "FORKDISK_DETACHED";
 
-/// Whether this is the process that serves in the background.
+/// Returns whether this is the process that serves in the background.
 pub fn is_detached() -> bool {
     env::var_os(MARK).is_some()
 }
 
-/// Starts the process that serves, with the same arguments, and waits until it says that clients can
-/// connect; what it says goes to stdout. Its own exit status when it ends before.
+/// Starts the process that serves, with the same arguments, and waits until it announces that clients
+/// can connect; the announcement goes to stdout. Returns its exit status if it ends before that.
 pub fn start() -> Result<ExitCode> {
     let program = env::current_exe().context("this program's own file is not found")?;
     let (mut said, writer) = io::pipe().context("making a pipe")?;
@@ -65,14 +65,14 @@ pub fn start() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// To be called first in the process that serves: it is on its own from here.
+/// Starts a new session; called first in the process that serves.
 pub fn leave_terminal() -> Result<()> {
     rustix::process::setsid().context("leaving the terminal")?;
     Ok(())
 }
 
-/// To be called when clients can connect: lets go of the caller's stdout, stderr and folder. What is logged goes to
-/// `log_file`, else to the system's log behind the socket `syslog` if it is there, else nowhere.
+/// Detaches from the caller's stdout, stderr and folder; called when clients can connect. Log lines then
+/// go to `log_file`, else to the system's log behind the socket `syslog` if it exists, else nowhere.
 pub fn let_go(log_file: Option<&Path>, syslog: Option<&Path>) -> Result<()> {
     let nowhere = File::options().write(true).open("/dev/null").context("/dev/null")?;
     if log_file.is_none() {
@@ -82,12 +82,12 @@ pub fn let_go(log_file: Option<&Path>, syslog: Option<&Path>) -> Result<()> {
         rustix::stdio::dup2_stderr(&nowhere)?;
     }
     env::set_current_dir("/").context("leaving the folder")?;
-    // Last: this is what the first process waits for.
+    // Last, since this ends the wait of the first process.
     rustix::stdio::dup2_stdout(&nowhere)?;
     Ok(())
 }
 
-/// Has stderr go to the end of `path` from now on, which is made if it does not exist.
+/// Redirects stderr to append to `path`; creates the file if it is missing.
 pub fn log_to(path: &Path) -> Result<()> {
     let file = File::options().append(true).create(true).open(path);
     let file = file.with_context(|| format!("{}: the log cannot be written", path.display()))?;

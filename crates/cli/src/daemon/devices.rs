@@ -1,6 +1,7 @@
 //! The pool's volumes as block devices of the kernel's ublk driver, served on the pool's own thread.
 //!
-//! Which device is whose the driver does not say, so a file for each lies under [`RECORDS`] while its daemon lives.
+//! The driver does not store the address of a device, so a file for each lies under [`RECORDS`]
+//! while its daemon lives.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -17,15 +18,15 @@ use forkdisk_uring::{Rt, UblkDevice, UblkOperation, UblkRequest, UringDevice, ub
 use super::exports::{Served, ServedExport};
 use crate::attach;
 
-/// Where it is noted whose a device is: a file for each, named by its number, of three lines: process, pool,
+/// Directory with a file for each device, named by its number, of three lines: process, pool,
 /// volume or snapshot.
 pub const RECORDS: &str = "/run/forkdisk/ublk";
-/// How often devices that are ending are counted, and how long that may take.
+/// Interval at which ending devices are counted; the next constant is the limit of the wait.
 const LOOK: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_secs(60);
 const SECTOR: u64 = 512;
 
-/// All devices of a daemon. Clones are the same.
+/// All devices of a daemon. Clones share their state.
 #[derive(Clone)]
 pub struct Devices(Rc<Inner>);
 
@@ -50,7 +51,7 @@ impl Devices {
         Devices(Rc::new(Inner { runtime, pool, path, exports: Rc::new(exports), all: RefCell::default() }))
     }
 
-    /// Makes a volume or snapshot a block device; its path.
+    /// Attaches a volume or snapshot; returns the device's path.
     pub async fn attach(&self, attach: params::Attach) -> Result<String, Failure> {
         let inner = &self.0;
         inner.pool.find(&attach.object)?;
@@ -97,12 +98,12 @@ impl Devices {
         }
     }
 
-    /// Every place of a device has ended.
+    /// Removes a device after all its request slots have ended.
     async fn ended(&self, device: Rc<UblkDevice>) {
         let path = device.path();
         self.0.all.borrow_mut().retain(|attached| !Rc::ptr_eq(&attached.device, &device));
         let mut device = device;
-        // Whoever has asked for the end holds it for a moment.
+        // The task that stops the device holds a reference for a moment.
         let device = loop {
             match Rc::try_unwrap(device) {
                 Ok(device) => break device,
@@ -120,7 +121,7 @@ impl Devices {
         tracing::info!(device = %path.display(), "detached");
     }
 
-    /// Takes a device away, after what the kernel has cached of it is written.
+    /// Removes a device, after writing what the kernel has cached for it.
     pub async fn detach(&self, device: String) -> Result<(), Failure> {
         let found = self.0.all.borrow().iter().find(|a| a.device.path() == Path::new(&device)).cloned();
         let Some(found) = found else {
@@ -142,8 +143,8 @@ impl Devices {
         Ok(())
     }
 
-    /// The devices that the volume or snapshot `name` is attached as, by whatever means. A loop device may lie on any
-    /// mount of the pool.
+    /// Returns the devices as which the volume or snapshot `name` is attached, by any means. A loop
+    /// device may lie on any mount of the pool.
     pub fn of(&self, name: &str, mounts: &[String]) -> Vec<String> {
         let all = self.0.all.borrow();
         let own = all.iter().filter(|attached| attached.object == name).map(|attached| attached.device.path());
@@ -153,12 +154,12 @@ impl Devices {
         found.into_iter().collect()
     }
 
-    /// Whether a device of ublk is the volume or snapshot `name`.
+    /// Returns whether the volume or snapshot `name` is attached by ublk.
     pub fn has(&self, name: &str) -> bool {
         self.0.all.borrow().iter().any(|attached| attached.object == name)
     }
 
-    /// Ends all of them.
+    /// Removes all devices.
     pub async fn stop(&self) {
         let all: Vec<PathBuf> = self.0.all.borrow().iter().map(|attached| attached.device.path()).collect();
         for path in all {
@@ -169,7 +170,7 @@ impl Devices {
     }
 }
 
-/// The file that says whose a device is.
+/// Returns the path of a device's record.
 fn record_of(device: &Path) -> PathBuf {
     let name = device.file_name().unwrap_or_default().to_string_lossy();
     Path::new(RECORDS).join(name.trim_start_matches("ublkb"))
@@ -180,7 +181,7 @@ fn note(pool: &Path, object: &str, device: &Path) -> std::io::Result<()> {
     fs::write(record_of(device), format!("{}\n{}\n{object}\n", std::process::id(), pool.display()))
 }
 
-/// Serves one request after the other in one place of a device, until that is stopped.
+/// Serves the requests of one slot of a device, one after the other, until the device is stopped.
 async fn serve(pool: Pool<UringDevice>, device: Rc<UblkDevice>, export: Rc<ServedExport>, place: (u16, u16)) {
     let mut next = device.fetch(place).await;
     while let Ok(request) = next {
@@ -223,7 +224,7 @@ async fn carry_out(
 
 const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
 
-/// What the kernel is told.
+/// Returns the error number for the kernel.
 fn errno(error: forkdisk::Error) -> i32 {
     use rustix::io::Errno;
     match error.kind() {

@@ -1,4 +1,4 @@
-//! The pool's volumes as exports, some of which nobody may open for a while.
+//! The pool's volumes as exports; some may be closed to new clients for a while.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use forkdisk_uring::UringDevice;
 use super::io_error_log::IoErrorLog;
 use super::mounts::Mounts;
 
-/// Names that are closed to new users, with how often.
+/// Names that are closed to new users, with the number of guards for each.
 #[derive(Clone, Default)]
 pub struct ExportLocks(Rc<RefCell<BTreeMap<String, usize>>>);
 
@@ -31,7 +31,7 @@ impl ExportLocks {
     }
 }
 
-/// Keeps an export closed.
+/// Keeps an export closed while it lives.
 pub struct ExportLock {
     export_locks: ExportLocks,
     name: String,
@@ -51,7 +51,7 @@ impl Drop for ExportLock {
     }
 }
 
-/// Every volume and snapshot of a pool, but for those that are closed.
+/// Every volume and snapshot of a pool, except those that are closed.
 #[derive(Clone)]
 pub struct Served {
     pub pool: Pool<UringDevice>,
@@ -83,14 +83,14 @@ impl Exports for Served {
 }
 
 impl Served {
-    /// The default export is one of them by another name.
+    /// Returns whether any name is closed: the default export has another name.
     fn has_locks(&self) -> bool {
         !self.export_locks.0.borrow().is_empty()
     }
 }
 
-/// A volume or snapshot of which programs may have the file open: what a client changes they see before the client
-/// has its answer.
+/// A volume or snapshot whose file programs may have open: changes by a client are visible to them
+/// before the client gets its reply.
 pub struct ServedExport {
     export: PoolExport,
     id: VolumeId,

@@ -1,4 +1,4 @@
-//! What verbs are told about the daemon, and what they ask of it.
+//! The daemon as verbs see it: its state, and the actions that they request of it.
 
 use std::cell::RefCell;
 use std::fs;
@@ -17,13 +17,13 @@ use super::exports::ExportLocks;
 use super::mounts::Mounts;
 use super::socket_dir::SocketDir;
 
-/// How often clients that are being disconnected are counted.
+/// Interval at which clients that are being disconnected are counted.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// How long clients that are just leaving are waited for before `stop` is refused.
+/// How long `stop` waits for clients that are disconnecting before it is refused.
 const LEAVING: Duration = Duration::from_millis(300);
-/// Clients that a refusal names.
-const SHOWN_COUNT: usize = 5;
+/// Most clients that a refusal names.
+const SHOWN: usize = 5;
 
 /// A running daemon.
 pub struct Daemon {
@@ -34,21 +34,21 @@ pub struct Daemon {
     pub devices: Devices,
     pub end: Rc<End>,
     pub socket_dir: Option<SocketDir>,
-    /// All but the clients, who come and go.
+    /// The status without its clients, which change.
     pub identity: Status,
 }
 
-/// The end of a daemon: asked for, and reached.
+/// The end of a daemon: requested, and reached.
 #[derive(Default)]
 pub struct End {
-    /// Somebody wants it.
+    /// Raised when the end is requested.
     pub wanted: Event,
     outcome: RefCell<Option<Result<(), Failure>>>,
     reached: Event,
 }
 
 impl End {
-    /// The pool is closed, or could not be.
+    /// Records that the pool is closed, or why it could not be.
     pub fn reach(&self, outcome: Result<(), Failure>) {
         *self.outcome.borrow_mut() = Some(outcome);
         self.reached.raise();
@@ -134,7 +134,7 @@ impl Host for Daemon {
     }
 }
 
-/// Why a daemon with clients does not end.
+/// Returns why a daemon with clients does not end.
 fn in_use(pool: &str, clients: &[ClientInfo]) -> String {
     let shown: Vec<String> =
         clients.iter().take(SHOWN_COUNT).map(|client| format!("{} on {}", peer_name(client), client.export)).collect();
@@ -153,7 +153,7 @@ fn in_use(pool: &str, clients: &[ClientInfo]) -> String {
     )
 }
 
-/// A client in words: `an NBD client, qemu-io (pid 123)`.
+/// Describes a client: `an NBD client, qemu-io (pid 123)`.
 fn peer_name(client: &ClientInfo) -> String {
     match client.peer {
         Some(peer) => match fs::read_to_string(format!("/proc/{}/comm", peer.pid)) {

@@ -1,4 +1,4 @@
-//! What clients see as an I/O error only is told in the log, with its cause: once, however often it is asked for again.
+//! Logging of failures that clients see as a plain I/O error, with their cause; repetitions are not logged.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use forkdisk::{Error, ErrorKind, VolumeId};
 use forkdisk_nbd::codec::ErrorCode;
 
-/// A cause that has not been seen for so long is told again.
+/// A cause is logged again if it was not seen for this long.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// When which kind of failure of which volume was seen last.
+/// Time at which each kind of failure of each volume was seen last.
 #[derive(Clone, Default)]
 pub struct IoErrorLog(Rc<RefCell<HashMap<(VolumeId, ErrorKind), Instant>>>);
 
 impl IoErrorLog {
-    /// A request (`what`) to a volume has failed.
+    /// Logs the failure of a request (`what`) to a volume, unless its cause was logged recently.
     pub fn note(&self, id: VolumeId, what: &str, name: impl FnOnce() -> String, error: &Error) {
         if is_told_as_such(error) && self.is_news((id, error.kind()), Instant::now()) {
             tracing::warn!("a {what} of {} has failed with an I/O error: {error}{}", name(), advice(error.kind()));
@@ -30,12 +30,12 @@ impl IoErrorLog {
     }
 }
 
-/// Whether a client learns no more than that it has failed.
+/// Returns whether the client's error code is a plain I/O error.
 fn is_told_as_such(error: &Error) -> bool {
     ErrorCode::from_errno(error.errno()) == ErrorCode::Io
 }
 
-/// What to do, where the message does not say it.
+/// Returns advice for errors whose message has none.
 fn advice(kind: ErrorKind) -> &'static str {
     match kind {
         ErrorKind::Io => "; see the kernel's log for what is wrong with the device",

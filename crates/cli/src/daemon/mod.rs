@@ -1,7 +1,7 @@
-//! A pool that is served: the data server, the control server, and how both begin and end.
+//! A served pool: the data server, the control server, and the start and end of both.
 //!
-//! Everything runs on the one thread that owns the pool. The end, however it is asked for: no new requests,
-//! those in flight end, the pool is flushed and closed, whoever asked is answered.
+//! Everything runs on the one thread that owns the pool. The end, however requested: no new requests are
+//! accepted, requests in flight end, the pool is flushed and closed, then the request to end is answered.
 
 mod activation;
 pub mod descriptors;

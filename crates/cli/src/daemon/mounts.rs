@@ -1,7 +1,7 @@
-//! The pool as files, served by the daemon beside everything else.
+//! The pool as files, served by the daemon besides exports and devices.
 //!
-//! Invariants: a change that somebody made by another way is seen through every mount before it is
-//! acknowledged; the pool is flushed when a mount has ended, and only then nobody hears of that mount any more.
+//! Invariants: a change made by another path is visible through every mount before it is
+//! acknowledged; the pool is flushed when a mount has ended, and the mount is listed until then.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -17,10 +17,10 @@ use forkdisk_uring::{Rt, UringDevice};
 
 use crate::verbs::on_mount::syscall_helper;
 
-/// How often mounts that are ending are counted.
+/// Interval at which ending mounts are counted.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// All mounts of a daemon. Clones are the same.
+/// All mounts of a daemon. Clones share their state.
 #[derive(Clone)]
 pub struct Mounts(Rc<Inner>);
 
@@ -28,7 +28,7 @@ struct Inner {
     runtime: Rt,
     pool: Pool<UringDevice>,
     all: RefCell<Vec<Mounted>>,
-    /// Whether a volume is used otherwise than through a mount.
+    /// Returns whether a volume is in use other than through a mount.
     others: RefCell<Option<InUse>>,
 }
 
@@ -49,12 +49,13 @@ impl Mounts {
         }))
     }
 
-    /// `in_use` says of a volume whether it is used otherwise than through a mount; `None`: nothing is any more.
+    /// Sets `in_use`, which returns whether a volume is in use other than through a mount; `None`:
+    /// no volume is any more.
     pub fn guard(&self, in_use: Option<InUse>) {
         *self.0.others.borrow_mut() = in_use;
     }
 
-    /// Whether an NBD client or a device of the kernel uses a volume.
+    /// Returns whether an NBD client or a block device uses a volume.
     fn is_used_beside(&self, own: &Rc<Volumes<UringDevice>>, name: &str) -> bool {
         let elsewhere = self.0.others.borrow().as_ref().is_some_and(|in_use| in_use(name));
         let Ok(info) = self.0.pool.find(name) else { return elsewhere };
@@ -65,12 +66,12 @@ impl Mounts {
         elsewhere || all.iter().any(|other| is_of_devices(other) && is_used(other))
     }
 
-    /// Where the mount is on which the files of loop devices are, and nothing else.
+    /// Returns the directory of the private mount, which holds the files of loop devices only.
     fn mount_of_devices(&self) -> Option<PathBuf> {
         runtime_dir::own_control(&self.0.pool.info().uuid).map(|control| control.with_file_name("mnt"))
     }
 
-    /// Mounts at `dir`, as whoever runs the daemon.
+    /// Mounts at `dir`, as the user of the daemon.
     pub async fn mount_at(&self, dir: &Path, source: &Path) -> Result<()> {
         let dir = dir.canonicalize().with_context(|| dir.display().to_string())?;
         let options = MountOptions { source: source.display().to_string(), ..MountOptions::default() };
@@ -85,7 +86,7 @@ impl Mounts {
         Ok(begun?)
     }
 
-    /// Serves what somebody has mounted.
+    /// Serves a mount that the caller has made.
     pub async fn begin(&self, mount: params::Mount, connection: OwnedFd) -> Result<(), Failure> {
         let (runtime, pool, dir) = (&self.0.runtime, &self.0.pool, PathBuf::from(mount.dir));
         let (uid, gid, syscall_helper) = (mount.uid, mount.gid, Some(syscall_helper()));
@@ -130,12 +131,12 @@ impl Mounts {
         self.0.all.borrow_mut().retain(|other| !Rc::ptr_eq(&other.volumes, &mounted.volumes));
     }
 
-    /// Where the pool is mounted.
+    /// Returns the directories where the pool is mounted.
     pub fn dirs(&self) -> Vec<String> {
         self.0.all.borrow().iter().map(|mounted| mounted.dir.display().to_string()).collect()
     }
 
-    /// The mounts on which programs have the volume or snapshot `name` open, in words.
+    /// Describes the mounts on which programs have the volume or snapshot `name` open.
     pub fn users(&self, name: &str) -> Vec<String> {
         let Ok(info) = self.0.pool.find(name) else { return Vec::new() };
         let all = self.0.all.borrow();
@@ -143,7 +144,7 @@ impl Mounts {
         users.map(|mounted| format!("programs on the mount {}", mounted.dir.display())).collect()
     }
 
-    /// The volume `id` was changed by another way than a mount; resolves when every mount shows it.
+    /// Reports a change of volume `id` made other than through a mount; resolves when every mount shows it.
     pub async fn changed(&self, id: VolumeId, offset: u64, len: u64) {
         self.changed_but_for(None, id, offset, len).await;
     }
@@ -157,14 +158,14 @@ impl Mounts {
         }
     }
 
-    /// As [`changed`](Self::changed), all of the volume `name`.
+    /// As [`changed`](Self::changed), for all of the volume `name`.
     pub async fn changed_name(&self, name: &str) {
         if let Ok(info) = self.0.pool.find(name) {
             self.changed(info.id, 0, 0).await;
         }
     }
 
-    /// Ends all of them.
+    /// Ends all mounts.
     pub async fn stop(&self) {
         let all: Vec<SessionHandle> = self.0.all.borrow().iter().map(|mounted| mounted.handle.clone()).collect();
         for handle in all {

@@ -1,4 +1,4 @@
-//! What a service manager is told (sd_notify), as datagrams to `NOTIFY_SOCKET`.
+//! Messages to the service manager (sd_notify), sent as datagrams to `NOTIFY_SOCKET`.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -7,14 +7,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-/// The service manager, if there is one that listens.
+/// Connection to the service manager, if there is one.
 pub struct Notifier {
     socket: Option<UnixDatagram>,
     watchdog: Option<Duration>,
 }
 
 impl Notifier {
-    /// As the environment says. A manager that cannot be reached is logged and done without.
+    /// Connects as the environment specifies. If the manager cannot be reached, that is logged and
+    /// messages are dropped.
     pub fn from_environment() -> Notifier {
         let var = |name| std::env::var_os(name).filter(|value: &OsString| !value.is_empty());
         let socket = var("NOTIFY_SOCKET").and_then(|place| {
@@ -27,22 +28,22 @@ impl Notifier {
         Notifier { socket, watchdog }
     }
 
-    /// How often the manager wants to hear that we are alive: twice in the time it waits.
+    /// Returns the interval of watchdog messages: half the time that the manager waits.
     pub fn watchdog_interval(&self) -> Option<Duration> {
         self.watchdog.map(|time| time / 2)
     }
 
-    /// Clients can connect.
+    /// Reports that clients can connect.
     pub fn ready(&self, status: &str) {
         self.say(&format!("READY=1\nMAINPID={}\nSTATUS={status}", std::process::id()));
     }
 
-    /// It goes on.
+    /// Reports to the watchdog.
     pub fn alive(&self) {
         self.say("WATCHDOG=1");
     }
 
-    /// It ends.
+    /// Reports that the daemon is ending.
     pub fn stopping(&self, status: &str) {
         self.say(&format!("STOPPING=1\nSTATUS={status}"));
     }
@@ -56,7 +57,7 @@ impl Notifier {
     }
 }
 
-/// A path, or a name in the abstract namespace after `@`.
+/// Connects to a path, or to a name in the abstract namespace after `@`.
 fn connect(place: &OsStr) -> io::Result<UnixDatagram> {
     let address = match place.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
@@ -64,7 +65,7 @@ fn connect(place: &OsStr) -> io::Result<UnixDatagram> {
     };
     let socket = UnixDatagram::unbound()?;
     socket.connect_addr(&address)?;
-    // A manager that does not listen must not hold us up.
+    // A manager that does not read must not block the daemon.
     socket.set_nonblocking(true)?;
     Ok(socket)
 }

@@ -1,17 +1,17 @@
-//! The file that says which process serves.
+//! The file with the number of the serving process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// A file with our process's number, removed when dropped unless another process has taken it over.
+/// A file with this process's number, removed when dropped unless another process has replaced it.
 pub struct PidFile {
     path: PathBuf,
 }
 
 impl PidFile {
-    /// Writes it in place of any that is there: whoever has the pool may.
+    /// Writes it, replacing an existing file: this process holds the pool's lock.
     pub fn write(path: &Path) -> Result<PidFile> {
         let text = format!("{}\n", std::process::id());
         let mut new = path.as_os_str().to_owned();
@@ -26,7 +26,7 @@ impl Drop for PidFile {
     fn drop(&mut self) {
         let is_ours = fs::read_to_string(&self.path).is_ok_and(|text| text.trim() == std::process::id().to_string());
         if is_ours {
-            // Nobody to tell; the next server replaces it.
+            // A failure has no effect: the next server replaces the file.
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -1,5 +1,5 @@
-//! What keeps a daemon able to serve when the machine runs out of memory. Its memory may be freed only by writing to
-//! devices that it serves itself.
+//! Keeps a daemon able to serve when the machine runs out of memory: dirty memory may have to be
+//! written to devices that the daemon itself serves.
 
 use std::fs;
 
@@ -10,11 +10,11 @@ use rustix::thread::{CapabilitySet, capabilities};
 use crate::config::{Settings, key};
 
 const SCORE: &str = "/proc/self/oom_score_adj";
-/// Never chosen by the out-of-memory killer.
+/// Score of a process that the out-of-memory killer never chooses.
 const NEVER: &str = "-1000";
 
-/// To be called by a daemon before it starts a thread. Without root, or where the machine does not allow it, nothing
-/// happens.
+/// Applies the reserves; called by a daemon before it starts a thread. Without root, or if the
+/// machine does not allow it, nothing happens.
 pub fn hold(settings: &Settings) -> anyhow::Result<()> {
     if !settings.switch(&key::MEMORY_RESERVES)? || !geteuid().is_root() {
         return Ok(());
@@ -34,10 +34,10 @@ pub fn hold(settings: &Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// To be called by a process that a daemon has started: it inherits all but the locked memory.
+/// Drops the reserves; called by a process that a daemon has started, which inherits all but the locked memory.
 pub fn let_go() {
     if fs::read_to_string(SCORE).is_ok_and(|score| score.trim() == NEVER) {
-        // To raise it needs no privilege.
+        // Raising the score needs no privilege.
         let _ = fs::write(SCORE, "0");
         let _ = configure_io_flusher_behavior(false);
     }

@@ -1,4 +1,4 @@
-//! From the first look at the pool to its last flush.
+//! The life of a daemon, from the first read of the pool to its last flush.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -34,36 +34,36 @@ use crate::session::{Access, close_pool, daemon, open_device, open_device_in_tur
 use crate::volatile_file::VolatileFile;
 use crate::volume_sockets::VolumeSockets;
 
-/// How often space that was given up is brought back, to the pool and to the file system under it.
+/// Interval at which freed space is returned to the pool and to the file system under it.
 const GIVE_BACK: Duration = Duration::from_secs(5);
-/// How long those who asked for the end may take to hear of it.
+/// How long callers of `stop` may take to receive the answer.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// How a pool is served.
+/// Settings of a daemon.
 pub struct Settings {
-    /// Where the data socket goes; in the pool's own folder without it.
+    /// Path of the data socket; `None`: in the pool's own folder.
     pub socket: Option<PathBuf>,
-    /// Where each volume has a data socket of its own.
+    /// Folder with a data socket for each volume.
     pub socket_dir: Option<PathBuf>,
-    /// Mode and group of data sockets, but for the one in the pool's own folder.
+    /// Mode and group of data sockets, except the one in the pool's own folder.
     pub access: SocketAccess,
     /// Mode and group of the sockets in `socket_dir`.
     pub volume_sockets: VolumeSockets,
-    /// Where the control socket goes; in the pool's own folder without it.
+    /// Path of the control socket; `None`: in the pool's own folder.
     pub control: Option<PathBuf>,
-    /// Where the process's number is written.
+    /// File for the process number.
     pub pid_file: Option<PathBuf>,
-    /// Where the log goes instead of stderr.
+    /// Log file that replaces stderr.
     pub log_file: Option<PathBuf>,
     /// The socket of the system's log, for a daemon in the background without a log file.
     pub syslog: Option<PathBuf>,
     /// Where the pool is mounted, too.
     pub mount: Option<PathBuf>,
-    /// Whether it was started for devices of the kernel and ends with the last of them.
+    /// Whether it was started for attached devices and ends with the last of them.
     pub until_detached: bool,
-    /// How the pool is opened.
+    /// Options for opening the pool.
     pub pool: OpenOptions,
-    /// Doors beside the sockets.
+    /// Network listeners besides the sockets.
     pub network: Network,
     /// Limits of the data server.
     pub data: ServerOptions,
@@ -71,15 +71,15 @@ pub struct Settings {
     pub control_limits: ControlOptions,
 }
 
-/// Said once, when clients may connect.
+/// Announced once, when clients can connect.
 pub struct Ready<'a> {
-    /// Where the data socket lies.
+    /// Path of the data socket.
     pub socket: Option<&'a Path>,
-    /// Where the sockets of single volumes lie.
+    /// Folder of the sockets of single volumes.
     pub socket_dir: Option<&'a Path>,
-    /// Where the control socket lies.
+    /// Path of the control socket.
     pub control: Option<&'a Path>,
-    /// TCP and metrics.
+    /// Listeners for TCP and metrics.
     pub listeners: &'a Listeners,
     /// The pool.
     pub pool: &'a Pool<UringDevice>,
@@ -87,8 +87,8 @@ pub struct Ready<'a> {
     pub read_only: bool,
 }
 
-/// Serves the pool at `path` until somebody wants the end, then closes it. `announce` is called when clients
-/// may connect.
+/// Serves the pool at `path` until the end is requested, then closes it. Calls `announce` when
+/// clients can connect.
 pub fn run(
     path: &Path,
     mut settings: Settings,
@@ -96,7 +96,7 @@ pub fn run(
     announce: impl Fn(Ready<'_>) -> Result<()>,
 ) -> Result<()> {
     let room = descriptors::check(descriptors::raise(), &settings.data, &settings.control_limits)?;
-    // A daemon leaves the folder it was started in.
+    // A daemon leaves the folder in which it was started.
     let absolute = |path: &Path| std::path::absolute(path).with_context(|| path.display().to_string());
     let path = absolute(path)?;
     let Settings { pid_file, log_file, syslog, mount, socket_dir, .. } = &mut settings;
@@ -104,7 +104,7 @@ pub fn run(
     for path in paths.into_iter().flatten() {
         *path = absolute(path)?;
     }
-    // Before clients are told that they can connect.
+    // Checked before clients are told that they can connect.
     for file in [&settings.pid_file, &settings.log_file].into_iter().flatten() {
         let folder = file.parent().filter(|folder| !folder.is_dir());
         if let Some(folder) = folder {
@@ -112,11 +112,11 @@ pub fn run(
         }
     }
     forkdisk_uring::block_on(Config::default(), |runtime| async move {
-        // Before anything starts a thread.
+        // Before any thread is started.
         let signals = runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::HUP.as_raw()])?;
         let read_only = settings.pool.read_only;
         let access = if read_only { Access::Read } else { Access::Write };
-        // Readers share the pool, and not its sockets.
+        // Several readers can share a pool, but not its sockets.
         if read_only && let Some(refusal) = served_already(global, &path) {
             return Err(refusal);
         }
@@ -130,7 +130,7 @@ pub fn run(
         let outcome = match outcome {
             Ok(served) => served.close(&runtime, &pool, &path, &end).await,
             Err(error) => {
-                // Why it could not be served is what the user needs to hear.
+                // The error to report is why it could not be served.
                 let _ = close_pool(&pool).await;
                 Err(error)
             }
@@ -145,7 +145,7 @@ pub fn run(
     })?
 }
 
-/// The refusal to serve a pool that another daemon serves.
+/// Returns the error for a pool that another daemon serves already.
 fn served_already(global: &Global, path: &Path) -> Option<anyhow::Error> {
     let status = daemon(global, path).ok()??.call(params::Status {}, None, |_| {}).ok()?;
     let socket = status.socket.map_or(String::new(), |socket| format!(" on {socket}"));
@@ -155,7 +155,7 @@ fn served_already(global: &Global, path: &Path) -> Option<anyhow::Error> {
     ))
 }
 
-/// What is taken down at the end.
+/// Resources that the end releases.
 struct Serving {
     control: ControlHandle,
     signals: Rc<Signals>,
@@ -163,7 +163,7 @@ struct Serving {
     _places: Places,
 }
 
-/// Files that go with the daemon.
+/// Files that are removed when the daemon ends.
 struct Places {
     _pid_file: Option<PidFile>,
     _private: Option<runtime_dir::PrivateDir>,
@@ -302,9 +302,9 @@ async fn serve(
 }
 
 impl Serving {
-    /// Closes the pool and tells whoever asked for it.
+    /// Closes the pool and answers the callers of `stop`.
     async fn close(self, runtime: &Rt, pool: &Pool<UringDevice>, path: &Path, end: &End) -> Result<()> {
-        // A further signal neither tears the pool while it is closed nor changes how this process ends.
+        // Further signals neither interrupt closing the pool nor change the exit status.
         let Serving { control, signals, notifier, _places } = self;
         signals.ignore_from_now_on();
         notifier.stopping("closing the pool");
@@ -314,13 +314,13 @@ impl Serving {
         let told =
             closed.clone().map_err(|e| Failure::new(FailureKind::from(e.kind()), format!("closing the pool: {e}")));
         end.reach(told);
-        // Whoever does not listen need not know.
+        // Callers that do not read the answer are not waited for longer.
         let _ = runtime.timeout(FAREWELL, control.gone()).await;
         closed.with_context(|| format!("{}: closing the pool", path.display()))
     }
 }
 
-/// The sockets that clients connect to.
+/// Sockets that clients connect to.
 struct Sockets {
     data: Vec<UnixListener>,
     data_path: Option<PathBuf>,
@@ -364,7 +364,7 @@ impl Sockets {
     }
 }
 
-/// Waits for signals that ask for something.
+/// Task that handles signals.
 struct Asked {
     signals: Rc<Signals>,
     end: Rc<End>,
@@ -401,8 +401,8 @@ impl Asked {
     }
 }
 
-/// What was trimmed or deleted is free, and a hole in the pool's file, only after a checkpoint. One
-/// comes by itself when much has changed; here it comes for little, too.
+/// Runs checkpoints: only they make trimmed or deleted space free, and a hole in the pool's file.
+/// The engine starts one when much has changed; this starts one for little, too.
 async fn give_back(runtime: Rt, pool: Pool<UringDevice>, read_only: bool) {
     if read_only {
         return;

@@ -1,6 +1,7 @@
-//! A folder with a data socket for each volume, which follows the names of the pool's volumes.
+//! A folder with a data socket for each volume, kept in step with the names of the pool's volumes.
 //!
-//! A connection to one opens that volume and no other; modes and groups of the files say which users can connect.
+//! A connection to a socket opens that volume and no other; modes and groups of the files say which
+//! users can connect.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,15 +21,15 @@ use crate::volume_sockets::VolumeSockets;
 
 use super::exports::Served;
 
-/// How often names are looked at that come and go without a verb: files of a mount.
+/// Interval at which names are checked that change without a verb: files of a mount.
 const LOOK: Duration = Duration::from_millis(100);
 const TURN: Duration = Duration::from_millis(1);
-/// Names that are looked at without letting others run.
-const BATCH_COUNT: usize = 256;
-/// What follows the volume's name in the name of its socket.
+/// Names that are processed before other tasks run.
+const PIECE: usize = 256;
+/// Suffix of a socket's file name; the volume's name precedes it.
 const SUFFIX: &str = ".sock";
 
-/// All sockets of a folder. Clones are the same.
+/// All sockets of a folder. Clones share their state.
 #[derive(Clone)]
 pub struct SocketDir(Rc<Inner>);
 
@@ -38,20 +39,20 @@ struct Inner {
     pool: Pool<UringDevice>,
     server: Server<Served>,
     access: VolumeSockets,
-    /// How many sockets there may be.
+    /// Most sockets.
     most: usize,
-    /// By the name of the volume.
+    /// Sockets by volume name.
     sockets: RefCell<BTreeMap<String, JoinHandle<()>>>,
-    /// Volumes that have no socket, which has been told.
+    /// Volumes without a socket, for which that was logged.
     without: RefCell<BTreeSet<String>>,
-    /// Which names the sockets follow.
+    /// Version of the pool's names that the sockets match.
     seen: Cell<Option<u64>>,
     is_busy: Cell<bool>,
     has_ended: Cell<bool>,
 }
 
 impl SocketDir {
-    /// Makes the folder and a socket for each volume there is.
+    /// Creates the folder and a socket for each volume.
     pub async fn open(
         runtime: &Rt,
         dir: &Path,
@@ -70,7 +71,7 @@ impl SocketDir {
         Ok(sockets)
     }
 
-    /// Follows names that come and go, without end.
+    /// Follows changes of names; never returns.
     pub async fn watch(self) {
         loop {
             self.0.runtime.sleep_for(LOOK).await;
@@ -78,7 +79,7 @@ impl SocketDir {
         }
     }
 
-    /// Opens and closes sockets, so that each volume there is now has one.
+    /// Opens and closes sockets, so that each volume has one.
     pub async fn follow(&self) {
         let inner = &*self.0;
         while inner.is_busy.get() {
@@ -101,11 +102,11 @@ impl SocketDir {
         for name in names {
             inner.offer(name);
         }
-        // What has changed meanwhile is looked at by the next call.
+        // Changes since `version` was read are handled by the next call.
         inner.seen.set(Some(version));
     }
 
-    /// Closes all sockets, for good.
+    /// Closes all sockets permanently.
     pub async fn close(&self) {
         let inner = &*self.0;
         inner.has_ended.set(true);
@@ -119,7 +120,7 @@ impl SocketDir {
     }
 }
 
-/// One task at a time opens and closes sockets; it may be dropped where it waits.
+/// Lets one task at a time open and close sockets; released even if the task is dropped while it waits.
 struct Busy<'a>(&'a Cell<bool>);
 
 impl Busy<'_> {
@@ -172,7 +173,7 @@ impl Inner {
         Ok(self.runtime.spawn(async move { server.listen(listener, only).await }))
     }
 
-    /// Removes sockets of volumes that have gone since a daemon left them behind.
+    /// Removes sockets that an earlier daemon left behind and whose volumes are gone.
     fn remove_stale(&self) {
         let Ok(entries) = fs::read_dir(&self.dir) else { return };
         let ours: BTreeSet<String> = self.sockets.borrow().keys().map(|name| file_name(name)).collect();
@@ -182,14 +183,14 @@ impl Inner {
             let is_left = entry.file_name().to_str().is_some_and(named);
             let is_refused = |e: std::io::Error| e.kind() == std::io::ErrorKind::ConnectionRefused;
             if is_socket && is_left && UnixStream::connect(entry.path()).is_err_and(is_refused) {
-                // It is in the way of nothing.
+                // A failure is harmless.
                 let _ = fs::remove_file(entry.path());
             }
         }
     }
 }
 
-/// A folder that the users of its sockets may pass through.
+/// Creates the folder with search permission for the users of its sockets.
 fn make(dir: &Path, sockets: &VolumeSockets) -> Result<()> {
     if dir.is_dir() {
         return Ok(());
@@ -205,7 +206,8 @@ fn make(dir: &Path, sockets: &VolumeSockets) -> Result<()> {
     fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(mode)).with_context(shown)
 }
 
-/// The name of a volume's socket: letters, digits, `.`, `_` and `-` stay, every other byte is `%` and two digits.
+/// Returns the name of a volume's socket: keeps letters, digits, `.`, `_` and `-`, writes other
+/// bytes as `%` and two digits.
 pub fn file_name(volume: &str) -> String {
     let mut name = String::with_capacity(volume.len() + SUFFIX.len());
     for &byte in volume.as_bytes() {

@@ -1,4 +1,4 @@
-//! Says in time that a pool runs full, and when it is.
+//! Logs when a pool runs low on space, and when it is full.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -10,11 +10,11 @@ use forkdisk_uring::{Rt, UringDevice};
 
 use crate::session::tell_dropped;
 
-/// How often it looks.
+/// Interval of the checks.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Warns when free space falls below the low-water mark, and again only after it has risen above it; and likewise when
-/// there is none for a write.
+/// Warns when free space falls below the low-water mark, and again only after it has risen above
+/// it. Does the same for a pool without space for a write.
 pub async fn watch(runtime: Rt, pool: Pool<UringDevice>) {
     let (mut was_low, mut was_full) = (false, false);
     let told = Rc::new(Told::default());
@@ -38,7 +38,7 @@ pub async fn watch(runtime: Rt, pool: Pool<UringDevice>) {
     }
 }
 
-/// What was told since the pool had space.
+/// What was logged since the pool had space.
 #[derive(Default)]
 struct Told {
     waits: Cell<bool>,
@@ -46,7 +46,7 @@ struct Told {
 }
 
 impl Told {
-    /// Tells the first write that waits for space, and the first that fails.
+    /// Logs the first write that waits for space, and the first that fails.
     fn tell(&self, event: &PoolEvent) {
         match event {
             PoolEvent::WaitsForSpace { volume } if !self.waits.replace(true) => tracing::warn!(
@@ -65,7 +65,7 @@ impl Told {
         }
     }
 
-    /// The next write that finds no space is the first again.
+    /// Resets the state: the next write that finds no space is logged again.
     fn begin_anew(&self) {
         self.waits.set(false);
         self.fails.set(false);

@@ -1,5 +1,5 @@
-//! Which file systems are mounted from a block device: from its partitions and from devices above it (device-mapper,
-//! md), too, in all mount namespaces that can be seen.
+//! File systems mounted from a block device, also from its partitions and from devices above it
+//! (device-mapper, md), in all visible mount namespaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -10,20 +10,20 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use forkdisk_fuse::unescape;
 
-/// Numbers of a block device or of a file system that has none, as in `7:0`.
+/// Major and minor number of a block device or of a file system without a device, as in `7:0`.
 pub type Numbers = (u32, u32);
 
 /// A mounted file system, open at one of its mount points.
 pub struct FileSystem {
-    /// Which one it is.
+    /// Number of the file system.
     pub numbers: Numbers,
-    /// Where it is mounted.
+    /// Mount point.
     pub at: PathBuf,
-    /// Its root there.
+    /// Open file on its root there.
     pub file: File,
 }
 
-/// A line of a table of mounts.
+/// A line of a mount table.
 struct Line {
     id: u64,
     device: Numbers,
@@ -32,14 +32,14 @@ struct Line {
     read_only: bool,
 }
 
-/// The file systems that are mounted from any of `devices` and can be written, each of them once.
+/// Returns the writable file systems mounted from any of `devices`, each once.
 pub fn mounted_from(devices: &[PathBuf]) -> Result<Vec<FileSystem>> {
     let mut numbers = BTreeSet::new();
     for device in devices {
         with_those_above(&device.file_name().unwrap_or_default().to_string_lossy(), &mut numbers);
     }
     with_companions(&mut numbers);
-    // By the number of the file system: one of several mount points is enough.
+    // By the number of the file system: one of several mount points suffices.
     let mut found: BTreeMap<Numbers, Vec<(PathBuf, Line)>> = BTreeMap::new();
     for table in tables() {
         let text = fs::read_to_string(table.join("mountinfo")).unwrap_or_default();
@@ -49,7 +49,7 @@ pub fn mounted_from(devices: &[PathBuf]) -> Result<Vec<FileSystem>> {
     found.into_values().map(open).collect()
 }
 
-/// The file systems that these files lie in. A file that cannot be found lies in none.
+/// Returns the file systems that contain these files. Files that cannot be found are skipped.
 pub fn those_of(files: &[PathBuf]) -> BTreeSet<Numbers> {
     let by_path = rustix::fs::OFlags::PATH.bits() as i32;
     let mount = |path: &PathBuf| mount_of(&File::options().read(true).custom_flags(by_path).open(path).ok()?);
@@ -59,26 +59,26 @@ pub fn those_of(files: &[PathBuf]) -> BTreeSet<Numbers> {
     lines.filter(|line| mounts.contains(&line.id)).map(|line| line.device).collect()
 }
 
-/// Opens one of the places where a file system is mounted.
+/// Opens a file system at one of its mount points.
 fn open(places: Vec<(PathBuf, Line)>) -> Result<FileSystem> {
     let shown = places.first().map_or_else(PathBuf::new, |(_, line)| line.at.clone());
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
     let opened = places.into_iter().find_map(|(table, line)| {
         let path = table.join("root").join(line.at.strip_prefix("/").ok()?);
         let file = File::options().read(true).custom_flags(nonblocking).open(path).ok()?;
-        // Another one may be mounted over it.
+        // Another file system may be mounted over it.
         (mount_of(&file)? == line.id).then_some(FileSystem { numbers: line.device, at: line.at, file })
     });
     opened.with_context(|| format!("{}: the file system mounted there cannot be opened", shown.display()))
 }
 
-/// The number of the mount that an open file lies in.
+/// Returns the id of the mount that contains an open file.
 fn mount_of(file: &File) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).ok()?;
     text.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()
 }
 
-/// A folder of /proc for each mount namespace, the own one first.
+/// Returns a folder of /proc for each mount namespace, this process's own first.
 fn tables() -> Vec<PathBuf> {
     let space = |dir: &Path| fs::read_link(dir.join("ns/mnt")).ok();
     let own = PathBuf::from("/proc/self");
@@ -93,7 +93,7 @@ fn tables() -> Vec<PathBuf> {
     tables
 }
 
-/// `36 35 7:0 / /mnt rw,… shared:1 - ext4 /dev/loop0 rw,…`
+/// Parses a line such as `36 35 7:0 / /mnt rw,… shared:1 - ext4 /dev/loop0 rw,…`.
 fn parse(line: &str) -> Option<Line> {
     let (place, rest) = line.split_once(" - ")?;
     let mut place = place.split(' ');
@@ -111,7 +111,8 @@ fn parse_numbers(text: &str) -> Option<Numbers> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Whether a mount is from one of the devices: btrfs has numbers of its own, and only its source tells.
+/// Returns whether a mount is from one of the devices. A btrfs has its own numbers: only its source
+/// identifies the device.
 fn is_from(line: &Line, numbers: &BTreeSet<Numbers>) -> bool {
     let source = || {
         let found = fs::metadata(&line.source).ok().filter(|found| found.file_type().is_block_device())?;
@@ -123,7 +124,7 @@ fn is_from(line: &Line, numbers: &BTreeSet<Numbers>) -> bool {
             && source().is_some_and(|source| numbers.contains(&source))
 }
 
-/// Adds the numbers of a block device, its partitions, and all that is made of them.
+/// Adds the numbers of a block device, its partitions, and all devices above them.
 fn with_those_above(name: &str, numbers: &mut BTreeSet<Numbers>) {
     let dir = Path::new("/sys/class/block").join(name);
     let own = fs::read_to_string(dir.join("dev")).ok().and_then(|text| parse_numbers(&text));
@@ -140,7 +141,7 @@ fn with_those_above(name: &str, numbers: &mut BTreeSet<Numbers>) {
     }
 }
 
-/// Adds the other devices of a btrfs of which one is there: its mount names any of them as its source.
+/// Adds the other devices of a btrfs if one of them is included: its mount names any of them as its source.
 fn with_companions(numbers: &mut BTreeSet<Numbers>) {
     for entry in fs::read_dir("/sys/fs/btrfs").into_iter().flatten().flatten() {
         let devices = fs::read_dir(entry.path().join("devices")).into_iter().flatten().flatten();

@@ -1,9 +1,9 @@
-//! The process that freezes file systems and thaws them: when it is told to, when the process that started it ends,
-//! and at the latest when its time is over.
+//! The process that freezes file systems and thaws them: when it is told to, when its parent
+//! process ends, and at the latest when its time limit is reached.
 //!
-//! It is told on its standard input and says lines on its standard output: for each file system in turn `frozen`,
-//! `busy` (frozen by another program), or the number of the error; and when the end comes `held` or `late`.
-//! It opens nothing after the first one is frozen and leaves its folder, so it needs nothing of what it freezes.
+//! A byte or the end of its standard input tells it to thaw. It prints lines on standard output: for each file system
+//! in turn `frozen`, `busy` (frozen by another program), or the number of the error; and at the end `held` or `late`.
+//! It opens nothing after the first freeze and leaves its folder, so it needs nothing on the frozen file systems.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -19,7 +19,7 @@ pub const FROZEN: &str = "frozen";
 pub const BUSY: &str = "busy";
 pub const HELD: &str = "held";
 
-/// What has been frozen, and whether it is to be thawed.
+/// Frozen file systems, and whether they are to be thawed.
 #[derive(Default)]
 struct State {
     frozen: Vec<usize>,
@@ -29,10 +29,10 @@ struct State {
 
 /// Freezes the file systems of `files` and holds them for `limit` at most.
 pub fn hold(files: Vec<File>, limit: Duration) -> Result<()> {
-    // An interrupt key that ends the program that started this must not end this process.
+    // An interrupt key that ends the parent must not end this process.
     let _ = rustix::process::setsid();
     std::env::set_current_dir("/").context("leaving the folder")?;
-    // The long part of a freeze, while writers need not wait yet. What fails here fails again below.
+    // Writes most data now, while writers need not wait yet. A failure here occurs again below.
     for file in &files {
         let _ = syncfs(file);
     }
@@ -52,7 +52,7 @@ pub fn hold(files: Vec<File>, limit: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Whether the time was over before the process that started this said something or ended.
+/// Returns whether the limit was reached before the parent wrote something or ended.
 fn wait_for_end(state: &Mutex<State>, limit: Duration) -> bool {
     const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     let input = io::stdin();
@@ -92,7 +92,7 @@ fn freeze_all(files: &[File], state: &Mutex<State>) {
     }
 }
 
-/// Says a line. The other end of the pipe may be closed.
+/// Prints a line. Ignores errors: the other end of the pipe may be closed.
 fn say(line: &str) {
     let mut output = io::stdout().lock();
     let _ = writeln!(output, "{line}").and_then(|()| output.flush());

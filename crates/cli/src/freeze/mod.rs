@@ -1,6 +1,6 @@
-//! Freezing what is mounted from attached volumes, so that a snapshot of them is that of a whole file system.
+//! Freezing of file systems mounted from attached volumes, so that a snapshot holds a consistent file system.
 //!
-//! Between freeze and thaw the program writes nothing, neither messages nor files: they might lie on what is frozen.
+//! Between freeze and thaw the program writes neither messages nor files: they might lie on a frozen file system.
 
 mod file_systems;
 mod holder;
@@ -21,7 +21,7 @@ pub use holder::hold;
 
 /// File systems that are frozen until this is dropped.
 pub struct Frozen {
-    /// What could not be frozen, each with the reason.
+    /// File systems that could not be frozen, each with the reason.
     pub not_frozen: Vec<String>,
     file_systems: Vec<FileSystem>,
     frozen: Vec<usize>,
@@ -36,8 +36,8 @@ struct Holder {
 }
 
 impl Frozen {
-    /// Freezes what is mounted from `devices`, for `limit` at most. `needed` are files on which the snapshot depends:
-    /// a file system that has one of them would keep the snapshot waiting for itself, and is not frozen.
+    /// Freezes the file systems mounted from `devices`, for `limit` at most. `needed` are files on which the snapshot
+    /// depends: a file system that contains one of them is not frozen, since the snapshot would wait for itself.
     pub fn begin(devices: &[PathBuf], needed: &[PathBuf], limit: Duration) -> Result<Frozen> {
         let (mut file_systems, mut not_frozen) = (mounted_from(devices)?, Vec::new());
         let needed = file_systems::those_of(needed);
@@ -73,7 +73,7 @@ impl Frozen {
             let code = said.parse::<i32>().map(Errno::from_raw_os_error);
             match (said.as_str(), code) {
                 (holder::FROZEN, _) => self.frozen.push(index),
-                // Frozen by another program, which is to thaw it.
+                // Frozen by another program, which will thaw it.
                 (holder::BUSY, _) => {}
                 (_, Ok(errno @ (Errno::OPNOTSUPP | Errno::NOTTY | Errno::PERM))) => {
                     self.not_frozen.push(format!("{at}: {}", io::Error::from(errno)));
@@ -85,7 +85,7 @@ impl Frozen {
         Ok(())
     }
 
-    /// Thaws. Whether all were frozen until now.
+    /// Thaws the file systems. Returns whether all were frozen until now.
     pub fn end(mut self) -> bool {
         self.thaw()
     }
@@ -100,7 +100,8 @@ impl Frozen {
         let was_held = said.trim_end() == holder::HELD;
         let _ = child.wait();
         if !was_held {
-            // It thaws what it froze, unless it was killed. What is not frozen refuses to be thawed.
+            // The process thaws its file systems, unless it was killed. Thawing one that is not
+            // frozen fails harmlessly.
             for &index in self.frozen.iter().rev() {
                 let _ = thaw(&self.file_systems[index].file);
             }
@@ -116,7 +117,7 @@ impl Drop for Frozen {
 }
 
 impl Holder {
-    /// The next line.
+    /// Reads the next line.
     fn hear(&mut self) -> String {
         let mut line = String::new();
         let _ = self.output.read_line(&mut line);
@@ -124,7 +125,7 @@ impl Holder {
     }
 }
 
-/// The files that a process has open, its folder among them.
+/// Returns the files that a process has open, including its folder.
 pub fn files_of(pid: u32) -> Vec<PathBuf> {
     let dir = Path::new("/proc").join(pid.to_string());
     let open = fs::read_dir(dir.join("fd")).into_iter().flatten().flatten().map(|entry| entry.path());

@@ -1,5 +1,5 @@
-//! `top`: what a served pool does, second by second. [`rates`] makes a view out of two looks at the
-//! counters; [`screen`] shows it on a terminal, [`table`] as text.
+//! `top`: the activity of a served pool, second by second. [`rates`] computes a view from two
+//! readings of the counters; [`screen`] shows it on a terminal, [`table`] as text.
 
 pub mod rates;
 pub mod screen;

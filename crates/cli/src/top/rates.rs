@@ -1,11 +1,11 @@
-//! What happened between two looks at the counters.
+//! Rates computed from two readings of the counters.
 
 use forkdisk::Histogram;
 use forkdisk_monitor::{CopyFigures, Distribution, OperationRecord, Operations, Statistics};
 
 use crate::size::human as size;
 
-/// What one volume did, or all of them.
+/// Activity of one volume, or of all together.
 #[derive(Debug, Default, PartialEq)]
 pub struct Row {
     /// The volume's name.
@@ -20,14 +20,14 @@ pub struct Row {
     pub read_bytes: f64,
     /// See `read_bytes`.
     pub written_bytes: f64,
-    /// Microseconds that 50 and 99 in a hundred operations did not exceed, to the power of two; 0 if there
-    /// were none.
+    /// Latencies that 50 % and 99 % of the operations did not exceed, in microseconds and rounded
+    /// to a power of two; 0 if there were no operations.
     pub read_latency: [f64; 2],
     /// See `read_latency`.
     pub write_latency: [f64; 2],
-    /// Operations under way.
+    /// Operations in flight.
     pub in_flight: u64,
-    /// Bytes per second that were copied to break sharing.
+    /// Bytes copied per second to break sharing.
     pub copied_bytes: f64,
     /// Bytes mapped.
     pub referenced: u64,
@@ -35,19 +35,19 @@ pub struct Row {
     pub in_use: u64,
 }
 
-/// Everything there is to show.
+/// A complete view.
 #[derive(Debug)]
 pub struct View {
-    /// A few lines about the pool.
+    /// Lines about the pool.
     pub head: Vec<String>,
     /// All volumes together.
     pub total: Row,
-    /// Volumes and snapshots that are open, the busiest first.
+    /// Open volumes and snapshots, the busiest first.
     pub rows: Vec<Row>,
 }
 
 impl View {
-    /// What happened in `seconds` seconds from `old` to `new`.
+    /// Computes the view of the `seconds` seconds from `old` to `new`.
     pub fn between(old: &Statistics, new: &Statistics, seconds: f64) -> View {
         let was = |name: &str| old.volumes.iter().find(|v| v.name == name).and_then(|v| v.activity.as_ref());
         let nothing = Operations::default();
@@ -96,12 +96,12 @@ impl Row {
         }
     }
 
-    /// By what the busiest are found.
+    /// Returns the measure by which rows are sorted.
     fn load(&self) -> f64 {
         self.reads + self.writes + self.others + (self.read_bytes + self.written_bytes) / 4096.0
     }
 
-    /// The cells of a table, in the order of [`COLUMNS`].
+    /// Returns the cells of a table, in the order of [`COLUMNS`].
     pub fn cells(&self) -> [String; 12] {
         let count = |rate: f64| if rate < 10.0 && rate > 0.0 { format!("{rate:.1}") } else { format!("{rate:.0}") };
         let bytes = |rate: f64| size(rate as u64);
@@ -132,7 +132,7 @@ impl Row {
     }
 }
 
-/// Headings of the cells of a row.
+/// Headings of a row's cells.
 pub const COLUMNS: [&str; 12] = [
     "VOLUME",
     "READ/S",

@@ -1,4 +1,4 @@
-//! A view on a terminal, until somebody presses q.
+//! A view on a terminal, until a key ends it.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use ratatui::{DefaultTerminal, Frame};
 
 use super::rates::{COLUMNS, View};
 
-/// What the last line says.
+/// Text of the last line.
 const KEYS: &str = "q, Esc, Ctrl-C: end";
 
-/// Shows one view after the other, each for about `interval`, until a key ends it. `next` makes them.
+/// Shows one view after the other, each for about `interval`, until a key ends it. `next` computes them.
 pub fn run(interval: Duration, mut next: impl FnMut() -> Result<View>) -> Result<()> {
     let mut terminal = ratatui::try_init()?;
     let outcome = show(&mut terminal, interval, &mut next);
@@ -47,7 +47,7 @@ fn ends(code: KeyCode, modifiers: KeyModifiers) -> bool {
         || code == KeyCode::Char('c') && modifiers.contains(KeyModifiers::CONTROL)
 }
 
-/// What a narrow terminal does without, as indices of [`COLUMNS`]: the first one first.
+/// Columns that a narrow terminal leaves out, as indices of [`COLUMNS`], in this order.
 const SPARE: [usize; 5] = [8, 10, 7, 9, 11];
 const SPACING_COLUMNS: u16 = 2;
 
@@ -71,7 +71,7 @@ fn draw(frame: &mut Frame<'_>, view: &View) {
     frame.render_widget(Paragraph::new(KEYS), foot);
 }
 
-/// The columns that fit `width` as a whole, as far as leaving out others is enough for that.
+/// Returns the columns that fit in `width`, as far as leaving out others suffices.
 fn columns_for(width: u16, widths: &[u16]) -> Vec<usize> {
     let mut shown: Vec<usize> = (0..widths.len()).collect();
     for spare in SPARE {

@@ -1,8 +1,8 @@
-//! A view as text, for programs and for terminals that cannot do more.
+//! A view as text, for programs and for simple terminals.
 
 use super::rates::{COLUMNS, View};
 
-/// The lines of the view, each without trailing blanks.
+/// Returns the lines of the view, each without trailing blanks.
 pub fn lines(view: &View) -> Vec<String> {
     let mut table = vec![COLUMNS.map(str::to_owned), view.total.cells()];
     table.extend(view.rows.iter().map(|row| row.cells()));

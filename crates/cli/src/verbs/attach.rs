@@ -13,30 +13,30 @@ use crate::cli::Global;
 use crate::output::{Column, TableArgs, print_json, print_line};
 use crate::session::daemon;
 
-/// How long somebody else may have the pool.
+/// How long to wait for another process that has the pool open.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Make a volume or snapshot a block device, and print which
+/// Attach a volume or snapshot as a block device, and print its path
 ///
-/// By the best means that this machine has: the kernel's ublk driver, else its NBD client, else its loop driver with
-/// direct I/O on the volume's file. Needs root. A pool that nobody serves is served in the background until its last
-/// device is detached.
+/// Uses the first means that this machine has: the kernel's ublk driver, its NBD client, or its
+/// loop driver with direct I/O on the volume's file. Needs root. A pool that no process serves is
+/// served in the background until its last device is detached.
 #[derive(Args)]
 pub struct AttachArgs {
     /// A volume or snapshot; with --list a pool
     #[arg(required_unless_present = "list")]
     address: Option<String>,
 
-    /// Show what is attached
+    /// List attached volumes and snapshots
     #[arg(long, conflicts_with_all = ["by", "read_only"])]
     list: bool,
 
-    /// Only by this means
+    /// Use only this means
     #[arg(long, value_enum, value_name = "MEANS")]
     by: Option<Means>,
 
-    /// A device that cannot be written, as that of a snapshot always is
+    /// Make the device read-only, as that of a snapshot always is
     #[arg(long)]
     read_only: bool,
 
@@ -77,7 +77,7 @@ pub fn run(args: AttachArgs, global: &Global) -> Result<()> {
     let attached = match attached {
         Ok(attached) => attached,
         Err(error) => {
-            // Why is what the user needs to hear.
+            // The first error is the one to report.
             let _ = super::detach::tidy_up(global, &pool);
             return Err(error);
         }
@@ -96,12 +96,12 @@ fn exists(owner: &mut Owner, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whoever has the pool, or else a daemon that goes with the last device.
+/// Returns the process that has the pool open; starts a daemon that ends with the last device if there is none.
 fn find_owner(global: &Global, pool: &Path) -> Result<Owner> {
     if let Some(owner) = daemon_of(global, pool)? {
         return Ok(owner);
     }
-    // One whose process was killed is of no use to anybody.
+    // A mount whose process was killed cannot serve.
     let mut mounts = forkdisk_fuse::mounts().into_iter().filter(|(dir, _)| !attach::is_dead(dir));
     if let Some((dir, _)) = mounts.rfind(|(_, mount)| Path::new(&mount.source) == pool) {
         return Ok(Owner::Mount(dir));
@@ -121,7 +121,7 @@ fn find_owner(global: &Global, pool: &Path) -> Result<Owner> {
         let why = String::from_utf8_lossy(&served.stderr);
         let why = why.trim().trim_start_matches("forkdisk: ");
         ensure!(!served.status.success(), "{}: its daemon does not answer", pool.display());
-        // A verb that has it for a moment, or a daemon that is ending.
+        // A verb has the pool open for a moment, or a daemon is ending.
         ensure!(why.contains("is in use") && start.elapsed() < PATIENCE, "{why}");
         std::thread::sleep(PAUSE);
     }

@@ -1,4 +1,4 @@
-//! `bench`: the workloads forkdisk is measured by, on this machine.
+//! `bench`: runs forkdisk's benchmarks on this machine.
 
 use std::ffi::OsString;
 use std::fs;
@@ -21,21 +21,21 @@ pub struct BenchArgs {
 
 #[derive(Subcommand)]
 enum Workload {
-    /// The engine by itself: device counts, modelled time, CPU and wall-clock time beside raw I/O
+    /// The engine alone: device counts, modelled time, CPU and wall-clock time next to raw I/O
     Engine(RunArgs),
-    /// The NBD server: CPU per request, large requests, idle exports; beside qemu-nbd and nbdkit
+    /// The NBD server: CPU per request, large requests, idle exports; next to qemu-nbd and nbdkit
     Serve(PeerArgs),
-    /// Sequential writes to a file on a volume, or an origin, with a snapshot; beside dm-snapshot
+    /// Sequential writes to a file on a volume, or an origin, with a snapshot; next to dm-snapshot
     W1(OriginArgs),
-    /// Breaking sharing after a snapshot: large blocks, random pages, many snapshots; beside dm-thin
+    /// Breaking sharing after a snapshot: large blocks, random pages, many snapshots; next to dm-thin
     W2(PeerArgs),
-    /// First writes to a thin volume in order, on one device and on RAID5; beside dm-thin
+    /// First writes to a thin volume in order, on one device and on RAID5; next to dm-thin
     W3(PeerArgs),
-    /// Many snapshots of an origin in place, chained and independent; beside dm-snapshot
+    /// Many snapshots of an origin in place, chained and independent; next to dm-snapshot
     W4(PeerArgs),
-    /// Clone, modify, delete, repeat through the files of a mounted pool; beside btrfs and XFS
+    /// Clone, modify, delete, repeat through the files of a mounted pool; next to btrfs and XFS
     W5(RoundArgs),
-    /// A part of a benchmark that has a process to itself
+    /// A part of a benchmark that runs in a separate process
     #[command(hide = true)]
     Inside(InsideArgs),
 }
@@ -46,7 +46,7 @@ struct InsideArgs {
     arguments: Vec<OsString>,
 }
 
-/// A benchmark of rounds on a file.
+/// Options of a benchmark that repeats rounds on a file.
 #[derive(Args)]
 struct RoundArgs {
     #[command(flatten)]
@@ -61,7 +61,7 @@ struct RoundArgs {
     size: Option<u64>,
 }
 
-/// A benchmark of a volume or of an origin.
+/// Options of a benchmark on a volume or an origin.
 #[derive(Args)]
 struct OriginArgs {
     #[command(flatten)]
@@ -72,13 +72,13 @@ struct OriginArgs {
     origin: bool,
 }
 
-/// A benchmark that has peers.
+/// Options of a benchmark with peers.
 #[derive(Args)]
 struct PeerArgs {
     #[command(flatten)]
     run: RunArgs,
 
-    /// Measure forkdisk only, nobody else beside it
+    /// Measure forkdisk only, without its peers
     #[arg(long)]
     no_peers: bool,
 }
@@ -92,24 +92,24 @@ struct RunArgs {
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
 
-    /// Where files are made for what is timed; they are removed afterwards [default: the folder for
-    /// temporary files]
+    /// Where the files for timed cases are created; they are removed afterwards [default: the
+    /// folder for temporary files]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 
-    /// Also write a page with charts of all ratios, forkdisk's beside its peers', to FILE
+    /// Also write a page with charts of all ratios, forkdisk's next to its peers', to FILE
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
 
-    /// A minute or two instead of up to fifteen
+    /// Take a minute or two instead of up to fifteen
     #[arg(long, conflicts_with = "full")]
     quick: bool,
 
-    /// More and longer rounds, for a narrow spread
+    /// Run more and longer rounds, for a narrower spread
     #[arg(long)]
     full: bool,
 
-    /// One case only
+    /// Run one case only
     #[arg(long, value_name = "CASE", hide = true)]
     only: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! `check`: counts every reference of a pool again and compares.
+//! `check`: recounts all references of a pool and compares them with the stored counts.
 //!
 //! Exit status: 0 clean, 1 could not complete, 2 corrupt, 3 leaks only.
 
@@ -40,13 +40,13 @@ pub fn run(args: CheckArgs, global: &Global) -> Result<ExitCode> {
 /// Checks the pool at `path`.
 pub fn examine(global: &Global, path: &Path) -> Result<Check> {
     match call(global, path, Access::Read, params::Check {}) {
-        // Damage that keeps the pool from being opened.
+        // The pool is too damaged to be opened.
         Err(error) if is_corrupt(&error) => Ok(Check::of_damage(format!("{error:#}"))),
         outcome => outcome,
     }
 }
 
-/// The exit status that tells of a report.
+/// Returns the exit status for a report.
 pub fn exit_code(report: &Check) -> ExitCode {
     match report.status.as_str() {
         "clean" => ExitCode::SUCCESS,
@@ -55,7 +55,7 @@ pub fn exit_code(report: &Check) -> ExitCode {
     }
 }
 
-/// One line per damaged place.
+/// Prints one line per damaged place.
 pub fn print_damage(report: &Check) {
     for damage in &report.damage {
         eprintln!("forkdisk: {damage}");

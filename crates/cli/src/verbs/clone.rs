@@ -1,4 +1,4 @@
-//! `clone`: makes a writable volume out of a volume or snapshot, at once and whatever its size.
+//! `clone`: creates a writable volume from a volume or snapshot, in constant time for any size.
 
 use anyhow::Result;
 use clap::Args;
@@ -9,7 +9,7 @@ use crate::cli::Global;
 use crate::output::print_if_json;
 use crate::session::{Access, call};
 
-/// Make writable volumes that share everything with a volume or snapshot
+/// Create writable clones that share everything with a volume or snapshot
 #[derive(Args)]
 pub struct CloneArgs {
     /// What to clone
@@ -21,7 +21,7 @@ pub struct CloneArgs {
     targets: Vec<String>,
 }
 
-/// Makes all the clones, or none.
+/// Creates all clones, or none.
 pub fn run(args: CloneArgs, global: &Global) -> Result<()> {
     let mut addresses = vec![global.object(&args.source)?];
     for target in &args.targets {

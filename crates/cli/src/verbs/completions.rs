@@ -1,4 +1,4 @@
-//! `completions`: what a shell needs to complete our command line.
+//! `completions`: prints a shell's completion script for the command line.
 
 use anyhow::Result;
 use clap::Args;

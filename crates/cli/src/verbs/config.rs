@@ -1,4 +1,4 @@
-//! `config`: the configuration in effect, and where each value comes from.
+//! `config`: shows the effective configuration and the source of each value.
 
 use anyhow::Result;
 use clap::Args;
@@ -8,10 +8,10 @@ use crate::cli::Global;
 use crate::config::{Given, KEYS, Key};
 use crate::output::{Column, TableArgs, print_json};
 
-/// Show the configuration in effect and where each value comes from
+/// Show the effective configuration and the source of each value
 ///
-/// A flag counts before an environment variable, that before the file, that before the default. This verb takes the
-/// flags of `serve`.
+/// A flag takes precedence over an environment variable, that over the file, that over the default.
+/// This verb takes the flags of `serve`.
 #[derive(Args)]
 pub struct ConfigArgs {
     #[command(flatten)]
@@ -22,9 +22,9 @@ pub struct ConfigArgs {
 #[derive(Serialize)]
 struct Record {
     key: &'static str,
-    /// What a value is, as the help says it.
+    /// Placeholder of a value, as in the help.
     takes: String,
-    /// `null` where there is no value.
+    /// `null` if there is no value.
     value: Option<String>,
     from: String,
     flag: String,

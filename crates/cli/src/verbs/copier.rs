@@ -1,4 +1,4 @@
-//! `copier`: how the pool's copier works, and what it has done.
+//! `copier`: shows and changes the settings of the pool's copier, and shows its figures.
 
 use std::path::PathBuf;
 
@@ -13,11 +13,11 @@ use crate::size;
 
 /// Show or set how data is copied when shared chunks are broken
 ///
-/// Settings: subjob_size (64K to 1M), split_count (sub-jobs of one job in flight, 1 to 64), buffers (five sub-jobs to
-/// 1G), throttle (a share of the time such as 50%, bytes per second such as 100M/s, or none), offload (on or off: have
-/// the host's file system clone what is copied instead of reading and writing it; on XFS and btrfs, with the pool in a
-/// file; elsewhere it changes nothing). They last, and count at once for what is under way. With --volume: the throttle
-/// and the figures of one volume.
+/// Settings: subjob_size (64K to 1M), split_count (sub-jobs of one job in flight, 1 to 64), buffers (five
+/// sub-jobs to 1G), throttle (a share of the time such as 50%, bytes per second such as 100M/s, or none),
+/// offload (on or off: have the host's file system clone ranges instead of reading and writing them; on
+/// XFS and btrfs, with the pool in a file; elsewhere it has no effect). Settings are stored in the pool
+/// and apply to running copies at once. With --volume: the throttle and the figures of one volume.
 #[derive(Args)]
 pub struct CopierArgs {
     /// The pool
@@ -101,7 +101,7 @@ fn method(args: &CopierArgs) -> params::Copier {
     method
 }
 
-/// Changes what is to be changed, then shows how things are.
+/// Changes settings, then shows them.
 pub fn run(args: CopierArgs, global: &Global) -> Result<()> {
     let path = global.pool(args.pool.as_deref())?;
     let access = if args.set.is_empty() { Access::Read } else { Access::Write };

@@ -1,4 +1,4 @@
-//! `create`: makes empty volumes.
+//! `create`: creates empty volumes.
 
 use anyhow::Result;
 use clap::Args;
@@ -11,46 +11,46 @@ use crate::output::print_if_json;
 use crate::session::{Access, call};
 use crate::size;
 
-/// Make an empty volume
+/// Create an empty volume
 #[derive(Args)]
 pub struct CreateArgs {
     /// The new volumes
     #[arg(required = true, value_name = "POOL/VOLUME")]
     addresses: Vec<String>,
 
-    /// Size of each; it takes no space until it is written
+    /// Size of each volume; takes no space until it is written
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     size: u64,
 
     #[command(flatten)]
     chunk: ChunkArg,
 
-    /// What a first write to a shared chunk does: split (only what is written gets new pages) or copy (the whole
-    /// chunk moves to a new place in one piece) [default: split]
+    /// What a first write to a shared chunk does: split (only the written pages move) or copy (the
+    /// whole chunk moves to a new place in one piece) [default: split]
     #[arg(long = "break", value_name = "POLICY", value_parser = ["split", "copy"])]
     break_policy: Option<String>,
 
-    /// The most that each may hold, its own and shared with others; a write beyond it fails with ENOSPC
-    /// [default: no bound]
+    /// Most bytes that each may have mapped, exclusive and shared; a write beyond it fails with
+    /// ENOSPC [default: no limit]
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     quota: Option<u64>,
 
-    /// When scattered pages are brought together without anybody asking: off; auto (while nobody reads or writes, as
-    /// long as it moves little); idle (while nobody reads or writes); or a percentage such as 20% (while the
-    /// fragmentation is above it) [default: auto]
+    /// When scattered pages are gathered in the background: off; auto (while the volume is idle, as
+    /// long as few pages have to move); idle (while the volume is idle); or a percentage such as
+    /// 20% (while the fragmentation is above it) [default: auto]
     #[arg(long, value_name = "POLICY")]
     gather: Option<GatherPolicy>,
 }
 
-/// How much room a first write reserves.
+/// Size that a first write reserves.
 #[derive(Args, Clone, Copy)]
 pub struct ChunkArg {
-    /// How much room a first write reserves, 4K to 64M, a power of two [default: 64K]
+    /// Bytes that a first write reserves around itself, 4K to 64M, a power of two [default: 64K]
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     pub chunk: Option<u64>,
 }
 
-/// Makes all of them, or none.
+/// Creates all volumes, or none.
 pub fn run(args: CreateArgs, global: &Global) -> Result<()> {
     let addresses = args.addresses.iter().map(|text| global.volume(text)).collect::<Result<Vec<_>>>()?;
     let pool = same_pool(&addresses)?;

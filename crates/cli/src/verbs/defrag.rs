@@ -1,4 +1,4 @@
-//! `defrag`: brings together what a volume has scattered.
+//! `defrag`: gathers the scattered pages of a volume.
 
 use anyhow::Result;
 use clap::Args;
@@ -9,12 +9,12 @@ use crate::output::{percent_of, print_json, print_line};
 use crate::session::{Access, call};
 use crate::size::human;
 
-/// Bring together what a volume or snapshot has scattered
+/// Gather the scattered pages of a volume or snapshot
 ///
-/// Pages that were written at different times lie in different places. They are moved, a MiB of the volume at a time,
-/// to where they lie in one piece. Nothing is unshared: what snapshots and clones share is moved for all of them, and
-/// stays where it is if it is shared in another way. Clients go on meanwhile; the copier's throttles hold it back
-/// (`forkdisk copier`). `set gather=` has it done without asking.
+/// Pages written at different times lie in different places. They are moved, a MiB of the volume at a time, to
+/// one contiguous place. Nothing is unshared: pages that snapshots and clones share are moved for all of them,
+/// and stay if they are shared in another arrangement. Clients can continue meanwhile; the copier's throttles
+/// limit the load (`forkdisk copier`). The property `gather` does the same in the background (`forkdisk set`).
 #[derive(Args)]
 pub struct DefragArgs {
     /// The volume or snapshot
@@ -22,7 +22,7 @@ pub struct DefragArgs {
     address: String,
 }
 
-/// Goes over the volume and tells what came of it.
+/// Gathers and prints the result.
 pub fn run(args: DefragArgs, global: &Global) -> Result<()> {
     let address = global.object(&args.address)?;
     let done = call(global, &address.pool, Access::Write, params::Defrag { object: address.name })?;

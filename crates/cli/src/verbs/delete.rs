@@ -1,4 +1,4 @@
-//! `delete`: removes volumes and snapshots, all that are named or none.
+//! `delete`: deletes volumes and snapshots, all that are named or none.
 
 use anyhow::Result;
 use clap::Args;
@@ -17,7 +17,7 @@ pub struct DeleteArgs {
     #[arg(required = true, value_name = "POOL/VOLUME[@SNAPSHOT]")]
     addresses: Vec<String>,
 
-    /// With all snapshots of a volume, and all volumes of a folder
+    /// Also delete all snapshots of a volume, and all volumes of a folder
     #[arg(short, long)]
     recursive: bool,
 

@@ -1,4 +1,4 @@
-//! `detach`: ends what `attach` began.
+//! `detach`: removes a block device that `attach` created.
 
 use std::path::Path;
 
@@ -12,9 +12,9 @@ use crate::attach::{self, private_mount};
 use crate::cli::Global;
 use crate::session::daemon;
 
-/// Take a block device away that `attach` has made, after everything is written
+/// Remove a block device that `attach` created, after everything is written
 ///
-/// Refused while something is mounted from it.
+/// Refused while a file system is mounted from it.
 #[derive(Args)]
 pub struct DetachArgs {
     /// The device, or the volume or snapshot
@@ -22,11 +22,11 @@ pub struct DetachArgs {
     what: String,
 }
 
-/// Detaches, and ends what was only there for the device.
+/// Detaches, and ends the mount and daemon that were started for the device.
 pub fn run(args: DetachArgs, global: &Global) -> Result<()> {
     let _alone = attach::alone()?;
     let what = Path::new(&args.what);
-    // Before links to what is gone are removed.
+    // Resolved first, since links to devices that are gone are removed next.
     let device = attach::device_behind(what).unwrap_or_else(|| what.to_path_buf());
     attach::clean_up();
     attach::refresh();
@@ -48,7 +48,7 @@ pub fn run(args: DetachArgs, global: &Global) -> Result<()> {
     tidy_up(global, &found.pool)
 }
 
-/// Ends the mount and the daemon that were there for devices of the pool, if it has none any more.
+/// Ends the mount and the daemon that were started for devices of the pool, if no device is left.
 pub fn tidy_up(global: &Global, pool: &Path) -> Result<()> {
     if attach::list().iter().any(|a| a.pool == pool) {
         return Ok(());
@@ -59,7 +59,7 @@ pub fn tidy_up(global: &Global, pool: &Path) -> Result<()> {
             true => forkdisk_fuse::unmount(&dir, true).map_err(anyhow::Error::from),
             false => umount::end(global, &dir),
         };
-        // Its folder is of no use without it. As long as it is mounted it stays.
+        // Removes the unused folder. Fails while it is still mounted.
         let _ = std::fs::remove_dir(&dir);
         ended?;
     }

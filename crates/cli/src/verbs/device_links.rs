@@ -1,4 +1,4 @@
-//! `device-links`: the lasting names of a device, for udev.
+//! `device-links`: prints the persistent names of a device, for udev.
 
 use std::path::Path;
 
@@ -8,14 +8,14 @@ use clap::Args;
 use crate::attach;
 use crate::output::print_line;
 
-/// Print the links that a device of an attached volume has, without /dev/
+/// Print the links of an attached volume's device, without /dev/
 #[derive(Args)]
 pub struct DeviceLinksArgs {
     /// The kernel's name of the device
     name: String,
 }
 
-/// Fails for a device that forkdisk did not attach.
+/// Prints the links; fails for a device that forkdisk did not attach.
 pub fn run(args: DeviceLinksArgs) -> Result<()> {
     let names = attach::links_of(&Path::new("/dev").join(&args.name));
     ensure!(!names.is_empty(), "{}: forkdisk attached nothing there", args.name);

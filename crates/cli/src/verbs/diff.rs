@@ -1,4 +1,4 @@
-//! `diff`: what differs between two volumes or snapshots.
+//! `diff`: shows the differences of two volumes or snapshots.
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -19,7 +19,7 @@ pub struct DiffArgs {
     #[arg(value_name = "LEFT")]
     left: String,
 
-    /// The newer side; without it, the volume that the snapshot LEFT was taken of
+    /// The newer side [default: the volume of which LEFT is a snapshot]
     #[arg(value_name = "RIGHT")]
     right: Option<String>,
 
@@ -27,7 +27,7 @@ pub struct DiffArgs {
     table: TableArgs,
 }
 
-/// A part of the right side that is not as on the left; `exists` is false where it has no data.
+/// A range in which the right side differs from the left; `exists` is false if the right side has no data there.
 #[derive(Serialize)]
 struct Record {
     offset: u64,
@@ -41,7 +41,7 @@ impl From<&Change> for Record {
     }
 }
 
-/// Compares maps, not data: shared parts are skipped whatever their size.
+/// Compares maps, not data: shared parts are skipped in constant time.
 pub fn run(args: DiffArgs, global: &Global) -> Result<()> {
     let left = global.object(&args.left)?;
     let right = match &args.right {
@@ -69,7 +69,7 @@ pub fn run(args: DiffArgs, global: &Global) -> Result<()> {
     args.table.print(&header, &changes.iter().map(cells).collect::<Vec<_>>())
 }
 
-/// Appends `next`; a run that was cut between two parts is one again.
+/// Appends `next`; rejoins a run that was cut between two parts.
 fn add(changes: &mut Vec<Change>, next: Change) {
     match changes.last_mut() {
         Some(last) if last.class == next.class && last.offset + last.length == next.offset => {

@@ -1,4 +1,4 @@
-//! `du`: how much space volumes hold, and how much of it they hold alone.
+//! `du`: shows the space that volumes reference and the part they hold exclusively.
 
 use anyhow::Result;
 use clap::Args;
@@ -10,7 +10,7 @@ use crate::output::{Column, TableArgs, percent_of, print_json, print_line};
 use crate::session::{Access, call};
 use crate::size::human;
 
-/// Show what volumes hold, what they hold alone, and what deleting them would free
+/// Show the bytes that volumes reference and hold exclusively, and what deleting them would free
 #[derive(Args)]
 pub struct DuArgs {
     /// A pool, or folders, volumes and snapshots in it
@@ -21,7 +21,7 @@ pub struct DuArgs {
     table: TableArgs,
 }
 
-/// Counts exactly: a dry run of deleting.
+/// Counts exactly, as a dry run of deleting does.
 pub fn run(args: DuArgs, global: &Global) -> Result<()> {
     let addresses = global.addresses(&args.addresses)?;
     let pool = same_pool(&addresses)?;

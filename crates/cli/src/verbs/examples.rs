@@ -1,6 +1,6 @@
-//! An example or two of each verb, for its help and its manual page.
+//! Examples of each verb, for its help and its manual page.
 
-/// The examples of `verb`.
+/// Returns the examples of `verb`.
 pub fn of(verb: &str) -> Option<&'static [&'static str]> {
     let lines: &[&str] = match verb {
         "init" => &["forkdisk init /srv/pool.img --size 100G", "forkdisk init /dev/sdb"],

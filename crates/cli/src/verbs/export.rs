@@ -17,12 +17,12 @@ use crate::progress::Progress;
 use crate::qemu;
 use crate::session::{Access, with_pool};
 
-/// Write a volume or snapshot as an image, with holes where it has none
+/// Write a volume or snapshot as an image, with holes where it has no data
 ///
-/// A volume that clients write meanwhile shows some of what they write: export a snapshot for one instant.
+/// Writes during the export of a volume may or may not be in the image: export a snapshot for one instant.
 ///
-/// A new file gets its name when it is whole; an export that fails or is killed leaves none. A file that is
-/// overwritten (--force) is shorter than the volume until it is whole, and empty after a failure.
+/// A new file gets its name when it is complete; an export that fails or is killed leaves none. An
+/// overwritten file (--force) is shorter than the volume until it is complete, and empty after a failure.
 #[derive(Args)]
 pub struct ExportArgs {
     /// What to export
@@ -37,13 +37,13 @@ pub struct ExportArgs {
     #[arg(long)]
     force: bool,
 
-    /// What to write. All but raw are made by qemu-img, need as much room again meanwhile, and round the size up to
-    /// 512 bytes
+    /// Format of the image. All but raw are written by qemu-img, need as much space again
+    /// meanwhile, and round the size up to 512 bytes
     #[arg(long, value_name = "FORMAT", default_value = "raw", value_parser = ["raw", "qcow2", "vhdx", "vdi"])]
     format: String,
 }
 
-/// Exports; a file that did not exist before gets its name when it is whole.
+/// Exports; a new file gets its name when it is complete.
 pub fn run(args: ExportArgs, global: &Global) -> Result<()> {
     let address = global.object(&args.address)?;
     let target = args.target.as_path();
@@ -51,7 +51,7 @@ pub fn run(args: ExportArgs, global: &Global) -> Result<()> {
         return as_disk(&args, global);
     }
     let is_new = target != Path::new("-") && is_free(target);
-    // What does not exist is not worth a file.
+    // Checked before a file is created for it.
     let exists = params::List { objects: vec![address.name.clone()] };
     with_pool(global, &address.pool, Access::Read, async |caller| {
         caller.call(exists, None).await?;
@@ -67,7 +67,7 @@ pub fn run(args: ExportArgs, global: &Global) -> Result<()> {
     })
 }
 
-/// Writes a file in another format: a raw image first, which has no name, and `qemu-img` makes the file of it.
+/// Exports in another format: writes an unnamed raw image, which `qemu-img` converts.
 fn as_disk(args: &ExportArgs, global: &Global) -> Result<()> {
     let address = global.object(&args.address)?;
     let (target, format) = (args.target.as_path(), args.format.as_str());
@@ -106,14 +106,14 @@ fn shown(target: &Path) -> String {
     if target == Path::new("-") { "standard output".to_string() } else { target.display().to_string() }
 }
 
-/// Whether there is nothing of this name, not even a link that leads nowhere.
+/// Returns whether the name is unused, even by a dangling link.
 fn is_free(target: &Path) -> bool {
     std::fs::symlink_metadata(target).is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
 }
 
 fn open_target(path: &Path) -> Result<OwnedFd> {
     if path == Path::new("-") {
-        // As a device it is opened anew, alone.
+        // A device is reopened exclusively.
         let own = Path::new("/proc/self/fd/1");
         return match is_block_device(own) {
             true => open_alone(own, path),
@@ -132,13 +132,13 @@ fn is_block_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }
 
-/// Opens the block device at `path`, which messages call `target`, if nothing holds it: `--force` says only that
-/// what is on it may go.
+/// Opens the block device at `path`, called `target` in messages, exclusively: `--force` allows to
+/// overwrite its contents, but not while it is in use.
 fn open_alone(path: &Path, target: &Path) -> Result<OwnedFd> {
     let exclusive = rustix::fs::OFlags::EXCL.bits() as i32;
     match OpenOptions::new().write(true).custom_flags(exclusive).open(path) {
         Ok(file) => Ok(file.into()),
-        // Swap is refused as a text file that is executed.
+        // Opening a swap device fails like writing a running program.
         Err(e) if matches!(e.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::ExecutableFileBusy) => {
             let (target, user) = (shown(target), block_device_user(path));
             bail!("{target} is in use by {user}; --force does not overwrite what is in use")

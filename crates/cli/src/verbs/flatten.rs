@@ -1,4 +1,4 @@
-//! `flatten`: a clone of an origin's snapshot becomes independent of it.
+//! `flatten`: makes a clone of an origin's snapshot independent of it.
 
 use anyhow::Result;
 use clap::Args;
@@ -11,10 +11,10 @@ use crate::size::human;
 
 /// Make a clone of an origin's snapshot independent of it
 ///
-/// Such a clone shows the snapshot wherever it was not written, and holds it. Whatever shows through is copied into the
-/// pool, zeroes aside; then the snapshot can be deleted, and the origin unprotected. Clients go on meanwhile. A clone
-/// that finds no space stays as it is; what was copied by then need not be copied again. Snapshots and clones of the
-/// clone made before go on holding the snapshot.
+/// Such a clone shows the snapshot wherever it was not written, and holds it. Everything that shows through,
+/// except zeroes, is copied into the pool; then the snapshot can be deleted, and the origin unprotected.
+/// Clients can continue meanwhile. If there is no space, the clone stays dependent, and what was copied need
+/// not be copied again. Snapshots and clones made of the clone before that still hold the snapshot.
 #[derive(Args)]
 pub struct FlattenArgs {
     /// The clone
@@ -22,7 +22,7 @@ pub struct FlattenArgs {
     address: String,
 }
 
-/// Copies what shows through and tells how much that was.
+/// Copies what shows through and prints how much that was.
 pub fn run(args: FlattenArgs, global: &Global) -> Result<()> {
     let address = global.volume(&args.address)?;
     let done = call(global, &address.pool, Access::Write, params::Flatten { volume: address.name })?;

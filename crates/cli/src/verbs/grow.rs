@@ -1,4 +1,4 @@
-//! `grow`: makes a pool larger.
+//! `grow`: enlarges a pool.
 
 use std::path::PathBuf;
 
@@ -11,13 +11,13 @@ use crate::output::print_if_json;
 use crate::session::{Access, call};
 use crate::size;
 
-/// Make a pool larger
+/// Enlarge a pool
 #[derive(Args)]
 pub struct GrowArgs {
     /// The pool
     pool: Option<PathBuf>,
 
-    /// Its new size; a pool file is lengthened
+    /// New size; a pool file is extended
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     size: u64,
 }

@@ -1,4 +1,4 @@
-//! `hold-frozen`: freezes file systems for the process that started this, and thaws them when that ends.
+//! `hold-frozen`: freezes file systems for its parent process, and thaws them when that process ends.
 
 use std::fs::File;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use clap::Args;
 
 use crate::freeze;
 
-/// Freeze file systems until the process that started this says so or ends
+/// Freeze file systems until the parent process releases them or ends
 #[derive(Args)]
 pub struct HoldFrozenArgs {
-    /// For how many milliseconds at most
+    /// Most milliseconds to hold them
     limit: u64,
 
     /// Numbers of inherited descriptors, one in each file system

@@ -1,4 +1,4 @@
-//! `import`: makes a volume out of an image.
+//! `import`: creates a volume from an image.
 
 use std::fs::File;
 use std::io;
@@ -19,13 +19,13 @@ use crate::session::{Access, with_pool};
 use crate::size;
 use crate::verbs::create::ChunkArg;
 
-/// Make a volume out of an image
+/// Create a volume from an image
 ///
-/// What the image is shows in its first bytes. A raw image is taken as it is, a compressed one (gzip, xz, zstd, bzip2)
-/// is decompressed. Disks of virtual machines (qcow2 with its backing files, vmdk, vhdx, vdi, vhd) are read through
-/// qemu-nbd, if it is installed. Holes and zeroes take no space.
+/// The format is recognised by the first bytes. A raw image is taken as it is, a compressed one (gzip,
+/// xz, zstd, bzip2) is decompressed. Disks of virtual machines (qcow2 with its backing files, vmdk,
+/// vhdx, vdi, vhd) are read through qemu-nbd, if it is installed. Holes and zeroes take no space.
 ///
-/// The volume is there when it is whole: an import that fails or is killed leaves none.
+/// The volume appears when it is complete: an import that fails or is killed leaves none.
 #[derive(Args)]
 pub struct ImportArgs {
     /// The image, a file or block device; - reads standard input
@@ -36,15 +36,17 @@ pub struct ImportArgs {
     #[arg(value_name = "POOL/VOLUME")]
     address: String,
 
-    /// What the image is, whatever it looks like; raw takes the bytes as they are [default: what its first bytes say]
+    /// Format of the image, without recognition; raw takes the bytes as they are [default:
+    /// recognised by the first bytes]
     #[arg(long, value_name = "FORMAT", value_parser = PossibleValuesParser::new(FORMATS.iter().map(|f| f.name)))]
     format: Option<String>,
 
-    /// Size of the volume: a shorter image is followed by zeroes, a longer one is an error [default: the image's]
+    /// Size of the volume: a shorter image is followed by zeroes, a longer one is an error
+    /// [default: size of the image]
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     size: Option<u64>,
 
-    /// Import a file that another program has open and writes: the volume may hold some of each state
+    /// Import a file that another program has open for writing: the volume may mix its states
     #[arg(long)]
     force: bool,
 
@@ -52,7 +54,7 @@ pub struct ImportArgs {
     chunk: ChunkArg,
 }
 
-/// Imports; on failure nothing of it stays behind.
+/// Imports; a failure leaves nothing behind.
 pub fn run(args: ImportArgs, global: &Global) -> Result<()> {
     let address = global.volume(&args.address)?;
     let is_stdin = args.source == Path::new("-");
@@ -76,7 +78,7 @@ pub fn run(args: ImportArgs, global: &Global) -> Result<()> {
     let kind = file.metadata().with_context(|| format!("{shown}: cannot be looked at"))?.file_type();
     let is_disk = kind.is_file() || kind.is_block_device();
     if is_disk {
-        // A daemon looks, too, but calls itself "this process".
+        // A daemon checks this too, but its message would name "this process".
         image::lock(&file, &shown, args.force)?;
     }
     let format = match args.format.as_deref().and_then(named) {

@@ -1,4 +1,4 @@
-//! `init`: makes a pool.
+//! `init`: creates a pool.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
@@ -19,23 +19,23 @@ use crate::pool_lock::PoolLock;
 use crate::session::{Access, open_device};
 use crate::{owner, size};
 
-/// Make a pool in a sparse file or on a block device
+/// Create a pool in a sparse file or on a block device
 #[derive(Args)]
 pub struct InitArgs {
-    /// The file or block device; a file that does not exist is made
+    /// The file or block device; creates a missing file
     path: Option<PathBuf>,
 
-    /// Size of the pool; a block device is used whole without it
+    /// Size of the pool [default: the whole block device]
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     size: Option<u64>,
 
-    /// Length of the journal; chosen by the pool's size without it
+    /// Length of the journal [default: depends on the pool's size]
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     journal: Option<u64>,
 
     /// Overwrite a target that is not empty: everything in it is lost
     ///
-    /// A pool that has volumes wants --destroy as well. It is not overwritten while it is in use, nor is a device.
+    /// A pool that has volumes needs --destroy as well. A pool or device in use is never overwritten.
     #[arg(long)]
     force: bool,
 
@@ -44,7 +44,7 @@ pub struct InitArgs {
     destroy: Option<String>,
 }
 
-/// Makes the pool; a file that did not exist before is removed again when that fails.
+/// Creates the pool; removes a new file again if that fails.
 pub fn run(args: InitArgs, global: &Global) -> Result<()> {
     let path = global.new_pool(args.path.as_deref())?;
     let is_new = !path.exists();
@@ -57,26 +57,27 @@ pub fn run(args: InitArgs, global: &Global) -> Result<()> {
     }
     let options = FormatOptions { size, uuid: random_uuid()?, now: now(), journal: args.journal };
     if size > 0 {
-        // Before anything that the target holds is lost.
+        // Checked before any contents of the target are lost.
         options.check().with_context(|| path.display().to_string())?;
     }
     let (force, destroy) = (args.force || args.destroy.is_some(), args.destroy.as_deref());
     if force {
-        // By a runtime of its own, which has let go of the device when it ends.
+        // In a separate runtime, which releases the device when it ends.
         let path = path.as_path();
         let spare = |runtime: Rt| async move { spare_volumes(&runtime, path, destroy).await };
         forkdisk_uring::block_on(Config::default(), spare)??;
     }
     let made = forkdisk_uring::block_on(Config::default(), |runtime| make(&runtime, &path, options, force))?;
     if made.is_err() && is_new {
-        // The reason why the pool could not be made is what the user needs to hear.
+        // The error to report is why the pool could not be created.
         let _ = fs::remove_file(&path);
     }
     let info = made?;
     if global.output.json() { print_json(&PoolRecord::from(&info)) } else { Ok(()) }
 }
 
-/// Refuses to overwrite a pool that has volumes, unless its UUID is `destroy`. One that cannot be read any more may go.
+/// Refuses to overwrite a pool that has volumes, unless its UUID is `destroy`. A pool that cannot
+/// be read may be overwritten.
 async fn spare_volumes(runtime: &Rt, path: &Path, destroy: Option<&str>) -> Result<()> {
     let found = runtime_dir::pool_identity(path).map(|uuid| uuid_text(&uuid));
     let shown = path.display();
@@ -122,7 +123,7 @@ fn make(
 ) -> impl Future<Output = Result<PoolInfo>> + use<> {
     let (runtime, path) = (runtime.clone(), path.to_path_buf());
     async move {
-        // Before a pool is overwritten that is open by another way.
+        // Taken first, so that a pool open by another path is not overwritten.
         let _lock = PoolLock::take(&path, Access::Write)?;
         let device = UringDevice::create(&runtime, &path, options.size, force, &DeviceOptions::default())
             .map_err(|e| owner::explain(&path, e))?;
@@ -137,12 +138,12 @@ fn make(
     }
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
 }
 
-/// A random identity of version 4.
+/// Returns a random UUID of version 4.
 pub fn random_uuid() -> Result<[u8; 16]> {
     let mut uuid = host::random().context("reading /dev/urandom")?;
     uuid[6] = uuid[6] & 0x0f | 0x40;

@@ -1,4 +1,4 @@
-//! `list`: the volumes and snapshots of a pool.
+//! `list`: shows the volumes and snapshots of a pool.
 
 use anyhow::Result;
 use clap::Args;
@@ -20,7 +20,7 @@ pub struct ListArgs {
     table: TableArgs,
 }
 
-/// Lists by name. On a terminal of 80 columns, some are left out; -H and --json show all.
+/// Lists by name. On a terminal of 80 columns, some columns are left out; -H and --json show all.
 pub fn run(args: ListArgs, global: &Global) -> Result<()> {
     let addresses = global.addresses(&args.addresses)?;
     let pool = same_pool(&addresses)?;
@@ -50,13 +50,13 @@ pub fn run(args: ListArgs, global: &Global) -> Result<()> {
     args.table.print_fitting(&header[..shown], &rows, &SPARE)
 }
 
-/// What a narrow terminal does without.
+/// Columns that a narrow terminal leaves out.
 const SPARE: [&str; 8] = ["GATHER", "CHUNK", "COPY-AHEAD", "WHEN-FULL", "FRAGMENTED", "QUOTA", "DEPENDS-ON", "CREATED"];
 
-/// Columns that every pool has something in; those behind are about origins.
-const USUAL_COLUMNS: usize = 10;
+/// Number of columns that apply to every pool; the rest is about origins.
+const USUAL: usize = 10;
 
-/// How many columns are shown: people see none about origins where there are none.
+/// Returns the number of columns to show: people see the columns about origins only if they contain a value.
 fn shown_columns(rows: &[Vec<String>], for_people: bool) -> usize {
     let all = rows.first().map_or(USUAL_COLUMNS, Vec::len);
     let is_empty = rows.iter().all(|row| row[USUAL_COLUMNS..].iter().all(|cell| cell == "-"));

@@ -1,4 +1,4 @@
-//! `man`: the manual pages, made from the same definitions as the parser.
+//! `man`: writes the manual pages, from the same definitions as the parser.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::output::utc;
 /// Write the manual pages into a directory
 #[derive(Args)]
 pub struct ManArgs {
-    /// The directory; it is made if it does not exist
+    /// The directory; created if it is missing
     dir: PathBuf,
 }
 
@@ -37,14 +37,14 @@ pub fn run(args: ManArgs) -> Result<()> {
     Ok(())
 }
 
-/// The day of the release that is packaged (`SOURCE_DATE_EPOCH`, as reproducible builds say it), else today.
+/// Returns the date of the packaged release (`SOURCE_DATE_EPOCH`, as in reproducible builds), else today.
 fn date() -> String {
     let given = std::env::var("SOURCE_DATE_EPOCH").ok().and_then(|text| text.parse().ok());
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     utc(given.unwrap_or_else(now)).chars().take("2026-11-21".len()).collect()
 }
 
-/// One page: name, synopsis and options from the parser, then the sections that all pages have.
+/// Formats one page: name, synopsis and options from the parser, then the sections common to all pages.
 fn page(name: &str, command: Command, date: &str) -> std::io::Result<String> {
     let verb = command.get_name().to_string();
     let source = format!("forkdisk {}", env!("CARGO_PKG_VERSION"));

@@ -1,4 +1,4 @@
-//! `map`: where a volume has data, and where in the pool that lies.
+//! `map`: shows where a volume has data, and where that lies in the pool.
 
 use anyhow::Result;
 use clap::Args;
@@ -11,7 +11,7 @@ use crate::session::{Access, with_pool};
 
 /// Show where a volume or snapshot has data
 ///
-/// In JSON as `qemu-img map` writes it; depth is 0 for what it holds alone, 1 for what it shares.
+/// In JSON as `qemu-img map` writes it; depth is 0 for exclusive data, 1 for shared data.
 #[derive(Args)]
 pub struct MapArgs {
     /// The volume or snapshot
@@ -81,7 +81,7 @@ fn row(piece: &Piece, table: &TableArgs) -> Vec<String> {
     vec![piece.offset.to_string(), table.size(piece.length), kind.to_string(), shared.to_string(), physical]
 }
 
-/// Appends `next`, as a part of the run before where it is alike.
+/// Appends `next`; extends the run before if both are alike.
 fn add(pieces: &mut Vec<Piece>, next: Piece, anywhere: bool) {
     match pieces.last_mut() {
         Some(last) if continues(last, &next, anywhere) => last.length += next.length,
@@ -89,7 +89,7 @@ fn add(pieces: &mut Vec<Piece>, next: Piece, anywhere: bool) {
     }
 }
 
-/// Whether `next` is alike what lies before it; `anywhere` leaves out where in the pool they are.
+/// Returns whether `next` continues `last` with the same properties; `anywhere` ignores the place in the pool.
 fn continues(last: &Piece, next: &Piece, anywhere: bool) -> bool {
     if last.data != next.data || last.offset + last.length != next.offset {
         return false;

@@ -1,4 +1,4 @@
-//! One file per verb: its options, and what it does.
+//! One file per verb: its options and its implementation.
 
 pub mod attach;
 pub mod bench;

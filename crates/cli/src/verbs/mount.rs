@@ -24,34 +24,33 @@ use crate::session::{Access, daemon, open_device, open_device_in_turn, open_pool
 use crate::verbs::on_mount::syscall_helper;
 use crate::volatile_file::{COMMIT_INTERVAL, VolatileFile};
 
-/// How often space that was given up is brought back.
+/// Interval at which freed space is released.
 const GIVE_BACK: Duration = Duration::from_secs(5);
 
 /// Mount a pool: every volume is a file, every snapshot a file under .snapshots/VOLUME/NAME
 ///
 /// If a daemon serves the pool, it also serves the mount, and this returns at once. Otherwise this
-/// runs in the foreground until `forkdisk umount DIR`, SIGTERM or SIGINT, then flushes and leaves the pool
-/// clean. Without root it needs fusermount3. `cp` within the mount makes clones; `mkdir
+/// runs in the foreground until `forkdisk umount DIR`, SIGTERM or SIGINT, then flushes and leaves
+/// the pool clean. Without root it needs fusermount3. `cp` within the mount makes clones; `mkdir
 /// DIR/.snapshots/VOLUME/NAME` takes a snapshot.
 #[derive(Args)]
 pub struct MountArgs {
-    /// The pool, and where to mount it; with FORKDISK_POOL the folder alone is enough
+    /// The pool, and the folder to mount it on; with FORKDISK_POOL the folder alone is enough
     #[arg(required = true, num_args = 1..=2, value_names = ["POOL", "DIR"])]
     paths: Vec<PathBuf>,
 
-    /// Go on in the background once it is mounted
+    /// Continue in the background once it is mounted
     #[arg(long)]
     daemon: bool,
 
-    /// Options: ro, allow_other, noexec, noatime, nodiratime, sync, dirsync; gather=POLICY: when scattered pages of
-    /// files that are made there are brought together, as in `set gather=`, auto without it; max_ratio=PERCENT: how
-    /// many of the pages that may wait to be written on this machine may be of this mount, 1 to 100 (root only), 1
-    /// without it
+    /// Options: ro, allow_other, noexec, noatime, nodiratime, sync, dirsync; gather=POLICY: when scattered
+    /// pages of files created there are gathered, as in `set gather=` (default auto); max_ratio=PERCENT:
+    /// share of this machine's dirty pages that may belong to this mount, 1 to 100 (root only, default 1)
     #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
     options: Vec<String>,
 }
 
-/// Said once, when it is mounted.
+/// Printed once, when the pool is mounted.
 #[derive(Serialize)]
 struct Announcement {
     pool: String,
@@ -74,14 +73,14 @@ const KNOWN: [&str; 13] = [
     "nodev",
 ];
 
-/// `.snapshots` is listed in the root.
+/// Lists `.snapshots` in the root.
 const SHOW_SNAPSHOTS: &str = "show_snapshots";
 
-/// In front of the name of a policy, and of a number in a hundred.
+/// Prefix of a policy's name; the next one is the prefix of a percentage.
 const GATHER: &str = "gather=";
 const MAX_RATIO: &str = "max_ratio=";
 
-/// Whether there is a mount option of this name, with any value.
+/// Returns whether there is a mount option of this name, with any value.
 pub fn is_known(option: &str) -> bool {
     KNOWN.contains(&option) || option.starts_with(GATHER) || option.starts_with(MAX_RATIO)
 }
@@ -135,14 +134,14 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
     descriptors::raise();
     reserves::hold(&global.settings)?;
     forkdisk_uring::block_on(Config::default(), |runtime| async move {
-        // Before anything starts a thread.
+        // Before any thread is started.
         let signals = runtime.signals(&[Signal::TERM.as_raw(), Signal::INT.as_raw(), Signal::HUP.as_raw()])?;
         let access = if options.read_only { Access::Read } else { Access::Write };
         let open = || open_device(&runtime, &pool, access);
         let (device, _lock) = open_device_in_turn(global, &runtime, open).await?;
         let volatile_file = VolatileFile::of(&pool, !options.read_only);
         let (read_only, volatile, commit_interval) = (options.read_only, volatile_file.log(), COMMIT_INTERVAL);
-        // The kernel says what time it is when a file is written.
+        // The kernel passes the time with each write to a file.
         let engine = OpenOptions { read_only, volatile, commit_interval, clock: None, ..host::open_options() };
         let open = open_pool(device, &runtime, &pool, engine).await?;
         let outcome = serve(&runtime, &open, dir, (options, gather, show_snapshots), json, Rc::new(signals)).await;
@@ -158,7 +157,7 @@ pub fn run(args: MountArgs, global: &Global) -> Result<ExitCode> {
     })?
 }
 
-/// Mounts, and has the daemon that serves the pool show it there. Returns where, without links.
+/// Mounts, and has the daemon that serves the pool serve the mount. Returns its directory, without links.
 pub fn mount_served(
     client: &mut Client,
     dir: &Path,
@@ -171,7 +170,7 @@ pub fn mount_served(
     let (gather, dir_text) = (Some(gather.to_string()), dir.display().to_string());
     let mount = params::Mount { dir: dir_text, uid, gid, gather, show_snapshots };
     if let Err(failure) = client.call(mount, Some(connection.as_fd()), |_| {}) {
-        // With the connection everybody who already waits for it is let go.
+        // Closing the connection ends all calls that already wait for it.
         drop(connection);
         let _ = unmount(&dir, true);
         return Err(failure.into());
@@ -216,7 +215,7 @@ async fn stop_at_signal(signals: Rc<Signals>, mount: SessionHandle) {
     }
 }
 
-/// What was removed is free, and a hole in the pool's file, only after a checkpoint.
+/// Runs checkpoints: only they make deleted space free, and a hole in the pool's file.
 async fn give_back(runtime: Rt, pool: Pool<UringDevice>, read_only: bool) {
     if read_only {
         return;

@@ -1,4 +1,4 @@
-//! `on-mount`: a call on a mount, made for the process that serves it.
+//! `on-mount`: makes a system call on a mount, for the process that serves it.
 
 use std::ffi::OsString;
 
@@ -9,20 +9,20 @@ use forkdisk_fuse::{SyscallHelper, carry_out};
 use crate::daemon::reserves;
 use crate::output::print_line;
 
-/// Make a call on a mount for the process that serves it
+/// Make a system call on a mount for the process that serves it
 #[derive(Args)]
 pub struct OnMountArgs {
-    /// The call, and the path that it is about
+    /// The call and its path
     #[arg(required = true)]
     words: Vec<OsString>,
 }
 
-/// How the process that serves starts this: from its own file, also when another version lies in its place by now.
+/// Returns how the serving process starts this verb: from its own executable, even if that was replaced meanwhile.
 pub fn syscall_helper() -> SyscallHelper {
     SyscallHelper { program: "/proc/self/exe".into(), args: ["on-mount", "--"].map(OsString::from).to_vec() }
 }
 
-/// Makes the call, and says how it ended.
+/// Makes the call and prints its outcome.
 pub fn run(args: OnMountArgs) -> Result<()> {
     reserves::let_go();
     let said = carry_out(&args.words).with_context(|| format!("there is no call {:?}", args.words))?;

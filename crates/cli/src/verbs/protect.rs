@@ -1,4 +1,4 @@
-//! `protect`: snapshots for a device or file that stays where it is. `unprotect`: an ordinary disk again.
+//! `protect`: snapshots of a device or file in place. `unprotect`: makes it an ordinary disk again.
 
 use std::path::Path;
 
@@ -12,13 +12,13 @@ use crate::output::{print_if_json, print_line};
 use crate::session::{Access, call};
 use crate::size;
 
-/// Protect a device or file in place: snapshots of it keep in the pool what is overwritten
+/// Protect a device or file in place: snapshots of it keep overwritten contents in the pool
 ///
-/// Its data stays where it is. From now on it has to be used through forkdisk, under its name.
+/// Its data stays where it is. From now on it must be used through forkdisk, under its name.
 #[derive(Args)]
 pub struct ProtectArgs {
-    /// The name it gets, in one word or in two (POOL VOLUME), and the device or file; nobody else may have that
-    /// open for writing
+    /// Name of the origin, in one word or in two (POOL VOLUME), and the device or file; no other
+    /// process may have that open for writing
     #[arg(num_args = 2..=3, required = true, value_names = ["POOL/VOLUME", "DEVICE_OR_FILE"])]
     words: Vec<String>,
 
@@ -26,21 +26,21 @@ pub struct ProtectArgs {
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     chunk: Option<u64>,
 
-    /// Most that is kept ahead of a sequential writer; 0 for nothing [default: 8M]
+    /// Most bytes copied ahead of a sequential writer; 0 for none [default: 8M]
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     copy_ahead: Option<u64>,
 
-    /// What a write does whose old contents find no space: wait, wait:SECONDS, error, or drop-oldest (deletes the
-    /// oldest snapshot marked droppable) [default: wait]
+    /// What a write does if there is no space for the old contents: wait, wait:SECONDS, error, or
+    /// drop-oldest (deletes the oldest snapshot marked droppable) [default: wait]
     #[arg(long, value_name = "POLICY")]
     when_full: Option<String>,
 }
 
-/// Protects it.
+/// Protects the device or file.
 pub fn run(args: ProtectArgs, global: &Global) -> Result<()> {
     let (device, name) = args.words.split_last().context("a name and a device or file are needed")?;
     let address = volume(name, global)?;
-    // Links are kept: /dev/sdX may be another disk after a boot, /dev/disk/by-id/… is the same one.
+    // Links are kept: after a boot /dev/sdX may be another disk, but /dev/disk/by-id/… is the same one.
     let path = std::fs::metadata(device)
         .and_then(|_| std::path::absolute(device))
         .with_context(|| format!("{device:?}: there is no device or file here that could be protected"))?;
@@ -51,7 +51,7 @@ pub fn run(args: ProtectArgs, global: &Global) -> Result<()> {
     print_if_json(global, &call(global, &address.pool, Access::Write, method)?)
 }
 
-/// The volume that is named in one word, or its pool in one and its name in another.
+/// Parses a volume's address: one word, or two words for pool and name.
 fn volume(words: &[String], global: &Global) -> Result<Address> {
     match words {
         [pool, name] => {
@@ -62,23 +62,23 @@ fn volume(words: &[String], global: &Global) -> Result<Address> {
     }
 }
 
-/// Leave an origin an ordinary disk: its data stays, its snapshots go
+/// Turn an origin into an ordinary disk: its data stays, its snapshots are deleted
 #[derive(Args)]
 pub struct UnprotectArgs {
     /// The origin, in one word or in two (POOL VOLUME)
     #[arg(num_args = 1..=2, required = true, value_name = "POOL/VOLUME")]
     words: Vec<String>,
 
-    /// Delete its snapshots, too
+    /// Also delete its snapshots
     #[arg(short, long)]
     recursive: bool,
 
-    /// Change nothing, only show what would go
+    /// Change nothing, only show what would be deleted
     #[arg(short = 'n', long)]
     dry_run: bool,
 }
 
-/// Unprotects it.
+/// Ends the protection.
 pub fn run_unprotect(args: UnprotectArgs, global: &Global) -> Result<()> {
     let address = volume(&args.words, global)?;
     let method = params::Unprotect { volume: address.name, recursive: args.recursive, dry_run: args.dry_run };

@@ -1,4 +1,4 @@
-//! `rename`: gives a volume or snapshot another name.
+//! `rename`: renames a volume or snapshot.
 
 use anyhow::Result;
 use clap::Args;
@@ -9,22 +9,22 @@ use crate::cli::Global;
 use crate::output::print_if_json;
 use crate::session::{Access, call};
 
-/// Give a volume or snapshot another name
+/// Rename a volume or snapshot
 ///
-/// The snapshots of a volume go with it. Clients of a served volume keep their connections; new ones ask for it by its
-/// new name.
+/// The snapshots of a volume keep their own names under its new one. Clients of a served volume
+/// keep their connections; new connections use its new name.
 #[derive(Args)]
 pub struct RenameArgs {
     /// What to rename
     #[arg(value_name = "POOL/VOLUME[@SNAPSHOT]")]
     from: String,
 
-    /// Its new address, in the same pool
+    /// New address, in the same pool
     #[arg(value_name = "POOL/NEW-NAME[@SNAPSHOT]")]
     to: String,
 }
 
-/// Renames; the snapshots of a volume go with it.
+/// Renames a volume with its snapshots, or a snapshot.
 pub fn run(args: RenameArgs, global: &Global) -> Result<()> {
     let addresses = [global.object(&args.from)?, global.object(&args.to)?];
     let pool = same_pool(&addresses)?;

@@ -1,4 +1,4 @@
-//! `resize`: changes how long a volume is.
+//! `resize`: changes the length of a volume.
 
 use std::path::Path;
 
@@ -14,28 +14,28 @@ use crate::size;
 
 /// Change the size of a volume
 ///
-/// Clients of a served volume can use its new size at once; most ask for it only when they connect again. A device that
-/// a volume is attached as grows with it.
+/// Clients of a served volume can use its new size at once; most query it only when they connect
+/// again. A block device attached to the volume grows with it.
 #[derive(Args)]
 pub struct ResizeArgs {
     /// The volume
     #[arg(value_name = "POOL/VOLUME")]
     address: String,
 
-    /// Its new size; what is added reads as zeroes
+    /// New size; added bytes read as zeroes
     #[arg(long, value_parser = size::parse, value_name = "SIZE")]
     size: u64,
 
-    /// Allow a smaller size: what lies beyond it is lost
+    /// Allow a smaller size: data beyond it is lost
     #[arg(long)]
     allow_shrink: bool,
 
-    /// Make a volume smaller although clients use it: what they do beyond its end fails
+    /// Shrink the volume even if clients use it: their requests beyond its end fail
     #[arg(long)]
     force: bool,
 }
 
-/// Resizes; shrinking only when the user said so.
+/// Resizes; shrinks only with `--allow-shrink`.
 pub fn run(args: ResizeArgs, global: &Global) -> Result<()> {
     let address = global.volume(&args.address)?;
     let ResizeArgs { size, allow_shrink, force, .. } = args;
@@ -48,7 +48,7 @@ pub fn run(args: ResizeArgs, global: &Global) -> Result<()> {
     print_if_json(global, &resized)
 }
 
-/// Has devices take on the length of their volume. The volume stays as it is if one cannot.
+/// Sets attached devices to the length of their volume. A failure is logged and leaves the volume as it is.
 fn grow_devices(pool: &Path, volume: &VolumeRecord) {
     let Ok(pool) = pool.canonicalize() else { return };
     let is_it = |a: &Attachment| a.pool == pool && a.object == volume.name;

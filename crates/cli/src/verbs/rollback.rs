@@ -15,13 +15,13 @@ pub struct RollbackArgs {
     #[arg(value_name = "POOL/VOLUME@SNAPSHOT")]
     address: String,
 
-    /// Disconnect the clients that use the volume: requests in flight end first, and whoever connects
-    /// again finds the old contents
+    /// Disconnect the clients that use the volume: requests in flight end first, and later
+    /// connections see the old contents
     #[arg(long)]
     force: bool,
 }
 
-/// Rolls back; what the volume held since is lost unless a snapshot holds it.
+/// Rolls back; changes since the snapshot are lost unless another snapshot holds them.
 pub fn run(args: RollbackArgs, global: &Global) -> Result<()> {
     let address = global.snapshot(&args.address)?;
     let method = params::Rollback { snapshot: address.name, force: args.force };

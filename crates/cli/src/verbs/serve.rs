@@ -1,4 +1,4 @@
-//! `serve`: every volume and snapshot of a pool as an NBD export, until somebody says that it is enough.
+//! `serve`: serves every volume and snapshot of a pool as an NBD export until it is told to end.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,13 +21,13 @@ use crate::network::Network;
 use crate::output::{print_json_line, print_line};
 use crate::volume_sockets::VolumeSockets;
 
-/// Exports that are announced to people by name; programs are told all of them.
-const ANNOUNCED_COUNT: usize = 100;
+/// Most exports announced by name as text; JSON lists all of them.
+const ANNOUNCED: usize = 100;
 
 /// Serve every volume and snapshot as an NBD export
 ///
-/// SIGTERM, SIGINT and `forkdisk stop` let requests in flight end, flush, and leave the pool clean. Every other verb
-/// works meanwhile.
+/// SIGTERM, SIGINT and `forkdisk stop` let requests in flight end, flush, and leave the pool clean.
+/// All other verbs work meanwhile.
 #[derive(Args)]
 pub struct ServeArgs {
     /// The pool
@@ -37,12 +37,12 @@ pub struct ServeArgs {
     #[arg(long)]
     daemon: bool,
 
-    /// End by itself when the last device of the pool is detached
+    /// End when the last device of the pool is detached
     #[arg(long, hide = true)]
     until_detached: bool,
 
-    /// Write nothing, not even to recover the pool: all exports are read-only, and verbs that change something are
-    /// refused. Also for a pool whose counts are damaged
+    /// Write nothing, not even to recover the pool: all exports are read-only, and verbs that
+    /// change the pool are refused. Also for a pool whose counts are damaged
     #[arg(long)]
     read_only: bool,
 
@@ -50,15 +50,15 @@ pub struct ServeArgs {
     pub given: Given<true>,
 }
 
-/// Said once, when clients may connect.
+/// Printed once, when clients can connect.
 #[derive(Serialize)]
 struct Announcement {
     socket: Option<String>,
-    /// Where each volume has a socket of its own.
+    /// Folder with a socket for each volume.
     socket_dir: Option<String>,
     control: Option<String>,
     pid: u32,
-    /// Beginnings of URIs over TCP; an export's name follows.
+    /// Prefixes of URIs over TCP; an export's name follows them.
     tcp: Vec<String>,
     metrics: Vec<String>,
     exports: Vec<Export>,
@@ -67,13 +67,13 @@ struct Announcement {
 #[derive(Serialize)]
 struct Export {
     name: String,
-    /// `null` when the socket has no path.
+    /// `null` if the socket has no path.
     uri: Option<String>,
     size: u64,
     read_only: bool,
 }
 
-/// Serves until it is told to end, then closes the pool cleanly.
+/// Serves until told to end, then closes the pool cleanly.
 pub fn run(args: ServeArgs, global: &Global) -> Result<ExitCode> {
     let path = global.pool(args.pool.as_deref())?;
     if args.daemon {
@@ -83,7 +83,7 @@ pub fn run(args: ServeArgs, global: &Global) -> Result<ExitCode> {
         }
     }
     reserves::hold(&global.settings)?;
-    // What a killed daemon has left. One that attaches does it itself.
+    // Cleans up after a killed daemon. `attach` has done so already if it started this one.
     if rustix::process::geteuid().is_root()
         && let Some(_alone) = attach::alone_at_once()
     {
@@ -144,7 +144,7 @@ fn settings(config: &Configuration) -> Result<Settings> {
     })
 }
 
-/// Mode and group of the data sockets.
+/// Returns mode and group of the data sockets.
 fn access(config: &Configuration) -> Result<SocketAccess> {
     let group = config.word(&key::SOCKET_GROUP).map(group::number).transpose()?;
     let mode = config.mode(&key::SOCKET_MODE)?;
@@ -160,7 +160,7 @@ fn access(config: &Configuration) -> Result<SocketAccess> {
     Ok(SocketAccess { mode: mode.unwrap_or(usual), group })
 }
 
-/// Mode and group of the sockets of single volumes.
+/// Returns mode and group of the sockets of single volumes.
 fn volume_sockets(config: &Configuration, usual: SocketAccess) -> Result<VolumeSockets> {
     let exceptions = config.word(&key::VOLUME_SOCKETS).unwrap_or_default();
     if !exceptions.is_empty() && config.path(&key::SOCKET_DIR).is_none() {
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(shown(&settings.data), shown(&ServerOptions::default()));
         assert_eq!(format!("{:?}", settings.control_limits), format!("{:?}", ControlOptions::default()));
         let OpenOptions { when_full, commit_interval, .. } = settings.pool;
-        // Each open has a number of its own.
+        // Each open has its own random number.
         let host = settings.pool.host.clone();
         let pool = OpenOptions { when_full, commit_interval, host, ..host::open_options() };
         assert_eq!(commit_interval, COMMIT_INTERVAL, "as a mount by itself");

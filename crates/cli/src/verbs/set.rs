@@ -1,4 +1,4 @@
-//! `set`: changes a volume's properties.
+//! `set`: changes properties of a volume or pool.
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,25 +20,25 @@ use crate::size;
 use crate::verbs::init::random_uuid;
 use crate::volatile_file::VolatileFile;
 
-/// Time between two beats where nothing else is said.
+/// Default time between two heartbeats.
 const BEAT: Duration = Duration::from_secs(1);
 
 /// Change a property of a volume, or of a pool as a whole
 ///
-/// Properties: chunk (how much room a first write reserves: 4K to 64M, a power of two); break (what a first write to a
-/// shared chunk does: split or copy); quota (most bytes that the volume may hold, its own and shared with others; a
-/// write beyond it fails with ENOSPC; none: no bound); gather (when scattered pages are brought together without
-/// anybody asking: off; auto, while nobody reads or writes, as long as it moves little; idle, while nobody reads or
-/// writes; or a percentage such as 20%, while the fragmentation is above it); of an origin:
-/// copy-ahead (most that is kept ahead of a sequential writer), when-full (wait, wait:SECONDS, error, drop-oldest),
-/// path (where the device of one that could not be opened is now).
+/// Properties: chunk (bytes that a first write reserves around itself: 4K to 64M, a power of two); break
+/// (what a first write to a shared chunk does: split or copy); quota (most bytes that the volume may have
+/// mapped, exclusive and shared; a write beyond it fails with ENOSPC; none: no limit); gather (when
+/// scattered pages are gathered in the background: off; auto, while the volume is idle, as long as few pages
+/// have to move; idle, while the volume is idle; or a percentage such as 20%, while the fragmentation is
+/// above it); of an origin: copy-ahead (most bytes copied ahead of a sequential writer), when-full (wait,
+/// wait:SECONDS, error, drop-oldest), path (new path of a device that could not be opened).
 ///
-/// Of a pool that nothing has open: uuid=new (a copy of a pool gets an identity of its own; what it was copied from may
-/// be open meanwhile); multihost=on, off or the time between two beats (a pool on storage that several hosts share: one
-/// of them at a time has it open, which the others know by its heartbeat).
+/// Of a pool that no process has open: uuid=new (a new identity for a copy of a pool; the original may be
+/// open meanwhile); multihost=on, off or the time between two heartbeats (for a pool on storage shared by
+/// several hosts: one of them at a time has it open, which the others know by its heartbeat).
 #[derive(Args)]
 pub struct SetArgs {
-    /// What to change
+    /// The change
     #[arg(value_name = "PROPERTY=VALUE", value_parser = parse_property)]
     property: Property,
 
@@ -62,7 +62,7 @@ enum Property {
 #[derive(Clone, Copy)]
 enum PoolChange {
     NewUuid,
-    /// Zero: none.
+    /// Zero: no heartbeat.
     Heartbeat(Duration),
 }
 
@@ -92,7 +92,7 @@ fn parse_property(text: &str) -> Result<Property> {
     }
 }
 
-/// Changes the property; what is stored already stays where it is.
+/// Changes the property; data that is stored already is not moved.
 pub fn run(args: SetArgs, global: &Global) -> Result<()> {
     if let Property::OfPool(change) = args.property {
         return change_pool(&global.pool(Some(Path::new(&args.address)))?, change, global);
@@ -139,7 +139,7 @@ fn change_pool(path: &Path, change: PoolChange, global: &Global) -> Result<()> {
             PoolChange::Heartbeat(_) => open_device(&runtime, path, Access::Write),
         };
         let (device, _lock) = open_device_in_turn(global, &runtime, open).await?;
-        // Replays what is to be replayed, and refuses a pool that another host has open.
+        // Replays the journal and volatile log, and refuses a pool that another host has open.
         let volatile_file = VolatileFile::of(path, false);
         let options = OpenOptions { volatile: volatile_file.log(), ..host::open_options() };
         let pool = open_pool(device.clone(), &runtime, path, options).await?;

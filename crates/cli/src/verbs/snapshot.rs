@@ -1,4 +1,4 @@
-//! `snapshot`: freezes one or several volumes at one instant.
+//! `snapshot`: takes snapshots of one or several volumes at one instant.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -21,30 +21,30 @@ use crate::session::{Access, Caller, with_pool};
 
 /// Take snapshots, all of them at one instant or none
 ///
-/// File systems that are mounted from attached volumes are frozen meanwhile (docs/attach.md).
+/// File systems mounted from attached volumes are frozen meanwhile (docs/attach.md).
 #[derive(Args)]
 pub struct SnapshotArgs {
     /// The new snapshots
     #[arg(required = true, value_name = "POOL/VOLUME@SNAPSHOT")]
     addresses: Vec<String>,
 
-    /// Copies of their own instead of sharing those of other snapshots (origins only)
+    /// Keep separate copies instead of sharing those of other snapshots (origins only)
     #[arg(long)]
     independent: bool,
 
-    /// They may be deleted when the pool is full and the origin's policy is drop-oldest
+    /// The snapshots may be deleted when the pool is full and the origin's policy is drop-oldest
     #[arg(long)]
     droppable: bool,
 
-    /// They can be written, and nobody else sees what is (origins only)
+    /// The snapshots can be written; their changes are visible nowhere else (origins only)
     #[arg(long)]
     writable: bool,
 
-    /// Leave mounted file systems of attached volumes alone: their snapshots are as after a crash
+    /// Do not freeze mounted file systems of attached volumes: their snapshots are as after a crash
     #[arg(long)]
     no_freeze: bool,
 
-    /// For how long file systems are frozen at most; if the snapshots take longer, there are none
+    /// Longest time to freeze file systems; if the snapshots take longer, there are none
     #[arg(long, value_parser = key::time, value_name = "TIME", default_value = "60s", conflicts_with = "no_freeze")]
     freeze_limit: Duration,
 
@@ -114,12 +114,12 @@ async fn take(
     Ok(taken)
 }
 
-/// Freezes what is mounted from the volumes, if any of them is a device.
+/// Freezes the file systems that are mounted from the volumes, if any is attached.
 async fn freeze(caller: &Caller, pool: &Path, snapshots: &[String], limit: Duration) -> Result<Option<Frozen>> {
     let is_meant = |object: &str| snapshots.iter().any(|name| name.split('@').next() == Some(object));
     let attached = attach::list().into_iter().filter(|a| a.pool == pool && is_meant(&a.object));
     let devices: Vec<PathBuf> = attached.filter(|a| !attach::is_left_behind(a)).map(|a| a.device).collect();
-    // Without a daemon nothing could be written to a device.
+    // Without a daemon no device can be written.
     if devices.is_empty() || matches!(caller, Caller::Idle(_)) {
         return Ok(None);
     }
@@ -129,8 +129,8 @@ async fn freeze(caller: &Caller, pool: &Path, snapshots: &[String], limit: Durat
     frozen.map(Some).context("no snapshot was taken (--no-freeze takes it as after a crash)")
 }
 
-/// From here on SIGINT, SIGTERM and SIGHUP set the flag instead of ending the process, so that `--exec-after` runs.
-/// Commands that are started have them as before.
+/// Makes SIGINT, SIGTERM and SIGHUP set the returned flag instead of ending the process, so that
+/// `--exec-after` runs. Started commands get the default handlers.
 fn note_signals() -> Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -139,12 +139,12 @@ fn note_signals() -> Result<Arc<AtomicBool>> {
     Ok(flag)
 }
 
-/// Runs a command of the user's; an error if it fails.
+/// Runs a command of the user; fails if the command fails.
 fn run_hook(command: &str, pool: &Path, names: &str, result: &str) -> Result<()> {
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", command]).env("FORKDISK_SNAPSHOT_POOL", pool).env("FORKDISK_SNAPSHOTS", names);
     shell.env("FORKDISK_SNAPSHOT_RESULT", result).stdin(Stdio::null());
-    // What is printed is the verb's.
+    // Standard output is reserved for the verb's result.
     shell.stdout(std::io::stderr());
     let status = shell.status().context("/bin/sh")?;
     ensure!(status.success(), "`{command}` ended with {status}");

@@ -1,4 +1,4 @@
-//! `stats`: what a pool holds and what state it is in.
+//! `stats`: shows the state and space of a pool.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use crate::cli::Global;
 use crate::output::{Column, TableArgs, percent_of, print_json};
 use crate::session::{Access, Caller, with_pool};
 
-/// Show the state of a pool and where its space is
+/// Show the state of a pool and its use of space
 #[derive(Args)]
 pub struct StatsArgs {
     /// The pool
@@ -23,7 +23,7 @@ pub struct StatsArgs {
     table: TableArgs,
 }
 
-/// A pool as a JSON object; what a served pool does stands under `live`.
+/// A pool as a JSON object; counters of a served pool are under `live`.
 #[derive(Serialize)]
 struct Record {
     #[serde(flatten)]
@@ -32,7 +32,7 @@ struct Record {
     live: Option<Box<Statistics>>,
 }
 
-/// Shows the pool, and what has been done since it is served.
+/// Shows the pool, and the counters of its server.
 pub fn run(args: StatsArgs, global: &Global) -> Result<()> {
     let path = global.pool(args.pool.as_deref())?;
     let mut record = with_pool(global, &path, Access::Read, async |caller| {
@@ -44,7 +44,7 @@ pub fn run(args: StatsArgs, global: &Global) -> Result<()> {
         Ok(Record { pool, live })
     })?;
     if record.pool.mode == "ro" && access(&path, rustix::fs::Access::WRITE_OK).is_ok() {
-        // Only this look at it was read-only.
+        // Only this open was read-only.
         record.pool.mode = "rw".to_string();
     }
     if global.output.json() {
@@ -57,7 +57,7 @@ pub fn run(args: StatsArgs, global: &Global) -> Result<()> {
     args.table.print(&[Column::Left("PROPERTY"), Column::Left("VALUE")], &rows)
 }
 
-/// Counters since the pool was opened by whoever serves it.
+/// Returns the rows of counters since the serving process opened the pool.
 fn live_rows(s: &Statistics, table: &TableArgs) -> Vec<Vec<String>> {
     let (a, mut rows) = (&s.activity, Vec::new());
     let mut add = |name: &str, value: String| rows.push(vec![name.to_string(), value]);

@@ -20,8 +20,8 @@ const PATIENCE: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 
 /// End the daemon that serves a pool, and wait until the pool is closed
 ///
-/// Requests in flight end, everything is flushed, and the pool is left clean. Refused while NBD clients are connected,
-/// which would lose their disks.
+/// Requests in flight end, everything is flushed, and the pool is left clean. Refused while NBD
+/// clients are connected, since they would lose their disks.
 #[derive(Args)]
 pub struct StopArgs {
     /// The pool
@@ -36,18 +36,18 @@ pub struct StopArgs {
     force: bool,
 }
 
-/// What happens to clients that are connected.
+/// Handling of connected clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clients {
-    /// The daemon goes on, and that is an error.
+    /// Fail and leave the daemon running.
     Refuse,
-    /// They are waited for.
+    /// Wait until they disconnect.
     Wait,
-    /// They are disconnected.
+    /// Disconnect them.
     Disconnect,
 }
 
-/// How often it is tried again with clients that are waited for.
+/// Interval of attempts while clients are connected.
 const AGAIN: Duration = Duration::from_millis(200);
 
 /// Ends the daemon; returns when its process has ended.
@@ -86,7 +86,7 @@ pub enum Cause {
 pub fn end(mut client: Client, clients: Clients) -> Result<Cause> {
     let _progress = Progress::spinner("waiting for the daemon to end");
     let status = client.call(params::Status {}, None, |_| {})?;
-    // Before it can be another process's number.
+    // Opened before the process number can be reused.
     let process = i32::try_from(status.pid).ok().and_then(Pid::from_raw);
     let process = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     let force = clients == Clients::Disconnect;
@@ -99,7 +99,7 @@ pub fn end(mut client: Client, clients: Clients) -> Result<Cause> {
         }
     };
     match process {
-        // The pool's lock goes with the process.
+        // The pool's lock is released with the process.
         Some(process) => {
             let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&PATIENCE))?;
             ensure!(ended > 0, "the daemon (pid {}) has not ended in a minute", status.pid);

@@ -1,4 +1,4 @@
-//! `top`: what a served pool does at the moment.
+//! `top`: shows the current activity of a served pool.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -18,17 +18,17 @@ use crate::top::{screen, table};
 
 /// Watch a served pool: volumes, throughput, latency, space, journal
 ///
-/// Ends with q. Where the output is no terminal, one table is printed.
+/// Ends with q. If the output is not a terminal, one table is printed.
 #[derive(Args)]
 pub struct TopArgs {
     /// The pool
     pool: Option<PathBuf>,
 
-    /// Seconds between two looks
+    /// Seconds between two updates
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
     interval: Duration,
 
-    /// Print one table, of what happens during one interval, and end
+    /// Print one table, of one interval, and end
     #[arg(long)]
     once: bool,
 }
@@ -40,7 +40,7 @@ fn parse_interval(text: &str) -> Result<Duration> {
     }
 }
 
-/// The counters as they were at the last look.
+/// Connection and the counters of the last update.
 struct Watch {
     client: Client,
     last: Box<Statistics>,
@@ -53,7 +53,7 @@ impl Watch {
         Ok(Watch { client, last, at: Instant::now() })
     }
 
-    /// What has happened since the last look.
+    /// Returns the activity since the last update.
     fn look(&mut self) -> Result<View> {
         let new = self.client.call(params::Statistics {}, None, |_| {})?;
         let now = Instant::now();
@@ -64,7 +64,7 @@ impl Watch {
     }
 }
 
-/// Watches until a key ends it, or once.
+/// Shows the activity until a key ends it, or once.
 pub fn run(args: TopArgs, global: &Global) -> Result<()> {
     let path = global.pool(args.pool.as_deref())?;
     let Some(client) = daemon(global, &path)? else {

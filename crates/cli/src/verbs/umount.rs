@@ -19,17 +19,17 @@ use crate::session::daemon;
 
 /// How long the pool may take to be closed.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long that is waited for without a word.
+/// Time of silent waiting before a message is logged.
 const QUIET: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Unmount what `mount` has mounted, and wait until everything is written
+/// Unmount a pool mounted with `mount`, and wait until everything is written
 #[derive(Args)]
 pub struct UmountArgs {
-    /// Where it is mounted
+    /// The mounted folder
     dir: PathBuf,
 
-    /// Also if files are open: nobody finds the mount any more, and it ends when they are closed
+    /// Also if files are open: the mount disappears at once and ends when they are closed
     #[arg(long)]
     lazy: bool,
 }
@@ -46,9 +46,9 @@ pub fn run(args: UmountArgs, global: &Global) -> Result<()> {
     end(global, &dir)
 }
 
-/// The folder without links. A mount whose process was killed cannot be asked: its parent is.
+/// Returns the folder without links. A mount whose process was killed cannot be resolved: its parent is.
 fn place(dir: &Path) -> std::io::Result<PathBuf> {
-    // A paused server must not be waited for here: what is cached of the folder is enough.
+    // Uses cached attributes only, so that a paused server does not block this.
     if !std::fs::metadata(dir).is_err_and(|e| e.raw_os_error() == Some(Errno::NOTCONN.raw_os_error())) {
         return dir.canonicalize();
     }
@@ -59,12 +59,12 @@ fn place(dir: &Path) -> std::io::Result<PathBuf> {
     }
 }
 
-/// Unmounts the pool that is mounted at `dir`, an absolute path without links, and waits until it is written.
+/// Unmounts the pool mounted at `dir`, an absolute path without links, and waits until it is written.
 pub fn end(global: &Global, dir: &Path) -> Result<()> {
     let Some(mount) = mounted_at(dir) else { bail!("{}: nothing is mounted there", dir.display()) };
     let pool = PathBuf::from(mount.source);
     let keeper = keeper(global, &pool);
-    // Afterwards it cannot be asked whether it has written everything.
+    // After the unmount there is no way to learn whether everything was written.
     let written_back = match keeper {
         Ok(Keeper::Silent(_) | Keeper::Process(_)) => write_back(dir),
         _ => Ok(()),
@@ -73,11 +73,11 @@ pub fn end(global: &Global, dir: &Path) -> Result<()> {
     if let (Ok(Keeper::Silent(_)), Err(error)) = (&keeper, written_back) {
         tracing::warn!(%error, "what was written there may not be durable yet");
     }
-    // Nobody begins to close the pool before the mount is gone.
+    // Read now: the pool is closed only after the mount is gone.
     let before = runtime_dir::recorded(&pool);
     unmount_patiently(dir)?;
     let written = wait(global, &pool, dir, matches!(keeper, Ok(Keeper::Daemon { .. })))?;
-    // What can only be read, or was left by a process that was killed, is closed by nobody.
+    // A pool that is read-only, or whose process was killed, is never closed.
     match (keeper, written, before) {
         (Ok(Keeper::Process(_)), Written::Closed(Some(after)), Some(before))
             if was_killed || !was_closed(before, after) =>
@@ -93,19 +93,19 @@ pub fn end(global: &Global, dir: &Path) -> Result<()> {
     }
 }
 
-/// Who keeps the pool of a mount.
+/// The process that has the pool of a mount open.
 enum Keeper {
-    /// A daemon that answers, and where it has the pool mounted.
+    /// A daemon that answers, and its mount points.
     Daemon { pid: u32, mounts: Vec<String> },
-    /// A daemon that is beginning or ending, or whose socket is not known here. In words.
+    /// A daemon that is starting or ending, or whose socket is not known here. With its description.
     Silent(String),
-    /// A process that closes the pool when the mount is gone. In words.
+    /// A process that closes the pool when the mount is gone. With its description.
     Process(String),
-    /// Nobody who could change it.
+    /// No process that could change the pool.
     Nobody(Option<Recorded>),
 }
 
-/// Who keeps the pool at `pool` now.
+/// Finds the process that has the pool at `pool` open now.
 fn keeper(global: &Global, pool: &Path) -> Result<Keeper> {
     if let Some(mut client) = daemon(global, pool)? {
         let status = client.call(params::Status {}, None, |_| {})?;
@@ -119,26 +119,26 @@ fn keeper(global: &Global, pool: &Path) -> Result<Keeper> {
                 Some(by) if by.by_a_daemon() => Keeper::Silent(by.who()),
                 by => Keeper::Process(by.map_or_else(|| e.to_string(), |by| by.who())),
             },
-            // While it is ours nobody changes it.
+            // The pool cannot change while this process holds its lock.
             Ok(_locked) => Keeper::Nobody(runtime_dir::recorded(pool)),
-            // Whatever is wrong with it, nobody has it any more.
+            // The pool is damaged, but no process has it open.
             Err(_) => Keeper::Nobody(None),
         }
     })
     .context("waiting for the pool")
 }
 
-/// How the wait for a mount's contents has ended.
+/// How the wait for a mount's contents ended.
 enum Written {
-    /// The pool goes on in other hands.
+    /// Another process still has the pool open.
     Elsewhere,
-    /// Nobody has it, and its superblock says this.
+    /// No process has it open, and its superblock says this.
     Closed(Option<Recorded>),
 }
 
-/// Waits until what came from the mount is written. A daemon says so; a process that did nothing but mount has the pool
-/// open for as long. A daemon that answered before (`answered`) and no longer does is ending, and is waited for; one
-/// that never did goes on serving.
+/// Waits until everything from the mount is written. A daemon reports that; a process that only
+/// mounts keeps the pool open until then. A daemon that answered before (`answered`) and no longer
+/// does is ending, and is waited for; one that never answered goes on serving.
 fn wait(global: &Global, pool: &Path, dir: &Path, answered: bool) -> Result<Written> {
     let _progress = Progress::spinner("waiting for the pool to be closed");
     let start = Instant::now();
@@ -164,20 +164,20 @@ fn wait(global: &Global, pool: &Path, dir: &Path, answered: bool) -> Result<Writ
     }
 }
 
-/// Lets the kernel write what it has cached of a mount, and has it made durable.
+/// Makes the kernel write what it has cached for a mount, durably.
 fn write_back(dir: &Path) -> std::io::Result<()> {
     let root = File::open(dir)?;
     rustix::fs::syncfs(&root)?;
     root.sync_all()
 }
 
-/// Whether the process behind a mount is gone. Its attributes the kernel may know still.
+/// Returns whether the process behind a mount is gone. Its attributes may still be cached by the kernel.
 fn answers_nobody(dir: &Path) -> bool {
     rustix::fs::statfs(dir).is_err_and(|e| e == Errno::NOTCONN)
 }
 
-/// Whether a pool was closed between two looks at it: that leaves it marked clean, or, when something is still to be
-/// given back, writes two superblocks. (A process that wrote as many and failed then is not found out.)
+/// Returns whether a pool was closed between the two superblocks: a close leaves it marked clean or, if space
+/// is still to be freed, writes two superblocks. (A process that wrote two and then failed is not recognised.)
 fn was_closed(before: Recorded, after: Recorded) -> bool {
     after.clean || after.generation >= before.generation + 2
 }

@@ -1,4 +1,4 @@
-//! `with-parent`: becomes another program, which ends with the process that started this.
+//! `with-parent`: runs another program that ends with the process that started this.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -10,10 +10,10 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use crate::daemon::reserves;
 
-/// Become another program that ends with the process that started this
+/// Run another program that ends with the process that started this
 #[derive(Args)]
 pub struct WithParentArgs {
-    /// The number of that process
+    /// The process number of the parent
     parent: u32,
 
     /// The program and its arguments
@@ -21,7 +21,7 @@ pub struct WithParentArgs {
     words: Vec<OsString>,
 }
 
-/// Returns only if it cannot become that program.
+/// Replaces this process by the program; returns only on failure.
 pub fn run(args: WithParentArgs) -> Result<()> {
     reserves::let_go();
     set_parent_process_death_signal(Some(Signal::KILL)).context("binding it to the process that started it")?;

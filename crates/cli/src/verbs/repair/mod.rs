@@ -1,4 +1,4 @@
-//! `repair`: makes the counts of a pool anew from its maps.
+//! `repair`: rebuilds the reference counts of a pool from its maps.
 //!
 //! Exit status as of `check`: 0 clean afterwards, 1 could not complete, 2 still corrupt, 3 leaks only.
 
@@ -24,42 +24,42 @@ use crate::verbs::check::{examine, exit_code, print_damage};
 
 use undo::UndoFile;
 
-/// Make a pool's counts of references anew from its maps; nothing may have the pool open
+/// Rebuild a pool's reference counts from its maps; no process may have the pool open
 ///
-/// For pools of which `check` finds count pages, their log or a superblock damaged, or leaks. Maps, data, the directory
-/// of volumes and the journal are not touched. What is written over is kept in an undo file first.
+/// For pools in which `check` finds damaged count pages, a damaged log of counts or superblock, or leaks. Maps, data,
+/// the directory of volumes and the journal are not changed. Overwritten pages are saved to an undo file first.
 #[derive(Args)]
 pub struct RepairArgs {
     /// The pool
     pool: Option<PathBuf>,
 
-    /// Only say what would be done
+    /// Only show what would be done
     #[arg(short = 'n', long)]
     dry_run: bool,
 
-    /// Where to keep what is written over [default: forkdisk-UUID-SECONDS.undo in the current folder]
+    /// Where overwritten pages are saved [default: forkdisk-UUID-SECONDS.undo in the current folder]
     #[arg(long, value_name = "FILE", conflicts_with = "undo")]
     undo_file: Option<PathBuf>,
 
-    /// Take a repair back: write back what this file has kept, if the pool has not been changed since
+    /// Undo a repair: write back the pages saved in this file, if the pool has not been changed since
     #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
     undo: Option<PathBuf>,
 }
 
-/// What a repair did, or would do.
+/// Result of a repair or of its dry run.
 #[derive(Serialize)]
 struct Done<'a> {
-    /// What `check` found before.
+    /// Result of `check` before.
     before: &'a Check,
     /// Pages written, or to be written.
     replaced: usize,
-    /// Where what they held is kept.
+    /// File with their old contents.
     undo: Option<&'a Path>,
-    /// What `check` found afterwards.
+    /// Result of `check` afterwards.
     after: Option<&'a Check>,
 }
 
-/// Repairs and reports.
+/// Repairs and prints the result.
 pub fn run(args: RepairArgs, global: &Global) -> Result<ExitCode> {
     let path = global.pool(args.pool.as_deref())?;
     if let Some(file) = &args.undo {
@@ -119,7 +119,7 @@ fn default_undo_file(uuid: &[u8; 16]) -> PathBuf {
     PathBuf::from(format!("forkdisk-{uuid}-{seconds}.undo"))
 }
 
-/// Takes back the repair that left this file.
+/// Undoes the repair that wrote this file.
 fn take_back(path: &Path, file: &Path, global: &Global) -> Result<()> {
     let undo = UndoFile::read(file)?;
     forkdisk_uring::block_on(Config::default(), |runtime| async move {

@@ -1,8 +1,9 @@
 //! The undo file of a repair.
 //!
-//! Integers are little-endian: magic `fkdkundo`, UUID of the pool (16 bytes), number n of pages (8); the two
-//! superblocks that the repair wrote, each with its offset in the pool (8) before its 4096 bytes; n times an offset (8)
-//! and what the page there held (4096 bytes), in the order in which they are to be written back; XXH3 of all this (8).
+//! Integers are little-endian: magic `fkdkundo`, UUID of the pool (16 bytes), number n of pages
+//! (8); the two superblocks that the repair wrote, each with its offset in the pool (8) before its
+//! 4096 bytes; n times an offset (8) and the old contents of the page there (4096 bytes), in the
+//! order in which they are to be written back; XXH3 of all this (8).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -17,22 +18,22 @@ const MAGIC: &[u8; 8] = b"fkdkundo";
 const HEADER_BYTES: usize = 32;
 const EACH_BYTES: usize = 8 + PAGE_SIZE;
 
-/// See the module.
+/// Contents of an undo file, as described above.
 pub struct UndoFile {
     uuid: [u8; 16],
-    /// What the repair wrote to where the superblocks are.
+    /// The superblocks that the repair wrote.
     pub superblocks: Vec<Replacement>,
-    /// What there was before.
+    /// Old contents of the written pages.
     pub pages: Vec<Replacement>,
 }
 
 impl UndoFile {
-    /// Of a repair that writes `new`, of which the last two are superblocks, over `old`.
+    /// Creates the undo file of a repair that writes `new`, whose last two pages are superblocks, over `old`.
     pub fn of(uuid: [u8; 16], old: Vec<Replacement>, new: &[Replacement]) -> UndoFile {
         UndoFile { uuid, superblocks: new[new.len() - 2..].to_vec(), pages: old }
     }
 
-    /// Writes it, durably, to a file that there is not yet.
+    /// Writes it durably to a new file; refuses an existing one.
     pub fn write(&self, path: &Path) -> Result<()> {
         let at = || format!("{}: keeping what the repair writes over", path.display());
         let mut file = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
@@ -42,7 +43,7 @@ impl UndoFile {
             file => file.with_context(at)?,
         };
         if let Err(error) = file.write_all(&self.encode()).and_then(|()| file.sync_all()) {
-            // What is not whole takes nothing back.
+            // An incomplete file is useless.
             let _ = fs::remove_file(path);
             return Err(error).with_context(at).context("the pool was not written");
         }
@@ -50,7 +51,7 @@ impl UndoFile {
         File::open(folder).and_then(|folder| folder.sync_all()).with_context(at)
     }
 
-    /// Reads one.
+    /// Reads an undo file.
     pub fn read(path: &Path) -> Result<UndoFile> {
         let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
         UndoFile::decode(&bytes)
