@@ -1,7 +1,7 @@
-//! Serves disks in memory: what the server costs when the disk costs nothing.
+//! Serves disks in memory, to measure the cost of the server alone.
 //!
-//! `null_server SOCKET [SIZE_MIB [SECONDS]]` serves one export called `disk` (1 GiB, for an hour,
-//! if not said otherwise) and stops by itself.
+//! `null_server SOCKET [SIZE_MIB [SECONDS]]` serves one export called `disk` (default: 1 GiB, for
+//! an hour) and then ends.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,8 +1,8 @@
-//! Serves a raw file or block device without any engine above it: what the server and the device
-//! cost together, to be compared with other NBD servers on the same file.
+//! Serves a raw file or block device without an engine, to measure the cost of server and device
+//! together and compare it with other NBD servers on the same file.
 //!
-//! `raw_server SOCKET FILE [SECONDS]` serves one export called `disk` and stops by itself, after an
-//! hour if not said otherwise. Requests must be aligned to the device's block size.
+//! `raw_server SOCKET FILE [SECONDS]` serves one export called `disk` and ends after that time, by
+//! default an hour. Requests must be aligned to the device's block size.
 
 use std::path::PathBuf;
 use std::rc::Rc;

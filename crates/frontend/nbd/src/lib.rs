@@ -1,8 +1,8 @@
 //! An NBD server for forkdisk pools.
 //!
-//! Two halves that know nothing of each other's concerns: [`codec`] turns bytes into messages and
-//! messages into bytes and does no I/O; [`server`] owns sockets, tasks and limits, and asks an
-//! [`Exports`] for the disks that it serves. [`forkdisk::Pool`] is one.
+//! Two independent halves: [`codec`] converts bytes to messages and
+//! back and does no I/O; [`server`] owns sockets, tasks and limits, and opens disks through an
+//! implementation of [`Exports`], such as [`forkdisk::Pool`].
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

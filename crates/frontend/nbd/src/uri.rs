@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// The URI of an export on a unix socket: `nbd+unix:///export?socket=PATH`. An empty `export` is
-/// the default export. All that could be mistaken for syntax is percent-encoded.
+/// Returns the URI of an export on a unix socket: `nbd+unix:///export?socket=PATH`. An empty
+/// `export` is the default export. Characters with a meaning in URIs are percent-encoded.
 pub fn nbd_uri(socket: &Path, export: &str) -> String {
     let mut uri = String::from("nbd+unix:///");
     encode(&mut uri, export.as_bytes(), b"/@:");
@@ -14,7 +14,7 @@ pub fn nbd_uri(socket: &Path, export: &str) -> String {
     uri
 }
 
-/// Appends `bytes`; letters, digits, `-._~` and those in `plain` stay as they are.
+/// Appends `bytes`, percent-encoded except letters, digits, `-._~` and those in `plain`.
 fn encode(uri: &mut String, bytes: &[u8], plain: &[u8]) {
     for &b in bytes {
         if b.is_ascii_alphanumeric() || b"-._~".contains(&b) || plain.contains(&b) {

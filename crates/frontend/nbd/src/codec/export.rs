@@ -1,42 +1,42 @@
-//! What the handshake tells a client about an export.
+//! Properties of an export that the handshake reports to clients.
 
 use super::reply::ReplyStyle;
 use super::values::*;
 
-/// An export as its clients see it.
+/// Properties of an export, as clients see them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportInfo {
     /// The name under which it is listed.
     pub name: String,
     /// A text for people; may be empty.
     pub description: String,
-    /// Bytes; any number.
+    /// Length in bytes; any number.
     pub size: u64,
-    /// Writes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// A client may open several connections to it.
+    /// Whether a client may open several connections to it.
     pub multi_conn: bool,
 }
 
-/// Size constraints as NBD_INFO_BLOCK_SIZE tells them, in bytes.
+/// Size constraints as in NBD_INFO_BLOCK_SIZE, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSizes {
     /// Unit of offsets and lengths.
     pub minimum: u32,
-    /// From this size and alignment on I/O is efficient.
+    /// Smallest size and alignment with efficient I/O.
     pub preferred: u32,
     /// Most data in one read or write.
     pub maximum: u32,
 }
 
 impl BlockSizes {
-    /// What this server works with: the protocol's defaults.
+    /// The block sizes of this server: the protocol's defaults.
     pub const SERVER: BlockSizes = BlockSizes { minimum: 1, preferred: 4096, maximum: MAX_PAYLOAD };
 }
 
 impl ExportInfo {
-    /// The transmission flags: what a client may send in a session with replies of this style. A
-    /// snapshot takes no writes, so it announces none of their commands.
+    /// Returns the transmission flags: what a client may send in a session with this reply style. A
+    /// snapshot is read-only, so it announces no commands that write.
     pub fn transmission_flags(&self, style: ReplyStyle) -> u16 {
         let always = FLAG_HAS_FLAGS | FLAG_SEND_FLUSH | FLAG_SEND_FUA | FLAG_SEND_CACHE;
         let several = if self.multi_conn { FLAG_CAN_MULTI_CONN } else { 0 };

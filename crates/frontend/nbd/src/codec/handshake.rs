@@ -1,8 +1,8 @@
 //! The fixed newstyle handshake from the server's side, as a state machine over bytes.
 //!
-//! Whoever drives it sends [`GREETING`], then calls [`advance`](Handshake::advance) with what has
-//! arrived, answers the message if there is one, and comes back with the rest. Option data that is
-//! too long to be kept is skipped as it arrives and then refused.
+//! The driver sends [`GREETING`], then calls [`advance`](Handshake::advance) with the received
+//! bytes, answers the message if there is one, and calls it again with the rest. Option data that
+//! is too long is skipped as it arrives and then refused.
 
 use super::options::{InfoRequests, Refusal, decode_info, decode_meta_context, decode_name};
 use super::values::*;
@@ -23,7 +23,7 @@ pub const GREETING: [u8; 18] = {
     bytes
 };
 
-/// What a client wants during the handshake.
+/// A message of the client during the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// EXPORT_NAME: enter transmission, or be disconnected.
@@ -36,10 +36,10 @@ pub enum Message {
         go: bool,
         /// The export's name; empty for the default export.
         name: String,
-        /// What the client wants to know.
+        /// What the client requests besides NBD_INFO_EXPORT.
         requests: InfoRequests,
     },
-    /// STARTTLS: go on under TLS, if the answer is a success.
+    /// STARTTLS: continue under TLS, if the answer is a success.
     StartTls,
     /// STRUCTURED_REPLY: answer reads in chunks.
     StructuredReply,
@@ -47,16 +47,16 @@ pub enum Message {
     ExtendedHeaders,
     /// LIST_META_CONTEXT, or SET_META_CONTEXT if `set`.
     MetaContext {
-        /// Choose the contexts for BLOCK_STATUS, instead of those chosen before.
+        /// Choose the contexts for BLOCK_STATUS, replacing those chosen before.
         set: bool,
-        /// The export they belong to; empty for the default export.
+        /// Their export; empty for the default export.
         export: String,
-        /// Which contexts; at most [`MAX_QUERIES`].
+        /// Names of the contexts; at most [`MAX_QUERIES`].
         queries: Vec<String>,
     },
     /// ABORT: acknowledge and disconnect.
     Abort,
-    /// An option that is answered with an error; the handshake goes on.
+    /// An option that is answered with an error; the handshake continues.
     Refused {
         /// The option's number.
         option: u32,
@@ -65,26 +65,26 @@ pub enum Message {
     },
 }
 
-/// A breach of the protocol that leaves nothing but to disconnect.
+/// A protocol violation after which the client is disconnected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// Client flags that the server did not offer.
     #[error("unknown client flags {0:#x}")]
     ClientFlags(u32),
-    /// Something else than an option where one was due.
+    /// Wrong magic number where an option must begin.
     #[error("an option begins with {0:#x}, not with IHAVEOPT")]
     OptionMagic(u64),
-    /// EXPORT_NAME, which cannot be refused otherwise, with a bad name.
+    /// EXPORT_NAME with a bad name; this option has no error reply.
     #[error("EXPORT_NAME with a name that is too long or is not text")]
     ExportName,
 }
 
-/// What [`Handshake::advance`] made of its input.
+/// Result of [`Handshake::advance`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Bytes of the input that are done with.
+    /// Bytes of the input that were processed.
     pub consumed: usize,
-    /// The next message; `None`: more input is needed.
+    /// The next message; `None` if more input is needed.
     pub message: Option<Message>,
 }
 
@@ -107,18 +107,18 @@ enum State {
 }
 
 impl Handshake {
-    /// A handshake of which only the greeting has been sent.
+    /// Creates the state after the greeting was sent.
     pub fn new() -> Handshake {
         Handshake::default()
     }
 
-    /// Whether the client does without the zeroes behind the answer to EXPORT_NAME.
+    /// Returns whether the client omits the zeroes after the answer to EXPORT_NAME.
     pub fn no_zeroes(&self) -> bool {
         self.no_zeroes
     }
 
-    /// Decodes from the front of `input`. Without a message in the answer, call again with the rest
-    /// and more; [`MAX_HANDSHAKE_MESSAGE`] bytes are always enough to get on.
+    /// Decodes from the front of `input`. If the result has no message, call again with the rest
+    /// and more; [`MAX_HANDSHAKE_MESSAGE`] bytes always suffice to make progress.
     pub fn advance(&mut self, input: &[u8]) -> Result<Step, Violation> {
         let mut consumed = 0;
         loop {
@@ -165,7 +165,7 @@ impl Handshake {
         Ok(Some(4))
     }
 
-    /// One option, or the beginning of one that must be skipped: then without a message.
+    /// Decodes one option, or the beginning of one that must be skipped; the latter gives no message.
     fn option(&mut self, input: &[u8]) -> Result<Option<(usize, Option<Message>)>, Violation> {
         let Some((magic, rest)) = input.split_first_chunk::<8>() else {
             return Ok(None);
@@ -203,7 +203,7 @@ impl Handshake {
     }
 }
 
-/// The message of an option whose data says nothing: it is skipped, however long.
+/// Returns the message of an option whose data is ignored: the data is skipped, whatever its length.
 fn skipped(option: u32, len: u32) -> Result<Option<Message>, Violation> {
     let refused = |why| Some(Message::Refused { option, why });
     Ok(match option {

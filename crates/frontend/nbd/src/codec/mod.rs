@@ -1,12 +1,12 @@
-//! Bytes of the NBD protocol: decoding what a client sends, encoding what a server answers.
+//! Bytes of the NBD protocol: decoding what a client sends, encoding the server's replies.
 //!
-//! Pure: no I/O, no clock, no tasks. It accepts any bytes without panicking, looks at no more than
-//! it was given, and allocates only for names, which are capped at [`MAX_NAME`] bytes
-//! *before* the allocation. It speaks the fixed newstyle handshake, simple and structured replies,
-//! metadata contexts and extended headers, as the NBD protocol document describes them.
+//! Pure: no I/O, no clock, no tasks. It accepts any bytes without panicking, reads no more than it
+//! was given, and allocates only for names, which are capped at [`MAX_NAME`] bytes *before* the
+//! allocation. It implements the fixed newstyle handshake, simple and structured replies, metadata
+//! contexts and extended headers, as the NBD protocol document describes them.
 //!
-//! Every reply goes through one [`ReplyEncoder`] that is told all that any style needs, and the
-//! handshake is a state machine over bytes that does not care what carries them.
+//! Every reply is built by one [`ReplyEncoder`], whose methods take all that any style needs. The
+//! handshake is a state machine over bytes, independent of the transport.
 
 mod export;
 mod handshake;

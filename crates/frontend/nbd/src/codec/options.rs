@@ -7,13 +7,13 @@ use super::values::*;
 /// Why an option is answered with an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Not an option this server knows.
+    /// The option is unknown.
     Unsupported,
-    /// Known, but not allowed here.
+    /// The option is known, but not allowed here.
     Policy,
     /// Data that does not fit the option.
     Invalid,
-    /// Not before TLS has been started.
+    /// TLS must be started first.
     TlsRequired,
     /// No such export.
     Unknown,
@@ -21,7 +21,7 @@ pub enum Refusal {
     Shutdown,
     /// More data than the server takes.
     TooBig,
-    /// Structured replies cannot be had any more: extended headers were chosen.
+    /// Structured replies are not available any more: extended headers were chosen.
     Extended,
 }
 
@@ -41,7 +41,7 @@ impl Refusal {
     }
 }
 
-/// What INFO and GO ask for besides NBD_INFO_EXPORT, which is always sent.
+/// Items requested by INFO and GO besides NBD_INFO_EXPORT, which is always sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InfoRequests {
     /// The export's own name.
@@ -52,7 +52,7 @@ pub struct InfoRequests {
     pub block_size: bool,
 }
 
-/// Decodes a name, without NUL and in UTF-8; `None` if it is not one.
+/// Decodes a name: UTF-8 without NUL, at most [`MAX_NAME`] bytes.
 pub(super) fn decode_name(bytes: &[u8]) -> Result<String, Refusal> {
     if bytes.len() > MAX_NAME {
         return Err(Refusal::TooBig);
@@ -103,7 +103,7 @@ pub(super) fn decode_meta_context(data: &[u8]) -> Result<(String, Vec<String>), 
     if rest.is_empty() { Ok((export, queries)) } else { Err(Refusal::Invalid) }
 }
 
-/// A string behind its length in 32 bits, and the rest.
+/// Splits off a string with its 32-bit length in front.
 fn split_string(data: &[u8]) -> Result<(String, &[u8]), Refusal> {
     let (len, rest) = data.split_first_chunk::<4>().ok_or(Refusal::Invalid)?;
     let len = u32::from_be_bytes(*len) as usize;
@@ -114,40 +114,40 @@ fn split_string(data: &[u8]) -> Result<(String, &[u8]), Refusal> {
     Ok((decode_name(text)?, rest))
 }
 
-/// Encodes replies to one option, one behind the other, to the end of a vector.
+/// Encodes the replies to one option, appended to a vector.
 pub struct OptionReplies<'a> {
     option: u32,
     out: &'a mut Vec<u8>,
 }
 
 impl<'a> OptionReplies<'a> {
-    /// Replies to `option` go to the end of `out`.
+    /// Creates an encoder that appends replies to `option` to `out`.
     pub fn new(option: u32, out: &'a mut Vec<u8>) -> OptionReplies<'a> {
         OptionReplies { option, out }
     }
 
-    /// The option was carried out.
+    /// Acknowledges the option.
     pub fn ack(&mut self) {
         self.reply(REP_ACK, &[]);
     }
 
-    /// The option is refused; `text` tells people why.
+    /// Refuses the option; `text` is the reason for people.
     pub fn refuse(&mut self, why: Refusal, text: &str) {
         self.reply(why.reply_type(), &[text.as_bytes()]);
     }
 
-    /// One export of a list.
+    /// Appends one export of a list.
     pub fn server(&mut self, name: &str, description: &str) {
         let len = (name.len() as u32).to_be_bytes();
         self.reply(REP_SERVER, &[&len, name.as_bytes(), description.as_bytes()]);
     }
 
-    /// One metadata context; `id` is 0 in a list.
+    /// Appends one metadata context; `id` is 0 in a list.
     pub fn context(&mut self, id: u32, name: &str) {
         self.reply(REP_META_CONTEXT, &[&id.to_be_bytes(), name.as_bytes()]);
     }
 
-    /// All that was asked about `export`; an acknowledgement must follow.
+    /// Appends the requested items about `export`; an acknowledgement must follow.
     pub fn info(&mut self, export: &ExportInfo, style: ReplyStyle, requests: InfoRequests) {
         let flags = export.transmission_flags(style).to_be_bytes();
         self.info_item(INFO_EXPORT, &[&export.size.to_be_bytes(), &flags]);
@@ -182,7 +182,7 @@ impl<'a> OptionReplies<'a> {
     }
 }
 
-/// The answer to EXPORT_NAME, with its 124 zeroes unless the client can do without.
+/// Encodes the answer to EXPORT_NAME, with 124 zeroes unless the client omits them.
 pub fn encode_export_name_reply(export: &ExportInfo, style: ReplyStyle, no_zeroes: bool, out: &mut Vec<u8>) {
     out.extend_from_slice(&export.size.to_be_bytes());
     out.extend_from_slice(&export.transmission_flags(style).to_be_bytes());

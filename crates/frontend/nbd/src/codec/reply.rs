@@ -1,28 +1,28 @@
-//! Replies of the transmission phase, in the style that the session has negotiated.
+//! Replies of the transmission phase, in the style that the session negotiated.
 
 use super::values::*;
 
-/// The errors that a reply can carry.
+/// Errors that a reply can carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorCode {
     /// The export is read-only.
     NotPermitted = 1,
     /// A device failed.
     Io = 5,
-    /// A request that makes no sense.
+    /// The request is invalid.
     Invalid = 22,
     /// No space, or past the end of the export.
     NoSpace = 28,
-    /// More than fits one reply.
+    /// The result exceeds one reply.
     Overflow = 75,
-    /// It could be done, but not as fast as the client demands.
+    /// The operation is possible, but not as fast as the client demands.
     NotSupported = 95,
     /// The server is shutting down.
     Shutdown = 108,
 }
 
 impl ErrorCode {
-    /// The code that comes closest to a Linux errno.
+    /// Returns the code closest to a Linux errno.
     pub fn from_errno(errno: i32) -> ErrorCode {
         match errno {
             1 | 13 | 30 => ErrorCode::NotPermitted,
@@ -33,13 +33,13 @@ impl ErrorCode {
         }
     }
 
-    /// The number on the wire.
+    /// Returns the number on the wire.
     pub fn number(self) -> u32 {
         self as u32
     }
 }
 
-/// How a session's requests and replies look.
+/// Format of a session's requests and replies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReplyStyle {
     /// One header and all of the data.
@@ -52,22 +52,22 @@ pub enum ReplyStyle {
 }
 
 impl ReplyStyle {
-    /// Whether a reply may consist of several chunks.
+    /// Returns whether a reply may consist of several chunks.
     pub fn has_chunks(self) -> bool {
         self != ReplyStyle::Simple
     }
 }
 
-/// A run of one status, as a metadata context sees it.
+/// A run of constant status in a metadata context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusExtent {
-    /// Bytes; never 0.
+    /// Length in bytes; never 0.
     pub len: u64,
-    /// What the context's flags or numbers say.
+    /// Flags or number that the context defines.
     pub flags: u32,
 }
 
-/// Which request a reply belongs to.
+/// Address of a reply: the request that it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyTo {
     /// The request's cookie.
@@ -79,20 +79,20 @@ pub struct ReplyTo {
 /// Longest text of an error.
 const MAX_TEXT: usize = 4096;
 
-/// Encodes replies in the style the session has negotiated. What needs chunks (holes, several
-/// pieces, status) must not be asked of a session without them.
+/// Encodes replies in the style that the session negotiated. Replies that need chunks (holes,
+/// several pieces, status) must not be encoded for a session without them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReplyEncoder {
     style: ReplyStyle,
 }
 
 impl ReplyEncoder {
-    /// An encoder for replies of this style.
+    /// Creates an encoder for replies of this style.
     pub fn new(style: ReplyStyle) -> ReplyEncoder {
         ReplyEncoder { style }
     }
 
-    /// A success without data. With simple and structured replies a simple one says it all.
+    /// Encodes a success without data; as a simple reply unless headers are extended.
     pub fn done(&self, to: ReplyTo, out: &mut Vec<u8>) {
         match self.style {
             ReplyStyle::Extended => self.chunk(to, CHUNK_NONE, 0, true, out),
@@ -100,8 +100,8 @@ impl ReplyEncoder {
         }
     }
 
-    /// What goes before the `len` bytes of data from `offset`; `last`: nothing follows them. Without
-    /// data there is no chunk of data, but an empty one.
+    /// Encodes the header of `len` bytes of data from `offset`; `last`: nothing follows the data.
+    /// If `len` is 0, encodes an empty chunk instead of a data chunk.
     pub fn data(&self, to: ReplyTo, offset: u64, len: u32, last: bool, out: &mut Vec<u8>) {
         match self.style {
             ReplyStyle::Simple => simple(0, to.cookie, out),
@@ -113,15 +113,15 @@ impl ReplyEncoder {
         }
     }
 
-    /// The `len` bytes from `offset` are zero.
+    /// Encodes that the `len` bytes from `offset` are zero.
     pub fn hole(&self, to: ReplyTo, offset: u64, len: u32, last: bool, out: &mut Vec<u8>) {
         self.chunk(to, CHUNK_OFFSET_HOLE, 12, last, out);
         out.extend_from_slice(&offset.to_be_bytes());
         out.extend_from_slice(&len.to_be_bytes());
     }
 
-    /// What the context with this number says from the request's offset on. With 32-bit lengths,
-    /// whatever does not fit is left out; a client asks again from there.
+    /// Encodes the extents of the context with this number, from the request's offset on. With 32-bit
+    /// lengths, extents that do not fit are left out; the client sends another request for the rest.
     pub fn status(&self, to: ReplyTo, context: u32, extents: &[StatusExtent], last: bool, out: &mut Vec<u8>) {
         if self.style == ReplyStyle::Extended {
             self.chunk(to, CHUNK_BLOCK_STATUS_EXT, 8 + 16 * extents.len() as u64, last, out);
@@ -137,15 +137,15 @@ impl ReplyEncoder {
         self.chunk(to, CHUNK_BLOCK_STATUS, 4 + 8 * whole as u64, last, out);
         out.extend_from_slice(&context.to_be_bytes());
         for extent in &extents[..whole] {
-            // A multiple of every block size where it has to be cut.
+            // If it must be cut: a multiple of every block size.
             let len = u32::try_from(extent.len).unwrap_or(u32::MAX - u32::MAX % MAX_PAYLOAD);
             out.extend_from_slice(&len.to_be_bytes());
             out.extend_from_slice(&extent.flags.to_be_bytes());
         }
     }
 
-    /// A failure, and the end of the reply. `text` tells people why; `at` is where it happened, and
-    /// lies inside the range of the request.
+    /// Encodes a failure, which ends the reply. `text` is the reason for people; `at` is the offset
+    /// of the failure, inside the range of the request.
     pub fn error(&self, to: ReplyTo, code: ErrorCode, text: &str, at: Option<u64>, out: &mut Vec<u8>) {
         if self.style == ReplyStyle::Simple {
             return simple(code.number(), to.cookie, out);
@@ -200,13 +200,13 @@ mod tests {
         out
     }
 
-    /// The header of a structured chunk.
+    /// Returns the header of a structured chunk.
     fn structured(flags: u8, kind: [u8; 2], len: u8) -> Vec<u8> {
         let head = [0x66, 0x8e, 0x33, 0xef, 0, flags, kind[0], kind[1]];
         [&head[..], &[0, 0, 0, 0, 0, 0, 0, 9], &[0, 0, 0, len]].concat()
     }
 
-    /// The header of a chunk with an extended header.
+    /// Returns the header of a chunk with an extended header.
     fn extended(flags: u8, kind: [u8; 2], len: u8) -> Vec<u8> {
         let head = [0x6e, 0x8a, 0x27, 0x8c, 0, flags, kind[0], kind[1]];
         [&head[..], &[0, 0, 0, 0, 0, 0, 0, 9], &[0, 0, 0, 0, 0, 0, 16, 0], &[0, 0, 0, 0, 0, 0, 0, len]].concat()

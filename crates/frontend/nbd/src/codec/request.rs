@@ -1,99 +1,99 @@
-//! Requests of the transmission phase: decoding, and everything that can be checked without
-//! touching the export.
+//! Requests of the transmission phase: decoding, and all checks that do not need
+//! the export.
 
 use super::reply::{ErrorCode, ReplyStyle};
 use super::values::*;
 
-/// A request as it came, nothing checked but its magic number.
+/// A decoded request; only its magic number was checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// How the session's requests look.
+    /// Format of the session's requests.
     pub style: ReplyStyle,
     /// Command flags.
     pub flags: u16,
-    /// Which command.
+    /// Command number.
     pub command: u16,
-    /// The client's name for it; means nothing here, and need not be unique.
+    /// The client's identifier of the request; not interpreted, and not necessarily unique.
     pub cookie: u64,
-    /// Bytes into the export.
+    /// Offset in the export, in bytes.
     pub offset: u64,
-    /// Bytes; with commands without a range it should be 0.
+    /// Length in bytes; should be 0 for commands without a range.
     pub length: u64,
 }
 
-/// Bytes that are no request: the stream cannot be followed any further.
+/// Bytes that are not a request: the stream cannot be decoded any further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a request begins with {0:#x}, not with its magic number")]
 pub struct RequestError(pub u32);
 
-/// What is to be done for a valid request. Ranges lie inside the export.
+/// Operation of a valid request. Ranges lie inside the export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Answer with `len` bytes from `offset`.
     Read {
-        /// Bytes into the export.
+        /// Offset in the export, in bytes.
         offset: u64,
         /// At most [`MAX_PAYLOAD`].
         len: u32,
-        /// In one piece, without holes.
+        /// Answer in one piece, without holes.
         whole: bool,
     },
     /// Write the `len` bytes that follow the request.
     Write {
-        /// Bytes into the export.
+        /// Offset in the export, in bytes.
         offset: u64,
         /// At most [`MAX_PAYLOAD`].
         len: u32,
-        /// Durable before the answer.
+        /// Make it durable before the answer.
         fua: bool,
     },
-    /// Make durable every write that was answered before, on any connection.
+    /// Make durable all writes that were answered before, on any connection.
     Flush,
-    /// The range is not needed any more.
+    /// Discard the range.
     Trim {
-        /// Bytes into the export.
+        /// Offset in the export, in bytes.
         offset: u64,
         /// Bytes.
         len: u64,
-        /// Durable before the answer.
+        /// Make it durable before the answer.
         fua: bool,
     },
-    /// The range shall read as zeroes.
+    /// Make the range read as zeroes.
     WriteZeroes {
-        /// Bytes into the export.
+        /// Offset in the export, in bytes.
         offset: u64,
         /// Bytes.
         len: u64,
-        /// Durable before the answer.
+        /// Make it durable before the answer.
         fua: bool,
-        /// The client wants the range provisioned.
+        /// Keep the range provisioned.
         no_hole: bool,
-        /// Only if it is faster than a write.
+        /// Fail unless it is faster than a write.
         fast: bool,
     },
-    /// The range will be read soon.
+    /// Prefetch the range.
     Cache {
-        /// Bytes into the export.
+        /// Offset in the export, in bytes.
         offset: u64,
         /// Bytes.
         len: u64,
     },
-    /// What the chosen contexts say of the range.
+    /// Return the status of the range in the chosen contexts.
     BlockStatus {
-        /// Bytes into the export.
+        /// Offset in the export, in bytes.
         offset: u64,
         /// Bytes; not 0.
         len: u64,
-        /// One extent of each context is enough.
+        /// One extent of each context suffices.
         one: bool,
     },
-    /// End the session; there is no answer.
+    /// End the session, without an answer.
     Disconnect,
 }
 
 impl Request {
-    /// Decodes the request at the front of `input`, and how long its header is; `None`: more input
-    /// is needed.
+    /// Decodes the request at the front of `input`; returns it with the length of its header.
+    /// `None` if more input is needed.
     pub fn decode(input: &[u8], style: ReplyStyle) -> Result<Option<(Request, usize)>, RequestError> {
         let Some((magic, _)) = input.split_first_chunk::<4>() else {
             return Ok(None);
@@ -116,8 +116,8 @@ impl Request {
         Ok(Some((Request { style, flags, command, cookie: long(8), offset: long(16), length }, header)))
     }
 
-    /// Encodes it as a client would. Without extended headers a length beyond 32 bits does not fit
-    /// and is cut off.
+    /// Encodes the request as a client would. Without extended headers, lengths are truncated to
+    /// 32 bits.
     pub fn encode(&self) -> Vec<u8> {
         let is_extended = self.style == ReplyStyle::Extended;
         let magic = if is_extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC };
@@ -135,7 +135,7 @@ impl Request {
         b
     }
 
-    /// How many bytes of data follow the request, whether it is valid or not.
+    /// Returns how many bytes of data follow the request, whether it is valid or not.
     pub fn payload(&self) -> u64 {
         let has_payload = match self.style {
             ReplyStyle::Extended => self.flags & CMD_FLAG_PAYLOAD_LEN != 0,
@@ -144,7 +144,7 @@ impl Request {
         if has_payload { self.length } else { 0 }
     }
 
-    /// What to do for this request on an export of `size` bytes, or the error to answer.
+    /// Returns the operation for an export of `size` bytes, or the error to answer.
     pub fn check(&self, size: u64, read_only: bool) -> Result<Action, ErrorCode> {
         let Request { offset, length: len, .. } = *self;
         let has = |flag| self.flags & flag != 0;
@@ -175,8 +175,8 @@ impl Request {
         })
     }
 
-    /// Unknown commands, flags that are not the command's, and a payload where there must be none
-    /// or none where there must be one.
+    /// Refuses unknown commands, flags that the command does not have, and a payload that must not
+    /// be there or is missing.
     fn check_flags(&self) -> Result<(), ErrorCode> {
         let own = match self.command {
             CMD_READ if self.style.has_chunks() => CMD_FLAG_DF,
@@ -191,14 +191,14 @@ impl Request {
         if is_known && has_data { Ok(()) } else { Err(ErrorCode::Invalid) }
     }
 
-    /// Where the range leaves an export of `size` bytes, if that is within the range; an empty range
-    /// has no place within it.
+    /// Returns where the range leaves an export of `size` bytes, if that lies within the range;
+    /// `None` for an empty range.
     pub fn past_end(&self, size: u64) -> Option<u64> {
         let end = self.offset.checked_add(self.length)?;
         (end > size && self.length > 0).then_some(size.max(self.offset))
     }
 
-    /// The range must end inside the export. What goes past it is a lack of space for writes.
+    /// Checks that the range ends inside the export. For writes a longer range is a lack of space.
     fn check_range(&self, size: u64) -> Result<(), ErrorCode> {
         let end = self.offset.checked_add(self.length).ok_or(ErrorCode::Invalid)?;
         match self.command {

@@ -1,4 +1,4 @@
-//! Numbers of the protocol, named as the protocol document names them, and this server's caps.
+//! Constants of the protocol, named as in the protocol document, and limits of this server.
 
 /// First word of the greeting: "NBDMAGIC".
 pub const NBDMAGIC: u64 = 0x4e42_444d_4147_4943;
@@ -19,10 +19,10 @@ pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
 /// Handshake flag and client flag: options are answered, unknown ones too.
 pub const FLAG_FIXED_NEWSTYLE: u16 = 1 << 0;
-/// Handshake flag and client flag: no 124 zeroes behind the answer to EXPORT_NAME.
+/// Handshake flag and client flag: no 124 zeroes after the answer to EXPORT_NAME.
 pub const FLAG_NO_ZEROES: u16 = 1 << 1;
 
-/// Enter transmission; the answer has no room for an error.
+/// Enter transmission; this option has no error reply.
 pub const OPT_EXPORT_NAME: u32 = 1;
 /// End the negotiation.
 pub const OPT_ABORT: u32 = 2;
@@ -34,11 +34,11 @@ pub const OPT_STARTTLS: u32 = 5;
 pub const OPT_INFO: u32 = 6;
 /// Describe an export and enter transmission.
 pub const OPT_GO: u32 = 7;
-/// Reads are answered in chunks.
+/// Answer reads in chunks.
 pub const OPT_STRUCTURED_REPLY: u32 = 8;
 /// Name the metadata contexts of an export.
 pub const OPT_LIST_META_CONTEXT: u32 = 9;
-/// Choose the metadata contexts that BLOCK_STATUS tells of.
+/// Choose the metadata contexts that BLOCK_STATUS reports.
 pub const OPT_SET_META_CONTEXT: u32 = 10;
 /// Requests and replies with 64-bit lengths; implies structured replies.
 pub const OPT_EXTENDED_HEADERS: u32 = 11;
@@ -92,13 +92,13 @@ pub const CMD_WRITE: u16 = 1;
 pub const CMD_DISC: u16 = 2;
 /// Make durable what was answered before.
 pub const CMD_FLUSH: u16 = 3;
-/// The range is not needed any more.
+/// Discard the range.
 pub const CMD_TRIM: u16 = 4;
-/// The range will be read soon.
+/// Prefetch the range.
 pub const CMD_CACHE: u16 = 5;
-/// The range shall read as zeroes.
+/// Make the range read as zeroes.
 pub const CMD_WRITE_ZEROES: u16 = 6;
-/// What the chosen metadata contexts say of the range.
+/// Return the status of the range in the chosen metadata contexts.
 pub const CMD_BLOCK_STATUS: u16 = 7;
 
 /// Command flag: durable before the answer.
@@ -107,11 +107,11 @@ pub const CMD_FLAG_FUA: u16 = 1 << 0;
 pub const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
 /// Command flag of READ: answer with one piece of data, or with an error.
 pub const CMD_FLAG_DF: u16 = 1 << 2;
-/// Command flag of BLOCK_STATUS: one extent of each context is enough.
+/// Command flag of BLOCK_STATUS: one extent of each context suffices.
 pub const CMD_FLAG_REQ_ONE: u16 = 1 << 3;
 /// Command flag of WRITE_ZEROES: fail at once if it is not faster than a write.
 pub const CMD_FLAG_FAST_ZERO: u16 = 1 << 4;
-/// Command flag with extended headers: the length is that of a payload which follows.
+/// Command flag with extended headers: the length is that of the payload that follows.
 pub const CMD_FLAG_PAYLOAD_LEN: u16 = 1 << 5;
 
 /// Flag of a chunk: the last one of its reply.
@@ -131,16 +131,16 @@ pub const CHUNK_ERROR: u16 = (1 << 15) + 1;
 /// Chunk: an error, a text, and the offset where it happened.
 pub const CHUNK_ERROR_OFFSET: u16 = (1 << 15) + 2;
 
-/// `base:allocation`: nothing is provisioned here.
+/// `base:allocation`: not provisioned.
 pub const STATE_HOLE: u32 = 1 << 0;
-/// `base:allocation`: it reads as zeroes.
+/// `base:allocation`: reads as zeroes.
 pub const STATE_ZERO: u32 = 1 << 1;
-/// `qemu:dirty-bitmap:…`: it may have changed.
+/// `qemu:dirty-bitmap:…`: may have changed.
 pub const STATE_DIRTY: u32 = 1 << 0;
 
 /// Most bytes of an export name.
 pub const MAX_NAME: usize = 4096;
-/// Most bytes of data with an option; longer ones are skipped, never kept.
+/// Most bytes of data with an option; longer data is skipped, never stored.
 pub const MAX_OPTION_DATA: usize = 32 << 10;
 /// Most queries in LIST_META_CONTEXT or SET_META_CONTEXT.
 pub const MAX_QUERIES: usize = 128;
@@ -148,11 +148,11 @@ pub const MAX_QUERIES: usize = 128;
 pub const MAX_CONTEXTS: usize = 32;
 /// Bytes of an option before its data.
 pub const OPTION_HEADER: usize = 16;
-/// Most bytes that [`Handshake::advance`](super::Handshake::advance) must see at once.
+/// Most bytes that [`Handshake::advance`](super::Handshake::advance) needs at once.
 pub const MAX_HANDSHAKE_MESSAGE: usize = OPTION_HEADER + MAX_OPTION_DATA;
 /// Most bytes of data in one read or write: 32 MiB.
 pub const MAX_PAYLOAD: u32 = 32 << 20;
-/// Most bytes of a refused write that are read and thrown away to keep the connection; with more
+/// Most bytes of a refused write that are received and dropped to keep the connection; with more
 /// the client is disconnected.
 pub const MAX_DRAIN: u64 = 64 << 20;
 /// Bytes of a request before its payload.

@@ -9,10 +9,10 @@ use forkdisk::{Buf, Error, ErrorKind, Result, WriteIntent};
 use crate::codec::{ExportInfo, STATE_HOLE, STATE_ZERO, StatusExtent};
 use crate::server::{ALLOCATION, Export, Exports};
 
-/// Zeroes are holes in units of so many bytes, counted from where a request begins.
-const UNIT_BYTES: usize = 4096;
+/// Unit of holes in bytes, counted from the beginning of a request.
+const UNIT: usize = 4096;
 
-/// A set of disks in memory. The only disk is the default export.
+/// A set of disks in memory. If there is only one, it is the default export.
 #[derive(Clone, Default)]
 pub struct MemoryExports {
     disks: BTreeMap<String, MemoryExport>,
@@ -26,12 +26,12 @@ pub struct MemoryExport {
 }
 
 impl MemoryExports {
-    /// No disks.
+    /// Creates an empty set.
     pub fn new() -> MemoryExports {
         MemoryExports::default()
     }
 
-    /// Adds a disk of `size` zero bytes, replacing one of that name.
+    /// Adds a disk of `size` zero bytes; replaces a disk of the same name.
     pub fn with(mut self, name: &str, size: usize, read_only: bool) -> MemoryExports {
         let (description, size) = ("memory".to_owned(), size as u64);
         let info = ExportInfo { name: name.to_owned(), description, size, read_only, multi_conn: true };
@@ -71,7 +71,7 @@ impl MemoryExport {
     }
 }
 
-/// Parts of `bytes` that are whole units of zeroes, as [`Export::read_sparse`] tells them.
+/// Returns the runs of whole zero units in `bytes`, as [`Export::read_sparse`] reports them.
 fn holes(bytes: &[u8]) -> Vec<(usize, usize)> {
     let mut holes: Vec<(usize, usize)> = Vec::new();
     for (i, unit) in bytes.chunks(UNIT_BYTES).enumerate() {
@@ -85,7 +85,7 @@ fn holes(bytes: &[u8]) -> Vec<(usize, usize)> {
 }
 
 impl Export for MemoryExport {
-    /// `base:allocation` is all there is.
+    /// There is only `base:allocation`.
     type Context = ();
 
     fn cork(&self, _more: bool) {}

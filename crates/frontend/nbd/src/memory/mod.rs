@@ -1,4 +1,4 @@
-//! Disks and connections in memory: for measurements and tests of the server alone.
+//! Disks and connections in memory, for measurements and tests of the server alone.
 
 mod disk;
 mod stream;

@@ -1,5 +1,5 @@
-//! Connections within one thread, without a system call: what happens on them depends on nothing
-//! but the order in which tasks run.
+//! Connections within one thread, without system calls: their behaviour depends only
+//! on the order in which tasks run.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use forkdisk_uring::{ByteStream, Piece};
 use crate::server::WakeCell;
 
 /// One end of a connection in memory. Clones are the same end; it is closed when the last clone and
-/// the last operation on it are gone.
+/// the last operation on it are dropped.
 #[derive(Clone)]
 pub struct MemoryStream {
     end: Rc<End>,
@@ -25,21 +25,21 @@ struct End {
     outgoing: Rc<Direction>,
 }
 
-/// Bytes on their way.
+/// One direction of a connection.
 struct Direction {
     bytes: RefCell<VecDeque<u8>>,
-    /// Bytes that may be on their way at a time.
+    /// Most bytes in transit.
     capacity: usize,
-    /// Nothing more is put in.
+    /// The sender has finished.
     is_finished: Cell<bool>,
-    /// Nothing more is taken out.
+    /// The receiver has stopped.
     is_broken: Cell<bool>,
     readable: WakeCell,
     writable: WakeCell,
 }
 
 impl MemoryStream {
-    /// Two ends of a connection that holds up to `capacity` bytes in each direction.
+    /// Creates both ends of a connection that holds up to `capacity` bytes in each direction.
     pub fn pair(capacity: usize) -> (MemoryStream, MemoryStream) {
         let [there, back] = [0; 2].map(|_| Rc::new(Direction::new(capacity.max(1))));
         let end = |incoming: &Rc<Direction>, outgoing: &Rc<Direction>| {
@@ -70,7 +70,7 @@ impl Direction {
         self.writable.wake();
     }
 
-    /// Takes bytes out, at least one; `None`: there are none yet.
+    /// Takes at least one byte out; `None` if there is none yet.
     fn take(&self, to: &mut [u8]) -> Option<usize> {
         let mut bytes = self.bytes.borrow_mut();
         let n = bytes.len().min(to.len());
@@ -87,7 +87,7 @@ impl Direction {
         Some(n)
     }
 
-    /// Puts bytes in, at least one; `None`: there is no room yet.
+    /// Puts at least one byte in; `None` if there is no room yet.
     fn put(&self, from: &[u8]) -> Option<io::Result<usize>> {
         if self.is_broken.get() || self.is_finished.get() {
             return Some(Err(io::ErrorKind::BrokenPipe.into()));

@@ -1,9 +1,9 @@
-//! Memory and requests in flight: what one connection may hold, and what all may hold together.
+//! Memory and requests in flight: limits of each connection, and of all together.
 //!
-//! A request is admitted before memory is taken for it, and holds its [`Permit`] until its reply
-//! has been sent. Its bytes come from the connection's own reserve or, if they do not fit there,
-//! all from the memory that the connections share, where waiters are served in order. So a
-//! connection can always go on with small requests, whatever the others hold.
+//! A request is admitted before memory is allocated for it, and holds its [`Permit`] until its
+//! reply was sent. Its bytes are charged to the connection's own reserve or, if they do not fit
+//! there, entirely to the memory that connections share, where waiting requests are served in
+//! order. So a connection can always make progress with small requests, whatever the others hold.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use super::options::ServerOptions;
 use super::sync::WakeCell;
 
-/// The memory that connections share beyond their reserves.
+/// Memory that connections share beyond their reserves.
 pub(super) struct SharedMemory {
     size: usize,
     free: Cell<usize>,
     waiting: RefCell<VecDeque<Rc<Waiter>>>,
-    /// Woken when somebody begins to wait.
+    /// Woken when a request begins to wait.
     pressure: WakeCell,
 }
 
@@ -35,17 +35,17 @@ impl SharedMemory {
         Rc::new(memory)
     }
 
-    /// Bytes there are, and bytes in use.
+    /// Returns the size and the bytes in use.
     pub(super) fn usage(&self) -> (usize, usize) {
         (self.size, self.size - self.free.get())
     }
 
-    /// Whether somebody waits.
+    /// Returns whether a request waits.
     pub(super) fn is_short(&self) -> bool {
         !self.waiting.borrow().is_empty()
     }
 
-    /// Resolves as soon as somebody waits.
+    /// Waits until a request waits for memory.
     pub(super) async fn short(&self) {
         self.pressure.until(|| self.is_short().then_some(())).await
     }
@@ -76,7 +76,7 @@ impl SharedMemory {
         self.serve();
     }
 
-    /// Grants the first waiters what they wait for, as long as there is enough.
+    /// Grants memory to the first waiting requests, as far as there is enough.
     fn serve(&self) {
         loop {
             let mut waiting = self.waiting.borrow_mut();
@@ -95,7 +95,7 @@ impl SharedMemory {
     }
 }
 
-/// A place in the queue; gives it up when it is dropped before it was left.
+/// A place in the queue; dropping it gives the place up.
 struct Place<'a> {
     memory: &'a SharedMemory,
     waiter: &'a Rc<Waiter>,
@@ -121,7 +121,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// What one connection has in flight.
+/// Requests and bytes that one connection has in flight.
 pub(super) struct Quota {
     memory: Rc<SharedMemory>,
     max_requests: usize,
@@ -145,7 +145,7 @@ impl Quota {
         })
     }
 
-    /// Waits until a request with `bytes` bytes of data may begin. One caller at a time.
+    /// Waits until a request with `bytes` bytes of data may start. One caller at a time.
     pub(super) async fn admit(self: &Rc<Self>, bytes: usize) -> Permit {
         if !self.has_room(bytes) {
             self.changed.until(|| self.has_room(bytes).then_some(())).await;
@@ -161,12 +161,12 @@ impl Quota {
         Permit { quota: self.clone(), bytes, reserved, since: Instant::now() }
     }
 
-    /// Requests in flight.
+    /// Returns the number of requests in flight.
     pub(super) fn requests(&self) -> usize {
         self.requests.get()
     }
 
-    /// Resolves when nothing is in flight.
+    /// Waits until nothing is in flight.
     pub(super) async fn idle(&self) {
         self.changed.until(|| (self.requests.get() == 0).then_some(())).await
     }
@@ -176,7 +176,7 @@ impl Quota {
     }
 }
 
-/// The right of one request to be in flight, with the memory it uses.
+/// Permission for one request to be in flight, with its memory.
 pub(super) struct Permit {
     quota: Rc<Quota>,
     bytes: usize,
@@ -185,12 +185,12 @@ pub(super) struct Permit {
 }
 
 impl Permit {
-    /// The request begins only now: its data has arrived.
+    /// Restarts the request's clock, when its data has arrived.
     pub(super) fn restart(&mut self) {
         self.since = Instant::now();
     }
 
-    /// How long the request has been under way.
+    /// Returns the time since the request started.
     pub(super) fn age(&self) -> Duration {
         self.since.elapsed()
     }

@@ -23,18 +23,18 @@ use super::session::{Job, Session};
 use super::statistics::{Counters, count};
 use crate::codec::{Action, CMD_READ, ErrorCode, MAX_DRAIN, ReplyEncoder, ReplyTo, Request, RequestError};
 
-/// What the server knows of a connection, to stop it or to take its memory away.
+/// Handle of a connection, by which the server stops it or detects that it has stalled.
 pub(super) struct Control {
-    /// Ends directions of the stream, whatever its type.
+    /// Shuts down directions of the stream, independent of its type.
     shutdown: Box<dyn Fn(Shutdown)>,
     peer: Option<PeerCred>,
     phase: Cell<Phase>,
     outbox: Rc<Outbox>,
-    /// When the payload that is being received began.
+    /// Time at which the payload being received began.
     payload_since: Cell<Option<Instant>>,
-    /// What the export that was chosen is called at the moment.
+    /// Returns the current name of the chosen export.
     export: RefCell<Option<Box<dyn Fn() -> String>>>,
-    /// The export that the client is about to enter.
+    /// The export that the client is about to open.
     entering: RefCell<Option<String>>,
 }
 
@@ -49,7 +49,7 @@ enum Phase {
 impl Control {
     pub(super) fn new(stream: &impl ByteStream) -> Rc<Control> {
         let (stream, peer) = (stream.clone(), stream.peer());
-        // It fails when the client was faster.
+        // Fails if the client has closed the connection already.
         let shutdown = Box::new(move |how| drop(stream.shutdown(how)));
         Rc::new(Control {
             shutdown,
@@ -62,17 +62,17 @@ impl Control {
         })
     }
 
-    /// The present name of the export that the client uses; `None` before it has chosen one.
+    /// Returns the current name of the client's export; `None` before it has chosen one.
     pub(super) fn export(&self) -> Option<String> {
         self.export.borrow().as_ref().map(|name| name())
     }
 
-    /// The client is about to use `export`, and counts as one that does.
+    /// Records that the client is about to open `export`; it counts as a client of it from now on.
     pub(super) fn enter(&self, export: &str) {
         *self.entering.borrow_mut() = Some(export.to_owned());
     }
 
-    /// Whether the client uses `export` or is about to.
+    /// Returns whether the client uses `export` or is about to open it.
     pub(super) fn is_on(&self, export: &str) -> bool {
         match self.export() {
             Some(name) => name == export,
@@ -80,12 +80,12 @@ impl Control {
         }
     }
 
-    /// Who connected, as far as the socket tells.
+    /// Returns the peer's credentials, as far as the socket provides them.
     pub(super) fn peer(&self) -> Option<PeerCred> {
         self.peer
     }
 
-    /// Reads no further request; those in flight end. A handshake ends at once.
+    /// Stops reading requests; those in flight end. A handshake is aborted.
     pub(super) fn stop(&self) {
         match self.phase.replace(Phase::Draining) {
             Phase::Handshake => self.disconnect(),
@@ -93,13 +93,13 @@ impl Control {
         }
     }
 
-    /// Ends the connection without waiting for anything.
+    /// Closes the connection at once.
     pub(super) fn disconnect(&self) {
         self.phase.set(Phase::Draining);
         (self.shutdown)(Shutdown::Both);
     }
 
-    /// Whether the client has been taking longer than `time` for a transfer; see
+    /// Returns whether a transfer to or from the client has taken longer than `time`; see
     /// [`Outbox::has_stalled`].
     pub(super) fn has_stalled(&self, time: Duration) -> bool {
         let payload = self.payload_since.get().is_some_and(|since| since.elapsed() >= time);
@@ -111,7 +111,7 @@ impl Control {
     }
 }
 
-/// Why a connection ended, when it was not the client's wish.
+/// Why a connection ended, unless the client closed it.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
     #[error("the client did nothing for {0:?} and had not chosen an export (handshake_timeout)")]
@@ -128,7 +128,7 @@ pub(super) enum Broken {
     Io(#[from] io::Error),
 }
 
-/// What all connections of a server share.
+/// State shared by all connections of a server.
 pub(super) struct Common<X> {
     pub(super) rt: Rt,
     pub(super) exports: Rc<X>,
@@ -139,7 +139,7 @@ pub(super) struct Common<X> {
     pub(super) counters: Rc<Counters>,
 }
 
-/// Serves one client until it has gone. `admits` says whether it may enter an export.
+/// Serves one client until it disconnects. `admits` returns whether it may open an export.
 pub(super) async fn serve<X: Exports, S: ByteStream>(
     common: &Common<X>,
     stream: S,
@@ -162,7 +162,7 @@ pub(super) async fn serve<X: Exports, S: ByteStream>(
     }
 }
 
-/// The transmission phase.
+/// Runs the transmission phase.
 async fn transmit<X: Exports, S: ByteStream>(
     common: &Common<X>,
     inbox: Inbox<S>,
@@ -192,15 +192,15 @@ async fn transmit<X: Exports, S: ByteStream>(
     drain(rt, control, &quota, options.drain_timeout).await;
     outbox.close();
     sender.await;
-    // The export is let go of with the last request.
+    // The export is released when its last request ends.
     control.export.take();
     control.entering.take();
-    // The client has what it asked for; whether it hears the goodbye is its business.
+    // All replies were sent; whether the client sees the end of the connection does not matter.
     let _ = rt.timeout(options.drain_timeout, stream.finish()).await;
     result
 }
 
-/// Waits for the requests in flight, and disconnects a client that does not fetch their replies.
+/// Waits for the requests in flight; disconnects a client that does not fetch their replies.
 async fn drain(rt: &Rt, control: &Control, quota: &Quota, limit: Duration) {
     control.outbox.has_stalled(limit);
     while rt.timeout(limit, quota.idle()).await.is_err() {
@@ -283,14 +283,14 @@ impl<X: Exports> Reader<'_, X> {
             }
             _ => None,
         };
-        // The time that a client takes to deliver its data is not the server's.
+        // The time for receiving the data depends on the client: it is not counted.
         permit.restart();
         let job = Job { to: address(request), permit, started: self.share.begin(len).await };
         let (rt, session) = (&session.rt, session.clone());
         match (action, payload) {
             (Action::Read { whole, .. }, _) => drop(rt.spawn(session.read(job, self.exports.buffer(len), whole))),
             (Action::Write { fua, .. }, Some((buf, intent))) => {
-                // Whoever did not wait for the answer to another request sends more.
+                // With requests in flight or bytes received, the client pipelines: more writes follow.
                 session.export.cork(self.quota.requests() > 1 || !inbox.bytes().is_empty());
                 drop(rt.spawn(session.write(job, buf, fua, intent)))
             }

@@ -1,4 +1,4 @@
-//! What the server serves: a set of exports, and one export that is open for I/O.
+//! Interface to the disks that the server serves: a set of exports, and an export that is open for I/O.
 
 use std::future::{Future, ready};
 use std::time::Duration;
@@ -9,40 +9,40 @@ use crate::codec::{ExportInfo, StatusExtent};
 
 /// A set of exports that clients choose from by name.
 pub trait Exports: 'static {
-    /// An export that is open.
+    /// An open export.
     type Export: Export;
 
-    /// Names and descriptions for NBD_OPT_LIST: of at most `most` exports, those that come behind the one of the name
-    /// `after` in an order of the exports' own (empty: from the first on). Exports may come and go between two pieces.
+    /// Returns names and descriptions for NBD_OPT_LIST: at most `most` exports after the one called `after`,
+    /// in a fixed order of the implementation (empty: from the first). Exports may change between two calls.
     fn list(&self, after: &str, most: usize) -> Vec<(String, String)>;
 
     /// Opens an export. The empty name is the default export; `NotFound` if there is none.
     fn open(&self, name: &str) -> Result<Self::Export>;
 
-    /// A buffer of `len` bytes, best suited to the exports; contents unspecified.
+    /// Allocates a buffer of `len` bytes that suits the exports; its contents are unspecified.
     fn buffer(&self, len: usize) -> Buf;
 }
 
 /// An open export: a disk with a volatile write cache. Offsets and lengths are in bytes, of any
-/// alignment; ranges lie inside the [`size`](Self::size) that was told last.
+/// alignment; ranges lie inside the last returned [`size`](Self::size).
 ///
-/// The server runs every future to its end, whatever becomes of the client.
+/// The server runs every future to its end, even if the client disconnects.
 pub trait Export: 'static {
-    /// A metadata context that a client has chosen: what BLOCK_STATUS tells of. It keeps alive
-    /// whatever that takes.
+    /// An open metadata context, which BLOCK_STATUS reports. It keeps alive
+    /// what it depends on.
     type Context: 'static;
 
-    /// What the handshake tells a client.
+    /// Returns the properties that the handshake reports.
     fn info(&self) -> ExportInfo;
 
-    /// Its length at the moment, in bytes.
+    /// Returns the current length in bytes.
     fn size(&self) -> u64;
 
     /// Fills all of `buf` from `offset`.
     fn read(&self, offset: u64, buf: Buf) -> impl Future<Output = (Result<()>, Buf)>;
 
-    /// As [`read`](Self::read); parts that are holes may be left as they are in `buf` and reported
-    /// instead: where they begin in it and how long they are, in rising order, neighbours as one.
+    /// As [`read`](Self::read); holes may be left unfilled in `buf` and returned
+    /// as pairs of start in `buf` and length, in rising order, with adjacent holes joined.
     fn read_sparse(&self, offset: u64, buf: Buf) -> impl Future<Output = (Result<Vec<(usize, usize)>>, Buf)> {
         async move {
             let (result, buf) = self.read(offset, buf).await;
@@ -50,48 +50,48 @@ pub trait Export: 'static {
         }
     }
 
-    /// A hint for the writes that follow: the client sends `more` before they are answered. What wraps an export
-    /// passes this on, so it is not left out by default.
+    /// Hint for the following writes: the client sends `more` before they are answered. Has no
+    /// default, so that wrappers of an export must pass it on.
     fn cork(&self, more: bool);
 
-    /// A hint: this range is about to be written, its data is being received. Held until just before that, or
-    /// until no write will come of it.
+    /// Hint: this range is about to be written, and its data is being received. The result is held
+    /// until just before the write starts, or until it is certain that there is none.
     fn announce_write(&self, offset: u64, len: u64) -> Option<WriteIntent>;
 
     /// Writes all of `buf`; with `fua` it is durable when this returns.
     fn write(&self, offset: u64, buf: Buf, fua: bool) -> impl Future<Output = (Result<()>, Buf)>;
 
-    /// The range reads as zeroes afterwards. `no_hole`: the client would like it to stay
+    /// Makes the range read as zeroes. `no_hole`: the client prefers that it stays
     /// provisioned.
     fn write_zeroes(&self, offset: u64, len: u64, fua: bool, no_hole: bool) -> impl Future<Output = Result<()>>;
 
-    /// Whether [`write_zeroes`](Self::write_zeroes) of this range is faster than writing it.
+    /// Returns whether [`write_zeroes`](Self::write_zeroes) of this range is faster than writing it.
     fn zeroing_is_fast(&self, offset: u64, len: u64) -> bool;
 
-    /// The range is not needed any more.
+    /// Discards the range.
     fn trim(&self, offset: u64, len: u64, fua: bool) -> impl Future<Output = Result<()>>;
 
-    /// The range will be read soon. A hint: it costs little, whatever the range.
+    /// Hint: the range will be read soon. Its cost is small for any range.
     fn cache(&self, _offset: u64, _len: u64) -> impl Future<Output = Result<()>> {
         ready(Ok(()))
     }
 
-    /// Makes durable every write to this disk that has returned, through whatever handle.
+    /// Makes durable every completed write to this disk, through any handle.
     fn flush(&self) -> impl Future<Output = Result<()>>;
 
-    /// Told of every request, whether it went well or not: how long it took from admission, with its
-    /// data received, until its reply was ready.
+    /// Called after every request, successful or not, with its time from admission, when its
+    /// data was received, until its reply was ready.
     fn took(&self, _operation: Operation, _time: Duration) {}
 
-    /// The names of its metadata contexts. Where they are very many, some may be left out; [`context`](Self::context)
-    /// opens those, too.
+    /// Returns the names of its metadata contexts. Very long lists may be incomplete;
+    /// [`context`](Self::context) opens the others, too.
     fn contexts(&self) -> Vec<String>;
 
     /// Opens the metadata context of this name; `None` if there is none.
     fn context(&self, name: &str) -> Option<Self::Context>;
 
-    /// What a context says of a range, from its front on: at least one extent, together not longer
-    /// than the range. It ends early after looking at about `looks` pieces.
+    /// Returns the status of a range in a context, from its start on: at least one extent, together
+    /// not longer than the range. Ends early after examining about `looks` pieces.
     fn status(
         &self,
         context: &Self::Context,

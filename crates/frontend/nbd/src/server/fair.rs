@@ -1,13 +1,13 @@
 //! Fairness between connections: how many requests each may have under way in its export.
 //!
 //! All connections together have about [`ServerOptions::started_requests`] under way. Each has an
-//! equal share, by the number of connections that have been active lately, and a connection below
-//! its share never waits for any other: a client with one request at a time finds the exports no
-//! fuller beside greedy clients than beside none, whatever they do. Nobody is given up for anybody:
-//! a request that hangs, for want of space, say, takes up its own connection's share only.
+//! equal share, by the number of recently active connections, and a connection below
+//! its share never waits for another: a client with one request at a time finds the exports no
+//! fuller next to greedy clients than alone. No request is cancelled for another:
+//! a request that hangs, for example for want of space, uses its own connection's share only.
 //!
-//! A place is held from when a request is complete (with its data) until its export is done with
-//! it, not until the reply has left: a client that does not fetch its replies holds memory
+//! A place is held from when a request is complete (with its data) until its export has finished
+//! it, not until the reply was sent: a client that does not fetch its replies holds memory
 //! (`budget`), not places.
 //!
 //! [`ServerOptions::started_requests`]: super::ServerOptions::started_requests
@@ -18,18 +18,18 @@ use std::rc::Rc;
 use super::options::ServerOptions;
 use super::sync::WakeCell;
 
-/// Requests that a connection may always have under way.
+/// Requests that each connection may always have under way.
 const LEAST_REQUESTS: usize = 1;
-/// Bytes of data that a connection may always have under way. A single request may have more.
+/// Bytes of data that each connection may always have under way. A single request may have more.
 const LEAST_BYTES: usize = 1 << 20;
-/// Requests, of all connections, after which it is counted anew who is active.
-const PERIOD_REQUESTS: usize = 256;
+/// Requests, of all connections, after which active connections are counted anew.
+const PERIOD: usize = 256;
 
-/// What all connections share.
+/// State shared by all connections.
 pub(super) struct Fair {
     requests: usize,
     bytes: usize,
-    /// The current period, and how many requests began in it.
+    /// The current period, and how many requests started in it.
     period: Cell<u64>,
     begun: Cell<usize>,
     /// Connections that were active in the last period, and those in this one.
@@ -48,7 +48,7 @@ impl Fair {
         self.before.get().max(self.now.get()).max(1)
     }
 
-    /// A number that rises with each request that begins.
+    /// Returns a number that rises with each started request.
     pub(super) fn begun(&self) -> u64 {
         self.period.get() * PERIOD_REQUESTS as u64 + self.begun.get() as u64
     }
@@ -64,10 +64,10 @@ impl Fair {
     }
 }
 
-/// One connection's share.
+/// Share of one connection.
 pub(super) struct Share {
     fair: Rc<Fair>,
-    /// The last period in which it began a request.
+    /// The last period in which it started a request.
     seen: Cell<u64>,
     requests: Cell<usize>,
     bytes: Cell<usize>,
@@ -80,8 +80,8 @@ impl Share {
         Rc::new(Share { fair: fair.clone(), seen, requests, bytes, changed })
     }
 
-    /// Waits until a request with `bytes` bytes of data may begin. One caller at a time; it waits
-    /// for this connection's own requests only.
+    /// Waits until a request with `bytes` bytes of data may start. One caller at a time; it waits
+    /// for requests of this connection only.
     pub(super) async fn begin(self: &Rc<Self>, bytes: usize) -> Started {
         let fair = &self.fair;
         if self.seen.replace(fair.period.get()) != fair.period.get() {
@@ -139,7 +139,7 @@ mod tests {
         }
     }
 
-    /// Begins all it may.
+    /// Starts as many requests as possible.
     fn fill(share: &Rc<Share>) -> Vec<Started> {
         std::iter::from_fn(|| now(share.begin(0))).collect()
     }

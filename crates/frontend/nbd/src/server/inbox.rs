@@ -1,8 +1,8 @@
-//! Bytes from a client: a staging buffer that brings many small requests with one receive, and a
-//! way around it for large payloads.
+//! Received bytes of a client: a staging buffer that takes many small requests with one receive,
+//! and a direct path for large payloads.
 //!
-//! After a large payload the next receive asks for little, so that the payload behind the next
-//! request is not drawn into the staging buffer; small requests make it ask for more again.
+//! After a large payload the next receive is short, so that the payload after the next
+//! request does not enter the staging buffer; small requests lengthen it again.
 
 use std::io;
 use std::ops::Range;
@@ -10,13 +10,13 @@ use std::ops::Range;
 use forkdisk::Buf;
 use forkdisk_uring::ByteStream;
 
-/// Bytes of the staging buffer. More than any handshake message and than any request with a
-/// payload that is not received directly.
-pub(super) const STAGING_BYTES: usize = 128 << 10;
-/// A payload of which at least so much is missing is received directly into its buffer.
-const DIRECT_BYTES: usize = 16 << 10;
-/// What a receive asks for after a large payload.
-const LITTLE_BYTES: usize = 4 << 10;
+/// Size of the staging buffer in bytes: larger than any handshake message and than any request with
+/// a payload that is not received directly.
+pub(super) const STAGING: usize = 128 << 10;
+/// Missing bytes from which a payload is received directly into its buffer.
+const DIRECT: usize = 16 << 10;
+/// Bytes of the receive after a large payload.
+const LITTLE: usize = 4 << 10;
 
 pub(super) struct Inbox<S> {
     stream: S,
@@ -30,23 +30,23 @@ impl<S: ByteStream> Inbox<S> {
         Inbox { stream, staging: Buf::zeroed(STAGING_BYTES), filled: 0..0, ask: STAGING_BYTES }
     }
 
-    /// Where the bytes come from.
+    /// Returns the underlying stream.
     pub(super) fn stream(&self) -> &S {
         &self.stream
     }
 
-    /// What has arrived and was not consumed.
+    /// Returns the received bytes that were not consumed.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.staging[self.filled.clone()]
     }
 
-    /// Marks the first `n` bytes as done with.
+    /// Consumes the first `n` bytes.
     pub(super) fn consume(&mut self, n: usize) {
         self.filled.start += n;
         debug_assert!(self.filled.start <= self.filled.end);
     }
 
-    /// Receives more; `false` when the client has finished.
+    /// Receives more; returns `false` when the client has closed its side.
     pub(super) async fn fill(&mut self) -> io::Result<bool> {
         self.make_room();
         let at = self.filled.end;
@@ -62,7 +62,7 @@ impl<S: ByteStream> Inbox<S> {
         Ok(n > 0)
     }
 
-    /// Fills `buf` with the next bytes; `false` when the client finished before.
+    /// Fills `buf` with the next bytes; returns `None` if the client closed its side before.
     pub(super) async fn read(&mut self, mut buf: Buf) -> io::Result<Option<Buf>> {
         let len = buf.len();
         let mut have = 0;
@@ -89,7 +89,7 @@ impl<S: ByteStream> Inbox<S> {
         }
     }
 
-    /// Throws away the next `len` bytes; `false` when the client finished before.
+    /// Drops the next `len` bytes; returns `false` if the client closed its side before.
     pub(super) async fn skip(&mut self, mut len: u64) -> io::Result<bool> {
         loop {
             let here = self.bytes().len();
@@ -106,7 +106,7 @@ impl<S: ByteStream> Inbox<S> {
         }
     }
 
-    /// Makes room for at least half of the staging buffer.
+    /// Frees at least half of the staging buffer.
     fn make_room(&mut self) {
         if self.filled.is_empty() {
             self.filled = 0..0;

@@ -1,14 +1,14 @@
-//! Warnings that clients can provoke, at a bounded rate.
+//! Rate limit for warnings that clients can provoke.
 
 use std::cell::Cell;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Warnings per [`WINDOW`].
-const MAX_LOGGED_COUNT: u32 = 10;
+/// Most warnings per [`WINDOW`].
+const MOST: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// Lets a few warnings through in each window of time and counts the others.
+/// Limits the warnings per window of time and counts the others.
 #[derive(Default)]
 pub(super) struct LogLimit {
     window: Cell<Option<Instant>>,
@@ -28,7 +28,7 @@ impl LogLimit {
         }
     }
 
-    /// Counts a warning: whether it may be written, and how many were not in the last window.
+    /// Counts a warning; returns whether it may be written, and how many were left out in the last window.
     fn count(&self, now: Instant) -> (bool, u32) {
         let fresh = self.window.get().is_none_or(|start| now.duration_since(start) >= WINDOW);
         let swallowed = if fresh { self.seen.get().saturating_sub(MAX_LOGGED_COUNT) } else { 0 };

@@ -1,8 +1,8 @@
-//! The server: accepts connections, keeps count of them, and stops them.
+//! The server: accepts connections, limits their number, and stops them.
 //!
 //! All of it runs on the thread that owns the exports. Invariants: what clients can make it hold is
-//! bounded by [`ServerOptions`]; a client that stops reading or writing holds up nobody else for
-//! longer than `stall_timeout`; a request that was started runs to its end.
+//! bounded by [`ServerOptions`]; a client that stops reading or writing delays other clients by at
+//! most `stall_timeout`; a request that was started runs to its end.
 
 mod budget;
 mod connection;
@@ -44,11 +44,11 @@ use pacing::Pacing;
 use statistics::{Counters, count};
 use sync::{Event, unless};
 
-/// How long to wait after a failed accept, such as for want of file descriptors.
+/// Pause after a failed accept, for example when file descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long a connection is waited for that cannot be served for want of descriptors; it is there already.
+/// How long to wait for a pending connection that cannot be served for want of descriptors.
 const ACCEPT_TO_CLOSE: Duration = Duration::from_millis(10);
-/// How often stalled clients are looked for while somebody waits for memory.
+/// Interval of checks for stalled clients while a request waits for memory.
 const STALL_CHECK: Duration = Duration::from_millis(250);
 
 /// An NBD server for a set of exports. Cheap to clone; all clones are the same server.
@@ -60,7 +60,7 @@ struct State<X> {
     common: Common<X>,
     clients: Rc<Clients>,
     log: LogLimit,
-    /// A descriptor that is kept to accept, and close, a connection for which there is none.
+    /// A reserved descriptor, used to accept and close a connection when there are no others.
     spare: RefCell<Option<File>>,
 }
 
@@ -71,7 +71,7 @@ struct Clients {
     changed: WakeCell,
 }
 
-/// Stops a server, from anywhere on its thread.
+/// Stops a server; usable anywhere on the server's thread.
 #[derive(Clone)]
 pub struct ServerHandle {
     clients: Rc<Clients>,
@@ -80,40 +80,40 @@ pub struct ServerHandle {
 }
 
 impl ServerHandle {
-    /// No further connection is accepted and no further request read; requests in flight end and
+    /// Stops accepting connections and reading requests; requests in flight end and
     /// are answered, within the server's `drain_timeout`. [`Server::serve`] returns after that.
     pub fn stop(&self) {
         self.clients.stop.raise();
     }
 
-    /// As [`stop`](Self::stop), but no client is waited for: all are disconnected.
+    /// As [`stop`](Self::stop), but disconnects all clients at once.
     pub fn hurry(&self) {
         self.clients.stop.raise();
         self.clients.connected.borrow().iter().for_each(|control| control.disconnect());
     }
 
-    /// The clients that have chosen an export.
+    /// Returns the clients that have chosen an export.
     pub fn clients(&self) -> Vec<ClientInfo> {
         let connected = self.clients.connected.borrow();
         let info = |control: &Rc<Control>| Some(ClientInfo { export: control.export()?, peer: control.peer() });
         connected.iter().filter_map(info).collect()
     }
 
-    /// Reads no further request of the clients of `export`, by its present name, and disconnects them when
-    /// their requests in flight have ended and been answered, within the server's `drain_timeout`. Returns
-    /// how many of them there still are.
+    /// Stops reading requests of the clients of `export`, by its current name, and disconnects them
+    /// when their requests in flight have ended and been answered, within the server's
+    /// `drain_timeout`. Returns how many of them are left.
     pub fn disconnect(&self, export: &str) -> usize {
         let connected = self.clients.connected.borrow();
         let theirs = connected.iter().filter(|control| control.export().as_deref() == Some(export));
         theirs.inspect(|control| control.stop()).count()
     }
 
-    /// How many clients are connected.
+    /// Returns the number of connected clients.
     pub fn connections(&self) -> usize {
         self.clients.connected.borrow().len()
     }
 
-    /// What the server did with its connections.
+    /// Returns the counters of the server's connections.
     pub fn statistics(&self) -> ServerStatistics {
         let (size, used) = self.memory.usage();
         ServerStatistics {
@@ -128,9 +128,9 @@ impl ServerHandle {
 /// A client that has chosen an export.
 #[derive(Clone, Debug)]
 pub struct ClientInfo {
-    /// The export's present name.
+    /// The export's current name.
     pub export: String,
-    /// Who it is; `None` where the socket does not tell.
+    /// The peer's credentials; `None` if the socket does not provide them.
     pub peer: Option<PeerCred>,
 }
 
@@ -141,7 +141,7 @@ impl<X> Clone for Server<X> {
 }
 
 impl<X: Exports> Server<X> {
-    /// A server of `exports` that runs on `rt`.
+    /// Creates a server of `exports` that runs on `rt`.
     pub fn new(rt: &Rt, exports: X, options: ServerOptions) -> Server<X> {
         let options = options.effective();
         let memory = SharedMemory::new(options.shared_memory);
@@ -152,21 +152,21 @@ impl<X: Exports> Server<X> {
         Server { state: Rc::new(State { common, clients, log, spare: RefCell::new(spare()) }) }
     }
 
-    /// What stops the server.
+    /// Returns a handle that stops the server.
     pub fn handle(&self) -> ServerHandle {
         let State { clients, common, .. } = &*self.state;
         let (memory, counters) = (common.memory.clone(), common.counters.clone());
         ServerHandle { clients: clients.clone(), memory, counters }
     }
 
-    /// Serves whoever connects to `listener`, in the clear; see [`serve_as`](Self::serve_as).
+    /// Serves all connections to `listener`, unencrypted; see [`serve_as`](Self::serve_as).
     pub async fn serve(&self, listener: impl Accept) {
         self.serve_as(listener, Security::Clear).await;
     }
 
-    /// Serves whoever connects to `listener`, protected as `security` says, until [`ServerHandle::stop`]; then waits
-    /// for the clients to end, and disconnects those that have not within `drain_timeout`. A request that
-    /// hangs in its export is not waited for any longer than that.
+    /// Serves all connections to `listener`, protected by `security`, until [`ServerHandle::stop`];
+    /// then waits for the clients to end, and disconnects those that have not within
+    /// `drain_timeout`. It does not wait longer than that for a request that hangs in its export.
     pub async fn serve_as(&self, listener: impl Accept, security: Security) {
         let state = &self.state;
         let watch = state.common.rt.spawn(watch_memory(state.clone()));
@@ -175,7 +175,7 @@ impl<X: Exports> Server<X> {
         watch.cancel().await;
     }
 
-    /// Serves clients of one more listener, beside [`serve_as`](Self::serve_as), which watches over memory and the end:
+    /// Serves one more listener, next to [`serve_as`](Self::serve_as), which handles memory and shutdown:
     /// until [`ServerHandle::stop`], without waiting for clients to end, or until it is cancelled.
     pub async fn listen(&self, listener: impl Accept, security: Security) {
         let state = &self.state;
@@ -194,12 +194,12 @@ impl<X: Exports> Server<X> {
         }
     }
 
-    /// Serves a connection that was made elsewhere, unless there are too many.
+    /// Serves a connection that the caller accepted, unless there are too many.
     pub fn welcome(&self, stream: impl ByteStream) {
         self.welcome_as(stream, Security::Clear);
     }
 
-    /// As [`welcome`](Self::welcome), protected as `security` says.
+    /// As [`welcome`](Self::welcome), protected by `security`.
     pub fn welcome_as(&self, stream: impl ByteStream, security: Security) {
         let state = &self.state;
         let counters = &state.common.counters;
@@ -228,7 +228,7 @@ impl<X: Exports> Server<X> {
 }
 
 impl<X> State<X> {
-    /// Lets a client enter an export, unless that has as many clients as it may have.
+    /// Admits a client to an export, unless the export has its maximum of clients.
     fn admits(&self, control: &Control, export: &str) -> bool {
         let (connected, most) = (self.clients.connected.borrow(), self.common.options.max_export_connections);
         if connected.iter().filter(|control| control.is_on(export)).count() >= most {
@@ -242,7 +242,7 @@ impl<X> State<X> {
         true
     }
 
-    /// Closes the first connection that waits, so that its client does not wait in vain; false if that did not work.
+    /// Closes the first pending connection, so that its client does not wait in vain; returns false if that failed.
     async fn turn_away(&self, listener: &impl Accept) -> bool {
         if self.spare.take().is_none() {
             *self.spare.borrow_mut() = spare();
@@ -270,7 +270,7 @@ impl<X> State<X> {
     }
 }
 
-/// A descriptor to be let go of; `None` where there is none to be had.
+/// Opens a descriptor to be held in reserve; `None` if there is none left.
 fn spare() -> Option<File> {
     File::open("/dev/null").ok()
 }
@@ -287,7 +287,7 @@ impl Clients {
     }
 }
 
-/// A connection's place among the clients.
+/// Keeps a connection in the list of clients while it lives.
 struct Place {
     clients: Rc<Clients>,
     control: Rc<Control>,
@@ -300,7 +300,7 @@ impl Drop for Place {
     }
 }
 
-/// Disconnects clients that hold memory and do not move, as long as others wait for memory.
+/// Disconnects clients that hold memory without progress while requests wait for memory.
 async fn watch_memory<X: Exports>(state: Rc<State<X>>) {
     let limit = state.common.options.stall_timeout;
     loop {

@@ -1,7 +1,7 @@
 //! The handshake of one connection: answers options until the client has chosen an export.
 //!
-//! It begins in the clear. STARTTLS ends that part: whatever the client has sent behind it is thrown
-//! away, nothing that was negotiated before counts any more, and options are answered anew under TLS.
+//! It starts unencrypted. STARTTLS ends that part: what the client has sent after it is
+//! dropped, everything negotiated before is void, and options are answered anew under TLS.
 
 use std::io;
 use std::sync::Arc;
@@ -22,10 +22,10 @@ use crate::codec::{
 };
 use crate::tls::{Grants, Permission, Tls, TlsStream};
 
-/// Replies to a list are sent off in parts of about this size.
-const LIST_PART_BYTES: usize = 64 << 10;
-/// Names in a list after which others run.
-const LIST_PIECE_COUNT: usize = 128;
+/// Approximate size of the parts in which replies to a list are sent.
+const LIST_PART: usize = 64 << 10;
+/// Names of a list that are processed before other tasks run.
+const LIST_PIECE: usize = 128;
 
 /// Why a negotiation ended without an export.
 #[derive(Debug, thiserror::Error)]
@@ -45,8 +45,8 @@ pub(super) enum Ended {
 }
 
 impl Ended {
-    /// Whether the client just went away. Many do so without waiting for the answer to their last
-    /// option.
+    /// Returns whether the client disconnected normally. Many clients do so without waiting for the
+    /// answer to their last option.
     pub(super) fn is_a_farewell(&self) -> bool {
         match self {
             Ended::Left => true,
@@ -56,31 +56,31 @@ impl Ended {
     }
 }
 
-/// An export that a client has chosen, with what it was told about it.
+/// An export that a client has chosen, with the properties reported to it.
 pub(super) struct Chosen<E: Export> {
     pub(super) export: E,
     pub(super) info: ExportInfo,
     pub(super) style: ReplyStyle,
-    /// Their numbers are their places, from 1 on.
+    /// Chosen contexts; their numbers are their positions, from 1 on.
     pub(super) contexts: Vec<E::Context>,
 }
 
-/// How the clients of a listener are protected.
+/// Protection of a listener's clients.
 #[derive(Clone, Default)]
 pub enum Security {
-    /// Everything goes in the clear, and everybody may open everything.
+    /// No encryption; every client may open every export.
     #[default]
     Clear,
-    /// Clients may start TLS. Those that do not may open everything.
+    /// Clients may start TLS. Those that do not may open every export.
     Offered(Tls),
-    /// Nothing is listed or opened before TLS has been started.
+    /// No export is listed or opened before TLS has been started.
     Required(Tls),
-    /// Everything goes in the clear, and everybody may open this one export, which is the default export, too. The
-    /// others look as if they did not exist.
+    /// No encryption; every client may open this one export, which is also the default export. The
+    /// others appear not to exist.
     Only(Arc<str>),
 }
 
-/// What bounds a negotiation in time, and what it tells every client.
+/// Limits of a negotiation, and the properties it reports.
 #[derive(Clone, Copy)]
 pub(super) struct Terms<'a> {
     pub(super) rt: &'a Rt,
@@ -88,29 +88,29 @@ pub(super) struct Terms<'a> {
     pub(super) patience: Duration,
     /// Whether a client may open several connections to an export.
     pub(super) multi_conn: bool,
-    /// Asked once, with the name of the export that the client is about to enter.
+    /// Called once, with the name of the export that the client is about to open.
     pub(super) admits: &'a dyn Fn(&str) -> bool,
-    /// Limits the time that handshakes of all clients take.
+    /// Limits the CPU time of all handshakes.
     pub(super) pacing: &'a Pacing,
     /// Counts requests of clients that have chosen an export.
     pub(super) fair: &'a Fair,
 }
 
 impl Terms<'_> {
-    /// Notes the time since `began` for an option, or for a part of a long reply.
+    /// Records the time since `began` for an option, or for a part of a long reply.
     fn answered(&self, began: Instant) {
         self.pacing.answered(Instant::now(), began.elapsed(), self.fair.begun());
     }
 }
 
-/// A client that has chosen an export, and the stream it goes on with.
+/// A client that has chosen an export, with its stream.
 pub(super) enum Entered<S, E: Export> {
     Clear(Inbox<S>, Chosen<E>),
     Encrypted(Inbox<TlsStream<S>>, Chosen<E>),
 }
 
-/// Greets a client and negotiates to the point where its next byte belongs to a request. A client that takes too long
-/// is `TimedOut`.
+/// Greets a client and negotiates until its next byte belongs to a request. Fails with `TimedOut`
+/// if the client takes too long.
 pub(super) async fn enter<X: Exports, S: ByteStream>(
     exports: &X,
     stream: S,
@@ -126,7 +126,7 @@ pub(super) async fn enter<X: Exports, S: ByteStream>(
         Next::Transmission(chosen) => return Ok(Entered::Clear(inbox, chosen)),
         Next::StartTls(tls) => tls,
     };
-    // The inbox goes, and with it whatever came behind STARTTLS; so does all that was negotiated.
+    // Drops the inbox with everything received after STARTTLS, and all that was negotiated.
     drop((clear, inbox));
     let accepted = terms.rt.timeout(terms.patience, TlsStream::accept(stream, tls.config())).await;
     let stream = accepted.map_err(|_| late())?.map_err(Ended::Tls)?;
@@ -142,12 +142,12 @@ pub(super) async fn enter<X: Exports, S: ByteStream>(
     }
 }
 
-/// The client takes too long.
+/// Returns the error for a client that takes too long.
 fn late() -> io::Error {
     io::ErrorKind::TimedOut.into()
 }
 
-/// What a client may do at this point.
+/// What a client may do in this part of the negotiation.
 enum Policy<'a> {
     Clear(&'a Security),
     Encrypted(Grants),
@@ -166,7 +166,7 @@ struct Negotiation<'a, X: Exports, S> {
     terms: Terms<'a>,
     out: Vec<u8>,
     style: ReplyStyle,
-    /// Chosen contexts, and the name of the export they belong to.
+    /// Chosen contexts, and the name of their export.
     contexts: Option<(String, Vec<<X::Export as Export>::Context>)>,
 }
 
@@ -176,8 +176,8 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
         Negotiation { exports, stream, policy, terms, out, style, contexts: None }
     }
 
-    /// Answers options until an export is chosen or TLS is to be started. What counts is the time since the last
-    /// answer: a long list of exports takes many options.
+    /// Answers options until an export is chosen or TLS is to be started. The timeout counts from
+    /// the last answer: a long list of exports takes many options.
     async fn run(&mut self, handshake: &mut Handshake, inbox: &mut Inbox<S>) -> Result<Next<X::Export>, Ended> {
         let Terms { rt, patience, .. } = self.terms;
         let mut since = Instant::now();
@@ -223,7 +223,7 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
         self.replies(option).refuse(why, refusal_text(why));
     }
 
-    /// Answers a message; what follows when that was the end of this part.
+    /// Answers a message; returns what follows if that ended this part.
     async fn answer(&mut self, message: Message, no_zeroes: bool) -> Result<Option<Next<X::Export>>, Ended> {
         if let Policy::Clear(Security::Required(_)) = self.policy
             && let Some(option) = tells_something(&message)?
@@ -296,7 +296,7 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
         Ok(())
     }
 
-    /// Answers INFO or GO; the export when it was GO and there is one.
+    /// Answers INFO or GO; returns the export for GO if there is one.
     fn describe(&mut self, go: bool, name: &str, requests: InfoRequests) -> Option<Chosen<X::Export>> {
         let (option, style) = (if go { OPT_GO } else { OPT_INFO }, self.style);
         let opened = self.open_for(option, name)?;
@@ -312,7 +312,7 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
         go.then(|| self.enter(export, info))
     }
 
-    /// Opens an export, as the client may. What it may not open looks to it as if it did not exist.
+    /// Opens an export with the client's permissions. An export that it may not open appears not to exist.
     fn open(&self, name: &str) -> forkdisk::Result<(X::Export, ExportInfo)> {
         let missing = || Error::new(ErrorKind::NotFound, format!("there is no export {name:?} for you"));
         let name = match self.policy {
@@ -336,7 +336,7 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
         Ok((export, info))
     }
 
-    /// Refuses an export that has as many clients as it may have.
+    /// Refuses an export that has its maximum of clients.
     fn admit(&self, opened: (X::Export, ExportInfo)) -> forkdisk::Result<(X::Export, ExportInfo)> {
         match (self.terms.admits)(&opened.1.name) {
             true => Ok(opened),
@@ -362,8 +362,8 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
         }
     }
 
-    /// Whether the client may hear of this context of `export`: what has changed since a snapshot
-    /// it could not open is not its business.
+    /// Returns whether the client may query this context of `export`: changes since a snapshot
+    /// that it may not open are hidden.
     fn may_ask(&self, export: &str, context: &str) -> bool {
         let Some(snapshot) = context.strip_prefix(CHANGED) else {
             return true;
@@ -404,14 +404,14 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
         None
     }
 
-    /// Contexts that were chosen for another export do not count.
+    /// Enters an export; drops contexts that were chosen for another export.
     fn enter(&mut self, export: X::Export, info: ExportInfo) -> Chosen<X::Export> {
         let contexts = self.contexts.take().filter(|(name, _)| *name == info.name);
         Chosen { export, info, style: self.style, contexts: contexts.map_or_else(Vec::new, |(_, list)| list) }
     }
 
-    /// Answers LIST_META_CONTEXT or SET_META_CONTEXT. Names that end with a colon stand for all
-    /// that begin so, but for listing only.
+    /// Answers LIST_META_CONTEXT or SET_META_CONTEXT. For listing, a name that ends with a colon
+    /// matches all names that begin with it.
     async fn meta_context(&mut self, set: bool, export: &str, queries: Vec<String>) -> io::Result<()> {
         let option = if set { OPT_SET_META_CONTEXT } else { OPT_LIST_META_CONTEXT };
         if set {
@@ -456,7 +456,7 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
         };
         let mut found = export.contexts();
         found.retain(asked);
-        // A list may leave out some; what is asked for by its name is found.
+        // A list may be incomplete; contexts queried by name are looked up.
         for name in queries {
             if !name.ends_with(':') && !found.contains(name) && export.context(name).is_some() {
                 found.push(name.clone());
@@ -478,8 +478,8 @@ impl<'a, X: Exports, S: ByteStream> Negotiation<'a, X, S> {
     }
 }
 
-/// The option of a message that tells something about exports or chooses one; `EXPORT_NAME` cannot
-/// be refused otherwise than by ending the session.
+/// Returns the option of a message that reveals or chooses an export; `EXPORT_NAME` can only
+/// be refused by ending the session.
 fn tells_something(message: &Message) -> Result<Option<u32>, Ended> {
     Ok(match message {
         Message::ExportName(_) => return Err(Ended::NotEncrypted),

@@ -1,41 +1,41 @@
-//! Limits that keep one client from harming the others.
+//! Limits that protect clients from each other.
 
 use std::time::Duration;
 
 use crate::codec::MAX_PAYLOAD;
 
-/// As many connections clients open at once that are told they may have several: nbdcopy, and the kernel's client.
-const SEVERAL_CONNECTIONS: usize = 4;
+/// Connections that clients open if several are allowed: nbdcopy, and the kernel's client.
+const SEVERAL: usize = 4;
 
 /// Limits of a server. The memory that clients can make it use is bounded by
 /// `shared_memory + max_connections × (connection_reserve + 128 KiB)` plus some bookkeeping per
 /// request.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Connections at a time; more are closed as soon as they are accepted.
+    /// Most connections at a time; more are closed as soon as they are accepted.
     pub max_connections: usize,
-    /// Of them, those that use one export; further clients of it are refused when they choose it.
+    /// Most connections to one export; further clients of it are refused when they choose it.
     pub max_export_connections: usize,
-    /// Until a client has chosen an export: between two of its options, and for each part of an answer.
+    /// Longest time between two options of a client, and for each part of an answer, until it has chosen an export.
     pub handshake_timeout: Duration,
-    /// Requests of one connection that have not been answered entirely.
+    /// Most requests of one connection that have not been answered completely.
     pub max_requests: usize,
-    /// Bytes of data of such requests, of one connection. At least [`MAX_PAYLOAD`].
+    /// Most bytes of data of such requests, of one connection. At least [`MAX_PAYLOAD`].
     pub max_request_bytes: usize,
-    /// Bytes of data that a connection may have in flight without asking the others.
+    /// Bytes of data that each connection may have in flight before it uses shared memory.
     pub connection_reserve: usize,
-    /// Bytes of data beyond the reserves, for all connections together. At least [`MAX_PAYLOAD`].
+    /// Most bytes of data beyond the reserves, for all connections together. At least [`MAX_PAYLOAD`].
     pub shared_memory: usize,
-    /// Requests that all connections together have under way in their exports, about; every
-    /// active connection has an equal share of them. What keeps the disks busy and no more.
+    /// Approximate number of requests that all connections together have under way in their
+    /// exports; all active connections have equal shares. Just enough to keep the disks busy.
     pub started_requests: usize,
-    /// Bytes of data of such requests, shared likewise.
+    /// Most bytes of data of such requests, shared in the same manner.
     pub started_bytes: usize,
     /// A client that takes longer than this to accept replies, or to deliver the data of a write,
     /// is disconnected when another connection waits for the memory it holds.
     pub stall_timeout: Duration,
-    /// How long requests in flight are waited for when the server stops, and how long a client that
-    /// has said goodbye may take to fetch its replies.
+    /// How long the server waits for requests in flight when it stops, and how long a client that
+    /// has sent DISC may take to fetch its replies.
     pub drain_timeout: Duration,
 }
 
@@ -58,12 +58,12 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// Whether clients are told that they may open several connections to an export.
+    /// Returns whether clients are told that they may open several connections to an export.
     pub(super) fn multi_conn(&self) -> bool {
         self.max_connections.min(self.max_export_connections) >= SEVERAL_CONNECTIONS
     }
 
-    /// Raises limits below which some request could never be admitted.
+    /// Raises limits below which some requests could never be admitted.
     pub(super) fn effective(mut self) -> ServerOptions {
         let one = MAX_PAYLOAD as usize;
         self.max_connections = self.max_connections.max(1);

@@ -1,6 +1,6 @@
-//! Replies to a client: whatever is ready when the socket takes more goes out in one send.
+//! Replies to a client: all that are ready when the socket is writable go out in one send.
 //!
-//! A reply holds its request's permit until it has been sent, so what can pile up here is bounded
+//! A reply holds its request's permit until it was sent, so the queue is bounded
 //! by what a connection may have in flight.
 
 use std::cell::{Cell, RefCell};
@@ -16,27 +16,27 @@ use super::budget::Permit;
 use super::sync::WakeCell;
 use crate::codec::{ErrorCode, ReplyEncoder, ReplyTo, StatusExtent};
 
-/// Data after which a send takes no further reply: so memory comes back while a slow client
-/// fetches many large reads.
+/// Bytes of data after which a send takes no further reply, so that memory is freed while a slow
+/// client fetches many large reads.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// The answer to one request.
+/// The reply to one request.
 pub(super) struct Reply {
     pub(super) to: ReplyTo,
     pub(super) outcome: Outcome,
-    /// Given back when the reply has been sent.
+    /// Released when the reply was sent.
     pub(super) permit: Permit,
 }
 
-/// What a request led to.
+/// Outcome of a request.
 pub(super) enum Outcome {
     Done,
     /// All of the data.
     Data(Buf),
-    /// The data but for some holes: where they begin in the buffer and how long they are, in
+    /// The data except some holes: pairs of start in the buffer and length, in
     /// rising order, at least one.
     Sparse(Buf, Vec<(usize, usize)>),
-    /// What each context says, by its number; at least one.
+    /// Extents of each context, by its number; at least one.
     Status(Vec<(u32, Vec<StatusExtent>)>),
     Failed(Box<Failure>),
 }
@@ -44,9 +44,9 @@ pub(super) enum Outcome {
 /// Why a request failed.
 pub(super) struct Failure {
     pub(super) code: ErrorCode,
-    /// For people.
+    /// Text for people.
     pub(super) text: String,
-    /// Where, if that is known.
+    /// Offset of the failure, if known.
     pub(super) at: Option<u64>,
 }
 
@@ -55,10 +55,10 @@ pub(super) struct Outbox {
     ready: RefCell<VecDeque<Reply>>,
     changed: WakeCell,
     closed: Cell<bool>,
-    /// Replies that were put in here, and those that are done with.
+    /// Numbers of replies pushed and replies sent or dropped.
     pushed: Cell<u64>,
     sent: Cell<u64>,
-    /// A moment and how many replies had been pushed then.
+    /// A time, and how many replies had been pushed by then.
     mark: Cell<Option<(Instant, u64)>>,
 }
 
@@ -69,14 +69,14 @@ impl Outbox {
         self.changed.wake();
     }
 
-    /// No reply will be waited for any more.
+    /// Closes the outbox: no more replies will be pushed.
     pub(super) fn close(&self) {
         self.closed.set(true);
         self.changed.wake();
     }
 
-    /// Whether replies that were ready at an earlier call, at least `time` ago, have still not all
-    /// been fetched. To be asked now and then; the first call only looks.
+    /// Returns whether replies that were ready at an earlier call, at least `time` ago, have not
+    /// all been sent yet. Called periodically; the first call only starts the measurement.
     pub(super) fn has_stalled(&self, time: Duration) -> bool {
         let sent = self.sent.get();
         match self.mark.get() {
@@ -89,8 +89,8 @@ impl Outbox {
         }
     }
 
-    /// Sends replies until the outbox is closed. When a send fails the connection is shut down and
-    /// further replies are thrown away.
+    /// Sends replies until the outbox is closed. If a send fails, shuts the connection down and
+    /// drops further replies.
     pub(super) async fn run(&self, stream: impl ByteStream, encoder: ReplyEncoder) {
         let mut batch = Batch::default();
         let mut broken = false;
@@ -100,7 +100,7 @@ impl Outbox {
                 batch.pieces = pieces;
                 if let Err(error) = result {
                     tracing::debug!(%error, "a client has gone with replies on their way");
-                    // Whoever waits for requests of this client sees its end.
+                    // Tasks that wait for requests of this client see the end of the stream.
                     let _ = stream.shutdown(Shutdown::Both);
                     broken = true;
                 }
@@ -110,7 +110,7 @@ impl Outbox {
         }
     }
 
-    /// Fills `batch` with what is ready; `false` when the outbox is closed.
+    /// Fills `batch` with the replies that are ready; returns `false` when the outbox is closed.
     async fn next(&self, batch: &mut Batch, encoder: ReplyEncoder) -> bool {
         let look = || match (self.ready.borrow().is_empty(), self.closed.get()) {
             (false, _) => Some(true),
@@ -131,12 +131,12 @@ impl Outbox {
     }
 }
 
-/// Replies on their way out together.
+/// Replies that are sent together.
 #[derive(Default)]
 struct Batch {
     pieces: Vec<Piece>,
     permits: Vec<Permit>,
-    /// Encoded and not yet one of the pieces.
+    /// Encoded bytes that are not yet in a piece.
     encoded: Vec<u8>,
     bytes: usize,
 }
@@ -189,7 +189,7 @@ impl Batch {
         }
     }
 
-    /// Frees buffers and gives permits back, in this order.
+    /// Frees buffers and then releases permits.
     fn clear(&mut self) {
         self.pieces.clear();
         self.permits.clear();

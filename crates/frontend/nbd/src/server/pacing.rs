@@ -18,7 +18,7 @@ const RECENT: Duration = Duration::from_millis(20);
 /// Longest pause. A longer time includes waiting for the client, not only CPU time.
 const MOST: Duration = Duration::from_millis(5);
 
-/// See the module.
+/// Limiter of handshakes, as described above.
 pub(super) struct Pacing {
     /// The earliest time of the next option.
     next: Cell<Instant>,
@@ -43,7 +43,7 @@ impl Pacing {
         }
     }
 
-    /// Notes that an option was answered in `took`, when `requests` had begun.
+    /// Records that an option was answered in `took`, when `requests` had started.
     pub(super) fn answered(&self, now: Instant, took: Duration, requests: u64) {
         if self.seen.replace(requests) != requests {
             self.active.set(Some(now));

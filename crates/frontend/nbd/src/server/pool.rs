@@ -1,5 +1,5 @@
-//! A pool as a set of exports: every volume is `volume`, every snapshot `volume@snapshot`. What
-//! BLOCK_STATUS tells comes from the maps, so it is right after any crash.
+//! A pool as a set of exports: every volume is `volume`, every snapshot `volume@snapshot`.
+//! BLOCK_STATUS is computed from the maps, so it is correct after any crash.
 
 use std::time::Duration;
 
@@ -12,19 +12,19 @@ use super::export::{Export, Exports};
 use crate::codec::{ExportInfo, STATE_DIRTY, STATE_HOLE, STATE_ZERO, StatusExtent};
 
 const PAGE: u64 = PAGE_SIZE as u64;
-/// From this length on zeroing by the map is faster than writing, whatever its ragged ends cost.
-const FAST_ZERO_BYTES: u64 = 64 << 10;
-/// Runs of the map that CACHE looks at.
-const CACHE_LOOKUPS: usize = 1024;
-/// How far the line of clones is followed.
-const MAX_DESCENT_LEVELS: usize = 64;
-/// Snapshots whose contexts a list names; others are there, too. All of them would make a list of a volume's snapshots
-/// as long as the square of their number.
-const LISTED_COUNT: usize = 100;
-/// The same for an export that is a snapshot: a list of all exports has these for each of them.
-const LISTED_OF_SNAPSHOT_COUNT: usize = 10;
+/// Length in bytes from which zeroing by the map is faster than writing, including its unaligned ends.
+const FAST_ZERO: u64 = 64 << 10;
+/// Most runs of the map that CACHE examines.
+const CACHE_LOOKS: usize = 1024;
+/// Most generations of clones that are followed.
+const GENERATIONS: usize = 64;
+/// Most snapshots whose contexts a list names; the others can be used, too. With all of them,
+/// listing the contexts of all snapshots of a volume would take quadratic time.
+const LISTED: usize = 100;
+/// The same limit for an export that is a snapshot: a list of all exports contains these for each of them.
+const LISTED_OF_SNAPSHOT: usize = 10;
 
-/// A volume or snapshot that is open, and the pool it lies in.
+/// An open volume or snapshot, and its pool.
 pub struct PoolExport<D: Device> {
     pool: Pool<D>,
     volume: Volume<D>,
@@ -34,9 +34,9 @@ pub struct PoolExport<D: Device> {
 pub enum PoolContext<D: Device> {
     /// Data or hole.
     Allocation,
-    /// Hole, the volume's own, or shared.
+    /// Hole, exclusive or shared.
     Depth,
-    /// What has changed since this snapshot, which stays open for as long.
+    /// Changes since this snapshot, which stays open meanwhile.
     Changed(Volume<D>),
 }
 
@@ -61,7 +61,7 @@ impl<D: Device> Exports for Pool<D> {
     }
 }
 
-/// The default export: the pool's only volume, whatever snapshots it has.
+/// Returns the default export: the pool's only volume, whether it has snapshots or not.
 fn only_volume<D: Device>(pool: &Pool<D>) -> Result<String> {
     let mut volumes = pool.volume_names_after("", 2).into_iter();
     match (volumes.next(), volumes.next()) {
@@ -78,26 +78,26 @@ fn description(snapshot: bool) -> String {
     if snapshot { "forkdisk snapshot" } else { "forkdisk volume" }.to_owned()
 }
 
-/// The parts of a range that do not cover their page, each from where to where; either may be empty.
+/// Returns the parts of a range that do not cover their page, as pairs of start and end; either may be empty.
 fn ragged_ends(offset: u64, len: u64) -> [(u64, u64); 2] {
     let end = offset + len;
     let head = offset.next_multiple_of(PAGE).min(end);
     [(offset, head), ((end / PAGE * PAGE).max(head), end)]
 }
 
-/// The volume that a name belongs to: itself, or that of which it is a snapshot.
+/// Returns the volume of a name: itself, or the volume of the snapshot.
 fn volume_of(name: &str) -> &str {
     name.split_once('@').map_or(name, |(volume, _)| volume)
 }
 
 impl<D: Device> PoolExport<D> {
-    /// The volumes whose snapshots this one can be compared with: its own, that from which it was
-    /// cloned, and so on, under the names that they have now.
+    /// Returns the volumes with whose snapshots this one can be compared: its own, the one from
+    /// which it was cloned, and so on, under their current names.
     fn line(&self) -> Vec<String> {
         self.pool.line_of(self.volume.id(), MAX_DESCENT_LEVELS)
     }
 
-    /// The snapshot that is meant by what stands behind `qemu:dirty-bitmap:`.
+    /// Opens the snapshot that the name after `qemu:dirty-bitmap:` means.
     fn snapshot(&self, name: &str) -> Option<Volume<D>> {
         let line = self.line();
         let full = if name.contains('@') { name.to_owned() } else { format!("{}@{name}", line.first()?) };
@@ -144,22 +144,22 @@ impl<D: Device> Export for PoolExport<D> {
         self.volume.write(offset, buf, fua).await
     }
 
-    /// A thin volume does not keep zeroes provisioned: what is free again is free for all, and a
-    /// snapshot would undo any promise. Like a thin pool's own device, it takes `no_hole` as a
+    /// A thin volume does not keep zeroes provisioned: freed space is available to all volumes, and
+    /// a snapshot would invalidate any promise. As with a thin pool's device, `no_hole` is only a
     /// hint.
     async fn write_zeroes(&self, offset: u64, len: u64, fua: bool, _no_hole: bool) -> Result<()> {
         self.volume.write_zeroes(offset, len, fua).await
     }
 
-    /// Whole pages are taken out of the map; ragged ends are written.
+    /// Whole pages are removed from the map; unaligned ends are written.
     fn zeroing_is_fast(&self, offset: u64, len: u64) -> bool {
         let end = offset + len;
         let is_whole = offset.is_multiple_of(PAGE) && (end.is_multiple_of(PAGE) || end == self.volume.size());
         is_whole || len >= FAST_ZERO_BYTES
     }
 
-    /// NBD lets a trimmed range hold anything. Clients that pass on a hole punched into a file
-    /// (nbdfuse) promise zeroes to the byte, so its ragged ends are zeroed where there is space.
+    /// NBD allows any contents after a trim. Clients that forward a hole punched into a file
+    /// (nbdfuse) promise zeroes to the byte, so unaligned ends are zeroed if there is space.
     async fn trim(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.volume.discard(offset, len).await?;
         for (from, to) in ragged_ends(offset, len).into_iter().filter(|(from, to)| from < to) {
@@ -171,7 +171,7 @@ impl<D: Device> Export for PoolExport<D> {
         if fua { self.volume.flush().await } else { Ok(()) }
     }
 
-    /// Loads the map of the range; the data is not kept.
+    /// Loads the map of the range, not the data.
     async fn cache(&self, offset: u64, len: u64) -> Result<()> {
         self.volume.allocation(offset, len, CACHE_LOOKUPS).await.map(drop)
     }
@@ -191,7 +191,7 @@ impl<D: Device> Export for PoolExport<D> {
         for (generation, volume) in self.line().iter().enumerate() {
             let left = (2 + listed).saturating_sub(names.len());
             let full = |snapshot: &String| format!("{volume}@{snapshot}");
-            // One more, which may be the export itself.
+            // One more, since one may be the export itself.
             let mut others = self.pool.last_snapshot_names(volume, left + 1);
             others.retain(|snapshot| full(snapshot) != own);
             let others = others.split_off(others.len().saturating_sub(left));

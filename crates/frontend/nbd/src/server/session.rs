@@ -1,5 +1,5 @@
-//! The transmission phase of one connection: carries requests out, each to its end, whatever
-//! becomes of the client. Replies leave in the order in which requests end.
+//! The transmission phase of one connection: carries out requests, each to its end, even if the
+//! client disconnects. Replies are sent in the order in which requests end.
 
 use std::rc::Rc;
 
@@ -12,27 +12,27 @@ use super::fair::Started;
 use super::outbox::{Failure, Outbox, Outcome, Reply};
 use crate::codec::{Action, ErrorCode, ReplyStyle, ReplyTo, StatusExtent};
 
-/// A read of at least so many bytes tells of holes, where the client can be told.
-const SPARSE_READ_BYTES: usize = 4096;
-/// The unit, from the beginning of the export, to which a failed read is narrowed down.
-const FAULT_BYTES: u64 = 4096;
+/// Bytes from which a read reports holes, if the reply style can carry them.
+const SPARSE_READ: usize = 4096;
+/// Unit, from the beginning of the export, to which the place of a failed read is narrowed down.
+const FAULT: u64 = 4096;
 /// Most extents of one context in a reply.
 pub(super) const MAX_EXTENTS: usize = 1024;
-/// Pieces of a map that are looked at without letting others run, and for one context of a reply.
-const FIRST_LOOKUPS: usize = 256;
-const MAX_LOOKUPS: usize = 4096;
+/// Pieces of a map examined before other tasks run, and in all for one context of a reply.
+const LOOKS: usize = 256;
+const MAX_LOOKS: usize = 4096;
 
-/// What the tasks of a connection's requests share.
+/// State shared by the tasks of a connection's requests.
 pub(super) struct Session<E: Export> {
     pub(super) rt: Rt,
     pub(super) export: E,
     pub(super) outbox: Rc<Outbox>,
     pub(super) style: ReplyStyle,
-    /// Metadata contexts; their numbers are their places, from 1 on.
+    /// Metadata contexts; their numbers are their positions, from 1 on.
     pub(super) contexts: Vec<E::Context>,
 }
 
-/// One request while it is carried out.
+/// One request during its execution.
 pub(super) struct Job {
     pub(super) to: ReplyTo,
     pub(super) permit: Permit,
@@ -40,7 +40,7 @@ pub(super) struct Job {
 }
 
 impl<E: Export> Session<E> {
-    /// Bytes that the answer to BLOCK_STATUS may take.
+    /// Returns the most bytes that the answer to BLOCK_STATUS takes.
     pub(super) fn status_bytes(&self, one: bool) -> usize {
         let extents = if one { 1 } else { MAX_EXTENTS };
         self.contexts.len() * extents * size_of::<StatusExtent>()
@@ -66,7 +66,7 @@ impl<E: Export> Session<E> {
         self.reply(job, outcome);
     }
 
-    /// The reply to a failed read says where it failed, if a client can be told.
+    /// Builds the reply to a failed read, with the place of the failure if the reply style can carry it.
     async fn read_failed(&self, error: Error, offset: u64, buf: Buf) -> Outcome {
         let len = buf.len() as u64;
         drop(buf);
@@ -77,13 +77,13 @@ impl<E: Export> Session<E> {
         Outcome::Failed(failure)
     }
 
-    /// The beginning of the first piece that cannot be read, by halving the range.
+    /// Finds the beginning of the first unit that cannot be read, by bisection.
     async fn first_fault(&self, offset: u64, len: u64) -> Option<u64> {
         let fails = async |from: u64, to: u64| {
             let buf = Buf::zeroed((to - from) as usize);
             self.export.read(from, buf).await.0.is_err()
         };
-        // Everything before `from` can be read; something before `to` cannot.
+        // Invariant: everything before `from` can be read; something before `to` cannot.
         let (mut from, mut to) = (offset, offset + len);
         while from / FAULT_BYTES != (to - 1) / FAULT_BYTES {
             let last = (to - 1) / FAULT_BYTES * FAULT_BYTES;
@@ -94,7 +94,7 @@ impl<E: Export> Session<E> {
     }
 
     pub(super) async fn write(self: Rc<Self>, job: Job, buf: Buf, fua: bool, intent: Option<WriteIntent>) {
-        // Nobody else runs before it is under way.
+        // No other task runs before the write is under way.
         drop(intent);
         let (result, buf) = match buf.is_empty() {
             true => (Ok(()), buf),
@@ -146,7 +146,7 @@ impl<E: Export> Session<E> {
         Ok(Outcome::Status(contexts))
     }
 
-    /// The extents of one context, as far as a bounded effort goes.
+    /// Returns the extents of one context, with bounded effort.
     async fn extents(
         &self,
         context: &E::Context,
@@ -178,7 +178,7 @@ impl<E: Export> Session<E> {
         Ok(extents)
     }
 
-    /// The export is done with it; the memory is given back when the reply has been sent.
+    /// Queues the reply and releases the place in the export; the memory is freed when the reply was sent.
     fn reply(&self, job: Job, outcome: Outcome) {
         let Job { to, permit, started } = job;
         drop(started);

@@ -1,27 +1,27 @@
-//! What the server did with its connections. Operations are counted by the exports.
+//! Counters of the server's connections. Operations are counted by the exports.
 
 use std::cell::Cell;
 
-/// Connections of a server, now and since it was started.
+/// Connections of a server, now and since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerStatistics {
     /// Clients that are connected.
     pub connections: u64,
-    /// Connections that were accepted, those refused included.
+    /// Connections accepted, including those refused.
     pub accepted: u64,
     /// Connections that were closed at once because there were too many.
     pub refused: u64,
-    /// Clients that were refused an export because it had too many.
+    /// Clients refused by an export because it had too many.
     pub crowded: u64,
-    /// Connections that ended without an export although the client did not say goodbye.
+    /// Connections that ended without an export, except normal disconnects.
     pub failed_handshakes: u64,
-    /// Connections that came to use an export under TLS.
+    /// Connections that entered an export under TLS.
     pub encrypted: u64,
-    /// Connections that ended with a breach of the protocol or in the middle of a message.
+    /// Connections that ended with a protocol violation or in the middle of a message.
     pub broken: u64,
-    /// Clients that were disconnected because they held memory others waited for.
+    /// Clients disconnected because they held memory for which requests waited.
     pub stalled: u64,
-    /// Requests that were refused before they reached an export.
+    /// Requests refused before they reached an export.
     pub refused_requests: u64,
     /// Memory for requests in flight that connections share, in bytes: its size and what is in use.
     pub shared_memory: u64,
@@ -29,7 +29,7 @@ pub struct ServerStatistics {
     pub shared_memory_used: u64,
 }
 
-/// The numbers that rise.
+/// Monotonic counters.
 #[derive(Default)]
 pub(super) struct Counters {
     pub(super) accepted: Cell<u64>,
@@ -48,7 +48,7 @@ pub(super) fn count(counter: &Cell<u64>) {
 }
 
 impl Counters {
-    /// What these counters say; the caller adds the rest.
+    /// Returns the values of the counters; the caller adds the rest.
     pub(super) fn read(&self) -> ServerStatistics {
         ServerStatistics {
             accepted: self.accepted.get(),

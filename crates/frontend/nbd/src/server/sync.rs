@@ -5,21 +5,21 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-/// A place where one task waits until something has changed.
+/// Lets one task wait for a change.
 #[derive(Default)]
 pub(crate) struct WakeCell {
     waker: Cell<Option<Waker>>,
 }
 
 impl WakeCell {
-    /// Wakes whoever waits.
+    /// Wakes the waiting task.
     pub(crate) fn wake(&self) {
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }
     }
 
-    /// Resolves with the first `Some` of `look`, which is asked again after every wake.
+    /// Waits until `look` returns `Some`; calls it again after every wake.
     pub(crate) async fn until<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
         poll_fn(|cx| match look() {
             Some(value) => Poll::Ready(value),
@@ -39,7 +39,7 @@ impl WakeCell {
     }
 }
 
-/// Something that happens once; any number of tasks can wait for it.
+/// A one-time event; any number of tasks can wait for it.
 #[derive(Default)]
 pub(super) struct Event {
     happened: Cell<bool>,
@@ -72,7 +72,7 @@ impl Event {
     }
 }
 
-/// What `work` resolves with, or `None` when `event` happens before; `work` is dropped then.
+/// Runs `work` until it ends or `event` is raised; in the latter case drops `work` and returns `None`.
 pub(super) async fn unless<F: Future>(event: &Event, work: F) -> Option<F::Output> {
     let mut work = pin!(work);
     let mut stop = pin!(event.wait());

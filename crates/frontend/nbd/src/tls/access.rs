@@ -1,37 +1,37 @@
-//! Which certificate may open which export.
+//! Table of the exports that each certificate may open.
 //!
-//! A table of entries in order. The first entry that is about the client *and* covers the export
-//! decides how it may be opened; without one the export does not exist for that client.
+//! The entries have an order. The first entry that matches the client *and* the export
+//! determines the access; without one the export does not exist for that client.
 
 use forkdisk::{Error, ErrorKind, Result};
 use serde::Deserialize;
 
 use super::identity::{Identity, parse_fingerprint};
 
-/// One line of the table, as it is written in TOML.
+/// One entry of the table, as written in TOML.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AccessEntry {
-    /// The certificate's common name or one of its alternative names; `*` stands for any run of
+    /// Common name or one of the alternative names of the certificate; `*` matches any run of
     /// characters. `None`: any name.
     pub name: Option<String>,
     /// SHA-256 of the certificate in hexadecimal digits, with or without colons; `None`: any.
     pub fingerprint: Option<String>,
-    /// Exports it may open: names in which `*` stands for any run of characters.
+    /// Exports it may open: names in which `*` matches any run of characters.
     pub exports: Vec<String>,
-    /// Writes are refused.
+    /// Whether writes are refused.
     #[serde(default)]
     pub read_only: bool,
 }
 
-/// How a client may open an export.
+/// Access of a client to an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permission {
-    /// Not at all: it does not exist for this client.
+    /// None: it does not exist for this client.
     None,
-    /// For reading.
+    /// Read-only.
     ReadOnly,
-    /// As the export is.
+    /// As the export allows.
     Full,
 }
 
@@ -48,31 +48,31 @@ struct Entry {
     rule: Rule,
 }
 
-/// See the module.
+/// The access table, as described above.
 #[derive(Clone, Debug, Default)]
 pub struct AccessTable {
-    /// `None`: everybody may open everything.
+    /// `None`: every client may open every export.
     entries: Option<Vec<Entry>>,
 }
 
 impl AccessTable {
-    /// Everybody who is let in may open everything.
+    /// Creates a table that allows every client every export.
     pub fn open() -> AccessTable {
         AccessTable::default()
     }
 
-    /// A table with these entries.
+    /// Creates a table with these entries.
     pub fn new(entries: Vec<AccessEntry>) -> Result<AccessTable> {
         let entries: Result<Vec<Entry>> = entries.into_iter().enumerate().map(|(i, e)| entry(i, e)).collect();
         Ok(AccessTable { entries: Some(entries?) })
     }
 
-    /// Whether some clients may open less than everything.
+    /// Returns whether the table restricts clients.
     pub fn is_restricted(&self) -> bool {
         self.entries.is_some()
     }
 
-    /// What the client with this certificate may open.
+    /// Returns what the client with this certificate may open.
     pub fn grants(&self, identity: Option<&Identity>) -> Grants {
         let Some(entries) = &self.entries else {
             return Grants::everything();
@@ -106,24 +106,24 @@ impl Entry {
     }
 }
 
-/// What one client may open.
+/// Exports that one client may open.
 #[derive(Clone, Debug)]
 pub struct Grants {
     rules: Option<Vec<Rule>>,
 }
 
 impl Grants {
-    /// All exports, as they are.
+    /// Returns grants for all exports.
     pub fn everything() -> Grants {
         Grants { rules: None }
     }
 
-    /// Whether there may be exports it cannot open.
+    /// Returns whether some exports may be closed to the client.
     pub fn is_restricted(&self) -> bool {
         self.rules.is_some()
     }
 
-    /// How the client may open `export`.
+    /// Returns the client's access to `export`.
     pub fn on(&self, export: &str) -> Permission {
         let Some(rules) = &self.rules else {
             return Permission::Full;
@@ -133,7 +133,7 @@ impl Grants {
     }
 }
 
-/// Whether `text` is what `pattern` says, where `*` stands for any run of characters.
+/// Returns whether `text` matches `pattern`, in which `*` matches any run of characters.
 fn matches(pattern: &str, text: &str) -> bool {
     let mut pieces = pattern.split('*');
     let first = pieces.next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Who a client is, by the certificate it has shown.
+//! Identity of a client, by its certificate.
 
 use std::fmt;
 use std::fmt::Write;
@@ -7,7 +7,7 @@ use rustls::pki_types::CertificateDer;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// The names in a certificate that was found valid, and its fingerprint.
+/// The names in a valid certificate, and its fingerprint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Common names of the subject, then DNS names, mail addresses and URIs of the subject's
@@ -18,7 +18,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Reads a certificate. What cannot be read has no names and matches by its fingerprint only.
+    /// Reads a certificate. One that cannot be parsed has no names and matches by its fingerprint only.
     pub fn of(certificate: &CertificateDer<'_>) -> Identity {
         let digest = ring::digest::digest(&ring::digest::SHA256, certificate);
         let mut fingerprint = [0; 32];
@@ -51,7 +51,7 @@ fn names(certificate: &X509Certificate<'_>) -> Vec<String> {
     names
 }
 
-/// Lower-case hexadecimal digits.
+/// Formats bytes as lower-case hexadecimal digits.
 fn hex(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(2 * bytes.len());
     for byte in bytes {
@@ -60,7 +60,7 @@ fn hex(bytes: &[u8]) -> String {
     text
 }
 
-/// A fingerprint as people write it: 64 hexadecimal digits, with colons between pairs or without.
+/// Parses a fingerprint: 64 hexadecimal digits, with or without colons between pairs.
 pub(super) fn parse_fingerprint(text: &str) -> Option<[u8; 32]> {
     let digits: Vec<u8> = text.bytes().filter(|&b| b != b':').collect();
     let mut fingerprint = [0; 32];

@@ -1,9 +1,9 @@
-//! TLS for NBD: certificates, encrypted streams, and who may open what.
+//! TLS for NBD: certificates, encrypted streams, and access of clients to exports.
 //!
 //! [`Tls`] is the server's side: its certificate and key, the authority whose certificates clients
-//! must show, and the table of what each of them may open. [`TlsStream`] carries bytes over any
-//! [`ByteStream`](forkdisk_uring::ByteStream); NBD's STARTTLS puts it under a negotiation that has
-//! begun in the clear. Private keys are read once and never logged.
+//! must present, and the access table. [`TlsStream`] carries bytes over any
+//! [`ByteStream`](forkdisk_uring::ByteStream); NBD's STARTTLS inserts it below a negotiation that
+//! started unencrypted. Private keys are read once and never logged.
 
 mod access;
 mod identity;
@@ -22,18 +22,18 @@ pub use access::{AccessEntry, AccessTable, Grants, Permission};
 pub use identity::Identity;
 pub use stream::TlsStream;
 
-/// Where the server's certificates are, in PEM files.
+/// PEM files with the server's certificates.
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
-    /// The server's certificate, then those of the authorities between it and the root.
+    /// The server's certificate, followed by intermediate certificates.
     pub certificate: PathBuf,
     /// Its private key (PKCS#8, PKCS#1 or SEC 1).
     pub key: PathBuf,
-    /// Authorities whose certificates clients must show; `None`: clients show none.
+    /// Authorities whose certificates clients must present; `None`: clients present none.
     pub client_ca: Option<PathBuf>,
 }
 
-/// What a server needs to speak TLS. Cheap to clone.
+/// TLS configuration of a server. Cheap to clone.
 #[derive(Clone)]
 pub struct Tls {
     config: Arc<ServerConfig>,
@@ -42,10 +42,10 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Reads certificates and key; `access` says what clients may open, [`AccessTable::open`]
-    /// lets all of them open everything.
+    /// Reads certificates and key; `access` restricts clients, [`AccessTable::open`]
+    /// allows all of them every export.
     ///
-    /// A table without an authority to check clients by is refused: anybody could be anybody.
+    /// Refuses a restricted table without a client authority: clients would be unauthenticated.
     pub fn load(files: &TlsFiles, access: AccessTable) -> Result<Tls> {
         if files.client_ca.is_none() && access.is_restricted() {
             let text = "who may open which export needs a client CA: without one clients show no certificate";
@@ -69,13 +69,13 @@ impl Tls {
             let text = format!("{} and {} do not fit together: {e}", files.certificate.display(), files.key.display());
             Error::new(ErrorKind::Invalid, text)
         })?;
-        // Disks stay connected: resuming a session saves nothing, and what is not kept cannot leak.
+        // Disks stay connected: session resumption saves nothing, and stored sessions could leak.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Tls { config: Arc::new(config), access: Arc::new(access), asks_clients: files.client_ca.is_some() })
     }
 
-    /// Whether clients must show a certificate.
+    /// Returns whether clients must present a certificate.
     pub fn asks_clients(&self) -> bool {
         self.asks_clients
     }
@@ -84,7 +84,7 @@ impl Tls {
         self.config.clone()
     }
 
-    /// What a client may open that has shown `identity`, or no certificate.
+    /// Returns what a client with `identity`, or without a certificate, may open.
     pub(crate) fn grants(&self, identity: Option<&Identity>) -> Grants {
         self.access.grants(identity)
     }

@@ -1,8 +1,8 @@
-//! An encrypted stream: a TLS session that does no I/O of its own, driven over a byte stream.
+//! An encrypted stream: a TLS session without I/O, driven over a byte stream.
 //!
 //! Receiving and sending share the session and borrow it only between waits. A receive never sends:
-//! what the session wants to say (an answer to a key update) leaves with the next send. Invariant:
-//! ciphertext and plaintext that wait here are bounded by [`CIPHERTEXT_BYTES`] and one TLS record.
+//! pending output of the session (an answer to a key update) goes out with the next send.
+//! Invariant: buffered ciphertext and plaintext are bounded by [`CIPHERTEXT`] and one TLS record.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -18,10 +18,10 @@ use rustls::{ServerConfig, ServerConnection};
 
 use super::identity::Identity;
 
-/// Bytes of ciphertext received at once.
-const CIPHERTEXT_BYTES: usize = 128 << 10;
-/// Plaintext encrypted before it is sent off.
-const SEND_PART_BYTES: usize = 256 << 10;
+/// Most bytes of ciphertext received at once.
+const CIPHERTEXT: usize = 128 << 10;
+/// Most bytes of plaintext encrypted before they are sent.
+const SEND_PART: usize = 256 << 10;
 
 /// The server's end of a TLS session over `S`. Clones are the same connection.
 pub struct TlsStream<S> {
@@ -31,9 +31,9 @@ pub struct TlsStream<S> {
 struct Inner<S> {
     stream: S,
     session: RefCell<ServerConnection>,
-    /// Ciphertext that has arrived and was not decrypted yet.
+    /// Received ciphertext that was not decrypted yet.
     arrived: RefCell<(Buf, Range<usize>)>,
-    /// The client has said that it will send nothing more, or has gone.
+    /// The client has closed its side, or the connection.
     ended: Cell<bool>,
 }
 
@@ -44,23 +44,23 @@ impl<S> Clone for TlsStream<S> {
 }
 
 impl<S: ByteStream> TlsStream<S> {
-    /// Lets the client begin a session on `stream`; resolves when both sides have agreed. After a
-    /// failure the client has been told why, and the stream is of no use any more.
+    /// Performs the server's side of the TLS handshake on `stream`. After a
+    /// failure an alert was sent, and the stream cannot be used any more.
     pub async fn accept(stream: S, config: Arc<ServerConfig>) -> io::Result<TlsStream<S>> {
         let mut session = ServerConnection::new(config).map_err(io::Error::other)?;
-        // Whoever sends bounds what is encrypted at a time.
+        // The sender limits how much is encrypted at a time.
         session.set_buffer_limit(None);
         let arrived = RefCell::new((Buf::zeroed(CIPHERTEXT_BYTES), 0..0));
         let inner = Inner { stream, session: RefCell::new(session), arrived, ended: Cell::new(false) };
         let tls = TlsStream { inner: Rc::new(inner) };
         let agreed = tls.inner.handshake().await;
-        // What is left to say: the end of the handshake, or the alert.
+        // Pending output: the end of the handshake, or the alert.
         let sent = tls.inner.send_pending().await;
         agreed.and(sent)?;
         Ok(tls)
     }
 
-    /// Who the client is, if it has shown a certificate.
+    /// Returns the client's identity, if it presented a certificate.
     pub fn identity(&self) -> Option<Identity> {
         let session = self.inner.session.borrow();
         session.peer_certificates().and_then(|chain| chain.first()).map(Identity::of)
@@ -81,7 +81,7 @@ impl<S: ByteStream> Inner<S> {
         Ok(())
     }
 
-    /// Gives the session some of the ciphertext that has arrived; `false` if there is none.
+    /// Passes received ciphertext to the session; returns `false` if there is none.
     fn decrypt(&self) -> io::Result<bool> {
         let mut arrived = self.arrived.borrow_mut();
         let (buf, range) = &mut *arrived;
@@ -94,7 +94,7 @@ impl<S: ByteStream> Inner<S> {
         Ok(true)
     }
 
-    /// Receives ciphertext; `false` when the client has finished.
+    /// Receives ciphertext; returns `false` when the client has closed its side.
     async fn receive(&self) -> io::Result<bool> {
         let (buf, _) = std::mem::replace(&mut *self.arrived.borrow_mut(), (Buf::zeroed(0), 0..0));
         let len = buf.len();
@@ -104,7 +104,7 @@ impl<S: ByteStream> Inner<S> {
         result.map(|n| n > 0)
     }
 
-    /// Takes plaintext that is there already; `None` if more must arrive.
+    /// Takes decrypted plaintext; `None` if more must arrive.
     fn take(&self, into: &mut [u8]) -> io::Result<Option<usize>> {
         match self.session.borrow_mut().reader().read(into) {
             Ok(n) => Ok(Some(n)),
@@ -121,8 +121,8 @@ impl<S: ByteStream> Inner<S> {
             if self.ended.get() {
                 return Ok(0);
             }
-            // A client that goes without a word has finished all the same: NBD tells by itself
-            // whether a message is whole.
+            // An end without a close_notify alert counts as a normal end: NBD itself detects
+            // incomplete messages.
             if !self.decrypt()? && !self.receive().await? {
                 self.ended.set(true);
             }
@@ -146,7 +146,7 @@ impl<S: ByteStream> Inner<S> {
         self.send_pending().await
     }
 
-    /// Sends what the session has encrypted.
+    /// Sends the pending output of the session.
     async fn send_pending(&self) -> io::Result<()> {
         let mut out = Vec::new();
         {
