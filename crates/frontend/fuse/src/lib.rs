@@ -2,11 +2,11 @@
 //!
 //! - [`codec`] is the kernel's FUSE protocol as pure bytes.
 //! - [`Session`] mounts a file system, receives requests and sends replies, all on the thread that owns the pool:
-//!   no request changes threads. A file system is whatever implements [`Handler`].
+//!   no request changes threads. A file system implements [`Handler`].
 //! - [`Volumes`] is the file system that shows a pool: every volume a file, every `/` in a name a folder, snapshots
 //!   under `.snapshots/VOLUME/NAME`.
 //!
-//! No libfuse is needed. Without root, `fusermount3` mounts.
+//! libfuse is not needed. Without root, `fusermount3` mounts.
 #![warn(missing_docs)]
 #![forbid(unsafe_code)]
 

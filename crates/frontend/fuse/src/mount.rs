@@ -1,4 +1,4 @@
-//! Mounting and unmounting: by the system call where that is allowed, else by `fusermount3`.
+//! Mounting and unmounting: by system call if permitted, else by `fusermount3`.
 
 use std::ffi::CString;
 use std::io::{self, IoSliceMut};
@@ -19,30 +19,30 @@ const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";
 const TYPE: &str = "forkdisk";
 
-/// How a file system is mounted.
+/// Options of a mount.
 #[derive(Clone, Debug, Default)]
 pub struct MountOptions {
-    /// What `df` shows as the source.
+    /// Source as shown by `df`.
     pub source: String,
-    /// Nothing can be written.
+    /// Whether it is read-only.
     pub read_only: bool,
-    /// Users other than the one who mounts may use it.
+    /// Whether other users may access it.
     pub allow_other: bool,
     /// Further options, such as `noexec`, `nosuid`, `nodev`, `noatime`.
     pub flags: Vec<String>,
-    /// Of the pages that may wait to be written on this machine, how many in a hundred may be of this mount, if not as
-    /// many as the kernel gives to any FUSE mount.
+    /// Percentage of this machine's dirty pages that may belong to this mount; `None`: the kernel's
+    /// default for FUSE mounts.
     pub max_ratio: Option<u8>,
 }
 
-/// Mounts at `dir`; returns the connection to the kernel, which does not block.
+/// Mounts at `dir`; returns the connection to the kernel, in non-blocking mode.
 pub fn mount(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
     let failed = |e: io::Error| Error::io(format!("{}: cannot be mounted on", dir.display()), e);
     let found = std::fs::metadata(dir).map_err(failed)?;
     if !found.is_dir() {
         return Err(Error::new(ErrorKind::Invalid, format!("{}: not a directory", dir.display())));
     }
-    // Afterwards looking there asks whoever serves it.
+    // Resolved before the mount, since later a lookup there would wait for its server.
     let place = std::fs::canonicalize(dir).map_err(failed)?;
     let fd = match mount_directly(dir, found.mode(), options) {
         Err(e) if e == Errno::PERM => mount_by_helper(dir, options)?,
@@ -76,7 +76,7 @@ fn kernel_flag(option: &str) -> Option<MountFlags> {
         "nodiratime" => MountFlags::NODIRATIME,
         "sync" => MountFlags::SYNCHRONOUS,
         "dirsync" => MountFlags::DIRSYNC,
-        // Always so.
+        // Always set.
         "nosuid" => MountFlags::NOSUID,
         "nodev" => MountFlags::NODEV,
         "rw" | "exec" | "async" | "atime" => MountFlags::empty(),
@@ -103,7 +103,7 @@ fn mount_directly(dir: &Path, mode: u32, options: &MountOptions) -> rustix::io::
 
 fn mount_by_helper(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
     let failed = |what: &str, e: io::Error| Error::io(format!("{}: {what}", dir.display()), e);
-    // Without close-on-exec, as the helper is to have one end. Ours is closed before it is waited for.
+    // Without close-on-exec, since the helper inherits one end. This process closes that end before it waits.
     let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::empty(), None);
     let (ours, its) = pair.map_err(|e| failed("no socket for fusermount3", e.into()))?;
     let mut all = vec![format!("fsname={}", escape(&options.source)), format!("subtype={TYPE}")];
@@ -135,7 +135,7 @@ fn mount_by_helper(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
     }
 }
 
-/// Commas separate options.
+/// Escapes commas, which separate options.
 fn escape(option: &str) -> String {
     option.replace('\\', "\\\\").replace(',', "\\,")
 }
@@ -159,9 +159,9 @@ fn receive_descriptor(socket: &OwnedFd) -> rustix::io::Result<Option<OwnedFd>> {
     }))
 }
 
-/// Unmounts what is mounted at `dir`; with `lazily` also if it is in use: then nobody finds it any more, and
-/// it ends with its last user. Waits for what is still to be written, so never call it on the thread that
-/// serves the mount.
+/// Unmounts the file system at `dir`. With `lazily` also if it is in use: it then disappears from
+/// the name space and ends with its last user. Waits until cached data is written, so never call it
+/// on the thread that serves the mount.
 pub fn unmount(dir: &Path, lazily: bool) -> Result<()> {
     let failed = |e: Errno| {
         let why = match e {
@@ -191,14 +191,14 @@ fn unmount_by_helper(dir: &Path, lazily: bool) -> Result<()> {
     Err(Error::new(kind, said))
 }
 
-/// Lets the kernel read ahead `bytes` on the mount at `dir`, if we may say so.
+/// Sets the read-ahead of the mount at `dir` to `bytes`, if permitted.
 pub fn raise_read_ahead(dir: &Path, bytes: usize) {
     if let Err(error) = set(dir, "read_ahead_kb", bytes >> 10) {
         tracing::debug!(%error, "it reads ahead as it does");
     }
 }
 
-/// Sets something about how the kernel caches what is mounted at `dir`.
+/// Changes a setting of the kernel's cache for the mount at `dir`.
 fn set(dir: &Path, setting: &str, value: usize) -> io::Result<()> {
     let Some(MountPoint { device: (major, minor), .. }) = mounted_at(dir) else {
         return Err(io::Error::new(io::ErrorKind::NotFound, "nothing is mounted there any more"));
@@ -206,43 +206,45 @@ fn set(dir: &Path, setting: &str, value: usize) -> io::Result<()> {
     std::fs::write(format!("/sys/class/bdi/{major}:{minor}/{setting}"), value.to_string())
 }
 
-/// What is mounted somewhere.
+/// A mounted file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountPoint {
-    /// Type of the file system; ours is `fuse.forkdisk`.
+    /// Type of the file system; `fuse.forkdisk` for a pool.
     pub kind: String,
-    /// What `df` shows as the source: the pool.
+    /// Source as shown by `df`: the pool.
     pub source: String,
-    /// Numbers of its device.
+    /// Major and minor number of its device.
     pub device: (u32, u32),
 }
 
 impl MountPoint {
-    /// Whether it is a pool of ours.
+    /// Returns whether it is a forkdisk pool.
     pub fn is_pool(&self) -> bool {
         self.kind == format!("fuse.{TYPE}")
     }
 }
 
-/// What is mounted at `dir`, an absolute path without links. Asks the kernel's table, not the mount.
+/// Returns the mount at `dir`, an absolute path without links. Reads the kernel's table and does
+/// not access the mount.
 pub fn mounted_at(dir: &Path) -> Option<MountPoint> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
     table.lines().rev().find_map(|line| parse_mount(line, dir))
 }
 
-/// All that the thread `pid` sees mounted, with where, in the order of the kernel's table.
+/// Returns all mounts visible to thread `pid`, with their directories, in the order of the kernel's table.
 pub fn table_of(pid: u32) -> Vec<(PathBuf, MountPoint)> {
     let table = std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
     table.lines().filter_map(parse_line).collect()
 }
 
-/// Every pool that is mounted, with where: absolute paths without links, in the order of the kernel's table.
+/// Returns all mounted pools, with their directories: absolute paths without links, in the order of
+/// the kernel's table.
 pub fn mounts() -> Vec<(PathBuf, MountPoint)> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     table.lines().filter_map(parse_line).filter(|(_, mount)| mount.is_pool()).collect()
 }
 
-/// `36 35 0:44 / /mnt rw,… - fuse.forkdisk /pool.img rw,…`
+/// Parses a line such as `36 35 0:44 / /mnt rw,… - fuse.forkdisk /pool.img rw,…` if it is about `dir`.
 fn parse_mount(line: &str, dir: &Path) -> Option<MountPoint> {
     parse_line(line).filter(|(at, _)| at == dir).map(|(_, mount)| mount)
 }
@@ -257,7 +259,7 @@ fn parse_line(line: &str) -> Option<(PathBuf, MountPoint)> {
     Some((dir, MountPoint { kind, source, device: (major.parse().ok()?, minor.parse().ok()?) }))
 }
 
-/// A path of the table of mounts: blanks and the like are written as `\040` there.
+/// Decodes a path of the mount table, where blanks and some other characters are written as `\040`.
 pub fn unescape(text: &str) -> String {
     let mut out = Vec::new();
     let mut rest = text.as_bytes();

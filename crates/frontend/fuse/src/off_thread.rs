@@ -1,4 +1,4 @@
-//! What waits for our own mount (unmounting, writing back) and must not be done on the thread that serves it.
+//! Runs work that waits for this process's own mount (unmounting, writing back) outside the thread that serves it.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,8 +9,8 @@ struct Slot<T> {
     waker: Option<Waker>,
 }
 
-/// Runs `work` on a thread of its own; resolves with what it returned. It runs to its end also when the future
-/// is dropped.
+/// Runs `work` on a separate thread; resolves with its result. The work runs to its end even if the
+/// future is dropped.
 pub fn off_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> impl Future<Output = T> {
     let slot = Arc::new(Mutex::new(Slot { value: None, waker: None }));
     let shared = slot.clone();

@@ -1,8 +1,9 @@
-//! System calls on our own mount, made by a deputy: a process that does not hold the connection to the kernel.
+//! System calls on the process's own mount, made by a deputy: a process that does not hold the
+//! connection to the kernel.
 //!
-//! Such a call waits for our answer. A process that is killed in the middle of one of its own waits on and cannot go,
-//! and as long as it holds the connection the kernel lets nobody else go either. A deputy is let go when the
-//! process that serves is gone, as with that the connection ends.
+//! Such a call waits for a reply of the serving process. A process that is killed during such a
+//! call of its own cannot end, and while it holds the connection the kernel lets no other caller
+//! end either. A deputy ends when the serving process is gone, since the connection ends with it.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -15,30 +16,30 @@ use std::process::{Child, Command, Stdio};
 use crate::mount::unmount;
 use crate::session::unmount_patiently;
 
-/// How a deputy is started. It has to write to its standard output what [`carry_out`] returns for the arguments
-/// that follow [`args`](Self::args).
+/// How a deputy is started. It must write the result of [`carry_out`] for the arguments after
+/// [`args`](Self::args) to its standard output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyscallHelper {
     /// The program.
     pub program: PathBuf,
-    /// Its first arguments.
+    /// First arguments.
     pub args: Vec<OsString>,
 }
 
-/// A call on our own mount, or one of its files. Never made on the thread that serves the mount.
+/// A system call on the process's own mount or one of its files. Never made on the thread that serves the mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MountCall {
-    /// Lets the kernel write what it has cached of a file.
+    /// Writes back what the kernel has cached for a file.
     WriteBack(PathBuf),
-    /// Lets the kernel write what it has cached of the whole mount.
+    /// Writes back what the kernel has cached for the whole mount.
     WriteBackAll(PathBuf),
-    /// As [`unmount_patiently`].
+    /// Unmounts as [`unmount_patiently`] does.
     Unmount(PathBuf),
-    /// Unmounts also what is in use.
+    /// Unmounts lazily, even if in use.
     Detach(PathBuf),
 }
 
-/// Why a call failed.
+/// Failure of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub errno: i32,
@@ -65,22 +66,21 @@ impl From<forkdisk::Error> for Refusal {
 
 type Outcome = Result<(), Refusal>;
 
-/// What a deputy does: makes the call that `words` say, and returns how it ended, for its standard output. `None` if
-/// they say no call.
+/// Makes the call that `words` describe and returns its outcome for standard output; the work of a
+/// deputy. `None` if they describe no call.
 pub fn carry_out(words: &[OsString]) -> Option<String> {
     MountCall::from_words(words).map(|call| to_line(&call.make_here()))
 }
 
 impl MountCall {
-    /// Has the deputy make the call, and waits for its end. Without a deputy it is made here.
+    /// Makes the call through the deputy, and waits for its end. Without a deputy, makes it in this process.
     pub fn make(&self, syscall_helper: Option<&SyscallHelper>) -> Outcome {
         let Some(syscall_helper) = syscall_helper else { return self.make_here() };
         match syscall_helper.start(self) {
             Ok(child) => finish(child),
             Err(error) => {
-                // What is cached counts for more than how a kill ends.
-                tracing::warn!(%error, "{} cannot be started for a call on the \
-                    mount", syscall_helper.program.display());
+                // Writing the cache matters more than a clean end after a kill.
+                tracing::warn!(%error, "{} cannot be started for a call on the mount", syscall_helper.program.display());
                 self.make_here()
             }
         }
@@ -122,12 +122,12 @@ impl SyscallHelper {
         let (word, path) = call.words();
         let mut command = Command::new(&self.program);
         command.args(&self.args).arg(word).arg(path).stdin(Stdio::null()).stdout(Stdio::piped());
-        // What a terminal sends to us we answer in our own time: it does not end what we have begun.
+        // Own process group, so that signals from the terminal do not interrupt a call that has started.
         command.process_group(0).spawn()
     }
 }
 
-/// Waits until a deputy has ended. What counts is what it said.
+/// Waits until a deputy has ended. Its output is the outcome, not its exit status.
 fn finish(mut child: Child) -> Outcome {
     let mut said = Vec::new();
     let read = child.stdout.take().map_or(Ok(0), |mut stdout| stdout.read_to_end(&mut said));
@@ -140,7 +140,7 @@ fn finish(mut child: Child) -> Outcome {
     })
 }
 
-/// An errno, 0 for none, and what to say about it.
+/// Formats an outcome: errno, 0 for success, and a text.
 fn to_line(outcome: &Outcome) -> String {
     match outcome {
         Ok(()) => "0 done".to_string(),
@@ -160,7 +160,7 @@ fn from_line(line: &str) -> Option<Outcome> {
 mod tests {
     use super::*;
 
-    /// A shell in the place of the program: it knows the call as `$1` and the path as `$2`.
+    /// Returns a deputy that runs a shell script, with the call as `$1` and the path as `$2`.
     fn shell(script: &str) -> SyscallHelper {
         SyscallHelper { program: "/bin/sh".into(), args: ["-c", script, "syscall_helper"].map(OsString::from).to_vec() }
     }
@@ -193,7 +193,7 @@ mod tests {
         let said = shell(r#"test "$1 $2" = "write-back /nowhere/at all" && echo "28 full""#);
         assert_eq!(call.make(Some(&said)), Err(Refusal { errno: libc::ENOSPC, text: "full".to_string() }));
         assert_eq!(call.make(Some(&shell("echo 0 done"))), Ok(()));
-        // One that ends without a word has not done it, whatever its status.
+        // One that ends without output has failed, whatever its status.
         assert_eq!(call.make(Some(&shell("exit 0"))).unwrap_err().errno, libc::EIO);
         assert_eq!(call.make(Some(&shell("kill -9 $$"))).unwrap_err().errno, libc::EIO);
     }

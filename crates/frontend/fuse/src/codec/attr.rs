@@ -1,4 +1,4 @@
-//! What the kernel and a file system tell each other about files.
+//! File attributes, as exchanged with the kernel.
 
 use super::fields::{Fields, Put};
 
@@ -7,24 +7,24 @@ use super::fields::{Fields, Put};
 pub struct Time {
     /// Seconds since 1970.
     pub seconds: i64,
-    /// Below a thousand million.
+    /// Below 1,000,000,000.
     pub nanos: u32,
 }
 
 impl Time {
-    /// From nanoseconds since 1970.
+    /// Converts from nanoseconds since 1970.
     pub fn from_nanos(nanos: i64) -> Time {
         Time { seconds: nanos.div_euclid(1_000_000_000), nanos: nanos.rem_euclid(1_000_000_000) as u32 }
     }
 
-    /// Nanoseconds since 1970, as near as 64 bits allow.
+    /// Converts to nanoseconds since 1970, limited to the range of 64 bits.
     pub fn as_nanos(self) -> i64 {
         let nanos = i128::from(self.seconds) * 1_000_000_000 + i128::from(self.nanos);
         nanos.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64
     }
 }
 
-/// What kind of file it is.
+/// Type of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A regular file.
@@ -34,7 +34,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The type bits of a mode.
+    /// Returns the type bits of a mode.
     pub fn mode(self) -> u32 {
         match self {
             Kind::File => libc::S_IFREG,
@@ -42,18 +42,18 @@ impl Kind {
         }
     }
 
-    /// The type in a directory entry.
+    /// Returns the type of a directory entry.
     pub(super) fn entry_type(self) -> u32 {
         self.mode() >> 12
     }
 }
 
-/// Everything `stat` shows.
+/// All attributes that `stat` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {
     /// Inode number.
     pub ino: u64,
-    /// What kind of file it is.
+    /// Type of the file.
     pub kind: Kind,
     /// Permission bits.
     pub mode: u32,
@@ -65,15 +65,15 @@ pub struct Attr {
     pub gid: u32,
     /// Length in bytes.
     pub size: u64,
-    /// Space in units of 512 bytes.
+    /// Allocated space in units of 512 bytes.
     pub blocks: u64,
-    /// How much is best read or written at once, in bytes.
+    /// Best size of one read or write, in bytes.
     pub blksize: u32,
     /// Last access.
     pub atime: Time,
     /// Last change of the contents.
     pub mtime: Time,
-    /// Last change of anything.
+    /// Last change of contents or attributes.
     pub ctime: Time,
 }
 
@@ -88,17 +88,17 @@ impl Attr {
     }
 }
 
-/// Bytes of an entry.
+/// Size of an encoded entry in bytes.
 pub(super) const ENTRY: usize = 128;
 
-/// A name that was looked up or made.
+/// Reply to a lookup or creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The number under which the kernel will speak of it.
+    /// Node number for the kernel.
     pub node: u64,
-    /// Milliseconds for which the kernel may believe that the name stands for this node.
+    /// Milliseconds for which the kernel may cache that the name belongs to this node.
     pub name_valid: u32,
-    /// Milliseconds for which it may believe the attributes.
+    /// Milliseconds for which it may cache the attributes.
     pub attr_valid: u32,
     /// The attributes.
     pub attr: Attr,
@@ -110,7 +110,7 @@ impl Entry {
         self.attr.put(out);
     }
 
-    /// That there is no such name, which may be believed for `valid` milliseconds.
+    /// Encodes that the name does not exist, which may be cached for `valid` milliseconds.
     pub(super) fn put_none(valid: u32, out: &mut Vec<u8>) {
         let end = out.len() + ENTRY;
         put_node(0, [valid, 0], out);
@@ -124,10 +124,10 @@ fn put_node(node: u64, valid: [u32; 2], out: &mut Vec<u8>) {
     valid.iter().for_each(|ms| out.u32(ms % 1000 * 1_000_000));
 }
 
-/// What is to change; `None` stays as it is.
+/// Changes of attributes; `None` leaves one unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
-    /// The open file it is asked for through.
+    /// Handle of the open file, if the change is made through one.
     pub handle: Option<u64>,
     /// Permission bits.
     pub mode: Option<u32>,
@@ -141,9 +141,9 @@ pub struct SetAttr {
     pub atime: Option<Option<Time>>,
     /// Last change of the contents; `Some(None)`: now.
     pub mtime: Option<Option<Time>>,
-    /// Last change of anything.
+    /// Last change of contents or attributes.
     pub ctime: Option<Time>,
-    /// The set-user-id and set-group-id bits go.
+    /// Clear the set-user-id and set-group-id bits.
     pub drop_privileges: bool,
 }
 
@@ -173,18 +173,18 @@ impl SetAttr {
     }
 }
 
-/// What `statfs` shows. Amounts in blocks of `block` bytes.
+/// Values of `statfs`. Amounts are in blocks of `block` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatFs {
-    /// All.
+    /// All blocks.
     pub blocks: u64,
-    /// Free.
+    /// Free blocks.
     pub free: u64,
-    /// Files there are.
+    /// Existing files.
     pub files: u64,
-    /// Files there could be beside them.
+    /// Further files that could be created.
     pub free_files: u64,
-    /// Bytes of a block.
+    /// Size of a block in bytes.
     pub block: u32,
     /// Longest name in bytes.
     pub name: u32,

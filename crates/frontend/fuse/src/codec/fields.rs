@@ -1,6 +1,6 @@
-//! Reading and writing fields one after the other, in the byte order of the machine, as the kernel has them.
+//! Reading and writing of consecutive fields in native byte order, as the kernel uses.
 
-/// Takes fields from the front of a request; every taker answers `None` past the end.
+/// Reads fields from the front of a request; every method returns `None` past the end.
 pub struct Fields<'a>(pub &'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -22,7 +22,7 @@ impl<'a> Fields<'a> {
         self.take().map(i64::from_ne_bytes)
     }
 
-    /// Leaves `n` bytes out.
+    /// Skips `n` bytes.
     pub fn skip(&mut self, n: usize) -> Option<()> {
         self.0 = self.0.get(n..)?;
         Some(())
@@ -34,7 +34,7 @@ impl<'a> Fields<'a> {
         Some(head)
     }
 
-    /// A string up to its NUL. What is not UTF-8 in it becomes a character that no name may have.
+    /// Reads a string up to its NUL. Bytes that are not UTF-8 become a character that no name may contain.
     pub fn name(&mut self) -> Option<String> {
         let end = self.0.iter().position(|&b| b == 0)?;
         let name = String::from_utf8_lossy(&self.0[..end]).into_owned();
@@ -48,7 +48,7 @@ pub trait Put {
     fn u16(&mut self, v: u16);
     fn u32(&mut self, v: u32);
     fn u64(&mut self, v: u64);
-    /// Bytes up to the next multiple of eight.
+    /// Pads with zeroes to a multiple of eight bytes.
     fn align(&mut self);
 }
 

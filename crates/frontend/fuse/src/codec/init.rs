@@ -1,54 +1,54 @@
-//! The first request of a mount: what the kernel offers, and what is taken of it.
+//! The first request of a mount: negotiation of versions and capabilities.
 
 use super::fields::{Fields, Put};
 
-/// What a kernel can be asked for, one bit each, as in the protocol.
+/// Capabilities of the kernel, one bit each, as in the protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities(pub u64);
 
 impl Capabilities {
-    /// Reads of one file beside each other.
+    /// Concurrent reads of one file.
     pub const ASYNC_READ: Capabilities = Capabilities(1 << 0);
     /// Writes of more than a page.
     pub const BIG_WRITES: Capabilities = Capabilities(1 << 5);
-    /// Names together with attributes.
+    /// Directory listings with attributes.
     pub const READDIRPLUS: Capabilities = Capabilities(1 << 13 | 1 << 14);
-    /// Direct I/O that does not wait.
+    /// Asynchronous direct I/O.
     pub const ASYNC_DIO: Capabilities = Capabilities(1 << 15);
-    /// Writes are gathered in the kernel's cache.
+    /// Writes are collected in the kernel's cache.
     pub const WRITEBACK_CACHE: Capabilities = Capabilities(1 << 16);
-    /// Lookups and listings of one folder beside each other.
+    /// Concurrent lookups and listings in one folder.
     pub const PARALLEL_DIROPS: Capabilities = Capabilities(1 << 18);
-    /// Requests as large as the reply says.
+    /// The reply sets the largest request.
     pub const MAX_PAGES: Capabilities = Capabilities(1 << 22);
-    /// The file system drops set-user-id and the like itself, and the kernel need not ask for
+    /// The file system itself clears set-user-id and set-group-id, and the kernel does not query
     /// `security.capability` before every write.
     pub const HANDLE_KILLPRIV_V2: Capabilities = Capabilities(1 << 28);
-    /// No handles of files are given out that outlive the kernel's cache: NFS cannot export it.
+    /// No file handles outlive the kernel's cache: NFS cannot export the file system.
     pub const NO_EXPORT_SUPPORT: Capabilities = Capabilities(1 << 38);
     const INIT_EXT: u64 = 1 << 30;
 
-    /// Both together.
+    /// Returns the union of both.
     pub const fn and(self, other: Capabilities) -> Capabilities {
         Capabilities(self.0 | other.0)
     }
 
-    /// Whether all of `other` are among them.
+    /// Returns whether it contains all of `other`.
     pub fn has(self, other: Capabilities) -> bool {
         self.0 & other.0 == other.0
     }
 }
 
-/// What the kernel says.
+/// The kernel's offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InitRequest {
-    /// Version of the protocol.
+    /// Major version of the protocol.
     pub major: u32,
-    /// Version of the protocol.
+    /// Minor version of the protocol.
     pub minor: u32,
     /// Most bytes it reads ahead.
     pub max_readahead: u32,
-    /// What it can do.
+    /// Capabilities of the kernel.
     pub offered: Capabilities,
 }
 
@@ -61,20 +61,20 @@ impl InitRequest {
     }
 }
 
-/// What is answered.
+/// The reply to the offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InitReply {
-    /// Most bytes to be read ahead.
+    /// Most bytes to read ahead.
     pub max_readahead: u32,
-    /// What is wanted of what was offered.
+    /// Chosen capabilities.
     pub wanted: Capabilities,
-    /// Requests that the kernel may have under way without anybody waiting for them.
+    /// Most background requests, for which no program waits.
     pub max_background: u16,
-    /// Most bytes of one read or write, whole pages.
+    /// Most bytes of one read or write; a multiple of the page size.
     pub max_write: u32,
 }
 
-/// Version that is spoken.
+/// Protocol version of this implementation.
 const MAJOR: u32 = 7;
 const MINOR: u32 = 40;
 
@@ -84,7 +84,7 @@ impl InitReply {
         [MAJOR, MINOR, self.max_readahead, flags as u32].into_iter().for_each(|v| out.u32(v));
         out.u16(self.max_background);
         out.u16(self.max_background / 4 * 3);
-        // Times are kept to the nanosecond.
+        // Granularity of times: 1 ns.
         [self.max_write, 1].into_iter().for_each(|v| out.u32(v));
         out.u16((self.max_write / 4096) as u16);
         out.u16(0);

@@ -1,7 +1,7 @@
 //! The kernel's FUSE protocol as pure bytes: requests decoded, replies encoded. No I/O.
 //!
-//! Version 7.31 or newer is spoken. What a request says is checked for being complete and in bounds, not
-//! for making sense.
+//! Supports version 7.31 and newer. Requests are checked for completeness and bounds, not
+//! for meaning.
 
 mod attr;
 mod fields;

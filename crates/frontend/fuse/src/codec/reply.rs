@@ -6,44 +6,44 @@ use super::attr::{Attr, ENTRY, Entry, Kind, StatFs};
 use super::fields::Put;
 use super::init::InitReply;
 
-/// Bits of the answer to an open.
+/// Flags in the reply to an open.
 pub mod open_flags {
-    /// What the kernel has in its cache stays valid.
+    /// The kernel's cache of the file stays valid.
     pub const KEEP_CACHE: u32 = 1 << 1;
-    /// Direct writes may run beside each other.
+    /// Direct writes may run concurrently.
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }
 
-/// What a request is answered with.
+/// Reply to a request.
 #[derive(Debug)]
 pub enum Reply {
-    /// It failed, with this errno.
+    /// Failure with this errno.
     Error(i32),
-    /// It succeeded and there is nothing to say. Also for requests without a reply.
+    /// Success without data. Also for requests without a reply.
     Done,
-    /// What [`InitReply`] says.
+    /// Result of the negotiation.
     Init(InitReply),
-    /// A name.
+    /// Result of a lookup or creation.
     Entry(Entry),
-    /// Nothing has this name, which may be believed for so many milliseconds.
+    /// The name does not exist; the kernel may cache that for this many milliseconds.
     NoEntry(u32),
-    /// Attributes, and for how many milliseconds they may be believed.
+    /// Attributes, and the milliseconds for which the kernel may cache them.
     Attr(Attr, u32),
     /// A handle, with [`open_flags`].
     Opened(u64, u32),
-    /// A file that was made and opened.
+    /// A created and opened file.
     Created(Entry, u64, u32),
     /// Contents.
     Data(Buf),
     /// A page of a directory, a value or a list of names.
     Bytes(Vec<u8>),
-    /// All of this was written.
+    /// All bytes of this buffer were written.
     Stored(Buf),
-    /// How many bytes were written.
+    /// Number of bytes written.
     Written(u32),
-    /// How many bytes were copied, in 64 bits.
+    /// Number of bytes copied, in 64 bits.
     Copied(u64),
-    /// How long a value would be.
+    /// Length that a value would have.
     Length(u32),
     /// A position in a file.
     Position(u64),
@@ -52,7 +52,7 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// The header, and the part of the reply that is not contents.
+    /// Encodes the header and the reply, except file contents.
     pub fn head(&self, unique: u64) -> Vec<u8> {
         let mut out = Vec::with_capacity(16 + self.room());
         out.resize(16, 0);
@@ -73,7 +73,7 @@ impl Reply {
         }
     }
 
-    /// Appends what follows the header; returns the errno.
+    /// Appends the part after the header; returns the errno.
     fn put(&self, out: &mut Vec<u8>) -> i32 {
         match self {
             Reply::Error(errno) => return *errno,
@@ -113,19 +113,19 @@ fn opened(out: &mut Vec<u8>, handle: u64, flags: u32) {
     out.u32(0);
 }
 
-/// The names of a directory, as many as fit.
+/// A page of directory entries, filled as far as they fit.
 pub struct DirectoryPage {
     bytes: Vec<u8>,
     limit: usize,
 }
 
 impl DirectoryPage {
-    /// A page of at most `limit` bytes.
+    /// Creates a page of at most `limit` bytes.
     pub fn new(limit: u32) -> DirectoryPage {
         DirectoryPage { bytes: Vec::new(), limit: limit as usize }
     }
 
-    /// Adds a name, behind which a later request goes on with `next`. False if there is no room for it.
+    /// Adds a name; a later request continues after it with offset `next`. Returns false if it does not fit.
     pub fn add(&mut self, ino: u64, kind: Kind, name: &str, next: u64) -> bool {
         if self.bytes.len() + (24 + name.len()).next_multiple_of(8) > self.limit {
             return false;
@@ -134,12 +134,12 @@ impl DirectoryPage {
         true
     }
 
-    /// Whether there is room for `name` with its attributes.
+    /// Returns whether `name` with its attributes fits.
     pub fn has_room_plus(&self, name: &str) -> bool {
         self.bytes.len() + (ENTRY + 24 + name.len()).next_multiple_of(8) <= self.limit
     }
 
-    /// Adds a name with its attributes; without (`None`) it is only listed. There must be room for it.
+    /// Adds a name with its attributes; `None` adds the name only. It must fit.
     pub fn add_plus(&mut self, ino: u64, kind: Kind, name: &str, next: u64, entry: Option<&Entry>) {
         match entry {
             Some(entry) => entry.put(&mut self.bytes),
@@ -158,7 +158,7 @@ impl DirectoryPage {
         out.align();
     }
 
-    /// The reply.
+    /// Returns the page as a reply.
     pub fn reply(self) -> Reply {
         Reply::Bytes(self.bytes)
     }

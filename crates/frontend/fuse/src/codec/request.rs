@@ -1,4 +1,4 @@
-//! Requests of the kernel.
+//! Requests from the kernel.
 
 use forkdisk::Buf;
 
@@ -6,44 +6,44 @@ use super::attr::SetAttr;
 use super::fields::Fields;
 use super::init::InitRequest;
 
-/// Bytes in front of a write's data: the header and what a write says. Everything is received in two parts,
-/// these and the rest, so that data comes to lie at the beginning of a page.
+/// Bytes in front of a write's data: the header and the write's fields. Every request is received
+/// in two parts, these bytes and the rest, so that the data is page-aligned.
 pub const HEAD: usize = HEADER + 40;
 const HEADER: usize = 40;
 /// Most bytes of one read or write.
 pub const MAX_WRITE: usize = 1 << 20;
 
-/// Bits that a write may carry.
+/// Flags of a write.
 pub mod write_flags {
-    /// The set-user-id and set-group-id bits go.
+    /// Clear the set-user-id and set-group-id bits.
     pub const DROP_PRIVILEGES: u32 = 1 << 2;
 }
 
-/// What every request begins with.
+/// The header of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What the reply is to carry.
+    /// Id that the reply repeats.
     pub unique: u64,
-    /// The node that is meant.
+    /// Node of the request.
     pub node: u64,
-    /// Who asks.
+    /// User of the calling process.
     pub uid: u32,
-    /// And with which group.
+    /// Group of the calling process.
     pub gid: u32,
-    /// The thread that asks; 0 if none does.
+    /// Thread id of the caller; 0 for requests of the kernel itself.
     pub pid: u32,
 }
 
 /// A request.
 #[derive(Debug)]
 pub struct Request {
-    /// Who asks about what.
+    /// Caller and node.
     pub header: Header,
-    /// What is asked for.
+    /// Operation and its arguments.
     pub operation: Operation,
 }
 
-/// What a request asks for. `handle` is what an open answered.
+/// Operations of the protocol. `handle` is the result of an open.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "the names are those of the system calls")]
 pub enum Operation {
@@ -51,13 +51,13 @@ pub enum Operation {
     Lookup {
         name: String,
     },
-    /// The kernel gives up references to nodes: (node, how many). No reply.
+    /// The kernel drops references to nodes: (node, count). No reply.
     Forget(Vec<(u64, u64)>),
     GetAttr {
         handle: Option<u64>,
     },
     SetAttr(SetAttr),
-    /// A new file or folder or something else, as the type bits of `mode` say.
+    /// Creates a file, folder or other object, according to the type bits of `mode`.
     MakeNode {
         name: String,
         mode: u32,
@@ -86,7 +86,7 @@ pub enum Operation {
         mode: u32,
         flags: u32,
     },
-    /// As much as `buf` is long, or up to the end of the file.
+    /// Reads `buf.len()` bytes, or up to the end of the file.
     Read {
         handle: u64,
         offset: u64,
@@ -106,7 +106,7 @@ pub enum Operation {
         data_only: bool,
     },
     OpenFolder,
-    /// With `plus` every name is looked up, too.
+    /// With `plus`, every name is looked up, too.
     ReadFolder {
         handle: u64,
         offset: u64,
@@ -144,7 +144,7 @@ pub enum Operation {
         offset: u64,
         whence: u32,
     },
-    /// `wide`: the reply has room for 64 bits.
+    /// `wide`: the reply takes 64 bits.
     CopyRange {
         handle: u64,
         offset: u64,
@@ -153,26 +153,26 @@ pub enum Operation {
         len: u64,
         wide: bool,
     },
-    /// Somebody does not want to wait for another request any more. No reply.
+    /// A caller no longer waits for another request. No reply.
     Interrupt,
     Destroy,
-    /// Anything else, by its number.
+    /// Any other operation, by its number.
     Other(u32),
 }
 
-/// What was received.
+/// A decoded message.
 pub enum Decoded {
-    /// A request, and the buffer that received it if it is not part of the request.
+    /// A request, and the buffer that received it unless that is part of the request.
     Request(Request, Option<Buf>),
-    /// A request that makes no sense: what its reply is to carry.
+    /// An invalid request, with the id for its reply.
     Nonsense(u64, Buf),
 }
 
 impl Request {
-    /// Decodes `len` bytes of which the first are in `head` and the rest in `body`. A large write takes `body` along;
-    /// of a small one the data is copied to a buffer from `take`. So is the buffer of a read.
+    /// Decodes a request of `len` bytes, the first of which are in `head` and the rest in `body`. A large write keeps
+    /// `body`; the data of a small write is copied to a buffer from `take`, which also provides the buffer of a read.
     ///
-    /// `None` if there is not even a header.
+    /// Returns `None` if the header is incomplete.
     pub fn decode(head: &[u8; HEAD], body: Buf, len: usize, take: impl FnOnce(usize) -> Buf) -> Option<Decoded> {
         let mut r = Fields(&head[..len.min(HEAD)]);
         let (length, opcode) = (r.u32()? as usize, r.u32()?);
@@ -208,7 +208,7 @@ impl Request {
     }
 }
 
-/// Up to this many bytes of data are copied: that costs less than a new buffer to receive in.
+/// Bytes of data up to which a write is copied: that is cheaper than a new receive buffer.
 const SMALL: usize = 64 << 10;
 const READ: u32 = 15;
 const WRITE: u32 = 16;
@@ -306,11 +306,11 @@ fn operation(opcode: u32, header: &Header, r: &mut Fields<'_>) -> Option<Operati
     })
 }
 
-/// Nodes and how many references to them are given up.
+/// Decodes nodes, each with the number of references to drop.
 fn forgotten(r: &mut Fields<'_>) -> Option<Vec<(u64, u64)>> {
     let count = r.u32()? as usize;
     r.skip(4)?;
-    // As many as there are bytes for: a larger count is nonsense.
+    // Bounded by the bytes received: a larger count is invalid.
     if count > r.0.len() / 16 {
         return None;
     }

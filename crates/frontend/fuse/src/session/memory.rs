@@ -1,4 +1,4 @@
-//! The memory of requests under way: how much there is of it, and buffers of full size that are used again.
+//! Memory of requests in flight: its limit, and reuse of full-size buffers.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -8,10 +8,10 @@ use forkdisk::Buf;
 
 use crate::codec::MAX_WRITE;
 
-/// Buffers of full size that are kept.
-const KEPT_COUNT: usize = 32;
-/// Up to this many bytes a buffer is made for its size.
-const SMALL_BYTES: usize = 64 << 10;
+/// Most full-size buffers that are kept.
+const KEPT: usize = 32;
+/// Largest buffer in bytes that is allocated with its exact size.
+const SMALL: usize = 64 << 10;
 
 pub struct Memory {
     used: Cell<usize>,
@@ -23,13 +23,13 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// At most `most` bytes in requests under way; `source` makes buffers.
+    /// Creates the limit of `most` bytes in flight; `source` allocates buffers.
     pub fn new(most: usize, source: Box<dyn Fn(usize) -> Buf>) -> Memory {
         let (free, waiting) = (RefCell::default(), RefCell::default());
         Memory { used: Cell::new(0), most, source, free, waiting, changes: Cell::new(0) }
     }
 
-    /// A buffer of `len` bytes with unspecified contents.
+    /// Returns a buffer of `len` bytes with unspecified contents.
     pub fn buffer(&self, len: usize) -> Buf {
         if len <= SMALL_BYTES {
             return (self.source)(len);
@@ -39,7 +39,7 @@ impl Memory {
         buf
     }
 
-    /// Keeps a buffer for later, if it has full size and no other home.
+    /// Keeps a buffer for reuse, if it has full size and belongs to no pool of registered buffers.
     pub fn keep(&self, mut buf: Buf) {
         let mut free = self.free.borrow_mut();
         if buf.slot().is_none() && buf.capacity() == MAX_WRITE && free.len() < KEPT_COUNT {
@@ -60,13 +60,13 @@ impl Memory {
         }
     }
 
-    /// Resolves as soon as something has been given back since the call.
+    /// Waits until memory has been released since the call.
     pub async fn changed(&self) {
         let seen = self.changes.get();
         self.until(|| self.changes.get() != seen).await;
     }
 
-    /// Resolves as soon as there is room for a request.
+    /// Waits until there is memory for a request.
     pub async fn wait_for_room(&self) {
         if self.used.get() + MAX_WRITE > self.most {
             self.until(|| self.used.get() + MAX_WRITE <= self.most).await;

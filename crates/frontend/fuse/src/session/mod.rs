@@ -1,7 +1,7 @@
-//! One mounted file system: receives requests, runs each as a task of its own and sends its reply.
+//! One mounted file system: receives requests, runs each as a separate task and sends its reply.
 //!
-//! Invariants: everything happens on the thread of the runtime, except what waits for the mount itself; the
-//! memory of requests under way is bounded; every request that wants a reply gets exactly one.
+//! Invariants: everything happens on the thread of the runtime, except what waits for the mount itself;
+//! the memory of requests in flight is bounded; every request that needs a reply gets exactly one.
 
 mod memory;
 mod notify;
@@ -29,42 +29,42 @@ use memory::Memory;
 
 pub use notify::Notifier;
 
-/// Requests that the kernel may have under way without anybody waiting for them.
-const BACKGROUND_REQUESTS: u16 = 64;
-/// Most bytes of contents in requests under way; beyond it no further request is read.
-const CONTENTS_BYTES: usize = 256 << 20;
-/// Requests received before tasks have their turn.
-const BATCH_REQUESTS: usize = 32;
-/// How long files that are still open when the session is stopped may go on.
+/// Most background requests, for which no program waits.
+const BACKGROUND: u16 = 64;
+/// Most bytes of contents in requests in flight; above it no further request is read.
+const CONTENTS: usize = 256 << 20;
+/// Requests received before other tasks run.
+const BATCH: usize = 32;
+/// How long files that are still open when the session stops remain usable.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// A file system, asked one request at a time. Any number of requests may be under way.
+/// A file system. Any number of its requests may be in flight.
 pub trait Handler: 'static {
-    /// It is mounted now; `notifier` talks to the kernel about it.
+    /// Called when the file system is mounted; `notifier` sends notifications to the kernel.
     fn mounted(&self, _notifier: Notifier) {}
 
-    /// Whether the kernel may keep what programs write and hand it over later. Not where others read or write the
-    /// same files by another way.
+    /// Returns whether the kernel may cache writes and send them later. Must be false if the same
+    /// files are also read or written other than through this mount.
     fn caches_writes(&self) -> bool {
         true
     }
 
-    /// Whether direct writes may be under way when their program goes on. The kernel does not take what it has cached
-    /// of the range away behind such a write, so only where no program reads these files through the cache.
+    /// Returns whether direct writes may still be in flight when their program continues. The kernel does not
+    /// invalidate cached pages of the range after such a write, so no program may read these files through the cache.
     fn async_direct(&self) -> bool {
         false
     }
 
-    /// Who makes the system calls on the mount itself. Without a deputy a thread of this process does, and a kill in
-    /// the middle of one leaves a process that does not end.
+    /// Returns the deputy for system calls on the mount itself. Without one a thread of this
+    /// process makes them, and a kill during one leaves a process that does not end.
     fn syscall_helper(&self) -> Option<SyscallHelper> {
         None
     }
 
-    /// Does what is asked for. The future is run to its end.
+    /// Carries out an operation. The future is run to its end.
     fn handle(self: Rc<Self>, header: Header, operation: Operation) -> impl Future<Output = Reply>;
 
-    /// A buffer of `len` bytes for contents, which is best suited to where they go; contents unspecified.
+    /// Allocates a buffer of `len` bytes that suits the device; its contents are unspecified.
     fn buffer(&self, len: usize) -> Buf;
 }
 
@@ -84,13 +84,13 @@ pub struct Session<H: Handler> {
     handler: Rc<H>,
 }
 
-/// Stops a session, from anywhere on its thread.
+/// Stops a session; usable anywhere on its thread.
 #[derive(Clone)]
 pub struct SessionHandle(Rc<State>);
 
 impl SessionHandle {
-    /// Writes back what the kernel has cached and unmounts; [`Session::serve`] returns after that. If files are still
-    /// open the mount is taken away from under them after a moment.
+    /// Writes back what the kernel has cached and unmounts; [`Session::serve`] returns after that.
+    /// If files are still open, they become unusable after a moment.
     pub async fn stop(&self) {
         let state = &self.0;
         if state.stopping.replace(true) {
@@ -112,17 +112,17 @@ impl SessionHandle {
         }
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn dir(&self) -> &Path {
         &self.0.dir
     }
 }
 
-/// How long a mount that is in use is tried to be unmounted: programs that are just being started hold it for
+/// How long to retry unmounting a mount in use: programs that are just being started hold it for
 /// a moment.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// As [`unmount`], for a while if it is in use. Never call it on the thread that serves the mount.
+/// As [`unmount`], but retries for a while if in use. Never call it on the thread that serves the mount.
 pub fn unmount_patiently(dir: &Path) -> Result<()> {
     let start = std::time::Instant::now();
     loop {
@@ -136,15 +136,15 @@ pub fn unmount_patiently(dir: &Path) -> Result<()> {
 }
 
 impl<H: Handler> Session<H> {
-    /// Mounts `handler` at `dir` and agrees with the kernel on how to talk.
+    /// Mounts `handler` at `dir` and negotiates with the kernel.
     pub async fn mount(rt: &Rt, handler: Rc<H>, dir: &Path, options: &MountOptions) -> Result<Session<H>> {
         let dir = dir.canonicalize().map_err(|e| Error::io(dir.display().to_string(), e))?;
         let connection = mount(&dir, options)?;
         Session::adopt(rt, handler, &dir, connection).await
     }
 
-    /// Serves what somebody else has mounted at `dir`, an absolute path without links: `connection` is what
-    /// [`connect`](crate::connect) returned there. Agrees with the kernel on how to talk.
+    /// Serves an existing mount at `dir`, an absolute path without links: `connection` is the
+    /// result of [`connect`](crate::connect) there. Negotiates with the kernel.
     pub async fn adopt(rt: &Rt, handler: Rc<H>, dir: &Path, connection: OwnedFd) -> Result<Session<H>> {
         let (connection, dir) = (Watched::new(rt, connection), dir.to_path_buf());
         let state = State {
@@ -171,7 +171,7 @@ impl<H: Handler> Session<H> {
         Ok(session)
     }
 
-    /// What stops the session.
+    /// Returns a handle that stops the session.
     pub fn handle(&self) -> SessionHandle {
         SessionHandle(self.state.clone())
     }
@@ -195,7 +195,7 @@ impl<H: Handler> Session<H> {
         }
     }
 
-    /// Serves until the mount is gone.
+    /// Serves until the file system is unmounted.
     pub async fn serve(self) -> Result<()> {
         let outcome = self.receive_all().await;
         while self.state.requests.get() > 0 {
@@ -243,7 +243,7 @@ impl<H: Handler> Session<H> {
         }
     }
 
-    /// Waits for a request. False if there will be none.
+    /// Waits for a request. Returns false if there will be none.
     async fn wait(&self) -> Result<bool> {
         let readable = self.state.connection.readable();
         let ready = match self.state.stopping.get() {
@@ -274,14 +274,14 @@ impl<H: Handler> Session<H> {
 }
 
 pin_project! {
-    /// A request under way. A block that awaits the work would have room for it twice.
+    /// A request in flight. A hand-written future, since an async block would store the work twice.
     struct UnderWay<F> {
         #[pin]
         work: F,
         state: Rc<State>,
-        // Who is waiting for a reply, if anybody is.
+        // Id of the reply, if the request needs one.
         to: Option<u64>,
-        // Bytes of contents.
+        // Bytes of contents, charged to the memory limit.
         charge: usize,
     }
 }
@@ -305,13 +305,13 @@ impl<H: Handler> Drop for Session<H> {
     fn drop(&mut self) {
         if !self.state.stopping.replace(true) {
             let dir = self.state.dir.clone();
-            // Nobody serves it any more: with the connection everything waiting for it ends.
+            // The mount is not served any more: closing the connection ends all calls that wait for it.
             std::thread::spawn(move || drop(unmount(&dir, true)));
         }
     }
 }
 
-/// What is taken of what the kernel offers.
+/// Chooses from the kernel's offer.
 fn greet(init: &InitRequest, caches_writes: bool, async_direct: bool) -> Result<InitReply> {
     const NEEDED: Capabilities = Capabilities::BIG_WRITES.and(Capabilities::MAX_PAGES);
     const WANTED: Capabilities = NEEDED
@@ -345,7 +345,7 @@ impl State {
         };
         match sent {
             Ok(_) => {}
-            // Nobody waits for it any more.
+            // The caller was interrupted, or the mount is gone.
             Err(Errno::NOENT | Errno::NODEV) => {}
             Err(error) => {
                 tracing::error!(%error, ?unique, "a reply was refused by the kernel");

@@ -1,4 +1,4 @@
-//! What a file system says to the kernel without being asked.
+//! Notifications from a file system to the kernel.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-/// Talks to the kernel about one mount, from any thread.
+/// Sends notifications about one mount, from any thread.
 #[derive(Clone)]
 pub struct Notifier(Arc<OwnedFd>);
 
@@ -17,21 +17,20 @@ impl Notifier {
         Ok(Notifier(Arc::new(connection.as_fd().try_clone_to_owned()?)))
     }
 
-    /// The kernel writes back what it has cached of a node, forgets it, and asks again. Waits for the writes, so never
-    /// call it on the thread that serves the mount.
+    /// Makes the kernel write back and drop what it has cached for a node. Waits for the writes, so
+    /// never call it on the thread that serves the mount.
     pub fn write_back(&self, node: u64) -> io::Result<()> {
-        // From the beginning to the end.
+        // The whole file.
         self.invalidate(node, 0)
     }
 
-    /// The kernel forgets the attributes of a node, and nothing else. Does not wait.
+    /// Makes the kernel drop the cached attributes of a node, and nothing else. Does not wait.
     pub fn forget_attributes(&self, node: u64) -> io::Result<()> {
         self.invalidate(node, -1)
     }
 
-    /// The kernel forgets what it has cached of `len` bytes of a node from `from` on (0: to its end) and its
-    /// attributes. Waits for requests that are filling just these pages, so never call it on the thread that serves the
-    /// mount.
+    /// Makes the kernel drop what it has cached for `len` bytes of a node from `from` (0: to its end), and its
+    /// attributes. Waits for requests that fill these pages, so never call it on the thread that serves the mount.
     pub fn forget(&self, node: u64, from: u64, len: u64) -> io::Result<()> {
         let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         self.send(node, signed(from), signed(len))
@@ -50,7 +49,7 @@ impl Notifier {
         message.extend_from_slice(&from.to_ne_bytes());
         message.extend_from_slice(&len.to_ne_bytes());
         match rustix::io::write(&*self.0, &message) {
-            // It has nothing of it.
+            // The kernel has nothing cached for the node.
             Ok(_) | Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(error.into()),
         }

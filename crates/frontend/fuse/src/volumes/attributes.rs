@@ -1,4 +1,4 @@
-//! What `stat`, `chmod`, `chown`, `touch`, `truncate` and `df` see and do.
+//! Attributes: `stat`, `chmod`, `chown`, `touch`, `truncate` and `df`.
 
 use forkdisk::{Attributes, BLOCK_SIZE, Child, Device, ErrorKind, Volume, VolumeInfo};
 
@@ -6,34 +6,34 @@ use super::nodes::{Node, join};
 use super::{Failed, Outcome, Volumes, now};
 use crate::codec::{Attr, Header, Kind, Reply, SetAttr, StatFs, Time};
 
-/// Milliseconds for which the kernel may believe names and attributes.
-const VALID_MS: u32 = 1000;
-/// What programs had better read or write at once, in bytes.
-const BEST_IO_BYTES: u32 = 64 << 10;
+/// Milliseconds for which the kernel may cache names and attributes.
+const VALID: u32 = 1000;
+/// Best size of one read or write, in bytes.
+const BEST_IO: u32 = 64 << 10;
 /// Most bytes of a name with all its folders.
-const MAX_NAME_BYTES: usize = 255;
-/// Permission to write, for anybody.
+const LONGEST_NAME: usize = 255;
+/// Write permission for owner, group and others.
 const WRITE_BITS: u32 = 0o222;
-/// Set-user-id, set-group-id, and whether the group may execute.
+/// Set-user-id, set-group-id, and execute permission of the group.
 const SET_USER: u32 = 0o4000;
 const SET_GROUP: u32 = 0o2000;
 const GROUP_EXECUTES: u32 = 0o0010;
 
-/// A file's mode without the bits that run it with its owner's or group's rights. Without execution by the group
-/// set-group-id means something else and stays.
+/// Removes from a mode the bits that run a file with the rights of its owner or group. Without
+/// execute permission of the group, set-group-id has another meaning and stays.
 fn without_privileges(mode: u32) -> u32 {
     let kept = if mode & GROUP_EXECUTES != 0 { mode & !SET_GROUP } else { mode };
     kept & !SET_USER
 }
 
-/// The attributes of a new file or folder.
+/// Returns the attributes of a new file or folder.
 pub fn fresh(mode: u32, uid: u32, gid: u32) -> Attributes {
     let time = now().as_nanos();
     Attributes { mode: mode & 0o7777, uid, gid, accessed: time, modified: time, changed: time }
 }
 
 impl<D: Device> Volumes<D> {
-    /// What it has as a file, whether or not somebody set any of it.
+    /// Returns the attributes of a file, with defaults for those that were never set.
     pub(super) fn known_or_default(&self, known: Option<Attributes>, mode: u32, created: u64) -> Attributes {
         let time = i64::try_from(created).unwrap_or(0).saturating_mul(1_000_000_000);
         let (uid, gid) = (self.options.uid, self.options.gid);
@@ -42,7 +42,7 @@ impl<D: Device> Volumes<D> {
         Attributes { uid: set_or(known.uid, uid), gid: set_or(known.gid, gid), ..known }
     }
 
-    /// Milliseconds for which the kernel may believe names and attributes: not at all where others change them.
+    /// Returns the milliseconds for which the kernel may cache names and attributes: 0 if they may change elsewhere.
     pub(super) fn valid(&self) -> u32 {
         if self.options.alone { VALID_MS } else { 0 }
     }
@@ -87,7 +87,7 @@ impl<D: Device> Volumes<D> {
             None => self.attr_of(&self.node(number)?)?,
         };
         if self.copiers.asks(pid, number) {
-            // Believed by nobody else.
+            // Not to be cached, since the answer is for this program only.
             return Ok(Reply::Attr(Attr { ino: number, blocks: attr.size.div_ceil(512), ..attr }, 0));
         }
         Ok(Reply::Attr(Attr { ino: number, ..attr }, self.valid()))
@@ -99,8 +99,8 @@ impl<D: Device> Volumes<D> {
                 let volume = match set.handle {
                     Some(handle) => self.file(handle)?.volume.clone(),
                     None => match self.pool.volume_by_id(id) {
-                        // The kernel writes the times of a removed file back as well, and its outcome is that of
-                        // the next `syncfs`.
+                        // The kernel also writes back the times of removed files, and a failure
+                        // here would become the result of the next `syncfs`.
                         Err(error) if error.kind() == ErrorKind::NotFound && set.size.is_none() => {
                             let gone = self.known_or_default(None, 0, 0);
                             let gone = Attr { nlink: 0, ..attr(number, Kind::File, &gone) };
@@ -119,7 +119,7 @@ impl<D: Device> Volumes<D> {
                 self.get_attr(number, None, 0)
             }
             Node::Snapshots(_) => Err(Failed(libc::EPERM)),
-            // `mkdir -m` sets the mode of what it has made, which no snapshot has.
+            // `mkdir -m` sets the mode of the new snapshot, which has none.
             Node::Phantom | Node::Removed => self.get_attr(number, None, 0),
         }
     }
@@ -138,7 +138,7 @@ impl<D: Device> Volumes<D> {
         let info = volume.info();
         let old = self.known_or_default(info.attributes, 0o644, info.created);
         let new = changed(old, set, Kind::File);
-        // A length alone changes nothing that is kept but times, and those the kernel sends itself.
+        // A change of length affects stored times only, and the kernel sends those separately.
         let is_named = !info.name.is_empty();
         if is_named && (new != old || info.attributes.is_none()) {
             self.pool.set_attributes(volume.id(), new)?;
@@ -146,12 +146,12 @@ impl<D: Device> Volumes<D> {
         Ok(())
     }
 
-    /// The set-user-id and set-group-id bits go, if they are there.
+    /// Clears the set-user-id and set-group-id bits if they are set.
     pub(super) fn drop_privileges(&self, volume: &Volume<D>) -> Outcome<()> {
         match volume.info().attributes {
             Some(a) if without_privileges(a.mode) != a.mode => {
                 self.pool.set_attributes(volume.id(), Attributes { mode: without_privileges(a.mode), ..a })?;
-                // It may believe the old mode for a while.
+                // The kernel may have the old mode cached.
                 let node = self.nodes.borrow().number(&Node::Volume(volume.id()));
                 let forgotten = self.notifier.get().map_or(Ok(()), |notifier| notifier.forget_attributes(node));
                 forgotten.map_err(|e| Failed(e.raw_os_error().unwrap_or(libc::EIO)))
@@ -160,14 +160,14 @@ impl<D: Device> Volumes<D> {
         }
     }
 
-    /// As [`drop_privileges`](Self::drop_privileges), for requests that do not say whether the bits go: those of root
-    /// leave them.
+    /// As [`drop_privileges`](Self::drop_privileges), for requests without a flag for it: requests
+    /// of root keep the bits.
     pub(super) fn written_by(&self, header: &Header, volume: &Volume<D>) -> Outcome<()> {
         if header.uid == 0 { Ok(()) } else { self.drop_privileges(volume) }
     }
 
-    /// The attributes of what `header` makes in the folder `path`: a folder with set-group-id hands down its group,
-    /// and to folders the bit.
+    /// Returns the attributes of an object that `header` creates in the folder `path`: a folder
+    /// with set-group-id passes on its group, and to folders also the bit.
     pub(super) fn fresh_in(&self, path: &str, header: &Header, mode: u32, kind: Kind) -> Outcome<Attributes> {
         let Child::Folder(known, created) = self.pool.child(path)? else { return Err(Failed(libc::ENOTDIR)) };
         let folder = self.known_or_default(known, 0o755, created);
@@ -183,12 +183,12 @@ impl<D: Device> Volumes<D> {
         let block = 4096;
         let free = info.free / u64::from(block);
         let used = info.volumes + info.snapshots;
-        // A file needs a page of the directory's at most.
+        // A file needs at most one page of the directory.
         let (blocks, files) = (info.size / u64::from(block), used + free);
         Reply::StatFs(StatFs { blocks, free, files, free_files: free, block, name: 255 })
     }
 
-    /// Allocates (keeping the size or not), punches holes and zeroes.
+    /// Implements `fallocate`: allocates (with or without changing the size), punches holes and zeroes.
     pub(super) async fn allocate(&self, header: &Header, request: (u64, u64, u64, u32)) -> Outcome {
         let (handle, offset, len, mode) = request;
         const KEEP_SIZE: u32 = libc::FALLOC_FL_KEEP_SIZE as u32;
@@ -215,7 +215,7 @@ impl<D: Device> Volumes<D> {
         Ok(Reply::Done)
     }
 
-    /// Thin volumes set nothing aside; what cannot fit at all is refused.
+    /// Refuses an allocation that exceeds the free space. Thin volumes reserve nothing.
     fn promise_space(&self, volume: &Volume<D>, offset: u64, end: u64) -> Outcome<()> {
         let info = volume.info();
         if volume.read_only() {
@@ -225,8 +225,8 @@ impl<D: Device> Volumes<D> {
         if missing > self.pool.info().free.saturating_sub(BLOCK_SIZE) { Err(Failed(libc::ENOSPC)) } else { Ok(()) }
     }
 
-    /// A volume changed in a folder: what the folder's own record says of it. Also makes sure that a
-    /// folder from which something goes stays, as folders do.
+    /// Creates the folder's own record if it has none. That also keeps a folder when its last
+    /// volume is removed, as folders must.
     pub(super) fn keep_folder(&self, path: &str) -> Outcome<()> {
         if path.is_empty() {
             return Ok(());
@@ -238,7 +238,7 @@ impl<D: Device> Volumes<D> {
         Ok(())
     }
 
-    /// An entry of a folder came or went.
+    /// Updates the times of a folder whose entries changed.
     pub(super) fn touch_folder(&self, path: &str) -> Outcome<()> {
         if path.is_empty() {
             self.root_changed.set(now());
@@ -252,7 +252,7 @@ impl<D: Device> Volumes<D> {
         Ok(())
     }
 
-    /// The path that a name in a folder stands for; only folders of volumes have any.
+    /// Returns the path of a name in a folder; fails outside folders of volumes.
     pub(super) fn path_in(&self, number: u64, name: &str) -> Outcome<String> {
         match self.node(number)? {
             Node::Folder(path) => {

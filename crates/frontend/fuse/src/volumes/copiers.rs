@@ -1,10 +1,10 @@
-//! Programs that look at how much space a file takes before they decide how to copy it.
+//! Detection of programs that look at a file's allocated space to decide how to copy it.
 //!
-//! `cp`, `mv` and `install` of GNU coreutils let the kernel copy a file (`copy_file_range`, which makes a clone here)
-//! only if it has no holes; a sparse file they read and write piece by piece. So a file that one of them copies to a
-//! place on this mount seems to have no holes for it; the clone has them all. What it copies elsewhere it sees as it
-//! is: there the copy would lose its holes. A version that has no `copy_file_range` at all (coreutils before 9.0)
-//! sees the holes, too.
+//! `cp`, `mv` and `install` of GNU coreutils let the kernel copy a file (`copy_file_range`, which
+//! makes a clone here) only if it has no holes; they read and write a sparse file piece by piece.
+//! So a file that such a program copies to a place on this mount is reported to it without holes;
+//! the clone has all of them. If it copies elsewhere, it sees the holes: otherwise the copy would
+//! lose them. A version without `copy_file_range` (coreutils before 9.0) sees the holes, too.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -13,25 +13,25 @@ use std::path::Path;
 
 use super::destination::is_on;
 
-/// Most of them that are remembered.
-const MAX_COPIERS_COUNT: usize = 1024;
-/// What the symbol of the system call is called in a program that uses it.
+/// Most opens that are remembered.
+const MOST: usize = 1024;
+/// Symbol of the system call in a program that uses it.
 const SYSTEM_CALL: &[u8] = b"copy_file_range";
-/// The largest program that is searched for it.
-const MAX_COPY_BYTES: u64 = 64 << 20;
+/// Largest program in bytes that is searched for it.
+const LARGEST: u64 = 64 << 20;
 
-/// Who has opened what and has not asked for its attributes since: (thread, node).
+/// Opens by such programs that have not queried attributes since: (thread, node).
 #[derive(Default)]
 pub struct Copiers {
     asking: RefCell<HashSet<(u32, u64)>>,
-    /// Programs by device, number, length and time of change, each with whether it has the system call.
+    /// Programs by device, inode, length and modification time, each with whether it has the system call.
     programs: RefCell<Vec<(Program, bool)>>,
 }
 
 type Program = (u64, u64, u64, i64);
 
 impl Copiers {
-    /// Remembers that the thread `pid` has opened `node`, if it is one of them and copies to the mount at `dir`.
+    /// Remembers that thread `pid` has opened `node`, if it is such a program and copies to the mount at `dir`.
     pub fn opened(&self, pid: u32, node: u64, dir: &Path) -> bool {
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         let is_one = is_copier(&name) && is_on(dir, pid) && self.has_system_call(pid);
@@ -45,17 +45,17 @@ impl Copiers {
         is_one
     }
 
-    /// Whether the thread is one that has just opened `node`. Answered once.
+    /// Returns whether the thread is such a program and has just opened `node`; true only once.
     pub fn asks(&self, pid: u32, node: u64) -> bool {
         let mut known = self.asking.borrow_mut();
         !known.is_empty() && known.remove(&(pid, node))
     }
 
-    /// Whether the program has `copy_file_range`. What cannot be read counts as a program of today.
+    /// Returns whether the program has `copy_file_range`; true if it cannot be read.
     fn has_system_call(&self, pid: u32) -> bool {
         use std::os::unix::fs::MetadataExt;
         let path = format!("/proc/{pid}/exe");
-        // Never a file of a FUSE mount: it may be ours, and this thread serves it.
+        // Not for a program on a FUSE mount: it may be on this mount, which this thread serves.
         let is_safe = fs::read_link(&path).is_ok_and(|program| !super::destination::is_on_fuse(&program));
         let Some(found) = is_safe.then(|| fs::metadata(&path).ok()).flatten().filter(|m| m.len() <= MAX_COPY_BYTES)
         else {

@@ -1,4 +1,4 @@
-//! Reading, writing and copying. A plain `cp` is a clone: the kernel passes it on as `copy_file_range`.
+//! Reading, writing and copying. A plain `cp` makes a clone: the kernel sends it as `copy_file_range`.
 
 use std::rc::Rc;
 
@@ -9,12 +9,12 @@ use super::{Failed, Open, Outcome, Volumes};
 use crate::codec::{Header, Reply, open_flags, write_flags};
 use crate::off_thread::off_thread;
 
-/// Most bytes shared for one request; the caller asks for the rest, and can be interrupted in between.
-const SHARED_AT_ONCE_BYTES: u64 = 64 << 30;
-/// Most bytes copied for one request, where nothing can be shared.
-const COPIED_AT_ONCE_BYTES: u64 = 64 << 20;
-/// What fits into a reply of 32 bits, in whole blocks.
-const NARROW_BYTES: u64 = (u32::MAX as u64) & !((1 << 20) - 1);
+/// Most bytes shared by one request; the caller then requests the rest, and can be interrupted in between.
+const SHARED_AT_ONCE: u64 = 64 << 30;
+/// Most bytes copied by one request that cannot share.
+const COPIED_AT_ONCE: u64 = 64 << 20;
+/// Largest count that fits into a reply of 32 bits, in whole blocks.
+const NARROW: u64 = (u32::MAX as u64) & !((1 << 20) - 1);
 
 impl<D: Device> Volumes<D> {
     pub(super) fn open(&self, header: &Header, flags: u32) -> Outcome {
@@ -30,14 +30,14 @@ impl<D: Device> Volumes<D> {
             && self.copiers.opened(header.pid, header.node, &self.options.dir)
             && let Some(notifier) = self.notifier.get()
         {
-            // It asks again, and so will everybody else.
+            // The program queries the attributes again, and so do all others.
             notifier.forget_attributes(header.node).map_err(|e| Failed(e.raw_os_error().unwrap_or(libc::EIO)))?;
         }
         let (handle, flags) = self.opened(volume, writes);
         Ok(Reply::Opened(handle, flags))
     }
 
-    /// A handle for `volume`, and how the kernel is to treat it.
+    /// Registers a handle for `volume`; returns it with the open flags for the kernel.
     pub(super) fn opened(&self, volume: Volume<D>, writes: bool) -> (u64, u32) {
         if writes {
             *self.writers.borrow_mut().entry(volume.id()).or_default() += 1;
@@ -57,7 +57,7 @@ impl<D: Device> Volumes<D> {
         }
     }
 
-    /// Lets the kernel write back what it has cached of a volume that is open for writing.
+    /// Makes the kernel write back what it has cached for a volume that is open for writing.
     pub(super) async fn settle(&self, volume: &Volume<D>) -> Outcome<()> {
         let id = volume.id();
         let (true, Some(notifier)) = (self.writers.borrow().contains_key(&id), self.notifier.get().cloned()) else {
@@ -75,7 +75,7 @@ impl<D: Device> Volumes<D> {
             buf.set_len(left as usize);
         }
         if left == 0 {
-            // The kernel may know of a longer file, which it has not written back yet.
+            // The kernel may have a longer file cached that was not written back yet.
             return Ok(Reply::Data(buf));
         }
         let (result, buf) = file.volume.read(offset, buf).await;
@@ -133,7 +133,7 @@ impl<D: Device> Volumes<D> {
     }
 }
 
-/// A length that no volume can have.
+/// Converts an error about a length that no volume can have.
 fn too_large(error: forkdisk::Error) -> Failed {
     match error.kind() {
         forkdisk::ErrorKind::Invalid => Failed(libc::EFBIG),

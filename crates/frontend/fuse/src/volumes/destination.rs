@@ -1,15 +1,15 @@
-//! Where a program that copies files writes them, from its arguments. Asks the kernel's tables only, no FUSE mount:
-//! it may be the one that waits for the answer.
+//! Destination of a program that copies files, from its arguments. Reads only the kernel's tables
+//! and no FUSE mount, which might be the one that waits for the answer.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use crate::mount::{MountPoint, mounted_at, table_of};
 
-/// Links that are followed.
-const MAX_LINKS_COUNT: usize = 40;
+/// Most symbolic links that are followed.
+const LINKS: usize = 40;
 
-/// Whether the thread `pid`, a `cp`, `mv` or `install`, copies to what is mounted at `dir`.
+/// Returns whether thread `pid`, a `cp`, `mv` or `install`, copies to the mount at `dir`.
 pub fn is_on(dir: &Path, pid: u32) -> bool {
     let Some(own) = mounted_at(dir) else { return false };
     let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -23,13 +23,13 @@ pub fn is_on(dir: &Path, pid: u32) -> bool {
     covering(&table, &resolve(&here.join(to), &table, &root)).is_some_and(|mount| mount.device == own.device)
 }
 
-/// Whether `path` lies on a FUSE mount, as far as this process sees it.
+/// Returns whether `path` lies on a FUSE mount in the mount namespace of this process.
 pub fn is_on_fuse(path: &Path) -> bool {
     let table = table_of(std::process::id());
     covering(&table, path).is_none_or(|mount| mount.kind.starts_with("fuse"))
 }
 
-/// The place to which files are copied: that of `-t`, or the last one.
+/// Returns the destination of a copy: the value of `-t`, or the last argument.
 fn destination(arguments: &[String]) -> Option<&str> {
     let mut last = None;
     let mut rest = arguments.iter().skip(1).map(String::as_str).filter(|a| !a.is_empty());
@@ -43,12 +43,12 @@ fn destination(arguments: &[String]) -> Option<&str> {
                 return value.or_else(|| rest.next());
             }
         } else if let Some(short) = argument.strip_prefix('-').filter(|short| !short.is_empty()) {
-            // Of those that take a value the rest is it, or the next argument.
+            // For options with a value, that is the rest of the word or the next argument.
             if let Some(at) = short.find(['t', 'S', 'm', 'o', 'g']) {
                 let value = Some(&short[at + 1..]).filter(|value| !value.is_empty());
                 match &short[at..=at] {
                     "t" => return value.or_else(|| rest.next()),
-                    // Of `cp` and `mv` they are no options.
+                    // `cp` and `mv` do not have these options.
                     _ if value.is_none() => drop(rest.next()),
                     _ => {}
                 }
@@ -60,7 +60,7 @@ fn destination(arguments: &[String]) -> Option<&str> {
     last
 }
 
-/// An absolute path without links, as far as they do not lie on a FUSE mount.
+/// Resolves a path to an absolute one, following links except on FUSE mounts.
 fn resolve(path: &Path, table: &[(PathBuf, MountPoint)], root: &Path) -> PathBuf {
     let mut done = PathBuf::from("/");
     let mut left: Vec<PathBuf> = parts(path);
@@ -87,13 +87,13 @@ fn resolve(path: &Path, table: &[(PathBuf, MountPoint)], root: &Path) -> PathBuf
     done
 }
 
-/// The parts of a path, the first one last.
+/// Returns the components of a path in reverse order.
 fn parts(path: &Path) -> Vec<PathBuf> {
     let is_part = |c: &Component<'_>| matches!(c, Component::Normal(_) | Component::ParentDir);
     path.components().rev().filter(is_part).map(|c| PathBuf::from(c.as_os_str())).collect()
 }
 
-/// The mount that `path` lies on: of the last one at the longest place.
+/// Returns the mount that contains `path`: among those with the longest mount point, the last one.
 fn covering<'a>(table: &'a [(PathBuf, MountPoint)], path: &Path) -> Option<&'a MountPoint> {
     let of = table.iter().filter(|(dir, _)| path.starts_with(dir));
     of.max_by_key(|(dir, _)| dir.as_os_str().len()).map(|(_, mount)| mount)

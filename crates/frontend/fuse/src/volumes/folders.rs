@@ -1,4 +1,5 @@
-//! Listing folders. A listing is made when it is read from its beginning and stays as it is until that is done again.
+//! Listing folders. A listing is created when it is read from its beginning and stays unchanged
+//! until the next such read.
 
 use std::rc::Rc;
 
@@ -8,10 +9,10 @@ use super::nodes::{Node, SNAPSHOTS_NAME, join};
 use super::{Failed, Outcome, Volumes};
 use crate::codec::{DirectoryPage, Kind, Reply};
 
-/// Names of a folder, each with what it is.
+/// Names in a folder, with their types.
 type Listing = Rc<Vec<(String, Kind)>>;
 
-/// An open folder: what was found when it was last read from its beginning.
+/// An open folder: its entries when it was last read from its beginning.
 #[derive(Default)]
 pub struct Opened(Option<Listing>);
 
@@ -48,7 +49,7 @@ impl<D: Device> Volumes<D> {
         Ok(names)
     }
 
-    /// What an open folder lists, from `from` on: at its beginning, what is there now.
+    /// Returns the listing of an open folder; creates it anew if `from` is 0.
     fn listing(&self, number: u64, handle: u64, from: u64) -> Outcome<Listing> {
         let bad = Failed(libc::EBADF);
         let known = self.folders.borrow().get(handle as usize).ok_or(bad)?.0.clone();
@@ -67,7 +68,7 @@ impl<D: Device> Volumes<D> {
             let next = i as u64 + 1;
             let is_dots = i < 2;
             if !plus || is_dots {
-                // What has gone since is left out.
+                // Names that were removed meanwhile are left out.
                 let Some(node) = (if is_dots { Some(number) } else { self.number_in(number, name) }) else { continue };
                 let fits = if plus { page.has_room_plus(name) } else { page.add(node, *kind, name, next) };
                 if !fits {
@@ -81,7 +82,7 @@ impl<D: Device> Volumes<D> {
             if !page.has_room_plus(name) {
                 break;
             }
-            // What has gone since the folder was opened is left out.
+            // Names that were removed since the folder was opened are left out.
             if let Ok(entry) = self.find(number, name) {
                 page.add_plus(entry.node, *kind, name, next, Some(&entry));
             }
@@ -89,34 +90,34 @@ impl<D: Device> Volumes<D> {
         Ok(page.reply())
     }
 
-    /// The number that `name` in a folder has in listings, if it is there.
+    /// Returns the inode number of `name` in listings, if it exists.
     fn number_in(&self, folder: u64, name: &str) -> Option<u64> {
         let (node, _) = self.child_node(folder, name).ok()?;
         Some(self.nodes.borrow().number(&node))
     }
 
-    /// Whether the folder is that of a volume's snapshots, so that what lies in it is one.
+    /// Returns whether the folder is that of a volume's snapshots, so that its entries are snapshots.
     pub(super) fn holds_snapshots(&self, number: u64) -> bool {
         matches!(self.node(number), Ok(Node::Snapshots(path)) if self.is_volume(&path))
     }
 
-    /// Whether `path` is a volume.
+    /// Returns whether `path` is a volume.
     pub(super) fn is_volume(&self, path: &str) -> bool {
         !path.is_empty() && self.pool.find(path).is_ok()
     }
 }
 
-/// The part of a snapshot's name behind `@`.
+/// Returns the part of a snapshot's name after `@`.
 pub fn short_name(name: &str) -> &str {
     name.rsplit_once('@').map_or(name, |(_, short)| short)
 }
 
-/// The full name of a snapshot.
+/// Returns the full name of a snapshot.
 pub fn full_name(volume: &str, snapshot: &str) -> String {
     format!("{volume}@{snapshot}")
 }
 
-/// The path of `name` in a folder of snapshots.
+/// Returns the node of `name` in a folder of snapshots.
 pub fn below(path: &str, name: &str) -> Node {
     Node::Snapshots(join(path, name))
 }

@@ -3,11 +3,11 @@
 //! ```text
 //! /                        the root
 //! /vm/1                    the volume `vm/1`, a file in the folder `vm`
-//! /.snapshots/vm/1/NAME    its snapshot `vm/1@NAME`, a file that nobody can write
+//! /.snapshots/vm/1/NAME    its snapshot `vm/1@NAME`, a read-only file
 //! ```
 //!
-//! Names, attributes and lengths are the pool's: nothing is kept here but what the kernel holds references
-//! to. Everything that changes is visible at once and durable with the next `fsync` of anything.
+//! Names, attributes and lengths are stored in the pool: this module keeps only what the kernel holds
+//! references to. Every change is visible at once and durable with the next `fsync` of any file.
 
 mod attributes;
 mod copiers;
@@ -39,32 +39,32 @@ use crate::session::{Handler, Notifier};
 use crate::syscall_helper::SyscallHelper;
 use nodes::{Node, Nodes};
 
-/// How a pool is shown.
+/// Options of a mounted pool.
 #[derive(Clone, Debug)]
 pub struct VolumesOptions {
-    /// Where it is or will be mounted.
+    /// Mount point, now or in future.
     pub dir: PathBuf,
-    /// Owner of what nobody has given an owner to.
+    /// Owner of files whose owner was never set.
     pub uid: u32,
-    /// And its group.
+    /// Group of such files.
     pub gid: u32,
-    /// Nobody but this mount reads or changes volumes, so that the kernel may keep what it has cached between an
-    /// open and the next, and what programs write for a while. Otherwise every write is passed on at once, and
-    /// whoever changes a volume by another way says so with [`Volumes::changed`].
+    /// Volumes are read and changed through this mount only, so that the kernel may keep its cache
+    /// between opens and delay writes. Otherwise every write is sent at once, and other changes of
+    /// a volume must be reported with [`Volumes::changed`].
     pub alone: bool,
-    /// When scattered pages of files that are made there are brought together.
+    /// When scattered pages of files created here are gathered.
     pub gather: GatherPolicy,
-    /// Whether `.snapshots` is listed in the root; it can be entered by its name in any case.
+    /// Whether `.snapshots` is listed in the root; it can be entered by name in any case.
     pub show_snapshots: bool,
-    /// Direct writes may run beside each other and beside their program; see [`Handler::async_direct`].
+    /// Direct writes may run concurrently with each other and with their program; see [`Handler::async_direct`].
     pub async_direct: bool,
-    /// Who makes the system calls on the mount itself; see [`Handler::syscall_helper`].
+    /// Helper for system calls on the mount itself; see [`Handler::syscall_helper`].
     pub syscall_helper: Option<SyscallHelper>,
 }
 
-/// Numbers of operations that no pool can carry out.
-const SYMLINK_OPCODE: u32 = 6;
-const LINK_OPCODE: u32 = 13;
+/// Numbers of operations that a pool does not support.
+const SYMLINK: u32 = 6;
+const LINK: u32 = 13;
 
 /// An open file.
 struct Open<D: Device> {
@@ -72,34 +72,34 @@ struct Open<D: Device> {
     writes: bool,
 }
 
-/// The file system. See the module.
+/// The file system, as described above.
 pub struct Volumes<D: Device> {
     pool: Pool<D>,
     options: VolumesOptions,
     nodes: RefCell<Nodes>,
     files: RefCell<Slab<Rc<Open<D>>>>,
     folders: RefCell<Slab<folders::Opened>>,
-    /// How often each volume is open for writing: only of these may the kernel have something to write back.
+    /// How often each volume is open for writing: only for these can the kernel have data to write back.
     writers: RefCell<HashMap<VolumeId, usize>>,
     copiers: copiers::Copiers,
     notifier: OnceCell<Notifier>,
     watcher: OnceCell<Watcher>,
     in_use: OnceCell<InUse>,
-    /// When an entry of the root came or went last; it has no record in the pool that could say so.
+    /// Last change of the root's entries; the pool has no record of it.
     root_changed: Cell<Time>,
 }
 
-/// Is told of a volume that was changed through the file system, from where on and how much (0: all to its end), and
-/// resolves when the program that did it may know.
+/// Called when a volume was changed through the file system, with offset and length of the change
+/// (0: to its end); resolves when the change may be acknowledged.
 pub type Watcher = Box<dyn Fn(VolumeId, u64, u64) -> LocalFuture<()>>;
 
-/// Says whether a volume is used by another way than through this file system, so that its name and its end must stay.
+/// Returns whether a volume is in use other than through this file system, so that its name and length must stay.
 pub type InUse = Box<dyn Fn(&str) -> bool>;
 
 /// A reply or an errno.
 type Outcome<T = Reply> = std::result::Result<T, Failed>;
 
-/// Why a request failed.
+/// Failure of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Failed(i32);
 
@@ -114,8 +114,7 @@ impl From<forkdisk::Error> for Failed {
     }
 }
 
-/// Whether an operation changes names or attributes. The engine itself waits before it acknowledges changes of
-/// contents.
+/// Returns whether an operation changes names or attributes. For changes of contents the engine waits itself.
 fn changes_names(operation: &Operation) -> bool {
     use Operation::*;
     matches!(
@@ -132,14 +131,14 @@ fn changes_names(operation: &Operation) -> bool {
     )
 }
 
-/// The time, to the nanosecond.
+/// Returns the current time.
 fn now() -> Time {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Time { seconds: since.as_secs() as i64, nanos: since.subsec_nanos() }
 }
 
 impl<D: Device> Volumes<D> {
-    /// A file system that shows `pool`.
+    /// Creates the file system for `pool`.
     pub fn new(pool: Pool<D>, options: VolumesOptions) -> Rc<Volumes<D>> {
         let (nodes, files, folders, writers, notifier, watcher, in_use) = Default::default();
         let (copiers, root_changed) = (Default::default(), Cell::new(now()));
@@ -166,7 +165,7 @@ impl<D: Device> Volumes<D> {
         self.files.borrow().get(handle as usize).cloned().ok_or(Failed(libc::EBADF))
     }
 
-    /// Replies when the changes survive a crash of this process.
+    /// Carries out an operation; replies when its changes survive a crash of this process.
     async fn answer(&self, header: Header, operation: Operation) -> Outcome {
         let changes = changes_names(&operation);
         let reply = self.carry_out(header, operation).await?;
@@ -223,13 +222,13 @@ impl<D: Device> Volumes<D> {
             }
             Operation::Destroy | Operation::Interrupt => Ok(Reply::Done),
             Operation::Read { .. } | Operation::Write { .. } => unreachable!("carried out by `handle`"),
-            // No links of either kind: what a file system without them answers.
-            Operation::Other(SYMLINK_OPCODE | LINK_OPCODE) => Err(Failed(libc::EPERM)),
+            // No hard or symbolic links: the error of file systems without them.
+            Operation::Other(SYMLINK | LINK) => Err(Failed(libc::EPERM)),
             Operation::Init(_) | Operation::Other(_) => Err(Failed(libc::ENOSYS)),
         }
     }
 
-    /// Counts the reference that the kernel gets with an entry.
+    /// Builds an entry and counts the reference that the kernel gets with it.
     fn entry(&self, node: Node, name_valid: u32) -> Outcome<Entry> {
         let attr = self.attr_of(&node)?;
         let number = self.nodes.borrow_mut().remember(node);
@@ -243,8 +242,8 @@ impl<D: Device> Volumes<D> {
 }
 
 pin_project! {
-    /// What a request takes. Reads and writes are many, and a task is moved about as a whole: what the others need lies
-    /// elsewhere.
+    /// Future of a request. Reads and writes are frequent, and a task is moved as a whole: the
+    /// larger state of other requests is boxed.
     #[project = WorkPin]
     enum Work<R, W> {
         Read {
@@ -286,7 +285,7 @@ impl<D: Device> Handler for Volumes<D> {
     }
 
     fn mounted(&self, notifier: Notifier) {
-        // A file system is mounted once.
+        // Called once.
         let _ = self.notifier.set(notifier);
     }
 
@@ -313,7 +312,7 @@ mod tests {
 
     use super::*;
 
-    /// Allocators have pieces of up to 1 KiB at hand; what the session and the executor add is some 100 bytes.
+    /// Allocators keep free pieces of up to 1 KiB; the session and the executor add about 100 bytes.
     #[test]
     fn a_task_that_reads_or_writes_fits_a_piece_that_is_at_hand() {
         fn size<A, F>(_: impl Fn(A) -> F) -> usize {

@@ -1,4 +1,4 @@
-//! Looking names up, making, removing and renaming files and folders.
+//! Lookup, creation, removal and renaming of files and folders.
 
 use forkdisk::{Child, CreateOptions, Device};
 
@@ -10,7 +10,7 @@ use crate::codec::{Entry, Header, Kind, Reply};
 const NO_REPLACE: u32 = libc::RENAME_NOREPLACE;
 
 impl<D: Device> Volumes<D> {
-    /// What `name` in a folder stands for, and for how long the kernel may believe it.
+    /// Returns the node of `name` in a folder, and for how long the kernel may cache it.
     pub(super) fn child_node(&self, folder: u64, name: &str) -> Outcome<(Node, u32)> {
         match self.node(folder)? {
             Node::Folder(path) if path.is_empty() && name == SNAPSHOTS_NAME => {
@@ -24,7 +24,7 @@ impl<D: Device> Volumes<D> {
                 })
             }
             Node::Snapshots(path) if self.is_volume(&path) => {
-                // Never believed: the next system call may want to remove it as if it were a folder.
+                // Never cached: the next system call may want to remove it as a folder.
                 Ok((Node::Volume(self.pool.find(&full_name(&path, name))?.id), 0))
             }
             Node::Snapshots(path) => {
@@ -36,7 +36,7 @@ impl<D: Device> Volumes<D> {
         }
     }
 
-    /// The entry of a name.
+    /// Returns the entry of a name.
     pub(super) fn find(&self, folder: u64, name: &str) -> Outcome<Entry> {
         let (node, valid) = self.child_node(folder, name)?;
         self.entry(node, valid)
@@ -45,7 +45,8 @@ impl<D: Device> Volumes<D> {
     pub(super) fn look_up(&self, header: &Header, name: &str) -> Outcome {
         let (node, valid) = match self.child_node(header.node, name) {
             Ok(found) => found,
-            // The kernel makes the names in a folder itself. Those below `.snapshots` appear with their volumes.
+            // The kernel itself creates names in folders, so it may cache their absence. Names
+            // below `.snapshots` appear with their volumes.
             Err(Failed(libc::ENOENT))
                 if self.options.alone && matches!(self.node(header.node), Ok(Node::Folder(_))) =>
             {
@@ -53,7 +54,7 @@ impl<D: Device> Volumes<D> {
             }
             Err(error) => return Err(error),
         };
-        // Only a snapshot itself: the folders on the way to it are looked up by the same system call.
+        // Only for the snapshot itself: the same system call also looks up the folders on its path.
         if self.holds_snapshots(header.node) && super::snapshots::wants_a_folder(header.pid) {
             return self.entry(Node::Phantom, 0).map(Reply::Entry);
         }
@@ -75,7 +76,7 @@ impl<D: Device> Volumes<D> {
     }
 
     pub(super) fn make_node(&self, header: &Header, name: &str, mode: u32) -> Outcome {
-        // A pool has nothing but regular files.
+        // A pool has only regular files.
         if !matches!(mode & libc::S_IFMT, 0 | libc::S_IFREG) {
             return Err(Failed(libc::EPERM));
         }

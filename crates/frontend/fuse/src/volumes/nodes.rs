@@ -1,43 +1,43 @@
 //! The kernel's numbers for files and folders.
 //!
-//! A volume's or snapshot's number follows from its own and is the same for ever. Folders are known by
-//! their paths, so they get numbers as they are looked up, for as long as the kernel holds them. Pure: nothing is
-//! asked of the pool.
+//! The number of a volume or snapshot is derived from its id and never changes. Folders are
+//! identified by their paths, so they get numbers when they are looked up, for as long as the
+//! kernel holds them. Pure: does not access the pool.
 
 use std::collections::HashMap;
 
 use forkdisk::VolumeId;
 
-/// The root's number.
-pub const ROOT_ID: u64 = 1;
-/// The number of the folder of all snapshots.
-const SNAPSHOTS_ID: u64 = 2;
-/// The name of that folder, in the root.
+/// Number of the root.
+pub const ROOT: u64 = 1;
+/// Number of the folder of all snapshots.
+const SNAPSHOTS: u64 = 2;
+/// Name of that folder in the root.
 pub const SNAPSHOTS_NAME: &str = ".snapshots";
 
-/// What a number stands for.
+/// Object of a node number.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Node {
     /// A volume or snapshot.
     Volume(VolumeId),
     /// A folder, by its path; the root's is empty.
     Folder(String),
-    /// A folder below `.snapshots`: of the folder or the volume of this path. That of all is empty.
+    /// A folder below `.snapshots`, by the path of its folder or volume; empty for `.snapshots` itself.
     Snapshots(String),
-    /// What a snapshot seems to be while a system call insists on a folder. Nothing can be done with it.
+    /// Stands for a snapshot while a system call requires a folder. It supports no operation.
     Phantom,
-    /// A folder that was removed or replaced while the kernel holds it. It is empty.
+    /// A folder that was removed or replaced while the kernel held it. It is empty.
     Removed,
 }
 
 struct Known {
     node: Node,
     references: u64,
-    /// Its path may have been given to another meanwhile.
+    /// The folder was removed; its path may belong to another one now.
     gone: bool,
 }
 
-/// See the module.
+/// Table of node numbers, as described above.
 pub struct Nodes {
     known: HashMap<u64, Known>,
     numbers: HashMap<Node, u64>,
@@ -51,7 +51,7 @@ impl Default for Nodes {
 }
 
 impl Nodes {
-    /// What `number` stands for; `None` if the kernel was never told of it.
+    /// Returns the node of `number`; `None` if the kernel was never given it.
     pub fn get(&self, number: u64) -> Option<Node> {
         match number {
             ROOT_ID => Some(Node::Folder(String::new())),
@@ -65,7 +65,7 @@ impl Nodes {
         }
     }
 
-    /// The number of `node`, to which the kernel now holds one more reference.
+    /// Returns the number of `node` and counts one more reference of the kernel.
     pub fn remember(&mut self, node: Node) -> u64 {
         if let Some(number) = fixed(&node) {
             return number;
@@ -84,13 +84,13 @@ impl Nodes {
         number
     }
 
-    /// The number of `node` for a listing, which gives the kernel no reference.
+    /// Returns the number of `node` for a listing, which gives the kernel no reference.
     pub fn number(&self, node: &Node) -> u64 {
-        // The kernel asks again before it believes it.
+        // The kernel looks the name up before it uses the number.
         fixed(node).or_else(|| self.numbers.get(node).copied()).unwrap_or(u64::from(u32::MAX))
     }
 
-    /// The kernel gives up `n` references.
+    /// Drops `n` references of the kernel.
     pub fn forget(&mut self, number: u64, n: u64) {
         let Some(known) = self.known.get_mut(&number) else { return };
         known.references = known.references.saturating_sub(n);
@@ -102,14 +102,14 @@ impl Nodes {
         }
     }
 
-    /// A folder was removed: a new one of its path is another one.
+    /// Records that a folder was removed: a new one with the same path gets another number.
     pub fn removed(&mut self, node: &Node) {
         if let Some(number) = self.numbers.remove(node) {
             self.known.get_mut(&number).expect("a number is known").gone = true;
         }
     }
 
-    /// Everything at and below `from` is now at and below `to`.
+    /// Moves everything at and below `from` to `to`.
     pub fn renamed(&mut self, from: &str, to: &str) {
         let moved: Vec<(u64, Node)> = self
             .known
@@ -147,12 +147,12 @@ fn moved(node: &Node, from: &str, to: &str) -> Option<Node> {
     }
 }
 
-/// The path of `name` in the folder `path`.
+/// Returns the path of `name` in the folder `path`.
 pub fn join(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_string() } else { format!("{path}/{name}") }
 }
 
-/// The folder that `path` lies in.
+/// Returns the folder that contains `path`.
 pub fn parent(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(parent, _)| parent)
 }

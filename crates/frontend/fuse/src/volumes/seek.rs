@@ -1,4 +1,4 @@
-//! `SEEK_DATA` and `SEEK_HOLE`, to the page.
+//! `SEEK_DATA` and `SEEK_HOLE`, with page granularity.
 
 use forkdisk::{Device, Volume};
 
@@ -9,7 +9,7 @@ impl<D: Device> Volumes<D> {
     pub(super) async fn seek(&self, handle: u64, offset: u64, whence: u32) -> Outcome {
         let file = self.file(handle)?;
         let volume = &file.volume;
-        // What is in the kernel's cache only would be a hole.
+        // Data that is only in the kernel's cache would look like a hole.
         self.settle(volume).await?;
         let size = volume.size();
         let wanted = match whence as i32 {
@@ -29,10 +29,10 @@ impl<D: Device> Volumes<D> {
     }
 }
 
-/// Runs of the map looked at in one go.
-const MAX_LOOKUPS: usize = 1024;
+/// Runs of the map examined at a time.
+const LOOKS: usize = 1024;
 
-/// The first place from `offset` on that is data or a hole, as wanted.
+/// Returns the first offset from `offset` on that is data (`data`) or a hole.
 async fn first<D: Device>(volume: &Volume<D>, offset: u64, data: bool) -> Outcome<Option<u64>> {
     let mut at = offset;
     loop {

@@ -1,8 +1,8 @@
 //! Snapshots: `mkdir .snapshots/VOLUME/NAME` takes one, `rmdir` deletes it.
 //!
-//! A snapshot is a file, but the kernel lets `mkdir` make folders only and `rmdir` remove folders only. So for these
-//! system calls, and for nothing else, the name stands for a phantom folder, which the kernel is told to
-//! forget at once.
+//! A snapshot is a file, but the kernel allows only folders as results of `mkdir` and arguments of
+//! `rmdir`. So for these two system calls only, the name is reported as a phantom folder, which the
+//! kernel must not cache.
 
 use std::fs;
 
@@ -28,12 +28,12 @@ impl<D: Device> Volumes<D> {
         self.entry(Node::Phantom, 0)
     }
 
-    /// Lets the kernel write what it has cached of a volume, so that the snapshot shows it.
+    /// Makes the kernel write what it has cached for a volume, so that the snapshot contains it.
     async fn write_back(&self, volume: &str) -> Outcome<()> {
         let (call, syscall_helper) =
             (MountCall::WriteBack(self.options.dir.join(volume)), self.options.syscall_helper.clone());
         match off_thread(move || call.make(syscall_helper.as_ref())).await {
-            // Not allowed to us, or not mounted here: then there is nothing of ours in the cache.
+            // No access, or not mounted here: then nothing of this mount is cached.
             Err(Refusal { errno: libc::EACCES | libc::EPERM | libc::ENOENT, .. }) => Ok(()),
             outcome => outcome.map_err(|refusal| Failed(refusal.errno)),
         }
@@ -56,8 +56,8 @@ impl<D: Device> Volumes<D> {
     }
 }
 
-/// Whether the thread `pid` is in a system call that removes a folder. The kernel says so in
-/// `/proc/PID/syscall`, to us for programs that run as we do, to root for all.
+/// Returns whether thread `pid` is in a system call that removes a folder. `/proc/PID/syscall`
+/// tells, to root for all processes and to other users for their own.
 pub fn wants_a_folder(pid: u32) -> bool {
     pid != 0 && fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|line| removes_a_folder(&line))
 }

@@ -1,5 +1,5 @@
-//! Extended attributes: a volume's properties, as `user.forkdisk.PROPERTY`. Of these the chunk and the policy of
-//! gathering can be set. Nothing else is kept.
+//! Extended attributes: a volume's properties, as `user.forkdisk.PROPERTY`. Only the chunk and the
+//! policy of gathering can be set. No other attributes are stored.
 
 use forkdisk::{Device, GatherPolicy, VolumeInfo};
 
@@ -8,9 +8,9 @@ use super::{Failed, Outcome, Volumes};
 use crate::codec::Reply;
 
 const PREFIX: &str = "user.forkdisk.";
-/// The one that is listed: programs that copy files try to set all they see, and a copy has this one.
+/// The only attribute that is listed: programs that copy files try to set all listed ones, and a copy has this one.
 const CHUNK: &str = "user.forkdisk.chunk";
-/// This can be set, too.
+/// The other attribute that can be set.
 const GATHER: &str = "user.forkdisk.gather";
 
 impl<D: Device> Volumes<D> {
@@ -69,7 +69,7 @@ fn value_of(info: &VolumeInfo, property: &str) -> Option<String> {
     })
 }
 
-/// The value if it fits, its length if that is what is asked for.
+/// Returns the value if it fits, or its length if `size` is 0.
 fn sized(value: Vec<u8>, size: u32) -> Outcome {
     match size as usize {
         0 => Ok(Reply::Length(value.len() as u32)),
@@ -78,12 +78,12 @@ fn sized(value: Vec<u8>, size: u32) -> Outcome {
     }
 }
 
-/// The name of a policy of gathering.
+/// Parses the name of a policy of gathering.
 fn parse_gather(value: &[u8]) -> Option<GatherPolicy> {
     std::str::from_utf8(value).ok()?.trim_end_matches('\0').trim().parse().ok()
 }
 
-/// Bytes, or a number with `K` or `M`.
+/// Parses bytes, or a number with `K` or `M`.
 fn parse_size(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text).ok()?.trim_end_matches('\0').trim();
     let (digits, shift) = match text.strip_suffix(['K', 'k']) {
