@@ -17,13 +17,13 @@ const POOL: u64 = 64 << 20;
 const VOLUME: u64 = 1 << 40;
 const PAGE: u64 = 4096;
 
-/// Makes a pool of the file `path` and shows what can be done with it, one line for each step.
+/// Creates a pool in the file `path` and demonstrates each verb, one line per step.
 pub fn run(path: &Path, mut say: impl FnMut(String) + 'static) -> Result<(), Box<dyn Error>> {
     let path = path.to_owned();
     block_on(Config::default(), |rt| async move {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
         let device = UringDevice::create(&rt, &path, POOL, false, &DeviceOptions::default())?;
-        // A real program takes an identity that is new, from the system's random numbers.
+        // A real program takes a new identity from the system's random numbers.
         let uuid = *b"forkdisk example";
         Pool::format(&device, &FormatOptions { size: POOL, uuid, now, journal: None }).await?;
         let pool = Pool::open(device, Rc::new(rt.clone()), OpenOptions::default()).await?;
@@ -71,7 +71,7 @@ async fn write(volume: &Volume<UringDevice>, offset: u64, text: &[u8]) -> forkdi
     volume.write(offset, Buf::copy_of(text), false).await.0
 }
 
-/// The text at `offset`, up to the first zero.
+/// Returns the text at `offset`, up to the first zero.
 async fn read(volume: &Volume<UringDevice>, offset: u64) -> forkdisk::Result<String> {
     let (result, buf) = volume.read(offset, Buf::zeroed(PAGE as usize)).await;
     result?;

@@ -1,13 +1,13 @@
-//! What the engine costs per 4 KiB request beyond the ring itself.
+//! Measures the cost of the engine per 4 KiB request beyond the ring itself.
 //!
-//! Random requests at a fixed depth go to the same pages of the same file in three ways: through
-//! a bare io_uring loop (registered file and buffers), through [`UringDevice`], and through a
-//! volume of a pool. Reported per request: CPU time of the process, allocations, requests to the
+//! Random requests at a fixed depth go to the same pages of the same file in three variants:
+//! through a bare io_uring loop (registered file and buffers), through [`UringDevice`], and through
+//! a volume of a pool. Reported per request: CPU time of the process, allocations, requests to the
 //! device. Rounds are interleaved; the figures are medians.
 //!
 //! `overhead [FILE] [--ops N] [--depth N] [--rounds N] [--only WAY] [--buffered]`; FILE (default in
-//! /dev/shm) is made and removed. With `--buffered` requests go through the page cache: on a file
-//! system whose reads do not block, no worker thread of the kernel blurs the figures.
+//! /dev/shm) is created and removed. With `--buffered` requests go through the page cache: on a
+//! file system whose reads do not block, no worker thread of the kernel distorts the figures.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -36,11 +36,11 @@ static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
 struct Counting;
 
-// SAFETY: hands every call on to the system's allocator as it is.
+// SAFETY: forwards every call unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are the ones that `System` asks for.
+        // SAFETY: the caller's guarantees are those that `System` requires.
         unsafe { System.alloc(layout) }
     }
 
@@ -53,7 +53,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A device that counts what is asked of it.
+/// A device that counts its requests.
 #[derive(Clone)]
 struct Counted {
     device: UringDevice,
@@ -148,7 +148,7 @@ impl Args {
     }
 }
 
-/// CPU time of all threads of this process, in nanoseconds: in all, and outside of the kernel.
+/// Returns the CPU time of all threads of this process in nanoseconds: in total, and in user space.
 fn cpu_time() -> (u64, u64) {
     // SAFETY: all zeroes is a valid rusage, and the call fills the one it is given.
     let usage = unsafe {
@@ -160,7 +160,7 @@ fn cpu_time() -> (u64, u64) {
     (nanos(usage.ru_utime) + nanos(usage.ru_stime), nanos(usage.ru_utime))
 }
 
-/// Per request.
+/// Cost per request.
 #[derive(Clone, Copy)]
 struct Cost {
     micros: f64,
@@ -193,7 +193,7 @@ impl Start {
     }
 }
 
-/// A ring with nothing around it.
+/// A bare ring, without driver or executor.
 struct Bare {
     ring: IoUring,
     buffers: Vec<Buf>,
@@ -254,7 +254,7 @@ impl Bare {
     }
 }
 
-/// Runs `ops` requests as `depth` tasks.
+/// Runs `ops` requests in `depth` tasks.
 async fn tasks<F>(rt: &Rt, args: &Args, request: impl Fn(usize, Buf) -> F + Clone + 'static) -> forkdisk::Result<()>
 where
     F: Future<Output = (forkdisk::Result<()>, Buf)> + 'static,
@@ -319,7 +319,7 @@ async fn through_volume(rt: &Rt, args: &Args, volume: &Volume<Counted>, write: b
     tasks(rt, args, request).await
 }
 
-/// A pool with a volume of which every page is written.
+/// Creates a pool with a volume whose pages are all written.
 async fn filled(rt: &Rt, device: &Counted) -> forkdisk::Result<(Pool<Counted>, Volume<Counted>, Vec<u64>)> {
     Pool::format(device, &FormatOptions { size: POOL, uuid: [7; 16], now: 0, journal: None }).await?;
     let pool = Pool::open(device.clone(), Rc::new(rt.clone()), Default::default()).await?;

@@ -1,9 +1,9 @@
-//! What a ring is made of: sizes only, all with defaults that suit one pool and its clients.
+//! Sizes of a ring, all with defaults that suit one pool and its clients.
 
-/// Sizes of a ring and of what is registered with it.
+/// Sizes of a ring and of its registered buffers.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Submission queue entries; the kernel rounds up to a power of two. More requests than that
+    /// Submission queue entries; the kernel rounds up to a power of two. More requests
     /// may be in flight: those that find the queue full wait in order.
     pub entries: u32,
     /// `(bytes, count)` for each size of registered buffer, in rising order of bytes, each a

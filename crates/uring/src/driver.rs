@@ -1,10 +1,10 @@
 //! The ring and everything in flight on it: submits entries in the order in which they were
-//! queued, hands completions to their operations, keeps the table of registered
+//! queued, passes completions to their operations, keeps the table of registered
 //! buffers. Knows nothing of tasks except their wakers.
 //!
-//! Invariants: entries reach the kernel in the order of [`start`](Driver::start), also when the
+//! Invariants: entries reach the kernel in the order of [`start`](Driver::start), even when the
 //! queue is full; an operation stays in the slab until its last completion; no borrow of the
-//! driver's cells is held while foreign code (a waker, a destructor) runs.
+//! driver's cells is held while other code (a waker, a destructor) runs.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -33,18 +33,18 @@ use crate::sys;
 use crate::timer::Timers;
 
 /// `user_data` of the poll on the eventfd.
-const WAKE_ID: u64 = u64::MAX;
-/// `user_data` of entries whose completion says nothing.
-const IGNORE_ID: u64 = u64::MAX - 1;
+const WAKE: u64 = u64::MAX;
+/// `user_data` of entries whose completion is ignored.
+const IGNORE: u64 = u64::MAX - 1;
 
 pub(crate) struct Driver {
     queue: RefCell<Queue>,
     ops: RefCell<Slab<Op>>,
     pub(crate) pool: Rc<BufPool>,
-    /// Where each registered buffer lies, by slot; empty when registration failed.
+    /// Address of each registered buffer, by slot; empty if registration failed.
     registered: Vec<*const u8>,
     pub(crate) timers: RefCell<Timers>,
-    /// For what the ring does not have.
+    /// Runs system calls that the ring does not have.
     pub(crate) helper: Helper,
     wake: Arc<OwnedFd>,
     closed: Cell<bool>,
@@ -58,7 +58,7 @@ struct Queue {
 }
 
 impl Driver {
-    /// A ring that also wakes up when `wake`, an eventfd, is raised.
+    /// Creates a ring that also wakes up when the eventfd `wake` is raised.
     pub(crate) fn new(config: &Config, wake: Arc<OwnedFd>) -> forkdisk::Result<Rc<Driver>> {
         let ring = setup::ring(config.entries)?;
         let pool = BufPool::new(&config.buffers);
@@ -97,8 +97,8 @@ impl Driver {
         Ticket { driver: self.clone(), key: Some(key) }
     }
 
-    /// Submits what is queued and takes in what has completed. With `wait` it sleeps until there
-    /// is a completion or a timer is due, unless entries are left that found the ring full.
+    /// Submits queued entries and processes completions. With `wait` it sleeps until there
+    /// is a completion or a timer is due, unless entries are left for which the ring was full.
     pub(crate) fn turn(&self, wait: bool) -> io::Result<()> {
         let timeout = if wait { self.timers.borrow().next().map(until) } else { None };
         let completed = {
@@ -170,7 +170,7 @@ impl Driver {
         self.queue.borrow_mut().push(entry.user_data(IGNORE_ID));
     }
 
-    /// Ends everything: waits for requests to disks, cancels all others. Nothing can be started
+    /// Shuts down: waits for requests to disks, cancels all others. Nothing can be started
     /// afterwards.
     pub(crate) fn shut_down(&self) {
         self.closed.set(true);
@@ -178,18 +178,18 @@ impl Driver {
         let cancellable = |op: &Op| op.pending > 0 && op.work.is_cancellable();
         let keys: Vec<usize> = self.ops.borrow().iter().filter(|(_, op)| cancellable(op)).map(|(key, _)| key).collect();
         for key in keys {
-            // Whoever still waits sees an interrupted operation end instead of starting over.
+            // A waiting task sees an interrupted operation end instead of being repeated.
             self.ops.borrow_mut()[key].abandoned |= false;
             self.cancel(key);
         }
-        // What waits for a driver has no memory of ours and ends with the process.
+        // A driver's command holds no memory of this process and ends with the process.
         let is_awaited = |op: &Op| op.pending > 0 && !matches!(op.work, Work::Command { .. });
         while self.ops.borrow().iter().any(|(_, op)| is_awaited(op)) {
             self.turn(true).expect("a ring that has taken requests completes them");
         }
     }
 
-    /// The registered slot of the memory at `base`, if the buffer is one of this ring's pool.
+    /// Returns the registered slot of the memory at `base`, if the buffer is from this ring's pool.
     pub(crate) fn registered_slot(&self, slot: Option<u16>, base: *const u8) -> Option<u16> {
         slot.filter(|&slot| self.registered.get(slot as usize) == Some(&base))
     }
@@ -203,11 +203,11 @@ fn until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
 }
 
-/// Drops an operation nobody waited for, and what it brought.
+/// Drops an operation whose ticket is gone, and its result.
 fn discard(op: Op) {
     if matches!(op.work, Work::Accept) && op.result >= 0 {
         let connection = sys::own(op.result);
-        // As at any other end of a connection; it fails when the peer was faster.
+        // As at every end of a connection; fails if the peer closed it first.
         let _ = sys::shutdown(connection.as_fd(), Shutdown::Both);
     }
 }
@@ -256,7 +256,7 @@ impl Queue {
         };
         match result {
             Ok(_) => Ok(()),
-            // Interrupted, timed out, or short of memory until completions have been taken in.
+            // Interrupted, timed out, or out of memory until completions have been processed.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN)) => {
                 Ok(())
             }
@@ -272,7 +272,7 @@ impl Queue {
     }
 }
 
-/// The right to an operation's outcome. Dropping it leaves a request to a disk running and
+/// The claim to an operation's outcome. Dropping it leaves a request to a disk running and
 /// cancels any other.
 pub(crate) struct Ticket {
     driver: Rc<Driver>,

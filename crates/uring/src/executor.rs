@@ -1,7 +1,7 @@
 //! The executor: one thread, one ring, any number of tasks that never leave the thread.
 //!
-//! Each turn polls every task that is ready, then hands all requests they queued to the kernel in
-//! one system call, which also waits when nothing is ready any more. Wakers may be used on any
+//! Each turn polls every task that is ready, then passes all requests they queued to the kernel in
+//! one system call, which also waits if nothing is ready any more. Wakers may be used on any
 //! thread; the tasks run on the thread of [`block_on`] only.
 
 use std::cell::{Cell, RefCell};
@@ -28,17 +28,17 @@ use crate::signal::Signals;
 use crate::sys;
 use crate::timer::{self, Elapsed, Sleep};
 
-/// Tasks polled in one turn before completions are looked at again.
+/// Tasks polled in one turn before completions are processed again.
 const TASKS_PER_TURN: usize = 256;
 
 thread_local! {
     /// The executor that runs on this thread.
     static CURRENT: Cell<*const Shared> = const { Cell::new(ptr::null()) };
-    /// Its tasks that are ready, in the order in which they were woken.
+    /// Its ready tasks, in the order in which they were woken.
     static READY: RefCell<VecDeque<Runnable>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// The part of an executor that other threads may touch.
+/// The part of an executor that other threads may access.
 struct Shared {
     eventfd: Arc<OwnedFd>,
     /// Tasks woken by other threads.
@@ -106,7 +106,7 @@ struct Tasks {
     closed: Cell<bool>,
 }
 
-/// Takes its task off the list when the task's future is dropped.
+/// Removes its task from the list when the task's future is dropped.
 struct Listed {
     tasks: Rc<Tasks>,
     key: usize,
@@ -120,7 +120,7 @@ impl Drop for Listed {
 }
 
 pin_project! {
-    /// What a task runs. A block that awaits the future would have room for it twice, and move it at its first poll.
+    /// Future of a task. An async block would store the future twice, and move it at its first poll.
     struct Spawned<F> {
         #[pin]
         future: F,
@@ -136,11 +136,11 @@ impl<F: Future> Future for Spawned<F> {
     }
 }
 
-/// Sets up a ring on this thread, runs the future that `main` makes to its end and returns what it
-/// returned. All tasks that are left are dropped then, and requests to disks that are in flight
-/// are waited for.
+/// Sets up a ring on this thread, runs the future that `main` returns to its end and returns its
+/// result. Then drops all remaining tasks and waits for requests to disks
+/// that are in flight.
 ///
-/// Fails when io_uring is not to be had (the message says why), and when an executor already runs
+/// Fails if io_uring is not available (the message says why), and if an executor already runs
 /// on this thread. A panic in any task ends `block_on` with that panic.
 pub fn block_on<F: Future>(config: Config, main: impl FnOnce(Rt) -> F) -> forkdisk::Result<F::Output> {
     if !CURRENT.get().is_null() {
@@ -157,14 +157,14 @@ pub fn block_on<F: Future>(config: Config, main: impl FnOnce(Rt) -> F) -> forkdi
     let rt = Rt { inner: Rc::new(Inner { driver, shared, tasks: Rc::default(), started: Instant::now() }) };
     CURRENT.set(Arc::as_ptr(&rt.inner.shared));
     let end = End(rt.clone());
-    // Declared after `end`, so that it is dropped before the executor is taken down.
+    // Declared after `end`, so that it is dropped before the executor is shut down.
     let main = pin!(main(rt.clone()));
     let result = rt.inner.run(main).map_err(|e| Error::io("io_uring_enter failed", e));
     drop(end);
     result
 }
 
-/// Takes the executor down, also when a task panics.
+/// Shuts the executor down, even if a task panics.
 struct End(Rt);
 
 impl Drop for End {
@@ -181,8 +181,8 @@ impl Inner {
         let waker = Waker::from(self.shared.clone());
         let mut cx = Context::from_waker(&waker);
         loop {
-            // Swapped, not stored: who wakes it just before raises nothing, so what made them do so has to be seen
-            // here.
+            // Swapped, not stored: a waker that finds the flag set signals nothing, so its writes
+            // must be visible here.
             if self.shared.main_ready.swap(false, Ordering::AcqRel)
                 && let Poll::Ready(value) = main.as_mut().poll(&mut cx)
             {
@@ -203,8 +203,8 @@ impl Inner {
             && !self.shared.remote_waiting.load(Ordering::Acquire)
     }
 
-    /// Drops every task's future on this thread. A task that another thread is just waking comes
-    /// in through the remote queue, hence the loop.
+    /// Drops every task's future on this thread. A task that another thread is waking arrives
+    /// through the remote queue, hence the loop.
     fn drop_tasks(&self) {
         self.tasks.closed.set(true);
         loop {
@@ -227,8 +227,8 @@ impl Rt {
         &self.inner.driver
     }
 
-    /// Runs `future` as a task of its own. It goes on when the handle is dropped. After the end of
-    /// [`block_on`] nothing runs any more, and the future is dropped at once.
+    /// Runs `future` as a separate task. It continues if the handle is dropped. After the end of
+    /// [`block_on`] no task runs any more, and the future is dropped at once.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
         let tasks = &self.inner.tasks;
         let listed = Listed { tasks: tasks.clone(), key: tasks.wakers.borrow_mut().insert(None) };
@@ -245,7 +245,7 @@ impl Rt {
         JoinHandle { task: Some(handle) }
     }
 
-    /// Resolves once `time` has passed.
+    /// Sleeps for `time`.
     pub fn sleep_for(&self, time: Duration) -> Sleep {
         Sleep::new(self.driver(), time)
     }
@@ -255,7 +255,7 @@ impl Rt {
         timer::timeout(self.sleep_for(time), future).await
     }
 
-    /// Lets every other task that is ready run first.
+    /// Lets all other ready tasks run first.
     pub async fn yield_now(&self) {
         let mut yielded = false;
         std::future::poll_fn(|cx| {
@@ -268,23 +268,23 @@ impl Rt {
         .await;
     }
 
-    /// Takes over `signals` (such as `libc::SIGTERM`) from now on. Call it before the first
-    /// thread is started: threads that exist already would still get them.
+    /// Redirects `signals` (such as `libc::SIGTERM`) from now on. Call it before the first
+    /// thread is started: existing threads would still receive them.
     pub fn signals(&self, signals: &[i32]) -> forkdisk::Result<Signals> {
         Signals::new(self.driver(), signals)
     }
 
-    /// The pool of registered buffers of this ring, shared by all its devices.
+    /// Returns the pool of registered buffers of this ring, shared by all its devices.
     pub fn buffers(&self) -> &Rc<BufPool> {
         &self.driver().pool
     }
 
-    /// A buffer of `len` bytes with unspecified contents, registered if one is free.
+    /// Returns a buffer of `len` bytes with unspecified contents, registered if one is free.
     pub fn buffer(&self, len: usize) -> Buf {
         self.buffers().take(len)
     }
 
-    /// Whether the kernel took the buffers for registered I/O. It refuses when `ulimit -l` is too
+    /// Returns whether the kernel registered the buffers. It refuses if `ulimit -l` is too
     /// low for an unprivileged user; everything works without, a little slower.
     pub fn has_registered_buffers(&self) -> bool {
         self.driver().has_registered_buffers()
@@ -305,21 +305,21 @@ impl Runtime for Rt {
     }
 }
 
-/// A spawned task's outcome. Dropping it detaches the task.
+/// Handle of a spawned task, resolves to its result. Dropping it detaches the task.
 ///
 /// # Panics
-/// When awaited although the task was dropped with its executor.
+/// When awaited after the task was dropped with its executor.
 pub struct JoinHandle<T> {
     task: Option<async_task::Task<T>>,
 }
 
 impl<T> JoinHandle<T> {
-    /// Whether the task has ended.
+    /// Returns whether the task has ended.
     pub fn is_finished(&self) -> bool {
         self.task.as_ref().is_none_or(async_task::Task::is_finished)
     }
 
-    /// Drops the task's future where it stands; resolves when that is done.
+    /// Drops the task's future in its current state; resolves when that is done.
     pub async fn cancel(mut self) -> Option<T> {
         match self.task.take() {
             Some(task) => task.cancel().await,

@@ -1,4 +1,4 @@
-//! Freezing file systems: what is cached is written, and what would be written later waits.
+//! Freezing file systems: cached data is written, and later writers wait.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -7,17 +7,17 @@ use libc::c_ulong;
 
 use crate::sys;
 
-/// `_IOWR('X', 119, int)` and the next, on processors whose requests are built in the usual way.
+/// `_IOWR('X', 119, int)` and the next, on architectures with the generic encoding of ioctls.
 const FIFREEZE: c_ulong = 0xc004_5877;
 const FITHAW: c_ulong = 0xc004_5878;
 
-/// Writes what the file system of `file` has cached and has its writers wait until [`thaw`]. Needs root. One that is
-/// frozen already is [`ResourceBusy`](io::ErrorKind::ResourceBusy), one that cannot be frozen `EOPNOTSUPP`.
+/// Writes the cached data of `file`'s file system and blocks its writers until [`thaw`]. Needs root. Fails with
+/// [`ResourceBusy`](io::ErrorKind::ResourceBusy) if it is frozen already, and `EOPNOTSUPP` if it cannot be frozen.
 pub fn freeze(file: impl AsFd) -> io::Result<()> {
     ask(file, FIFREEZE)
 }
 
-/// Lets writers of the file system of `file` go on.
+/// Lets writers of the file system of `file` continue.
 pub fn thaw(file: impl AsFd) -> io::Result<()> {
     ask(file, FITHAW)
 }

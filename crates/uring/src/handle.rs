@@ -1,13 +1,13 @@
-//! An open file or socket as the ring knows it.
+//! An open file or socket in requests of the ring.
 //!
-//! Every request holds the handle of its file until its last completion, so the number of the descriptor cannot be
-//! given to another file while a request that names it is still queued.
+//! Every request holds the handle of its file until its last completion, so the number of the
+//! descriptor cannot be reused for another file while a request with that number is still queued.
 //!
-//! Files are not put into the ring's table of registered files. Before Linux 6.13 the kernel lets go of a file that
-//! was taken out of the table only when every earlier request of the ring that used a registered file or buffer has
-//! ended, whatever its file, and then after a second: a connection stays open for as long as anybody waits for another.
-//! A file that is named by its descriptor is closed when its descriptor and its own last request are gone
-//! (docs/decisions/0032-no-registered-files.md).
+//! Files are not put into the ring's table of registered files. Before Linux 6.13 the kernel releases
+//! a file that was removed from the table only when every earlier request of the ring that used a
+//! registered file or buffer has ended, for whatever file, and then after a second: a connection would
+//! stay open while a request waits on another. A file used by its descriptor is closed when its
+//! descriptor and its own last request are gone (docs/decisions/0032-no-registered-files.md).
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
@@ -34,7 +34,7 @@ impl Handle {
         self.fd.as_fd()
     }
 
-    /// What goes into the `fd` field of a request.
+    /// Returns the value for the `fd` field of a request.
     pub(crate) fn target(&self) -> Fd {
         Fd(self.fd.as_raw_fd())
     }

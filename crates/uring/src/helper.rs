@@ -1,8 +1,8 @@
-//! A thread for the system calls that may block and that the ring does not have: runs them in the order
-//! in which they were asked for and wakes who waits.
+//! A thread for system calls that may block and that the ring does not have: runs them in order
+//! and wakes the waiting tasks.
 //!
-//! It is started with the first of them. The executor does not end before the last has ended, whether
-//! anybody still waits or not: a file that is closed is not changed any more.
+//! It is started with the first call. The executor does not end before the last call has ended,
+//! whether its result is awaited or not: a closed file is not changed any more.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -14,7 +14,7 @@ use std::thread::{Builder, JoinHandle};
 
 type Call = Box<dyn FnOnce() -> io::Result<()> + Send>;
 
-/// The thread, once there is one.
+/// The thread, if it was started.
 #[derive(Default)]
 pub(crate) struct Helper {
     running: RefCell<Option<Running>>,
@@ -26,7 +26,7 @@ struct Running {
     thread: JoinHandle<()>,
 }
 
-/// What came of a call, and who waits for it.
+/// Result of a call, and the task that waits for it.
 #[derive(Default)]
 struct Answer {
     result: Option<io::Result<()>>,
@@ -34,7 +34,7 @@ struct Answer {
 }
 
 impl Helper {
-    /// Has `call` run; the future resolves to what it returned. Dropping that cancels nothing.
+    /// Runs `call`; the future resolves to its result. Dropping the future cancels nothing.
     pub(crate) fn run(
         &self,
         call: impl FnOnce() -> io::Result<()> + Send + 'static,
@@ -67,13 +67,13 @@ impl Helper {
         running.calls.send((call, answer)).map_err(|_| io::Error::other("the thread for system calls has died"))
     }
 
-    /// Waits until every call has ended. None is taken afterwards.
+    /// Waits until every call has ended. Later calls are refused.
     pub(crate) fn shut_down(&self) {
         self.closed.set(true);
         let running = self.running.borrow_mut().take();
         if let Some(Running { calls, thread }) = running {
             drop(calls);
-            // It ends without a panic, or its callers' requests have failed with it.
+            // It does not panic; if it did, the requests of its callers have failed already.
             let _ = thread.join();
         }
     }
@@ -123,7 +123,7 @@ mod tests {
             let waiting = rt.spawn(first);
             rt.yield_now().await;
             assert!(!waiting.is_finished());
-            // Only because this task goes on while the call blocks can that end.
+            // The wait ends only because this task continues while the call blocks.
             open.send(()).unwrap();
             (waiting.await.is_ok(), second.await.unwrap_err().raw_os_error())
         });

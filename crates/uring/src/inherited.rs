@@ -6,22 +6,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::sys;
 
-/// The first descriptor that is handed over.
+/// The first passed descriptor.
 const FIRST: RawFd = 3;
-/// No manager hands over more; a larger number is nonsense.
-const MAX_FDS: i32 = 4096;
+/// Most descriptors that are accepted; managers pass far fewer.
+const MOST: i32 = 4096;
 
-/// A descriptor that was handed over.
+/// A passed descriptor.
 #[derive(Debug)]
 pub struct Inherited {
-    /// What the manager calls it; `unknown` when it does not say.
+    /// Name given by the manager; `unknown` if it gives none.
     pub name: String,
-    /// The descriptor, closed at exec from now on.
+    /// The descriptor, with close-on-exec set.
     pub fd: OwnedFd,
 }
 
-/// The descriptors that were handed over to this process, in order. They are given out once: the second
-/// call returns none.
+/// Returns the descriptors that were passed to this process, in order. Only the first call returns
+/// them; later calls return none.
 pub fn inherited() -> Vec<Inherited> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<i32>().ok());
@@ -42,8 +42,8 @@ pub fn inherited() -> Vec<Inherited> {
 }
 
 fn is_open(fd: RawFd) -> bool {
-    // SAFETY: the descriptor is only asked for its flags during this call; if it is not open, the call says so
-    // and nothing is touched.
+    // SAFETY: only the flags of the descriptor are read during this call; if it is not open, the
+    // call fails and nothing is accessed.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     sys::descriptor_flags(fd).is_ok()
 }

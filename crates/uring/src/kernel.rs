@@ -1,15 +1,15 @@
-//! Which kernels this is for.
+//! Supported kernels.
 
 use forkdisk::{Error, ErrorKind};
 
 use crate::sys;
 
-/// The oldest one.
+/// The oldest supported kernel.
 const OLDEST: (u32, u32) = (5, 15);
-/// An environment variable that lets any kernel be tried.
+/// Environment variable that allows unsupported kernels.
 const ANY: &str = "FORKDISK_ANY_KERNEL";
 
-/// An error that says so if this kernel is too old.
+/// Fails if this kernel is too old.
 pub(crate) fn check() -> forkdisk::Result<()> {
     let release = sys::kernel_release();
     match is_new_enough(&release) || std::env::var_os(ANY).is_some_and(|value| value == "1") {
@@ -18,7 +18,7 @@ pub(crate) fn check() -> forkdisk::Result<()> {
     }
 }
 
-/// A release that cannot be read counts as new.
+/// Returns whether a release is supported; true if it cannot be parsed.
 fn is_new_enough(release: &str) -> bool {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|text| text.parse::<u32>());
     match (numbers.next(), numbers.next()) {

@@ -14,9 +14,9 @@
 //! });
 //! ```
 //!
-//! This is the only crate of the product with `unsafe` code (the benchmarks have one loop with some, to be
-//! compared with). What it rests on: memory that the
-//! kernel may touch belongs to the request (`op`) and stays there until the last completion.
+//! This is the only crate of the product with `unsafe` code (the benchmarks have one loop with
+//! some, for comparison). Its basis: memory that the kernel may access belongs to the request
+//! (`op`) and stays there until the last completion.
 #![warn(missing_docs)]
 
 mod config;

@@ -1,4 +1,4 @@
-//! The kernel's loop driver: a file as a block device.
+//! The kernel's loop driver, which makes a file a block device.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::sys::{self, LoopConfig};
 
 const CONTROL: &str = "/dev/loop-control";
-/// How long a device may take to be let go of: programs that look at new devices hold them for a moment.
+/// How long releasing a device may take: programs that examine new devices hold them for a moment.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -17,11 +17,11 @@ const READ_ONLY: u32 = 1;
 const PARTITIONS: u32 = 8;
 const DIRECT_IO: u32 = 16;
 
-/// Makes `file` a block device with direct I/O and partitions; returns its path. The kernel keeps the file open until
-/// [`detach_loop`]. Needs root and Linux 5.8. What a file has beyond its last whole sector of 512 bytes is no part of
-/// the device.
+/// Makes `file` a block device with direct I/O and partitions; returns its path. The kernel keeps
+/// the file open until [`detach_loop`]. Needs root and Linux 5.8. Bytes after the file's last whole
+/// sector of 512 bytes are not part of the device.
 ///
-/// The file's own file system is asked for I/O, so never call this on the thread that serves it.
+/// The kernel does I/O on the file's own file system, so never call this on the thread that serves it.
 pub fn attach_loop(file: &File, read_only: bool) -> io::Result<PathBuf> {
     let control = File::options().read(true).write(true).open(CONTROL);
     let control = control.map_err(|e| io::Error::new(e.kind(), format!("{CONTROL}: {e} (modprobe loop)")))?;
@@ -33,25 +33,25 @@ pub fn attach_loop(file: &File, read_only: bool) -> io::Result<PathBuf> {
         let flags = PARTITIONS | DIRECT_IO | if read_only { READ_ONLY } else { 0 };
         let config = LoopConfig::new(file.as_fd(), flags);
         match sys::loop_configure(device.as_fd(), &config) {
-            // Somebody else was faster.
+            // Another process took this number first.
             Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
             outcome => return outcome.map(|()| path),
         }
     }
 }
 
-/// Lets the device at `path` go of its file, after everything is written. Refused with
-/// [`ResourceBusy`](io::ErrorKind::ResourceBusy) while something is mounted from it or holds it otherwise.
+/// Detaches the device at `path` from its file, after everything is written. Fails with
+/// [`ResourceBusy`](io::ErrorKind::ResourceBusy) while it is mounted or in use.
 pub fn detach_loop(path: &Path) -> io::Result<()> {
     let_go(path, File::sync_all)
 }
 
-/// As [`detach_loop`], of a device behind which nobody is any more: what was not written is lost already.
+/// As [`detach_loop`], for a device whose server is gone: unwritten data is lost already.
 pub fn abandon_loop(path: &Path) -> io::Result<()> {
     let_go(path, |_| Ok(()))
 }
 
-/// Has the device at `path` take on the length of its file. Never to be called on the thread that serves the file.
+/// Sets the device at `path` to the length of its file. Never call it on the thread that serves the file.
 pub fn resize_loop(path: &Path) -> io::Result<()> {
     sys::loop_set_capacity(File::open(path)?.as_fd())
 }
@@ -59,7 +59,7 @@ pub fn resize_loop(path: &Path) -> io::Result<()> {
 fn let_go(path: &Path, first: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
     let start = Instant::now();
     let device = loop {
-        // Fails if anybody has a claim on it, or on one of its partitions.
+        // Fails if the device or one of its partitions is claimed.
         match sys::open(path, libc::O_RDONLY | libc::O_EXCL, 0) {
             Err(e) if e.raw_os_error() == Some(libc::EBUSY) && start.elapsed() < Duration::from_secs(1) => {
                 std::thread::sleep(PAUSE);

@@ -1,8 +1,8 @@
-//! One request from its submission to its last completion: what it does, the memory it lends to
-//! the kernel, and what a completion means for it (done, or a remainder to submit again).
+//! One request from its submission to its last completion: its operation, the memory it lends to
+//! the kernel, and the meaning of a completion (done, or a remainder to submit again).
 //!
 //! Invariant: all memory that an entry points to belongs to the operation (on the heap, at an
-//! address that does not change when the operation is moved) and is neither touched nor freed
+//! address that does not change when the operation is moved) and is neither accessed nor freed
 //! before the last completion.
 
 use std::io;
@@ -19,23 +19,23 @@ use crate::handle::Handle;
 use crate::net::Message;
 use crate::sys::SockAddr;
 
-/// The most bytes that one entry asks for: a multiple of every block size below the kernel's
+/// Most bytes of one entry: a multiple of every block size below the kernel's
 /// limit of 2 GiB less a page.
 const MAX_ENTRY_BYTES: usize = 1 << 30;
 
-/// From this many bytes on a worker thread of the kernel copies what is sent: one core copies about 2 GB/s, and the
-/// ring's thread has others to serve meanwhile.
-const LARGE_SEND_BYTES: usize = 256 << 10;
+/// Bytes from which a worker thread of the kernel copies the data of a send: one core copies about
+/// 2 GB/s, and the ring's thread can serve others meanwhile.
+const LARGE_SEND: usize = 256 << 10;
 
 pub(crate) struct Op {
     pub(crate) work: Work,
     pub(crate) file: Rc<Handle>,
     pub(crate) waker: Option<Waker>,
-    /// Completions still to come.
+    /// Outstanding completions.
     pub(crate) pending: u32,
-    /// What the operation returned: a negative errno or a count. The first error stays.
+    /// Result of the operation: a negative errno or a count. The first error is kept.
     pub(crate) result: i32,
-    /// Nobody waits any more.
+    /// The ticket was dropped.
     pub(crate) abandoned: bool,
 }
 
@@ -66,7 +66,7 @@ pub(crate) enum Work {
     Connect(Box<SockAddr>),
     Accept,
     Readable,
-    /// A command of a driver, which is lent no memory. It ends when the driver says so.
+    /// A driver's command, which is lent no memory. It ends when the driver completes it.
     Command {
         number: u32,
         data: [u8; 16],
@@ -77,24 +77,24 @@ pub(crate) enum Work {
 pub(crate) struct Transfer {
     pub(crate) buf: Buf,
     pub(crate) base: *mut u8,
-    /// What is left of each segment.
+    /// Remaining parts of the segments.
     pub(crate) segments: Segments,
     pub(crate) write: bool,
-    /// The registered buffer, if it is one.
+    /// Slot of the registered buffer, if it is one.
     pub(crate) slot: Option<u16>,
-    /// Unit that a continued request must keep to, in bytes.
+    /// Alignment of a continued request, in bytes.
     pub(crate) block: usize,
     pub(crate) rw_flags: i32,
 }
 
-/// What a completion means.
+/// Meaning of a completion.
 pub(crate) enum Step {
     Done(i32),
     Again(Entry),
 }
 
 impl Work {
-    /// How many entries it is submitted as.
+    /// Returns how many entries it is submitted as.
     pub(crate) fn parts(&self) -> usize {
         match self {
             Work::Transfer(t) => t.segments.len(),
@@ -102,8 +102,8 @@ impl Work {
         }
     }
 
-    /// Whether it may wait for something that never happens, so that it is cancelled when nobody
-    /// waits for it. Requests to disks always end by themselves and are never cancelled.
+    /// Returns whether it may wait forever, so that it is cancelled when its ticket is
+    /// dropped. Requests to disks always end and are never cancelled.
     pub(crate) fn is_cancellable(&self) -> bool {
         let of_disk = matches!(self, Work::Punch { .. } | Work::Allocate { .. } | Work::Zero { .. });
         !of_disk && !matches!(self, Work::Transfer(_) | Work::Flush { .. } | Work::Command { .. })
@@ -145,7 +145,7 @@ impl Work {
         }
     }
 
-    /// Takes in the result of entry `part`.
+    /// Processes the result of entry `part`.
     pub(crate) fn step(&mut self, part: usize, result: i32, file: &Handle, abandoned: bool) -> Step {
         match self {
             Work::Transfer(t) => t.step(part, result, file),
@@ -183,13 +183,13 @@ impl Transfer {
             return Step::Done(0);
         }
         if result == -libc::EINTR || result == -libc::EAGAIN {
-            // Off to a worker thread, which may block: otherwise EAGAIN could go round and round.
+            // Repeated on a worker thread, which may block: otherwise EAGAIN could repeat without end.
             return Step::Again(self.entry(part, file).flags(Flags::ASYNC));
         }
         if result < 0 {
             return Step::Done(result);
         }
-        // What a continued request starts at must be aligned again; repeating a part is harmless.
+        // The continued request must start aligned; repeating a part is harmless.
         let whole = result as usize / self.block * self.block;
         if whole == 0 {
             return Step::Done(if self.write { -libc::ENOSPC } else { SHORT_ERRNO });
@@ -201,10 +201,10 @@ impl Transfer {
     }
 }
 
-/// A read met the end of the file. No errno has this number.
-const SHORT_ERRNO: i32 = -100_000;
+/// Result of a read at the end of the file. Not a valid errno.
+const SHORT: i32 = -100_000;
 
-/// The error that a negative result stands for.
+/// Converts a negative result to an error.
 pub(crate) fn error(result: i32) -> io::Error {
     match result {
         SHORT_ERRNO => io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the range that was read"),

@@ -1,4 +1,4 @@
-//! Makes a ring with the best flags that the running kernel takes, and registers its buffers if it can.
+//! Creates a ring with the best flags that the running kernel supports, and registers its buffers if possible.
 
 use std::io;
 use std::rc::Rc;
@@ -9,10 +9,10 @@ use io_uring::{Builder, IoUring};
 
 use crate::kernel;
 
-/// Completions that fit before the kernel has to queue them on the side, per submission entry.
+/// Size of the completion queue per submission entry; further completions are queued by the kernel separately.
 const COMPLETIONS_PER_ENTRY: u32 = 4;
 
-/// From best to plainest: the first that the kernel accepts is used.
+/// Sets of flags from best to plainest: the first that the kernel accepts is used.
 const FLAVOURS: [fn(&mut Builder); 4] = [
     |b| {
         b.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all().setup_no_sqarray();
@@ -71,8 +71,8 @@ fn why_refused(error: io::Error) -> Error {
     Error::new(ErrorKind::Unsupported, text)
 }
 
-/// Registers the pool's memory; returns where each slot lies, or nothing when the kernel refuses
-/// (a low `ulimit -l`, for one), which only costs a little time per request.
+/// Registers the pool's memory; returns the address of each slot, or nothing if the kernel refuses
+/// (for example because of a low `ulimit -l`), which only costs a little time per request.
 pub(crate) fn register_buffers(ring: &IoUring, pool: &Rc<BufPool>) -> Vec<*const u8> {
     let memory = pool.memory();
     let iovecs: Vec<libc::iovec> =
@@ -81,8 +81,8 @@ pub(crate) fn register_buffers(ring: &IoUring, pool: &Rc<BufPool>) -> Vec<*const
         return Vec::new();
     }
     // SAFETY: the memory belongs to the pool or to a buffer taken from it. The driver keeps the
-    // pool, and uses a slot only for a buffer that lies where the slot does. The kernel pins the
-    // pages, so even memory that is freed early is never written to under another owner.
+    // pool, and uses a slot only for a buffer at the slot's address. The kernel pins the
+    // pages, so even memory that is freed early is never written under another owner.
     match unsafe { ring.submitter().register_buffers(&iovecs) } {
         Ok(()) => memory.into_iter().map(|(base, _)| base).collect(),
         Err(_) => Vec::new(),

@@ -1,4 +1,4 @@
-//! Memory that outlives the process: a file on tmpfs, mapped and shared.
+//! Memory that outlives the process: a file on tmpfs, mapped shared.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use memmap2::MmapMut;
 
-/// A file in memory, mapped. No other process writes it while this lives.
+/// A mapped file in memory. No other process writes it while this lives.
 pub struct SharedMemory {
     map: MmapMut,
     /// Holds the lock.
@@ -16,11 +16,11 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// The file at `path`, which is made, `len` bytes long, where there is none; `None` if there is none and `make` is
-    /// not set. All of its memory is set aside, so that no store can fail.
+    /// Opens the file at `path`. If it is missing, creates it with `len` bytes if `make` is set,
+    /// else returns `None`. All of its memory is allocated, so that no store can fail.
     ///
     /// # Errors
-    /// `Unsupported` where the folder is not in memory (tmpfs), `WouldBlock` where another process has the file.
+    /// `Unsupported` if the folder is not in memory (tmpfs), `WouldBlock` if another process has the file open.
     pub fn open(path: &Path, len: usize, make: bool) -> io::Result<Option<SharedMemory>> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(make).mode(0o600).custom_flags(libc::O_NOFOLLOW);
@@ -35,9 +35,9 @@ impl SharedMemory {
             }
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the folder is not in memory (tmpfs)"));
         }
-        // Several may read what was left: the pool's own lock keeps writers apart from them.
+        // Several processes may read what was left: the pool's own lock separates writers from them.
         let lock = if make { libc::LOCK_EX } else { libc::LOCK_SH };
-        // SAFETY: a call on a descriptor that is open.
+        // SAFETY: a call on an open descriptor.
         if unsafe { libc::flock(file.as_raw_fd(), lock | libc::LOCK_NB) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -56,8 +56,8 @@ impl SharedMemory {
                 return Err(io::Error::from_raw_os_error(error));
             }
         }
-        // SAFETY: the file lies in a folder that only this user may enter, is locked, and its storage is set aside:
-        // no other process shortens it or writes it while it is mapped.
+        // SAFETY: the file lies in a folder that only this user can access, is locked, and its
+        // storage is allocated: no other process shortens or writes it while it is mapped.
         let map = unsafe { MmapMut::map_mut(&file)? };
         Ok(Some(SharedMemory { map, _file: file }))
     }
@@ -72,7 +72,7 @@ impl AsMut<[u8]> for SharedMemory {
 fn is_in_memory(file: &File) -> io::Result<bool> {
     // SAFETY: all bytes of the structure may be zero, and the call fills it.
     let mut found: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the descriptor is open and the pointer is to a structure of ours.
+    // SAFETY: the descriptor is open and the pointer is to a local structure.
     if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) } != 0 {
         return Err(io::Error::last_os_error());
     }

@@ -1,4 +1,4 @@
-//! Signals as something to await, through a signalfd.
+//! Asynchronous signals, through a signalfd.
 
 use std::cell::Cell;
 use std::io;
@@ -11,7 +11,7 @@ use crate::handle::Handle;
 use crate::op::{Work, outcome};
 use crate::sys;
 
-/// Signals that are delivered here instead of to the process. The thread's signal mask is put back
+/// Signals that are delivered here instead of to the process. The thread's signal mask is restored
 /// when this is dropped, unless they are to be [ignored](Signals::ignore_from_now_on).
 pub struct Signals {
     handle: Rc<Handle>,
@@ -27,12 +27,12 @@ impl Signals {
         Ok(Signals { handle: Handle::new(driver, fd), is_last: Cell::new(false), old_mask })
     }
 
-    /// Whatever arrives from now on changes nothing any more: the process is about to end by itself.
+    /// Ignores all further signals, since the process is about to end.
     pub fn ignore_from_now_on(&self) {
         self.is_last.set(true);
     }
 
-    /// The next signal to arrive. Signals of one number that arrive together count once.
+    /// Waits for the next signal. Pending signals with the same number count once.
     pub async fn recv(&self) -> io::Result<i32> {
         loop {
             if let Some(signal) = sys::signalfd_next(self.handle.fd())? {

@@ -1,4 +1,4 @@
-//! Thin safe wrappers around the system calls that neither `std` nor `io-uring` offers. Every
+//! Thin safe wrappers around system calls that neither `std` nor `io-uring` offers. Every
 //! wrapper owns or borrows its file descriptors and turns -1 into an `io::Error`.
 
 use std::ffi::CString;
@@ -18,12 +18,12 @@ pub(crate) fn c_path(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// Takes ownership of a descriptor that a system call or a completion has just returned, or that was
-/// handed over to this process when it began.
+/// Takes ownership of a descriptor that a system call or a completion has just returned, or that
+/// was passed to this process at its start.
 pub(crate) fn own(fd: RawFd) -> OwnedFd {
-    // SAFETY: the callers pass a descriptor the kernel handed out in this very call or completion, or
-    // one that the process was started with and that is taken once (see `inherited`), so nobody else
-    // owns it.
+    // SAFETY: the callers pass a descriptor that the kernel returned in this very call or
+    // completion, or one that the process was started with and that is taken once (see
+    // `inherited`), so it has no other owner.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn open(path: &Path, flags: c_int, mode: libc::mode_t) -> io::Result<
     }
 }
 
-/// What the kernel calls its release, such as `6.1.0-18-amd64`; empty if it does not say.
+/// Returns the kernel's release, such as `6.1.0-18-amd64`; empty if it is unknown.
 pub(crate) fn kernel_release() -> String {
     let mut names = MaybeUninit::<libc::utsname>::zeroed();
     // SAFETY: `names` has room for one utsname, which was zeroed, so that every field ends with a NUL whether the
@@ -51,13 +51,13 @@ pub(crate) fn kernel_release() -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The flags of a descriptor; an error if it is not open.
+/// Returns the flags of a descriptor; fails if it is not open.
 pub(crate) fn descriptor_flags(fd: BorrowedFd<'_>) -> io::Result<c_int> {
     // SAFETY: takes no pointers.
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) })
 }
 
-/// Has a descriptor closed when another program is started.
+/// Sets close-on-exec for a descriptor.
 pub(crate) fn close_at_exec(fd: &OwnedFd) -> io::Result<()> {
     // SAFETY: takes no pointers.
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) }).map(drop)
@@ -75,7 +75,7 @@ pub(crate) fn eventfd_raise(fd: BorrowedFd<'_>) {
     unsafe { libc::write(fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
 }
 
-/// Sets an eventfd back to zero.
+/// Resets an eventfd to zero.
 pub(crate) fn eventfd_clear(fd: BorrowedFd<'_>) {
     let mut count = [0u8; 8];
     // SAFETY: `count` has room for the eight bytes that are read; the descriptor does not block.
@@ -94,7 +94,7 @@ fn signal_set(signals: &[c_int]) -> io::Result<libc::sigset_t> {
     Ok(unsafe { set.assume_init() })
 }
 
-/// Blocks `signals` in this thread; returns the mask from before.
+/// Blocks `signals` in this thread; returns the previous mask.
 pub(crate) fn block_signals(signals: &[c_int]) -> io::Result<libc::sigset_t> {
     let set = signal_set(signals)?;
     let mut old = set;
@@ -116,7 +116,7 @@ pub(crate) fn signalfd(signals: &[c_int]) -> io::Result<OwnedFd> {
     check(unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) }).map(own)
 }
 
-/// The next signal that arrived, if there is one.
+/// Returns the next pending signal, if there is one.
 pub(crate) fn signalfd_next(fd: BorrowedFd<'_>) -> io::Result<Option<c_int>> {
     let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
     let size = size_of::<libc::signalfd_siginfo>();
@@ -132,7 +132,7 @@ pub(crate) fn signalfd_next(fd: BorrowedFd<'_>) -> io::Result<Option<c_int>> {
     }
 }
 
-/// Memory of a driver, mapped for reading.
+/// Memory of a driver, mapped read-only.
 pub(crate) struct Mapping {
     base: *const u8,
     len: usize,
@@ -141,7 +141,7 @@ pub(crate) struct Mapping {
 impl Mapping {
     pub(crate) fn new(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Mapping> {
         let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED | libc::MAP_POPULATE);
-        // SAFETY: a new mapping at a place that the kernel chooses touches no memory that is in use.
+        // SAFETY: a new mapping at an address that the kernel chooses affects no memory in use.
         let base =
             unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, fd.as_raw_fd(), offset as libc::off_t) };
         match base {
@@ -150,7 +150,7 @@ impl Mapping {
         }
     }
 
-    /// What lies at `at`, which the driver does not change at this time.
+    /// Reads the bytes at `at`, which the driver does not change at this time.
     pub(crate) fn read<const N: usize>(&self, at: usize) -> [u8; N] {
         assert!(at + N <= self.len, "within the mapping");
         // SAFETY: within the mapping, which lives as long as `self`; bytes need no alignment.
@@ -160,12 +160,12 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: it was mapped with this length, and nobody has a pointer into it.
+        // SAFETY: it was mapped with this length, and no pointer into it exists.
         unsafe { libc::munmap(self.base.cast_mut().cast(), self.len) };
     }
 }
 
-/// A lock on `len` bytes from `start`; length 0 means up to the end, whatever it becomes.
+/// Builds a lock on `len` bytes from `start`; length 0 means up to the end of the file, wherever that is.
 fn lock_on(exclusive: bool, start: u64, len: u64) -> libc::flock {
     // SAFETY: all zeroes is a valid flock.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -175,12 +175,12 @@ fn lock_on(exclusive: bool, start: u64, len: u64) -> libc::flock {
     lock
 }
 
-/// Tries to lock a whole file for its open file description. `Ok(false)`: another has it.
+/// Tries to lock a whole file for its open file description. `Ok(false)`: another description has it locked.
 pub(crate) fn lock_file(fd: BorrowedFd<'_>, exclusive: bool) -> io::Result<bool> {
     set_lock(fd, lock_on(exclusive, 0, 0))
 }
 
-/// As [`lock_file`], shared, one byte.
+/// As [`lock_file`], shared, for one byte.
 pub(crate) fn share_byte(fd: BorrowedFd<'_>, at: u64) -> io::Result<bool> {
     set_lock(fd, lock_on(false, at, 1))
 }
@@ -194,8 +194,8 @@ fn set_lock(fd: BorrowedFd<'_>, lock: libc::flock) -> io::Result<bool> {
     }
 }
 
-/// Whether another description has a lock on any of `len` bytes from `start` (0: all of them): an exclusive one, or
-/// also a shared one.
+/// Returns whether another description has a lock on any of `len` bytes from `start` (0: all of
+/// them): an exclusive one, or with `also_shared` any.
 pub(crate) fn is_locked(fd: BorrowedFd<'_>, also_shared: bool, start: u64, len: u64) -> io::Result<bool> {
     let mut lock = lock_on(also_shared, start, len);
     // SAFETY: `lock` lives across the call.
@@ -211,7 +211,7 @@ pub(crate) struct DirectAlign {
     pub(crate) offset: u32,
 }
 
-/// What the kernel says about direct I/O on this file; `None` when it does not say.
+/// Returns the alignment for direct I/O on this file; `None` if the kernel does not report it.
 pub(crate) fn direct_align(fd: BorrowedFd<'_>) -> Option<DirectAlign> {
     let mut st = MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: the path is an empty NUL-terminated string and `st` has room for one statx.
@@ -224,8 +224,8 @@ pub(crate) fn direct_align(fd: BorrowedFd<'_>) -> Option<DirectAlign> {
         .then_some(DirectAlign { memory: st.stx_dio_mem_align, offset: st.stx_dio_offset_align })
 }
 
-/// Device, inode and, for a block device, which one (then the others are 0), as far as the kernel knows by itself: the
-/// server of a network or FUSE file system is not asked.
+/// Returns device and inode, or the number of a block device (then the others are 0), from the
+/// kernel's cache: the server of a network or FUSE file system is not queried.
 pub(crate) fn identity(path: &Path) -> Option<(u64, u64, u64)> {
     let path = c_path(path).ok()?;
     let mut st = MaybeUninit::<libc::statx>::zeroed();
@@ -255,7 +255,7 @@ struct FileCloneRange {
 
 const FICLONERANGE: c_ulong = 0x4020_940d;
 
-/// Has the file system share a range of `source` with `target`. It may block.
+/// Makes the file system share a range of `source` with `target`. May block.
 pub(crate) fn clone_range(
     source: BorrowedFd<'_>,
     from: u64,
@@ -276,7 +276,7 @@ pub(crate) fn clone_range(
 const BLKSSZGET: c_ulong = 0x1268;
 const BLKGETSIZE64: c_ulong = 0x8008_1272;
 
-/// Logical sector size of a block device, in bytes.
+/// Returns the logical sector size of a block device, in bytes.
 pub(crate) fn sector_size(fd: BorrowedFd<'_>) -> io::Result<usize> {
     let mut size: c_int = 0;
     // SAFETY: BLKSSZGET writes one int.
@@ -284,7 +284,7 @@ pub(crate) fn sector_size(fd: BorrowedFd<'_>) -> io::Result<usize> {
     usize::try_from(size).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// Length of a block device, in bytes.
+/// Returns the length of a block device, in bytes.
 pub(crate) fn block_device_len(fd: BorrowedFd<'_>) -> io::Result<u64> {
     let mut len: u64 = 0;
     // SAFETY: BLKGETSIZE64 writes one u64.
@@ -292,7 +292,7 @@ pub(crate) fn block_device_len(fd: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(len)
 }
 
-/// Who is at the other end of a unix socket.
+/// Credentials of the peer of a unix socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCred {
     /// Process id at the time of the connect.
@@ -324,7 +324,7 @@ pub(crate) fn shutdown(fd: BorrowedFd<'_>, how: std::net::Shutdown) -> io::Resul
     check(unsafe { libc::shutdown(fd.as_raw_fd(), how) }).map(drop)
 }
 
-/// A stream socket of `domain`.
+/// Creates a stream socket of `domain`.
 pub(crate) fn stream_socket(domain: c_int) -> io::Result<OwnedFd> {
     // SAFETY: takes no pointers.
     check(unsafe { libc::socket(domain, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) }).map(own)
@@ -367,7 +367,7 @@ impl SockAddr {
         (&raw const self.storage).cast()
     }
 
-    /// A unix socket's path; refused when it does not fit the 107 bytes the kernel has for it.
+    /// Builds a unix socket's address; fails if the path exceeds the 107 bytes that the kernel has for it.
     pub(crate) fn unix(path: &Path) -> io::Result<SockAddr> {
         let bytes = path.as_os_str().as_bytes();
         // SAFETY: all zeroes is a valid sockaddr_un.
@@ -426,7 +426,7 @@ pub(crate) fn set_direct(fd: BorrowedFd<'_>, direct: bool) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags) }).map(drop)
 }
 
-/// What the loop driver is told of a device: `struct loop_info64`.
+/// Settings of a loop device: `struct loop_info64`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct LoopInfo {
@@ -444,7 +444,7 @@ impl Default for LoopInfo {
     }
 }
 
-/// `struct loop_config`. A block size of 0 is the driver's own, 512.
+/// `struct loop_config`. A block size of 0 is the driver's default, 512.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct LoopConfig {
@@ -455,7 +455,7 @@ pub(crate) struct LoopConfig {
 }
 
 impl LoopConfig {
-    /// For the file `fd`.
+    /// Creates the configuration for the file `fd`.
     pub fn new(fd: BorrowedFd<'_>, flags: u32) -> LoopConfig {
         let info = LoopInfo { flags, ..LoopInfo::default() };
         LoopConfig { fd: fd.as_raw_fd() as u32, info, ..LoopConfig::default() }
@@ -467,25 +467,25 @@ const LOOP_CONFIGURE: c_ulong = 0x4c0a;
 const LOOP_CLR_FD: c_ulong = 0x4c01;
 const LOOP_SET_CAPACITY: c_ulong = 0x4c07;
 
-/// The number of a loop device that nobody uses.
+/// Returns the number of an unused loop device.
 pub(crate) fn loop_free(control: BorrowedFd<'_>) -> io::Result<c_int> {
     // SAFETY: takes no pointers.
     check(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) })
 }
 
-/// Gives a loop device its file.
+/// Attaches a file to a loop device.
 pub(crate) fn loop_configure(device: BorrowedFd<'_>, config: &LoopConfig) -> io::Result<()> {
     // SAFETY: `config` has the layout of `struct loop_config` and lives across the call, which only reads it.
     check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, std::ptr::from_ref(config)) }).map(drop)
 }
 
-/// Takes a loop device's file away.
+/// Detaches a loop device from its file.
 pub(crate) fn loop_clear(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: takes no pointers.
     check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD) }).map(drop)
 }
 
-/// Has a loop device take on the length of its file.
+/// Sets a loop device to the length of its file.
 pub(crate) fn loop_set_capacity(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: takes no pointers.
     check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_SET_CAPACITY) }).map(drop)

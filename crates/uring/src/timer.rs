@@ -39,7 +39,7 @@ pub struct Sleep {
 
 impl Sleep {
     pub(crate) fn new(driver: &Rc<Driver>, time: Duration) -> Sleep {
-        // Far enough away is never: an Instant cannot hold every Duration.
+        // Limited to 100 years: an Instant cannot represent every Duration.
         let never = Duration::from_secs(100 * 365 * 86_400);
         let deadline = Instant::now() + time.min(never);
         let id = driver.timers.borrow_mut().new_id();
@@ -67,7 +67,7 @@ impl Drop for Sleep {
     }
 }
 
-/// The time was up before the future was ready.
+/// The time elapsed before the future was ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Elapsed;
 

@@ -1,7 +1,7 @@
 //! The kernel's ublk driver: a block device whose requests this thread's ring receives.
 //!
-//! Control commands go through a small ring of their own on a thread of their own, because starting and
-//! stopping a device waits for its requests to be served. A request's data is copied with `pread` and `pwrite` on
+//! Control commands go through a separate small ring on a separate thread, because starting and stopping
+//! a device waits for its requests to be served. A request's data is copied with `pread` and `pwrite` on
 //! the device's character node (`UBLK_F_USER_COPY`, Linux 6.5), so the kernel is lent no memory.
 
 use std::fs::File;
@@ -22,11 +22,11 @@ use crate::op::{Work, outcome};
 use crate::sys::Mapping;
 
 const CONTROL: &str = "/dev/ublk-control";
-/// How long the kernel may take for a control command.
+/// Timeout of a control command.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// `_IOWR('u', number, …)` of a control command (32 bytes) and of one for I/O (16 bytes).
+/// Encodes `_IOWR('u', number, …)` of a control command (32 bytes) or an I/O command (16 bytes).
 const fn command(number: u32, bytes: u32) -> u32 {
     3 << 30 | bytes << 16 | (b'u' as u32) << 8 | number
 }
@@ -51,35 +51,35 @@ const READ_ONLY: u32 = 1;
 const VOLATILE_CACHE: u32 = 4;
 const FUA: u32 = 8;
 const OP_FUA: u32 = 1 << 13;
-/// Where the data of request `tag` of a queue begins in the character device.
+/// Offset in the character device of the data of request `tag` of a queue.
 const DATA: u64 = 0x8000_0000;
 const TAG_SHIFT: u32 = 25;
 const QUEUE_SHIFT: u32 = 41;
 const DESCRIPTOR: usize = 24;
-/// Descriptors of a queue in the mapping, whatever its depth.
+/// Descriptors per queue in the mapping, for any depth.
 const MOST_DEPTH: usize = 4096;
 
 const SECTOR: u64 = 512;
-/// Queues, and requests at a time in each.
+/// Number of queues, and of requests at a time in each.
 const QUEUES: u16 = 2;
 const DEPTH: u16 = 64;
 /// Longest request, in bytes.
 const LONGEST: u32 = 512 << 10;
 
-/// What a request asks for.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UblkOperation {
     /// Read; the data goes to [`UblkDevice::give`].
     Read,
     /// Write; the data comes from [`UblkDevice::take`].
     Write,
-    /// Make durable what was written.
+    /// Make earlier writes durable.
     Flush,
-    /// Forget.
+    /// Discard the range.
     Discard,
-    /// Have it read as zeroes.
+    /// Make the range read as zeroes.
     WriteZeroes,
-    /// Anything else.
+    /// Any other operation.
     Unknown,
 }
 
@@ -88,18 +88,18 @@ pub enum UblkOperation {
 pub struct UblkRequest {
     queue: u16,
     tag: u16,
-    /// What it asks for.
+    /// Operation.
     pub operation: UblkOperation,
-    /// First byte.
+    /// Offset in bytes.
     pub offset: u64,
-    /// How many.
+    /// Length in bytes.
     pub len: u64,
-    /// Durable when it is answered.
+    /// Make it durable before the answer.
     pub fua: bool,
 }
 
-/// A block device of the kernel that is served here. To be ended with [`stop`](Self::stop) and, when
-/// nobody serves it any more, [`delete`](Self::delete).
+/// A block device of the kernel that is served here. End it with [`stop`](Self::stop) and, when its
+/// slots are not served any more, [`delete`](Self::delete).
 pub struct UblkDevice {
     rt: Rt,
     number: u32,
@@ -109,7 +109,7 @@ pub struct UblkDevice {
     helper: Helper,
 }
 
-/// Whether this machine has the driver; why not.
+/// Returns why this machine has no ublk driver; `None` if it has one.
 pub fn ublk_missing() -> Option<String> {
     let exists = Path::new(CONTROL).exists();
     (!exists)
@@ -117,8 +117,8 @@ pub fn ublk_missing() -> Option<String> {
 }
 
 impl UblkDevice {
-    /// A new device of `size` bytes, of which whole sectors count. Nobody sees it before it is
-    /// [started](Self::start).
+    /// Creates a device of `size` bytes, rounded down to whole sectors. It becomes visible when it
+    /// is [started](Self::start).
     pub async fn add(rt: &Rt, size: u64, read_only: bool) -> io::Result<UblkDevice> {
         let helper = Helper::default();
         let number = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(u32::MAX));
@@ -157,23 +157,23 @@ impl UblkDevice {
         }
     }
 
-    /// `/dev/ublkb0`.
+    /// Returns its path, such as `/dev/ublkb0`.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/dev/ublkb{}", self.number))
     }
 
-    /// All places for requests: a queue and a tag each. Every one of them is to be [fetched](Self::fetch).
+    /// Returns all slots for requests, each a queue and a tag. Each of them must be [fetched](Self::fetch).
     pub fn places(&self) -> impl Iterator<Item = (u16, u16)> + use<> {
         (0..QUEUES).flat_map(|queue| (0..DEPTH).map(move |tag| (queue, tag)))
     }
 
-    /// The first request in this place.
+    /// Waits for the first request in this slot.
     pub async fn fetch(&self, (queue, tag): (u16, u16)) -> io::Result<UblkRequest> {
         self.next(FETCH, queue, tag, 0).await
     }
 
-    /// Answers a request, with a count of bytes or a negative errno, and waits for the next one in its place.
-    /// An error: the device has been stopped.
+    /// Answers a request, with a count of bytes or a negative errno, and waits for the next one in
+    /// its slot. Fails when the device has been stopped.
     pub async fn answer(&self, request: UblkRequest, result: i32) -> io::Result<UblkRequest> {
         self.next(COMMIT_AND_FETCH, request.queue, request.tag, result).await
     }
@@ -196,7 +196,7 @@ impl UblkDevice {
             5 => UblkOperation::WriteZeroes,
             _ => UblkOperation::Unknown,
         };
-        // A flush has no place: its sector is whatever.
+        // A flush has no range: its sector is undefined.
         let (offset, len) = match operation {
             UblkOperation::Flush => (0, 0),
             _ => (sector.saturating_mul(SECTOR), u64::from(word(4)) * SECTOR),
@@ -208,34 +208,34 @@ impl UblkDevice {
         DATA + (u64::from(request.queue) << QUEUE_SHIFT | u64::from(request.tag) << TAG_SHIFT)
     }
 
-    /// Fills `buf` with what is to be written.
+    /// Fills `buf` with the data of a write request.
     pub fn take(&self, request: &UblkRequest, buf: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(buf, UblkDevice::data_of(request))
     }
 
-    /// Hands over what was read.
+    /// Passes the data of a read request to the kernel.
     pub fn give(&self, request: &UblkRequest, buf: &[u8]) -> io::Result<()> {
         self.file.write_all_at(buf, UblkDevice::data_of(request))
     }
 
-    /// Makes the block device. Its first requests come before this ends.
+    /// Makes the block device visible. Its first requests arrive before this returns.
     pub async fn start(&self) -> io::Result<()> {
         let (number, pid) = (self.number, std::process::id());
         self.helper.run(move || control(START, number, &mut [], pid.into())).await
     }
 
-    /// Takes the block device away. Its last requests come before this ends; then every place that waits for a
-    /// request has an error.
+    /// Removes the block device. Its last requests arrive before this returns; then every slot that
+    /// waits for a request fails.
     pub async fn stop(&self) -> io::Result<()> {
         let number = self.number;
         self.helper.run(move || control(STOP, number, &mut [], 0)).await
     }
 
-    /// Forgets a stopped device that nobody waits for any more.
+    /// Deletes a stopped device whose slots are not served any more.
     pub async fn delete(self) -> io::Result<()> {
         let UblkDevice { rt, number, file, handle, descriptors, helper } = self;
         drop((descriptors, handle, file));
-        // The ring lets go of the node behind its last request.
+        // The ring releases the node after its last request.
         rt.sleep_for(PAUSE).await;
         let gone = helper.run(move || control(DELETE, number, &mut [], 0)).await;
         helper.shut_down();
@@ -243,13 +243,13 @@ impl UblkDevice {
     }
 }
 
-/// Forgets device `number`, whose server has died.
+/// Deletes device `number`, whose server has died.
 pub fn ublk_forget(number: u32) -> io::Result<()> {
     control(STOP, number, &mut [], 0).and_then(|()| control(DELETE, number, &mut [], 0))
 }
 
-/// Has device `number` take on a length of `size` bytes, of which whole sectors count. Needs Linux 6.16; older ones
-/// refuse it.
+/// Sets device `number` to a length of `size` bytes, rounded down to whole sectors. Fails before
+/// Linux 6.16.
 pub fn ublk_resize(number: u32, size: u64) -> io::Result<()> {
     control(UPDATE_SIZE, number, &mut [], size / SECTOR)
 }
@@ -270,7 +270,7 @@ fn parameters(size: u64, read_only: bool) -> [u8; PARAMS] {
     put(0, PARAMS as u32);
     put(4, BASIC | DISCARD);
     put(8, VOLATILE_CACHE | FUA | if read_only { READ_ONLY } else { 0 });
-    // Shifts of the logical, physical, best and least size of a request.
+    // Shifts of the logical, physical, optimal and minimal size of a request.
     put(12, u32::from_ne_bytes([9, 12, 12, 12]));
     put(16, LONGEST / SECTOR as u32);
     put(24, (size / SECTOR) as u32);
@@ -287,19 +287,19 @@ fn open_node(number: u32) -> io::Result<File> {
     let (path, start) = (format!("/dev/ublkc{number}"), Instant::now());
     loop {
         match File::options().read(true).write(true).open(&path) {
-            // It appears a moment later.
+            // The node appears a moment later.
             Err(_) if start.elapsed() < Duration::from_secs(5) => std::thread::sleep(PAUSE),
             opened => return opened.map_err(|e| io::Error::new(e.kind(), format!("{path}: {e}"))),
         }
     }
 }
 
-/// One control command, with up to [`PATIENCE`] for its answer.
+/// Runs one control command, with up to [`PATIENCE`] for its answer.
 fn control(number: u32, device: u32, data: &mut [u8], value: u64) -> io::Result<()> {
     let file = File::options().read(true).write(true).open(CONTROL);
     let file = file.map_err(|e| io::Error::new(e.kind(), format!("{CONTROL}: {e}")))?;
     let mut ring: IoUring<squeue::Entry128> = IoUring::builder().build(2)?;
-    // The kernel writes to memory of this command alone; what it says is copied back.
+    // The kernel writes to memory used by this command only; its answer is copied back.
     let mut lent = data.to_vec().into_boxed_slice();
     let mut bytes = [0; 80];
     bytes[..4].copy_from_slice(&device.to_ne_bytes());
@@ -309,7 +309,7 @@ fn control(number: u32, device: u32, data: &mut [u8], value: u64) -> io::Result<
     bytes[8..16].copy_from_slice(&address.to_ne_bytes());
     bytes[16..24].copy_from_slice(&value.to_ne_bytes());
     let entry = opcode::UringCmd80::new(Fd(file.as_raw_fd()), number).cmd(bytes).build();
-    // SAFETY: `lent` is neither moved nor freed before the completion, and leaked if there is none in time.
+    // SAFETY: `lent` is neither moved nor freed before the completion, and is leaked if there is none in time.
     unsafe { ring.submission().push(&entry) }.map_err(io::Error::other)?;
     let (start, limit) = (Instant::now(), Timespec::from(Duration::from_secs(1)));
     loop {

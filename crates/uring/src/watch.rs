@@ -1,5 +1,5 @@
-//! Any descriptor that can be polled, as something to await. What is read and written stays the owner's
-//! business.
+//! Asynchronous readiness of a descriptor. Reading and writing is left to the
+//! owner.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,19 +10,19 @@ use crate::executor::Rt;
 use crate::handle::Handle;
 use crate::op::{Work, outcome};
 
-/// A descriptor that is watched. It should not block, so that a false alarm does no harm.
+/// A watched descriptor. It should be non-blocking, so that a false wakeup is harmless.
 pub struct Watched {
     handle: Rc<Handle>,
 }
 
 impl Watched {
-    /// Takes over `fd`.
+    /// Takes ownership of `fd`.
     pub fn new(rt: &Rt, fd: OwnedFd) -> Watched {
         let driver: &Rc<Driver> = rt.driver();
         Watched { handle: Handle::new(driver, fd) }
     }
 
-    /// Resolves when there is something to read, or an end or an error to be found out by reading.
+    /// Waits until a read would return data, the end or an error.
     pub async fn readable(&self) -> io::Result<()> {
         outcome(self.handle.driver().start(&self.handle, Work::Readable).await.result).map(drop)
     }

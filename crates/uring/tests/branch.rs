@@ -1,5 +1,4 @@
-//! The example `branch` does what it says.
-#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
+//! Test of the example `branch`.
 
 #[path = "../examples/branch.rs"]
 #[allow(dead_code, reason = "`main` is for the command line")]

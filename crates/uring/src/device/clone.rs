@@ -1,5 +1,5 @@
-//! Ranges that the file system clones (`FICLONERANGE`) or makes zero by itself, where it can: XFS with
-//! reflinks, btrfs. What it has once refused is not asked for again.
+//! Ranges that the file system clones (`FICLONERANGE`) or zeroes itself, where supported: XFS with
+//! reflinks, btrfs. After the first refusal it is not tried again.
 
 use std::cell::{Cell, OnceCell};
 use std::future::Future;
@@ -12,17 +12,17 @@ use super::{UringDevice, geometry, invalid, past_end};
 use crate::op::{Work, outcome};
 use crate::sys;
 
-/// File systems clone whole blocks of their own, which are pages mostly. Larger ones refuse.
-const UNIT_BYTES: u64 = 4096;
+/// Alignment of clones: file systems clone whole blocks, mostly pages. Those with larger blocks refuse.
+const UNIT: u64 = 4096;
 
-/// What is known about cloning on one device.
+/// What is known about cloning on a device.
 #[derive(Default)]
 pub(super) struct Cloning {
-    /// Its file system cannot clone.
+    /// The file system cannot clone.
     refused: Cell<bool>,
-    /// It cannot clone from another file: that lies elsewhere.
+    /// It cannot clone from another file, since that lies on another file system.
     refused_from_others: Cell<bool>,
-    /// The same open file, for the thread that clones: it holds the lock, too, until that has ended.
+    /// The open file, for the cloning thread: it also keeps the lock until the thread has ended.
     file: OnceCell<Arc<OwnedFd>>,
 }
 
@@ -35,8 +35,8 @@ impl UringDevice {
         files && !refused && !mine.read_only
     }
 
-    /// See [`Device::clone_range`](forkdisk::Device::clone_range). The call waits for direct I/O in flight,
-    /// so that it is made on a thread of its own.
+    /// Implements [`Device::clone_range`](forkdisk::Device::clone_range). The system call waits for
+    /// direct I/O in flight, so it is made on a separate thread.
     pub(super) fn start_clone(
         &self,
         source: &UringDevice,
@@ -63,7 +63,7 @@ impl UringDevice {
         }
     }
 
-    /// See [`Device::zero_range`](forkdisk::Device::zero_range).
+    /// Implements [`Device::zero_range`](forkdisk::Device::zero_range).
     pub(super) fn start_zero(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
         let checked = match self.may_clone(self) {
             false => Err(io::ErrorKind::Unsupported.into()),
@@ -114,8 +114,8 @@ impl UringDevice {
     }
 }
 
-/// Whether an error says that it will never work here: no such call, no such feature, blocks that are larger,
-/// or a file that is special (`EPERM`, `ETXTBSY`: swap, immutable).
+/// Returns whether an error is permanent: unknown call, missing feature, larger blocks,
+/// or a special file (`EPERM`, `ETXTBSY`: swap, immutable).
 fn is_refusal(errno: i32) -> bool {
     [libc::EOPNOTSUPP, libc::ENOTTY, libc::ENOSYS, libc::EINVAL, libc::EXDEV, libc::EPERM, libc::ETXTBSY]
         .contains(&errno)
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
     use crate::{Config, DeviceOptions, block_on};
 
-    /// On whatever file system temporary files lie: it clones, or says once that it cannot.
+    /// Uses the file system of temporary files: it clones, or refuses once.
     #[test]
     fn a_range_is_cloned_or_refused_for_good() {
         let dir = tempfile::tempdir().unwrap();

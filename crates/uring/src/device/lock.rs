@@ -1,9 +1,9 @@
-//! One owner per pool (I11): a lock that lives exactly as long as anybody can still write.
+//! One owner per pool (I11): a lock that lives exactly as long as writes can still reach the device.
 //!
 //! The lock belongs to the open file description, not to the process. Every
 //! request in flight holds that description too, so the kernel releases the lock only when the last
-//! request has ended, even when the process was killed long before.
-//! A successor that gets the lock therefore cannot be overtaken by its predecessor's writes.
+//! request has ended, even if the process was killed long before.
+//! So writes of the previous owner cannot overtake those of the next one.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use forkdisk::{Error, ErrorKind};
 
-/// Pause between two attempts on a lock whose owner is ending.
+/// Pause between two attempts to take a lock whose owner is ending.
 pub(super) const RETRY: Duration = Duration::from_millis(10);
-/// How long an image is waited for whose lock no living process has.
+/// How long to wait for an image whose lock belongs to no living process.
 const ENDING: Duration = Duration::from_secs(1);
 
 /// Locks the whole file, exclusively or shared. Waits up to `patience` while the lock is held
-/// but no living process can be seen to hold it.
+/// but no living process is found to hold it.
 pub(super) fn acquire(file: &File, path: &Path, exclusive: bool, patience: Duration) -> forkdisk::Result<()> {
     let start = Instant::now();
     loop {
@@ -45,19 +45,19 @@ pub(super) fn busy(path: &Path, holder: &str) -> Error {
     Error::new(ErrorKind::Busy, format!("{} is in use by {holder}", path.display()))
 }
 
-/// The bytes that QEMU locks in an image, shared, one for each right: from here on those that are used.
+/// Offset of the bytes that QEMU locks in an image, shared, one for each permission in use.
 const USED: u64 = 100;
-/// From here on those that no other process may use.
+/// Offset of the bytes for permissions that other processes may not use.
 const NOT_SHARED: u64 = 200;
-/// Rights: to read what does not change meanwhile, to write, to change the length.
+/// Permissions: consistent read, write, resize.
 const READ: u64 = 0;
 const WRITE: u64 = 1;
 const RESIZE: u64 = 3;
 
-/// Refuses an image that another process writes, as far as it says so by a lock: QEMU and forkdisk do. As long as
-/// `file` is open QEMU does not begin to write it; other readers do not hinder and are not hindered. A file system
-/// without locks has none in the way. Blocks the thread for up to a second where the lock is that of a process that has
-/// ended: the kernel keeps it until the last request of that process is done.
+/// Refuses an image that another process writes, as far as a lock shows it: QEMU and forkdisk set one.
+/// While `file` is open, QEMU does not start writing it; other readers neither block nor are blocked. A
+/// file system without locks never refuses. Blocks the thread for up to a second if the lock belongs to a
+/// process that has ended: the kernel keeps it until the last request of that process is complete.
 pub fn lock_image(file: &File, path: &Path) -> forkdisk::Result<()> {
     let start = Instant::now();
     while let Some(byte) = foreign_lock(file) {
@@ -70,10 +70,11 @@ pub fn lock_image(file: &File, path: &Path) -> forkdisk::Result<()> {
     Ok(())
 }
 
-/// Locks the image as a reader; the lock of a writer that stands against it, if there is one: on a byte, or on all.
+/// Locks the image as a reader. Returns the conflicting lock of a writer, if there is one: on a
+/// byte, or on the whole file.
 fn foreign_lock(file: &File) -> Option<Option<u64>> {
     let fd = file.as_fd();
-    // Locked before the test: of two processes that begin together at least one sees the lock of the other.
+    // Lock first, then test: of two processes that start together, at least one sees the other's lock.
     for byte in [USED + READ, NOT_SHARED + WRITE, NOT_SHARED + RESIZE] {
         if matches!(crate::sys::share_byte(fd, byte), Ok(false)) {
             return Some(Some(byte));
@@ -87,7 +88,7 @@ fn foreign_lock(file: &File) -> Option<Option<u64>> {
     matches!(crate::sys::is_locked(fd, false, 0, 0), Ok(true)).then_some(None)
 }
 
-/// Whether a line of fdinfo tells of a lock of an open file description, on this byte.
+/// Returns whether a line of fdinfo shows a lock of an open file description, on this byte.
 fn tells_of_lock(line: &str, byte: Option<u64>) -> bool {
     if !line.starts_with("lock:") || !line.contains("OFDLCK") {
         return false;
@@ -99,7 +100,7 @@ fn tells_of_lock(line: &str, byte: Option<u64>) -> bool {
     start.zip(end).is_some_and(|(start, end): (u64, u64)| (start..=end).contains(&byte))
 }
 
-/// The process that holds a lock on this file, or on this byte of it, as `name (pid 123)`.
+/// Returns the process that holds a lock on this file, or on this byte of it, as `name (pid 123)`.
 fn holder(file: &File, byte: Option<u64>) -> Option<String> {
     let identity = identity(&file.metadata().ok()?);
     let me = std::process::id();
@@ -114,7 +115,8 @@ fn holder(file: &File, byte: Option<u64>) -> Option<String> {
     None
 }
 
-/// What uses a block device that the kernel refuses to open exclusively, as far as /proc and /sys show it.
+/// Describes the user of a block device that the kernel refuses to open exclusively, as far as
+/// /proc and /sys show it.
 pub fn block_device_user(path: &Path) -> String {
     let Ok(meta) = fs::metadata(path) else { return UNSEEN.to_string() };
     let (major, minor) = (libc::major(meta.rdev()), libc::minor(meta.rdev()));
@@ -136,7 +138,8 @@ pub fn block_device_user(path: &Path) -> String {
     user.map_or_else(|| UNSEEN.to_string(), |pid| describe(pid, me))
 }
 
-/// Where a device is mounted. Some file systems (btrfs) have a device number of their own: those name their source.
+/// Returns the mount point of a device. File systems with their own device numbers (btrfs) are
+/// matched by their source.
 fn mount_point(device: &fs::Metadata) -> Option<String> {
     let number = format!("{}:{}", libc::major(device.rdev()), libc::minor(device.rdev()));
     let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
@@ -158,15 +161,15 @@ fn processes() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// The descriptors of a process that are open on a file.
+/// Returns the descriptors of a process that are open on a file.
 fn open_on(pid: u32, wanted: (u64, u64, u64)) -> impl Iterator<Item = String> {
     let fds = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    // Never asks a file system's server, which may be waiting for us.
+    // Does not query servers of file systems, which may be waiting for this process.
     fds.filter(move |fd| crate::sys::identity(&fd.path()).is_some_and(|found| found == wanted))
         .filter_map(|fd| fd.file_name().into_string().ok())
 }
 
-/// Device, inode and, for a block device, which one: its node may exist several times.
+/// Returns device and inode; for a block device its number, since it may have several nodes.
 fn identity(meta: &fs::Metadata) -> (u64, u64, u64) {
     if meta.file_type().is_block_device() { (0, 0, meta.rdev()) } else { (meta.dev(), meta.ino(), 0) }
 }
@@ -185,7 +188,7 @@ mod tests {
 
     use super::*;
 
-    /// A file, and another description of it.
+    /// Returns a file, and a second open file description of it.
     fn twice() -> (tempfile::NamedTempFile, File) {
         let file = tempfile::NamedTempFile::new().unwrap();
         let again = File::options().read(true).write(true).open(file.path()).unwrap();
@@ -194,7 +197,7 @@ mod tests {
 
     #[test]
     fn an_image_that_is_written_is_refused_and_one_that_is_read_is_not() {
-        // What QEMU's readers and writers lock.
+        // Bytes that QEMU's readers and writers lock.
         for (bytes, is_written) in
             [(&[100_u64, 201, 203] as &[u64], false), (&[100, 101, 103, 201], true), (&[200], true)]
         {
@@ -208,7 +211,7 @@ mod tests {
     fn a_writer_that_comes_later_sees_the_reader() {
         let (ours, theirs) = twice();
         lock_image(ours.as_file(), ours.path()).unwrap();
-        // QEMU looks whether another process forbids writing.
+        // QEMU checks whether another process forbids writing.
         assert!(crate::sys::is_locked(theirs.as_fd(), true, NOT_SHARED + WRITE, 1).unwrap());
         assert!(!crate::sys::is_locked(theirs.as_fd(), true, USED + WRITE, 1).unwrap());
     }

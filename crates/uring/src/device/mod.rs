@@ -1,7 +1,7 @@
 //! Files and block devices as a [`Device`].
 //!
-//! Requests are checked against alignment and length when they are made, queued at once and in
-//! order, one ring entry per segment. A write is complete when all of its bytes are; a short one
+//! Requests are checked for alignment and length when they are made, and queued at once and in
+//! order, one ring entry per segment. A write is complete when all of its bytes are; a short write
 //! is continued, an interrupted one repeated. A device owns its file exclusively (see `lock`).
 
 mod clone;
@@ -31,7 +31,7 @@ use crate::op::{Op, Transfer, Work, outcome};
 pub struct UringDevice {
     rt: Rt,
     state: Rc<State>,
-    /// For a block device that wants whole stripes.
+    /// For a block device that prefers whole stripes.
     stripes: Option<Rc<Stripes<UringDevice>>>,
 }
 
@@ -43,18 +43,18 @@ struct State {
     read_only: bool,
     block: usize,
     len: Cell<u64>,
-    /// Raised whenever the length changes, and what a full flush has made durable of that.
+    /// Incremented whenever the length changes, and its value at the last full flush.
     resized: Cell<u64>,
     resize_flushed: Cell<u64>,
-    /// Discard is not to be had here.
+    /// The device does not support discard.
     no_discard: Cell<bool>,
     cloning: clone::Cloning,
 }
 
 impl UringDevice {
-    /// Opens an existing file or block device and locks it. `NotFound`, `Invalid` (not a file or
-    /// block device, no permission), `ReadOnly` (the file system is), `Busy` (the message says
-    /// who has it).
+    /// Opens an existing file or block device and locks it. Errors: `NotFound`, `Invalid` (not a
+    /// file or block device, no permission), `ReadOnly` (the file system is), `Busy` (the message
+    /// names the owner).
     ///
     /// A process that was killed keeps its lock until the kernel has finished its last request;
     /// opening waits for that, blocking the thread for at most
@@ -63,10 +63,10 @@ impl UringDevice {
         open::open(rt, path.as_ref(), options)
     }
 
-    /// Makes a sparse file of `size` bytes, or takes a block device of at least that length, and
-    /// opens it locked. A target that is not empty (a file with a length, a block device that
-    /// does not begin with zeroes) is `Exists` unless `force`; then a file is emptied first. One
-    /// that is in use stays untouched in any case.
+    /// Creates a sparse file of `size` bytes, or takes a block device of at least that length, and
+    /// opens it locked. A target that is not empty (a file with a length, a block device that does
+    /// not begin with zeroes) is `Exists` unless `force`; then a file is emptied first. A target in
+    /// use stays untouched in any case.
     pub fn create(
         rt: &Rt,
         path: impl AsRef<Path>,
@@ -77,22 +77,22 @@ impl UringDevice {
         open::create(rt, path.as_ref(), size, force, options)
     }
 
-    /// Where it was opened.
+    /// Returns the path by which it was opened.
     pub fn path(&self) -> &Path {
         &self.state.path
     }
 
-    /// Whether requests go past the page cache. False when the file system refused it.
+    /// Returns whether requests bypass the page cache. False if the file system does not support that.
     pub fn is_direct(&self) -> bool {
         self.state.direct
     }
 
-    /// Whether it is a block device rather than a file.
+    /// Returns whether it is a block device.
     pub fn is_block_device(&self) -> bool {
         self.state.kind == geometry::Kind::Block
     }
 
-    /// Writes whatever is held of stripes that are not full.
+    /// Writes the data held for incomplete stripes.
     fn release(&self) {
         self.stripes.iter().for_each(|stripes| stripes.release());
     }
@@ -164,7 +164,7 @@ impl Request {
 }
 
 impl UringDevice {
-    /// Writes what the range holds once more: a block device that is itself thin has storage for it from then on.
+    /// Rewrites the contents of the range, so that a thin block device allocates storage for it.
     async fn write_again(&self, offset: u64, len: u64) -> io::Result<()> {
         let mut at = offset;
         while at < offset + len {
@@ -228,7 +228,7 @@ impl Device for UringDevice {
         self.clone().flushed(ticket, resized)
     }
 
-    /// Punches a hole into a file, which then reads as zeroes; asks a block device to do the same.
+    /// Punches a hole into a file, which then reads as zeroes; sends a discard to a block device.
     fn discard(&self, offset: u64, len: u64) -> impl Future<Output = io::Result<()>> + 'static {
         self.release();
         let end = self.len();
@@ -321,8 +321,8 @@ mod tests {
     const ARRAY: forkdisk::device::Array = forkdisk::device::Array { stripe: STRIPE, in_flight: 8 * STRIPE };
     const LEN: usize = 5 * 4096;
 
-    /// Writes that end anywhere in stripes, while more are on their way and while none is: each byte is there when it
-    /// is acknowledged, and the last is not held for long.
+    /// Writes that end anywhere in stripes, with and without others in flight: each byte is there
+    /// when it is acknowledged, and the last write is not held for long.
     #[test]
     fn what_was_held_for_its_stripe_is_there_when_it_is_acknowledged() {
         let dir = tempfile::tempdir().unwrap();

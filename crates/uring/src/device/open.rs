@@ -1,4 +1,4 @@
-//! Opening and making what becomes a device: nothing is changed before the lock is held.
+//! Opening and creating devices: nothing is changed before the lock is held.
 
 use std::cell::Cell;
 use std::fs::{self, File};
@@ -17,20 +17,20 @@ use crate::executor::Rt;
 use crate::handle::Handle;
 use crate::sys;
 
-/// How much of a block device must be zero for it to count as empty, in bytes.
-const EMPTY_PROBE_BYTES: u64 = 1 << 20;
+/// Bytes at the beginning of a block device that must be zero for it to count as empty.
+const EMPTY_PROBE: u64 = 1 << 20;
 
-/// How to open a device.
+/// Options for opening a device.
 #[derive(Clone, Debug)]
 pub struct DeviceOptions {
-    /// Refuse writes; several readers may have the device at the same time, but no writer with
+    /// Refuse writes; several readers may open the device at the same time, but no writer with
     /// them.
     pub read_only: bool,
-    /// Go past the page cache where the file system can.
+    /// Bypass the page cache if the file system supports it.
     pub direct: bool,
-    /// How long to wait for a device whose last owner is gone but still has requests in flight.
+    /// How long to wait for a device whose last owner has ended but still has requests in flight.
     pub patience: Duration,
-    /// What it wants as an array with parity; `None`: what a block device says of itself.
+    /// Properties of an array with parity; `None`: as the block device reports them.
     pub array: Option<Array>,
 }
 
@@ -69,7 +69,7 @@ pub(super) fn create(
     };
     let result = prepared.and_then(|()| finish(rt, path, opened, kind, options));
     if is_new && result.is_err() {
-        // What was never a pool should not be left behind; the first error is the one to report.
+        // A file that never became a pool is removed; the first error is the one to report.
         let _ = fs::remove_file(path);
     }
     result
@@ -80,7 +80,7 @@ struct Opened {
     direct: bool,
 }
 
-/// What the path leads to, found without opening it: a pipe would block.
+/// Returns the type of `path` without opening it, since opening a pipe would block.
 fn kind_at(path: &Path) -> forkdisk::Result<Kind> {
     let meta = fs::metadata(path).map_err(|e| explain(path, e))?;
     geometry::kind(&meta).ok_or_else(|| {
@@ -108,13 +108,13 @@ fn open_locked(path: &Path, kind: Kind, flags: i32, options: &DeviceOptions) -> 
     Ok(Opened { file, direct })
 }
 
-/// Opens, direct if possible, and waits for a block device whose last owner is ending.
+/// Opens, with direct I/O if possible, and waits for a block device whose last owner is ending.
 fn open_patiently(path: &Path, kind: Kind, flags: i32, options: &DeviceOptions) -> forkdisk::Result<(OwnedFd, bool)> {
     let start = Instant::now();
     loop {
         let opened = match sys::open(path, flags | direct_flag(options.direct), 0o600) {
             Ok(fd) => return Ok((fd, options.direct)),
-            // The attempt may have made the file before it was refused: it is ours then.
+            // The failed attempt may have created the file: it belongs to this process then.
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) && options.direct => {
                 let left = if flags & libc::O_CREAT != 0 { flags & !libc::O_EXCL } else { flags };
                 sys::open(path, left, 0o600)
@@ -146,7 +146,7 @@ fn prepare_file(file: &File, path: &Path, size: u64, force: bool, is_new: bool) 
         return Err(not_empty(path, &format!("has {old} bytes")));
     }
     if size > old {
-        // A length that the file system refuses is found out while the old contents are still there.
+        // Detects a length that the file system refuses while the old contents still exist.
         file.set_len(size).map_err(failed)?;
     }
     file.set_len(0).and_then(|()| file.set_len(size)).and_then(|()| file.sync_all()).map_err(failed)?;
@@ -163,7 +163,7 @@ fn prepare_block(file: &File, path: &Path, size: u64, force: bool) -> forkdisk::
     if force {
         return Ok(());
     }
-    // Through the page cache: a probe needs no aligned memory.
+    // Through the page cache, which needs no aligned memory.
     let mut start = Vec::new();
     let read = File::open(path).and_then(|probe| probe.take(EMPTY_PROBE_BYTES).read_to_end(&mut start));
     read.map_err(failed)?;
@@ -175,7 +175,7 @@ fn not_empty(path: &Path, how: &str) -> Error {
     Error::new(ErrorKind::Exists, text)
 }
 
-/// Makes a new file's name durable.
+/// Makes a new file's directory entry durable.
 fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(parent)?.sync_all()

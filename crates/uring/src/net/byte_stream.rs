@@ -1,4 +1,4 @@
-//! What a server needs of a connection and of a listener, whatever carries the bytes.
+//! Connections and listeners as a server uses them, independent of the transport.
 
 use std::future::Future;
 use std::io;
@@ -11,15 +11,15 @@ use crate::sys::PeerCred;
 
 /// One connection: bytes in order, in both directions. Clones are the same connection.
 ///
-/// At most one receive and one send at a time. A receive that is dropped takes its bytes with it.
+/// At most one receive and one send at a time. The bytes of a dropped receive are lost.
 pub trait ByteStream: Clone + 'static {
-    /// Receives up to `max` bytes to `buf[at..]`; 0 means that the peer has finished.
+    /// Receives up to `max` bytes to `buf[at..]`; 0 means that the peer has closed its side.
     ///
     /// # Panics
     /// If `at + max` lies beyond the buffer.
     fn recv(&self, buf: Buf, at: usize, max: usize) -> impl Future<Output = (io::Result<usize>, Buf)> + 'static;
 
-    /// Receives exactly `len` bytes to `buf[at..]`; `UnexpectedEof` when the peer finishes before.
+    /// Receives exactly `len` bytes to `buf[at..]`; `UnexpectedEof` if the peer closes its side before.
     ///
     /// # Panics
     /// If `at + len` lies beyond the buffer.
@@ -40,11 +40,11 @@ pub trait ByteStream: Clone + 'static {
         }
     }
 
-    /// Sends all bytes of all pieces, in order, and gives the pieces back. A peer that has gone is
-    /// `BrokenPipe`.
+    /// Sends all bytes of all pieces, in order, and returns the pieces. If the peer is gone, fails
+    /// with `BrokenPipe`.
     fn send_vectored(&self, pieces: Vec<Piece>) -> impl Future<Output = (io::Result<()>, Vec<Piece>)> + 'static;
 
-    /// Tells the peer that nothing more will be sent, if there is a way to say so before the end.
+    /// Tells the peer that nothing more will be sent, if the protocol has a message for that.
     fn finish(&self) -> impl Future<Output = io::Result<()>> + 'static {
         std::future::ready(Ok(()))
     }
@@ -52,7 +52,7 @@ pub trait ByteStream: Clone + 'static {
     /// Ends one or both directions; a receive in flight ends with what had arrived.
     fn shutdown(&self, how: Shutdown) -> io::Result<()>;
 
-    /// Which process of this machine connected, if the stream tells.
+    /// Returns the local process that connected, if the stream provides it.
     fn peer(&self) -> Option<PeerCred> {
         None
     }
@@ -76,17 +76,17 @@ impl ByteStream for Stream {
     }
 
     fn peer(&self) -> Option<PeerCred> {
-        // Of a TCP connection the kernel knows no process.
+        // The kernel knows no process for a TCP connection.
         self.peer_cred().ok().filter(|peer| peer.pid > 0)
     }
 }
 
-/// Where connections come from.
+/// A source of connections.
 pub trait Accept {
-    /// What a connection is.
+    /// Type of a connection.
     type Stream: ByteStream;
 
-    /// The next connection.
+    /// Waits for the next connection.
     fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>>;
 }
 

@@ -1,11 +1,11 @@
-//! Many pieces of memory that leave in one system call.
+//! Several pieces of memory that are sent in one system call.
 
 use std::ops::Range;
 use std::rc::Rc;
 
 use forkdisk::Buf;
 
-/// The most pieces the kernel takes at once (UIO_MAXIOV).
+/// Most pieces per system call (UIO_MAXIOV).
 const MAX_IOVECS: usize = 1024;
 
 /// A part of what is sent: bytes, or a range of an I/O buffer.
@@ -15,12 +15,12 @@ pub enum Piece {
     Bytes(Vec<u8>),
     /// A range of a buffer, in bytes.
     Buf(Buf, Range<usize>),
-    /// A range of a buffer of which other pieces have other ranges, in bytes.
+    /// A range of a shared buffer, in bytes; other pieces hold other ranges of it.
     Part(Rc<Buf>, Range<usize>),
 }
 
 impl Piece {
-    /// What is sent.
+    /// Returns the bytes to send.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Piece::Bytes(bytes) => bytes,
@@ -43,11 +43,11 @@ impl From<Buf> for Piece {
     }
 }
 
-/// Pieces on their way out, with the kernel's description of what is left of them.
+/// Pieces being sent, with the kernel's description of the rest.
 pub(crate) struct Message {
     pieces: Vec<Piece>,
     iovecs: Vec<libc::iovec>,
-    /// Index of the first piece that has not been sent entirely.
+    /// Index of the first piece that was not sent completely.
     first: usize,
     header: libc::msghdr,
 }
@@ -74,7 +74,7 @@ impl Message {
         self.first == self.iovecs.len()
     }
 
-    /// The header for what is left; valid for as long as this message stays where it is.
+    /// Returns the header for the rest; valid while this message stays in place.
     pub(crate) fn header(&mut self) -> *const libc::msghdr {
         let left = &mut self.iovecs[self.first..];
         self.header.msg_iov = left.as_mut_ptr();
@@ -82,12 +82,12 @@ impl Message {
         &raw const self.header
     }
 
-    /// Bytes that are left.
+    /// Returns the number of bytes left.
     pub(crate) fn left(&self) -> usize {
         self.iovecs[self.first..].iter().map(|iovec| iovec.iov_len).sum()
     }
 
-    /// Notes that `sent` more bytes have gone; returns how many pieces are left.
+    /// Records that `sent` more bytes were sent; returns how many pieces are left.
     pub(crate) fn advance(&mut self, mut sent: usize) -> usize {
         while sent > 0 {
             let iovec = &mut self.iovecs[self.first];

@@ -1,8 +1,8 @@
-//! Stream sockets on the ring: unix and TCP listeners, and one kind of connection for both.
+//! Stream sockets on the ring: unix and TCP listeners, and one type of connection for both.
 //!
 //! Buffers are owned by the operation while the kernel may use them. A dropped receive is
-//! cancelled; bytes it had already taken are lost with it, so whoever gives up on a receive gives
-//! up on the connection.
+//! cancelled; bytes it had already received are lost, so the connection cannot be used for further
+//! receives.
 
 mod byte_stream;
 mod message;

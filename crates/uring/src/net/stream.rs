@@ -1,5 +1,5 @@
-//! One connection. At most one receive and one send may be in flight at a time: the kernel keeps
-//! no order between two of the same direction.
+//! One connection. At most one receive and one send may be in flight at a time: the kernel does not
+//! keep the order of two in the same direction.
 
 use std::future::Future;
 use std::io;
@@ -28,15 +28,15 @@ pub struct Stream {
     connection: Rc<Connection>,
 }
 
-/// Every end of a connection is a `shutdown(2)`, whatever the kernel still keeps of the socket:
-/// closing the descriptor alone tells the peer nothing while a request is in flight on it.
+/// Ends the connection with `shutdown(2)` when dropped, whatever the kernel still keeps of the socket:
+/// closing the descriptor alone does not inform the peer while a request is in flight on it.
 struct Connection {
     handle: Rc<Handle>,
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // It fails when the peer was faster, or if it never was connected.
+        // Fails if the peer closed the connection first, or if it never was connected.
         let _ = sys::shutdown(self.handle.fd(), Shutdown::Both);
     }
 }
@@ -55,12 +55,12 @@ impl Stream {
         handle.driver().start(handle, work)
     }
 
-    /// Takes over a connected stream socket.
+    /// Wraps a connected stream socket.
     pub fn from_fd(rt: &Rt, fd: OwnedFd) -> Stream {
         Stream::of(rt.driver(), fd)
     }
 
-    /// Two unix sockets connected to each other.
+    /// Creates two connected unix sockets.
     pub fn pair(rt: &Rt) -> io::Result<(Stream, Stream)> {
         let (a, b) = std::os::unix::net::UnixStream::pair()?;
         Ok((Stream::from_fd(rt, a.into()), Stream::from_fd(rt, b.into())))
@@ -79,7 +79,7 @@ impl Stream {
         connect(rt, socket, SockAddr::inet(addr)).await
     }
 
-    /// Receives up to `max` bytes to `buf[at..]`; 0 means that the peer has finished.
+    /// Receives up to `max` bytes to `buf[at..]`; 0 means that the peer has closed its side.
     ///
     /// # Panics
     /// If `at + max` lies beyond the buffer.
@@ -92,8 +92,8 @@ impl Stream {
         }
     }
 
-    /// Receives exactly `len` bytes to `buf[at..]`. `UnexpectedEof` when the peer finishes before;
-    /// whether it had sent nothing at all of them is the number of bytes in the first field.
+    /// Receives exactly `len` bytes to `buf[at..]`. `UnexpectedEof` if the peer closes its side
+    /// before; whether it had sent nothing at all of them is the number of bytes in the first field.
     ///
     /// # Panics
     /// If `at + len` lies beyond the buffer.
@@ -115,8 +115,8 @@ impl Stream {
         }
     }
 
-    /// Resolves when a receive would not wait: bytes have arrived or the peer has finished. Takes
-    /// nothing, so that whoever waits may receive in a way of its own, such as with descriptors.
+    /// Waits until a receive would not block: bytes have arrived or the peer has closed its side.
+    /// Takes no bytes, so the caller may receive by other means, such as with descriptors.
     pub fn readable(&self) -> impl Future<Output = io::Result<()>> + 'static {
         let (ticket, stream) = (self.start(Work::Readable), self.clone());
         async move {
@@ -142,7 +142,7 @@ impl Stream {
     }
 
     /// Sends all bytes of all pieces, in order, in as few system calls as the kernel allows, and
-    /// gives the pieces back. A peer that has gone is `BrokenPipe`, never a signal.
+    /// returns the pieces. If the peer is gone, fails with `BrokenPipe`, without a signal.
     ///
     /// # Panics
     /// If a piece's range lies outside its buffer.
@@ -169,7 +169,7 @@ impl Stream {
         sys::shutdown(self.handle().fd(), how)
     }
 
-    /// Who connected. Unix sockets only.
+    /// Returns the peer's credentials. Unix sockets only.
     pub fn peer_cred(&self) -> io::Result<PeerCred> {
         sys::peer_cred(self.handle().fd())
     }

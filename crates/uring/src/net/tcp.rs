@@ -12,8 +12,8 @@ use crate::executor::Rt;
 use crate::handle::Handle;
 use crate::sys;
 
-/// A TCP socket that accepts connections. Whether an address is safe to listen on is the caller's
-/// business.
+/// A TCP socket that accepts connections. The caller decides whether the address is
+/// safe.
 pub struct TcpListener {
     handle: Rc<Handle>,
     local: SocketAddr,
@@ -31,12 +31,12 @@ impl TcpListener {
         Ok(TcpListener { handle: Handle::new(rt.driver(), OwnedFd::from(socket)), local })
     }
 
-    /// The address it listens on, with the real port.
+    /// Returns the address it listens on, with the real port.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
-    /// The next connection; small messages are not delayed (TCP_NODELAY).
+    /// Waits for the next connection; small messages are not delayed (TCP_NODELAY).
     pub async fn accept(&self) -> io::Result<Stream> {
         let stream = stream::accept(&self.handle).await?;
         sys::set_option(stream.as_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;

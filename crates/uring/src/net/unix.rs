@@ -1,4 +1,4 @@
-//! Listening on a unix socket that only its owner can reach, or those whom its file is given to.
+//! Listening on a unix socket that is restricted to its owner or to the group of its file.
 
 use std::fs;
 use std::io;
@@ -14,8 +14,8 @@ use crate::executor::Rt;
 use crate::handle::Handle;
 use crate::sys::{self, SockAddr};
 
-/// Connections the kernel keeps until they are accepted.
-const BACKLOG_CONNECTIONS: i32 = 128;
+/// Connections that the kernel queues until they are accepted.
+const BACKLOG: i32 = 128;
 
 /// A unix socket that accepts connections. Its file is removed when this is dropped, unless
 /// another socket has taken its place.
@@ -24,35 +24,35 @@ pub struct UnixListener {
     _file: Option<SocketFile>,
 }
 
-/// Mode and group of a socket's file: connecting takes the right to write it.
+/// Mode and group of a socket's file: connecting needs write permission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketAccess {
-    /// The mode of its file.
+    /// Mode of the file.
     pub mode: u32,
-    /// The group of its file; the process's own without it.
+    /// Group of the file; `None`: the process's own.
     pub group: Option<u32>,
 }
 
 impl SocketAccess {
-    /// Its own user only.
+    /// The owner only.
     pub const OWNER: SocketAccess = SocketAccess { mode: 0o600, group: None };
 }
 
 struct SocketFile {
     path: PathBuf,
-    /// Device and inode: what was bound, whatever the path leads to later.
+    /// Device and inode of the bound socket, whatever the path leads to later.
     identity: (u64, u64),
 }
 
 impl UnixListener {
-    /// Listens on `path`, which only this user may connect to (mode 0600 from the beginning).
-    /// Its folder has to be there. A socket nobody listens on any more is
-    /// replaced; one that somebody listens on is `Busy`, any other file `Exists`.
+    /// Listens on `path`; only this user may connect (mode 0600 from the beginning).
+    /// Its folder must exist. A stale socket is
+    /// replaced; one with a listener is `Busy`, any other file `Exists`.
     pub fn bind(rt: &Rt, path: impl AsRef<Path>) -> forkdisk::Result<UnixListener> {
         UnixListener::bind_for(rt, path, SocketAccess::OWNER)
     }
 
-    /// As [`bind`](Self::bind), with another mode and group, which the file has before a client can connect.
+    /// As [`bind`](Self::bind), with other mode and group, which the file has before a client can connect.
     pub fn bind_for(rt: &Rt, path: impl AsRef<Path>, access: SocketAccess) -> forkdisk::Result<UnixListener> {
         let path = path.as_ref();
         let failed = |e: io::Error| Error::io(format!("cannot listen on {}", path.display()), e);
@@ -61,7 +61,7 @@ impl UnixListener {
         check_parent(path)?;
         remove_stale(path)?;
         let socket = sys::stream_socket(libc::AF_UNIX).map_err(failed)?;
-        // The socket's own mode is what its file is created with.
+        // The file is created with the socket's own mode.
         sys::set_mode(socket.as_fd(), 0o600).map_err(failed)?;
         sys::bind(socket.as_fd(), &addr).map_err(failed)?;
         let file = SocketFile::at(path).map_err(failed)?;
@@ -73,12 +73,12 @@ impl UnixListener {
         Ok(listener)
     }
 
-    /// Takes over a listening socket (socket activation); its file is left alone.
+    /// Wraps a listening socket (socket activation); its file is left alone.
     pub fn from_fd(rt: &Rt, fd: OwnedFd) -> UnixListener {
         UnixListener { handle: Handle::new(rt.driver(), fd), _file: None }
     }
 
-    /// The next connection.
+    /// Waits for the next connection.
     pub async fn accept(&self) -> io::Result<Stream> {
         stream::accept(&self.handle).await
     }
@@ -90,7 +90,7 @@ impl SocketFile {
         Ok(SocketFile { path: path.to_path_buf(), identity: (meta.dev(), meta.ino()) })
     }
 
-    /// The group first: the mode is for it and not for the one before.
+    /// Sets the group first, since the mode is meant for it.
     fn give(&self, access: SocketAccess) -> io::Result<()> {
         if access.group.is_some() {
             std::os::unix::fs::lchown(&self.path, None, access.group)?;
@@ -105,7 +105,7 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if SocketFile::identity_of(&self.path) == Some(self.identity) {
-            // Nobody to tell if it fails; the next bind replaces a stale socket.
+            // A failure is harmless: the next bind replaces a stale socket.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -117,7 +117,7 @@ impl SocketFile {
     }
 }
 
-/// A folder made here could hide a mistake in the path, and would stay.
+/// Requires the folder to exist: creating it could hide a mistake in the path, and it would stay.
 fn check_parent(path: &Path) -> forkdisk::Result<()> {
     let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty() && !p.exists()) else {
         return Ok(());
