@@ -1,4 +1,4 @@
-//! Collects everything into one record.
+//! Collection of all statistics into one record.
 
 use forkdisk::{Device, Mode, Pool, PoolStatistics};
 use forkdisk_nbd::ServerHandle;
@@ -7,9 +7,9 @@ use crate::copier::{CopierFigures, CopyFigures};
 use crate::process::ProcessRecord;
 use crate::record::{ActivityRecord, OriginFigures, PoolFigures, ServerRecord, Statistics, VolumeFigures};
 
-/// Where statistics come from.
+/// A source of statistics.
 pub trait Source: 'static {
-    /// Everything, as it is now.
+    /// Returns the current statistics.
     fn statistics(&self) -> Statistics;
 }
 
@@ -27,7 +27,7 @@ impl<D: Device> Source for PoolSource<D> {
     }
 }
 
-/// Everything about `pool`, as it is now, beside what its `server` says of itself. It takes time in proportion to the
+/// Collects the statistics of `pool`, with those of its `server`. Takes time in proportion to the
 /// number of volumes.
 pub fn statistics<D: Device>(pool: &Pool<D>, server: Option<ServerRecord>) -> Statistics {
     let volumes = pool.volume_statistics().into_iter().map(|(info, activity)| (info.name.clone(), info, activity));
@@ -82,7 +82,7 @@ fn copier<D: Device>(pool: &Pool<D>) -> CopierFigures {
     CopierFigures { all, buffers: info.settings.buffers, buffers_used: info.buffers_in_use }
 }
 
-/// Nothing is copied for a snapshot.
+/// Returns the copier's figures for a volume; `None` for a snapshot, for which nothing is copied.
 fn copying<D: Device>(pool: &Pool<D>, name: &str) -> Option<CopyFigures> {
     let copying = pool.copying(name).ok()?;
     Some(CopyFigures::of(&copying.stats, copying.throttle))
@@ -112,7 +112,7 @@ fn activity(s: &PoolStatistics) -> ActivityRecord {
     }
 }
 
-/// Modes, in the order of their gravity.
+/// Modes, from least to most severe.
 pub(crate) const MODES: [&str; 4] = ["rw", "ro", "out-of-data-space", "failed"];
 
 fn mode_name(mode: Mode) -> &'static str {

@@ -1,4 +1,4 @@
-//! What was copied, for the pool or for one volume.
+//! Figures of copies, for the pool or for one volume.
 
 use std::time::Duration;
 
@@ -12,35 +12,35 @@ pub struct CopyFigures {
     pub queued: u64,
     /// Sub-jobs in flight, now.
     pub in_flight: u64,
-    /// Jobs that ended, however.
+    /// Jobs that ended, with any result.
     pub jobs: u64,
-    /// Of them, those that could not read or write.
+    /// Of them, those that failed to read or write.
     pub failed: u64,
-    /// Of them, those that were given up.
+    /// Of them, those that were cancelled.
     pub cancelled: u64,
-    /// Jobs that shared a request with the one before.
+    /// Jobs merged into a request of the job before.
     pub merged: u64,
     /// Bytes read.
     pub read: u64,
     /// Bytes written.
     pub written: u64,
-    /// Bytes that the host's file system copied by itself.
+    /// Bytes that the host's file system cloned or zeroed instead of reads and writes.
     pub offloaded: u64,
-    /// Bytes of clients' writes that copies took along.
+    /// Bytes of clients' writes that were written together with a copy.
     pub given: u64,
     /// How often a job waited for a buffer.
     pub buffer_waits: u64,
-    /// How long, altogether.
+    /// Total time of these waits.
     pub buffer_wait: u64,
-    /// How often a throttle held a job up.
+    /// How often a throttle delayed a job.
     pub throttle_waits: u64,
-    /// How long jobs waited for their first sub-job, altogether.
+    /// Total time that jobs waited for their first sub-job.
     pub wait: u64,
-    /// How long jobs took, altogether.
+    /// Total time that jobs took.
     pub latency: u64,
-    /// The longest that one took.
+    /// Longest time that one job took.
     pub longest: u64,
-    /// Percent of the time in which anything may be in flight; 100 for no limit.
+    /// Percent of the time in which copies may be in flight; 100 for no limit.
     pub throttle_percent: u8,
     /// Bytes that may be copied in a second; 0 for no limit.
     pub throttle_rate: u64,
@@ -49,17 +49,17 @@ pub struct CopyFigures {
 /// A pool's copier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopierFigures {
-    /// Everything that was copied.
+    /// All copies together.
     #[serde(flatten)]
     pub all: CopyFigures,
     /// Bytes of buffers.
     pub buffers: u64,
-    /// Of them, those in use.
+    /// Of them, bytes in use.
     pub buffers_used: u64,
 }
 
 impl CopyFigures {
-    /// Figures of what is held to `throttle`.
+    /// Returns the figures of copies under `throttle`.
     pub fn of(s: &CopyStats, throttle: Throttle) -> CopyFigures {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         CopyFigures {

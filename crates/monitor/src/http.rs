@@ -1,8 +1,8 @@
-//! Answers `GET /metrics`, and nothing else.
+//! HTTP server for `GET /metrics` only.
 //!
-//! The least of HTTP/1.1 that scrapers need, on the runtime of the pool. A client can hold no more
-//! than one small buffer and one connection of few, for a bounded time; the text is written family by
-//! family, and others have their turn in between.
+//! The part of HTTP/1.1 that Prometheus needs, on the runtime of the pool. A client can hold at
+//! most one small buffer and one of a few connections, for a bounded time; the text is written
+//! family by family, and other tasks run in between.
 
 use std::cell::Cell;
 use std::io;
@@ -17,27 +17,27 @@ use forkdisk_uring::{Rt, Stream, TcpListener, UnixListener};
 use crate::collect::Source;
 use crate::prometheus;
 
-/// Connections at a time; more are closed at once.
-const MAX_CONNECTIONS: usize = 16;
+/// Most connections at a time; more are closed at once.
+const MOST: usize = 16;
 /// Most bytes of a request's head.
-const MAX_HEAD_BYTES: usize = 8 << 10;
-/// For a request to arrive, and for its answer to be fetched.
+const MAX_HEAD: usize = 8 << 10;
+/// How long a request may take to arrive, and the client to receive each part of the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of the answer sent at once.
-const PART_BYTES: usize = 64 << 10;
-/// After a failed accept.
+const PART: usize = 64 << 10;
+/// Pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Where scrapers connect to.
+/// A listener for metrics.
 pub enum MetricsListener {
     /// A TCP port.
     Tcp(TcpListener),
-    /// A unix socket that only its owner reaches.
+    /// A unix socket that only its owner can connect to.
     Unix(UnixListener),
 }
 
 impl MetricsListener {
-    /// Listens on a TCP address; whether it is safe is the caller's business.
+    /// Listens on a TCP address; the caller decides whether the address is safe.
     pub fn tcp(rt: &Rt, addr: SocketAddr) -> Result<MetricsListener> {
         TcpListener::bind(rt, addr).map(MetricsListener::Tcp)
     }
@@ -47,7 +47,7 @@ impl MetricsListener {
         UnixListener::bind(rt, path).map(MetricsListener::Unix)
     }
 
-    /// The TCP address, with the real port.
+    /// Returns the TCP address, with the real port.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         match self {
             MetricsListener::Tcp(listener) => Some(listener.local_addr()),
@@ -70,7 +70,7 @@ pub struct MetricsServer<S> {
     connected: Rc<Cell<usize>>,
 }
 
-/// A connection's place; given up when it is dropped.
+/// Counts a connection until it is dropped.
 struct Place(Rc<Cell<usize>>);
 
 impl Drop for Place {
@@ -87,12 +87,12 @@ impl<S> Clone for MetricsServer<S> {
 }
 
 impl<S: Source> MetricsServer<S> {
-    /// A server of what `source` tells.
+    /// Creates a server for the statistics of `source`.
     pub fn new(rt: &Rt, source: S) -> MetricsServer<S> {
         MetricsServer { rt: rt.clone(), source: Rc::new(source), connected: Rc::default() }
     }
 
-    /// Serves whoever connects, until this future is dropped.
+    /// Serves all connections until this future is dropped.
     pub async fn serve(self, listener: MetricsListener) {
         loop {
             match listener.accept().await {
@@ -115,7 +115,7 @@ impl<S: Source> MetricsServer<S> {
             if let Err(error) = answer(&rt, &*source, &stream).await {
                 tracing::debug!(%error, "a scraper was not answered");
             }
-            // It may have gone already.
+            // Fails if the client is gone already.
             let _ = stream.shutdown(Shutdown::Both);
         });
     }
@@ -156,7 +156,7 @@ async fn answer(rt: &Rt, source: &impl Source, stream: &Stream) -> io::Result<()
     send(rt, stream, out).await
 }
 
-/// Moves `text` to the end of what is sent.
+/// Moves `text` to the end of `out`.
 fn append(out: &mut Vec<u8>, text: &mut String, chunked: bool) {
     if chunked && !text.is_empty() {
         out.extend_from_slice(format!("{:x}\r\n{text}\r\n", text.len()).as_bytes());
@@ -170,7 +170,7 @@ async fn send(rt: &Rt, stream: &Stream, bytes: Vec<u8>) -> io::Result<()> {
     rt.timeout(PATIENCE, stream.send_vectored(vec![bytes.into()])).await?.0
 }
 
-/// Everything up to the empty line; a head that is too long ends where the limit is.
+/// Receives everything up to the empty line; a head that is too long is cut off at the limit.
 async fn receive_head(stream: &Stream) -> io::Result<Vec<u8>> {
     let (mut buf, mut len) = (Buf::zeroed(MAX_HEAD_BYTES), 0);
     while len < MAX_HEAD_BYTES && !is_whole(&buf[..len]) {
@@ -192,11 +192,11 @@ fn is_whole(head: &[u8]) -> bool {
 struct Request<'a> {
     path: &'a str,
     head_only: bool,
-    /// HTTP/1.1: the length need not be known beforehand. Before, the end of the connection tells.
+    /// HTTP/1.1: the answer is sent in chunks. With older versions it ends with the connection.
     chunked: bool,
 }
 
-/// The request, or the status to refuse it with.
+/// Parses the request; fails with the status to answer.
 fn parse(head: &[u8]) -> std::result::Result<Request<'_>, &'static str> {
     const BAD: &str = "400 Bad Request";
     if !is_whole(head) {
@@ -219,7 +219,7 @@ fn parse(head: &[u8]) -> std::result::Result<Request<'_>, &'static str> {
     Ok(Request { path, head_only: method == "HEAD", chunked: version != "HTTP/1.0" })
 }
 
-/// A whole answer that says no more than its status.
+/// Builds a complete answer with a status only.
 fn plain(status: &str, with_body: bool) -> String {
     let body = format!("{status}; the metrics are at /metrics\n");
     let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };

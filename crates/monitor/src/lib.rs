@@ -1,8 +1,8 @@
-//! What a served pool does, for people and programs that watch it.
+//! Statistics of a served pool, for people and programs.
 //!
-//! [`statistics`] collects everything there is to know into one record that goes through JSON and
-//! back; [`prometheus`] writes it in the text format of Prometheus; [`MetricsServer`] answers HTTP
-//! requests for that. This crate counts nothing itself and never changes what it looks at.
+//! [`statistics`] collects all figures into one record that can be converted to JSON and
+//! back; [`prometheus`] writes it in the text format of Prometheus; [`MetricsServer`] serves that
+//! over HTTP. This crate has no counters of its own and never changes the pool.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

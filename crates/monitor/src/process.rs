@@ -1,4 +1,4 @@
-//! What the process itself uses, from /proc.
+//! Resources that the process uses, from /proc.
 
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,23 +8,23 @@ use serde::{Deserialize, Serialize};
 /// Kernel clock ticks per second, the same on every Linux.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// What a process uses. A figure that /proc does not tell is 0.
+/// Resources of a process. A figure that /proc does not provide is 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessRecord {
-    /// Its number.
+    /// Process number.
     pub pid: u32,
-    /// When it was started, in milliseconds since 1970.
+    /// Start time, in milliseconds since 1970.
     pub started_ms: u64,
     /// Processor time, in milliseconds.
     pub cpu_ms: u64,
-    /// Memory, in bytes.
+    /// Resident memory, in bytes.
     pub resident_bytes: u64,
     /// Open file descriptors.
     pub open_files: u64,
 }
 
 impl ProcessRecord {
-    /// This process.
+    /// Reads the figures of this process.
     pub fn of_self() -> ProcessRecord {
         let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
         let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
@@ -37,7 +37,7 @@ impl ProcessRecord {
     }
 }
 
-/// Fields are counted behind the program's name, which may hold anything.
+/// Parses /proc/self/stat. Fields are counted after the program's name, which may contain any characters.
 fn parse(stat: &str, uptime: &str, now: u64) -> Option<ProcessRecord> {
     let (_, rest) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();

@@ -1,7 +1,7 @@
 //! The text format of Prometheus, version 0.0.4.
 //!
-//! One family after the other, so that whoever sends them can let others have their turn in
-//! between. Names are in base units. What there is stands in docs/metrics.md, where a test looks.
+//! Written one family after the other, so that the sender can let other tasks run in
+//! between. Names are in base units. All metrics are in docs/metrics.md; a test compares the two.
 
 use std::fmt::{Display, Write};
 
@@ -11,27 +11,27 @@ use crate::collect::MODES;
 use crate::copier::CopyFigures;
 use crate::record::{Distribution, OperationRecord, RequestsRecord, Statistics, VolumeActivity, VolumeFigures};
 
-/// What the text is, for HTTP.
+/// Content type for HTTP.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Powers of two (nanoseconds) at which latencies are cut: 4 µs to 17 s, each four times the last.
+/// Powers of two (nanoseconds) of the latency buckets: 4 µs to 17 s, each four times the previous one.
 const LATENCY_BOUNDS: std::ops::RangeInclusive<usize> = 12..=34;
-const LATENCY_STEP_BUCKETS: usize = 2;
-/// Powers of two at which sizes of groups are cut.
+const LATENCY_STEP: usize = 2;
+/// Powers of two of the buckets for group sizes.
 const GROUP_BOUNDS: std::ops::RangeInclusive<usize> = 0..=10;
 const NANOSECONDS: f64 = 1e9;
 
-/// Writes one family to the end of the text.
+/// Appends one family to the text.
 pub type Family = Box<dyn Fn(&Statistics, &mut String)>;
 
-/// Everything at once.
+/// Returns the complete text.
 pub fn render(statistics: &Statistics) -> String {
     let mut out = String::new();
     families().iter().for_each(|family| family(statistics, &mut out));
     out
 }
 
-/// All families, in the order in which they are written.
+/// Returns all families, in the order in which they are written.
 pub fn families() -> Vec<Family> {
     let mut all: Vec<Family> = vec![Box::new(info), Box::new(mode)];
     pool_gauges(&mut all);
@@ -61,7 +61,7 @@ fn sample(out: &mut String, name: &str, labels: &str, value: impl Display) {
 }
 
 fn volume_label(volume: &VolumeFigures) -> String {
-    // Names consist of letters, digits, spaces and "._-+=~#:,/@": nothing that would have to be escaped.
+    // Names consist of letters, digits, spaces and "._-+=~#:,/@", which need no escapes.
     format!("volume=\"{}\"", volume.name)
 }
 
@@ -82,7 +82,7 @@ fn mode(s: &Statistics, out: &mut String) {
 
 type Value = fn(&Statistics) -> u64;
 
-/// A family with one sample and no labels.
+/// Adds a family with one sample and no labels.
 fn single(all: &mut Vec<Family>, kind: &'static str, name: &'static str, help: &'static str, value: Value) {
     all.push(Box::new(move |s, out| {
         head(out, name, kind, help);
@@ -140,7 +140,7 @@ fn device(all: &mut Vec<Family>) {
     list.into_iter().for_each(|(name, help, value)| single(all, "counter", name, help, value));
 }
 
-/// The devices of origins.
+/// Adds the families for the devices of origins.
 fn origins(all: &mut Vec<Family>) {
     type Figure = fn(&RequestsRecord) -> u64;
     let list: [(&str, &str, Figure); 2] = [
@@ -190,7 +190,7 @@ fn activity(all: &mut Vec<Family>) {
 
 type Rows = fn(&Statistics) -> Vec<(String, &VolumeActivity)>;
 
-/// Families of operations and faults, for the whole pool or for each volume.
+/// Adds the families of operations and faults, for the whole pool or for each volume.
 fn operations(all: &mut Vec<Family>, of: &'static str, rows: Rows) {
     for (i, kind) in ["read", "write", "flush", "discard", "zero"].into_iter().enumerate() {
         let mut family = |what: &str, metric: &'static str, help: String, value: fn(&OperationRecord) -> u64| {
@@ -237,7 +237,7 @@ fn faults(all: &mut Vec<Family>, of: &'static str, rows: Rows) {
     }
 }
 
-/// Volumes, and snapshots that were opened; all snapshots could be thousands.
+/// Adds the gauges of volumes and of snapshots that were opened; all snapshots could be thousands.
 fn volume_gauges(all: &mut Vec<Family>) {
     type Figure = fn(&VolumeFigures) -> u64;
     let list: [(&str, &str, Figure); 4] = [
@@ -261,7 +261,7 @@ fn volume_gauges(all: &mut Vec<Family>) {
     }));
 }
 
-/// Families of copies, for the whole pool and for each volume that was opened.
+/// Adds the families of copies, for the whole pool and for each volume that was opened.
 fn copier(all: &mut Vec<Family>) {
     type Figure = fn(&CopyFigures) -> f64;
     let list: [(&str, &str, &str, Figure); 17] = [
@@ -400,7 +400,7 @@ mod tests {
         statistics
     }
 
-    /// Every sample by its name and labels; what is not in the format fails.
+    /// Returns every sample by its name and labels; fails on text that is not in the format.
     fn parse(text: &str) -> BTreeMap<String, f64> {
         let mut kinds: BTreeMap<&str, &str> = BTreeMap::new();
         let mut samples = BTreeMap::new();

@@ -1,5 +1,5 @@
-//! The record of everything that is counted. Sizes are bytes, times nanoseconds unless their name
-//! says otherwise. Counters rise from 0 since the pool was opened.
+//! The record of all counters. Sizes are bytes, times nanoseconds unless their name
+//! says otherwise. Counters start at 0 when the pool is opened.
 
 use forkdisk::{Histogram, Operation, OperationStatistics, OriginStatistics, Requests, VolumeStatistics};
 use forkdisk_nbd::ServerStatistics;
@@ -8,16 +8,16 @@ use serde::{Deserialize, Serialize};
 use crate::copier::{CopierFigures, CopyFigures};
 use crate::process::ProcessRecord;
 
-/// Everything there is to know about a pool and who serves it.
+/// Statistics of a pool and its server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statistics {
     /// State and space.
     pub pool: PoolFigures,
-    /// What was done.
+    /// Counters of activity.
     pub activity: ActivityRecord,
-    /// What was copied to break sharing.
+    /// Copies that broke sharing.
     pub copier: CopierFigures,
-    /// The devices of origins, by name, of those that are open.
+    /// The open devices of origins, by name.
     pub origins: Vec<OriginFigures>,
     /// The NBD server, if there is one.
     pub server: Option<ServerRecord>,
@@ -36,40 +36,40 @@ pub struct PoolFigures {
     pub mode: String,
     /// Length.
     pub size: u64,
-    /// In use.
+    /// Used space.
     pub used: u64,
-    /// For new writes.
+    /// Free space.
     pub free: u64,
-    /// Given up; free after the next checkpoint.
+    /// Freed space that becomes available with the next checkpoint.
     pub freeing: u64,
-    /// Below how much free space it is low.
+    /// Free space below which the pool is low.
     pub low_water: u64,
-    /// Whether it is.
+    /// Whether it is low.
     pub low: bool,
     /// Of `used`: superblock, counts and journal.
     pub metadata: u64,
-    /// Metadata changed and not yet in a checkpoint.
+    /// Changed metadata that is not yet in a checkpoint.
     pub dirty: u64,
     /// Length of the journal.
     pub journal_size: u64,
-    /// Of it, what replay would read.
+    /// Part of it that replay would read.
     pub journal_used: u64,
     /// Number of volumes.
     pub volumes: u64,
     /// Number of snapshots.
     pub snapshots: u64,
-    /// What volumes have mapped, each for itself.
+    /// Bytes that volumes have mapped, each volume counted separately.
     pub referenced: u64,
-    /// Of that, what does not lie behind what is before it.
+    /// Of that, scattered bytes.
     pub scattered: u64,
-    /// Rises with every superblock.
+    /// Incremented with every superblock.
     pub generation: u64,
 }
 
 /// Requests and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestsRecord {
-    /// How many.
+    /// Number of requests.
     pub count: u64,
     /// Bytes of all of them.
     pub bytes: u64,
@@ -78,11 +78,11 @@ pub struct RequestsRecord {
 /// A distribution over powers of two.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Distribution {
-    /// How many values.
+    /// Number of values.
     pub count: u64,
     /// Their sum.
     pub sum: u64,
-    /// Values that half, 90, 99 and 99.9 in a hundred do not exceed, to the power of two.
+    /// Percentiles 50, 90, 99 and 99.9, rounded to a power of two.
     pub p50: u64,
     /// See `p50`.
     pub p90: u64,
@@ -90,21 +90,21 @@ pub struct Distribution {
     pub p99: u64,
     /// See `p50`.
     pub p999: u64,
-    /// How many values are at most 2^i and more than 2^(i-1), for each i from 0; zeroes at the end
-    /// are left out.
+    /// Number of values that are at most 2^i and more than 2^(i-1), for each i from 0; trailing
+    /// zeroes are left out.
     pub buckets: Vec<u64>,
 }
 
 /// Operations of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperationRecord {
-    /// Ended, well or not.
+    /// Completed operations, successful or not.
     pub operations: u64,
-    /// Bytes of those that ended well.
+    /// Bytes of successful operations.
     pub bytes: u64,
-    /// Failed.
+    /// Failed operations.
     pub errors: u64,
-    /// Begun and not ended.
+    /// Operations in flight.
     pub in_flight: u64,
     /// Nanoseconds from admission to reply.
     pub latency: Distribution,
@@ -126,7 +126,7 @@ pub struct Operations {
 }
 
 impl Operations {
-    /// All kinds with their names, in the order of the fields.
+    /// Returns all kinds with their names, in the order of the fields.
     pub fn all(&self) -> [(&'static str, &OperationRecord); 5] {
         [
             ("read", &self.read),
@@ -138,7 +138,7 @@ impl Operations {
     }
 }
 
-/// What was done to a volume, or to all of them.
+/// Activity of a volume, or of all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeActivity {
     /// Operations by kind.
@@ -150,10 +150,10 @@ pub struct VolumeActivity {
     pub breaks: RequestsRecord,
 }
 
-/// What a pool did.
+/// Activity of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActivityRecord {
-    /// All volumes together, those deleted meanwhile included.
+    /// All volumes together, including deleted ones.
     pub volumes: VolumeActivity,
     /// Device reads for data.
     pub data_read: RequestsRecord,
@@ -171,7 +171,7 @@ pub struct ActivityRecord {
     pub flushes: u64,
     /// Journal records.
     pub records: u64,
-    /// For every commit, how many waited for it.
+    /// Number of callers that waited for each commit.
     pub commit_group: Distribution,
     /// Checkpoints.
     pub checkpoints: u64,
@@ -181,19 +181,19 @@ pub struct ActivityRecord {
     pub cache_misses: u64,
     /// Tables in memory.
     pub cache_bytes: u64,
-    /// Deleted volumes given back entirely.
+    /// Deleted volumes whose space was freed completely.
     pub reaped: u64,
     /// Droppable snapshots deleted because the pool was full.
     pub dropped: u64,
-    /// Space that came back.
+    /// Freed space.
     pub freed_bytes: u64,
-    /// Brought together with the rest of its volume.
+    /// Bytes gathered with the rest of their volume.
     pub gathered_bytes: u64,
-    /// Whether something is being given back.
+    /// Whether the space of deleted volumes is being freed.
     pub reaping: bool,
 }
 
-/// What the NBD server did; see [`ServerStatistics`].
+/// Counters of the NBD server; see [`ServerStatistics`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "every field is explained where it is counted")]
 pub struct ServerRecord {
@@ -219,26 +219,26 @@ pub struct VolumeFigures {
     pub snapshot: bool,
     /// Length.
     pub size: u64,
-    /// Mapped.
+    /// Bytes mapped.
     pub referenced: u64,
-    /// Of that, what does not lie behind what is before it in its MiB of the volume.
+    /// Of that, scattered bytes: not behind those before them in their MiB of the volume.
     pub scattered: u64,
-    /// The most that may be mapped; `None` for no bound.
+    /// Most bytes that may be mapped; `None` for no limit.
     pub quota: Option<u64>,
     /// Open handles.
     pub in_use: u64,
-    /// What was done to it; `None` if it was never opened.
+    /// Activity; `None` if it was never opened.
     pub activity: Option<VolumeActivity>,
-    /// What was copied for it; `None` for a snapshot, and if it was never opened.
+    /// Copies; `None` for a snapshot, and if it was never opened.
     pub copier: Option<CopyFigures>,
 }
 
-/// What was done on an origin's own device.
+/// Activity on an origin's own device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OriginFigures {
     /// The origin.
     pub name: String,
-    /// Reads, those of what is kept for snapshots among them.
+    /// Reads, including those of old contents that are kept for snapshots.
     pub read: RequestsRecord,
     /// Writes.
     pub write: RequestsRecord,
@@ -269,7 +269,7 @@ impl From<&Histogram> for Distribution {
 }
 
 impl Distribution {
-    /// The distribution that was recorded.
+    /// Converts it back to the recorded distribution.
     pub fn histogram(&self) -> Histogram {
         let mut histogram = Histogram { sum: self.sum, ..Histogram::default() };
         histogram.buckets.iter_mut().zip(&self.buckets).for_each(|(to, from)| *to = *from);
