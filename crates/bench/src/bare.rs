@@ -1,5 +1,5 @@
-//! The least that reading and writing a file through io_uring costs: one ring, registered buffers, a
-//! registered file, and a loop. What the engine is compared with.
+//! Baseline for the engine: reads and writes of a file through io_uring at the least cost, with one
+//! ring, registered buffers, a registered file, and a loop.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,23 +15,23 @@ use crate::clock::{Stopwatch, Took};
 use crate::load::Job;
 use crate::rows::Samples;
 
-/// How often each way of waiting is tried.
+/// Trials of each batch size.
 const TUNING: usize = 5;
 
-/// A file with a ring of its own. Between two calls of [`run`](Self::run) nothing is in flight.
+/// A file with its own ring. Between two calls of [`run`](Self::run) nothing is in flight.
 pub struct Bare {
     ring: IoUring,
     _file: File,
-    /// One piece per request in flight. Declared behind the ring, so that it is dropped after it.
+    /// One piece per request in flight. Declared after the ring, so that it is dropped later.
     memory: Option<Buf>,
     depth: usize,
     len: usize,
-    /// How many must have ended before it looks.
+    /// Completions to wait for before the queue is processed.
     batch: usize,
 }
 
 impl Bare {
-    /// Opens `path` past the page cache where the file system allows it, for jobs of this shape.
+    /// Opens `path`, bypassing the page cache if the file system allows it, for jobs with this depth and length.
     pub fn open(path: &Path, depth: usize, len: usize) -> Result<Bare> {
         let open = |flags| OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
         let file = open(libc::O_DIRECT).or_else(|_| open(0)).with_context(|| path.display().to_string())?;
@@ -43,20 +43,20 @@ impl Bare {
         let mut memory = Buf::zeroed(depth * len);
         let piece = |chunk: &mut [u8]| libc::iovec { iov_base: chunk.as_mut_ptr().cast(), iov_len: chunk.len() };
         let pieces: Vec<libc::iovec> = memory.chunks_mut(len).map(piece).collect();
-        // SAFETY: the pieces lie in `memory`, which lives as long as the ring and never moves: a `Buf`
-        // keeps its bytes on the heap.
+        // SAFETY: the pieces lie in `memory`, which lives as long as the ring and never moves: a
+        // `Buf` keeps its bytes on the heap.
         unsafe { ring.submitter().register_buffers(&pieces) }.context("registering buffers")?;
         ring.submitter().register_files(&[file.as_raw_fd()]).context("registering a file")?;
         Ok(Bare { ring, _file: file, memory: Some(memory), depth, len, batch: 1 })
     }
 
-    /// From now on waits for as many requests at a time as makes `job` cheapest by `cost`: looking at
-    /// each one as it ends takes the least time, looking seldom the least CPU.
+    /// Chooses the number of completions to wait for that makes `job` cheapest by `cost`: waiting
+    /// for each one takes the least time, waiting for many the least CPU.
     pub fn tune(&mut self, job: &Job, cost: impl Fn(&Took) -> f64) -> Result<()> {
         let mut best = (f64::INFINITY, 1);
         for batch in [1, self.depth / 4, self.depth / 2] {
             self.batch = batch.max(1);
-            // Looking at once is cheap by chance now and then; what it costs as a rule decides.
+            // A small batch is sometimes cheap by chance; the median decides.
             let mut costs = Samples::default();
             for _ in 0..TUNING {
                 let watch = Stopwatch::start();
@@ -72,7 +72,7 @@ impl Bare {
         Ok(())
     }
 
-    /// Does the job: the next request when one has ended.
+    /// Runs the job; a new request starts when one has ended.
     pub fn run(&mut self, job: &Job) -> Result<()> {
         ensure!((job.depth, job.len) == (self.depth, self.len), "this ring is for jobs of another shape");
         let mut offsets = job.offsets.iter();
@@ -109,8 +109,8 @@ impl Bare {
             false => opcode::ReadFixed::new(Fixed(0), piece, len, index).offset(offset).build(),
         };
         let entry = entry.user_data(slot as u64);
-        // SAFETY: the piece lies in `memory`, nobody else uses it while its slot is in flight, and
-        // `run` does not return before it has ended (or gives the memory up for good, in `wait`).
+        // SAFETY: the piece lies in `memory`, has no other user while its slot is in flight, and
+        // `run` does not return before it has ended (or leaks the memory, in `wait`).
         Ok(unsafe { self.ring.submission().push(&entry) }?)
     }
 
@@ -120,7 +120,7 @@ impl Bare {
                 Ok(_) => return Ok(()),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => {
-                    // What is in flight may still be written to.
+                    // Requests in flight may still access the memory.
                     std::mem::forget(self.memory.take());
                     return Err(e).context("waiting for the ring");
                 }
@@ -136,10 +136,10 @@ fn short(result: i32) -> io::Error {
     }
 }
 
-/// CPU time of all children that have ended and were waited for.
+/// Returns the CPU time of all children that have ended and were waited for.
 pub fn children_cpu() -> std::time::Duration {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: `usage` has room for the struct, which is valid with whatever numbers it holds.
+    // SAFETY: `usage` has room for the struct, which is valid with any numbers.
     let usage = unsafe {
         libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr());
         usage.assume_init()

@@ -1,4 +1,4 @@
-//! CPU time and wall-clock time of pieces of work in this process, and what the kernel's own threads do meanwhile.
+//! CPU time and wall-clock time of work in this process, and CPU time of the kernel's own threads.
 
 use std::collections::HashMap;
 use std::fs;
@@ -6,54 +6,55 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// CPU time of all threads of this process, kernel workers on its behalf included.
+/// Returns the CPU time of all threads of this process, including kernel workers on its behalf.
 pub fn process_cpu() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-/// A piece of work under way.
+/// Measures a piece of work.
 pub struct Stopwatch {
     wall: Instant,
     cpu: Duration,
 }
 
-/// What a piece of work took.
+/// Times of a piece of work.
 #[derive(Clone, Copy, Debug)]
 pub struct Took {
-    /// Seconds that passed.
+    /// Seconds of wall-clock time.
     pub wall: f64,
     /// Seconds of CPU.
     pub cpu: f64,
 }
 
 impl Stopwatch {
-    /// Begins.
+    /// Starts the measurement.
     pub fn start() -> Stopwatch {
         Stopwatch { wall: Instant::now(), cpu: process_cpu() }
     }
 
-    /// What passed since the beginning.
+    /// Returns the times since the start.
     pub fn stop(self) -> Took {
         let (wall, cpu) = (self.wall.elapsed(), process_cpu() - self.cpu);
         Took { wall: wall.as_secs_f64(), cpu: cpu.as_secs_f64() }
     }
 }
 
-/// CPU time of all threads of the kernel since they began.
+/// CPU time of all threads of the kernel since their start.
 pub struct KernelThreads(HashMap<u32, Duration>);
 
-/// They are at rest when they have run for less than `REST` in `PAUSE`; nobody waits for that more than `PAUSES` times.
+/// The threads are at rest when they have run for less than `REST` in `PAUSE`; the wait ends after `PAUSES` attempts.
 const REST: Duration = Duration::from_micros(200);
 const PAUSE: Duration = Duration::from_millis(20);
 const PAUSES: usize = 50;
 
 impl KernelThreads {
-    /// Now; `None` where the kernel does not tell.
+    /// Reads the current times; `None` if the kernel does not provide them.
     pub fn now() -> Option<KernelThreads> {
         let numbers = fs::read_dir("/proc").ok()?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
         let of_kernel = |pid: &u32| {
-            // Behind the name, which may hold anything: the state, and the parent. Theirs is kthreadd.
+            // After the name, which may contain any characters: state and parent. The parent of
+            // kernel threads is kthreadd (2).
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)) == Some("2")
         };
@@ -62,7 +63,7 @@ impl KernelThreads {
         (!all.is_empty()).then_some(KernelThreads(all))
     }
 
-    /// As soon as they have done what they put off.
+    /// Waits until the threads have completed deferred work.
     pub fn at_rest() -> Option<KernelThreads> {
         let mut before = KernelThreads::now()?;
         for _ in 0..PAUSES {
@@ -76,14 +77,14 @@ impl KernelThreads {
         Some(before)
     }
 
-    /// What they have run since `before`.
+    /// Returns the CPU time since `before`.
     pub fn since(&self, before: &KernelThreads) -> Duration {
         let ran = |(pid, now): (&u32, &Duration)| now.saturating_sub(before.0.get(pid).copied().unwrap_or_default());
         self.0.iter().map(ran).sum()
     }
 }
 
-/// How long a task has run, from the milliseconds that its `sched` tells.
+/// Parses the run time of a task from the milliseconds in its `sched`.
 fn runtime(sched: &str) -> Option<Duration> {
     let line = sched.lines().find(|line| line.starts_with("se.sum_exec_runtime"))?;
     let millis: f64 = line.rsplit(' ').next()?.parse().ok()?;

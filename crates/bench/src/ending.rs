@@ -1,6 +1,6 @@
-//! What is undone when a benchmark is told to end (Ctrl-C, SIGTERM, SIGHUP): mounts, loop devices, folders. A
-//! process that waits for an answer of a file system that it serves itself cannot be killed, and holds up every
-//! `sync` of the machine: so such a mount is taken away by force first.
+//! Cleanup when a benchmark is told to end (Ctrl-C, SIGTERM, SIGHUP): mounts, loop devices,
+//! folders. A process that waits for a file system that it serves itself cannot be killed, and
+//! blocks every `sync` of the machine: so such mounts are removed by force first.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,19 +13,19 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-/// Something to undo.
+/// An object to remove.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Thing {
-    /// A file system is mounted here.
+    /// A mount point.
     Mount(PathBuf),
     /// A loop device.
     Loop(PathBuf),
-    /// A folder and what is in it.
+    /// A folder with its contents.
     Folder(PathBuf),
 }
 
 impl Thing {
-    /// In which turn it is undone: whatever waits for a mount of this process has to be let go before anything else.
+    /// Returns the order of removal: calls that wait for a mount of this process must end before anything else.
     fn turn(&self) -> u8 {
         match self {
             Thing::Mount(_) => 0,
@@ -34,7 +34,7 @@ impl Thing {
         }
     }
 
-    /// False: it is still there.
+    /// Removes the object; returns false if it still exists.
     fn undo(&self) -> bool {
         match self {
             Thing::Mount(dir) => unmount(dir, UnmountFlags::FORCE | UnmountFlags::DETACH).is_ok(),
@@ -44,18 +44,18 @@ impl Thing {
     }
 }
 
-/// What there is now, in the order in which it was made.
+/// Existing objects, in the order of creation.
 static THINGS: Mutex<Vec<Thing>> = Mutex::new(Vec::new());
 
 fn things() -> MutexGuard<'static, Vec<Thing>> {
     THINGS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As long as this lives, its thing is undone if the benchmark is told to end.
+/// While this lives, its object is removed if the benchmark is told to end.
 pub struct Undoable(Thing);
 
 impl Undoable {
-    /// To be called before `thing` is made, or at once after it, where only then it has a name.
+    /// Registers `thing`; called before it is created, or immediately afterwards if it only then has a name.
     pub fn new(thing: Thing) -> Undoable {
         static WATCHED: Once = Once::new();
         WATCHED.call_once(watch);
@@ -73,12 +73,12 @@ impl Drop for Undoable {
     }
 }
 
-/// A thread that waits for signals. Without it they end the process as ever.
+/// Starts a thread that waits for signals. Without it they end the process as usual.
 fn watch() {
     if let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) {
         thread::spawn(move || {
             if let Some(signal) = signals.forever().next() {
-                // Nothing is made any more while this is held.
+                // Blocks further registrations.
                 let things = things();
                 undo(&things);
                 let _ = emulate_default_handler(signal);
@@ -87,7 +87,8 @@ fn watch() {
     }
 }
 
-/// What was made last goes first. A folder stays while something is mounted in it: its contents are not its own then.
+/// Removes the newest objects first. A folder stays while a file system is mounted in it, whose
+/// files are not its own.
 fn undo(things: &[Thing]) {
     let mut stays: Vec<&Path> = Vec::new();
     let mut all: Vec<&Thing> = things.iter().rev().collect();
@@ -116,7 +117,7 @@ mod tests {
             path
         };
         let (plain, mounted) = (folder("plain"), folder("mounted"));
-        // Nothing is mounted there, so that it cannot be unmounted.
+        // Nothing is mounted there, so unmounting fails.
         let all = [Thing::Folder(plain.clone()), Thing::Folder(mounted.clone()), Thing::Mount(mounted.join("mnt"))];
         undo(&all);
         assert!(!plain.exists() && mounted.exists());

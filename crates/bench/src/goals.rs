@@ -1,4 +1,4 @@
-//! What figures have to reach. They stand in `goals.toml`, which is part of the program.
+//! Goals for figures. They are in `goals.toml`, which is compiled into the program.
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -8,7 +8,7 @@ use crate::runner::Scale;
 
 const GOALS: &str = include_str!("goals.toml");
 
-/// What one figure of forkdisk has to reach.
+/// Goal for one figure of forkdisk.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Goal {
     /// The benchmark it belongs to.
@@ -17,15 +17,15 @@ pub struct Goal {
     pub case: String,
     /// The metric.
     pub metric: String,
-    /// What it is held against.
+    /// Value to compare with.
     pub goal: f64,
-    /// On which side it has to lie.
+    /// Required side of the goal.
     pub sense: Sense,
     /// Whether it is a comparison with a peer, which a run without peers does not have.
     pub peers: bool,
-    /// It is judged only where (max - min) / median is at most this: a wider spread proves nothing.
+    /// Largest (max - min) / median with which it is judged: a wider spread proves nothing.
     pub spread: Option<f64>,
-    /// The smallest run that has the figure.
+    /// Smallest scale that produces the figure.
     pub from: Scale,
 }
 
@@ -39,7 +39,7 @@ struct Tables {
     goal: Vec<Table>,
 }
 
-/// Every case with every metric.
+/// Goals for every combination of case and metric.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
@@ -56,12 +56,12 @@ struct Table {
 }
 
 impl Goals {
-    /// Those that the project has set itself.
+    /// Returns the project's own goals.
     pub fn built_in() -> Result<Goals> {
         Goals::parse(GOALS).context("goals.toml")
     }
 
-    /// Goals from the text of a `goals.toml`.
+    /// Parses the text of a `goals.toml`.
     pub fn parse(text: &str) -> Result<Goals> {
         let tables: Tables = toml::from_str(text)?;
         let expand = |table: Table| {
@@ -82,12 +82,12 @@ impl Goals {
         Ok(Goals(tables.goal.into_iter().flat_map(expand).collect()))
     }
 
-    /// The goals themselves.
+    /// Returns all goals.
     pub fn all(&self) -> &[Goal] {
         &self.0
     }
 
-    /// Holds `rows` against the goals of `workload`, and adds a row that is not met for every goal
+    /// Compares `rows` with the goals of `workload`, and adds an unmet row for every goal
     /// that is `wanted` and whose figure is missing.
     pub fn judge(&self, rows: &mut Vec<Row>, workload: &str, wanted: impl Fn(&Goal) -> bool) {
         for goal in self.0.iter().filter(|g| g.workload == workload) {

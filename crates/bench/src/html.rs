@@ -1,23 +1,23 @@
-//! Rows as a page for people: a chart of bars for each group of cases and each ratio, forkdisk's beside its
-//! peers', and all figures in a table below. The page is one file: no scripts, nothing is loaded.
+//! Rows as a page for people: a bar chart for each group of cases and each ratio, forkdisk's next to its
+//! peers', and all figures in a table below. The page is one file, without scripts and external resources.
 
 use std::fmt::Write;
 
 use crate::report::{HEAD, cells};
 use crate::rows::{Row, Sense};
 
-/// Ratios that are drawn though no goal is set for them.
+/// Ratios that are drawn even without a goal.
 const DRAWN: [&str; 3] = ["spindle_ratio", "ssd_ratio", "cloud_ratio"];
-/// Where bars begin and how long the axis is, in pixels.
+/// Start of the bars and length of the axis, in pixels.
 const LEFT: f64 = 230.0;
 const AXIS: f64 = 440.0;
 const WIDTH: f64 = 760.0;
-/// Height of a bar, and what lies between two cases.
+/// Height of a bar, and distance between two cases, in pixels.
 const BAR: f64 = 11.0;
 const GAP: f64 = 7.0;
-/// The axis ends here at the latest: a longer bar is cut off, its figure is beside it.
+/// Largest value of the axis: a longer bar is cut off, with its figure next to it.
 const LONGEST: f64 = 2.0;
-/// One colour for each target, ours first.
+/// Colours of the targets, forkdisk first.
 const COLOURS: [&str; 6] = ["#1f6fb4", "#e08214", "#4d9a4a", "#8c62aa", "#9a6a4f", "#888888"];
 
 const STYLE: &str = "body{font:14px/1.4 system-ui,sans-serif;margin:2em auto;max-width:60em;padding:0 \
@@ -27,7 +27,7 @@ svg{max-width:100%;height:auto}svg text{font:11px system-ui,sans-serif;fill:#222
 table{border-collapse:collapse;font-size:12px}td,th{padding:1px 8px;text-align:left;border-bottom:1px solid #eee}\
 .figure{text-align:right;font-variant-numeric:tabular-nums}.no td{color:#b00020}.key span{margin-right:1.2em}";
 
-/// A page with all of `rows`.
+/// Returns a page with all of `rows`.
 pub fn page(title: &str, rows: &[Row]) -> String {
     let judged = rows.iter().filter(|row| row.met.is_some()).count();
     let met = rows.iter().filter(|row| row.met == Some(true)).count();
@@ -58,7 +58,7 @@ fn group_of(row: &Row) -> &str {
     row.case.split('/').next().unwrap_or(&row.case)
 }
 
-/// A ratio of which more is better.
+/// Returns whether the row is a ratio for which more is better.
 fn is_drawn(row: &Row) -> bool {
     let goal = row.unit == "ratio" && row.sense == Some(Sense::AtLeast);
     row.median.is_some() && (goal || DRAWN.contains(&row.metric.as_str()))
@@ -69,7 +69,7 @@ fn distinct<'a>(rows: &'a [Row], key: impl Fn(&'a Row) -> &'a str) -> Vec<&'a st
     distinct_of(&all, key)
 }
 
-/// Every key once, in the order of the rows.
+/// Returns every key once, in the order of the rows.
 fn distinct_of<'a>(rows: &[&'a Row], key: impl Fn(&'a Row) -> &'a str) -> Vec<&'a str> {
     let mut out = Vec::new();
     for key in rows.iter().map(|row| key(row)) {
@@ -80,7 +80,7 @@ fn distinct_of<'a>(rows: &[&'a Row], key: impl Fn(&'a Row) -> &'a str) -> Vec<&'
     out
 }
 
-/// The bars of one metric: cases from top to bottom, in each the targets.
+/// Draws the bars of one metric: cases from top to bottom, and the targets within each.
 fn chart(out: &mut String, metric: &str, rows: &[&Row]) {
     let targets = distinct_of(rows, |row| &row.target);
     let longest = rows.iter().filter_map(|row| row.median).fold(1.1, f64::max).min(LONGEST);
@@ -119,7 +119,7 @@ fn colour(target: usize) -> &'static str {
     COLOURS[target.min(COLOURS.len() - 1)]
 }
 
-/// One bar with its figure, how far the samples reach, and its goal.
+/// Draws one bar with its figure, the range of the samples, and its goal.
 fn bar(out: &mut String, row: &Row, colour: &str, y: f64, scale: f64) {
     let place = |value: f64| LEFT + (value * scale).clamp(0.0, AXIS);
     let class = if row.met == Some(false) { " class=\"no\"" } else { "" };
@@ -158,7 +158,7 @@ fn bar(out: &mut String, row: &Row, colour: &str, y: f64, scale: f64) {
     let _ = writeln!(out, "<text x=\"{:.1}\" y=\"{}\"{class}>{figure}</text>", text + 4.0, y + BAR - 2.0);
 }
 
-/// All rows as a table that is unfolded on demand.
+/// Writes all rows as a collapsed table.
 fn figures(out: &mut String, rows: &[&Row]) {
     let head: String = HEAD.iter().map(|h| format!("<th>{h}</th>")).collect();
     let _ = writeln!(out, "<details><summary>{} figures</summary><table><tr>{head}</tr>", rows.len());

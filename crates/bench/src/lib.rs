@@ -1,7 +1,7 @@
-//! The workloads forkdisk is measured by, and the goals they are held against.
+//! The benchmarks of forkdisk, and their goals.
 //!
-//! A *case* measures one thing and answers with [`Row`]s; [`Goals`] say which rows must be there and
-//! what they must reach. Nothing here decides what to do about a goal that was missed.
+//! A *case* measures one thing and returns [`Row`]s; [`Goals`] define which rows must exist and
+//! what they must reach. Nothing here decides the consequences of a missed goal.
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 

@@ -1,5 +1,5 @@
-//! Waiting for other processes, with a limit: nothing that was started may hang whoever started it.
-//! What does not end in time is killed, and the error says what it was.
+//! Waiting for other processes with a limit, so that no started process can block its caller.
+//! A process that does not end in time is killed, and the error describes it.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read};
@@ -11,24 +11,24 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long a program that a benchmark runs may take.
+/// Time limit of a program that a benchmark runs.
 pub const LIMIT: Duration = Duration::from_secs(1800);
-/// How long a process that was killed may take to be gone: one in a request to a device that hangs
-/// cannot be.
+/// How long a killed process may take to disappear: one in a request to a hanging device
+/// cannot.
 const DEATH: Duration = Duration::from_secs(30);
 
-/// Processes, and threads of each, that an error shows.
+/// Most processes, and threads of each, that an error shows.
 const SHOWN: usize = 16;
 
-/// A command that is run to its end, but not for longer than a limit.
+/// A command that is run to its end, with a time limit.
 pub trait Limited {
-    /// As [`Command::output`]; what it prints is collected even if its output goes on being held open.
+    /// As [`Command::output`]; the output is collected even if another process keeps it open.
     fn output_within(&mut self, limit: Duration) -> io::Result<Output>;
     /// As [`Command::status`].
     fn status_within(&mut self, limit: Duration) -> io::Result<ExitStatus>;
 }
 
-/// Runs a program that needs what only root's path has, to its end; what it printed. An error says what it said.
+/// Runs a program with root's search path to its end; returns its output. An error contains its messages.
 pub fn output_of(command: &mut Command) -> anyhow::Result<String> {
     let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
     let done = command.env("PATH", path).output_within(LIMIT).with_context(|| format!("{command:?}"))?;
@@ -36,13 +36,13 @@ pub fn output_of(command: &mut Command) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
-/// A running process that is waited for, but not for longer than a limit.
+/// Waits for a running process, with a time limit.
 pub trait LimitedWait {
     /// As [`Child::wait`].
     fn wait_within(&mut self, limit: Duration) -> io::Result<ExitStatus>;
     /// As [`Child::wait_with_output`].
     fn output_within(self, limit: Duration) -> io::Result<Output>;
-    /// Kills it and waits until it is gone.
+    /// Kills it and waits until it has ended.
     fn put_down(&mut self) -> io::Result<ExitStatus>;
 }
 
@@ -64,7 +64,7 @@ fn named(command: &Command, error: &io::Error) -> io::Error {
 impl LimitedWait for Child {
     fn wait_within(&mut self, limit: Duration) -> io::Result<ExitStatus> {
         let start = Instant::now();
-        // Short programs are not kept waiting.
+        // Starts with a short pause, so that short programs are not delayed.
         let mut pause = Duration::from_micros(200);
         loop {
             if let Some(status) = self.try_wait()? {
@@ -72,7 +72,7 @@ impl LimitedWait for Child {
             }
             if start.elapsed() >= limit {
                 let place = place(self.id());
-                // The limit is the error, whether or not it can be killed.
+                // Report the exceeded limit, whether or not the process can be killed.
                 let _ = self.put_down();
                 return Err(late(self.id(), limit, &place, ""));
             }
@@ -127,23 +127,23 @@ impl LimitedWait for Child {
     }
 }
 
-/// The first line that `from` says, without what ends it; an error if that takes longer than `limit`.
+/// Reads the first line of `from`, without its line end; fails if that takes longer than `limit`.
 pub fn first_line(from: impl Read + Send + 'static, limit: Duration) -> io::Result<String> {
     let (sender, line) = channel();
     thread::spawn(move || {
         let mut reader = BufReader::new(from);
         let mut line = String::new();
         let read = reader.read_line(&mut line).map(|_| line);
-        // Nobody listens any more if the limit is over.
+        // Fails if the limit has passed and the receiver is gone.
         let _ = sender.send(read);
-        // What comes later is read as well, so that whoever says it does not wait.
+        // Drains later output, so that its writer does not block.
         let _ = io::copy(&mut reader, &mut io::sink());
     });
     let none = |_| io::Error::new(io::ErrorKind::TimedOut, format!("nothing was said within {} s", limit.as_secs()));
     line.recv_timeout(limit).map_err(none)?
 }
 
-/// What a thread reads from a pipe.
+/// Output that a thread reads from a pipe.
 struct Collected(Option<Receiver<io::Result<Vec<u8>>>>);
 
 fn collect(pipe: Option<impl Read + Send + 'static>) -> Collected {
@@ -152,7 +152,7 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> Collected {
         thread::spawn(move || {
             let mut bytes = Vec::new();
             let read = pipe.read_to_end(&mut bytes).map(|_| bytes);
-            // Nobody listens any more if the limit is over.
+            // Fails if the limit has passed and the receiver is gone.
             let _ = sender.send(read);
         });
         whole
@@ -166,7 +166,7 @@ impl Collected {
     }
 }
 
-/// What a process and those that it started are doing, thread by thread.
+/// Describes what a process and its children are doing, thread by thread.
 fn place(pid: u32) -> String {
     let mut all = vec![pid];
     let mut text = String::new();
@@ -180,7 +180,7 @@ fn place(pid: u32) -> String {
             let status = of("status");
             let field =
                 |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("?").trim().to_owned();
-            // The kernel's own account of it, outermost call last; only root may read it.
+            // The kernel stack, outermost call last; readable by root only.
             let stack: Vec<String> = of("stack").lines().take(6).map(|line| line.replace("[<0>] ", "")).collect();
             let sep = if text.is_empty() { "" } else { "; " };
             let (name, state) = (field("Name:"), field("State:"));

@@ -1,4 +1,4 @@
-//! Clients of a volume: so many requests in flight, at given places, in a given order.
+//! Clients of a volume: a number of requests in flight, at given places, in a given order.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -10,7 +10,7 @@ use forkdisk_uring::Rt;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
-/// What clients do.
+/// Work of clients.
 #[derive(Clone)]
 pub struct Job {
     /// Whether they write (zeroes) or read.
@@ -19,23 +19,23 @@ pub struct Job {
     pub len: usize,
     /// Requests in flight.
     pub depth: usize,
-    /// Where, in the order in which the requests are made.
+    /// Offsets in bytes, in the order of the requests.
     pub offsets: Rc<[u64]>,
 }
 
 impl Job {
-    /// Bytes of all requests.
+    /// Returns the bytes of all requests.
     pub fn bytes(&self) -> u64 {
         self.offsets.len() as u64 * self.len as u64
     }
 }
 
-/// `span` bytes from the beginning, piece by piece.
+/// Returns the offsets of `span` bytes from the beginning, piece by piece.
 pub fn sequential(span: u64, len: usize) -> Rc<[u64]> {
     (0..span / len as u64).map(|i| i * len as u64).collect()
 }
 
-/// `count` different pieces of the first `span` bytes in random order, the same ones for each seed.
+/// Returns `count` different pieces of the first `span` bytes in random order, determined by the seed.
 pub fn random(span: u64, len: usize, count: usize, seed: u64) -> Rc<[u64]> {
     let mut all = sequential(span, len).to_vec();
     all.shuffle(&mut SmallRng::seed_from_u64(seed));
@@ -43,14 +43,14 @@ pub fn random(span: u64, len: usize, count: usize, seed: u64) -> Rc<[u64]> {
     all.into()
 }
 
-/// `count` different pieces of a span too large to be listed, in random order.
+/// As [`random`], for a span too large to be listed.
 pub fn scattered(span: u64, len: usize, count: usize, seed: u64) -> Rc<[u64]> {
     let (mut rng, mut seen) = (SmallRng::seed_from_u64(seed), HashSet::with_capacity(count));
     let draws = std::iter::repeat_with(move || rng.random_range(0..span / len as u64) * len as u64);
     draws.filter(|&offset| seen.insert(offset)).take(count).collect()
 }
 
-/// Does the job. Requests are made in the order of their offsets, the next one when one has ended.
+/// Runs the job. Requests are made in the order of their offsets, the next one when one has ended.
 pub async fn run<D: Device>(rt: &Rt, pool: &Pool<D>, volume: &Volume<D>, job: &Job) -> Result<()> {
     let next = Rc::new(Cell::new(0));
     let client = |_| {

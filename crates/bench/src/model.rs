@@ -1,4 +1,4 @@
-//! Recordings compared by the time that devices of three kinds would take for them.
+//! Comparison of recordings by the time that devices of three kinds would take for them.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use forkdisk::device::{DeviceModel, Recording, Request, RequestKind};
 
 use crate::rows::{Row, Samples};
 
-/// Requests among which a sorting queue chooses.
+/// Requests from which a sorting queue chooses.
 const SORTED: usize = 32;
 
-/// What reached a device, and how many of those requests its clients keep in flight.
+/// Requests that reached a device, and how many of them its clients keep in flight.
 #[derive(Clone)]
 pub struct Trace {
     pub recording: Recording,
@@ -17,33 +17,33 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// `ops` client requests, `clients` of them at a time. Where one reaches the device in pieces, all of these
-    /// are in flight; that now and then one is cut in two makes no difference.
+    /// Creates the trace of `ops` client requests, `clients` of them at a time. If a request reaches
+    /// the device in pieces, all of these are in flight; an occasional split makes no difference.
     pub fn of(recording: Recording, ops: usize, clients: usize) -> Trace {
         let ops = ops.max(1) as u64;
         let written = recording.count(RequestKind::WriteData);
-        // Where nothing is written, reading is the work.
+        // Without writes, reads are the work.
         let pieces = if written > 0 { written } else { recording.count(RequestKind::Read) };
         Trace { depth: clients * ((pieces + ops / 2) / ops).max(1) as usize, recording }
     }
 
-    /// Served first come, first served.
+    /// Returns the time if requests are served in the order of arrival.
     pub fn time(&self, model: &DeviceModel) -> Duration {
         model.time(&self.recording, self.depth)
     }
 
-    /// Served by a queue that always takes the next higher address of 32 that wait.
+    /// Returns the time with a queue that always takes the next higher address of 32 waiting requests.
     pub fn sorted_time(&self, model: &DeviceModel) -> Duration {
         model.time(&sorted(&self.recording), self.depth)
     }
 
-    /// Bytes written, of whatever kind.
+    /// Returns the bytes written, data and metadata.
     pub fn written(&self) -> u64 {
         self.recording.bytes(RequestKind::WriteData) + self.recording.bytes(RequestKind::WriteMetadata)
     }
 }
 
-/// How a row of this group of rows is named.
+/// Names of a group of rows.
 #[derive(Clone, Copy)]
 pub struct Label<'a> {
     pub workload: &'a str,
@@ -52,30 +52,30 @@ pub struct Label<'a> {
 }
 
 impl Label<'_> {
-    /// A row with one figure.
+    /// Returns a row with one figure.
     pub fn row(&self, metric: &str, unit: &str, value: f64) -> Row {
         self.rows(metric, unit, &Samples::one(value))
     }
 
-    /// A row of several samples.
+    /// Returns a row of several samples.
     pub fn rows(&self, metric: &str, unit: &str, samples: &Samples) -> Row {
         Row::new(self.workload, self.case, self.target, metric, unit, samples)
     }
 
-    /// Time of `base` ÷ time of `ours` on a spindle whose flushes cost nothing.
+    /// Returns time of `base` ÷ time of `ours` on a spindle with free flushes.
     pub fn flush_free(&self, base: &Trace, ours: &Trace) -> Row {
         let ratio = base.time(&FLUSH_FREE).as_secs_f64() / ours.time(&FLUSH_FREE).as_secs_f64();
         self.row("spindle_flush_free_ratio", "ratio", ratio)
     }
 
-    /// Milliseconds of `trace` per MiB of its clients' `bytes`, for each model.
+    /// Returns the milliseconds of `trace` per MiB of its clients' `bytes`, for each model.
     pub fn times(&self, trace: &Trace, bytes: u64) -> Vec<Row> {
         let per_mib = |m: &DeviceModel| trace.time(m).as_secs_f64() * 1e3 / (bytes as f64 / (1 << 20) as f64);
         let row = |m: &DeviceModel| self.row(&format!("{}_ms_per_mib", m.name), "ms", per_mib(m));
         DeviceModel::ALL.iter().map(row).collect()
     }
 
-    /// Time of `base` ÷ time of `ours` for each model, and for the spindle with a sorting queue.
+    /// Returns time of `base` ÷ time of `ours` for each model, and for the spindle with a sorting queue.
     pub fn ratios(&self, base: &Trace, ours: &Trace) -> Vec<Row> {
         let ratio = |a: Duration, b: Duration| a.as_secs_f64() / b.as_secs_f64();
         let row = |m: &DeviceModel| self.row(&format!("{}_ratio", m.name), "ratio", ratio(base.time(m), ours.time(m)));
@@ -85,11 +85,11 @@ impl Label<'_> {
     }
 }
 
-/// A spindle whose flushes cost nothing, as published comparisons of the kernel's targets have it.
+/// A spindle with free flushes, as in published comparisons of the kernel's targets.
 const FLUSH_FREE: DeviceModel = DeviceModel { flush: Duration::ZERO, ..DeviceModel::SPINDLE };
 
-/// The order in which a queue of 32 that looks for the next higher address hands requests on. A flush
-/// lets everything before it pass first.
+/// Returns the order in which a queue of 32 that takes the next higher address passes requests on.
+/// A flush waits for everything before it.
 fn sorted(recording: &Recording) -> Recording {
     let (mut waiting, mut out, mut head) = (Vec::with_capacity(SORTED), Vec::new(), 0);
     let mut pop = |waiting: &mut Vec<Request>, out: &mut Vec<Request>| {

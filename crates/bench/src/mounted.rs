@@ -1,4 +1,4 @@
-//! A file system of the kernel's on a loop device.
+//! A file system of the kernel on a loop device.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use forkdisk_uring::{attach_loop, detach_loop};
 use crate::ending::{Thing, Undoable};
 use crate::limits::output_of;
 
-/// Unmounted and detached when dropped.
+/// A mounted file system. Unmounted and detached when dropped.
 pub struct Mounted {
     device: PathBuf,
     dir: PathBuf,
@@ -19,7 +19,7 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// On `backing`, at `dir`, made by `mkfs` and mounted with `options`.
+    /// Attaches `backing`, creates a file system with `mkfs` and mounts it at `dir` with `options`.
     pub fn new(backing: &File, dir: PathBuf, mkfs: &[&str], options: &[&str]) -> Result<Mounted> {
         fs::create_dir_all(&dir)?;
         let device = attach_loop(backing, false).context("a loop device")?;
@@ -32,17 +32,17 @@ impl Mounted {
         Ok(mounted)
     }
 
-    /// The loop device.
+    /// Returns the loop device.
     pub fn device(&self) -> &Path {
         &self.device
     }
 
-    /// Its kind, as `mkfs.KIND` names it.
+    /// Returns its type, as in `mkfs.TYPE`.
     pub fn kind(&self) -> &str {
         &self.kind
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn dir(&self) -> &Path {
         &self.dir
     }

@@ -1,4 +1,4 @@
-//! A part of a disk, as a device of its own: an origin and the pool beside it on one disk.
+//! A part of a disk as a separate device: an origin and its pool on one disk.
 
 use std::future::Future;
 use std::io;
@@ -16,14 +16,14 @@ pub struct Part<D> {
 }
 
 impl<D: Device> Part<D> {
-    /// A part that lies within the disk, on whole pages.
+    /// Creates a part that lies within the disk, aligned to pages.
     pub fn new(disk: D, start: u64, len: u64) -> Result<Part<D>> {
         let inside = start.checked_add(len).is_some_and(|end| end <= disk.len());
         ensure!(inside && start.is_multiple_of(4096), "a part of {len} bytes at {start} of {}", disk.len());
         Ok(Part { disk, start, len })
     }
 
-    /// All of it.
+    /// Creates a part that is the whole disk.
     pub fn all(disk: D) -> Part<D> {
         Part { start: 0, len: disk.len(), disk }
     }

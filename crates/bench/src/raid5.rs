@@ -1,10 +1,10 @@
-//! A RAID5 array that counts: what its disks are asked for when the array is asked for something.
+//! A RAID5 array that counts the requests to its disks.
 //!
-//! As md does it: the unit is a *row*, one 4 KiB page of every disk. Pages that are written wait in a
-//! stripe cache; a row whose data pages have all come is written with its parity, nothing is read.
-//! A row that has to go before it is complete, because the cache is full or a flush came, needs
-//! reads first: the old pages and the old parity, or the pages that are missing, whichever is less.
-//! That is a *read-modify-write*. Rows that go at the same time are read together, then written
+//! It works like md: the unit is a *row*, one 4 KiB page of every disk. Written pages wait in a
+//! stripe cache; a row whose data pages are complete is written with its parity, without reads. A
+//! row that must be written before it is complete, because the cache is full or a flush came, needs
+//! reads first: the old pages and the old parity, or the missing pages, whichever is less. That is
+//! a *read-modify-write*. Rows that are written at the same time are read together, then written
 //! together.
 
 use std::collections::{BTreeSet, HashMap};
@@ -13,13 +13,13 @@ use std::time::Duration;
 use forkdisk::device::{DeviceModel, Recording, Request, RequestKind};
 
 const PAGE: u64 = 4096;
-/// Neighbouring requests to one disk are merged up to this.
+/// Size in bytes up to which adjacent requests to one disk are merged.
 const MERGED: u64 = 512 << 10;
 
-/// How an array is made up.
+/// Geometry of an array.
 #[derive(Clone, Copy, Debug)]
 pub struct Raid5 {
-    /// Disks, one of which holds the parity of a stripe.
+    /// Disks; one of them holds the parity of a stripe.
     pub disks: u64,
     /// Bytes of a stripe on one disk.
     pub chunk: u64,
@@ -27,35 +27,35 @@ pub struct Raid5 {
     pub cache: usize,
 }
 
-/// What the published measurement used.
+/// The array of the published measurement.
 pub const ARRAY: Raid5 = Raid5 { disks: 4, chunk: 512 << 10, cache: 4096 };
 
-/// What reached the disks.
+/// Result of a replay.
 #[derive(Debug)]
 pub struct Outcome {
     members: Vec<Recording>,
-    /// Rows with clients' data that could not be written without reading, though clients wrote all of
-    /// the row's pages at some time.
+    /// Rows with clients' data that could not be written without reading, although clients wrote
+    /// all of the row's pages at some time.
     pub of_data: u64,
-    /// Rows with clients' data at the ends of what was written in one piece: what lies beside it in
-    /// the row was never written, or is metadata.
+    /// Rows with clients' data at the ends of a contiguous range of writes: the neighbours in
+    /// the row were never written, or are metadata.
     pub at_ends: u64,
-    /// Rows with nothing but metadata.
+    /// Rows with metadata only.
     pub of_metadata: u64,
-    /// Bytes that the array read to write.
+    /// Bytes that the array read in order to write.
     pub read: u64,
-    /// Bytes written, parity included.
+    /// Bytes written, including parity.
     pub written: u64,
 }
 
 impl Outcome {
-    /// How long the slowest disk takes, with `depth` requests in flight.
+    /// Returns the time of the slowest disk, with `depth` requests in flight.
     pub fn time(&self, model: &DeviceModel, depth: usize) -> Duration {
         self.members.iter().map(|m| model.time(m, depth)).max().unwrap_or_default()
     }
 }
 
-/// Pages of a row that wait: one bit each, for all and for those with clients' data.
+/// Waiting pages of a row: bit masks of all, and of those with clients' data.
 #[derive(Clone, Copy, Default)]
 struct Row {
     pages: u64,
@@ -66,7 +66,7 @@ struct Row {
 struct Array {
     of: Raid5,
     rows: HashMap<u64, Row>,
-    /// Rows by when they were touched last.
+    /// Rows by the time of their last access.
     order: BTreeSet<(u64, u64)>,
     now: u64,
     /// Pages of each row that clients have written.
@@ -80,21 +80,21 @@ impl Raid5 {
         self.disks - 1
     }
 
-    /// The row of a page and the page's number in it.
+    /// Returns the row of a page and the page's number in it.
     fn place(&self, page: u64) -> (u64, u64) {
         let per_chunk = self.chunk / PAGE;
         let (chunk, within) = (page / per_chunk, page % per_chunk);
         (chunk / self.data_disks() * per_chunk + within, chunk % self.data_disks())
     }
 
-    /// The disk with this page of a row; the one behind the last data page is the parity. Parity goes
-    /// round with the stripes.
+    /// Returns the disk of this page of a row; the page after the last data page is the parity.
+    /// Parity rotates with the stripes.
     fn disk(&self, row: u64, page: u64) -> usize {
         let stripe = row / (self.chunk / PAGE);
         ((stripe + page) % self.disks) as usize
     }
 
-    /// What becomes of a recording. Reads of the array are passed on.
+    /// Replays a recording. Reads of the array are passed on.
     pub fn replay(self, recording: &Recording) -> Outcome {
         let members = (0..self.disks).map(|_| Recording::default()).collect();
         let out = Outcome { members, of_data: 0, at_ends: 0, of_metadata: 0, read: 0, written: 0 };
@@ -136,7 +136,7 @@ impl Array {
         }
     }
 
-    /// Lets the rows go that were touched longest ago.
+    /// Evicts the least recently accessed rows.
     fn evict(&mut self, count: usize) {
         let mut oldest: Vec<u64> = self.order.iter().take(count).map(|&(_, number)| number).collect();
         oldest.sort_unstable();
@@ -191,7 +191,7 @@ impl Array {
         }
     }
 
-    /// Says of each row that was not complete why.
+    /// Classifies the rows that were incomplete.
     fn judge(&mut self) {
         let all = (1 << self.of.data_disks()) - 1;
         for (number, row) in std::mem::take(&mut self.incomplete) {

@@ -2,10 +2,10 @@
 
 use crate::rows::Row;
 
-/// The columns.
+/// Titles of the columns.
 pub const HEAD: [&str; 8] = ["case", "target", "metric", "median", "min", "max", "goal", "met"];
 
-/// An aligned table of `rows`, one line each, with a heading.
+/// Formats `rows` as an aligned table, one line each, with a heading.
 pub fn table(rows: &[Row]) -> String {
     let lines: Vec<[String; 8]> = std::iter::once(HEAD.map(String::from)).chain(rows.iter().map(cells)).collect();
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
@@ -24,7 +24,7 @@ pub fn table(rows: &[Row]) -> String {
     text
 }
 
-/// What stands in each column.
+/// Returns the cells of a row.
 pub fn cells(row: &Row) -> [String; 8] {
     let unit = if row.unit == "ratio" || row.unit.is_empty() { String::new() } else { format!(" [{}]", row.unit) };
     let goal = row.goal.zip(row.sense).map(|(goal, sense)| format!("{} {}", sense.sign(), figure(Some(goal))));
@@ -47,7 +47,7 @@ pub fn cells(row: &Row) -> [String; 8] {
     ]
 }
 
-/// Four significant digits, or all of a whole number.
+/// Formats a figure with four significant digits, or in full if it is a whole number.
 fn figure(value: Option<f64>) -> String {
     match value {
         None => "-".to_string(),

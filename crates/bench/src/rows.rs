@@ -1,8 +1,8 @@
-//! What a benchmark answers with.
+//! Results of a benchmark.
 
 use serde::{Deserialize, Serialize};
 
-/// On which side of the goal a figure has to lie.
+/// Required side of the goal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Sense {
     /// At least the goal.
@@ -14,7 +14,7 @@ pub enum Sense {
 }
 
 impl Sense {
-    /// Whether `value` lies on the right side of `goal`.
+    /// Returns whether `value` meets `goal`.
     pub fn met(self, value: f64, goal: f64) -> bool {
         match self {
             Sense::AtLeast => value >= goal,
@@ -22,7 +22,7 @@ impl Sense {
         }
     }
 
-    /// As it is written.
+    /// Returns it as written.
     pub fn sign(self) -> &'static str {
         match self {
             Sense::AtLeast => ">=",
@@ -31,16 +31,16 @@ impl Sense {
     }
 }
 
-/// One figure of one case. A row that is required and was not measured has no figures and is not met.
+/// One figure of one case. A required row that was not measured has no figures and is not met.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The benchmark: `engine`, `w2`, …
     pub workload: String,
-    /// What was done.
+    /// The case.
     pub case: String,
-    /// Whom it was done with: `forkdisk`, or a peer.
+    /// The measured program: `forkdisk`, or a peer.
     pub target: String,
-    /// What was measured.
+    /// The metric.
     pub metric: String,
     /// Its unit; `ratio` for a quotient.
     pub unit: String,
@@ -50,18 +50,18 @@ pub struct Row {
     pub min: Option<f64>,
     /// Largest sample.
     pub max: Option<f64>,
-    /// How many samples.
+    /// Number of samples.
     pub n: usize,
-    /// What the median is held against.
+    /// Goal of the median.
     pub goal: Option<f64>,
-    /// On which side of it the median has to lie.
+    /// Required side of the goal.
     pub sense: Option<Sense>,
-    /// Whether it does.
+    /// Whether the goal is met.
     pub met: Option<bool>,
 }
 
 impl Row {
-    /// A figure without a goal.
+    /// Creates a figure without a goal.
     pub fn new(workload: &str, case: &str, target: &str, metric: &str, unit: &str, samples: &Samples) -> Row {
         Row {
             workload: workload.into(),
@@ -79,23 +79,23 @@ impl Row {
         }
     }
 
-    /// (max - min) / median: how far a measured median can be trusted.
+    /// Returns (max - min) / median, which shows how reliable the median is.
     pub fn spread(&self) -> Option<f64> {
         Some((self.max? - self.min?) / self.median?)
     }
 
-    /// A figure of forkdisk in the workload `engine`.
+    /// Creates a figure of forkdisk in the workload `engine`.
     pub fn engine(case: &str, metric: &str, unit: &str, samples: &Samples) -> Row {
         Row::new("engine", case, "forkdisk", metric, unit, samples)
     }
 }
 
-/// Repeated measurements of one thing.
+/// Repeated measurements of one figure.
 #[derive(Clone, Debug, Default)]
 pub struct Samples(Vec<f64>);
 
 impl Samples {
-    /// One measurement, or an exact count.
+    /// Creates samples from one measurement or exact count.
     pub fn one(value: f64) -> Samples {
         Samples(vec![value])
     }
@@ -105,17 +105,17 @@ impl Samples {
         self.0.push(value);
     }
 
-    /// How many there are.
+    /// Returns the number of measurements.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The middle one, or the mean of the two in the middle.
+    /// Returns the middle value, or the mean of the two middle values.
     pub fn median(&self) -> Option<f64> {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! Which cases a benchmark consists of, and how they are run.
+//! The cases of each benchmark, and how they are run.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,21 +13,21 @@ use crate::goals::{Goal, Goals};
 use crate::peers::{Guest, Lab, Measured};
 use crate::rows::Row;
 
-/// How long a benchmark may take.
+/// Duration of a benchmark.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scale {
-    /// A minute or two: enough to see whether something is badly off.
+    /// A minute or two: enough to detect a large regression.
     #[default]
     Quick,
-    /// Below a quarter of an hour.
+    /// Less than a quarter of an hour.
     Default,
     /// As long as it takes for a narrow spread.
     Full,
 }
 
 impl Scale {
-    /// One of three figures.
+    /// Selects one of three values.
     pub fn pick<T>(self, quick: T, default: T, full: T) -> T {
         match self {
             Scale::Quick => quick,
@@ -37,37 +37,37 @@ impl Scale {
     }
 }
 
-/// How a benchmark is run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where files are made for what is timed on a real device. They are removed afterwards.
+    /// Folder for files that are timed on a real device. The files are removed afterwards.
     pub dir: PathBuf,
-    /// How long it may take.
+    /// Duration of the run.
     pub scale: Scale,
     /// One case only.
     pub only: Option<String>,
-    /// Whether the peers are measured, too.
+    /// Whether the peers are measured as well.
     pub peers: bool,
-    /// Rounds of a benchmark that has any, where they are not its usual ones.
+    /// Number of rounds, for benchmarks with rounds; `None`: the default.
     pub rounds: Option<usize>,
-    /// Bytes of its file, likewise.
+    /// Bytes of the file for such benchmarks; `None`: the default.
     pub size: Option<u64>,
-    /// The `forkdisk` program: some cases need a process of their own.
+    /// The `forkdisk` program, for cases that need a separate process.
     pub program: PathBuf,
 }
 
-/// What a case gets: the options, and folders of its own that are removed when it has ended.
+/// Environment of a case: the options, and private folders that are removed when it has ended.
 pub(crate) struct Context<'a> {
     pub options: &'a Options,
     progress: &'a dyn Fn(&str),
     pub scale: Scale,
-    // Forgotten after they are gone.
+    // Declared last, so that they are unregistered after the folders are removed.
     disk: TempDir,
     ram: TempDir,
     _undoable: [Undoable; 2],
 }
 
-/// Where files live in memory.
+/// Folder for files in memory.
 const RAM: &str = "/dev/shm";
 
 impl<'a> Context<'a> {
@@ -83,22 +83,22 @@ impl<'a> Context<'a> {
         Ok(Context { options, progress, scale: options.scale, disk, ram, _undoable: undoable })
     }
 
-    /// Tells whoever waits what is being done.
+    /// Reports the current activity.
     pub fn say(&self, text: &str) {
         (self.progress)(text);
     }
 
-    /// A path on the device that is timed.
+    /// Returns a path on the timed device.
     pub fn disk(&self, name: &str) -> PathBuf {
         self.disk.path().join(name)
     }
 
-    /// The laboratory for guests, unpacked. An error says what this machine lacks for it.
+    /// Unpacks the laboratory for guests. The error names what this machine lacks for it.
     pub fn lab(&self) -> Result<Lab> {
         Lab::unpack(&self.disk("lab")).context("the kernel's own targets cannot be measured here")
     }
 
-    /// Runs a scenario in a guest with so many disks.
+    /// Runs a scenario in a guest with `disks` disks.
     pub fn guest(
         &self,
         lab: &Lab,
@@ -108,11 +108,11 @@ impl<'a> Context<'a> {
         limit: Duration,
     ) -> Result<Vec<Measured>> {
         let guest = Guest { lab, program: &self.options.program, scenario, variables, disks, limit };
-        // Not in memory: a guest has a `/dev` of its own, which hides `/dev/shm`.
+        // Not in memory: a guest mounts its own `/dev`, which hides `/dev/shm`.
         guest.run(self.disk.path(), self.progress)
     }
 
-    /// A path in memory.
+    /// Returns a path in memory.
     pub fn ram(&self, name: &str) -> PathBuf {
         self.ram.path().join(name)
     }
@@ -120,18 +120,18 @@ impl<'a> Context<'a> {
 
 type Case = fn(&Context<'_>) -> Result<Vec<Row>>;
 
-/// A benchmark: cases in order of trust, exact counts first, wall-clock time last.
+/// A benchmark: cases in order of reliability, exact counts first, wall-clock time last.
 pub struct Benchmark {
     name: &'static str,
     cases: &'static [(&'static str, Case)],
-    /// Cases that are about peers only.
+    /// Cases about peers only.
     peers: &'static [(&'static str, Case)],
-    /// Parts of cases that have a process to themselves.
+    /// Parts of cases that run in a separate process.
     inside: &'static [(&'static str, Case)],
 }
 
 impl Benchmark {
-    /// The engine by itself.
+    /// The engine alone.
     pub const ENGINE: Benchmark = Benchmark {
         name: "engine",
         cases: &[
@@ -172,7 +172,7 @@ impl Benchmark {
         inside: &[(cases::w2::instructions::INSIDE, cases::w2::instructions::run_inside)],
     };
 
-    /// The same on an origin in place.
+    /// The same on an origin protected in place.
     pub const W1_ORIGIN: Benchmark = Benchmark {
         name: "w1",
         cases: &[
@@ -192,7 +192,7 @@ impl Benchmark {
         inside: &[],
     };
 
-    /// The NBD server, beside those of others.
+    /// The NBD server, next to other servers.
     pub const SERVE: Benchmark = Benchmark {
         name: "serve",
         cases: &[
@@ -239,7 +239,7 @@ impl Benchmark {
         inside: &[],
     };
 
-    /// What it is called.
+    /// Returns the name.
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -253,15 +253,15 @@ impl Benchmark {
         self.cases.iter().chain(self.peers).chain(self.inside).find(|(of, _)| *of == name).map(|&(_, case)| case)
     }
 
-    /// Runs it; `progress` is told what is being done. A case that fails says so there, and its
-    /// required rows are missing in the result.
+    /// Runs the benchmark; `progress` is called with the current activity. A failed case is
+    /// reported there, and its required rows are missing in the result.
     pub fn run(&self, options: &Options, progress: &dyn Fn(&str)) -> Result<Vec<Row>> {
         let names = match &options.only {
             None => self.names(options.peers),
             Some(only) if self.case(only).is_some() => vec![only.as_str()],
             Some(only) => bail!("there is no case {only:?}; there are {}", self.names(true).join(", ")),
         };
-        // Says before anything else when a folder cannot be had.
+        // Fails first if a folder cannot be created.
         Context::new(options, progress)?;
         let mut rows = Vec::new();
         for (i, name) in names.iter().enumerate() {
@@ -284,7 +284,7 @@ impl Benchmark {
     }
 }
 
-/// Whether the row's case, such as `counts/first-4k-random`, is part of the case `name`.
+/// Returns whether the row's case, such as `counts/first-4k-random`, is part of the case `name`.
 fn belongs(row: &str, name: &str) -> bool {
     row.split('/').next() == Some(name)
 }

@@ -1,4 +1,4 @@
-//! The size of a chunk: what it does to first writes in random order, and to reading them in order
+//! Effect of the chunk size on first writes in random order, and on reading them in order
 //! afterwards. For information; the default of new volumes was chosen by it.
 
 use anyhow::Result;
@@ -21,7 +21,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     let span = context.scale.pick(128 << 20, 1 << 30, 4 << 30);
     let mut rows = Vec::new();
     for (name, chunk) in CHUNKS {
-        // All of it in random order, and a sixteenth of it.
+        // All pages in random order, and a sixteenth of them.
         for (part, how) in [(1, "all"), (16, "sparse")] {
             rows.extend(measure(&format!("chunks/{name}-{how}"), chunk, span, part)?);
         }

@@ -1,4 +1,4 @@
-//! What reaches the device per client request and per client byte.
+//! Requests and bytes at the device per client request and per client byte.
 
 use std::collections::HashSet;
 
@@ -23,7 +23,7 @@ fn count(work: &Work, span: u64) -> Result<Vec<Row>> {
     let seen = work.record(span)?;
     let (ops, bytes) = ((span / work.len as u64) as f64, span as f64);
     let data = seen.bytes(RequestKind::WriteData);
-    // If this fails, the rule that tells data from metadata no longer fits the engine.
+    // A failure means that the rule to distinguish data from metadata no longer fits the engine.
     ensure!(!work.write || data >= span, "{}: {data} bytes of data were seen where clients wrote {span}", work.name);
     let metadata = RequestKind::WriteMetadata;
     let requests = if work.first { seen.count(RequestKind::WriteData) } else { seen.transfers() };
@@ -50,8 +50,8 @@ fn count(work: &Work, span: u64) -> Result<Vec<Row>> {
     Ok(figures.into_iter().map(row).collect())
 }
 
-/// Bytes read at places where clients' data was written: the rest of a page that was completed, or of
-/// a chunk that was copied. Pages of the engine's own lie elsewhere.
+/// Returns the bytes read in pages where clients' data was written: to complete a page, or to copy
+/// a chunk. The engine's own pages lie elsewhere.
 fn data_read(seen: &Recording) -> u64 {
     let pages = |r: &Request| r.offset / 4096..(r.offset + r.len).div_ceil(4096);
     let of_kind = |kind| seen.requests.iter().filter(move |r| r.kind == kind);

@@ -1,4 +1,4 @@
-//! CPU time per request in place, on files in memory, beside a bare loop over io_uring.
+//! CPU time per request in place, on files in memory, next to a bare loop over io_uring.
 
 use anyhow::Result;
 
@@ -9,8 +9,8 @@ use crate::runner::Context;
 
 use super::file::{Comparison, Pair, compare};
 
-/// So many rounds make one sample, each side by its cheapest: the kernel now and then hands every
-/// request to a thread on another processor, which doubles what it costs, for either side.
+/// Rounds per sample, of which each side's cheapest counts: the kernel sometimes passes all
+/// requests to a thread on another processor, which doubles their cost, for either side.
 const BEST_OF: usize = 5;
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {

@@ -1,4 +1,4 @@
-//! A pool in a file and, beside it, the same bytes in a plain file: what is timed, in turns.
+//! A pool in a file and a plain file with the same bytes: timed work, alternating between both.
 
 use std::fs::File;
 use std::path::Path;
@@ -12,21 +12,21 @@ use crate::bare::Bare;
 use crate::clock::{Stopwatch, Took};
 use crate::load::{self, Job, sequential};
 
-/// The volume's name.
+/// Name of the volume.
 pub const VOLUME: &str = "v";
 const PIECE: usize = 1 << 20;
 
-/// A pool in a file, open.
+/// An open pool in a file.
 pub type FilePool = Pool<UringDevice>;
 
-/// Makes a pool of `size` bytes in a new file and opens it.
+/// Creates a pool of `size` bytes in a new file and opens it.
 pub async fn make(rt: &Rt, path: &Path, size: u64) -> Result<FilePool> {
     let device = UringDevice::create(rt, path, size, false, &DeviceOptions::default())?;
     Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-2", now: 0, journal: None }).await?;
     Ok(Pool::open(device, Rc::new(rt.clone()), OpenOptions::default()).await?)
 }
 
-/// Makes a pool with one volume of `span` bytes, all of it written.
+/// Creates a pool with one volume of `span` bytes, completely written.
 pub async fn filled(rt: &Rt, path: &Path, span: u64) -> Result<(FilePool, Volume<UringDevice>)> {
     let pool = make(rt, path, span + span / 4 + (256 << 20)).await?;
     pool.create(VOLUME, &CreateOptions::new(span, 0)).await?;
@@ -37,16 +37,16 @@ pub async fn filled(rt: &Rt, path: &Path, span: u64) -> Result<(FilePool, Volume
     Ok((pool, volume))
 }
 
-/// Makes a plain file of `span` bytes, all of it written.
+/// Creates a plain file of `span` bytes, completely written.
 pub fn plain(path: &Path, span: u64) -> Result<()> {
     let file = File::create_new(path).with_context(|| path.display().to_string())?;
     file.set_len(span)?;
-    // As a pool's file is: what lies in the page cache would slow direct I/O down.
+    // With direct I/O, as the pool's file: pages in the page cache would slow direct I/O down.
     Bare::open(path, 8, PIECE)?.run(&Job { write: true, len: PIECE, depth: 8, offsets: sequential(span, PIECE) })?;
     Ok(file.sync_all()?)
 }
 
-/// One job done by a bare loop on the plain file and by the engine on the pool, one after the other.
+/// Times of one job, run by a bare loop on the plain file and then by the engine on the pool.
 #[derive(Clone, Copy, Debug)]
 pub struct Pair {
     /// The bare loop.
@@ -55,21 +55,21 @@ pub struct Pair {
     pub ours: Took,
 }
 
-/// What is compared.
+/// Parameters of a comparison.
 pub struct Comparison<'a> {
-    /// Where the pool is made.
+    /// Path of the pool.
     pub pool: &'a Path,
-    /// Where the plain file is made.
+    /// Path of the plain file.
     pub plain: &'a Path,
     /// Bytes of the volume and of the plain file.
     pub span: u64,
-    /// How often each job is done; once more at first does not count.
+    /// Timed runs of each job; an additional first run is not counted.
     pub times: usize,
-    /// What the bare loop is tuned for; if nothing, it looks at each request as it ends.
+    /// Cost for which the bare loop is tuned; `None`: it processes each completion at once.
     pub cost: Option<fn(&Took) -> f64>,
 }
 
-/// Does each of `jobs` in turns.
+/// Runs each of `jobs`, alternating between both sides.
 pub fn compare(what: &Comparison<'_>, jobs: &[Job]) -> Result<Vec<Vec<Pair>>> {
     plain(what.plain, what.span)?;
     block_on(Config::default(), |rt| async move {

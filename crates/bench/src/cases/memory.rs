@@ -1,4 +1,4 @@
-//! The most memory that a process with a large pool has had: a case with a process to itself.
+//! Peak memory of a process with a large pool; the case runs in a separate process.
 
 use std::process::Command;
 
@@ -14,7 +14,7 @@ use crate::runner::{Context, Scale};
 
 use super::file;
 
-/// The part that runs in the other process.
+/// Name of the part that runs in the other process.
 pub const INSIDE: &str = "memory-inside";
 const VOLUME_SIZE: u64 = 1 << 50;
 const POOL_SIZE: u64 = 64 << 30;
@@ -37,7 +37,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Scattered writes over all of a sparse volume, snapshots with writes between them, scattered reads.
+/// Scattered writes over a whole sparse volume, snapshots with writes between them, scattered reads.
 pub fn run_inside(context: &Context<'_>) -> Result<Vec<Row>> {
     let path = context.ram("pool");
     let count = context.scale.pick(20_000, 100_000, 500_000);
@@ -74,7 +74,7 @@ pub fn run_inside(context: &Context<'_>) -> Result<Vec<Row>> {
     ])
 }
 
-/// The most memory this process has had, in bytes.
+/// Returns the peak memory of this process, in bytes.
 fn high_water() -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("VmHWM in /proc/self/status")?;

@@ -1,4 +1,4 @@
-//! One file per case; `ram` and `file` hold what several of them begin with.
+//! One file per case; `ram` and `file` hold common setups.
 
 pub mod chunks;
 pub mod counts;

@@ -1,4 +1,4 @@
-//! Time computed for three kinds of device: the raw requests' ÷ the pool's.
+//! Time computed for three kinds of device: raw requests ÷ pool.
 
 use anyhow::Result;
 use forkdisk::device::DeviceModel;

@@ -1,5 +1,5 @@
-//! CPU time per request over NBD, server and client together, beside qemu-nbd on a plain file. Both
-//! serve files in memory to the same client, fio, in turns.
+//! CPU time per request over NBD, server and client together, next to qemu-nbd on a plain file.
+//! Both serve files in memory to the same client, fio, alternating.
 
 use anyhow::Result;
 

@@ -1,10 +1,10 @@
-//! An origin protected in place and its pool, on one disk or on two, under recording devices: what the
-//! cases of W4 and of W1's origins begin with, and the bound that both are held against.
+//! An origin protected in place and its pool, on one disk or on two, under recording devices: the
+//! common setup of the cases of W4 and of W1's origins, and the bound for both.
 //!
-//! The bound: everything a first write needs by nature, and nothing else, in the best order there is.
-//! All old data is read once, written once per copy, and the clients' writes are made; each of these in one
-//! go, without a seek, a record or a flush in between. With one copy that is about a third of the
-//! device's own speed. No order that survives a crash reaches it.
+//! The bound: everything that a first write needs by nature, and nothing else, in the best possible
+//! order. All old data is read once, written once per copy, and the clients' writes are made; each
+//! of these in one run, without a seek, a record or a flush in between. With one copy that is about
+//! a third of the device's own speed. No order that survives a crash reaches it.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -20,11 +20,11 @@ use crate::model::Label;
 use crate::part::Part;
 use crate::rows::Row;
 
-/// What `forkdisk protect` takes if nothing else is said.
+/// Default chunk of `forkdisk protect`.
 pub const CHUNK: u64 = 64 << 10;
-/// Likewise.
+/// Default copy-ahead of `forkdisk protect`.
 pub const COPY_AHEAD: u64 = 8 << 20;
-/// Requests that copying has in flight: 8 MiB ahead, by 1 MiB.
+/// Requests of the copier in flight: 8 MiB ahead, in pieces of 1 MiB.
 const COPYING: usize = 8;
 const PIECE: u64 = 1 << 20;
 const NAME: &str = "o";
@@ -38,13 +38,13 @@ pub struct Setup {
     pub span: u64,
     /// Bytes of a chunk.
     pub chunk: u64,
-    /// Copies of the whole origin that the pool has room for.
+    /// Number of copies of the whole origin for which the pool has room.
     pub copies: u64,
-    /// Whether the pool has a disk to itself.
+    /// Whether the pool is on a second disk.
     pub second: bool,
 }
 
-/// See the module.
+/// The setup described above, running.
 pub struct Bed {
     pub rt: Rt,
     pub pool: Pool<Part<Disk>>,
@@ -53,23 +53,23 @@ pub struct Bed {
     setup: Setup,
 }
 
-/// How `forkdisk protect --chunk` does it.
+/// Returns the options of `forkdisk protect --chunk`.
 pub fn protection(chunk: u64) -> ProtectOptions {
     let when_full = OriginFull::Error;
     ProtectOptions { place: OriginPlace::at("disk", 0), chunk, copy_ahead: COPY_AHEAD, when_full, now: 0 }
 }
 
-/// What reached the disks.
+/// Requests that reached the disks.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// One for each.
+    /// One recording per disk.
     pub disks: Vec<Recording>,
-    /// Where the origin ends on the first of them.
+    /// End of the origin on the first disk.
     pub boundary: u64,
 }
 
 impl Bed {
-    /// A fresh pool that protects an origin of zeroes.
+    /// Creates a new pool that protects an origin of zeroes.
     pub async fn new(rt: &Rt, setup: Setup) -> Result<Bed> {
         let Setup { span, chunk, copies, second } = setup;
         let size = (span * copies * 5 / 4 + (1 << 30)).next_multiple_of(1 << 20);
@@ -91,14 +91,14 @@ impl Bed {
         Ok(Bed { rt: rt.clone(), pool, origin, disks, setup })
     }
 
-    /// A snapshot of the origin, called `name`.
+    /// Takes a snapshot of the origin, called `name`.
     pub async fn snapshot(&self, name: &str, independent: bool) -> Result<()> {
         let flags = SnapshotFlags { independent, ..SnapshotFlags::default() };
         self.pool.snapshot_with(&[(NAME, name)], flags, 0).await?;
         Ok(())
     }
 
-    /// Deletes a snapshot and waits until its space is given back.
+    /// Deletes a snapshot and waits until its space is free.
     pub async fn delete(&self, name: &str) -> Result<()> {
         self.pool.delete(&[&format!("{NAME}@{name}")]).await?;
         self.pool.wait_freed().await?;
@@ -110,19 +110,19 @@ impl Bed {
         Ok(self.pool.volume(&format!("{NAME}@{name}"))?)
     }
 
-    /// Does a job on the origin.
+    /// Runs a job on the origin.
     pub async fn run(&self, job: &Job) -> Result<()> {
         load::run(&self.rt, &self.pool, &self.origin, job).await
     }
 
-    /// A flush of the origin and the pool, and a checkpoint.
+    /// Flushes the origin and the pool, and writes a checkpoint.
     pub async fn settle(&self) -> Result<()> {
         self.origin.flush().await?;
         self.pool.flush().await?;
         Ok(self.pool.checkpoint().await?)
     }
 
-    /// What reaches the disks until [`taken`](Self::taken).
+    /// Starts recording, until [`taken`](Self::taken).
     pub fn watch(&self) {
         for disk in &self.disks {
             disk.take();
@@ -130,7 +130,7 @@ impl Bed {
         }
     }
 
-    /// What reached them since [`watch`](Self::watch).
+    /// Returns what reached the disks since [`watch`](Self::watch).
     pub fn taken(&self) -> Seen {
         let take = |disk: &Disk| {
             disk.pause(true);
@@ -139,7 +139,7 @@ impl Bed {
         Seen { disks: self.disks.iter().map(take).collect(), boundary: self.setup.span }
     }
 
-    /// What reaches the disks while a job is done, a flush and a checkpoint at its end included.
+    /// Records what reaches the disks during a job, including a final flush and checkpoint.
     pub async fn record(&self, job: &Job) -> Result<Seen> {
         self.watch();
         self.run(job).await?;
@@ -148,32 +148,32 @@ impl Bed {
     }
 }
 
-/// Pieces of work, one behind the other, each with the requests it keeps in flight.
+/// Consecutive pieces of work, each with its number of requests in flight.
 pub type Phases = Vec<(Recording, usize)>;
 
-/// Seconds a device of this kind takes for them.
+/// Returns the seconds that a device of this kind takes for them.
 pub fn seconds(model: &DeviceModel, phases: &Phases) -> f64 {
     model.time_of_phases(phases.iter().map(|(recording, depth)| (recording, *depth))).as_secs_f64()
 }
 
 impl Seen {
-    /// Bytes of all requests of this kind, on all disks.
+    /// Returns the bytes of all requests of this kind, on all disks.
     pub fn bytes(&self, kind: RequestKind) -> u64 {
         self.disks.iter().map(|disk| disk.bytes(kind)).sum()
     }
 
-    /// Requests of this kind, on all disks.
+    /// Returns the number of requests of this kind, on all disks.
     pub fn count(&self, kind: RequestKind) -> u64 {
         self.disks.iter().map(|disk| disk.count(kind)).sum()
     }
 
-    /// Bytes written, of whatever kind.
+    /// Returns the bytes written, data and metadata.
     pub fn written(&self) -> u64 {
         self.bytes(RequestKind::WriteData) + self.bytes(RequestKind::WriteMetadata)
     }
 
-    /// Each disk's work. A client that makes one request at a time waits for the copies before its writes
-    /// begin, so these are phases of their own; with several clients there is only one, as deep as they are.
+    /// Returns each disk's work. A client with one request at a time waits for the copies before its write
+    /// begins, so these are separate phases; with several clients there is one phase, as deep as their number.
     pub fn phases(&self, clients: usize) -> Vec<Phases> {
         let of_disk = |(number, disk): (usize, &Recording)| -> Phases {
             if clients > 1 {
@@ -201,7 +201,7 @@ impl Seen {
     }
 }
 
-/// The clients' own requests on the device itself, and a flush.
+/// Returns the clients' own requests on the raw device, and a flush.
 pub fn raw(job: &Job) -> Phases {
     let kind = if job.write { RequestKind::WriteData } else { RequestKind::Read };
     let request = |&offset: &u64| Request { kind, offset, len: job.len as u64 };
@@ -209,7 +209,7 @@ pub fn raw(job: &Job) -> Phases {
     vec![(Recording { requests: job.offsets.iter().map(request).chain(flush).collect() }, job.depth)]
 }
 
-/// The bound of the module for a job on an origin: of each disk, the first that of the origin.
+/// Returns the bound for a job on an origin, for each disk; the first is that of the origin.
 pub fn bound(job: &Job, setup: &Setup) -> Vec<Phases> {
     let [reads, copies] = copying(job.offsets.iter().map(|&offset| (offset, job.len as u64)), setup);
     if setup.second {
@@ -218,12 +218,12 @@ pub fn bound(job: &Job, setup: &Setup) -> Vec<Phases> {
     vec![[vec![reads, copies], raw(job)].concat()]
 }
 
-/// The reads and the copies of the bound for writes at these places of an origin, so many bytes each.
+/// Returns the reads and copies of the bound for writes (offset, length) to an origin.
 pub fn copying(writes: impl Iterator<Item = (u64, u64)>, setup: &Setup) -> [(Recording, usize); 2] {
     let chunk = setup.chunk;
     let chunks: BTreeSet<u64> = writes.flat_map(|(at, len)| at / chunk..(at + len).div_ceil(chunk)).collect();
     let bytes = chunks.len() as u64 * chunk;
-    // Chunks that lie beside each other are read at once.
+    // Adjacent chunks are read in one request.
     let mut reads: Vec<Request> = Vec::new();
     for at in chunks.iter().map(|c| c * chunk) {
         match reads.last_mut() {
@@ -241,12 +241,12 @@ pub fn copying(writes: impl Iterator<Item = (u64, u64)>, setup: &Setup) -> [(Rec
     [(Recording { requests: reads }, COPYING), (Recording { requests: copies }, COPYING)]
 }
 
-/// How far two disks overlap.
+/// Overlap of the work of two disks.
 #[derive(Clone, Copy)]
 pub enum Overlap {
-    /// The slower one's time.
+    /// Complete: the time of the slower disk.
     Whole,
-    /// One never works while the other does.
+    /// None: one disk never works while the other does.
     None,
 }
 
@@ -258,7 +258,7 @@ fn of_disks(model: &DeviceModel, disks: &[Phases], overlap: Overlap) -> f64 {
     }
 }
 
-/// Raw ÷ ours and bound ÷ ours for each model, and what was read and written per client byte.
+/// Returns raw ÷ ours and bound ÷ ours for each model, and the bytes read and written per client byte.
 pub fn rows(label: &Label<'_>, job: &Job, setup: &Setup, seen: &Seen) -> Vec<Row> {
     let (ours, bound, raw) = (seen.phases(job.depth), bound(job, setup), [raw(job)]);
     let mut rows = Vec::new();

@@ -1,4 +1,4 @@
-//! Pools in memory under a recording device: what the engine asks of a device, exactly.
+//! Pools in memory under a recording device: the engine's requests to the device, exactly.
 
 use std::rc::Rc;
 
@@ -9,23 +9,23 @@ use forkdisk_uring::{Config, Rt, block_on};
 
 use crate::load::{self, Job, random, sequential};
 
-/// A pool of this many bytes is large enough that its size does not matter.
+/// Size of a pool, large enough that it has no effect.
 pub const POOL: u64 = 64 << 30;
 const SEED: u64 = 1;
 
-/// A pool in memory that is watched.
+/// A recorded pool in memory.
 pub type RamPool = Pool<RecordingDevice<MemoryDevice>>;
 
-/// What is done to a volume.
+/// Work on a volume.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     /// Its name in reports.
     pub name: &'static str,
-    /// Whether the volume is fresh; else all of it has been written before.
+    /// Whether the volume is new; else it was completely written before.
     pub first: bool,
-    /// Whether it is written.
+    /// Whether it writes.
     pub write: bool,
-    /// Whether in random order.
+    /// Whether the order is random.
     pub random: bool,
     /// Bytes per request.
     pub len: usize,
@@ -37,7 +37,7 @@ const fn work(name: &'static str, first: bool, write: bool, random: bool, len: u
     Work { name, first, write, random, len, depth }
 }
 
-/// What `counts` and `modelled` look at.
+/// Work measured by `counts` and `modelled`.
 pub const WORKS: [Work; 7] = [
     work("read-4k-random", false, false, true, 4096, 32),
     work("write-4k-random", false, true, true, 4096, 32),
@@ -49,7 +49,7 @@ pub const WORKS: [Work; 7] = [
 ];
 
 impl Work {
-    /// The clients' requests over `span` bytes, each place once.
+    /// Returns the clients' requests over `span` bytes, each place once.
     pub fn job(&self, span: u64) -> Job {
         let offsets = match self.random {
             true => random(span, self.len, (span / self.len as u64) as usize, SEED),
@@ -58,7 +58,7 @@ impl Work {
         Job { write: self.write, len: self.len, depth: self.depth, offsets }
     }
 
-    /// The same requests on the device itself, and a flush if they write.
+    /// Returns the same requests on the raw device, with a flush if they write.
     pub fn raw(&self, span: u64) -> Recording {
         let kind = if self.write { RequestKind::WriteData } else { RequestKind::Read };
         let request = |&offset: &u64| Request { kind, offset, len: self.len as u64 };
@@ -66,8 +66,8 @@ impl Work {
         Recording { requests: self.job(span).offsets.iter().map(request).chain(flush).collect() }
     }
 
-    /// What reaches the device when it is done to a volume of a pool: with a flush at the end if it
-    /// writes, and with a checkpoint if these are first writes.
+    /// Records what reaches the device when the work runs on a volume of a pool: with a final flush
+    /// if it writes, and with a checkpoint if these are first writes.
     pub fn record(&self, span: u64) -> Result<Recording> {
         let (work, job) = (*self, self.job(span));
         block_on(Config::default(), |rt| async move {
@@ -94,7 +94,7 @@ impl Work {
     }
 }
 
-/// A new pool of `size` bytes in memory.
+/// Creates a pool of `size` bytes in memory.
 pub async fn fresh(rt: &Rt, size: u64, options: OpenOptions) -> Result<RamPool> {
     let device = RecordingDevice::new(MemoryDevice::new(size), zeroes_are_data);
     Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-1", now: 0, journal: None }).await?;

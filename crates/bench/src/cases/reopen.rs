@@ -1,5 +1,5 @@
-//! What opening a pool reads after the worst crash: many volumes, and as much metadata changed since
-//! the last checkpoint as there may be, all of it in tables that lie on the device.
+//! Reads at the opening of a pool after the worst crash: many volumes, and the maximum of metadata
+//! changed since the last checkpoint, all of it in tables on the device.
 
 use std::cell::Cell;
 use std::future::{Future, pending};
@@ -20,25 +20,25 @@ use crate::runner::Context;
 use super::ram;
 
 const VOLUMES: usize = 10_000;
-/// Each table of the lowest level maps so much, and so many of them are changed unless the budget
-/// ends it: more than it has room for.
+/// Bytes that a table of the lowest level maps, and the number of changed tables: more than fit in
+/// the dirty budget.
 const TABLE_SPAN: u64 = 1 << 20;
 const TABLES: u64 = 40_000;
 const BATCH: u64 = 256;
-/// Writers that have not come any further for so long wait for the checkpoint.
+/// Time without progress after which writers are known to wait for the checkpoint.
 const STALL: Duration = Duration::from_secs(2);
-/// Where the superblock lies; see docs/format.md.
+/// Offsets of the superblocks; see docs/format.md.
 const SUPERBLOCKS: [u64; 2] = [0, 128 * 4096];
 
-/// What lay on the device at the crash.
+/// State of the device at the crash.
 struct Crashed {
     device: MemoryDevice,
-    /// Journal that has to be replayed, and metadata that was dirty, in bytes.
+    /// Bytes of the journal to replay, and of dirty metadata.
     journal: u64,
     dirty: u64,
 }
 
-/// A device on which, once it is held, no superblock is ever written: a checkpoint that runs does not end.
+/// A device that, once held, never writes a superblock: a running checkpoint does not end.
 #[derive(Clone)]
 struct Held {
     memory: MemoryDevice,

@@ -1,4 +1,4 @@
-//! NBD servers, forkdisk's and others', each a process of its own, and fio as the client of all of them.
+//! NBD servers, forkdisk's and others', each in its own process, with fio as the client of all of them.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,16 +16,16 @@ use crate::runner::Context;
 
 use super::file;
 
-/// How long a server may take to come up.
+/// How long a server may take to start.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Clock ticks per second in `/proc/PID/stat`; the same on all Linux that io_uring runs on.
+/// Clock ticks per second in `/proc/PID/stat`; the same on all Linux systems that support io_uring.
 const TICKS: f64 = 100.0;
-/// A peer, and how its rows are marked.
+/// Peers: programs and labels of their rows.
 pub const QEMU_NBD: &str = "qemu-nbd";
 const NBDKIT: &str = "nbdkit";
 
-/// Makes a pool at `path` with one volume of `span` bytes, all of it written, and so many others that are
-/// empty, `idle0`, `idle1`, …
+/// Creates a pool at `path` with one volume of `span` bytes, completely written, and `others` empty
+/// volumes, `idle0`, `idle1`, …
 pub fn served_pool(path: &Path, span: u64, others: usize) -> Result<()> {
     block_on(Config::default(), |rt| {
         let path = path.to_owned();
@@ -40,13 +40,13 @@ pub fn served_pool(path: &Path, span: u64, others: usize) -> Result<()> {
     })?
 }
 
-/// A server, stopped when it is dropped.
+/// A running server, stopped when dropped.
 pub struct Server {
     child: Child,
     uri: String,
 }
 
-/// What a client did, all its connections together.
+/// Results of a client, over all its connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Done {
     /// Bytes per second of wall-clock time.
@@ -57,33 +57,33 @@ pub struct Done {
     pub requests: u64,
 }
 
-/// What a client is to do, as flags of fio beside the server's address.
+/// Work of a client, as flags of fio besides the server's address.
 pub struct Load<'a> {
-    /// fio's word for it.
+    /// fio's name of the access pattern.
     pub mode: &'a str,
     /// Bytes per request.
     pub len: u64,
     /// Requests in flight on each connection.
     pub depth: u64,
-    /// Connections; each has its own part of `span`.
+    /// Connections; each uses its own part of `span`.
     pub connections: u64,
-    /// Bytes of the export that are used.
+    /// Bytes of the export in use.
     pub span: u64,
     /// More flags.
     pub flags: &'a [String],
 }
 
 impl Server {
-    /// `forkdisk serve` on a pool of [`served_pool`].
+    /// Starts `forkdisk serve` on a pool of [`served_pool`].
     pub fn forkdisk(context: &Context<'_>, pool: &Path, socket: &Path, flags: &[&str]) -> Result<Server> {
         let mut command = Command::new(&context.options.program);
         command.arg("serve").arg(pool).arg("--socket").arg(socket).args(["--log", "error"]).args(flags);
-        // Pools of benchmarks have one identity, and the usual place goes by that.
+        // Explicit, since the default path depends on the pool's identity, which all benchmark pools share.
         command.arg("--control").arg(socket.with_extension("control"));
         Server::start(command, socket, file::VOLUME)
     }
 
-    /// `qemu-nbd` on a plain file, past the page cache.
+    /// Starts `qemu-nbd` on a plain file, bypassing the page cache.
     pub fn qemu_nbd(plain: &Path, socket: &Path) -> Result<Server> {
         let mut command = Command::new(QEMU_NBD);
         command.args(["-f", "raw", "-t", "-e", "32", "-x", file::VOLUME, "--cache=none", "--aio=io_uring", "-k"]);
@@ -91,7 +91,7 @@ impl Server {
         Server::start(command, socket, file::VOLUME)
     }
 
-    /// `qemu-nbd` on nothing: what it reads is not defined, what is written is lost.
+    /// Starts `qemu-nbd` on its null driver: reads are undefined, writes are lost.
     pub fn qemu_nbd_null(span: u64, socket: &Path) -> Result<Server> {
         let mut command = Command::new(QEMU_NBD);
         command.args(["-t", "-e", "32", "-x", file::VOLUME, "-k"]).arg(socket);
@@ -99,7 +99,7 @@ impl Server {
         Server::start(command, socket, file::VOLUME)
     }
 
-    /// `nbdkit` with a plugin and its arguments.
+    /// Starts `nbdkit` with a plugin and its arguments.
     pub fn nbdkit(arguments: &[&OsStr], socket: &Path) -> Result<Server> {
         let mut command = Command::new(NBDKIT);
         command.args(["-f", "-U"]).arg(socket).args(arguments);
@@ -123,7 +123,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Microseconds of CPU per request, this server's and its client's: 4 KiB each, 32 in flight.
+    /// Returns the microseconds of CPU per request, of server and client: 4 KiB each, 32 in flight.
     pub fn cost(&self, mode: &str, span: u64, count: usize) -> Result<f64> {
         let flags = ["--norandommap".into(), "--io_size=1t".into(), format!("--number_ios={count}")];
         let before = cpu_of(self.child.id())?;
@@ -132,7 +132,7 @@ impl Server {
         Ok((done.cpu + cpu_of(self.child.id())? - before) * 1e6 / count as f64)
     }
 
-    /// Lets fio work on the export.
+    /// Runs fio on the export.
     pub fn load(&self, load: &Load<'_>) -> Result<Done> {
         let part = load.span / load.connections;
         let mut command = Command::new("fio");
@@ -144,7 +144,7 @@ impl Server {
         let output = command.output_within(LIMIT).context("starting fio")?;
         let text = String::from_utf8_lossy(&output.stdout);
         ensure!(output.status.success(), "fio failed: {}", String::from_utf8_lossy(&output.stderr));
-        // Remarks come before the JSON.
+        // Remarks precede the JSON.
         let json: Value = serde_json::from_str(text.get(text.find('{').unwrap_or(0)..).unwrap_or_default())?;
         let job = &json["jobs"][0];
         let figure = |name: &str| job[name].as_f64().with_context(|| format!("{name} in what fio says"));
@@ -153,7 +153,7 @@ impl Server {
         Ok(Done { rate: both("bw_bytes"), cpu, requests: both("total_ios") as u64 })
     }
 
-    /// Lets it end as it does when somebody terminates it.
+    /// Ends the server by SIGTERM.
     pub fn stop(mut self) -> Result<()> {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
@@ -165,15 +165,15 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // One that has ended already cannot be killed, and that is as good.
+        // Fails if it has ended already.
         let _ = self.child.put_down();
     }
 }
 
-/// Seconds of CPU that a process has used, threads that have ended included.
+/// Returns the seconds of CPU that a process has used, including ended threads.
 fn cpu_of(pid: u32) -> Result<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The name before it, in brackets, may hold anything.
+    // The name before it, in brackets, may contain any characters.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     let ticks = |i: usize| fields.get(i).and_then(|f| f.parse::<f64>().ok()).context("an odd /proc/PID/stat");
     Ok((ticks(11)? + ticks(12)?) / TICKS)

@@ -1,4 +1,4 @@
-//! What a snapshot and a clone cost, by the size of the volume.
+//! Cost of a snapshot and of a clone, by the size of the volume.
 
 use anyhow::Result;
 use forkdisk::device::{Recording, RequestKind};
@@ -13,11 +13,11 @@ use crate::runner::Context;
 use super::ram::{self, RamPool};
 
 const SIZES: [(&str, u64); 3] = [("1g", 1 << 30), ("1t", 1 << 40), ("1p", 1 << 50)];
-/// Pages written before, scattered over the volume.
+/// Pages written beforehand, scattered over the volume.
 const SCATTERED: u64 = 4096;
 const VERBS: [&str; 2] = ["snapshot", "clone"];
 
-/// Per verb what it took: microseconds of CPU, and what reached the device.
+/// Costs of a verb: microseconds of CPU, and what reached the device.
 #[derive(Default)]
 struct Cost {
     cpu: Samples,
@@ -60,7 +60,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// A pool with a volume of `size` bytes, written here and there.
+/// Creates a pool with a volume of `size` bytes and scattered writes.
 async fn prepare(rt: &Rt, size: u64) -> Result<RamPool> {
     let pool = ram::fresh(rt, ram::POOL, OpenOptions::default()).await?;
     pool.create("v", &CreateOptions::new(size, 0)).await?;
@@ -71,8 +71,8 @@ async fn prepare(rt: &Rt, size: u64) -> Result<RamPool> {
     Ok(pool)
 }
 
-/// Per pool and verb. The pools take turns. Each snapshot and each clone finds one write that has not
-/// been flushed.
+/// Measures each pool and verb. The pools alternate. Before each snapshot and each clone there is
+/// one write that was not flushed.
 async fn measure(pools: &[RamPool], times: usize) -> Result<Vec<[Cost; 2]>> {
     let mut costs: Vec<[Cost; 2]> = pools.iter().map(|_| Default::default()).collect();
     for i in 0..times {

@@ -1,4 +1,4 @@
-//! Pools of any size under a recording device, with clients that write nothing but zeroes: only what
+//! Pools of any size under a recording device, with clients that write only zeroes: only what
 //! the engine writes for itself takes memory.
 
 use std::future::Future;
@@ -14,17 +14,17 @@ use crate::load::{self, Job, sequential};
 
 const PIECE: usize = 1 << 20;
 
-/// A device in memory that takes a segment for zeroes if its first 4 KiB are.
+/// A device in memory that treats a segment as zeroes if its first 4 KiB are.
 #[derive(Clone)]
 pub struct Sparse(MemoryDevice);
 
-/// A pool that is watched.
+/// A recorded pool.
 pub type SparsePool = Pool<RecordingDevice<Sparse>>;
-/// One of its volumes.
+/// A volume of it.
 pub type SparseVolume = Volume<RecordingDevice<Sparse>>;
 
 impl Sparse {
-    /// One of `size` bytes, nothing but zeroes.
+    /// Creates a device of `size` zero bytes.
     pub fn new(size: u64) -> Sparse {
         Sparse(MemoryDevice::new(size))
     }
@@ -71,7 +71,7 @@ impl Device for Sparse {
     }
 }
 
-/// A pool and its one volume `v`.
+/// A pool and its only volume `v`.
 #[derive(Clone)]
 pub struct Bed {
     pub rt: Rt,
@@ -80,7 +80,7 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// A new pool of `size` bytes with an empty volume.
+    /// Creates a pool of `size` bytes with an empty volume.
     pub async fn new(rt: &Rt, size: u64, volume: CreateOptions, options: OpenOptions) -> Result<Bed> {
         let device = RecordingDevice::new(Sparse::new(size), zeroes_are_data);
         Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-3", now: 0, journal: None }).await?;
@@ -90,7 +90,7 @@ impl Bed {
         Ok(Bed { rt: rt.clone(), pool, volume })
     }
 
-    /// Writes the first `span` bytes in order, and settles.
+    /// Writes the first `span` bytes in order, then settles.
     pub async fn fill(&self, span: u64) -> Result<()> {
         self.pool.device().pause(true);
         self.run(&Job { write: true, len: PIECE, depth: 8, offsets: sequential(span, PIECE) }).await?;
@@ -99,18 +99,18 @@ impl Bed {
         Ok(())
     }
 
-    /// Does a job.
+    /// Runs a job.
     pub async fn run(&self, job: &Job) -> Result<()> {
         load::run(&self.rt, &self.pool, &self.volume, job).await
     }
 
-    /// A flush and a checkpoint.
+    /// Flushes and writes a checkpoint.
     pub async fn settle(&self) -> Result<()> {
         self.pool.flush().await?;
         Ok(self.pool.checkpoint().await?)
     }
 
-    /// What reaches the device while a job is done, a flush and a checkpoint at its end included.
+    /// Records what reaches the device during a job, including a final flush and checkpoint.
     pub async fn record(&self, job: &Job) -> Result<Recording> {
         self.pool.device().take();
         self.run(job).await?;
@@ -118,7 +118,7 @@ impl Bed {
         Ok(self.pool.device().take())
     }
 
-    /// A snapshot.
+    /// Takes a snapshot.
     pub async fn snapshot(&self, name: &str) -> Result<()> {
         self.pool.snapshot(&[("v", name)], 0).await?;
         Ok(())

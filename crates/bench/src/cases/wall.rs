@@ -1,4 +1,4 @@
-//! Time that passes on a real device, in turns with a plain file beside the pool: raw ÷ pool.
+//! Wall-clock time on a real device, alternating with a plain file next to the pool: raw ÷ pool.
 
 use anyhow::Result;
 

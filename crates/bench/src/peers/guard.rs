@@ -1,7 +1,7 @@
-//! A process between a benchmark and a guest. The guest's own processes outlive it when only it is
-//! killed, and a benchmark may end at any moment (Ctrl-C, a time limit): so this one holds the other
-//! end of the benchmark's pipe, and when that closes it kills everything that descends from it. It is
-//! in a process group of its own, where Ctrl-C does not reach it.
+//! A process between a benchmark and a guest. The guest's own processes would outlive it if only it
+//! is killed, and a benchmark may end at any moment (Ctrl-C, a time limit): so this process holds
+//! the other end of the benchmark's pipe, and when that closes it kills all its descendants. It
+//! runs in a separate process group, which Ctrl-C does not reach.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,16 +14,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
 
-/// How long what was killed may take to be gone.
+/// How long killed processes may take to disappear.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Clock ticks per second in `/proc`; the same on all Linux that io_uring runs on.
+/// Clock ticks per second in `/proc`; the same on all Linux systems that support io_uring.
 const TICKS: f64 = 100.0;
 
-/// `FOLDER PROGRAM ARGUMENTS…`: runs the program and ends as it ends. If it is abandoned before that,
-/// FOLDER is removed.
+/// `FOLDER PROGRAM ARGUMENTS…`: runs the program and exits with its result. If the benchmark ends
+/// before that, removes FOLDER.
 pub fn run(arguments: &[OsString]) -> Result<()> {
     let [folder, program, rest @ ..] = arguments else { anyhow::bail!("a folder and a program are needed") };
-    // What loses its parent becomes a child of this process, and is found.
+    // Orphaned descendants become children of this process, and are found.
     set_child_subreaper(Some(getpid())).context("becoming the parent of orphans")?;
     let aborted = PathBuf::from(folder);
     let mut child = Command::new(program).args(rest).stdin(Stdio::null()).spawn();
@@ -41,9 +41,9 @@ pub fn run(arguments: &[OsString]) -> Result<()> {
     exit(status?.code().unwrap_or(1));
 }
 
-/// Kills whatever descends from this process.
+/// Kills all descendants of this process.
 fn end() {
-    // A process in a request to a device that hangs cannot be killed.
+    // A process in a request to a hanging device cannot be killed.
     let start = Instant::now();
     while start.elapsed() < PATIENCE {
         let all = descendants(getpid());
@@ -57,7 +57,7 @@ fn end() {
     }
 }
 
-/// Every process below `of` that has not ended.
+/// Returns all running descendants of `of`.
 fn descendants(of: Pid) -> Vec<Pid> {
     let processes: Vec<(Pid, Pid)> = living();
     let (mut found, mut next) = (Vec::new(), vec![of]);
@@ -70,7 +70,7 @@ fn descendants(of: Pid) -> Vec<Pid> {
     found
 }
 
-/// Every process that has not ended, and its parent.
+/// Returns all running processes with their parents.
 fn living() -> Vec<(Pid, Pid)> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let parse = |entry: fs::DirEntry| {
@@ -82,14 +82,14 @@ fn living() -> Vec<(Pid, Pid)> {
     entries.flatten().filter_map(parse).collect()
 }
 
-/// What `/proc` says of a process, from its state on.
+/// Returns the fields of `/proc/PID/stat` from the state on.
 fn stat(pid: Pid) -> Option<Vec<String>> {
     let text = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    // The name, in brackets, may hold anything.
+    // The name, in brackets, may contain any characters.
     Some(text.rsplit_once(')')?.1.split_whitespace().map(String::from).collect())
 }
 
-/// Seconds of CPU that everything below a process has had, what has ended there included.
+/// Returns the seconds of CPU of all descendants of a process, including ended ones.
 pub fn cpu_below(process: u32) -> f64 {
     let Some(of) = Pid::from_raw(process as i32) else { return 0.0 };
     let ticks = |pid: Pid| -> u64 {

@@ -1,4 +1,4 @@
-//! One guest: started with a scenario, listened to, and ended with everything it started.
+//! One guest: started with a scenario, observed through its console, and ended with all its processes.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -19,24 +19,24 @@ use crate::limits::{LIMIT, LimitedWait as _};
 /// Lines of the console that an error message shows.
 const SHOWN: usize = 12;
 
-/// What a guest is to do.
+/// A guest and its scenario.
 pub struct Guest<'a> {
-    /// What it is made of.
+    /// Kernel and scripts.
     pub lab: &'a Lab,
     /// The `forkdisk` program, which serves its disks.
     pub program: &'a Path,
-    /// `scenarios/NAME.sh`.
+    /// Name of the scenario: `scenarios/NAME.sh`.
     pub scenario: &'a str,
     /// Variables of the scenario.
     pub variables: Vec<(&'static str, String)>,
-    /// How many disks it has.
+    /// Number of disks.
     pub disks: usize,
-    /// How long it may take.
+    /// Time limit.
     pub limit: Duration,
 }
 
 impl Guest<'_> {
-    /// Runs it to its end; `progress` is told each measurement.
+    /// Runs the guest to its end; `progress` is called with each measurement.
     pub fn run(&self, folder: &Path, progress: &dyn Fn(&str)) -> Result<Vec<Measured>> {
         let work = folder.join(format!("guest-{}", self.scenario));
         fs::create_dir_all(&work)?;
@@ -103,12 +103,12 @@ impl Guest<'_> {
     }
 }
 
-/// The last lines of the console.
+/// Returns the last lines of the console.
 fn tail(console: &[String]) -> String {
     console[console.len().saturating_sub(SHOWN)..].join("\n")
 }
 
-/// A guest under its guard. When this is dropped the guard ends it.
+/// A guest under its guard. Dropping it makes the guard end it.
 struct Running {
     guard: Child,
     alive: Option<ChildStdin>,
@@ -134,7 +134,7 @@ impl Running {
         Ok(Running { guard, alive, lines })
     }
 
-    /// Seconds of CPU of the guest's processes, of those that have ended, too.
+    /// Returns the seconds of CPU of the guest's processes, including ended ones.
     fn cpu(&self) -> f64 {
         super::guard::cpu_below(self.guard.id())
     }
@@ -143,7 +143,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         drop(self.alive.take());
-        // It kills the guest, which takes a moment.
+        // The guard kills the guest, which takes a moment.
         let _ = self.guard.wait_within(LIMIT);
     }
 }

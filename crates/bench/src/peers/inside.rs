@@ -1,8 +1,8 @@
-//! The disks of a guest, served inside it: memory under a recording device each, and, if asked for, a
-//! pool on the first of them. Over NBD, to the guest's own kernel.
+//! The disks of a guest, served inside it over NBD to the guest's own kernel: memory, each under a
+//! recording device, and optionally a pool on the first of them.
 //!
-//! The export `control` is how a scenario says what it is doing: reading its page N does what `ACTIONS`
-//! says, and the read ends when that is done. So marks lie in one order with the requests.
+//! The export `control` receives marks from a scenario: reading its page N runs action N of
+//! `ACTIONS`, and the read ends when that is done. So marks and requests have a common order.
 
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -28,30 +28,30 @@ use crate::part::Part;
 type Disk = RecordingDevice<DelayingDevice<MemoryDevice>>;
 
 const PAGE: u64 = 4096;
-/// Pages of the control export: what reading each of them does.
+/// Actions by the page of the control export that starts them.
 const ACTIONS: [Action; 5] = [Action::Begin, Action::End, Action::Snapshot, Action::Delete, Action::Settle];
 const VOLUME: &str = "v";
 const SNAPSHOT: &str = "v@s";
 
 #[derive(Clone, Copy)]
 enum Action {
-    /// What is written down from here on belongs to a measurement.
+    /// Start of a measurement.
     Begin,
-    /// The client's work is done; a checkpoint of the pool, if there is one; the end of the measurement.
+    /// End of the client's work: writes a checkpoint of the pool, if there is one, and ends the measurement.
     End,
-    /// The pool's volume is snapshotted.
+    /// Takes a snapshot of the pool's volume.
     Snapshot,
-    /// The snapshot is deleted and its space given back.
+    /// Deletes the snapshot and waits until its space is free.
     Delete,
-    /// A checkpoint of the pool.
+    /// Writes a checkpoint of the pool.
     Settle,
 }
 
-/// `SOCKET TRACE DISKS BYTES LATENCY [VOLUME_BYTES [ORIGIN_CHUNK]]`: serves until it is killed. Every request
-/// of the disks waits for the latency, in milliseconds, any number side by side: memory answers at once,
-/// while the one processor of the guest is busy for it, and nobody can send another request meanwhile as they
-/// can where there is a disk. With a volume's size the first disk has a pool with one volume, `v`; with a chunk, too,
-/// `v` is an origin that lies in front of the pool on that disk.
+/// `SOCKET TRACE DISKS BYTES LATENCY [VOLUME_BYTES [ORIGIN_CHUNK]]`: serves until it is killed. Every
+/// request of the disks is delayed by the latency, in milliseconds, any number concurrently: memory
+/// would answer at once, while the guest's only processor is busy with it, so that no other requests
+/// could arrive meanwhile as they do with a real disk. With a volume's size the first disk has a pool
+/// with one volume, `v`; with a chunk as well, `v` is an origin in front of the pool on that disk.
 pub fn run(arguments: &[OsString]) -> Result<()> {
     let [socket, trace, numbers @ ..] = arguments else { bail!("a socket and a file for the trace are needed") };
     let (socket, trace) = (PathBuf::from(socket), PathBuf::from(trace));
@@ -91,7 +91,7 @@ async fn make_pool(rt: &Rt, disk: &Disk, size: u64, chunk: Option<u64>) -> Resul
     Ok(pool)
 }
 
-/// Clients of a guest's disks write zeroes; whoever keeps metadata on them writes something else.
+/// Returns whether a write is data: clients of a guest's disks write zeroes, metadata is never all zero.
 fn all_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|&b| b == 0)
 }
@@ -130,7 +130,7 @@ impl State {
         Ok(())
     }
 
-    /// Writes down what the disks got until now, and the mark.
+    /// Writes what the disks received until now, and the mark, to the trace.
     fn mark(&self, mark: &str) -> Result<()> {
         let mut out = self.out.borrow_mut();
         let begins = mark == trace::BEGIN;
@@ -262,7 +262,7 @@ impl Export for Served {
             Served::Disk(disk, _) => {
                 let len = buf.len();
                 let (result, buf) = disk.write(buf, whole(offset, len), false).await;
-                // As a disk does that has no other way to make one write durable.
+                // As a disk without forced unit access does.
                 let result = match (result, fua) {
                     (Ok(()), true) => disk.flush().await,
                     (result, _) => result,

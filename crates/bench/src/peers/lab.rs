@@ -1,5 +1,5 @@
-//! What a guest is made of: a kernel, its modules, programs of the host, and the laboratory's scripts,
-//! which are part of this program and are unpacked where they are needed.
+//! Components of a guest: a kernel, its modules, programs of the host, and the laboratory's
+//! scripts, which are compiled into this program and unpacked on demand.
 
 use std::env;
 use std::fs;
@@ -10,14 +10,14 @@ use std::process::Command;
 use crate::limits::{LIMIT, Limited as _};
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// The kernel as a program.
+/// Program name of the kernel.
 const KERNEL: &str = "linux";
-/// Where its package keeps its modules.
+/// Directory of its modules, as packaged.
 const MODULES: &str = "/usr/lib/uml/modules";
-/// Where programs of the host are looked for inside the guest.
+/// Search path of the host's programs inside the guest.
 const PLACES: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
-/// Programs, and the Debian packages they are in.
+/// Required programs and their Debian packages.
 const PROGRAMS: [(&str, &str); 7] = [
     (KERNEL, "user-mode-linux"),
     ("modprobe", "kmod"),
@@ -44,21 +44,21 @@ const SCRIPTS: [(&str, &str); 9] = scripts![
     "scenarios/bench-origin-many.sh",
 ];
 
-/// See there: processors with AMX.
+/// Source of the library for processors with AMX; see its own comment.
 const XSTATE: &str = include_str!("../../../../lab/uml/xstate.c");
 
 /// An unpacked laboratory, ready for guests.
 pub struct Lab {
-    /// The scripts; `lib/modules` lies beside them.
+    /// Directory of the scripts; `lib/modules` lies beside them.
     pub scripts: PathBuf,
-    /// A library that the guest's kernel is started with, if it needs one here.
+    /// Library that the guest's kernel must preload on this machine, if any.
     pub preload: Option<PathBuf>,
     /// The kernel.
     pub kernel: PathBuf,
 }
 
 impl Lab {
-    /// Unpacks into `folder`. An error says what this machine lacks, and which packages have it.
+    /// Unpacks into `folder`. The error names what this machine lacks, and the packages that contain it.
     pub fn unpack(folder: &Path) -> Result<Lab> {
         let kernel = programs()?;
         let scripts = folder.join("lab");
@@ -73,7 +73,7 @@ impl Lab {
     }
 }
 
-/// Finds all programs; answers with the kernel's path.
+/// Checks for all programs; returns the kernel's path.
 fn programs() -> Result<PathBuf> {
     let missing: Vec<_> = PROGRAMS.iter().filter(|(name, _)| find(name).is_none()).collect();
     if !missing.is_empty() {
@@ -89,7 +89,7 @@ fn find(name: &str) -> Option<PathBuf> {
     PLACES.iter().map(|place| Path::new(place).join(name)).find(|path| path.is_file())
 }
 
-/// A tree in which `modprobe -d` finds the guest's modules, without touching the host's.
+/// Creates a tree in which `modprobe -d` finds the guest's modules, without changing the host's.
 fn modules(scripts: &Path) -> Result<()> {
     let versions = fs::read_dir(MODULES).with_context(|| format!("{MODULES}: the guest's kernel has no modules"))?;
     let mut versions: Vec<_> = versions.flatten().map(|entry| entry.file_name()).collect();
@@ -105,7 +105,7 @@ fn modules(scripts: &Path) -> Result<()> {
     run(Command::new(depmod).arg("-b").arg(scripts).arg(version))
 }
 
-/// The library of `xstate.c`, where the processor makes it necessary.
+/// Builds the library of `xstate.c`, if the processor needs it.
 fn preload(scripts: &Path) -> Result<Option<PathBuf>> {
     let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     if !processor.split_whitespace().any(|word| word == "amx_tile") {
@@ -132,7 +132,7 @@ fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// The caller's search path and the places of the system's programs.
+/// Returns the caller's search path plus the directories of system programs.
 fn path() -> String {
     let own = env::var("PATH").unwrap_or_default();
     format!("{own}:{}", PLACES.join(":"))

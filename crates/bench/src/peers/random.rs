@@ -1,5 +1,5 @@
-//! A client of a block device in a guest: writes of 4 KiB at places in random order, past the page
-//! cache, so many in flight, and a flush.
+//! A client of a block device in a guest: writes of 4 KiB at random places, bypassing the page
+//! cache, with a given number in flight, and a flush.
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! The lines with which a scenario says what it measured.
+//! Result lines of a scenario.
 
 use std::collections::BTreeMap;
 
@@ -10,20 +10,20 @@ use super::trace::Seen;
 /// One measurement of a scenario.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// What was done, as the scenario calls it: `bs=64 what=break`.
+    /// Parameters of the measurement, as the scenario prints them: `bs=64 what=break`.
     pub(super) keys: BTreeMap<String, String>,
-    /// Useful bytes.
+    /// Payload bytes.
     pub bytes: u64,
     /// Seconds in the guest.
     pub seconds: f64,
-    /// Seconds of the host's CPU for all of the guest, its disks included.
+    /// Seconds of the host's CPU for the whole guest, including its disks.
     pub cpu: f64,
-    /// What the disks got.
+    /// Requests that reached the disks.
     pub seen: Seen,
 }
 
 impl Measured {
-    /// From a line such as `R w2-thin bs=64 what=break rep=1 bytes=4096 sec=0.1 MBps=2.0 | …`.
+    /// Parses a line such as `R w2-thin bs=64 what=break rep=1 bytes=4096 sec=0.1 MBps=2.0 | …`.
     pub fn parse(line: &str, cpu: f64) -> Result<Measured> {
         let told = line.split('|').next().unwrap_or_default();
         let keys: BTreeMap<String, String> =
@@ -33,17 +33,17 @@ impl Measured {
         Ok(Measured { keys, bytes, seconds, cpu, seen: Seen::default() })
     }
 
-    /// Whether it was measured with these.
+    /// Returns whether it was measured with these parameters.
     pub fn is(&self, keys: &[(&str, &str)]) -> bool {
         keys.iter().all(|&(key, value)| self.keys.get(key).is_some_and(|v| v == value))
     }
 
-    /// What the first disk got until the client's work was done.
+    /// Returns what the first disk received until the client's work was done.
     pub fn disk(&self) -> Recording {
         self.seen.disks.first().cloned().unwrap_or_default()
     }
 
-    /// The same, and what came after that.
+    /// Returns the same plus everything after that.
     pub fn disk_in_all(&self) -> Recording {
         let all = self.seen.disks.iter().take(1).chain(self.seen.later.iter().take(1));
         Recording { requests: all.flat_map(|r| r.requests.iter().copied()).collect() }

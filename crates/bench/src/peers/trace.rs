@@ -1,9 +1,9 @@
-//! What reached the disks of a guest, as text: the guest writes it to the host's file system, the host
-//! reads it when the guest has ended.
+//! Requests to the disks of a guest, as text: the guest writes it to the host's file system, the
+//! host reads it when the guest has ended.
 //!
-//! A line is `disk kind offset len`, kind one of `r d m f t` (read, data, metadata, flush, trim), or
-//! `begin`, `answered`, `end`: what lies between belongs to one measurement. What comes behind
-//! `answered` is work that nobody waited for and that was put off until then.
+//! A line is `disk kind offset len`, kind one of `r d m f t` (read, data, metadata, flush, trim),
+//! or `begin`, `answered`, `end`: the lines in between belong to one measurement. Lines after
+//! `answered` are deferred work for which no client waited.
 
 use std::io::{self, Write};
 
@@ -20,12 +20,12 @@ const KINDS: [(char, RequestKind); 5] = [
 
 /// The line before a measurement.
 pub const BEGIN: &str = "begin";
-/// The line where the client's work is done.
+/// The line at which the client's work is done.
 pub const ANSWERED: &str = "answered";
-/// The line behind it.
+/// The line after a measurement.
 pub const END: &str = "end";
 
-/// Writes what a disk got.
+/// Writes the requests of a disk.
 pub fn write(out: &mut impl Write, disk: usize, recording: &Recording) -> io::Result<()> {
     for request in &recording.requests {
         let letter = KINDS.iter().find(|(_, kind)| *kind == request.kind).map_or('?', |&(letter, _)| letter);
@@ -34,16 +34,16 @@ pub fn write(out: &mut impl Write, disk: usize, recording: &Recording) -> io::Re
     Ok(())
 }
 
-/// What the disks got during one measurement.
+/// Requests to the disks during one measurement.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// Until the client's work was done, for each disk.
+    /// For each disk, until the client's work was done.
     pub disks: Vec<Recording>,
     /// After that.
     pub later: Vec<Recording>,
 }
 
-/// All measurements of a guest with so many disks.
+/// Parses all measurements of a guest with `disks` disks.
 pub fn parse(text: &str, disks: usize) -> Result<Vec<Seen>> {
     let mut all = Vec::new();
     let mut current: Option<Seen> = None;

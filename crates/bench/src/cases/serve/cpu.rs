@@ -1,4 +1,4 @@
-//! CPU per 4 KiB request, server and client together, beside servers that have nothing below them:
+//! CPU per 4 KiB request, server and client together, next to servers without storage:
 //! qemu-nbd on its null driver, nbdkit on memory.
 
 use std::ffi::OsStr;
@@ -23,7 +23,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
         let memory = [OsStr::new("memory"), OsStr::new(&span.to_string())].map(OsStr::to_owned);
         let memory: Vec<&OsStr> = memory.iter().map(AsRef::as_ref).collect();
         peers.push(("nbdkit-memory", Server::nbdkit(&memory, &context.ram("nbdkit.sock"))?));
-        // What nbdkit has never been given takes no memory, and no time to read.
+        // Written once, since nbdkit takes neither memory nor read time for data it was never given.
         peers[1].1.cost("write", span, (span / 4096) as usize)?;
     }
     let mut rows = Vec::new();

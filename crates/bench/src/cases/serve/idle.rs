@@ -1,5 +1,5 @@
-//! What a thousand exports that are open and idle take from one that is used: the same work on two servers
-//! in turns, one of which has them.
+//! Cost of a thousand open idle exports for one that is in use: the same work alternates between
+//! two servers, one of which has them.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -15,7 +15,7 @@ use crate::runner::Context;
 use super::row;
 
 const EXPORTS: usize = 1000;
-/// Descriptors that a server with so many connections needs, and its client.
+/// Descriptors for this many connections, of the server and its client.
 const FILES: u64 = 2 * EXPORTS as u64;
 const CASE: &str = "idle/1000-exports";
 
@@ -37,7 +37,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
         let load = Load { mode, len: 4096, depth: 32, connections: 1, span, flags: &flags };
         let (mut rates, mut lone, mut ratio) = (Samples::default(), Samples::default(), Samples::default());
         for round in 0..=times {
-            // Whoever comes second finds the processor as the first has left it.
+            // Alternates the order, since the first run affects the state of the processor.
             let first = (round % 2 == 0).then(|| with.load(&load)).transpose()?;
             let b = without.load(&load)?.rate;
             let a = match first {
@@ -61,7 +61,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Raises the bound on open files, which the servers inherit.
+/// Raises the limit of open files, which the servers inherit.
 fn allow_files() -> Result<()> {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current.is_some_and(|current| current < FILES) {
@@ -71,7 +71,7 @@ fn allow_files() -> Result<()> {
     Ok(())
 }
 
-/// A connection to an export that asks for nothing.
+/// Opens a connection to an export and sends no requests.
 fn open(socket: &Path, export: &str) -> Result<UnixStream> {
     const EXPORT_NAME: u32 = 1;
     const FIXED_NEWSTYLE_NO_ZEROES: u32 = 3;

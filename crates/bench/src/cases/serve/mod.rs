@@ -1,5 +1,5 @@
-//! forkdisk as an NBD server: what a request costs, how fast large ones are, and what idle exports take
-//! away. Every round is done in turns with whom it is compared with.
+//! forkdisk as an NBD server: cost of a request, speed of large requests, and cost of idle exports.
+//! Every round alternates with the peers.
 
 pub mod cpu;
 pub mod idle;

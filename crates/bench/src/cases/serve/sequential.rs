@@ -1,5 +1,5 @@
-//! Requests of 1 MiB in order, from 1, 4 and 16 connections, beside nbdkit's file plugin on a plain file of
-//! the same disk.
+//! Sequential requests of 1 MiB, from 1, 4 and 16 connections, next to nbdkit's file plugin on a
+//! plain file on the same disk.
 
 use std::fs::File;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::runner::Context;
 
 use super::row;
 
-/// How many, and requests in flight on each of them.
+/// Number of connections, and requests in flight on each.
 const CONNECTIONS: [(u64, u64); 3] = [(1, 16), (4, 8), (16, 4)];
 const LEN: u64 = 1 << 20;
 /// Writes between two flushes.
@@ -65,7 +65,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The plain file's data has to come from the disk, as the pool's does.
+/// Drops a plain file from the page cache, so that its data comes from the disk, as the pool's does.
 fn uncache(path: &Path) -> Result<()> {
     let file = File::open(path)?;
     file.sync_all()?;

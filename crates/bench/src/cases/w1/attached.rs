@@ -1,5 +1,5 @@
-//! The published table on a volume that is attached on this machine: `dd` into a file on ext4, on a loop device with
-//! direct I/O, on the file that the volume is in a mounted pool.
+//! The published table on a volume attached on this machine: `dd` into a file on ext4, on a loop
+//! device with direct I/O, on the volume's file in a mounted pool.
 
 use std::fs::{self, File};
 use std::process::Command;
@@ -17,8 +17,7 @@ use crate::rows::{Row, Samples};
 use crate::runner::Context;
 
 const MIB: u64 = 1 << 20;
-/// Files of so many MiB are written several times: where ext4 puts one of them is worth some seeks, which weigh 3 %
-/// each.
+/// Files of this many MiB are written several times: the place that ext4 chooses is worth some seeks, of 3 % each.
 const SMALL: u64 = 10;
 const TIMES: usize = 5;
 const VOLUME: &str = "v";
@@ -47,7 +46,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The rows of several times as those of one.
+/// Combines the rows of several runs.
 fn together(label: &Label<'_>, times: &[Vec<Row>]) -> Vec<Row> {
     let Some(first) = times.first() else { return Vec::new() };
     let row = |(i, row): (usize, &Row)| {
@@ -57,13 +56,13 @@ fn together(label: &Label<'_>, times: &[Vec<Row>]) -> Vec<Row> {
     first.iter().enumerate().map(row).collect()
 }
 
-/// What the pool's device got while a file was written and synced, and with what came behind that.
+/// What reached the pool's device until a file was written and synced, and including later work.
 struct Seen {
     done: Recording,
     in_all: Recording,
 }
 
-/// A file system on a volume. Unmounted, detached and gone when dropped.
+/// A file system on a volume. Unmounted, detached and removed when dropped.
 struct Attached {
     file_system: Option<Mounted>,
     bed: Bed,
@@ -71,7 +70,7 @@ struct Attached {
 
 impl Attached {
     fn new(context: &Context<'_>, span: u64) -> Result<Attached> {
-        // Room for a copy of everything, and for the file that is written while its snapshot is there.
+        // Room for a copy of everything, and for the file that is written while the snapshot exists.
         let bed = Bed::new(context, span * 5 / 2 + 64 * MIB)?;
         let volume =
             File::options().read(true).write(true).create_new(true).open(bed.dir().join(VOLUME)).context("a volume")?;
@@ -82,7 +81,7 @@ impl Attached {
         Ok(Attached { file_system: Some(file_system), bed })
     }
 
-    /// Writes a file of `size` MiB as `line` says, with a snapshot of the volume or without.
+    /// Writes a file of `size` MiB as `line` says, with or without a snapshot of the volume.
     fn measure(&self, line: &Line, size: u64, with_snapshot: bool) -> Result<Seen> {
         let dir = self.file_system.as_ref().context("it is mounted")?.dir();
         let file = dir.join("f");

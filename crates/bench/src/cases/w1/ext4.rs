@@ -1,5 +1,5 @@
 //! The published table through a file system: `dd` into a file on ext4 in a guest, on a volume of a
-//! pool and beside it on a dm-snapshot origin, without and with a snapshot.
+//! pool and on a dm-snapshot origin, without and with a snapshot.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::peers::{LATENCY, Lab, Measured};
 use crate::rows::Row;
 use crate::runner::Context;
 
-/// Requests that a kernel has in flight when it writes its page cache back.
+/// Requests that a kernel has in flight when it writes back its page cache.
 pub const WRITEBACK: usize = 32;
 
 /// One line of the table.
@@ -21,7 +21,7 @@ pub struct Line {
     pub op: &'static str,
     /// `dd` or `dd-fsync`.
     pub how: &'static str,
-    /// Bytes of each write.
+    /// Size of each write, as for `dd`.
     pub block: &'static str,
 }
 
@@ -37,12 +37,12 @@ pub const LINES: [Line; 5] = [
     line("update-dd-1m", "update", "dd", "1048576"),
 ];
 
-/// The KiB of a chunk, as a scenario has them, of a volume of a pool.
+/// Chunk in KiB of a volume of a pool, as the scenario takes it.
 const OF_POOL: &str = "32";
-/// Those of dm-snapshot, and the names of their rows.
+/// Chunks in KiB of dm-snapshot, and the labels of their rows.
 const OF_PEER: [(&str, &str); 3] = [("8", "dm-snapshot-8k"), ("64", "dm-snapshot-64k"), ("512", "dm-snapshot-512k")];
 
-/// Below the file system.
+/// Storage below the file system.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Peer {
     /// A volume of a pool.
@@ -76,28 +76,28 @@ fn rows(table: &Table, chunk: &str, target: &str) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// All that was measured in one guest.
+/// All measurements of one guest.
 pub struct Table {
     measured: Vec<Measured>,
     sizes: &'static [u64],
-    /// Bytes of the file system.
+    /// Size of the file system in bytes.
     pub span: u64,
 }
 
-/// One line of the table, without a snapshot and with one.
+/// One line of the table, without and with a snapshot.
 pub struct Pair<'a> {
-    /// Such as `create-dd-10m`.
+    /// Name, such as `create-dd-10m`.
     pub line: String,
     pub alone: &'a Measured,
     pub shared: &'a Measured,
 }
 
 impl Table {
-    /// `chunks` in KiB.
+    /// Runs the guest; `chunks` in KiB.
     pub fn measure(context: &Context<'_>, lab: &Lab, peer: Peer, chunks: &[&str]) -> Result<Table> {
         let sizes: &[u64] = context.scale.pick(&[10], &[10, 100], &[10, 100, 1000]);
         let largest = sizes[sizes.len() - 1];
-        // Room for the file, for what ext4 keeps beside it, and for a copy of all of it.
+        // Room for the file, for ext4's own metadata, and for a copy of all of it.
         let file_system = largest * 5 / 4 + 192;
         let disk = file_system * 5 / 2 + 64;
         let names: Vec<String> = sizes.iter().map(u64::to_string).collect();
@@ -122,7 +122,7 @@ impl Table {
         Ok(Table { measured: context.guest(lab, "bench-ext4", variables, 1, limit)?, sizes, span: file_system << 20 })
     }
 
-    /// All lines with this chunk.
+    /// Returns all lines with this chunk.
     pub fn pairs(&self, chunk: &str) -> Result<Vec<Pair<'_>>> {
         let mut pairs = Vec::new();
         for size in self.sizes {
@@ -140,7 +140,7 @@ impl Table {
     }
 }
 
-/// Without a snapshot ÷ with one, and what the device got per byte of the file.
+/// Returns time without a snapshot ÷ with one, and the device's bytes per byte of the file.
 pub fn compare(label: &Label<'_>, alone: &Measured, shared: &Measured) -> Vec<Row> {
     let [done, in_all] = [[alone.disk(), shared.disk()], [alone.disk_in_all(), shared.disk_in_all()]];
     let mut rows = compare_traces(label, done, in_all, shared.bytes);
@@ -148,14 +148,14 @@ pub fn compare(label: &Label<'_>, alone: &Measured, shared: &Measured) -> Vec<Ro
     rows
 }
 
-/// The same of what the device got, without a snapshot and with one, until the client's `bytes` were synced, and with
-/// what came behind.
+/// Compares what reached the device, without and with a snapshot: until the client's `bytes` were
+/// synced (`done`), and including later work (`in_all`).
 pub fn compare_traces(label: &Label<'_>, done: [Recording; 2], in_all: [Recording; 2], bytes: u64) -> Vec<Row> {
     let trace = |recording| Trace { recording, depth: WRITEBACK };
     let ([base, ours], [base_in_all, ours_in_all]) = (done.map(trace), in_all.map(trace));
     let mut rows = label.ratios(&base, &ours);
     rows.push(label.flush_free(&base, &ours));
-    // A checkpoint that would have come later, when much more had been written, is charged to this.
+    // Charges the job with a checkpoint that would otherwise come later, after many more writes.
     let in_all = label.ratios(&base_in_all, &ours_in_all);
     rows.extend(in_all.into_iter().map(|row| Row { metric: format!("{}_with_checkpoint", row.metric), ..row }));
     let per_byte = |moved: u64| moved as f64 / bytes as f64;

@@ -1,5 +1,5 @@
-//! The table on an origin that is protected in place: through a file system in a guest beside dm-snapshot
-//! with the same chunk, and `dd` on the origin itself with its pool on the same disk and on a second one.
+//! The table on an origin protected in place: through a file system in a guest next to dm-snapshot with
+//! the same chunk, and `dd` on the origin itself with its pool on the same disk and on a second one.
 
 use anyhow::{Context as _, Result};
 use forkdisk::device::{DeviceModel, RequestKind};
@@ -28,7 +28,7 @@ pub fn large(context: &Context<'_>) -> Result<Vec<Row>> {
     run(context, "512", "origin-512k")
 }
 
-/// `chunk` in KiB.
+/// Runs the case; `chunk` in KiB.
 fn run(context: &Context<'_>, chunk: &str, case: &str) -> Result<Vec<Row>> {
     let bytes = chunk.parse::<u64>().context("the KiB of a chunk")? << 10;
     let mut rows = Vec::new();
@@ -44,7 +44,7 @@ fn run(context: &Context<'_>, chunk: &str, case: &str) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// `dd bs=1M oflag=direct` on the origin.
+/// Runs `dd bs=1M oflag=direct` on the origin.
 fn alone(context: &Context<'_>, case: &str, chunk: u64, second: bool) -> Result<Vec<Row>> {
     let span = context.scale.pick(256 << 20, 1000 << 20, 1000 << 20);
     let job = Job { write: true, len: PIECE, depth: 1, offsets: sequential(span, PIECE) };
@@ -90,17 +90,17 @@ fn time(model: &DeviceModel, phases: &Phases) -> f64 {
     origin::seconds(model, phases)
 }
 
-/// What the disk got until the client was answered and had synced.
+/// Returns what the disk received until the client had synced.
 fn as_it_was(measured: &Measured) -> Phases {
     vec![(measured.disk(), WRITEBACK)]
 }
 
-/// Without a snapshot ÷ with one.
+/// Returns time without a snapshot ÷ with one.
 fn speed(model: &DeviceModel, pair: &Pair<'_>) -> f64 {
     time(model, &as_it_was(pair.alone)) / time(model, &as_it_was(pair.shared))
 }
 
-/// The same file without a snapshot, and what it wrote over read and written once more.
+/// Returns the bound: the same file without a snapshot, plus reading and writing what it overwrote.
 fn bound(alone: &Measured, setup: &Setup) -> Phases {
     let disk = alone.disk();
     let written = |kind| matches!(kind, RequestKind::WriteData | RequestKind::WriteMetadata);

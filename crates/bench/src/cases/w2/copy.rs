@@ -1,5 +1,5 @@
-//! The published table with breaks that copy the chunk, beside dm-thin, and what the size of a sub-job does
-//! on a device that takes its time.
+//! The published table with breaks that copy the chunk, next to dm-thin, and the effect of the
+//! sub-job size on a device with high latency.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -17,11 +17,11 @@ use crate::runner::Context;
 use super::super::sparse::{Bed, Sparse};
 use super::{CELLS, Cell, label, thin};
 
-/// Sizes of a sub-job that are compared where requests take long, in KiB.
+/// Compared sizes of a sub-job with high latency, in KiB.
 const SUBJOBS: [u32; 3] = [64, 512, 1024];
-/// How long they take there.
+/// Latency of each request there.
 const LATENCY: Duration = Duration::from_millis(5);
-/// Whose rows ours are held against: dm-thin with the same size of a sub-job as our default.
+/// The peer whose rows are compared: dm-thin with the same sub-job size as the default here.
 const PEER: &str = "dm-thin";
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
@@ -43,14 +43,14 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What reaches the device, and its time as for dm-thin: with nothing shared ÷ breaking.
+/// Measures what reaches the device, and its time as for dm-thin: with nothing shared ÷ breaking.
 fn measure(cell: &Cell, span: u64) -> Result<Vec<Row>> {
     let ops = cell.dd(span).offsets.len();
     let (alone, shared) = (record(cell, span, false)?, record(cell, span, true)?);
     let (case, settings) = (format!("copy/{}", cell.name), CopierSettings::default());
     let label = label(&case);
     let base = Trace::of(alone, ops, 1);
-    // As many requests at a time as the copier makes, all the time: the peer is granted the same.
+    // The copier's maximum of requests in flight, all the time: the peer gets the same.
     let in_flight = cell.chunk.div_ceil(settings.subjob_size.into()).min(settings.split_count.into()) as usize;
     let ours = Trace { recording: shared, depth: base.depth.max(in_flight) };
     let mut rows = label.ratios(&base, &ours);
@@ -84,10 +84,10 @@ fn record(cell: &Cell, span: u64, shared: bool) -> Result<Recording> {
     })?
 }
 
-/// The break by the clock where each request takes 5 ms, by the size of a sub-job.
+/// Measures the break in wall-clock time with 5 ms per request, by the sub-job size.
 fn slow(context: &Context<'_>, cell: &Cell) -> Result<Vec<Row>> {
     let span = context.scale.pick(8 << 20, 16 << 20, 64 << 20).max(cell.chunk);
-    // As many writes as take a second.
+    // As many writes as take about a second.
     let span = if cell.len < cell.chunk as usize / 8 { span.min(128 * cell.len as u64) } else { span };
     let case = format!("copy/{}", cell.name);
     let label = label(&case);
@@ -103,7 +103,7 @@ fn slow(context: &Context<'_>, cell: &Cell) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// How long writing all of a volume takes, shared and copied in pieces of `subjob` bytes, or alone.
+/// Returns the time to write all of a volume: shared and copied in pieces of `subjob` bytes, or with nothing shared.
 fn timed(cell: &Cell, span: u64, subjob: Option<u32>) -> Result<Duration> {
     let (job, volume) = (cell.dd(span), options(cell, span));
     block_on(Config::default(), |rt: Rt| async move {
@@ -127,8 +127,8 @@ fn timed(cell: &Cell, span: u64, subjob: Option<u32>) -> Result<Duration> {
     })?
 }
 
-/// Our ratio less dm-thin's, where both were measured; both to our time with nothing shared, so that what dm-thin
-/// costs without a snapshot does not count in its favour.
+/// Returns forkdisk's ratio less dm-thin's, if both were measured; both relative to forkdisk's time
+/// with nothing shared, so that dm-thin's own cost without a snapshot does not count in its favour.
 fn ahead(rows: &[Row], cell: &Cell) -> Vec<Row> {
     let case = format!("copy/{}", cell.name);
     let of = |target: &str, metric: &str| {

@@ -1,5 +1,5 @@
-//! Instructions per break and per write in place, counted by callgrind in a process of its own: twice as many
-//! requests less once as many, so that what is done once does not count.
+//! Instructions per break and per write in place, counted by callgrind in a separate process: the count
+//! for twice as many requests less the count for once as many, so that one-time work cancels out.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,13 +18,13 @@ use crate::runner::Context;
 
 use super::{PAGE, label, pages};
 
-/// The part that runs in the other process.
+/// Name of the part that runs in the other process.
 pub const INSIDE: &str = "instructions-inside";
-/// Tells it what to do: `in-place` or `break`, `-served` behind it or not, and how many requests.
+/// Environment variable with the work: `in-place` or `break`, with or without `-served`, and the number of requests.
 const WORK: &str = "FORKDISK_BENCH_WORK";
 const SPAN: u64 = 64 << 20;
 const COUNT: u64 = 2000;
-/// How many of the costliest functions are named.
+/// Number of the costliest functions that are listed.
 const NAMED: usize = 3;
 
 /// Instructions by function.
@@ -32,7 +32,7 @@ type Costs = BTreeMap<String, u64>;
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    // By the engine alone, and as a daemon opens a pool: with a volatile log, an interval and a clock.
+    // By the engine alone, and with a daemon's options: a volatile log, an interval and a clock.
     for work in ["in-place", "break", "in-place-served", "break-served"] {
         let (once, twice) = (count(context, work, COUNT)?, count(context, work, 2 * COUNT)?);
         let total = |costs: &Costs| costs.values().sum::<u64>() as f64;
@@ -49,7 +49,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What `count` requests cost, opening and filling included.
+/// Counts the instructions for `count` requests, including opening and filling.
 fn count(context: &Context<'_>, work: &str, count: u64) -> Result<Costs> {
     let out = context.ram(&format!("callgrind-{work}-{count}"));
     let mut command = Command::new("valgrind");
@@ -66,8 +66,8 @@ fn count(context: &Context<'_>, work: &str, count: u64) -> Result<Costs> {
     costs(&out)
 }
 
-/// Instructions of each function itself, from callgrind's own file: `fn=(number) name`, then lines of
-/// position and cost; behind `calls=` comes one with the cost of a call, which is not the function's own.
+/// Parses callgrind's file into each function's own instructions: `fn=(number) name`, then lines of
+/// position and cost; the line after `calls=` holds the cost of a call and is skipped.
 fn costs(path: &Path) -> Result<Costs> {
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let (mut names, mut costs) = (BTreeMap::new(), Costs::new());
@@ -94,7 +94,7 @@ fn costs(path: &Path) -> Result<Costs> {
     Ok(costs)
 }
 
-/// The last parts of a function's name, without type parameters, trait and hash.
+/// Returns the last parts of a function's name, without type parameters, trait and hash.
 fn short(name: &str) -> String {
     let of_trait = name.strip_prefix('<').and_then(|rest| rest.split_once(" as "));
     let name = match of_trait.and_then(|(of, rest)| Some((of, rest.rsplit_once(">::")?.1))) {
@@ -116,8 +116,8 @@ fn short(name: &str) -> String {
     parts[parts.len().saturating_sub(3)..].join("::")
 }
 
-/// Writes of 4 KiB in random order, one at a time, to a volume that has been written, and shared if they are
-/// to break something. In memory: no device of the kernel's comes in.
+/// Runs writes of 4 KiB in random order, one at a time, on a volume that was written, and is shared
+/// if they are to break sharing. In memory: no device of the kernel is involved.
 pub fn run_inside(_: &Context<'_>) -> Result<Vec<Row>> {
     let work = std::env::var(WORK).with_context(|| format!("{WORK} says what is to be done"))?;
     let (what, count) = work.split_once(' ').context("what, and how often")?;
@@ -133,7 +133,7 @@ pub fn run_inside(_: &Context<'_>) -> Result<Vec<Row>> {
         let fill = Job { write: true, len: 1 << 20, depth: 1, offsets: sequential(SPAN, 1 << 20) };
         load::run(&rt, &pool, &volume, &fill).await?;
         pool.checkpoint().await?;
-        // Without one the same is done, less the sharing.
+        // Without a snapshot the same work runs, except for the sharing.
         if shared {
             pool.snapshot(&[("v", "s")], 0).await?;
         } else {

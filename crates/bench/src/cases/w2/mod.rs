@@ -46,18 +46,18 @@ pub const CELLS: [Cell; 16] = [
 ];
 
 impl Cell {
-    /// Whether a break that copies has anything to copy: a write does not cover its chunk.
+    /// Returns whether a copying break has data to copy: a write does not cover its chunk.
     pub fn copies(&self) -> bool {
         (self.len as u64) < self.chunk
     }
 
-    /// `dd oflag=direct` over `span` bytes: one request at a time, in order.
+    /// Returns the requests of `dd oflag=direct` over `span` bytes: one at a time, in order.
     pub fn dd(&self, span: u64) -> Job {
         Job { write: true, len: self.len, depth: 1, offsets: sequential(span, self.len) }
     }
 }
 
-/// `count` different pages of `span` bytes.
+/// Returns writes of `count` different pages of `span` bytes.
 fn pages(span: u64, count: u64, depth: usize, seed: u64) -> Job {
     Job { write: true, len: PAGE, depth, offsets: random(span, PAGE, count as usize, seed) }
 }

@@ -1,5 +1,5 @@
-//! First writes of 4 KiB in random order after a snapshot: time ÷ that of the same writes with nothing
-//! shared, everything that is written per client byte, and space.
+//! First writes of 4 KiB in random order after a snapshot: their time ÷ that of the same writes
+//! with nothing shared, all bytes written per client byte, and space.
 
 use anyhow::Result;
 use forkdisk::device::{Recording, Request, RequestKind};
@@ -14,19 +14,19 @@ use crate::runner::{Context, Scale};
 use super::super::sparse::Bed;
 use super::{PAGE, label, pages};
 
-/// The order in which a volume was scattered beforehand.
+/// Seed for the order of the earlier writes to a scattered volume.
 const BEFORE: u64 = 11;
-/// The order of the writes that are measured.
+/// Seed for the order of the measured writes.
 const MEASURED: u64 = 12;
-/// A dirty budget with which most of what a large volume changes stays in memory.
+/// Dirty budget in which most changes of a large volume fit.
 const LARGE_BUDGET: usize = 2 << 30;
 
-/// How a volume was written before.
+/// How the volume was written before.
 #[derive(Clone, Copy, PartialEq)]
 enum Before {
-    /// In order: its blocks lie in one piece.
+    /// In order: its blocks are contiguous.
     InOrder,
-    /// In random order: its pages lie all over the pool.
+    /// In random order: its pages are spread over the pool.
     Scattered,
 }
 
@@ -53,7 +53,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// All of a volume in random order, with everything shared and with nothing shared.
+/// Measures writes to all of a volume in random order, with everything shared and with nothing shared.
 fn compare(label: &Label<'_>, span: u64, before: Before, depth: usize) -> Result<Vec<Row>> {
     let job = pages(span, span / PAGE as u64, depth, MEASURED);
     let record = |shared: bool| {
@@ -74,7 +74,7 @@ fn compare(label: &Label<'_>, span: u64, before: Before, depth: usize) -> Result
     Ok(rows)
 }
 
-/// What is written and read per client byte, and in how many requests.
+/// Returns the bytes written and read per client byte, and the requests.
 fn written(label: &Label<'_>, seen: &Trace, bytes: u64) -> Vec<Row> {
     let recording = &seen.recording;
     let per_byte = |of: u64| of as f64 / bytes as f64;
@@ -103,7 +103,7 @@ async fn prepared(rt: &Rt, span: u64, before: Before, options: OpenOptions) -> R
     Ok(bed)
 }
 
-/// What a quarter of a clone takes when it is written in random order.
+/// Measures the space for random writes to a quarter of a clone.
 fn space(span: u64) -> Result<Row> {
     let count = span / PAGE as u64 / 4;
     let taken = block_on(Config::default(), |rt| async move {
@@ -114,7 +114,7 @@ fn space(span: u64) -> Result<Row> {
         let before = bed.pool.info().used;
         let clone = Bed { volume: bed.pool.volume("clone")?, ..bed };
         clone.run(&pages(span, count, 32, MEASURED)).await?;
-        // What the first frees is in use until the second.
+        // Space freed by the first checkpoint is in use until the second.
         clone.settle().await?;
         clone.settle().await?;
         anyhow::Ok(clone.pool.info().used - before)
@@ -122,8 +122,8 @@ fn space(span: u64) -> Result<Row> {
     Ok(label("random/4k-clone").row("space_per_byte", "ratio", taken as f64 / (count * PAGE as u64) as f64))
 }
 
-/// So many pages of a large volume, of which all was written in order and is shared. The same writes
-/// with nothing shared are the requests themselves: in place they are nothing else.
+/// Measures `count` pages of a large volume that was written in order and is shared. With nothing
+/// shared, the same writes are exactly the clients' requests, in place.
 fn on_large(label: &Label<'_>, span: u64, count: u64, options: OpenOptions) -> Result<Vec<Row>> {
     let job = Job { write: true, len: PAGE, depth: 32, offsets: scattered(span, PAGE, count as usize, MEASURED) };
     let request = |&offset: &u64| Request { kind: RequestKind::WriteData, offset, len: PAGE as u64 };

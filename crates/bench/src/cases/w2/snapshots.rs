@@ -1,5 +1,5 @@
-//! First writes of 4 KiB in random order on a volume with 1 to 1,000 snapshots: time with one ÷ time
-//! with more.
+//! First writes of 4 KiB in random order on a volume with 1 to 1,000 snapshots: time with one ÷
+//! time with more.
 
 use anyhow::Result;
 use forkdisk::device::RequestKind;

@@ -1,5 +1,5 @@
-//! The published table with breaks that copy nothing: what reaches the device, and its time ÷ that of
-//! the same `dd` on the same volume with nothing shared.
+//! The published table with breaks that copy nothing: what reaches the device, and its time ÷ that
+//! of the same `dd` on the same volume with nothing shared.
 
 use anyhow::Result;
 use forkdisk::device::{Recording, RequestKind};
@@ -42,7 +42,7 @@ fn measure(cell: &Cell, span: u64) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What reaches the device when the whole of a volume is written again, all of it shared or nothing.
+/// Records what reaches the device when all of a volume is written again, all of it shared or nothing.
 fn record(cell: &Cell, span: u64, shared: bool) -> Result<Recording> {
     let (cell, job) = (*cell, cell.dd(span));
     block_on(Config::default(), |rt| async move {

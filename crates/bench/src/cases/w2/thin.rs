@@ -12,16 +12,16 @@ use crate::runner::Context;
 
 use super::{CELLS, Cell, PAGE};
 
-/// Sizes of a sub-job, in KiB, and under which name their rows go.
+/// Sizes of a sub-job, in KiB, and the labels of their rows.
 const SUBJOBS: [(u64, &str); 2] = [(64, "dm-thin-64k"), (512, "dm-thin")];
 /// Most sub-jobs of one copy that it has in flight.
 const SPLIT_COUNT: u64 = 8;
-/// MiB on which writes of 4 KiB are measured: their work takes long.
+/// MiB for writes of 4 KiB, which take long.
 const OF_PAGES: u64 = 16;
-/// Blocks of dm-thin under random pages.
+/// Block size of dm-thin for random pages, in KiB.
 const BLOCK_KIB: &str = "64";
 
-/// dm-thin's rows of `copy/…`: time with nothing shared ÷ time of the break.
+/// Returns dm-thin's rows of `copy/…`: time with nothing shared ÷ time of the break.
 pub fn table(context: &Context<'_>, lab: &Lab) -> Result<Vec<Row>> {
     let mib = context.scale.pick(32, 128, 1024);
     let size = |cell: &Cell| if cell.len == PAGE { OF_PAGES.min(mib) } else { mib };
@@ -31,7 +31,7 @@ pub fn table(context: &Context<'_>, lab: &Lab) -> Result<Vec<Row>> {
         ("SIZES", sizes.join(",")),
         ("SUBS", SUBJOBS.map(|(sub, _)| sub.to_string()).join(",")),
         ("BYTES", ((3 * mib.max(64)) << 20).to_string()),
-        // Metadata lies behind the data, on the same device.
+        // Metadata lies after the data, on the same device.
         ("D1MB", "32".to_string()),
     ];
     let limit = Duration::from_secs(context.scale.pick(240, 480, 3600));
@@ -55,7 +55,7 @@ pub fn table(context: &Context<'_>, lab: &Lab) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// dm-thin's rows of `random/…` and `snapshots/…`.
+/// Returns dm-thin's rows of `random/…` and `snapshots/…`.
 pub fn random(context: &Context<'_>) -> Result<Vec<Row>> {
     let lab = context.lab()?;
     let counts = context.scale.pick("1,16", "1,16,256", "1,16,256,1000");
@@ -92,9 +92,9 @@ pub fn random(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Ratios and counts of one measurement beside the same with nothing shared. `clients` requests of
-/// `len` bytes are made at a time; the peer itself has up to `in_flight` on the device while it copies,
-/// and the model lets it have so many all the time.
+/// Returns ratios and counts of a measurement relative to the same with nothing shared. `clients`
+/// requests of `len` bytes are made at a time; the peer itself has up to `in_flight` on the device
+/// while it copies, and the model allows that number all the time.
 fn compare(
     label: &Label<'_>,
     alone: &Measured,

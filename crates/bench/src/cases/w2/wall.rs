@@ -1,5 +1,5 @@
-//! The published table by the clock: a pool in a file, all of a volume written again when it is shared,
-//! and again when it is not, in turns.
+//! The published table in wall-clock time: a pool in a file, all of a volume written again while it
+//! is shared, and again while it is not, alternating.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -23,7 +23,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     let (span, times) = (context.scale.pick(64 << 20, 1 << 30, 1 << 30), context.scale.pick(3, 7, 15));
     let mut rows = Vec::new();
     let path = context.disk("pool");
-    // Written once, so that no first write waits for the file system under the pool to find room.
+    // Written once, so that no first write waits for allocation by the file system under the pool.
     let size = 4 * span + (256 << 20);
     file::plain(&path, size)?;
     for cell in &CELLS {
@@ -45,7 +45,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What a round took with everything shared, and with nothing shared.
+/// Times of a round with everything shared, and with nothing shared.
 type Round = (Took, Took);
 
 fn measure(cell: &Cell, path: &Path, span: u64, size: u64, times: usize) -> Result<Vec<Round>> {
@@ -53,7 +53,7 @@ fn measure(cell: &Cell, path: &Path, span: u64, size: u64, times: usize) -> Resu
     block_on(Config::default(), |rt| async move {
         let device = UringDevice::open(&rt, &path, &DeviceOptions::default())?;
         Pool::format(&device, &FormatOptions { size, uuid: *b"forkdisk-bench-4", now: 0, journal: None }).await?;
-        // Holes would have to be found room for again.
+        // No discards, since holes would have to be allocated again.
         let options = OpenOptions { discard: false, ..OpenOptions::default() };
         let pool = Pool::open(device, Rc::new(rt.clone()), options).await?;
         pool.create(VOLUME, &CreateOptions { chunk: cell.chunk, ..CreateOptions::new(span, 0) }).await?;
@@ -78,7 +78,7 @@ fn measure(cell: &Cell, path: &Path, span: u64, size: u64, times: usize) -> Resu
     })?
 }
 
-/// Time until all of it is durable.
+/// Measures the time until all of it is durable.
 async fn timed(rt: &Rt, pool: &Pool<UringDevice>, volume: &Volume<UringDevice>, job: &Job) -> Result<Took> {
     let watch = Stopwatch::start();
     load::run(rt, pool, volume, job).await?;

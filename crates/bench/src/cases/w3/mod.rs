@@ -15,7 +15,7 @@ use crate::runner::Context;
 
 use super::sparse::Bed;
 
-/// How `dd bs=2M` arrives.
+/// Form in which `dd bs=2M` reaches the volume.
 #[derive(Clone, Copy)]
 pub struct Arrival {
     pub name: &'static str,
@@ -23,11 +23,11 @@ pub struct Arrival {
     pub depth: usize,
 }
 
-/// Through the page cache in pages, many at a time; and past it, in one piece, one after the other.
+/// Through the page cache: pages, many at a time. Bypassing it: whole requests, one after the other.
 pub const ARRIVALS: [Arrival; 2] =
     [Arrival { name: "4k", len: 4096, depth: 32 }, Arrival { name: "2m", len: 2 << 20, depth: 1 }];
 
-/// Whole stripes of the array, whole requests.
+/// Returns the bytes to write: whole stripes of the array and whole requests.
 fn span(context: &Context<'_>) -> u64 {
     context.scale.pick(384 << 20, 1998 << 20, 1998 << 20)
 }
@@ -37,14 +37,14 @@ impl Arrival {
         Job { write: true, len: self.len, depth: self.depth, offsets: sequential(span, self.len) }
     }
 
-    /// The requests themselves, and a flush.
+    /// Returns the requests themselves, and a flush.
     fn raw(&self, span: u64) -> Recording {
         let request = |&offset: &u64| Request { kind: RequestKind::WriteData, offset, len: self.len as u64 };
         let flush = Request { kind: RequestKind::Flush, offset: 0, len: 0 };
         Recording { requests: self.job(span).offsets.iter().map(request).chain([flush]).collect() }
     }
 
-    /// What reaches the device when a fresh volume with chunks of 512 KiB is written.
+    /// Records what reaches the device when a new volume with chunks of 512 KiB is written.
     fn record(&self, span: u64) -> Result<Recording> {
         let job = self.job(span);
         block_on(Config::default(), |rt| async move {

@@ -1,5 +1,5 @@
-//! The same `dd` through a kernel: dm-thin and a volume of a pool beside the device itself, on one
-//! device and on RAID5, the counting one and md.
+//! The same `dd` through a kernel: dm-thin and a volume of a pool next to the raw device, on one
+//! device and on RAID5, both the counting array and md.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -16,13 +16,13 @@ use super::raid5;
 use super::thin::counts;
 
 const PIECE: u64 = 2 << 20;
-/// Requests that a kernel has in flight when it writes its page cache back.
+/// Requests that a kernel has in flight when it writes back its page cache.
 const WRITEBACK: usize = 32;
-/// Disks of the array, and one for what dm-thin keeps beside it.
+/// Disks of the array, and one for dm-thin's metadata.
 const DISKS: usize = 5;
 const MEMBERS: usize = 4;
 
-/// Requests of 2 MiB: whole stripes.
+/// Returns the number of requests of 2 MiB: whole stripes.
 fn count(context: &Context<'_>) -> u64 {
     context.scale.pick(99, 999, 999)
 }
@@ -35,7 +35,7 @@ fn find<'a>(measured: &'a [Measured], keys: &[(&str, &str)]) -> Result<&'a Measu
     measured.iter().find(|m| m.is(keys)).with_context(|| format!("{keys:?} was not measured"))
 }
 
-/// On one device, and on the array that counts.
+/// Measures on one device, and on the counting array.
 pub fn first(context: &Context<'_>) -> Result<Vec<Row>> {
     let lab = context.lab()?;
     let count = count(context);
@@ -85,13 +85,13 @@ fn run(
     context.guest(lab, "bench-thin-first", variables, 1, limit(context))
 }
 
-/// On md.
+/// Measures on md.
 pub fn md(context: &Context<'_>) -> Result<Vec<Row>> {
     let lab = context.lab()?;
     let bytes = count(context) * PIECE;
     let variables = vec![
         ("COUNT", count(context).to_string()),
-        // Twice the data over three disks, and what md and a pool keep for themselves.
+        // Twice the data over three disks, and space for the metadata of md and a pool.
         ("BYTES", (bytes * 2 / 3 + (256 << 20)).next_multiple_of(1 << 20).to_string()),
         ("D1MB", "1".to_string()),
         ("LATENCY", LATENCY.as_millis().to_string()),
@@ -106,7 +106,7 @@ pub fn md(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What the array's disks got, and their time: that of the slowest.
+/// Returns what the array's disks received, and their time: that of the slowest.
 fn members(label: &Label<'_>, raw: &Measured, seen: &Measured) -> Vec<Row> {
     let slowest = |m: &Measured, model: &DeviceModel| {
         m.seen.disks[..MEMBERS].iter().map(|disk| model.time(disk, WRITEBACK)).max().unwrap_or_default().as_secs_f64()
@@ -131,8 +131,8 @@ fn members(label: &Label<'_>, raw: &Measured, seen: &Measured) -> Vec<Row> {
     rows
 }
 
-/// Rows of the array, one page of each disk, that were read: those in which only zeroes were written,
-/// which is data, and the others.
+/// Counts the rows of the array (one page of each disk) that were read: those in which only zeroes
+/// were written, which is data, and the others.
 fn rows_read(disks: &[Recording]) -> (usize, usize) {
     let pages = |kind: RequestKind| {
         let of_kind = disks.iter().flat_map(move |disk| disk.requests.iter().filter(move |r| r.kind == kind));

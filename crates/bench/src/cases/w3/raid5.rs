@@ -1,5 +1,5 @@
-//! First writes in order on a RAID5 array that counts read-modify-writes: time of the raw requests ÷
-//! theirs, and what the array had to read.
+//! First writes in order on a RAID5 array that counts read-modify-writes: time of the raw requests
+//! ÷ theirs, and the array's reads.
 
 use anyhow::Result;
 use forkdisk::device::{DeviceModel, Recording};
@@ -27,7 +27,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What the array makes of two recordings.
+/// Replays two recordings on the array and compares the results.
 pub fn compare(label: &Label<'_>, raw: &Recording, seen: &Recording, span: u64) -> Vec<Row> {
     let (raw, out) = (ARRAY.replay(raw), ARRAY.replay(seen));
     let ratio = |model: &DeviceModel| {

@@ -24,7 +24,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What reached a device when `ops` requests wrote `span` bytes.
+/// Returns what reached a device when `ops` requests wrote `span` bytes.
 pub fn counts(label: &Label<'_>, seen: &Recording, span: u64, ops: usize) -> Vec<Row> {
     let per_byte = |bytes: u64| bytes as f64 / span as f64;
     vec![
@@ -38,7 +38,7 @@ pub fn counts(label: &Label<'_>, seen: &Recording, span: u64, ops: usize) -> Vec
     ]
 }
 
-/// Data writes that do not begin where the one before ended.
+/// Counts the data writes that do not begin where the previous one ended.
 fn gaps(recording: &Recording) -> usize {
     let data: Vec<_> = recording.requests.iter().filter(|r| r.kind == RequestKind::WriteData).collect();
     data.windows(2).filter(|pair| pair[0].offset + pair[0].len != pair[1].offset).count()

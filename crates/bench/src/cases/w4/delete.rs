@@ -1,6 +1,6 @@
-//! What deleting a snapshot from the middle of a chain costs: everything that reaches the disk until its
-//! space is given back and a checkpoint has been written, beyond what deleting one costs for which nothing
-//! was kept, per chunk.
+//! Cost of deleting a snapshot from the middle of a chain: everything that reaches the disk until
+//! its space is free and a checkpoint was written, less the cost of deleting a snapshot with no
+//! kept chunks, per chunk.
 
 use anyhow::Result;
 use forkdisk::device::{Recording, RequestKind};
@@ -14,9 +14,9 @@ use crate::runner::Context;
 use super::super::origin::{Bed, CHUNK, Seen, Setup};
 use super::label;
 
-/// Chunks kept for each of the others.
+/// Chunks kept for each of the other snapshots.
 const OTHERS: usize = 32;
-/// Chunks kept for the one that is deleted, and how many times as many in the other measurement.
+/// Chunks kept for the deleted snapshot, and the factor for the second measurement.
 const DELTA: usize = 512;
 const TIMES: usize = 8;
 
@@ -34,7 +34,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
             let case = format!("delete/{chunks}-chunks-of-{snapshots}");
             let label = label(&case);
             rows.extend(cost.rows(&label));
-            // A request or a page more or less is chance.
+            // A difference of one request or page is noise.
             let beyond = |all: f64, fixed: f64| (all - fixed).max(1.0) / chunks as f64;
             let per_chunk = [beyond(cost.requests, none.requests), beyond(cost.bytes, none.bytes)];
             rows.push(label.row("requests_per_chunk", "ratio", per_chunk[0]));
@@ -52,7 +52,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What reached the disk.
+/// Totals of what reached the disk.
 struct Cost {
     requests: f64,
     bytes: f64,
@@ -75,7 +75,7 @@ impl Cost {
     }
 }
 
-/// What reaches the disk while the snapshot in the middle is deleted.
+/// Records what reaches the disk while the snapshot in the middle is deleted.
 fn measure(span: u64, snapshots: usize, delta: usize) -> Result<Seen> {
     block_on(Config::default(), |rt| async move {
         let bed = Bed::new(&rt, Setup { span, chunk: CHUNK, copies: 3, second: false }).await?;

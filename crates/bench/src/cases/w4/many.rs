@@ -1,5 +1,5 @@
-//! `dd` over an origin with 1 to 1,000 snapshots: chained ones, of which only the newest gets a copy, and
-//! independent ones, each of which does.
+//! `dd` over an origin with 1 to 1,000 snapshots: chained ones, of which only the newest gets a
+//! copy, and independent ones, each of which gets a copy.
 
 use anyhow::Result;
 use forkdisk::device::DeviceModel;
@@ -14,15 +14,15 @@ use super::super::origin::{self, Bed, CHUNK, Seen, Setup};
 use super::label;
 
 const PIECE: usize = 1 << 20;
-/// Pages written at random after each snapshot but the last.
+/// Random pages written after each snapshot except the last.
 const BETWEEN: usize = 32;
 
-/// `dd bs=1M oflag=direct`: one request at a time, in order.
+/// Returns the requests of `dd bs=1M oflag=direct`: one at a time, in order.
 fn dd(span: u64) -> Job {
     Job { write: true, len: PIECE, depth: 1, offsets: sequential(span, PIECE) }
 }
 
-/// What one snapshot cost, to compare with.
+/// Cost with one snapshot, as the base of comparisons.
 struct First {
     times: Vec<f64>,
     cpu: f64,
@@ -59,7 +59,7 @@ pub fn independent(context: &Context<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for &count in counts {
         context.say(&format!("  {count} independent"));
-        // Each writes a copy of its own.
+        // Each snapshot gets a separate copy.
         let span = (most / count as u64).clamp(8 << 20, 128 << 20).next_multiple_of(PIECE as u64);
         let setup = Setup { span, chunk: CHUNK, copies: count as u64, second: false };
         let (seen, _) = measure(&setup, count, true)?;
@@ -69,11 +69,11 @@ pub fn independent(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What reaches the disk, and seconds of CPU.
+/// Records what reaches the disk, with the seconds of CPU.
 fn measure(setup: &Setup, snapshots: usize, independent: bool) -> Result<(Seen, f64)> {
     let setup = *setup;
     block_on(Config::default(), |rt| async move {
-        // Room for what is kept of the writes in between, too.
+        // Includes room for the chunks kept because of the writes in between.
         let between = (snapshots * BETWEEN) as u64 * CHUNK / setup.span;
         let bed = Bed::new(&rt, Setup { copies: setup.copies + 1 + between, ..setup }).await?;
         for i in 1..snapshots {

@@ -1,5 +1,5 @@
-//! Many snapshots of an origin in place (W4): writes under 1 to 1,000 of them, chained and independent;
-//! random writes; reads of the oldest; what deleting one costs.
+//! Many snapshots of an origin in place (W4): writes under 1 to 1,000 of them, chained and
+//! independent; random writes; reads of the oldest; cost of deleting one.
 
 pub mod delete;
 pub mod many;

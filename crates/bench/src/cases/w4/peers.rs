@@ -1,5 +1,5 @@
-//! dm-snapshot in a guest: the same `dd` and the same random pages under 1 to 16 snapshots, each of which
-//! gets a copy of its own.
+//! dm-snapshot in a guest: the same `dd` and the same random pages under 1 to 16 snapshots, each of
+//! which gets a separate copy.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const COUNTS: [&str; 5] = ["1", "2", "4", "8", "16"];
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     let lab = context.lab()?;
     let (mib, ops) = (context.scale.pick(16, 32, 32), context.scale.pick(256, 1024, 4096));
-    // Copies in exceptions stores of their own behind the origin, and room for what describes them.
+    // Copies go to separate exception stores after the origin, which also need room for their metadata.
     let store = mib * 9 / 8 + 2;
     let variables = vec![
         ("MIB", mib.to_string()),
@@ -36,7 +36,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     let raw = find(&[("what", "raw")])?;
     for count in COUNTS {
-        // There are no others there.
+        // dm-snapshot has only independent snapshots.
         let case = format!("independent/{count}");
         let label = Label { workload: "w4", case: &case, target: "dm-snapshot" };
         rows.extend(compare(&label, raw, find(&[("what", "dd"), ("n", count)])?, 1));

@@ -1,5 +1,5 @@
-//! Reading snapshot 1 when 999 follow it, beside reading it when it is the only one. Between the snapshots
-//! the origin is overwritten bit by bit, so that what snapshot 1 shows is kept all over the chain.
+//! Reading snapshot 1 when 999 follow it, next to reading it when it is the only one. Between the snapshots
+//! the origin is overwritten piece by piece, so that the contents of snapshot 1 are kept all over the chain.
 
 use anyhow::Result;
 use forkdisk::device::{DeviceModel, RequestKind};
@@ -48,12 +48,12 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What the disk gets, and seconds of CPU, for each of the jobs on snapshot 1.
+/// Records what reaches the disk, with seconds of CPU, for each of the jobs on snapshot 1.
 fn measure(span: u64, snapshots: usize, jobs: &[(&'static str, Job)]) -> Result<Vec<(Seen, f64)>> {
     let jobs: Vec<Job> = jobs.iter().map(|(_, job)| job.clone()).collect();
     block_on(Config::default(), |rt| async move {
         let bed = Bed::new(&rt, Setup { span, chunk: CHUNK, copies: 2, second: false }).await?;
-        // Half of the chunks, in random order, the same in both.
+        // Half of the chunks, in random order, the same for both.
         let all = random(span, CHUNK as usize, (span / CHUNK / 2) as usize, 7);
         bed.snapshot("s1", false).await?;
         for (i, part) in all.chunks(all.len().div_ceil(MANY)).enumerate() {

@@ -1,5 +1,5 @@
-//! A pool in a file on the device that is timed, mounted by a thread of this process: what its engine asks of the
-//! device is counted, and its CPU time is this process's.
+//! A pool in a file on the timed device, mounted by a thread of this process: the requests of its
+//! engine to the device are counted, and its CPU time is this process's.
 
 use std::fs;
 use std::io::{self, PipeWriter, Read, Write};
@@ -25,34 +25,34 @@ use crate::runner::Context;
 
 const PIECE: usize = 1 << 20;
 const PAGE: u64 = 4096;
-/// The server is at rest when it has asked for nothing for so long, which is longer than a flush takes and shorter than
-/// what gathering waits for; nobody waits for that more than `PAUSES` times.
+/// The server is at rest when it has made no request for this long: longer than a flush takes and
+/// shorter than the wait before gathering. The wait for rest ends after `PAUSES` attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSES: usize = 10;
 
 type MountedPool = Pool<RecordingDevice<UringDevice>>;
 
-/// What the thread that owns the pool is asked.
+/// Command to the thread that owns the pool.
 enum Question {
-    /// Do everything that was put off.
+    /// Do all deferred work.
     Settle,
-    /// Write everything that has changed to its place.
+    /// Write all changed metadata to its place.
     WriteOut,
-    /// What has reached the device, and what is in use.
+    /// Return the device's counters and the space in use.
     Figures,
-    /// Bring a volume's pages together.
+    /// Gather a volume's pages.
     Gather(String),
-    /// Write down what reaches the device from now on.
+    /// Start recording the device's requests.
     Record,
-    /// What has been written down.
+    /// Return the recording.
     Recorded,
-    /// Read a volume in order, this many bytes; what that asks of the device.
+    /// Read a volume in order, this many bytes; return the device's requests.
     Read(String, u64),
     /// Unmount and close.
     End,
 }
 
-/// What it answers.
+/// Reply of that thread.
 enum Answer {
     Done,
     Figures(Counts, u64, u64),
@@ -66,24 +66,24 @@ pub struct Bed {
     questions: Sender<Question>,
     answers: Receiver<Result<Answer>>,
     thread: Option<JoinHandle<()>>,
-    /// What is in use of an empty pool.
+    /// Space in use in an empty pool.
     empty: u64,
     _undoable: Undoable,
 }
 
 impl Bed {
-    /// A new pool of `size` bytes on the device that is timed, mounted as users do. It gives no space back to the file
-    /// system below, as its peers do not.
+    /// Creates a pool of `size` bytes on the timed device, mounted as users do. It does not return
+    /// space to the file system below; neither do its peers.
     pub fn new(context: &Context<'_>, size: u64) -> Result<Bed> {
         Bed::gathering(context, size, GatherPolicy::USUAL)
     }
 
-    /// The same, whose files have this policy of gathering.
+    /// As [`new`](Self::new), with this policy of gathering for its files.
     pub fn gathering(context: &Context<'_>, size: u64, gather: GatherPolicy) -> Result<Bed> {
         Bed::at(context.disk("mnt"), context.disk("pool"), size, gather)
     }
 
-    /// A new pool of `size` bytes in memory.
+    /// Creates a pool of `size` bytes in memory.
     pub fn in_memory(context: &Context<'_>, size: u64) -> Result<Bed> {
         Bed::at(context.disk("mnt"), context.ram("pool"), size, GatherPolicy::USUAL)
     }
@@ -102,7 +102,7 @@ impl Bed {
                 let answer = answer.clone();
                 async move { serve(&rt, (&file, size), (&at, gather), woken.into(), &asked, &answer).await }
             });
-            // Nobody may wait for it any more.
+            // Fails if the receiver is gone.
             let _ = answer.send(outcome.map_err(Into::into).flatten().map(|()| Answer::Done));
         });
         let mut bed = Bed { dir, wake, questions, answers, thread: Some(thread), empty: 0, _undoable: undoable };
@@ -131,17 +131,17 @@ impl Bed {
         }
     }
 
-    /// Brings the pages of the file `name` together.
+    /// Gathers the pages of the file `name`.
     pub fn gather(&self, name: &str) -> Result<()> {
         self.ask(Question::Gather(name.to_string())).map(drop)
     }
 
-    /// Begins to write down what reaches the device.
+    /// Starts recording the device's requests.
     pub fn record(&self) -> Result<()> {
         self.ask(Question::Record).map(drop)
     }
 
-    /// What has reached the device since then.
+    /// Returns the requests since then.
     pub fn recorded(&self) -> Result<Recording> {
         self.recording(Question::Recorded)
     }
@@ -179,12 +179,12 @@ impl Place for Bed {
         self.ask(Question::Settle).map(drop)
     }
 
-    /// What a checkpoint replaces comes back with the next, whoever causes that.
+    /// Pages replaced by a checkpoint are freed by the next checkpoint, for whatever reason that runs.
     fn write_out(&self) -> Result<()> {
         self.ask(Question::WriteOut).map(drop)
     }
 
-    /// A commit or an emptying of the log may still be under way when the last write has been answered.
+    /// A commit or an emptying of the log may still be running after the last write was answered.
     fn rest(&self) -> Result<()> {
         let mut before = self.counts()?.requests;
         for _ in 0..PAUSES {
@@ -275,7 +275,7 @@ async fn serve(
 
 async fn settle(pool: &MountedPool) -> Result<()> {
     let before = pool.statistics().gathered_bytes;
-    // Two checkpoints: what the first frees, tables that it replaced included, is free with the second.
+    // Two checkpoints: space freed by the first, including replaced tables, is free after the second.
     pool.wait_freed().await?;
     if has_gathered(pool, before).await {
         pool.wait_freed().await?;
@@ -292,7 +292,7 @@ async fn write_out(pool: &MountedPool) -> Result<()> {
     Ok(())
 }
 
-/// Waits until nothing is to be gathered; whether anything was since it had been `before`.
+/// Waits until nothing is left to gather; returns whether any bytes were gathered since the count `before`.
 async fn has_gathered(pool: &MountedPool, before: u64) -> bool {
     pool.wait_gathered().await;
     pool.statistics().gathered_bytes > before
@@ -321,7 +321,7 @@ async fn read(rt: &Rt, pool: &MountedPool, name: &str, len: u64) -> Result<Recor
     Ok(pool.device().take())
 }
 
-/// What a thread left, if it ends in time.
+/// Returns the result of a thread, if it ends in time.
 fn joined<T>(thread: JoinHandle<T>, what: &str) -> Result<T> {
     let start = Instant::now();
     while !thread.is_finished() {
@@ -340,7 +340,7 @@ pub struct Through {
 }
 
 impl Through {
-    /// One of `size` bytes.
+    /// Creates a file of `size` bytes.
     pub fn new(context: &Context<'_>, size: u64) -> Result<Through> {
         let (dir, file) = (context.disk("through"), context.ram("through"));
         fs::create_dir_all(&dir)?;
@@ -353,7 +353,7 @@ impl Through {
             block_on(Config::default(), |rt| async move {
                 let (handle, serving) = passthrough::mount(&rt, &file, &at).await?;
                 let ended = Watched::new(&rt, ended.into());
-                // Nobody listens any more if the other side has failed meanwhile.
+                // Fails if the receiver has failed meanwhile.
                 let _ = ready.send(());
                 ended.readable().await?;
                 handle.stop().await;
@@ -373,7 +373,7 @@ impl Through {
         }
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn dir(&self) -> &Path {
         &self.dir
     }

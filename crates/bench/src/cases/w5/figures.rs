@@ -1,26 +1,26 @@
-//! Rounds as rows: how much more the costliest round takes than the first, and what is in use.
+//! Rounds as rows: growth of the costliest round over the first, and space in use.
 
 use super::label;
 use super::rounds::{Round, Step};
 use crate::model::Label;
 use crate::rows::{Row, Samples};
 
-/// A part of a round: its name, and how to find it.
+/// A part of a round: its name, and its accessor.
 pub type Part = (&'static str, fn(&Round) -> Step);
 
 /// The parts of a round whose cost is constant.
 pub const CONSTANT: [Part; 2] = [("clone", |r| r.clone), ("remove", |r| r.remove)];
-/// The parts whose cost follows the distinct pages that are written.
+/// The parts whose cost is proportional to the distinct pages written.
 const PER_PAGE: [Part; 2] = [("write", |r| r.write), ("sync", |r| r.sync)];
 
-/// A unit of cost: its name, and how many a round has.
+/// A unit of cost: its name, and its count in a round.
 type Unit = (&'static str, fn(&Round) -> u64);
 
-/// What their cost is told by: pages that are written, each counted once, and the same with those that have to be read
-/// for it, of which the coded incremental mode has more with every round, on any file system.
+/// Units of their cost: distinct pages written, and the same plus the pages that must be read for
+/// it, of which the coded incremental mode has more with every round, on any file system.
 const UNITS: [Unit; 2] = [("page", |r| r.pages), ("page_moved", |r| r.pages + r.read)];
 
-/// Growth, times and counts of every part.
+/// Returns growth, times and counts of every part.
 pub fn rows(name: &str, suffix: &str, target: &str, rounds: &[Round]) -> Vec<Row> {
     let mut rows = Vec::new();
     for (part, step) in CONSTANT {
@@ -55,11 +55,11 @@ pub fn rows(name: &str, suffix: &str, target: &str, rounds: &[Round]) -> Vec<Row
     rows
 }
 
-/// The figure itself, and that of the costliest round ÷ that of the first.
+/// Returns the figure itself, and that of the costliest round ÷ that of the first.
 fn growth(label: &Label<'_>, metric: &str, of_rounds: &[f64]) -> Vec<Row> {
     let most = of_rounds.iter().skip(1).copied().fold(0.0, f64::max);
     let first = of_rounds.first().copied().unwrap_or(0.0);
-    // Nothing stays nothing.
+    // 0 ÷ 0 counts as no growth.
     let grown = if most == first { 1.0 } else { most / first };
     vec![
         label.rows(metric, "count", &of_rounds.iter().copied().collect()),
@@ -67,7 +67,7 @@ fn growth(label: &Label<'_>, metric: &str, of_rounds: &[f64]) -> Vec<Row> {
     ]
 }
 
-/// For what varies by itself: the median of the last quarter of the rounds ÷ that of the first.
+/// For noisy figures: returns the median of the last quarter of the rounds ÷ that of the first.
 fn trend(label: &Label<'_>, metric: &str, of_rounds: &[f64]) -> Vec<Row> {
     let quarter = of_rounds.len().div_ceil(4);
     let median = |part: &[f64]| part.iter().copied().collect::<Samples>().median().unwrap_or(0.0);
@@ -78,7 +78,7 @@ fn trend(label: &Label<'_>, metric: &str, of_rounds: &[f64]) -> Vec<Row> {
     ]
 }
 
-/// What is in use at the end of every round, per page that the file holds: contents to the page, and all metadata.
+/// Returns the space in use after every round, per page of the file: contents in pages, and all metadata.
 pub fn space(name: &str, suffix: &str, rounds: &[Round]) -> Vec<Row> {
     let case = format!("{name}/space{suffix}");
     let label = label(&case);

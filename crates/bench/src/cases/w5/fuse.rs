@@ -1,8 +1,8 @@
-//! Throughput and CPU of a volume's file ÷ those of a file that is passed through by the same library, both in memory,
-//! in turns.
+//! Throughput and CPU of a volume's file ÷ those of a file passed through by the same library, both
+//! in memory, alternating.
 //!
-//! Client and servers share one processor. Otherwise chance decides whether a request wakes a sleeping processor, which
-//! on a virtual machine takes ten times as long as the request.
+//! Client and servers share one processor. Otherwise chance decides whether a request wakes a
+//! sleeping processor, which on a virtual machine takes ten times as long as the request.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -21,19 +21,19 @@ use crate::load::{Job, random, sequential};
 use crate::rows::{Row, Samples};
 use crate::runner::Context;
 
-/// How a case asks for its bytes.
+/// Access pattern of a case.
 #[derive(Clone, Copy)]
 struct Shape {
     name: &'static str,
     len: usize,
     random: bool,
     direct: bool,
-    /// Requests in flight, of direct I/O; each is measured by itself.
+    /// Requests in flight for direct I/O; each depth is measured separately.
     depths: &'static [usize],
 }
 
 const SEED: u64 = 9;
-/// Bytes that are written to one file and then the other, before anything is timed.
+/// Bytes written alternately to each file before anything is timed.
 const FILL: usize = 1 << 20;
 
 pub fn sequential_direct(context: &Context<'_>) -> Result<Vec<Row>> {
@@ -57,7 +57,7 @@ fn run(context: &Context<'_>, shape: Shape) -> Result<Vec<Row>> {
     let one = (0..CpuSet::MAX_CPU).find(|&cpu| everywhere.is_set(cpu)).unwrap_or(0);
     let mut only = CpuSet::new();
     only.set(one);
-    // Threads that are started from here on are there, too.
+    // Threads started from here on inherit the affinity.
     sched_setaffinity(None, &only)?;
     let rows = compare(context, shape);
     sched_setaffinity(None, &everywhere)?;
@@ -110,8 +110,8 @@ fn compare(context: &Context<'_>, shape: Shape) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Writes both files piece by piece in turns: the memory that a machine hands out first is not as fast as what it hands
-/// out later, by more than is to be told apart here.
+/// Writes both files piece by piece, alternating: memory that a machine allocates first is slower
+/// than later memory, by more than the differences measured here.
 fn fill(paths: &[&Path], span: u64) -> Result<()> {
     for at in (0..span).step_by(FILL) {
         let piece = Job { write: true, len: FILL, depth: 1, offsets: [at].into() };
@@ -120,8 +120,8 @@ fn fill(paths: &[&Path], span: u64) -> Result<()> {
     Ok(())
 }
 
-/// Neither file begins with anything in the kernel's cache, where direct writes would have to look for it: ours keeps
-/// what `fill` wrote when it is opened again, the other does not.
+/// Starts with neither file in the kernel's cache, where direct writes would have to search it: the
+/// volume's file keeps the pages written by `fill` when it is reopened, the other does not.
 fn timed(path: &Path, job: &Job, direct: bool) -> Result<Took> {
     fadvise(File::open(path)?, 0, None, Advice::DontNeed)?;
     if direct {
@@ -135,7 +135,7 @@ fn timed(path: &Path, job: &Job, direct: bool) -> Result<Took> {
     Ok(watch.stop())
 }
 
-/// One client that the kernel caches for; what it has written is durable at the end.
+/// Runs one client through the kernel's cache; its writes are durable at the end.
 fn cached(path: &Path, job: &Job) -> Result<()> {
     let file = File::options().read(true).write(true).open(path)?;
     let mut buf = vec![1; job.len];

@@ -1,5 +1,5 @@
-//! Clone, modify, delete, repeat (W5), through the files of a mounted pool with plain `cp` and `rm`; beside btrfs and
-//! XFS on loop devices.
+//! Clone, modify, delete, repeat (W5), through the files of a mounted pool with plain `cp` and
+//! `rm`; next to btrfs and XFS on loop devices.
 
 mod figures;
 mod modes;
@@ -22,16 +22,17 @@ use bed::Bed;
 use modes::Mode;
 use rounds::{Plan, run_reading};
 
-/// Bytes of the file where nobody says otherwise.
+/// Default size of the file in bytes.
 const SIZE: u64 = 100 << 20;
 /// Rounds and writes of long runs.
 const LONG: (usize, usize) = (1000, 4000);
-/// From so many rounds on a run is a long one.
+/// Number of rounds from which a run is a long one.
 const FROM: usize = 100;
-/// How the cases of long runs end.
+/// Suffix of the cases of long runs.
 const OF_LONG: &str = "-long";
 
-/// Whether a run of so many rounds has these rows, where it is a long one and they are a mode's.
+/// Returns whether a run with this number of rounds has these rows; `None` unless it is a long run
+/// and they are a mode's.
 pub fn is_in_long_run(case: &str, rounds: Option<usize>) -> Option<bool> {
     let of_mode = case.split_once('/').is_some_and(|(name, _)| Mode::ALL.iter().any(|mode| mode.name() == name));
     let is_long = rounds.is_some_and(|rounds| rounds >= FROM);
@@ -80,7 +81,7 @@ fn case(context: &Context<'_>, mode: Mode) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// All rounds on a mounted pool, as rows.
+/// Measures all rounds on a mounted pool.
 fn measured(context: &Context<'_>, plan: &Plan, name: &str, suffix: &str) -> Result<Vec<Row>> {
     let bed = Bed::new(context, plan.pool_size())?;
     let (rounds, reads) = run_reading(&bed, plan)?;

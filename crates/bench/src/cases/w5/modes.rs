@@ -1,11 +1,11 @@
-//! Where the writes of a round go: the published program does not do what its text says, so both are here.
+//! Places of the writes of a round: the published program does not do what its text says, so both are here.
 
 use rand::Rng;
 use rand::rngs::SmallRng;
 
-/// The distance between places, where there is one.
+/// Distance between places in the incremental and fixed modes.
 const STEP: u64 = 50_000;
-/// No write begins in so many bytes at the end.
+/// No write begins in this many last bytes.
 const END: u64 = 100;
 
 /// As coded: writes to A, A is cloned to B, A is removed. As described: A is cloned to B, writes to B, A is removed.
@@ -24,7 +24,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// All of them.
+    /// All modes.
     pub const ALL: [Mode; 5] = [
         Mode::RandomCoded,
         Mode::RandomDescribed,
@@ -33,7 +33,7 @@ impl Mode {
         Mode::FixedDescribed,
     ];
 
-    /// As in the names of cases.
+    /// Returns the name used in cases.
     pub fn name(self) -> &'static str {
         match self {
             Mode::RandomCoded => "random-coded",
@@ -44,12 +44,12 @@ impl Mode {
         }
     }
 
-    /// Whether the clone comes before the writes.
+    /// Returns whether the clone comes before the writes.
     pub fn clones_first(self) -> bool {
         !matches!(self, Mode::RandomCoded | Mode::IncrementalCoded)
     }
 
-    /// Where the `writes` of one round to a file of originally `size` bytes go, in order.
+    /// Returns the places of the `writes` of one round to a file of originally `size` bytes, in order.
     pub fn offsets(self, rng: &mut SmallRng, size: u64, writes: usize) -> Vec<u64> {
         let span = size - END;
         let start = rng.random_range(0..STEP);

@@ -1,5 +1,5 @@
-//! The yardstick for files: one file passed through, on the same library and the same runtime, and nothing else. It can
-//! read, write, sync and tell its length, which stays as it is.
+//! Baseline for files: one file passed through, on the same library and the same runtime, and
+//! nothing else. It supports read, write, sync and attributes; its length is fixed.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -13,16 +13,16 @@ use forkdisk_uring::{DeviceOptions, JoinHandle, Rt, UringDevice};
 
 const ROOT: u64 = 1;
 const FILE: u64 = 2;
-/// Milliseconds for which the kernel may believe everything.
+/// Milliseconds for which the kernel may cache names and attributes.
 const VALID: u32 = 3_600_000;
-/// The file's name.
+/// Name of the file.
 pub const NAME: &str = "file";
 
 struct Passthrough {
     device: UringDevice,
 }
 
-/// Mounts the file at `path` at `dir`, as [`NAME`] in it.
+/// Mounts the file at `path` at `dir`, where it is called [`NAME`].
 pub async fn mount(rt: &Rt, path: &Path, dir: &Path) -> Result<(SessionHandle, JoinHandle<forkdisk::Result<()>>)> {
     let device = UringDevice::open(rt, path, &DeviceOptions::default())?;
     let options = MountOptions { source: "passthrough".into(), ..MountOptions::default() };

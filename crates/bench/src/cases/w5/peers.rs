@@ -30,7 +30,7 @@ pub const KINDS: [Kind; 2] = [
     Kind { name: "xfs", mkfs: &["mkfs.xfs", "-q", "-f", "-m", "reflink=1"] },
 ];
 
-/// Where a piece of a file lies: its place in the file, on the device, and its length, in blocks of 4 KiB.
+/// A piece of a file: offset in the file, offset on the device, and length, in blocks of 4 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Extent {
     file: u64,
@@ -38,7 +38,7 @@ struct Extent {
     blocks: u64,
 }
 
-/// The extents that `filefrag -v -b4096` prints, one behind the other.
+/// Parses the extents printed by `filefrag -v -b4096`.
 fn extents(printed: &str) -> Vec<Extent> {
     let extent = |line: &str| {
         let mut fields = line.split(':');
@@ -50,7 +50,7 @@ fn extents(printed: &str) -> Vec<Extent> {
     printed.lines().filter_map(extent).collect()
 }
 
-/// Reads of 1 MiB of the first `len` bytes of a file, as its extents cut them.
+/// Returns the reads of 1 MiB of the first `len` bytes of a file, split at its extents.
 fn reads(extents: &[Extent], len: u64) -> Vec<Request> {
     let mut requests: Vec<Request> = Vec::new();
     for extent in extents {
@@ -73,7 +73,7 @@ impl Place for Mounted {
         self.dir()
     }
 
-    /// Twice: what the first frees is told to the device with the second.
+    /// Syncs twice: space freed by the first is reported to the device by the second.
     fn settle(&self) -> Result<()> {
         for _ in 0..2 {
             rustix::fs::syncfs(File::open(self.dir())?)?;
@@ -85,14 +85,14 @@ impl Place for Mounted {
         self.kind() == "xfs"
     }
 
-    /// XFS keeps in its log what btrfs has written to its place by now; freezing it has it do so.
+    /// Freezes the file system: XFS then writes from its log what btrfs has written to its place already.
     fn empty_log(&self) -> Result<()> {
-        // Whatever ends the benchmark does not leave it frozen.
+        // Ignores signals that end the benchmark, so that they do not leave it frozen.
         let script = r#"trap "" INT TERM HUP; fsfreeze -f "$0" && fsfreeze -u "$0""#;
         output_of(Command::new("sh").args(["-c", script]).arg(self.dir())).map(drop)
     }
 
-    /// Nobody tells pages of metadata from others.
+    /// Counts requests and bytes; pages of metadata cannot be distinguished.
     fn counts(&self) -> Result<Counts> {
         let name = self.device().file_name().unwrap_or_default().to_string_lossy();
         let text = fs::read_to_string(format!("/sys/block/{name}/stat"))?;
@@ -103,8 +103,8 @@ impl Place for Mounted {
         Ok(Counts { requests, bytes: (at(2) + at(6)) * 512, map_pages: 0 })
     }
 
-    /// As it would if it asked for nothing but the contents, each piece once: where they lie is told, what is read
-    /// about them is not.
+    /// Returns reads of the contents only, each piece once: the places are known, but not the reads
+    /// of metadata.
     fn read(&self, name: &str, len: u64) -> Result<Recording> {
         let printed = output_of(Command::new("filefrag").args(["-v", "-b4096", "-s"]).arg(self.dir().join(name)))?;
         Ok(Recording { requests: reads(&extents(&printed), len) })
@@ -115,7 +115,7 @@ impl Place for Mounted {
     }
 }
 
-/// All rounds of `plan`, and reading before and behind them.
+/// Measures all rounds of `plan`, and reading before and after them.
 pub fn measure(context: &Context<'_>, kind: Kind, plan: &Plan) -> Result<(Vec<Round>, Vec<Recording>)> {
     let backing = File::options().read(true).write(true).create(true).truncate(true).open(context.disk(kind.name))?;
     backing.set_len(plan.pool_size().max(2 << 30))?;
@@ -123,7 +123,7 @@ pub fn measure(context: &Context<'_>, kind: Kind, plan: &Plan) -> Result<(Vec<Ro
     run_reading(&place, plan)
 }
 
-/// The peer's rows, and by how much ours are ahead in clone and remove: the peer's figure ÷ ours, less 1.
+/// Returns the peer's rows, and forkdisk's lead in clone and remove: the peer's figure ÷ forkdisk's, less 1.
 pub fn beside(name: &str, kind: Kind, theirs: &[Round], ours: &[Row]) -> Vec<Row> {
     let mut rows: Vec<Row> = figures::rows(name, "", kind.name, theirs);
     rows.retain(|row| !row.metric.starts_with("map_pages"));

@@ -1,5 +1,5 @@
-//! Reading a file in order after its rounds, beside a fresh one: what the device would take for it, with and without
-//! gathering.
+//! Reading a file in order after its rounds, next to a new one: the modelled time of the device,
+//! with and without gathering.
 
 use anyhow::Result;
 use forkdisk::GatherPolicy;
@@ -15,7 +15,7 @@ use crate::runner::Context;
 /// The mode that scatters most: every round breaks what it writes.
 const MODE: Mode = Mode::RandomDescribed;
 const ROUNDS: usize = 20;
-/// Reads of 1 MiB at a time.
+/// Reads of 1 MiB in flight.
 pub const DEPTH: usize = 8;
 
 pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
@@ -24,13 +24,13 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Row>> {
     for policy in [GatherPolicy::Off, GatherPolicy::Idle] {
         let (others, rounds) = measured(context, &format!("{case}/gathering-{policy}"), policy, false)?;
         rows.extend(others);
-        // What a clone, a removal and writes cost then.
+        // Cost of clone, removal and writes with this policy.
         rows.extend(figures::rows(&format!("random-described-gathering-{policy}"), "", "forkdisk", &rounds));
     }
     Ok(rows)
 }
 
-/// Never gathered by policy, but when somebody asks for it behind the last round.
+/// Measures without gathering by policy, with one explicit gathering after the last round.
 pub fn run_gathered(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(measured(context, "read-after-gathering", GatherPolicy::Off, true)?.0)
 }
@@ -52,8 +52,7 @@ fn measured(context: &Context<'_>, case: &str, policy: GatherPolicy, ask: bool) 
     Ok((rows(case, "forkdisk", plan.size, recordings), rounds))
 }
 
-/// Reading a file of `size` bytes when it was fresh, and when it had aged: modelled time of the first ÷ that of the
-/// last.
+/// Compares reading a file of `size` bytes when new and when aged: modelled time of the first ÷ that of the last.
 pub fn rows(case: &str, target: &str, size: u64, recordings: Vec<Recording>) -> Vec<Row> {
     let ops = (size >> 20) as usize;
     let mut traces = recordings.into_iter().map(|recording| Trace::of(recording, ops, DEPTH));

@@ -1,4 +1,4 @@
-//! The rounds themselves, in any folder: writes, a clone, a removal, and what each took.
+//! The rounds themselves, in any folder: writes, a clone, a removal, and the cost of each.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -22,10 +22,10 @@ use crate::limits::{LIMIT, Limited as _};
 const SEED: u64 = 5;
 const PAGE: u64 = 4096;
 const PIECE: usize = 1 << 20;
-/// What is written.
+/// Data of each write.
 const MARK: &[u8; 8] = b"DEADBEEF";
 
-/// What is done.
+/// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub mode: Mode,
@@ -34,19 +34,19 @@ pub struct Plan {
     /// Writes per round.
     pub writes: usize,
     pub rounds: usize,
-    /// The kernel forgets the file before the writes of each round.
+    /// Whether the file is dropped from the kernel's cache before the writes of each round.
     pub cold: bool,
 }
 
 impl Plan {
-    /// Room enough for two files that share nothing, as long as they become.
+    /// Returns a size with room for two files that share nothing, at their final length.
     pub fn pool_size(&self) -> u64 {
         let grown = if self.mode == Mode::IncrementalCoded { 4 << 30 } else { 0 };
         4 * self.size + grown + (512 << 20)
     }
 }
 
-/// What reached a device, and what is in use.
+/// Counters of a device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     /// Requests of all kinds.
@@ -66,7 +66,7 @@ impl Counts {
         }
     }
 
-    /// As far as it is more.
+    /// Returns the difference, at least 0.
     fn less(self, other: Counts) -> Counts {
         Counts {
             requests: self.requests.saturating_sub(other.requests),
@@ -84,52 +84,52 @@ impl Counts {
     }
 }
 
-/// Where the rounds take place.
+/// File system on which the rounds run.
 pub trait Place {
-    /// Where files are.
+    /// Returns the folder of the files.
     fn dir(&self) -> &Path;
 
-    /// Has everything that was put off done, deletions included: what was given up can be used again.
+    /// Completes all deferred work, including deletions: freed space is available afterwards.
     fn settle(&self) -> Result<()>;
 
-    /// The same where nothing was given up.
+    /// As [`settle`](Self::settle), if nothing was freed.
     fn write_out(&self) -> Result<()> {
         self.settle()
     }
 
-    /// Waits until what has begun by itself has ended, as far as that is told.
+    /// Waits until background work has ended, as far as that is known.
     fn rest(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Whether what was synced may be in a log only, and has to be written to its place yet.
+    /// Returns whether synced data may be only in a log and must still be written to its place.
     fn has_log(&self) -> bool {
         false
     }
 
-    /// Has that done.
+    /// Writes the contents of the log to their place.
     fn empty_log(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Everything that has reached the device since some beginning.
+    /// Returns the device's counters since a fixed start.
     fn counts(&self) -> Result<Counts>;
 
-    /// What reading the first `len` bytes of the file `name` in order asks of the device, 1 MiB at a time.
+    /// Returns the device's requests for reading the first `len` bytes of the file `name` in order, 1 MiB at a time.
     fn read(&self, name: &str, len: u64) -> Result<Recording>;
 
-    /// Bytes of contents in use in all, and with whatever is kept about them; `None` where nobody tells.
+    /// Returns the bytes of contents in use, and the same with all metadata; `None` if unknown.
     fn used(&self) -> Result<Option<(u64, u64)>>;
 }
 
-/// What a part of a round took, what it put off included.
+/// Cost of a part of a round, including its deferred work.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Step {
     pub counts: Counts,
-    /// Seconds of CPU: of the programs, and of the server where there is one.
+    /// Seconds of CPU: of the programs, and of the server if there is one.
     pub cpu: f64,
-    /// The same and what threads of the kernel did, until they were at rest. Where it is told, and what was put off
-    /// has been done.
+    /// The same plus threads of the kernel, until they were at rest. Set if known and if deferred
+    /// work was completed.
     pub all_cpu: Option<f64>,
     /// Seconds until the program had ended.
     pub wall: f64,
@@ -144,22 +144,22 @@ pub struct Round {
     pub sync: Step,
     pub clone: Step,
     pub remove: Step,
-    /// Distinct pages that were written.
+    /// Distinct pages written.
     pub pages: u64,
-    /// Of these, pages that the file held before: the kernel reads them to complete them.
+    /// Of these, pages that the file had before: the kernel reads them to complete them.
     pub read: u64,
-    /// Distinct pages that the file holds at the end.
+    /// Distinct pages of the file at the end.
     pub held: u64,
-    /// Bytes of contents in use at the end, and with all metadata.
+    /// Bytes of contents in use at the end, and the same with all metadata.
     pub used: Option<(u64, u64)>,
 }
 
-/// Does all of `plan`, on a new file, and removes what is left.
+/// Runs all of `plan` on a new file, and removes what is left.
 pub fn run(place: &impl Place, plan: &Plan) -> Result<Vec<Round>> {
     run_looking(place, plan, |_| Ok(()))
 }
 
-/// As [`run`], and what reading the file in order asks of the device when it is fresh and when all rounds are done.
+/// As [`run`], and records reading the file in order when it is new and after all rounds.
 pub fn run_reading(place: &impl Place, plan: &Plan) -> Result<(Vec<Round>, Vec<Recording>)> {
     let mut recordings = Vec::new();
     let look = |name: &str| {
@@ -170,7 +170,7 @@ pub fn run_reading(place: &impl Place, plan: &Plan) -> Result<(Vec<Round>, Vec<R
     Ok((rounds, recordings))
 }
 
-/// As [`run`]; `look` is told the name of the file when it is fresh, and when all rounds are done.
+/// As [`run`]; calls `look` with the name of the file when it is new, and after all rounds.
 pub fn run_looking(place: &impl Place, plan: &Plan, mut look: impl FnMut(&str) -> Result<()>) -> Result<Vec<Round>> {
     let mut rng = SmallRng::seed_from_u64(SEED);
     let (mut current, mut next) = (place.dir().join("a"), place.dir().join("b"));
@@ -194,7 +194,7 @@ pub fn run_looking(place: &impl Place, plan: &Plan, mut look: impl FnMut(&str) -
             clone(&mut round)?;
         }
         let target = if plan.mode.clones_first() { &next } else { &current };
-        // Behind a clone it is a file that the kernel has not seen yet. The first has been written by it.
+        // After a clone the file is new to the kernel. The first one is in its cache, since it was written.
         if plan.cold || (rounds.is_empty() && !plan.mode.clones_first()) {
             forget(target)?;
         }
@@ -214,20 +214,20 @@ pub fn run_looking(place: &impl Place, plan: &Plan, mut look: impl FnMut(&str) -
     Ok(rounds)
 }
 
-/// What becomes of what a part of a round has put off.
+/// Handling of the deferred work of a part of a round.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rest {
-    /// The next part is charged with it, except for what begins by itself.
+    /// It is charged to the next part, except background work.
     Left,
     /// All is written to its place.
     Written,
-    /// And what was given up can be used again.
+    /// As `Written`, and freed space is available again.
     GivenBack,
 }
 
-/// Does `work`, which returns the CPU time of other processes, and what it has put off.
+/// Measures `work`, which returns the CPU time of other processes, and its deferred work.
 fn step(place: &impl Place, rest: Rest, work: impl FnOnce() -> Result<f64>) -> Result<Step> {
-    // Between two parts nothing goes uncounted.
+    // Nothing between two parts is left out of the counts.
     let before = place.counts()?;
     let kernel = (rest != Rest::Left).then(KernelThreads::at_rest).flatten();
     let (cpu, start) = (process_cpu(), Instant::now());
@@ -251,8 +251,8 @@ fn step(place: &impl Place, rest: Rest, work: impl FnOnce() -> Result<f64>) -> R
     Ok(Step { counts, cpu, all_cpu, wall, settled })
 }
 
-/// What it takes to write to its place what a log holds: what reaches the device, and seconds of the kernel's threads.
-/// To have that done takes something itself, which emptying an empty log shows.
+/// Measures writing the contents of a log to their place: requests to the device, and seconds of
+/// the kernel's threads. Subtracts the cost of emptying an empty log.
 fn in_log(place: &impl Place) -> Result<(Counts, f64)> {
     let empty = || -> Result<(Counts, f64)> {
         let (counts, threads) = (place.counts()?, KernelThreads::at_rest());
@@ -293,7 +293,7 @@ fn forget(path: &Path) -> Result<()> {
     Ok(fadvise(File::open(path)?, 0, None, Advice::DontNeed)?)
 }
 
-/// Runs a program to its end; its CPU time in seconds.
+/// Runs a program to its end; returns its CPU time in seconds.
 fn program(name: &str, paths: &[&Path]) -> Result<f64> {
     let before = children_cpu();
     let ended =

@@ -1,4 +1,4 @@
-//! Clones of files of different lengths: what they cost does not depend on it.
+//! Clones of files of different lengths: their cost does not depend on the length.
 
 use anyhow::Result;
 
@@ -8,7 +8,7 @@ use super::{Bed, label};
 use crate::rows::Row;
 use crate::runner::{Context, Scale};
 
-/// Rounds for each; the first finds what nobody has touched yet.
+/// Rounds for each size; the first accesses untouched metadata.
 const ROUNDS: usize = 4;
 
 pub fn run_all(context: &Context<'_>) -> Result<Vec<Row>> {
