@@ -1,4 +1,5 @@
-//! Volumes as block devices of the kernel, by its loop driver; by its NBD client in user-mode Linux (`kernel_nbd`).
+//! Volumes as block devices of the kernel: by its loop driver here, by its NBD client in user-mode
+//! Linux (`kernel_nbd`).
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -10,15 +11,15 @@ use crate::nbd::Client;
 
 const MIB: usize = 1 << 20;
 
-/// A lab whose devices, mounts and daemon are gone when it is dropped, whatever becomes of the test.
+/// A lab whose devices, mounts and daemon are removed when it is dropped, even if the test fails.
 pub struct Attaching {
     pub lab: Lab,
-    /// Where file systems on devices are mounted.
+    /// Mount point for file systems on devices.
     pub below: PathBuf,
 }
 
 impl Attaching {
-    /// `None` (after saying why) where loop devices are not to be had.
+    /// Returns `None` (after saying why) if loop devices are not available.
     pub fn with_pool(size: &str) -> Option<Attaching> {
         let has = |path: &str| Path::new(path).exists();
         if !rustix::process::geteuid().is_root() || !has("/dev/loop-control") || !has("/dev/fuse") {
@@ -31,7 +32,7 @@ impl Attaching {
         Some(Attaching { lab, below })
     }
 
-    /// Attaches by the loop driver, or by what `FORKDISK_TEST_ATTACH_BY` names; the device.
+    /// Attaches by the loop driver, or by the means in `FORKDISK_TEST_ATTACH_BY`; returns the device.
     #[track_caller]
     pub fn attach(&self, object: &str) -> PathBuf {
         let by = std::env::var("FORKDISK_TEST_ATTACH_BY").unwrap_or("loop".to_string());
@@ -105,7 +106,7 @@ fn file_systems_on_attached_volumes_are_made_used_trimmed_and_whole() {
         shell(&format!("sync -f {}", it.below.display()));
         let full = lab.json(&["list", &format!("{POOL}/{kind}")])[0]["referenced"].as_u64().unwrap();
         fs::remove_file(it.below.join("gone")).unwrap();
-        // A file system may give a removed file's blocks free some time later.
+        // A file system may free a removed file's blocks some time later.
         let mut trims = (0..60).map(|_| {
             shell(&format!("sync -f {0}; fstrim {0}", it.below.display()));
             lab.json(&["list", &format!("{POOL}/{kind}")])[0]["referenced"].as_u64().unwrap()
@@ -127,7 +128,7 @@ fn file_systems_on_attached_volumes_are_made_used_trimmed_and_whole() {
         shell(&format!("{fsck} {shown} > /dev/null"));
         lab.ok(&["detach", shown]);
         assert_eq!(it.attached(), []);
-        // The daemon that was there for the device has ended.
+        // The daemon that was started for the device has ended.
         assert!(lab.run(&["stop", POOL]).refused().contains("no daemon"), "{kind}");
         lab.assert_clean();
         // Taken while it was mounted: as after a crash.
@@ -146,7 +147,7 @@ fn partitions_of_an_attached_volume_are_devices() {
     let Some(it) = Attaching::with_pool("512M") else { return };
     it.lab.ok(&["create", "pool.img/disk", "--size", "128M"]);
     let disk = it.attach("disk");
-    // One Linux partition from 1 MiB on, in a table as old as disks.
+    // One Linux partition from 1 MiB on, in an MBR partition table.
     let mut sector = [0; 512];
     sector[446 + 4] = 0x83;
     sector[446 + 8..446 + 12].copy_from_slice(&2048u32.to_le_bytes());
@@ -160,7 +161,7 @@ fn partitions_of_an_attached_volume_are_devices() {
     let disk = it.attach("disk");
     let partition = PathBuf::from(format!("{}p1", disk.display()));
     if !partition.exists() {
-        // This kernel reads no partition tables itself.
+        // This kernel does not read partition tables itself.
         let Some(mut partx) = client("partx", "util-linux") else { return };
         succeed(partx.arg("--add").arg(&disk));
     }
@@ -245,7 +246,7 @@ fn what_cannot_be_attached_is_refused_with_the_reason() {
     let mut command = setpriv.args(["--reuid", "65534", "--clear-groups", "--"]);
     command = command.arg(program.get_program()).args(program.get_args()).current_dir(lab.path(""));
     let run = Run::from(command.output_within(LIMIT).unwrap());
-    // Where the program itself may not be run by others nothing is shown.
+    // If other users may not run the program itself, nothing is shown.
     if run.stderr.starts_with("forkdisk: ") {
         assert!(run.refused().contains("only root"));
     }
@@ -293,8 +294,8 @@ fn a_machine_without_ublk_says_so() {
     assert!(it.lab.run(&["stop", POOL]).refused().contains("no daemon"));
 }
 
-/// What is synced on an attached ext4 survives its killed daemon; afterwards the device goes and comes back in whatever
-/// order that is asked for.
+/// Synced data on an attached ext4 survives its killed daemon; afterwards the device can be
+/// detached and attached in any order of operations.
 #[test]
 fn a_device_whose_daemon_was_killed_goes_and_comes_back_in_any_order() {
     let Some(attaching) = Attaching::with_pool("256M") else { return };
@@ -317,7 +318,7 @@ fn a_device_whose_daemon_was_killed_goes_and_comes_back_in_any_order() {
         for step in order.split(' ') {
             match step {
                 "serve" => server = Some(Server::start(lab)),
-                // What is dead does not keep the daemon from ending; the device goes with the next attach.
+                // A dead device does not keep the daemon from ending; it is removed by the next attach.
                 "stop" => {
                     lab.ok(&["stop", POOL]);
                     server = None;
@@ -334,7 +335,7 @@ fn a_device_whose_daemon_was_killed_goes_and_comes_back_in_any_order() {
         attaching.mount(Path::new(&now[0].0), "rw");
         assert!(fs::read(&file).unwrap() == noise(order.len() as u64, MIB), "{order}");
         if server.is_none() {
-            // A daemon of our own for the next round.
+            // A separate daemon for the next round.
             attaching.umount();
             lab.ok(&["detach", &format!("{POOL}/a")]);
             server = Some(Server::start(lab));

@@ -1,4 +1,5 @@
-//! Snapshots of attached volumes with mounted file systems: these are frozen meanwhile, and thawed whatever ends.
+//! Snapshots of attached volumes with mounted file systems: these are frozen meanwhile, and thawed
+//! whichever process ends.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -41,13 +42,13 @@ fn a_snapshot_of_a_mounted_volume_holds_what_was_just_closed_and_mounts_read_onl
             return;
         }
         let device = mounted(&it, kind, mkfs);
-        // One freeze for two places where it is mounted; a folder of it is no other file system.
+        // One freeze for two mount points; a bind mount of a folder is not a separate file system.
         let second = lab.path("second");
         fs::create_dir_all(&second).unwrap();
         succeed(Command::new("mount").arg("--bind").arg(&it.below).arg(&second));
         fs::write(it.below.join("closed"), noise(1, 3 * MIB)).unwrap();
         let taken = lab.run(&["snapshot", &format!("{POOL}/{kind}@now")]);
-        // Whatever was frozen is thawed.
+        // All frozen file systems are thawed.
         fs::write(second.join("later"), b"x").unwrap();
         shell(&format!("umount {}", second.display()));
         it.umount();
@@ -92,7 +93,7 @@ fn several_volumes_are_frozen_at_one_instant_and_without_it_none_is() {
         assert!(fs::read(it.below.join("x")).unwrap() == noise(seed, MIB));
         it.umount();
         lab.ok(&["detach", device_text(&device)]);
-        // As after a crash, the journal has to be replayed: impossible on a device that cannot be written.
+        // As after a crash, the journal has to be replayed: impossible on a read-only device.
         let device = it.attach(&format!("{name}@crash"));
         let mut mount = Command::new("mount");
         let refused = mount.args(["-o", "ro"]).arg(&device).arg(&it.below).output().unwrap();
@@ -102,7 +103,7 @@ fn several_volumes_are_frozen_at_one_instant_and_without_it_none_is() {
     lab.assert_clean();
 }
 
-/// What was frozen by hand is thawed by hand; what is mounted read-only has nothing to freeze.
+/// A file system frozen by hand is thawed by hand; one that is mounted read-only has nothing to freeze.
 #[test]
 fn what_is_frozen_by_hand_stays_so_and_what_is_read_only_is_left_alone() {
     let Some(it) = Attaching::with_pool("1G") else { return };
@@ -127,7 +128,7 @@ fn hooks_run_before_and_after_and_a_failed_one_keeps_the_snapshot_from_being_tak
     let lab = &it.lab;
     mounted(&it, "a", "mkfs.ext4 -q -F");
     let said = |name: &str| fs::read_to_string(lab.path(name)).unwrap_or_default();
-    // They write to what is frozen in between, and use the pool.
+    // The hooks write to the file system that is frozen in between, and use the pool.
     let file = it.below.join("hook");
     let before = format!("echo $FORKDISK_SNAPSHOTS in $FORKDISK_SNAPSHOT_POOL > {0}; cp {0} before", file.display());
     let after = format!("echo $FORKDISK_SNAPSHOT_RESULT > {0}; cp {0} after", file.display());
@@ -140,7 +141,7 @@ fn hooks_run_before_and_after_and_a_failed_one_keeps_the_snapshot_from_being_tak
     let refused = lab.run(&["snapshot", "--exec-after", "exit 4", "pool.img/a@3"]).refused();
     assert!(refused.contains("the snapshots were taken") && refused.contains("exit 4"), "{refused}");
     assert_eq!(lab.names(), ["a", "a@1", "a@3"]);
-    // The verb is ended while the first hook runs.
+    // The verb is interrupted while the first hook runs.
     let before = format!("touch {}; sleep 2", lab.path("begun").display());
     let mut verb = lab.command(&["snapshot", "--exec-before", &before, "--exec-after", &after, "pool.img/a@4"]);
     fs::remove_file(lab.path("after")).unwrap();
@@ -172,7 +173,7 @@ impl Writing {
     }
 }
 
-/// A control socket in front of a daemon's own, which holds up what asks for snapshots.
+/// A control socket in front of the daemon's own, which delays requests for snapshots.
 struct Detour {
     socket: PathBuf,
     is_held_up: Arc<AtomicBool>,
@@ -212,7 +213,7 @@ impl Detour {
     }
 }
 
-/// A mounted volume, and a `snapshot` of it that is held up while the file system is frozen.
+/// A mounted volume, and a `snapshot` of it that is delayed while the file system is frozen.
 struct HeldUp {
     server: Server,
     detour: Detour,
@@ -267,7 +268,7 @@ fn a_killed_daemon_leaves_nothing_frozen() {
     server.kill();
     detour.goes_on.store(true, Ordering::SeqCst);
     let failed = wait_at_most(&mut verb, Duration::from_secs(20));
-    // The device is gone with the daemon: whether the write succeeds is not the question.
+    // The device is gone with the daemon: whether the write succeeds does not matter.
     assert!(write.ends_within(Duration::from_secs(20)), "it is thawed");
     assert_eq!(failed.code(), Some(1));
     it.umount();
@@ -275,7 +276,7 @@ fn a_killed_daemon_leaves_nothing_frozen() {
     it.lab.assert_clean();
 }
 
-/// There is no snapshot; the file system is unmounted, and the pool is whole.
+/// Checks that there is no snapshot; unmounts the file system and checks the pool.
 fn nothing_was_taken(it: &Attaching, server: Server) {
     assert_eq!(it.lab.names(), ["a"]);
     it.umount();
@@ -309,8 +310,8 @@ fn a_snapshot_that_takes_too_long_is_none_and_the_file_system_goes_on() {
     nothing_was_taken(&it, server);
 }
 
-/// Messages, the log and the folder of a verb on what it freezes keep it from nothing; a file system with a log of
-/// the daemon is not frozen, and that is said.
+/// A verb can have its output, log and folder on the file systems it freezes; a file system with a
+/// log of the daemon is not frozen, and the verb says so.
 #[test]
 fn a_snapshot_does_not_wait_for_what_it_froze_itself() {
     let Some(it) = Attaching::with_pool("1G") else { return };
@@ -327,7 +328,7 @@ fn a_snapshot_does_not_wait_for_what_it_froze_itself() {
     drop(command);
     assert!(start.elapsed() < Duration::from_secs(20));
     assert!(fs::read_to_string(it.below.join("output")).unwrap().contains("a@1"));
-    // The daemon opens its log anew, and finds it on its own volume.
+    // The daemon reopens its log, and finds it on its own volume.
     let opened = |target: &Path| {
         let target = target.canonicalize().unwrap_or(target.to_path_buf());
         let links = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().flatten();

@@ -1,4 +1,4 @@
-//! Attached volumes over time: lasting names, units for boot, daemons when memory runs out.
+//! Attached volumes over time: persistent names, units for boot, daemons when memory runs out.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::harness::{Lab, POOL, Server, client, missing, noise, succeed};
 
 const LINKS: &str = "/dev/forkdisk";
 
-/// A pool of a name that no other test has, beside the lab's own. Its devices are gone when it is dropped.
+/// A pool with a unique name, next to the lab's own. Its devices are removed when it is dropped.
 struct Named<'a> {
     lab: &'a Lab,
     path: PathBuf,
@@ -70,7 +70,7 @@ fn an_attached_volume_has_a_lasting_name_that_verbs_take() {
         let told = lab.ok(&["device-links", &device_text(&device)[5..]]);
         assert!(told.contains(&format!("forkdisk/{name}/{object}")) && told.contains("forkdisk/by-uuid/"), "{told}");
     }
-    // Another pool with the same file name leaves the name to the one that has it.
+    // Another pool with the same file name leaves the name to the pool that has it.
     let other = Named::new(lab, &format!("2/{name}"));
     lab.ok(&["create", other.at("a"), other.at("b"), "--size", "8M"]);
     let (first, second) = (fs::canonicalize(format!("{LINKS}/{name}/a")).unwrap(), other.attach("a"));
@@ -109,14 +109,14 @@ fn names_that_a_killed_daemon_left_are_put_right() {
             assert!(!is_there());
             continue;
         }
-        // The device goes by another way.
+        // The device is removed without `forkdisk detach`.
         succeed(Command::new("losetup").arg("-d").arg(&device));
         crate::harness::wait_until("the device is gone", || {
             !Path::new("/sys/block").join(device.file_name().unwrap()).join("loop").exists()
         });
         assert!(is_there());
         match correction {
-            // Another verb may be at the links at the same time, and puts them right as well.
+            // Another verb may refresh the links at the same time, and corrects them as well.
             "serve" => {
                 let server = Server::start_on(lab, &pool.file_name());
                 crate::harness::wait_until("the name is gone", || !is_there());
@@ -131,7 +131,7 @@ fn names_that_a_killed_daemon_left_are_put_right() {
     }
 }
 
-/// The units are for systemd, with the program where it is here.
+/// The units are for systemd, with the program's path on this machine.
 #[test]
 fn the_units_are_right_for_systemd_and_the_name_of_a_volume_is_its_instance() {
     let (Some(mut analyze), Some(mut escape)) =
@@ -155,14 +155,14 @@ fn the_units_are_right_for_systemd_and_the_name_of_a_volume_is_its_instance() {
     assert!(output.status.success() && said.trim().is_empty(), "{said}");
 }
 
-/// The figure of a line in a process's status.
+/// Returns the number in a line of a process's status.
 fn status(pid: u32, name: &str) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
     line.trim_start_matches(':').trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// The out-of-memory score, and whether the kernel allocates for it without waiting for devices.
+/// Returns the out-of-memory score, and whether the kernel allocates for the process without waiting for devices.
 fn score_and_flusher(pid: u32) -> (i32, bool) {
     const NO_IO: u64 = 0x0008_0000;
     const LOCAL_THROTTLE: u64 = 0x0010_0000;
@@ -192,7 +192,7 @@ fn a_daemon_of_root_is_spared_keeps_its_memory_and_does_not_wait_for_its_devices
         let (locked, resident) = (status(server.pid(), "VmLck"), status(server.pid(), "VmRSS"));
         println!("{option:?}: {locked} kB locked of {resident} kB resident");
         assert_eq!(locked > 0, is_on && ipc_lock, "{option:?}: {locked} kB");
-        // No more is resident than without: what is locked is what is used.
+        // No more is resident than without: only used memory is locked.
         assert!(resident < 120 << 10, "{option:?}: {resident} kB");
         lab.ok(&["detach", device_text(&device)]);
         server.stop();

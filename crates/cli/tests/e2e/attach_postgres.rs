@@ -1,5 +1,5 @@
-//! PostgreSQL on ext4 on an attached volume: a snapshot while it runs is a whole database, on which a second server
-//! works.
+//! PostgreSQL on ext4 on an attached volume: a snapshot during its operation is a consistent
+//! database, on which a second server works.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,13 +9,13 @@ use std::process::Command;
 use crate::attach::Attaching;
 use crate::harness::{LIMIT, Limited, missing, noise, succeed, wait_until};
 
-/// Who runs the servers: they refuse to be root.
+/// User that runs the servers, which refuse to run as root.
 const NOBODY: &str = "65534";
-/// Clients of the load, and transactions of each.
+/// Number of clients of the load, and transactions of each.
 const CLIENTS: &str = "4";
 const TRANSACTIONS: &str = "300";
 
-/// The newest PostgreSQL that is installed; `None` (after saying why) without any.
+/// Returns the newest installed PostgreSQL; `None` (after saying why) if there is none.
 fn programs() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let found = versions.map(|version| version.path().join("bin")).filter(|bin| bin.join("initdb").exists()).max();
@@ -25,7 +25,7 @@ fn programs() -> Option<PathBuf> {
     found
 }
 
-/// A server on a folder of its own. Ended, without further ado, when dropped.
+/// A server with its own data folder. Killed when dropped.
 struct Postgres {
     bin: PathBuf,
     data: PathBuf,
@@ -61,7 +61,7 @@ impl Postgres {
         succeed(self.client("psql").args(["-X", "-A", "-t", "-c", sql, "postgres"])).trim().to_string()
     }
 
-    /// What every transaction of the load leaves as it was: all balances, and the history, have one sum.
+    /// Invariant of every transaction of the load: all balances, and the history, have the same sum.
     #[track_caller]
     fn transactions_of_whole_database(&self) -> u64 {
         let sums = self.query(
@@ -124,12 +124,12 @@ fn a_second_postgresql_works_on_a_clone_of_a_running_ones_disk() {
     fs::create_dir(&beside.0).unwrap();
     succeed(Command::new("mount").arg(&copy).arg(&beside.0));
     let left = beside.0.join("data");
-    // The server that it belonged to is still there, but not for this one.
+    // The lock file of the first server, which still runs on the original.
     fs::remove_file(left.join("postmaster.pid")).unwrap();
     let second = Postgres::start(&bin, left, lab.path("second"));
     let taken = second.transactions_of_whole_database();
     assert!((before..=1200).contains(&taken), "{taken} transactions, and {before} had been acknowledged");
-    // Both go on, each by itself.
+    // Both continue independently.
     succeed(second.client("pgbench").args(["-n", "-c", CLIENTS, "-t", "50", "postgres"]));
     assert_eq!(second.transactions_of_whole_database(), taken + 200);
     assert_eq!(first.transactions_of_whole_database(), 1200);

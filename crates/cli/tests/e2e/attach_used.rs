@@ -1,4 +1,4 @@
-//! Attached volumes that are changed: refused with the name of the device, or the device follows.
+//! Changes of attached volumes: refused with the name of the device, or followed by the device.
 
 use std::fs;
 
@@ -38,13 +38,13 @@ fn what_cannot_be_done_to_an_attached_volume_names_the_device_and_the_way() {
         if let Some(server) = server {
             server.stop();
         }
-        // The way that was named works.
+        // The advice in the message works.
         lab.ok(&["rollback", "pool.img/a@1"]);
     }
     lab.assert_clean();
 }
 
-/// On a pool that only a mount has open nothing is carried out; the files of a served mount are devices like others.
+/// A pool that only a mount has open runs no verbs; the files of a served mount can be attached like any others.
 #[test]
 fn a_loop_device_on_a_file_of_a_mount_is_named_too() {
     let Some(it) = Attaching::with_pool("256M") else { return };

@@ -1,4 +1,4 @@
-//! Bad input: each a clear message, an exit status that is not 0, and nothing changed.
+//! Bad input: each gives a clear message, an exit status other than 0, and no change.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -18,8 +18,8 @@ fn lab_with_a_volume() -> Lab {
     lab
 }
 
-/// Runs every kind of verb on something that is no sound pool: all are refused, and the file stays
-/// as it is. Gives the first message.
+/// Runs every kind of verb on a file that is not an intact pool: all are refused, and the file
+/// stays unchanged. Returns the first message.
 #[track_caller]
 fn assert_nothing_opens(lab: &Lab, pool: &str) -> String {
     let before = fingerprint(&lab.path(pool));
@@ -71,7 +71,7 @@ fn a_pool_whose_metadata_is_overwritten_is_refused() {
 fn check_of_an_overwritten_pool_says_corrupt() {
     let lab = lab_with_a_volume();
     let file = OpenOptions::new().write(true).open(lab.path(POOL)).unwrap();
-    // Everything behind the first MiB, where the superblock and nothing else of value lies.
+    // Everything after the first MiB, which contains the superblock and nothing else of value.
     for page in MIB as u64 / 4096..64 * MIB as u64 / 4096 {
         file.write_all_at(&noise(page, 64), page * 4096 + 16).unwrap();
     }
@@ -118,7 +118,7 @@ fn a_pool_in_use_says_who_has_it() {
     let start = || lab.command(&["import", "-", "pool.img/b"]).stdin(Stdio::piped()).spawn().unwrap();
     let mut import = start();
     wait_until("the import has the pool", || {
-        // A look at the pool at the wrong moment keeps the import out.
+        // A concurrent read of the pool may keep the import out.
         if import.try_wait().unwrap().is_some() {
             import = start();
         }
@@ -217,7 +217,7 @@ fn a_size_out_of_range_is_refused() {
     assert_eq!(lab.names(), ["a", "a@x"]);
 }
 
-/// Runs the program where no file may be longer than 100 MiB.
+/// Runs the program with a file size limit of 100 MiB.
 fn run_with_short_files(lab: &Lab, args: &[&str]) -> Run {
     let program = lab.command(args);
     let mut shell = Command::new("bash");
@@ -288,7 +288,7 @@ fn an_import_into_a_full_pool_leaves_nothing_behind() {
     lab.assert_clean();
 }
 
-/// The program as a user without rights would run it: as nobody when the tests run as root.
+/// Runs the program as an unprivileged user: as user 65534 if the tests run as root.
 pub fn run_without_rights(lab: &Lab, args: &[&str]) -> Run {
     let program = lab.command(args);
     if !rustix::process::geteuid().is_root() {
@@ -296,8 +296,8 @@ pub fn run_without_rights(lab: &Lab, args: &[&str]) -> Run {
     }
     let copy = lab.path("forkdisk");
     if !copy.exists() {
-        // Not by this process: another thread's child would inherit the file while it is open for
-        // writing, and then nobody can execute it.
+        // Copied by another process: a child of another test thread would inherit the file while it
+        // is open for writing, and then it could not be executed.
         succeed(Command::new("cp").arg(program.get_program()).arg(&copy));
         fs::set_permissions(lab.path("."), Permissions::from_mode(0o755)).unwrap();
     }

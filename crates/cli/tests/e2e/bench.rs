@@ -1,5 +1,5 @@
-//! `bench`: that it runs to its end and says what it measured. What it measures is no test's business,
-//! but for exact counts.
+//! `bench`: runs to its end and reports what it measured. The measurements themselves are not
+//! tested, except exact counts.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -74,7 +74,7 @@ fn without_peers_nothing_of_theirs_is_missing() {
     assert!(rows.iter().filter(read).all(|row| row["median"] == 0.0), "nothing is copied: {rows:?}");
 }
 
-/// One that waits for its own mount could not be killed, and would hold up every `sync`.
+/// A benchmark that waits for its own mount could not be killed, and would block every `sync`.
 #[test]
 fn a_benchmark_that_is_told_to_end_takes_its_mount_with_it() {
     let lab = Lab::empty();
@@ -93,7 +93,7 @@ fn a_benchmark_that_is_told_to_end_takes_its_mount_with_it() {
     assert!(!is_mounted() && its_own().is_none(), "what it made is removed");
 }
 
-/// The rows of a benchmark without peers, `--only` one of its cases.
+/// Returns the rows of a benchmark without peers, with `--only` one of its cases.
 fn rows_of(lab: &Lab, arguments: &[&str]) -> Vec<Value> {
     let run = [&["bench"], arguments, &["--quick", "--no-peers", "--dir", ".", "--json"]].concat();
     let rows: Value = serde_json::from_str(&lab.ok(&run)).unwrap();

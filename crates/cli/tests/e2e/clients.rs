@@ -1,4 +1,4 @@
-//! The tools that people already use, against a served pool.
+//! Common tools of other projects on a served pool.
 
 use std::fs;
 

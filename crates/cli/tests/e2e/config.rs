@@ -1,4 +1,4 @@
-//! The configuration: where it may be said, and which word counts.
+//! The configuration: sources of values and their precedence.
 
 use crate::harness::{LIMIT, Lab, Limited, POOL};
 

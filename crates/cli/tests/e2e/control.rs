@@ -1,4 +1,4 @@
-//! The control socket under peers that keep to the protocol, and under others.
+//! The control socket with peers that follow the protocol, and with others.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
@@ -15,7 +15,7 @@ fn socket(server: &Server) -> PathBuf {
     server.announced()["control"].as_str().unwrap().into()
 }
 
-/// A connection that does not wait for an answer forever.
+/// Connects with a timeout for answers.
 fn connect(socket: &std::path::Path) -> UnixStream {
     let stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -77,7 +77,7 @@ fn a_message_that_is_too_long_ends_its_connection_and_no_other() {
     let lab = Lab::with_pool("64M");
     let server = Server::start(&lab);
     let mut stream = connect(&socket(&server));
-    // Far more than the socket holds: it is taken to the end, so that the answer can be read.
+    // Far more than the socket buffers: the server receives all of it, so that the answer can be read.
     stream.write_all(&vec![b' '; 16 << 20]).unwrap();
     let mut said = String::new();
     stream.read_to_string(&mut said).unwrap();
@@ -142,7 +142,7 @@ fn peers_that_never_read_hold_up_nobody_and_no_end() {
         .map(|_| {
             let stream = connect(&socket(&server));
             stream.set_nonblocking(true).unwrap();
-            // Until nothing more goes in: the server waits for this peer to read.
+            // Fills the socket: the server waits for this peer to read.
             while (&stream).write(list.repeat(100).as_bytes()).is_ok() {}
             stream
         })
@@ -212,7 +212,7 @@ fn a_long_request_tells_how_far_it_has_come() {
     let mut client = forkdisk_control::Client::connect(&socket(&server)).unwrap();
     let (reader, mut writer) = std::io::pipe().unwrap();
     writer.write_all(&noise(1, 8192)).unwrap();
-    // The image ends when its import has said something.
+    // The image ends after the first progress notification of its import.
     let mut writer = Some(writer);
     let mut steps = Vec::new();
     let import = forkdisk_control::params::Import {
@@ -234,7 +234,7 @@ fn a_long_request_tells_how_far_it_has_come() {
     assert!(lab.contents("a") == noise(1, 8192));
 }
 
-/// The requests of docs/control.md, each with the answer it promises.
+/// Returns the requests in docs/control.md, each with the promised answer.
 fn documented() -> Vec<(Value, Value)> {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/control.md");
     let text = std::fs::read_to_string(path).expect("docs/control.md");
@@ -247,7 +247,7 @@ fn documented() -> Vec<(Value, Value)> {
     lines.chunks(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect()
 }
 
-/// The same names at the same places.
+/// Checks that both have the same names at the same places.
 fn assert_alike(documented: &Value, is: &Value, place: &str) {
     match (documented, is) {
         (Value::Object(documented), Value::Object(is)) => {

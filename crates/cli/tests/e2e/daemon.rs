@@ -1,4 +1,4 @@
-//! Beginning and ending a daemon.
+//! Start and end of a daemon.
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::harness::{Lab, PATIENCE, POOL, Server, noise, wait_until};
 use crate::nbd::Client;
 
-/// A daemon that is stopped when its test ends, however it ends.
+/// A daemon that is stopped when its test ends, even if it fails.
 struct Daemon<'a> {
     lab: &'a Lab,
     pid: i32,
@@ -25,7 +25,7 @@ impl<'a> Daemon<'a> {
     }
 
     fn is_running(&self) -> bool {
-        // One that has ended may wait for whoever has become its parent.
+        // An ended process may wait to be reaped by its new parent.
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
         stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
     }
@@ -37,7 +37,7 @@ impl<'a> Daemon<'a> {
 
 impl Drop for Daemon<'_> {
     fn drop(&mut self) {
-        // The file is there as long as the process is, unless it was killed.
+        // The file exists as long as the process, unless that was killed.
         let is_running = fs::read_to_string(self.lab.path("pid")).is_ok_and(|pid| pid.trim() == self.pid.to_string());
         if is_running && self.is_running() {
             self.signal(Signal::KILL);
@@ -139,13 +139,13 @@ fn a_daemon_without_a_log_file_logs_to_the_system() {
         String::from_utf8(line[..n].to_vec()).unwrap()
     };
     let said = hear();
-    // Facility daemon, severity info; paths as people write them.
+    // Facility daemon, severity info; paths in plain form.
     assert!(said.starts_with(&format!("<30>forkdisk[{}]: ", daemon.pid)) && said.contains("serving"), "{said}");
     let pool = lab.path(POOL).canonicalize().unwrap();
     assert!(said.contains(&format!("pool={}", pool.display())) && !said.contains("Some("), "{said}");
     lab.ok(&["stop", POOL]);
     assert!(std::iter::repeat_with(hear).any(|said| said.contains("stopped")));
-    // None is there: it serves all the same.
+    // The socket does not exist: the daemon works all the same.
     let _unheard = Daemon::start(&lab, &["--syslog", "none.sock"]);
     lab.ok(&["stop", POOL]);
 }

@@ -1,5 +1,5 @@
-//! Gathering on real data: scattered by clients, brought together on an idle and on a served pool, nothing lost and
-//! nothing unshared.
+//! Gathering on real data: scattered by clients, gathered on an idle and on a served pool, nothing
+//! lost and nothing unshared.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 const SIZE: u64 = 16 * MIB;
 
-/// Overwrites every `step`th page, in an order that looks random.
+/// Overwrites every `step`th page, in a pseudo-random order.
 fn scatter(client: &mut Client, step: u64, seed: u64) {
     let count = SIZE / PAGE / step;
     for i in 0..count {
@@ -23,7 +23,7 @@ fn of(lab: &Lab, object: &str) -> Value {
     lab.json(&["list", &format!("{POOL}/{object}")])[0].clone()
 }
 
-/// What each holds, and what it holds alone; without the tables, which differ by a few pages.
+/// Returns the referenced and exclusive bytes of each, without the tables, which vary by a few pages.
 fn held(lab: &Lab) -> Vec<(String, u64, u64)> {
     let usage = lab.json(&["du", POOL]);
     let row = |v: &Value| {

@@ -1,4 +1,5 @@
-//! File descriptors: what does not fit is refused, what cannot be served is closed, and verbs always have some.
+//! File descriptors: settings beyond the limit are refused, connections beyond it are closed, and
+//! verbs always have some.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use crate::harness::{LIMIT, Lab, Limited, POOL, Run, succeed, wait_until};
 use crate::nbd::Client;
 
-/// A server whose process may have `soft` files open, and could have `hard`.
+/// Starts a server whose process has the limits `soft` and `hard` of open files.
 fn limited(lab: &Lab, (soft, hard): (u32, u32), options: &[&str]) -> Run {
     let program = lab.command(&[&["serve", POOL, "--daemon", "--socket", "nbd.sock"], options].concat());
     let mut command = Command::new("prlimit");
@@ -19,7 +20,7 @@ fn limited(lab: &Lab, (soft, hard): (u32, u32), options: &[&str]) -> Run {
     command.stdin(Stdio::null()).output_within(LIMIT).expect("prlimit").into()
 }
 
-/// Stops the daemon of a lab, whatever happens to the test.
+/// Stops the daemon of a lab, even if the test fails.
 struct Stopped<'a>(&'a Lab);
 
 impl Drop for Stopped<'_> {
@@ -35,7 +36,7 @@ fn connections_for_which_there_are_no_descriptors_are_refused_at_the_start() {
     for word in ["max_connections = 2000", "1024", "max_connections to 768", "LimitNOFILE"] {
         assert!(message.contains(word), "{word}: {message}");
     }
-    // The soft limit is no reason.
+    // The soft limit is raised.
     limited(&lab, (256, 4096), &["--max-connections", "2000", "--pid-file", "pid"]).ok();
     let _stopped = Stopped(&lab);
     let pid = fs::read_to_string(lab.path("pid")).unwrap();
@@ -66,7 +67,7 @@ fn clients_that_take_all_they_can_leave_descriptors_for_verbs() {
     let told = said.lines().filter(|line| line.contains("max_connections")).count();
     assert!((1..40).contains(&told), "{told} lines name max_connections");
 
-    // Less than that is left: what cannot be served is closed, and verbs go on.
+    // Fewer are left: connections that cannot be served are closed, and verbs continue.
     let pid = fs::read_to_string(lab.path("pid")).unwrap();
     let files = || {
         let names = fs::read_dir(format!("/proc/{}/fd", pid.trim())).unwrap();
@@ -80,7 +81,7 @@ fn clients_that_take_all_they_can_leave_descriptors_for_verbs() {
     let unused = (0..).find(|number| !files.contains(number)).unwrap();
     succeed(Command::new("prlimit").args(["--pid", pid.trim(), &format!("--nofile={unused}:{unused}")]));
     let refused = (0..50).filter(|_| !is_served(&mut connect())).count();
-    // One or two may have found a descriptor that was just let go of.
+    // One or two may get a descriptor that was just closed.
     assert!(refused >= 45, "{refused} of 50 are closed");
     assert_eq!(lab.names(), ["a", "a@x"]);
     lab.ok(&["snapshot", "pool.img/a@y"]);

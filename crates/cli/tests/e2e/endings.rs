@@ -1,5 +1,5 @@
-//! What has ended is over at once: peers of every door read the end of their connection, and descriptors, sockets,
-//! locks and devices are given back while the daemon goes on. Runs in guests with older kernels, too (`kernels`).
+//! Prompt ends: peers of every listener see the end of their connection, and descriptors, sockets, locks and
+//! devices are released while the daemon continues. Also runs in guests with older kernels (`kernels`).
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -19,12 +19,12 @@ use crate::harness::{Lab, POOL, Server, client, missing, succeed};
 use crate::mount_programs::{Below, Loop};
 use crate::nbd::Client;
 
-/// Connections of each kind that come and go.
+/// Number of connections of each kind that are opened and closed.
 const MANY: usize = 50;
-/// How long an end may take to be seen, on an emulated processor, too.
+/// How long an end may take to be seen, including on an emulated processor.
 const SOON: Duration = Duration::from_secs(30);
 
-/// What a daemon holds: descriptors, connected sockets of its unix doors, connections of its TCP ports.
+/// Resources of a daemon: descriptors, connected unix sockets, connections of its TCP ports.
 #[derive(Debug)]
 struct Held {
     descriptors: usize,
@@ -33,10 +33,10 @@ struct Held {
 }
 
 impl Held {
-    /// Of a server in the folder of `lab`.
+    /// Returns those of a server in the folder of `lab`.
     fn by(lab: &Lab, server: &Server) -> Held {
         let descriptors = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count();
-        // The end that a server has of a connection is listed by the path of the listening socket.
+        // The server's end of a connection is listed with the path of the listening socket.
         let (folder, control) = (lab.path(""), server.announced()["control"].as_str().unwrap());
         let table = fs::read_to_string("/proc/net/unix").unwrap();
         let paths = table.lines().filter_map(|line| line.split_whitespace().nth(7));
@@ -69,7 +69,7 @@ fn tcp_ports(server: &Server) -> impl Iterator<Item = u16> {
     })
 }
 
-/// Connections that a port of this machine has not let go of; one that has ended in order is not counted.
+/// Returns the connections that a port of this machine still has; those in TIME_WAIT are not counted.
 fn connections(port: u16) -> usize {
     const LISTENING: &str = "0A";
     const TIME_WAIT: &str = "06";
@@ -121,7 +121,7 @@ fn tcp(port: u16) -> Box<dyn Door> {
 /// Sends `words` and reads up to the end of the connection, which must come.
 #[track_caller]
 fn say(mut door: Box<dyn Door>, words: &[u8], is_all: bool) -> Vec<u8> {
-    // A server that has heard enough may end while this still talks.
+    // The server may close the connection while this still sends.
     let _ = door.write_all(words);
     if is_all {
         door.finish();
@@ -129,14 +129,14 @@ fn say(mut door: Box<dyn Door>, words: &[u8], is_all: bool) -> Vec<u8> {
     let mut answer = Vec::new();
     match door.read_to_end(&mut answer) {
         Ok(_) => {}
-        // What was not read before the end makes it a reset; it is an end.
+        // Unread data at the end makes it a reset, which is an end as well.
         Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
         Err(error) => panic!("no end of the connection: {error}"),
     }
     answer
 }
 
-/// A message of a handshake: an option without data, after the client's flags.
+/// Returns a handshake message: an option without data, after the client's flags.
 fn option(number: u32) -> Vec<u8> {
     [&3u32.to_be_bytes()[..], b"IHAVEOPT", &number.to_be_bytes(), &0u32.to_be_bytes()].concat()
 }
@@ -247,7 +247,7 @@ for i in range(10):
     for _ in 0..10 {
         let answer = say(tcp(port), &[option(STARTTLS), vec![b'x'; 100]].concat(), true);
         assert!(answer.starts_with(b"NBDMAGIC"), "no TLS after all");
-        // An option that needs TLS, and an end without it.
+        // An option that needs TLS, followed by an end without it.
         say(tcp(port), &option(3), true);
     }
     held.wait(&lab, &server);
@@ -315,12 +315,12 @@ fn a_disk_that_is_not_protected_any_more_is_closed_while_its_daemon_goes_on() {
     assert_eq!(fs::read(lab.path("disk.img")).unwrap()[..4096], [2; 4096]);
 }
 
-/// Options of an open that fails at once where the device is locked.
+/// Returns options for an open that fails at once if the device is locked.
 fn now() -> DeviceOptions {
     DeviceOptions { patience: Duration::ZERO, ..DeviceOptions::default() }
 }
 
-/// Whether the lock of the file at `path` is free.
+/// Returns whether the lock of the file at `path` is free.
 fn is_free(path: &Path) -> bool {
     let path = path.to_path_buf();
     block_on(Config::default(), |rt| async move { UringDevice::open(&rt, path, &now()).is_ok() }).unwrap()
@@ -334,7 +334,7 @@ fn a_mount_that_is_taken_away_leaves_nothing_in_its_daemon() {
     }
     let server = Server::start(&lab);
     fs::create_dir(lab.path("mnt")).unwrap();
-    // The first one starts threads that stay.
+    // The first mount starts threads that stay.
     let mut held = None;
     for i in 0..5u8 {
         lab.ok(&["mount", POOL, "mnt"]);
@@ -348,7 +348,7 @@ fn a_mount_that_is_taken_away_leaves_nothing_in_its_daemon() {
     lab.assert_clean();
 }
 
-/// Serves `pool` to one client and stops.
+/// Serves `pool` to one client, then stops.
 fn serve_for_a_while(lab: &Lab, pool: &str) {
     let server = Server::start_on(lab, pool);
     let mut nbd = Client::connect(server.socket(), "a").unwrap();
@@ -365,7 +365,7 @@ fn what_a_pool_lies_on_is_free_when_its_daemon_has_stopped() {
     for name in ["disk", "below"] {
         fs::File::create(lab.path(name)).unwrap().set_len(128 << 20).unwrap();
     }
-    // A loop device whose last descriptor is closed loses its backing file at once.
+    // A loop device in autoclear mode loses its backing file when its last descriptor is closed.
     let Some(disk) = Loop::new(&lab.path("disk")) else { return };
     lab.ok(&["init", &disk.0]);
     lab.ok(&["create", &format!("{}/a", disk.0), "--size", "8M"]);
@@ -375,7 +375,7 @@ fn what_a_pool_lies_on_is_free_when_its_daemon_has_stopped() {
     assert!(backing.exists());
     drop(disk);
     assert!(!backing.exists(), "somebody has it open");
-    // A file: its file system can be unmounted.
+    // For a file: its file system can be unmounted.
     let Some(disk) = Loop::new(&lab.path("below")) else { return };
     succeed(mkfs.args(["-q", "-F", &disk.0]));
     let below = lab.path("mnt");
@@ -392,7 +392,7 @@ fn what_a_pool_lies_on_is_free_when_its_daemon_has_stopped() {
     drop(guard);
 }
 
-/// Runs `test` on a ring on which others wait for what does not happen: a connection, a byte, a pipe.
+/// Runs `test` on a ring with pending operations that never complete: a connection, a byte, a pipe.
 fn on_a_busy_ring<F: Future + 'static>(lab: &Lab, test: impl FnOnce(Rt) -> F) -> F::Output {
     let path = lab.path("never");
     block_on(Config::default(), |rt| async move {
@@ -409,7 +409,7 @@ fn on_a_busy_ring<F: Future + 'static>(lab: &Lab, test: impl FnOnce(Rt) -> F) ->
     .unwrap()
 }
 
-/// Waits until `is_so`, on a ring that goes on.
+/// Waits until `is_so`, while the ring keeps running.
 async fn soon(rt: &Rt, what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
@@ -429,7 +429,7 @@ fn a_device_is_closed_when_it_is_dropped_while_others_wait_on_its_ring() {
             device.write(device.buffer(4096), page(), false).await.0.unwrap();
             device.read(device.buffer(4096), page()).await.0.unwrap();
             drop(device);
-            // The lock goes with the last reference that the kernel has.
+            // The lock is released with the kernel's last reference.
             device = UringDevice::open(&rt, &path, &now()).expect("closed at once");
         }
     });
@@ -463,7 +463,7 @@ fn a_connection_is_given_back_while_others_wait_on_its_ring() {
     });
 }
 
-/// A receive that is awaited goes on after its stream is dropped; one that is not awaited does not delay the end.
+/// An awaited receive continues after its stream is dropped; one that is not awaited does not delay the end.
 #[test]
 fn a_connection_ends_with_the_last_who_waits_for_it() {
     let lab = Lab::empty();

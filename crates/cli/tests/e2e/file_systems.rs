@@ -1,4 +1,4 @@
-//! Real file systems on volumes: made, filled and checked through a client.
+//! Real file systems on volumes: created, filled and checked through a client.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! A file system that is full under a pool, or under what is written beside one.
+//! A full file system under a pool, or under a file that is written next to one.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,7 +12,7 @@ use crate::nbd::Client;
 
 const MIB: usize = 1 << 20;
 
-/// A small file system of memory at `place`. `None` (after saying why) without the right to mount.
+/// A small tmpfs at this path. `None` (after saying why) without permission to mount.
 struct SmallFileSystem<'a>(&'a Path);
 
 impl SmallFileSystem<'_> {
@@ -36,7 +36,8 @@ impl Drop for SmallFileSystem<'_> {
     }
 }
 
-/// A served pool in the small file system, larger than that, and a client of its volume `a`, which has 8 MiB.
+/// Serves a pool in the small file system, larger than that; returns it with a client of its volume
+/// `a`, which has 8 MiB.
 fn serve_a_volume_in_the_small_file_system(lab: &Lab) -> (Server, Client) {
     lab.ok(&["init", "small/pool.img", "--size", "1G"]);
     lab.ok(&["create", "small/pool.img/a", "--size", "512M"]);
@@ -72,12 +73,12 @@ fn a_served_pool_outlasts_a_full_host_file_system() {
     let Some(_mounted) = SmallFileSystem::mount(&place, "64M") else { return };
     let (server, mut client) = serve_a_volume_in_the_small_file_system(&lab);
     fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
-    // In place, trims and flushes go on; what needs new space does not, and breaks nothing.
+    // Writes in place, trims and flushes succeed; requests for new space fail and break nothing.
     client.write(0, &noise(100, MIB), false).unwrap();
     assert_eq!(client.write(20 << 20, &noise(101, MIB), false).unwrap_err().raw_os_error(), Some(28));
     client.trim(4 << 20, 2 << 20).unwrap();
     client.flush().unwrap();
-    // Longer than the server waits before it gives space back, which needs some itself.
+    // Longer than the interval at which the server frees space, which itself needs some.
     std::thread::sleep(Duration::from_secs(7));
     client.write(4096, &noise(102, 4096), true).unwrap();
     assert!(client.read(1 << 20, MIB).unwrap() == noise(1, MIB));
@@ -122,7 +123,7 @@ fn gathering_on_a_full_host_file_system_is_refused_and_waits_for_nothing() {
     lab.ok(&["create", "small/pool.img/a", "--size", "16M", "--chunk", "4K"]);
     let server = Server::start_on(&lab, "small/pool.img");
     let mut client = Client::connect(server.socket(), "a").unwrap();
-    // Every other page first, then those between them.
+    // Every other page first, then the pages between them.
     for start in [0, 1] {
         for page in (start..2048).step_by(2) {
             client.write(page * 4096, &noise(page, 4096), false).unwrap();
@@ -130,13 +131,13 @@ fn gathering_on_a_full_host_file_system_is_refused_and_waits_for_nothing() {
     }
     client.flush().unwrap();
     fs::write(place.join("filler"), vec![1; 64 * MIB]).unwrap_err();
-    // Something is given up, and its place is filled, too: what there is to take back takes a checkpoint.
+    // Frees a page and fills its place in the file system as well: to reclaim it a checkpoint is needed.
     client.trim(0, 4096).unwrap();
     client.flush().unwrap();
     let refused = lab.run(&["defrag", "small/pool.img/a"]).refused();
     assert!(refused.contains("is full"), "{refused}");
     fs::remove_file(place.join("filler")).unwrap();
-    // The checkpoint tries again once a second.
+    // The checkpoint is retried once a second.
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     while !lab.run(&["defrag", "small/pool.img/a"]).status.success() {
         assert!(std::time::Instant::now() < deadline, "there is room again");
@@ -168,13 +169,13 @@ fn gathering_does_with_the_room_that_the_host_has_and_says_when_it_has_none() {
         let filler = fs::OpenOptions::new().write(true).open(place.join("filler")).unwrap();
         filler.set_len(filler.metadata().unwrap().len() - room).unwrap();
     };
-    // Less than one piece.
+    // Less space than one piece needs.
     leave(256 << 10);
     let told = lab.json(&["defrag", "small/pool.img/a"]);
     assert_eq!((&told["moved"], &told["host_full"]), (&0.into(), &true.into()), "{told}");
     let told = lab.ok(&["defrag", "small/pool.img/a"]);
     assert!(told.contains("the file system under the pool has no room to move it"), "{told}");
-    // Less than the volume: what was moved gives its place to what follows.
+    // Less than the volume: the space of moved pages is reused for the next ones.
     leave(6 << 20);
     let told = lab.json(&["defrag", "small/pool.img/a"]);
     assert_eq!((&told["moved"], &told["host_full"]), (&(20 * MIB).into(), &false.into()), "{told}");
@@ -200,7 +201,7 @@ fn a_deletion_on_a_full_host_file_system_is_done_and_says_that_space_is_missing(
     let said = run.stderr;
     assert!(said.contains("it is done, but its space has not come back yet"), "{said}");
     assert!(said.contains("give it room") && !said.contains("try again"), "{said}");
-    // What gives nothing back does not speak of it.
+    // A verb that frees nothing does not mention it.
     lab.ok(&["resize", "small/pool.img/a", "--size", "600M"]);
     let shrunk = lab.run(&["resize", "small/pool.img/a", "--size", "512M", "--allow-shrink", "--force"]);
     let said = shrunk.stderr;
@@ -290,7 +291,7 @@ fn umount_says_that_the_pool_could_not_be_closed_on_a_full_host_file_system() {
     assert_eq!(lab.names(), ["a", "b"]);
     assert!(lab.contents("a") == contents && lab.contents("b") == contents);
     lab.assert_clean();
-    // The next one that closes it has nothing to say.
+    // The next verb that closes the pool has nothing to report.
     let Some(mount) = Mounted::new(&lab) else { return };
     mount.unmount(&lab);
 }
@@ -368,10 +369,10 @@ fn what_a_verb_has_done_on_a_full_host_is_done_and_it_says_so() {
     ] {
         let run = lab.run(args);
         assert!(run.status.success(), "{args:?}: {run:?}");
-        // The pool was not closed in order, and all of them say so.
+        // The pool was not closed cleanly, and all of them report that.
         assert!(run.stderr.contains("WARN") && run.stderr.contains("it is done"), "{args:?}: {run:?}");
     }
-    // A copy of the pool as it is now: what was done is durable without any close.
+    // A copy of the pool in its current state: completed verbs are durable without a close.
     let look = |pool: &str| {
         let all = lab.json(&["list", pool]);
         let mut names: Vec<_> =

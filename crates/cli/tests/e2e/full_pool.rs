@@ -1,4 +1,4 @@
-//! A full pool is never silent, and what it calls free can be written.
+//! A full pool always reports errors, and space reported as free can be written.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use crate::nbd::Client;
 const MIB: usize = 1 << 20;
 const NO_SPACE: Option<i32> = Some(28);
 
-/// Writes whole MiB from `at` on until there is no space; how many were written.
+/// Writes whole MiB from `at` on until there is no space; returns how many were written.
 fn fill(client: &mut Client, at: u64) -> u64 {
     let mut written = 0;
     loop {
@@ -28,7 +28,7 @@ fn fill(client: &mut Client, at: u64) -> u64 {
 fn the_first_wait_for_space_and_the_first_failure_are_logged_once_per_full_pool() {
     let lab = Lab::with_pool("64M");
     lab.ok(&["create", "pool.img/a", "pool.img/b", "pool.img/c", "--size", "1G"]);
-    // No warning before it: the mark is 0.
+    // No warning before, since the low-water mark is 0.
     let server = Server::start_with(&lab, POOL, &["--wait-for-space", "1s", "--low-water", "0"]);
     let log = || fs::read_to_string(lab.path("serve.log")).unwrap();
     let count = |what: &str| log().matches(what).count();
@@ -39,7 +39,7 @@ fn the_first_wait_for_space_and_the_first_failure_are_logged_once_per_full_pool(
     for time in 1..=2 {
         assert_eq!((count(waits), count(fails)), (time - 1, time - 1));
         fill(&mut a, 100 * time as u64);
-        // Others find none, either.
+        // Other clients find no space, either.
         let others: Vec<_> = (0..3)
             .map(|i| {
                 let mut c = Client::connect(server.socket(), "c").unwrap();
@@ -83,7 +83,7 @@ fn what_is_free_can_be_written_and_a_full_pool_has_nothing_free() {
         }
         Ok(())
     };
-    // Half of the pool in small pieces, of which every second is given back.
+    // Half of the pool in small pieces, of which every second is discarded.
     for piece in 0..(free() / 2) >> 18 {
         write(&mut b, piece << 18, 128 << 10).unwrap();
     }
@@ -97,7 +97,7 @@ fn what_is_free_can_be_written_and_a_full_pool_has_nothing_free() {
     let told = free() & !4095;
     assert!(told > MIB as u64, "{told}");
     write(&mut a, 512 << 20, told).unwrap_or_else(|e| panic!("{told} bytes: {e}"));
-    // Little more than that finds space.
+    // Only a little more than that fits.
     let mut more = 0;
     while write(&mut a, (900 << 20) + more, 4096).is_ok() {
         more += 4096;

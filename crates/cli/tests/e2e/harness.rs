@@ -13,20 +13,20 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The pool's name in its folder.
+/// Name of the pool in its folder.
 pub const POOL: &str = "pool.img";
-/// How long a server may take to come up, go down, or a mount to appear.
+/// How long a server may take to start or stop, or a mount to appear.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long a program that is run to its end may take.
+/// How long a program may take that is run to its end.
 pub const LIMIT: Duration = Duration::from_secs(300);
 
-/// A folder of its own for one test.
+/// A separate folder for one test.
 pub struct Lab {
     dir: TempDir,
 }
 
-/// What a run of the program left.
+/// Outcome of a run of the program.
 #[derive(Debug)]
 pub struct Run {
     pub status: ExitStatus,
@@ -42,14 +42,14 @@ impl From<Output> for Run {
 }
 
 impl Run {
-    /// Its standard output, if it succeeded.
+    /// Returns its standard output; fails unless it succeeded.
     #[track_caller]
     pub fn ok(self) -> String {
         assert!(self.status.success(), "failed with {}: {}", self.status, self.stderr);
         self.stdout
     }
 
-    /// Its message, if it failed with status 1 and said nothing on standard output.
+    /// Returns its message; fails unless it ended with status 1 and an empty standard output.
     #[track_caller]
     pub fn refused(self) -> String {
         assert_eq!(self.status.code(), Some(1), "not refused: {self:?}");
@@ -60,12 +60,12 @@ impl Run {
 }
 
 impl Lab {
-    /// An empty folder.
+    /// Creates an empty folder.
     pub fn empty() -> Lab {
         Lab { dir: tempfile::Builder::new().prefix("forkdisk-e2e-").tempdir().expect("a temporary folder") }
     }
 
-    /// A folder with a pool of `size`.
+    /// Creates a folder with a pool of `size`.
     pub fn with_pool(size: &str) -> Lab {
         let lab = Lab::empty();
         lab.ok(&["init", POOL, "--size", size]);
@@ -76,7 +76,7 @@ impl Lab {
         self.dir.path().join(name)
     }
 
-    /// The program with these arguments, not yet started.
+    /// Returns the program with these arguments, not yet started.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forkdisk"));
         command
@@ -97,21 +97,21 @@ impl Lab {
         self.run(args).ok()
     }
 
-    /// Standard output as JSON.
+    /// Returns standard output as JSON.
     #[track_caller]
     pub fn json(&self, args: &[&str]) -> Value {
         let text = self.ok(&[args, &["--json"]].concat());
         serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e} in {text}"))
     }
 
-    /// Names of all volumes and snapshots, in the order of the list.
+    /// Returns the names of all volumes and snapshots, in the order of the list.
     #[track_caller]
     pub fn names(&self) -> Vec<String> {
         let list = self.json(&["list", POOL]);
         list.as_array().unwrap().iter().map(|v| v["name"].as_str().unwrap().to_string()).collect()
     }
 
-    /// One figure of `stats`.
+    /// Returns one figure of `stats`.
     #[track_caller]
     pub fn stat(&self, name: &str) -> u64 {
         self.json(&["stats", POOL])[name].as_u64().unwrap()
@@ -128,14 +128,14 @@ impl Lab {
             .expect("the program starts");
         let mut stdin = child.stdin.take().unwrap();
         let input = input.to_vec();
-        // A program that refuses its arguments does not read to the end.
+        // A program that refuses its arguments does not read all input.
         let feeder = std::thread::spawn(move || drop(stdin.write_all(&input)));
         let output = child.output_within(LIMIT).unwrap();
         feeder.join().unwrap();
         output.into()
     }
 
-    /// The contents of a volume or snapshot, through `export`.
+    /// Returns the contents of a volume or snapshot, through `export`.
     #[track_caller]
     pub fn contents(&self, name: &str) -> Vec<u8> {
         let output = self.command(&["export", &format!("{POOL}/{name}"), "-"]).output_within(LIMIT).unwrap();
@@ -143,7 +143,7 @@ impl Lab {
         output.stdout
     }
 
-    /// Makes a volume that holds `bytes`.
+    /// Creates a volume that holds `bytes`.
     #[track_caller]
     pub fn import(&self, name: &str, bytes: &[u8]) {
         self.run_with_input(&["import", "-", &format!("{POOL}/{name}")], bytes).ok();
@@ -155,7 +155,7 @@ impl Lab {
         path
     }
 
-    /// Says that the pool is whole: no damage, nothing leaked.
+    /// Checks that the pool is intact: no damage, no leaks.
     #[track_caller]
     pub fn assert_clean(&self) {
         let run = self.run(&["check", POOL]);
@@ -163,7 +163,7 @@ impl Lab {
     }
 }
 
-/// `len` bytes that depend on `seed` only and do not compress.
+/// Returns `len` incompressible bytes determined by `seed`.
 pub fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     SmallRng::seed_from_u64(seed).fill_bytes(&mut bytes);
@@ -178,13 +178,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts it and waits until it says that it is ready.
+    /// Starts it and waits until it announces that it is ready.
     #[track_caller]
     pub fn start(lab: &Lab) -> Server {
         Server::start_on(lab, POOL)
     }
 
-    /// As [`start`](Self::start), on a pool of another name.
+    /// As [`start`](Self::start), for a pool with another name.
     #[track_caller]
     pub fn start_on(lab: &Lab, pool: &str) -> Server {
         Server::start_with(lab, pool, &[])
@@ -196,7 +196,7 @@ impl Server {
         let socket = lab.path("nbd.sock");
         let program =
             lab.command(&[&["serve", pool, "--json", "--socket", socket.to_str().unwrap()], options].concat());
-        // Whatever happens to the test, the kernel ends its server.
+        // If the test fails, the kernel ends its server.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(program.get_program()).args(program.get_args());
         command
@@ -220,17 +220,17 @@ impl Server {
         &self.socket
     }
 
-    /// What it printed when it was ready.
+    /// Returns its announcement.
     pub fn announced(&self) -> &Value {
         &self.exports
     }
 
-    /// The NBD URI of an export.
+    /// Returns the NBD URI of an export.
     pub fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", self.socket.display())
     }
 
-    /// Asks it to end, and waits until it has: cleanly.
+    /// Stops it by SIGTERM, and checks that it ends cleanly.
     #[track_caller]
     pub fn stop(mut self) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
@@ -238,7 +238,7 @@ impl Server {
         assert!(status.success(), "the server ended with {status}");
     }
 
-    /// Asks it to end again and again until it has: cleanly.
+    /// Sends SIGTERM repeatedly until it has ended, and checks that it ends cleanly.
     #[track_caller]
     pub fn stop_impatiently(mut self) {
         let mut status = None;
@@ -250,7 +250,7 @@ impl Server {
         assert!(status.is_some_and(|status| status.success()), "the server ended with {status:?}");
     }
 
-    /// Ends it as a crash would.
+    /// Kills it, as a crash would.
     pub fn kill(mut self) {
         self.child.put_down().unwrap();
     }
@@ -258,7 +258,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended already, which is what is wanted.
+        // Fails if it has ended already.
         let _ = self.child.put_down();
     }
 }
@@ -285,8 +285,8 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A client program, from the system's own folders first. `None` (after saying why) when it is
-/// missing, unless the environment requires it.
+/// Returns a client program, preferably from the system's own folders. `None` (after saying why) if
+/// it is missing, unless the environment requires it.
 pub fn client(name: &str, package: &str) -> Option<Command> {
     let found = search_path().find(|dir| dir.join(name).is_file());
     let Some(dir) = found else {
@@ -305,7 +305,7 @@ fn search_path() -> impl Iterator<Item = PathBuf> {
     system.into_iter().chain(std::env::split_paths(&path).collect::<Vec<_>>())
 }
 
-/// A test that cannot do its work here: it fails where clients are required and says why elsewhere.
+/// Reports that a test cannot run here: fails if clients are required, else prints the reason.
 #[track_caller]
 pub fn missing(why: &str) {
     let is_required = std::env::var_os("FORKDISK_TEST_REQUIRE_CLIENTS").is_some_and(|value| value == "1");
@@ -313,7 +313,7 @@ pub fn missing(why: &str) {
     eprintln!("not tested: {why}");
 }
 
-/// Runs a client to its end; its standard output, if it succeeded.
+/// Runs a client to its end; returns its standard output, and fails unless it succeeded.
 #[track_caller]
 pub fn succeed(command: &mut Command) -> String {
     let run = Run::from(command.stdin(Stdio::null()).output_within(LIMIT).expect("a client that starts"));
@@ -363,14 +363,14 @@ impl Drop for Mount {
             return;
         }
         if let Some(mut unmount) = client("fusermount3", "fuse3") {
-            // Lazily: a test that failed may have left the file open.
+            // Lazily, since a failed test may have left the file open.
             let _ = unmount.args(["-u", "-z"]).arg(&self.dir).output_within(LIMIT);
         }
         let _ = self.child.put_down();
     }
 }
 
-/// Reads a whole file in pieces and gives a figure that tells contents apart.
+/// Reads a whole file in pieces and returns a hash of its contents.
 pub fn fingerprint(path: &Path) -> u64 {
     use std::hash::Hasher;
     let mut hasher = std::hash::DefaultHasher::new();

@@ -1,4 +1,4 @@
-//! Images of other formats: read as what they are, or refused by name with a way out.
+//! Images of other formats: imported as what they are, or refused with the format's name and advice.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -13,7 +13,7 @@ fn at(name: &str) -> String {
     format!("{POOL}/{name}")
 }
 
-/// A disk with data at both ends and in between, and holes.
+/// Returns a disk with data at both ends and in between, and holes.
 fn disk() -> Vec<u8> {
     let mut disk = vec![0; 24 * MIB];
     disk[..MIB].copy_from_slice(&noise(1, MIB));
@@ -102,7 +102,7 @@ fn without_qemu_a_disk_is_refused_by_name_with_a_way_out() {
     let lab = Lab::with_pool("64M");
     lab.write_file("i.img", &[b"QFI\xfb\0\0\0\x03" as &[u8], &[0; 4096]].concat());
     let message = {
-        // No program at all.
+        // No converter is installed.
         let mut command = lab.command(&["import", "i.img", &at("a")]);
         let shadow = lab.path("usr");
         fs::create_dir(&shadow).unwrap();
@@ -203,17 +203,17 @@ fn the_size_of_an_import_is_what_was_asked_for() {
     lab.assert_clean();
 }
 
-/// QEMU with the image open; ended when dropped.
+/// QEMU with the image open; killed when dropped.
 struct Qemu(std::process::Child);
 
 impl Drop for Qemu {
     fn drop(&mut self) {
-        // It may have ended already.
+        // Fails if it has ended already.
         let _ = self.0.put_down();
     }
 }
 
-/// Its socket is there before it has opened the image; a client is answered only afterwards.
+/// Waits for QEMU. Its socket exists before it has opened the image; a client gets an answer only afterwards.
 fn wait_until_served(socket: &Path) {
     wait_until("QEMU serves the image", || {
         crate::nbd::Client::connect(socket, "").is_ok_and(|client| client.leave().is_ok())
@@ -283,7 +283,7 @@ fn the_file_of_another_pool_in_use_is_not_imported() {
     assert!(message.contains("in use by forkdisk (pid"), "{message}");
     server.stop();
     lab.ok(&["import", "other.img", &at("a")]);
-    // Nor the pool into itself, idle or served.
+    // A pool cannot be imported into itself, idle or served.
     let message = lab.run(&["import", POOL, &at("b")]).refused();
     assert!(message.contains("is the pool itself"), "{message}");
     let server = Server::start(&lab);
@@ -316,7 +316,7 @@ fn the_reader_of_an_import_that_is_killed_ends_with_it() {
     lab.assert_clean();
 }
 
-/// QEMU reads zeroes where a file has ended: a download that broke off would be a disk with holes.
+/// QEMU reads zeroes past the end of a file: a truncated download would be a disk with holes.
 #[test]
 fn a_disk_that_was_cut_off_is_refused_and_leaves_nothing() {
     let lab = Lab::with_pool("512M");

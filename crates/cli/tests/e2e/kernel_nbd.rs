@@ -1,5 +1,5 @@
-//! In user-mode Linux 6.1: the kernel's own nbd driver as a client, file systems on a served pool; and the tests of
-//! all doors on that kernel.
+//! In user-mode Linux 6.1: the kernel's own nbd driver as a client, file systems on a served pool;
+//! and the tests of all listeners on that kernel.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -9,20 +9,20 @@ use std::time::{Duration, Instant};
 
 use crate::harness::{LIMIT, Lab, LimitedWait, client, missing};
 
-/// How long a whole guest may take.
+/// Time limit of a whole guest.
 const WHOLE: Duration = Duration::from_secs(600);
-/// A guest that is silent for so long has died.
+/// Time of silence after which a guest counts as dead.
 const SILENCE: Duration = Duration::from_secs(300);
 
-/// How a guest ended: what it said, and whether it said all it had to say.
+/// End of a guest: its output, and whether that is complete.
 struct Ended {
     said: String,
     is_whole: bool,
 }
 
-/// Runs a scenario in a guest with a disk of 2 GiB, with `words` (KEY=VALUE) in its environment; what it said. `None`
-/// (after saying why) where there can be no guest. User-mode Linux that dies on the way is begun once more: it is not
-/// what is tested.
+/// Runs a scenario in a guest with a disk of 2 GiB, with `words` (KEY=VALUE) in its environment;
+/// returns its output. `None` (after saying why) if guests cannot run here. If user-mode Linux
+/// dies, which is not tested, it is started once more.
 #[track_caller]
 fn run_in_guest(name: &str, words: &[String]) -> Option<String> {
     let mut ended = one_guest(name, words)?;
@@ -55,7 +55,7 @@ fn one_guest(name: &str, words: &[String]) -> Option<Ended> {
     fs::create_dir_all(work.join("mnt")).unwrap();
     File::create(&disk).unwrap().set_len(2 << 30).unwrap();
     let shown = |path: &std::path::Path| path.display().to_string();
-    // Whatever happens to this test, the guard ends the guest with all its processes.
+    // If the test fails, the guard ends the guest with all its processes.
     let mut command: Command = lab.command(&["bench", "inside", "guard"]);
     command.arg(&work).arg(&guest.kernel);
     command.args(["mem=1G", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "rw", "quiet"]);
@@ -97,8 +97,8 @@ fn one_guest(name: &str, words: &[String]) -> Option<Ended> {
 }
 
 /// ext4 and xfs: mkfs, mount, files, fstrim that frees space in the pool, a snapshot of the mounted
-/// volume, unmount, fsck; a clone of the snapshot has the same files. The scenario says `FAILED`
-/// where something is not so.
+/// volume, unmount, fsck; a clone of the snapshot has the same files. The scenario prints `FAILED`
+/// if a check fails.
 #[test]
 fn the_kernels_nbd_driver_carries_ext4_and_xfs() {
     if !std::path::Path::new("/usr/sbin/mkfs.xfs").exists() && !std::path::Path::new("/sbin/mkfs.xfs").exists() {
@@ -110,16 +110,16 @@ fn the_kernels_nbd_driver_carries_ext4_and_xfs() {
     }
 }
 
-/// `attach --by nbd`: mkfs, mount, fstrim that frees space in the pool, what is in use is refused, a snapshot
-/// is a read-only device, partitions are devices, `detach`.
+/// `attach --by nbd`: mkfs, mount, fstrim that frees space in the pool, `detach` of a device in use
+/// is refused, a snapshot is a read-only device, partitions are devices, `detach`.
 #[test]
 fn volumes_are_attached_by_the_kernels_nbd_driver() {
     let Some(said) = run_in_guest("nbd-attach", &[]) else { return };
     assert!(said.contains("R nbd-attach used="));
 }
 
-/// `snapshot` freezes what is mounted from a device of the nbd driver, from a partition of it and from device-mapper
-/// devices and LVM above both; a snapshot is mounted without a replay of its journal and has what was closed before.
+/// `snapshot` freezes file systems on a device of the nbd driver, on a partition of it and on device-mapper
+/// devices and LVM above both; a snapshot is mounted without a replay of its journal and contains closed files.
 #[test]
 fn snapshots_of_what_the_kernels_nbd_driver_carries_freeze_it() {
     if !["/usr/sbin", "/sbin"].iter().any(|dir| std::path::Path::new(dir).join("mkfs.xfs").exists()) {
@@ -136,7 +136,7 @@ fn snapshots_of_what_the_kernels_nbd_driver_carries_freeze_it() {
     }
 }
 
-/// The tests of snapshots that freeze and of kills in the midst of it, with `attach --by nbd` instead of `--by loop`.
+/// The tests of snapshots that freeze and of kills meanwhile, with `attach --by nbd` instead of `--by loop`.
 #[test]
 fn what_is_frozen_above_the_kernels_nbd_driver_is_thawed_whatever_ends() {
     let lab = Lab::empty();
@@ -147,8 +147,8 @@ fn what_is_frozen_above_the_kernels_nbd_driver_is_thawed_whatever_ends() {
     }
 }
 
-/// A real udevd with the rule of contrib/udev: names of volumes attached by `nbd` and `loop` come and go in its
-/// records, which is what systemd is told.
+/// A real udevd with the rule of contrib/udev: names of volumes attached by `nbd` and `loop` appear
+/// in its records and disappear, which is what systemd sees.
 #[test]
 fn udev_knows_the_lasting_names_of_attached_volumes() {
     if client("udevadm", "udev").is_none() {
@@ -159,7 +159,7 @@ fn udev_knows_the_lasting_names_of_attached_volumes() {
     assert!(said.contains("udev: all of it works"));
 }
 
-/// The tests of this program that `lab/doors` names, on Linux 6.1: every door with the clients of the host.
+/// The tests of this program listed in `lab/doors`, on Linux 6.1: every listener with the clients of the host.
 #[test]
 fn the_doors_work_on_linux_6_1() {
     let doors = concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/doors");
@@ -168,7 +168,7 @@ fn the_doors_work_on_linux_6_1() {
     assert!(passed >= named, "{passed} tests of {named} names");
 }
 
-/// Runs the tests of this program that the file `names` names in a guest; how many have passed.
+/// Runs the tests of this program listed in the file `names` in a guest; returns how many have passed.
 #[track_caller]
 fn tests_in_guest(names: &std::path::Path, words: &[String]) -> Option<usize> {
     let this = std::env::current_exe().unwrap();

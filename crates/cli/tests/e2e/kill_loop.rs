@@ -1,5 +1,5 @@
-//! P1 and P2 with a real process: a server that is killed again and again under clients that know
-//! what every sector may hold.
+//! P1 and P2 with a real process: a server that is killed repeatedly under clients that know
+//! the allowed contents of every sector.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,13 +15,13 @@ use crate::harness::{Lab, Server};
 use crate::nbd::Client;
 
 pub const SECTOR: usize = 512;
-/// Each client writes to a part of the volume of its own, of this many sectors.
+/// Sectors of each client's own part of the volume.
 pub const PART: u64 = 4096;
 pub const CLIENTS: u64 = 3;
 /// Largest write, in sectors.
 const MOST: u64 = 64;
 
-/// What one sector may hold: the version known to be durable, and all that were sent since.
+/// Allowed contents of a sector: the version known to be durable, and all versions sent since.
 #[derive(Clone, Default)]
 struct Sector {
     durable: u64,
@@ -37,7 +37,7 @@ pub struct Part {
     acknowledged: Vec<u64>,
 }
 
-/// The bytes of version `version` of a sector: they tell where and when they belong.
+/// Returns the bytes of version `version` of a sector, which identify both.
 fn stamp(sector: u64, version: u64) -> [u8; SECTOR] {
     let mut bytes = [0; SECTOR];
     if version == 0 {
@@ -94,7 +94,7 @@ impl Part {
         Ok(())
     }
 
-    /// Takes `contents`, which are known to be whole, for what the server has now.
+    /// Adopts `contents`, which are known to be complete, as the server's state.
     pub fn adopt(&mut self, contents: &[u8]) {
         self.acknowledged.clear();
         for sector in self.first..self.first + PART {
@@ -104,7 +104,7 @@ impl Part {
         }
     }
 
-    /// Holds what the server has now against what it may have; that becomes durable.
+    /// Checks the server's state against the allowed contents; it becomes the durable state.
     pub fn verify(&mut self, contents: &[u8]) {
         self.acknowledged.clear();
         for sector in self.first..self.first + PART {
@@ -125,7 +125,7 @@ impl Part {
     }
 }
 
-/// The last version sent is durable: a client waits for each of its requests.
+/// Marks the last version sent as durable: a client waits for each of its requests.
 fn settle(sector: &mut Sector) {
     if let Some(&last) = sector.since.last() {
         *sector = Sector { durable: last, since: Vec::new() };

@@ -1,5 +1,5 @@
-//! As the kill loop, with verbs in between: run to their end, or killed somewhere in the middle, when
-//! they must have happened or not, and nothing else.
+//! Kill loop with verbs in between: run to their end, or killed at some point, after which
+//! they must have happened completely or not at all.
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
@@ -14,17 +14,17 @@ use rand::{Rng, SeedableRng};
 use crate::harness::{Lab, LimitedWait, POOL, Server};
 use crate::kill_loop::{CLIENTS, PART, Part, SECTOR, number_from_env};
 
-/// What the clients write; the volume may be longer.
+/// Bytes that the clients write; the volume may be longer.
 const WRITTEN: usize = CLIENTS as usize * PART as usize * SECTOR;
-/// Volumes and snapshots beside `a`, at most.
+/// Most volumes and snapshots besides `a`.
 const MOST: usize = 6;
 
-/// The pool as it is known to be, and the one step that may have happened or not.
+/// The known state of the pool, and the one step that may have happened or not.
 struct World {
     lab: Lab,
     rng: SmallRng,
     parts: Vec<Part>,
-    /// Everything there is, `a` among it, and what it holds.
+    /// All volumes and snapshots, including `a`, with their contents.
     known: BTreeMap<String, Vec<u8>>,
     next: u64,
 }
@@ -39,7 +39,7 @@ impl World {
         World { lab, rng: SmallRng::seed_from_u64(seed), parts, known, next: 0 }
     }
 
-    /// Clients write until their server is killed; then `a` holds what it may hold.
+    /// Clients write until their server is killed; then checks the contents of `a`.
     fn serve_and_kill(&mut self) {
         let server = Server::start(&self.lab);
         std::thread::scope(|scope| {
@@ -57,7 +57,7 @@ impl World {
         self.known.insert("a".to_string(), contents);
     }
 
-    /// A verb, and the world as it is when it has been done.
+    /// Chooses a verb; returns it with the state after it.
     fn choose(&mut self) -> (Vec<String>, BTreeMap<String, Vec<u8>>) {
         let mut then = self.known.clone();
         self.next += 1;
@@ -118,7 +118,7 @@ impl World {
         self.verify(&words);
     }
 
-    /// Everything that is known is there, holds what it must, and there is nothing else.
+    /// Checks that exactly the known volumes and snapshots exist, with allowed contents.
     fn verify(&mut self, after: &[&str]) {
         self.lab.assert_clean();
         let expected: Vec<&String> = self.known.keys().collect();

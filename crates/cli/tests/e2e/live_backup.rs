@@ -1,4 +1,4 @@
-//! Incremental backups of a volume that is being written while its snapshots are taken and copied.
+//! Incremental backups of a volume that is written while its snapshots are taken and copied.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -13,21 +13,21 @@ use crate::nbd_clients::assert_same;
 
 const MIB: usize = 1 << 20;
 const PAGE: usize = 4096;
-/// Pages at the front of the volume, which one client writes in an order that is remembered.
+/// Pages at the front of the volume, which one client writes in a recorded order.
 const PAGES: usize = 2048;
-/// Writes that must have been answered before a snapshot is taken, and during it or after it.
+/// Writes that must be answered before a snapshot is taken, and during or after it.
 const AHEAD: usize = 300;
 
 /// A client that writes one page after the other, each with its number.
 #[derive(Default)]
 struct Diary {
-    /// Which page each write went to, by its number; the last one may be on its way.
+    /// Page of each write, by its number; the last write may be in flight.
     begun: Mutex<Vec<usize>>,
     answered: Mutex<usize>,
     stop: AtomicBool,
 }
 
-/// Ends the writing when it is dropped, also when the test fails.
+/// Stops the writes when dropped, even if the test fails.
 struct End<'a>(&'a Diary);
 
 impl Drop for End<'_> {
@@ -41,7 +41,7 @@ fn page(number: usize) -> Vec<u8> {
 }
 
 impl Diary {
-    /// Writes until it is told to stop, or the server is gone.
+    /// Writes until it is stopped, or the server is gone.
     fn write(&self, server: &Path) {
         let mut client = Client::connect(server, "vm").unwrap();
         let mut rng = SmallRng::seed_from_u64(self.begun().try_into().unwrap());
@@ -68,7 +68,7 @@ impl Diary {
         wait_until("more has been written", || self.answered() >= enough);
     }
 
-    /// What the pages held after the first `count` writes.
+    /// Returns the contents of the pages after the first `count` writes.
     fn contents(&self, base: &[u8], count: usize) -> Vec<u8> {
         let mut contents = base.to_vec();
         for (number, at) in self.begun.lock().unwrap()[..count].iter().enumerate() {
@@ -77,8 +77,8 @@ impl Diary {
         contents
     }
 
-    /// `found` is what the pages held at one moment, when at least `least` writes had been made and
-    /// no more than `most`.
+    /// Checks that `found` is the state of the pages at one moment, after at least `least` and
+    /// at most `most` writes.
     fn assert_one_moment(&self, base: &[u8], found: &[u8], least: usize, most: usize) {
         let number = |page: &[u8]| match page.strip_prefix(b"written ") {
             Some(rest) => u64::from_be_bytes(rest[..8].try_into().unwrap()) as usize + 1,
@@ -93,7 +93,7 @@ impl Diary {
     }
 }
 
-/// Makes `image`, a copy of the volume at `since`, the same as `export`, as docs/nbd.md shows it.
+/// Updates `image`, a copy of the volume at `since`, to `export`, as docs/nbd.md shows.
 fn backup(server: &Server, export: &str, since: &str, image: &Path) {
     const SCRIPT: &str = include_str!("backup.py");
     let mut nbdsh = client("nbdsh", "python3-libnbd").unwrap();
@@ -101,7 +101,7 @@ fn backup(server: &Server, export: &str, since: &str, image: &Path) {
     succeed(nbdsh.envs(variables).env("IMAGE", image).args(["-c", SCRIPT]));
 }
 
-/// Random writes and trims behind the diary's pages, by fio.
+/// Makes random writes and trims after the diary's pages, by fio.
 fn scribble(lab: &Lab, server: &Server, seed: u64) {
     let mut fio = client("fio", "fio").unwrap();
     let uri = format!("--uri={}", server.uri("vm"));
@@ -141,7 +141,7 @@ fn an_incremental_backup_of_a_live_volume_restores_to_one_moment_also_after_kill
             lab.ok(&["snapshot", &format!("pool.img/{export}")]);
             let most = diary.begun();
             diary.wait_for_more();
-            // What is copied stands still; the volume goes on.
+            // The copied snapshot does not change; the volume does.
             if !is_last {
                 backup(served, &export, since, &image);
                 assert_same(served, &export, &image);
@@ -149,7 +149,7 @@ fn an_incremental_backup_of_a_live_volume_restores_to_one_moment_also_after_kill
             scribbler.join().unwrap();
             (least, most)
         });
-        // The last snapshot is compared by a server that finds the pool as a crash left it.
+        // The last snapshot is compared by a server after a crash of the first one.
         if is_last {
             server.kill();
             server = Server::start(&lab);

@@ -1,5 +1,4 @@
-//! The real program under real clients: one behaviour per test, named for it.
-#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
+//! The real program with real clients: one behaviour per test, named for it.
 
 mod attach;
 mod attach_freeze;

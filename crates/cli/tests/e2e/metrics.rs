@@ -1,4 +1,4 @@
-//! Metrics over HTTP: what they say is what was done.
+//! Metrics over HTTP: their values match the operations.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ fn address(server: &Server) -> String {
     place.trim_start_matches("http://").trim_end_matches("/metrics").to_owned()
 }
 
-/// Connections that do not wait for an answer forever.
+/// Connects with a timeout for answers.
 pub fn unix(path: impl AsRef<std::path::Path>) -> UnixStream {
     let stream = UnixStream::connect(path).expect("connected");
     stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -33,7 +33,7 @@ fn ask(stream: &mut (impl Read + Write), request: &[u8]) -> String {
     answer
 }
 
-/// An answer to HTTP/1.0, which is not cut into chunks.
+/// Sends a request of HTTP/1.0, whose answer is not chunked.
 pub fn scrape(stream: &mut (impl Read + Write)) -> BTreeMap<String, f64> {
     let answer = ask(stream, b"GET /metrics HTTP/1.0\r\n\r\n");
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
@@ -158,7 +158,7 @@ fn hostile_scrapers_are_turned_away_and_bounded() {
         assert!(answer.starts_with(status), "{answer}");
     }
     assert!(!ask(&mut connect(), b"HEAD /metrics HTTP/1.1\r\n\r\n").contains("forkdisk_"));
-    // Silent connections take all places; they are given up in time, and nothing else suffers.
+    // Silent connections take all places; they time out, and nothing else suffers.
     let silent: Vec<TcpStream> = (0..40).map(|_| connect()).collect();
     let mut late = connect();
     let mut end = [0; 1];
@@ -246,7 +246,7 @@ fn a_pool_that_runs_full_is_told_of_once_until_there_is_space_again() {
         (0..40).for_each(|i| nbd.write(i << 20, &vec![7; 1 << 20], false).expect("written"));
         assert_eq!(state("full"), (true, half));
         crate::harness::wait_until("it is told of", || logged("the pool runs full") == round);
-        // As often as it looks: that was all.
+        // Waits for two more checks: they log nothing.
         std::thread::sleep(std::time::Duration::from_millis(2500));
         assert_eq!((logged("the pool runs full"), logged("no longer low")), (round, round - 1));
         nbd.trim(0, 40 << 20).expect("trimmed");

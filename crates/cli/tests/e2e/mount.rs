@@ -10,14 +10,14 @@ use crate::harness::{
     LIMIT, Lab, Limited, LimitedWait, PATIENCE, POOL, client, first_line, missing, succeed, wait_at_most, wait_until,
 };
 
-/// `forkdisk mount` on a lab's pool. Gone when dropped.
+/// `forkdisk mount` on a lab's pool. Removed when dropped.
 pub struct Mounted {
     child: Option<Child>,
     dir: PathBuf,
 }
 
 impl Mounted {
-    /// Mounts the pool; `None` (after saying why) where FUSE is not to be had.
+    /// Mounts the pool; `None` (after saying why) if FUSE is not available.
     #[track_caller]
     pub fn new(lab: &Lab) -> Option<Mounted> {
         Mounted::with(lab, &[])
@@ -34,7 +34,7 @@ impl Mounted {
         let dir = lab.path("mnt");
         fs::create_dir_all(&dir).unwrap();
         let program = lab.command(&[&["mount", POOL, "mnt"], args].concat());
-        // Whatever happens to the test, the kernel ends its server.
+        // If the test fails, the kernel ends its server.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(program.get_program()).args(program.get_args());
         command.current_dir(lab.path("")).env_remove("FORKDISK_POOL").env_remove("FORKDISK_LOG");
@@ -50,19 +50,19 @@ impl Mounted {
         &self.dir
     }
 
-    /// A file of the mount.
+    /// Returns the path of a file in the mount.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
-    /// Unmounts with our own verb: when that has ended, the pool is closed.
+    /// Unmounts with `forkdisk umount`: when that has ended, the pool is closed.
     #[track_caller]
     pub fn unmount(mut self, lab: &Lab) {
         lab.ok(&["umount", "mnt"]);
         self.wait();
     }
 
-    /// Asks the server to end.
+    /// Ends the server by SIGTERM.
     #[track_caller]
     pub fn terminate(mut self) {
         kill_process(Pid::from_child(self.child.as_ref().unwrap()), Signal::TERM).unwrap();
@@ -75,23 +75,23 @@ impl Mounted {
         assert!(status.success(), "the server ended with {status}");
     }
 
-    /// Has the server answer nobody any more, as one that hangs.
+    /// Stops the server's process, so that it answers no requests.
     pub fn pause(&self) {
         kill_process(Pid::from_child(self.child.as_ref().unwrap()), Signal::STOP).unwrap();
     }
 
-    /// Ends the server as a crash would. The mount stays, so that everything on it fails and nobody finds the folder
-    /// below it, until it is dropped.
+    /// Kills the server, as a crash would. The mount stays until this is dropped, so that every
+    /// access fails and does not reach the folder below it.
     pub fn kill(&mut self) {
         let child = self.child.as_mut().unwrap();
         if let Err(error) = child.put_down() {
-            // Whoever waits for the mount would hang the test, too.
+            // Processes that wait for the mount would hang the test, too.
             self.abort();
             panic!("{error}");
         }
     }
 
-    /// Takes the mount of a server that was killed away: nobody holds it for long.
+    /// Removes the mount of a killed server; it is not in use for long.
     #[track_caller]
     pub fn release(mut self) {
         assert!(self.child.take().is_some_and(|mut child| child.try_wait().unwrap().is_some()), "it was not killed");
@@ -101,7 +101,7 @@ impl Mounted {
         });
     }
 
-    /// Has the kernel end the connection, whoever holds it.
+    /// Makes the kernel end the connection, whichever process holds it.
     fn abort(&self) {
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let place = self.dir.to_str().unwrap();
@@ -122,20 +122,20 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         let Some(mut child) = self.child.take() else { return };
-        // A test that failed may have left files open.
+        // A failed test may have left files open.
         let _ = child.put_down();
         self.detach();
     }
 }
 
-/// Runs a shell script in the mount; what it prints.
+/// Runs a shell script in the mount; returns its output.
 #[track_caller]
 pub fn sh(mount: &Mounted, script: &str) -> String {
     let mut shell = Command::new("bash");
     succeed(shell.args(["-euo", "pipefail", "-c", script]).current_dir(mount.dir()))
 }
 
-/// Runs a script of python in the mount; what it prints.
+/// Runs a Python script in the mount; returns its output.
 #[track_caller]
 pub fn python(mount: &Mounted, script: &str) -> Option<String> {
     let mut python = client("python3", "python3")?;

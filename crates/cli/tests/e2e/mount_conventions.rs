@@ -1,4 +1,4 @@
-//! What programs expect of any file system beside reading and writing.
+//! Conventions that programs expect of any file system besides reading and writing.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -21,7 +21,7 @@ fn sh_as(user: u32, dir: &Path, script: &str) {
     succeed(shell.current_dir(dir));
 }
 
-/// A sparse file, copied within the mount and out of it.
+/// Copies a sparse file within the mount and out of it.
 fn copy_sparse(lab: &Lab, dir: &Path) {
     let ours = lab.path("out");
     fs::create_dir_all(&ours).unwrap();
@@ -69,7 +69,7 @@ fn copies_out_of_a_daemons_mount_keep_holes_and_copies_within_are_clones() {
     lab.assert_clean();
 }
 
-/// A program that writes with `libaio` and `O_DIRECT` while others read through the cache.
+/// Runs a program that writes with `libaio` and `O_DIRECT` while others read through the cache.
 fn write_beside_readers(lab: &Lab, dir: &Path) {
     let Some(mut fio) = client("fio", "fio") else { return };
     let file = dir.join("vm");
@@ -134,7 +134,7 @@ fn folders_with_set_group_id_hand_down_their_group() {
     lab.assert_clean();
 }
 
-/// What another user may write loses the bits that run it with its owner's rights.
+/// A file that another user writes to loses its set-user-id and set-group-id bits.
 fn write_as_another(lab: &Lab, dir: &Path) {
     fs::set_permissions(lab.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     for way in [
@@ -232,7 +232,7 @@ fn df_counts_files_that_there_are_and_that_there_could_be() {
     mount.unmount(&lab);
 }
 
-/// A name as it is written in a URI.
+/// Returns a name as it is written in a URI.
 fn encoded(name: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~/".contains(&b);
     name.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
@@ -269,7 +269,7 @@ fn names_that_programs_use_work_at_every_door() {
     lab.assert_clean();
 }
 
-/// Handles that outlived the cache would be those of other files after a while: there are none.
+/// Handles that outlive the kernel's cache would later refer to other files: there are none.
 #[test]
 fn handles_of_files_are_not_given_out() {
     let lab = Lab::with_pool("64M");

@@ -88,7 +88,7 @@ fn cp_makes_a_clone_whatever_the_size() {
     lab.assert_clean();
 }
 
-/// The descriptor alone leads to a removed file: what is copied from it is shared, and shared for both.
+/// A removed file is reachable only by its descriptor: data copied from it is shared by both.
 #[test]
 fn a_file_removed_while_open_does_not_write_over_what_was_copied_from_it() {
     let lab = lab();
@@ -143,7 +143,7 @@ fn ranges_are_shared_and_unaligned_edges_copied() {
     fs::write(mount.path("a"), &source).unwrap();
     fs::write(mount.path("b"), &expected).unwrap();
     let (a, b) = (File::open(mount.path("a")).unwrap(), File::options().write(true).open(mount.path("b")).unwrap());
-    // Whole blocks; pages; the same place within a page; another place; beyond the end.
+    // Whole blocks; pages; the same offset within a page; another offset; beyond the end.
     let ranges =
         [(MIB, 2 * MIB, 3 * MIB), (4096, 8 * MIB, 40960), (100, 4196, 70_000), (7, 5000, 9999), (0, 12 * MIB, 5)];
     for (from, to, len) in ranges {
@@ -177,7 +177,7 @@ fn removing_gives_space_back_also_while_a_file_is_open() {
     let mut bytes = [0; 10];
     open.read_exact_at(&mut bytes, 100).unwrap();
     assert_eq!(&bytes, b"still here");
-    // A new file of the same name is another one.
+    // A new file with the same name is another one.
     fs::write(mount.path("kept"), b"new").unwrap();
     assert_eq!(open.metadata().unwrap().len(), 4 << 20);
     drop(open);
@@ -263,7 +263,7 @@ fn modes_owners_and_times_are_kept() {
     mount.unmount(&lab);
     let Some(mount) = Mounted::new(&lab) else { return };
     assert_eq!(sh(&mount, stat), said);
-    // Writing takes the special bits away.
+    // Writing clears the special bits.
     sh(&mount, "echo y >> a; [ $(stat -c %a a) = 751 ] || [ $(id -u) = 0 ]");
 }
 
@@ -456,7 +456,7 @@ fn statfs_tells_the_truth_and_a_full_pool_is_enospc() {
     file.write_all(&noise(11, 16 * MIB)).unwrap();
     file.sync_all().unwrap();
     let taken = before - free();
-    // Its share of what is kept back for tables was no part of it before.
+    // The space reserved for tables was not part of the free space before.
     let least = (16 << 20) - (16 << 20) / 256;
     assert!((least..18 << 20).contains(&taken), "16 MiB took {taken}");
     let mut outcome = Ok(());
@@ -543,13 +543,13 @@ fn somebody_without_root_mounts_through_fusermount3() {
     let Some(mount) = Mounted::new(&lab) else { return };
     mount.unmount(&lab);
     if !rustix::process::geteuid().is_root() {
-        // Every test of this file has done it.
+        // All tests of this file have run without root then.
         return;
     }
     let dir = tempfile::Builder::new().prefix("forkdisk-nobody-").tempdir_in("/tmp").unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let program = dir.path().join("forkdisk");
-    // By another process: ours may have children at any moment, which would hold it open for writing.
+    // By another process: this process may have children at any time, which would hold the file open for writing.
     succeed(std::process::Command::new("cp").arg(env!("CARGO_BIN_EXE_forkdisk")).arg(&program));
     let script = "cd $1; mkdir m; ./forkdisk init p --size 64M >/dev/null
          if ./forkdisk mount p m -o max_ratio=50 2> said; then exit 1; fi; grep -q max_ratio said; ! mountpoint -q m
@@ -563,8 +563,8 @@ fn somebody_without_root_mounts_through_fusermount3() {
     assert!(said.starts_with("hello\nnobody\na\t") && said.contains("\nb\t"), "{said}");
 }
 
-/// The kernel writes the times of a file back after it was removed; that nobody keeps them is no failure of whoever
-/// syncs next.
+/// The kernel writes back the times of a file after it was removed; that they are not stored must
+/// not fail a later sync.
 #[test]
 fn syncing_after_a_file_that_was_written_is_removed_succeeds() {
     let lab = lab();

@@ -1,4 +1,4 @@
-//! A pool mounted by mount(8) and /etc/fstab, and taken away by umount(8).
+//! A pool mounted by mount(8) and /etc/fstab, and unmounted by umount(8).
 
 use std::fs;
 use std::path::Path;
@@ -32,7 +32,7 @@ fn a_mount_behind_umount_waits_for_the_daemon_that_is_ending() {
     lab.assert_clean();
 }
 
-/// In a namespace of its own in which `/sbin` has the helper that `make install` puts there.
+/// Runs in a private namespace in which `/sbin` has the helper that `make install` puts there.
 #[test]
 fn mount_and_fstab_mount_a_pool() {
     let lab = Lab::with_pool("64M");

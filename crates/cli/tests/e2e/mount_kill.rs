@@ -1,4 +1,4 @@
-//! P1 through a mount: whatever was fsynced when the server is killed is there when it is mounted again.
+//! P1 through a mount: data that was fsynced when the server is killed is there when it is mounted again.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -16,18 +16,18 @@ use crate::harness::{LIMIT, Lab, LimitedWait, Run, client, noise, succeed, wait_
 use crate::kill_loop::number_from_env;
 use crate::mount::Mounted;
 
-/// What is known to be durable of one worker's files: name and contents.
+/// Known durable files of a worker: names and contents.
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// Makes, writes, clones, renames and removes files in a folder of its own; a step is known to be durable once an
-/// fsync after it has succeeded. Returns when the mount is gone.
+/// Creates, writes, clones, renames and removes files in its own folder; a step is known to be
+/// durable once a later fsync has succeeded. Returns when the mount is gone.
 struct Worker {
     folder: String,
     durable: Files,
-    /// What the step under way may leave instead.
+    /// State that the step in progress may leave instead.
     pending: Option<Files>,
     names: u32,
-    /// What was begun last.
+    /// The last step that was started.
     last: String,
 }
 
@@ -52,7 +52,7 @@ impl Worker {
         let choice = if names.len() < 3 { 0 } else { rng.random_range(0..10) };
         let (old, new) = (dir.join(some.as_deref().unwrap_or("none")), dir.join(&fresh));
         self.last = format!("{choice} of {some:?}, {fresh}");
-        // Said before it is done: from here on either may be found.
+        // Recorded before the step: from here on either state may be found.
         match (choice, some) {
             (1..=4, Some(name)) => {
                 let (at, bytes) = (rng.random_range(0..200_000), noise(rng.random(), rng.random_range(1..100_000)));
@@ -95,8 +95,8 @@ impl Worker {
         }
     }
 
-    /// Every file that the last step did not touch has to be as it was; those it did touch are looked at no
-    /// further than that they can be read. Takes what is there for what is durable.
+    /// Checks that every file that the last step did not touch is unchanged, and that the others
+    /// can be read. Takes the found state as durable.
     fn verify(&mut self, dir: &Path) {
         let dir = dir.join(&self.folder);
         let pending = self.pending.take().unwrap_or_else(|| self.durable.clone());
@@ -187,9 +187,8 @@ fn a_database_is_whole_after_every_kill() {
         assert_eq!(lines[lines.len() - 2], "ok", "{text}");
         let count: u64 = lines[lines.len() - 1].parse().unwrap();
         assert!(count >= committed, "{count} rows are left of {committed}");
-        // `full` does not wait for the removal of the journal, which is what commits in the mode `delete`.
-        let insert = "pragma synchronous=extra; insert into t(x) select randomblob(3000) from (select 1 union select \
-            2); select count(*) from t;";
+        // `full` does not wait for the removal of the journal, which is the commit in the mode `delete`.
+        let insert = "pragma synchronous=extra; insert into t(x) select randomblob(3000) from (select 1 union select 2); select count(*) from t;";
         let mut script = client("sqlite3", "sqlite3").unwrap();
         script.arg("-batch").arg(mount.path("db"));
         script
@@ -219,12 +218,13 @@ fn a_database_is_whole_after_every_kill() {
     }
 }
 
-/// Writes to a file and takes snapshots of it until the mount is gone: how many were taken, and what ended it.
+/// Writes to a file and takes snapshots of it until the mount is gone: returns how many were taken,
+/// and the final error.
 fn take_snapshots(dir: &Path, round: u64) -> io::Result<(u64, io::Error)> {
     let file = File::options().write(true).open(dir.join("v"))?;
     let mut n = 0;
     loop {
-        // Something to write back, each time.
+        // Dirty data for each snapshot.
         let done = file.write_all_at(&noise(n, 256 << 10), (n % 16) << 18).and_then(|()| {
             let name = |n: u64| dir.join(format!(".snapshots/v/r{round}-{n}"));
             fs::create_dir(name(n))?;
@@ -250,7 +250,7 @@ fn a_server_that_is_killed_while_it_takes_snapshots_is_gone() {
     for round in 0..kills {
         let Some(mut mount) = Mounted::new(&lab) else { return };
         let dir = mount.dir().to_path_buf();
-        // Not in a scope: a mount that hangs is not to hang the test.
+        // Not in a scoped thread: a mount that hangs must not hang the test.
         let program = std::thread::spawn(move || take_snapshots(&dir, round));
         std::thread::sleep(Duration::from_millis(rng.random_range(30..400)));
         assert!(!program.is_finished(), "it ended before the server: {:?}", program.join().unwrap());
@@ -265,7 +265,7 @@ fn a_server_that_is_killed_while_it_takes_snapshots_is_gone() {
     assert!(taken > 0, "no snapshot was taken");
 }
 
-/// Writes the clone's first 8 bytes of every third page, removes what it was cloned from, and syncs.
+/// Writes the clone's first 8 bytes of every third page, removes the file it was cloned from, and syncs.
 fn scatter_and_remove(mount: &Mounted, from: &str, clone: &str) {
     succeed(client("cp", "coreutils").unwrap().arg(mount.path(from)).arg(mount.path(clone)));
     let file = File::options().write(true).open(mount.path(clone)).unwrap();
@@ -302,11 +302,11 @@ fn what_a_kill_left_scattered_and_what_is_scattered_since_goes_home() {
     lab.assert_clean();
 }
 
-/// What `umount` says when the server is killed while it writes back.
+/// Returns the outcome of `umount` when the server is killed while it writes back.
 fn umount_of_a_server_that_is_killed(lab: &Lab) -> Option<Run> {
     let mut mount = Mounted::new(lab)?;
     fs::write(mount.path("a"), noise(3, 8 << 20)).unwrap();
-    // The folder is known: nobody asks the server for it.
+    // Caches the folder, so that the server is not queried for it.
     fs::metadata(mount.dir()).unwrap();
     mount.pause();
     let umount = lab.command(&["umount", "mnt"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -317,7 +317,7 @@ fn umount_of_a_server_that_is_killed(lab: &Lab) -> Option<Run> {
 
 #[test]
 fn umount_does_not_claim_what_a_server_that_was_killed_has_not_written() {
-    // On a machine that is too busy it finds the server dead, which is none of its business: then again.
+    // On a busy machine `umount` may find the server dead already, which is another case: then again.
     for attempt in 1.. {
         let lab = Lab::with_pool("64M");
         let Some(run) = umount_of_a_server_that_is_killed(&lab) else { return };

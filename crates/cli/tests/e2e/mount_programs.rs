@@ -1,4 +1,4 @@
-//! Programs that people use, on files of a mount.
+//! Common programs on files of a mount.
 
 use std::fs::{self, File};
 use std::process::Command;
@@ -75,7 +75,7 @@ fn qemu_works_on_files_of_a_mount() {
     lab.assert_clean();
 }
 
-/// fsx goes on with the file that the run before left, and so does a clone of it.
+/// fsx continues with the file of the previous run, and also with a clone of it.
 #[test]
 fn clones_between_runs_of_fsx_never_change() {
     let Some(_) = client("fsx", "make tools") else { return };
@@ -108,7 +108,7 @@ fn clones_between_runs_of_fsx_never_change() {
     lab.assert_clean();
 }
 
-/// A loop device on a file, with direct I/O. Given back when dropped.
+/// A loop device on a file, with direct I/O. Detached when dropped.
 pub struct Loop(pub String);
 
 impl Loop {
@@ -129,7 +129,7 @@ impl Drop for Loop {
     }
 }
 
-/// What is mounted here is unmounted when dropped.
+/// A mount point that is unmounted when dropped.
 pub struct Below(pub std::path::PathBuf);
 
 impl Drop for Below {

@@ -1,4 +1,4 @@
-//! One daemon, two ways to a volume: what is written by one is read by the other at once.
+//! One daemon, two paths to a volume: data written by one is read by the other at once.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ use crate::nbd::Client;
 
 const MIB: usize = 1 << 20;
 
-/// A daemon on a pool that is mounted at `mnt`, too. Unmounted when dropped.
+/// A daemon on a pool that is also mounted at `mnt`. Unmounted when dropped.
 pub struct Both {
     server: Option<Server>,
     dir: PathBuf,
@@ -46,12 +46,12 @@ impl Both {
         File::options().read(true).write(true).create(true).truncate(false).open(self.dir.join(name)).unwrap()
     }
 
-    /// A file of the mount.
+    /// Returns the path of a file in the mount.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
-    /// Ends the daemon as a crash would, and takes its mount away.
+    /// Kills the daemon, as a crash would, and unmounts.
     pub fn kill(&mut self) {
         self.server.take().unwrap().kill();
         succeed(client("fusermount3", "fuse3").unwrap().arg("-u").arg(&self.dir));
@@ -139,8 +139,8 @@ fn a_random_mix_of_both_ways_is_one_disk() {
     lab.assert_clean();
 }
 
-/// A client writes rising numbers; whoever reads the file after an answer finds no older one, although readers fill the
-/// kernel's cache all the time.
+/// A client writes rising numbers; a reader of the file finds no number older than the last
+/// answered one, although readers fill the kernel's cache all the time.
 #[test]
 fn readers_of_a_file_never_find_what_was_overwritten_before_they_asked() {
     let lab = Lab::with_pool("256M");
@@ -255,7 +255,7 @@ fn rmdir_on_the_mount_of_a_daemon_removes_snapshots_and_no_folder_above_them() {
              mkdir -p x/y/z; rmdir x/y/z; [ -d x/y ]; rmdir x/y x; [ ! -e x ]; rm v vm/w; rmdir vm",
         );
     }
-    // One way makes them, another removes them.
+    // One path creates them, the other removes them.
     sh(&lab.path("mnt"), "echo one > v; mkdir .snapshots/v/made");
     lab.ok(&["snapshot", "pool.img/v@asked"]);
     lab.ok(&["delete", "pool.img/v@made"]);
@@ -297,7 +297,7 @@ fn what_an_nbd_client_uses_is_not_removed_replaced_or_shortened() {
     nbd.write(0, &noise(3, 4096), true).unwrap();
     assert!(fs::read(both.dir.join("a")).unwrap()[..4096] == noise(3, 4096));
     nbd.leave().unwrap();
-    // The daemon notices a moment later that the client has gone.
+    // The daemon notices the disconnect a moment later.
     crate::harness::wait_until("the file is free", || fs::rename(both.dir.join("b"), both.dir.join("a")).is_ok());
     fs::remove_file(both.dir.join("a")).unwrap();
     both.stop();

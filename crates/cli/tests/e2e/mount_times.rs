@@ -1,4 +1,4 @@
-//! Whatever changes a volume changes the times of its file.
+//! Every change of a volume changes the times of its file.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::mount_served::{Both, sh};
 
 const MIB: usize = 1 << 20;
 
-/// Times of the last change, of the contents and of anything, in nanoseconds.
+/// Returns the times of the last change of the contents and of the attributes, in nanoseconds.
 fn times(file: &Path) -> (i128, i128) {
     let found = file.metadata().unwrap();
     let nanos = |seconds: i64, nanos: i64| i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
@@ -43,7 +43,7 @@ fn every_way_to_change_a_volume_changes_the_times_of_its_file() {
     let Some(both) = Both::start(&lab) else { return };
     let (file, dir) = (both.path("v"), both.path(""));
     let mut nbd = both.nbd("v");
-    // The first write of a page is recorded with its place, those behind it change nothing but data.
+    // The first write of a page is recorded in the map; later ones change only data.
     for round in 0..2 {
         later("an NBD write", &file, || {
             nbd.write(4096, &noise(2 + round, 4096), false).unwrap();
@@ -75,7 +75,7 @@ m.flush()";
     later("a copy over it", &file, || sh(&dir, "cat .snapshots/v/then > v"));
     crate::harness::wait_until("the client has gone", || lab.run(&["rollback", "pool.img/v@then"]).status.success());
     later("a rollback", &file, || drop(lab.ok(&["rollback", "pool.img/v@then"])));
-    // What is set counts, whatever was written before it.
+    // A time that is set takes precedence over earlier writes.
     sh(&dir, "dd if=/dev/zero of=v bs=100 count=1 conv=notrunc status=none; touch -d 2001-02-03T04:05:06Z v; sync v");
     assert_eq!(times(&file).0, 981_173_106_000_000_000);
     let mut nbd = both.nbd("v");
@@ -95,7 +95,7 @@ m.flush()";
     lab.assert_clean();
 }
 
-/// A time is recorded by a commit that writes anyway, and otherwise once the commit interval is over.
+/// A time is recorded by a commit that happens anyway, and otherwise after the commit interval.
 #[test]
 fn the_time_of_a_write_survives_a_kill_after_the_commit_interval() {
     let lab = Lab::with_pool("256M");
@@ -104,7 +104,7 @@ fn the_time_of_a_write_survives_a_kill_after_the_commit_interval() {
     let file = both.path("v");
     let imported = times(&file);
     let mut nbd = both.nbd("v");
-    // In place: nothing is recorded for it.
+    // In place: no record is written for it.
     nbd.write(0, &noise(2, 4096), true).unwrap();
     let written = times(&file);
     assert!(written > imported);
@@ -123,7 +123,7 @@ fn rsync_copies_what_an_nbd_client_wrote() {
     let (Some(both), Some(_)) = (Both::start(&lab), client("rsync", "rsync")) else { return };
     let rsync = || drop(succeed(Command::new("rsync").arg("-a").arg(both.path("v")).arg(lab.path("out/"))));
     rsync();
-    // It compares whole seconds.
+    // rsync compares whole seconds.
     std::thread::sleep(Duration::from_millis(1100));
     let mut nbd = both.nbd("v");
     nbd.write(8192, &noise(2, 4096), false).unwrap();

@@ -1,4 +1,4 @@
-//! A small NBD client: one request at a time, and a crash of the server is just an error.
+//! A small NBD client: one request at a time; a crash of the server is a plain error.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -20,7 +20,7 @@ pub const FLUSH: u16 = 3;
 pub const TRIM: u16 = 4;
 pub const WRITE_ZEROES: u16 = 6;
 
-/// What the server says a client may do with an export.
+/// Transmission flags of an export.
 pub const HAS_FLUSH: u16 = 1 << 2;
 
 /// A connection to one export.
@@ -31,7 +31,7 @@ pub struct Client {
     pub flags: u16,
     /// Length of the export in bytes.
     pub size: u64,
-    /// Whether it takes its leave.
+    /// Whether it sends DISC at its end.
     polite: bool,
 }
 
@@ -60,7 +60,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Reads one reply; true when it was the last.
+    /// Reads one reply; returns true if it was the last.
     fn option_reply(&mut self) -> io::Result<bool> {
         let mut head = [0; 20];
         self.stream.read_exact(&mut head)?;
@@ -97,19 +97,19 @@ impl Client {
         self.request(TRIM, 0, offset, len, &[])
     }
 
-    /// Sends a write and does not wait for its reply. Ends in the middle of it when `data` is
+    /// Sends a write and does not wait for its reply. Stops in the middle of the data if `data` is
     /// shorter than `len`.
     pub fn start_write(&mut self, offset: u64, len: u32, data: &[u8]) -> io::Result<()> {
         self.send(WRITE, 0, offset, len, data)
     }
 
-    /// Sends a request and does not wait for its reply; its cookie.
+    /// Sends a request and does not wait for its reply; returns its cookie.
     pub fn start(&mut self, kind: u16, flags: u16, offset: u64, len: u32, data: &[u8]) -> io::Result<u64> {
         self.send(kind, flags, offset, len, data)?;
         Ok(self.cookie)
     }
 
-    /// Takes the next reply, with as much data as `len` says for its cookie.
+    /// Receives the next reply, with as much data as `len` returns for its cookie.
     pub fn finish(&mut self, len: impl Fn(u64) -> usize) -> io::Result<(u64, Vec<u8>)> {
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply)?;
@@ -126,17 +126,17 @@ impl Client {
         Ok((cookie, data))
     }
 
-    /// Asks for data and does not take it.
+    /// Requests data and does not receive it.
     pub fn start_read(&mut self, offset: u64, len: u32) -> io::Result<()> {
         self.send(READ, 0, offset, len, &[])
     }
 
-    /// Takes its leave and waits, as long as a reply may take, until the server has ended the connection.
+    /// Sends DISC and waits, as long as a reply may take, until the server has closed the connection.
     pub fn leave(mut self) -> io::Result<()> {
         self.polite = false;
         self.send(DISCONNECT, 0, 0, 0, &[])?;
         let mut rest = Vec::new();
-        // Unlike a single read it goes on behind a signal.
+        // Unlike a single read, it continues after a signal.
         self.stream.read_to_end(&mut rest)?;
         match rest.len() {
             0 => Ok(()),
@@ -144,7 +144,7 @@ impl Client {
         }
     }
 
-    /// Closes the connection without a word, whatever is still on its way.
+    /// Closes the connection without DISC, whatever is still in flight.
     pub fn vanish(mut self) {
         self.polite = false;
     }

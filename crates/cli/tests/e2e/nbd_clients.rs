@@ -1,5 +1,5 @@
-//! What NBD offers beyond reading and writing, with clients that nobody here wrote: metadata
-//! contexts, backups of what changed, proxies that misbehave, daemons in between.
+//! Features of NBD beyond reading and writing, with independent clients: metadata
+//! contexts, backups of changes, misbehaving proxies, daemons in between.
 
 use std::fs;
 use std::path::Path;
@@ -13,8 +13,8 @@ use crate::harness::{
 
 const MIB: usize = 1 << 20;
 
-/// A pool with the volume `vm` of 64 MiB: data in 0..8 MiB and 32..33 MiB, then the snapshot `one`,
-/// then 64 KiB more at 1 MiB, a hole at 4..5 MiB and 4 KiB of data at 40 MiB.
+/// Creates a pool with the volume `vm` of 64 MiB: data in 0..8 MiB and 32..33 MiB, then the
+/// snapshot `one`, then 64 KiB more at 1 MiB, a hole at 4..5 MiB and 4 KiB of data at 40 MiB.
 fn lab() -> Lab {
     let lab = Lab::with_pool("512M");
     let image = [noise(1, 8 * MIB), vec![0; 24 * MIB], noise(2, MIB), vec![0; 31 * MIB]].concat();
@@ -28,7 +28,7 @@ fn lab() -> Lab {
     lab
 }
 
-/// Offset, length and type of the extents of a context, as nbdinfo tells them.
+/// Returns offset, length and type of the extents of a context, from nbdinfo.
 fn map(server: &Server, export: &str, context: &str) -> Option<Vec<(u64, u64, u64)>> {
     let mut nbdinfo = client("nbdinfo", "libnbd-bin")?;
     let text = succeed(nbdinfo.args(["--json", &format!("--map={context}"), &server.uri(export)]));
@@ -38,13 +38,13 @@ fn map(server: &Server, export: &str, context: &str) -> Option<Vec<(u64, u64, u6
     Some(extents.map(|e| (number(e, "offset"), number(e, "length"), number(e, "type"))).collect())
 }
 
-/// The ranges that a dirty bitmap marks, in KiB.
+/// Returns the ranges that a dirty bitmap marks, in KiB.
 fn dirty(server: &Server, export: &str, since: &str) -> Option<Vec<(u64, u64)>> {
     let extents = map(server, export, &format!("qemu:dirty-bitmap:{since}"))?;
     Some(extents.into_iter().filter(|e| e.2 == 1).map(|e| (e.0 >> 10, e.1 >> 10)).collect())
 }
 
-/// What has changed in [`lab`] since `one`, in KiB.
+/// Changes in [`lab`] since `one`, in KiB.
 const CHANGED: [(u64, u64); 3] = [(1024, 64), (4096, 1024), (40 << 10, 4)];
 
 #[test]
@@ -94,7 +94,7 @@ fn qemu_img_reads_the_map_and_the_dirty_bitmap() {
     );
     let mut qemu_img = client("qemu-img", "qemu-utils").unwrap();
     let text = succeed(qemu_img.args(["map", "--output=json", "--image-opts", &image]));
-    // QEMU takes the bitmap for an allocation map: dirty is a hole to it.
+    // QEMU takes the bitmap for an allocation map: it shows dirty ranges as holes.
     let changed = of(text, &|e| !e["data"].as_bool().unwrap());
     assert_eq!(changed, CHANGED);
 }
@@ -115,7 +115,7 @@ fn what_a_clone_was_cloned_from_is_followed_over_renames_and_deletions() {
     let server = Server::start(&lab);
     lab.ok(&["rename", "pool.img/web", "pool.img/golden"]);
     assert_eq!(origin("c1"), ("golden@monday".into(), monday.clone()));
-    // Another of the old name is another.
+    // A new volume with the old name is another one.
     lab.ok(&["create", "pool.img/web", "--size", "1M"]);
     lab.ok(&["snapshot", "pool.img/web@monday"]);
     assert_eq!(origin("c1"), ("golden@monday".into(), monday.clone()));
@@ -135,14 +135,14 @@ fn what_a_clone_was_cloned_from_is_followed_over_renames_and_deletions() {
         assert!(dirty_is_refused(server, "c2", "web@monday"));
     };
     look(&server);
-    // From the journal, and from the directory.
+    // After replaying the journal, and from the directory.
     server.kill();
     let server = Server::start(&lab);
     look(&server);
     server.stop();
     let server = Server::start(&lab);
     look(&server);
-    // Its snapshot goes, too: others of that volume can be compared still.
+    // Its snapshot is deleted as well: others of that volume can still be compared.
     lab.ok(&["snapshot", "pool.img/golden@tuesday"]);
     lab.ok(&["delete", "pool.img/golden@monday"]);
     assert!(dirty(&server, "c2", "golden@tuesday").is_none_or(|dirty| !dirty.is_empty()));
@@ -150,7 +150,7 @@ fn what_a_clone_was_cloned_from_is_followed_over_renames_and_deletions() {
     lab.assert_clean();
 }
 
-/// Whether an export has no context of that name.
+/// Returns whether an export has no context of that name.
 fn dirty_is_refused(server: &Server, export: &str, since: &str) -> bool {
     let mut nbdinfo = client("nbdinfo", "libnbd-bin").unwrap();
     let context = format!("--map=qemu:dirty-bitmap:{since}");
@@ -172,7 +172,7 @@ fn the_dirty_bitmap_is_the_same_after_kill_9() {
     lab.assert_clean();
 }
 
-/// An export holds what a file holds.
+/// Checks that an export has the contents of a file.
 pub fn assert_same(server: &Server, export: &str, image: &Path) {
     let mut qemu_img = client("qemu-img", "qemu-utils").unwrap();
     let uri = server.uri(export);
@@ -238,7 +238,7 @@ fn nbdfuse_shows_holes_and_keeps_what_was_synced_over_kill_9() {
     assert!(contents[2 * MIB + 4096..3 * MIB].iter().all(|&b| b == 0), "punched before that");
 }
 
-/// A server between a client and ours, ended when dropped.
+/// A server between a client and forkdisk, ended when dropped.
 struct Between {
     child: Child,
     uri: String,
@@ -252,7 +252,7 @@ impl Between {
         between
     }
 
-    /// nbdkit's nbd plugin on the volume `vm`, with filters and their parameters.
+    /// Starts nbdkit's nbd plugin on the volume `vm`, with filters and their parameters.
     fn nbdkit(lab: &Lab, server: &Server, filters: &[&str], parameters: &[&str]) -> Option<Between> {
         let mut nbdkit = client("nbdkit", "nbdkit")?;
         let socket = lab.path("between.sock");
@@ -265,7 +265,7 @@ impl Between {
 
 impl Drop for Between {
     fn drop(&mut self) {
-        // It has ended already if the test made it.
+        // Fails if the test has ended it already.
         let _ = self.child.put_down();
     }
 }

@@ -1,4 +1,4 @@
-//! NBD clients that announce much and send little, beside one that behaves.
+//! NBD clients that announce much and send little, next to a well-behaved one.
 
 use std::fs;
 
@@ -6,23 +6,23 @@ use crate::harness::{Lab, POOL, Server, noise, wait_until};
 use crate::nbd::Client;
 
 const MIB: usize = 1 << 20;
-/// The longest write there is.
+/// Longest write of the protocol.
 const LONGEST: u32 = 32 << 20;
 const CLIENTS: usize = 64;
 
-/// Bytes of memory that the daemon has in use.
+/// Returns the daemon's resident memory in bytes.
 fn resident(server: &Server) -> usize {
     let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
 }
 
-/// Bytes that requests in flight may fill of the memory that connections share.
+/// Returns the bytes that requests in flight hold of the memory shared by all connections.
 fn granted(lab: &Lab) -> u64 {
     lab.json(&["stats", POOL])["live"]["server"]["shared_memory_used"].as_u64().unwrap()
 }
 
-/// A neighbour that reads back what it writes and flushes.
+/// Checks that a neighbour can write, flush and read back.
 #[track_caller]
 fn works(client: &mut Client) {
     for i in 0..50 {
@@ -46,7 +46,7 @@ fn crowd(server: &Server, data: &[u8]) -> Vec<Client> {
 fn announced_writes_take_no_memory_before_their_data_comes() {
     let lab = Lab::with_pool("64M");
     lab.ok(&["create", "pool.img/v", "pool.img/neighbour", "--size", "40M"]);
-    // Room for all that is announced.
+    // Room for all announced data.
     let server = Server::start_with(&lab, POOL, &["--shared-memory", "2G"]);
     let mut neighbour = Client::connect(server.socket(), "neighbour").unwrap();
     works(&mut neighbour);
@@ -57,7 +57,7 @@ fn announced_writes_take_no_memory_before_their_data_comes() {
     assert!(taken < 64 * MIB, "{CLIENTS} announced writes took {} MiB", taken / MIB);
     works(&mut neighbour);
     clients.into_iter().for_each(Client::vanish);
-    // Again and again, as fast as it goes.
+    // Repeatedly, as fast as possible.
     for _ in 0..200 {
         let mut client = Client::connect(server.socket(), "v").unwrap();
         client.start_write(0, LONGEST, &[]).unwrap();
@@ -75,7 +75,7 @@ fn writes_of_which_half_has_come_hold_up_nobody_else_and_write_nothing() {
     lab.ok(&["create", "pool.img/v", "pool.img/neighbour", "--size", "40M"]);
     let server = Server::start(&lab);
     let mut neighbour = Client::connect(server.socket(), "neighbour").unwrap();
-    // As much as a socket takes, whether the server reads it or not: most of the clients wait for memory.
+    // As much as a socket buffers, whether the server reads it or not: most of the clients wait for memory.
     let clients = crowd(&server, &noise(1, 64 << 10));
     wait_until("the shared memory is taken", || granted(&lab) == 256 << 20);
     works(&mut neighbour);

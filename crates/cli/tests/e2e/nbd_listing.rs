@@ -1,4 +1,4 @@
-//! Long lists of exports: every client gets through them, and others go on meanwhile.
+//! Long lists of exports: every client gets them completely, and other clients continue meanwhile.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,11 +9,11 @@ use crate::harness::{Lab, LimitedWait, POOL, Server, client, noise, succeed};
 use crate::nbd::Client;
 
 const VOLUMES: usize = 2_000;
-/// Of each volume.
+/// Snapshots of each volume.
 const SNAPSHOTS: usize = 9;
 const EXPORTS: usize = VOLUMES * (1 + SNAPSHOTS);
 
-/// A served pool with many exports.
+/// Serves a pool with many exports.
 fn many(options: &[&str]) -> (Lab, Server) {
     let lab = Lab::with_pool("256M");
     let server = Server::start_with(&lab, POOL, options);
@@ -31,7 +31,7 @@ fn many(options: &[&str]) -> (Lab, Server) {
     (lab, server)
 }
 
-/// Ends the neighbour's reads, also when an assertion fails.
+/// Ends the neighbour's reads, even if an assertion fails.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -40,7 +40,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Times of 4 KiB reads of another client until `work` ends, the longest and how many there were.
+/// Measures 4 KiB reads of another client until `work` ends; returns the longest time and the number of reads.
 fn beside(server: &Server, work: impl FnOnce()) -> (Duration, usize) {
     let mut neighbour = Client::connect(server.socket(), "v0000").unwrap();
     neighbour.write(0, &noise(1, 4096), true).unwrap();
@@ -72,7 +72,7 @@ fn list(name: &str, package: &str, args: &[&str], uri: &str) -> Option<Command> 
 
 #[test]
 fn twenty_thousand_exports_are_listed_with_their_contexts_while_others_go_on() {
-    // Each of the exports is an answer: their number does not matter, however short the time for one of them.
+    // The timeout counts from the last answer, and each export is one: their number does not matter.
     let (lab, server) = many(&["--handshake-timeout", "2s"]);
     let uri = format!("nbd+unix:///?socket={}", server.socket().display());
     let Some(mut info) = list("nbdinfo", "libnbd-bin", &["--list", "--json"], &uri) else { return };
@@ -86,13 +86,13 @@ fn twenty_thousand_exports_are_listed_with_their_contexts_while_others_go_on() {
         assert_eq!(exports.len(), EXPORTS);
         let one = exports.iter().find(|export| export["export-name"] == "v1234@s3").unwrap();
         let contexts = one["contexts"].as_array().unwrap();
-        // Holes, depth, and what has changed since each of the other snapshots.
+        // Holes, depth, and the changes since each of the other snapshots.
         assert_eq!(contexts.len(), 2 + SNAPSHOTS - 1, "{one}");
         assert!(contexts.iter().any(|context| context == "qemu:dirty-bitmap:s4"), "{one}");
         let listed = succeed(&mut qemu);
         assert!(listed.contains(&format!("exports available: {EXPORTS}")), "{}", &listed[..200.min(listed.len())]);
     });
-    // Gross: a list that looks at all exports for each of them takes minutes and holds others up for seconds.
+    // Coarse limits: a list with quadratic effort takes minutes and blocks other clients for seconds.
     assert!(begin.elapsed() < Duration::from_secs(120), "{:?}", begin.elapsed());
     assert!(longest < Duration::from_secs(2) && count > 50, "{count} reads, the longest {longest:?}");
     server.stop();
@@ -129,7 +129,7 @@ fn a_client_that_goes_on_asking_is_not_taken_for_a_silent_one() {
     server.stop();
 }
 
-/// Snapshots of the one volume; a list that names all of them for each of them has 144 million names.
+/// Snapshots of a single volume; a list that names all of them for each of them has 144 million names.
 const OF_ONE: usize = 12_000;
 
 #[test]
@@ -159,11 +159,11 @@ fn a_volume_with_very_many_snapshots_is_listed_and_each_of_them_can_be_asked_for
     });
     assert!(begin.elapsed() < Duration::from_secs(120), "{:?}", begin.elapsed());
     assert!(longest < Duration::from_secs(2) && count > 50, "{count} reads, the longest {longest:?}");
-    // One that no list names.
+    // A context that no list names.
     let uri = format!("nbd+unix:///v0000@s11990?socket={}", server.socket().display());
     let Some(mut map) = list("nbdinfo", "libnbd-bin", &["--map=qemu:dirty-bitmap:s00000"], &uri) else { return };
     assert!(succeed(&mut map).contains("clean"));
-    // Deleting many of many by their names looks each of them up once.
+    // Deleting many snapshots by name looks each of them up once.
     let names: Vec<String> = (0..OF_ONE / 2).map(|i| format!("pool.img/v0000@s{i:05}")).collect();
     let delete = [vec!["delete"], names.iter().map(String::as_str).collect()].concat();
     let (longest, _) = beside(&server, || drop(lab.ok(&delete)));

@@ -1,4 +1,4 @@
-//! Pools on file systems that clone, and on one that does not: what a copying break reads and writes there.
+//! Pools on file systems with and without cloning: reads and writes of a copying break there.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::nbd::Client;
 const MIB: usize = 1 << 20;
 const POOL: &str = "fs/pool.img";
 
-/// A file system of its own in a file of the lab, mounted on `fs`. Unmounted when dropped.
+/// A separate file system in a file of the lab, mounted on `fs`. Unmounted when dropped.
 struct FileSystem {
     dir: PathBuf,
 }
@@ -39,14 +39,14 @@ impl FileSystem {
 impl Drop for FileSystem {
     fn drop(&mut self) {
         if let Some(mut umount) = client("umount", "mount") {
-            // Lazily: a test that failed may have left the pool open.
+            // Lazily, since a failed test may have left the pool open.
             let _ = umount.arg("-l").arg(&self.dir).output_within(LIMIT);
         }
     }
 }
 
-/// Breaks chunks of a served pool on that file system with `offload` on; what the copier says of them, and
-/// that all contents are right, also after the server was killed.
+/// Breaks chunks of a served pool on that file system with `offload` on; returns the copier's
+/// figures, and checks all contents, also after the server was killed.
 fn break_chunks(kind: &str, package: &str, options: &[&str]) -> Option<serde_json::Value> {
     let lab = Lab::empty();
     let _fs = FileSystem::new(&lab, kind, package, options)?;
@@ -62,16 +62,16 @@ fn break_chunks(kind: &str, package: &str, options: &[&str]) -> Option<serde_jso
     lab.ok(&["snapshot", &at("a@s")]);
     let mut expected = image.clone();
     expected.resize(16 * MIB, 0);
-    // A page in the middle; both ends of a chunk; a page that lies in a hole.
+    // A page in the middle; both ends of a chunk; a page in a hole.
     for (i, place) in [MIB + 40_960, 4 * MIB, 6 * MIB - 4096, 13 * MIB].into_iter().enumerate() {
         nbd.write(place as u64, &[i as u8 + 7; 4096], false).unwrap();
         expected[place..place + 4096].fill(i as u8 + 7);
     }
     let shown = lab.json(&["copier", POOL, "--volume", "a"]);
-    // In part of a page, over the edge of two chunks.
+    // Part of a page, across the boundary of two chunks.
     nbd.write(8 * MIB as u64 - 512, &[1; 1024], false).unwrap();
     expected[8 * MIB - 512..8 * MIB + 512].fill(1);
-    // In place, on top of what was cloned.
+    // In place, over cloned data.
     nbd.write(MIB as u64, &[2; 8192], false).unwrap();
     expected[MIB..MIB + 8192].fill(2);
     nbd.flush().unwrap();
@@ -92,7 +92,7 @@ fn break_chunks(kind: &str, package: &str, options: &[&str]) -> Option<serde_jso
 fn clones(kind: &str, package: &str, options: &[&str]) {
     let Some(shown) = break_chunks(kind, package, options) else { return };
     let figures = ["jobs", "failed", "bytes_read", "bytes_written", "bytes_offloaded"].map(|name| &shown[name]);
-    // At the ends of a chunk what is written is not cloned before.
+    // At the ends of a chunk the written range is not cloned first.
     let cloned = 3 * MIB - 2 * 4096;
     assert_eq!(figures, [&json!(3), &json!(0), &json!(0), &json!(3 * 4096), &json!(cloned)], "{kind}: {shown}");
 }

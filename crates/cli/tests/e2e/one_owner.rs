@@ -1,4 +1,4 @@
-//! One owner per pool and device, whatever way it comes; and nothing is overwritten that is in use.
+//! One owner per pool and device, by whatever path; and nothing in use is overwritten.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ use crate::mount::Mounted;
 use crate::mount_programs::{Below, Loop};
 use crate::nbd::Client;
 
-/// A pool with a volume, and a loop device over its file.
+/// Creates a pool with a volume, and a loop device over its file.
 fn pool_and_loop() -> Option<(Lab, Loop)> {
     let lab = Lab::with_pool("64M");
     lab.ok(&["create", "pool.img/a", "--size", "1M"]);
@@ -96,7 +96,7 @@ fn a_pool_that_is_served_is_refused_by_a_hard_link_and_a_bind_mount() {
             let told = lab.run(&verb).refused();
             assert!(told.contains(&format!("(pid {})", server.pid())), "{verb:?}: {told}");
         }
-        // A verb finds the daemon, whatever the pool is called.
+        // A verb finds the daemon, by whatever path the pool is named.
         assert!(lab.ok(&["list", other]).contains('a'));
     }
     server.stop();
@@ -158,7 +158,7 @@ fn a_copy_of_a_pool_gets_an_identity_of_its_own_while_the_pool_is_served() {
     let Some((lab, device)) = pool_and_loop() else { return };
     lab.import("b", &noise(5, 3 << 20));
     lab.ok(&["snapshot", "pool.img/b@s"]);
-    // One that was cut off, as copies of disks are: its journal is to be replayed.
+    // A copy of a pool that was not closed, as copies of disks are: its journal must be replayed.
     let killed = Server::start(&lab);
     let mut client = Client::connect(killed.socket(), "b").unwrap();
     client.write(0, &[9; 4096], true).unwrap();
@@ -171,7 +171,7 @@ fn a_copy_of_a_pool_gets_an_identity_of_its_own_while_the_pool_is_served() {
     let serve = ["serve", "copy.img", "--socket", socket.to_str().unwrap()];
     let told = lab.run(&serve).refused();
     assert!(told.contains("a copy gets an identity of its own with `forkdisk set uuid=new "), "{told}");
-    // Not the pool itself, by whatever way, while it is served.
+    // Refused for the pool itself, by any path, while it is served.
     for pool in [POOL, &device.0] {
         let told = lab.run(&["set", "uuid=new", pool]).refused();
         assert!(told.contains("is served") || told.contains("is in use"), "{told}");
@@ -193,7 +193,7 @@ fn a_copy_of_a_pool_gets_an_identity_of_its_own_while_the_pool_is_served() {
     lab.ok(&["check", "copy.img"]);
     lab.assert_clean();
     assert_eq!(lab.names(), ["a", "b", "b@s"]);
-    // Idle, and once more.
+    // On an idle pool, and once more.
     let before = uuid(POOL);
     lab.ok(&["set", "uuid=new", POOL]);
     assert_ne!(uuid(POOL), before);
@@ -238,7 +238,7 @@ fn a_pool_that_another_host_has_open_is_refused_and_named() {
     let told = lab.run(&["set", "multihost=1ms", POOL]).refused();
     assert!(told.contains("100 ms to 60 s"), "{told}");
     lab.ok(&["set", "multihost=200ms", POOL]);
-    // Through a device of its own and without the locks of this machine, as from another one.
+    // Through a separate device and without this machine's locks, as from another host.
     let (opened, is_open) = mpsc::channel();
     let (end, ended) = mpsc::channel::<()>();
     let elsewhere = std::path::PathBuf::from(&device.0);
@@ -300,7 +300,7 @@ fn an_origin_keeps_the_link_that_it_was_named_by() {
     lab.ok(&["protect", "pool.img/d", "by-id"]);
     let origin = lab.json(&["list", "pool.img/d"]).to_string();
     assert!(origin.contains(lab.path("by-id").to_str().unwrap()), "{origin}");
-    // The same disk under another name of its own, after a boot.
+    // The same disk under another device name, as after a boot.
     fs::rename(lab.path("disk.img"), lab.path("other.img")).unwrap();
     fs::remove_file(lab.path("by-id")).unwrap();
     std::os::unix::fs::symlink("other.img", lab.path("by-id")).unwrap();

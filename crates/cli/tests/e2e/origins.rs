@@ -1,4 +1,4 @@
-//! A file that is protected in place: served, snapshotted, cloned, and an ordinary file again.
+//! A file protected in place: served, snapshotted, cloned, and made an ordinary file again.
 
 use std::fs;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::stomper::Stomper;
 
 const MIB: usize = 1 << 20;
 
-/// Writes `byte` to `len` bytes at `offset` of an export, with a client nobody here wrote.
+/// Writes `byte` to `len` bytes at `offset` of an export, with an independent client.
 fn write(server: &Server, export: &str, byte: u8, offset: usize, len: usize) {
     let uri = format!("nbd+unix:///{export}?socket={}", server.socket().display());
     let command = format!("write -P {byte} {offset} {len}");
@@ -22,7 +22,7 @@ fn write(server: &Server, export: &str, byte: u8, offset: usize, len: usize) {
     assert!(done.status.success() && said.contains("wrote"), "{said}");
 }
 
-/// A pool that protects `disk.img`, 8 MiB of ones.
+/// Creates a pool that protects `disk.img`, 8 MiB of ones.
 fn lab() -> Lab {
     let lab = Lab::with_pool("64M");
     fs::write(lab.path("disk.img"), vec![1; 8 * MIB]).unwrap();
@@ -77,7 +77,7 @@ fn an_origin_is_rolled_back_and_all_its_snapshots_stay() {
     write(&server, "disk", 2, MIB, 4 * MIB);
     lab.ok(&["snapshot", "pool.img/disk@b"]);
     write(&server, "disk", 3, 2 * MIB, MIB);
-    // Served: whoever connects afterwards finds the old contents, and may write at once.
+    // Served: later connections see the old contents, and can write at once.
     lab.ok(&["rollback", "pool.img/disk@a"]);
     write(&server, "disk", 4, 3 * MIB, 4096);
     assert!(lab.json(&["list", "pool.img/disk"])[0]["protection"]["rolling"].is_null(), "it has waited for the end");
@@ -85,7 +85,7 @@ fn an_origin_is_rolled_back_and_all_its_snapshots_stay() {
     let mut expected = vec![1; 8 * MIB];
     expected[3 * MIB..3 * MIB + 4096].fill(4);
     assert!(fs::read(lab.path("disk.img")).unwrap() == expected, "an ordinary disk again");
-    // And forward again, on an idle pool.
+    // Forward again, on an idle pool.
     lab.ok(&["rollback", "pool.img/disk@b"]);
     let mut newer = vec![1; 8 * MIB];
     newer[MIB..5 * MIB].fill(2);
@@ -118,7 +118,7 @@ fn a_rollback_goes_on_after_the_server_was_killed() {
     let server = Server::start(&lab);
     write(&server, "disk", 2, 0, 8 * MIB);
     lab.ok(&["snapshot", "pool.img/disk@b"]);
-    // So slow that it is killed on the way.
+    // Slow enough to be killed on the way.
     lab.ok(&["copier", POOL, "--set", "throttle=256K/s"]);
     let asked = lab.command(&["rollback", "pool.img/disk@a"]).spawn();
     let mut asked = asked.unwrap();
@@ -191,7 +191,7 @@ fn two_rollbacks_at_once_come_one_after_the_other() {
         for one in asked {
             let done = one.unwrap().wait_with_output().unwrap();
             let said = String::from_utf8_lossy(&done.stderr).into_owned();
-            // Only where two find that none is under way, and begin in the same moment.
+            // Fails only if two of them start at the same moment.
             assert!(done.status.success() || said.contains("wait until that has ended"), "{said}");
         }
         let disk = contents(&server, "disk");
@@ -247,7 +247,7 @@ fn what_is_not_the_origin_as_it_was_left_is_refused() {
     let run = lab.run(&["export", "pool.img/disk@a", "out.img"]);
     assert!(run.stderr.contains("not the device"), "{}", run.stderr);
     assert!(!run.status.success());
-    // It can be left all the same.
+    // It can be unprotected all the same.
     lab.ok(&["unprotect", "pool.img/disk", "-r"]);
     assert_eq!(fs::read(lab.path("disk.img")).unwrap(), changed);
 }
@@ -270,11 +270,11 @@ fn a_device_of_another_length_is_refused_and_found_again_elsewhere() {
     fs::write(lab.path("disk.img"), vec![1; 4 * MIB]).unwrap();
     let run = lab.run(&["export", "pool.img/disk@a", "out.img"]);
     assert!(!run.status.success() && run.stderr.contains("4194304 bytes instead of 8388608"), "{}", run.stderr);
-    // It has moved: the same contents are taken where they are now.
+    // It has moved: the same contents are accepted at their new path.
     fs::remove_file(lab.path("disk.img")).unwrap();
     fs::write(lab.path("moved.img"), &bytes).unwrap();
     let other = lab.run(&["set", &format!("path={}", lab.path("missing.img").display()), "pool.img/disk"]);
-    // Behind the warning that the origin is not open.
+    // After the warning that the origin is not open.
     assert_eq!(other.status.code(), Some(1));
     assert!(other.stderr.lines().last().unwrap().contains("missing.img does not exist"), "{}", other.stderr);
     lab.ok(&["unprotect", "pool.img/disk", "-r"]);
@@ -297,7 +297,7 @@ fn what_was_said_of_origins_and_snapshots_is_listed() {
     assert_eq!(of("disk@plain")["flags"], serde_json::json!([]));
     assert_eq!(of("disk@own")["flags"], serde_json::json!(["independent", "droppable"]));
     assert!(of("disk@own")["protection"].is_null());
-    // And for people; who has no origins sees nothing of them.
+    // As text; without origins, none of their columns is shown.
     lab.ok(&["clone", "pool.img/disk@plain", "pool.img/c"]);
     let text = lab.ok(&["list", POOL]);
     let line = |name: &str| text.lines().find(|l| l.split_whitespace().next() == Some(name)).unwrap().to_string();
@@ -371,7 +371,7 @@ fn a_flattened_clone_needs_neither_snapshot_nor_origin() {
     assert_eq!(done["copied"], 8 * MIB - 8192);
     assert!(lab.json(&["list", "pool.img/c"])[0]["depends_on"].is_null());
     assert_eq!(lab.json(&["list", "pool.img/idle"])[0]["depends_on"], "disk@a");
-    // Who was connected goes on, and holes can be made now.
+    // Connected clients continue, and holes can be made now.
     clone.write(0, &noise(4, 700), true).unwrap();
     let mut expected = vec![1; 8 * MIB];
     expected[MIB + 1000..MIB + 6000].copy_from_slice(&noise(3, 5000));
@@ -413,7 +413,7 @@ fn an_origin_is_a_file_of_the_mount_and_its_snapshots_are_files_of_the_past() {
     now[3 * MIB..4 * MIB].copy_from_slice(&noise(2, MIB));
     assert!(fs::read(&file).unwrap() == now && fs::read(mount.path(".snapshots/disk/b")).unwrap() == then);
     assert!(fs::read(&past).unwrap() == vec![1; 8 * MIB]);
-    // It is as long as its device, and no volume that could be removed.
+    // Its length is that of its device, and it cannot be removed as a volume.
     assert!(disk.set_len(4 * MIB as u64).is_err() && disk.set_len(9 * MIB as u64).is_err());
     drop(disk);
     assert!(fs::remove_file(&file).is_err());
@@ -482,12 +482,12 @@ fn a_device_or_file_that_somebody_has_is_refused_and_the_message_says_who() {
     let backing = lab.run(&["protect", "other.img/fs", "fs.img"]).refused();
     assert!(backing.contains(&format!("it backs {}; detach that first (losetup -d)", device.0)), "{backing}");
     succeed(Command::new("umount").arg(&below.0));
-    // The device as such is one like any other.
+    // The device itself can be protected like any other.
     lab.ok(&["protect", "other.img/fs", &device.0]);
     lab.ok(&["unprotect", "other.img/fs"]);
 }
 
-/// A pool of `size` that protects `disk.img`, so many MiB of zeroes.
+/// Creates a pool of `size` that protects `disk.img`, `mib` MiB of zeroes.
 fn blank(size: &str, mib: u64) -> Lab {
     let lab = Lab::with_pool(size);
     fs::File::create(lab.path("disk.img")).unwrap().set_len(mib << 20).unwrap();
@@ -495,13 +495,13 @@ fn blank(size: &str, mib: u64) -> Lab {
     lab
 }
 
-/// Bytes in use once everything given up has come back.
+/// Returns the bytes in use once all freed space is available.
 fn used(lab: &Lab) -> u64 {
     wait_until("space has come back", || lab.stat("freeing") == 0);
     lab.stat("used")
 }
 
-/// Deletes `names` as soon as the server has noticed that their clients have gone.
+/// Deletes `names` once the server has noticed that their clients have disconnected.
 fn delete(lab: &Lab, names: &[&str]) {
     let names: Vec<String> = names.iter().map(|name| format!("pool.img/{name}")).collect();
     let args: Vec<&str> = ["delete"].into_iter().chain(names.iter().map(String::as_str)).collect();
@@ -512,13 +512,13 @@ fn delete(lab: &Lab, names: &[&str]) {
     });
 }
 
-/// What a test accepts for tables, the directory and what is kept in several pieces.
+/// Tolerance for tables, the directory and fragmented pieces.
 const TABLES: u64 = 1 << 19;
 
 #[test]
 fn space_use_of_an_origin_is_what_was_overwritten_since_the_snapshot_once() {
     let lab = blank("64M", 16);
-    // Nothing beyond what is written.
+    // Only what is written.
     lab.ok(&["set", "copy-ahead=0", "pool.img/disk"]);
     let server = Server::start(&lab);
     let mut disk = Client::connect(server.socket(), "disk").unwrap();
@@ -604,7 +604,7 @@ fn a_stomped_origin_its_snapshots_and_their_clones_each_show_their_own() {
     };
     let all: Vec<(usize, &Stomper)> = past.iter().enumerate().collect();
     verify(&all, &forks, &origin);
-    // Two become independent while they are stomped; then everything else goes, in no order.
+    // Two become independent while they are stomped; then everything else is deleted, in no particular order.
     for (name, fork) in forks.iter_mut().filter(|(name, _)| name != "c4") {
         let mut client = connect(name);
         std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Which file or device is an origin's: after a crash, in the middle of a rollback, and once it has become longer.
+//! Recognition of an origin's file or device: after a crash, in the middle of a rollback, and once it has grown.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,7 +9,7 @@ use crate::nbd::Client;
 
 const MIB: usize = 1 << 20;
 
-/// A pool that protects `disk.img` (8 MiB of noise) with a snapshot `a`.
+/// Creates a pool that protects `disk.img` (8 MiB of noise) with a snapshot `a`.
 fn lab() -> (Lab, Vec<u8>) {
     let (lab, disk) = (Lab::with_pool("128M"), noise(1, 8 * MIB));
     fs::write(lab.path("disk.img"), &disk).unwrap();
@@ -18,7 +18,7 @@ fn lab() -> (Lab, Vec<u8>) {
     (lab, disk)
 }
 
-/// Another disk takes the place of `disk.img`; returns what it holds.
+/// Replaces `disk.img` by another disk; returns the other's contents.
 fn swap(lab: &Lab) -> Vec<u8> {
     fs::rename(lab.path("disk.img"), lab.path("away.img")).unwrap();
     let other = noise(2, 8 * MIB);
@@ -26,7 +26,8 @@ fn swap(lab: &Lab) -> Vec<u8> {
     other
 }
 
-/// The pool is served without it, nothing is written to it, and the right one is taken afterwards.
+/// Checks that the pool is served without the origin, the other disk is not written, and the right
+/// one is accepted afterwards.
 fn refused_and_left_alone(lab: &Lab, other: &[u8]) {
     let server = Server::start(lab);
     assert!(Client::connect(server.socket(), "disk").is_err(), "another disk is not shown");
@@ -152,7 +153,7 @@ fn a_link_that_leads_to_another_device_after_a_kill_is_refused() {
     fs::write(lab.path("two.img"), &two).unwrap();
     let Some(first) = Loop::new(&lab.path("one.img")) else { return };
     let Some(second) = Loop::new(&lab.path("two.img")) else { return };
-    // As udev has them in /dev/disk/by-id.
+    // Links as udev creates them in /dev/disk/by-id.
     let link = lab.path("by-id");
     symlink(&first.0, &link).unwrap();
     lab.ok(&["protect", "pool.img/disk", "by-id"]);

@@ -1,4 +1,4 @@
-//! An origin whose pool runs full: what its policy says, and what is told of it.
+//! An origin whose pool runs full: the effect of its policy, and the messages.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -9,7 +9,8 @@ use crate::nbd::Client;
 
 const MIB: usize = 1 << 20;
 
-/// A pool that has room for about half of an origin of 96 MiB, which has the snapshots `old`, droppable, and `new`.
+/// Creates a pool with room for about half of an origin of 96 MiB, which has the snapshots `old`,
+/// droppable, and `new`.
 fn small_pool(policy: &str) -> Lab {
     let lab = Lab::with_pool("64M");
     fs::write(lab.path("disk.img"), vec![1; 96 * MIB]).unwrap();
@@ -18,7 +19,7 @@ fn small_pool(policy: &str) -> Lab {
     lab
 }
 
-/// Writes `byte` from the front until a write fails; the bytes that were written.
+/// Writes `byte` from the front until a write fails; returns the bytes written.
 fn fill(disk: &mut Client, byte: u8, end: usize) -> usize {
     let mut written = 0;
     while written < end && disk.write(written as u64, &vec![byte; MIB], false).is_ok() {
@@ -113,7 +114,7 @@ fn a_snapshot_that_is_dropped_is_told_of_in_the_log_the_figures_and_the_metrics(
     server.stop();
 }
 
-/// A served pool in which a rollback to `old` finds no space for what `new` shows.
+/// Serves a pool in which a rollback to `old` finds no space for what `new` shows.
 fn full_for_a_rollback(policy: &str) -> (Lab, Server) {
     let lab = small_pool(policy);
     let server = Server::start(&lab);

@@ -1,4 +1,4 @@
-//! What is told of origins, and of what is refused: figures, the log, messages.
+//! Reports about origins and refusals: figures, the log, messages.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use crate::nbd::Client;
 
 const MIB: usize = 1 << 20;
 
-/// A pool that protects `disk.img`, 8 MiB of ones, which has the snapshot `a`.
+/// Creates a pool that protects `disk.img`, 8 MiB of ones, which has the snapshot `a`.
 fn lab() -> Lab {
     let lab = Lab::with_pool("128M");
     fs::write(lab.path("disk.img"), vec![1; 8 * MIB]).unwrap();
@@ -64,7 +64,7 @@ fn a_request_that_fails_for_a_client_is_told_in_the_log_once() {
     disk.write(0, &vec![2; 8 * MIB], true).unwrap();
     drop(disk);
     lab.ok(&["snapshot", "pool.img/disk@b"]);
-    // So slow that it is under way for the rest of the test.
+    // Slow enough to last for the rest of the test.
     lab.ok(&["copier", POOL, "--set", "throttle=256K/s"]);
     let mut rollback = lab.command(&["rollback", "pool.img/disk@a"]).spawn().unwrap();
     wait_until("it is under way", || lab.json(&["list", "pool.img/disk"])[0]["protection"]["rolling"] == "disk@a");
@@ -92,7 +92,7 @@ fn a_pool_is_not_protected_as_an_origin() {
     let said = lab.run(&["protect", "pool.img/other", "other.img"]).refused();
     assert!(said.contains("other.img is a forkdisk pool itself") && said.contains("snapshot its volumes"), "{said}");
     assert_eq!(lab.names(), ["disk", "disk@a"]);
-    // As the message says: what is a pool no more may be protected.
+    // As the message says: a file that is no pool any more may be protected.
     let wipe = format!("dd if=/dev/zero of={} bs=1M count=1 conv=notrunc", lab.path("other.img").display());
     assert!(said.contains(&wipe), "{said}");
     let mut words = wipe.split(' ');
@@ -123,14 +123,14 @@ fn flattening_is_held_to_the_throttles_of_the_pool_and_of_the_clone() {
         assert_eq!(lab.json(&["flatten", &format!("pool.img/{name}")])["copied"], 8 * MIB);
         start.elapsed()
     };
-    // The last part of it is not waited for.
+    // The last part is not delayed.
     let at_4_mib_a_second = Duration::from_millis(1800);
     lab.ok(&["copier", POOL, "--set", "throttle=4M/s"]);
     assert!(flatten("x") >= at_4_mib_a_second, "the pool's");
     lab.ok(&["copier", POOL, "--set", "throttle=none"]);
     lab.ok(&["copier", POOL, "--volume", "y", "--set", "throttle=4M/s"]);
     assert!(flatten("y") >= at_4_mib_a_second, "its own");
-    // Lifted while it waits, which would take hours.
+    // The limit is lifted while the copy waits, which would take hours.
     lab.ok(&["copier", POOL, "--volume", "z", "--set", "throttle=1K/s"]);
     let mut slow = lab.command(&["flatten", "pool.img/z"]).spawn().unwrap();
     let waits = || lab.json(&["copier", POOL, "--volume", "z"])["volume"]["throttle_waits"].clone();

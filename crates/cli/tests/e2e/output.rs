@@ -1,4 +1,4 @@
-//! How results are written, and how the program is told where its pool is.
+//! Format of results, and ways to tell the program its pool.
 
 use std::fs;
 

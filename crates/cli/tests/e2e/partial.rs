@@ -1,4 +1,4 @@
-//! What is left of a verb that did not come to its end, and what is said of it.
+//! What an interrupted verb leaves, and its messages.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -49,7 +49,7 @@ fn an_import_that_was_killed_is_not_in_the_pool_idle_or_served() {
     }
 }
 
-/// Lets a program write to a pipe of which only the first `len` bytes are read.
+/// Runs a program that writes to a pipe of which only the first `len` bytes are read.
 fn read_in_part(lab: &Lab, args: &[&str], len: usize) -> Run {
     let mut child = lab.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut out = child.stdout.take().unwrap();
@@ -72,7 +72,7 @@ fn an_export_whose_reader_goes_away_has_failed() {
             let after = message.split("after ").nth(1).unwrap().split(' ').next().unwrap();
             assert!((len..8 * MIB).contains(&after.parse().unwrap()), "{message}");
         }
-        // A listing that was read in part is no failure.
+        // A listing that is read only in part is no failure.
         let run = read_in_part(&lab, &["list", POOL], 4);
         assert!(run.status.success(), "{run:?}");
         if let Some(server) = server {
@@ -94,7 +94,7 @@ fn an_export_to_a_fifo_whose_reader_goes_away_has_failed() {
     assert!(message.contains("fifo: the reader went away after"), "{message}");
 }
 
-/// An export that takes long enough to be ended in the middle of it.
+/// Starts an export long enough to be interrupted in the middle.
 fn long_export(lab: &Lab, more: &[&str]) -> Child {
     lab.command(&[&["export", &at("data"), "out.raw"], more].concat()).stderr(Stdio::piped()).spawn().unwrap()
 }

@@ -1,4 +1,4 @@
-//! What a crash of the daemon alone takes with it: nothing that was acknowledged.
+//! A crash of the daemon alone: no acknowledged write is lost.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -22,7 +22,7 @@ const PAGE: usize = 4096;
 /// First writes without a flush.
 const WRITES: u64 = 3000;
 
-/// Pages of a volume in an order of their own, with what they hold.
+/// Returns pages of a volume in random order, with their contents.
 fn pages(seed: u64) -> Vec<(u64, Vec<u8>)> {
     let mut all: Vec<u64> = (0..WRITES).collect();
     all.shuffle(&mut SmallRng::seed_from_u64(seed));
@@ -37,13 +37,13 @@ fn write(server: &Server, export: &str, pages: &[(u64, Vec<u8>)]) {
     client.vanish();
 }
 
-/// How many pages do not hold what was written.
+/// Returns how many pages do not hold what was written.
 fn lost(server: &Server, export: &str, pages: &[(u64, Vec<u8>)]) -> usize {
     let mut client = Client::connect(server.socket(), export).unwrap();
     pages.iter().filter(|(page, data)| client.read(page * PAGE as u64, PAGE).unwrap() != *data).count()
 }
 
-/// Writes to a file past the kernel's page cache, without a flush: each write is acknowledged by the daemon.
+/// Writes to a file with direct I/O, without a flush: each write is acknowledged by the daemon.
 fn write_direct(path: &Path, pages: &[(u64, Vec<u8>)]) {
     let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
     let file = File::options().write(true).custom_flags(direct).open(path).unwrap();
@@ -55,17 +55,17 @@ fn write_direct(path: &Path, pages: &[(u64, Vec<u8>)]) {
     }
 }
 
-/// How many pages of a file do not hold what was written.
+/// Returns how many pages of a file do not hold what was written.
 fn lost_in(path: &Path, pages: &[(u64, Vec<u8>)]) -> usize {
     let found = fs::read(path).unwrap();
     pages.iter().filter(|(page, data)| found[*page as usize * PAGE..][..PAGE] != data[..]).count()
 }
 
-/// Files of the volatile log of the lab's pool.
+/// Returns the files of the volatile log of the lab's pool.
 fn logs(lab: &Lab) -> Vec<PathBuf> {
     let uuid = lab.json(&["stats", POOL])["uuid"].as_str().unwrap().to_string();
     let folders = ["/run/forkdisk".to_string(), format!("/dev/shm/forkdisk-{}", rustix::process::geteuid().as_raw())];
-    // It may be the first one.
+    // XDG_RUNTIME_DIR may be one of the other folders.
     let own = std::env::var("XDG_RUNTIME_DIR").map(|dir| format!("{dir}/forkdisk"));
     let folders: BTreeSet<String> = folders.into_iter().chain(own).collect();
     let entries = folders.into_iter().filter_map(|folder| fs::read_dir(PathBuf::from(folder).join(&uuid)).ok());
@@ -103,7 +103,7 @@ fn a_verb_behind_a_killed_daemon_sees_and_keeps_what_was_acknowledged() {
     let pages = pages(7);
     write(&server, "a", &pages);
     server.kill();
-    // Reading changes nothing; the first verb that writes takes it over.
+    // A read-only open changes nothing; the first verb that writes takes the log over.
     let read = lab.contents("a");
     assert!(pages.iter().all(|(page, data)| read[*page as usize * PAGE..][..PAGE] == data[..]));
     lab.ok(&["snapshot", &format!("{POOL}/a@then")]);
@@ -118,7 +118,7 @@ fn what_waited_longer_than_the_commit_interval_survives_a_lost_log_too() {
     let crash = |volume: &str, wait: Duration| {
         lab.ok(&["create", &format!("{POOL}/{volume}"), "--size", "16M"]);
         let server = Server::start_with(&lab, POOL, &["--commit-interval", "1s"]);
-        // To be removed as a crash of the machine does. Looking for it takes time, in which something is committed.
+        // Removed, as by a crash of the machine. Finding it takes time, in which something may be committed.
         let logs = logs(&lab);
         assert!(!logs.is_empty(), "there is no volatile log");
         let pages = pages(9);
@@ -219,7 +219,7 @@ h.shutdown()
     lab.assert_clean();
 }
 
-/// As a crash of the machine leaves it: `sync` and the commit interval are all that the files have.
+/// As after a crash of the machine: the files have only what `sync` and the commit interval made durable.
 #[test]
 fn what_was_synced_or_committed_by_interval_is_on_a_mount_after_a_lost_log() {
     let lab = Lab::with_pool("64M");
@@ -243,8 +243,8 @@ fn what_was_synced_or_committed_by_interval_is_on_a_mount_after_a_lost_log() {
     lab.assert_clean();
 }
 
-/// The blocks of the file are there before, so that no journal has a part in it: what is written to them goes to the
-/// volume, and that they are shared with a snapshot has it written elsewhere.
+/// The file's blocks are allocated before, so that no journal is involved: writes to them go to the
+/// volume, and elsewhere in the pool since they are shared with a snapshot.
 #[test]
 fn what_a_file_system_on_a_device_passed_on_survives_a_killed_daemon() {
     let Some(it) = Attaching::with_pool("256M") else { return };

@@ -1,4 +1,4 @@
-//! A quota bounds what one volume can take of a pool, for clients nobody here wrote, too.
+//! A quota bounds the space of one volume, for independent clients, too.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;

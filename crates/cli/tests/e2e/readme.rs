@@ -1,4 +1,4 @@
-//! The first steps of the README, as they stand there.
+//! The first steps of the README, as documented.
 
 use std::fs;
 use std::path::Path;
@@ -6,10 +6,10 @@ use std::process::{Command, Stdio};
 
 use crate::harness::{LIMIT, Lab, Limited, Run, client};
 
-/// What stands between two outputs in what the shell prints.
+/// Separator of the outputs of two steps.
 const MARK: &str = "== next step ==";
 
-/// Commands of the README's transcripts, and what they are said to print (nothing said, nothing compared).
+/// Returns the commands of the README's transcripts, with their documented output (if empty, it is not compared).
 fn steps() -> Vec<(String, String)> {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
     let text = fs::read_to_string(readme).expect("the README");
@@ -30,12 +30,12 @@ fn steps() -> Vec<(String, String)> {
     steps
 }
 
-/// One shell that runs all of them, since a later step ends what an earlier one began.
+/// Returns a script for all steps: later steps end processes that earlier ones started.
 fn script(steps: &[(String, String)]) -> String {
     let mut script = "set -e\n".to_string();
     for (command, _) in steps {
         script += &match command.strip_suffix(" &") {
-            // A reader is slower than this.
+            // Waits as a reader would by typing.
             Some(server) => {
                 format!("{server} >/dev/null &\nfor i in $(seq 600); do [ -S nbd.sock ] || sleep 0.1; done\n")
             }

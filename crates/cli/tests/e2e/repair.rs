@@ -1,4 +1,4 @@
-//! Damaged counts and superblocks: what maps reach can be read, and `repair` makes the pool whole again.
+//! Damaged counts and superblocks: what maps reach can be read, and `repair` restores the pool.
 
 use std::fs;
 use std::ops::Range;
@@ -11,12 +11,12 @@ use crate::mount::Mounted;
 use crate::nbd::Client;
 
 const PAGE: usize = 4096;
-/// The log of counts, in front of the second superblock, and the count pages of the first region.
+/// Pages of the log of counts, before the second superblock, and of the count pages of the first region.
 const LOG: Range<usize> = 1..128;
 const COUNTS: Range<usize> = 256..512;
 const MIB: usize = 1 << 20;
 
-/// Volumes `a` and `b`, of which `b` is a clone with a page of its own, closed in order.
+/// Creates volumes `a` and `b`; `b` is a clone with one exclusive page; the pool is closed cleanly.
 fn lab() -> (Lab, Vec<u8>, Vec<u8>) {
     let lab = Lab::with_pool("64M");
     let (a, mut b) = (noise(1, 8 * MIB), noise(1, 8 * MIB));
@@ -33,7 +33,7 @@ fn lab() -> (Lab, Vec<u8>, Vec<u8>) {
     (lab, a, b)
 }
 
-/// Flips a bit in each of these pages that holds anything; how many those are.
+/// Flips a bit in each of these pages that is not empty; returns their number.
 fn damage(lab: &Lab, pages: impl IntoIterator<Item = usize>) -> usize {
     let path = lab.path(POOL);
     let mut bytes = fs::read(&path).unwrap();
@@ -49,7 +49,7 @@ fn damage(lab: &Lab, pages: impl IntoIterator<Item = usize>) -> usize {
     damaged
 }
 
-/// All counts, and their log.
+/// Damages all counts, and their log.
 fn damage_counts(lab: &Lab) {
     assert!(damage(lab, COUNTS) > 2);
     assert!(damage(lab, LOG) > 0);
@@ -92,7 +92,7 @@ fn a_writer_meets_damaged_counts_and_names_the_way() {
 #[test]
 fn check_names_each_damaged_place_once() {
     let (lab, ..) = lab();
-    // One leaf of counts, which speaks of seven blocks.
+    // One leaf of counts, for seven blocks.
     let leaves = COUNTS.filter(|&page| damage(&lab, [page]) > 0).take(1).count();
     assert_eq!(leaves, 1);
     let run = lab.run(&["check", POOL]);
@@ -131,7 +131,7 @@ fn repair_makes_the_counts_anew_and_can_be_taken_back() {
 
     lab.ok(&["repair", POOL, "--undo", "kept.undo"]);
     assert!(fs::read(lab.path(POOL)).unwrap() == damaged, "what it wrote over is back");
-    // The file of the first repair stays what it is.
+    // The file of the first repair is not overwritten.
     let error = lab.run(&["repair", POOL, "--undo-file", "kept.undo"]);
     assert!(error.stderr.contains("kept.undo exists already"), "{error:?}");
     assert!(fs::read(lab.path(POOL)).unwrap() == damaged);
@@ -139,7 +139,7 @@ fn repair_makes_the_counts_anew_and_can_be_taken_back() {
     let done = lab.json(&["repair", POOL, "--undo-file", "second.undo"]);
     assert_eq!((&done["before"]["status"], &done["after"]["status"]), (&"corrupt".into(), &"clean".into()));
     assert_eq!(done["undo"], "second.undo");
-    // The pool is written again: what is free is known.
+    // The pool can be written again: free space is known.
     lab.import("c", &a);
     lab.ok(&["delete", &format!("{POOL}/b")]);
     lab.assert_clean();
@@ -197,7 +197,7 @@ fn a_damaged_superblock_is_told_and_written_anew_by_the_next_writer() {
         assert_eq!(lab.run(&["check", POOL]).status.code(), Some(2), "reading mends nothing");
         lab.ok(&["create", &format!("{POOL}/new"), "--size", "1M"]);
         lab.assert_clean();
-        // The other one may go now.
+        // The other superblock may be damaged now.
         assert_eq!(damage(&lab, [128 - page]), 1);
         assert!(lab.contents("a") == a);
     }
@@ -207,7 +207,7 @@ fn a_damaged_superblock_is_told_and_written_anew_by_the_next_writer() {
 fn a_repair_of_damaged_maps_is_refused_and_says_where() {
     let (lab, a, _) = lab();
     damage_counts(&lab);
-    // Tables lie behind the journal; every page there that is no data is damaged.
+    // Tables lie after the journal; every page there that is not data is damaged.
     let bytes = fs::read(lab.path(POOL)).unwrap();
     let is_data = |page: usize| {
         let page = &bytes[page * PAGE..(page + 1) * PAGE];

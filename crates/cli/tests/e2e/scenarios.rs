@@ -11,9 +11,9 @@ use crate::nbd::Client;
 use crate::stomper::{PAGE, Stomper};
 
 const MIB: u64 = 1 << 20;
-/// What a test accepts for tables and the directory.
+/// Tolerance for tables and the directory.
 const TABLES: u64 = MIB / 4;
-/// How many of a kind are a lot.
+/// Number of objects in tests with very many.
 const LOTS: usize = 1000;
 
 /// A served pool, and a control connection to it.
@@ -63,7 +63,7 @@ impl Served {
         self.call(params::Clone { source: source.into(), volumes: vec![clone.into()] });
     }
 
-    /// Deletes everything of these names, as soon as the server has noticed that their clients have gone.
+    /// Deletes these objects once the server has noticed that their clients have disconnected.
     #[track_caller]
     fn delete(&mut self, names: &[&str]) {
         let delete = params::Delete { objects: owned(names), recursive: true, dry_run: false, count: false };
@@ -79,7 +79,7 @@ impl Served {
         self.call(params::Stats {})
     }
 
-    /// Bytes in use once everything given up has come back.
+    /// Returns the bytes in use once all freed space is available.
     #[track_caller]
     fn used(&mut self) -> u64 {
         let mut used = 0;
@@ -96,7 +96,7 @@ impl Served {
         Client::connect(self.server.socket(), export).unwrap()
     }
 
-    /// Ends the server; the pool must be whole.
+    /// Stops the server; the pool must be intact.
     #[track_caller]
     fn end(self) {
         let Served { lab, server, control } = self;
@@ -207,7 +207,7 @@ fn ref_count_tree_of_five_snapshots_wiped_one_after_the_other() {
     assert_about("shared by six", it.used(), first);
     for i in 0..6 {
         origin.fork(i + 10).wipe(&mut it.client(&i.to_string()));
-        // The last one owns what all others have left.
+        // The last one owns what the others have left.
         assert_about("used", it.used(), first + (i.min(4) + 1) * 4 * MIB);
     }
     it.delete(&["0", "1", "2", "3", "4", "5"]);
@@ -288,7 +288,7 @@ fn lots_of_recursive_clones_999_deep() {
         }
     }
     stomper.verify_export(&it.server, "999");
-    // From the middle on and from both ends: nobody depends on anybody.
+    // From the middle and from both ends: the clones are independent.
     for names in (300..700).chain(0..300).map(|i| i.to_string()).collect::<Vec<_>>().chunks(50) {
         it.delete(&names.iter().map(String::as_str).collect::<Vec<_>>());
     }
@@ -302,7 +302,7 @@ fn create_delete_cycle_uses_nothing_in_the_end() {
     let mut before = 0;
     for i in 0..LOTS {
         if i == 1 {
-            // The directory has its pages.
+            // From here on the directory has its pages.
             before = it.used();
         }
         it.create(&["a"], 16 * MIB);
@@ -358,7 +358,7 @@ fn rolling_snapshots_keep_the_newest_and_space_does_not_grow() {
     it.end();
 }
 
-/// Writes pages from `first` on until the pool is full; how many it took.
+/// Writes pages from `first` on until the pool is full; returns how many fit.
 #[track_caller]
 fn fill(client: &mut Client, first: u64) -> u64 {
     let full =

@@ -1,4 +1,4 @@
-//! A served pool and an idle pool look the same: every verb, its output, its messages, its exit status.
+//! A served pool and an idle pool behave the same: every verb, its output, its messages, its exit status.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::harness::{Lab, POOL, Run, Server, noise};
 use crate::nbd::Client;
 
-/// One command, and what of its output is compared.
+/// One command, and how its output is compared.
 struct Step {
     args: Vec<String>,
     input: Option<Vec<u8>>,
@@ -18,12 +18,12 @@ fn all(text: &str) -> String {
     text.to_string()
 }
 
-/// Only the first word: the rest counts pages, which depend on when a checkpoint was written.
+/// Returns only the first word: the rest counts pages, which depend on when a checkpoint was written.
 fn verdict(text: &str) -> String {
     text.split(':').next().unwrap_or_default().to_string()
 }
 
-/// Of a pool's state what does not depend on when a checkpoint was written.
+/// Returns the part of a pool's state that does not depend on when a checkpoint was written.
 fn lasting(text: &str) -> String {
     let Ok(state) = serde_json::from_str::<Value>(text) else { return text.to_string() };
     ["mode", "size", "volumes", "snapshots", "metadata", "journal_size"].map(|name| state[name].to_string()).join(" ")
@@ -96,7 +96,7 @@ fn scenario() -> Vec<Step> {
     ]
 }
 
-/// Times become the same in both runs: seconds since 1970, and dates.
+/// Replaces times, which differ between both runs: seconds since 1970, and dates.
 fn without_times(text: &str) -> String {
     let is_seconds = |word: &str| word.len() == 10 && word.bytes().all(|byte| byte.is_ascii_digit());
     let is_date = |word: &str| word.len() == 20 && word.ends_with('Z') && word.as_bytes()[10] == b'T';
@@ -163,7 +163,7 @@ fn what_verbs_change_clients_see_at_once() {
 
 #[test]
 fn a_copy_of_a_pool_is_not_mistaken_for_the_served_one() {
-    // The same UUID: one is open at a time.
+    // Pools with the same UUID: one is open at a time.
     let lab = lab();
     lab.ok(&["create", "pool.img/a", "--size", "1M"]);
     fs::copy(lab.path(POOL), lab.path("copy.img")).unwrap();

@@ -1,4 +1,4 @@
-//! What a service manager sees: readiness, its end, the watchdog, and sockets that it hands over.
+//! The daemon as a service manager sees it: readiness, end, watchdog, and passed sockets.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -18,12 +18,12 @@ fn hear(socket: &UnixDatagram) -> String {
     String::from_utf8(buf[..n].to_vec()).unwrap()
 }
 
-/// Ends with its test.
+/// A process that is killed with its test.
 struct Service(Child);
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // It may have ended already.
+        // Fails if it has ended already.
         let _ = self.0.put_down();
     }
 }
@@ -64,7 +64,7 @@ fn activate(lab: &Lab, sockets: &[(&str, &UnixListener)]) -> Service {
     let mut script = "LISTEN_PID=$$ exec \"$@\"".to_string();
     let mut copies: Vec<OwnedFd> = Vec::new();
     for (i, (_, socket)) in sockets.iter().enumerate() {
-        // Kept open at exec, unlike the original; the shell puts it where it belongs.
+        // Kept open at exec, unlike the original; the shell moves it to its number.
         let copy = rustix::io::fcntl_dupfd_cloexec(socket.as_fd(), 50).unwrap();
         rustix::io::fcntl_setfd(&copy, rustix::io::FdFlags::empty()).unwrap();
         script = format!("exec {}<&{} {}<&-; {script}", 3 + i, copy.as_raw_fd(), copy.as_raw_fd());
@@ -84,7 +84,7 @@ fn sockets_that_are_handed_over_are_served_and_left_alone() {
     let data = UnixListener::bind(lab.path("data.sock")).unwrap();
     let control = UnixListener::bind(lab.path("control.sock")).unwrap();
     for _ in 0..2 {
-        // Whoever connects before the service is there waits.
+        // A connection made before the service starts waits for it.
         let waiting = std::thread::spawn({
             let path = lab.path("data.sock");
             move || Client::connect(&path, "a").unwrap().size

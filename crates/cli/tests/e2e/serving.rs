@@ -1,4 +1,4 @@
-//! `serve`: what it announces, how it ends, and what it leaves.
+//! `serve`: its announcement, its end, and what it leaves.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -90,7 +90,7 @@ fn a_trimmed_range_reads_as_zeroes_to_its_last_byte() {
     lab.assert_clean();
 }
 
-/// Bytes that the pool's file takes of its file system.
+/// Returns the bytes that the pool's file takes in its file system.
 fn taken(lab: &Lab) -> u64 {
     fs::metadata(lab.path(POOL)).unwrap().blocks() * 512
 }
@@ -218,7 +218,7 @@ fn one_export_takes_no_more_clients_than_it_may_and_leaves_room_for_the_others()
     let connect = |export| Client::connect(server.socket(), export);
     let (mut first, second) = (connect("a").unwrap(), connect("a").unwrap());
     assert!(connect("a").is_err(), "a third one");
-    // By its new name it is the same export.
+    // Under its new name it is the same export.
     lab.ok(&["rename", "pool.img/a", "pool.img/c"]);
     assert!(connect("c").is_err(), "a third one by another name");
     let others = (connect("b").unwrap(), connect("b").unwrap());
@@ -237,7 +237,7 @@ fn a_flood_of_bad_clients_does_not_flood_the_log() {
     for _ in 0..CLIENTS {
         let mut stream = UnixStream::connect(server.socket()).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
-        // The server may have closed it before all is written.
+        // The server may close the connection before all is written.
         let _ = stream.write_all(&noise(2, 64));
         let mut said = Vec::new();
         let _ = stream.read_to_end(&mut said);
@@ -256,7 +256,7 @@ fn a_kernel_that_is_too_old_is_named_at_the_start() {
     let lab = Lab::empty();
     let Some(mut setarch) = client("setarch", "util-linux") else { return };
     let program = lab.command(&["init", POOL, "--size", "64M"]);
-    // The kernel says that it is a Linux 2.6.
+    // The kernel reports itself as Linux 2.6.
     setarch.args([std::env::consts::ARCH, "--uname-2.6"]).arg(program.get_program()).args(program.get_args());
     setarch.current_dir(lab.path("")).env_remove("FORKDISK_ANY_KERNEL");
     let refused = Run::from(setarch.output_within(LIMIT).unwrap()).refused();

@@ -1,4 +1,4 @@
-//! Data sockets: which users they let in, and what they offer.
+//! Data sockets: which users may connect, and which exports they offer.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -9,7 +9,7 @@ use crate::harness::{LIMIT, Lab, Limited, POOL, Server, client, missing, noise, 
 use crate::nbd::Client;
 
 const CAN_MULTI_CONN: u16 = 1 << 8;
-/// A user and a group that own nothing else.
+/// A user and a group that own no other files.
 const USER: u32 = 47_120;
 const GROUP: u32 = 47_110;
 
@@ -23,7 +23,7 @@ fn mode_and_group(path: &Path) -> (u32, u32) {
     (meta.mode() & 0o777, meta.gid())
 }
 
-/// Whether a user of `group` can open the default export of a socket.
+/// Returns whether a user of `group` can open the default export of a socket.
 fn opens(socket: &Path, group: u32) -> Option<bool> {
     let info = client("nbdinfo", "libnbd-bin")?;
     let mut command = Command::new("setpriv");
@@ -41,7 +41,7 @@ fn is_root() -> bool {
     is_root
 }
 
-/// A folder that others may walk through.
+/// Lets other users traverse the lab's folder.
 fn open_to_all(lab: &Lab) {
     fs::set_permissions(lab.path("."), fs::Permissions::from_mode(0o711)).unwrap();
 }
@@ -100,7 +100,7 @@ fn each_volume_has_a_socket_that_offers_it_alone_and_follows_its_name() {
     assert_eq!(fs::metadata(lab.path("sockets")).unwrap().mode() & 0o777, 0o700);
     assert_eq!(mode_and_group(&of("b.sock")).0, 0o600);
 
-    // The default export, by its own name, too, and nothing else.
+    // The default export, also by its own name, and no other.
     let mut one = Client::connect(&of("lab%2Fvm1.sock"), "").unwrap();
     assert!(one.read(0, 1 << 20).unwrap() == noise(1, 1 << 20));
     assert_eq!(Client::connect(&of("lab%2Fvm1.sock"), "lab/vm1").unwrap().size, 1 << 20);
@@ -122,7 +122,7 @@ fn each_volume_has_a_socket_that_offers_it_alone_and_follows_its_name() {
         assert!(fs::read(image).unwrap() == noise(1, 1 << 20));
     }
 
-    // They come, go and move before the verb returns. Clients go on.
+    // Sockets are created, removed and renamed before the verb returns. Connected clients continue.
     lab.ok(&["create", "pool.img/c", "--size", "1M"]);
     lab.ok(&["clone", "pool.img/b@monday", "pool.img/d"]);
     lab.ok(&["rename", "pool.img/lab/vm1", "pool.img/vm2"]);
@@ -133,7 +133,7 @@ fn each_volume_has_a_socket_that_offers_it_alone_and_follows_its_name() {
     assert_eq!(sockets(), ["b.sock", "d.sock", "vm2.sock"]);
     drop(one);
 
-    // A crash leaves files behind, which the next start puts right.
+    // A crash leaves files behind, which the next start cleans up.
     server.kill();
     assert_eq!(sockets().len(), 3);
     lab.ok(&["delete", "pool.img/d"]);

@@ -1,5 +1,5 @@
-//! The pattern stomper: stamps random pages of a disk, remembers what each must show, forks with a
-//! snapshot, and verifies.
+//! The pattern stomper: stamps random pages of a disk, records their expected contents, forks with
+//! a snapshot, and verifies.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::nbd::Client;
 
 pub const PAGE: u64 = 4096;
 
-/// What a page shows after the stomper of `seed` stamped it in round `round`.
+/// Returns the contents of a page after the stomper of `seed` stamped it in round `round`.
 fn stamp(seed: u64, page: u64, round: u64) -> Vec<u8> {
     let mut bytes = noise(seed ^ page << 24 ^ round << 44, PAGE as usize);
     for (at, word) in [seed, page, round].into_iter().enumerate() {
@@ -20,25 +20,25 @@ fn stamp(seed: u64, page: u64, round: u64) -> Vec<u8> {
     bytes
 }
 
-/// What one disk must show. A clone of it is what a snapshot or clone of the disk must show.
+/// Expected contents of a disk. A clone of it is the expectation for a snapshot or clone of the disk.
 #[derive(Clone)]
 pub struct Stomper {
     seed: u64,
     pages: u64,
     round: u64,
     rng: SmallRng,
-    /// Who stamped a page last, and when; what is not in it was never written, or discarded.
+    /// Seed and round of the last stamp of each page; pages that are missing were never written, or discarded.
     stamped: HashMap<u64, (u64, u64)>,
 }
 
 impl Stomper {
-    /// For a disk of `bytes` bytes, all zeroes.
+    /// Creates the stomper for a disk of `bytes` bytes, all zeroes.
     pub fn new(seed: u64, bytes: u64) -> Stomper {
         let rng = SmallRng::seed_from_u64(seed);
         Stomper { seed, pages: bytes / PAGE, round: 0, rng, stamped: HashMap::new() }
     }
 
-    /// What a fork of the disk shows from now on, stamped by somebody of its own.
+    /// Returns the stomper for a fork of the disk, with a new seed.
     pub fn fork(&self, seed: u64) -> Stomper {
         Stomper { seed, rng: SmallRng::seed_from_u64(seed), ..self.clone() }
     }
@@ -69,7 +69,7 @@ impl Stomper {
         (first..first + count).for_each(|page| _ = self.stamped.remove(&page));
     }
 
-    /// Pages that hold something.
+    /// Returns the number of pages with contents.
     pub fn mapped(&self) -> u64 {
         self.stamped.len() as u64
     }
@@ -93,7 +93,7 @@ impl Stomper {
         }
     }
 
-    /// As [`verify`](Self::verify), over a connection of its own.
+    /// As [`verify`](Self::verify), over a new connection.
     #[track_caller]
     pub fn verify_export(&self, server: &Server, export: &str) {
         self.verify(&mut Client::connect(server.socket(), export).unwrap());

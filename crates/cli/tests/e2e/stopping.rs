@@ -22,7 +22,7 @@ fn stop_tells_who_is_connected_and_ends_only_when_it_may() {
         assert!(message.contains(word), "{word}: {message}");
     }
     clients[0].write(0, &noise(1, 4096), false).unwrap();
-    // Two of them: the one that comes second finds the daemon gone.
+    // Two of them: the later one finds the daemon gone.
     let stop = || lab.command(&["stop", POOL, "--wait-for-clients"]).stdin(Stdio::null()).spawn().unwrap();
     let mut waiting = [stop(), stop()];
     std::thread::sleep(Duration::from_millis(500));
@@ -33,7 +33,7 @@ fn stop_tells_who_is_connected_and_ends_only_when_it_may() {
     assert!(lab.contents("a")[..4096] == noise(1, 4096) && lab.contents("b")[..4096] == noise(2, 4096));
     drop(server);
 
-    // One whose daemon is killed meanwhile has not left the pool clean.
+    // The daemon is killed meanwhile, so the pool is not clean.
     let server = Server::start(&lab);
     let mut client = Client::connect(server.socket(), "a").unwrap();
     client.write(4096, &noise(4, 4096), false).unwrap();
@@ -54,7 +54,7 @@ fn stop_tells_who_is_connected_and_ends_only_when_it_may() {
     lab.assert_clean();
 }
 
-/// Starts a daemon at the usual place; the URI and the socket that it prints.
+/// Starts a daemon with default sockets; returns the URI and the socket that it prints.
 fn start_at_the_usual_place(lab: &Lab, pool: &str) -> (String, String) {
     let said: Value = serde_json::from_str(&lab.ok(&["serve", pool, "--daemon", "--json"])).unwrap();
     let text = |value: &Value| value.as_str().unwrap().to_string();

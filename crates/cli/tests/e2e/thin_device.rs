@@ -1,4 +1,4 @@
-//! A pool on a block device that is itself thin, once what lies under that is full.
+//! A pool on a thin block device, once the storage below that is full.
 
 use std::fs;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ impl Thin {
         Some(Thin { device, place, _mounted: mounted, _below: below })
     }
 
-    /// Takes what room there is left.
+    /// Fills the remaining space.
     fn fill(&self) {
         fs::write(self.place.join("filler"), vec![1; 128 * MIB]).unwrap_err();
     }
@@ -43,7 +43,7 @@ impl Thin {
     }
 }
 
-/// The outcome of a verb that must not wait for room.
+/// Returns the outcome of a verb that must not wait for space.
 #[track_caller]
 fn answer(lab: &Lab, verb: &[&str]) -> String {
     let output = lab.command(verb).output_within(Duration::from_secs(60)).unwrap_or_else(|e| panic!("{verb:?}: {e}"));
@@ -68,7 +68,7 @@ fn a_thin_device_that_is_full_is_like_a_full_file_system() {
     let refused = (16..64).find_map(|i| disk.write(i << 20, &noise(i, MIB), false).err());
     assert_eq!(refused.expect("it is full").raw_os_error(), Some(28));
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
-    // What is there is read, and written in place once it is the volume's alone.
+    // Existing data is read, and written in place once it is exclusive.
     assert!(disk.read(0, MIB).unwrap() == noise(0, MIB));
     let deleted = answer(&lab, &["delete", &format!("{volume}@s")]);
     assert!(deleted.starts_with("Some(0)"), "{deleted}");
@@ -77,7 +77,7 @@ fn a_thin_device_that_is_full_is_like_a_full_file_system() {
     assert!(listed.starts_with("Some(0)"), "{listed}");
     drop(disk);
     server.stop_impatiently();
-    // Idle: each verb answers, and loses nothing.
+    // On an idle pool: each verb answers, and loses nothing.
     for verb in [&["create", &format!("{pool}/w"), "--size", "1M"][..], &["delete", &format!("{pool}/w")]] {
         let _ = answer(&lab, verb);
     }

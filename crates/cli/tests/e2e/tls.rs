@@ -1,4 +1,4 @@
-//! TCP and TLS under clients that other people wrote, with certificates made for the test.
+//! TCP and TLS with independent clients and certificates made for the test.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::certificates::Authority;
 use crate::harness::{LIMIT, Lab, Limited, POOL, Run, Server, client, noise, succeed};
 
-/// A pool with the volumes `a` and `vm/b`, and a certificate authority beside it.
+/// Creates a pool with the volumes `a` and `vm/b`, and a certificate authority.
 fn lab() -> (Lab, Authority) {
     let lab = Lab::with_pool("128M");
     lab.ok(&["create", "pool.img/a", "pool.img/vm/b", "--size", "8M"]);
@@ -20,7 +20,7 @@ fn serve(lab: &Lab, options: &[&str]) -> Server {
     Server::start_with(lab, POOL, &[&["--tcp", "127.0.0.1:0"], &certificates[..], options].concat())
 }
 
-/// The beginning of the URIs over TCP; the name of an export follows.
+/// Returns the prefix of the URIs over TCP; the name of an export follows it.
 fn tcp(server: &Server) -> String {
     server.announced()["tcp"][0].as_str().expect("a TCP address").to_owned()
 }
@@ -29,7 +29,7 @@ fn port(server: &Server) -> String {
     tcp(server).trim_end_matches('/').rsplit_once(':').expect("a port").1.to_owned()
 }
 
-/// An `nbds` URI as libnbd takes it, with the folder of a client's certificates.
+/// Returns an `nbds` URI for libnbd, with the folder of a client's certificates.
 fn nbds(server: &Server, export: &str, certificates: &Path) -> String {
     format!("nbds://localhost:{}/{export}?tls-certificates={}", port(server), certificates.display())
 }

@@ -13,15 +13,15 @@ use crate::stomper::{PAGE, Stomper};
 
 const PAGES: u64 = 256;
 
-/// A page that says which write of a sequence it is.
+/// Returns a page with the number of its write.
 fn page(number: u64) -> Vec<u8> {
     let mut bytes = noise(number, PAGE as usize);
     bytes[..8].copy_from_slice(&number.to_le_bytes());
     bytes
 }
 
-/// Which write of a sequence (write n goes to page n modulo [`PAGES`], from 1 on) an export shows
-/// last. It must show all before it, and nothing after it.
+/// Returns the last write of a sequence (write n goes to page n modulo [`PAGES`], from 1 on) that
+/// an export shows. It must show all writes before it, and none after it.
 #[track_caller]
 fn last_write(socket: &Path, export: &str) -> u64 {
     let bytes = Client::connect(socket, export).unwrap().read(0, (PAGES * PAGE) as usize).unwrap();
@@ -39,7 +39,7 @@ fn last_write(socket: &Path, export: &str) -> u64 {
     last
 }
 
-/// Runs `verbs` while two clients write, each to its own volume, `b`'s write n after `a`'s write n
+/// Runs `verbs` while two clients write, each to its own volume: `b`'s write n after `a`'s write n
 /// is acknowledged, and `a`'s next after that.
 fn beside_a_chain_of_writes(server: &Server, verbs: impl FnOnce(&[AtomicU64; 2])) {
     let done = [AtomicU64::new(0), AtomicU64::new(0)];
@@ -57,7 +57,7 @@ fn beside_a_chain_of_writes(server: &Server, verbs: impl FnOnce(&[AtomicU64; 2])
                 }
             }
         });
-        // Also if `verbs` panics.
+        // Even if `verbs` panics.
         let _stop = Defer(|| stop.store(true, SeqCst));
         verbs(&done);
     });
@@ -88,7 +88,7 @@ fn a_snapshot_of_two_volumes_under_load_is_one_instant() {
     for (i, (before, after)) in taken.iter().enumerate() {
         let [a, b] = ["a", "b"].map(|name| last_write(server.socket(), &format!("{name}@{i}")));
         assert!(a == b || a == b + 1, "snapshot {i} shows {a} writes of a and {b} of b");
-        // One more may have been under way.
+        // One more may have been in flight.
         assert!(
             before[0] <= a && a <= after[0] + 1 && before[1] <= b && b <= after[1] + 1,
             "{before:?} {a} {b} {after:?}"
@@ -98,8 +98,8 @@ fn a_snapshot_of_two_volumes_under_load_is_one_instant() {
     lab.assert_clean();
 }
 
-/// Writers that never pause, each to its own pages of volume `a`, until the server goes; what each
-/// page must show is kept: the last write acknowledged, or one sent after it.
+/// Runs writers that never pause, each to its own pages of volume `a`, until the server ends; returns
+/// for each page the last write acknowledged and the last one sent, which are the allowed contents.
 fn until_the_end(socket: &Path, end: impl FnOnce(&AtomicU64)) -> Vec<(u64, u64)> {
     const WRITERS: u64 = 4;
     let all = AtomicU64::new(0);
@@ -159,7 +159,7 @@ fn stop_under_load_returns_when_everything_acknowledged_is_safe() {
     let socket = server.socket().to_path_buf();
     let pages = until_the_end(&socket, |_| {
         assert_eq!(lab.ok(&["stop", POOL, "--force"]), "");
-        // Others may open it at once.
+        // Another process can open it at once.
         lab.assert_clean();
     });
     assert_acknowledged(&lab, &pages);
@@ -173,7 +173,7 @@ fn a_second_signal_ends_a_server_whose_client_does_not_finish() {
     let server = Server::start_with(&lab, POOL, &["--drain-timeout", "1h"]);
     let mut done = Client::connect(server.socket(), "a").unwrap();
     done.write(0, &page(1), false).unwrap();
-    // One that asks for more than sockets hold, and takes nothing.
+    // A client that requests more than sockets buffer, and receives nothing.
     let mut slow = Client::connect(server.socket(), "a").unwrap();
     (0..32).for_each(|_| slow.start_read(0, 1 << 20).unwrap());
     let pid = Pid::from_raw(server.pid() as i32).unwrap();
@@ -196,7 +196,7 @@ fn however_many_signals_come_the_pool_is_closed_in_order() {
     assert_acknowledged(&lab, &pages);
 }
 
-/// Runs `verbs` while three clients stomp on a volume of their own each; all of them are verified then.
+/// Runs `verbs` while three clients stomp on their own volumes; then verifies all of them.
 fn beside_stompers(lab: &Lab, server: &Server, verbs: impl FnOnce(&dyn Fn() -> u64)) {
     const SIZE: u64 = 8 << 20;
     let stop = &AtomicBool::new(false);
@@ -232,7 +232,7 @@ fn check_du_and_dry_runs_work_under_load_and_hold_up_nobody() {
     beside_stompers(&lab, &server, |rounds| {
         for i in 0..10 {
             let before = rounds();
-            // Tables are copied all the time.
+            // Meanwhile tables are copied all the time.
             lab.ok(&["snapshot", &format!("pool.img/w/0@{i}"), &format!("pool.img/w/1@{i}")]);
             let report = lab.run(&["check", POOL, "--json"]);
             assert_eq!(report.status.code(), Some(0), "{report:?}");
@@ -265,7 +265,7 @@ fn clients_keep_what_they_have_through_renames_and_find_it_by_its_new_name() {
     let mut again = Client::connect(server.socket(), "dir/b").unwrap();
     assert!(again.read(PAGE, PAGE as usize).unwrap() == page(2));
     assert!(Client::connect(server.socket(), "dir/b@x").is_ok());
-    // A new volume of the old name is another.
+    // A new volume with the old name is another one.
     lab.ok(&["create", "pool.img/a", "--size", "1M"]);
     Client::connect(server.socket(), "a").unwrap().write(0, &page(3), false).unwrap();
     assert!(client.read(0, PAGE as usize).unwrap() == page(1));

@@ -1,5 +1,5 @@
-//! Clients that die in the middle of their requests: what they had sent is carried out or not, and
-//! nothing of it stays behind: no lock, no page, no request that never ends.
+//! Clients that die in the middle of their requests: requests sent are carried out or not, and
+//! nothing stays behind: no lock, no page, no request that never ends.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -8,11 +8,11 @@ use crate::harness::{Lab, Server, noise};
 use crate::nbd::Client;
 
 const SIZE: usize = 16 << 20;
-/// Where the clients that die write; their last requests may come after everybody else's.
+/// Range of the dying clients' writes; their last requests may come after all others.
 const THEIRS: usize = SIZE / 2;
 const CLIENTS: u64 = 6;
 
-/// Sends writes of any alignment without waiting for replies, half of one at the end, and is gone.
+/// Sends writes of any alignment without waiting for replies, the last one only in part, and disconnects.
 fn write_and_vanish(server: &Server, seed: u64) {
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut client = Client::connect(server.socket(), "a").unwrap();
@@ -39,7 +39,7 @@ fn clients_that_vanish_leave_no_lock_and_no_page() {
                 scope.spawn(move || write_and_vanish(server, round * CLIENTS + client));
             }
         });
-        // Would wait for ever for a range that somebody still holds.
+        // Would wait forever for a range that is still locked.
         let mut client = Client::connect(server.socket(), "a").unwrap();
         let whole = noise(1000 + round, SIZE);
         for (i, piece) in whole.chunks(1 << 20).enumerate() {

@@ -1,4 +1,4 @@
-//! What the verbs do to an idle pool.
+//! Effects of the verbs on an idle pool.
 
 use std::fs::{self, File};
 use std::io::Write;

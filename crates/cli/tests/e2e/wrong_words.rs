@@ -1,4 +1,4 @@
-//! Wrong words on the command line, in variables and in the file: each answer names what is wrong, and where.
+//! Wrong input on the command line, in variables and in the file: each message names the error and its place.
 
 use std::fs;
 
@@ -156,7 +156,7 @@ fn a_path_of_a_pool_counts_before_the_default_pool() {
     assert!(with_file(&["list", "-H", "w"]).ok().starts_with("w\t"));
     assert!(with_file(&["list", "-H", "pool.img/v"]).ok().starts_with("v\t"));
     assert!(with_file(&["list", "-H", POOL]).ok().starts_with("v\t"));
-    // A file that is no pool is not one for its name alone.
+    // A name without the path of a pool is not taken for a pool, even if a file has that name.
     lab.write_file("w", b"no pool");
     assert!(with_file(&["list", "-H", "w"]).ok().starts_with("w\t"));
     let other = lab.path("other.img");
@@ -189,7 +189,7 @@ fn a_bad_value_names_the_variable_or_the_line_it_stands_in() {
         let message = lab.run(&[verb, POOL, "--config", "bad.toml"]).refused();
         assert!(message.contains(&format!("bad.toml:2: {key}: ")), "{message}");
     }
-    // What serve alone reads keeps no other verb from its work.
+    // Settings of serve only do not affect other verbs.
     let mut list = lab.command(&["list", "-H", POOL]);
     Run::from(list.env("FORKDISK_CACHE", "x").output_within(crate::harness::LIMIT).unwrap()).ok();
 }

@@ -1,17 +1,17 @@
-//! Whether the history of one register could have come from a register without concurrency.
+//! Checks whether the history of a register is linearizable.
 //!
 //! Just-in-time linearization (Lowe, "Testing for linearizability", 2017): the history is walked in
-//! the order of its events, with all states the register may be in: its value, and which of the
+//! the order of its events, with all possible states of the register: its value, and which of the
 //! pending writes have taken effect. An operation that returns must have taken effect by then, so
-//! at its return every state is carried on by letting pending writes take effect in every order
-//! until that one has; states in which it cannot are given up. The history is linearizable if and
-//! only if a state remains to the end. Values need not be unique. A read takes effect at the first
+//! at its return every state is continued by letting pending writes take effect in every order
+//! until that one has; states in which it cannot are dropped. The history is linearizable if and
+//! only if a state remains at the end. Values need not be unique. A read takes effect at the first
 //! moment at which the register holds what it returned, which is never a loss because it changes
 //! nothing. The effort is exponential only in the writes of one register that are pending at once.
 
 use std::collections::HashSet;
 
-/// An operation on one register. Times are those of one clock that never shows the same twice.
+/// An operation on one register. All times are from one clock that never returns the same time twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
     pub invoked: u64,
@@ -22,15 +22,15 @@ pub struct Operation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     Write(u64),
-    /// What was read.
+    /// A read that returned this value.
     Read(u64),
 }
 
-/// What the register may be like: its value, and the pending operations that have taken effect, by
-/// their numbers, in rising order.
+/// A possible state of the register: its value, and the numbers of the pending operations that have
+/// taken effect, in rising order.
 type State = (u64, Vec<usize>);
 
-/// The operation that cannot be explained, when the register held `before` at first.
+/// Returns the first operation that cannot be explained, if the register initially held `before`.
 pub fn first_violation(before: u64, history: &[Operation]) -> Option<Operation> {
     let mut events: Vec<(u64, usize)> = Vec::with_capacity(2 * history.len());
     for (i, operation) in history.iter().enumerate() {
@@ -55,7 +55,7 @@ pub fn first_violation(before: u64, history: &[Operation]) -> Option<Operation> 
     None
 }
 
-/// The state in which all pending reads of its value have taken effect.
+/// Returns the state in which all pending reads of its value have taken effect.
 fn with_reads((value, mut done): State, pending: &[usize], history: &[Operation]) -> State {
     for &i in pending {
         if history[i].action == Action::Read(value)
@@ -67,7 +67,7 @@ fn with_reads((value, mut done): State, pending: &[usize], history: &[Operation]
     (value, done)
 }
 
-/// All states in which `returning` has taken effect; it is forgotten in them.
+/// Returns all states in which `returning` has taken effect, and removes it from them.
 fn after_return(states: HashSet<State>, returning: usize, pending: &[usize], history: &[Operation]) -> HashSet<State> {
     let mut reached = HashSet::new();
     let mut seen = states.clone();

@@ -1,5 +1,5 @@
 //! Sectors as registers: many connections read, write, zero, trim and flush overlapping ranges of a
-//! volume on a served pool, and what each sector showed must be explained by one order of events.
+//! volume on a served pool, and all reads of each sector must be explained by one order of events.
 
 mod checker;
 
@@ -14,19 +14,19 @@ use crate::harness::{Lab, Server};
 use crate::nbd::{Client, FLUSH, READ, TRIM, WRITE, WRITE_ZEROES};
 
 const SECTOR: usize = 512;
-/// Sectors that everybody works on: 24 pages, not at the beginning of one.
+/// Sectors that all connections use: 24 pages, not aligned to a page.
 const SECTORS: usize = 192;
 const FIRST: u64 = 3 * 512;
 const CONNECTIONS: usize = 16;
-/// Most requests that a connection has on their way, and most sectors of one.
+/// Most requests in flight on a connection, and most sectors of one.
 const DEPTH: usize = 4;
 const LONGEST: usize = 20;
-/// Operations after which everybody pauses and what happened is checked.
+/// Operations after which all connections pause and their history is checked.
 const ROUND: usize = 50_000;
 const OPERATIONS: usize = 100_000;
 const OPERATIONS_VARIABLE: &str = "FORKDISK_TEST_LINEARIZABLE_OPERATIONS";
 
-/// What all connections share.
+/// State shared by all connections.
 struct Shared {
     clock: AtomicU64,
     values: AtomicU64,
@@ -34,20 +34,20 @@ struct Shared {
     left: AtomicUsize,
 }
 
-/// What was done to each sector.
+/// Operations on each sector.
 type Histories = Vec<Vec<Operation>>;
 
-/// A request on its way.
+/// A request in flight.
 struct Request {
     cookie: u64,
     kind: u16,
     invoked: u64,
     first: usize,
-    /// What is written to each sector; of a read, as many zeroes.
+    /// Values written to each sector; for a read, as many zeroes.
     values: Vec<u64>,
 }
 
-/// A sector that holds a value, all over, so that half of another one shows.
+/// Returns a sector that repeats a value, so that a mix of two values is detected.
 fn sector(value: u64) -> Vec<u8> {
     value.to_be_bytes().repeat(SECTOR / 8)
 }
@@ -64,7 +64,7 @@ impl Shared {
         self.clock.fetch_add(1, Ordering::SeqCst)
     }
 
-    /// Sends a request of some kind.
+    /// Sends a random request.
     fn start(&self, client: &mut Client, rng: &mut SmallRng) -> Request {
         let kind = match rng.random_range(0..100) {
             0..40 => READ,
@@ -79,7 +79,7 @@ impl Shared {
         let value = |_| if kind == WRITE { self.values.fetch_add(1, Ordering::Relaxed) } else { 0 };
         let values: Vec<u64> = (0..count).map(value).collect();
         let data: Vec<u8> = if kind == WRITE { values.iter().flat_map(|&v| sector(v)).collect() } else { vec![] };
-        // FUA or, with zeroes, NO_HOLE now and then.
+        // Occasionally FUA or, with zeroes, NO_HOLE.
         let flags = match kind {
             WRITE | TRIM => u16::from(rng.random_ratio(1, 50)),
             WRITE_ZEROES => 2 * u16::from(rng.random_ratio(1, 3)),
@@ -91,7 +91,7 @@ impl Shared {
         Request { cookie, kind, invoked, first, values }
     }
 
-    /// Takes one reply and notes what it says.
+    /// Receives one reply and records its result.
     fn finish(&self, client: &mut Client, flight: &mut Vec<Request>, histories: &mut Histories) {
         let len = |cookie| {
             let of = flight.iter().find(|request| request.cookie == cookie).expect("a reply to what was asked");
@@ -110,7 +110,7 @@ impl Shared {
         }
     }
 
-    /// One connection's part of a round.
+    /// Runs one connection's part of a round.
     fn work(&self, socket: &Path, seed: u64) -> Histories {
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut client = Client::connect(socket, "a").unwrap();
@@ -149,7 +149,7 @@ fn sectors_are_linearizable_over_many_connections() {
             let (shared, socket) = (&shared, server.socket());
             let seed = |i: usize| round * CONNECTIONS as u64 + i as u64;
             let all: Vec<_> = (0..CONNECTIONS).map(|i| scope.spawn(move || shared.work(socket, seed(i)))).collect();
-            // While they work, what they work on becomes shared, and single again.
+            // Meanwhile the sectors become shared, and exclusive again.
             let snapshot = format!("pool.img/a@{round}");
             lab.ok(&["snapshot", &snapshot]);
             lab.ok(&["delete", &snapshot]);
